@@ -1,0 +1,1 @@
+"""What is computed on registers: reductions, and elementwise device functions."""

@@ -1,0 +1,292 @@
+"""Row reductions: thread-local halving tree, warp shuffles, then one exchange through shared
+memory between the warps of a row (a block barrier) or the CTAs of a cluster (one transaction).
+
+The order of every sum depends only on the element count, threads_per_row and the cluster.
+"""
+
+import math
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, const_expr
+from cutlass._mlir.dialects import vector as _vector
+
+from htile.utils import bits32, elem_pointer, pack64, store_shared_remote, unpack64
+
+ADD, MUL = cute.ReductionOp.ADD, cute.ReductionOp.MUL
+MAX, MIN = cute.ReductionOp.MAX, cute.ReductionOp.MIN
+LOG2_E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class ReduceLayout:
+    """The reduction buffer: (rows, (warps_per_row, cluster_n), stage), order (1, 0, 2)."""
+
+    num_warps: int
+    warps_per_row: int
+    cluster_n: int = 1
+    stage: int = 1
+    dtype: type = Float32
+
+    @property
+    def shape(self):
+        """(num_warps // warps_per_row, (warps_per_row, cluster_n), stage)."""
+        rows = self.num_warps // self.warps_per_row
+        return (rows, (self.warps_per_row, self.cluster_n), self.stage)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of shared memory that the buffer takes."""
+        return self.num_warps * self.cluster_n * self.stage * self.dtype.width // 8
+
+    def make_layout(self) -> cute.Layout:
+        """The CuTe layout; peers of one row are contiguous, stages are apart."""
+        return cute.make_ordered_layout(self.shape, order=(1, 0, 2))
+
+    def allocate(self, smem) -> cute.Tensor:
+        """Allocate the buffer from a SmemAllocator."""
+        return smem.allocate_tensor(self.dtype, self.make_layout(), byte_alignment=8)
+
+
+def identity(op, dtype):
+    """The Python number that leaves `op` unchanged in `dtype`."""
+    if op in (ADD, MUL):
+        value = 0 if op is ADD else 1
+        return float(value) if dtype.is_float else value
+    if dtype.is_float:
+        return -math.inf if op is MAX else math.inf
+    low = -(1 << (dtype.width - 1)) if dtype.signed else 0
+    high = (1 << (dtype.width - (1 if dtype.signed else 0))) - 1
+    return low if op is MAX else high
+
+
+def combine(op, a, b):
+    """One step of a reduction on two scalars; max and min hand NaN on, as torch's do."""
+    if op is ADD:
+        return a + b
+    if op is MUL:
+        return a * b
+    if isinstance(a, Float32):
+        return (cute.arch.fmax if op is MAX else cute.arch.fmin)(a, b, nan=True)
+    return (cutlass.max if op is MAX else cutlass.min)(a, b)
+
+
+def make_vector(values, shape, dtype) -> cute.TensorSSA:
+    """A vector of `shape` from as many scalars."""
+    words = [dtype(v).ir_value() for v in values]
+    kind = cutlass._mlir.ir.VectorType.get([len(words)], words[0].type)
+    return cute.TensorSSA(_vector.from_elements(kind, words), shape, dtype)
+
+
+def thread_reduce(x, op):
+    """Reduce a vector within the thread by a halving tree: element i with i + n/2, and so on."""
+    if not isinstance(x, cute.TensorSSA):
+        return x
+    n = cute.size(x.shape)
+    x = x.reshape((n,))
+    while op in (ADD, MUL) and n % 2 == 0:  # vector steps: packed f32x2 where there are such
+        n //= 2
+        halves = x.reshape((n, 2))
+        low, high = halves[None, 0], halves[None, 1]
+        x = (low + high if op is ADD else low * high).reshape((n,))
+    terms = [x[i] for i in range(n)]
+    while len(terms) > 1:
+        half = len(terms) // 2
+        rest = terms[2 * half :]
+        terms = [combine(op, terms[i], terms[i + half]) for i in range(half)] + rest
+    return terms[0]
+
+
+def warp_reduce(value, op, threads_in_group: int = 32):
+    """Butterfly over groups of `threads_in_group` lanes; every lane gets its group's result."""
+    return cute.arch.warp_reduction(
+        value, lambda a, b: combine(op, a, b), threads_in_group=threads_in_group
+    )
+
+
+def _to_buffer(value, dtype):
+    """Bits of a scalar as an element of the buffer."""
+    if value.dtype.width > dtype.width:
+        raise TypeError(f"a buffer of {dtype} does not hold {value.dtype}: make it Int64")
+    if dtype is type(value):
+        return value
+    if dtype is Int64:
+        return bits32(value).to(Int64)
+    return value.bitcast(dtype)
+
+
+def _from_buffer(word, dtype):
+    """The scalar of `dtype` that `_to_buffer` stored."""
+    if dtype is type(word):
+        return word
+    if isinstance(word, Int64):
+        return word.to(Int32) if dtype is Int32 else word.to(Int32).bitcast(dtype)
+    return word.bitcast(dtype)
+
+
+def _peers(slot, dtype):
+    """The partials of this thread's row that this lane combines: one, or several strided by 32.
+
+    Lanes repeat when there are fewer than 32 peers, so the butterfly needs no identity.
+    """
+    warps_per_row, cluster_n = slot.shape[1]
+    peers = warps_per_row * cluster_n
+    row = cute.arch.warp_idx() // warps_per_row
+    lane = cute.arch.lane_idx()
+    if peers <= 32:
+        return [_from_buffer(slot[row, lane % peers], dtype)]
+    return [_from_buffer(slot[row, lane + 32 * i], dtype) for i in range(peers // 32)]
+
+
+def _combine_peers(slot, op, dtype):
+    """Reduce one slot over all warps and CTAs of the row; every thread gets the result."""
+    warps_per_row, cluster_n = slot.shape[1]
+    terms = _peers(slot, dtype)
+    while len(terms) > 1:
+        half = len(terms) // 2
+        terms = [combine(op, terms[i], terms[i + half]) for i in range(half)]
+    return warp_reduce(terms[0], op, min(warps_per_row * cluster_n, 32))
+
+
+@cute.jit
+def _exchange_block(words: tuple, slots: tuple):
+    """Lane 0 of each warp leaves its words; one barrier for all slots."""
+    warps_per_row, _ = slots[0].shape[1]
+    warp = cute.arch.warp_idx()
+    if cute.arch.lane_idx() == 0:
+        for i in cutlass.range_constexpr(len(words)):
+            slots[i][warp // warps_per_row, (warp % warps_per_row, 0)] = words[i]
+    cute.arch.barrier()
+
+
+@cute.jit
+def _exchange_cluster(words: tuple, slots: tuple, mbar_ptr, phase):
+    """Lane c of each warp sends the warp's words to CTA c; one transaction for all slots."""
+    warps_per_row, cluster_n = slots[0].shape[1]
+    warp, lane = cute.arch.warp_idx(), cute.arch.lane_idx()
+    rows = slots[0].shape[0]
+    itemsize = slots[0].element_type.width // 8
+    if warp == 0:
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(
+                mbar_ptr, rows * warps_per_row * cluster_n * len(words) * itemsize
+            )
+    rank = cute.arch.block_idx_in_cluster()
+    if lane < cluster_n:
+        for i in cutlass.range_constexpr(len(words)):
+            coord = (warp // warps_per_row, (warp % warps_per_row, rank))
+            store_shared_remote(words[i], elem_pointer(slots[i], coord), mbar_ptr, lane)
+    cute.arch.mbarrier_wait(mbar_ptr, phase)
+
+
+def _slots(buffer, count: int):
+    """The first `count` slots of a buffer (rows, peers) or (rows, peers, stage)."""
+    if cute.rank(buffer) == 2:
+        if count != 1:
+            raise ValueError(f"{count} values need a buffer of {count} slots, got one slot")
+        return (buffer,)
+    if buffer.shape[2] < count:
+        raise ValueError(f"{count} values need {count} slots, the buffer has {buffer.shape[2]}")
+    return tuple(buffer[None, None, i] for i in range(count))
+
+
+def _reduce_across(values, ops, buffer, exchange):
+    """Combine per-warp scalars over a row's warps and CTAs; `exchange` moves and waits."""
+    slots = _slots(buffer, len(values))
+    kinds = [type(v) for v in values]
+    exchange(tuple(_to_buffer(v, buffer.element_type) for v in values), slots)
+    return tuple(_combine_peers(s, op, k) for s, op, k in zip(slots, ops, kinds, strict=True))
+
+
+def block_reduce(values, ops, reduction_buffer):
+    """Combine per-warp scalars (a tuple) over the warps of a row: one barrier for the tuple."""
+    return _reduce_across(values, ops, reduction_buffer, _exchange_block)
+
+
+def cluster_reduce(values, ops, reduction_buffer, mbar_ptr, phase=0):
+    """Combine per-warp scalars (a tuple) over all CTAs of the cluster: one transaction."""
+    return _reduce_across(
+        values, ops, reduction_buffer, lambda w, s: _exchange_cluster(w, s, mbar_ptr, phase)
+    )
+
+
+def row_reduce(
+    x,
+    op,
+    threads_per_row: int,
+    reduction_buffer=None,
+    mbar_ptr=None,
+    phase=0,
+    init_val=None,
+    hook_fn=None,
+):
+    """Reduce over a row: vectors or scalars of each thread -> the row's value in every thread.
+
+    `x` and `op` may be tuples of equal length: slot i of the buffer serves value i, and all share
+    one barrier. A slot that is used again needs a barrier in between (`phase` for clusters).
+    `init_val` is combined once with the result; `hook_fn()` runs before the exchange.
+    """
+    if not isinstance(x, tuple):
+        init = None if init_val is None else (init_val,)
+        return row_reduce(
+            (x,), (op,), threads_per_row, reduction_buffer, mbar_ptr, phase, init, hook_fn
+        )[0]
+    if len(x) != len(op):
+        raise ValueError(f"{len(x)} values need as many ops, got {len(op)}")
+    for v in x:
+        if v.dtype not in (Float32, Int32, Int64):
+            raise TypeError(f"row_reduce takes Float32, Int32 and Int64, not {v.dtype}")
+    lanes = min(threads_per_row, 32)
+    values = tuple(warp_reduce(thread_reduce(v, o), o, lanes) for v, o in zip(x, op, strict=True))
+    if hook_fn is not None:
+        hook_fn()
+    if mbar_ptr is not None:
+        values = cluster_reduce(values, op, reduction_buffer, mbar_ptr, phase)
+    elif threads_per_row > 32:
+        values = block_reduce(values, op, reduction_buffer)
+    if init_val is not None:
+        values = tuple(combine(o, v, i) for o, v, i in zip(op, values, init_val, strict=True))
+    return values
+
+
+def _exp_diff(x, reference):
+    """exp(x - reference); a reference of -inf (nothing seen yet) counts as 0, so that the
+    result is 0 and not NaN. NaN and +inf references give NaN, as torch's softmax does."""
+    safe = cutlass.select_(reference == -Float32.inf, Float32(0.0), reference)
+    return cute.math.exp2((x - safe) * LOG2_E, fastmath=True)
+
+
+def online_softmax_reduce(
+    x, threads_per_row: int, reduction_buffer=None, mbar_ptr=None, phase=0, hook_fn=None
+):
+    """Row maximum m, sum of exp(x - m), and the vector exp(x - m), with one exchange.
+
+    The buffer is of Int64, one slot: (maximum, sum) travel as one word. A row of -inf alone
+    gives (-inf, 0, 0), so that 0 * (1 / 0) is the NaN that torch has there.
+    """
+    lanes = min(threads_per_row, 32)
+    peak = warp_reduce(thread_reduce(x, MAX), MAX, lanes)
+    exp = _exp_diff(x, peak)
+    total = warp_reduce(thread_reduce(exp, ADD), ADD, lanes)
+    if hook_fn is not None:
+        hook_fn()
+    if const_expr(mbar_ptr is None and threads_per_row <= 32):
+        return peak, total, exp
+    slots = _slots(reduction_buffer, 1)
+    if mbar_ptr is None:
+        _exchange_block((pack64(peak, total),), slots)
+    else:
+        _exchange_cluster((pack64(peak, total),), slots, mbar_ptr, phase)
+    pairs = [unpack64(word) for word in _peers(slots[0], Int64)]
+    peaks = [low.bitcast(Float32) for low, _ in pairs]
+    totals = [high.bitcast(Float32) for _, high in pairs]
+    width = min(cute.size(slots[0].shape[1]), 32)
+    row_peak = peaks[0]
+    for other in peaks[1:]:
+        row_peak = combine(MAX, row_peak, other)
+    row_peak = warp_reduce(row_peak, MAX, width)
+    row_total = totals[0] * _exp_diff(peaks[0], row_peak)
+    for p, t in zip(peaks[1:], totals[1:], strict=True):
+        row_total = row_total + t * _exp_diff(p, row_peak)
+    return row_peak, warp_reduce(row_total, ADD, width), exp * _exp_diff(peak, row_peak)

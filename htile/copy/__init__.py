@@ -1,0 +1,1 @@
+"""How tiles are copied between memories."""

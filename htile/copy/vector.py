@@ -1,0 +1,116 @@
+"""Vectorised copies of row tiles. The map (which thread holds which element) is fixed by the
+vector size alone; the width of the copy instruction is chosen separately, up to 128 bits."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int8, const_expr
+from cutlass.cute.nvgpu import cpasync
+
+from htile.utils import as_bytes, element_bits
+
+
+@dataclass(frozen=True)
+class VectorCopy:
+    """The map of a tile: `vec_size` contiguous elements a thread, repeated along the row."""
+
+    dtype: type
+    threads_per_row: int
+    num_threads: int
+    vec_size: int = 1
+    is_async: bool = False
+
+    @property
+    def num_bits_per_copy(self) -> int:
+        """Width of one copy of `dtype` under this map, at most 128 bits."""
+        return min(128, self.vec_size * element_bits(self.dtype))
+
+    def copy_atom(self) -> cute.CopyAtom:
+        """The copy atom of `dtype` at full width."""
+        dtype = Int8 if self.dtype is Boolean else self.dtype
+        return copy_atom(dtype, self.num_bits_per_copy, self.is_async)
+
+    def tiled_copy_2d(self) -> cute.TiledCopy:
+        """Partitioner of any dtype: threads (num_threads // threads_per_row, threads_per_row).
+
+        Its atom is made of bytes, because a partition depends on element counts alone;
+        `vector_copy` picks the atom that moves the data.
+        """
+        threads = (self.num_threads // self.threads_per_row, self.threads_per_row)
+        return cute.make_tiled_copy_tv(
+            copy_atom(Int8, 8 * self.vec_size, False),
+            cute.make_ordered_layout(threads, order=(1, 0)),
+            cute.make_layout((1, self.vec_size)),
+        )
+
+
+def copy_atom(dtype, num_bits: int, is_async: bool = False) -> cute.CopyAtom:
+    """A copy of `num_bits` at once; cp.async moves 4, 8 or 16 bytes and nothing less."""
+    if not is_async:
+        return cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), dtype, num_bits_per_copy=num_bits)
+    if num_bits not in (32, 64, 128):
+        raise ValueError(f"cp.async moves 32, 64 or 128 bits, not {num_bits}")
+    mode = cute.nvgpu.LoadCacheMode.GLOBAL if num_bits == 128 else cute.nvgpu.LoadCacheMode.ALWAYS
+    return cute.make_copy_atom(
+        cpasync.CopyG2SOp(cache_mode=mode), dtype, num_bits_per_copy=num_bits
+    )
+
+
+def _split_vectors(tensor: cute.Tensor, num_elems: int) -> cute.Tensor:
+    """A partition ((V, 1), 1, K) as ((num_elems, 1), V // num_elems, K)."""
+    vec_size, steps = cute.size(tensor, mode=[0]), cute.size(tensor, mode=[2])
+    layout = cute.make_layout(
+        ((num_elems, 1), vec_size // num_elems, steps),
+        stride=((1, 0), num_elems, tensor.layout.stride[2]),
+    )
+    return cute.make_tensor(tensor.iterator, layout)
+
+
+def vector_copy(src, dst, *, pred=None, is_async=False, num_copy_elems=None):
+    """Copy a partition ((V, 1), 1, K) in pieces of `num_copy_elems` (default: up to 128 bits).
+
+    Fewer elements than V are copied by several instructions under the same predicate (one per
+    vector), for weaker alignments. Where the predicate is false nothing is read or written,
+    except that cp.async writes zeros.
+    """
+    src, dst = as_bytes(src), as_bytes(dst)
+    width = src.element_type.width
+    vec_size = cute.size(src, mode=[0])
+    if const_expr(num_copy_elems is None):
+        num_copy_elems = min(vec_size, 128 // width)
+    atom = copy_atom(src.element_type, num_copy_elems * width, is_async)
+    src, dst = _split_vectors(src, num_copy_elems), _split_vectors(dst, num_copy_elems)
+    if const_expr(pred is None):
+        cute.copy(atom, src, dst)
+    else:
+        shape = (1, vec_size // num_copy_elems, cute.size(src, mode=[2]))
+        step = pred.layout.stride[2]
+        mask = cute.make_tensor(pred.iterator, cute.make_layout(shape, stride=(0, 0, step)))
+        cute.copy(atom, src, dst, pred=mask)
+
+
+def predicate_k(tAcA: cute.Tensor, limit) -> cute.Tensor:
+    """One Boolean a vector of the partitioned coordinates `tAcA`: is its column below `limit`?
+
+    A vector never straddles `limit` (the vector size divides it); the mode of rows has
+    stride 0, since all rows of a thread share their columns.
+    """
+    shape = (cute.size(tAcA, mode=[0, 1]), cute.size(tAcA, mode=[1]), cute.size(tAcA, mode=[2]))
+    layout = cute.make_layout(shape, stride=(shape[2], 0, 1))
+    tApA = cute.make_rmem_tensor(layout, Boolean)
+    for v in range(shape[0]):
+        for k in range(shape[2]):
+            tApA[v, 0, k] = cute.elem_less(tAcA[(0, v), 0, k][1], limit)
+    return tApA
+
+
+@cute.jit
+def fill_oob(tXsX: cute.Tensor, tXpX: cute.Tensor, value):
+    """Write `value` to the elements of a partition whose vector is out of bounds."""
+    tXrFill = cute.make_rmem_tensor_like(tXsX[(None, 0), None, 0])
+    tXrFill.fill(value)
+    for v in cutlass.range_constexpr(cute.size(tXpX, mode=[0])):
+        for k in cutlass.range_constexpr(cute.size(tXpX, mode=[2])):
+            if not tXpX[v, 0, k]:
+                cute.autovec_copy(tXrFill, tXsX[(None, v), None, k])

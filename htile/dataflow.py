@@ -1,0 +1,382 @@
+"""How a row moves: global memory to registers and back, through shared memory or directly.
+`ElementwiseKernelContext` sets a kernel up; loaders and the storer are its verbs."""
+
+from functools import partial
+
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int8, Int32, Int64, const_expr
+from cutlass.base_dsl.typing import as_numeric
+from cutlass.memory import SmemAllocator
+
+from htile.compute.reduce import MAX, MIN, identity, make_vector, row_reduce
+from htile.copy.vector import predicate_k, vector_copy
+from htile.utils import as_bytes, element_bits, expand
+
+
+def convert(y, dtype):
+    """A vector, scalar or Python number in `dtype`; to Boolean by comparison with zero.
+
+    (`.to(Boolean)` of a float vector is miscompiled by CuTe-DSL 4.8.1: it is inverted.)
+    """
+    if isinstance(y, bool | int | float):
+        return dtype(y)
+    if y.dtype is dtype:
+        return y
+    if dtype is Boolean:
+        return y != y.dtype(0)
+    return y.to(dtype)
+
+
+class _Static:
+    """An object that may be used inside dynamic `if` and `for`: nothing in it is carried.
+
+    Its attributes are set before; setting one to a new value inside would be lost.
+    """
+
+    def __extract_mlir_values__(self):
+        return []
+
+    def __new_from_mlir_values__(self, values):
+        return self
+
+
+class ElementwiseKernelContext(_Static):
+    """What every row-wise kernel sets up first. Made and used inside one @cute.kernel."""
+
+    def __init__(self, config):
+        self.config = config
+
+    def setup(self, mX, tiler_mn, tiled_copy, extra_smem_tensors=0, shared=True):
+        """Indices, shared memory, partitions, predicates, fragment and cluster of row tensor mX.
+
+        extra_smem_tensors: how many more tiles of mX's dtype in shared memory, or their dtypes.
+        shared=False: no tile in shared memory, rows go straight to registers.
+        """
+        config = self.config
+        self.shape, self.tiler_mn = mX.shape, tiler_mn
+        self.tidx, _, _ = cute.arch.thread_idx()
+        self.bidx, _, _ = cute.arch.block_idx()
+        self.cluster_y = cute.arch.block_idx()[1] if const_expr(config.cluster_n > 1) else 0
+        self.row = self.bidx * tiler_mn[0] + self.tidx // config.threads_per_row
+        # One row a CTA: the grid is exact, and no row is out of bounds.
+        self.row_in_bounds = True if const_expr(tiler_mn[0] == 1) else self.row < self.shape[0]
+
+        smem = SmemAllocator()
+        extra = extra_smem_tensors
+        extra = (mX.element_type,) * extra if isinstance(extra, int) else tuple(extra)
+        dtypes = (mX.element_type, *extra) if shared else extra
+        tiles = [self._allocate_tile(smem, dtype) for dtype in dtypes]
+        self.sX = tiles.pop(0) if shared else None
+        self.extra_sX = tiles
+        buffer, mbar_ptr = config.allocate_reduction_buffer_and_mbar(smem)
+        self.reduction_buffer, self.mbar_ptr = buffer, mbar_ptr
+
+        self.thr_copy = tiled_copy.get_slice(self.tidx)
+        self.tXgX = self.partition_dest(self.partition_global(mX))
+        self.tXsX = self.partition_dest(self.sX) if shared else None
+        self.tXrX = self.make_fragment(self.tXgX, mX.element_type)
+        self.tXcX = self.partition_dest(self.partition_global(cute.make_identity_tensor(mX.shape)))
+        # A dynamic N is predicated always; a static one only if it does not fill the tiles.
+        N, capacity = mX.shape[1], tiler_mn[1] * config.cluster_n
+        is_even_N = isinstance(N, int) and capacity == N
+        self.tXpX = None if is_even_N else predicate_k(self.tXcX, N)
+        self.tXpCopy = self._copy_predicate()
+        self.vector_copy_fn = partial(vector_copy, pred=self.tXpX)
+        self._cluster_pending = config.cluster_n > 1
+        config.initialize_cluster(self.tidx, mbar_ptr)
+
+    def _copy_predicate(self):
+        """tXpX and row_in_bounds together, one Boolean a vector; None if always true.
+
+        A predicate and no branch around the copies: each vector is then loaded, computed and
+        stored on its own (float32 layernorm of N = 6144 on sm_90a: 134 registers, where it was
+        255 and a stack frame).
+        """
+        if const_expr(self.row_in_bounds is True):
+            return self.tXpX
+        steps = cute.size(self.tXcX, mode=[2])
+        if const_expr(self.tXpX is None):
+            tXpCopy = cute.make_rmem_tensor(cute.make_layout(1), Boolean)
+            tXpCopy[0] = self.row_in_bounds
+            layout = cute.make_layout((1, 1, steps), stride=(0, 0, 0))
+            return cute.make_tensor(tXpCopy.iterator, layout)
+        tXpCopy = cute.make_rmem_tensor(self.tXpX.layout, Boolean)
+        for k in range(steps):
+            tXpCopy[0, 0, k] = self.tXpX[0, 0, k] & self.row_in_bounds
+        return tXpCopy
+
+    def _allocate_tile(self, smem, dtype) -> cute.Tensor:
+        """A row-major tile of `dtype` in shared memory."""
+        layout = cute.make_ordered_layout(self.tiler_mn, order=(1, 0))
+        return smem.allocate_tensor(dtype, layout, byte_alignment=16)
+
+    def cluster_wait(self):
+        """Wait, once, until all CTAs of the cluster have initialised their mbarriers."""
+        if self._cluster_pending:
+            self._cluster_pending = False
+            cute.arch.cluster_wait()
+
+    # Partitions
+
+    def partition_global(self, mT, tiler_mn=None) -> cute.Tensor:
+        """The tile of this CTA in a row tensor (M, N)."""
+        tiler = self.tiler_mn if tiler_mn is None else tiler_mn
+        return cute.local_tile(mT, tiler, (self.bidx, self.cluster_y))
+
+    def partition_dest(self, gT) -> cute.Tensor:
+        """This thread's part of a tile: ((vec_size, 1), 1, num_vectors)."""
+        return self.thr_copy.partition_D(gT)
+
+    def make_fragment(self, tXgT, dtype=None) -> cute.Tensor:
+        """Registers for this thread's part. Name a `dtype` of Boolean: partitions forget it."""
+        return cute.make_rmem_tensor(tXgT.shape, dtype or tXgT.element_type)
+
+    def num_copy_elems(self, dtype) -> int:
+        """Elements that one access of `dtype` moves under the alignment class."""
+        bytes_per_copy = min(self.config.copy_bytes, 16)
+        vec_size = cute.size(self.tXcX, mode=[0])
+        return max(1, min(vec_size, 8 * bytes_per_copy // element_bits(dtype)))
+
+    # The pipeline of one tensor, as a whole
+
+    def load_to_smem_and_regs(self):
+        """mX: global -> shared -> tXrX. Padded columns hold 0, as do rows out of bounds."""
+        ElementwiseLoader(self).load_into(self.tXgX, self.tXsX, self.tXrX)
+
+    def store_from_regs(self, tXrO, tXgO):
+        """Registers -> global, under row and column predicates."""
+        self.copy_row(tXrO, tXgO)
+
+    def copy_row(self, src, dst, is_async=False):
+        """Copy a partition of a row tensor where row and column are in bounds."""
+        width = self.num_copy_elems(src.element_type)
+        vector_copy(src, dst, pred=self.tXpCopy, is_async=is_async, num_copy_elems=width)
+
+    def load_direct(self, tXgX, tXrX):
+        """Global -> registers; what is out of bounds, row or column, becomes 0."""
+        if const_expr(self.tXpX is not None or self.row_in_bounds is not True):
+            tXrX.fill(tXrX.element_type(0))
+        self.copy_row(tXgX, tXrX)
+
+    # Operands that are no rows
+
+    def load_column(self, mW) -> cute.Tensor:
+        """A vector (N,) that all rows share -> fragment of the row's map; padded columns hold 0."""
+        tXgW = self.partition_dest(self.partition_global(expand(mW, 0, self.shape[0])))
+        tXrW = self.make_fragment(tXgW, mW.element_type)
+        if const_expr(self.tXpX is not None):
+            tXrW.fill(tXrW.element_type(0))
+        self.vector_copy_fn(tXgW, tXrW, num_copy_elems=self.num_copy_elems(mW.element_type))
+        return tXrW
+
+    @cute.jit
+    def load_row_value(self, mT):
+        """This row's element of a tensor (M,); 0 if the row is out of bounds."""
+        value = mT.element_type(0)
+        if self.row_in_bounds:
+            value = mT[Int64(self.row)]
+        return value
+
+    @cute.jit
+    def store_row_value(self, mT, value):
+        """Write this row's element of a tensor (M,), by one thread of the row."""
+        is_writer = self.tidx % self.config.threads_per_row == 0
+        if const_expr(self.config.cluster_n > 1):
+            is_writer = is_writer and self.cluster_y == 0
+        if const_expr(self.row_in_bounds is not True):
+            is_writer = is_writer and self.row_in_bounds
+        if is_writer:
+            mT[Int64(self.row)] = convert(value, mT.element_type)
+
+    # Vectors that the map gives
+
+    @property
+    def vector_shape(self):
+        """Shape of every vector of a row: ((vec_size, 1), 1, num_vectors)."""
+        return self.tXcX.shape
+
+    @property
+    def mask(self):
+        """Boolean vector: is the element a column of the row? None if all always are."""
+        if self.tXpX is None:
+            return None
+        vec_size = cute.size(self.tXcX, mode=[0])
+        steps = cute.size(self.tXcX, mode=[2])
+        bits = [self.tXpX[0, 0, k] for k in range(steps) for _ in range(vec_size)]
+        return make_vector(bits, self.vector_shape, Boolean)
+
+    @property
+    def cols(self) -> cute.TensorSSA:
+        """Int32 vector: the column of each element."""
+        count = cute.size(self.tXcX)
+        return make_vector([self.tXcX[i][1] for i in range(count)], self.vector_shape, Int32)
+
+    def full(self, value, dtype=None) -> cute.TensorSSA:
+        """A row-uniform scalar as a full vector."""
+        dtype = as_numeric(value).dtype if dtype is None else dtype
+        return cute.full(self.vector_shape, value, dtype)
+
+    # Reductions
+
+    def row_reduce(self, values, ops, slot=0, phase=0):
+        """Reduce values over the row, one op each, with one barrier; padded lanes do not count.
+
+        values: vectors, or row-uniform scalars that stand for N equal elements. Boolean vectors
+        take MAX (any) and MIN (all). Uses slots [slot, slot + len) of the buffer; each slot once.
+        """
+        if not isinstance(values, tuple):
+            return self.row_reduce((values,), (ops,), slot, phase)[0]
+        self.cluster_wait()
+        results = row_reduce(
+            tuple(self._operand(v, op) for v, op in zip(values, ops, strict=True)),
+            ops,
+            self.config.threads_per_row,
+            self._slots(slot, len(values)),
+            None if self.mbar_ptr is None else self.mbar_ptr + slot,
+            phase,
+        )
+        return tuple(
+            r != 0 if v.dtype is Boolean else r for v, r in zip(values, results, strict=True)
+        )
+
+    def _operand(self, value, op):
+        """What is reduced: a full vector whose padded lanes hold the identity of `op`."""
+        if not isinstance(value, cute.TensorSSA):
+            value = self.full(value)
+        if value.dtype is Boolean:
+            if op not in (MAX, MIN):
+                raise TypeError(f"a Boolean vector takes MAX (any) or MIN (all), not {op}")
+            value = cute.where(value, self.full(1, Int32), self.full(0, Int32))
+        elif value.dtype.is_float and value.dtype is not Float32:
+            value = value.to(Float32)
+        if self.tXpX is None:
+            return value
+        return cute.where(self.mask, value, self.full(identity(op, value.dtype), value.dtype))
+
+    def _slots(self, slot, count):
+        """Slots [slot, slot + count) of the reduction buffer."""
+        buffer = self.reduction_buffer
+        if buffer is None:
+            return None
+        if slot + count > self.config.stage:
+            raise ValueError(f"slots {slot} to {slot + count - 1} of {self.config.stage}")
+        layout = cute.make_layout((*buffer.shape[:2], count), stride=buffer.layout.stride)
+        return cute.make_tensor(buffer[None, None, slot].iterator, layout)
+
+
+class ElementwiseLoader(_Static):
+    """Global -> shared (cp.async) -> registers, for any number of row tensors in flight."""
+
+    def __init__(self, ctx: ElementwiseKernelContext):
+        self.ctx = ctx
+        self.free = [] if ctx.sX is None else [ctx.sX]
+        self.free += ctx.extra_sX
+        self.started = []  # (shared, register) partitions in flight
+        self.finished = []
+
+    def start(self, mX) -> cute.Tensor:
+        """Issue the load of row tensor mX; the fragment is valid after `finish`."""
+        ctx = self.ctx
+        if not self.free:
+            raise ValueError("no tile in shared memory is left: raise extra_smem_tensors")
+        sX = self.free.pop(0)
+        if sX.element_type is not mX.element_type:
+            raise TypeError(f"the tile is of {sX.element_type}, the tensor of {mX.element_type}")
+        tXgX = ctx.partition_dest(ctx.partition_global(mX))
+        tXrX = ctx.make_fragment(tXgX, mX.element_type)
+        return self.start_into(tXgX, ctx.partition_dest(sX), tXrX)
+
+    def start_into(self, tXgX, tXsX, tXrX) -> cute.Tensor:
+        """Issue the load of a partition through a given shared partition and fragment.
+
+        cp.async moves no less than 4 bytes: narrower accesses go straight to the registers.
+        """
+        dtype = tXgX.element_type
+        if self.ctx.num_copy_elems(dtype) * element_bits(dtype) < 32:
+            self.ctx.load_direct(tXgX, tXrX)
+        else:
+            self.ctx.copy_row(tXgX, tXsX, is_async=True)
+            self.started.append((tXsX, tXrX))
+        return tXrX
+
+    def finish(self):
+        """Make every started fragment valid. Each thread reads only what it copied itself."""
+        cute.arch.cp_async_commit_group()
+        self.ctx.cluster_wait()
+        cute.arch.cp_async_wait_group(0)
+        self._read(self.started)
+        self.finished, self.started = self.finished + self.started, []
+
+    def reload(self):
+        """Read every fragment again from shared memory, so that its registers are free between."""
+        cute.arch.sync_warp()  # or, without a barrier since, the compiler keeps the first copy
+        self._read(self.finished)
+
+    def _read(self, parts):
+        """Shared -> registers. No predicate: cp.async wrote zeros where it read nothing."""
+        for tXsX, tXrX in parts:
+            cute.autovec_copy(as_bytes(tXsX), as_bytes(tXrX))
+
+    def load(self, mX) -> cute.Tensor:
+        """start and finish at once."""
+        tXrX = self.start(mX)
+        self.finish()
+        return tXrX
+
+    def load_into(self, tXgX, tXsX, tXrX) -> cute.Tensor:
+        """start_into and finish at once."""
+        self.start_into(tXgX, tXsX, tXrX)
+        self.finish()
+        return tXrX
+
+
+class GlobalToRegLoader(_Static):
+    """Global -> registers, with the interface of ElementwiseLoader."""
+
+    def __init__(self, ctx: ElementwiseKernelContext):
+        self.ctx = ctx
+        self.loaded = []
+
+    def start(self, mX) -> cute.Tensor:
+        """Issue the load of row tensor mX into a fragment."""
+        ctx = self.ctx
+        tXgX = ctx.partition_dest(ctx.partition_global(mX))
+        tXrX = ctx.make_fragment(tXgX, mX.element_type)
+        ctx.load_direct(tXgX, tXrX)
+        self.loaded.append((tXgX, tXrX))
+        return tXrX
+
+    def finish(self):
+        """Nothing is left to do but the cluster's start-up, which the loads have hidden."""
+        self.ctx.cluster_wait()
+
+    def reload(self):
+        """Read every fragment again from global memory (L1 and L2)."""
+        cute.arch.sync_warp()
+        for tXgX, tXrX in self.loaded:
+            self.ctx.load_direct(tXgX, tXrX)
+
+    def load(self, mX) -> cute.Tensor:
+        """start and finish at once."""
+        tXrX = self.start(mX)
+        self.finish()
+        return tXrX
+
+
+class ElementwiseStorer(_Static):
+    """Registers -> global."""
+
+    def __init__(self, ctx: ElementwiseKernelContext):
+        self.ctx = ctx
+
+    def store(self, mO, y):
+        """Store a vector, or a scalar for the whole row, as mO's dtype into this row of mO."""
+        ctx = self.ctx
+        tXgO = ctx.partition_dest(ctx.partition_global(mO))
+        y = convert(y, mO.element_type)
+        y = y if isinstance(y, cute.TensorSSA) else ctx.full(y)
+        if const_expr(mO.element_type is Boolean):  # a true Boolean vector is stored as 255
+            y = cute.where(y, ctx.full(1, Int8), ctx.full(0, Int8))
+        tXrO = ctx.make_fragment(tXgO, y.dtype)
+        tXrO.store(y)
+        ctx.copy_row(tXrO, tXgO)

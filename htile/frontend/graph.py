@@ -1,0 +1,199 @@
+"""The dataflow graph: frozen nodes that hold ids, kept in a networkx.DiGraph.
+
+A `Graph` never changes. `Builder` makes one node after another and ends in a graph; a pass reads a
+graph and builds a new one. Order is always by id: an operand's id is lower than its user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+import networkx as nx
+import torch
+
+from ..errors import Location
+from .ops import Op, Value, dtype_name, infer
+
+
+class Role(Enum):
+    """What a tensor or number is to the row; it comes from rank and annotation, never from size."""
+
+    ROW = "row"  # (*lead, N)
+    COLUMN = "column"  # (N,), shared by all rows
+    PER_ROW = "per-row"  # (*lead, 1), or (*lead) annotated htile.PerRow
+    SCALAR = "scalar"  # a Python float, given at run time
+    DEVICE_SCALAR = "device scalar"  # a 0-d tensor, or (1,) annotated htile.Scalar
+    STATIC = "static"  # bool, int, str, None, dtype, annotated htile.Static
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One value. `inputs` are ids; `arg` is the static part of the operation."""
+
+    id: int
+    op: Op
+    inputs: tuple[int, ...]
+    arg: object
+    value: Value
+    loc: Location | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A leaf that the caller passes: the parameter, its role, and its dtype in memory."""
+
+    name: str
+    role: Role
+    dtype: torch.dtype
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A result: its name, node, dtype in memory, and whether it is a row or one value per row.
+
+    A row output has shape `(*lead, N)`, a per-row output `(*lead, *inner)`, inner `()` or `(1,)`.
+    """
+
+    name: str
+    id: int
+    dtype: torch.dtype
+    inner: tuple[int, ...]
+    is_row: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A function of one row of N elements, as dataflow.
+
+    `structure` rebuilds what the user's function returned (a torch pytree specification).
+    """
+
+    name: str
+    n: int
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    structure: object
+    dag: nx.DiGraph
+
+    def __getitem__(self, id: int) -> Node:
+        return self.dag.nodes[id]["node"]
+
+    def __iter__(self) -> Iterator[Node]:
+        return (self.dag.nodes[id]["node"] for id in sorted(self.dag))
+
+    def __len__(self) -> int:
+        return len(self.dag)
+
+    def users(self, id: int) -> list[int]:
+        """The ids of the nodes that read this one, ascending."""
+        return sorted(self.dag.successors(id))
+
+    def operands(self, node: Node) -> tuple[Node, ...]:
+        """The nodes that this one reads, in order."""
+        return tuple(self[i] for i in node.inputs)
+
+    def __str__(self) -> str:
+        names = {i.id: i for i in self.inputs}
+        lines = [f"graph {self.name}, one row of N = {self.n}"]
+        for node in self:
+            if node.op is Op.INPUT:
+                kind = names[node.id]
+                what = f"input {node.arg} ({kind.role.value} {dtype_name(kind.dtype)})"
+            else:
+                operands = ", ".join(f"%{i}" for i in node.inputs)
+                arg = "" if node.arg is None else _arg_text(node.arg)
+                what = f"{node.op.value} " + ", ".join(filter(None, (operands, arg)))
+            where = f"  # {node.loc.short}" if node.loc else ""
+            lines.append(f"  %{node.id:<3} = {what:<32} : {node.value!s:<24}{where}".rstrip())
+        for out in self.outputs:
+            kind = "row" if out.is_row else f"per-row {list(out.inner)}"
+            lines.append(f"  return {out.name} = %{out.id} as {dtype_name(out.dtype)} {kind}")
+        return "\n".join(lines)
+
+
+def _arg_text(arg: object) -> str:
+    return dtype_name(arg) if isinstance(arg, torch.dtype) else repr(arg)
+
+
+class Builder:
+    """Makes the nodes of one graph; `finish` freezes them."""
+
+    def __init__(self, name: str, n: int):
+        self.name = name
+        self.n = n
+        self.inputs: list[Input] = []
+        self._dag = nx.DiGraph()
+
+    def __getitem__(self, id: int) -> Node:
+        return self._dag.nodes[id]["node"]
+
+    def add(
+        self, op: Op, inputs: Iterable[int] = (), arg: object = None, loc: Location | None = None
+    ) -> int:
+        """Add an operation; its value is inferred. Returns the id."""
+        inputs = tuple(inputs)
+        value = infer(op, tuple(self[i].value for i in inputs), arg)
+        return self._add(op, inputs, arg, value, loc)
+
+    def add_input(self, name: str, role: Role, dtype: torch.dtype, value: Value) -> int:
+        """Add a leaf that the caller passes."""
+        id = self._add(Op.INPUT, (), name, value, None)
+        self.inputs.append(Input(name, role, dtype, id))
+        return id
+
+    def add_const(self, number: object, value: Value, loc: Location | None = None) -> int:
+        """Add a number that is fixed in the kernel."""
+        return self._add(Op.CONST, (), number, value, loc)
+
+    def _add(self, op, inputs, arg, value, loc) -> int:
+        id = len(self._dag)
+        self._dag.add_node(id, node=Node(id, op, inputs, arg, value, loc))
+        self._dag.add_edges_from((i, id) for i in inputs)
+        return id
+
+    def finish(self, outputs: Iterable[Output], structure: object) -> Graph:
+        """The graph of what was added, verified."""
+        graph = Graph(
+            self.name,
+            self.n,
+            tuple(self.inputs),
+            tuple(outputs),
+            structure,
+            nx.freeze(self._dag),
+        )
+        verify(graph)
+        return graph
+
+
+def returned_dtype(builder: Builder, value: Value) -> torch.dtype:
+    """The dtype in memory that a value is returned in.
+
+    What `.to` declared; else, for a floating row, that of the first floating row argument of 16 or
+    more bits; else what it is computed in.
+    """
+    if value.stored is not None:
+        return value.stored
+    if value.dtype.is_floating_point and value.spread:
+        for i in builder.inputs:
+            if i.role is Role.ROW and i.dtype.is_floating_point and i.dtype.itemsize >= 2:
+                return i.dtype
+    return value.dtype
+
+
+def verify(graph: Graph) -> None:
+    """Assert what every pass must keep: order, inferred values, named leaves, live outputs."""
+    named = {i.id: i for i in graph.inputs}
+    for node in graph:
+        assert all(i < node.id for i in node.inputs), f"operand after its user: {node}"
+        assert set(graph.dag.predecessors(node.id)) == set(node.inputs), f"edges differ: {node}"
+        if node.op is Op.INPUT:
+            assert node.id in named and named[node.id].name == node.arg, f"unnamed input: {node}"
+        elif node.op is not Op.CONST:
+            values = tuple(o.value for o in graph.operands(node))
+            assert node.value == infer(node.op, values, node.arg), f"value differs: {node}"
+    assert graph.outputs, f"{graph.name} has no outputs"
+    for out in graph.outputs:
+        assert out.id in graph.dag, f"output {out.name} is no node"

@@ -1,0 +1,270 @@
+"""The operations of the language and their first interpretation: the shape and dtype rule.
+
+Everything that a function may do to a row is one member of `Op`. Each meaning of the language is
+one table from `Op` to a rule: `INFER` here, `EVALUATE` in htile.reference, `EMIT` in
+htile.lower.emit. Composites (softmax, layer_norm, mean, clamp) have no member: tracing
+decomposes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import torch
+
+from ..errors import DtypeError, ShapeError
+
+
+class Op(Enum):
+    """One operation. Operands of arithmetic and comparisons have one dtype: tracing adds casts."""
+
+    # leaves
+    INPUT = "input"  # arg: the parameter's name
+    CONST = "const"  # arg: a Python bool, int or float
+    # one operand
+    NEG = "neg"
+    ABS = "abs"
+    SIGN = "sign"
+    SQRT = "sqrt"
+    RSQRT = "rsqrt"
+    EXP = "exp"
+    EXP2 = "exp2"
+    EXPM1 = "expm1"
+    LOG = "log"
+    LOG2 = "log2"
+    LOG10 = "log10"
+    LOG1P = "log1p"
+    SIN = "sin"
+    COS = "cos"
+    TANH = "tanh"
+    SIGMOID = "sigmoid"
+    ERF = "erf"
+    FLOOR = "floor"
+    CEIL = "ceil"
+    ROUND = "round"  # half to even, as torch.round
+    TRUNC = "trunc"
+    NOT = "not"
+    CAST = "cast"  # arg: a torch dtype; to a narrower floating type a rounding
+    CONVERT = "convert"  # arg: a torch dtype; the change that promotion makes, it declares nothing
+    RESHAPE = "reshape"  # arg: the new inner shape, of as many elements
+    # two operands
+    ADD = "add"
+    SUB = "sub"
+    MUL = "mul"
+    DIV = "div"
+    FLOORDIV = "floordiv"  # torch.floor_divide: towards minus infinity
+    MOD = "mod"  # torch.remainder: the divisor's sign
+    POW = "pow"
+    MAXIMUM = "maximum"  # NaN if either is
+    MINIMUM = "minimum"  # NaN if either is
+    EQ = "eq"
+    NE = "ne"
+    LT = "lt"
+    LE = "le"
+    GT = "gt"
+    GE = "ge"
+    AND = "and"
+    OR = "or"
+    XOR = "xor"
+    # three operands
+    WHERE = "where"
+    # reductions over the row
+    SUM = "sum"
+    PROD = "prod"
+    MAX = "max"  # NaN if any is
+    MIN = "min"  # NaN if any is
+    ANY = "any"
+    ALL = "all"
+
+
+REDUCTIONS = frozenset({Op.SUM, Op.PROD, Op.MAX, Op.MIN, Op.ANY, Op.ALL})
+COMPARISONS = frozenset({Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE})
+
+
+class Varies(Enum):
+    """Over what a value changes: with the row, only with the column, or not at all."""
+
+    ROW = "row"
+    SHARED = "shared"
+    SCALAR = "scalar"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What a node computes, for one row.
+
+    inner: the shape that `torch.vmap` shows: `()`, `(1,)`, `(N,)`.
+    varies: see `Varies`.
+    dtype: what it is computed in: float32, int32, int64 or bool.
+    stored: the dtype that `.to` declared for it, or None.
+    spread: one element a column, spread over the threads of a row. At N = 1 `inner` alone can not
+        tell a row from a reduction with `keepdim=True`; this can.
+    """
+
+    inner: tuple[int, ...]
+    varies: Varies
+    dtype: torch.dtype
+    stored: torch.dtype | None = None
+    spread: bool = False
+
+    def __str__(self) -> str:
+        shape = ",".join(map(str, self.inner))
+        declared = f" stored {dtype_name(self.stored)}" if self.stored is not None else ""
+        return f"{self.varies.value} {dtype_name(self.dtype)}[{shape}]{declared}"
+
+
+DTYPE_NAMES = {
+    torch.float32: "f32",
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.bool: "bool",
+}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The short name of a supported dtype (`bf16`), torch's own name of any other."""
+    return DTYPE_NAMES.get(dtype) or str(dtype).removeprefix("torch.")
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that a stored dtype is computed in: float32 for every floating type.
+
+    Raises DtypeError for a dtype that HTile does not take.
+    """
+    if dtype not in DTYPE_NAMES:
+        names = ", ".join(str(d).removeprefix("torch.") for d in DTYPE_NAMES)
+        raise DtypeError(f"dtype {dtype_name(dtype)} is not supported; HTile takes {names}")
+    return torch.float32 if dtype.is_floating_point else dtype
+
+
+def join_varies(values: tuple[Value, ...]) -> Varies:
+    """The widest of the operands: ROW over SHARED over SCALAR."""
+    kinds = {v.varies for v in values}
+    return next((k for k in (Varies.ROW, Varies.SHARED) if k in kinds), Varies.SCALAR)
+
+
+def join_stored(values: tuple[Value, ...]) -> torch.dtype | None:
+    """The declared dtype that sticks to an elementwise result: the promotion of those declared."""
+    stored = None
+    for v in values:
+        if v.stored is not None:
+            stored = v.stored if stored is None else torch.promote_types(stored, v.stored)
+    return stored
+
+
+def broadcast_inner(values: tuple[Value, ...]) -> tuple[int, ...]:
+    """torch's broadcast of the operands' inner shapes."""
+    try:
+        return tuple(torch.broadcast_shapes(*(v.inner for v in values)))
+    except RuntimeError:
+        shapes = " and ".join(str(v.inner) for v in values)
+        raise ShapeError(f"shapes inside a row do not broadcast: {shapes}") from None
+
+
+Rule = Callable[[tuple[Value, ...], object], Value]
+
+
+def _elementwise(values: tuple[Value, ...], arg: object) -> Value:
+    dtypes = {v.dtype for v in values}
+    assert len(dtypes) == 1, f"operands of different dtypes: {values}"
+    return Value(
+        broadcast_inner(values),
+        join_varies(values),
+        values[0].dtype,
+        join_stored(values),
+        any(v.spread for v in values),
+    )
+
+
+def _floating(values: tuple[Value, ...], arg: object) -> Value:
+    assert all(v.dtype is torch.float32 for v in values), f"expected float32: {values}"
+    return _elementwise(values, arg)
+
+
+def _numeric(values: tuple[Value, ...], arg: object) -> Value:
+    assert all(v.dtype is not torch.bool for v in values), f"expected numbers: {values}"
+    return _elementwise(values, arg)
+
+
+def _logical(values: tuple[Value, ...], arg: object) -> Value:
+    assert all(v.dtype is torch.bool for v in values), f"expected bool: {values}"
+    return _elementwise(values, arg)
+
+
+def _comparison(values: tuple[Value, ...], arg: object) -> Value:
+    return replace(_elementwise(values, arg), dtype=torch.bool, stored=None)
+
+
+def _where(values: tuple[Value, ...], arg: object) -> Value:
+    condition, *branches = values
+    assert condition.dtype is torch.bool, f"expected a bool condition: {values}"
+    value = _elementwise(tuple(branches), arg)
+    return replace(
+        value,
+        inner=broadcast_inner(values),
+        varies=join_varies(values),
+        spread=any(v.spread for v in values),
+    )
+
+
+def _cast(values: tuple[Value, ...], arg: object) -> Value:
+    assert isinstance(arg, torch.dtype)
+    return replace(values[0], dtype=compute_dtype(arg), stored=arg)
+
+
+def _convert(values: tuple[Value, ...], arg: object) -> Value:
+    assert arg in (torch.float32, torch.int32, torch.int64), f"not a computed number: {arg}"
+    return replace(values[0], dtype=arg, stored=None)
+
+
+def _reshape(values: tuple[Value, ...], arg: object) -> Value:
+    assert isinstance(arg, tuple) and not values[0].spread, f"only per-row values: {values}"
+    return replace(values[0], inner=arg)
+
+
+def _reduction(values: tuple[Value, ...], arg: object) -> Value:
+    (operand,) = values
+    varies = Varies.ROW if operand.varies is Varies.ROW else Varies.SCALAR
+    return Value((), varies, operand.dtype)
+
+
+def _numeric_reduction(values: tuple[Value, ...], arg: object) -> Value:
+    assert values[0].dtype is not torch.bool, f"expected numbers: {values}"
+    return _reduction(values, arg)
+
+
+def _logical_reduction(values: tuple[Value, ...], arg: object) -> Value:
+    assert values[0].dtype is torch.bool, f"expected bool: {values}"
+    return _reduction(values, arg)
+
+
+def _leaf(values: tuple[Value, ...], arg: object) -> Value:
+    raise AssertionError("the value of a leaf is given, not inferred")
+
+
+# fmt: off
+INFER: dict[Op, Rule] = {
+    Op.INPUT: _leaf, Op.CONST: _leaf,
+    Op.NEG: _numeric, Op.ABS: _numeric, Op.SIGN: _numeric,
+    **dict.fromkeys(
+        (Op.SQRT, Op.RSQRT, Op.EXP, Op.EXP2, Op.EXPM1, Op.LOG, Op.LOG2, Op.LOG10, Op.LOG1P, Op.SIN,
+         Op.COS, Op.TANH, Op.SIGMOID, Op.ERF, Op.FLOOR, Op.CEIL, Op.ROUND, Op.TRUNC, Op.DIV,
+         Op.POW), _floating),
+    Op.NOT: _logical, Op.AND: _logical, Op.OR: _logical, Op.XOR: _logical,
+    Op.CAST: _cast, Op.CONVERT: _convert, Op.RESHAPE: _reshape, Op.WHERE: _where,
+    **dict.fromkeys(
+        (Op.ADD, Op.SUB, Op.MUL, Op.FLOORDIV, Op.MOD, Op.MAXIMUM, Op.MINIMUM), _numeric),
+    **dict.fromkeys(COMPARISONS, _comparison),
+    **dict.fromkeys((Op.SUM, Op.PROD, Op.MAX, Op.MIN), _numeric_reduction),
+    Op.ANY: _logical_reduction, Op.ALL: _logical_reduction,
+}
+# fmt: on
+
+
+def infer(op: Op, values: tuple[Value, ...], arg: object = None) -> Value:
+    """The value of `op` on operands of these values. Raises ShapeError and DtypeError."""
+    return INFER[op](values, arg)

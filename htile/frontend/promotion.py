@@ -1,0 +1,150 @@
+"""Operands and their dtypes: torch's promotion, constants, and the checks that go with them.
+
+Every floating type is computed in float32. Promotion inserts CONVERT, which declares nothing;
+only the user's own `.to` inserts CAST.
+"""
+
+from __future__ import annotations
+
+from functools import cache, reduce
+
+import torch
+
+from ..errors import DtypeError, TraceError
+from .ops import Op, Value, Varies, compute_dtype, dtype_name
+from .tensor import NoIndices, Tensor, captured, constant, fail, node
+
+Number = bool | int | float
+BOOL, INT64, FLOAT = torch.bool, torch.int64, torch.float32
+
+
+def operand(x: object) -> Tensor | Number:
+    """An operand as it was given: a symbolic tensor or a Python number, nothing else."""
+    if isinstance(x, (Tensor, bool, int, float)):
+        return x
+    if type(x).__module__ == "numpy":
+        if hasattr(x, "item") and getattr(x, "shape", None) == ():
+            return x.item()
+        fail(TraceError, "a numpy array inside a traced function: pass it as a tensor argument")
+    if isinstance(x, NoIndices):
+        x.use()
+    if isinstance(x, torch.Tensor):
+        captured(x)
+    fail(TraceError, f"expected a tensor of the row or a Python number, got {type(x).__name__}")
+
+
+@cache
+def _promoted(kinds: frozenset) -> torch.dtype:
+    # sorted: tensors with an axis, tensors without, numbers, as torch ranks them
+    ranked = sorted(kinds, key=lambda k: -k[1])
+    samples = [
+        k(1) if ndim < 0 else torch.empty((1,) * ndim, dtype=k, device="meta") for k, ndim in ranked
+    ]
+
+    def join(a, b):
+        dtype = torch.result_type(a, b)
+        ndim = max(getattr(a, "ndim", 0), getattr(b, "ndim", 0))
+        return torch.empty((1,) * ndim, dtype=dtype, device="meta")
+
+    dtype = reduce(join, samples[1:], join(samples[0], samples[0])).dtype
+    return FLOAT if dtype.is_floating_point else dtype
+
+
+def result_dtype(*operands: Tensor | Number) -> torch.dtype:
+    """What torch promotes these to; every floating type is float32."""
+    return _promoted(
+        frozenset(
+            (x._value.dtype, len(x._value.inner)) if isinstance(x, Tensor) else (type(x), -1)
+            for x in operands
+        )
+    )
+
+
+def number(x: Number, dtype: torch.dtype) -> Number:
+    """The Python number as a dtype holds it; an integer that does not fit raises."""
+    kind = bool if dtype is BOOL else float if dtype.is_floating_point else int
+    try:
+        value = kind(x)
+    except (OverflowError, ValueError):
+        fail(DtypeError, f"the number {x} does not fit {dtype_name(dtype)}")
+    if kind is int and not torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max:
+        fail(DtypeError, f"the number {x} does not fit {dtype}: convert the tensor first, x.long()")
+    return value
+
+
+def scalar(like: Tensor, x: Number, dtype: torch.dtype) -> Tensor:
+    """A number as a constant of a dtype."""
+    return constant(like, number(x, dtype), Value((), Varies.SCALAR, dtype))
+
+
+def filled(x: Tensor, value: Number, dtype: torch.dtype | None = None) -> Tensor:
+    """A constant of the shape of `x`, and of its dtype unless another is given."""
+    v = x._value
+    computed = v.dtype if dtype is None else supported(dtype)
+    stored = v.stored if dtype is None else dtype
+    return constant(
+        x, number(value, computed), Value(v.inner, Varies.SCALAR, computed, stored, v.spread)
+    )
+
+
+def supported(dtype: object) -> torch.dtype:
+    """The dtype that a dtype is computed in; raises with the user's line."""
+    if not isinstance(dtype, torch.dtype):
+        fail(TraceError, f"expected a torch dtype, got {dtype!r}")
+    try:
+        return compute_dtype(dtype)
+    except DtypeError as error:
+        fail(DtypeError, error.message)
+
+
+def convert(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` in another dtype, as promotion does it: nothing is declared."""
+    if x._value.dtype is dtype:
+        return x
+    return not_zero(x) if dtype is BOOL else node(Op.CONVERT, x, arg=dtype)
+
+
+def together(*operands_: object, floating: bool = False) -> tuple[Tensor, ...]:
+    """The operands as tensors of one dtype, torch's promotion (or float32)."""
+    given = [operand(x) for x in operands_]
+    dtype = FLOAT if floating else result_dtype(*given)
+    like = next(x for x in given if isinstance(x, Tensor))
+    return tuple(
+        convert(x, dtype) if isinstance(x, Tensor) else scalar(like, x, dtype) for x in given
+    )
+
+
+def refuse(what: str, x: Tensor, remedy: str) -> None:
+    """Raise that a dtype does not take an operation."""
+    fail(DtypeError, f"{what} of {dtype_name(x._value.dtype)} is not defined: {remedy}")
+
+
+def floating(x: Tensor, what: str) -> Tensor:
+    """`x`, which must be floating: torch defines `what` for nothing else."""
+    if x._value.dtype is not FLOAT:
+        refuse(what, x, "convert it first, x.float()")
+    return x
+
+
+def numeric(x: Tensor, what: str) -> Tensor:
+    """`x`, which must not be bool."""
+    if x._value.dtype is BOOL:
+        refuse(what, x, "convert it first, x.int() or x.float(); ~x inverts a mask")
+    return x
+
+
+def not_zero(x: Tensor) -> Tensor:
+    """`x` as bool."""
+    if x._value.dtype is BOOL:
+        return x
+    return node(Op.NE, x, scalar(x, 0, x._value.dtype))
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x.to(dtype)`: declares the dtype; to a narrower one it rounds."""
+    computed, v = supported(dtype), x._value
+    if dtype is BOOL:
+        return not_zero(x)
+    if computed is v.dtype and (computed is not FLOAT or v.stored is dtype is FLOAT):
+        return x
+    return node(Op.CAST, x, arg=dtype)

@@ -1,0 +1,171 @@
+"""From a user's function and the specs of its arguments to a `Graph`.
+
+The function runs once, with a symbolic tensor for each argument that is not static. What torch
+or Python refuses before HTile sees it is told again here, with the user's line.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..errors import HTileError, Location, TraceError
+from . import composites as composites  # fills the table
+from .graph import Builder, Graph, Output, Role, returned_dtype
+from .ops import Value, Varies, compute_dtype
+from .tensor import NoIndices, Tensor, internal
+
+if TYPE_CHECKING:
+    from .roles import Spec
+
+_VARIES = {Role.ROW: Varies.ROW, Role.PER_ROW: Varies.ROW, Role.COLUMN: Varies.SHARED}
+
+
+def trace(fn: Callable, specs: Iterable[Spec], n: int, name: str | None = None) -> Graph:
+    """The graph of `fn` for a row of `n` elements; `specs` say what each parameter is.
+
+    A parameter without a spec keeps its default. Raises an HTileError with the user's line.
+    """
+    builder = Builder(name or fn.__name__, n)
+    values = {spec.name: _argument(builder, spec) for spec in specs}
+    args, kwargs = _arguments(fn, values)
+    try:
+        result = fn(*args, **kwargs)
+    except (TypeError, RuntimeError) as error:
+        _retell(error)
+        raise
+    leaves, structure = pytree.tree_flatten_with_path(result)
+    if not leaves:
+        raise TraceError(f"{builder.name} returns no tensor: return what it computes", _line(fn))
+    names = _names([path for path, _ in leaves])
+    outputs = [
+        _output(builder, fn, name, leaf) for name, (_, leaf) in zip(names, leaves, strict=True)
+    ]
+    return builder.finish(outputs, structure)
+
+
+def _argument(builder: Builder, spec: Spec) -> object:
+    if spec.role is Role.STATIC:
+        return spec.value
+    value = Value(
+        tuple(spec.inner),
+        _VARIES.get(spec.role, Varies.SCALAR),
+        compute_dtype(spec.dtype),
+        spread=spec.role in (Role.ROW, Role.COLUMN),
+    )
+    return Tensor(builder, builder.add_input(spec.name, spec.role, spec.dtype, value))
+
+
+def _arguments(fn: Callable, values: dict) -> tuple[list, dict]:
+    args, kwargs = [], {}
+    for p in inspect.signature(fn).parameters.values():
+        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+            raise TraceError(f"parameter {p}: give every argument a name of its own", _line(fn))
+        if p.name not in values:
+            if p.default is p.empty:
+                raise TraceError(f"no argument for the parameter {p.name}", _line(fn))
+            value = p.default
+        else:
+            value = values[p.name]
+        if p.kind is p.KEYWORD_ONLY:
+            kwargs[p.name] = value
+        else:
+            args.append(value)
+    return args, kwargs
+
+
+def _line(fn: Callable) -> Location | None:
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    return Location(code.co_filename, code.co_firstlineno) if code else None
+
+
+def _names(paths: list[tuple]) -> list[str]:
+    """`out` for a single result, keys and fields where there are any, else `out0`, `out1`..."""
+    if paths == [()]:
+        return ["out"]
+    names = []
+    for i, path in enumerate(paths):
+        keys = [getattr(k, "key", getattr(k, "name", None)) for k in path]
+        name = "_".join(k if isinstance(k, str) else "" for k in keys)
+        named = all(isinstance(k, str) for k in keys) and name.isidentifier()
+        names.append(name if named and name not in names else f"out{i}")
+    return names
+
+
+def _output(builder: Builder, fn: Callable, name: str, leaf: object) -> Output:
+    if isinstance(leaf, NoIndices):
+        try:
+            leaf.use()
+        except HTileError as error:
+            raise type(error)(error.message, _line(fn)) from None
+    if not isinstance(leaf, Tensor) or leaf._builder is not builder:
+        what = "None" if leaf is None else f"a {type(leaf).__name__}"
+        remedy = "return only tensors that are computed from the arguments"
+        if isinstance(leaf, torch.Tensor):
+            what, remedy = "a real tensor", "pass it as an argument, or return it outside"
+        raise TraceError(f"{builder.name} returns {what} as {name}: {remedy}", _line(fn))
+    node = builder[leaf._id]
+    value = node.value
+    if value.varies is not Varies.ROW:
+        raise TraceError(
+            f"the output {name} of {builder.name} does not depend on any row: compute it outside "
+            "the function, or combine it with a row",
+            node.loc or _line(fn),
+        )
+    dtype = returned_dtype(builder, value)
+    return Output(name, leaf._id, dtype, value.inner, value.spread)
+
+
+# torch checks some arguments before it asks __torch_function__; its errors are told again
+
+_ARGUMENT = re.compile(r"(\w+)\(\): argument '(\w+)' .*must be (.+), not (\w+)")
+_COMBINATION = re.compile(r"(\w+)\(\) received an invalid combination of arguments")
+_SIGNATURE = re.compile(r"^(\w+)\(\) (?:takes|got|missing) ")
+_REFUSED = re.compile(r"'Tensor' (object|and)|and 'Tensor'|must be real number, not Tensor")
+
+
+def _retell(error: Exception) -> None:
+    """Raise a TraceError for what torch or numpy refused to do with a symbolic tensor."""
+    loc, last, tb = None, None, error.__traceback__
+    while tb is not None:
+        last = tb.tb_frame.f_code.co_filename
+        if not internal(last):
+            loc = Location(last, tb.tb_lineno)
+        tb = tb.tb_next
+    if loc is None or last == __file__:
+        return
+    text = str(error)
+
+    def tell(message: str) -> NoReturn:
+        raise TraceError(message, loc) from None
+
+    if match := _ARGUMENT.search(text):
+        name, argument, wanted, kind = match.groups()
+        remedy = f": {_instead(name)}" if wanted == "Tensor" else ""
+        tell(f"torch.{name} takes a {wanted} as {argument!r}, not a {kind}{remedy}")
+    if match := _COMBINATION.search(text):
+        name = match[1]
+        tell(f"torch.{name} does not take these arguments: {_instead(name)}")
+    if re.search("not support ufuncs|unsupported operand.*numpy", text):
+        tell("numpy can not compute with a symbolic value: write the torch function (torch.exp)")
+    if "descriptor" in text and "Tensor" in text:
+        tell("a method of torch.Tensor called through the class: write torch.exp(x) or x.exp()")
+    if loc.file != last:
+        return
+    if (match := _SIGNATURE.match(text)) and re.search(rf"\b(torch|F)\.{match[1]}\(", loc.text):
+        tell(f"torch.{match[1]} does not take these arguments")
+    if _REFUSED.search(text):
+        tell(f"this can not be done with a symbolic value: {text.splitlines()[0]}")
+
+
+def _instead(name: str) -> str:
+    clamp = {"maximum": "min", "max": "min", "minimum": "max", "min": "max"}.get(name)
+    if clamp:
+        name = {"max": "maximum", "min": "minimum"}.get(name, name)
+        return f"write torch.{name}(x, torch.full_like(x, 0.0)) or x.clamp({clamp}=0.0)"
+    return f"write torch.full_like(x, value) for a number in torch.{name}"

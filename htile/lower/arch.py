@@ -1,0 +1,57 @@
+"""What an architecture offers a row kernel: shared memory, registers, clusters.
+
+Figures from the CUDA C++ Programming Guide, "Compute Capabilities", in bytes a thread block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import CompileError
+
+
+@dataclass(frozen=True, slots=True)
+class Arch:
+    """One GPU architecture; `name` is the compiler's (`sm_90a`)."""
+
+    name: str
+    shared_bytes: int
+    max_cluster: int
+    max_threads: int = 1024
+    registers: int = 65536  # 32-bit, of a multiprocessor, so of a thread block at most
+
+
+_A100, _CONSUMER, _HOPPER = 163 * 1024, 99 * 1024, 227 * 1024
+
+ARCHS = {
+    (8, 0): Arch("sm_80", _A100, 1),
+    (8, 6): Arch("sm_86", _CONSUMER, 1),
+    (8, 9): Arch("sm_89", _CONSUMER, 1),
+    (9, 0): Arch("sm_90a", _HOPPER, 16),
+    (10, 0): Arch("sm_100a", _HOPPER, 16),
+    (10, 3): Arch("sm_103a", _HOPPER, 16),
+    (12, 0): Arch("sm_120a", _CONSUMER, 1),
+    (12, 1): Arch("sm_121a", _CONSUMER, 1),
+}
+
+DEFAULT = ARCHS[9, 0]
+
+
+def arch_of_capability(capability: tuple[int, int]) -> Arch:
+    """The architecture of a device's compute capability. Raises CompileError if it is not known."""
+    if capability not in ARCHS:
+        known = ", ".join(a.name for a in ARCHS.values())
+        major, minor = capability
+        raise CompileError(
+            f"GPUs of compute capability {major}.{minor} are not supported; HTile knows {known}"
+        )
+    return ARCHS[capability]
+
+
+def arch_named(name: str) -> Arch:
+    """The architecture of this name (`sm_90` and `sm_90a` are one). Raises CompileError."""
+    for arch in ARCHS.values():
+        if arch.name.rstrip("a") == name.rstrip("a"):
+            return arch
+    known = ", ".join(a.name for a in ARCHS.values())
+    raise CompileError(f"unknown architecture {name!r}; HTile knows {known}")

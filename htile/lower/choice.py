@@ -1,0 +1,135 @@
+"""Which plans a graph has on a target, and which of them is the default.
+
+Numerics come from N, dtypes and the graph alone, so a row's bits never depend on the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import gcd, log2
+
+from ..errors import LoweringError
+from ..frontend.graph import Graph, Role
+from .plan import Load, Numerics, Placement, Plan, Target
+from .schedule import Schedule, make_schedule
+
+ACCESS_BYTES = 16  # the widest load and store
+SPARE_REGISTERS = 40  # addresses, predicates, partial results: seen in the examples on sm_90a
+MAX_REGISTERS = 255  # of a thread
+
+
+def row_dtypes(graph: Graph) -> list:
+    """The dtypes in memory of everything that has a row's length, in and out."""
+    inputs = [i.dtype for i in graph.inputs if i.role in (Role.ROW, Role.COLUMN)]
+    return inputs + [o.dtype for o in graph.outputs if o.is_row]
+
+
+def vector_size(graph: Graph) -> int:
+    """Neighbouring elements a thread: 16 bytes of the widest row or column, and a divisor of N.
+
+    A divisor, so that no vector straddles the end of a row, and so that in a contiguous tensor
+    every vector is as aligned as it is long.
+    """
+    widest = max(dtype.itemsize for dtype in row_dtypes(graph))
+    return gcd(graph.n, ACCESS_BYTES // widest)
+
+
+def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
+    """Every sensible plan, the default first. Raises LoweringError where there is none."""
+    has_columns = any(i.role is Role.COLUMN for i in graph.inputs)
+    schedules = {
+        columns: make_schedule(graph, target.fastmath, columns == "late")
+        for columns in (("early", "late") if has_columns else ("early",))
+    }
+    plans = [
+        Plan(
+            graph=graph,
+            target=target,
+            prologue=(),
+            steps=schedules[placement.columns].steps,
+            epilogue=(),
+            homes=schedules[placement.columns].homes,
+            numerics=numerics,
+            placement=placement,
+            slots=schedules[placement.columns].slots,
+            aliases=target.aliases,
+        )
+        for numerics in _numerics(graph, target, schedules)
+        for columns, schedule in schedules.items()
+        for placement in _placements(graph, target, schedule, numerics, columns)
+    ]
+    if not plans:
+        raise LoweringError(
+            f"{graph.name}: a row of N = {graph.n} elements does not fit one thread block of "
+            f"{target.arch.name}, and longer rows are not supported yet; split the row, or use "
+            "fewer values that live across reductions"
+        )
+    return sorted(plans, key=_preference)
+
+
+def choose(plans: list[Plan], target: Target) -> Plan:
+    """The default: the first in the order of `enumerate_plans`."""
+    return plans[0]
+
+
+def _numerics(
+    graph: Graph, target: Target, schedules: Mapping[str, Schedule]
+) -> Iterator[Numerics]:
+    vec = vector_size(graph)
+    words = min(schedule.words for schedule in schedules.values())
+    threads = 1
+    while True:
+        elements = -(-graph.n // (vec * threads)) * vec
+        if elements * words <= MAX_REGISTERS - SPARE_REGISTERS:
+            yield Numerics(vec, threads)
+        if threads * vec >= graph.n or threads == target.arch.max_threads:
+            return
+        threads *= 2
+
+
+def _placements(
+    graph: Graph, target: Target, schedule: Schedule, numerics: Numerics, columns: str
+) -> Iterator[Placement]:
+    vec, threads_per_row = numerics.vec_size, numerics.threads_per_row
+    loaded = [s.input for s in schedule.steps if isinstance(s, Load) and s.input.role is Role.ROW]
+    padded = -(-graph.n // (vec * threads_per_row)) * vec * threads_per_row
+    registers = padded // threads_per_row * schedule.words + SPARE_REGISTERS
+    if registers > MAX_REGISTERS:
+        return
+    for num_threads in (64, 128, 256, 512, 1024):
+        if num_threads < max(threads_per_row, 32) or registers * num_threads > (
+            target.arch.registers
+        ):
+            continue
+        rows = num_threads // threads_per_row
+        if rows > 32 and num_threads > 128:
+            continue
+        shared = rows * padded * sum(i.dtype.itemsize for i in loaded)
+        # cp.async copies 4, 8 or 16 bytes
+        asynchronous = loaded and all(
+            min(vec * i.dtype.itemsize, target.align) >= 4 for i in loaded
+        )
+        if asynchronous and shared + 4096 <= target.arch.shared_bytes:
+            yield Placement(num_threads, "shared", columns, target.align)
+        yield Placement(num_threads, "direct", columns, target.align)
+
+
+def _preference(plan: Plan) -> tuple:
+    """Lower is better; measured on an H200, bf16 (CONTRIBUTING.md has the figures).
+
+    Numerics first, by N and the graph alone: 16 elements a thread, few of them padding, at most
+    512 threads a row, 256 where columns are read. Then at least 128 threads a CTA. With columns,
+    rows go straight to registers, because shared memory is taken from the L1 cache that columns
+    live in; and columns come late, because early ones cost registers, so rows in flight.
+    """
+    num, place = plan.numerics, plan.placement
+    padding = plan.elements_per_thread * num.threads_per_row / plan.graph.n - 1
+    has_columns = any(i.role is Role.COLUMN for i in plan.graph.inputs)
+    return (
+        num.threads_per_row > (256 if has_columns else 512),
+        abs(log2(plan.elements_per_thread / 16)) + 4 * padding,
+        -num.threads_per_row,
+        abs(place.num_threads - max(128, num.threads_per_row)),
+        place.loader != ("direct" if has_columns else "shared"),
+        place.columns != "late",
+    )

@@ -1,0 +1,147 @@
+"""Compiles emitted source with CuTe-DSL, ahead of time, and loads the result as a function.
+
+The only module beside the primitives that imports `cutlass`, and only inside its functions. No
+GPU is needed to build; loading needs none either, calling does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+import multiprocessing
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+
+from ..errors import CompileError
+from .cubin import Resources, read_resources
+
+# `cute.compile` keeps its state in one object of the process and is not thread-safe.
+_LOCK = threading.RLock()
+_ARTIFACTS: dict[tuple[str, str], Artifact] = {}
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One compiled kernel: a relocatable object, what it was made from, and what it uses."""
+
+    source: str
+    function: str
+    arch: str
+    object: bytes = field(repr=False)
+    ptx: str = field(repr=False)
+    cubin: bytes = field(repr=False)
+    resources: Resources
+
+
+def load_source(source: str) -> dict[str, object]:
+    """Run emitted text as a module and return its names.
+
+    The text is registered with `linecache` under a name made from its content: CuTe-DSL reads a
+    function's source through it, and a traceback shows it.
+    """
+    name = f"<htile-{hashlib.sha256(source.encode()).hexdigest()[:16]}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    namespace: dict[str, object] = {"__name__": "htile_generated"}
+    exec(compile(source, name, "exec"), namespace)
+    return namespace
+
+
+def build(source: str, function: str, arch: str) -> Artifact:
+    """Compile the host function `function` of `source` for `arch` (`sm_90a`); once a process.
+
+    Raises CompileError where CuTe-DSL is not installed or refuses the kernel.
+    """
+    with _LOCK:
+        key = (source, arch)
+        if key not in _ARTIFACTS:
+            _ARTIFACTS[key] = _build(source, function, arch)
+        return _ARTIFACTS[key]
+
+
+def _build(source: str, function: str, arch: str) -> Artifact:
+    cute = _import_cute()
+    module = load_source(source)
+    stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
+    with tempfile.TemporaryDirectory(prefix="htile-") as folder:
+        compiled = cute.compile(
+            module[function],
+            *module["fake_arguments"](),
+            stream,
+            options=f"--enable-tvm-ffi --gpu-arch {arch} --keep-ptx --keep-cubin "
+            f"--dump-dir {folder}",
+            no_jit_engine=True,
+        )
+        path = os.path.join(folder, "kernel.o")
+        compiled.export_to_c(path, function_name="htile", export_only_tvm_ffi_symbols=True)
+        with open(path, "rb") as file:
+            object_ = file.read()
+    resources = read_resources(compiled.__cubin__, _dynamic_shared(str(compiled.ir_module)))
+    return Artifact(
+        source, function, arch, object_, compiled.__ptx__, compiled.__cubin__, resources
+    )
+
+
+def build_all(
+    requests: Iterable[tuple[str, str, str]], workers: int | None = None
+) -> list[Artifact]:
+    """`build` many (source, function, arch) in processes side by side, and keep the results.
+
+    For tests and deployments. The workers are forked before CUDA is used in them: they compile
+    only.
+    """
+    requests = list(dict.fromkeys(requests))
+    _import_cute()
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=context) as pool:
+        artifacts = list(pool.map(build, *zip(*requests, strict=True))) if requests else []
+    with _LOCK:
+        for artifact in artifacts:
+            _ARTIFACTS.setdefault((artifact.source, artifact.arch), artifact)
+    return artifacts
+
+
+def load(artifact: Artifact) -> Callable[..., None]:
+    """The artifact's host function: takes the tensors and scalars in the order of the source.
+
+    It launches on the current stream of the first tensor's device.
+    """
+    cute = _import_cute()
+    with _LOCK, tempfile.TemporaryDirectory(prefix="htile-") as folder:
+        path = os.path.join(folder, "kernel.o")
+        with open(path, "wb") as file:
+            file.write(artifact.object)
+        return cute.runtime.load_module(path, enable_tvm_ffi=True)["htile"]
+
+
+def _import_cute():
+    try:
+        from cutlass import cute
+        from cutlass.cute import runtime  # noqa: F401 (an attribute of cute once imported)
+    except ImportError as error:
+        raise CompileError(
+            "compiling a kernel needs CuTe-DSL, which is not installed here "
+            f"({error}): pip install 'nvidia-cutlass-dsl>=4.8,<4.9' (Linux only; with a CUDA 13 "
+            "driver, htile[cu13]). CPU tensors run the reference without it"
+        ) from error
+    return cute
+
+
+def _dynamic_shared(host_code: str) -> int:
+    """Bytes of dynamic shared memory of the launch, a constant of the lowered host function."""
+    constants = dict(re.findall(r"(%\w+) = llvm\.mlir\.constant\((\d+) : i64\)", host_code))
+    launch_config = re.search(
+        r"(%\w+) = llvm\.getelementptr %\w+\[0, 2\] : \(!llvm\.ptr\) -> !llvm\.ptr, "
+        r"!llvm\.struct<\(array<3 x i32>, array<3 x i32>, i64, ptr, ptr, i32\)>",
+        host_code,
+    )
+    assert launch_config, "the host function launches no kernel"
+    stored = re.search(
+        rf"llvm\.store (%\w+), {re.escape(launch_config.group(1))} : i64", host_code
+    )
+    assert stored and stored.group(1) in constants, "shared memory is no constant"
+    return int(constants[stored.group(1)])

@@ -1,0 +1,437 @@
+"""Prints a plan as the source text of one CuTe-DSL kernel over HTile's primitives.
+
+It decides nothing: each step of the plan has a way to be printed, each operation an expression in
+`EMIT`. The same plan gives the same text, in every process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import keyword
+import re
+import textwrap
+from collections.abc import Callable
+from math import inf, isnan
+
+import torch
+
+from ..frontend.graph import Graph, Input, Node, Output, Role
+from ..frontend.ops import Op, dtype_name
+from .plan import Compute, Form, Load, Plan, Reduce, Store
+
+WIDTH = 100  # of a line
+
+CUTLASS_TYPES = {
+    torch.float32: "Float32",
+    torch.bfloat16: "BFloat16",
+    torch.float16: "Float16",
+    torch.int32: "Int32",
+    torch.int64: "Int64",
+    torch.bool: "Boolean",
+}
+
+# Names of the emitted module and of Python; `pred` is shadowed inside a dynamic `if` by CuTe-DSL.
+RESERVED = frozenset(
+    {
+        *keyword.kwlist,
+        *CUTLASS_TYPES.values(),
+        *("config", "ctx", "cuda", "cute", "fake_arguments", "loader", "m", "make_fake_tensor"),
+        *("math", "pred", "range", "stream", "tiled_copy"),
+    }
+)
+
+Expression = Callable[[Node, tuple[str, ...], Form], str]
+
+
+def _binary(symbol: str) -> Expression:
+    return lambda node, args, form: f"{args[0]} {symbol} {args[1]}"
+
+
+def _call(name: str) -> Expression:
+    return lambda node, args, form: f"math.{name}({', '.join(args)})"
+
+
+def _bounded(name: str, otherwise: Expression) -> Expression:
+    def expression(node: Node, args: tuple[str, ...], form: Form) -> str:
+        chosen = _call(name) if form is Form.BOUNDED else otherwise
+        return chosen(node, args, form)
+
+    return expression
+
+
+def _fast(name: str) -> Expression:
+    def expression(node: Node, args: tuple[str, ...], form: Form) -> str:
+        return f"math.{name}({args[0]}{', fastmath=True' if form is Form.FAST else ''})"
+
+    return expression
+
+
+def _convert(node: Node, args: tuple[str, ...], form: Form) -> str:
+    """To another kind of number; a 16-bit dtype is a rounding of a float32."""
+    if node.value.stored in (torch.bfloat16, torch.float16) and node.op is Op.CAST:
+        return f"math.round_to({args[0]}, {CUTLASS_TYPES[node.value.stored]})"
+    return f"math.convert({args[0]}, {CUTLASS_TYPES[node.value.dtype]})"
+
+
+def _leaf(node: Node, args: tuple[str, ...], form: Form) -> str:
+    raise AssertionError(f"{node} is not computed")
+
+
+# fmt: off
+EMIT: dict[Op, Expression] = {
+    **dict.fromkeys((Op.INPUT, Op.CONST, Op.RESHAPE), _leaf),
+    **dict.fromkeys((Op.SUM, Op.PROD, Op.MAX, Op.MIN, Op.ANY, Op.ALL), _leaf),
+    Op.NEG: lambda node, args, form: f"-{args[0]}",
+    Op.ADD: _binary("+"), Op.SUB: _binary("-"), Op.MUL: _binary("*"),
+    Op.DIV: _bounded("div_bounded", _binary("/")),
+    Op.EXP: _bounded("exp_bounded", _call("exp")),
+    **{op: _fast(op.value) for op in (Op.TANH, Op.LOG, Op.LOG2, Op.LOG10, Op.SIN, Op.COS)},
+    **{op: _call(op.value) for op in (
+        Op.ABS, Op.SIGN, Op.SQRT, Op.RSQRT, Op.EXP2, Op.EXPM1, Op.LOG1P, Op.SIGMOID, Op.ERF,
+        Op.FLOOR, Op.CEIL, Op.ROUND, Op.TRUNC, Op.FLOORDIV, Op.MOD, Op.POW, Op.MAXIMUM, Op.MINIMUM,
+        Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE, Op.WHERE)},
+    Op.NOT: _call("logical_not"), Op.AND: _call("logical_and"), Op.OR: _call("logical_or"),
+    Op.XOR: _call("logical_xor"),
+    Op.CAST: _convert, Op.CONVERT: _convert,
+}
+# fmt: on
+
+
+def emit(plan: Plan) -> str:
+    """The text of the kernel, its host function and the arguments that it is compiled with."""
+    return _Printer(plan).module()
+
+
+def arguments(plan: Plan) -> list[Input | Output]:
+    """The parameters of the host function in order, the stream left out."""
+    return [*plan.graph.inputs, *plan.graph.outputs]
+
+
+def kernel_name(plan: Plan) -> str:
+    """The name of the host function: the user's function's, made an identifier."""
+    name = "".join(c if c.isalnum() and c.isascii() else "_" for c in plan.graph.name).strip("_")
+    name = name if name and not name[0].isdigit() else f"kernel_{name}"
+    return name + "_" if name in RESERVED or name in ("cutlass", "htile") else name
+
+
+class _Printer:
+    """Names every value of one plan and prints its steps."""
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self.graph: Graph = plan.graph
+        self.function = kernel_name(plan)
+        self.taken = set(RESERVED) | {self.function, f"{self.function}_kernel"}
+        self.names: dict[int, str] = {}
+        self.forms: dict[int, Form] = {}
+        self.counts: dict[str, int] = {}
+        for i in self.graph.inputs:
+            self.names[i.id] = self._unique(i.name)
+        self.tensors = {a.name: self._tensor_name(a) for a in arguments(plan)}
+        rows = [i for i in self.graph.inputs if i.role is Role.ROW]
+        self.rows = [s.input for s in plan.steps if isinstance(s, Load) and s.input in rows]
+        self.primary = (self.rows or rows)[0]
+        self.reduces = [s for s in plan.steps if isinstance(s, Reduce)]
+        self.stage = 0
+
+    def module(self) -> str:
+        """Docstring, imports, configuration, kernel, host function, arguments."""
+        parts = (self._config(), self._kernel(), self._host(), self._fake_arguments())
+        text = "\n\n\n".join("\n".join(part) for part in parts)
+        return "\n".join(self._docstring() + self._imports(text)) + "\n\n" + text + "\n"
+
+    def _unique(self, name: str) -> str:
+        while name in self.taken:
+            name += "_"
+        self.taken.add(name)
+        return name
+
+    def _tensor_name(self, argument: Input | Output) -> str:
+        if isinstance(argument, Input) and argument.role is Role.SCALAR:
+            return self.names[argument.id]
+        camel = "".join(part[:1].upper() + part[1:] for part in argument.name.split("_"))
+        return self._unique(f"m{camel}")
+
+    def _fresh(self, node: Node) -> str:
+        """`max0`, `max1`: the operation and a count."""
+        while True:
+            count = self.counts.get(node.op.value, 0)
+            self.counts[node.op.value] = count + 1
+            if (name := f"{node.op.value}{count}") not in self.taken:
+                self.taken.add(name)
+                return name
+
+    def _docstring(self) -> list[str]:
+        def show(argument: Input | Output) -> str:
+            return f"{argument.name} {dtype_name(argument.dtype)}"
+
+        graph = self.graph
+        takes = ", ".join(map(show, graph.inputs))
+        gives = ", ".join(map(show, graph.outputs))
+        title = f'"""{graph.name}: one row of N = {graph.n}'
+        return [f"{title}.", "", *_wrap(f"{takes} -> {gives}", ""), '"""', ""]
+
+    def _imports(self, text: str) -> list[str]:
+        types = sorted(t for t in CUTLASS_TYPES.values() if _mentions(text, t))
+        loader = "ElementwiseLoader" if self._shared() else "GlobalToRegLoader"
+        dataflow = ["ElementwiseKernelContext", *([loader] if self.rows else [])]
+        if any(o.is_row for o in self.graph.outputs):
+            dataflow.append("ElementwiseStorer")
+        lines = [
+            "import cuda.bindings.driver as cuda",
+            "import cutlass.cute as cute",
+            f"from cutlass import {', '.join(types)}",
+            "",
+            *(["from htile.compute import math"] if "math." in text else []),
+            "from htile.config import ElementwiseTileConfig",
+            f"from htile.dataflow import {', '.join(sorted(dataflow))}",
+            "from htile.utils import make_fake_tensor",
+        ]
+        return lines
+
+    def _config(self) -> list[str]:
+        num, place = self.plan.numerics, self.plan.placement
+        wide = any(
+            self.graph[id].value.dtype is torch.int64
+            for step in self.plan.steps
+            if isinstance(step, Reduce)
+            for id in step.results
+        )
+        args = [
+            CUTLASS_TYPES[self.primary.dtype],
+            f"N={self.graph.n}",
+            f"num_threads={place.num_threads}",
+            f"threads_per_row={num.threads_per_row}",
+            f"cluster_n={num.cluster_n}",
+            f"stage={max(1, self.plan.slots)}",
+            *(["reduction_dtype=Int64"] if wide else []),
+            *([f"copy_bytes={place.copy_bytes}"] if place.copy_bytes < 16 else []),
+        ]
+        return _wrapped_call("config = ElementwiseTileConfig(", args, ")")
+
+    def _shared(self) -> bool:
+        return self.plan.placement.loader == "shared" and bool(self.rows)
+
+    def _kernel(self) -> list[str]:
+        params = [self._parameter(a) for a in arguments(self.plan)]
+        params.append("tiled_copy: cute.TiledCopy")
+        lines = ["@cute.kernel"]
+        lines += _wrapped_call(f"def {self.function}_kernel(", params, "):")
+        vec = self.plan.numerics.vec_size
+        setup = [self.tensors[self.primary.name], f"config.tiler_mn({vec})", "tiled_copy"]
+        if not self._shared():
+            setup.append("shared=False")
+        elif len(self.rows) > 1:
+            extra = [CUTLASS_TYPES[i.dtype] for i in self.rows[1:]]
+            setup.append(f"extra_smem_tensors=({', '.join(extra)},)")
+        lines.append("    ctx = ElementwiseKernelContext(config)")
+        lines.append(f"    ctx.setup({', '.join(setup)})")
+        lines += self._loads()
+        started = False
+        for step in self.plan.prologue + self.plan.steps + self.plan.epilogue:
+            match step:
+                case Load(i) if i.id not in self.loaded:
+                    lines += self._stage_comment() if not started else []
+                    started = True
+                    value = f"ctx.load_column({self.tensors[i.name]}).load()"
+                    lines += self._assign(self.names[i.id], value, i)
+                case Compute(id, form):
+                    if not started:
+                        lines += self._stage_comment()
+                        started = True
+                    lines += self._compute(self.graph[id], form)
+                case Reduce():
+                    if not started:
+                        lines += self._stage_comment()
+                    lines += self._reduce(step)
+                    started = False
+                case Store(output):
+                    if not started:
+                        lines += self._stage_comment()
+                        started = True
+                    lines += self._store(output)
+        return lines
+
+    def _parameter(self, argument: Input | Output) -> str:
+        name = self.tensors[argument.name]
+        if isinstance(argument, Input) and argument.role is Role.SCALAR:
+            return f"{name}: Float32"
+        return f"{name}: cute.Tensor"
+
+    def _loads(self) -> list[str]:
+        """What is loaded before anything is computed; the rows are in flight meanwhile."""
+        first = itertools.takewhile(lambda step: isinstance(step, Load), self.plan.steps)
+        loads = [step.input for step in first]
+        self.loaded = {i.id for i in loads}
+        lines = [""]
+        fragments = {}
+        if self.rows:
+            kind = "ElementwiseLoader" if self._shared() else "GlobalToRegLoader"
+            lines.append(f"    loader = {kind}(ctx)")
+        for i in loads:
+            tensor = self.tensors[i.name]
+            fragments[i.name] = self._unique("tXr" + tensor[1:])
+            if i.role is Role.ROW:
+                lines.append(f"    {fragments[i.name]} = loader.start({tensor})")
+            elif i.role is Role.COLUMN:
+                lines.append(f"    {fragments[i.name]} = ctx.load_column({tensor})")
+            elif i.role is Role.PER_ROW:
+                lines += self._assign(self.names[i.id], f"ctx.load_row_value({tensor})", i)
+            else:
+                lines += self._assign(self.names[i.id], f"{tensor}[0]", i)
+        if self.rows:
+            lines.append("    loader.finish()")
+        for i in loads:
+            if i.role in (Role.ROW, Role.COLUMN):
+                lines += self._assign(self.names[i.id], f"{fragments[i.name]}.load()", i)
+        return lines
+
+    def _assign(self, name: str, expression: str, i: Input) -> list[str]:
+        widen = i.dtype.is_floating_point and i.dtype is not torch.float32
+        return [f"    {name} = {expression}{'.to(Float32)' if widen else ''}"]
+
+    def _stage_comment(self) -> list[str]:
+        """A blank line and what the next steps are for."""
+        if self.stage < self.plan.stages:
+            self.stage += 1
+            ops = (self.graph[id].op.value for id in self.reduces[self.stage - 1].results)
+            return ["", f"    # stage {self.stage}: {', '.join(ops)}"]
+        return ["", "    # output"]
+
+    def _operand(self, id: int) -> str:
+        node = self.graph[id]
+        if node.op is Op.RESHAPE:
+            return self._operand(node.inputs[0])
+        if node.op is Op.CONST:
+            return _literal(node.arg, node.value.dtype)
+        return self.names[id]
+
+    def _compute(self, node: Node, form: Form) -> list[str]:
+        if node.op is Op.RESHAPE:
+            return []
+        args = tuple(self._operand(i) for i in node.inputs)
+        expression = EMIT[node.op](node, args, form)
+        self.names[node.id] = self._fresh(node)
+        return [_located(f"    {self.names[node.id]} = {expression}", node)]
+
+    def _reduce(self, step: Reduce) -> list[str]:
+        nodes = [self.graph[id] for id in step.results]
+        for node in nodes:
+            self.names[node.id] = self._fresh(node)
+        results = ", ".join(self.names[id] for id in step.results)
+        values = ", ".join(self._reduced(id) for id in step.operands)
+        ops = ", ".join(f"cute.ReductionOp.{m.combine}" for m in step.monoids)
+        if len(nodes) > 1:
+            values, ops = f"({values})", f"({ops})"
+        lines = _wrapped_call(
+            f"    {results} = ctx.row_reduce(", [values, ops, f"slot={step.slot}"], ")"
+        )
+        return [*lines[:-1], _located(lines[-1], nodes[0])]
+
+    def _reduced(self, id: int) -> str:
+        """An operand of a reduction; a number gets its type, which the reduction asks for."""
+        node = self.graph[id]
+        text = self._operand(id)
+        return f"{CUTLASS_TYPES[node.value.dtype]}({text})" if node.op is Op.CONST else text
+
+    def _store(self, output: Output) -> list[str]:
+        value, tensor = self._operand(output.id), self.tensors[output.name]
+        if output.is_row:
+            return [f"    ElementwiseStorer(ctx).store({tensor}, {value})"]
+        return [f"    ctx.store_row_value({tensor}, {value})"]
+
+    def _host(self) -> list[str]:
+        params = [self._parameter(a) for a in arguments(self.plan)] + ["stream: cuda.CUstream"]
+        vec = self.plan.numerics.vec_size
+        passed = [self.tensors[a.name] for a in arguments(self.plan)]
+        launch = [
+            f"grid=config.grid({self.tensors[self.primary.name]}.shape[0])",
+            "block=config.block",
+            "cluster=config.cluster",
+            "stream=stream",
+        ]
+        return [
+            "@cute.jit",
+            *_wrapped_call(f"def {self.function}(", params, "):"),
+            f"    tiled_copy = config.make_vector_copy({vec}).tiled_copy_2d()",
+            *_wrapped_call(
+                f"    {self.function}_kernel(",
+                [*passed, "tiled_copy"],
+                ").launch(",
+            ),
+            f"        {', '.join(launch)}",
+            "    )",
+        ]
+
+    def _fake_arguments(self) -> list[str]:
+        """What stands for the tensors when the host function is compiled."""
+        n = self.graph.n
+        args = []
+        for a in arguments(self.plan):
+            dtype = CUTLASS_TYPES[a.dtype]
+            if isinstance(a, Input) and a.role is Role.SCALAR:
+                args.append("Float32(0)")
+            elif a.is_row if isinstance(a, Output) else a.role is Role.ROW:
+                args.append(f"make_fake_tensor({dtype}, (m, {n}), {self._divisibility(a)})")
+            elif isinstance(a, Input) and a.role is Role.COLUMN:
+                args.append(f"make_fake_tensor({dtype}, ({n},), {self._divisibility(a)})")
+            elif isinstance(a, Input) and a.role is Role.DEVICE_SCALAR:
+                shape = "(1,)" if self.graph[a.id].value.inner else "()"
+                args.append(f"make_fake_tensor({dtype}, {shape}, stride={shape})")
+            else:
+                args.append(f"make_fake_tensor({dtype}, (m,), stride=(cute.sym_int64(),))")
+        return [
+            "def fake_arguments():",
+            '    """What stands for the tensors when the kernel is compiled."""',
+            "    m = cute.sym_int()",
+            *_wrapped_call("    return (", args, ")" if len(args) > 1 else ",)"),
+        ]
+
+    def _divisibility(self, argument: Input | Output) -> int:
+        """Elements that a row's or column's pointer and stride are declared a multiple of."""
+        return access_bytes(self.plan, argument.dtype) // argument.dtype.itemsize
+
+
+def access_bytes(plan: Plan, dtype: torch.dtype) -> int:
+    """Bytes that pointers and strides of a row of this dtype must be a multiple of."""
+    natural = plan.numerics.vec_size * dtype.itemsize
+    return max(min(natural, plan.placement.copy_bytes), dtype.itemsize)
+
+
+def _mentions(text: str, name: str) -> bool:
+    return re.search(rf"\b{name}\b", text) is not None
+
+
+def _located(line: str, node: Node) -> str:
+    """The line with the user's line as a comment, where both fit."""
+    comment = f"  # {node.loc.short}" if node.loc else ""
+    return line + comment if len(line) + len(comment) <= WIDTH else line
+
+
+def _literal(number: object, dtype: torch.dtype) -> str:
+    """A Python literal of this dtype."""
+    if dtype is torch.bool:
+        return repr(bool(number))
+    if dtype is not torch.float32:
+        return f"{CUTLASS_TYPES[dtype]}({int(number)})"
+    number = float(number)
+    if isnan(number):
+        return 'Float32(float("nan"))'
+    if number in (inf, -inf):
+        return f"{'-' if number < 0 else ''}Float32.inf"
+    return f"({number!r})" if number < 0 or repr(number).startswith("-") else repr(number)
+
+
+def _wrap(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent)
+
+
+def _wrapped_call(head: str, args: list[str], tail: str) -> list[str]:
+    """One line if it fits; else the arguments on a line of their own; else one a line."""
+    joined = ", ".join(args)
+    if len(head) + len(joined) + len(tail) <= WIDTH:
+        return [head + joined + tail]
+    indent = " " * (len(head) - len(head.lstrip()))
+    if len(indent) + 4 + len(joined) <= WIDTH:
+        return [head, f"{indent}    {joined}", indent + tail]
+    return [head, *(f"{indent}    {arg}," for arg in args), indent + tail]

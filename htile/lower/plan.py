@@ -1,0 +1,244 @@
+"""The plan: everything that the emitted kernel does, decided.
+
+A `Plan` says which step follows which, what is reduced together behind one barrier, where values
+live between the steps, which thread holds which element (numerics) and how a row gets there
+(placement). `emit` prints it and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ..frontend.graph import Graph, Input, Output
+from ..frontend.ops import Op, dtype_name
+from .arch import Arch
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a plan is made for.
+
+    align: bytes that pointers and row strides of all row operands are a multiple of: 16, 8, 4,
+        2 or 1; 16 also where each is as aligned as its own vectors are long.
+    aliases: outputs that are the same memory as an input, (output name, input name).
+    """
+
+    n: int
+    arch: Arch
+    align: int = 16
+    fastmath: bool = False
+    aliases: tuple[tuple[str, str], ...] = ()
+
+
+class Home(Enum):
+    """Where a value lives between the step that makes it and the last that reads it."""
+
+    REGISTERS = "registers"
+    SHARED = "shared"
+    REREAD = "reread"
+    RECOMPUTE = "recompute"
+
+
+class Over(Enum):
+    """What a reduction runs over."""
+
+    COLUMNS = "columns"
+    ROWS = "rows"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Monoid:
+    """How partial results combine: an associative operation and its identity.
+
+    combine: the `cute.ReductionOp` of `row_reduce`.
+    identity: what a padded lane holds, as a Python number.
+    """
+
+    combine: str
+    identity: float
+
+
+# The reductions of the language. Their element map and their finish are ordinary nodes: a mean is
+# a SUM and a division. ANY and ALL are MAX and MIN of 0 and 1.
+MONOIDS: Mapping[Op, Monoid] = {
+    Op.SUM: Monoid("ADD", 0.0),
+    Op.PROD: Monoid("MUL", 1.0),
+    Op.MAX: Monoid("MAX", float("-inf")),
+    Op.MIN: Monoid("MIN", float("inf")),
+    Op.ANY: Monoid("MAX", 0.0),
+    Op.ALL: Monoid("MIN", 1.0),
+}
+
+
+class Form(Enum):
+    """Which of an operation's device functions is used (DESIGN.md section 6)."""
+
+    EXACT = "exact"
+    BOUNDED = "bounded"  # the operand's range makes a short form as exact as the output needs
+    FAST = "fast"  # asked for by fastmath=True
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Bring an input on chip; a column is loaded while the rows are in flight."""
+
+    input: Input
+    home: Home = Home.REGISTERS
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Evaluate one node."""
+
+    id: int
+    form: Form = Form.EXACT
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Reduce operands together, behind one barrier; `results` are the nodes, in slot order."""
+
+    stage: int
+    results: tuple[int, ...]
+    operands: tuple[int, ...]
+    monoids: tuple[Monoid, ...]
+    slot: int
+    over: Over = Over.COLUMNS
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Write a result to global memory."""
+
+    output: Output
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnLoop:
+    """Run steps for one chunk of columns after another: a streamed row."""
+
+    chunk: int
+    steps: tuple[Step, ...]
+
+
+Step = Load | Compute | Reduce | Store | ColumnLoop
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """Which thread holds which element, so the order of every sum.
+
+    Depends on N, dtypes and architecture, never on M or on alignment.
+    """
+
+    vec_size: int
+    threads_per_row: int
+    cluster_n: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How rows get to threads and back; free to change, no bit of a result depends on it.
+
+    loader: `shared` (cp.async to shared memory, then registers) or `direct`.
+    columns: `early` (loaded while the rows are in flight) or `late` (where they are first used).
+    copy_bytes: the widest access.
+    """
+
+    num_threads: int
+    loader: str
+    columns: str
+    copy_bytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One kernel, decided. `homes` has every value that crosses a barrier."""
+
+    graph: Graph
+    target: Target
+    prologue: tuple[Step, ...]
+    steps: tuple[Step, ...]
+    epilogue: tuple[Step, ...]
+    homes: Mapping[int, Home]
+    numerics: Numerics
+    placement: Placement
+    slots: int
+    workspace: tuple[object, ...] = field(default=())
+    aliases: tuple[tuple[str, str], ...] = field(default=())
+
+    @property
+    def rows_per_block(self) -> int:
+        """Rows that one CTA works on at a time."""
+        return self.placement.num_threads // self.numerics.threads_per_row
+
+    @property
+    def elements_per_thread(self) -> int:
+        """Elements of one row that a thread holds, padded lanes included."""
+        tile = self.numerics.vec_size * self.numerics.threads_per_row * self.numerics.cluster_n
+        return -(-self.graph.n // tile) * self.numerics.vec_size
+
+    @property
+    def stages(self) -> int:
+        """Dependent rounds of reduction, each one synchronization."""
+        return sum(isinstance(step, Reduce) for step in self.steps)
+
+    def bytes_per_row(self) -> tuple[int, int]:
+        """Bytes read and written for one row, columns that all rows share not counted."""
+        g = self.graph
+        read = sum(
+            (g.n if i.role.value == "row" else 1) * i.dtype.itemsize
+            for i in g.inputs
+            if i.role.value in ("row", "per-row")
+        )
+        written = sum((g.n if o.is_row else 1) * o.dtype.itemsize for o in g.outputs)
+        return read, written
+
+    def __str__(self) -> str:
+        num, place = self.numerics, self.placement
+        read, written = self.bytes_per_row()
+        lines = [
+            f"plan {self.graph.name}, N = {self.graph.n}, {self.target.arch.name}",
+            f"  numerics   {num.threads_per_row} threads a row, {num.vec_size} neighbouring "
+            f"elements each, {self.elements_per_thread} in all, cluster {num.cluster_n}",
+            f"  placement  {place.num_threads} threads and {self.rows_per_block} rows a CTA, "
+            f"{place.loader} loads, {place.columns} columns, {place.copy_bytes}-byte accesses",
+            f"  traffic    {read} bytes read and {written} written a row",
+        ]
+        lines += [f"  {line}" for line in _describe(self, self.prologue + self.steps)]
+        crossing = ", ".join(f"%{id} {home.value}" for id, home in sorted(self.homes.items()))
+        lines.append(f"  across barriers: {crossing or 'nothing'}")
+        return "\n".join(lines)
+
+
+def _describe(plan: Plan, steps: tuple[Step, ...]) -> list[str]:
+    lines = []
+    for step in steps:
+        match step:
+            case Load(input):
+                lines.append(
+                    f"load     {input.role.value} {input.name} ({dtype_name(input.dtype)}) "
+                    f"-> %{input.id}"
+                )
+            case Compute(id, form):
+                node = plan.graph[id]
+                operands = ", ".join(f"%{i}" for i in node.inputs)
+                short = "" if form is Form.EXACT else f" ({form.value})"
+                lines.append(f"compute  %{id} = {node.op.value} {operands}{short}")
+            case Reduce(stage, results, operands, monoids, slot):
+                pairs = ", ".join(
+                    f"%{r} = {m.combine} of %{o}"
+                    for r, m, o in zip(results, monoids, operands, strict=True)
+                )
+                lines.append(f"reduce   stage {stage}: {pairs}, slot {slot}")
+            case Store(output):
+                lines.append(
+                    f"store    {output.name} ({dtype_name(output.dtype)}) <- %{output.id}"
+                )
+            case ColumnLoop(chunk, inner):
+                lines.append(f"loop over chunks of {chunk} columns")
+                lines += [f"  {line}" for line in _describe(plan, inner)]
+    return lines

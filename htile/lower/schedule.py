@@ -1,0 +1,181 @@
+"""From a graph to the steps of its kernel: stages of reductions, what is computed before each.
+
+`stage(node)` is the number of reductions on its longest path from the inputs. All reductions of a
+stage share one barrier. A value is computed in the first stage that needs it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from ..frontend.graph import Graph, Node, Role
+from ..frontend.ops import REDUCTIONS, Op
+from .plan import MONOIDS, Compute, Form, Home, Load, Reduce, Step, Store
+
+FAST_OPS = frozenset({Op.TANH, Op.LOG, Op.LOG2, Op.LOG10, Op.SIN, Op.COS})
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The steps of a row, the homes of values that cross a barrier, the slots of the buffer.
+
+    words: 32-bit registers for each element of a row that are live at the widest point.
+    """
+
+    steps: tuple[Step, ...]
+    homes: dict[int, Home]
+    slots: int
+    words: float
+
+
+def assign_stages(graph: Graph) -> dict[int, int]:
+    """The stage of every node: reductions on its longest path from the inputs, itself included."""
+    stage: dict[int, int] = {}
+    for node in graph:
+        before = max((stage[i] for i in node.inputs), default=0)
+        stage[node.id] = before + (node.op in REDUCTIONS)
+    return stage
+
+
+def make_schedule(graph: Graph, fastmath: bool = False, late_columns: bool = False) -> Schedule:
+    """Order the graph into loads, computations, one `Reduce` a stage, and stores.
+
+    late_columns: a column is loaded where it is first used, not while the rows are in flight. Its
+    latency shows then, but it takes no registers before.
+    """
+    stage = assign_stages(graph)
+    rounds: dict[int, list[Node]] = {}
+    for node in graph:
+        if node.op in REDUCTIONS:
+            rounds.setdefault(stage[node.id], []).append(node)
+
+    steps: list[Step] = []
+    late: dict[int, Load] = {}
+    for load in _loads(graph):
+        if late_columns and load.input.role is Role.COLUMN:
+            late[load.input.id] = load
+        else:
+            steps.append(load)
+    done: set[int] = {node.id for node in graph if node.op in (Op.INPUT, Op.CONST)}
+    slot = 0
+
+    def compute(goals: tuple[int, ...]) -> list[Step]:
+        computed = _compute(graph, goals, done, fastmath)
+        reads = {i for step in computed for i in graph[step.id].inputs} | set(goals)
+        return [late.pop(i) for i in sorted(reads & set(late))] + computed
+
+    for k in sorted(rounds):
+        operands = tuple(node.inputs[0] for node in rounds[k])
+        steps += compute(operands)
+        results = tuple(node.id for node in rounds[k])
+        monoids = tuple(MONOIDS[node.op] for node in rounds[k])
+        steps.append(Reduce(k, results, operands, monoids, slot))
+        done.update(results)
+        slot += len(results)
+    for output in graph.outputs:
+        steps += compute((output.id,))
+        steps.append(Store(output))
+    crossing = _live_at_barriers(steps, graph)
+    homes = {id: Home.REGISTERS for ids in crossing for id in ids}
+    return Schedule(tuple(steps), homes, slot, _widest(graph, steps, crossing))
+
+
+def _loads(graph: Graph) -> list[Step]:
+    """Rows first, so that they are in flight while the rest is loaded; scalars need no load."""
+    order = {Role.ROW: 0, Role.COLUMN: 1, Role.PER_ROW: 2, Role.DEVICE_SCALAR: 3}
+    read = {i for node in graph for i in node.inputs} | {out.id for out in graph.outputs}
+    inputs = [i for i in graph.inputs if i.role in order and i.id in read]
+    return [Load(i) for i in sorted(inputs, key=lambda i: order[i.role])]
+
+
+def _compute(
+    graph: Graph, goals: tuple[int, ...], done: set[int], fastmath: bool
+) -> list[Compute]:
+    """What the goals still need, by id; adds it to `done`."""
+    needed: set[int] = set()
+    todo = [id for id in goals if id not in done]
+    while todo:
+        id = todo.pop()
+        if id not in needed:
+            needed.add(id)
+            todo += [i for i in graph[id].inputs if i not in done]
+    done |= needed
+    return [Compute(id, choose_form(graph, graph[id], fastmath)) for id in sorted(needed)]
+
+
+def choose_form(graph: Graph, node: Node, fastmath: bool) -> Form:
+    """The device function for a node: a short one where the operands' range allows it."""
+    if node.op is Op.EXP and _is_below_zero(graph, graph[node.inputs[0]]):
+        return Form.BOUNDED
+    if node.op is Op.DIV and _is_share(graph, *graph.operands(node)):
+        return Form.BOUNDED
+    return Form.FAST if fastmath and node.op in FAST_OPS else Form.EXACT
+
+
+def _is_below_zero(graph: Graph, node: Node) -> bool:
+    """x - max(x): exp of it is at most 1, so an error that grows with |x| is never seen."""
+    if node.op is not Op.SUB:
+        return False
+    x, m = graph.operands(node)
+    m = _strip(graph, m)
+    if m.op is Op.WHERE:  # logsumexp takes 0 for an infinite maximum
+        _, zero, m = graph.operands(m)
+        if zero.op is not Op.CONST or zero.arg != 0:
+            return False
+        m = _strip(graph, m)
+    return m.op is Op.MAX and m.inputs == (x.id,)
+
+
+def _is_share(graph: Graph, part: Node, whole: Node) -> bool:
+    """e / sum(e) with e = exp(x - max(x)): the sum is in [1, N], so rcp.approx loses nothing."""
+    whole = _strip(graph, whole)
+    return (
+        whole.op is Op.SUM
+        and whole.inputs == (part.id,)
+        and part.op is Op.EXP
+        and _is_below_zero(graph, graph[part.inputs[0]])
+    )
+
+
+def _strip(graph: Graph, node: Node) -> Node:
+    while node.op is Op.RESHAPE:
+        node = graph[node.inputs[0]]
+    return node
+
+
+def _live_at_barriers(steps: list[Step], graph: Graph) -> list[set[int]]:
+    """For each Reduce, the values made before it that are read after it."""
+    made: list[set[int]] = [set()]
+    reads: list[set[int]] = [set()]
+    for step in steps:
+        match step:
+            case Load(input):
+                made[-1].add(input.id)
+            case Compute(id, _):
+                made[-1].add(id)
+                reads[-1].update(graph[id].inputs)
+            case Reduce(_, results, operands, _, _):
+                reads[-1].update(operands)
+                made.append(set(results))
+                reads.append(set())
+            case Store(output):
+                reads[-1].add(output.id)
+    return [
+        set().union(*made[: k + 1]) & set().union(*reads[k + 1 :]) for k in range(len(made) - 1)
+    ]
+
+
+def _widest(graph: Graph, steps: list[Step], crossing: list[set[int]]) -> float:
+    """Registers an element: what is loaded at once at first, or what crosses a barrier."""
+    first = itertools.takewhile(lambda step: isinstance(step, Load), steps)
+    loading = sum(
+        step.input.dtype.itemsize / 4
+        for step in first
+        if step.input.role in (Role.ROW, Role.COLUMN)
+    )
+    words = [
+        sum(max(1, graph[id].value.dtype.itemsize / 4) for id in ids if graph[id].value.spread)
+        for ids in crossing
+    ]
+    return max([loading, 1.0, *words])

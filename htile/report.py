@@ -1,0 +1,111 @@
+"""What `inspect` returns: everything about one kernel, as values, as files, as a page to read."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+
+from .errors import CompileError
+from .frontend.graph import Graph
+from .lower import Lowered
+from .lower.compile import Artifact, build
+from .lower.cubin import Resources
+from .lower.plan import Plan
+
+
+class Kernel:
+    """One specialization of a row-wise function, for one architecture.
+
+    `traced` and `graph` (before and after the passes), `plan` and `source` are there at once;
+    `ptx`, `cubin` and `resources` compile the kernel at first use and raise CompileError where
+    CuTe-DSL is not installed. No GPU is needed for any of them.
+    """
+
+    def __init__(self, lowered: Lowered, arch: str):
+        self.lowered = lowered
+        self.arch = arch
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.lowered.graph.name
+
+    @property
+    def traced(self) -> Graph:
+        """The graph as traced, before any pass."""
+        return self.lowered.traced
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that the kernel computes."""
+        return self.lowered.graph
+
+    @property
+    def plan(self) -> Plan:
+        """The stages, and how the row is laid over threads."""
+        return self.lowered.plan
+
+    @property
+    def source(self) -> str:
+        """The emitted CuTe-DSL module."""
+        return self.lowered.source
+
+    @cached_property
+    def artifact(self) -> Artifact:
+        """The compiled kernel."""
+        return build(self.source, self.lowered.function, self.arch)
+
+    @property
+    def ptx(self) -> str:
+        """The kernel's PTX."""
+        return self.artifact.ptx
+
+    @property
+    def cubin(self) -> bytes:
+        """The kernel's machine code, for `nvdisasm` or `cuobjdump`."""
+        return self.artifact.cubin
+
+    @property
+    def resources(self) -> Resources:
+        """Registers, stack and shared memory."""
+        return self.artifact.resources
+
+    def save(self, folder: str | os.PathLike) -> Path:
+        """Write all of it under `folder/NAME-DIGEST`, one file each; returns that folder."""
+        import hashlib
+
+        digest = hashlib.sha256(f"{self.arch}\n{self.source}".encode()).hexdigest()[:12]
+        path = Path(folder) / f"{self.name}-{self.arch}-{digest}"
+        path.mkdir(parents=True, exist_ok=True)
+        texts = {
+            "graph-traced.txt": str(self.traced),
+            "graph.txt": str(self.graph),
+            "plan.txt": str(self.plan),
+            "kernel.py": self.source,
+            "kernel.ptx": self.ptx,
+            "resources.json": json.dumps(asdict(self.resources), indent=1),
+        }
+        for name, text in texts.items():
+            (path / name).write_text(text.rstrip("\n") + "\n")
+        (path / "kernel.cubin").write_bytes(self.cubin)
+        return path
+
+    def __str__(self) -> str:
+        """Graph, plan, source and resources on one page."""
+        try:
+            used = str(self.resources)
+        except CompileError as error:
+            used = f"not compiled: {error.message}"
+        parts = {
+            "graph": str(self.graph),
+            "plan": str(self.plan),
+            "source": self.source,
+            f"resources, {self.arch}": used,
+        }
+        return "\n\n".join(f"== {title} ==\n{text.rstrip()}" for title, text in parts.items())
+
+    def __repr__(self) -> str:
+        return f"<htile kernel {self.name}, N = {self.graph.n}, {self.arch}>"

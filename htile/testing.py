@@ -1,0 +1,118 @@
+"""Holds a row-wise function against its meaning: `torch.vmap` of the same function, in float64.
+
+The oracle runs the user's own Python, not the traced graph, so it shares nothing with what it
+checks. `assert_close` is the measure of DESIGN section 6: the largest error at most twice that of
+torch's own float32 evaluation, plus two units in the last place of the row's largest magnitude.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .frontend.graph import Role
+from .frontend.roles import classify
+from .jit import Rowwise
+
+CHUNK = 1 << 24  # elements of one argument that the oracle works on at a time
+
+
+def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
+    """What `f` means for these arguments, floating values computed in `dtype`.
+
+    Takes what `f` takes and returns the same structure, rows as `(*lead, N)`, unrounded.
+    """
+    signature = f._signature
+    values = signature.bind(args, kwargs)
+    call = classify(signature, values)
+    rows = math.prod(call.lead)
+    prepared, dims = [], []
+    for spec, value in zip(call.specs, values, strict=True):
+        if isinstance(value, torch.Tensor):
+            value = value.detach()
+            if spec.role is Role.ROW:
+                value = value.expand(*call.lead, call.n).reshape(rows, call.n)
+            elif spec.role is Role.PER_ROW:
+                value = value.expand(*call.lead, *spec.inner).reshape(rows, *spec.inner)
+        prepared.append(value)
+        dims.append(0 if spec.role in (Role.ROW, Role.PER_ROW) else None)
+
+    def cast(value):
+        floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.to(dtype) if floating else value
+
+    def run(rows_of):
+        chosen = [rows_of(v) if d == 0 else v for v, d in zip(prepared, dims, strict=True)]
+        chosen = [cast(v) for v in chosen]
+        batched = [v for v, d in zip(chosen, dims, strict=True) if d == 0]
+
+        def one_row(*row_values):
+            left = iter(row_values)
+            full = tuple(next(left) if d == 0 else v for v, d in zip(chosen, dims, strict=True))
+            return signature.invoke(full)
+
+        return torch.vmap(one_row)(*batched)
+
+    if not rows:  # vmap refuses an empty batch: take the shapes from one row of ones
+        result = run(lambda v: v.new_ones(1, *v.shape[1:]))
+        return pytree.tree_map(lambda t: t[:0].reshape(*call.lead, *t.shape[1:]), result)
+    step = max(1, CHUNK // call.n)
+    chunks = [run(lambda v, k=k: v[k : k + step]) for k in range(0, rows, step)]
+    leaves = zip(*(pytree.tree_leaves(chunk) for chunk in chunks), strict=True)
+    joined = [torch.cat(parts) for parts in leaves]
+    shaped = [t.reshape(*call.lead, *t.shape[1:]) for t in joined]
+    return pytree.tree_unflatten(shaped, pytree.tree_structure(chunks[0]))
+
+
+def assert_close(f: Rowwise, result, *args, **kwargs) -> float:
+    """Assert that `result`, what `f` returned for these arguments, is right; see the module.
+
+    NaN and infinities must be where the oracle has them once rounded to the result's dtype, and
+    integers and bools must be equal. Returns the largest error in units of the bound.
+    """
+    expected = pytree.tree_leaves(oracle(f, *args, **kwargs))
+    single = pytree.tree_leaves(oracle(f, *args, dtype=torch.float32, **kwargs))
+    got = pytree.tree_leaves(result)
+    assert len(got) == len(expected), f"{len(got)} results, expected {len(expected)}"
+    worst = 0.0
+    for k, (out, exact, torch32) in enumerate(zip(got, expected, single, strict=True)):
+        assert out.shape == exact.shape, f"result {k}: shape {out.shape}, expected {exact.shape}"
+        if out.numel():
+            worst = max(worst, _compare(f"result {k} of {f._signature.name}", out, exact, torch32))
+    return worst
+
+
+def _compare(what: str, out: torch.Tensor, exact: torch.Tensor, torch32: torch.Tensor) -> float:
+    if not out.is_floating_point():
+        wrong = (out != exact).sum().item()
+        assert not wrong, f"{what}: {wrong} of {out.numel()} elements differ"
+        return 0.0
+    rounded = exact.to(out.dtype)
+    special = ~rounded.isfinite()
+    assert out[special].equal(rounded[special]) or torch.allclose(
+        out[special].double(), rounded[special].double(), rtol=0, atol=0, equal_nan=True
+    ), f"{what}: NaN or infinity differ"
+    error = torch.where(special, 0.0, (out.double() - exact).abs())
+    error32 = torch.where(special, 0.0, (torch32.double() - exact).abs())
+    error32 = error32[error32.isfinite()].max().item() if error32.isfinite().any() else 0.0
+    magnitude = torch.where(special, 0.0, exact.abs())
+    if magnitude.ndim:
+        magnitude = magnitude.amax(-1, keepdim=True)
+    bound = 2 * error32 + 2 * ulp(magnitude, out.dtype)
+    ratio = (error / bound).nan_to_num(nan=math.inf)
+    worst = ratio.max().item()
+    at = ratio.argmax()
+    assert worst <= 1, (
+        f"{what}: error {error.flatten()[at].item():.3g} is {worst:.3g} times the bound "
+        f"{bound.expand_as(error).flatten()[at].item():.3g}; torch float32 errs by {error32:.3g}"
+    )
+    return worst
+
+
+def ulp(magnitude: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The distance between neighbours of `dtype` at this magnitude."""
+    info = torch.finfo(dtype)
+    exponent = magnitude.double().clamp(min=info.smallest_normal).log2().floor()
+    return info.eps * torch.exp2(exponent)

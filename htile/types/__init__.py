@@ -1,0 +1,1 @@
+"""Views of the values that a thread holds."""

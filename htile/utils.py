@@ -1,0 +1,75 @@
+"""Small helpers shared by the primitives: views, fake tensors for ahead-of-time compilation,
+and the store into the shared memory of a peer CTA."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int8, Int32, Int64
+
+
+def expand(tensor: cute.Tensor, dim: int, size) -> cute.Tensor:
+    """Insert a mode of `size` with stride 0 before mode `dim`: (N,) -> (size, N) for dim 0."""
+    shape = (*tensor.shape[:dim], size, *tensor.shape[dim:])
+    stride = (*tensor.layout.stride[:dim], 0, *tensor.layout.stride[dim:])
+    return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=stride))
+
+
+def make_fake_tensor(dtype, shape, divisibility=1, *, align=None, stride=None):
+    """A tensor of `shape` for cute.compile: inner stride 1, outer strides 64-bit symbols.
+
+    Every outer stride is a multiple of `divisibility` elements and the data pointer is aligned
+    to `align` bytes (default: `divisibility` elements). Static outer strides are never made,
+    because offsets from them are 32-bit and wrap. `stride` replaces the whole tuple.
+    """
+    size_bytes = max(dtype.width, 8) // 8
+    if align is None:
+        align = divisibility * size_bytes
+    if stride is None:
+        stride = (*(cute.sym_int64(divisibility=divisibility) for _ in shape[1:]), 1)
+    return cute.runtime.make_fake_tensor(dtype, tuple(shape), tuple(stride), assumed_align=align)
+
+
+def as_bytes(tensor: cute.Tensor) -> cute.Tensor:
+    """View a Boolean tensor as the Int8 elements it is stored in; other tensors are unchanged."""
+    if tensor.element_type is not Boolean:
+        return tensor
+    return cute.make_tensor(cute.recast_ptr(tensor.iterator, dtype=Int8), tensor.layout)
+
+
+def element_bits(dtype) -> int:
+    """Bits that one element takes in memory (a Boolean, of width 1, takes 8)."""
+    return max(dtype.width, 8)
+
+
+def elem_pointer(tensor: cute.Tensor, coord) -> cute.Pointer:
+    """Pointer to the element of `tensor` at `coord`."""
+    return tensor.iterator + cute.crd2idx(coord, tensor.layout)
+
+
+def bits32(value):
+    """The 32 bits of a Float32, Int32 or Boolean as an Int32."""
+    if isinstance(value, Boolean):
+        return value.to(Int32)
+    return value if isinstance(value, Int32) else value.bitcast(Int32)
+
+
+def pack64(low, high) -> Int64:
+    """Two 32-bit values as one Int64."""
+    word = cute.make_rmem_tensor((2,), Int32)
+    word[0], word[1] = bits32(low), bits32(high)
+    return cute.recast_tensor(word, Int64)[0]
+
+
+def unpack64(word: Int64):
+    """The (low, high) Int32 halves of an Int64."""
+    whole = cute.make_rmem_tensor((1,), Int64)
+    whole[0] = word
+    halves = cute.recast_tensor(whole, Int32)
+    return halves[0], halves[1]
+
+
+def store_shared_remote(value, smem_ptr: cute.Pointer, mbar_ptr: cute.Pointer, peer_cta_rank):
+    """Store 4 or 8 bytes to `smem_ptr` of a peer CTA and count them on its `mbar_ptr`."""
+    if cutlass.const_expr(value.dtype.width == 64):
+        cute.arch.store_async_dsmem(smem_ptr, unpack64(value), mbar_ptr, peer_cta_rank)
+    else:
+        cute.arch.store_async_dsmem(smem_ptr, bits32(value), mbar_ptr, peer_cta_rank)

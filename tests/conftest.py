@@ -1,0 +1,51 @@
+"""What all tests share: the `gpu` mark, and golden files."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+# A question to the driver's library, not to CUDA: workers are forked later and must find a process
+# that never used CUDA.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def has_gpu() -> bool:
+    """Whether torch is a CUDA build and sees a GPU; initializes nothing."""
+    import torch
+
+    return torch.version.cuda is not None and torch.cuda.is_available()
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--update-golden", action="store_true", help="rewrite tests/golden with what is emitted"
+    )
+
+
+def pytest_collection_modifyitems(items):
+    """Skip what needs a GPU where there is none; run tests/gpu, which forks workers, first."""
+    if any(item.get_closest_marker("gpu") for item in items) and not has_gpu():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+    items.sort(key=lambda item: item.path.parent.name != "gpu")
+
+
+@pytest.fixture
+def golden(request):
+    """`golden(name, text)`: assert that `text` is what tests/golden/<name> holds."""
+
+    def check(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="\n")
+        assert path.exists(), f"{path} is missing: run pytest --update-golden and read it"
+        assert text == path.read_text(encoding="utf-8"), (
+            f"differs from {path}: if that is meant, run pytest --update-golden and read the diff"
+        )
+
+    return check

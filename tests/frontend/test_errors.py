@@ -1,0 +1,282 @@
+"""Every mistake of a traced function: its class, the words that help, and the user's line."""
+
+from __future__ import annotations
+
+import inspect
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from htile.errors import DtypeError, HTileError, ShapeError, TraceError, UnsupportedError
+from htile.frontend.graph import Role
+from htile.frontend.roles import Spec
+from htile.frontend.tensor import Tensor
+from htile.frontend.trace import trace
+
+N = 8
+WEIGHT = torch.ones(N)
+ARRAY = np.ones(N)
+SPECS = {
+    "x": Spec("x", Role.ROW, torch.float32, (N,)),
+    "y": Spec("y", Role.ROW, torch.float32, (N,)),
+    "w": Spec("w", Role.COLUMN, torch.float32, (N,)),
+    "i": Spec("i", Role.ROW, torch.int64, (N,)),
+    "j": Spec("j", Role.ROW, torch.int32, (N,)),
+    "k": Spec("k", Role.ROW, torch.bool, (N,)),
+    "t": Spec("t", Role.PER_ROW, torch.float32, (1,)),
+    "s": Spec("s", Role.SCALAR, torch.float32),
+}
+
+
+def branch(x):
+    if x.sum() > 0:
+        return x
+    return -x
+
+
+def loop(x):
+    total = 0.0
+    for value in x:
+        total = total + value
+    return total
+
+
+def while_loop(x):
+    while x.max() > 1:
+        x = x / 2
+    return x
+
+
+def both(x):
+    return x if x.sum() > 0 and x.max() < 1 else -x
+
+
+def assign(x):
+    x[0] = 1.0
+    return x
+
+
+def assign_masked(x):
+    x[x < 0] = 0.0
+    return x
+
+
+def star(*x):
+    return x
+
+
+def star_star(**x):
+    return x
+
+
+# name: (function, class, words of the message)
+MISTAKES = {
+    "if": (branch, TraceError, "torch.where(condition, a, b)"),
+    "while": (while_loop, TraceError, "torch.where"),
+    "and": (both, TraceError, "`&`"),
+    "not": (lambda x: not x, TraceError, "`~`"),
+    "in": (lambda x: 3 in x, TraceError, "`in`"),
+    "built-in max": (lambda x: max(x, 0), TraceError, "torch.maximum"),
+    "built-in min": (lambda x, y: min(x, y), TraceError, "torch.minimum"),
+    "built-in max of one": (lambda x: max(x), TraceError, "x.max()"),
+    "built-in sum": (lambda x: sum(x), TraceError, "x.sum()"),
+    "loop": (loop, TraceError, "one by one"),
+    "unpacking": (lambda x: [*x], TraceError, "one by one"),
+    "len": (lambda x: x * len(x), TraceError, "x.shape[-1]"),
+    "float": (lambda x: float(x.sum()), TraceError, "x.to(dtype)"),
+    "int": (lambda x: int(x.sum()), TraceError, "x.to(dtype)"),
+    "index": (lambda x, i: [1, 2][i], TraceError, "static argument"),
+    "range": (lambda x, i: list(range(i.max())), TraceError, "static argument"),
+    "math.exp": (lambda x: math.exp(x), TraceError, "write torch.exp"),
+    "math.sqrt of a scalar": (lambda x, s: x * math.sqrt(s), TraceError, "write torch.sqrt"),
+    "indexing": (lambda x: x[0], UnsupportedError, "torch.where"),
+    "slicing": (lambda x: x[1:], UnsupportedError, "indexing a row"),
+    "masking": (lambda x: x[x > 0], UnsupportedError, "indexing a row"),
+    "new axis": (lambda x: x[:, None], UnsupportedError, "indexing a row"),
+    "assignment": (assign, TraceError, "torch.where(mask, value, x)"),
+    "masked assignment": (assign_masked, TraceError, "torch.where(mask, value, x)"),
+    "add_": (lambda x: x.add_(1), TraceError, "x = x.add(...)"),
+    "torch.relu_": (lambda x: torch.relu_(x), TraceError, "in place"),
+    "inplace=": (lambda x: F.relu(x, inplace=True), TraceError, "x = F.relu(x)"),
+    "out=": (lambda x, y: torch.add(x, x, out=y), TraceError, "assign the result"),
+    "unknown function": (lambda x: torch.cumsum(x, -1), UnsupportedError, "torch.cumsum is not"),
+    "unknown method": (lambda x: x.topk(3), UnsupportedError, "x.topk is not supported; sorting"),
+    "argmax": (lambda x: torch.argmax(x), UnsupportedError, "arg-reductions are not built"),
+    "matmul": (lambda x, y: x @ y, UnsupportedError, "(a * b).sum()"),
+    "F.linear": (lambda x, y: F.linear(x, y), UnsupportedError, "F.linear is not supported"),
+    "F.dropout": (lambda x: F.dropout(x), UnsupportedError, "random numbers"),
+    "erfinv": (lambda x: torch.erfinv(x), UnsupportedError, "torch.erfinv is not supported"),
+    "device": (lambda x: torch.ones(2, device=x.device), UnsupportedError, "x.device"),
+    "item": (lambda x: x.sum().item(), UnsupportedError, "not known while tracing"),
+    "cuda": (lambda x: x.cuda(), UnsupportedError, "x.cuda"),
+    "view": (lambda x: x.view(2, 4), UnsupportedError, "one axis"),
+    "transpose": (lambda x: x.T, UnsupportedError, "x.T is not supported"),
+    "indices": (lambda x: x.max(dim=-1).indices + 1, UnsupportedError, "x.amax(dim=...)"),
+    "indices in torch": (
+        lambda x: torch.where(x > 0, x.min(dim=-1).indices, 0), UnsupportedError, "x.amin(dim=...)"
+    ),
+    "indices on the right": (lambda x: x + x.max(dim=-1)[1], UnsupportedError, "arg-reductions"),
+    "indices as a method": (lambda x: x.max(dim=-1)[1].float(), UnsupportedError, "its .values"),
+    "indices returned": (lambda x: x.max(dim=-1), UnsupportedError, "its .values"),
+    "torch.maximum": (lambda x: torch.maximum(x, 0.0), TraceError, "x.clamp(min=0.0)"),
+    "torch.minimum": (lambda x: torch.minimum(x, 1), TraceError, "x.clamp(max=0.0)"),
+    "torch.minimum, reflected": (lambda x: torch.minimum(1.0, x), TraceError, "full_like"),
+    "torch.max": (lambda x: torch.max(x, 0.5), TraceError, "torch.maximum(x, torch.full_like"),
+    "torch.logical_and": (lambda k: torch.logical_and(k, True), TraceError, "torch.full_like"),
+    "torch.exp, too many": (lambda x: torch.exp(x, 3), TraceError, "torch.exp"),
+    "torch.tensor": (lambda x: torch.tensor(x), TraceError, "it is a tensor already"),
+    "torch.tensor of a list": (lambda x: torch.tensor([1.0, x]), TraceError, "torch.tensor"),
+    "full_like of nothing": (lambda x: torch.full_like(x, None), TraceError, "'fill_value'"),
+    "torch.Tensor.exp": (lambda x: torch.Tensor.exp(x), TraceError, "x.exp()"),
+    "captured tensor": (lambda x: x * WEIGHT, TraceError, "pass it as an argument"),
+    "captured tensor, left": (lambda x: WEIGHT * x, TraceError, "pass it as an argument"),
+    "captured tensor in torch": (lambda x: torch.add(x, WEIGHT), TraceError, "as an argument"),
+    "captured parameter": (
+        lambda x: F.layer_norm(x, (N,), torch.nn.Parameter(WEIGHT)), TraceError, "as an argument"
+    ),
+    "captured in a list": (lambda x: torch.cat([x, WEIGHT]), UnsupportedError, "torch.cat"),
+    "numpy array": (lambda x: x * ARRAY, TraceError, "numpy array"),
+    "numpy array, left": (lambda x: ARRAY * x, TraceError, "numpy array"),
+    "numpy function": (lambda x: np.exp(x), TraceError, "torch.exp"),
+    "np.asarray": (lambda x: np.asarray(x), TraceError, "numpy"),
+    "string": (lambda x: x + "a", TraceError, "got str"),
+    "None": (lambda x: x * None, TraceError, "got NoneType"),
+    "list": (lambda x: x * [1.0], TraceError, "got list"),
+    "dim": (lambda x: x.sum(dim=1), ShapeError, "write dim=-1"),
+    "dim of softmax": (lambda x: F.softmax(x, dim=2), ShapeError, "dim=2"),
+    "two dims": (lambda x: x.sum(dim=(0, -1)), ShapeError, "one axis"),
+    "F.normalize": (lambda x: F.normalize(x), ShapeError, "write dim=-1"),
+    "normalized_shape": (lambda x: F.layer_norm(x, (4,)), ShapeError, "x.shape[-1:]"),
+    "layer_norm of a number": (lambda t: F.layer_norm(t, (1,)), ShapeError, "a row has shape"),
+    "expand": (lambda t: t.expand(4), ShapeError, "expand"),
+    "size": (lambda x: x * x.size(1), ShapeError, "size(1)"),
+    "unsqueeze": (lambda x: x.unsqueeze(-1), UnsupportedError, "at most one axis"),
+    "squeeze": (lambda x: x.squeeze(-1), UnsupportedError, "squeeze"),
+    "double": (lambda x: x.double(), DtypeError, "float64 is not supported"),
+    "to float64": (lambda x: x.to(torch.float64), DtypeError, "float64"),
+    "sum to float64": (lambda x: x.sum(dtype=torch.float64), DtypeError, "float64"),
+    "ones in int8": (lambda x: torch.ones_like(x, dtype=torch.int8), DtypeError, "int8"),
+    "to a device": (lambda x: x.to("cuda"), TraceError, "devices do not change"),
+    "mean of integers": (lambda i: i.mean(), DtypeError, "x.float()"),
+    "var of integers": (lambda i: i.var(), DtypeError, "variance of i64"),
+    "softmax of integers": (lambda i: i.softmax(-1), DtypeError, "softmax of i64"),
+    "norm of integers": (lambda i: i.norm(), DtypeError, "norm of i64"),
+    "integers to a negative power": (lambda i: i**-2, DtypeError, "x.float() ** -2"),
+    "integers to a tensor": (lambda i, j: i**j, UnsupportedError, "x.float()"),
+    "minus of masks": (lambda k: k - k, DtypeError, "a ^ b"),
+    "one minus a mask": (lambda k: 1 - k, DtypeError, "~k"),
+    "negated mask": (lambda k: -k, DtypeError, "neg of bool"),
+    "mask // mask": (lambda k: k // k, DtypeError, "floordiv of bool"),
+    "bits of integers": (lambda i: i & 1, UnsupportedError, "compare the numbers first"),
+    "inverted integers": (lambda i: ~i, UnsupportedError, "masks"),
+    "bits of floats": (lambda x, y: (x > 0) & y, UnsupportedError, "masks"),
+    "where of numbers": (lambda x, y: torch.where(x, x, y), DtypeError, "x != 0"),
+    "integer too large": (lambda j: j + 2**40, DtypeError, "x.long()"),
+    "integer much too large": (lambda x: x + 10**400, DtypeError, "does not fit f32"),
+    "clamp to nothing": (lambda x: x.clamp(), TraceError, "min, max or both"),
+    "rounding_mode": (lambda x: torch.div(x, x, rounding_mode="up"), TraceError, "'floor'"),
+    "decimals": (lambda x: torch.round(x, decimals=2), UnsupportedError, "scale"),
+    "unknown keyword": (lambda x: x.sum(where=x > 0), UnsupportedError, "keepdim=False"),
+    "nuclear norm": (lambda x: torch.norm(x, p="nuc"), UnsupportedError, "'nuc'"),
+    "gelu": (lambda x: F.gelu(x, approximate="no"), TraceError, "'none' or 'tanh'"),
+    "returns nothing": (lambda x: None, TraceError, "returns None"),
+    "returns a number": (lambda x: 1.0, TraceError, "returns a float as out"),
+    "returns a number in a dict": (lambda x: {"n": 1, "x": x}, TraceError, "a int as n"),
+    "returns a tensor": (lambda x: (x, WEIGHT), TraceError, "a real tensor as out1"),
+    "returns an empty tuple": (lambda x: (), TraceError, "returns no tensor"),
+    "depends on no row": (lambda x, w: (x, w * 2), TraceError, "out1 of <lambda> does not depend"),
+    "depends on nothing": (lambda x: torch.zeros_like(x), TraceError, "combine it with a row"),
+    "*args": (star, TraceError, "*x"),
+    "**kwargs": (star_star, TraceError, "**x"),
+}  # fmt: skip
+
+
+def traced(fn):
+    specs = [SPECS[name] for name in inspect.signature(fn).parameters]
+    return trace(fn, specs, N)
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistake(name):
+    fn, kind, words = MISTAKES[name]
+    with pytest.raises(HTileError) as caught:
+        traced(fn)
+    error = caught.value
+    assert type(error) is kind, error
+    assert words in error.message
+    lines, first = inspect.getsourcelines(fn)
+    assert error.loc is not None and error.loc.file == __file__
+    assert first <= error.loc.line < first + len(lines)
+    for foreign in ("invalid combination", "must be Tensor", "argument 'input'", "htile/frontend"):
+        assert foreign not in str(error).replace(__file__, "")
+
+
+EXACT_LINES = {branch: "if x.sum() > 0:", loop: "for value in x:", assign: "x[0] = 1.0"}
+
+
+@pytest.mark.parametrize("fn", EXACT_LINES)
+def test_the_line_is_the_users(fn):
+    with pytest.raises(TraceError) as caught:
+        traced(fn)
+    assert caught.value.loc.text == EXACT_LINES[fn]
+    assert EXACT_LINES[fn] in str(caught.value)
+
+
+def test_a_helpers_line_is_named_not_its_callers():
+    def helper(x):
+        return x.cumsum(-1)
+
+    with pytest.raises(UnsupportedError) as caught:
+        traced(lambda x: helper(x) + 1)
+    assert caught.value.loc.text == "return x.cumsum(-1)"
+
+
+def test_errors_of_the_user_pass_through():
+    def wrong(x):
+        raise TypeError("mine")
+
+    def missing(x):
+        return x.sum() + undefined  # noqa: F821
+
+    def own_arguments(x):
+        return missing(x, 3)
+
+    for fn, kind in ((wrong, TypeError), (missing, NameError)):
+        with pytest.raises(kind) as caught:
+            traced(fn)
+        assert not isinstance(caught.value, HTileError)
+    with pytest.raises(TypeError, match="positional argument"):
+        traced(own_arguments)
+
+
+def test_protocols_see_a_plain_object():
+    def f(x):
+        assert not hasattr(x, "__cuda_array_interface__") and not hasattr(x, "_private")
+        assert x is not None and x != "a"
+        assert x in {x: 1} and hash(x) == hash(x)
+        assert "row f32[8]" in repr(x) and not isinstance(x, torch.Tensor)
+        assert isinstance(x, Tensor)
+        return x * np.float32(2.0) + np.float64(1.0) + np.int64(3)
+
+    traced(f)
+
+
+def test_augmented_assignment_is_fine():
+    def f(x):
+        x += 1
+        x *= 2
+        return x
+
+    assert len(traced(f)) == 5
+
+
+def test_values_do_not_outlive_their_trace():
+    kept = []
+    traced(lambda x: kept.append(x) or x)
+    with pytest.raises(TraceError, match="another trace"):
+        traced(lambda x: x + kept[0])
+    with pytest.raises(TraceError, match="after its trace"):
+        kept[0].exp()

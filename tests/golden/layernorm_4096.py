@@ -1,0 +1,84 @@
+"""layernorm: one row of N = 4096.
+
+x bf16, weight f32, bias f32, eps f32 -> out bf16
+"""
+
+import cuda.bindings.driver as cuda
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32
+
+from htile.compute import math
+from htile.config import ElementwiseTileConfig
+from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer, GlobalToRegLoader
+from htile.utils import make_fake_tensor
+
+config = ElementwiseTileConfig(
+    BFloat16, N=4096, num_threads=256, threads_per_row=256, cluster_n=1, stage=2
+)
+
+
+@cute.kernel
+def layernorm_kernel(
+    mX: cute.Tensor,
+    mWeight: cute.Tensor,
+    mBias: cute.Tensor,
+    eps: Float32,
+    mOut: cute.Tensor,
+    tiled_copy: cute.TiledCopy,
+):
+    ctx = ElementwiseKernelContext(config)
+    ctx.setup(mX, config.tiler_mn(8), tiled_copy, shared=False)
+
+    loader = GlobalToRegLoader(ctx)
+    tXrX = loader.start(mX)
+    tXrWeight = ctx.load_column(mWeight)
+    tXrBias = ctx.load_column(mBias)
+    loader.finish()
+    x = tXrX.load().to(Float32)
+    weight = tXrWeight.load()
+    bias = tXrBias.load()
+
+    # stage 1: sum
+    sum0 = ctx.row_reduce(x, cute.ReductionOp.ADD, slot=0)  # layernorm.py:12
+
+    # stage 2: sum
+    div0 = sum0 / 4096.0  # layernorm.py:12
+    sub0 = x - div0  # layernorm.py:12
+    mul0 = sub0 * sub0  # layernorm.py:12
+    sum1 = ctx.row_reduce(mul0, cute.ReductionOp.ADD, slot=1)  # layernorm.py:12
+
+    # output
+    div1 = sum1 / 4096.0  # layernorm.py:12
+    add0 = div1 + eps  # layernorm.py:12
+    rsqrt0 = math.rsqrt(add0)  # layernorm.py:12
+    mul1 = sub0 * rsqrt0  # layernorm.py:12
+    mul2 = mul1 * weight  # layernorm.py:12
+    add1 = mul2 + bias  # layernorm.py:12
+    ElementwiseStorer(ctx).store(mOut, add1)
+
+
+@cute.jit
+def layernorm(
+    mX: cute.Tensor,
+    mWeight: cute.Tensor,
+    mBias: cute.Tensor,
+    eps: Float32,
+    mOut: cute.Tensor,
+    stream: cuda.CUstream,
+):
+    tiled_copy = config.make_vector_copy(8).tiled_copy_2d()
+    layernorm_kernel(mX, mWeight, mBias, eps, mOut, tiled_copy).launch(
+        grid=config.grid(mX.shape[0]), block=config.block, cluster=config.cluster, stream=stream
+    )
+
+
+def fake_arguments():
+    """What stands for the tensors when the kernel is compiled."""
+    m = cute.sym_int()
+    return (
+        make_fake_tensor(BFloat16, (m, 4096), 8),
+        make_fake_tensor(Float32, (4096,), 4),
+        make_fake_tensor(Float32, (4096,), 4),
+        Float32(0),
+        make_fake_tensor(BFloat16, (m, 4096), 8),
+    )

@@ -1,0 +1,69 @@
+"""log_softmax: one row of N = 1003.
+
+x bf16 -> out0 bf16, out1 f32
+"""
+
+import cuda.bindings.driver as cuda
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32
+
+from htile.compute import math
+from htile.config import ElementwiseTileConfig
+from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer, GlobalToRegLoader
+from htile.utils import make_fake_tensor
+
+config = ElementwiseTileConfig(
+    BFloat16, N=1003, num_threads=128, threads_per_row=64, cluster_n=1, stage=3
+)
+
+
+@cute.kernel
+def log_softmax_kernel(
+    mX: cute.Tensor, mOut0: cute.Tensor, mOut1: cute.Tensor, tiled_copy: cute.TiledCopy
+):
+    ctx = ElementwiseKernelContext(config)
+    ctx.setup(mX, config.tiler_mn(1), tiled_copy, shared=False)
+
+    loader = GlobalToRegLoader(ctx)
+    tXrX = loader.start(mX)
+    loader.finish()
+    x = tXrX.load().to(Float32)
+
+    # stage 1: max
+    max0 = ctx.row_reduce(x, cute.ReductionOp.MAX, slot=0)  # log_softmax.py:11
+
+    # stage 2: sum, sum
+    abs0 = math.abs(max0)  # log_softmax.py:11
+    eq0 = math.eq(abs0, Float32.inf)  # log_softmax.py:11
+    where0 = math.where(eq0, 0.0, max0)  # log_softmax.py:11
+    sub0 = x - where0  # log_softmax.py:11
+    exp0 = math.exp_bounded(sub0)  # log_softmax.py:11
+    sub1 = x - max0  # log_softmax.py:12
+    exp1 = math.exp_bounded(sub1)  # log_softmax.py:12
+    sum0, sum1 = ctx.row_reduce((exp0, exp1), (cute.ReductionOp.ADD, cute.ReductionOp.ADD), slot=1)
+
+    # output
+    log0 = math.log(sum1)  # log_softmax.py:12
+    sub2 = sub1 - log0  # log_softmax.py:12
+    ElementwiseStorer(ctx).store(mOut0, sub2)
+    log1 = math.log(sum0)  # log_softmax.py:11
+    add0 = log1 + where0  # log_softmax.py:11
+    ctx.store_row_value(mOut1, add0)
+
+
+@cute.jit
+def log_softmax(mX: cute.Tensor, mOut0: cute.Tensor, mOut1: cute.Tensor, stream: cuda.CUstream):
+    tiled_copy = config.make_vector_copy(1).tiled_copy_2d()
+    log_softmax_kernel(mX, mOut0, mOut1, tiled_copy).launch(
+        grid=config.grid(mX.shape[0]), block=config.block, cluster=config.cluster, stream=stream
+    )
+
+
+def fake_arguments():
+    """What stands for the tensors when the kernel is compiled."""
+    m = cute.sym_int()
+    return (
+        make_fake_tensor(BFloat16, (m, 1003), 1),
+        make_fake_tensor(BFloat16, (m, 1003), 1),
+        make_fake_tensor(Float32, (m,), stride=(cute.sym_int64(),)),
+    )

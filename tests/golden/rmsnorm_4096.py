@@ -1,0 +1,69 @@
+"""rmsnorm: one row of N = 4096.
+
+x bf16, weight bf16, eps f32 -> out bf16
+"""
+
+import cuda.bindings.driver as cuda
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32
+
+from htile.compute import math
+from htile.config import ElementwiseTileConfig
+from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer, GlobalToRegLoader
+from htile.utils import make_fake_tensor
+
+config = ElementwiseTileConfig(
+    BFloat16, N=4096, num_threads=256, threads_per_row=256, cluster_n=1, stage=1
+)
+
+
+@cute.kernel
+def rmsnorm_kernel(
+    mX: cute.Tensor,
+    mWeight: cute.Tensor,
+    eps: Float32,
+    mOut: cute.Tensor,
+    tiled_copy: cute.TiledCopy,
+):
+    ctx = ElementwiseKernelContext(config)
+    ctx.setup(mX, config.tiler_mn(8), tiled_copy, shared=False)
+
+    loader = GlobalToRegLoader(ctx)
+    tXrX = loader.start(mX)
+    tXrWeight = ctx.load_column(mWeight)
+    loader.finish()
+    x = tXrX.load().to(Float32)
+    weight = tXrWeight.load().to(Float32)
+
+    # stage 1: sum
+    mul0 = x * x  # rmsnorm.py:13
+    sum0 = ctx.row_reduce(mul0, cute.ReductionOp.ADD, slot=0)  # rmsnorm.py:13
+
+    # output
+    div0 = sum0 / 4096.0  # rmsnorm.py:13
+    add0 = div0 + eps  # rmsnorm.py:13
+    rsqrt0 = math.rsqrt(add0)  # rmsnorm.py:13
+    mul1 = x * rsqrt0  # rmsnorm.py:13
+    mul2 = mul1 * weight  # rmsnorm.py:13
+    ElementwiseStorer(ctx).store(mOut, mul2)
+
+
+@cute.jit
+def rmsnorm(
+    mX: cute.Tensor, mWeight: cute.Tensor, eps: Float32, mOut: cute.Tensor, stream: cuda.CUstream
+):
+    tiled_copy = config.make_vector_copy(8).tiled_copy_2d()
+    rmsnorm_kernel(mX, mWeight, eps, mOut, tiled_copy).launch(
+        grid=config.grid(mX.shape[0]), block=config.block, cluster=config.cluster, stream=stream
+    )
+
+
+def fake_arguments():
+    """What stands for the tensors when the kernel is compiled."""
+    m = cute.sym_int()
+    return (
+        make_fake_tensor(BFloat16, (m, 4096), 8),
+        make_fake_tensor(BFloat16, (4096,), 8),
+        Float32(0),
+        make_fake_tensor(BFloat16, (m, 4096), 8),
+    )

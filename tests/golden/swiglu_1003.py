@@ -1,0 +1,56 @@
+"""swiglu: one row of N = 1003.
+
+gate bf16, up bf16 -> out bf16
+"""
+
+import cuda.bindings.driver as cuda
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32
+
+from htile.compute import math
+from htile.config import ElementwiseTileConfig
+from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer, GlobalToRegLoader
+from htile.utils import make_fake_tensor
+
+config = ElementwiseTileConfig(
+    BFloat16, N=1003, num_threads=128, threads_per_row=64, cluster_n=1, stage=1
+)
+
+
+@cute.kernel
+def swiglu_kernel(
+    mGate: cute.Tensor, mUp: cute.Tensor, mOut: cute.Tensor, tiled_copy: cute.TiledCopy
+):
+    ctx = ElementwiseKernelContext(config)
+    ctx.setup(mGate, config.tiler_mn(1), tiled_copy, shared=False)
+
+    loader = GlobalToRegLoader(ctx)
+    tXrGate = loader.start(mGate)
+    tXrUp = loader.start(mUp)
+    loader.finish()
+    gate = tXrGate.load().to(Float32)
+    up = tXrUp.load().to(Float32)
+
+    # output
+    sigmoid0 = math.sigmoid(gate)  # swiglu.py:12
+    mul0 = gate * sigmoid0  # swiglu.py:12
+    mul1 = mul0 * up  # swiglu.py:12
+    ElementwiseStorer(ctx).store(mOut, mul1)
+
+
+@cute.jit
+def swiglu(mGate: cute.Tensor, mUp: cute.Tensor, mOut: cute.Tensor, stream: cuda.CUstream):
+    tiled_copy = config.make_vector_copy(1).tiled_copy_2d()
+    swiglu_kernel(mGate, mUp, mOut, tiled_copy).launch(
+        grid=config.grid(mGate.shape[0]), block=config.block, cluster=config.cluster, stream=stream
+    )
+
+
+def fake_arguments():
+    """What stands for the tensors when the kernel is compiled."""
+    m = cute.sym_int()
+    return (
+        make_fake_tensor(BFloat16, (m, 1003), 1),
+        make_fake_tensor(BFloat16, (m, 1003), 1),
+        make_fake_tensor(BFloat16, (m, 1003), 1),
+    )

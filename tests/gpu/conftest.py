@@ -1,0 +1,60 @@
+"""Compiles what the GPU tests run, in forked workers, before the first of them uses CUDA."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+import torch
+
+from htile.lower import compile as compiler
+from htile.lower.arch import arch_of_capability
+
+from . import matrix
+
+CAPABILITY = "import torch; print(*torch.cuda.get_device_capability())"
+
+
+@pytest.fixture(scope="session")
+def arch():
+    """The GPU's architecture, asked in another process: this one must not use CUDA yet."""
+    asked = subprocess.run([sys.executable, "-c", CAPABILITY], capture_output=True, text=True)
+    assert asked.returncode == 0, asked.stderr
+    return arch_of_capability(tuple(map(int, asked.stdout.split()))).name
+
+
+@pytest.fixture(scope="session")
+def built(request, arch):
+    """The results of all `jobs(arch)` of the collected modules, by job.
+
+    A job that fails is left out: the test that needs it fails by itself.
+    """
+    assert not torch.cuda.is_initialized(), "workers must be forked before CUDA is used"
+    modules = dict.fromkeys(item.module for item in request.session.items)
+    jobs = [job for m in modules for job in getattr(m, "jobs", lambda arch: ())(arch)]
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
+        futures = {job: pool.submit(job[0], *job[1]) for job in dict.fromkeys(jobs)}
+    results = {job: f.result() for job, f in futures.items() if f.exception() is None}
+    for job, artifact in results.items():
+        if job[0] is compiler.build:
+            compiler._ARTIFACTS.setdefault((artifact.source, artifact.arch), artifact)
+    print(f"compiled {len(results)} of {len(futures)} kernels ahead")
+    return results
+
+
+@pytest.fixture(scope="session")
+def device(built):
+    """The GPU, once everything is compiled."""
+    with matrix.poisoned_memory():
+        assert torch.empty(3, device="cuda").isnan().all()
+    return torch.device("cuda")
+
+
+@pytest.fixture
+def compiles_nothing(device):
+    """Fail a test that compiles a kernel which was not listed in `jobs`."""
+    before = len(compiler._ARTIFACTS)
+    yield
+    assert len(compiler._ARTIFACTS) == before, "a kernel was not compiled ahead"

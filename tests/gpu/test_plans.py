@@ -1,0 +1,61 @@
+"""Every plan, forced one by one: right, and bit-equal where only the placement differs."""
+
+import pytest
+
+from htile.lower import enumerate_plans
+from htile.testing import assert_close
+
+from .matrix import BF16, EXAMPLES, F32, assert_same_bits, job, run, seed, short
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiles_nothing")]
+
+NAMES = ("softmax", "rmsnorm_residual", "capped_softmax")
+SIZES, DTYPES = (1000, 4096, 8191), (BF16, F32)
+
+
+def plans(name, n, dtype, arch):
+    """(the function with that plan forced, the plan) for each plan there is."""
+    f, arguments = EXAMPLES[name]
+    kernel = f.inspect(*arguments(7, n, dtype, "meta"), arch=arch)
+    for plan in enumerate_plans(kernel.graph, kernel.plan.target):
+        wanted = {
+            "threads_per_row": plan.numerics.threads_per_row,
+            "vec_size": plan.numerics.vec_size,
+            "cluster_n": plan.numerics.cluster_n,
+            "num_threads": plan.placement.num_threads,
+            "loader": plan.placement.loader,
+        }
+        yield f.with_plan(**wanted), plan
+
+
+def jobs(arch):
+    """Every plan."""
+    for name in NAMES:
+        for n in SIZES:
+            for dtype in DTYPES:
+                for forced, _ in plans(name, n, dtype, arch):
+                    yield job(forced, EXAMPLES[name][1](7, n, dtype, "meta"), arch)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=short)
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_plan(device, arch, name, n, dtype):
+    seed(name, n, dtype)
+    args = EXAMPLES[name][1](133, n, dtype, device)  # 133 is no multiple of any rows a block
+    results = {}
+    for forced, plan in plans(name, n, dtype, arch):
+        kernel = forced.inspect(*args)
+        assert (kernel.plan.numerics, kernel.plan.placement) == (plan.numerics, plan.placement)
+        result = run(forced, *args)
+        if plan.numerics not in results:
+            results[plan.numerics] = result
+            try:
+                assert_close(forced, result, *args)
+            except AssertionError as error:
+                raise AssertionError(f"{error}\n{plan}") from None
+        assert_same_bits(result, results[plan.numerics], plan.placement)
+    loaders = {plan.placement.loader for _, plan in plans(name, n, dtype, arch)}
+    assert len(results) > 1 and "direct" in loaders
+    # cp.async has no 2-byte copy: rows of an odd number of 16-bit elements load directly
+    assert ("shared" in loaders) == (n % 2 == 0 or dtype is F32)

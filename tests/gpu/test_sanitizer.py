@@ -1,0 +1,41 @@
+"""compute-sanitizer over every example at three sizes."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .matrix import EXAMPLES
+from .sanitize import SHAPES
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).parents[2]
+CLEAN = {
+    "memcheck": "ERROR SUMMARY: 0 errors",
+    "racecheck": "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)",
+}
+
+
+@pytest.mark.parametrize("tool", CLEAN)
+def test_sanitizer(tool):
+    sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    assert os.path.exists(sanitizer), "compute-sanitizer of the CUDA toolkit is not installed"
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",  # an allocation a tensor: their ends are seen
+    }
+    done = subprocess.run(
+        [sanitizer, "--tool", tool, "--error-exitcode", "1", "--target-processes", "all",
+         sys.executable, str(ROOT / "tests/gpu/sanitize.py")],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output[-8000:]
+    assert CLEAN[tool] in output, output[-8000:]
+    assert f"{2 * len(EXAMPLES) * len(SHAPES)} kernels right" in output, output[-8000:]

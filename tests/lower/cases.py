@@ -1,0 +1,100 @@
+"""What the tests of the lowering share: every example, meta arguments, random graphs."""
+
+import random
+
+import torch
+
+import htile
+from examples import (
+    absnorm,
+    capped_softmax,
+    layernorm,
+    log_softmax,
+    norm_softmax,
+    rmsnorm,
+    softmax,
+    swiglu,
+)
+from htile.frontend.graph import Builder, Graph, Output, Role
+from htile.frontend.ops import Op, Value, Varies
+from htile.lower.arch import ARCHS
+
+# name -> (function, arguments(m, n, dtype, device))
+EXAMPLES = {
+    "softmax": (softmax.softmax, softmax.arguments),
+    "log_softmax": (log_softmax.log_softmax, log_softmax.arguments),
+    "rmsnorm": (rmsnorm.rmsnorm, rmsnorm.arguments),
+    "rmsnorm_residual": (rmsnorm.rmsnorm, rmsnorm.residual_arguments),
+    "layernorm": (layernorm.layernorm, layernorm.arguments),
+    "swiglu": (swiglu.swiglu, swiglu.arguments),
+    "absnorm": (absnorm.absnorm, absnorm.arguments),
+    "capped_softmax": (capped_softmax.capped_softmax, capped_softmax.arguments),
+    "norm_softmax": (norm_softmax.norm_softmax, norm_softmax.arguments),
+}
+
+ARCH = {arch.name: arch for arch in ARCHS.values()}
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+
+
+def example_kernel(name, n, dtype=BF16, arch="sm_90a", **plan):
+    """The inspected kernel of an example; `plan` as in `with_plan`."""
+    function, arguments = EXAMPLES[name]
+    return function.with_plan(**plan).inspect(*arguments(2, n, dtype, "meta"), arch=arch)
+
+
+def rows(*shapes, dtype=BF16):
+    """Meta tensors of these shapes."""
+    return [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes]
+
+
+def kernel_of(fn, *args, arch="sm_90a", fastmath=False):
+    """The inspected kernel of a plain function."""
+    return htile.rowwise(fn, fastmath=fastmath).inspect(*args, arch=arch)
+
+
+ROW = Value((64,), Varies.ROW, F32, None, True)
+COLUMN = Value((64,), Varies.SHARED, F32, None, True)
+PER_ROW = Value((), Varies.ROW, F32)
+SCALAR = Value((), Varies.SCALAR, F32)
+
+
+def row_output(id, name="out"):
+    return Output(name, id, F32, (64,), True)
+
+
+def per_row_output(id, name="out"):
+    return Output(name, id, F32, (), False)
+
+
+def random_graph(seed: int, size: int = 40) -> Graph:
+    """A graph of `size` operations over two rows, a column, a value a row, a scalar, constants."""
+    rng = random.Random(seed)
+    b = Builder(f"random{seed}", 64)
+    numbers = [
+        b.add_input("x", Role.ROW, F32, ROW),
+        b.add_input("y", Role.ROW, BF16, ROW),
+        b.add_input("w", Role.COLUMN, F32, COLUMN),
+        b.add_input("t", Role.PER_ROW, F32, PER_ROW),
+        b.add_input("s", Role.SCALAR, F32, SCALAR),
+        b.add_const(0.5, SCALAR),
+        b.add_const(-0.0, SCALAR),
+    ]
+    reductions = [Op.SUM, Op.MAX, Op.MIN, Op.PROD]
+    for _ in range(size):
+        kind = rng.random()
+        if kind < 0.2:
+            spread = [i for i in numbers if b[i].value.spread]
+            numbers.append(b.add(rng.choice(reductions), (rng.choice(spread),)))
+        elif kind < 0.45:
+            numbers.append(b.add(rng.choice([Op.NEG, Op.TANH, Op.EXP]), (rng.choice(numbers),)))
+        elif kind < 0.9:
+            op = rng.choice([Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.MAXIMUM])
+            numbers.append(b.add(op, rng.choices(numbers, k=2)))
+        else:
+            condition = b.add(Op.GT, rng.choices(numbers, k=2))
+            numbers.append(b.add(Op.WHERE, (condition, *rng.choices(numbers, k=2))))
+    spread = [i for i in numbers if b[i].value.spread and b[i].value.varies is Varies.ROW]
+    single = [i for i in numbers if not b[i].value.spread and b[i].value.varies is Varies.ROW]
+    outputs = [row_output(spread[-1], "last"), row_output(rng.choice(spread), "any")]
+    outputs += [per_row_output(id, f"value{k}") for k, id in enumerate(single[-2:])]
+    return b.finish(outputs, None)

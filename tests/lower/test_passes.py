@@ -1,0 +1,237 @@
+"""Passes: what they merge, what they keep, and that they are done after one round."""
+
+import math
+
+import networkx as nx
+import pytest
+import torch
+
+from htile.frontend.graph import Builder, Role, verify
+from htile.frontend.ops import Op, Value, Varies
+from htile.lower.passes import (
+    PASSES,
+    merge_common_subexpressions,
+    remove_dead_nodes,
+    rewrite,
+    run_passes,
+)
+from htile.reference import evaluate
+from tests.lower.cases import (
+    BF16,
+    COLUMN,
+    F32,
+    ROW,
+    SCALAR,
+    per_row_output,
+    random_graph,
+    row_output,
+)
+
+SEEDS = range(30)
+
+
+def builder():
+    b = Builder("f", 64)
+    return b, b.add_input("x", Role.ROW, BF16, ROW)
+
+
+def ops(graph):
+    return [node.op for node in graph]
+
+
+def evaluated(graph, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    shapes = {"x": (5, 64), "y": (5, 64), "w": (64,), "t": (5,)}
+    tensors = {name: torch.randn(shape, generator=g) for name, shape in shapes.items()}
+    tensors |= {"y": tensors["y"].bfloat16(), "s": 0.7}
+    names = {i.name for i in graph.inputs}
+    return evaluate(graph, {k: v for k, v in tensors.items() if k in names}, lead=(5,))
+
+
+def with_structure(graph):
+    """The graph with a structure that `evaluate` can fill: a tuple of its outputs."""
+    from dataclasses import replace
+
+    from torch.utils import _pytree as pytree
+
+    structure = pytree.tree_structure(tuple(range(len(graph.outputs))))
+    return replace(graph, structure=structure)
+
+
+def test_equal_expressions_become_one():
+    b, x = builder()
+    first, second = b.add(Op.EXP, (x,)), b.add(Op.EXP, (x,))
+    out = b.add(Op.ADD, (first, second))
+    merged = merge_common_subexpressions(b.finish([row_output(out)], None))
+    assert ops(merged) == [Op.INPUT, Op.EXP, Op.ADD]
+    assert merged[2].inputs == (1, 1)
+
+
+def test_merging_follows_through_users():
+    b, x = builder()
+    sums = [b.add(Op.SUM, (b.add(Op.EXP, (x,)),)) for _ in range(2)]
+    logs = [b.add(Op.LOG, (s,)) for s in sums]
+    graph = b.finish([per_row_output(logs[0], "a"), per_row_output(logs[1], "b")], None)
+    merged = merge_common_subexpressions(graph)
+    assert ops(merged) == [Op.INPUT, Op.EXP, Op.SUM, Op.LOG]
+    assert [out.id for out in merged.outputs] == [3, 3]
+
+
+def test_operands_are_not_reordered():
+    b, x = builder()
+    y = b.add(Op.EXP, (x,))
+    out = b.add(Op.MUL, (b.add(Op.SUB, (x, y)), b.add(Op.SUB, (y, x))))
+    merged = merge_common_subexpressions(b.finish([row_output(out)], None))
+    assert ops(merged).count(Op.SUB) == 2
+
+
+def test_casts_to_different_dtypes_stay_apart():
+    b, x = builder()
+    casts = [b.add(Op.CAST, (x,), dtype) for dtype in (BF16, torch.float16, BF16)]
+    total = b.add(Op.ADD, (b.add(Op.ADD, casts[:2]), casts[2]))
+    merged = merge_common_subexpressions(b.finish([row_output(total)], None))
+    assert [n.arg for n in merged if n.op is Op.CAST] == [BF16, torch.float16]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "kept"),
+    [
+        ((1.0, 1.0), 1),
+        ((0.0, -0.0), 2),
+        ((math.nan, math.nan), 1),
+        ((math.inf, -math.inf), 2),
+        ((0.1, 0.1 + 2**-60), 1),  # one number
+        ((0.1, 0.1 + 2**-56), 2),
+    ],
+)
+def test_constants_merge_by_bits(numbers, kept):
+    b, x = builder()
+    for number in numbers:
+        x = b.add(Op.MUL, (x, b.add_const(number, SCALAR)))
+    merged = merge_common_subexpressions(b.finish([row_output(x)], None))
+    found = [n.arg for n in merged if n.op is Op.CONST]
+    assert len(found) == kept
+    assert {repr(number) for number in found} == {repr(number) for number in numbers}
+
+
+def test_constants_of_different_types_stay_apart():
+    b, x = builder()
+    values = [
+        b.add_const(1, Value((), Varies.SCALAR, torch.int32)),
+        b.add_const(1, Value((), Varies.SCALAR, torch.int64)),
+        b.add_const(1.0, SCALAR),
+    ]
+    true = b.add_const(True, Value((), Varies.SCALAR, torch.bool))
+    wide = [b.add(Op.CONVERT, (i,), F32) for i in values[:2]] + [values[2]]
+    for id in wide:
+        x = b.add(Op.ADD, (x, id))
+    out = b.add(Op.WHERE, (true, x, wide[0]))
+    merged = merge_common_subexpressions(b.finish([row_output(out)], None))
+    consts = [(type(n.arg), n.value.dtype) for n in merged if n.op is Op.CONST]
+    assert len(consts) == len(set(consts)) == 4
+
+
+def test_dead_nodes_go():
+    b, x = builder()
+    b.add(Op.SUM, (b.add(Op.EXP, (x,)),))
+    b.add_const(3.0, SCALAR)
+    out = b.add(Op.NEG, (x,))
+    assert ops(remove_dead_nodes(b.finish([row_output(out)], None))) == [Op.INPUT, Op.NEG]
+
+
+def test_an_unused_argument_is_no_input():
+    b, x = builder()
+    b.add_input("w", Role.COLUMN, F32, COLUMN)
+    y = b.add_input("y", Role.ROW, BF16, ROW)
+    b.add_input("s", Role.SCALAR, F32, SCALAR)
+    out = b.add(Op.ADD, (x, y))
+    graph = remove_dead_nodes(b.finish([row_output(out)], None))
+    assert [(i.name, i.role, i.dtype) for i in graph.inputs] == [
+        ("x", Role.ROW, BF16),
+        ("y", Role.ROW, BF16),
+    ]
+
+
+@pytest.mark.parametrize("apply", [*PASSES, run_passes])
+def test_outputs_keep_names_order_and_structure(apply):
+    b, x = builder()
+    e = b.add(Op.EXP, (x,))
+    total = b.add(Op.SUM, (e,))
+    outputs = [per_row_output(total, "b"), row_output(e, "a"), row_output(e, "c")]
+    graph = apply(b.finish(outputs, "structure"))
+    assert [(o.name, graph[o.id].op) for o in graph.outputs] == [
+        ("b", Op.SUM),
+        ("a", Op.EXP),
+        ("c", Op.EXP),
+    ]
+    assert graph.structure == "structure"
+    assert (graph.name, graph.n) == ("f", 64)
+
+
+def test_locations_survive():
+    from htile.errors import Location
+
+    b, x = builder()
+    here, there = Location("a.py", 3), Location("b.py", 4)
+    out = b.add(Op.ADD, (b.add(Op.EXP, (x,), loc=here), b.add(Op.EXP, (x,), loc=there)), loc=there)
+    graph = run_passes(b.finish([row_output(out)], None))
+    assert [node.loc for node in graph] == [None, here, there]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_graphs_keep_their_meaning(seed):
+    graph = with_structure(random_graph(seed))
+    passed = run_passes(graph)
+    verify(passed)
+    assert len(passed) < len(graph)
+    for before, after in zip(evaluated(graph), evaluated(passed), strict=True):
+        assert torch.equal(before.nan_to_num(1.25), after.nan_to_num(1.25))
+        assert torch.equal(before.isnan(), after.isnan())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_dead_or_double_is_left(seed):
+    graph = run_passes(random_graph(seed))
+    roots = [out.id for out in graph.outputs]
+    live = set(roots).union(*(nx.ancestors(graph.dag, id) for id in roots))
+    assert live == set(graph.dag)
+    seen = [(n.op, n.inputs, repr(n.arg), n.value) for n in graph]
+    assert len(seen) == len(set(seen))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_second_round_changes_nothing(seed):
+    once = run_passes(random_graph(seed))
+    twice = run_passes(once)
+    assert list(once) == list(twice)
+    assert (once.inputs, once.outputs) == (twice.inputs, twice.outputs)
+
+
+@pytest.mark.parametrize("apply", PASSES)
+def test_the_argument_is_left_alone(apply):
+    graph = random_graph(1)
+    before = list(graph), set(graph.dag.edges)
+    assert apply(graph) is not graph
+    assert (list(graph), set(graph.dag.edges)) == before
+
+
+def test_rewrite_verifies_what_a_rule_makes():
+    b, x = builder()
+    graph = b.finish([row_output(b.add(Op.NEG, (x,)))], None)
+
+    def wrong(new, node, inputs):
+        return new._add(Op.SUM, inputs, None, node.value, None) if node.op is Op.NEG else None
+
+    with pytest.raises(AssertionError, match="value differs"):
+        rewrite(graph, wrong)
+
+
+def test_verify_names_what_is_wrong():
+    b, x = builder()
+    with pytest.raises(AssertionError, match="no outputs"):
+        b.finish([], None)
+    with pytest.raises(AssertionError, match="output out is no node"):
+        b.finish([row_output(7)], None)
+    b.inputs.clear()
+    with pytest.raises(AssertionError, match="unnamed input"):
+        b.finish([row_output(x)], None)

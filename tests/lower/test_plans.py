@@ -1,0 +1,283 @@
+"""Plans: numerics that hang on N and dtypes alone, placements within the architecture's limits."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from htile.errors import LoweringError
+from htile.frontend.graph import Role
+from htile.frontend.ops import INFER, REDUCTIONS, Op
+from htile.lower import lower
+from htile.lower.choice import choose, enumerate_plans, vector_size
+from htile.lower.emit import EMIT
+from htile.lower.plan import MONOIDS, Load, Numerics, Target
+from htile.reference import EVALUATE
+from tests.lower.cases import ARCH, BF16, EXAMPLES, F32, example_kernel, kernel_of, rows
+
+SIZES = [1, 3, 17, 64, 127, 128, 1000, 1024, 3584, 4096, 5120, 8191, 16384]  # of the GPU tests
+ALIGNMENTS = [16, 8, 4, 2]
+
+# Bytes of shared memory that one thread block may use (CUDA C++ Programming Guide, table of
+# technical specifications per compute capability).
+SHARED_KIB = {
+    "sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90a": 227, "sm_100a": 227, "sm_103a": 227,
+    "sm_120a": 99, "sm_121a": 99,
+}  # fmt: skip
+
+
+def graph_of(name, n, dtype=BF16):
+    return example_kernel(name, n, dtype).graph
+
+
+def plans_of(graph, arch="sm_90a", align=16):
+    return enumerate_plans(graph, Target(graph.n, ARCH[arch], align))
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_plan_is_within_the_limits(name, dtype):
+    for n in SIZES:
+        graph = graph_of(name, n, dtype)
+        for arch in ARCH:
+            for align in ALIGNMENTS:
+                for plan in plans_of(graph, arch, align):
+                    check_plan(plan, arch)
+
+
+def power_of_two(number):
+    return number > 0 and number & (number - 1) == 0
+
+
+def check_plan(plan, arch):
+    num, place, n = plan.numerics, plan.placement, plan.graph.n
+    assert n % num.vec_size == 0, "no vector straddles the end of a row"
+    assert power_of_two(num.vec_size) and power_of_two(num.threads_per_row)
+    assert power_of_two(place.num_threads)
+    assert num.cluster_n == 1
+    assert 32 <= place.num_threads <= 1024
+    assert num.threads_per_row <= place.num_threads
+    assert plan.rows_per_block * num.threads_per_row == place.num_threads
+    held = plan.elements_per_thread
+    assert held * num.threads_per_row >= n, "the row has a place"
+    assert (held - num.vec_size) * num.threads_per_row < n, "and no more than it needs"
+    assert held <= 255
+    assert held * place.num_threads <= 65536, "registers of a multiprocessor"
+    assert place.copy_bytes == plan.target.align
+    inputs = [i for i in plan.graph.inputs if i.role is Role.ROW]
+    shared = plan.rows_per_block * max(1, num.threads_per_row // 32) * plan.slots * 8
+    if place.loader == "shared":
+        tile = held * num.threads_per_row * plan.rows_per_block
+        shared += sum(tile * i.dtype.itemsize for i in inputs)
+        narrowest = min(num.vec_size * i.dtype.itemsize for i in inputs)
+        assert min(narrowest, place.copy_bytes) >= 4, "cp.async copies 4, 8 or 16 bytes"
+    else:
+        assert place.loader == "direct"
+    assert shared <= SHARED_KIB[arch] * 1024
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_numerics_hang_on_n_and_dtypes_alone(name, dtype):
+    for n in SIZES:
+        graph = graph_of(name, n, dtype)
+        found = {
+            choose(plans_of(graph, arch, align), None).numerics
+            for arch in ARCH
+            for align in [*ALIGNMENTS, 1]
+        }
+        assert len(found) == 1, f"N = {n}: {found}"
+
+
+@pytest.mark.parametrize("m", [1, 2, 7, 4096, 1 << 20])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_nothing_hangs_on_the_batch(name, m):
+    function, arguments = EXAMPLES[name]
+    inspected = function.inspect(*arguments(m, 1000, BF16, "meta"))
+    expected = example_kernel(name, 1000)
+    assert inspected.source == expected.source
+    assert str(inspected.plan) == str(expected.plan)
+
+
+# The first plan, written down: a change of these is a change of every result's bits.
+NUMERICS = {
+    ("softmax", 1, BF16): (1, 1),
+    ("softmax", 127, BF16): (1, 8),
+    ("softmax", 1000, BF16): (8, 64),
+    ("softmax", 4096, BF16): (8, 256),
+    ("softmax", 4096, F32): (4, 256),
+    ("softmax", 8191, BF16): (1, 512),
+    ("softmax", 16384, BF16): (8, 512),
+    ("rmsnorm_residual", 4096, BF16): (8, 256),
+    ("layernorm", 5120, BF16): (8, 128),
+}
+
+
+@pytest.mark.parametrize(("name", "n", "dtype"), NUMERICS)
+def test_the_default_numerics(name, n, dtype):
+    vec_size, threads = NUMERICS[name, n, dtype]
+    assert example_kernel(name, n, dtype).plan.numerics == Numerics(vec_size, threads)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "n", "expected"),
+    [
+        ([BF16], 4096, 8),
+        ([BF16], 4094, 2),
+        ([BF16], 4095, 1),
+        ([F32], 4096, 4),
+        ([BF16, F32], 4096, 4),
+        ([torch.int64, BF16], 4096, 2),
+        ([BF16], 12, 4),
+        ([BF16], 1, 1),
+    ],
+)
+def test_the_vector_is_16_bytes_of_the_widest_row(dtypes, n, expected):
+    x, y = (torch.empty(4, n, dtype=d, device="meta") for d in (dtypes * 2)[:2])
+    kernel = kernel_of(lambda x, y: (x + y).to(BF16), x, y)
+    assert kernel.plan.numerics.vec_size == vector_size(kernel.graph) == expected
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_both_loaders_exist(name):
+    for n in (1000, 4096):
+        assert {p.placement.loader for p in plans_of(graph_of(name, n))} == {"shared", "direct"}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_what_is_too_narrow_for_cp_async_is_loaded_directly(name):
+    two_bytes = plans_of(graph_of(name, 4096), align=2)
+    odd = plans_of(graph_of(name, 4095))
+    assert {p.placement.loader for p in two_bytes + odd} == {"direct"}
+
+
+def test_a_view_of_2_byte_alignment_takes_the_direct_loader():
+    whole = torch.empty(4, 4104, dtype=BF16)
+    function, _ = EXAMPLES["softmax"]
+    for offset, align in ((0, 16), (4, 8), (2, 4), (1, 2)):
+        plan = function.inspect(whole[:, offset : offset + 4096]).plan
+        assert plan.placement.copy_bytes == align
+        assert plan.placement.loader == ("direct" if align == 2 else "shared")
+        assert plan.numerics == Numerics(8, 256)
+
+
+def test_the_row_stride_counts_as_alignment():
+    function, _ = EXAMPLES["softmax"]
+    for stride, align in ((4096, 16), (4100, 8), (4098, 4), (4097, 2)):
+        view = torch.empty(4, stride, dtype=BF16)[:, :4096]
+        assert function.inspect(view).plan.placement.copy_bytes == align
+        assert function.inspect(view[:1]).plan.placement.copy_bytes == 16
+
+
+def test_a_vector_that_is_less_than_16_bytes_asks_for_no_more():
+    """x has vectors of 8 bytes beside the float32 y; an address of 8 is as good as 16."""
+    x = torch.empty(4 * 4096 + 4, dtype=BF16)[4:].view(4, 4096)
+    y = torch.empty(4, 4096)
+    assert kernel_of(lambda x, y: x + y, x, y).plan.placement.copy_bytes == 16
+
+
+def test_alignment_is_held_against_the_vectors_of_the_kernel():
+    """y is not used, so the vectors of x are 16 bytes, and an address of 8 does not do."""
+    x = torch.empty(4 * 4096 + 4, dtype=BF16)[4:].view(4, 4096)
+    assert x.data_ptr() % 16 == 8
+    plan = kernel_of(lambda x, y: x * 2, x, torch.empty(4, 4096)).plan
+    assert plan.numerics.vec_size == 8
+    assert plan.placement.copy_bytes == 8
+
+
+@pytest.mark.parametrize("arch", ARCH)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_rows_up_to_16384_fit_every_architecture(name, arch):
+    for dtype in (BF16, F32):
+        assert plans_of(graph_of(name, 16384, dtype), arch)
+
+
+def test_a_row_that_is_too_long_says_so():
+    function, arguments = EXAMPLES["softmax"]
+    with pytest.raises(LoweringError) as caught:
+        function.inspect(*arguments(4, 1 << 18, BF16, "meta"), arch="sm_80")
+    assert re.search(
+        r"softmax: a row of N = 262144 elements does not fit one thread block of sm_80, and longer "
+        r"rows are not supported yet; split the row",
+        str(caught.value),
+    )
+
+
+def test_a_plan_that_does_not_exist_says_so():
+    function, arguments = EXAMPLES["softmax"]
+    x = arguments(4, 4096, BF16, "meta")
+    with pytest.raises(LoweringError, match=r"softmax: no plan has \{'loader': 'magic'\}"):
+        function.with_plan(loader="magic").inspect(*x)
+    with pytest.raises(LoweringError, match=r"a plan has no 'colour'; it has .*vec_size"):
+        function.with_plan(colour=3).inspect(*x)
+
+
+@pytest.mark.parametrize("loader", ["shared", "direct"])
+@pytest.mark.parametrize("threads", [32, 64, 128, 256, 512])
+def test_plans_can_be_forced(loader, threads):
+    plan = example_kernel("softmax", 4096, threads_per_row=threads, loader=loader).plan
+    assert (plan.numerics.threads_per_row, plan.placement.loader) == (threads, loader)
+
+
+def test_the_default_comes_first_and_the_rest_differ():
+    for name in EXAMPLES:
+        graph = graph_of(name, 4096)
+        target = Target(4096, ARCH["sm_90a"])
+        plans = enumerate_plans(graph, target)
+        assert choose(plans, target) is plans[0]
+        lowered = lower(graph, target).plan
+        assert (lowered.numerics, lowered.placement) == (plans[0].numerics, plans[0].placement)
+        assert len({(p.numerics, p.placement) for p in plans}) == len(plans) > 10
+
+
+def test_fastmath_changes_no_numerics():
+    graph = graph_of("capped_softmax", 4096)
+    target = Target(4096, ARCH["sm_90a"])
+    exact, fast = (
+        lower(graph, replace(target, fastmath=fastmath)).plan for fastmath in (False, True)
+    )
+    assert exact.numerics == fast.numerics and exact.steps != fast.steps
+
+
+def test_bytes_of_a_row():
+    plan = example_kernel("capped_softmax", 1000).plan
+    assert plan.bytes_per_row() == (2 * 1000 + 4, 2 * 1000 + 4)
+    plan = example_kernel("rmsnorm_residual", 1000, F32).plan
+    assert plan.bytes_per_row() == (8000, 8000)  # the weight is shared by all rows
+
+
+def test_every_row_is_loaded_once():
+    for name in EXAMPLES:
+        plan = example_kernel(name, 1000).plan
+        loads = [step.input for step in plan.steps if isinstance(step, Load)]
+        scalars = [i for i in plan.graph.inputs if i.role is Role.SCALAR]
+        assert sorted(loads + scalars, key=lambda i: i.id) == list(plan.graph.inputs)
+
+
+LEAVES = {Op.INPUT, Op.CONST}
+
+
+@pytest.mark.parametrize(
+    ("table", "ops"),
+    [
+        (INFER, set(Op)),
+        (EMIT, set(Op)),
+        (EVALUATE, set(Op) - LEAVES),
+        (MONOIDS, REDUCTIONS),
+    ],
+    ids=["INFER", "EMIT", "EVALUATE", "MONOIDS"],
+)
+def test_tables_are_total(table, ops):
+    assert set(table) == set(ops)
+
+
+@pytest.mark.parametrize("op", sorted(REDUCTIONS, key=lambda op: op.value), ids=lambda op: op.value)
+def test_the_identity_changes_no_result(op):
+    logical = op in (Op.ANY, Op.ALL)
+    values = torch.tensor([False, True]) if logical else torch.tensor([-3.5, 2.0, 0.0])
+    identity = torch.tensor([MONOIDS[op].identity]).to(values.dtype)
+    rule = EVALUATE[op]
+    alone = rule((values,), None, values.dtype)
+    padded = rule((torch.cat([values, identity]),), None, values.dtype)
+    assert torch.equal(alone, padded)

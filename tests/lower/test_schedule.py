@@ -1,0 +1,269 @@
+"""The schedule: stages, forms, what shares a barrier, and that no step reads what is not there."""
+
+import networkx as nx
+import pytest
+import torch
+
+import htile
+from htile.frontend.graph import Role
+from htile.frontend.ops import REDUCTIONS, Op
+from htile.lower.passes import run_passes
+from htile.lower.plan import MONOIDS, Compute, Form, Home, Load, Reduce, Store
+from htile.lower.schedule import make_schedule
+from tests.lower.cases import BF16, EXAMPLES, F32, example_kernel, kernel_of, random_graph, rows
+
+# reductions of each stage
+STAGES = {
+    "softmax": [["max"], ["sum"]],
+    "log_softmax": [["max"], ["sum", "sum"]],  # logsumexp guards its maximum, log_softmax does not
+    "rmsnorm": [["sum"]],
+    "rmsnorm_residual": [["sum"]],
+    "layernorm": [["sum"], ["sum"]],
+    "swiglu": [],
+    "absnorm": [["sum"]],
+    "capped_softmax": [["max"], ["sum", "sum"]],
+    "norm_softmax": [["sum"], ["sum"], ["max"], ["sum"]],
+}
+
+GRAPHS = {
+    **{f"random{seed}": lambda seed=seed: run_passes(random_graph(seed)) for seed in range(60)},
+    **{f"big{seed}": lambda seed=seed: run_passes(random_graph(seed, 300)) for seed in range(5)},
+    **{name: lambda name=name: example_kernel(name, 512).graph for name in EXAMPLES},
+}
+
+
+def check_steps(graph, schedule):
+    """Walk the steps: each operand is there when it is read, each node and output made once."""
+    there = {n.id for n in graph if n.op is Op.CONST}
+    there |= {i.id for i in graph.inputs if i.role is Role.SCALAR}
+    made, stored, slot, stage = [], [], 0, 0
+    for step in schedule.steps:
+        match step:
+            case Load(input, home):
+                assert input in graph.inputs and home is Home.REGISTERS
+                made.append(input.id)
+            case Compute(id, _):
+                assert set(graph[id].inputs) <= there, f"%{id} reads what is not there"
+                assert graph[id].op not in REDUCTIONS
+                made.append(id)
+            case Reduce(k, results, operands, monoids, first):
+                assert set(operands) <= there
+                assert [graph[r].inputs for r in results] == [(o,) for o in operands]
+                assert monoids == tuple(MONOIDS[graph[r].op] for r in results)
+                stage += 1
+                assert (k, first) == (stage, slot), "stages and slots follow each other"
+                slot += len(results)
+                made += results
+            case Store(output):
+                assert output.id in there
+                stored.append(output)
+        there.update(made)
+    assert len(made) == len(set(made)), "made twice"
+    assert stored == list(graph.outputs)
+    assert slot == schedule.slots
+    leaves = {n.id for n in graph if n.op is Op.CONST}
+    leaves |= {i.id for i in graph.inputs if i.role is Role.SCALAR}
+    assert set(made) == set(graph.dag) - leaves, "a live node is made"
+
+
+LATE = pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+
+
+@LATE
+@pytest.mark.parametrize("name", GRAPHS)
+def test_every_operand_is_made_before_it_is_read(name, late):
+    graph = GRAPHS[name]()
+    check_steps(graph, make_schedule(graph, late_columns=late))
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_late_columns_are_loaded_just_before_the_goal_that_reads_them(name):
+    graph = GRAPHS[name]()
+    steps = make_schedule(graph, late_columns=True).steps
+    early = make_schedule(graph).steps
+    goals = [at for at, step in enumerate(steps) if isinstance(step, Reduce | Store)]
+    for at, step in enumerate(steps):
+        if isinstance(step, Load) and step.input.role is Role.COLUMN:
+            goal = next(g for g in goals if g > at)
+            reads = set()
+            for other in steps[at:goal]:
+                reads.update(graph[other.id].inputs if isinstance(other, Compute) else ())
+            last = steps[goal]
+            reads.update(last.operands if isinstance(last, Reduce) else (last.output.id,))
+            assert step.input.id in reads
+    key = repr
+    assert sorted(steps, key=key) == sorted(early, key=key), "the same steps in another order"
+    loads = [isinstance(step, Load) for step in early]
+    assert loads == sorted(loads, reverse=True), "early: every load comes first"
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_stage_is_the_longest_path_of_reductions(name):
+    graph = GRAPHS[name]()
+    weighted = nx.DiGraph(graph.dag.edges)
+    weighted.add_nodes_from(graph.dag)
+    for u, v in weighted.edges:
+        weighted.edges[u, v]["weight"] = int(graph[v].op in REDUCTIONS)
+    reduces = [s for s in make_schedule(graph).steps if isinstance(s, Reduce)]
+    assert len(reduces) == nx.dag_longest_path_length(weighted)
+    for step in reduces:
+        for result in step.results:
+            before = weighted.subgraph(nx.ancestors(weighted, result) | {result})
+            assert nx.dag_longest_path_length(before) == step.stage
+
+
+@LATE
+@pytest.mark.parametrize("name", GRAPHS)
+def test_values_are_computed_in_the_first_stage_that_needs_them(name, late):
+    graph = GRAPHS[name]()
+    waiting = set()
+    for step in make_schedule(graph, late_columns=late).steps:
+        if isinstance(step, Compute):
+            waiting.add(step.id)
+        elif isinstance(step, Reduce | Store):
+            goals = step.operands if isinstance(step, Reduce) else (step.output.id,)
+            needed = set(goals).union(*(nx.ancestors(graph.dag, id) for id in goals))
+            assert waiting <= needed, f"{waiting - needed} could wait"
+            waiting.clear()
+    assert not waiting
+
+
+@LATE
+@pytest.mark.parametrize("name", GRAPHS)
+def test_homes_are_what_crosses_a_barrier(name, late):
+    graph = GRAPHS[name]()
+    schedule = make_schedule(graph, late_columns=late)
+    born, read = {}, {}
+    for at, step in enumerate(schedule.steps):
+        match step:
+            case Load(input):
+                born[input.id] = at
+            case Compute(id, _):
+                born[id] = at
+                read |= dict.fromkeys(graph[id].inputs, at)
+            case Reduce(_, results, operands):
+                read |= dict.fromkeys(operands, at)
+                born |= dict.fromkeys(results, at)
+            case Store(output):
+                read[output.id] = at
+    barriers = [at for at, step in enumerate(schedule.steps) if isinstance(step, Reduce)]
+    crossing = {
+        id for id in born if any(born[id] < barrier < read.get(id, -1) for barrier in barriers)
+    }
+    assert set(schedule.homes) == crossing
+    assert set(schedule.homes.values()) <= {Home.REGISTERS}
+
+
+@pytest.mark.parametrize("n", [1, 4096])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_stages_of_the_examples(name, n):
+    plan = example_kernel(name, n).plan
+    reduces = [step for step in plan.steps if isinstance(step, Reduce)]
+    ops = [[plan.graph[id].op.value for id in step.results] for step in reduces]
+    assert ops == STAGES[name]
+    assert plan.stages == len(STAGES[name])
+    assert plan.slots == sum(map(len, STAGES[name]))
+
+
+def moments(x):
+    return x.sum(), x.amax(), x.amin(), (x * x).sum()
+
+
+def test_independent_reductions_share_one_barrier():
+    plan = kernel_of(moments, *rows((4, 512))).plan
+    (reduce,) = (step for step in plan.steps if isinstance(step, Reduce))
+    assert [m.combine for m in reduce.monoids] == ["ADD", "MAX", "MIN", "ADD"]
+    assert (plan.slots, reduce.slot) == (4, 0)
+
+
+def test_a_reduction_of_a_later_stage_waits_for_its_own_kind_only():
+    """An independent sum goes behind the first barrier, not the second."""
+
+    def f(x):
+        return torch.exp(x - x.max()).sum(), x.sum()
+
+    plan = kernel_of(f, *rows((4, 512))).plan
+    reduces = [step for step in plan.steps if isinstance(step, Reduce)]
+    assert [[m.combine for m in r.monoids] for r in reduces] == [["MAX", "ADD"], ["ADD"]]
+
+
+def test_rows_are_in_flight_before_the_rest_is_loaded():
+    def f(weight, scale: htile.PerRow, x, gain, y):
+        return x * weight * scale * gain + y
+
+    weight, x, y = rows((512,), (4, 512), (4, 512))
+    (scale,), gain = rows((4,), dtype=F32), torch.empty((), device="meta")
+    steps = kernel_of(f, weight, scale, x, gain, y).plan.steps
+    names = [step.input.name for step in steps if isinstance(step, Load)]
+    assert names == ["x", "y", "weight", "scale", "gain"]
+
+
+def softmax(x):
+    e = torch.exp(x - x.max())
+    return e / e.sum()
+
+
+def keepdim_softmax(x):
+    e = torch.exp(x - x.amax(-1, keepdim=True))
+    return e / e.sum(-1, keepdim=True)
+
+
+def guarded(x, t: htile.PerRow):
+    return torch.exp(x - torch.where(t > 0, torch.zeros_like(t), x.max()))
+
+
+E_, B, F_ = Form.EXACT, Form.BOUNDED, Form.FAST
+FORMS = {
+    "softmax": (softmax, {"exp": [B], "div": [B]}),
+    "keepdim softmax": (keepdim_softmax, {"exp": [B], "div": [B]}),
+    "torch.softmax": (lambda x: torch.softmax(x, -1), {"exp": [B], "div": [B]}),
+    "logsumexp": (lambda x: torch.logsumexp(x, -1), {"exp": [B]}),
+    "exp": (lambda x: torch.exp(x), {"exp": [E_]}),
+    "exp of a difference": (lambda x: torch.exp(x - 1.0), {"exp": [E_]}),
+    "x - min": (lambda x: torch.exp(x - x.min()), {"exp": [E_]}),
+    "max - x": (lambda x: torch.exp(x.max() - x), {"exp": [E_]}),
+    "another's max": (lambda x: torch.exp(x - (x * x).max()), {"exp": [E_]}),
+    "scaled after": (lambda x: torch.exp(4.0 * (x - x.max())), {"exp": [E_]}),
+    "share of x": (lambda x: x / x.sum(), {"div": [E_]}),
+    "share of exp": (
+        lambda x: torch.exp(x) / torch.exp(x).sum(),
+        {"exp": [E_], "div": [E_]},
+    ),
+    "another's share": (
+        lambda x: x / torch.exp(x - x.max()).sum(),
+        {"exp": [B], "div": [E_]},
+    ),
+    "mean": (lambda x: x.mean(), {"div": [E_]}),
+    "norm": (lambda x: x * torch.rsqrt((x * x).mean()), {"rsqrt": [E_], "div": [E_]}),
+}
+
+
+def forms(plan):
+    found = {}
+    for step in plan.steps:
+        if isinstance(step, Compute):
+            found.setdefault(plan.graph[step.id].op.value, []).append(step.form)
+    return found
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_short_form_only_where_its_operand_is_bounded(name):
+    fn, expected = FORMS[name]
+    found = forms(kernel_of(fn, *rows((4, 512))).plan)
+    assert {op: found[op] for op in expected} == expected
+
+
+def test_a_maximum_that_is_not_always_subtracted_bounds_nothing():
+    x, t = *rows((4, 512)), torch.empty(4, device="meta")
+    assert forms(kernel_of(guarded, x, t).plan)["exp"] == [E_]
+
+
+@pytest.mark.parametrize("fastmath", [False, True])
+def test_fast_forms_only_when_asked_for(fastmath):
+    def f(x):
+        return torch.tanh(x) + torch.log(x) + torch.sin(x) + torch.sqrt(x) + torch.exp(x) / 3.0
+
+    found = forms(kernel_of(f, *rows((4, 512), dtype=BF16), fastmath=fastmath).plan)
+    fast = F_ if fastmath else E_
+    assert [found[op] for op in ("tanh", "log", "sin")] == [[fast]] * 3
+    assert [found[op] for op in ("sqrt", "exp", "div")] == [[E_]] * 3

@@ -1,0 +1,59 @@
+"""What the tests read out of compiled kernels: stack frame, accesses and depths, without a GPU."""
+
+import re
+import struct
+from collections import Counter
+
+import cutlass.cute as cute
+
+ARCHS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
+
+
+def compile_for(host, *args, arch="sm_90a"):
+    """Compile a @cute.jit host function for fake tensors, keeping PTX and cubin."""
+    stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
+    options = f"--enable-tvm-ffi --gpu-arch {arch} --keep-ptx --keep-cubin"
+    return cute.compile(host, *args, stream, options=options, no_jit_engine=True)
+
+
+def stack_frame(cubin: bytes) -> int:
+    """Largest stack frame, bytes, of the functions of a cubin (records 0x11 of .nv.info)."""
+    offset = struct.unpack_from("<Q", cubin, 0x28)[0]
+    size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, offset + i * size) for i in range(count)]
+    largest = 0
+    for name, _, _, _, start, length in sections:
+        at = sections[names][4] + name
+        if cubin[at : cubin.index(b"\0", at)] != b".nv.info":
+            continue
+        end = start + length
+        while start + 4 <= end:
+            form, attribute, extent = struct.unpack_from("<BBH", cubin, start)
+            if form == 4 and attribute == 0x11:
+                largest = max(largest, struct.unpack_from("<II", cubin, start + 4)[1])
+            start += 4 + (extent if form == 4 else 0)
+    return largest
+
+
+def accesses(ptx: str) -> Counter:
+    """Count of memory accesses by name and bytes, such as ("ld.global", 16)."""
+    found = Counter()
+    for space, count, bits in re.findall(
+        r"\b((?:ld|st)\.(?:global|shared))(?:\.v(\d))?\.b(\d+)", ptx
+    ):
+        found[space, int(count or 1) * int(bits) // 8] += 1
+    for size in re.findall(r"cp\.async\.c[ag]\.shared\.global [^;]*?\], (\d+)", ptx):
+        found["cp.async", int(size)] += 1
+    return found
+
+
+def depth(ptx: str, opcode: str) -> int:
+    """Longest chain of `opcode` instructions in straight-line PTX."""
+    level, longest = {}, 0
+    for line in ptx.splitlines():
+        words = re.findall(r"%\w+", line)
+        if words:
+            above = max((level.get(w, 0) for w in words[1:]), default=0)
+            level[words[0]] = above + (opcode in line)
+            longest = max(longest, level[words[0]])
+    return longest

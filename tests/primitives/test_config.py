@@ -1,0 +1,89 @@
+"""The heuristic tables of the tile configuration, and what it refuses."""
+
+import pytest
+from cutlass import BFloat16, Float16, Float32, Int64
+
+from htile.config import ElementwiseTileConfig
+
+
+@pytest.mark.parametrize(
+    ("N", "threads_per_row", "num_threads", "cluster_n"),
+    [
+        (1, 8, 128, 1),
+        (64, 8, 128, 1),
+        (65, 16, 128, 1),
+        (128, 16, 128, 1),
+        (129, 32, 128, 1),
+        (3072, 32, 128, 1),
+        (3073, 64, 128, 1),
+        (4096, 64, 128, 1),
+        (6144, 64, 128, 1),
+        (6145, 128, 128, 1),
+        (16384, 128, 128, 1),
+        (16385, 256, 256, 2),
+        (32768, 256, 256, 2),
+        (32769, 256, 256, 4),
+        (65536, 256, 256, 4),
+        (131072, 256, 256, 8),
+        (131073, 256, 256, 16),
+        (262144, 256, 256, 16),
+    ],
+)
+def test_tables_of_16_bits(N, threads_per_row, num_threads, cluster_n):
+    config = ElementwiseTileConfig(Float16, N)
+    assert (config.threads_per_row, config.num_threads) == (threads_per_row, num_threads)
+    assert config.cluster_n == cluster_n
+
+
+def test_cluster_counts_bytes():
+    clusters = [
+        ElementwiseTileConfig(Float32, n).cluster_n for n in (8192, 8193, 16384, 65536, 65537)
+    ]
+    assert clusters == [1, 2, 2, 8, 16]
+
+
+@pytest.mark.parametrize("N", [1, 7, 64, 1000, 3072, 4096, 4097, 50257, 131072, 262144])
+def test_tile_covers_the_row(N):
+    config = ElementwiseTileConfig(BFloat16, N)
+    vec_size = config.vec_size(BFloat16, Float32)
+    rows, columns = config.tiler_mn(vec_size)
+    step = vec_size * config.threads_per_row * config.cluster_n
+    assert N % vec_size == 0 and vec_size in (1, 2, 4)
+    assert rows * config.threads_per_row == config.num_threads
+    assert N <= columns * config.cluster_n < N + step
+    assert config.is_even(vec_size) == (columns * config.cluster_n == N)
+
+
+def test_overrides():
+    config = ElementwiseTileConfig(
+        BFloat16, 4096, cluster_n=2, stage=3, num_threads=256, threads_per_row=128
+    )
+    assert config.tiler_mn(8) == (2, 2048)
+    assert config.reduce_layout.shape == (2, (4, 2), 3)
+    assert config.reduce_layout.num_bytes == 2 * 4 * 2 * 3 * 4
+    assert config.cluster == [1, 2, 1]
+    wide = ElementwiseTileConfig(BFloat16, 4096, threads_per_row=512, reduction_dtype=Int64)
+    assert wide.num_threads == 512 and wide.reduce_layout.num_bytes == 16 * 8
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"N": 0},
+        {"N": 64, "cluster_n": 2},
+        {"N": 4096, "cluster_n": 32},
+        {"N": 4096, "threads_per_row": 48},
+        {"N": 4096, "num_threads": 32},
+        {"N": 4096, "num_threads": 2048, "threads_per_row": 64},
+        {"N": 4096, "copy_bytes": 3},
+    ],
+)
+def test_refused(wrong):
+    with pytest.raises(ValueError):
+        ElementwiseTileConfig(BFloat16, **wrong)
+
+
+@pytest.mark.parametrize("vec_size", [3, 16, 0, 32])
+def test_refused_vectors(vec_size):
+    with pytest.raises(ValueError):
+        ElementwiseTileConfig(BFloat16, 1000).tiler_mn(vec_size)
