@@ -129,7 +129,8 @@ def compile_rmsnorm(N, arch, x, w, b, res, out, res_out, rstd, mean, *, align=16
 def norm_fwd(x, weight, bias, residual, eps, returns, is_layernorm):
     """(out, residual, rstd, mean) of 2-D x (M, N); of the last three, what `returns` asks for."""
     operands = [t for t in (x, weight, bias, residual) if t is not None]
-    if x.dim() != 2 or any(t.stride(-1) != 1 or t.dtype not in DTYPES for t in operands):
+    spread = any(t.stride(-1) != 1 < t.shape[-1] for t in operands)
+    if x.dim() != 2 or spread or any(t.dtype not in DTYPES for t in operands):
         raise ValueError(f"expected contiguous rows (M, N) of {list(DTYPES)}, got {x.shape}")
     (M, N), wide = x.shape, x.dtype if residual is None else residual.dtype
     empty = functools.partial(torch.empty, device=x.device)

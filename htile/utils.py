@@ -61,10 +61,8 @@ def pack64(low, high) -> Int64:
 
 def unpack64(word: Int64):
     """The (low, high) Int32 halves of an Int64."""
-    whole = cute.make_rmem_tensor((1,), Int64)
-    whole[0] = word
-    halves = cute.recast_tensor(whole, Int32)
-    return halves[0], halves[1]
+    # not by recast_tensor: of an Int64 fragment it shows the low half twice (CuTe-DSL 4.8.1)
+    return word.to(Int32), (word >> 32).to(Int32)
 
 
 def store_shared_remote(value, smem_ptr: cute.Pointer, mbar_ptr: cute.Pointer, peer_cta_rank):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import struct
 from collections.abc import Callable
 
 import cutlass.cute as cute
@@ -222,6 +223,26 @@ def div(a, b):
 def div_bounded(a: Operand, b: Operand) -> Vector | Numeric:
     """a / b in 2 instructions, 2 ulp, for 2 ** -126 <= |b| <= 2 ** 126."""
     return a * _rcp(b)  # of b before it is broadcast: one reciprocal if b is a scalar
+
+
+def div_number(a: Operand, number: float) -> Vector | Numeric:
+    """a / number, correctly rounded in 5 instructions, for 2 ** -100 <= |number| <= 2 ** 100.
+
+    The quotient by the rounded reciprocal is off by an ulp at most; its exact remainder corrects it
+    (Markstein, IBM J. Res. Dev. 34-1, 1990). `div.rn` is a call, which costs live registers too.
+    """
+    (number,) = struct.unpack("f", struct.pack("f", number))
+    (reciprocal,) = struct.unpack("f", struct.pack("f", 1 / number))
+    if math.frexp(number)[0] in (0.5, -0.5):  # a power of two
+        return a * reciprocal
+    (a,), any_vector = _lift(a)
+    full = functools.partial(cute.full_like, a)
+    quotient = a * reciprocal
+    remainder = cute.math.fma(quotient, full(-number), a)
+    corrected = cute.math.fma(remainder, full(reciprocal), quotient)
+    # no remainder where the quotient is exact, keeping -0.0; NaN where it is infinite
+    result = cute.where(cute.math.abs(remainder) > 0.0, corrected, quotient)
+    return result if any_vector else result[0]
 
 
 @_elementwise

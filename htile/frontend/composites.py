@@ -151,7 +151,7 @@ def lerp(input, end, weight):
 def mean(input, dim=None, keepdim=False, *, dtype=None):
     x = floating(input if dtype is None else cast(input, dtype), "the mean")
     total = reduced(Op.SUM, x, dim, keepdim)
-    return total * (1.0 / x.numel()) if x._value.spread else total
+    return total / float(x.numel()) if x._value.spread else total
 
 
 @implements("var_mean")
@@ -163,8 +163,7 @@ def var_mean(input, dim=None, unbiased=True, keepdim=False, *, correction=None):
     average = mean(x, dim, keepdim)
     deviation = x - average
     squares = reduced(Op.SUM, deviation * deviation, dim, keepdim)
-    degrees = x.numel() - correction
-    return (squares * (1.0 / degrees) if degrees > 0 else squares / 0.0), average
+    return squares / max(0.0, float(x.numel() - correction)), average
 
 
 @implements("std_mean")

@@ -51,10 +51,12 @@ def _call(name: str) -> Expression:
     return lambda node, args, form: f"math.{name}({', '.join(args)})"
 
 
-def _bounded(name: str, otherwise: Expression) -> Expression:
+def _by_form(otherwise: Expression, **names: str) -> Expression:
+    """The function named for a form, such as `bounded="exp_bounded"`."""
+
     def expression(node: Node, args: tuple[str, ...], form: Form) -> str:
-        chosen = _call(name) if form is Form.BOUNDED else otherwise
-        return chosen(node, args, form)
+        name = names.get(form.name.lower())
+        return (_call(name) if name else otherwise)(node, args, form)
 
     return expression
 
@@ -83,8 +85,8 @@ EMIT: dict[Op, Expression] = {
     **dict.fromkeys((Op.SUM, Op.PROD, Op.MAX, Op.MIN, Op.ANY, Op.ALL), _leaf),
     Op.NEG: lambda node, args, form: f"-{args[0]}",
     Op.ADD: _binary("+"), Op.SUB: _binary("-"), Op.MUL: _binary("*"),
-    Op.DIV: _bounded("div_bounded", _binary("/")),
-    Op.EXP: _bounded("exp_bounded", _call("exp")),
+    Op.DIV: _by_form(_binary("/"), bounded="div_bounded", number="div_number"),
+    Op.EXP: _by_form(_call("exp"), bounded="exp_bounded"),
     **{op: _fast(op.value) for op in (Op.TANH, Op.LOG, Op.LOG2, Op.LOG10, Op.SIN, Op.COS)},
     **{op: _call(op.value) for op in (
         Op.ABS, Op.SIGN, Op.SQRT, Op.RSQRT, Op.EXP2, Op.EXPM1, Op.LOG1P, Op.SIGMOID, Op.ERF,

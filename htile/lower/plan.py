@@ -78,6 +78,7 @@ class Form(Enum):
 
     EXACT = "exact"
     BOUNDED = "bounded"  # the operand's range makes a short form as exact as the output needs
+    NUMBER = "by a number"  # as exact, through the reciprocal and one correction
     FAST = "fast"  # asked for by fastmath=True
 
 

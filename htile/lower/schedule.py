@@ -110,6 +110,8 @@ def choose_form(graph: Graph, node: Node, fastmath: bool) -> Form:
         return Form.BOUNDED
     if node.op is Op.DIV and _is_share(graph, *graph.operands(node)):
         return Form.BOUNDED
+    if node.op is Op.DIV and _is_plain_number(graph[node.inputs[1]]):
+        return Form.NUMBER
     return Form.FAST if fastmath and node.op in FAST_OPS else Form.EXACT
 
 
@@ -125,6 +127,11 @@ def _is_below_zero(graph: Graph, node: Node) -> bool:
             return False
         m = _strip(graph, m)
     return m.op is Op.MAX and m.inputs == (x.id,)
+
+
+def _is_plain_number(node: Node) -> bool:
+    """A constant whose reciprocal is neither huge nor tiny."""
+    return node.op is Op.CONST and 2.0**-100 <= abs(node.arg) <= 2.0**100
 
 
 def _is_share(graph: Graph, part: Node, whole: Node) -> bool:

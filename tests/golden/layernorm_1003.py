@@ -31,24 +31,22 @@ def layernorm_kernel(
 
     loader = GlobalToRegLoader(ctx)
     tXrX = loader.start(mX)
-    tXrWeight = ctx.load_column(mWeight)
-    tXrBias = ctx.load_column(mBias)
     loader.finish()
     x = tXrX.load().to(Float32)
-    weight = tXrWeight.load()
-    bias = tXrBias.load()
 
     # stage 1: sum
     sum0 = ctx.row_reduce(x, cute.ReductionOp.ADD, slot=0)  # layernorm.py:12
 
     # stage 2: sum
-    div0 = sum0 / 1003.0  # layernorm.py:12
+    div0 = math.div_number(sum0, 1003.0)  # layernorm.py:12
     sub0 = x - div0  # layernorm.py:12
     mul0 = sub0 * sub0  # layernorm.py:12
     sum1 = ctx.row_reduce(mul0, cute.ReductionOp.ADD, slot=1)  # layernorm.py:12
 
     # output
-    div1 = sum1 / 1003.0  # layernorm.py:12
+    weight = ctx.load_column(mWeight).load()
+    bias = ctx.load_column(mBias).load()
+    div1 = math.div_number(sum1, 1003.0)  # layernorm.py:12
     add0 = div1 + eps  # layernorm.py:12
     rsqrt0 = math.rsqrt(add0)  # layernorm.py:12
     mul1 = sub0 * rsqrt0  # layernorm.py:12

@@ -33,14 +33,14 @@ def norm_softmax_kernel(
     sum0 = ctx.row_reduce(x, cute.ReductionOp.ADD, slot=0)  # norm_softmax.py:11
 
     # stage 2: sum
-    div0 = sum0 / 4096.0  # norm_softmax.py:11
+    div0 = math.div_number(sum0, 4096.0)  # norm_softmax.py:11
     sub0 = x - div0  # norm_softmax.py:11
     mul0 = sub0 * sub0  # norm_softmax.py:12
     sum1 = ctx.row_reduce(mul0, cute.ReductionOp.ADD, slot=1)  # norm_softmax.py:12
 
     # stage 3: max
     mul1 = scale * sub0  # norm_softmax.py:12
-    div1 = sum1 / 4096.0  # norm_softmax.py:12
+    div1 = math.div_number(sum1, 4096.0)  # norm_softmax.py:12
     add0 = div1 + eps  # norm_softmax.py:12
     rsqrt0 = math.rsqrt(add0)  # norm_softmax.py:12
     mul2 = mul1 * rsqrt0  # norm_softmax.py:12

@@ -30,17 +30,16 @@ def rmsnorm_kernel(
 
     loader = GlobalToRegLoader(ctx)
     tXrX = loader.start(mX)
-    tXrWeight = ctx.load_column(mWeight)
     loader.finish()
     x = tXrX.load().to(Float32)
-    weight = tXrWeight.load().to(Float32)
 
     # stage 1: sum
     mul0 = x * x  # rmsnorm.py:13
     sum0 = ctx.row_reduce(mul0, cute.ReductionOp.ADD, slot=0)  # rmsnorm.py:13
 
     # output
-    div0 = sum0 / 1003.0  # rmsnorm.py:13
+    weight = ctx.load_column(mWeight).load().to(Float32)
+    div0 = math.div_number(sum0, 1003.0)  # rmsnorm.py:13
     add0 = div0 + eps  # rmsnorm.py:13
     rsqrt0 = math.rsqrt(add0)  # rmsnorm.py:13
     mul1 = x * rsqrt0  # rmsnorm.py:13

@@ -33,11 +33,9 @@ def rmsnorm_kernel(
     loader = GlobalToRegLoader(ctx)
     tXrX = loader.start(mX)
     tXrResidual = loader.start(mResidual)
-    tXrWeight = ctx.load_column(mWeight)
     loader.finish()
     x = tXrX.load().to(Float32)
     residual = tXrResidual.load().to(Float32)
-    weight = tXrWeight.load().to(Float32)
 
     # stage 1: sum
     add0 = x + residual  # rmsnorm.py:12
@@ -45,7 +43,8 @@ def rmsnorm_kernel(
     sum0 = ctx.row_reduce(mul0, cute.ReductionOp.ADD, slot=0)  # rmsnorm.py:13
 
     # output
-    div0 = sum0 / 4096.0  # rmsnorm.py:13
+    weight = ctx.load_column(mWeight).load().to(Float32)
+    div0 = math.div_number(sum0, 4096.0)  # rmsnorm.py:13
     add1 = div0 + eps  # rmsnorm.py:13
     rsqrt0 = math.rsqrt(add1)  # rmsnorm.py:13
     mul1 = add0 * rsqrt0  # rmsnorm.py:13

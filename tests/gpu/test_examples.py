@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from htile.testing import assert_close
+from htile.testing import assert_close, float32_errors
 
 from .matrix import (
     BATCHES,
@@ -55,10 +55,12 @@ def misaligned(args, dtype):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_oracle(device, name, dtype, n):
     f, arguments = EXAMPLES[name]
-    for m in BATCHES:
+    errors = None
+    for m in sorted(BATCHES, reverse=True):
         seed(name, dtype, n, m)
         args = arguments(m, n, dtype, device)
-        assert_close(f, run(f, *args), *args)
+        errors = float32_errors(f, *args) if errors is None else errors  # of the most rows
+        assert_close(f, run(f, *args), *args, torch_errors=errors)
 
 
 @pytest.mark.parametrize("n", BIT_SIZES)

@@ -1,5 +1,7 @@
 """Every plan, forced one by one: right, and bit-equal where only the placement differs."""
 
+from dataclasses import asdict
+
 import pytest
 
 from htile.lower import enumerate_plans
@@ -18,13 +20,7 @@ def plans(name, n, dtype, arch):
     f, arguments = EXAMPLES[name]
     kernel = f.inspect(*arguments(7, n, dtype, "meta"), arch=arch)
     for plan in enumerate_plans(kernel.graph, kernel.plan.target):
-        wanted = {
-            "threads_per_row": plan.numerics.threads_per_row,
-            "vec_size": plan.numerics.vec_size,
-            "cluster_n": plan.numerics.cluster_n,
-            "num_threads": plan.placement.num_threads,
-            "loader": plan.placement.loader,
-        }
+        wanted = asdict(plan.numerics) | asdict(plan.placement)
         yield f.with_plan(**wanted), plan
 
 

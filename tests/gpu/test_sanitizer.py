@@ -32,6 +32,7 @@ def test_sanitizer(tool):
     }
     done = subprocess.run(
         [sanitizer, "--tool", tool, "--error-exitcode", "1", "--target-processes", "all",
+         "--report-api-errors", "no",  # CuTe-DSL asks the driver for functions that it may lack
          sys.executable, str(ROOT / "tests/gpu/sanitize.py")],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """Emitted source: golden text, the same in every process, lint-clean, as short as by hand."""
 
 import ast
+import importlib
 import os
 import shutil
 import subprocess
@@ -35,7 +36,8 @@ def test_no_golden_file_is_left_over():
 PRINT_ALL = """
 import sys
 from tests.lower.cases import EXAMPLES, example_kernel
-sys.stdout.write("\\f".join(example_kernel(name, n).source for name in EXAMPLES for n in (4096, 1003)))
+texts = [example_kernel(name, n).source for name in EXAMPLES for n in (4096, 1003)]
+sys.stdout.write("\\f".join(texts))
 """
 
 
@@ -280,12 +282,7 @@ def span(node):
 def specialized(source, lines, names):
     """`lines` without what is not there when the names in `const_expr(...)` have these values."""
     text, tree = source.splitlines(), ast.parse(source)
-    constants = {
-        node.targets[0].id: node.value.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-    }
-    names = {**constants, **names, "const_expr": bool, "cutlass": SimpleNamespace(const_expr=bool)}
+    names = {**names, "const_expr": bool, "cutlass": SimpleNamespace(const_expr=bool)}
     for node in ast.walk(tree):
         if getattr(node, "lineno", None) not in lines:
             continue
@@ -302,17 +299,21 @@ def specialized(source, lines, names):
 def emitted_lines(name):
     return code_lines(
         example_kernel(name, 4096).source,
-        lambda n: isinstance(n, ast.FunctionDef) or isinstance(n, ast.Assign) and not n.col_offset,
+        lambda n: isinstance(n, ast.FunctionDef | ast.Assign) and not n.col_offset,
     )
 
 
 def twin(name, cls, values, fakes):
-    """The code lines of a hand-written kernel, of one variant; `fakes(node)` picks its arguments."""
-    source = (REPO / "examples" / f"handwritten_{name}.py").read_text()
-    lines = code_lines(source, lambda n: isinstance(n, ast.ClassDef) and n.name == cls)
-    lines = specialized(source, lines, values)
-    symbols = code_lines(source, lambda n: isinstance(n, ast.Assign) and "cute.sym_int()" in ast.unparse(n))
-    return lines | symbols | code_lines(source, fakes)
+    """Code lines of one variant of a hand-written kernel; `fakes(node)` picks its arguments."""
+    module = importlib.import_module(f"examples.handwritten_{name}")
+    source = Path(module.__file__).read_text()
+    lines = code_lines(source, lambda n: getattr(n, "name", None) in (cls, "load_optional"))
+    lines = specialized(source, lines, {**vars(module), **values})
+
+    def symbol(node):
+        return isinstance(node, ast.Assign) and "cute.sym_int()" in ast.unparse(node)
+
+    return lines | code_lines(source, symbol) | code_lines(source, fakes)
 
 
 def test_softmax_is_as_short_as_by_hand():
@@ -352,7 +353,10 @@ kernel = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(kernel)
 import cutlass.cute as cute, cutlass.cute.runtime
 stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
-cute.compile(kernel.softmax, *kernel.fake_arguments(), stream, options="--enable-tvm-ffi --gpu-arch sm_90a", no_jit_engine=True)
+options = "--enable-tvm-ffi --gpu-arch sm_90a"
+cute.compile(
+    kernel.softmax, *kernel.fake_arguments(), stream, options=options, no_jit_engine=True
+)
 print("compiled")
 """
 

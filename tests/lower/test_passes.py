@@ -1,6 +1,7 @@
 """Passes: what they merge, what they keep, and that they are done after one round."""
 
 import math
+import struct
 
 import networkx as nx
 import pytest
@@ -129,6 +130,43 @@ def test_constants_of_different_types_stay_apart():
     merged = merge_common_subexpressions(b.finish([row_output(out)], None))
     consts = [(type(n.arg), n.value.dtype) for n in merged if n.op is Op.CONST]
     assert len(consts) == len(set(consts)) == 4
+
+
+def folded(op, *numbers, arg=None):
+    """The constant that an operation on float constants becomes."""
+    b, x = builder()
+    id = b.add(op, [b.add_const(number, SCALAR) for number in numbers], arg)
+    value = b[id].value
+    graph = run_passes(b.finish([row_output(b.add(Op.MUL, (x, id)))], None))
+    assert ops(graph) == [Op.INPUT, Op.CONST, Op.MUL]
+    assert graph[1].value == value
+    return graph[1].arg
+
+
+@pytest.mark.parametrize(
+    ("op", "numbers", "arg", "expected"),
+    [
+        (Op.ADD, (0.1, 0.2), None, struct.unpack("f", struct.pack("f", 0.1 + 0.2))[0]),
+        (Op.DIV, (1.0, 4096.0), None, 2.0**-12),
+        (Op.MUL, (-1.0, 0.0), None, -0.0),
+        (Op.MUL, (3e38, 10.0), None, math.inf),
+        (Op.CAST, (1.00390625,), BF16, 1.0),  # halfway: to even
+        (Op.CAST, (1.01171875,), BF16, 1.015625),
+        (Op.NEG, (math.inf,), None, -math.inf),
+    ],
+)
+def test_numbers_are_folded_as_the_kernel_rounds(op, numbers, arg, expected):
+    number = folded(op, *numbers, arg=arg)
+    assert repr(number) == repr(expected)
+
+
+def test_a_reduction_of_a_number_is_not_folded():
+    """It hangs on N, and on how the row is padded."""
+    b, x = builder()
+    number = Value((64,), Varies.SCALAR, F32, None, True)
+    total = b.add(Op.SUM, (b.add_const(1.0, number),))
+    graph = run_passes(b.finish([row_output(b.add(Op.MUL, (x, total)))], None))
+    assert Op.SUM in ops(graph)
 
 
 def test_dead_nodes_go():

@@ -14,7 +14,7 @@ from htile.lower.choice import choose, enumerate_plans, vector_size
 from htile.lower.emit import EMIT
 from htile.lower.plan import MONOIDS, Load, Numerics, Target
 from htile.reference import EVALUATE
-from tests.lower.cases import ARCH, BF16, EXAMPLES, F32, example_kernel, kernel_of, rows
+from tests.lower.cases import ARCH, BF16, EXAMPLES, F32, example_kernel, kernel_of
 
 SIZES = [1, 3, 17, 64, 127, 128, 1000, 1024, 3584, 4096, 5120, 8191, 16384]  # of the GPU tests
 ALIGNMENTS = [16, 8, 4, 2]
@@ -110,7 +110,7 @@ NUMERICS = {
     ("softmax", 8191, BF16): (1, 512),
     ("softmax", 16384, BF16): (8, 512),
     ("rmsnorm_residual", 4096, BF16): (8, 256),
-    ("layernorm", 5120, BF16): (8, 128),
+    ("rmsnorm", 8191, BF16): (1, 256),
 }
 
 
@@ -137,6 +137,11 @@ def test_the_vector_is_16_bytes_of_the_widest_row(dtypes, n, expected):
     x, y = (torch.empty(4, n, dtype=d, device="meta") for d in (dtypes * 2)[:2])
     kernel = kernel_of(lambda x, y: (x + y).to(BF16), x, y)
     assert kernel.plan.numerics.vec_size == vector_size(kernel.graph) == expected
+
+
+def test_columns_count_as_rows_do():
+    x, w = (torch.empty(shape, dtype=d, device="meta") for shape, d in (((4, 64), BF16), (64, F32)))
+    assert kernel_of(lambda x, w: (x * w).to(BF16), x, w).plan.numerics.vec_size == 4
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -1,0 +1,363 @@
+"""Real compiles, without a GPU: what every example uses, on every architecture that is promised."""
+
+import hashlib
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import htile
+from htile.errors import CompileError
+from htile.lower.arch import ARCHS, arch_named, arch_of_capability
+from htile.lower.compile import build
+from htile.lower.plan import Target
+from tests.lower.cases import ARCH, BF16, EXAMPLES, F16, F32, example_kernel, kernel_of, rows
+
+REPO = Path(__file__).parents[2]
+# Bytes that one thread block may use, as the CUDA C++ Programming Guide has it, in KiB.
+SHARED_KIB = {"sm_80": 163, "sm_90a": 227, "sm_100a": 227, "sm_120a": 99}
+COMPILED = ["sm_80", "sm_90a", "sm_100a", "sm_120a"]
+CASES = [(name, 4096, BF16, arch) for name in EXAMPLES for arch in COMPILED]
+CASES += [(name, 1000, F32, "sm_90a") for name in EXAMPLES]
+CASES += [(name, 8191, F16, "sm_90a") for name in EXAMPLES]
+CASES += [(name, 16384, dtype, "sm_120a") for name in EXAMPLES for dtype in (BF16, F32)]
+CASES += [(name, 1, BF16, "sm_80") for name in ("softmax", "rmsnorm_residual", "capped_softmax")]
+
+
+def check(kernel):
+    """What holds for every kernel that is compiled."""
+    used, plan = kernel.resources, kernel.plan
+    assert used.stack == 0
+    assert 0 < used.registers <= 255
+    assert used.registers * used.threads <= 65536, "or the launch fails"
+    assert used.threads == plan.placement.num_threads
+    assert used.static_shared in (0, 1024), "what the driver reserves, from sm_90 on"
+    shared = used.dynamic_shared
+    assert shared <= SHARED_KIB[kernel.arch] * 1024
+    tile = 0
+    if plan.placement.loader == "shared":
+        elements = plan.elements_per_thread * used.threads
+        tile = sum(elements * i.dtype.itemsize for i in plan.graph.inputs if i.role.value == "row")
+    buffer = used.threads // 32 * plan.slots * 8  # at most 8 bytes a warp and slot
+    assert tile <= shared <= tile + buffer + 64
+    assert re.search(rf"^\.target {kernel.arch}\b", kernel.ptx, re.M)
+    assert re.findall(r"\.entry", kernel.ptx) == [".entry"], "one kernel"
+    assert re.search(rf"\.reqntid {used.threads}\b", kernel.ptx)
+
+
+@pytest.mark.parametrize(("name", "n", "dtype", "arch"), CASES)
+def test_examples_compile_without_a_stack(name, n, dtype, arch):
+    check(example_kernel(name, n, dtype, arch))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_resources_against_another_source(name, tmp_path):
+    """The section header of the code, which has them on sm_80, and cuobjdump if there is one."""
+    kernel = example_kernel(name, 4096, arch="sm_80")
+    used = kernel.resources
+    assert used.registers == registers_of_section(kernel.cubin)
+    if tool := shutil.which("cuobjdump"):
+        (tmp_path / "kernel.cubin").write_bytes(kernel.cubin)
+        command = [tool, "-res-usage", str(tmp_path / "kernel.cubin")]
+        text = subprocess.run(command, capture_output=True, text=True).stdout
+        found = {key: int(number) for key, number in re.findall(r"(REG|STACK|SHARED):(\d+)", text)}
+        assert found == {"REG": used.registers, "STACK": used.stack, "SHARED": used.static_shared}
+
+
+def registers_of_section(cubin):
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", cubin, table + k * size) for k in range(count)]
+    start = headers[names][4]
+    (text,) = (h for h in headers if cubin[start + h[0] :].startswith(b".text."))
+    return text[7] >> 24
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_forced_plans_compile_without_a_stack(name):
+    """The extremes of what is enumerated: most and fewest elements a thread, every loader."""
+    from htile.lower.choice import enumerate_plans
+
+    for n in (1000, 4096):
+        graph = example_kernel(name, n).graph
+        plans = enumerate_plans(graph, Target(n, ARCH["sm_90a"]))
+        plans.sort(key=lambda p: (p.elements_per_thread, p.placement.num_threads))
+        chosen = [plans[0], plans[-1], max(plans, key=lambda p: p.rows_per_block)]
+        for plan in chosen:
+            fields = {f: getattr(plan.placement, f) for f in plan.placement.__slots__}
+            threads = plan.numerics.threads_per_row
+            kernel = example_kernel(name, n, threads_per_row=threads, **fields)
+            assert kernel.plan.placement == plan.placement
+            check(kernel)
+
+
+@pytest.mark.parametrize("align", [16, 8, 4, 2])
+def test_every_alignment_compiles(align):
+    whole = torch.empty(4, 4104, dtype=BF16)
+    offset = 0 if align == 16 else align // 2
+    view = whole[:, offset : offset + 4096]
+    kernel = EXAMPLES["rmsnorm_residual"][0].inspect(view, torch.empty(4096, dtype=BF16), view)
+    assert kernel.plan.placement.copy_bytes == align
+    check(kernel)
+    accesses = re.findall(r"(?:ld|st)\.global(?:\.v(\d))?\.b(\d+)", kernel.ptx)
+    copies = r"cp\.async\.c[ag]\.shared\.global\S* \[[^]]*\], \[[^]]*\], (\d+)()"
+    accesses += re.findall(copies, kernel.ptx)
+    sizes = {int(count or 1) * int(bits) // 8 if bits else int(count) for count, bits in accesses}
+    assert max(sizes) == align
+
+
+# ---- functions of every kind ---------------------------------------------------------------------
+
+
+def only_per_row(x, t: htile.PerRow):
+    return t * 2
+
+
+def no_row_is_read(x, t: htile.PerRow):
+    return torch.zeros_like(x) + t
+
+
+def a_number_a_row(x):
+    return torch.zeros_like(x) + x.sum()
+
+
+def constant_sum(x):
+    return x * torch.ones_like(x).sum()
+
+
+def constant_mean(x):
+    return x + torch.full_like(x, 3.0).mean()
+
+
+def constant_function(x):
+    return x + torch.exp(torch.full_like(x, 2.0))
+
+
+def bare_input(x):
+    return x
+
+
+def twice_the_same(x):
+    return x, x
+
+
+def booleans(x):
+    return (x > 0).sum(), (x > 0).any(), (x > 0).all(), x > 0
+
+
+def counts_beside_sums(x):
+    return (x > 0).sum(), x.sum(), x.amax()
+
+
+def integers(i):
+    return i.sum(), i.amax(), i // 2, i % 3, i.float().mean()
+
+
+def masked(m, x):
+    return torch.where(m, x, torch.zeros_like(x)), m.sum()
+
+
+def mask_alone(m):
+    return ~m, m.any()
+
+
+def mask_column(x, m):
+    return torch.where(m, x, -x)
+
+
+def mask_per_row(x, m: htile.PerRow):
+    return torch.where(m, x, -x)
+
+
+def device_scalars(x, a, b: htile.Scalar):
+    return x * a + b
+
+
+def column_sum(x, w, t):
+    return x * w.sum() + t
+
+
+def casts(x):
+    return (x.to(torch.float16) * 3).to(torch.float32), x.to(torch.int32), x.bfloat16().float()
+
+
+def everything_at_once(x):
+    return x.prod(), x.std(), x.norm(), x.logsumexp(-1), x.amin(-1, keepdim=True)
+
+
+def one_element(x, w):
+    return x * w + x.sum(-1, keepdim=True), x.amax()
+
+
+def many_rows(a, b, c, d, e, f):
+    return torch.softmax(a + b + c, -1) * d + e * f.mean()
+
+
+X = rows((4, 1000))[0]
+PER_ROW, BOOL = torch.empty(4, device="meta"), torch.empty(4, 1000, dtype=torch.bool, device="meta")
+INT32, INT64 = (BOOL.to(dtype) for dtype in (torch.int32, torch.int64))
+KINDS = {
+    "only per-row": (only_per_row, X, PER_ROW),
+    "no row is read": (no_row_is_read, X, PER_ROW),
+    "a number a row": (a_number_a_row, X),
+    "constant sum": (constant_sum, X),
+    "constant mean": (constant_mean, X),
+    "constant function": (constant_function, X),
+    "bare input": (bare_input, X),
+    "twice the same": (twice_the_same, X),
+    "booleans": (booleans, X),
+    "counts beside sums": (counts_beside_sums, X),
+    "int32": (integers, INT32),
+    "int64": (integers, INT64),
+    "masked": (masked, BOOL, X),
+    "mask alone": (mask_alone, BOOL),
+    "mask column": (mask_column, X, BOOL[0]),
+    "mask per-row": (mask_per_row, X, BOOL[:, 0].contiguous()),
+    "device scalars": (device_scalars, X, PER_ROW[0], PER_ROW[:1]),
+    "column sum": (column_sum, X, X[0], X[:, :1].contiguous()),
+    "casts": (casts, X),
+    "everything at once": (everything_at_once, X),
+    "one element": (one_element, X[:, :1].contiguous(), X[0, :1].contiguous()),
+    "many rows": (many_rows, X, X, X, X.float(), X, X),
+    "broadcast rows": (many_rows, X, X[:1], X[:1], X.float(), X, X),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_functions_of_every_kind_compile(name):
+    fn, *args = KINDS[name]
+    check(kernel_of(fn, *args))
+
+
+# ---- build ---------------------------------------------------------------------------------------
+
+
+def request(name="softmax", n=4096, arch="sm_90a"):
+    lowered = example_kernel(name, n, arch=arch).lowered
+    return lowered.source, lowered.function, arch
+
+
+def test_a_kernel_is_built_once():
+    first, again = build(*request()), build(*request())
+    assert first is again
+    other = build(*request(arch="sm_80"))
+    assert other is not first and other.arch == "sm_80"
+    assert first.object[:4] == b"\x7fELF" and first.cubin[:4] == b"\x7fELF"
+
+
+def test_threads_build_one_after_another():
+    requests, results = [request(n=n) for n in (48, 80)] * 2, []
+    threads = [threading.Thread(target=lambda r=r: results.append(build(*r))) for r in requests]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4 and len({id(a) for a in results}) == 2
+
+
+HASH = """
+import hashlib, sys
+from tests.lower.test_compile import request
+from htile.lower.compile import build
+artifact = build(*request("capped_softmax"))
+print(hashlib.sha256(artifact.object + artifact.cubin + artifact.ptx.encode()).hexdigest())
+"""
+
+
+def run_python(code, cwd, **variables):
+    env = os.environ | {"PYTHONPATH": str(REPO)} | variables
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, env=env, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_objects_are_the_same_in_every_process(tmp_path):
+    artifact = build(*request("capped_softmax"))
+    content = artifact.object + artifact.cubin + artifact.ptx.encode()
+    here = hashlib.sha256(content).hexdigest()
+    assert run_python(HASH, tmp_path, PYTHONHASHSEED="7").strip() == here
+
+
+BUILD_ALL = """
+import os
+from tests.lower.test_compile import request
+from htile.lower import compile
+requests = [request(n=n, arch=arch) for n in (96, 160) for arch in ("sm_80", "sm_90a")]
+artifacts = compile.build_all(requests + requests[:1], workers=2)
+assert [(a.source, a.function, a.arch) for a in artifacts] == requests
+assert all(a.object[:4] == b"\\x7fELF" for a in artifacts)
+def refuse(*args):
+    raise AssertionError("built twice")
+compile._build = refuse
+assert [compile.build(*r) for r in requests] == artifacts
+assert compile.build_all([]) == []
+print(os.listdir("."))
+"""
+
+
+def test_build_all_keeps_what_its_workers_built(tmp_path):
+    assert run_python(BUILD_ALL, tmp_path) == "[]\n", "and leaves no file behind"
+
+
+WITHOUT_CUTE = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("cutlass", "cuda"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Blocked())
+import torch, htile
+from htile.lower.compile import build_all
+from examples.softmax import arguments, softmax
+x = torch.randn(3, 64)
+assert torch.allclose(softmax(x), torch.softmax(x, -1), atol=1e-6)
+kernel = softmax.inspect(x)
+assert "max" in str(kernel.graph) and "stage 1" in str(kernel.plan)
+assert "def softmax" in kernel.source
+assert "not compiled: compiling a kernel needs CuTe-DSL" in str(kernel)
+for use in (lambda: kernel.ptx, lambda: kernel.resources, lambda: build_all([])):
+    try:
+        use()
+    except htile.CompileError as error:
+        assert "nvidia-cutlass-dsl>=4.8,<4.9" in error.message, error
+    else:
+        raise AssertionError("compiled without CuTe-DSL")
+print("cutlass" in sys.modules)
+"""
+
+
+def test_without_cute_dsl_all_but_compiling_works(tmp_path):
+    assert run_python(WITHOUT_CUTE, tmp_path) == "False\n"
+
+
+def test_what_cute_dsl_refuses_is_a_compile_error():
+    source, function, arch = request()
+    broken = source.replace("div_bounded", "no_such_function")
+    with pytest.raises(CompileError):
+        build(broken, function, arch)
+
+
+# ---- architectures -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sm_70", "sm_90b", "hopper", ""])
+def test_an_unknown_architecture_says_which_are_known(name):
+    with pytest.raises(CompileError, match=r"unknown architecture .*; HTile knows sm_80, .*sm_90a"):
+        EXAMPLES["softmax"][0].inspect(torch.empty(2, 64, device="meta"), arch=name)
+
+
+def test_names_and_capabilities():
+    for capability, arch in ARCHS.items():
+        assert arch_of_capability(capability) is arch
+        assert arch_named(arch.name) is arch_named(arch.name.rstrip("a")) is arch
+    with pytest.raises(CompileError, match=r"compute capability 7\.5 are not supported"):
+        arch_of_capability((7, 5))

@@ -1,0 +1,66 @@
+"""The pipeline's cost in function calls, which no other process disturbs."""
+
+import sys
+
+import pytest
+import torch
+
+import htile
+from benchmarks.pipeline import arguments, long_function, softmax
+
+
+def calls(run):
+    """Function calls, of Python and of C, that `run` makes."""
+    count = 0
+
+    def profile(frame, event, arg):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def cost(fn, args):
+    """Calls of trace, passes, plans and emission, everything that is loaded once left out."""
+    htile.rowwise(fn).inspect(*args)
+    return calls(lambda: htile.rowwise(fn).inspect(*args))
+
+
+# 1.5 times what was counted when this was written; 100 000 calls are about 10 ms.
+@pytest.mark.parametrize(
+    ("fn", "args", "bound"),
+    [
+        (softmax, arguments(), 9_000),
+        (long_function(500), arguments(count=2), 740_000),
+    ],
+    ids=["softmax", "500 nodes"],
+)
+def test_calls_from_a_function_to_its_source(fn, args, bound):
+    assert cost(fn, args) <= bound
+
+
+def test_the_cost_grows_with_the_length_only():
+    args = arguments(count=2)
+    short, long = (cost(long_function(nodes), args) for nodes in (250, 500))
+    assert long <= 2.2 * short
+
+
+def test_a_call_that_is_known_is_not_traced_again():
+    x = torch.empty(4, 64, device="meta")
+    function = htile.rowwise(long_function(500))
+    w = x[0]
+    function.inspect(x, w)
+    again = calls(lambda: function.inspect(x, w))
+    assert again < cost(long_function(500), [x, w])
+
+
+def test_the_long_function_is_as_long_as_it_says():
+    for nodes in (250, 500):
+        graph = htile.rowwise(long_function(nodes)).inspect(*arguments(count=2)).graph
+        assert abs(len(graph) - nodes) < nodes * 0.05

@@ -1,0 +1,156 @@
+"""The project as a whole: what an import brings, which way imports point, what README promises."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import htile
+
+REPO = Path(__file__).parents[1]
+FILES = sorted((REPO / "htile").rglob("*.py"))
+PRIMITIVES = {"config.py", "dataflow.py", "utils.py"}
+
+
+def python(code, cwd):
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, env=os.environ | {"PYTHONPATH": str(REPO)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+IMPORT = """
+import sys, torch
+def refuse(*args):
+    raise AssertionError("CUDA is initialised")
+torch.cuda.init = torch.cuda._lazy_init = refuse
+before = set(sys.modules)  # torch brings cuda.bindings where they are installed
+import htile
+@htile.rowwise
+def f(x):
+    return torch.softmax(x, -1)
+f(torch.randn(2, 5))
+f.inspect(torch.empty(2, 4096, device="meta")).source
+new = set(sys.modules) - before
+print(sorted(m for m in new if m.partition(".")[0] in ("cutlass", "cuda", "tvm_ffi", "sympy")))
+print(torch.cuda.is_initialized())
+"""
+
+
+def test_import_brings_neither_cute_dsl_nor_cuda(tmp_path):
+    """Nor does tracing, the reference, or emission; sympy alone takes half a second to import."""
+    assert python(IMPORT, tmp_path) == "[]\nFalse\n"
+
+
+def test_every_public_name_is_there():
+    assert sorted(htile.__all__) == list(htile.__all__)
+    for name in htile.__all__:
+        assert getattr(htile, name).__module__.startswith("htile.")
+    errors = [n for n in htile.__all__ if n.endswith("Error")]
+    assert all(issubclass(getattr(htile, n), htile.HTileError) for n in errors)
+
+
+def imports(path):
+    """(module, imported inside a function) for every import of a file, absolute."""
+    package = path.relative_to(REPO).parent.parts
+    found = []
+
+    def visit(node, inside):
+        if isinstance(node, ast.Import):
+            found.extend((alias.name, inside) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *filter(None, [node.module])])
+            found.append((module, inside))
+            found.extend((f"{module}.{alias.name}", inside) for alias in node.names)
+        for child in ast.iter_child_nodes(node):
+            visit(child, inside or isinstance(node, ast.FunctionDef))
+
+    visit(ast.parse(path.read_text(encoding="utf-8")), False)
+    return found
+
+
+def test_the_walk_sees_relative_imports():
+    found = dict(imports(REPO / "htile" / "lower" / "compile.py"))
+    assert found["htile.errors"] is False and found["cutlass.cute"] is True
+    assert dict(imports(REPO / "htile" / "jit.py"))["htile.lower.plan"] is False
+
+
+# folder or file -> what it must not import
+UPWARD = {
+    "frontend": ("htile.lower", "htile.jit", "htile.report", "htile.reference", "htile.testing"),
+    "lower": ("htile.jit", "htile.report", "htile.testing"),
+    "reference.py": ("htile.lower", "htile.jit", "htile.report", "htile.testing"),
+    "report.py": ("htile.jit", "htile.testing"),
+    "jit.py": ("htile.testing",),
+    "errors.py": ("htile",),
+    "compute": ("htile.lower", "htile.jit", "htile.frontend", "htile.dataflow"),
+    "copy": ("htile.lower", "htile.jit", "htile.frontend", "htile.dataflow"),
+    "types": ("htile.lower", "htile.jit", "htile.frontend"),
+    "config.py": ("htile.lower", "htile.jit", "htile.frontend", "htile.dataflow"),
+    "dataflow.py": ("htile.lower", "htile.jit", "htile.frontend"),
+    "utils.py": ("htile.lower", "htile.jit", "htile.frontend", "htile.dataflow"),
+}
+
+
+@pytest.mark.parametrize("part", UPWARD)
+def test_imports_point_one_way(part):
+    files = [f for f in FILES if f.relative_to(REPO / "htile").parts[0] == part]
+    assert files
+    for path in files:
+        for module, _ in imports(path):
+            for above in UPWARD[part]:
+                assert module != above and not module.startswith(f"{above}."), path
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(REPO / "htile")))
+def test_only_primitives_and_the_compile_step_import_cute_dsl(path):
+    inner = path.relative_to(REPO / "htile")
+    primitive = inner.name in PRIMITIVES or inner.parts[0] in ("compute", "copy", "types")
+    for module, inside in imports(path):
+        if module.partition(".")[0] in ("cutlass", "cuda"):
+            assert primitive or (str(inner) == "lower/compile.py" and inside), module
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(REPO / "htile")))
+def test_no_exception_is_swallowed(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ExceptHandler):
+            caught = ast.unparse(node.type) if node.type else "everything"
+            assert caught not in ("everything", "Exception", "BaseException"), node.lineno
+
+
+def test_the_first_example_of_the_readme_runs():
+    text = (REPO / "README.md").read_text(encoding="utf-8")
+    (block, *_) = re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)
+    functions = [n.name for n in ast.parse(block).body if isinstance(n, ast.FunctionDef)]
+    assert functions, "it defines a row-wise function"
+    namespace = {"x": torch.randn(4, 64), "__name__": "readme"}
+    path = "README.md"
+    exec(compile(block, path, "exec", dont_inherit=True), namespace)
+    for name in functions:
+        assert isinstance(namespace[name], htile.Rowwise)
+    results = [v for k, v in namespace.items() if isinstance(v, torch.Tensor) and k != "x"]
+    assert results and all(r.isfinite().all() for r in results)
+
+
+def test_versions_agree():
+    text = (REPO / "pyproject.toml").read_text(encoding="utf-8")
+    (version,) = re.findall(r'^version = "(.+)"$', text, re.M)
+    assert htile.__version__ == version
+
+
+def test_every_example_has_a_main_and_runs_itself():
+    for path in (REPO / "examples").glob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}
+        if path.stem not in ("__init__", "__main__", "run"):
+            assert "main" in names, path
+            assert ast.unparse(tree.body[-1]).endswith("main()"), path

@@ -1,0 +1,130 @@
+"""What `inspect` returns, as a page and as files."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from htile.lower import cubin as cubin_module
+from tests.lower.cases import BF16, EXAMPLES, example_kernel
+
+
+def test_the_page_has_every_part_in_order():
+    kernel = example_kernel("capped_softmax", 1000)
+    page = str(kernel)
+    parts = ["== graph ==", "== plan ==", "== source ==", "== resources, sm_90a =="]
+    places = [page.index(part) for part in parts]
+    assert places == sorted(places)
+    for part in (kernel.graph, kernel.plan, kernel.source.rstrip(), kernel.resources):
+        assert str(part) in page
+
+
+def test_the_graph_reads_like_the_function():
+    lines = str(example_kernel("softmax", 4096).graph).splitlines()
+    assert lines[0] == "graph softmax, one row of N = 4096"
+    assert lines[1].split() == ["%0", "=", "input", "x", "(row", "bf16)", ":", "row", "f32[4096]"]
+    assert [line.split()[2] for line in lines[1:-1]] == ["input", "max", "sub", "exp", "sum", "div"]
+    assert all("# softmax.py:" in line for line in lines[2:-1])
+    assert lines[-1].strip() == "return out = %5 as bf16 row"
+
+
+def test_the_plan_reads_like_a_kernel():
+    text = str(example_kernel("softmax", 4096).plan)
+    assert text.startswith("plan softmax, N = 4096, sm_90a\n")
+    order = ["numerics", "placement", "8192 bytes read and 8192 written a row", "load     row x",
+             "reduce   stage 1: %1 = MAX of %0, slot 0", "compute  %3 = exp %2 (bounded)",
+             "reduce   stage 2: %4 = ADD of %3, slot 1", "store    out (bf16) <- %5",
+             "across barriers: %0 registers, %3 registers"]  # fmt: skip
+    places = [text.index(part) for part in order]
+    assert places == sorted(places)
+
+
+def test_the_graph_before_the_passes_is_kept():
+    kernel = example_kernel("layernorm", 64)
+    assert len(kernel.traced) >= len(kernel.graph)
+    assert kernel.traced.name == kernel.graph.name == kernel.name == "layernorm"
+
+
+def test_resources_say_what_a_block_uses():
+    kernel = example_kernel("softmax", 4096)
+    used = kernel.resources
+    assert str(used).startswith(f"{used.registers} registers and 0 bytes of stack a thread, ")
+    assert f"{used.threads} threads, {used.dynamic_shared} bytes of shared memory" in str(used)
+    assert kernel.resources is used, "compiled once"
+
+
+def test_repr_is_one_line():
+    assert repr(example_kernel("softmax", 64)) == "<htile kernel softmax, N = 64, sm_90a>"
+
+
+FILES = {
+    "graph-traced.txt", "graph.txt", "plan.txt", "kernel.py", "kernel.ptx", "kernel.cubin",
+    "resources.json",
+}  # fmt: skip
+
+
+def test_save_writes_all_of_it(tmp_path):
+    kernel = example_kernel("softmax", 4096)
+    folder = kernel.save(tmp_path / "new" / "dump")
+    assert folder.parent == tmp_path / "new" / "dump"
+    assert folder.name.startswith("softmax-sm_90a-")
+    assert {path.name for path in folder.iterdir()} == FILES
+    assert (folder / "kernel.py").read_text() == kernel.source
+    assert (folder / "graph.txt").read_text() == f"{kernel.graph}\n"
+    assert (folder / "plan.txt").read_text() == f"{kernel.plan}\n"
+    assert ".target sm_90a" in (folder / "kernel.ptx").read_text()
+    assert json.loads((folder / "resources.json").read_text()) == asdict(kernel.resources)
+    cubin = (folder / "kernel.cubin").read_bytes()
+    again = cubin_module.read_resources(cubin, kernel.resources.dynamic_shared)
+    assert again == kernel.resources
+
+
+def test_kernels_are_saved_side_by_side_and_again_in_place(tmp_path):
+    kernels = [
+        example_kernel("softmax", 64),
+        example_kernel("softmax", 64, arch="sm_80"),
+        example_kernel("softmax", 128),
+        example_kernel("softmax", 64),
+    ]
+    folders = [kernel.save(tmp_path) for kernel in kernels]
+    assert len(set(folders)) == 3 and folders[0] == folders[3]
+
+
+SAVE = """
+import sys, torch, htile
+def größe(x, α: float):
+    return x * α
+path = htile.rowwise(größe).inspect(torch.empty(2, 64, device="meta"), 1.0).save(sys.argv[1])
+assert "α" in (path / "kernel.py").read_text(encoding="utf-8")
+"""
+
+
+def test_saved_text_is_utf8_whatever_the_machine_speaks(tmp_path):
+    (tmp_path / "script.py").write_text(SAVE, encoding="utf-8")
+    run = subprocess.run(
+        [sys.executable, "-X", "warn_default_encoding", "script.py", "dump"],
+        cwd=tmp_path, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    warned = [line for line in run.stderr.splitlines() if "EncodingWarning" in line]
+    assert not [line for line in warned if "/htile/" in line]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_example_has_a_page(name):
+    function, arguments = EXAMPLES[name]
+    page = str(function.inspect(*arguments(4, 1000, BF16, "meta")))
+    assert f"graph {function.__name__}, one row of N = 1000" in page
+    assert "0 bytes of stack" in page and max(map(len, page.splitlines())) < 130
+
+
+def test_pages_are_the_same_each_time():
+    x = torch.empty(4, 64, device="meta")
+    softmax = EXAMPLES["softmax"][0]
+    assert str(softmax.inspect(x)) == str(softmax.inspect(x))

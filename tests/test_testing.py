@@ -1,0 +1,156 @@
+"""The measure itself: the oracle against torch by hand, and errors that it must find."""
+
+import math
+
+import pytest
+import torch
+
+import htile
+from htile import testing
+from htile.testing import assert_close, oracle, ulp
+from tests.lower.cases import BF16, EXAMPLES, F16, F32
+
+
+@htile.rowwise
+def scaled(x, w, t: htile.PerRow, s: float, mode: str = "mul"):
+    assert x.ndim == 1 or isinstance(x, torch.Tensor)
+    y = x * w * t * s
+    return {"y": y if mode == "mul" else -y, "n": (y > 0).sum(), "top": y.amax(-1, keepdim=True)}
+
+
+def arguments(*lead, n=9):
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(*lead, n, generator=g)
+    return x, torch.randn(n, generator=g), torch.rand(lead, generator=g), 1.5
+
+
+@pytest.mark.parametrize("lead", [(4,), (2, 3), (1,), (0,), (0, 3)])
+def test_the_oracle_is_the_function_of_each_row(lead):
+    x, w, t, s = arguments(*lead)
+    result = oracle(scaled, x, w, t, s, mode="neg")
+    y = x.double() * w.double() * t.double()[..., None] * s
+    assert list(result) == ["y", "n", "top"]
+    assert (result["y"].dtype, result["n"].dtype) == (torch.float64, torch.int64)
+    assert torch.equal(result["y"], -y)
+    assert torch.equal(result["n"], (y > 0).sum(-1))
+    top = y.amax(-1, keepdim=True)
+    assert result["top"].shape == top.shape and torch.equal(result["top"], top)
+
+
+def test_chunks_change_nothing(monkeypatch):
+    args = arguments(11)
+    whole = oracle(scaled, *args)
+    monkeypatch.setattr(testing, "CHUNK", 9 * 3)
+    parts = oracle(scaled, *args)
+    assert all(torch.equal(whole[k], parts[k]) for k in whole)
+
+
+def test_the_oracle_runs_in_the_dtype_that_is_asked_for():
+    args = arguments(3)
+    assert oracle(scaled, *args, dtype=F32)["y"].dtype is F32
+    x = torch.full((1, 3), 1e30)
+    square = htile.rowwise(lambda x: x * x)
+    assert oracle(square, x).isfinite().all() and oracle(square, x, dtype=F32).isinf().all()
+
+
+def test_broadcast_and_shared_operands():
+    f = htile.rowwise(lambda x, y, w: x + y * w)
+    x, y, w = torch.randn(2, 3, 5), torch.randn(3, 5), torch.randn(5)
+    assert torch.equal(oracle(f, x, y, w), x.double() + y.double() * w.double())
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
+@pytest.mark.parametrize("value", [1.0, 1.5, 1.99, 2.0, 3e-3, 700.0])
+def test_ulp_is_the_distance_to_the_neighbour(dtype, value):
+    number = torch.tensor(value, dtype=dtype)
+    neighbour = torch.nextafter(number.float(), torch.tensor(math.inf)) if dtype is F32 else None
+    if neighbour is None:
+        neighbour = (number.view(torch.int16) + 1).view(dtype).float()
+    distance = neighbour.double() - number.double()
+    assert ulp(number.double(), dtype).item() == distance.item()
+
+
+def test_ulp_of_zero_is_that_of_the_smallest_normal():
+    for dtype in (F16, BF16, F32):
+        info = torch.finfo(dtype)
+        assert ulp(torch.tensor(0.0), dtype).item() == info.eps * info.smallest_normal
+
+
+# what is done to a right result, and whether it must be found
+def change(at, how):
+    def apply(out):
+        out = out.clone()
+        out[at] = how(out[at])
+        return out
+
+    return apply
+
+
+EXP = htile.rowwise(lambda x: torch.exp(x - x.amax()))
+TOP = 2.0**-23  # one ulp below 2 of float32
+WRONG = {
+    "three ulp": change((0, 0), lambda v: v + 3.0 * TOP),
+    "a factor": lambda out: out * 1.001,
+    "NaN": change((1, 2), lambda v: v * math.nan),
+    "infinity": change((1, 2), lambda v: v * math.inf),
+    "one row": change(1, lambda v: v.flip(0)),
+    "shape": lambda out: out[:, :-1],
+    "rank": lambda out: out[None],
+    "two results": lambda out: (out, out),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_errors_are_found(name):
+    x = torch.linspace(-1, 0, 12).reshape(2, 6)
+    right = EXP(x)
+    assert assert_close(EXP, right, x) <= 1
+    with pytest.raises(AssertionError):
+        assert_close(EXP, WRONG[name](right), x)
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+def test_rounding_twice_is_allowed_and_four_times_is_not(dtype):
+    x = torch.rand(3, 40).add(1).to(dtype)
+    f = htile.rowwise(lambda x: x * 1.0)
+    step = torch.finfo(dtype).eps  # 1 ulp in [1, 2)
+    assert assert_close(f, (x.double() + step).to(dtype), x) <= 1
+    with pytest.raises(AssertionError, match=r"times the bound"):
+        assert_close(f, (x.double() + 4 * step).to(dtype), x)
+
+
+def test_integers_and_bools_must_be_equal():
+    f = htile.rowwise(lambda x: (x > 0, (x > 0).sum()))
+    x = torch.tensor([[1.0, -1.0, 2.0]])
+    positive, count = f(x)
+    assert assert_close(f, (positive, count), x) == 0
+    with pytest.raises(AssertionError, match="result 0 of <lambda>: 3 of 3 elements differ"):
+        assert_close(f, (~positive, count), x)
+    with pytest.raises(AssertionError, match="result 1 of <lambda>: 1 of 1 elements differ"):
+        assert_close(f, (positive, count + 1), x)
+
+
+def test_specials_must_be_where_the_oracle_has_them():
+    f = htile.rowwise(lambda x: torch.log(x))
+    x = torch.tensor([[1.0, 0.0, -1.0, math.inf, math.nan]])
+    right = f(x)
+    assert right.isnan().tolist() == [[False, False, True, False, True]]
+    assert_close(f, right, x)
+    for index, value in ((1, math.inf), (2, 0.0), (3, 1e38), (0, math.nan), (4, math.inf)):
+        wrong = right.clone()
+        wrong[0, index] = value
+        with pytest.raises(AssertionError):
+            assert_close(f, wrong, x)
+
+
+def test_what_overflows_the_result_is_infinite_there():
+    f = htile.rowwise(lambda x: x * 4.0)
+    x = torch.tensor([[30000.0, 1.0]], dtype=F16)
+    assert f(x).isinf().tolist() == [[True, False]]
+    assert_close(f, f(x), x)
+
+
+def test_empty_results_are_right():
+    function, make = EXAMPLES["capped_softmax"]
+    args = make(0, 5, BF16, "cpu")
+    assert assert_close(function, function(*args), *args) == 0.0
