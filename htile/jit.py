@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,10 +20,11 @@ from torch.utils import _pytree as pytree
 from .errors import ArgumentError, GradientError, UnsupportedError
 from .frontend.captures import Captures, freeze
 from .frontend.graph import Graph, Output, Role
-from .frontend.roles import Call, Signature, Spec, classify
+from .frontend.roles import Call, Signature, Spec, Static, classify
 from .frontend.tensor import Tensor as Symbolic
+from .frontend.tensor import internal
 from .frontend.trace import trace
-from .lower import Lowered, lower
+from .lower import Lowered, lower, run_passes
 from .lower.arch import DEFAULT, Arch, arch_named, arch_of_capability
 from .lower.choice import vector_size
 from .lower.compile import build, load
@@ -80,7 +82,7 @@ class Rowwise:
         self._wanted = dict(wanted or {})
         self._signature = Signature(fn)
         self._captures = Captures(fn)
-        self._graphs: dict[object, Graph] = {}
+        self._graphs: dict[object, tuple[Graph, Graph]] = {}
         self._launches: dict[object, Launch] = {}
         self._statics: dict[str, set] = {}
 
@@ -88,15 +90,15 @@ class Rowwise:
         values = self._signature.bind(args, kwargs)
         if any(type(value) is Symbolic for value in values):
             return self._fn(*args, **kwargs)  # called by a function that is being traced
-        key = (self._captures.fingerprint(), torch.is_grad_enabled(), *map(_key, values))
-        launch = self._launches.get(key)
+        key = self._key(values)
+        launch = None if key is None else self._launches.get(key)
         if launch is None:
             call = classify(self._signature, values)
             device = _device(self._signature, values)
             _refuse_gradients(self._signature, values)
             if device.type != "cuda":
                 tensors = dict(zip(self._signature.names, values, strict=True))
-                return evaluate(self._trace(call), tensors, lead=call.lead)
+                return evaluate(self._trace(call)[0], tensors, lead=call.lead)
             launch = self._prepare(call, values, device)
             if len(self._launches) >= MAX_LAUNCHES:
                 self._launches.clear()
@@ -130,16 +132,29 @@ class Rowwise:
         """
         return Rowwise(self._fn, self._fastmath, {**self._wanted, **wanted})
 
-    def _trace(self, call: Call) -> Graph:
+    def _key(self, values: tuple) -> object:
+        """What tells calls apart that need different launches; None for what no call takes."""
+        kinds = self._signature.kinds
+        parts = map(_value_key, kinds, values)
+        key = (self._captures.fingerprint(), torch.is_grad_enabled(), *parts)
+        try:
+            hash(key)
+        except TypeError:  # a list, say: `classify` will refuse it in words
+            return None
+        return key
+
+    def _trace(self, call: Call) -> tuple[Graph, Graph]:
+        """The graph as traced, and after the passes."""
         key = (self._captures.fingerprint(), call.n, call.specs)
         if key not in self._graphs:
             self._warn_if_many(call.specs)
-            self._graphs[key] = trace(self._fn, call.specs, call.n)
+            traced = trace(self._fn, call.specs, call.n)
+            self._graphs[key] = traced, run_passes(traced)
         return self._graphs[key]
 
-    def _lower(self, call: Call, values: tuple, arch: Arch) -> tuple[Lowered, list]:
-        """The kernel's text, and for each of its inputs (index of the value, its 2-D view)."""
-        graph = self._trace(call)
+    def _lower(self, call: Call, values: tuple, arch: Arch) -> tuple[Lowered, dict]:
+        """The kernel's text, and for each tensor its (index among the values, 2-D view)."""
+        traced, graph = self._trace(call)
         views = {
             spec.name: (index, _view(self._signature.name, spec, value, call))
             for index, (spec, value) in enumerate(zip(call.specs, values, strict=True))
@@ -147,7 +162,7 @@ class Rowwise:
         }
         rows = [views[i.name][1] for i in graph.inputs if i.role in (Role.ROW, Role.COLUMN)]
         target = Target(call.n, arch, _alignment(graph, rows), self._fastmath)
-        return lower(graph, target, self._wanted), views
+        return lower(traced, graph, target, self._wanted), views
 
     def _prepare(self, call: Call, values: tuple, device: torch.device) -> Launch:
         arch = arch_of_capability(torch.cuda.get_device_capability(device))
@@ -181,15 +196,15 @@ class Rowwise:
                         f"{spec.name!r}: each one is a kernel of its own. If it is a number that "
                         f"changes, annotate it `{spec.name}: float` and it becomes an argument of "
                         "one kernel",
-                        stacklevel=4,
+                        stacklevel=_frames_inside(),
                     )
 
     def __repr__(self) -> str:
         return f"<htile.rowwise {self._signature.name}>"
 
 
-def _key(value: object) -> object:
-    """What tells calls apart that need different launches; pointers count by alignment."""
+def _value_key(kind: type | None, value: object) -> object:
+    """One value's part of the key; pointers count by alignment, runtime numbers not at all."""
     if isinstance(value, torch.Tensor):
         return (
             type(value),
@@ -200,9 +215,17 @@ def _key(value: object) -> object:
             value.data_ptr() % WIDEST_ACCESS if value.device.type != "meta" else 0,
             value.requires_grad,
         )
-    if type(value) is float:
+    if type(value) is float and kind is not Static:
         return float
     return freeze(value)
+
+
+def _frames_inside() -> int:
+    """How far up the stack the user's frame is, for `warnings.warn` of the caller."""
+    depth, frame = 1, sys._getframe(1)
+    while frame is not None and internal(frame.f_code.co_filename):
+        depth, frame = depth + 1, frame.f_back
+    return depth
 
 
 def _run(launch: Launch, values: tuple):

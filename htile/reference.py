@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .frontend.graph import Graph, Input, Role
-from .frontend.ops import Op
+from .frontend.ops import Op, broadcast_shapes
 
 Rule = Callable[[tuple[Tensor, ...], object, torch.dtype], Tensor]
 
@@ -169,7 +169,9 @@ def _lead(graph: Graph, tensors: Mapping[str, Tensor | float]) -> tuple[int, ...
         for i in graph.inputs
         if i.role in (Role.ROW, Role.PER_ROW)
     )
-    return tuple(torch.broadcast_shapes(*shapes))
+    lead = broadcast_shapes(*shapes)
+    assert lead is not None, "classify has refused shapes that do not broadcast"
+    return lead
 
 
 def _input(leaf, tensor, inner, dims: int, dtype: torch.dtype, device) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import asdict
@@ -75,8 +76,6 @@ class Kernel:
 
     def save(self, folder: str | os.PathLike) -> Path:
         """Write all of it under `folder/NAME-DIGEST`, one file each; returns that folder."""
-        import hashlib
-
         digest = hashlib.sha256(f"{self.arch}\n{self.source}".encode()).hexdigest()[:12]
         path = Path(folder) / f"{self.name}-{self.arch}-{digest}"
         path.mkdir(parents=True, exist_ok=True)
@@ -89,7 +88,7 @@ class Kernel:
             "resources.json": json.dumps(asdict(self.resources), indent=1),
         }
         for name, text in texts.items():
-            (path / name).write_text(text.rstrip("\n") + "\n")
+            (path / name).write_text(text.rstrip("\n") + "\n", encoding="utf-8")
         (path / "kernel.cubin").write_bytes(self.cubin)
         return path
 

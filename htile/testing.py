@@ -70,7 +70,7 @@ def float32_errors(f: Rowwise, *args, **kwargs) -> list[float]:
     """The largest error of torch's own float32 evaluation of each result, 0.0 for integers."""
     exact = pytree.tree_leaves(oracle(f, *args, **kwargs))
     single = pytree.tree_leaves(oracle(f, *args, dtype=torch.float32, **kwargs))
-    return [_largest((s.double() - e).abs()) for s, e in zip(single, exact, strict=True)]
+    return [_largest((s.double() - e.double()).abs()) for s, e in zip(single, exact, strict=True)]
 
 
 def _largest(errors: torch.Tensor) -> float:

@@ -96,7 +96,7 @@ BINARY = {
     Op.POW: (torch.pow, (F32,)),
     Op.MAXIMUM: (torch.maximum, NUMBERS),
     Op.MINIMUM: (torch.minimum, NUMBERS),
-    **{op: (getattr(torch, op.value), (*NUMBERS, BOOL)) for op in COMPARISONS},
+    **{op: (getattr(torch, op.value), (*NUMBERS, BOOL)) for op in Op if op in COMPARISONS},
     Op.AND: (torch.logical_and, (BOOL,)),
     Op.OR: (torch.logical_or, (BOOL,)),
     Op.XOR: (torch.logical_xor, (BOOL,)),

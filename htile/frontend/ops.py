@@ -156,13 +156,28 @@ def join_stored(values: tuple[Value, ...]) -> torch.dtype | None:
     return stored
 
 
+def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
+    """torch's broadcast of shapes, None where they do not go together.
+
+    torch.broadcast_shapes imports sympy, which takes half a second.
+    """
+    rank = max(map(len, shapes), default=0)
+    result = []
+    for sizes in zip(*((1,) * (rank - len(s)) + tuple(s) for s in shapes), strict=True):
+        wide = set(sizes) - {1}
+        if len(wide) > 1:
+            return None
+        result.append(wide.pop() if wide else 1)
+    return tuple(result)
+
+
 def broadcast_inner(values: tuple[Value, ...]) -> tuple[int, ...]:
-    """torch's broadcast of the operands' inner shapes."""
-    try:
-        return tuple(torch.broadcast_shapes(*(v.inner for v in values)))
-    except RuntimeError:
+    """The broadcast of the operands' inner shapes. Raises ShapeError."""
+    shape = broadcast_shapes(*(v.inner for v in values))
+    if shape is None:
         shapes = " and ".join(str(v.inner) for v in values)
-        raise ShapeError(f"shapes inside a row do not broadcast: {shapes}") from None
+        raise ShapeError(f"shapes inside a row do not broadcast: {shapes}")
+    return shape
 
 
 Rule = Callable[[tuple[Value, ...], object], Value]

@@ -19,7 +19,7 @@ import torch
 from ..errors import ArgumentError, DtypeError, Location, ShapeError, UnsupportedError
 from .captures import freeze
 from .graph import Role
-from .ops import compute_dtype
+from .ops import broadcast_shapes, compute_dtype
 
 
 class PerRow:
@@ -269,14 +269,13 @@ def _rows(name: str, shapes: dict[str, tuple], per_row: dict) -> tuple[int, tupl
             f"{name}: a row has no elements (N = 0), got {_listed(rows)}; "
             "pass rows of at least one element"
         )
-    try:
-        lead = torch.broadcast_shapes(*(s[:-1] for s in rows.values()))
-    except RuntimeError:
+    lead = broadcast_shapes(*(s[:-1] for s in rows.values()))
+    if lead is None:
         raise ShapeError(
             f"{name}: leading dimensions of the row arguments do not broadcast, got "
             f"{_listed(rows)}; all dimensions but the last must agree or be 1"
-        ) from None
-    return n, tuple(lead)
+        )
+    return n, lead
 
 
 def _tensor_role(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from ..errors import LoweringError
 from ..frontend.graph import Graph
@@ -24,30 +24,29 @@ class Lowered:
     function: str
 
 
-def lower(graph: Graph, target: Target, wanted: Mapping[str, object] | None = None) -> Lowered:
-    """Run the passes, choose a plan, print it.
+def lower(
+    traced: Graph, graph: Graph, target: Target, wanted: Mapping[str, object] | None = None
+) -> Lowered:
+    """Choose a plan for `graph`, which is `traced` after the passes, and print it.
 
     `wanted` keeps only plans with these values of `Numerics` and `Placement` fields. Raises
     LoweringError where no plan is left.
     """
-    passed = run_passes(graph)
-    plans = enumerate_plans(passed, target)
+    plans = enumerate_plans(graph, target)
     if wanted:
-        kept = [plan for plan in plans if _has(plan, wanted)]
-        if not kept:
+        plans = [plan for plan in plans if _has(plan, wanted)]
+        if not plans:
             raise LoweringError(f"{graph.name}: no plan has {dict(wanted)} at N = {graph.n}")
-        plans = kept
     plan = choose(plans, target)
-    return Lowered(graph, passed, plan, emit(plan), kernel_name(plan))
+    return Lowered(traced, graph, plan, emit(plan), kernel_name(plan))
 
 
 def _has(plan: Plan, wanted: Mapping[str, object]) -> bool:
-    def value(name: str) -> object:
-        for part in (plan.numerics, plan.placement):
-            if hasattr(part, name):
-                return getattr(part, name)
-        raise LoweringError(
-            f"a plan has no {name!r}; it has threads_per_row, cluster_n, num_threads, loader"
-        )
+    has = {**asdict(plan.numerics), **asdict(plan.placement)}
+    for name in wanted:
+        if name not in has:
+            raise LoweringError(f"a plan has no {name!r}; it has {', '.join(has)}")
+    return all(has[name] == want for name, want in wanted.items())
 
-    return all(value(name) == want for name, want in wanted.items())
+
+__all__ = ["Lowered", "choose", "emit", "enumerate_plans", "kernel_name", "lower", "run_passes"]

@@ -80,7 +80,7 @@ def _numerics(
     threads = 1
     while True:
         elements = -(-graph.n // (vec * threads)) * vec
-        if elements * words <= MAX_REGISTERS - SPARE_REGISTERS:
+        if elements * (words + 1) <= MAX_REGISTERS - SPARE_REGISTERS:
             yield Numerics(vec, threads)
         if threads * vec >= graph.n or threads == target.arch.max_threads:
             return
@@ -93,7 +93,7 @@ def _placements(
     vec, threads_per_row = numerics.vec_size, numerics.threads_per_row
     loaded = [s.input for s in schedule.steps if isinstance(s, Load) and s.input.role is Role.ROW]
     padded = -(-graph.n // (vec * threads_per_row)) * vec * threads_per_row
-    registers = padded // threads_per_row * schedule.words + SPARE_REGISTERS
+    registers = padded // threads_per_row * (schedule.words + 1) + SPARE_REGISTERS
     if registers > MAX_REGISTERS:
         return
     for num_threads in (64, 128, 256, 512, 1024):

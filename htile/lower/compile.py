@@ -47,7 +47,7 @@ def load_source(source: str) -> dict[str, object]:
     name = f"<htile-{hashlib.sha256(source.encode()).hexdigest()[:16]}>"
     linecache.cache[name] = (len(source), None, source.splitlines(True), name)
     namespace: dict[str, object] = {"__name__": "htile_generated"}
-    exec(compile(source, name, "exec"), namespace)
+    exec(compile(source, name, "exec", dont_inherit=True), namespace)
     return namespace
 
 
@@ -67,15 +67,23 @@ def _build(source: str, function: str, arch: str) -> Artifact:
     cute = _import_cute()
     module = load_source(source)
     stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
+    from cutlass.base_dsl.common import DSLBaseError
+
     with tempfile.TemporaryDirectory(prefix="htile-") as folder:
-        compiled = cute.compile(
-            module[function],
-            *module["fake_arguments"](),
-            stream,
-            options=f"--enable-tvm-ffi --gpu-arch {arch} --keep-ptx --keep-cubin "
-            f"--dump-dir {folder}",
-            no_jit_engine=True,
-        )
+        try:
+            compiled = cute.compile(
+                module[function],
+                *module["fake_arguments"](),
+                stream,
+                options=f"--enable-tvm-ffi --gpu-arch {arch} --keep-ptx --keep-cubin "
+                f"--dump-dir {folder}",
+                no_jit_engine=True,
+            )
+        except DSLBaseError as error:
+            raise CompileError(
+                f"CuTe-DSL refuses the kernel of {function} for {arch}, which is a defect of "
+                "HTile: please report it with the source that .inspect(...).source gives"
+            ) from error
         path = os.path.join(folder, "kernel.o")
         compiled.export_to_c(path, function_name="htile", export_only_tvm_ffi_symbols=True)
         with open(path, "rb") as file:

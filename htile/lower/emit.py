@@ -35,7 +35,9 @@ RESERVED = frozenset(
     {
         *keyword.kwlist,
         *CUTLASS_TYPES.values(),
-        *("config", "ctx", "cuda", "cute", "fake_arguments", "loader", "m", "make_fake_tensor"),
+        *("ElementwiseTileConfig", "ElementwiseKernelContext", "ElementwiseLoader"),
+        *("ElementwiseStorer", "GlobalToRegLoader", "_", "float", "config", "ctx"),
+        *("cuda", "cute", "fake_arguments", "loader", "m", "make_fake_tensor"),
         *("math", "pred", "range", "stream", "tiled_copy"),
     }
 )
@@ -85,7 +87,7 @@ EMIT: dict[Op, Expression] = {
     **dict.fromkeys((Op.SUM, Op.PROD, Op.MAX, Op.MIN, Op.ANY, Op.ALL), _leaf),
     Op.NEG: lambda node, args, form: f"-{args[0]}",
     Op.ADD: _binary("+"), Op.SUB: _binary("-"), Op.MUL: _binary("*"),
-    Op.DIV: _by_form(_binary("/"), bounded="div_bounded", number="div_number"),
+    Op.DIV: _by_form(_call("div"), bounded="div_bounded", number="div_number"),
     Op.EXP: _by_form(_call("exp"), bounded="exp_bounded"),
     **{op: _fast(op.value) for op in (Op.TANH, Op.LOG, Op.LOG2, Op.LOG10, Op.SIN, Op.COS)},
     **{op: _call(op.value) for op in (
@@ -129,7 +131,7 @@ class _Printer:
         self.counts: dict[str, int] = {}
         for i in self.graph.inputs:
             self.names[i.id] = self._unique(i.name)
-        self.tensors = {a.name: self._tensor_name(a) for a in arguments(plan)}
+        self.tensors = {a: self._tensor_name(a) for a in arguments(plan)}
         rows = [i for i in self.graph.inputs if i.role is Role.ROW]
         self.rows = [s.input for s in plan.steps if isinstance(s, Load) and s.input in rows]
         self.primary = (self.rows or rows)[0]
@@ -220,7 +222,7 @@ class _Printer:
         lines = ["@cute.kernel"]
         lines += _wrapped_call(f"def {self.function}_kernel(", params, "):")
         vec = self.plan.numerics.vec_size
-        setup = [self.tensors[self.primary.name], f"config.tiler_mn({vec})", "tiled_copy"]
+        setup = [self.tensors[self.primary], f"config.tiler_mn({vec})", "tiled_copy"]
         if not self._shared():
             setup.append("shared=False")
         elif len(self.rows) > 1:
@@ -235,7 +237,7 @@ class _Printer:
                 case Load(i) if i.id not in self.loaded:
                     lines += self._stage_comment() if not started else []
                     started = True
-                    value = f"ctx.load_column({self.tensors[i.name]}).load()"
+                    value = f"ctx.load_column({self.tensors[i]}).load()"
                     lines += self._assign(self.names[i.id], value, i)
                 case Compute(id, form):
                     if not started:
@@ -255,7 +257,7 @@ class _Printer:
         return lines
 
     def _parameter(self, argument: Input | Output) -> str:
-        name = self.tensors[argument.name]
+        name = self.tensors[argument]
         if isinstance(argument, Input) and argument.role is Role.SCALAR:
             return f"{name}: Float32"
         return f"{name}: cute.Tensor"
@@ -271,7 +273,7 @@ class _Printer:
             kind = "ElementwiseLoader" if self._shared() else "GlobalToRegLoader"
             lines.append(f"    loader = {kind}(ctx)")
         for i in loads:
-            tensor = self.tensors[i.name]
+            tensor = self.tensors[i]
             fragments[i.name] = self._unique("tXr" + tensor[1:])
             if i.role is Role.ROW:
                 lines.append(f"    {fragments[i.name]} = loader.start({tensor})")
@@ -337,7 +339,7 @@ class _Printer:
         return f"{CUTLASS_TYPES[node.value.dtype]}({text})" if node.op is Op.CONST else text
 
     def _store(self, output: Output) -> list[str]:
-        value, tensor = self._operand(output.id), self.tensors[output.name]
+        value, tensor = self._operand(output.id), self.tensors[output]
         if output.is_row:
             return [f"    ElementwiseStorer(ctx).store({tensor}, {value})"]
         return [f"    ctx.store_row_value({tensor}, {value})"]
@@ -345,9 +347,9 @@ class _Printer:
     def _host(self) -> list[str]:
         params = [self._parameter(a) for a in arguments(self.plan)] + ["stream: cuda.CUstream"]
         vec = self.plan.numerics.vec_size
-        passed = [self.tensors[a.name] for a in arguments(self.plan)]
+        passed = [self.tensors[a] for a in arguments(self.plan)]
         launch = [
-            f"grid=config.grid({self.tensors[self.primary.name]}.shape[0])",
+            f"grid=config.grid({self.tensors[self.primary]}.shape[0])",
             "block=config.block",
             "cluster=config.cluster",
             "stream=stream",
@@ -361,7 +363,7 @@ class _Printer:
                 [*passed, "tiled_copy"],
                 ").launch(",
             ),
-            f"        {', '.join(launch)}",
+            *_lines_of(launch, " " * 8),
             "    )",
         ]
 
@@ -434,6 +436,10 @@ def _wrapped_call(head: str, args: list[str], tail: str) -> list[str]:
     if len(head) + len(joined) + len(tail) <= WIDTH:
         return [head + joined + tail]
     indent = " " * (len(head) - len(head.lstrip()))
-    if len(indent) + 4 + len(joined) <= WIDTH:
-        return [head, f"{indent}    {joined}", indent + tail]
-    return [head, *(f"{indent}    {arg}," for arg in args), indent + tail]
+    return [head, *_lines_of(args, indent + " " * 4), indent + tail]
+
+
+def _lines_of(args: list[str], indent: str) -> list[str]:
+    """Arguments on one line if they fit, else one a line."""
+    joined = indent + ", ".join(args)
+    return [joined] if len(joined) <= WIDTH else [f"{indent}{arg}," for arg in args]

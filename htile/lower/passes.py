@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from ..frontend.graph import Builder, Graph, Node
+from ..frontend.graph import Builder, Graph, Node, Role
 from ..frontend.ops import REDUCTIONS, Op
 from ..reference import EVALUATE
 
@@ -47,14 +47,16 @@ def rewrite(graph: Graph, rule: Rule | None = None) -> Graph:
 
 
 def _ancestors(graph: Graph) -> set[int]:
+    """What an output needs; and one row, which gives the kernel its shape."""
     live: set[int] = set()
     todo = [out.id for out in graph.outputs]
+    rows = [i.id for i in graph.inputs if i.role is Role.ROW]
     while todo:
         id = todo.pop()
         if id not in live:
             live.add(id)
             todo.extend(graph[id].inputs)
-    return live
+    return live if live.intersection(rows) else live | set(rows[:1])
 
 
 def remove_dead_nodes(graph: Graph) -> Graph:
@@ -84,6 +86,8 @@ def fold_constants(graph: Graph) -> Graph:
         operands = [new[i] for i in inputs]
         if node.op in REDUCTIONS or not operands or any(o.op is not Op.CONST for o in operands):
             return None
+        if node.op in (Op.FLOORDIV, Op.MOD) and operands[1].arg == 0:
+            return None  # torch raises for integers; the kernel does not
         numbers = tuple(torch.tensor([o.arg], dtype=o.value.dtype) for o in operands)
         result = EVALUATE[node.op](numbers, node.arg, torch.float32)
         return new.add_const(result.item(), node.value, node.loc)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from math import inf
 
 from ..frontend.graph import Graph, Node, Role
 from ..frontend.ops import REDUCTIONS, Op
@@ -122,11 +123,25 @@ def _is_below_zero(graph: Graph, node: Node) -> bool:
     x, m = graph.operands(node)
     m = _strip(graph, m)
     if m.op is Op.WHERE:  # logsumexp takes 0 for an infinite maximum
-        _, zero, m = graph.operands(m)
-        if zero.op is not Op.CONST or zero.arg != 0:
+        condition, zero, peak = (_strip(graph, operand) for operand in graph.operands(m))
+        if not (_is_number(zero, 0.0) and _is_infinite(graph, condition, peak)):
             return False
-        m = _strip(graph, m)
+        m = peak
     return m.op is Op.MAX and m.inputs == (x.id,)
+
+
+def _is_number(node: Node, number: float) -> bool:
+    return node.op is Op.CONST and node.arg == number
+
+
+def _is_infinite(graph: Graph, condition: Node, x: Node) -> bool:
+    """abs(x) == inf"""
+    if condition.op is not Op.EQ:
+        return False
+    magnitude, limit = (_strip(graph, operand) for operand in graph.operands(condition))
+    if magnitude.op is not Op.ABS or not _is_number(limit, inf):
+        return False
+    return _strip(graph, graph[magnitude.inputs[0]]).id == x.id
 
 
 def _is_plain_number(node: Node) -> bool:

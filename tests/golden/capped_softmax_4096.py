@@ -36,10 +36,10 @@ def capped_softmax_kernel(
     logits = tXrLogits.load().to(Float32)
 
     # stage 1: max
-    div0 = logits / cap  # capped_softmax.py:11
+    div0 = math.div(logits, cap)  # capped_softmax.py:11
     tanh0 = math.tanh(div0)  # capped_softmax.py:11
     mul0 = cap * tanh0  # capped_softmax.py:11
-    div1 = mul0 / temperature  # capped_softmax.py:11
+    div1 = math.div(mul0, temperature)  # capped_softmax.py:11
     max0 = ctx.row_reduce(div1, cute.ReductionOp.MAX, slot=0)  # capped_softmax.py:12
 
     # stage 2: sum, sum
@@ -52,7 +52,7 @@ def capped_softmax_kernel(
     div2 = math.div_bounded(exp0, sum0)  # capped_softmax.py:16
     ElementwiseStorer(ctx).store(mProbabilities, div2)
     log0 = math.log(sum0)  # capped_softmax.py:15
-    div3 = sum1 / sum0  # capped_softmax.py:15
+    div3 = math.div(sum1, sum0)  # capped_softmax.py:15
     sub1 = log0 - div3  # capped_softmax.py:15
     ctx.store_row_value(mEntropy, sub1)
 
@@ -68,7 +68,10 @@ def capped_softmax(
 ):
     tiled_copy = config.make_vector_copy(8).tiled_copy_2d()
     capped_softmax_kernel(mLogits, mTemperature, cap, mProbabilities, mEntropy, tiled_copy).launch(
-        grid=config.grid(mLogits.shape[0]), block=config.block, cluster=config.cluster, stream=stream
+        grid=config.grid(mLogits.shape[0]),
+        block=config.block,
+        cluster=config.cluster,
+        stream=stream,
     )
 
 

@@ -1,5 +1,7 @@
 """The schedule: stages, forms, what shares a barrier, and that no step reads what is not there."""
 
+import math
+
 import networkx as nx
 import pytest
 import torch
@@ -217,7 +219,7 @@ def guarded(x, t: htile.PerRow):
     return torch.exp(x - torch.where(t > 0, torch.zeros_like(t), x.max()))
 
 
-E_, B, F_ = Form.EXACT, Form.BOUNDED, Form.FAST
+E_, B, F_, NUMBER = Form.EXACT, Form.BOUNDED, Form.FAST, Form.NUMBER
 FORMS = {
     "softmax": (softmax, {"exp": [B], "div": [B]}),
     "keepdim softmax": (keepdim_softmax, {"exp": [B], "div": [B]}),
@@ -239,6 +241,12 @@ FORMS = {
         {"exp": [B], "div": [E_]},
     ),
     "quotient": (lambda x: x / x.abs().amax(), {"div": [E_]}),
+    "by a number": (lambda x: x / 3.0, {"div": [NUMBER]}),
+    "by a power of two": (lambda x: x.mean(), {"div": [NUMBER]}),
+    "by zero": (lambda x: x / 0.0, {"div": [E_]}),
+    "by infinity": (lambda x: x / math.inf, {"div": [E_]}),
+    "by a tiny number": (lambda x: x / 1e-40, {"div": [E_]}),
+    "number by x": (lambda x: 3.0 / x, {"div": [E_]}),
     "norm": (lambda x: x * torch.rsqrt((x * x).sum()), {"rsqrt": [E_]}),
 }
 
@@ -266,7 +274,7 @@ def test_a_maximum_that_is_not_always_subtracted_bounds_nothing():
 @pytest.mark.parametrize("fastmath", [False, True])
 def test_fast_forms_only_when_asked_for(fastmath):
     def f(x):
-        return torch.tanh(x) + torch.log(x) + torch.sin(x) + torch.sqrt(x) + torch.exp(x) / 3.0
+        return torch.tanh(x) + torch.log(x) + torch.sin(x) + torch.sqrt(x) + torch.exp(x) / x
 
     found = forms(kernel_of(f, *rows((4, 512), dtype=BF16), fastmath=fastmath).plan)
     fast = F_ if fastmath else E_
