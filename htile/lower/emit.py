@@ -229,7 +229,7 @@ class _Printer:
             extra = [CUTLASS_TYPES[i.dtype] for i in self.rows[1:]]
             setup.append(f"extra_smem_tensors=({', '.join(extra)},)")
         lines.append("    ctx = ElementwiseKernelContext(config)")
-        lines.append(f"    ctx.setup({', '.join(setup)})")
+        lines += _wrapped_call("    ctx.setup(", setup, ")")
         lines += self._loads()
         started = False
         for step in self.plan.prologue + self.plan.steps + self.plan.epilogue:
@@ -316,7 +316,8 @@ class _Printer:
         args = tuple(self._operand(i) for i in node.inputs)
         expression = EMIT[node.op](node, args, form)
         self.names[node.id] = self._fresh(node)
-        return [_located(f"    {self.names[node.id]} = {expression}", node)]
+        lines = _wrapped_expression(f"    {self.names[node.id]} = ", expression)
+        return [*lines[:-1], _located(lines[-1], node)]
 
     def _reduce(self, step: Reduce) -> list[str]:
         nodes = [self.graph[id] for id in step.results]
@@ -437,6 +438,17 @@ def _wrapped_call(head: str, args: list[str], tail: str) -> list[str]:
         return [head + joined + tail]
     indent = " " * (len(head) - len(head.lstrip()))
     return [head, *_lines_of(args, indent + " " * 4), indent + tail]
+
+
+def _wrapped_expression(head: str, expression: str) -> list[str]:
+    """An assignment; a long call with its arguments below, a long operation in parentheses."""
+    if len(head) + len(expression) <= WIDTH:
+        return [head + expression]
+    if expression.startswith("math."):
+        name, _, args = expression.removesuffix(")").partition("(")
+        return _wrapped_call(f"{head}{name}(", args.split(", "), ")")
+    left, operator, right = expression.split(" ")
+    return [f"{head}(", f"        {left}", f"        {operator} {right}", "    )"]
 
 
 def _lines_of(args: list[str], indent: str) -> list[str]:

@@ -341,7 +341,9 @@ def test_without_cute_dsl_all_but_compiling_works(tmp_path):
 
 def test_what_cute_dsl_refuses_is_a_compile_error():
     source, function, arch = request()
-    broken = source.replace("div_bounded", "no_such_function")
+    line = "    # stage 1: max\n"
+    assert line in source  # a value that changes its type in a dynamic branch
+    broken = source.replace(line, "    q = 1\n    if x[0] > 0.0:\n        q = Float32(0.0)\n")
     with pytest.raises(CompileError):
         build(broken, function, arch)
 

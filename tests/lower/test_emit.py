@@ -136,8 +136,8 @@ def test_the_loader_and_the_config_are_those_of_the_plan():
     direct = example_kernel("rmsnorm_residual", 4096, loader="direct").source
     assert "GlobalToRegLoader(ctx)" in direct and "ElementwiseLoader" not in direct
     assert "shared=False" in direct
-    forced = example_kernel("softmax", 4096, threads_per_row=32, num_threads=128).source
-    assert "num_threads=128, threads_per_row=32" in forced
+    forced = example_kernel("softmax", 4096, threads_per_row=64, num_threads=128).source
+    assert "num_threads=128, threads_per_row=64" in forced
 
 
 @pytest.mark.parametrize(
