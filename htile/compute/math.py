@@ -218,7 +218,7 @@ def div(a: Operand, b: Operand) -> Vector | Numeric:
     """a / b, correctly rounded where a and the result are normal, else within an ulp.
 
     Without the slow path of `div.rn`, a call that costs live registers and a stack frame: 6
-    instructions an element for a divisor that the row shares, 17 otherwise. Very large and small
+    instructions an element for a divisor that the row shares, 19 otherwise. Very large and small
     divisors are scaled, the dividend with them, so that no reciprocal is denormal.
     """
     (b,), any_vector = _lift(b)
