@@ -4,7 +4,7 @@
 from functools import partial
 
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int8, Int32, Int64, const_expr
+from cutlass import Boolean, Float32, Int8, Int32, const_expr
 from cutlass.base_dsl.typing import as_numeric
 from cutlass.memory import SmemAllocator
 
@@ -49,11 +49,12 @@ class ElementwiseKernelContext(_Static):
     def setup(self, mX, tiler_mn, tiled_copy, extra_smem_tensors=0, shared=True):
         """Indices, shared memory, partitions, predicates, fragment and cluster of row tensor mX.
 
+        mX: (M, N), or ((...), N) as `as_rows` makes it of more leading dimensions.
         extra_smem_tensors: how many more tiles of mX's dtype in shared memory, or their dtypes.
         shared=False: no tile in shared memory, rows go straight to registers.
         """
         config = self.config
-        self.shape, self.tiler_mn = mX.shape, tiler_mn
+        self.shape, self.tiler_mn = (cute.size(mX, mode=[0]), mX.shape[1]), tiler_mn
         self.tidx, _, _ = cute.arch.thread_idx()
         self.bidx, _, _ = cute.arch.block_idx()
         self.cluster_y = cute.arch.block_idx()[1] if const_expr(config.cluster_n > 1) else 0
@@ -75,9 +76,10 @@ class ElementwiseKernelContext(_Static):
         self.tXgX = self.partition_dest(self.partition_global(mX))
         self.tXsX = self.partition_dest(self.sX) if shared else None
         self.tXrX = self.make_fragment(self.tXgX, mX.element_type)
-        self.tXcX = self.partition_dest(self.partition_global(cute.make_identity_tensor(mX.shape)))
+        N, capacity = self.shape[1], tiler_mn[1] * config.cluster_n
+        coordinates = cute.make_identity_tensor((tiler_mn[0], capacity))
+        self.tXcX = self.partition_dest(cute.local_tile(coordinates, tiler_mn, (0, self.cluster_y)))
         # A dynamic N is predicated always; a static one only if it does not fill the tiles.
-        N, capacity = mX.shape[1], tiler_mn[1] * config.cluster_n
         is_even_N = isinstance(N, int) and capacity == N
         self.tXpX = None if is_even_N else predicate_k(self.tXcX, N)
         self.tXpCopy = self._copy_predicate()
@@ -119,9 +121,15 @@ class ElementwiseKernelContext(_Static):
     # Partitions
 
     def partition_global(self, mT, tiler_mn=None) -> cute.Tensor:
-        """The tile of this CTA in a row tensor (M, N)."""
+        """The tile of this CTA in a row tensor (M, N), as this thread may use it: at its row.
+
+        A thread has one row, so the tile's rows lie on each other at that row's address, which any
+        nesting of leading dimensions has. 64-bit, for rows whose strides are.
+        """
         tiler = self.tiler_mn if tiler_mn is None else tiler_mn
-        return cute.local_tile(mT, tiler, (self.bidx, self.cluster_y))
+        start = mT.iterator + cute.crd2idx((self.row, 0), mT.layout)
+        layout = cute.make_layout((tiler[0], mT.shape[1]), stride=(0, mT.stride[1]))
+        return cute.local_tile(cute.make_tensor(start, layout), tiler, (0, self.cluster_y))
 
     def partition_dest(self, gT) -> cute.Tensor:
         """This thread's part of a tile: ((vec_size, 1), 1, num_vectors)."""
@@ -174,7 +182,7 @@ class ElementwiseKernelContext(_Static):
         """This row's element of a tensor (M,); 0 if the row is out of bounds."""
         value = mT.element_type(0)
         if self.row_in_bounds:
-            value = mT[Int64(self.row)]
+            value = convert(self._at_row(mT)[0], mT.element_type)
         return value
 
     @cute.jit
@@ -186,7 +194,13 @@ class ElementwiseKernelContext(_Static):
         if const_expr(self.row_in_bounds is not True):
             is_writer = is_writer and self.row_in_bounds
         if is_writer:
-            mT[Int64(self.row)] = convert(value, mT.element_type)
+            element = self._at_row(mT)  # of Int8 where mT is Boolean: a view forgets it
+            element[0] = convert(convert(value, mT.element_type), element.element_type)
+
+    def _at_row(self, mT) -> cute.Tensor:
+        """This row's element of a tensor (M,) or ((...),), as a tensor of one element."""
+        offset = cute.crd2idx((self.row,), cute.make_layout((*mT.shape,), stride=(*mT.stride,)))
+        return cute.make_tensor(mT.iterator + offset, cute.make_layout(1))
 
     # Vectors that the map gives
 

@@ -7,9 +7,11 @@ goes the long way: roles, trace, lowering, compilation.
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 import os
 import sys
+import types
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from .errors import ArgumentError, GradientError, UnsupportedError
 from .frontend.captures import Captures, freeze
-from .frontend.graph import Graph, Output, Role
+from .frontend.graph import Graph, Role
 from .frontend.roles import Call, Signature, Spec, Static, classify
 from .frontend.tensor import Tensor as Symbolic
 from .frontend.tensor import internal
@@ -29,6 +31,7 @@ from .lower.arch import DEFAULT, Arch, arch_named, arch_of_capability
 from .lower.choice import vector_size
 from .lower.compile import build, load
 from .lower.plan import Target
+from .out import check_out, check_overlap, copy_into
 from .reference import evaluate
 from .report import Kernel
 
@@ -46,7 +49,11 @@ def rowwise(fn: Callable | None = None, *, fastmath: bool = False):
     comes back in the dtype of the first 16- or 32-bit floating row argument, one value a row in
     float32, unless `.to(dtype)` says otherwise.
 
-    CUDA tensors run the kernel, all others the reference: the same graph, evaluated by torch.
+    CUDA tensors run the kernel, all others the reference: the same graph, evaluated by torch. A
+    row whose elements are not neighbours in memory is copied first; nothing else ever is.
+
+    `out=` takes one tensor, or the structure that `fn` returns, to write the results to. One may be
+    the very memory of a row argument (in place); any other overlap raises.
 
     fastmath: approximate tanh, log, log2, log10, sin and cos.
 
@@ -62,14 +69,16 @@ def rowwise(fn: Callable | None = None, *, fastmath: bool = False):
 class Launch:
     """One way to call: the kernel, and how to make its arguments from the caller's values.
 
-    inputs: (index of the value, shape of the view that the kernel takes or None) in kernel order.
-    outputs: (shape that is allocated, shape that is returned or None, dtype).
+    inputs: for each, in kernel order, (index of the value, whether to make it contiguous first).
+    outputs: the shape and dtype of each. rows: the names of the row arguments.
     """
 
     kernel: Callable | None
-    inputs: tuple[tuple[int, tuple | None], ...]
-    outputs: tuple[tuple[tuple, tuple | None, torch.dtype], ...]
+    inputs: tuple[tuple[int, bool], ...]
+    outputs: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     structure: object
+    device: torch.device
+    rows: frozenset[str]
 
 
 class Rowwise:
@@ -87,23 +96,50 @@ class Rowwise:
         self._statics: dict[str, set] = {}
 
     def __call__(self, *args, **kwargs):
+        out = None
+        if "out" in kwargs and "out" not in self._signature.names:
+            out = kwargs.pop("out")
         values = self._signature.bind(args, kwargs)
         if any(type(value) is Symbolic for value in values):
             return self._fn(*args, **kwargs)  # called by a function that is being traced
-        key = self._key(values)
+        outs = () if out is None else tuple(pytree.tree_leaves(out))
+        key = self._key(values, outs)
         launch = None if key is None else self._launches.get(key)
         if launch is None:
             call = classify(self._signature, values)
-            device = _device(self._signature, values)
             _refuse_gradients(self._signature, values)
+            device = _device(self._signature, values)
+            graph = self._trace(call)[0]
+            if out is not None:
+                check_out(self._signature.name, graph, call, out, device)
             if device.type != "cuda":
                 tensors = dict(zip(self._signature.names, values, strict=True))
-                return evaluate(self._trace(call)[0], tensors, lead=call.lead)
-            launch = self._prepare(call, values, device)
+                result = evaluate(graph, tensors, lead=call.lead)
+                return result if out is None else copy_into(out, result)
+            launch = self._prepare(call, values, outs, device)
             if len(self._launches) >= MAX_LAUNCHES:
                 self._launches.clear()
             self._launches[key] = launch
-        return _run(launch, values)
+        if out is not None:
+            check_overlap(self._signature, values, outs, launch.rows)
+        result = _run(launch, values, outs)
+        return result if out is None else out
+
+    def __get__(self, instance, owner=None):
+        """As a method: `self` is a static argument, so a frozen dataclass, say."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __reduce__(self):
+        """Pickled and copied like a function: by name, or with the plan that was asked for."""
+        if self._wanted:
+            return _with_plan, (Rowwise(self._fn, self._fastmath), self._wanted)
+        return _by_name, (self._fn.__module__, self._fn.__qualname__)
+
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo):
+        return self
 
     def inspect(self, *args, arch: str | None = None, **kwargs) -> Kernel:
         """The kernel that a call with these arguments runs, without running it.
@@ -120,7 +156,7 @@ class Rowwise:
             target_arch = arch_of_capability(torch.cuda.get_device_capability(device))
         else:
             target_arch = DEFAULT
-        lowered, _ = self._lower(call, values, target_arch)
+        lowered, _ = self._lower(call, values, (), target_arch)
         return Kernel(lowered, target_arch.name)
 
     def with_plan(self, **wanted) -> Rowwise:
@@ -132,11 +168,15 @@ class Rowwise:
         """
         return Rowwise(self._fn, self._fastmath, {**self._wanted, **wanted})
 
-    def _key(self, values: tuple) -> object:
+    def _key(self, values: tuple, outs: tuple) -> object:
         """What tells calls apart that need different launches; None for what no call takes."""
-        kinds = self._signature.kinds
-        parts = map(_value_key, kinds, values)
-        key = (self._captures.fingerprint(), torch.is_grad_enabled(), *parts)
+        parts = map(_value_key, self._signature.kinds, values)
+        key = (
+            self._captures.fingerprint(),
+            torch.is_grad_enabled(),
+            *parts,
+            *map(_tensor_key, outs),
+        )
         try:
             hash(key)
         except TypeError:  # a list, say: `classify` will refuse it in words
@@ -152,38 +192,56 @@ class Rowwise:
             self._graphs[key] = traced, run_passes(traced)
         return self._graphs[key]
 
-    def _lower(self, call: Call, values: tuple, arch: Arch) -> tuple[Lowered, dict]:
-        """The kernel's text, and for each tensor its (index among the values, 2-D view)."""
+    def _lower(
+        self, call: Call, values: tuple, outs: tuple, arch: Arch
+    ) -> tuple[Lowered, dict[str, bool]]:
+        """The kernel's text, and for each of its tensors whether it is made contiguous first."""
         traced, graph = self._trace(call)
-        views = {
-            spec.name: (index, _view(self._signature.name, spec, value, call))
-            for index, (spec, value) in enumerate(zip(call.specs, values, strict=True))
-            if isinstance(value, torch.Tensor)
-        }
-        rows = [views[i.name][1] for i in graph.inputs if i.role in (Role.ROW, Role.COLUMN)]
-        target = Target(call.n, arch, _alignment(graph, rows), self._fastmath)
-        return lower(traced, graph, target, self._wanted), views
+        name = self._signature.name
+        given = dict(zip(self._signature.names, values, strict=True))
+        specs = {spec.name: spec for spec in call.specs}
+        tensors = {i.name: given[i.name] for i in graph.inputs}
+        tensors = {n: t for n, t in tensors.items() if isinstance(t, torch.Tensor)}
+        copied = {n: _needs_copy(name, specs[n], t) for n, t in tensors.items()}
+        rows = [
+            tensors[i.name].contiguous() if copied[i.name] else tensors[i.name]
+            for i in graph.inputs
+            if i.role in (Role.ROW, Role.COLUMN)
+        ]
+        rows += [t for t, o in zip(outs, graph.outputs, strict=False) if o.is_row]
+        repeated = {n: _own(specs[n], t, call.lead) for n, t in tensors.items()}
+        target = Target(
+            call.n,
+            arch,
+            _alignment(graph, rows),
+            self._fastmath,
+            len(call.lead),
+            tuple((n, own) for n, own in repeated.items() if own is not None),
+        )
+        return lower(traced, graph, target, self._wanted), copied
 
-    def _prepare(self, call: Call, values: tuple, device: torch.device) -> Launch:
+    def _prepare(self, call: Call, values: tuple, outs: tuple, device: torch.device) -> Launch:
+        name = self._signature.name
         arch = arch_of_capability(torch.cuda.get_device_capability(device))
         rows = math.prod(call.lead)
         if rows >= 2**31:
-            raise UnsupportedError(f"{self._signature.name}: {rows} rows; the limit is 2^31 - 1")
-        lowered, views = self._lower(call, values, arch)
-        names = {name: index for index, name in enumerate(self._signature.names)}
-        inputs = []
-        for i in lowered.graph.inputs:
-            view = views[i.name][1] if i.name in views else None
-            value = values[names[i.name]]
-            same = view is None or (view.shape == value.shape and view.stride() == value.stride())
-            inputs.append((names[i.name], None if same else (view.shape, view.stride())))
+            raise UnsupportedError(f"{name}: {rows} rows; the limit is 2^31 - 1")
+        if torch.cuda.is_current_stream_capturing():
+            raise ArgumentError(
+                f"{name}: the first call with arguments of this kind compiles a kernel, which can "
+                "not be captured into a CUDA graph; call it once before the capture"
+            )
+        lowered, copied = self._lower(call, values, outs, arch)
         kernel = None
         if rows:
             kernel = load(build(lowered.source, lowered.function, arch.name))
             if folder := os.environ.get("HTILE_DUMP"):
                 Kernel(lowered, arch.name).save(folder)
-        outputs = tuple(_allocation(o, call, rows) for o in lowered.graph.outputs)
-        return Launch(kernel, tuple(inputs), outputs, lowered.graph.structure)
+        index = {n: k for k, n in enumerate(self._signature.names)}
+        inputs = tuple((index[i.name], copied.get(i.name, False)) for i in lowered.graph.inputs)
+        outputs = tuple(((*call.lead, *o.inner), o.dtype) for o in lowered.graph.outputs)
+        row_names = frozenset(spec.name for spec in call.specs if spec.role is Role.ROW)
+        return Launch(kernel, inputs, outputs, lowered.graph.structure, device, row_names)
 
     def _warn_if_many(self, specs: tuple[Spec, ...]) -> None:
         for spec in specs:
@@ -204,20 +262,25 @@ class Rowwise:
 
 
 def _value_key(kind: type | None, value: object) -> object:
-    """One value's part of the key; pointers count by alignment, runtime numbers not at all."""
+    """One value's part of the key; runtime numbers count by their type only."""
     if isinstance(value, torch.Tensor):
-        return (
-            type(value),
-            value.dtype,
-            value.shape,
-            value.stride(),
-            value.device,
-            value.data_ptr() % WIDEST_ACCESS if value.device.type != "meta" else 0,
-            value.requires_grad,
-        )
+        return _tensor_key(value)
     if type(value) is float and kind is not Static:
         return float
     return freeze(value)
+
+
+def _tensor_key(value: torch.Tensor) -> tuple:
+    """A tensor's part of the key; its address counts by alignment."""
+    return (
+        type(value),
+        value.dtype,
+        value.shape,
+        value.stride(),
+        value.device,
+        value.data_ptr() % WIDEST_ACCESS if value.device.type != "meta" else 0,
+        value.requires_grad,
+    )
 
 
 def _frames_inside() -> int:
@@ -228,28 +291,23 @@ def _frames_inside() -> int:
     return depth
 
 
-def _run(launch: Launch, values: tuple):
+def _run(launch: Launch, values: tuple, outs: tuple):
     """Allocate the outputs, launch on the current stream, return the user's structure."""
-    arguments = []
-    for index, view in launch.inputs:
-        value = values[index]
-        arguments.append(value if view is None else value.as_strided(*view))
-    device = next(v.device for v in arguments if isinstance(v, torch.Tensor))
-    results = []
-    for shape, returned, dtype in launch.outputs:
-        out = torch.empty(shape, dtype=dtype, device=device)
-        arguments.append(out)
-        results.append(out if returned is None else out.view(returned))
+    arguments = [values[k].contiguous() if copy else values[k] for k, copy in launch.inputs]
+    outs = outs or [
+        torch.empty(shape, dtype=dtype, device=launch.device) for shape, dtype in launch.outputs
+    ]
     if launch.kernel is not None:
-        launch.kernel(*arguments)
-    return pytree.tree_unflatten(results, launch.structure)
+        launch.kernel(*arguments, *outs)
+    return pytree.tree_unflatten(outs, launch.structure)
 
 
-def _allocation(output: Output, call: Call, rows: int) -> tuple[tuple, tuple | None, torch.dtype]:
-    """(shape that the kernel writes, shape that the user gets or None if the same, dtype)."""
-    shape = (rows, call.n) if output.is_row else (rows,)
-    returned = (*call.lead, call.n) if output.is_row else (*call.lead, *output.inner)
-    return shape, None if returned == shape else returned, output.dtype
+def _by_name(module: str, qualname: str) -> Rowwise:
+    return functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
+
+
+def _with_plan(function: Rowwise, wanted: Mapping) -> Rowwise:
+    return function.with_plan(**wanted)
 
 
 def _device(signature: Signature, values: tuple) -> torch.device:
@@ -278,52 +336,44 @@ def _refuse_gradients(signature: Signature, values: tuple) -> None:
                 )
 
 
-def _view(function: str, spec: Spec, tensor: torch.Tensor, call: Call) -> torch.Tensor:
-    """The tensor as the kernel takes it: `(rows, N)`, `(rows,)`, or as it is."""
-    if spec.role in (Role.ROW, Role.COLUMN) and call.n > 1 and tensor.stride(-1) != 1:
-        raise UnsupportedError(
-            f"{function}: the elements of {spec.name} are {tensor.stride(-1)} apart in memory "
-            "along the last dimension, which is not supported yet; pass "
-            f"{spec.name}.contiguous()"
-        )
+def _needs_copy(function: str, spec: Spec, tensor: torch.Tensor) -> bool:
+    """Whether the elements of a row are apart in memory, so that it is made contiguous."""
     if tensor.is_neg():
         raise UnsupportedError(
             f"{function}: {spec.name} is a negated view, whose memory holds the other sign; pass "
             f"{spec.name}.resolve_neg()"
         )
+    whole = spec.role in (Role.ROW, Role.COLUMN)
+    return whole and tensor.shape[-1] > 1 and tensor.stride(-1) != 1
+
+
+def _own(spec: Spec, tensor: torch.Tensor, lead: tuple) -> tuple[bool | None, ...] | None:
+    """For each leading dimension whether the tensor has it: True, False (size 1), None (missing).
+
+    None as a whole if it has them all.
+    """
     if spec.role not in (Role.ROW, Role.PER_ROW):
-        return tensor
-    is_row = spec.role is Role.ROW
-    if not is_row and spec.inner == (1,):
-        tensor = tensor.squeeze(-1)
-    full = (*call.lead, call.n) if is_row else call.lead
-    flat = (math.prod(call.lead), call.n) if is_row else (math.prod(call.lead),)
-    tensor = tensor.expand(full)
-    try:
-        return tensor.view(flat)
-    except RuntimeError:
-        raise UnsupportedError(
-            f"{function}: the leading dimensions of {spec.name} (shape {tuple(tensor.shape)}, "
-            f"strides {tensor.stride()}) can not be merged into one, which is not supported yet; "
-            f"pass {spec.name}.contiguous()"
-        ) from None
+        return None
+    sizes = tensor.shape[: tensor.ndim - len(spec.inner)]
+    missing = len(lead) - len(sizes)
+    own = (None,) * missing + tuple(s == n for s, n in zip(sizes, lead[missing:], strict=True))
+    return None if all(own) else own
 
 
 def _alignment(graph: Graph, tensors: list[torch.Tensor]) -> int:
     """The alignment class: 16 if every vector is as aligned as it is long, else the least.
 
-    In bytes. Outputs are allocated here and always as aligned as N allows.
+    In bytes. Outputs that are allocated here are always as aligned as N allows.
     """
     vec = vector_size(graph)
     least = WIDEST_ACCESS
     for tensor in tensors:
         size = tensor.element_size()
         steps = tensor.data_ptr() if tensor.device.type != "meta" else 0
-        if tensor.ndim == 2 and tensor.shape[0] > 1:
-            steps |= tensor.stride(0) * size
+        for length, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True):
+            if length > 1:
+                steps |= stride * size
         aligned = steps & -steps or WIDEST_ACCESS
         if aligned < min(vec * size, WIDEST_ACCESS):
             least = min(least, aligned)
     return least
-
-

@@ -28,6 +28,42 @@ def make_fake_tensor(dtype, shape, divisibility=1, *, align=None, stride=None):
     return cute.runtime.make_fake_tensor(dtype, tuple(shape), tuple(stride), assumed_align=align)
 
 
+def as_rows(tensor: cute.Tensor, lead=None, own=None) -> cute.Tensor:
+    """(l0, ..., lk, N) -> ((lk, ..., l0), N): rows that one number counts, the last fastest.
+
+    lead, own: the rows' leading shape, and for each of its dimensions whether the tensor has it:
+        True, False (of size 1, the rows repeat it) or None (missing, the same).
+    """
+    shape, stride = _collapse(tensor.shape[:-1], tensor.stride[:-1], lead, own)
+    layout = cute.make_layout((shape, tensor.shape[-1]), stride=(stride, tensor.stride[-1]))
+    return cute.make_tensor(tensor.iterator, layout)
+
+
+def as_row_values(tensor: cute.Tensor, inner: int = 0, lead=None, own=None) -> cute.Tensor:
+    """(l0, ..., lk) -> ((lk, ..., l0),): one value for each row of `as_rows`.
+
+    inner: how many dimensions of size 1 follow the leading ones.
+    """
+    rank = len(tensor.shape) - inner
+    shape, stride = _collapse(tensor.shape[:rank], tensor.stride[:rank], lead, own)
+    return cute.make_tensor(tensor.iterator, cute.make_layout((shape,), stride=(stride,)))
+
+
+def _collapse(shape, stride, lead, own):
+    """Shape and stride of the one mode that counts the rows."""
+    modes = list(zip(shape, stride, strict=True))
+    if lead is not None:
+        has = iter(modes)
+        modes = []
+        for size, owns in zip(lead, own, strict=True):
+            mode = None if owns is None else next(has)
+            modes.append(mode if owns else (size, 0))
+    modes = modes[::-1] or [(1, 0)]
+    if len(modes) == 1:
+        return modes[0]
+    return tuple(s for s, _ in modes), tuple(d for _, d in modes)
+
+
 def as_bytes(tensor: cute.Tensor) -> cute.Tensor:
     """View a Boolean tensor as the Int8 elements it is stored in; other tensors are unchanged."""
     if tensor.element_type is not Boolean:

@@ -397,13 +397,13 @@ def prepared(monkeypatch):
     """Let calls take the way of CUDA tensors, up to the launch; the list of preparations."""
     calls = []
 
-    def prepare(self, call, values, device):
+    def prepare(self, call, values, outs, device):
         calls.append(values)
         return "launch"
 
     monkeypatch.setattr(jit, "_device", lambda signature, values: torch.device("cuda"))
     monkeypatch.setattr(jit.Rowwise, "_prepare", prepare)
-    monkeypatch.setattr(jit, "_run", lambda launch, values: launch)
+    monkeypatch.setattr(jit, "_run", lambda launch, values, outs: launch)
     return calls
 
 

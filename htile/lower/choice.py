@@ -5,17 +5,19 @@ Numerics come from N, dtypes and the graph alone, so a row's bits never depend o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import gcd, log2
 
 from ..errors import LoweringError
 from ..frontend.graph import Graph, Role
-from .plan import Load, Numerics, Placement, Plan, Target
-from .schedule import Schedule, make_schedule
+from .plan import Home, Load, Numerics, Placement, Plan, Target
+from .schedule import RELOADED_WORDS, Schedule, assign_stages, make_schedule
 
 ACCESS_BYTES = 16  # the widest load and store
 SPARE_REGISTERS = 40  # addresses, predicates, partial results: seen in the examples on sm_90a
 MAX_REGISTERS = 255  # of a thread
+REDUCTION_BYTES = 4096  # of shared memory, more than any reduction buffer
+MIN_CLUSTER_N = 8192  # no shorter row is worth a cluster
 
 
 def row_dtypes(graph: Graph) -> list:
@@ -37,34 +39,51 @@ def vector_size(graph: Graph) -> int:
 def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
     """Every sensible plan, the default first. Raises LoweringError where there is none."""
     has_columns = any(i.role is Role.COLUMN for i in graph.inputs)
-    schedules = {
+    kept = {
         columns: make_schedule(graph, target.fastmath, columns == "late")
         for columns in (("early", "late") if has_columns else ("early",))
     }
     plans = [
-        Plan(
-            graph=graph,
-            target=target,
-            prologue=(),
-            steps=schedules[placement.columns].steps,
-            epilogue=(),
-            homes=schedules[placement.columns].homes,
-            numerics=numerics,
-            placement=placement,
-            slots=schedules[placement.columns].slots,
-            aliases=target.aliases,
-        )
-        for numerics in _numerics(graph, target, schedules)
-        for columns, schedule in schedules.items()
+        _plan(graph, target, schedule, numerics, placement)
+        for numerics in _numerics(graph, target, min(s.words for s in kept.values()))
+        for columns, schedule in kept.items()
         for placement in _placements(graph, target, schedule, numerics, columns)
     ]
+    if assign_stages(graph) and max(assign_stages(graph).values()):
+        for numerics in _numerics(graph, target, RELOADED_WORDS, reload=True):
+            for loader, home in (("shared", Home.SHARED), ("direct", Home.REREAD)):
+                schedule = make_schedule(graph, target.fastmath, True, home)
+                plans += [
+                    _plan(graph, target, schedule, numerics, placement)
+                    for placement in _placements(graph, target, schedule, numerics, "late")
+                    if placement.loader == loader
+                ]
     if not plans:
+        clusters = target.arch.max_cluster
+        where = f"a cluster of {clusters} thread blocks" if clusters > 1 else "one thread block"
         raise LoweringError(
-            f"{graph.name}: a row of N = {graph.n} elements does not fit one thread block of "
+            f"{graph.name}: a row of N = {graph.n} elements does not fit {where} of "
             f"{target.arch.name}, and longer rows are not supported yet; split the row, or use "
-            "fewer values that live across reductions"
+            "fewer arguments of its length"
         )
     return sorted(plans, key=_preference)
+
+
+def _plan(
+    graph: Graph, target: Target, schedule: Schedule, numerics: Numerics, placement: Placement
+) -> Plan:
+    return Plan(
+        graph=graph,
+        target=target,
+        prologue=(),
+        steps=schedule.steps,
+        epilogue=(),
+        homes=schedule.homes,
+        numerics=numerics,
+        placement=placement,
+        slots=schedule.slots,
+        aliases=target.aliases,
+    )
 
 
 def choose(plans: list[Plan], target: Target) -> Plan:
@@ -73,18 +92,21 @@ def choose(plans: list[Plan], target: Target) -> Plan:
 
 
 def _numerics(
-    graph: Graph, target: Target, schedules: Mapping[str, Schedule]
+    graph: Graph, target: Target, words: float, reload: bool = False
 ) -> Iterator[Numerics]:
+    """Threads a row and clusters, as far as the registers of a thread hold its elements."""
     vec = vector_size(graph)
-    words = min(schedule.words for schedule in schedules.values())
-    threads = 1
-    while True:
-        elements = -(-graph.n // (vec * threads)) * vec
-        if elements * (words + 1) <= MAX_REGISTERS - SPARE_REGISTERS:
-            yield Numerics(vec, threads)
-        if threads * vec >= graph.n or threads == target.arch.max_threads:
+    for cluster in (1, 2, 4, 8, 16):
+        if cluster > target.arch.max_cluster or (cluster > 1 and graph.n < MIN_CLUSTER_N):
             return
-        threads *= 2
+        threads = 1 if cluster == 1 else 128
+        while threads <= target.arch.max_threads:
+            elements = -(-graph.n // (vec * threads * cluster)) * vec
+            if elements * (words + 1) <= MAX_REGISTERS - SPARE_REGISTERS:
+                yield Numerics(vec, threads, cluster, reload)
+            if threads * vec * cluster >= graph.n:
+                break
+            threads *= 2
 
 
 def _placements(
@@ -92,24 +114,23 @@ def _placements(
 ) -> Iterator[Placement]:
     vec, threads_per_row = numerics.vec_size, numerics.threads_per_row
     loaded = [s.input for s in schedule.steps if isinstance(s, Load) and s.input.role is Role.ROW]
-    padded = -(-graph.n // (vec * threads_per_row)) * vec * threads_per_row
-    registers = padded // threads_per_row * (schedule.words + 1) + SPARE_REGISTERS
+    share = vec * threads_per_row * numerics.cluster_n
+    elements = -(-graph.n // share) * vec
+    registers = elements * (schedule.words + 1) + SPARE_REGISTERS
     if registers > MAX_REGISTERS:
         return
     for num_threads in (64, 128, 256, 512, 1024):
-        if num_threads < max(threads_per_row, 32) or registers * num_threads > (
-            target.arch.registers
-        ):
-            continue
         rows = num_threads // threads_per_row
-        if rows > 32 and num_threads > 128:
+        if num_threads < max(threads_per_row, 32) or (rows > 32 and num_threads > 128):
             continue
-        shared = rows * padded * sum(i.dtype.itemsize for i in loaded)
+        if registers * num_threads > target.arch.registers or (numerics.cluster_n > 1 < rows):
+            continue
+        tiles = num_threads * elements * sum(i.dtype.itemsize for i in loaded)
         # cp.async copies 4, 8 or 16 bytes
         asynchronous = loaded and all(
             min(vec * i.dtype.itemsize, target.align) >= 4 for i in loaded
         )
-        if asynchronous and shared + 4096 <= target.arch.shared_bytes:
+        if asynchronous and tiles + REDUCTION_BYTES <= target.arch.shared_bytes:
             yield Placement(num_threads, "shared", columns, target.align)
         yield Placement(num_threads, "direct", columns, target.align)
 
@@ -123,9 +144,12 @@ def _preference(plan: Plan) -> tuple:
     live in; and columns come late, because early ones cost registers, so rows in flight.
     """
     num, place = plan.numerics, plan.placement
-    padding = plan.elements_per_thread * num.threads_per_row / plan.graph.n - 1
+    threads = num.threads_per_row * num.cluster_n
+    padding = plan.elements_per_thread * threads / plan.graph.n - 1
     has_columns = any(i.role is Role.COLUMN for i in plan.graph.inputs)
     return (
+        num.reload,
+        num.cluster_n > 1 and plan.graph.n <= 16384,
         num.threads_per_row > (256 if has_columns else 512),
         abs(log2(plan.elements_per_thread / 16)) + 4 * padding,
         -num.threads_per_row,

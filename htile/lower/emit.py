@@ -10,14 +10,14 @@ import itertools
 import keyword
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import inf, isnan
 
 import torch
 
 from ..frontend.graph import Graph, Input, Node, Output, Role
 from ..frontend.ops import Op, dtype_name
-from .plan import Compute, Form, Load, Plan, Reduce, Store
+from .plan import Compute, Form, Load, Plan, Reduce, Reload, Store
 
 WIDTH = 100  # of a line
 
@@ -37,6 +37,7 @@ RESERVED = frozenset(
         *CUTLASS_TYPES.values(),
         *("ElementwiseTileConfig", "ElementwiseKernelContext", "ElementwiseLoader"),
         *("ElementwiseStorer", "GlobalToRegLoader", "_", "float", "config", "ctx"),
+        *("as_row_values", "as_rows", "lead", *(f"m{k}" for k in range(64))),
         *("cuda", "cute", "fake_arguments", "loader", "m", "make_fake_tensor"),
         *("math", "pred", "range", "stream", "tiled_copy"),
     }
@@ -137,6 +138,7 @@ class _Printer:
         self.primary = (self.rows or rows)[0]
         self.reduces = [s for s in plan.steps if isinstance(s, Reduce)]
         self.stage = 0
+        self.fragments: dict[str, str] = {}
 
     def module(self) -> str:
         """Docstring, imports, configuration, kernel, host function, arguments."""
@@ -181,6 +183,7 @@ class _Printer:
         dataflow = ["ElementwiseKernelContext", *([loader] if self.rows else [])]
         if any(o.is_row for o in self.graph.outputs):
             dataflow.append("ElementwiseStorer")
+        utils = [u for u in ("as_row_values", "as_rows", "make_fake_tensor") if f"{u}(" in text]
         lines = [
             "import cuda.bindings.driver as cuda",
             "import cutlass.cute as cute",
@@ -189,7 +192,7 @@ class _Printer:
             *(["from htile.compute import math"] if "math." in text else []),
             "from htile.config import ElementwiseTileConfig",
             f"from htile.dataflow import {', '.join(sorted(dataflow))}",
-            "from htile.utils import make_fake_tensor",
+            f"from htile.utils import {', '.join(utils)}",
         ]
         return lines
 
@@ -232,13 +235,18 @@ class _Printer:
         lines += _wrapped_call("    ctx.setup(", setup, ")")
         lines += self._loads()
         started = False
+        first = set(itertools.takewhile(lambda step: isinstance(step, Load), self.plan.steps))
         for step in self.plan.prologue + self.plan.steps + self.plan.epilogue:
             match step:
-                case Load(i) if i.id not in self.loaded:
+                case Load(i) if step not in first:
                     lines += self._stage_comment() if not started else []
                     started = True
                     value = f"ctx.load_column({self.tensors[i]}).load()"
                     lines += self._assign(self.names[i.id], value, i)
+                case Reload(inputs):
+                    lines += self._stage_comment() if not started else []
+                    started = True
+                    lines += self._reload(inputs)
                 case Compute(id, form):
                     if not started:
                         lines += self._stage_comment()
@@ -266,9 +274,8 @@ class _Printer:
         """What is loaded before anything is computed; the rows are in flight meanwhile."""
         first = itertools.takewhile(lambda step: isinstance(step, Load), self.plan.steps)
         loads = [step.input for step in first]
-        self.loaded = {i.id for i in loads}
         lines = [""]
-        fragments = {}
+        fragments = self.fragments
         if self.rows:
             kind = "ElementwiseLoader" if self._shared() else "GlobalToRegLoader"
             lines.append(f"    loader = {kind}(ctx)")
@@ -288,6 +295,13 @@ class _Printer:
         for i in loads:
             if i.role in (Role.ROW, Role.COLUMN):
                 lines += self._assign(self.names[i.id], f"{fragments[i.name]}.load()", i)
+        return lines
+
+    def _reload(self, inputs: tuple[Input, ...]) -> list[str]:
+        """Rows to registers again, from where the loader has them."""
+        lines = ["    loader.reload()"]
+        for i in inputs:
+            lines += self._assign(self.names[i.id], f"{self.fragments[i.name]}.load()", i)
         return lines
 
     def _assign(self, name: str, expression: str, i: Input) -> list[str]:
@@ -315,7 +329,8 @@ class _Printer:
             return []
         args = tuple(self._operand(i) for i in node.inputs)
         expression = EMIT[node.op](node, args, form)
-        self.names[node.id] = self._fresh(node)
+        if node.id not in self.names:  # a value that is computed again keeps its name
+            self.names[node.id] = self._fresh(node)
         lines = _wrapped_expression(f"    {self.names[node.id]} = ", expression)
         return [*lines[:-1], _located(lines[-1], node)]
 
@@ -349,8 +364,11 @@ class _Printer:
         params = [self._parameter(a) for a in arguments(self.plan)] + ["stream: cuda.CUstream"]
         vec = self.plan.numerics.vec_size
         passed = [self.tensors[a] for a in arguments(self.plan)]
+        counted = self.tensors[self.graph.outputs[0]]
+        collapsed = [line for a in arguments(self.plan) for line in self._collapse(a)]
+        rows = f"cute.size({counted}, mode=[0])" if collapsed else f"{counted}.shape[0]"
         launch = [
-            f"grid=config.grid({self.tensors[self.primary]}.shape[0])",
+            f"grid=config.grid({rows})",
             "block=config.block",
             "cluster=config.cluster",
             "stream=stream",
@@ -359,6 +377,8 @@ class _Printer:
             "@cute.jit",
             *_wrapped_call(f"def {self.function}(", params, "):"),
             f"    tiled_copy = config.make_vector_copy({vec}).tiled_copy_2d()",
+            *([f"    lead = {self._lead()}"] if self.plan.target.broadcast else []),
+            *collapsed,
             *_wrapped_call(
                 f"    {self.function}_kernel(",
                 [*passed, "tiled_copy"],
@@ -368,6 +388,39 @@ class _Printer:
             "    )",
         ]
 
+    def _lead(self) -> str:
+        """The rows' leading shape, which every output has."""
+        out = self.graph.outputs[0]
+        rank = self.plan.target.lead
+        return f"{self.tensors[out]}.shape[:{rank}]"
+
+    def _collapse(self, argument: Input | Output) -> list[str]:
+        """Lines that make one mode of an argument's leading dimensions, where it is not one."""
+        is_row, inner = _row_shape(self.graph, argument)
+        if inner is None:
+            return []
+        own = dict(self.plan.target.broadcast).get(argument.name)
+        own = own if isinstance(argument, Input) else None
+        if self.plan.target.lead == 1 and own is None and (is_row or not inner):
+            return []
+        name = self.tensors[argument]
+        args = [name] if is_row else [name, str(len(inner))]
+        args += [] if own is None else ["lead", _tuple(map(str, own))]
+        verb = "as_rows" if is_row else "as_row_values"
+        return [f"    {name} = {verb}({', '.join(args)})"]
+
+    def _fake_shape(self, argument: Input | Output, last: tuple[int, ...]) -> list[str]:
+        """Sizes and strides of a tensor with leading dimensions, for `make_fake_tensor`."""
+        lead = self._sizes()
+        own = dict(self.plan.target.broadcast).get(argument.name)
+        if own is not None and isinstance(argument, Input):
+            lead = [s if has else "1" for s, has in zip(lead, own, strict=True) if has is not None]
+        return [*lead, *map(str, last)]
+
+    def _sizes(self) -> list[str]:
+        count = self.plan.target.lead
+        return ["m"] if count == 1 else [f"m{k}" for k in range(count)]
+
     def _fake_arguments(self) -> list[str]:
         """What stands for the tensors when the host function is compiled."""
         n = self.graph.n
@@ -376,25 +429,45 @@ class _Printer:
             dtype = CUTLASS_TYPES[a.dtype]
             if isinstance(a, Input) and a.role is Role.SCALAR:
                 args.append("Float32(0)")
-            elif a.is_row if isinstance(a, Output) else a.role is Role.ROW:
-                args.append(f"make_fake_tensor({dtype}, (m, {n}), {self._divisibility(a)})")
             elif isinstance(a, Input) and a.role is Role.COLUMN:
                 args.append(f"make_fake_tensor({dtype}, ({n},), {self._divisibility(a)})")
             elif isinstance(a, Input) and a.role is Role.DEVICE_SCALAR:
                 shape = "(1,)" if self.graph[a.id].value.inner else "()"
                 args.append(f"make_fake_tensor({dtype}, {shape}, stride={shape})")
             else:
-                args.append(f"make_fake_tensor({dtype}, (m,), stride=(cute.sym_int64(),))")
+                is_row, inner = _row_shape(self.graph, a)
+                shape = self._fake_shape(a, (n,) if is_row else inner)
+                last = [str(self._divisibility(a))] if is_row else [f"stride={_free(len(shape))}"]
+                args.append(f"make_fake_tensor({', '.join([dtype, _tuple(shape), *last])})")
         return [
             "def fake_arguments():",
             '    """What stands for the tensors when the kernel is compiled."""',
-            "    m = cute.sym_int()",
+            *(f"    {m} = cute.sym_int()" for m in self._sizes()),
             *_wrapped_call("    return (", args, ")" if len(args) > 1 else ",)"),
         ]
 
     def _divisibility(self, argument: Input | Output) -> int:
         """Elements that a row's or column's pointer and stride are declared a multiple of."""
         return access_bytes(self.plan, argument.dtype) // argument.dtype.itemsize
+
+
+def _row_shape(graph: Graph, argument: Input | Output) -> tuple[bool, tuple[int, ...] | None]:
+    """(is it whole rows, its shape after the leading dimensions; None if it has none)."""
+    if isinstance(argument, Output):
+        return argument.is_row, argument.inner
+    if argument.role not in (Role.ROW, Role.PER_ROW):
+        return False, None
+    return argument.role is Role.ROW, graph[argument.id].value.inner
+
+
+def _tuple(parts: Iterable[str]) -> str:
+    parts = list(parts)
+    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+
+
+def _free(rank: int) -> str:
+    """Strides that may be anything."""
+    return _tuple(["cute.sym_int64()"] * rank)
 
 
 def access_bytes(plan: Plan, dtype: torch.dtype) -> int:

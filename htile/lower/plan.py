@@ -22,6 +22,9 @@ class Target:
 
     align: bytes that pointers and row strides of all row operands are a multiple of: 16, 8, 4,
         2 or 1; 16 also where each is as aligned as its own vectors are long.
+    lead: how many leading dimensions the rows have.
+    broadcast: inputs that the rows repeat; for each leading dimension whether the input has it:
+        True, False (of size 1) or None (missing).
     aliases: outputs that are the same memory as an input, (output name, input name).
     """
 
@@ -29,6 +32,8 @@ class Target:
     arch: Arch
     align: int = 16
     fastmath: bool = False
+    lead: int = 1
+    broadcast: tuple[tuple[str, tuple[bool | None, ...]], ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
 
 
@@ -91,6 +96,14 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Reload:
+    """Bring row inputs to registers again, from `home`: shared memory, or global memory."""
+
+    inputs: tuple[Input, ...]
+    home: Home
+
+
+@dataclass(frozen=True, slots=True)
 class Compute:
     """Evaluate one node."""
 
@@ -125,7 +138,7 @@ class ColumnLoop:
     steps: tuple[Step, ...]
 
 
-Step = Load | Compute | Reduce | Store | ColumnLoop
+Step = Load | Reload | Compute | Reduce | Store | ColumnLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +146,16 @@ class Numerics:
     """Which thread holds which element, so the order of every sum.
 
     Depends on N, dtypes and architecture, never on M or on alignment.
+
+    reload: rows are read again after each barrier, and what was computed of them is computed again,
+        so that no row is held in registers across it. The compiler may contract the second time
+        otherwise than the first, so it counts as numerics.
     """
 
     vec_size: int
     threads_per_row: int
     cluster_n: int = 1
+    reload: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +222,8 @@ class Plan:
         lines = [
             f"plan {self.graph.name}, N = {self.graph.n}, {self.target.arch.name}",
             f"  numerics   {num.threads_per_row} threads a row, {num.vec_size} neighbouring "
-            f"elements each, {self.elements_per_thread} in all, cluster {num.cluster_n}",
+            f"elements each, {self.elements_per_thread} in all, cluster {num.cluster_n}"
+            f"{', rows reloaded after barriers' if num.reload else ''}",
             f"  placement  {place.num_threads} threads and {self.rows_per_block} rows a CTA, "
             f"{place.loader} loads, {place.columns} columns, {place.copy_bytes}-byte accesses",
             f"  traffic    {read} bytes read and {written} written a row",
@@ -224,6 +243,10 @@ def _describe(plan: Plan, steps: tuple[Step, ...]) -> list[str]:
                     f"load     {input.role.value} {input.name} ({dtype_name(input.dtype)}) "
                     f"-> %{input.id}"
                 )
+            case Reload(inputs, home):
+                names = ", ".join(f"{i.name} -> %{i.id}" for i in inputs)
+                where = "shared memory" if home is Home.SHARED else "global memory"
+                lines.append(f"reload   {names} from {where}")
             case Compute(id, form):
                 node = plan.graph[id]
                 operands = ", ".join(f"%{i}" for i in node.inputs)

@@ -7,13 +7,15 @@ stage share one barrier. A value is computed in the first stage that needs it.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
 from ..frontend.graph import Graph, Node, Role
 from ..frontend.ops import REDUCTIONS, Op
-from .plan import MONOIDS, Compute, Form, Home, Load, Reduce, Step, Store
+from .plan import MONOIDS, Compute, Form, Home, Load, Reduce, Reload, Step, Store
 
+RELOADED_WORDS = 0.5  # registers an element of a row that is read again after each barrier
 FAST_OPS = frozenset({Op.TANH, Op.LOG, Op.LOG2, Op.LOG10, Op.SIN, Op.COS})
 
 
@@ -39,11 +41,18 @@ def assign_stages(graph: Graph) -> dict[int, int]:
     return stage
 
 
-def make_schedule(graph: Graph, fastmath: bool = False, late_columns: bool = False) -> Schedule:
+def make_schedule(
+    graph: Graph,
+    fastmath: bool = False,
+    late_columns: bool = False,
+    reload: Home | None = None,
+) -> Schedule:
     """Order the graph into loads, computations, one `Reduce` a stage, and stores.
 
     late_columns: a column is loaded where it is first used, not while the rows are in flight. Its
-    latency shows then, but it takes no registers before.
+        latency shows then, but it takes no registers before.
+    reload: after each barrier rows are loaded again from there (SHARED, or REREAD: global memory),
+        and what was computed of them is computed again, so that neither takes registers across.
     """
     stage = assign_stages(graph)
     rounds: dict[int, list[Node]] = {}
@@ -51,21 +60,25 @@ def make_schedule(graph: Graph, fastmath: bool = False, late_columns: bool = Fal
         if node.op in REDUCTIONS:
             rounds.setdefault(stage[node.id], []).append(node)
 
-    steps: list[Step] = []
-    late: dict[int, Load] = {}
-    for load in _loads(graph):
-        if late_columns and load.input.role is Role.COLUMN:
-            late[load.input.id] = load
-        else:
-            steps.append(load)
+    loads = _loads(graph)
+    columns = [s for s in loads if s.input.role is Role.COLUMN]
+    late = {s.input.id: s for s in columns} if late_columns or reload else {}
+    steps: list[Step] = [s for s in loads if s.input.id not in late]
+    resident = {s.input.id for s in steps}
     done: set[int] = {node.id for node in graph if node.op in (Op.INPUT, Op.CONST)}
-    slot = 0
+    rows = {i.id: i for i in graph.inputs if i.role is Role.ROW}
 
     def compute(goals: tuple[int, ...]) -> list[Step]:
+        """What the goals need, and first the inputs that this reads and that are not here."""
         computed = _compute(graph, goals, done, fastmath)
         reads = {i for step in computed for i in graph[step.id].inputs} | set(goals)
-        return [late.pop(i) for i in sorted(reads & set(late))] + computed
+        missing = sorted(reads - resident)
+        again = tuple(rows[i] for i in missing if i in rows)
+        columns = [late[i] for i in missing if i in late]
+        resident.update(missing)
+        return [*([Reload(again, reload)] if again else []), *columns, *computed]
 
+    slot = 0
     for k in sorted(rounds):
         operands = tuple(node.inputs[0] for node in rounds[k])
         steps += compute(operands)
@@ -74,12 +87,31 @@ def make_schedule(graph: Graph, fastmath: bool = False, late_columns: bool = Fal
         steps.append(Reduce(k, results, operands, monoids, slot))
         done.update(results)
         slot += len(results)
+        if reload:
+            resident = {i for i in resident if not graph[i].value.spread}
+            leaves = (Op.INPUT, Op.CONST)
+            done = {i for i in done if not graph[i].value.spread or graph[i].op in leaves}
     for output in graph.outputs:
         steps += compute((output.id,))
         steps.append(Store(output))
+    if reload:
+        crossing = _live_at_barriers(make_schedule(graph, fastmath, late_columns).steps, graph)
+        homes = {id: _home(graph, id, reload) for ids in crossing for id in ids}
+        return Schedule(tuple(steps), homes, slot, RELOADED_WORDS)
     crossing = _live_at_barriers(steps, graph)
     homes = {id: Home.REGISTERS for ids in crossing for id in ids}
     return Schedule(tuple(steps), homes, slot, _widest(graph, steps, crossing))
+
+
+def _home(graph: Graph, id: int, reload: Home) -> Home:
+    """Where a value that is read on both sides of a barrier is, if rows are loaded again."""
+    node = graph[id]
+    if not node.value.spread:
+        return Home.REGISTERS
+    if node.op is not Op.INPUT:
+        return Home.RECOMPUTE
+    role = next(i.role for i in graph.inputs if i.id == id)
+    return reload if role is Role.ROW else Home.REREAD
 
 
 def _loads(graph: Graph) -> list[Step]:
@@ -166,7 +198,7 @@ def _strip(graph: Graph, node: Node) -> Node:
     return node
 
 
-def _live_at_barriers(steps: list[Step], graph: Graph) -> list[set[int]]:
+def _live_at_barriers(steps: Iterable[Step], graph: Graph) -> list[set[int]]:
     """For each Reduce, the values made before it that are read after it."""
     made: list[set[int]] = [set()]
     reads: list[set[int]] = [set()]

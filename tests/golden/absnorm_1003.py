@@ -59,7 +59,7 @@ def absnorm(
 ):
     tiled_copy = config.make_vector_copy(1).tiled_copy_2d()
     absnorm_kernel(mX, mWeight, eps, mOut0, mOut1, tiled_copy).launch(
-        grid=config.grid(mX.shape[0]), block=config.block, cluster=config.cluster, stream=stream
+        grid=config.grid(mOut0.shape[0]), block=config.block, cluster=config.cluster, stream=stream
     )
 
 

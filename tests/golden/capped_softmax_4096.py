@@ -68,7 +68,7 @@ def capped_softmax(
 ):
     tiled_copy = config.make_vector_copy(8).tiled_copy_2d()
     capped_softmax_kernel(mLogits, mTemperature, cap, mProbabilities, mEntropy, tiled_copy).launch(
-        grid=config.grid(mLogits.shape[0]),
+        grid=config.grid(mProbabilities.shape[0]),
         block=config.block,
         cluster=config.cluster,
         stream=stream,

@@ -66,7 +66,7 @@ def layernorm(
 ):
     tiled_copy = config.make_vector_copy(4).tiled_copy_2d()
     layernorm_kernel(mX, mWeight, mBias, eps, mOut, tiled_copy).launch(
-        grid=config.grid(mX.shape[0]), block=config.block, cluster=config.cluster, stream=stream
+        grid=config.grid(mOut.shape[0]), block=config.block, cluster=config.cluster, stream=stream
     )
 
 

@@ -55,7 +55,7 @@ def log_softmax_kernel(
 def log_softmax(mX: cute.Tensor, mOut0: cute.Tensor, mOut1: cute.Tensor, stream: cuda.CUstream):
     tiled_copy = config.make_vector_copy(8).tiled_copy_2d()
     log_softmax_kernel(mX, mOut0, mOut1, tiled_copy).launch(
-        grid=config.grid(mX.shape[0]), block=config.block, cluster=config.cluster, stream=stream
+        grid=config.grid(mOut0.shape[0]), block=config.block, cluster=config.cluster, stream=stream
     )
 
 

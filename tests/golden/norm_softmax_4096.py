@@ -62,7 +62,7 @@ def norm_softmax(
 ):
     tiled_copy = config.make_vector_copy(8).tiled_copy_2d()
     norm_softmax_kernel(mX, scale, eps, mOut, tiled_copy).launch(
-        grid=config.grid(mX.shape[0]), block=config.block, cluster=config.cluster, stream=stream
+        grid=config.grid(mOut.shape[0]), block=config.block, cluster=config.cluster, stream=stream
     )
 
 

@@ -53,7 +53,7 @@ def rmsnorm(
 ):
     tiled_copy = config.make_vector_copy(1).tiled_copy_2d()
     rmsnorm_kernel(mX, mWeight, eps, mOut, tiled_copy).launch(
-        grid=config.grid(mX.shape[0]), block=config.block, cluster=config.cluster, stream=stream
+        grid=config.grid(mOut.shape[0]), block=config.block, cluster=config.cluster, stream=stream
     )
 
 

@@ -65,7 +65,7 @@ def rmsnorm(
 ):
     tiled_copy = config.make_vector_copy(1).tiled_copy_2d()
     rmsnorm_kernel(mX, mWeight, mResidual, eps, mOut0, mOut1, tiled_copy).launch(
-        grid=config.grid(mX.shape[0]), block=config.block, cluster=config.cluster, stream=stream
+        grid=config.grid(mOut0.shape[0]), block=config.block, cluster=config.cluster, stream=stream
     )
 
 

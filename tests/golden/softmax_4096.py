@@ -44,7 +44,7 @@ def softmax_kernel(mX: cute.Tensor, mOut: cute.Tensor, tiled_copy: cute.TiledCop
 def softmax(mX: cute.Tensor, mOut: cute.Tensor, stream: cuda.CUstream):
     tiled_copy = config.make_vector_copy(8).tiled_copy_2d()
     softmax_kernel(mX, mOut, tiled_copy).launch(
-        grid=config.grid(mX.shape[0]), block=config.block, cluster=config.cluster, stream=stream
+        grid=config.grid(mOut.shape[0]), block=config.block, cluster=config.cluster, stream=stream
     )
 
 

@@ -42,7 +42,7 @@ def swiglu_kernel(
 def swiglu(mGate: cute.Tensor, mUp: cute.Tensor, mOut: cute.Tensor, stream: cuda.CUstream):
     tiled_copy = config.make_vector_copy(1).tiled_copy_2d()
     swiglu_kernel(mGate, mUp, mOut, tiled_copy).launch(
-        grid=config.grid(mGate.shape[0]), block=config.block, cluster=config.cluster, stream=stream
+        grid=config.grid(mOut.shape[0]), block=config.block, cluster=config.cluster, stream=stream
     )
 
 
