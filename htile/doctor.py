@@ -13,6 +13,7 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections import defaultdict
@@ -78,14 +79,15 @@ def check_system(system: str, machine: str) -> Check:
 
 def check_torch(torch, driver: Driver | None) -> Check:
     """torch is new enough, and a build for what is here. torch: the module, or None."""
+    needed = f"pip install -U 'torch>={MINIMUM['torch']}'"
     if torch is None:
-        return Check("torch", FAIL, "can not be imported", f"pip install 'torch>={_least('torch')}'")
+        return Check("torch", FAIL, "can not be imported", needed)
     version = str(torch.__version__)
     cuda, hip = torch.version.cuda, getattr(torch.version, "hip", None)
     build = f"CUDA {cuda} build" if cuda else "ROCm build" if hip else "CPU build"
     found = f"{version}, {build}"
-    if _number(version) < _number(_least("torch")):
-        return Check("torch", FAIL, found, f"pip install -U 'torch>={_least('torch')}'")
+    if _number(version) < _number(MINIMUM["torch"]):
+        return Check("torch", FAIL, found, needed)
     if cuda is None and driver is not None:
         return Check(
             "torch", WARN, found,
@@ -99,17 +101,13 @@ def check_torch(torch, driver: Driver | None) -> Check:
 
 def check_package(name: str, wheels: Wheels) -> Check:
     """A package that HTile imports is there and new enough."""
-    needed = f"pip install -U '{name}>={_least(name)}'"
+    needed = f"pip install -U '{name}>={MINIMUM[name]}'"
     version = wheels.version(name)
     if version is None:
         return Check(name, FAIL, "not installed", needed)
-    if _number(version) < _number(_least(name)):
+    if _number(version) < _number(MINIMUM[name]):
         return Check(name, FAIL, version, needed)
     return Check(name, OK, version)
-
-
-def _least(name: str) -> str:
-    return MINIMUM[name]
 
 
 def _number(version: str) -> tuple[int, ...]:
@@ -140,7 +138,8 @@ class Wheels:
 
     def variants(self) -> list[int]:
         """The CUDA majors that CuTe-DSL is installed for."""
-        return sorted(int(m.group(1)) for n in self.libs() if (m := re.fullmatch(LIBS + r"cu(\d+)", n)))
+        found = (re.fullmatch(rf"{LIBS}cu(\d+)", name) for name in self.libs())
+        return sorted(int(match.group(1)) for match in found if match)
 
 
 def read_wheels() -> Wheels:
@@ -161,7 +160,7 @@ def check_dsl(wheels: Wheels, system: str, cuda: int) -> Check:
     version = wheels.version(DSL)
     if version is None:
         linux = system == "Linux"
-        advice = f"{_install(cuda)}" if linux else "nothing: it exists for Linux only"
+        advice = _install(cuda) if linux else "nothing: it exists for Linux only"
         return Check("CuTe-DSL", FAIL if linux else WARN, "not installed: no kernels", advice)
     if not _number(DSL_FROM) <= _number(version) < _number(DSL_BELOW):
         return Check("CuTe-DSL", FAIL, version, _install(cuda))
@@ -242,11 +241,11 @@ def check_variant(variants: list[int], torch_cuda: str | None, driver: Driver | 
     usable = [v for v in variants if major is None or v <= major]
     found = " and ".join(f"cu{v}" for v in variants)
     if not usable:
-        return Check(
-            name, FAIL, f"{found}, but the driver supports CUDA {_dotted(driver.cuda)}",
-            "update the NVIDIA driver, or " + _install(12) if major >= 12
-            else "update the NVIDIA driver to 525 or newer",
-        )  # fmt: skip
+        advice = "update the NVIDIA driver"
+        if major >= 12:
+            advice += f", or {_install(major)}"
+        found += f", but the driver supports CUDA {_dotted(driver.cuda)}"
+        return Check(name, FAIL, found, advice)
     chosen = usable[-1]
     if len(variants) > 1:
         found += f", of which cu{chosen} is loaded"
@@ -336,22 +335,18 @@ def check_gpus(torch, driver: Driver | None, environ: Mapping[str, str]) -> list
         return [Check("GPU", FAIL, f"torch can not use it: {gpus}", "see what nvidia-smi says")]
     if not gpus:
         return [_no_gpu(torch, driver, environ)]
+    unknown = WARN if any(_arch(capability) for _, capability in gpus) else FAIL
     checks = []
-    any_known = any(_arch(capability) for _, capability in gpus)
-    for index, (name, capability) in enumerate(gpus):
-        found = f"{name}, compute capability {_dotted(capability)}"
-        arch = _arch(capability)
-        if arch is None:
-            checks.append(
-                Check(
-                    f"GPU {index}", WARN if any_known else FAIL, found,
-                    "HTile has no kernels for it (sm_80 and newer)"
-                    if capability < (8, 0)
-                    else "HTile does not know this architecture yet: please report it",
-                )  # fmt: skip
-            )
+    for index, (model, capability) in enumerate(gpus):
+        name = f"GPU {index}"
+        found = f"{model}, compute capability {_dotted(capability)}"
+        if arch := _arch(capability):
+            checks.append(Check(name, OK, f"{found} ({arch})"))
+        elif capability < (8, 0):
+            checks.append(Check(name, unknown, found, "kernels need a GPU of 8.0 or newer"))
         else:
-            checks.append(Check(f"GPU {index}", OK, f"{found} ({arch})"))
+            advice = "HTile does not know this architecture yet: please report it"
+            checks.append(Check(name, unknown, found, advice))
     return checks
 
 
@@ -410,9 +405,8 @@ def check_dump(environ: Mapping[str, str]) -> Check | None:
         return None
     if writable(Path(folder)):
         return Check("HTILE_DUMP", OK, folder)
-    return Check(
-        "HTILE_DUMP", FAIL, f"{folder} can not be written, so no kernel runs", "unset it or change it"
-    )
+    found = f"{folder} can not be written, so no kernel runs"
+    return Check("HTILE_DUMP", FAIL, found, "unset it, or name another folder")
 
 
 def check_cache(environ: Mapping[str, str], system: str) -> Check:
@@ -438,11 +432,16 @@ def cache_folder(environ: Mapping[str, str], system: str) -> Path:
 
 
 def writable(folder: Path) -> bool:
-    """Whether files can be made in `folder`, or it itself where it does not exist yet."""
+    """Whether files can be made in `folder`, or it itself where it does not exist yet: tries it."""
     folder = folder.absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"x")
+    except OSError:
+        return False
+    return True
 
 
 # --------------------------------------------------------------------------------------- a trial
@@ -465,8 +464,11 @@ class Trial:
 
 def try_kernel(arch: str, device: int | None) -> Trial:
     """Compile a kernel, and run it on that device, in a process of its own that may crash."""
-    code = f"import sys; sys.path[:] = {sys.path!r}; from htile import doctor; doctor._trial(*sys.argv[1:])"
-    command = [sys.executable, "-c", code, arch, *([] if device is None else [str(device)])]
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}\n"
+        "from htile.doctor import _trial; _trial(*sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", code, arch, *([] if device is None else [f"cuda:{device}"])]
     environ = {k: v for k, v in os.environ.items() if k != "HTILE_DUMP"}
     try:
         run = subprocess.run(
@@ -477,8 +479,8 @@ def try_kernel(arch: str, device: int | None) -> Trial:
         return Trial(arch, error=f"it did not end within {TRIAL_SECONDS} seconds")
     said = {}
     for line in run.stdout.splitlines():
-        if line.startswith("{"):
-            said |= json.loads(line)
+        if line.startswith(_MARK):
+            said |= json.loads(line.removeprefix(_MARK))
     if run.returncode and not said.get("error"):
         last = (run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1]
         ended = f"signal {-run.returncode}: " if run.returncode < 0 else ""
@@ -486,8 +488,11 @@ def try_kernel(arch: str, device: int | None) -> Trial:
     return Trial(arch, **said)
 
 
+_MARK = "htile-trial "  # before what the other process says, among what its libraries print
+
+
 def _trial(arch: str, device: str | None = None) -> None:
-    """The other process: a JSON object a line for each step that it comes through."""
+    """The other process: says a JSON object a line, one for each step that it comes through."""
     import torch
 
     from .jit import rowwise
@@ -499,7 +504,7 @@ def _trial(arch: str, device: str | None = None) -> None:
         return e / e.sum()
 
     def say(**facts):
-        print(json.dumps(facts), flush=True)
+        print(f"{_MARK}{json.dumps(facts)}", flush=True)
 
     try:
         start = time.perf_counter()
@@ -507,15 +512,15 @@ def _trial(arch: str, device: str | None = None) -> None:
         resources = str(softmax.inspect(x, arch=arch).resources)
         say(seconds=time.perf_counter() - start, resources=resources)
         if device is not None:
-            x = torch.randn(64, 1000, device=f"cuda:{device}").bfloat16()
-            y = softmax(x)
-            torch.cuda.synchronize(x.device)
+            x = torch.randn(64, 1000).bfloat16()
+            y = softmax(x.to(device)).cpu()
             say(ran=True)
-            assert_close(softmax, y, x)
+            try:
+                assert_close(softmax, y, x)
+            except AssertionError as error:
+                say(wrong=str(error))
     except HTileError as error:
         say(error=str(error))
-    except AssertionError as error:
-        say(wrong=str(error))
 
 
 def check_compile(trial: Trial) -> Check:
@@ -561,7 +566,7 @@ def examine() -> Iterator[Check]:
     has_dsl = wheels.version(DSL) is not None
     if has_dsl:
         spec = util.find_spec("cutlass")
-        folders = spec and list(spec.submodule_search_locations or [])
+        folders = spec and list(spec.submodule_search_locations or [spec.origin])
         yield check_dsl_wheels(wheels, cuda)
         yield check_cutlass_module(folders, cuda)
         if old := check_old_cutlass(wheels):

@@ -1,6 +1,7 @@
 """What all tests share: the `gpu` mark, and golden files."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,9 @@ import pytest
 # A question to the driver's library, not to CUDA: workers are forked later and must find a process
 # that never used CUDA.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+# CuTe-DSL writes what it keeps (PTX, cubin) into the working folder unless told otherwise.
+os.environ.setdefault("CUTE_DSL_DUMP_DIR", tempfile.mkdtemp(prefix="htile-tests-"))
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -64,7 +64,7 @@ def test_repr_is_one_line():
 
 FILES = {
     "graph-traced.txt", "graph.txt", "plan.txt", "kernel.py", "kernel.ptx", "kernel.cubin",
-    "resources.json",
+    "resources.json", "graph.dot", "graph.json", "graph.svg", "plan.svg",
 }  # fmt: skip
 
 

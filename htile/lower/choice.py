@@ -10,8 +10,9 @@ from math import gcd, log2
 
 from ..errors import LoweringError
 from ..frontend.graph import Graph, Role
+from ..frontend.ops import REDUCTIONS
 from .plan import Home, Load, Numerics, Placement, Plan, Target
-from .schedule import RELOADED_WORDS, Schedule, assign_stages, make_schedule
+from .schedule import Schedule, make_schedule
 
 ACCESS_BYTES = 16  # the widest load and store
 SPARE_REGISTERS = 40  # addresses, predicates, partial results: seen in the examples on sm_90a
@@ -49,15 +50,15 @@ def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
         for columns, schedule in kept.items()
         for placement in _placements(graph, target, schedule, numerics, columns)
     ]
-    if assign_stages(graph) and max(assign_stages(graph).values()):
-        for numerics in _numerics(graph, target, RELOADED_WORDS, reload=True):
-            for loader, home in (("shared", Home.SHARED), ("direct", Home.REREAD)):
-                schedule = make_schedule(graph, target.fastmath, True, home)
-                plans += [
-                    _plan(graph, target, schedule, numerics, placement)
-                    for placement in _placements(graph, target, schedule, numerics, "late")
-                    if placement.loader == loader
-                ]
+    if any(node.op in REDUCTIONS for node in graph):
+        for loader, home in (("shared", Home.SHARED), ("direct", Home.REREAD)):
+            schedule = make_schedule(graph, target.fastmath, True, home)
+            plans += [
+                _plan(graph, target, schedule, numerics, placement)
+                for numerics in _numerics(graph, target, schedule.words, reload=True)
+                for placement in _placements(graph, target, schedule, numerics, "late")
+                if placement.loader == loader
+            ]
     if not plans:
         clusters = target.arch.max_cluster
         where = f"a cluster of {clusters} thread blocks" if clusters > 1 else "one thread block"
@@ -138,22 +139,28 @@ def _placements(
 def _preference(plan: Plan) -> tuple:
     """Lower is better; measured on an H200, bf16 (CONTRIBUTING.md has the figures).
 
-    Numerics first, by N and the graph alone: 16 elements a thread, few of them padding, at most
-    512 threads a row, 256 where columns are read. Then at least 128 threads a CTA. With columns,
-    rows go straight to registers, because shared memory is taken from the L1 cache that columns
-    live in; and columns come late, because early ones cost registers, so rows in flight.
+    Numerics first, by N and the graph alone. Short rows: 16 elements a thread, few of them padding,
+    at most 512 threads a row, 256 where columns are read; columns late, because early ones cost
+    registers, so rows in flight; and with columns, rows go straight to registers, because shared
+    memory is taken from the L1 cache that columns live in. Long rows: kept in shared memory and
+    read again after each barrier, 32 or 64 elements a thread, in clusters.
     """
-    num, place = plan.numerics, plan.placement
-    threads = num.threads_per_row * num.cluster_n
-    padding = plan.elements_per_thread * threads / plan.graph.n - 1
+    num, place, n = plan.numerics, plan.placement, plan.graph.n
     has_columns = any(i.role is Role.COLUMN for i in plan.graph.inputs)
+    padding = plan.elements_per_thread * num.threads_per_row * num.cluster_n / n - 1
+    if n <= (16384 if has_columns else 8192):
+        loader = "direct" if has_columns else "shared"
+        most, elements = 256 if has_columns else 512, 16
+        wanted = num.reload, num.cluster_n > 1, num.threads_per_row > most
+    else:
+        loader = "shared"
+        most, elements = 512 if n <= 16384 else 256, 32 if n <= 32768 else 64
+        wanted = plan.stages > 0 and not num.reload, False, num.threads_per_row != most
     return (
-        num.reload,
-        num.cluster_n > 1 and plan.graph.n <= 16384,
-        num.threads_per_row > (256 if has_columns else 512),
-        abs(log2(plan.elements_per_thread / 16)) + 4 * padding,
+        *wanted,
+        abs(log2(plan.elements_per_thread / elements)) + 4 * padding,
         -num.threads_per_row,
         abs(place.num_threads - max(128, num.threads_per_row)),
-        place.loader != ("direct" if has_columns else "shared"),
+        place.loader != loader,
         place.columns != "late",
     )

@@ -216,6 +216,12 @@ class Plan:
         written = sum((g.n if o.is_row else 1) * o.dtype.itemsize for o in g.outputs)
         return read, written
 
+    def _repr_svg_(self) -> str | None:
+        """The picture that notebooks show; none without matplotlib."""
+        from ..pictures import drawable, plan_svg
+
+        return plan_svg(self) if drawable() else None
+
     def __str__(self) -> str:
         num, place = self.numerics, self.placement
         read, written = self.bytes_per_row()

@@ -97,7 +97,8 @@ def make_schedule(
     if reload:
         crossing = _live_at_barriers(make_schedule(graph, fastmath, late_columns).steps, graph)
         homes = {id: _home(graph, id, reload) for ids in crossing for id in ids}
-        return Schedule(tuple(steps), homes, slot, RELOADED_WORDS)
+        widest = max((len(s.inputs) for s in steps if isinstance(s, Reload)), default=1)
+        return Schedule(tuple(steps), homes, slot, RELOADED_WORDS * widest)
     crossing = _live_at_barriers(steps, graph)
     homes = {id: Home.REGISTERS for ids in crossing for id in ids}
     return Schedule(tuple(steps), homes, slot, _widest(graph, steps, crossing))

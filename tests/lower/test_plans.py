@@ -50,23 +50,29 @@ def power_of_two(number):
     return number > 0 and number & (number - 1) == 0
 
 
+CLUSTERS = {arch: arch.startswith(("sm_90", "sm_10")) for arch in ARCH}
+
+
 def check_plan(plan, arch):
     num, place, n = plan.numerics, plan.placement, plan.graph.n
     assert n % num.vec_size == 0, "no vector straddles the end of a row"
     assert power_of_two(num.vec_size) and power_of_two(num.threads_per_row)
     assert power_of_two(place.num_threads)
-    assert num.cluster_n == 1
+    assert num.cluster_n in (1, 2, 4, 8, 16) and (num.cluster_n == 1 or CLUSTERS[arch])
+    assert num.cluster_n == 1 or plan.rows_per_block == 1, "one row a cluster"
     assert 32 <= place.num_threads <= 1024
     assert num.threads_per_row <= place.num_threads
     assert plan.rows_per_block * num.threads_per_row == place.num_threads
     held = plan.elements_per_thread
-    assert held * num.threads_per_row >= n, "the row has a place"
-    assert (held - num.vec_size) * num.threads_per_row < n, "and no more than it needs"
+    assert held * num.threads_per_row * num.cluster_n >= n, "the row has a place"
+    less = (held - num.vec_size) * num.threads_per_row * num.cluster_n
+    assert less < n, "and no more than it needs"
     assert held <= 255
     assert held * place.num_threads <= 65536, "registers of a multiprocessor"
     assert place.copy_bytes == plan.target.align
     inputs = [i for i in plan.graph.inputs if i.role is Role.ROW]
     shared = plan.rows_per_block * max(1, num.threads_per_row // 32) * plan.slots * 8
+    shared *= num.cluster_n
     if place.loader == "shared":
         tile = held * num.threads_per_row * plan.rows_per_block
         shared += sum(tile * i.dtype.itemsize for i in inputs)
@@ -82,12 +88,11 @@ def check_plan(plan, arch):
 def test_numerics_hang_on_n_and_dtypes_alone(name, dtype):
     for n in SIZES:
         graph = graph_of(name, n, dtype)
-        found = {
-            choose(plans_of(graph, arch, align), None).numerics
-            for arch in ARCH
-            for align in [*ALIGNMENTS, 1]
-        }
-        assert len(found) == 1, f"N = {n}: {found}"
+        for arch in ARCH:  # which counts where a row may be spread over a cluster
+            found = {
+                choose(plans_of(graph, arch, align), None).numerics for align in [*ALIGNMENTS, 1]
+            }
+            assert len(found) == 1, f"N = {n}, {arch}: {found}"
 
 
 @pytest.mark.parametrize("m", [1, 2, 7, 4096, 1 << 20])
@@ -108,7 +113,13 @@ NUMERICS = {
     ("softmax", 4096, BF16): (8, 256),
     ("softmax", 4096, F32): (4, 256),
     ("softmax", 8191, BF16): (1, 512),
-    ("softmax", 16384, BF16): (8, 512),
+    ("softmax", 16384, BF16): (8, 512, 1, True),
+    ("rmsnorm", 16384, BF16): (8, 256),
+    ("softmax", 32768, BF16): (8, 256, 4, True),
+    ("softmax", 65536, F32): (4, 256, 4, True),
+    ("layernorm", 131072, BF16): (4, 256, 8, True),
+    ("swiglu", 65536, BF16): (8, 256, 4, False),
+    ("softmax", 262144, BF16): (8, 256, 16, True),
     ("rmsnorm_residual", 4096, BF16): (8, 256),
     ("rmsnorm", 8191, BF16): (1, 256),
 }
@@ -116,8 +127,7 @@ NUMERICS = {
 
 @pytest.mark.parametrize(("name", "n", "dtype"), NUMERICS)
 def test_the_default_numerics(name, n, dtype):
-    vec_size, threads = NUMERICS[name, n, dtype]
-    assert example_kernel(name, n, dtype).plan.numerics == Numerics(vec_size, threads)
+    assert example_kernel(name, n, dtype).plan.numerics == Numerics(*NUMERICS[name, n, dtype])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,204 @@
+"""`show`: what a row-wise function becomes for arguments of given dtypes and shapes."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+import types
+from argparse import ArgumentParser, Namespace
+from importlib import import_module, util
+from inspect import Parameter
+from pathlib import Path
+
+from ..errors import CompileError
+from ..jit import Rowwise, rowwise
+from ..report import Kernel
+from .terminal import UsageError, paint
+from .values import GRAMMAR, parse
+
+SUMMARY = "show the graph, plan, kernel and resources of a row-wise function; no GPU needed"
+EXAMPLES = (
+    'show examples.softmax:softmax --args "x=bf16[4096,8192]"',
+    'show examples/rmsnorm.py:rmsnorm --args "x=bf16[64,4096] weight=f32[4096] eps=1e-5" --all',
+    "show mymodule:f --args \"x=f16[8,512:1024,1] mode='fast'\" --arch sm_100a --save dump",
+)
+SECTIONS = {
+    "graph": "the dataflow, each line with the line of yours that it comes from",
+    "plan": "the stages, which thread holds what, the bytes that move",
+    "source": "the CuTe-DSL kernel",
+    "ptx": "the compiled kernel's PTX",
+    "resources": "its registers, stack, threads and shared memory",
+}
+PAGE = ("graph", "plan", "source", "resources")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "function",
+        metavar="MODULE:FUNCTION",
+        help="the function, decorated with @htile.rowwise or plain; a path such as "
+        "examples/softmax.py:softmax will do. Without :FUNCTION, the module's only one",
+    )
+    parser.add_argument(
+        "--args", default="", metavar="TEXT", help="its arguments, written as below"
+    )
+    parser.add_argument(
+        "--arch", metavar="NAME", help="the architecture, such as sm_100a (default: sm_90a)"
+    )
+    parser.add_argument("--save", metavar="FOLDER", help="write all of it to files in this folder")
+    parts = parser.add_argument_group(
+        "what to print (one alone: without a heading; default: graph, plan, source, resources)"
+    )
+    for name, text in SECTIONS.items():
+        parts.add_argument(f"--{name}", action="store_true", help=text)
+    parts.add_argument("--all", action="store_true", help="all of these")
+    parser.epilog = f"{GRAMMAR}\n\n{parser.epilog}"
+
+
+def run(options: Namespace) -> int:
+    function = find(options.function)
+    args, kwargs = arguments(function, parse(options.args))
+    kernel = function.inspect(*args, arch=options.arch, **kwargs)
+    saved = None
+    if options.save is not None:
+        try:
+            saved = kernel.save(options.save)
+        except OSError as error:
+            raise UsageError(f"--save {options.save}: {error.strerror or error}") from None
+    asked = [name for name in SECTIONS if options.all or getattr(options, name)]
+    if len(asked) == 1:
+        print(_section(kernel, asked[0]).rstrip())
+    elif asked:
+        _print_page({name: _section(kernel, name) for name in asked}, kernel.arch)
+    else:
+        _print_page(_default_page(kernel, saved), kernel.arch)
+    if saved is not None:
+        print(f"saved in {saved}", file=sys.stderr)
+    return 0
+
+
+def _section(kernel: Kernel, name: str) -> str:
+    return str(getattr(kernel, name))
+
+
+def _default_page(kernel: Kernel, saved: Path | None) -> dict[str, str]:
+    page = {name: _section(kernel, name) for name in PAGE if name != "resources"}
+    if saved is not None:
+        page["source"] = str(saved / "kernel.py")
+    try:
+        page["resources"] = _section(kernel, "resources")
+    except CompileError as error:
+        page["resources"] = f"not compiled: {error.message}"
+    return page
+
+
+def _print_page(page: dict[str, str], arch: str) -> None:
+    parts = []
+    for name, text in page.items():
+        title = f"== {name}, {arch} ==" if name in ("ptx", "resources") else f"== {name} =="
+        parts.append(f"{paint(title, 'bold', sys.stdout)}\n{text.rstrip()}")
+    print("\n\n".join(parts))
+
+
+# ---------------------------------------------------------------------------------- the function
+
+
+def find(target: str) -> Rowwise:
+    """The row-wise function that `module:function` or `path.py:function` names."""
+    place, colon, name = target.rpartition(":")
+    if not colon or "/" in name or "\\" in name:  # no function; the colon may be a drive's
+        place, name = target, ""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = _load_path(place) if place.endswith(".py") else _load_name(place)
+    except (ImportError, SyntaxError) as error:
+        where = f" ({error.filename}:{error.lineno})" if isinstance(error, SyntaxError) else ""
+        raise UsageError(f"{place} can not be imported: {error.msg}{where}") from error
+    rows = [key for key, value in vars(module).items() if isinstance(value, Rowwise)]
+    there = f"; row-wise functions there: {', '.join(rows)}" if rows else ""
+    if not name:
+        if len(rows) != 1:
+            raise UsageError(f"which function of {place}? Write {place}:FUNCTION{there}")
+        (name,) = rows
+    if not hasattr(module, name):
+        likely = difflib.get_close_matches(name, vars(module), n=1)
+        guess = f"; did you mean {likely[0]}?" if likely else there
+        raise UsageError(f"{place} has no function {name!r}{guess}")
+    value = getattr(module, name)
+    if isinstance(value, types.FunctionType):
+        return rowwise(value)
+    if not isinstance(value, Rowwise):
+        raise UsageError(f"{place}:{name} is a {type(value).__name__}, not a function{there}")
+    return value
+
+
+def _load_name(name: str) -> types.ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise UsageError(
+            f"{name!r} is no module; write module:function, such as examples.softmax:softmax, or "
+            "path.py:function"
+        )
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # found, but it needs something that is not there
+        file = Path(*name.split(".")).with_suffix(".py")
+        hint = f"; there is a file {file}: write {file}:FUNCTION" if file.exists() else ""
+        raise UsageError(
+            f"there is no module {error.name!r}, neither installed nor in {Path.cwd()}{hint}"
+        ) from None
+
+
+def _load_path(text: str) -> types.ModuleType:
+    """The module in a file: part of its package if it is in one, else as a script is loaded."""
+    path = Path(text).resolve()
+    if not path.is_file():
+        raise UsageError(f"there is no file {text}, seen from {Path.cwd()}")
+    name, root = path.stem, path.parent
+    while (root / "__init__.py").exists():
+        name, root = f"{root.name}.{name}", root.parent
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__file__", None):
+        if Path(known.__file__).resolve() == path:
+            return known
+    if known is not None:  # some other module's name
+        name = f"{name}_shown"
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    spec = util.spec_from_file_location(name, path)
+    module = util.module_from_spec(spec)
+    sys.modules[name] = module
+    complete = False
+    try:
+        spec.loader.exec_module(module)
+        complete = True
+    finally:
+        if not complete:
+            del sys.modules[name]
+    return module
+
+
+# --------------------------------------------------------------------------------- its arguments
+
+
+def arguments(function: Rowwise, values: dict[str, object]) -> tuple[list, dict[str, object]]:
+    """`values` and the defaults of the rest, as positional and keyword arguments."""
+    signature = function._signature
+    listed = f"its parameters are ({', '.join(signature.names)})"
+    for name in values:
+        if name not in signature.names:
+            likely = difflib.get_close_matches(name, signature.names, n=1)
+            guess = f"; did you mean {likely[0]}?" if likely else ""
+            raise UsageError(f"{signature.name} has no parameter {name!r}; {listed}{guess}")
+    given = dict(zip(signature.names, signature.defaults, strict=True)) | values
+    missing = [name for name, value in given.items() if value is Parameter.empty]
+    if missing:
+        raise UsageError(
+            f"{signature.name} needs {', '.join(missing)}; {listed}. Say what they are, such as "
+            f'--args "{missing[0]}=bf16[4096,8192]"\n{GRAMMAR}'
+        )
+    by_position = list(given.values())[: signature._positional]
+    by_name = dict(list(given.items())[signature._positional :])
+    return by_position, by_name

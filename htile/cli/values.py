@@ -1,0 +1,151 @@
+"""The little language of `--args`: `x=bf16[4096,8192] eps=1e-6` names a value a parameter.
+
+Tensors are made on the `meta` device: a dtype, sizes and strides, but no memory.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+
+import torch
+
+from .terminal import UsageError
+
+GRAMMAR = """\
+--args "name=value name=value ...", where a value is
+  dtype[sizes]           a tensor: bf16[4096,8192]; f32[] is one of no dimensions
+  dtype[sizes:strides]   with strides, in elements: bf16[4096,8192:16384,1]
+  1e-6   -3   True   None   'text'   f16      a Python value; the last is a dtype
+dtypes: f32 bf16 f16 i32 i64 bool, and torch's own names (float8_e4m3fn)"""
+
+DTYPES = {
+    "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16,
+    "i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "i8": torch.int8,
+    "u8": torch.uint8, "bool": torch.bool,
+}  # fmt: skip
+WORDS = {"True": True, "False": False, "None": None}
+
+_NAME = re.compile(r"[^\W\d]\w*")
+_DTYPE = re.compile(r"[^\W\d][\w.]*")
+_INTEGER = re.compile(r"[+-]?\d+(?![\w.])")
+_FLOAT = re.compile(r"[+-]?(?:inf|nan|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?![\w.])")
+_STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
+_SIZE = re.compile(r"\d+(?![\w.])")
+_SPACE = re.compile(r"\s*")
+
+
+def parse(text: str) -> dict[str, object]:
+    """The value of each name in `text`. Raises UsageError, which names the place."""
+    return _Parser(text).arguments()
+
+
+class _Parser:
+    def __init__(self, text: str):
+        self.text = text
+        self.at = 0
+
+    def arguments(self) -> dict[str, object]:
+        values: dict[str, object] = {}
+        self.space()
+        while self.at < len(self.text):
+            start = self.at
+            name = self.match(_NAME) or self.fail("expected the name of a parameter")
+            if name in values:
+                self.fail(f"{name} is given twice", start)
+            self.space()
+            self.expect("=", f"expected '=' after {name}")
+            self.space()
+            values[name] = self.value()
+            end = self.at
+            self.space()
+            if self.at == end < len(self.text):
+                self.fail("expected a space before the next name")
+        return values
+
+    def value(self) -> object:
+        start = self.at
+        if number := self.match(_INTEGER):
+            return int(number)
+        if number := self.match(_FLOAT):
+            return float(number)
+        if string := self.match(_STRING):
+            return self.string(string, start)
+        word = self.match(_DTYPE)
+        if word in WORDS:
+            return WORDS[word]
+        if word is None:
+            self.fail("expected a value")
+        dtype = DTYPES.get(word) or getattr(torch, word.removeprefix("torch."), None)
+        if not isinstance(dtype, torch.dtype):
+            self.fail(f"{word!r} is no dtype (a string is written in quotes)", start)
+        if not self.accept("["):
+            return dtype
+        return self.tensor(dtype, start)
+
+    def tensor(self, dtype: torch.dtype, start: int) -> torch.Tensor:
+        sizes = self.numbers()
+        before = self.at
+        strides = self.numbers() if self.accept(":") else None
+        self.expect("]", "expected a number, ',' or ']'")
+        if strides is not None and len(strides) != len(sizes):
+            self.fail(f"{len(sizes)} sizes, but {len(strides)} strides", before)
+        count = extent = math.prod(max(size, 1) for size in sizes)
+        if strides is not None:
+            spans = (max(n - 1, 0) * step for n, step in zip(sizes, strides, strict=True))
+            extent = 1 + sum(spans)
+        if max(count, extent, *(strides or ())) * dtype.itemsize >= 2**63:
+            self.fail("this tensor is larger than any memory", start)
+        if strides is None:
+            return torch.empty(sizes, dtype=dtype, device="meta")
+        return torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
+
+    def numbers(self) -> list[int]:
+        """Numbers with commas between them, or none at all."""
+        found = []
+        self.space()
+        while self.at < len(self.text) and self.text[self.at] not in ":]":
+            size = self.match(_SIZE) or self.fail("expected a number")
+            found.append(int(size))
+            self.space()
+            if not self.accept(","):
+                break
+            self.space()
+            if self.text[self.at : self.at + 1] in (":", "]"):
+                self.fail("expected a number")
+        return found
+
+    def string(self, literal: str, start: int) -> str:
+        try:
+            return ast.literal_eval(literal)
+        except (SyntaxError, ValueError):
+            self.fail("this is no Python string", start)
+
+    # ------------------------------------------------------------------------------- the text
+
+    def match(self, pattern: re.Pattern) -> str | None:
+        found = pattern.match(self.text, self.at)
+        if not found:
+            return None
+        self.at = found.end()
+        return found.group()
+
+    def accept(self, character: str) -> bool:
+        there = self.text.startswith(character, self.at)
+        self.at += there
+        return there
+
+    def expect(self, character: str, message: str) -> None:
+        if not self.accept(character):
+            self.fail(message)
+
+    def space(self) -> None:
+        self.match(_SPACE)
+
+    def fail(self, message: str, at: int | None = None):
+        at = self.at if at is None else at
+        got = f"got {self.text[at]!r}" if at < len(self.text) else "the text ends"
+        shown = "".join(c if c.isprintable() else " " for c in self.text)
+        where = f"{message} at position {at + 1}" + f", {got}" * message.startswith("expected")
+        raise UsageError(f"--args: {where}\n  {shown}\n  {' ' * at}^\n{GRAMMAR}")

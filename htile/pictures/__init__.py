@@ -1,0 +1,39 @@
+"""Pictures of a graph and of a plan: DOT and JSON as plain text, SVG through matplotlib.
+
+matplotlib is imported when the first picture is drawn, never before. The same graph gives the
+same bytes in every process.
+"""
+
+from __future__ import annotations
+
+from ..frontend.graph import Graph
+from ..lower.plan import Plan
+from .dot import graph_dot
+from .node_link import graph_json
+
+__all__ = ["drawable", "graph_dot", "graph_json", "graph_svg", "plan_svg"]
+
+
+def drawable() -> bool:
+    """Whether matplotlib, which draws the SVG pictures, is installed."""
+    try:
+        import matplotlib
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        return False
+    return bool(matplotlib)
+
+
+def graph_svg(graph: Graph) -> str:
+    """The dataflow as SVG: a lane for each stage. Raises UnsupportedError without matplotlib."""
+    from .flow import draw_graph
+
+    return draw_graph(graph).svg()
+
+
+def plan_svg(plan: Plan) -> str:
+    """A row's way through memory as SVG. Raises UnsupportedError without matplotlib."""
+    from .memory import draw_plan
+
+    return draw_plan(plan).svg()

@@ -1,0 +1,60 @@
+"""`python -m tests.generated.hunt --seeds 0:5000`: other seeds than those of the tests, on the CPU.
+
+Each program's reference is held against the oracle, and lowered; with --compile ARCH compiled. A
+failure is printed with its program, reduced to what the wrong result needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import time
+import traceback
+
+from htile.lower.compile import build
+
+from .measure import check
+from .programs import Program, program, reduced
+
+
+def failure(p: Program, arch: str | None = None) -> str | None:
+    """What is wrong with a program, or None. With an architecture: what its compilation says."""
+    try:
+        f, args = p.function(), p.arguments()
+        if arch is not None:
+            kernel = f.inspect(*args, arch=arch)
+            used = build(kernel.source, kernel.lowered.function, arch).resources
+            return f"stack frame of {used.stack} bytes" if used.stack else None
+        f.inspect(*args)
+        check(p, f, f(*args), args, fair=True)
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{type(error).__name__} at {last.filename.rsplit('/', 1)[-1]}:{last.lineno}: {error}"
+    return None
+
+
+def main() -> None:
+    """Print each failure, and how many there were of each kind."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", default="0:5000", help="FROM:TO")
+    parser.add_argument("--sizes", default="small", choices=("small", "all"))
+    parser.add_argument("--compile", metavar="ARCH", help="compile each, such as for sm_90a")
+    options = parser.parse_args()
+    low, high = map(int, options.seeds.split(":"))
+    started, kinds = time.monotonic(), collections.Counter()
+    for seed in range(low, high):
+        p = program(seed, options.sizes)
+        what = failure(p, options.compile)
+        if what is None:
+            continue
+        kinds[" ".join(what.split()[:3])] += 1
+        kind = what.partition(": ")[0]
+        smaller = reduced(p, lambda q, kind=kind: (failure(q, options.compile) or "").startswith(kind))
+        print(f"{'-' * 100}\n{failure(smaller, options.compile)}\n{smaller}", flush=True)
+    print(f"{high - low} programs, {time.monotonic() - started:.0f} s")
+    for kind, count in kinds.most_common():
+        print(f"{count:6} {kind}")
+
+
+if __name__ == "__main__":
+    main()

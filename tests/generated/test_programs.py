@@ -1,0 +1,155 @@
+"""Random functions without a GPU: the reference against the oracle, plans, text, real compiles."""
+
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+import torch
+
+from htile.frontend.graph import Role
+from htile.frontend.ops import Op
+from htile.frontend.roles import classify
+
+from .measure import check
+from .programs import draw_program, program
+
+REPO = Path(__file__).parents[2]
+FOUND = ()  # seeds that once failed; a change of programs.py makes other programs of them
+SEEDS = (*range(300), *FOUND)
+ARCHS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
+LEAVES = (Op.INPUT, Op.CONST)
+COMPILED = (*range(4, 14), 18, 96)
+STACK = {Op.SIN, Op.COS}  # libdevice reduces huge arguments in local memory
+
+_kernels = {}
+
+
+def kernel_of(seed):
+    if seed not in _kernels:
+        p = program(seed)
+        _kernels[seed] = p.function().inspect(*p.arguments(), arch=ARCHS[seed % 4])
+    return _kernels[seed]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_reference_is_the_oracle(seed):
+    p = program(seed)
+    f, args = p.function(), p.arguments()
+    try:
+        check(p, f, f(*args), args, fair=True)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{p}") from None
+
+
+def test_plans_and_text():
+    """Every program has a plan; its text is the same from a new trace, and it is Python."""
+    for seed in SEEDS:
+        p, kernel = program(seed), kernel_of(seed)
+        again = p.function().inspect(*p.arguments(), arch=kernel.arch)
+        assert again.source == kernel.source and str(again.plan) == str(kernel.plan), p
+        compile(kernel.source, f"emitted_{seed}.py", "exec")
+
+
+def test_text_is_lint_clean(tmp_path):
+    for seed in SEEDS:
+        (tmp_path / f"emitted_{seed}.py").write_text(kernel_of(seed).source)
+    command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--config"]
+    run = subprocess.run(
+        [*command, str(REPO / "pyproject.toml"), str(tmp_path)], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.parametrize("seed", COMPILED)
+def test_compiles_without_a_stack(seed):
+    kernel = kernel_of(seed)
+    used = kernel.resources
+    assert used.threads == kernel.plan.placement.num_threads
+    assert used.registers * used.threads <= 65536
+    assert not used.stack or STACK & {node.op for node in kernel.graph}, program(seed)
+
+
+@hypothesis.settings(
+    derandomize=True, database=None, deadline=None, max_examples=40,
+    suppress_health_check=list(hypothesis.HealthCheck),
+)  # fmt: skip
+@hypothesis.given(st.randoms(use_true_random=False))
+def test_what_hypothesis_draws(rng):
+    """The same, from choices that hypothesis can make simpler when one fails."""
+    p = draw_program(rng)
+    f, args = p.function(), p.arguments()
+    hypothesis.note(str(p))
+    check(p, f, f(*args), args, fair=True)
+    f.inspect(*args)
+
+
+def test_a_seed_is_the_same_program():
+    assert program(7) == program(7) and program(7) != program(8)
+    first, again = program(7).arguments(), program(7).arguments()
+    pairs = zip(first, again, strict=True)
+    assert all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
+
+
+# ---- what the seeds cover -----------------------------------------------------------------------
+
+
+def ragged(plan) -> bool:
+    """Whether the tile is wider than the row."""
+    threads = plan.numerics.threads_per_row * plan.numerics.cluster_n
+    return plan.elements_per_thread * threads != plan.graph.n
+
+
+def share(condition) -> float:
+    found = [condition(kernel_of(seed)) for seed in SEEDS]
+    return sum(found) / len(found)
+
+
+def test_shares():
+    graphs = [kernel_of(seed).graph for seed in SEEDS]
+    assert {node.op for graph in graphs for node in graph} == set(Op)
+    sizes = [sum(node.op not in LEAVES for node in graph) for graph in graphs]
+    assert statistics.median(sizes) >= 8
+    assert share(lambda kernel: kernel.plan.stages >= 2) >= 0.3
+    assert share(lambda kernel: ragged(kernel.plan)) >= 0.2
+    assert share(lambda kernel: len(kernel.graph.outputs) > 1) >= 0.4
+    assert share(lambda kernel: len({o.is_row for o in kernel.graph.outputs}) == 2) >= 0.1
+
+
+def test_every_role_and_dtype():
+    roles, dtypes, results, inner = set(), set(), set(), set()
+    for seed in SEEDS:
+        p = program(seed)
+        call = classify(p.function()._signature, tuple(p.arguments()))
+        roles |= {spec.role for spec in call.specs}
+        dtypes |= {(spec.role, spec.dtype) for spec in call.specs}
+        results |= {output.dtype for output in kernel_of(seed).graph.outputs}
+        inner |= {o.inner for o in kernel_of(seed).graph.outputs if not o.is_row}
+    every = {torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64, torch.bool}
+    assert roles == set(Role)
+    assert {dtype for role, dtype in dtypes if role is Role.ROW} == every
+    assert {dtype for role, dtype in dtypes if role is Role.PER_ROW} == every
+    assert results == every
+    assert inner == {(), (1,)}
+
+
+def test_every_shape():
+    programs = [program(seed) for seed in SEEDS]
+    assert {len(p.lead) for p in programs} == {0, 1, 2, 3, 4}
+    assert {layout for p in programs for a in p.args for layout in a.layout[:1]} == {
+        "plain", "strided", "expanded", "broadcast", "partial", "transposed",
+    }  # fmt: skip
+    assert {p.n % 16 for p in programs} == set(range(16))
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    ("softmax", "layer_norm", "rms_norm", "normalize", "logsumexp", "keepdim=True", "where",
+     "masked_fill", ".prod(", ".var(", "norm(p=", "count_nonzero", ".half()", ".int()", " // ",
+     " % ", "lerp", "addcmul", "gelu", "[..., None]", "SCALE", "alpha"),
+)  # fmt: skip
+def test_spellings_occur(spelling):
+    assert sum(spelling in program(seed).text for seed in SEEDS) >= 3
