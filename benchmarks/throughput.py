@@ -16,13 +16,34 @@ from examples.handwritten_rmsnorm import layernorm_fwd, rmsnorm_fwd
 from examples.handwritten_softmax import softmax_fwd
 from htile.testing import assert_close
 
-SHAPES = ((32768, 1024), (32768, 2048), (32768, 4096), (32768, 6144), (16384, 8192))
-HANDWRITTEN = {"softmax": softmax_fwd, "rmsnorm": rmsnorm_fwd, "layernorm": layernorm_fwd}
+SHORT = ((32768, 1024), (32768, 2048), (32768, 4096), (32768, 6144), (16384, 8192))
+LONG = ((16384, 16384), (4096, 32768), (4096, 131072), (2048, 262144))
+
+
+def wide_columns(arguments):
+    """The same arguments with float32 columns, which are read again from L2 for every row."""
+
+    def make(*options):
+        row, *columns = arguments(*options)
+        return row, *(c.float() for c in columns)
+
+    return make
+
+
+def cases() -> dict:
+    """(function, its arguments, the same by hand) of each kernel."""
+    softmax, rmsnorm, layernorm = (load(name) for name in ("softmax", "rmsnorm", "layernorm"))
+    return {
+        "softmax": (*softmax, softmax_fwd),
+        "rmsnorm": (*rmsnorm, rmsnorm_fwd),
+        "layernorm": (*layernorm, layernorm_fwd),
+        "layernorm, float32 columns": (layernorm[0], wide_columns(layernorm[1]), layernorm_fwd),
+    }
 
 
 def measure(name: str, m: int, n: int, rounds: int) -> dict[str, object]:
     """Times of one kernel, its hand-written twin and a copy of the same rows; GB/s by median."""
-    function, arguments = load(name)
+    function, arguments, by_hand = cases()[name]
     args = arguments(m, n, torch.bfloat16, "cuda")
     some = args[0][:64], *args[1:]
     worst = assert_close(function, function(*some), *some)
@@ -30,7 +51,7 @@ def measure(name: str, m: int, n: int, rounds: int) -> dict[str, object]:
     times = interleave(
         {
             "htile": lambda: function(*args),
-            "handwritten": lambda: HANDWRITTEN[name](*args),
+            "handwritten": lambda: by_hand(*args),
             "copy": lambda: copy.copy_(x),
         },
         rounds,
@@ -55,14 +76,14 @@ def main() -> None:
     options = parser.parse_args()
     results = []
     print(f"{torch.cuda.get_device_name()}, bf16, GB/s by median of {options.rounds} launches")
-    print(f"{'kernel':<12}{'shape':<14}{'htile':>8}{'by hand':>9}{'copy':>8}{'of copy':>9}")
-    for name in HANDWRITTEN:
-        for m, n in SHAPES:
+    print(f"{'kernel':<28}{'shape':<14}{'htile':>8}{'by hand':>9}{'copy':>8}{'of copy':>9}")
+    for name in cases():
+        for m, n in SHORT + LONG:
             row = measure(name, m, n, options.rounds)
             results.append(row)
             speed = row["GB/s"]
             print(
-                f"{name:<12}{f'{m}x{n}':<14}{speed['htile']:>8.0f}{speed['handwritten']:>9.0f}"
+                f"{name:<28}{f'{m}x{n}':<14}{speed['htile']:>8.0f}{speed['handwritten']:>9.0f}"
                 f"{speed['copy']:>8.0f}{row['of_copy']:>9.3f}",
                 flush=True,
             )

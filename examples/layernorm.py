@@ -1,4 +1,4 @@
-"""Layer norm with float32 weight and bias, whatever the row's dtype."""
+"""Layer norm with weight and bias."""
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ def layernorm(x, weight, bias, eps: float = 1e-5):
 
 def arguments(m, n, dtype, device):
     x = torch.randn(m, n, device=device).add(3).to(dtype)
-    return x, torch.rand(n, device=device), torch.randn(n, device=device)
+    return x, torch.rand(n, device=device).to(dtype), torch.randn(n, device=device).to(dtype)
 
 
 def main():

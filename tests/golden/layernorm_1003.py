@@ -1,6 +1,6 @@
 """layernorm: one row of N = 1003.
 
-x bf16, weight f32, bias f32, eps f32 -> out bf16
+x bf16, weight bf16, bias bf16, eps f32 -> out bf16
 """
 
 import cuda.bindings.driver as cuda
@@ -44,8 +44,8 @@ def layernorm_kernel(
     sum1 = ctx.row_reduce(mul0, cute.ReductionOp.ADD, slot=1)  # layernorm.py:12
 
     # output
-    weight = ctx.load_column(mWeight).load()
-    bias = ctx.load_column(mBias).load()
+    weight = ctx.load_column(mWeight).load().to(Float32)
+    bias = ctx.load_column(mBias).load().to(Float32)
     div1 = math.div_number(sum1, 1003.0)  # layernorm.py:12
     add0 = div1 + eps  # layernorm.py:12
     rsqrt0 = math.rsqrt(add0)  # layernorm.py:12
@@ -75,8 +75,8 @@ def fake_arguments():
     m = cute.sym_int()
     return (
         make_fake_tensor(BFloat16, (m, 1003), 1),
-        make_fake_tensor(Float32, (1003,), 1),
-        make_fake_tensor(Float32, (1003,), 1),
+        make_fake_tensor(BFloat16, (1003,), 1),
+        make_fake_tensor(BFloat16, (1003,), 1),
         Float32(0),
         make_fake_tensor(BFloat16, (m, 1003), 1),
     )

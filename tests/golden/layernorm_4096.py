@@ -1,6 +1,6 @@
 """layernorm: one row of N = 4096.
 
-x bf16, weight f32, bias f32, eps f32 -> out bf16
+x bf16, weight bf16, bias bf16, eps f32 -> out bf16
 """
 
 import cuda.bindings.driver as cuda
@@ -27,7 +27,7 @@ def layernorm_kernel(
     tiled_copy: cute.TiledCopy,
 ):
     ctx = ElementwiseKernelContext(config)
-    ctx.setup(mX, config.tiler_mn(4), tiled_copy, shared=False)
+    ctx.setup(mX, config.tiler_mn(8), tiled_copy, shared=False)
 
     loader = GlobalToRegLoader(ctx)
     tXrX = loader.start(mX)
@@ -44,8 +44,8 @@ def layernorm_kernel(
     sum1 = ctx.row_reduce(mul0, cute.ReductionOp.ADD, slot=1)  # layernorm.py:12
 
     # output
-    weight = ctx.load_column(mWeight).load()
-    bias = ctx.load_column(mBias).load()
+    weight = ctx.load_column(mWeight).load().to(Float32)
+    bias = ctx.load_column(mBias).load().to(Float32)
     div1 = math.div_number(sum1, 4096.0)  # layernorm.py:12
     add0 = div1 + eps  # layernorm.py:12
     rsqrt0 = math.rsqrt(add0)  # layernorm.py:12
@@ -64,7 +64,7 @@ def layernorm(
     mOut: cute.Tensor,
     stream: cuda.CUstream,
 ):
-    tiled_copy = config.make_vector_copy(4).tiled_copy_2d()
+    tiled_copy = config.make_vector_copy(8).tiled_copy_2d()
     layernorm_kernel(mX, mWeight, mBias, eps, mOut, tiled_copy).launch(
         grid=config.grid(mOut.shape[0]), block=config.block, cluster=config.cluster, stream=stream
     )
@@ -74,9 +74,9 @@ def fake_arguments():
     """What stands for the tensors when the kernel is compiled."""
     m = cute.sym_int()
     return (
-        make_fake_tensor(BFloat16, (m, 4096), 4),
-        make_fake_tensor(Float32, (4096,), 4),
-        make_fake_tensor(Float32, (4096,), 4),
+        make_fake_tensor(BFloat16, (m, 4096), 8),
+        make_fake_tensor(BFloat16, (4096,), 8),
+        make_fake_tensor(BFloat16, (4096,), 8),
         Float32(0),
-        make_fake_tensor(BFloat16, (m, 4096), 4),
+        make_fake_tensor(BFloat16, (m, 4096), 8),
     )

@@ -117,7 +117,7 @@ NUMERICS = {
     ("rmsnorm", 16384, BF16): (8, 256),
     ("softmax", 32768, BF16): (8, 256, 4, True),
     ("softmax", 65536, F32): (4, 256, 4, True),
-    ("layernorm", 131072, BF16): (4, 256, 8, True),
+    ("layernorm", 131072, BF16): (8, 256, 8, True),
     ("swiglu", 65536, BF16): (8, 256, 4, False),
     ("softmax", 262144, BF16): (8, 256, 16, True),
     ("rmsnorm_residual", 4096, BF16): (8, 256),
