@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-import os
 import sys
 import types
 import warnings
@@ -17,21 +16,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from .errors import ArgumentError, GradientError, UnsupportedError
 from .frontend.captures import Captures, freeze
 from .frontend.graph import Graph, Role
-from .frontend.roles import Call, Signature, Spec, Static, classify
+from .frontend.roles import Call, Scalar, Signature, Spec, Static, classify
 from .frontend.tensor import Tensor as Symbolic
 from .frontend.tensor import internal
 from .frontend.trace import trace
 from .lower import Lowered, lower, run_passes
 from .lower.arch import DEFAULT, Arch, arch_named, arch_of_capability
 from .lower.choice import vector_size
-from .lower.compile import build, load
+from .lower.compile import load
 from .lower.plan import Target
-from .out import check_out, check_overlap, copy_into
+from .out import check_aliases, check_out, copy_into, find_aliases
 from .reference import evaluate
 from .report import Kernel
 
@@ -70,7 +70,7 @@ class Launch:
     """One way to call: the kernel, and how to make its arguments from the caller's values.
 
     inputs: for each, in kernel order, (index of the value, whether to make it contiguous first).
-    outputs: the shape and dtype of each. rows: the names of the row arguments.
+    outputs: the shape and dtype of each.
     """
 
     kernel: Callable | None
@@ -78,7 +78,6 @@ class Launch:
     outputs: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     structure: object
     device: torch.device
-    rows: frozenset[str]
 
 
 class Rowwise:
@@ -103,25 +102,28 @@ class Rowwise:
         if any(type(value) is Symbolic for value in values):
             return self._fn(*args, **kwargs)  # called by a function that is being traced
         outs = () if out is None else tuple(pytree.tree_leaves(out))
-        key = self._key(values, outs)
+        aliases = self._aliases(values, outs)
+        key = self._key(values, outs, aliases)
         launch = None if key is None else self._launches.get(key)
         if launch is None:
+            if _are_rows_of_vmap(values):
+                return self._fn(*args, **kwargs)
             call = classify(self._signature, values)
             _refuse_gradients(self._signature, values)
             device = _device(self._signature, values)
             graph = self._trace(call)[0]
             if out is not None:
                 check_out(self._signature.name, graph, call, out, device)
+                check_aliases(self._signature.name, call, aliases)
             if device.type != "cuda":
                 tensors = dict(zip(self._signature.names, values, strict=True))
                 result = evaluate(graph, tensors, lead=call.lead)
                 return result if out is None else copy_into(out, result)
-            launch = self._prepare(call, values, outs, device)
+            launch = self._prepare(call, values, outs, aliases, device)
             if len(self._launches) >= MAX_LAUNCHES:
                 self._launches.clear()
-            self._launches[key] = launch
-        if out is not None:
-            check_overlap(self._signature, values, outs, launch.rows)
+            if key is not None:
+                self._launches[key] = launch
         result = _run(launch, values, outs)
         return result if out is None else out
 
@@ -156,31 +158,39 @@ class Rowwise:
             target_arch = arch_of_capability(torch.cuda.get_device_capability(device))
         else:
             target_arch = DEFAULT
-        lowered, _ = self._lower(call, values, (), target_arch)
+        lowered, _ = self._lower(call, values, (), (), target_arch)
         return Kernel(lowered, target_arch.name)
 
     def with_plan(self, **wanted) -> Rowwise:
         """This function with a plan of these properties in place of the default one.
 
-        wanted: threads_per_row, cluster_n, vec_size (numerics: they change the order of sums),
-        num_threads, loader ("shared" or "direct"), copy_bytes (placement: no bit changes).
+        wanted: threads_per_row, cluster_n, reload (numerics: they change bits); num_threads, loader
+        ("shared" or "direct"), columns ("early" or "late") (placement: no bit changes).
         Raises LoweringError at the call where no plan has them.
         """
         return Rowwise(self._fn, self._fastmath, {**self._wanted, **wanted})
 
-    def _key(self, values: tuple, outs: tuple) -> object:
+    def _aliases(self, values: tuple, outs: tuple) -> tuple[tuple[int, str], ...]:
+        """Which result is written over which argument."""
+        if any(not isinstance(out, torch.Tensor) for out in outs):
+            return ()  # `check_out` says so
+        return find_aliases(self._signature, values, outs)
+
+    def _key(self, values: tuple, outs: tuple, aliases: tuple) -> object:
         """What tells calls apart that need different launches; None for what no call takes."""
-        parts = map(_value_key, self._signature.kinds, values)
-        key = (
-            self._captures.fingerprint(),
-            torch.is_grad_enabled(),
-            *parts,
-            *map(_tensor_key, outs),
-        )
+        if forward_ad._current_level >= 0:
+            return None  # a tangent is no part of a tensor's key: `_refuse_gradients` looks
         try:
+            key = (
+                self._captures.fingerprint(),
+                torch.is_grad_enabled(),
+                aliases,
+                *map(_value_key, self._signature.kinds, values),
+                *map(_tensor_key, outs),
+            )
             hash(key)
-        except TypeError:  # a list, say: `classify` will refuse it in words
-            return None
+        except (TypeError, RuntimeError):
+            return None  # a list, or a tensor without memory: `classify` will refuse it in words
         return key
 
     def _trace(self, call: Call) -> tuple[Graph, Graph]:
@@ -193,7 +203,7 @@ class Rowwise:
         return self._graphs[key]
 
     def _lower(
-        self, call: Call, values: tuple, outs: tuple, arch: Arch
+        self, call: Call, values: tuple, outs: tuple, aliases: tuple, arch: Arch
     ) -> tuple[Lowered, dict[str, bool]]:
         """The kernel's text, and for each of its tensors whether it is made contiguous first."""
         traced, graph = self._trace(call)
@@ -217,10 +227,13 @@ class Rowwise:
             self._fastmath,
             len(call.lead),
             tuple((n, own) for n, own in repeated.items() if own is not None),
+            tuple((graph.outputs[k].name, n) for k, n in aliases),
         )
         return lower(traced, graph, target, self._wanted), copied
 
-    def _prepare(self, call: Call, values: tuple, outs: tuple, device: torch.device) -> Launch:
+    def _prepare(
+        self, call: Call, values: tuple, outs: tuple, aliases: tuple, device: torch.device
+    ) -> Launch:
         name = self._signature.name
         arch = arch_of_capability(torch.cuda.get_device_capability(device))
         rows = math.prod(call.lead)
@@ -231,17 +244,12 @@ class Rowwise:
                 f"{name}: the first call with arguments of this kind compiles a kernel, which can "
                 "not be captured into a CUDA graph; call it once before the capture"
             )
-        lowered, copied = self._lower(call, values, outs, arch)
-        kernel = None
-        if rows:
-            kernel = load(build(lowered.source, lowered.function, arch.name))
-            if folder := os.environ.get("HTILE_DUMP"):
-                Kernel(lowered, arch.name).save(folder)
+        lowered, copied = self._lower(call, values, outs, aliases, arch)
+        kernel = load(Kernel(lowered, arch.name).artifact) if rows else None
         index = {n: k for k, n in enumerate(self._signature.names)}
         inputs = tuple((index[i.name], copied.get(i.name, False)) for i in lowered.graph.inputs)
         outputs = tuple(((*call.lead, *o.inner), o.dtype) for o in lowered.graph.outputs)
-        row_names = frozenset(spec.name for spec in call.specs if spec.role is Role.ROW)
-        return Launch(kernel, inputs, outputs, lowered.graph.structure, device, row_names)
+        return Launch(kernel, inputs, outputs, lowered.graph.structure, device)
 
     def _warn_if_many(self, specs: tuple[Spec, ...]) -> None:
         for spec in specs:
@@ -265,9 +273,8 @@ def _value_key(kind: type | None, value: object) -> object:
     """One value's part of the key; runtime numbers count by their type only."""
     if isinstance(value, torch.Tensor):
         return _tensor_key(value)
-    if type(value) is float and kind is not Static:
-        return float
-    return freeze(value)
+    number = type(value) is float or (type(value) is int and kind in (float, Scalar))
+    return float if number and kind is not Static else freeze(value)
 
 
 def _tensor_key(value: torch.Tensor) -> tuple:
@@ -280,7 +287,15 @@ def _tensor_key(value: torch.Tensor) -> tuple:
         value.device,
         value.data_ptr() % WIDEST_ACCESS if value.device.type != "meta" else 0,
         value.requires_grad,
+        value.is_neg(),
     )
+
+
+def _are_rows_of_vmap(values: tuple) -> bool:
+    """Whether the call is for one row already: `torch.vmap` of a function that calls this one."""
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    wrapped = torch._C._functorch.is_batchedtensor
+    return any(map(wrapped, tensors)) and all(t.dim() <= 1 for t in tensors)
 
 
 def _frames_inside() -> int:
@@ -327,9 +342,25 @@ def _device(signature: Signature, values: tuple) -> torch.device:
 
 
 def _refuse_gradients(signature: Signature, values: tuple) -> None:
+    tensors = [
+        (name, value)
+        for name, value in zip(signature.names, values, strict=True)
+        if isinstance(value, torch.Tensor)
+    ]
+    for name, value in tensors:
+        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+            raise UnsupportedError(
+                f"{signature.name}: {name} is inside torch.func (vmap, grad, jvp), which is not "
+                "supported yet; call it outside, with the batch as leading dimensions"
+            )
+        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(value).tangent is not None:
+            raise GradientError(
+                f"{signature.name}: {name} carries a forward-mode tangent, and HTile does not "
+                f"compute gradients yet; pass forward_ad.unpack_dual({name}).primal"
+            )
     if torch.is_grad_enabled():
-        for name, value in zip(signature.names, values, strict=True):
-            if isinstance(value, torch.Tensor) and value.requires_grad:
+        for name, value in tensors:
+            if value.requires_grad:
                 raise GradientError(
                     f"{signature.name}: {name} requires grad, and HTile does not compute gradients "
                     f"yet; pass {name}.detach(), or call it under torch.no_grad()"

@@ -6,7 +6,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .errors import ArgumentError, DtypeError, ShapeError
-from .frontend.graph import Graph
+from .frontend.graph import Graph, Role
 from .frontend.roles import Call, Signature
 
 
@@ -51,15 +51,12 @@ def check_out(
             )
 
 
-def check_overlap(
-    signature: Signature, values: tuple, outs: tuple, rows: frozenset[str]
-) -> None:
-    """Refuse memory that is written and also used otherwise, but for an exact row argument.
+def find_aliases(signature: Signature, values: tuple, outs: tuple) -> tuple[tuple[int, str], ...]:
+    """Which of `outs` is exactly which argument: the same address, shape, strides and dtype.
 
-    A kernel reads each element of a row before it writes it, and both in the same thread, so a
-    result may replace one of `rows`, the row arguments, at the same address, shape and strides.
-    What several threads read, a value per row or a column, may not be replaced.
+    Raises ArgumentError for memory that is written and used otherwise in any other way.
     """
+    aliases = []
     for k, out in enumerate(outs):
         for other in outs[:k]:
             if share_memory(out, other):
@@ -67,12 +64,25 @@ def check_overlap(
         for name, value in zip(signature.names, values, strict=True):
             if not isinstance(value, torch.Tensor) or not share_memory(out, value):
                 continue
-            if name in rows and _layout(out) == _layout(value):
-                continue
-            raise ArgumentError(
-                f"{signature.name}: out= shares memory with {name}, but is not exactly it (the "
-                "same address, shape and strides of a row argument); pass a tensor of its own"
-            )
+            if _layout(out) != _layout(value):
+                raise ArgumentError(_shared_memory(signature.name, name))
+            aliases.append((k, name))
+    return tuple(aliases)
+
+
+def check_aliases(function: str, call: Call, aliases: tuple[tuple[int, str], ...]) -> None:
+    """Refuse what is read by other threads than the one that writes it: all but row arguments."""
+    rows = {spec.name for spec in call.specs if spec.role is Role.ROW}
+    for _, name in aliases:
+        if name not in rows:
+            raise ArgumentError(_shared_memory(function, name))
+
+
+def _shared_memory(function: str, name: str) -> str:
+    return (
+        f"{function}: out= shares memory with {name}, but is not exactly a row argument (the same "
+        "address, shape and strides); pass a tensor of its own"
+    )
 
 
 def copy_into(out: object, result: object) -> object:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from .errors import ArgumentError
 from .frontend.graph import Graph, Input, Role
 from .frontend.ops import Op, broadcast_shapes
 
@@ -23,6 +24,18 @@ Rule = Callable[[tuple[Tensor, ...], object, torch.dtype], Tensor]
 def _call(function: Callable[..., Tensor]) -> Rule:
     """The rule of an elementwise torch function."""
     return lambda values, arg, dtype: function(*values)
+
+
+def _divide(function: Callable[..., Tensor]) -> Rule:
+    """Of integers: torch on the CPU raises for a zero divisor, a kernel gives any value."""
+
+    def rule(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+        a, b = values
+        if not b.is_floating_point() and b.device.type != "meta" and (b == 0).any():
+            raise ArgumentError(f"{function.__name__} of integers by zero")
+        return function(a, b)
+
+    return rule
 
 
 def _reduce(function: Callable[..., Tensor]) -> Rule:
@@ -78,8 +91,8 @@ EVALUATE: dict[Op, Rule] = {
     Op.SUB: _call(torch.sub),
     Op.MUL: _call(torch.mul),
     Op.DIV: _call(torch.div),
-    Op.FLOORDIV: _call(torch.floor_divide),
-    Op.MOD: _call(torch.remainder),
+    Op.FLOORDIV: _divide(torch.floor_divide),
+    Op.MOD: _divide(torch.remainder),
     Op.POW: _call(torch.pow),
     Op.MAXIMUM: _call(torch.maximum),
     Op.MINIMUM: _call(torch.minimum),

@@ -60,8 +60,12 @@ class Kernel:
 
     @cached_property
     def artifact(self) -> Artifact:
-        """The compiled kernel."""
-        return build(self.source, self.lowered.function, self.arch)
+        """The compiled kernel; HTILE_DUMP names a folder that all of it is saved in."""
+        artifact = build(self.source, self.lowered.function, self.arch)
+        if folder := os.environ.get("HTILE_DUMP"):
+            self.__dict__["artifact"] = artifact  # what `save` asks for
+            self.save(folder)
+        return artifact
 
     @property
     def ptx(self) -> str:

@@ -57,12 +57,12 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
 
     if not rows:  # vmap refuses an empty batch: take the shapes from one row of ones
         result = run(lambda v: v.new_ones(1, *v.shape[1:]))
-        return pytree.tree_map(lambda t: t[:0].reshape(*call.lead, *t.shape[1:]), result)
+        return pytree.tree_map(lambda t: t[:0].reshape((*call.lead, *t.shape[1:])), result)
     step = max(1, CHUNK // call.n)
     chunks = [run(lambda v, k=k: v[k : k + step]) for k in range(0, rows, step)]
     leaves = zip(*(pytree.tree_leaves(chunk) for chunk in chunks), strict=True)
     joined = [torch.cat(parts) for parts in leaves]
-    shaped = [t.reshape(*call.lead, *t.shape[1:]) for t in joined]
+    shaped = [t.reshape((*call.lead, *t.shape[1:])) for t in joined]
     return pytree.tree_unflatten(shaped, pytree.tree_structure(chunks[0]))
 
 

@@ -398,7 +398,7 @@ def prepared(monkeypatch):
     """Let calls take the way of CUDA tensors, up to the launch; the list of preparations."""
     calls = []
 
-    def prepare(self, call, values, outs, device):
+    def prepare(self, call, values, outs, aliases, device):
         calls.append(values)
         return "launch"
 

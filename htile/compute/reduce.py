@@ -224,7 +224,8 @@ def row_reduce(
     """Reduce over a row: vectors or scalars of each thread -> the row's value in every thread.
 
     `x` and `op` may be tuples of equal length: slot i of the buffer serves value i, and all share
-    one barrier. A slot that is used again needs a barrier in between (`phase` for clusters).
+    one barrier. Before a slot is used again all threads that read it must have passed a barrier, in
+    a cluster one of the cluster; `phase` is then the parity of the mbarrier: 0, 1, 0...
     `init_val` is combined once with the result; `hook_fn()` runs before the exchange.
     """
     if not isinstance(x, tuple):

@@ -93,7 +93,10 @@ def _names(paths: list[tuple]) -> list[str]:
         keys = [getattr(k, "key", getattr(k, "name", None)) for k in path]
         name = "_".join(k if isinstance(k, str) else "" for k in keys)
         named = all(isinstance(k, str) for k in keys) and name.isidentifier()
-        names.append(name if named and name not in names else f"out{i}")
+        name = name if named else f"out{i}"
+        while name in names:
+            name += "_"
+        names.append(name)
     return names
 
 

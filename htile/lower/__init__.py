@@ -37,7 +37,7 @@ def lower(
         plans = [plan for plan in plans if _has(plan, wanted)]
         if not plans:
             raise LoweringError(f"{graph.name}: no plan has {dict(wanted)} at N = {graph.n}")
-    plan = choose(plans, target)
+    plan = choose(plans)
     return Lowered(traced, graph, plan, emit(plan), kernel_name(plan))
 
 

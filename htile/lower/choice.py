@@ -38,10 +38,12 @@ def vector_size(graph: Graph) -> int:
 
 
 def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
-    """Every sensible plan, the default first. Raises LoweringError where there is none."""
+    """Every sensible plan. Raises LoweringError where there is none."""
     has_columns = any(i.role is Role.COLUMN for i in graph.inputs)
     kept = {
-        columns: make_schedule(graph, target.fastmath, columns == "late")
+        columns: make_schedule(
+            graph, target.fastmath, columns == "late", in_place=bool(target.aliases)
+        )
         for columns in (("early", "late") if has_columns else ("early",))
     }
     plans = [
@@ -52,7 +54,7 @@ def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
     ]
     if any(node.op in REDUCTIONS for node in graph):
         for loader, home in (("shared", Home.SHARED), ("direct", Home.REREAD)):
-            schedule = make_schedule(graph, target.fastmath, True, home)
+            schedule = make_schedule(graph, target.fastmath, True, home, bool(target.aliases))
             plans += [
                 _plan(graph, target, schedule, numerics, placement)
                 for numerics in _numerics(graph, target, schedule.words, reload=True)
@@ -67,7 +69,7 @@ def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
             f"{target.arch.name}, and longer rows are not supported yet; split the row, or use "
             "fewer arguments of its length"
         )
-    return sorted(plans, key=_preference)
+    return plans
 
 
 def _plan(
@@ -87,9 +89,9 @@ def _plan(
     )
 
 
-def choose(plans: list[Plan], target: Target) -> Plan:
-    """The default: the first in the order of `enumerate_plans`."""
-    return plans[0]
+def choose(plans: list[Plan]) -> Plan:
+    """The default among plans of one graph and target: see `_preference`."""
+    return min(plans, key=_preference)
 
 
 def _numerics(

@@ -23,6 +23,7 @@ from .cubin import Resources, read_resources
 # `cute.compile` keeps its state in one object of the process and is not thread-safe.
 _LOCK = threading.RLock()
 _ARTIFACTS: dict[tuple[str, str], Artifact] = {}
+_LOADED: dict[tuple[str, str], Callable[..., None]] = {}
 
 
 @dataclass(frozen=True)
@@ -116,10 +117,18 @@ def build_all(
 def load(artifact: Artifact) -> Callable[..., None]:
     """The artifact's host function: takes the tensors and scalars in the order of the source.
 
-    It launches on the current stream of the first tensor's device.
+    It launches on the current stream of the first tensor's device. Loaded once a process.
     """
+    with _LOCK:
+        key = (artifact.source, artifact.arch)
+        if key not in _LOADED:
+            _LOADED[key] = _load(artifact)
+        return _LOADED[key]
+
+
+def _load(artifact: Artifact) -> Callable[..., None]:
     cute = _import_cute()
-    with _LOCK, tempfile.TemporaryDirectory(prefix="htile-") as folder:
+    with tempfile.TemporaryDirectory(prefix="htile-") as folder:
         path = os.path.join(folder, "kernel.o")
         with open(path, "wb") as file:
             file.write(artifact.object)

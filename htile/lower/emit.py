@@ -36,7 +36,7 @@ RESERVED = frozenset(
         *keyword.kwlist,
         *CUTLASS_TYPES.values(),
         *("ElementwiseTileConfig", "ElementwiseKernelContext", "ElementwiseLoader"),
-        *("ElementwiseStorer", "GlobalToRegLoader", "_", "float", "config", "ctx"),
+        *("ElementwiseStorer", "GlobalToRegLoader", "_", "float", "config", "ctx", "l", "I", "O"),
         *("as_row_values", "as_rows", "lead", *(f"m{k}" for k in range(64))),
         *("cuda", "cute", "fake_arguments", "loader", "m", "make_fake_tensor"),
         *("math", "pred", "range", "stream", "tiled_copy"),

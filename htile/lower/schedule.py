@@ -46,6 +46,7 @@ def make_schedule(
     fastmath: bool = False,
     late_columns: bool = False,
     reload: Home | None = None,
+    in_place: bool = False,
 ) -> Schedule:
     """Order the graph into loads, computations, one `Reduce` a stage, and stores.
 
@@ -53,6 +54,7 @@ def make_schedule(
         latency shows then, but it takes no registers before.
     reload: after each barrier rows are loaded again from there (SHARED, or REREAD: global memory),
         and what was computed of them is computed again, so that neither takes registers across.
+    in_place: an output is the memory of an input, so all is read before anything is stored.
     """
     stage = assign_stages(graph)
     rounds: dict[int, list[Node]] = {}
@@ -91,6 +93,8 @@ def make_schedule(
             resident = {i for i in resident if not graph[i].value.spread}
             leaves = (Op.INPUT, Op.CONST)
             done = {i for i in done if not graph[i].value.spread or graph[i].op in leaves}
+    if in_place:
+        steps += compute(tuple(output.id for output in graph.outputs))
     for output in graph.outputs:
         steps += compute((output.id,))
         steps.append(Store(output))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import time
 import traceback
 
@@ -29,8 +30,13 @@ def failure(p: Program, arch: str | None = None) -> str | None:
         check(p, f, f(*args), args, fair=True)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{type(error).__name__} at {last.filename.rsplit('/', 1)[-1]}:{last.lineno}: {error}"
+        where = f"{last.filename.rsplit('/', 1)[-1]}:{last.lineno}"
+        return f"{type(error).__name__} at {where}: {error}"
     return None
+
+
+def _same(kind: str, arch: str | None, p: Program) -> bool:
+    return (failure(p, arch) or "").startswith(kind)
 
 
 def main() -> None:
@@ -48,8 +54,7 @@ def main() -> None:
         if what is None:
             continue
         kinds[" ".join(what.split()[:3])] += 1
-        kind = what.partition(": ")[0]
-        smaller = reduced(p, lambda q, kind=kind: (failure(q, options.compile) or "").startswith(kind))
+        smaller = reduced(p, functools.partial(_same, what.partition(": ")[0], options.compile))
         print(f"{'-' * 100}\n{failure(smaller, options.compile)}\n{smaller}", flush=True)
     print(f"{high - low} programs, {time.monotonic() - started:.0f} s")
     for kind, count in kinds.most_common():

@@ -106,6 +106,8 @@ def _argument(a: Arg, lead: tuple, n: int, device, plain: bool, filled: bool):
     shape = {
         "row": (*lead, n), "column": (n,), "kept": (*lead, 1), "per_row": lead, "device": (),
     }[a.role]  # fmt: skip
+    if plain and a.role == "column":  # as rows, so that there are as many of them
+        shape = (*lead, n)
     layout, *numbers = ("plain",) if plain else a.layout
     if layout == "expanded":  # stride 0 over all rows
         one = (1,) * len(lead) + shape[len(lead) :]
@@ -377,7 +379,8 @@ class Writer:
             return self.put(guard.replace("{}", a.name), [a], dtype, low, high, step, a.err)
         if not a.wide:
             return None
-        return self.put(guard.replace("{}", a.name), [a], F64, low, high, err=slope * a.err + max(abs(low), abs(high)))
+        err = slope * a.err + max(abs(low), abs(high))
+        return self.put(guard.replace("{}", a.name), [a], F64, low, high, err=err)
 
     # -- elementwise
 
@@ -389,9 +392,9 @@ class Writer:
             return None
         text = self.one_of(spellings)
         low, high, slope = self.evaluated(text, a)
-        noise = 2 * max(abs(low), abs(high), 0 if integers else a.size)
+        err = slope * a.err + 2 * max(abs(low), abs(high), 0 if integers else a.size)
         dtype = a.dtype if a.floating else F32
-        return self.put(text.replace("{}", a.name), [a], dtype, low, high, err=slope * a.err + noise)
+        return self.put(text.replace("{}", a.name), [a], dtype, low, high, err=err)
 
     def exactly(self):
         name = self.one_of(list(EXACT))
@@ -403,7 +406,8 @@ class Writer:
         dtype = a.dtype
         if not a.floating and "." in text.partition("clamp(")[2]:
             dtype = F32  # a bound with a fraction
-        return self.put(text.replace("{}", a.name), [a], dtype, low, high, min(a.step, 1 / 2), a.err)
+        text, step = text.replace("{}", a.name), min(a.step, 1 / 2)
+        return self.put(text, [a], dtype, low, high, step, a.err)
 
     def rounding(self):
         name = self.one_of(list(ROUNDINGS))
@@ -558,7 +562,7 @@ class Writer:
 
     def cast(self):
         dtype = self.one_of(list(CASTS))
-        a = self.pick(lambda v: not v.err or dtype in FLOATS and v.wide)
+        a = self.pick(lambda v: not v.err or (dtype in FLOATS and v.wide))
         if a is None or (dtype in (BF16, F16) and a.err and self.rng.random() < 0.6):
             return None
         text = self.one_of(CASTS[dtype]).format(a.name)
@@ -715,9 +719,7 @@ class Writer:
 
     def _any(self, arguments, shape, name="any"):
         a = self._row(lambda v: not v.err)
-        return a and self.put(
-            f"{a.name}.{name}({arguments})", [a], BOOL, 0, 1, 1.0, shape=shape
-        )
+        return a and self.put(f"{a.name}.{name}({arguments})", [a], BOOL, 0, 1, 1.0, shape=shape)
 
     def _all(self, arguments, shape):
         return self._any(arguments, shape, "all")
@@ -902,7 +904,7 @@ def draw_program(rng: random.Random, seed: int = 0, sizes: str = "small") -> Pro
         elif a.role == "scalar":
             writer.scalars.append(number(a.value, a.name))
         else:
-            writer.pool.append(_argument_value(a))
+            writer.pool.append(_argument_value(a, n))
     kinds = [kind for kind, weight in STATEMENTS.items() for _ in range(weight)]
     wanted = rng.choice((4, 8, 12, 16, 20, 26))
     for _ in range(4 * wanted):
@@ -986,8 +988,10 @@ def _draw_layout(rng: random.Random, role: str, n: int, lead: tuple) -> tuple:
     return ("strided", rng.choice((0, 1, 2, 4, 8, 24)), rng.choice((0, 0, 1, 2, 4, 8)))
 
 
-def _argument_value(a: Arg) -> V:
+def _argument_value(a: Arg, n: int) -> V:
     shape = {"row": ROW, "column": ROW, "kept": KEPT, "per_row": ONE, "device": ONE}[a.role]
+    if a.role == "kept" and n == 1:  # (*lead, 1) is a row then
+        shape = ROW
     dtype = F64 if a.dtype in FLOATS else a.dtype
     lo, hi, step = RANGES[a.kind]
     return V(a.name, shape, dtype, lo, hi, step, varies=a.role not in ("column", "device"))

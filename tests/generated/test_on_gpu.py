@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -79,7 +79,8 @@ def _pool():
 @cache
 def all_prepared(arch):
     with _pool() as pool:
-        return dict(zip(SEEDS, pool.map(prepared, SEEDS, [arch] * len(SEEDS), chunksize=8)))
+        found = pool.map(partial(prepared, arch=arch), SEEDS, chunksize=8)
+        return dict(zip(SEEDS, found, strict=True))
 
 
 def jobs(arch):

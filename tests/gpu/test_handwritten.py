@@ -162,7 +162,7 @@ def check(kernel, formula):
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
 @pytest.mark.parametrize("name", KERNELS)
 def test_formula(device, name, dtype, n):
-    for m in (0, 1, 7, 1024 if n <= 32768 else 133):
+    for m in (0, 1, 7, 4096 if n <= 16384 else 133):
         seed(name, dtype, n, m)
         check(*KERNELS[name](device, m, n, dtype))
 

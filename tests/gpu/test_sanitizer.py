@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from .matrix import EXAMPLES
-from .sanitize import SHAPES
+from .sanitize import LONG, SHAPES
 
 pytestmark = pytest.mark.gpu
 
@@ -39,4 +39,5 @@ def test_sanitizer(tool):
     output = done.stdout + done.stderr
     assert done.returncode == 0, output[-8000:]
     assert CLEAN[tool] in output, output[-8000:]
-    assert f"{2 * len(EXAMPLES) * len(SHAPES)} kernels right" in output, output[-8000:]
+    count = 2 * (len(EXAMPLES) * len(SHAPES) + 2 * len(LONG))
+    assert f"{count} kernels right" in output, output[-8000:]

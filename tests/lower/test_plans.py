@@ -90,7 +90,7 @@ def test_numerics_hang_on_n_and_dtypes_alone(name, dtype):
         graph = graph_of(name, n, dtype)
         for arch in ARCH:  # which counts where a row may be spread over a cluster
             found = {
-                choose(plans_of(graph, arch, align), None).numerics for align in [*ALIGNMENTS, 1]
+                choose(plans_of(graph, arch, align)).numerics for align in [*ALIGNMENTS, 1]
             }
             assert len(found) == 1, f"N = {n}, {arch}: {found}"
 
@@ -235,14 +235,15 @@ def test_plans_can_be_forced(loader, threads):
     assert (plan.numerics.threads_per_row, plan.placement.loader) == (threads, loader)
 
 
-def test_the_default_comes_first_and_the_rest_differ():
+def test_one_plan_is_the_default_and_all_differ():
     for name in EXAMPLES:
         graph = graph_of(name, 4096)
         target = Target(4096, ARCH["sm_90a"])
         plans = enumerate_plans(graph, target)
-        assert choose(plans, target) is plans[0]
+        assert choose(plans) in plans and choose(plans[::-1]) is choose(plans)
         lowered = lower(graph, graph, target).plan
-        assert (lowered.numerics, lowered.placement) == (plans[0].numerics, plans[0].placement)
+        default = choose(plans)
+        assert (lowered.numerics, lowered.placement) == (default.numerics, default.placement)
         assert len({(p.numerics, p.placement) for p in plans}) == len(plans) > 10
 
 
