@@ -294,7 +294,7 @@ class ElementwiseLoader(_Static):
         if not self.free:
             raise ValueError("no tile in shared memory is left: raise extra_smem_tensors")
         sX = self.free.pop(0)
-        if sX.element_type is not mX.element_type:
+        if element_bits(sX.element_type) != element_bits(mX.element_type):
             raise TypeError(f"the tile is of {sX.element_type}, the tensor of {mX.element_type}")
         tXgX = ctx.partition_dest(ctx.partition_global(mX))
         tXrX = ctx.make_fragment(tXgX, mX.element_type)
@@ -387,9 +387,10 @@ class ElementwiseStorer(_Static):
         """Store a vector, or a scalar for the whole row, as mO's dtype into this row of mO."""
         ctx = self.ctx
         tXgO = ctx.partition_dest(ctx.partition_global(mO))
-        y = convert(y, mO.element_type)
+        is_mask = mO.element_type is Int8  # a Boolean tensor that went through a view
+        y = convert(y, Boolean if is_mask else mO.element_type)
         y = y if isinstance(y, cute.TensorSSA) else ctx.full(y)
-        if const_expr(mO.element_type is Boolean):  # a true Boolean vector is stored as 255
+        if const_expr(y.dtype is Boolean):  # a true Boolean vector would be stored as 255
             y = cute.where(y, ctx.full(1, Int8), ctx.full(0, Int8))
         tXrO = ctx.make_fragment(tXgO, y.dtype)
         tXrO.store(y)

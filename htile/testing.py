@@ -33,9 +33,9 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
         if isinstance(value, torch.Tensor):
             value = value.detach()
             if spec.role is Role.ROW:
-                value = value.expand(*call.lead, call.n).reshape(rows, call.n)
+                value = value.expand((*call.lead, call.n)).reshape(rows, call.n)
             elif spec.role is Role.PER_ROW:
-                value = value.expand(*call.lead, *spec.inner).reshape(rows, *spec.inner)
+                value = value.expand((*call.lead, *spec.inner)).reshape((rows, *spec.inner))
         prepared.append(value)
         dims.append(0 if spec.role in (Role.ROW, Role.PER_ROW) else None)
 

@@ -13,17 +13,22 @@ def expand(tensor: cute.Tensor, dim: int, size) -> cute.Tensor:
     return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=stride))
 
 
-def make_fake_tensor(dtype, shape, divisibility=1, *, align=None, stride=None):
+def make_fake_tensor(
+    dtype, shape, divisibility=1, *, align=None, stride=None, any_stride=False
+):
     """A tensor of `shape` for cute.compile: inner stride 1, outer strides 64-bit symbols.
 
     Every outer stride is a multiple of `divisibility` elements and the data pointer is aligned
     to `align` bytes (default: `divisibility` elements). Static outer strides are never made,
-    because offsets from them are 32-bit and wrap. `stride` replaces the whole tuple.
+    because offsets from them are 32-bit and wrap. `stride` replaces the whole tuple; with
+    `any_stride` every one is a symbol, the last too.
     """
     size_bytes = max(dtype.width, 8) // 8
     if align is None:
         align = divisibility * size_bytes
-    if stride is None:
+    if any_stride:
+        stride = tuple(cute.sym_int64() for _ in shape)
+    elif stride is None:
         stride = (*(cute.sym_int64(divisibility=divisibility) for _ in shape[1:]), 1)
     return cute.runtime.make_fake_tensor(dtype, tuple(shape), tuple(stride), assumed_align=align)
 

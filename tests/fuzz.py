@@ -25,7 +25,7 @@ from htile.testing import assert_close
 F32, BF16, I64 = torch.float32, torch.bfloat16, torch.int64
 N = 24
 LEADS = ((5,), (2, 3), (5,), (1,), (0,), (2, 0))
-SIZES = {"softmax": (N, 1, 17), "norm": (N, 17)}  # others: N
+SIZES = {"softmax": (N, 1, 17)}  # others: N
 
 
 @htile.rowwise
@@ -89,7 +89,8 @@ class _Draw:
         self.lead = rng.choice(LEADS)
         self.name = rng.choice(("softmax", "norm", "norm", "shifted", "shifted", "chosen"))
         self.n = rng.choice((N, N, *SIZES.get(self.name, (N,))))
-        self.dtype = BF16 if self.name in ("softmax", "norm") and rng.random() < 0.4 else F32
+        # by rank, so that there are fewer kernels
+        self.dtype = BF16 if self.name == "norm" and len(self.lead) == 2 else F32
         self.note = [f"N {self.n}", str(self.dtype), f"lead {self.lead}"]
         self.bases: list[torch.Tensor] = []
         self.mistakes = rng.choice((0, 0, 1, 1, 2))
@@ -136,12 +137,14 @@ class _Draw:
         """A row argument in one of many layouts, its memory kept in `bases`."""
         kind = self.rng.choice(LAYOUTS)
         lead, dtype = self.lead, dtype or self.dtype
+        if broadcasts and kind in ("odd", "wide"):  # fewer alignments
+            kind = "plain"
         if broadcasts and self.rng.random() < 0.3:
             lead, kind = (1,) * len(lead), "plain"
             if self.rng.random() < 0.5 and len(self.lead) > 1:
                 lead = (1,)
         self.note.append(f"{kind} row {lead}")
-        wide = self.tensor((*lead, 2 * self.n + 4), dtype)
+        wide = self.tensor((*lead, 2 * self.n + 8), dtype)
         self.bases.append(wide)
         if kind == "wide":
             return wide[..., : self.n]
@@ -176,7 +179,7 @@ class _Draw:
                 self.note.append("in place")
                 outs.append(same)
             elif self.rng.random() < 0.3 and shape[-1:] == (self.n,):
-                outs.append(self.tensor((*shape[:-1], self.n + 3), dtype)[..., : self.n])
+                outs.append(self.tensor((*shape[:-1], self.n + 8), dtype)[..., : self.n])
             else:
                 outs.append(self.tensor(shape, dtype))
         return self.structure(outs)
@@ -233,25 +236,27 @@ class _Draw:
         makers = (
             lambda: self.tensor((*lead, n), self.rng.choice(dtypes)),
             lambda: self.tensor((*lead, n), self.rng.choice(dtypes)),
-            lambda: self.tensor((*lead, n + 1)),
-            lambda: self.tensor((7, *lead, n), self.dtype)[:1],
+            lambda: self.tensor((*lead, n + 1), self.dtype),
+            lambda: self.tensor((*lead[:-1], 7, n), self.dtype),
             lambda: self.tensor(lead),
             lambda: self.tensor((n,), self.dtype),
-            lambda: self.tensor((n + 2,)),
+            lambda: self.tensor((n + 2,), self.dtype),
             lambda: self.tensor(()),
             lambda: self.tensor((1,)),
             lambda: self.tensor((*lead, 0)),
-            lambda: self.tensor((4, n)),
+            lambda: self.tensor((4, n), self.dtype),
             lambda: self.tensor((*lead, n), device=self.elsewhere()),
             lambda: self.tensor((n,), device=self.elsewhere()),
-            lambda: self.tensor((*lead, n)).requires_grad_(),
-            lambda: torch.nn.Parameter(self.tensor((*lead, n)), requires_grad=False),
-            lambda: self.tensor((*lead, n)).as_subclass(Subclass),
-            lambda: self.tensor((*lead, n)).to_sparse(),
-            lambda: torch._neg_view(self.tensor((*lead, n))),
-            lambda: self.tensor((n + 12,)).as_strided((*(1 for _ in lead[1:]), 5, n), (3,) * len(lead) + (1,)),
+            lambda: self.tensor((*lead, n), self.dtype).requires_grad_(),
+            lambda: torch.nn.Parameter(self.tensor((*lead, n), self.dtype), requires_grad=False),
+            lambda: self.tensor((*lead, n), self.dtype).as_subclass(Subclass),
+            lambda: self.tensor((*lead, n), self.dtype).to_sparse(),
+            lambda: torch._neg_view(self.tensor((*lead, n), self.dtype)),
+            lambda: self.tensor((n + 32,), self.dtype).as_strided(
+                (*(1 for _ in lead[1:]), 5, n), (*(8 for _ in lead), 1)
+            ),
             lambda: x,
-            lambda: self.tensor((*lead, 1)).expand(*lead, n),
+            lambda: self.tensor((*lead, 1), self.dtype).expand(*lead, n),
         )  # fmt: skip
         return makers[number]()
 
@@ -309,8 +314,9 @@ class _Draw:
 def check(call: Call) -> str:
     """Run a call; what came of it.
 
-    "right", "shapes" (no values to compare), the class of its HTileError, or "own": an error of the
-    function's own Python.
+    "right", "shapes" (no values to compare), the class of its HTileError, "own" (an error of the
+    function's own Python), or "number": a number has the methods of a tensor inside a row-wise
+    function, and has none in the oracle.
     """
     out = call.kwargs.get("out")
     kept = pytree.tree_map(_snapshot, (call.args, call.kwargs))
@@ -330,7 +336,12 @@ def check(call: Call) -> str:
         assert result is out
     if any(t.is_meta for t in pytree.tree_leaves(result)):
         return "shapes"
-    assert_close(call.function, result, *args, **kwargs)
+    try:
+        assert_close(call.function, result, *args, **kwargs)
+    except AttributeError as error:
+        if not _is_own(error):
+            raise
+        return "number"
     return "right"
 
 
@@ -384,8 +395,9 @@ def kernels(seed: int, count: int, arch: str) -> dict[tuple[str, str], None]:
             if 0 in specs.lead:
                 continue
             outs = outs if all(isinstance(o, torch.Tensor) for o in outs) else ()
-            lowered, _ = function._lower(specs, values, outs, target)
-        except HTileError:
+            aliases = function._aliases(values, outs)
+            lowered, _ = function._lower(specs, values, outs, aliases, target)
+        except (HTileError, AttributeError, TypeError):
             continue
         found[lowered.source, lowered.function] = None
     return found

@@ -11,7 +11,7 @@ import torch
 
 import htile
 from htile import jit
-from htile.errors import ArgumentError, CompileError, GradientError, UnsupportedError
+from htile.errors import ArgumentError, CompileError, GradientError
 from htile.frontend.graph import Role
 from htile.testing import assert_close, oracle
 from tests.lower.cases import BF16, EXAMPLES, F16, F32

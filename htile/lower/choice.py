@@ -18,7 +18,7 @@ ACCESS_BYTES = 16  # the widest load and store
 SPARE_REGISTERS = 40  # addresses, predicates, partial results: seen in the examples on sm_90a
 MAX_REGISTERS = 255  # of a thread
 REDUCTION_BYTES = 4096  # of shared memory, more than any reduction buffer
-MIN_CLUSTER_N = 8192  # no shorter row is worth a cluster
+MIN_CLUSTER_N = 8192  # no shorter row is worth a cluster, or reading it again
 
 
 def row_dtypes(graph: Graph) -> list:
@@ -100,7 +100,9 @@ def _numerics(
     """Threads a row and clusters, as far as the registers of a thread hold its elements."""
     vec = vector_size(graph)
     for cluster in (1, 2, 4, 8, 16):
-        if cluster > target.arch.max_cluster or (cluster > 1 and graph.n < MIN_CLUSTER_N):
+        if cluster > target.arch.max_cluster or (
+            (cluster > 1 or reload) and graph.n < MIN_CLUSTER_N
+        ):
             return
         threads = 1 if cluster == 1 else 128
         while threads <= target.arch.max_threads:

@@ -305,8 +305,11 @@ class _Printer:
         return lines
 
     def _assign(self, name: str, expression: str, i: Input) -> list[str]:
-        widen = i.dtype.is_floating_point and i.dtype is not torch.float32
-        return [f"    {name} = {expression}{'.to(Float32)' if widen else ''}"]
+        if i.dtype is torch.bool:  # Int8 after a view
+            expression = f"math.convert({expression}, Boolean)"
+        elif i.dtype.is_floating_point and i.dtype is not torch.float32:
+            expression += ".to(Float32)"
+        return [f"    {name} = {expression}"]
 
     def _stage_comment(self) -> list[str]:
         """A blank line and what the next steps are for."""
@@ -437,7 +440,7 @@ class _Printer:
             else:
                 is_row, inner = _row_shape(self.graph, a)
                 shape = self._fake_shape(a, (n,) if is_row else inner)
-                last = [str(self._divisibility(a))] if is_row else [f"stride={_free(len(shape))}"]
+                last = [str(self._divisibility(a))] if is_row else ["any_stride=True"]
                 args.append(f"make_fake_tensor({', '.join([dtype, _tuple(shape), *last])})")
         return [
             "def fake_arguments():",
@@ -463,11 +466,6 @@ def _row_shape(graph: Graph, argument: Input | Output) -> tuple[bool, tuple[int,
 def _tuple(parts: Iterable[str]) -> str:
     parts = list(parts)
     return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
-
-
-def _free(rank: int) -> str:
-    """Strides that may be anything."""
-    return _tuple(["cute.sym_int64()"] * rank)
 
 
 def access_bytes(plan: Plan, dtype: torch.dtype) -> int:

@@ -1,7 +1,13 @@
 """Runs every example once a size, for compute-sanitizer; prints how many were right.
 
+`--no-clusters` leaves out rows that are spread over a cluster: racecheck does not follow the fence
+and the relaxed cluster barrier between an mbarrier's initialization and its first use, and reports
+those two writes as a race. Of the memory of other blocks it sees nothing.
+
 Inputs come from the CPU and results are compared there, so that no other kernel runs on the GPU.
 """
+
+import sys
 
 import torch
 from torch.utils import _pytree as pytree
@@ -13,15 +19,16 @@ from examples.rmsnorm import residual_arguments, rmsnorm
 from htile.testing import assert_close
 
 SHAPES = ((3, 17), (5, 1000), (4, 4096))
-LONG = ((2, 20000), (3, 32768))  # rows read again after barriers, clusters
+LONG = ((2, 12000),)  # read again after barriers
+CLUSTERED = ((2, 20000), (3, 32768))
 
 
-def main() -> None:
+def main(clusters: bool) -> None:
     functions = [*map(examples.load, examples.NAMES), (rmsnorm, residual_arguments)]
     right = 0
     for function, arguments in functions:
         long = function.__name__ in ("softmax", "norm_softmax")
-        for m, n in SHAPES + (LONG if long else ()):
+        for m, n in SHAPES + (LONG + CLUSTERED * clusters if long else ()):
             for dtype in (torch.bfloat16, torch.float32):
                 torch.manual_seed(0)
                 args = arguments(m, n, dtype, "cpu")
@@ -30,13 +37,13 @@ def main() -> None:
                 result = pytree.tree_map(torch.Tensor.cpu, result)
                 assert_close(function, result, *args)
                 right += 1
-    by_hand()
+    by_hand(SHAPES + CLUSTERED[1:] * clusters)
     print(f"{right} kernels right")
 
 
-def by_hand() -> None:
+def by_hand(shapes: tuple) -> None:
     """The hand-written kernels, whose exchanges the emitted ones do not all have."""
-    for m, n in SHAPES + LONG[1:]:
+    for m, n in shapes:
         torch.manual_seed(0)
         x, weight = torch.randn(m, n), torch.rand(n)
         row, column = x.to("cuda"), weight.to("cuda")
@@ -49,4 +56,4 @@ def by_hand() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(clusters="--no-clusters" not in sys.argv)

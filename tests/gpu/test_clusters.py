@@ -1,0 +1,179 @@
+"""Rows longer than one CTA holds: clusters of 2 to 16, rows kept in registers or read again."""
+
+import functools
+import math
+from collections import Counter, defaultdict
+from dataclasses import asdict
+
+import pytest
+import torch
+
+import htile
+from htile.lower import choose, enumerate_plans
+from htile.testing import assert_close, float32_errors
+
+from .matrix import (
+    BF16,
+    EXAMPLES,
+    F16,
+    F32,
+    assert_same_bits,
+    job,
+    rows_of,
+    run,
+    seed,
+    shifted,
+    short,
+)
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiles_nothing")]
+
+NAMES = (
+    "softmax", "rmsnorm_residual", "layernorm", "norm_softmax", "capped_softmax", "log_softmax",
+)  # fmt: skip
+SIZES = (16385, 20000, 32768, 65536, 65537, 131072, 131073, 262144)
+DTYPES = (BF16, F16, F32)
+BATCHES = (64, 3, 1, 0)
+FORCED = (32768, 65536)
+CLUSTERS = (2, 4, 8, 16)
+
+
+@functools.cache
+def fits(name, n, dtype) -> bool:
+    """Whether there is a plan; else the error is tested."""
+    f, arguments = EXAMPLES[name]
+    try:
+        f.inspect(*arguments(2, n, dtype, "meta"), arch="sm_90a")
+    except htile.LoweringError:
+        return False
+    return True
+
+
+CASES = [
+    (name, n, dtype) for name in NAMES for n in SIZES for dtype in DTYPES if fits(name, n, dtype)
+]
+
+
+def plans(name, n, dtype, arch):
+    """(the function with that plan, the plan): the best of each cluster, reload and loader."""
+    f, arguments = EXAMPLES[name]
+    kernel = f.inspect(*arguments(3, n, dtype, "meta"), arch=arch)
+    found = defaultdict(list)
+    for plan in enumerate_plans(kernel.graph, kernel.plan.target):
+        num = plan.numerics
+        if num.cluster_n > 1:
+            found[num.cluster_n, num.reload, plan.placement.loader].append(plan)
+    for some in found.values():
+        plan = choose(some)
+        yield f.with_plan(**asdict(plan.numerics), **asdict(plan.placement)), plan
+
+
+def jobs(arch):
+    """The default plan of every case, aligned and not; and every kind of plan, forced."""
+    for name, n, dtype in CASES:
+        f, arguments = EXAMPLES[name]
+        args = arguments(3, n, dtype, "meta")
+        yield job(f, args, arch)
+        if name in ALIGNED and n in FORCED:
+            for elements in OFFSETS:
+                moved = [shifted(a, elements) if a.ndim > 1 else a for a in args]
+                yield job(f, moved, arch)
+    for name in ALIGNED:
+        for n in FORCED:
+            for dtype in (BF16, F32):
+                for forced, _ in plans(name, n, dtype, arch):
+                    yield job(forced, EXAMPLES[name][1](3, n, dtype, "meta"), arch)
+
+
+ALIGNED = ("softmax", "rmsnorm_residual")
+OFFSETS = (4, 2, 1)
+
+
+@pytest.mark.parametrize(("name", "n", "dtype"), CASES, ids=short)
+def test_long_rows(device, name, n, dtype):
+    """Right, and each row the same bits in every batch."""
+    f, arguments = EXAMPLES[name]
+    seed(name, n, dtype)
+    args = arguments(max(BATCHES), n, dtype, device)
+    errors = float32_errors(f, *args)
+    whole = run(f, *args)
+    assert_close(f, whole, *args, torch_errors=errors)
+    for m in BATCHES:
+        part = [a[:m] if _is_rows(a, len(args[0])) else a for a in args]
+        assert_same_bits(run(f, *part), rows_of(whole, slice(0, m)), m)
+
+
+def _is_rows(tensor, m) -> bool:
+    return tensor.shape[0] == m and (tensor.ndim > 1 or tensor.shape == (m,))
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=short)
+@pytest.mark.parametrize("n", FORCED)
+@pytest.mark.parametrize("name", ALIGNED)
+def test_every_cluster(device, arch, name, n, dtype):
+    """Clusters of 2 to 16, rows kept and read again, both loaders: right, and equal by numerics."""
+    seed(name, n, dtype)
+    args = EXAMPLES[name][1](67, n, dtype, device)
+    errors = float32_errors(EXAMPLES[name][0], *args)
+    results, reached = {}, Counter()
+    for forced, plan in plans(name, n, dtype, arch):
+        result = run(forced, *args)
+        reached[plan.numerics.cluster_n, plan.numerics.reload, plan.placement.loader] += 1
+        assert_close(forced, result, *args, torch_errors=errors)
+        assert_same_bits(result, results.setdefault(plan.numerics, result), plan)
+    print(dict(reached))
+    clusters = {cluster for cluster, *_ in reached}
+    assert clusters >= {c for c in CLUSTERS if c >= (8 if n == 65536 else 4)}, reached
+    assert {loader for *_, loader in reached} == {"shared", "direct"}
+    assert {reload for _, reload, _ in reached} >= {True}
+
+
+@pytest.mark.parametrize("elements", OFFSETS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=short)
+@pytest.mark.parametrize("n", FORCED)
+@pytest.mark.parametrize("name", ALIGNED)
+def test_alignment_changes_no_bit(device, name, n, dtype, elements):
+    f, arguments = EXAMPLES[name]
+    seed(name, n, dtype)
+    args = arguments(5, n, dtype, device)
+    moved = [shifted(a, elements) if a.ndim > 1 else a for a in args]
+    assert moved[0].data_ptr() % 16 == elements * dtype.itemsize % 16
+    assert_same_bits(run(f, *moved), run(f, *args), elements)
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf, math.inf], ids=str)
+@pytest.mark.parametrize("n", [32768, 65537, 131072])
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=short)
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_special_values_in_the_lanes_of_each_cta(device, name, dtype, n, value):
+    """One of them in a row of its own: at the first, last and middle column of each CTA's share."""
+    f, _ = EXAMPLES[name]
+    seed(name, n)
+    columns = sorted(
+        {min(max(n * k // 16 + shift, 0), n - 1) for k in range(17) for shift in (-1, 0, 1, 777)}
+    )
+    x = torch.randn(len(columns) + 3, n, device=device).to(dtype)
+    x[range(len(columns)), columns] = value
+    x[-3], x[-2] = -math.inf, math.nan
+    x[-1] = -math.inf
+    x[-1, n // 2 + 5] = 1.0  # all CTAs but one see nothing but -inf
+    result = run(f, x)
+    assert_close(f, result, x)
+    rows = result if name == "softmax" else result[0]
+    if value == -math.inf:
+        assert rows[: len(columns)].isnan().sum() == 0
+    else:
+        assert rows[: len(columns)].isnan().any(-1).all()
+    assert rows[-3:-1].isnan().all()
+    assert not rows[-1].isnan().any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_fits_no_cluster_says_what_to_do(device, name):
+    f, arguments = EXAMPLES[name]
+    with pytest.raises(htile.LoweringError) as caught:
+        f(*arguments(2, 2**21, BF16, device))
+    assert "a row of N = 2097152 elements does not fit" in str(caught.value)
+    assert "split the row" in str(caught.value)
+    x = torch.randn(2, 1000, device=device)
+    assert_close(EXAMPLES["softmax"][0], EXAMPLES["softmax"][0](x), x)

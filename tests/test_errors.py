@@ -1,0 +1,424 @@
+"""Every kind of mistake, with its words and its line; and docs/errors.md, made of them.
+
+    python -m tests.test_errors --write docs/errors.md
+
+Each case is code that raises. The page shows the code and the whole message; a test asserts that
+it is up to date, so every word of a message is under test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import linecache
+import textwrap
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+import htile
+from htile import errors, jit
+
+PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
+FILE = "example.py"
+
+HEAD = """\
+# Errors
+
+Every error that HTile raises is an `htile.HTileError`, of one class for each kind of mistake. Its
+message says what was expected, what came, and what to do; where a line of yours is to blame, it
+ends with that line. This page is made by `python -m tests.test_errors --write docs/errors.md`,
+from code that the tests run: each block of code below raises exactly the message under it.
+
+Each example begins with
+
+```python
+import math
+import numpy as np
+import torch
+import torch.nn.functional as F
+import htile
+
+x = torch.randn(4, 8)
+```
+"""
+
+PRELUDE = HEAD[HEAD.index("import math") : HEAD.rindex("```")]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Code that raises `kind`, blaming the line with the text `line` (None: none of them).
+
+    elsewhere: what is pretended where the code needs a machine that this one is not.
+    """
+
+    title: str
+    code: str
+    kind: str
+    line: str | None = None
+    elsewhere: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One kind of mistake, and what to do about it."""
+
+    title: str
+    advice: str
+    cases: tuple[Case, ...]
+
+
+def row(body: str, parameters: str = "x", call: str = "f(x)") -> str:
+    """The code of a function with this body, and of a call of it."""
+    lines = textwrap.indent(body, "    ")
+    return f"@htile.rowwise\ndef f({parameters}):\n{lines}\n\n{call}"
+
+
+def traced(title: str, body: str, line: str | None = None, kind="TraceError", **more) -> Case:
+    """A mistake inside the function; by default its only line is to blame."""
+    return Case(title, row(body, **more), kind, line or body)
+
+
+def called(title: str, call: str, kind: str = "ArgumentError", parameters: str = "x", **more):
+    """A mistake of a call, of which no line is told: the traceback ends there."""
+    names = ", ".join(p.split(":")[0].strip() for p in parameters.split(","))
+    body = "return " + " + ".join(names.split(", "))
+    return Case(title, row(body, parameters, call), kind, **more)
+
+
+def written(title: str, call: str, kind: str = "ArgumentError") -> Case:
+    """A hazard of `out=`."""
+    body, parameters = "return x * 2", "x"
+    if "two results" in title:
+        body = "return x * 2, x.sum()"
+    elif "w=" in call:
+        body, parameters = "return x * w", "x, w"
+    elif " t=" in call:
+        body, parameters = "return x * t", "x, t: htile.PerRow"
+    return Case(title, row(body, parameters, call), kind)
+
+
+SECTIONS = (
+    Section(
+        "An operation that HTile does not have",
+        "Write it with elementwise functions and reductions; the message names the way where there "
+        "is one.",
+        (
+            traced("A torch function", "return torch.cumsum(x, -1)", kind="UnsupportedError"),
+            traced("A method", "return x.topk(3)", kind="UnsupportedError"),
+            traced("An arg-reduction", "return x.argmax()", kind="UnsupportedError"),
+            traced("Part of a row", "return x[1:]", kind="UnsupportedError"),
+            traced("A product of matrices", "return x @ x", kind="UnsupportedError"),
+            traced("In place", "return x.add_(1)"),
+            traced("An assignment", "x[0] = 1.0\nreturn x", "x[0] = 1.0"),
+            traced("`out=` of torch", "return torch.add(x, x, out=x)"),
+        ),
+    ),
+    Section(
+        "A branch on data",
+        "The function runs once, for no row in particular, so Python can not decide by what a row "
+        "holds. Compute both and choose with `torch.where`; arguments that Python may branch on "
+        "are static: bool, int, str, None, or annotated `htile.Static`.",
+        (
+            traced("`if`", "if x.sum() > 0:\n    return x\nreturn -x", "if x.sum() > 0:"),
+            traced("`while`", "while x.max() > 1:\n    x = x / 2\nreturn x", "while x.max() > 1:"),
+            traced("`and`", "return x if x.min() > 0 and x.max() < 1 else -x"),
+            traced("The built-in `max`", "return max(x, 0.0)"),
+            traced("The built-in `min`", "return min(x, 1.0)"),
+        ),
+    ),
+    Section(
+        "A row as a Python number or list",
+        "A symbolic row has a shape and a dtype, and no values.",
+        (
+            traced("Iteration", "total = 0.0\nfor value in x:\n    total += value\nreturn total",
+                   "for value in x:"),
+            traced("`sum`", "return x - sum(x)"),
+            traced("`len`", "return x.sum() / len(x)"),
+            traced("`float`", "return x - float(x.max())"),
+            traced("`int`", "return x * int(x.max())"),
+            traced("`.item()`", "return x - x.max().item()", kind="UnsupportedError"),
+            traced("`math`", "return math.exp(x)"),
+            traced("`math` of a scalar", "return x * math.sqrt(s)", parameters="x, s: float",
+                   call="f(x, 2.0)"),
+        ),
+    ),
+    Section(
+        "numpy",
+        "numpy computes on the CPU, at once. Inside the function use torch's functions; outside, "
+        "make tensors of arrays.",
+        (
+            traced("A function of numpy", "return np.exp(x)"),
+            traced("An array of numpy", "return np.ones(8) * x"),
+            called("An array as an argument", "f(x.numpy())"),
+            called("A number of numpy", "f(x, np.float32(2.0))", parameters="x, s: float"),
+        ),
+    ),
+    Section(
+        "Tensors of torch where only symbolic ones may be",
+        "A kernel fixes what it captures. A number, a string, a tuple or a frozen dataclass may be "
+        "captured and is looked at again in every call; a tensor is passed as an argument.",
+        (
+            Case("A captured tensor", "weight = torch.ones(8)\n\n"
+                 + row("return x * weight"), "TraceError", "@htile.rowwise"),
+            Case("A captured list", "powers = [1, 2]\n\n" + row("return x ** powers[1]"),
+                 "TraceError", "@htile.rowwise"),
+            traced("A tensor made inside", "return x * torch.ones(8)"),
+            traced("Python's types", 'return x + "1"'),
+        ),
+    ),
+    Section(
+        "Shapes inside the row",
+        "Inside the function a row argument has the shape `(N,)`, so `-1` is its only axis.",
+        (
+            traced("An axis that a row has not", "return x.sum(dim=1)", kind="ShapeError"),
+            traced("`F.normalize`, whose default is axis 1", "return F.normalize(x)",
+                   kind="ShapeError"),
+            traced("A shape that is not the row's", "return F.layer_norm(x, (4,))",
+                   kind="ShapeError"),
+        ),
+    ),
+    Section(
+        "Shapes of arguments",
+        "A tensor of two or more dimensions is a row argument; one of one dimension is shared by "
+        "all rows; one value a row is of the shape `(*lead, 1)`, or annotated `htile.PerRow`.",
+        (
+            called("Two lengths of rows", "f(x, torch.ones(4, 9))", "ShapeError", "x, y"),
+            called("Leading dimensions that do not fit", "f(x, torch.ones(3, 8))", "ShapeError",
+                   "x, y"),
+            called("One value a row without an annotation", "f(x, torch.ones(4))", "ShapeError",
+                   "x, t"),
+            called("Neither N nor the number of rows", "f(x, torch.ones(5))", "ShapeError", "x, w"),
+            called("`htile.PerRow` of another shape", "f(x, torch.ones(5))", "ShapeError",
+                   "x, t: htile.PerRow"),
+            called("`htile.PerRow` with an axis too many", "f(x, torch.ones(4, 1))", "ShapeError",
+                   "x, t: htile.PerRow"),
+            called("`htile.Scalar` of more than one", "f(x, torch.ones(2))", "ShapeError",
+                   "x, s: htile.Scalar"),
+            called("Rows without elements", "f(torch.ones(4, 0))", "ShapeError"),
+            called("No row", "f(2.0)"),
+            called("Two tensors of one dimension", "f(x[0], x[1])", parameters="x, y"),
+        ),
+    ),
+    Section(
+        "Dtypes",
+        "HTile takes float32, bfloat16, float16, int32, int64 and bool, and computes in float32.",
+        (
+            called("float64", "f(x.double())", "DtypeError"),
+            called("8-bit integers", "f(x.to(torch.int8))", "DtypeError"),
+            traced("float64 inside", "return x.to(torch.float64)", kind="DtypeError"),
+            traced("A mean of integers", "return x.mean()", kind="DtypeError", call="f(x.long())"),
+            traced("A minus of masks", "return (x > 0) - (x > 1)", kind="DtypeError"),
+        ),
+    ),
+    Section(
+        "Arguments of a call",
+        "",
+        (
+            called("Missing", "f(x)", parameters="x, w"),
+            called("Too many", "f(x, 1.0)"),
+            called("Unknown", "f(x, colour=1.0)"),
+            called("Twice", "f(x, x=x)"),
+            called("A list", "f(x, [1.0, 2.0])", parameters="x, w"),
+            called("A static list", "f(x, [1, 2])", parameters="x, s: htile.Static"),
+            called("A static tensor", "f(x, torch.ones(8))", parameters="x, s: htile.Static"),
+            called("An object that may change", "f(x, object())", parameters="x, s: htile.Static"),
+            called("A number of more than 64 bits", "f(x, 2**70)", parameters="x, s: float"),
+            Case("`*args`", "@htile.rowwise\ndef f(*rows):\n    return rows[0]", "UnsupportedError",
+                 "@htile.rowwise"),
+            Case("What is no function", "htile.rowwise(torch.nn.ReLU())", "ArgumentError"),
+        ),
+    ),
+    Section(
+        "Tensors that are not plain",
+        "",
+        (
+            called("Two devices", 'f(x, x.to("meta"))', parameters="x, y"),
+            called("A subclass", "class Mine(torch.Tensor):\n    pass\n\nf(x.as_subclass(Mine))",
+                   "UnsupportedError"),
+            called("Sparse", "f(x.to_sparse())", "UnsupportedError"),
+            called("Nested", "f(torch.nested.nested_tensor([x, x]))", "UnsupportedError"),
+            called("`torch.func`", "torch.func.grad(lambda x: f(x).sum())(x)", "UnsupportedError"),
+        ),
+    ),
+    Section(
+        "Gradients",
+        "HTile computes no gradients yet, and raises rather than return a result that has none.",
+        (
+            called("An argument that requires grad", "f(x.requires_grad_())", "GradientError"),
+            called("A parameter", "f(x, torch.nn.Parameter(torch.ones(8)))", "GradientError",
+                   "x, w"),
+        ),
+    ),
+    Section(
+        "What is returned",
+        "Return tensors that are computed of the rows: one, or a tuple, list or dict of them.",
+        (
+            Case("Nothing", row("y = x * 2"), "TraceError", "@htile.rowwise"),
+            Case("A number", row("return x, 1.0"), "TraceError", "@htile.rowwise"),
+            Case("A foreign object", row("return {'y': x, 'info': object()}"), "TraceError",
+                 "@htile.rowwise"),
+            Case("A tensor that was captured", row("return x, torch.ones(8)"), "TraceError",
+                 "@htile.rowwise"),
+            Case("An empty tuple", row("return ()"), "TraceError", "@htile.rowwise"),
+            traced("What depends on no row", "return x, w * 2", parameters="x, w",
+                   call="f(x, torch.ones(8))"),
+        ),
+    ),
+    Section(
+        "`out=`",
+        "A result may replace a row argument exactly; it may share no other memory with any "
+        "argument or result.",
+        (
+            written("Another structure", "f(x, out=(torch.empty(4, 8),))"),
+            written("One tensor for two results", "f(x, out=torch.empty(4, 8))"),
+            written("No tensor", "f(x, out=x.numpy())"),
+            written("Another shape", "f(x, out=torch.empty(4, 9))", "ShapeError"),
+            written("Another dtype", "f(x, out=torch.empty(4, 8).half())", "DtypeError"),
+            written("Another device", 'f(x, out=torch.empty(4, 8, device="meta"))'),
+            written("Elements apart", "f(x, out=torch.empty(8, 4).t())"),
+            written("Expanded", "f(x, out=torch.empty(1, 8).expand(4, 8))"),
+            written("What requires grad", "f(x, out=torch.empty(4, 8, requires_grad=True))"),
+            written("Part of an argument",
+                    "wide = torch.ones(4, 9)\nf(wide[:, 1:], out=wide[:, :8])"),
+            written("A column", "y = torch.empty(4, 8)\nf(x, w=y[0], out=y)"),
+            written("One value a row", "y = torch.empty(4, 8)\nf(x, t=y[:, 0], out=y)"),
+            written("One memory for two results", "y = torch.empty(4, 8)\nf(x, out=(y, y[:, 0]))"),
+            Case("Inside another function", row("return x * 2", call="@htile.rowwise\ndef g(x):\n"
+                 "    return f(x, out=x)\n\ng(x)"), "TraceError", "return f(x, out=x)"),
+        ),
+    ),
+    Section(
+        "What no kernel can do",
+        "",
+        (
+            Case("A row that is too long", row(
+                "return torch.softmax(x, -1)",
+                call='f.inspect(torch.empty(4, 2**21, device="meta"))',
+            ), "LoweringError"),
+            Case("A row that is too long for a GPU without clusters", row(
+                "return torch.softmax(x, -1)",
+                call='f.inspect(torch.empty(4, 2**18, device="meta"), arch="sm_80")',
+            ), "LoweringError"),
+            Case("A plan that there is not", row(
+                "return x * 2", call="f.with_plan(num_threads=7).inspect(x)"), "LoweringError"),
+            Case("An architecture that HTile does not know", row(
+                "return x * 2", call='f.inspect(x, arch="sm_75")'), "CompileError"),
+            Case("A GPU that HTile does not know", row("return x * 2", call="f(x.cuda())"),
+                 "CompileError", elsewhere="old GPU"),
+            Case("No CuTe-DSL", row("return x * 2", call="f.inspect(x).ptx"), "CompileError",
+                 elsewhere="no CuTe-DSL"),
+            Case("The first call inside a capture", row(
+                "return x * 2",
+                call="x = x.cuda()\nwith torch.cuda.graph(torch.cuda.CUDAGraph()):\n    y = f(x)",
+            ), "ArgumentError", elsewhere="capture"),
+        ),
+    ),
+)  # fmt: skip
+
+
+# ---- running a case ------------------------------------------------------------------------------
+
+
+@contextmanager
+def pretended(what: str) -> Iterator[None]:
+    """A machine that has an old GPU, or no CuTe-DSL, or captures a CUDA graph."""
+    with ExitStack() as stack:
+
+        def patch(*args, **kwargs):
+            stack.enter_context(mock.patch.object(*args, **kwargs))
+
+        if what == "no CuTe-DSL":
+            stack.enter_context(mock.patch.dict("sys.modules", cutlass=None))
+        elif what:
+            capability = (7, 5) if what == "old GPU" else (9, 0)
+            patch(torch.cuda, "get_device_capability", lambda device: capability)
+            patch(torch.cuda, "is_current_stream_capturing", lambda: what == "capture")
+            patch(torch.cuda, "graph", lambda graph: ExitStack())
+            patch(torch.cuda, "CUDAGraph", lambda: None)
+            patch(torch.Tensor, "cuda", lambda tensor: tensor)
+            patch(jit, "_device", lambda signature, values: torch.device("cuda"))
+        yield
+
+
+def raised(case: Case) -> errors.HTileError:
+    """The error that a case raises, its code read from a file called example.py."""
+    code = case.code + "\n"
+    linecache.cache[FILE] = (len(code), None, code.splitlines(True), FILE)
+    names: dict[str, object] = {"__name__": "example"}
+    exec(PRELUDE, names)
+    torch.manual_seed(0)
+    with pretended(case.elsewhere), pytest.raises(htile.HTileError) as caught:
+        exec(compile(code, FILE, "exec"), names)
+    return caught.value
+
+
+def message(error: errors.HTileError) -> str:
+    """The text of an error, the same on every machine."""
+    halted = "import of cutlass halted; None in sys.modules"
+    return str(error).replace(halted, "No module named 'cutlass'")
+
+
+def page() -> str:
+    """docs/errors.md."""
+    parts = [HEAD]
+    for section in SECTIONS:
+        parts.append(f"## {section.title}\n")
+        if section.advice:
+            parts.append(textwrap.fill(section.advice, 100) + "\n")
+        for case in section.cases:
+            error = raised(case)
+            parts.append(f"**{case.title}**: `{case.kind}`\n")
+            parts.append(f"```python\n{case.code}\n```\n")
+            text = [
+                wrapped
+                for line in message(error).splitlines()
+                for wrapped in textwrap.wrap(line, 100, subsequent_indent="  ", initial_indent="",
+                                             break_on_hyphens=False, drop_whitespace=True)
+            ]  # fmt: skip
+            parts.append("\n".join(["```text", *text, "```"]) + "\n")
+    return "\n".join(parts)
+
+
+# ---- tests ---------------------------------------------------------------------------------------
+
+CASES = [case for section in SECTIONS for case in section.cases]
+FOREIGN = ("mlir", "tvm", "cuda error", "aten::", "cudnn", "dlpack", "nonetype: none")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
+def test_class_and_line(case):
+    error = raised(case)
+    assert type(error) is getattr(errors, case.kind), error
+    assert (error.loc and error.loc.text) == case.line, error
+    if case.line is not None:
+        assert error.loc.file == FILE
+        assert case.code.splitlines()[error.loc.line - 1].strip() == case.line
+        assert str(error).endswith(f"\n  {FILE}:{error.loc.line}: {case.line}")
+    text = str(error).lower()
+    assert not any(word in text for word in FOREIGN), error
+    assert len(error.message) > 30 and not error.message.endswith((".", "\n")), error
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_the_page_is_up_to_date():
+    written = PAGE.read_text(encoding="utf-8")
+    assert written == page(), "run python -m tests.test_errors --write docs/errors.md"
+
+
+def test_every_class_has_a_case():
+    classes = {name for name in vars(errors) if name.endswith("Error")} - {"HTileError"}
+    assert {case.kind for case in CASES} == classes
+    assert len({case.title for case in CASES}) == len(CASES)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Make docs/errors.md.")
+    parser.add_argument("--write", type=Path, required=True, metavar="FILE")
+    parser.parse_args().write.write_text(page(), encoding="utf-8", newline="\n")
