@@ -7,7 +7,6 @@ goes the long way: roles, trace, lowering, compilation.
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 import sys
 import types
@@ -19,12 +18,12 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
-from .errors import ArgumentError, GradientError, UnsupportedError
+from .errors import ArgumentError, GradientError, TraceError, UnsupportedError
 from .frontend.captures import Captures, freeze
 from .frontend.graph import Graph, Role
 from .frontend.roles import Call, Scalar, Signature, Spec, Static, classify
 from .frontend.tensor import Tensor as Symbolic
-from .frontend.tensor import internal
+from .frontend.tensor import fail, internal
 from .frontend.trace import trace
 from .lower import Lowered, lower, run_passes
 from .lower.arch import DEFAULT, Arch, arch_named, arch_of_capability
@@ -83,11 +82,18 @@ class Launch:
 class Rowwise:
     """A row-wise function; see `rowwise`."""
 
-    def __init__(self, fn: Callable, fastmath: bool = False, wanted: Mapping | None = None):
+    def __init__(
+        self,
+        fn: Callable,
+        fastmath: bool = False,
+        wanted: Mapping | None = None,
+        base: Rowwise | None = None,
+    ):
         functools.update_wrapper(self, fn)
         self._fn = fn
         self._fastmath = fastmath
         self._wanted = dict(wanted or {})
+        self._base = base or self  # the one that the name of `fn` means
         self._signature = Signature(fn)
         self._captures = Captures(fn)
         self._graphs: dict[object, tuple[Graph, Graph]] = {}
@@ -99,13 +105,17 @@ class Rowwise:
         if "out" in kwargs and "out" not in self._signature.names:
             out = kwargs.pop("out")
         values = self._signature.bind(args, kwargs)
-        if any(type(value) is Symbolic for value in values):
-            return self._fn(*args, **kwargs)  # called by a function that is being traced
-        outs = () if out is None else tuple(pytree.tree_leaves(out))
+        if any(type(value) is Symbolic for value in values):  # by a function that is being traced
+            if out is not None:
+                name = f"{self._signature.name}(out=...)"
+                fail(TraceError, f"{name} inside a traced function; assign the result")
+            return self._fn(*args, **kwargs)
+        leaves, structure = ((), None) if out is None else pytree.tree_flatten(out)
+        outs = tuple(leaves)
         aliases = self._aliases(values, outs)
         key = self._key(values, outs, aliases)
         launch = None if key is None else self._launches.get(key)
-        if launch is None:
+        if launch is None or (out is not None and structure != launch.structure):
             if _are_rows_of_vmap(values):
                 return self._fn(*args, **kwargs)
             call = classify(self._signature, values)
@@ -132,10 +142,10 @@ class Rowwise:
         return self if instance is None else types.MethodType(self, instance)
 
     def __reduce__(self):
-        """Pickled and copied like a function: by name, or with the plan that was asked for."""
-        if self._wanted:
-            return _with_plan, (Rowwise(self._fn, self._fastmath), self._wanted)
-        return _by_name, (self._fn.__module__, self._fn.__qualname__)
+        """Pickled like a function: by its name, or as the one of that name with a plan."""
+        if self._base is not self:
+            return _with_plan, (self._base, self._wanted)
+        return self._fn.__qualname__
 
     def __copy__(self):
         return self
@@ -168,7 +178,7 @@ class Rowwise:
         ("shared" or "direct"), columns ("early" or "late") (placement: no bit changes).
         Raises LoweringError at the call where no plan has them.
         """
-        return Rowwise(self._fn, self._fastmath, {**self._wanted, **wanted})
+        return Rowwise(self._fn, self._fastmath, {**self._wanted, **wanted}, self._base)
 
     def _aliases(self, values: tuple, outs: tuple) -> tuple[tuple[int, str], ...]:
         """Which result is written over which argument."""
@@ -189,7 +199,7 @@ class Rowwise:
                 *map(_tensor_key, outs),
             )
             hash(key)
-        except (TypeError, RuntimeError):
+        except (TypeError, AttributeError, RuntimeError):
             return None  # a list, or a tensor without memory: `classify` will refuse it in words
         return key
 
@@ -273,8 +283,11 @@ def _value_key(kind: type | None, value: object) -> object:
     """One value's part of the key; runtime numbers count by their type only."""
     if isinstance(value, torch.Tensor):
         return _tensor_key(value)
-    number = type(value) is float or (type(value) is int and kind in (float, Scalar))
-    return float if number and kind is not Static else freeze(value)
+    if type(value) is float and kind is not Static:
+        return float
+    if type(value) is int and kind in (float, Scalar) and abs(value) < 2**63:
+        return float  # a larger one is no number that a kernel takes: `classify` says so
+    return freeze(value)
 
 
 def _tensor_key(value: torch.Tensor) -> tuple:
@@ -315,10 +328,6 @@ def _run(launch: Launch, values: tuple, outs: tuple):
     if launch.kernel is not None:
         launch.kernel(*arguments, *outs)
     return pytree.tree_unflatten(outs, launch.structure)
-
-
-def _by_name(module: str, qualname: str) -> Rowwise:
-    return functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
 
 
 def _with_plan(function: Rowwise, wanted: Mapping) -> Rowwise:

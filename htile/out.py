@@ -25,6 +25,8 @@ def check_out(
         what = f"{function}: out= for {output.name}"
         if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
             raise ArgumentError(f"{what} must be a tensor, got {type(leaf).__name__}")
+        if leaf.layout is not torch.strided:
+            raise ArgumentError(f"{what} must be a dense tensor, got layout {leaf.layout}")
         shape = (*call.lead, *output.inner)
         if tuple(leaf.shape) != shape:
             raise ShapeError(f"{what} must have shape {shape}, got {tuple(leaf.shape)}")
@@ -108,19 +110,29 @@ def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
 
     Exact for ranges, and for column slices of one matrix; otherwise it may say yes too often.
     """
+    if not (_has_memory(a) and _has_memory(b)):
+        return False  # refused elsewhere
     if a.numel() == 0 or b.numel() == 0 or a.device != b.device or a.device.type == "meta":
         return False
     (a0, a1), (b0, b1) = _range(a), _range(b)
     if a1 <= b0 or b1 <= a0:
         return False
-    if a.ndim and a.shape[:-1] == b.shape[:-1] and _steps(a) == _steps(b):
+    if a.ndim and a.ndim == b.ndim and a.shape[:-1] == b.shape[:-1] and _steps(a) == _steps(b):
         steps = [abs(s) for s, n in zip(_steps(a), a.shape[:-1], strict=True) if n > 1]
         widths = [t.shape[-1] * t.element_size() for t in (a, b)]
-        if steps and all(_is_dense(t) for t in (a, b)) and all(s % min(steps) == 0 for s in steps):
-            offset = (b.data_ptr() - a.data_ptr()) % min(steps)
-            if widths[0] <= offset and offset + widths[1] <= min(steps):
+        least = min(steps, default=0)
+        if least and _is_dense(a) and _is_dense(b) and all(s % least == 0 for s in steps):
+            offset = (b.data_ptr() - a.data_ptr()) % least
+            if widths[0] <= offset and offset + widths[1] <= least:
                 return False
     return True
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether it has addresses: no sparse or nested tensor, none inside torch.func."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return False
+    return torch._C._has_storage(tensor)
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:
@@ -146,4 +158,6 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 def _kinds(out: object) -> str:
     if isinstance(out, (tuple, list)):
         return f"a {type(out).__name__} of {len(out)}"
+    if isinstance(out, dict):
+        return f"a dict of {', '.join(map(repr, out))}"
     return f"a {type(out).__name__}"

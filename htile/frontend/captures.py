@@ -64,7 +64,7 @@ def _freeze(value, other):
         return cls, tuple(_freeze(v, other) for v in value)
     if cls is frozenset:
         return cls, frozenset(_freeze(v, other) for v in value)
-    if _is_frozen_dataclass(value):
+    if is_frozen_dataclass(value):
         fields = dataclasses.fields(value)
         return cls, tuple(_freeze(getattr(value, f.name, None), other) for f in fields)
     if cls is slice:
@@ -76,7 +76,7 @@ def _freeze(value, other):
     return other(value)
 
 
-def _is_frozen_dataclass(value) -> bool:
+def is_frozen_dataclass(value) -> bool:
     parameters = getattr(type(value), "__dataclass_params__", None)
     return parameters is not None and parameters.frozen
 
@@ -187,7 +187,7 @@ class _Walk:
                 break
             name, value = f"{name}.{attribute}", found
         key = self.value(name, value)
-        if attributes and _is_frozen_dataclass(value):  # its methods and properties are helpers
+        if attributes and is_frozen_dataclass(value):  # its methods and properties are helpers
             method = self._attribute(type(value), attributes[0])
             if isinstance(method, types.FunctionType):
                 return name, key, self.value(f"{name}.{attributes[0]}", method)

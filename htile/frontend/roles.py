@@ -12,12 +12,13 @@ import re
 import sys
 import types
 import typing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from enum import Enum
 
 import torch
 
 from ..errors import ArgumentError, DtypeError, Location, ShapeError, UnsupportedError
-from .captures import freeze
+from .captures import ATOMS, BUILTINS, freeze, is_frozen_dataclass
 from .graph import Role
 from .ops import broadcast_shapes, compute_dtype
 
@@ -107,12 +108,7 @@ class Signature:
         """For each parameter PerRow, Scalar, Static, float, or None."""
         if self._kinds is None:
             scope = _Scope(inspect.unwrap(self.fn))
-            self._kinds = tuple(
-                float
-                if p.annotation is _MISSING and type(p.default) is float
-                else _marker(p.annotation, scope)
-                for p in self._parameters
-            )
+            self._kinds = tuple(_kind(p, scope) for p in self._parameters)
         return self._kinds
 
     def bind(self, args: tuple, kwargs: dict) -> tuple[object, ...]:
@@ -176,6 +172,14 @@ class _Scope(dict):
                 self[name] = cell.cell_contents
             except ValueError:  # not assigned yet
                 continue
+
+
+def _kind(p: inspect.Parameter, scope: _Scope) -> type | None:
+    if p.annotation is not _MISSING:
+        return _marker(p.annotation, scope)
+    if p.name in ("self", "cls"):  # of a method
+        return Static
+    return float if type(p.default) is float else None
 
 
 def _marker(annotation, scope: _Scope) -> type | None:
@@ -324,6 +328,11 @@ def _check_tensor(name: str, parameter: str, tensor: torch.Tensor) -> None:
             "torch.nn.Parameter only, no other tensor subclass yet; pass a plain tensor, for "
             f"instance {parameter}.as_subclass(torch.Tensor)"
         )
+    if tensor.is_nested:
+        raise UnsupportedError(
+            f"{name}: {parameter} is a nested tensor; pass a dense one, for instance "
+            f"{parameter}.to_padded_tensor(0.0)"
+        )
     if tensor.layout is not torch.strided:
         raise UnsupportedError(
             f"{name}: {parameter} has layout {tensor.layout}; pass a dense tensor, for instance "
@@ -352,8 +361,17 @@ def _value_spec(name: str, parameter: str, kind: type | None, value: object) -> 
                 f"{name}: {parameter} is annotated htile.Static: expected a hashable value, got "
                 f"{cls.__name__}; {_FROZEN.get(cls, 'pass a tuple or a frozen dataclass')}"
             ) from None
+        if _may_change(value):
+            raise ArgumentError(
+                f"{name}: {parameter} is static, fixed in the kernel, but what a {cls.__name__} "
+                "holds may change unseen; pass a frozen dataclass"
+            )
         return Spec(parameter, Role.STATIC, value=value)
     if cls is float or (cls is int and kind in (float, Scalar)):
+        if cls is int and abs(value) >= 2**63:
+            raise ArgumentError(
+                f"{name}: {parameter} is an int of more than 64 bits; pass a float"
+            )
         return Spec(parameter, Role.SCALAR, torch.float32)
     numpy = cls.__module__.partition(".")[0] == "numpy"
     if not numpy and (value is None or isinstance(value, (bool, int, str, torch.dtype))):
@@ -373,6 +391,17 @@ def _value_spec(name: str, parameter: str, kind: type | None, value: object) -> 
         f"{name}: {parameter}: expected a tensor, float, int, bool, str, None or dtype, got "
         f"{cls.__name__}; {remedy}"
     )
+
+
+def _may_change(value: object) -> bool:
+    """Whether a hashable value, or one inside, is equal to itself only, whatever it holds."""
+    if isinstance(value, (tuple, frozenset)):
+        return any(map(_may_change, value))
+    if is_frozen_dataclass(value):
+        return any(_may_change(getattr(value, f.name, None)) for f in fields(value))
+    if isinstance(value, (type, types.FunctionType, types.ModuleType, Enum, *ATOMS, *BUILTINS)):
+        return False
+    return type(value).__hash__ is object.__hash__
 
 
 _FROZEN = {

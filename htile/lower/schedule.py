@@ -102,7 +102,10 @@ def make_schedule(
         crossing = _live_at_barriers(make_schedule(graph, fastmath, late_columns).steps, graph)
         homes = {id: _home(graph, id, reload) for ids in crossing for id in ids}
         widest = max((len(s.inputs) for s in steps if isinstance(s, Reload)), default=1)
-        return Schedule(tuple(steps), homes, slot, RELOADED_WORDS * widest)
+        words = RELOADED_WORDS * widest
+        if not in_place:  # numerics depend on words, and may not depend on out=
+            words = make_schedule(graph, fastmath, late_columns, reload, True).words
+        return Schedule(tuple(steps), homes, slot, words)
     crossing = _live_at_barriers(steps, graph)
     homes = {id: Home.REGISTERS for ids in crossing for id in ids}
     return Schedule(tuple(steps), homes, slot, _widest(graph, steps, crossing))

@@ -52,6 +52,8 @@ def test_runtime_scalars_compile_once(compiled, device):
     x = torch.randn(7, 72, device=device)
     for a in (2.0, 0.1, -1e30, 3, -7, 0.0, 2**40, float("inf")):
         assert_close(scaled, run(scaled, x, a), x, float(a))
+    with pytest.raises(htile.ArgumentError, match="more than 64 bits"):
+        scaled(x, 10**400)
     assert compiled() == 1
     for a in (0.1, -3.0):
         on_device = torch.tensor(a, device=device), torch.tensor([a], device=device)
