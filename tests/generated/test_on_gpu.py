@@ -73,7 +73,9 @@ def kinds(plan):
 
 
 def _pool():
-    return ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork"))
+    """Workers of one thread each: those of torch do not survive a fork, and are waited for."""
+    context = multiprocessing.get_context("fork")
+    return ProcessPoolExecutor(os.cpu_count(), context, torch.set_num_threads, (1,))
 
 
 @cache

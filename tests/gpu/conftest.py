@@ -34,7 +34,9 @@ def built(request, arch):
     assert not torch.cuda.is_initialized(), "workers must be forked before CUDA is used"
     modules = dict.fromkeys(item.module for item in request.session.items)
     jobs = [job for m in modules for job in getattr(m, "jobs", lambda arch: ())(arch)]
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
+    context = multiprocessing.get_context("fork")
+    # one thread each: torch's own do not survive a fork, and would be waited for
+    with ProcessPoolExecutor(os.cpu_count(), context, torch.set_num_threads, (1,)) as pool:
         futures = {job: pool.submit(job[0], *job[1]) for job in dict.fromkeys(jobs)}
     results = {job: f.result() for job, f in futures.items() if f.exception() is None}
     for job, artifact in results.items():

@@ -114,7 +114,7 @@ def test_replay_with_new_data_and_new_scalars(device):
     seed("replay")
     x, out = torch.randn(33, N, device=device), torch.empty(33, N, device=device)
     a, b = torch.tensor(2.0, device=device), torch.tensor([0.5], device=device)
-    scaled(x, a, b), scaled(x, a, b, out=out)
+    scaled(x, a, b), scaled(x, a, b, out=out), scaled(out, a, b, out=out)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

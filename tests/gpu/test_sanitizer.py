@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 CLEAN = {
     "memcheck": "ERROR SUMMARY: 0 errors",
     "racecheck": "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)",
+    "initcheck": "ERROR SUMMARY: 0 errors",
 }
 
 
