@@ -39,8 +39,9 @@ def default_cluster_n(dtype, N: int) -> int:
 class ElementwiseTileConfig:
     """Tile of a row-wise kernel: `threads_per_row` threads in each of `cluster_n` CTAs a row.
 
-    stage: slots of the reduction buffer. copy_bytes: widest memory access that the alignment of
-    all row operands allows (16, 8, 4, 2, 1). reduction_dtype: Float32, or Int64 where 64-bit
+    stage: slots of the reduction buffer. rows_per_thread: rows that each thread works on side by
+    side; each has slots of its own. copy_bytes: widest memory access that the alignment of all row
+    operands allows (16, 8, 4, 2, 1). reduction_dtype: Float32, or Int64 where 64-bit
     values or pairs are exchanged.
     """
 
@@ -48,6 +49,7 @@ class ElementwiseTileConfig:
     N: int
     cluster_n: int | None = None
     stage: int = 1
+    rows_per_thread: int = 1
     num_threads: int | None = None
     threads_per_row: int | None = None
     copy_bytes: int = 16
@@ -84,7 +86,7 @@ class ElementwiseTileConfig:
 
     @property
     def rows(self) -> int:
-        """Rows of a tile (a CTA)."""
+        """Rows of a tile; a CTA has `rows_per_thread` tiles."""
         return self.num_threads // self.threads_per_row
 
     @property
@@ -112,7 +114,7 @@ class ElementwiseTileConfig:
 
     def grid(self, M):
         """Launch grid for M rows."""
-        return [cute.ceil_div(M, self.rows), self.cluster_n, 1]
+        return [cute.ceil_div(M, self.rows * self.rows_per_thread), self.cluster_n, 1]
 
     @property
     def block(self):
@@ -135,8 +137,13 @@ class ElementwiseTileConfig:
         """Layout of the reduction buffer."""
         warps = self.num_threads // 32
         return ReduceLayout(
-            warps, self.warps_per_row, self.cluster_n, self.stage, self.reduction_dtype
+            warps, self.warps_per_row, self.cluster_n, self.slots, self.reduction_dtype
         )
+
+    @property
+    def slots(self) -> int:
+        """Slots of the reduction buffer: `stage` for each row of a thread."""
+        return self.stage * self.rows_per_thread
 
     @property
     def needs_buffer(self) -> bool:
@@ -148,14 +155,14 @@ class ElementwiseTileConfig:
         if not self.needs_buffer:
             return None, None
         buffer = self.reduce_layout.allocate(smem)
-        mbar = smem.allocate_array(Int64, self.stage) if self.cluster_n > 1 else None
+        mbar = smem.allocate_array(Int64, self.slots) if self.cluster_n > 1 else None
         return buffer, mbar
 
     @cute.jit
     def initialize_cluster(self, tidx, mbar_ptr):
-        """Initialise one mbarrier a stage and arrive; `cute.arch.cluster_wait` must follow."""
+        """Initialise one mbarrier a slot and arrive; `cute.arch.cluster_wait` must follow."""
         if cutlass.const_expr(self.cluster_n > 1):
-            if tidx < self.stage:
+            if tidx < self.slots:
                 cute.arch.mbarrier_init(mbar_ptr + tidx, 1)
             cute.arch.mbarrier_init_fence()
             cute.arch.cluster_arrive_relaxed()

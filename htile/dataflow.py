@@ -1,6 +1,7 @@
 """How a row moves: global memory to registers and back, through shared memory or directly.
 `ElementwiseKernelContext` sets a kernel up; loaders and the storer are its verbs."""
 
+import copy
 from functools import partial
 
 import cutlass.cute as cute
@@ -8,7 +9,7 @@ from cutlass import Boolean, Float32, Int8, Int32, const_expr
 from cutlass.base_dsl.typing import as_numeric
 from cutlass.memory import SmemAllocator
 
-from htile.compute.reduce import MAX, MIN, identity, make_vector, row_reduce
+from htile.compute.reduce import MAX, MIN, combine, identity, make_vector, row_reduce
 from htile.copy.vector import predicate_k, vector_copy
 from htile.utils import as_bytes, element_bits, expand
 
@@ -51,6 +52,7 @@ class ElementwiseKernelContext(_Static):
 
         mX: (M, N), or ((...), N) as `as_rows` makes it of more leading dimensions.
         extra_smem_tensors: how many more tiles of mX's dtype in shared memory, or their dtypes.
+            Each is as many tiles as a thread has rows.
         shared=False: no tile in shared memory, rows go straight to registers.
         """
         config = self.config
@@ -58,34 +60,74 @@ class ElementwiseKernelContext(_Static):
         self.tidx, _, _ = cute.arch.thread_idx()
         self.bidx, _, _ = cute.arch.block_idx()
         self.cluster_y = cute.arch.block_idx()[1] if const_expr(config.cluster_n > 1) else 0
-        self.row = self.bidx * tiler_mn[0] + self.tidx // config.threads_per_row
-        # One row a CTA: the grid is exact, and no row is out of bounds.
-        self.row_in_bounds = True if const_expr(tiler_mn[0] == 1) else self.row < self.shape[0]
+        first = self.bidx * (tiler_mn[0] * config.rows_per_thread)
+        self.first_row = first + self.tidx // config.threads_per_row
+        self.tile = self.cluster_y  # which tile of columns
 
         smem = SmemAllocator()
         extra = extra_smem_tensors
         extra = (mX.element_type,) * extra if isinstance(extra, int) else tuple(extra)
         dtypes = (mX.element_type, *extra) if shared else extra
-        tiles = [self._allocate_tile(smem, dtype) for dtype in dtypes]
+        each = range(config.rows_per_thread)
+        tiles = [self._allocate_tile(smem, dtype) for dtype in dtypes for _ in each]
         self.sX = tiles.pop(0) if shared else None
         self.extra_sX = tiles
         buffer, mbar_ptr = config.allocate_reduction_buffer_and_mbar(smem)
         self.reduction_buffer, self.mbar_ptr = buffer, mbar_ptr
 
         self.thr_copy = tiled_copy.get_slice(self.tidx)
+        self.capacity = tiler_mn[1] * config.cluster_n
+        self._take_columns()
+        self._take_row(0)
+        self.vec_size = cute.size(self.tXcX, mode=[0])
+        self.num_chunks = cute.size(self.tXcX, mode=[2])
         self.tXgX = self.partition_dest(self.partition_global(mX))
         self.tXsX = self.partition_dest(self.sX) if shared else None
         self.tXrX = self.make_fragment(self.tXgX, mX.element_type)
-        N, capacity = self.shape[1], tiler_mn[1] * config.cluster_n
-        coordinates = cute.make_identity_tensor((tiler_mn[0], capacity))
-        self.tXcX = self.partition_dest(cute.local_tile(coordinates, tiler_mn, (0, self.cluster_y)))
-        # A dynamic N is predicated always; a static one only if it does not fill the tiles.
-        is_even_N = isinstance(N, int) and capacity == N
-        self.tXpX = None if is_even_N else predicate_k(self.tXcX, N)
-        self.tXpCopy = self._copy_predicate()
-        self.vector_copy_fn = partial(vector_copy, pred=self.tXpX)
         self._cluster_pending = config.cluster_n > 1
         config.initialize_cluster(self.tidx, mbar_ptr)
+
+    def _take_columns(self):
+        """Coordinates and predicates of the columns of `tile`."""
+        N = self.shape[1]
+        coordinates = cute.make_identity_tensor((self.tiler_mn[0], self.capacity))
+        tile = cute.local_tile(coordinates, self.tiler_mn, (0, self.tile))
+        self.tXcX = self.partition_dest(tile)
+        # A dynamic N is predicated always; a static one only if it does not fill the tiles.
+        is_even_N = isinstance(N, int) and self.capacity == N
+        self.tXpX = None if is_even_N else predicate_k(self.tXcX, N)
+        self.vector_copy_fn = partial(vector_copy, pred=self.tXpX)
+
+    def _take_row(self, r):
+        """Go to row r of this thread's."""
+        rows = self.tiler_mn[0]
+        self.r = r
+        self.row = self.first_row + r * rows
+        # One row a CTA: the grid is exact, and no row is out of bounds.
+        exact = rows * self.config.rows_per_thread == 1
+        self.row_in_bounds = True if const_expr(exact) else self.row < self.shape[0]
+        self.tXpCopy = self._copy_predicate()
+
+    # Parts of this thread's elements
+
+    def at_row(self, r):
+        """This context at row r of this thread's rows."""
+        part = copy.copy(self)
+        part._take_row(r)
+        return part
+
+    def chunk(self, k, r=0):
+        """This context with one vector a thread: of its `num_chunks` the k-th, of row r.
+
+        k may be a run-time number.
+        """
+        part = copy.copy(self)
+        part.tiler_mn = (self.tiler_mn[0], self.vec_size * self.config.threads_per_row)
+        part.k = k
+        part.tile = self.cluster_y * self.num_chunks + k
+        part._take_columns()
+        part._take_row(r)
+        return part
 
     def _copy_predicate(self):
         """tXpX and row_in_bounds together, one Boolean a vector; None if always true.
@@ -129,7 +171,7 @@ class ElementwiseKernelContext(_Static):
         tiler = self.tiler_mn if tiler_mn is None else tiler_mn
         start = mT.iterator + cute.crd2idx((self.row, 0), mT.layout)
         layout = cute.make_layout((tiler[0], mT.shape[1]), stride=(0, mT.stride[1]))
-        return cute.local_tile(cute.make_tensor(start, layout), tiler, (0, self.cluster_y))
+        return cute.local_tile(cute.make_tensor(start, layout), tiler, (0, self.tile))
 
     def partition_dest(self, gT) -> cute.Tensor:
         """This thread's part of a tile: ((vec_size, 1), 1, num_vectors)."""
@@ -160,6 +202,21 @@ class ElementwiseKernelContext(_Static):
         width = self.num_copy_elems(src.element_type)
         vector_copy(src, dst, pred=self.tXpCopy, is_async=is_async, num_copy_elems=width)
 
+    def load_row(self, mX) -> cute.Tensor:
+        """Global -> registers, what `load_direct` does with a row tensor."""
+        tXgX = self.partition_dest(self.partition_global(mX))
+        tXrX = self.make_fragment(tXgX, mX.element_type)
+        self.load_direct(tXgX, tXrX)
+        return tXrX
+
+    def read_row(self, tiles) -> cute.Tensor:
+        """Shared -> registers, a chunk of a row that `ElementwiseLoader.keep` has brought."""
+        tile = cute.local_tile(tiles[self.r], self.tiler_mn, (0, self.k))
+        tXsX = self.partition_dest(tile)
+        tXrX = self.make_fragment(tXsX)
+        cute.autovec_copy(as_bytes(tXsX), as_bytes(tXrX))
+        return tXrX
+
     def load_direct(self, tXgX, tXrX):
         """Global -> registers; what is out of bounds, row or column, becomes 0."""
         if const_expr(self.tXpX is not None or self.row_in_bounds is not True):
@@ -184,6 +241,10 @@ class ElementwiseKernelContext(_Static):
         if self.row_in_bounds:
             value = convert(self._at_row(mT)[0], mT.element_type)
         return value
+
+    def load_row_values(self, mT) -> list:
+        """`load_row_value` of each of this thread's rows."""
+        return [self.at_row(r).load_row_value(mT) for r in range(self.config.rows_per_thread)]
 
     @cute.jit
     def store_row_value(self, mT, value):
@@ -240,17 +301,52 @@ class ElementwiseKernelContext(_Static):
         """
         if not isinstance(values, tuple):
             return self.row_reduce((values,), (ops,), slot, phase)[0]
-        self.cluster_wait()
-        results = row_reduce(
-            tuple(self._operand(v, op) for v, op in zip(values, ops, strict=True)),
-            ops,
-            self.config.threads_per_row,
-            self._slots(slot, len(values)),
-            None if self.mbar_ptr is None else self.mbar_ptr + slot,
-            phase,
-        )
+        operands = tuple(self._operand(v, op) for v, op in zip(values, ops, strict=True))
+        results = self._exchange(operands, ops, slot, phase)
         return tuple(
             r != 0 if v.dtype is Boolean else r for v, r in zip(values, results, strict=True)
+        )
+
+    def reduce_partials(self, partials, slot=0, phase=0):
+        """Reduce what `accumulate` gathered, a `Partial` or a tuple of them, with one barrier.
+
+        A result is one value, or a list of one for each of this thread's rows, which take
+        `rows_per_thread` times as many slots.
+        """
+        if not isinstance(partials, tuple):
+            return self.reduce_partials((partials,), slot, phase)[0]
+        rows = self.config.rows_per_thread
+        operands = tuple(vector for p in partials for vector in p.vectors)
+        ops = tuple(p.op for p in partials for _ in p.vectors)
+        found = self._exchange(operands, ops, rows * slot, phase)
+        results = []
+        for i, p in enumerate(partials):
+            values = [r != 0 if p.is_mask else r for r in found[i * rows : (i + 1) * rows]]
+            results.append(values if rows > 1 else values[0])
+        return tuple(results)
+
+    def partial(self, op, dtype=Float32):
+        """The start of a reduction chunk by chunk: `op`'s identity, in values of `dtype`."""
+        is_mask = dtype is Boolean
+        dtype = Int32 if is_mask else dtype
+        vector = cute.full((self.vec_size,), identity(op, dtype), dtype)
+        return Partial(op, is_mask, [vector] * self.config.rows_per_thread)
+
+    def accumulate(self, partial, value):
+        """`partial` and this chunk's values, element by element; padded lanes do not count."""
+        value = self._operand(value, partial.op).reshape((self.vec_size,))
+        return partial.with_vector(self.r, combine(partial.op, partial.vectors[self.r], value))
+
+    def _exchange(self, operands, ops, slot, phase):
+        """Reduce vectors whose padded lanes hold the identity; the slots of the buffer in order."""
+        self.cluster_wait()
+        return row_reduce(
+            operands,
+            ops,
+            self.config.threads_per_row,
+            self._slots(slot, len(operands)),
+            None if self.mbar_ptr is None else self.mbar_ptr + slot,
+            phase,
         )
 
     def _operand(self, value, op):
@@ -272,10 +368,34 @@ class ElementwiseKernelContext(_Static):
         buffer = self.reduction_buffer
         if buffer is None:
             return None
-        if slot + count > self.config.stage:
-            raise ValueError(f"slots {slot} to {slot + count - 1} of {self.config.stage}")
+        if slot + count > self.config.slots:
+            raise ValueError(f"slots {slot} to {slot + count - 1} of {self.config.slots}")
         layout = cute.make_layout((*buffer.shape[:2], count), stride=buffer.layout.stride)
         return cute.make_tensor(buffer[None, None, slot].iterator, layout)
+
+
+class Partial:
+    """A reduction that goes on: for each row of a thread a vector, which `op` combines.
+
+    It is carried by dynamic loops.
+    """
+
+    def __init__(self, op, is_mask, vectors):
+        self.op, self.is_mask, self.vectors = op, is_mask, vectors
+
+    def with_vector(self, r, vector):
+        """The same with another vector for row r."""
+        return Partial(self.op, self.is_mask, [*self.vectors[:r], vector, *self.vectors[r + 1 :]])
+
+    def __extract_mlir_values__(self):
+        return [value for v in self.vectors for value in v.__extract_mlir_values__()]
+
+    def __new_from_mlir_values__(self, values):
+        vectors = [
+            v.__new_from_mlir_values__([value])
+            for v, value in zip(self.vectors, values, strict=True)
+        ]
+        return Partial(self.op, self.is_mask, vectors)
 
 
 class ElementwiseLoader(_Static):
@@ -291,14 +411,31 @@ class ElementwiseLoader(_Static):
     def start(self, mX) -> cute.Tensor:
         """Issue the load of row tensor mX; the fragment is valid after `finish`."""
         ctx = self.ctx
+        sX = self._take(mX)
+        tXgX = ctx.partition_dest(ctx.partition_global(mX))
+        tXrX = ctx.make_fragment(tXgX, mX.element_type)
+        return self.start_into(tXgX, ctx.partition_dest(sX), tXrX)
+
+    def keep(self, mX) -> list:
+        """Issue the load of row tensor mX, of all rows of a thread, to stay in shared memory.
+
+        For `ctx.chunk(k, r).read_row(tiles)`, after `finish`.
+        """
+        tiles = [self._take(mX) for _ in range(self.ctx.config.rows_per_thread)]
+        for r, sX in enumerate(tiles):
+            row = self.ctx.at_row(r)
+            tXgX = row.partition_dest(row.partition_global(mX))
+            row.copy_row(tXgX, row.partition_dest(sX), is_async=True)
+        return tiles
+
+    def _take(self, mX) -> cute.Tensor:
+        """The next free tile."""
         if not self.free:
             raise ValueError("no tile in shared memory is left: raise extra_smem_tensors")
         sX = self.free.pop(0)
         if element_bits(sX.element_type) != element_bits(mX.element_type):
             raise TypeError(f"the tile is of {sX.element_type}, the tensor of {mX.element_type}")
-        tXgX = ctx.partition_dest(ctx.partition_global(mX))
-        tXrX = ctx.make_fragment(tXgX, mX.element_type)
-        return self.start_into(tXgX, ctx.partition_dest(sX), tXrX)
+        return sX
 
     def start_into(self, tXgX, tXsX, tXrX) -> cute.Tensor:
         """Issue the load of a partition through a given shared partition and fragment.

@@ -37,6 +37,7 @@ from .report import Kernel
 MAX_LAUNCHES = 4096  # remembered calls of one function; forgotten all at once beyond
 WARN_SPECIALIZATIONS = 8
 WIDEST_ACCESS = 16  # bytes
+MANY_ROWS = 1024  # several for each thread block that a GPU runs at a time
 
 
 def rowwise(fn: Callable | None = None, *, fastmath: bool = False):
@@ -238,6 +239,7 @@ class Rowwise:
             len(call.lead),
             tuple((n, own) for n, own in repeated.items() if own is not None),
             tuple((graph.outputs[k].name, n) for k, n in aliases),
+            math.prod(call.lead) >= MANY_ROWS,
         )
         return lower(traced, graph, target, self._wanted), copied
 

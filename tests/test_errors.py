@@ -297,14 +297,6 @@ SECTIONS = (
         "What no kernel can do",
         "",
         (
-            Case("A row that is too long", row(
-                "return torch.softmax(x, -1)",
-                call='f.inspect(torch.empty(4, 2**21, device="meta"))',
-            ), "LoweringError"),
-            Case("A row that is too long for a GPU without clusters", row(
-                "return torch.softmax(x, -1)",
-                call='f.inspect(torch.empty(4, 2**18, device="meta"), arch="sm_80")',
-            ), "LoweringError"),
             Case("A plan that there is not", row(
                 "return x * 2", call="f.with_plan(num_threads=7).inspect(x)"), "LoweringError"),
             Case("An architecture that HTile does not know", row(

@@ -62,7 +62,10 @@ def identity(op, dtype):
 
 
 def combine(op, a, b):
-    """One step of a reduction on two scalars; max and min hand NaN on, as torch's do."""
+    """One step of a reduction on two scalars or vectors; max and min hand NaN on, as torch's do."""
+    if isinstance(a, cute.TensorSSA) and op in (MAX, MIN):
+        pairs = [combine(op, a[i], b[i]) for i in range(cute.size(a.shape))]
+        return make_vector(pairs, a.shape, a.dtype)
     if op is ADD:
         return a + b
     if op is MUL:

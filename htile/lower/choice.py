@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd, log2
 
-from ..errors import LoweringError
-from ..frontend.graph import Graph, Role
+import torch
+
+from ..frontend.graph import Graph, Input, Role
 from ..frontend.ops import REDUCTIONS
 from .plan import Home, Load, Numerics, Placement, Plan, Target
-from .schedule import Schedule, make_schedule
+from .schedule import Schedule, make_loops, make_schedule
 
 ACCESS_BYTES = 16  # the widest load and store
 SPARE_REGISTERS = 40  # addresses, predicates, partial results: seen in the examples on sm_90a
 MAX_REGISTERS = 255  # of a thread
-REDUCTION_BYTES = 4096  # of shared memory, more than any reduction buffer
 MIN_CLUSTER_N = 8192  # no shorter row is worth a cluster, or reading it again
+UNROLLED_CHUNKS = 8  # as many have no loop
+UNROLL = 4  # chunks at once of a loop over more
 
 
 def row_dtypes(graph: Graph) -> list:
@@ -38,12 +40,11 @@ def vector_size(graph: Graph) -> int:
 
 
 def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
-    """Every sensible plan. Raises LoweringError where there is none."""
+    """Every sensible plan; there is always one."""
     has_columns = any(i.role is Role.COLUMN for i in graph.inputs)
+    in_place = bool(target.aliases)
     kept = {
-        columns: make_schedule(
-            graph, target.fastmath, columns == "late", in_place=bool(target.aliases)
-        )
+        columns: make_schedule(graph, target.fastmath, columns == "late", in_place)
         for columns in (("early", "late") if has_columns else ("early",))
     }
     plans = [
@@ -52,23 +53,17 @@ def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
         for columns, schedule in kept.items()
         for placement in _placements(graph, target, schedule, numerics, columns)
     ]
-    if any(node.op in REDUCTIONS for node in graph):
-        for loader, home in (("shared", Home.SHARED), ("direct", Home.REREAD)):
-            schedule = make_schedule(graph, target.fastmath, True, home, bool(target.aliases))
+    if graph.n >= MIN_CLUSTER_N or not plans:
+        homes = {"shared": Home.SHARED, "direct": Home.REREAD}
+        if not any(node.op in REDUCTIONS for node in graph):
+            del homes["shared"]  # nothing is read twice
+        for loader, home in homes.items():
+            schedule = make_loops(graph, home, target.fastmath)
             plans += [
                 _plan(graph, target, schedule, numerics, placement)
-                for numerics in _numerics(graph, target, schedule.words, reload=True)
-                for placement in _placements(graph, target, schedule, numerics, "late")
-                if placement.loader == loader
+                for numerics in _loop_numerics(graph, target)
+                for placement in _loop_placements(graph, target, schedule, numerics, loader)
             ]
-    if not plans:
-        clusters = target.arch.max_cluster
-        where = f"a cluster of {clusters} thread blocks" if clusters > 1 else "one thread block"
-        raise LoweringError(
-            f"{graph.name}: a row of N = {graph.n} elements does not fit {where} of "
-            f"{target.arch.name}, and longer rows are not supported yet; split the row, or use "
-            "fewer arguments of its length"
-        )
     return plans
 
 
@@ -94,24 +89,32 @@ def choose(plans: list[Plan]) -> Plan:
     return min(plans, key=_preference)
 
 
-def _numerics(
-    graph: Graph, target: Target, words: float, reload: bool = False
-) -> Iterator[Numerics]:
+def _numerics(graph: Graph, target: Target, words: float) -> Iterator[Numerics]:
     """Threads a row and clusters, as far as the registers of a thread hold its elements."""
     vec = vector_size(graph)
-    for cluster in (1, 2, 4, 8, 16):
-        if cluster > target.arch.max_cluster or (
-            (cluster > 1 or reload) and graph.n < MIN_CLUSTER_N
-        ):
-            return
+    for cluster in _clusters(graph, target):
         threads = 1 if cluster == 1 else 128
         while threads <= target.arch.max_threads:
             elements = -(-graph.n // (vec * threads * cluster)) * vec
-            if elements * (words + 1) <= MAX_REGISTERS - SPARE_REGISTERS:
-                yield Numerics(vec, threads, cluster, reload)
+            if elements <= vec or elements * (words + 1) <= MAX_REGISTERS - SPARE_REGISTERS:
+                yield Numerics(vec, threads, cluster)
             if threads * vec * cluster >= graph.n:
                 break
             threads *= 2
+
+
+def _clusters(graph: Graph, target: Target) -> list[int]:
+    most = 1 if graph.n < MIN_CLUSTER_N else target.arch.max_cluster
+    return [cluster for cluster in (1, 2, 4, 8, 16) if cluster <= most]
+
+
+def _loop_numerics(graph: Graph, target: Target) -> Iterator[Numerics]:
+    """Threads a row and clusters of loops over chunks: two chunks or more."""
+    vec = vector_size(graph)
+    for cluster in _clusters(graph, target):
+        for threads in (128, 256, 512, 1024):
+            if 2 * vec * threads * cluster <= graph.n:
+                yield Numerics(vec, threads, cluster, reload=True)
 
 
 def _placements(
@@ -122,8 +125,9 @@ def _placements(
     share = vec * threads_per_row * numerics.cluster_n
     elements = -(-graph.n // share) * vec
     registers = elements * (schedule.words + 1) + SPARE_REGISTERS
-    if registers > MAX_REGISTERS:
+    if registers > MAX_REGISTERS and elements > vec:
         return
+    registers = min(registers, MAX_REGISTERS)  # the rest is spilled
     for num_threads in (64, 128, 256, 512, 1024):
         rows = num_threads // threads_per_row
         if num_threads < max(threads_per_row, 32) or (rows > 32 and num_threads > 128):
@@ -131,35 +135,67 @@ def _placements(
         if registers * num_threads > target.arch.registers or (numerics.cluster_n > 1 < rows):
             continue
         tiles = num_threads * elements * sum(i.dtype.itemsize for i in loaded)
-        # cp.async copies 4, 8 or 16 bytes
-        asynchronous = loaded and all(
-            min(vec * i.dtype.itemsize, target.align) >= 4 for i in loaded
-        )
-        if asynchronous and tiles + REDUCTION_BYTES <= target.arch.shared_bytes:
+        tiles += _reduction_bytes(graph, schedule, num_threads, numerics.cluster_n)
+        if tiles <= target.arch.shared_bytes and _is_asynchronous(loaded, vec, target):
             yield Placement(num_threads, "shared", columns, target.align)
         yield Placement(num_threads, "direct", columns, target.align)
+
+
+def _loop_placements(
+    graph: Graph, target: Target, schedule: Schedule, numerics: Numerics, loader: str
+) -> Iterator[Placement]:
+    """One row a CTA, or two a thread; rows stay in shared memory, or in global memory."""
+    vec, threads = numerics.vec_size, numerics.threads_per_row
+    loaded = [s.input for s in schedule.steps if isinstance(s, Load) and s.input.role is Role.ROW]
+    chunks = -(-graph.n // (vec * threads * numerics.cluster_n))
+    unroll = chunks if chunks <= UNROLLED_CHUNKS else UNROLL
+    for rows in (1, 2):
+        if rows > 1 and (not target.many_rows or unroll < chunks):
+            return
+        registers = SPARE_REGISTERS + rows * vec * schedule.words
+        if min(registers, MAX_REGISTERS) * threads > target.arch.registers:
+            return
+        if loader == "shared":
+            tiles = rows * threads * chunks * vec * sum(i.dtype.itemsize for i in loaded)
+            if not _is_asynchronous(loaded, vec, target):
+                return
+            tiles += _reduction_bytes(graph, schedule, rows * threads, numerics.cluster_n)
+            if tiles > target.arch.shared_bytes:
+                return
+        yield Placement(threads, loader, "late", target.align, rows, unroll)
+
+
+def _reduction_bytes(graph: Graph, schedule: Schedule, threads: int, cluster: int) -> int:
+    """Shared memory of the reduction buffer and its mbarriers, and what aligns the tiles."""
+    wide = any(node.value.dtype is torch.int64 for node in graph if node.op in REDUCTIONS)
+    return schedule.slots * (threads // 32 * cluster * (8 if wide else 4) + 8) + 64
+
+
+def _is_asynchronous(loaded: list[Input], vec: int, target: Target) -> bool:
+    """Whether cp.async, of 4, 8 or 16 bytes, can bring these rows."""
+    return bool(loaded) and all(min(vec * i.dtype.itemsize, target.align) >= 4 for i in loaded)
 
 
 def _preference(plan: Plan) -> tuple:
     """Lower is better; measured on an H200, bf16 (CONTRIBUTING.md has the figures).
 
-    Numerics first, by N and the graph alone. Short rows: 16 elements a thread, few of them padding,
-    at most 512 threads a row, 256 where columns are read; columns late, because early ones cost
-    registers, so rows in flight; and with columns, rows go straight to registers, because shared
-    memory is taken from the L1 cache that columns live in. Long rows: kept in shared memory and
-    read again after each barrier, 32 or 64 elements a thread, in clusters.
+    Numerics first, by N and the graph alone. Short rows stay in registers: 16 elements a thread,
+    few of them padding, at most 512 threads a row, 256 where columns are read; columns late,
+    because early ones cost registers, so rows in flight; and with columns, rows go straight to
+    registers, because shared memory is taken from the L1 cache that columns live in. Long rows stay
+    in shared memory, in clusters, and are worked on chunk by chunk.
     """
     num, place, n = plan.numerics, plan.placement, plan.graph.n
-    has_columns = any(i.role is Role.COLUMN for i in plan.graph.inputs)
+    columns = sum(i.role is Role.COLUMN for i in plan.graph.inputs)
     padding = plan.elements_per_thread * num.threads_per_row * num.cluster_n / n - 1
-    if n <= (16384 if has_columns else 8192):
-        loader = "direct" if has_columns else "shared"
-        most, elements = 256 if has_columns else 512, 16
+    if n <= (16384 if columns and plan.stages == 1 else 8192):
+        loader = "direct" if columns else "shared"
+        most, elements = 256 if columns else 512, 16
         wanted = num.reload, num.cluster_n > 1, num.threads_per_row > most
     else:
         loader = "shared"
-        most, elements = 512 if n <= 16384 else 256, 32 if n <= 32768 else 64
-        wanted = plan.stages > 0 and not num.reload, False, num.threads_per_row != most
+        most, elements = _long_rows(n, bool(columns))
+        wanted = num.reload != (plan.stages > 0), False, num.threads_per_row != most
     return (
         *wanted,
         abs(log2(plan.elements_per_thread / elements)) + 4 * padding,
@@ -167,4 +203,22 @@ def _preference(plan: Plan) -> tuple:
         abs(place.num_threads - max(128, num.threads_per_row)),
         place.loader != loader,
         place.columns != "late",
+        place.rows_per_thread != (2 if columns > 1 and _pairs_fit(plan) else 1),
     )
+
+
+def _long_rows(n: int, has_columns: bool) -> tuple[int, int]:
+    """Threads and elements a thread of a row that is worked on in chunks."""
+    if n > 262144:
+        return 512, 128
+    if has_columns:
+        return 512, 32 if n <= 131072 else 64
+    return 512 if n <= 16384 else 256, 32 if n <= 32768 else 64
+
+
+def _pairs_fit(plan: Plan) -> bool:
+    """Whether two rows a thread leave room for three thread blocks; a row alone needs no pair."""
+    rows = [s.input for s in plan.steps if isinstance(s, Load) and s.input.role is Role.ROW]
+    tile = plan.elements_per_thread * plan.numerics.threads_per_row
+    shared = 2 * tile * sum(i.dtype.itemsize for i in rows)
+    return plan.numerics.cluster_n > 1 and 3 * shared <= plan.target.arch.shared_bytes

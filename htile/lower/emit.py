@@ -17,7 +17,7 @@ import torch
 
 from ..frontend.graph import Graph, Input, Node, Output, Role
 from ..frontend.ops import Op, dtype_name
-from .plan import Compute, Form, Load, Plan, Reduce, Reload, Store
+from .plan import ColumnLoop, Compute, Form, Home, Load, Plan, Reduce, Reload, Step, Store
 
 WIDTH = 100  # of a line
 
@@ -38,8 +38,8 @@ RESERVED = frozenset(
         *("ElementwiseTileConfig", "ElementwiseKernelContext", "ElementwiseLoader"),
         *("ElementwiseStorer", "GlobalToRegLoader", "_", "float", "config", "ctx", "l", "I", "O"),
         *("as_row_values", "as_rows", "lead", *(f"m{k}" for k in range(64))),
-        *("cuda", "cute", "fake_arguments", "loader", "m", "make_fake_tensor"),
-        *("math", "pred", "range", "stream", "tiled_copy"),
+        *("chunk", "cuda", "cute", "cutlass", "fake_arguments", "k", "loader", "m"),
+        *("make_fake_tensor", "math", "pred", "r", "range", "row", "stream", "tiled_copy"),
     }
 )
 
@@ -139,6 +139,11 @@ class _Printer:
         self.reduces = [s for s in plan.steps if isinstance(s, Reduce)]
         self.stage = 0
         self.fragments: dict[str, str] = {}
+        self.depth = 1  # of indentation
+        rows = plan.placement.rows_per_thread
+        self.each_row = {i.id for i in self.graph.inputs if i.role is Role.PER_ROW}
+        self.each_row |= {id for s in self.reduces for id in s.results}
+        self.each_row = self.each_row if rows > 1 else set()  # lists, of a value a row
 
     def module(self) -> str:
         """Docstring, imports, configuration, kernel, host function, arguments."""
@@ -179,13 +184,13 @@ class _Printer:
 
     def _imports(self, text: str) -> list[str]:
         types = sorted(t for t in CUTLASS_TYPES.values() if _mentions(text, t))
-        loader = "ElementwiseLoader" if self._shared() else "GlobalToRegLoader"
-        dataflow = ["ElementwiseKernelContext", *([loader] if self.rows else [])]
-        if any(o.is_row for o in self.graph.outputs):
-            dataflow.append("ElementwiseStorer")
+        verbs = ("ElementwiseLoader", "GlobalToRegLoader", "ElementwiseStorer")
+        verbs = [name for name in verbs if f"{name}(" in text]
+        dataflow = ["ElementwiseKernelContext", *verbs]
         utils = [u for u in ("as_row_values", "as_rows", "make_fake_tensor") if f"{u}(" in text]
         lines = [
             "import cuda.bindings.driver as cuda",
+            *(["import cutlass"] if "cutlass.range" in text else []),
             "import cutlass.cute as cute",
             f"from cutlass import {', '.join(types)}",
             "",
@@ -211,6 +216,7 @@ class _Printer:
             f"threads_per_row={num.threads_per_row}",
             f"cluster_n={num.cluster_n}",
             f"stage={max(1, self.plan.slots)}",
+            *([f"rows_per_thread={place.rows_per_thread}"] if place.rows_per_thread > 1 else []),
             *(["reduction_dtype=Int64"] if wide else []),
             *([f"copy_bytes={place.copy_bytes}"] if place.copy_bytes < 16 else []),
         ]
@@ -234,34 +240,102 @@ class _Printer:
         lines.append("    ctx = ElementwiseKernelContext(config)")
         lines += _wrapped_call("    ctx.setup(", setup, ")")
         lines += self._loads()
-        started = False
+        self.started = False
         first = set(itertools.takewhile(lambda step: isinstance(step, Load), self.plan.steps))
-        for step in self.plan.prologue + self.plan.steps + self.plan.epilogue:
-            match step:
-                case Load(i) if step not in first:
-                    lines += self._stage_comment() if not started else []
-                    started = True
-                    value = f"ctx.load_column({self.tensors[i]}).load()"
-                    lines += self._assign(self.names[i.id], value, i)
-                case Reload(inputs):
-                    lines += self._stage_comment() if not started else []
-                    started = True
-                    lines += self._reload(inputs)
-                case Compute(id, form):
-                    if not started:
-                        lines += self._stage_comment()
-                        started = True
-                    lines += self._compute(self.graph[id], form)
-                case Reduce():
-                    if not started:
-                        lines += self._stage_comment()
-                    lines += self._reduce(step)
-                    started = False
-                case Store(output):
-                    if not started:
-                        lines += self._stage_comment()
-                        started = True
-                    lines += self._store(output)
+        steps = self.plan.prologue + self.plan.steps + self.plan.epilogue
+        steps = [step for step in steps if step not in first]
+        if self.plan.numerics.reload:
+            return lines + self._in_chunks(steps)
+        return lines + [line for step in steps for line in self._step(step, "ctx")]
+
+    def _step(self, step: Step, ctx: str) -> list[str]:
+        """The lines of one step; `ctx` is the name of the context whose elements it works on."""
+        lines = [] if self.started else self._stage_comment()
+        self.started = not isinstance(step, Reduce)
+        match step:
+            case Load(i):
+                value = f"{ctx}.load_column({self.tensors[i]}).load()"
+                return lines + self._assign(self.names[i.id], value, i)
+            case Reload(inputs, home):
+                for i in inputs:
+                    read = f"{ctx}.load_row({self.tensors[i]})"
+                    if home is Home.SHARED:
+                        read = f"{ctx}.read_row({self.fragments[i.name]})"
+                    lines += self._assign(self.names[i.id], f"{read}.load()", i)
+                return lines
+            case Compute(id, form):
+                return lines + self._compute(self.graph[id], form)
+            case Reduce():
+                return lines + self._reduce(step)
+            case Store(output):
+                return lines + self._store(output, ctx)
+        raise AssertionError(f"{step} is not printed")
+
+    def _in_chunks(self, steps: list[Step]) -> list[str]:
+        """Loops over chunks, and what is done once a row between and after them."""
+        lines = []
+        for step in itertools.takewhile(lambda s: isinstance(s, ColumnLoop | Reduce), steps):
+            if isinstance(step, ColumnLoop):
+                lines += self._loop(step)
+            else:
+                results = ", ".join(self.names[id] for id in step.results)
+                gathered = f"({results})" if len(step.results) > 1 else results
+                lines += _wrapped_call(
+                    f"    {results} = ctx.reduce_partials(", [gathered, f"slot={step.slot}"], ")"
+                )
+                self.started = False
+        rest = steps[sum(isinstance(s, ColumnLoop | Reduce) for s in steps) :]
+        if not rest:
+            return lines
+        if self.plan.placement.rows_per_thread == 1:
+            return lines + [line for step in rest for line in self._step(step, "ctx")]
+        lines += [] if self.started else self._stage_comment()
+        self.started = True
+        rows = self.plan.placement.rows_per_thread
+        lines += [
+            f"    for r in cutlass.range_constexpr({rows}):",
+            "        row = ctx.at_row(r)",
+        ]
+        self.depth = 2
+        return lines + [line for step in rest for line in self._step(step, "row")]
+
+    def _loop(self, loop: ColumnLoop) -> list[str]:
+        """What it gathers, and its body: the columns first, which all rows of a thread share."""
+        lines = self._stage_comment()
+        self.started = True
+        if loop.reduce is not None:
+            for id, monoid in zip(loop.reduce.results, loop.reduce.monoids, strict=True):
+                node = self.graph[id]
+                self.names[id] = self._fresh(node)
+                dtype = self.graph[node.inputs[0]].value.dtype
+                kind = [] if dtype is torch.float32 else [CUTLASS_TYPES[dtype]]
+                args = ", ".join([f"cute.ReductionOp.{monoid.combine}", *kind])
+                lines.append(f"    {self.names[id]} = ctx.partial({args})")
+        plan, rows = self.plan, self.plan.placement.rows_per_thread
+        whole = plan.placement.unroll == plan.chunks
+        over = "range_constexpr(ctx.num_chunks)" if whole else (
+            f"range(ctx.num_chunks, unroll={plan.placement.unroll})"
+        )  # fmt: skip
+        lines.append(f"    for k in cutlass.{over}:")
+        self.depth = 2
+        columns = [step for step in loop.steps if isinstance(step, Load)]
+        if rows > 1:
+            for step in columns:
+                lines += self._step(step, "ctx.chunk(k)")
+            lines.append(f"        for r in cutlass.range_constexpr({rows}):")
+            lines.append("            chunk = ctx.chunk(k, r)")
+            self.depth = 3
+        else:
+            lines.append("        chunk = ctx.chunk(k)")
+        for step in loop.steps:
+            if rows == 1 or step not in columns:
+                lines += self._step(step, "chunk")
+        if loop.reduce is not None:
+            for id, operand in zip(loop.reduce.results, loop.reduce.operands, strict=True):
+                name = self.names[id]
+                call = f"{name} = chunk.accumulate({name}, {self._reduced(operand)})"
+                lines.append(_located(" " * 4 * self.depth + call, self.graph[id]))
+        self.depth = 1
         return lines
 
     def _parameter(self, argument: Input | Output) -> str:
@@ -274,34 +348,37 @@ class _Printer:
         """What is loaded before anything is computed; the rows are in flight meanwhile."""
         first = itertools.takewhile(lambda step: isinstance(step, Load), self.plan.steps)
         loads = [step.input for step in first]
-        lines = [""]
+        lines = [""] if loads or self.rows else []
         fragments = self.fragments
-        if self.rows:
+        chunks, several = self.plan.numerics.reload, self.plan.placement.rows_per_thread > 1
+        has_loader = bool(self.rows) and (self._shared() or not chunks)
+        if has_loader:
             kind = "ElementwiseLoader" if self._shared() else "GlobalToRegLoader"
             lines.append(f"    loader = {kind}(ctx)")
         for i in loads:
             tensor = self.tensors[i]
+            if i.role is Role.ROW and chunks:
+                if has_loader:
+                    fragments[i.name] = self._unique("s" + tensor[1:])
+                    lines.append(f"    {fragments[i.name]} = loader.keep({tensor})")
+                continue
             fragments[i.name] = self._unique("tXr" + tensor[1:])
             if i.role is Role.ROW:
                 lines.append(f"    {fragments[i.name]} = loader.start({tensor})")
             elif i.role is Role.COLUMN:
                 lines.append(f"    {fragments[i.name]} = ctx.load_column({tensor})")
+            elif i.role is Role.PER_ROW and several:
+                lines.append(f"    {self.names[i.id]} = ctx.load_row_values({tensor})")
             elif i.role is Role.PER_ROW:
                 lines += self._assign(self.names[i.id], f"ctx.load_row_value({tensor})", i)
             else:
                 lines += self._assign(self.names[i.id], f"{tensor}[0]", i)
-        if self.rows:
+        if has_loader:
             lines.append("    loader.finish()")
+        lines = lines if lines != [""] else []
         for i in loads:
-            if i.role in (Role.ROW, Role.COLUMN):
+            if i.role in (Role.ROW, Role.COLUMN) and not chunks:
                 lines += self._assign(self.names[i.id], f"{fragments[i.name]}.load()", i)
-        return lines
-
-    def _reload(self, inputs: tuple[Input, ...]) -> list[str]:
-        """Rows to registers again, from where the loader has them."""
-        lines = ["    loader.reload()"]
-        for i in inputs:
-            lines += self._assign(self.names[i.id], f"{self.fragments[i.name]}.load()", i)
         return lines
 
     def _assign(self, name: str, expression: str, i: Input) -> list[str]:
@@ -309,7 +386,10 @@ class _Printer:
             expression = f"math.convert({expression}, Boolean)"
         elif i.dtype.is_floating_point and i.dtype is not torch.float32:
             expression += ".to(Float32)"
-        return [f"    {name} = {expression}"]
+        return [f"{self._indent()}{name} = {expression}"]
+
+    def _indent(self) -> str:
+        return " " * 4 * self.depth
 
     def _stage_comment(self) -> list[str]:
         """A blank line and what the next steps are for."""
@@ -325,7 +405,7 @@ class _Printer:
             return self._operand(node.inputs[0])
         if node.op is Op.CONST:
             return _literal(node.arg, node.value.dtype)
-        return self.names[id]
+        return f"{self.names[id]}[r]" if id in self.each_row else self.names[id]
 
     def _compute(self, node: Node, form: Form) -> list[str]:
         if node.op is Op.RESHAPE:
@@ -334,7 +414,7 @@ class _Printer:
         expression = EMIT[node.op](node, args, form)
         if node.id not in self.names:  # a value that is computed again keeps its name
             self.names[node.id] = self._fresh(node)
-        lines = _wrapped_expression(f"    {self.names[node.id]} = ", expression)
+        lines = _wrapped_expression(f"{self._indent()}{self.names[node.id]} = ", expression)
         return [*lines[:-1], _located(lines[-1], node)]
 
     def _reduce(self, step: Reduce) -> list[str]:
@@ -357,11 +437,11 @@ class _Printer:
         text = self._operand(id)
         return f"{CUTLASS_TYPES[node.value.dtype]}({text})" if node.op is Op.CONST else text
 
-    def _store(self, output: Output) -> list[str]:
+    def _store(self, output: Output, ctx: str) -> list[str]:
         value, tensor = self._operand(output.id), self.tensors[output]
         if output.is_row:
-            return [f"    ElementwiseStorer(ctx).store({tensor}, {value})"]
-        return [f"    ctx.store_row_value({tensor}, {value})"]
+            return [f"{self._indent()}ElementwiseStorer({ctx}).store({tensor}, {value})"]
+        return [f"{self._indent()}{ctx}.store_row_value({tensor}, {value})"]
 
     def _host(self) -> list[str]:
         params = [self._parameter(a) for a in arguments(self.plan)] + ["stream: cuda.CUstream"]
@@ -519,7 +599,8 @@ def _wrapped_expression(head: str, expression: str) -> list[str]:
         name, _, args = expression.removesuffix(")").partition("(")
         return _wrapped_call(f"{head}{name}(", args.split(", "), ")")
     left, operator, right = expression.split(" ")
-    return [f"{head}(", f"        {left}", f"        {operator} {right}", "    )"]
+    indent = " " * (len(head) - len(head.lstrip()))
+    return [f"{head}(", f"{indent}    {left}", f"{indent}    {operator} {right}", f"{indent})"]
 
 
 def _lines_of(args: list[str], indent: str) -> list[str]:

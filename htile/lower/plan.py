@@ -26,6 +26,7 @@ class Target:
     broadcast: inputs that the rows repeat; for each leading dimension whether the input has it:
         True, False (of size 1) or None (missing).
     aliases: outputs that are the same memory as an input, (output name, input name).
+    many_rows: enough of them that a thread may take two without leaving others idle.
     """
 
     n: int
@@ -35,6 +36,7 @@ class Target:
     lead: int = 1
     broadcast: tuple[tuple[str, tuple[bool | None, ...]], ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
+    many_rows: bool = False
 
 
 class Home(Enum):
@@ -97,7 +99,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """Bring row inputs to registers again, from `home`: shared memory, or global memory."""
+    """Bring a chunk of row inputs to registers, from `home`: shared memory, or global memory."""
 
     inputs: tuple[Input, ...]
     home: Home
@@ -132,10 +134,10 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class ColumnLoop:
-    """Run steps for one chunk of columns after another: a streamed row."""
+    """Run steps for one chunk of columns after another, and gather the operands of `reduce`."""
 
-    chunk: int
     steps: tuple[Step, ...]
+    reduce: Reduce | None = None
 
 
 Step = Load | Reload | Compute | Reduce | Store | ColumnLoop
@@ -147,9 +149,9 @@ class Numerics:
 
     Depends on N, dtypes and architecture, never on M or on alignment.
 
-    reload: rows are read again after each barrier, and what was computed of them is computed again,
-        so that no row is held in registers across it. The compiler may contract the second time
-        otherwise than the first, so it counts as numerics.
+    reload: a row is worked on in loops over chunks, a vector a thread, one loop before each barrier
+        and one for what is stored. Each reads the row again and computes again what was computed of
+        it, so that registers hold no more than a chunk, and reductions gather chunk by chunk.
     """
 
     vec_size: int
@@ -165,12 +167,17 @@ class Placement:
     loader: `shared` (cp.async to shared memory, then registers) or `direct`.
     columns: `early` (loaded while the rows are in flight) or `late` (where they are first used).
     copy_bytes: the widest access.
+    rows_per_thread: rows that a thread works on side by side, so that a column is read once for
+        all, and a barrier serves them all.
+    unroll: chunks that the body of a loop over them has; all of them: there is no loop.
     """
 
     num_threads: int
     loader: str
     columns: str
     copy_bytes: int
+    rows_per_thread: int = 1
+    unroll: int = 1
 
 
 @dataclass(frozen=True)
@@ -191,8 +198,14 @@ class Plan:
 
     @property
     def rows_per_block(self) -> int:
-        """Rows that one CTA works on at a time."""
-        return self.placement.num_threads // self.numerics.threads_per_row
+        """Rows that one CTA works on."""
+        tile = self.placement.num_threads // self.numerics.threads_per_row
+        return tile * self.placement.rows_per_thread
+
+    @property
+    def chunks(self) -> int:
+        """Vectors of one row that a thread has."""
+        return self.elements_per_thread // self.numerics.vec_size
 
     @property
     def elements_per_thread(self) -> int:
@@ -229,9 +242,10 @@ class Plan:
             f"plan {self.graph.name}, N = {self.graph.n}, {self.target.arch.name}",
             f"  numerics   {num.threads_per_row} threads a row, {num.vec_size} neighbouring "
             f"elements each, {self.elements_per_thread} in all, cluster {num.cluster_n}"
-            f"{', rows reloaded after barriers' if num.reload else ''}",
+            f"{f', in {self.chunks} chunks' if num.reload else ''}",
             f"  placement  {place.num_threads} threads and {self.rows_per_block} rows a CTA, "
-            f"{place.loader} loads, {place.columns} columns, {place.copy_bytes}-byte accesses",
+            f"{place.loader} loads, {place.columns} columns, {place.copy_bytes}-byte accesses"
+            f"{f', {place.unroll} chunks at once' if num.reload else ''}",
             f"  traffic    {read} bytes read and {written} written a row",
         ]
         lines += [f"  {line}" for line in _describe(self, self.prologue + self.steps)]
@@ -252,7 +266,7 @@ def _describe(plan: Plan, steps: tuple[Step, ...]) -> list[str]:
             case Reload(inputs, home):
                 names = ", ".join(f"{i.name} -> %{i.id}" for i in inputs)
                 where = "shared memory" if home is Home.SHARED else "global memory"
-                lines.append(f"reload   {names} from {where}")
+                lines.append(f"read     {names} from {where}")
             case Compute(id, form):
                 node = plan.graph[id]
                 operands = ", ".join(f"%{i}" for i in node.inputs)
@@ -268,7 +282,9 @@ def _describe(plan: Plan, steps: tuple[Step, ...]) -> list[str]:
                 lines.append(
                     f"store    {output.name} ({dtype_name(output.dtype)}) <- %{output.id}"
                 )
-            case ColumnLoop(chunk, inner):
-                lines.append(f"loop over chunks of {chunk} columns")
+            case ColumnLoop(inner, reduce):
+                gathered = () if reduce is None else reduce.operands
+                lines.append("for each chunk")
                 lines += [f"  {line}" for line in _describe(plan, inner)]
+                lines += [f"  gather   %{id}" for id in gathered]
     return lines

@@ -13,9 +13,9 @@ from math import inf
 
 from ..frontend.graph import Graph, Node, Role
 from ..frontend.ops import REDUCTIONS, Op
-from .plan import MONOIDS, Compute, Form, Home, Load, Reduce, Reload, Step, Store
+from .plan import MONOIDS, ColumnLoop, Compute, Form, Home, Load, Reduce, Reload, Step, Store
 
-RELOADED_WORDS = 0.5  # registers an element of a row that is read again after each barrier
+LEAVES = frozenset({Op.INPUT, Op.CONST})
 FAST_OPS = frozenset({Op.TANH, Op.LOG, Op.LOG2, Op.LOG10, Op.SIN, Op.COS})
 
 
@@ -23,7 +23,8 @@ FAST_OPS = frozenset({Op.TANH, Op.LOG, Op.LOG2, Op.LOG10, Op.SIN, Op.COS})
 class Schedule:
     """The steps of a row, the homes of values that cross a barrier, the slots of the buffer.
 
-    words: 32-bit registers for each element of a row that are live at the widest point.
+    words: 32-bit registers for each element of a row, or of a chunk of it in loops, that are live
+        at the widest point.
     """
 
     steps: tuple[Step, ...]
@@ -42,73 +43,125 @@ def assign_stages(graph: Graph) -> dict[int, int]:
 
 
 def make_schedule(
-    graph: Graph,
-    fastmath: bool = False,
-    late_columns: bool = False,
-    reload: Home | None = None,
-    in_place: bool = False,
+    graph: Graph, fastmath: bool = False, late_columns: bool = False, in_place: bool = False
 ) -> Schedule:
     """Order the graph into loads, computations, one `Reduce` a stage, and stores.
 
     late_columns: a column is loaded where it is first used, not while the rows are in flight. Its
         latency shows then, but it takes no registers before.
-    reload: after each barrier rows are loaded again from there (SHARED, or REREAD: global memory),
-        and what was computed of them is computed again, so that neither takes registers across.
     in_place: an output is the memory of an input, so all is read before anything is stored.
     """
+    loads = _loads(graph)
+    columns = [s for s in loads if s.input.role is Role.COLUMN]
+    late = {s.input.id: s for s in columns} if late_columns else {}
+    steps: list[Step] = [s for s in loads if s.input.id not in late]
+    done = {node.id for node in graph if node.op in LEAVES}
+
+    def compute(goals: tuple[int, ...]) -> list[Step]:
+        """What the goals need, and first the late columns that this reads."""
+        computed = _compute(graph, goals, done, fastmath)
+        reads = {i for step in computed for i in graph[step.id].inputs} | set(goals)
+        return [*(late.pop(i) for i in sorted(reads & late.keys())), *computed]
+
+    for reduce in _reduces(graph):
+        steps += [*compute(reduce.operands), reduce]
+        done.update(reduce.results)
+    if in_place:
+        steps += compute(tuple(output.id for output in graph.outputs))
+    for output in graph.outputs:
+        steps += [*compute((output.id,)), Store(output)]
+    crossing = _live_at_barriers(steps, graph)
+    homes = {id: Home.REGISTERS for ids in crossing for id in ids}
+    return Schedule(tuple(steps), homes, _slots(graph), _widest(graph, steps, crossing))
+
+
+def make_loops(graph: Graph, home: Home, fastmath: bool = False) -> Schedule:
+    """The graph as loops over chunks of the row, one before each barrier and one for row outputs.
+
+    Each reads what it needs of the row inputs again from `home` (SHARED, or REREAD: global memory)
+    and of the columns from global memory, and computes all of it again but what was reduced. In
+    place as it is: a thread stores a chunk after it has read all of it, and for the last time.
+    """
+    rows = {i.id: i for i in graph.inputs if i.role is Role.ROW}
+    loads = _loads(graph)
+    columns = {s.input.id: s for s in loads if s.input.role is Role.COLUMN}
+    steps: list[Step] = [
+        Load(s.input, home) if s.input.id in rows else s
+        for s in loads
+        if s.input.id not in columns
+    ]
+    kept = {node.id for node in graph if node.op in LEAVES}
+
+    def body(goals: tuple[int, ...]) -> list[Step]:
+        computed = _compute(graph, goals, set(kept), fastmath)
+        reads = sorted({i for step in computed for i in graph[step.id].inputs} | set(goals))
+        again = tuple(rows[i] for i in reads if i in rows)
+        first = [Reload(again, home)] if again else []
+        return [*first, *(columns[i] for i in reads if i in columns), *computed]
+
+    for reduce in _reduces(graph):
+        steps += [ColumnLoop(tuple(body(reduce.operands)), reduce), reduce]
+        kept.update(reduce.results)
+    whole = [output for output in graph.outputs if output.is_row]
+    if whole:
+        computed = body(tuple(output.id for output in whole))
+        steps.append(ColumnLoop((*computed, *map(Store, whole))))
+    values = [output for output in graph.outputs if not output.is_row]
+    steps += [*body(tuple(output.id for output in values)), *map(Store, values)]
+
+    crossing = _live_at_barriers(make_schedule(graph, fastmath, True).steps, graph)
+    homes = {id: _home(graph, id, home) for ids in crossing for id in ids}
+    words = max((_words(graph, s) for s in steps if isinstance(s, ColumnLoop)), default=1.0)
+    return Schedule(tuple(steps), homes, _slots(graph), words)
+
+
+def _reduces(graph: Graph) -> list[Reduce]:
+    """The reductions of each stage, behind one barrier, in order."""
     stage = assign_stages(graph)
     rounds: dict[int, list[Node]] = {}
     for node in graph:
         if node.op in REDUCTIONS:
             rounds.setdefault(stage[node.id], []).append(node)
+    slots = itertools.accumulate((len(rounds[k]) for k in sorted(rounds)), initial=0)
+    return [
+        Reduce(
+            k,
+            tuple(node.id for node in rounds[k]),
+            tuple(node.inputs[0] for node in rounds[k]),
+            tuple(MONOIDS[node.op] for node in rounds[k]),
+            slot,
+        )
+        for k, slot in zip(sorted(rounds), slots, strict=False)
+    ]
 
-    loads = _loads(graph)
-    columns = [s for s in loads if s.input.role is Role.COLUMN]
-    late = {s.input.id: s for s in columns} if late_columns or reload else {}
-    steps: list[Step] = [s for s in loads if s.input.id not in late]
-    resident = {s.input.id for s in steps}
-    done: set[int] = {node.id for node in graph if node.op in (Op.INPUT, Op.CONST)}
-    rows = {i.id: i for i in graph.inputs if i.role is Role.ROW}
 
-    def compute(goals: tuple[int, ...]) -> list[Step]:
-        """What the goals need, and first the inputs that this reads and that are not here."""
-        computed = _compute(graph, goals, done, fastmath)
-        reads = {i for step in computed for i in graph[step.id].inputs} | set(goals)
-        missing = sorted(reads - resident)
-        again = tuple(rows[i] for i in missing if i in rows)
-        columns = [late[i] for i in missing if i in late]
-        resident.update(missing)
-        return [*([Reload(again, reload)] if again else []), *columns, *computed]
+def _slots(graph: Graph) -> int:
+    return sum(node.op in REDUCTIONS for node in graph)
 
-    slot = 0
-    for k in sorted(rounds):
-        operands = tuple(node.inputs[0] for node in rounds[k])
-        steps += compute(operands)
-        results = tuple(node.id for node in rounds[k])
-        monoids = tuple(MONOIDS[node.op] for node in rounds[k])
-        steps.append(Reduce(k, results, operands, monoids, slot))
-        done.update(results)
-        slot += len(results)
-        if reload:
-            resident = {i for i in resident if not graph[i].value.spread}
-            leaves = (Op.INPUT, Op.CONST)
-            done = {i for i in done if not graph[i].value.spread or graph[i].op in leaves}
-    if in_place:
-        steps += compute(tuple(output.id for output in graph.outputs))
-    for output in graph.outputs:
-        steps += compute((output.id,))
-        steps.append(Store(output))
-    if reload:
-        crossing = _live_at_barriers(make_schedule(graph, fastmath, late_columns).steps, graph)
-        homes = {id: _home(graph, id, reload) for ids in crossing for id in ids}
-        widest = max((len(s.inputs) for s in steps if isinstance(s, Reload)), default=1)
-        words = RELOADED_WORDS * widest
-        if not in_place:  # numerics depend on words, and may not depend on out=
-            words = make_schedule(graph, fastmath, late_columns, reload, True).words
-        return Schedule(tuple(steps), homes, slot, words)
-    crossing = _live_at_barriers(steps, graph)
-    homes = {id: Home.REGISTERS for ids in crossing for id in ids}
-    return Schedule(tuple(steps), homes, slot, _widest(graph, steps, crossing))
+
+def _words(graph: Graph, loop: ColumnLoop) -> float:
+    """Registers an element of a chunk: what is live at the widest point, the gathered included."""
+    gathered = loop.reduce.operands if loop.reduce else ()
+    events: list[tuple[set[int], set[int]]] = []  # what each step makes and reads
+    for step in loop.steps:
+        match step:
+            case Reload(inputs, _):
+                events.append(({i.id for i in inputs}, set()))
+            case Load(input):
+                events.append(({input.id}, set()))
+            case Compute(id, _):
+                events.append(({id}, set(graph[id].inputs)))
+            case Store(output):
+                events.append((set(), {output.id}))
+    events.append((set(), set(gathered)))
+    last = {id: k for k, (_, reads) in enumerate(events) for id in reads}
+    live: set[int] = set()
+    widest = 0.0
+    for k, (made, _) in enumerate(events):
+        live = {id for id in live | made if last.get(id, -1) >= k and graph[id].value.spread}
+        sizes = (max(1, graph[id].value.dtype.itemsize / 4) for id in live)
+        widest = max(widest, sum(sizes) + len(gathered))
+    return max(1.0, widest)
 
 
 def _home(graph: Graph, id: int, reload: Home) -> Home:

@@ -1,6 +1,6 @@
 """Holds the result of a generated program against the oracle.
 
-`check` uses the measure of `assert_close` with the errors of several batches. Device functions err
+`check` uses the measure of `assert_close` with the errors of several more batches. Device functions err
 by a unit or two where torch's err by half a one; along a program of them that can add up to more
 than twice torch's error. `fair_errors` are therefore those of a float32 evaluation in which each
 such function errs by up to one more unit, and sums and products are halving trees (of equal values
@@ -106,6 +106,7 @@ def check(program, f, result, args, device="cpu", elements=1 << 13, fair=False) 
     for k, (out, exact) in enumerate(pairs):
         assert _kind(out.dtype) == _kind(exact.dtype), (k, out.dtype, exact.dtype)
     strict = strict_errors(program, f, device, elements)
+    strict = list(map(max, strict, float32_errors(f, *args)))
     try:
         return assert_close(f, result, *args, torch_errors=strict)
     except AssertionError:

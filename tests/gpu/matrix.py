@@ -57,7 +57,7 @@ def assert_same_bits(actual, expected, what: object = "") -> None:
     pairs = zip(pytree.tree_leaves(actual), pytree.tree_leaves(expected), strict=True)
     for k, (a, b) in enumerate(pairs):
         assert a.shape == b.shape and a.dtype == b.dtype, (what, k)
-        kind = {2: torch.int16, 4: torch.int32}[a.element_size()]
+        kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
         differ = (a.view(kind) != b.view(kind)).sum().item() if a.numel() else 0
         assert not differ, f"{what}: result {k}: {differ} of {a.numel()} elements differ"
 

@@ -182,8 +182,6 @@ def test_what_can_not_run_is_refused_by_name(device):
         rmsnorm(torch.randn(4, N, device=device), torch.ones(N))
     with pytest.raises(htile.DtypeError, match="float64"):
         softmax(torch.randn(4, N, device=device, dtype=torch.float64))
-    with pytest.raises(htile.LoweringError, match="N ="):
-        softmax(torch.randn(2, 2**20, device=device))
 
 
 def test_cpu_runs_the_reference(device):

@@ -1,6 +1,5 @@
 """Plans: numerics that hang on N and dtypes alone, placements within the architecture's limits."""
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -114,10 +113,14 @@ NUMERICS = {
     ("softmax", 4096, F32): (4, 256),
     ("softmax", 8191, BF16): (1, 512),
     ("softmax", 16384, BF16): (8, 512, 1, True),
+    ("layernorm", 16384, BF16): (8, 512, 1, True),
+    ("rmsnorm", 32768, BF16): (8, 512, 2, True),
+    ("rmsnorm", 262144, BF16): (8, 512, 8, True),
+    ("softmax", 1 << 20, BF16): (8, 512, 16, True),
     ("rmsnorm", 16384, BF16): (8, 256),
     ("softmax", 32768, BF16): (8, 256, 4, True),
     ("softmax", 65536, F32): (4, 256, 4, True),
-    ("layernorm", 131072, BF16): (8, 256, 8, True),
+    ("layernorm", 131072, BF16): (8, 512, 8, True),
     ("swiglu", 65536, BF16): (8, 256, 4, False),
     ("softmax", 262144, BF16): (8, 256, 16, True),
     ("rmsnorm_residual", 4096, BF16): (8, 256),
@@ -208,15 +211,30 @@ def test_rows_up_to_16384_fit_every_architecture(name, arch):
         assert plans_of(graph_of(name, 16384, dtype), arch)
 
 
-def test_a_row_that_is_too_long_says_so():
-    function, arguments = EXAMPLES["softmax"]
-    with pytest.raises(LoweringError) as caught:
-        function.inspect(*arguments(4, 1 << 18, BF16, "meta"), arch="sm_80")
-    assert re.search(
-        r"softmax: a row of N = 262144 elements does not fit one thread block of sm_80, and longer "
-        r"rows are not supported yet; split the row",
-        str(caught.value),
-    )
+@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("n", [1 << 18, (1 << 22) + 1])
+def test_rows_that_fit_nothing_are_streamed(name, n):
+    for arch in ("sm_80", "sm_120a"):
+        function, arguments = EXAMPLES[name]
+        kernel = function.inspect(*arguments(4, n, F32, "meta"), arch=arch)
+        assert kernel.plan.numerics.reload and kernel.plan.placement.loader == "direct"
+        assert "cutlass.range(" in kernel.source
+
+
+def wide(*rows):
+    total = sum(rows)
+    return (*(row / total.sum() for row in rows), total)
+
+
+@pytest.mark.parametrize("n", [64, 1000, 4096, 8192, 20000])
+def test_there_is_a_plan_however_many_arguments(n):
+    """Of 40 rows at once; what no thread holds is spilled, not refused."""
+    names = [f"x{k}" for k in range(40)]
+    scope = {"wide": wide}
+    exec(f"def many({', '.join(names)}): return wide({', '.join(names)})", scope)
+    x = torch.empty(4, n, dtype=BF16, device="meta")
+    kernel = kernel_of(scope["many"], *[x] * 40)
+    assert kernel.plan.placement.num_threads * 64 <= 65536
 
 
 def test_a_plan_that_does_not_exist_says_so():
