@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 
 from .errors import ArgumentError, GradientError, TraceError, UnsupportedError
@@ -30,7 +31,7 @@ from .lower.arch import DEFAULT, Arch, arch_named, arch_of_capability
 from .lower.choice import vector_size
 from .lower.compile import load
 from .lower.plan import Target
-from .out import check_aliases, check_out, copy_into, find_aliases
+from .out import check_aliases, check_out, copy_into, find_aliases, in_order
 from .reference import evaluate
 from .report import Kernel
 
@@ -51,8 +52,9 @@ def rowwise(fn: Callable | None = None, *, fastmath: bool = False):
     CUDA tensors run the kernel, all others the reference: the same graph, evaluated by torch. A
     row whose elements are not neighbours in memory is copied first; nothing else ever is.
 
-    `out=` takes one tensor, or the structure that `fn` returns, to write the results to. One may be
-    the very memory of a row argument (in place); any other overlap raises.
+    `out=` takes one tensor, or the structure that `fn` returns (dicts by their keys, in any order),
+    to write the results to. One may be the very memory of a row argument (in place); any other
+    overlap raises.
 
     fastmath: approximate tanh, log, log2, log10, sin and cos.
 
@@ -123,6 +125,10 @@ class Rowwise:
             device = _device(self._signature, values)
             graph = self._trace(call)[0]
             if out is not None:
+                ordered = in_order(out, structure, graph.structure)
+                if ordered is not out:
+                    self(*args, **kwargs, out=ordered)
+                    return out
                 check_out(self._signature.name, graph, call, out, device)
                 check_aliases(self._signature.name, call, aliases)
             if device.type != "cuda":
@@ -135,7 +141,10 @@ class Rowwise:
             if key is not None:
                 self._launches[key] = launch
         result = _run(launch, values, outs)
-        return result if out is None else out
+        if out is None:
+            return result
+        increment_version(outs)  # what autograd has saved of them is no longer theirs
+        return out
 
     def __get__(self, instance, owner=None):
         """As a method: `self` is a static argument, so a frozen dataclass, say."""
