@@ -72,9 +72,11 @@ class Launch:
 
     inputs: for each, in kernel order, (index of the value, whether to make it contiguous first).
     outputs: the shape and dtype of each.
+    source: the text that the kernel was compiled from; it is None where there are no rows.
     """
 
     kernel: Callable | None
+    source: str
     inputs: tuple[tuple[int, bool], ...]
     outputs: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     structure: object
@@ -233,7 +235,7 @@ class Rowwise:
         tensors = {n: t for n, t in tensors.items() if isinstance(t, torch.Tensor)}
         copied = {n: _needs_copy(name, specs[n], t) for n, t in tensors.items()}
         rows = [
-            tensors[i.name].contiguous() if copied[i.name] else tensors[i.name]
+            _as_copied(tensors[i.name]) if copied[i.name] else tensors[i.name]
             for i in graph.inputs
             if i.role in (Role.ROW, Role.COLUMN)
         ]
@@ -258,17 +260,29 @@ class Rowwise:
         rows = math.prod(call.lead)
         if rows >= 2**31:
             raise UnsupportedError(f"{name}: {rows} rows; the limit is 2^31 - 1")
-        if torch.cuda.is_current_stream_capturing():
-            raise ArgumentError(
-                f"{name}: the first call with arguments of this kind compiles a kernel, which can "
-                "not be captured into a CUDA graph; call it once before the capture"
-            )
         lowered, copied = self._lower(call, values, outs, aliases, arch)
-        kernel = load(Kernel(lowered, arch.name).artifact) if rows else None
+        kernel = None
+        if rows and torch.cuda.is_current_stream_capturing():
+            kernel = self._launched(lowered.source, device)
+        elif rows:
+            kernel = load(Kernel(lowered, arch.name).artifact)
         index = {n: k for k, n in enumerate(self._signature.names)}
         inputs = tuple((index[i.name], copied.get(i.name, False)) for i in lowered.graph.inputs)
         outputs = tuple(((*call.lead, *o.inner), o.dtype) for o in lowered.graph.outputs)
-        return Launch(kernel, inputs, outputs, lowered.graph.structure, device)
+        return Launch(kernel, lowered.source, inputs, outputs, lowered.graph.structure, device)
+
+    def _launched(self, source: str, device: torch.device) -> Callable:
+        """The kernel of this text, which the device has: CUDA loads it there at its first launch.
+
+        Raises ArgumentError where there is none.
+        """
+        for launch in list(self._launches.values()):
+            if launch.kernel is not None and launch.source == source and launch.device == device:
+                return launch.kernel
+        raise ArgumentError(
+            f"{self._signature.name}: the first call with arguments of this kind compiles or loads "
+            "a kernel, which can not be captured into a CUDA graph; call it once before the capture"
+        )
 
     def _warn_if_many(self, specs: tuple[Spec, ...]) -> None:
         for spec in specs:
@@ -394,6 +408,11 @@ def _needs_copy(function: str, spec: Spec, tensor: torch.Tensor) -> bool:
         )
     whole = spec.role in (Role.ROW, Role.COLUMN)
     return whole and tensor.shape[-1] > 1 and tensor.stride(-1) != 1
+
+
+def _as_copied(tensor: torch.Tensor) -> torch.Tensor:
+    """The shape and strides of a contiguous copy."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
 def _own(spec: Spec, tensor: torch.Tensor, lead: tuple) -> tuple[bool | None, ...] | None:

@@ -4,6 +4,7 @@ import inspect
 import threading
 import warnings
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -486,3 +487,60 @@ def test_launches_that_are_remembered_are_bounded(prepared, monkeypatch):
     for m in range(1, 26):
         f(torch.zeros(m, 4))
     assert len(prepared) == 25 and len(f._launches) <= 10
+
+
+# ---- captures into a CUDA graph, as far as they can be seen without a GPU ------------------------
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU that runs nothing: `loaded` texts of kernels, `launches`, `device`, `capturing`."""
+    pretended = SimpleNamespace(
+        loaded=[], launches=[], device=torch.device("cuda", 0), capturing=False
+    )
+
+    def load(source):
+        pretended.loaded.append(source)
+        return lambda *arguments: None
+
+    def run(launch, values, outs):
+        pretended.launches.append(launch)
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: pretended.capturing)
+    monkeypatch.setattr(jit, "_device", lambda signature, values: pretended.device)
+    monkeypatch.setattr(jit.Kernel, "artifact", property(lambda kernel: kernel.source))
+    monkeypatch.setattr(jit, "load", load)
+    monkeypatch.setattr(jit, "_run", run)
+    return pretended
+
+
+def test_a_capture_takes_new_shapes_of_a_kernel_that_ran(gpu):
+    f = htile.rowwise(lambda x: torch.softmax(x, -1))
+    f(torch.empty(3, 64))
+    gpu.capturing = True
+    for x in (torch.empty(5, 64), torch.empty(7, 100)[:, :64], torch.empty(64, 9).t()):
+        f(x)
+        assert gpu.launches[-1].kernel is gpu.launches[0].kernel
+    f(torch.empty(0, 32))
+    assert gpu.launches[-1].kernel is None, "nothing is launched for no rows"
+    assert len(gpu.loaded) == 1
+
+
+def test_a_capture_compiles_and_loads_nothing(gpu):
+    f = htile.rowwise(lambda x: torch.softmax(x, -1))
+    known, narrow = torch.empty(3, 64), torch.empty(3, 65)[:, 1:]
+    f(known)
+    gpu.capturing = True
+    for x in (torch.empty(3, 32), known.bfloat16(), narrow, torch.empty(2, 3, 64)):
+        with pytest.raises(ArgumentError, match="compiles or loads a kernel"):
+            f(x)
+    gpu.device = torch.device("cuda", 1)
+    with pytest.raises(ArgumentError, match="call it once before the capture"):
+        f(torch.empty(4, 64))
+    assert len(gpu.launches) == len(gpu.loaded) == 1
+    gpu.capturing = False
+    f(narrow)
+    gpu.capturing = True
+    f(narrow[:2])
+    assert len(gpu.loaded) == 2
