@@ -56,6 +56,50 @@ def test_leading_dimensions(lead):
     torch.testing.assert_close(result, torch.log_softmax(x, -1))
 
 
+@pytest.mark.parametrize("n", [1, 5])
+def test_one_value_a_row_has_an_element_at_every_n(n):
+    """At N = 1 an argument of shape (M, 1) is a row."""
+
+    @htile.rowwise
+    def f(x, t):
+        top = x.amax(-1, keepdim=True)
+        return x * t[..., 0], x - t.squeeze(-1), x + t[0], x + t.squeeze() * t[-1], x / top[..., 0]
+
+    for dtype in (F32, BF16):
+        x, t = torch.randn(2, 3, n).to(dtype), torch.randn(2, 3, 1).to(dtype)
+        assert_close(f, f(x, t), x, t)
+
+
+ONLY = {
+    F32: [-0.0, 0.0, float("nan"), float("inf"), -float("inf"), 1e-45],
+    BF16: [-0.0, 3.0, float("nan")],
+    torch.int32: [-(2**31), 2**31 - 1],
+    torch.int64: [-(2**63), 2**63 - 1, 0],
+    torch.bool: [True, False],
+}
+
+
+@pytest.mark.parametrize("dtype", ONLY, ids=str)
+def test_the_element_of_a_row_of_one(dtype):
+    x = torch.tensor(ONLY[dtype], dtype=dtype)[:, None]
+    wide = F32 if dtype.is_floating_point else dtype
+    for f in (lambda x: x[..., 0], lambda x: x[-1], lambda x: x.squeeze(), lambda x: x.squeeze(0)):
+        result, expected = htile.rowwise(f)(x), x[:, 0].to(wide)
+        assert result.dtype is wide and torch.equal(result.isnan(), expected.isnan())
+        result, expected = result.nan_to_num(7), expected.nan_to_num(7)
+        assert torch.equal(result, expected) and torch.equal(result.signbit(), expected.signbit())
+    assert htile.rowwise(lambda x: (x[0], x)).inspect(x).resources.stack == 0, "it compiles"
+
+
+def test_the_element_of_a_row_of_one_keeps_its_dtype():
+    x, w = torch.randn(4, 1), torch.randn(1)
+    f = htile.rowwise(lambda x, w: (x.to(BF16)[0], x * w[0], x.half()[..., 0] + 1))
+    results = f(x, w)
+    assert [r.dtype for r in results] == [BF16, F32, F16]
+    assert torch.equal(results[0], x[:, 0].to(BF16)) and torch.equal(results[1], x * w)
+    assert_close(f, results, x, w)
+
+
 class Moments(NamedTuple):
     mean: torch.Tensor
     rows: dict
