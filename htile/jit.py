@@ -56,7 +56,8 @@ def rowwise(fn: Callable | None = None, *, fastmath: bool = False):
     to write the results to. One may be the very memory of a row argument (in place); any other
     overlap raises.
 
-    fastmath: approximate tanh, log, log2, log10, sin and cos.
+    fastmath: approximate tanh, log, log2, log10, sin and cos, in all of the kernel. A row-wise
+        function that `fn` calls becomes part of it: its own fastmath and plan do not count.
 
     Raises an HTileError that names the line for what can not be traced, and at a call for
     arguments that do not fit.

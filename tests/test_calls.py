@@ -325,6 +325,23 @@ def test_properties_that_do_not_go_together_are_named():
     assert str(caught.value).endswith(f"sm_90a: cluster_n can be {values_of(plans, 'cluster_n')}")
 
 
+@pytest.mark.parametrize("fastmath", [False, True])
+def test_fastmath_and_plan_are_those_of_the_outermost_function(fastmath):
+    """Functions called inside become part of its kernel."""
+    exact = htile.rowwise(fast._fn)
+    x = torch.empty(M, 4096, device="meta")
+
+    def calling(inner):
+        return htile.rowwise(lambda x: inner(x) + 1, fastmath=fastmath).inspect(x)
+
+    kernels = {f: calling(f) for f in (fast, exact, fast.with_plan(num_threads=1024))}
+    for kernel in kernels.values():
+        assert ("fastmath=True" in kernel.source) == fastmath
+        assert kernel.plan.placement == kernels[exact].plan.placement
+    assert "fastmath=True" in fast.inspect(x).source
+    assert "fastmath=True" not in exact.inspect(x).source
+
+
 def test_a_function_can_call_itself_no_more_than_python_lets_it():
     @htile.rowwise
     def power(x, k: int):
