@@ -588,3 +588,24 @@ def test_a_capture_compiles_and_loads_nothing(gpu):
     gpu.capturing = True
     f(narrow[:2])
     assert len(gpu.loaded) == 2
+
+
+# ---- names ---------------------------------------------------------------------------------------
+
+
+def test_names_of_a_hundred_characters(tmp_path):
+    """They make lines of the kernel too long, and break nothing."""
+    name = "n" * 99
+    code = f"""
+def {name}0({name}1, {name}2: float, {name}3: htile.PerRow):
+    {name}4 = torch.exp({name}1 - {name}1.max()) * {name}2
+    return {{"{name}5": {name}4 + {name}3, "{name}6": {name}4.sum()}}
+"""
+    names = {"torch": torch, "htile": htile}
+    exec(code, names)
+    f = htile.rowwise(names[f"{name}0"])
+    args = torch.randn(3, 40), 0.5, torch.randn(3)
+    assert_close(f, f(*args), *args)
+    kernel = f.inspect(*args)
+    assert kernel.resources.stack == 0
+    assert {path.name for path in kernel.save(tmp_path).iterdir()} >= {"kernel.py", "plan.svg"}
