@@ -1,21 +1,26 @@
 """HTile: plain PyTorch math for one row, run on every row as one fused GPU kernel.
 
-`import htile` needs no GPU and imports neither CUDA nor `cutlass`.
+`import htile` needs no GPU and imports neither CUDA nor `cutlass`; the names below are imported at
+their first use.
 """
 
-from .errors import (
-    ArgumentError,
-    CompileError,
-    DtypeError,
-    GradientError,
-    HTileError,
-    LoweringError,
-    ShapeError,
-    TraceError,
-    UnsupportedError,
-)
-from .frontend.roles import PerRow, Scalar, Static
-from .jit import Rowwise, rowwise
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .errors import (
+        ArgumentError,
+        CompileError,
+        DtypeError,
+        GradientError,
+        HTileError,
+        LoweringError,
+        ShapeError,
+        TraceError,
+        UnsupportedError,
+    )
+    from .frontend.roles import PerRow, Scalar, Static
+    from .jit import Rowwise, rowwise
 
 __version__ = "0.1.0"
 
@@ -35,3 +40,18 @@ __all__ = [
     "UnsupportedError",
     "rowwise",
 ]
+
+_ROLES = dict.fromkeys(("PerRow", "Scalar", "Static"), "frontend.roles")
+_HOMES = {"Rowwise": "jit", "rowwise": "jit", **_ROLES}  # of all others: errors
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    value = getattr(import_module(f".{_HOMES.get(name, 'errors')}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

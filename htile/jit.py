@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 
 from .errors import ArgumentError, GradientError, TraceError, UnsupportedError
@@ -30,7 +31,7 @@ from .lower.arch import DEFAULT, Arch, arch_named, arch_of_capability
 from .lower.choice import vector_size
 from .lower.compile import load
 from .lower.plan import Target
-from .out import check_aliases, check_out, copy_into, find_aliases
+from .out import check_aliases, check_out, copy_into, find_aliases, in_order
 from .reference import evaluate
 from .report import Kernel
 
@@ -52,10 +53,12 @@ def rowwise(fn: Callable | None = None, *, fastmath: bool = False):
     CUDA tensors run the kernel, all others the reference: the same graph, evaluated by torch. A
     row whose elements are not neighbours in memory is copied first; nothing else ever is.
 
-    `out=` takes one tensor, or the structure that `fn` returns, to write the results to. One may be
-    the very memory of a row argument (in place); any other overlap raises.
+    `out=` takes one tensor, or the structure that `fn` returns (dicts by their keys, in any order),
+    to write the results to. One may be the very memory of a row argument (in place); any other
+    overlap raises.
 
-    fastmath: approximate tanh, log, log2, log10, sin and cos.
+    fastmath: approximate tanh, log, log2, log10, sin and cos, in all of the kernel. A row-wise
+        function that `fn` calls becomes part of it: its own fastmath and plan do not count.
 
     Raises an HTileError that names the line for what can not be traced, and at a call for
     arguments that do not fit.
@@ -71,9 +74,11 @@ class Launch:
 
     inputs: for each, in kernel order, (index of the value, whether to make it contiguous first).
     outputs: the shape and dtype of each.
+    source: the text that the kernel was compiled from; it is None where there are no rows.
     """
 
     kernel: Callable | None
+    source: str
     inputs: tuple[tuple[int, bool], ...]
     outputs: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     structure: object
@@ -124,6 +129,10 @@ class Rowwise:
             device = _device(self._signature, values)
             graph = self._trace(call)[0]
             if out is not None:
+                ordered = in_order(out, structure, graph.structure)
+                if ordered is not out:
+                    self(*args, **kwargs, out=ordered)
+                    return out
                 check_out(self._signature.name, graph, call, out, device)
                 check_aliases(self._signature.name, call, aliases)
             if device.type != "cuda":
@@ -136,7 +145,10 @@ class Rowwise:
             if key is not None:
                 self._launches[key] = launch
         result = _run(launch, values, outs)
-        return result if out is None else out
+        if out is None:
+            return result
+        increment_version(outs)  # what autograd has saved of them is no longer theirs
+        return out
 
     def __get__(self, instance, owner=None):
         """As a method: `self` is a static argument, so a frozen dataclass, say."""
@@ -225,7 +237,7 @@ class Rowwise:
         tensors = {n: t for n, t in tensors.items() if isinstance(t, torch.Tensor)}
         copied = {n: _needs_copy(name, specs[n], t) for n, t in tensors.items()}
         rows = [
-            tensors[i.name].contiguous() if copied[i.name] else tensors[i.name]
+            _as_copied(tensors[i.name]) if copied[i.name] else tensors[i.name]
             for i in graph.inputs
             if i.role in (Role.ROW, Role.COLUMN)
         ]
@@ -251,17 +263,29 @@ class Rowwise:
         rows = math.prod(call.lead)
         if rows >= 2**31:
             raise UnsupportedError(f"{name}: {rows} rows; the limit is 2^31 - 1")
-        if torch.cuda.is_current_stream_capturing():
-            raise ArgumentError(
-                f"{name}: the first call with arguments of this kind compiles a kernel, which can "
-                "not be captured into a CUDA graph; call it once before the capture"
-            )
         lowered, copied = self._lower(call, values, outs, aliases, arch)
-        kernel = load(Kernel(lowered, arch.name).artifact) if rows else None
+        kernel = None
+        if rows and torch.cuda.is_current_stream_capturing():
+            kernel = self._launched(lowered.source, device)
+        elif rows:
+            kernel = load(Kernel(lowered, arch.name).artifact)
         index = {n: k for k, n in enumerate(self._signature.names)}
         inputs = tuple((index[i.name], copied.get(i.name, False)) for i in lowered.graph.inputs)
         outputs = tuple(((*call.lead, *o.inner), o.dtype) for o in lowered.graph.outputs)
-        return Launch(kernel, inputs, outputs, lowered.graph.structure, device)
+        return Launch(kernel, lowered.source, inputs, outputs, lowered.graph.structure, device)
+
+    def _launched(self, source: str, device: torch.device) -> Callable:
+        """The kernel of this text, which the device has: CUDA loads it there at its first launch.
+
+        Raises ArgumentError where there is none.
+        """
+        for launch in list(self._launches.values()):
+            if launch.kernel is not None and launch.source == source and launch.device == device:
+                return launch.kernel
+        raise ArgumentError(
+            f"{self._signature.name}: the first call with arguments of this kind compiles or loads "
+            "a kernel, which can not be captured into a CUDA graph; call it once before the capture"
+        )
 
     def _warn_if_many(self, specs: tuple[Spec, ...]) -> None:
         for spec in specs:
@@ -387,6 +411,11 @@ def _needs_copy(function: str, spec: Spec, tensor: torch.Tensor) -> bool:
         )
     whole = spec.role in (Role.ROW, Role.COLUMN)
     return whole and tensor.shape[-1] > 1 and tensor.stride(-1) != 1
+
+
+def _as_copied(tensor: torch.Tensor) -> torch.Tensor:
+    """The shape and strides of a contiguous copy."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
 def _own(spec: Spec, tensor: torch.Tensor, lead: tuple) -> tuple[bool | None, ...] | None:

@@ -10,6 +10,21 @@ from .frontend.graph import Graph, Role
 from .frontend.roles import Call, Signature
 
 
+def in_order(out: object, given: pytree.TreeSpec, structure: pytree.TreeSpec) -> object:
+    """`out`, which has the structure `given`, with the keys of its dicts in another's order.
+
+    `out` itself where that makes it no `structure`.
+    """
+    if given == structure:
+        return out
+    try:
+        leaves = structure.flatten_up_to(out)
+    except ValueError:
+        return out  # `check_out` says what is wrong
+    ordered = pytree.tree_unflatten(leaves, structure)
+    return ordered if pytree.tree_structure(ordered) == structure else out
+
+
 def check_out(
     function: str, graph: Graph, call: Call, out: object, device: torch.device
 ) -> None:

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ import torch
 import htile
 from examples.softmax import softmax
 from htile.errors import ArgumentError, LoweringError, TraceError
+from htile.lower import enumerate_plans
 from htile.testing import assert_close
 
 M, N = 3, 16
@@ -291,6 +292,54 @@ def test_a_plan_that_there_is_not_says_what_there_is():
         scaled.with_plan(num_threads=7).inspect(x)
     with pytest.raises(LoweringError, match="a plan has no 'threads'; it has vec_size, thread"):
         scaled.with_plan(threads=7).inspect(x)
+
+
+def values_of(plans, name, **given):
+    """Values of a property among the plans that have the given ones, as a message lists them."""
+    found = {
+        has[name]
+        for plan in plans
+        for has in [asdict(plan.numerics) | asdict(plan.placement)]
+        if given.items() <= has.items()
+    }
+    return " or ".join(map(repr, sorted(found)))
+
+
+def test_properties_that_do_not_go_together_are_named():
+    x = torch.empty(M, 32768, device="meta", dtype=torch.bfloat16)
+    kernel = softmax.inspect(x)
+    plans = enumerate_plans(kernel.graph, kernel.plan.target)
+    threads = {"threads_per_row": 512, "num_threads": 256}
+    advice = (
+        "with num_threads=256, threads_per_row can be "
+        f"{values_of(plans, 'threads_per_row', num_threads=256)}; with threads_per_row=512, "
+        f"num_threads can be {values_of(plans, 'num_threads', threads_per_row=512)}"
+    )
+    for wanted in (threads, {"loader": "direct", **threads}):
+        with pytest.raises(LoweringError) as caught:
+            softmax.with_plan(**wanted).inspect(x)
+        start = f"softmax: no plan has {wanted} at N = 32768 on sm_90a: "
+        assert str(caught.value) == start + advice
+    with pytest.raises(LoweringError) as caught:  # one that can not be met at all comes first
+        softmax.with_plan(cluster_n=5, **threads).inspect(x)
+    assert str(caught.value).endswith(f"sm_90a: cluster_n can be {values_of(plans, 'cluster_n')}")
+
+
+@pytest.mark.parametrize("fastmath", [False, True])
+def test_fastmath_and_plan_are_those_of_the_outermost_function(fastmath):
+    """Functions called inside become part of its kernel."""
+    exact = htile.rowwise(fast._fn)
+    x = torch.empty(M, 4096, device="meta")
+
+    def calling(inner):
+        return htile.rowwise(lambda x: inner(x) + 1, fastmath=fastmath).inspect(x)
+
+    kernels = {f: calling(f) for f in (fast, exact, fast.with_plan(num_threads=1024))}
+    for kernel in kernels.values():
+        assert ("fastmath=True" in kernel.source) == fastmath
+        assert kernel.plan.placement == kernels[exact].plan.placement
+    assert "fastmath=True" in fast.inspect(x).source
+    assert "fastmath=True" not in exact.inspect(x).source
 
 
 def test_a_function_can_call_itself_no_more_than_python_lets_it():

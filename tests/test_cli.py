@@ -77,7 +77,7 @@ def test_a_reader_that_leaves_is_no_error():
 
 
 def test_importing_htile_brings_no_command_line(tmp_path):
-    code = "import sys, torch; a = set(sys.modules); import htile; print(*set(sys.modules) - a)"
+    code = "import sys, torch; a = {*sys.modules}; from htile import *; print(*{*sys.modules} - a)"
     new = python("-c", code, cwd=tmp_path).stdout.split()
     assert "htile.jit" in new
     assert not {"argparse", "htile.cli", "htile.doctor", "htile.__main__"} & set(new)

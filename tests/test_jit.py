@@ -4,6 +4,7 @@ import inspect
 import threading
 import warnings
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -53,6 +54,50 @@ def test_leading_dimensions(lead):
     result, lse = EXAMPLES["log_softmax"][0](x)
     assert result.shape == x.shape and lse.shape == lead
     torch.testing.assert_close(result, torch.log_softmax(x, -1))
+
+
+@pytest.mark.parametrize("n", [1, 5])
+def test_one_value_a_row_has_an_element_at_every_n(n):
+    """At N = 1 an argument of shape (M, 1) is a row."""
+
+    @htile.rowwise
+    def f(x, t):
+        top = x.amax(-1, keepdim=True)
+        return x * t[..., 0], x - t.squeeze(-1), x + t[0], x + t.squeeze() * t[-1], x / top[..., 0]
+
+    for dtype in (F32, BF16):
+        x, t = torch.randn(2, 3, n).to(dtype), torch.randn(2, 3, 1).to(dtype)
+        assert_close(f, f(x, t), x, t)
+
+
+ONLY = {
+    F32: [-0.0, 0.0, float("nan"), float("inf"), -float("inf"), 1e-45],
+    BF16: [-0.0, 3.0, float("nan")],
+    torch.int32: [-(2**31), 2**31 - 1],
+    torch.int64: [-(2**63), 2**63 - 1, 0],
+    torch.bool: [True, False],
+}
+
+
+@pytest.mark.parametrize("dtype", ONLY, ids=str)
+def test_the_element_of_a_row_of_one(dtype):
+    x = torch.tensor(ONLY[dtype], dtype=dtype)[:, None]
+    wide = F32 if dtype.is_floating_point else dtype
+    for f in (lambda x: x[..., 0], lambda x: x[-1], lambda x: x.squeeze(), lambda x: x.squeeze(0)):
+        result, expected = htile.rowwise(f)(x), x[:, 0].to(wide)
+        assert result.dtype is wide and torch.equal(result.isnan(), expected.isnan())
+        result, expected = result.nan_to_num(7), expected.nan_to_num(7)
+        assert torch.equal(result, expected) and torch.equal(result.signbit(), expected.signbit())
+    assert htile.rowwise(lambda x: (x[0], x)).inspect(x).resources.stack == 0, "it compiles"
+
+
+def test_the_element_of_a_row_of_one_keeps_its_dtype():
+    x, w = torch.randn(4, 1), torch.randn(1)
+    f = htile.rowwise(lambda x, w: (x.to(BF16)[0], x * w[0], x.half()[..., 0] + 1))
+    results = f(x, w)
+    assert [r.dtype for r in results] == [BF16, F32, F16]
+    assert torch.equal(results[0], x[:, 0].to(BF16)) and torch.equal(results[1], x * w)
+    assert_close(f, results, x, w)
 
 
 class Moments(NamedTuple):
@@ -486,3 +531,81 @@ def test_launches_that_are_remembered_are_bounded(prepared, monkeypatch):
     for m in range(1, 26):
         f(torch.zeros(m, 4))
     assert len(prepared) == 25 and len(f._launches) <= 10
+
+
+# ---- captures into a CUDA graph, as far as they can be seen without a GPU ------------------------
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU that runs nothing: `loaded` texts of kernels, `launches`, `device`, `capturing`."""
+    pretended = SimpleNamespace(
+        loaded=[], launches=[], device=torch.device("cuda", 0), capturing=False
+    )
+
+    def load(source):
+        pretended.loaded.append(source)
+        return lambda *arguments: None
+
+    def run(launch, values, outs):
+        pretended.launches.append(launch)
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: pretended.capturing)
+    monkeypatch.setattr(jit, "_device", lambda signature, values: pretended.device)
+    monkeypatch.setattr(jit.Kernel, "artifact", property(lambda kernel: kernel.source))
+    monkeypatch.setattr(jit, "load", load)
+    monkeypatch.setattr(jit, "_run", run)
+    return pretended
+
+
+def test_a_capture_takes_new_shapes_of_a_kernel_that_ran(gpu):
+    f = htile.rowwise(lambda x: torch.softmax(x, -1))
+    f(torch.empty(3, 64))
+    gpu.capturing = True
+    for x in (torch.empty(5, 64), torch.empty(7, 100)[:, :64], torch.empty(64, 9).t()):
+        f(x)
+        assert gpu.launches[-1].kernel is gpu.launches[0].kernel
+    f(torch.empty(0, 32))
+    assert gpu.launches[-1].kernel is None, "nothing is launched for no rows"
+    assert len(gpu.loaded) == 1
+
+
+def test_a_capture_compiles_and_loads_nothing(gpu):
+    f = htile.rowwise(lambda x: torch.softmax(x, -1))
+    known, narrow = torch.empty(3, 64), torch.empty(3, 65)[:, 1:]
+    f(known)
+    gpu.capturing = True
+    for x in (torch.empty(3, 32), known.bfloat16(), narrow, torch.empty(2, 3, 64)):
+        with pytest.raises(ArgumentError, match="compiles or loads a kernel"):
+            f(x)
+    gpu.device = torch.device("cuda", 1)
+    with pytest.raises(ArgumentError, match="call it once before the capture"):
+        f(torch.empty(4, 64))
+    assert len(gpu.launches) == len(gpu.loaded) == 1
+    gpu.capturing = False
+    f(narrow)
+    gpu.capturing = True
+    f(narrow[:2])
+    assert len(gpu.loaded) == 2
+
+
+# ---- names ---------------------------------------------------------------------------------------
+
+
+def test_names_of_a_hundred_characters(tmp_path):
+    """They make lines of the kernel too long, and break nothing."""
+    name = "n" * 99
+    code = f"""
+def {name}0({name}1, {name}2: float, {name}3: htile.PerRow):
+    {name}4 = torch.exp({name}1 - {name}1.max()) * {name}2
+    return {{"{name}5": {name}4 + {name}3, "{name}6": {name}4.sum()}}
+"""
+    names = {"torch": torch, "htile": htile}
+    exec(code, names)
+    f = htile.rowwise(names[f"{name}0"])
+    args = torch.randn(3, 40), 0.5, torch.randn(3)
+    assert_close(f, f(*args), *args)
+    kernel = f.inspect(*args)
+    assert kernel.resources.stack == 0
+    assert {path.name for path in kernel.save(tmp_path).iterdir()} >= {"kernel.py", "plan.svg"}

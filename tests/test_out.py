@@ -9,6 +9,7 @@ import torch
 import htile
 from htile.errors import ArgumentError, DtypeError, ShapeError, TraceError
 from htile.frontend.roles import classify
+from htile.jit import Launch
 from htile.lower.plan import ColumnLoop, Load, Reload, Store
 from htile.out import overlaps_itself, share_memory
 from htile.testing import assert_close
@@ -79,6 +80,54 @@ def test_the_users_structure_is_written_and_returned(name):
     assert_close(function, out, x)
     expected = torch.utils._pytree.tree_leaves(function(x))
     assert all(map(torch.equal, torch.utils._pytree.tree_leaves(out), expected))
+
+
+@htile.rowwise
+def nested(x):
+    return {"y": x * 2, "more": {"z": x * 3, "top": x.max()}}
+
+
+def test_dicts_are_matched_by_key():
+    """Results of one shape and dtype too, which only the key tells apart."""
+    x = rows(M)
+    for keys in (("y", "z", "top"), ("z", "top", "y"), ("top", "z", "y")):
+        made = {"y": rows(M), "z": rows(M), "top": torch.zeros(M)}
+        more = {key: made[key] for key in keys if key != "y"}
+        for out in ({"y": made["y"], "more": more}, {"more": more, "y": made["y"]}):
+            before = list(out), list(more)
+            assert nested(x, out=out) is out and (list(out), list(more)) == before
+            assert torch.equal(made["y"], x * 2) and torch.equal(made["z"], x * 3)
+            assert torch.equal(made["top"], x.amax(-1))
+            assert out["y"] is made["y"] and out["more"]["z"] is made["z"]
+    x = rows(M)
+    expected = x * 3
+    nested(x, out={"more": {"top": torch.zeros(M), "z": x}, "y": rows(M)})
+    assert torch.equal(x, expected), "in place"
+
+
+def launched_as(function, args, out, kernel):
+    """The call goes to `kernel`, as to one that was launched before."""
+    leaves, structure = torch.utils._pytree.tree_flatten(out)
+    key = function._key(args, tuple(leaves), function._aliases(args, tuple(leaves)))
+    inputs = tuple((k, False) for k in range(len(args)))
+    results = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+    function._launches[key] = Launch(kernel, "", inputs, results, structure, args[0].device)
+
+
+@pytest.mark.parametrize("path", ["kernel", "reference"])
+def test_autograd_sees_that_a_result_was_overwritten(path):
+    function = htile.rowwise(two._fn)
+    x, out = rows(M), (rows(M), torch.zeros(M))
+    if path == "kernel":
+        launched_as(function, (x,), out, lambda *arguments: None)  # nor does torch see a kernel
+    weight = rows(M).requires_grad_()
+    loss = (weight * out[0]).sum()
+    before = [t._version for t in (x, *out)]
+    assert function(x, out=out) is out
+    after = [t._version for t in (x, *out)]
+    assert after[0] == before[0] and after[1] > before[1] and after[2] > before[2]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 LAYOUTS = {

@@ -21,7 +21,7 @@ from htile.pictures import graph_dot, graph_json, graph_svg, plan_svg
 from htile.pictures.flow import arrange
 from htile.pictures.memory import kept, segments_of
 from htile.pictures.model import Kind, picture_of, shorten, text_width
-from tests.lower.cases import BF16, EXAMPLES, example_kernel, kernel_of, random_graph, rows
+from tests.lower.cases import EXAMPLES, example_kernel, kernel_of, random_graph, rows
 
 REPO = Path(__file__).parents[1]
 
@@ -407,24 +407,3 @@ assert kernel._repr_html_().count("<pre>") == 3
 
 def test_without_matplotlib_the_error_says_what_to_install():
     run(MISSING)
-
-
-def test_the_pictures_of_the_docs_are_small_and_current():
-    for name, svg in {
-        "softmax_graph": inspect_bf16("softmax").graph_svg(),
-        "norm_softmax_plan": inspect_bf16("norm_softmax").plan_svg(),
-    }.items():
-        path = REPO / "docs" / "pictures" / f"{name}.svg"
-        assert path.stat().st_size < 60_000
-        assert [shape(t) for t in parse(path.read_text("utf-8"))[1]] == [
-            shape(t) for t in parse(svg)[1]
-        ], f"{path.name} is old: save it again"
-
-
-def inspect_bf16(name):
-    return example_kernel(name, 4096, BF16)
-
-
-def shape(text):
-    """The text without line numbers, which examples may shift."""
-    return re.sub(r"\.py:\d+", ".py", text)

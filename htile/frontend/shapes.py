@@ -82,7 +82,19 @@ def unsqueeze(input, dim):
 @implements("squeeze")
 def squeeze(input, dim=None):
     check_dim(input, dim)
-    return _per_row(input, "squeeze", ())
+    return _only_element(input) if input.shape == (1,) else _per_row(input, "squeeze", ())
+
+
+def _only_element(x: Tensor) -> Tensor:
+    """The element of a value of shape (1,); of a row of one, by the reduction that keeps its bits.
+
+    A row belongs to one thread then, and a value per row to all.
+    """
+    v = x._value
+    if not v.spread:
+        return node(Op.RESHAPE, x, arg=())
+    element = node(Op.ANY if v.dtype is BOOL else Op.MAX, x)
+    return element if v.stored is None else cast(element, v.stored)
 
 
 def spread(x: Tensor) -> Tensor:
@@ -116,16 +128,15 @@ attach("expand_as", lambda input, other: broadcast_to(input, other.shape))
 
 
 def getitem(x: Tensor, index: object) -> Tensor:
-    """`m[..., None]` and `m[..., 0]` of a value per row; `x[...]` and `x[:]`."""
+    """`m[..., None]` of a value per row, `m[..., 0]` of one element; `x[...]` and `x[:]`."""
     parts = index if isinstance(index, tuple) else (index,)
     whole = (Ellipsis, slice(None))
     rest = [p for p in parts if isinstance(p, Tensor) or p not in whole]
     if not rest:
         return x
-    per_row = x.ndim and not x._value.spread
     if len(rest) == 1 and rest[0] is None and not x.ndim:
         return unsqueeze(x, -1)
-    if len(rest) == 1 and type(rest[0]) is int and rest[0] in (0, -1) and per_row:
+    if len(rest) == 1 and type(rest[0]) is int and rest[0] in (0, -1) and x.shape == (1,):
         return squeeze(x, -1)
     fail(
         UnsupportedError,

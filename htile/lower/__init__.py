@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import combinations
 
 from ..errors import LoweringError
 from ..frontend.graph import Graph
@@ -34,19 +35,39 @@ def lower(
     """
     plans = enumerate_plans(graph, target)
     if wanted:
-        plans = [plan for plan in plans if _has(plan, wanted)]
-        if not plans:
-            raise LoweringError(f"{graph.name}: no plan has {dict(wanted)} at N = {graph.n}")
+        plans = _matching(graph, target, plans, wanted)
     plan = choose(plans)
     return Lowered(traced, graph, plan, emit(plan), kernel_name(plan))
 
 
-def _has(plan: Plan, wanted: Mapping[str, object]) -> bool:
-    has = {**asdict(plan.numerics), **asdict(plan.placement)}
+def _matching(
+    graph: Graph, target: Target, plans: list[Plan], wanted: Mapping[str, object]
+) -> list[Plan]:
+    """The plans that have all that is wanted. Raises LoweringError where there are none."""
+    properties = [{**asdict(plan.numerics), **asdict(plan.placement)} for plan in plans]
     for name in wanted:
-        if name not in has:
-            raise LoweringError(f"a plan has no {name!r}; it has {', '.join(has)}")
-    return all(has[name] == want for name, want in wanted.items())
+        if name not in properties[0]:
+            raise LoweringError(f"a plan has no {name!r}; it has {', '.join(properties[0])}")
+
+    def having(names: Iterable[str]) -> list[int]:
+        return [k for k, p in enumerate(properties) if all(p[n] == wanted[n] for n in names)]
+
+    if found := having(wanted):
+        return [plans[k] for k in found]
+    sizes = range(1, len(wanted) + 1)
+    subsets = (names for size in sizes for names in combinations(wanted, size))
+    least = next(names for names in subsets if not having(names))  # what can not go together
+    advice = []
+    for name in least:
+        rest = [other for other in least if other != name]
+        there = sorted({properties[k][name] for k in having(rest)})
+        given = " and ".join(f"{other}={wanted[other]!r}" for other in rest)
+        text = f"{name} can be {' or '.join(map(repr, there))}"
+        advice.append(f"with {given}, {text}" if rest else text)
+    raise LoweringError(
+        f"{graph.name}: no plan has {dict(wanted)} at N = {graph.n} on {target.arch.name}: "
+        f"{'; '.join(advice)}"
+    )
 
 
 __all__ = ["Lowered", "choose", "emit", "enumerate_plans", "kernel_name", "lower", "run_passes"]

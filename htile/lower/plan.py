@@ -240,10 +240,10 @@ class Plan:
         read, written = self.bytes_per_row()
         lines = [
             f"plan {self.graph.name}, N = {self.graph.n}, {self.target.arch.name}",
-            f"  numerics   {num.threads_per_row} threads a row, {num.vec_size} neighbouring "
+            f"  numerics   {_count(num.threads_per_row, 'thread')} a row, {num.vec_size} adjacent "
             f"elements each, {self.elements_per_thread} in all, cluster {num.cluster_n}"
             f"{f', in {self.chunks} chunks' if num.reload else ''}",
-            f"  placement  {place.num_threads} threads and {self.rows_per_block} rows a CTA, "
+            f"  placement  {place.num_threads} threads and {_count(self.rows_per_block, 'row')} a CTA, "
             f"{place.loader} loads, {place.columns} columns, {place.copy_bytes}-byte accesses"
             f"{f', {place.unroll} chunks at once' if num.reload else ''}",
             f"  traffic    {read} bytes read and {written} written a row",
@@ -252,6 +252,10 @@ class Plan:
         crossing = ", ".join(f"%{id} {home.value}" for id, home in sorted(self.homes.items()))
         lines.append(f"  across barriers: {crossing or 'nothing'}")
         return "\n".join(lines)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _describe(plan: Plan, steps: tuple[Step, ...]) -> list[str]:

@@ -164,6 +164,21 @@ def test_the_first_call_inside_a_capture_raises_and_breaks_nothing(device):
     assert_close(scaled, result, x)
 
 
+def test_new_shapes_of_a_kernel_that_ran_can_be_captured(compiled, device):
+    scaled(torch.randn(9, 120, device=device))
+    x, turned = torch.randn(33, 120, device=device), torch.randn(120, 5, device=device).t()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = scaled(x), scaled(turned)
+    assert compiled() == 1
+    for value, result in zip((x, turned), results, strict=True):
+        value.normal_(), result.zero_()
+    graph.replay()
+    for value, result in zip((x, turned), results, strict=True):
+        assert_close(scaled, result, value)
+
+
 # ---- streams, threads, synchronization -----------------------------------------------------------
 
 

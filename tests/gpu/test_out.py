@@ -132,9 +132,15 @@ def test_structures(device):
     x = torch.randn(2, 3, N, device=device)
     out = pytree.tree_map(torch.empty_like, described(x))
     pointers = [t.data_ptr() for t in pytree.tree_leaves(out)]
-    assert described(x, out=out) is out
-    assert [t.data_ptr() for t in pytree.tree_leaves(out)] == pointers
-    assert_close(described, out, x)
+    for turned in (out, dict(reversed(out.items()))):
+        for leaf in pytree.tree_leaves(out):
+            leaf.zero_()
+        versions = [t._version for t in pytree.tree_leaves(out)]
+        for _ in range(2):
+            assert described(x, out=turned) is turned
+        assert [t.data_ptr() for t in pytree.tree_leaves(out)] == pointers
+        assert_close(described, out, x)
+        assert all(t._version > v for t, v in zip(pytree.tree_leaves(out), versions, strict=True))
     crossed = pytree.tree_map(lambda t: torch.empty_like(t.transpose(0, 1)).transpose(0, 1), out)
     assert_close(described, described(x, out=crossed), x)
 
