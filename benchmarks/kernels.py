@@ -1,4 +1,4 @@
-"""The kernels that are measured: the row-wise function, its arguments, the same in torch, its bytes.
+"""The kernels that are measured: the row-wise function, its arguments, the same in torch, bytes.
 
 Those that are examples come from `examples/`; the others are here.
 """

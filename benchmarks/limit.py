@@ -90,7 +90,7 @@ def _triton(x: torch.Tensor):
 
 
 def fastest(found: list[Candidate], measure: Callable) -> Candidate:
-    """The one of the least median time, each checked before. `measure` is as `timing.interleave`."""
+    """The one of the least median time, each checked first; `measure` is as `timing.interleave`."""
     for candidate in found:
         candidate.call()
         if not candidate.right():
