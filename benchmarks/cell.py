@@ -96,4 +96,4 @@ def job(
             results, chosen = {name: {"error": reason(error)} for name in names}, None
         return [record(cell, results, "us", bytes=moved, limit=chosen)]
 
-    return Job(f"{suite} {kernel} {dtype} {m}x{n}", (cell,), names, run)
+    return Job(f"{suite} {kernel} {dtype} {m}x{n}", (cell,), tuple(names), run)

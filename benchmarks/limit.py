@@ -1,5 +1,6 @@
 """The limit kernel: the same bytes as a kernel's rows in as many reads and writes, and no work.
 
+Columns and values per row are left out: a few per cent of the bytes at N = 64, nothing at 4096.
 Where torch and Triton have more than one such kernel, the fastest of the cell is the limit.
 """
 

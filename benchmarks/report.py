@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.contenders import NAMES, WHAT
@@ -103,9 +104,9 @@ def tables(records: list[Record]) -> list[Table]:
         for column in ("kernel", "dtype", "cell"):
             table.add_column(column, no_wrap=True)
         for name in names:
-            table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("htile / limit", no_wrap=True)
-        table.add_column("htile / best other", no_wrap=True)
+            table.add_column(name, justify="right", overflow="fold")
+        table.add_column("htile / limit", overflow="fold")
+        table.add_column("htile / best other", overflow="fold")
         for row in rows:
             cell = row["case"] or f"{row['m']}x{row['n']}"
             other = best_other(row)
@@ -118,7 +119,8 @@ def tables(records: list[Record]) -> list[Table]:
                 ratio_text(ratio(row, "htile", "limit")),
                 f"{ratio_text(beside)} {other}" if beside else "",
             )
-        table.caption = "\n".join([*notes(rows), *(f"{n}: {WHAT[n]}" for n in names)])
+        lines = [*notes(rows), *(f"{n}: {WHAT[n]}" for n in names)]
+        table.caption = escape("\n".join(lines))
         table.caption_justify = "left"
         made.append(table)
     return made

@@ -13,7 +13,7 @@ BLOCK = 4096  # 16 KB of each tensor a program
 def _read(x, out, count, BLOCK: tl.constexpr):
     program = tl.program_id(0).to(tl.int64)
     index = program * BLOCK + tl.arange(0, BLOCK)
-    values = tl.load(x + index, mask=index < count, other=-(2**31))
+    values = tl.load(x + index, mask=index < count, other=-2147483648)
     tl.store(out + program, tl.max(values, axis=0))
 
 

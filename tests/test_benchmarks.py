@@ -324,10 +324,12 @@ def test_other_suites_show_times():
         [
             canned(suite="few_rows", htile={"times": [1.5, 1.5, 1.5]}),
             canned(suite="startup", case="import, cold caches", htile={"times": [0.25, 0.25]}),
+            canned(suite="host", quack={"error": "OSError: [/usr/lib] is no [bold] folder"}),
         ]
     )
     assert "1.50 ±0.00" in text and "few_rows: µs" in text
     assert "250 ±0" in text and "startup: ms" in text and "import, cold caches" in text
+    assert "quack: OSError: [/usr/lib] is no [bold] folder (softmax" in text
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
@@ -345,7 +347,9 @@ def test_a_report_joins_files(tmp_path, capsys):
     append(second, [canned(htile={"times": [1.0, 1.0]})])
     assert report.main([str(first), str(second), "--plot", str(tmp_path / "p.png")]) == 0
     out = capsys.readouterr().out
-    assert out.count("32768x4096") == 1 and "32768x1024" in out and "p.png" in out
+    rows = [line for line in out.splitlines() if line.startswith("│ softmax")]
+    assert len(rows) == 2 and "32768x1024" in rows[1] and "p.png" in out
+    assert f"{2 * 32768 * 4096 * 2 / 1e3:.0f} ±0" in rows[0], "the last of a cell counts"
 
 
 # ---- the command line ----------------------------------------------------------------------------
