@@ -11,7 +11,7 @@ from benchmarks.timing import captured, replays
 
 CELLS = tuple((m, n) for m in (1, 16, 64, 256) for n in (4096, 8192, 32768, 128256))
 CONTENDERS = ("htile", "quack", "liger", "eager", "limit")
-CALLS, ROUNDS = 20, 50
+CALLS, ROUNDS = 50, 50
 
 
 def jobs(options) -> list[Job]:

@@ -36,11 +36,6 @@ class Kernel:
     writes: int = 1
     values: int = 0
 
-    @property
-    def reads(self) -> int:
-        """How many arguments are rows."""
-        return self.roles.count("row")
-
     def bytes(self, m: int, n: int, dtype: torch.dtype) -> int:
         """The fewest bytes that move: every argument read once, every result written once."""
         read = sum(t.nbytes for t in self.arguments(m, n, dtype, "meta"))

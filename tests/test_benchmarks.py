@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import gc
 import io
 import json
 import sys
@@ -13,14 +14,23 @@ from rich.console import Console
 
 import htile
 from benchmarks import __main__ as command
-from benchmarks import compile_time, few_rows, fresh, host, limit, report, startup, throughput
+from benchmarks import (
+    compile_time,
+    few_rows,
+    fresh,
+    host,
+    limit,
+    report,
+    startup,
+    throughput,
+    timing,
+)
 from benchmarks.cell import Method, compare
 from benchmarks.check import LENIENT, STRICT, Sample
 from benchmarks.contenders import NAMES, build
 from benchmarks.kernels import DEFAULT, KERNELS, Kernel
 from benchmarks.results import Job, append, identity, is_done, key, load, record
 from benchmarks.stats import Estimate, estimate, paired
-from benchmarks.timing import rotated
 
 BF16, F32 = torch.bfloat16, torch.float32
 M, N = 3, 10
@@ -209,9 +219,72 @@ def test_ratios_are_paired_by_round():
 
 def test_each_contender_is_first_as_often_as_any():
     names = ["a", "b", "c"]
-    orders = [rotated(names, k) for k in range(-3, 6)]
+    orders = [timing.rotated(names, k) for k in range(-3, 6)]
     for place in range(3):
         assert [sum(o[place] == n for o in orders) for n in names] == [3, 3, 3]
+
+
+# ---- timing, with a clock of the test's own ------------------------------------------------------
+
+
+class Clock:
+    """A GPU whose launches take what they say, in microseconds, in the order they came in."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.launched = 0.0, []
+        clock = self
+
+        class Event:
+            def __init__(self, enable_timing):
+                assert enable_timing
+
+            def record(self):
+                self.at = clock.now
+
+            def elapsed_time(self, stop):
+                return (stop.at - self.at) / 1e3
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        flush = types.SimpleNamespace(zero_=self.launch("flush", 70.0))
+        monkeypatch.setattr(torch, "empty", lambda *shape, **options: flush)
+
+    def launch(self, name, took):
+        def call():
+            self.launched.append(name)
+            self.now += took
+
+        return call
+
+
+def test_launches_are_interleaved_each_after_a_flush(monkeypatch):
+    clock = Clock(monkeypatch)
+    times = timing.interleave({n: clock.launch(n, t) for n, t in (("a", 3.0), ("b", 5.0))}, 4)
+    assert times == {"a": pytest.approx([3.0] * 4), "b": pytest.approx([5.0] * 4)}
+    assert clock.launched[::2] == ["flush"] * 2 * (4 + timing.WARM_UP)
+    assert clock.launched[-7::2] == ["a", "b", "b", "a"], "rounds 2 and 3, the order rotated"
+
+
+def test_replays_are_timed_by_call(monkeypatch):
+    clock = Clock(monkeypatch)
+    contenders = {n: clock.launch(n, t) for n, t in (("a", 30.0), ("b", 50.0))}
+    times = timing.replays(contenders, 3, calls=10)
+    assert times == {"a": pytest.approx([3.0] * 3), "b": pytest.approx([5.0] * 3)}
+
+
+def test_the_host_is_timed_by_call_and_collects_no_garbage_meanwhile(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    calls, enabled = {"a": 0, "b": 0}, set()
+
+    def count(name):
+        calls[name] += 1
+        enabled.add(gc.isenabled())
+
+    contenders = {name: functools.partial(count, name) for name in calls}
+    times = timing.host(contenders, 5, calls=10)
+    assert calls == {"a": 10 * (5 + timing.WARM_UP), "b": 10 * (5 + timing.WARM_UP)}
+    assert [len(t) for t in times.values()] == [5, 5] and min(map(min, times.values())) > 0
+    assert enabled == {False} and gc.isenabled()
 
 
 # ---- results and resuming ------------------------------------------------------------------------
