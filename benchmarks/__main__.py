@@ -1,14 +1,162 @@
-"""`make bench`: the cost of the pipeline here, and on a GPU the bandwidth of the kernels."""
+"""Measure HTile beside quack, Liger, torch.compile, torch and a kernel that only moves the bytes.
 
+All contenders of a cell run in one process, interleaved launch by launch, each checked first. The
+figures go to a file of JSON lines as they come, to a table and to a plot.
+"""
+
+from __future__ import annotations
+
+import argparse
 import sys
+import time
+from pathlib import Path
 
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import pipeline, throughput
+from benchmarks import compile_time, few_rows, host, pipeline, report, startup, throughput
+from benchmarks.contenders import NAMES
+from benchmarks.kernels import DTYPES, KERNELS
+from benchmarks.results import Job, append, is_done, load
+
+SUITES = {
+    "throughput": throughput.jobs,
+    "few_rows": few_rows.jobs,
+    "host": host.jobs,
+    "startup": startup.jobs,
+    "compile_time": compile_time.jobs,
+}
+NEEDS_GPU = ("throughput", "few_rows", "host", "startup")
+EPILOG = """\
+suites:
+  pipeline      trace, plan, emit and compile times of HTile alone, with their bounds; no GPU
+  throughput    GB/s of large tensors, cold L2
+  few_rows      1 to 256 rows: the GPU's time of a call in a CUDA graph
+  host          the host's time of a call
+  startup       import and first call in fresh processes, cold and warm caches
+  compile_time  the first call over N, and over the number of operations
+
+torch.compile (contenders compile, autotune) takes seconds a cell: without --contenders it is in six
+and three cells a kernel of throughput, and in host, startup and compile_time. handwritten and
+layernorm_fp32_columns take part where they are named.
+
+  python -m benchmarks --suite throughput --kernels softmax --seconds 120 --plot softmax.png
+  python -m benchmarks --resume            go on where the last run stopped
+  python -m benchmarks.report FILE...      tables and plot of files that are there
+"""
+
+
+def cell(text: str) -> tuple[int, int]:
+    """`32768x4096` as (32768, 4096)."""
+    rows, _, columns = text.partition("x")
+    if not (rows.isdecimal() and columns.isdecimal() and int(rows) and int(columns)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no cell such as 32768x4096")
+    return int(rows), int(columns)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = made.add_argument
+    suites = ("pipeline", *SUITES)
+    add("--suite", nargs="+", choices=suites, default=list(suites), metavar="SUITE",
+        help="which of those below (all)")  # fmt: skip
+    add("--kernels", nargs="+", choices=tuple(KERNELS), metavar="KERNEL",
+        help=f"of {', '.join(KERNELS)} (each suite's own)")  # fmt: skip
+    add("--cells", nargs="+", type=cell, metavar="MxN", help="sizes (each suite's own)")
+    add("--dtype", nargs="+", choices=tuple(DTYPES), default=["bf16", "fp32"], metavar="DTYPE",
+        help=f"of {', '.join(DTYPES)} (bf16 fp32)")  # fmt: skip
+    add("--contenders", nargs="+", choices=NAMES, metavar="NAME",
+        help=f"of {', '.join(NAMES)}, in every cell (each suite's own)")  # fmt: skip
+    add("--rounds", type=positive, metavar="R", help="launches, or processes, of each contender")
+    add("--seconds", type=float, metavar="S", help="begin no cell after so many seconds")
+    add("--json", type=Path, default=Path("bench-out/results.jsonl"), metavar="FILE",
+        help="results, one cell a line (%(default)s); what it had moves to FILE.old")  # fmt: skip
+    add("--resume", action="store_true", help="keep what the file has and skip those cells")
+    add("--plot", type=Path, metavar="FILE", help="draw GB/s over N here (.png, .svg, .pdf)")
+    return made
+
+
+def positive(text: str) -> int:
+    """A number of rounds."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of rounds")
+    return int(text)
+
+
+def run(jobs: list[Job], options, console: Console) -> list[dict]:
+    """Measure the jobs and write each one's records as it is done; returns all that the file has.
+
+    Stops beginning jobs once the seconds are over.
+    """
+    if options.json.exists() and not options.resume:
+        options.json.replace(f"{options.json}.old")
+    records = load(options.json)
+    left = [job for job in jobs if not is_done(job, records)]
+    if len(left) < len(jobs):
+        console.print(f"{options.json} has {len(jobs) - len(left)} of {len(jobs)} already")
+    begun = time.monotonic()
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+        task = progress.add_task("", total=len(left))
+        for count, job in enumerate(left):
+            if options.seconds is not None and time.monotonic() - begun > options.seconds:
+                rest = len(left) - count
+                console.print(f"{options.seconds:.0f} s are over: {rest} left for --resume")
+                break
+            say = lambda text, title=job.title: progress.update(  # noqa: E731
+                task, description=f"{title}: {text}"
+            )
+            start = time.monotonic()
+            found = job.run(say)
+            append(options.json, found)
+            took = time.monotonic() - start
+            console.print(f"{job.title}: {summary(found)} ({took:.1f} s)", highlight=False)
+            progress.advance(task)
+    return load(options.json)
+
+
+def summary(records: list[dict]) -> str:
+    """A line for a job that is done."""
+    shown = []
+    for record in records:
+        texts = [f"{n} {report.cell_text(record, n)}" for n in report.ordered([record])]
+        label = f"{record['case'] or record['n']}: " if len(records) > 1 else ""
+        shown.append(label + ", ".join(texts))
+    return "; ".join(shown)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what the command line asks for; 1 where htile is wrong or the pipeline over a bound."""
+    options = parser().parse_args(arguments)
+    console = report.wide(Console())
+    status = 0
+    if "pipeline" in options.suite:
+        status = pipeline.main()
+    on_gpu = torch.cuda.is_available()
+    suites = [s for s in SUITES if s in options.suite and (on_gpu or s not in NEEDS_GPU)]
+    skipped = [s for s in SUITES if s in options.suite and s not in suites]
+    if skipped:
+        print(f"No GPU: {', '.join(skipped)} not measured", file=sys.stderr)
+    jobs = [job for suite in suites for job in SUITES[suite](options)]
+    if not jobs:
+        return status
+    records = run(jobs, options, console)
+    report.show(records, console, options.plot)
+    console.print(f"results: {options.json}")
+    return int(status or any(wrong(record) for record in records))
+
+
+def wrong(record: dict) -> bool:
+    """Whether htile's result was not what it must be."""
+    return record["contenders"].get("htile", {}).get("error", "").startswith("wrong")
+
 
 if __name__ == "__main__":
-    pipeline.main()
-    if torch.cuda.is_available():
-        throughput.main()
-    else:
-        print("No GPU: bandwidth is not measured", file=sys.stderr)
+    sys.exit(main())

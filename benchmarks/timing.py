@@ -1,45 +1,108 @@
-"""Times GPU functions against each other: interleaved launch by launch, rotated, with a cold L2.
+"""Times functions against each other: one call of each a round, the order rotated each round.
 
 Ratios inside one run are what counts: the same kernel moves by some per cent from run to run.
 """
 
 from __future__ import annotations
 
+import gc
+import time
 from collections.abc import Callable
 
 import torch
 
 FLUSH_BYTES = 256 << 20  # several times the L2 of any GPU so far
+WARM_UP = 3  # rounds that are not counted
+
+Contenders = dict[str, Callable[[], object]]
+Times = dict[str, list[float]]
 
 
-def interleave(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of each launch: one of every contender a round, the order rotated each round."""
+def rotated(names: list[str], k: int) -> list[str]:
+    """The names, begun with the k-th."""
+    return names[k % len(names) :] + names[: k % len(names)]
+
+
+def interleave(contenders: Contenders, rounds: int) -> Times:
+    """Microseconds of each launch by GPU events, with a cold L2.
+
+    The flush of the L2 runs before each launch, longer than the launch takes the host, so that the
+    GPU does not wait for the host in between.
+    """
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
     names = list(contenders)
-    for name in names:
-        contenders[name]()
-    events = {name: [] for name in names}
-    for k in range(rounds):
-        for name in names[k % len(names) :] + names[: k % len(names)]:
-            start = torch.cuda.Event(enable_timing=True)
-            stop = torch.cuda.Event(enable_timing=True)
+    pairs = {name: [] for name in names}
+    for k in range(-WARM_UP, rounds):
+        for name in rotated(names, k):
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             flush.zero_()
             start.record()
             contenders[name]()
             stop.record()
-            events[name].append((start, stop))
+            if k >= 0:
+                pairs[name].append((start, stop))
     torch.cuda.synchronize()
-    return {name: [a.elapsed_time(b) for a, b in pairs] for name, pairs in events.items()}
+    return {name: [a.elapsed_time(b) * 1e3 for a, b in found] for name, found in pairs.items()}
 
 
-def median(numbers: list[float]) -> float:
-    """The middle of the sorted numbers."""
-    ordered = sorted(numbers)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+def captured(call: Callable[[], object], calls: int) -> Callable[[], None]:
+    """The replay of a CUDA graph of so many calls. `call` has run before: nothing compiles here."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    return graph.replay
 
 
-def quartiles(numbers: list[float]) -> tuple[float, float]:
-    """The first and the third quartile."""
-    ordered = sorted(numbers)
-    return ordered[len(ordered) // 4], ordered[(3 * len(ordered)) // 4]
+def replays(contenders: Contenders, rounds: int, calls: int) -> Times:
+    """Microseconds of the GPU a call, where each contender is the replay of a graph of `calls`.
+
+    The tensors stay in L2 where they fit: what follows another kernel of few rows finds them there.
+    """
+    names = list(contenders)
+    pairs = {name: [] for name in names}
+    for k in range(-WARM_UP, rounds):
+        for name in rotated(names, k):
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            contenders[name]()  # the launch of the graph that is timed hides behind this one
+            start.record()
+            contenders[name]()
+            stop.record()
+            if k >= 0:
+                pairs[name].append((start, stop))
+        torch.cuda.synchronize()
+    return {
+        name: [a.elapsed_time(b) * 1e3 / calls for a, b in found] for name, found in pairs.items()
+    }
+
+
+def host(contenders: Contenders, rounds: int, calls: int = 100) -> Times:
+    """Microseconds of the host a call: `calls` in a row, the GPU idle before and never waited for.
+
+    Fewer launches than a stream queues (1024), or the host would wait for the GPU.
+    """
+    names = list(contenders)
+    times: Times = {name: [] for name in names}
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for k in range(-WARM_UP, rounds):
+            for name in rotated(names, k):
+                call = contenders[name]
+                torch.cuda.synchronize()
+                start = time.perf_counter_ns()
+                for _ in range(calls):
+                    call()
+                took = time.perf_counter_ns() - start
+                if k >= 0:
+                    times[name].append(took / calls / 1e3)
+        torch.cuda.synchronize()
+    finally:
+        if collecting:
+            gc.enable()
+    return times

@@ -4,6 +4,7 @@ Without a GPU the examples run through the reference, and each is compiled for s
 """
 
 import time
+from statistics import median
 
 import torch
 
@@ -40,7 +41,7 @@ def _compiled(function, args) -> str:
 
 
 def _speed(function, arguments) -> str:
-    from benchmarks.timing import interleave, median
+    from benchmarks.timing import interleave
 
     args = arguments(*LARGE, torch.bfloat16, "cuda")
     moved = sum(function.inspect(*args).plan.bytes_per_row()) * LARGE[0]
@@ -49,7 +50,7 @@ def _speed(function, arguments) -> str:
     times = interleave(
         {"kernel": lambda: function(*args), "copy": lambda: copy.copy_(source)}, rounds=20
     )
-    kernel, copied = (moved / median(times[name]) / 1e6 for name in ("kernel", "copy"))
+    kernel, copied = (moved / median(times[name]) / 1e3 for name in ("kernel", "copy"))
     shape = "x".join(map(str, LARGE))
     return f"{kernel:.0f} GB/s at {shape} bf16, a copy of as many bytes {copied:.0f}"
 
