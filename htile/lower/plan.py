@@ -237,13 +237,14 @@ class Plan:
 
     def __str__(self) -> str:
         num, place = self.numerics, self.placement
+        rows = _count(self.rows_per_block, "row")
         read, written = self.bytes_per_row()
         lines = [
             f"plan {self.graph.name}, N = {self.graph.n}, {self.target.arch.name}",
             f"  numerics   {_count(num.threads_per_row, 'thread')} a row, {num.vec_size} adjacent "
             f"elements each, {self.elements_per_thread} in all, cluster {num.cluster_n}"
             f"{f', in {self.chunks} chunks' if num.reload else ''}",
-            f"  placement  {place.num_threads} threads and {_count(self.rows_per_block, 'row')} a CTA, "
+            f"  placement  {place.num_threads} threads and {rows} a CTA, "
             f"{place.loader} loads, {place.columns} columns, {place.copy_bytes}-byte accesses"
             f"{f', {place.unroll} chunks at once' if num.reload else ''}",
             f"  traffic    {read} bytes read and {written} written a row",

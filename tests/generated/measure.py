@@ -1,10 +1,11 @@
 """Holds the result of a generated program against the oracle.
 
-`check` uses the measure of `assert_close` with the errors of several more batches. Device functions err
-by a unit or two where torch's err by half a one; along a program of them that can add up to more
-than twice torch's error. `fair_errors` are therefore those of a float32 evaluation in which each
-such function errs by up to one more unit, and sums and products are halving trees (of equal values
-the partial ones err alike); they are used where the strict measure is exceeded.
+`check` uses the measure of `assert_close` with the errors of several batches, this one and others.
+Device functions err by a unit or two where torch's err by half a one; along a program of them that
+can add up to more than twice torch's error. `fair_errors` are therefore those of a float32
+evaluation in which each such function errs by up to one more unit, and sums and products are
+halving trees (of equal values the partial ones err alike); they are used where the strict measure
+is exceeded.
 """
 
 from __future__ import annotations
