@@ -48,7 +48,7 @@ def labelled(x, label: htile.PerRow, weight):
     """A value per row in, two out, of rows that a thread has two of."""
     y = x * weight + label
     top = y.amax()
-    return torch.exp(y - top), top, (y > label).sum()
+    return torch.exp(y - top), top, (x > 0).sum()
 
 
 def labelled_arguments(m, n, dtype, device):
