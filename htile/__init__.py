@@ -16,11 +16,13 @@ from .errors import (
 )
 from .frontend.roles import PerRow, Scalar, Static
 from .jit import Rowwise, rowwise
+from .lower.cache import CacheInfo, cache_info
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ArgumentError",
+    "CacheInfo",
     "CompileError",
     "DtypeError",
     "GradientError",
@@ -33,5 +35,6 @@ __all__ = [
     "Static",
     "TraceError",
     "UnsupportedError",
+    "cache_info",
     "rowwise",
 ]

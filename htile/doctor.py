@@ -24,6 +24,7 @@ from pathlib import Path
 
 from .errors import CompileError, HTileError
 from .lower.arch import DEFAULT, arch_of_capability
+from .lower.cache import cache_folder
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 
@@ -412,23 +413,17 @@ def check_dump(environ: Mapping[str, str]) -> Check | None:
 def check_cache(environ: Mapping[str, str], system: str) -> Check:
     """The folder for compiled kernels can be written."""
     folder = cache_folder(environ, system)
+    if folder is None:
+        return Check(
+            "cache folder", WARN, "none: every process compiles again",
+            "unset HTILE_CACHE_DIR, or set it to a folder that can be written",
+        )  # fmt: skip
     if writable(folder):
         return Check("cache folder", OK, str(folder))
     return Check(
         "cache folder", WARN, f"{folder} can not be written: every process compiles again",
         "set HTILE_CACHE_DIR to a folder that can",
     )  # fmt: skip
-
-
-def cache_folder(environ: Mapping[str, str], system: str) -> Path:
-    """HTILE_CACHE_DIR, else `htile` in the user's cache folder."""
-    if given := environ.get("HTILE_CACHE_DIR"):
-        return Path(given)
-    if system == "Windows" and environ.get("LOCALAPPDATA"):
-        return Path(environ["LOCALAPPDATA"], "htile", "cache")
-    if system == "Darwin":
-        return Path("~/Library/Caches/htile").expanduser()
-    return Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "htile"
 
 
 def writable(folder: Path) -> bool:
@@ -470,6 +465,7 @@ def try_kernel(arch: str, device: int | None) -> Trial:
     )
     command = [sys.executable, "-c", code, arch, *([] if device is None else [f"cuda:{device}"])]
     environ = {k: v for k, v in os.environ.items() if k != "HTILE_DUMP"}
+    environ["HTILE_CACHE_DIR"] = ""  # that it compiles
     try:
         run = subprocess.run(
             command, env=environ, capture_output=True, text=True, errors="replace",

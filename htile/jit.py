@@ -28,7 +28,7 @@ from .frontend.trace import trace
 from .lower import Lowered, lower, run_passes
 from .lower.arch import DEFAULT, Arch, arch_named, arch_of_capability
 from .lower.choice import vector_size
-from .lower.compile import load
+from .lower.compile import build, load
 from .lower.plan import Target
 from .out import check_aliases, check_out, copy_into, find_aliases
 from .reference import evaluate
@@ -171,6 +171,18 @@ class Rowwise:
         lowered, _ = self._lower(call, values, (), (), target_arch)
         return Kernel(lowered, target_arch.name)
 
+    def compile(self, *args, arch: str | None = None, **kwargs) -> Kernel:
+        """Compile, ahead of a call, the kernel that `inspect` shows, into the disk cache.
+
+        Takes what `inspect` takes, and needs no GPU. A kernel serves any number of rows. It is of
+        the dtypes, N, number of leading dimensions, broadcast sizes and alignment of these tensors:
+        `meta` tensors count as allocated by torch, so pass a view of a CPU tensor
+        (`torch.empty(4, 4097)[:, 1:]`) for rows that begin elsewhere.
+        """
+        kernel = self.inspect(*args, arch=arch, **kwargs)
+        build(kernel.source, kernel.lowered.function, kernel.arch)
+        return kernel
+
     def with_plan(self, **wanted) -> Rowwise:
         """This function with a plan of these properties in place of the default one.
 
@@ -252,7 +264,8 @@ class Rowwise:
         if torch.cuda.is_current_stream_capturing():
             raise ArgumentError(
                 f"{name}: the first call with arguments of this kind compiles a kernel, which can "
-                "not be captured into a CUDA graph; call it once before the capture"
+                "not be captured into a CUDA graph; call it once before the capture "
+                f"({name}.compile(...) compiles ahead of that call, for all processes)"
             )
         lowered, copied = self._lower(call, values, outs, aliases, arch)
         kernel = load(Kernel(lowered, arch.name).artifact) if rows else None

@@ -1,4 +1,4 @@
-"""What all tests share: the `gpu` mark, and golden files."""
+"""What all tests share: the `gpu` mark, golden files, and folders of their own."""
 
 import os
 import tempfile
@@ -12,6 +12,10 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 # CuTe-DSL writes what it keeps (PTX, cubin) into the working folder unless told otherwise.
 os.environ.setdefault("CUTE_DSL_DUMP_DIR", tempfile.mkdtemp(prefix="htile-tests-"))
+
+# Not the user's compiled kernels: an empty folder for this run, which its workers share.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["HTILE_CACHE_DIR"] = tempfile.mkdtemp(prefix="htile-tests-cache-")
 
 GOLDEN = Path(__file__).parent / "golden"
 
