@@ -28,7 +28,7 @@ from .frontend.trace import trace
 from .lower import Lowered, lower, run_passes
 from .lower.arch import DEFAULT, Arch, arch_named, arch_of_capability
 from .lower.choice import vector_size
-from .lower.compile import build, load
+from .lower.compile import build_ahead, load
 from .lower.plan import Target
 from .out import check_aliases, check_out, copy_into, find_aliases
 from .reference import evaluate
@@ -180,7 +180,7 @@ class Rowwise:
         (`torch.empty(4, 4097)[:, 1:]`) for rows that begin elsewhere.
         """
         kernel = self.inspect(*args, arch=arch, **kwargs)
-        build(kernel.source, kernel.lowered.function, kernel.arch)
+        build_ahead(kernel.source, kernel.lowered.function, kernel.arch)
         return kernel
 
     def with_plan(self, **wanted) -> Rowwise:

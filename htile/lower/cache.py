@@ -218,6 +218,14 @@ def fetch(
     return replace(found, source=source)  # the caller's comments
 
 
+def keep(artifact: Artifact) -> None:
+    """Write the kernel, if the cache does not have it (any more)."""
+    path = path_of(artifact.source, artifact.function, artifact.arch)
+    if path is not None and not path.exists():
+        _write(path.parent, path.stem, artifact)
+        _evict(path.parent, cache_limit())
+
+
 def _read(folder: Path, key: str) -> Artifact | None:
     """The kernel of that key, marked as used; None where no whole file of it is there."""
     path = _file(folder, key)
@@ -343,7 +351,7 @@ def _wait(file: io.BufferedWriter, place: int) -> None:
 def _files(folder: Path, pattern: re.Pattern) -> list[Entry]:
     """The files of a pattern, the one used last at the end; what vanishes meanwhile is left out."""
     found = []
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as files:
+    with contextlib.suppress(OSError), os.scandir(folder) as files:
         for file in files:
             if pattern.fullmatch(file.name):
                 with contextlib.suppress(FileNotFoundError):

@@ -65,6 +65,13 @@ def build(source: str, function: str, arch: str) -> Artifact:
         return _ARTIFACTS[key]
 
 
+def build_ahead(source: str, function: str, arch: str) -> Artifact:
+    """`build`, for other processes: the disk cache has it afterwards, whenever it was compiled."""
+    artifact = build(source, function, arch)
+    cache.keep(artifact)
+    return artifact
+
+
 def _build(source: str, function: str, arch: str) -> Artifact:
     cute = _import_cute()
     start = time.perf_counter()
