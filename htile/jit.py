@@ -174,10 +174,11 @@ class Rowwise:
     def compile(self, *args, arch: str | None = None, **kwargs) -> Kernel:
         """Compile, ahead of a call, the kernel that `inspect` shows, into the disk cache.
 
-        Takes what `inspect` takes, and needs no GPU. A kernel serves any number of rows. It is of
-        the dtypes, N, number of leading dimensions, broadcast sizes and alignment of these tensors:
-        `meta` tensors count as allocated by torch, so pass a view of a CPU tensor
-        (`torch.empty(4, 4097)[:, 1:]`) for rows that begin elsewhere.
+        Takes what `inspect` takes, and needs no GPU. The kernel is of the dtypes, N, number of
+        leading dimensions, broadcast sizes and alignment of these tensors, and serves any number of
+        rows from two on; one row alone may have a kernel of its own. `meta` tensors count as
+        allocated by torch, so that rows lie at multiples of 16 bytes if N and the strides are such;
+        for rows that begin elsewhere pass a view of a CPU tensor, `torch.empty(4, 4097)[:, 1:]`.
         """
         kernel = self.inspect(*args, arch=arch, **kwargs)
         build_ahead(kernel.source, kernel.lowered.function, kernel.arch)

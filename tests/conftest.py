@@ -1,6 +1,7 @@
 """What all tests share: the `gpu` mark, golden files, and folders of their own."""
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -14,8 +15,10 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 os.environ.setdefault("CUTE_DSL_DUMP_DIR", tempfile.mkdtemp(prefix="htile-tests-"))
 
 # Not the user's compiled kernels: an empty folder for this run, which its workers share.
-if "PYTEST_XDIST_WORKER" not in os.environ:
+IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+if not IS_WORKER:
     os.environ["HTILE_CACHE_DIR"] = tempfile.mkdtemp(prefix="htile-tests-cache-")
+CACHE = os.environ["HTILE_CACHE_DIR"]
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -40,6 +43,11 @@ def pytest_collection_modifyitems(items):
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
     items.sort(key=lambda item: item.path.parent.name != "gpu")
+
+
+def pytest_unconfigure():
+    if not IS_WORKER:
+        shutil.rmtree(CACHE, ignore_errors=True)
 
 
 @pytest.fixture

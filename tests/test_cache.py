@@ -264,6 +264,8 @@ def test_what_is_foreign_is_never_believed(folder, kind):
     folder.mkdir()
     path = cache.path_of(SOURCE, "f", "sm_90a")
     FOREIGN[kind](path)
+    (entry,) = cache.entries()
+    assert (entry.path, entry.function) == (path, None)
     compile = Compiler()
     assert fetch(compile) == made() and len(compile.calls) == 1
     assert fetch(None) == made() and not path.is_symlink()
@@ -273,6 +275,7 @@ def test_a_folder_in_the_place_of_a_file_costs_the_cache_only(folder):
     cache.path_of(SOURCE, "f", "sm_90a").mkdir(parents=True)
     with pytest.warns(RuntimeWarning, match="can not be kept"):
         assert fetch(Compiler()) == made()
+    assert [entry.function for entry in cache.entries()] == [None]
 
 
 # ------------------------------------------------------------------ folders that can not be written
@@ -356,6 +359,16 @@ def test_what_was_used_least_recently_goes(folder, monkeypatch):
     kept = {paths[1], paths[4], cache.path_of(SOURCE, "f", "sm_90a")}
     assert set(kernels(folder)) == kept and (folder / "notes.txt").exists()
     assert htile.cache_info().bytes <= htile.cache_info().limit
+
+
+def test_what_can_not_be_removed_keeps_nothing_else_from_it(folder, monkeypatch):
+    paths = several(folder, 3)
+    paths[0].unlink()
+    paths[0].mkdir()
+    os.utime(paths[0], (1e9, 1e9))
+    monkeypatch.setenv("HTILE_CACHE_SIZE", str(paths[2].stat().st_size + 8192))
+    fetch(Compiler())
+    assert not paths[1].exists() and paths[0].exists()
 
 
 def test_a_bound_of_nothing_keeps_nothing(folder, monkeypatch):

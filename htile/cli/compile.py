@@ -25,9 +25,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--args", action="append", metavar="TEXT",
-        help="its arguments, written as below; once for each kernel. The number of rows does not "
-        "matter, the number of dimensions does; rows begin at multiples of 16 bytes, unless "
-        "strides say otherwise",
+        help="its arguments, written as below; once for each kernel. How many rows does not matter "
+        "from two on, how many dimensions does; tensors begin at multiples of 16 bytes",
     )  # fmt: skip
     parser.add_argument(
         "--arch", action="append", metavar="NAME",

@@ -355,24 +355,31 @@ def _files(folder: Path, pattern: re.Pattern) -> list[Entry]:
         for file in files:
             if pattern.fullmatch(file.name):
                 with contextlib.suppress(FileNotFoundError):
-                    stat = file.stat()
+                    stat = file.stat(follow_symlinks=False)
                     found.append(Entry(Path(file.path), stat.st_size, stat.st_mtime))
     return sorted(found, key=lambda entry: entry.used)
 
 
 def _evict(folder: Path, limit: int) -> None:
     """Remove what was used least recently, until the rest is within the limit."""
-    with contextlib.suppress(OSError):  # another process does it, or may
-        for left in _files(folder, _UNFINISHED):
-            if time.time() - left.used > LEFT_SECONDS:
-                left.path.unlink(missing_ok=True)
-        entries = _files(folder, _ENTRY)
-        size = sum(entry.bytes for entry in entries)
-        for entry in entries:
-            if size <= limit:
-                break
-            entry.path.unlink(missing_ok=True)
+    for left in _files(folder, _UNFINISHED):
+        if time.time() - left.used > LEFT_SECONDS:
+            _remove(left)
+    entries = _files(folder, _ENTRY)
+    size = sum(entry.bytes for entry in entries)
+    for entry in entries:
+        if size > limit and _remove(entry):
             size -= entry.bytes
+
+
+def _remove(entry: Entry) -> bool:
+    """Whether the file is gone."""
+    try:
+        entry.path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.info("%s can not be removed: %s", entry.path, error)
+        return False
+    return True
 
 
 def cache_info() -> CacheInfo:
@@ -391,9 +398,9 @@ def entries() -> list[Entry]:
     for entry in [] if folder is None else _files(folder, _ENTRY):
         try:
             artifact = _unpack(entry.path.read_bytes(), entry.path.stem)
-        except FileNotFoundError:
-            continue
         except OSError:
+            if not os.path.lexists(entry.path):  # it was removed meanwhile
+                continue
             artifact = None
         if artifact is not None:
             entry = replace(entry, function=artifact.function, arch=artifact.arch)
