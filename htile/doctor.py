@@ -24,6 +24,7 @@ from pathlib import Path
 
 from .errors import CompileError, HTileError
 from .lower.arch import DEFAULT, arch_of_capability
+from .lower.artifact import find_linker
 from .lower.cache import cache_folder
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -426,6 +427,18 @@ def check_cache(environ: Mapping[str, str], system: str) -> Check:
     )  # fmt: skip
 
 
+def check_linker(linker: str | None, orcjit: str | None) -> Check:
+    """A compiled kernel can be loaded without CuTe-DSL. orcjit: the version of that package."""
+    if linker is not None:
+        return Check("linker", OK, linker)
+    if orcjit is not None:
+        return Check("linker", OK, f"none, but apache-tvm-ffi-orcjit {orcjit}")
+    return Check(
+        "linker", WARN, "none: loading a compiled kernel imports CuTe-DSL, which takes longer",
+        "install binutils (ld), or pip install apache-tvm-ffi-orcjit",
+    )  # fmt: skip
+
+
 def writable(folder: Path) -> bool:
     """Whether files can be made in `folder`, or it itself where it does not exist yet: tries it."""
     folder = folder.absolute()
@@ -574,6 +587,8 @@ def examine() -> Iterator[Check]:
     if dump := check_dump(environ):
         yield dump
     yield check_cache(environ, system)
+    if has_dsl:
+        yield check_linker(find_linker(), wheels.version("apache-tvm-ffi-orcjit"))
     if has_dsl and torch is not None:
         gpus = read_gpus(torch)
         archs = [] if isinstance(gpus, str) else [_arch(capability) for _, capability in gpus]

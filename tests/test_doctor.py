@@ -331,6 +331,12 @@ def test_the_cache_folder(tmp_path, monkeypatch):
     expect(doctor.check_cache(off, "Linux"), WARN, "none: every process", "unset HTILE_CACHE_DIR")
 
 
+def test_the_linker():
+    expect(doctor.check_linker("/usr/bin/ld", None), OK, "/usr/bin/ld")
+    expect(doctor.check_linker(None, "0.1.3"), OK, "apache-tvm-ffi-orcjit 0.1.3")
+    expect(doctor.check_linker(None, None), WARN, "imports CuTe-DSL", "binutils")
+
+
 def test_where_the_cache_folder_is(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     folder = doctor.cache_folder
@@ -443,9 +449,9 @@ def test_a_machine_with_a_gpu(monkeypatch):
     assert list(checks) == [
         "Python", "system", "torch", "networkx", "apache-tvm-ffi", "CuTe-DSL", "CuTe-DSL wheels",
         "module cutlass", "CuTe-DSL variant", "NVIDIA driver", "GPU 0", "GPU 1", "cache folder",
-        "compile for sm_90a", "run on GPU 1",
+        "linker", "compile for sm_90a", "run on GPU 1",
     ]  # fmt: skip
-    assert {n for n, c in checks.items() if c.status != OK} <= {"GPU 0", "cache folder"}
+    assert {n for n, c in checks.items() if c.status != OK} <= {"GPU 0", "cache folder", "linker"}
 
 
 def test_a_machine_without_the_dsl(monkeypatch):

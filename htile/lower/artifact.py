@@ -88,9 +88,14 @@ def _driver_major() -> int | None:
     return number.value // 1000
 
 
+def find_linker() -> str | None:
+    """The system's linker, GNU's or LLVM's; None where there is none."""
+    return shutil.which("ld") or shutil.which("ld.lld")
+
+
 def link(object_: bytes) -> bytes | None:
     """The object as a shared library, by the system's linker; None where none does it."""
-    linker = shutil.which("ld") or shutil.which("ld.lld")
+    linker = find_linker()
     if linker is None:
         return None
     with tempfile.TemporaryDirectory(prefix="htile-") as folder:
