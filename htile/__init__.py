@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     )
     from .frontend.roles import PerRow, Scalar, Static
     from .jit import Rowwise, rowwise
+    from .lower.cache import CacheInfo, cache_info
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ArgumentError",
+    "CacheInfo",
     "CompileError",
     "DtypeError",
     "GradientError",
@@ -38,11 +40,13 @@ __all__ = [
     "Static",
     "TraceError",
     "UnsupportedError",
+    "cache_info",
     "rowwise",
 ]
 
 _ROLES = dict.fromkeys(("PerRow", "Scalar", "Static"), "frontend.roles")
-_HOMES = {"Rowwise": "jit", "rowwise": "jit", **_ROLES}  # of all others: errors
+_CACHE = dict.fromkeys(("CacheInfo", "cache_info"), "lower.cache")
+_HOMES = {"Rowwise": "jit", "rowwise": "jit", **_ROLES, **_CACHE}  # of all others: errors
 
 
 def __getattr__(name: str) -> object:

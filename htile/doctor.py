@@ -24,6 +24,8 @@ from pathlib import Path
 
 from .errors import CompileError, HTileError
 from .lower.arch import DEFAULT, arch_of_capability
+from .lower.artifact import find_linker
+from .lower.cache import cache_folder
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 
@@ -412,6 +414,11 @@ def check_dump(environ: Mapping[str, str]) -> Check | None:
 def check_cache(environ: Mapping[str, str], system: str) -> Check:
     """The folder for compiled kernels can be written."""
     folder = cache_folder(environ, system)
+    if folder is None:
+        return Check(
+            "cache folder", WARN, "none: every process compiles again",
+            "unset HTILE_CACHE_DIR, or set it to a folder that can be written",
+        )  # fmt: skip
     if writable(folder):
         return Check("cache folder", OK, str(folder))
     return Check(
@@ -420,15 +427,16 @@ def check_cache(environ: Mapping[str, str], system: str) -> Check:
     )  # fmt: skip
 
 
-def cache_folder(environ: Mapping[str, str], system: str) -> Path:
-    """HTILE_CACHE_DIR, else `htile` in the user's cache folder."""
-    if given := environ.get("HTILE_CACHE_DIR"):
-        return Path(given)
-    if system == "Windows" and environ.get("LOCALAPPDATA"):
-        return Path(environ["LOCALAPPDATA"], "htile", "cache")
-    if system == "Darwin":
-        return Path("~/Library/Caches/htile").expanduser()
-    return Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "htile"
+def check_linker(linker: str | None, orcjit: str | None) -> Check:
+    """A compiled kernel can be loaded without CuTe-DSL. orcjit: the version of that package."""
+    if linker is not None:
+        return Check("linker", OK, linker)
+    if orcjit is not None:
+        return Check("linker", OK, f"none, but apache-tvm-ffi-orcjit {orcjit}")
+    return Check(
+        "linker", WARN, "none: loading a compiled kernel imports CuTe-DSL, which takes longer",
+        "install binutils (ld), or pip install apache-tvm-ffi-orcjit",
+    )  # fmt: skip
 
 
 def writable(folder: Path) -> bool:
@@ -470,6 +478,7 @@ def try_kernel(arch: str, device: int | None) -> Trial:
     )
     command = [sys.executable, "-c", code, arch, *([] if device is None else [f"cuda:{device}"])]
     environ = {k: v for k, v in os.environ.items() if k != "HTILE_DUMP"}
+    environ["HTILE_CACHE_DIR"] = ""  # that it compiles
     try:
         run = subprocess.run(
             command, env=environ, capture_output=True, text=True, errors="replace",
@@ -578,6 +587,8 @@ def examine() -> Iterator[Check]:
     if dump := check_dump(environ):
         yield dump
     yield check_cache(environ, system)
+    if has_dsl:
+        yield check_linker(find_linker(), wheels.version("apache-tvm-ffi-orcjit"))
     if has_dsl and torch is not None:
         gpus = read_gpus(torch)
         archs = [] if isinstance(gpus, str) else [_arch(capability) for _, capability in gpus]

@@ -29,7 +29,7 @@ from .frontend.trace import trace
 from .lower import Lowered, lower, run_passes
 from .lower.arch import DEFAULT, Arch, arch_named, arch_of_capability
 from .lower.choice import vector_size
-from .lower.compile import load
+from .lower.compile import build_ahead, load
 from .lower.plan import Target
 from .out import check_aliases, check_out, copy_into, find_aliases, in_order
 from .reference import evaluate
@@ -184,6 +184,19 @@ class Rowwise:
         lowered, _ = self._lower(call, values, (), (), target_arch)
         return Kernel(lowered, target_arch.name)
 
+    def compile(self, *args, arch: str | None = None, **kwargs) -> Kernel:
+        """Compile, ahead of a call, the kernel that `inspect` shows, into the disk cache.
+
+        Takes what `inspect` takes, and needs no GPU. The kernel is of the dtypes, N, number of
+        leading dimensions, broadcast sizes and alignment of these tensors, and serves any number of
+        rows from two on; one row alone may have a kernel of its own. `meta` tensors count as
+        allocated by torch, so that rows lie at multiples of 16 bytes if N and the strides are such;
+        for rows that begin elsewhere pass a view of a CPU tensor, `torch.empty(4, 4097)[:, 1:]`.
+        """
+        kernel = self.inspect(*args, arch=arch, **kwargs)
+        build_ahead(kernel.source, kernel.lowered.function, kernel.arch)
+        return kernel
+
     def with_plan(self, **wanted) -> Rowwise:
         """This function with a plan of these properties in place of the default one.
 
@@ -284,7 +297,8 @@ class Rowwise:
                 return launch.kernel
         raise ArgumentError(
             f"{self._signature.name}: the first call with arguments of this kind compiles or loads "
-            "a kernel, which can not be captured into a CUDA graph; call it once before the capture"
+            "a kernel, which can not be captured into a CUDA graph; call it once before the "
+            f"capture ({self._signature.name}.compile(...) compiles ahead of that call, for all processes)"
         )
 
     def _warn_if_many(self, specs: tuple[Spec, ...]) -> None:

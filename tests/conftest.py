@@ -1,6 +1,7 @@
-"""What all tests share: the `gpu` mark, and golden files."""
+"""What all tests share: the `gpu` mark, golden files, and folders of their own."""
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -12,6 +13,12 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 # CuTe-DSL writes what it keeps (PTX, cubin) into the working folder unless told otherwise.
 os.environ.setdefault("CUTE_DSL_DUMP_DIR", tempfile.mkdtemp(prefix="htile-tests-"))
+
+# Not the user's compiled kernels: an empty folder for this run, which its workers share.
+IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+if not IS_WORKER:
+    os.environ["HTILE_CACHE_DIR"] = tempfile.mkdtemp(prefix="htile-tests-cache-")
+CACHE = os.environ["HTILE_CACHE_DIR"]
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -36,6 +43,11 @@ def pytest_collection_modifyitems(items):
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
     items.sort(key=lambda item: item.path.parent.name != "gpu")
+
+
+def pytest_unconfigure():
+    if not IS_WORKER:
+        shutil.rmtree(CACHE, ignore_errors=True)
 
 
 @pytest.fixture

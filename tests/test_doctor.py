@@ -327,6 +327,14 @@ def test_the_cache_folder(tmp_path, monkeypatch):
 
     monkeypatch.setattr(doctor.tempfile, "TemporaryFile", full)
     expect(doctor.check_cache(here, "Linux"), WARN, "compiles again", "HTILE_CACHE_DIR")
+    off = {"HTILE_CACHE_DIR": ""}
+    expect(doctor.check_cache(off, "Linux"), WARN, "none: every process", "unset HTILE_CACHE_DIR")
+
+
+def test_the_linker():
+    expect(doctor.check_linker("/usr/bin/ld", None), OK, "/usr/bin/ld")
+    expect(doctor.check_linker(None, "0.1.3"), OK, "apache-tvm-ffi-orcjit 0.1.3")
+    expect(doctor.check_linker(None, None), WARN, "imports CuTe-DSL", "binutils")
 
 
 def test_where_the_cache_folder_is(monkeypatch):
@@ -337,6 +345,8 @@ def test_where_the_cache_folder_is(monkeypatch):
     assert folder({"XDG_CACHE_HOME": "/c", "HTILE_CACHE_DIR": "/d"}, "Linux") == Path("/d")
     assert folder({}, "Darwin") == Path("/home/me/Library/Caches/htile")
     assert folder({"LOCALAPPDATA": "/l"}, "Windows") == Path("/l/htile/cache")
+    assert folder({"HTILE_CACHE_DIR": "~/mine"}, "Linux") == Path("/home/me/mine")
+    assert folder({"HTILE_CACHE_DIR": ""}, "Linux") is None, "turned off"
 
 
 # --------------------------------------------------------------------------------------- a trial
@@ -376,6 +386,7 @@ def ended(monkeypatch, out="", code=0, err=""):
     trial = doctor.try_kernel("sm_90a", 1)
     ((command,), options), *_ = calls
     assert command[-2:] == ["sm_90a", "cuda:1"] and "HTILE_DUMP" not in options["env"]
+    assert options["env"]["HTILE_CACHE_DIR"] == "", "it is to compile"
     return trial
 
 
@@ -438,9 +449,9 @@ def test_a_machine_with_a_gpu(monkeypatch):
     assert list(checks) == [
         "Python", "system", "torch", "networkx", "apache-tvm-ffi", "CuTe-DSL", "CuTe-DSL wheels",
         "module cutlass", "CuTe-DSL variant", "NVIDIA driver", "GPU 0", "GPU 1", "cache folder",
-        "compile for sm_90a", "run on GPU 1",
+        "linker", "compile for sm_90a", "run on GPU 1",
     ]  # fmt: skip
-    assert {n for n, c in checks.items() if c.status != OK} <= {"GPU 0", "cache folder"}
+    assert {n for n, c in checks.items() if c.status != OK} <= {"GPU 0", "cache folder", "linker"}
 
 
 def test_a_machine_without_the_dsl(monkeypatch):

@@ -16,7 +16,7 @@ from .. import __version__
 from ..errors import HTileError
 from .terminal import UsageError, paint
 
-COMMANDS = ("show", "doctor")
+COMMANDS = ("show", "compile", "cache", "doctor")
 PROGRAM = "python -m htile"
 
 

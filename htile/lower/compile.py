@@ -1,24 +1,32 @@
 """Compiles emitted source with CuTe-DSL, ahead of time, and loads the result as a function.
 
-The only module beside the primitives that imports `cutlass`, and only inside its functions. No
-GPU is needed to build; loading needs none either, calling does.
+The only module beside the primitives that imports `cutlass`, and only inside its functions: a
+kernel that the disk cache holds is loaded without it. No GPU is needed to build; loading needs none
+either, calling does.
 """
 
 from __future__ import annotations
 
 import hashlib
 import linecache
+import logging
 import multiprocessing
 import os
+import platform
 import re
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
 
 from ..errors import CompileError
-from .cubin import Resources, read_resources
+from . import artifact as loading
+from . import cache
+from .artifact import ENTRY, Artifact
+from .cubin import read_resources
+
+logger = logging.getLogger("htile.compile")
 
 # `cute.compile` keeps its state in one object of the process and is not thread-safe.
 _LOCK = threading.RLock()
@@ -26,17 +34,9 @@ _ARTIFACTS: dict[tuple[str, str], Artifact] = {}
 _LOADED: dict[tuple[str, str], Callable[..., None]] = {}
 
 
-@dataclass(frozen=True)
-class Artifact:
-    """One compiled kernel: a relocatable object, what it was made from, and what it uses."""
-
-    source: str
-    function: str
-    arch: str
-    object: bytes = field(repr=False)
-    ptx: str = field(repr=False)
-    cubin: bytes = field(repr=False)
-    resources: Resources
+# Machine -> the CPU and features that host code is compiled for: what all of them have. LLVM would
+# take what the one at hand has (AVX-512), and the object would die on another.
+_ANY_CPU = {"x86_64": ("x86-64", "+sse2"), "aarch64": ("generic", "+neon")}
 
 
 def load_source(source: str) -> dict[str, object]:
@@ -53,19 +53,28 @@ def load_source(source: str) -> dict[str, object]:
 
 
 def build(source: str, function: str, arch: str) -> Artifact:
-    """Compile the host function `function` of `source` for `arch` (`sm_90a`); once a process.
+    """The host function `function` of `source`, compiled for `arch` (`sm_90a`).
 
-    Raises CompileError where CuTe-DSL is not installed or refuses the kernel.
+    Compiled once: in a process, and in all that share a disk cache. Raises CompileError where
+    CuTe-DSL is not installed or refuses the kernel.
     """
     with _LOCK:
         key = (source, arch)
         if key not in _ARTIFACTS:
-            _ARTIFACTS[key] = _build(source, function, arch)
+            _ARTIFACTS[key] = cache.fetch(source, function, arch, _build)
         return _ARTIFACTS[key]
+
+
+def build_ahead(source: str, function: str, arch: str) -> Artifact:
+    """`build`, for other processes: the disk cache has it afterwards, whenever it was compiled."""
+    artifact = build(source, function, arch)
+    cache.keep(artifact)
+    return artifact
 
 
 def _build(source: str, function: str, arch: str) -> Artifact:
     cute = _import_cute()
+    start = time.perf_counter()
     module = load_source(source)
     stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
     from cutlass.base_dsl.common import DSLBaseError
@@ -85,14 +94,38 @@ def _build(source: str, function: str, arch: str) -> Artifact:
                 f"CuTe-DSL refuses the kernel of {function} for {arch}, which is a defect of "
                 "HTile: please report it with the source that .inspect(...).source gives"
             ) from error
+        _for_any_cpu(compiled.ir_module)
         path = os.path.join(folder, "kernel.o")
-        compiled.export_to_c(path, function_name="htile", export_only_tvm_ffi_symbols=True)
+        compiled.export_to_c(path, function_name=ENTRY, export_only_tvm_ffi_symbols=True)
         with open(path, "rb") as file:
             object_ = file.read()
     resources = read_resources(compiled.__cubin__, _dynamic_shared(str(compiled.ir_module)))
-    return Artifact(
-        source, function, arch, object_, compiled.__ptx__, compiled.__cubin__, resources
+    built = Artifact(
+        source=source,
+        function=function,
+        arch=arch,
+        object=object_,
+        shared=loading.link(object_),
+        ptx=compiled.__ptx__,
+        cubin=compiled.__cubin__,
+        resources=resources,
     )
+    logger.info("compiled %s for %s in %.2f s", function, arch, time.perf_counter() - start)
+    return built
+
+
+def _for_any_cpu(module) -> None:
+    """Have LLVM compile the host functions of an MLIR module for any CPU of this machine's kind."""
+    from cutlass._mlir import ir
+
+    cpu, features = _ANY_CPU[platform.machine()]
+    with module.context:
+        for op in module.body.operations:
+            if op.operation.name == "llvm.func" and op.regions[0].blocks:
+                op.attributes["target_cpu"] = ir.StringAttr.get(cpu)
+                op.attributes["target_features"] = ir.Attribute.parse(
+                    f'#llvm.target_features<["{features}"]>'
+                )
 
 
 def build_all(
@@ -127,12 +160,16 @@ def load(artifact: Artifact) -> Callable[..., None]:
 
 
 def _load(artifact: Artifact) -> Callable[..., None]:
+    try:
+        return loading.load(artifact)
+    except loading.LoadError as error:
+        logger.warning("importing CuTe-DSL to load %s: %s", artifact.function, error)
     cute = _import_cute()
     with tempfile.TemporaryDirectory(prefix="htile-") as folder:
         path = os.path.join(folder, "kernel.o")
         with open(path, "wb") as file:
             file.write(artifact.object)
-        return cute.runtime.load_module(path, enable_tvm_ffi=True)["htile"]
+        return cute.runtime.load_module(path, enable_tvm_ffi=True)[ENTRY]
 
 
 def _import_cute():

@@ -1,0 +1,61 @@
+"""`cache`: the compiled kernels that are kept on disk, and how to be rid of them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+
+from ..lower.cache import Entry, cache_info, clear, entries
+from .terminal import UsageError, paint
+
+SUMMARY = "list the compiled kernels that are kept on disk, or remove them"
+EXAMPLES = ("cache", "cache --clear")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--clear", action="store_true", help="remove all of them")
+    parser.epilog = (
+        "HTILE_CACHE_DIR names the folder (empty: no cache), HTILE_CACHE_SIZE its bound (2G).\n"
+        "A file is a zip archive: `unzip -p FILE kernel.py` is a kernel's source.\n\n"
+        f"{parser.epilog}"
+    )
+
+
+def run(options: Namespace) -> int:
+    info = cache_info()
+    if info.folder is None:
+        print("the cache is turned off: HTILE_CACHE_DIR is empty, or there is no home folder")
+        return 0
+    if options.clear:
+        try:
+            removed = clear()
+        except OSError as error:
+            raise UsageError(f"{error.filename}: {error.strerror}") from error
+        print(f"removed {_kernels(removed)} from {info.folder}")
+        return 0
+    found = entries()
+    size = sum(entry.bytes for entry in found)
+    title = f"{info.folder}: {_kernels(len(found))}, {_bytes(size)} of {_bytes(info.limit)}"
+    print(paint(title, "bold", sys.stdout))
+    width = max((len(_name(entry)) for entry in found), default=0)
+    for entry in reversed(found):
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
+        print(f"{_name(entry):<{width}}  {_bytes(entry.bytes):>8}  {used}  {entry.path.name}")
+    return 0
+
+
+def _name(entry: Entry) -> str:
+    return f"{entry.function}  {entry.arch}" if entry.function else "torn: compiled again when used"
+
+
+def _kernels(count: int) -> str:
+    return f"{count} kernel" + "s" * (count != 1)
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

@@ -1,0 +1,61 @@
+"""`compile`: fill the disk cache ahead of a deployment, on a machine with or without a GPU."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser, Namespace
+
+from ..errors import CompileError
+from ..jit import Rowwise
+from ..lower.cache import cache_folder, path_of
+from .show import arguments, find
+from .terminal import UsageError
+from .values import GRAMMAR, parse
+
+SUMMARY = "compile a row-wise function into the disk cache, for later processes; no GPU needed"
+EXAMPLES = (
+    'compile examples.softmax:softmax --args "x=bf16[64,8192]" --arch sm_90a --arch sm_100a',
+    'compile mymodule:f --args "x=f16[8,512] w=f16[512]" --args "x=f16[8,768] w=f16[768]"',
+)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "function", metavar="MODULE:FUNCTION", help="the function, named as for `show`"
+    )
+    parser.add_argument(
+        "--args", action="append", metavar="TEXT",
+        help="its arguments, written as below; once for each kernel. How many rows does not matter "
+        "from two on, how many dimensions does; tensors begin at multiples of 16 bytes",
+    )  # fmt: skip
+    parser.add_argument(
+        "--arch", action="append", metavar="NAME",
+        help="the architecture, such as sm_100a (default: sm_90a); once for each",
+    )  # fmt: skip
+    parser.epilog = f"{GRAMMAR}\n\n{parser.epilog}"
+
+
+def run(options: Namespace) -> int:
+    folder = cache_folder()
+    if folder is None:
+        raise UsageError("the disk cache is turned off: set HTILE_CACHE_DIR to a folder")
+    function = find(options.function)
+    for text in options.args or [""]:
+        for arch in options.arch or [None]:
+            _compile(function, text, arch)
+    print(f"in {folder}")
+    return 0
+
+
+def _compile(function: Rowwise, text: str, arch: str | None) -> None:
+    args, kwargs = arguments(function, parse(text))
+    kernel = function.inspect(*args, arch=arch, **kwargs)
+    path = path_of(kernel.source, kernel.lowered.function, kernel.arch)
+    there = path is not None and path.exists()
+    start = time.perf_counter()
+    function.compile(*args, arch=arch, **kwargs)
+    took = time.perf_counter() - start
+    if path is None or not path.exists():
+        raise CompileError(f"{kernel.name} is compiled, but can not be kept in the disk cache")
+    how = "was there" if there else f"compiled in {took:.1f} s"
+    print(f"{kernel.name}, N = {kernel.graph.n}, {kernel.arch}: {how}", flush=True)

@@ -1,0 +1,150 @@
+"""A compiled kernel as a value, and how it becomes a function without importing `cutlass`.
+
+What the emitted host function calls is in two libraries: tvm-ffi's, and the runtime of CuTe-DSL,
+which stands by itself. Neither needs a GPU to be loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import util
+from pathlib import Path
+
+from .cubin import Resources
+
+ENTRY = "htile"  # the name of the host function in every object
+RUNTIME = "libcute_dsl_runtime.so"
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One compiled kernel: its object, what it was made from, and what it uses.
+
+    object: relocatable. shared: the same as a shared library; None where no linker was.
+    """
+
+    source: str
+    function: str
+    arch: str
+    object: bytes = field(repr=False)
+    shared: bytes | None = field(repr=False)
+    ptx: str = field(repr=False)
+    cubin: bytes = field(repr=False)
+    resources: Resources
+
+
+class LoadError(Exception):
+    """The kernel can not be loaded without `cutlass`; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The build of CuTe-DSL for one CUDA (`cu13`), and its runtime library."""
+
+    name: str
+    runtime: Path
+
+
+@functools.cache
+def variant() -> Variant | None:
+    """The variant that `import cutlass` would take; None where there is none.
+
+    That is the newest one installed that the driver supports, the newest of all without a driver.
+    CUTE_DSL_LIBS names other runtime libraries, as it does for CuTe-DSL.
+    """
+    package = util.find_spec("nvidia_cutlass_dsl")
+    found = {}
+    for root in (package and package.submodule_search_locations) or ():
+        for path in Path(root).glob(f"cu*/lib/{RUNTIME}"):
+            if match := re.fullmatch(r"cu(\d+)", path.parts[-3]):
+                found.setdefault(int(match.group(1)), path)
+    driver = _driver_major()
+    usable = [major for major in found if driver is None or major <= driver]
+    if not usable:
+        return None
+    runtime = found[max(usable)]
+    for path in filter(None, os.environ.get("CUTE_DSL_LIBS", "").split(os.pathsep)):
+        if Path(path).name == RUNTIME:
+            runtime = Path(path)
+    return Variant(f"cu{max(usable)}", runtime)
+
+
+def _driver_major() -> int | None:
+    """The CUDA version that the driver supports, which initializes no CUDA; None without one."""
+    number = ctypes.c_int(0)
+    try:
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number)) != 0:
+            return None
+    except (OSError, AttributeError):
+        return None
+    return number.value // 1000
+
+
+def find_linker() -> str | None:
+    """The system's linker, GNU's or LLVM's; None where there is none."""
+    return shutil.which("ld") or shutil.which("ld.lld")
+
+
+def link(object_: bytes) -> bytes | None:
+    """The object as a shared library, by the system's linker; None where none does it."""
+    linker = find_linker()
+    if linker is None:
+        return None
+    with tempfile.TemporaryDirectory(prefix="htile-") as folder:
+        source, target = Path(folder, "kernel.o"), Path(folder, "kernel.so")
+        source.write_bytes(object_)
+        command = [linker, "-shared", "-o", str(target), str(source)]
+        linked = subprocess.run(command, capture_output=True).returncode == 0
+        return target.read_bytes() if linked else None
+
+
+def load(artifact: Artifact) -> Callable[..., None]:
+    """The host function: by the dynamic linker, else by apache-tvm-ffi-orcjit, if it is installed.
+
+    Raises LoadError where neither does it.
+    """
+    chosen = variant()
+    if chosen is None:
+        raise LoadError(f"no {RUNTIME} that the driver supports is installed")
+    try:
+        ctypes.CDLL(str(chosen.runtime), mode=ctypes.RTLD_GLOBAL)
+        with tempfile.TemporaryDirectory(prefix="htile-") as folder:
+            try:
+                return _load_shared(artifact, Path(folder, "kernel.so"))
+            except LoadError as error:
+                return _load_object(artifact, Path(folder, "kernel.o"), str(error))
+    except OSError as error:
+        raise LoadError(str(error)) from error
+
+
+def _load_shared(artifact: Artifact, path: Path) -> Callable[..., None]:
+    import tvm_ffi
+
+    shared = artifact.shared or link(artifact.object)
+    if shared is None:
+        raise LoadError("no linker (ld) is here, nor was where it was compiled")
+    path.write_bytes(shared)
+    try:
+        return tvm_ffi.load_module(path)[ENTRY]
+    except RuntimeError as error:  # a temporary folder that nothing may be executed in, say
+        raise LoadError(str(error)) from error
+
+
+def _load_object(artifact: Artifact, path: Path, before: str) -> Callable[..., None]:
+    try:
+        import tvm_ffi_orcjit
+    except ImportError as error:
+        raise LoadError(f"{before}; and apache-tvm-ffi-orcjit is not installed") from error
+    path.write_bytes(artifact.object)
+    try:
+        return tvm_ffi_orcjit.default_session().load_module(str(path))[ENTRY]
+    except RuntimeError as error:
+        raise LoadError(f"{before}; {error}") from error

@@ -1,0 +1,422 @@
+"""The disk cache: each compiled kernel in a file, named by all that its code depends on.
+
+A file is a zip archive (`kernel.py`, `.ptx`, `.cubin`, `.o`, `.so`, `.json`) whose comment is a
+digest of its name and of what is before. It appears whole or not at all, is checked whenever it is
+read, and is replaced where it does not fit. Its time of modification is that of its last use.
+
+HTILE_CACHE_DIR names the folder; empty, it turns the cache off. HTILE_CACHE_SIZE is its bound.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import io
+import json
+import logging
+import os
+import platform
+import re
+import secrets
+import time
+import tokenize
+import warnings
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from importlib import metadata
+from pathlib import Path
+
+from ..errors import ArgumentError
+from .artifact import Artifact, variant
+from .cubin import Resources
+
+logger = logging.getLogger("htile.cache")
+
+FORMAT = 1
+DEFAULT_SIZE = "512M"
+LOCK = "lock"  # the one file that is never removed: a byte of it is locked for each kernel
+LOCK_SECONDS = 300  # then a kernel is compiled twice rather than never
+LEFT_SECONDS = 600  # a file that is still being written after so long never will be
+
+HTILE = Path(__file__).parents[1]
+# What is compiled into a kernel beside its own text, and what compiles it.
+PRIMITIVES = ("config.py", "dataflow.py", "utils.py", "compute/*.py", "copy/*.py", "types/*.py")
+COMPILER = ("lower/compile.py", "lower/artifact.py", "lower/cubin.py")
+# Variables of CuTe-DSL that change no code; any other one may.
+HARMLESS = {
+    f"CUTE_DSL_{name}"
+    for name in ("ARCH", "DUMP_DIR", "KEEP", "LIBS", "LOG_LEVEL", "LOG_TO_CONSOLE", "LOG_TO_FILE")
+}
+
+_DIGEST = 64
+_ENTRY = re.compile(r"[0-9a-f]{64}\.zip")
+_UNFINISHED = re.compile(r"[0-9a-f]{64}\.[0-9a-f]+\.tmp")
+
+_COUNTS: Counter[str] = Counter()  # of this process
+
+
+@dataclass(frozen=True, slots=True)
+class CacheInfo:
+    """The disk cache, and what it did for this process.
+
+    folder: None if it is turned off. bytes and limit: what it holds and may hold. hits: kernels
+    that this process found there. compiled: kernels that it did not find and compiled.
+    """
+
+    folder: Path | None
+    entries: int
+    bytes: int
+    limit: int
+    hits: int
+    compiled: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file of the cache. function and arch are None where it is torn or not HTile's."""
+
+    path: Path
+    bytes: int
+    used: float
+    function: str | None = None
+    arch: str | None = None
+
+
+def cache_folder(
+    environ: Mapping[str, str] | None = None, system: str | None = None
+) -> Path | None:
+    """HTILE_CACHE_DIR, else `htile` in the user's cache folder; None if the cache is turned off."""
+    environ = os.environ if environ is None else environ
+    system = platform.system() if system is None else system
+    given = environ.get("HTILE_CACHE_DIR")
+    if given == "":
+        return None
+    try:
+        if given is not None:
+            return Path(given).expanduser().absolute()
+        if system == "Windows" and environ.get("LOCALAPPDATA"):
+            return Path(environ["LOCALAPPDATA"], "htile", "cache")
+        if system == "Darwin":
+            return Path("~/Library/Caches/htile").expanduser()
+        return Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "htile"
+    except RuntimeError:  # a user without a home
+        return None
+
+
+def cache_limit(environ: Mapping[str, str] | None = None) -> int:
+    """HTILE_CACHE_SIZE in bytes. Raises ArgumentError where it is no size."""
+    text = (os.environ if environ is None else environ).get("HTILE_CACHE_SIZE") or DEFAULT_SIZE
+    size = re.fullmatch(r"(\d+)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if size is None:
+        raise ArgumentError(
+            f"HTILE_CACHE_SIZE={text!r}: expected a number of bytes, such as 512M or 2G"
+        )
+    return int(size.group(1)) * 1024 ** " KMGT".index(size.group(2).upper() or " ")
+
+
+# ------------------------------------------------------------------------------------------- keys
+
+
+def key_of(source: str, function: str, arch: str) -> str | None:
+    """What names a kernel's file; None where CuTe-DSL is not installed. 64 hexadecimal digits.
+
+    Comments, which hold the user's lines, do not count.
+    """
+    chosen = variant()
+    if chosen is None:
+        return None
+    installed = _versions(chosen.name)
+    if installed is None:
+        return None
+    parts = {
+        "format": FORMAT,
+        "code": _code(source),
+        "function": function,
+        "arch": arch,
+        "machine": platform.machine(),
+        "variant": chosen.name,
+        "versions": installed,
+        "htile": _own_text(),
+        "environment": {
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith("CUTE_DSL_") and name not in HARMLESS
+        },
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _code(source: str) -> list[str]:
+    """The tokens without comments and empty lines."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return [t.string for t in tokens if t.type not in (tokenize.COMMENT, tokenize.NL)]
+
+
+@functools.cache
+def _versions(variant: str) -> dict[str, str] | None:
+    from .. import __version__
+
+    names = ("nvidia-cutlass-dsl", f"nvidia-cutlass-dsl-libs-{variant}", "apache-tvm-ffi")
+    try:
+        return {"htile": __version__, **{name: metadata.version(name) for name in names}}
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@functools.cache
+def _own_text() -> str:
+    """The digest of the primitives and of what compiles."""
+    digest = hashlib.sha256()
+    for pattern in (*PRIMITIVES, *COMPILER):
+        for path in sorted(HTILE.glob(pattern)):
+            text = path.read_bytes()
+            digest.update(f"{path.relative_to(HTILE).as_posix()} {len(text)}\n".encode() + text)
+    return digest.hexdigest()
+
+
+def path_of(source: str, function: str, arch: str) -> Path | None:
+    """The file that keeps a kernel, there or not; None where none does."""
+    folder = cache_folder()
+    key = None if folder is None else key_of(source, function, arch)
+    return None if key is None else _file(folder, key)
+
+
+def _file(folder: Path, key: str) -> Path:
+    return folder / f"{key}.zip"
+
+
+# ------------------------------------------------------------------------------------ in and out
+
+
+def fetch(
+    source: str, function: str, arch: str, compile: Callable[[str, str, str], Artifact]
+) -> Artifact:
+    """The kernel from its file, else what `compile(source, function, arch)` returns, kept.
+
+    Of many processes that ask at once for the same kernel, one compiles it. What can not be read
+    is compiled again; what can not be kept costs a warning.
+    """
+    folder, limit = cache_folder(), cache_limit()
+    key = key_of(source, function, arch) if folder is not None else None
+    if folder is None or key is None:
+        _COUNTS["compiled"] += 1
+        return compile(source, function, arch)
+    found = _read(folder, key)
+    if found is None:
+        with _alone(folder, key):
+            found = _read(folder, key)
+            if found is None:
+                artifact = compile(source, function, arch)
+                _COUNTS["compiled"] += 1
+                _write(folder, key, artifact)
+                _evict(folder, limit)
+                return artifact
+    _COUNTS["hits"] += 1
+    return replace(found, source=source)  # the caller's comments
+
+
+def keep(artifact: Artifact) -> None:
+    """Write the kernel, if the cache does not have it (any more)."""
+    path = path_of(artifact.source, artifact.function, artifact.arch)
+    if path is not None and not path.exists():
+        _write(path.parent, path.stem, artifact)
+        _evict(path.parent, cache_limit())
+
+
+def _read(folder: Path, key: str) -> Artifact | None:
+    """The kernel of that key, marked as used; None where no whole file of it is there."""
+    path = _file(folder, key)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        logger.info("%s can not be read: %s", path, error)
+        return None
+    artifact = _unpack(data, key)
+    if artifact is None:
+        logger.info("%s is torn or no kernel of HTile: compiled again", path)
+        return None
+    with contextlib.suppress(OSError):  # not ours to mark
+        os.utime(path)
+    return artifact
+
+
+def _write(folder: Path, key: str, artifact: Artifact) -> None:
+    """Keep the kernel: all of its file at once, or with a warning nothing."""
+    unfinished = folder / f"{key}.{secrets.token_hex(8)}.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(unfinished, "xb") as file:
+            file.write(_pack(artifact, key))
+        os.replace(unfinished, _file(folder, key))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        warnings.warn(
+            f"compiled kernels can not be kept in {folder} ({error.strerror or error}), so that "
+            "every process compiles again: make it a folder that can be written, or name another "
+            "one with HTILE_CACHE_DIR (empty: none)",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _pack(artifact: Artifact, key: str) -> bytes:
+    about = {
+        "function": artifact.function,
+        "arch": artifact.arch,
+        "resources": asdict(artifact.resources),
+    }
+    files = {
+        "kernel.json": json.dumps(about, indent=1),
+        "kernel.py": artifact.source,
+        "kernel.ptx": artifact.ptx,
+        "kernel.cubin": artifact.cubin,
+        "kernel.o": artifact.object,
+    }
+    if artifact.shared is not None:
+        files["kernel.so"] = artifact.shared
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+        archive.comment = b"0" * _DIGEST
+    content = buffer.getvalue()[:-_DIGEST]
+    return content + _digest(key, content)
+
+
+def _unpack(data: bytes, key: str) -> Artifact | None:
+    """The kernel in the content of a file; None where that is not what `_pack` made for the key."""
+    if _digest(key, data[:-_DIGEST]) != data[-_DIGEST:]:
+        return None
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    about = json.loads(files["kernel.json"])
+    return Artifact(
+        source=files["kernel.py"].decode(),
+        function=about["function"],
+        arch=about["arch"],
+        object=files["kernel.o"],
+        shared=files.get("kernel.so"),
+        ptx=files["kernel.ptx"].decode(),
+        cubin=files["kernel.cubin"],
+        resources=Resources(**about["resources"]),
+    )
+
+
+def _digest(key: str, content: bytes) -> bytes:
+    return hashlib.sha256(key.encode() + content).hexdigest().encode()
+
+
+# --------------------------------------------------------------------------------- one among many
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, key: str) -> Iterator[None]:
+    """Hold the kernel's lock among processes, which ends with the process however that ends.
+
+    A record lock of one byte at a place made from the key: forked children do not inherit it, and
+    nothing has to be removed. Where files can not be locked, it is done without.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _wait(held.enter_context(open(folder / LOCK, "ab")), int(key[:15], 16))
+        except OSError as error:
+            logger.info("%s can not be locked: %s", folder, error)
+        yield
+
+
+def _wait(file: io.BufferedWriter, place: int) -> None:
+    import fcntl  # not on Windows, where nothing is compiled
+
+    start = time.monotonic()
+    while True:
+        try:
+            return fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+        except (BlockingIOError, PermissionError):  # by another process
+            if time.monotonic() - start > LOCK_SECONDS:
+                logger.warning("another process compiles this kernel for %d s", LOCK_SECONDS)
+                return None
+        time.sleep(0.01)
+
+
+# ------------------------------------------------------------------------------ as a whole folder
+
+
+def _files(folder: Path, pattern: re.Pattern) -> list[Entry]:
+    """The files of a pattern, the one used last at the end; what vanishes meanwhile is left out."""
+    found = []
+    with contextlib.suppress(OSError), os.scandir(folder) as files:
+        for file in files:
+            if pattern.fullmatch(file.name):
+                with contextlib.suppress(FileNotFoundError):
+                    stat = file.stat(follow_symlinks=False)
+                    found.append(Entry(Path(file.path), stat.st_size, stat.st_mtime))
+    return sorted(found, key=lambda entry: entry.used)
+
+
+def _evict(folder: Path, limit: int) -> None:
+    """Remove what was used least recently, until the rest is within the limit."""
+    for left in _files(folder, _UNFINISHED):
+        if time.time() - left.used > LEFT_SECONDS:
+            _remove(left)
+    entries = _files(folder, _ENTRY)
+    size = sum(entry.bytes for entry in entries)
+    for entry in entries:
+        if size > limit and _remove(entry):
+            size -= entry.bytes
+
+
+def _remove(entry: Entry) -> bool:
+    """Whether the file is gone."""
+    try:
+        entry.path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.info("%s can not be removed: %s", entry.path, error)
+        return False
+    return True
+
+
+def cache_info() -> CacheInfo:
+    """Where compiled kernels are kept, how many and how large, and what this process took."""
+    folder = cache_folder()
+    files = [] if folder is None else _files(folder, _ENTRY)
+    size = sum(file.bytes for file in files)
+    hits, compiled = _COUNTS["hits"], _COUNTS["compiled"]
+    return CacheInfo(folder, len(files), size, cache_limit(), hits, compiled)
+
+
+def entries() -> list[Entry]:
+    """The files of the cache, the one used last at the end."""
+    folder = cache_folder()
+    found = []
+    for entry in [] if folder is None else _files(folder, _ENTRY):
+        try:
+            artifact = _unpack(entry.path.read_bytes(), entry.path.stem)
+        except OSError:
+            if not os.path.lexists(entry.path):  # it was removed meanwhile
+                continue
+            artifact = None
+        if artifact is not None:
+            entry = replace(entry, function=artifact.function, arch=artifact.arch)
+        found.append(entry)
+    return found
+
+
+def clear() -> int:
+    """Remove all kernels from the cache, and what was left behind; returns how many those were.
+
+    Processes that run keep what they loaded. Raises OSError where a file can not be removed.
+    """
+    folder = cache_folder()
+    if folder is None:
+        return 0
+    kernels = _files(folder, _ENTRY)
+    for file in (*kernels, *_files(folder, _UNFINISHED)):
+        file.path.unlink(missing_ok=True)
+    return len(kernels)
