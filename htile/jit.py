@@ -34,8 +34,10 @@ from .lower.plan import Target
 from .out import check_aliases, check_out, copy_into, find_aliases, in_order
 from .reference import evaluate
 from .report import Kernel
+from .shortcut import MISS, shortcut
 
 MAX_LAUNCHES = 4096  # remembered calls of one function; forgotten all at once beyond
+MAX_SHORTCUTS = 4  # of one function
 WARN_SPECIALIZATIONS = 8
 WIDEST_ACCESS = 16  # bytes
 MANY_ROWS = 1024  # several for each thread block that a GPU runs at a time
@@ -105,8 +107,20 @@ class Rowwise:
         self._graphs: dict[object, tuple[Graph, Graph]] = {}
         self._launches: dict[object, Launch] = {}
         self._statics: dict[str, set] = {}
+        self._shortcuts: tuple[Callable, ...] = ()
 
     def __call__(self, *args, **kwargs):
+        for call in self._shortcuts:
+            try:
+                result = call(*args, **kwargs)
+            except (TypeError, IndexError):  # other arguments, such as out=; no dimensions
+                break
+            if result is not MISS:
+                return result
+        return self._call(args, kwargs)
+
+    def _call(self, args: tuple, kwargs: dict):
+        """A call of any kind; one that may come again gets a shortcut."""
         out = None
         if "out" in kwargs and "out" not in self._signature.names:
             out = kwargs.pop("out")
@@ -144,6 +158,8 @@ class Rowwise:
                 self._launches.clear()
             if key is not None:
                 self._launches[key] = launch
+            if key is not None and launch.kernel is not None and not outs:
+                self._add_shortcut(call, values, launch)
         result = _run(launch, values, outs)
         if out is None:
             return result
@@ -298,8 +314,20 @@ class Rowwise:
         raise ArgumentError(
             f"{self._signature.name}: the first call with arguments of this kind compiles or loads "
             "a kernel, which can not be captured into a CUDA graph; call it once before the "
-            f"capture ({self._signature.name}.compile(...) compiles ahead of that call, for all processes)"
+            f"capture ({self._signature.name}.compile(...) compiles ahead of that call, for all "
+            "processes)"
         )
+
+    def _add_shortcut(self, call: Call, values: tuple, launch: Launch) -> None:
+        """For the first few kinds of calls; the others are looked up."""
+        if len(self._shortcuts) == MAX_SHORTCUTS or any(copied for _, copied in launch.inputs):
+            return
+        rows = (1, MANY_ROWS) if math.prod(call.lead) < MANY_ROWS else (MANY_ROWS, 2**31)
+        added = shortcut(
+            self._signature, self._captures, call, values, self._trace(call)[1], launch.kernel, rows
+        )
+        if added is not None:
+            self._shortcuts += (added,)
 
     def _warn_if_many(self, specs: tuple[Spec, ...]) -> None:
         for spec in specs:

@@ -92,7 +92,7 @@ class Signature:
                 )
         self.names = tuple(p.name for p in parameters)
         self.defaults = tuple(p.default for p in parameters)
-        self._parameters = parameters
+        self.parameters = parameters
         self._kinds = None
         positional = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
         self._positional = len(positional)
@@ -108,7 +108,7 @@ class Signature:
         """For each parameter PerRow, Scalar, Static, float, or None."""
         if self._kinds is None:
             scope = _Scope(inspect.unwrap(self.fn))
-            self._kinds = tuple(_kind(p, scope) for p in self._parameters)
+            self._kinds = tuple(_kind(p, scope) for p in self.parameters)
         return self._kinds
 
     def bind(self, args: tuple, kwargs: dict) -> tuple[object, ...]:
