@@ -158,7 +158,7 @@ class Rowwise:
                 self._launches.clear()
             if key is not None:
                 self._launches[key] = launch
-            if key is not None and launch.kernel is not None and not outs:
+            if key is not None and not outs:
                 self._add_shortcut(call, values, launch)
         result = _run(launch, values, outs)
         if out is None:
@@ -320,7 +320,9 @@ class Rowwise:
 
     def _add_shortcut(self, call: Call, values: tuple, launch: Launch) -> None:
         """For the first few kinds of calls; the others are looked up."""
-        if len(self._shortcuts) == MAX_SHORTCUTS or any(copied for _, copied in launch.inputs):
+        if launch.kernel is None or any(copied for _, copied in launch.inputs):
+            return
+        if len(self._shortcuts) == MAX_SHORTCUTS:
             return
         rows = (1, MANY_ROWS) if math.prod(call.lead) < MANY_ROWS else (MANY_ROWS, 2**31)
         added = shortcut(
