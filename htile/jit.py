@@ -107,6 +107,8 @@ class Rowwise:
         self._statics: dict[str, set] = {}
 
     def __call__(self, *args, **kwargs):
+        if torch.compiler.is_dynamo_compiling():
+            return _call_of_htile_rowwise_is_not_supported_by_torch_compile(self, args, kwargs)
         out = None
         if "out" in kwargs and "out" not in self._signature.names:
             out = kwargs.pop("out")
@@ -188,7 +190,8 @@ class Rowwise:
         """This function with a plan of these properties in place of the default one.
 
         wanted: threads_per_row, cluster_n, reload (numerics: they change bits); num_threads, loader
-        ("shared" or "direct"), columns ("early" or "late") (placement: no bit changes).
+        ("shared" or "direct"), columns ("early" or "late"), rows_per_thread (placement: no bit
+        changes).
         Raises LoweringError at the call where no plan has them.
         """
         return Rowwise(self._fn, self._fastmath, {**self._wanted, **wanted}, self._base)
@@ -303,6 +306,12 @@ class Rowwise:
 
     def __repr__(self) -> str:
         return f"<htile.rowwise {self._signature.name}>"
+
+
+@torch._disable_dynamo  # torch.compiler.disable would import torch._dynamo with htile: a second
+def _call_of_htile_rowwise_is_not_supported_by_torch_compile(function, args, kwargs):
+    """A graph break for `torch.compile`; `fullgraph=True` shows the name of this function."""
+    return function(*args, **kwargs)
 
 
 def _value_key(kind: type | None, value: object) -> object:
