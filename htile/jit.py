@@ -110,6 +110,8 @@ class Rowwise:
         self._shortcuts: tuple[Callable, ...] = ()
 
     def __call__(self, *args, **kwargs):
+        if torch.compiler.is_dynamo_compiling():
+            return _call_of_htile_rowwise_is_not_supported_by_torch_compile(self, args, kwargs)
         for call in self._shortcuts:
             try:
                 result = call(*args, **kwargs)
@@ -217,7 +219,8 @@ class Rowwise:
         """This function with a plan of these properties in place of the default one.
 
         wanted: threads_per_row, cluster_n, reload (numerics: they change bits); num_threads, loader
-        ("shared" or "direct"), columns ("early" or "late") (placement: no bit changes).
+        ("shared" or "direct"), columns ("early" or "late"), rows_per_thread (placement: no bit
+        changes).
         Raises LoweringError at the call where no plan has them.
         """
         return Rowwise(self._fn, self._fastmath, {**self._wanted, **wanted}, self._base)
@@ -347,6 +350,12 @@ class Rowwise:
 
     def __repr__(self) -> str:
         return f"<htile.rowwise {self._signature.name}>"
+
+
+@torch._disable_dynamo  # torch.compiler.disable would import torch._dynamo with htile: a second
+def _call_of_htile_rowwise_is_not_supported_by_torch_compile(function, args, kwargs):
+    """A graph break for `torch.compile`; `fullgraph=True` shows the name of this function."""
+    return function(*args, **kwargs)
 
 
 def _value_key(kind: type | None, value: object) -> object:

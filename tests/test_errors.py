@@ -299,6 +299,9 @@ SECTIONS = (
         (
             Case("A plan that there is not", row(
                 "return x * 2", call="f.with_plan(num_threads=7).inspect(x)"), "LoweringError"),
+            Case("A row of 2^31 elements", row(
+                "return x * 2",
+                call='f.inspect(torch.empty(4, 2**31, device="meta"))'), "LoweringError"),
             Case("An architecture that HTile does not know", row(
                 "return x * 2", call='f.inspect(x, arch="sm_75")'), "CompileError"),
             Case("A GPU that HTile does not know", row("return x * 2", call="f(x.cuda())"),

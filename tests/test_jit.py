@@ -346,6 +346,29 @@ def test_inspect_takes_meta_tensors_and_an_architecture():
         softmax.inspect(x, arch="sm_42")
 
 
+def test_an_architecture_that_is_no_text_is_unknown():
+    with pytest.raises(CompileError, match="unknown architecture 90"):
+        EXAMPLES["softmax"][0].inspect(torch.empty(2, 8, device="meta"), arch=90)
+
+
+def test_torch_compile_breaks_its_graph_once():
+    """DESIGN.md section 7; with fullgraph=True torch's message names what is not supported."""
+    softmax, _ = EXAMPLES["softmax"]
+
+    def f(x):
+        return softmax(x * 2) + 1
+
+    x = torch.randn(4, 8)
+    torch._dynamo.reset()
+    assert torch._dynamo.explain(f)(x).graph_break_count == 1
+    assert torch.equal(torch.compile(f, backend="eager")(x), f(x))
+    assert torch.equal(torch.compile(softmax, backend="eager")(x), softmax(x))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="rowwise_is_not_supported_by"):
+        torch.compile(f, backend="eager", fullgraph=True)(x)
+    torch._dynamo.reset()
+
+
 def test_meta_tensors_and_real_ones_give_one_kernel():
     for name, (function, arguments) in EXAMPLES.items():
         meta, real = (

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import htile
+from htile.frontend.graph import Role
 from htile.frontend.ops import REDUCTIONS, Op, dtype_name
 from htile.lower.plan import Home
 from htile.lower.schedule import assign_stages
@@ -318,6 +319,18 @@ def test_what_is_read_or_computed_again_is_dashed_not_kept():
     _, texts = parse(kernel.plan_svg())
     assert any(text.startswith("again from") for text in texts)
     assert any(text.endswith(": computed again") for text in texts)
+
+
+def test_a_row_in_chunks_is_read_again_from_the_second_loop_on():
+    kernel = example_kernel("rmsnorm_residual", 1 << 20)
+    assert kernel.plan.placement.loader == "direct" and kernel.plan.bytes_read_again() == 4 << 20
+    assert "4194304 written a row, 4194304 read again" in str(kernel.plan)
+    assert "load     row" not in str(kernel.plan), "the loops load it"
+    rows = {i.id for i in kernel.graph.inputs if i.role is Role.ROW}
+    assert {id for id, home in kernel.plan.homes.items() if home is Home.REREAD} == rows
+    _, texts = parse(kernel.plan_svg())
+    assert texts.count("again from global memory") == 2, "x and residual, once each"
+    assert texts.count("registers, in chunks") == 2
 
 
 def test_a_late_column_is_loaded_where_it_is_used():

@@ -8,10 +8,13 @@ from itertools import combinations
 
 from ..errors import LoweringError
 from ..frontend.graph import Graph
+from ..frontend.ops import REDUCTIONS
 from .choice import choose, enumerate_plans
 from .emit import emit, kernel_name
 from .passes import run_passes
 from .plan import Plan, Target
+
+MAX_N = 2**30
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,20 @@ def lower(
     """Choose a plan for `graph`, which is `traced` after the passes, and print it.
 
     `wanted` keeps only plans with these values of `Numerics` and `Placement` fields. Raises
-    LoweringError where no plan is left.
+    LoweringError where no plan is left, and for rows and reductions beyond what any plan holds.
     """
+    if graph.n > MAX_N:
+        raise LoweringError(
+            f"{graph.name}: rows of {graph.n} elements; the limit is 2^30, because columns are "
+            "numbered in 32 bits. Reduce parts of a row as rows, and combine what they give"
+        )
     plans = enumerate_plans(graph, target)
+    if not plans:
+        count = sum(node.op in REDUCTIONS for node in graph)
+        raise LoweringError(
+            f"{graph.name}: {count} reductions need more shared memory than a thread block of "
+            f"{target.arch.name} has; compute some of them in a function of their own"
+        )
     if wanted:
         plans = _matching(graph, target, plans, wanted)
     plan = choose(plans)

@@ -51,7 +51,7 @@ def arch_of_capability(capability: tuple[int, int]) -> Arch:
 def arch_named(name: str) -> Arch:
     """The architecture of this name (`sm_90` and `sm_90a` are one). Raises CompileError."""
     for arch in ARCHS.values():
-        if arch.name.rstrip("a") == name.rstrip("a"):
+        if arch.name.rstrip("a") == str(name).rstrip("a"):
             return arch
     known = ", ".join(a.name for a in ARCHS.values())
     raise CompileError(f"unknown architecture {name!r}; HTile knows {known}")

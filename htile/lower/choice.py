@@ -134,11 +134,12 @@ def _placements(
             continue
         if registers * num_threads > target.arch.registers or (numerics.cluster_n > 1 < rows):
             continue
+        free = _free_bytes(graph, target, schedule, numerics, num_threads)
         tiles = num_threads * elements * sum(i.dtype.itemsize for i in loaded)
-        tiles += _reduction_bytes(graph, schedule, num_threads, numerics.cluster_n)
-        if tiles <= target.arch.shared_bytes and _is_asynchronous(loaded, vec, target):
+        if tiles <= free and _is_asynchronous(loaded, vec, target):
             yield Placement(num_threads, "shared", columns, target.align)
-        yield Placement(num_threads, "direct", columns, target.align)
+        if free >= 0:
+            yield Placement(num_threads, "direct", columns, target.align)
 
 
 def _loop_placements(
@@ -155,20 +156,31 @@ def _loop_placements(
         registers = SPARE_REGISTERS + rows * vec * schedule.words
         if min(registers, MAX_REGISTERS) * threads > target.arch.registers:
             return
+        tiles = 0
         if loader == "shared":
-            tiles = rows * threads * chunks * vec * sum(i.dtype.itemsize for i in loaded)
             if not _is_asynchronous(loaded, vec, target):
                 return
-            tiles += _reduction_bytes(graph, schedule, rows * threads, numerics.cluster_n)
-            if tiles > target.arch.shared_bytes:
-                return
+            tiles = rows * threads * chunks * vec * sum(i.dtype.itemsize for i in loaded)
+        if tiles > _free_bytes(graph, target, schedule, numerics, threads, rows):
+            return
         yield Placement(threads, loader, "late", target.align, rows, unroll)
 
 
-def _reduction_bytes(graph: Graph, schedule: Schedule, threads: int, cluster: int) -> int:
-    """Shared memory of the reduction buffer and its mbarriers, and what aligns the tiles."""
+def _free_bytes(
+    graph: Graph, target: Target, schedule: Schedule, num: Numerics, threads: int, rows: int = 1
+) -> int:
+    """Shared memory that is left for tiles by the reduction buffer, its mbarriers, alignment.
+
+    Negative where they do not fit; mbarriers are initialized by a thread each.
+    """
+    if num.threads_per_row <= 32 and num.cluster_n == 1:
+        return target.arch.shared_bytes
+    slots = schedule.slots * rows
+    if num.cluster_n > 1 and slots > threads:
+        return -1
     wide = any(node.value.dtype is torch.int64 for node in graph if node.op in REDUCTIONS)
-    return schedule.slots * (threads // 32 * cluster * (8 if wide else 4) + 8) + 64
+    buffer = slots * (threads // 32 * num.cluster_n * (8 if wide else 4) + 8)
+    return target.arch.shared_bytes - buffer - 64
 
 
 def _is_asynchronous(loaded: list[Input], vec: int, target: Target) -> bool:

@@ -7,6 +7,7 @@ live between the steps, which thread holds which element (numerics) and how a ro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -229,6 +230,14 @@ class Plan:
         written = sum((g.n if o.is_row else 1) * o.dtype.itemsize for o in g.outputs)
         return read, written
 
+    def bytes_read_again(self) -> int:
+        """Bytes of one row that loops over chunks read from global memory after the first time."""
+        loops = [step for step in self.steps if isinstance(step, ColumnLoop)]
+        reads = [s for loop in loops for s in loop.steps if isinstance(s, Reload)]
+        read = [i for s in reads if s.home is Home.REREAD for i in s.inputs]
+        later = Counter(read) - Counter({*read})
+        return self.graph.n * sum(i.dtype.itemsize for i in later.elements())
+
     def _repr_svg_(self) -> str | None:
         """The picture that notebooks show; none without matplotlib."""
         from ..pictures import drawable, plan_svg
@@ -239,6 +248,7 @@ class Plan:
         num, place = self.numerics, self.placement
         rows = _count(self.rows_per_block, "row")
         read, written = self.bytes_per_row()
+        again = self.bytes_read_again()
         lines = [
             f"plan {self.graph.name}, N = {self.graph.n}, {self.target.arch.name}",
             f"  numerics   {_count(num.threads_per_row, 'thread')} a row, {num.vec_size} adjacent "
@@ -247,7 +257,8 @@ class Plan:
             f"  placement  {place.num_threads} threads and {rows} a CTA, "
             f"{place.loader} loads, {place.columns} columns, {place.copy_bytes}-byte accesses"
             f"{f', {place.unroll} chunks at once' if num.reload else ''}",
-            f"  traffic    {read} bytes read and {written} written a row",
+            f"  traffic    {read} bytes read and {written} written a row"
+            f"{f', {again} read again' if again else ''}",
         ]
         lines += [f"  {line}" for line in _describe(self, self.prologue + self.steps)]
         crossing = ", ".join(f"%{id} {home.value}" for id, home in sorted(self.homes.items()))
@@ -263,11 +274,13 @@ def _describe(plan: Plan, steps: tuple[Step, ...]) -> list[str]:
     lines = []
     for step in steps:
         match step:
-            case Load(input):
-                lines.append(
-                    f"load     {input.role.value} {input.name} ({dtype_name(input.dtype)}) "
-                    f"-> %{input.id}"
-                )
+            case Load(input, home):
+                where = "shared memory" if home is Home.SHARED else f"%{input.id}"
+                if home is not Home.REREAD:  # that is read by the loops alone
+                    lines.append(
+                        f"load     {input.role.value} {input.name} ({dtype_name(input.dtype)}) "
+                        f"-> {where}"
+                    )
             case Reload(inputs, home):
                 names = ", ".join(f"{i.name} -> %{i.id}" for i in inputs)
                 where = "shared memory" if home is Home.SHARED else "global memory"

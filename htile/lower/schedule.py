@@ -7,6 +7,7 @@ stage share one barrier. A value is computed in the first stage that needs it.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
@@ -109,9 +110,12 @@ def make_loops(graph: Graph, home: Home, fastmath: bool = False) -> Schedule:
     values = [output for output in graph.outputs if not output.is_row]
     steps += [*body(tuple(output.id for output in values)), *map(Store, values)]
 
+    loops = [step for step in steps if isinstance(step, ColumnLoop)]
     crossing = _live_at_barriers(make_schedule(graph, fastmath, True).steps, graph)
-    homes = {id: _home(graph, id, home) for ids in crossing for id in ids}
-    words = max((_words(graph, s) for s in steps if isinstance(s, ColumnLoop)), default=1.0)
+    made = Counter(id for loop in loops for id in _made(graph, loop))
+    again = {id for id, count in made.items() if count > 1}
+    homes = {id: _home(graph, id, home) for id in sorted(again.union(*crossing))}
+    words = max((_words(graph, loop) for loop in loops), default=1.0)
     return Schedule(tuple(steps), homes, _slots(graph), words)
 
 
@@ -137,6 +141,20 @@ def _reduces(graph: Graph) -> list[Reduce]:
 
 def _slots(graph: Graph) -> int:
     return sum(node.op in REDUCTIONS for node in graph)
+
+
+def _made(graph: Graph, loop: ColumnLoop) -> set[int]:
+    """The vectors that a loop reads or computes."""
+    made: set[int] = set()
+    for step in loop.steps:
+        match step:
+            case Reload(inputs, _):
+                made.update(i.id for i in inputs)
+            case Load(input):
+                made.add(input.id)
+            case Compute(id, _):
+                made.add(id)
+    return {id for id in made if graph[id].value.spread}
 
 
 def _words(graph: Graph, loop: ColumnLoop) -> float:

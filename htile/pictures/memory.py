@@ -92,7 +92,8 @@ def segments_of(plan: Plan) -> list[Segment]:
             case Load():
                 now.loads.append(step)
             case Reload(inputs, home):
-                now.reloads += [(i, home) for i in inputs]
+                first = {load.input for load in segments[0].loads} if len(segments) == 1 else ()
+                now.reloads += [(i, home) for i in inputs if i not in first]
             case Compute():
                 now.computes.append(step)
             case Store():
@@ -223,12 +224,13 @@ def _columns(plan: Plan, segments: list[Segment]) -> tuple[list[Column], list[in
         ]
         columns.append(Column("shared memory", cards))
     places = []
+    title = "registers, in chunks" if plan.numerics.reload else "registers"
     for k, segment in enumerate(segments):
         above = [_input_card(plan, s.input) for s in segment.loads] if k else []
         above += [_input_card(plan, i, home) for i, home in segment.reloads]
         card = Card(Kind.ELEMENTWISE, _work(plan, segment), f"segment{k}")
         places.append(len(columns))
-        columns.append(Column("registers", [card], above))
+        columns.append(Column(title, [card], above))
         for reduce in segment.reduces:
             columns.append(
                 Column(f"stage {reduce.stage}", [_reduce_card(plan, reduce)], barrier=True)

@@ -3,6 +3,7 @@
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import hypothesis
@@ -13,6 +14,8 @@ import torch
 from htile.frontend.graph import Role
 from htile.frontend.ops import Op
 from htile.frontend.roles import classify
+from htile.lower import choose, enumerate_plans
+from htile.lower.arch import arch_named
 
 from .measure import check
 from .programs import draw_program, program
@@ -52,6 +55,22 @@ def test_plans_and_text():
         again = p.function().inspect(*p.arguments(), arch=kernel.arch)
         assert again.source == kernel.source and str(again.plan) == str(kernel.plan), p
         compile(kernel.source, f"emitted_{seed}.py", "exec")
+
+
+def test_bits_hang_on_n_dtypes_and_architecture_alone():
+    """Whatever the alignment, the batch, its dimensions and aliases: the same numerics."""
+    for seed in SEEDS:
+        kernel = kernel_of(seed)
+        graph, target = kernel.graph, kernel.plan.target
+        for name in ("sm_80", "sm_90a"):
+            calls = [
+                replace(target, arch=arch_named(name), align=align, many_rows=many, aliases=aliases)
+                for align in (16, 8, 4, 2, 1)
+                for many in (False, True)
+                for aliases in ((), (("out", "x"),))
+            ]
+            found = {choose(enumerate_plans(graph, call)).numerics for call in calls}
+            assert len(found) == 1, f"{found}\n{program(seed)}"
 
 
 def test_text_is_lint_clean(tmp_path):

@@ -8,6 +8,7 @@ Inputs come from the CPU and results are compared there, so that no other kernel
 """
 
 import sys
+from collections.abc import Iterator
 
 import torch
 from torch.utils import _pytree as pytree
@@ -19,24 +20,33 @@ from examples.rmsnorm import residual_arguments, rmsnorm
 from htile.testing import assert_close
 
 SHAPES = ((3, 17), (5, 1000), (4, 4096))
-LONG = ((2, 12000),)  # read again after barriers
+LONG = ((2, 12000), (2, 15001))  # in chunks; of odd bf16 rows, streamed
+DTYPES = (torch.bfloat16, torch.float32)
+PAIRED = (1025, 8192)  # two rows a thread
 CLUSTERED = ((2, 20000), (3, 32768))
 
 
-def main(clusters: bool) -> None:
-    functions = [*map(examples.load, examples.NAMES), (rmsnorm, residual_arguments)]
-    right = 0
-    for function, arguments in functions:
+def cases(clusters: bool) -> Iterator[tuple]:
+    """(function, its arguments, M, N) of each kernel that is run."""
+    for function, arguments in [*map(examples.load, examples.NAMES), (rmsnorm, residual_arguments)]:
         long = function.__name__ in ("softmax", "norm_softmax")
         for m, n in SHAPES + (LONG + CLUSTERED * clusters if long else ()):
-            for dtype in (torch.bfloat16, torch.float32):
-                torch.manual_seed(0)
-                args = arguments(m, n, dtype, "cpu")
-                result = function(*(a.to("cuda") for a in args))
-                torch.cuda.synchronize()
-                result = pytree.tree_map(torch.Tensor.cpu, result)
-                assert_close(function, result, *args)
-                right += 1
+            yield function, arguments, m, n
+    function, arguments = examples.load("layernorm")
+    yield function.with_plan(rows_per_thread=2, loader="shared", cluster_n=1), arguments, *PAIRED
+
+
+def main(clusters: bool) -> None:
+    right = 0
+    for function, arguments, m, n in cases(clusters):
+        for dtype in DTYPES:
+            torch.manual_seed(0)
+            args = arguments(m, n, dtype, "cpu")
+            result = function(*(a.to("cuda") for a in args))
+            torch.cuda.synchronize()
+            result = pytree.tree_map(torch.Tensor.cpu, result)
+            assert_close(function, result, *args)
+            right += 1
     by_hand(SHAPES + CLUSTERED[1:] * clusters)
     print(f"{right} kernels right")
 

@@ -23,7 +23,8 @@ from .matrix import (
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiles_nothing")]
 
-BIT_DTYPES, BIT_SIZES, BIT_ROWS = (BF16, F32), (127, 1000, 4096, 8191), 5000
+BIT_DTYPES, BIT_ROWS = (BF16, F32), 5000
+BIT_SIZES = (127, 1000, 4096, 8191, 20001, 65536)
 OFFSETS = (2, 4, 8, 16)  # bytes
 
 
@@ -35,7 +36,9 @@ def jobs(arch):
                 yield job(f, arguments(7, n, dtype, "meta"), arch)
         for dtype in BIT_DTYPES:
             for n in BIT_SIZES:
+                yield job(f, arguments(BIT_ROWS, n, dtype, "meta"), arch)
                 args = arguments(7, n, dtype, "meta")
+                yield job(f, args, arch)
                 for moved in misaligned(args, dtype):
                     yield job(f, moved, arch)
 

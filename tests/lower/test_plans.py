@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from htile.errors import LoweringError
-from htile.frontend.graph import Role
-from htile.frontend.ops import INFER, REDUCTIONS, Op
+from htile.frontend.graph import Builder, Output, Role
+from htile.frontend.ops import INFER, REDUCTIONS, Op, Value, Varies
 from htile.lower import lower
 from htile.lower.choice import choose, enumerate_plans, vector_size
 from htile.lower.emit import EMIT
@@ -30,8 +30,8 @@ def graph_of(name, n, dtype=BF16):
     return example_kernel(name, n, dtype).graph
 
 
-def plans_of(graph, arch="sm_90a", align=16):
-    return enumerate_plans(graph, Target(graph.n, ARCH[arch], align))
+def plans_of(graph, arch="sm_90a", align=16, many_rows=False):
+    return enumerate_plans(graph, Target(graph.n, ARCH[arch], align, many_rows=many_rows))
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
@@ -43,6 +43,19 @@ def test_every_plan_is_within_the_limits(name, dtype):
             for align in ALIGNMENTS:
                 for plan in plans_of(graph, arch, align):
                     check_plan(plan, arch)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_plan_of_long_rows_is_within_the_limits(name):
+    seen = set()
+    for n in (12000, 20001, 65536, 262144, (1 << 20) + 8):
+        graph = graph_of(name, n, BF16)
+        for arch in ARCH:
+            for align in (16, 2):
+                for plan in plans_of(graph, arch, align, many_rows=True):
+                    check_plan(plan, arch)
+                    seen.add((plan.numerics.reload, plan.placement.rows_per_thread))
+    assert seen >= {(True, 1), (True, 2)}
 
 
 def power_of_two(number):
@@ -58,16 +71,21 @@ def check_plan(plan, arch):
     assert power_of_two(num.vec_size) and power_of_two(num.threads_per_row)
     assert power_of_two(place.num_threads)
     assert num.cluster_n in (1, 2, 4, 8, 16) and (num.cluster_n == 1 or CLUSTERS[arch])
-    assert num.cluster_n == 1 or plan.rows_per_block == 1, "one row a cluster"
+    assert num.cluster_n == 1 or plan.rows_per_block == place.rows_per_thread, "one row a cluster"
     assert 32 <= place.num_threads <= 1024
     assert num.threads_per_row <= place.num_threads
-    assert plan.rows_per_block * num.threads_per_row == place.num_threads
+    tile = plan.rows_per_block // place.rows_per_thread
+    assert tile * num.threads_per_row == place.num_threads
     held = plan.elements_per_thread
     assert held * num.threads_per_row * num.cluster_n >= n, "the row has a place"
     less = (held - num.vec_size) * num.threads_per_row * num.cluster_n
     assert less < n, "and no more than it needs"
-    assert held <= 255
-    assert held * place.num_threads <= 65536, "registers of a multiprocessor"
+    if num.reload:
+        assert 1 <= place.unroll <= plan.chunks
+        assert place.rows_per_thread == 1 or place.unroll == plan.chunks
+    else:
+        assert held <= 255 and place.rows_per_thread == 1
+        assert held * place.num_threads <= 65536, "registers of a multiprocessor"
     assert place.copy_bytes == plan.target.align
     inputs = [i for i in plan.graph.inputs if i.role is Role.ROW]
     shared = plan.rows_per_block * max(1, num.threads_per_row // 32) * plan.slots * 8
@@ -235,6 +253,50 @@ def test_there_is_a_plan_however_many_arguments(n):
     x = torch.empty(4, n, dtype=BF16, device="meta")
     kernel = kernel_of(scope["many"], *[x] * 40)
     assert kernel.plan.placement.num_threads * 64 <= 65536
+
+
+def sums_of(count, n, dtype=BF16):
+    """A graph of `count` sums behind one barrier."""
+    one = torch.int64 if dtype is torch.int64 else None
+    b = Builder("sums", n)
+    x = b.add_input("x", Role.ROW, dtype, Value((n,), Varies.ROW, one or F32, None, True))
+    scaled = [b.add(Op.MUL, (x, b.add_const(k, Value((), Varies.SCALAR, one or F32)))) for k in
+              range(2, count + 2)]  # fmt: skip
+    found = [b.add(Op.SUM, (y,)) for y in scaled]
+    total = found[0]
+    for other in found[1:]:
+        total = b.add(Op.ADD, (total, other))
+    return b.finish([Output("out", total, one or F32, (), False)], None)
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.int64], ids=str)
+@pytest.mark.parametrize("n", [4096, 8192, 65537, 131072, 1 << 22])
+def test_many_reductions_fit_every_plan(n, dtype):
+    """Their buffer is in shared memory whatever the loader; a thread initializes each mbarrier."""
+    graph = sums_of(150, n, dtype)
+    for name, arch in ARCH.items():
+        plans = enumerate_plans(graph, Target(n, arch, many_rows=True))
+        assert plans
+        for plan in plans:
+            num, place = plan.numerics, plan.placement
+            slots = plan.slots * place.rows_per_thread
+            assert num.cluster_n == 1 or slots <= place.num_threads
+            if num.threads_per_row > 32 or num.cluster_n > 1:
+                size = 8 if dtype is torch.int64 else 4
+                used = slots * (place.num_threads // 32 * num.cluster_n * size + 8)
+                if place.loader == "shared":
+                    used += plan.rows_per_block * (plan.elements_per_thread * dtype.itemsize
+                                                   * num.threads_per_row)  # fmt: skip
+                assert used <= SHARED_KIB[name] * 1024, plan
+
+
+def test_what_no_plan_holds_says_so():
+    graph, small = sums_of(150, 1 << 18), replace(ARCH["sm_86"], shared_bytes=2048)
+    with pytest.raises(LoweringError, match=r"150 reductions need more shared memory .* sm_86"):
+        lower(graph, graph, Target(1 << 18, small))
+    x = torch.empty(2, 2**30 + 8, dtype=BF16, device="meta")
+    with pytest.raises(LoweringError, match=r"rows of 1073741832 elements; the limit is 2\^30"):
+        kernel_of(lambda x: x / x.sum(), x)
 
 
 def test_a_plan_that_does_not_exist_says_so():
