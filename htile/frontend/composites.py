@@ -18,7 +18,7 @@ from .reductions import amax, amin, reduced, sum
 from .shapes import check_dim
 from .tensor import Tensor, fail, node
 
-INF = math.inf
+INF, NAN = math.inf, math.nan
 
 
 # predicates
@@ -206,9 +206,13 @@ def vector_norm(x, ord=None, dim=None, keepdim=False, *, dtype=None):
 @implements("logsumexp")
 def logsumexp(input, dim=None, keepdim=False):
     x = convert(input, FLOAT)
-    m = amax(x, dim, keepdim)
-    m = where(abs(m) == INF, 0.0, m)
+    m = _finite(amax(x, dim, keepdim))
     return node(Op.LOG, reduced(Op.SUM, node(Op.EXP, x - m), dim, keepdim)) + m
+
+
+def _finite(m: Tensor) -> Tensor:
+    """A maximum to subtract: 0 for an infinite one, of which the difference would be NaN."""
+    return where(abs(m) == INF, 0.0, m)
 
 
 # softmax and norms
@@ -224,8 +228,10 @@ def softmax(input, dim=None, dtype=None):
 @implements("log_softmax")
 def log_softmax(input, dim=None, dtype=None):
     x = floating(input if dtype is None else cast(input, dtype), "log_softmax")
-    shifted = x - amax(x, dim)
-    return shifted - node(Op.LOG, reduced(Op.SUM, node(Op.EXP, shifted)))
+    m = amax(x, dim)
+    shifted = x - _finite(m)  # as logsumexp has it, so that a function with both exponentiates once
+    total = node(Op.LOG, reduced(Op.SUM, node(Op.EXP, shifted)))
+    return shifted - where(abs(m) == INF, NAN, total)
 
 
 def _whole_row(x: Tensor, normalized_shape: object, what: str) -> Tensor:

@@ -21,6 +21,7 @@ MAX_REGISTERS = 255  # of a thread
 MIN_CLUSTER_N = 8192  # no shorter row is worth a cluster, or reading it again
 UNROLLED_CHUNKS = 8  # as many have no loop
 UNROLL = 4  # chunks at once of a loop over more
+STREAMED_CLUSTER = 4  # of a row that no cluster holds
 
 
 def row_dtypes(graph: Graph) -> list:
@@ -206,7 +207,7 @@ def _preference(plan: Plan) -> tuple:
         wanted = num.reload, num.cluster_n > 1, num.threads_per_row > most
     else:
         loader = "shared"
-        most, elements = _long_rows(n, bool(columns))
+        most, elements = _long_rows(plan, bool(columns))
         wanted = num.reload != (plan.stages > 0), False, num.threads_per_row != most
     return (
         *wanted,
@@ -219,10 +220,14 @@ def _preference(plan: Plan) -> tuple:
     )
 
 
-def _long_rows(n: int, has_columns: bool) -> tuple[int, int]:
+def _long_rows(plan: Plan, has_columns: bool) -> tuple[int, float]:
     """Threads and elements a thread of a row that is worked on in chunks."""
+    n, arch = plan.graph.n, plan.target.arch
+    rows = sum(i.dtype.itemsize for i in plan.graph.inputs if i.role is Role.ROW)
+    if n > 262144 and rows * n > arch.max_cluster * arch.shared_bytes:
+        return 512, n / (512 * STREAMED_CLUSTER)
     if n > 262144:
-        return 512, 128
+        return (1024, 64) if plan.stages == 1 else (512, 128)
     if has_columns:
         return 512, 32 if n <= 131072 else 64
     return 512 if n <= 16384 else 256, 32 if n <= 32768 else 64

@@ -308,7 +308,14 @@ DECOMPOSED = {
     "mean": (lambda x: x.mean(), "sum div"),
     "var": (lambda x: x.var(), "sum div sub mul sum div"),
     "softmax": (lambda x: x.softmax(-1), "max sub exp sum div"),
-    "log_softmax": (lambda x: x.log_softmax(-1), "max sub exp sum log sub"),
+    "log_softmax": (
+        lambda x: x.log_softmax(-1), "max abs eq where sub exp sum log abs eq where sub"
+    ),
+    "log_softmax and logsumexp": (
+        lambda x: (x.log_softmax(-1), x.logsumexp(-1)),
+        "max abs eq where sub exp sum log abs eq where sub"
+        " max abs eq where sub exp sum log add",
+    ),
     "layer_norm": (
         lambda x: F.layer_norm(x, (N,)),
         "sum div sub mul sum div add rsqrt mul",

@@ -20,6 +20,7 @@ from htile.reference import evaluate
 from tests.lower.cases import (
     BF16,
     COLUMN,
+    EXAMPLES,
     F32,
     ROW,
     SCALAR,
@@ -273,3 +274,10 @@ def test_verify_names_what_is_wrong():
     b.inputs.clear()
     with pytest.raises(AssertionError, match="unnamed input"):
         b.finish([row_output(x)], None)
+
+
+def test_log_softmax_and_logsumexp_share_their_exponentials():
+    function, arguments = EXAMPLES["log_softmax"]
+    graph = function.inspect(*arguments(2, 64, torch.bfloat16, "meta")).graph
+    found = [node.op for node in graph]
+    assert found.count(Op.EXP) == found.count(Op.SUM) == found.count(Op.LOG) == 1
