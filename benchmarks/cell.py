@@ -12,6 +12,7 @@ from benchmarks.check import LENIENT, STRICT, Sample
 from benchmarks.contenders import build, failures
 from benchmarks.kernels import DTYPES, KERNELS, Kernel
 from benchmarks.results import Job, key, record
+from htile.lower.cubin import Resources
 
 OURS = ("htile", "handwritten")
 
@@ -59,6 +60,8 @@ def compare(
                     call = build(name, kernel, args)
                     error = sample.check(call(), STRICT if name in OURS else LENIENT)
                     results[name] = {"error_of_bound": error}
+                    if name == "htile" and args[0].is_cuda:
+                        results[name] |= resources(kernel, args)
                 ready[name] = method.wrap(call)
             except failure as error:
                 results[name] = {"error": reason(error)}
@@ -69,6 +72,34 @@ def compare(
             for name, times in method.measure(ready, rounds).items():
                 results[name]["times"] = [round(t, 4) for t in times]
     return results, chosen
+
+
+def resources(kernel: Kernel, args: tuple) -> dict[str, float]:
+    """What the emitted kernel uses, and its occupancy."""
+    found = kernel.function.inspect(*args).resources
+    gpu = torch.cuda.get_device_properties(args[0].device)
+    return {
+        "registers": found.registers,
+        "stack": found.stack,
+        "shared": found.static_shared + found.dynamic_shared,
+        "occupancy": occupancy(found, gpu),
+    }
+
+
+def occupancy(found: Resources, gpu) -> float:
+    """Resident threads over the most, by registers, shared memory and threads.
+
+    As the CUDA C++ Programming Guide has it: registers are given to warps by 256, and 1 KiB of
+    shared memory a thread block is the system's.
+    """
+    warps = found.threads // 32
+    blocks = min(
+        gpu.regs_per_multiprocessor // (-(-found.registers // 8) * 256 * warps),
+        gpu.shared_memory_per_multiprocessor
+        // (found.static_shared + found.dynamic_shared + 1024),
+        gpu.max_threads_per_multi_processor // found.threads,
+    )
+    return blocks * found.threads / gpu.max_threads_per_multi_processor
 
 
 def reason(error: BaseException) -> str:

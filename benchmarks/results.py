@@ -1,8 +1,9 @@
 """Results on disk: JSON lines, one a cell, written as each is done, so that a run resumes.
 
 A record: `suite`, `kernel`, `case`, `dtype`, `m`, `n`, `unit` of the times, `bytes` that move (or
-null), `contenders`: a dict of name to {"times": [...], "error_of_bound": ...} or {"error": why},
-`limit`: which limit kernel, `device`, `versions`, `date`.
+null), `contenders`: a dict of name to {"times": [...], "error_of_bound": ...} or {"error": why}, of
+htile with the `registers` and `stack` bytes of a thread, the `shared` bytes of a thread block and its
+`occupancy` too; `limit`: which limit kernel, `device`, `versions`, `date`.
 """
 
 from __future__ import annotations

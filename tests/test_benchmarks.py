@@ -25,15 +25,50 @@ from benchmarks import (
     throughput,
     timing,
 )
-from benchmarks.cell import Method, compare
+from benchmarks.cell import Method, compare, occupancy
 from benchmarks.check import LENIENT, STRICT, Sample
 from benchmarks.contenders import NAMES, build
 from benchmarks.kernels import DEFAULT, KERNELS, Kernel
 from benchmarks.results import Job, append, identity, is_done, key, load, record
 from benchmarks.stats import Estimate, estimate, paired
+from htile.lower.cubin import Resources
 
 BF16, F32 = torch.bfloat16, torch.float32
 M, N = 3, 10
+
+
+# ---- what the emitted kernels use ----------------------------------------------------------------
+
+H200 = types.SimpleNamespace(
+    regs_per_multiprocessor=65536,
+    shared_memory_per_multiprocessor=228 * 1024,
+    max_threads_per_multi_processor=2048,
+)
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared", "threads", "expected"),
+    [
+        (32, 33040, 512, 1.0),
+        (40, 66080, 512, 0.75),  # by shared memory, and by registers
+        (63, 64, 256, 0.5),
+        (128, 64, 256, 0.25),
+        (33, 64, 1024, 0.5),
+        (20, 200 * 1024, 64, 1 / 32),
+    ],
+)
+def test_occupancy(registers, shared, threads, expected):
+    assert occupancy(Resources(registers, 0, 0, shared, threads, 0), H200) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", KERNELS)
+def test_no_emitted_kernel_has_a_stack_frame(name, dtype):
+    kernel = KERNELS[name]
+    for n in (64, 1024, 6144, 8192, 16384, 65536, 262144, 1 << 22):
+        args = kernel.arguments(max(64, (1 << 25) // n), n, dtype, "meta")
+        used = kernel.function.inspect(*args, arch="sm_90a").resources
+        assert used.stack == 0 and used.registers <= 168, (n, used)
 
 
 # ---- kernels and their bytes ---------------------------------------------------------------------
