@@ -2,8 +2,8 @@
 
 A record: `suite`, `kernel`, `case`, `dtype`, `m`, `n`, `unit` of the times, `bytes` that move (or
 null), `contenders`: a dict of name to {"times": [...], "error_of_bound": ...} or {"error": why}, of
-htile with the `registers` and `stack` bytes of a thread, the `shared` bytes of a thread block and its
-`occupancy` too; `limit`: which limit kernel, `device`, `versions`, `date`.
+htile also the `registers` and `stack` bytes of a thread, the `shared` bytes of a thread block and
+its `occupancy`; `limit`: which limit kernel, `device`, `versions`, `date`.
 """
 
 from __future__ import annotations
