@@ -18,7 +18,7 @@ from rich.table import Table
 
 from benchmarks.contenders import NAMES, WHAT
 from benchmarks.results import Record, identity, load
-from benchmarks.stats import Estimate, estimate, paired
+from htile.stats import Estimate, estimate, paired
 
 UNITS = {"us": (1.0, "µs"), "s": (1e3, "ms")}  # a record's unit: factor and name of the table's
 COLORS = {

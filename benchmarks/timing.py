@@ -1,6 +1,6 @@
-"""Times functions against each other: one call of each a round, the order rotated each round.
+"""Times functions against each other, in more ways than `htile.timing`: of the host, and in L2.
 
-Ratios inside one run are what counts: the same kernel moves by some per cent from run to run.
+One call of each a round, the order rotated each round.
 """
 
 from __future__ import annotations
@@ -11,38 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-FLUSH_BYTES = 256 << 20  # several times the L2 of any GPU so far
-WARM_UP = 3  # rounds that are not counted
-
-Contenders = dict[str, Callable[[], object]]
-Times = dict[str, list[float]]
-
-
-def rotated(names: list[str], k: int) -> list[str]:
-    """The names, begun with the k-th."""
-    return names[k % len(names) :] + names[: k % len(names)]
-
-
-def interleave(contenders: Contenders, rounds: int) -> Times:
-    """Microseconds of each launch by GPU events, with a cold L2.
-
-    The flush of the L2 runs before each launch, longer than the launch takes the host, so that the
-    GPU does not wait for the host in between.
-    """
-    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
-    names = list(contenders)
-    pairs = {name: [] for name in names}
-    for k in range(-WARM_UP, rounds):
-        for name in rotated(names, k):
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            flush.zero_()
-            start.record()
-            contenders[name]()
-            stop.record()
-            if k >= 0:
-                pairs[name].append((start, stop))
-    torch.cuda.synchronize()
-    return {name: [a.elapsed_time(b) * 1e3 for a, b in found] for name, found in pairs.items()}
+from htile.timing import WARM_UP, Contenders, Times, interleave, rotated
 
 
 def captured(call: Callable[[], object], calls: int) -> Callable[[], None]:
@@ -106,3 +75,6 @@ def host(contenders: Contenders, rounds: int, calls: int = 100) -> Times:
         if collecting:
             gc.enable()
     return times
+
+
+__all__ = ["WARM_UP", "captured", "host", "interleave", "replays", "rotated"]

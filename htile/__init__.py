@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .frontend.roles import PerRow, Scalar, Static
     from .jit import Rowwise, rowwise
     from .lower.cache import CacheInfo, cache_info
+    from .tune import Tuned
 
 __version__ = "0.1.0"
 
@@ -39,6 +40,7 @@ __all__ = [
     "ShapeError",
     "Static",
     "TraceError",
+    "Tuned",
     "UnsupportedError",
     "cache_info",
     "rowwise",
@@ -46,7 +48,8 @@ __all__ = [
 
 _ROLES = dict.fromkeys(("PerRow", "Scalar", "Static"), "frontend.roles")
 _CACHE = dict.fromkeys(("CacheInfo", "cache_info"), "lower.cache")
-_HOMES = {"Rowwise": "jit", "rowwise": "jit", **_ROLES, **_CACHE}  # of all others: errors
+_JIT = {"Rowwise": "jit", "Tuned": "tune", "rowwise": "jit"}
+_HOMES = {**_JIT, **_ROLES, **_CACHE}  # of all others: errors
 
 
 def __getattr__(name: str) -> object:

@@ -13,6 +13,7 @@ import types
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd import forward_ad
@@ -26,15 +27,18 @@ from .frontend.roles import Call, Scalar, Signature, Spec, Static, classify
 from .frontend.tensor import Tensor as Symbolic
 from .frontend.tensor import fail, internal
 from .frontend.trace import trace
-from .lower import Lowered, lower, run_passes
-from .lower.arch import DEFAULT, Arch, arch_named, arch_of_capability
+from .lower import Lowered, lower, plans_for, printed, run_passes
+from .lower.arch import ARCHS, DEFAULT, Arch, arch_named, arch_of_capability
 from .lower.choice import vector_size
 from .lower.compile import build_ahead, load
-from .lower.plan import Target
+from .lower.plan import Plan, Target
 from .out import check_aliases, check_out, copy_into, find_aliases, in_order
 from .reference import evaluate
 from .report import Kernel
 from .shortcut import MISS, shortcut
+
+if TYPE_CHECKING:
+    from .tune import Tuned
 
 MAX_LAUNCHES = 4096  # remembered calls of one function; forgotten all at once beyond
 MAX_SHORTCUTS = 4  # of one function
@@ -193,13 +197,16 @@ class Rowwise:
         values = self._signature.bind(args, kwargs)
         call = classify(self._signature, values)
         device = _device(self._signature, values)
+        gpu = device if device.type == "cuda" else None
         if arch is not None:
             target_arch = arch_named(arch)
-        elif device.type == "cuda":
-            target_arch = arch_of_capability(torch.cuda.get_device_capability(device))
+            if gpu and ARCHS.get(torch.cuda.get_device_capability(gpu)) != target_arch:
+                gpu = None
+        elif gpu:
+            target_arch = arch_of_capability(torch.cuda.get_device_capability(gpu))
         else:
             target_arch = DEFAULT
-        lowered, _ = self._lower(call, values, (), (), target_arch)
+        lowered, _ = self._lower(call, values, (), (), target_arch, gpu)
         return Kernel(lowered, target_arch.name)
 
     def compile(self, *args, arch: str | None = None, **kwargs) -> Kernel:
@@ -215,6 +222,48 @@ class Rowwise:
         kernel = self.inspect(*args, arch=arch, **kwargs)
         build_ahead(kernel.source, kernel.lowered.function, kernel.arch)
         return kernel
+
+    def tune(
+        self, *args, seconds: float = 60.0, numerics: bool = False, progress: bool = True, **kwargs
+    ) -> Tuned:
+        """Time the kernel's plans on the GPU with these CUDA tensors, and keep the fastest.
+
+        Each is timed beside the default, in turns, with a cold L2; a plan wins only where it is
+        faster beyond the noise, twice. Calls of the same kind run it from then on, in this process
+        and in later ones (it is kept in the disk cache, for the GPU's name); `htile cache --clear`
+        forgets it. The results of these calls are thrown away, and the arguments are not written.
+        What this function has launched so far is looked up again at its next call.
+
+        seconds: no other plan is begun after so long.
+        numerics: try plans as well that sum in another order, so that bits change: then for every
+            batch of these N and dtypes. Without it, no bit of a result changes.
+        progress: show a bar on stderr, if that is a terminal.
+        Parameters of `fn` with such names are passed by position. Raises ArgumentError for tensors
+        that are not on a GPU, without rows, in a capture, and where the disk cache is turned off.
+        """
+        from . import tune  # which few calls need
+
+        values = self._signature.bind(args, kwargs)
+        call = classify(self._signature, values)
+        _refuse_gradients(self._signature, values)
+        device = _device(self._signature, values)
+        tune.check(self._signature.name, device, math.prod(call.lead), seconds)
+        self._check_rows(call)
+        arch = arch_of_capability(torch.cuda.get_device_capability(device))
+        traced, graph = self._trace(call)
+        target, copied = self._target(call, values, (), (), arch)
+        named = zip(self._signature.names, values, strict=True)
+        whole = tuple(v.contiguous() if copied.get(name) else v for name, v in named)
+
+        def prepare(plan: Plan) -> Callable[[], object]:
+            launch = self._launch(call, printed(traced, plan), {}, arch, device)
+            return functools.partial(_run, launch, whole, ())
+
+        plans = plans_for(graph, target, self._wanted)
+        tuned = tune.tune(plans, self._wanted, device, prepare, seconds, numerics, progress)
+        self._launches.clear()
+        self._shortcuts = ()
+        return tuned
 
     def with_plan(self, **wanted) -> Rowwise:
         """This function with a plan of these properties in place of the default one.
@@ -259,10 +308,26 @@ class Rowwise:
         return self._graphs[key]
 
     def _lower(
-        self, call: Call, values: tuple, outs: tuple, aliases: tuple, arch: Arch
+        self,
+        call: Call,
+        values: tuple,
+        outs: tuple,
+        aliases: tuple,
+        arch: Arch,
+        device: torch.device | None = None,
     ) -> tuple[Lowered, dict[str, bool]]:
-        """The kernel's text, and for each of its tensors whether it is made contiguous first."""
-        traced, graph = self._trace(call)
+        """The kernel's text, and for each of its tensors whether it is made contiguous first.
+
+        device: the GPU whose tuned plans count.
+        """
+        target, copied = self._target(call, values, outs, aliases, arch)
+        return lower(*self._trace(call), target, self._wanted, device), copied
+
+    def _target(
+        self, call: Call, values: tuple, outs: tuple, aliases: tuple, arch: Arch
+    ) -> tuple[Target, dict[str, bool]]:
+        """What plans are made for, and for each tensor whether it is made contiguous first."""
+        graph = self._trace(call)[1]
         name = self._signature.name
         given = dict(zip(self._signature.names, values, strict=True))
         specs = {spec.name: spec for spec in call.specs}
@@ -286,18 +351,31 @@ class Rowwise:
             tuple((graph.outputs[k].name, n) for k, n in aliases),
             math.prod(call.lead) >= MANY_ROWS,
         )
-        return lower(traced, graph, target, self._wanted), copied
+        return target, copied
 
     def _prepare(
         self, call: Call, values: tuple, outs: tuple, aliases: tuple, device: torch.device
     ) -> Launch:
-        name = self._signature.name
         arch = arch_of_capability(torch.cuda.get_device_capability(device))
+        self._check_rows(call)
+        lowered, copied = self._lower(call, values, outs, aliases, arch, device)
+        return self._launch(call, lowered, copied, arch, device)
+
+    def _check_rows(self, call: Call) -> None:
         rows = math.prod(call.lead)
         if rows >= 2**31:
-            raise UnsupportedError(f"{name}: {rows} rows; the limit is 2^31 - 1")
-        lowered, copied = self._lower(call, values, outs, aliases, arch)
-        kernel = None
+            raise UnsupportedError(f"{self._signature.name}: {rows} rows; the limit is 2^31 - 1")
+
+    def _launch(
+        self,
+        call: Call,
+        lowered: Lowered,
+        copied: Mapping[str, bool],
+        arch: Arch,
+        device: torch.device,
+    ) -> Launch:
+        """How to call a kernel, which is compiled and loaded."""
+        rows, kernel = math.prod(call.lead), None
         if rows and torch.cuda.is_current_stream_capturing():
             kernel = self._launched(lowered.source, device)
         elif rows:

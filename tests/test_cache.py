@@ -112,9 +112,9 @@ def key_with(monkeypatch, target, name, value):
     """The key where something else is installed."""
     with monkeypatch.context() as patch:
         patch.setattr(target, name, value)
-        cache._versions.cache_clear(), cache._own_text.cache_clear()
+        cache.versions.cache_clear(), cache._own_text.cache_clear()
         key = cache.key_of(SOURCE, "f", "sm_90a")
-    cache._versions.cache_clear(), cache._own_text.cache_clear()
+    cache.versions.cache_clear(), cache._own_text.cache_clear()
     return key
 
 

@@ -308,6 +308,7 @@ SECTIONS = (
                  "CompileError", elsewhere="old GPU"),
             Case("No CuTe-DSL", row("return x * 2", call="f.inspect(x).ptx"), "CompileError",
                  elsewhere="no CuTe-DSL"),
+            called("Tuning without a GPU", "f.tune(x)"),
             Case("The first call inside a capture", row(
                 "return x * 2",
                 call="x = x.cuda()\nwith torch.cuda.graph(torch.cuda.CUDAGraph()):\n    y = f(x)",

@@ -1,4 +1,4 @@
-"""`cache`: the compiled kernels that are kept on disk, and how to be rid of them."""
+"""`cache`: the compiled kernels and tuned plans kept on disk, and how to be rid of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from ..lower.cache import Entry, cache_info, clear, entries
 from .terminal import UsageError, paint
 
-SUMMARY = "list the compiled kernels that are kept on disk, or remove them"
+SUMMARY = "list the compiled kernels that are kept on disk, or remove them and tuned plans"
 EXAMPLES = ("cache", "cache --clear")
 
 
@@ -32,11 +32,15 @@ def run(options: Namespace) -> int:
             removed = clear()
         except OSError as error:
             raise UsageError(f"{error.filename}: {error.strerror}") from error
-        print(f"removed {_kernels(removed)} from {info.folder}")
+        plans = f" and {_count(info.tuned, 'tuned plan')}" if info.tuned else ""
+        print(f"removed {_count(removed, 'kernel')}{plans} from {info.folder}")
         return 0
     found = entries()
     size = sum(entry.bytes for entry in found)
-    title = f"{info.folder}: {_kernels(len(found))}, {_bytes(size)} of {_bytes(info.limit)}"
+    kernels = _count(len(found), "kernel")
+    title = f"{info.folder}: {kernels}, {_bytes(size)} of {_bytes(info.limit)}"
+    if info.tuned:
+        title += f", {_count(info.tuned, 'tuned plan')}"
     print(paint(title, "bold", sys.stdout))
     width = max((len(_name(entry)) for entry in found), default=0)
     for entry in reversed(found):
@@ -49,8 +53,8 @@ def _name(entry: Entry) -> str:
     return f"{entry.function}  {entry.arch}" if entry.function else "torn: compiled again when used"
 
 
-def _kernels(count: int) -> str:
-    return f"{count} kernel" + "s" * (count != 1)
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}" + "s" * (count != 1)
 
 
 def _bytes(size: float) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
+
+import torch
 
 from ..errors import LoweringError
 from ..frontend.graph import Graph
@@ -13,6 +15,7 @@ from .choice import choose, enumerate_plans
 from .emit import emit, kernel_name
 from .passes import run_passes
 from .plan import Plan, Target
+from .tuned import recall
 
 MAX_N = 2**30
 
@@ -29,9 +32,30 @@ class Lowered:
 
 
 def lower(
-    traced: Graph, graph: Graph, target: Target, wanted: Mapping[str, object] | None = None
+    traced: Graph,
+    graph: Graph,
+    target: Target,
+    wanted: Mapping[str, object] | None = None,
+    device: torch.device | None = None,
 ) -> Lowered:
     """Choose a plan for `graph`, which is `traced` after the passes, and print it.
+
+    wanted: see `plans_for`, and its errors.
+    device: the GPU, on which a tuned plan replaces the default; None: the default.
+    """
+    plans = plans_for(graph, target, wanted)
+    return printed(traced, choose(plans) if device is None else recall(plans, wanted or {}, device))
+
+
+def printed(traced: Graph, plan: Plan) -> Lowered:
+    """The kernel of a plan, whose graph is `traced` after the passes."""
+    return Lowered(traced, plan.graph, plan, emit(plan), kernel_name(plan))
+
+
+def plans_for(
+    graph: Graph, target: Target, wanted: Mapping[str, object] | None = None
+) -> list[Plan]:
+    """Every sensible plan.
 
     `wanted` keeps only plans with these values of `Numerics` and `Placement` fields. Raises
     LoweringError where no plan is left, and for rows and reductions beyond what any plan holds.
@@ -48,17 +72,14 @@ def lower(
             f"{graph.name}: {count} reductions need more shared memory than a thread block of "
             f"{target.arch.name} has; compute some of them in a function of their own"
         )
-    if wanted:
-        plans = _matching(graph, target, plans, wanted)
-    plan = choose(plans)
-    return Lowered(traced, graph, plan, emit(plan), kernel_name(plan))
+    return _matching(graph, target, plans, wanted) if wanted else plans
 
 
 def _matching(
     graph: Graph, target: Target, plans: list[Plan], wanted: Mapping[str, object]
 ) -> list[Plan]:
     """The plans that have all that is wanted. Raises LoweringError where there are none."""
-    properties = [{**asdict(plan.numerics), **asdict(plan.placement)} for plan in plans]
+    properties = [plan.properties() for plan in plans]
     for name in wanted:
         if name not in properties[0]:
             raise LoweringError(f"a plan has no {name!r}; it has {', '.join(properties[0])}")
@@ -84,4 +105,14 @@ def _matching(
     )
 
 
-__all__ = ["Lowered", "choose", "emit", "enumerate_plans", "kernel_name", "lower", "run_passes"]
+__all__ = [
+    "Lowered",
+    "choose",
+    "emit",
+    "enumerate_plans",
+    "kernel_name",
+    "lower",
+    "plans_for",
+    "printed",
+    "run_passes",
+]

@@ -3,6 +3,7 @@
 A file is a zip archive (`kernel.py`, `.ptx`, `.cubin`, `.o`, `.so`, `.json`) whose comment is a
 digest of its name and of what is before. It appears whole or not at all, is checked whenever it is
 read, and is replaced where it does not fit. Its time of modification is that of its last use.
+The folder `tuned` in it holds what `tuned.py` keeps.
 
 HTILE_CACHE_DIR names the folder; empty, it turns the cache off. HTILE_CACHE_SIZE is its bound.
 """
@@ -37,6 +38,7 @@ logger = logging.getLogger("htile.cache")
 
 FORMAT = 1
 DEFAULT_SIZE = "512M"
+TUNED = "tuned"  # the folder of tuned plans
 LOCK = "lock"  # the one file that is never removed: a byte of it is locked for each kernel
 LOCK_SECONDS = 300  # then a kernel is compiled twice rather than never
 LEFT_SECONDS = 600  # a file that is still being written after so long never will be
@@ -53,6 +55,7 @@ HARMLESS = {
 
 _DIGEST = 64
 _ENTRY = re.compile(r"[0-9a-f]{64}\.zip")
+_TUNED = re.compile(r"[0-9a-f]{64}\.json")
 _UNFINISHED = re.compile(r"[0-9a-f]{64}\.[0-9a-f]+\.tmp")
 
 _COUNTS: Counter[str] = Counter()  # of this process
@@ -63,7 +66,8 @@ class CacheInfo:
     """The disk cache, and what it did for this process.
 
     folder: None if it is turned off. bytes and limit: what it holds and may hold. hits: kernels
-    that this process found there. compiled: kernels that it did not find and compiled.
+    that this process found there. compiled: kernels that it did not find and compiled. tuned:
+    files of tuned plans.
     """
 
     folder: Path | None
@@ -72,6 +76,7 @@ class CacheInfo:
     limit: int
     hits: int
     compiled: int
+    tuned: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +133,7 @@ def key_of(source: str, function: str, arch: str) -> str | None:
     chosen = variant()
     if chosen is None:
         return None
-    installed = _versions(chosen.name)
+    installed = versions(chosen.name)
     if installed is None:
         return None
     parts = {
@@ -156,7 +161,8 @@ def _code(source: str) -> list[str]:
 
 
 @functools.cache
-def _versions(variant: str) -> dict[str, str] | None:
+def versions(variant: str) -> dict[str, str] | None:
+    """Those that a kernel hangs on; None where CuTe-DSL is not installed."""
     from .. import __version__
 
     names = ("nvidia-cutlass-dsl", f"nvidia-cutlass-dsl-libs-{variant}", "apache-tvm-ffi")
@@ -247,22 +253,34 @@ def _read(folder: Path, key: str) -> Artifact | None:
 
 def _write(folder: Path, key: str, artifact: Artifact) -> None:
     """Keep the kernel: all of its file at once, or with a warning nothing."""
-    unfinished = folder / f"{key}.{secrets.token_hex(8)}.tmp"
+    what = "compiled kernels", "every process compiles again"
+    replace_file(_file(folder, key), _pack(artifact, key), what)
+
+
+def replace_file(path: Path, content: bytes, what: tuple[str, str]) -> bool:
+    """Write a file, all of it at once, or with a warning nothing; whether it is there.
+
+    what: for the warning, what can not be kept, and what comes of it.
+    """
+    folder = path.parent
+    unfinished = folder / f"{path.stem}.{secrets.token_hex(8)}.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with open(unfinished, "xb") as file:
-            file.write(_pack(artifact, key))
-        os.replace(unfinished, _file(folder, key))
+            file.write(content)
+        os.replace(unfinished, path)
     except OSError as error:
         with contextlib.suppress(OSError):
             unfinished.unlink()
         warnings.warn(
-            f"compiled kernels can not be kept in {folder} ({error.strerror or error}), so that "
-            "every process compiles again: make it a folder that can be written, or name another "
-            "one with HTILE_CACHE_DIR (empty: none)",
+            f"{what[0]} can not be kept in {folder} ({error.strerror or error}), so that "
+            f"{what[1]}: make it a folder that can be written, or name another one with "
+            "HTILE_CACHE_DIR (empty: none)",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
+        return False
+    return True
 
 
 def _pack(artifact: Artifact, key: str) -> bytes:
@@ -387,8 +405,9 @@ def cache_info() -> CacheInfo:
     folder = cache_folder()
     files = [] if folder is None else _files(folder, _ENTRY)
     size = sum(file.bytes for file in files)
+    tuned = [] if folder is None else _files(folder / TUNED, _TUNED)
     hits, compiled = _COUNTS["hits"], _COUNTS["compiled"]
-    return CacheInfo(folder, len(files), size, cache_limit(), hits, compiled)
+    return CacheInfo(folder, len(files), size, cache_limit(), hits, compiled, len(tuned))
 
 
 def entries() -> list[Entry]:
@@ -409,7 +428,7 @@ def entries() -> list[Entry]:
 
 
 def clear() -> int:
-    """Remove all kernels from the cache, and what was left behind; returns how many those were.
+    """Remove all kernels, tuned plans, and what was left behind; returns how many kernels it was.
 
     Processes that run keep what they loaded. Raises OSError where a file can not be removed.
     """
@@ -417,6 +436,9 @@ def clear() -> int:
     if folder is None:
         return 0
     kernels = _files(folder, _ENTRY)
-    for file in (*kernels, *_files(folder, _UNFINISHED)):
+    tuned = _files(folder / TUNED, _TUNED) + _files(folder / TUNED, _UNFINISHED)
+    for file in (*kernels, *_files(folder, _UNFINISHED), *tuned):
         file.path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not there, or not empty
+        (folder / TUNED).rmdir()
     return len(kernels)

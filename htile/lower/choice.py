@@ -90,6 +90,11 @@ def choose(plans: list[Plan]) -> Plan:
     return min(plans, key=_preference)
 
 
+def closest_first(plans: list[Plan]) -> list[Plan]:
+    """The plans as they are preferred, the default first."""
+    return sorted(plans, key=_preference)
+
+
 def _numerics(graph: Graph, target: Target, words: float) -> Iterator[Numerics]:
     """Threads a row and clusters, as far as the registers of a thread hold its elements."""
     vec = vector_size(graph)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 
 from ..frontend.graph import Graph, Input, Output
@@ -244,19 +244,29 @@ class Plan:
 
         return plan_svg(self) if drawable() else None
 
-    def __str__(self) -> str:
+    def properties(self) -> dict[str, object]:
+        """Numerics and placement by name, as `with_plan` takes them."""
+        return {**asdict(self.numerics), **asdict(self.placement)}
+
+    def layout(self) -> list[str]:
+        """Numerics and placement in words, a line each."""
         num, place = self.numerics, self.placement
         rows = _count(self.rows_per_block, "row")
+        return [
+            f"numerics   {_count(num.threads_per_row, 'thread')} a row, {num.vec_size} adjacent "
+            f"elements each, {self.elements_per_thread} in all, cluster {num.cluster_n}"
+            f"{f', in {self.chunks} chunks' if num.reload else ''}",
+            f"placement  {place.num_threads} threads and {rows} a CTA, "
+            f"{place.loader} loads, {place.columns} columns, {place.copy_bytes}-byte accesses"
+            f"{f', {place.unroll} chunks at once' if num.reload else ''}",
+        ]
+
+    def __str__(self) -> str:
         read, written = self.bytes_per_row()
         again = self.bytes_read_again()
         lines = [
             f"plan {self.graph.name}, N = {self.graph.n}, {self.target.arch.name}",
-            f"  numerics   {_count(num.threads_per_row, 'thread')} a row, {num.vec_size} adjacent "
-            f"elements each, {self.elements_per_thread} in all, cluster {num.cluster_n}"
-            f"{f', in {self.chunks} chunks' if num.reload else ''}",
-            f"  placement  {place.num_threads} threads and {rows} a CTA, "
-            f"{place.loader} loads, {place.columns} columns, {place.copy_bytes}-byte accesses"
-            f"{f', {place.unroll} chunks at once' if num.reload else ''}",
+            *(f"  {line}" for line in self.layout()),
             f"  traffic    {read} bytes read and {written} written a row"
             f"{f', {again} read again' if again else ''}",
         ]

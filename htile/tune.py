@@ -1,0 +1,238 @@
+"""The search behind `Rowwise.tune`: plans timed beside the default, and what came of it.
+
+A plan is faster if the 95 % interval of the ratio of its times to the default's, paired by round,
+lies below 1. The best of many such plans may be so by luck, so it is timed again before it wins,
+and what it gains is told from that second run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from .errors import ArgumentError
+from .lower import choose, emit
+from .lower.cache import cache_folder
+from .lower.choice import closest_first
+from .lower.plan import Plan
+from .lower.tuned import Wanted, in_force, keep, recall
+from .stats import Estimate, paired
+from .timing import Contenders, Times, interleave
+
+ROUNDS = 40  # of each plan beside the default
+AGAIN = 160  # of one that was faster
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What `tune` found; `str` says it in words.
+
+    plan: the winner, which is `default` where nothing was faster beyond the noise.
+    tried, plans: how many plans were timed, of how many there are; the default counts.
+    us, default_us: medians in microseconds, of the same rounds.
+    ratio: the winner's time over the default's, with its 95 % interval.
+    file: what keeps it; None where that failed, with a warning.
+    """
+
+    gpu: str
+    plan: Plan
+    default: Plan
+    tried: int
+    plans: int
+    seconds: float
+    us: float
+    default_us: float
+    ratio: Estimate
+    file: Path | None
+
+    @property
+    def gain(self) -> Estimate:
+        """Per cent of the default's time that the winner saves."""
+        return self.ratio.map(lambda ratio: 100 * (1 - ratio))
+
+    def __str__(self) -> str:
+        graph = self.plan.graph
+        lines = [
+            f"tuned {graph.name}, N = {graph.n}, on {self.gpu}: {self.tried} of {self.plans} plans "
+            f"tried in {self.seconds:.1f} s"
+        ]
+        if self.plan is self.default:
+            lines.append(
+                f"  the default stays, {self.default_us:.2f} µs: none was faster beyond the noise"
+            )
+        else:
+            gain = self.gain
+            lines.append(
+                f"  {self.default_us:.2f} µs by default, now {self.us:.2f} µs: {gain.median:.1f} % "
+                f"less (95 % interval {gain.low:.1f} to {gain.high:.1f})"
+            )
+        lines += [f"  {line}" for line in self.plan.layout()]
+        if self.plan.numerics != self.default.numerics:
+            lines.append("  sums are in another order than by default, so bits differ")
+        lines.append(f"  kept in {self.file}" if self.file else "  not kept")
+        return "\n".join(lines)
+
+
+def check(function: str, device: torch.device, rows: int, seconds: float) -> None:
+    """Raise ArgumentError for what can not be tuned: see `Rowwise.tune`."""
+    name = f"{function}.tune"
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        raise ArgumentError(f"{name}: seconds={seconds!r}; expected a number above 0")
+    if device.type != "cuda":
+        raise ArgumentError(
+            f"{name} times plans on the GPU that is to run them, got tensors on {device}; pass "
+            "CUDA tensors of the shapes and strides that count"
+        )
+    if not rows:
+        raise ArgumentError(f"{name}: there are no rows to time; pass as many as count")
+    if torch.cuda.is_current_stream_capturing():
+        raise ArgumentError(f"{name} can not be captured into a CUDA graph; call it before")
+    if cache_folder() is None:
+        raise ArgumentError(
+            f"{name} keeps the fastest plan in the disk cache, which is turned off; set "
+            "HTILE_CACHE_DIR to a folder"
+        )
+
+
+def tune(
+    plans: list[Plan],
+    wanted: Wanted,
+    device: torch.device,
+    prepare: Callable[[Plan], Callable[[], object]],
+    seconds: float,
+    numerics: bool,
+    progress: bool,
+) -> Tuned:
+    """Search, and keep the winner.
+
+    plans: all that the graph has on the target with what is `wanted`.
+    prepare: compiles and loads a plan's kernel; what it returns launches it.
+    """
+    current = recall(plans, wanted, device)
+    tried = candidates(plans if numerics else in_force(plans, wanted, device), current)
+
+    def measure(contenders: Contenders, rounds: int) -> Times:
+        return time_on(device, contenders, rounds)
+
+    start = time.monotonic()
+    with shown(tried[0].graph.name, len(tried), progress) as show:
+        found = search(tried, prepare, measure, seconds, show)
+    took = time.monotonic() - start
+    return Tuned(
+        gpu=torch.cuda.get_device_name(device),
+        plan=found.plan,
+        default=tried[0],
+        tried=found.tried,
+        plans=len(tried),
+        seconds=took,
+        us=found.us,
+        default_us=found.default_us,
+        ratio=found.ratio,
+        file=keep(found.plan, wanted, device, numerics),
+    )
+
+
+def candidates(plans: list[Plan], current: Plan) -> list[Plan]:
+    """The default, the plan that runs now, then the others, those closest to the default first.
+
+    Of plans of one text, the first.
+    """
+    texts: dict[str, Plan] = {}
+    for plan in (choose(plans), current, *closest_first(plans)):
+        texts.setdefault(emit(plan), plan)
+    return list(texts.values())
+
+
+@dataclass(frozen=True)
+class Found:
+    """The fastest plan, how many were timed, and its times beside the default's."""
+
+    plan: Plan
+    tried: int
+    us: float
+    default_us: float
+    ratio: Estimate
+
+
+def search(
+    plans: list[Plan],
+    prepare: Callable[[Plan], Callable[[], object]],
+    measure: Callable[[Contenders, int], Times],
+    seconds: float,
+    show: Callable[[int, str], None] = lambda done, text: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Found:
+    """The fastest of `plans`, of which the first is the default.
+
+    measure: times functions side by side for some rounds, such as `timing.interleave`.
+    show: is told how many plans are done, and what is done next.
+    """
+    start = clock()
+    default = plans[0]
+    show(0, "the default")
+    call = prepare(default)
+    own = measure({"default": call}, ROUNDS)["default"]
+    found = Found(default, 1, median(own), median(own), Estimate(1.0, 1.0, 1.0))
+
+    def beside(other: Callable[[], object], rounds: int) -> tuple[Times, Estimate]:
+        times = measure({"default": call, "plan": other}, rounds)
+        return times, paired(times["plan"], times["default"])
+
+    faster = []
+    for k, plan in enumerate(plans[1:], 1):
+        if clock() - start >= seconds:
+            break
+        show(k, _short(plan))
+        other = prepare(plan)
+        _, ratio = beside(other, ROUNDS)
+        found = replace(found, tried=k + 1)
+        if ratio.high < 1:
+            faster.append((ratio.median, k, other))
+    for _, k, other in sorted(faster, key=lambda one: one[:2]):
+        show(found.tried, f"again, {_short(plans[k])}")
+        times, ratio = beside(other, AGAIN)
+        if ratio.high < 1:
+            us, default_us = median(times["plan"]), median(times["default"])
+            return Found(plans[k], found.tried, us, default_us, ratio)
+    return found
+
+
+def time_on(device: torch.device, contenders: Contenders, rounds: int) -> Times:
+    """`interleave` on one of several GPUs."""
+    with torch.cuda.device(device):
+        return interleave(contenders, rounds)
+
+
+# ---------------------------------------------------------------------------------------- progress
+
+
+@contextlib.contextmanager
+def shown(name: str, total: int, wanted: bool) -> Iterator[Callable[[int, str], None]]:
+    """A function that shows how far the search is: a bar of rich, else lines; on a terminal only.
+
+    It takes how many plans are done, and what is done next.
+    """
+    if not wanted or not sys.stderr.isatty():
+        yield lambda done, text: None
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import Progress
+    except ImportError:
+        yield lambda done, text: print(f"{name}: {done} of {total}, {text}", file=sys.stderr)
+        return
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(name, total=total)
+        yield lambda done, text: bar.update(task, completed=done, description=f"{name}: {text}")
+
+
+def _short(plan: Plan) -> str:
+    num, place = plan.numerics, plan.placement
+    return f"{num.threads_per_row} threads a row, {place.num_threads} a CTA, {place.loader} loads"
