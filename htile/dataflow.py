@@ -486,26 +486,14 @@ class GlobalToRegLoader(_Static):
 
     def __init__(self, ctx: ElementwiseKernelContext):
         self.ctx = ctx
-        self.loaded = []
 
     def start(self, mX) -> cute.Tensor:
         """Issue the load of row tensor mX into a fragment."""
-        ctx = self.ctx
-        tXgX = ctx.partition_dest(ctx.partition_global(mX))
-        tXrX = ctx.make_fragment(tXgX, mX.element_type)
-        ctx.load_direct(tXgX, tXrX)
-        self.loaded.append((tXgX, tXrX))
-        return tXrX
+        return self.ctx.load_row(mX)
 
     def finish(self):
         """Nothing is left to do but the cluster's start-up, which the loads have hidden."""
         self.ctx.cluster_wait()
-
-    def reload(self):
-        """Read every fragment again from global memory (L1 and L2)."""
-        cute.arch.sync_warp()
-        for tXgX, tXrX in self.loaded:
-            self.ctx.load_direct(tXgX, tXrX)
 
     def load(self, mX) -> cute.Tensor:
         """start and finish at once."""

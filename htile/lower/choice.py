@@ -41,7 +41,7 @@ def vector_size(graph: Graph) -> int:
 
 
 def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
-    """Every sensible plan; there is always one."""
+    """Every sensible plan; none only where reductions need more shared memory than there is."""
     has_columns = any(i.role is Role.COLUMN for i in graph.inputs)
     in_place = bool(target.aliases)
     kept = {
