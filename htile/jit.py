@@ -81,6 +81,8 @@ class Launch:
     inputs: for each, in kernel order, (index of the value, whether to make it contiguous first).
     outputs: the shape and dtype of each.
     source: the text that the kernel was compiled from; it is None where there are no rows.
+    is_widest: whether its accesses are as wide as they can be, and no input is copied. A narrower
+        kernel takes tensors of any alignment, so it must not be the one that is tried first.
     """
 
     kernel: Callable | None
@@ -89,6 +91,7 @@ class Launch:
     outputs: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     structure: object
     device: torch.device
+    is_widest: bool
 
 
 class Rowwise:
@@ -383,7 +386,9 @@ class Rowwise:
         index = {n: k for k, n in enumerate(self._signature.names)}
         inputs = tuple((index[i.name], copied.get(i.name, False)) for i in lowered.graph.inputs)
         outputs = tuple(((*call.lead, *o.inner), o.dtype) for o in lowered.graph.outputs)
-        return Launch(kernel, lowered.source, inputs, outputs, lowered.graph.structure, device)
+        structure, align = lowered.graph.structure, lowered.plan.target.align
+        is_widest = align == WIDEST_ACCESS and not any(copied.values())
+        return Launch(kernel, lowered.source, inputs, outputs, structure, device, is_widest)
 
     def _launched(self, source: str, device: torch.device) -> Callable:
         """The kernel of this text, which the device has: CUDA loads it there at its first launch.
@@ -402,9 +407,7 @@ class Rowwise:
 
     def _add_shortcut(self, call: Call, values: tuple, launch: Launch) -> None:
         """For the first few kinds of calls; the others are looked up."""
-        if launch.kernel is None or any(copied for _, copied in launch.inputs):
-            return
-        if len(self._shortcuts) == MAX_SHORTCUTS:
+        if launch.kernel is None or not launch.is_widest or len(self._shortcuts) == MAX_SHORTCUTS:
             return
         rows = (1, MANY_ROWS) if math.prod(call.lead) < MANY_ROWS else (MANY_ROWS, 2**31)
         added = shortcut(

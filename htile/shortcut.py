@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from .frontend.captures import Captures
-from .frontend.graph import Graph
+from .frontend.graph import Graph, Output
 from .frontend.roles import Call, Signature, Static
 
 MISS = object()  # what a shortcut returns for a call that is not one of its own
@@ -36,25 +36,53 @@ def shortcut(
 
     rows: from and below how many rows the kernel is the one to run.
     """
-    names = signature.names
-    tensors = [n for n, v in zip(names, values, strict=True) if isinstance(v, torch.Tensor)]
+    given = dict(zip(signature.names, values, strict=True))
+    tensors = [name for name, value in given.items() if isinstance(value, torch.Tensor)]
     shape = (*call.lead, call.n)
-    like = next((n for n in tensors if values[names.index(n)].shape == shape), None)
+    like = next((name for name in tensors if given[name].shape == shape), None)
     if like is None or not set(tensors) <= {i.name for i in graph.inputs}:
         return None
-    if any(name.startswith("_") for name in names):
+    if any(name.startswith("_") for name in given):
         return None  # may be a name of the scope
-    model = values[names.index(like)]
     scope: dict[str, object] = {
         "_ad": forward_ad, "_captured": captures.fingerprint(), "_captures": captures.fingerprint,
-        "_dtype": model.dtype, "_empty_like": torch.empty_like, "_grad": torch.is_grad_enabled,
-        "_kernel": kernel, "_MISS": MISS, "_mismatch": (TypeError, ValueError), "_float": float,
-        "_TENSORS": TENSORS, "_type": type,
+        "_dtype": given[like].dtype, "_empty_like": torch.empty_like, "_float": float,
+        "_grad": torch.is_grad_enabled, "_kernel": kernel, "_MISS": MISS,
+        "_mismatch": (TypeError, ValueError), "_TENSORS": TENSORS, "_type": type,
         "_transforms": torch._C._functorch.peek_interpreter_stack,
     }  # fmt: skip
+    others = _guards_of_others(signature, given, scope)
+    if others is None:
+        return None
+    sizes = call.n, rows[0] * call.n, rows[1] * call.n
+    guards = others + _guards_of_tensors(tensors, like, given[like].get_device(), sizes)
+    made = [_allocation(k, output, like, given[like].dtype, scope) for k, output in
+            enumerate(graph.outputs)]  # fmt: skip
+    results = [f"_out{k}" for k in range(len(made))]
+    text = "\n".join(
+        [
+            f"def _shortcut{_parameters(signature, scope)}:",
+            f"    if not ({' and '.join(guards)}):",
+            "        return _MISS",
+            *(f"    {name} = {new}" for name, new in zip(results, made, strict=True)),
+            "    try:",
+            f"        _kernel({', '.join([*(i.name for i in graph.inputs), *results])})",
+            "    except _mismatch:  # what the host function checks",
+            "        return _MISS",
+            f"    return {_returned(results, graph.structure, scope)}",
+        ]
+    )
+    exec(compile(text, f"<htile shortcut of {signature.name}>", "exec"), scope)
+    return scope["_shortcut"]
+
+
+def _guards_of_others(
+    signature: Signature, given: dict[str, object], scope: dict[str, object]
+) -> list[str] | None:
+    """What must hold of arguments that are no tensors; None where that is not told cheaply."""
     guards = []
-    for k, (name, kind, value) in enumerate(zip(names, signature.kinds, values, strict=True)):
-        if name in tensors:
+    for k, (kind, (name, value)) in enumerate(zip(signature.kinds, given.items(), strict=True)):
+        if isinstance(value, torch.Tensor):
             continue
         if type(value) is float and kind is not Static:
             guards.append(f"_type({name}) is _float")
@@ -64,47 +92,46 @@ def shortcut(
             guards.append(f"_type({name}) is _type{k} and {name} == _static{k}")
         else:
             return None
-    guards += [
-        f"_type({like}) in _TENSORS and {like}.dtype is _dtype and {like}.shape[-1] == {call.n}",
-        f"{rows[0] * call.n} <= {like}.numel() < {rows[1] * call.n}",
-        f"{like}.get_device() == {model.get_device()} and {like}.is_contiguous()",
+    return guards
+
+
+def _guards_of_tensors(
+    tensors: list[str], like: str, device: int, sizes: tuple[int, int, int]
+) -> list[str]:
+    """What must hold of the tensors; sizes: N of `like`, and from and below how many elements."""
+    n, least, beyond = sizes
+    return [
+        f"_type({like}) in _TENSORS and {like}.dtype is _dtype and {like}.shape[-1] == {n}",
+        f"{least} <= {like}.numel() < {beyond}",
+        f"{like}.get_device() == {device} and {like}.is_contiguous()",
         *(f"_type({n}) in _TENSORS" for n in tensors if n != like),
         *(f"not {n}.is_neg()" for n in tensors),
         f"not (_grad() and ({' or '.join(f'{n}.requires_grad' for n in tensors)}))",
         "_captures() is _captured and _ad._current_level < 0 and _transforms() is None",
     ]
-    lines, results = [], []
-    for k, output in enumerate(graph.outputs):
-        results.append(f"_out{k}")
-        scope[f"_dtype{k}"] = output.dtype
-        of = "" if output.dtype is model.dtype else f", dtype=_dtype{k}"
-        made = f"_empty_like({like}{of})"
-        if not output.is_row:
-            inner = "".join(f"{size}, " for size in output.inner)
-            made = f"{like}.new_empty((*{like}.shape[:-1], {inner}), dtype=_dtype{k})"
-        lines.append(f"    _out{k} = {made}")
-    arguments = ", ".join([*(i.name for i in graph.inputs), *results])
-    scope["_structure"], scope["_unflatten"] = graph.structure, pytree.tree_unflatten
-    returned = f"_unflatten([{', '.join(results)}], _structure)"
-    if graph.structure == pytree.tree_structure(0):
-        returned = results[0]
-    elif graph.structure == pytree.tree_structure((0,) * len(results)):
-        returned = f"({', '.join(results)},)"
-    text = "\n".join(
-        [
-            f"def _shortcut{_parameters(signature, scope)}:",
-            f"    if not ({' and '.join(guards)}):",
-            "        return _MISS",
-            *lines,
-            "    try:",
-            f"        _kernel({arguments})",
-            "    except _mismatch:  # what the host function checks",
-            "        return _MISS",
-            f"    return {returned}",
-        ]
-    )
-    exec(compile(text, f"<htile shortcut of {signature.name}>", "exec"), scope)
-    return scope["_shortcut"]
+
+
+def _allocation(
+    k: int, output: Output, like: str, dtype: torch.dtype, scope: dict[str, object]
+) -> str:
+    """The k-th output, contiguous as `like` is."""
+    scope[f"_dtype{k}"] = output.dtype
+    if not output.is_row:
+        inner = "".join(f"{size}, " for size in output.inner)
+        return f"{like}.new_empty((*{like}.shape[:-1], {inner}), dtype=_dtype{k})"
+    return f"_empty_like({like})" if output.dtype is dtype else (
+        f"_empty_like({like}, dtype=_dtype{k})"
+    )  # fmt: skip
+
+
+def _returned(results: list[str], structure: object, scope: dict[str, object]) -> str:
+    """The user's structure of the outputs."""
+    if structure == pytree.tree_structure(0):
+        return results[0]
+    if structure == pytree.tree_structure((0,) * len(results)):
+        return f"({', '.join(results)},)"
+    scope["_structure"], scope["_unflatten"] = structure, pytree.tree_unflatten
+    return f"_unflatten([{', '.join(results)}], _structure)"
 
 
 def _parameters(signature: Signature, scope: dict[str, object]) -> str:

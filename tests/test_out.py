@@ -111,7 +111,7 @@ def launched_as(function, args, out, kernel):
     key = function._key(args, tuple(leaves), function._aliases(args, tuple(leaves)))
     inputs = tuple((k, False) for k in range(len(args)))
     results = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-    function._launches[key] = Launch(kernel, "", inputs, results, structure, args[0].device)
+    function._launches[key] = Launch(kernel, "", inputs, results, structure, args[0].device, True)
 
 
 @pytest.mark.parametrize("path", ["kernel", "reference"])

@@ -116,6 +116,16 @@ def test_other_calls_go_the_long_way(gpu, name):
     assert len(gpu.long) == before + 1 and len(gpu.calls) == calls
 
 
+def test_a_kernel_of_narrow_accesses_is_not_tried_first(gpu):
+    """It takes aligned tensors too: they would never get a kernel of their own."""
+    moved = torch.randn(4 * 64 + 1)[1:].view(4, 64)
+    assert moved.is_contiguous() and moved.data_ptr() % 16
+    plain(moved), plain(moved)
+    assert len(gpu.long) == 2 and not plain._shortcuts
+    plain(X), plain(X)
+    assert len(gpu.long) == 3 and len(plain._launches) == 2
+
+
 def test_what_the_host_function_refuses_goes_the_long_way(gpu):
     many(X, X[0]), many(X, X[0])
     assert len(gpu.long) == 1
