@@ -27,10 +27,13 @@ def load_optional(ctx, mW):
 
 
 class RMSNorm:
-    """Normalise each row of mX + mRes (M, N), scale by mW (N,), add mB (N,), into mO (M, N)."""
+    """Normalise each row of mX + mRes (M, N), scale by mW (N,), add mB (N,), into mO (M, N).
 
-    def __init__(self, dtype, N, is_layernorm=False, **config):
-        self.is_layernorm = is_layernorm
+    dependent: it may start while the kernel before it ends (sm_90 and newer).
+    """
+
+    def __init__(self, dtype, N, is_layernorm=False, dependent=True, **config):
+        self.is_layernorm, self.dependent = is_layernorm, dependent
         self.config = ElementwiseTileConfig(dtype, N, stage=2 if is_layernorm else 1, **config)
 
     @cute.jit
@@ -45,6 +48,7 @@ class RMSNorm:
             block=self.config.block,
             cluster=self.config.cluster,
             stream=stream,
+            use_pdl=self.dependent,
         )
 
     @cute.kernel
@@ -55,11 +59,15 @@ class RMSNorm:
         loader, storer = ElementwiseLoader(ctx), ElementwiseStorer(ctx)
         values = const_expr(cute.size(ctx.vector_shape))
 
+        if const_expr(self.dependent):
+            cute.arch.griddepcontrol_wait()
         tXrX = loader.start(mX)
         tXrRes = None if const_expr(mRes is None) else loader.start(mRes)
         if const_expr(values <= MAX_EARLY_COLUMNS):
             tXrW, tXrB = load_optional(ctx, mW), load_optional(ctx, mB)
         loader.finish()
+        if const_expr(self.dependent):
+            cute.arch.griddepcontrol_launch_dependents()
         x = tXrX.load().to(Float32)
         if const_expr(mRes is not None):
             x = x + tXrRes.load().to(Float32)

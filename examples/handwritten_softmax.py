@@ -22,10 +22,13 @@ DTYPES = {
 
 
 class Softmax:
-    """softmax of each row of mX (M, N) into mO (M, N)."""
+    """softmax of each row of mX (M, N) into mO (M, N).
 
-    def __init__(self, dtype, N, cluster_n=None, online_softmax=False, **config):
-        self.online_softmax = online_softmax
+    dependent: it may start while the kernel before it ends (sm_90 and newer).
+    """
+
+    def __init__(self, dtype, N, cluster_n=None, online_softmax=False, dependent=True, **config):
+        self.online_softmax, self.dependent = online_softmax, dependent
         self.config = ElementwiseTileConfig(
             dtype,
             N,
@@ -44,6 +47,7 @@ class Softmax:
             block=self.config.block,
             cluster=self.config.cluster,
             stream=stream,
+            use_pdl=self.dependent,
         )
 
     @cute.kernel
@@ -56,7 +60,11 @@ class Softmax:
     ):
         ctx = ElementwiseKernelContext(self.config)
         ctx.setup(mX, tiler_mn, tiled_copy)
+        if cutlass.const_expr(self.dependent):
+            cute.arch.griddepcontrol_wait()
         x = ElementwiseLoader(ctx).load(mX).load().to(cutlass.Float32)
+        if cutlass.const_expr(self.dependent):
+            cute.arch.griddepcontrol_launch_dependents()
         if cutlass.const_expr(self.online_softmax):
             if cutlass.const_expr(ctx.mask is not None):
                 x = cute.where(ctx.mask, x, ctx.full(-cutlass.Float32.inf, cutlass.Float32))
@@ -71,13 +79,15 @@ class Softmax:
 
 
 def arch_limits(arch: str, N: int, row_bytes: int) -> dict:
-    """Overrides for architectures without clusters, where one CTA must hold the row."""
+    """Overrides for architectures without clusters, where one CTA must hold the row, and for those
+    without dependent launch."""
     if arch.startswith(("sm_90", "sm_10")):
         return {}
     limit = {"sm_80": 163}.get(arch, 99) * 1024 - 1024  # shared memory of a CTA, bytes
     if N > 32768 or row_bytes > limit:
         raise ValueError(f"rows of {N} elements, {row_bytes} bytes, need clusters, not {arch}")
-    return {"cluster_n": 1} | ({"threads_per_row": 512} if N > 8192 else {})
+    limits = {"cluster_n": 1, "dependent": not arch.startswith("sm_8")}
+    return limits | ({"threads_per_row": 512} if N > 8192 else {})
 
 
 @functools.cache

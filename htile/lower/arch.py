@@ -12,21 +12,26 @@ from ..errors import CompileError
 
 @dataclass(frozen=True, slots=True)
 class Arch:
-    """One GPU architecture; `name` is the compiler's (`sm_90a`)."""
+    """One GPU architecture; `name` is the compiler's (`sm_90a`).
+
+    dependent_launch: a kernel's thread blocks may start while the kernel before on the stream ends;
+        they wait for its end before they touch memory (section "Programmatic Dependent Launch").
+    """
 
     name: str
     shared_bytes: int
     max_cluster: int
     max_threads: int = 1024
     registers: int = 65536  # 32-bit, of a multiprocessor, so of a thread block at most
+    dependent_launch: bool = True
 
 
 _A100, _CONSUMER, _HOPPER = 163 * 1024, 99 * 1024, 227 * 1024
 
 ARCHS = {
-    (8, 0): Arch("sm_80", _A100, 1),
-    (8, 6): Arch("sm_86", _CONSUMER, 1),
-    (8, 9): Arch("sm_89", _CONSUMER, 1),
+    (8, 0): Arch("sm_80", _A100, 1, dependent_launch=False),
+    (8, 6): Arch("sm_86", _CONSUMER, 1, dependent_launch=False),
+    (8, 9): Arch("sm_89", _CONSUMER, 1, dependent_launch=False),
     (9, 0): Arch("sm_90a", _HOPPER, 16),
     (10, 0): Arch("sm_100a", _HOPPER, 16),
     (10, 3): Arch("sm_103a", _HOPPER, 16),

@@ -239,7 +239,12 @@ class _Printer:
             setup.append(f"extra_smem_tensors=({', '.join(extra)},)")
         lines.append("    ctx = ElementwiseKernelContext(config)")
         lines += _wrapped_call("    ctx.setup(", setup, ")")
+        dependent = self.plan.target.arch.dependent_launch
+        if dependent:
+            lines.append("    cute.arch.griddepcontrol_wait()  # the kernel before has ended")
         lines += self._loads()
+        if dependent:
+            lines.append("    cute.arch.griddepcontrol_launch_dependents()  # the next may start")
         self.started = False
         first = set(itertools.takewhile(lambda step: isinstance(step, Load), self.plan.steps))
         steps = self.plan.prologue + self.plan.steps + self.plan.epilogue
@@ -455,6 +460,7 @@ class _Printer:
             "block=config.block",
             "cluster=config.cluster",
             "stream=stream",
+            *(["use_pdl=True"] if self.plan.target.arch.dependent_launch else []),
         ]
         return [
             "@cute.jit",

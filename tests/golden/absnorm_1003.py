@@ -28,11 +28,13 @@ def absnorm_kernel(
 ):
     ctx = ElementwiseKernelContext(config)
     ctx.setup(mX, config.tiler_mn(1), tiled_copy, shared=False)
+    cute.arch.griddepcontrol_wait()  # the kernel before has ended
 
     loader = GlobalToRegLoader(ctx)
     tXrX = loader.start(mX)
     loader.finish()
     x = tXrX.load().to(Float32)
+    cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # stage 1: sum
     abs0 = math.abs(x)  # absnorm.py:11
@@ -59,7 +61,11 @@ def absnorm(
 ):
     tiled_copy = config.make_vector_copy(1).tiled_copy_2d()
     absnorm_kernel(mX, mWeight, eps, mOut0, mOut1, tiled_copy).launch(
-        grid=config.grid(mOut0.shape[0]), block=config.block, cluster=config.cluster, stream=stream
+        grid=config.grid(mOut0.shape[0]),
+        block=config.block,
+        cluster=config.cluster,
+        stream=stream,
+        use_pdl=True,
     )
 
 

@@ -28,12 +28,14 @@ def capped_softmax_kernel(
 ):
     ctx = ElementwiseKernelContext(config)
     ctx.setup(mLogits, config.tiler_mn(8), tiled_copy)
+    cute.arch.griddepcontrol_wait()  # the kernel before has ended
 
     loader = ElementwiseLoader(ctx)
     tXrLogits = loader.start(mLogits)
     temperature = ctx.load_row_value(mTemperature)
     loader.finish()
     logits = tXrLogits.load().to(Float32)
+    cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # stage 1: max
     div0 = math.div(logits, cap)  # capped_softmax.py:11
@@ -72,6 +74,7 @@ def capped_softmax(
         block=config.block,
         cluster=config.cluster,
         stream=stream,
+        use_pdl=True,
     )
 
 

@@ -23,11 +23,13 @@ def log_softmax_kernel(
 ):
     ctx = ElementwiseKernelContext(config)
     ctx.setup(mX, config.tiler_mn(8), tiled_copy)
+    cute.arch.griddepcontrol_wait()  # the kernel before has ended
 
     loader = ElementwiseLoader(ctx)
     tXrX = loader.start(mX)
     loader.finish()
     x = tXrX.load().to(Float32)
+    cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # stage 1: max
     max0 = ctx.row_reduce(x, cute.ReductionOp.MAX, slot=0)  # log_softmax.py:11
@@ -53,7 +55,11 @@ def log_softmax_kernel(
 def log_softmax(mX: cute.Tensor, mOut0: cute.Tensor, mOut1: cute.Tensor, stream: cuda.CUstream):
     tiled_copy = config.make_vector_copy(8).tiled_copy_2d()
     log_softmax_kernel(mX, mOut0, mOut1, tiled_copy).launch(
-        grid=config.grid(mOut0.shape[0]), block=config.block, cluster=config.cluster, stream=stream
+        grid=config.grid(mOut0.shape[0]),
+        block=config.block,
+        cluster=config.cluster,
+        stream=stream,
+        use_pdl=True,
     )
 
 

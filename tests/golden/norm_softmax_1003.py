@@ -23,11 +23,13 @@ def norm_softmax_kernel(
 ):
     ctx = ElementwiseKernelContext(config)
     ctx.setup(mX, config.tiler_mn(1), tiled_copy, shared=False)
+    cute.arch.griddepcontrol_wait()  # the kernel before has ended
 
     loader = GlobalToRegLoader(ctx)
     tXrX = loader.start(mX)
     loader.finish()
     x = tXrX.load().to(Float32)
+    cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # stage 1: sum
     sum0 = ctx.row_reduce(x, cute.ReductionOp.ADD, slot=0)  # norm_softmax.py:11
@@ -62,7 +64,11 @@ def norm_softmax(
 ):
     tiled_copy = config.make_vector_copy(1).tiled_copy_2d()
     norm_softmax_kernel(mX, scale, eps, mOut, tiled_copy).launch(
-        grid=config.grid(mOut.shape[0]), block=config.block, cluster=config.cluster, stream=stream
+        grid=config.grid(mOut.shape[0]),
+        block=config.block,
+        cluster=config.cluster,
+        stream=stream,
+        use_pdl=True,
     )
 
 

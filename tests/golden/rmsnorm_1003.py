@@ -27,11 +27,13 @@ def rmsnorm_kernel(
 ):
     ctx = ElementwiseKernelContext(config)
     ctx.setup(mX, config.tiler_mn(1), tiled_copy, shared=False)
+    cute.arch.griddepcontrol_wait()  # the kernel before has ended
 
     loader = GlobalToRegLoader(ctx)
     tXrX = loader.start(mX)
     loader.finish()
     x = tXrX.load().to(Float32)
+    cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # stage 1: sum
     mul0 = x * x  # rmsnorm.py:13
@@ -53,7 +55,11 @@ def rmsnorm(
 ):
     tiled_copy = config.make_vector_copy(1).tiled_copy_2d()
     rmsnorm_kernel(mX, mWeight, eps, mOut, tiled_copy).launch(
-        grid=config.grid(mOut.shape[0]), block=config.block, cluster=config.cluster, stream=stream
+        grid=config.grid(mOut.shape[0]),
+        block=config.block,
+        cluster=config.cluster,
+        stream=stream,
+        use_pdl=True,
     )
 
 

@@ -29,6 +29,7 @@ def rmsnorm_kernel(
 ):
     ctx = ElementwiseKernelContext(config)
     ctx.setup(mX, config.tiler_mn(1), tiled_copy, shared=False)
+    cute.arch.griddepcontrol_wait()  # the kernel before has ended
 
     loader = GlobalToRegLoader(ctx)
     tXrX = loader.start(mX)
@@ -36,6 +37,7 @@ def rmsnorm_kernel(
     loader.finish()
     x = tXrX.load().to(Float32)
     residual = tXrResidual.load().to(Float32)
+    cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # stage 1: sum
     add0 = x + residual  # rmsnorm.py:12
@@ -65,7 +67,11 @@ def rmsnorm(
 ):
     tiled_copy = config.make_vector_copy(1).tiled_copy_2d()
     rmsnorm_kernel(mX, mWeight, mResidual, eps, mOut0, mOut1, tiled_copy).launch(
-        grid=config.grid(mOut0.shape[0]), block=config.block, cluster=config.cluster, stream=stream
+        grid=config.grid(mOut0.shape[0]),
+        block=config.block,
+        cluster=config.cluster,
+        stream=stream,
+        use_pdl=True,
     )
 
 

@@ -21,11 +21,13 @@ config = ElementwiseTileConfig(
 def softmax_kernel(mX: cute.Tensor, mOut: cute.Tensor, tiled_copy: cute.TiledCopy):
     ctx = ElementwiseKernelContext(config)
     ctx.setup(mX, config.tiler_mn(1), tiled_copy, shared=False)
+    cute.arch.griddepcontrol_wait()  # the kernel before has ended
 
     loader = GlobalToRegLoader(ctx)
     tXrX = loader.start(mX)
     loader.finish()
     x = tXrX.load().to(Float32)
+    cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # stage 1: max
     max0 = ctx.row_reduce(x, cute.ReductionOp.MAX, slot=0)  # softmax.py:11
@@ -44,7 +46,11 @@ def softmax_kernel(mX: cute.Tensor, mOut: cute.Tensor, tiled_copy: cute.TiledCop
 def softmax(mX: cute.Tensor, mOut: cute.Tensor, stream: cuda.CUstream):
     tiled_copy = config.make_vector_copy(1).tiled_copy_2d()
     softmax_kernel(mX, mOut, tiled_copy).launch(
-        grid=config.grid(mOut.shape[0]), block=config.block, cluster=config.cluster, stream=stream
+        grid=config.grid(mOut.shape[0]),
+        block=config.block,
+        cluster=config.cluster,
+        stream=stream,
+        use_pdl=True,
     )
 
 

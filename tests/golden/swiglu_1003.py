@@ -23,6 +23,7 @@ def swiglu_kernel(
 ):
     ctx = ElementwiseKernelContext(config)
     ctx.setup(mGate, config.tiler_mn(1), tiled_copy, shared=False)
+    cute.arch.griddepcontrol_wait()  # the kernel before has ended
 
     loader = GlobalToRegLoader(ctx)
     tXrGate = loader.start(mGate)
@@ -30,6 +31,7 @@ def swiglu_kernel(
     loader.finish()
     gate = tXrGate.load().to(Float32)
     up = tXrUp.load().to(Float32)
+    cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # output
     sigmoid0 = math.sigmoid(gate)  # swiglu.py:12
@@ -42,7 +44,11 @@ def swiglu_kernel(
 def swiglu(mGate: cute.Tensor, mUp: cute.Tensor, mOut: cute.Tensor, stream: cuda.CUstream):
     tiled_copy = config.make_vector_copy(1).tiled_copy_2d()
     swiglu_kernel(mGate, mUp, mOut, tiled_copy).launch(
-        grid=config.grid(mOut.shape[0]), block=config.block, cluster=config.cluster, stream=stream
+        grid=config.grid(mOut.shape[0]),
+        block=config.block,
+        cluster=config.cluster,
+        stream=stream,
+        use_pdl=True,
     )
 
 

@@ -107,6 +107,45 @@ def test_functions_of_functions_are_one_kernel(compiled, device):
     assert compiled() == 1
 
 
+@htile.rowwise
+def grown(x):
+    return x + 1
+
+
+@htile.rowwise
+def summed(x, weight, count: htile.PerRow):
+    return x + weight, count + x.max()
+
+
+@pytest.mark.parametrize("m", [3, 3000])
+@pytest.mark.parametrize("n", [64, 4096, 40000])
+def test_launches_wait_for_each_other(device, n, m):
+    """Each reads what the one before has just written, as row, column and value of a row."""
+    x, weight = torch.zeros(m, n, device=device), torch.ones(1, n, device=device)
+    count = torch.zeros(m, device=device)
+
+    def step():
+        grown(weight, out=weight)
+        summed(x, weight[0], count, out=(x, count))
+
+    def check(steps):
+        column = 1.0 + steps
+        assert (weight == column).all(), "all of it is exact"
+        assert (x == column * (column + 1) / 2 - 1).all()
+        assert (count == steps * (steps + 1) * (steps + 2) / 6 - steps).all()
+
+    for _ in range(200):
+        step()
+    check(200)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(20):
+            step()
+    for _ in range(10):
+        graph.replay()
+    check(400)
+
+
 # ---- CUDA graphs ---------------------------------------------------------------------------------
 
 

@@ -57,6 +57,22 @@ def test_examples_compile_without_a_stack(name, n, dtype, arch):
     check(example_kernel(name, n, dtype, arch))
 
 
+@pytest.mark.parametrize("n", [1000, 32768, 1 << 20])
+@pytest.mark.parametrize("name", ["softmax", "rmsnorm_residual", "swiglu"])
+def test_nothing_is_touched_before_the_kernel_before_has_ended(name, n):
+    """In registers, in a cluster, streamed: what is global comes after the wait."""
+    lines = example_kernel(name, n).ptx.splitlines()
+    (wait,) = (k for k, line in enumerate(lines) if "griddepcontrol.wait" in line)
+    touched = re.compile(r"\b(ld\.global|st\.global|cp\.async\.c[ag]|prefetch|red\.|atom\.)")
+    first = min(k for k, line in enumerate(lines) if touched.search(line))
+    (entry,) = (k for k, line in enumerate(lines) if ".entry" in line)
+    assert entry < wait < first
+    branches = [line for line in lines[entry:wait] if re.search(r"\b(bra|ret|exit)\b", line)]
+    assert not [line for line in branches if not line.strip().startswith("@")], branches
+    assert sum("griddepcontrol.launch_dependents" in line for line in lines) == 1
+    assert "griddepcontrol" not in example_kernel(name, n, arch="sm_80").ptx
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_resources_against_another_source(name, tmp_path):
     """The section header of the code, which has them on sm_80, and cuobjdump if there is one."""
