@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import json
 import os
 from collections.abc import Callable
@@ -149,6 +148,8 @@ class Kernel:
 
 def _shown(text: str, draw: Callable[[object], str] | None = None, what: object = None) -> str:
     """A picture as HTML, or the text; an image of its own, since SVG's styles would leak."""
+    import html  # which few processes need
+
     if draw is None or not drawable():
         return f"<pre>{html.escape(text)}</pre>"
     data = base64.b64encode(draw(what).encode()).decode()

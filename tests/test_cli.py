@@ -83,6 +83,16 @@ def test_importing_htile_brings_no_command_line(tmp_path):
     assert not {"argparse", "htile.cli", "htile.doctor", "htile.__main__"} & set(new)
 
 
+def test_help_imports_no_torch(tmp_path):
+    code = (
+        "import sys, htile.cli\n"
+        "try: htile.cli.main(sys.argv[1:])\n"
+        "finally: print({'torch', 'htile.lower'} & {*sys.modules})"
+    )
+    for command in ([], *([name] for name in cli.COMMANDS)):
+        assert python("-c", code, *command, "--help", cwd=tmp_path).stdout.endswith("\nset()\n")
+
+
 def test_help_and_version(capsys):
     for argv in (["--help"], ["show", "--help"], ["doctor", "--help"], ["--version"]):
         with pytest.raises(SystemExit) as stop:

@@ -497,7 +497,7 @@ def test_torch_that_can_not_be_imported(monkeypatch):
 
 
 def diagnose(monkeypatch, capsys, checks, *options):
-    monkeypatch.setattr("htile.cli.doctor.examine", lambda: iter(checks))
+    monkeypatch.setattr("htile.doctor.examine", lambda: iter(checks))
     return cli.main(["doctor", *options]), capsys.readouterr().out
 
 

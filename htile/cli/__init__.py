@@ -2,7 +2,8 @@
 
 It has SUMMARY and EXAMPLES (text of its help), `add_arguments(parser)`, and `run(options)`, which
 prints and returns the exit code: 0; 1 for what is wrong with a function or an installation
-(HTileError); 2 for what is wrong with the command itself (UsageError).
+(HTileError); 2 for what is wrong with the command itself (UsageError). What brings torch, a second
+or two, is imported where a command runs: not for its help.
 """
 
 from __future__ import annotations

@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
 
-from ..lower.cache import Entry, cache_info, clear, entries
 from .terminal import UsageError, paint
+
+if TYPE_CHECKING:
+    from ..lower.cache import Entry
 
 SUMMARY = "list the compiled kernels that are kept on disk, or remove them and tuned plans"
 EXAMPLES = ("cache", "cache --clear")
@@ -16,13 +19,15 @@ EXAMPLES = ("cache", "cache --clear")
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--clear", action="store_true", help="remove all of them")
     parser.epilog = (
-        "HTILE_CACHE_DIR names the folder (empty: no cache), HTILE_CACHE_SIZE its bound (2G).\n"
+        "HTILE_CACHE_DIR names the folder (empty: no cache), HTILE_CACHE_SIZE its bound (512M).\n"
         "A file is a zip archive: `unzip -p FILE kernel.py` is a kernel's source.\n\n"
         f"{parser.epilog}"
     )
 
 
 def run(options: Namespace) -> int:
+    from ..lower.cache import cache_info, clear, entries
+
     info = cache_info()
     if info.folder is None:
         print("the cache is turned off: HTILE_CACHE_DIR is empty, or there is no home folder")

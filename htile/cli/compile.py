@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
 
 from ..errors import CompileError
-from ..jit import Rowwise
-from ..lower.cache import cache_folder, path_of
 from .show import arguments, find
 from .terminal import UsageError
 from .values import GRAMMAR, parse
+
+if TYPE_CHECKING:
+    from ..jit import Rowwise
 
 SUMMARY = "compile a row-wise function into the disk cache, for later processes; no GPU needed"
 EXAMPLES = (
@@ -36,6 +38,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
+    from ..lower.cache import cache_folder
+
     folder = cache_folder()
     if folder is None:
         raise UsageError("the disk cache is turned off: set HTILE_CACHE_DIR to a folder")
@@ -48,6 +52,8 @@ def run(options: Namespace) -> int:
 
 
 def _compile(function: Rowwise, text: str, arch: str | None) -> None:
+    from ..lower.cache import path_of
+
     args, kwargs = arguments(function, parse(text))
     kernel = function.inspect(*args, arch=arch, **kwargs)
     path = path_of(kernel.source, kernel.lowered.function, kernel.arch)

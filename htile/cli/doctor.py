@@ -8,14 +8,17 @@ import sys
 import textwrap
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from .. import __version__
-from ..doctor import FAIL, OK, WARN, Check, examine
 from .terminal import paint
+
+if TYPE_CHECKING:
+    from ..doctor import Check
 
 SUMMARY = "check the installation: packages, driver, GPU, folders, a compile and a run"
 EXAMPLES = ("doctor", "doctor --json")
-COLOURS = {OK: "green", WARN: "yellow", FAIL: "red"}
+COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 NAME_WIDTH = 20
 
 
@@ -24,6 +27,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
+    from ..doctor import FAIL, OK, WARN, examine
+
     checks = []
     for check in examine():
         checks.append(check)

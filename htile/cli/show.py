@@ -9,12 +9,15 @@ from argparse import ArgumentParser, Namespace
 from importlib import import_module, util
 from inspect import Parameter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import CompileError
-from ..jit import Rowwise, rowwise
-from ..report import Kernel
 from .terminal import UsageError, paint
 from .values import GRAMMAR, parse
+
+if TYPE_CHECKING:
+    from ..jit import Rowwise
+    from ..report import Kernel
 
 SUMMARY = "show the graph, plan, kernel and resources of a row-wise function; no GPU needed"
 EXAMPLES = (
@@ -105,6 +108,8 @@ def _print_page(page: dict[str, str], arch: str) -> None:
 
 def find(target: str) -> Rowwise:
     """The row-wise function that `module:function` or `path.py:function` names."""
+    from ..jit import Rowwise, rowwise
+
     place, colon, name = target.rpartition(":")
     if not colon or "/" in name or "\\" in name:  # no function; the colon may be a drive's
         place, name = target, ""

@@ -8,10 +8,12 @@ from __future__ import annotations
 import ast
 import math
 import re
-
-import torch
+from typing import TYPE_CHECKING
 
 from .terminal import UsageError
+
+if TYPE_CHECKING:
+    import torch
 
 GRAMMAR = """\
 --args "name=value name=value ...", where a value is
@@ -21,9 +23,8 @@ GRAMMAR = """\
 dtypes: f32 bf16 f16 i32 i64 bool, and torch's own names (float8_e4m3fn)"""
 
 DTYPES = {
-    "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16,
-    "i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "i8": torch.int8,
-    "u8": torch.uint8, "bool": torch.bool,
+    "f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16",
+    "i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8",
 }  # fmt: skip
 WORDS = {"True": True, "False": False, "None": None}
 
@@ -77,7 +78,9 @@ class _Parser:
             return WORDS[word]
         if word is None:
             self.fail("expected a value")
-        dtype = DTYPES.get(word) or getattr(torch, word.removeprefix("torch."), None)
+        import torch
+
+        dtype = getattr(torch, DTYPES.get(word, word.removeprefix("torch.")), None)
         if not isinstance(dtype, torch.dtype):
             self.fail(f"{word!r} is no dtype (a string is written in quotes)", start)
         if not self.accept("["):
@@ -85,6 +88,8 @@ class _Parser:
         return self.tensor(dtype, start)
 
     def tensor(self, dtype: torch.dtype, start: int) -> torch.Tensor:
+        import torch
+
         sizes = self.numbers()
         before = self.at
         strides = self.numbers() if self.accept(":") else None

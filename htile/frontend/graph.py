@@ -1,20 +1,25 @@
-"""The dataflow graph: frozen nodes that hold ids, kept in a networkx.DiGraph.
+"""The dataflow graph: frozen nodes that hold ids, shown as a networkx.DiGraph.
 
 A `Graph` never changes. `Builder` makes one node after another and ends in a graph; a pass reads a
 graph and builds a new one. Order is always by id: an operand's id is lower than its user's.
+networkx is imported when `Graph.dag` is first asked for: a call needs none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import torch
 
-from ..errors import Location
+from ..errors import Location, TraceError
 from .ops import Op, Value, dtype_name, infer
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 class Role(Enum):
@@ -66,7 +71,7 @@ class Output:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A function of one row of N elements, as dataflow.
+    """A function of one row of N elements, as dataflow; a node's id is its place in `nodes`.
 
     `structure` rebuilds what the user's function returned (a torch pytree specification).
     """
@@ -76,16 +81,29 @@ class Graph:
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     structure: object
-    dag: nx.DiGraph
+    nodes: tuple[Node, ...] = field(repr=False)
 
     def __getitem__(self, id: int) -> Node:
-        return self.dag.nodes[id]["node"]
+        if id not in range(len(self.nodes)):
+            raise KeyError(id)
+        return self.nodes[id]
 
     def __iter__(self) -> Iterator[Node]:
-        return (self.dag.nodes[id]["node"] for id in sorted(self.dag))
+        return iter(self.nodes)
 
     def __len__(self) -> int:
-        return len(self.dag)
+        return len(self.nodes)
+
+    @cached_property
+    def dag(self) -> nx.DiGraph:
+        """Ids, each with its `node`, and an edge from each operand to its user; frozen."""
+        import networkx as nx
+
+        dag = nx.DiGraph()
+        for node in self.nodes:
+            dag.add_node(node.id, node=node)
+            dag.add_edges_from((i, node.id) for i in node.inputs)
+        return nx.freeze(dag)
 
     def users(self, id: int) -> list[int]:
         """The ids of the nodes that read this one, ascending."""
@@ -125,16 +143,17 @@ def _arg_text(arg: object) -> str:
 
 
 class Builder:
-    """Makes the nodes of one graph; `finish` freezes them."""
+    """Makes the nodes of one graph; after `finish` it adds none."""
 
     def __init__(self, name: str, n: int):
         self.name = name
         self.n = n
         self.inputs: list[Input] = []
-        self._dag = nx.DiGraph()
+        self._nodes: list[Node] = []
+        self._is_finished = False
 
     def __getitem__(self, id: int) -> Node:
-        return self._dag.nodes[id]["node"]
+        return self._nodes[id]
 
     def add(
         self, op: Op, inputs: Iterable[int] = (), arg: object = None, loc: Location | None = None
@@ -155,21 +174,18 @@ class Builder:
         return self._add(Op.CONST, (), number, value, loc)
 
     def _add(self, op, inputs, arg, value, loc) -> int:
-        id = len(self._dag)
-        self._dag.add_node(id, node=Node(id, op, inputs, arg, value, loc))
-        self._dag.add_edges_from((i, id) for i in inputs)
+        if self._is_finished:
+            text = "a symbolic value is used after its trace: return what is to be kept"
+            raise TraceError(text, loc)
+        id = len(self._nodes)
+        self._nodes.append(Node(id, op, inputs, arg, value, loc))
         return id
 
     def finish(self, outputs: Iterable[Output], structure: object) -> Graph:
         """The graph of what was added, verified."""
-        graph = Graph(
-            self.name,
-            self.n,
-            tuple(self.inputs),
-            tuple(outputs),
-            structure,
-            nx.freeze(self._dag),
-        )
+        self._is_finished = True
+        inputs, nodes = tuple(self.inputs), tuple(self._nodes)
+        graph = Graph(self.name, self.n, inputs, tuple(outputs), structure, nodes)
         verify(graph)
         return graph
 
@@ -192,9 +208,9 @@ def returned_dtype(builder: Builder, value: Value) -> torch.dtype:
 def verify(graph: Graph) -> None:
     """Assert what every pass must keep: order, inferred values, named leaves, live outputs."""
     named = {i.id: i for i in graph.inputs}
-    for node in graph:
-        assert all(i < node.id for i in node.inputs), f"operand after its user: {node}"
-        assert set(graph.dag.predecessors(node.id)) == set(node.inputs), f"edges differ: {node}"
+    for id, node in enumerate(graph):
+        assert node.id == id, f"not the node of id {id}: {node}"
+        assert all(0 <= i < id for i in node.inputs), f"operand after its user: {node}"
         if node.op is Op.INPUT:
             assert node.id in named and named[node.id].name == node.arg, f"unnamed input: {node}"
         elif node.op is not Op.CONST:
@@ -202,4 +218,4 @@ def verify(graph: Graph) -> None:
             assert node.value == infer(node.op, values, node.arg), f"value differs: {node}"
     assert graph.outputs, f"{graph.name} has no outputs"
     for out in graph.outputs:
-        assert out.id in graph.dag, f"output {out.name} is no node"
+        assert 0 <= out.id < len(graph), f"output {out.name} is no node"

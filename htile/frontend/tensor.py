@@ -14,7 +14,6 @@ from functools import cache, lru_cache
 from inspect import signature
 from typing import NoReturn
 
-import networkx as nx
 import torch
 
 from ..errors import HTileError, Location, ShapeError, TraceError, UnsupportedError
@@ -301,8 +300,6 @@ def node(op: Op, *operands: Tensor, arg: object = None) -> Tensor:
         return Tensor(builder, builder.add(op, [t._id for t in operands], arg, loc))
     except HTileError as error:
         raise type(error)(error.message, error.loc or loc) from None
-    except nx.NetworkXError:  # the graph is frozen
-        fail(TraceError, "a symbolic value is used after its trace: return what is to be kept")
 
 
 def constant(like: Tensor, number: object, value: Value) -> Tensor:

@@ -1,15 +1,13 @@
 """Pictures of a graph and of a plan: DOT and JSON as plain text, SVG through matplotlib.
 
-matplotlib is imported when the first picture is drawn, never before. The same graph gives the
-same bytes in every process.
+matplotlib is imported when the first picture is drawn, never before, and so is what draws it: a
+call needs none. The same graph gives the same bytes in every process.
 """
 
 from __future__ import annotations
 
 from ..frontend.graph import Graph
 from ..lower.plan import Plan
-from .dot import graph_dot
-from .node_link import graph_json
 
 __all__ = ["drawable", "graph_dot", "graph_json", "graph_svg", "plan_svg"]
 
@@ -23,6 +21,20 @@ def drawable() -> bool:
             raise
         return False
     return bool(matplotlib)
+
+
+def graph_dot(graph: Graph) -> str:
+    """The dataflow as DOT text: a cluster for each stage."""
+    from . import dot
+
+    return dot.graph_dot(graph)
+
+
+def graph_json(graph: Graph) -> str:
+    """The dataflow as JSON, in the form that `networkx.node_link_graph` reads."""
+    from . import node_link
+
+    return node_link.graph_json(graph)
 
 
 def graph_svg(graph: Graph) -> str:
