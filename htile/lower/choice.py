@@ -6,12 +6,13 @@ Numerics come from N, dtypes and the graph alone, so a row's bits never depend o
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import gcd, log2
 
 import torch
 
 from ..frontend.graph import Graph, Input, Role
-from ..frontend.ops import REDUCTIONS
+from ..frontend.ops import REDUCTIONS, Op
 from .plan import Home, Load, Numerics, Placement, Plan, Target
 from .schedule import Schedule, make_loops, make_schedule
 
@@ -194,53 +195,104 @@ def _is_asynchronous(loaded: list[Input], vec: int, target: Target) -> bool:
     return bool(loaded) and all(min(vec * i.dtype.itemsize, target.align) >= 4 for i in loaded)
 
 
-def _preference(plan: Plan) -> tuple:
-    """Lower is better; measured on an H200, bf16 (CONTRIBUTING.md has the figures).
+@dataclass(frozen=True)
+class Wanted:
+    """What the default plan is closest to.
 
-    Numerics first, by N and the graph alone. Short rows stay in registers: 16 elements a thread,
-    few of them padding, at most 512 threads a row, 256 where columns are read; columns late,
-    because early ones cost registers, so rows in flight; and with columns, rows go straight to
-    registers, because shared memory is taken from the L1 cache that columns live in. Long rows stay
-    in shared memory, in clusters, and are worked on chunk by chunk.
+    in_chunks: a row is worked on in loops (`Numerics.reload`), or held in registers.
+    threads: a row, where it may be spread over a cluster; at most so many where one CTA has it.
+    elements: of a row, a thread.
     """
-    num, place, n = plan.numerics, plan.placement, plan.graph.n
-    columns = sum(i.role is Role.COLUMN for i in plan.graph.inputs)
-    padding = plan.elements_per_thread * num.threads_per_row * num.cluster_n / n - 1
-    if n <= (16384 if columns and plan.stages == 1 else 8192):
-        loader = "direct" if columns else "shared"
-        most, elements = 256 if columns else 512, 16
-        wanted = num.reload, num.cluster_n > 1, num.threads_per_row > most
-    else:
-        loader = "shared"
-        most, elements = _long_rows(plan, bool(columns))
-        wanted = num.reload != (plan.stages > 0), False, num.threads_per_row != most
+
+    in_chunks: bool
+    threads: int
+    elements: float
+    loader: str
+    spread: bool = True
+
+
+def _preference(plan: Plan) -> tuple:
+    """Lower is better: numerics first, which come from N, the dtypes and the graph alone."""
+    num, place, wanted = plan.numerics, plan.placement, _wanted(plan)
+    padding = plan.elements_per_thread * num.threads_per_row * num.cluster_n / plan.graph.n - 1
+    other_threads = num.threads_per_row != wanted.threads
+    if not wanted.spread:
+        other_threads = num.threads_per_row > wanted.threads
     return (
-        *wanted,
-        abs(log2(plan.elements_per_thread / elements)) + 4 * padding,
+        num.reload != wanted.in_chunks,
+        num.cluster_n > 1 and not wanted.spread,
+        other_threads,
+        abs(log2(plan.elements_per_thread / wanted.elements)) + 4 * padding,
         -num.threads_per_row,
         abs(place.num_threads - max(128, num.threads_per_row)),
-        place.loader != loader,
+        place.loader != wanted.loader,
         place.columns != "late",
-        place.rows_per_thread != (2 if columns > 1 and _pairs_fit(plan) else 1),
+        place.rows_per_thread != (2 if _columns(plan) > 1 and _pairs_fit(plan) else 1),
     )
 
 
-def _long_rows(plan: Plan, has_columns: bool) -> tuple[int, float]:
-    """Threads and elements a thread of a row that is worked on in chunks."""
+def _wanted(plan: Plan) -> Wanted:
+    """Measured on an H200; CONTRIBUTING.md has the figures.
+
+    Short rows stay in registers: 16 elements a thread, few of them padding. Long ones stay in
+    shared memory, in clusters, and are worked on chunk by chunk. Columns are loaded late, because
+    early they cost registers, so rows in flight; and beside columns, rows go straight to registers,
+    because shared memory is taken from the L1 cache that columns live in.
+    """
+    n, stages, columns = plan.graph.n, plan.stages, _columns(plan)
+    if n > 262144 and stages:
+        return _very_long_rows(plan)
+    wide = max(dtype.itemsize for dtype in row_dtypes(plan.graph)) > 2
+    if not stages:
+        if n <= 8192:
+            return Wanted(False, 256 if columns else 512, 16, "direct", spread=False)
+        return Wanted(False, 256, 32, "direct") if n <= 131072 else Wanted(True, 512, 32, "direct")
+    if not any(output.is_row for output in plan.graph.outputs):
+        if n <= 8192:
+            return Wanted(False, 256, 32 if n <= 4096 else 64, "direct", spread=False)
+        return Wanted(True, 256, 64, "shared")
+    if stages > 2 and n > 4096:
+        if n <= 16384:
+            return Wanted(False, 256, 32, "shared" if n <= 8192 else "direct", spread=False)
+        return Wanted(True, 512, 64, "shared")
+    if columns:
+        if n <= (16384 if stages == 1 else 8192):
+            return Wanted(False, 256, 16, "direct", spread=False)
+        row_bytes = sum(i.dtype.itemsize for i in _rows(plan))
+        most = (64 if columns > 1 and n <= 65536 else 128) // row_bytes  # three CTAs an SM
+        return Wanted(True, 512, min(32 if n <= 131072 else 64, most), "shared")
+    if n <= 8192:
+        return Wanted(False, 512, 16, "shared", spread=False)
+    threads = 512 if wide else 256
+    if n <= (131072 if wide else 32768) and (stages == 1 or _loops_repeat_exp(plan)):
+        return Wanted(False, threads, 32, "shared")
+    return Wanted(True, threads, 32 if wide else 64, "shared")
+
+
+def _very_long_rows(plan: Plan) -> Wanted:
+    """Rows beyond 262144 elements: in the shared memory of 16 CTAs, or streamed where they are."""
     n, arch = plan.graph.n, plan.target.arch
-    rows = sum(i.dtype.itemsize for i in plan.graph.inputs if i.role is Role.ROW)
-    if n > 262144 and rows * n > arch.max_cluster * arch.shared_bytes:
-        return 512, n / (512 * STREAMED_CLUSTER)
-    if n > 262144:
-        return (1024, 64) if plan.stages == 1 else (512, 128)
-    if has_columns:
-        return 512, 32 if n <= 131072 else 64
-    return 512 if n <= 16384 else 256, 32 if n <= 32768 else 64
+    if sum(i.dtype.itemsize for i in _rows(plan)) * n > arch.max_cluster * arch.shared_bytes:
+        return Wanted(True, 512, n / (512 * STREAMED_CLUSTER), "direct")
+    threads, elements = (1024, 64) if plan.stages == 1 else (512, 128)
+    return Wanted(True, threads, elements, "shared")
+
+
+def _columns(plan: Plan) -> int:
+    return sum(i.role is Role.COLUMN for i in plan.graph.inputs)
+
+
+def _rows(plan: Plan) -> list[Input]:
+    return [i for i in plan.graph.inputs if i.role is Role.ROW]
+
+
+def _loops_repeat_exp(plan: Plan) -> bool:
+    """Whether an exponential that one reduction needs is read again after it."""
+    return any(plan.graph[id].op is Op.EXP for id in plan.homes)
 
 
 def _pairs_fit(plan: Plan) -> bool:
     """Whether two rows a thread leave room for three thread blocks; a row alone needs no pair."""
-    rows = [s.input for s in plan.steps if isinstance(s, Load) and s.input.role is Role.ROW]
     tile = plan.elements_per_thread * plan.numerics.threads_per_row
-    shared = 2 * tile * sum(i.dtype.itemsize for i in rows)
+    shared = 2 * tile * sum(i.dtype.itemsize for i in _rows(plan))
     return plan.numerics.cluster_n > 1 and 3 * shared <= plan.target.arch.shared_bytes

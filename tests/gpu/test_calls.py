@@ -122,11 +122,12 @@ def summed(x, weight, count: htile.PerRow):
 def test_launches_wait_for_each_other(device, n, m):
     """Each reads what the one before has just written, as row, column and value of a row."""
     x, weight = torch.zeros(m, n, device=device), torch.ones(1, n, device=device)
-    count = torch.zeros(m, device=device)
+    count, next_count = torch.zeros(2, m, device=device)
 
     def step():
         grown(weight, out=weight)
-        summed(x, weight[0], count, out=(x, count))
+        summed(x, weight[0], count, out=(x, next_count))
+        count.copy_(next_count)
 
     def check(steps):
         column = 1.0 + steps
