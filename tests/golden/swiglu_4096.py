@@ -9,7 +9,7 @@ from cutlass import BFloat16, Float32
 
 from htile.compute import math
 from htile.config import ElementwiseTileConfig
-from htile.dataflow import ElementwiseKernelContext, ElementwiseLoader, ElementwiseStorer
+from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer, GlobalToRegLoader
 from htile.utils import make_fake_tensor
 
 config = ElementwiseTileConfig(
@@ -22,10 +22,10 @@ def swiglu_kernel(
     mGate: cute.Tensor, mUp: cute.Tensor, mOut: cute.Tensor, tiled_copy: cute.TiledCopy
 ):
     ctx = ElementwiseKernelContext(config)
-    ctx.setup(mGate, config.tiler_mn(8), tiled_copy, extra_smem_tensors=(BFloat16,))
+    ctx.setup(mGate, config.tiler_mn(8), tiled_copy, shared=False)
     cute.arch.griddepcontrol_wait()  # the kernel before has ended
 
-    loader = ElementwiseLoader(ctx)
+    loader = GlobalToRegLoader(ctx)
     tXrGate = loader.start(mGate)
     tXrUp = loader.start(mUp)
     loader.finish()
