@@ -9,7 +9,15 @@ from cutlass import Boolean, Float32, Int8, Int32, const_expr
 from cutlass.base_dsl.typing import as_numeric
 from cutlass.memory import SmemAllocator
 
-from htile.compute.reduce import MAX, MIN, combine, identity, make_vector, row_reduce
+from htile.compute.reduce import (
+    MAX,
+    MIN,
+    combine,
+    identity,
+    make_vector,
+    online_softmax_reduce,
+    row_reduce,
+)
 from htile.copy.vector import predicate_k, vector_copy
 from htile.utils import as_bytes, element_bits, expand
 
@@ -305,6 +313,21 @@ class ElementwiseKernelContext(_Static):
         results = self._exchange(operands, ops, slot, phase)
         return tuple(
             r != 0 if v.dtype is Boolean else r for v, r in zip(values, results, strict=True)
+        )
+
+    def online_softmax(self, x, slot=0, phase=0):
+        """Row maximum m, sum of exp(x - m) and the vector exp(x - m), with one exchange.
+
+        The buffer is of Int64. Padded lanes of the vector are 0.
+        """
+        x = self._operand(x, MAX)
+        self.cluster_wait()
+        return online_softmax_reduce(
+            x,
+            self.config.threads_per_row,
+            self._slots(slot, 1),
+            None if self.mbar_ptr is None else self.mbar_ptr + slot,
+            phase,
         )
 
     def reduce_partials(self, partials, slot=0, phase=0):

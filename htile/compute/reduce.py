@@ -258,7 +258,12 @@ def _exp_diff(x, reference):
     """exp(x - reference); a reference of -inf (nothing seen yet) counts as 0, so that the
     result is 0 and not NaN. NaN and +inf references give NaN, as torch's softmax does."""
     safe = cutlass.select_(reference == -Float32.inf, Float32(0.0), reference)
-    return cute.math.exp2((x - safe) * LOG2_E, fastmath=True)
+    return _exp(x - safe)
+
+
+def _exp(x):
+    """exp of what is at most 0."""
+    return cute.math.exp2(x * LOG2_E, fastmath=True)
 
 
 def online_softmax_reduce(
@@ -267,15 +272,16 @@ def online_softmax_reduce(
     """Row maximum m, sum of exp(x - m), and the vector exp(x - m), with one exchange.
 
     The buffer is of Int64, one slot: (maximum, sum) travel as one word. A row of -inf alone
-    gives (-inf, 0, 0), so that 0 * (1 / 0) is the NaN that torch has there.
+    gives (-inf, NaN, NaN), as x - m is NaN there.
     """
     lanes = min(threads_per_row, 32)
     peak = warp_reduce(thread_reduce(x, MAX), MAX, lanes)
-    exp = _exp_diff(x, peak)
+    is_row = const_expr(mbar_ptr is None and threads_per_row <= 32)
+    exp = _exp(x - peak) if is_row else _exp_diff(x, peak)
     total = warp_reduce(thread_reduce(exp, ADD), ADD, lanes)
     if hook_fn is not None:
         hook_fn()
-    if const_expr(mbar_ptr is None and threads_per_row <= 32):
+    if is_row:
         return peak, total, exp
     slots = _slots(reduction_buffer, 1)
     if mbar_ptr is None:
@@ -290,7 +296,7 @@ def online_softmax_reduce(
     for other in peaks[1:]:
         row_peak = combine(MAX, row_peak, other)
     row_peak = warp_reduce(row_peak, MAX, width)
-    row_total = totals[0] * _exp_diff(peaks[0], row_peak)
+    row_total = totals[0] * _exp(peaks[0] - row_peak)
     for p, t in zip(peaks[1:], totals[1:], strict=True):
-        row_total = row_total + t * _exp_diff(p, row_peak)
-    return row_peak, warp_reduce(row_total, ADD, width), exp * _exp_diff(peak, row_peak)
+        row_total = row_total + t * _exp(p - row_peak)
+    return row_peak, warp_reduce(row_total, ADD, width), exp * _exp(peak - row_peak)

@@ -13,8 +13,9 @@ import torch
 
 from ..frontend.graph import Graph, Input, Role
 from ..frontend.ops import REDUCTIONS, Op
+from .arch import Arch
 from .plan import Home, Load, Numerics, Placement, Plan, Target
-from .schedule import Schedule, make_loops, make_schedule
+from .schedule import Schedule, assign_stages, has_pair, make_loops, make_schedule
 
 ACCESS_BYTES = 16  # the widest load and store
 SPARE_REGISTERS = 40  # addresses, predicates, partial results: seen in the examples on sm_90a
@@ -49,10 +50,14 @@ def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
         columns: make_schedule(graph, target.fastmath, columns == "late", in_place)
         for columns in (("early", "late") if has_columns else ("early",))
     }
+    paired = {
+        columns: make_schedule(graph, target.fastmath, columns == "late", in_place, online=True)
+        for columns in (kept if has_pair(graph) else ())
+    }
     plans = [
         _plan(graph, target, schedule, numerics, placement)
-        for numerics in _numerics(graph, target, min(s.words for s in kept.values()))
-        for columns, schedule in kept.items()
+        for numerics in _numerics(graph, target, min(s.words for s in kept.values()), bool(paired))
+        for columns, schedule in (paired if numerics.online else kept).items()
         for placement in _placements(graph, target, schedule, numerics, columns)
     ]
     if graph.n >= MIN_CLUSTER_N or not plans:
@@ -87,17 +92,22 @@ def _plan(
 
 
 def choose(plans: list[Plan]) -> Plan:
-    """The default among plans of one graph and target: see `_preference`."""
-    return min(plans, key=_preference)
+    """The default among plans of one graph and target: the closest to what is wanted."""
+    wanted = _wanted(plans[0].graph, plans[0].target.arch)
+    return min(plans, key=lambda plan: _distance(plan, wanted))
 
 
 def closest_first(plans: list[Plan]) -> list[Plan]:
     """The plans as they are preferred, the default first."""
-    return sorted(plans, key=_preference)
+    wanted = _wanted(plans[0].graph, plans[0].target.arch)
+    return sorted(plans, key=lambda plan: _distance(plan, wanted))
 
 
-def _numerics(graph: Graph, target: Target, words: float) -> Iterator[Numerics]:
-    """Threads a row and clusters, as far as the registers of a thread hold its elements."""
+def _numerics(graph: Graph, target: Target, words: float, paired: bool) -> Iterator[Numerics]:
+    """Threads a row and clusters, as far as the registers of a thread hold its elements.
+
+    paired: in clusters, whose exchanges take long, also with a maximum and a sum in one.
+    """
     vec = vector_size(graph)
     for cluster in _clusters(graph, target):
         threads = 1 if cluster == 1 else 128
@@ -105,6 +115,8 @@ def _numerics(graph: Graph, target: Target, words: float) -> Iterator[Numerics]:
             elements = -(-graph.n // (vec * threads * cluster)) * vec
             if elements <= vec or elements * (words + 1) <= MAX_REGISTERS - SPARE_REGISTERS:
                 yield Numerics(vec, threads, cluster)
+                if paired and cluster > 1:
+                    yield Numerics(vec, threads, cluster, online=True)
             if threads * vec * cluster >= graph.n:
                 break
             threads *= 2
@@ -185,7 +197,9 @@ def _free_bytes(
     slots = schedule.slots * rows
     if num.cluster_n > 1 and slots > threads:
         return -1
-    wide = any(node.value.dtype is torch.int64 for node in graph if node.op in REDUCTIONS)
+    wide = num.online or any(
+        node.value.dtype is torch.int64 for node in graph if node.op in REDUCTIONS
+    )
     buffer = slots * (threads // 32 * num.cluster_n * (8 if wide else 4) + 8)
     return target.arch.shared_bytes - buffer - 64
 
@@ -211,27 +225,29 @@ class Wanted:
     spread: bool = True
 
 
-def _preference(plan: Plan) -> tuple:
+def _distance(plan: Plan, wanted: Wanted) -> tuple:
     """Lower is better: numerics first, which come from N, the dtypes and the graph alone."""
-    num, place, wanted = plan.numerics, plan.placement, _wanted(plan)
+    num, place = plan.numerics, plan.placement
     padding = plan.elements_per_thread * num.threads_per_row * num.cluster_n / plan.graph.n - 1
     other_threads = num.threads_per_row != wanted.threads
     if not wanted.spread:
         other_threads = num.threads_per_row > wanted.threads
+    pairs = _count(plan.graph, Role.COLUMN) > 1 and _pairs_fit(plan)
     return (
         num.reload != wanted.in_chunks,
         num.cluster_n > 1 and not wanted.spread,
         other_threads,
         abs(log2(plan.elements_per_thread / wanted.elements)) + 4 * padding,
         -num.threads_per_row,
+        not num.online,
         abs(place.num_threads - max(128, num.threads_per_row)),
         place.loader != wanted.loader,
         place.columns != "late",
-        place.rows_per_thread != (2 if _columns(plan) > 1 and _pairs_fit(plan) else 1),
+        place.rows_per_thread != (2 if pairs else 1),
     )
 
 
-def _wanted(plan: Plan) -> Wanted:
+def _wanted(graph: Graph, arch: Arch) -> Wanted:
     """Measured on an H200; CONTRIBUTING.md has the figures.
 
     Short rows stay in registers: 16 elements a thread, few of them padding. Long ones stay in
@@ -239,15 +255,18 @@ def _wanted(plan: Plan) -> Wanted:
     early they cost registers, so rows in flight; and beside columns, rows go straight to registers,
     because shared memory is taken from the L1 cache that columns live in.
     """
-    n, stages, columns = plan.graph.n, plan.stages, _columns(plan)
+    n, columns, row_bytes = graph.n, _count(graph, Role.COLUMN), _row_bytes(graph)
+    stages = max(assign_stages(graph).values())
     if n > 262144 and stages:
-        return _very_long_rows(plan)
-    wide = max(dtype.itemsize for dtype in row_dtypes(plan.graph)) > 2
+        if row_bytes * n > arch.max_cluster * arch.shared_bytes:
+            return Wanted(True, 512, n / (512 * STREAMED_CLUSTER), "direct")
+        threads, elements = (1024, 64) if stages == 1 else (512, 128)
+        return Wanted(True, threads, elements, "shared")
     if not stages:
         if n <= 8192:
             return Wanted(False, 256 if columns else 512, 16, "direct", spread=False)
         return Wanted(False, 256, 32, "direct") if n <= 131072 else Wanted(True, 512, 32, "direct")
-    if not any(output.is_row for output in plan.graph.outputs):
+    if not any(output.is_row for output in graph.outputs):
         if n <= 8192:
             return Wanted(False, 256, 32 if n <= 4096 else 64, "direct", spread=False)
         return Wanted(True, 256, 64, "shared")
@@ -258,41 +277,35 @@ def _wanted(plan: Plan) -> Wanted:
     if columns:
         if n <= (16384 if stages == 1 else 8192):
             return Wanted(False, 256, 16, "direct", spread=False)
-        row_bytes = sum(i.dtype.itemsize for i in _rows(plan))
         most = (64 if columns > 1 and n <= 65536 else 128) // row_bytes  # three CTAs an SM
         return Wanted(True, 512, min(32 if n <= 131072 else 64, most), "shared")
     if n <= 8192:
         return Wanted(False, 512, 16, "shared", spread=False)
-    threads = 512 if wide else 256
-    if n <= (131072 if wide else 32768) and (stages == 1 or _loops_repeat_exp(plan)):
-        return Wanted(False, threads, 32, "shared")
-    return Wanted(True, threads, 32 if wide else 64, "shared")
+    wide = max(dtype.itemsize for dtype in row_dtypes(graph)) > 2
+    longest_kept = 0
+    if stages == 1 or _repeats_exp(graph):
+        longest_kept = 131072 if wide else 65536 if has_pair(graph) else 32768
+    if n <= longest_kept:
+        return Wanted(False, 512 if wide else 256, 32, "shared")
+    return Wanted(True, 512 if wide else 256, 32 if wide else 64, "shared")
 
 
-def _very_long_rows(plan: Plan) -> Wanted:
-    """Rows beyond 262144 elements: in the shared memory of 16 CTAs, or streamed where they are."""
-    n, arch = plan.graph.n, plan.target.arch
-    if sum(i.dtype.itemsize for i in _rows(plan)) * n > arch.max_cluster * arch.shared_bytes:
-        return Wanted(True, 512, n / (512 * STREAMED_CLUSTER), "direct")
-    threads, elements = (1024, 64) if plan.stages == 1 else (512, 128)
-    return Wanted(True, threads, elements, "shared")
+def _count(graph: Graph, role: Role) -> int:
+    return sum(i.role is role for i in graph.inputs)
 
 
-def _columns(plan: Plan) -> int:
-    return sum(i.role is Role.COLUMN for i in plan.graph.inputs)
+def _row_bytes(graph: Graph) -> int:
+    """Bytes of one element of all row inputs."""
+    return sum(i.dtype.itemsize for i in graph.inputs if i.role is Role.ROW)
 
 
-def _rows(plan: Plan) -> list[Input]:
-    return [i for i in plan.graph.inputs if i.role is Role.ROW]
-
-
-def _loops_repeat_exp(plan: Plan) -> bool:
-    """Whether an exponential that one reduction needs is read again after it."""
-    return any(plan.graph[id].op is Op.EXP for id in plan.homes)
+def _repeats_exp(graph: Graph) -> bool:
+    """Whether an exponential that a reduction needs is read after it: loops would repeat it."""
+    return any(graph[id].op is Op.EXP for id in make_schedule(graph).homes)
 
 
 def _pairs_fit(plan: Plan) -> bool:
     """Whether two rows a thread leave room for three thread blocks; a row alone needs no pair."""
     tile = plan.elements_per_thread * plan.numerics.threads_per_row
-    shared = 2 * tile * sum(i.dtype.itemsize for i in _rows(plan))
+    shared = 2 * tile * _row_bytes(plan.graph)
     return plan.numerics.cluster_n > 1 and 3 * shared <= plan.target.arch.shared_bytes

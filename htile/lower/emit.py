@@ -203,11 +203,8 @@ class _Printer:
 
     def _config(self) -> list[str]:
         num, place = self.plan.numerics, self.plan.placement
-        wide = any(
-            self.graph[id].value.dtype is torch.int64
-            for step in self.plan.steps
-            if isinstance(step, Reduce)
-            for id in step.results
+        wide = num.online or any(
+            self.graph[id].value.dtype is torch.int64 for r in self.reduces for id in r.results
         )
         args = [
             CUTLASS_TYPES[self.primary.dtype],
@@ -423,10 +420,13 @@ class _Printer:
         return [*lines[:-1], _located(lines[-1], node)]
 
     def _reduce(self, step: Reduce) -> list[str]:
-        nodes = [self.graph[id] for id in step.results]
+        nodes = [self.graph[id] for id in step.made]
         for node in nodes:
             self.names[node.id] = self._fresh(node)
-        results = ", ".join(self.names[id] for id in step.results)
+        results = ", ".join(self.names[id] for id in step.made)
+        if step.exp is not None:
+            call = f"ctx.online_softmax({self._operand(step.operands[0])}, slot={step.slot})"
+            return [_located(f"    {results} = {call}", nodes[0])]
         values = ", ".join(self._reduced(id) for id in step.operands)
         ops = ", ".join(f"cute.ReductionOp.{m.combine}" for m in step.monoids)
         if len(nodes) > 1:

@@ -116,7 +116,11 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Reduce operands together, behind one barrier; `results` are the nodes, in slot order."""
+    """Reduce operands together, behind one barrier; `results` are the nodes, in slot order.
+
+    exp: where a maximum and a sum are one exchange of pairs, in one slot: the node exp(x - max(x)),
+        the second operand, which comes with the results. A warp takes its own maximum at first.
+    """
 
     stage: int
     results: tuple[int, ...]
@@ -124,6 +128,17 @@ class Reduce:
     monoids: tuple[Monoid, ...]
     slot: int
     over: Over = Over.COLUMNS
+    exp: int | None = None
+
+    @property
+    def made(self) -> tuple[int, ...]:
+        """The nodes that are there after the barrier."""
+        return self.results if self.exp is None else (*self.results, self.exp)
+
+    @property
+    def slots(self) -> int:
+        """Of the reduction buffer."""
+        return len(self.results) if self.exp is None else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +165,7 @@ class Numerics:
 
     Depends on N, dtypes and architecture, never on M or on alignment.
 
+    online: a maximum and the sum of exponentials below it are one exchange (`Reduce.exp`).
     reload: a row is worked on in loops over chunks, a vector a thread, one loop before each barrier
         and one for what is stored. Each reads the row again and computes again what was computed of
         it, so that registers hold no more than a chunk, and reductions gather chunk by chunk.
@@ -159,6 +175,7 @@ class Numerics:
     threads_per_row: int
     cluster_n: int = 1
     reload: bool = False
+    online: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +272,8 @@ class Plan:
         return [
             f"numerics   {_count(num.threads_per_row, 'thread')} a row, {num.vec_size} adjacent "
             f"elements each, {self.elements_per_thread} in all, cluster {num.cluster_n}"
-            f"{f', in {self.chunks} chunks' if num.reload else ''}",
+            f"{f', in {self.chunks} chunks' if num.reload else ''}"
+            f"{', maximum and sum in one exchange' if num.online else ''}",
             f"placement  {place.num_threads} threads and {rows} a CTA, "
             f"{place.loader} loads, {place.columns} columns, {place.copy_bytes}-byte accesses"
             f"{f', {place.unroll} chunks at once' if num.reload else ''}",
@@ -300,12 +318,13 @@ def _describe(plan: Plan, steps: tuple[Step, ...]) -> list[str]:
                 operands = ", ".join(f"%{i}" for i in node.inputs)
                 short = "" if form is Form.EXACT else f" ({form.value})"
                 lines.append(f"compute  %{id} = {node.op.value} {operands}{short}")
-            case Reduce(stage, results, operands, monoids, slot):
+            case Reduce(stage, results, operands, monoids, slot, _, exp):
                 pairs = ", ".join(
                     f"%{r} = {m.combine} of %{o}"
                     for r, m, o in zip(results, monoids, operands, strict=True)
                 )
-                lines.append(f"reduce   stage {stage}: {pairs}, slot {slot}")
+                online = "" if exp is None else f", as pairs, and %{exp}"
+                lines.append(f"reduce   stage {stage}: {pairs}, slot {slot}{online}")
             case Store(output):
                 lines.append(
                     f"store    {output.name} ({dtype_name(output.dtype)}) <- %{output.id}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from ..frontend.graph import Graph, Node, Role
@@ -44,13 +44,18 @@ def assign_stages(graph: Graph) -> dict[int, int]:
 
 
 def make_schedule(
-    graph: Graph, fastmath: bool = False, late_columns: bool = False, in_place: bool = False
+    graph: Graph,
+    fastmath: bool = False,
+    late_columns: bool = False,
+    in_place: bool = False,
+    online: bool = False,
 ) -> Schedule:
     """Order the graph into loads, computations, one `Reduce` a stage, and stores.
 
     late_columns: a column is loaded where it is first used, not while the rows are in flight. Its
         latency shows then, but it takes no registers before.
     in_place: an output is the memory of an input, so all is read before anything is stored.
+    online: a maximum and the sum of exponentials below it, each alone in its stage, share one.
     """
     loads = _loads(graph)
     columns = [s for s in loads if s.input.role is Role.COLUMN]
@@ -64,16 +69,19 @@ def make_schedule(
         reads = {i for step in computed for i in graph[step.id].inputs} | set(goals)
         return [*(late.pop(i) for i in sorted(reads & late.keys())), *computed]
 
-    for reduce in _reduces(graph):
-        steps += [*compute(reduce.operands), reduce]
-        done.update(reduce.results)
+    reduces = _in_pairs(graph, _reduces(graph)) if online else _reduces(graph)
+    for reduce in reduces:
+        goals = tuple(id for id in reduce.operands if id != reduce.exp)
+        steps += [*compute(goals), reduce]
+        done.update(reduce.made)
     if in_place:
         steps += compute(tuple(output.id for output in graph.outputs))
     for output in graph.outputs:
         steps += [*compute((output.id,)), Store(output)]
     crossing = _live_at_barriers(steps, graph)
     homes = {id: Home.REGISTERS for ids in crossing for id in ids}
-    return Schedule(tuple(steps), homes, _slots(graph), _widest(graph, steps, crossing))
+    slots = sum(reduce.slots for reduce in reduces)
+    return Schedule(tuple(steps), homes, slots, _widest(graph, steps, crossing))
 
 
 def make_loops(graph: Graph, home: Home, fastmath: bool = False) -> Schedule:
@@ -87,9 +95,7 @@ def make_loops(graph: Graph, home: Home, fastmath: bool = False) -> Schedule:
     loads = _loads(graph)
     columns = {s.input.id: s for s in loads if s.input.role is Role.COLUMN}
     steps: list[Step] = [
-        Load(s.input, home) if s.input.id in rows else s
-        for s in loads
-        if s.input.id not in columns
+        Load(s.input, home) if s.input.id in rows else s for s in loads if s.input.id not in columns
     ]
     kept = {node.id for node in graph if node.op in LEAVES}
 
@@ -137,6 +143,47 @@ def _reduces(graph: Graph) -> list[Reduce]:
         )
         for k, slot in zip(sorted(rounds), slots, strict=False)
     ]
+
+
+def has_pair(graph: Graph) -> bool:
+    """Whether a maximum and a sum can be one exchange: see `make_schedule`."""
+    reduces = _reduces(graph)
+    return len(_in_pairs(graph, reduces)) < len(reduces)
+
+
+def _in_pairs(graph: Graph, reduces: list[Reduce]) -> list[Reduce]:
+    """The reductions, a maximum and the sum of exponentials below it as one."""
+    joined: list[Reduce] = []
+    for reduce in reduces:
+        before = joined[-1] if joined else None
+        exp = _exp_below(graph, before, reduce)
+        if before is not None and exp is not None:
+            joined[-1] = replace(
+                before,
+                results=before.results + reduce.results,
+                operands=before.operands + reduce.operands,
+                monoids=before.monoids + reduce.monoids,
+                exp=exp,
+            )
+        else:
+            slot = 0 if before is None else before.slot + before.slots
+            joined.append(replace(reduce, stage=len(joined) + 1, slot=slot))
+    return joined
+
+
+def _exp_below(graph: Graph, first: Reduce | None, second: Reduce) -> int | None:
+    """The node exp(x - max(x)), if `first` is that maximum and `second` the sum of the node."""
+    if first is None or (len(first.results), len(second.results)) != (1, 1):
+        return None
+    total, exp = graph[second.results[0]], graph[second.operands[0]]
+    if total.op is not Op.SUM or exp.op is not Op.EXP:
+        return None
+    difference = graph[exp.inputs[0]]
+    if difference.op is not Op.SUB:
+        return None
+    x, peak = graph.operands(difference)
+    is_peak = _strip(graph, peak).id == first.results[0] and first.operands == (x.id,)
+    return exp.id if is_peak and graph[first.results[0]].op is Op.MAX else None
 
 
 def _slots(graph: Graph) -> int:
@@ -201,9 +248,7 @@ def _loads(graph: Graph) -> list[Step]:
     return [Load(i) for i in sorted(inputs, key=lambda i: order[i.role])]
 
 
-def _compute(
-    graph: Graph, goals: tuple[int, ...], done: set[int], fastmath: bool
-) -> list[Compute]:
+def _compute(graph: Graph, goals: tuple[int, ...], done: set[int], fastmath: bool) -> list[Compute]:
     """What the goals still need, by id; adds it to `done`."""
     needed: set[int] = set()
     todo = [id for id in goals if id not in done]
@@ -288,9 +333,9 @@ def _live_at_barriers(steps: Iterable[Step], graph: Graph) -> list[set[int]]:
             case Compute(id, _):
                 made[-1].add(id)
                 reads[-1].update(graph[id].inputs)
-            case Reduce(_, results, operands, _, _):
+            case Reduce(operands=operands):
                 reads[-1].update(operands)
-                made.append(set(results))
+                made.append(set(step.made))
                 reads.append(set())
             case Store(output):
                 reads[-1].add(output.id)

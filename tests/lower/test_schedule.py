@@ -11,7 +11,7 @@ from htile.frontend.graph import Role
 from htile.frontend.ops import REDUCTIONS, Op
 from htile.lower.passes import run_passes
 from htile.lower.plan import MONOIDS, Compute, Form, Home, Load, Reduce, Store
-from htile.lower.schedule import make_schedule
+from htile.lower.schedule import has_pair, make_schedule
 from tests.lower.cases import BF16, EXAMPLES, F32, example_kernel, kernel_of, random_graph, rows
 
 # reductions of each stage
@@ -280,3 +280,66 @@ def test_fast_forms_only_when_asked_for(fastmath):
     fast = F_ if fastmath else E_
     assert [found[op] for op in ("tanh", "log", "sin")] == [[fast]] * 3
     assert [found[op] for op in ("sqrt", "exp", "div")] == [[E_]] * 3
+
+
+@htile.rowwise
+def shares(x):
+    e = torch.exp(x - x.max())
+    return e / e.sum()
+
+
+@htile.rowwise
+def of_another(x, y):
+    e = torch.exp(x - y.max())
+    return e / e.sum()
+
+
+@htile.rowwise
+def of_two(x):
+    e = torch.exp(x - x.max())
+    return e / e.sum(), x - x.min()
+
+
+@htile.rowwise
+def above(x):
+    return torch.exp(x.max() - x).sum()
+
+
+@pytest.mark.parametrize(
+    ("function", "count", "stages"),
+    [
+        (shares, 1, [["max", "sum"]]),
+        (of_another, 2, [["max"], ["sum"]]),
+        (of_two, 1, [["max", "min"], ["sum"]]),
+        (above, 1, [["max"], ["sum"]]),
+        (EXAMPLES["norm_softmax"][0], 1, [["sum"], ["sum"], ["max", "sum"]]),
+        (EXAMPLES["log_softmax"][0], 1, [["max"], ["sum"]]),  # 0 stands for an infinite maximum
+        (EXAMPLES["capped_softmax"][0], 1, [["max"], ["sum", "sum"]]),
+        (EXAMPLES["rmsnorm"][0], 2, [["sum"]]),
+    ],
+)
+def test_a_maximum_and_a_sum_in_one_exchange(function, count, stages):
+    """Only the sum of exp(x - max(x)), where both are alone in their stages."""
+    tensors = [torch.empty(3, 512, device="meta") for _ in range(count)]
+    graph = function.inspect(*tensors).graph
+    schedule = make_schedule(graph, online=True)
+    reduces = [s for s in schedule.steps if isinstance(s, Reduce)]
+    assert [[graph[id].op.value for id in r.results] for r in reduces] == stages
+    pairs = [r for r in reduces if r.exp is not None]
+    assert len(pairs) == sum(ops == ["max", "sum"] for ops in stages)
+    assert has_pair(graph) == bool(pairs)
+    assert schedule.slots == sum(1 if r.exp is not None else len(r.results) for r in reduces)
+    there = {n.id for n in graph if n.op is Op.CONST}
+    there |= {i.id for i in graph.inputs if i.role is Role.SCALAR}
+    for step in schedule.steps:
+        match step:
+            case Load(input):
+                there.add(input.id)
+            case Compute(id, _):
+                assert id not in there and set(graph[id].inputs) <= there
+                there.add(id)
+            case Reduce():
+                assert {o for o in step.operands if o != step.exp} <= there
+                there.update(step.made)
+            case Store(output):
+                assert output.id in there
