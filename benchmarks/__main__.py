@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import compile_time, few_rows, host, pipeline, report, startup, throughput
-from benchmarks.contenders import NAMES
+from benchmarks.contenders import NAMES, PARTS
 from benchmarks.kernels import DTYPES, KERNELS
 from benchmarks.results import Job, append, is_done, load
 
@@ -33,7 +33,7 @@ suites:
   pipeline      trace, plan, emit and compile times of HTile alone, with their bounds; no GPU
   throughput    GB/s of large tensors, cold L2
   few_rows      1 to 256 rows: the GPU's time of a call in a CUDA graph
-  host          the host's time of a call
+  host          the host's time of a call, and of its parts
   startup       import and first call in fresh processes, cold and warm caches
   compile_time  the first call over N, and over the number of operations
 
@@ -127,6 +127,8 @@ def summary(records: list[dict]) -> str:
     shown = []
     for record in records:
         texts = [f"{n} {report.cell_text(record, n)}" for n in report.ordered([record])]
+        if bound := report.allowed_text(record):
+            texts.append(f"{' + '.join(PARTS)} + {report.ALLOWED} {bound}")
         label = f"{record['case'] or record['n']}: " if len(records) > 1 else ""
         shown.append(label + ", ".join(texts))
     return "; ".join(shown)

@@ -7,16 +7,25 @@ the tables show.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 
 import torch
+from torch.utils import _pytree as pytree
 
 from benchmarks.kernels import Kernel, labels
 from htile import HTileError
+from htile.lower.compile import load
 
-NAMES = ("htile", "handwritten", "quack", "liger", "compile", "autotune", "eager", "limit")
+NAMES = (
+    *("htile", "bare", "empty_like", "handwritten", "quack", "liger", "compile", "autotune"),
+    *("eager", "limit"),
+)
+PARTS = ("bare", "empty_like")  # of a call: they compute no result that could be checked
 WHAT = {
     "htile": "the emitted kernel",
+    "bare": "the compiled function alone, called with results allocated before",
+    "empty_like": "torch.empty_like alone, once a result",
     "handwritten": "the same by hand over HTile's primitives (examples/handwritten_*.py)",
     "quack": "quack-kernels",
     "liger": "liger-kernel",
@@ -61,6 +70,25 @@ def build(name: str, kernel: Kernel, args: tuple) -> Callable[[], object]:
 def _htile(kernel, args):
     function = kernel.function
     return lambda: function(*args)
+
+
+def _bare(kernel, args):
+    compiled = kernel.function.inspect(*args)
+    call = inspect.signature(kernel.function).bind(*args)
+    call.apply_defaults()
+    inputs = [call.arguments[i.name] for i in compiled.graph.inputs]
+    return functools.partial(load(compiled.artifact), *inputs, *_results(kernel, args))
+
+
+def _empty_like(kernel, args):
+    results = _results(kernel, args)
+    if len(results) == 1:
+        return functools.partial(torch.empty_like, results[0])
+    return lambda: [torch.empty_like(result) for result in results]
+
+
+def _results(kernel, args):
+    return pytree.tree_leaves(kernel.function(*args))
 
 
 def _eager(kernel, args):
@@ -147,6 +175,8 @@ def _of(package: str, table: dict, kernel: Kernel, args: tuple) -> Callable[[], 
 
 _BUILD = {
     "htile": _htile,
+    "bare": _bare,
+    "empty_like": _empty_like,
     "handwritten": _handwritten,
     "quack": _quack,
     "liger": _liger,

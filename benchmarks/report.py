@@ -16,13 +16,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from benchmarks.contenders import NAMES, WHAT
+from benchmarks.contenders import NAMES, PARTS, WHAT
 from benchmarks.results import Record, identity, load
 from htile.stats import Estimate, estimate, paired
 
+ALLOWED = 1.0  # µs of the host that a call may take beside its parts
 UNITS = {"us": (1.0, "µs"), "s": (1e3, "ms")}  # a record's unit: factor and name of the table's
 COLORS = {
     "htile": "tab:red",
+    "bare": "tab:olive",
+    "empty_like": "tab:cyan",
     "handwritten": "tab:pink",
     "quack": "tab:blue",
     "liger": "tab:green",
@@ -52,9 +55,17 @@ def best_other(record: Record) -> str | None:
     medians = {
         name: estimate(found["times"]).median
         for name, found in record["contenders"].items()
-        if found.get("times") and name not in ("htile", "handwritten", "limit")
+        if found.get("times") and name not in ("htile", "handwritten", "limit", *PARTS)
     }
     return min(medians, key=medians.get) if medians else None
+
+
+def allowed(record: Record) -> Estimate | None:
+    """The bound on the host's time: compiled function, allocation and ALLOWED, paired by round."""
+    parts = [record["contenders"].get(name, {}).get("times") for name in PARTS]
+    if record["suite"] != "host" or not all(parts):
+        return None
+    return estimate([sum(times) + ALLOWED for times in zip(*parts, strict=True)])
 
 
 def ordered(records: Iterable[Record]) -> list[str]:
@@ -77,6 +88,12 @@ def cell_text(record: Record, name: str) -> str:
     took = estimate(found["times"]).map(lambda t: t * factor)
     digits = 2 if took.median < 100 else 0
     return f"{took.median:.{digits}f} ±{took.spread:.{digits}f}"
+
+
+def allowed_text(record: Record) -> str:
+    """What the table shows of the bound."""
+    bound = allowed(record)
+    return "" if bound is None else f"{bound.median:.2f} ±{bound.spread:.2f}"
 
 
 def hindrance(error: str) -> str:
@@ -105,6 +122,8 @@ def tables(records: list[Record]) -> list[Table]:
             table.add_column(column, no_wrap=True)
         for name in names:
             table.add_column(name, justify="right", overflow="fold")
+        if suite == "host":
+            table.add_column(f"{' + '.join(PARTS)} + {ALLOWED}", justify="right")
         table.add_column("htile / limit", overflow="fold")
         table.add_column("htile / best other", overflow="fold")
         for row in rows:
@@ -116,6 +135,7 @@ def tables(records: list[Record]) -> list[Table]:
                 row["dtype"],
                 cell,
                 *(cell_text(row, name) for name in names),
+                *([allowed_text(row)] if suite == "host" else []),
                 ratio_text(ratio(row, "htile", "limit")),
                 f"{ratio_text(beside)} {other}" if beside else "",
             )

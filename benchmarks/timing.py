@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from htile.timing import WARM_UP, Contenders, Times, interleave, rotated
+from htile.timing import Contenders, Times, turns
 
 
 def captured(call: Callable[[], object], calls: int) -> Callable[[], None]:
@@ -33,21 +33,17 @@ def replays(contenders: Contenders, rounds: int, calls: int) -> Times:
 
     The tensors stay in L2 where they fit: what follows another kernel of few rows finds them there.
     """
-    names = list(contenders)
-    pairs = {name: [] for name in names}
-    for k in range(-WARM_UP, rounds):
-        for name in rotated(names, k):
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            contenders[name]()  # the launch of the graph that is timed hides behind this one
-            start.record()
-            contenders[name]()
-            stop.record()
-            if k >= 0:
-                pairs[name].append((start, stop))
+    times: Times = {name: [] for name in contenders}
+    for name, counts in turns(contenders, rounds):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        contenders[name]()  # the launch of the graph that is timed hides behind this one
+        start.record()
+        contenders[name]()
+        stop.record()
         torch.cuda.synchronize()
-    return {
-        name: [a.elapsed_time(b) * 1e3 / calls for a, b in found] for name, found in pairs.items()
-    }
+        if counts:
+            times[name].append(start.elapsed_time(stop) * 1e3 / calls)
+    return times
 
 
 def host(contenders: Contenders, rounds: int, calls: int = 100) -> Times:
@@ -55,26 +51,21 @@ def host(contenders: Contenders, rounds: int, calls: int = 100) -> Times:
 
     Fewer launches than a stream queues (1024), or the host would wait for the GPU.
     """
-    names = list(contenders)
-    times: Times = {name: [] for name in names}
+    times: Times = {name: [] for name in contenders}
     collecting = gc.isenabled()
     gc.disable()
     try:
-        for k in range(-WARM_UP, rounds):
-            for name in rotated(names, k):
-                call = contenders[name]
-                torch.cuda.synchronize()
-                start = time.perf_counter_ns()
-                for _ in range(calls):
-                    call()
-                took = time.perf_counter_ns() - start
-                if k >= 0:
-                    times[name].append(took / calls / 1e3)
+        for name, counts in turns(contenders, rounds):
+            call = contenders[name]
+            torch.cuda.synchronize()
+            start = time.perf_counter_ns()
+            for _ in range(calls):
+                call()
+            took = time.perf_counter_ns() - start
+            if counts:
+                times[name].append(took / calls / 1e3)
         torch.cuda.synchronize()
     finally:
         if collecting:
             gc.enable()
     return times
-
-
-__all__ = ["WARM_UP", "captured", "host", "interleave", "replays", "rotated"]

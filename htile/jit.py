@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
+from torch.compiler import is_dynamo_compiling
 from torch.utils import _pytree as pytree
 
 from .errors import ArgumentError, GradientError, TraceError, UnsupportedError
@@ -117,12 +118,12 @@ class Rowwise:
         self._shortcuts: tuple[Callable, ...] = ()
 
     def __call__(self, *args, **kwargs):
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling():
             return _call_of_htile_rowwise_is_not_supported_by_torch_compile(self, args, kwargs)
         for call in self._shortcuts:
             try:
                 result = call(*args, **kwargs)
-            except (TypeError, IndexError):  # other arguments, such as out=; no dimensions
+            except (TypeError, NameError, ValueError):  # see `shortcut`
                 break
             if result is not MISS:
                 return result
@@ -292,6 +293,8 @@ class Rowwise:
             key = (
                 self._captures.fingerprint(),
                 torch.is_grad_enabled(),
+                torch.is_inference_mode_enabled(),  # this and the next: only shortcuts differ
+                torch.is_autocast_enabled("cuda"),
                 aliases,
                 *map(_value_key, self._signature.kinds, values),
                 *map(_tensor_key, outs),
@@ -462,6 +465,7 @@ def _tensor_key(value: torch.Tensor) -> tuple:
         value.data_ptr() % WIDEST_ACCESS if value.device.type != "meta" else 0,
         value.requires_grad,
         value.is_neg(),
+        value.is_inference(),
     )
 
 

@@ -5,7 +5,7 @@ Ratios inside one run are what counts: the same kernel moves by some per cent fr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
@@ -16,9 +16,13 @@ Contenders = dict[str, Callable[[], object]]
 Times = dict[str, list[float]]
 
 
-def rotated(names: list[str], k: int) -> list[str]:
-    """The names, begun with the k-th."""
-    return names[k % len(names) :] + names[: k % len(names)]
+def turns(names: Iterable[str], rounds: int) -> Iterator[tuple[str, bool]]:
+    """Every name once a round, the order rotated each round, and whether the round counts."""
+    names = list(names)
+    for k in range(-WARM_UP, rounds):
+        first = k % len(names)
+        for name in names[first:] + names[:first]:
+            yield name, k >= 0
 
 
 def interleave(contenders: Contenders, rounds: int) -> Times:
@@ -28,16 +32,14 @@ def interleave(contenders: Contenders, rounds: int) -> Times:
     GPU does not wait for the host in between.
     """
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
-    names = list(contenders)
-    pairs = {name: [] for name in names}
-    for k in range(-WARM_UP, rounds):
-        for name in rotated(names, k):
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            flush.zero_()
-            start.record()
-            contenders[name]()
-            stop.record()
-            if k >= 0:
-                pairs[name].append((start, stop))
+    pairs = {name: [] for name in contenders}
+    for name, counts in turns(contenders, rounds):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        flush.zero_()
+        start.record()
+        contenders[name]()
+        stop.record()
+        if counts:
+            pairs[name].append((start, stop))
     torch.cuda.synchronize()
     return {name: [a.elapsed_time(b) * 1e3 for a, b in found] for name, found in pairs.items()}

@@ -16,6 +16,7 @@ import htile
 from benchmarks import __main__ as command
 from benchmarks import (
     compile_time,
+    contenders,
     few_rows,
     fresh,
     host,
@@ -32,6 +33,7 @@ from benchmarks.kernels import DEFAULT, KERNELS, Kernel
 from benchmarks.results import Job, append, identity, is_done, key, load, record
 from htile.lower.cubin import Resources
 from htile.stats import Estimate, estimate, paired
+from htile.timing import WARM_UP, interleave, turns
 
 BF16, F32 = torch.bfloat16, torch.float32
 M, N = 3, 10
@@ -220,6 +222,22 @@ def test_peers_have_no_kernel_for_what_they_do_not_do(monkeypatch, package):
     assert absent == both | ({"swiglu"} if package == "quack" else {"cross_entropy"})
 
 
+def test_the_parts_of_a_call_are_timed_as_the_call_has_them(monkeypatch):
+    """The compiled function gets what a call gives it, and a new tensor is made for each result."""
+    launched = []
+    monkeypatch.setattr(contenders, "load", lambda artifact: lambda *given: launched.append(given))
+    kernel = KERNELS["rmsnorm_residual"]
+    x, weight, residual = args = kernel.arguments(4, 16, BF16, "cpu")
+    results, _ = compare(kernel, args, ("bare", "empty_like"), Method(constant), 2)
+    assert results == {name: {"times": [1.0, 1.0]} for name in ("bare", "empty_like")}
+    ((first, second, third, eps, *outs),) = launched
+    assert first is x and second is weight and third is residual and eps == 1e-6
+    assert [(out.shape, out.dtype) for out in outs] == [(x.shape, BF16)] * 2
+    made = build("empty_like", kernel, args)()
+    assert [(new.shape, new.dtype) for new in made] == [(x.shape, BF16)] * 2
+    assert build("empty_like", KERNELS["softmax"], (x,))().shape == x.shape
+
+
 # ---- statistics ----------------------------------------------------------------------------------
 
 
@@ -254,9 +272,11 @@ def test_ratios_are_paired_by_round():
 
 def test_each_contender_is_first_as_often_as_any():
     names = ["a", "b", "c"]
-    orders = [timing.rotated(names, k) for k in range(-3, 6)]
+    drawn = list(turns(names, 6))
+    assert [counts for _, counts in drawn] == [False] * 3 * WARM_UP + [True] * 3 * 6
     for place in range(3):
-        assert [sum(o[place] == n for o in orders) for n in names] == [3, 3, 3]
+        firsts = [name for name, _ in drawn[3 * WARM_UP + place :: 3]]
+        assert [firsts.count(name) for name in names] == [2, 2, 2]
 
 
 # ---- timing, with a clock of the test's own ------------------------------------------------------
@@ -294,9 +314,9 @@ class Clock:
 
 def test_launches_are_interleaved_each_after_a_flush(monkeypatch):
     clock = Clock(monkeypatch)
-    times = timing.interleave({n: clock.launch(n, t) for n, t in (("a", 3.0), ("b", 5.0))}, 4)
+    times = interleave({n: clock.launch(n, t) for n, t in (("a", 3.0), ("b", 5.0))}, 4)
     assert times == {"a": pytest.approx([3.0] * 4), "b": pytest.approx([5.0] * 4)}
-    assert clock.launched[::2] == ["flush"] * 2 * (4 + timing.WARM_UP)
+    assert clock.launched[::2] == ["flush"] * 2 * (4 + WARM_UP)
     assert clock.launched[-7::2] == ["a", "b", "b", "a"], "rounds 2 and 3, the order rotated"
 
 
@@ -317,7 +337,7 @@ def test_the_host_is_timed_by_call_and_collects_no_garbage_meanwhile(monkeypatch
 
     contenders = {name: functools.partial(count, name) for name in calls}
     times = timing.host(contenders, 5, calls=10)
-    assert calls == {"a": 10 * (5 + timing.WARM_UP), "b": 10 * (5 + timing.WARM_UP)}
+    assert calls == {"a": 10 * (5 + WARM_UP), "b": 10 * (5 + WARM_UP)}
     assert [len(t) for t in times.values()] == [5, 5] and min(map(min, times.values())) > 0
     assert enabled == {False} and gc.isenabled()
 
@@ -438,6 +458,17 @@ def test_other_suites_show_times():
     assert "1.50 ±0.00" in text and "few_rows: µs" in text
     assert "250 ±0" in text and "startup: ms" in text and "import, cold caches" in text
     assert "quack: OSError: [/usr/lib] is no [bold] folder (softmax" in text
+    assert "bare + empty_like + 1.0" in text
+
+
+def test_the_bound_on_the_host_is_of_the_same_run():
+    parts = {"bare": {"times": [4.0, 6.0, 5.0]}, "empty_like": {"times": [2.0, 1.0, 1.5]}}
+    entry = canned(suite="host", **parts)
+    assert report.allowed(entry) == Estimate(7.5, 7.0, 8.0)
+    assert "7.50 ±0.50" in shown([entry])
+    assert command.summary([entry]).endswith("bare + empty_like + 1.0 7.50 ±0.50")
+    assert report.best_other(entry) == "quack", "a part is nobody to be compared with"
+    assert report.allowed(canned(**parts)) is None and report.allowed(canned(suite="host")) is None
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])

@@ -1,16 +1,23 @@
 """Calls that come again, on a GPU that runs nothing: which are taken, which go the long way, and
 how much Python a warm one is."""
 
+import contextlib
 import sys
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 import htile
-from htile import jit
+from examples.rmsnorm import rmsnorm
+from examples.softmax import softmax
+from htile import jit, shortcut
 from htile.errors import ArgumentError, GradientError
 
+empty_strided = torch._C._dynamo.guards._empty_strided_cpu
 scale = 2.0
+_offset = 1.0
 
 
 @htile.rowwise
@@ -24,6 +31,10 @@ def many(x, weight, residual=None, *, eps: float = 1e-6, flag=True, type="a"):
     if residual is not None:
         y = y + residual
     return {"y": y.half(), "top": y.amax(-1, keepdim=True), "sum": y.sum()}
+
+
+class Subclass(torch.Tensor):
+    """One that no one supports."""
 
 
 @pytest.fixture
@@ -55,9 +66,10 @@ def gpu(monkeypatch):
     monkeypatch.setattr(jit, "_device", lambda signature, values: torch.device("cuda", 0))
     monkeypatch.setattr(jit.Kernel, "artifact", property(lambda kernel: kernel.source))
     monkeypatch.setattr(jit, "load", load)
+    monkeypatch.setattr(shortcut, "allocator", lambda device: empty_strided)
     monkeypatch.setattr(jit, "_run", lambda launch, values, outs: "the long way")
     monkeypatch.setattr(jit.Rowwise, "_call", call)
-    for f in (plain, many):
+    for f in (plain, many, softmax, rmsnorm):
         monkeypatch.setattr(f, "_shortcuts", ())
         monkeypatch.setattr(f, "_launches", {})
     gpu.calls, gpu.long = calls, long
@@ -67,7 +79,8 @@ def gpu(monkeypatch):
 def test_a_call_that_comes_again_is_short(gpu):
     x = torch.randn(3, 64)
     assert plain(x) == "the long way"
-    for other in (x, torch.randn(7, 64), torch.randn(1, 64), x[1:]):
+    apart = torch.randn(4, 128)[:, :64]
+    for other in (x, torch.randn(7, 64), torch.randn(1, 64), x[1:], apart, x[:1].expand(5, 64)):
         y = plain(other)
         assert y.shape == other.shape and y.dtype is other.dtype and y.is_contiguous()
         assert gpu.calls[-1][0] is other and gpu.calls[-1][1] is y
@@ -77,9 +90,9 @@ def test_a_call_that_comes_again_is_short(gpu):
 def test_structures_keywords_and_defaults(gpu):
     x, w = torch.randn(2, 3, 64), torch.nn.Parameter(torch.rand(64), requires_grad=False)
     many(x, w)
-    many(x, w, residual=x)
+    many(x, w, residual=x.clone())
     assert len(gpu.long) == 2
-    for kwargs in ({}, {"residual": x}, {"eps": 0.5}, {"flag": True, "type": "a"}):
+    for kwargs in ({}, {"residual": x.clone()}, {"eps": 0.5}, {"flag": True, "type": "a"}):
         result = many(x, weight=w, **kwargs)
         assert len(gpu.long) == 2
         assert {k: (t.shape, t.dtype) for k, t in result.items()} == {
@@ -95,7 +108,7 @@ X = torch.randn(4, 64)
 OTHERS = {
     "dtype": lambda: plain(X.half()),
     "N": lambda: plain(torch.randn(4, 32)),
-    "rows apart": lambda: plain(torch.randn(4, 128)[:, :64]),
+    "another rank": lambda: plain(X[None]),
     "not contiguous": lambda: plain(torch.randn(64, 4).t()),
     "no rows": lambda: plain(X[:0]),
     "many rows": lambda: plain(torch.randn(2048, 64)),
@@ -105,6 +118,9 @@ OTHERS = {
     "a tensor where a number was": lambda: many(X, X[0], eps=torch.tensor(1.0)),
     "a row where a column was": lambda: many(X, X),
     "a tensor that is not a row's": lambda: many(X, X[0], residual=X[:, :1]),
+    "a column elsewhere": lambda: many(X, X[0].to("meta")),
+    "a column of another dtype": lambda: many(X, X[0].half()),
+    "a column that is a view of every second": lambda: many(X, torch.randn(128)[::2]),
 }
 
 
@@ -134,8 +150,48 @@ def test_what_the_host_function_refuses_goes_the_long_way(gpu):
     assert len(gpu.long) == 2
 
 
+REFUSED = (ValueError, TypeError, RuntimeError, NotImplementedError, BufferError)
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_refusal_of_any_kind_goes_the_long_way_and_a_failing_launch_raises(
+    gpu, monkeypatch, kind
+):
+    launched = []
+
+    def kernel(*arguments):
+        launched.append(arguments)
+        if len(launched) > 1:
+            raise kind("Cannot pack tensors on meta")
+
+    monkeypatch.setattr(jit, "load", lambda source: kernel)
+    monkeypatch.setattr(jit, "_run", lambda launch, values, outs: launch.kernel(*values))
+    plain(X)
+    with pytest.raises(kind, match="Cannot pack"):
+        plain(X)
+    assert len(gpu.long) == 2 and len(launched) == 3
+
+
+def test_one_tensor_as_two_arguments_goes_the_long_way(gpu):
+    """`TensorGuards` tells it from two tensors; the first call may be such a one."""
+    many(X, X[0], X)
+    many(X, X[0], X.clone())
+    assert len(gpu.long) == 1
+    many(X, X[0], X)
+    assert len(gpu.long) == 2
+
+
 WRONG = {
     "gradient": (lambda: plain(X.clone().requires_grad_()), GradientError),
+    "gradient of a column": (lambda: many(X, X[0].clone().requires_grad_()), GradientError),
+    "sparse": (lambda: plain(X.to_sparse()), htile.HTileError),
+    "a sparse column": (lambda: many(X, X[0].to_sparse()), htile.HTileError),
+    "mkldnn": (lambda: plain(X.to_mkldnn()), htile.HTileError),
+    "subclass": (lambda: plain(X.as_subclass(Subclass)), htile.HTileError),
+    "fake": (lambda: plain(FakeTensorMode().from_tensor(X)), htile.HTileError),
+    "a longer column": (lambda: many(X, torch.randn(65)), htile.ShapeError),
+    "a list as a column": (lambda: many(X, [1.0]), htile.HTileError),
+    "a negated column": (lambda: many(X, torch._neg_view(X[0])), htile.UnsupportedError),
     "negated": (lambda: plain(torch._neg_view(X)), htile.UnsupportedError),
     "out= elsewhere": (lambda: plain(X, out=torch.empty_like(X)), ArgumentError),
     "no argument": (lambda: plain(), ArgumentError),
@@ -150,7 +206,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_calls_raise_as_the_first_would(gpu, name):
     call, kind = WRONG[name]
-    plain(X)
+    plain(X), many(X, X[0])
     calls = len(gpu.calls)
     with pytest.raises(kind):
         call()
@@ -159,9 +215,46 @@ def test_wrong_calls_raise_as_the_first_would(gpu, name):
 
 def test_gradients_count_only_where_they_are_recorded(gpu):
     plain(X)
+    x = X.clone().requires_grad_()
     with torch.no_grad():
-        plain(X.clone().requires_grad_())
-    assert len(gpu.long) == 1 and len(gpu.calls) == 1
+        plain(X), plain(x), plain(x)
+    assert len(gpu.long) == 2 and len(gpu.calls) == 2
+    with pytest.raises(GradientError):
+        plain(x)
+    assert len(gpu.calls) == 2
+
+
+def test_forward_mode_goes_the_long_way(gpu):
+    plain(X)
+    with forward_ad.dual_level():
+        plain(X)
+        with pytest.raises(GradientError):
+            plain(forward_ad.make_dual(X, X))
+    assert len(gpu.long) == 3
+
+
+def test_inference_has_shortcuts_of_its_own(gpu):
+    """The dispatch keys are others, so the first call may go the long way; the next does not."""
+    plain(X), plain(X)
+    with torch.inference_mode():
+        x = X.clone()
+    for mode in (torch.inference_mode, contextlib.nullcontext):
+        for given in (X, x):
+            with mode():
+                plain(given)
+                before = len(gpu.long)
+                result = plain(given)
+                assert result.is_inference() == (mode is torch.inference_mode)
+            assert len(gpu.long) == before
+
+
+def test_memory_is_that_of_the_arguments_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    quick = torch._C._dynamo.guards._empty_strided_cuda
+    allocate = shortcut.allocator
+    assert allocate(torch.device("cuda", 1)) is quick is not allocate(torch.device("cuda", 0))
+    made = allocate(torch.device("meta"))((2, 3), (3, 1), torch.half)
+    assert (made.shape, made.dtype, made.device.type) == ((2, 3), torch.half, "meta")
 
 
 def test_a_captured_value_that_changes(gpu, monkeypatch):
@@ -173,6 +266,46 @@ def test_a_captured_value_that_changes(gpu, monkeypatch):
     monkeypatch.setitem(globals(), "scale", 2.0)
     plain(X)
     assert len(gpu.long) == 2, "both are known"
+    monkeypatch.setitem(globals(), "scale", float("2"))
+    plain(X)
+    assert len(gpu.long) == 2, "another object of the same value"
+    monkeypatch.delitem(globals(), "scale")
+    with pytest.raises(NameError, match="scale"):
+        plain(X)
+
+
+def helper(x, factor=1.0):
+    return x * factor * scale + _offset
+
+
+def test_every_kind_of_captured_value_is_looked_at(gpu, monkeypatch):
+    """Globals, one of which a parameter hides, a builtin, a default, a cell."""
+    monkeypatch.setattr(jit, "MAX_SHORTCUTS", 6)
+    gain = 2.0
+
+    def f(x, scale: float = 1.0):
+        return helper(x) * gain * abs(x).max() * scale
+
+    cell = f.__closure__[f.__code__.co_freevars.index("gain")]
+    f = htile.rowwise(f)
+    f(X), f(X)
+    assert len(gpu.long) == 1
+    changes = (
+        lambda: monkeypatch.setitem(globals(), "_offset", 2.0),
+        lambda: monkeypatch.setitem(globals(), "scale", 3.0),
+        lambda: monkeypatch.setitem(globals(), "abs", torch.exp),
+        lambda: monkeypatch.setattr(helper, "__defaults__", (3.0,)),
+    )
+    for known, change in enumerate(changes, 2):
+        change()
+        f(X), f(X)
+        assert len(gpu.long) == known
+    cell.cell_contents = 3.0
+    f(X), f(X)
+    assert len(gpu.long) == known + 1
+    del cell.cell_contents
+    with pytest.raises(NameError, match="gain"):
+        f(X)
 
 
 def test_only_so_many(gpu):
@@ -184,23 +317,40 @@ def test_only_so_many(gpu):
     assert len(gpu.long) == before + 1
 
 
-def events_of(call) -> list[str]:
-    """The calls of Python and of C functions that one call makes."""
-    seen = []
+def traced(call) -> tuple[list[str], int]:
+    """The functions of Python and C that a call calls up to the kernel, and the instructions of
+    Python that it executes outside of it."""
+    calls, instructions = [], 0
 
-    def note(frame, event, arg):
+    def profile(frame, event, arg):
         if event in ("call", "c_call"):
-            seen.append(frame.f_code.co_name if event == "call" else arg.__name__)
+            calls.append(frame.f_code.co_name if event == "call" else arg.__name__)
 
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return [name for name in seen if name != "setprofile"]
+    def trace(frame, event, arg):
+        nonlocal instructions
+        frame.f_trace_opcodes = True
+        instructions += event == "opcode"
+        return trace if frame.f_code.co_name != "kernel" else None
+
+    sys.setprofile(profile)
+    call()
+    sys.setprofile(None)
+    sys.settrace(trace)
+    call()
+    sys.settrace(None)
+    return calls[1 : calls.index("kernel")], instructions
 
 
-def test_a_warm_call_is_little_python(gpu):
-    plain(X), plain(X)
-    events = events_of(lambda: plain(X))
-    assert len(events[: events.index("kernel")]) <= 14, events
+@pytest.mark.parametrize(
+    ("function", "args", "outputs", "instructions"),
+    [(softmax, (X,), 1, 122), (rmsnorm, (X, X[0], X.clone()), 2, 205)],
+    ids=["softmax", "rmsnorm_residual"],
+)
+def test_a_warm_call_is_little_python(gpu, function, args, outputs, instructions):
+    """Exactly these calls; instructions as of Python 3.11, of which others have some more."""
+    function(*args), function(*args)
+    calls, executed = traced(lambda: function(*args))
+    allocations = ["_empty_strided_cpu"] * outputs
+    assert calls == ["__call__", "is_dynamo_compiling", "_shortcut", "check", *allocations]
+    assert executed <= instructions * 1.2
+    assert len(gpu.long) == 1

@@ -121,6 +121,15 @@ class Captures:
         self._state = (tuple(walk.watched), captured)
         return captured
 
+    def watched(self) -> tuple[tuple[tuple, ...], tuple]:
+        """(Where the fingerprint was read, the fingerprint).
+
+        It is the same while `read(where) is value` for each (read, where, value); such a read of a
+        cell that has become empty raises ValueError.
+        """
+        self.fingerprint()
+        return self._state
+
 
 _CELL = attrgetter("cell_contents")
 _CODE = attrgetter("__code__")

@@ -149,10 +149,10 @@ def summary():
     return lines
 
 
-def test_every_kind_of_plan_was_reached(device):
-    """Needs all of the above in the same run."""
-    if sum(KINDS[f"loader {loader}"] for loader in ("shared", "direct")) < len(SEEDS) / 2:
-        pytest.skip("only some of the programs were run")
+def test_every_kind_of_plan_is_reached(device):
+    """By all of the programs above, however many of them are run; of those few may be inexact."""
+    entries = all_prepared(arch_here()).values()
+    drawn = Counter(kind for entry in entries if entry is not None for kind in entry[3])
     expected = [f"loader {loader}" for loader in ("shared", "direct")]
     expected += [f"columns {columns}" for columns in ("early", "late")]
     expected += [f"copy bytes {size}" for size in (2, 4, 8, 16)]
@@ -161,6 +161,6 @@ def test_every_kind_of_plan_was_reached(device):
     expected += [f"cluster {2**k}" for k in range(5)]
     expected += [f"home {home.value}" for home in Home]
     expected += ["ragged", "even", "row long"]
-    missing = [kind for kind in expected if not KINDS[kind]]
-    assert not missing, f"{missing} of {sorted(KINDS.items())}"
+    missing = [kind for kind in expected if not drawn[kind]]
+    assert not missing, f"{missing} of {sorted(drawn.items())}"
     assert len(beyond) <= (1 - EXACT) * len(SEEDS), beyond

@@ -8,6 +8,7 @@ from torch.utils import _pytree as pytree
 
 import examples
 from examples.rmsnorm import residual_arguments, rmsnorm
+from htile import shortcut
 from htile.lower.compile import build
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -44,6 +45,30 @@ def poisoned_memory():
         yield
     finally:
         torch.use_deterministic_algorithms(before)
+
+
+def poison_shortcuts() -> None:
+    """From here on, what a repeated call allocates is filled in there too.
+
+    It does not go through torch's dispatcher, which does so for `torch.empty`.
+    """
+    allocator = shortcut.allocator
+
+    def poisoning(device):
+        allocate = allocator(device)
+
+        def empty(sizes, strides, dtype):
+            made = allocate(sizes, strides, dtype)
+            if torch.are_deterministic_algorithms_enabled():
+                poison = torch.nan
+                if not dtype.is_floating_point:
+                    poison = dtype is torch.bool or torch.iinfo(dtype).max
+                made.fill_(poison)
+            return made
+
+        return empty
+
+    shortcut.allocator = poisoning
 
 
 def run(f, *args, **kwargs):

@@ -147,6 +147,68 @@ def test_launches_wait_for_each_other(device, n, m):
     check(400)
 
 
+# ---- repeated calls ------------------------------------------------------------------------------
+
+
+@htile.rowwise
+def repeated(x, weight):
+    y = x * weight
+    return y, y.amax(-1, keepdim=True), y.sum()
+
+
+@pytest.fixture
+def long(monkeypatch):
+    """The arguments of each call that no shortcut took."""
+    seen, whole = [], htile.Rowwise._call
+
+    def call(self, args, kwargs):
+        seen.append(args)
+        return whole(self, args, kwargs)
+
+    monkeypatch.setattr(htile.Rowwise, "_call", call)
+    return seen
+
+
+MODES = {
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cuda", torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_calls_of_any_mode_are_short_the_second_time(device, long, mode):
+    seed("modes")
+    repeated(torch.randn(7, 128, device=device), torch.randn(128, device=device))
+    with mode():
+        x, weight = torch.randn(5, 128, device=device), torch.randn(128, device=device)
+        repeated(x, weight)
+        before = len(long)
+        apart = torch.randn(4, 160, device=device)[:, 32:]
+        for rows in (x, x[:1], apart, torch.randn(9, 128, device=device)):
+            y, top, total = run(repeated, rows, weight)
+            torch.testing.assert_close(y, rows * weight)
+            torch.testing.assert_close(top, y.amax(-1, keepdim=True))
+            torch.testing.assert_close(total, y.sum(-1))
+            assert y.is_contiguous() and y.device == rows.device
+        assert len(long) == before
+
+
+def test_what_the_compiled_function_refuses_goes_the_long_way(device, long):
+    seed("refused")
+    x, weight = torch.randn(5, 128, device=device), torch.randn(128, device=device)
+    repeated(x, weight), repeated(x, weight)
+    shifted = torch.randn(4 * 128 + 1, device=device)[1:].view(4, 128)  # off by 4 bytes
+    before = len(long)
+    torch.testing.assert_close(repeated(shifted, weight)[0], shifted * weight)
+    torch.testing.assert_close(repeated(x[None], weight)[0], x[None] * weight)
+    torch.testing.assert_close(repeated(x.t().contiguous().t(), weight)[0], x * weight)
+    assert len(long) == before + 3
+    for elsewhere in ("meta", "cpu"):
+        with pytest.raises(htile.ArgumentError, match="expected all tensors on one device"):
+            repeated(x, weight.to(elsewhere))
+
+
 # ---- CUDA graphs ---------------------------------------------------------------------------------
 
 

@@ -314,7 +314,6 @@ def above(x):
         (above, 1, [["max"], ["sum"]]),
         (EXAMPLES["norm_softmax"][0], 1, [["sum"], ["sum"], ["max", "sum"]]),
         (EXAMPLES["log_softmax"][0], 1, [["max"], ["sum"]]),  # 0 stands for an infinite maximum
-        (EXAMPLES["capped_softmax"][0], 1, [["max"], ["sum", "sum"]]),
         (EXAMPLES["rmsnorm"][0], 2, [["sum"]]),
     ],
 )
