@@ -487,12 +487,21 @@ def _frames_inside() -> int:
 def _run(launch: Launch, values: tuple, outs: tuple):
     """Allocate the outputs, launch on the current stream, return the user's structure."""
     arguments = [values[k].contiguous() if copy else values[k] for k, copy in launch.inputs]
-    outs = outs or [
-        torch.empty(shape, dtype=dtype, device=launch.device) for shape, dtype in launch.outputs
-    ]
+    outs = outs or [_empty(shape, dtype, launch.device) for shape, dtype in launch.outputs]
     if launch.kernel is not None:
         launch.kernel(*arguments, *outs)
     return pytree.tree_unflatten(outs, launch.structure)
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor with memory. Raises UnsupportedError where torch makes another kind of tensor."""
+    made = torch.empty(shape, dtype=dtype, device=device)
+    if type(made) is torch.Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(made):
+        return made
+    raise UnsupportedError(
+        "torch makes no plain tensors here, as inside torch.func (grad, vmap, jvp) and "
+        "FakeTensorMode; call a rowwise function outside"
+    )
 
 
 def _with_plan(function: Rowwise, wanted: Mapping) -> Rowwise:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import htile
 from htile import jit
@@ -582,6 +583,31 @@ def gpu(monkeypatch):
     monkeypatch.setattr(jit, "_run", run)
     monkeypatch.setattr(jit, "shortcut", lambda *arguments: None)
     return pretended
+
+
+def inside_grad(call):
+    torch.func.grad(lambda t: call() or t.sum())(torch.ones(3))
+
+
+def inside_fake(call):
+    with FakeTensorMode():
+        call()
+
+
+@pytest.mark.parametrize("inside", [inside_grad, inside_fake])
+def test_outputs_without_memory_are_no_outputs(inside):
+    """Where torch makes wrapped or fake tensors, the kernel would be given them."""
+    launched = []
+    structure = torch.utils._pytree.tree_structure(0)
+    outputs = (((4, 64), torch.float32),)
+    cpu = torch.device("cpu")
+    launch = jit.Launch(lambda *given: launched.append(given), "", ((0, False),), outputs,
+                        structure, cpu, True)  # fmt: skip
+    x = torch.zeros(4, 64)
+    assert type(jit._run(launch, (x,), ())) is torch.Tensor and len(launched) == 1
+    with pytest.raises(htile.UnsupportedError, match="call a rowwise function outside"):
+        inside(lambda: jit._run(launch, (x,), ()))
+    assert len(launched) == 1
 
 
 def test_a_capture_takes_new_shapes_of_a_kernel_that_ran(gpu):
