@@ -254,7 +254,7 @@ def row_reduce(
     return values
 
 
-def _exp_diff(x, reference):
+def exp_diff(x, reference):
     """exp(x - reference); a reference of -inf (nothing seen yet) counts as 0, so that the
     result is 0 and not NaN. NaN and +inf references give NaN, as torch's softmax does."""
     safe = cutlass.select_(reference == -Float32.inf, Float32(0.0), reference)
@@ -271,7 +271,7 @@ def online_softmax_reduce(
     """
     lanes = min(threads_per_row, 32)
     peak = warp_reduce(thread_reduce(x, MAX), MAX, lanes)
-    exp = _exp_diff(x, peak)
+    exp = exp_diff(x, peak)
     total = warp_reduce(thread_reduce(exp, ADD), ADD, lanes)
     if hook_fn is not None:
         hook_fn()
@@ -290,7 +290,7 @@ def online_softmax_reduce(
     for other in peaks[1:]:
         row_peak = combine(MAX, row_peak, other)
     row_peak = warp_reduce(row_peak, MAX, width)
-    row_total = totals[0] * _exp_diff(peaks[0], row_peak)
+    row_total = totals[0] * exp_diff(peaks[0], row_peak)
     for p, t in zip(peaks[1:], totals[1:], strict=True):
-        row_total = row_total + t * _exp_diff(p, row_peak)
-    return row_peak, warp_reduce(row_total, ADD, width), exp * _exp_diff(peak, row_peak)
+        row_total = row_total + t * exp_diff(p, row_peak)
+    return row_peak, warp_reduce(row_total, ADD, width), exp * exp_diff(peak, row_peak)

@@ -9,12 +9,25 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from ..frontend.graph import Graph, Node, Role
 from ..frontend.ops import REDUCTIONS, Op
-from .plan import MONOIDS, ColumnLoop, Compute, Form, Home, Load, Reduce, Reload, Step, Store
+from .plan import (
+    MONOIDS,
+    Ahead,
+    ColumnLoop,
+    Compute,
+    Form,
+    Home,
+    Load,
+    Online,
+    Reduce,
+    Reload,
+    Step,
+    Store,
+)
 
 LEAVES = frozenset({Op.INPUT, Op.CONST})
 FAST_OPS = frozenset({Op.TANH, Op.LOG, Op.LOG2, Op.LOG10, Op.SIN, Op.COS})
@@ -76,12 +89,17 @@ def make_schedule(
     return Schedule(tuple(steps), homes, _slots(graph), _widest(graph, steps, crossing))
 
 
-def make_loops(graph: Graph, home: Home, fastmath: bool = False) -> Schedule:
+def make_loops(
+    graph: Graph, home: Home, fastmath: bool = False, streamed: bool = False
+) -> Schedule:
     """The graph as loops over chunks of the row, one before each barrier and one for row outputs.
 
     Each reads what it needs of the row inputs again from `home` (SHARED, or REREAD: global memory)
     and of the columns from global memory, and computes all of it again but what was reduced. In
     place as it is: a thread stores a chunk after it has read all of it, and for the last time.
+
+    streamed: a loop gathers the reductions of the next stage too, if it can gather all of them:
+        any other would read the row again for itself, and could gather the rest then.
     """
     rows = {i.id: i for i in graph.inputs if i.role is Role.ROW}
     loads = _loads(graph)
@@ -100,9 +118,16 @@ def make_loops(graph: Graph, home: Home, fastmath: bool = False) -> Schedule:
         first = [Reload(again, home)] if again else []
         return [*first, *(columns[i] for i in reads if i in columns), *computed]
 
-    for reduce in _reduces(graph):
-        steps += [ColumnLoop(tuple(body(reduce.operands)), reduce), reduce]
+    waiting = _reduces(graph)
+    while waiting:
+        reduce = waiting.pop(0)
+        ahead = _gathered_ahead(graph, reduce, waiting[0]) if streamed and waiting else None
+        steps += [ColumnLoop(tuple(body(reduce.operands)), reduce, ahead), reduce]
         kept.update(reduce.results)
+        if ahead is not None:
+            waiting.pop(0)
+            steps += [*_compute(graph, tuple(a.about for a in ahead.ahead), kept, fastmath), ahead]
+            kept.update(ahead.results)
     whole = [output for output in graph.outputs if output.is_row]
     if whole:
         computed = body(tuple(output.id for output in whole))
@@ -113,8 +138,10 @@ def make_loops(graph: Graph, home: Home, fastmath: bool = False) -> Schedule:
     loops = [step for step in steps if isinstance(step, ColumnLoop)]
     crossing = _live_at_barriers(make_schedule(graph, fastmath, True).steps, graph)
     made = Counter(id for loop in loops for id in _made(graph, loop))
-    again = {id for id, count in made.items() if count > 1}
-    homes = {id: _home(graph, id, home) for id in sorted(again.union(*crossing))}
+    across = {id for id, count in made.items() if count > 1}.union(*crossing)
+    if streamed:  # what is gathered ahead is not made for it, and may be made once
+        across = {id for id in across if made[id] > 1 or not graph[id].value.spread}
+    homes = {id: _home(graph, id, home) for id in sorted(across)}
     words = max((_words(graph, loop) for loop in loops), default=1.0)
     return Schedule(tuple(steps), homes, _slots(graph), words)
 
@@ -137,6 +164,38 @@ def _reduces(graph: Graph) -> list[Reduce]:
         )
         for k, slot in zip(sorted(rounds), slots, strict=False)
     ]
+
+
+def _gathered_ahead(graph: Graph, reduce: Reduce, following: Reduce) -> Reduce | None:
+    """The reductions of the next stage as they are gathered with those of this one, if all are."""
+    forms = [_online(graph, graph[id]) for id in following.results]
+    if all(form is not None and form.first in reduce.results for form in forms):
+        return replace(following, ahead=tuple(forms))
+    return None
+
+
+def _online(graph: Graph, node: Node) -> Ahead | None:
+    """The sum of exp(x - max(x)), or of the squares of x - sum(x) / n."""
+    if node.op is not Op.SUM:
+        return None
+    (operand,) = graph.operands(node)
+    if operand.op is Op.EXP:
+        (shifted,) = graph.operands(operand)
+        peak = _subtracted_maximum(graph, shifted)
+        return None if peak is None else Ahead(Online.SOFTMAX, peak.id, shifted.inputs[1])
+    if operand.op is not Op.MUL or len({*operand.inputs}) > 1:
+        return None
+    deviation = graph[operand.inputs[0]]
+    if deviation.op is not Op.SUB:
+        return None
+    x, mean = graph.operands(deviation)
+    ratio = _strip(graph, mean)
+    if ratio.op is not Op.DIV or graph[ratio.inputs[1]].op is not Op.CONST:
+        return None
+    total = _strip(graph, graph[ratio.inputs[0]])
+    if total.op is not Op.SUM or total.inputs != (x.id,):
+        return None
+    return Ahead(Online.WELFORD, total.id, mean.id)
 
 
 def _slots(graph: Graph) -> int:
@@ -229,16 +288,21 @@ def choose_form(graph: Graph, node: Node, fastmath: bool) -> Form:
 
 def _is_below_zero(graph: Graph, node: Node) -> bool:
     """x - max(x): exp of it is at most 1, so an error that grows with |x| is never seen."""
+    return _subtracted_maximum(graph, node) is not None
+
+
+def _subtracted_maximum(graph: Graph, node: Node) -> Node | None:
+    """max(x) if the node is x - max(x)."""
     if node.op is not Op.SUB:
-        return False
+        return None
     x, m = graph.operands(node)
     m = _strip(graph, m)
     if m.op is Op.WHERE:  # logsumexp takes 0 for an infinite maximum
         condition, zero, peak = (_strip(graph, operand) for operand in graph.operands(m))
         if not (_is_number(zero, 0.0) and _is_infinite(graph, condition, peak)):
-            return False
+            return None
         m = peak
-    return m.op is Op.MAX and m.inputs == (x.id,)
+    return m if m.op is Op.MAX and m.inputs == (x.id,) else None
 
 
 def _is_number(node: Node, number: float) -> bool:
@@ -288,7 +352,7 @@ def _live_at_barriers(steps: Iterable[Step], graph: Graph) -> list[set[int]]:
             case Compute(id, _):
                 made[-1].add(id)
                 reads[-1].update(graph[id].inputs)
-            case Reduce(_, results, operands, _, _):
+            case Reduce(_, results, operands):
                 reads[-1].update(operands)
                 made.append(set(results))
                 reads.append(set())
