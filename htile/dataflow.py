@@ -9,10 +9,10 @@ from cutlass import Boolean, Float32, Int8, Int32, const_expr
 from cutlass.base_dsl.typing import as_numeric
 from cutlass.memory import SmemAllocator
 
+from htile.compute.gather import Partial, SoftmaxPair, TwoLevelSum, WelfordTriple
 from htile.compute.reduce import (
     MAX,
     MIN,
-    combine,
     identity,
     make_vector,
     online_softmax_reduce,
@@ -331,7 +331,7 @@ class ElementwiseKernelContext(_Static):
         )
 
     def reduce_partials(self, partials, slot=0, phase=0):
-        """Reduce what `accumulate` gathered, a `Partial` or a tuple of them, with one barrier.
+        """Reduce what `accumulate` gathered, one thing or a tuple of them, with one barrier.
 
         A result is one value, or a list of one for each of this thread's rows, which take
         `rows_per_thread` times as many slots.
@@ -350,15 +350,26 @@ class ElementwiseKernelContext(_Static):
 
     def partial(self, op, dtype=Float32):
         """The start of a reduction chunk by chunk: `op`'s identity, in values of `dtype`."""
-        is_mask = dtype is Boolean
-        dtype = Int32 if is_mask else dtype
-        vector = cute.full((self.vec_size,), identity(op, dtype), dtype)
-        return Partial(op, is_mask, [vector] * self.config.rows_per_thread)
+        return Partial.start(op, dtype, self.vec_size, self.config.rows_per_thread)
 
-    def accumulate(self, partial, value):
-        """`partial` and this chunk's values, element by element; padded lanes do not count."""
-        value = self._operand(value, partial.op).reshape((self.vec_size,))
-        return partial.with_vector(self.r, combine(partial.op, partial.vectors[self.r], value))
+    def two_level_sum(self):
+        """The start of a sum of Float32 over many chunks, of one row a thread."""
+        return TwoLevelSum(self.vec_size)
+
+    def softmax_pair(self):
+        """The start of a maximum and of the sum of exponentials about it, of one row a thread."""
+        return SoftmaxPair(self.vec_size)
+
+    def welford_triple(self):
+        """The start of a sum and of the sum of squares about its mean, of one row a thread."""
+        return WelfordTriple(self.vec_size)
+
+    def accumulate(self, gathered, value):
+        """`gathered` and this chunk's values, element by element; padded lanes do not count."""
+        keeps = gathered.keeps_padding
+        value = self._vector(value, gathered.op) if keeps else self._operand(value, gathered.op)
+        in_row = None if self.tXpX is None else self.tXpX[0, 0, 0]
+        return gathered.take(value.reshape((self.vec_size,)), self.r, in_row)
 
     def _exchange(self, operands, ops, slot, phase):
         """Reduce vectors whose padded lanes hold the identity; the slots of the buffer in order."""
@@ -374,6 +385,13 @@ class ElementwiseKernelContext(_Static):
 
     def _operand(self, value, op):
         """What is reduced: a full vector whose padded lanes hold the identity of `op`."""
+        value = self._vector(value, op)
+        if self.tXpX is None:
+            return value
+        return cute.where(self.mask, value, self.full(identity(op, value.dtype), value.dtype))
+
+    def _vector(self, value, op):
+        """A full vector of what `op` reduces, padded lanes as they are."""
         if not isinstance(value, cute.TensorSSA):
             value = self.full(value)
         if value.dtype is Boolean:
@@ -382,9 +400,7 @@ class ElementwiseKernelContext(_Static):
             value = cute.where(value, self.full(1, Int32), self.full(0, Int32))
         elif value.dtype.is_float and value.dtype is not Float32:
             value = value.to(Float32)
-        if self.tXpX is None:
-            return value
-        return cute.where(self.mask, value, self.full(identity(op, value.dtype), value.dtype))
+        return value
 
     def _slots(self, slot, count):
         """Slots [slot, slot + count) of the reduction buffer."""
@@ -395,30 +411,6 @@ class ElementwiseKernelContext(_Static):
             raise ValueError(f"slots {slot} to {slot + count - 1} of {self.config.slots}")
         layout = cute.make_layout((*buffer.shape[:2], count), stride=buffer.layout.stride)
         return cute.make_tensor(buffer[None, None, slot].iterator, layout)
-
-
-class Partial:
-    """A reduction that goes on: for each row of a thread a vector, which `op` combines.
-
-    It is carried by dynamic loops.
-    """
-
-    def __init__(self, op, is_mask, vectors):
-        self.op, self.is_mask, self.vectors = op, is_mask, vectors
-
-    def with_vector(self, r, vector):
-        """The same with another vector for row r."""
-        return Partial(self.op, self.is_mask, [*self.vectors[:r], vector, *self.vectors[r + 1 :]])
-
-    def __extract_mlir_values__(self):
-        return [value for v in self.vectors for value in v.__extract_mlir_values__()]
-
-    def __new_from_mlir_values__(self, values):
-        vectors = [
-            v.__new_from_mlir_values__([value])
-            for v, value in zip(self.vectors, values, strict=True)
-        ]
-        return Partial(self.op, self.is_mask, vectors)
 
 
 class ElementwiseLoader(_Static):

@@ -25,9 +25,7 @@ def in_order(out: object, given: pytree.TreeSpec, structure: pytree.TreeSpec) ->
     return ordered if pytree.tree_structure(ordered) == structure else out
 
 
-def check_out(
-    function: str, graph: Graph, call: Call, out: object, device: torch.device
-) -> None:
+def check_out(function: str, graph: Graph, call: Call, out: object, device: torch.device) -> None:
     """Structure, type, shape, dtype, device and layout of `out`; raises if any is wrong."""
     leaves, structure = pytree.tree_flatten(out)
     if structure != graph.structure:

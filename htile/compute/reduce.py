@@ -254,7 +254,7 @@ def row_reduce(
     return values
 
 
-def _exp_diff(x, reference):
+def exp_diff(x, reference):
     """exp(x - reference); a reference of -inf (nothing seen yet) counts as 0, so that the
     result is 0 and not NaN. NaN and +inf references give NaN, as torch's softmax does."""
     safe = cutlass.select_(reference == -Float32.inf, Float32(0.0), reference)
@@ -277,7 +277,7 @@ def online_softmax_reduce(
     lanes = min(threads_per_row, 32)
     peak = warp_reduce(thread_reduce(x, MAX), MAX, lanes)
     is_row = const_expr(mbar_ptr is None and threads_per_row <= 32)
-    exp = _exp(x - peak) if is_row else _exp_diff(x, peak)
+    exp = _exp(x - peak) if is_row else exp_diff(x, peak)
     total = warp_reduce(thread_reduce(exp, ADD), ADD, lanes)
     if hook_fn is not None:
         hook_fn()

@@ -369,9 +369,7 @@ def _value_spec(name: str, parameter: str, kind: type | None, value: object) -> 
         return Spec(parameter, Role.STATIC, value=value)
     if cls is float or (cls is int and kind in (float, Scalar)):
         if cls is int and abs(value) >= 2**63:
-            raise ArgumentError(
-                f"{name}: {parameter} is an int of more than 64 bits; pass a float"
-            )
+            raise ArgumentError(f"{name}: {parameter} is an int of more than 64 bits; pass a float")
         return Spec(parameter, Role.SCALAR, torch.float32)
     numpy = cls.__module__.partition(".")[0] == "numpy"
     if not numpy and (value is None or isinstance(value, (bool, int, str, torch.dtype))):

@@ -5,8 +5,9 @@ Numerics come from N, dtypes and the graph alone, so a row's bits never depend o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd, log2
 
 import torch
@@ -51,24 +52,28 @@ def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
         for columns in (("early", "late") if has_columns else ("early",))
     }
     paired = {
-        columns: make_schedule(graph, target.fastmath, columns == "late", in_place, online=True)
+        columns: make_schedule(graph, target.fastmath, columns == "late", in_place, paired=True)
         for columns in (kept if has_pair(graph) else ())
     }
     plans = [
         _plan(graph, target, schedule, numerics, placement)
         for numerics in _numerics(graph, target, min(s.words for s in kept.values()), bool(paired))
-        for columns, schedule in (paired if numerics.online else kept).items()
+        for columns, schedule in (paired if numerics.paired else kept).items()
         for placement in _placements(graph, target, schedule, numerics, columns)
     ]
     if graph.n >= MIN_CLUSTER_N or not plans:
         homes = {"shared": Home.SHARED, "direct": Home.REREAD}
         if not any(node.op in REDUCTIONS for node in graph):
             del homes["shared"]  # nothing is read twice
-        for loader, home in homes.items():
-            schedule = make_loops(graph, home, target.fastmath)
+        found = list(_loop_numerics(graph, target, next(iter(kept.values()))))
+        for (loader, home), streamed in itertools.product(homes.items(), (False, True)):
+            fitting = [numerics for numerics in found if numerics.streamed == streamed]
+            if not fitting or (streamed and home is Home.SHARED):
+                continue
+            schedule = make_loops(graph, home, target.fastmath, streamed)
             plans += [
                 _plan(graph, target, schedule, numerics, placement)
-                for numerics in _loop_numerics(graph, target)
+                for numerics in fitting
                 for placement in _loop_placements(graph, target, schedule, numerics, loader)
             ]
     return plans
@@ -116,7 +121,7 @@ def _numerics(graph: Graph, target: Target, words: float, paired: bool) -> Itera
             if elements <= vec or elements * (words + 1) <= MAX_REGISTERS - SPARE_REGISTERS:
                 yield Numerics(vec, threads, cluster)
                 if paired and cluster > 1:
-                    yield Numerics(vec, threads, cluster, online=True)
+                    yield Numerics(vec, threads, cluster, paired=True)
             if threads * vec * cluster >= graph.n:
                 break
             threads *= 2
@@ -127,22 +132,40 @@ def _clusters(graph: Graph, target: Target) -> list[int]:
     return [cluster for cluster in (1, 2, 4, 8, 16) if cluster <= most]
 
 
-def _loop_numerics(graph: Graph, target: Target) -> Iterator[Numerics]:
+def _loop_numerics(graph: Graph, target: Target, schedule: Schedule) -> Iterator[Numerics]:
     """Threads a row and clusters of loops over chunks: two chunks or more."""
     vec = vector_size(graph)
     for cluster in _clusters(graph, target):
         for threads in (128, 256, 512, 1024):
             if 2 * vec * threads * cluster <= graph.n:
-                yield Numerics(vec, threads, cluster, reload=True)
+                num = Numerics(vec, threads, cluster, reload=True)
+                free = _free_bytes(graph, target, schedule, num, threads)
+                yield replace(num, streamed=_tile_bytes(graph, schedule, num) > free)
+
+
+def _rows_of(schedule: Schedule) -> list[Input]:
+    """The rows that are loaded."""
+    loads = [step.input for step in schedule.steps if isinstance(step, Load)]
+    return [i for i in loads if i.role is Role.ROW]
+
+
+def _tile_bytes(graph: Graph, schedule: Schedule, num: Numerics) -> int:
+    """Bytes of a row that one CTA has."""
+    elements = _chunks(graph, num) * num.vec_size * num.threads_per_row
+    return elements * sum(i.dtype.itemsize for i in _rows_of(schedule))
+
+
+def _chunks(graph: Graph, num: Numerics) -> int:
+    """Vectors of a row that a thread has."""
+    return -(-graph.n // (num.vec_size * num.threads_per_row * num.cluster_n))
 
 
 def _placements(
     graph: Graph, target: Target, schedule: Schedule, numerics: Numerics, columns: str
 ) -> Iterator[Placement]:
     vec, threads_per_row = numerics.vec_size, numerics.threads_per_row
-    loaded = [s.input for s in schedule.steps if isinstance(s, Load) and s.input.role is Role.ROW]
-    share = vec * threads_per_row * numerics.cluster_n
-    elements = -(-graph.n // share) * vec
+    loaded = _rows_of(schedule)
+    elements = _chunks(graph, numerics) * vec
     registers = elements * (schedule.words + 1) + SPARE_REGISTERS
     if registers > MAX_REGISTERS and elements > vec:
         return
@@ -166,20 +189,19 @@ def _loop_placements(
 ) -> Iterator[Placement]:
     """One row a CTA, or two a thread; rows stay in shared memory, or in global memory."""
     vec, threads = numerics.vec_size, numerics.threads_per_row
-    loaded = [s.input for s in schedule.steps if isinstance(s, Load) and s.input.role is Role.ROW]
-    chunks = -(-graph.n // (vec * threads * numerics.cluster_n))
+    chunks = _chunks(graph, numerics)
     unroll = chunks if chunks <= UNROLLED_CHUNKS else UNROLL
     for rows in (1, 2):
-        if rows > 1 and (not target.many_rows or unroll < chunks):
+        if rows > 1 and (numerics.streamed or not target.many_rows or unroll < chunks):
             return
         registers = SPARE_REGISTERS + rows * vec * schedule.words
         if min(registers, MAX_REGISTERS) * threads > target.arch.registers:
             return
         tiles = 0
         if loader == "shared":
-            if not _is_asynchronous(loaded, vec, target):
+            if not _is_asynchronous(_rows_of(schedule), vec, target):
                 return
-            tiles = rows * threads * chunks * vec * sum(i.dtype.itemsize for i in loaded)
+            tiles = rows * _tile_bytes(graph, schedule, numerics)
         if tiles > _free_bytes(graph, target, schedule, numerics, threads, rows):
             return
         yield Placement(threads, loader, "late", target.align, rows, unroll)
@@ -197,7 +219,7 @@ def _free_bytes(
     slots = schedule.slots * rows
     if num.cluster_n > 1 and slots > threads:
         return -1
-    wide = num.online or any(
+    wide = num.paired or any(
         node.value.dtype is torch.int64 for node in graph if node.op in REDUCTIONS
     )
     buffer = slots * (threads // 32 * num.cluster_n * (8 if wide else 4) + 8)
@@ -239,7 +261,7 @@ def _distance(plan: Plan, wanted: Wanted) -> tuple:
         other_threads,
         abs(log2(plan.elements_per_thread / wanted.elements)) + 4 * padding,
         -num.threads_per_row,
-        not num.online,
+        not num.paired,
         abs(place.num_threads - max(128, num.threads_per_row)),
         place.loader != wanted.loader,
         place.columns != "late",

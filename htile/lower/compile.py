@@ -194,8 +194,6 @@ def _dynamic_shared(host_code: str) -> int:
         host_code,
     )
     assert launch_config, "the host function launches no kernel"
-    stored = re.search(
-        rf"llvm\.store (%\w+), {re.escape(launch_config.group(1))} : i64", host_code
-    )
+    stored = re.search(rf"llvm\.store (%\w+), {re.escape(launch_config.group(1))} : i64", host_code)
     assert stored and stored.group(1) in constants, "shared memory is no constant"
     return int(constants[stored.group(1)])

@@ -17,7 +17,7 @@ import torch
 
 from ..frontend.graph import Graph, Input, Node, Output, Role
 from ..frontend.ops import Op, dtype_name
-from .plan import ColumnLoop, Compute, Form, Home, Load, Plan, Reduce, Reload, Step, Store
+from .plan import ColumnLoop, Compute, Form, Home, Load, Online, Plan, Reduce, Reload, Step, Store
 
 WIDTH = 100  # of a line
 
@@ -38,10 +38,16 @@ RESERVED = frozenset(
         *("ElementwiseTileConfig", "ElementwiseKernelContext", "ElementwiseLoader"),
         *("ElementwiseStorer", "GlobalToRegLoader", "_", "float", "config", "ctx", "l", "I", "O"),
         *("as_row_values", "as_rows", "lead", *(f"m{k}" for k in range(64))),
-        *("chunk", "cuda", "cute", "cutlass", "fake_arguments", "k", "loader", "m"),
+        *("chunk", "cuda", "cute", "cutlass", "fake_arguments", "g", "k", "loader", "m"),
         *("make_fake_tensor", "math", "pred", "r", "range", "row", "stream", "tiled_copy"),
     }
 )
+
+# Of a reduction that one of the next stage is gathered with: its name, and how it starts.
+GATHERED = {
+    Online.SOFTMAX: ("pair", "softmax_pair()"),
+    Online.WELFORD: ("triple", "welford_triple()"),
+}
 
 Expression = Callable[[Node, tuple[str, ...], Form], str]
 
@@ -139,6 +145,7 @@ class _Printer:
         self.reduces = [s for s in plan.steps if isinstance(s, Reduce)]
         self.stage = 0
         self.fragments: dict[str, str] = {}
+        self.gathered: dict[int, str] = {}  # what has a reduction of the next stage with it
         self.depth = 1  # of indentation
         rows = plan.placement.rows_per_thread
         self.each_row = {i.id for i in self.graph.inputs if i.role is Role.PER_ROW}
@@ -165,10 +172,13 @@ class _Printer:
 
     def _fresh(self, node: Node) -> str:
         """`max0`, `max1`: the operation and a count."""
+        return self._numbered(node.op.value)
+
+    def _numbered(self, what: str) -> str:
         while True:
-            count = self.counts.get(node.op.value, 0)
-            self.counts[node.op.value] = count + 1
-            if (name := f"{node.op.value}{count}") not in self.taken:
+            count = self.counts.get(what, 0)
+            self.counts[what] = count + 1
+            if (name := f"{what}{count}") not in self.taken:
                 self.taken.add(name)
                 return name
 
@@ -203,7 +213,7 @@ class _Printer:
 
     def _config(self) -> list[str]:
         num, place = self.plan.numerics, self.plan.placement
-        wide = num.online or any(
+        wide = num.paired or any(
             self.graph[id].value.dtype is torch.int64 for r in self.reduces for id in r.results
         )
         args = [
@@ -276,17 +286,17 @@ class _Printer:
     def _in_chunks(self, steps: list[Step]) -> list[str]:
         """Loops over chunks, and what is done once a row between and after them."""
         lines = []
-        for step in itertools.takewhile(lambda s: isinstance(s, ColumnLoop | Reduce), steps):
-            if isinstance(step, ColumnLoop):
-                lines += self._loop(step)
-            else:
-                results = ", ".join(self.names[id] for id in step.results)
-                gathered = f"({results})" if len(step.results) > 1 else results
-                lines += _wrapped_call(
-                    f"    {results} = ctx.reduce_partials(", [gathered, f"slot={step.slot}"], ")"
-                )
-                self.started = False
-        rest = steps[sum(isinstance(s, ColumnLoop | Reduce) for s in steps) :]
+        between = [k for k, step in enumerate(steps) if isinstance(step, ColumnLoop | Reduce)]
+        rest = between[-1] + 1 if between else 0
+        for step in steps[:rest]:
+            match step:
+                case ColumnLoop():
+                    lines += self._loop(step)
+                case Reduce():
+                    lines += self._reduce_gathered(step)
+                case Compute():
+                    lines += self._step(step, "ctx")
+        rest = steps[rest:]
         if not rest:
             return lines
         if self.plan.placement.rows_per_thread == 1:
@@ -301,42 +311,87 @@ class _Printer:
         self.depth = 2
         return lines + [line for step in rest for line in self._step(step, "row")]
 
+    def _reduce_gathered(self, step: Reduce) -> list[str]:
+        """The reduction of what a loop has gathered, in this stage or, ahead, in the one before."""
+        lines = [] if self.started else self._stage_comment()
+        self.started = False
+        if step.ahead:
+            self.names |= {id: self._fresh(self.graph[id]) for id in step.results}
+            pairs = ((self.gathered[a.first], self._operand(a.about)) for a in step.ahead)
+            found = [f"{name}.about({reference})" for name, reference in pairs]
+        else:
+            found = [
+                f"{self.gathered[id]}.first" if id in self.gathered else self.names[id]
+                for id in step.results
+            ]
+        results = ", ".join(self.names[id] for id in step.results)
+        given = f"({', '.join(found)})" if len(found) > 1 else found[0]
+        args = [given, f"slot={step.slot}"]
+        return lines + _wrapped_call(f"    {results} = ctx.reduce_partials(", args, ")")
+
+    def _gather(self, loop: ColumnLoop) -> list[str]:
+        """The start of everything that a loop gathers."""
+        lines = []
+        folded = self.plan.folds(loop)
+        for id, monoid in zip(loop.reduce.results, loop.reduce.monoids, strict=True):
+            node, form = self.graph[id], loop.online(id)
+            self.names[id] = self._fresh(node)
+            dtype = self.graph[node.inputs[0]].value.dtype
+            kind = [] if dtype is torch.float32 else [CUTLASS_TYPES[dtype]]
+            args = ", ".join([f"cute.ReductionOp.{monoid.combine}", *kind])
+            start = "two_level_sum()" if id in folded else f"partial({args})"
+            if form is not None:
+                name, start = GATHERED[form]
+                self.gathered[id] = self._numbered(name)
+            lines.append(f"    {self._gathered_name(id)} = ctx.{start}")
+        return lines
+
+    def _gathered_name(self, id: int) -> str:
+        """The name of what a loop gathers for a reduction, with what it gathers ahead."""
+        return self.gathered.get(id, self.names[id])
+
     def _loop(self, loop: ColumnLoop) -> list[str]:
         """What it gathers, and its body: the columns first, which all rows of a thread share."""
         lines = self._stage_comment()
         self.started = True
         if loop.reduce is not None:
-            for id, monoid in zip(loop.reduce.results, loop.reduce.monoids, strict=True):
-                node = self.graph[id]
-                self.names[id] = self._fresh(node)
-                dtype = self.graph[node.inputs[0]].value.dtype
-                kind = [] if dtype is torch.float32 else [CUTLASS_TYPES[dtype]]
-                args = ", ".join([f"cute.ReductionOp.{monoid.combine}", *kind])
-                lines.append(f"    {self.names[id]} = ctx.partial({args})")
+            lines += self._gather(loop)
         plan, rows = self.plan, self.plan.placement.rows_per_thread
+        folded = plan.folds(loop)
         whole = plan.placement.unroll == plan.chunks
         over = "range_constexpr(ctx.num_chunks)" if whole else (
             f"range(ctx.num_chunks, unroll={plan.placement.unroll})"
         )  # fmt: skip
-        lines.append(f"    for k in cutlass.{over}:")
-        self.depth = 2
+        outer = 1
+        if folded:
+            size, chunks = plan.folded, plan.chunks
+            last = f"{size} * g + {size}"
+            last = last if chunks % size == 0 else f"cutlass.min({last}, {chunks})"
+            over = f"range({size} * g, {last}, unroll={plan.placement.unroll})"
+            lines.append(f"    for g in cutlass.range({-(-chunks // size)}):")
+            outer = 2
+        lines.append(f"{' ' * 4 * outer}for k in cutlass.{over}:")
+        self.depth = outer + 1
         columns = [step for step in loop.steps if isinstance(step, Load)]
         if rows > 1:
             for step in columns:
                 lines += self._step(step, "ctx.chunk(k)")
-            lines.append(f"        for r in cutlass.range_constexpr({rows}):")
-            lines.append("            chunk = ctx.chunk(k, r)")
-            self.depth = 3
+            lines.append(f"{self._indent()}for r in cutlass.range_constexpr({rows}):")
+            self.depth += 1
+            lines.append(f"{self._indent()}chunk = ctx.chunk(k, r)")
         else:
-            lines.append("        chunk = ctx.chunk(k)")
+            lines.append(f"{self._indent()}chunk = ctx.chunk(k)")
         for step in loop.steps:
             if rows == 1 or step not in columns:
                 lines += self._step(step, "chunk")
         if loop.reduce is not None:
             for id, operand in zip(loop.reduce.results, loop.reduce.operands, strict=True):
-                name = self.names[id]
+                name = self._gathered_name(id)
                 call = f"{name} = chunk.accumulate({name}, {self._reduced(operand)})"
-                lines.append(_located(" " * 4 * self.depth + call, self.graph[id]))
+                lines.append(_located(self._indent() + call, self.graph[id]))
+        self.depth = outer
+        names = map(self._gathered_name, folded)
+        lines += [f"{self._indent()}{name} = {name}.fold()" for name in names]
         self.depth = 1
         return lines
 

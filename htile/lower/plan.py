@@ -114,12 +114,33 @@ class Compute:
     form: Form = Form.EXACT
 
 
+class Online(Enum):
+    """What is gathered with a reduction for one of the next stage, relative to a reference."""
+
+    SOFTMAX = "sum of exp(x - reference) with the maximum of x"
+    WELFORD = "sum of (x - reference)**2 with the sum of x"
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """A reduction that is gathered a stage ahead, by the loop that gathers `first`.
+
+    A thread gathers it relative to a reference of its own. Once `first` is reduced, and `about`
+    computed of it, what each thread has is moved to that reference, and reduced as a sum.
+    """
+
+    form: Online
+    first: int
+    about: int
+
+
 @dataclass(frozen=True, slots=True)
 class Reduce:
     """Reduce operands together, behind one barrier; `results` are the nodes, in slot order.
 
     exp: where a maximum and a sum are one exchange of pairs, in one slot: the node exp(x - max(x)),
         the second operand, which comes with the results. A warp takes its own maximum at first.
+    ahead: for each result how it was gathered in the stage before; empty: the operands are there.
     """
 
     stage: int
@@ -129,6 +150,7 @@ class Reduce:
     slot: int
     over: Over = Over.COLUMNS
     exp: int | None = None
+    ahead: tuple[Ahead, ...] = ()
 
     @property
     def made(self) -> tuple[int, ...]:
@@ -150,13 +172,26 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class ColumnLoop:
-    """Run steps for one chunk of columns after another, and gather the operands of `reduce`."""
+    """Run steps for one chunk of columns after another, and gather the operands of `reduce`.
+
+    ahead: the reduction of the next stage that is gathered too, which then has no loop.
+    """
 
     steps: tuple[Step, ...]
     reduce: Reduce | None = None
+    ahead: Reduce | None = None
+
+    def online(self, result: int) -> Online | None:
+        """The form in which a result of `reduce` is gathered with what is needed ahead."""
+        ahead = () if self.ahead is None else self.ahead.ahead
+        return next((a.form for a in ahead if a.first == result), None)
 
 
 Step = Load | Reload | Compute | Reduce | Store | ColumnLoop
+
+
+MOST_CHUNKS = 32  # of a streamed row that a sum has in one level
+FOLDED = 16  # chunks that the inner level of one in two levels has
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,17 +200,21 @@ class Numerics:
 
     Depends on N, dtypes and architecture, never on M or on alignment.
 
-    online: a maximum and the sum of exponentials below it are one exchange (`Reduce.exp`).
+    paired: a maximum and the sum of exponentials below it are one exchange (`Reduce.exp`).
     reload: a row is worked on in loops over chunks, a vector a thread, one loop before each barrier
         and one for what is stored. Each reads the row again and computes again what was computed of
         it, so that registers hold no more than a chunk, and reductions gather chunk by chunk.
+    streamed: no shared memory holds the row, whatever its alignment, and each loop reads it from
+        global memory. So loops gather reductions of the next stage too, where they can (`Online`),
+        and float sums of more than MOST_CHUNKS chunks go in two levels.
     """
 
     vec_size: int
     threads_per_row: int
     cluster_n: int = 1
     reload: bool = False
-    online: bool = False
+    paired: bool = False
+    streamed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +265,23 @@ class Plan:
         return self.elements_per_thread // self.numerics.vec_size
 
     @property
+    def folded(self) -> int:
+        """Chunks that the inner level of a float sum has; 0 where it has one level."""
+        return FOLDED if self.numerics.streamed and self.chunks > MOST_CHUNKS else 0
+
+    def folds(self, loop: ColumnLoop) -> tuple[int, ...]:
+        """The results of a loop's reductions that are gathered in two levels."""
+        if loop.reduce is None or not self.folded:
+            return ()
+        pairs = zip(loop.reduce.results, loop.reduce.monoids, strict=True)
+        return tuple(id for id, monoid in pairs if self._has_float_sum(loop, id, monoid))
+
+    def _has_float_sum(self, loop: ColumnLoop, id: int, monoid: Monoid) -> bool:
+        if loop.online(id) is not None:
+            return True
+        return monoid.combine == "ADD" and self.graph[id].value.dtype.is_floating_point
+
+    @property
     def elements_per_thread(self) -> int:
         """Elements of one row that a thread holds, padded lanes included."""
         tile = self.numerics.vec_size * self.numerics.threads_per_row * self.numerics.cluster_n
@@ -273,7 +329,8 @@ class Plan:
             f"numerics   {_count(num.threads_per_row, 'thread')} a row, {num.vec_size} adjacent "
             f"elements each, {self.elements_per_thread} in all, cluster {num.cluster_n}"
             f"{f', in {self.chunks} chunks' if num.reload else ''}"
-            f"{', maximum and sum in one exchange' if num.online else ''}",
+            f"{', maximum and sum in one exchange' if num.paired else ''}"
+            f"{f', summed {self.folded} at a time' if self.folded else ''}",
             f"placement  {place.num_threads} threads and {rows} a CTA, "
             f"{place.loader} loads, {place.columns} columns, {place.copy_bytes}-byte accesses"
             f"{f', {place.unroll} chunks at once' if num.reload else ''}",
@@ -318,20 +375,25 @@ def _describe(plan: Plan, steps: tuple[Step, ...]) -> list[str]:
                 operands = ", ".join(f"%{i}" for i in node.inputs)
                 short = "" if form is Form.EXACT else f" ({form.value})"
                 lines.append(f"compute  %{id} = {node.op.value} {operands}{short}")
-            case Reduce(stage, results, operands, monoids, slot, _, exp):
+            case Reduce(stage, results, operands, monoids, slot, _, exp, ahead):
                 pairs = ", ".join(
                     f"%{r} = {m.combine} of %{o}"
                     for r, m, o in zip(results, monoids, operands, strict=True)
                 )
-                online = "" if exp is None else f", as pairs, and %{exp}"
-                lines.append(f"reduce   stage {stage}: {pairs}, slot {slot}{online}")
+                if ahead:
+                    pairs = ", ".join(
+                        f"%{r} = {m.combine} of what %{a.first} was gathered with, about %{a.about}"
+                        for r, m, a in zip(results, monoids, ahead, strict=True)
+                    )
+                paired = "" if exp is None else f", as pairs, and %{exp}"
+                lines.append(f"reduce   stage {stage}: {pairs}, slot {slot}{paired}")
             case Store(output):
-                lines.append(
-                    f"store    {output.name} ({dtype_name(output.dtype)}) <- %{output.id}"
-                )
+                lines.append(f"store    {output.name} ({dtype_name(output.dtype)}) <- %{output.id}")
             case ColumnLoop(inner, reduce):
-                gathered = () if reduce is None else reduce.operands
                 lines.append("for each chunk")
                 lines += [f"  {line}" for line in _describe(plan, inner)]
-                lines += [f"  gather   %{id}" for id in gathered]
+                if reduce is not None:
+                    for result, id in zip(reduce.results, reduce.operands, strict=True):
+                        form = step.online(result)
+                        lines.append(f"  gather   %{id}{f', and the {form.value}' if form else ''}")
     return lines

@@ -14,7 +14,20 @@ from math import inf
 
 from ..frontend.graph import Graph, Node, Role
 from ..frontend.ops import REDUCTIONS, Op
-from .plan import MONOIDS, ColumnLoop, Compute, Form, Home, Load, Reduce, Reload, Step, Store
+from .plan import (
+    MONOIDS,
+    Ahead,
+    ColumnLoop,
+    Compute,
+    Form,
+    Home,
+    Load,
+    Online,
+    Reduce,
+    Reload,
+    Step,
+    Store,
+)
 
 LEAVES = frozenset({Op.INPUT, Op.CONST})
 FAST_OPS = frozenset({Op.TANH, Op.LOG, Op.LOG2, Op.LOG10, Op.SIN, Op.COS})
@@ -48,14 +61,14 @@ def make_schedule(
     fastmath: bool = False,
     late_columns: bool = False,
     in_place: bool = False,
-    online: bool = False,
+    paired: bool = False,
 ) -> Schedule:
     """Order the graph into loads, computations, one `Reduce` a stage, and stores.
 
     late_columns: a column is loaded where it is first used, not while the rows are in flight. Its
         latency shows then, but it takes no registers before.
     in_place: an output is the memory of an input, so all is read before anything is stored.
-    online: a maximum and the sum of exponentials below it, each alone in its stage, share one.
+    paired: a maximum and the sum of exponentials below it, each alone in its stage, share one.
     """
     loads = _loads(graph)
     columns = [s for s in loads if s.input.role is Role.COLUMN]
@@ -69,7 +82,7 @@ def make_schedule(
         reads = {i for step in computed for i in graph[step.id].inputs} | set(goals)
         return [*(late.pop(i) for i in sorted(reads & late.keys())), *computed]
 
-    reduces = _in_pairs(graph, _reduces(graph)) if online else _reduces(graph)
+    reduces = _in_pairs(graph, _reduces(graph)) if paired else _reduces(graph)
     for reduce in reduces:
         goals = tuple(id for id in reduce.operands if id != reduce.exp)
         steps += [*compute(goals), reduce]
@@ -84,12 +97,17 @@ def make_schedule(
     return Schedule(tuple(steps), homes, slots, _widest(graph, steps, crossing))
 
 
-def make_loops(graph: Graph, home: Home, fastmath: bool = False) -> Schedule:
+def make_loops(
+    graph: Graph, home: Home, fastmath: bool = False, streamed: bool = False
+) -> Schedule:
     """The graph as loops over chunks of the row, one before each barrier and one for row outputs.
 
     Each reads what it needs of the row inputs again from `home` (SHARED, or REREAD: global memory)
     and of the columns from global memory, and computes all of it again but what was reduced. In
     place as it is: a thread stores a chunk after it has read all of it, and for the last time.
+
+    streamed: a loop gathers the reductions of the next stage too, if it can gather all of them:
+        any other would read the row again for itself, and could gather the rest then.
     """
     rows = {i.id: i for i in graph.inputs if i.role is Role.ROW}
     loads = _loads(graph)
@@ -106,9 +124,16 @@ def make_loops(graph: Graph, home: Home, fastmath: bool = False) -> Schedule:
         first = [Reload(again, home)] if again else []
         return [*first, *(columns[i] for i in reads if i in columns), *computed]
 
-    for reduce in _reduces(graph):
-        steps += [ColumnLoop(tuple(body(reduce.operands)), reduce), reduce]
+    waiting = _reduces(graph)
+    while waiting:
+        reduce = waiting.pop(0)
+        ahead = _gathered_ahead(graph, reduce, waiting[0]) if streamed and waiting else None
+        steps += [ColumnLoop(tuple(body(reduce.operands)), reduce, ahead), reduce]
         kept.update(reduce.results)
+        if ahead is not None:
+            waiting.pop(0)
+            steps += [*_compute(graph, tuple(a.about for a in ahead.ahead), kept, fastmath), ahead]
+            kept.update(ahead.results)
     whole = [output for output in graph.outputs if output.is_row]
     if whole:
         computed = body(tuple(output.id for output in whole))
@@ -119,8 +144,10 @@ def make_loops(graph: Graph, home: Home, fastmath: bool = False) -> Schedule:
     loops = [step for step in steps if isinstance(step, ColumnLoop)]
     crossing = _live_at_barriers(make_schedule(graph, fastmath, True).steps, graph)
     made = Counter(id for loop in loops for id in _made(graph, loop))
-    again = {id for id, count in made.items() if count > 1}
-    homes = {id: _home(graph, id, home) for id in sorted(again.union(*crossing))}
+    across = {id for id, count in made.items() if count > 1}.union(*crossing)
+    if streamed:  # what is gathered ahead is not made for it, and may be made once
+        across = {id for id in across if made[id] > 1 or not graph[id].value.spread}
+    homes = {id: _home(graph, id, home) for id in sorted(across)}
     words = max((_words(graph, loop) for loop in loops), default=1.0)
     return Schedule(tuple(steps), homes, _slots(graph), words)
 
@@ -175,15 +202,44 @@ def _exp_below(graph: Graph, first: Reduce | None, second: Reduce) -> int | None
     """The node exp(x - max(x)), if `first` is that maximum and `second` the sum of the node."""
     if first is None or (len(first.results), len(second.results)) != (1, 1):
         return None
-    total, exp = graph[second.results[0]], graph[second.operands[0]]
-    if total.op is not Op.SUM or exp.op is not Op.EXP:
+    total = graph[second.results[0]]
+    online = _online(graph, total)
+    if online is None or online.form is not Online.SOFTMAX:
         return None
-    difference = graph[exp.inputs[0]]
-    if difference.op is not Op.SUB:
+    is_maximum = _strip(graph, graph[online.about]).id == first.results[0]  # and not 0 for inf
+    return total.inputs[0] if is_maximum else None
+
+
+def _gathered_ahead(graph: Graph, reduce: Reduce, following: Reduce) -> Reduce | None:
+    """The reductions of the next stage as they are gathered with those of this one, if all are."""
+    forms = [_online(graph, graph[id]) for id in following.results]
+    if all(form is not None and form.first in reduce.results for form in forms):
+        return replace(following, ahead=tuple(forms))
+    return None
+
+
+def _online(graph: Graph, node: Node) -> Ahead | None:
+    """The sum of exp(x - max(x)), or of the squares of x - sum(x) / n."""
+    if node.op is not Op.SUM:
         return None
-    x, peak = graph.operands(difference)
-    is_peak = _strip(graph, peak).id == first.results[0] and first.operands == (x.id,)
-    return exp.id if is_peak and graph[first.results[0]].op is Op.MAX else None
+    (operand,) = graph.operands(node)
+    if operand.op is Op.EXP:
+        (shifted,) = graph.operands(operand)
+        peak = _subtracted_maximum(graph, shifted)
+        return None if peak is None else Ahead(Online.SOFTMAX, peak.id, shifted.inputs[1])
+    if operand.op is not Op.MUL or len({*operand.inputs}) > 1:
+        return None
+    deviation = graph[operand.inputs[0]]
+    if deviation.op is not Op.SUB:
+        return None
+    x, mean = graph.operands(deviation)
+    ratio = _strip(graph, mean)
+    if ratio.op is not Op.DIV or graph[ratio.inputs[1]].op is not Op.CONST:
+        return None
+    total = _strip(graph, graph[ratio.inputs[0]])
+    if total.op is not Op.SUM or total.inputs != (x.id,):
+        return None
+    return Ahead(Online.WELFORD, total.id, mean.id)
 
 
 def _slots(graph: Graph) -> int:
@@ -274,16 +330,21 @@ def choose_form(graph: Graph, node: Node, fastmath: bool) -> Form:
 
 def _is_below_zero(graph: Graph, node: Node) -> bool:
     """x - max(x): exp of it is at most 1, so an error that grows with |x| is never seen."""
+    return _subtracted_maximum(graph, node) is not None
+
+
+def _subtracted_maximum(graph: Graph, node: Node) -> Node | None:
+    """max(x) if the node is x - max(x)."""
     if node.op is not Op.SUB:
-        return False
+        return None
     x, m = graph.operands(node)
     m = _strip(graph, m)
     if m.op is Op.WHERE:  # logsumexp takes 0 for an infinite maximum
         condition, zero, peak = (_strip(graph, operand) for operand in graph.operands(m))
         if not (_is_number(zero, 0.0) and _is_infinite(graph, condition, peak)):
-            return False
+            return None
         m = peak
-    return m.op is Op.MAX and m.inputs == (x.id,)
+    return m if m.op is Op.MAX and m.inputs == (x.id,) else None
 
 
 def _is_number(node: Node, number: float) -> bool:

@@ -45,13 +45,17 @@ HOME_TEXT = {
 
 @dataclass
 class Segment:
-    """What happens between two barriers, and the reductions of the barrier that ends it."""
+    """What happens between two barriers, and the reductions of the barrier that ends it.
+
+    ahead: reductions of the next barrier that are gathered here.
+    """
 
     loads: list[Load] = field(default_factory=list)
     reloads: list[tuple[Input, Home]] = field(default_factory=list)
     computes: list[Compute] = field(default_factory=list)
     stores: list[Store] = field(default_factory=list)
     reduces: list[Reduce] = field(default_factory=list)
+    ahead: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -98,6 +102,8 @@ def segments_of(plan: Plan) -> list[Segment]:
                 now.computes.append(step)
             case Store():
                 now.stores.append(step)
+            case ColumnLoop(_, _, Reduce(_, results)):
+                now.ahead += results
             case Reduce():
                 now.reduces.append(step)
                 segments.append(Segment())
@@ -105,11 +111,11 @@ def segments_of(plan: Plan) -> list[Segment]:
 
 
 def _flat(steps: tuple[Step, ...]) -> Iterator[Step]:
+    """The steps with those of a loop behind it."""
     for step in steps:
+        yield step
         if isinstance(step, ColumnLoop):
             yield from _flat(step.steps)
-        else:
-            yield step
 
 
 def kept(plan: Plan, segments: list[Segment]) -> dict[int, tuple[int, int, Home]]:
@@ -138,7 +144,8 @@ def kept(plan: Plan, segments: list[Segment]) -> dict[int, tuple[int, int, Home]
             make(step.id, k)
         reads = [i for step in segment.computes for i in plan.graph[step.id].inputs]
         reads += [step.output.id for step in segment.stores]
-        reads += [i for reduce in segment.reduces for i in reduce.operands]
+        for reduce in segment.reduces:
+            reads += [a.about for a in reduce.ahead] or reduce.operands
         for id in reads:
             if made.get(id, k) < k:
                 have(id, made[id], k)
@@ -224,13 +231,13 @@ def _columns(plan: Plan, segments: list[Segment]) -> tuple[list[Column], list[in
         ]
         columns.append(Column("shared memory", cards))
     places = []
-    title = "registers, in chunks" if plan.numerics.reload else "registers"
     for k, segment in enumerate(segments):
         above = [_input_card(plan, s.input) for s in segment.loads] if k else []
         above += [_input_card(plan, i, home) for i, home in segment.reloads]
         card = Card(Kind.ELEMENTWISE, _work(plan, segment), f"segment{k}")
         places.append(len(columns))
-        columns.append(Column(title, [card], above))
+        chunks = plan.numerics.reload and not any(reduce.ahead for reduce in segment.reduces)
+        columns.append(Column(f"registers{', in chunks' if chunks else ''}", [card], above))
         for reduce in segment.reduces:
             columns.append(
                 Column(f"stage {reduce.stage}", [_reduce_card(plan, reduce)], barrier=True)
@@ -245,6 +252,10 @@ def _work(plan: Plan, segment: Segment) -> list[str]:
     lines += [f"%{i.id} = {i.name}, again" for i, _ in segment.reloads]
     for step in segment.computes:
         lines.append(describe(plan.graph, plan.graph[step.id]))
+    lines += [f"gathers %{id} too" for id in segment.ahead]
+    for reduce in segment.reduces:
+        for id, ahead in zip(reduce.results, reduce.ahead, strict=False):
+            lines.append(f"%{id} as gathered, about %{ahead.about}")
     return _cut(lines) or ["nothing to compute"]
 
 

@@ -321,7 +321,7 @@ def test_a_maximum_and_a_sum_in_one_exchange(function, count, stages):
     """Only the sum of exp(x - max(x)), where both are alone in their stages."""
     tensors = [torch.empty(3, 512, device="meta") for _ in range(count)]
     graph = function.inspect(*tensors).graph
-    schedule = make_schedule(graph, online=True)
+    schedule = make_schedule(graph, paired=True)
     reduces = [s for s in schedule.steps if isinstance(s, Reduce)]
     assert [[graph[id].op.value for id in r.results] for r in reduces] == stages
     pairs = [r for r in reduces if r.exp is not None]

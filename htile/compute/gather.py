@@ -1,0 +1,205 @@
+"""Reductions that go on from chunk to chunk: what a loop over a row's chunks carries in registers.
+
+`take` adds a chunk's vector; `op` and `vectors`, one for each row of a thread, are what is reduced
+over the row at the end. A sum over many chunks goes in two levels, `fold` from the inner to the
+outer: terms that are tiny beside the whole sum of a thread would vanish in it. Nothing is
+compensated by subtraction, which makes NaN of an infinite sum.
+
+`SoftmaxPair` and `WelfordTriple` gather two reductions of which the second needs the first: what
+the second one sums is relative to a reference of the thread's own, and `about` moves it.
+
+Products are added by explicit fma: a compiler's choice would depend on how a loop is unrolled.
+"""
+
+import copy
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, const_expr
+
+from htile.compute import math
+from htile.compute.reduce import ADD, MAX, combine, exp_diff, identity, thread_reduce
+
+INF = float("inf")
+
+
+def _select(condition, a, b):
+    """a where the condition holds, else b; of Float32."""
+    return Float32(cutlass.select_(condition, a, b))
+
+
+def _sum_of_squares(x):
+    """Of a vector, within the thread."""
+    n = cute.size(x.shape)
+    if n == 1:
+        return x[0] * x[0]
+    halves = x.reshape((n // 2, 2))
+    low, high = halves[None, 0], halves[None, 1]
+    return thread_reduce(cute.math.fma(high, high, low * low), ADD)
+
+
+class _Gathered:
+    """`values`, vectors and scalars, that dynamic loops carry.
+
+    keeps_padding: `take` gets padded lanes as they are, not as the identity of `op`.
+    """
+
+    op, is_mask, keeps_padding = ADD, False, False
+
+    def _with(self, *values):
+        new = copy.copy(self)
+        new.values = values
+        return new
+
+    def __extract_mlir_values__(self):
+        return [word for value in self.values for word in value.__extract_mlir_values__()]
+
+    def __new_from_mlir_values__(self, words):
+        pairs = zip(self.values, words, strict=True)
+        return self._with(*(value.__new_from_mlir_values__([word]) for value, word in pairs))
+
+
+class Partial(_Gathered):
+    """One reduction, gathered element by element; a vector, or a scalar, for each row."""
+
+    def __init__(self, op, vectors, is_mask=False):
+        self.op, self.values, self.is_mask = op, tuple(vectors), is_mask
+
+    @classmethod
+    def start(cls, op, dtype, vec_size, rows):
+        """`op`'s identity, in vectors of `dtype`; Boolean ones are counted in Int32."""
+        number = Int32 if dtype is Boolean else dtype
+        vector = cute.full((vec_size,), identity(op, number), number)
+        return cls(op, [vector] * rows, dtype is Boolean)
+
+    @property
+    def vectors(self):
+        """What is reduced over the row."""
+        return self.values
+
+    def take(self, value, r, in_row):
+        """With a chunk's values of row r."""
+        taken = combine(self.op, self.values[r], value)
+        return self._with(*self.values[:r], taken, *self.values[r + 1 :])
+
+
+class TwoLevelSum(_Gathered):
+    """A Float32 sum of many chunks: (inner vector, outer scalar)."""
+
+    def __init__(self, vec_size):
+        self.values = cute.full((vec_size,), 0.0, Float32), Float32(0.0)
+
+    @property
+    def vectors(self):
+        """What is reduced over the row."""
+        return (self.fold().values[1],)
+
+    def take(self, value, r, in_row):
+        """With a chunk's values."""
+        inner, outer = self.values
+        return self._with(inner + value, outer)
+
+    def fold(self):
+        """The inner sums added to the outer."""
+        inner, outer = self.values
+        return self._with(cute.full_like(inner, 0.0), outer + thread_reduce(inner, ADD))
+
+
+class SoftmaxPair(_Gathered):
+    """The maximum of x, and the sum of exp(x - reference) for the row's.
+
+    Values: the thread's maximum, a vector of sums relative to it, and their outer level. One exp a
+    chunk moves them to a new maximum; a maximum of -inf counts as 0, as in `exp_diff`, NaN and
+    +inf make NaN of the sums.
+    """
+
+    op = MAX
+
+    def __init__(self, vec_size):
+        self.values = Float32(-INF), cute.full((vec_size,), 0.0, Float32), Float32(0.0)
+
+    def take(self, value, r, in_row):
+        """With a chunk's x, padded lanes -inf."""
+        peak, sums, total = self.values
+        new = combine(MAX, peak, thread_reduce(value, MAX))
+        scale, exp = exp_diff(peak, new), exp_diff(value, new)
+        sums = cute.math.fma(sums, cute.full_like(sums, scale), exp)
+        return self._with(new, sums, total * scale)
+
+    def fold(self):
+        """The inner sums added to the outer."""
+        peak, sums, total = self.values
+        return self._with(peak, cute.full_like(sums, 0.0), total + thread_reduce(sums, ADD))
+
+    @property
+    def first(self):
+        """The maximum."""
+        return Partial(MAX, [self.values[0]])
+
+    def about(self, reference):
+        """The sum of exp(x - reference): the row's maximum, or 0 for an infinite one.
+
+        As the sum itself gives it: +inf for an x of +inf and a reference of 0, where everything
+        else that is finite does not count.
+        """
+        peak, _, total = self.fold().values
+        total = _select(peak == INF, Float32(INF), total)
+        gap = cute.arch.fmin(peak - reference, Float32(0.0), nan=True)
+        return Partial(ADD, [total * math.exp_bounded(gap)])
+
+
+class WelfordTriple(_Gathered):
+    """The sum of x, and the sum of (x - reference)**2 for the row's.
+
+    Values: a number near the mean of what the thread has seen, that mean less the number (so that
+    no digit is lost in a mean far from 0), the sum of squares about the mean, its outer level, and
+    the chunks seen. Every chunk is summed relative to the number, its squares too, and the number
+    moves to the new mean: what is subtracted of the squares is no larger than what is left, but in
+    the first chunk, which begins with its first element.
+    """
+
+    keeps_padding = True  # a vector is padded as a whole, and then it is dropped
+
+    def __init__(self, vec_size):
+        self.vec_size, self.values = vec_size, (Float32(0.0),) * 5
+
+    def take(self, value, r, in_row):
+        """With a chunk's x; `in_row` is False where it is padding."""
+        base, rest, squares, outer, count = self.values
+        start = value[0]
+        starts = (count == 0.0) & (math.abs(start) < INF)
+        base = _select(starts, start, base)
+        shifted = value - base
+        total, square = thread_reduce(shifted, ADD), _sum_of_squares(shifted)
+        one = Float32(1.0)
+        if const_expr(in_row is not None):
+            total, square, one = (_select(in_row, v, Float32(0.0)) for v in (total, square, one))
+        delta = total * (1.0 / self.vec_size)
+        within = cute.math.fma(-total, delta, square)
+        within = _select(square < INF, within, square)  # not inf - inf
+        weight = one * cute.arch.rcp_approx(count + 1.0)
+        gap, keep = delta - rest, 1.0 - weight
+        mean = cute.math.fma(rest, keep, delta * weight)  # an infinite rest stays what it is
+        moved = base + mean
+        moved = _select(math.abs(moved) < INF, moved, base)
+        squares = squares + cute.math.fma(self.vec_size * one * keep * gap, gap, within)
+        return self._with(moved, (base - moved) + mean, squares, outer, count + one)
+
+    def fold(self):
+        """The squares added to the outer ones."""
+        base, rest, squares, outer, count = self.values
+        return self._with(base, rest, Float32(0.0), outer + squares, count)
+
+    @property
+    def first(self):
+        """The sum: of equal elements as exact as one product."""
+        base, rest, _, _, count = self.values
+        n = count * float(self.vec_size)
+        return Partial(ADD, [cute.math.fma(n, base, n * rest)])
+
+    def about(self, reference):
+        """The sum of (x - reference)**2."""
+        base, rest, _, squares, count = self.fold().values
+        gap = (base - reference) + rest
+        moved = cute.math.fma(count * float(self.vec_size), gap * gap, squares)
+        return Partial(ADD, [_select(count > 0.0, moved, Float32(0.0))])
