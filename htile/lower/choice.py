@@ -5,7 +5,6 @@ Numerics come from N, dtypes and the graph alone, so a row's bits never depend o
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import gcd, log2
@@ -15,7 +14,7 @@ import torch
 from ..frontend.graph import Graph, Input, Role
 from ..frontend.ops import REDUCTIONS, Op
 from .arch import Arch
-from .plan import Home, Load, Numerics, Placement, Plan, Target
+from .plan import ColumnLoop, Home, Load, Numerics, Placement, Plan, Target
 from .schedule import Schedule, assign_stages, has_pair, make_loops, make_schedule
 
 ACCESS_BYTES = 16  # the widest load and store
@@ -24,7 +23,7 @@ MAX_REGISTERS = 255  # of a thread
 MIN_CLUSTER_N = 8192  # no shorter row is worth a cluster, or reading it again
 UNROLLED_CHUNKS = 8  # as many have no loop
 UNROLL = 4  # chunks at once of a loop over more
-STREAMED_CLUSTER = 4  # of a row that no cluster holds
+LONG_N = 262144  # beyond it rows are very long
 
 
 def row_dtypes(graph: Graph) -> list:
@@ -65,17 +64,19 @@ def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
         homes = {"shared": Home.SHARED, "direct": Home.REREAD}
         if not any(node.op in REDUCTIONS for node in graph):
             del homes["shared"]  # nothing is read twice
-        found = list(_loop_numerics(graph, target, next(iter(kept.values()))))
-        for (loader, home), streamed in itertools.product(homes.items(), (False, True)):
-            fitting = [numerics for numerics in found if numerics.streamed == streamed]
-            if not fitting or (streamed and home is Home.SHARED):
-                continue
-            schedule = make_loops(graph, home, target.fastmath, streamed)
-            plans += [
-                _plan(graph, target, schedule, numerics, placement)
-                for numerics in fitting
-                for placement in _loop_placements(graph, target, schedule, numerics, loader)
-            ]
+        loops = {
+            (loader, False): make_loops(graph, home, target.fastmath)
+            for loader, home in homes.items()
+        }
+        streamed = make_loops(graph, Home.REREAD, target.fastmath, streamed=True)
+        loops["direct", True] = streamed
+        plans += [
+            _plan(graph, target, schedule, numerics, placement)
+            for numerics in _loop_numerics(graph, target, streamed)
+            for (loader, is_streamed), schedule in loops.items()
+            if numerics.streamed == is_streamed
+            for placement in _loop_placements(graph, target, schedule, numerics, loader)
+        ]
     return plans
 
 
@@ -132,15 +133,26 @@ def _clusters(graph: Graph, target: Target) -> list[int]:
     return [cluster for cluster in (1, 2, 4, 8, 16) if cluster <= most]
 
 
-def _loop_numerics(graph: Graph, target: Target, schedule: Schedule) -> Iterator[Numerics]:
-    """Threads a row and clusters of loops over chunks: two chunks or more."""
-    vec = vector_size(graph)
+def _loop_numerics(graph: Graph, target: Target, streamed: Schedule) -> Iterator[Numerics]:
+    """Threads a row and clusters of loops over chunks: two chunks or more.
+
+    Rows are streamed where they do not fit, and may be where they are read once or are very long.
+    """
+    vec, once = vector_size(graph), _loops(streamed) == 1
     for cluster in _clusters(graph, target):
         for threads in (128, 256, 512, 1024):
             if 2 * vec * threads * cluster <= graph.n:
                 num = Numerics(vec, threads, cluster, reload=True)
-                free = _free_bytes(graph, target, schedule, num, threads)
-                yield replace(num, streamed=_tile_bytes(graph, schedule, num) > free)
+                free = _free_bytes(graph, target, streamed, num, threads)
+                fits = _tile_bytes(graph, streamed, num) <= free
+                if fits:
+                    yield num
+                if once or not fits or graph.n > LONG_N:
+                    yield replace(num, streamed=True)
+
+
+def _loops(schedule: Schedule) -> int:
+    return sum(isinstance(step, ColumnLoop) for step in schedule.steps)
 
 
 def _rows_of(schedule: Schedule) -> list[Input]:
@@ -235,7 +247,7 @@ def _is_asynchronous(loaded: list[Input], vec: int, target: Target) -> bool:
 class Wanted:
     """What the default plan is closest to.
 
-    in_chunks: a row is worked on in loops (`Numerics.reload`), or held in registers.
+    in_chunks, streamed: a row is worked on in loops (`Numerics.reload`), or held in registers.
     threads: a row, where it may be spread over a cluster; at most so many where one CTA has it.
     elements: of a row, a thread.
     """
@@ -245,6 +257,7 @@ class Wanted:
     elements: float
     loader: str
     spread: bool = True
+    streamed: bool = False
 
 
 def _distance(plan: Plan, wanted: Wanted) -> tuple:
@@ -257,6 +270,7 @@ def _distance(plan: Plan, wanted: Wanted) -> tuple:
     pairs = _count(plan.graph, Role.COLUMN) > 1 and _pairs_fit(plan)
     return (
         num.reload != wanted.in_chunks,
+        num.streamed != wanted.streamed,
         num.cluster_n > 1 and not wanted.spread,
         other_threads,
         abs(log2(plan.elements_per_thread / wanted.elements)) + 4 * padding,
@@ -279,22 +293,31 @@ def _wanted(graph: Graph, arch: Arch) -> Wanted:
     """
     n, columns, row_bytes = graph.n, _count(graph, Role.COLUMN), _row_bytes(graph)
     stages = max(assign_stages(graph).values())
-    if n > 262144 and stages:
-        if row_bytes * n > arch.max_cluster * arch.shared_bytes:
-            return Wanted(True, 512, n / (512 * STREAMED_CLUSTER), "direct")
-        threads, elements = (1024, 64) if stages == 1 else (512, 128)
-        return Wanted(True, threads, elements, "shared")
+    writes = any(output.is_row for output in graph.outputs)
+    if n > LONG_N and stages:
+        if not writes:
+            return Wanted(True, 512, n / 512, "direct", streamed=True)
+        if stages == 1 and row_bytes * n <= arch.max_cluster * arch.shared_bytes:
+            return Wanted(True, 1024, n / (16 * 1024), "shared")
+        threads, cluster = (512, 8) if columns else (1024, 16)
+        return Wanted(True, threads, n / (cluster * threads), "direct", streamed=True)
     if not stages:
         if n <= 8192:
             return Wanted(False, 256 if columns else 512, 16, "direct", spread=False)
         return Wanted(False, 256, 32, "direct") if n <= 131072 else Wanted(True, 512, 32, "direct")
-    if not any(output.is_row for output in graph.outputs):
+    if not writes:
         if n <= 8192:
             return Wanted(False, 256, 32 if n <= 4096 else 64, "direct", spread=False)
-        return Wanted(True, 256, 64, "shared")
+        if _loops(make_loops(graph, Home.REREAD, streamed=True)) > 1:
+            return Wanted(True, 256, 64, "shared")
+        if n <= 32768:
+            return Wanted(True, 256 if n <= 16384 else 512, 64, "direct", streamed=True)
+        return Wanted(True, 256, n / (4 * 256), "direct", streamed=True)
     if stages > 2 and n > 4096:
         if n <= 16384:
             return Wanted(False, 256, 32, "shared" if n <= 8192 else "direct", spread=False)
+        if n <= 32768 and has_pair(graph):
+            return Wanted(False, 256, 32, "shared")
         return Wanted(True, 512, 64, "shared")
     if columns:
         if n <= (16384 if stages == 1 else 8192):

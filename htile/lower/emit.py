@@ -373,14 +373,15 @@ class _Printer:
         lines.append(f"{' ' * 4 * outer}for k in cutlass.{over}:")
         self.depth = outer + 1
         columns = [step for step in loop.steps if isinstance(step, Load)]
+        k = f"{plan.chunks - 1} - k" if loop.backwards else "k"
         if rows > 1:
             for step in columns:
-                lines += self._step(step, "ctx.chunk(k)")
+                lines += self._step(step, f"ctx.chunk({k})")
             lines.append(f"{self._indent()}for r in cutlass.range_constexpr({rows}):")
             self.depth += 1
-            lines.append(f"{self._indent()}chunk = ctx.chunk(k, r)")
+            lines.append(f"{self._indent()}chunk = ctx.chunk({k}, r)")
         else:
-            lines.append(f"{self._indent()}chunk = ctx.chunk(k)")
+            lines.append(f"{self._indent()}chunk = ctx.chunk({k})")
         for step in loop.steps:
             if rows == 1 or step not in columns:
                 lines += self._step(step, "chunk")

@@ -175,11 +175,14 @@ class ColumnLoop:
     """Run steps for one chunk of columns after another, and gather the operands of `reduce`.
 
     ahead: the reduction of the next stage that is gathered too, which then has no loop.
+    backwards: from the last chunk to the first, so that a row that is read again begins with what
+        the loop before has read last, which is in the L2 cache still.
     """
 
     steps: tuple[Step, ...]
     reduce: Reduce | None = None
     ahead: Reduce | None = None
+    backwards: bool = False
 
     def online(self, result: int) -> Online | None:
         """The form in which a result of `reduce` is gathered with what is needed ahead."""
@@ -204,9 +207,9 @@ class Numerics:
     reload: a row is worked on in loops over chunks, a vector a thread, one loop before each barrier
         and one for what is stored. Each reads the row again and computes again what was computed of
         it, so that registers hold no more than a chunk, and reductions gather chunk by chunk.
-    streamed: no shared memory holds the row, whatever its alignment, and each loop reads it from
-        global memory. So loops gather reductions of the next stage too, where they can (`Online`),
-        and float sums of more than MOST_CHUNKS chunks go in two levels.
+    streamed: no shared memory holds the row, whatever its alignment, or it is read once; each loop
+        reads it from global memory. So loops gather reductions of the next stage too, where they
+        can (`Online`), and float sums of more than MOST_CHUNKS chunks go in two levels.
     """
 
     vec_size: int
@@ -390,7 +393,8 @@ def _describe(plan: Plan, steps: tuple[Step, ...]) -> list[str]:
             case Store(output):
                 lines.append(f"store    {output.name} ({dtype_name(output.dtype)}) <- %{output.id}")
             case ColumnLoop(inner, reduce):
-                lines.append("for each chunk")
+                back = ", from the last to the first" if step.backwards else ""
+                lines.append(f"for each chunk{back}")
                 lines += [f"  {line}" for line in _describe(plan, inner)]
                 if reduce is not None:
                     for result, id in zip(reduce.results, reduce.operands, strict=True):
