@@ -4,6 +4,7 @@
 import copy
 from functools import partial
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int8, Int32, const_expr
 from cutlass.base_dsl.typing import as_numeric
@@ -293,6 +294,20 @@ class ElementwiseKernelContext(_Static):
         return make_vector(bits, self.vector_shape, Boolean)
 
     @property
+    def in_row(self):
+        """Boolean: is this chunk's vector of this thread in the row? None if all always are."""
+        return None if self.tXpX is None else self.tXpX[0, 0, 0]
+
+    @property
+    def chunks_in_row(self):
+        """How many of this thread's chunks are in the row; the others, its last, are padding."""
+        if self.tXpX is None:
+            return self.num_chunks
+        behind = self.shape[1] - 1 - self.tXcX[0][1]  # columns of the row behind the first
+        count = behind // (self.vec_size * self.config.threads_per_row) + 1
+        return cutlass.max(cutlass.min(count, self.num_chunks), 0) * Int32(behind >= 0)
+
+    @property
     def cols(self) -> cute.TensorSSA:
         """Int32 vector: the column of each element."""
         count = cute.size(self.tXcX)
@@ -394,14 +409,13 @@ class ElementwiseKernelContext(_Static):
 
     def welford_triple(self):
         """The start of a sum and of the sum of squares about its mean, of one row a thread."""
-        return WelfordTriple(self.vec_size)
+        return WelfordTriple(self)
 
     def accumulate(self, gathered, value):
         """`gathered` and this chunk's values, element by element; padded lanes do not count."""
         keeps = gathered.keeps_padding
         value = self._vector(value, gathered.op) if keeps else self._operand(value, gathered.op)
-        in_row = None if self.tXpX is None else self.tXpX[0, 0, 0]
-        return gathered.take(value.reshape((self.vec_size,)), self.r, in_row)
+        return gathered.take(self, value.reshape((self.vec_size,)))
 
     def _exchange(self, operands, ops, slot, phase):
         """Reduce vectors whose padded lanes hold the identity; the slots of the buffer in order."""

@@ -1,9 +1,9 @@
 """Reductions that go on from chunk to chunk: what a loop over a row's chunks carries in registers.
 
-`take` adds a chunk's vector; `op` and `vectors`, one for each row of a thread, are what is reduced
-over the row at the end. A sum over many chunks goes in two levels, `fold` from the inner to the
-outer: terms that are tiny beside the whole sum of a thread would vanish in it. Nothing is
-compensated by subtraction, which makes NaN of an infinite sum.
+`take(chunk, value)` adds the values of a chunk, a context; `op` and `vectors`, one for each row of
+a thread, are what is reduced over the row at the end. A sum over many chunks goes in two levels,
+`fold` from the inner to the outer: terms that are tiny beside the whole sum of a thread would
+vanish in it. Nothing is compensated by subtraction, which makes NaN of an infinite sum.
 
 `SoftmaxPair` and `WelfordTriple` gather two reductions of which the second needs the first: what
 the second one sums is relative to a reference of the thread's own, and `about` moves it.
@@ -77,10 +77,11 @@ class Partial(_Gathered):
         """What is reduced over the row."""
         return self.values
 
-    def take(self, value, r, in_row):
-        """With a chunk's values of row r."""
-        taken = combine(self.op, self.values[r], value)
-        return self._with(*self.values[:r], taken, *self.values[r + 1 :])
+    def take(self, chunk, value):
+        """With a chunk's values, in the vector of its row."""
+        values, r = list(self.values), chunk.r
+        values[r] = combine(self.op, values[r], value)
+        return self._with(*values)
 
 
 class TwoLevelSum(_Gathered):
@@ -94,7 +95,7 @@ class TwoLevelSum(_Gathered):
         """What is reduced over the row."""
         return (self.fold().values[1],)
 
-    def take(self, value, r, in_row):
+    def take(self, chunk, value):
         """With a chunk's values."""
         inner, outer = self.values
         return self._with(inner + value, outer)
@@ -118,7 +119,7 @@ class SoftmaxPair(_Gathered):
     def __init__(self, vec_size):
         self.values = Float32(-INF), cute.full((vec_size,), 0.0, Float32), Float32(0.0)
 
-    def take(self, value, r, in_row):
+    def take(self, chunk, value):
         """With a chunk's x, padded lanes -inf."""
         peak, sums, total = self.values
         new = combine(MAX, peak, thread_reduce(value, MAX))
@@ -152,54 +153,62 @@ class WelfordTriple(_Gathered):
     """The sum of x, and the sum of (x - reference)**2 for the row's.
 
     Values: a number near the mean of what the thread has seen, that mean less the number (so that
-    no digit is lost in a mean far from 0), the sum of squares about the mean, its outer level, and
-    the chunks seen. Every chunk is summed relative to the number, its squares too, and the number
-    moves to the new mean: what is subtracted of the squares is no larger than what is left, but in
-    the first chunk, which begins with its first element.
+    no digit is lost in a mean far from 0), the sum of squares about the mean, and its outer level.
+    Every chunk is summed relative to the number, its squares too, and the number moves to the new
+    mean: what is subtracted of the squares is no larger than what is left, but in the first chunk,
+    which begins with its first element. Chunks of padding, which are a thread's last, are dropped.
     """
 
-    keeps_padding = True  # a vector is padded as a whole, and then it is dropped
+    keeps_padding = True
 
-    def __init__(self, vec_size):
-        self.vec_size, self.values = vec_size, (Float32(0.0),) * 5
+    def __init__(self, ctx):
+        self.ctx, self.vec_size = ctx, ctx.vec_size
+        self.values = (Float32(0.0),) * 4
 
-    def take(self, value, r, in_row):
-        """With a chunk's x; `in_row` is False where it is padding."""
-        base, rest, squares, outer, count = self.values
+    def take(self, chunk, value):
+        """With a chunk's x."""
+        base, rest, squares, outer = self.values
         start = value[0]
-        starts = (count == 0.0) & (math.abs(start) < INF)
+        starts = (Int32(chunk.k) == 0) & (math.abs(start) < INF)
         base = _select(starts, start, base)
         shifted = value - base
         total, square = thread_reduce(shifted, ADD), _sum_of_squares(shifted)
-        one = Float32(1.0)
-        if const_expr(in_row is not None):
-            total, square, one = (_select(in_row, v, Float32(0.0)) for v in (total, square, one))
+        weight = cute.arch.rcp_approx(Float32(chunk.k + 1))
+        keep = 1.0 - weight
+        merged = self.vec_size * keep
+        if const_expr(chunk.in_row is not None):
+            some = total, square, weight, merged
+            total, square, weight, merged = (_select(chunk.in_row, v, Float32(0.0)) for v in some)
+            keep = 1.0 - weight
         delta = total * (1.0 / self.vec_size)
         within = cute.math.fma(-total, delta, square)
         within = _select(square < INF, within, square)  # not inf - inf
-        weight = one * cute.arch.rcp_approx(count + 1.0)
-        gap, keep = delta - rest, 1.0 - weight
+        gap = delta - rest
         mean = cute.math.fma(rest, keep, delta * weight)  # an infinite rest stays what it is
         moved = base + mean
         moved = _select(math.abs(moved) < INF, moved, base)
-        squares = squares + cute.math.fma(self.vec_size * one * keep * gap, gap, within)
-        return self._with(moved, (base - moved) + mean, squares, outer, count + one)
+        squares = squares + cute.math.fma(merged * gap, gap, within)
+        return self._with(moved, (base - moved) + mean, squares, outer)
 
     def fold(self):
         """The squares added to the outer ones."""
-        base, rest, squares, outer, count = self.values
-        return self._with(base, rest, Float32(0.0), outer + squares, count)
+        base, rest, squares, outer = self.values
+        return self._with(base, rest, Float32(0.0), outer + squares)
 
     @property
     def first(self):
         """The sum: of equal elements as exact as one product."""
-        base, rest, _, _, count = self.values
-        n = count * float(self.vec_size)
+        base, rest, _, _ = self.values
+        n = self._count()
         return Partial(ADD, [cute.math.fma(n, base, n * rest)])
 
     def about(self, reference):
         """The sum of (x - reference)**2."""
-        base, rest, _, squares, count = self.fold().values
-        gap = (base - reference) + rest
-        moved = cute.math.fma(count * float(self.vec_size), gap * gap, squares)
-        return Partial(ADD, [_select(count > 0.0, moved, Float32(0.0))])
+        base, rest, _, squares = self.fold().values
+        n, gap = self._count(), (base - reference) + rest
+        moved = cute.math.fma(n, gap * gap, squares)
+        return Partial(ADD, [_select(n > 0.0, moved, Float32(0.0))])
+
+    def _count(self):
+        """Elements of the row that the thread has."""
+        return Float32(self.ctx.chunks_in_row * self.vec_size)

@@ -38,7 +38,7 @@ RESERVED = frozenset(
         *("ElementwiseTileConfig", "ElementwiseKernelContext", "ElementwiseLoader"),
         *("ElementwiseStorer", "GlobalToRegLoader", "_", "float", "config", "ctx", "l", "I", "O"),
         *("as_row_values", "as_rows", "lead", *(f"m{k}" for k in range(64))),
-        *("chunk", "cuda", "cute", "cutlass", "fake_arguments", "g", "k", "loader", "m"),
+        *("chunk", "cuda", "cute", "cutlass", "fake_arguments", "k", "loader", "m"),
         *("make_fake_tensor", "math", "pred", "r", "range", "row", "stream", "tiled_copy"),
     }
 )
@@ -371,16 +371,8 @@ class _Printer:
         over = "range_constexpr(ctx.num_chunks)" if whole else (
             f"range(ctx.num_chunks, unroll={plan.placement.unroll})"
         )  # fmt: skip
-        outer = 1
-        if folded:
-            size, chunks = plan.folded, plan.chunks
-            last = f"{size} * g + {size}"
-            last = last if chunks % size == 0 else f"cutlass.min({last}, {chunks})"
-            over = f"range({size} * g, {last}, unroll={plan.placement.unroll})"
-            lines.append(f"    for g in cutlass.range({-(-chunks // size)}):")
-            outer = 2
-        lines.append(f"{' ' * 4 * outer}for k in cutlass.{over}:")
-        self.depth = outer + 1
+        lines.append(f"    for k in cutlass.{over}:")
+        self.depth = 2
         columns = [step for step in loop.steps if isinstance(step, Load)]
         k = f"{plan.chunks - 1} - k" if loop.backwards else "k"
         if rows > 1:
@@ -398,10 +390,12 @@ class _Printer:
             for id, operand in zip(loop.reduce.results, loop.reduce.operands, strict=True):
                 name = self._gathered_name(id)
                 call = f"{name} = chunk.accumulate({name}, {self._reduced(operand)})"
-                lines.append(_located(self._indent() + call, self.graph[id]))
-        self.depth = outer
-        names = map(self._gathered_name, folded)
-        lines += [f"{self._indent()}{name} = {name}.fold()" for name in names]
+                lines.append(_located(" " * 4 * self.depth + call, self.graph[id]))
+        if folded:
+            last = plan.folded - 1  # a power of two less one: `&` leaves no branch in unrolled code
+            lines.append(f"        if k & {last} == {last}:")
+            names = map(self._gathered_name, folded)
+            lines += [f"            {name} = {name}.fold()" for name in names]
         self.depth = 1
         return lines
 

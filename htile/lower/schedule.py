@@ -129,11 +129,6 @@ def make_loops(
         first = [Reload(again, home)] if again else []
         return [*first, *(columns[i] for i in reads if i in columns), *computed]
 
-    def turn() -> bool:
-        """Whether the next loop runs backwards: rows in global memory are read to and fro."""
-        before = sum(isinstance(step, ColumnLoop) for step in steps)
-        return home is Home.REREAD and before % 2 == 1
-
     waiting = _reduces(graph)
     while waiting:
         reduce = waiting.pop(0)
@@ -148,7 +143,7 @@ def make_loops(
         ahead = None if following is None or not streamed else (
             _gathered_ahead(graph, reduce, following)
         )
-        steps += [ColumnLoop(tuple(body(reduce.operands)), reduce, ahead, turn()), reduce]
+        steps += [ColumnLoop(tuple(body(reduce.operands)), reduce, ahead), reduce]
         kept.update(reduce.results)
         if ahead is not None:
             waiting.pop(0)
@@ -157,7 +152,8 @@ def make_loops(
     whole = [output for output in graph.outputs if output.is_row]
     if whole:
         computed = body(tuple(output.id for output in whole))
-        steps.append(ColumnLoop((*computed, *map(Store, whole)), backwards=turn()))
+        again = any(isinstance(step, ColumnLoop) for step in steps) and home is Home.REREAD
+        steps.append(ColumnLoop((*computed, *map(Store, whole)), backwards=again))
     values = [output for output in graph.outputs if not output.is_row]
     steps += [*body(tuple(output.id for output in values)), *map(Store, values)]
 
