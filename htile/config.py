@@ -94,11 +94,6 @@ class ElementwiseTileConfig:
         """Warps of one CTA that share a row; 1 also when rows share a warp."""
         return max(self.threads_per_row // 32, 1)
 
-    @property
-    def warps(self) -> int:
-        """Warps of all CTAs that share one row, which they must fill."""
-        return self.warps_per_row * self.cluster_n
-
     def vec_size(self, *dtypes) -> int:
         """Vector size of the map: 128 bits of the widest dtype, cut to a divisor of N."""
         widest = max(max(d.width, 8) for d in dtypes or (self.dtype,))

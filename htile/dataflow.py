@@ -12,16 +12,12 @@ from cutlass.memory import SmemAllocator
 
 from htile.compute.gather import Partial, SoftmaxPair, TwoLevelSum, WelfordTriple
 from htile.compute.reduce import (
-    ADD,
     MAX,
     MIN,
     identity,
     make_vector,
-    moments_reduce,
     online_softmax_reduce,
     row_reduce,
-    thread_reduce,
-    warp_reduce,
 )
 from htile.copy.vector import predicate_k, vector_copy
 from htile.utils import as_bytes, element_bits, expand
@@ -366,34 +362,6 @@ class ElementwiseKernelContext(_Static):
             values = [r != 0 if p.is_mask else r for r in found[i * rows : (i + 1) * rows]]
             results.append(values if rows > 1 else values[0])
         return tuple(results)
-
-    def warp_sums(self, partial):
-        """What the row's sum would be if all of it were like the columns of this warp."""
-        sums = [warp_reduce(thread_reduce(v, ADD), ADD) for v in partial.vectors]
-        sums = [value * float(self.config.warps) for value in sums]  # a power of two: exact
-        cute.arch.sync_warp()  # or the compiler keeps what it has read until it is read again
-        return sums if len(sums) > 1 else sums[0]
-
-    def reduce_moments(self, sums, squares, slot=0, phase=0):
-        """Row sums, and row sums of squares about the mean, with one exchange.
-
-        sums: of `warp_sums`. squares: what `accumulate` gathered of (x - sums / N)**2. A result is
-        one value, or a list of one for each of this thread's rows. Every warp has as many columns.
-        """
-        warps, rows = self.config.warps, self.config.rows_per_thread
-        sums = sums if rows > 1 else [sums]
-        parts = tuple(value * (1.0 / warps) for value in sums)
-        within = tuple(warp_reduce(thread_reduce(v, ADD), ADD) for v in squares.vectors)
-        self.cluster_wait()
-        found = moments_reduce(
-            parts,
-            within,
-            self.shape[1] // warps,
-            self._slots(rows * slot, 2 * rows),
-            None if self.mbar_ptr is None else self.mbar_ptr + rows * slot,
-            phase,
-        )
-        return found if rows > 1 else tuple(value for (value,) in found)
 
     def partial(self, op, dtype=Float32):
         """The start of a reduction chunk by chunk: `op`'s identity, in values of `dtype`."""

@@ -145,15 +145,11 @@ def _peers(slot, dtype):
 def _combine_peers(slot, op, dtype):
     """Reduce one slot over all warps and CTAs of the row; every thread gets the result."""
     warps_per_row, cluster_n = slot.shape[1]
-    return _combine_lanes(_peers(slot, dtype), op, warps_per_row * cluster_n)
-
-
-def _combine_lanes(terms, op, peers: int):
-    """Reduce the terms of all lanes, which `_peers` gave them."""
+    terms = _peers(slot, dtype)
     while len(terms) > 1:
         half = len(terms) // 2
         terms = [combine(op, terms[i], terms[i + half]) for i in range(half)]
-    return warp_reduce(terms[0], op, min(peers, 32))
+    return warp_reduce(terms[0], op, min(warps_per_row * cluster_n, 32))
 
 
 @cute.jit
@@ -216,34 +212,6 @@ def cluster_reduce(values, ops, reduction_buffer, mbar_ptr, phase=0):
     return _reduce_across(
         values, ops, reduction_buffer, lambda w, s: _exchange_cluster(w, s, mbar_ptr, phase)
     )
-
-
-def moments_reduce(sums, squares, count: int, reduction_buffer, mbar_ptr=None, phase=0):
-    """Row sums, and row sums of squares about the row's mean, with one exchange.
-
-    sums, squares: tuples, for each row the sum of a warp's `count` elements, and that of the
-        squares of their deviations from their own mean. All warps have as many elements.
-    The buffer has a slot for each. Chan, Golub, LeVeque: "Updating Formulae and a Pairwise
-    Algorithm for Computing Sample Variances", 1979.
-    """
-    words = (*sums, *squares)
-    slots = _slots(reduction_buffer, len(words))
-    if mbar_ptr is None:
-        _exchange_block(words, slots)
-    else:
-        _exchange_cluster(words, slots, mbar_ptr, phase)
-    warps_per_row, cluster_n = slots[0].shape[1]
-    peers = warps_per_row * cluster_n
-    totals, deviations = [], []
-    for slot, slot_of_squares in zip(slots[: len(sums)], slots[len(sums) :], strict=True):
-        parts, within = _peers(slot, Float32), _peers(slot_of_squares, Float32)
-        total = _combine_lanes(parts, ADD, peers)
-        mean = total * (1.0 / (peers * count))
-        gaps = [part * (1.0 / count) - mean for part in parts]
-        about = [w + count * (gap * gap) for w, gap in zip(within, gaps, strict=True)]
-        totals.append(total)
-        deviations.append(_combine_lanes(about, ADD, peers))
-    return tuple(totals), tuple(deviations)
 
 
 def row_reduce(

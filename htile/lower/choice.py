@@ -15,14 +15,7 @@ from ..frontend.graph import Graph, Input, Role
 from ..frontend.ops import REDUCTIONS, Op
 from .arch import Arch
 from .plan import ColumnLoop, Home, Load, Numerics, Placement, Plan, Target
-from .schedule import (
-    Schedule,
-    assign_stages,
-    has_moments,
-    has_pair,
-    make_loops,
-    make_schedule,
-)
+from .schedule import Schedule, assign_stages, has_pair, make_loops, make_schedule
 
 ACCESS_BYTES = 16  # the widest load and store
 SPARE_REGISTERS = 40  # addresses, predicates, partial results: seen in the examples on sm_90a
@@ -71,20 +64,17 @@ def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
         homes = {"shared": Home.SHARED, "direct": Home.REREAD}
         if not any(node.op in REDUCTIONS for node in graph):
             del homes["shared"]  # nothing is read twice
-        loops = [
-            (loader, False, False, make_loops(graph, home, target.fastmath))
+        loops = {
+            (loader, False): make_loops(graph, home, target.fastmath)
             for loader, home in homes.items()
-        ]
+        }
         streamed = make_loops(graph, Home.REREAD, target.fastmath, streamed=True)
-        loops.append(("direct", True, False, streamed))
-        if has_moments(graph):
-            together = make_loops(graph, Home.SHARED, target.fastmath, paired=True)
-            loops.append(("shared", False, True, together))
+        loops["direct", True] = streamed
         plans += [
             _plan(graph, target, schedule, numerics, placement)
             for numerics in _loop_numerics(graph, target, streamed)
-            for loader, is_streamed, is_paired, schedule in loops
-            if (numerics.streamed, numerics.paired) == (is_streamed, is_paired)
+            for (loader, is_streamed), schedule in loops.items()
+            if numerics.streamed == is_streamed
             for placement in _loop_placements(graph, target, schedule, numerics, loader)
         ]
     return plans
@@ -147,8 +137,6 @@ def _loop_numerics(graph: Graph, target: Target, streamed: Schedule) -> Iterator
     """Threads a row and clusters of loops over chunks: two chunks or more.
 
     Rows are streamed where they do not fit, and may be where they are read once or are very long.
-    Clusters, whose exchanges take long, have two reductions in one where they can, and where each
-    warp has as many elements.
     """
     vec, once = vector_size(graph), _loops(streamed) == 1
     for cluster in _clusters(graph, target):
@@ -159,9 +147,6 @@ def _loop_numerics(graph: Graph, target: Target, streamed: Schedule) -> Iterator
                 fits = _tile_bytes(graph, streamed, num) <= free
                 if fits:
                     yield num
-                even = _chunks(graph, num) * vec * threads * cluster == graph.n
-                if fits and even and cluster > 1 and has_moments(graph):
-                    yield replace(num, paired=True)
                 if once or not fits or graph.n > LONG_N:
                     yield replace(num, streamed=True)
 
@@ -246,7 +231,7 @@ def _free_bytes(
     slots = schedule.slots * rows
     if num.cluster_n > 1 and slots > threads:
         return -1
-    wide = (num.paired and not num.reload) or any(
+    wide = num.paired or any(
         node.value.dtype is torch.int64 for node in graph if node.op in REDUCTIONS
     )
     buffer = slots * (threads // 32 * num.cluster_n * (8 if wide else 4) + 8)
@@ -338,8 +323,7 @@ def _wanted(graph: Graph, arch: Arch) -> Wanted:
         if n <= (16384 if stages == 1 else 8192):
             return Wanted(False, 256, 16, "direct", spread=False)
         most = (64 if columns > 1 and n <= 65536 else 128) // row_bytes  # three CTAs an SM
-        elements = 32 if n <= (65536 if columns > 1 else 131072) else 64
-        return Wanted(True, 512, min(elements, most), "shared")
+        return Wanted(True, 512, min(32 if n <= 131072 else 64, most), "shared")
     if n <= 8192:
         return Wanted(False, 512, 16, "shared", spread=False)
     wide = max(dtype.itemsize for dtype in row_dtypes(graph)) > 2

@@ -213,7 +213,7 @@ class _Printer:
 
     def _config(self) -> list[str]:
         num, place = self.plan.numerics, self.plan.placement
-        wide = any(r.paired is Online.SOFTMAX for r in self.reduces) or any(
+        wide = num.paired or any(
             self.graph[id].value.dtype is torch.int64 for r in self.reduces for id in r.results
         )
         args = [
@@ -315,10 +315,6 @@ class _Printer:
         """The reduction of what a loop has gathered, in this stage or, ahead, in the one before."""
         lines = [] if self.started else self._stage_comment()
         self.started = False
-        if step.paired is not None:
-            names = ", ".join(self.names[id] for id in step.results)
-            call = f"{names} = ctx.reduce_moments({names}, slot={step.slot})"
-            return [*lines, f"    {call}"]
         if step.ahead:
             self.names |= {id: self._fresh(self.graph[id]) for id in step.results}
             pairs = ((self.gathered[a.first], self._operand(a.about)) for a in step.ahead)
@@ -356,12 +352,7 @@ class _Printer:
 
     def _loop(self, loop: ColumnLoop) -> list[str]:
         """What it gathers, and its body: the columns first, which all rows of a thread share."""
-        lines = []
-        if loop.within is None:
-            lines += self._stage_comment()
-        else:
-            (name,) = (self.names[id] for id in loop.within.results)
-            lines.append(f"    {name} = ctx.warp_sums({name})")
+        lines = self._stage_comment()
         self.started = True
         if loop.reduce is not None:
             lines += self._gather(loop)
@@ -483,7 +474,7 @@ class _Printer:
         for node in nodes:
             self.names[node.id] = self._fresh(node)
         results = ", ".join(self.names[id] for id in step.made)
-        if step.paired is not None:
+        if step.exp is not None:
             call = f"ctx.online_softmax({self._operand(step.operands[0])}, slot={step.slot})"
             return [_located(f"    {results} = {call}", nodes[0])]
         values = ", ".join(self._reduced(id) for id in step.operands)

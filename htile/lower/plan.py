@@ -138,9 +138,8 @@ class Ahead:
 class Reduce:
     """Reduce operands together, behind one barrier; `results` are the nodes, in slot order.
 
-    paired: a reduction and one that needs it in one exchange. Each warp has the second relative to
-        what the first is of its own columns. SOFTMAX: in registers, in one slot, and the second
-        operand, exp(x - max(x)), comes with the results. WELFORD: gathered by loops.
+    exp: where a maximum and a sum are one exchange of pairs, in one slot: the node exp(x - max(x)),
+        the second operand, which comes with the results. A warp takes its own maximum at first.
     ahead: for each result how it was gathered in the stage before; empty: the operands are there.
     """
 
@@ -150,19 +149,18 @@ class Reduce:
     monoids: tuple[Monoid, ...]
     slot: int
     over: Over = Over.COLUMNS
-    paired: Online | None = None
+    exp: int | None = None
     ahead: tuple[Ahead, ...] = ()
 
     @property
     def made(self) -> tuple[int, ...]:
         """The nodes that are there after the barrier."""
-        with_exp = self.paired is Online.SOFTMAX
-        return (*self.results, self.operands[1]) if with_exp else self.results
+        return self.results if self.exp is None else (*self.results, self.exp)
 
     @property
     def slots(self) -> int:
         """Of the reduction buffer."""
-        return 1 if self.paired is Online.SOFTMAX else len(self.results)
+        return len(self.results) if self.exp is None else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +175,6 @@ class ColumnLoop:
     """Run steps for one chunk of columns after another, and gather the operands of `reduce`.
 
     ahead: the reduction of the next stage that is gathered too, which then has no loop.
-    within: a reduction that the steps take of each warp alone, as if all of the row were like the
-        warp's columns. It is reduced over the row together with `reduce`.
     backwards: from the last chunk to the first, so that a row that is read again begins with what
         the loop before has read last, which is in the L2 cache still.
     """
@@ -187,7 +183,6 @@ class ColumnLoop:
     reduce: Reduce | None = None
     ahead: Reduce | None = None
     backwards: bool = False
-    within: Reduce | None = None
 
     def online(self, result: int) -> Online | None:
         """The form in which a result of `reduce` is gathered with what is needed ahead."""
@@ -208,8 +203,7 @@ class Numerics:
 
     Depends on N, dtypes and architecture, never on M or on alignment.
 
-    paired: a maximum and the sum of exponentials below it, or a sum and the sum of squares about
-        its mean, are one exchange (`Reduce.paired`).
+    paired: a maximum and the sum of exponentials below it are one exchange (`Reduce.exp`).
     reload: a row is worked on in loops over chunks, a vector a thread, one loop before each barrier
         and one for what is stored. Each reads the row again and computes again what was computed of
         it, so that registers hold no more than a chunk, and reductions gather chunk by chunk.
@@ -338,7 +332,7 @@ class Plan:
             f"numerics   {_count(num.threads_per_row, 'thread')} a row, {num.vec_size} adjacent "
             f"elements each, {self.elements_per_thread} in all, cluster {num.cluster_n}"
             f"{f', in {self.chunks} chunks' if num.reload else ''}"
-            f"{', two reductions in one exchange' if num.paired else ''}"
+            f"{', maximum and sum in one exchange' if num.paired else ''}"
             f"{f', summed {self.folded} at a time' if self.folded else ''}",
             f"placement  {place.num_threads} threads and {rows} a CTA, "
             f"{place.loader} loads, {place.columns} columns, {place.copy_bytes}-byte accesses"
@@ -384,7 +378,7 @@ def _describe(plan: Plan, steps: tuple[Step, ...]) -> list[str]:
                 operands = ", ".join(f"%{i}" for i in node.inputs)
                 short = "" if form is Form.EXACT else f" ({form.value})"
                 lines.append(f"compute  %{id} = {node.op.value} {operands}{short}")
-            case Reduce(stage, results, operands, monoids, slot, _, together, ahead):
+            case Reduce(stage, results, operands, monoids, slot, _, exp, ahead):
                 pairs = ", ".join(
                     f"%{r} = {m.combine} of %{o}"
                     for r, m, o in zip(results, monoids, operands, strict=True)
@@ -394,14 +388,13 @@ def _describe(plan: Plan, steps: tuple[Step, ...]) -> list[str]:
                         f"%{r} = {m.combine} of what %{a.first} was gathered with, about %{a.about}"
                         for r, m, a in zip(results, monoids, ahead, strict=True)
                     )
-                words = "" if together is None else f", together: {together.value}"
-                lines.append(f"reduce   stage {stage}: {pairs}, slot {slot}{words}")
+                paired = "" if exp is None else f", as pairs, and %{exp}"
+                lines.append(f"reduce   stage {stage}: {pairs}, slot {slot}{paired}")
             case Store(output):
                 lines.append(f"store    {output.name} ({dtype_name(output.dtype)}) <- %{output.id}")
             case ColumnLoop(inner, reduce):
                 back = ", from the last to the first" if step.backwards else ""
-                of = "" if step.within is None else f", with %{step.within.results[0]} of the warp"
-                lines.append(f"for each chunk{back}{of}")
+                lines.append(f"for each chunk{back}")
                 lines += [f"  {line}" for line in _describe(plan, inner)]
                 if reduce is not None:
                     for result, id in zip(reduce.results, reduce.operands, strict=True):

@@ -84,7 +84,7 @@ def make_schedule(
 
     reduces = _in_pairs(graph, _reduces(graph)) if paired else _reduces(graph)
     for reduce in reduces:
-        goals = reduce.operands if reduce.paired is None else reduce.operands[:1]
+        goals = tuple(id for id in reduce.operands if id != reduce.exp)
         steps += [*compute(goals), reduce]
         done.update(reduce.made)
     if in_place:
@@ -98,11 +98,7 @@ def make_schedule(
 
 
 def make_loops(
-    graph: Graph,
-    home: Home,
-    fastmath: bool = False,
-    streamed: bool = False,
-    paired: bool = False,
+    graph: Graph, home: Home, fastmath: bool = False, streamed: bool = False
 ) -> Schedule:
     """The graph as loops over chunks of the row, one before each barrier and one for row outputs.
 
@@ -112,7 +108,6 @@ def make_loops(
 
     streamed: a loop gathers the reductions of the next stage too, if it can gather all of them:
         any other would read the row again for itself, and could gather the rest then.
-    paired: a sum and the sum of squares about its mean, each alone in its stage, share one.
     """
     rows = {i.id: i for i in graph.inputs if i.role is Role.ROW}
     loads = _loads(graph)
@@ -132,17 +127,7 @@ def make_loops(
     waiting = _reduces(graph)
     while waiting:
         reduce = waiting.pop(0)
-        following = waiting[0] if waiting else None
-        if paired and following is not None and _needs_mean(graph, reduce, following):
-            steps.append(ColumnLoop(tuple(body(reduce.operands)), reduce))
-            kept.update(reduce.results)
-            about = ColumnLoop(tuple(body(following.operands)), following, within=reduce)
-            steps += [about, _together(reduce, waiting.pop(0), Online.WELFORD)]
-            kept.update(following.results)
-            continue
-        ahead = None if following is None or not streamed else (
-            _gathered_ahead(graph, reduce, following)
-        )
+        ahead = _gathered_ahead(graph, reduce, waiting[0]) if streamed and waiting else None
         steps += [ColumnLoop(tuple(body(reduce.operands)), reduce, ahead), reduce]
         kept.update(reduce.results)
         if ahead is not None:
@@ -165,16 +150,7 @@ def make_loops(
         across = {id for id in across if made[id] > 1 or not graph[id].value.spread}
     homes = {id: _home(graph, id, home) for id in sorted(across)}
     words = max((_words(graph, loop) for loop in loops), default=1.0)
-    return Schedule(_in_stages(steps), homes, _slots(graph), words)
-
-
-def _in_stages(steps: list[Step]) -> tuple[Step, ...]:
-    """The steps, their reductions numbered by the barriers that there are."""
-    stages = itertools.count(1)
-    numbered = (
-        replace(step, stage=next(stages)) if isinstance(step, Reduce) else step for step in steps
-    )
-    return tuple(numbered)
+    return Schedule(tuple(steps), homes, _slots(graph), words)
 
 
 def _reduces(graph: Graph) -> list[Reduce]:
@@ -203,53 +179,36 @@ def has_pair(graph: Graph) -> bool:
     return len(_in_pairs(graph, reduces)) < len(reduces)
 
 
-def has_moments(graph: Graph) -> bool:
-    """Whether a sum and the sum of squares about its mean can be one: see `make_loops`."""
-    return any(_needs_mean(graph, *pair) for pair in itertools.pairwise(_reduces(graph)))
-
-
 def _in_pairs(graph: Graph, reduces: list[Reduce]) -> list[Reduce]:
     """The reductions, a maximum and the sum of exponentials below it as one."""
     joined: list[Reduce] = []
     for reduce in reduces:
         before = joined[-1] if joined else None
-        if before is not None and _needs_maximum(graph, before, reduce):
-            joined[-1] = _together(before, reduce, Online.SOFTMAX)
+        exp = _exp_below(graph, before, reduce)
+        if before is not None and exp is not None:
+            joined[-1] = replace(
+                before,
+                results=before.results + reduce.results,
+                operands=before.operands + reduce.operands,
+                monoids=before.monoids + reduce.monoids,
+                exp=exp,
+            )
         else:
             slot = 0 if before is None else before.slot + before.slots
             joined.append(replace(reduce, stage=len(joined) + 1, slot=slot))
     return joined
 
 
-def _together(first: Reduce, second: Reduce, form: Online) -> Reduce:
-    """Both behind one barrier."""
-    return replace(
-        first,
-        results=first.results + second.results,
-        operands=first.operands + second.operands,
-        monoids=first.monoids + second.monoids,
-        paired=form,
-    )
-
-
-def _needs_maximum(graph: Graph, first: Reduce, second: Reduce) -> bool:
-    """Whether `first` is max(x) alone, and `second` the sum of exp(x - max(x)) alone."""
-    if (len(first.results), len(second.results)) != (1, 1):
-        return False
-    online = _online(graph, graph[second.results[0]])
+def _exp_below(graph: Graph, first: Reduce | None, second: Reduce) -> int | None:
+    """The node exp(x - max(x)), if `first` is that maximum and `second` the sum of the node."""
+    if first is None or (len(first.results), len(second.results)) != (1, 1):
+        return None
+    total = graph[second.results[0]]
+    online = _online(graph, total)
     if online is None or online.form is not Online.SOFTMAX:
-        return False
-    return _strip(graph, graph[online.about]).id == first.results[0]  # and not 0 for inf
-
-
-def _needs_mean(graph: Graph, first: Reduce, second: Reduce) -> bool:
-    """Whether `first` is sum(x) alone, and `second` the sum of (x - sum(x) / N)**2 alone."""
-    if (len(first.results), len(second.results)) != (1, 1):
-        return False
-    online = _online(graph, graph[second.results[0]])
-    if online is None or online.form is not Online.WELFORD or online.first != first.results[0]:
-        return False
-    return graph[_strip(graph, graph[online.about]).inputs[1]].arg == graph.n
+        return None
+    is_maximum = _strip(graph, graph[online.about]).id == first.results[0]  # and not 0 for inf
+    return total.inputs[0] if is_maximum else None
 
 
 def _gathered_ahead(graph: Graph, reduce: Reduce, following: Reduce) -> Reduce | None:
