@@ -1,7 +1,7 @@
 """Reductions that go on from chunk to chunk: what a loop over a row's chunks carries in registers.
 
-`take(chunk, value)` adds the values of a chunk, a context; `op` and `vectors`, one for each row of a
-thread, are what is reduced over the row at the end. A sum over many chunks goes in two levels,
+`take(chunk, value)` adds the values of a chunk, a context; `op` and `vectors`, one for each row of
+a thread, are what is reduced over the row at the end. A sum over many chunks goes in two levels,
 `fold` from the inner to the outer: terms that are tiny beside the whole sum of a thread would
 vanish in it. Nothing is compensated by subtraction, which makes NaN of an infinite sum.
 
