@@ -16,7 +16,7 @@ import torch
 import htile
 from htile.frontend.graph import Role
 from htile.frontend.ops import REDUCTIONS, Op, dtype_name
-from htile.lower.plan import Home
+from htile.lower.plan import Home, Reduce
 from htile.lower.schedule import assign_stages
 from htile.pictures import graph_dot, graph_json, graph_svg, plan_svg
 from htile.pictures.flow import arrange
@@ -331,6 +331,23 @@ def test_a_row_in_chunks_is_read_again_from_the_second_loop_on():
     _, texts = parse(kernel.plan_svg())
     assert texts.count("again from global memory") == 2, "x and residual, once each"
     assert texts.count("registers, in chunks") == 2
+
+
+@pytest.mark.parametrize(("name", "about"), [("softmax", 1), ("layernorm", 6)])
+def test_what_is_gathered_ahead_is_shown_where_it_is(name, about):
+    """Loop, barrier, what is done once a row, barrier, loop."""
+    kernel = example_kernel(name, 1 << 22)
+    plan, graph = kernel.plan, kernel.graph
+    (total,) = [s.results[0] for s in plan.steps if isinstance(s, Reduce) and s.ahead]
+    spans = kept(plan, segments_of(plan))
+    assert {id: home for id, (_, _, home) in spans.items() if id in plan.homes} == dict(plan.homes)
+    assert not any(graph[id].value.spread for id in spans if id not in plan.homes)
+    ids, texts = parse(kernel.plan_svg())
+    assert {"segment0", "segment1", "segment2", "stage1", "stage2"} <= set(ids)
+    assert texts.count("registers, in chunks") == 2 and texts.count("registers") == 1
+    assert f"gathers %{total} too" in texts and f"%{total} as gathered, about %{about}" in texts
+    assert texts.count("again from global memory") == 1
+    assert f"about %{about}, slot 1" in str(plan) and ", and the sum of " in str(plan)
 
 
 def test_a_late_column_is_loaded_where_it_is_used():

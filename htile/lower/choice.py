@@ -299,7 +299,9 @@ def _wanted(graph: Graph, arch: Arch) -> Wanted:
             return Wanted(True, 512, n / 512, "direct", streamed=True)
         if stages == 1 and row_bytes * n <= arch.max_cluster * arch.shared_bytes:
             return Wanted(True, 1024, n / (16 * 1024), "shared")
-        threads, cluster = (512, 8) if columns else (1024, 16)
+        threads, cluster = 1024 if n <= 1 << 21 else 256, 16
+        if columns:
+            threads, cluster = 512, 8
         return Wanted(True, threads, n / (cluster * threads), "direct", streamed=True)
     if not stages:
         if n <= 8192:

@@ -29,6 +29,9 @@ CASES += [(name, 1000, F32, "sm_90a") for name in EXAMPLES]
 CASES += [(name, 8191, F16, "sm_90a") for name in EXAMPLES]
 CASES += [(name, 16384, dtype, "sm_120a") for name in EXAMPLES for dtype in (BF16, F32)]
 CASES += [(name, 1, BF16, "sm_80") for name in ("softmax", "rmsnorm_residual", "capped_softmax")]
+LONG = ("softmax", "log_softmax", "layernorm", "rmsnorm", "norm_softmax")
+CASES += [(name, 1 << 22, BF16, arch) for name in LONG for arch in COMPILED]
+CASES += [(name, (1 << 22) + 1, F32, arch) for name in LONG for arch in ("sm_80", "sm_90a")]
 
 
 def check(kernel):
@@ -45,7 +48,8 @@ def check(kernel):
     if plan.placement.loader == "shared":
         elements = plan.elements_per_thread * used.threads
         tile = sum(elements * i.dtype.itemsize for i in plan.graph.inputs if i.role.value == "row")
-    buffer = used.threads // 32 * plan.slots * 8  # at most 8 bytes a warp and slot
+    warps = used.threads // 32 * plan.numerics.cluster_n
+    buffer = (warps + 1) * plan.slots * 8  # at most 8 bytes a warp and slot, an mbarrier a slot
     assert tile <= shared <= tile + buffer + 64
     assert re.search(rf"^\.target {kernel.arch}\b", kernel.ptx, re.M)
     assert re.findall(r"\.entry", kernel.ptx) == [".entry"], "one kernel"
@@ -71,6 +75,15 @@ def test_nothing_is_touched_before_the_kernel_before_has_ended(name, n):
     assert not [line for line in branches if not line.strip().startswith("@")], branches
     assert sum("griddepcontrol.launch_dependents" in line for line in lines) == 1
     assert "griddepcontrol" not in example_kernel(name, n, arch="sm_80").ptx
+
+
+@pytest.mark.parametrize(("name", "loops"), [("softmax", 2), ("layernorm", 1)])
+def test_a_streamed_row_takes_one_exponential_an_element_and_one_a_chunk(name, loops):
+    """Of four chunks of 8 that are unrolled; each loop has them once, and the row one more."""
+    ptx = example_kernel(name, 1 << 22).ptx
+    exponentials = 4 * (8 + 1) + 1 + 4 * 8 if loops == 2 else 0
+    assert len(re.findall(r"ex2\.approx\.ftz\.f32", ptx)) == exponentials
+    assert "div.rn" not in ptx
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

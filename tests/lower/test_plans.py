@@ -9,9 +9,9 @@ from htile.errors import LoweringError
 from htile.frontend.graph import Builder, Output, Role
 from htile.frontend.ops import INFER, REDUCTIONS, Op, Value, Varies
 from htile.lower import lower
-from htile.lower.choice import choose, enumerate_plans, vector_size
+from htile.lower.choice import LONG_N, choose, enumerate_plans, vector_size
 from htile.lower.emit import EMIT
-from htile.lower.plan import MONOIDS, Load, Numerics, Target
+from htile.lower.plan import MONOIDS, ColumnLoop, Load, Numerics, Target
 from htile.reference import EVALUATE
 from tests.lower.cases import ARCH, BF16, EXAMPLES, F32, example_kernel, kernel_of
 
@@ -244,7 +244,48 @@ def test_rows_that_fit_nothing_are_streamed(name, n):
         function, arguments = EXAMPLES[name]
         kernel = function.inspect(*arguments(4, n, F32, "meta"), arch=arch)
         assert kernel.plan.numerics.reload and kernel.plan.placement.loader == "direct"
+        assert kernel.plan.numerics.streamed
         assert "cutlass.range(" in kernel.source
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_what_is_streamed_hangs_on_no_alignment(name, dtype):
+    """A row that shared memory holds is worked on as such, even if it is read past it."""
+    for n in (12000, 20001, 65536, 131073, 1 << 20, 1 << 22):
+        graph = graph_of(name, n, dtype)
+        for arch in ARCH:
+            found = [{p.numerics for p in plans_of(graph, arch, align)} for align in ALIGNMENTS]
+            assert all(numerics == found[0] for numerics in found)
+            kept = [p for p in plans_of(graph, arch) if p.placement.loader == "shared"]
+            assert not any(p.numerics.streamed for p in kept)
+        plan = choose(plans_of(graph))
+        sizes = [i.dtype.itemsize for i in graph.inputs if i.role is Role.ROW]
+        tile = plan.elements_per_thread * plan.numerics.threads_per_row * sum(sizes)
+        must = plan.numerics.reload and tile > 226 * 1024
+        assert plan.numerics.streamed == must or n > LONG_N
+
+
+def test_sums_of_many_chunks_have_two_levels_where_rows_are_streamed():
+    seen = set()
+    for n in (65537, 131072, 1 << 20, 1 << 22, (1 << 22) + 1):
+        for plan in plans_of(graph_of("norm_softmax", n, F32)):
+            streamed, many = plan.numerics.streamed, plan.chunks > 32
+            seen.add((streamed, many))
+            loops = [step for step in plan.steps if isinstance(step, ColumnLoop)]
+            folds = [len(plan.folds(loop)) for loop in loops]
+            assert (plan.folded, folds) == ((16, [1, 1, 0]) if streamed and many else
+                                            (0, [0] * len(loops)))  # fmt: skip
+    assert seen == {(False, False), (False, True), (True, False), (True, True)}
+
+
+def test_only_float_sums_have_two_levels():
+    def f(x):
+        return x.sum(), x.amax(), (x > 0).sum(), x.prod()
+
+    plan = kernel_of(f, torch.empty(4, 1 << 22, device="meta")).plan
+    (loop,) = (step for step in plan.steps if isinstance(step, ColumnLoop))
+    assert plan.folds(loop) == loop.reduce.results[:1]
 
 
 def wide(*rows):

@@ -10,8 +10,19 @@ import htile
 from htile.frontend.graph import Role
 from htile.frontend.ops import REDUCTIONS, Op
 from htile.lower.passes import run_passes
-from htile.lower.plan import MONOIDS, Compute, Form, Home, Load, Reduce, Store
-from htile.lower.schedule import has_pair, make_schedule
+from htile.lower.plan import (
+    MONOIDS,
+    ColumnLoop,
+    Compute,
+    Form,
+    Home,
+    Load,
+    Online,
+    Reduce,
+    Reload,
+    Store,
+)
+from htile.lower.schedule import has_pair, make_loops, make_schedule
 from tests.lower.cases import BF16, EXAMPLES, F32, example_kernel, kernel_of, random_graph, rows
 
 # reductions of each stage
@@ -342,3 +353,152 @@ def test_a_maximum_and_a_sum_in_one_exchange(function, count, stages):
                 there.update(step.made)
             case Store(output):
                 assert output.id in there
+
+
+# ---- loops over chunks, and what they gather ahead -----------------------------------------------
+
+STREAMED = pytest.mark.parametrize("streamed", [False, True], ids=["kept", "streamed"])
+
+
+def check_loops(graph, schedule):
+    """Walk the steps: what a loop makes is gone after it, what is done once a row stays."""
+    there = {n.id for n in graph if n.op is Op.CONST}
+    there |= {i.id for i in graph.inputs if i.role is Role.SCALAR}
+    gathered, stored, stages = {}, [], []
+
+    def run(steps, there):
+        for step in steps:
+            match step:
+                case Reload(inputs, _):
+                    there.update(i.id for i in inputs)
+                case Load(input, Home.REGISTERS):
+                    there.add(input.id)
+                case Compute(id, _):
+                    assert set(graph[id].inputs) <= there, f"%{id} reads what is not there"
+                    assert id not in there and graph[id].op not in REDUCTIONS
+                    there.add(id)
+                case Store(output):
+                    assert output.id in there
+                    stored.append(output)
+
+    for step in schedule.steps:
+        match step:
+            case ColumnLoop(steps, reduce, ahead):
+                inside = set(there)
+                run(steps, inside)
+                if reduce is not None:
+                    assert set(reduce.operands) <= inside
+                    gathered |= dict.fromkeys(reduce.results)
+                for a in ahead.ahead if ahead else ():
+                    assert a.first in reduce.results
+                gathered |= dict.fromkeys(ahead.results if ahead else ())
+            case Reduce(stage, results, operands, ahead=ahead):
+                assert gathered.keys() >= set(results)
+                assert [graph[r].inputs for r in results] == [(o,) for o in operands]
+                for a in ahead:
+                    assert {a.first, a.about} <= there
+                stages.append(stage)
+                there.update(results)
+            case _:
+                run([step], there)
+    assert stages == list(range(1, len(stages) + 1))
+    assert sorted(stored, key=repr) == sorted(graph.outputs, key=repr)
+
+
+@STREAMED
+@pytest.mark.parametrize("name", GRAPHS)
+def test_every_loop_makes_what_it_reads(name, streamed):
+    graph = GRAPHS[name]()
+    schedule = make_loops(graph, Home.REREAD, streamed=streamed)
+    check_loops(graph, schedule)
+    loops = [step for step in schedule.steps if isinstance(step, ColumnLoop)]
+    reduces = [step for step in schedule.steps if isinstance(step, Reduce)]
+    ahead = [step for step in reduces if step.ahead]
+    assert [loop.ahead for loop in loops if loop.ahead] == ahead
+    assert len(loops) - len(reduces) + len(ahead) == any(o.is_row for o in graph.outputs)
+    assert streamed or not ahead
+    made = [{s.id for s in loop.steps if isinstance(s, Compute)} for loop in loops]
+    for id, home in schedule.homes.items():
+        if home is Home.RECOMPUTE and streamed:
+            assert sum(id in steps for steps in made) > 1
+
+
+def logsumexp_and_mean_of(x, y):
+    return torch.logsumexp(x + y, -1)
+
+
+def moments_and_softmax(x, y):
+    """Two pairs and a triple, behind the same two barriers."""
+    a, b = torch.exp(x - x.max()), torch.exp(y - y.max())
+    return a / a.sum(), b.sum(), (x * y).var()
+
+
+def cross_entropy(x, t: htile.PerRow):
+    lse = torch.logsumexp(x, -1)
+    return lse - t, lse
+
+
+def by_hand(x):
+    d = x - x.sum() / x.shape[-1]
+    return d * torch.rsqrt((d**2).mean() + 1e-5)
+
+
+def covariance(x, y):
+    return ((x - x.mean()) * (y - y.mean())).sum()
+
+
+def entropy(x):
+    shifted = x - x.max()
+    e = torch.exp(shifted)
+    return e / e.sum(), (e * shifted).sum()
+
+
+S, W = Online.SOFTMAX, Online.WELFORD
+# function -> (how often it reads a streamed row, what is gathered ahead)
+READS = {
+    "softmax": (softmax, 2, [S]),
+    "keepdim": (keepdim_softmax, 2, [S]),
+    "torch.softmax": (lambda x: torch.softmax(x, -1), 2, [S]),
+    "log_softmax": (lambda x: torch.log_softmax(x, -1), 2, [S]),
+    "logsumexp": (lambda x: torch.logsumexp(x, -1), 1, [S]),
+    "softmax and logsumexp": (lambda x: (softmax(x), torch.logsumexp(x, -1)), 2, [S, S]),
+    "of a sum": (logsumexp_and_mean_of, 1, [S]),
+    "cross entropy": (cross_entropy, 1, [S]),
+    "layer_norm": (lambda x: torch.nn.functional.layer_norm(x, x.shape), 2, [W]),
+    "of x + y": (lambda x, y: torch.nn.functional.layer_norm(x + y, x.shape), 2, [W]),
+    "square": (lambda x: (x - x.mean()).square().sum(), 1, [W]),
+    "by hand": (by_hand, 2, [W]),
+    "var": (lambda x: x.var(), 1, [W]),
+    "std, keepdim": (lambda x: x / x.std(-1, keepdim=True), 2, [W]),
+    "norm, then softmax": (lambda x: softmax(by_hand(x)), 3, [W, S]),
+    "two pairs and a triple": (moments_and_softmax, 2, [S, S, W]),
+    "one stage": (lambda x: x / x.sum(), 2, []),
+    "min": (lambda x: torch.exp(x - x.min()).sum(), 2, []),
+    "scaled": (lambda x: torch.exp(4.0 * (x - x.max())).sum(), 2, []),
+    "another's max": (lambda x: torch.exp(x - (x * x).max()).sum(), 2, []),
+    "max of exp": (lambda x: torch.exp(x - x.max()).amax(), 2, []),
+    "rounded": (lambda x: torch.exp(x - x.max()).to(torch.bfloat16).sum(), 2, []),
+    "weighted": (lambda x, y: (torch.exp(x - x.max()) * y).sum(), 2, []),
+    "base 2": (lambda x: torch.exp2(x - x.max()).sum(), 2, []),
+    "entropy, which reads the row for itself": (entropy, 3, []),
+    "about the maximum": (lambda x: (x - x.max()).square().sum(), 2, []),
+    "cubes": (lambda x: ((x - x.mean()) ** 3).sum(), 2, []),
+    "covariance": (covariance, 2, []),
+    "about another's mean": (lambda x, y: (x - y.mean()).square().sum(), 2, []),
+    "about half the mean": (lambda x: (x - 0.5 * x.mean()).square().sum(), 2, []),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_what_a_loop_gathers_ahead(name):
+    fn, reads, forms = READS[name]
+    (t,) = rows((4,), dtype=F32)
+    names = fn.__code__.co_varnames[: fn.__code__.co_argcount]
+    args = [t if n == "t" else x for n, x in zip(names, rows(*[(4, 512)] * 3), strict=False)]
+    graph = kernel_of(fn, *args).graph
+    steps = make_loops(graph, Home.REREAD, streamed=True).steps
+    loops = [step for step in steps if isinstance(step, ColumnLoop)]
+    assert len(loops) == reads
+    assert [a.form for s in steps if isinstance(s, Reduce) for a in s.ahead] == forms
+    kept = make_loops(graph, Home.SHARED).steps
+    assert not any(step.ahead for step in kept if isinstance(step, Reduce | ColumnLoop))

@@ -1,0 +1,93 @@
+"""layernorm: one row of N = 4194305.
+
+x bf16, weight bf16, bias bf16, eps f32 -> out bf16
+"""
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32
+
+from htile.compute import math
+from htile.config import ElementwiseTileConfig
+from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer
+from htile.utils import make_fake_tensor
+
+config = ElementwiseTileConfig(
+    BFloat16, N=4194305, num_threads=512, threads_per_row=512, cluster_n=8, stage=2
+)
+
+
+@cute.kernel
+def layernorm_kernel(
+    mX: cute.Tensor,
+    mWeight: cute.Tensor,
+    mBias: cute.Tensor,
+    eps: Float32,
+    mOut: cute.Tensor,
+    tiled_copy: cute.TiledCopy,
+):
+    ctx = ElementwiseKernelContext(config)
+    ctx.setup(mX, config.tiler_mn(1), tiled_copy, shared=False)
+    cute.arch.griddepcontrol_wait()  # the kernel before has ended
+    cute.arch.griddepcontrol_launch_dependents()  # the next may start
+
+    # stage 1: sum
+    triple0 = ctx.welford_triple()
+    for k in cutlass.range(ctx.num_chunks, unroll=4):
+        chunk = ctx.chunk(k)
+        x = chunk.load_row(mX).load().to(Float32)
+        triple0 = chunk.accumulate(triple0, x)  # layernorm.py:12
+        if k & 15 == 15:
+            triple0 = triple0.fold()
+    sum0 = ctx.reduce_partials(triple0.first, slot=0)
+
+    # stage 2: sum
+    div0 = math.div_number(sum0, 4194305.0)  # layernorm.py:12
+    sum1 = ctx.reduce_partials(triple0.about(div0), slot=1)
+
+    # output
+    for k in cutlass.range(ctx.num_chunks, unroll=4):
+        chunk = ctx.chunk(1024 - k)
+        x = chunk.load_row(mX).load().to(Float32)
+        weight = chunk.load_column(mWeight).load().to(Float32)
+        bias = chunk.load_column(mBias).load().to(Float32)
+        sub0 = x - div0  # layernorm.py:12
+        div1 = math.div_number(sum1, 4194305.0)  # layernorm.py:12
+        add0 = div1 + eps  # layernorm.py:12
+        rsqrt0 = math.rsqrt(add0)  # layernorm.py:12
+        mul0 = sub0 * rsqrt0  # layernorm.py:12
+        mul1 = mul0 * weight  # layernorm.py:12
+        add1 = mul1 + bias  # layernorm.py:12
+        ElementwiseStorer(chunk).store(mOut, add1)
+
+
+@cute.jit
+def layernorm(
+    mX: cute.Tensor,
+    mWeight: cute.Tensor,
+    mBias: cute.Tensor,
+    eps: Float32,
+    mOut: cute.Tensor,
+    stream: cuda.CUstream,
+):
+    tiled_copy = config.make_vector_copy(1).tiled_copy_2d()
+    layernorm_kernel(mX, mWeight, mBias, eps, mOut, tiled_copy).launch(
+        grid=config.grid(mOut.shape[0]),
+        block=config.block,
+        cluster=config.cluster,
+        stream=stream,
+        use_pdl=True,
+    )
+
+
+def fake_arguments():
+    """What stands for the tensors when the kernel is compiled."""
+    m = cute.sym_int()
+    return (
+        make_fake_tensor(BFloat16, (m, 4194305), 1),
+        make_fake_tensor(BFloat16, (4194305,), 1),
+        make_fake_tensor(BFloat16, (4194305,), 1),
+        Float32(0),
+        make_fake_tensor(BFloat16, (m, 4194305), 1),
+    )

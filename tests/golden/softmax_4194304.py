@@ -1,0 +1,68 @@
+"""softmax: one row of N = 4194304.
+
+x bf16 -> out bf16
+"""
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32
+
+from htile.compute import math
+from htile.config import ElementwiseTileConfig
+from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer
+from htile.utils import make_fake_tensor
+
+config = ElementwiseTileConfig(
+    BFloat16, N=4194304, num_threads=256, threads_per_row=256, cluster_n=16, stage=2
+)
+
+
+@cute.kernel
+def softmax_kernel(mX: cute.Tensor, mOut: cute.Tensor, tiled_copy: cute.TiledCopy):
+    ctx = ElementwiseKernelContext(config)
+    ctx.setup(mX, config.tiler_mn(8), tiled_copy, shared=False)
+    cute.arch.griddepcontrol_wait()  # the kernel before has ended
+    cute.arch.griddepcontrol_launch_dependents()  # the next may start
+
+    # stage 1: max
+    pair0 = ctx.softmax_pair()
+    for k in cutlass.range(ctx.num_chunks, unroll=4):
+        chunk = ctx.chunk(k)
+        x = chunk.load_row(mX).load().to(Float32)
+        pair0 = chunk.accumulate(pair0, x)  # softmax.py:11
+        if k & 15 == 15:
+            pair0 = pair0.fold()
+    max0 = ctx.reduce_partials(pair0.first, slot=0)
+
+    # stage 2: sum
+    sum0 = ctx.reduce_partials(pair0.about(max0), slot=1)
+
+    # output
+    for k in cutlass.range(ctx.num_chunks, unroll=4):
+        chunk = ctx.chunk(127 - k)
+        x = chunk.load_row(mX).load().to(Float32)
+        sub0 = x - max0  # softmax.py:11
+        exp0 = math.exp_bounded(sub0)  # softmax.py:11
+        div0 = math.div_bounded(exp0, sum0)  # softmax.py:12
+        ElementwiseStorer(chunk).store(mOut, div0)
+
+
+@cute.jit
+def softmax(mX: cute.Tensor, mOut: cute.Tensor, stream: cuda.CUstream):
+    tiled_copy = config.make_vector_copy(8).tiled_copy_2d()
+    softmax_kernel(mX, mOut, tiled_copy).launch(
+        grid=config.grid(mOut.shape[0]),
+        block=config.block,
+        cluster=config.cluster,
+        stream=stream,
+        use_pdl=True,
+    )
+
+
+def fake_arguments():
+    """What stands for the tensors when the kernel is compiled."""
+    m = cute.sym_int()
+    return (
+        make_fake_tensor(BFloat16, (m, 4194304), 8), make_fake_tensor(BFloat16, (m, 4194304), 8)
+    )
