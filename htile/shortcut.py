@@ -75,6 +75,7 @@ def shortcut(
           if sizes else []),
         *(f"_out{k} = _empty({_layout([*sizes, *map(str, output.inner)])}, _dtype{k})"
           for k, output in enumerate(graph.outputs)),
+        *_is_elsewhere(results[0], tensors[like].device),
         "try:",
         f"    _kernel({', '.join([*(i.name for i in graph.inputs), *results])})",
         "except _refused:",
@@ -88,7 +89,7 @@ def allocator(device: torch.device) -> Callable[[tuple, tuple, torch.dtype], tor
     """The quickest function from sizes, strides and dtype to a tensor of this device.
 
     On the current GPU that is what Inductor calls, without torch's dispatcher. Where another GPU is
-    the current one later, it has memory there, which the host function refuses.
+    the current one later, it makes tensors there: see `_is_elsewhere`.
     """
     if device.type == "cuda" and device.index == torch.cuda.current_device():
         return torch._C._dynamo.guards._empty_strided_cuda
@@ -97,6 +98,13 @@ def allocator(device: torch.device) -> Callable[[tuple, tuple, torch.dtype], tor
         return torch.empty_strided(sizes, strides, dtype=dtype, device=device)
 
     return empty
+
+
+def _is_elsewhere(name: str, device: torch.device) -> list[str]:
+    """Lines that leave where an output was made on another GPU; none where there is one GPU."""
+    if device.type != "cuda" or torch.cuda.device_count() < 2:
+        return []
+    return [f"if {name}.get_device() != {device.index}:", "    return _MISS"]
 
 
 def _guards_of_others(

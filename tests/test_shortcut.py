@@ -3,6 +3,7 @@ how much Python a warm one is."""
 
 import contextlib
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -255,6 +256,21 @@ def test_memory_is_that_of_the_arguments_device(monkeypatch):
     assert allocate(torch.device("cuda", 1)) is quick is not allocate(torch.device("cuda", 0))
     made = allocate(torch.device("meta"))((2, 3), (3, 1), torch.half)
     assert (made.shape, made.dtype, made.device.type) == ((2, 3), torch.half, "meta")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_outputs_on_another_gpu_are_no_outputs(monkeypatch, count):
+    """As the quick function makes them, once another GPU is the current one."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    lines = shortcut._is_elsewhere("_out0", torch.device("cuda", 1))
+    code = "\n".join(["def leaves(_out0):", *(f"    {line}" for line in lines), "    return 0"])
+    scope = {"_MISS": shortcut.MISS}
+    exec(code, scope)
+    for index in range(count):
+        made = SimpleNamespace(get_device=lambda index=index: index)
+        missed = scope["leaves"](made) is shortcut.MISS
+        assert missed == (count > 1 and index != 1)
+    assert shortcut._is_elsewhere("_out0", torch.device("cpu")) == []
 
 
 def test_a_captured_value_that_changes(gpu, monkeypatch):

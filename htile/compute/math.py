@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable
 
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Numeric, as_numeric
+from cutlass import Boolean, Float32, Int32, Numeric, as_numeric
 from cutlass._mlir.dialects import llvm
 
 Vector = cute.TensorSSA
@@ -238,6 +238,11 @@ def div(a: Operand, b: Operand) -> Vector | Numeric:
 def div_bounded(a: Operand, b: Operand) -> Vector | Numeric:
     """a / b in 2 instructions, 2 ulp, for 2 ** -126 <= |b| <= 2 ** 126."""
     return a * _rcp(b)  # of b before it is broadcast: one reciprocal if b is a scalar
+
+
+def negative_zero() -> Float32:
+    """-0.0, for which CuTe-DSL 4.8.1 takes a 0.0 of the same kernel: it finds constants by `==`."""
+    return Int32(-(1 << 31)).bitcast(Float32)
 
 
 def div_number(a: Operand, number: float) -> Vector | Numeric:

@@ -11,7 +11,7 @@ import keyword
 import re
 import textwrap
 from collections.abc import Callable, Iterable
-from math import inf, isnan
+from math import copysign, inf, isnan
 
 import torch
 
@@ -631,7 +631,9 @@ def _literal(number: object, dtype: torch.dtype) -> str:
         return 'Float32(float("nan"))'
     if number in (inf, -inf):
         return f"{'-' if number < 0 else ''}Float32.inf"
-    return f"({number!r})" if number < 0 or repr(number).startswith("-") else repr(number)
+    if number == 0 and copysign(1, number) < 0:
+        return "math.negative_zero()"
+    return f"({number!r})" if number < 0 else repr(number)
 
 
 def _wrap(text: str, indent: str) -> list[str]:

@@ -33,7 +33,8 @@ def jobs(arch):
     for f, arguments in EXAMPLES.values():
         for dtype in DTYPES:
             for n in SIZES:
-                yield job(f, arguments(7, n, dtype, "meta"), arch)
+                for m in (7, max(BATCHES)):  # few rows and many
+                    yield job(f, arguments(m, n, dtype, "meta"), arch)
         for dtype in BIT_DTYPES:
             for n in BIT_SIZES:
                 yield job(f, arguments(BIT_ROWS, n, dtype, "meta"), arch)

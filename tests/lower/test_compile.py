@@ -1,6 +1,7 @@
 """Real compiles, without a GPU: what every example uses, on every architecture that is promised."""
 
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -59,6 +60,24 @@ def check(kernel):
 @pytest.mark.parametrize(("name", "n", "dtype", "arch"), CASES)
 def test_examples_compile_without_a_stack(name, n, dtype, arch):
     check(example_kernel(name, n, dtype, arch))
+
+
+@pytest.mark.parametrize("loader", ["shared", "direct"])
+@pytest.mark.parametrize("zeros", [(0.0, -0.0), (-0.0, 0.0)])
+def test_zeros_of_both_signs_in_one_kernel(zeros, loader):
+    """CuTe-DSL finds constants by `==`, and a kernel that loads directly has a 0.0 of its own."""
+
+    @htile.rowwise
+    def signed(x):
+        return x * zeros[0], torch.where(x > 1, x, zeros[1]), x / zeros[1]
+
+    kernel = signed.with_plan(loader=loader).inspect(torch.empty(4, 96, device="meta"))
+    multiplied = set(re.findall(r"mul\.f32\s.*, (0f[08]0000000);", kernel.ptx))
+    positive, negative = "0f00000000", "0f80000000"
+    assert (positive if math.copysign(1, zeros[0]) > 0 else negative) in multiplied
+    assert kernel.ptx.count(negative) >= 1 and kernel.ptx.count(positive) >= 1
+    if math.copysign(1, zeros[0]) < 0:
+        assert positive not in multiplied
 
 
 @pytest.mark.parametrize("n", [1000, 32768, 1 << 20])

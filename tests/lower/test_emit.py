@@ -148,7 +148,7 @@ def test_the_loader_and_the_config_are_those_of_the_plan():
     [
         (0.5, "x * 0.5"),
         (-0.5, "x * (-0.5)"),
-        (-0.0, "x * (-0.0)"),
+        (-0.0, "x * math.negative_zero()"),
         (1e-30, "x * 1e-30"),
         (float("inf"), "x * Float32.inf"),
         (float("-inf"), "x * -Float32.inf"),
