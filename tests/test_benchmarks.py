@@ -1,6 +1,7 @@
 """The benchmarks without a GPU: what is counted, checked, remembered, computed and shown."""
 
 import argparse
+import dataclasses
 import functools
 import gc
 import io
@@ -21,6 +22,7 @@ from benchmarks import (
     fresh,
     host,
     limit,
+    plans,
     report,
     startup,
     throughput,
@@ -589,3 +591,39 @@ def test_a_compile_time_is_measured(tmp_path):
     rows = fresh.python(["-m", "benchmarks.compile_time", "htile", "chain", "10"], tmp_path)
     assert [size for size, _ in rows] == [compile_time.WARM_UP["chain"], 10]
     assert all(0.01 < took < 60 for _, took in rows)
+
+
+@pytest.mark.parametrize("name", ["softmax", "layernorm"])
+def test_plans_to_compare(name):
+    """The default first, and each of a text and a name of its own."""
+    kernel = KERNELS[name]
+    found = plans.of(kernel, 4096, 32768, BF16, 30)
+    default = kernel.function.inspect(*kernel.arguments(4096, 32768, BF16, "meta"))
+    assert found[0].source == default.source and len(found) == 30
+    assert len({one.source for one in found}) == len({plans.label(one.plan) for one in found}) == 30
+
+
+def test_plans_are_shown_beside_the_default(monkeypatch):
+    said = []
+    names = [plans.label(one.plan) for one in plans.of(KERNELS["softmax"], 4096, 256, BF16, 5)]
+    times = {name: [10.0 - k] for k, name in enumerate(names)} | {"limit": [4.5]}
+    best = types.SimpleNamespace(call=0)
+    monkeypatch.setattr(plans.limit, "fastest", lambda found, measure: best)
+    monkeypatch.setattr(plans, "launches", lambda *arguments: dict.fromkeys(names))
+    monkeypatch.setattr(plans, "build_all", lambda requests: None)
+    monkeypatch.setattr(plans, "timed", lambda contenders, rows, rounds: times)
+    monkeypatch.setattr(plans.limit, "candidates", lambda kernel, args: [])
+    on_cpu = dataclasses.replace(
+        KERNELS["softmax"],
+        arguments=lambda m, n, dtype, device: (
+            torch.empty(m, n, dtype=dtype, device="meta" if device == "meta" else "cpu"),
+        ),
+    )
+    monkeypatch.setitem(KERNELS, "softmax", on_cpu)
+    plans.main(["softmax", "--cells", "4096x256", "--most", "5", "--best", "2"], said.append)
+    assert said == [
+        "softmax 4096x256 bf16, 5 plans, µs",
+        "      4.50  1.000  limit",
+        f"      6.00  0.750  {names[4]}",
+        f"     10.00  0.450  {names[0]}  (default)",
+    ]
