@@ -324,7 +324,7 @@ def _wanted(graph: Graph, arch: Arch) -> Wanted:
     if columns:
         if n <= (16384 if stages == 1 else 8192):
             return Wanted(False, 256, 16, "direct", spread=False)
-        most = (64 if columns > 1 and n <= 65536 else 128) // row_bytes  # three CTAs an SM
+        most = max(1, (64 if columns > 1 and n <= 65536 else 128) // row_bytes)  # three CTAs an SM
         return Wanted(True, 512, min(32 if n <= 131072 else 64, most), "shared")
     if n <= 8192:
         return Wanted(False, 512, 16, "shared", spread=False)

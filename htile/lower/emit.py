@@ -257,7 +257,9 @@ class _Printer:
         steps = self.plan.prologue + self.plan.steps + self.plan.epilogue
         steps = [step for step in steps if step not in first]
         if self.plan.numerics.reload:
-            return lines + self._in_chunks(steps)
+            lines += self._in_chunks(steps)
+            alone = self.plan.numerics.cluster_n > 1 and not self.reduces  # nothing has waited
+            return [*lines, "    ctx.cluster_wait()"] if alone else lines
         return lines + [line for step in steps for line in self._step(step, "ctx")]
 
     def _step(self, step: Step, ctx: str) -> list[str]:

@@ -96,6 +96,16 @@ def test_nothing_is_touched_before_the_kernel_before_has_ended(name, n):
     assert "griddepcontrol" not in example_kernel(name, n, arch="sm_80").ptx
 
 
+@pytest.mark.parametrize("n", [32768, 131080, 1 << 20])
+@pytest.mark.parametrize("name", ["softmax", "swiglu"])
+def test_who_arrives_at_the_barrier_of_a_cluster_waits(name, n):
+    """Without a reduction too, which else would have nothing to wait for."""
+    kernel = example_kernel(name, n)
+    assert kernel.plan.numerics.cluster_n > 1
+    for what in ("arrive", "wait"):
+        assert kernel.ptx.count(f"barrier.cluster.{what}") == 1
+
+
 @pytest.mark.parametrize(("name", "loops"), [("softmax", 2), ("layernorm", 1)])
 def test_a_streamed_row_takes_one_exponential_an_element_and_one_a_chunk(name, loops):
     """Of four chunks of 8 that are unrolled; each loop has them once, and the row one more."""

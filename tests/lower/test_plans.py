@@ -304,6 +304,18 @@ def test_there_is_a_plan_however_many_arguments(n):
     assert kernel.plan.placement.num_threads * 64 <= 65536
 
 
+@pytest.mark.parametrize("dtype", [BF16, F32, torch.int64], ids=str)
+@pytest.mark.parametrize("rows", [17, 40])
+def test_there_is_a_plan_for_many_rows_beside_columns(rows, dtype):
+    """Of so many bytes an element that no share of a row fits three times into an SM."""
+    names = [f"x{k}" for k in range(rows)]
+    text = f"wide({', '.join(names)})[0] * weight + bias"
+    scope = {"wide": wide}
+    exec(f"def many({', '.join(names)}, weight, bias): return {text}", scope)
+    x, w = (torch.empty(*shape, dtype=dtype, device="meta") for shape in ((4, 65536), (65536,)))
+    assert kernel_of(scope["many"], *[x] * rows, w, w).plan.elements_per_thread
+
+
 def sums_of(count, n, dtype=BF16):
     """A graph of `count` sums behind one barrier."""
     one = torch.int64 if dtype is torch.int64 else None
