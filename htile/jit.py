@@ -293,8 +293,9 @@ class Rowwise:
             key = (
                 self._captures.fingerprint(),
                 torch.is_grad_enabled(),
-                torch.is_inference_mode_enabled(),  # this and the next: only shortcuts differ
+                torch.is_inference_mode_enabled(),  # of this and the next, only shortcuts differ
                 torch.is_autocast_enabled("cuda"),
+                _has_one_twice(values),
                 aliases,
                 *map(_value_key, self._signature.kinds, values),
                 *map(_tensor_key, outs),
@@ -412,6 +413,8 @@ class Rowwise:
         """For the first few kinds of calls; the others are looked up."""
         if launch.kernel is None or not launch.is_widest or len(self._shortcuts) == MAX_SHORTCUTS:
             return
+        if _has_one_twice(values):
+            return  # a shortcut tells it from two tensors: it would take no call
         rows = (1, MANY_ROWS) if math.prod(call.lead) < MANY_ROWS else (MANY_ROWS, 2**31)
         added = shortcut(
             self._signature, self._captures, call, values, self._trace(call)[1], launch.kernel, rows
@@ -452,6 +455,12 @@ def _value_key(kind: type | None, value: object) -> object:
     if type(value) is int and kind in (float, Scalar) and abs(value) < 2**63:
         return float  # a larger one is no number that a kernel takes: `classify` says so
     return freeze(value)
+
+
+def _has_one_twice(values: tuple) -> bool:
+    """Whether one tensor is two of the arguments."""
+    tensors = [id(value) for value in values if isinstance(value, torch.Tensor)]
+    return len(set(tensors)) < len(tensors)
 
 
 def _tensor_key(value: torch.Tensor) -> tuple:

@@ -174,12 +174,17 @@ def test_a_refusal_of_any_kind_goes_the_long_way_and_a_failing_launch_raises(
 
 
 def test_one_tensor_as_two_arguments_goes_the_long_way(gpu):
-    """`TensorGuards` tells it from two tensors; the first call may be such a one."""
-    many(X, X[0], X)
+    """`TensorGuards` tells it from two tensors; it takes no shortcut from calls that come later."""
+    for m in range(1, 8):
+        x = torch.randn(m, 64)
+        many(x, x[0], x)
+    assert len(gpu.long) == 7 and not many._shortcuts
     many(X, X[0], X.clone())
-    assert len(gpu.long) == 1
+    assert len(gpu.long) == 8
+    many(X, X[0], X.clone())
+    assert len(gpu.long) == 8
     many(X, X[0], X)
-    assert len(gpu.long) == 2
+    assert len(gpu.long) == 9
 
 
 WRONG = {
