@@ -9,7 +9,8 @@ import cutlass
 import cutlass.cute as cute
 import torch
 
-from htile.compute.reduce import ADD, LOG2_E, MAX, online_softmax_reduce
+from htile.compute.math import exp_bounded
+from htile.compute.reduce import ADD, MAX, online_softmax_reduce
 from htile.config import ElementwiseTileConfig
 from htile.dataflow import ElementwiseKernelContext, ElementwiseLoader, ElementwiseStorer
 from htile.utils import make_fake_tensor
@@ -73,7 +74,7 @@ class Softmax:
             )
         else:
             x = x - ctx.row_reduce(x, MAX, slot=0)  # first subtract: exact for a common offset
-            exp = cute.math.exp2(x * LOG2_E, fastmath=True)
+            exp = exp_bounded(x)
             denom = ctx.row_reduce(exp, ADD, slot=1)
         ElementwiseStorer(ctx).store(mO, exp * cute.arch.rcp_approx(denom))
 

@@ -12,11 +12,11 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass._mlir.dialects import vector as _vector
 
+from htile.compute.math import exp_bounded
 from htile.utils import bits32, elem_pointer, pack64, store_shared_remote, unpack64
 
 ADD, MUL = cute.ReductionOp.ADD, cute.ReductionOp.MUL
 MAX, MIN = cute.ReductionOp.MAX, cute.ReductionOp.MIN
-LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
@@ -258,12 +258,7 @@ def exp_diff(x, reference):
     """exp(x - reference); a reference of -inf (nothing seen yet) counts as 0, so that the
     result is 0 and not NaN. NaN and +inf references give NaN, as torch's softmax does."""
     safe = cutlass.select_(reference == -Float32.inf, Float32(0.0), reference)
-    return _exp(x - safe)
-
-
-def _exp(x):
-    """exp of what is at most 0."""
-    return cute.math.exp2(x * LOG2_E, fastmath=True)
+    return exp_bounded(x - safe)
 
 
 def online_softmax_reduce(
@@ -277,7 +272,7 @@ def online_softmax_reduce(
     lanes = min(threads_per_row, 32)
     peak = warp_reduce(thread_reduce(x, MAX), MAX, lanes)
     is_row = const_expr(mbar_ptr is None and threads_per_row <= 32)
-    exp = _exp(x - peak) if is_row else exp_diff(x, peak)
+    exp = exp_bounded(x - peak) if is_row else exp_diff(x, peak)
     total = warp_reduce(thread_reduce(exp, ADD), ADD, lanes)
     if hook_fn is not None:
         hook_fn()
@@ -296,7 +291,8 @@ def online_softmax_reduce(
     for other in peaks[1:]:
         row_peak = combine(MAX, row_peak, other)
     row_peak = warp_reduce(row_peak, MAX, width)
-    row_total = totals[0] * _exp(peaks[0] - row_peak)
+    row_total = totals[0] * exp_bounded(peaks[0] - row_peak)
     for p, t in zip(peaks[1:], totals[1:], strict=True):
-        row_total = row_total + t * _exp(p - row_peak)
-    return row_peak, warp_reduce(row_total, ADD, width), exp * _exp(peak - row_peak)
+        row_total = row_total + t * exp_bounded(p - row_peak)
+    total = warp_reduce(row_total, ADD, width)
+    return row_peak, total, exp * exp_bounded(peak - row_peak)
