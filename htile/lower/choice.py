@@ -118,11 +118,12 @@ def _numerics(graph: Graph, target: Target, words: float, paired: bool) -> Itera
     for cluster in _clusters(graph, target):
         threads = 1 if cluster == 1 else 128
         while threads <= target.arch.max_threads:
-            elements = -(-graph.n // (vec * threads * cluster)) * vec
+            num = Numerics(vec, threads, cluster)
+            elements = num.chunks(graph.n) * vec
             if elements <= vec or elements * (words + 1) <= MAX_REGISTERS - SPARE_REGISTERS:
-                yield Numerics(vec, threads, cluster)
+                yield num
                 if paired and cluster > 1:
-                    yield Numerics(vec, threads, cluster, paired=True)
+                    yield replace(num, paired=True)
             if threads * vec * cluster >= graph.n:
                 break
             threads *= 2
@@ -163,13 +164,8 @@ def _rows_of(schedule: Schedule) -> list[Input]:
 
 def _tile_bytes(graph: Graph, schedule: Schedule, num: Numerics) -> int:
     """Bytes of a row that one CTA has."""
-    elements = _chunks(graph, num) * num.vec_size * num.threads_per_row
+    elements = num.chunks(graph.n) * num.vec_size * num.threads_per_row
     return elements * sum(i.dtype.itemsize for i in _rows_of(schedule))
-
-
-def _chunks(graph: Graph, num: Numerics) -> int:
-    """Vectors of a row that a thread has."""
-    return -(-graph.n // (num.vec_size * num.threads_per_row * num.cluster_n))
 
 
 def _placements(
@@ -177,7 +173,7 @@ def _placements(
 ) -> Iterator[Placement]:
     vec, threads_per_row = numerics.vec_size, numerics.threads_per_row
     loaded = _rows_of(schedule)
-    elements = _chunks(graph, numerics) * vec
+    elements = numerics.chunks(graph.n) * vec
     registers = elements * (schedule.words + 1) + SPARE_REGISTERS
     if registers > MAX_REGISTERS and elements > vec:
         return
@@ -201,7 +197,7 @@ def _loop_placements(
 ) -> Iterator[Placement]:
     """One row a CTA, or two a thread; rows stay in shared memory, or in global memory."""
     vec, threads = numerics.vec_size, numerics.threads_per_row
-    chunks = _chunks(graph, numerics)
+    chunks = numerics.chunks(graph.n)
     unroll = chunks if chunks <= UNROLLED_CHUNKS else UNROLL
     for rows in (1, 2):
         if rows > 1 and (numerics.streamed or not target.many_rows or unroll < chunks):

@@ -383,7 +383,7 @@ class _Printer:
             for id, operand in zip(loop.reduce.results, loop.reduce.operands, strict=True):
                 name = self._gathered_name(id)
                 call = f"{name} = chunk.accumulate({name}, {self._reduced(operand)})"
-                lines.append(_located(" " * 4 * self.depth + call, self.graph[id]))
+                lines.append(_located(self._indent() + call, self.graph[id]))
         if folded:
             last = plan.folded - 1  # a power of two less one: `&` leaves no branch in unrolled code
             lines.append(f"        if k & {last} == {last}:")
@@ -476,7 +476,7 @@ class _Printer:
         for node in nodes:
             self.names[node.id] = self._fresh(node)
         results = ", ".join(self.names[id] for id in step.made)
-        if step.exp is not None:
+        if step.paired:
             call = f"ctx.online_softmax({self._operand(step.operands[0])}, slot={step.slot})"
             return [_located(f"    {results} = {call}", nodes[0])]
         values = ", ".join(self._reduced(id) for id in step.operands)

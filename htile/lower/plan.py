@@ -138,8 +138,8 @@ class Ahead:
 class Reduce:
     """Reduce operands together, behind one barrier; `results` are the nodes, in slot order.
 
-    exp: where a maximum and a sum are one exchange of pairs, in one slot: the node exp(x - max(x)),
-        the second operand, which comes with the results. A warp takes its own maximum at first.
+    paired: max(x) and the sum of exp(x - max(x)) are one exchange of pairs, in one slot, and the
+        second operand comes with the results. A warp takes its own maximum at first.
     ahead: for each result how it was gathered in the stage before; empty: the operands are there.
     """
 
@@ -149,18 +149,18 @@ class Reduce:
     monoids: tuple[Monoid, ...]
     slot: int
     over: Over = Over.COLUMNS
-    exp: int | None = None
+    paired: bool = False
     ahead: tuple[Ahead, ...] = ()
 
     @property
     def made(self) -> tuple[int, ...]:
         """The nodes that are there after the barrier."""
-        return self.results if self.exp is None else (*self.results, self.exp)
+        return self.results + self.operands[1:] if self.paired else self.results
 
     @property
     def slots(self) -> int:
         """Of the reduction buffer."""
-        return len(self.results) if self.exp is None else 1
+        return 1 if self.paired else len(self.results)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class Numerics:
 
     Depends on N, dtypes and architecture, never on M or on alignment.
 
-    paired: a maximum and the sum of exponentials below it are one exchange (`Reduce.exp`).
+    paired: a maximum and the sum of exponentials below it are one exchange (`Reduce.paired`).
     reload: a row is worked on in loops over chunks, a vector a thread, one loop before each barrier
         and one for what is stored. Each reads the row again and computes again what was computed of
         it, so that registers hold no more than a chunk, and reductions gather chunk by chunk.
@@ -218,6 +218,10 @@ class Numerics:
     reload: bool = False
     paired: bool = False
     streamed: bool = False
+
+    def chunks(self, n: int) -> int:
+        """Vectors that a thread has of a row of n elements, padded ones included."""
+        return -(-n // (self.vec_size * self.threads_per_row * self.cluster_n))
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +269,7 @@ class Plan:
     @property
     def chunks(self) -> int:
         """Vectors of one row that a thread has."""
-        return self.elements_per_thread // self.numerics.vec_size
+        return self.numerics.chunks(self.graph.n)
 
     @property
     def folded(self) -> int:
@@ -287,8 +291,7 @@ class Plan:
     @property
     def elements_per_thread(self) -> int:
         """Elements of one row that a thread holds, padded lanes included."""
-        tile = self.numerics.vec_size * self.numerics.threads_per_row * self.numerics.cluster_n
-        return -(-self.graph.n // tile) * self.numerics.vec_size
+        return self.chunks * self.numerics.vec_size
 
     @property
     def stages(self) -> int:
@@ -378,7 +381,7 @@ def _describe(plan: Plan, steps: tuple[Step, ...]) -> list[str]:
                 operands = ", ".join(f"%{i}" for i in node.inputs)
                 short = "" if form is Form.EXACT else f" ({form.value})"
                 lines.append(f"compute  %{id} = {node.op.value} {operands}{short}")
-            case Reduce(stage, results, operands, monoids, slot, _, exp, ahead):
+            case Reduce(stage, results, operands, monoids, slot, _, paired, ahead):
                 pairs = ", ".join(
                     f"%{r} = {m.combine} of %{o}"
                     for r, m, o in zip(results, monoids, operands, strict=True)
@@ -388,8 +391,8 @@ def _describe(plan: Plan, steps: tuple[Step, ...]) -> list[str]:
                         f"%{r} = {m.combine} of what %{a.first} was gathered with, about %{a.about}"
                         for r, m, a in zip(results, monoids, ahead, strict=True)
                     )
-                paired = "" if exp is None else f", as pairs, and %{exp}"
-                lines.append(f"reduce   stage {stage}: {pairs}, slot {slot}{paired}")
+                too = f", as pairs, and %{operands[1]}" if paired else ""
+                lines.append(f"reduce   stage {stage}: {pairs}, slot {slot}{too}")
             case Store(output):
                 lines.append(f"store    {output.name} ({dtype_name(output.dtype)}) <- %{output.id}")
             case ColumnLoop(inner, reduce):

@@ -84,8 +84,7 @@ def make_schedule(
 
     reduces = _in_pairs(graph, _reduces(graph)) if paired else _reduces(graph)
     for reduce in reduces:
-        goals = tuple(id for id in reduce.operands if id != reduce.exp)
-        steps += [*compute(goals), reduce]
+        steps += [*compute(reduce.operands[:1] if reduce.paired else reduce.operands), reduce]
         done.update(reduce.made)
     if in_place:
         steps += compute(tuple(output.id for output in graph.outputs))
@@ -184,14 +183,13 @@ def _in_pairs(graph: Graph, reduces: list[Reduce]) -> list[Reduce]:
     joined: list[Reduce] = []
     for reduce in reduces:
         before = joined[-1] if joined else None
-        exp = _exp_below(graph, before, reduce)
-        if before is not None and exp is not None:
+        if before is not None and _is_exp_below(graph, before, reduce):
             joined[-1] = replace(
                 before,
                 results=before.results + reduce.results,
                 operands=before.operands + reduce.operands,
                 monoids=before.monoids + reduce.monoids,
-                exp=exp,
+                paired=True,
             )
         else:
             slot = 0 if before is None else before.slot + before.slots
@@ -199,16 +197,14 @@ def _in_pairs(graph: Graph, reduces: list[Reduce]) -> list[Reduce]:
     return joined
 
 
-def _exp_below(graph: Graph, first: Reduce | None, second: Reduce) -> int | None:
-    """The node exp(x - max(x)), if `first` is that maximum and `second` the sum of the node."""
-    if first is None or (len(first.results), len(second.results)) != (1, 1):
-        return None
-    total = graph[second.results[0]]
-    online = _online(graph, total)
+def _is_exp_below(graph: Graph, first: Reduce, second: Reduce) -> bool:
+    """Whether `first` is max(x) alone, and `second` the sum of exp(x - max(x)) alone."""
+    if (len(first.results), len(second.results)) != (1, 1):
+        return False
+    online = _online(graph, graph[second.results[0]])
     if online is None or online.form is not Online.SOFTMAX:
-        return None
-    is_maximum = _strip(graph, graph[online.about]).id == first.results[0]  # and not 0 for inf
-    return total.inputs[0] if is_maximum else None
+        return False
+    return _strip(graph, graph[online.about]).id == first.results[0]  # and not 0 for inf
 
 
 def _gathered_ahead(graph: Graph, reduce: Reduce, following: Reduce) -> Reduce | None:
@@ -247,24 +243,9 @@ def _slots(graph: Graph) -> int:
     return sum(node.op in REDUCTIONS for node in graph)
 
 
-def _made(graph: Graph, loop: ColumnLoop) -> set[int]:
-    """The vectors that a loop reads or computes."""
-    made: set[int] = set()
-    for step in loop.steps:
-        match step:
-            case Reload(inputs, _):
-                made.update(i.id for i in inputs)
-            case Load(input):
-                made.add(input.id)
-            case Compute(id, _):
-                made.add(id)
-    return {id for id in made if graph[id].value.spread}
-
-
-def _words(graph: Graph, loop: ColumnLoop) -> float:
-    """Registers an element of a chunk: what is live at the widest point, the gathered included."""
-    gathered = loop.reduce.operands if loop.reduce else ()
-    events: list[tuple[set[int], set[int]]] = []  # what each step makes and reads
+def _events(graph: Graph, loop: ColumnLoop) -> list[tuple[set[int], set[int]]]:
+    """What each step of a loop makes and reads, and what is gathered at its end."""
+    events: list[tuple[set[int], set[int]]] = []
     for step in loop.steps:
         match step:
             case Reload(inputs, _):
@@ -275,14 +256,25 @@ def _words(graph: Graph, loop: ColumnLoop) -> float:
                 events.append(({id}, set(graph[id].inputs)))
             case Store(output):
                 events.append((set(), {output.id}))
-    events.append((set(), set(gathered)))
+    return [*events, (set(), set(loop.reduce.operands if loop.reduce else ()))]
+
+
+def _made(graph: Graph, loop: ColumnLoop) -> set[int]:
+    """The vectors that a loop reads or computes."""
+    made = set().union(*(made for made, _ in _events(graph, loop)))
+    return {id for id in made if graph[id].value.spread}
+
+
+def _words(graph: Graph, loop: ColumnLoop) -> float:
+    """Registers an element of a chunk: what is live at the widest point, the gathered included."""
+    events, gathered = _events(graph, loop), len(loop.reduce.operands) if loop.reduce else 0
     last = {id: k for k, (_, reads) in enumerate(events) for id in reads}
     live: set[int] = set()
     widest = 0.0
     for k, (made, _) in enumerate(events):
         live = {id for id in live | made if last.get(id, -1) >= k and graph[id].value.spread}
         sizes = (max(1, graph[id].value.dtype.itemsize / 4) for id in live)
-        widest = max(widest, sum(sizes) + len(gathered))
+        widest = max(widest, sum(sizes) + gathered)
     return max(1.0, widest)
 
 

@@ -335,10 +335,10 @@ def test_a_maximum_and_a_sum_in_one_exchange(function, count, stages):
     schedule = make_schedule(graph, paired=True)
     reduces = [s for s in schedule.steps if isinstance(s, Reduce)]
     assert [[graph[id].op.value for id in r.results] for r in reduces] == stages
-    pairs = [r for r in reduces if r.exp is not None]
+    pairs = [r for r in reduces if r.paired]
     assert len(pairs) == sum(ops == ["max", "sum"] for ops in stages)
     assert has_pair(graph) == bool(pairs)
-    assert schedule.slots == sum(1 if r.exp is not None else len(r.results) for r in reduces)
+    assert schedule.slots == sum(1 if r.paired else len(r.results) for r in reduces)
     there = {n.id for n in graph if n.op is Op.CONST}
     there |= {i.id for i in graph.inputs if i.role is Role.SCALAR}
     for step in schedule.steps:
@@ -349,7 +349,7 @@ def test_a_maximum_and_a_sum_in_one_exchange(function, count, stages):
                 assert id not in there and set(graph[id].inputs) <= there
                 there.add(id)
             case Reduce():
-                assert {o for o in step.operands if o != step.exp} <= there
+                assert {o for o in step.operands if o not in step.made} <= there
                 there.update(step.made)
             case Store(output):
                 assert output.id in there
