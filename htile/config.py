@@ -39,7 +39,8 @@ def default_cluster_n(dtype, N: int) -> int:
 class ElementwiseTileConfig:
     """Tile of a row-wise kernel: `threads_per_row` threads in each of `cluster_n` CTAs a row.
 
-    stage: slots of the reduction buffer. rows_per_thread: rows that each thread works on side by
+    stage: slots of the reduction buffer; with none, nothing is exchanged, and the CTAs of a row do
+    not wait for each other. rows_per_thread: rows that each thread works on side by
     side; each has slots of its own. copy_bytes: widest memory access that the alignment of all row
     operands allows (16, 8, 4, 2, 1). reduction_dtype: Float32, or Int64 where 64-bit
     values or pairs are exchanged.
@@ -148,20 +149,25 @@ class ElementwiseTileConfig:
     @property
     def needs_buffer(self) -> bool:
         """Do reductions leave the warp?"""
-        return self.threads_per_row > 32 or self.cluster_n > 1
+        return self.slots > 0 and (self.threads_per_row > 32 or self.cluster_n > 1)
+
+    @property
+    def has_mbars(self) -> bool:
+        """Do reductions leave the CTA?"""
+        return self.slots > 0 and self.cluster_n > 1
 
     def allocate_reduction_buffer_and_mbar(self, smem):
         """(buffer, mbarriers): None where reductions stay in a warp, or in a CTA."""
         if not self.needs_buffer:
             return None, None
         buffer = self.reduce_layout.allocate(smem)
-        mbar = smem.allocate_array(Int64, self.slots) if self.cluster_n > 1 else None
+        mbar = smem.allocate_array(Int64, self.slots) if self.has_mbars else None
         return buffer, mbar
 
     @cute.jit
     def initialize_cluster(self, tidx, mbar_ptr):
         """Initialise one mbarrier a slot and arrive; `cute.arch.cluster_wait` must follow."""
-        if cutlass.const_expr(self.cluster_n > 1):
+        if cutlass.const_expr(self.has_mbars):
             if tidx < self.slots:
                 cute.arch.mbarrier_init(mbar_ptr + tidx, 1)
             cute.arch.mbarrier_init_fence()

@@ -93,7 +93,7 @@ class ElementwiseKernelContext(_Static):
         self.tXgX = self.partition_dest(self.partition_global(mX))
         self.tXsX = self.partition_dest(self.sX) if shared else None
         self.tXrX = self.make_fragment(self.tXgX, mX.element_type)
-        self._cluster_pending = config.cluster_n > 1
+        self._cluster_pending = config.has_mbars
         config.initialize_cluster(self.tidx, mbar_ptr)
 
     def _take_columns(self):

@@ -222,7 +222,7 @@ class _Printer:
             f"num_threads={place.num_threads}",
             f"threads_per_row={num.threads_per_row}",
             f"cluster_n={num.cluster_n}",
-            f"stage={max(1, self.plan.slots)}",
+            f"stage={self.plan.slots}",
             *([f"rows_per_thread={place.rows_per_thread}"] if place.rows_per_thread > 1 else []),
             *(["reduction_dtype=Int64"] if wide else []),
             *([f"copy_bytes={place.copy_bytes}"] if place.copy_bytes < 16 else []),
@@ -257,9 +257,7 @@ class _Printer:
         steps = self.plan.prologue + self.plan.steps + self.plan.epilogue
         steps = [step for step in steps if step not in first]
         if self.plan.numerics.reload:
-            lines += self._in_chunks(steps)
-            alone = self.plan.numerics.cluster_n > 1 and not self.reduces  # nothing has waited
-            return [*lines, "    ctx.cluster_wait()"] if alone else lines
+            return lines + self._in_chunks(steps)
         return lines + [line for step in steps for line in self._step(step, "ctx")]
 
     def _step(self, step: Step, ctx: str) -> list[str]:
