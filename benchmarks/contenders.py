@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from benchmarks.kernels import Kernel, labels
 from htile import HTileError
+from htile.frontend.graph import Graph
 from htile.lower.compile import load
 
 NAMES = (
@@ -74,10 +75,16 @@ def _htile(kernel, args):
 
 def _bare(kernel, args):
     compiled = kernel.function.inspect(*args)
+    return functools.partial(
+        load(compiled.artifact), *inputs(kernel, compiled.graph, args), *_results(kernel, args)
+    )
+
+
+def inputs(kernel: Kernel, graph: Graph, args: tuple) -> list:
+    """What the compiled function of `graph` takes before its results."""
     call = inspect.signature(kernel.function).bind(*args)
     call.apply_defaults()
-    inputs = [call.arguments[i.name] for i in compiled.graph.inputs]
-    return functools.partial(load(compiled.artifact), *inputs, *_results(kernel, args))
+    return [call.arguments[i.name] for i in graph.inputs]
 
 
 def _empty_like(kernel, args):

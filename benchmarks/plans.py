@@ -7,24 +7,24 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Callable
 from statistics import median
 
 import torch
 
-from benchmarks import limit
+from benchmarks import few_rows, limit, throughput
 from benchmarks.__main__ import cell
-from benchmarks.contenders import Absent
+from benchmarks.check import STRICT, Sample
+from benchmarks.contenders import Absent, inputs
 from benchmarks.kernels import DTYPES, KERNELS, Kernel
-from benchmarks.timing import captured, replays
 from htile.lower import Lowered, enumerate_plans, printed
 from htile.lower.compile import build, build_all, load
 from htile.lower.plan import Plan
-from htile.timing import Contenders, Times, interleave
+from htile.timing import Contenders, interleave
 from htile.tune import candidates
 
-FEW_ROWS, CALLS = 1024, 20
-SAME = 0.02  # of the largest magnitude, that results of two plans may differ by
+FEW_ROWS = 1024  # from there on they fill the GPU
 
 
 def of(kernel: Kernel, m: int, n: int, dtype: torch.dtype, most: int) -> list[Lowered]:
@@ -49,34 +49,21 @@ def label(plan: Plan) -> str:
 
 
 def launches(kernel: Kernel, lowered: list[Lowered], args: tuple) -> Contenders:
-    """What launches each plan, by its label. Raises RuntimeError where two plans differ."""
-    signature = kernel.function._signature
-    values = dict(zip(signature.names, signature.bind(args, {}), strict=True))
+    """What launches each plan, by its label. Raises RuntimeError where one is wrong."""
+    sample = Sample(kernel, args)
+    given = inputs(kernel, lowered[0].graph, args)
+    outs = [
+        torch.empty((len(args[0]), *o.inner), dtype=o.dtype, device=args[0].device)
+        for o in lowered[0].graph.outputs
+    ]
     found: Contenders = {}
-    expected = None
     for one in lowered:
         launch = load(build(one.source, one.function, one.plan.target.arch.name))
-        given = [values[i.name] for i in one.graph.inputs]
-        outs = [torch.empty((len(args[0]), *o.inner), dtype=o.dtype, device=args[0].device)
-                for o in one.graph.outputs]  # fmt: skip
-        launch(*given, *outs)
-        expected = outs if expected is None else expected
-        if not all(map(_agree, outs, expected)):
-            raise RuntimeError(f"wrong: {label(one.plan)} is not what the default gives")
-        found[label(one.plan)] = lambda call=launch, a=(*given, *expected): call(*a)
+        call = functools.partial(launch, *given, *outs)
+        call()
+        sample.check(outs, STRICT)
+        found[label(one.plan)] = call
     return found
-
-
-def _agree(out: torch.Tensor, expected: torch.Tensor) -> bool:
-    scale = expected.float().abs().max()
-    return bool((out.float() - expected.float()).abs().max() <= SAME * scale)
-
-
-def timed(contenders: Contenders, rows: int, rounds: int) -> Times:
-    """Microseconds of each: of few rows in a CUDA graph, of many with a cold L2."""
-    if rows >= FEW_ROWS:
-        return interleave(contenders, rounds)
-    return replays({k: captured(call, CALLS) for k, call in contenders.items()}, rounds, CALLS)
 
 
 def main(arguments: list[str] | None = None, say: Callable[[str], None] = print) -> None:
@@ -100,7 +87,9 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
             contenders["limit"] = limit.fastest(limit.candidates(kernel, args), interleave).call
         except Absent as reason:
             say(f"no limit: {reason}")
-        times = {name: median(t) for name, t in timed(contenders, m, options.rounds).items()}
+        method = few_rows.METHOD if m < FEW_ROWS else throughput.METHOD
+        times = method.at_once(contenders, options.rounds)
+        times = {name: median(each) for name, each in times.items()}
         say(f"{kernel.name} {m}x{n} {options.dtype}, {len(lowered)} plans, µs")
         default = label(lowered[0].plan)
         fastest = sorted(times, key=times.get)

@@ -18,6 +18,7 @@ COMPILED = ((1 << 20, 256), (32768, 1024), (32768, 4096), (16384, 8192), (4096, 
             (4096, 131072))  # fmt: skip
 AUTOTUNED = ((32768, 4096), (16384, 8192), (4096, 32768))
 ROUNDS = 50
+METHOD = Method(interleave)
 
 
 def contenders(cell: tuple[int, int]) -> tuple[str, ...]:
@@ -29,9 +30,8 @@ def contenders(cell: tuple[int, int]) -> tuple[str, ...]:
 
 def jobs(options) -> list[Job]:
     """Every kernel at every cell that the command line asks for."""
-    method = Method(interleave)
     return [
-        job("throughput", kernel, dtype, *cell, options.contenders or contenders(cell), method,
+        job("throughput", kernel, dtype, *cell, options.contenders or contenders(cell), METHOD,
             options.rounds or ROUNDS)
         for kernel in options.kernels or DEFAULT
         for dtype in options.dtype

@@ -611,7 +611,7 @@ def test_plans_are_shown_beside_the_default(monkeypatch):
     monkeypatch.setattr(plans.limit, "fastest", lambda found, measure: best)
     monkeypatch.setattr(plans, "launches", lambda *arguments: dict.fromkeys(names))
     monkeypatch.setattr(plans, "build_all", lambda requests: None)
-    monkeypatch.setattr(plans, "timed", lambda contenders, rows, rounds: times)
+    monkeypatch.setattr(plans.throughput, "METHOD", Method(lambda contenders, rounds: times))
     monkeypatch.setattr(plans.limit, "candidates", lambda kernel, args: [])
     on_cpu = dataclasses.replace(
         KERNELS["softmax"],
