@@ -55,6 +55,7 @@ class ElementwiseKernelContext(_Static):
 
     def __init__(self, config):
         self.config = config
+        self.k = None  # of all chunks which it is (`chunk`)
 
     def setup(self, mX, tiler_mn, tiled_copy, extra_smem_tensors=0, shared=True):
         """Indices, shared memory, partitions, predicates, fragment and cluster of row tensor mX.
@@ -234,8 +235,17 @@ class ElementwiseKernelContext(_Static):
 
     # Operands that are no rows
 
-    def load_column(self, mW) -> cute.Tensor:
-        """A vector (N,) that all rows share -> fragment of the row's map; padded columns hold 0."""
+    def fetch_column(self, mW, count) -> list:
+        """`load_column` of the first `count` chunks, for chunks that take it from there."""
+        return [self.chunk(k).load_column(mW) for k in range(count)]
+
+    def load_column(self, mW, fetched=()) -> cute.Tensor:
+        """A vector (N,) that all rows share -> fragment of the row's map; padded columns hold 0.
+
+        fetched: what `fetch_column` gave, where this is a chunk of static number.
+        """
+        if self.k is not None and fetched and self.k < len(fetched):
+            return fetched[self.k]
         tXgW = self.partition_dest(self.partition_global(expand(mW, 0, self.shape[0])))
         tXrW = self.make_fragment(tXgW, mW.element_type)
         if const_expr(self.tXpX is not None):

@@ -13,8 +13,9 @@ import struct
 from collections.abc import Callable
 
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Numeric, as_numeric
+from cutlass import BFloat16, Boolean, Float32, Int32, Numeric, as_numeric
 from cutlass._mlir.dialects import llvm
+from cutlass._mlir.dialects import vector as mlir_vector
 
 Vector = cute.TensorSSA
 Operand = Vector | Numeric | bool | int | float
@@ -426,9 +427,19 @@ def convert(x: Operand, dtype: type[Numeric]) -> Vector | Numeric:
     (vector,), any_vector = _lift(x)
     if dtype is Boolean and vector.dtype is not Boolean:
         result = vector != 0  # `.to(Boolean)` is miscompiled for floats and takes bit 0 of integers
+    elif vector.dtype is BFloat16 and dtype is Float32 and cute.size(vector.shape) % 2 == 0:
+        result = _widen(vector)
     else:
         result = vector.to(dtype)
     return result if any_vector else result[0]
+
+
+def _widen(x: Vector) -> Vector:
+    """bfloat16 as float32, an instruction an element (`.to`: 1.5): the upper half of its bits."""
+    words = x.bitcast(Int32)
+    low, high = words << 16, words & -65536
+    bits = mlir_vector.interleave(low.ir_value(), high.ir_value())
+    return Vector(bits, cute.size(x.shape), Int32).bitcast(Float32).reshape(x.shape)
 
 
 def round_to(x: Operand, dtype: type[Numeric]) -> Vector | Numeric:

@@ -14,7 +14,7 @@ import torch
 from ..frontend.graph import Graph, Input, Role
 from ..frontend.ops import REDUCTIONS, Op
 from .arch import Arch
-from .plan import ColumnLoop, Home, Load, Numerics, Placement, Plan, Target
+from .plan import ColumnLoop, Fetch, Home, Load, Numerics, Placement, Plan, Target
 from .schedule import Schedule, assign_stages, has_pair, make_loops, make_schedule
 
 ACCESS_BYTES = 16  # the widest load and store
@@ -23,6 +23,7 @@ MAX_REGISTERS = 255  # of a thread
 MIN_CLUSTER_N = 8192  # no shorter row is worth a cluster, or reading it again
 UNROLLED_CHUNKS = 8  # as many have no loop
 UNROLL = 4  # chunks at once of a loop over more
+FETCH_REGISTERS = 16  # for columns that are loaded before a barrier
 LONG_N = 262144  # beyond it rows are very long
 
 
@@ -83,11 +84,14 @@ def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
 def _plan(
     graph: Graph, target: Target, schedule: Schedule, numerics: Numerics, placement: Placement
 ) -> Plan:
+    steps = schedule.steps
+    if not placement.fetched:
+        steps = tuple(step for step in steps if not isinstance(step, Fetch))
     return Plan(
         graph=graph,
         target=target,
         prologue=(),
-        steps=schedule.steps,
+        steps=steps,
         epilogue=(),
         homes=schedule.homes,
         numerics=numerics,
@@ -199,6 +203,8 @@ def _loop_placements(
     vec, threads = numerics.vec_size, numerics.threads_per_row
     chunks = numerics.chunks(graph.n)
     unroll = chunks if chunks <= UNROLLED_CHUNKS else UNROLL
+    fetches = [step for step in schedule.steps if isinstance(step, Fetch)]
+    column = sum(vec * i.dtype.itemsize / 4 for step in fetches for i in step.inputs)
     for rows in (1, 2):
         if rows > 1 and (numerics.streamed or not target.many_rows or unroll < chunks):
             return
@@ -212,7 +218,10 @@ def _loop_placements(
             tiles = rows * _tile_bytes(graph, schedule, numerics)
         if tiles > _free_bytes(graph, target, schedule, numerics, threads, rows):
             return
-        yield Placement(threads, loader, "late", target.align, rows, unroll)
+        fetched = 0
+        if column and unroll == chunks:
+            fetched = min(chunks, int(FETCH_REGISTERS / column / rows))
+        yield Placement(threads, loader, "late", target.align, rows, unroll, fetched)
 
 
 def _free_bytes(

@@ -17,7 +17,20 @@ import torch
 
 from ..frontend.graph import Graph, Input, Node, Output, Role
 from ..frontend.ops import Op, dtype_name
-from .plan import ColumnLoop, Compute, Form, Home, Load, Online, Plan, Reduce, Reload, Step, Store
+from .plan import (
+    ColumnLoop,
+    Compute,
+    Fetch,
+    Form,
+    Home,
+    Load,
+    Online,
+    Plan,
+    Reduce,
+    Reload,
+    Step,
+    Store,
+)
 
 WIDTH = 100  # of a line
 
@@ -145,6 +158,7 @@ class _Printer:
         self.reduces = [s for s in plan.steps if isinstance(s, Reduce)]
         self.stage = 0
         self.fragments: dict[str, str] = {}
+        self.fetched: dict[Input, tuple[str]] = {}  # where columns are that have been fetched
         self.gathered: dict[int, str] = {}  # what has a reduction of the next stage with it
         self.depth = 1  # of indentation
         rows = plan.placement.rows_per_thread
@@ -266,7 +280,8 @@ class _Printer:
         self.started = not isinstance(step, Reduce)
         match step:
             case Load(i):
-                value = f"{ctx}.load_column({self.tensors[i]}).load()"
+                args = ", ".join([self.tensors[i], *self.fetched.get(i, ())])
+                value = f"{ctx}.load_column({args}).load()"
                 return lines + self._assign(self.names[i.id], value, i)
             case Reload(inputs, home):
                 for i in inputs:
@@ -292,6 +307,8 @@ class _Printer:
             match step:
                 case ColumnLoop():
                     lines += self._loop(step)
+                case Fetch(inputs):
+                    lines += self._fetch(inputs)
                 case Reduce():
                     lines += self._reduce_gathered(step)
                 case Compute():
@@ -310,6 +327,16 @@ class _Printer:
         ]
         self.depth = 2
         return lines + [line for step in rest for line in self._step(step, "row")]
+
+    def _fetch(self, inputs: tuple[Input, ...]) -> list[str]:
+        """The first chunks of columns, which `load_column` finds in what it is given."""
+        lines = []
+        for i in inputs:
+            name = self._numbered("fetched")
+            self.fetched[i] = (name,)
+            call = f"ctx.fetch_column({self.tensors[i]}, {self.plan.placement.fetched})"
+            lines.append(f"    {name} = {call}")
+        return lines
 
     def _reduce_gathered(self, step: Reduce) -> list[str]:
         """The reduction of what a loop has gathered, in this stage or, ahead, in the one before."""
@@ -437,7 +464,7 @@ class _Printer:
         if i.dtype is torch.bool:  # Int8 after a view
             expression = f"math.convert({expression}, Boolean)"
         elif i.dtype.is_floating_point and i.dtype is not torch.float32:
-            expression += ".to(Float32)"
+            expression = f"math.convert({expression}, Float32)"
         return [f"{self._indent()}{name} = {expression}"]
 
     def _indent(self) -> str:

@@ -107,6 +107,16 @@ class Reload:
 
 
 @dataclass(frozen=True, slots=True)
+class Fetch:
+    """Start to load columns before the barrier that the first loop which reads them waits for.
+
+    Of `Placement.fetched` chunks; they come from L2 while the rows' reductions are exchanged.
+    """
+
+    inputs: tuple[Input, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Compute:
     """Evaluate one node."""
 
@@ -190,7 +200,7 @@ class ColumnLoop:
         return next((a.form for a in ahead if a.first == result), None)
 
 
-Step = Load | Reload | Compute | Reduce | Store | ColumnLoop
+Step = Load | Reload | Fetch | Compute | Reduce | Store | ColumnLoop
 
 
 MOST_CHUNKS = 32  # of a streamed row that a sum has in one level
@@ -234,6 +244,7 @@ class Placement:
     rows_per_thread: rows that a thread works on side by side, so that a column is read once for
         all, and a barrier serves them all.
     unroll: chunks that the body of a loop over them has; all of them: there is no loop.
+    fetched: chunks whose columns are loaded before the barrier that their loop waits for (`Fetch`).
     """
 
     num_threads: int
@@ -242,6 +253,7 @@ class Placement:
     copy_bytes: int
     rows_per_thread: int = 1
     unroll: int = 1
+    fetched: int = 0
 
 
 @dataclass(frozen=True)
@@ -376,6 +388,10 @@ def _describe(plan: Plan, steps: tuple[Step, ...]) -> list[str]:
                 names = ", ".join(f"{i.name} -> %{i.id}" for i in inputs)
                 where = "shared memory" if home is Home.SHARED else "global memory"
                 lines.append(f"read     {names} from {where}")
+            case Fetch(inputs):
+                names = ", ".join(i.name for i in inputs)
+                chunks = _count(plan.placement.fetched, "chunk")
+                lines.append(f"fetch    {names} of {chunks}")
             case Compute(id, form):
                 node = plan.graph[id]
                 operands = ", ".join(f"%{i}" for i in node.inputs)

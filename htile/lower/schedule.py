@@ -12,13 +12,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf
 
-from ..frontend.graph import Graph, Node, Role
+from ..frontend.graph import Graph, Input, Node, Role
 from ..frontend.ops import REDUCTIONS, Op
 from .plan import (
     MONOIDS,
     Ahead,
     ColumnLoop,
     Compute,
+    Fetch,
     Form,
     Home,
     Load,
@@ -141,6 +142,7 @@ def make_loops(
     values = [output for output in graph.outputs if not output.is_row]
     steps += [*body(tuple(output.id for output in values)), *map(Store, values)]
 
+    steps = _with_fetch(steps)
     loops = [step for step in steps if isinstance(step, ColumnLoop)]
     crossing = _live_at_barriers(make_schedule(graph, fastmath, True).steps, graph)
     made = Counter(id for loop in loops for id in _made(graph, loop))
@@ -150,6 +152,21 @@ def make_loops(
     homes = {id: _home(graph, id, home) for id in sorted(across)}
     words = max((_words(graph, loop) for loop in loops), default=1.0)
     return Schedule(tuple(steps), homes, _slots(graph), words)
+
+
+def _with_fetch(steps: list[Step]) -> list[Step]:
+    """The steps, with a `Fetch` of the columns of each loop that is the first to read them."""
+    read: set[Input] = set()
+    found: list[Step] = []
+    for step in steps:
+        if isinstance(step, ColumnLoop):
+            new = tuple(s.input for s in step.steps if isinstance(s, Load) and s.input not in read)
+            read.update(new)
+            barriers = [k for k, before in enumerate(found) if isinstance(before, Reduce)]
+            if new and barriers:
+                found.insert(barriers[-1], Fetch(new))
+        found.append(step)
+    return found
 
 
 def _reduces(graph: Graph) -> list[Reduce]:
