@@ -18,6 +18,7 @@ from htile.compute.reduce import (
     make_vector,
     online_softmax_reduce,
     row_reduce,
+    softmax_pair_reduce,
 )
 from htile.copy.vector import predicate_k, vector_copy
 from htile.utils import as_bytes, element_bits, expand
@@ -372,6 +373,20 @@ class ElementwiseKernelContext(_Static):
             values = [r != 0 if p.is_mask else r for r in found[i * rows : (i + 1) * rows]]
             results.append(values if rows > 1 else values[0])
         return tuple(results)
+
+    def reduce_pair(self, pair, slot=0, phase=0):
+        """Row maximum m and sum of exp(x - m) of a `SoftmaxPair`, with one exchange.
+
+        The buffer is of Int64.
+        """
+        self.cluster_wait()
+        return softmax_pair_reduce(
+            *pair.values_of_thread,
+            self.config.threads_per_row,
+            self._slots(slot, 1),
+            None if self.mbar_ptr is None else self.mbar_ptr + slot,
+            phase,
+        )
 
     def partial(self, op, dtype=Float32):
         """The start of a reduction chunk by chunk: `op`'s identity, in values of `dtype`."""

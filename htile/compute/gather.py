@@ -133,6 +133,12 @@ class SoftmaxPair(_Gathered):
         return self._with(peak, cute.full_like(sums, 0.0), total + thread_reduce(sums, ADD))
 
     @property
+    def values_of_thread(self):
+        """(maximum, sum of exponentials relative to it)"""
+        peak, _, total = self.fold().values
+        return peak, total
+
+    @property
     def first(self):
         """The maximum."""
         return Partial(MAX, [self.values[0]])

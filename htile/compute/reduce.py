@@ -278,6 +278,30 @@ def online_softmax_reduce(
         hook_fn()
     if is_row:
         return peak, total, exp
+    row_peak, row_total = _exchange_pairs(peak, total, reduction_buffer, mbar_ptr, phase)
+    return row_peak, row_total, exp * exp_bounded(peak - row_peak)
+
+
+def softmax_pair_reduce(
+    peak, total, threads_per_row: int, reduction_buffer=None, mbar_ptr=None, phase=0
+):
+    """Row maximum m and sum of exp(x - m), with one exchange, of each thread's own: its maximum,
+    and its sum relative to that (to 0 where it is -inf).
+
+    The buffer is of Int64, one slot. A row of -inf alone gives (-inf, NaN).
+    """
+    lanes = min(threads_per_row, 32)
+    warp_peak = warp_reduce(peak, MAX, lanes)
+    is_row = const_expr(mbar_ptr is None and threads_per_row <= 32)
+    scale = exp_bounded(peak - warp_peak) if is_row else exp_diff(peak, warp_peak)
+    total = warp_reduce(total * scale, ADD, lanes)
+    if is_row:
+        return warp_peak, total
+    return _exchange_pairs(warp_peak, total, reduction_buffer, mbar_ptr, phase)
+
+
+def _exchange_pairs(peak, total, reduction_buffer, mbar_ptr, phase):
+    """Each warp's maximum and sum relative to it -> the row's, with one exchange."""
     slots = _slots(reduction_buffer, 1)
     if mbar_ptr is None:
         _exchange_block((pack64(peak, total),), slots)
@@ -294,5 +318,4 @@ def online_softmax_reduce(
     row_total = totals[0] * exp_bounded(peaks[0] - row_peak)
     for p, t in zip(peaks[1:], totals[1:], strict=True):
         row_total = row_total + t * exp_bounded(p - row_peak)
-    total = warp_reduce(row_total, ADD, width)
-    return row_peak, total, exp * exp_bounded(peak - row_peak)
+    return row_peak, warp_reduce(row_total, ADD, width)

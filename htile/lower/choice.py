@@ -14,7 +14,7 @@ import torch
 from ..frontend.graph import Graph, Input, Role
 from ..frontend.ops import REDUCTIONS, Op
 from .arch import Arch
-from .plan import ColumnLoop, Fetch, Home, Load, Numerics, Placement, Plan, Target
+from .plan import ColumnLoop, Fetch, Home, Load, Numerics, Placement, Plan, Reduce, Target
 from .schedule import Schedule, assign_stages, has_pair, make_loops, make_schedule
 
 ACCESS_BYTES = 16  # the widest load and store
@@ -24,6 +24,9 @@ MIN_CLUSTER_N = 8192  # no shorter row is worth a cluster, or reading it again
 UNROLLED_CHUNKS = 8  # as many have no loop
 UNROLL = 4  # chunks at once of a loop over more
 FETCH_REGISTERS = 16  # for columns that are loaded before a barrier
+LOOP_THREADS = 1536  # of an SM that registers are left for in loops over chunks
+HELD_REGISTERS = 32  # of a row in a thread, from which on the compiler is told how many blocks
+OTHER_REGISTERS = 16  # beside them
 LONG_N = 262144  # beyond it rows are very long
 
 
@@ -63,19 +66,16 @@ def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
     ]
     if graph.n >= MIN_CLUSTER_N or not plans:
         homes = {"shared": Home.SHARED, "direct": Home.REREAD}
-        if not any(node.op in REDUCTIONS for node in graph):
+        if not _reduces(graph):
             del homes["shared"]  # nothing is read twice
         loops = {
-            (loader, False): make_loops(graph, home, target.fastmath)
-            for loader, home in homes.items()
+            loader: make_loops(graph, home, target.fastmath) for loader, home in homes.items()
         }
-        streamed = make_loops(graph, Home.REREAD, target.fastmath, streamed=True)
-        loops["direct", True] = streamed
         plans += [
             _plan(graph, target, schedule, numerics, placement)
-            for numerics in _loop_numerics(graph, target, streamed)
-            for (loader, is_streamed), schedule in loops.items()
-            if numerics.streamed == is_streamed
+            for numerics in _loop_numerics(graph, target, loops["direct"])
+            for loader, schedule in loops.items()
+            if loader == "direct" or not numerics.streamed
             for placement in _loop_placements(graph, target, schedule, numerics, loader)
         ]
     return plans
@@ -138,18 +138,19 @@ def _clusters(graph: Graph, target: Target) -> list[int]:
     return [cluster for cluster in (1, 2, 4, 8, 16) if cluster <= most]
 
 
-def _loop_numerics(graph: Graph, target: Target, streamed: Schedule) -> Iterator[Numerics]:
+def _loop_numerics(graph: Graph, target: Target, loops: Schedule) -> Iterator[Numerics]:
     """Threads a row and clusters of loops over chunks: two chunks or more.
 
     Rows are streamed where they do not fit, and may be where they are read once or are very long.
     """
-    vec, once = vector_size(graph), _loops(streamed) == 1
+    vec, once = vector_size(graph), _loops(loops) == 1
+    paired = any(isinstance(step, Reduce) and step.paired for step in loops.steps)
     for cluster in _clusters(graph, target):
         for threads in (128, 256, 512, 1024):
             if 2 * vec * threads * cluster <= graph.n:
-                num = Numerics(vec, threads, cluster, reload=True)
-                free = _free_bytes(graph, target, streamed, num, threads)
-                fits = _tile_bytes(graph, streamed, num) <= free
+                num = Numerics(vec, threads, cluster, reload=True, paired=paired)
+                free = _free_bytes(graph, target, loops, num, threads)
+                fits = _tile_bytes(graph, loops, num) <= free
                 if fits:
                     yield num
                 if once or not fits or graph.n > LONG_N:
@@ -178,7 +179,8 @@ def _placements(
     vec, threads_per_row = numerics.vec_size, numerics.threads_per_row
     loaded = _rows_of(schedule)
     elements = numerics.chunks(graph.n) * vec
-    registers = elements * (schedule.words + 1) + SPARE_REGISTERS
+    held = elements * schedule.words
+    registers = held + elements + SPARE_REGISTERS
     if registers > MAX_REGISTERS and elements > vec:
         return
     registers = min(registers, MAX_REGISTERS)  # the rest is spilled
@@ -191,9 +193,11 @@ def _placements(
         free = _free_bytes(graph, target, schedule, numerics, num_threads)
         tiles = num_threads * elements * sum(i.dtype.itemsize for i in loaded)
         if tiles <= free and _is_asynchronous(loaded, vec, target):
-            yield Placement(num_threads, "shared", columns, target.align)
+            blocks = _blocks(graph, target, num_threads, held, tiles)
+            yield Placement(num_threads, "shared", columns, target.align, blocks=blocks)
         if free >= 0:
-            yield Placement(num_threads, "direct", columns, target.align)
+            blocks = _blocks(graph, target, num_threads, held)
+            yield Placement(num_threads, "direct", columns, target.align, blocks=blocks)
 
 
 def _loop_placements(
@@ -206,7 +210,8 @@ def _loop_placements(
     fetches = [step for step in schedule.steps if isinstance(step, Fetch)]
     column = sum(vec * i.dtype.itemsize / 4 for step in fetches for i in step.inputs)
     for rows in (1, 2):
-        if rows > 1 and (numerics.streamed or not target.many_rows or unroll < chunks):
+        online = any(isinstance(step, ColumnLoop) and step.is_online for step in schedule.steps)
+        if rows > 1 and (numerics.streamed or online or not target.many_rows or unroll < chunks):
             return
         registers = SPARE_REGISTERS + rows * vec * schedule.words
         if min(registers, MAX_REGISTERS) * threads > target.arch.registers:
@@ -221,7 +226,24 @@ def _loop_placements(
         fetched = 0
         if column and unroll == chunks:
             fetched = min(chunks, int(FETCH_REGISTERS / column / rows))
-        yield Placement(threads, loader, "late", target.align, rows, unroll, fetched)
+        blocks = 0 if numerics.streamed else min(LOOP_THREADS // threads, _fitting(target, tiles))
+        yield Placement(threads, loader, "late", target.align, rows, unroll, fetched, blocks)
+
+
+def _blocks(graph: Graph, target: Target, threads: int, held: float, tiles: int = 0) -> int:
+    """Thread blocks of an SM where a thread holds so many registers of its row.
+
+    As the compiler likes where they are few, or depend on when it loads columns and operands.
+    """
+    if held < HELD_REGISTERS or _count(graph, Role.COLUMN) or not _reduces(graph):
+        return 0
+    registers = -(-int(held + OTHER_REGISTERS) // 8) * 8
+    return min(target.arch.registers // (registers * threads), _fitting(target, tiles))
+
+
+def _fitting(target: Target, tiles: int) -> int:
+    """Thread blocks of an SM whose tiles fit its shared memory, of which each takes 1 KiB more."""
+    return (target.arch.shared_bytes + 1024) // (tiles + 2048)
 
 
 def _free_bytes(
@@ -315,7 +337,7 @@ def _wanted(graph: Graph, arch: Arch) -> Wanted:
     if not writes:
         if n <= 8192:
             return Wanted(False, 256, 32 if n <= 4096 else 64, "direct", spread=False)
-        if _loops(make_loops(graph, Home.REREAD, streamed=True)) > 1:
+        if _loops(make_loops(graph, Home.REREAD)) > 1:
             return Wanted(True, 256, 64, "shared")
         if n <= 32768:
             return Wanted(True, 256 if n <= 16384 else 512, 64, "direct", streamed=True)
@@ -340,6 +362,10 @@ def _wanted(graph: Graph, arch: Arch) -> Wanted:
     if n <= longest_kept:
         return Wanted(False, 512 if wide else 256, 32, "shared")
     return Wanted(True, 512 if wide else 256, 32 if wide else 64, "shared")
+
+
+def _reduces(graph: Graph) -> bool:
+    return any(node.op in REDUCTIONS for node in graph)
 
 
 def _count(graph: Graph, role: Role) -> int:

@@ -51,7 +51,7 @@ RESERVED = frozenset(
         *("ElementwiseTileConfig", "ElementwiseKernelContext", "ElementwiseLoader"),
         *("ElementwiseStorer", "GlobalToRegLoader", "_", "float", "config", "ctx", "l", "I", "O"),
         *("as_row_values", "as_rows", "lead", *(f"m{k}" for k in range(64))),
-        *("chunk", "cuda", "cute", "cutlass", "fake_arguments", "k", "loader", "m"),
+        *("blocks", "chunk", "cuda", "cute", "cutlass", "fake_arguments", "k", "loader", "m"),
         *("make_fake_tensor", "math", "pred", "r", "range", "row", "stream", "tiled_copy"),
     }
 )
@@ -241,7 +241,10 @@ class _Printer:
             *(["reduction_dtype=Int64"] if wide else []),
             *([f"copy_bytes={place.copy_bytes}"] if place.copy_bytes < 16 else []),
         ]
-        return _wrapped_call("config = ElementwiseTileConfig(", args, ")")
+        lines = _wrapped_call("config = ElementwiseTileConfig(", args, ")")
+        if place.blocks > 1:
+            lines.append(f"blocks = {place.blocks}  # of an SM, for which registers are spared")
+        return lines
 
     def _shared(self) -> bool:
         return self.plan.placement.loader == "shared" and bool(self.rows)
@@ -342,6 +345,11 @@ class _Printer:
         """The reduction of what a loop has gathered, in this stage or, ahead, in the one before."""
         lines = [] if self.started else self._stage_comment()
         self.started = False
+        if step.paired:
+            self.names[step.results[1]] = self._fresh(self.graph[step.results[1]])
+            results = ", ".join(self.names[id] for id in step.results)
+            pair = self.gathered[step.results[0]]
+            return [*lines, f"    {results} = ctx.reduce_pair({pair}, slot={step.slot})"]
         if step.ahead:
             self.names |= {id: self._fresh(self.graph[id]) for id in step.results}
             pairs = ((self.gathered[a.first], self._operand(a.about)) for a in step.ahead)
@@ -360,7 +368,7 @@ class _Printer:
         """The start of everything that a loop gathers."""
         lines = []
         folded = self.plan.folds(loop)
-        for id, monoid in zip(loop.reduce.results, loop.reduce.monoids, strict=True):
+        for id, _, monoid in loop.reduce.gathered:
             node, form = self.graph[id], loop.online(id)
             self.names[id] = self._fresh(node)
             dtype = self.graph[node.inputs[0]].value.dtype
@@ -405,7 +413,7 @@ class _Printer:
             if rows == 1 or step not in columns:
                 lines += self._step(step, "chunk")
         if loop.reduce is not None:
-            for id, operand in zip(loop.reduce.results, loop.reduce.operands, strict=True):
+            for id, operand, _ in loop.reduce.gathered:
                 name = self._gathered_name(id)
                 call = f"{name} = chunk.accumulate({name}, {self._reduced(operand)})"
                 lines.append(_located(self._indent() + call, self.graph[id]))
@@ -532,12 +540,14 @@ class _Printer:
         counted = self.tensors[self.graph.outputs[0]]
         collapsed = [line for a in arguments(self.plan) for line in self._collapse(a)]
         rows = f"cute.size({counted}, mode=[0])" if collapsed else f"{counted}.shape[0]"
+        blocks = self.plan.placement.blocks > 1
         launch = [
             f"grid=config.grid({rows})",
             "block=config.block",
             "cluster=config.cluster",
             "stream=stream",
             *(["use_pdl=True"] if self.plan.target.arch.dependent_launch else []),
+            *(["min_blocks_per_mp=blocks", "preferred_smem_carveout=-1"] if blocks else []),
         ]
         return [
             "@cute.jit",

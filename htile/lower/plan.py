@@ -148,8 +148,9 @@ class Ahead:
 class Reduce:
     """Reduce operands together, behind one barrier; `results` are the nodes, in slot order.
 
-    paired: max(x) and the sum of exp(x - max(x)) are one exchange of pairs, in one slot, and the
-        second operand comes with the results. A warp takes its own maximum at first.
+    paired: max(x) and the sum of exp(x - max(x)) are one exchange of pairs, in one slot. A warp, or
+        a thread in a loop, takes its own maximum at first. Where x is held, the second operand
+        comes with the results.
     ahead: for each result how it was gathered in the stage before; empty: the operands are there.
     """
 
@@ -166,6 +167,12 @@ class Reduce:
     def made(self) -> tuple[int, ...]:
         """The nodes that are there after the barrier."""
         return self.results + self.operands[1:] if self.paired else self.results
+
+    @property
+    def gathered(self) -> list[tuple[int, int, Monoid]]:
+        """What a loop gathers: result, operand and monoid; of a pair the maximum, with the sum."""
+        each = list(zip(self.results, self.operands, self.monoids, strict=True))
+        return each[:1] if self.paired else each
 
     @property
     def slots(self) -> int:
@@ -194,8 +201,15 @@ class ColumnLoop:
     ahead: Reduce | None = None
     backwards: bool = False
 
+    @property
+    def is_online(self) -> bool:
+        """Whether a reduction is gathered with one of the next stage, of one row a thread."""
+        return self.ahead is not None or (self.reduce is not None and self.reduce.paired)
+
     def online(self, result: int) -> Online | None:
-        """The form in which a result of `reduce` is gathered with what is needed ahead."""
+        """The form in which a result of `reduce` is gathered with what needs it."""
+        if self.reduce is not None and self.reduce.paired:
+            return Online.SOFTMAX
         ahead = () if self.ahead is None else self.ahead.ahead
         return next((a.form for a in ahead if a.first == result), None)
 
@@ -214,12 +228,11 @@ class Numerics:
     Depends on N, dtypes and architecture, never on M or on alignment.
 
     paired: a maximum and the sum of exponentials below it are one exchange (`Reduce.paired`).
-    reload: a row is worked on in loops over chunks, a vector a thread, one loop before each barrier
-        and one for what is stored. Each reads the row again and computes again what was computed of
-        it, so that registers hold no more than a chunk, and reductions gather chunk by chunk.
+    reload: a row is worked on in loops over chunks, a vector a thread. Each reads the row again and
+        computes again what was computed of it, so that registers hold no more than a chunk.
+        Reductions gather chunk by chunk, those of the next stage too where they can (`Online`).
     streamed: no shared memory holds the row, whatever its alignment, or it is read once; each loop
-        reads it from global memory. So loops gather reductions of the next stage too, where they
-        can (`Online`), and float sums of more than MOST_CHUNKS chunks go in two levels.
+        reads it from global memory. Float sums of more than MOST_CHUNKS chunks go in two levels.
     """
 
     vec_size: int
@@ -245,6 +258,8 @@ class Placement:
         all, and a barrier serves them all.
     unroll: chunks that the body of a loop over them has; all of them: there is no loop.
     fetched: chunks whose columns are loaded before the barrier that their loop waits for (`Fetch`).
+    blocks: thread blocks of a multiprocessor that registers leave room for, fewer if they would be
+        spilled for it; 0: as the compiler likes.
     """
 
     num_threads: int
@@ -254,6 +269,7 @@ class Placement:
     rows_per_thread: int = 1
     unroll: int = 1
     fetched: int = 0
+    blocks: int = 0
 
 
 @dataclass(frozen=True)
@@ -292,8 +308,8 @@ class Plan:
         """The results of a loop's reductions that are gathered in two levels."""
         if loop.reduce is None or not self.folded:
             return ()
-        pairs = zip(loop.reduce.results, loop.reduce.monoids, strict=True)
-        return tuple(id for id, monoid in pairs if self._has_float_sum(loop, id, monoid))
+        gathered = loop.reduce.gathered
+        return tuple(id for id, _, monoid in gathered if self._has_float_sum(loop, id, monoid))
 
     def _has_float_sum(self, loop: ColumnLoop, id: int, monoid: Monoid) -> bool:
         if loop.online(id) is not None:
@@ -407,7 +423,8 @@ def _describe(plan: Plan, steps: tuple[Step, ...]) -> list[str]:
                         f"%{r} = {m.combine} of what %{a.first} was gathered with, about %{a.about}"
                         for r, m, a in zip(results, monoids, ahead, strict=True)
                     )
-                too = f", as pairs, and %{operands[1]}" if paired else ""
+                held = not plan.numerics.reload
+                too = f", as pairs{f', and %{operands[1]}' if held else ''}" if paired else ""
                 lines.append(f"reduce   stage {stage}: {pairs}, slot {slot}{too}")
             case Store(output):
                 lines.append(f"store    {output.name} ({dtype_name(output.dtype)}) <- %{output.id}")
@@ -416,7 +433,7 @@ def _describe(plan: Plan, steps: tuple[Step, ...]) -> list[str]:
                 lines.append(f"for each chunk{back}")
                 lines += [f"  {line}" for line in _describe(plan, inner)]
                 if reduce is not None:
-                    for result, id in zip(reduce.results, reduce.operands, strict=True):
+                    for result, id, _ in reduce.gathered:
                         form = step.online(result)
                         lines.append(f"  gather   %{id}{f', and the {form.value}' if form else ''}")
     return lines

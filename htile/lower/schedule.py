@@ -97,17 +97,16 @@ def make_schedule(
     return Schedule(tuple(steps), homes, slots, _widest(graph, steps, crossing))
 
 
-def make_loops(
-    graph: Graph, home: Home, fastmath: bool = False, streamed: bool = False
-) -> Schedule:
+def make_loops(graph: Graph, home: Home, fastmath: bool = False) -> Schedule:
     """The graph as loops over chunks of the row, one before each barrier and one for row outputs.
 
     Each reads what it needs of the row inputs again from `home` (SHARED, or REREAD: global memory)
     and of the columns from global memory, and computes all of it again but what was reduced. In
     place as it is: a thread stores a chunk after it has read all of it, and for the last time.
 
-    streamed: a loop gathers the reductions of the next stage too, if it can gather all of them:
-        any other would read the row again for itself, and could gather the rest then.
+    There are as few loops as can be. One gathers the reductions of the next stage too, if it can
+    gather all of them: any other would read the row again for itself, and could gather the rest
+    then. What is stored and needs no result of the last loop is stored by it.
     """
     rows = {i.id: i for i in graph.inputs if i.role is Role.ROW}
     loads = _loads(graph)
@@ -124,21 +123,30 @@ def make_loops(
         first = [Reload(again, home)] if again else []
         return [*first, *(columns[i] for i in reads if i in columns), *computed]
 
-    waiting = _reduces(graph)
+    whole = [output for output in graph.outputs if output.is_row]
+    stored = tuple(output.id for output in whole)
+    waiting = _in_pairs(graph, _reduces(graph))
+    slots = sum(reduce.slots for reduce in waiting)
     while waiting:
         reduce = waiting.pop(0)
-        ahead = _gathered_ahead(graph, reduce, waiting[0]) if streamed and waiting else None
-        steps += [ColumnLoop(tuple(body(reduce.operands)), reduce, ahead), reduce]
-        kept.update(reduce.results)
+        ahead = _gathered_ahead(graph, reduce, waiting[0]) if waiting else None
         if ahead is not None:
             waiting.pop(0)
+        made = {*reduce.results, *(ahead.results if ahead is not None else ())}
+        stores: list[Step] = []
+        goals = tuple(operand for _, operand, _ in reduce.gathered)
+        if whole and not waiting and not made & _needed(graph, stored):
+            goals, stores, whole = goals + stored, [*map(Store, whole)], []
+        again = any(isinstance(step, ColumnLoop) for step in steps) and home is Home.REREAD
+        backwards = again and bool(stores)
+        steps += [ColumnLoop((*body(goals), *stores), reduce, ahead, backwards), reduce]
+        kept.update(reduce.results)
+        if ahead is not None:
             steps += [*_compute(graph, tuple(a.about for a in ahead.ahead), kept, fastmath), ahead]
             kept.update(ahead.results)
-    whole = [output for output in graph.outputs if output.is_row]
     if whole:
-        computed = body(tuple(output.id for output in whole))
         again = any(isinstance(step, ColumnLoop) for step in steps) and home is Home.REREAD
-        steps.append(ColumnLoop((*computed, *map(Store, whole)), backwards=again))
+        steps.append(ColumnLoop((*body(stored), *map(Store, whole)), backwards=again))
     values = [output for output in graph.outputs if not output.is_row]
     steps += [*body(tuple(output.id for output in values)), *map(Store, values)]
 
@@ -147,11 +155,22 @@ def make_loops(
     crossing = _live_at_barriers(make_schedule(graph, fastmath, True).steps, graph)
     made = Counter(id for loop in loops for id in _made(graph, loop))
     across = {id for id, count in made.items() if count > 1}.union(*crossing)
-    if streamed:  # what is gathered ahead is not made for it, and may be made once
-        across = {id for id in across if made[id] > 1 or not graph[id].value.spread}
+    # what is gathered ahead is not made for it, and may be made once
+    across = {id for id in across if made[id] > 1 or not graph[id].value.spread}
     homes = {id: _home(graph, id, home) for id in sorted(across)}
     words = max((_words(graph, loop) for loop in loops), default=1.0)
-    return Schedule(tuple(steps), homes, _slots(graph), words)
+    return Schedule(tuple(steps), homes, slots, words)
+
+
+def _needed(graph: Graph, goals: tuple[int, ...]) -> set[int]:
+    """The nodes that the goals are computed of, themselves included."""
+    needed, waiting = set(), [*goals]
+    while waiting:
+        id = waiting.pop()
+        if id not in needed:
+            needed.add(id)
+            waiting += graph[id].inputs
+    return needed
 
 
 def _with_fetch(steps: list[Step]) -> list[Step]:
@@ -190,7 +209,7 @@ def _reduces(graph: Graph) -> list[Reduce]:
 
 
 def has_pair(graph: Graph) -> bool:
-    """Whether a maximum and a sum can be one exchange: see `make_schedule`."""
+    """Whether a maximum and a sum can be one exchange: see `Reduce.paired`."""
     reduces = _reduces(graph)
     return len(_in_pairs(graph, reduces)) < len(reduces)
 
@@ -273,7 +292,8 @@ def _events(graph: Graph, loop: ColumnLoop) -> list[tuple[set[int], set[int]]]:
                 events.append(({id}, set(graph[id].inputs)))
             case Store(output):
                 events.append((set(), {output.id}))
-    return [*events, (set(), set(loop.reduce.operands if loop.reduce else ()))]
+    gathered = loop.reduce.gathered if loop.reduce else ()
+    return [*events, (set(), {operand for _, operand, _ in gathered})]
 
 
 def _made(graph: Graph, loop: ColumnLoop) -> set[int]:
@@ -284,7 +304,7 @@ def _made(graph: Graph, loop: ColumnLoop) -> set[int]:
 
 def _words(graph: Graph, loop: ColumnLoop) -> float:
     """Registers an element of a chunk: what is live at the widest point, the gathered included."""
-    events, gathered = _events(graph, loop), len(loop.reduce.operands) if loop.reduce else 0
+    events, gathered = _events(graph, loop), len(loop.reduce.gathered) if loop.reduce else 0
     last = {id: k for k, (_, reads) in enumerate(events) for id in reads}
     live: set[int] = set()
     widest = 0.0
