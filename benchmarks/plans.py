@@ -44,7 +44,7 @@ def label(plan: Plan) -> str:
         f"cluster {num.cluster_n}, {num.threads_per_row} threads of {plan.elements_per_thread}, "
         f"{kind}{', pairs' if num.paired else ''}, {place.loader}, {place.columns} columns, "
         f"{rows} row{'s' if rows > 1 else ''} a CTA"
-        f"{f', {place.rows_per_thread} a thread' if place.rows_per_thread > 1 else ''}"
+        f"{f', {place.shares} shares' if place.shares > 1 else ''}"
     )
 
 

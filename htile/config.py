@@ -37,20 +37,20 @@ def default_cluster_n(dtype, N: int) -> int:
 
 @dataclass(frozen=True)
 class ElementwiseTileConfig:
-    """Tile of a row-wise kernel: `threads_per_row` threads in each of `cluster_n` CTAs a row.
+    """Tile of a row-wise kernel: `threads_per_row` threads to each of `cluster_n` shares of a row.
 
-    stage: slots of the reduction buffer; with none, nothing is exchanged, and the CTAs of a row do
-    not wait for each other. rows_per_thread: rows that each thread works on side by
-    side; each has slots of its own. copy_bytes: widest memory access that the alignment of all row
-    operands allows (16, 8, 4, 2, 1). reduction_dtype: Float32, or Int64 where 64-bit
-    values or pairs are exchanged.
+    shares: how many of them one CTA works on one after the other; the launch has clusters of
+    `cluster_n / shares` CTAs. stage: slots of the reduction buffer; with none, nothing is
+    exchanged, and the CTAs of a row do not wait for each other. copy_bytes: widest memory access
+    that the alignment of all row operands allows (16, 8, 4, 2, 1). reduction_dtype: Float32, or
+    Int64 where 64-bit values or pairs are exchanged.
     """
 
     dtype: type
     N: int
     cluster_n: int | None = None
     stage: int = 1
-    rows_per_thread: int = 1
+    shares: int = 1
     num_threads: int | None = None
     threads_per_row: int | None = None
     copy_bytes: int = 16
@@ -69,7 +69,7 @@ class ElementwiseTileConfig:
         if self.num_threads is None:
             threads = max(default_num_threads(self.N), self.threads_per_row)
             object.__setattr__(self, "num_threads", threads)
-        for name in ("cluster_n", "threads_per_row", "num_threads", "copy_bytes"):
+        for name in ("cluster_n", "shares", "threads_per_row", "num_threads", "copy_bytes"):
             value = getattr(self, name)
             if value < 1 or value & (value - 1):
                 raise ValueError(f"{name} must be a power of two, got {value}")
@@ -84,11 +84,18 @@ class ElementwiseTileConfig:
             )
         if self.cluster_n > 16:
             raise ValueError(f"cluster_n must be at most 16, got {self.cluster_n}")
+        if self.cluster_n % self.shares:
+            raise ValueError(f"{self.cluster_n} shares of a row are not {self.shares} a CTA")
 
     @property
     def rows(self) -> int:
-        """Rows of a tile; a CTA has `rows_per_thread` tiles."""
+        """Rows of a tile."""
         return self.num_threads // self.threads_per_row
+
+    @property
+    def ctas(self) -> int:
+        """CTAs that share a row."""
+        return self.cluster_n // self.shares
 
     @property
     def warps_per_row(self) -> int:
@@ -101,21 +108,22 @@ class ElementwiseTileConfig:
         return math.gcd(self.N, 128 // widest)
 
     def num_blocks_N(self, vec_size: int) -> int:
-        """Vectors that each thread holds."""
+        """Vectors of a share that each thread has."""
         self._check(vec_size)
         return math.ceil(self.N / (vec_size * self.threads_per_row * self.cluster_n))
 
     def tiler_mn(self, vec_size: int) -> tuple[int, int]:
         """(rows, columns) of the tile of one CTA."""
-        return (self.rows, vec_size * self.threads_per_row * self.num_blocks_N(vec_size))
+        share = vec_size * self.threads_per_row * self.num_blocks_N(vec_size)
+        return (self.rows, share * self.shares)
 
     def is_even(self, vec_size: int) -> bool:
         """Does the row fill its tiles, so that nothing is predicated by column?"""
-        return self.tiler_mn(vec_size)[1] * self.cluster_n == self.N
+        return self.tiler_mn(vec_size)[1] * self.ctas == self.N
 
     def grid(self, M):
         """Launch grid for M rows."""
-        return [cute.ceil_div(M, self.rows * self.rows_per_thread), self.cluster_n, 1]
+        return [cute.ceil_div(M, self.rows), self.ctas, 1]
 
     @property
     def block(self):
@@ -125,7 +133,7 @@ class ElementwiseTileConfig:
     @property
     def cluster(self):
         """Launch cluster, None without one."""
-        return [1, self.cluster_n, 1] if self.cluster_n > 1 else None
+        return [1, self.ctas, 1] if self.ctas > 1 else None
 
     def make_vector_copy(self, vec_size: int | None = None) -> VectorCopy:
         """The map of the tile with `vec_size` elements a vector."""
@@ -138,37 +146,32 @@ class ElementwiseTileConfig:
         """Layout of the reduction buffer."""
         warps = self.num_threads // 32
         return ReduceLayout(
-            warps, self.warps_per_row, self.cluster_n, self.slots, self.reduction_dtype
+            warps, self.warps_per_row, self.cluster_n, self.stage, self.reduction_dtype
         )
-
-    @property
-    def slots(self) -> int:
-        """Slots of the reduction buffer: `stage` for each row of a thread."""
-        return self.stage * self.rows_per_thread
 
     @property
     def needs_buffer(self) -> bool:
         """Do reductions leave the warp?"""
-        return self.slots > 0 and (self.threads_per_row > 32 or self.cluster_n > 1)
+        return self.stage > 0 and (self.threads_per_row > 32 or self.cluster_n > 1)
 
     @property
     def has_mbars(self) -> bool:
         """Do reductions leave the CTA?"""
-        return self.slots > 0 and self.cluster_n > 1
+        return self.stage > 0 and self.ctas > 1
 
     def allocate_reduction_buffer_and_mbar(self, smem):
         """(buffer, mbarriers): None where reductions stay in a warp, or in a CTA."""
         if not self.needs_buffer:
             return None, None
         buffer = self.reduce_layout.allocate(smem)
-        mbar = smem.allocate_array(Int64, self.slots) if self.has_mbars else None
+        mbar = smem.allocate_array(Int64, self.stage) if self.has_mbars else None
         return buffer, mbar
 
     @cute.jit
     def initialize_cluster(self, tidx, mbar_ptr):
         """Initialise one mbarrier a slot and arrive; `cute.arch.cluster_wait` must follow."""
         if cutlass.const_expr(self.has_mbars):
-            if tidx < self.slots:
+            if tidx < self.stage:
                 cute.arch.mbarrier_init(mbar_ptr + tidx, 1)
             cute.arch.mbarrier_init_fence()
             cute.arch.cluster_arrive_relaxed()

@@ -10,7 +10,7 @@ from cutlass import Boolean, Float32, Int8, Int32, const_expr
 from cutlass.base_dsl.typing import as_numeric
 from cutlass.memory import SmemAllocator
 
-from htile.compute.gather import Partial, SoftmaxPair, TwoLevelSum, WelfordTriple
+from htile.compute.gather import Gathered, Partial, SoftmaxPair, TwoLevelSum, WelfordTriple
 from htile.compute.reduce import (
     MAX,
     MIN,
@@ -56,42 +56,39 @@ class ElementwiseKernelContext(_Static):
 
     def __init__(self, config):
         self.config = config
-        self.k = None  # of all chunks which it is (`chunk`)
 
     def setup(self, mX, tiler_mn, tiled_copy, extra_smem_tensors=0, shared=True):
         """Indices, shared memory, partitions, predicates, fragment and cluster of row tensor mX.
 
         mX: (M, N), or ((...), N) as `as_rows` makes it of more leading dimensions.
         extra_smem_tensors: how many more tiles of mX's dtype in shared memory, or their dtypes.
-            Each is as many tiles as a thread has rows.
         shared=False: no tile in shared memory, rows go straight to registers.
         """
         config = self.config
         self.shape, self.tiler_mn = (cute.size(mX, mode=[0]), mX.shape[1]), tiler_mn
         self.tidx, _, _ = cute.arch.thread_idx()
         self.bidx, _, _ = cute.arch.block_idx()
-        self.cluster_y = cute.arch.block_idx()[1] if const_expr(config.cluster_n > 1) else 0
-        first = self.bidx * (tiler_mn[0] * config.rows_per_thread)
-        self.first_row = first + self.tidx // config.threads_per_row
+        self.cluster_y = cute.arch.block_idx()[1] if const_expr(config.ctas > 1) else 0
+        self.row = self.bidx * tiler_mn[0] + self.tidx // config.threads_per_row
+        # One row a CTA: the grid is exact, and no row is out of bounds.
+        self.row_in_bounds = True if const_expr(tiler_mn[0] == 1) else self.row < self.shape[0]
         self.tile = self.cluster_y  # which tile of columns
 
         smem = SmemAllocator()
         extra = extra_smem_tensors
         extra = (mX.element_type,) * extra if isinstance(extra, int) else tuple(extra)
         dtypes = (mX.element_type, *extra) if shared else extra
-        each = range(config.rows_per_thread)
-        tiles = [self._allocate_tile(smem, dtype) for dtype in dtypes for _ in each]
+        tiles = [self._allocate_tile(smem, dtype) for dtype in dtypes]
         self.sX = tiles.pop(0) if shared else None
         self.extra_sX = tiles
         buffer, mbar_ptr = config.allocate_reduction_buffer_and_mbar(smem)
         self.reduction_buffer, self.mbar_ptr = buffer, mbar_ptr
 
         self.thr_copy = tiled_copy.get_slice(self.tidx)
-        self.capacity = tiler_mn[1] * config.cluster_n
+        self.capacity = tiler_mn[1] * config.ctas
         self._take_columns()
-        self._take_row(0)
         self.vec_size = cute.size(self.tXcX, mode=[0])
-        self.num_chunks = cute.size(self.tXcX, mode=[2])
+        self.num_chunks = cute.size(self.tXcX, mode=[2]) // config.shares
         self.tXgX = self.partition_dest(self.partition_global(mX))
         self.tXsX = self.partition_dest(self.sX) if shared else None
         self.tXrX = self.make_fragment(self.tXgX, mX.element_type)
@@ -108,36 +105,18 @@ class ElementwiseKernelContext(_Static):
         is_even_N = isinstance(N, int) and self.capacity == N
         self.tXpX = None if is_even_N else predicate_k(self.tXcX, N)
         self.vector_copy_fn = partial(vector_copy, pred=self.tXpX)
-
-    def _take_row(self, r):
-        """Go to row r of this thread's."""
-        rows = self.tiler_mn[0]
-        self.r = r
-        self.row = self.first_row + r * rows
-        # One row a CTA: the grid is exact, and no row is out of bounds.
-        exact = rows * self.config.rows_per_thread == 1
-        self.row_in_bounds = True if const_expr(exact) else self.row < self.shape[0]
         self.tXpCopy = self._copy_predicate()
 
-    # Parts of this thread's elements
-
-    def at_row(self, r):
-        """This context at row r of this thread's rows."""
-        part = copy.copy(self)
-        part._take_row(r)
-        return part
-
-    def chunk(self, k, r=0):
-        """This context with one vector a thread: of its `num_chunks` the k-th, of row r.
+    def chunk(self, k, share=0):
+        """This context with one vector a thread: of `num_chunks` the k-th, of a share of the CTA's.
 
         k may be a run-time number.
         """
         part = copy.copy(self)
         part.tiler_mn = (self.tiler_mn[0], self.vec_size * self.config.threads_per_row)
-        part.k = k
-        part.tile = self.cluster_y * self.num_chunks + k
+        part.k, part.share = k, share
+        part.tile = (self.cluster_y * self.config.shares + share) * self.num_chunks + k
         part._take_columns()
-        part._take_row(r)
         return part
 
     def _copy_predicate(self):
@@ -220,10 +199,10 @@ class ElementwiseKernelContext(_Static):
         self.load_direct(tXgX, tXrX)
         return tXrX
 
-    def read_row(self, tiles) -> cute.Tensor:
+    def read_row(self, tile) -> cute.Tensor:
         """Shared -> registers, a chunk of a row that `ElementwiseLoader.keep` has brought."""
-        tile = cute.local_tile(tiles[self.r], self.tiler_mn, (0, self.k))
-        tXsX = self.partition_dest(tile)
+        k = self.share * self.num_chunks + self.k
+        tXsX = self.partition_dest(cute.local_tile(tile, self.tiler_mn, (0, k)))
         tXrX = self.make_fragment(tXsX)
         cute.autovec_copy(as_bytes(tXsX), as_bytes(tXrX))
         return tXrX
@@ -237,7 +216,7 @@ class ElementwiseKernelContext(_Static):
     # Operands that are no rows
 
     def fetch_column(self, mW, count) -> list:
-        """`load_column` of the first `count` chunks, for chunks that take it from there."""
+        """`load_column` of the first `count` chunks of the first share, which find it there."""
         return [self.chunk(k).load_column(mW) for k in range(count)]
 
     def load_column(self, mW, fetched=()) -> cute.Tensor:
@@ -245,7 +224,7 @@ class ElementwiseKernelContext(_Static):
 
         fetched: what `fetch_column` gave, where this is a chunk of static number.
         """
-        if self.k is not None and fetched and self.k < len(fetched):
+        if fetched and self.share == 0 and self.k < len(fetched):
             return fetched[self.k]
         tXgW = self.partition_dest(self.partition_global(expand(mW, 0, self.shape[0])))
         tXrW = self.make_fragment(tXgW, mW.element_type)
@@ -262,15 +241,11 @@ class ElementwiseKernelContext(_Static):
             value = convert(self._at_row(mT)[0], mT.element_type)
         return value
 
-    def load_row_values(self, mT) -> list:
-        """`load_row_value` of each of this thread's rows."""
-        return [self.at_row(r).load_row_value(mT) for r in range(self.config.rows_per_thread)]
-
     @cute.jit
     def store_row_value(self, mT, value):
         """Write this row's element of a tensor (M,), by one thread of the row."""
         is_writer = self.tidx % self.config.threads_per_row == 0
-        if const_expr(self.config.cluster_n > 1):
+        if const_expr(self.config.ctas > 1):
             is_writer = is_writer and self.cluster_y == 0
         if const_expr(self.row_in_bounds is not True):
             is_writer = is_writer and self.row_in_bounds
@@ -307,7 +282,7 @@ class ElementwiseKernelContext(_Static):
 
     @property
     def chunks_in_row(self):
-        """How many of this thread's chunks are in the row; the others, its last, are padding."""
+        """How many chunks of this share, from this one on, are in the row: the rest is padding."""
         if self.tXpX is None:
             return self.num_chunks
         behind = self.shape[1] - 1 - self.tXcX[0][1]  # columns of the row behind the first
@@ -357,22 +332,12 @@ class ElementwiseKernelContext(_Static):
         )
 
     def reduce_partials(self, partials, slot=0, phase=0):
-        """Reduce what `accumulate` gathered, one thing or a tuple of them, with one barrier.
-
-        A result is one value, or a list of one for each of this thread's rows, which take
-        `rows_per_thread` times as many slots.
-        """
+        """Reduce what `accumulate` gathered, one thing or a tuple of them, with one barrier."""
         if not isinstance(partials, tuple):
             return self.reduce_partials((partials,), slot, phase)[0]
-        rows = self.config.rows_per_thread
-        operands = tuple(vector for p in partials for vector in p.vectors)
-        ops = tuple(p.op for p in partials for _ in p.vectors)
-        found = self._exchange(operands, ops, rows * slot, phase)
-        results = []
-        for i, p in enumerate(partials):
-            values = [r != 0 if p.is_mask else r for r in found[i * rows : (i + 1) * rows]]
-            results.append(values if rows > 1 else values[0])
-        return tuple(results)
+        operands = tuple(tuple(part.vector for part in p.parts) for p in partials)
+        results = self._exchange(operands, tuple(p.op for p in partials), slot, phase)
+        return tuple(r != 0 if p.is_mask else r for p, r in zip(partials, results, strict=True))
 
     def reduce_pair(self, pair, slot=0, phase=0):
         """Row maximum m and sum of exp(x - m) of a `SoftmaxPair`, with one exchange.
@@ -381,7 +346,7 @@ class ElementwiseKernelContext(_Static):
         """
         self.cluster_wait()
         return softmax_pair_reduce(
-            *pair.values_of_thread,
+            [part.of_thread for part in pair.parts],
             self.config.threads_per_row,
             self._slots(slot, 1),
             None if self.mbar_ptr is None else self.mbar_ptr + slot,
@@ -390,19 +355,23 @@ class ElementwiseKernelContext(_Static):
 
     def partial(self, op, dtype=Float32):
         """The start of a reduction chunk by chunk: `op`'s identity, in values of `dtype`."""
-        return Partial.start(op, dtype, self.vec_size, self.config.rows_per_thread)
+        return self._in_shares(lambda share: Partial.start(op, dtype, self.vec_size))
 
     def two_level_sum(self):
-        """The start of a sum of Float32 over many chunks, of one row a thread."""
-        return TwoLevelSum(self.vec_size)
+        """The start of a sum of Float32 over many chunks."""
+        return self._in_shares(lambda share: TwoLevelSum(self.vec_size))
 
     def softmax_pair(self):
-        """The start of a maximum and of the sum of exponentials about it, of one row a thread."""
-        return SoftmaxPair(self.vec_size)
+        """The start of a maximum and of the sum of exponentials about it."""
+        return self._in_shares(lambda share: SoftmaxPair(self.vec_size))
 
     def welford_triple(self):
-        """The start of a sum and of the sum of squares about its mean, of one row a thread."""
-        return WelfordTriple(self)
+        """The start of a sum and of the sum of squares about its mean."""
+        return self._in_shares(lambda share: WelfordTriple(self.chunk(0, share)))
+
+    def _in_shares(self, start):
+        """What is gathered for each share of this CTA's."""
+        return Gathered([start(share) for share in range(self.config.shares)])
 
     def accumulate(self, gathered, value):
         """`gathered` and this chunk's values, element by element; padded lanes do not count."""
@@ -411,7 +380,10 @@ class ElementwiseKernelContext(_Static):
         return gathered.take(self, value.reshape((self.vec_size,)))
 
     def _exchange(self, operands, ops, slot, phase):
-        """Reduce vectors whose padded lanes hold the identity; the slots of the buffer in order."""
+        """Reduce vectors whose padded lanes hold the identity; the slots of the buffer in order.
+
+        A tuple of vectors is one for each share.
+        """
         self.cluster_wait()
         return row_reduce(
             operands,
@@ -446,8 +418,8 @@ class ElementwiseKernelContext(_Static):
         buffer = self.reduction_buffer
         if buffer is None:
             return None
-        if slot + count > self.config.slots:
-            raise ValueError(f"slots {slot} to {slot + count - 1} of {self.config.slots}")
+        if slot + count > self.config.stage:
+            raise ValueError(f"slots {slot} to {slot + count - 1} of {self.config.stage}")
         layout = cute.make_layout((*buffer.shape[:2], count), stride=buffer.layout.stride)
         return cute.make_tensor(buffer[None, None, slot].iterator, layout)
 
@@ -470,17 +442,15 @@ class ElementwiseLoader(_Static):
         tXrX = ctx.make_fragment(tXgX, mX.element_type)
         return self.start_into(tXgX, ctx.partition_dest(sX), tXrX)
 
-    def keep(self, mX) -> list:
-        """Issue the load of row tensor mX, of all rows of a thread, to stay in shared memory.
+    def keep(self, mX) -> cute.Tensor:
+        """Issue the load of row tensor mX to stay in shared memory.
 
-        For `ctx.chunk(k, r).read_row(tiles)`, after `finish`.
+        For `ctx.chunk(k).read_row(tile)`, after `finish`.
         """
-        tiles = [self._take(mX) for _ in range(self.ctx.config.rows_per_thread)]
-        for r, sX in enumerate(tiles):
-            row = self.ctx.at_row(r)
-            tXgX = row.partition_dest(row.partition_global(mX))
-            row.copy_row(tXgX, row.partition_dest(sX), is_async=True)
-        return tiles
+        ctx, sX = self.ctx, self._take(mX)
+        tXgX = ctx.partition_dest(ctx.partition_global(mX))
+        ctx.copy_row(tXgX, ctx.partition_dest(sX), is_async=True)
+        return sX
 
     def _take(self, mX) -> cute.Tensor:
         """The next free tile."""

@@ -273,8 +273,7 @@ class Rowwise:
         """This function with a plan of these properties in place of the default one.
 
         wanted: threads_per_row, cluster_n, reload (numerics: they change bits); num_threads, loader
-        ("shared" or "direct"), columns ("early" or "late"), rows_per_thread (placement: no bit
-        changes).
+        ("shared" or "direct"), columns ("early" or "late"), shares (placement: no bit changes).
         Raises LoweringError at the call where no plan has them.
         """
         return Rowwise(self._fn, self._fastmath, {**self._wanted, **wanted}, self._base)

@@ -1,9 +1,10 @@
 """Reductions that go on from chunk to chunk: what a loop over a row's chunks carries in registers.
 
-`take(chunk, value)` adds the values of a chunk, a context; `op` and `vectors`, one for each row of
-a thread, are what is reduced over the row at the end. A sum over many chunks goes in two levels,
-`fold` from the inner to the outer: terms that are tiny beside the whole sum of a thread would
-vanish in it. Nothing is compensated by subtraction, which makes NaN of an infinite sum.
+`take(chunk, value)` adds the values of a chunk, a context; `op` and `vector` are what is reduced
+over the row at the end. `Gathered` has one of them for each share of a row that a CTA works on, as
+if each were a CTA's of its own, so that every sum has the same order. A sum over many chunks goes
+in two levels, `fold` from the inner to the outer: terms that are tiny beside the whole sum of a
+thread would vanish in it. Nothing is compensated by subtraction, which makes NaN of infinite sums.
 
 `SoftmaxPair` and `WelfordTriple` gather two reductions of which the second needs the first: what
 the second one sums is relative to a reference of the thread's own, and `about` moves it.
@@ -38,13 +39,68 @@ def _sum_of_squares(x):
     return thread_reduce(cute.math.fma(high, high, low * low), ADD)
 
 
-class _Gathered:
+class Gathered:
+    """The same for each share of a row: a `_Part`'s interface, over `parts`."""
+
+    def __init__(self, parts):
+        self.parts = tuple(parts)
+
+    @property
+    def op(self):
+        """How vectors are reduced."""
+        return self.parts[0].op
+
+    @property
+    def is_mask(self):
+        """Whether the result is a Boolean."""
+        return self.parts[0].is_mask
+
+    @property
+    def keeps_padding(self):
+        """Whether `take` gets padded lanes as they are."""
+        return self.parts[0].keeps_padding
+
+    @property
+    def first(self):
+        """Of two reductions the first."""
+        return Gathered(part.first for part in self.parts)
+
+    def take(self, chunk, value):
+        """With a chunk's values, in the part of its share; those before it are closed."""
+        s = chunk.share
+        closed = (part.close() for part in self.parts[:s])
+        return Gathered([*closed, self.parts[s].take(chunk, value), *self.parts[s + 1 :]])
+
+    def fold(self):
+        """The inner level added to the outer."""
+        return Gathered(part.fold() for part in self.parts)
+
+    def about(self, reference):
+        """Of two reductions the second, relative to the row's reference."""
+        return Gathered(part.about(reference) for part in self.parts)
+
+    def __extract_mlir_values__(self):
+        return [word for part in self.parts for word in part.__extract_mlir_values__()]
+
+    def __new_from_mlir_values__(self, words):
+        left = iter(words)
+        each = [(part, len(part.__extract_mlir_values__())) for part in self.parts]
+        return Gathered(
+            part.__new_from_mlir_values__([next(left) for _ in range(n)]) for part, n in each
+        )
+
+
+class _Part:
     """`values`, vectors and scalars, that dynamic loops carry.
 
     keeps_padding: `take` gets padded lanes as they are, not as the identity of `op`.
     """
 
     op, is_mask, keeps_padding = ADD, False, False
+
+    def close(self):
+        """The same in fewer registers, where nothing more is taken."""
+        return self
 
     def _with(self, *values):
         new = copy.copy(self)
@@ -59,41 +115,42 @@ class _Gathered:
         return self._with(*(value.__new_from_mlir_values__([word]) for value, word in pairs))
 
 
-class Partial(_Gathered):
-    """One reduction, gathered element by element; a vector, or a scalar, for each row."""
+class Partial(_Part):
+    """One reduction, gathered element by element; a vector, or a scalar."""
 
-    def __init__(self, op, vectors, is_mask=False):
-        self.op, self.values, self.is_mask = op, tuple(vectors), is_mask
+    def __init__(self, op, vector, is_mask=False):
+        self.op, self.values, self.is_mask = op, (vector,), is_mask
 
     @classmethod
-    def start(cls, op, dtype, vec_size, rows):
-        """`op`'s identity, in vectors of `dtype`; Boolean ones are counted in Int32."""
+    def start(cls, op, dtype, vec_size):
+        """`op`'s identity, in a vector of `dtype`; a Boolean one is counted in Int32."""
         number = Int32 if dtype is Boolean else dtype
-        vector = cute.full((vec_size,), identity(op, number), number)
-        return cls(op, [vector] * rows, dtype is Boolean)
+        return cls(op, cute.full((vec_size,), identity(op, number), number), dtype is Boolean)
 
     @property
-    def vectors(self):
+    def vector(self):
         """What is reduced over the row."""
-        return self.values
+        return self.values[0]
 
     def take(self, chunk, value):
-        """With a chunk's values, in the vector of its row."""
-        values, r = list(self.values), chunk.r
-        values[r] = combine(self.op, values[r], value)
-        return self._with(*values)
+        """With a chunk's values."""
+        return self._with(combine(self.op, self.values[0], value))
+
+    def close(self):
+        """Reduced within the thread."""
+        return self._with(thread_reduce(self.values[0], self.op))
 
 
-class TwoLevelSum(_Gathered):
+class TwoLevelSum(_Part):
     """A Float32 sum of many chunks: (inner vector, outer scalar)."""
 
     def __init__(self, vec_size):
         self.values = cute.full((vec_size,), 0.0, Float32), Float32(0.0)
 
     @property
-    def vectors(self):
+    def vector(self):
         """What is reduced over the row."""
-        return (self.fold().values[1],)
+        return self.fold().values[1]
 
     def take(self, chunk, value):
         """With a chunk's values."""
@@ -105,8 +162,12 @@ class TwoLevelSum(_Gathered):
         inner, outer = self.values
         return self._with(cute.full_like(inner, 0.0), outer + thread_reduce(inner, ADD))
 
+    def close(self):
+        """Nothing left in the inner level."""
+        return self.fold()
 
-class SoftmaxPair(_Gathered):
+
+class SoftmaxPair(_Part):
     """The maximum of x, and the sum of exp(x - reference) for the row's.
 
     Values: the thread's maximum, a vector of sums relative to it, and their outer level. One exp a
@@ -132,8 +193,12 @@ class SoftmaxPair(_Gathered):
         peak, sums, total = self.values
         return self._with(peak, cute.full_like(sums, 0.0), total + thread_reduce(sums, ADD))
 
+    def close(self):
+        """Nothing left in the inner level."""
+        return self.fold()
+
     @property
-    def values_of_thread(self):
+    def of_thread(self):
         """(maximum, sum of exponentials relative to it)"""
         peak, _, total = self.fold().values
         return peak, total
@@ -141,7 +206,7 @@ class SoftmaxPair(_Gathered):
     @property
     def first(self):
         """The maximum."""
-        return Partial(MAX, [self.values[0]])
+        return Partial(MAX, self.values[0])
 
     def about(self, reference):
         """The sum of exp(x - reference): the row's maximum, or 0 for an infinite one.
@@ -152,10 +217,10 @@ class SoftmaxPair(_Gathered):
         peak, _, total = self.fold().values
         total = _select(peak == INF, Float32(INF), total)
         gap = cute.arch.fmin(peak - reference, Float32(0.0), nan=True)
-        return Partial(ADD, [total * math.exp_bounded(gap)])
+        return Partial(ADD, total * math.exp_bounded(gap))
 
 
-class WelfordTriple(_Gathered):
+class WelfordTriple(_Part):
     """The sum of x, and the sum of (x - reference)**2 for the row's.
 
     Values: a number near the mean of what the thread has seen, that mean less the number (so that
@@ -167,8 +232,9 @@ class WelfordTriple(_Gathered):
 
     keeps_padding = True
 
-    def __init__(self, ctx):
-        self.ctx, self.vec_size = ctx, ctx.vec_size
+    def __init__(self, share):
+        """share: its first chunk."""
+        self.share, self.vec_size = share, share.vec_size
         self.values = (Float32(0.0),) * 4
 
     def take(self, chunk, value):
@@ -206,15 +272,15 @@ class WelfordTriple(_Gathered):
         """The sum: of equal elements as exact as one product."""
         base, rest, _, _ = self.values
         n = self._count()
-        return Partial(ADD, [cute.math.fma(n, base, n * rest)])
+        return Partial(ADD, cute.math.fma(n, base, n * rest))
 
     def about(self, reference):
         """The sum of (x - reference)**2."""
         base, rest, _, squares = self.fold().values
         n, gap = self._count(), (base - reference) + rest
         moved = cute.math.fma(n, gap * gap, squares)
-        return Partial(ADD, [_select(n > 0.0, moved, Float32(0.0))])
+        return Partial(ADD, _select(n > 0.0, moved, Float32(0.0)))
 
     def _count(self):
         """Elements of the row that the thread has."""
-        return Float32(self.ctx.chunks_in_row * self.vec_size)
+        return Float32(self.share.chunks_in_row * self.vec_size)

@@ -154,19 +154,22 @@ def _combine_peers(slot, op, dtype):
 
 @cute.jit
 def _exchange_block(words: tuple, slots: tuple):
-    """Lane 0 of each warp leaves its words; one barrier for all slots."""
+    """Lane 0 of each warp leaves its words, of each slot one a share; one barrier for all slots."""
     warps_per_row, _ = slots[0].shape[1]
     warp = cute.arch.warp_idx()
     if cute.arch.lane_idx() == 0:
         for i in cutlass.range_constexpr(len(words)):
-            slots[i][warp // warps_per_row, (warp % warps_per_row, 0)] = words[i]
+            for s in cutlass.range_constexpr(len(words[i])):
+                slots[i][warp // warps_per_row, (warp % warps_per_row, s)] = words[i][s]
     cute.arch.barrier()
 
 
 @cute.jit
 def _exchange_cluster(words: tuple, slots: tuple, mbar_ptr, phase):
-    """Lane c of each warp sends the warp's words to CTA c; one transaction for all slots."""
+    """Lane c of each warp sends the warp's words, of each slot one a share, to CTA c; one
+    transaction for all slots."""
     warps_per_row, cluster_n = slots[0].shape[1]
+    shares = len(words[0])
     warp, lane = cute.arch.warp_idx(), cute.arch.lane_idx()
     rows = slots[0].shape[0]
     itemsize = slots[0].element_type.width // 8
@@ -176,10 +179,11 @@ def _exchange_cluster(words: tuple, slots: tuple, mbar_ptr, phase):
                 mbar_ptr, rows * warps_per_row * cluster_n * len(words) * itemsize
             )
     rank = cute.arch.block_idx_in_cluster()
-    if lane < cluster_n:
+    if lane < cluster_n // shares:
         for i in cutlass.range_constexpr(len(words)):
-            coord = (warp // warps_per_row, (warp % warps_per_row, rank))
-            store_shared_remote(words[i], elem_pointer(slots[i], coord), mbar_ptr, lane)
+            for s in cutlass.range_constexpr(shares):
+                coord = (warp // warps_per_row, (warp % warps_per_row, rank * shares + s))
+                store_shared_remote(words[i][s], elem_pointer(slots[i], coord), mbar_ptr, lane)
     cute.arch.mbarrier_wait(mbar_ptr, phase)
 
 
@@ -197,18 +201,24 @@ def _slots(buffer, count: int):
 def _reduce_across(values, ops, buffer, exchange):
     """Combine per-warp scalars over a row's warps and CTAs; `exchange` moves and waits."""
     slots = _slots(buffer, len(values))
-    kinds = [type(v) for v in values]
-    exchange(tuple(_to_buffer(v, buffer.element_type) for v in values), slots)
+    kinds = [type(v[0]) for v in values]
+    exchange(tuple(tuple(_to_buffer(w, buffer.element_type) for w in v) for v in values), slots)
     return tuple(_combine_peers(s, op, k) for s, op, k in zip(slots, ops, kinds, strict=True))
 
 
 def block_reduce(values, ops, reduction_buffer):
-    """Combine per-warp scalars (a tuple) over the warps of a row: one barrier for the tuple."""
+    """Combine per-warp scalars over the warps of a row: one barrier for all.
+
+    values: for each slot a tuple of one scalar a share.
+    """
     return _reduce_across(values, ops, reduction_buffer, _exchange_block)
 
 
 def cluster_reduce(values, ops, reduction_buffer, mbar_ptr, phase=0):
-    """Combine per-warp scalars (a tuple) over all CTAs of the cluster: one transaction."""
+    """Combine per-warp scalars over all CTAs of the cluster: one transaction.
+
+    values: for each slot a tuple of one scalar a share of the CTA's.
+    """
     return _reduce_across(
         values, ops, reduction_buffer, lambda w, s: _exchange_cluster(w, s, mbar_ptr, phase)
     )
@@ -227,8 +237,10 @@ def row_reduce(
     """Reduce over a row: vectors or scalars of each thread -> the row's value in every thread.
 
     `x` and `op` may be tuples of equal length: slot i of the buffer serves value i, and all share
-    one barrier. Before a slot is used again all threads that read it must have passed a barrier, in
-    a cluster one of the cluster; `phase` is then the parity of the mbarrier: 0, 1, 0...
+    one barrier. A value may be a tuple too, of one for each share of the row that the CTA has; the
+    cluster of the buffer's shape counts shares. Before a slot is used again all threads that read
+    it must have passed a barrier, in a cluster one of the cluster; `phase` is then the parity of
+    the mbarrier: 0, 1, 0...
     `init_val` is combined once with the result; `hook_fn()` runs before the exchange.
     """
     if not isinstance(x, tuple):
@@ -238,17 +250,23 @@ def row_reduce(
         )[0]
     if len(x) != len(op):
         raise ValueError(f"{len(x)} values need as many ops, got {len(op)}")
-    for v in x:
+    x = tuple(v if isinstance(v, tuple) else (v,) for v in x)
+    for v in (v for shares in x for v in shares):
         if v.dtype not in (Float32, Int32, Int64):
             raise TypeError(f"row_reduce takes Float32, Int32 and Int64, not {v.dtype}")
     lanes = min(threads_per_row, 32)
-    values = tuple(warp_reduce(thread_reduce(v, o), o, lanes) for v, o in zip(x, op, strict=True))
+    values = tuple(
+        tuple(warp_reduce(thread_reduce(v, o), o, lanes) for v in shares)
+        for shares, o in zip(x, op, strict=True)
+    )
     if hook_fn is not None:
         hook_fn()
     if mbar_ptr is not None:
         values = cluster_reduce(values, op, reduction_buffer, mbar_ptr, phase)
     elif threads_per_row > 32:
         values = block_reduce(values, op, reduction_buffer)
+    else:
+        values = tuple(v for (v,) in values)
     if init_val is not None:
         values = tuple(combine(o, v, i) for o, v, i in zip(op, values, init_val, strict=True))
     return values
@@ -278,35 +296,34 @@ def online_softmax_reduce(
         hook_fn()
     if is_row:
         return peak, total, exp
-    row_peak, row_total = _exchange_pairs(peak, total, reduction_buffer, mbar_ptr, phase)
+    row_peak, row_total = _exchange_pairs([(peak, total)], reduction_buffer, mbar_ptr, phase)
     return row_peak, row_total, exp * exp_bounded(peak - row_peak)
 
 
-def softmax_pair_reduce(
-    peak, total, threads_per_row: int, reduction_buffer=None, mbar_ptr=None, phase=0
-):
+def softmax_pair_reduce(pairs, threads_per_row: int, reduction_buffer=None, mbar_ptr=None, phase=0):
     """Row maximum m and sum of exp(x - m), with one exchange, of each thread's own: its maximum,
-    and its sum relative to that (to 0 where it is -inf).
+    and its sum relative to that (to 0 where it is -inf), a pair for each share of the CTA's.
 
     The buffer is of Int64, one slot. A row of -inf alone gives (-inf, NaN).
     """
     lanes = min(threads_per_row, 32)
-    warp_peak = warp_reduce(peak, MAX, lanes)
     is_row = const_expr(mbar_ptr is None and threads_per_row <= 32)
-    scale = exp_bounded(peak - warp_peak) if is_row else exp_diff(peak, warp_peak)
-    total = warp_reduce(total * scale, ADD, lanes)
-    if is_row:
-        return warp_peak, total
-    return _exchange_pairs(warp_peak, total, reduction_buffer, mbar_ptr, phase)
+    found = []
+    for peak, total in pairs:
+        warp_peak = warp_reduce(peak, MAX, lanes)
+        scale = exp_bounded(peak - warp_peak) if is_row else exp_diff(peak, warp_peak)
+        found.append((warp_peak, warp_reduce(total * scale, ADD, lanes)))
+    return found[0] if is_row else _exchange_pairs(found, reduction_buffer, mbar_ptr, phase)
 
 
-def _exchange_pairs(peak, total, reduction_buffer, mbar_ptr, phase):
-    """Each warp's maximum and sum relative to it -> the row's, with one exchange."""
+def _exchange_pairs(pairs, reduction_buffer, mbar_ptr, phase):
+    """Each warp's maximum and sum relative to it, of each share -> the row's, with one exchange."""
     slots = _slots(reduction_buffer, 1)
+    words = (tuple(pack64(peak, total) for peak, total in pairs),)
     if mbar_ptr is None:
-        _exchange_block((pack64(peak, total),), slots)
+        _exchange_block(words, slots)
     else:
-        _exchange_cluster((pack64(peak, total),), slots, mbar_ptr, phase)
+        _exchange_cluster(words, slots, mbar_ptr, phase)
     pairs = [unpack64(word) for word in _peers(slots[0], Int64)]
     peaks = [low.bitcast(Float32) for low, _ in pairs]
     totals = [high.bitcast(Float32) for _, high in pairs]

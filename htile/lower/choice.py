@@ -24,7 +24,7 @@ MIN_CLUSTER_N = 8192  # no shorter row is worth a cluster, or reading it again
 UNROLLED_CHUNKS = 8  # as many have no loop
 UNROLL = 4  # chunks at once of a loop over more
 FETCH_REGISTERS = 16  # for columns that are loaded before a barrier
-LOOP_THREADS = 1536  # of an SM that registers are left for in loops over chunks
+STREAMED_SHARES = 4  # of a row that one CTA streams
 HELD_REGISTERS = 32  # of a row in a thread, from which on the compiler is told how many blocks
 OTHER_REGISTERS = 16  # beside them
 LONG_N = 262144  # beyond it rows are very long
@@ -68,9 +68,7 @@ def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
         homes = {"shared": Home.SHARED, "direct": Home.REREAD}
         if not _reduces(graph):
             del homes["shared"]  # nothing is read twice
-        loops = {
-            loader: make_loops(graph, home, target.fastmath) for loader, home in homes.items()
-        }
+        loops = {loader: make_loops(graph, home, target.fastmath) for loader, home in homes.items()}
         plans += [
             _plan(graph, target, schedule, numerics, placement)
             for numerics in _loop_numerics(graph, target, loops["direct"])
@@ -168,7 +166,7 @@ def _rows_of(schedule: Schedule) -> list[Input]:
 
 
 def _tile_bytes(graph: Graph, schedule: Schedule, num: Numerics) -> int:
-    """Bytes of a row that one CTA has."""
+    """Bytes of a share of a row."""
     elements = num.chunks(graph.n) * num.vec_size * num.threads_per_row
     return elements * sum(i.dtype.itemsize for i in _rows_of(schedule))
 
@@ -203,31 +201,47 @@ def _placements(
 def _loop_placements(
     graph: Graph, target: Target, schedule: Schedule, numerics: Numerics, loader: str
 ) -> Iterator[Placement]:
-    """One row a CTA, or two a thread; rows stay in shared memory, or in global memory."""
+    """One share of a row a CTA, or two; rows stay in shared memory, or in global memory."""
     vec, threads = numerics.vec_size, numerics.threads_per_row
     chunks = numerics.chunks(graph.n)
     unroll = chunks if chunks <= UNROLLED_CHUNKS else UNROLL
     fetches = [step for step in schedule.steps if isinstance(step, Fetch)]
     column = sum(vec * i.dtype.itemsize / 4 for step in fetches for i in step.inputs)
-    for rows in (1, 2):
-        online = any(isinstance(step, ColumnLoop) and step.is_online for step in schedule.steps)
-        if rows > 1 and (numerics.streamed or online or not target.many_rows or unroll < chunks):
-            return
-        registers = SPARE_REGISTERS + rows * vec * schedule.words
-        if min(registers, MAX_REGISTERS) * threads > target.arch.registers:
-            return
+    registers = SPARE_REGISTERS + vec * schedule.words
+    if min(registers, MAX_REGISTERS) * threads > target.arch.registers:
+        return
+    online = any(isinstance(step, ColumnLoop) and step.is_online for step in schedule.steps)
+    for shares in _shares(target, numerics, chunks):
         tiles = 0
         if loader == "shared":
             if not _is_asynchronous(_rows_of(schedule), vec, target):
                 return
-            tiles = rows * _tile_bytes(graph, schedule, numerics)
-        if tiles > _free_bytes(graph, target, schedule, numerics, threads, rows):
+            tiles = shares * _tile_bytes(graph, schedule, numerics)
+        if tiles > _free_bytes(graph, target, schedule, numerics, threads):
             return
         fetched = 0
         if column and unroll == chunks:
-            fetched = min(chunks, int(FETCH_REGISTERS / column / rows))
-        blocks = 0 if numerics.streamed else min(LOOP_THREADS // threads, _fitting(target, tiles))
-        yield Placement(threads, loader, "late", target.align, rows, unroll, fetched, blocks)
+            fetched = min(chunks, int(FETCH_REGISTERS / column))
+        blocks = 0
+        if online and not numerics.streamed:
+            blocks = min(1536 // threads, _fitting(target, tiles))
+        elif threads >= 512 and registers > 72:
+            blocks = 1024 // threads
+        yield Placement(threads, loader, "late", target.align, shares, unroll, fetched, blocks)
+
+
+def _shares(target: Target, numerics: Numerics, chunks: int) -> Iterator[int]:
+    """How many shares of a row a CTA may have: one, or of many rows two, or all that are streamed.
+
+    Two where their chunks need no loop.
+    """
+    yield 1
+    if target.many_rows and numerics.cluster_n > 1:
+        if numerics.streamed:
+            if numerics.cluster_n <= STREAMED_SHARES:
+                yield numerics.cluster_n
+        elif 2 * chunks <= UNROLLED_CHUNKS:
+            yield 2
 
 
 def _blocks(graph: Graph, target: Target, threads: int, held: float, tiles: int = 0) -> int:
@@ -247,7 +261,7 @@ def _fitting(target: Target, tiles: int) -> int:
 
 
 def _free_bytes(
-    graph: Graph, target: Target, schedule: Schedule, num: Numerics, threads: int, rows: int = 1
+    graph: Graph, target: Target, schedule: Schedule, num: Numerics, threads: int
 ) -> int:
     """Shared memory that is left for tiles by the reduction buffer, its mbarriers, alignment.
 
@@ -255,7 +269,7 @@ def _free_bytes(
     """
     if num.threads_per_row <= 32 and num.cluster_n == 1:
         return target.arch.shared_bytes
-    slots = schedule.slots * rows
+    slots = schedule.slots
     if num.cluster_n > 1 and slots > threads:
         return -1
     wide = num.paired or any(
@@ -277,6 +291,7 @@ class Wanted:
     in_chunks, streamed: a row is worked on in loops (`Numerics.reload`), or held in registers.
     threads: a row, where it may be spread over a cluster; at most so many where one CTA has it.
     elements: of a row, a thread.
+    few_blocks: that have a row, where there are many.
     """
 
     in_chunks: bool
@@ -285,6 +300,7 @@ class Wanted:
     loader: str
     spread: bool = True
     streamed: bool = False
+    few_blocks: bool = False
 
 
 def _distance(plan: Plan, wanted: Wanted) -> tuple:
@@ -294,7 +310,6 @@ def _distance(plan: Plan, wanted: Wanted) -> tuple:
     other_threads = num.threads_per_row != wanted.threads
     if not wanted.spread:
         other_threads = num.threads_per_row > wanted.threads
-    pairs = _count(plan.graph, Role.COLUMN) > 1 and _pairs_fit(plan)
     return (
         num.reload != wanted.in_chunks,
         num.streamed != wanted.streamed,
@@ -306,7 +321,7 @@ def _distance(plan: Plan, wanted: Wanted) -> tuple:
         abs(place.num_threads - max(128, num.threads_per_row)),
         place.loader != wanted.loader,
         place.columns != "late",
-        place.rows_per_thread != (2 if pairs else 1),
+        -place.shares if wanted.few_blocks else place.shares,
     )
 
 
@@ -318,50 +333,53 @@ def _wanted(graph: Graph, arch: Arch) -> Wanted:
     early they cost registers, so rows in flight; and beside columns, rows go straight to registers,
     because shared memory is taken from the L1 cache that columns live in.
     """
-    n, columns, row_bytes = graph.n, _count(graph, Role.COLUMN), _row_bytes(graph)
+    n, columns = graph.n, _count(graph, Role.COLUMN)
     stages = max(assign_stages(graph).values())
-    writes = any(output.is_row for output in graph.outputs)
-    if n > LONG_N and stages:
-        if not writes:
-            return Wanted(True, 512, n / 512, "direct", streamed=True)
-        if stages == 1 and row_bytes * n <= arch.max_cluster * arch.shared_bytes:
-            return Wanted(True, 1024, n / (16 * 1024), "shared")
-        threads, cluster = 1024 if n <= 1 << 21 else 256, 16
-        if columns:
-            threads, cluster = 512, 8
-        return Wanted(True, threads, n / (cluster * threads), "direct", streamed=True)
     if not stages:
         if n <= 8192:
             return Wanted(False, 256 if columns else 512, 16, "direct", spread=False)
         return Wanted(False, 256, 32, "direct") if n <= 131072 else Wanted(True, 512, 32, "direct")
-    if not writes:
-        if n <= 8192:
-            return Wanted(False, 256, 32 if n <= 4096 else 64, "direct", spread=False)
-        if _loops(make_loops(graph, Home.REREAD)) > 1:
-            return Wanted(True, 256, 64, "shared")
-        if n <= 32768:
-            return Wanted(True, 256 if n <= 16384 else 512, 64, "direct", streamed=True)
-        return Wanted(True, 256, n / (4 * 256), "direct", streamed=True)
-    if stages > 2 and n > 4096:
-        if n <= 16384:
-            return Wanted(False, 256, 32, "shared" if n <= 8192 else "direct", spread=False)
-        if n <= 32768 and has_pair(graph):
-            return Wanted(False, 256, 32, "shared")
-        return Wanted(True, 512, 64, "shared")
-    if columns:
-        if n <= (16384 if stages == 1 else 8192):
-            return Wanted(False, 256, 16, "direct", spread=False)
-        most = max(1, (64 if columns > 1 and n <= 65536 else 128) // row_bytes)  # three CTAs an SM
-        return Wanted(True, 512, min(32 if n <= 131072 else 64, most), "shared")
+    writes = any(output.is_row for output in graph.outputs)
+    steps = make_loops(graph, Home.REREAD).steps
+    loops = [step for step in steps if isinstance(step, ColumnLoop)]
+    if not writes and (n <= 8192 or len(loops) == 1):
+        return _wanted_of_reads(n)
+    if n > LONG_N:
+        if len(loops) == 2 and stages == 1 and _row_bytes(graph) * n <= 16 * arch.shared_bytes:
+            return Wanted(True, 1024, n / (16 * 1024), "shared")
+        if columns:
+            return Wanted(True, 512, n / (8 * 512), "direct", streamed=True)
+        threads = 1024 if n <= 1 << 21 else 256
+        return Wanted(True, threads, n / (16 * threads), "direct", streamed=True)
+    if stages > 2 and 4096 < n <= 16384:
+        return Wanted(False, 256, 32, "shared" if n <= 8192 else "direct", spread=False)
+    if columns and n <= (16384 if stages == 1 else 8192):
+        return Wanted(False, 256, 16, "direct", spread=False)
     if n <= 8192:
         return Wanted(False, 512, 16, "shared", spread=False)
     wide = max(dtype.itemsize for dtype in row_dtypes(graph)) > 2
     longest_kept = 0
-    if stages == 1 or _repeats_exp(graph):
+    if not columns and (stages == 1 or _repeats_exp(graph)) and stages <= 2:
         longest_kept = 131072 if wide else 65536 if has_pair(graph) else 32768
     if n <= longest_kept:
         return Wanted(False, 512 if wide else 256, 32, "shared")
-    return Wanted(True, 512 if wide else 256, 32 if wide else 64, "shared")
+    online = any(loop.is_online for loop in loops)
+    exchanges = sum(isinstance(step, Reduce) for step in steps)
+    few_blocks = online and exchanges > 1
+    threads = 1024 if arch.max_cluster == 1 else 256 if n <= 131072 else 512
+    return Wanted(True, threads, 32, "shared", few_blocks=few_blocks)
+
+
+def _wanted_of_reads(n: int) -> Wanted:
+    """Of what reads a row once and writes a few values of it."""
+    if n <= 8192:
+        return Wanted(False, 256, 32 if n <= 4096 else 64, "direct", spread=False)
+    if n <= 16384:
+        return Wanted(True, 256, 64, "direct", streamed=True)
+    if n > LONG_N:
+        return Wanted(True, 256, n / (8 * 256), "direct", streamed=True)
+    threads = 256 if n <= 65536 else 512
+    return Wanted(True, threads, n / (4 * threads), "direct", streamed=True, few_blocks=True)
 
 
 def _reduces(graph: Graph) -> bool:
@@ -380,10 +398,3 @@ def _row_bytes(graph: Graph) -> int:
 def _repeats_exp(graph: Graph) -> bool:
     """Whether an exponential that a reduction needs is read after it: loops would repeat it."""
     return any(graph[id].op is Op.EXP for id in make_schedule(graph).homes)
-
-
-def _pairs_fit(plan: Plan) -> bool:
-    """Whether two rows a thread leave room for three thread blocks; a row alone needs no pair."""
-    tile = plan.elements_per_thread * plan.numerics.threads_per_row
-    shared = 2 * tile * _row_bytes(plan.graph)
-    return plan.numerics.cluster_n > 1 and 3 * shared <= plan.target.arch.shared_bytes

@@ -52,7 +52,7 @@ RESERVED = frozenset(
         *("ElementwiseStorer", "GlobalToRegLoader", "_", "float", "config", "ctx", "l", "I", "O"),
         *("as_row_values", "as_rows", "lead", *(f"m{k}" for k in range(64))),
         *("blocks", "chunk", "cuda", "cute", "cutlass", "fake_arguments", "k", "loader", "m"),
-        *("make_fake_tensor", "math", "pred", "r", "range", "row", "stream", "tiled_copy"),
+        *("make_fake_tensor", "math", "pred", "range", "s", "stream", "tiled_copy"),
     }
 )
 
@@ -161,10 +161,6 @@ class _Printer:
         self.fetched: dict[Input, tuple[str]] = {}  # where columns are that have been fetched
         self.gathered: dict[int, str] = {}  # what has a reduction of the next stage with it
         self.depth = 1  # of indentation
-        rows = plan.placement.rows_per_thread
-        self.each_row = {i.id for i in self.graph.inputs if i.role is Role.PER_ROW}
-        self.each_row |= {id for s in self.reduces for id in s.results}
-        self.each_row = self.each_row if rows > 1 else set()  # lists, of a value a row
 
     def module(self) -> str:
         """Docstring, imports, configuration, kernel, host function, arguments."""
@@ -237,7 +233,7 @@ class _Printer:
             f"threads_per_row={num.threads_per_row}",
             f"cluster_n={num.cluster_n}",
             f"stage={self.plan.slots}",
-            *([f"rows_per_thread={place.rows_per_thread}"] if place.rows_per_thread > 1 else []),
+            *([f"shares={place.shares}"] if place.shares > 1 else []),
             *(["reduction_dtype=Int64"] if wide else []),
             *([f"copy_bytes={place.copy_bytes}"] if place.copy_bytes < 16 else []),
         ]
@@ -316,20 +312,7 @@ class _Printer:
                     lines += self._reduce_gathered(step)
                 case Compute():
                     lines += self._step(step, "ctx")
-        rest = steps[rest:]
-        if not rest:
-            return lines
-        if self.plan.placement.rows_per_thread == 1:
-            return lines + [line for step in rest for line in self._step(step, "ctx")]
-        lines += [] if self.started else self._stage_comment()
-        self.started = True
-        rows = self.plan.placement.rows_per_thread
-        lines += [
-            f"    for r in cutlass.range_constexpr({rows}):",
-            "        row = ctx.at_row(r)",
-        ]
-        self.depth = 2
-        return lines + [line for step in rest for line in self._step(step, "row")]
+        return lines + [line for step in steps[rest:] for line in self._step(step, "ctx")]
 
     def _fetch(self, inputs: tuple[Input, ...]) -> list[str]:
         """The first chunks of columns, which `load_column` finds in what it is given."""
@@ -386,32 +369,26 @@ class _Printer:
         return self.gathered.get(id, self.names[id])
 
     def _loop(self, loop: ColumnLoop) -> list[str]:
-        """What it gathers, and its body: the columns first, which all rows of a thread share."""
+        """What it gathers, and its body."""
         lines = self._stage_comment()
         self.started = True
         if loop.reduce is not None:
             lines += self._gather(loop)
-        plan, rows = self.plan, self.plan.placement.rows_per_thread
+        plan, shares = self.plan, self.plan.placement.shares
         folded = plan.folds(loop)
         whole = plan.placement.unroll == plan.chunks
         over = "range_constexpr(ctx.num_chunks)" if whole else (
             f"range(ctx.num_chunks, unroll={plan.placement.unroll})"
         )  # fmt: skip
-        lines.append(f"    for k in cutlass.{over}:")
-        self.depth = 2
-        columns = [step for step in loop.steps if isinstance(step, Load)]
-        k = f"{plan.chunks - 1} - k" if loop.backwards else "k"
-        if rows > 1:
-            for step in columns:
-                lines += self._step(step, f"ctx.chunk({k})")
-            lines.append(f"{self._indent()}for r in cutlass.range_constexpr({rows}):")
+        if shares > 1:
+            lines.append(f"    for s in cutlass.range_constexpr({shares}):")
             self.depth += 1
-            lines.append(f"{self._indent()}chunk = ctx.chunk({k}, r)")
-        else:
-            lines.append(f"{self._indent()}chunk = ctx.chunk({k})")
+        lines.append(f"{self._indent()}for k in cutlass.{over}:")
+        self.depth += 1
+        k = f"{plan.chunks - 1} - k" if loop.backwards else "k"
+        lines.append(f"{self._indent()}chunk = ctx.chunk({k}{', s' if shares > 1 else ''})")
         for step in loop.steps:
-            if rows == 1 or step not in columns:
-                lines += self._step(step, "chunk")
+            lines += self._step(step, "chunk")
         if loop.reduce is not None:
             for id, operand, _ in loop.reduce.gathered:
                 name = self._gathered_name(id)
@@ -419,9 +396,9 @@ class _Printer:
                 lines.append(_located(self._indent() + call, self.graph[id]))
         if folded:
             last = plan.folded - 1  # a power of two less one: `&` leaves no branch in unrolled code
-            lines.append(f"        if k & {last} == {last}:")
+            lines.append(f"{self._indent()}if k & {last} == {last}:")
             names = map(self._gathered_name, folded)
-            lines += [f"            {name} = {name}.fold()" for name in names]
+            lines += [f"{self._indent()}    {name} = {name}.fold()" for name in names]
         self.depth = 1
         return lines
 
@@ -437,7 +414,7 @@ class _Printer:
         loads = [step.input for step in first]
         lines = [""] if loads or self.rows else []
         fragments = self.fragments
-        chunks, several = self.plan.numerics.reload, self.plan.placement.rows_per_thread > 1
+        chunks = self.plan.numerics.reload
         has_loader = bool(self.rows) and (self._shared() or not chunks)
         if has_loader:
             kind = "ElementwiseLoader" if self._shared() else "GlobalToRegLoader"
@@ -454,8 +431,6 @@ class _Printer:
                 lines.append(f"    {fragments[i.name]} = loader.start({tensor})")
             elif i.role is Role.COLUMN:
                 lines.append(f"    {fragments[i.name]} = ctx.load_column({tensor})")
-            elif i.role is Role.PER_ROW and several:
-                lines.append(f"    {self.names[i.id]} = ctx.load_row_values({tensor})")
             elif i.role is Role.PER_ROW:
                 lines += self._assign(self.names[i.id], f"ctx.load_row_value({tensor})", i)
             else:
@@ -492,7 +467,7 @@ class _Printer:
             return self._operand(node.inputs[0])
         if node.op is Op.CONST:
             return _literal(node.arg, node.value.dtype)
-        return f"{self.names[id]}[r]" if id in self.each_row else self.names[id]
+        return self.names[id]
 
     def _compute(self, node: Node, form: Form) -> list[str]:
         if node.op is Op.RESHAPE:

@@ -27,7 +27,7 @@ class Target:
     broadcast: inputs that the rows repeat; for each leading dimension whether the input has it:
         True, False (of size 1) or None (missing).
     aliases: outputs that are the same memory as an input, (output name, input name).
-    many_rows: enough of them that a thread may take two without leaving others idle.
+    many_rows: enough of them that a row may have half the thread blocks and leave none idle.
     """
 
     n: int
@@ -203,7 +203,7 @@ class ColumnLoop:
 
     @property
     def is_online(self) -> bool:
-        """Whether a reduction is gathered with one of the next stage, of one row a thread."""
+        """Whether a reduction is gathered with one of the next stage."""
         return self.ahead is not None or (self.reduce is not None and self.reduce.paired)
 
     def online(self, result: int) -> Online | None:
@@ -225,7 +225,8 @@ FOLDED = 16  # chunks that the inner level of one in two levels has
 class Numerics:
     """Which thread holds which element, so the order of every sum.
 
-    Depends on N, dtypes and architecture, never on M or on alignment.
+    Depends on N, dtypes and architecture, never on M or on alignment. A row has `cluster_n` shares,
+    each with `threads_per_row` threads; with `Placement.shares` of 1 a share is a thread block's.
 
     paired: a maximum and the sum of exponentials below it are one exchange (`Reduce.paired`).
     reload: a row is worked on in loops over chunks, a vector a thread. Each reads the row again and
@@ -254,8 +255,8 @@ class Placement:
     loader: `shared` (cp.async to shared memory, then registers) or `direct`.
     columns: `early` (loaded while the rows are in flight) or `late` (where they are first used).
     copy_bytes: the widest access.
-    rows_per_thread: rows that a thread works on side by side, so that a column is read once for
-        all, and a barrier serves them all.
+    shares: of the `cluster_n` shares of a row, how many one thread block works on one after the
+        other, each as a block of its own would, so that fewer make a cluster and pay for exchanges.
     unroll: chunks that the body of a loop over them has; all of them: there is no loop.
     fetched: chunks whose columns are loaded before the barrier that their loop waits for (`Fetch`).
     blocks: thread blocks of a multiprocessor that registers leave room for, fewer if they would be
@@ -266,7 +267,7 @@ class Placement:
     loader: str
     columns: str
     copy_bytes: int
-    rows_per_thread: int = 1
+    shares: int = 1
     unroll: int = 1
     fetched: int = 0
     blocks: int = 0
@@ -291,8 +292,7 @@ class Plan:
     @property
     def rows_per_block(self) -> int:
         """Rows that one CTA works on."""
-        tile = self.placement.num_threads // self.numerics.threads_per_row
-        return tile * self.placement.rows_per_thread
+        return self.placement.num_threads // self.numerics.threads_per_row
 
     @property
     def chunks(self) -> int:
@@ -365,7 +365,8 @@ class Plan:
             f"{f', in {self.chunks} chunks' if num.reload else ''}"
             f"{', maximum and sum in one exchange' if num.paired else ''}"
             f"{f', summed {self.folded} at a time' if self.folded else ''}",
-            f"placement  {place.num_threads} threads and {rows} a CTA, "
+            f"placement  {place.num_threads} threads and "
+            f"{rows if place.shares == 1 else f'{place.shares} shares of a row'} a CTA, "
             f"{place.loader} loads, {place.columns} columns, {place.copy_bytes}-byte accesses"
             f"{f', {place.unroll} chunks at once' if num.reload else ''}",
         ]
