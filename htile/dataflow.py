@@ -14,6 +14,7 @@ from htile.compute.gather import Gathered, Partial, SoftmaxPair, TwoLevelSum, We
 from htile.compute.reduce import (
     MAX,
     MIN,
+    about_finite,
     identity,
     make_vector,
     online_softmax_reduce,
@@ -331,6 +332,14 @@ class ElementwiseKernelContext(_Static):
             phase,
         )
 
+    def online_logsumexp(self, x, slot=0, phase=0):
+        """Row maximum m and sum of exp(x - m), of exp(x) for an infinite m, with one exchange.
+
+        The buffer is of Int64.
+        """
+        peak, total, _ = self.online_softmax(x, slot, phase)
+        return peak, about_finite(peak, total)
+
     def reduce_partials(self, partials, slot=0, phase=0):
         """Reduce what `accumulate` gathered, one thing or a tuple of them, with one barrier."""
         if not isinstance(partials, tuple):
@@ -339,19 +348,20 @@ class ElementwiseKernelContext(_Static):
         results = self._exchange(operands, tuple(p.op for p in partials), slot, phase)
         return tuple(r != 0 if p.is_mask else r for p, r in zip(partials, results, strict=True))
 
-    def reduce_pair(self, pair, slot=0, phase=0):
+    def reduce_pair(self, pair, slot=0, phase=0, finite=False):
         """Row maximum m and sum of exp(x - m) of a `SoftmaxPair`, with one exchange.
 
-        The buffer is of Int64.
+        finite: of exp(x) for an infinite m. The buffer is of Int64.
         """
         self.cluster_wait()
-        return softmax_pair_reduce(
+        peak, total = softmax_pair_reduce(
             [part.of_thread for part in pair.parts],
             self.config.threads_per_row,
             self._slots(slot, 1),
             None if self.mbar_ptr is None else self.mbar_ptr + slot,
             phase,
         )
+        return peak, about_finite(peak, total) if finite else total
 
     def partial(self, op, dtype=Float32):
         """The start of a reduction chunk by chunk: `op`'s identity, in values of `dtype`."""

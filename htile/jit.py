@@ -32,7 +32,7 @@ from .lower import Lowered, lower, plans_for, printed, run_passes
 from .lower.arch import ARCHS, DEFAULT, Arch, arch_named, arch_of_capability
 from .lower.choice import vector_size
 from .lower.compile import build_ahead, load
-from .lower.plan import Plan, Target
+from .lower.plan import Plan, Target, rows_like
 from .out import check_aliases, check_out, copy_into, find_aliases, in_order
 from .reference import evaluate
 from .report import Kernel
@@ -45,7 +45,6 @@ MAX_LAUNCHES = 4096  # remembered calls of one function; forgotten all at once b
 MAX_SHORTCUTS = 4  # of one function
 WARN_SPECIALIZATIONS = 8
 WIDEST_ACCESS = 16  # bytes
-MANY_ROWS = 1024  # several for each thread block that a GPU runs at a time
 
 
 def rowwise(fn: Callable | None = None, *, fastmath: bool = False):
@@ -355,7 +354,7 @@ class Rowwise:
             len(call.lead),
             tuple((n, own) for n, own in repeated.items() if own is not None),
             tuple((graph.outputs[k].name, n) for k, n in aliases),
-            math.prod(call.lead) >= MANY_ROWS,
+            rows_like(math.prod(call.lead))[0],
         )
         return target, copied
 
@@ -414,7 +413,7 @@ class Rowwise:
             return
         if _has_one_twice(values):
             return  # a shortcut tells it from two tensors: it would take no call
-        rows = (1, MANY_ROWS) if math.prod(call.lead) < MANY_ROWS else (MANY_ROWS, 2**31)
+        rows = rows_like(math.prod(call.lead))
         added = shortcut(
             self._signature, self._captures, call, values, self._trace(call)[1], launch.kernel, rows
         )

@@ -279,6 +279,13 @@ def exp_diff(x, reference):
     return exp_bounded(x - safe)
 
 
+def about_finite(peak, total):
+    """The sum of exp(x - peak) as logsumexp takes it: of exp(x) where the maximum is infinite,
+    0 where all x are -inf, inf where one is inf."""
+    total = cutlass.select_(peak == -Float32.inf, Float32(0.0), total)
+    return Float32(cutlass.select_(peak == Float32.inf, Float32.inf, total))
+
+
 def online_softmax_reduce(
     x, threads_per_row: int, reduction_buffer=None, mbar_ptr=None, phase=0, hook_fn=None
 ):

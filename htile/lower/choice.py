@@ -24,7 +24,6 @@ MIN_CLUSTER_N = 8192  # no shorter row is worth a cluster, or reading it again
 UNROLLED_CHUNKS = 8  # as many have no loop
 UNROLL = 4  # chunks at once of a loop over more
 FETCH_REGISTERS = 16  # for columns that are loaded before a barrier
-STREAMED_SHARES = 4  # of a row that one CTA streams
 HELD_REGISTERS = 32  # of a row in a thread, from which on the compiler is told how many blocks
 OTHER_REGISTERS = 16  # beside them
 LONG_N = 262144  # beyond it rows are very long
@@ -204,7 +203,6 @@ def _loop_placements(
     """One share of a row a CTA, or two; rows stay in shared memory, or in global memory."""
     vec, threads = numerics.vec_size, numerics.threads_per_row
     chunks = numerics.chunks(graph.n)
-    unroll = chunks if chunks <= UNROLLED_CHUNKS else UNROLL
     fetches = [step for step in schedule.steps if isinstance(step, Fetch)]
     column = sum(vec * i.dtype.itemsize / 4 for step in fetches for i in step.inputs)
     registers = SPARE_REGISTERS + vec * schedule.words
@@ -212,7 +210,8 @@ def _loop_placements(
         return
     online = any(isinstance(step, ColumnLoop) and step.is_online for step in schedule.steps)
     for shares in _shares(target, numerics, chunks):
-        tiles = 0
+        few = chunks <= UNROLLED_CHUNKS and shares * chunks <= 4 * UNROLLED_CHUNKS
+        unroll, tiles = chunks if few else UNROLL, 0
         if loader == "shared":
             if not _is_asynchronous(_rows_of(schedule), vec, target):
                 return
@@ -231,17 +230,13 @@ def _loop_placements(
 
 
 def _shares(target: Target, numerics: Numerics, chunks: int) -> Iterator[int]:
-    """How many shares of a row a CTA may have: one, or of many rows two, or all that are streamed.
-
-    Two where their chunks need no loop.
-    """
+    """How many shares of a row a CTA may have: one, or so many that CTAs are left for a GPU."""
     yield 1
-    if target.many_rows and numerics.cluster_n > 1:
-        if numerics.streamed:
-            if numerics.cluster_n <= STREAMED_SHARES:
-                yield numerics.cluster_n
-        elif 2 * chunks <= UNROLLED_CHUNKS:
-            yield 2
+    streamed = {64: 2, 256: 4, 1024: 8} if target.n <= LONG_N else {}
+    kept = {1024: 2} if 2 * chunks <= UNROLLED_CHUNKS else {}
+    most = (streamed if numerics.streamed else kept).get(target.rows, 1)
+    if min(most, numerics.cluster_n) > 1:
+        yield min(most, numerics.cluster_n)
 
 
 def _blocks(graph: Graph, target: Target, threads: int, held: float, tiles: int = 0) -> int:
@@ -354,7 +349,8 @@ def _wanted(graph: Graph, arch: Arch) -> Wanted:
     if stages > 2 and 4096 < n <= 16384:
         return Wanted(False, 256, 32, "shared" if n <= 8192 else "direct", spread=False)
     if columns and n <= (16384 if stages == 1 else 8192):
-        return Wanted(False, 256, 16, "direct", spread=False)
+        threads = 512 if stages == 1 and 4096 < n <= 8192 else 256
+        return Wanted(False, threads, 16, "direct", spread=False)
     if n <= 8192:
         return Wanted(False, 512, 16, "shared", spread=False)
     wide = max(dtype.itemsize for dtype in row_dtypes(graph)) > 2
@@ -363,23 +359,29 @@ def _wanted(graph: Graph, arch: Arch) -> Wanted:
         longest_kept = 131072 if wide else 65536 if has_pair(graph) else 32768
     if n <= longest_kept:
         return Wanted(False, 512 if wide else 256, 32, "shared")
+    if arch.max_cluster == 1:
+        return Wanted(True, 1024, 32, "shared")
     online = any(loop.is_online for loop in loops)
-    exchanges = sum(isinstance(step, Reduce) for step in steps)
-    few_blocks = online and exchanges > 1
-    threads = 1024 if arch.max_cluster == 1 else 256 if n <= 131072 else 512
+    if n <= 16384:
+        return Wanted(True, 512, 32, "shared")
+    if online and (n > 131072 or stages > 2):
+        return Wanted(True, 256, 64, "shared")
+    few_blocks = online and sum(isinstance(step, Reduce) for step in steps) > 1
+    threads = 256 if n <= 131072 and _row_bytes(graph) <= 2 else 512
     return Wanted(True, threads, 32, "shared", few_blocks=few_blocks)
 
 
 def _wanted_of_reads(n: int) -> Wanted:
     """Of what reads a row once and writes a few values of it."""
     if n <= 8192:
-        return Wanted(False, 256, 32 if n <= 4096 else 64, "direct", spread=False)
-    if n <= 16384:
-        return Wanted(True, 256, 64, "direct", streamed=True)
+        return Wanted(False, 256, 32, "direct", spread=False)
     if n > LONG_N:
-        return Wanted(True, 256, n / (8 * 256), "direct", streamed=True)
-    threads = 256 if n <= 65536 else 512
-    return Wanted(True, threads, n / (4 * threads), "direct", streamed=True, few_blocks=True)
+        threads, cluster = (512, 2) if n < 1 << 21 else (256, 8)
+        return Wanted(True, threads, n / (cluster * threads), "direct", streamed=True)
+    threads, elements = (256, 64) if n <= 16384 or 32768 < n <= 65536 else (512, 32)
+    if n > 131072:
+        elements = 64
+    return Wanted(True, threads, elements, "direct", streamed=True, few_blocks=True)
 
 
 def _reduces(graph: Graph) -> bool:

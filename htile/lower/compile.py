@@ -74,6 +74,7 @@ def build_ahead(source: str, function: str, arch: str) -> Artifact:
 
 def _build(source: str, function: str, arch: str) -> Artifact:
     """Compile, with fewer thread blocks an SM where registers are spilled for those of the text."""
+    _import_cute()
     start = time.perf_counter()
     blocks = load_source(source).get("blocks", 0)
     tries = dict.fromkeys((blocks, blocks - 1, 0) if blocks > 1 else (0,))

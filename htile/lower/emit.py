@@ -332,7 +332,8 @@ class _Printer:
             self.names[step.results[1]] = self._fresh(self.graph[step.results[1]])
             results = ", ".join(self.names[id] for id in step.results)
             pair = self.gathered[step.results[0]]
-            return [*lines, f"    {results} = ctx.reduce_pair({pair}, slot={step.slot})"]
+            finite = ", finite=True" if step.finite else ""
+            return [*lines, f"    {results} = ctx.reduce_pair({pair}, slot={step.slot}{finite})"]
         if step.ahead:
             self.names |= {id: self._fresh(self.graph[id]) for id in step.results}
             pairs = ((self.gathered[a.first], self._operand(a.about)) for a in step.ahead)
@@ -444,11 +445,12 @@ class _Printer:
         return lines
 
     def _assign(self, name: str, expression: str, i: Input) -> list[str]:
+        start = f"{self._indent()}{name} = "
         if i.dtype is torch.bool:  # Int8 after a view
-            expression = f"math.convert({expression}, Boolean)"
-        elif i.dtype.is_floating_point and i.dtype is not torch.float32:
-            expression = f"math.convert({expression}, Float32)"
-        return [f"{self._indent()}{name} = {expression}"]
+            return _wrapped_call(f"{start}math.convert(", [expression, "Boolean"], ")")
+        if i.dtype.is_floating_point and i.dtype is not torch.float32:
+            return _wrapped_call(f"{start}math.convert(", [expression, "Float32"], ")")
+        return [start + expression]
 
     def _indent(self) -> str:
         return " " * 4 * self.depth
@@ -485,7 +487,10 @@ class _Printer:
             self.names[node.id] = self._fresh(node)
         results = ", ".join(self.names[id] for id in step.made)
         if step.paired:
-            call = f"ctx.online_softmax({self._operand(step.operands[0])}, slot={step.slot})"
+            x = self._operand(step.operands[0])
+            call = f"ctx.online_softmax({x}, slot={step.slot})"
+            if step.finite:
+                call = f"ctx.online_logsumexp({x}, slot={step.slot})"
             return [_located(f"    {results} = {call}", nodes[0])]
         values = ", ".join(self._reduced(id) for id in step.operands)
         ops = ", ".join(f"cute.ReductionOp.{m.combine}" for m in step.monoids)

@@ -16,6 +16,15 @@ from ..frontend.graph import Graph, Input, Output
 from ..frontend.ops import Op, dtype_name
 from .arch import Arch
 
+ROWS = (1, 64, 256, 1024)  # from each on, other placements
+
+
+def rows_like(rows: int) -> tuple[int, int]:
+    """From and below how many rows a batch is placed as one of `rows` is."""
+    bounds = (*ROWS, 2**31)
+    k = max((k for k, fewest in enumerate(ROWS) if fewest <= rows), default=0)
+    return bounds[k], bounds[k + 1]
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -27,7 +36,7 @@ class Target:
     broadcast: inputs that the rows repeat; for each leading dimension whether the input has it:
         True, False (of size 1) or None (missing).
     aliases: outputs that are the same memory as an input, (output name, input name).
-    many_rows: enough of them that a row may have half the thread blocks and leave none idle.
+    rows: at least so many, one of ROWS: the more there are, the fewer thread blocks a row may take.
     """
 
     n: int
@@ -37,7 +46,7 @@ class Target:
     lead: int = 1
     broadcast: tuple[tuple[str, tuple[bool | None, ...]], ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
-    many_rows: bool = False
+    rows: int = 1
 
 
 class Home(Enum):
@@ -151,6 +160,8 @@ class Reduce:
     paired: max(x) and the sum of exp(x - max(x)) are one exchange of pairs, in one slot. A warp, or
         a thread in a loop, takes its own maximum at first. Where x is held, the second operand
         comes with the results.
+    finite: of a pair, that the sum is of exp(x) where the maximum is infinite, as logsumexp takes
+        it. Nothing else needs the exponentials then.
     ahead: for each result how it was gathered in the stage before; empty: the operands are there.
     """
 
@@ -162,11 +173,13 @@ class Reduce:
     over: Over = Over.COLUMNS
     paired: bool = False
     ahead: tuple[Ahead, ...] = ()
+    finite: bool = False
 
     @property
     def made(self) -> tuple[int, ...]:
         """The nodes that are there after the barrier."""
-        return self.results + self.operands[1:] if self.paired else self.results
+        has_exp = self.paired and not self.finite
+        return self.results + self.operands[1:] if has_exp else self.results
 
     @property
     def gathered(self) -> list[tuple[int, int, Monoid]]:
@@ -424,7 +437,7 @@ def _describe(plan: Plan, steps: tuple[Step, ...]) -> list[str]:
                         f"%{r} = {m.combine} of what %{a.first} was gathered with, about %{a.about}"
                         for r, m, a in zip(results, monoids, ahead, strict=True)
                     )
-                held = not plan.numerics.reload
+                held = not plan.numerics.reload and len(step.made) > len(results)
                 too = f", as pairs{f', and %{operands[1]}' if held else ''}" if paired else ""
                 lines.append(f"reduce   stage {stage}: {pairs}, slot {slot}{too}")
             case Store(output):

@@ -219,13 +219,15 @@ def _in_pairs(graph: Graph, reduces: list[Reduce]) -> list[Reduce]:
     joined: list[Reduce] = []
     for reduce in reduces:
         before = joined[-1] if joined else None
-        if before is not None and _is_exp_below(graph, before, reduce):
+        finite = None if before is None else _is_exp_below(graph, before, reduce)
+        if finite is not None:
             joined[-1] = replace(
                 before,
                 results=before.results + reduce.results,
                 operands=before.operands + reduce.operands,
                 monoids=before.monoids + reduce.monoids,
                 paired=True,
+                finite=finite,
             )
         else:
             slot = 0 if before is None else before.slot + before.slots
@@ -233,14 +235,18 @@ def _in_pairs(graph: Graph, reduces: list[Reduce]) -> list[Reduce]:
     return joined
 
 
-def _is_exp_below(graph: Graph, first: Reduce, second: Reduce) -> bool:
-    """Whether `first` is max(x) alone, and `second` the sum of exp(x - max(x)) alone."""
+def _is_exp_below(graph: Graph, first: Reduce, second: Reduce) -> bool | None:
+    """If `first` is max(x) alone and `second` the sum of exp(x - max(x)) alone: whether 0 stands
+    for an infinite maximum, which asks for no other use of the exponentials."""
     if (len(first.results), len(second.results)) != (1, 1):
-        return False
+        return None
     online = _online(graph, graph[second.results[0]])
-    if online is None or online.form is not Online.SOFTMAX:
-        return False
-    return _strip(graph, graph[online.about]).id == first.results[0]  # and not 0 for inf
+    if online is None or online.form is not Online.SOFTMAX or online.first != first.results[0]:
+        return None
+    finite = _strip(graph, graph[online.about]).id != online.first
+    (exp,) = second.operands
+    uses = sum(exp in node.inputs for node in graph) + sum(exp == o.id for o in graph.outputs)
+    return None if finite and uses > 1 else finite
 
 
 def _gathered_ahead(graph: Graph, reduce: Reduce, following: Reduce) -> Reduce | None:

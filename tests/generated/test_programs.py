@@ -16,6 +16,7 @@ from htile.frontend.ops import Op
 from htile.frontend.roles import classify
 from htile.lower import choose, enumerate_plans
 from htile.lower.arch import arch_named
+from htile.lower.plan import ROWS
 
 from .measure import check
 from .programs import draw_program, program
@@ -64,9 +65,9 @@ def test_bits_hang_on_n_dtypes_and_architecture_alone():
         graph, target = kernel.graph, kernel.plan.target
         for name in ("sm_80", "sm_90a"):
             calls = [
-                replace(target, arch=arch_named(name), align=align, many_rows=many, aliases=aliases)
+                replace(target, arch=arch_named(name), align=align, rows=rows, aliases=aliases)
                 for align in (16, 8, 4, 2, 1)
-                for many in (False, True)
+                for rows in ROWS
                 for aliases in ((), (("out", "x"),))
             ]
             found = {choose(enumerate_plans(graph, call)).numerics for call in calls}

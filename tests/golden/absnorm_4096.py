@@ -33,7 +33,7 @@ def absnorm_kernel(
     loader = GlobalToRegLoader(ctx)
     tXrX = loader.start(mX)
     loader.finish()
-    x = tXrX.load().to(Float32)
+    x = math.convert(tXrX.load(), Float32)
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # stage 1: sum
@@ -41,7 +41,7 @@ def absnorm_kernel(
     sum0 = ctx.row_reduce(abs0, cute.ReductionOp.ADD, slot=0)  # absnorm.py:11
 
     # output
-    weight = ctx.load_column(mWeight).load().to(Float32)
+    weight = math.convert(ctx.load_column(mWeight).load(), Float32)
     div0 = math.div_number(sum0, 4096.0)  # absnorm.py:11
     add0 = div0 + eps  # absnorm.py:11
     div1 = math.div(x, add0)  # absnorm.py:12

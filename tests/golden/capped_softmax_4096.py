@@ -34,7 +34,7 @@ def capped_softmax_kernel(
     tXrLogits = loader.start(mLogits)
     temperature = ctx.load_row_value(mTemperature)
     loader.finish()
-    logits = tXrLogits.load().to(Float32)
+    logits = math.convert(tXrLogits.load(), Float32)
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # stage 1: max

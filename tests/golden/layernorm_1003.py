@@ -33,7 +33,7 @@ def layernorm_kernel(
     loader = GlobalToRegLoader(ctx)
     tXrX = loader.start(mX)
     loader.finish()
-    x = tXrX.load().to(Float32)
+    x = math.convert(tXrX.load(), Float32)
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # stage 1: sum
@@ -46,8 +46,8 @@ def layernorm_kernel(
     sum1 = ctx.row_reduce(mul0, cute.ReductionOp.ADD, slot=1)  # layernorm.py:12
 
     # output
-    weight = ctx.load_column(mWeight).load().to(Float32)
-    bias = ctx.load_column(mBias).load().to(Float32)
+    weight = math.convert(ctx.load_column(mWeight).load(), Float32)
+    bias = math.convert(ctx.load_column(mBias).load(), Float32)
     div1 = math.div_number(sum1, 1003.0)  # layernorm.py:12
     add0 = div1 + eps  # layernorm.py:12
     rsqrt0 = math.rsqrt(add0)  # layernorm.py:12

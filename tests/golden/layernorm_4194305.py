@@ -36,7 +36,7 @@ def layernorm_kernel(
     triple0 = ctx.welford_triple()
     for k in cutlass.range(ctx.num_chunks, unroll=4):
         chunk = ctx.chunk(k)
-        x = chunk.load_row(mX).load().to(Float32)
+        x = math.convert(chunk.load_row(mX).load(), Float32)
         triple0 = chunk.accumulate(triple0, x)  # layernorm.py:12
         if k & 15 == 15:
             triple0 = triple0.fold()
@@ -49,9 +49,9 @@ def layernorm_kernel(
     # output
     for k in cutlass.range(ctx.num_chunks, unroll=4):
         chunk = ctx.chunk(1024 - k)
-        x = chunk.load_row(mX).load().to(Float32)
-        weight = chunk.load_column(mWeight).load().to(Float32)
-        bias = chunk.load_column(mBias).load().to(Float32)
+        x = math.convert(chunk.load_row(mX).load(), Float32)
+        weight = math.convert(chunk.load_column(mWeight).load(), Float32)
+        bias = math.convert(chunk.load_column(mBias).load(), Float32)
         sub0 = x - div0  # layernorm.py:12
         div1 = math.div_number(sum1, 4194305.0)  # layernorm.py:12
         add0 = div1 + eps  # layernorm.py:12

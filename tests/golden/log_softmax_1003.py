@@ -28,7 +28,7 @@ def log_softmax_kernel(
     loader = GlobalToRegLoader(ctx)
     tXrX = loader.start(mX)
     loader.finish()
-    x = tXrX.load().to(Float32)
+    x = math.convert(tXrX.load(), Float32)
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # stage 1: max

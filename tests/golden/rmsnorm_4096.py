@@ -32,7 +32,7 @@ def rmsnorm_kernel(
     loader = GlobalToRegLoader(ctx)
     tXrX = loader.start(mX)
     loader.finish()
-    x = tXrX.load().to(Float32)
+    x = math.convert(tXrX.load(), Float32)
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # stage 1: sum
@@ -40,7 +40,7 @@ def rmsnorm_kernel(
     sum0 = ctx.row_reduce(mul0, cute.ReductionOp.ADD, slot=0)  # rmsnorm.py:13
 
     # output
-    weight = ctx.load_column(mWeight).load().to(Float32)
+    weight = math.convert(ctx.load_column(mWeight).load(), Float32)
     div0 = math.div_number(sum0, 4096.0)  # rmsnorm.py:13
     add0 = div0 + eps  # rmsnorm.py:13
     rsqrt0 = math.rsqrt(add0)  # rmsnorm.py:13

@@ -26,7 +26,7 @@ def softmax_kernel(mX: cute.Tensor, mOut: cute.Tensor, tiled_copy: cute.TiledCop
     loader = ElementwiseLoader(ctx)
     tXrX = loader.start(mX)
     loader.finish()
-    x = tXrX.load().to(Float32)
+    x = math.convert(tXrX.load(), Float32)
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # stage 1: max

@@ -6,7 +6,7 @@ x bf16 -> out bf16
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32
+from cutlass import BFloat16, Float32, Int64
 
 from htile.compute import math
 from htile.config import ElementwiseTileConfig
@@ -14,7 +14,13 @@ from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer
 from htile.utils import make_fake_tensor
 
 config = ElementwiseTileConfig(
-    BFloat16, N=4194304, num_threads=256, threads_per_row=256, cluster_n=16, stage=2
+    BFloat16,
+    N=4194304,
+    num_threads=256,
+    threads_per_row=256,
+    cluster_n=16,
+    stage=1,
+    reduction_dtype=Int64,
 )
 
 
@@ -25,23 +31,20 @@ def softmax_kernel(mX: cute.Tensor, mOut: cute.Tensor, tiled_copy: cute.TiledCop
     cute.arch.griddepcontrol_wait()  # the kernel before has ended
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
-    # stage 1: max
+    # stage 1: max, sum
     pair0 = ctx.softmax_pair()
     for k in cutlass.range(ctx.num_chunks, unroll=4):
         chunk = ctx.chunk(k)
-        x = chunk.load_row(mX).load().to(Float32)
+        x = math.convert(chunk.load_row(mX).load(), Float32)
         pair0 = chunk.accumulate(pair0, x)  # softmax.py:11
         if k & 15 == 15:
             pair0 = pair0.fold()
-    max0 = ctx.reduce_partials(pair0.first, slot=0)
-
-    # stage 2: sum
-    sum0 = ctx.reduce_partials(pair0.about(max0), slot=1)
+    max0, sum0 = ctx.reduce_pair(pair0, slot=0)
 
     # output
     for k in cutlass.range(ctx.num_chunks, unroll=4):
         chunk = ctx.chunk(127 - k)
-        x = chunk.load_row(mX).load().to(Float32)
+        x = math.convert(chunk.load_row(mX).load(), Float32)
         sub0 = x - max0  # softmax.py:11
         exp0 = math.exp_bounded(sub0)  # softmax.py:11
         div0 = math.div_bounded(exp0, sum0)  # softmax.py:12

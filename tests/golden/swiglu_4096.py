@@ -29,8 +29,8 @@ def swiglu_kernel(
     tXrGate = loader.start(mGate)
     tXrUp = loader.start(mUp)
     loader.finish()
-    gate = tXrGate.load().to(Float32)
-    up = tXrUp.load().to(Float32)
+    gate = math.convert(tXrGate.load(), Float32)
+    up = math.convert(tXrUp.load(), Float32)
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # output

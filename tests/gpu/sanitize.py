@@ -22,7 +22,7 @@ from htile.testing import assert_close
 SHAPES = ((3, 17), (5, 1000), (4, 4096))
 LONG = ((2, 12000), (2, 15001))  # in chunks; of odd bf16 rows, streamed
 DTYPES = (torch.bfloat16, torch.float32)
-PAIRED = (1025, 8192)  # two rows a thread
+OF_SHARES = (1025, 12000)  # two shares of a row a CTA
 CLUSTERED = ((2, 20000), (3, 32768))
 
 
@@ -33,7 +33,7 @@ def cases(clusters: bool) -> Iterator[tuple]:
         for m, n in SHAPES + (LONG + CLUSTERED * clusters if long else ()):
             yield function, arguments, m, n
     function, arguments = examples.load("layernorm")
-    yield function.with_plan(rows_per_thread=2, loader="shared", cluster_n=1), arguments, *PAIRED
+    yield function.with_plan(shares=2, loader="shared", cluster_n=2), arguments, *OF_SHARES
 
 
 def main(clusters: bool) -> None:

@@ -3,15 +3,16 @@
 import math
 from collections import Counter, defaultdict
 from dataclasses import asdict
+from operator import attrgetter
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import htile
-from benchmarks.kernels import cross_entropy
-from htile.jit import MANY_ROWS
+from benchmarks.kernels import cross_entropy, cross_entropy_arguments
 from htile.lower import choose, enumerate_plans
+from htile.lower.plan import ROWS
 from htile.testing import assert_close, float32_errors
 
 from .matrix import (
@@ -42,12 +43,12 @@ CLUSTERS = (2, 4, 8, 16)
 
 CASES = [(name, n, dtype) for name in NAMES for n in SIZES for dtype in DTYPES]
 STREAMED = (1 << 21, (1 << 22) + 1)
-PAIRED = (12000, 20003, 32768)
+OF_SHARES = (12000, 20003, 32768)
 
 
 @htile.rowwise
 def labelled(x, label: htile.PerRow, weight):
-    """A value per row in, two out, of rows that a thread has two of."""
+    """A value per row in, two out."""
     y = x * weight + label
     top = y.amax()
     return torch.exp(y - top), top, (x > 0).sum()
@@ -58,27 +59,25 @@ def labelled_arguments(m, n, dtype, device):
     return x.to(dtype), torch.arange(m, device=device) % 3, weight.to(dtype)
 
 
-PAIRS = {name: EXAMPLES[name] for name in ("layernorm", "rmsnorm_residual", "norm_softmax")}
-PAIRS["labelled"] = labelled, labelled_arguments
+SHARED = {name: EXAMPLES[name] for name in ("layernorm", "log_softmax", "norm_softmax")}
+SHARED["labelled"] = labelled, labelled_arguments
+SHARED["cross_entropy"] = cross_entropy, cross_entropy_arguments
 
 
-def paired(name, n, dtype, arch):
-    """The function with its plan's numerics, with one and two rows a thread, by both loaders."""
-    f, arguments = PAIRS[name]
-    kernel = f.inspect(*arguments(MANY_ROWS, n, dtype, "meta"), arch=arch)
-    numerics = max(
-        (p.numerics for p in enumerate_plans(kernel.graph, kernel.plan.target)
-         if p.placement.rows_per_thread == 2),
-        key=lambda num: (num.threads_per_row == 256, -num.cluster_n),
-    )  # fmt: skip
-    for loader in ("shared", "direct"):
-        for rows in (1, 2):
-            wanted = asdict(numerics) | {"loader": loader, "rows_per_thread": rows}
-            try:
-                f.with_plan(**wanted).inspect(*arguments(MANY_ROWS, n, dtype, "meta"), arch=arch)
-            except htile.LoweringError:
-                continue  # cp.async does not move 2 bytes
-            yield (loader, rows), f.with_plan(**wanted)
+def shared(name, n, dtype, arch):
+    """The function with all plans of two numerics, one share of a row a CTA and several."""
+    f, arguments = SHARED[name]
+    kernel = f.inspect(*arguments(ROWS[-1], n, dtype, "meta"), arch=arch)
+    plans = enumerate_plans(kernel.graph, kernel.plan.target)
+    numerics = {p.numerics for p in plans if p.placement.shares > 1}
+    assert numerics
+    order = attrgetter("cluster_n", "threads_per_row", "streamed")
+    for num in {pick(numerics, key=order) for pick in (min, max)}:
+        for plan in plans:
+            place = plan.placement
+            if plan.numerics == num:
+                wanted = asdict(num) | {"loader": place.loader, "shares": place.shares}
+                yield (num, place.loader, place.shares), f.with_plan(**wanted)
 
 
 @htile.rowwise
@@ -166,11 +165,11 @@ def jobs(arch):
                 args = arguments(5, n, dtype, "meta")
                 yield job(f, args, arch)
                 yield job(f, [shifted(a, 1) if a.ndim > 1 else a for a in args], arch)
-    for name in PAIRS:
-        for n in PAIRED:
+    for name in SHARED:
+        for n in OF_SHARES:
             for dtype in (BF16, F32):
-                for _, forced in paired(name, n, dtype, arch):
-                    yield job(forced, PAIRS[name][1](MANY_ROWS, n, dtype, "meta"), arch)
+                for _, forced in shared(name, n, dtype, arch):
+                    yield job(forced, SHARED[name][1](ROWS[-1], n, dtype, "meta"), arch)
 
 
 ALIGNED = ("softmax", "rmsnorm_residual")
@@ -349,16 +348,18 @@ def test_a_mean_far_from_0_costs_no_digits_of_the_deviations(device):
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=short)
-@pytest.mark.parametrize("n", PAIRED)
-@pytest.mark.parametrize("name", PAIRS)
-def test_two_rows_a_thread(device, arch, name, n, dtype):
-    """Right, the last of an odd number too, and the bits of one row a thread."""
-    f, arguments = PAIRS[name]
+@pytest.mark.parametrize("n", OF_SHARES)
+@pytest.mark.parametrize("name", SHARED)
+def test_shares_of_a_row(device, arch, name, n, dtype):
+    """Right, and the same bits with one share a CTA and with several, in clusters and without."""
+    f, arguments = SHARED[name]
     seed(name, n, dtype)
-    args = arguments(MANY_ROWS + 1, n, dtype, device)
-    results = {key: run(forced, *args) for key, forced in paired(name, n, dtype, arch)}
-    assert {rows for _, rows in results} == {1, 2}
+    args = arguments(ROWS[-1] + 1, n, dtype, device)
+    results = {key: run(forced, *args) for key, forced in shared(name, n, dtype, arch)}
+    first = {num: result for (num, _, shares), result in results.items() if shares == 1}
+    assert len(results) > len(first) == len({num for num, _, _ in results})
     for key, result in results.items():
-        assert_same_bits(result, next(iter(results.values())), key)
+        assert_same_bits(result, first[key[0]], key)
     last = [a[-40:] if _is_rows(a, len(args[0])) else a for a in args]
-    assert_close(f, rows_of(result, slice(-40, None)), *last)
+    for result in first.values():
+        assert_close(f, rows_of(result, slice(-40, None)), *last)

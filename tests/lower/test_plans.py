@@ -1,5 +1,6 @@
 """Plans: numerics that hang on N and dtypes alone, placements within the architecture's limits."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from htile.frontend.ops import INFER, REDUCTIONS, Op, Value, Varies
 from htile.lower import lower
 from htile.lower.choice import LONG_N, choose, enumerate_plans, vector_size
 from htile.lower.emit import EMIT
-from htile.lower.plan import MONOIDS, ColumnLoop, Load, Numerics, Target
+from htile.lower.plan import MONOIDS, ROWS, ColumnLoop, Load, Numerics, Target
 from htile.reference import EVALUATE
 from tests.lower.cases import ARCH, BF16, EXAMPLES, F32, example_kernel, kernel_of
 
@@ -30,8 +31,8 @@ def graph_of(name, n, dtype=BF16):
     return example_kernel(name, n, dtype).graph
 
 
-def plans_of(graph, arch="sm_90a", align=16, many_rows=False):
-    return enumerate_plans(graph, Target(graph.n, ARCH[arch], align, many_rows=many_rows))
+def plans_of(graph, arch="sm_90a", align=16, rows=1):
+    return enumerate_plans(graph, Target(graph.n, ARCH[arch], align, rows=rows))
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
@@ -52,10 +53,12 @@ def test_every_plan_of_long_rows_is_within_the_limits(name):
         graph = graph_of(name, n, BF16)
         for arch in ARCH:
             for align in (16, 2):
-                for plan in plans_of(graph, arch, align, many_rows=True):
-                    check_plan(plan, arch)
-                    seen.add((plan.numerics.reload, plan.placement.rows_per_thread))
-    assert seen >= {(True, 1), (True, 2)}
+                for rows in ROWS:
+                    for plan in plans_of(graph, arch, align, rows):
+                        check_plan(plan, arch)
+                        seen.add((plan.numerics.streamed, rows, plan.placement.shares))
+    assert {shares for _, rows, shares in seen if rows == 1} == {1}
+    assert seen >= {(False, 1024, 1), (False, 1024, 2)}
 
 
 def power_of_two(number):
@@ -71,27 +74,28 @@ def check_plan(plan, arch):
     assert power_of_two(num.vec_size) and power_of_two(num.threads_per_row)
     assert power_of_two(place.num_threads)
     assert num.cluster_n in (1, 2, 4, 8, 16) and (num.cluster_n == 1 or CLUSTERS[arch])
-    assert num.cluster_n == 1 or plan.rows_per_block == place.rows_per_thread, "one row a cluster"
+    assert num.cluster_n == 1 or plan.rows_per_block == 1, "one row a cluster"
+    assert num.cluster_n % place.shares == 0
     assert 32 <= place.num_threads <= 1024
     assert num.threads_per_row <= place.num_threads
-    tile = plan.rows_per_block // place.rows_per_thread
-    assert tile * num.threads_per_row == place.num_threads
+    assert plan.rows_per_block * num.threads_per_row == place.num_threads
     held = plan.elements_per_thread
     assert held * num.threads_per_row * num.cluster_n >= n, "the row has a place"
     less = (held - num.vec_size) * num.threads_per_row * num.cluster_n
     assert less < n, "and no more than it needs"
     if num.reload:
         assert 1 <= place.unroll <= plan.chunks
-        assert place.rows_per_thread == 1 or place.unroll == plan.chunks
+        assert 0 <= place.fetched <= plan.chunks
+        assert place.fetched == 0 or place.unroll == plan.chunks, "a chunk of static number"
     else:
-        assert held <= 255 and place.rows_per_thread == 1
+        assert held <= 255 and (place.shares, place.fetched) == (1, 0)
         assert held * place.num_threads <= 65536, "registers of a multiprocessor"
     assert place.copy_bytes == plan.target.align
     inputs = [i for i in plan.graph.inputs if i.role is Role.ROW]
     shared = plan.rows_per_block * max(1, num.threads_per_row // 32) * plan.slots * 8
     shared *= num.cluster_n
     if place.loader == "shared":
-        tile = held * num.threads_per_row * plan.rows_per_block
+        tile = held * num.threads_per_row * plan.rows_per_block * place.shares
         shared += sum(tile * i.dtype.itemsize for i in inputs)
         narrowest = min(num.vec_size * i.dtype.itemsize for i in inputs)
         assert min(narrowest, place.copy_bytes) >= 4, "cp.async copies 4, 8 or 16 bytes"
@@ -107,7 +111,8 @@ def test_numerics_hang_on_n_and_dtypes_alone(name, dtype):
         graph = graph_of(name, n, dtype)
         for arch in ARCH:  # which counts where a row may be spread over a cluster
             found = {
-                choose(plans_of(graph, arch, align)).numerics for align in [*ALIGNMENTS, 1]
+                choose(plans_of(graph, arch, align, rows)).numerics
+                for align, rows in zip([*ALIGNMENTS, 1], itertools.cycle(ROWS), strict=False)
             }
             assert len(found) == 1, f"N = {n}, {arch}: {found}"
 
@@ -131,26 +136,28 @@ NUMERICS = {
     ("softmax", 4096, F32): (4, 256),
     ("softmax", 8191, BF16): (1, 512),
     ("softmax", 16384, BF16): (8, 256, 2, False, True),
-    ("log_softmax", 16384, BF16): (8, 256, 1, True),
+    ("log_softmax", 16384, BF16): (8, 512, 1, True, True),
     ("norm_softmax", 16384, BF16): (8, 256),
-    ("norm_softmax", 32768, BF16): (8, 256, 4, False, True),
-    ("norm_softmax", 131072, BF16): (8, 512, 4, True),
+    ("norm_softmax", 32768, BF16): (8, 256, 2, True, True),
+    ("norm_softmax", 131072, BF16): (8, 256, 8, True, True),
     ("layernorm", 16384, BF16): (8, 512, 1, True),
-    ("rmsnorm", 32768, BF16): (8, 512, 2, True),
-    ("rmsnorm", 262144, BF16): (8, 512, 8, True),
-    ("softmax", 1 << 20, BF16): (8, 1024, 16, True, False, True),
+    ("rmsnorm", 32768, BF16): (8, 256, 4, True),
+    ("rmsnorm_residual", 32768, BF16): (8, 512, 2, True),
+    ("rmsnorm", 8192, BF16): (8, 512),
+    ("rmsnorm", 262144, BF16): (8, 512, 16, True),
+    ("softmax", 1 << 20, BF16): (8, 1024, 16, True, True, True),
     ("layernorm", 1 << 22, BF16): (8, 512, 8, True, False, True),
     ("rmsnorm", 16384, BF16): (8, 256),
     ("softmax", 32768, BF16): (8, 256, 4, False, True),
     ("softmax", 65536, BF16): (8, 256, 8, False, True),
-    ("softmax", 131072, BF16): (8, 256, 8, True),
+    ("softmax", 131072, BF16): (8, 256, 16, True, True),
     ("softmax", 65536, F32): (4, 512, 4, False, True),
-    ("layernorm", 131072, BF16): (8, 512, 8, True),
+    ("layernorm", 131072, BF16): (8, 256, 16, True),
     ("swiglu", 65536, BF16): (8, 256, 8),
     ("swiglu", 262144, BF16): (8, 512, 16, True),
-    ("softmax", 262144, BF16): (8, 256, 16, True),
+    ("softmax", 262144, BF16): (8, 256, 16, True, True),
     ("rmsnorm_residual", 4096, BF16): (8, 256),
-    ("rmsnorm", 8191, BF16): (1, 256),
+    ("rmsnorm", 8191, BF16): (1, 512),
 }
 
 
@@ -336,18 +343,18 @@ def test_many_reductions_fit_every_plan(n, dtype):
     """Their buffer is in shared memory whatever the loader; a thread initializes each mbarrier."""
     graph = sums_of(150, n, dtype)
     for name, arch in ARCH.items():
-        plans = enumerate_plans(graph, Target(n, arch, many_rows=True))
+        plans = enumerate_plans(graph, Target(n, arch, rows=1024))
         assert plans
         for plan in plans:
             num, place = plan.numerics, plan.placement
-            slots = plan.slots * place.rows_per_thread
+            slots = plan.slots
             assert num.cluster_n == 1 or slots <= place.num_threads
             if num.threads_per_row > 32 or num.cluster_n > 1:
                 size = 8 if dtype is torch.int64 else 4
                 used = slots * (place.num_threads // 32 * num.cluster_n * size + 8)
                 if place.loader == "shared":
-                    used += plan.rows_per_block * (plan.elements_per_thread * dtype.itemsize
-                                                   * num.threads_per_row)  # fmt: skip
+                    tile = plan.elements_per_thread * num.threads_per_row * dtype.itemsize
+                    used += plan.rows_per_block * place.shares * tile
                 assert used <= SHARED_KIB[name] * 1024, plan
 
 
