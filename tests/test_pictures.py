@@ -22,7 +22,7 @@ from htile.pictures import graph_dot, graph_json, graph_svg, plan_svg
 from htile.pictures.flow import arrange
 from htile.pictures.memory import kept, segments_of
 from htile.pictures.model import Kind, picture_of, shorten, text_width
-from tests.lower.cases import EXAMPLES, example_kernel, kernel_of, random_graph, rows
+from tests.lower.cases import BF16, EXAMPLES, example_kernel, kernel_of, random_graph, rows
 
 REPO = Path(__file__).parents[1]
 
@@ -333,10 +333,29 @@ def test_a_row_in_chunks_is_read_again_from_the_second_loop_on():
     assert texts.count("registers, in chunks") == 2
 
 
-@pytest.mark.parametrize(("name", "about"), [("softmax", 1), ("layernorm", 6)])
-def test_what_is_gathered_ahead_is_shown_where_it_is(name, about):
+def test_pairs_shares_and_fetched_columns_are_shown():
+    plan = example_kernel("softmax", 131072).plan
+    _, texts = parse(plan_svg(plan))
+    (pair,) = [s for s in plan.steps if isinstance(s, Reduce)]
+    peak, total = pair.results
+    assert pair.paired and f"gathers %{peak} with %{total} about it" in texts
+    assert "one barrier of 16 CTAs" in texts and "as pairs" in str(plan)
+    plan = plans_of_many_rows("layernorm", 131072)
+    _, texts = parse(plan_svg(plan))
+    assert plan.placement.shares == 2 and "2 shares of a row a CTA" in str(plan)
+    assert "one barrier of 8 CTAs" in texts
+    assert "fetches weight, bias" in texts and "fetch    weight, bias of 2 chunks" in str(plan)
+
+
+def plans_of_many_rows(name, n):
+    function, arguments = EXAMPLES[name]
+    return function.inspect(*arguments(4096, n, BF16, "meta"), arch="sm_90a").plan
+
+
+def test_what_is_gathered_ahead_is_shown_where_it_is():
     """Loop, barrier, what is done once a row, barrier, loop."""
-    kernel = example_kernel(name, 1 << 22)
+    about = 6
+    kernel = example_kernel("layernorm", 1 << 22)
     plan, graph = kernel.plan, kernel.graph
     (total,) = [s.results[0] for s in plan.steps if isinstance(s, Reduce) and s.ahead]
     spans = kept(plan, segments_of(plan))

@@ -15,6 +15,7 @@ from ..frontend.ops import Op, dtype_name
 from ..lower.plan import (
     ColumnLoop,
     Compute,
+    Fetch,
     Home,
     Load,
     Plan,
@@ -48,6 +49,7 @@ class Segment:
     """What happens between two barriers, and the reductions of the barrier that ends it.
 
     ahead: reductions of the next barrier that are gathered here.
+    fetched: columns that are on their way from here on.
     """
 
     loads: list[Load] = field(default_factory=list)
@@ -56,6 +58,7 @@ class Segment:
     stores: list[Store] = field(default_factory=list)
     reduces: list[Reduce] = field(default_factory=list)
     ahead: list[int] = field(default_factory=list)
+    fetched: list[Input] = field(default_factory=list)
 
 
 @dataclass
@@ -100,6 +103,8 @@ def segments_of(plan: Plan) -> list[Segment]:
                 now.reloads += [(i, home) for i in inputs if i not in first]
             case Compute():
                 now.computes.append(step)
+            case Fetch(inputs):
+                now.fetched += inputs
             case Store():
                 now.stores.append(step)
             case ColumnLoop(_, _, Reduce(_, results)):
@@ -254,8 +259,13 @@ def _work(plan: Plan, segment: Segment) -> list[str]:
         lines.append(describe(plan.graph, plan.graph[step.id]))
     lines += [f"gathers %{id} too" for id in segment.ahead]
     for reduce in segment.reduces:
+        if reduce.paired:
+            peak, total = reduce.results
+            lines.append(f"gathers %{peak} with %{total} about it")
         for id, ahead in zip(reduce.results, reduce.ahead, strict=False):
             lines.append(f"%{id} as gathered, about %{ahead.about}")
+    if segment.fetched:
+        lines.append(f"fetches {', '.join(i.name for i in segment.fetched)}")
     return _cut(lines) or ["nothing to compute"]
 
 
@@ -268,7 +278,7 @@ def _cut(lines: list[str]) -> list[str]:
 
 def _reduce_card(plan: Plan, reduce: Reduce) -> Card:
     lines = _cut([describe(plan.graph, plan.graph[id]) for id in reduce.results])
-    ctas = plan.numerics.cluster_n
+    ctas = plan.numerics.cluster_n // plan.placement.shares
     lines.append("one barrier" if ctas == 1 else f"one barrier of {ctas} CTAs")
     return Card(Kind.REDUCTION, lines, f"stage{reduce.stage}")
 
