@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import htile
 from benchmarks.kernels import cross_entropy, cross_entropy_arguments
 from htile.lower import choose, enumerate_plans
-from htile.lower.plan import ROWS
+from htile.lower.plan import ROWS, ColumnLoop
 from htile.testing import assert_close, float32_errors
 
 from .matrix import (
@@ -276,7 +276,8 @@ def test_streamed_rows_gather_two_reductions_at_once(device, name, n, dtype):
     seed(name, n, dtype)
     args = arguments(5, n, dtype, device)
     plan = f.inspect(*args).plan
-    assert plan.numerics.streamed and "about" in str(plan)
+    assert plan.numerics.streamed
+    assert any(isinstance(step, ColumnLoop) and step.is_online for step in plan.steps)
     result = run(f, *args)
     assert_close(f, result, *args)
     for m in (3, 1):
@@ -361,5 +362,6 @@ def test_shares_of_a_row(device, arch, name, n, dtype):
     for key, result in results.items():
         assert_same_bits(result, first[key[0]], key)
     last = [a[-40:] if _is_rows(a, len(args[0])) else a for a in args]
+    errors = float32_errors(f, *[a[-400:] if _is_rows(a, len(args[0])) else a for a in args])
     for result in first.values():
-        assert_close(f, rows_of(result, slice(-40, None)), *last)
+        assert_close(f, rows_of(result, slice(-40, None)), *last, torch_errors=errors)
