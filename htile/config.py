@@ -82,6 +82,8 @@ class ElementwiseTileConfig:
             raise ValueError(
                 f"a cluster needs whole warps a row, got threads_per_row {self.threads_per_row}"
             )
+        if self.shares > 1 and self.threads_per_row == 32:
+            raise ValueError("shares of a row that one CTA works on need two warps or more")
         if self.cluster_n > 16:
             raise ValueError(f"cluster_n must be at most 16, got {self.cluster_n}")
         if self.cluster_n % self.shares:

@@ -217,8 +217,8 @@ class Rowwise:
 
         Takes what `inspect` takes, and needs no GPU. The kernel is of the dtypes, N, number of
         leading dimensions, broadcast sizes and alignment of these tensors, and serves any number of
-        rows from two on, though some functions have one kernel for fewer than 1024 rows and one
-        from there on; one row alone may have a kernel of its own. `meta` tensors count as
+        rows, though many of N > 8192 have others from 64, 256 and 1024 rows on, and one row alone
+        may have a kernel of its own. `meta` tensors count as
         allocated by torch, so that rows lie at multiples of 16 bytes if N and the strides are such;
         for rows that begin elsewhere pass a view of a CPU tensor, `torch.empty(4, 4097)[:, 1:]`.
         """

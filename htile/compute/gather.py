@@ -99,7 +99,7 @@ class _Part:
     op, is_mask, keeps_padding = ADD, False, False
 
     def close(self):
-        """The same in fewer registers, where nothing more is taken."""
+        """The same in fewer registers, where nothing more is taken; of the same structure."""
         return self
 
     def _with(self, *values):
@@ -135,10 +135,6 @@ class Partial(_Part):
     def take(self, chunk, value):
         """With a chunk's values."""
         return self._with(combine(self.op, self.values[0], value))
-
-    def close(self):
-        """Reduced within the thread."""
-        return self._with(thread_reduce(self.values[0], self.op))
 
 
 class TwoLevelSum(_Part):

@@ -200,7 +200,7 @@ def _placements(
 def _loop_placements(
     graph: Graph, target: Target, schedule: Schedule, numerics: Numerics, loader: str
 ) -> Iterator[Placement]:
-    """One share of a row a CTA, or two; rows stay in shared memory, or in global memory."""
+    """One share of a row a CTA, or several; rows stay in shared memory, or in global memory."""
     vec, threads = numerics.vec_size, numerics.threads_per_row
     chunks = numerics.chunks(graph.n)
     fetches = [step for step in schedule.steps if isinstance(step, Fetch)]

@@ -206,7 +206,8 @@ class ColumnLoop:
 
     ahead: the reduction of the next stage that is gathered too, which then has no loop.
     backwards: from the last chunk to the first, so that a row that is read again begins with what
-        the loop before has read last, which is in the L2 cache still.
+        the loop before has read last, which is in the L2 cache still. Never where it gathers: the
+        order of sums would depend on where rows are.
     """
 
     steps: tuple[Step, ...]
@@ -245,8 +246,9 @@ class Numerics:
     reload: a row is worked on in loops over chunks, a vector a thread. Each reads the row again and
         computes again what was computed of it, so that registers hold no more than a chunk.
         Reductions gather chunk by chunk, those of the next stage too where they can (`Online`).
-    streamed: no shared memory holds the row, whatever its alignment, or it is read once; each loop
-        reads it from global memory. Float sums of more than MOST_CHUNKS chunks go in two levels.
+    streamed: no shared memory holds the row, whatever its alignment, or it is read once, or very
+        long; each loop reads it from global memory. Float sums of more than MOST_CHUNKS chunks go
+        in two levels.
     """
 
     vec_size: int

@@ -137,9 +137,7 @@ def make_loops(graph: Graph, home: Home, fastmath: bool = False) -> Schedule:
         goals = tuple(operand for _, operand, _ in reduce.gathered)
         if whole and not waiting and not made & _needed(graph, stored):
             goals, stores, whole = goals + stored, [*map(Store, whole)], []
-        again = any(isinstance(step, ColumnLoop) for step in steps) and home is Home.REREAD
-        backwards = again and bool(stores)
-        steps += [ColumnLoop((*body(goals), *stores), reduce, ahead, backwards), reduce]
+        steps += [ColumnLoop((*body(goals), *stores), reduce, ahead), reduce]
         kept.update(reduce.results)
         if ahead is not None:
             steps += [*_compute(graph, tuple(a.about for a in ahead.ahead), kept, fastmath), ahead]
@@ -251,6 +249,8 @@ def _is_exp_below(graph: Graph, first: Reduce, second: Reduce) -> bool | None:
 
 def _gathered_ahead(graph: Graph, reduce: Reduce, following: Reduce) -> Reduce | None:
     """The reductions of the next stage as they are gathered with those of this one, if all are."""
+    if reduce.paired:
+        return None
     forms = [_online(graph, graph[id]) for id in following.results]
     if all(form is not None and form.first in reduce.results for form in forms):
         return replace(following, ahead=tuple(forms))
@@ -279,10 +279,6 @@ def _online(graph: Graph, node: Node) -> Ahead | None:
     if total.op is not Op.SUM or total.inputs != (x.id,):
         return None
     return Ahead(Online.WELFORD, total.id, mean.id)
-
-
-def _slots(graph: Graph) -> int:
-    return sum(node.op in REDUCTIONS for node in graph)
 
 
 def _events(graph: Graph, loop: ColumnLoop) -> list[tuple[set[int], set[int]]]:

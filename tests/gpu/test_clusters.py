@@ -43,7 +43,7 @@ CLUSTERS = (2, 4, 8, 16)
 
 CASES = [(name, n, dtype) for name in NAMES for n in SIZES for dtype in DTYPES]
 STREAMED = (1 << 21, (1 << 22) + 1)
-OF_SHARES = (12000, 20003, 32768)
+OF_SHARES = (12000, 20003, 65536)
 
 
 @htile.rowwise
@@ -59,7 +59,35 @@ def labelled_arguments(m, n, dtype, device):
     return x.to(dtype), torch.arange(m, device=device) % 3, weight.to(dtype)
 
 
+def _rows(count):
+    def arguments(m, n, dtype, device):
+        return tuple(torch.randn(m, n, device=device).to(dtype) for _ in range(count))
+
+    return arguments
+
+
+@htile.rowwise
+def readings(x):
+    return x.sum(), x.amax(), (x > 0).sum(), (x > 3).any()
+
+
+@htile.rowwise
+def scaled_moments(x):
+    """The loop that stores gathers a mean and the squares about it."""
+    y = x / (x.abs().sum() + 1)
+    mean = y.mean()
+    return y, mean, (y - mean).square().sum()
+
+
+@htile.rowwise
+def spread_of_exponentials(x):
+    """What follows a maximum and its sum of exponentials is about that sum."""
+    e = torch.exp(x - x.amax())
+    return (e - e.sum() / x.shape[-1]).square().sum()
+
+
 SHARED = {name: EXAMPLES[name] for name in ("layernorm", "log_softmax", "norm_softmax")}
+SHARED |= {f.__name__: (f, _rows(1)) for f in (readings, scaled_moments, spread_of_exponentials)}
 SHARED["labelled"] = labelled, labelled_arguments
 SHARED["cross_entropy"] = cross_entropy, cross_entropy_arguments
 
@@ -103,13 +131,6 @@ def exp_sum(x):
     return torch.exp(x - m).sum(), m
 
 
-def _rows(count):
-    def arguments(m, n, dtype, device):
-        return tuple(torch.randn(m, n, device=device).to(dtype) for _ in range(count))
-
-    return arguments
-
-
 def _cross_entropy_arguments(m, n, dtype, device):
     return *_rows(1)(m, n, dtype, device), torch.zeros(m, device=device)
 
@@ -121,6 +142,8 @@ ONLINE |= {
     "residual_norm": (residual_norm, _rows(2)),
     "residual_softmax": (residual_softmax, _rows(2)),
     "exp_sum": (exp_sum, _rows(1)),
+    "scaled_moments": (scaled_moments, _rows(1)),
+    "spread_of_exponentials": (spread_of_exponentials, _rows(1)),
     "cross_entropy": (cross_entropy, _cross_entropy_arguments),
 }
 HEAVY = ("softmax", "cross_entropy", "centered", "residual_norm")
@@ -277,7 +300,8 @@ def test_streamed_rows_gather_two_reductions_at_once(device, name, n, dtype):
     args = arguments(5, n, dtype, device)
     plan = f.inspect(*args).plan
     assert plan.numerics.streamed
-    assert any(isinstance(step, ColumnLoop) and step.is_online for step in plan.steps)
+    loops = [step for step in plan.steps if isinstance(step, ColumnLoop)]
+    assert any(loop.is_online for loop in loops)
     result = run(f, *args)
     assert_close(f, result, *args)
     for m in (3, 1):

@@ -117,6 +117,16 @@ def test_a_streamed_row_takes_one_exponential_an_element_and_one_a_chunk(name, l
     assert "div.rn" not in ptx
 
 
+@pytest.mark.parametrize("m", [3, 64, 256, 1024])
+@pytest.mark.parametrize(("dtype", "n"), [(F32, 65536), (BF16, 200000), (torch.int32, 262144)])
+@pytest.mark.parametrize("reduce", [torch.sum, torch.amax])
+def test_rows_that_are_read_compile_for_every_batch(reduce, dtype, n, m):
+    """With several shares of a row in loops that are not unrolled."""
+    kernel = kernel_of(lambda x: reduce(x, -1), torch.empty(m, n, dtype=dtype, device="meta"))
+    assert kernel.plan.placement.shares > 1 or m == 3
+    assert kernel.resources.stack == 0
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_resources_against_another_source(name, tmp_path):
     """The section header of the code, which has them on sm_80, and cuobjdump if there is one."""

@@ -393,6 +393,7 @@ def check_loops(graph, schedule):
             case ColumnLoop(steps, reduce, ahead):
                 inside = set(there)
                 run(steps, inside)
+                assert not (step.backwards and reduce), "the order of a sum hangs on where rows are"
                 if reduce is not None:
                     assert {operand for _, operand, _ in reduce.gathered} <= inside
                     assert len(reduce.gathered) == 1 or not reduce.paired
