@@ -69,7 +69,11 @@ class ElementwiseKernelContext(_Static):
         self.shape, self.tiler_mn = (cute.size(mX, mode=[0]), mX.shape[1]), tiler_mn
         self.tidx, _, _ = cute.arch.thread_idx()
         self.bidx, _, _ = cute.arch.block_idx()
-        self.cluster_y = cute.arch.block_idx()[1] if const_expr(config.ctas > 1) else 0
+        # At run time also where one CTA has all shares of a ragged row: a predicate that folds lets
+        # the compiler contract a product and a sum, which gives other bits.
+        is_uneven = config.cluster_n > 1 and tiler_mn[1] * config.ctas != mX.shape[1]
+        has_rank = const_expr(config.ctas > 1 or is_uneven)
+        self.cluster_y = cute.arch.block_idx()[1] if has_rank else 0
         self.row = self.bidx * tiler_mn[0] + self.tidx // config.threads_per_row
         # One row a CTA: the grid is exact, and no row is out of bounds.
         self.row_in_bounds = True if const_expr(tiler_mn[0] == 1) else self.row < self.shape[0]

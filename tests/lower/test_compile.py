@@ -117,6 +117,24 @@ def test_a_streamed_row_takes_one_exponential_an_element_and_one_a_chunk(name, l
     assert "div.rn" not in ptx
 
 
+def test_a_cta_that_has_all_shares_contracts_what_others_do():
+    """Of a ragged row, whose predicates would fold if its rank were no run-time value."""
+
+    @htile.rowwise
+    def spread_of_exponentials(x):
+        e = torch.exp(x - x.amax())
+        return (e - e.sum() / x.shape[-1]).square().sum()
+
+    counts = []
+    for cluster in (2, 4):
+        plan = dict(reload=True, cluster_n=cluster, threads_per_row=512 // cluster, shares=2)
+        function = spread_of_exponentials.with_plan(**plan, loader="shared")
+        x = torch.empty(1024, 12000, dtype=BF16, device="meta")
+        ptx = function.inspect(x, arch="sm_90a").ptx
+        counts.append([ptx.count(f"{op}.f32") for op in ("fma.rn", "mul.rn", "selp")])
+    assert counts[0] == counts[1]
+
+
 @pytest.mark.parametrize("m", [3, 64, 256, 1024])
 @pytest.mark.parametrize(("dtype", "n"), [(F32, 65536), (BF16, 200000), (torch.int32, 262144)])
 @pytest.mark.parametrize("reduce", [torch.sum, torch.amax])
