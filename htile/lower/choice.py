@@ -26,6 +26,12 @@ UNROLL = 4  # chunks at once of a loop over more
 FETCH_REGISTERS = 16  # for columns that are loaded before a barrier
 HELD_REGISTERS = 32  # of a row in a thread, from which on the compiler is told how many blocks
 OTHER_REGISTERS = 16  # beside them
+ONLINE_THREADS = 1536  # of an SM, for which loops that gather two stages spare registers
+CROWDED_THREADS = 1024  # the same for other loops, where registers would be more than
+CROWDED_REGISTERS = 72
+# From how many rows on how many shares of a row may be a CTA's: where it is streamed, or kept.
+STREAMED_SHARES = {64: 2, 256: 4, 1024: 8}
+KEPT_SHARES = {1024: 2}
 LONG_N = 262144  # beyond it rows are very long
 
 
@@ -223,20 +229,21 @@ def _loop_placements(
             fetched = min(chunks, int(FETCH_REGISTERS / column))
         blocks = 0
         if online and not numerics.streamed:
-            blocks = min(1536 // threads, _fitting(target, tiles))
-        elif threads >= 512 and registers > 72:
-            blocks = 1024 // threads
+            blocks = min(ONLINE_THREADS // threads, _fitting(target, tiles))
+        elif threads >= 512 and registers > CROWDED_REGISTERS:
+            blocks = CROWDED_THREADS // threads
         yield Placement(threads, loader, "late", target.align, shares, unroll, fetched, blocks)
 
 
 def _shares(target: Target, numerics: Numerics, chunks: int) -> Iterator[int]:
     """How many shares of a row a CTA may have: one, or so many that CTAs are left for a GPU."""
     yield 1
-    streamed = {64: 2, 256: 4, 1024: 8} if target.n <= LONG_N else {}
-    kept = {1024: 2} if 2 * chunks <= UNROLLED_CHUNKS else {}
-    most = (streamed if numerics.streamed else kept).get(target.rows, 1)
-    if min(most, numerics.cluster_n) > 1:
-        yield min(most, numerics.cluster_n)
+    shares = STREAMED_SHARES if numerics.streamed else KEPT_SHARES
+    most = min(shares.get(target.rows, 1), numerics.cluster_n)
+    if numerics.streamed and target.n > LONG_N:
+        return  # there are few of them
+    if most > 1 and (numerics.streamed or most * chunks <= UNROLLED_CHUNKS):
+        yield most
 
 
 def _blocks(graph: Graph, target: Target, threads: int, held: float, tiles: int = 0) -> int:
@@ -378,9 +385,8 @@ def _wanted_of_reads(n: int) -> Wanted:
     if n > LONG_N:
         threads, cluster = (512, 2) if n < 1 << 21 else (256, 8)
         return Wanted(True, threads, n / (cluster * threads), "direct", streamed=True)
-    threads, elements = (256, 64) if n <= 16384 or 32768 < n <= 65536 else (512, 32)
-    if n > 131072:
-        elements = 64
+    threads = 256 if n <= 16384 or 32768 < n <= 65536 else 512
+    elements = 64 if threads == 256 or n > 131072 else 32
     return Wanted(True, threads, elements, "direct", streamed=True, few_blocks=True)
 
 

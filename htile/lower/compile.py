@@ -76,9 +76,8 @@ def _build(source: str, function: str, arch: str) -> Artifact:
     """Compile, with fewer thread blocks an SM where registers are spilled for those of the text."""
     _import_cute()
     start = time.perf_counter()
-    blocks = load_source(source).get("blocks", 0)
-    tries = dict.fromkeys((blocks, blocks - 1, 0) if blocks > 1 else (0,))
-    for blocks in tries:
+    wanted = load_source(source).get("blocks", 0)
+    for blocks in [*range(wanted, 1, -1)[:2], 0]:  # of 1 alone the compiler takes what it can
         built = _compile(source, function, arch, blocks)
         if not built.resources.stack:
             break
