@@ -14,7 +14,7 @@ import torch
 from ..frontend.graph import Graph, Input, Role
 from ..frontend.ops import REDUCTIONS, Op
 from .arch import Arch
-from .plan import ColumnLoop, Fetch, Home, Load, Numerics, Placement, Plan, Reduce, Target
+from .plan import Fetch, Home, Load, Numerics, Placement, Plan, Target
 from .schedule import Schedule, assign_stages, has_pair, make_loops, make_schedule
 
 ACCESS_BYTES = 16  # the widest load and store
@@ -146,8 +146,8 @@ def _loop_numerics(graph: Graph, target: Target, loops: Schedule) -> Iterator[Nu
 
     Rows are streamed where they do not fit, and may be where they are read once or are very long.
     """
-    vec, once = vector_size(graph), _loops(loops) == 1
-    paired = any(isinstance(step, Reduce) and step.paired for step in loops.steps)
+    vec, once = vector_size(graph), len(loops.loops) == 1
+    paired = has_pair(graph)
     for cluster in _clusters(graph, target):
         for threads in (128, 256, 512, 1024):
             if 2 * vec * threads * cluster <= graph.n:
@@ -158,10 +158,6 @@ def _loop_numerics(graph: Graph, target: Target, loops: Schedule) -> Iterator[Nu
                     yield num
                 if once or not fits or graph.n > LONG_N:
                     yield replace(num, streamed=True)
-
-
-def _loops(schedule: Schedule) -> int:
-    return sum(isinstance(step, ColumnLoop) for step in schedule.steps)
 
 
 def _rows_of(schedule: Schedule) -> list[Input]:
@@ -214,7 +210,6 @@ def _loop_placements(
     registers = SPARE_REGISTERS + vec * schedule.words
     if min(registers, MAX_REGISTERS) * threads > target.arch.registers:
         return
-    online = any(isinstance(step, ColumnLoop) and step.is_online for step in schedule.steps)
     for shares in _shares(target, numerics, chunks):
         few = chunks <= UNROLLED_CHUNKS and shares * chunks <= 4 * UNROLLED_CHUNKS
         unroll, tiles = chunks if few else UNROLL, 0
@@ -228,7 +223,7 @@ def _loop_placements(
         if column and unroll == chunks:
             fetched = min(chunks, int(FETCH_REGISTERS / column))
         blocks = 0
-        if online and not numerics.streamed:
+        if schedule.is_online and not numerics.streamed:
             blocks = min(ONLINE_THREADS // threads, _fitting(target, tiles))
         elif threads >= 512 and registers > CROWDED_REGISTERS:
             blocks = CROWDED_THREADS // threads
@@ -240,9 +235,8 @@ def _shares(target: Target, numerics: Numerics, chunks: int) -> Iterator[int]:
     yield 1
     shares = STREAMED_SHARES if numerics.streamed else KEPT_SHARES
     most = min(shares.get(target.rows, 1), numerics.cluster_n)
-    if numerics.streamed and target.n > LONG_N:
-        return  # there are few of them
-    if most > 1 and (numerics.streamed or most * chunks <= UNROLLED_CHUNKS):
+    may = target.n <= LONG_N if numerics.streamed else most * chunks <= UNROLLED_CHUNKS
+    if most > 1 and may:
         yield most
 
 
@@ -342,24 +336,35 @@ def _wanted(graph: Graph, arch: Arch) -> Wanted:
             return Wanted(False, 256 if columns else 512, 16, "direct", spread=False)
         return Wanted(False, 256, 32, "direct") if n <= 131072 else Wanted(True, 512, 32, "direct")
     writes = any(output.is_row for output in graph.outputs)
-    steps = make_loops(graph, Home.REREAD).steps
-    loops = [step for step in steps if isinstance(step, ColumnLoop)]
-    if not writes and (n <= 8192 or len(loops) == 1):
+    if n <= 8192 and not writes:
+        return Wanted(False, 256, 32, "direct", spread=False)
+    if stages > 2 and 4096 < n <= 8192:
+        return Wanted(False, 256, 32, "shared", spread=False)
+    if n <= 8192 and columns:
+        threads = 512 if stages == 1 and n > 4096 else 256
+        return Wanted(False, threads, 16, "direct", spread=False)
+    if n <= 8192:
+        return Wanted(False, 512, 16, "shared", spread=False)
+    return _wanted_of_long(graph, arch, stages, writes)
+
+
+def _wanted_of_long(graph: Graph, arch: Arch, stages: int, writes: bool) -> Wanted:
+    """Of rows of more than 8192 elements that are reduced."""
+    n, columns, loops = graph.n, _count(graph, Role.COLUMN), make_loops(graph, Home.REREAD)
+    if not writes and len(loops.loops) == 1:
         return _wanted_of_reads(n)
     if n > LONG_N:
-        if len(loops) == 2 and stages == 1 and _row_bytes(graph) * n <= 16 * arch.shared_bytes:
+        fits = _row_bytes(graph) * n <= 16 * arch.shared_bytes
+        if len(loops.loops) == 2 and stages == 1 and fits:
             return Wanted(True, 1024, n / (16 * 1024), "shared")
         if columns:
             return Wanted(True, 512, n / (8 * 512), "direct", streamed=True)
         threads = 1024 if n <= 1 << 21 else 256
         return Wanted(True, threads, n / (16 * threads), "direct", streamed=True)
-    if stages > 2 and 4096 < n <= 16384:
-        return Wanted(False, 256, 32, "shared" if n <= 8192 else "direct", spread=False)
-    if columns and n <= (16384 if stages == 1 else 8192):
-        threads = 512 if stages == 1 and 4096 < n <= 8192 else 256
-        return Wanted(False, threads, 16, "direct", spread=False)
-    if n <= 8192:
-        return Wanted(False, 512, 16, "shared", spread=False)
+    if n <= 16384 and stages > 2:
+        return Wanted(False, 256, 32, "direct", spread=False)
+    if n <= 16384 and columns and stages == 1:
+        return Wanted(False, 256, 16, "direct", spread=False)
     wide = max(dtype.itemsize for dtype in row_dtypes(graph)) > 2
     longest_kept = 0
     if not columns and (stages == 1 or _repeats_exp(graph)) and stages <= 2:
@@ -368,20 +373,17 @@ def _wanted(graph: Graph, arch: Arch) -> Wanted:
         return Wanted(False, 512 if wide else 256, 32, "shared")
     if arch.max_cluster == 1:
         return Wanted(True, 1024, 32, "shared")
-    online = any(loop.is_online for loop in loops)
     if n <= 16384:
         return Wanted(True, 512, 32, "shared")
-    if online and (n > 131072 or stages > 2):
+    if loops.is_online and (n > 131072 or stages > 2):
         return Wanted(True, 256, 64, "shared")
-    few_blocks = online and sum(isinstance(step, Reduce) for step in steps) > 1
+    few_blocks = loops.is_online and loops.exchanges > 1
     threads = 256 if n <= 131072 and _row_bytes(graph) <= 2 else 512
     return Wanted(True, threads, 32, "shared", few_blocks=few_blocks)
 
 
 def _wanted_of_reads(n: int) -> Wanted:
-    """Of what reads a row once and writes a few values of it."""
-    if n <= 8192:
-        return Wanted(False, 256, 32, "direct", spread=False)
+    """Of long rows that are read once, and a few values of each written."""
     if n > LONG_N:
         threads, cluster = (512, 2) if n < 1 << 21 else (256, 8)
         return Wanted(True, threads, n / (cluster * threads), "direct", streamed=True)

@@ -47,6 +47,21 @@ class Schedule:
     slots: int
     words: float
 
+    @property
+    def loops(self) -> list[ColumnLoop]:
+        """Those over chunks of the row."""
+        return [step for step in self.steps if isinstance(step, ColumnLoop)]
+
+    @property
+    def is_online(self) -> bool:
+        """Whether a loop gathers reductions of two stages."""
+        return any(loop.is_online for loop in self.loops)
+
+    @property
+    def exchanges(self) -> int:
+        """Barriers behind which reductions are."""
+        return sum(isinstance(step, Reduce) for step in self.steps)
+
 
 def assign_stages(graph: Graph) -> dict[int, int]:
     """The stage of every node: reductions on its longest path from the inputs, itself included."""
