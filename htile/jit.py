@@ -30,8 +30,8 @@ from .frontend.tensor import fail, internal
 from .frontend.trace import trace
 from .lower import Lowered, lower, plans_for, printed, run_passes
 from .lower.arch import ARCHS, DEFAULT, Arch, arch_named, arch_of_capability
-from .lower.choice import vector_size
 from .lower.compile import build_ahead, load
+from .lower.enumeration import vector_size
 from .lower.plan import Plan, Target, rows_like
 from .out import check_aliases, check_out, copy_into, find_aliases, in_order
 from .reference import evaluate

@@ -11,8 +11,9 @@ import torch
 from ..errors import LoweringError
 from ..frontend.graph import Graph
 from ..frontend.ops import REDUCTIONS
-from .choice import choose, enumerate_plans
+from .choice import choose
 from .emit import emit, kernel_name
+from .enumeration import enumerate_plans
 from .passes import run_passes
 from .plan import Plan, Target
 from .tuned import recall

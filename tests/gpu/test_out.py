@@ -11,8 +11,8 @@ import htile
 from htile.frontend.roles import classify
 from htile.lower import choose, enumerate_plans
 from htile.lower.arch import arch_named
-from htile.lower.choice import MIN_CLUSTER_N
 from htile.lower.compile import build
+from htile.lower.enumeration import MIN_CLUSTER_N
 from htile.testing import assert_close
 
 from .matrix import BF16, EXAMPLES, F32, assert_same_bits, run, seed, short

@@ -182,7 +182,7 @@ def registers_of_section(cubin):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_forced_plans_compile_without_a_stack(name):
     """The extremes of what is enumerated: most and fewest elements a thread, every loader."""
-    from htile.lower.choice import enumerate_plans
+    from htile.lower.enumeration import enumerate_plans
 
     for n in (1000, 4096):
         graph = example_kernel(name, n).graph

@@ -10,8 +10,9 @@ from htile.errors import LoweringError
 from htile.frontend.graph import Builder, Output, Role
 from htile.frontend.ops import INFER, REDUCTIONS, Op, Value, Varies
 from htile.lower import lower
-from htile.lower.choice import LONG_N, choose, enumerate_plans, vector_size
+from htile.lower.choice import choose
 from htile.lower.emit import EMIT
+from htile.lower.enumeration import LONG_N, enumerate_plans, vector_size
 from htile.lower.plan import MONOIDS, ROWS, ColumnLoop, Load, Numerics, Target
 from htile.reference import EVALUATE
 from tests.lower.cases import ARCH, BF16, EXAMPLES, F32, example_kernel, kernel_of
