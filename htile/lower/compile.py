@@ -74,21 +74,20 @@ def build_ahead(source: str, function: str, arch: str) -> Artifact:
 
 def _build(source: str, function: str, arch: str) -> Artifact:
     """Compile, with fewer thread blocks an SM where registers are spilled for those of the text."""
-    _import_cute()
+    cute = _import_cute()
     start = time.perf_counter()
-    wanted = load_source(source).get("blocks", 0)
-    for blocks in [*range(wanted, 1, -1)[:2], 0]:  # of 1 alone the compiler takes what it can
-        built = _compile(source, function, arch, blocks)
+    module = load_source(source)
+    wanted = module.get("blocks", 0)
+    for blocks in [*range(wanted, 1, -1)[:2], 0]:  # for 1 the compiler takes what registers it can
+        module["blocks"] = blocks
+        built = _compile(cute, module, source, function, arch)
         if not built.resources.stack:
             break
     logger.info("compiled %s for %s in %.2f s", function, arch, time.perf_counter() - start)
     return built
 
 
-def _compile(source: str, function: str, arch: str, blocks: int) -> Artifact:
-    cute = _import_cute()
-    module = load_source(source)
-    module["blocks"] = blocks
+def _compile(cute, module: dict[str, object], source: str, function: str, arch: str) -> Artifact:
     stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
     from cutlass.base_dsl.common import DSLBaseError
 

@@ -17,7 +17,7 @@ import torch
 import htile
 from htile.errors import CompileError
 from htile.lower.arch import ARCHS, arch_named, arch_of_capability
-from htile.lower.compile import _compile, build
+from htile.lower.compile import _compile, build, load_source
 from htile.lower.plan import Target
 from tests.lower.cases import ARCH, BF16, EXAMPLES, F16, F32, example_kernel, kernel_of, rows
 
@@ -119,12 +119,15 @@ def test_a_streamed_row_takes_one_exponential_an_element_and_one_a_chunk(name, l
 
 def test_registers_are_not_spilled_for_thread_blocks():
     """A text may ask for more than registers allow: then for fewer, or for none."""
+    from cutlass import cute
+
     kernel = example_kernel("layernorm", 32768)
     asked = kernel.plan.placement.blocks
     assert asked > 1 and f"\nblocks = {asked}  #" in kernel.source
     assert kernel.resources.stack == 0
     more = kernel.source.replace(f"\nblocks = {asked}  #", "\nblocks = 8  #")
-    assert _compile(more, kernel.lowered.function, kernel.arch, 8).resources.stack > 0
+    spilled = _compile(cute, load_source(more), more, kernel.lowered.function, kernel.arch)
+    assert spilled.resources.stack > 0
     assert build(more, kernel.lowered.function, kernel.arch).resources.stack == 0
 
 
