@@ -28,7 +28,9 @@ from htile.utils import as_bytes, element_bits, expand
 def convert(y, dtype):
     """A vector, scalar or Python number in `dtype`; to Boolean by comparison with zero.
 
-    (`.to(Boolean)` of a float vector is miscompiled by CuTe-DSL 4.8.1: it is inverted.)
+    (`.to(Boolean)` of a float vector is miscompiled by CuTe-DSL 4.8.1: it is inverted.) What is
+    stored goes through this and not `math.convert`, which makes vectors of scalars: a Boolean
+    vector becomes 255.
     """
     if isinstance(y, bool | int | float):
         return dtype(y)
