@@ -1,0 +1,102 @@
+"""What a part of a graph is by its shape: an operand whose range makes a shorter form as exact, or
+a sum that can be gathered before what it is relative to is known."""
+
+from __future__ import annotations
+
+from math import inf
+
+from ..frontend.graph import Graph, Node
+from ..frontend.ops import Op
+from .plan import Ahead, Form, Online
+
+FAST_OPS = frozenset({Op.TANH, Op.LOG, Op.LOG2, Op.LOG10, Op.SIN, Op.COS})
+
+
+def choose_form(graph: Graph, node: Node, fastmath: bool) -> Form:
+    """The device function for a node: a short one where the operands' range allows it."""
+    if node.op is Op.EXP and _is_below_zero(graph, graph[node.inputs[0]]):
+        return Form.BOUNDED
+    if node.op is Op.DIV and _is_share(graph, *graph.operands(node)):
+        return Form.BOUNDED
+    if node.op is Op.DIV and _is_plain_number(graph[node.inputs[1]]):
+        return Form.NUMBER
+    return Form.FAST if fastmath and node.op in FAST_OPS else Form.EXACT
+
+
+def gathered_online(graph: Graph, node: Node) -> Ahead | None:
+    """The sum of exp(x - max(x)), or of the squares of x - sum(x) / n."""
+    if node.op is not Op.SUM:
+        return None
+    (operand,) = graph.operands(node)
+    if operand.op is Op.EXP:
+        (shifted,) = graph.operands(operand)
+        peak = _subtracted_maximum(graph, shifted)
+        return None if peak is None else Ahead(Online.SOFTMAX, peak.id, shifted.inputs[1])
+    if operand.op is not Op.MUL or len({*operand.inputs}) > 1:
+        return None
+    deviation = graph[operand.inputs[0]]
+    if deviation.op is not Op.SUB:
+        return None
+    x, mean = graph.operands(deviation)
+    ratio = strip(graph, mean)
+    if ratio.op is not Op.DIV or graph[ratio.inputs[1]].op is not Op.CONST:
+        return None
+    total = strip(graph, graph[ratio.inputs[0]])
+    if total.op is not Op.SUM or total.inputs != (x.id,):
+        return None
+    return Ahead(Online.WELFORD, total.id, mean.id)
+
+
+def _is_below_zero(graph: Graph, node: Node) -> bool:
+    """x - max(x): exp of it is at most 1, so an error that grows with |x| is never seen."""
+    return _subtracted_maximum(graph, node) is not None
+
+
+def _subtracted_maximum(graph: Graph, node: Node) -> Node | None:
+    """max(x) if the node is x - max(x)."""
+    if node.op is not Op.SUB:
+        return None
+    x, m = graph.operands(node)
+    m = strip(graph, m)
+    if m.op is Op.WHERE:  # logsumexp takes 0 for an infinite maximum
+        condition, zero, peak = (strip(graph, operand) for operand in graph.operands(m))
+        if not (_is_number(zero, 0.0) and _is_infinite(graph, condition, peak)):
+            return None
+        m = peak
+    return m if m.op is Op.MAX and m.inputs == (x.id,) else None
+
+
+def _is_number(node: Node, number: float) -> bool:
+    return node.op is Op.CONST and node.arg == number
+
+
+def _is_infinite(graph: Graph, condition: Node, x: Node) -> bool:
+    """abs(x) == inf"""
+    if condition.op is not Op.EQ:
+        return False
+    magnitude, limit = (strip(graph, operand) for operand in graph.operands(condition))
+    if magnitude.op is not Op.ABS or not _is_number(limit, inf):
+        return False
+    return strip(graph, graph[magnitude.inputs[0]]).id == x.id
+
+
+def _is_plain_number(node: Node) -> bool:
+    """A constant whose reciprocal is neither huge nor tiny."""
+    return node.op is Op.CONST and 2.0**-100 <= abs(node.arg) <= 2.0**100
+
+
+def _is_share(graph: Graph, part: Node, whole: Node) -> bool:
+    """e / sum(e) with e = exp(x - max(x)): the sum is in [1, N], so rcp.approx loses nothing."""
+    whole = strip(graph, whole)
+    return (
+        whole.op is Op.SUM
+        and whole.inputs == (part.id,)
+        and part.op is Op.EXP
+        and _is_below_zero(graph, graph[part.inputs[0]])
+    )
+
+
+def strip(graph: Graph, node: Node) -> Node:
+    while node.op is Op.RESHAPE:
+        node = graph[node.inputs[0]]
+    return node
