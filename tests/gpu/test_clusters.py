@@ -43,7 +43,7 @@ CLUSTERS = (2, 4, 8, 16)
 
 CASES = [(name, n, dtype) for name in NAMES for n in SIZES for dtype in DTYPES]
 STREAMED = (1 << 21, (1 << 22) + 1)
-OF_SHARES = (12000, 20003, 65536)
+OF_SHARES = (12000, 20003, 32768, 65536)
 
 
 @htile.rowwise
@@ -86,7 +86,8 @@ def spread_of_exponentials(x):
     return (e - e.sum() / x.shape[-1]).square().sum()
 
 
-SHARED = {name: EXAMPLES[name] for name in ("layernorm", "log_softmax", "norm_softmax")}
+SHARED_NAMES = ("layernorm", "rmsnorm_residual", "log_softmax", "norm_softmax")
+SHARED = {name: EXAMPLES[name] for name in SHARED_NAMES}
 SHARED |= {f.__name__: (f, _rows(1)) for f in (readings, scaled_moments, spread_of_exponentials)}
 SHARED["labelled"] = labelled, labelled_arguments
 SHARED["cross_entropy"] = cross_entropy, cross_entropy_arguments
