@@ -10,7 +10,7 @@ from htile.timing import interleave
 SMALL_N = tuple((1 << 20, n) for n in (64, 128, 256, 512))
 SHORT = ((32768, 1024), (32768, 2048), (32768, 4096), (32768, 6144), (16384, 8192))
 LONG = ((16384, 16384), (4096, 32768), (4096, 65536), (4096, 131072), (2048, 262144))
-VERY_LONG = ((128, 1 << 20), (32, 1 << 22))
+VERY_LONG = ((256, 1 << 20), (64, 1 << 22))
 CELLS = SMALL_N + SHORT + LONG + VERY_LONG
 
 # torch.compile takes seconds a cell, max-autotune tens of them.

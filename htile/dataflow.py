@@ -199,11 +199,11 @@ class ElementwiseKernelContext(_Static):
         width = self.num_copy_elems(src.element_type)
         vector_copy(src, dst, pred=self.tXpCopy, is_async=is_async, num_copy_elems=width)
 
-    def load_row(self, mX) -> cute.Tensor:
-        """Global -> registers, what `load_direct` does with a row tensor."""
+    def load_row(self, mX, into=None, padding=0) -> cute.Tensor:
+        """Global -> registers, given or new; what `load_direct` does with a row tensor."""
         tXgX = self.partition_dest(self.partition_global(mX))
-        tXrX = self.make_fragment(tXgX, mX.element_type)
-        self.load_direct(tXgX, tXrX)
+        tXrX = self.make_fragment(tXgX, mX.element_type) if into is None else into
+        self.load_direct(tXgX, tXrX, padding)
         return tXrX
 
     def read_row(self, tile) -> cute.Tensor:
@@ -214,31 +214,26 @@ class ElementwiseKernelContext(_Static):
         cute.autovec_copy(as_bytes(tXsX), as_bytes(tXrX))
         return tXrX
 
-    def load_direct(self, tXgX, tXrX):
-        """Global -> registers; what is out of bounds, row or column, becomes 0."""
+    def load_direct(self, tXgX, tXrX, padding=0):
+        """Global -> registers; what is out of bounds, row or column, becomes `padding`."""
         if const_expr(self.tXpX is not None or self.row_in_bounds is not True):
-            tXrX.fill(tXrX.element_type(0))
+            tXrX.fill(tXrX.element_type(padding))
         self.copy_row(tXgX, tXrX)
 
     # Operands that are no rows
 
-    def fetch_column(self, mW, count) -> list:
-        """`load_column` of the first `count` chunks of the first share, which find it there."""
-        return [self.chunk(k).load_column(mW) for k in range(count)]
-
-    def load_column(self, mW, fetched=()) -> cute.Tensor:
-        """A vector (N,) that all rows share -> fragment of the row's map; padded columns hold 0.
-
-        fetched: what `fetch_column` gave, where this is a chunk of static number.
-        """
-        if fetched and self.share == 0 and self.k < len(fetched):
-            return fetched[self.k]
+    def load_column(self, mW, into=None) -> cute.Tensor:
+        """A vector (N,) that all rows share -> fragment of the row's map; padded columns hold 0."""
         tXgW = self.partition_dest(self.partition_global(expand(mW, 0, self.shape[0])))
-        tXrW = self.make_fragment(tXgW, mW.element_type)
+        tXrW = self.make_fragment(tXgW, mW.element_type) if into is None else into
         if const_expr(self.tXpX is not None):
             tXrW.fill(tXrW.element_type(0))
         self.vector_copy_fn(tXgW, tXrW, num_copy_elems=self.num_copy_elems(mW.element_type))
         return tXrW
+
+    def ahead(self, count, *tensors, backwards=False, padding=0):
+        """`ChunksAhead` of tensors, rows (M, N) or vectors (N,); the first chunks' loads start."""
+        return ChunksAhead(self, count, tensors, backwards, padding)
 
     @cute.jit
     def load_row_value(self, mT):
@@ -389,9 +384,12 @@ class ElementwiseKernelContext(_Static):
         """What is gathered for each share of this CTA's."""
         return Gathered([start(share) for share in range(self.config.shares)])
 
-    def accumulate(self, gathered, value):
-        """`gathered` and this chunk's values, element by element; padded lanes do not count."""
-        keeps = gathered.keeps_padding
+    def accumulate(self, gathered, value, padded=False):
+        """`gathered` and this chunk's values, element by element; padded lanes do not count.
+
+        padded: they hold the identity of the reduction.
+        """
+        keeps = gathered.keeps_padding or padded
         value = self._vector(value, gathered.op) if keeps else self._operand(value, gathered.op)
         return gathered.take(self, value.reshape((self.vec_size,)))
 
@@ -438,6 +436,59 @@ class ElementwiseKernelContext(_Static):
             raise ValueError(f"slots {slot} to {slot + count - 1} of {self.config.stage}")
         layout = cute.make_layout((*buffer.shape[:2], count), stride=buffer.layout.stride)
         return cute.make_tensor(buffer[None, None, slot].iterator, layout)
+
+
+class ChunksAhead(_Static):
+    """The chunks of a CTA's shares in order, with what they have of tensors in global memory.
+
+    Each is loaded `count` chunks before it is used: no compiler moves a load above a store, or out
+    of the branch that a predicate makes. backwards: from the last chunk of the last share on.
+    padding: what rows hold behind their end.
+    """
+
+    def __init__(
+        self, ctx: ElementwiseKernelContext, count, tensors, backwards=False, padding=0
+    ):
+        self.ctx, self.tensors, self.backwards = ctx, tensors, backwards
+        self.padding = padding
+        self.total = ctx.config.shares * ctx.num_chunks
+        self.ring = [self._load(k) for k in range(min(count, self.total))]
+
+    def _load(self, k, into=None) -> list:
+        """The fragments of the k-th chunk of all, in registers of their own or in given ones."""
+        chunk = self.ctx.chunk(self.total - 1 - k if self.backwards else k)
+        into = [None] * len(self.tensors) if into is None else into
+        return [
+            chunk.load_row(mT, fragment, self.padding)
+            if cute.rank(mT) > 1
+            else chunk.load_column(mT, fragment)
+            for mT, fragment in zip(self.tensors, into, strict=True)
+        ]
+
+    def take(self, first, count, share=0):
+        """`count` chunks of a share from `first` on, each as (chunk, fragment of each tensor).
+
+        first: a multiple of the chunks that are on their way. Where it is a run-time number, as
+        many chunks must follow in the share.
+        """
+        ctx, behind = self.ctx, share * self.ctx.num_chunks
+        for k in range(count):
+            fragments = self.ring[(behind + k) % len(self.ring)]
+            now = [cute.make_rmem_tensor_like(fragment) for fragment in fragments]
+            for fragment, value in zip(now, fragments, strict=True):
+                cute.autovec_copy(as_bytes(value), as_bytes(fragment))
+            following = behind + first + k + len(self.ring)
+            if not isinstance(following, int) or following < self.total:
+                self._load(following, fragments)
+            if self.backwards:
+                chunk = ctx.chunk(ctx.num_chunks - 1 - first - k, ctx.config.shares - 1 - share)
+            else:
+                chunk = ctx.chunk(first + k, share)
+            yield chunk, *now
+
+    def __iter__(self):
+        for share in range(self.ctx.config.shares):
+            yield from self.take(0, self.ctx.num_chunks, share)
 
 
 class ElementwiseLoader(_Static):

@@ -344,7 +344,7 @@ def test_pairs_shares_and_fetched_columns_are_shown():
     _, texts = parse(plan_svg(plan))
     assert plan.placement.shares == 2 and "2 shares of a row a CTA" in str(plan)
     assert "one barrier of 8 CTAs" in texts
-    assert "fetches weight, bias" in texts and "fetch    weight, bias of 2 chunks" in str(plan)
+    assert "fetches weight, bias" in texts and "fetch    weight, bias of 1 chunk" in str(plan)
 
 
 def plans_of_many_rows(name, n):

@@ -98,9 +98,13 @@ class _Part:
 
     op, is_mask, keeps_padding = ADD, False, False
 
+    def fold(self):
+        """The inner level added to the outer, where there are two."""
+        return self
+
     def close(self):
         """The same in fewer registers, where nothing more is taken; of the same structure."""
-        return self
+        return self.fold()
 
     def _with(self, *values):
         new = copy.copy(self)
@@ -158,10 +162,6 @@ class TwoLevelSum(_Part):
         inner, outer = self.values
         return self._with(cute.full_like(inner, 0.0), outer + thread_reduce(inner, ADD))
 
-    def close(self):
-        """Nothing left in the inner level."""
-        return self.fold()
-
 
 class SoftmaxPair(_Part):
     """The maximum of x, and the sum of exp(x - reference) for the row's.
@@ -188,10 +188,6 @@ class SoftmaxPair(_Part):
         """The inner sums added to the outer."""
         peak, sums, total = self.values
         return self._with(peak, cute.full_like(sums, 0.0), total + thread_reduce(sums, ADD))
-
-    def close(self):
-        """Nothing left in the inner level."""
-        return self.fold()
 
     @property
     def of_thread(self):

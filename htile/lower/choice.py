@@ -8,7 +8,7 @@ from math import log2
 from ..frontend.graph import Graph, Role
 from ..frontend.ops import Op
 from .arch import Arch
-from .enumeration import LONG_N, has_columns, row_dtypes
+from .enumeration import LONG_N, has_columns
 from .plan import Home, Plan
 from .schedule import assign_stages, has_pair, make_loops, make_schedule
 
@@ -76,65 +76,66 @@ def _wanted(graph: Graph, arch: Arch) -> Wanted:
     """
     n, columns = graph.n, has_columns(graph)
     stages = max(assign_stages(graph).values())
+    if n > LONG_N:
+        return _wanted_of_very_long(graph, arch, stages)
     if not stages:
         if n <= 8192:
             return Wanted(False, 256 if columns else 512, 16, "direct", spread=False)
         return Wanted(False, 256, 32, "direct") if n <= 131072 else Wanted(True, 512, 32, "direct")
     writes = any(output.is_row for output in graph.outputs)
-    if n <= 8192 and not writes:
-        return Wanted(False, 256, 32, "direct", spread=False)
-    if stages > 2 and 4096 < n <= 8192:
-        return Wanted(False, 256, 32, "shared", spread=False)
-    if n <= 8192 and columns:
-        threads = 512 if stages == 1 and n > 4096 else 256
-        return Wanted(False, threads, 16, "direct", spread=False)
-    if n <= 8192:
-        return Wanted(False, 512, 16, "shared", spread=False)
-    return _wanted_of_long(graph, arch, stages, writes)
+    if n > 8192:
+        return _wanted_of_long(graph, arch, stages, writes)
+    narrow = 1 if _is_wide(graph) else 2  # as many bytes a thread
+    if not writes:
+        return Wanted(False, 512 // narrow, 16 * narrow, "direct", spread=False)
+    if stages > 2 and n > 4096:
+        return Wanted(False, 512 // narrow, 16 * narrow, "shared", spread=False)
+    if columns:
+        threads = 1024 if stages == 1 and n > 4096 else 512
+        return Wanted(False, threads // narrow, 8 * narrow, "direct", spread=False)
+    return Wanted(False, 1024 // narrow, 8 * narrow, "shared", spread=False)
 
 
 def _wanted_of_long(graph: Graph, arch: Arch, stages: int, writes: bool) -> Wanted:
-    """Of rows of more than 8192 elements that are reduced."""
+    """Of rows of more than 8192 elements that are reduced: 256 threads and as many CTAs as go.
+
+    So few rows are spread over a GPU. Many are not, where a CTA takes several shares.
+    """
     n, columns, loops = graph.n, has_columns(graph), make_loops(graph, Home.REREAD)
     if not writes and len(loops.loops) == 1:
-        return _wanted_of_reads(n)
-    if n > LONG_N:
-        fits = _row_bytes(graph) * n <= 16 * arch.shared_bytes
-        if len(loops.loops) == 2 and stages == 1 and fits:
-            return Wanted(True, 1024, n / (16 * 1024), "shared")
-        if columns:
-            return Wanted(True, 512, n / (8 * 512), "direct", streamed=True)
-        threads = 1024 if n <= 1 << 21 else 256
-        return Wanted(True, threads, n / (16 * threads), "direct", streamed=True)
+        elements = 64 if n <= 16384 else 32
+        return Wanted(True, 256, elements, "direct", streamed=True, few_blocks=True)
     if n <= 16384 and stages > 2:
         return Wanted(False, 256, 32, "direct", spread=False)
-    if n <= 16384 and columns and stages == 1:
-        return Wanted(False, 256, 16, "direct", spread=False)
-    wide = max(dtype.itemsize for dtype in row_dtypes(graph)) > 2
     longest_kept = 0
     if not columns and (stages == 1 or _repeats_exp(graph)) and stages <= 2:
-        longest_kept = 131072 if wide else 65536 if has_pair(graph) else 32768
+        longest_kept = 131072 if _is_wide(graph) else 65536 if has_pair(graph) else 32768
     if n <= longest_kept:
-        return Wanted(False, 512 if wide else 256, 32, "shared")
+        return Wanted(False, 256, 16 if n <= 16384 else 32, "shared")
     if arch.max_cluster == 1:
         return Wanted(True, 1024, 32, "shared")
-    if n <= 16384:
-        return Wanted(True, 512, 32, "shared")
-    if loops.is_online and (n > 131072 or stages > 2):
+    if stages > 2:
         return Wanted(True, 256, 64, "shared")
     few_blocks = loops.is_online and loops.exchanges > 1
-    threads = 256 if n <= 131072 and _row_bytes(graph) <= 2 else 512
-    return Wanted(True, threads, 32, "shared", few_blocks=few_blocks)
+    threads = 512 if n > 131072 and columns and not loops.is_online else 256
+    return Wanted(True, threads, 16 if n <= 32768 else 32, "shared", few_blocks=few_blocks)
 
 
-def _wanted_of_reads(n: int) -> Wanted:
-    """Of long rows that are read once, and a few values of each written."""
-    if n > LONG_N:
-        threads, cluster = (512, 2) if n < 1 << 21 else (256, 8)
-        return Wanted(True, threads, n / (cluster * threads), "direct", streamed=True)
-    threads = 256 if n <= 16384 or 32768 < n <= 65536 else 512
-    elements = 64 if threads == 256 or n > 131072 else 32
-    return Wanted(True, threads, elements, "direct", streamed=True, few_blocks=True)
+def _wanted_of_very_long(graph: Graph, arch: Arch, stages: int) -> Wanted:
+    """Of rows of more than LONG_N elements: streamed, but where one loop more would be too many."""
+    loops = make_loops(graph, Home.REREAD)
+    fits = _row_bytes(graph) * graph.n <= 16 * arch.shared_bytes
+    if len(loops.loops) == 2 and stages == 1 and fits:
+        return Wanted(True, 1024, graph.n / (16 * 1024), "shared")
+    elements = graph.n / (8 * 512)
+    return Wanted(True, 512, elements, "direct", streamed=True, few_blocks=True)
+
+
+def _is_wide(graph: Graph) -> bool:
+    """Whether elements of the rows have more than 16 bits."""
+    rows = [i.dtype for i in graph.inputs if i.role is Role.ROW]
+    rows += [o.dtype for o in graph.outputs if o.is_row]
+    return max(dtype.itemsize for dtype in rows) > 2
 
 
 def _row_bytes(graph: Graph) -> int:

@@ -158,7 +158,9 @@ class _Printer:
         self.reduces = [s for s in plan.steps if isinstance(s, Reduce)]
         self.stage = 0
         self.fragments: dict[str, str] = {}
-        self.fetched: dict[Input, tuple[str]] = {}  # where columns are that have been fetched
+        self.ahead: str | None = None  # the chunks that are on their way for the next loop
+        self.in_flight: dict[Input, str] = {}  # fragments that a loop has of a chunk
+        self.row_fragments: dict[Input, str] = {}  # names of such fragments
         self.gathered: dict[int, str] = {}  # what has a reduction of the next stage with it
         self.depth = 1  # of indentation
 
@@ -238,7 +240,7 @@ class _Printer:
             *([f"copy_bytes={place.copy_bytes}"] if place.copy_bytes < 16 else []),
         ]
         lines = _wrapped_call("config = ElementwiseTileConfig(", args, ")")
-        if place.blocks > 1:
+        if place.blocks:
             lines.append(f"blocks = {place.blocks}  # of an SM, for which registers are spared")
         return lines
 
@@ -279,15 +281,14 @@ class _Printer:
         self.started = not isinstance(step, Reduce)
         match step:
             case Load(i):
-                args = ", ".join([self.tensors[i], *self.fetched.get(i, ())])
-                value = f"{ctx}.load_column({args}).load()"
-                return lines + self._assign(self.names[i.id], value, i)
+                fragment = self.in_flight.get(i, f"{ctx}.load_column({self.tensors[i]})")
+                return lines + self._assign(self.names[i.id], f"{fragment}.load()", i)
             case Reload(inputs, home):
                 for i in inputs:
-                    read = f"{ctx}.load_row({self.tensors[i]})"
+                    fragment = self.in_flight.get(i)
                     if home is Home.SHARED:
-                        read = f"{ctx}.read_row({self.fragments[i.name]})"
-                    lines += self._assign(self.names[i.id], f"{read}.load()", i)
+                        fragment = f"{ctx}.read_row({self.fragments[i.name]})"
+                    lines += self._assign(self.names[i.id], f"{fragment}.load()", i)
                 return lines
             case Compute(id, form):
                 return lines + self._compute(self.graph[id], form)
@@ -306,23 +307,23 @@ class _Printer:
             match step:
                 case ColumnLoop():
                     lines += self._loop(step)
-                case Fetch(inputs):
-                    lines += self._fetch(inputs)
+                case Fetch():
+                    lines += self._fetch(step)
                 case Reduce():
                     lines += self._reduce_gathered(step)
                 case Compute():
                     lines += self._step(step, "ctx")
         return lines + [line for step in steps[rest:] for line in self._step(step, "ctx")]
 
-    def _fetch(self, inputs: tuple[Input, ...]) -> list[str]:
-        """The first chunks of columns, which `load_column` finds in what it is given."""
-        lines = []
-        for i in inputs:
-            name = self._numbered("fetched")
-            self.fetched[i] = (name,)
-            call = f"ctx.fetch_column({self.tensors[i]}, {self.plan.placement.fetched})"
-            lines.append(f"    {name} = {call}")
-        return lines
+    def _fetch(self, step: Fetch) -> list[str]:
+        """Start to load what the next loop reads."""
+        self.ahead = self._numbered("ahead")
+        args = [str(self.plan.placement.ahead), *(self.tensors[i] for i in step.inputs)]
+        if step.backwards:
+            args.append("backwards=True")
+        if step.padding and self.plan.is_ragged:
+            args.append(f"padding={_literal(step.padding, torch.float32)}")
+        return _wrapped_call(f"    {self.ahead} = ctx.ahead(", args, ")")
 
     def _reduce_gathered(self, step: Reduce) -> list[str]:
         """The reduction of what a loop has gathered, in this stage or, ahead, in the one before."""
@@ -375,32 +376,70 @@ class _Printer:
         self.started = True
         if loop.reduce is not None:
             lines += self._gather(loop)
-        plan, shares = self.plan, self.plan.placement.shares
-        folded = plan.folds(loop)
-        whole = plan.placement.unroll == plan.chunks
-        over = "range_constexpr(ctx.num_chunks)" if whole else (
-            f"range(ctx.num_chunks, unroll={plan.placement.unroll})"
-        )  # fmt: skip
-        if shares > 1:
+        reads, shares = self._reads(loop), self.plan.placement.shares
+        if reads and self.ahead is None:
+            lines += self._fetch(Fetch(loop.reads, loop.backwards, loop.padding))
+        if shares > 1 and not (reads and self.plan.is_unrolled):
             lines.append(f"    for s in cutlass.range_constexpr({shares}):")
             self.depth += 1
-        lines.append(f"{self._indent()}for k in cutlass.{over}:")
-        self.depth += 1
-        k = f"{plan.chunks - 1} - k" if loop.backwards else "k"
-        lines.append(f"{self._indent()}chunk = ctx.chunk({k}{', s' if shares > 1 else ''})")
+        outer = self.depth
+        for headers in self._headers(loop, reads):
+            for head, args, tail in headers:
+                lines += _wrapped_call(self._indent() + head, args, tail)
+                self.depth += tail.endswith(":")
+            lines += self._body(loop)
+            self.depth = outer
+        self.depth, self.in_flight, self.ahead = 1, {}, None
+        return lines
+
+    def _reads(self, loop: ColumnLoop) -> list[str]:
+        """The tensors that a loop reads from global memory; names their fragments."""
+        for i in loop.reads:
+            if i not in self.row_fragments:
+                self.row_fragments[i] = self._unique("tXr" + self.tensors[i][1:])
+        self.in_flight = {i: self.row_fragments[i] for i in loop.reads}
+        return [self.tensors[i] for i in loop.reads]
+
+    def _headers(self, loop: ColumnLoop, reads: list[str]) -> list[list[tuple[str, list, str]]]:
+        """What is above each of a loop's bodies, of its groups of chunks and of the rest.
+
+        Calls that open a loop or begin its body, as head, arguments and tail.
+        """
+        plan, place = self.plan, self.plan.placement
+        share = ["s"] if place.shares > 1 else []
+        if not reads:
+            over = ("for k in cutlass.range_constexpr(", ["ctx.num_chunks"], "):")
+            if not plan.is_unrolled:
+                unroll = f"unroll={place.unroll}"
+                over = ("for k in cutlass.range(", ["ctx.num_chunks", unroll], "):")
+            return [[over, ("chunk = ctx.chunk(", ["k", *share], ")")]]
+        each = f"for {', '.join(['chunk', *self.in_flight.values()])} in {self.ahead}"
+        if plan.is_unrolled:
+            return [[(each, [], ":")]]
+        step, share = place.ahead, [f"share={s}" for s in share]
+        most = max(0, plan.chunks // step * step - step)  # the rest is of static numbers
+        over = ("for k in cutlass.range(", ["0", str(most), str(step), "unroll=1"], "):")
+        group = (f"{each}.take(", ["k", str(step), *share], "):")
+        rest = (f"{each}.take(", [str(most), str(plan.chunks - most), *share], "):")
+        return [[over, group], [rest]]
+
+    def _body(self, loop: ColumnLoop) -> list[str]:
+        """What is done with one chunk."""
+        lines, folded = [], self.plan.folds(loop)
         for step in loop.steps:
             lines += self._step(step, "chunk")
         if loop.reduce is not None:
             for id, operand, _ in loop.reduce.gathered:
-                name = self._gathered_name(id)
-                call = f"{name} = chunk.accumulate({name}, {self._reduced(operand)})"
+                name, padded = self._gathered_name(id), operand in loop.padded
+                args = [name, self._reduced(operand)]
+                args += ["padded=True"] if padded and self.plan.is_ragged else []
+                call = f"{name} = chunk.accumulate({', '.join(args)})"
                 lines.append(_located(self._indent() + call, self.graph[id]))
         if folded:
-            last = plan.folded - 1  # a power of two less one: `&` leaves no branch in unrolled code
-            lines.append(f"{self._indent()}if k & {last} == {last}:")
+            last = self.plan.folded - 1  # a power of two less one: `&` leaves no branch if unrolled
+            lines.append(f"{self._indent()}if chunk.k & {last} == {last}:")
             names = map(self._gathered_name, folded)
             lines += [f"{self._indent()}    {name} = {name}.fold()" for name in names]
-        self.depth = 1
         return lines
 
     def _parameter(self, argument: Input | Output) -> str:
@@ -520,7 +559,7 @@ class _Printer:
         counted = self.tensors[self.graph.outputs[0]]
         collapsed = [line for a in arguments(self.plan) for line in self._collapse(a)]
         rows = f"cute.size({counted}, mode=[0])" if collapsed else f"{counted}.shape[0]"
-        blocks = self.plan.placement.blocks > 1
+        blocks = bool(self.plan.placement.blocks)
         launch = [
             f"grid=config.grid({rows})",
             "block=config.block",

@@ -11,9 +11,9 @@ from math import gcd
 
 import torch
 
-from ..frontend.graph import Graph, Input, Role
+from ..frontend.graph import Graph, Input, Output, Role
 from ..frontend.ops import REDUCTIONS
-from .plan import Fetch, Home, Load, Numerics, Placement, Plan, Target
+from .plan import Home, Load, Numerics, Placement, Plan, Target
 from .schedule import Schedule, has_pair, make_loops, make_schedule
 
 ACCESS_BYTES = 16  # the widest load and store
@@ -22,15 +22,19 @@ MAX_REGISTERS = 255  # of a thread
 MIN_CLUSTER_N = 8192  # no shorter row is worth a cluster, or reading it again
 UNROLLED_CHUNKS = 8  # as many have no loop
 UNROLL = 4  # chunks at once of a loop over more
-FETCH_REGISTERS = 16  # for columns that are loaded before a barrier
+# Registers for what is on its way from global memory: columns alone, or rows too, of unrolled loops.
+COLUMN_REGISTERS, ROW_REGISTERS = 16, 32
+LOOP_REGISTERS = 32  # of a loop over more chunks, beside what it computes, and reads and writes
 HELD_REGISTERS = 32  # of a row in a thread, from which on the compiler is told how many blocks
 OTHER_REGISTERS = 16  # beside them
 ONLINE_THREADS = 1536  # of an SM, for which loops that gather two stages spare registers
 CROWDED_THREADS = 1024  # the same for other loops, where registers would be more than
 CROWDED_REGISTERS = 72
-# From how many rows on how many shares of a row may be a CTA's: where it is streamed, or kept.
-STREAMED_SHARES = {64: 2, 256: 4, 1024: 8}
-KEPT_SHARES = {1024: 2}
+# From how many rows on how many shares of a row may be a CTA's: where it is streamed and long or
+# very long, or kept.
+STREAMED_SHARES = {256: 4, 1024: 2}
+LONG_SHARES = {64: 4, 256: 4, 1024: 4}
+KEPT_SHARES = {256: 4, 1024: 4}
 LONG_N = 262144  # beyond it rows are very long
 
 
@@ -90,14 +94,11 @@ def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
 def _plan(
     graph: Graph, target: Target, schedule: Schedule, numerics: Numerics, placement: Placement
 ) -> Plan:
-    steps = schedule.steps
-    if not placement.fetched:
-        steps = tuple(step for step in steps if not isinstance(step, Fetch))
     return Plan(
         graph=graph,
         target=target,
         prologue=(),
-        steps=steps,
+        steps=schedule.steps,
         epilogue=(),
         homes=schedule.homes,
         numerics=numerics,
@@ -196,39 +197,64 @@ def _loop_placements(
     """One share of a row a CTA, or several; rows stay in shared memory, or in global memory."""
     vec, threads = numerics.vec_size, numerics.threads_per_row
     chunks = numerics.chunks(graph.n)
-    fetches = [step for step in schedule.steps if isinstance(step, Fetch)]
-    column = sum(vec * i.dtype.itemsize / 4 for step in fetches for i in step.inputs)
+    reads = max(_words(loop.reads, vec) for loop in schedule.loops)
+    moves = max(_words(loop.reads + loop.writes, vec) for loop in schedule.loops)
     registers = SPARE_REGISTERS + vec * schedule.words
     if min(registers, MAX_REGISTERS) * threads > target.arch.registers:
         return
     for shares in _shares(target, numerics, chunks):
-        few = chunks <= UNROLLED_CHUNKS and shares * chunks <= 4 * UNROLLED_CHUNKS
-        unroll, tiles = chunks if few else UNROLL, 0
+        every, tiles = shares * chunks, 0
+        unroll, ahead = chunks, _ahead(reads, every, loader)
+        if chunks > UNROLLED_CHUNKS or every > 4 * UNROLLED_CHUNKS:
+            free = target.arch.registers // threads - LOOP_REGISTERS - vec * schedule.words
+            ahead = max(k for k in (1, 2, 4) if k == 1 or k * moves <= free) if reads else 0
+            unroll = ahead or UNROLL
         if loader == "shared":
             if not _is_asynchronous(_rows_of(schedule), vec, target):
                 return
             tiles = shares * _tile_bytes(graph, schedule, numerics)
         if tiles > _free_bytes(graph, target, schedule, numerics, threads):
             return
-        fetched = 0
-        if column and unroll == chunks:
-            fetched = min(chunks, int(FETCH_REGISTERS / column))
         blocks = 0
         if schedule.is_online and not numerics.streamed:
             blocks = min(ONLINE_THREADS // threads, _fitting(target, tiles))
+        elif ahead and unroll < chunks:
+            blocks = 1  # or some are spilled, so that two blocks fit
         elif threads >= 512 and registers > CROWDED_REGISTERS:
             blocks = CROWDED_THREADS // threads
-        yield Placement(threads, loader, "late", target.align, shares, unroll, fetched, blocks)
+        yield Placement(threads, loader, "late", target.align, shares, unroll, ahead, blocks)
+
+
+def _words(moved: tuple[Input | Output, ...], vec: int) -> float:
+    """Registers for a chunk of each."""
+    return sum(max(1, vec * each.dtype.itemsize / 4) for each in moved)
+
+
+def _ahead(reads: float, every: int, loader: str) -> int:
+    """How many chunks are on their way to loops that are unrolled.
+
+    reads: registers of what a loop reads of a chunk. every: chunks of all shares.
+    """
+    if not reads:
+        return 0
+    if loader == "direct":
+        return min(every, max(1, int(ROW_REGISTERS / reads)))
+    fit = int(COLUMN_REGISTERS / reads)  # with those of the chunk that is worked on, or all
+    return every if fit >= every else max(1, fit // 2)
 
 
 def _shares(target: Target, numerics: Numerics, chunks: int) -> Iterator[int]:
     """How many shares of a row a CTA may have: one, or so many that CTAs are left for a GPU."""
     yield 1
-    shares = STREAMED_SHARES if numerics.streamed else KEPT_SHARES
+    shares = KEPT_SHARES
+    if numerics.streamed:
+        shares = LONG_SHARES if target.n > LONG_N else STREAMED_SHARES
     most = min(shares.get(target.rows, 1), numerics.cluster_n)
-    may = target.n <= LONG_N if numerics.streamed else most * chunks <= UNROLLED_CHUNKS
-    if most > 1 and may:
-        yield most
+    if not numerics.streamed:
+        most = min(most, UNROLLED_CHUNKS // chunks)
+    for more in (2, 4):
+        if more <= most:
+            yield more
 
 
 def _blocks(graph: Graph, target: Target, threads: int, held: float, tiles: int = 0) -> int:

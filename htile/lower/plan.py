@@ -117,12 +117,14 @@ class Reload:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Start to load columns before the barrier that the first loop which reads them waits for.
+    """Start to load what a loop reads from global memory before the barrier that it waits for.
 
-    Of `Placement.fetched` chunks; they come from L2 while the rows' reductions are exchanged.
+    Of `Placement.ahead` chunks; they come while the rows' reductions are exchanged.
     """
 
     inputs: tuple[Input, ...]
+    backwards: bool = False
+    padding: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +210,28 @@ class ColumnLoop:
     backwards: from the last chunk to the first, so that a row that is read again begins with what
         the loop before has read last, which is in the L2 cache still. Never where it gathers: the
         order of sums would depend on where rows are.
+    padding: what rows from global memory hold behind their end.
+    padded: operands that are the identity there of what they are reduced by.
     """
 
     steps: tuple[Step, ...]
     reduce: Reduce | None = None
     ahead: Reduce | None = None
     backwards: bool = False
+    padding: float = 0.0
+    padded: tuple[int, ...] = ()
+
+    @property
+    def reads(self) -> tuple[Input, ...]:
+        """The inputs that it reads from global memory: columns, and rows that are not kept."""
+        rows = [i for s in self.steps if isinstance(s, Reload) and s.home is Home.REREAD
+                for i in s.inputs]  # fmt: skip
+        return (*rows, *(step.input for step in self.steps if isinstance(step, Load)))
+
+    @property
+    def writes(self) -> tuple[Output, ...]:
+        """What it stores."""
+        return tuple(step.output for step in self.steps if isinstance(step, Store))
 
     @property
     def is_online(self) -> bool:
@@ -273,7 +291,7 @@ class Placement:
     shares: of the `cluster_n` shares of a row, how many one thread block works on one after the
         other, each as a block of its own would, so that fewer make a cluster and pay for exchanges.
     unroll: chunks that the body of a loop over them has; all of them: there is no loop.
-    fetched: chunks whose columns are loaded before the barrier that their loop waits for (`Fetch`).
+    ahead: how many chunks before it is used is loaded what a loop reads from global memory.
     blocks: thread blocks of a multiprocessor that registers leave room for, fewer if they would be
         spilled for it; 0: as the compiler likes.
     """
@@ -284,7 +302,7 @@ class Placement:
     copy_bytes: int
     shares: int = 1
     unroll: int = 1
-    fetched: int = 0
+    ahead: int = 0
     blocks: int = 0
 
 
@@ -315,6 +333,11 @@ class Plan:
         return self.numerics.chunks(self.graph.n)
 
     @property
+    def is_unrolled(self) -> bool:
+        """Whether loops over chunks have every chunk in their body."""
+        return self.placement.unroll == self.chunks
+
+    @property
     def folded(self) -> int:
         """Chunks that the inner level of a float sum has; 0 where it has one level."""
         return FOLDED if self.numerics.streamed and self.chunks > MOST_CHUNKS else 0
@@ -330,6 +353,12 @@ class Plan:
         if loop.online(id) is not None:
             return True
         return monoid.combine == "ADD" and self.graph[id].value.dtype.is_floating_point
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether threads have elements behind the end of a row."""
+        num = self.numerics
+        return self.elements_per_thread * num.threads_per_row * num.cluster_n > self.graph.n
 
     @property
     def elements_per_thread(self) -> int:
@@ -383,7 +412,8 @@ class Plan:
             f"placement  {place.num_threads} threads and "
             f"{rows if place.shares == 1 else f'{place.shares} shares of a row'} a CTA, "
             f"{place.loader} loads, {place.columns} columns, {place.copy_bytes}-byte accesses"
-            f"{f', {place.unroll} chunks at once' if num.reload else ''}",
+            f"{f', {place.unroll} chunks at once' if num.reload else ''}"
+            f"{f', {place.ahead} on their way' if place.ahead else ''}",
         ]
 
     def __str__(self) -> str:
@@ -422,7 +452,7 @@ def _describe(plan: Plan, steps: tuple[Step, ...]) -> list[str]:
                 lines.append(f"read     {names} from {where}")
             case Fetch(inputs):
                 names = ", ".join(i.name for i in inputs)
-                chunks = _count(plan.placement.fetched, "chunk")
+                chunks = _count(plan.placement.ahead, "chunk")
                 lines.append(f"fetch    {names} of {chunks}")
             case Compute(id, form):
                 node = plan.graph[id]

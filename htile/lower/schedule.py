@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ..frontend.graph import Graph, Input, Node, Role
+from ..frontend.graph import Graph, Node, Role
 from ..frontend.ops import REDUCTIONS, Op
-from .patterns import choose_form, gathered_online, strip
+from .patterns import choose_form, gathered_online, strip, with_padding
 from .plan import (
     MONOIDS,
     ColumnLoop,
@@ -160,6 +160,7 @@ def make_loops(graph: Graph, home: Home, fastmath: bool = False) -> Schedule:
     values = [output for output in graph.outputs if not output.is_row]
     steps += [*body(tuple(output.id for output in values)), *map(Store, values)]
 
+    steps = [with_padding(graph, s) if isinstance(s, ColumnLoop) else s for s in steps]
     steps = _with_fetch(steps)
     loops = [step for step in steps if isinstance(step, ColumnLoop)]
     crossing = _live_at_barriers(make_schedule(graph, fastmath, True).steps, graph)
@@ -184,16 +185,13 @@ def _needed(graph: Graph, goals: tuple[int, ...]) -> set[int]:
 
 
 def _with_fetch(steps: list[Step]) -> list[Step]:
-    """The steps, with a `Fetch` of the columns of each loop that is the first to read them."""
-    read: set[Input] = set()
+    """The steps, with a `Fetch` of what each loop reads before the barrier that it waits for."""
     found: list[Step] = []
     for step in steps:
-        if isinstance(step, ColumnLoop):
-            new = tuple(s.input for s in step.steps if isinstance(s, Load) and s.input not in read)
-            read.update(new)
+        if isinstance(step, ColumnLoop) and step.reads:
             barriers = [k for k, before in enumerate(found) if isinstance(before, Reduce)]
-            if new and barriers:
-                found.insert(barriers[-1], Fetch(new))
+            if barriers:
+                found.insert(barriers[-1], Fetch(step.reads, step.backwards, step.padding))
         found.append(step)
     return found
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import htile
 from benchmarks.kernels import cross_entropy, cross_entropy_arguments
 from htile.lower import choose, enumerate_plans
+from htile.lower.enumeration import LONG_N
 from htile.lower.plan import ROWS, ColumnLoop
 from htile.testing import assert_close, float32_errors
 
@@ -43,7 +44,7 @@ CLUSTERS = (2, 4, 8, 16)
 
 CASES = [(name, n, dtype) for name in NAMES for n in SIZES for dtype in DTYPES]
 STREAMED = (1 << 21, (1 << 22) + 1)
-OF_SHARES = (12000, 20003, 32768, 65536)
+OF_SHARES = (12000, 20003, 32768, 65536, 300040)
 
 
 @htile.rowwise
@@ -93,10 +94,15 @@ SHARED["labelled"] = labelled, labelled_arguments
 SHARED["cross_entropy"] = cross_entropy, cross_entropy_arguments
 
 
+def many_rows(n):
+    """As many as have several shares of a row a CTA."""
+    return ROWS[-1] if n <= LONG_N else 64
+
+
 def shared(name, n, dtype, arch):
     """The function with all plans of two numerics, one share of a row a CTA and several."""
     f, arguments = SHARED[name]
-    kernel = f.inspect(*arguments(ROWS[-1], n, dtype, "meta"), arch=arch)
+    kernel = f.inspect(*arguments(many_rows(n), n, dtype, "meta"), arch=arch)
     plans = enumerate_plans(kernel.graph, kernel.plan.target)
     numerics = {p.numerics for p in plans if p.placement.shares > 1}
     assert numerics
@@ -193,7 +199,8 @@ def jobs(arch):
         for n in OF_SHARES:
             for dtype in (BF16, F32):
                 for _, forced in shared(name, n, dtype, arch):
-                    yield job(forced, SHARED[name][1](ROWS[-1], n, dtype, "meta"), arch)
+                    args = SHARED[name][1](many_rows(n), n, dtype, "meta")
+                    yield job(forced, args, arch)
 
 
 ALIGNED = ("softmax", "rmsnorm_residual")
@@ -380,7 +387,7 @@ def test_shares_of_a_row(device, arch, name, n, dtype):
     """Right, and the same bits with one share a CTA and with several, in clusters and without."""
     f, arguments = SHARED[name]
     seed(name, n, dtype)
-    args = arguments(ROWS[-1] + 1, n, dtype, device)
+    args = arguments(many_rows(n) + 1, n, dtype, device)
     results = {key: run(forced, *args) for key, forced in shared(name, n, dtype, arch)}
     first = {num: result for (num, _, shares), result in results.items() if shares == 1}
     assert len(results) > len(first) == len({num for num, _, _ in results})

@@ -86,10 +86,10 @@ def check_plan(plan, arch):
     assert less < n, "and no more than it needs"
     if num.reload:
         assert 1 <= place.unroll <= plan.chunks
-        assert 0 <= place.fetched <= plan.chunks
-        assert place.fetched == 0 or place.unroll == plan.chunks, "a chunk of static number"
+        assert 0 <= place.ahead <= plan.chunks * place.shares
+        assert place.ahead in (0, place.unroll) or plan.is_unrolled, "a group of a loop"
     else:
-        assert held <= 255 and (place.shares, place.fetched) == (1, 0)
+        assert held <= 255 and (place.shares, place.ahead) == (1, 0)
         assert held * place.num_threads <= 65536, "registers of a multiprocessor"
     assert place.copy_bytes == plan.target.align
     inputs = [i for i in plan.graph.inputs if i.role is Role.ROW]
@@ -134,25 +134,25 @@ NUMERICS = {
     ("softmax", 127, BF16): (1, 8),
     ("softmax", 1000, BF16): (8, 64),
     ("softmax", 4096, BF16): (8, 256),
-    ("softmax", 4096, F32): (4, 256),
+    ("softmax", 4096, F32): (4, 512),
     ("softmax", 8191, BF16): (1, 512),
-    ("softmax", 16384, BF16): (8, 256, 2, False, True),
-    ("log_softmax", 16384, BF16): (8, 512, 1, True, True),
+    ("softmax", 16384, BF16): (8, 256, 4, False, True),
+    ("log_softmax", 16384, BF16): (8, 256, 4, True, True),
     ("norm_softmax", 16384, BF16): (8, 256),
     ("norm_softmax", 32768, BF16): (8, 256, 2, True, True),
     ("norm_softmax", 131072, BF16): (8, 256, 8, True, True),
-    ("layernorm", 16384, BF16): (8, 512, 1, True),
-    ("rmsnorm", 32768, BF16): (8, 256, 4, True),
-    ("rmsnorm_residual", 32768, BF16): (8, 512, 2, True),
+    ("layernorm", 16384, BF16): (8, 256, 4, True),
+    ("rmsnorm", 32768, BF16): (8, 256, 8, True),
+    ("rmsnorm_residual", 32768, BF16): (8, 256, 8, True),
     ("rmsnorm", 8192, BF16): (8, 512),
     ("rmsnorm", 262144, BF16): (8, 512, 16, True),
-    ("softmax", 1 << 20, BF16): (8, 1024, 16, True, True, True),
+    ("softmax", 1 << 20, BF16): (8, 512, 8, True, True, True),
     ("layernorm", 1 << 22, BF16): (8, 512, 8, True, False, True),
-    ("rmsnorm", 16384, BF16): (8, 256),
+    ("rmsnorm", 16384, BF16): (8, 256, 4, True),
     ("softmax", 32768, BF16): (8, 256, 4, False, True),
     ("softmax", 65536, BF16): (8, 256, 8, False, True),
     ("softmax", 131072, BF16): (8, 256, 16, True, True),
-    ("softmax", 65536, F32): (4, 512, 4, False, True),
+    ("softmax", 65536, F32): (4, 256, 8, False, True),
     ("layernorm", 131072, BF16): (8, 256, 16, True),
     ("swiglu", 65536, BF16): (8, 256, 8),
     ("swiglu", 262144, BF16): (8, 512, 16, True),
