@@ -21,18 +21,30 @@ from torch.autograd.graph import increment_version
 from torch.compiler import is_dynamo_compiling
 from torch.utils import _pytree as pytree
 
-from .errors import ArgumentError, GradientError, TraceError, UnsupportedError
-from .frontend.captures import Captures, freeze
+from .errors import ArgumentError, TraceError, UnsupportedError
+from .frontend.captures import Captures
 from .frontend.graph import Graph, Role
-from .frontend.roles import Call, Scalar, Signature, Spec, Static, classify
+from .frontend.roles import Call, Signature, Spec, classify
 from .frontend.tensor import Tensor as Symbolic
 from .frontend.tensor import fail, internal
 from .frontend.trace import trace
 from .lower import Lowered, lower, plans_for, printed, run_passes
 from .lower.arch import ARCHS, DEFAULT, Arch, arch_named, arch_of_capability
 from .lower.compile import build_ahead, load
-from .lower.enumeration import vector_size
 from .lower.plan import Plan, Target, rows_like
+from .operands import (
+    WIDEST_ACCESS,
+    alignment,
+    are_rows_of_vmap,
+    as_copied,
+    device_of,
+    has_one_twice,
+    needs_copy,
+    own_dimensions,
+    refuse_gradients,
+    tensor_key,
+    value_key,
+)
 from .out import check_aliases, check_out, copy_into, find_aliases, in_order
 from .reference import evaluate
 from .report import Kernel
@@ -44,7 +56,6 @@ if TYPE_CHECKING:
 MAX_LAUNCHES = 4096  # remembered calls of one function; forgotten all at once beyond
 MAX_SHORTCUTS = 4  # of one function
 WARN_SPECIALIZATIONS = 8
-WIDEST_ACCESS = 16  # bytes
 
 
 def rowwise(fn: Callable | None = None, *, fastmath: bool = False):
@@ -145,11 +156,11 @@ class Rowwise:
         key = self._key(values, outs, aliases)
         launch = None if key is None else self._launches.get(key)
         if launch is None or (out is not None and structure != launch.structure):
-            if _are_rows_of_vmap(values):
+            if are_rows_of_vmap(values):
                 return self._fn(*args, **kwargs)
             call = classify(self._signature, values)
-            _refuse_gradients(self._signature, values)
-            device = _device(self._signature, values)
+            refuse_gradients(self._signature, values)
+            device = device_of(self._signature, values)
             graph = self._trace(call)[0]
             if out is not None:
                 ordered = in_order(out, structure, graph.structure)
@@ -199,7 +210,7 @@ class Rowwise:
         """
         values = self._signature.bind(args, kwargs)
         call = classify(self._signature, values)
-        device = _device(self._signature, values)
+        device = device_of(self._signature, values)
         gpu = device if device.type == "cuda" else None
         if arch is not None:
             target_arch = arch_named(arch)
@@ -248,8 +259,8 @@ class Rowwise:
 
         values = self._signature.bind(args, kwargs)
         call = classify(self._signature, values)
-        _refuse_gradients(self._signature, values)
-        device = _device(self._signature, values)
+        refuse_gradients(self._signature, values)
+        device = device_of(self._signature, values)
         tune.check(self._signature.name, device, math.prod(call.lead), seconds)
         self._check_rows(call)
         arch = arch_of_capability(torch.cuda.get_device_capability(device))
@@ -286,17 +297,17 @@ class Rowwise:
     def _key(self, values: tuple, outs: tuple, aliases: tuple) -> object:
         """What tells calls apart that need different launches; None for what no call takes."""
         if forward_ad._current_level >= 0:
-            return None  # a tangent is no part of a tensor's key: `_refuse_gradients` looks
+            return None  # a tangent is no part of a tensor's key: `refuse_gradients` looks
         try:
             key = (
                 self._captures.fingerprint(),
                 torch.is_grad_enabled(),
                 torch.is_inference_mode_enabled(),  # of this and the next, only shortcuts differ
                 torch.is_autocast_enabled("cuda"),
-                _has_one_twice(values),
+                has_one_twice(values),
                 aliases,
-                *map(_value_key, self._signature.kinds, values),
-                *map(_tensor_key, outs),
+                *map(value_key, self._signature.kinds, values),
+                *map(tensor_key, outs),
             )
             hash(key)
         except (TypeError, AttributeError, RuntimeError):
@@ -338,18 +349,18 @@ class Rowwise:
         specs = {spec.name: spec for spec in call.specs}
         tensors = {i.name: given[i.name] for i in graph.inputs}
         tensors = {n: t for n, t in tensors.items() if isinstance(t, torch.Tensor)}
-        copied = {n: _needs_copy(name, specs[n], t) for n, t in tensors.items()}
+        copied = {n: needs_copy(name, specs[n], t) for n, t in tensors.items()}
         rows = [
-            _as_copied(tensors[i.name]) if copied[i.name] else tensors[i.name]
+            as_copied(tensors[i.name]) if copied[i.name] else tensors[i.name]
             for i in graph.inputs
             if i.role in (Role.ROW, Role.COLUMN)
         ]
         rows += [t for t, o in zip(outs, graph.outputs, strict=False) if o.is_row]
-        repeated = {n: _own(specs[n], t, call.lead) for n, t in tensors.items()}
+        repeated = {n: own_dimensions(specs[n], t, call.lead) for n, t in tensors.items()}
         target = Target(
             call.n,
             arch,
-            _alignment(graph, rows),
+            alignment(graph, rows),
             self._fastmath,
             len(call.lead),
             tuple((n, own) for n, own in repeated.items() if own is not None),
@@ -411,7 +422,7 @@ class Rowwise:
         """For the first few kinds of calls; the others are looked up."""
         if launch.kernel is None or not launch.is_widest or len(self._shortcuts) == MAX_SHORTCUTS:
             return
-        if _has_one_twice(values):
+        if has_one_twice(values):
             return  # a shortcut tells it from two tensors: it would take no call
         rows = rows_like(math.prod(call.lead))
         added = shortcut(
@@ -444,45 +455,6 @@ def _call_of_htile_rowwise_is_not_supported_by_torch_compile(function, args, kwa
     return function(*args, **kwargs)
 
 
-def _value_key(kind: type | None, value: object) -> object:
-    """One value's part of the key; runtime numbers count by their type only."""
-    if isinstance(value, torch.Tensor):
-        return _tensor_key(value)
-    if type(value) is float and kind is not Static:
-        return float
-    if type(value) is int and kind in (float, Scalar) and abs(value) < 2**63:
-        return float  # a larger one is no number that a kernel takes: `classify` says so
-    return freeze(value)
-
-
-def _has_one_twice(values: tuple) -> bool:
-    """Whether one tensor is two of the arguments."""
-    tensors = [id(value) for value in values if isinstance(value, torch.Tensor)]
-    return len(set(tensors)) < len(tensors)
-
-
-def _tensor_key(value: torch.Tensor) -> tuple:
-    """A tensor's part of the key; its address counts by alignment."""
-    return (
-        type(value),
-        value.dtype,
-        value.shape,
-        value.stride(),
-        value.device,
-        value.data_ptr() % WIDEST_ACCESS if value.device.type != "meta" else 0,
-        value.requires_grad,
-        value.is_neg(),
-        value.is_inference(),
-    )
-
-
-def _are_rows_of_vmap(values: tuple) -> bool:
-    """Whether the call is for one row already: `torch.vmap` of a function that calls this one."""
-    tensors = [v for v in values if isinstance(v, torch.Tensor)]
-    wrapped = torch._C._functorch.is_batchedtensor
-    return any(map(wrapped, tensors)) and all(t.dim() <= 1 for t in tensors)
-
-
 def _frames_inside() -> int:
     """How far up the stack the user's frame is, for `warnings.warn` of the caller."""
     depth, frame = 1, sys._getframe(1)
@@ -513,93 +485,3 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 def _with_plan(function: Rowwise, wanted: Mapping) -> Rowwise:
     return function.with_plan(**wanted)
-
-
-def _device(signature: Signature, values: tuple) -> torch.device:
-    """The device of all tensors. Raises ArgumentError where they differ."""
-    devices = {
-        name: value.device
-        for name, value in zip(signature.names, values, strict=True)
-        if isinstance(value, torch.Tensor)
-    }
-    if len(set(devices.values())) > 1:
-        listed = ", ".join(f"{name} on {device}" for name, device in devices.items())
-        raise ArgumentError(
-            f"{signature.name}: expected all tensors on one device, got {listed}; "
-            "move them with .to(device)"
-        )
-    return next(iter(devices.values()))
-
-
-def _refuse_gradients(signature: Signature, values: tuple) -> None:
-    tensors = [
-        (name, value)
-        for name, value in zip(signature.names, values, strict=True)
-        if isinstance(value, torch.Tensor)
-    ]
-    for name, value in tensors:
-        if torch._C._functorch.is_functorch_wrapped_tensor(value):
-            raise UnsupportedError(
-                f"{signature.name}: {name} is inside torch.func (vmap, grad, jvp), which is not "
-                "supported yet; call it outside, with the batch as leading dimensions"
-            )
-        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(value).tangent is not None:
-            raise GradientError(
-                f"{signature.name}: {name} carries a forward-mode tangent, and HTile does not "
-                f"compute gradients yet; pass forward_ad.unpack_dual({name}).primal"
-            )
-    if torch.is_grad_enabled():
-        for name, value in tensors:
-            if value.requires_grad:
-                raise GradientError(
-                    f"{signature.name}: {name} requires grad, and HTile does not compute gradients "
-                    f"yet; pass {name}.detach(), or call it under torch.no_grad()"
-                )
-
-
-def _needs_copy(function: str, spec: Spec, tensor: torch.Tensor) -> bool:
-    """Whether the elements of a row are apart in memory, so that it is made contiguous."""
-    if tensor.is_neg():
-        raise UnsupportedError(
-            f"{function}: {spec.name} is a negated view, whose memory holds the other sign; pass "
-            f"{spec.name}.resolve_neg()"
-        )
-    whole = spec.role in (Role.ROW, Role.COLUMN)
-    return whole and tensor.shape[-1] > 1 and tensor.stride(-1) != 1
-
-
-def _as_copied(tensor: torch.Tensor) -> torch.Tensor:
-    """The shape and strides of a contiguous copy."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-
-
-def _own(spec: Spec, tensor: torch.Tensor, lead: tuple) -> tuple[bool | None, ...] | None:
-    """For each leading dimension whether the tensor has it: True, False (size 1), None (missing).
-
-    None as a whole if it has them all.
-    """
-    if spec.role not in (Role.ROW, Role.PER_ROW):
-        return None
-    sizes = tensor.shape[: tensor.ndim - len(spec.inner)]
-    missing = len(lead) - len(sizes)
-    own = (None,) * missing + tuple(s == n for s, n in zip(sizes, lead[missing:], strict=True))
-    return None if all(own) else own
-
-
-def _alignment(graph: Graph, tensors: list[torch.Tensor]) -> int:
-    """The alignment class: 16 if every vector is as aligned as it is long, else the least.
-
-    In bytes. Outputs that are allocated here are always as aligned as N allows.
-    """
-    vec = vector_size(graph)
-    least = WIDEST_ACCESS
-    for tensor in tensors:
-        size = tensor.element_size()
-        steps = tensor.data_ptr() if tensor.device.type != "meta" else 0
-        for length, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True):
-            if length > 1:
-                steps |= stride * size
-        aligned = steps & -steps or WIDEST_ACCESS
-        if aligned < min(vec * size, WIDEST_ACCESS):
-            least = min(least, aligned)
-    return least

@@ -338,7 +338,7 @@ def pretended(what: str) -> Iterator[None]:
             patch(torch.cuda, "graph", lambda graph: ExitStack())
             patch(torch.cuda, "CUDAGraph", lambda: None)
             patch(torch.Tensor, "cuda", lambda tensor: tensor)
-            patch(jit, "_device", lambda signature, values: torch.device("cuda"))
+            patch(jit, "device_of", lambda signature, values: torch.device("cuda"))
         yield
 
 

@@ -471,7 +471,7 @@ def prepared(monkeypatch):
         calls.append(values)
         return "launch"
 
-    monkeypatch.setattr(jit, "_device", lambda signature, values: torch.device("cuda"))
+    monkeypatch.setattr(jit, "device_of", lambda signature, values: torch.device("cuda"))
     monkeypatch.setattr(jit.Rowwise, "_prepare", prepare)
     monkeypatch.setattr(jit, "_run", lambda launch, values, outs: launch)
     monkeypatch.setattr(jit.Rowwise, "_add_shortcut", lambda *arguments: None)
@@ -577,7 +577,7 @@ def gpu(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: pretended.capturing)
-    monkeypatch.setattr(jit, "_device", lambda signature, values: pretended.device)
+    monkeypatch.setattr(jit, "device_of", lambda signature, values: pretended.device)
     monkeypatch.setattr(jit.Kernel, "artifact", property(lambda kernel: kernel.source))
     monkeypatch.setattr(jit, "load", load)
     monkeypatch.setattr(jit, "_run", run)

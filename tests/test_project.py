@@ -109,6 +109,7 @@ UPWARD = {
     "lower": ("htile.jit", "htile.report", "htile.testing"),
     "reference.py": ("htile.lower", "htile.jit", "htile.report", "htile.testing"),
     "report.py": ("htile.jit", "htile.testing"),
+    "operands.py": ("htile.jit", "htile.report", "htile.testing"),
     "jit.py": ("htile.testing",),
     "errors.py": ("htile",),
     "compute": ("htile.lower", "htile.jit", "htile.frontend", "htile.dataflow"),

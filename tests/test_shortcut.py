@@ -64,7 +64,7 @@ def gpu(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(jit, "_device", lambda signature, values: torch.device("cuda", 0))
+    monkeypatch.setattr(jit, "device_of", lambda signature, values: torch.device("cuda", 0))
     monkeypatch.setattr(jit.Kernel, "artifact", property(lambda kernel: kernel.source))
     monkeypatch.setattr(jit, "load", load)
     monkeypatch.setattr(shortcut, "allocator", lambda device: empty_strided)

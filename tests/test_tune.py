@@ -48,7 +48,7 @@ class Machine:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: self.name)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        monkeypatch.setattr(jit, "_device", lambda signature, values: CUDA)
+        monkeypatch.setattr(jit, "device_of", lambda signature, values: CUDA)
         monkeypatch.setattr(jit.Kernel, "artifact", property(lambda kernel: kernel.source))
         monkeypatch.setattr(jit, "load", self.load)
         monkeypatch.setattr(jit, "_run", lambda launch, values, outs: launch.kernel())
@@ -223,7 +223,7 @@ from htile import jit
 from tests.test_tune import softmax, rows
 torch.cuda.get_device_capability = lambda device: (9, 0)
 torch.cuda.get_device_name = lambda device: sys.argv[1]
-jit._device = lambda signature, values: torch.device("cuda", 0)
+jit.device_of = lambda signature, values: torch.device("cuda", 0)
 print(softmax.inspect(rows()).plan.properties())
 """
 

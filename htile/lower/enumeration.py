@@ -22,9 +22,9 @@ MAX_REGISTERS = 255  # of a thread
 MIN_CLUSTER_N = 8192  # no shorter row is worth a cluster, or reading it again
 UNROLLED_CHUNKS = 8  # as many have no loop
 UNROLL = 4  # chunks at once of a loop over more
-# Registers for what is on its way from global memory: columns alone, or rows too, of unrolled loops.
+# Registers for what is on its way from global memory to unrolled loops: columns alone, rows too.
 COLUMN_REGISTERS, ROW_REGISTERS = 16, 32
-LOOP_REGISTERS = 32  # of a loop over more chunks, beside what it computes, and reads and writes
+LOOP_REGISTERS = 32  # of a loop over more chunks, beside what it computes, reads and writes
 HELD_REGISTERS = 32  # of a row in a thread, from which on the compiler is told how many blocks
 OTHER_REGISTERS = 16  # beside them
 ONLINE_THREADS = 1536  # of an SM, for which loops that gather two stages spare registers
