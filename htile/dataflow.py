@@ -71,11 +71,7 @@ class ElementwiseKernelContext(_Static):
         self.shape, self.tiler_mn = (cute.size(mX, mode=[0]), mX.shape[1]), tiler_mn
         self.tidx, _, _ = cute.arch.thread_idx()
         self.bidx, _, _ = cute.arch.block_idx()
-        # At run time also where one CTA has all shares of a ragged row: a predicate that folds lets
-        # the compiler contract a product and a sum, which gives other bits.
-        is_uneven = config.cluster_n > 1 and tiler_mn[1] * config.ctas != mX.shape[1]
-        has_rank = const_expr(config.ctas > 1 or is_uneven)
-        self.cluster_y = cute.arch.block_idx()[1] if has_rank else 0
+        self.cluster_y = cute.arch.block_idx()[1] if const_expr(config.ctas > 1) else 0
         self.row = self.bidx * tiler_mn[0] + self.tidx // config.threads_per_row
         # One row a CTA: the grid is exact, and no row is out of bounds.
         self.row_in_bounds = True if const_expr(tiler_mn[0] == 1) else self.row < self.shape[0]
@@ -99,6 +95,9 @@ class ElementwiseKernelContext(_Static):
         self.tXgX = self.partition_dest(self.partition_global(mX))
         self.tXsX = self.partition_dest(self.sX) if shared else None
         self.tXrX = self.make_fragment(self.tXgX, mX.element_type)
+        # Of a ragged row at run time, also where one CTA has it: a predicate that folds in one plan
+        # lets the compiler contract a product and a sum there, which gives other bits.
+        self.rank = self.cluster_y if self.tXpX is None else cute.arch.block_idx()[1]
         self._cluster_pending = config.has_mbars
         config.initialize_cluster(self.tidx, mbar_ptr)
 
@@ -122,7 +121,7 @@ class ElementwiseKernelContext(_Static):
         part = copy.copy(self)
         part.tiler_mn = (self.tiler_mn[0], self.vec_size * self.config.threads_per_row)
         part.k, part.share = k, share
-        part.tile = (self.cluster_y * self.config.shares + share) * self.num_chunks + k
+        part.tile = (self.rank * self.config.shares + share) * self.num_chunks + k
         part._take_columns()
         return part
 

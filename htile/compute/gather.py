@@ -19,7 +19,15 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 
 from htile.compute import math
-from htile.compute.reduce import ADD, MAX, combine, exp_diff, identity, thread_reduce
+from htile.compute.reduce import (
+    ADD,
+    MAX,
+    combine,
+    exp_diff,
+    identity,
+    make_vector,
+    thread_reduce,
+)
 
 INF = float("inf")
 
@@ -68,12 +76,19 @@ class Gathered:
     def take(self, chunk, value):
         """With a chunk's values, in the part of its share; those before it are closed."""
         s = chunk.share
-        closed = (part.close() for part in self.parts[:s])
-        return Gathered([*closed, self.parts[s].take(chunk, value), *self.parts[s + 1 :]])
+        parts = [part.close() for part in self.parts[:s]] + [*self.parts[s:]]
+        parts[s] = parts[s].take(chunk, value)
+        return Gathered(parts)
+
+    def close(self, share):
+        """In fewer registers, where nothing more is taken in a share."""
+        parts = [*self.parts]
+        parts[share] = parts[share].close()
+        return Gathered(parts)
 
     def fold(self):
         """The inner level added to the outer."""
-        return Gathered(part.fold() for part in self.parts)
+        return Gathered(part if part.is_closed else part.fold() for part in self.parts)
 
     def about(self, reference):
         """Of two reductions the second, relative to the row's reference."""
@@ -96,7 +111,7 @@ class _Part:
     keeps_padding: `take` gets padded lanes as they are, not as the identity of `op`.
     """
 
-    op, is_mask, keeps_padding = ADD, False, False
+    op, is_mask, keeps_padding, is_closed = ADD, False, False, False
 
     def fold(self):
         """The inner level added to the outer, where there are two."""
@@ -104,7 +119,11 @@ class _Part:
 
     def close(self):
         """The same in fewer registers, where nothing more is taken; of the same structure."""
-        return self.fold()
+        if self.is_closed:
+            return self
+        closed = copy.copy(self.fold())
+        closed.is_closed = True
+        return closed
 
     def _with(self, *values):
         new = copy.copy(self)
@@ -139,6 +158,14 @@ class Partial(_Part):
     def take(self, chunk, value):
         """With a chunk's values."""
         return self._with(combine(self.op, self.values[0], value))
+
+    def fold(self):
+        """All in the first element, the identity in the others."""
+        (vector,) = self.values
+        size = cute.size(vector.shape)
+        rest = [vector.dtype(identity(self.op, vector.dtype))] * (size - 1)
+        total = thread_reduce(vector, self.op)
+        return self._with(make_vector([total, *rest], vector.shape, vector.dtype))
 
 
 class TwoLevelSum(_Part):

@@ -78,8 +78,8 @@ def _build(source: str, function: str, arch: str) -> Artifact:
     start = time.perf_counter()
     module = load_source(source)
     wanted = module.get("blocks", 0)
-    fewer = [wanted - 1] if wanted > 2 else []  # of 1 it takes all registers that there are
-    for blocks in dict.fromkeys([wanted, *fewer, 0]):
+    fewer = [wanted - 1] if wanted > 2 else []
+    for blocks in dict.fromkeys([wanted, *fewer, 0, 1]):  # 0: as it likes, 1: all registers
         module["blocks"] = blocks
         built = _compile(cute, module, source, function, arch)
         if not built.resources.stack:

@@ -240,8 +240,9 @@ class _Printer:
             *([f"copy_bytes={place.copy_bytes}"] if place.copy_bytes < 16 else []),
         ]
         lines = _wrapped_call("config = ElementwiseTileConfig(", args, ")")
-        if place.blocks:
-            lines.append(f"blocks = {place.blocks}  # of an SM, for which registers are spared")
+        if place.blocks or num.reload:
+            what = "for which registers are spared" if place.blocks else "as the compiler likes"
+            lines.append(f"blocks = {place.blocks}  # of an SM, {what}")
         return lines
 
     def _shared(self) -> bool:
@@ -303,26 +304,26 @@ class _Printer:
         lines = []
         between = [k for k, step in enumerate(steps) if isinstance(step, ColumnLoop | Reduce)]
         rest = between[-1] + 1 if between else 0
-        for step in steps[:rest]:
+        for k, step in enumerate(steps[:rest]):
             match step:
                 case ColumnLoop():
                     lines += self._loop(step)
                 case Fetch():
-                    lines += self._fetch(step)
+                    lines += self._start(next(s for s in steps[k:] if isinstance(s, ColumnLoop)))
                 case Reduce():
                     lines += self._reduce_gathered(step)
                 case Compute():
                     lines += self._step(step, "ctx")
         return lines + [line for step in steps[rest:] for line in self._step(step, "ctx")]
 
-    def _fetch(self, step: Fetch) -> list[str]:
+    def _start(self, loop: ColumnLoop) -> list[str]:
         """Start to load what the next loop reads."""
         self.ahead = self._numbered("ahead")
-        args = [str(self.plan.placement.ahead), *(self.tensors[i] for i in step.inputs)]
-        if step.backwards:
+        args = [str(self.plan.placement.ahead), *(self.tensors[i] for i in loop.reads)]
+        if loop.backwards:
             args.append("backwards=True")
-        if step.padding and self.plan.is_ragged:
-            args.append(f"padding={_literal(step.padding, torch.float32)}")
+        if loop.padding and self.plan.is_ragged:
+            args.append(f"padding={_literal(loop.padding, torch.float32)}")
         return _wrapped_call(f"    {self.ahead} = ctx.ahead(", args, ")")
 
     def _reduce_gathered(self, step: Reduce) -> list[str]:
@@ -376,38 +377,41 @@ class _Printer:
         self.started = True
         if loop.reduce is not None:
             lines += self._gather(loop)
-        reads, shares = self._reads(loop), self.plan.placement.shares
-        if reads and self.ahead is None:
-            lines += self._fetch(Fetch(loop.reads, loop.backwards, loop.padding))
-        if shares > 1 and not (reads and self.plan.is_unrolled):
-            lines.append(f"    for s in cutlass.range_constexpr({shares}):")
+        self._name_fragments(loop)
+        if loop.reads and self.ahead is None:
+            lines += self._start(loop)
+        over_shares = self.plan.placement.shares > 1 and not (loop.reads and self.plan.is_unrolled)
+        if over_shares:
+            lines.append(f"    for s in cutlass.range_constexpr({self.plan.placement.shares}):")
             self.depth += 1
         outer = self.depth
-        for headers in self._headers(loop, reads):
+        for headers in self._headers(loop):
             for head, args, tail in headers:
                 lines += _wrapped_call(self._indent() + head, args, tail)
                 self.depth += tail.endswith(":")
             lines += self._body(loop)
             self.depth = outer
+        if over_shares and loop.reduce is not None:
+            names = [self._gathered_name(id) for id, _, _ in loop.reduce.gathered]
+            lines += [f"{self._indent()}{name} = {name}.close(s)" for name in names]
         self.depth, self.in_flight, self.ahead = 1, {}, None
         return lines
 
-    def _reads(self, loop: ColumnLoop) -> list[str]:
-        """The tensors that a loop reads from global memory; names their fragments."""
+    def _name_fragments(self, loop: ColumnLoop) -> None:
+        """Names for what a loop has of a chunk from global memory."""
         for i in loop.reads:
             if i not in self.row_fragments:
                 self.row_fragments[i] = self._unique("tXr" + self.tensors[i][1:])
         self.in_flight = {i: self.row_fragments[i] for i in loop.reads}
-        return [self.tensors[i] for i in loop.reads]
 
-    def _headers(self, loop: ColumnLoop, reads: list[str]) -> list[list[tuple[str, list, str]]]:
+    def _headers(self, loop: ColumnLoop) -> list[list[tuple[str, list, str]]]:
         """What is above each of a loop's bodies, of its groups of chunks and of the rest.
 
         Calls that open a loop or begin its body, as head, arguments and tail.
         """
         plan, place = self.plan, self.plan.placement
         share = ["s"] if place.shares > 1 else []
-        if not reads:
+        if not loop.reads:
             over = ("for k in cutlass.range_constexpr(", ["ctx.num_chunks"], "):")
             if not plan.is_unrolled:
                 unroll = f"unroll={place.unroll}"
@@ -417,7 +421,7 @@ class _Printer:
         if plan.is_unrolled:
             return [[(each, [], ":")]]
         step, share = place.ahead, [f"share={s}" for s in share]
-        most = max(0, plan.chunks // step * step - step)  # the rest is of static numbers
+        most = plan.chunks // step * step - step  # the rest is of static numbers
         over = ("for k in cutlass.range(", ["0", str(most), str(step), "unroll=1"], "):")
         group = (f"{each}.take(", ["k", str(step), *share], "):")
         rest = (f"{each}.take(", [str(most), str(plan.chunks - most), *share], "):")
@@ -430,9 +434,9 @@ class _Printer:
             lines += self._step(step, "chunk")
         if loop.reduce is not None:
             for id, operand, _ in loop.reduce.gathered:
-                name, padded = self._gathered_name(id), operand in loop.padded
+                name = self._gathered_name(id)
                 args = [name, self._reduced(operand)]
-                args += ["padded=True"] if padded and self.plan.is_ragged else []
+                args += ["padded=True"] if loop.padding and self.plan.is_ragged else []
                 call = f"{name} = chunk.accumulate({', '.join(args)})"
                 lines.append(_located(self._indent() + call, self.graph[id]))
         if folded:
@@ -559,7 +563,7 @@ class _Printer:
         counted = self.tensors[self.graph.outputs[0]]
         collapsed = [line for a in arguments(self.plan) for line in self._collapse(a)]
         rows = f"cute.size({counted}, mode=[0])" if collapsed else f"{counted}.shape[0]"
-        blocks = bool(self.plan.placement.blocks)
+        blocks = self.plan.placement.blocks or self.plan.numerics.reload
         launch = [
             f"grid=config.grid({rows})",
             "block=config.block",

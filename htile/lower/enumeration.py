@@ -199,14 +199,16 @@ def _loop_placements(
     chunks = numerics.chunks(graph.n)
     reads = max(_words(loop.reads, vec) for loop in schedule.loops)
     moves = max(_words(loop.reads + loop.writes, vec) for loop in schedule.loops)
+    gathers = max(len(loop.reduce.gathered) if loop.reduce else 1 for loop in schedule.loops)
     registers = SPARE_REGISTERS + vec * schedule.words
     if min(registers, MAX_REGISTERS) * threads > target.arch.registers:
         return
     for shares in _shares(target, numerics, chunks):
         every, tiles = shares * chunks, 0
         unroll, ahead = chunks, _ahead(reads, every, loader)
-        if chunks > UNROLLED_CHUNKS or every > 4 * UNROLLED_CHUNKS:
+        if chunks > UNROLLED_CHUNKS:
             free = target.arch.registers // threads - LOOP_REGISTERS - vec * schedule.words
+            free -= 2 * shares * (gathers - 1)  # of other shares, what is there of them
             ahead = max(k for k in (1, 2, 4) if k == 1 or k * moves <= free) if reads else 0
             unroll = ahead or UNROLL
         if loader == "shared":
@@ -246,15 +248,15 @@ def _ahead(reads: float, every: int, loader: str) -> int:
 def _shares(target: Target, numerics: Numerics, chunks: int) -> Iterator[int]:
     """How many shares of a row a CTA may have: one, or so many that CTAs are left for a GPU."""
     yield 1
-    shares = KEPT_SHARES
-    if numerics.streamed:
-        shares = LONG_SHARES if target.n > LONG_N else STREAMED_SHARES
-    most = min(shares.get(target.rows, 1), numerics.cluster_n)
     if not numerics.streamed:
-        most = min(most, UNROLLED_CHUNKS // chunks)
-    for more in (2, 4):
-        if more <= most:
-            yield more
+        most = min(KEPT_SHARES.get(target.rows, 1), UNROLLED_CHUNKS // chunks)
+    elif target.n <= LONG_N:
+        most = STREAMED_SHARES.get(target.rows, 1)
+    else:  # unrolled, they would be too much code
+        most = LONG_SHARES.get(target.rows, 1) if chunks > UNROLLED_CHUNKS else 1
+    for shares in (2, 4):
+        if shares <= min(most, numerics.cluster_n):
+            yield shares
 
 
 def _blocks(graph: Graph, target: Target, threads: int, held: float, tiles: int = 0) -> int:

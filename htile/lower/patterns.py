@@ -3,10 +3,9 @@ a sum that can be gathered before what it is relative to is known."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 
-from ..frontend.graph import Graph, Node
+from ..frontend.graph import Graph, Node, Role
 from ..frontend.ops import Op
 from .plan import Ahead, ColumnLoop, Form, Online
 
@@ -48,29 +47,16 @@ def gathered_online(graph: Graph, node: Node) -> Ahead | None:
     return Ahead(Online.WELFORD, total.id, mean.id)
 
 
-def with_padding(graph: Graph, loop: ColumnLoop) -> ColumnLoop:
-    """The loop, with what its operands are behind the end of a row, where that needs no select.
-
-    Rows and columns are 0 there; a row that is reduced and nothing else, from global memory, is the
-    identity of its reduction.
-    """
-    if loop.reduce is None:
-        return loop
-    gathered = [(id, monoid.identity) for _, id, monoid in loop.reduce.gathered]
-    zeros = tuple(id for id, number in gathered if number == 0 and _is_zero_of_zeros(graph, id))
-    (id, number), node = gathered[0], graph[gathered[0][0]]
-    alone = len(gathered) == 1 and len(loop.steps) == 1 and [i.id for i in loop.reads] == [id]
-    if alone and node.value.dtype.is_floating_point:
-        return replace(loop, padding=number, padded=(id,))
-    return replace(loop, padded=zeros)
-
-
-def _is_zero_of_zeros(graph: Graph, id: int) -> bool:
-    """Whether a value is 0 where all rows and columns are: an input, sums and products of them."""
-    node = graph[id]
-    if node.op in (Op.ADD, Op.SUB, Op.MUL):
-        return all(_is_zero_of_zeros(graph, i) for i in node.inputs)
-    return node.op is Op.INPUT and node.value.spread
+def padding(graph: Graph, loop: ColumnLoop) -> float:
+    """What a row is to hold behind its end where a loop reads it from global memory, and reduces
+    it and nothing else: the identity, so that no select is needed. 0 elsewhere."""
+    if loop.reduce is None or len(loop.steps) > 1 or len(loop.reduce.gathered) > 1:
+        return 0.0
+    ((_, operand, monoid),) = loop.reduce.gathered
+    rows = [i for i in loop.reads if i.role is Role.ROW]
+    if [i.id for i in rows] != [operand] or not rows[0].dtype.is_floating_point:
+        return 0.0
+    return monoid.identity
 
 
 def _is_below_zero(graph: Graph, node: Node) -> bool:

@@ -123,8 +123,6 @@ class Fetch:
     """
 
     inputs: tuple[Input, ...]
-    backwards: bool = False
-    padding: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +208,8 @@ class ColumnLoop:
     backwards: from the last chunk to the first, so that a row that is read again begins with what
         the loop before has read last, which is in the L2 cache still. Never where it gathers: the
         order of sums would depend on where rows are.
-    padding: what rows from global memory hold behind their end.
-    padded: operands that are the identity there of what they are reduced by.
+    padding: what a row that it reads holds behind its end, if not 0: then the identity of what it
+        is reduced by.
     """
 
     steps: tuple[Step, ...]
@@ -219,7 +217,6 @@ class ColumnLoop:
     ahead: Reduce | None = None
     backwards: bool = False
     padding: float = 0.0
-    padded: tuple[int, ...] = ()
 
     @property
     def reads(self) -> tuple[Input, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from ..frontend.graph import Graph, Node, Role
 from ..frontend.ops import REDUCTIONS, Op
-from .patterns import choose_form, gathered_online, strip, with_padding
+from .patterns import choose_form, gathered_online, padding, strip
 from .plan import (
     MONOIDS,
     ColumnLoop,
@@ -160,7 +160,9 @@ def make_loops(graph: Graph, home: Home, fastmath: bool = False) -> Schedule:
     values = [output for output in graph.outputs if not output.is_row]
     steps += [*body(tuple(output.id for output in values)), *map(Store, values)]
 
-    steps = [with_padding(graph, s) if isinstance(s, ColumnLoop) else s for s in steps]
+    steps = [
+        replace(s, padding=padding(graph, s)) if isinstance(s, ColumnLoop) else s for s in steps
+    ]
     steps = _with_fetch(steps)
     loops = [step for step in steps if isinstance(step, ColumnLoop)]
     crossing = _live_at_barriers(make_schedule(graph, fastmath, True).steps, graph)
@@ -191,7 +193,7 @@ def _with_fetch(steps: list[Step]) -> list[Step]:
         if isinstance(step, ColumnLoop) and step.reads:
             barriers = [k for k, before in enumerate(found) if isinstance(before, Reduce)]
             if barriers:
-                found.insert(barriers[-1], Fetch(step.reads, step.backwards, step.padding))
+                found.insert(barriers[-1], Fetch(step.reads))
         found.append(step)
     return found
 

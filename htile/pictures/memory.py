@@ -49,7 +49,7 @@ class Segment:
     """What happens between two barriers, and the reductions of the barrier that ends it.
 
     ahead: reductions of the next barrier that are gathered here.
-    fetched: columns that are on their way from here on.
+    fetched: what is on its way to the next loop from here on.
     """
 
     loads: list[Load] = field(default_factory=list)

@@ -39,12 +39,12 @@ def layernorm_kernel(
     for k in cutlass.range(0, 1020, 4, unroll=1):
         for chunk, tXrX in ahead0.take(k, 4):
             x = math.convert(tXrX.load(), Float32)
-            triple0 = chunk.accumulate(triple0, x, padded=True)  # layernorm.py:12
+            triple0 = chunk.accumulate(triple0, x)  # layernorm.py:12
             if chunk.k & 15 == 15:
                 triple0 = triple0.fold()
     for chunk, tXrX in ahead0.take(1020, 5):
         x = math.convert(tXrX.load(), Float32)
-        triple0 = chunk.accumulate(triple0, x, padded=True)  # layernorm.py:12
+        triple0 = chunk.accumulate(triple0, x)  # layernorm.py:12
         if chunk.k & 15 == 15:
             triple0 = triple0.fold()
     sum0 = ctx.reduce_partials(triple0.first, slot=0)

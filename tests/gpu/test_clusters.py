@@ -1,5 +1,6 @@
 """Rows longer than one CTA holds: clusters of 2 to 16, rows kept in registers or read again."""
 
+import itertools
 import math
 from collections import Counter, defaultdict
 from dataclasses import asdict
@@ -156,6 +157,25 @@ ONLINE |= {
 HEAVY = ("softmax", "cross_entropy", "centered", "residual_norm")
 
 
+# Where 0 behind the end of a row, in place of the identity, would be seen in negative rows.
+BEHIND = {
+    "sum_and_max": lambda x: (x.sum(), x.max(), (-x).min()),
+    "max": lambda x: x.max(),
+    "logsumexp_and_mean": lambda x: torch.logsumexp(x, -1) - x.mean(),
+    "logsumexp": lambda x: torch.logsumexp(x, -1),
+    "softmax": lambda x: torch.softmax(x, -1),
+    "max_of_column": lambda x, w: x * w.max(),
+}
+BEHIND = {name: htile.rowwise(f) for name, f in BEHIND.items()}
+RAGGED = (12000, 20001, 50257, 300001)
+
+
+def negative(name, m, n, dtype, device):
+    """Rows, and a column if the function takes one, with no element above -1."""
+    row, column = -1 - torch.rand(m, n, device=device), -1 - torch.rand(n, device=device)
+    return tuple(x.to(dtype) for x in (row, column)[: 1 + (name == "max_of_column")])
+
+
 def plans(name, n, dtype, arch):
     """(the function with that plan, the plan): the best of each cluster, reload and loader."""
     f, arguments = EXAMPLES[name]
@@ -195,6 +215,9 @@ def jobs(arch):
                 args = arguments(5, n, dtype, "meta")
                 yield job(f, args, arch)
                 yield job(f, [shifted(a, 1) if a.ndim > 1 else a for a in args], arch)
+    for name, f in BEHIND.items():
+        for n, m, dtype in itertools.product(RAGGED, (3, 300), (BF16, F32)):
+            yield job(f, negative(name, m, n, dtype, "meta"), arch)
     for name in SHARED:
         for n in OF_SHARES:
             for dtype in (BF16, F32):
@@ -378,6 +401,17 @@ def test_a_mean_far_from_0_costs_no_digits_of_the_deviations(device):
         _, mean, squares = run(centered, x)
         exact = (x.double() - mean.double()[:, None]).square().sum(-1)
         assert ((squares.double() - exact) / exact).abs().max() < 2e-6
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=short)
+@pytest.mark.parametrize("n", RAGGED)
+@pytest.mark.parametrize("name", BEHIND)
+def test_nothing_behind_the_end_of_a_row_counts(device, name, n, dtype):
+    f = BEHIND[name]
+    for m in (3, 300):
+        seed(name, n, dtype, m)
+        args = negative(name, m, n, dtype, device)
+        assert_close(f, run(f, *args), *args)
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=short)

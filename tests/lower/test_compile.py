@@ -162,6 +162,37 @@ def test_rows_that_are_read_compile_for_every_batch(reduce, dtype, n, m):
     assert kernel.resources.stack == 0
 
 
+@pytest.mark.parametrize("m", [3, 64, 256])
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [
+        (lambda x: x.any(), torch.bool),
+        (lambda x: x.sum(), torch.bool),
+        (lambda x: (x.min(), x.max(), x.sum()), torch.float16),
+        (lambda x: (x.sum(), (x * x).sum(), (x * x * x).sum()), F32),
+    ],
+)
+def test_what_is_gathered_of_shares_is_not_spilled(function, dtype, m):
+    for n in (300016, 1 << 20):
+        kernel = kernel_of(function, torch.empty(m, n, dtype=dtype, device="meta"))
+        assert kernel.resources.stack == 0, (n, kernel.plan.placement)
+
+
+def test_a_product_is_contracted_into_a_sum_for_no_loader():
+    """A predicate that folds in one of two plans with the same numerics lets it be in that one."""
+
+    def scaled(x):
+        return x * (x * 2.5).sum()
+
+    kernels = [
+        kernel_of(scaled, torch.empty(3, width, dtype=BF16, device="meta")[:, :70000], arch="sm_80")
+        for width in (70000, 70001)
+    ]
+    assert [k.plan.placement.loader for k in kernels] == ["shared", "direct"]
+    assert kernels[0].plan.numerics == kernels[1].plan.numerics and kernels[0].plan.is_ragged
+    assert not any("fma.rn.f32" in kernel.ptx for kernel in kernels)
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_resources_against_another_source(name, tmp_path):
     """The section header of the code, which has them on sm_80, and cuobjdump if there is one."""

@@ -1,6 +1,7 @@
 """Plans: numerics that hang on N and dtypes alone, placements within the architecture's limits."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -446,3 +447,34 @@ def test_the_identity_changes_no_result(op):
     alone = rule((values,), None, values.dtype)
     padded = rule((torch.cat([values, identity]),), None, values.dtype)
     assert torch.equal(alone, padded)
+
+
+PADDED = {
+    "a maximum": (lambda x: x.max(), F32, -math.inf),
+    "a minimum of float16": (lambda x: x.min(), torch.float16, math.inf),
+    "a product": (lambda x: x.prod(), F32, 1.0),
+    "a pair": (lambda x: torch.logsumexp(x, -1), BF16, -math.inf),
+    "a sum": (lambda x: x.sum(), F32, 0.0),
+    "whole numbers": (lambda x: x.max(), torch.int32, 0.0),
+    "two reductions": (lambda x: (x.sum(), x.max()), F32, 0.0),
+    "a pair and a sum": (lambda x: torch.logsumexp(x, -1) - x.mean(), BF16, 0.0),
+    "of an expression": (lambda x: (x * 2).max(), F32, 0.0),
+    "read and stored": (lambda x: (x + 1, x.max()), F32, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_a_row_that_is_reduced_alone_holds_the_identity_behind_its_end(name):
+    """And needs no select; every other operand gets one."""
+    function, dtype, expected = PADDED[name]
+    for n in (300001, 300032):  # of odd and of whole vectors
+        kernel = kernel_of(function, torch.empty(3, n, dtype=dtype, device="meta"))
+        loop = next(step for step in kernel.plan.steps if isinstance(step, ColumnLoop))
+        assert loop.padding == expected and kernel.plan.is_ragged
+        assert ("padding=" in kernel.source) == ("padded=True" in kernel.source) == bool(expected)
+
+
+def test_a_column_that_is_reduced_alone_gets_a_select():
+    x, w = (torch.empty(*shape, 300001, device="meta") for shape in ((3,), ()))
+    source = kernel_of(lambda x, w: x * w.max(), x, w).source
+    assert "padded" not in source and "padding" not in source
