@@ -116,7 +116,7 @@ def _wanted_of_long(graph: Graph, arch: Arch, stages: int, writes: bool) -> Want
         return Wanted(True, 1024, 32, "shared")
     if stages > 2:
         return Wanted(True, 256, 64, "shared")
-    few_blocks = loops.is_online and loops.exchanges > 1
+    few_blocks = loops.is_online and (loops.exchanges > 1 or n <= 32768)
     threads = 512 if n > 131072 and columns and not loops.is_online else 256
     return Wanted(True, threads, 16 if n <= 32768 else 32, "shared", few_blocks=few_blocks)
 

@@ -34,7 +34,7 @@ CROWDED_REGISTERS = 72
 # very long, or kept.
 STREAMED_SHARES = {256: 4, 1024: 2}
 LONG_SHARES = {64: 4, 256: 4, 1024: 4}
-KEPT_SHARES = {256: 4, 1024: 4}
+KEPT_SHARES = {256: 2, 1024: 4}
 LONG_N = 262144  # beyond it rows are very long
 
 
@@ -197,9 +197,10 @@ def _loop_placements(
     """One share of a row a CTA, or several; rows stay in shared memory, or in global memory."""
     vec, threads = numerics.vec_size, numerics.threads_per_row
     chunks = numerics.chunks(graph.n)
-    reads = max(_words(loop.reads, vec) for loop in schedule.loops)
-    moves = max(_words(loop.reads + loop.writes, vec) for loop in schedule.loops)
-    gathers = max(len(loop.reduce.gathered) if loop.reduce else 1 for loop in schedule.loops)
+    loops = schedule.loops
+    reads = max((_words(loop.reads, vec) for loop in loops), default=0.0)
+    moves = max((_words(loop.reads + loop.writes, vec) for loop in loops), default=0.0)
+    gathers = max((len(loop.reduce.gathered) for loop in loops if loop.reduce), default=1)
     registers = SPARE_REGISTERS + vec * schedule.words
     if min(registers, MAX_REGISTERS) * threads > target.arch.registers:
         return
