@@ -9,7 +9,8 @@ thread would vanish in it. Nothing is compensated by subtraction, which makes Na
 `SoftmaxPair` and `WelfordTriple` gather two reductions of which the second needs the first: what
 the second one sums is relative to a reference of the thread's own, and `about` moves it.
 
-Products are added by explicit fma: a compiler's choice would depend on how a loop is unrolled.
+Products are added by explicit fma, to 0 where the sum comes later: a compiler's choice would depend
+on how a loop is unrolled, and on what is between them.
 """
 
 import copy
@@ -139,7 +140,7 @@ class _Part:
 
 
 class Partial(_Part):
-    """One reduction, gathered element by element; a vector, or a scalar."""
+    """One reduction, gathered element by element: a vector, or a scalar that is complete."""
 
     def __init__(self, op, vector, is_mask=False):
         self.op, self.values, self.is_mask = op, (vector,), is_mask
@@ -209,7 +210,7 @@ class SoftmaxPair(_Part):
         new = combine(MAX, peak, thread_reduce(value, MAX))
         scale, exp = exp_diff(peak, new), exp_diff(value, new)
         sums = cute.math.fma(sums, cute.full_like(sums, scale), exp)
-        return self._with(new, sums, total * scale)
+        return self._with(new, sums, cute.math.fma(total, scale, Float32(0.0)))
 
     def fold(self):
         """The inner sums added to the outer."""
@@ -236,7 +237,7 @@ class SoftmaxPair(_Part):
         peak, _, total = self.fold().values
         total = _select(peak == INF, Float32(INF), total)
         gap = cute.arch.fmin(peak - reference, Float32(0.0), nan=True)
-        return Partial(ADD, total * math.exp_bounded(gap))
+        return Partial(ADD, cute.math.fma(total, math.exp_bounded(gap), Float32(0.0)))
 
 
 class WelfordTriple(_Part):

@@ -200,6 +200,7 @@ def _loop_placements(
     loops = schedule.loops
     reads = max((_words(loop.reads, vec) for loop in loops), default=0.0)
     moves = max((_words(loop.reads + loop.writes, vec) for loop in loops), default=0.0)
+    tensors = max((len(loop.reads + loop.writes) for loop in loops), default=0)
     gathers = max((len(loop.reduce.gathered) for loop in loops if loop.reduce), default=1)
     registers = SPARE_REGISTERS + vec * schedule.words
     if min(registers, MAX_REGISTERS) * threads > target.arch.registers:
@@ -210,6 +211,7 @@ def _loop_placements(
         if chunks > UNROLLED_CHUNKS:
             free = target.arch.registers // threads - LOOP_REGISTERS - vec * schedule.words
             free -= 2 * shares * (gathers - 1)  # of other shares, what is there of them
+            free -= 8 * max(0, tensors - 5)  # addresses
             ahead = max(k for k in (1, 2, 4) if k == 1 or k * moves <= free) if reads else 0
             unroll = ahead or UNROLL
         if loader == "shared":

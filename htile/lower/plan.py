@@ -36,7 +36,7 @@ class Target:
     broadcast: inputs that the rows repeat; for each leading dimension whether the input has it:
         True, False (of size 1) or None (missing).
     aliases: outputs that are the same memory as an input, (output name, input name).
-    rows: at least so many, one of ROWS: the more there are, the fewer thread blocks a row may take.
+    rows: at least so many, one of ROWS: many may take fewer thread blocks each.
     """
 
     n: int

@@ -46,6 +46,7 @@ CLUSTERS = (2, 4, 8, 16)
 CASES = [(name, n, dtype) for name in NAMES for n in SIZES for dtype in DTYPES]
 STREAMED = (1 << 21, (1 << 22) + 1)
 OF_SHARES = (12000, 20003, 32768, 65536, 300040)
+OF_MANY_CHUNKS = 66 * 32768  # in two levels, of whose last chunk nothing is left to the end
 
 
 @htile.rowwise
@@ -91,8 +92,27 @@ def spread_of_exponentials(x):
 SHARED_NAMES = ("layernorm", "rmsnorm_residual", "log_softmax", "norm_softmax")
 SHARED = {name: EXAMPLES[name] for name in SHARED_NAMES}
 SHARED |= {f.__name__: (f, _rows(1)) for f in (readings, scaled_moments, spread_of_exponentials)}
+
+
+@htile.rowwise
+def sum_and_logsumexp(x):
+    """A pair that is gathered ahead of its sum."""
+    return x.sum(), torch.logsumexp(x, -1)
+
+
+def _ascending(m, n, dtype, device):
+    """Rows whose last elements are the largest, so that a sum is moved to them at the end."""
+    if device == "meta":
+        return _rows(1)(m, n, dtype, device)
+    return (torch.randn(m, n, device=device).sort(-1).values.to(dtype),)
+
+
+SHARED["sum_and_logsumexp"] = sum_and_logsumexp, _ascending
 SHARED["labelled"] = labelled, labelled_arguments
 SHARED["cross_entropy"] = cross_entropy, cross_entropy_arguments
+
+
+SHARED_CASES = [*itertools.product(SHARED, OF_SHARES), ("sum_and_logsumexp", OF_MANY_CHUNKS)]
 
 
 def many_rows(n):
@@ -101,14 +121,15 @@ def many_rows(n):
 
 
 def shared(name, n, dtype, arch):
-    """The function with all plans of two numerics, one share of a row a CTA and several."""
+    """The function with all plans of three numerics, one share of a row a CTA and several."""
     f, arguments = SHARED[name]
     kernel = f.inspect(*arguments(many_rows(n), n, dtype, "meta"), arch=arch)
     plans = enumerate_plans(kernel.graph, kernel.plan.target)
     numerics = {p.numerics for p in plans if p.placement.shares > 1}
     assert numerics
     order = attrgetter("cluster_n", "threads_per_row", "streamed")
-    for num in {pick(numerics, key=order) for pick in (min, max)}:
+    picked = {pick(numerics, key=order) for pick in (min, max)}
+    for num in picked | numerics & {kernel.plan.numerics}:
         for plan in plans:
             place = plan.placement
             if plan.numerics == num:
@@ -218,12 +239,9 @@ def jobs(arch):
     for name, f in BEHIND.items():
         for n, m, dtype in itertools.product(RAGGED, (3, 300), (BF16, F32)):
             yield job(f, negative(name, m, n, dtype, "meta"), arch)
-    for name in SHARED:
-        for n in OF_SHARES:
-            for dtype in (BF16, F32):
-                for _, forced in shared(name, n, dtype, arch):
-                    args = SHARED[name][1](many_rows(n), n, dtype, "meta")
-                    yield job(forced, args, arch)
+    for (name, n), dtype in itertools.product(SHARED_CASES, (BF16, F32)):
+        for _, forced in shared(name, n, dtype, arch):
+            yield job(forced, SHARED[name][1](many_rows(n), n, dtype, "meta"), arch)
 
 
 ALIGNED = ("softmax", "rmsnorm_residual")
@@ -415,8 +433,7 @@ def test_nothing_behind_the_end_of_a_row_counts(device, name, n, dtype):
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=short)
-@pytest.mark.parametrize("n", OF_SHARES)
-@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize(("name", "n"), SHARED_CASES)
 def test_shares_of_a_row(device, arch, name, n, dtype):
     """Right, and the same bits with one share a CTA and with several, in clusters and without."""
     f, arguments = SHARED[name]

@@ -178,6 +178,25 @@ def test_what_is_gathered_of_shares_is_not_spilled(function, dtype, m):
         assert kernel.resources.stack == 0, (n, kernel.plan.placement)
 
 
+def test_a_moved_sum_is_no_product_that_an_addition_contracts():
+    """Of 66 chunks the last is added up after the loop, for several shares between them: an fma to
+    0, once for each chunk of the bodies of loops."""
+
+    def function(x):
+        return torch.logsumexp(x, -1), x.sum()
+
+    moved = {}
+    for m in (1, 64):
+        kernel = kernel_of(function, torch.empty(m, 66 * 32768, dtype=BF16, device="meta"))
+        assert kernel.plan.folded and kernel.plan.placement.shares == (1 if m == 1 else 4)
+        ptx = kernel.ptx
+        products = set(re.findall(r"mul\.f32\s+(%r\d+),", ptx))
+        added = re.findall(r"add\.f32\s+%r\d+, (%r\d+), (%r\d+);", ptx)
+        assert not [pair for pair in added if products & {*pair}]
+        moved[m] = len(re.findall(r"fma\.rn\.f32\s+%r\d+, %r\d+, %r\d+, 0f00000000;", ptx))
+    assert moved[64] > moved[1] >= 10, "four and six chunks"
+
+
 def test_a_product_is_contracted_into_a_sum_for_no_loader():
     """A predicate that folds in one of two plans with the same numerics lets it be in that one."""
 
