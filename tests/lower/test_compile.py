@@ -197,6 +197,21 @@ def test_a_moved_sum_is_no_product_that_an_addition_contracts():
     assert moved[64] > moved[1] >= 10, "four and six chunks"
 
 
+def test_a_weight_of_a_chunk_does_not_hang_on_whether_its_number_is_static():
+    """1 / count: rounded by the compiler in the rest of a loop, approximated and corrected in it."""
+    kernel = example_kernel("layernorm", 1 << 22)
+    assert kernel.plan.chunks == 128 and not kernel.plan.is_unrolled
+    approximated = re.findall(r"rcp\.approx\.ftz\.f32\s+(%r\d+), (%r\d+);", kernel.ptx)
+    assert len(approximated) == 4
+    for near, _ in approximated:
+        step = rf"fma\.rn\.f32\s+(%r\d+), %r\d+, {near}, 0f3F800000;"
+        (rest,) = re.findall(step, kernel.ptx)
+        assert re.search(rf"fma\.rn\.f32\s+%r\d+, {rest}, {near}, {near};", kernel.ptx)
+    for count in (125, 126, 127):
+        (weight,) = struct.unpack(">I", struct.pack(">f", 1 / count))
+        assert f"0f{weight:08X}" in kernel.ptx
+
+
 def test_a_product_is_contracted_into_a_sum_for_no_loader():
     """A predicate that folds in one of two plans with the same numerics lets it be in that one."""
 
