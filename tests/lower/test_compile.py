@@ -198,7 +198,7 @@ def test_a_moved_sum_is_no_product_that_an_addition_contracts():
 
 
 def test_a_weight_of_a_chunk_does_not_hang_on_whether_its_number_is_static():
-    """1 / count: rounded by the compiler in the rest of a loop, approximated and corrected in it."""
+    """1 / count, rounded: by the compiler behind a loop, in it by one correction."""
     kernel = example_kernel("layernorm", 1 << 22)
     assert kernel.plan.chunks == 128 and not kernel.plan.is_unrolled
     approximated = re.findall(r"rcp\.approx\.ftz\.f32\s+(%r\d+), (%r\d+);", kernel.ptx)
