@@ -445,11 +445,8 @@ class ChunksAhead(_Static):
     padding: what rows hold behind their end.
     """
 
-    def __init__(
-        self, ctx: ElementwiseKernelContext, count, tensors, backwards=False, padding=0
-    ):
-        self.ctx, self.tensors, self.backwards = ctx, tensors, backwards
-        self.padding = padding
+    def __init__(self, ctx: ElementwiseKernelContext, count, tensors, backwards, padding):
+        self.ctx, self.tensors, self.backwards, self.padding = ctx, tensors, backwards, padding
         self.total = ctx.config.shares * ctx.num_chunks
         self.ring = [self._load(k) for k in range(min(count, self.total))]
 
@@ -484,10 +481,6 @@ class ChunksAhead(_Static):
             else:
                 chunk = ctx.chunk(first + k, share)
             yield chunk, *now
-
-    def __iter__(self):
-        for share in range(self.ctx.config.shares):
-            yield from self.take(0, self.ctx.num_chunks, share)
 
 
 class ElementwiseLoader(_Static):

@@ -228,10 +228,10 @@ class Rowwise:
 
         Takes what `inspect` takes, and needs no GPU. The kernel is of the dtypes, N, number of
         leading dimensions, broadcast sizes and alignment of these tensors, and serves any number of
-        rows, though many of N > 8192 have others from 64, 256 and 1024 rows on, and one row alone
-        may have a kernel of its own. `meta` tensors count as
-        allocated by torch, so that rows lie at multiples of 16 bytes if N and the strides are such;
-        for rows that begin elsewhere pass a view of a CPU tensor, `torch.empty(4, 4097)[:, 1:]`.
+        rows, though one row alone may have a kernel of its own, and for N > 8192 so may 64, 256
+        and 1024 rows and more. `meta` tensors count as allocated by torch, so that rows lie at
+        multiples of 16 bytes if N and the strides are such; for rows that begin elsewhere pass a
+        view of a CPU tensor, `torch.empty(4, 4097)[:, 1:]`.
         """
         kernel = self.inspect(*args, arch=arch, **kwargs)
         build_ahead(kernel.source, kernel.lowered.function, kernel.arch)

@@ -27,9 +27,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--args", action="append", metavar="TEXT",
-        help="its arguments, written as below; once for each kernel. How many dimensions matters, "
-        "how many rows only as fewer than two, 64, 256 and 1024 of N > 8192 may have kernels of "
-        "their own; tensors begin at multiples of 16 bytes",
+        help="its arguments, written as below; once for each kernel. How many dimensions matters; "
+        "of rows, whether it is one, and for N > 8192 whether they are 64, 256 or 1024 and more; "
+        "tensors begin at multiples of 16 bytes",
     )  # fmt: skip
     parser.add_argument(
         "--arch", action="append", metavar="NAME",

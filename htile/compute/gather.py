@@ -85,21 +85,15 @@ class Gathered:
         return Gathered(part.first for part in self.parts)
 
     def take(self, chunk, value):
-        """With a chunk's values, in the part of its share; those before it are closed."""
-        s = chunk.share
-        parts = [part.close() for part in self.parts[:s]] + [*self.parts[s:]]
-        parts[s] = parts[s].take(chunk, value)
-        return Gathered(parts)
+        """With a chunk's values, in the part of its share."""
+        return self._with(chunk.share, self.parts[chunk.share].take(chunk, value))
 
-    def close(self, share):
-        """In fewer registers, where nothing more is taken in a share."""
-        parts = [*self.parts]
-        parts[share] = parts[share].close()
-        return Gathered(parts)
+    def fold(self, share=0):
+        """The inner level of a share added to the outer: in fewer registers, of one structure."""
+        return self._with(share, self.parts[share].fold())
 
-    def fold(self):
-        """The inner level added to the outer."""
-        return Gathered(part if part.is_closed else part.fold() for part in self.parts)
+    def _with(self, share, part):
+        return Gathered([*self.parts[:share], part, *self.parts[share + 1 :]])
 
     def about(self, reference):
         """Of two reductions the second, relative to the row's reference."""
@@ -122,19 +116,7 @@ class _Part:
     keeps_padding: `take` gets padded lanes as they are, not as the identity of `op`.
     """
 
-    op, is_mask, keeps_padding, is_closed = ADD, False, False, False
-
-    def fold(self):
-        """The inner level added to the outer, where there are two."""
-        return self
-
-    def close(self):
-        """The same in fewer registers, where nothing more is taken; of the same structure."""
-        if self.is_closed:
-            return self
-        closed = copy.copy(self.fold())
-        closed.is_closed = True
-        return closed
+    op, is_mask, keeps_padding = ADD, False, False
 
     def _with(self, *values):
         new = copy.copy(self)

@@ -69,10 +69,11 @@ def _distance(plan: Plan, wanted: Wanted) -> tuple:
 def _wanted(graph: Graph, arch: Arch) -> Wanted:
     """The table: measured on an H200, CONTRIBUTING.md has the figures.
 
-    Short rows stay in registers: 16 elements a thread, few of them padding. Long ones stay in
-    shared memory, in clusters, and are worked on chunk by chunk. Columns are loaded late, because
-    early they cost registers, so rows in flight; and beside columns, rows go straight to registers,
-    because shared memory is taken from the L1 cache that columns live in.
+    Short rows stay in registers: 32 bytes a thread, little of it padding. Long ones stay in shared
+    memory, in clusters, and are worked on chunk by chunk; what is only read, and very long ones,
+    are streamed. Columns are loaded late, because early they cost registers, so rows in flight; and
+    beside columns, short rows go straight to registers, because shared memory is taken from the L1
+    cache that columns live in.
     """
     n, columns = graph.n, has_columns(graph)
     stages = max(assign_stages(graph).values())

@@ -77,15 +77,22 @@ def _build(source: str, function: str, arch: str) -> Artifact:
     cute = _import_cute()
     start = time.perf_counter()
     module = load_source(source)
-    wanted = module.get("blocks", 0)
-    fewer = [wanted - 1] if wanted > 2 else []
-    for blocks in dict.fromkeys([wanted, *fewer, 0, 1]):  # 0: as it likes, 1: all registers
-        module["blocks"] = blocks
-        built = _compile(cute, module, source, function, arch)
+    built = _compile(cute, module, source, function, arch)
+    for blocks in _fewer(module["blocks"]) if "blocks" in module else ():
         if not built.resources.stack:
             break
+        module["blocks"] = blocks
+        other = _compile(cute, module, source, function, arch)
+        built = min(built, other, key=lambda artifact: artifact.resources.stack)
     logger.info("compiled %s for %s in %.2f s", function, arch, time.perf_counter() - start)
     return built
+
+
+def _fewer(blocks: int) -> list[int]:
+    """Thread blocks an SM to try after so many: 0 is as the compiler likes, of 1 it takes all
+    registers that there are."""
+    fewer = [blocks - 1] if blocks > 2 else []
+    return [other for other in (*fewer, 0, 1) if other != blocks]
 
 
 def _compile(cute, module: dict[str, object], source: str, function: str, arch: str) -> Artifact:

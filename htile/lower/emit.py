@@ -380,9 +380,9 @@ class _Printer:
         self._name_fragments(loop)
         if loop.reads and self.ahead is None:
             lines += self._start(loop)
-        over_shares = self.plan.placement.shares > 1 and not (loop.reads and self.plan.is_unrolled)
-        if over_shares:
-            lines.append(f"    for s in cutlass.range_constexpr({self.plan.placement.shares}):")
+        shares = self.plan.placement.shares
+        if shares > 1:
+            lines.append(f"    for s in cutlass.range_constexpr({shares}):")
             self.depth += 1
         outer = self.depth
         for headers in self._headers(loop):
@@ -391,9 +391,8 @@ class _Printer:
                 self.depth += tail.endswith(":")
             lines += self._body(loop)
             self.depth = outer
-        if over_shares and loop.reduce is not None:
-            names = [self._gathered_name(id) for id, _, _ in loop.reduce.gathered]
-            lines += [f"{self._indent()}{name} = {name}.close(s)" for name in names]
+        if shares > 1 and loop.reduce is not None:  # nothing more is taken in this share
+            lines += self._folds([id for id, _, _ in loop.reduce.gathered])
         self.depth, self.in_flight, self.ahead = 1, {}, None
         return lines
 
@@ -410,22 +409,26 @@ class _Printer:
         Calls that open a loop or begin its body, as head, arguments and tail.
         """
         plan, place = self.plan, self.plan.placement
-        share = ["s"] if place.shares > 1 else []
         if not loop.reads:
             over = ("for k in cutlass.range_constexpr(", ["ctx.num_chunks"], "):")
             if not plan.is_unrolled:
                 unroll = f"unroll={place.unroll}"
                 over = ("for k in cutlass.range(", ["ctx.num_chunks", unroll], "):")
+            share = ["s"] if place.shares > 1 else []
             return [[over, ("chunk = ctx.chunk(", ["k", *share], ")")]]
-        each = f"for {', '.join(['chunk', *self.in_flight.values()])} in {self.ahead}"
+        share = ["share=s"] if place.shares > 1 else []
+        names = ", ".join(["chunk", *self.in_flight.values()])
+
+        def take(first: object, count: int) -> tuple[str, list, str]:
+            args = [str(first), str(count), *share]
+            return f"for {names} in {self.ahead}.take(", args, "):"
+
         if plan.is_unrolled:
-            return [[(each, [], ":")]]
-        step, share = place.ahead, [f"share={s}" for s in share]
+            return [[take(0, plan.chunks)]]
+        step = place.ahead
         most = plan.chunks // step * step - step  # the rest is of static numbers
         over = ("for k in cutlass.range(", ["0", str(most), str(step), "unroll=1"], "):")
-        group = (f"{each}.take(", ["k", str(step), *share], "):")
-        rest = (f"{each}.take(", [str(most), str(plan.chunks - most), *share], "):")
-        return [[over, group], [rest]]
+        return [[over, take("k", step)], [take(most, plan.chunks - most)]]
 
     def _body(self, loop: ColumnLoop) -> list[str]:
         """What is done with one chunk."""
@@ -442,9 +445,14 @@ class _Printer:
         if folded:
             last = self.plan.folded - 1  # a power of two less one: `&` leaves no branch if unrolled
             lines.append(f"{self._indent()}if chunk.k & {last} == {last}:")
-            names = map(self._gathered_name, folded)
-            lines += [f"{self._indent()}    {name} = {name}.fold()" for name in names]
+            lines += [f"    {line}" for line in self._folds(folded)]
         return lines
+
+    def _folds(self, results: Iterable[int]) -> list[str]:
+        """What is gathered for results in two levels, added up."""
+        share = "s" if self.plan.placement.shares > 1 else ""
+        names = map(self._gathered_name, results)
+        return [f"{self._indent()}{name} = {name}.fold({share})" for name in names]
 
     def _parameter(self, argument: Input | Output) -> str:
         name = self.tensors[argument]

@@ -25,6 +25,8 @@ UNROLL = 4  # chunks at once of a loop over more
 # Registers for what is on its way from global memory to unrolled loops: columns alone, rows too.
 COLUMN_REGISTERS, ROW_REGISTERS = 16, 32
 LOOP_REGISTERS = 32  # of a loop over more chunks, beside what it computes, reads and writes
+SHARE_REGISTERS = 2  # of each share for each reduction that is gathered beside the first
+ADDRESS_REGISTERS, FEW_TENSORS = 8, 5  # of each tensor that a loop moves beside a few
 HELD_REGISTERS = 32  # of a row in a thread, from which on the compiler is told how many blocks
 OTHER_REGISTERS = 16  # beside them
 ONLINE_THREADS = 1536  # of an SM, for which loops that gather two stages spare registers
@@ -197,23 +199,16 @@ def _loop_placements(
     """One share of a row a CTA, or several; rows stay in shared memory, or in global memory."""
     vec, threads = numerics.vec_size, numerics.threads_per_row
     chunks = numerics.chunks(graph.n)
-    loops = schedule.loops
-    reads = max((_words(loop.reads, vec) for loop in loops), default=0.0)
-    moves = max((_words(loop.reads + loop.writes, vec) for loop in loops), default=0.0)
-    tensors = max((len(loop.reads + loop.writes) for loop in loops), default=0)
-    gathers = max((len(loop.reduce.gathered) for loop in loops if loop.reduce), default=1)
     registers = SPARE_REGISTERS + vec * schedule.words
     if min(registers, MAX_REGISTERS) * threads > target.arch.registers:
         return
     for shares in _shares(target, numerics, chunks):
-        every, tiles = shares * chunks, 0
-        unroll, ahead = chunks, _ahead(reads, every, loader)
-        if chunks > UNROLLED_CHUNKS:
-            free = target.arch.registers // threads - LOOP_REGISTERS - vec * schedule.words
-            free -= 2 * shares * (gathers - 1)  # of other shares, what is there of them
-            free -= 8 * max(0, tensors - 5)  # addresses
-            ahead = max(k for k in (1, 2, 4) if k == 1 or k * moves <= free) if reads else 0
+        if chunks <= UNROLLED_CHUNKS:
+            ahead, unroll = _ahead(schedule, vec, shares * chunks, loader), chunks
+        else:
+            ahead = _ahead_in_loop(schedule, vec, shares, target.arch.registers // threads)
             unroll = ahead or UNROLL
+        tiles = 0
         if loader == "shared":
             if not _is_asynchronous(_rows_of(schedule), vec, target):
                 return
@@ -235,17 +230,28 @@ def _words(moved: tuple[Input | Output, ...], vec: int) -> float:
     return sum(max(1, vec * each.dtype.itemsize / 4) for each in moved)
 
 
-def _ahead(reads: float, every: int, loader: str) -> int:
-    """How many chunks are on their way to loops that are unrolled.
-
-    reads: registers of what a loop reads of a chunk. every: chunks of all shares.
-    """
+def _ahead(schedule: Schedule, vec: int, every: int, loader: str) -> int:
+    """How many chunks, of every one, are on their way to loops that are unrolled."""
+    reads = max((_words(loop.reads, vec) for loop in schedule.loops), default=0.0)
     if not reads:
         return 0
     if loader == "direct":
         return min(every, max(1, int(ROW_REGISTERS / reads)))
     fit = int(COLUMN_REGISTERS / reads)  # with those of the chunk that is worked on, or all
     return every if fit >= every else max(1, fit // 2)
+
+
+def _ahead_in_loop(schedule: Schedule, vec: int, shares: int, registers: int) -> int:
+    """The same of loops over more chunks, as the registers of a thread go."""
+    if not any(loop.reads for loop in schedule.loops):
+        return 0
+    moved = [loop.reads + loop.writes for loop in schedule.loops]
+    gathered = [loop.reduce.gathered for loop in schedule.loops if loop.reduce]
+    free = registers - LOOP_REGISTERS - vec * schedule.words
+    free -= SHARE_REGISTERS * shares * (max(map(len, gathered), default=1) - 1)
+    free -= ADDRESS_REGISTERS * max(0, max(map(len, moved)) - FEW_TENSORS)
+    words = max(_words(each, vec) for each in moved)
+    return max(ahead for ahead in (1, 2, 4) if ahead == 1 or ahead * words <= free)
 
 
 def _shares(target: Target, numerics: Numerics, chunks: int) -> Iterator[int]:

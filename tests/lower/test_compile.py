@@ -10,12 +10,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import htile
 from htile.errors import CompileError
+from htile.lower import compile as compiler
 from htile.lower.arch import ARCHS, arch_named, arch_of_capability
 from htile.lower.compile import _compile, build, load_source
 from htile.lower.plan import Target
@@ -147,6 +149,30 @@ def test_a_cta_that_has_all_shares_contracts_what_others_do():
         ptx = function.inspect(x, arch="sm_90a").ptx
         counts.append([ptx.count(f"{op}.f32") for op in ("fma.rn", "mul.rn", "selp")])
     assert counts[0] == counts[1]
+
+
+def test_a_text_is_compiled_again_only_for_other_thread_blocks(monkeypatch):
+    """As long as registers are spilled; the least of it is kept."""
+
+    def blocks_tried(name, n, stacks):
+        """What `_build` asks for, and which artifact it keeps, of those with such stacks."""
+        kernel = example_kernel(name, n)
+        made = [SimpleNamespace(resources=SimpleNamespace(stack=stack)) for stack in stacks]
+        asked = []
+
+        def compile(cute, module, *rest):
+            asked.append(module.get("blocks"))
+            return made[len(asked) - 1]
+
+        monkeypatch.setattr(compiler, "_compile", compile)
+        kept = compiler._build(kernel.source, kernel.lowered.function, kernel.arch)
+        return asked, made.index(kept)
+
+    assert blocks_tried("softmax", 4096, [8]) == ([None], 0)
+    assert blocks_tried("layernorm", 131072, [0]) == ([6], 0)
+    assert blocks_tried("layernorm", 131072, [8, 4, 0]) == ([6, 5, 0], 2)
+    assert blocks_tried("layernorm", 131072, [8, 4, 16, 4]) == ([6, 5, 0, 1], 1)
+    assert blocks_tried("softmax", 1 << 22, [8, 16]) == ([1, 0], 0)
 
 
 @pytest.mark.parametrize("m", [3, 256, 1024])
