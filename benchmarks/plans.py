@@ -45,6 +45,7 @@ def label(plan: Plan) -> str:
         f"{kind}{', pairs' if num.paired else ''}, {place.loader}, {place.columns} columns, "
         f"{rows} row{'s' if rows > 1 else ''} a CTA"
         f"{f', {place.shares} shares' if place.shares > 1 else ''}"
+        f"{f', {plan.abreast} at a time' if plan.abreast > 1 else ''}"
     )
 
 

@@ -39,11 +39,11 @@ def default_cluster_n(dtype, N: int) -> int:
 class ElementwiseTileConfig:
     """Tile of a row-wise kernel: `threads_per_row` threads to each of `cluster_n` shares of a row.
 
-    shares: how many of them one CTA works on one after the other; the launch has clusters of
-    `cluster_n / shares` CTAs. stage: slots of the reduction buffer; with none, nothing is
-    exchanged, and the CTAs of a row do not wait for each other. copy_bytes: widest memory access
-    that the alignment of all row operands allows (16, 8, 4, 2, 1). reduction_dtype: Float32, or
-    Int64 where 64-bit values or pairs are exchanged.
+    shares: how many of them one CTA works on, `abreast` at a time, each with threads of its own;
+    the launch has clusters of `cluster_n / shares` CTAs. stage: slots of the reduction buffer; with
+    none, nothing is exchanged, and the CTAs of a row do not wait for each other. copy_bytes: widest
+    memory access that the alignment of all row operands allows (16, 8, 4, 2, 1). reduction_dtype:
+    Float32, or Int64 where 64-bit values or pairs are exchanged.
     """
 
     dtype: type
@@ -51,6 +51,7 @@ class ElementwiseTileConfig:
     cluster_n: int | None = None
     stage: int = 1
     shares: int = 1
+    abreast: int = 1
     num_threads: int | None = None
     threads_per_row: int | None = None
     copy_bytes: int = 16
@@ -67,9 +68,10 @@ class ElementwiseTileConfig:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         if self.num_threads is None:
-            threads = max(default_num_threads(self.N), self.threads_per_row)
+            threads = max(default_num_threads(self.N), self.threads_per_row * self.abreast)
             object.__setattr__(self, "num_threads", threads)
-        for name in ("cluster_n", "shares", "threads_per_row", "num_threads", "copy_bytes"):
+        sizes = ("cluster_n", "shares", "abreast", "threads_per_row", "num_threads", "copy_bytes")
+        for name in sizes:
             value = getattr(self, name)
             if value < 1 or value & (value - 1):
                 raise ValueError(f"{name} must be a power of two, got {value}")
@@ -88,11 +90,21 @@ class ElementwiseTileConfig:
             raise ValueError(f"cluster_n must be at most 16, got {self.cluster_n}")
         if self.cluster_n % self.shares:
             raise ValueError(f"{self.cluster_n} shares of a row are not {self.shares} a CTA")
+        if self.shares % self.abreast or self.num_threads < self.threads_per_row * self.abreast:
+            raise ValueError(
+                f"{self.num_threads} threads do not work on {self.abreast} of {self.shares} shares "
+                f"at a time, {self.threads_per_row} on each"
+            )
 
     @property
     def rows(self) -> int:
         """Rows of a tile."""
-        return self.num_threads // self.threads_per_row
+        return self.num_threads // (self.threads_per_row * self.abreast)
+
+    @property
+    def turns(self) -> int:
+        """Shares that a thread works on one after the other."""
+        return self.shares // self.abreast
 
     @property
     def ctas(self) -> int:
@@ -115,13 +127,13 @@ class ElementwiseTileConfig:
         return math.ceil(self.N / (vec_size * self.threads_per_row * self.cluster_n))
 
     def tiler_mn(self, vec_size: int) -> tuple[int, int]:
-        """(rows, columns) of the tile of one CTA."""
+        """(rows, columns) of the tile of one CTA; of rows, as many as have threads of their own."""
         share = vec_size * self.threads_per_row * self.num_blocks_N(vec_size)
-        return (self.rows, share * self.shares)
+        return (self.rows * self.abreast, share * self.turns)
 
     def is_even(self, vec_size: int) -> bool:
         """Does the row fill its tiles, so that nothing is predicated by column?"""
-        return self.tiler_mn(vec_size)[1] * self.ctas == self.N
+        return self.tiler_mn(vec_size)[1] * self.abreast * self.ctas == self.N
 
     def grid(self, M):
         """Launch grid for M rows."""
@@ -146,7 +158,7 @@ class ElementwiseTileConfig:
     @property
     def reduce_layout(self) -> ReduceLayout:
         """Layout of the reduction buffer."""
-        warps = self.num_threads // 32
+        warps = self.num_threads // (32 * self.abreast)
         return ReduceLayout(
             warps, self.warps_per_row, self.cluster_n, self.stage, self.reduction_dtype
         )

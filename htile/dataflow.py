@@ -11,6 +11,7 @@ from cutlass.base_dsl.typing import as_numeric
 from cutlass.memory import SmemAllocator
 
 from htile.compute.gather import Gathered, Partial, SoftmaxPair, TwoLevelSum, WelfordTriple
+from htile.compute.moments import reduce_moments
 from htile.compute.reduce import (
     MAX,
     MIN,
@@ -72,10 +73,15 @@ class ElementwiseKernelContext(_Static):
         self.tidx, _, _ = cute.arch.thread_idx()
         self.bidx, _, _ = cute.arch.block_idx()
         self.cluster_y = cute.arch.block_idx()[1] if const_expr(config.ctas > 1) else 0
-        self.row = self.bidx * tiler_mn[0] + self.tidx // config.threads_per_row
         # One row a CTA: the grid is exact, and no row is out of bounds.
-        self.row_in_bounds = True if const_expr(tiler_mn[0] == 1) else self.row < self.shape[0]
-        self.tile = self.cluster_y  # which tile of columns
+        group = row = self.tidx // config.threads_per_row
+        if config.abreast > 1:
+            row = group // config.abreast
+        self.row = self.bidx * config.rows + row
+        self.row_in_bounds = True if const_expr(config.rows == 1) else self.row < self.shape[0]
+        self.beside = 0 if config.abreast == 1 else group % config.abreast
+        # which tile of columns
+        self.tile = self.cluster_y * config.abreast + self.beside
 
         smem = SmemAllocator()
         extra = extra_smem_tensors
@@ -88,16 +94,17 @@ class ElementwiseKernelContext(_Static):
         self.reduction_buffer, self.mbar_ptr = buffer, mbar_ptr
 
         self.thr_copy = tiled_copy.get_slice(self.tidx)
-        self.capacity = tiler_mn[1] * config.ctas
+        self.capacity = tiler_mn[1] * config.abreast * config.ctas
         self._take_columns()
         self.vec_size = cute.size(self.tXcX, mode=[0])
-        self.num_chunks = cute.size(self.tXcX, mode=[2]) // config.shares
+        self.num_chunks = cute.size(self.tXcX, mode=[2]) // config.turns
         self.tXgX = self.partition_dest(self.partition_global(mX))
         self.tXsX = self.partition_dest(self.sX) if shared else None
         self.tXrX = self.make_fragment(self.tXgX, mX.element_type)
         # Of a ragged row at run time, also where one CTA has it: a predicate that folds in one plan
         # lets the compiler contract a product and a sum there, which gives other bits.
-        self.rank = self.cluster_y if self.tXpX is None else cute.arch.block_idx()[1]
+        rank = self.cluster_y if self.tXpX is None else cute.arch.block_idx()[1]
+        self.rank = rank * config.abreast + self.beside
         self._cluster_pending = config.has_mbars
         config.initialize_cluster(self.tidx, mbar_ptr)
 
@@ -114,14 +121,14 @@ class ElementwiseKernelContext(_Static):
         self.tXpCopy = self._copy_predicate()
 
     def chunk(self, k, share=0):
-        """This context with one vector a thread: of `num_chunks` the k-th, of a share of the CTA's.
+        """This context with one vector a thread: of `num_chunks` the k-th, of one of its shares.
 
         k may be a run-time number.
         """
         part = copy.copy(self)
         part.tiler_mn = (self.tiler_mn[0], self.vec_size * self.config.threads_per_row)
         part.k, part.share = k, share
-        part.tile = (self.rank * self.config.shares + share) * self.num_chunks + k
+        part.tile = (self.rank * self.config.turns + share) * self.num_chunks + k
         part._take_columns()
         return part
 
@@ -248,6 +255,8 @@ class ElementwiseKernelContext(_Static):
         is_writer = self.tidx % self.config.threads_per_row == 0
         if const_expr(self.config.ctas > 1):
             is_writer = is_writer and self.cluster_y == 0
+        if const_expr(self.config.abreast > 1):
+            is_writer = is_writer and self.beside == 0
         if const_expr(self.row_in_bounds is not True):
             is_writer = is_writer and self.row_in_bounds
         if is_writer:
@@ -360,8 +369,25 @@ class ElementwiseKernelContext(_Static):
             self._slots(slot, 1),
             None if self.mbar_ptr is None else self.mbar_ptr + slot,
             phase,
+            self.config.abreast,
         )
         return peak, about_finite(peak, total) if finite else total
+
+    def reduce_triple(self, triple, slot=0, phase=0):
+        """Row sum, and the row's `RowMoments`, of a `WelfordTriple`, with one exchange.
+
+        `about(reference)` of the latter is the sum of (x - reference)**2. The buffer is of Int64;
+        two slots.
+        """
+        self.cluster_wait()
+        return reduce_moments(
+            [part.of_thread for part in triple.parts],
+            self.config.threads_per_row,
+            self._slots(slot, 2),
+            None if self.mbar_ptr is None else self.mbar_ptr + slot,
+            phase,
+            self.config.abreast,
+        )
 
     def partial(self, op, dtype=Float32):
         """The start of a reduction chunk by chunk: `op`'s identity, in values of `dtype`."""
@@ -380,8 +406,8 @@ class ElementwiseKernelContext(_Static):
         return self._in_shares(lambda share: WelfordTriple(self.chunk(0, share)))
 
     def _in_shares(self, start):
-        """What is gathered for each share of this CTA's."""
-        return Gathered([start(share) for share in range(self.config.shares)])
+        """What is gathered for each share of this thread's."""
+        return Gathered([start(share) for share in range(self.config.turns)])
 
     def accumulate(self, gathered, value, padded=False):
         """`gathered` and this chunk's values, element by element; padded lanes do not count.
@@ -405,6 +431,7 @@ class ElementwiseKernelContext(_Static):
             self._slots(slot, len(operands)),
             None if self.mbar_ptr is None else self.mbar_ptr + slot,
             phase,
+            abreast=self.config.abreast,
         )
 
     def _operand(self, value, op):
@@ -438,7 +465,7 @@ class ElementwiseKernelContext(_Static):
 
 
 class ChunksAhead(_Static):
-    """The chunks of a CTA's shares in order, with what they have of tensors in global memory.
+    """The chunks of a thread's shares in order, with what they have of tensors in global memory.
 
     Each is loaded `count` chunks before it is used: no compiler moves a load above a store, or out
     of the branch that a predicate makes. backwards: from the last chunk of the last share on.
@@ -447,7 +474,7 @@ class ChunksAhead(_Static):
 
     def __init__(self, ctx: ElementwiseKernelContext, count, tensors, backwards, padding):
         self.ctx, self.tensors, self.backwards, self.padding = ctx, tensors, backwards, padding
-        self.total = ctx.config.shares * ctx.num_chunks
+        self.total = ctx.config.turns * ctx.num_chunks
         self.ring = [self._load(k) for k in range(min(count, self.total))]
 
     def _load(self, k, into=None) -> list:
@@ -477,7 +504,7 @@ class ChunksAhead(_Static):
             if not isinstance(following, int) or following < self.total:
                 self._load(following, fragments)
             if self.backwards:
-                chunk = ctx.chunk(ctx.num_chunks - 1 - first - k, ctx.config.shares - 1 - share)
+                chunk = ctx.chunk(ctx.num_chunks - 1 - first - k, ctx.config.turns - 1 - share)
             else:
                 chunk = ctx.chunk(first + k, share)
             yield chunk, *now

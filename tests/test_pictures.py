@@ -342,9 +342,20 @@ def test_pairs_shares_and_fetched_columns_are_shown():
     assert "one barrier of 16 CTAs" in texts and "as pairs" in str(plan)
     plan = plans_of_many_rows("layernorm", 131072)
     _, texts = parse(plan_svg(plan))
-    assert plan.placement.shares == 2 and "2 shares of a row a CTA" in str(plan)
-    assert "one barrier of 8 CTAs" in texts
+    assert "4 shares of a row a CTA, 2 at a time" in str(plan)
+    assert "one barrier of 4 CTAs" in texts
     assert "fetches weight, bias" in texts and "fetch    weight, bias of 1 chunk" in str(plan)
+
+
+def test_what_a_barrier_brings_for_the_next_stage_is_shown():
+    plan = plans_of_many_rows("layernorm", 65536)
+    _, texts = parse(plan_svg(plan))
+    assert [text for text in texts if "barrier" in text and text != "across barriers"] == [
+        "one barrier of 2 CTAs",
+        "of what the barrier brought",
+    ]
+    total, squares = (s for s in plan.steps if isinstance(s, Reduce))
+    assert f"of what %{total.results[0]} was exchanged with" in str(plan) and squares.carried
 
 
 def plans_of_many_rows(name, n):

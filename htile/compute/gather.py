@@ -15,11 +15,11 @@ on how a loop is unrolled, and on what is between them.
 
 import copy
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 
 from htile.compute import math
+from htile.compute.moments import Moments, reciprocal
 from htile.compute.reduce import (
     ADD,
     MAX,
@@ -27,15 +27,11 @@ from htile.compute.reduce import (
     exp_diff,
     identity,
     make_vector,
+    select,
     thread_reduce,
 )
 
 INF = float("inf")
-
-
-def _select(condition, a, b):
-    """a where the condition holds, else b; of Float32."""
-    return Float32(cutlass.select_(condition, a, b))
 
 
 def _sum_of_squares(x):
@@ -46,16 +42,6 @@ def _sum_of_squares(x):
     halves = x.reshape((n // 2, 2))
     low, high = halves[None, 0], halves[None, 1]
     return thread_reduce(cute.math.fma(high, high, low * low), ADD)
-
-
-def _reciprocal(count):
-    """1 / count as IEEE rounds it, for a number of chunks.
-
-    A compiler knows the number of a chunk in unrolled code, and rounds so; rcp.approx does not. One
-    correction does for all but a mantissa of ones (P. Markstein, IA-64 and Elementary Functions).
-    """
-    near = cute.arch.rcp_approx(count)
-    return cute.math.fma(cute.math.fma(-count, near, Float32(1.0)), near, near)
 
 
 class Gathered:
@@ -227,7 +213,7 @@ class SoftmaxPair(_Part):
         else that is finite does not count.
         """
         peak, _, total = self.fold().values
-        total = _select(peak == INF, Float32(INF), total)
+        total = select(peak == INF, Float32(INF), total)
         gap = cute.arch.fmin(peak - reference, Float32(0.0), nan=True)
         return Partial(ADD, cute.math.fma(total, math.exp_bounded(gap), Float32(0.0)))
 
@@ -254,23 +240,23 @@ class WelfordTriple(_Part):
         base, rest, squares, outer = self.values
         start = value[0]
         starts = (Int32(chunk.k) == 0) & (math.abs(start) < INF)
-        base = _select(starts, start, base)
+        base = select(starts, start, base)
         shifted = value - base
         total, square = thread_reduce(shifted, ADD), _sum_of_squares(shifted)
-        weight = _reciprocal(Float32(chunk.k + 1))
+        weight = reciprocal(Float32(chunk.k + 1))
         keep = 1.0 - weight
         merged = self.vec_size * keep
         if const_expr(chunk.in_row is not None):
             some = total, square, weight, merged
-            total, square, weight, merged = (_select(chunk.in_row, v, Float32(0.0)) for v in some)
+            total, square, weight, merged = (select(chunk.in_row, v, Float32(0.0)) for v in some)
             keep = 1.0 - weight
         delta = total * (1.0 / self.vec_size)
         within = cute.math.fma(-total, delta, square)
-        within = _select(square < INF, within, square)  # not inf - inf
+        within = select(square < INF, within, square)  # not inf - inf
         gap = delta - rest
         mean = cute.math.fma(rest, keep, delta * weight)  # an infinite rest stays what it is
         moved = base + mean
-        moved = _select(math.abs(moved) < INF, moved, base)
+        moved = select(math.abs(moved) < INF, moved, base)
         squares = squares + cute.math.fma(merged * gap, gap, within)
         return self._with(moved, (base - moved) + mean, squares, outer)
 
@@ -281,18 +267,15 @@ class WelfordTriple(_Part):
 
     @property
     def first(self):
-        """The sum: of equal elements as exact as one product."""
-        base, rest, _, _ = self.values
-        n = self._count()
-        return Partial(ADD, cute.math.fma(n, base, n * rest))
+        """The sum."""
+        return Partial(ADD, self.of_thread.total)
 
     def about(self, reference):
         """The sum of (x - reference)**2."""
-        base, rest, _, squares = self.fold().values
-        n, gap = self._count(), (base - reference) + rest
-        moved = cute.math.fma(n, gap * gap, squares)
-        return Partial(ADD, _select(n > 0.0, moved, Float32(0.0)))
+        return Partial(ADD, self.of_thread.about(reference))
 
-    def _count(self):
-        """Elements of the row that the thread has."""
-        return Float32(self.share.chunks_in_row * self.vec_size)
+    @property
+    def of_thread(self):
+        """What the thread has of the row, as `Moments`."""
+        base, rest, _, squares = self.fold().values
+        return Moments(self.share.chunks_in_row * self.vec_size, base, rest, squares)

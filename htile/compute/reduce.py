@@ -128,52 +128,65 @@ def _from_buffer(word, dtype):
     return word.bitcast(dtype)
 
 
-def _peers(slot, dtype):
+def _peers(slot, dtype, abreast=1):
     """The partials of this thread's row that this lane combines: one, or several strided by 32.
 
     Lanes repeat when there are fewer than 32 peers, so the butterfly needs no identity.
     """
     warps_per_row, cluster_n = slot.shape[1]
     peers = warps_per_row * cluster_n
-    row = cute.arch.warp_idx() // warps_per_row
+    row = cute.arch.warp_idx() // (warps_per_row * abreast)
     lane = cute.arch.lane_idx()
     if peers <= 32:
         return [_from_buffer(slot[row, lane % peers], dtype)]
     return [_from_buffer(slot[row, lane + 32 * i], dtype) for i in range(peers // 32)]
 
 
-def _combine_peers(slot, op, dtype):
+def _combine_peers(slot, op, dtype, abreast):
     """Reduce one slot over all warps and CTAs of the row; every thread gets the result."""
-    warps_per_row, cluster_n = slot.shape[1]
-    terms = _peers(slot, dtype)
+    return combine_lanes(_peers(slot, dtype, abreast), op, min(cute.size(slot.shape[1]), 32))
+
+
+def combine_lanes(terms, op, width: int):
+    """Reduce what each of `width` lanes has, as many terms."""
     while len(terms) > 1:
         half = len(terms) // 2
         terms = [combine(op, terms[i], terms[i + half]) for i in range(half)]
-    return warp_reduce(terms[0], op, min(warps_per_row * cluster_n, 32))
+    return warp_reduce(terms[0], op, width)
+
+
+def _first_place(slot, shares, abreast):
+    """Row, warp of the share and first share among the CTA's of what this warp has, of `shares`."""
+    warps_per_row, _ = slot.shape[1]
+    warp = cute.arch.warp_idx()
+    group = warp // warps_per_row
+    if const_expr(abreast == 1):
+        return group, warp % warps_per_row, 0
+    return group // abreast, warp % warps_per_row, group % abreast * shares
 
 
 @cute.jit
-def _exchange_block(words: tuple, slots: tuple):
+def _exchange_block(words: tuple, slots: tuple, abreast: cutlass.Constexpr):
     """Lane 0 of each warp leaves its words, of each slot one a share; one barrier for all slots."""
-    warps_per_row, _ = slots[0].shape[1]
-    warp = cute.arch.warp_idx()
+    row, warp, first = _first_place(slots[0], len(words[0]), abreast)
     if cute.arch.lane_idx() == 0:
         for i in cutlass.range_constexpr(len(words)):
             for s in cutlass.range_constexpr(len(words[i])):
-                slots[i][warp // warps_per_row, (warp % warps_per_row, s)] = words[i][s]
+                slots[i][row, (warp, first + s)] = words[i][s]
     cute.arch.barrier()
 
 
 @cute.jit
-def _exchange_cluster(words: tuple, slots: tuple, mbar_ptr, phase):
+def _exchange_cluster(words: tuple, slots: tuple, mbar_ptr, phase, abreast: cutlass.Constexpr):
     """Lane c of each warp sends the warp's words, of each slot one a share, to CTA c; one
     transaction for all slots."""
     warps_per_row, cluster_n = slots[0].shape[1]
-    shares = len(words[0])
-    warp, lane = cute.arch.warp_idx(), cute.arch.lane_idx()
+    shares = len(words[0]) * abreast
+    row, warp, first = _first_place(slots[0], len(words[0]), abreast)
+    lane = cute.arch.lane_idx()
     rows = slots[0].shape[0]
     itemsize = slots[0].element_type.width // 8
-    if warp == 0:
+    if cute.arch.warp_idx() == 0:
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(
                 mbar_ptr, rows * warps_per_row * cluster_n * len(words) * itemsize
@@ -181,8 +194,8 @@ def _exchange_cluster(words: tuple, slots: tuple, mbar_ptr, phase):
     rank = cute.arch.block_idx_in_cluster()
     if lane < cluster_n // shares:
         for i in cutlass.range_constexpr(len(words)):
-            for s in cutlass.range_constexpr(shares):
-                coord = (warp // warps_per_row, (warp % warps_per_row, rank * shares + s))
+            for s in cutlass.range_constexpr(len(words[i])):
+                coord = (row, (warp, rank * shares + first + s))
                 store_shared_remote(words[i][s], elem_pointer(slots[i], coord), mbar_ptr, lane)
     cute.arch.mbarrier_wait(mbar_ptr, phase)
 
@@ -198,29 +211,37 @@ def _slots(buffer, count: int):
     return tuple(buffer[None, None, i] for i in range(count))
 
 
-def _reduce_across(values, ops, buffer, exchange):
+def _reduce_across(values, ops, buffer, abreast, exchange):
     """Combine per-warp scalars over a row's warps and CTAs; `exchange` moves and waits."""
     slots = _slots(buffer, len(values))
     kinds = [type(v[0]) for v in values]
     exchange(tuple(tuple(_to_buffer(w, buffer.element_type) for w in v) for v in values), slots)
-    return tuple(_combine_peers(s, op, k) for s, op, k in zip(slots, ops, kinds, strict=True))
+    return tuple(
+        _combine_peers(s, op, k, abreast) for s, op, k in zip(slots, ops, kinds, strict=True)
+    )
 
 
-def block_reduce(values, ops, reduction_buffer):
+def block_reduce(values, ops, reduction_buffer, abreast=1):
     """Combine per-warp scalars over the warps of a row: one barrier for all.
 
-    values: for each slot a tuple of one scalar a share.
-    """
-    return _reduce_across(values, ops, reduction_buffer, _exchange_block)
-
-
-def cluster_reduce(values, ops, reduction_buffer, mbar_ptr, phase=0):
-    """Combine per-warp scalars over all CTAs of the cluster: one transaction.
-
-    values: for each slot a tuple of one scalar a share of the CTA's.
+    values: for each slot a tuple of one scalar a share. abreast: see `row_reduce`.
     """
     return _reduce_across(
-        values, ops, reduction_buffer, lambda w, s: _exchange_cluster(w, s, mbar_ptr, phase)
+        values, ops, reduction_buffer, abreast, lambda w, s: _exchange_block(w, s, abreast)
+    )
+
+
+def cluster_reduce(values, ops, reduction_buffer, mbar_ptr, phase=0, abreast=1):
+    """Combine per-warp scalars over all CTAs of the cluster: one transaction.
+
+    values: for each slot a tuple of one scalar a share of the warp's. abreast: see `row_reduce`.
+    """
+    return _reduce_across(
+        values,
+        ops,
+        reduction_buffer,
+        abreast,
+        lambda w, s: _exchange_cluster(w, s, mbar_ptr, phase, abreast),
     )
 
 
@@ -233,20 +254,22 @@ def row_reduce(
     phase=0,
     init_val=None,
     hook_fn=None,
+    abreast=1,
 ):
     """Reduce over a row: vectors or scalars of each thread -> the row's value in every thread.
 
     `x` and `op` may be tuples of equal length: slot i of the buffer serves value i, and all share
-    one barrier. A value may be a tuple too, of one for each share of the row that the CTA has; the
-    cluster of the buffer's shape counts shares. Before a slot is used again all threads that read
-    it must have passed a barrier, in a cluster one of the cluster; `phase` is then the parity of
-    the mbarrier: 0, 1, 0...
+    one barrier. A value may be a tuple too, of one for each share of the row that the thread works
+    on; the cluster of the buffer's shape counts shares. abreast: how many groups of threads of the
+    CTA work on a row, each on as many shares, those of one before those of the next. Before a slot
+    is used again all threads that read it must have passed a barrier, in a cluster one of the
+    cluster; `phase` is then the parity of the mbarrier: 0, 1, 0...
     `init_val` is combined once with the result; `hook_fn()` runs before the exchange.
     """
     if not isinstance(x, tuple):
         init = None if init_val is None else (init_val,)
         return row_reduce(
-            (x,), (op,), threads_per_row, reduction_buffer, mbar_ptr, phase, init, hook_fn
+            (x,), (op,), threads_per_row, reduction_buffer, mbar_ptr, phase, init, hook_fn, abreast
         )[0]
     if len(x) != len(op):
         raise ValueError(f"{len(x)} values need as many ops, got {len(op)}")
@@ -262,14 +285,19 @@ def row_reduce(
     if hook_fn is not None:
         hook_fn()
     if mbar_ptr is not None:
-        values = cluster_reduce(values, op, reduction_buffer, mbar_ptr, phase)
+        values = cluster_reduce(values, op, reduction_buffer, mbar_ptr, phase, abreast)
     elif threads_per_row > 32:
-        values = block_reduce(values, op, reduction_buffer)
+        values = block_reduce(values, op, reduction_buffer, abreast)
     else:
         values = tuple(v for (v,) in values)
     if init_val is not None:
         values = tuple(combine(o, v, i) for o, v, i in zip(op, values, init_val, strict=True))
     return values
+
+
+def select(condition, a, b):
+    """a where the condition holds, else b; of Float32."""
+    return Float32(cutlass.select_(condition, a, b))
 
 
 def exp_diff(x, reference):
@@ -284,6 +312,25 @@ def about_finite(peak, total):
     0 where all x are -inf, inf where one is inf."""
     total = cutlass.select_(peak == -Float32.inf, Float32(0.0), total)
     return Float32(cutlass.select_(peak == Float32.inf, Float32.inf, total))
+
+
+def exchange_pairs(values, reduction_buffer, mbar_ptr, phase, abreast):
+    """For each slot pairs of Float32 of this warp, one for each of its shares -> for each slot
+    those of all warps of the row that this lane combines, and how many lanes have all.
+
+    The buffer is of Int64. abreast: see `row_reduce`.
+    """
+    slots = _slots(reduction_buffer, len(values))
+    words = tuple(tuple(pack64(*pair) for pair in pairs) for pairs in values)
+    if mbar_ptr is None:
+        _exchange_block(words, slots, abreast)
+    else:
+        _exchange_cluster(words, slots, mbar_ptr, phase, abreast)
+    found = [[unpack64(word) for word in _peers(slot, Int64, abreast)] for slot in slots]
+    pairs = [
+        [(low.bitcast(Float32), high.bitcast(Float32)) for low, high in each] for each in found
+    ]
+    return pairs, min(cute.size(slots[0].shape[1]), 32)
 
 
 def online_softmax_reduce(
@@ -303,15 +350,18 @@ def online_softmax_reduce(
         hook_fn()
     if is_row:
         return peak, total, exp
-    row_peak, row_total = _exchange_pairs([(peak, total)], reduction_buffer, mbar_ptr, phase)
+    row_peak, row_total = _combine_pairs([(peak, total)], reduction_buffer, mbar_ptr, phase)
     return row_peak, row_total, exp * exp_bounded(peak - row_peak)
 
 
-def softmax_pair_reduce(pairs, threads_per_row: int, reduction_buffer=None, mbar_ptr=None, phase=0):
+def softmax_pair_reduce(
+    pairs, threads_per_row: int, reduction_buffer=None, mbar_ptr=None, phase=0, abreast=1
+):
     """Row maximum m and sum of exp(x - m), with one exchange, of each thread's own: its maximum,
-    and its sum relative to that (to 0 where it is -inf), a pair for each share of the CTA's.
+    and its sum relative to that (to 0 where it is -inf), a pair for each share that it works on.
 
-    The buffer is of Int64, one slot. A row of -inf alone gives (-inf, NaN).
+    The buffer is of Int64, one slot. A row of -inf alone gives (-inf, NaN). abreast: see
+    `row_reduce`.
     """
     lanes = min(threads_per_row, 32)
     is_row = const_expr(mbar_ptr is None and threads_per_row <= 32)
@@ -320,21 +370,15 @@ def softmax_pair_reduce(pairs, threads_per_row: int, reduction_buffer=None, mbar
         warp_peak = warp_reduce(peak, MAX, lanes)
         scale = exp_bounded(peak - warp_peak) if is_row else exp_diff(peak, warp_peak)
         found.append((warp_peak, warp_reduce(total * scale, ADD, lanes)))
-    return found[0] if is_row else _exchange_pairs(found, reduction_buffer, mbar_ptr, phase)
+    if is_row:
+        return found[0]
+    return _combine_pairs(found, reduction_buffer, mbar_ptr, phase, abreast)
 
 
-def _exchange_pairs(pairs, reduction_buffer, mbar_ptr, phase):
+def _combine_pairs(pairs, reduction_buffer, mbar_ptr, phase, abreast=1):
     """Each warp's maximum and sum relative to it, of each share -> the row's, with one exchange."""
-    slots = _slots(reduction_buffer, 1)
-    words = (tuple(pack64(peak, total) for peak, total in pairs),)
-    if mbar_ptr is None:
-        _exchange_block(words, slots)
-    else:
-        _exchange_cluster(words, slots, mbar_ptr, phase)
-    pairs = [unpack64(word) for word in _peers(slots[0], Int64)]
-    peaks = [low.bitcast(Float32) for low, _ in pairs]
-    totals = [high.bitcast(Float32) for _, high in pairs]
-    width = min(cute.size(slots[0].shape[1]), 32)
+    (pairs,), width = exchange_pairs((pairs,), reduction_buffer, mbar_ptr, phase, abreast)
+    peaks, totals = zip(*pairs, strict=True)
     row_peak = peaks[0]
     for other in peaks[1:]:
         row_peak = combine(MAX, row_peak, other)

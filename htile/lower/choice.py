@@ -8,8 +8,8 @@ from math import log2
 from ..frontend.graph import Graph, Role
 from ..frontend.ops import Op
 from .arch import Arch
-from .enumeration import LONG_N, has_columns
-from .plan import Home, Plan
+from .enumeration import has_columns
+from .plan import LONG_N, Home, Plan
 from .schedule import assign_stages, has_pair, make_loops, make_schedule
 
 
@@ -59,10 +59,11 @@ def _distance(plan: Plan, wanted: Wanted) -> tuple:
         abs(log2(plan.elements_per_thread / wanted.elements)) + 4 * padding,
         -num.threads_per_row,
         not num.paired,
-        abs(place.num_threads - max(128, num.threads_per_row)),
+        0 if num.reload else abs(place.num_threads - max(128, num.threads_per_row)),
         place.loader != wanted.loader,
         place.columns != "late",
         -place.shares if wanted.few_blocks else place.shares,
+        -plan.abreast if wanted.few_blocks else plan.abreast,
     )
 
 
@@ -117,7 +118,7 @@ def _wanted_of_long(graph: Graph, arch: Arch, stages: int, writes: bool) -> Want
         return Wanted(True, 1024, 32, "shared")
     if stages > 2:
         return Wanted(True, 256, 64, "shared")
-    few_blocks = loops.is_online and (loops.exchanges > 1 or n <= 32768)
+    few_blocks = loops.is_online and (columns or loops.exchanges > 1 or n <= 32768)
     threads = 512 if n > 131072 and columns and not loops.is_online else 256
     return Wanted(True, threads, 16 if n <= 32768 else 32, "shared", few_blocks=few_blocks)
 

@@ -162,6 +162,7 @@ class _Printer:
         self.in_flight: dict[Input, str] = {}  # fragments that a loop has of a chunk
         self.row_fragments: dict[Input, str] = {}  # names of such fragments
         self.gathered: dict[int, str] = {}  # what has a reduction of the next stage with it
+        self.carried: str | None = None  # what an exchange has brought for the next stage
         self.depth = 1  # of indentation
 
     def module(self) -> str:
@@ -225,8 +226,10 @@ class _Printer:
 
     def _config(self) -> list[str]:
         num, place = self.plan.numerics, self.plan.placement
-        wide = num.paired or any(
-            self.graph[id].value.dtype is torch.int64 for r in self.reduces for id in r.results
+        wide = any(
+            r.paired or r.carried or self.graph[id].value.dtype is torch.int64
+            for r in self.reduces
+            for id in r.results
         )
         args = [
             CUTLASS_TYPES[self.primary.dtype],
@@ -236,6 +239,7 @@ class _Printer:
             f"cluster_n={num.cluster_n}",
             f"stage={self.plan.slots}",
             *([f"shares={place.shares}"] if place.shares > 1 else []),
+            *([f"abreast={self.plan.abreast}"] if self.plan.abreast > 1 else []),
             *(["reduction_dtype=Int64"] if wide else []),
             *([f"copy_bytes={place.copy_bytes}"] if place.copy_bytes < 16 else []),
         ]
@@ -336,6 +340,17 @@ class _Printer:
             pair = self.gathered[step.results[0]]
             finite = ", finite=True" if step.finite else ""
             return [*lines, f"    {results} = ctx.reduce_pair({pair}, slot={step.slot}{finite})"]
+        if step.carried:
+            (result,), (ahead,) = step.results, step.ahead
+            self.names[result] = self._fresh(self.graph[result])
+            moments = f"{self.carried}.about({self._operand(ahead.about)})"
+            return [*lines, f"    {self.names[result]} = {moments}"]
+        if self._carries(step):
+            (result,) = step.results
+            self.carried = self._numbered("moments")
+            args = [self.gathered[result], f"slot={step.slot}"]
+            head = f"    {self.names[result]}, {self.carried} = ctx.reduce_triple("
+            return lines + _wrapped_call(head, args, ")")
         if step.ahead:
             self.names |= {id: self._fresh(self.graph[id]) for id in step.results}
             pairs = ((self.gathered[a.first], self._operand(a.about)) for a in step.ahead)
@@ -349,6 +364,13 @@ class _Printer:
         given = f"({', '.join(found)})" if len(found) > 1 else found[0]
         args = [given, f"slot={step.slot}"]
         return lines + _wrapped_call(f"    {results} = ctx.reduce_partials(", args, ")")
+
+    def _carries(self, step: Reduce) -> bool:
+        """Whether the exchange of a stage is that of the next one too."""
+        return any(
+            following.carried and following.ahead[0].first in step.results
+            for following in self.reduces
+        )
 
     def _gather(self, loop: ColumnLoop) -> list[str]:
         """The start of everything that a loop gathers."""
@@ -380,9 +402,9 @@ class _Printer:
         self._name_fragments(loop)
         if loop.reads and self.ahead is None:
             lines += self._start(loop)
-        shares = self.plan.placement.shares
-        if shares > 1:
-            lines.append(f"    for s in cutlass.range_constexpr({shares}):")
+        turns = self.plan.turns
+        if turns > 1:
+            lines.append(f"    for s in cutlass.range_constexpr({turns}):")
             self.depth += 1
         outer = self.depth
         for headers in self._headers(loop):
@@ -391,7 +413,7 @@ class _Printer:
                 self.depth += tail.endswith(":")
             lines += self._body(loop)
             self.depth = outer
-        if shares > 1 and loop.reduce is not None:  # nothing more is taken in this share
+        if turns > 1 and loop.reduce is not None:  # nothing more is taken in this share
             lines += self._folds([id for id, _, _ in loop.reduce.gathered])
         self.depth, self.in_flight, self.ahead = 1, {}, None
         return lines
@@ -414,9 +436,9 @@ class _Printer:
             if not plan.is_unrolled:
                 unroll = f"unroll={place.unroll}"
                 over = ("for k in cutlass.range(", ["ctx.num_chunks", unroll], "):")
-            share = ["s"] if place.shares > 1 else []
+            share = ["s"] if plan.turns > 1 else []
             return [[over, ("chunk = ctx.chunk(", ["k", *share], ")")]]
-        share = ["share=s"] if place.shares > 1 else []
+        share = ["share=s"] if plan.turns > 1 else []
         names = ", ".join(["chunk", *self.in_flight.values()])
 
         def take(first: object, count: int) -> tuple[str, list, str]:
@@ -450,7 +472,7 @@ class _Printer:
 
     def _folds(self, results: Iterable[int]) -> list[str]:
         """What is gathered for results in two levels, added up."""
-        share = "s" if self.plan.placement.shares > 1 else ""
+        share = "s" if self.plan.turns > 1 else ""
         names = map(self._gathered_name, results)
         return [f"{self._indent()}{name} = {name}.fold({share})" for name in names]
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from math import gcd
 
 import torch
 
 from ..frontend.graph import Graph, Input, Output, Role
 from ..frontend.ops import REDUCTIONS
-from .plan import Home, Load, Numerics, Placement, Plan, Target
-from .schedule import Schedule, has_pair, make_loops, make_schedule
+from .plan import LONG_N, Home, Load, Numerics, Placement, Plan, Target
+from .schedule import Schedule, assign_stages, has_pair, make_loops, make_schedule
 
 ACCESS_BYTES = 16  # the widest load and store
 SPARE_REGISTERS = 40  # addresses, predicates, partial results: seen in the examples on sm_90a
@@ -29,15 +30,17 @@ SHARE_REGISTERS = 2  # of each share for each reduction that is gathered beside 
 ADDRESS_REGISTERS, FEW_TENSORS = 8, 5  # of each tensor that a loop moves beside a few
 HELD_REGISTERS = 32  # of a row in a thread, from which on the compiler is told how many blocks
 OTHER_REGISTERS = 16  # beside them
+COLUMN_THREADS = 1536  # of an SM, for which short rows with columns spare registers
 ONLINE_THREADS = 1536  # of an SM, for which loops that gather two stages spare registers
+STREAMED_THREADS = 1280  # the same where they read rows from global memory, and are unrolled
 CROWDED_THREADS = 1024  # the same for other loops, where registers would be more than
 CROWDED_REGISTERS = 72
-# From how many rows on how many shares of a row may be a CTA's: where it is streamed and long or
-# very long, or kept.
-STREAMED_SHARES = {256: 4, 1024: 2}
+# From how many rows on how many shares of a row may be a CTA's: where it is very long, or kept.
 LONG_SHARES = {64: 4, 256: 4, 1024: 4}
-KEPT_SHARES = {256: 2, 1024: 4}
-LONG_N = 262144  # beyond it rows are very long
+KEPT_SHARES = {256: 2, 1024: 8}
+STREAMED_CTAS = {64: 2, 256: 1, 1024: 4}  # that have a row that is streamed and long, or half of it
+STREAMED_CHUNKS = 32  # of such a row, that a thread has in all of its shares
+MANY_ROWS = 1024  # from which on a CTA may work on two shares at a time
 
 
 def row_dtypes(graph: Graph) -> list:
@@ -197,27 +200,29 @@ def _loop_placements(
     graph: Graph, target: Target, schedule: Schedule, numerics: Numerics, loader: str
 ) -> Iterator[Placement]:
     """One share of a row a CTA, or several; rows stay in shared memory, or in global memory."""
-    vec, threads = numerics.vec_size, numerics.threads_per_row
-    chunks = numerics.chunks(graph.n)
+    vec, chunks = numerics.vec_size, numerics.chunks(graph.n)
     registers = SPARE_REGISTERS + vec * schedule.words
-    if min(registers, MAX_REGISTERS) * threads > target.arch.registers:
-        return
-    for shares in _shares(target, numerics, chunks):
+    for shares, abreast in _shares(target, numerics, chunks):
+        threads, turns = abreast * numerics.threads_per_row, shares // abreast
+        if min(registers, MAX_REGISTERS) * threads > target.arch.registers:
+            continue
         if chunks <= UNROLLED_CHUNKS:
-            ahead, unroll = _ahead(schedule, vec, shares * chunks, loader), chunks
+            ahead, unroll = _ahead(schedule, vec, turns * chunks, loader), chunks
         else:
-            ahead = _ahead_in_loop(schedule, vec, shares, target.arch.registers // threads)
+            ahead = _ahead_in_loop(schedule, vec, turns, target.arch.registers // threads)
             unroll = ahead or UNROLL
         tiles = 0
         if loader == "shared":
             if not _is_asynchronous(_rows_of(schedule), vec, target):
                 return
             tiles = shares * _tile_bytes(graph, schedule, numerics)
-        if tiles > _free_bytes(graph, target, schedule, numerics, threads):
-            return
+        if tiles > _free_bytes(graph, target, schedule, numerics, threads // abreast):
+            continue
         blocks = 0
         if schedule.is_online and not numerics.streamed:
             blocks = min(ONLINE_THREADS // threads, _fitting(target, tiles))
+        elif schedule.is_online and unroll == chunks:
+            blocks = STREAMED_THREADS // threads
         elif ahead and unroll < chunks:
             blocks = 1  # or some are spilled, so that two blocks fit
         elif threads >= 512 and registers > CROWDED_REGISTERS:
@@ -254,26 +259,40 @@ def _ahead_in_loop(schedule: Schedule, vec: int, shares: int, registers: int) ->
     return max(ahead for ahead in (1, 2, 4) if ahead == 1 or ahead * words <= free)
 
 
-def _shares(target: Target, numerics: Numerics, chunks: int) -> Iterator[int]:
-    """How many shares of a row a CTA may have: one, or so many that CTAs are left for a GPU."""
-    yield 1
+def _shares(target: Target, numerics: Numerics, chunks: int) -> Iterator[tuple[int, int]]:
+    """How many shares of a row a CTA may have, and how many of them it works on at a time.
+
+    One, or so many that CTAs are left for a GPU.
+    """
+    yield 1, 1
+    abreast, turns = (1,), numerics.cluster_n
     if not numerics.streamed:
-        most = min(KEPT_SHARES.get(target.rows, 1), UNROLLED_CHUNKS // chunks)
+        most, turns = KEPT_SHARES.get(target.rows, 1), max(1, UNROLLED_CHUNKS // chunks)
+        abreast = (1, 2) if target.rows >= MANY_ROWS else (1,)
     elif target.n <= LONG_N:
-        most = STREAMED_SHARES.get(target.rows, 1)
+        ctas = STREAMED_CTAS.get(target.rows)
+        most = 1 if ctas is None else max(2, numerics.cluster_n // ctas)
+        turns = STREAMED_CHUNKS // chunks
     else:  # unrolled, they would be too much code
         most = LONG_SHARES.get(target.rows, 1) if chunks > UNROLLED_CHUNKS else 1
-    for shares in (2, 4):
-        if shares <= min(most, numerics.cluster_n):
-            yield shares
+    for shares, groups in product((2, 4, 8), abreast):
+        if shares <= min(most, numerics.cluster_n, turns * groups):
+            yield shares, groups
 
 
 def _blocks(graph: Graph, target: Target, threads: int, held: float, tiles: int = 0) -> int:
     """Thread blocks of an SM where a thread holds so many registers of its row.
 
-    As the compiler likes where they are few, or depend on when it loads columns and operands.
+    As the compiler likes where they are few, but for one row with columns and one stage, and where
+    they depend on when it loads columns.
     """
-    if held < HELD_REGISTERS or has_columns(graph) or not _reduces(graph):
+    if not _reduces(graph):
+        return 0
+    if has_columns(graph):
+        rows = [i for i in graph.inputs if i.role is Role.ROW]
+        few = len(rows) == _stages(graph) == 1 and held <= HELD_REGISTERS / 2
+        return COLUMN_THREADS // threads if few and threads < 1024 else 0
+    if held < HELD_REGISTERS:
         return 0
     registers = -(-int(held + OTHER_REGISTERS) // 8) * 8
     return min(target.arch.registers // (registers * threads), _fitting(target, tiles))
@@ -296,7 +315,7 @@ def _free_bytes(
     slots = schedule.slots
     if num.cluster_n > 1 and slots > threads:
         return -1
-    wide = num.paired or any(
+    wide = schedule.has_pairs or any(
         node.value.dtype is torch.int64 for node in graph if node.op in REDUCTIONS
     )
     buffer = slots * (threads // 32 * num.cluster_n * (8 if wide else 4) + 8)
@@ -306,6 +325,11 @@ def _free_bytes(
 def _is_asynchronous(loaded: list[Input], vec: int, target: Target) -> bool:
     """Whether cp.async, of 4, 8 or 16 bytes, can bring these rows."""
     return bool(loaded) and all(min(vec * i.dtype.itemsize, target.align) >= 4 for i in loaded)
+
+
+def _stages(graph: Graph) -> int:
+    """Rounds of reductions."""
+    return max(assign_stages(graph).values())
 
 
 def _reduces(graph: Graph) -> bool:

@@ -17,6 +17,7 @@ from ..frontend.ops import Op, dtype_name
 from .arch import Arch
 
 ROWS = (1, 64, 256, 1024)  # from each on, other placements
+LONG_N = 262144  # beyond it rows are very long
 
 
 def rows_like(rows: int) -> tuple[int, int]:
@@ -163,6 +164,8 @@ class Reduce:
     finite: of a pair, that the sum is of exp(x) where the maximum is infinite, as logsumexp takes
         it. Nothing else needs the exponentials then.
     ahead: for each result how it was gathered in the stage before; empty: the operands are there.
+    carried: ahead, and the barrier of the stage before has brought what all warps have: there is
+        none.
     """
 
     stage: int
@@ -174,6 +177,7 @@ class Reduce:
     paired: bool = False
     ahead: tuple[Ahead, ...] = ()
     finite: bool = False
+    carried: bool = False
 
     @property
     def made(self) -> tuple[int, ...]:
@@ -285,8 +289,10 @@ class Placement:
     loader: `shared` (cp.async to shared memory, then registers) or `direct`.
     columns: `early` (loaded while the rows are in flight) or `late` (where they are first used).
     copy_bytes: the widest access.
-    shares: of the `cluster_n` shares of a row, how many one thread block works on one after the
-        other, each as a block of its own would, so that fewer make a cluster and pay for exchanges.
+    num_threads: of a thread block; where a row is worked on in loops, and there are more than it
+        has, of several of its shares at a time.
+    shares: of the `cluster_n` shares of a row, how many one thread block works on, each as a block
+        of its own would, so that fewer make a cluster and pay for exchanges.
     unroll: chunks that the body of a loop over them has; all of them: there is no loop.
     ahead: how many chunks before it is used is loaded what a loop reads from global memory.
     blocks: thread blocks of a multiprocessor that registers leave room for, fewer if they would be
@@ -322,6 +328,20 @@ class Plan:
     @property
     def rows_per_block(self) -> int:
         """Rows that one CTA works on."""
+        return 1 if self.numerics.reload else self._groups
+
+    @property
+    def abreast(self) -> int:
+        """Shares of a row that one CTA works on at a time, each with threads of its own."""
+        return self._groups if self.numerics.reload else 1
+
+    @property
+    def turns(self) -> int:
+        """Shares of a row that a thread works on one after the other."""
+        return self.placement.shares // self.abreast
+
+    @property
+    def _groups(self) -> int:
         return self.placement.num_threads // self.numerics.threads_per_row
 
     @property
@@ -364,7 +384,7 @@ class Plan:
 
     @property
     def stages(self) -> int:
-        """Dependent rounds of reduction, each one synchronization."""
+        """Dependent rounds of reduction."""
         return sum(isinstance(step, Reduce) for step in self.steps)
 
     def bytes_per_row(self) -> tuple[int, int]:
@@ -407,7 +427,8 @@ class Plan:
             f"{', maximum and sum in one exchange' if num.paired else ''}"
             f"{f', summed {self.folded} at a time' if self.folded else ''}",
             f"placement  {place.num_threads} threads and "
-            f"{rows if place.shares == 1 else f'{place.shares} shares of a row'} a CTA, "
+            f"{rows if place.shares == 1 else f'{place.shares} shares of a row'} a CTA"
+            f"{f', {self.abreast} at a time' if self.abreast > 1 else ''}, "
             f"{place.loader} loads, {place.columns} columns, {place.copy_bytes}-byte accesses"
             f"{f', {place.unroll} chunks at once' if num.reload else ''}"
             f"{f', {place.ahead} on their way' if place.ahead else ''}",
@@ -462,8 +483,9 @@ def _describe(plan: Plan, steps: tuple[Step, ...]) -> list[str]:
                     for r, m, o in zip(results, monoids, operands, strict=True)
                 )
                 if ahead:
+                    done = "exchanged" if step.carried else "gathered"
                     pairs = ", ".join(
-                        f"%{r} = {m.combine} of what %{a.first} was gathered with, about %{a.about}"
+                        f"%{r} = {m.combine} of what %{a.first} was {done} with, about %{a.about}"
                         for r, m, a in zip(results, monoids, ahead, strict=True)
                     )
                 held = not plan.numerics.reload and len(step.made) > len(results)

@@ -15,6 +15,7 @@ from ..frontend.graph import Graph, Node, Role
 from ..frontend.ops import REDUCTIONS, Op
 from .patterns import choose_form, gathered_online, padding, strip
 from .plan import (
+    LONG_N,
     MONOIDS,
     ColumnLoop,
     Compute,
@@ -29,6 +30,9 @@ from .plan import (
 )
 
 LEAVES = frozenset({Op.INPUT, Op.CONST})
+# Of more, and no very long ones, a lane would combine what four warps send of two reductions: many
+# rows lose more by it than by one exchange more.
+CARRIED_N = 65536
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,13 @@ class Schedule:
     @property
     def exchanges(self) -> int:
         """Barriers behind which reductions are."""
-        return sum(isinstance(step, Reduce) for step in self.steps)
+        return sum(isinstance(step, Reduce) and not step.carried for step in self.steps)
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether reductions of two stages are one exchange, of two numbers a slot."""
+        reduces = [step for step in self.steps if isinstance(step, Reduce)]
+        return any(reduce.paired or reduce.carried for reduce in reduces)
 
 
 def assign_stages(graph: Graph) -> dict[int, int]:
@@ -191,7 +201,11 @@ def _with_fetch(steps: list[Step]) -> list[Step]:
     found: list[Step] = []
     for step in steps:
         if isinstance(step, ColumnLoop) and step.reads:
-            barriers = [k for k, before in enumerate(found) if isinstance(before, Reduce)]
+            barriers = [
+                k
+                for k, before in enumerate(found)
+                if isinstance(before, Reduce) and not before.carried
+            ]
             if barriers:
                 found.insert(barriers[-1], Fetch(step.reads))
         found.append(step)
@@ -265,7 +279,9 @@ def _gathered_ahead(graph: Graph, reduce: Reduce, following: Reduce) -> Reduce |
         return None
     forms = [gathered_online(graph, graph[id]) for id in following.results]
     if all(form is not None and form.first in reduce.results for form in forms):
-        return replace(following, ahead=tuple(forms))
+        alone = len(reduce.results) == len(forms) == 1 and forms[0].form is Online.WELFORD
+        carried = alone and not CARRIED_N < graph.n <= LONG_N
+        return replace(following, ahead=tuple(forms), carried=carried)
     return None
 
 

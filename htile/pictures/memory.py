@@ -244,9 +244,8 @@ def _columns(plan: Plan, segments: list[Segment]) -> tuple[list[Column], list[in
         chunks = plan.numerics.reload and not any(reduce.ahead for reduce in segment.reduces)
         columns.append(Column(f"registers{', in chunks' if chunks else ''}", [card], above))
         for reduce in segment.reduces:
-            columns.append(
-                Column(f"stage {reduce.stage}", [_reduce_card(plan, reduce)], barrier=True)
-            )
+            card = _reduce_card(plan, reduce)
+            columns.append(Column(f"stage {reduce.stage}", [card], barrier=not reduce.carried))
     stores = [_store_card(plan, s) for segment in segments for s in segment.stores]
     columns.append(Column("global memory", stores))
     return columns, places
@@ -279,7 +278,10 @@ def _cut(lines: list[str]) -> list[str]:
 def _reduce_card(plan: Plan, reduce: Reduce) -> Card:
     lines = _cut([describe(plan.graph, plan.graph[id]) for id in reduce.results])
     ctas = plan.numerics.cluster_n // plan.placement.shares
-    lines.append("one barrier" if ctas == 1 else f"one barrier of {ctas} CTAs")
+    if reduce.carried:
+        lines.append("of what the barrier brought")
+    else:
+        lines.append("one barrier" if ctas == 1 else f"one barrier of {ctas} CTAs")
     return Card(Kind.REDUCTION, lines, f"stage{reduce.stage}")
 
 

@@ -6,7 +6,7 @@ x bf16, weight bf16, bias bf16, eps f32 -> out bf16
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32
+from cutlass import BFloat16, Float32, Int64
 
 from htile.compute import math
 from htile.config import ElementwiseTileConfig
@@ -14,7 +14,13 @@ from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer
 from htile.utils import make_fake_tensor
 
 config = ElementwiseTileConfig(
-    BFloat16, N=4194305, num_threads=512, threads_per_row=512, cluster_n=8, stage=2
+    BFloat16,
+    N=4194305,
+    num_threads=512,
+    threads_per_row=512,
+    cluster_n=8,
+    stage=2,
+    reduction_dtype=Int64,
 )
 blocks = 1  # of an SM, for which registers are spared
 
@@ -47,12 +53,12 @@ def layernorm_kernel(
         triple0 = chunk.accumulate(triple0, x)  # layernorm.py:12
         if chunk.k & 15 == 15:
             triple0 = triple0.fold()
-    sum0 = ctx.reduce_partials(triple0.first, slot=0)
+    ahead1 = ctx.ahead(4, mX, mWeight, mBias, backwards=True)
+    sum0, moments0 = ctx.reduce_triple(triple0, slot=0)
 
     # stage 2: sum
     div0 = math.div_number(sum0, 4194305.0)  # layernorm.py:12
-    ahead1 = ctx.ahead(4, mX, mWeight, mBias, backwards=True)
-    sum1 = ctx.reduce_partials(triple0.about(div0), slot=1)
+    sum1 = moments0.about(div0)
 
     # output
     for k in cutlass.range(0, 1020, 4, unroll=1):

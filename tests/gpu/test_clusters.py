@@ -13,8 +13,7 @@ import torch.nn.functional as F
 import htile
 from benchmarks.kernels import cross_entropy, cross_entropy_arguments
 from htile.lower import choose, enumerate_plans
-from htile.lower.enumeration import LONG_N
-from htile.lower.plan import ROWS, ColumnLoop
+from htile.lower.plan import LONG_N, ROWS, ColumnLoop
 from htile.testing import assert_close, float32_errors
 
 from .matrix import (
@@ -45,6 +44,7 @@ CLUSTERS = (2, 4, 8, 16)
 
 CASES = [(name, n, dtype) for name in NAMES for n in SIZES for dtype in DTYPES]
 STREAMED = (1 << 21, (1 << 22) + 1)
+EXCHANGED = (20003, 32768)  # kept in shared memory, where a mean and the squares are one exchange
 OF_SHARES = (12000, 20003, 32768, 65536, 300040)
 OF_MANY_CHUNKS = 66 * 32768  # in two levels, of whose last chunk nothing is left to the end
 
@@ -100,14 +100,21 @@ def sum_and_logsumexp(x):
     return x.sum(), torch.logsumexp(x, -1)
 
 
+@htile.rowwise
+def deviations(x):
+    """A mean, and the squares about it, in one exchange."""
+    mean = x.mean()
+    return mean, ((x - mean) ** 2).sum()
+
+
 def _ascending(m, n, dtype, device):
-    """Rows whose last elements are the largest, so that a sum is moved to them at the end."""
-    if device == "meta":
-        return _rows(1)(m, n, dtype, device)
-    return (torch.randn(m, n, device=device).sort(-1).values.to(dtype),)
+    """Rows that ascend, so that a sum is moved to new maxima to the end."""
+    (x,) = _rows(1)(m, n, dtype, device)
+    return ((x + torch.linspace(0, 8, n, device=device)).to(dtype),)
 
 
 SHARED["sum_and_logsumexp"] = sum_and_logsumexp, _ascending
+SHARED["deviations"] = deviations, _rows(1)
 SHARED["labelled"] = labelled, labelled_arguments
 SHARED["cross_entropy"] = cross_entropy, cross_entropy_arguments
 
@@ -133,8 +140,8 @@ def shared(name, n, dtype, arch):
         for plan in plans:
             place = plan.placement
             if plan.numerics == num:
-                wanted = asdict(num) | {"loader": place.loader, "shares": place.shares}
-                yield (num, place.loader, place.shares), f.with_plan(**wanted)
+                key = {name: getattr(place, name) for name in ("loader", "shares", "num_threads")}
+                yield (num, *key.values()), f.with_plan(**asdict(num), **key)
 
 
 @htile.rowwise
@@ -147,6 +154,13 @@ def centered(x):
 def residual_norm(x, residual):
     h = x + residual
     return F.layer_norm(h, h.shape), h
+
+
+@htile.rowwise
+def twice_centered(x):
+    """Two sums and the squares about their means, one after the other."""
+    y = F.layer_norm(x, x.shape)
+    return F.layer_norm(y * y, x.shape), y
 
 
 @htile.rowwise
@@ -169,6 +183,7 @@ ONLINE = {name: EXAMPLES[name] for name in ("softmax", "log_softmax", "norm_soft
 ONLINE |= {
     "centered": (centered, _rows(1)),
     "residual_norm": (residual_norm, _rows(2)),
+    "twice_centered": (twice_centered, _rows(1)),
     "residual_softmax": (residual_softmax, _rows(2)),
     "exp_sum": (exp_sum, _rows(1)),
     "scaled_moments": (scaled_moments, _rows(1)),
@@ -378,9 +393,9 @@ def special_rows(n, dtype, device):
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=short)
-@pytest.mark.parametrize("n", STREAMED)
+@pytest.mark.parametrize("n", (*STREAMED, *EXCHANGED))
 @pytest.mark.parametrize("name", ONLINE)
-def test_special_values_in_streamed_rows(device, name, n, dtype):
+def test_special_values_in_rows_of_many_threads(device, name, n, dtype):
     f, arguments = ONLINE[name]
     x = special_rows(n, dtype, device)
     others = arguments(len(x), n, dtype, "meta")[1:]
@@ -411,11 +426,12 @@ def test_no_sum_of_a_streamed_row_is_biased(device):
     assert ((total.double() - exact) / exact).mean().abs() < 2e-7
 
 
-def test_a_mean_far_from_0_costs_no_digits_of_the_deviations(device):
+@pytest.mark.parametrize("n", (STREAMED[-1], *EXCHANGED))
+def test_a_mean_far_from_0_costs_no_digits_of_the_deviations(device, n):
     """The squares about the mean that was computed, not about a better one."""
     for offset in (1e3, 1e6):
-        seed(offset)
-        x = torch.randn(4, STREAMED[-1], device=device) + offset
+        seed(offset, n)
+        x = torch.randn(4, n, device=device) + offset
         _, mean, squares = run(centered, x)
         exact = (x.double() - mean.double()[:, None]).square().sum(-1)
         assert ((squares.double() - exact) / exact).abs().max() < 2e-6
@@ -440,8 +456,8 @@ def test_shares_of_a_row(device, arch, name, n, dtype):
     seed(name, n, dtype)
     args = arguments(many_rows(n) + 1, n, dtype, device)
     results = {key: run(forced, *args) for key, forced in shared(name, n, dtype, arch)}
-    first = {num: result for (num, _, shares), result in results.items() if shares == 1}
-    assert len(results) > len(first) == len({num for num, _, _ in results})
+    first = {num: result for (num, _, shares, _), result in results.items() if shares == 1}
+    assert len(results) > len(first) == len({key[0] for key in results})
     for key, result in results.items():
         assert_same_bits(result, first[key[0]], key)
     last = [a[-40:] if _is_rows(a, len(args[0])) else a for a in args]

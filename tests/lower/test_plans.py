@@ -13,8 +13,8 @@ from htile.frontend.ops import INFER, REDUCTIONS, Op, Value, Varies
 from htile.lower import lower
 from htile.lower.choice import choose
 from htile.lower.emit import EMIT
-from htile.lower.enumeration import LONG_N, enumerate_plans, vector_size
-from htile.lower.plan import MONOIDS, ROWS, ColumnLoop, Load, Numerics, Target
+from htile.lower.enumeration import enumerate_plans, vector_size
+from htile.lower.plan import LONG_N, MONOIDS, ROWS, ColumnLoop, Load, Numerics, Target
 from htile.reference import EVALUATE
 from tests.lower.cases import ARCH, BF16, EXAMPLES, F32, example_kernel, kernel_of
 
@@ -58,9 +58,11 @@ def test_every_plan_of_long_rows_is_within_the_limits(name):
                 for rows in ROWS:
                     for plan in plans_of(graph, arch, align, rows):
                         check_plan(plan, arch)
-                        seen.add((plan.numerics.streamed, rows, plan.placement.shares))
-    assert {shares for _, rows, shares in seen if rows == 1} == {1}
-    assert seen >= {(False, 1024, 1), (False, 1024, 2)}
+                        seen.add(
+                            (plan.numerics.streamed, rows, plan.placement.shares, plan.abreast)
+                        )
+    assert {shares for _, rows, shares, _ in seen if rows == 1} == {1}
+    assert seen >= {(False, 1024, 1, 1), (False, 1024, 2, 1), (False, 1024, 4, 2)}
 
 
 def power_of_two(number):
@@ -80,14 +82,15 @@ def check_plan(plan, arch):
     assert num.cluster_n % place.shares == 0
     assert 32 <= place.num_threads <= 1024
     assert num.threads_per_row <= place.num_threads
-    assert plan.rows_per_block * num.threads_per_row == place.num_threads
+    assert plan.rows_per_block * plan.abreast * num.threads_per_row == place.num_threads
+    assert plan.turns * plan.abreast == place.shares
     held = plan.elements_per_thread
     assert held * num.threads_per_row * num.cluster_n >= n, "the row has a place"
     less = (held - num.vec_size) * num.threads_per_row * num.cluster_n
     assert less < n, "and no more than it needs"
     if num.reload:
         assert 1 <= place.unroll <= plan.chunks
-        assert 0 <= place.ahead <= plan.chunks * place.shares
+        assert 0 <= place.ahead <= plan.chunks * plan.turns
         assert place.ahead in (0, place.unroll) or plan.is_unrolled, "a group of a loop"
     else:
         assert held <= 255 and (place.shares, place.ahead) == (1, 0)
@@ -353,7 +356,8 @@ def test_many_reductions_fit_every_plan(n, dtype):
             assert num.cluster_n == 1 or slots <= place.num_threads
             if num.threads_per_row > 32 or num.cluster_n > 1:
                 size = 8 if dtype is torch.int64 else 4
-                used = slots * (place.num_threads // 32 * num.cluster_n * size + 8)
+                warps = place.num_threads // 32 // plan.abreast
+                used = slots * (warps * num.cluster_n * size + 8)
                 if place.loader == "shared":
                     tile = plan.elements_per_thread * num.threads_per_row * dtype.itemsize
                     used += plan.rows_per_block * place.shares * tile

@@ -324,6 +324,31 @@ def above(x):
     return torch.exp(x.max() - x).sum()
 
 
+@htile.rowwise
+def sum_and_maximum(x):
+    mean = x.mean()
+    return ((x - mean) ** 2).sum() * x.max()
+
+
+@pytest.mark.parametrize(
+    ("function", "n", "exchanges"),
+    [
+        (EXAMPLES["layernorm"][0], 32768, 1),
+        (EXAMPLES["layernorm"][0], 131072, 2),  # a lane would combine what four warps send
+        (EXAMPLES["layernorm"][0], 1 << 20, 1),  # one exchange of a row so long is little
+        (sum_and_maximum, 32768, 2),  # of which only the sum has squares about it
+    ],
+)
+def test_a_mean_and_the_squares_about_it_in_one_exchange(function, n, exchanges):
+    x, column = torch.empty(3, n, device="meta"), torch.empty(n, device="meta")
+    tensors = (x,) if function is sum_and_maximum else (x, column, column)
+    schedule = make_loops(function.inspect(*tensors).graph, Home.SHARED)
+    assert schedule.exchanges == exchanges and schedule.has_pairs == (exchanges == 1)
+    reduces = [s for s in schedule.steps if isinstance(s, Reduce)]
+    assert len(reduces) == 2 and reduces[1].ahead and reduces[1].carried == (exchanges == 1)
+    assert schedule.slots == sum(r.slots for r in reduces)
+
+
 @pytest.mark.parametrize(
     ("function", "count", "stages"),
     [

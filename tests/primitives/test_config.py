@@ -54,6 +54,20 @@ def test_tile_covers_the_row(N):
     assert config.is_even(vec_size) == (columns * config.cluster_n == N)
 
 
+def test_shares_abreast_have_threads_of_their_own():
+    sizes = dict(cluster_n=8, shares=4, threads_per_row=256)
+    one, two = (ElementwiseTileConfig(BFloat16, 32768, abreast=n, **sizes) for n in (1, 2))
+    assert (one.num_threads, one.turns, two.num_threads, two.turns) == (256, 4, 512, 2)
+    assert one.rows == two.rows == 1 and one.ctas == two.ctas == 2
+    assert one.tiler_mn(8) == (1, 16384) and two.tiler_mn(8) == (2, 8192)
+    assert one.is_even(8) and two.is_even(8)
+    assert one.reduce_layout.shape == two.reduce_layout.shape == (1, (8, 8), 1)
+    with pytest.raises(ValueError, match="256 threads do not work on 2 of 4 shares"):
+        ElementwiseTileConfig(BFloat16, 32768, abreast=2, num_threads=256, **sizes)
+    with pytest.raises(ValueError, match="512 threads do not work on 2 of 1 shares"):
+        ElementwiseTileConfig(BFloat16, 32768, abreast=2, **sizes | {"shares": 1})
+
+
 def test_overrides():
     config = ElementwiseTileConfig(
         BFloat16, 4096, cluster_n=2, stage=3, num_threads=256, threads_per_row=128

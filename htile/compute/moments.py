@@ -1,0 +1,106 @@
+"""Sums, and sums of squares about a mean, that each part of a row has of its own."""
+
+import cutlass.cute as cute
+from cutlass import Float32
+
+from htile.compute.reduce import ADD, combine_lanes, exchange_pairs, select, warp_reduce
+
+INF = float("inf")
+MOST = 3e38  # what means differ by, so that a mean of what they do is finite
+
+
+def reciprocal(count):
+    """1 / count as IEEE rounds it, for a number of elements or chunks.
+
+    A compiler knows such a number in unrolled code, and rounds so; rcp.approx does not. One
+    correction does for all but a mantissa of ones (P. Markstein, IA-64 and Elementary Functions).
+    """
+    near = cute.arch.rcp_approx(count)
+    return cute.math.fma(cute.math.fma(-count, near, Float32(1.0)), near, near)
+
+
+class Moments:
+    """Number and mean of some elements, and the sum of squares about their mean.
+
+    The mean is a number near it and the rest, so that no digit is lost in a mean far from 0.
+    """
+
+    def __init__(self, count, base, rest, squares):
+        """count: a Float32, or a Python number."""
+        self.is_static = isinstance(count, int)
+        self.count, self.base, self.rest, self.squares = Float32(count), base, rest, squares
+
+    @property
+    def total(self):
+        """The sum: of equal elements as exact as one product."""
+        return cute.math.fma(self.count, self.base, self.count * self.rest)
+
+    def about(self, reference):
+        """The sum of (x - reference)**2."""
+        gap = (self.base - reference) + self.rest
+        moved = cute.math.fma(self.count, gap * gap, self.squares)
+        return select(self.count > 0.0, moved, Float32(0.0))
+
+
+def _of_warp(moments: Moments, lanes: int) -> Moments:
+    """What `lanes` threads have.
+
+    As T. F. Chan et al., Algorithms for computing the sample variance (1983), merge two, but all
+    about one number: what the first lane is near, where that is far from 0 beside its deviations,
+    else 0. If its mean is not the others', its own squares are large too, and few digits lost.
+    """
+    is_far = moments.count * (moments.base * moments.base) > moments.squares
+    near = select(is_far, moments.base, Float32(0.0))
+    first = 0 if lanes == 32 else cute.arch.lane_idx() // lanes * lanes
+    base = cute.arch.shuffle_sync(near, first)
+    count = moments.count * lanes if moments.is_static else warp_reduce(moments.count, ADD, lanes)
+    away = cute.arch.fmax(cute.arch.fmin(moments.base - base, Float32(MOST)), Float32(-MOST))
+    gap = away + moments.rest
+    part = Float32(1.0 / lanes)
+    if not moments.is_static:
+        part = select(count > 0.0, moments.count * reciprocal(count), Float32(0.0))
+    rest = warp_reduce(cute.math.fma(part, gap, Float32(0.0)), ADD, lanes)
+    squares = cute.math.fma(moments.count * gap, gap, moments.squares)
+    if not moments.is_static:
+        squares = select(moments.count > 0.0, squares, Float32(0.0))
+    squares = warp_reduce(squares, ADD, lanes)
+    within = cute.math.fma(-(count * rest), rest, squares)
+    return Moments(count, base, rest, select(squares < INF, within, squares))  # not inf - inf
+
+
+class RowMoments:
+    """The `Moments` of all warps of a row, some in each lane."""
+
+    def __init__(self, moments, width: int):
+        """width: how many lanes have those of all warps."""
+        self.moments, self.width = moments, width
+
+    def about(self, reference):
+        """The row's sum of (x - reference)**2."""
+        return combine_lanes([each.about(reference) for each in self.moments], ADD, self.width)
+
+
+def reduce_moments(
+    moments, threads_per_row: int, reduction_buffer=None, mbar_ptr=None, phase=0, abreast=1
+):
+    """The row's sum and its `RowMoments`, with one exchange, of each thread's `Moments`: one for
+    each share of the row that it works on.
+
+    The buffer is of Int64, two slots. abreast: see `row_reduce`.
+    """
+    lanes = min(threads_per_row, 32)
+    found = [_of_warp(each, lanes) for each in moments]
+    if mbar_ptr is None and threads_per_row <= 32:
+        (own,) = found
+        return own.total, RowMoments([own], 1)
+    means = tuple((own.base, own.rest) for own in found)
+    spreads = tuple((own.squares, own.count) for own in found)
+    (means, spreads), width = exchange_pairs(
+        (means, spreads), reduction_buffer, mbar_ptr, phase, abreast
+    )
+    count = moments[0].count * lanes if moments[0].is_static else None
+    peers = [
+        Moments(n if count is None else count, base, rest, squares)
+        for (base, rest), (squares, n) in zip(means, spreads, strict=True)
+    ]
+    return combine_lanes([peer.total for peer in peers], ADD, width), RowMoments(peers, width)
