@@ -339,6 +339,7 @@ class ElementwiseKernelContext(_Static):
             self._slots(slot, 1),
             None if self.mbar_ptr is None else self.mbar_ptr + slot,
             phase,
+            abreast=self.config.abreast,
         )
 
     def online_logsumexp(self, x, slot=0, phase=0):

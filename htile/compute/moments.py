@@ -3,9 +3,11 @@
 import cutlass.cute as cute
 from cutlass import Float32
 
+from htile.compute import math
 from htile.compute.reduce import ADD, combine_lanes, exchange_pairs, select, warp_reduce
 
 INF = float("inf")
+NEAR = 2.0**-20  # a few roundings of a mean of equal numbers
 MOST = 3e38  # what means differ by, so that a mean of what they do is finite
 
 
@@ -46,19 +48,20 @@ def _of_warp(moments: Moments, lanes: int) -> Moments:
     """What `lanes` threads have.
 
     As T. F. Chan et al., Algorithms for computing the sample variance (1983), merge two, but all
-    about one number: what the first lane is near, where that is far from 0 beside its deviations,
-    else 0. If its mean is not the others', its own squares are large too, and few digits lost.
+    about one number: the mean of their means, so that little is subtracted of the squares, or the
+    first's, of which equal elements differ by nothing, where that is as near.
     """
-    is_far = moments.count * (moments.base * moments.base) > moments.squares
-    near = select(is_far, moments.base, Float32(0.0))
-    first = 0 if lanes == 32 else cute.arch.lane_idx() // lanes * lanes
-    base = cute.arch.shuffle_sync(near, first)
     count = moments.count * lanes if moments.is_static else warp_reduce(moments.count, ADD, lanes)
-    away = cute.arch.fmax(cute.arch.fmin(moments.base - base, Float32(MOST)), Float32(-MOST))
-    gap = away + moments.rest
     part = Float32(1.0 / lanes)
     if not moments.is_static:
         part = select(count > 0.0, moments.count * reciprocal(count), Float32(0.0))
+    mean = warp_reduce(cute.math.fma(part, moments.base, Float32(0.0)), ADD, lanes)
+    mean = select(math.abs(mean) < INF, mean, Float32(0.0))
+    lane = 0 if lanes == 32 else cute.arch.lane_idx() // lanes * lanes
+    first = cute.arch.shuffle_sync(moments.base, lane)
+    base = select(math.abs(first - mean) <= math.abs(mean) * NEAR, first, mean)
+    away = cute.arch.fmax(cute.arch.fmin(moments.base - base, Float32(MOST)), Float32(-MOST))
+    gap = away + moments.rest
     rest = warp_reduce(cute.math.fma(part, gap, Float32(0.0)), ADD, lanes)
     squares = cute.math.fma(moments.count * gap, gap, moments.squares)
     if not moments.is_static:

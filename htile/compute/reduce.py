@@ -334,7 +334,7 @@ def exchange_pairs(values, reduction_buffer, mbar_ptr, phase, abreast):
 
 
 def online_softmax_reduce(
-    x, threads_per_row: int, reduction_buffer=None, mbar_ptr=None, phase=0, hook_fn=None
+    x, threads_per_row: int, reduction_buffer=None, mbar_ptr=None, phase=0, hook_fn=None, abreast=1
 ):
     """Row maximum m, sum of exp(x - m), and the vector exp(x - m), with one exchange.
 
@@ -350,7 +350,8 @@ def online_softmax_reduce(
         hook_fn()
     if is_row:
         return peak, total, exp
-    row_peak, row_total = _combine_pairs([(peak, total)], reduction_buffer, mbar_ptr, phase)
+    pairs = [(peak, total)]
+    row_peak, row_total = _combine_pairs(pairs, reduction_buffer, mbar_ptr, phase, abreast)
     return row_peak, row_total, exp * exp_bounded(peak - row_peak)
 
 
@@ -375,7 +376,7 @@ def softmax_pair_reduce(
     return _combine_pairs(found, reduction_buffer, mbar_ptr, phase, abreast)
 
 
-def _combine_pairs(pairs, reduction_buffer, mbar_ptr, phase, abreast=1):
+def _combine_pairs(pairs, reduction_buffer, mbar_ptr, phase, abreast):
     """Each warp's maximum and sum relative to it, of each share -> the row's, with one exchange."""
     (pairs,), width = exchange_pairs((pairs,), reduction_buffer, mbar_ptr, phase, abreast)
     peaks, totals = zip(*pairs, strict=True)

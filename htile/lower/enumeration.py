@@ -27,6 +27,7 @@ UNROLL = 4  # chunks at once of a loop over more
 COLUMN_REGISTERS, ROW_REGISTERS = 16, 32
 LOOP_REGISTERS = 32  # of a loop over more chunks, beside what it computes, reads and writes
 SHARE_REGISTERS = 2  # of each share for each reduction that is gathered beside the first
+COUNT_REGISTERS = 8  # of how many elements a thread has, where it counts in an exchange
 ADDRESS_REGISTERS, FEW_TENSORS = 8, 5  # of each tensor that a loop moves beside a few
 HELD_REGISTERS = 32  # of a row in a thread, from which on the compiler is told how many blocks
 OTHER_REGISTERS = 16  # beside them
@@ -209,7 +210,10 @@ def _loop_placements(
         if chunks <= UNROLLED_CHUNKS:
             ahead, unroll = _ahead(schedule, vec, turns * chunks, loader), chunks
         else:
-            ahead = _ahead_in_loop(schedule, vec, turns, target.arch.registers // threads)
+            registers_left = target.arch.registers // threads
+            if _is_ragged(graph, numerics) and any(r.carried for r in schedule.reduces):
+                registers_left -= COUNT_REGISTERS
+            ahead = _ahead_in_loop(schedule, vec, turns, registers_left)
             unroll = ahead or UNROLL
         tiles = 0
         if loader == "shared":
@@ -228,6 +232,11 @@ def _loop_placements(
         elif threads >= 512 and registers > CROWDED_REGISTERS:
             blocks = CROWDED_THREADS // threads
         yield Placement(threads, loader, "late", target.align, shares, unroll, ahead, blocks)
+
+
+def _is_ragged(graph: Graph, num: Numerics) -> bool:
+    """Whether threads have elements behind the end of a row."""
+    return num.chunks(graph.n) * num.vec_size * num.threads_per_row * num.cluster_n > graph.n
 
 
 def _words(moved: tuple[Input | Output, ...], vec: int) -> float:

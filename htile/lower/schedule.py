@@ -59,15 +59,19 @@ class Schedule:
         return any(loop.is_online for loop in self.loops)
 
     @property
+    def reduces(self) -> list[Reduce]:
+        """Rounds of reductions."""
+        return [step for step in self.steps if isinstance(step, Reduce)]
+
+    @property
     def exchanges(self) -> int:
         """Barriers behind which reductions are."""
-        return sum(isinstance(step, Reduce) and not step.carried for step in self.steps)
+        return sum(not reduce.carried for reduce in self.reduces)
 
     @property
     def has_pairs(self) -> bool:
         """Whether reductions of two stages are one exchange, of two numbers a slot."""
-        reduces = [step for step in self.steps if isinstance(step, Reduce)]
-        return any(reduce.paired or reduce.carried for reduce in reduces)
+        return any(reduce.paired or reduce.carried for reduce in self.reduces)
 
 
 def assign_stages(graph: Graph) -> dict[int, int]:

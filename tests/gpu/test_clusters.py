@@ -437,6 +437,23 @@ def test_a_mean_far_from_0_costs_no_digits_of_the_deviations(device, n):
         assert ((squares.double() - exact) / exact).abs().max() < 2e-6
 
 
+@pytest.mark.parametrize("n", (STREAMED[-1], *EXCHANGED))
+def test_means_of_some_threads_that_are_not_the_others(device, n):
+    """The first lane of each warp, or one thread, has other numbers than the rest."""
+    lane, column = torch.arange(n, device=device) % 256 < 8, torch.arange(n, device=device)
+    x = torch.full((6, n), 1.1, device=device)
+    x[0, lane], x[1, lane], x[3, :8] = 1e6, 0.0, 0.0
+    x[2] = torch.where(lane, 0.0, 3.3)
+    x[4] = torch.randn(n, device=device) + 100 * lane
+    x[5] = torch.where(column < 8, 1e37, 0.0)
+    _, mean, squares = run(centered, x)
+    exact = x.double().mean(-1)
+    assert ((mean.double() - exact).abs() <= 3e-7 * x.double().abs().mean(-1)).all()
+    assert squares[5] == math.inf
+    about = (x.double() - mean.double()[:, None])[:5].square().sum(-1)
+    assert ((squares[:5].double() - about) / about).abs().max() < 1e-6
+
+
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=short)
 @pytest.mark.parametrize("n", RAGGED)
 @pytest.mark.parametrize("name", BEHIND)
