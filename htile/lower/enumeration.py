@@ -39,7 +39,8 @@ CROWDED_REGISTERS = 72
 # From how many rows on how many shares of a row may be a CTA's: where it is very long, or kept.
 LONG_SHARES = {64: 4, 256: 4, 1024: 4}
 KEPT_SHARES = {256: 2, 1024: 8}
-STREAMED_CTAS = {64: 2, 256: 1, 1024: 4}  # that have a row that is streamed and long, or half of it
+# And how many CTAs are left of a row that is streamed and long, if that takes half of them away.
+STREAMED_CTAS = {64: 2, 256: 1, 1024: 4}
 STREAMED_CHUNKS = 32  # of such a row, that a thread has in all of its shares
 MANY_ROWS = 1024  # from which on a CTA may work on two shares at a time
 
@@ -210,10 +211,10 @@ def _loop_placements(
         if chunks <= UNROLLED_CHUNKS:
             ahead, unroll = _ahead(schedule, vec, turns * chunks, loader), chunks
         else:
-            registers_left = target.arch.registers // threads
-            if _is_ragged(graph, numerics) and any(r.carried for r in schedule.reduces):
-                registers_left -= COUNT_REGISTERS
-            ahead = _ahead_in_loop(schedule, vec, turns, registers_left)
+            free = target.arch.registers // threads
+            if numerics.is_ragged(graph.n) and any(r.carried for r in schedule.reduces):
+                free -= COUNT_REGISTERS
+            ahead = _ahead_in_loop(schedule, vec, turns, free)
             unroll = ahead or UNROLL
         tiles = 0
         if loader == "shared":
@@ -232,11 +233,6 @@ def _loop_placements(
         elif threads >= 512 and registers > CROWDED_REGISTERS:
             blocks = CROWDED_THREADS // threads
         yield Placement(threads, loader, "late", target.align, shares, unroll, ahead, blocks)
-
-
-def _is_ragged(graph: Graph, num: Numerics) -> bool:
-    """Whether threads have elements behind the end of a row."""
-    return num.chunks(graph.n) * num.vec_size * num.threads_per_row * num.cluster_n > graph.n
 
 
 def _words(moved: tuple[Input | Output, ...], vec: int) -> float:
@@ -284,9 +280,9 @@ def _shares(target: Target, numerics: Numerics, chunks: int) -> Iterator[tuple[i
         turns = STREAMED_CHUNKS // chunks
     else:  # unrolled, they would be too much code
         most = LONG_SHARES.get(target.rows, 1) if chunks > UNROLLED_CHUNKS else 1
-    for shares, groups in product((2, 4, 8), abreast):
-        if shares <= min(most, numerics.cluster_n, turns * groups):
-            yield shares, groups
+    for shares, count in product((2, 4, 8), abreast):
+        if shares <= min(most, numerics.cluster_n, turns * count):
+            yield shares, count
 
 
 def _blocks(graph: Graph, target: Target, threads: int, held: float, tiles: int = 0) -> int:

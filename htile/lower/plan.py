@@ -281,6 +281,10 @@ class Numerics:
         """Vectors that a thread has of a row of n elements, padded ones included."""
         return -(-n // (self.vec_size * self.threads_per_row * self.cluster_n))
 
+    def is_ragged(self, n: int) -> bool:
+        """Whether threads have elements behind the end of a row of n elements."""
+        return n % (self.vec_size * self.threads_per_row * self.cluster_n) > 0
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -374,8 +378,7 @@ class Plan:
     @property
     def is_ragged(self) -> bool:
         """Whether threads have elements behind the end of a row."""
-        num = self.numerics
-        return self.elements_per_thread * num.threads_per_row * num.cluster_n > self.graph.n
+        return self.numerics.is_ragged(self.graph.n)
 
     @property
     def elements_per_thread(self) -> int:

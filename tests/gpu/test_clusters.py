@@ -251,6 +251,8 @@ def jobs(arch):
                 args = arguments(5, n, dtype, "meta")
                 yield job(f, args, arch)
                 yield job(f, [shifted(a, 1) if a.ndim > 1 else a for a in args], arch)
+        for n, m, dtype in itertools.product(EXCHANGED, (4, 12), (BF16, F32)):
+            yield job(f, arguments(m, n, dtype, "meta"), arch)
     for name, f in BEHIND.items():
         for n, m, dtype in itertools.product(RAGGED, (3, 300), (BF16, F32)):
             yield job(f, negative(name, m, n, dtype, "meta"), arch)
