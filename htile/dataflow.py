@@ -74,10 +74,8 @@ class ElementwiseKernelContext(_Static):
         self.bidx, _, _ = cute.arch.block_idx()
         self.cluster_y = cute.arch.block_idx()[1] if const_expr(config.ctas > 1) else 0
         # One row a CTA: the grid is exact, and no row is out of bounds.
-        group = row = self.tidx // config.threads_per_row
-        if config.abreast > 1:
-            row = group // config.abreast
-        self.row = self.bidx * config.rows + row
+        group = self.tidx // config.threads_per_row
+        self.row = self.bidx * config.rows + group // config.abreast
         self.row_in_bounds = True if const_expr(config.rows == 1) else self.row < self.shape[0]
         self.beside = 0 if config.abreast == 1 else group % config.abreast
         # which tile of columns
@@ -332,15 +330,7 @@ class ElementwiseKernelContext(_Static):
         The buffer is of Int64. Padded lanes of the vector are 0.
         """
         x = self._operand(x, MAX)
-        self.cluster_wait()
-        return online_softmax_reduce(
-            x,
-            self.config.threads_per_row,
-            self._slots(slot, 1),
-            None if self.mbar_ptr is None else self.mbar_ptr + slot,
-            phase,
-            abreast=self.config.abreast,
-        )
+        return online_softmax_reduce(x, **self._across_row(slot, 1, phase))
 
     def online_logsumexp(self, x, slot=0, phase=0):
         """Row maximum m and sum of exp(x - m), of exp(x) for an infinite m, with one exchange.
@@ -363,15 +353,8 @@ class ElementwiseKernelContext(_Static):
 
         finite: of exp(x) for an infinite m. The buffer is of Int64.
         """
-        self.cluster_wait()
-        peak, total = softmax_pair_reduce(
-            [part.of_thread for part in pair.parts],
-            self.config.threads_per_row,
-            self._slots(slot, 1),
-            None if self.mbar_ptr is None else self.mbar_ptr + slot,
-            phase,
-            self.config.abreast,
-        )
+        across = self._across_row(slot, 1, phase)
+        peak, total = softmax_pair_reduce([part.of_thread for part in pair.parts], **across)
         return peak, about_finite(peak, total) if finite else total
 
     def reduce_triple(self, triple, slot=0, phase=0):
@@ -380,15 +363,8 @@ class ElementwiseKernelContext(_Static):
         `about(reference)` of the latter is the sum of (x - reference)**2. The buffer is of Int64;
         two slots.
         """
-        self.cluster_wait()
-        return reduce_moments(
-            [part.of_thread for part in triple.parts],
-            self.config.threads_per_row,
-            self._slots(slot, 2),
-            None if self.mbar_ptr is None else self.mbar_ptr + slot,
-            phase,
-            self.config.abreast,
-        )
+        across = self._across_row(slot, 2, phase)
+        return reduce_moments([part.of_thread for part in triple.parts], **across)
 
     def partial(self, op, dtype=Float32):
         """The start of a reduction chunk by chunk: `op`'s identity, in values of `dtype`."""
@@ -424,14 +400,16 @@ class ElementwiseKernelContext(_Static):
 
         A tuple of vectors is one for each share.
         """
+        return row_reduce(operands, ops, **self._across_row(slot, len(operands), phase))
+
+    def _across_row(self, slot, count, phase):
+        """What a reduction takes beside its operands, for `count` slots; the cluster is up then."""
         self.cluster_wait()
-        return row_reduce(
-            operands,
-            ops,
-            self.config.threads_per_row,
-            self._slots(slot, len(operands)),
-            None if self.mbar_ptr is None else self.mbar_ptr + slot,
-            phase,
+        return dict(
+            threads_per_row=self.config.threads_per_row,
+            reduction_buffer=self._slots(slot, count),
+            mbar_ptr=None if self.mbar_ptr is None else self.mbar_ptr + slot,
+            phase=phase,
             abreast=self.config.abreast,
         )
 

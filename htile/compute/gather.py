@@ -19,7 +19,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 
 from htile.compute import math
-from htile.compute.moments import Moments, reciprocal
+from htile.compute.moments import Moments
 from htile.compute.reduce import (
     ADD,
     MAX,
@@ -243,7 +243,7 @@ class WelfordTriple(_Part):
         base = select(starts, start, base)
         shifted = value - base
         total, square = thread_reduce(shifted, ADD), _sum_of_squares(shifted)
-        weight = reciprocal(Float32(chunk.k + 1))
+        weight = math.reciprocal(Float32(chunk.k + 1))
         keep = 1.0 - weight
         merged = self.vec_size * keep
         if const_expr(chunk.in_row is not None):

@@ -236,6 +236,16 @@ def div(a: Operand, b: Operand) -> Vector | Numeric:
     return _corrected(a * scale, b, reciprocal)
 
 
+def reciprocal(count):
+    """1 / count as IEEE rounds it, of one number of elements or chunks, a Float32.
+
+    A compiler knows such a number in unrolled code, and rounds so; rcp.approx does not. One
+    correction does for all but a mantissa of ones (P. Markstein, IA-64 and Elementary Functions).
+    """
+    near = cute.arch.rcp_approx(count)
+    return cute.math.fma(cute.math.fma(-count, near, Float32(1.0)), near, near)
+
+
 def div_bounded(a: Operand, b: Operand) -> Vector | Numeric:
     """a / b in 2 instructions, 2 ulp, for 2 ** -126 <= |b| <= 2 ** 126."""
     return a * _rcp(b)  # of b before it is broadcast: one reciprocal if b is a scalar

@@ -11,16 +11,6 @@ NEAR = 2.0**-20  # a few roundings of a mean of equal numbers
 MOST = 3e38  # what means differ by, so that a mean of what they do is finite
 
 
-def reciprocal(count):
-    """1 / count as IEEE rounds it, for a number of elements or chunks.
-
-    A compiler knows such a number in unrolled code, and rounds so; rcp.approx does not. One
-    correction does for all but a mantissa of ones (P. Markstein, IA-64 and Elementary Functions).
-    """
-    near = cute.arch.rcp_approx(count)
-    return cute.math.fma(cute.math.fma(-count, near, Float32(1.0)), near, near)
-
-
 class Moments:
     """Number and mean of some elements, and the sum of squares about their mean.
 
@@ -54,7 +44,7 @@ def _of_warp(moments: Moments, lanes: int) -> Moments:
     count = moments.count * lanes if moments.is_static else warp_reduce(moments.count, ADD, lanes)
     part = Float32(1.0 / lanes)
     if not moments.is_static:
-        part = select(count > 0.0, moments.count * reciprocal(count), Float32(0.0))
+        part = select(count > 0.0, moments.count * math.reciprocal(count), Float32(0.0))
     mean = warp_reduce(cute.math.fma(part, moments.base, Float32(0.0)), ADD, lanes)
     mean = select(math.abs(mean) < INF, mean, Float32(0.0))
     lane = 0 if lanes == 32 else cute.arch.lane_idx() // lanes * lanes

@@ -128,7 +128,7 @@ def _from_buffer(word, dtype):
     return word.bitcast(dtype)
 
 
-def _peers(slot, dtype, abreast=1):
+def _peers(slot, dtype, abreast):
     """The partials of this thread's row that this lane combines: one, or several strided by 32.
 
     Lanes repeat when there are fewer than 32 peers, so the butterfly needs no identity.
@@ -160,8 +160,6 @@ def _first_place(slot, shares, abreast):
     warps_per_row, _ = slot.shape[1]
     warp = cute.arch.warp_idx()
     group = warp // warps_per_row
-    if const_expr(abreast == 1):
-        return group, warp % warps_per_row, 0
     return group // abreast, warp % warps_per_row, group % abreast * shares
 
 
@@ -211,37 +209,25 @@ def _slots(buffer, count: int):
     return tuple(buffer[None, None, i] for i in range(count))
 
 
-def _reduce_across(values, ops, buffer, abreast, exchange):
-    """Combine per-warp scalars over a row's warps and CTAs; `exchange` moves and waits."""
+def _exchange(words: tuple, slots: tuple, mbar_ptr, phase, abreast):
+    """Each warp's words to where all of the row are; of one CTA where there is no mbarrier."""
+    if mbar_ptr is None:
+        _exchange_block(words, slots, abreast)
+    else:
+        _exchange_cluster(words, slots, mbar_ptr, phase, abreast)
+
+
+def _reduce_across(values, ops, buffer, mbar_ptr, phase, abreast):
+    """Combine per-warp scalars over a row's warps and CTAs, with one barrier or transaction.
+
+    values: for each slot a tuple of one scalar for each share of the warp's.
+    """
     slots = _slots(buffer, len(values))
     kinds = [type(v[0]) for v in values]
-    exchange(tuple(tuple(_to_buffer(w, buffer.element_type) for w in v) for v in values), slots)
+    words = tuple(tuple(_to_buffer(w, buffer.element_type) for w in v) for v in values)
+    _exchange(words, slots, mbar_ptr, phase, abreast)
     return tuple(
         _combine_peers(s, op, k, abreast) for s, op, k in zip(slots, ops, kinds, strict=True)
-    )
-
-
-def block_reduce(values, ops, reduction_buffer, abreast=1):
-    """Combine per-warp scalars over the warps of a row: one barrier for all.
-
-    values: for each slot a tuple of one scalar a share. abreast: see `row_reduce`.
-    """
-    return _reduce_across(
-        values, ops, reduction_buffer, abreast, lambda w, s: _exchange_block(w, s, abreast)
-    )
-
-
-def cluster_reduce(values, ops, reduction_buffer, mbar_ptr, phase=0, abreast=1):
-    """Combine per-warp scalars over all CTAs of the cluster: one transaction.
-
-    values: for each slot a tuple of one scalar a share of the warp's. abreast: see `row_reduce`.
-    """
-    return _reduce_across(
-        values,
-        ops,
-        reduction_buffer,
-        abreast,
-        lambda w, s: _exchange_cluster(w, s, mbar_ptr, phase, abreast),
     )
 
 
@@ -284,10 +270,8 @@ def row_reduce(
     )
     if hook_fn is not None:
         hook_fn()
-    if mbar_ptr is not None:
-        values = cluster_reduce(values, op, reduction_buffer, mbar_ptr, phase, abreast)
-    elif threads_per_row > 32:
-        values = block_reduce(values, op, reduction_buffer, abreast)
+    if mbar_ptr is not None or threads_per_row > 32:
+        values = _reduce_across(values, op, reduction_buffer, mbar_ptr, phase, abreast)
     else:
         values = tuple(v for (v,) in values)
     if init_val is not None:
@@ -303,15 +287,15 @@ def select(condition, a, b):
 def exp_diff(x, reference):
     """exp(x - reference); a reference of -inf (nothing seen yet) counts as 0, so that the
     result is 0 and not NaN. NaN and +inf references give NaN, as torch's softmax does."""
-    safe = cutlass.select_(reference == -Float32.inf, Float32(0.0), reference)
+    safe = select(reference == -Float32.inf, Float32(0.0), reference)
     return exp_bounded(x - safe)
 
 
 def about_finite(peak, total):
     """The sum of exp(x - peak) as logsumexp takes it: of exp(x) where the maximum is infinite,
     0 where all x are -inf, inf where one is inf."""
-    total = cutlass.select_(peak == -Float32.inf, Float32(0.0), total)
-    return Float32(cutlass.select_(peak == Float32.inf, Float32.inf, total))
+    total = select(peak == -Float32.inf, Float32(0.0), total)
+    return select(peak == Float32.inf, Float32.inf, total)
 
 
 def exchange_pairs(values, reduction_buffer, mbar_ptr, phase, abreast):
@@ -322,10 +306,7 @@ def exchange_pairs(values, reduction_buffer, mbar_ptr, phase, abreast):
     """
     slots = _slots(reduction_buffer, len(values))
     words = tuple(tuple(pack64(*pair) for pair in pairs) for pairs in values)
-    if mbar_ptr is None:
-        _exchange_block(words, slots, abreast)
-    else:
-        _exchange_cluster(words, slots, mbar_ptr, phase, abreast)
+    _exchange(words, slots, mbar_ptr, phase, abreast)
     found = [[unpack64(word) for word in _peers(slot, Int64, abreast)] for slot in slots]
     pairs = [
         [(low.bitcast(Float32), high.bitcast(Float32)) for low, high in each] for each in found

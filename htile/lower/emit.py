@@ -30,6 +30,7 @@ from .plan import (
     Reload,
     Step,
     Store,
+    has_wide_words,
 )
 
 WIDTH = 100  # of a line
@@ -226,11 +227,7 @@ class _Printer:
 
     def _config(self) -> list[str]:
         num, place = self.plan.numerics, self.plan.placement
-        wide = any(
-            r.paired or r.carried or self.graph[id].value.dtype is torch.int64
-            for r in self.reduces
-            for id in r.results
-        )
+        wide = has_wide_words(self.graph, self.reduces)
         args = [
             CUTLASS_TYPES[self.primary.dtype],
             f"N={self.graph.n}",

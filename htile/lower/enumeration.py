@@ -10,12 +10,10 @@ from dataclasses import replace
 from itertools import product
 from math import gcd
 
-import torch
-
 from ..frontend.graph import Graph, Input, Output, Role
 from ..frontend.ops import REDUCTIONS
-from .plan import LONG_N, Home, Load, Numerics, Placement, Plan, Target
-from .schedule import Schedule, assign_stages, has_pair, make_loops, make_schedule
+from .plan import LONG_N, Home, Load, Numerics, Placement, Plan, Target, has_wide_words
+from .schedule import Schedule, has_pair, make_loops, make_schedule
 
 ACCESS_BYTES = 16  # the widest load and store
 SPARE_REGISTERS = 40  # addresses, predicates, partial results: seen in the examples on sm_90a
@@ -36,10 +34,9 @@ ONLINE_THREADS = 1536  # of an SM, for which loops that gather two stages spare 
 STREAMED_THREADS = 1280  # the same where they read rows from global memory, and are unrolled
 CROWDED_THREADS = 1024  # the same for other loops, where registers would be more than
 CROWDED_REGISTERS = 72
-# From how many rows on how many shares of a row may be a CTA's: where it is very long, or kept.
-LONG_SHARES = {64: 4, 256: 4, 1024: 4}
-KEPT_SHARES = {256: 2, 1024: 8}
-# And how many CTAs are left of a row that is streamed and long, if that takes half of them away.
+LONG_SHARES = 4  # of a very long row that may be a CTA's, where there are many
+KEPT_SHARES = {256: 2, 1024: 8}  # the same of one that is kept, from how many rows on
+# How many CTAs are left of a row that is streamed and long, if that takes half of them away.
 STREAMED_CTAS = {64: 2, 256: 1, 1024: 4}
 STREAMED_CHUNKS = 32  # of such a row, that a thread has in all of its shares
 MANY_ROWS = 1024  # from which on a CTA may work on two shares at a time
@@ -85,7 +82,7 @@ def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
     ]
     if graph.n >= MIN_CLUSTER_N or not plans:
         homes = {"shared": Home.SHARED, "direct": Home.REREAD}
-        if not _reduces(graph):
+        if not any(node.op in REDUCTIONS for node in graph):
             del homes["shared"]  # nothing is read twice
         loops = {loader: make_loops(graph, home, target.fastmath) for loader, home in homes.items()}
         plans += [
@@ -191,10 +188,10 @@ def _placements(
         free = _free_bytes(graph, target, schedule, numerics, num_threads)
         tiles = num_threads * elements * sum(i.dtype.itemsize for i in loaded)
         if tiles <= free and _is_asynchronous(loaded, vec, target):
-            blocks = _blocks(graph, target, num_threads, held, tiles)
+            blocks = _blocks(graph, target, schedule, num_threads, held, tiles)
             yield Placement(num_threads, "shared", columns, target.align, blocks=blocks)
         if free >= 0:
-            blocks = _blocks(graph, target, num_threads, held)
+            blocks = _blocks(graph, target, schedule, num_threads, held)
             yield Placement(num_threads, "direct", columns, target.align, blocks=blocks)
 
 
@@ -279,24 +276,26 @@ def _shares(target: Target, numerics: Numerics, chunks: int) -> Iterator[tuple[i
         most = 1 if ctas is None else max(2, numerics.cluster_n // ctas)
         turns = STREAMED_CHUNKS // chunks
     else:  # unrolled, they would be too much code
-        most = LONG_SHARES.get(target.rows, 1) if chunks > UNROLLED_CHUNKS else 1
+        most = LONG_SHARES if target.rows > 1 and chunks > UNROLLED_CHUNKS else 1
     for shares, count in product((2, 4, 8), abreast):
         if shares <= min(most, numerics.cluster_n, turns * count):
             yield shares, count
 
 
-def _blocks(graph: Graph, target: Target, threads: int, held: float, tiles: int = 0) -> int:
+def _blocks(
+    graph: Graph, target: Target, schedule: Schedule, threads: int, held: float, tiles: int = 0
+) -> int:
     """Thread blocks of an SM where a thread holds so many registers of its row.
 
     As the compiler likes where they are few, but for one row with columns and one stage, and where
     they depend on when it loads columns.
     """
-    if not _reduces(graph):
+    if not schedule.reduces:
         return 0
     if has_columns(graph):
-        rows = [i for i in graph.inputs if i.role is Role.ROW]
-        few = len(rows) == _stages(graph) == 1 and held <= HELD_REGISTERS / 2
-        return COLUMN_THREADS // threads if few and threads < 1024 else 0
+        alone = len(_rows_of(schedule)) == len(schedule.reduces) == 1 and not schedule.has_pairs
+        few = alone and held <= HELD_REGISTERS / 2 and threads < 1024
+        return COLUMN_THREADS // threads if few else 0
     if held < HELD_REGISTERS:
         return 0
     registers = -(-int(held + OTHER_REGISTERS) // 8) * 8
@@ -320,22 +319,11 @@ def _free_bytes(
     slots = schedule.slots
     if num.cluster_n > 1 and slots > threads:
         return -1
-    wide = schedule.has_pairs or any(
-        node.value.dtype is torch.int64 for node in graph if node.op in REDUCTIONS
-    )
-    buffer = slots * (threads // 32 * num.cluster_n * (8 if wide else 4) + 8)
+    word = 8 if has_wide_words(graph, schedule.reduces) else 4
+    buffer = slots * (threads // 32 * num.cluster_n * word + 8)
     return target.arch.shared_bytes - buffer - 64
 
 
 def _is_asynchronous(loaded: list[Input], vec: int, target: Target) -> bool:
     """Whether cp.async, of 4, 8 or 16 bytes, can bring these rows."""
     return bool(loaded) and all(min(vec * i.dtype.itemsize, target.align) >= 4 for i in loaded)
-
-
-def _stages(graph: Graph) -> int:
-    """Rounds of reductions."""
-    return max(assign_stages(graph).values())
-
-
-def _reduces(graph: Graph) -> bool:
-    return any(node.op in REDUCTIONS for node in graph)

@@ -8,9 +8,11 @@ live between the steps, which thread holds which element (numerics) and how a ro
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+
+import torch
 
 from ..frontend.graph import Graph, Input, Output
 from ..frontend.ops import Op, dtype_name
@@ -195,6 +197,15 @@ class Reduce:
     def slots(self) -> int:
         """Of the reduction buffer."""
         return 1 if self.paired else len(self.results)
+
+
+def has_wide_words(graph: Graph, reduces: Iterable[Reduce]) -> bool:
+    """Whether what is exchanged for reductions is of 64 bits: such values, or pairs."""
+    return any(
+        reduce.paired or reduce.carried or graph[id].value.dtype is torch.int64
+        for reduce in reduces
+        for id in reduce.results
+    )
 
 
 @dataclass(frozen=True, slots=True)
