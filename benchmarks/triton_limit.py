@@ -1,6 +1,6 @@
-"""Limit kernels that torch has none of, in Triton: read only, and two copies in one launch.
+"""Limit kernels that torch has none of, in Triton: rows that are only read, two copies in a launch.
 
-All tensors are flat, contiguous int32. Imported only where Triton is installed.
+Rows are flat, contiguous int32. Imported only where Triton is installed.
 """
 
 import triton
@@ -10,11 +10,16 @@ BLOCK = 4096  # 16 KB of each tensor a program
 
 
 @triton.jit
-def _read(x, out, count, BLOCK: tl.constexpr):
+def _read(x, peaks, given, copies, count, rows, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+          COPIES: tl.constexpr):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     index = program * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(x + index, mask=index < count, other=-2147483648)
-    tl.store(out + program, tl.max(values, axis=0))
+    row = program * ROWS + tl.arange(0, ROWS)
+    value = tl.load(given + row, mask=row < rows).to(tl.float32)
+    for k in tl.static_range(COPIES):
+        tl.store(copies + k * rows + row, value, mask=row < rows)
+    tl.store(peaks + program, tl.max(values, axis=0))
 
 
 @triton.jit
@@ -26,10 +31,18 @@ def _copy_two(a, b, c, d, count, BLOCK: tl.constexpr):
     tl.store(d + index, second, mask=index < count)
 
 
-def read(x, out):
-    """The maximum of every BLOCK neighbors of x into out (ceil(x.numel() / BLOCK),)."""
-    _read[(out.numel(),)](x, out, x.numel(), BLOCK=BLOCK, num_warps=8)
-    return out
+def read(x, peaks, given, copies):
+    """Read x, and copy a value of each row to each of the results.
+
+    peaks: (ceil(x.numel() / BLOCK),), gets the maximum of every BLOCK neighbors of x.
+    given: (M,), of any dtype, into each row of copies (results, M), float32.
+    """
+    programs, rows = peaks.numel(), given.numel()
+    share = triton.next_power_of_2(triton.cdiv(rows, programs))
+    _read[(programs,)](
+        x, peaks, given, copies, x.numel(), rows, BLOCK=BLOCK, ROWS=share, COPIES=len(copies),
+        num_warps=8,
+    )  # fmt: skip
 
 
 def copy_two(a, b, c, d):
