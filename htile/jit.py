@@ -54,7 +54,8 @@ if TYPE_CHECKING:
     from .tune import Tuned
 
 MAX_LAUNCHES = 4096  # remembered calls of one function; forgotten all at once beyond
-MAX_SHORTCUTS = 4  # of one function
+MAX_SHORTCUTS = 5  # of one function
+MAX_MISSES = 3  # of a shortcut of fixed sizes
 WARN_SPECIALIZATIONS = 8
 
 
@@ -228,7 +229,7 @@ class Rowwise:
 
         Takes what `inspect` takes, and needs no GPU. The kernel is of the dtypes, N, number of
         leading dimensions, broadcast sizes and alignment of these tensors, and serves any number of
-        rows, though one row alone may have a kernel of its own, and for N > 8192 so may 64, 256
+        rows, though one row alone may have a kernel of its own, and for N > 2048 so may 64, 256
         and 1024 rows and more. `meta` tensors count as allocated by torch, so that rows lie at
         multiples of 16 bytes if N and the strides are such; for rows that begin elsewhere pass a
         view of a CPU tensor, `torch.empty(4, 4097)[:, 1:]`.
@@ -420,16 +421,34 @@ class Rowwise:
 
     def _add_shortcut(self, call: Call, values: tuple, launch: Launch) -> None:
         """For the first few kinds of calls; the others are looked up."""
-        if launch.kernel is None or not launch.is_widest or len(self._shortcuts) == MAX_SHORTCUTS:
+        if launch.kernel is None or not launch.is_widest or len(self._shortcuts) >= MAX_SHORTCUTS:
             return
         if has_one_twice(values):
             return  # a shortcut tells it from two tensors: it would take no call
-        rows = rows_like(math.prod(call.lead))
-        added = shortcut(
-            self._signature, self._captures, call, values, self._trace(call)[1], launch.kernel, rows
-        )
-        if added is not None:
+        make = functools.partial(
+            shortcut, self._signature, self._captures, call, values, self._trace(call)[1],
+            launch.kernel, rows_like(math.prod(call.lead)),
+        )  # fmt: skip
+        added = make()
+        if added is None:
+            return
+        if self._shortcuts:
             self._shortcuts += (added,)
+        else:
+            self._shortcuts = self._of_these_sizes(make), added
+
+    def _of_these_sizes(self, make: Callable[..., Callable]) -> Callable:
+        """The shortcut of a first call's sizes, before the others until it has missed some calls."""
+        left = MAX_MISSES
+
+        def missed():
+            nonlocal left
+            left -= 1
+            if left == 0:
+                self._shortcuts = tuple(each for each in self._shortcuts if each is not first)
+
+        first = make(missed=missed)
+        return first
 
     def _warn_if_many(self, specs: tuple[Spec, ...]) -> None:
         for spec in specs:

@@ -4,6 +4,8 @@
 `TensorGuards` compares all tensors and the modes of torch with those of the first call: types,
 dtypes, devices, N, `requires_grad`, dispatch keys (negation, transforms, inference). What else
 tells launches apart, sizes of rows, strides, alignment, the compiled host function checks itself.
+
+A shortcut of fixed sizes compares those as well, and has them for its outputs.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ def shortcut(
     graph: Graph,
     kernel: Callable,
     rows: tuple[int, int],
+    missed: Callable[[], None] | None = None,
 ) -> Callable | None:
     """The function for calls like this one, which takes what the user's takes; None for no such.
 
@@ -42,6 +45,7 @@ def shortcut(
     where a captured name or cell is gone.
 
     rows: from and below how many rows the kernel is the one to run.
+    missed: if given, the function is for the sizes of this call, and calls `missed` for others.
     """
     given = dict(zip(signature.names, values, strict=True))
     tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
@@ -53,33 +57,35 @@ def shortcut(
         return None  # may be a name of the scope
     scope: dict[str, object] = {
         "_empty": allocator(tensors[like].device), "_kernel": kernel, "_MISS": MISS,
-        "_refused": REFUSED,
+        "_refused": REFUSED, "_missed": missed,
     }  # fmt: skip
     others = _guards_of_others(signature, given, scope)
     if others is None:
         return None
     guards = [
         *others,
-        *_guards_of_tensors(call, tensors, scope),
+        *_guards_of_tensors(call, tensors, missed is not None, scope),
         *_guards_of_captures(captures, given, scope),
     ]
-    sizes = [f"_m{k}" for k in range(len(call.lead))]
+    sizes = [f"_m{k}" for k in range(len(call.lead))] if missed is None else []
+    lead = sizes if missed is None else list(map(str, call.lead))
     results = [f"_out{k}" for k in range(len(graph.outputs))]
     scope |= {f"_dtype{k}": output.dtype for k, output in enumerate(graph.outputs)}
+    miss = ["    return _MISS"] if missed is None else ["    _missed()", "    return _MISS"]
     lines = [
         f"if not ({' and '.join(guards)}):",
-        "    return _MISS",
+        *miss,
         *([f"_shape = {like}.shape"] if sizes else []),
         *(f"{size} = _shape[{k}]" for k, size in enumerate(sizes)),
         *([f"if not {rows[0]} <= {' * '.join(sizes)} < {rows[1]}:", "    return _MISS"]
           if sizes else []),
-        *(f"_out{k} = _empty({_layout([*sizes, *map(str, output.inner)])}, _dtype{k})"
+        *(f"_out{k} = _empty({_layout([*lead, *map(str, output.inner)])}, _dtype{k})"
           for k, output in enumerate(graph.outputs)),
         *_is_elsewhere(results[0], tensors[like].device),
         "try:",
         f"    _kernel({', '.join([*(i.name for i in graph.inputs), *results])})",
         "except _refused:",
-        "    return _MISS",
+        *miss,
         f"return {_returned(results, graph.structure, scope)}",
     ]  # fmt: skip
     return _defined(signature, lines, scope, captures.fn.__globals__)
@@ -130,13 +136,16 @@ def _guards_of_others(
 
 
 def _guards_of_tensors(
-    call: Call, tensors: dict[str, torch.Tensor], scope: dict[str, object]
+    call: Call, tensors: dict[str, torch.Tensor], of_sizes: bool, scope: dict[str, object]
 ) -> list[str]:
     """What must hold of the tensors, and of gradients and transforms."""
     specs = {spec.name: spec for spec in call.specs}
+    sizes = [
+        [*t.shape] if of_sizes else _fixed(specs[name], t, call.lead) for name, t in tensors.items()
+    ]
     scope["_same"] = torch._C._dynamo.guards.TensorGuards(
         *tensors.values(),
-        dynamic_dims_sizes=[_fixed(specs[name], t, call.lead) for name, t in tensors.items()],
+        dynamic_dims_sizes=sizes,
         dynamic_dims_strides=[[*[None] * (t.ndim - 1), *t.stride()[-1:]] for t in tensors.values()],
     ).check
     scope["_ad"] = forward_ad
@@ -176,7 +185,7 @@ def _guards_of_captures(
 
 
 def _layout(sizes: list[str]) -> str:
-    """Sizes and strides of a contiguous tensor."""
+    """Sizes and strides of a contiguous tensor; Python multiplies numbers when it compiles."""
     strides = [" * ".join(sizes[k + 1 :]) or "1" for k in range(len(sizes))]
     return ", ".join(f"({''.join(f'{text}, ' for text in texts)})" for texts in (sizes, strides))
 

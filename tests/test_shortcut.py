@@ -88,6 +88,21 @@ def test_a_call_that_comes_again_is_short(gpu):
     assert len(gpu.long) == 1
 
 
+def test_a_shortcut_of_fixed_sizes_goes_after_some_others(gpu):
+    x = torch.randn(2, 3, 64)
+    many(x, x[0, 0])
+    first = many._shortcuts[0]
+    sizes = [(2, 3), (3, 2), (2, 3), (1, 6), (5, 5), (2, 3), (4, 1)]
+    for k, lead in enumerate(sizes):
+        other = torch.randn(*lead, 64)
+        result = many(other, x[0, 0])
+        assert result["y"].shape == other.shape and result["y"].is_contiguous()
+        assert result["top"].shape == (*lead, 1) and result["sum"].shape == lead
+        misses = sum(each != (2, 3) for each in sizes[: k + 1])
+        assert (first in many._shortcuts) == (misses < jit.MAX_MISSES)
+    assert len(gpu.long) == 1 and len(many._shortcuts) == 1
+
+
 def test_structures_keywords_and_defaults(gpu):
     x, w = torch.randn(2, 3, 64), torch.nn.Parameter(torch.rand(64), requires_grad=False)
     many(x, w)
@@ -170,7 +185,7 @@ def test_a_refusal_of_any_kind_goes_the_long_way_and_a_failing_launch_raises(
     plain(X)
     with pytest.raises(kind, match="Cannot pack"):
         plain(X)
-    assert len(gpu.long) == 2 and len(launched) == 3
+    assert len(gpu.long) == 2 and len(launched) == 4  # of the shortcuts with sizes and without too
 
 
 def test_one_tensor_as_two_arguments_goes_the_long_way(gpu):
@@ -364,7 +379,7 @@ def traced(call) -> tuple[list[str], int]:
 
 @pytest.mark.parametrize(
     ("function", "args", "outputs", "instructions"),
-    [(softmax, (X,), 1, 122), (rmsnorm, (X, X[0], X.clone()), 2, 205)],
+    [(softmax, (X,), 1, 104), (rmsnorm, (X, X[0], X.clone()), 2, 185)],
     ids=["softmax", "rmsnorm_residual"],
 )
 def test_a_warm_call_is_little_python(gpu, function, args, outputs, instructions):
