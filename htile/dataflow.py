@@ -378,9 +378,9 @@ class ElementwiseKernelContext(_Static):
         """The start of a maximum and of the sum of exponentials about it."""
         return self._in_shares(lambda share: SoftmaxPair(self.vec_size))
 
-    def welford_triple(self):
-        """The start of a sum and of the sum of squares about its mean."""
-        return self._in_shares(lambda share: WelfordTriple(self.chunk(0, share)))
+    def welford_triple(self, in_pairs=False):
+        """The start of a sum and of the sum of squares about its mean; see `WelfordTriple`."""
+        return self._in_shares(lambda share: WelfordTriple(self.chunk(0, share), in_pairs))
 
     def _in_shares(self, start):
         """What is gathered for each share of this thread's."""

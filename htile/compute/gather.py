@@ -226,31 +226,47 @@ class WelfordTriple(_Part):
     Every chunk is summed relative to the number, its squares too, and the number moves to the new
     mean: what is subtracted of the squares is no larger than what is left, but in the first chunk,
     which begins with its first element. Chunks of padding, which are a thread's last, are dropped.
+    Chunks of static numbers may be merged in pairs, which is half of the merging.
     """
 
     keeps_padding = True
 
-    def __init__(self, share):
-        """share: its first chunk."""
-        self.share, self.vec_size = share, share.vec_size
+    def __init__(self, share, in_pairs=False):
+        """share: its first chunk. in_pairs: two at a time, of an even count, without predicates."""
+        self.share, self.in_pairs, self.waiting = share, in_pairs, None
         self.values = (Float32(0.0),) * 4
 
     def take(self, chunk, value):
         """With a chunk's x."""
+        if not self.in_pairs:
+            return self._merged(chunk.k, chunk.in_row, value)
+        if self.waiting is None:
+            new = copy.copy(self)
+            new.waiting = value
+            return new
+        size = cute.size(value.shape)
+        both = [half[i] for half in (self.waiting, value) for i in range(size)]
+        new = self._merged(chunk.k // 2, None, make_vector(both, (2 * size,), Float32))
+        new.waiting = None
+        return new
+
+    def _merged(self, k, in_row, value):
+        """With the k-th vector."""
         base, rest, squares, outer = self.values
+        size = cute.size(value.shape)
         start = value[0]
-        starts = (Int32(chunk.k) == 0) & (math.abs(start) < INF)
+        starts = (Int32(k) == 0) & (math.abs(start) < INF)
         base = select(starts, start, base)
         shifted = value - base
         total, square = thread_reduce(shifted, ADD), _sum_of_squares(shifted)
-        weight = math.reciprocal(Float32(chunk.k + 1))
+        weight = math.reciprocal(Float32(k + 1))
         keep = 1.0 - weight
-        merged = self.vec_size * keep
-        if const_expr(chunk.in_row is not None):
+        merged = size * keep
+        if const_expr(in_row is not None):
             some = total, square, weight, merged
-            total, square, weight, merged = (select(chunk.in_row, v, Float32(0.0)) for v in some)
+            total, square, weight, merged = (select(in_row, v, Float32(0.0)) for v in some)
             keep = 1.0 - weight
-        delta = total * (1.0 / self.vec_size)
+        delta = total * (1.0 / size)
         within = cute.math.fma(-total, delta, square)
         within = select(square < INF, within, square)  # not inf - inf
         gap = delta - rest
@@ -278,4 +294,4 @@ class WelfordTriple(_Part):
     def of_thread(self):
         """What the thread has of the row, as `Moments`."""
         base, rest, _, squares = self.fold().values
-        return Moments(self.share.chunks_in_row * self.vec_size, base, rest, squares)
+        return Moments(self.share.chunks_in_row * self.share.vec_size, base, rest, squares)

@@ -59,8 +59,8 @@ RESERVED = frozenset(
 
 # Of a reduction that one of the next stage is gathered with: its name, and how it starts.
 GATHERED = {
-    Online.SOFTMAX: ("pair", "softmax_pair()"),
-    Online.WELFORD: ("triple", "welford_triple()"),
+    Online.SOFTMAX: ("pair", "softmax_pair"),
+    Online.WELFORD: ("triple", "welford_triple"),
 }
 
 Expression = Callable[[Node, tuple[str, ...], Form], str]
@@ -382,6 +382,8 @@ class _Printer:
             start = "two_level_sum()" if id in folded else f"partial({args})"
             if form is not None:
                 name, start = GATHERED[form]
+                in_pairs = form is Online.WELFORD and self.plan.merges_pairs
+                start += "(in_pairs=True)" if in_pairs else "()"
                 self.gathered[id] = self._numbered(name)
             lines.append(f"    {self._gathered_name(id)} = ctx.{start}")
         return lines

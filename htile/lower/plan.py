@@ -370,6 +370,11 @@ class Plan:
         return self.placement.unroll == self.chunks
 
     @property
+    def merges_pairs(self) -> bool:
+        """Whether a mean and the squares about it are gathered two chunks at a time."""
+        return self.is_unrolled and self.chunks % 2 == 0 and not self.is_ragged
+
+    @property
     def folded(self) -> int:
         """Chunks that the inner level of a float sum has; 0 where it has one level."""
         return FOLDED if self.numerics.streamed and self.chunks > MOST_CHUNKS else 0
