@@ -28,7 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--args", action="append", metavar="TEXT",
         help="its arguments, written as below; once for each kernel. How many dimensions matters; "
-        "of rows, whether it is one, and for N > 8192 whether they are 64, 256 or 1024 and more; "
+        "of rows, whether it is one, and for N > 2048 whether they are 64, 256 or 1024 and more; "
         "tensors begin at multiples of 16 bytes",
     )  # fmt: skip
     parser.add_argument(

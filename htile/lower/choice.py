@@ -5,23 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log2
 
-from ..frontend.graph import Graph, Role
+from ..frontend.graph import Graph, Input, Role
 from ..frontend.ops import Op
 from .arch import Arch
-from .enumeration import has_columns
-from .plan import LONG_N, Home, Plan
+from .enumeration import MANY_ROWS, has_columns
+from .plan import LONG_N, Home, Plan, Target
 from .schedule import assign_stages, has_pair, make_loops, make_schedule
 
 
 def choose(plans: list[Plan]) -> Plan:
     """The default among plans of one graph and target: the closest to what is wanted."""
-    wanted = _wanted(plans[0].graph, plans[0].target.arch)
+    wanted = _wanted(plans[0].graph, plans[0].target)
     return min(plans, key=lambda plan: _distance(plan, wanted))
 
 
 def closest_first(plans: list[Plan]) -> list[Plan]:
     """The plans as they are preferred, the default first."""
-    wanted = _wanted(plans[0].graph, plans[0].target.arch)
+    wanted = _wanted(plans[0].graph, plans[0].target)
     return sorted(plans, key=lambda plan: _distance(plan, wanted))
 
 
@@ -32,16 +32,20 @@ class Wanted:
     in_chunks, streamed: a row is worked on in loops (`Numerics.reload`), or held in registers.
     threads: a row, where it may be spread over a cluster; at most so many where one CTA has it.
     elements: of a row, a thread.
-    few_blocks: that have a row, where there are many.
+    block: threads of a CTA, where it holds rows in registers, and a row takes no more.
+    shares: of a row a CTA, where there are many rows; abreast: how many at a time.
     """
 
     in_chunks: bool
     threads: int
     elements: float
     loader: str
+    columns: str = "late"
     spread: bool = True
     streamed: bool = False
-    few_blocks: bool = False
+    block: int = 128
+    shares: int = 1
+    abreast: int = 1
 
 
 def _distance(plan: Plan, wanted: Wanted) -> tuple:
@@ -59,54 +63,89 @@ def _distance(plan: Plan, wanted: Wanted) -> tuple:
         abs(log2(plan.elements_per_thread / wanted.elements)) + 4 * padding,
         -num.threads_per_row,
         not num.paired,
-        0 if num.reload else abs(place.num_threads - max(128, num.threads_per_row)),
+        0 if num.reload else abs(place.num_threads - max(wanted.block, num.threads_per_row)),
         place.loader != wanted.loader,
-        place.columns != "late",
-        -place.shares if wanted.few_blocks else place.shares,
-        -plan.abreast if wanted.few_blocks else plan.abreast,
+        place.columns != wanted.columns,
+        abs(place.shares - wanted.shares),
+        abs(plan.abreast - wanted.abreast),
     )
 
 
-def _wanted(graph: Graph, arch: Arch) -> Wanted:
+def _wanted(graph: Graph, target: Target) -> Wanted:
     """The table: measured on an H200, CONTRIBUTING.md has the figures.
 
-    Short rows stay in registers: 32 bytes a thread, little of it padding. Long ones stay in shared
-    memory, in clusters, and are worked on chunk by chunk; what is only read, and very long ones,
-    are streamed. Columns are loaded late, because early they cost registers, so rows in flight; and
-    beside columns, short rows go straight to registers, because shared memory is taken from the L1
-    cache that columns live in.
+    Short rows stay in registers. Long ones stay in shared memory, in clusters, and are worked on
+    chunk by chunk; what is only read, and very long ones, are streamed.
     """
-    n, columns = graph.n, has_columns(graph)
     stages = max(assign_stages(graph).values())
-    if n > LONG_N:
-        return _wanted_of_very_long(graph, arch, stages)
+    if graph.n > LONG_N:
+        return _wanted_of_very_long(graph, target.arch, stages)
     if not stages:
-        if n <= 8192:
-            return Wanted(False, 256 if columns else 512, 16, "direct", spread=False)
-        return Wanted(False, 256, 32, "direct") if n <= 131072 else Wanted(True, 512, 32, "direct")
-    writes = any(output.is_row for output in graph.outputs)
-    if n > 8192:
-        return _wanted_of_long(graph, arch, stages, writes)
-    narrow = 1 if _is_wide(graph) else 2  # as many bytes a thread
-    if not writes:
+        return _wanted_of_map(graph, target)
+    if graph.n > 8192:
+        return _wanted_of_long(graph, target.arch, stages)
+    return _wanted_of_short(graph, target, stages)
+
+
+def _wanted_of_map(graph: Graph, target: Target) -> Wanted:
+    """Where nothing is reduced."""
+    n = graph.n
+    if n <= 8192:
+        threads, block = 256 if has_columns(graph) else 512, _block(n, target)
+        return Wanted(False, threads, 16, "direct", spread=False, block=block)
+    return Wanted(False, 256, 32, "direct") if n <= 131072 else Wanted(True, 512, 32, "direct")
+
+
+def _wanted_of_short(graph: Graph, target: Target, stages: int) -> Wanted:
+    """32 bytes of a row a thread, little of it padding, and CTAs of 128 threads.
+
+    Where little is left to do after the last exchange, rows of up to 128 elements take 16 bytes and
+    CTAs of 256, and rows of 256 threads CTAs of two. Many rows of more than 2048 elements come
+    through shared memory, but not beside columns: it is taken from the L1 cache that they live in.
+    Columns are loaded late, because early they cost registers, so rows in flight; one alone is
+    not, nor those of wide rows, of which a thread has fewer elements, where there is a single row.
+    """
+    n, columns, wide = graph.n, has_columns(graph), _is_wide(graph)
+    narrow = 1 if wide else 2  # as many bytes a thread
+    if not any(output.is_row for output in graph.outputs):
         return Wanted(False, 512 // narrow, 16 * narrow, "direct", spread=False)
     if stages > 2 and n > 4096:
         return Wanted(False, 512 // narrow, 16 * narrow, "shared", spread=False)
-    if columns:
-        threads = 1024 if stages == 1 and n > 4096 else 512
-        return Wanted(False, threads // narrow, 8 * narrow, "direct", spread=False)
-    return Wanted(False, 1024 // narrow, 8 * narrow, "shared", spread=False)
+    few_threads = columns and (stages > 1 or n <= 4096)
+    threads, elements, block = 512 if few_threads else 1024, 8 * narrow, 128
+    if stages == 1 or (stages == 2 and _repeats_exp(graph)):
+        block = _block(n, target)
+        if n <= 128 and not wide:
+            elements, block = 8, 256
+    direct = columns or (stages <= 2 and (n <= 2048 or target.rows < 256))
+    takes_few = len(_of(graph, Role.COLUMN)) == 1 or (wide and n <= 4096)
+    early = takes_few and len(_of(graph, Role.ROW)) == 1
+    return Wanted(
+        False,
+        threads // narrow,
+        elements,
+        "direct" if direct else "shared",
+        "early" if early else "late",
+        spread=False,
+        block=block,
+    )
 
 
-def _wanted_of_long(graph: Graph, arch: Arch, stages: int, writes: bool) -> Wanted:
+def _block(n: int, target: Target) -> int:
+    """Threads of a CTA: two rows where one has 256 and there are many."""
+    return 512 if 2048 < n <= 4096 and target.rows >= MANY_ROWS else 128
+
+
+def _wanted_of_long(graph: Graph, arch: Arch, stages: int) -> Wanted:
     """Of rows of more than 8192 elements that are reduced: 256 threads and as many CTAs as go.
 
     So few rows are spread over a GPU. Many are not, where a CTA takes several shares.
     """
     n, columns, loops = graph.n, has_columns(graph), make_loops(graph, Home.REREAD)
+    writes = any(output.is_row for output in graph.outputs)
     if not writes and len(loops.loops) == 1:
         elements = 64 if n <= 16384 else 32
-        return Wanted(True, 256, elements, "direct", streamed=True, few_blocks=True)
+        return Wanted(True, 256, elements, "direct", streamed=True, shares=8)
     if n <= 16384 and stages > 2:
         return Wanted(False, 256, 32, "direct", spread=False)
     longest_kept = 0
@@ -117,10 +156,15 @@ def _wanted_of_long(graph: Graph, arch: Arch, stages: int, writes: bool) -> Want
     if arch.max_cluster == 1:
         return Wanted(True, 1024, 32, "shared")
     if stages > 2:
-        return Wanted(True, 256, 64, "shared")
-    few_blocks = loops.is_online and (columns or loops.exchanges > 1 or n <= 32768)
+        return Wanted(True, 256, 64, "shared", shares=2 if n > 32768 else 1)
     threads = 512 if n > 131072 and columns and not loops.is_online else 256
-    return Wanted(True, threads, 16 if n <= 32768 else 32, "shared", few_blocks=few_blocks)
+    elements = max(16 if n <= 32768 else 32, n // (threads * arch.max_cluster))
+    shares = abreast = 1
+    if loops.is_online and (columns or loops.exchanges > 1 or n <= 32768):
+        shares, abreast = max(2, 128 // elements), 2
+    elif columns and 16384 < n <= 32768 and _row_bytes(graph) == 2:
+        shares = 2
+    return Wanted(True, threads, elements, "shared", shares=shares, abreast=abreast)
 
 
 def _wanted_of_very_long(graph: Graph, arch: Arch, stages: int) -> Wanted:
@@ -130,19 +174,23 @@ def _wanted_of_very_long(graph: Graph, arch: Arch, stages: int) -> Wanted:
     if len(loops.loops) == 2 and stages == 1 and fits:
         return Wanted(True, 1024, graph.n / (16 * 1024), "shared")
     elements = graph.n / (8 * 512)
-    return Wanted(True, 512, elements, "direct", streamed=True, few_blocks=True)
+    return Wanted(True, 512, elements, "direct", streamed=True, shares=8)
+
+
+def _of(graph: Graph, role: Role) -> list[Input]:
+    return [i for i in graph.inputs if i.role is role]
 
 
 def _is_wide(graph: Graph) -> bool:
     """Whether elements of the rows have more than 16 bits."""
-    rows = [i.dtype for i in graph.inputs if i.role is Role.ROW]
+    rows = [i.dtype for i in _of(graph, Role.ROW)]
     rows += [o.dtype for o in graph.outputs if o.is_row]
     return max(dtype.itemsize for dtype in rows) > 2
 
 
 def _row_bytes(graph: Graph) -> int:
     """Bytes of one element of all row inputs."""
-    return sum(i.dtype.itemsize for i in graph.inputs if i.role is Role.ROW)
+    return sum(i.dtype.itemsize for i in _of(graph, Role.ROW))
 
 
 def _repeats_exp(graph: Graph) -> bool:

@@ -35,7 +35,9 @@ STREAMED_THREADS = 1280  # the same where they read rows from global memory, and
 CROWDED_THREADS = 1024  # the same for other loops, where registers would be more than
 CROWDED_REGISTERS = 72
 LONG_SHARES = 4  # of a very long row that may be a CTA's, where there are many
-KEPT_SHARES = {256: 2, 1024: 8}  # the same of one that is kept, from how many rows on
+# The same of one that is kept, from how many rows on, and chunks that a thread has in all of them.
+KEPT_SHARES = {256: (2, 8), 1024: (8, 16)}
+KEPT_BLOCKS = 3  # of an SM, that fit with several shares each
 # How many CTAs are left of a row that is streamed and long, if that takes half of them away.
 STREAMED_CTAS = {64: 2, 256: 1, 1024: 4}
 STREAMED_CHUNKS = 32  # of such a row, that a thread has in all of its shares
@@ -220,6 +222,8 @@ def _loop_placements(
             tiles = shares * _tile_bytes(graph, schedule, numerics)
         if tiles > _free_bytes(graph, target, schedule, numerics, threads // abreast):
             continue
+        if shares > 1 and _fitting(target, tiles) < KEPT_BLOCKS:
+            continue
         blocks = 0
         if schedule.is_online and not numerics.streamed:
             blocks = min(ONLINE_THREADS // threads, _fitting(target, tiles))
@@ -269,7 +273,8 @@ def _shares(target: Target, numerics: Numerics, chunks: int) -> Iterator[tuple[i
     yield 1, 1
     abreast, turns = (1,), numerics.cluster_n
     if not numerics.streamed:
-        most, turns = KEPT_SHARES.get(target.rows, 1), max(1, UNROLLED_CHUNKS // chunks)
+        most, every = KEPT_SHARES.get(target.rows, (1, chunks))
+        turns = max(1, every // chunks)
         abreast = (1, 2) if target.rows >= MANY_ROWS else (1,)
     elif target.n <= LONG_N:
         ctas = STREAMED_CTAS.get(target.rows)

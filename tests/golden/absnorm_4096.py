@@ -15,7 +15,6 @@ from htile.utils import make_fake_tensor
 config = ElementwiseTileConfig(
     BFloat16, N=4096, num_threads=256, threads_per_row=256, cluster_n=1, stage=1
 )
-blocks = 6  # of an SM, for which registers are spared
 
 
 @cute.kernel
@@ -33,8 +32,10 @@ def absnorm_kernel(
 
     loader = GlobalToRegLoader(ctx)
     tXrX = loader.start(mX)
+    tXrWeight = ctx.load_column(mWeight)
     loader.finish()
     x = math.convert(tXrX.load(), Float32)
+    weight = math.convert(tXrWeight.load(), Float32)
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # stage 1: sum
@@ -42,7 +43,6 @@ def absnorm_kernel(
     sum0 = ctx.row_reduce(abs0, cute.ReductionOp.ADD, slot=0)  # absnorm.py:11
 
     # output
-    weight = math.convert(ctx.load_column(mWeight).load(), Float32)
     div0 = math.div_number(sum0, 4096.0)  # absnorm.py:11
     add0 = div0 + eps  # absnorm.py:11
     div1 = math.div(x, add0)  # absnorm.py:12
@@ -67,8 +67,6 @@ def absnorm(
         cluster=config.cluster,
         stream=stream,
         use_pdl=True,
-        min_blocks_per_mp=blocks,
-        preferred_smem_carveout=-1,
     )
 
 

@@ -9,7 +9,7 @@ from cutlass import BFloat16, Float32
 
 from htile.compute import math
 from htile.config import ElementwiseTileConfig
-from htile.dataflow import ElementwiseKernelContext, ElementwiseLoader, ElementwiseStorer
+from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer, GlobalToRegLoader
 from htile.utils import make_fake_tensor
 
 config = ElementwiseTileConfig(
@@ -27,10 +27,10 @@ def capped_softmax_kernel(
     tiled_copy: cute.TiledCopy,
 ):
     ctx = ElementwiseKernelContext(config)
-    ctx.setup(mLogits, config.tiler_mn(8), tiled_copy)
+    ctx.setup(mLogits, config.tiler_mn(8), tiled_copy, shared=False)
     cute.arch.griddepcontrol_wait()  # the kernel before has ended
 
-    loader = ElementwiseLoader(ctx)
+    loader = GlobalToRegLoader(ctx)
     tXrLogits = loader.start(mLogits)
     temperature = ctx.load_row_value(mTemperature)
     loader.finish()

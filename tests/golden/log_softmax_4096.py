@@ -9,7 +9,7 @@ from cutlass import BFloat16, Float32
 
 from htile.compute import math
 from htile.config import ElementwiseTileConfig
-from htile.dataflow import ElementwiseKernelContext, ElementwiseLoader, ElementwiseStorer
+from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer, GlobalToRegLoader
 from htile.utils import make_fake_tensor
 
 config = ElementwiseTileConfig(
@@ -22,10 +22,10 @@ def log_softmax_kernel(
     mX: cute.Tensor, mOut0: cute.Tensor, mOut1: cute.Tensor, tiled_copy: cute.TiledCopy
 ):
     ctx = ElementwiseKernelContext(config)
-    ctx.setup(mX, config.tiler_mn(8), tiled_copy)
+    ctx.setup(mX, config.tiler_mn(8), tiled_copy, shared=False)
     cute.arch.griddepcontrol_wait()  # the kernel before has ended
 
-    loader = ElementwiseLoader(ctx)
+    loader = GlobalToRegLoader(ctx)
     tXrX = loader.start(mX)
     loader.finish()
     x = math.convert(tXrX.load(), Float32)

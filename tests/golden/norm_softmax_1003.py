@@ -41,11 +41,11 @@ def norm_softmax_kernel(
     sum1 = ctx.row_reduce(mul0, cute.ReductionOp.ADD, slot=1)  # norm_softmax.py:12
 
     # stage 3: max
-    mul1 = scale * sub0  # norm_softmax.py:12
     div1 = math.div_number(sum1, 1003.0)  # norm_softmax.py:12
     add0 = div1 + eps  # norm_softmax.py:12
     rsqrt0 = math.rsqrt(add0)  # norm_softmax.py:12
-    mul2 = mul1 * rsqrt0  # norm_softmax.py:12
+    mul1 = scale * rsqrt0  # norm_softmax.py:12
+    mul2 = sub0 * mul1  # norm_softmax.py:13
     max0 = ctx.row_reduce(mul2, cute.ReductionOp.MAX, slot=2)  # norm_softmax.py:13
 
     # stage 4: sum

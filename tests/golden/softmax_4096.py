@@ -9,7 +9,7 @@ from cutlass import BFloat16, Float32
 
 from htile.compute import math
 from htile.config import ElementwiseTileConfig
-from htile.dataflow import ElementwiseKernelContext, ElementwiseLoader, ElementwiseStorer
+from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer, GlobalToRegLoader
 from htile.utils import make_fake_tensor
 
 config = ElementwiseTileConfig(
@@ -20,10 +20,10 @@ config = ElementwiseTileConfig(
 @cute.kernel
 def softmax_kernel(mX: cute.Tensor, mOut: cute.Tensor, tiled_copy: cute.TiledCopy):
     ctx = ElementwiseKernelContext(config)
-    ctx.setup(mX, config.tiler_mn(8), tiled_copy)
+    ctx.setup(mX, config.tiler_mn(8), tiled_copy, shared=False)
     cute.arch.griddepcontrol_wait()  # the kernel before has ended
 
-    loader = ElementwiseLoader(ctx)
+    loader = GlobalToRegLoader(ctx)
     tXrX = loader.start(mX)
     loader.finish()
     x = math.convert(tXrX.load(), Float32)

@@ -12,8 +12,8 @@ from htile.frontend.graph import Builder, Output, Role
 from htile.frontend.ops import INFER, REDUCTIONS, Op, Value, Varies
 from htile.lower import lower
 from htile.lower.choice import choose
-from htile.lower.emit import EMIT
-from htile.lower.enumeration import enumerate_plans, vector_size
+from htile.lower.emit import EMIT, emit
+from htile.lower.enumeration import UNROLLED_CHUNKS, enumerate_plans, vector_size
 from htile.lower.plan import LONG_N, MONOIDS, ROWS, ColumnLoop, Load, Numerics, Target
 from htile.reference import EVALUATE
 from tests.lower.cases import ARCH, BF16, EXAMPLES, F32, example_kernel, kernel_of
@@ -135,7 +135,10 @@ def test_nothing_hangs_on_the_batch(name, m):
 # The first plan, written down: a change of these is a change of every result's bits.
 NUMERICS = {
     ("softmax", 1, BF16): (1, 1),
-    ("softmax", 127, BF16): (1, 8),
+    ("softmax", 64, BF16): (8, 8),
+    ("softmax", 64, F32): (4, 8),
+    ("softmax", 127, BF16): (1, 16),
+    ("log_softmax", 127, BF16): (1, 8),
     ("softmax", 1000, BF16): (8, 64),
     ("softmax", 4096, BF16): (8, 256),
     ("softmax", 4096, F32): (4, 512),
@@ -209,7 +212,7 @@ def test_what_is_too_narrow_for_cp_async_is_loaded_directly(name):
 
 
 def test_a_view_of_2_byte_alignment_takes_the_direct_loader():
-    whole = torch.empty(4, 4104, dtype=BF16)
+    whole = torch.empty(ROWS[-1], 4104, dtype=BF16)
     function, _ = EXAMPLES["softmax"]
     for offset, align in ((0, 16), (4, 8), (2, 4), (1, 2)):
         plan = function.inspect(whole[:, offset : offset + 4096]).plan
@@ -289,6 +292,31 @@ def test_sums_of_many_chunks_have_two_levels_where_rows_are_streamed():
             assert (plan.folded, folds) == ((16, [1, 1, 0]) if streamed and many else
                                             (0, [0] * len(loops)))  # fmt: skip
     assert seen == {(False, False), (False, True), (True, False), (True, True)}
+
+
+def test_a_mean_and_squares_are_gathered_by_two_chunks_where_those_are_whole_and_few():
+    for n, in_pairs in ((32768, True), (65536, True), (49152, False), (20000, False)):
+        for plan in plans_of(graph_of("layernorm", n), rows=ROWS[-1]):
+            if plan.numerics.reload:
+                whole = n % (8 * plan.numerics.threads_per_row * plan.numerics.cluster_n) == 0
+                few = plan.chunks <= UNROLLED_CHUNKS and plan.chunks % 2 == 0
+                assert ("in_pairs=True" in emit(plan)) == (whole and few) == plan.merges_pairs
+        assert choose(plans_of(graph_of("layernorm", n), rows=ROWS[-1])).merges_pairs == in_pairs
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_rows_of_2048_elements_have_one_kernel_from_two_rows_on(name):
+    for n in (64, 100, 1024, 2048):
+        texts = {emit(choose(plans_of(graph_of(name, n), rows=rows))) for rows in ROWS}
+        assert len(texts) == 1
+
+
+def test_few_rows_go_straight_to_registers_and_many_have_ctas_of_two():
+    graph = graph_of("softmax", 4096)
+    placed = {rows: choose(plans_of(graph, rows=rows)) for rows in ROWS}
+    assert [plan.placement.loader for plan in placed.values()] == ["direct"] * 2 + ["shared"] * 2
+    assert [plan.rows_per_block for plan in placed.values()] == [1, 1, 1, 2]
+    assert len({plan.numerics for plan in placed.values()}) == 1
 
 
 def test_only_float_sums_have_two_levels():
