@@ -438,7 +438,7 @@ class Rowwise:
             self._shortcuts = self._of_these_sizes(make), added
 
     def _of_these_sizes(self, make: Callable[..., Callable]) -> Callable:
-        """The shortcut of a first call's sizes, before the others until it has missed some calls."""
+        """The shortcut of a first call's sizes, the first until it has missed some calls."""
         left = MAX_MISSES
 
         def missed():

@@ -144,8 +144,8 @@ def _wanted_of_long(graph: Graph, arch: Arch, stages: int) -> Wanted:
     n, columns, loops = graph.n, has_columns(graph), make_loops(graph, Home.REREAD)
     writes = any(output.is_row for output in graph.outputs)
     if not writes and len(loops.loops) == 1:
-        elements = 64 if n <= 16384 else 32
-        return Wanted(True, 256, elements, "direct", streamed=True, shares=8)
+        elements, abreast = 64 if n <= 16384 else 32, 2 if n > 65536 else 1
+        return Wanted(True, 256, elements, "direct", streamed=True, shares=16, abreast=abreast)
     if n <= 16384 and stages > 2:
         return Wanted(False, 256, 32, "direct", spread=False)
     longest_kept = 0
@@ -160,9 +160,13 @@ def _wanted_of_long(graph: Graph, arch: Arch, stages: int) -> Wanted:
     threads = 512 if n > 131072 and columns and not loops.is_online else 256
     elements = max(16 if n <= 32768 else 32, n // (threads * arch.max_cluster))
     shares = abreast = 1
+    is_bare = columns and 16384 < n <= 32768 and _row_bytes(graph) == 2
     if loops.is_online and (columns or loops.exchanges > 1 or n <= 32768):
-        shares, abreast = max(2, 128 // elements), 2
-    elif columns and 16384 < n <= 32768 and _row_bytes(graph) == 2:
+        abreast = 2
+        if is_bare:
+            threads, elements, abreast = 128, 32, 4
+        shares = abreast * max(1, 64 // elements)
+    elif is_bare:
         shares = 2
     return Wanted(True, threads, elements, "shared", shares=shares, abreast=abreast)
 

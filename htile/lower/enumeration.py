@@ -35,13 +35,15 @@ STREAMED_THREADS = 1280  # the same where they read rows from global memory, and
 CROWDED_THREADS = 1024  # the same for other loops, where registers would be more than
 CROWDED_REGISTERS = 72
 LONG_SHARES = 4  # of a very long row that may be a CTA's, where there are many
-# The same of one that is kept, from how many rows on, and chunks that a thread has in all of them.
-KEPT_SHARES = {256: (2, 8), 1024: (8, 16)}
+# The same of one that is kept, from how many rows on; chunks that a thread has in all of them, and
+# threads of a CTA that works on some at a time.
+KEPT_SHARES = {256: (2, 8, 256), 1024: (8, 16, 512)}
 KEPT_BLOCKS = 3  # of an SM, that fit with several shares each
-# How many CTAs are left of a row that is streamed and long, if that takes half of them away.
-STREAMED_CTAS = {64: 2, 256: 1, 1024: 4}
+# How many CTAs are left of a row that is streamed and long, if that takes half of them away, and
+# of one that has most shares, two of which are worked on at a time.
+STREAMED_CTAS = {64: (2, 2), 256: (1, 1), 1024: (4, 1)}
 STREAMED_CHUNKS = 32  # of such a row, that a thread has in all of its shares
-MANY_ROWS = 1024  # from which on a CTA may work on two shares at a time
+MANY_ROWS = 1024  # that fill a GPU
 
 
 def row_dtypes(graph: Graph) -> list:
@@ -271,19 +273,22 @@ def _shares(target: Target, numerics: Numerics, chunks: int) -> Iterator[tuple[i
     One, or so many that CTAs are left for a GPU.
     """
     yield 1, 1
-    abreast, turns = (1,), numerics.cluster_n
+    cluster, most, turns, abreast = numerics.cluster_n, 1, numerics.cluster_n, (1,)
     if not numerics.streamed:
-        most, every = KEPT_SHARES.get(target.rows, (1, chunks))
-        turns = max(1, every // chunks)
-        abreast = (1, 2) if target.rows >= MANY_ROWS else (1,)
-    elif target.n <= LONG_N:
-        ctas = STREAMED_CTAS.get(target.rows)
-        most = 1 if ctas is None else max(2, numerics.cluster_n // ctas)
-        turns = STREAMED_CHUNKS // chunks
-    else:  # unrolled, they would be too much code
+        if target.rows in KEPT_SHARES:
+            most, every, threads = KEPT_SHARES[target.rows]
+            turns = max(1, every // chunks)
+            abreast = [n for n in (1, 2, 4) if n * numerics.threads_per_row <= threads]
+    elif target.n > LONG_N:  # unrolled, they would be too much code
         most = LONG_SHARES if target.rows > 1 and chunks > UNROLLED_CHUNKS else 1
+    elif target.rows in STREAMED_CTAS:
+        one, two = STREAMED_CTAS[target.rows]
+        most, turns = max(2, cluster // one), STREAMED_CHUNKS // chunks
+        if cluster == 16:
+            fits = [n for n in (16, 8) if n <= min(cluster // two, 2 * turns)]
+            yield from ((n, 2) for n in fits[:1] if one <= two or n == cluster)
     for shares, count in product((2, 4, 8), abreast):
-        if shares <= min(most, numerics.cluster_n, turns * count):
+        if count <= shares <= min(most, cluster, turns * count):
             yield shares, count
 
 
