@@ -207,6 +207,11 @@ def _loop_placements(
     registers = SPARE_REGISTERS + vec * schedule.words
     for shares, abreast in _shares(target, numerics, chunks):
         threads, turns = abreast * numerics.threads_per_row, shares // abreast
+        # What a loop read last, and computed of it, the next would have from it: what else is
+        # computed again, ptxas contracts to other fma, with other bits.
+        if loader == "direct" and not numerics.streamed and turns > 1:
+            if turns * chunks > UNROLLED_CHUNKS:
+                continue
         if min(registers, MAX_REGISTERS) * threads > target.arch.registers:
             continue
         if chunks <= UNROLLED_CHUNKS:

@@ -51,7 +51,8 @@ def jobs(arch):
     for f in FUNCTIONS.values():
         for n in SIZES:
             for dtype in DTYPES:
-                yield job(f, (torch.empty(7, n, dtype=dtype, device="meta"),), arch)
+                for m in (7, n):
+                    yield job(f, (torch.empty(m, n, dtype=dtype, device="meta"),), arch)
 
 
 def swept(value, background):
