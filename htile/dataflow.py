@@ -380,6 +380,8 @@ class ElementwiseKernelContext(_Static):
 
     def welford_triple(self, in_pairs=False):
         """The start of a sum and of the sum of squares about its mean; see `WelfordTriple`."""
+        if in_pairs and (self.num_chunks % 2 or self.tXpX is not None):
+            raise ValueError(f"pairs of {self.num_chunks} chunks of a row of {self.shape[1]}")
         return self._in_shares(lambda share: WelfordTriple(self.chunk(0, share), in_pairs))
 
     def _in_shares(self, start):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
+import threading
 import types
 import warnings
 from collections.abc import Callable, Mapping
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 MAX_LAUNCHES = 4096  # remembered calls of one function; forgotten all at once beyond
 MAX_SHORTCUTS = 5  # of one function
 MAX_MISSES = 3  # of a shortcut of fixed sizes
+_SHORTCUTS = threading.Lock()  # held while those of a function are replaced
 WARN_SPECIALIZATIONS = 8
 
 
@@ -277,7 +279,8 @@ class Rowwise:
         plans = plans_for(graph, target, self._wanted)
         tuned = tune.tune(plans, self._wanted, device, prepare, seconds, numerics, progress)
         self._launches.clear()
-        self._shortcuts = ()
+        with _SHORTCUTS:
+            self._shortcuts = ()
         return tuned
 
     def with_plan(self, **wanted) -> Rowwise:
@@ -432,10 +435,9 @@ class Rowwise:
         added = make()
         if added is None:
             return
-        if self._shortcuts:
-            self._shortcuts += (added,)
-        else:
-            self._shortcuts = self._of_these_sizes(make), added
+        with _SHORTCUTS:
+            first = () if self._shortcuts or not call.lead else (self._of_these_sizes(make),)
+            self._shortcuts += (*first, added)
 
     def _of_these_sizes(self, make: Callable[..., Callable]) -> Callable:
         """The shortcut of a first call's sizes, the first until it has missed some calls."""
@@ -444,8 +446,9 @@ class Rowwise:
         def missed():
             nonlocal left
             left -= 1
-            if left == 0:
-                self._shortcuts = tuple(each for each in self._shortcuts if each is not first)
+            if left <= 0:
+                with _SHORTCUTS:
+                    self._shortcuts = tuple(each for each in self._shortcuts if each is not first)
 
         first = make(missed=missed)
         return first

@@ -81,7 +81,7 @@ def shortcut(
           if sizes else []),
         *(f"_out{k} = _empty({_layout([*lead, *map(str, output.inner)])}, _dtype{k})"
           for k, output in enumerate(graph.outputs)),
-        *_is_elsewhere(results[0], tensors[like].device),
+        *_is_elsewhere(results[0], tensors[like].device, miss),
         "try:",
         f"    _kernel({', '.join([*(i.name for i in graph.inputs), *results])})",
         "except _refused:",
@@ -106,11 +106,11 @@ def allocator(device: torch.device) -> Callable[[tuple, tuple, torch.dtype], tor
     return empty
 
 
-def _is_elsewhere(name: str, device: torch.device) -> list[str]:
+def _is_elsewhere(name: str, device: torch.device, miss: list[str]) -> list[str]:
     """Lines that leave where an output was made on another GPU; none where there is one GPU."""
     if device.type != "cuda" or torch.cuda.device_count() < 2:
         return []
-    return [f"if {name}.get_device() != {device.index}:", "    return _MISS"]
+    return [f"if {name}.get_device() != {device.index}:", *miss]
 
 
 def _guards_of_others(

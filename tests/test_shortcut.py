@@ -282,7 +282,8 @@ def test_memory_is_that_of_the_arguments_device(monkeypatch):
 def test_outputs_on_another_gpu_are_no_outputs(monkeypatch, count):
     """As the quick function makes them, once another GPU is the current one."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    lines = shortcut._is_elsewhere("_out0", torch.device("cuda", 1))
+    miss = ["    return _MISS"]
+    lines = shortcut._is_elsewhere("_out0", torch.device("cuda", 1), miss)
     code = "\n".join(["def leaves(_out0):", *(f"    {line}" for line in lines), "    return 0"])
     scope = {"_MISS": shortcut.MISS}
     exec(code, scope)
@@ -290,7 +291,7 @@ def test_outputs_on_another_gpu_are_no_outputs(monkeypatch, count):
         made = SimpleNamespace(get_device=lambda index=index: index)
         missed = scope["leaves"](made) is shortcut.MISS
         assert missed == (count > 1 and index != 1)
-    assert shortcut._is_elsewhere("_out0", torch.device("cpu")) == []
+    assert shortcut._is_elsewhere("_out0", torch.device("cpu"), miss) == []
 
 
 def test_a_captured_value_that_changes(gpu, monkeypatch):

@@ -33,6 +33,7 @@ class Wanted:
     threads: a row, where it may be spread over a cluster; at most so many where one CTA has it.
     elements: of a row, a thread.
     block: threads of a CTA, where it holds rows in registers, and a row takes no more.
+    two_rows: a CTA, where one takes 256 threads and there are many.
     shares: of a row a CTA, where there are many rows; abreast: how many at a time.
     """
 
@@ -44,8 +45,15 @@ class Wanted:
     spread: bool = True
     streamed: bool = False
     block: int = 128
+    two_rows: bool = False
     shares: int = 1
     abreast: int = 1
+
+    def block_of(self, threads_per_row: int) -> int:
+        """Threads of a CTA whose rows take so many."""
+        if self.two_rows and threads_per_row == 256:
+            return 512
+        return max(self.block, threads_per_row)
 
 
 def _distance(plan: Plan, wanted: Wanted) -> tuple:
@@ -63,7 +71,7 @@ def _distance(plan: Plan, wanted: Wanted) -> tuple:
         abs(log2(plan.elements_per_thread / wanted.elements)) + 4 * padding,
         -num.threads_per_row,
         not num.paired,
-        0 if num.reload else abs(place.num_threads - max(wanted.block, num.threads_per_row)),
+        0 if num.reload else abs(place.num_threads - wanted.block_of(num.threads_per_row)),
         place.loader != wanted.loader,
         place.columns != wanted.columns,
         abs(place.shares - wanted.shares),
@@ -91,8 +99,8 @@ def _wanted_of_map(graph: Graph, target: Target) -> Wanted:
     """Where nothing is reduced."""
     n = graph.n
     if n <= 8192:
-        threads, block = 256 if has_columns(graph) else 512, _block(n, target)
-        return Wanted(False, threads, 16, "direct", spread=False, block=block)
+        threads = 256 if has_columns(graph) else 512
+        return Wanted(False, threads, 16, "direct", spread=False, two_rows=_fills(target))
     return Wanted(False, 256, 32, "direct") if n <= 131072 else Wanted(True, 512, 32, "direct")
 
 
@@ -100,10 +108,11 @@ def _wanted_of_short(graph: Graph, target: Target, stages: int) -> Wanted:
     """32 bytes of a row a thread, little of it padding, and CTAs of 128 threads.
 
     Where little is left to do after the last exchange, rows of up to 128 elements take 16 bytes and
-    CTAs of 256, and rows of 256 threads CTAs of two. Many rows of more than 2048 elements come
-    through shared memory, but not beside columns: it is taken from the L1 cache that they live in.
-    Columns are loaded late, because early they cost registers, so rows in flight; one alone is
-    not, nor those of wide rows, of which a thread has fewer elements, where there is a single row.
+    CTAs of 256, and many rows of 256 threads CTAs of two. Rows of more than two stages come through
+    shared memory, and many rows of more than 2048 elements, but not beside columns: it is taken
+    from the L1 cache that they live in. Columns are loaded late, because early they cost registers,
+    so rows in flight; but one alone beside a single row is not, nor are those of a single wide row,
+    of which a thread has fewer elements.
     """
     n, columns, wide = graph.n, has_columns(graph), _is_wide(graph)
     narrow = 1 if wide else 2  # as many bytes a thread
@@ -113,10 +122,9 @@ def _wanted_of_short(graph: Graph, target: Target, stages: int) -> Wanted:
         return Wanted(False, 512 // narrow, 16 * narrow, "shared", spread=False)
     few_threads = columns and (stages > 1 or n <= 4096)
     threads, elements, block = 512 if few_threads else 1024, 8 * narrow, 128
-    if stages == 1 or (stages == 2 and _repeats_exp(graph)):
-        block = _block(n, target)
-        if n <= 128 and not wide:
-            elements, block = 8, 256
+    is_light = stages == 1 or (stages == 2 and _repeats_exp(graph))
+    if is_light and n <= 128 and not wide:
+        elements, block = 8, 256
     direct = columns or (stages <= 2 and (n <= 2048 or target.rows < 256))
     takes_few = len(_of(graph, Role.COLUMN)) == 1 or (wide and n <= 4096)
     early = takes_few and len(_of(graph, Role.ROW)) == 1
@@ -128,16 +136,17 @@ def _wanted_of_short(graph: Graph, target: Target, stages: int) -> Wanted:
         "early" if early else "late",
         spread=False,
         block=block,
+        two_rows=is_light and _fills(target),
     )
 
 
-def _block(n: int, target: Target) -> int:
-    """Threads of a CTA: two rows where one has 256 and there are many."""
-    return 512 if 2048 < n <= 4096 and target.rows >= MANY_ROWS else 128
+def _fills(target: Target) -> bool:
+    """Whether rows are so many and so long that CTAs of two pay; longer ones were not measured."""
+    return 2048 < target.n <= 4096 and target.rows >= MANY_ROWS
 
 
 def _wanted_of_long(graph: Graph, arch: Arch, stages: int) -> Wanted:
-    """Of rows of more than 8192 elements that are reduced: 256 threads and as many CTAs as go.
+    """Of rows of more than 8192 elements that are reduced: as many CTAs as go, most of 256 threads.
 
     So few rows are spread over a GPU. Many are not, where a CTA takes several shares.
     """

@@ -12,14 +12,23 @@ from math import gcd
 
 from ..frontend.graph import Graph, Input, Output, Role
 from ..frontend.ops import REDUCTIONS
-from .plan import LONG_N, Home, Load, Numerics, Placement, Plan, Target, has_wide_words
+from .plan import (
+    LONG_N,
+    UNROLLED_CHUNKS,
+    Home,
+    Load,
+    Numerics,
+    Placement,
+    Plan,
+    Target,
+    has_wide_words,
+)
 from .schedule import Schedule, has_pair, make_loops, make_schedule
 
 ACCESS_BYTES = 16  # the widest load and store
 SPARE_REGISTERS = 40  # addresses, predicates, partial results: seen in the examples on sm_90a
 MAX_REGISTERS = 255  # of a thread
 MIN_CLUSTER_N = 8192  # no shorter row is worth a cluster, or reading it again
-UNROLLED_CHUNKS = 8  # as many have no loop
 UNROLL = 4  # chunks at once of a loop over more
 # Registers for what is on its way from global memory to unrolled loops: columns alone, rows too.
 COLUMN_REGISTERS, ROW_REGISTERS = 16, 32
@@ -207,11 +216,10 @@ def _loop_placements(
     registers = SPARE_REGISTERS + vec * schedule.words
     for shares, abreast in _shares(target, numerics, chunks):
         threads, turns = abreast * numerics.threads_per_row, shares // abreast
-        # What a loop read last, and computed of it, the next would have from it: what else is
-        # computed again, ptxas contracts to other fma, with other bits.
-        if loader == "direct" and not numerics.streamed and turns > 1:
-            if turns * chunks > UNROLLED_CHUNKS:
-                continue
+        # The next loop has what the one before read last, and products of it, where it is in the
+        # same turn; those that are computed again ptxas contracts to fma, which has other bits.
+        if loader == "direct" and not numerics.streamed and turns > 1 < len(schedule.loops):
+            continue
         if min(registers, MAX_REGISTERS) * threads > target.arch.registers:
             continue
         if chunks <= UNROLLED_CHUNKS:

@@ -20,6 +20,7 @@ from .arch import Arch
 
 ROWS = (1, 64, 256, 1024)  # from each on, other placements
 LONG_N = 262144  # beyond it rows are very long
+UNROLLED_CHUNKS = 8  # of a thread: loops over as many are written out
 
 
 def rows_like(rows: int) -> tuple[int, int]:
@@ -275,7 +276,8 @@ class Numerics:
     paired: a maximum and the sum of exponentials below it are one exchange (`Reduce.paired`).
     reload: a row is worked on in loops over chunks, a vector a thread. Each reads the row again and
         computes again what was computed of it, so that registers hold no more than a chunk.
-        Reductions gather chunk by chunk, those of the next stage too where they can (`Online`).
+        Reductions gather chunk by chunk, those of the next stage too where they can (`Online`), a
+        mean and the squares about it by two where chunks are few, even in number and whole.
     streamed: no shared memory holds the row, whatever its alignment, or it is read once, or very
         long; each loop reads it from global memory. Float sums of more than MOST_CHUNKS chunks go
         in two levels.
@@ -371,8 +373,9 @@ class Plan:
 
     @property
     def merges_pairs(self) -> bool:
-        """Whether a mean and the squares about it are gathered two chunks at a time."""
-        return self.is_unrolled and self.chunks % 2 == 0 and not self.is_ragged
+        """Whether a mean and the squares about it are gathered two chunks at a time: numerics."""
+        is_static = self.numerics.reload and self.chunks <= UNROLLED_CHUNKS
+        return is_static and self.chunks % 2 == 0 and not self.is_ragged
 
     @property
     def folded(self) -> int:

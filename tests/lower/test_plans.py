@@ -13,8 +13,17 @@ from htile.frontend.ops import INFER, REDUCTIONS, Op, Value, Varies
 from htile.lower import lower
 from htile.lower.choice import choose
 from htile.lower.emit import EMIT, emit
-from htile.lower.enumeration import UNROLLED_CHUNKS, enumerate_plans, vector_size
-from htile.lower.plan import LONG_N, MONOIDS, ROWS, ColumnLoop, Load, Numerics, Target
+from htile.lower.enumeration import enumerate_plans, vector_size
+from htile.lower.plan import (
+    LONG_N,
+    MONOIDS,
+    ROWS,
+    UNROLLED_CHUNKS,
+    ColumnLoop,
+    Load,
+    Numerics,
+    Target,
+)
 from htile.reference import EVALUATE
 from tests.lower.cases import ARCH, BF16, EXAMPLES, F32, example_kernel, kernel_of
 
@@ -63,6 +72,8 @@ def test_every_plan_of_long_rows_is_within_the_limits(name):
                         )
     assert {shares for _, rows, shares, _ in seen if rows == 1} == {1}
     assert seen >= {(False, 1024, 1, 1), (False, 1024, 2, 1), (False, 1024, 4, 2)}
+    if name == "softmax":
+        assert (False, 1024, 8, 4) in seen
 
 
 def power_of_two(number):
@@ -304,11 +315,28 @@ def test_a_mean_and_squares_are_gathered_by_two_chunks_where_those_are_whole_and
         assert choose(plans_of(graph_of("layernorm", n), rows=ROWS[-1])).merges_pairs == in_pairs
 
 
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_rows_of_2048_elements_have_one_kernel_from_two_rows_on(name):
+def test_rows_of_2048_elements_have_one_kernel_from_two_rows_on(name, dtype):
     for n in (64, 100, 1024, 2048):
-        texts = {emit(choose(plans_of(graph_of(name, n), rows=rows))) for rows in ROWS}
+        texts = {emit(choose(plans_of(graph_of(name, n, dtype), rows=rows))) for rows in ROWS}
         assert len(texts) == 1
+
+
+def test_a_row_that_is_only_read_has_two_groups_of_threads_in_few_ctas():
+    kernel = kernel_of(lambda x: torch.logsumexp(x, -1), torch.empty(2, 131072, dtype=BF16))
+    shares = {1: (1, 1), 64: (8, 2), 256: (16, 2), 1024: (16, 2)}
+    for rows, expected in shares.items():
+        plan = choose(plans_of(kernel.graph, rows=rows))
+        assert (plan.placement.shares, plan.abreast) == expected and plan.numerics.cluster_n == 16
+
+
+def test_no_loop_over_global_memory_takes_turns_where_another_follows_it():
+    """What one turn read last the next loop would not compute again, and have other bits."""
+    for name in ("layernorm", "norm_softmax", "rmsnorm"):
+        for n in (32768, 131072):
+            for plan in plans_of(graph_of(name, n), align=2, rows=ROWS[-1]):
+                assert plan.numerics.streamed or plan.turns == 1
 
 
 def test_few_rows_go_straight_to_registers_and_many_have_ctas_of_two():

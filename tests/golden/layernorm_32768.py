@@ -1,0 +1,104 @@
+"""layernorm: one row of N = 32768.
+
+x bf16, weight bf16, bias bf16, eps f32 -> out bf16
+"""
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int64
+
+from htile.compute import math
+from htile.config import ElementwiseTileConfig
+from htile.dataflow import ElementwiseKernelContext, ElementwiseLoader, ElementwiseStorer
+from htile.utils import make_fake_tensor
+
+config = ElementwiseTileConfig(
+    BFloat16,
+    N=32768,
+    num_threads=128,
+    threads_per_row=128,
+    cluster_n=8,
+    stage=2,
+    reduction_dtype=Int64,
+)
+blocks = 12  # of an SM, for which registers are spared
+
+
+@cute.kernel
+def layernorm_kernel(
+    mX: cute.Tensor,
+    mWeight: cute.Tensor,
+    mBias: cute.Tensor,
+    eps: Float32,
+    mOut: cute.Tensor,
+    tiled_copy: cute.TiledCopy,
+):
+    ctx = ElementwiseKernelContext(config)
+    ctx.setup(mX, config.tiler_mn(8), tiled_copy)
+    cute.arch.griddepcontrol_wait()  # the kernel before has ended
+
+    loader = ElementwiseLoader(ctx)
+    sX = loader.keep(mX)
+    loader.finish()
+    cute.arch.griddepcontrol_launch_dependents()  # the next may start
+
+    # stage 1: sum
+    triple0 = ctx.welford_triple(in_pairs=True)
+    for k in cutlass.range_constexpr(ctx.num_chunks):
+        chunk = ctx.chunk(k)
+        x = math.convert(chunk.read_row(sX).load(), Float32)
+        triple0 = chunk.accumulate(triple0, x)  # layernorm.py:12
+    ahead0 = ctx.ahead(1, mWeight, mBias)
+    sum0, moments0 = ctx.reduce_triple(triple0, slot=0)
+
+    # stage 2: sum
+    div0 = math.div_number(sum0, 32768.0)  # layernorm.py:12
+    sum1 = moments0.about(div0)
+
+    # output
+    for chunk, tXrWeight, tXrBias in ahead0.take(0, 4):
+        x = math.convert(chunk.read_row(sX).load(), Float32)
+        weight = math.convert(tXrWeight.load(), Float32)
+        bias = math.convert(tXrBias.load(), Float32)
+        sub0 = x - div0  # layernorm.py:12
+        div1 = math.div_number(sum1, 32768.0)  # layernorm.py:12
+        add0 = div1 + eps  # layernorm.py:12
+        rsqrt0 = math.rsqrt(add0)  # layernorm.py:12
+        mul0 = sub0 * rsqrt0  # layernorm.py:12
+        mul1 = mul0 * weight  # layernorm.py:12
+        add1 = mul1 + bias  # layernorm.py:12
+        ElementwiseStorer(chunk).store(mOut, add1)
+
+
+@cute.jit
+def layernorm(
+    mX: cute.Tensor,
+    mWeight: cute.Tensor,
+    mBias: cute.Tensor,
+    eps: Float32,
+    mOut: cute.Tensor,
+    stream: cuda.CUstream,
+):
+    tiled_copy = config.make_vector_copy(8).tiled_copy_2d()
+    layernorm_kernel(mX, mWeight, mBias, eps, mOut, tiled_copy).launch(
+        grid=config.grid(mOut.shape[0]),
+        block=config.block,
+        cluster=config.cluster,
+        stream=stream,
+        use_pdl=True,
+        min_blocks_per_mp=blocks,
+        preferred_smem_carveout=-1,
+    )
+
+
+def fake_arguments():
+    """What stands for the tensors when the kernel is compiled."""
+    m = cute.sym_int()
+    return (
+        make_fake_tensor(BFloat16, (m, 32768), 8),
+        make_fake_tensor(BFloat16, (32768,), 8),
+        make_fake_tensor(BFloat16, (32768,), 8),
+        Float32(0),
+        make_fake_tensor(BFloat16, (m, 32768), 8),
+    )
