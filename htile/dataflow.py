@@ -23,7 +23,7 @@ from htile.compute.reduce import (
     softmax_pair_reduce,
 )
 from htile.copy.vector import predicate_k, vector_copy
-from htile.utils import as_bytes, element_bits, expand
+from htile.utils import as_bytes, element_bits, expand, forget_memory
 
 
 def convert(y, dtype):
@@ -451,10 +451,16 @@ class ChunksAhead(_Static):
     Each is loaded `count` chunks before it is used: no compiler moves a load above a store, or out
     of the branch that a predicate makes. backwards: from the last chunk of the last share on.
     padding: what rows hold behind their end.
+
+    Rows are read again, whatever the loop before has of them, as they are from shared memory: a
+    product that is at hand is not contracted to an fma, one that is computed again is, and a row
+    would have other bits where it comes from elsewhere.
     """
 
     def __init__(self, ctx: ElementwiseKernelContext, count, tensors, backwards, padding):
         self.ctx, self.tensors, self.backwards, self.padding = ctx, tensors, backwards, padding
+        if any(cute.rank(mT) > 1 for mT in tensors):
+            forget_memory()
         self.total = ctx.config.turns * ctx.num_chunks
         self.ring = [self._load(k) for k in range(min(count, self.total))]
 

@@ -89,6 +89,23 @@ def spread_of_exponentials(x):
     return (e - e.sum() / x.shape[-1]).square().sum()
 
 
+@htile.rowwise
+def weighted_softmax(x, weight):
+    """A product before a difference: an fma, or not, wherever the row comes from."""
+    return torch.softmax(x * weight, -1)
+
+
+@htile.rowwise
+def weighted_norm(x, weight):
+    """The same in a mean and the squares about it, and in what is stored."""
+    return F.layer_norm(x * weight, x.shape[-1:])
+
+
+def _weighted(m, n, dtype, device):
+    x, weight = torch.randn(m, n, device=device), torch.randn(n, device=device)
+    return x.to(dtype), weight.to(dtype)
+
+
 SHARED_NAMES = ("layernorm", "rmsnorm_residual", "log_softmax", "norm_softmax")
 SHARED = {name: EXAMPLES[name] for name in SHARED_NAMES}
 SHARED |= {f.__name__: (f, _rows(1)) for f in (readings, scaled_moments, spread_of_exponentials)}
@@ -115,6 +132,8 @@ def _ascending(m, n, dtype, device):
 
 SHARED["sum_and_logsumexp"] = sum_and_logsumexp, _ascending
 SHARED["deviations"] = deviations, _rows(1)
+WEIGHTED = {f.__name__: (f, _weighted) for f in (weighted_softmax, weighted_norm)}
+SHARED |= WEIGHTED
 SHARED["labelled"] = labelled, labelled_arguments
 SHARED["cross_entropy"] = cross_entropy, cross_entropy_arguments
 
@@ -232,10 +251,11 @@ def jobs(arch):
         f, arguments = EXAMPLES[name]
         args = arguments(3, n, dtype, "meta")
         yield job(f, args, arch)
-        if name in ALIGNED and n in FORCED:
-            for elements in OFFSETS:
-                moved = [shifted(a, elements) if a.ndim > 1 else a for a in args]
-                yield job(f, moved, arch)
+    for (f, arguments), n, dtype in itertools.product(MOVED.values(), FORCED, DTYPES):
+        args = arguments(5, n, dtype, "meta")
+        for elements in (0, *OFFSETS):
+            moved = [shifted(a, elements) if a.ndim > 1 and elements else a for a in args]
+            yield job(f, moved, arch)
     for name in ALIGNED:
         for n in FORCED:
             for dtype in (BF16, F32):
@@ -262,6 +282,7 @@ def jobs(arch):
 
 
 ALIGNED = ("softmax", "rmsnorm_residual")
+MOVED = {name: EXAMPLES[name] for name in ALIGNED} | WEIGHTED
 OFFSETS = (4, 2, 1)
 
 
@@ -307,9 +328,9 @@ def test_every_cluster(device, arch, name, n, dtype):
 @pytest.mark.parametrize("elements", OFFSETS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
 @pytest.mark.parametrize("n", FORCED)
-@pytest.mark.parametrize("name", ALIGNED)
+@pytest.mark.parametrize("name", MOVED)
 def test_alignment_changes_no_bit(device, name, n, dtype, elements):
-    f, arguments = EXAMPLES[name]
+    f, arguments = MOVED[name]
     seed(name, n, dtype)
     args = arguments(5, n, dtype, device)
     moved = [shifted(a, elements) if a.ndim > 1 else a for a in args]

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -560,3 +561,25 @@ def test_names_and_capabilities():
         assert arch_named(arch.name) is arch_named(arch.name.rstrip("a")) is arch
     with pytest.raises(CompileError, match=r"compute capability 7\.5 are not supported"):
         arch_of_capability((7, 5))
+
+
+def _arithmetic(kernel) -> Counter:
+    """How many of each float32 instruction that ptxas may contract, or has been told not to."""
+    return Counter(re.findall(r"\b((?:fma|mul|add|sub)\.(?:rn\.)?f32)", kernel.ptx))
+
+
+@pytest.mark.parametrize("name", ["softmax", "difference", "layernorm"])
+def test_a_product_is_computed_as_often_from_global_memory_as_from_shared(name):
+    """ptxas contracts one that is computed again, and not one that is at hand: other bits."""
+    function = {
+        "softmax": lambda x, w: torch.softmax(x * w, -1),
+        "difference": lambda x, w: x * w - (x * w).amax(),
+        "layernorm": lambda x, w: torch.nn.functional.layer_norm(x * w, (32768,)),
+    }[name]
+    args = rows((3, 32768), (32768,))
+    found = {}
+    for loader in ("shared", "direct"):
+        kernel = htile.rowwise(function).with_plan(loader=loader).inspect(*args)
+        assert kernel.plan.numerics.reload and kernel.plan.placement.loader == loader
+        found[loader] = _arithmetic(kernel)
+    assert found["shared"] == found["direct"] and found["direct"]["mul.f32"] > 0
