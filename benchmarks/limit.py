@@ -1,8 +1,8 @@
 """The limit kernel: the same bytes as a kernel's rows in as many reads and writes, and no work.
 
 Columns are left out, and so are values per row where rows are written: 2 % of the bytes at N = 64,
-nothing at 4096. Of rows that are only read they are 8 % at N = 64, and move too. Where torch and
-Triton have more than one such kernel, the fastest of the cell is the limit.
+nothing at 4096. Of rows that are only read they are 8 % at N = 64, and Triton's kernel moves them.
+Where torch and Triton have more than one such kernel, the fastest of the cell is the limit.
 """
 
 from __future__ import annotations
