@@ -78,8 +78,7 @@ class ElementwiseKernelContext(_Static):
         self.row = self.bidx * config.rows + group // config.abreast
         self.row_in_bounds = True if const_expr(config.rows == 1) else self.row < self.shape[0]
         self.beside = 0 if config.abreast == 1 else group % config.abreast
-        # which tile of columns
-        self.tile = self.cluster_y * config.abreast + self.beside
+        self.tile = self.cluster_y * config.abreast + self.beside  # which tile of columns
 
         smem = SmemAllocator()
         extra = extra_smem_tensors

@@ -57,7 +57,7 @@ def shortcut(
         return None  # may be a name of the scope
     scope: dict[str, object] = {
         "_empty": allocator(tensors[like].device), "_kernel": kernel, "_MISS": MISS,
-        "_refused": REFUSED, "_missed": missed,
+        "_refused": REFUSED,
     }  # fmt: skip
     others = _guards_of_others(signature, given, scope)
     if others is None:
@@ -67,11 +67,13 @@ def shortcut(
         *_guards_of_tensors(call, tensors, missed is not None, scope),
         *_guards_of_captures(captures, given, scope),
     ]
-    sizes = [f"_m{k}" for k in range(len(call.lead))] if missed is None else []
-    lead = sizes if missed is None else list(map(str, call.lead))
+    sizes, lead, miss = [], [*map(str, call.lead)], ["    return _MISS"]
+    if missed is None:
+        sizes = lead = [f"_m{k}" for k in range(len(call.lead))]
+    else:
+        scope["_missed"], miss = missed, ["    _missed()", *miss]
     results = [f"_out{k}" for k in range(len(graph.outputs))]
     scope |= {f"_dtype{k}": output.dtype for k, output in enumerate(graph.outputs)}
-    miss = ["    return _MISS"] if missed is None else ["    _missed()", "    return _MISS"]
     lines = [
         f"if not ({' and '.join(guards)}):",
         *miss,

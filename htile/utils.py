@@ -1,5 +1,5 @@
 """Small helpers shared by the primitives: views, fake tensors for ahead-of-time compilation,
-and the store into the shared memory of a peer CTA."""
+the store into the shared memory of a peer CTA, and a fence for the compiler."""
 
 import cutlass
 import cutlass.cute as cute

@@ -100,7 +100,7 @@ def _wanted_of_map(graph: Graph, target: Target) -> Wanted:
     n = graph.n
     if n <= 8192:
         threads = 256 if has_columns(graph) else 512
-        return Wanted(False, threads, 16, "direct", spread=False, two_rows=_fills(target))
+        return Wanted(False, threads, 16, "direct", spread=False, two_rows=_pairs_pay(target))
     return Wanted(False, 256, 32, "direct") if n <= 131072 else Wanted(True, 512, 32, "direct")
 
 
@@ -136,11 +136,11 @@ def _wanted_of_short(graph: Graph, target: Target, stages: int) -> Wanted:
         "early" if early else "late",
         spread=False,
         block=block,
-        two_rows=is_light and _fills(target),
+        two_rows=is_light and _pairs_pay(target),
     )
 
 
-def _fills(target: Target) -> bool:
+def _pairs_pay(target: Target) -> bool:
     """Whether rows are so many and so long that CTAs of two pay; longer ones were not measured."""
     return 2048 < target.n <= 4096 and target.rows >= MANY_ROWS
 
@@ -169,13 +169,13 @@ def _wanted_of_long(graph: Graph, arch: Arch, stages: int) -> Wanted:
     threads = 512 if n > 131072 and columns and not loops.is_online else 256
     elements = max(16 if n <= 32768 else 32, n // (threads * arch.max_cluster))
     shares = abreast = 1
-    is_bare = columns and 16384 < n <= 32768 and _row_bytes(graph) == 2
+    is_small = columns and 16384 < n <= 32768 and _row_bytes(graph) == 2  # 64 KiB at most
     if loops.is_online and (columns or loops.exchanges > 1 or n <= 32768):
         abreast = 2
-        if is_bare:
+        if is_small:
             threads, elements, abreast = 128, 32, 4
         shares = abreast * max(1, 64 // elements)
-    elif is_bare:
+    elif is_small:
         shares = 2
     return Wanted(True, threads, elements, "shared", shares=shares, abreast=abreast)
 

@@ -48,9 +48,10 @@ LONG_SHARES = 4  # of a very long row that may be a CTA's, where there are many
 # threads of a CTA that works on some at a time.
 KEPT_SHARES = {256: (2, 8, 256), 1024: (8, 16, 512)}
 KEPT_BLOCKS = 3  # of an SM, that fit with several shares each
-# How many CTAs are left of a row that is streamed and long, if that takes half of them away, and
-# of one that has most shares, two of which are worked on at a time.
-STREAMED_CTAS = {64: (2, 2), 256: (1, 1), 1024: (4, 1)}
+# How many CTAs are left of a row that is streamed and long, if that takes half of them away.
+STREAMED_CTAS = {64: 2, 256: 1, 1024: 4}
+# Of such a row in 16 shares, how many a CTA may work on two at a time: the first that fit.
+STREAMED_PAIRS = {64: (8,), 256: (16, 8), 1024: (16,)}
 STREAMED_CHUNKS = 32  # of such a row, that a thread has in all of its shares
 MANY_ROWS = 1024  # that fill a GPU
 
@@ -216,8 +217,8 @@ def _loop_placements(
     registers = SPARE_REGISTERS + vec * schedule.words
     for shares, abreast in _shares(target, numerics, chunks):
         threads, turns = abreast * numerics.threads_per_row, shares // abreast
-        # The next loop has what the one before read last, and products of it, where it is in the
-        # same turn; those that are computed again ptxas contracts to fma, which has other bits.
+        # Their bits were not those of one turn before rows were read again (`ChunksAhead`), and no
+        # GPU has run them since.
         if loader == "direct" and not numerics.streamed and turns > 1 < len(schedule.loops):
             continue
         if min(registers, MAX_REGISTERS) * threads > target.arch.registers:
@@ -295,11 +296,11 @@ def _shares(target: Target, numerics: Numerics, chunks: int) -> Iterator[tuple[i
     elif target.n > LONG_N:  # unrolled, they would be too much code
         most = LONG_SHARES if target.rows > 1 and chunks > UNROLLED_CHUNKS else 1
     elif target.rows in STREAMED_CTAS:
-        one, two = STREAMED_CTAS[target.rows]
-        most, turns = max(2, cluster // one), STREAMED_CHUNKS // chunks
-        if cluster == 16:
-            fits = [n for n in (16, 8) if n <= min(cluster // two, 2 * turns)]
-            yield from ((n, 2) for n in fits[:1] if one <= two or n == cluster)
+        most = max(2, cluster // STREAMED_CTAS[target.rows])
+        turns = STREAMED_CHUNKS // chunks
+        fits = [n for n in STREAMED_PAIRS[target.rows] if n <= 2 * turns]
+        if fits and cluster == 16:
+            yield fits[0], 2
     for shares, count in product((2, 4, 8), abreast):
         if count <= shares <= min(most, cluster, turns * count):
             yield shares, count
