@@ -11,6 +11,7 @@ from cutlass.base_dsl.typing import as_numeric
 from cutlass.memory import SmemAllocator
 
 from htile.compute.gather import Gathered, Partial, SoftmaxPair, TwoLevelSum, WelfordTriple
+from htile.compute.math import Product
 from htile.compute.moments import reduce_moments
 from htile.compute.reduce import (
     MAX,
@@ -23,7 +24,7 @@ from htile.compute.reduce import (
     softmax_pair_reduce,
 )
 from htile.copy.vector import predicate_k, vector_copy
-from htile.utils import as_bytes, element_bits, expand, forget_memory
+from htile.utils import as_bytes, element_bits, expand
 
 
 def convert(y, dtype):
@@ -78,7 +79,8 @@ class ElementwiseKernelContext(_Static):
         self.row = self.bidx * config.rows + group // config.abreast
         self.row_in_bounds = True if const_expr(config.rows == 1) else self.row < self.shape[0]
         self.beside = 0 if config.abreast == 1 else group % config.abreast
-        self.tile = self.cluster_y * config.abreast + self.beside  # which tile of columns
+        self.rank = self.cluster_y * config.abreast + self.beside
+        self.tile = self.rank  # which tile of columns
 
         smem = SmemAllocator()
         extra = extra_smem_tensors
@@ -98,10 +100,6 @@ class ElementwiseKernelContext(_Static):
         self.tXgX = self.partition_dest(self.partition_global(mX))
         self.tXsX = self.partition_dest(self.sX) if shared else None
         self.tXrX = self.make_fragment(self.tXgX, mX.element_type)
-        # Of a ragged row at run time, also where one CTA has it: a predicate that folds in one plan
-        # lets the compiler contract a product and a sum there, which gives other bits.
-        rank = self.cluster_y if self.tXpX is None else cute.arch.block_idx()[1]
-        self.rank = rank * config.abreast + self.beside
         self._cluster_pending = config.has_mbars
         config.initialize_cluster(self.tidx, mbar_ptr)
 
@@ -394,7 +392,10 @@ class ElementwiseKernelContext(_Static):
         """
         keeps = gathered.keeps_padding or padded
         value = self._vector(value, gathered.op) if keeps else self._operand(value, gathered.op)
-        return gathered.take(self, value.reshape((self.vec_size,)))
+        shape = (self.vec_size,)
+        if isinstance(value, Product):
+            return gathered.take(self, value.map(lambda factor: factor.reshape(shape)))
+        return gathered.take(self, value.reshape(shape))
 
     def _exchange(self, operands, ops, slot, phase):
         """Reduce vectors whose padded lanes hold the identity; the slots of the buffer in order.
@@ -419,10 +420,14 @@ class ElementwiseKernelContext(_Static):
         value = self._vector(value, op)
         if self.tXpX is None:
             return value
+        if isinstance(value, Product):  # a lane's identity stands for the rounded product
+            value = value.rounded()
         return cute.where(self.mask, value, self.full(identity(op, value.dtype), value.dtype))
 
     def _vector(self, value, op):
         """A full vector of what `op` reduces, padded lanes as they are."""
+        if isinstance(value, Product):
+            return value.map(lambda factor: self._vector(factor, op))
         if not isinstance(value, cute.TensorSSA):
             value = self.full(value)
         if value.dtype is Boolean:
@@ -450,16 +455,10 @@ class ChunksAhead(_Static):
     Each is loaded `count` chunks before it is used: no compiler moves a load above a store, or out
     of the branch that a predicate makes. backwards: from the last chunk of the last share on.
     padding: what rows hold behind their end.
-
-    Rows are read again, whatever the loop before has of them, as they are from shared memory: a
-    product that is at hand is not contracted to an fma, one that is computed again is, and a row
-    would have other bits where it comes from elsewhere.
     """
 
     def __init__(self, ctx: ElementwiseKernelContext, count, tensors, backwards, padding):
         self.ctx, self.tensors, self.backwards, self.padding = ctx, tensors, backwards, padding
-        if any(cute.rank(mT) > 1 for mT in tensors):
-            forget_memory()
         self.total = ctx.config.turns * ctx.num_chunks
         self.ring = [self._load(k) for k in range(min(count, self.total))]
 

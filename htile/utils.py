@@ -1,11 +1,9 @@
 """Small helpers shared by the primitives: views, fake tensors for ahead-of-time compilation,
-the store into the shared memory of a peer CTA, and a fence for the compiler."""
+and the store into the shared memory of a peer CTA."""
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int8, Int32, Int64
-from cutlass._mlir.dialects import llvm
-from cutlass.cutlass_dsl import dsl_user_op
 
 
 def expand(tensor: cute.Tensor, dim: int, size) -> cute.Tensor:
@@ -114,9 +112,3 @@ def store_shared_remote(value, smem_ptr: cute.Pointer, mbar_ptr: cute.Pointer, p
         cute.arch.store_async_dsmem(smem_ptr, unpack64(value), mbar_ptr, peer_cta_rank)
     else:
         cute.arch.store_async_dsmem(smem_ptr, bits32(value), mbar_ptr, peer_cta_rank)
-
-
-@dsl_user_op
-def forget_memory(*, loc=None, ip=None):
-    """Make the compiler load again what it has loaded before; no instruction."""
-    llvm.inline_asm(None, [], "", "~{memory}", has_side_effects=True, loc=loc, ip=ip)

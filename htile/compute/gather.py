@@ -8,9 +8,6 @@ thread would vanish in it. Nothing is compensated by subtraction, which makes Na
 
 `SoftmaxPair` and `WelfordTriple` gather two reductions of which the second needs the first: what
 the second one sums is relative to a reference of the thread's own, and `about` moves it.
-
-Products are added by explicit fma, to 0 where the sum comes later: a compiler's choice would depend
-on how a loop is unrolled, and on what is between them.
 """
 
 import copy
@@ -32,16 +29,6 @@ from htile.compute.reduce import (
 )
 
 INF = float("inf")
-
-
-def _sum_of_squares(x):
-    """Of a vector, within the thread."""
-    n = cute.size(x.shape)
-    if n == 1:
-        return x[0] * x[0]
-    halves = x.reshape((n // 2, 2))
-    low, high = halves[None, 0], halves[None, 1]
-    return thread_reduce(cute.math.fma(high, high, low * low), ADD)
 
 
 class Gathered:
@@ -161,7 +148,7 @@ class TwoLevelSum(_Part):
     def take(self, chunk, value):
         """With a chunk's values."""
         inner, outer = self.values
-        return self._with(inner + value, outer)
+        return self._with(combine(ADD, inner, value), outer)
 
     def fold(self):
         """The inner sums added to the outer."""
@@ -188,7 +175,7 @@ class SoftmaxPair(_Part):
         new = combine(MAX, peak, thread_reduce(value, MAX))
         scale, exp = exp_diff(peak, new), exp_diff(value, new)
         sums = cute.math.fma(sums, cute.full_like(sums, scale), exp)
-        return self._with(new, sums, cute.math.fma(total, scale, Float32(0.0)))
+        return self._with(new, sums, total * scale)
 
     def fold(self):
         """The inner sums added to the outer."""
@@ -215,7 +202,7 @@ class SoftmaxPair(_Part):
         peak, _, total = self.fold().values
         total = select(peak == INF, Float32(INF), total)
         gap = cute.arch.fmin(peak - reference, Float32(0.0), nan=True)
-        return Partial(ADD, cute.math.fma(total, math.exp_bounded(gap), Float32(0.0)))
+        return Partial(ADD, total * math.exp_bounded(gap))
 
 
 class WelfordTriple(_Part):
@@ -258,7 +245,8 @@ class WelfordTriple(_Part):
         starts = (Int32(k) == 0) & (math.abs(start) < INF)
         base = select(starts, start, base)
         shifted = value - base
-        total, square = thread_reduce(shifted, ADD), _sum_of_squares(shifted)
+        total = thread_reduce(shifted, ADD)
+        square = thread_reduce(math.Product(shifted, shifted), ADD)
         weight = math.reciprocal(Float32(k + 1))
         keep = 1.0 - weight
         merged = size * keep

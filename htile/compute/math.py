@@ -57,6 +57,33 @@ def _elementwise(function: Callable[..., Vector]) -> Callable[..., Vector | Nume
     return call
 
 
+class Product:
+    """a * b of two vectors that a sum alone takes: it is added by fma, unrounded.
+
+    HTile compiles with no contraction of its own accord, so what is an fma is said.
+    """
+
+    def __init__(self, a: Vector, b: Vector):
+        self.a, self.b = a, b
+
+    @property
+    def dtype(self):
+        """What it is computed in."""
+        return self.a.dtype
+
+    def map(self, function: Callable[[Vector], Vector]) -> Product:
+        """Of both factors."""
+        return Product(function(self.a), function(self.b))
+
+    def rounded(self) -> Vector:
+        """As a vector."""
+        return self.a * self.b
+
+    def plus(self, c: Vector) -> Vector:
+        """a * b + c, rounded once."""
+        return cute.math.fma(self.a, self.b, c)
+
+
 # ---- one operand: sign and rounding -------------------------------------------------------------
 
 
@@ -360,6 +387,18 @@ def maximum(a, b):
 def minimum(a, b):
     """The smaller, NaN if either is NaN: one instruction an element."""
     return _like(a, llvm.intr_minimum(a, b)) if a.dtype.is_float else cute.math.min(a, b)
+
+
+def product(a: Operand, b: Operand) -> Product:
+    """a * b for a sum over the row; one of them at least is a vector."""
+    (a, b), _ = _lift(a, b)
+    return Product(a, b)
+
+
+@_elementwise
+def fma(a, b, c):
+    """a * b + c, rounded once."""
+    return cute.math.fma(a, b, c)
 
 
 @_elementwise

@@ -45,14 +45,14 @@ def _of_warp(moments: Moments, lanes: int) -> Moments:
     part = Float32(1.0 / lanes)
     if not moments.is_static:
         part = select(count > 0.0, moments.count * math.reciprocal(count), Float32(0.0))
-    mean = warp_reduce(cute.math.fma(part, moments.base, Float32(0.0)), ADD, lanes)
+    mean = warp_reduce(part * moments.base, ADD, lanes)
     mean = select(math.abs(mean) < INF, mean, Float32(0.0))
     lane = 0 if lanes == 32 else cute.arch.lane_idx() // lanes * lanes
     first = cute.arch.shuffle_sync(moments.base, lane)
     base = select(math.abs(first - mean) <= math.abs(mean) * NEAR, first, mean)
     away = cute.arch.fmax(cute.arch.fmin(moments.base - base, Float32(MOST)), Float32(-MOST))
     gap = away + moments.rest
-    rest = warp_reduce(cute.math.fma(part, gap, Float32(0.0)), ADD, lanes)
+    rest = warp_reduce(part * gap, ADD, lanes)
     squares = cute.math.fma(moments.count * gap, gap, moments.squares)
     if not moments.is_static:
         squares = select(moments.count > 0.0, squares, Float32(0.0))

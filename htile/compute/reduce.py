@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass._mlir.dialects import vector as _vector
 
-from htile.compute.math import exp_bounded
+from htile.compute.math import Product, exp_bounded
 from htile.utils import bits32, elem_pointer, pack64, store_shared_remote, unpack64
 
 ADD, MUL = cute.ReductionOp.ADD, cute.ReductionOp.MUL
@@ -62,7 +62,12 @@ def identity(op, dtype):
 
 
 def combine(op, a, b):
-    """One step of a reduction on two scalars or vectors; max and min hand NaN on, as torch's do."""
+    """One step of a reduction on two scalars or vectors; max and min hand NaN on, as torch's do.
+
+    b may be a `Product` where they are added.
+    """
+    if isinstance(b, Product):
+        return b.plus(a)
     if isinstance(a, cute.TensorSSA) and op in (MAX, MIN):
         pairs = [combine(op, a[i], b[i]) for i in range(cute.size(a.shape))]
         return make_vector(pairs, a.shape, a.dtype)
@@ -82,8 +87,22 @@ def make_vector(values, shape, dtype) -> cute.TensorSSA:
     return cute.TensorSSA(_vector.from_elements(kind, words), shape, dtype)
 
 
+def _added_halves(x: Product):
+    """The first step of the tree; of an odd number of elements all of them."""
+    n = cute.size(x.a.shape)
+    if n % 2:
+        return x.rounded()
+    low, high = (x.map(lambda v, i=i: v.reshape((n // 2, 2))[None, i]) for i in (0, 1))
+    return high.plus(low.rounded())
+
+
 def thread_reduce(x, op):
-    """Reduce a vector within the thread by a halving tree: element i with i + n/2, and so on."""
+    """Reduce a vector within the thread by a halving tree: element i with i + n/2, and so on.
+
+    x may be a `Product` where it is added up.
+    """
+    if isinstance(x, Product):
+        return thread_reduce(_added_halves(x), op)
     if not isinstance(x, cute.TensorSSA):
         return x
     n = cute.size(x.shape)
@@ -367,5 +386,5 @@ def _combine_pairs(pairs, reduction_buffer, mbar_ptr, phase, abreast):
     row_peak = warp_reduce(row_peak, MAX, width)
     row_total = totals[0] * exp_bounded(peaks[0] - row_peak)
     for p, t in zip(peaks[1:], totals[1:], strict=True):
-        row_total = row_total + t * exp_bounded(p - row_peak)
+        row_total = cute.math.fma(t, exp_bounded(p - row_peak), row_total)
     return row_peak, warp_reduce(row_total, ADD, width)

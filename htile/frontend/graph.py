@@ -109,6 +109,20 @@ class Graph:
         """The ids of the nodes that read this one, ascending."""
         return sorted(self.dag.successors(id))
 
+    @cached_property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """For each node the ids of those that read it, as often as they do; its own for an output.
+
+        As `users`, without networkx.
+        """
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for node in self.nodes:
+            for i in node.inputs:
+                found[i].append(node.id)
+        for output in self.outputs:
+            found[output.id].append(output.id)
+        return tuple(map(tuple, found))
+
     def operands(self, node: Node) -> tuple[Node, ...]:
         """The nodes that this one reads, in order."""
         return tuple(self[i] for i in node.inputs)

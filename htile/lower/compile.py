@@ -73,41 +73,39 @@ def build_ahead(source: str, function: str, arch: str) -> Artifact:
 
 
 def _build(source: str, function: str, arch: str) -> Artifact:
-    """Compile, with fewer thread blocks an SM where registers are spilled for those of the text."""
+    """Compile, and again in other ways where registers are spilled."""
     cute = _import_cute()
     start = time.perf_counter()
     module = load_source(source)
     built = _compile(cute, module, source, function, arch)
-    for blocks in _fewer(module["blocks"]) if "blocks" in module else ():
+    for blocks, level in _other_ways(module["blocks"]) if "blocks" in module else ():
         if not built.resources.stack:
             break
         module["blocks"] = blocks
-        other = _compile(cute, module, source, function, arch)
+        other = _compile(cute, module, source, function, arch, level)
         built = min(built, other, key=lambda artifact: artifact.resources.stack)
     logger.info("compiled %s for %s in %.2f s", function, arch, time.perf_counter() - start)
     return built
 
 
-def _fewer(blocks: int) -> list[int]:
-    """Thread blocks an SM to try after so many: 0 is as the compiler likes, of 1 it takes all
-    registers that there are."""
+def _other_ways(blocks: int) -> list[tuple[int, int]]:
+    """Thread blocks an SM, and the level of ptxas, to try after so many: 0 blocks are as the
+    compiler likes, of 1 it takes all registers that there are. Level 2 spills where 3 does not, and
+    the other way round."""
     fewer = [blocks - 1] if blocks > 2 else []
-    return [other for other in (*fewer, 0, 1) if other != blocks]
+    return [*((other, 3) for other in (*fewer, 0, 1) if other != blocks), (blocks, 2)]
 
 
-def _compile(cute, module: dict[str, object], source: str, function: str, arch: str) -> Artifact:
+def _compile(
+    cute, module: dict[str, object], source: str, function: str, arch: str, level: int = 3
+) -> Artifact:
     stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
     from cutlass.base_dsl.common import DSLBaseError
 
     with tempfile.TemporaryDirectory(prefix="htile-") as folder:
         try:
-            compiled = cute.compile(
-                module[function],
-                *module["fake_arguments"](),
-                stream,
-                options=f"--enable-tvm-ffi --gpu-arch {arch} --keep-ptx --keep-cubin "
-                f"--dump-dir {folder}",
-                no_jit_engine=True,
+            compiled = cute.compile[_options(cute, arch, folder, level)](
+                module[function], *module["fake_arguments"](), stream, no_jit_engine=True
             )
         except DSLBaseError as error:
             raise CompileError(
@@ -130,6 +128,16 @@ def _compile(cute, module: dict[str, object], source: str, function: str, arch: 
         cubin=compiled.__cubin__,
         resources=resources,
     )
+
+
+def _options(cute, arch: str, folder: str, level: int) -> tuple:
+    """What the kernel is compiled with. No product and sum become an fma but where the text says
+    so: compilers decide by what is near, which is not the same in two plans of one row."""
+    from cutlass.base_dsl.compiler import DumpDir, ExtraCompilerOpts
+
+    dump = cute.KeepPTX, cute.KeepCUBIN, DumpDir(folder)
+    exact = ExtraCompilerOpts("nvvm-options=-fma=0")  # .rn on every operation, which ptxas obeys
+    return cute.EnableTVMFFI, cute.GPUArch(arch), *dump, exact, cute.PtxasOptions(f"-O{level}")
 
 
 def _for_any_cpu(module) -> None:

@@ -17,6 +17,7 @@ import torch
 
 from ..frontend.graph import Graph, Input, Node, Output, Role
 from ..frontend.ops import Op, dtype_name
+from .patterns import added_product
 from .plan import (
     ColumnLoop,
     Compute,
@@ -107,7 +108,8 @@ EMIT: dict[Op, Expression] = {
     **dict.fromkeys((Op.INPUT, Op.CONST, Op.RESHAPE), _leaf),
     **dict.fromkeys((Op.SUM, Op.PROD, Op.MAX, Op.MIN, Op.ANY, Op.ALL), _leaf),
     Op.NEG: lambda node, args, form: f"-{args[0]}",
-    Op.ADD: _binary("+"), Op.SUB: _binary("-"), Op.MUL: _binary("*"),
+    Op.ADD: _by_form(_binary("+"), fma="fma"), Op.SUB: _by_form(_binary("-"), fma="fma"),
+    Op.MUL: _by_form(_binary("*"), factors="product"),
     Op.DIV: _by_form(_call("div"), bounded="div_bounded", number="div_number"),
     Op.EXP: _by_form(_call("exp"), bounded="exp_bounded"),
     **{op: _fast(op.value) for op in (Op.TANH, Op.LOG, Op.LOG2, Op.LOG10, Op.SIN, Op.COS)},
@@ -544,14 +546,31 @@ class _Printer:
         return self.names[id]
 
     def _compute(self, node: Node, form: Form) -> list[str]:
-        if node.op is Op.RESHAPE:
+        if node.op is Op.RESHAPE or form is Form.FUSED:
             return []
-        args = tuple(self._operand(i) for i in node.inputs)
+        args = self._terms(node) if form is Form.FMA else tuple(map(self._operand, node.inputs))
         expression = EMIT[node.op](node, args, form)
         if node.id not in self.names:  # a value that is computed again keeps its name
             self.names[node.id] = self._fresh(node)
         lines = _wrapped_expression(f"{self._indent()}{self.names[node.id]} = ", expression)
         return [*lines[:-1], _located(lines[-1], node)]
+
+    def _terms(self, node: Node) -> tuple[str, str, str]:
+        """The factors of the product that an addition or subtraction takes, and what is added."""
+        product = added_product(self.graph, node)
+        first, second = self.graph[product].inputs
+        (other,) = (i for i in node.inputs if i != product)
+        terms = [*map(self._operand, (first, second, other))]
+        if node.op is Op.SUB:
+            subtracted, place = (other, 2) if product == node.inputs[0] else (first, 0)
+            terms[place] = self._negated(subtracted)
+        return tuple(terms)
+
+    def _negated(self, id: int) -> str:
+        node = self.graph[id]
+        if node.op is Op.CONST:
+            return _literal(-node.arg, node.value.dtype)
+        return f"-{self._operand(id)}"
 
     def _reduce(self, step: Reduce) -> list[str]:
         nodes = [self.graph[id] for id in step.made]

@@ -217,10 +217,6 @@ def _loop_placements(
     registers = SPARE_REGISTERS + vec * schedule.words
     for shares, abreast in _shares(target, numerics, chunks):
         threads, turns = abreast * numerics.threads_per_row, shares // abreast
-        # Their bits were not those of one turn before rows were read again (`ChunksAhead`), and no
-        # GPU has run them since.
-        if loader == "direct" and not numerics.streamed and turns > 1 < len(schedule.loops):
-            continue
         if min(registers, MAX_REGISTERS) * threads > target.arch.registers:
             continue
         if chunks <= UNROLLED_CHUNKS:

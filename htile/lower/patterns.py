@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from math import inf
 
+import torch
+
 from ..frontend.graph import Graph, Node, Role
 from ..frontend.ops import Op
 from .plan import Ahead, ColumnLoop, Form, Online
@@ -20,7 +22,33 @@ def choose_form(graph: Graph, node: Node, fastmath: bool) -> Form:
         return Form.BOUNDED
     if node.op is Op.DIV and _is_plain_number(graph[node.inputs[1]]):
         return Form.NUMBER
+    if node.op in (Op.ADD, Op.SUB) and added_product(graph, node) is not None:
+        return Form.FMA
+    if _is_read_once(graph, node):
+        reader = graph[graph.readers[node.id][0]]
+        if reader.op is Op.SUM:
+            return Form.FACTORS
+        if added_product(graph, reader) == node.id:
+            return Form.FUSED
     return Form.FAST if fastmath and node.op in FAST_OPS else Form.EXACT
+
+
+def added_product(graph: Graph, node: Node) -> int | None:
+    """The operand of an addition or subtraction that is a product nobody else reads: an fma.
+
+    One that others read is rounded, for all of them: exp(x * w - max(x * w)) is 1 at the maximum.
+    """
+    if node.op not in (Op.ADD, Op.SUB):
+        return None
+    return next((i for i in node.inputs if _is_read_once(graph, graph[i])), None)
+
+
+def _is_read_once(graph: Graph, node: Node) -> bool:
+    """Is it a product of floats, one an element, that one node alone reads?"""
+    if node.op is not Op.MUL or node.value.dtype is not torch.float32 or not node.value.spread:
+        return False
+    readers = graph.readers[node.id]
+    return len(readers) == 1 and readers != (node.id,)
 
 
 def gathered_online(graph: Graph, node: Node) -> Ahead | None:

@@ -101,6 +101,9 @@ class Form(Enum):
     BOUNDED = "bounded"  # the operand's range makes a short form as exact as the output needs
     NUMBER = "by a number"  # as exact, through the reciprocal and one correction
     FAST = "fast"  # asked for by fastmath=True
+    FMA = "fma"  # an addition that takes a product which nobody else reads
+    FUSED = "fused"  # such a product
+    FACTORS = "factors"  # a product that a sum over the row alone reads, and adds by fma
 
 
 @dataclass(frozen=True, slots=True)

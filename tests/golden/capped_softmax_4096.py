@@ -47,7 +47,7 @@ def capped_softmax_kernel(
     # stage 2: sum, sum
     sub0 = div1 - max0  # capped_softmax.py:12
     exp0 = math.exp_bounded(sub0)  # capped_softmax.py:13
-    mul1 = exp0 * sub0  # capped_softmax.py:15
+    mul1 = math.product(exp0, sub0)  # capped_softmax.py:15
     sum0, sum1 = ctx.row_reduce((exp0, mul1), (cute.ReductionOp.ADD, cute.ReductionOp.ADD), slot=1)
 
     # output

@@ -42,7 +42,7 @@ def layernorm_kernel(
     # stage 2: sum
     div0 = math.div_number(sum0, 4096.0)  # layernorm.py:12
     sub0 = x - div0  # layernorm.py:12
-    mul0 = sub0 * sub0  # layernorm.py:12
+    mul0 = math.product(sub0, sub0)  # layernorm.py:12
     sum1 = ctx.row_reduce(mul0, cute.ReductionOp.ADD, slot=1)  # layernorm.py:12
 
     # output
@@ -52,8 +52,7 @@ def layernorm_kernel(
     add0 = div1 + eps  # layernorm.py:12
     rsqrt0 = math.rsqrt(add0)  # layernorm.py:12
     mul1 = sub0 * rsqrt0  # layernorm.py:12
-    mul2 = mul1 * weight  # layernorm.py:12
-    add1 = mul2 + bias  # layernorm.py:12
+    add1 = math.fma(mul1, weight, bias)  # layernorm.py:12
     ElementwiseStorer(ctx).store(mOut, add1)
 
 

@@ -71,8 +71,7 @@ def layernorm_kernel(
             add0 = div1 + eps  # layernorm.py:12
             rsqrt0 = math.rsqrt(add0)  # layernorm.py:12
             mul0 = sub0 * rsqrt0  # layernorm.py:12
-            mul1 = mul0 * weight  # layernorm.py:12
-            add1 = mul1 + bias  # layernorm.py:12
+            add1 = math.fma(mul0, weight, bias)  # layernorm.py:12
             ElementwiseStorer(chunk).store(mOut, add1)
     for chunk, tXrX, tXrWeight, tXrBias in ahead1.take(1020, 5):
         x = math.convert(tXrX.load(), Float32)
@@ -83,8 +82,7 @@ def layernorm_kernel(
         add0 = div1 + eps  # layernorm.py:12
         rsqrt0 = math.rsqrt(add0)  # layernorm.py:12
         mul0 = sub0 * rsqrt0  # layernorm.py:12
-        mul1 = mul0 * weight  # layernorm.py:12
-        add1 = mul1 + bias  # layernorm.py:12
+        add1 = math.fma(mul0, weight, bias)  # layernorm.py:12
         ElementwiseStorer(chunk).store(mOut, add1)
 
 

@@ -37,7 +37,7 @@ def norm_softmax_kernel(
     # stage 2: sum
     div0 = math.div_number(sum0, 1003.0)  # norm_softmax.py:11
     sub0 = x - div0  # norm_softmax.py:11
-    mul0 = sub0 * sub0  # norm_softmax.py:12
+    mul0 = math.product(sub0, sub0)  # norm_softmax.py:12
     sum1 = ctx.row_reduce(mul0, cute.ReductionOp.ADD, slot=1)  # norm_softmax.py:12
 
     # stage 3: max

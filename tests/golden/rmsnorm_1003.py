@@ -38,7 +38,7 @@ def rmsnorm_kernel(
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # stage 1: sum
-    mul0 = x * x  # rmsnorm.py:13
+    mul0 = math.product(x, x)  # rmsnorm.py:13
     sum0 = ctx.row_reduce(mul0, cute.ReductionOp.ADD, slot=0)  # rmsnorm.py:13
 
     # output

@@ -41,7 +41,7 @@ def rmsnorm_kernel(
 
     # stage 1: sum
     add0 = x + residual  # rmsnorm.py:12
-    mul0 = add0 * add0  # rmsnorm.py:13
+    mul0 = math.product(add0, add0)  # rmsnorm.py:13
     sum0 = ctx.row_reduce(mul0, cute.ReductionOp.ADD, slot=0)  # rmsnorm.py:13
 
     # output

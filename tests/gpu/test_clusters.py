@@ -91,7 +91,7 @@ def spread_of_exponentials(x):
 
 @htile.rowwise
 def weighted_softmax(x, weight):
-    """A product before a difference: an fma, or not, wherever the row comes from."""
+    """A product that two read: rounded for both, in every loop."""
     return torch.softmax(x * weight, -1)
 
 
@@ -223,12 +223,19 @@ BEHIND = {
 }
 BEHIND = {name: htile.rowwise(f) for name, f in BEHIND.items()}
 RAGGED = (12000, 20001, 50257, 300001)
+HUGE = (1000, 12000, 65536, 1 << 20)
 
 
 def negative(name, m, n, dtype, device):
     """Rows, and a column if the function takes one, with no element above -1."""
     row, column = -1 - torch.rand(m, n, device=device), -1 - torch.rand(n, device=device)
     return tuple(x.to(dtype) for x in (row, column)[: 1 + (name == "max_of_column")])
+
+
+def huge(n, dtype, device):
+    """Rows whose products are far apart: neighbours in float32 differ by more than exp bears."""
+    x, weight = _weighted(5, n, dtype, device)
+    return x * 1e25, weight
 
 
 def plans(name, n, dtype, arch):
@@ -281,6 +288,10 @@ def jobs(arch):
             yield job(forced, SHARED[name][1](many_rows(n), n, dtype, "meta"), arch)
 
 
+    for n, dtype in itertools.product(HUGE, (BF16, F32)):
+        yield job(weighted_softmax, huge(n, dtype, "meta"), arch)
+
+
 ALIGNED = ("softmax", "rmsnorm_residual")
 MOVED = {name: EXAMPLES[name] for name in ALIGNED} | WEIGHTED
 OFFSETS = (4, 2, 1)
@@ -302,6 +313,17 @@ def test_long_rows(device, name, n, dtype):
 
 def _is_rows(tensor, m) -> bool:
     return tensor.shape[0] == m and (tensor.ndim > 1 or tensor.shape == (m,))
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=short)
+@pytest.mark.parametrize("n", HUGE)
+def test_a_maximum_of_products_is_certain(device, n, dtype):
+    """Were it rounded for the maximum and not for the difference, exp would be 0 or infinite."""
+    seed("huge", n, dtype)
+    args = huge(n, dtype, device)
+    result = run(weighted_softmax, *args)
+    assert_close(weighted_softmax, result, *args)
+    assert (result.amax(-1) == 1).all()
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=short)

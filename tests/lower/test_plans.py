@@ -331,14 +331,6 @@ def test_a_row_that_is_only_read_has_two_groups_of_threads_in_few_ctas():
         assert (plan.placement.shares, plan.abreast) == expected and plan.numerics.cluster_n == 16
 
 
-def test_no_loop_over_global_memory_takes_turns_where_another_follows_it():
-    """What one turn read last the next loop would not compute again, and have other bits."""
-    for name in ("layernorm", "norm_softmax", "rmsnorm"):
-        for n in (32768, 131072):
-            for plan in plans_of(graph_of(name, n), align=2, rows=ROWS[-1]):
-                assert plan.numerics.streamed or plan.turns == 1
-
-
 def test_few_rows_go_straight_to_registers_and_many_have_ctas_of_two():
     graph = graph_of("softmax", 4096)
     placed = {rows: choose(plans_of(graph, rows=rows)) for rows in ROWS}

@@ -231,6 +231,7 @@ def guarded(x, t: htile.PerRow):
 
 
 E_, B, F_, NUMBER = Form.EXACT, Form.BOUNDED, Form.FAST, Form.NUMBER
+FMA, FUSED, FACTORS = Form.FMA, Form.FUSED, Form.FACTORS
 FORMS = {
     "softmax": (softmax, {"exp": [B], "div": [B]}),
     "keepdim softmax": (keepdim_softmax, {"exp": [B], "div": [B]}),
@@ -275,6 +276,40 @@ def test_a_short_form_only_where_its_operand_is_bounded(name):
     fn, expected = FORMS[name]
     found = forms(kernel_of(fn, *rows((4, 512))).plan)
     assert {op: found[op] for op in expected} == expected
+
+
+# What is rounded once, by fma: a product of elements that one addition, or sum, alone reads.
+PRODUCTS = {
+    "x * w + b": (lambda x, w: x * w + 2.0, {"mul": [FUSED], "add": [FMA]}),
+    "b + x * w": (lambda x, w: 2.0 + x * w, {"mul": [FUSED], "add": [FMA]}),
+    "x * w - b": (lambda x, w: x * w - 2.0, {"mul": [FUSED], "sub": [FMA]}),
+    "b - x * w": (lambda x, w: 2.0 - x * w, {"mul": [FUSED], "sub": [FMA]}),
+    "two products": (lambda x, w: x * w + x * x, {"mul": [FUSED, E_], "add": [FMA]}),
+    "twice the same": (lambda x, w: x * w + x * w, {"mul": [E_], "add": [E_]}),
+    "of products": (lambda x, w: x * w * x + 2.0, {"mul": [E_, FUSED], "add": [FMA]}),
+    "of sums": (lambda x, w: (x * w + w) * x + 2.0, {"mul": [FUSED] * 2, "add": [FMA] * 2}),
+    "in a sum": (lambda x, w: (x * w).sum(), {"mul": [FACTORS]}),
+    "in a maximum": (lambda x, w: (x * w).amax(), {"mul": [E_]}),
+    "in two sums": (lambda x, w: ((x * w).sum(), x * w + 1.0), {"mul": [E_], "add": [E_]}),
+    "returned": (lambda x, w: (x * w, x * w + 1.0), {"mul": [E_], "add": [E_]}),
+    "returned alone": (lambda x, w: x * w, {"mul": [E_]}),
+    "about its maximum": (lambda x, w: x * w - (x * w).amax(), {"mul": [E_], "sub": [E_]}),
+    "of a row's values": (lambda x, w: x + x.sum() * x.amax(), {"mul": [E_], "add": [E_]}),
+    "rounded": (lambda x, w: (x * w).to(BF16) + 1.0, {"mul": [E_], "add": [E_]}),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_is_fused_where_nobody_else_reads_it(name):
+    fn, expected = PRODUCTS[name]
+    found = forms(kernel_of(fn, *rows((4, 512), (512,))).plan)
+    assert {op: found[op] for op in expected} == expected
+
+
+def test_integers_are_not_fused():
+    x = torch.empty(4, 512, dtype=torch.int32, device="meta")
+    found = forms(kernel_of(lambda x: (x * x + 1, (x * x * x).sum()), x).plan)
+    assert {*found["mul"], *found["add"]} == {E_}
 
 
 def test_a_maximum_that_is_not_always_subtracted_bounds_nothing():
