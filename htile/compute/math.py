@@ -58,20 +58,18 @@ def _elementwise(function: Callable[..., Vector]) -> Callable[..., Vector | Nume
 
 
 class Product:
-    """a * b of two vectors that a sum alone takes: it is added by fma, unrounded.
+    """a * b, of Float32, that a sum over the row alone takes: it is added by fma, unrounded.
 
-    HTile compiles with no contraction of its own accord, so what is an fma is said.
+    No compiler makes an fma of its own accord (`lower/compile.py`), so what is one is said. The
+    factors are vectors, or scalars and numbers until `map` has made vectors of them.
     """
 
-    def __init__(self, a: Vector, b: Vector):
+    dtype = Float32
+
+    def __init__(self, a: Operand, b: Operand):
         self.a, self.b = a, b
 
-    @property
-    def dtype(self):
-        """What it is computed in."""
-        return self.a.dtype
-
-    def map(self, function: Callable[[Vector], Vector]) -> Product:
+    def map(self, function: Callable[[Operand], Vector]) -> Product:
         """Of both factors."""
         return Product(function(self.a), function(self.b))
 
@@ -158,6 +156,17 @@ def exp_bounded(x):
     The relative error grows as 2 ** -24 * |x|, while the result shrinks as e ** -|x|.
     """
     return cute.math.exp2(x * LOG2_E, fastmath=True)
+
+
+@_elementwise
+def exp_share(x, total):
+    """e ** x / total in 2 instructions, for x <= 0 and 1 <= total <= 2 ** 30, for 16-bit results.
+
+    The relative error is below 2 ** -16: that of the logarithm, 2 ** -22 * log2(total), and
+    2 ** -24 * |x|. Results below 2 ** -126 become 0.
+    """
+    scaled = cute.math.fma(x, cute.full_like(x, LOG2_E), -cute.math.log2(total, fastmath=True))
+    return cute.math.exp2(scaled, fastmath=True)
 
 
 @_elementwise
@@ -390,8 +399,7 @@ def minimum(a, b):
 
 
 def product(a: Operand, b: Operand) -> Product:
-    """a * b for a sum over the row; one of them at least is a vector."""
-    (a, b), _ = _lift(a, b)
+    """a * b for a sum over the row."""
     return Product(a, b)
 
 

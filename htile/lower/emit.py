@@ -110,7 +110,8 @@ EMIT: dict[Op, Expression] = {
     Op.NEG: lambda node, args, form: f"-{args[0]}",
     Op.ADD: _by_form(_binary("+"), fma="fma"), Op.SUB: _by_form(_binary("-"), fma="fma"),
     Op.MUL: _by_form(_binary("*"), factors="product"),
-    Op.DIV: _by_form(_call("div"), bounded="div_bounded", number="div_number"),
+    Op.DIV: _by_form(
+        _call("div"), bounded="div_bounded", number="div_number", share="exp_share"),
     Op.EXP: _by_form(_call("exp"), bounded="exp_bounded"),
     **{op: _fast(op.value) for op in (Op.TANH, Op.LOG, Op.LOG2, Op.LOG10, Op.SIN, Op.COS)},
     **{op: _call(op.value) for op in (
@@ -294,8 +295,8 @@ class _Printer:
                         fragment = f"{ctx}.read_row({self.fragments[i.name]})"
                     lines += self._assign(self.names[i.id], f"{fragment}.load()", i)
                 return lines
-            case Compute(id, form):
-                return lines + self._compute(self.graph[id], form)
+            case Compute():
+                return lines + self._compute(step)
             case Reduce():
                 return lines + self._reduce(step)
             case Store(output):
@@ -545,26 +546,19 @@ class _Printer:
             return _literal(node.arg, node.value.dtype)
         return self.names[id]
 
-    def _compute(self, node: Node, form: Form) -> list[str]:
-        if node.op is Op.RESHAPE or form is Form.FUSED:
+    def _compute(self, step: Compute) -> list[str]:
+        node = self.graph[step.id]
+        if node.op is Op.RESHAPE:
             return []
-        args = self._terms(node) if form is Form.FMA else tuple(map(self._operand, node.inputs))
-        expression = EMIT[node.op](node, args, form)
+        args = [*map(self._operand, step.inputs)]
+        if step.form is Form.FMA and node.op is Op.SUB:  # the product's first factor, or the rest
+            place = 2 if added_product(self.graph, node) == node.inputs[0] else 0
+            args[place] = self._negated(step.inputs[place])
+        expression = EMIT[node.op](node, tuple(args), step.form)
         if node.id not in self.names:  # a value that is computed again keeps its name
             self.names[node.id] = self._fresh(node)
         lines = _wrapped_expression(f"{self._indent()}{self.names[node.id]} = ", expression)
         return [*lines[:-1], _located(lines[-1], node)]
-
-    def _terms(self, node: Node) -> tuple[str, str, str]:
-        """The factors of the product that an addition or subtraction takes, and what is added."""
-        product = added_product(self.graph, node)
-        first, second = self.graph[product].inputs
-        (other,) = (i for i in node.inputs if i != product)
-        terms = [*map(self._operand, (first, second, other))]
-        if node.op is Op.SUB:
-            subtracted, place = (other, 2) if product == node.inputs[0] else (first, 0)
-            terms[place] = self._negated(subtracted)
-        return tuple(terms)
 
     def _negated(self, id: int) -> str:
         node = self.graph[id]

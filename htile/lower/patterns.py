@@ -22,15 +22,33 @@ def choose_form(graph: Graph, node: Node, fastmath: bool) -> Form:
         return Form.BOUNDED
     if node.op is Op.DIV and _is_plain_number(graph[node.inputs[1]]):
         return Form.NUMBER
-    if node.op in (Op.ADD, Op.SUB) and added_product(graph, node) is not None:
+    if added_product(graph, node) is not None:
         return Form.FMA
-    if _is_read_once(graph, node):
-        reader = graph[graph.readers[node.id][0]]
-        if reader.op is Op.SUM:
-            return Form.FACTORS
-        if added_product(graph, reader) == node.id:
-            return Form.FUSED
+    if _is_read_once(graph, node) and graph[graph.readers[node.id][0]].op is Op.SUM:
+        return Form.FACTORS
     return Form.FAST if fastmath and node.op in FAST_OPS else Form.EXACT
+
+
+def form_inputs(graph: Graph, node: Node, form: Form) -> tuple[int, ...]:
+    """What a node is computed of in this form."""
+    if form is Form.SHARE:
+        return share_of_exponentials(graph, node)
+    if form is Form.FMA:
+        product = added_product(graph, node)
+        return *graph[product].inputs, *(i for i in node.inputs if i != product)
+    return node.inputs
+
+
+def share_of_exponentials(graph: Graph, node: Node) -> tuple[int, int] | None:
+    """What the exponential is of and the sum, if the node is e / sum(e), e = exp(x - max(x)), and
+    is returned in 16 bits and else not read."""
+    if node.op is not Op.DIV or not _is_share(graph, *graph.operands(node)):
+        return None
+    returned = [output for output in graph.outputs if output.id == node.id]
+    if len(returned) < len(graph.readers[node.id]) or any(o.dtype.itemsize > 2 for o in returned):
+        return None
+    exponential, total = graph.operands(node)
+    return exponential.inputs[0], total.id
 
 
 def added_product(graph: Graph, node: Node) -> int | None:

@@ -99,10 +99,10 @@ class Form(Enum):
 
     EXACT = "exact"
     BOUNDED = "bounded"  # the operand's range makes a short form as exact as the output needs
+    SHARE = "a share"  # of a sum of exponentials, for 16-bit results, of what the exponential is of
     NUMBER = "by a number"  # as exact, through the reciprocal and one correction
     FAST = "fast"  # asked for by fastmath=True
-    FMA = "fma"  # an addition that takes a product which nobody else reads
-    FUSED = "fused"  # such a product
+    FMA = "fma"  # an addition, of the factors of a product that it alone reads
     FACTORS = "factors"  # a product that a sum over the row alone reads, and adds by fma
 
 
@@ -134,10 +134,11 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Evaluate one node."""
+    """Evaluate one node of `inputs`: its own, or what a form takes in place of them."""
 
     id: int
-    form: Form = Form.EXACT
+    form: Form
+    inputs: tuple[int, ...]
 
 
 class Online(Enum):
@@ -497,9 +498,9 @@ def _describe(plan: Plan, steps: tuple[Step, ...]) -> list[str]:
                 names = ", ".join(i.name for i in inputs)
                 chunks = _count(plan.placement.ahead, "chunk")
                 lines.append(f"fetch    {names} of {chunks}")
-            case Compute(id, form):
+            case Compute(id, form, inputs):
                 node = plan.graph[id]
-                operands = ", ".join(f"%{i}" for i in node.inputs)
+                operands = ", ".join(f"%{i}" for i in inputs)
                 short = "" if form is Form.EXACT else f" ({form.value})"
                 lines.append(f"compute  %{id} = {node.op.value} {operands}{short}")
             case Reduce(stage, results, operands, monoids, slot, _, paired, ahead):

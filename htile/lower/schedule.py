@@ -13,13 +13,21 @@ from dataclasses import dataclass, replace
 
 from ..frontend.graph import Graph, Node, Role
 from ..frontend.ops import REDUCTIONS, Op
-from .patterns import choose_form, gathered_online, padding, strip
+from .patterns import (
+    choose_form,
+    form_inputs,
+    gathered_online,
+    padding,
+    share_of_exponentials,
+    strip,
+)
 from .plan import (
     LONG_N,
     MONOIDS,
     ColumnLoop,
     Compute,
     Fetch,
+    Form,
     Home,
     Load,
     Online,
@@ -106,7 +114,7 @@ def make_schedule(
     def compute(goals: tuple[int, ...]) -> list[Step]:
         """What the goals need, and first the late columns that this reads."""
         computed = _compute(graph, goals, done, fastmath)
-        reads = {i for step in computed for i in graph[step.id].inputs} | set(goals)
+        reads = {i for step in computed for i in step.inputs} | set(goals)
         return [*(late.pop(i) for i in sorted(reads & late.keys())), *computed]
 
     reduces = _in_pairs(graph, _reduces(graph)) if paired else _reduces(graph)
@@ -143,8 +151,8 @@ def make_loops(graph: Graph, home: Home, fastmath: bool = False) -> Schedule:
     kept = {node.id for node in graph if node.op in LEAVES}
 
     def body(goals: tuple[int, ...]) -> list[Step]:
-        computed = _compute(graph, goals, set(kept), fastmath)
-        reads = sorted({i for step in computed for i in graph[step.id].inputs} | set(goals))
+        computed = _compute(graph, goals, set(kept), fastmath, again=True)
+        reads = sorted({i for step in computed for i in step.inputs} | set(goals))
         again = tuple(rows[i] for i in reads if i in rows)
         first = [Reload(again, home)] if again else []
         return [*first, *(columns[i] for i in reads if i in columns), *computed]
@@ -298,8 +306,8 @@ def _events(graph: Graph, loop: ColumnLoop) -> list[tuple[set[int], set[int]]]:
                 events.append(({i.id for i in inputs}, set()))
             case Load(input):
                 events.append(({input.id}, set()))
-            case Compute(id, _):
-                events.append(({id}, set(graph[id].inputs)))
+            case Compute(id, _, inputs):
+                events.append(({id}, set(inputs)))
             case Store(output):
                 events.append((set(), {output.id}))
     gathered = loop.reduce.gathered if loop.reduce else ()
@@ -344,17 +352,26 @@ def _loads(graph: Graph) -> list[Step]:
     return [Load(i) for i in sorted(inputs, key=lambda i: order[i.role])]
 
 
-def _compute(graph: Graph, goals: tuple[int, ...], done: set[int], fastmath: bool) -> list[Compute]:
-    """What the goals still need, by id; adds it to `done`."""
-    needed: set[int] = set()
+def _compute(
+    graph: Graph, goals: tuple[int, ...], done: set[int], fastmath: bool, again: bool = False
+) -> list[Compute]:
+    """What the goals still need, by id; adds it to `done`.
+
+    again: exponentials whose sum is known are computed for their shares of it alone.
+    """
+    steps: dict[int, Compute] = {}
     todo = [id for id in goals if id not in done]
     while todo:
         id = todo.pop()
-        if id not in needed:
-            needed.add(id)
-            todo += [i for i in graph[id].inputs if i not in done]
-    done |= needed
-    return [Compute(id, choose_form(graph, graph[id], fastmath)) for id in sorted(needed)]
+        if id not in steps:
+            node = graph[id]
+            form = choose_form(graph, node, fastmath)
+            if again and share_of_exponentials(graph, node):
+                form = Form.SHARE
+            steps[id] = Compute(id, form, form_inputs(graph, node, form))
+            todo += [i for i in steps[id].inputs if i not in done]
+    done.update(steps)
+    return [steps[id] for id in sorted(steps)]
 
 
 def _live_at_barriers(steps: Iterable[Step], graph: Graph) -> list[set[int]]:
@@ -365,9 +382,9 @@ def _live_at_barriers(steps: Iterable[Step], graph: Graph) -> list[set[int]]:
         match step:
             case Load(input):
                 made[-1].add(input.id)
-            case Compute(id, _):
+            case Compute(id, _, inputs):
                 made[-1].add(id)
-                reads[-1].update(graph[id].inputs)
+                reads[-1].update(inputs)
             case Reduce(operands=operands):
                 reads[-1].update(operands)
                 made.append(set(step.made))

@@ -147,7 +147,7 @@ def kept(plan: Plan, segments: list[Segment]) -> dict[int, tuple[int, int, Home]
             make(i.id, k)
         for step in segment.computes:
             make(step.id, k)
-        reads = [i for step in segment.computes for i in plan.graph[step.id].inputs]
+        reads = [i for step in segment.computes for i in step.inputs]
         reads += [step.output.id for step in segment.stores]
         for reduce in segment.reduces:
             reads += [a.about for a in reduce.ahead] or reduce.operands

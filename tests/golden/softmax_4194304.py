@@ -54,14 +54,12 @@ def softmax_kernel(mX: cute.Tensor, mOut: cute.Tensor, tiled_copy: cute.TiledCop
         for chunk, tXrX in ahead1.take(k, 4):
             x = math.convert(tXrX.load(), Float32)
             sub0 = x - max0  # softmax.py:11
-            exp0 = math.exp_bounded(sub0)  # softmax.py:11
-            div0 = math.div_bounded(exp0, sum0)  # softmax.py:12
+            div0 = math.exp_share(sub0, sum0)  # softmax.py:12
             ElementwiseStorer(chunk).store(mOut, div0)
     for chunk, tXrX in ahead1.take(124, 4):
         x = math.convert(tXrX.load(), Float32)
         sub0 = x - max0  # softmax.py:11
-        exp0 = math.exp_bounded(sub0)  # softmax.py:11
-        div0 = math.div_bounded(exp0, sum0)  # softmax.py:12
+        div0 = math.exp_share(sub0, sum0)  # softmax.py:12
         ElementwiseStorer(chunk).store(mOut, div0)
 
 

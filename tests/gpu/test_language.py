@@ -250,6 +250,15 @@ def row_product(x):
 
 
 @htile.rowwise
+def fused(x, y, z):
+    """Products that one addition or sum takes, of rows, of values per row and of numbers."""
+    peak = x.amax()
+    added = x * y + z, z - x * y, x * 2.5 - z, x * y - z * z, 1.0 - peak * x
+    summed = (x * y).sum(), (x * peak).sum(), peak.expand(x.shape).sum(), (y * 0.1).sum()
+    return *added, *summed, (peak.expand(x.shape) * 3.0).sum()
+
+
+@htile.rowwise
 def four_stages(x):
     a = x / x.abs().max()
     b = a - a.mean()
@@ -322,6 +331,7 @@ BY_ROW = {  # name: (function, inputs, dtypes)
     "norms": (norms, normal, (F32, BF16)),
     "counts": (counts, normal, (F32, BF16)),
     "product": (row_product, near_one, (F32, BF16)),
+    "fused": (fused, normal_triple, (F32, BF16)),
     "four stages": (four_stages, normal, (F32, BF16)),
     "softmaxes": (softmaxes, normal, (F32, BF16)),
     "norm layers": (norm_layers, normal, (F32, BF16)),

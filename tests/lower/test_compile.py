@@ -186,6 +186,17 @@ def test_what_is_gathered_of_shares_is_not_spilled(function, dtype, m):
         assert kernel.resources.stack == 0, (n, kernel.plan.placement)
 
 
+@pytest.mark.parametrize("n", [37, 4096, 32768, 100000])
+def test_sums_of_products_of_what_is_no_row(n):
+    def function(x):
+        peak = x.amax()
+        filled = peak.expand(x.shape)
+        return (x * peak).sum(), filled.sum(), (filled * 3.0).sum(), (x * 0.5).sum()
+
+    kernel = kernel_of(function, torch.empty(3, n, dtype=BF16, device="meta"))
+    assert kernel.resources.stack == 0 and kernel.source.count("math.product(") == 3
+
+
 def test_a_weight_of_a_chunk_does_not_hang_on_whether_its_number_is_static():
     """1 / count, rounded: by the compiler behind a loop, in it by one correction."""
     kernel = example_kernel("layernorm", 1 << 22)

@@ -31,7 +31,7 @@ FUNCTIONS = {
     **dict.fromkeys(("exp", "exp_bounded", "exp2", "expm1", "erf", "tanh", "sin", "cos"), (F, 1)),
     **dict.fromkeys(("log", "log2", "log10", "log1p"), (F, 1)),
     "logical_not": (B, 1),
-    **dict.fromkeys(("div", "div_bounded", "pow"), (F, 2)),
+    **dict.fromkeys(("div", "div_bounded", "pow", "exp_share"), (F, 2)),
     **dict.fromkeys(("floordiv", "mod", "maximum", "minimum"), (NUMBERS, 2)),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), ((*NUMBERS, Boolean), 2)),
     **dict.fromkeys(("logical_and", "logical_or", "logical_xor"), (B, 2)),
@@ -347,6 +347,8 @@ NUMPY = types.SimpleNamespace(
     math=types.SimpleNamespace(
         exp=_exp,
         exp2=lambda r, fastmath=False: Row(np.exp2(r.array.astype(np.float64)).astype("f")),
+        log2=lambda r, fastmath=False: Row(np.log2(r.array.astype(np.float64)).astype("f")),
+        fma=lambda *rows: Row(_fma(*(r.array for r in rows))),
         rem=_pick(np.fmod),
         floor=_pick(np.floor),
         roundeven=_pick(np.rint),
@@ -438,6 +440,16 @@ def test_numpy_exp_bounded(on_numpy):
     assert np.abs(got - expected)[3:].max() < 2**-23
 
 
+@pytest.mark.parametrize("total", [1.0, 1.5, 1000.0, 2.0**30])
+def test_numpy_exp_share(on_numpy, total):
+    x = np.concatenate([[-math.inf, math.nan], np.linspace(-60, 0, 100001)]).astype("f")
+    got = on_numpy("exp_share", x, np.full_like(x, total))
+    expected = np.exp(x.astype(np.float64)) / total
+    assert got[0] == 0 and np.isnan(got[1])
+    assert (np.abs(got[2:] / expected[2:] - 1) < 2**-16).all()
+    assert np.isnan(on_numpy("exp_share", x, np.full_like(x, math.nan))).all()
+
+
 @pytest.mark.parametrize("fastmath", [False, True])
 def test_numpy_sigmoid(on_numpy, fastmath):
     x = np.concatenate([FLOATS, np.linspace(-87, 87, 100001)]).astype("f")
@@ -499,6 +511,7 @@ ACCURACY = {
     "div": (torch.div, 0.51, 0.0),
     "div_bounded": (torch.div, 3, 2.0**-126),
     "pow": (torch.pow, 10, 2.0**-126),
+    "exp_share": (lambda x, total: x.exp() / total, 2**8, 2.0**-126),
 }
 EXACT = {
     "neg": torch.neg,
@@ -531,6 +544,8 @@ def operands(name, dtype):
         a, b = int_pairs(np.int32 if dtype is Int32 else np.int64)
     if name == "exp_bounded":
         a = -np.abs(a)
+    if name == "exp_share":
+        a, b = -np.abs(a), np.clip(np.abs(b), np.float32(1), np.float32(2.0**30))
     if name == "div_bounded":
         b = np.where((np.abs(b) >= TINY) & (np.abs(b) <= 2.0**126), b, np.float32(3))
     if name in ("floordiv", "mod") and dtype is not Float32:
