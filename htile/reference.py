@@ -1,5 +1,7 @@
 """Evaluates a Graph with torch, at the same rounding points as the kernel: HTile without a GPU.
 
+Only the forms of a plan are not followed: what a kernel rounds once, by fma, torch rounds twice.
+
 `EVALUATE` is the table from each operation to its torch function. A value is held as a tensor of
 the rows' leading dimensions (each of full size or 1) and one last axis of the elements of its
 `inner` shape, so that torch's broadcasting is that of the row.

@@ -163,7 +163,8 @@ def exp_share(x, total):
     """e ** x / total in 2 instructions, for x <= 0 and 1 <= total <= 2 ** 30, for 16-bit results.
 
     The relative error is below 2 ** -16: that of the logarithm, 2 ** -22 * log2(total), and
-    2 ** -24 * |x|. Results below 2 ** -126 become 0.
+    2 ** -24 * |x|. Results below 2 ** -126 become 0. A total of 0, infinity or NaN, of rows of such
+    numbers, gives what the division would.
     """
     scaled = cute.math.fma(x, cute.full_like(x, LOG2_E), -cute.math.log2(total, fastmath=True))
     return cute.math.exp2(scaled, fastmath=True)
@@ -232,7 +233,7 @@ def erf(x):
 
 @_elementwise
 def sigmoid(x, fastmath=False):
-    """1 / (1 + e ** -x); `fastmath` takes `exp_bounded`: 4 instructions instead of 9."""
+    """1 / (1 + e ** -x); `fastmath` takes `exp_bounded`: 4 instructions instead of 10."""
     return _rcp(1.0 + (exp_bounded(-x) if fastmath else exp(-x)))
 
 
@@ -407,6 +408,18 @@ def product(a: Operand, b: Operand) -> Product:
 def fma(a, b, c):
     """a * b + c, rounded once."""
     return cute.math.fma(a, b, c)
+
+
+@_elementwise
+def fms(a, b, c):
+    """a * b - c, rounded once."""
+    return cute.math.fma(a, b, -c)
+
+
+@_elementwise
+def fnma(a, b, c):
+    """c - a * b, rounded once."""
+    return cute.math.fma(-a, b, c)
 
 
 @_elementwise

@@ -80,6 +80,9 @@ class Op(Enum):
 
 
 REDUCTIONS = frozenset({Op.SUM, Op.PROD, Op.MAX, Op.MIN, Op.ANY, Op.ALL})
+COMMUTATIVE = frozenset(
+    {Op.ADD, Op.MUL, Op.MAXIMUM, Op.MINIMUM, Op.EQ, Op.NE, Op.AND, Op.OR, Op.XOR}
+)
 COMPARISONS = frozenset({Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE})
 
 

@@ -73,7 +73,8 @@ def build_ahead(source: str, function: str, arch: str) -> Artifact:
 
 
 def _build(source: str, function: str, arch: str) -> Artifact:
-    """Compile, and again in other ways where registers are spilled."""
+    """Compile; a text for some thread blocks an SM again in other ways where registers are
+    spilled."""
     cute = _import_cute()
     start = time.perf_counter()
     module = load_source(source)

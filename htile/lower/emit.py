@@ -17,7 +17,6 @@ import torch
 
 from ..frontend.graph import Graph, Input, Node, Output, Role
 from ..frontend.ops import Op, dtype_name
-from .patterns import added_product
 from .plan import (
     ColumnLoop,
     Compute,
@@ -108,7 +107,8 @@ EMIT: dict[Op, Expression] = {
     **dict.fromkeys((Op.INPUT, Op.CONST, Op.RESHAPE), _leaf),
     **dict.fromkeys((Op.SUM, Op.PROD, Op.MAX, Op.MIN, Op.ANY, Op.ALL), _leaf),
     Op.NEG: lambda node, args, form: f"-{args[0]}",
-    Op.ADD: _by_form(_binary("+"), fma="fma"), Op.SUB: _by_form(_binary("-"), fma="fma"),
+    Op.ADD: _by_form(_binary("+"), fma="fma"),
+    Op.SUB: _by_form(_binary("-"), fms="fms", fnma="fnma"),
     Op.MUL: _by_form(_binary("*"), factors="product"),
     Op.DIV: _by_form(
         _call("div"), bounded="div_bounded", number="div_number", share="exp_share"),
@@ -550,21 +550,12 @@ class _Printer:
         node = self.graph[step.id]
         if node.op is Op.RESHAPE:
             return []
-        args = [*map(self._operand, step.inputs)]
-        if step.form is Form.FMA and node.op is Op.SUB:  # the product's first factor, or the rest
-            place = 2 if added_product(self.graph, node) == node.inputs[0] else 0
-            args[place] = self._negated(step.inputs[place])
-        expression = EMIT[node.op](node, tuple(args), step.form)
+        args = tuple(map(self._operand, step.inputs))
+        expression = EMIT[node.op](node, args, step.form)
         if node.id not in self.names:  # a value that is computed again keeps its name
             self.names[node.id] = self._fresh(node)
         lines = _wrapped_expression(f"{self._indent()}{self.names[node.id]} = ", expression)
         return [*lines[:-1], _located(lines[-1], node)]
-
-    def _negated(self, id: int) -> str:
-        node = self.graph[id]
-        if node.op is Op.CONST:
-            return _literal(-node.arg, node.value.dtype)
-        return f"-{self._operand(id)}"
 
     def _reduce(self, step: Reduce) -> list[str]:
         nodes = [self.graph[id] for id in step.made]

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from ..frontend.graph import Builder, Graph, Node, Role
-from ..frontend.ops import REDUCTIONS, Op
+from ..frontend.ops import COMMUTATIVE, REDUCTIONS, Op
 from ..reference import EVALUATE
 
 Rule = Callable[[Builder, Node, tuple[int, ...]], "int | None"]
@@ -65,12 +65,16 @@ def remove_dead_nodes(graph: Graph) -> Graph:
 
 
 def merge_common_subexpressions(graph: Graph) -> Graph:
-    """Keep one node of those that compute the same: softmax of x beside logsumexp of x, say."""
+    """Keep one node of those that compute the same: softmax of x beside logsumexp of x, say.
+
+    exp(x * w - max(w * x)) is 1 at the maximum because the two products are one.
+    """
     seen: dict[object, int] = {}
 
     def merge(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
         # repr tells 1, 1.0 and True apart, and 0.0 from -0.0
-        key = (node.op, inputs, repr(node.arg), node.value if node.op is Op.CONST else None)
+        operands = tuple(sorted(inputs)) if node.op in COMMUTATIVE else inputs
+        key = (node.op, operands, repr(node.arg), node.value if node.op is Op.CONST else None)
         if key not in seen:
             seen[key] = len(seen)  # ids ascend with the nodes that are kept
             return None

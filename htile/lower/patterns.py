@@ -22,8 +22,10 @@ def choose_form(graph: Graph, node: Node, fastmath: bool) -> Form:
         return Form.BOUNDED
     if node.op is Op.DIV and _is_plain_number(graph[node.inputs[1]]):
         return Form.NUMBER
-    if added_product(graph, node) is not None:
-        return Form.FMA
+    product = added_product(graph, node)
+    if product is not None:
+        first = Form.FMS if product == node.inputs[0] else Form.FNMA
+        return Form.FMA if node.op is Op.ADD else first
     if _is_read_once(graph, node) and graph[graph.readers[node.id][0]].op is Op.SUM:
         return Form.FACTORS
     return Form.FAST if fastmath and node.op in FAST_OPS else Form.EXACT
@@ -33,7 +35,7 @@ def form_inputs(graph: Graph, node: Node, form: Form) -> tuple[int, ...]:
     """What a node is computed of in this form."""
     if form is Form.SHARE:
         return share_of_exponentials(graph, node)
-    if form is Form.FMA:
+    if form in (Form.FMA, Form.FMS, Form.FNMA):
         product = added_product(graph, node)
         return *graph[product].inputs, *(i for i in node.inputs if i != product)
     return node.inputs
@@ -55,10 +57,21 @@ def added_product(graph: Graph, node: Node) -> int | None:
     """The operand of an addition or subtraction that is a product nobody else reads: an fma.
 
     One that others read is rounded, for all of them: exp(x * w - max(x * w)) is 1 at the maximum.
+    So is one that another product is added to: x * c - max(x) * c is 0 there, x * x - y * y where
+    x is y.
     """
     if node.op not in (Op.ADD, Op.SUB):
         return None
-    return next((i for i in node.inputs if _is_read_once(graph, graph[i])), None)
+    products = [i for i in node.inputs if _is_product(graph, graph[i])]
+    alone = len(products) == 1 and _is_read_once(graph, graph[products[0]])
+    return products[0] if alone else None
+
+
+def _is_product(graph: Graph, node: Node) -> bool:
+    """Or the largest or smallest of some, or minus one."""
+    while node.op in (Op.RESHAPE, Op.NEG, Op.MAX, Op.MIN):
+        node = graph[node.inputs[0]]
+    return node.op is Op.MUL
 
 
 def _is_read_once(graph: Graph, node: Node) -> bool:

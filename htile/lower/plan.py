@@ -102,7 +102,9 @@ class Form(Enum):
     SHARE = "a share"  # of a sum of exponentials, for 16-bit results, of what the exponential is of
     NUMBER = "by a number"  # as exact, through the reciprocal and one correction
     FAST = "fast"  # asked for by fastmath=True
-    FMA = "fma"  # an addition, of the factors of a product that it alone reads
+    FMA = "fma"  # a * b + c, of the factors of a product that nobody else reads
+    FMS = "fms"  # a * b - c
+    FNMA = "fnma"  # c - a * b
     FACTORS = "factors"  # a product that a sum over the row alone reads, and adds by fma
 
 

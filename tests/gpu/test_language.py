@@ -253,9 +253,10 @@ def row_product(x):
 def fused(x, y, z):
     """Products that one addition or sum takes, of rows, of values per row and of numbers."""
     peak = x.amax()
-    added = x * y + z, z - x * y, x * 2.5 - z, x * y - z * z, 1.0 - peak * x
-    summed = (x * y).sum(), (x * peak).sum(), peak.expand(x.shape).sum(), (y * 0.1).sum()
-    return *added, *summed, (peak.expand(x.shape) * 3.0).sum()
+    added = x * y + z, z - x * x, x * z - y, x * 2.5 - z, z * z + peak, 1.0 - peak * x
+    summed = (y * z).sum(), (y * y).sum(), (y * peak).sum(), (y * 0.1).sum()
+    filled = peak.expand(x.shape)
+    return *added, *summed, filled.sum(), (filled * 3.0).sum()
 
 
 @htile.rowwise

@@ -406,3 +406,19 @@ def test_dtypes_are_those_of_the_arguments():
         text = function.inspect(*arguments(4, 4096, dtype, "meta")).source
         assert text.count(f"make_fake_tensor({name}, (m, 4096)") == 2
     assert isinstance(function, htile.Rowwise)
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (lambda x, w: x * w + 2.0, "add0 = math.fma(x, w, 2.0)"),
+        (lambda x, w: 2.0 + x * w, "add0 = math.fma(x, w, 2.0)"),
+        (lambda x, w: x * w - 2.0, "sub0 = math.fms(x, w, 2.0)"),
+        (lambda x, w: 2.0 - x * w, "sub0 = math.fnma(x, w, 2.0)"),
+        (lambda x, w: w - x * w, "sub0 = math.fnma(x, w, w)"),
+        (lambda x, w: x - x.sum() * x, "sub0 = math.fnma(sum0, x, x)"),
+        (lambda x, w: (x * w).sum(), "mul0 = math.product(x, w)"),
+    ],
+)
+def test_what_is_added_to_a_product(function, text):
+    assert f"    {text}  #" in kernel_of(function, *rows((4, 512), (512,))).source

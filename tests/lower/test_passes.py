@@ -116,6 +116,15 @@ def test_constants_merge_by_bits(numbers, kept):
     assert {repr(number) for number in found} == {repr(number) for number in numbers}
 
 
+@pytest.mark.parametrize(("op", "kept"), [(Op.MUL, 1), (Op.ADD, 1), (Op.SUB, 2), (Op.DIV, 2)])
+def test_the_order_of_two_operands_counts_where_the_operation_says_so(op, kept):
+    b, x = builder()
+    y = b.add(Op.EXP, (x,))
+    out = b.add(Op.POW, (b.add(op, (x, y)), b.add(op, (y, x))))
+    merged = merge_common_subexpressions(b.finish([row_output(out)], None))
+    assert sum(node.op is op for node in merged) == kept
+
+
 def test_constants_of_different_types_stay_apart():
     b, x = builder()
     values = [

@@ -76,7 +76,7 @@ def check_steps(graph, schedule):
     assert slot == schedule.slots
     leaves = {n.id for n in graph if n.op is Op.CONST}
     leaves |= {i.id for i in graph.inputs if i.role is Role.SCALAR}
-    sums = [s for s in schedule.steps if isinstance(s, Compute) and s.form is Form.FMA]
+    sums = [s for s in schedule.steps if isinstance(s, Compute) and s.form in (FMA, FMS, FNMA)]
     fused = set().union(*(set(graph[s.id].inputs) - set(s.inputs) for s in sums))
     assert {graph[id].op for id in fused} <= {Op.MUL} and not fused & set(made)
     assert set(made) == set(graph.dag) - leaves - fused, "a live node is made"
@@ -234,7 +234,7 @@ def guarded(x, t: htile.PerRow):
 
 
 E_, B, F_, NUMBER = Form.EXACT, Form.BOUNDED, Form.FAST, Form.NUMBER
-FMA, FACTORS = Form.FMA, Form.FACTORS
+FMA, FMS, FNMA, FACTORS = Form.FMA, Form.FMS, Form.FNMA, Form.FACTORS
 FORMS = {
     "softmax": (softmax, {"exp": [B], "div": [B]}),
     "keepdim softmax": (keepdim_softmax, {"exp": [B], "div": [B]}),
@@ -285,9 +285,14 @@ def test_a_short_form_only_where_its_operand_is_bounded(name):
 PRODUCTS = {
     "x * w + b": (lambda x, w: x * w + 2.0, {"mul": [], "add": [FMA]}),
     "b + x * w": (lambda x, w: 2.0 + x * w, {"mul": [], "add": [FMA]}),
-    "x * w - b": (lambda x, w: x * w - 2.0, {"mul": [], "sub": [FMA]}),
-    "b - x * w": (lambda x, w: 2.0 - x * w, {"mul": [], "sub": [FMA]}),
-    "two products": (lambda x, w: x * w + x * x, {"mul": [E_], "add": [FMA]}),
+    "x * w - b": (lambda x, w: x * w - 2.0, {"mul": [], "sub": [FMS]}),
+    "b - x * w": (lambda x, w: 2.0 - x * w, {"mul": [], "sub": [FNMA]}),
+    "two products": (lambda x, w: x * w + x * x, {"mul": [E_] * 2, "add": [E_]}),
+    "squares": (lambda x, w: x * x - w * w, {"mul": [E_] * 2, "sub": [E_]}),
+    "in another order": (lambda x, w: x * w - w * x, {"mul": [E_], "sub": [E_]}),
+    "about its maximum's": (lambda x, w: x * 0.3 - x.amax() * 0.3, {"mul": [E_] * 2, "sub": [E_]}),
+    "about its mean's": (lambda x, w: x * w - x.mean() * w, {"mul": [E_] * 2, "sub": [E_]}),
+    "about another's": (lambda x, w: -(x * x).amin() - x * w, {"mul": [E_] * 2, "sub": [E_]}),
     "twice the same": (lambda x, w: x * w + x * w, {"mul": [E_], "add": [E_]}),
     "of products": (lambda x, w: x * w * x + 2.0, {"mul": [E_], "add": [FMA]}),
     "of sums": (lambda x, w: (x * w + w) * x + 2.0, {"mul": [], "add": [FMA] * 2}),
@@ -295,6 +300,7 @@ PRODUCTS = {
     "in a maximum": (lambda x, w: (x * w).amax(), {"mul": [E_]}),
     "in two sums": (lambda x, w: ((x * w).sum(), x * w + 1.0), {"mul": [E_], "add": [E_]}),
     "returned": (lambda x, w: (x * w, x * w + 1.0), {"mul": [E_], "add": [E_]}),
+    "of a sum": (lambda x, w: x * w - x.sum(), {"mul": [], "sub": [FMS]}),
     "returned alone": (lambda x, w: x * w, {"mul": [E_]}),
     "about its maximum": (lambda x, w: x * w - (x * w).amax(), {"mul": [E_], "sub": [E_]}),
     "of a row's values": (lambda x, w: x + x.sum() * x.amax(), {"mul": [E_], "add": [E_]}),
