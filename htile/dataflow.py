@@ -392,10 +392,7 @@ class ElementwiseKernelContext(_Static):
         """
         keeps = gathered.keeps_padding or padded
         value = self._vector(value, gathered.op) if keeps else self._operand(value, gathered.op)
-        shape = (self.vec_size,)
-        if isinstance(value, Product):
-            return gathered.take(self, value.map(lambda factor: factor.reshape(shape)))
-        return gathered.take(self, value.reshape(shape))
+        return gathered.take(self, value.reshape((self.vec_size,)))
 
     def _exchange(self, operands, ops, slot, phase):
         """Reduce vectors whose padded lanes hold the identity; the slots of the buffer in order.

@@ -57,31 +57,6 @@ def _elementwise(function: Callable[..., Vector]) -> Callable[..., Vector | Nume
     return call
 
 
-class Product:
-    """a * b, of Float32, that a sum over the row alone takes: it is added by fma, unrounded.
-
-    No compiler makes an fma of its own accord (`lower/compile.py`), so what is one is said. The
-    factors are vectors, or scalars and numbers until `map` has made vectors of them.
-    """
-
-    dtype = Float32
-
-    def __init__(self, a: Operand, b: Operand):
-        self.a, self.b = a, b
-
-    def map(self, function: Callable[[Operand], Vector]) -> Product:
-        """Of both factors."""
-        return Product(function(self.a), function(self.b))
-
-    def rounded(self) -> Vector:
-        """As a vector."""
-        return self.a * self.b
-
-    def plus(self, c: Vector) -> Vector:
-        """a * b + c, rounded once."""
-        return cute.math.fma(self.a, self.b, c)
-
-
 # ---- one operand: sign and rounding -------------------------------------------------------------
 
 
@@ -156,18 +131,6 @@ def exp_bounded(x):
     The relative error grows as 2 ** -24 * |x|, while the result shrinks as e ** -|x|.
     """
     return cute.math.exp2(x * LOG2_E, fastmath=True)
-
-
-@_elementwise
-def exp_share(x, total):
-    """e ** x / total in 2 instructions, for x <= 0 and 1 <= total <= 2 ** 30, for 16-bit results.
-
-    The relative error is below 2 ** -16: that of the logarithm, 2 ** -22 * log2(total), and
-    2 ** -24 * |x|. Results below 2 ** -126 become 0. A total of 0, infinity or NaN, of rows of such
-    numbers, gives what the division would.
-    """
-    scaled = cute.math.fma(x, cute.full_like(x, LOG2_E), -cute.math.log2(total, fastmath=True))
-    return cute.math.exp2(scaled, fastmath=True)
 
 
 @_elementwise
@@ -288,6 +251,18 @@ def div_bounded(a: Operand, b: Operand) -> Vector | Numeric:
     return a * _rcp(b)  # of b before it is broadcast: one reciprocal if b is a scalar
 
 
+@_elementwise
+def exp_share(x, total):
+    """e ** x / total in 2 instructions, for x <= 0 and 1 <= total <= 2 ** 30, for 16-bit results.
+
+    The relative error is below 2 ** -16: that of the logarithm, 2 ** -22 * log2(total), and
+    2 ** -24 * |x|. Results below 2 ** -126 become 0. A total of 0, infinity or NaN, of rows of such
+    numbers, gives what the division would.
+    """
+    scaled = cute.math.fma(x, cute.full_like(x, LOG2_E), -cute.math.log2(total, fastmath=True))
+    return cute.math.exp2(scaled, fastmath=True)
+
+
 def negative_zero() -> Float32:
     """-0.0, for which CuTe-DSL 4.8.1 takes a 0.0 of the same kernel: it finds constants by `==`."""
     return Int32(-(1 << 31)).bitcast(Float32)
@@ -399,29 +374,6 @@ def minimum(a, b):
     return _like(a, llvm.intr_minimum(a, b)) if a.dtype.is_float else cute.math.min(a, b)
 
 
-def product(a: Operand, b: Operand) -> Product:
-    """a * b for a sum over the row."""
-    return Product(a, b)
-
-
-@_elementwise
-def fma(a, b, c):
-    """a * b + c, rounded once."""
-    return cute.math.fma(a, b, c)
-
-
-@_elementwise
-def fms(a, b, c):
-    """a * b - c, rounded once."""
-    return cute.math.fma(a, b, -c)
-
-
-@_elementwise
-def fnma(a, b, c):
-    """c - a * b, rounded once."""
-    return cute.math.fma(-a, b, c)
-
-
 @_elementwise
 def eq(a, b):
     """a == b; False with NaN."""
@@ -474,6 +426,61 @@ def logical_or(a, b):
 def logical_xor(a, b):
     """Either a or b, of Booleans."""
     return a ^ b
+
+
+# ---- products that are added ---------------------------------------------------------------------
+
+
+class Product:
+    """a * b, of Float32, that a sum over the row alone takes: it is added by fma, unrounded.
+
+    No compiler makes an fma of its own accord (`lower/compile.py`), so what is one is said. The
+    factors are vectors, or scalars and numbers until `map` has made vectors of them.
+    """
+
+    dtype = Float32
+
+    def __init__(self, a: Operand, b: Operand):
+        self.a, self.b = a, b
+
+    def map(self, function: Callable[[Operand], Vector]) -> Product:
+        """Of both factors."""
+        return Product(function(self.a), function(self.b))
+
+    def reshape(self, shape) -> Product:
+        """Both factors in another shape."""
+        return self.map(lambda factor: factor.reshape(shape))
+
+    def rounded(self) -> Vector:
+        """As a vector."""
+        return self.a * self.b
+
+    def plus(self, c: Vector) -> Vector:
+        """a * b + c, rounded once."""
+        return cute.math.fma(self.a, self.b, c)
+
+
+def product(a: Operand, b: Operand) -> Product:
+    """a * b for a sum over the row."""
+    return Product(a, b)
+
+
+@_elementwise
+def fma(a, b, c):
+    """a * b + c, rounded once."""
+    return cute.math.fma(a, b, c)
+
+
+@_elementwise
+def fms(a, b, c):
+    """a * b - c, rounded once."""
+    return cute.math.fma(a, b, -c)
+
+
+@_elementwise
+def fnma(a, b, c):
+    """c - a * b, rounded once."""
+    return cute.math.fma(-a, b, c)
 
 
 # ---- choice and conversion ----------------------------------------------------------------------

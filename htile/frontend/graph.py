@@ -105,16 +105,9 @@ class Graph:
             dag.add_edges_from((i, node.id) for i in node.inputs)
         return nx.freeze(dag)
 
-    def users(self, id: int) -> list[int]:
-        """The ids of the nodes that read this one, ascending."""
-        return sorted(self.dag.successors(id))
-
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
-        """For each node the ids of those that read it, as often as they do; its own for an output.
-
-        As `users`, without networkx.
-        """
+        """For each node the ids of those that read it, as often as they do; its own if returned."""
         found: list[list[int]] = [[] for _ in self.nodes]
         for node in self.nodes:
             for i in node.inputs:
@@ -122,6 +115,10 @@ class Graph:
         for output in self.outputs:
             found[output.id].append(output.id)
         return tuple(map(tuple, found))
+
+    def users(self, id: int) -> list[int]:
+        """The ids of the nodes that read this one, ascending."""
+        return sorted(set(self.readers[id]) - {id})
 
     def operands(self, node: Node) -> tuple[Node, ...]:
         """The nodes that this one reads, in order."""

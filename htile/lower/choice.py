@@ -8,9 +8,11 @@ from math import log2
 from ..frontend.graph import Graph, Input, Role
 from ..frontend.ops import Op
 from .arch import Arch
-from .enumeration import MANY_ROWS, has_columns
+from .enumeration import has_columns
 from .plan import LONG_N, Home, Plan, Target
 from .schedule import assign_stages, has_pair, make_loops, make_schedule
+
+MANY_ROWS = 1024  # that fill a GPU
 
 
 def choose(plans: list[Plan]) -> Plan:

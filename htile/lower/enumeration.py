@@ -53,7 +53,6 @@ STREAMED_CTAS = {64: 2, 256: 1, 1024: 4}
 # Of such a row in 16 shares, how many a CTA may work on two at a time: the first that fit.
 STREAMED_PAIRS = {64: (8,), 256: (16, 8), 1024: (16,)}
 STREAMED_CHUNKS = 32  # of such a row, that a thread has in all of its shares
-MANY_ROWS = 1024  # that fill a GPU
 
 
 def row_dtypes(graph: Graph) -> list:

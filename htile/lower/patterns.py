@@ -14,34 +14,39 @@ from .plan import Ahead, ColumnLoop, Form, Online
 FAST_OPS = frozenset({Op.TANH, Op.LOG, Op.LOG2, Op.LOG10, Op.SIN, Op.COS})
 
 
-def choose_form(graph: Graph, node: Node, fastmath: bool) -> Form:
-    """The device function for a node: a short one where the operands' range allows it."""
+def choose_form(
+    graph: Graph, node: Node, fastmath: bool, again: bool = False
+) -> tuple[Form, tuple[int, ...]]:
+    """The device function for a node, a short one where the operands' range allows it, and what it
+    takes: the node's inputs, or in place of some what they are made of.
+
+    again: exponentials whose sum is known are computed again.
+    """
+    share = _share_of_exponentials(graph, node) if again else None
+    if share is not None:
+        return Form.SHARE, share
+    product = _added_product(graph, node)
+    if product is not None:
+        form = Form.FMS if product == node.inputs[0] else Form.FNMA
+        rest = (i for i in node.inputs if i != product)
+        return Form.FMA if node.op is Op.ADD else form, (*graph[product].inputs, *rest)
+    return _form(graph, node, fastmath), node.inputs
+
+
+def _form(graph: Graph, node: Node, fastmath: bool) -> Form:
+    """Of the node's own inputs."""
     if node.op is Op.EXP and _is_below_zero(graph, graph[node.inputs[0]]):
         return Form.BOUNDED
     if node.op is Op.DIV and _is_share(graph, *graph.operands(node)):
         return Form.BOUNDED
     if node.op is Op.DIV and _is_plain_number(graph[node.inputs[1]]):
         return Form.NUMBER
-    product = added_product(graph, node)
-    if product is not None:
-        first = Form.FMS if product == node.inputs[0] else Form.FNMA
-        return Form.FMA if node.op is Op.ADD else first
     if _is_read_once(graph, node) and graph[graph.readers[node.id][0]].op is Op.SUM:
         return Form.FACTORS
     return Form.FAST if fastmath and node.op in FAST_OPS else Form.EXACT
 
 
-def form_inputs(graph: Graph, node: Node, form: Form) -> tuple[int, ...]:
-    """What a node is computed of in this form."""
-    if form is Form.SHARE:
-        return share_of_exponentials(graph, node)
-    if form in (Form.FMA, Form.FMS, Form.FNMA):
-        product = added_product(graph, node)
-        return *graph[product].inputs, *(i for i in node.inputs if i != product)
-    return node.inputs
-
-
-def share_of_exponentials(graph: Graph, node: Node) -> tuple[int, int] | None:
+def _share_of_exponentials(graph: Graph, node: Node) -> tuple[int, int] | None:
     """What the exponential is of and the sum, if the node is e / sum(e), e = exp(x - max(x)), and
     is returned in 16 bits and else not read."""
     if node.op is not Op.DIV or not _is_share(graph, *graph.operands(node)):
@@ -53,7 +58,7 @@ def share_of_exponentials(graph: Graph, node: Node) -> tuple[int, int] | None:
     return exponential.inputs[0], total.id
 
 
-def added_product(graph: Graph, node: Node) -> int | None:
+def _added_product(graph: Graph, node: Node) -> int | None:
     """The operand of an addition or subtraction that is a product nobody else reads: an fma.
 
     One that others read is rounded, for all of them: exp(x * w - max(x * w)) is 1 at the maximum.

@@ -13,21 +13,13 @@ from dataclasses import dataclass, replace
 
 from ..frontend.graph import Graph, Node, Role
 from ..frontend.ops import REDUCTIONS, Op
-from .patterns import (
-    choose_form,
-    form_inputs,
-    gathered_online,
-    padding,
-    share_of_exponentials,
-    strip,
-)
+from .patterns import choose_form, gathered_online, padding, strip
 from .plan import (
     LONG_N,
     MONOIDS,
     ColumnLoop,
     Compute,
     Fetch,
-    Form,
     Home,
     Load,
     Online,
@@ -364,11 +356,7 @@ def _compute(
     while todo:
         id = todo.pop()
         if id not in steps:
-            node = graph[id]
-            form = choose_form(graph, node, fastmath)
-            if again and share_of_exponentials(graph, node):
-                form = Form.SHARE
-            steps[id] = Compute(id, form, form_inputs(graph, node, form))
+            steps[id] = Compute(id, *choose_form(graph, graph[id], fastmath, again))
             todo += [i for i in steps[id].inputs if i not in done]
     done.update(steps)
     return [steps[id] for id in sorted(steps)]

@@ -286,8 +286,6 @@ def jobs(arch):
     for (name, n), dtype in itertools.product(SHARED_CASES, (BF16, F32)):
         for _, forced in shared(name, n, dtype, arch):
             yield job(forced, SHARED[name][1](many_rows(n), n, dtype, "meta"), arch)
-
-
     for n, dtype in itertools.product(HUGE, (BF16, F32)):
         yield job(weighted_softmax, huge(n, dtype, "meta"), arch)
 
