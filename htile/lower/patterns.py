@@ -1,5 +1,6 @@
 """What a part of a graph is by its shape: an operand whose range makes a shorter form as exact, a
-sum that can be gathered before what it is relative to is known, a row that needs no select."""
+product that is an fma with what is added to it, a sum that can be gathered before what it is
+relative to is known, a row that needs no select."""
 
 from __future__ import annotations
 
