@@ -12,7 +12,7 @@ from benchmarks.check import LENIENT, STRICT, Sample
 from benchmarks.contenders import PARTS, build, failures
 from benchmarks.kernels import DTYPES, KERNELS, Kernel
 from benchmarks.results import Job, key, record
-from htile.lower.cubin import Resources
+from htile.build.cubin import Resources
 
 OURS = ("htile", "handwritten")
 

@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 
 from benchmarks.kernels import Kernel, labels
 from htile import HTileError
+from htile.build.compile import load
 from htile.frontend.graph import Graph
-from htile.lower.compile import load
 
 NAMES = (
     *("htile", "bare", "empty_like", "handwritten", "quack", "liger", "compile", "autotune"),

@@ -12,9 +12,9 @@ from statistics import median
 import torch
 
 import htile
+from htile.build.arch import DEFAULT
+from htile.build.compile import _build
 from htile.lower import lower
-from htile.lower.arch import DEFAULT
-from htile.lower.compile import _build
 from htile.lower.plan import Target
 
 REPEATS = 20

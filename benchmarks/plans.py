@@ -18,11 +18,11 @@ from benchmarks.__main__ import cell
 from benchmarks.check import STRICT, Sample
 from benchmarks.contenders import Absent, inputs
 from benchmarks.kernels import DTYPES, KERNELS, Kernel
+from htile.build.compile import build, build_all, load
 from htile.lower import Lowered, enumerate_plans, printed
-from htile.lower.compile import build, build_all, load
 from htile.lower.plan import Plan
-from htile.timing import Contenders, interleave
-from htile.tune import candidates
+from htile.tune.search import candidates
+from htile.tune.timing import Contenders, interleave
 
 FEW_ROWS = 1024  # from there on they fill the GPU
 

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from benchmarks.contenders import NAMES, PARTS, WHAT
 from benchmarks.results import Record, identity, load
-from htile.stats import Estimate, estimate, paired
+from htile.tune.statistics import Estimate, estimate, paired
 
 ALLOWED = 1.0  # µs of the host that a call may take beside its parts
 UNITS = {"us": (1.0, "µs"), "s": (1e3, "ms")}  # a record's unit: factor and name of the table's

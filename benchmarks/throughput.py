@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.cell import Method, job
 from benchmarks.kernels import DEFAULT
 from benchmarks.results import Job
-from htile.timing import interleave
+from htile.tune.timing import interleave
 
 SMALL_N = tuple((1 << 20, n) for n in (64, 128, 256, 512))
 SHORT = ((32768, 1024), (32768, 2048), (32768, 4096), (32768, 6144), (16384, 8192))

@@ -1,4 +1,4 @@
-"""Times functions against each other, in more ways than `htile.timing`: of the host, and in L2.
+"""More ways to time functions than `htile.tune.timing` has: on the host, and with a warm L2.
 
 One call of each a round, the order rotated each round.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from htile.timing import Contenders, Times, turns
+from htile.tune.timing import Contenders, Times, turns
 
 
 def captured(call: Callable[[], object], calls: int) -> Callable[[], None]:

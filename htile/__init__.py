@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .build.cache import CacheInfo, cache_info
     from .errors import (
         ArgumentError,
         CompileError,
@@ -20,9 +21,8 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from .frontend.roles import PerRow, Scalar, Static
-    from .jit import Rowwise, rowwise
-    from .lower.cache import CacheInfo, cache_info
-    from .tune import Tuned
+    from .run.rowwise import Rowwise, rowwise
+    from .tune.search import Tuned
 
 __version__ = "0.1.0"
 
@@ -47,8 +47,8 @@ __all__ = [
 ]
 
 _ROLES = dict.fromkeys(("PerRow", "Scalar", "Static"), "frontend.roles")
-_CACHE = dict.fromkeys(("CacheInfo", "cache_info"), "lower.cache")
-_JIT = {"Rowwise": "jit", "Tuned": "tune", "rowwise": "jit"}
+_CACHE = dict.fromkeys(("CacheInfo", "cache_info"), "build.cache")
+_JIT = {"Rowwise": "run.rowwise", "Tuned": "tune.search", "rowwise": "run.rowwise"}
 _HOMES = {**_JIT, **_ROLES, **_CACHE}  # of all others: errors
 
 

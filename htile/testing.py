@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from .frontend.graph import Role
 from .frontend.roles import classify
-from .jit import Rowwise
+from .run.rowwise import Rowwise
 
 CHUNK = 1 << 24  # elements of one argument that the oracle works on at a time
 

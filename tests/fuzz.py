@@ -17,9 +17,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 import htile
+from htile.build.arch import arch_named
 from htile.errors import HTileError
 from htile.frontend.roles import classify
-from htile.lower.arch import arch_named
 from htile.testing import assert_close, float32_errors
 
 F32, BF16, I64 = torch.float32, torch.bfloat16, torch.int64

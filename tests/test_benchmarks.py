@@ -33,9 +33,9 @@ from benchmarks.check import LENIENT, STRICT, Sample
 from benchmarks.contenders import NAMES, build
 from benchmarks.kernels import DEFAULT, KERNELS, Kernel
 from benchmarks.results import Job, append, identity, is_done, key, load, record
-from htile.lower.cubin import Resources
-from htile.stats import Estimate, estimate, paired
-from htile.timing import WARM_UP, interleave, turns
+from htile.build.cubin import Resources
+from htile.tune.statistics import Estimate, estimate, paired
+from htile.tune.timing import WARM_UP, interleave, turns
 
 BF16, F32 = torch.bfloat16, torch.float32
 M, N = 3, 10

@@ -24,12 +24,12 @@ import torch
 import htile
 from examples.softmax import softmax
 from htile import cli
+from htile.build import artifact as loading
+from htile.build import cache
+from htile.build import compile as compiler
+from htile.build.artifact import Artifact, Variant
+from htile.build.cubin import Resources
 from htile.errors import ArgumentError, CompileError
-from htile.lower import artifact as loading
-from htile.lower import cache
-from htile.lower import compile as compiler
-from htile.lower.artifact import Artifact, Variant
-from htile.lower.cubin import Resources
 
 REPO = Path(__file__).parents[1]
 SOURCE = """# made for softmax.py
@@ -150,11 +150,11 @@ def test_the_text_of_the_primitives_names_another_kernel(monkeypatch, tmp_path):
     imported = {name.partition(".")[0] for name in re.findall(r"^from htile\.(\S+)", texts, re.M)}
     known_parts = {re.split(r"[./]", pattern)[0] for pattern in cache.PRIMITIVES}
     assert {"config", "compute"} < imported <= known_parts, "all that a kernel imports"
-    for path in (*primitives, tree / "lower" / "compile.py"):
+    for path in (*primitives, tree / "build" / "compile.py"):
         path.write_text(path.read_text(encoding="utf-8") + "# \n", encoding="utf-8")
         assert key() not in known, path
         known.add(key())
-    (tree / "jit.py").write_text("")
+    (tree / "cli" / "show.py").write_text("")
     assert key() in known
 
 
@@ -169,7 +169,7 @@ def test_options_in_the_environment_name_another_kernel(monkeypatch):
 
 def test_a_key_is_the_same_in_every_process():
     code = (
-        "import sys\nfrom htile.lower.cache import key_of\nprint(key_of(sys.argv[1], 'f', 'sm_80'))"
+        "import sys\nfrom htile.build.cache import key_of\nprint(key_of(sys.argv[1], 'f', 'sm_80'))"
     )
     key = python(code, SOURCE, PYTHONHASHSEED="3").strip()
     assert key == cache.key_of(SOURCE, "f", "sm_80") and re.fullmatch("[0-9a-f]{64}", key)
@@ -409,7 +409,7 @@ def test_what_is_no_size(text, folder, monkeypatch):
 HOLD = """
 import sys, time
 from pathlib import Path
-from htile.lower.cache import _alone
+from htile.build.cache import _alone
 with _alone(Path(sys.argv[1]), sys.argv[2]):
     print("held", flush=True)
     time.sleep(600)
@@ -459,7 +459,7 @@ import json, os, sys, time
 from pathlib import Path
 import htile
 from tests.lower.test_compile import request
-from htile.lower.compile import build, load
+from htile.build.compile import build, load
 requests = [request(n=n) for n in (112, 176, 208)]
 assert "cutlass" not in sys.modules
 read, write = os.pipe()
@@ -492,7 +492,7 @@ def test_eight_processes_compile_each_kernel_once(folder):
 KILLS = """
 import os, random, shutil, signal, sys, time
 from pathlib import Path
-from htile.lower import cache
+from htile.build import cache
 {imports}
 folder = Path(os.environ["HTILE_CACHE_DIR"])
 
@@ -555,7 +555,7 @@ def found():
 REAL = """
 import torch, tvm_ffi
 from cutlass import cute
-from htile.lower import compile as compiler
+from htile.build import compile as compiler
 from tests.lower.test_compile import request
 request = request(n=144)
 function = request[1]
@@ -606,7 +606,7 @@ import sys, time, torch
 start = time.perf_counter()
 import htile
 from examples.softmax import softmax
-from htile.lower.compile import load
+from htile.build.compile import load
 x = torch.empty(64, 328, dtype=torch.bfloat16)
 kernel = softmax.inspect(x)
 function = load(kernel.artifact)
@@ -626,7 +626,7 @@ print(htile.cache_info().hits, htile.cache_info().compiled, took)
 
 def test_a_warm_process_imports_no_cute_dsl(folder):
     kernel = softmax.compile(X)
-    assert isinstance(kernel, htile.report.Kernel) and kernel.arch == "sm_90a"
+    assert isinstance(kernel, htile.run.kernel.Kernel) and kernel.arch == "sm_90a"
     assert cache.path_of(kernel.source, "softmax", "sm_90a").exists()
     took = []
     for _ in range(3):
@@ -756,7 +756,7 @@ def test_the_variant_is_the_newest_that_the_driver_supports(monkeypatch, tmp_pat
 
 def test_the_variant_is_the_one_that_cute_dsl_takes():
     code = (
-        "import cutlass, sys\nfrom htile.lower.artifact import variant\n"
+        "import cutlass, sys\nfrom htile.build.artifact import variant\n"
         "from cutlass.base_dsl.version_info import CUDA_VERSION\n"
         "from cutlass.runtime import find_runtime_libraries\n"
         "assert variant().name == f'cu{CUDA_VERSION.major}', variant()\n"

@@ -11,11 +11,11 @@ import torch
 import htile
 from examples.softmax import softmax
 from htile import cli
+from htile.build import compile as compile_step
 from htile.cli.show import arguments, find
 from htile.cli.terminal import UsageError, paint
 from htile.cli.values import GRAMMAR, parse
 from htile.errors import CompileError
-from htile.lower import compile as compile_step
 
 REPO = Path(__file__).parents[1]
 SOFTMAX = ["show", "examples.softmax:softmax", "--args", "x=bf16[64,512]"]
@@ -79,8 +79,8 @@ def test_a_reader_that_leaves_is_no_error():
 def test_importing_htile_brings_no_command_line(tmp_path):
     code = "import sys, torch; a = {*sys.modules}; from htile import *; print(*{*sys.modules} - a)"
     new = python("-c", code, cwd=tmp_path).stdout.split()
-    assert "htile.jit" in new
-    assert not {"argparse", "htile.cli", "htile.doctor", "htile.__main__"} & set(new)
+    assert "htile.run.rowwise" in new
+    assert not {"argparse", "htile.cli", "htile.__main__"} & set(new)
 
 
 def test_help_imports_no_torch(tmp_path):

@@ -12,9 +12,13 @@ from types import SimpleNamespace as Namespace
 import pytest
 
 import htile.testing
-from htile import cli, doctor
-from htile.cli.doctor import line
-from htile.doctor import DSL, FAIL, LIBS, OK, WARN, Check, Driver, Trial, Wheels
+from htile import cli
+from htile.cli.doctor import examination, line, machine, packages
+from htile.cli.doctor import trial as trials
+from htile.cli.doctor.check import FAIL, OK, WARN, Check, dotted
+from htile.cli.doctor.machine import Driver
+from htile.cli.doctor.packages import DSL, LIBS, Wheels
+from htile.cli.doctor.trial import Trial
 
 REPO = Path(__file__).parents[1]
 CUDA12, CUDA13 = Driver("570.86", (12, 8), 1), Driver("580.95", (13, 0), 1)
@@ -48,7 +52,7 @@ class Distribution(metadata.Distribution):
 def wheels(monkeypatch, *distributions) -> Wheels:
     made = [d if isinstance(d, Distribution) else Distribution(*d) for d in distributions]
     monkeypatch.setattr(metadata, "distributions", lambda: iter(made))
-    return doctor.read_wheels()
+    return packages.read_wheels()
 
 
 def dsl(*parts, version="4.8.1"):
@@ -81,18 +85,18 @@ def expect(check, status, found="", advice=""):
 
 
 def test_python():
-    expect(doctor.check_python((3, 12, 1, "final", 0), "/bin/python"), OK, "3.12.1 (/bin/python)")
-    expect(doctor.check_python((3, 9, 1), "/bin/python"), FAIL, "3.9.1", "Python 3.10 or newer")
+    expect(packages.check_python((3, 12, 1, "final", 0), "/bin/python"), OK, "3.12.1 (/bin/python)")
+    expect(packages.check_python((3, 9, 1), "/bin/python"), FAIL, "3.9.1", "Python 3.10 or newer")
 
 
 def test_system():
-    expect(doctor.check_system("Linux", "aarch64"), OK, "Linux aarch64")
-    expect(doctor.check_system("Linux", "riscv64"), WARN, "riscv64", "x86_64 and aarch64")
-    expect(doctor.check_system("Windows", "AMD64"), WARN, "Windows", "WSL 2")
+    expect(packages.check_system("Linux", "aarch64"), OK, "Linux aarch64")
+    expect(packages.check_system("Linux", "riscv64"), WARN, "riscv64", "x86_64 and aarch64")
+    expect(packages.check_system("Windows", "AMD64"), WARN, "Windows", "WSL 2")
 
 
 def test_torch():
-    check = doctor.check_torch
+    check = packages.check_torch
     expect(check(None, None), FAIL, "can not be imported", "pip install -U 'torch>=2.6'")
     expect(check(torch_like("2.5.1"), CUDA13), FAIL, "2.5.1", "torch>=2.6")
     expect(check(torch_like("2.13.0+cu130"), CUDA13), OK, "2.13.0+cu130, CUDA 13.0 build")
@@ -103,25 +107,25 @@ def test_torch():
 
 def test_a_package(monkeypatch):
     here = wheels(monkeypatch, ("networkx", "2.8"), ("apache_tvm.ffi", "0.1.15.post2"))
-    expect(doctor.check_package("networkx", here), FAIL, "2.8", "pip install -U 'networkx>=3'")
-    expect(doctor.check_package("apache-tvm-ffi", here), OK, "0.1.15.post2")
+    expect(packages.check_package("networkx", here), FAIL, "2.8", "pip install -U 'networkx>=3'")
+    expect(packages.check_package("apache-tvm-ffi", here), OK, "0.1.15.post2")
     none = wheels(monkeypatch)
-    expect(doctor.check_package("networkx", none), FAIL, "not installed", "networkx>=3")
+    expect(packages.check_package("networkx", none), FAIL, "not installed", "networkx>=3")
 
 
 def test_the_ranges_are_those_of_the_package():
     text = (REPO / "pyproject.toml").read_text(encoding="utf-8")
-    for name, least in doctor.MINIMUM.items():
+    for name, least in packages.MINIMUM.items():
         assert f'"{name}>={least}"' in text
-    assert f'"{DSL}>={doctor.DSL_FROM},<{doctor.DSL_BELOW}; sys_platform' in text
-    assert f'requires-python = ">={doctor._dotted(doctor.PYTHON)}"' in text
+    assert f'"{DSL}>={packages.DSL_FROM},<{packages.DSL_BELOW}; sys_platform' in text
+    assert f'requires-python = ">={dotted(packages.PYTHON)}"' in text
 
 
 def test_versions_compare_as_numbers():
     ordered = ["0.1.9", "0.1.11", "2.6", "2.13.0+cpu", "10"]
-    assert sorted(ordered[::-1], key=doctor._number) == ordered
-    assert doctor._number("4.8.0.dev1") == doctor._number("4.8") == (4, 8)
-    assert doctor._number("unknown") == ()
+    assert sorted(ordered[::-1], key=packages._number) == ordered
+    assert packages._number("4.8.0.dev1") == packages._number("4.8") == (4, 8)
+    assert packages._number("unknown") == ()
 
 
 # ------------------------------------------------------------------------------------ the wheels
@@ -129,25 +133,25 @@ def test_versions_compare_as_numbers():
 
 def test_the_dsl(monkeypatch):
     none = wheels(monkeypatch)
-    expect(doctor.check_dsl(none, "Linux", 13), FAIL, "not installed", "[cu13]>=4.8,<4.9'")
-    expect(doctor.check_dsl(none, "Darwin", 12), WARN, "not installed", "Linux only")
+    expect(packages.check_dsl(none, "Linux", 13), FAIL, "not installed", "[cu13]>=4.8,<4.9'")
+    expect(packages.check_dsl(none, "Darwin", 12), WARN, "not installed", "Linux only")
     for version, status in (
         ("4.8.1", OK), ("4.8.1.post1", OK), ("4.8.0.dev1", WARN), ("4.7.2", FAIL), ("4.9.0", FAIL),
     ):  # fmt: skip
-        check = doctor.check_dsl(wheels(monkeypatch, (DSL, version)), "Linux", 12)
+        check = packages.check_dsl(wheels(monkeypatch, (DSL, version)), "Linux", 12)
         expect(check, status, version, "" if status == OK else "-dsl>=4.8,<4.9'")
 
 
 def test_wheels_that_fit(monkeypatch):
     both = wheels(monkeypatch, *dsl("base", "core", "cu12", "cu13"))
-    expect(doctor.check_dsl_wheels(both, 13), OK, "libs-cu12 4.8.1, libs-cu13 4.8.1")
+    expect(packages.check_dsl_wheels(both, 13), OK, "libs-cu12 4.8.1, libs-cu13 4.8.1")
     assert both.variants() == [12, 13]
 
 
 @pytest.mark.parametrize("late", ["base", "cu12", "cu13"])
 def test_wheels_of_different_versions(monkeypatch, late):
     mixed = [(n, "4.7.0" if n == LIBS + late else v) for n, v in dsl("base", "cu12", "cu13")]
-    check = doctor.check_dsl_wheels(wheels(monkeypatch, *mixed), 13)
+    check = packages.check_dsl_wheels(wheels(monkeypatch, *mixed), 13)
     expect(check, FAIL, f"not all of 4.8.1: libs-base {'4.7.0' if late == 'base' else '4.8.1'}")
     assert f"libs-{late} 4.7.0" in check.found
     assert check.advice == (
@@ -158,16 +162,16 @@ def test_wheels_of_different_versions(monkeypatch, late):
 
 def test_wheels_installed_twice_in_one_folder(monkeypatch):
     parts = dsl("base", "cu12")
-    check = doctor.check_dsl_wheels(wheels(monkeypatch, *parts, (LIBS + "cu12", "4.7.0")), 12)
+    check = packages.check_dsl_wheels(wheels(monkeypatch, *parts, (LIBS + "cu12", "4.7.0")), 12)
     expect(check, FAIL, "twice in one folder: nvidia-cutlass-dsl-libs-cu12", "pip uninstall")
     elsewhere = (LIBS + "cu12", "4.7.0", "/other")  # hidden by the first: no harm
-    expect(doctor.check_dsl_wheels(wheels(monkeypatch, *parts, elsewhere), 12), OK)
-    expect(doctor.check_dsl_wheels(wheels(monkeypatch, *parts, *parts), 12), OK)
+    expect(packages.check_dsl_wheels(wheels(monkeypatch, *parts, elsewhere), 12), OK)
+    expect(packages.check_dsl_wheels(wheels(monkeypatch, *parts, *parts), 12), OK)
 
 
 @pytest.mark.parametrize("parts", [(), ("base",), ("cu12",)])
 def test_wheels_that_are_missing(monkeypatch, parts):
-    check = doctor.check_dsl_wheels(wheels(monkeypatch, *dsl(*parts)), 12)
+    check = packages.check_dsl_wheels(wheels(monkeypatch, *dsl(*parts)), 12)
     expect(check, FAIL, "incomplete: " + ("libs-" if parts else "none"), "pip install")
 
 
@@ -180,19 +184,19 @@ def test_wheels_that_hold_the_same_file(monkeypatch):
             Distribution(LIBS + "cu13", "4.8.1", files={"lib/a.so": other, "RECORD": None}),
         )
 
-    check = doctor.check_dsl_wheels(pair("x", "y"), 13)
+    check = packages.check_dsl_wheels(pair("x", "y"), 13)
     expect(check, FAIL, "1 files that two wheels hold with different content, such as lib/a.so")
-    expect(doctor.check_dsl_wheels(pair("x", "x"), 13), OK)
+    expect(packages.check_dsl_wheels(pair("x", "x"), 13), OK)
 
 
 def test_the_old_package(monkeypatch):
-    assert doctor.check_old_cutlass(wheels(monkeypatch, *dsl("base", "cu12"))) is None
+    assert packages.check_old_cutlass(wheels(monkeypatch, *dsl("base", "cu12"))) is None
     old = wheels(monkeypatch, *dsl("base", "cu12"), ("nvidia-cutlass", "3.5.0"))
-    expect(doctor.check_old_cutlass(old), WARN, "3.5.0", "pip uninstall nvidia-cutlass")
+    expect(packages.check_old_cutlass(old), WARN, "3.5.0", "pip uninstall nvidia-cutlass")
 
 
 def test_the_module_cutlass(tmp_path):
-    check = doctor.check_cutlass_module
+    check = packages.check_cutlass_module
     expect(check(None, 12), FAIL, "not found", ".pth")
     expect(check([str(tmp_path)], 12), FAIL, f"{tmp_path} is not CuTe-DSL", "rename that folder")
     (tmp_path / "base_dsl").mkdir()
@@ -204,7 +208,7 @@ def test_a_leftover_without_metadata_is_not_installed(monkeypatch):
 
 
 def test_the_variant():
-    check = doctor.check_variant
+    check = packages.check_variant
     expect(check([12], None, None), OK, "cu12")
     expect(check([12, 13], None, None), OK, "cu12 and cu13, of which cu13 is loaded")
     expect(check([12, 13], "13.0", CUDA13), OK, "cu13 is loaded")
@@ -223,10 +227,10 @@ def test_the_variant():
 
 
 def test_the_driver():
-    expect(doctor.check_driver(None), WARN, "none")
-    expect(doctor.check_driver(CUDA13), OK, "580.95, CUDA 13.0")
-    expect(doctor.check_driver(Driver("580", None, 1)), OK, "CUDA version unknown")
-    expect(doctor.check_driver(Driver("470.1", (11, 4), 1)), FAIL, "CUDA 11.4", "525 or newer")
+    expect(machine.check_driver(None), WARN, "none")
+    expect(machine.check_driver(CUDA13), OK, "580.95, CUDA 13.0")
+    expect(machine.check_driver(Driver("580", None, 1)), OK, "CUDA version unknown")
+    expect(machine.check_driver(Driver("470.1", (11, 4), 1)), FAIL, "CUDA 11.4", "525 or newer")
 
 
 class Library:
@@ -268,17 +272,17 @@ class Library:
 def test_what_the_driver_says(monkeypatch, libraries, driver):
     nvml, libcuda = libraries
     answers = {"libnvidia-ml.so.1": nvml, "libcuda.so.1": libcuda}
-    monkeypatch.setattr(doctor, "_library", lambda linux, windows: answers[linux])
-    assert doctor.read_driver() == driver
+    monkeypatch.setattr(machine, "_library", lambda linux, windows: answers[linux])
+    assert machine.read_driver() == driver
 
 
 def test_a_library_that_is_not_there():
-    assert doctor._library("libno-such-thing.so", "no-such-thing.dll") is None
+    assert machine._library("libno-such-thing.so", "no-such-thing.dll") is None
 
 
 def test_gpus():
     def gpus(*found):
-        return doctor.check_gpus(torch_like(gpus=found), CUDA13, {})
+        return machine.check_gpus(torch_like(gpus=found), CUDA13, {})
 
     (one,) = gpus(HOPPER)
     expect(one, OK, "H200, compute capability 9.0 (sm_90a)")
@@ -286,14 +290,14 @@ def test_gpus():
     expect(gpus(FUTURE)[0], FAIL, "99.0", "please report")
     expect(gpus(TURING, HOPPER)[0], WARN, "T4")
     assert [c.name for c in gpus(TURING, HOPPER)] == ["GPU 0", "GPU 1"]
-    (broken,) = doctor.check_gpus(torch_like(gpus=[HOPPER], error="no\nluck"), CUDA13, {})
+    (broken,) = machine.check_gpus(torch_like(gpus=[HOPPER], error="no\nluck"), CUDA13, {})
     expect(broken, FAIL, "torch can not use it: no", "nvidia-smi")
     assert "luck" not in broken.found
 
 
 def test_no_gpu():
     def why(torch, driver, **environ):
-        (check,) = doctor.check_gpus(torch, driver, environ)
+        (check,) = machine.check_gpus(torch, driver, environ)
         return check
 
     expect(why(torch_like(cuda=None), None), WARN, "none: CPU tensors")
@@ -310,36 +314,36 @@ def test_no_gpu():
 
 
 def test_the_dump_folder(tmp_path):
-    assert doctor.check_dump({}) is None and doctor.check_dump({"HTILE_DUMP": ""}) is None
-    expect(doctor.check_dump({"HTILE_DUMP": str(tmp_path / "a" / "b")}), OK, "b")
+    assert machine.check_dump({}) is None and machine.check_dump({"HTILE_DUMP": ""}) is None
+    expect(machine.check_dump({"HTILE_DUMP": str(tmp_path / "a" / "b")}), OK, "b")
     assert not list(tmp_path.iterdir()), "nothing is made"
     (tmp_path / "file").write_text("")
     below = {"HTILE_DUMP": str(tmp_path / "file" / "dump")}
-    expect(doctor.check_dump(below), FAIL, "can not be written", "unset")
+    expect(machine.check_dump(below), FAIL, "can not be written", "unset")
 
 
 def test_the_cache_folder(tmp_path, monkeypatch):
     here = {"HTILE_CACHE_DIR": str(tmp_path)}
-    expect(doctor.check_cache(here, "Linux"), OK, str(tmp_path))
+    expect(machine.check_cache(here, "Linux"), OK, str(tmp_path))
 
     def full(**options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", full)
-    expect(doctor.check_cache(here, "Linux"), WARN, "compiles again", "HTILE_CACHE_DIR")
+    monkeypatch.setattr(machine.tempfile, "TemporaryFile", full)
+    expect(machine.check_cache(here, "Linux"), WARN, "compiles again", "HTILE_CACHE_DIR")
     off = {"HTILE_CACHE_DIR": ""}
-    expect(doctor.check_cache(off, "Linux"), WARN, "none: every process", "unset HTILE_CACHE_DIR")
+    expect(machine.check_cache(off, "Linux"), WARN, "none: every process", "unset HTILE_CACHE_DIR")
 
 
 def test_the_linker():
-    expect(doctor.check_linker("/usr/bin/ld", None), OK, "/usr/bin/ld")
-    expect(doctor.check_linker(None, "0.1.3"), OK, "apache-tvm-ffi-orcjit 0.1.3")
-    expect(doctor.check_linker(None, None), WARN, "imports CuTe-DSL", "binutils")
+    expect(machine.check_linker("/usr/bin/ld", None), OK, "/usr/bin/ld")
+    expect(machine.check_linker(None, "0.1.3"), OK, "apache-tvm-ffi-orcjit 0.1.3")
+    expect(machine.check_linker(None, None), WARN, "imports CuTe-DSL", "binutils")
 
 
 def test_where_the_cache_folder_is(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    folder = doctor.cache_folder
+    folder = machine.cache_folder
     assert folder({}, "Linux") == Path("/home/me/.cache/htile")
     assert folder({"XDG_CACHE_HOME": "/c"}, "Linux") == Path("/c/htile")
     assert folder({"XDG_CACHE_HOME": "/c", "HTILE_CACHE_DIR": "/d"}, "Linux") == Path("/d")
@@ -359,7 +363,7 @@ def said(capsys):
 
 
 def test_the_trial_compiles_and_runs(capsys):
-    doctor._trial("sm_90a", "cpu")  # the reference stands for the kernel
+    trials._trial("sm_90a", "cpu")  # the reference stands for the kernel
     compiled, ran = said(capsys)
     assert 0 < compiled["seconds"] < 60 and "registers" in compiled["resources"]
     assert ran == {"ran": True}
@@ -370,9 +374,9 @@ def test_the_trial_says_what_is_wrong(capsys, monkeypatch):
         raise AssertionError("by 3")
 
     monkeypatch.setattr(htile.testing, "assert_close", differ)
-    doctor._trial("sm_90a", "cpu")
+    trials._trial("sm_90a", "cpu")
     assert said(capsys)[1:] == [{"ran": True}, {"wrong": "by 3"}]
-    doctor._trial("sm_75")
+    trials._trial("sm_75")
     (refused,) = said(capsys)
     assert "unknown architecture 'sm_75'" in refused["error"]
 
@@ -383,7 +387,7 @@ def ended(monkeypatch, out="", code=0, err=""):
     calls = []
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: calls.append((a, k)) or done)
     monkeypatch.setenv("HTILE_DUMP", "/dump")
-    trial = doctor.try_kernel("sm_90a", 1)
+    trial = trials.try_kernel("sm_90a", 1)
     ((command,), options), *_ = calls
     assert command[-2:] == ["sm_90a", "cuda:1"] and "HTILE_DUMP" not in options["env"]
     assert options["env"]["HTILE_CACHE_DIR"] == "", "it is to compile"
@@ -403,21 +407,21 @@ def test_how_the_trial_ends(monkeypatch):
         raise subprocess.TimeoutExpired("python", 300)
 
     monkeypatch.setattr(subprocess, "run", hang)
-    assert doctor.try_kernel("sm_90a", None).error == "it did not end within 300 seconds"
+    assert trials.try_kernel("sm_90a", None).error == "it did not end within 300 seconds"
 
 
 def test_what_a_trial_means():
     def trial(**facts):
         return Trial("sm_90a", **facts)
 
-    expect(doctor.check_compile(trial(seconds=0.25, resources="few")), OK, "in 0.2 s")
-    assert doctor.check_compile(trial(seconds=1.0)).name == "compile for sm_90a"
-    expect(doctor.check_compile(trial(error="why")), FAIL, "why", "above")
-    expect(doctor.check_compile(trial()), FAIL, "ended early")
-    expect(doctor.check_run(trial(seconds=1.0, ran=True), 0), OK, "right")
-    expect(doctor.check_run(trial(seconds=1.0, ran=True, wrong="by 3"), 0), FAIL, "wrong: by 3")
-    expect(doctor.check_run(trial(seconds=1.0, error="driver"), 0), FAIL, "driver")
-    expect(doctor.check_run(trial(seconds=1.0), 0), FAIL, "not tried")
+    expect(trials.check_compile(trial(seconds=0.25, resources="few")), OK, "in 0.2 s")
+    assert trials.check_compile(trial(seconds=1.0)).name == "compile for sm_90a"
+    expect(trials.check_compile(trial(error="why")), FAIL, "why", "above")
+    expect(trials.check_compile(trial()), FAIL, "ended early")
+    expect(trials.check_run(trial(seconds=1.0, ran=True), 0), OK, "right")
+    expect(trials.check_run(trial(seconds=1.0, ran=True, wrong="by 3"), 0), FAIL, "wrong: by 3")
+    expect(trials.check_run(trial(seconds=1.0, error="driver"), 0), FAIL, "driver")
+    expect(trials.check_run(trial(seconds=1.0), 0), FAIL, "not tried")
 
 
 # ------------------------------------------------------------------------------- all in their order
@@ -431,14 +435,14 @@ def examined(monkeypatch, *packages, torch=None, driver=None, trial=None):
         return trial or Trial(arch, 1.0, "few", device is not None)
 
     wheels(monkeypatch, ("networkx", "3.6"), ("apache-tvm-ffi", "0.1.15"), *packages)
-    monkeypatch.setattr(doctor, "read_driver", lambda: driver)
-    monkeypatch.setattr(doctor, "import_torch", lambda: torch)
-    monkeypatch.setattr(doctor, "try_kernel", try_kernel)
-    monkeypatch.setattr(doctor.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(doctor.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(examination, "read_driver", lambda: driver)
+    monkeypatch.setattr(examination, "import_torch", lambda: torch)
+    monkeypatch.setattr(examination, "try_kernel", try_kernel)
+    monkeypatch.setattr(examination.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(examination.platform, "machine", lambda: "x86_64")
     for name in ("HTILE_DUMP", "HTILE_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
-    return {check.name: check for check in doctor.examine()}, tried
+    return {check.name: check for check in examination.examine()}, tried
 
 
 def test_a_machine_with_a_gpu(monkeypatch):
@@ -488,7 +492,7 @@ def test_a_compile_that_fails_is_not_run(monkeypatch):
 
 def test_torch_that_can_not_be_imported(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert doctor.import_torch() is None
+    assert packages.import_torch() is None
     checks, tried = examined(monkeypatch, *dsl("base", "cu12"))
     assert checks["torch"].status == FAIL and not tried
 
@@ -497,7 +501,7 @@ def test_torch_that_can_not_be_imported(monkeypatch):
 
 
 def diagnose(monkeypatch, capsys, checks, *options):
-    monkeypatch.setattr("htile.doctor.examine", lambda: iter(checks))
+    monkeypatch.setattr("htile.cli.doctor.examination.examine", lambda: iter(checks))
     return cli.main(["doctor", *options]), capsys.readouterr().out
 
 

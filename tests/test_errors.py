@@ -21,7 +21,8 @@ import pytest
 import torch
 
 import htile
-from htile import errors, jit
+from htile import errors
+from htile.run import rowwise as jit
 
 PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
 FILE = "example.py"

@@ -12,9 +12,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import htile
-from htile import jit
 from htile.errors import ArgumentError, CompileError, GradientError
 from htile.frontend.graph import Role
+from htile.run import rowwise as jit
 from htile.testing import assert_close, oracle
 from tests.lower.cases import BF16, EXAMPLES, F16, F32
 

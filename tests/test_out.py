@@ -9,9 +9,9 @@ import torch
 import htile
 from htile.errors import ArgumentError, DtypeError, ShapeError, TraceError
 from htile.frontend.roles import classify
-from htile.jit import Launch
 from htile.lower.plan import ColumnLoop, Load, Reload, Store
-from htile.out import overlaps_itself, share_memory
+from htile.run.out import overlaps_itself, share_memory
+from htile.run.rowwise import Launch
 from htile.testing import assert_close
 from tests.lower.cases import ARCH, BF16, EXAMPLES, F32
 

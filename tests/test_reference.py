@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from htile.frontend.graph import Builder, Output, Role
 from htile.frontend.ops import COMPARISONS, REDUCTIONS, Op, Value, Varies, compute_dtype
-from htile.reference import EVALUATE, evaluate
+from htile.frontend.reference import EVALUATE, evaluate
 
 N = 6
 F32, BF16, I32, I64, BOOL = torch.float32, torch.bfloat16, torch.int32, torch.int64, torch.bool

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from htile.lower import cubin as cubin_module
+from htile.build import cubin as cubin_module
 from tests.lower.cases import BF16, EXAMPLES, example_kernel
 
 

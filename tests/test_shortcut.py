@@ -13,8 +13,9 @@ from torch.autograd import forward_ad
 import htile
 from examples.rmsnorm import rmsnorm
 from examples.softmax import softmax
-from htile import jit, shortcut
 from htile.errors import ArgumentError, GradientError
+from htile.run import rowwise as jit
+from htile.run import shortcut
 
 empty_strided = torch._C._dynamo.guards._empty_strided_cpu
 scale = 2.0

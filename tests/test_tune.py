@@ -13,13 +13,15 @@ import pytest
 import torch
 
 import htile
-from htile import cli, jit
-from htile import tune as tuning
+from htile import cli
+from htile.build import cache
 from htile.errors import ArgumentError, LoweringError
-from htile.lower import cache, choose, enumerate_plans
+from htile.lower import choose, enumerate_plans
 from htile.lower.choice import closest_first
 from htile.lower.emit import emit
-from htile.stats import Estimate
+from htile.run import rowwise as jit
+from htile.tune import search as tuning
+from htile.tune.statistics import Estimate
 
 REPO = Path(__file__).parents[1]
 CUDA = torch.device("cuda", 0)
@@ -219,7 +221,7 @@ def test_calls_of_the_kind_run_the_winner(machine):
 
 FRESH = """
 import sys, torch
-from htile import jit
+from htile.run import rowwise as jit
 from tests.test_tune import softmax, rows
 torch.cuda.get_device_capability = lambda device: (9, 0)
 torch.cuda.get_device_name = lambda device: sys.argv[1]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from .terminal import UsageError, paint
 
 if TYPE_CHECKING:
-    from ..lower.cache import Entry
+    from ..build.cache import Entry
 
 SUMMARY = "list the compiled kernels that are kept on disk, or remove them and tuned plans"
 EXAMPLES = ("cache", "cache --clear")
@@ -26,7 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    from ..lower.cache import cache_info, clear, entries
+    from ..build.cache import cache_info, clear, entries
 
     info = cache_info()
     if info.folder is None:

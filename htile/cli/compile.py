@@ -12,7 +12,7 @@ from .terminal import UsageError
 from .values import GRAMMAR, parse
 
 if TYPE_CHECKING:
-    from ..jit import Rowwise
+    from ..run.rowwise import Rowwise
 
 SUMMARY = "compile a row-wise function into the disk cache, for later processes; no GPU needed"
 EXAMPLES = (
@@ -39,7 +39,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    from ..lower.cache import cache_folder
+    from ..build.cache import cache_folder
 
     folder = cache_folder()
     if folder is None:
@@ -53,7 +53,7 @@ def run(options: Namespace) -> int:
 
 
 def _compile(function: Rowwise, text: str, arch: str | None) -> None:
-    from ..lower.cache import path_of
+    from ..build.cache import path_of
 
     args, kwargs = arguments(function, parse(text))
     kernel = function.inspect(*args, arch=arch, **kwargs)

@@ -16,8 +16,8 @@ from .terminal import UsageError, paint
 from .values import GRAMMAR, parse
 
 if TYPE_CHECKING:
-    from ..jit import Rowwise
-    from ..report import Kernel
+    from ..run.kernel import Kernel
+    from ..run.rowwise import Rowwise
 
 SUMMARY = "show the graph, plan, kernel and resources of a row-wise function; no GPU needed"
 EXAMPLES = (
@@ -108,7 +108,7 @@ def _print_page(page: dict[str, str], arch: str) -> None:
 
 def find(target: str) -> Rowwise:
     """The row-wise function that `module:function` or `path.py:function` names."""
-    from ..jit import Rowwise, rowwise
+    from ..run.rowwise import Rowwise, rowwise
 
     place, colon, name = target.rpartition(":")
     if not colon or "/" in name or "\\" in name:  # no function; the colon may be a drive's

@@ -434,7 +434,7 @@ def logical_xor(a, b):
 class Product:
     """a * b, of Float32, that a sum over the row alone takes: it is added by fma, unrounded.
 
-    No compiler makes an fma of its own accord (`lower/compile.py`), so what is one is said. The
+    No compiler makes an fma of its own accord (`build/compile.py`), so what is one is said. The
     factors are vectors, or scalars and numbers until `map` has made vectors of them.
     """
 

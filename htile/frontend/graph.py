@@ -124,12 +124,6 @@ class Graph:
         """The nodes that this one reads, in order."""
         return tuple(self[i] for i in node.inputs)
 
-    def _repr_svg_(self) -> str | None:
-        """The picture that notebooks show; none without matplotlib."""
-        from ..pictures import drawable, graph_svg
-
-        return graph_svg(self) if drawable() else None
-
     def __str__(self) -> str:
         names = {i.id: i for i in self.inputs}
         lines = [f"graph {self.name}, one row of N = {self.n}"]

@@ -1,7 +1,7 @@
 """The operations of the language and their first interpretation: the shape and dtype rule.
 
 Everything that a function may do to a row is one member of `Op`. Each meaning of the language is
-one table from `Op` to a rule: `INFER` here, `EVALUATE` in htile.reference, `EMIT` in
+one table from `Op` to a rule: `INFER` here, `EVALUATE` in htile.frontend.reference, `EMIT` in
 htile.lower.emit. Composites (softmax, layer_norm, mean, clamp) have no member: tracing
 decomposes them.
 """

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-import torch
-
 from ..errors import LoweringError
 from ..frontend.graph import Graph
 from ..frontend.ops import REDUCTIONS
@@ -16,7 +14,6 @@ from .emit import emit, kernel_name
 from .enumeration import enumerate_plans
 from .passes import run_passes
 from .plan import Plan, Target
-from .tuned import recall
 
 MAX_N = 2**30
 
@@ -33,19 +30,13 @@ class Lowered:
 
 
 def lower(
-    traced: Graph,
-    graph: Graph,
-    target: Target,
-    wanted: Mapping[str, object] | None = None,
-    device: torch.device | None = None,
+    traced: Graph, graph: Graph, target: Target, wanted: Mapping[str, object] | None = None
 ) -> Lowered:
-    """Choose a plan for `graph`, which is `traced` after the passes, and print it.
+    """Choose the default plan for `graph`, which is `traced` after the passes, and print it.
 
     wanted: see `plans_for`, and its errors.
-    device: the GPU, on which a tuned plan replaces the default; None: the default.
     """
-    plans = plans_for(graph, target, wanted)
-    return printed(traced, choose(plans) if device is None else recall(plans, wanted or {}, device))
+    return printed(traced, choose(plans_for(graph, target, wanted)))
 
 
 def printed(traced: Graph, plan: Plan) -> Lowered:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log2
 
+from ..build.arch import Arch
 from ..frontend.graph import Graph, Input, Role
 from ..frontend.ops import Op
-from .arch import Arch
 from .enumeration import has_columns
 from .plan import LONG_N, Home, Plan, Target
 from .schedule import assign_stages, has_pair, make_loops, make_schedule

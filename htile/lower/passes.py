@@ -13,7 +13,7 @@ import torch
 
 from ..frontend.graph import Builder, Graph, Node, Role
 from ..frontend.ops import COMMUTATIVE, REDUCTIONS, Op
-from ..reference import EVALUATE
+from ..frontend.reference import EVALUATE
 
 Rule = Callable[[Builder, Node, tuple[int, ...]], "int | None"]
 

@@ -14,9 +14,9 @@ from enum import Enum
 
 import torch
 
+from ..build.arch import Arch
 from ..frontend.graph import Graph, Input, Output
 from ..frontend.ops import Op, dtype_name
-from .arch import Arch
 
 ROWS = (1, 64, 256, 1024)  # from each on, other placements
 LONG_N = 262144  # beyond it rows are very long
@@ -433,12 +433,6 @@ class Plan:
         read = [i for s in reads if s.home is Home.REREAD for i in s.inputs]
         later = Counter(read) - Counter({*read})
         return self.graph.n * sum(i.dtype.itemsize for i in later.elements())
-
-    def _repr_svg_(self) -> str | None:
-        """The picture that notebooks show; none without matplotlib."""
-        from ..pictures import drawable, plan_svg
-
-        return plan_svg(self) if drawable() else None
 
     def properties(self) -> dict[str, object]:
         """Numerics and placement by name, as `with_plan` takes them."""

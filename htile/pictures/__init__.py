@@ -49,3 +49,9 @@ def plan_svg(plan: Plan) -> str:
     from .memory import draw_plan
 
     return draw_plan(plan).svg()
+
+
+# Notebooks ask an object for its picture by this name. It is given to both classes here, so that
+# neither has to know what draws it.
+Graph._repr_svg_ = lambda graph: graph_svg(graph) if drawable() else None
+Plan._repr_svg_ = lambda plan: plan_svg(plan) if drawable() else None

@@ -272,7 +272,7 @@ def test_a_function_that_calls_itself():
 
 def test_another_decorated_function():
     class Decorated:
-        __module__ = "htile.jit"
+        __module__ = "htile.run.rowwise"
 
         def __init__(self, fn):
             self.__wrapped__ = fn

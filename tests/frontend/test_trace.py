@@ -18,10 +18,10 @@ from htile.errors import HTileError
 from htile.frontend.functions import FUNCTIONS
 from htile.frontend.graph import Role
 from htile.frontend.ops import Op, Varies
+from htile.frontend.reference import evaluate
 from htile.frontend.roles import Spec
 from htile.frontend.tensor import Tensor
 from htile.frontend.trace import trace
-from htile.reference import evaluate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 

@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 
-from htile.lower import compile as compiler
-from htile.lower.arch import arch_of_capability
+from htile.build import compile as compiler
+from htile.build.arch import arch_of_capability
 
 from . import test_on_gpu
 

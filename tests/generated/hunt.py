@@ -12,7 +12,7 @@ import functools
 import time
 import traceback
 
-from htile.lower.compile import build
+from htile.build.compile import build
 
 from .measure import check
 from .programs import Program, program, reduced

@@ -16,8 +16,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from htile.frontend.ops import Op
+from htile.frontend.reference import EVALUATE, evaluate
 from htile.frontend.roles import classify
-from htile.reference import EVALUATE, evaluate
 from htile.testing import assert_close, float32_errors, oracle, ulp
 
 APPROXIMATE = (

@@ -14,11 +14,11 @@ from functools import cache, partial
 import pytest
 import torch
 
+from htile.build import compile as compiler
+from htile.build.arch import arch_of_capability
+from htile.build.compile import build
 from htile.errors import HTileError
-from htile.lower import compile as compiler
 from htile.lower import enumerate_plans
-from htile.lower.arch import arch_of_capability
-from htile.lower.compile import build
 from htile.lower.plan import Home
 
 from .measure import check

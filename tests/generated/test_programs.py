@@ -11,11 +11,11 @@ import hypothesis.strategies as st
 import pytest
 import torch
 
+from htile.build.arch import arch_named
 from htile.frontend.graph import Role
 from htile.frontend.ops import Op
 from htile.frontend.roles import classify
 from htile.lower import choose, enumerate_plans
-from htile.lower.arch import arch_named
 from htile.lower.plan import ROWS
 
 from .measure import check

@@ -9,8 +9,8 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 import torch
 
-from htile.lower import compile as compiler
-from htile.lower.arch import arch_of_capability
+from htile.build import compile as compiler
+from htile.build.arch import arch_of_capability
 
 from . import matrix
 

@@ -8,8 +8,8 @@ from torch.utils import _pytree as pytree
 
 import examples
 from examples.rmsnorm import residual_arguments, rmsnorm
-from htile import shortcut
-from htile.lower.compile import build
+from htile.build.compile import build
+from htile.run import shortcut
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 DTYPES = (BF16, F16, F32)

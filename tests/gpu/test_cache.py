@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from htile.lower import cache
+from htile.build import cache
 
 from .matrix import BF16, EXAMPLES
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import htile
-from htile.lower import compile as compiler
+from htile.build import compile as compiler
 from htile.testing import assert_close
 
 from .matrix import BF16, EXAMPLES, assert_same_bits, run, seed

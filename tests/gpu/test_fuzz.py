@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from htile.lower.compile import build
+from htile.build.compile import build
 from tests import fuzz
 
 pytestmark = pytest.mark.gpu

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 import htile
+from htile.build import compile as compiler
 from htile.frontend.ops import Op
-from htile.lower import compile as compiler
 from htile.testing import assert_close, oracle, ulp
 
 from .matrix import BF16, F16, F32, job, run, seed, short

@@ -8,10 +8,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 import htile
+from htile.build.arch import arch_named
+from htile.build.compile import build
 from htile.frontend.roles import classify
 from htile.lower import choose, enumerate_plans
-from htile.lower.arch import arch_named
-from htile.lower.compile import build
 from htile.lower.enumeration import MIN_CLUSTER_N
 from htile.testing import assert_close
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import htile
-from htile.lower import compile as compiler
+from htile.build import compile as compiler
 from htile.testing import assert_close
 
 from .matrix import BF16, EXAMPLES, F16, F32, assert_same_bits, job, rows_of, run, seed

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import htile
-from htile.lower import cache, plans_for
-from htile.lower.tuned import keep
+from htile.build import cache
+from htile.lower import plans_for
 from htile.testing import assert_close
+from htile.tune.kept import keep
 
 from .matrix import BF16, assert_same_bits, run, seed
 from .test_cache import said, start

@@ -15,9 +15,9 @@ from examples import (
     softmax,
     swiglu,
 )
+from htile.build.arch import ARCHS
 from htile.frontend.graph import Builder, Graph, Output, Role
 from htile.frontend.ops import Op, Value, Varies
-from htile.lower.arch import ARCHS
 
 # name -> (function, arguments(m, n, dtype, device))
 EXAMPLES = {

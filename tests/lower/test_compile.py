@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import htile
+from htile.build import compile as compiler
+from htile.build.arch import ARCHS, arch_named, arch_of_capability
+from htile.build.compile import _compile, build, load_source
 from htile.errors import CompileError
-from htile.lower import compile as compiler
-from htile.lower.arch import ARCHS, arch_named, arch_of_capability
-from htile.lower.compile import _compile, build, load_source
 from htile.lower.plan import Target
 from tests.lower.cases import ARCH, BF16, EXAMPLES, F16, F32, example_kernel, kernel_of, rows
 
@@ -429,7 +429,7 @@ def test_threads_build_one_after_another():
 HASH = """
 import hashlib, sys
 from tests.lower.test_compile import request
-from htile.lower.compile import build
+from htile.build.compile import build
 artifact = build(*request("capped_softmax"))
 print(hashlib.sha256(artifact.object + artifact.cubin + artifact.ptx.encode()).hexdigest())
 """
@@ -455,7 +455,7 @@ def test_objects_are_the_same_in_every_process(tmp_path):
 BUILD_ALL = """
 import os
 from tests.lower.test_compile import request
-from htile.lower import compile
+from htile.build import compile
 requests = [request(n=n, arch=arch) for n in (96, 160) for arch in ("sm_80", "sm_90a")]
 artifacts = compile.build_all(requests + requests[:1], workers=2)
 assert [(a.source, a.function, a.arch) for a in artifacts] == requests
@@ -481,7 +481,7 @@ class Blocked:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Blocked())
 import torch, htile
-from htile.lower.compile import build_all
+from htile.build.compile import build_all
 from examples.softmax import arguments, softmax
 x = torch.randn(3, 64)
 assert torch.allclose(softmax(x), torch.softmax(x, -1), atol=1e-6)

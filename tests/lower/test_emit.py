@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import htile
-from htile.lower.compile import build
+from htile.build.compile import build
 from tests.lower.cases import ARCH, BF16, EXAMPLES, F32, example_kernel, kernel_of, rows
 
 REPO = Path(__file__).parents[2]

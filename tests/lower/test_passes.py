@@ -9,6 +9,7 @@ import torch
 
 from htile.frontend.graph import Builder, Role, verify
 from htile.frontend.ops import Op, Value, Varies
+from htile.frontend.reference import evaluate
 from htile.lower.passes import (
     PASSES,
     merge_common_subexpressions,
@@ -16,7 +17,6 @@ from htile.lower.passes import (
     rewrite,
     run_passes,
 )
-from htile.reference import evaluate
 from tests.lower.cases import (
     BF16,
     COLUMN,

@@ -10,6 +10,7 @@ import torch
 from htile.errors import LoweringError
 from htile.frontend.graph import Builder, Output, Role
 from htile.frontend.ops import INFER, REDUCTIONS, Op, Value, Varies
+from htile.frontend.reference import EVALUATE
 from htile.lower import lower
 from htile.lower.choice import choose
 from htile.lower.emit import EMIT, emit
@@ -24,7 +25,6 @@ from htile.lower.plan import (
     Numerics,
     Target,
 )
-from htile.reference import EVALUATE
 from tests.lower.cases import ARCH, BF16, EXAMPLES, F32, example_kernel, kernel_of
 
 SIZES = [1, 3, 17, 64, 127, 128, 1000, 1024, 3584, 4096, 5120, 8191, 16384]  # of the GPU tests

@@ -17,13 +17,13 @@ from statistics import median
 
 import torch
 
-from .errors import ArgumentError
-from .lower import choose, emit
-from .lower.cache import cache_folder
-from .lower.choice import closest_first
-from .lower.plan import Plan
-from .lower.tuned import Wanted, in_force, keep, recall
-from .stats import Estimate, paired
+from ..build.cache import cache_folder
+from ..errors import ArgumentError
+from ..lower import choose, emit
+from ..lower.choice import closest_first
+from ..lower.plan import Plan
+from .kept import Wanted, in_force, keep, recall
+from .statistics import Estimate, paired
 from .timing import Contenders, Times, interleave
 
 ROUNDS = 40  # of each plan beside the default

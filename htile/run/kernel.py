@@ -11,13 +11,13 @@ from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
-from .errors import CompileError
-from .frontend.graph import Graph
-from .lower import Lowered
-from .lower.compile import Artifact, build
-from .lower.cubin import Resources
-from .lower.plan import Plan
-from .pictures import drawable, graph_dot, graph_json, graph_svg, plan_svg
+from ..build.compile import Artifact, build
+from ..build.cubin import Resources
+from ..errors import CompileError
+from ..frontend.graph import Graph
+from ..lower import Lowered
+from ..lower.plan import Plan
+from ..pictures import drawable, graph_dot, graph_json, graph_svg, plan_svg
 
 
 class Kernel:

@@ -6,11 +6,11 @@ from __future__ import annotations
 import torch
 from torch.autograd import forward_ad
 
-from .errors import ArgumentError, GradientError, UnsupportedError
-from .frontend.captures import freeze
-from .frontend.graph import Graph, Role
-from .frontend.roles import Scalar, Signature, Spec, Static
-from .lower.enumeration import vector_size
+from ..errors import ArgumentError, GradientError, UnsupportedError
+from ..frontend.captures import freeze
+from ..frontend.graph import Graph, Role
+from ..frontend.roles import Scalar, Signature, Spec, Static
+from ..lower.enumeration import vector_size
 
 WIDEST_ACCESS = 16  # bytes
 

@@ -10,11 +10,11 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from .. import __version__
-from .terminal import paint
+from ... import __version__
+from ..terminal import paint
 
 if TYPE_CHECKING:
-    from ..doctor import Check
+    from .check import Check
 
 SUMMARY = "check the installation: packages, driver, GPU, folders, a compile and a run"
 EXAMPLES = ("doctor", "doctor --json")
@@ -27,7 +27,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    from ..doctor import FAIL, OK, WARN, examine
+    from .check import FAIL, OK, WARN
+    from .examination import examine
 
     checks = []
     for check in examine():

@@ -18,9 +18,9 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
-from .frontend.captures import Captures
-from .frontend.graph import Graph
-from .frontend.roles import Call, Signature, Spec, Static
+from ..frontend.captures import Captures
+from ..frontend.graph import Graph
+from ..frontend.roles import Call, Signature, Spec, Static
 
 MISS = object()  # what a shortcut returns for a call that is not one of its own
 

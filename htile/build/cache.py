@@ -46,7 +46,7 @@ LEFT_SECONDS = 600  # a file that is still being written after so long never wil
 HTILE = Path(__file__).parents[1]
 # What is compiled into a kernel beside its own text, and what compiles it.
 PRIMITIVES = ("config.py", "dataflow.py", "utils.py", "compute/*.py", "copy/*.py", "types/*.py")
-COMPILER = ("lower/compile.py", "lower/artifact.py", "lower/cubin.py")
+COMPILER = ("build/compile.py", "build/artifact.py", "build/cubin.py")
 # Variables of CuTe-DSL that change no code; any other one may.
 HARMLESS = {
     f"CUTE_DSL_{name}"

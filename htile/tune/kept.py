@@ -18,11 +18,11 @@ from pathlib import Path
 
 import torch
 
+from ..build import cache
+from ..build.artifact import variant
 from ..frontend.graph import Graph
-from . import cache
-from .artifact import variant
-from .choice import choose
-from .plan import Plan
+from ..lower.choice import choose
+from ..lower.plan import Plan
 
 logger = logging.getLogger("htile.tune")
 

@@ -22,17 +22,20 @@ from torch.autograd.graph import increment_version
 from torch.compiler import is_dynamo_compiling
 from torch.utils import _pytree as pytree
 
-from .errors import ArgumentError, TraceError, UnsupportedError
-from .frontend.captures import Captures
-from .frontend.graph import Graph, Role
-from .frontend.roles import Call, Signature, Spec, classify
-from .frontend.tensor import Tensor as Symbolic
-from .frontend.tensor import fail, internal
-from .frontend.trace import trace
-from .lower import Lowered, lower, plans_for, printed, run_passes
-from .lower.arch import ARCHS, DEFAULT, Arch, arch_named, arch_of_capability
-from .lower.compile import build_ahead, load
-from .lower.plan import Plan, Target, rows_like
+from ..build.arch import ARCHS, DEFAULT, Arch, arch_named, arch_of_capability
+from ..build.compile import build_ahead, load
+from ..errors import ArgumentError, TraceError, UnsupportedError
+from ..frontend.captures import Captures
+from ..frontend.graph import Graph, Role
+from ..frontend.reference import evaluate
+from ..frontend.roles import Call, Signature, Spec, classify
+from ..frontend.tensor import Tensor as Symbolic
+from ..frontend.tensor import fail, internal
+from ..frontend.trace import trace
+from ..lower import Lowered, choose, plans_for, printed, run_passes
+from ..lower.plan import Plan, Target, rows_like
+from ..tune.kept import recall
+from .kernel import Kernel
 from .operands import (
     WIDEST_ACCESS,
     alignment,
@@ -47,12 +50,10 @@ from .operands import (
     value_key,
 )
 from .out import check_aliases, check_out, copy_into, find_aliases, in_order
-from .reference import evaluate
-from .report import Kernel
 from .shortcut import MISS, shortcut
 
 if TYPE_CHECKING:
-    from .tune import Tuned
+    from ..tune.search import Tuned
 
 MAX_LAUNCHES = 4096  # remembered calls of one function; forgotten all at once beyond
 MAX_SHORTCUTS = 5  # of one function
@@ -258,7 +259,7 @@ class Rowwise:
         Parameters of `fn` with such names are passed by position. Raises ArgumentError for tensors
         that are not on a GPU, without rows, in a capture, and where the disk cache is turned off.
         """
-        from . import tune  # which few calls need
+        from ..tune import search as tune  # which few calls need
 
         values = self._signature.bind(args, kwargs)
         call = classify(self._signature, values)
@@ -341,7 +342,10 @@ class Rowwise:
         device: the GPU whose tuned plans count.
         """
         target, copied = self._target(call, values, outs, aliases, arch)
-        return lower(*self._trace(call), target, self._wanted, device), copied
+        traced, graph = self._trace(call)
+        plans = plans_for(graph, target, self._wanted)
+        plan = choose(plans) if device is None else recall(plans, self._wanted, device)
+        return printed(traced, plan), copied
 
     def _target(
         self, call: Call, values: tuple, outs: tuple, aliases: tuple, arch: Arch

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .errors import ArgumentError
-from .frontend.graph import Graph, Input, Role
-from .frontend.ops import Op, broadcast_shapes
+from ..errors import ArgumentError
+from .graph import Graph, Input, Role
+from .ops import Op, broadcast_shapes
 
 Rule = Callable[[tuple[Tensor, ...], object, torch.dtype], Tensor]
 

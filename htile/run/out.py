@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch.utils import _pytree as pytree
 
-from .errors import ArgumentError, DtypeError, ShapeError
-from .frontend.graph import Graph, Role
-from .frontend.roles import Call, Signature
+from ..errors import ArgumentError, DtypeError, ShapeError
+from ..frontend.graph import Graph, Role
+from ..frontend.roles import Call, Signature
 
 
 def in_order(out: object, given: pytree.TreeSpec, structure: pytree.TreeSpec) -> object:
