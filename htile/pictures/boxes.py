@@ -11,6 +11,7 @@ from .names import text_width
 
 MARGIN = 12.0  # points around a picture; all lengths are in points
 HEAD = 40.0  # height of the title
+BETWEEN_COLUMNS = 6.0
 LINE = 11.0  # height of a row of text
 INSET = 6.0  # between a box and its text
 GUTTER = 104.0  # at the left, for the names of the bands

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .boxes import GUTTER, ROUNDS, SMALL, size_of
+from .boxes import BETWEEN_COLUMNS, GUTTER, ROUNDS, SMALL, size_of
 from .canvas import Point, Rect, width_of
 from .model import Band, Edge, Picture
 
@@ -65,13 +65,14 @@ def arrange(picture: Picture) -> Layout:
     for widest in WIDEST_LAYERS:
         columns = columns_of(picture, layers_of(picture, sizes, widest), sizes)
         width = sum(GUTTER + column.width for column in columns)
+        width += BETWEEN_COLUMNS * (len(columns) - 1)
         if width <= PAGE_WIDTH:
             break
     whole = Layout(width, max(column.height for column in columns), {}, [], {}, [])
     left = 0.0
     for column in columns:
         column.add_to(whole, left)
-        left += GUTTER + column.width
+        left += GUTTER + column.width + BETWEEN_COLUMNS
     return whole
 
 

@@ -1,19 +1,23 @@
 """The picture of a plan: a row's way from global memory through its stages and back.
 
 Time runs from top to bottom. A barrier is a dashed line through the reductions that share it. At
-the right is a bar for each value that is on both sides of a barrier.
+the right is a bar for each value that is on both sides of a barrier. A picture that would be too
+high goes on in a further column, and so do its bars.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ..frontend.graph import Role
 from ..lower.names import value_names
 from ..lower.plan import Plan
 from .boxes import (
     ACCENT,
+    BETWEEN_COLUMNS,
     GUTTER,
     HEAD,
     INSET,
@@ -28,6 +32,7 @@ from .boxes import (
     size_of,
 )
 from .canvas import FAINT, INK, Canvas, Rect, width_of
+from .layout import cuts
 from .model import COLOURS
 from .names import all_names
 from .segments import Bar, Moment, moments_of
@@ -35,6 +40,7 @@ from .segments import Bar, Moment, moments_of
 GAP = 24.0  # between moments
 BESIDE = 26.0  # between the boxes of a moment and what is at their left and right
 STACK = 8.0  # between boxes of one moment
+COLUMN_HEIGHT = 1700.0  # at which a picture goes on in a further column
 MOST_LANES = 10  # of bars with all their text; where there are more they have names alone
 BAR_GAP, BAR_LINE = 6.0, 9.0
 WIRE = "#59607a"
@@ -44,87 +50,126 @@ def draw_plan(plan: Plan) -> Canvas:
     """The plan, drawn. Raises UnsupportedError without matplotlib."""
     names = all_names(plan.graph, value_names(plan))
     moments, bars = moments_of(plan, names)
-    boxes = [box for moment in moments for box in moment.beside + moment.boxes]
     title, notes = _heading(plan, names)
-    lanes = lanes_of(bars)
-    shown = 3 if len(lanes) <= MOST_LANES else 1  # texts of a bar
-    widths = [max(_bar_width(bar, shown) for bar in lane) for lane in lanes]
-    beside = max((size_of(box).width for m in moments for box in m.beside), default=-BESIDE)
-    left = MARGIN + GUTTER + beside + BESIDE
-    across = max(_across(moment) for moment in moments)
-    right = left + across + BESIDE
-    width = max(
-        right + sum(widths) + BAR_GAP * len(widths) + MARGIN,
-        2 * MARGIN + width_of(title, 13),
-        2 * MARGIN + max(map(width_of, notes)),
-    )
-    top = HEAD + len(notes) * LINE + GAP / 2
-    rects, spans = place(moments, top, left, across)
+    columns = columns_of(moments, bars)
+    across = sum(column.width + BETWEEN_COLUMNS for column in columns) - BETWEEN_COLUMNS
+    width = max([across, width_of(title, 13), *map(width_of, notes)])
+    columns[-1].width += width - across
+    boxes = [box for moment in moments for box in moment.beside + moment.boxes]
     signs = [("thick", "moves on")]
     signs += [("barrier", "barrier")] * any(moment.is_barrier for moment in moments)
-    is_again = not all(bar.is_kept for bar in bars) or any(b.dashed for b in boxes)
+    is_again = not all(bar.is_kept for bar in bars) or any(box.dashed for box in boxes)
     signs += [("again", "read or computed again, not kept")] * is_again
-    legend = Legend(boxes, signs, width - 2 * MARGIN)
-    bottom = spans[-1].bottom
-    canvas = Canvas(width, bottom + legend.height + MARGIN)
-
+    legend = Legend(boxes, signs, width)
+    top = HEAD + len(notes) * LINE + GAP / 2
+    bottom = top + max(column.height for column in columns)
+    canvas = Canvas(width + 2 * MARGIN, bottom + legend.height + MARGIN)
     canvas.text(MARGIN, 20, title, size=13, bold=True)
     for k, note in enumerate(notes):
         topic, _, rest = note.partition(" ")  # SVG would merge the blanks between them
         canvas.text(MARGIN, HEAD + k * LINE, topic, colour=FAINT)
         canvas.text(MARGIN + 11 * width_of("m"), HEAD + k * LINE, rest.lstrip(), colour=FAINT)
-    for k, (moment, span) in enumerate(zip(moments, spans, strict=True)):
-        band = Rect(MARGIN, span.y, width - 2 * MARGIN, span.height)
-        draw_band(canvas, band, k, moment.place, moment.what)
-        if moment.is_barrier:
-            middle = span.centre[1]
-            line = [(MARGIN + GUTTER, middle), (width - MARGIN, middle)]
-            canvas.wire(line, ACCENT, dashed=True, arrow=False, level=True)
-    for one, other in itertools.pairwise(moments):
-        for box, to in itertools.product(one.boxes, other.boxes):
-            start, end = rects[box.key], rects[to.key]
-            ends = [(start.centre[0], start.bottom), (end.centre[0], end.y)]
-            canvas.wire(ends, WIRE, width=THICK)
-    for moment in moments:
-        for box in moment.beside:
-            start, end = rects[box.key], rects[moment.boxes[0].key]
-            ends = [(start.right, start.centre[1]), (end.x, end.centre[1])]
-            canvas.wire(ends, WIRE, width=THICK, level=True)
-    for box in boxes:
-        draw_box(canvas, box, rects[box.key])
-    for lane, wide in zip(lanes, widths, strict=True):
-        for bar in lane:
-            first, last = spans[bar.first], spans[bar.last]
-            start, end = first.centre[1] + 3, last.centre[1] - 3
-            _draw_bar(canvas, bar, Rect(right, start, wide, end - start), shown)
-        right += wide + BAR_GAP
+    left = MARGIN
+    for column in columns:
+        column.draw(canvas, left, top)
+        left += column.width + BETWEEN_COLUMNS
     legend.draw(canvas, bottom)
     return canvas
 
 
-def place(
-    moments: list[Moment], top: float, left: float, across: float
-) -> tuple[dict[str, Rect], list[Rect]]:
-    """The rectangle of each box by its key, and the band of each moment from `top` on."""
-    rects, spans = {}, []
-    for moment in moments:
-        sizes = {box.key: size_of(box) for box in moment.boxes}
-        stack = {box.key: size_of(box) for box in moment.beside}
-        high = sum(size.height + STACK for size in stack.values()) - STACK
-        named = 3 * LINE if moment.what else LINE
-        height = max([named, high, *(size.height for size in sizes.values())])
-        x = left + (across - _across(moment)) / 2
-        for key, size in sizes.items():
-            y = top + GAP / 2 + (height - size.height) / 2
-            rects[key] = Rect(x, y, size.width, size.height)
+def columns_of(moments: list[Moment], bars: list[Bar]) -> list[Column]:
+    """The moments in columns of like height, which begin behind a barrier, with parts of bars."""
+    heights = [_height(moment) for moment in moments]
+    barriers = itertools.accumulate((moment.is_barrier for moment in moments), initial=0)
+    count = math.ceil(sum(heights) / COLUMN_HEIGHT)
+    columns = []
+    for start, end in itertools.pairwise(cuts(heights, list(barriers)[:-1], count)):
+        parts = [
+            replace(bar, first=max(bar.first, start) - start, last=min(bar.last, end) - start)
+            for bar in bars
+            if bar.first < end and bar.last > start
+        ]
+        columns.append(Column(moments[start:end], parts, start))
+    return columns
+
+
+class Column:
+    """Some moments one below the other, and the bars beside them.
+
+    A bar begins and ends in the middle of a moment; one whose last moment is behind the end of the
+    column goes on in the next.
+    """
+
+    def __init__(self, moments: list[Moment], bars: list[Bar], first: int):
+        self.moments, self.first = moments, first
+        self.lanes = lanes_of(bars)
+        self.texts = 3 if len(self.lanes) <= MOST_LANES else 1  # of a bar
+        self.widths = [max(map(self._bar_width, lane)) + BAR_GAP for lane in self.lanes]
+        beside = max((size_of(box).width for m in moments for box in m.beside), default=-BESIDE)
+        self.left = GUTTER + beside + BESIDE
+        rounds = 2 * ROUNDS if any(box.rounds > 1 for m in moments for box in m.boxes) else 0.0
+        self.across = max(_across(moment) for moment in moments) + rounds
+        self.right = self.left + self.across + BESIDE
+        self.width = self.right + sum(self.widths)
+        self.height = sum(map(_height, moments))
+
+    def _bar_width(self, bar: Bar) -> float:
+        return max(width_of(text, SMALL) for text in bar.texts[: self.texts]) + INSET
+
+    def draw(self, canvas: Canvas, left: float, top: float) -> None:
+        """Draw all of it from a point on."""
+        spans = []
+        for k, moment in enumerate(self.moments):
+            spans.append(Rect(left, top, self.width, _height(moment)))
+            draw_band(canvas, spans[-1], self.first + k, moment.place, moment.what)
+            if moment.is_barrier:
+                _, y = spans[-1].centre
+                line = [(left + GUTTER, y), (left + self.width, y)]
+                canvas.wire(line, ACCENT, dashed=True, arrow=False, level=True)
+            top += _height(moment)
+        rects = [
+            self._rects(moment, span) for moment, span in zip(self.moments, spans, strict=True)
+        ]
+        for (_, boxes), (_, below) in itertools.pairwise(rects):
+            for start, end in itertools.product(boxes, below):
+                ends = [(start.centre[0], start.bottom), (end.centre[0], end.y)]
+                canvas.wire(ends, WIRE, width=THICK)
+        for moment, (beside, boxes) in zip(self.moments, rects, strict=True):
+            for rect in beside:
+                ends = [(rect.right, rect.centre[1]), (boxes[0].x, boxes[0].centre[1])]
+                canvas.wire(ends, WIRE, width=THICK, level=True)
+            for box, rect in zip(moment.beside + moment.boxes, beside + boxes, strict=True):
+                draw_box(canvas, box, rect)
+        x = left + self.right
+        for lane, width in zip(self.lanes, self.widths, strict=True):
+            for bar in lane:
+                start = spans[bar.first].centre[1] + 3 if bar.first else spans[0].y
+                end = spans[bar.last].centre[1] - 3 if bar.last < len(spans) else spans[-1].bottom
+                self._draw_bar(canvas, bar, Rect(x, start, width - BAR_GAP, end - start))
+            x += width
+
+    def _rects(self, moment: Moment, span: Rect) -> tuple[list[Rect], list[Rect]]:
+        """The rectangles of what is beside a moment's boxes, and of the boxes."""
+        middle, y = span.x + self.left + self.across / 2, span.centre[1]
+        boxes, x = [], middle - _across(moment) / 2
+        for size in map(size_of, moment.boxes):
+            boxes.append(size.moved(x, y - size.height / 2))
             x += size.width + STACK
-        y = top + GAP / 2 + (height - high) / 2
-        for key, size in stack.items():
-            rects[key] = Rect(left - BESIDE - size.width, y, size.width, size.height)
-            y += size.height + STACK
-        spans.append(Rect(0, top, 0, height + GAP))
-        top += height + GAP
-    return rects, spans
+        beside, top = [], y - _stacked(moment) / 2
+        for size in map(size_of, moment.beside):
+            beside.append(size.moved(span.x + self.left - BESIDE - size.width, top))
+            top += size.height + STACK
+        return beside, boxes
+
+    def _draw_bar(self, canvas: Canvas, bar: Bar, rect: Rect) -> None:
+        fill, border = COLOURS[bar.kind]
+        name = f"kept-n{bar.id}" + (f"-from-{self.first}" if self.first and not bar.first else "")
+        canvas.box(rect, fill if bar.is_kept else "#ffffff", border, name=name,
+                   dashed=not bar.is_kept)  # fmt: skip
+        for k, text in enumerate(bar.texts[: self.texts]):
+            y = rect.y + INSET / 2 + BAR_LINE * (k + 0.6)
+            colour = FAINT if k else INK
+            canvas.text(rect.x + INSET / 2, y, text, size=SMALL, bold=k == 0, colour=colour)
 
 
 def lanes_of(bars: list[Bar]) -> list[list[Bar]]:
@@ -140,6 +185,22 @@ def lanes_of(bars: list[Bar]) -> list[list[Bar]]:
     return lanes
 
 
+def _height(moment: Moment) -> float:
+    """Points from the top of a moment to that of the next."""
+    named = 3 * LINE if moment.what else LINE
+    boxes = (size_of(box).height for box in moment.boxes)
+    return max([named, _stacked(moment), *boxes]) + GAP
+
+
+def _stacked(moment: Moment) -> float:
+    return sum(size_of(box).height + STACK for box in moment.beside) - STACK
+
+
+def _across(moment: Moment) -> float:
+    widths = [size_of(box).width for box in moment.boxes]
+    return sum(widths) + STACK * max(0, len(widths) - 1)
+
+
 def _heading(plan: Plan, names: Mapping[int, str]) -> tuple[str, list[str]]:
     """The title, and what is said of the plan as a whole."""
     read, written = plan.bytes_per_row()
@@ -153,22 +214,3 @@ def _heading(plan: Plan, names: Mapping[int, str]) -> tuple[str, list[str]]:
     if numbers:
         notes.append(f"numbers    {', '.join(numbers)} given at run time")
     return f"plan {plan.graph.name}, N = {plan.graph.n}, {plan.target.arch.name}", notes
-
-
-def _across(moment: Moment) -> float:
-    widths = [size_of(box).width + (ROUNDS if box.rounds > 1 else 0) for box in moment.boxes]
-    return sum(widths) + STACK * max(0, len(widths) - 1)
-
-
-def _bar_width(bar: Bar, shown: int) -> float:
-    return max(width_of(text, SMALL) for text in bar.texts[:shown]) + INSET
-
-
-def _draw_bar(canvas: Canvas, bar: Bar, rect: Rect, shown: int) -> None:
-    fill, border = COLOURS[bar.kind]
-    fill = fill if bar.is_kept else "#ffffff"
-    canvas.box(rect, fill, border, name=f"kept-n{bar.id}", dashed=not bar.is_kept)
-    for k, text in enumerate(bar.texts[:shown]):
-        y = rect.y + INSET / 2 + BAR_LINE * (k + 0.6)
-        colour = FAINT if k else INK
-        canvas.text(rect.x + INSET / 2, y, text, size=SMALL, bold=k == 0, colour=colour)
