@@ -34,8 +34,6 @@ TIMED = 32768, 4096  # rows and elements that are timed
 ROUNDS = 20
 DTYPE = torch.bfloat16
 CODES = {"bold": "1", "faint": "2", "green": "32"}
-
-
 NO_GPU = (
     "There is no GPU here, so the examples run through the reference, which is the same graph "
     "evaluated by torch. Their kernels are compiled for sm_90a all the same."
@@ -47,8 +45,9 @@ COLUMNS = (
 
 
 def main() -> None:
-    width = max(80, min(120, shutil.get_terminal_size().columns))
-    page = Page(width, sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+    """Print the demo for the machine at hand."""
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    page = Page(shutil.get_terminal_size().columns, sys.stdout.isatty() and not is_plain)
     if torch.cuda.is_available():
         rows, n = TIMED
         page.title(f"Every example on {torch.cuda.get_device_name()}")
@@ -71,14 +70,11 @@ def main() -> None:
     print(f"\n{page.wrapped(cache_text())}")
 
 
-# ---- text
-
-
 class Page:
-    """Text for a terminal of a given width, with colours if somebody looks at it."""
+    """Text for a terminal of so many columns, of which 80 to 120 are used."""
 
-    def __init__(self, width: int, colours: bool):
-        self.width, self.colours = width, colours
+    def __init__(self, columns: int, colours: bool):
+        self.width, self.colours = max(80, min(120, columns)), colours
         try:
             "█▏…".encode(sys.stdout.encoding or "ascii")
             self.blocks = " ▏▎▍▌▋▊▉█"
@@ -86,25 +82,29 @@ class Page:
             self.blocks = " #"
 
     def paint(self, text: str, colour: str) -> str:
+        """The text in a colour of CODES, if there are colours."""
         return f"\x1b[{CODES[colour]}m{text}\x1b[0m" if self.colours and text else text
 
     def faint(self, text: str) -> str:
+        """What is said beside the matter."""
         return self.paint(text, "faint")
 
     def title(self, text: str) -> None:
+        """Print the title of a section."""
         print(f"\n{self.paint(text, 'bold')}\n")
 
     def wrapped(self, text: str) -> str:
+        """A paragraph."""
         return textwrap.fill(text, self.width)
 
     def fitted(self, text: str) -> str:
-        """Lines of code or of a plan; what is too long goes on in the next line, indented."""
+        """Lines of code or of a plan. One that is too long loses its comment, or is broken."""
         lines = []
         for line in text.rstrip().splitlines():
             indent = line[: len(line) - len(line.lstrip())]
             code, mark, comment = line.partition("  # ")
             if len(line) > self.width and len(code) <= self.width:
-                lines.append(code)  # the comment names the user's line, which others do too
+                lines.append(code)
             elif len(line) > self.width:
                 lines += textwrap.wrap(line, self.width, subsequent_indent=indent + " " * 8,
                                        drop_whitespace=True, break_on_hyphens=False)  # fmt: skip
@@ -119,9 +119,6 @@ class Page:
         full, part = divmod(filled, steps)
         text = self.blocks[-1] * full + (self.blocks[part] if part else "")
         return self.paint(text.ljust(width), "green")
-
-
-# ---- one example in full
 
 
 def show(name: str, device: str, page: Page) -> None:
@@ -195,9 +192,6 @@ def check_line(name: str, page: Page) -> str:
     if how.startswith("not compiled"):
         return f"{line}   {how}"
     return f"{line}   registers {kernel.resources.registers:>3}   {page.faint(how)}"
-
-
-# ---- on a GPU
 
 
 @dataclass(frozen=True)

@@ -100,9 +100,6 @@ def test_it_fits_a_terminal(shown, which, width):
     assert "\x1b" not in shown[which], "no colours where nobody looks"
 
 
-# ---- on a GPU ----------------------------------------------------------------------------------
-
-
 def measured(name="softmax", ours=OURS):
     times = {"htile": [ours] * 3, "torch": [EAGER] * 3, "copy": [COPY - 1, COPY, COPY + 9]}
     return demo.Measured(name, 0.31, 10**9, times)
@@ -183,6 +180,28 @@ def test_what_is_timed_beside_an_example_is_the_same_in_torch(name, dtype):
         assert (mine.shape, mine.dtype) == (other.shape, other.dtype)
         bound = 2 * error + 2 * ulp(exact.abs().amax(-1, keepdim=True), other.dtype)
         assert ((other.double() - exact).abs() <= LENIENT * bound).all()
+
+
+def test_on_a_gpu_every_example_is_in_the_table_and_one_is_shown(monkeypatch, capsys):
+    """All of `main` there, with made-up measurements and arguments on the CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
+    monkeypatch.setattr(demo, "measure", measured)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def on_cpu(name):
+        function, arguments = load(name)
+        return function, lambda m, n, dtype, device: arguments(m, n, dtype, "cpu")
+
+    monkeypatch.setattr(demo, "load", on_cpu)
+    demo.main()
+    text = capsys.readouterr().out
+    assert "Every example on Some GPU" in text and "32768 rows of 4096 elements" in text
+    for name in NAMES:
+        assert len(re.findall(rf"^{name} +0\.31 +125\.0 us +8000 +80%.* 2\.4 x$", text, re.M)) == 1
+    assert "80% of the speed of a copy, and 2.4 times as fast as torch" in " ".join(text.split())
+    assert text.index("Every example on") < text.index("1. What you write") < text.index("5. What")
+    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_every_example_has_the_same_in_torch():

@@ -1,6 +1,7 @@
 """Pictures of graphs and plans: what they show, that nothing overlaps, the same bytes again."""
 
 import ast
+import functools
 import itertools
 import json
 import os
@@ -28,7 +29,18 @@ from htile.pictures.flow import draw_graph
 from htile.pictures.fold import find_rounds, repetitions
 from htile.pictures.layout import arrange, settle
 from htile.pictures.memory import draw_plan
-from htile.pictures.model import MEANING, Kind, Style, kind_of, picture_of
+from htile.pictures.model import (
+    MEANING,
+    Band,
+    Box,
+    Edge,
+    Kind,
+    Picture,
+    Style,
+    Text,
+    kind_of,
+    picture_of,
+)
 from htile.pictures.names import all_names, flowed, shorten, strip, text_width
 from htile.pictures.segments import kept, moments_of, segments_of
 from tests.lower.cases import BF16, EXAMPLES, F32, example_kernel, kernel_of, random_graph, rows
@@ -125,25 +137,39 @@ KERNELS = {
 }
 RANDOM = {f"{size} random {seed}": (seed, size) for seed, size in
           [(5, 50), (0, 190), (1, 190), (2, 190), (3, 190)]}  # fmt: skip
-_CASES = {}
 
 
+@functools.cache
 def case(name):
     """(graph, names of the source or None, plan or None)."""
-    if name not in _CASES:
-        if name in RANDOM:
-            _CASES[name] = random_graph(*RANDOM[name]), None, None
-        else:
-            kernel = KERNELS[name]()
-            _CASES[name] = kernel.graph, value_names(kernel.plan), kernel.plan
-    return _CASES[name]
+    if name in RANDOM:
+        return random_graph(*RANDOM[name]), None, None
+    kernel = KERNELS[name]()
+    return kernel.graph, value_names(kernel.plan), kernel.plan
+
+
+@functools.cache
+def drawn_of(name):
+    """(graph, names of the source or None, its picture)."""
+    graph, names, _ = case(name)
+    return graph, names, picture_of(graph, names)
 
 
 @pytest.fixture(params=[*KERNELS, *RANDOM], scope="module")
 def drawn(request):
-    """(graph, names, its picture)."""
-    graph, names, _ = case(request.param)
-    return graph, names, picture_of(graph, names)
+    return drawn_of(request.param)
+
+
+@functools.cache
+def shape_of(name):
+    """Where everything of a picture lies."""
+    return arrange(drawn_of(name)[2])
+
+
+@pytest.fixture(params=[*KERNELS, *RANDOM], scope="module")
+def laid(request):
+    """(picture, where everything lies)."""
+    return drawn_of(request.param)[2], shape_of(request.param)
 
 
 @pytest.fixture(params=KERNELS, scope="module")
@@ -156,9 +182,6 @@ def test_the_graphs_are_small_and_large():
     large = ("chain", "fan", "sinkhorn", "unlike", "0 random 190")
     assert min(len(case(name)[0]) for name in RANDOM if "190" in name) >= 190
     assert min(len(case(name)[0]) for name in large if name in KERNELS) >= 120
-
-
-# ---- names -------------------------------------------------------------------------------------
 
 
 def test_values_have_the_names_of_the_source(plan):
@@ -213,9 +236,6 @@ def test_long_text_is_cut_with_an_ellipsis():
     assert shorten("abcdef", 6) == "abcdef" and shorten("abcdefg", 6) == "abcde…"
     assert shorten("a\x1bb\nc", 9) == "a b c"
     assert text_width("漢字é") == 5 and shorten("漢字漢字", 5) == "漢字…"
-
-
-# ---- what a picture has ------------------------------------------------------------------------
 
 
 def rounds_of(graph):
@@ -348,11 +368,6 @@ def test_the_reductions_of_a_stage_are_one_box():
     assert [len(box.ids) for box in boxes] == [1, 3]
 
 
-def drawn_of(name):
-    graph, names, _ = case(name)
-    return graph, names, picture_of(graph, names)
-
-
 def texts_of(box):
     return [(t.left, t.right) if t.right else t.left for t in box.texts]
 
@@ -433,9 +448,6 @@ def test_a_constant_may_be_returned():
     picture = picture_of(kernel_of(f, *rows((4, 8))).graph)
     (out,) = [box for box in picture.boxes if box.key == "out0"]
     assert texts_of(out)[0] == "out0 = x"
-
-
-# ---- rounds ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -554,16 +566,12 @@ def test_repetitions_of_a_sequence(kinds, wanted):
     assert repetitions(kinds, 3, lambda start, size, most: most) == wanted
 
 
-# ---- where it lies -----------------------------------------------------------------------------
-
-
 def apart(a, b):
     return a.right <= b.x or b.right <= a.x or a.bottom <= b.y or b.bottom <= a.y
 
 
-def test_boxes_and_tags_are_apart_and_in_their_bands(drawn):
-    _, _, picture = drawn
-    shape = arrange(picture)
+def test_boxes_and_tags_are_apart_and_in_their_bands(laid):
+    picture, shape = laid
     assert set(shape.boxes) == {box.key for box in picture.boxes}
     rects = [*shape.boxes.values(), *(tag.rect for tag in shape.tags)]
     for a, b in itertools.combinations(rects, 2):
@@ -582,9 +590,8 @@ def test_boxes_and_tags_are_apart_and_in_their_bands(drawn):
         assert [band.stage for band in inside] == [box.stage]
 
 
-def test_every_edge_is_a_wire_or_a_tag(drawn):
-    _, _, picture = drawn
-    shape = arrange(picture)
+def test_every_edge_is_a_wire_or_a_tag(laid):
+    picture, shape = laid
     tagged = {}
     for tag in shape.tags:
         tagged.setdefault(tag.end, []).append(tag)
@@ -602,10 +609,9 @@ def test_every_edge_is_a_wire_or_a_tag(drawn):
         assert to.y <= tag.rect.y, "beside the box"
 
 
-def test_wires_go_down_past_the_boxes(drawn):
+def test_wires_go_down_past_the_boxes(laid):
     """A bend of a wire lies within the rectangle of its ends."""
-    _, _, picture = drawn
-    shape = arrange(picture)
+    _, shape = laid
     for (start, end), points in shape.wires.items():
         first, last = shape.boxes[start], shape.boxes[end]
         assert points[0] == (pytest.approx(first.centre[0]), first.bottom)
@@ -619,31 +625,47 @@ def test_wires_go_down_past_the_boxes(drawn):
                 )  # fmt: skip
 
 
-def test_wires_of_different_boxes_part(drawn):
+def test_wires_of_different_boxes_part(laid):
     """No two enter a box at one place or pass a layer at one place: each can be followed."""
-    _, _, picture = drawn
+    _, shape = laid
     places = {}
-    for (start, _), points in arrange(picture).wires.items():
-        for (x0, _), (x1, y1) in itertools.pairwise(points):
-            places.setdefault((round(y1, 3)), {}).setdefault(start, set()).add(x1)
-            assert x0 == x0
+    for (start, _), points in shape.wires.items():
+        for x, y in points[1:]:
+            places.setdefault(round(y, 3), {}).setdefault(start, set()).add(x)
     for there in places.values():
         for (one, xs), (other, others) in itertools.combinations(there.items(), 2):
             assert one == other or min(abs(a - b) for a in xs for b in others) > 1
 
 
-def test_few_wires_cross():
-    """Where wires need not cross, none does."""
-    for name in ("softmax", "loss", "six stages", "sinkhorn", "newton", "64 inputs"):
-        shape = arrange(drawn_of(name)[2])
-        bends = [
-            (start, *a, *b)
-            for (start, _), points in shape.wires.items()
-            for a, b in itertools.pairwise(points)
-        ]
-        for (s, x0, y0, x1, y1), (t, u0, v0, u1, v1) in itertools.combinations(bends, 2):
-            if s != t and (y0, y1) == (v0, v1):
-                assert (x0 - u0) * (x1 - u1) >= 0, name
+def crossings(shape):
+    """How often wires of different boxes cross in a bend."""
+    bends = [
+        (start, *a, *b)
+        for (start, _), points in shape.wires.items()
+        for a, b in itertools.pairwise(points)
+    ]
+    return sum(
+        s != t and (y0, y1) == (v0, v1) and (x0 - u0) * (x1 - u1) < 0
+        for (s, x0, y0, x1, y1), (t, u0, v0, u1, v1) in itertools.combinations(bends, 2)
+    )
+
+
+@pytest.mark.parametrize("name", ["softmax", "loss", "six stages", "sinkhorn", "newton"])
+def test_where_wires_need_not_cross_none_does(name):
+    assert crossings(shape_of(name)) == 0
+
+
+def test_boxes_are_ordered_so_that_few_wires_cross():
+    """A ladder whose boxes are given in the wrong order: a1 to d2, b1 to c2, c1 to b2, d1 to a2."""
+    keys = "abcd"
+    boxes = [Box(f"{key}{k}", Kind.ELEMENTWISE, [Text(key)]) for k in (1, 2, 3, 4) for key in keys]
+    edges = [
+        Edge(f"{one}{k}", f"{other}{k + 1}", (one,), True)
+        for k in (1, 2, 3)
+        for one, other in zip(keys, reversed(keys) if k % 2 else "badc", strict=True)
+    ]
+    picture = Picture("ladder", tuple(boxes), tuple(edges), (Band(0, "stage 0", ""),))
+    assert crossings(arrange(picture)) == 0
 
 
 def test_a_rows_order_and_gaps_are_kept_and_places_are_the_closest():
@@ -654,8 +676,7 @@ def test_a_rows_order_and_gaps_are_kept_and_places_are_the_closest():
 
 
 def test_what_does_not_fold_goes_on_in_further_columns():
-    _, _, picture = drawn_of("unlike")
-    shape = arrange(picture)
+    shape = shape_of("unlike")
     assert len({rect.x for _, rect in shape.bands}) > 1
     assert shape.width <= PAGE[0] and shape.height <= PAGE[1]
 
@@ -707,7 +728,7 @@ def test_the_svg_has_every_box_wire_and_line(name):
     ids, texts = parse(graph_svg(graph, names))
     wanted = sorted(f"node-{box.key}" for box in picture.boxes)
     assert sorted(i for i in ids if i.startswith("node-")) == wanted
-    shape = arrange(picture)
+    shape = shape_of(name)
     assert {i for i in ids if i.startswith("edge-")} == {f"edge-{a}-{b}" for a, b in shape.wires}
     assert {i for i in ids if i.startswith("tag-")} == {
         f"tag-{tag.start}-{tag.end}" for tag in shape.tags
@@ -728,7 +749,7 @@ def test_a_legend_explains_what_is_drawn(name):
     for kind in Kind:
         assert (MEANING[kind] in texts) is any(box.kind is kind for box in picture.boxes)
     assert "N elements" in texts and "one number" in texts
-    has_tags = bool(arrange(picture).tags)
+    has_tags = bool(shape_of(name).tags)
     assert ("read from elsewhere in the picture" in texts) is has_tags
     has_rounds = any(box.rounds > 1 for box in picture.boxes)
     assert ("n rounds of a loop, of which the first is shown" in texts) is has_rounds
@@ -830,9 +851,6 @@ def test_json_has_no_number_that_json_lacks():
     kernel = kernel_of(lambda x: torch.where(x > 0, x, float("-inf")), *rows((4, 8)))
     nodes = json.loads(kernel.graph_json(), parse_constant=pytest.fail)["nodes"]
     assert "-inf" in [node["arg"] for node in nodes]
-
-
-# ---- the plan ----------------------------------------------------------------------------------
 
 
 def of_plan(plan):
@@ -994,9 +1012,6 @@ def test_a_kernel_without_work_after_its_barrier_has_a_box_there():
     assert [texts_of(m.boxes[0])[0] for m in moments if m.place == "registers"] == [
         "reads x", "nothing to compute"
     ]  # fmt: skip
-
-
-# ---- Kernel, notebooks, files ------------------------------------------------------------------
 
 
 def test_notebooks_get_pictures():

@@ -234,17 +234,15 @@ class _Column:
         for sweep in range(2 * SWEEPS):
             is_last = sweep >= 2 * SWEEPS - 4  # then all wires pull, and only they
             sides = [self.above, self.below] if is_last else [(self.above, self.below)[sweep % 2]]
+            rest = 0.0 if is_last else PULL
             for k in reversed(range(len(order))) if sweep % 2 else range(len(order)):
-                pulls = [[x[i] for side in sides for i in side[item]] for item in order[k]]
-                if not is_last:
-                    pulls = [pull or [x[item]] for item, pull in zip(order[k], pulls, strict=True)]
-                rest = 0.0 if is_last else PULL
-                wanted = [
-                    sum(pull) / (len(pull) + rest) if pull else x[item]
-                    for item, pull in zip(order[k], pulls, strict=True)
+                pulls = [
+                    [x[i] for side in sides for i in side[item]] or [x[item]] for item in order[k]
                 ]
-                weights = [len(pull) + PULL for pull in pulls]
-                x |= dict(zip(order[k], settle(wanted, weights, gaps[k]), strict=True))
+                wanted = [sum(pull) / (len(pull) + rest) for pull in pulls]
+                x |= dict(
+                    zip(order[k], settle(wanted, list(map(len, pulls)), gaps[k]), strict=True)
+                )
         left = min(x[item] - self._left(item) for item in x)
         return {item: at - left + BETWEEN for item, at in x.items()}
 

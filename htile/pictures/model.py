@@ -203,8 +203,6 @@ class _Model:
         headline = f"{self.graph.name}, one row of N = {self.graph.n}"
         return Picture(headline, self._in_order(edges), edges, tuple(self._bands()))
 
-    # ---- what has a line, and what a line reads
-
     def _each(self, id: int) -> tuple[int, ...]:
         """A node in all rounds of its loop; the node alone where it is in none."""
         return self.rounds.get(id, (id,))
@@ -277,8 +275,6 @@ class _Model:
             for reader in self.graph.readers[last]
         ):
             yield f"{self.names[last]} is that of the last round"
-
-    # ---- boxes
 
     def _add(self, node: Node) -> None:
         """Give a node a line, in the newest box that it belongs to or in one of its own."""
