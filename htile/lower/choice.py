@@ -107,7 +107,7 @@ def _prefer_map(work: Work, target: Target) -> Preference:
         threads = 256 if work.has_columns else 512
         two_rows = _pairs_pay(target)
         return Preference(Form.HELD, threads, 16, "direct", spread=False, two_rows=two_rows)
-    if n <= 131072:
+    if n <= 131072 and target.arch.max_cluster > 1:
         return Preference(Form.HELD, 256, 32, "direct")
     return Preference(Form.LOOPS, 512, 32, "direct")
 

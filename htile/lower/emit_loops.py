@@ -39,7 +39,7 @@ def loop(names: Names, k: int, is_prefetched: bool) -> list[str]:
     plan = names.plan
     loop = plan.steps[k]
     lines = [f"    {names.carried[part]} = ctx.{_start(names, loop, part)}" for part in loop.parts]
-    if loop.reads and not is_prefetched:
+    if k in names.prefetched and not is_prefetched:
         lines += prefetch(names, k)
     depth = 1
     if plan.turns > 1:
@@ -72,7 +72,7 @@ def _start(names: Names, loop: ColumnLoop, part: Part) -> str:
 def _headers(names: Names, k: int, loop: ColumnLoop) -> list[list[Header]]:
     """What stands above each of a loop's bodies: of its groups of chunks, and of the rest."""
     plan, place = names.plan, names.plan.placement
-    if not loop.reads:
+    if k not in names.prefetched:
         over = ("for k in cutlass.range_constexpr(", ["ctx.num_chunks"], "):")
         if not plan.is_unrolled:
             unroll = f"unroll={place.unroll}"

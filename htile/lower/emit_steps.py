@@ -16,16 +16,20 @@ from .work import made_by_exchange
 
 def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT) -> list[str]:
     """The lines of a step; `ctx` is the name of the context whose elements it works on."""
+    is_prefetched = ctx == "chunk" and names.plan.placement.prefetch > 0
+
+    def from_global(i: Input, verb: str) -> str:
+        return names.fragments[i] if is_prefetched else f"{ctx}.{verb}({names.tensors[i]})"
+
     match step:
         case Load(i):
-            fragment = names.fragments[i] if ctx == "chunk" else None
-            loaded = fragment or f"{ctx}.load_column({names.tensors[i]})"
-            return assign(names, i, f"{loaded}.load()", indent)
+            return assign(names, i, f"{from_global(i, 'load_column')}.load()", indent)
         case Reload(inputs, home):
             lines = []
             for i in inputs:
-                fragment = names.fragments[i]
-                read = f"{ctx}.read_row({fragment})" if home is Home.SHARED else fragment
+                read = from_global(i, "load_row")
+                if home is Home.SHARED:
+                    read = f"{ctx}.read_row({names.fragments[i]})"
                 lines += assign(names, i, f"{read}.load()", indent)
             return lines
         case Compute(id, function, inputs):

@@ -22,6 +22,11 @@ MIN_CLUSTER_N = 8192  # elements; no shorter row is worth a cluster, or reading 
 UNROLLED_CHUNKS = 8  # chunks of a thread; loops over no more of them are written out
 UNROLL = 4  # chunks in the body of a loop over more, if it reads nothing from global memory
 
+# Instructions of all loops of a kernel as they are written out. More would take long to compile and
+# overflow the instruction cache. So loops whose elements take many instructions have fewer chunks
+# in their bodies, and fewer shares of a row.
+MOST_CODE = 8192
+
 # Sums over more than MOST_CHUNKS chunks of a streamed row have two levels. The inner level has
 # FOLDED chunks.
 MOST_CHUNKS = 32
@@ -32,10 +37,13 @@ MAX_REGISTERS = 255
 SPARE_REGISTERS = 40  # for addresses, predicates and partial results: seen in the examples
 COLUMN_REGISTERS = 16  # for columns that are on their way to unrolled loops
 ROW_REGISTERS = 32  # for rows and columns that are on their way to unrolled loops
+VECTOR_REGISTERS = 128  # for an element each of all rows and columns, of a whole vector
+MOST_PREFETCHED = 64  # that a chunk of all that loops read may take, so that it is prefetched
 LOOP_REGISTERS = 32  # that a loop needs beside what it computes, reads and writes
 SHARE_REGISTERS = 2  # for each share and each reduction beside the first that a loop carries
 COUNT_REGISTERS = 8  # for the number of elements that a thread has, where an exchange counts it
 ADDRESS_REGISTERS = 8  # for each tensor that a loop moves beside the first FEW_TENSORS
+POINTER_REGISTERS = 2  # for the address of each tensor beside the first FEW_TENSORS
 FEW_TENSORS = 5
 HELD_REGISTERS = 32  # of a held row; from so many on the compiler is told how many CTAs to expect
 OTHER_REGISTERS = 16  # beside those of a held row
@@ -65,11 +73,15 @@ def vector_size(graph: Graph) -> int:
     """Neighbouring elements of a thread: 16 bytes of the widest row or column, a divisor of N.
 
     A divisor, so that no vector straddles the end of a row, and so that in a contiguous tensor
-    every vector is as aligned as it is long.
+    every vector is as aligned as it is long. Fewer where the registers of a thread would not hold
+    a vector of each of many inputs.
     """
-    dtypes = [i.dtype for i in graph.inputs if i.role in (Role.ROW, Role.COLUMN)]
-    dtypes += [o.dtype for o in graph.outputs if o.is_row]
-    return gcd(graph.n, ACCESS_BYTES // max(dtype.itemsize for dtype in dtypes))
+    inputs = [i.dtype for i in graph.inputs if i.role in (Role.ROW, Role.COLUMN)]
+    dtypes = inputs + [o.dtype for o in graph.outputs if o.is_row]
+    vec = ACCESS_BYTES // max(dtype.itemsize for dtype in dtypes)
+    while vec > 1 and vec * len(inputs) > VECTOR_REGISTERS:
+        vec //= 2
+    return gcd(graph.n, vec)
 
 
 def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
@@ -89,6 +101,8 @@ class _Enumeration:
         self.work, self.target = work, target
         self.n, self.arch = work.graph.n, target.arch
         self.vec = vector_size(work.graph)
+        tensors = len(work.loaded) + len(work.writes)
+        self.spare = SPARE_REGISTERS + POINTER_REGISTERS * max(0, tensors - FEW_TENSORS)
         self.clusters = [1]
         if self.n >= MIN_CLUSTER_N:
             self.clusters = [c for c in (1, 2, 4, 8, 16) if c <= self.arch.max_cluster]
@@ -135,7 +149,7 @@ class _Enumeration:
     ) -> Iterator[Placement]:
         elements = numerics.chunks(self.n) * self.vec
         held = elements * words
-        registers = held + elements + SPARE_REGISTERS
+        registers = held + elements + self.spare
         if registers > MAX_REGISTERS and elements > self.vec:
             return
         registers = min(registers, MAX_REGISTERS)  # the rest is spilled
@@ -212,16 +226,18 @@ class _Enumeration:
         """One share of a row a CTA, or several; rows stay in shared memory, or in global memory."""
         loops, chunks = self.work.loops, numerics.chunks(self.n)
         rows = Home.SHARED if loader == "shared" else Home.REREAD
-        registers = SPARE_REGISTERS + self.vec * loops.words
+        registers = self.spare + self.vec * loops.words
         for shares, abreast in self._shares(numerics, chunks):
             threads, turns = abreast * numerics.threads_per_row, shares // abreast
             if min(registers, MAX_REGISTERS) * threads > self.arch.registers:
                 continue
             if chunks <= UNROLLED_CHUNKS:
-                prefetch, unroll = self._prefetch_unrolled(rows, turns * chunks), chunks
+                prefetch, unroll = self._prefetch_unrolled(rows, threads, turns * chunks), chunks
             else:
                 prefetch = self._prefetch_in_loop(numerics, rows, threads, turns)
-                unroll = prefetch or UNROLL
+                unroll = prefetch or (UNROLL if self._fits_unrolled(rows) else 1)
+            if shares > 1 and self._written_out(chunks, unroll, prefetch) * turns > MOST_CODE:
+                continue
             tiles = 0
             if loader == "shared":
                 if not self._is_asynchronous():
@@ -245,14 +261,28 @@ class _Enumeration:
                 threads, loader, "late", align, shares, abreast, unroll, prefetch, blocks
             )
 
-    def _prefetch_unrolled(self, rows: Home, every: int) -> int:
+    def _fits_unrolled(self, rows: Home) -> bool:
+        """Whether registers hold what some chunks of a loop's body read from global memory."""
+        reads = max(self._words(loop.reads(rows)) for loop in self.work.loops.loops)
+        return reads <= ROW_REGISTERS
+
+    def _written_out(self, chunks: int, unroll: int, prefetch: int) -> int:
+        """Instructions of a share of the row in all loops, if they are emitted so."""
+        bodies = unroll
+        if prefetch and unroll < chunks:  # a group, and the rest behind the last whole group
+            bodies = prefetch + chunks % prefetch + (prefetch if chunks >= 2 * prefetch else 0)
+        return bodies * self.vec * sum(loop.instructions for loop in self.work.loops.loops)
+
+    def _prefetch_unrolled(self, rows: Home, threads: int, every: int) -> int:
         """How many of every chunk are on their way to loops that are unrolled."""
         loops = self.work.loops.loops
         reads = max((self._words(loop.reads(rows)) for loop in loops), default=0.0)
-        if not reads:
+        if not reads or reads > MOST_PREFETCHED:
             return 0
         if rows is Home.REREAD:
-            return min(every, max(1, int(ROW_REGISTERS / reads)))
+            free = self.arch.registers // threads - LOOP_REGISTERS
+            free -= self.vec * self.work.loops.words
+            return min(every, max(1, int(min(ROW_REGISTERS, free) / reads)))
         fit = int(COLUMN_REGISTERS / reads)  # with those of the chunk that is worked on, or all
         return every if fit >= every else max(1, fit // 2)
 
@@ -269,7 +299,16 @@ class _Enumeration:
         moved = [_moved(loop, rows) for loop in loops.loops]
         free -= ADDRESS_REGISTERS * max(0, max(map(len, moved)) - FEW_TENSORS)
         words = max(map(self._words, moved))
-        return max(ahead for ahead in (1, 2, 4) if ahead == 1 or ahead * words <= free)
+        chunks = numerics.chunks(self.n)
+        if words > MOST_PREFETCHED:
+            return 0
+        fitting = [
+            count
+            for count in (2, 4)
+            if count * words <= free
+            and shares * self._written_out(chunks, count, count) <= MOST_CODE
+        ]
+        return max(fitting, default=1)
 
     def _words(self, moved: tuple[Input | Output, ...]) -> float:
         """Registers for a chunk of each."""

@@ -106,7 +106,7 @@ class Names:
                     for i in step.reads:
                         if i not in self.fragments:
                             self.fragments[i] = self._unique("tXr" + self.tensors[i][1:])
-                    if step.reads and k not in self.prefetched:
+                    if self._is_prefetched(step) and k not in self.prefetched:
                         self.prefetched[k] = self._numbered("ahead")
                     for inner in step.steps:
                         self._name_compute(inner)
@@ -117,6 +117,9 @@ class Names:
                     self._name_results(step)
                 case _:
                     self._name_compute(step)
+
+    def _is_prefetched(self, loop: ColumnLoop) -> bool:
+        return bool(loop.reads) and self.plan.placement.prefetch > 0
 
     def _name_carried(self, part: Part) -> None:
         self._fresh(part.results[0])

@@ -175,6 +175,7 @@ class Plan:
             joint=bool(self.numerics.joint),
             late_columns=self.placement.columns == "late",
             in_place=bool(self.target.aliases),
+            prefetched=self.placement.prefetch > 0,
         )
 
     @property

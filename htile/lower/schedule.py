@@ -16,6 +16,7 @@ def list_steps(
     joint: bool = False,
     late_columns: bool = False,
     in_place: bool = False,
+    prefetched: bool = True,
 ) -> tuple[Step, ...]:
     """The steps of a kernel whose rows live at `rows` between the exchanges.
 
@@ -28,6 +29,7 @@ def list_steps(
     in_place: an output is the memory of an input, so a held row is computed whole before anything
         is stored. A loop needs no such care: a thread stores a chunk after it has read all of it,
         and for the last time.
+    prefetched: whether what a loop reads from global memory is loaded ahead of its use.
     """
     held = rows is Home.REGISTERS
     sweeps = (work.held_joint if joint else work.held) if held else work.loops
@@ -45,7 +47,7 @@ def list_steps(
             backwards = not sweep.parts and rows is Home.REREAD and sweep is not sweeps.loops[0]
             padding = _padding(work, sweep, rows)
             body = [ColumnLoop(tuple(body), sweep.parts, backwards, padding)]
-            _prefetch(steps, sweep.reads(rows))
+            _prefetch(steps, sweep.reads(rows) if prefetched else ())
         steps += [*body, *sweep.then]
     return tuple(steps)
 

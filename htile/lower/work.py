@@ -16,6 +16,7 @@ from functools import cached_property
 
 from ..frontend.graph import Graph, Input, Output, Role
 from ..frontend.ops import Op
+from .costs import instructions
 from .patterns import choose_function
 from .reductions import (
     Part,
@@ -43,6 +44,7 @@ class Sweep:
     stores: what is written once it is computed.
     then: the exchanges that follow, and what is computed once a row between them.
     words: 32-bit registers for each element that are live at its widest point; of loops only.
+    instructions: instructions for each element; of loops only.
     is_loop: whether it goes over the chunks of the row.
     """
 
@@ -54,6 +56,7 @@ class Sweep:
     stores: tuple[Output, ...] = ()
     then: tuple[Compute | Reduce, ...] = ()
     words: float = 1.0
+    instructions: int = 0
     is_loop: bool = False
 
     @property
@@ -305,6 +308,7 @@ class Work:
         stores: tuple[Output, ...],
     ) -> Sweep:
         """A loop that adds operands to parts and stores results, from the inputs and `kept`."""
+        graph = self.graph
         goals = operands + tuple(output.id for output in stores)
         computes = self._needed(goals, set(kept), in_loops=True)
         reads = {i for step in computes for i in step.inputs} | set(goals)
@@ -315,8 +319,10 @@ class Work:
         events += [({step.id}, {*step.inputs}) for step in computes]
         events += [(set(), {output.id}) for output in stores]
         events.append((set(), {*operands}))
-        words = self._widest(events, len(parts))
-        return Sweep(goals, computes, rows, columns, parts, stores, (), words, is_loop=True)
+        return Sweep(
+            goals, computes, rows, columns, parts, stores, (),
+            self._widest(events, len(parts)), instructions(graph, computes, parts), is_loop=True,
+        )  # fmt: skip
 
     def _widest(self, events: list[tuple[set[int], set[int]]], carried: int) -> float:
         """Registers an element of steps that make and read nodes, beside what is carried."""
