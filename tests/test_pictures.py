@@ -20,8 +20,8 @@ import htile
 from htile.frontend.graph import Role
 from htile.frontend.ops import REDUCTIONS, Op, dtype_name
 from htile.lower.names import value_names
-from htile.lower.plan import Home, Reduce
-from htile.lower.schedule import assign_stages
+from htile.lower.reductions import Reduce, assign_stages
+from htile.lower.steps import Home
 from htile.pictures import graph_dot, graph_json, graph_svg, plan_svg
 from htile.pictures.boxes import GUTTER, INSET, size_of
 from htile.pictures.canvas import GLYPH
@@ -925,7 +925,7 @@ def test_the_rounds_of_a_loop_are_one_in_the_plan():
 
 
 def test_what_is_read_or_computed_again_is_dashed_not_kept():
-    kernel = example_kernel("norm_softmax", 65536, reload=True)
+    kernel = example_kernel("norm_softmax", 65536, form="loops")
     spans = kept(kernel.plan, segments_of(kernel.plan))
     homes = kernel.plan.homes
     assert set(homes.values()) >= {Home.RECOMPUTE}
@@ -957,22 +957,25 @@ def test_pairs_shares_and_fetched_columns_are_shown():
     moments, _ = of_plan(plan)
     texts = {text.left for moment in moments for box in moment.boxes for text in box.texts}
     (pair,) = [s for s in plan.steps if isinstance(s, Reduce)]
-    assert pair.paired and "gathers max0 with sum0 about it" in texts
+    assert pair.is_pair and "carries max0, and sum0 relative to it" in texts
     assert "one barrier of 16 CTAs" in [moment.what for moment in moments]
     plan = plans_of_many_rows("layernorm", 131072)
     moments, _ = of_plan(plan)
     texts = {text.left for moment in moments for box in moment.boxes for text in box.texts}
     assert "one barrier of 4 CTAs" in [moment.what for moment in moments]
-    assert "fetches weight, bias" in texts
+    assert "prefetches weight, bias" in texts
 
 
 def test_what_a_barrier_brings_for_the_next_stage_is_shown():
     plan = plans_of_many_rows("layernorm", 65536)
     moments, _ = of_plan(plan)
     barriers = [(m.what, m.is_barrier) for m in moments if m.place.startswith("stage")]
-    assert barriers == [("one barrier of 2 CTAs", True), ("of what the barrier brought", False)]
+    assert barriers == [
+        ("one barrier of 2 CTAs", True),
+        ("of what the barrier before brought", False),
+    ]
     _, squares = (s for s in plan.steps if isinstance(s, Reduce))
-    assert squares.carried
+    assert not squares.exchanges
 
 
 def plans_of_many_rows(name, n):
@@ -993,7 +996,7 @@ def test_what_is_gathered_ahead_is_shown_where_it_is():
         "load-x", "segment0", "stage1", "segment1", "stage2", "segment2", "store-out"
     ]  # fmt: skip
     texts = [text.left for moment in moments for box in moment.boxes for text in box.texts]
-    assert "gathers sum1 too" in texts and "sum1 as gathered, about div0" in texts
+    assert "carries sum1 along" in texts and "sum1 as carried, now about div0" in texts
     assert [m.what for m in moments if m.place == "registers"] == [
         f"in {plan.chunks} chunks", "", f"in {plan.chunks} chunks"
     ]  # fmt: skip

@@ -204,12 +204,12 @@ def _across(moment: Moment) -> float:
 def _heading(plan: Plan, names: Mapping[int, str]) -> tuple[str, list[str]]:
     """The title, and what is said of the plan as a whole."""
     read, written = plan.bytes_per_row()
-    again = plan.bytes_read_again()
-    notes = [
-        *plan.layout(),
-        f"traffic    {read} bytes read and {written} written a row"
-        f"{f', {again} read again' if again else ''}",
-    ]
+    traffic = f"{read} bytes read and {written} written a row"
+    if again := plan.bytes_read_again():
+        traffic += f", {again} read again"
+    if columns := plan.bytes_of_columns():
+        traffic += f"; {columns} bytes that all rows share"
+    notes = [*plan.layout(), f"traffic    {traffic}"]
     numbers = [names[i.id] for i in plan.graph.inputs if i.role is Role.SCALAR]
     if numbers:
         notes.append(f"numbers    {', '.join(numbers)} given at run time")

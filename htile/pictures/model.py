@@ -16,7 +16,7 @@ import networkx as nx
 
 from ..frontend.graph import Graph, Input, Node, Role
 from ..frontend.ops import REDUCTIONS, Op, dtype_name
-from ..lower.schedule import assign_stages
+from ..lower.reductions import assign_stages
 from .fold import find_rounds
 from .names import INFIX, all_names, counted, expression, flowed, span, strip, type_text
 

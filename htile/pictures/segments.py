@@ -14,19 +14,10 @@ import torch
 
 from ..frontend.graph import Input, Output, Role
 from ..frontend.ops import Op, dtype_name
-from ..lower.emit import EMIT
-from ..lower.plan import (
-    ColumnLoop,
-    Compute,
-    Fetch,
-    Home,
-    Load,
-    Plan,
-    Reduce,
-    Reload,
-    Step,
-    Store,
-)
+from ..lower.expressions import EMIT
+from ..lower.plan import Plan
+from ..lower.reductions import SOFTMAX, Part, Reduce
+from ..lower.steps import ColumnLoop, Compute, Home, Load, Prefetch, Reload, Step, Store
 from .fold import find_rounds, repetitions
 from .model import KIND_OF_ROLE, Box, Kind, Style, Text, kind_of, stages_text
 from .names import flowed, span, strip
@@ -46,8 +37,8 @@ MANY = 4  # names, of which only the first and the last are written
 class Segment:
     """What happens between two barriers, and the reductions of the barrier that ends it.
 
-    ahead: reductions of the next barrier that are gathered here.
-    fetched: what is on its way to the next loop from here on.
+    ahead: reductions of the next barrier that are carried along here.
+    prefetched: what is on its way to the next loop from here on.
     """
 
     loads: list[Load] = field(default_factory=list)
@@ -56,7 +47,7 @@ class Segment:
     stores: list[Store] = field(default_factory=list)
     reduces: list[Reduce] = field(default_factory=list)
     ahead: list[int] = field(default_factory=list)
-    fetched: list[Input] = field(default_factory=list)
+    prefetched: list[Input] = field(default_factory=list)
 
 
 @dataclass
@@ -85,7 +76,7 @@ class Bar:
 def segments_of(plan: Plan) -> list[Segment]:
     """The steps of a row, cut at its barriers; the last segment has no reductions."""
     segments = [Segment()]
-    for step in _flat(plan.prologue + plan.steps + plan.epilogue):
+    for step in _flat(plan.steps):
         now = segments[-1]
         match step:
             case Load():
@@ -95,16 +86,30 @@ def segments_of(plan: Plan) -> list[Segment]:
                 now.reloads += [(i, home) for i in inputs if i not in first]
             case Compute():
                 now.computes.append(step)
-            case Fetch(inputs):
-                now.fetched += inputs
+            case Prefetch(inputs):
+                now.prefetched += inputs
             case Store():
                 now.stores.append(step)
-            case ColumnLoop(_, _, Reduce(_, results)):
-                now.ahead += results
+            case ColumnLoop(_, parts):
+                now.ahead += [id for part in parts if not _is_pair(part) for id in part.results[1:]]
             case Reduce():
                 now.reduces.append(step)
                 segments.append(Segment())
     return segments
+
+
+def _is_pair(part: Part) -> bool:
+    return part.kind is SOFTMAX and part.at_once
+
+
+def _references(reduce: Reduce) -> dict[int, int]:
+    """The reference of each result that was carried with a reduction of the stage before."""
+    found = {}
+    for id, part in zip(reduce.results, reduce.parts, strict=True):
+        place = part.results.index(id)
+        if place and not reduce.is_pair:
+            found[id] = part.references[place - 1]
+    return found
 
 
 def _flat(steps: tuple[Step, ...]) -> Iterator[Step]:
@@ -142,7 +147,7 @@ def kept(plan: Plan, segments: list[Segment]) -> dict[int, tuple[int, int, Home]
         reads = [i for step in segment.computes for i in step.inputs]
         reads += [step.output.id for step in segment.stores]
         for reduce in segment.reduces:
-            reads += [a.about for a in reduce.ahead] or reduce.operands
+            reads += list(_references(reduce).values()) or reduce.operands(plan.graph)
         for id in reads:
             if made.get(id, k) < k:
                 have(id, made[id], k)
@@ -201,7 +206,7 @@ class _Story:
             loads = [(s.input, None) for s in segment.loads if s.input not in rows]
             texts = list(self._texts(segment)) or [Text("nothing to compute", "", Style.FAINT)]
             work = Box(f"segment{k}", Kind.ELEMENTWISE, texts, rounds=count)
-            in_loop = self.plan.numerics.reload and not any(r.ahead for r in segment.reduces)
+            in_loop = self.plan.numerics.in_loops and not any(map(_references, segment.reduces))
             what = f"in {self.plan.chunks} chunks" if in_loop else ""
             beside = list(self._inputs([*loads, *segment.reloads], f"-{k}" if k else ""))
             yield Moment("registers", [work], beside, what)
@@ -227,21 +232,21 @@ class _Story:
             times = f"× {len(others) + 1}" if others else ""
             lines.append(Text(self._line(step), times))
         yield from _cut(lines)
-        notes = [f"gathers {self.names[id]} too" for id in segment.ahead]
+        notes = [f"carries {self.names[id]} along" for id in segment.ahead]
         for reduce in segment.reduces:
-            if reduce.paired:
+            if reduce.is_pair:
                 peak, total = (self.names[id] for id in reduce.results)
-                notes.append(f"gathers {peak} with {total} about it")
-            for id, ahead in zip(reduce.results, reduce.ahead, strict=False):
-                notes.append(f"{self.names[id]} as gathered, about {self._operand(ahead.about)}")
-        if segment.fetched:
-            notes.append(f"fetches {', '.join(self.names[i.id] for i in segment.fetched)}")
+                notes.append(f"carries {peak}, and {total} relative to it")
+            for id, reference in _references(reduce).items():
+                notes.append(f"{self.names[id]} as carried, now about {self._operand(reference)}")
+        if segment.prefetched:
+            notes.append(f"prefetches {', '.join(self.names[i.id] for i in segment.prefetched)}")
         yield from (Text(note, "", Style.FAINT) for note in notes)
 
     def _line(self, step: Compute) -> str:
         """A step as the source has it, with its device function."""
         operands = tuple(map(self._operand, step.inputs))
-        text = EMIT[self.graph[step.id].op](self.graph[step.id], operands, step.form)
+        text = EMIT[self.graph[step.id].op](self.graph[step.id], operands, step.function)
         return f"{self.names[step.id]} = {text.removeprefix('math.')}"
 
     def _operand(self, id: int) -> str:
@@ -253,14 +258,14 @@ class _Story:
 
     def _barrier(self, reduce: Reduce, stages: list[int], rounds: int) -> Moment:
         texts = []
-        for id, op in zip(reduce.results, reduce.operands, strict=True):
+        for id, op in zip(reduce.results, reduce.operands(self.graph), strict=True):
             line = f"{self.names[id]} = {self.graph[id].op.value}({self._operand(op)})"
             texts.append(Text(line, "", Style.BOLD))
         ctas = self.plan.numerics.cluster_n // self.plan.placement.shares
         what = "one barrier" if ctas == 1 else f"one barrier of {ctas} CTAs"
-        what = "of what the barrier brought" if reduce.carried else what
+        what = what if reduce.exchanges else "of what the barrier before brought"
         box = Box(f"stage{reduce.stage}", Kind.REDUCTION, _cut(texts), rounds=rounds)
-        return Moment(stages_text(stages), [box], [], what, not reduce.carried)
+        return Moment(stages_text(stages), [box], [], what, reduce.exchanges)
 
     def _inputs(
         self, inputs: Iterable[tuple[Input, Home | None]], suffix: str = ""
