@@ -24,7 +24,8 @@ GAP, NARROW_GAP = 20.0, 12.0  # between layers: where wires bend, and where none
 STRAIGHT = 12.0  # how far a wire may go aside that does not count as bent
 BAND_GAP = 14.0  # more between layers of two stages
 TAG_LINE = 10.0
-WIDEST_LAYERS = range(860, 500, -20)  # the first is taken whose picture the page has room for
+WIDEST_LAYER = 860.0  # without tags; less where the page has no room for the picture then
+MOST_TRIES = 8
 COLUMN_HEIGHT = 900.0  # at which a picture goes on in a further column, if there is room for it
 PAGE_WIDTH = 1570.0
 MID_STAGE = 150.0  # what a column may be longer for, so that it ends where a stage does
@@ -62,12 +63,14 @@ class Layout:
 def arrange(picture: Picture) -> Layout:
     """Lay out a picture: in as many columns as its height asks for and the page has room for."""
     sizes = {box.key: size_of(box) for box in picture.boxes}
-    for widest in WIDEST_LAYERS:
+    widest = WIDEST_LAYER
+    for _ in range(MOST_TRIES):
         columns = columns_of(picture, layers_of(picture, sizes, widest), sizes)
         width = sum(GUTTER + column.width for column in columns)
         width += BETWEEN_COLUMNS * (len(columns) - 1)
         if width <= PAGE_WIDTH:
             break
+        widest *= max(0.9, min(0.98, PAGE_WIDTH / width))
     whole = Layout(width, max(column.height for column in columns), {}, [], {}, [])
     left = 0.0
     for column in columns:

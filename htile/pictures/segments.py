@@ -52,7 +52,10 @@ class Segment:
 
 @dataclass
 class Moment:
-    """A row of the picture: boxes, and at their left what reaches them from memory just then."""
+    """A row of the picture: boxes, and at their left what reaches them from memory just then.
+
+    place: where that is, such as registers. what: more about it.
+    """
 
     place: str
     boxes: list[Box]
@@ -63,7 +66,10 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A value that is on both sides of a barrier: its text, and the moments that it spans."""
+    """A value that is on both sides of a barrier.
+
+    texts: its name, where it is, and its size. first, last: the moments that it spans.
+    """
 
     id: int
     kind: Kind
