@@ -14,7 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import htile
 from htile.errors import ArgumentError, CompileError, GradientError
 from htile.frontend.graph import Role
+from htile.run import launch as launching
 from htile.run import rowwise as jit
+from htile.run import specialize
 from htile.testing import assert_close, oracle
 from tests.lower.cases import BF16, EXAMPLES, F16, F32
 
@@ -175,8 +177,8 @@ def traced(monkeypatch):
         statics.append(tuple(s.value for s in specs if s.role is Role.STATIC))
         return original(fn, specs, n, *rest)
 
-    original = jit.trace
-    monkeypatch.setattr(jit, "trace", trace)
+    original = specialize.trace
+    monkeypatch.setattr(specialize, "trace", trace)
     return statics
 
 
@@ -353,7 +355,7 @@ def test_an_architecture_that_is_no_text_is_unknown():
 
 
 def test_torch_compile_breaks_its_graph_once():
-    """DESIGN.md section 7; with fullgraph=True torch's message names what is not supported."""
+    """With fullgraph=True torch's message gives HTile's reason, and asks for no report."""
     softmax, _ = EXAMPLES["softmax"]
 
     def f(x):
@@ -365,8 +367,11 @@ def test_torch_compile_breaks_its_graph_once():
     assert torch.equal(torch.compile(f, backend="eager")(x), f(x))
     assert torch.equal(torch.compile(softmax, backend="eager")(x), softmax(x))
     torch._dynamo.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="rowwise_is_not_supported_by"):
+    with pytest.raises(torch._dynamo.exc.Unsupported) as caught:
         torch.compile(f, backend="eager", fullgraph=True)(x)
+    said = str(caught.value)
+    assert "HTile does not support torch.compile yet" in said and "without fullgraph=True" in said
+    assert "file an issue" not in said
     torch._dynamo.reset()
 
 
@@ -467,14 +472,14 @@ def prepared(monkeypatch):
     """Let calls take the way of CUDA tensors, up to the launch; the list of preparations."""
     calls = []
 
-    def prepare(self, call, values, outs, aliases, device):
-        calls.append(values)
+    def prepare(request, device, known):
+        calls.append(request.values)
         return "launch"
 
     monkeypatch.setattr(jit, "device_of", lambda signature, values: torch.device("cuda"))
-    monkeypatch.setattr(jit.Rowwise, "_prepare", prepare)
-    monkeypatch.setattr(jit, "_run", lambda launch, values, outs: launch)
-    monkeypatch.setattr(jit.Rowwise, "_add_shortcut", lambda *arguments: None)
+    monkeypatch.setattr(jit, "prepare", prepare)
+    monkeypatch.setattr(jit, "run", lambda launch, values, outs: launch)
+    monkeypatch.setattr(jit.Rowwise, "_add_shortcuts", lambda *arguments: None)
     return calls
 
 
@@ -578,9 +583,9 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: pretended.capturing)
     monkeypatch.setattr(jit, "device_of", lambda signature, values: pretended.device)
-    monkeypatch.setattr(jit.Kernel, "artifact", property(lambda kernel: kernel.source))
-    monkeypatch.setattr(jit, "load", load)
-    monkeypatch.setattr(jit, "_run", run)
+    monkeypatch.setattr(launching.Kernel, "artifact", property(lambda kernel: kernel.source))
+    monkeypatch.setattr(launching, "load", load)
+    monkeypatch.setattr(jit, "run", run)
     monkeypatch.setattr(jit, "shortcut", lambda *arguments: None)
     return pretended
 
@@ -601,12 +606,12 @@ def test_outputs_without_memory_are_no_outputs(inside):
     structure = torch.utils._pytree.tree_structure(0)
     outputs = (((4, 64), torch.float32),)
     cpu = torch.device("cpu")
-    launch = jit.Launch(lambda *given: launched.append(given), "", ((0, False),), outputs,
+    launch = launching.Launch(lambda *given: launched.append(given), "", ((0, False),), outputs,
                         structure, cpu, True)  # fmt: skip
     x = torch.zeros(4, 64)
-    assert type(jit._run(launch, (x,), ())) is torch.Tensor and len(launched) == 1
+    assert type(launching.run(launch, (x,))) is torch.Tensor and len(launched) == 1
     with pytest.raises(htile.UnsupportedError, match="call a rowwise function outside"):
-        inside(lambda: jit._run(launch, (x,), ()))
+        inside(lambda: launching.run(launch, (x,)))
     assert len(launched) == 1
 
 

@@ -8,12 +8,14 @@ import torch
 
 import htile
 from htile.errors import ArgumentError, DtypeError, ShapeError, TraceError
-from htile.frontend.roles import classify
 from htile.lower.plan import ColumnLoop, Load, Reload, Store
-from htile.run.out import overlaps_itself, share_memory
-from htile.run.rowwise import Launch
+from htile.run.launch import Launch
+from htile.run.memory import overlaps_itself, share_memory
+from htile.run.operands import call_key
+from htile.run.out import find_aliases
 from htile.testing import assert_close
 from tests.lower.cases import ARCH, BF16, EXAMPLES, F32
+from tests.requests import request_of
 
 M, N = 4, 8
 softmax, _ = EXAMPLES["softmax"]
@@ -108,7 +110,9 @@ def test_dicts_are_matched_by_key():
 def launched_as(function, args, out, kernel):
     """The call goes to `kernel`, as to one that was launched before."""
     leaves, structure = torch.utils._pytree.tree_flatten(out)
-    key = function._key(args, tuple(leaves), function._aliases(args, tuple(leaves)))
+    signature, outs = function._signature, tuple(leaves)
+    captured = function._captures.fingerprint()
+    key = call_key(captured, signature, args, outs, find_aliases(signature, args, outs))
     inputs = tuple((k, False) for k in range(len(args)))
     results = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
     function._launches[key] = Launch(kernel, "", inputs, results, structure, args[0].device, True)
@@ -206,12 +210,10 @@ def six(a, b, c, d, e, f):
 def test_in_place_has_the_same_numerics(function, n):
     """Which thread has which element may not depend on where the results go."""
     args = tuple(torch.empty(1, n, dtype=BF16) for _ in function._signature.names)
-    call = classify(function._signature, args)
-
     def plan(outs):
-        aliases = function._aliases(args, outs)
-        assert len(aliases) == len(outs)
-        return function._lower(call, args, outs, aliases, ARCH["sm_90a"])[0].plan
+        request = request_of(function, args, outs)
+        assert len(request.aliases) == len(outs)
+        return request.lower(ARCH["sm_90a"]).plan
 
     here, elsewhere = plan((*args[1:], args[0])), plan(())
     assert here.numerics == elsewhere.numerics

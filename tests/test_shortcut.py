@@ -14,6 +14,7 @@ import htile
 from examples.rmsnorm import rmsnorm
 from examples.softmax import softmax
 from htile.errors import ArgumentError, GradientError
+from htile.run import launch as launching
 from htile.run import rowwise as jit
 from htile.run import shortcut
 
@@ -65,15 +66,14 @@ def gpu(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(jit, "device_of", lambda signature, values: torch.device("cuda", 0))
-    monkeypatch.setattr(jit.Kernel, "artifact", property(lambda kernel: kernel.source))
-    monkeypatch.setattr(jit, "load", load)
+    monkeypatch.setattr(jit, "runs_kernels", lambda device: device.type != "meta")
+    monkeypatch.setattr(launching.Kernel, "artifact", property(lambda kernel: kernel.source))
+    monkeypatch.setattr(launching, "load", load)
     monkeypatch.setattr(shortcut, "allocator", lambda device: empty_strided)
-    monkeypatch.setattr(jit, "_run", lambda launch, values, outs: "the long way")
+    monkeypatch.setattr(jit, "run", lambda launch, values, outs: "the long way")
     monkeypatch.setattr(jit.Rowwise, "_call", call)
     for f in (plain, many, softmax, rmsnorm):
-        monkeypatch.setattr(f, "_shortcuts", ())
-        monkeypatch.setattr(f, "_launches", {})
+        f._forget()
     gpu.calls, gpu.long = calls, long
     return gpu
 
@@ -92,7 +92,7 @@ def test_a_call_that_comes_again_is_short(gpu):
 def test_a_shortcut_of_fixed_sizes_goes_after_some_others(gpu):
     x = torch.randn(2, 3, 64)
     many(x, x[0, 0])
-    first = many._shortcuts[0]
+    first = many._returning[0]
     sizes = [(2, 3), (3, 2), (2, 3), (1, 6), (5, 5), (2, 3), (4, 1)]
     for k, lead in enumerate(sizes):
         other = torch.randn(*lead, 64)
@@ -100,8 +100,8 @@ def test_a_shortcut_of_fixed_sizes_goes_after_some_others(gpu):
         assert result["y"].shape == other.shape and result["y"].is_contiguous()
         assert result["top"].shape == (*lead, 1) and result["sum"].shape == lead
         misses = sum(each != (2, 3) for each in sizes[: k + 1])
-        assert (first in many._shortcuts) == (misses < jit.MAX_MISSES)
-    assert len(gpu.long) == 1 and len(many._shortcuts) == 1
+        assert (first in many._returning) == (misses < jit.MAX_MISSES)
+    assert len(gpu.long) == 1 and len(many._returning) == 1
 
 
 def test_structures_keywords_and_defaults(gpu):
@@ -154,7 +154,7 @@ def test_a_kernel_of_narrow_accesses_is_not_tried_first(gpu):
     moved = torch.randn(4 * 64 + 1)[1:].view(4, 64)
     assert moved.is_contiguous() and moved.data_ptr() % 16
     plain(moved), plain(moved)
-    assert len(gpu.long) == 2 and not plain._shortcuts
+    assert len(gpu.long) == 2 and not plain._returning
     plain(X), plain(X)
     assert len(gpu.long) == 3 and len(plain._launches) == 2
 
@@ -181,8 +181,8 @@ def test_a_refusal_of_any_kind_goes_the_long_way_and_a_failing_launch_raises(
         if len(launched) > 1:
             raise kind("Cannot pack tensors on meta")
 
-    monkeypatch.setattr(jit, "load", lambda source: kernel)
-    monkeypatch.setattr(jit, "_run", lambda launch, values, outs: launch.kernel(*values))
+    monkeypatch.setattr(launching, "load", lambda source: kernel)
+    monkeypatch.setattr(jit, "run", lambda launch, values, outs: launch.kernel(*values))
     plain(X)
     with pytest.raises(kind, match="Cannot pack"):
         plain(X)
@@ -194,7 +194,7 @@ def test_one_tensor_as_two_arguments_goes_the_long_way(gpu):
     for m in range(1, 8):
         x = torch.randn(m, 64)
         many(x, x[0], x)
-    assert len(gpu.long) == 7 and not many._shortcuts
+    assert len(gpu.long) == 7 and not many._returning
     many(X, X[0], X.clone())
     assert len(gpu.long) == 8
     many(X, X[0], X.clone())
@@ -283,16 +283,16 @@ def test_memory_is_that_of_the_arguments_device(monkeypatch):
 def test_outputs_on_another_gpu_are_no_outputs(monkeypatch, count):
     """As the quick function makes them, once another GPU is the current one."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    miss = ["    return _MISS"]
-    lines = shortcut._is_elsewhere("_out0", torch.device("cuda", 1), miss)
+    miss = shortcut.MISS
+    lines = shortcut.is_elsewhere("_out0", torch.device("cuda", 1), miss)
     code = "\n".join(["def leaves(_out0):", *(f"    {line}" for line in lines), "    return 0"])
-    scope = {"_MISS": shortcut.MISS}
+    scope = {}
     exec(code, scope)
     for index in range(count):
         made = SimpleNamespace(get_device=lambda index=index: index)
-        missed = scope["leaves"](made) is shortcut.MISS
+        missed = scope["leaves"](made) is None
         assert missed == (count > 1 and index != 1)
-    assert shortcut._is_elsewhere("_out0", torch.device("cpu"), miss) == []
+    assert shortcut.is_elsewhere("_out0", torch.device("cpu"), miss) == []
 
 
 def test_a_captured_value_that_changes(gpu, monkeypatch):
@@ -349,7 +349,7 @@ def test_every_kind_of_captured_value_is_looked_at(gpu, monkeypatch):
 def test_only_so_many(gpu):
     for n in range(1, 12):
         plain(torch.randn(4, n))
-    assert len(plain._shortcuts) == jit.MAX_SHORTCUTS
+    assert len(plain._returning) == jit.MAX_SHORTCUTS
     before = len(gpu.long)
     plain(torch.randn(4, 11))
     assert len(gpu.long) == before + 1

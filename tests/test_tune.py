@@ -19,9 +19,11 @@ from htile.errors import ArgumentError, LoweringError
 from htile.lower import choose, enumerate_plans
 from htile.lower.choice import closest_first
 from htile.lower.emit import emit
+from htile.run import launch as launching
 from htile.run import rowwise as jit
 from htile.tune import search as tuning
 from htile.tune.statistics import Estimate
+from tests.requests import request_of
 
 REPO = Path(__file__).parents[1]
 CUDA = torch.device("cuda", 0)
@@ -51,9 +53,9 @@ class Machine:
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: self.name)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         monkeypatch.setattr(jit, "device_of", lambda signature, values: CUDA)
-        monkeypatch.setattr(jit.Kernel, "artifact", property(lambda kernel: kernel.source))
-        monkeypatch.setattr(jit, "load", self.load)
-        monkeypatch.setattr(jit, "_run", lambda launch, values, outs: launch.kernel())
+        monkeypatch.setattr(launching.Kernel, "artifact", property(lambda kernel: kernel.source))
+        monkeypatch.setattr(launching, "load", self.load)
+        monkeypatch.setattr(jit, "run", lambda launch, values, outs=(): launch.kernel())
         monkeypatch.setattr(tuning, "time_on", self.time)
 
     def load(self, source):
@@ -73,25 +75,18 @@ class Machine:
 def machine(monkeypatch, tmp_path):
     monkeypatch.setenv("HTILE_CACHE_DIR", str(tmp_path / "cache"))
     for f in (softmax, norm):
-        f._launches.clear()
-        f._shortcuts = ()
+        f._forget()
     yield Machine(monkeypatch)
     for f in (softmax, norm):
-        f._launches.clear()
-        f._shortcuts = ()
+        f._forget()
 
 
 def plans(f, *args):
     """(the plans that calls may run, best first, the default's numerics)."""
     plan = f.inspect(*args, arch="sm_80").plan  # no tuned one: another architecture's
-    target = jit.Rowwise._target(f, *_called(f, args), (), (), jit.arch_named("sm_90a"))[0]
+    target = request_of(f, args).target(jit.arch_named("sm_90a"))
     found = closest_first(enumerate_plans(plan.graph, target))
     return found, choose(found).numerics
-
-
-def _called(f, args):
-    values = f._signature.bind(args, {})
-    return jit.classify(f._signature, values), values
 
 
 def others(f, *args, numerics=False):

@@ -28,9 +28,10 @@ class Kernel:
     CuTe-DSL is not installed. No GPU is needed for any of them.
     """
 
-    def __init__(self, lowered: Lowered, arch: str):
+    def __init__(self, lowered: Lowered, arch: str, copied: frozenset[str] = frozenset()):
         self.lowered = lowered
         self.arch = arch
+        self.copied = copied
 
     @property
     def name(self) -> str:

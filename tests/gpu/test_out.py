@@ -10,10 +10,10 @@ from torch.utils import _pytree as pytree
 import htile
 from htile.build.arch import arch_named
 from htile.build.compile import build
-from htile.frontend.roles import classify
 from htile.lower import choose, enumerate_plans
 from htile.lower.enumeration import MIN_CLUSTER_N
 from htile.testing import assert_close
+from tests.requests import request_of
 
 from .matrix import BF16, EXAMPLES, F32, assert_same_bits, run, seed, short
 
@@ -73,10 +73,7 @@ def kinds(function, args, arch):
 def compile_in_place(function, args, replaced, arch):
     """A job: what a call compiles whose results replace these arguments, given on the CPU."""
     outs = tuple(args[k] for k in replaced)
-    values = function._signature.bind(tuple(args), {})
-    call = classify(function._signature, values)
-    aliases = function._aliases(values, outs)
-    lowered, _ = function._lower(call, values, outs, aliases, arch_named(arch))
+    lowered = request_of(function, args, outs).lower(arch_named(arch))
     return build, (lowered.source, lowered.function, arch)
 
 

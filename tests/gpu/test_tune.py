@@ -28,11 +28,9 @@ def args(device, tmp_path, monkeypatch):
     """Arguments, and a cache that no other test uses."""
     monkeypatch.setenv("HTILE_CACHE_DIR", str(tmp_path / "cache"))
     seed("tune")
-    norm._launches.clear()
-    norm._shortcuts = ()
+    norm._forget()
     yield torch.randn(M, N, device=device, dtype=BF16), torch.randn(N, device=device, dtype=BF16)
-    norm._launches.clear()
-    norm._shortcuts = ()
+    norm._forget()
 
 
 def properties(f, *args):
@@ -90,8 +88,7 @@ def test_a_later_process_runs_what_was_kept(args):
     other = [p for p in same if p.placement != plan.placement][-1]
     expected = run(norm, *args)
     assert keep(other, {}, args[0].device, numerics=False)
-    norm._launches.clear()
-    norm._shortcuts = ()
+    norm._forget()
     result = run(norm, *args)
     assert properties(norm, *args) == other.properties()
     assert_same_bits(result, expected)
