@@ -174,7 +174,7 @@ def test_methods_of_frozen_dataclasses():
         torch.testing.assert_close(norm.plain(x, weight=w), expected * w)
         assert torch.equal(Norm.plain(norm, x), norm.plain(x))
         assert norm.annotated(x).abs().max() <= 1
-    assert len(Norm.plain._specializations) == 6, "one trace for each value of self, with weight and without"
+    assert len(Norm.plain._specializations) == 6, "each value of self, with weight and without"
     assert torch.equal(Norm.double(x), x * 2) and torch.equal(Norm().double(x), x * 2)
     assert torch.equal(Norm.of_class(x), x + 1) and torch.equal(Norm().of_class(x), x + 1)
 

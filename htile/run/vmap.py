@@ -1,6 +1,6 @@
 """A call inside `torch.vmap`: the batch becomes the first dimension of the rows.
 
-So `torch.vmap(f)(x)` is `f(x)`, in values and dtypes; batches inside a batch are several dimensions.
+So `torch.vmap(f)(x)` is `f(x)`, in values and dtypes. Nested batches are several dimensions.
 """
 
 from __future__ import annotations
