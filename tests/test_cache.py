@@ -27,7 +27,7 @@ from htile import cli
 from htile.build import artifact as loading
 from htile.build import cache
 from htile.build import compile as compiler
-from htile.build.artifact import Artifact, Variant
+from htile.build.artifact import Artifact, Variant, as_compiled
 from htile.build.cubin import Resources
 from htile.errors import ArgumentError, CompileError
 
@@ -42,7 +42,8 @@ USED = Resources(32, 0, 0, 1024, 128, 4096)
 def made(source=SOURCE, function="f", arch="sm_90a", seed=0):
     """An artifact of made-up bytes, which do not compress."""
     noise = random.Random(seed).randbytes(20000)
-    return Artifact(source, function, arch, b"o" + noise, b"s" + noise, "ptx", b"c" + noise, USED)
+    parts = b"o" + noise, b"s" + noise, "ptx", b"c" + noise
+    return Artifact(source, function, arch, *parts, USED, seconds=1.0)
 
 
 class Compiler:
@@ -256,6 +257,8 @@ FOREIGN = {
     "another kernel": another_kernel,
     "a link to itself": lambda path: path.symlink_to(path),
     "a link to nowhere": lambda path: path.symlink_to("/nowhere/at/all"),
+    "a pipe that nobody writes to": lambda path: os.mkfifo(path),
+    "a link to a device without end": lambda path: path.symlink_to("/dev/zero"),
 }
 
 
@@ -269,6 +272,53 @@ def test_what_is_foreign_is_never_believed(folder, kind):
     compile = Compiler()
     assert fetch(compile) == made() and len(compile.calls) == 1
     assert fetch(None) == made() and not path.is_symlink()
+
+
+def test_a_pipe_in_the_place_of_the_lock_holds_nobody_up(folder):
+    folder.mkdir()
+    os.mkfifo(folder / cache.LOCK)
+    compile = Compiler()
+    assert fetch(compile) == made() and fetch(None) == made() and len(compile.calls) == 1
+
+
+def test_how_it_was_compiled_is_kept(folder):
+    """With other thread blocks than the text asked for; and where it came from is told."""
+    asked = SOURCE + "blocks = 6  # of an SM, for which registers are spared\n"
+    for blocks, level, line in (
+        (6, 3, "blocks = 6  # of an SM, for which registers are spared"),
+        (0, 3, "blocks = 0  # of an SM; 6 would spill registers"),
+        (6, 2, "blocks = 6  # of an SM; by ptxas -O2, for -O3 would spill registers"),
+    ):
+        cache.clear()
+        text = SOURCE + line + "\n"
+        assert as_compiled(asked, blocks, level) == text
+        first = replace(made(text), blocks=blocks, level=level)
+        assert fetch(lambda *request, first=first: first, asked) is first
+        moved = asked.replace(":3", ":4")
+        again = fetch(None, moved)
+        assert (again.blocks, again.level) == (blocks, level)
+        assert again.source == text.replace(":3", ":4"), "with the caller's comments"
+        assert (first.seconds, again.seconds) == (1.0, None), "compiled, and found"
+        cache.clear()
+        cache.keep(asked, first)
+        assert fetch(None, asked) == first
+
+
+def test_files_of_the_format_before_are_listed(folder):
+    fetch(Compiler())
+    (path,) = kernels(folder)
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    about = json.loads(files["kernel.json"])
+    del about["blocks"], about["level"]
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, json.dumps(about) if name == "kernel.json" else content)
+        archive.comment = b"0" * 64
+    content = path.read_bytes()[:-64]
+    path.write_bytes(content + cache._digest(path.stem, content))
+    (entry,) = cache.entries()
+    assert (entry.function, entry.arch) == ("f", "sm_90a")
 
 
 def test_a_folder_in_the_place_of_a_file_costs_the_cache_only(folder):
@@ -300,9 +350,9 @@ def test_a_read_only_folder_is_read(folder, monkeypatch):
     def refuse(*args, **kwargs):
         raise OSError(30, "Read-only file system")
 
-    def read_only(path, mode="r"):
+    def read_only(path, mode="r", **options):
         refuse() if set(mode) & set("wax") else None
-        return open(path, mode)
+        return open(path, mode, **options)
 
     monkeypatch.setattr(cache, "open", read_only, raising=False)
     monkeypatch.setattr(cache.os, "utime", refuse)
@@ -398,9 +448,17 @@ def test_sizes(text, size):
 
 @pytest.mark.parametrize("text", ["much", "-1", "1.5G", "1X", "0x10"])
 def test_what_is_no_size(text, folder, monkeypatch):
+    fetch(Compiler())
     monkeypatch.setenv("HTILE_CACHE_SIZE", text)
-    with pytest.raises(ArgumentError, match=r"HTILE_CACHE_SIZE=.*such as 512M"):
-        fetch(Compiler())
+    compile, other = Compiler(), SOURCE.replace("2", "3")
+    for use in (lambda: fetch(compile, other), htile.cache_info):
+        with pytest.raises(ArgumentError, match=r"HTILE_CACHE_SIZE=.*such as 512M"):
+            use()
+    assert not compile.calls, "it says so before a second of work"
+    assert fetch(None) == made(), "what is there needs no size"
+    monkeypatch.setenv("HTILE_CACHE_DIR", "")
+    assert fetch(compile, other).source == other, "nor does a cache that is turned off"
+    assert htile.cache_info().limit == 0
 
 
 # ------------------------------------------------------------------------------- many processes
@@ -593,7 +651,6 @@ def test_threads_compile_a_kernel_once(folder, monkeypatch):
     for thread in threads:
         thread.join()
     assert len(results) == 8 and len(compile.calls) == 1
-    del compiler._ARTIFACTS[source, "sm_80"]
 
 
 # ------------------------------------------------------------------------------ real kernels, warm

@@ -323,6 +323,7 @@ def test_a_function_with_a_plan_is_tuned_within_it(machine):
 
 
 @pytest.mark.parametrize("content", [
+    "pipe",
     b"", b"{", b"\xff\xfe", b"null", b"[]", b"[" * 10000, b'{"key": 1}', b'{"plan": {}}', "half",
     "foreign", "gone", "list",
 ])  # fmt: skip
@@ -339,8 +340,13 @@ def test_what_is_torn_or_foreign_or_no_plan_any_more_is_ignored(machine, content
         content = json.dumps(said | {"plan": said["plan"] | {"num_threads": 96}}).encode()
     elif content == "list":
         content = json.dumps(said | {"plan": [1]}).encode()
-    tuned.file.write_bytes(content)
+    if content == "pipe":  # that nobody writes to
+        tuned.file.unlink()
+        os.mkfifo(tuned.file)
+    else:
+        tuned.file.write_bytes(content)
     assert same(softmax.inspect(rows()).plan, found[0])
+    tuned.file.unlink()
     tuned.file.write_bytes(whole)
     assert not same(softmax.inspect(rows()).plan, found[0])
 

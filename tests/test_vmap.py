@@ -44,7 +44,8 @@ SAME = {
         lambda: torch.vmap(lambda x, t: norm(x, W, t))(X, T), lambda: norm(X, W, T)
     ),
     "one value a call": (
-        lambda: torch.vmap(lambda x, t: norm(x, W, t))(X, T[:, 0]), lambda: norm(X, W, T[:, :1])
+        lambda: torch.vmap(lambda x, t: norm(x, W, t))(X, T[:, 0]),
+        lambda: norm(X, W, T[:, :1]),
     ),
     "only values of rows": (
         lambda: torch.vmap(lambda t: norm(X[0], W, t))(T),

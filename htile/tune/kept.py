@@ -65,9 +65,6 @@ def keep(plan: Plan, wanted: Wanted, device: torch.device, numerics: bool) -> Pa
     return _write(_about(plan, wanted, device), plan.properties())
 
 
-# ------------------------------------------------------------------------------------------- keys
-
-
 def _about(plan: Plan, wanted: Wanted, device: torch.device) -> dict[str, object]:
     """What a plan is tuned for: everything that plans are made from, and the GPU."""
     return _common(plan, wanted, device) | {"target": asdict(plan.target)}
@@ -106,9 +103,6 @@ def _key(about: dict[str, object]) -> str:
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
-# ------------------------------------------------------------------------------------ in and out
-
-
 def _folder() -> Path | None:
     folder = cache.cache_folder()
     return None if folder is None else folder / cache.TUNED
@@ -125,7 +119,7 @@ def _read(about: dict[str, object]) -> object:
     key = _key(about)
     path = _folder() / f"{key}.json"
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(cache.read_file(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:

@@ -210,9 +210,6 @@ def time_on(device: torch.device, contenders: Contenders, rounds: int) -> Times:
         return interleave(contenders, rounds)
 
 
-# ---------------------------------------------------------------------------------------- progress
-
-
 @contextlib.contextmanager
 def shown(name: str, total: int, wanted: bool) -> Iterator[Callable[[int, str], None]]:
     """A function that shows how far the search is: a bar of rich, else lines; on a terminal only.

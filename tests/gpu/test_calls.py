@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import htile
-from htile.build import compile as compiler
 from htile.testing import assert_close
 
 from .matrix import BF16, EXAMPLES, assert_same_bits, run, seed
@@ -43,8 +42,8 @@ class Norm:
 @pytest.fixture
 def compiled(device):
     """The number of kernels compiled since."""
-    before = len(compiler._ARTIFACTS)
-    return lambda: len(compiler._ARTIFACTS) - before
+    before = htile.cache_info().compiled
+    return lambda: htile.cache_info().compiled - before
 
 
 def test_runtime_scalars_compile_once(compiled, device):

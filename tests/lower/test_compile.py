@@ -9,8 +9,8 @@ import struct
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -129,17 +129,22 @@ def test_registers_are_not_spilled_for_thread_blocks():
     assert kernel.resources.stack == 0
     more = kernel.source.replace(f"\nblocks = {asked}  #", "\nblocks = 8  #")
     spilled = _compile(cute, load_source(more), more, kernel.lowered.function, kernel.arch)
-    assert spilled.resources.stack > 0
-    assert build(more, kernel.lowered.function, kernel.arch).resources.stack == 0
+    assert spilled.resources.stack > 0 and (spilled.blocks, spilled.level) == (8, 3)
+    built = build(more, kernel.lowered.function, kernel.arch)
+    assert built.resources.stack == 0
+    assert f"\nblocks = {built.blocks}  # of an SM; 8 would spill registers\n" in built.source
 
 
 def test_a_text_is_compiled_again_only_where_it_spills(monkeypatch):
-    """For other thread blocks, then by a lower level of ptxas; the least of it is kept."""
+    """For other thread blocks, then by a lower level of ptxas; the smallest stack is kept."""
+    some = build(*request())
 
     def blocks_tried(name, n, stacks):
         """What `_build` asks for, and which artifact it keeps, of those with such stacks."""
         kernel = example_kernel(name, n)
-        made = [SimpleNamespace(resources=SimpleNamespace(stack=stack)) for stack in stacks]
+        used = some.resources
+        made = [replace(some, resources=replace(used, stack=stack), ptx=str(k))
+                for k, stack in enumerate(stacks)]  # fmt: skip
         asked = []
 
         def compile(cute, module, source, function, arch, level=3):
@@ -148,6 +153,7 @@ def test_a_text_is_compiled_again_only_where_it_spills(monkeypatch):
 
         monkeypatch.setattr(compiler, "_compile", compile)
         kept = compiler._build(kernel.source, kernel.lowered.function, kernel.arch)
+        assert kept.seconds is not None
         return asked, made.index(kept)
 
     assert blocks_tried("softmax", 4096, [8]) == ([None], 0)
@@ -155,6 +161,32 @@ def test_a_text_is_compiled_again_only_where_it_spills(monkeypatch):
     assert blocks_tried("layernorm", 131072, [8, 4, 0]) == ([6, 5, 0], 2)
     assert blocks_tried("layernorm", 131072, [8, 4, 16, 4, 5]) == ([6, 5, 0, 1, (6, 2)], 1)
     assert blocks_tried("softmax", 1 << 22, [8, 16, 0]) == ([1, 0, (1, 2)], 2)
+
+
+def test_a_kernel_shows_what_was_compiled(monkeypatch, tmp_path):
+    """Once it is compiled, plan and source say for how many thread blocks, as the page does."""
+
+    def spills(cute, module, source, function, arch, level=3):
+        """As ptxas would, for all numbers of thread blocks that are asked for."""
+        compiled = real(cute, module, source, function, arch, level)
+        stack = 8 if module["blocks"] else 0
+        return replace(compiled, resources=replace(compiled.resources, stack=stack))
+
+    real = compiler._compile
+    monkeypatch.setattr(compiler, "_compile", spills)
+    monkeypatch.setenv("HTILE_CACHE_DIR", str(tmp_path))
+    for fresh in (True, False):
+        monkeypatch.setattr(compiler, "_ARTIFACTS", compiler.Recent(4))
+        kernel = example_kernel("layernorm", 131080)
+        asked = kernel.plan.placement.blocks
+        assert asked > 0 and f"\nblocks = {asked}  # of an SM, for which" in kernel.source
+        page = str(kernel)
+        assert kernel.plan.placement.blocks == kernel.artifact.blocks == 0
+        line = f"\nblocks = 0  # of an SM; {asked} would spill registers\n"
+        assert line in kernel.source and line in page
+        assert line in (kernel.save(tmp_path / "dump") / "kernel.py").read_text()
+        assert (kernel.artifact.seconds is None) == (not fresh), "the disk cache keeps it"
+        assert kernel.lowered.plan.placement.blocks == asked
 
 
 @pytest.mark.parametrize("m", [3, 256, 1024])
@@ -416,6 +448,19 @@ def test_a_kernel_is_built_once():
     assert first.object[:4] == b"\x7fELF" and first.cubin[:4] == b"\x7fELF"
 
 
+def test_artifacts_that_are_remembered_are_bounded(monkeypatch):
+    """The last used ones stay; a kernel that is loaded stays loaded."""
+    monkeypatch.setattr(compiler, "_ARTIFACTS", compiler.Recent(2))
+    built = {n: build(*request(n=n)) for n in (48, 80)}
+    assert build(*request(n=48)) is built[48]
+    loaded = compiler.load(built[80])
+    build(*request(n=96))
+    assert len(compiler._ARTIFACTS) == 2 and build(*request(n=48)) is built[48]
+    again = build(*request(n=80))
+    assert again is not built[80] and again == built[80], "from the disk cache"
+    assert compiler.load(again) is loaded
+
+
 def test_threads_build_one_after_another():
     requests, results = [request(n=n) for n in (48, 80)] * 2, []
     threads = [threading.Thread(target=lambda r=r: results.append(build(*r))) for r in requests]
@@ -516,7 +561,7 @@ def test_what_cute_dsl_refuses_is_a_compile_error():
 # ---- architectures -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["sm_70", "sm_90b", "hopper", ""])
+@pytest.mark.parametrize("name", ["sm_70", "sm_90b", "sm_90aa", "sm_90aaa", "sm_", "hopper", ""])
 def test_an_unknown_architecture_says_which_are_known(name):
     with pytest.raises(CompileError, match=r"unknown architecture .*; HTile knows sm_80, .*sm_90a"):
         EXAMPLES["softmax"][0].inspect(torch.empty(2, 64, device="meta"), arch=name)
@@ -525,6 +570,6 @@ def test_an_unknown_architecture_says_which_are_known(name):
 def test_names_and_capabilities():
     for capability, arch in ARCHS.items():
         assert arch_of_capability(capability) is arch
-        assert arch_named(arch.name) is arch_named(arch.name.rstrip("a")) is arch
+        assert arch_named(arch.name) is arch_named(arch.name.removesuffix("a")) is arch
     with pytest.raises(CompileError, match=r"compute capability 7\.5 are not supported"):
         arch_of_capability((7, 5))
