@@ -25,7 +25,7 @@ import htile
 from examples.softmax import softmax
 from htile import cli
 from htile.build import artifact as loading
-from htile.build import cache
+from htile.build import cache, files
 from htile.build import compile as compiler
 from htile.build.artifact import Artifact, Variant, as_compiled
 from htile.build.cubin import Resources
@@ -355,6 +355,7 @@ def test_a_read_only_folder_is_read(folder, monkeypatch):
         return open(path, mode, **options)
 
     monkeypatch.setattr(cache, "open", read_only, raising=False)
+    monkeypatch.setattr(files, "open", read_only, raising=False)
     monkeypatch.setattr(cache.os, "utime", refuse)
     monkeypatch.setattr(cache.Path, "mkdir", refuse)
     assert fetch(None) == made()

@@ -375,6 +375,21 @@ def test_torch_compile_breaks_its_graph_once():
     torch._dynamo.reset()
 
 
+def test_fake_tensors_are_refused_with_what_to_do():
+    """Not with the advice for other subclasses, `as_subclass`, which is wrong for them."""
+    softmax, _ = EXAMPLES["softmax"]
+    mode, x = FakeTensorMode(), torch.randn(4, 8)
+    fake = mode.from_tensor(x)
+    advice = r"torch\.compile and torch\.export, are not supported yet.* meta tensors to softmax\.insp"
+    for use in (softmax, softmax.inspect, softmax.compile, lambda f: softmax(x, out=f)):
+        with pytest.raises(htile.UnsupportedError, match=f"is a FakeTensor; FakeTensors.*{advice}"):
+            use(fake)
+    for use in (softmax, softmax.inspect):
+        with mode, pytest.raises(htile.UnsupportedError, match=f"inside FakeTensorMode; .*{advice}"):
+            use(x)
+    torch.testing.assert_close(softmax(x), torch.softmax(x, -1))
+
+
 def test_meta_tensors_and_real_ones_give_one_kernel():
     for name, (function, arguments) in EXAMPLES.items():
         meta, real = (

@@ -135,7 +135,6 @@ OTHERS = {
     "a tensor where a number was": lambda: many(X, X[0], eps=torch.tensor(1.0)),
     "a row where a column was": lambda: many(X, X),
     "a tensor that is not a row's": lambda: many(X, X[0], residual=X[:, :1]),
-    "a column elsewhere": lambda: many(X, X[0].to("meta")),
     "a column of another dtype": lambda: many(X, X[0].half()),
     "a column that is a view of every second": lambda: many(X, torch.randn(128)[::2]),
 }
@@ -215,7 +214,8 @@ WRONG = {
     "a list as a column": (lambda: many(X, [1.0]), htile.HTileError),
     "a negated column": (lambda: many(X, torch._neg_view(X[0])), htile.UnsupportedError),
     "negated": (lambda: plain(torch._neg_view(X)), htile.UnsupportedError),
-    "out= elsewhere": (lambda: plain(X, out=torch.empty_like(X)), ArgumentError),
+    "a column elsewhere": (lambda: many(X, X[0].to("meta")), ArgumentError),
+    "out= elsewhere": (lambda: plain(X, out=torch.empty_like(X, device="meta")), ArgumentError),
     "no argument": (lambda: plain(), ArgumentError),
     "too many": (lambda: plain(X, X), ArgumentError),
     "another name": (lambda: plain(y=X), ArgumentError),

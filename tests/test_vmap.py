@@ -56,7 +56,9 @@ SAME = {
         lambda: norm(X[0, :1].expand(3, 64), None, T[:, 0]),
     ),
     "an inner batch alone": (
-        lambda: torch.vmap(lambda t: torch.vmap(lambda x: norm(x, W)[0].float())(X[0]) + t)(T[:, 0]),
+        lambda: torch.vmap(lambda t: torch.vmap(lambda x: norm(x, W)[0].float())(X[0]) + t)(
+            T[:, 0]
+        ),
         lambda: norm(X[0], W)[0].float() + T[:, 0, None, None],
     ),
     "rows that repeat": (

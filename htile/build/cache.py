@@ -11,7 +11,6 @@ HTILE_CACHE_DIR names the folder; empty, it turns the cache off. HTILE_CACHE_SIZ
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import hashlib
 import io
@@ -20,11 +19,8 @@ import logging
 import os
 import platform
 import re
-import secrets
-import stat
 import time
 import tokenize
-import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +31,7 @@ from pathlib import Path
 from ..errors import ArgumentError
 from .artifact import Artifact, as_compiled, variant
 from .cubin import Resources
+from .files import read_file, replace_file, without_waiting
 
 logger = logging.getLogger("htile.cache")
 
@@ -256,48 +253,10 @@ def _read(folder: Path, key: str) -> Artifact | None:
     return artifact
 
 
-def read_file(path: Path) -> bytes:
-    """The content of a regular file. A pipe or a device raises OSError; nobody waits for it."""
-    with open(path, "rb", opener=_without_waiting) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
-        return file.read()
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
-
-
 def _write(folder: Path, key: str, artifact: Artifact) -> None:
     """Keep the kernel: its whole file at once, or nothing and a warning."""
     what = "compiled kernels", "every process compiles again"
     replace_file(_file(folder, key), _pack(artifact, key), what)
-
-
-def replace_file(path: Path, content: bytes, what: tuple[str, str]) -> bool:
-    """Write a whole file at once, or nothing and a warning; returns whether it is there.
-
-    what: for the warning, what can not be kept, and what follows from that.
-    """
-    folder = path.parent
-    unfinished = folder / f"{path.stem}.{secrets.token_hex(8)}.tmp"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(unfinished, "xb") as file:
-            file.write(content)
-        os.replace(unfinished, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
-        warnings.warn(
-            f"{what[0]} can not be kept in {folder} ({error.strerror or error}), so that "
-            f"{what[1]}: make it a folder that can be written, or name another one with "
-            "HTILE_CACHE_DIR (empty: none)",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-        return False
-    return True
 
 
 def _pack(artifact: Artifact, key: str) -> bytes:
@@ -360,7 +319,7 @@ def _alone(folder: Path, key: str) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            file = held.enter_context(open(folder / LOCK, "ab", opener=_without_waiting))
+            file = held.enter_context(open(folder / LOCK, "ab", opener=without_waiting))
             _wait(file, int(key[:15], 16))
         except OSError as error:
             logger.info("%s can not be locked: %s", folder, error)

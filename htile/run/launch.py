@@ -60,10 +60,20 @@ class Request:
         return rows
 
     @cached_property
+    def given(self) -> dict[str, object]:
+        """The values by parameter."""
+        return dict(zip(self.signature.names, self.values, strict=True))
+
+    @cached_property
+    def in_place(self) -> tuple[str | None, ...]:
+        """For each of `outs` the parameter whose argument is the very same object."""
+        names = {id(value): name for name, value in self.given.items()}
+        return tuple(names.get(id(out)) for out in self.outs)
+
+    @cached_property
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors that the kernel reads, by parameter."""
-        given = dict(zip(self.signature.names, self.values, strict=True))
-        read = {i.name: given[i.name] for i in self.specialization.graph.inputs}
+        read = {i.name: self.given[i.name] for i in self.specialization.graph.inputs}
         return {name: value for name, value in read.items() if isinstance(value, torch.Tensor)}
 
     @cached_property

@@ -36,7 +36,7 @@ from .kernel import Kernel
 from .launch import Launch, Request, launch_of, prepare, run
 from .operands import call_key, device_of, refuse_fake, refuse_gradients, runs_kernels
 from .out import check_aliases, check_out, copy_into, find_aliases, in_order
-from .shortcut import Repeatable, shortcut
+from .shortcut import shortcut
 from .specialize import Specializations
 
 if TYPE_CHECKING:
@@ -137,8 +137,6 @@ class Rowwise:
                 fail(TraceError, f"{name} inside a traced function; assign the result")
             return self._fn(*args, **kwargs)
         if vmap.is_inside(values):
-            if vmap.are_as_written():
-                return self._fn(*args, **kwargs)
             return vmap.call_over_batch(self, self._signature, values, out)
         leaves, structure = ((), None) if out is None else pytree.tree_flatten(out)
         outs = tuple(leaves)
@@ -195,7 +193,8 @@ class Rowwise:
         known = getattr(self, name)
         if launch.kernel is None or not launch.is_widest or len(known) >= MAX_SHORTCUTS:
             return
-        first, left = Repeatable(request, launch.kernel, self._captures, watched), MAX_MISSES
+        make = functools.partial(shortcut, request, launch.kernel, self._captures, watched)
+        left = MAX_MISSES
 
         def missed() -> None:
             nonlocal left
@@ -203,10 +202,10 @@ class Rowwise:
             if left <= 0 and of_any_size:
                 self._set_shortcuts(name, lambda these: [f for f in these if f is not of_this_size])
 
-        of_any_size, of_this_size = shortcut(first), None
-        is_new = not any(each.in_place == first.in_place for each in known)
+        of_any_size, of_this_size = make(), None
+        is_new = not any(each.in_place == request.in_place for each in known)
         if request.call.lead and (is_new or of_any_size is None):
-            of_this_size = shortcut(first, missed)
+            of_this_size = make(missed)
         added = [each for each in (of_this_size, of_any_size) if each is not None]
         self._set_shortcuts(name, lambda these: [*these, *added])
 

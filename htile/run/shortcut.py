@@ -16,8 +16,6 @@ import builtins
 import inspect
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch.autograd import forward_ad
@@ -36,42 +34,25 @@ REFUSED = (TypeError, ValueError, RuntimeError, BufferError)
 MISS = ["    return None"]
 
 
-@dataclass(frozen=True)
-class Repeatable:
-    """A call that may come again, and its kernel: all that its shortcuts are made from.
-
-    watched: where its captured values were read, and their fingerprint (`Captures.watched`).
-    """
-
-    request: Request
-    kernel: Callable
-    captures: Captures
-    watched: tuple[tuple, tuple]
-
-    @cached_property
-    def given(self) -> dict[str, object]:
-        """The values by parameter."""
-        return dict(zip(self.request.signature.names, self.request.values, strict=True))
-
-    @cached_property
-    def in_place(self) -> tuple[str | None, ...]:
-        """For each tensor of `out=` the parameter whose argument is the very same object."""
-        names = {id(value): name for name, value in self.given.items()}
-        return tuple(names.get(id(out)) for out in self.request.outs)
-
-
-def shortcut(first: Repeatable, missed: Callable[[], None] | None = None) -> Callable | None:
+def shortcut(
+    first: Request,
+    kernel: Callable,
+    captures: Captures,
+    watched: tuple[tuple, tuple],
+    missed: Callable[[], None] | None = None,
+) -> Callable | None:
     """The function for calls like `first`, which takes what the user's takes; None for no such.
 
     It returns None for a call that is not one of its own. It raises TypeError for arguments that
     the user's would not take, and NameError or ValueError where a captured name or cell is gone.
 
+    watched: where the captured values of the call were read, and their fingerprint.
     missed: if given, the function is for the sizes of this call, and calls `missed` for others.
     """
-    if any(name.startswith("_") for name in first.given) or has_one_twice(first.request.values):
+    if any(name.startswith("_") for name in first.given) or has_one_twice(first.values):
         return None  # such a name may be one of the scope; `TensorGuards` takes no tensor twice
     try:
-        function = _Writer(first, missed).function()
+        function = _Writer(first, kernel, captures, watched, missed).function()
     except _NotTold:
         return None
     function.in_place = first.in_place
@@ -111,9 +92,13 @@ class _Writer:
     guarded: the tensors by their name in the text. A result that is an argument goes by that one's.
     """
 
-    def __init__(self, first: Repeatable, missed: Callable[[], None] | None):
-        self.first, self.call, self.is_fixed = first, first.request.call, missed is not None
-        self.graph, outs = first.request.specialization.graph, first.request.outs
+    def __init__(
+        self, first: Request, kernel: Callable, captures: Captures, watched: tuple,
+        missed: Callable[[], None] | None,
+    ):  # fmt: skip
+        self.first, self.captures, self.watched = first, captures, watched
+        self.call, self.graph, outs = first.call, first.specialization.graph, first.outs
+        self.is_fixed = missed is not None
         self.tensors = {n: v for n, v in first.given.items() if isinstance(v, torch.Tensor)}
         lead, shape = self.call.lead, (*self.call.lead, self.call.n)
         self.like = next((name for name, t in self.tensors.items() if t.shape == shape), None)
@@ -121,7 +106,7 @@ class _Writer:
             raise _NotTold
         self.sizes = [str(n) if self.is_fixed else f"_m{k}" for k, n in enumerate(lead)]
         self.miss = ["    _missed()", *MISS] if self.is_fixed else MISS
-        self.scope = {"_kernel": first.kernel, "_refused": REFUSED, "_missed": missed,
+        self.scope = {"_kernel": kernel, "_refused": REFUSED, "_missed": missed,
                       "_type": type, "_len": len, "_float": float}  # fmt: skip
         is_one = bool(outs) and self.graph.structure == pytree.tree_structure(0)
         self.results = ["out"] if is_one else [f"_out{k}" for k in range(len(self.graph.outputs))]
@@ -154,7 +139,7 @@ class _Writer:
 
     def _same_values(self) -> Iterator[str]:
         """What must hold of arguments that are no tensors."""
-        kinds = zip(self.first.request.signature.kinds, self.first.given.items(), strict=True)
+        kinds = zip(self.first.signature.kinds, self.first.given.items(), strict=True)
         for k, (kind, (name, value)) in enumerate(kinds):
             if isinstance(value, torch.Tensor):
                 continue
@@ -214,9 +199,9 @@ class _Writer:
 
     def _same_captures(self) -> Iterator[str]:
         """That nothing captured has changed: the shortcut sees the same globals as the function."""
-        watched, captured = self.first.watched
-        self.scope |= {"_captured": captured, "_captures": self.first.captures.fingerprint}
-        globals_, hidden = self.first.captures.fn.__globals__, {*self.first.given, "out"}
+        watched, captured = self.watched
+        self.scope |= {"_captured": captured, "_captures": self.captures.fingerprint}
+        globals_, hidden = self.captures.fn.__globals__, {*self.first.given, "out"}
         reads = []
         for k, (read, where, seen) in enumerate(watched):
             own = getattr(read, "__self__", None) is globals_
@@ -281,7 +266,7 @@ class _Writer:
         pairs = list(zip(self.results, self.written, strict=True))
         wrong = [f"{result} is not {name}" for result, name in pairs if result != name]
         if self.written[0] == self.results[0]:
-            kind = self.first.request.outs[0].shape, self.first.request.outs[0].dtype
+            kind = self.first.outs[0].shape, self.first.outs[0].dtype
             rows = [name for name, t in self.tensors.items() if (t.shape, t.dtype) == kind]
             wrong += [f"{self.results[0]} is {row}" for row in rows]
         leave = [f"if {' or '.join(wrong)}:", *MISS] if wrong else []
@@ -361,17 +346,17 @@ class _Writer:
 
     def _defined(self, lines: list[str]) -> Callable:
         """The function of these lines, with the names of `scope` beside the user's globals."""
-        signature, made = self.first.request.signature, {}
+        signature, made = self.first.signature, {}
         text = [f"    def _shortcut{self._parameters()}:", *(f"        {line}" for line in lines)]
         text = [f"def _make({', '.join(self.scope)}):", *text, "    return _shortcut"]
         name = f"<htile shortcut of {signature.name}>"
-        exec(compile("\n".join(text), name, "exec"), self.first.captures.fn.__globals__, made)
+        exec(compile("\n".join(text), name, "exec"), self.captures.fn.__globals__, made)
         return made["_make"](**self.scope)
 
     def _parameters(self) -> str:
         """The user's parameters as text, and `out`; their defaults go to `scope`."""
         parameters = []
-        for k, parameter in enumerate(self.first.request.signature.parameters):
+        for k, parameter in enumerate(self.first.signature.parameters):
             if parameter.default is not inspect.Parameter.empty:
                 self.scope[f"_default{k}"] = parameter.default
                 parameter = parameter.replace(default=_Name(f"_default{k}"))

@@ -31,11 +31,6 @@ def bodies_as_written() -> Iterator[None]:
         _AS_WRITTEN.reset(token)
 
 
-def are_as_written() -> bool:
-    """Whether `bodies_as_written` is in force."""
-    return _AS_WRITTEN.get()
-
-
 def is_inside(values: tuple) -> bool:
     """Whether `torch.vmap` maps over a tensor of the call."""
     is_mapped = torch._C._functorch.is_batchedtensor
@@ -48,6 +43,8 @@ def call_over_batch(call: Callable, signature: Signature, values: tuple, out: ob
     Raises UnsupportedError for `out=`, and for an argument of which the batch makes neither a row
     nor one value a row.
     """
+    if _AS_WRITTEN.get():
+        return signature.invoke(values)
     if out is not None:
         raise UnsupportedError(f"{signature.name}: out= inside torch.vmap; return the result")
     structure = None

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from ..build import cache
+from ..build import cache, files
 from ..build.artifact import variant
 from ..frontend.graph import Graph
 from ..lower.choice import choose
@@ -119,7 +119,7 @@ def _read(about: dict[str, object]) -> object:
     key = _key(about)
     path = _folder() / f"{key}.json"
     try:
-        content = json.loads(cache.read_file(path))
+        content = json.loads(files.read_file(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -139,4 +139,4 @@ def _write(about: dict[str, object], plan: dict[str, object]) -> Path | None:
     content = json.dumps({"key": key, "plan": plan, "for": about}, indent=1) + "\n"
     path = folder / f"{key}.json"
     what = "tuned plans", "later calls run the default"
-    return path if cache.replace_file(path, content.encode(), what) else None
+    return path if files.replace_file(path, content.encode(), what) else None
