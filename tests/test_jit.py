@@ -380,12 +380,12 @@ def test_fake_tensors_are_refused_with_what_to_do():
     softmax, _ = EXAMPLES["softmax"]
     mode, x = FakeTensorMode(), torch.randn(4, 8)
     fake = mode.from_tensor(x)
-    advice = r"torch\.compile and torch\.export, are not supported yet.* meta tensors to softmax\.insp"
+    advice = r"torch\.export, are not supported yet.* meta tensors to softmax\.inspect"
     for use in (softmax, softmax.inspect, softmax.compile, lambda f: softmax(x, out=f)):
-        with pytest.raises(htile.UnsupportedError, match=f"is a FakeTensor; FakeTensors.*{advice}"):
+        with pytest.raises(htile.UnsupportedError, match=f"is a FakeTensor; .*{advice}"):
             use(fake)
     for use in (softmax, softmax.inspect):
-        with mode, pytest.raises(htile.UnsupportedError, match=f"inside FakeTensorMode; .*{advice}"):
+        with mode, pytest.raises(htile.UnsupportedError, match=f"FakeTensorMode; .*{advice}"):
             use(x)
     torch.testing.assert_close(softmax(x), torch.softmax(x, -1))
 

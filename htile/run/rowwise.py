@@ -1,9 +1,10 @@
-"""`@rowwise`: a Python function of one row, called with tensors of many.
+"""`@rowwise`: a Python function of one row that is called with tensors of many rows.
 
-A call goes like this. `__call__` asks the shortcuts, of which each is one function for calls like
-an earlier one. `_call` takes the long way: it binds the arguments, takes the fingerprint of the
-captured values, and looks for a launch that it remembers. `_first` prepares a call of a new kind:
-roles, trace, plan, compilation; or it evaluates the graph, where the tensors are on no GPU.
+A call goes like this. `__call__` asks the shortcuts, each of which is a function for calls like an
+earlier one (`shortcut.py`). Where none takes the call, `_call` binds its arguments, takes the
+fingerprint of the captured values once, and looks for a launch that is remembered under it. A call
+of a new kind gets roles, a trace (`specialize.py`), and a plan and a kernel (`launch.py`). Where
+the tensors are on no GPU, torch evaluates the traced graph instead.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ if TYPE_CHECKING:
     from ..tune.search import Tuned
 
 MAX_LAUNCHES = 4096  # remembered calls of one function; forgotten all at once beyond
-MAX_SHORTCUTS = 5  # of calls with out=, and as many of calls without it
-MAX_MISSES = 3  # of a shortcut of fixed sizes
-_SHORTCUTS = threading.Lock()  # held while those of a function are replaced
+MAX_SHORTCUTS = 5  # of calls with out=, and as many of calls without it; then none is added
+MAX_MISSES = 3  # calls of other sizes, after which a shortcut of fixed sizes goes
+_SHORTCUTS = threading.Lock()  # held while the shortcuts of a function are replaced
 
 
 def rowwise(fn: Callable | None = None, *, fastmath: bool = False):
@@ -124,7 +125,7 @@ class Rowwise:
         return self._call(args, kwargs)
 
     def _call(self, args: tuple, kwargs: dict):
-        """A call of any kind."""
+        """A call that no shortcut takes."""
         out = None
         if "out" in kwargs and "out" not in self._signature.names:
             out = kwargs.pop("out")
@@ -138,6 +139,7 @@ class Rowwise:
             return self._fn(*args, **kwargs)
         if vmap.is_inside(values):
             return vmap.call_over_batch(self, self._signature, values, out)
+        # what tells kinds of calls apart
         leaves, structure = ((), None) if out is None else pytree.tree_flatten(out)
         outs = tuple(leaves)
         refuse_fake(self._signature, values, outs)
@@ -146,6 +148,7 @@ class Rowwise:
         key = call_key(watched[1], self._signature, values, outs, aliases)
         launch = None if key is None else self._launches.get(key)
         if launch is None or (out is not None and structure != launch.structure):
+            # a kind that is new
             call = classify(self._signature, values)
             refuse_gradients(self._signature, values)
             device = device_of(self._signature, values)
@@ -162,7 +165,7 @@ class Rowwise:
                 tensors = dict(zip(self._signature.names, values, strict=True))
                 result = evaluate(specialization.traced, tensors, lead=call.lead)
                 return result if out is None else copy_into(out, result)
-            # no static value has changed between the key and the trace, either
+            # nor may a static value have changed since the key was made
             holds &= key == call_key(watched[1], self._signature, values, outs, aliases)
             launch = prepare(request, device, [*self._launches.values()])
             if holds and key is not None:
@@ -179,15 +182,16 @@ class Rowwise:
     def _request(
         self, call: Call, captured: tuple, values: tuple, outs: tuple = (), aliases: tuple = ()
     ) -> tuple[Request, bool]:
-        """The call with its specialization, and whether it may be remembered for calls like it."""
+        """The call with its specialization, and whether that may be remembered; see `find`."""
         specialization, holds = self._specializations.find(call, captured)
         own = self._signature, self._fastmath, self._wanted
         return Request(*own, call, specialization, values, outs, aliases), holds
 
     def _add_shortcuts(self, request: Request, launch: Launch, watched: tuple) -> None:
-        """Give the first few kinds of calls shortcuts; the others are looked up.
+        """Give calls like this one shortcuts, unless the function has enough of them.
 
-        The first call of a kind gets one for its sizes as well, until that has missed some calls.
+        The first call in which these results are arguments gets one for its own sizes as well,
+        which goes after some calls of other sizes.
         """
         name = "_writing" if request.outs else "_returning"
         known = getattr(self, name)

@@ -5,9 +5,9 @@
 dtypes, devices, N, `requires_grad`, dispatch keys (negation, transforms, inference). The compiled
 host function itself checks whatever else tells launches apart: sizes of rows, strides, alignment.
 
-A shortcut is for the sizes of the first call, or for any number of rows. Where results are written
-to `out=`, it checks as well that they are laid out as they were, and that they lie apart from the
-arguments, or exactly over them, as they did: a few comparisons of addresses.
+A shortcut is for the sizes of the first call, or for any number of rows. One that writes to `out=`
+checks as well that the results are laid out as they were, and that each lies apart from the other
+tensors, or exactly over one of them, as it did: that takes a few comparisons of addresses.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .launch import Request
 from .memory import are_disjoint, layout
 from .operands import has_one_twice
 
-# What the host function and the conversion of a tensor refuse with. A launch that fails counts as
-# refused too: the long way launches again, and raises.
+# The exceptions by which the host function and the conversion of a tensor refuse. A launch that
+# fails counts as refused too: the long way launches again, and raises.
 REFUSED = (TypeError, ValueError, RuntimeError, BufferError)
-MISS = ["    return None"]
+MISS = ["    return None"]  # the line for a call that is not one of the shortcut's own
 
 
 def shortcut(
@@ -75,7 +75,7 @@ def allocator(device: torch.device) -> Callable[[tuple, tuple, torch.dtype], tor
 
 
 def is_elsewhere(name: str, device: torch.device, miss: list[str]) -> list[str]:
-    """Lines that leave where a result was made on another GPU; none where there is one GPU."""
+    """Lines that leave if a result was made on another GPU; none where there is only one GPU."""
     if device.type != "cuda" or torch.cuda.device_count() < 2:
         return []
     return [f"if {name}.get_device() != {device.index}:", *miss]
@@ -86,10 +86,14 @@ class _NotTold(Exception):
 
 
 class _Writer:
-    """Writes one shortcut. `scope` has the values of the names in its text that begin with `_`.
+    """Writes one shortcut.
 
-    like: the argument whose leading shape is that of the rows.
-    guarded: the tensors by their name in the text. A result that is an argument goes by that one's.
+    scope: the values of the names in the text that begin with `_`.
+    like: the name of an argument whose shape is that of the rows.
+    results: the names of the results in the text.
+    written: for each tensor of `out=` its result's name, or that of the argument that it is.
+    guarded: the arguments and the tensors of `out=` by their names.
+    shapes: for each of these the sizes that it must have, and None for sizes that may change.
     """
 
     def __init__(
@@ -135,8 +139,6 @@ class _Writer:
             *self._returned(),
         ])  # fmt: skip
 
-    # ---- what must hold
-
     def _same_values(self) -> Iterator[str]:
         """What must hold of arguments that are no tensors."""
         kinds = zip(self.first.signature.kinds, self.first.given.items(), strict=True)
@@ -154,7 +156,7 @@ class _Writer:
                 raise _NotTold
 
     def _same_tensors(self) -> Iterator[str]:
-        """What must hold of the tensors, and of gradients and transforms."""
+        """What must hold of the tensors, of gradients and of transforms."""
         strides = {name: self._strides(name) for name in self.guarded}
         self.scope["_same"] = torch._C._dynamo.guards.TensorGuards(
             *self.guarded.values(),
@@ -172,7 +174,7 @@ class _Writer:
                     yield f"{name}.is_contiguous()"
 
     def _shape(self, name: str) -> list[int | None]:
-        """The sizes of a tensor; None for each that the rows have too, and may change with them."""
+        """The sizes that a tensor must have; None for each that changes with the number of rows."""
         shape = self.guarded[name].shape
         if self.is_fixed:
             return [*shape]
@@ -181,11 +183,11 @@ class _Writer:
         return [*(None if size == n else size for size, n in pairs), *shape[own:]]
 
     def _strides(self, name: str) -> list[int | None]:
-        """The strides that a tensor must have; None for any.
+        """The strides that a tensor must have; None where any will do.
 
-        Beside results that are written to, all strides count, for they tell which bytes a tensor
-        spans: those of one size that may change, or of a tensor that is contiguous whatever they
-        are. A result must not come to overlap itself, either.
+        Where results are written, sizes and strides must tell which bytes a tensor spans. So all
+        strides count, but a tensor of several sizes that may change must be contiguous instead. A
+        result of more rows must not overlap itself, either.
         """
         tensor, shape = self.guarded[name], self.shapes[name]
         if not self.written or shape.count(None) > 1:
@@ -198,7 +200,7 @@ class _Writer:
         return [None if n == 1 else s for n, s in zip(shape, tensor.stride(), strict=True)]
 
     def _same_captures(self) -> Iterator[str]:
-        """That nothing captured has changed: the shortcut sees the same globals as the function."""
+        """Nothing captured has changed. The shortcut sees the same globals as the function."""
         watched, captured = self.watched
         self.scope |= {"_captured": captured, "_captures": self.captures.fingerprint}
         globals_, hidden = self.captures.fn.__globals__, {*self.first.given, "out"}
@@ -216,10 +218,8 @@ class _Writer:
         if reads:
             yield f"({' and '.join(dict.fromkeys(reads))} or _captures() is _captured)"
 
-    # ---- sizes and results
-
     def _rows_read(self) -> list[str]:
-        """Lines for the sizes of the rows, which the kernel and the results must be for."""
+        """Lines that read how many rows there are; the kernel and the results must be for them."""
         fewest, beyond = rows_like(math.prod(self.call.lead))
         lines = [f"_shape = {self.like}.shape"]
         lines += [f"{size} = _shape[{k}]" for k, size in enumerate(self.sizes)]
@@ -242,9 +242,9 @@ class _Writer:
         return lines + is_elsewhere(self.results[0], device, self.miss)
 
     def _returned(self) -> list[str]:
-        """Lines that return the user's structure of the results, or `out`."""
+        """Lines that return `out`, or the results in the user's structure."""
         structure = self.graph.structure
-        if self.written:  # autograd has saved nothing of theirs that still holds
+        if self.written:  # what autograd has saved of them is no longer theirs
             self.scope["_written"] = torch._C._increment_version
             return [f"_written({_tuple(self.written)})", "return out"]
         if structure == pytree.tree_structure(0):
@@ -254,13 +254,12 @@ class _Writer:
         self.scope |= {"_structure": structure, "_unflatten": pytree.tree_unflatten}
         return [f"return _unflatten([{', '.join(self.results)}], _structure)"]
 
-    # ---- results that are written to `out=`
-
     def _opened(self) -> list[str]:
-        """Lines that take `out` apart, and leave where it is another structure.
+        """Lines that take `out` apart, and leave if it has another structure.
 
-        They leave as well where other results are arguments than were: of a first result that was
-        none, rows of its shape are looked at, so that calls of two kinds in turn leave early.
+        They also leave if a result is not the argument that it was. If the first result was no
+        argument, they leave if it is a row now, so that programs that make calls of both kinds in
+        turn leave the wrong shortcut early.
         """
         model = pytree.tree_unflatten(range(len(self.results)), self.graph.structure)
         pairs = list(zip(self.results, self.written, strict=True))
@@ -273,7 +272,7 @@ class _Writer:
         return [*self._taken_apart(model, "out"), *leave]
 
     def _taken_apart(self, model: object, name: str) -> list[str]:
-        """Lines for the structure `name`; `model` has the index of each result in its place."""
+        """Lines that take `name` apart; `model` is its structure over the indices of results."""
         kind = type(model)
         if kind is int:
             return []
@@ -295,10 +294,10 @@ class _Writer:
         return lines
 
     def _apart(self) -> list[str]:
-        """Lines that leave where a result lies otherwise than it did beside another tensor.
+        """Lines that leave if a result lies otherwise beside another tensor than it did.
 
-        Two that lay apart may lie anywhere apart. Two whose elements interleave, and two that are
-        the same memory, must have the distance that was checked.
+        Two tensors that lay apart may lie anywhere apart. Two whose elements interleave, or which
+        are the same memory, must have the distance at which that was checked.
         """
         pointers = {name: f"_p{k}" for k, name in enumerate(self.guarded)}
         seen, wrong = set(), []
@@ -324,7 +323,7 @@ class _Writer:
         return [*read, f"if {' or '.join(wrong)}:", *MISS]
 
     def _span(self, name: str) -> int:
-        """How many elements the sizes of a tensor that do not change span."""
+        """How many elements a tensor spans with the sizes that do not change."""
         steps = zip(self.shapes[name], self.guarded[name].stride(), strict=True)
         return 1 + sum((size - 1) * stride for size, stride in steps if size is not None)
 
@@ -341,8 +340,6 @@ class _Writer:
             return " * ".join([*changing, str(math.prod(n for n in shape if n is not None) * size)])
         step = tensor.stride(free[0]) * size
         return f"{changing[0]} * {step}" + f" + {fixed - step}" * (fixed != step)
-
-    # ---- the text
 
     def _defined(self, lines: list[str]) -> Callable:
         """The function of these lines, with the names of `scope` beside the user's globals."""
