@@ -193,6 +193,40 @@ def test_calls_of_any_mode_are_short_the_second_time(device, long, mode):
         assert len(long) == before
 
 
+def test_calls_with_out_and_in_place_are_short_the_second_time(device, long):
+    """In turn, and of other sizes; each result is right, and nothing else is written."""
+    seed("out")
+
+    def calls(m):
+        x, weight = torch.randn(m, 128, device=device), torch.randn(128, device=device)
+        expected = repeated(x, weight)
+        outs = tuple(torch.full_like(t, torch.nan) for t in expected)
+        assert repeated(x, weight, out=outs) is outs
+        assert_same_bits(outs, expected)
+        others = tuple(torch.full_like(t, torch.nan) for t in expected[1:])
+        assert repeated(x, weight, out=(x, *others))[0] is x
+        assert_same_bits((x, *others), expected)
+
+    calls(5)
+    before = len(long)
+    for m in (5, 5, 7, 33, 1, 5):
+        calls(m)
+    assert len(long) == before
+
+
+def test_a_hazard_after_a_shortcut_is_refused(device, long):
+    wide = torch.randn(5, 256, device=device)
+    x, out = wide[:, :128], torch.empty(5, 128, device=device)
+    for _ in range(3):
+        scaled(x, out=out), scaled(out, out=out)
+    before = wide.clone()
+    for hazard in (wide[:, 1:129], wide[:, 127:255], wide.as_strided((5, 128), (127, 1))):
+        with pytest.raises(htile.ArgumentError, match="out="):
+            scaled(x, out=hazard)
+    torch.cuda.synchronize()
+    assert torch.equal(wide, before)
+
+
 def test_what_the_compiled_function_refuses_goes_the_long_way(device, long):
     seed("refused")
     x, weight = torch.randn(5, 128, device=device), torch.randn(128, device=device)
