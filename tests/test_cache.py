@@ -1,4 +1,4 @@
-"""The disk cache: what names a kernel, what is believed, many processes, kills, full folders."""
+"""The disk cache: what names a kernel, what is believed, many processes, kills, full disks."""
 
 import hashlib
 import json
@@ -47,7 +47,7 @@ def made(source=SOURCE, function="f", arch="sm_90a", seed=0):
 
 
 class Compiler:
-    """Counts how often it is asked."""
+    """A compiler that notes what it is asked for."""
 
     def __init__(self, seed=0):
         self.calls, self.seed = [], seed
@@ -75,7 +75,7 @@ def kernels(folder):
 
 
 def python(code, *arguments, **variables):
-    """What a process prints."""
+    """What a process of its own prints."""
     environ = os.environ | {"PYTHONPATH": str(REPO)} | variables
     run = subprocess.run(
         [sys.executable, "-c", code, *arguments], env=environ, capture_output=True, text=True
@@ -110,7 +110,7 @@ def test_text_and_target_name_another_kernel(other):
 
 
 def key_with(monkeypatch, target, name, value):
-    """The key where something else is installed."""
+    """The key on a machine where `name` of `target` is `value`."""
     with monkeypatch.context() as patch:
         patch.setattr(target, name, value)
         cache.versions.cache_clear(), cache._own_text.cache_clear()
@@ -135,7 +135,7 @@ def test_what_is_installed_names_another_kernel(monkeypatch):
 
 
 def test_the_text_of_the_primitives_names_another_kernel(monkeypatch, tmp_path):
-    """Of each of them, and of what compiles; of nothing else."""
+    """The text of each primitive counts, and of what compiles, and of nothing else."""
     tree = tmp_path / "htile"
     shutil.copytree(cache.HTILE, tree, ignore=shutil.ignore_patterns("__pycache__"))
 
@@ -222,7 +222,7 @@ def test_turned_off(folder, monkeypatch, empty):
 
 
 def test_what_is_torn_is_compiled_again_and_replaced(folder):
-    """Of every length, and with any byte changed."""
+    """A torn file may have any length, and any byte of it may be changed."""
     fetch(Compiler())
     (path,) = kernels(folder)
     whole = path.read_bytes()
@@ -244,7 +244,7 @@ def foreign_zip(path):
 
 
 def another_kernel(path):
-    """A whole entry, under the name of another one."""
+    """A whole entry lies under the name of another one."""
     cache.fetch(SOURCE, "f", "sm_80", Compiler(seed=9))
     os.replace(path.with_name(f"{cache.key_of(SOURCE, 'f', 'sm_80')}.zip"), path)
 
@@ -282,7 +282,7 @@ def test_a_pipe_in_the_place_of_the_lock_holds_nobody_up(folder):
 
 
 def test_how_it_was_compiled_is_kept(folder):
-    """With other thread blocks than the text asked for; and where it came from is told."""
+    """It may be for other thread blocks than the text asks for, or at another level of ptxas."""
     asked = SOURCE + "blocks = 6  # of an SM, for which registers are spared\n"
     for blocks, level, line in (
         (6, 3, "blocks = 6  # of an SM, for which registers are spared"),
@@ -332,7 +332,7 @@ def test_a_folder_in_the_place_of_a_file_costs_the_cache_only(folder):
 
 
 def test_a_full_disk_costs_a_warning_and_leaves_nothing(folder):
-    """Really: the file system refuses to write on after 1000 bytes."""
+    """The file system really refuses to write more than 1000 bytes."""
     compile, before = Compiler(), resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
@@ -390,7 +390,7 @@ def test_what_fails_to_compile_fails_and_is_not_kept(folder):
 
 
 def several(folder, count):
-    """Entries, each used a minute after the one before; their paths."""
+    """Make entries, each used a minute after the one before; returns their paths."""
     paths = []
     for k in range(count):
         source = SOURCE.replace("2", str(10 + k))
@@ -627,7 +627,7 @@ def found():
 
 
 def test_killed_at_any_moment_of_the_cache(folder):
-    """Compiling takes no time, so that most kills meet a file that is being written."""
+    """Compiling takes no time here, so most kills meet a file that is being written."""
     out = python(KILLS.format(imports=FAKE), "100", "2000")
     nothing, unfinished, entry = map(int, out.split())
     assert nothing and unfinished and entry, out
@@ -707,7 +707,7 @@ def test_a_warm_process_says_the_same_of_a_kernel(folder):
 
 
 def test_compiling_ahead_knows_arguments_apart(folder):
-    """Rows do not count; N, dtype, dimensions, architecture and alignment do."""
+    """The number of rows does not count; N, dtype, rank, architecture and alignment do."""
     meta = {"dtype": torch.bfloat16, "device": "meta"}
     first = softmax.compile(X)
     for same in (torch.empty(1, 328, **meta), torch.empty(10**6, 328, **meta)):
@@ -728,7 +728,7 @@ def test_compiling_ahead_knows_arguments_apart(folder):
 
 
 def test_host_code_runs_on_every_cpu_of_its_kind():
-    """LLVM takes what the machine at hand has, such as AVX-512, unless it is told."""
+    """LLVM would use what the machine at hand has, such as AVX-512, unless it is told not to."""
     artifact = softmax.inspect(X).artifact
     assert artifact.shared is None or artifact.shared[:4] == b"\x7fELF"
     if tool := shutil.which("objdump"):
@@ -769,7 +769,7 @@ def test_without_a_linker_cute_dsl_loads_it_and_says_why(no_linker, monkeypatch,
 
 
 def test_without_a_linker_orcjit_loads_it(no_linker, monkeypatch):
-    """A module of the same interface, since apache-tvm-ffi-orcjit is not among the requirements."""
+    """A module with its interface stands for apache-tvm-ffi-orcjit, which is not required."""
     seen = []
 
     class Session:
@@ -785,7 +785,7 @@ def test_without_a_linker_orcjit_loads_it(no_linker, monkeypatch):
 
 
 def test_what_can_not_be_mapped_is_loaded_otherwise(monkeypatch):
-    """As in a temporary folder that nothing may be executed in."""
+    """That happens in a temporary folder that nothing may be executed in."""
     monkeypatch.setitem(sys.modules, "tvm_ffi_orcjit", None)
     built = replace(softmax.inspect(X).artifact, shared=b"no library")
     with pytest.raises(loading.LoadError, match="Failed to load"):

@@ -29,7 +29,7 @@ def python(*arguments, cwd=REPO):
 
 
 def main(capsys, *argv):
-    """(exit code, stdout, stderr)"""
+    """The exit code, and what was written to stdout and stderr."""
     code = cli.main(list(argv))
     return code, *capsys.readouterr()
 
@@ -195,7 +195,7 @@ def test_functions_by_module_by_path_and_alone(capsys, monkeypatch, tmp_path):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A working folder with modules; what they put in sys is taken back."""
+    """A working folder with modules; what they put into `sys` is taken back afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
@@ -324,7 +324,7 @@ def test_examples_of_the_help_run(capsys, monkeypatch, tmp_path):
 
 
 def shape(text):
-    """(dtype, sizes, strides) of the tensor that `x=text` is."""
+    """The dtype, sizes and strides of the tensor that `x=text` gives."""
     x = parse(f"x={text}")["x"]
     assert x.device.type == "meta"
     return x.dtype, tuple(x.shape), x.stride()

@@ -61,7 +61,7 @@ def test_leading_dimensions(lead):
 
 @pytest.mark.parametrize("n", [1, 5])
 def test_one_value_a_row_has_an_element_at_every_n(n):
-    """At N = 1 an argument of shape (M, 1) is a row."""
+    """At N = 1 an argument of shape (M, 1) counts as a row."""
 
     @htile.rowwise
     def f(x, t):
@@ -170,7 +170,7 @@ def test_arguments_that_do_not_fit(args, kwargs, message):
 
 @pytest.fixture
 def traced(monkeypatch):
-    """The static values of each trace that is made."""
+    """A list that gets the static values of each trace that is made."""
     statics = []
 
     def trace(fn, specs, n, *rest):
@@ -376,7 +376,7 @@ def test_torch_compile_breaks_its_graph_once():
 
 
 def test_fake_tensors_are_refused_with_what_to_do():
-    """Not with the advice for other subclasses, `as_subclass`, which is wrong for them."""
+    """The advice for other subclasses, `as_subclass`, would be wrong for them."""
     softmax, _ = EXAMPLES["softmax"]
     mode, x = FakeTensorMode(), torch.randn(4, 8)
     fake = mode.from_tensor(x)
@@ -471,7 +471,7 @@ def test_inputs_are_left_alone_and_outputs_are_new():
 
 
 def test_oracle_and_reference_share_no_code():
-    """A reference that is wrong is found: the oracle runs the user's function."""
+    """A wrong reference is found out, because the oracle runs the user's own function."""
     f = htile.rowwise(lambda x: torch.exp(x))
     x = torch.randn(2, 8)
     with pytest.raises(AssertionError, match="times the bound"):
@@ -484,7 +484,7 @@ def test_oracle_and_reference_share_no_code():
 
 @pytest.fixture
 def prepared(monkeypatch):
-    """Let calls take the way of CUDA tensors, up to the launch; the list of preparations."""
+    """Calls go the way of CUDA tensors up to the launch; the list gets what is prepared."""
     calls = []
 
     def prepare(request, device, known):
@@ -583,7 +583,7 @@ def test_launches_that_are_remembered_are_bounded(prepared, monkeypatch):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A GPU that runs nothing: `loaded` texts of kernels, `launches`, `device`, `capturing`."""
+    """A pretended GPU that runs nothing and notes what is loaded and launched."""
     pretended = SimpleNamespace(
         loaded=[], launches=[], device=torch.device("cuda", 0), capturing=False
     )
@@ -616,7 +616,7 @@ def inside_fake(call):
 
 @pytest.mark.parametrize("inside", [inside_grad, inside_fake])
 def test_outputs_without_memory_are_no_outputs(inside):
-    """Where torch makes wrapped or fake tensors, the kernel would be given them."""
+    """Where torch makes wrapped or fake tensors, a kernel must not be given them."""
     launched = []
     structure = torch.utils._pytree.tree_structure(0)
     outputs = (((4, 64), torch.float32),)
@@ -665,7 +665,7 @@ def test_a_capture_compiles_and_loads_nothing(gpu):
 
 
 def test_names_of_a_hundred_characters(tmp_path):
-    """They make lines of the kernel too long, and break nothing."""
+    """Long names make long lines in the kernel, and break nothing."""
     name = "n" * 99
     code = f"""
 def {name}0({name}1, {name}2: float, {name}3: htile.PerRow):

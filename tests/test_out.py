@@ -1,4 +1,4 @@
-"""`out=`: results where the caller wants them, in place too, and all that is refused."""
+"""`out=`: results are written where the caller wants them, in place too, or it is refused."""
 
 import re
 from typing import NamedTuple
@@ -90,7 +90,7 @@ def nested(x):
 
 
 def test_dicts_are_matched_by_key():
-    """Results of one shape and dtype too, which only the key tells apart."""
+    """That holds for results of one shape and dtype too, which only the key tells apart."""
     x = rows(M)
     for keys in (("y", "z", "top"), ("z", "top", "y"), ("top", "z", "y")):
         made = {"y": rows(M), "z": rows(M), "top": torch.zeros(M)}
@@ -108,7 +108,7 @@ def test_dicts_are_matched_by_key():
 
 
 def launched_as(function, args, out, kernel):
-    """The call goes to `kernel`, as to one that was launched before."""
+    """Have the call go to `kernel` as if that had been launched before."""
     leaves, structure = torch.utils._pytree.tree_flatten(out)
     signature, outs = function._signature, tuple(leaves)
     captured = function._captures.fingerprint()
@@ -208,7 +208,7 @@ def six(a, b, c, d, e, f):
 @pytest.mark.parametrize("n", [4096, 32768, 131072])
 @pytest.mark.parametrize("function", [softmax, exchanged, six], ids=lambda f: f.__name__)
 def test_in_place_has_the_same_numerics(function, n):
-    """Which thread has which element may not depend on where the results go."""
+    """Which thread has which element must not depend on where the results go."""
     args = tuple(torch.empty(1, n, dtype=BF16) for _ in function._signature.names)
     def plan(outs):
         request = request_of(function, args, outs)
@@ -482,7 +482,7 @@ def test_columns_of_one_tensor_are_no_shared_memory():
 
 
 def test_shared_bytes_of_elements_of_other_sizes():
-    """Of tensors that begin at any byte, with strides that are no multiples of each other."""
+    """The tensors begin at any byte, and no stride need be a multiple of another."""
     generator = torch.Generator().manual_seed(1)
 
     def bytes_of(t):

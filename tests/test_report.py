@@ -1,4 +1,4 @@
-"""What `inspect` returns, as a page and as files."""
+"""What `inspect` returns: a page to read, and files."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def test_resources_say_what_a_block_uses():
 
 
 def test_rows_that_are_copied_first_are_named(tmp_path):
-    """On the page and among the files; nothing is said where nothing is copied."""
+    """The page and the files name them, and say nothing where nothing is copied."""
     norm, _ = EXAMPLES["rmsnorm_residual"]
     x, w = torch.empty(64, 8).t(), torch.empty(128)[::2]
     kernel = norm.inspect(x, w, torch.empty(8, 64))

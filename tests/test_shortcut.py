@@ -1,5 +1,7 @@
-"""Calls that come again, on a GPU that runs nothing: which are taken, which go the long way, and
-how much Python a warm one is."""
+"""Calls that come again, on a GPU that runs nothing.
+
+Some are taken by a shortcut, and all others go the long way; a warm one is little Python.
+"""
 
 import contextlib
 import sys
@@ -37,19 +39,19 @@ def many(x, weight, residual=None, *, eps: float = 1e-6, flag=True, type="a"):
 
 
 class Subclass(torch.Tensor):
-    """One that no one supports."""
+    """A subclass that nobody supports."""
 
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """`calls` gets what a kernel is called with, `long` what went the long way."""
+    """`calls` gets the arguments of each kernel, `long` those of calls that no shortcut took."""
     calls, long = [], []
 
     def load(source):
         known = []
 
         def kernel(*arguments):
-            """Like the compiled one, it takes one dtype and number of dimensions of each."""
+            """It takes one dtype and number of dimensions of each argument, like a compiled one."""
             kinds = [(a.dtype, a.ndim) for a in arguments if isinstance(a, torch.Tensor)]
             known.append(kinds)
             if kinds != known[0]:
@@ -149,7 +151,7 @@ def test_other_calls_go_the_long_way(gpu, name):
 
 
 def test_a_kernel_of_narrow_accesses_is_not_tried_first(gpu):
-    """It takes aligned tensors too: they would never get a kernel of their own."""
+    """It takes aligned tensors too, which would then never get a kernel of their own."""
     moved = torch.randn(4 * 64 + 1)[1:].view(4, 64)
     assert moved.is_contiguous() and moved.data_ptr() % 16
     plain(moved), plain(moved)
@@ -189,7 +191,7 @@ def test_a_refusal_of_any_kind_goes_the_long_way_and_a_failing_launch_raises(
 
 
 def test_one_tensor_as_two_arguments_goes_the_long_way(gpu):
-    """`TensorGuards` tells it from two tensors; it takes no shortcut from calls that come later."""
+    """`TensorGuards` tells it from two tensors, and it uses up no shortcut of later calls."""
     for m in range(1, 8):
         x = torch.randn(m, 64)
         many(x, x[0], x)
@@ -256,7 +258,7 @@ def test_forward_mode_goes_the_long_way(gpu):
 
 
 def test_inference_has_shortcuts_of_its_own(gpu):
-    """The dispatch keys are others, so the first call may go the long way; the next does not."""
+    """Its dispatch keys are others, so a first call may go the long way, but not the next one."""
     plain(X), plain(X)
     with torch.inference_mode():
         x = X.clone()
@@ -281,7 +283,7 @@ def test_memory_is_that_of_the_arguments_device(monkeypatch):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_outputs_on_another_gpu_are_no_outputs(monkeypatch, count):
-    """As the quick function makes them, once another GPU is the current one."""
+    """The quick function makes them there once another GPU is the current one."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     miss = shortcut.MISS
     lines = shortcut.is_elsewhere("_out0", torch.device("cuda", 1), miss)
@@ -317,7 +319,7 @@ def helper(x, factor=1.0):
 
 
 def test_every_kind_of_captured_value_is_looked_at(gpu, monkeypatch):
-    """Globals, one of which a parameter hides, a builtin, a default, a cell."""
+    """It is a global (one of them hidden by a parameter), a builtin, a default, or a cell."""
     monkeypatch.setattr(jit, "MAX_SHORTCUTS", 6)
     gain = 2.0
 
@@ -385,7 +387,7 @@ def traced(call) -> tuple[list[str], int]:
     ids=["softmax", "rmsnorm_residual"],
 )
 def test_a_warm_call_is_little_python(gpu, function, args, outputs, instructions):
-    """Exactly these calls; instructions as of Python 3.11, of which others have some more."""
+    """It makes exactly these calls; other Pythons than 3.11 execute some more instructions."""
     function(*args), function(*args)
     calls, executed = traced(lambda: function(*args))
     allocations = ["_empty_strided_cpu"] * outputs

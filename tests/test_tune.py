@@ -1,4 +1,4 @@
-"""The search for faster plans, with canned times on a GPU that is pretended; what is kept of it."""
+"""The search for faster plans, with made-up times of a pretended GPU, and what is kept of it."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def rows(m=2048, n=4096, dtype=torch.bfloat16):
 
 
 class Machine:
-    """A GPU that runs nothing; `costs` has the microseconds of kernels, by text, 100 of others."""
+    """A pretended GPU; `costs` has the microseconds of kernels by text, and others take 100."""
 
     def __init__(self, monkeypatch, name="GPU X"):
         self.costs, self.built, self.name, self.measured = {}, [], name, 0
@@ -82,7 +82,7 @@ def machine(monkeypatch, tmp_path):
 
 
 def plans(f, *args):
-    """(the plans that calls may run, best first, the default's numerics)."""
+    """The plans that calls may run, the best one first, and the numerics of the default."""
     plan = f.inspect(*args, arch="sm_80").plan  # no tuned one: another architecture's
     target = request_of(f, args).target(jit.arch_named("sm_90a"))
     found = closest_first(enumerate_plans(plan.graph, target))
@@ -90,7 +90,7 @@ def plans(f, *args):
 
 
 def others(f, *args, numerics=False):
-    """The plans that are not the default, with or without its numerics."""
+    """The plans that are not the default: those of its numerics, or those of others."""
     found, default = plans(f, *args)
     return [p for p in found[1:] if (p.numerics != default) == numerics]
 
@@ -123,7 +123,7 @@ def test_other_numerics_are_tried_on_request_only(machine, numerics):
 
 
 def canned(costs):
-    """Times by the plan, which is its own launch; `costs` by plan, else 100; may hang on rounds."""
+    """A measure by made-up costs: a number for each plan or a function of the rounds, else 100."""
     noise = random.Random(0)
 
     def measure(contenders, rounds):
@@ -161,7 +161,7 @@ def test_what_is_faster_within_the_noise_does_not_win():
 
 
 def test_what_was_faster_once_does_not_win():
-    """The winner is timed again, longer; where it was luck, the next best is."""
+    """The winner is timed again, for longer; if it was lucky, the next best one is."""
     found, _ = plans(softmax, rows())
     lucky = lambda rounds: 70.0 if rounds == tuning.ROUNDS else 101.0  # noqa: E731
     assert search(found, [(found[3], lucky)]).plan is found[0]
@@ -275,7 +275,7 @@ def test_the_users_lines_and_name_do_not_count(machine):
 
 
 def test_numerics_are_kept_for_every_batch_and_alignment(machine):
-    """A row's bits depend on nothing but the row, after tuning too."""
+    """A row's bits depend on nothing but the row, even after tuning."""
     best = others(softmax, rows(), numerics=True)[3]
     tuned = tune_to(machine, softmax, best, rows(), numerics=True)
     assert "bits differ" in str(tuned)
@@ -298,7 +298,7 @@ def test_numerics_are_kept_for_every_batch_and_alignment(machine):
 
 
 def test_a_placement_alone_brings_no_numerics(machine):
-    """Where the file of the numerics is gone, that of the plan does not change bits."""
+    """If the file of the numerics is gone, the file of the plan changes no bits."""
     best = others(softmax, rows(), numerics=True)[0]
     tuned = tune_to(machine, softmax, best, rows(), numerics=True)
     for path in tuned.file.parent.iterdir():
@@ -401,7 +401,7 @@ def test_the_result_in_words(machine):
 
 
 class Terminal:
-    """What is written to a terminal."""
+    """A terminal that keeps what is written to it."""
 
     encoding = "utf-8"
 

@@ -107,7 +107,7 @@ def test_programs_of_three_kinds_in_turn(gpu):
 
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 1, 3)])
 def test_leading_dimensions(gpu, lead):
-    """Of any number; sizes may change where the tensors are contiguous."""
+    """There may be any number; their sizes may change where the tensors are contiguous."""
     for kind in (lambda x: rows(*x.shape[:-1]), lambda x: x):
         x = rows(*lead)
         assert not is_short(gpu, single, x, out=kind(x))
@@ -117,7 +117,7 @@ def test_leading_dimensions(gpu, lead):
 
 
 def test_rows_apart_and_side_by_side(gpu):
-    """In wider matrices; sizes may change where no elements lie between those of another."""
+    """Sizes may change where no element of one tensor lies between those of the other."""
     x, out = rows(M, n=2 * N)[:, :N], rows(M, n=3 * N)[:, :N]
     assert not is_short(gpu, single, x, out=out)
     assert is_short(gpu, single, x, out=out)
@@ -363,7 +363,7 @@ def test_any_two_views_of_one_memory(gpu, seed):
     ids=["softmax", "softmax in place", "rmsnorm_residual", "rmsnorm_residual in place"],
 )
 def test_a_warm_call_is_little_python(gpu, function, args, in_place, instructions, pointers):
-    """Exactly these calls; instructions as of Python 3.11, of which others have some more."""
+    """It makes exactly these calls; other Pythons than 3.11 execute some more instructions."""
     outs = (args[0], args[-1]) if in_place else (rows(M), rows(M))
     given = outs[0] if function is softmax else outs
     function(*args, out=given), function(*args, out=given)

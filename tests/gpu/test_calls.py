@@ -1,4 +1,4 @@
-"""Calls on the GPU: scalars, graphs, streams, threads; what compiles, and what does not again."""
+"""Calls on the GPU: scalars, graphs, streams, threads, and what is compiled for them."""
 
 import threading
 import warnings
@@ -41,7 +41,7 @@ class Norm:
 
 @pytest.fixture
 def compiled(device):
-    """The number of kernels compiled since."""
+    """A function that tells how many kernels were compiled since."""
     before = htile.cache_info().compiled
     return lambda: htile.cache_info().compiled - before
 
@@ -119,7 +119,7 @@ def summed(x, weight, count: htile.PerRow):
 @pytest.mark.parametrize("m", [3, 3000])
 @pytest.mark.parametrize("n", [64, 4096, 40000])
 def test_launches_wait_for_each_other(device, n, m):
-    """Each reads what the one before has just written, as row, column and value of a row."""
+    """Each reads what the one before has just written: rows, shared vectors, values of rows."""
     x, weight = torch.zeros(m, n, device=device), torch.ones(1, n, device=device)
     count, next_count = torch.zeros(2, m, device=device)
 
@@ -157,7 +157,7 @@ def repeated(x, weight):
 
 @pytest.fixture
 def long(monkeypatch):
-    """The arguments of each call that no shortcut took."""
+    """A list that gets the arguments of each call that no shortcut took."""
     seen, whole = [], htile.Rowwise._call
 
     def call(self, args, kwargs):
@@ -194,7 +194,7 @@ def test_calls_of_any_mode_are_short_the_second_time(device, long, mode):
 
 
 def test_calls_with_out_and_in_place_are_short_the_second_time(device, long):
-    """In turn, and of other sizes; each result is right, and nothing else is written."""
+    """They may come in turn and be of other sizes; each result is right."""
     seed("out")
 
     def calls(m):

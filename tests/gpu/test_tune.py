@@ -82,7 +82,7 @@ print(json.dumps([norm.inspect(x, w).plan.properties(), info.compiled, info.hits
 
 
 def test_a_later_process_runs_what_was_kept(args):
-    """Not the default, whatever is fastest here."""
+    """It runs a plan that was kept, and not the default, whichever is faster."""
     plan = norm.inspect(*args).plan
     same = [p for p in plans_for(plan.graph, plan.target) if p.numerics == plan.numerics]
     other = [p for p in same if p.placement != plan.placement][-1]

@@ -1,4 +1,4 @@
-"""Real compiles, without a GPU: what every example uses, on every architecture that is promised."""
+"""Real compiles without a GPU: what every example uses on every architecture."""
 
 import hashlib
 import math
@@ -38,7 +38,7 @@ CASES += [(name, (1 << 22) + 1, F32, arch) for name in LONG for arch in ("sm_80"
 
 
 def check(kernel):
-    """What holds for every kernel that is compiled."""
+    """Assert what holds for every kernel that is compiled."""
     used, plan = kernel.resources, kernel.plan
     assert used.stack == 0
     assert 0 < used.registers <= 255
@@ -85,7 +85,7 @@ def test_zeros_of_both_signs_in_one_kernel(zeros, loader):
 @pytest.mark.parametrize("n", [1000, 32768, 1 << 20])
 @pytest.mark.parametrize("name", ["softmax", "rmsnorm_residual", "swiglu"])
 def test_nothing_is_touched_before_the_kernel_before_has_ended(name, n):
-    """In registers, in a cluster, streamed: what is global comes after the wait."""
+    """Wherever rows are held or streamed, global memory is touched only after the wait."""
     lines = example_kernel(name, n).ptx.splitlines()
     (wait,) = (k for k, line in enumerate(lines) if "griddepcontrol.wait" in line)
     touched = re.compile(r"\b(ld\.global|st\.global|cp\.async\.c[ag]|prefetch|red\.|atom\.)")
@@ -120,7 +120,7 @@ def test_a_streamed_row_takes_one_exponential_an_element_and_one_a_chunk(name, l
 
 
 def test_registers_are_not_spilled_for_thread_blocks():
-    """A text may ask for more than registers allow: then for fewer, or for none."""
+    """A text that asks for more blocks than registers allow is compiled for fewer, or for none."""
     from cutlass import cute
 
     kernel = example_kernel("layernorm", 131072)
@@ -136,11 +136,11 @@ def test_registers_are_not_spilled_for_thread_blocks():
 
 
 def test_a_text_is_compiled_again_only_where_it_spills(monkeypatch):
-    """For other thread blocks, then by a lower level of ptxas; the smallest stack is kept."""
+    """It is for other thread blocks first, then at a lower level; the smallest stack is kept."""
     some = build(*request())
 
     def blocks_tried(name, n, stacks):
-        """What `_build` asks for, and which artifact it keeps, of those with such stacks."""
+        """What `_build` asks for, and which artifact it keeps, if they have these stacks."""
         kernel = example_kernel(name, n)
         used = some.resources
         made = [replace(some, resources=replace(used, stack=stack), ptx=str(k))
@@ -164,10 +164,10 @@ def test_a_text_is_compiled_again_only_where_it_spills(monkeypatch):
 
 
 def test_a_kernel_shows_what_was_compiled(monkeypatch, tmp_path):
-    """Once it is compiled, plan and source say for how many thread blocks, as the page does."""
+    """Once it is compiled, plan, source and page say for how many thread blocks that was."""
 
     def spills(cute, module, source, function, arch, level=3):
-        """As ptxas would, for all numbers of thread blocks that are asked for."""
+        """Report a stack for every number of thread blocks that is asked for."""
         compiled = real(cute, module, source, function, arch, level)
         stack = 8 if module["blocks"] else 0
         return replace(compiled, resources=replace(compiled.resources, stack=stack))
@@ -195,7 +195,7 @@ def test_a_kernel_shows_what_was_compiled(monkeypatch, tmp_path):
 )
 @pytest.mark.parametrize("reduce", [torch.sum, torch.amax])
 def test_rows_that_are_read_compile_for_every_batch(reduce, dtype, n, m):
-    """With several shares of a row, and in loops that are not unrolled."""
+    """Thread blocks work on several shares of a row, in loops that are not unrolled."""
     kernel = kernel_of(lambda x: reduce(x, -1), torch.empty(m, n, dtype=dtype, device="meta"))
     assert kernel.plan.placement.shares > 1 or m == 3
     assert kernel.plan.is_unrolled == (n <= 200000)
@@ -230,7 +230,7 @@ def test_sums_of_products_of_what_is_no_row(n):
 
 
 def test_a_weight_of_a_chunk_does_not_hang_on_whether_its_number_is_static():
-    """1 / count, rounded: by the compiler behind a loop, in it by one correction."""
+    """It is 1 / count rounded: a constant behind a loop, and in it an estimate, corrected once."""
     kernel = example_kernel("layernorm", 1 << 22)
     assert kernel.plan.chunks == 128 and not kernel.plan.is_unrolled
     approximated = re.findall(r"rcp\.approx\.ftz\.f32\s+(%r\d+), (%r\d+);", kernel.ptx)
@@ -255,7 +255,7 @@ def test_no_compiler_is_free_to_contract(name, n, arch):
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_resources_against_another_source(name, tmp_path):
-    """The section header of the code, which has them on sm_80, and cuobjdump if there is one."""
+    """The section header of the code has them on sm_80, and cuobjdump prints them."""
     kernel = example_kernel(name, 4096, arch="sm_80")
     used = kernel.resources
     assert used.registers == registers_of_section(kernel.cubin)
@@ -278,7 +278,7 @@ def registers_of_section(cubin):
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_forced_plans_compile_without_a_stack(name):
-    """The extremes of what is enumerated: most and fewest elements a thread, every loader."""
+    """The plans are the extremes: the most and fewest elements a thread, and most rows a block."""
     from htile.lower.enumeration import enumerate_plans
 
     for n in (1000, 4096):
@@ -449,7 +449,7 @@ def test_a_kernel_is_built_once():
 
 
 def test_artifacts_that_are_remembered_are_bounded(monkeypatch):
-    """The last used ones stay; a kernel that is loaded stays loaded."""
+    """Those used last stay; a kernel that is loaded stays loaded."""
     monkeypatch.setattr(compiler, "_ARTIFACTS", compiler.Recent(2))
     built = {n: build(*request(n=n)) for n in (48, 80)}
     assert build(*request(n=48)) is built[48]
