@@ -71,7 +71,7 @@ class LoadError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The build of CuTe-DSL for one CUDA (`cu13`), and its runtime library."""
+    """The build of CuTe-DSL for one CUDA version, such as `cu13`, and its runtime library."""
 
     name: str
     runtime: Path
