@@ -122,7 +122,7 @@ class Launch:
 
     inputs: for each, in kernel order, (index of the value, whether to make it contiguous first).
     outputs: the shape and dtype of each.
-    source: the text that the kernel was compiled from; the kernel is None where there are no rows.
+    source: the emitted text of the kernel, which is None where there are no rows.
     is_widest: whether its accesses are as wide as they can be, and no input is copied. A narrower
         kernel takes tensors of any alignment, so it must not be the one that is tried first.
     """

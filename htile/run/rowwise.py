@@ -279,7 +279,7 @@ class Rowwise:
         Raises what `inspect` raises, and CompileError where CuTe-DSL is not installed.
         """
         kernel = self.inspect(*args, arch=arch, **kwargs)
-        build_ahead(kernel.source, kernel.lowered.function, kernel.arch)
+        build_ahead(kernel.lowered.source, kernel.lowered.function, kernel.arch)
         return kernel
 
     def tune(
