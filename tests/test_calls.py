@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -299,7 +299,7 @@ def values_of(plans, name, **given):
     found = {
         has[name]
         for plan in plans
-        for has in [asdict(plan.numerics) | asdict(plan.placement)]
+        for has in [plan.properties()]
         if given.items() <= has.items()
     }
     return " or ".join(map(repr, sorted(found)))

@@ -16,8 +16,8 @@ import torch
 import htile
 from htile.frontend.graph import Role
 from htile.frontend.ops import REDUCTIONS, Op, dtype_name
-from htile.lower.plan import Home, Reduce
-from htile.lower.schedule import assign_stages
+from htile.lower.reductions import Reduce, assign_stages
+from htile.lower.steps import Home
 from htile.pictures import graph_dot, graph_json, graph_svg, plan_svg
 from htile.pictures.flow import arrange
 from htile.pictures.memory import kept, segments_of
@@ -309,7 +309,7 @@ def test_what_is_kept_is_what_the_plan_says(name, n):
 
 
 def test_what_is_read_or_computed_again_is_dashed_not_kept():
-    kernel = example_kernel("norm_softmax", 65536, reload=True)
+    kernel = example_kernel("norm_softmax", 65536, form="loops")
     spans = kept(kernel.plan, segments_of(kernel.plan))
     homes = kernel.plan.homes
     assert set(homes.values()) >= {Home.RECOMPUTE}
@@ -338,13 +338,13 @@ def test_pairs_shares_and_fetched_columns_are_shown():
     _, texts = parse(plan_svg(plan))
     (pair,) = [s for s in plan.steps if isinstance(s, Reduce)]
     peak, total = pair.results
-    assert pair.paired and f"gathers %{peak} with %{total} about it" in texts
-    assert "one barrier of 16 CTAs" in texts and "as pairs" in str(plan)
+    assert pair.is_pair and f"gathers %{peak} with %{total} about it" in texts
+    assert "one barrier of 16 CTAs" in texts and "softmax in one exchange" in str(plan)
     plan = plans_of_many_rows("layernorm", 131072)
     _, texts = parse(plan_svg(plan))
-    assert "4 shares of a row a CTA, 2 at a time" in str(plan)
+    assert "4 shares a CTA, 2 at a time" in str(plan)
     assert "one barrier of 4 CTAs" in texts
-    assert "fetches weight, bias" in texts and "fetch    weight, bias of 1 chunk" in str(plan)
+    assert "fetches weight, bias" in texts and "prefetch  1 chunk of weight, bias" in str(plan)
 
 
 def test_what_a_barrier_brings_for_the_next_stage_is_shown():
@@ -355,7 +355,8 @@ def test_what_a_barrier_brings_for_the_next_stage_is_shown():
         "of what the barrier brought",
     ]
     total, squares = (s for s in plan.steps if isinstance(s, Reduce))
-    assert f"of what %{total.results[0]} was exchanged with" in str(plan) and squares.carried
+    assert "sum1 = sum of triple0, from the exchange before" in str(plan)
+    assert total.exchanges and not squares.exchanges
 
 
 def plans_of_many_rows(name, n):
@@ -368,7 +369,7 @@ def test_what_is_gathered_ahead_is_shown_where_it_is():
     about = 6
     kernel = example_kernel("layernorm", 1 << 22)
     plan, graph = kernel.plan, kernel.graph
-    (total,) = [s.results[0] for s in plan.steps if isinstance(s, Reduce) and s.ahead]
+    total = next(s.results[0] for s in plan.steps if isinstance(s, Reduce) and not s.exchanges)
     spans = kept(plan, segments_of(plan))
     assert {id: home for id, (_, _, home) in spans.items() if id in plan.homes} == dict(plan.homes)
     assert not any(graph[id].value.spread for id in spans if id not in plan.homes)
@@ -377,7 +378,7 @@ def test_what_is_gathered_ahead_is_shown_where_it_is():
     assert texts.count("registers, in chunks") == 2 and texts.count("registers") == 1
     assert f"gathers %{total} too" in texts and f"%{total} as gathered, about %{about}" in texts
     assert texts.count("again from global memory") == 1
-    assert f"about %{about}, slot 1" in str(plan) and ", and the sum of " in str(plan)
+    assert "carry     triple0: sum and sum of x" in str(plan)
 
 
 def test_a_late_column_is_loaded_where_it_is_used():

@@ -6,7 +6,6 @@ import random
 import re
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -354,7 +353,7 @@ def test_what_is_torn_or_foreign_or_no_plan_any_more_is_ignored(machine, content
 def test_the_file_says_what_it_is_for(machine):
     tuned = tune_to(machine, softmax, others(softmax, rows())[0], rows())
     said = json.loads(tuned.file.read_text())
-    assert said["plan"] == asdict(tuned.plan.numerics) | asdict(tuned.plan.placement)
+    assert said["plan"] == tuned.plan.properties()
     assert said["for"]["gpu"] == "GPU X" and said["for"]["target"]["arch"]["name"] == "sm_90a"
     assert [p.suffix for p in tuned.file.parent.iterdir()] == [".json"], "nothing unfinished"
 

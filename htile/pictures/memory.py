@@ -12,18 +12,9 @@ from dataclasses import dataclass, field
 
 from ..frontend.graph import Input, Role
 from ..frontend.ops import Op, dtype_name
-from ..lower.plan import (
-    ColumnLoop,
-    Compute,
-    Fetch,
-    Home,
-    Load,
-    Plan,
-    Reduce,
-    Reload,
-    Step,
-    Store,
-)
+from ..lower.plan import Plan
+from ..lower.reductions import SOFTMAX, Part, Reduce
+from ..lower.steps import ColumnLoop, Compute, Home, Load, Prefetch, Reload, Step, Store
 from .canvas import FAINT, INK, Canvas, Point, Rect, columns_width, text_room
 from .model import COLOURS, KIND_OF_ROLE, Kind, describe, kind_of
 
@@ -93,7 +84,7 @@ class Column:
 def segments_of(plan: Plan) -> list[Segment]:
     """The steps of a row, cut at its barriers; the last segment has no reductions."""
     segments = [Segment()]
-    for step in _flat(plan.prologue + plan.steps + plan.epilogue):
+    for step in _flat(plan.steps):
         now = segments[-1]
         match step:
             case Load():
@@ -103,16 +94,30 @@ def segments_of(plan: Plan) -> list[Segment]:
                 now.reloads += [(i, home) for i in inputs if i not in first]
             case Compute():
                 now.computes.append(step)
-            case Fetch(inputs):
+            case Prefetch(inputs):
                 now.fetched += inputs
             case Store():
                 now.stores.append(step)
-            case ColumnLoop(_, _, Reduce(_, results)):
-                now.ahead += results
+            case ColumnLoop(_, parts):
+                now.ahead += [id for part in parts if not _pair(part) for id in part.results[1:]]
             case Reduce():
                 now.reduces.append(step)
                 segments.append(Segment())
     return segments
+
+
+def _pair(part: Part) -> bool:
+    return part.kind is SOFTMAX and part.at_once
+
+
+def _later(reduce: Reduce) -> dict[int, int]:
+    """The reference of each result that was carried with one of the stage before."""
+    found = {}
+    for id, part in zip(reduce.results, reduce.parts, strict=True):
+        place = part.results.index(id)
+        if place and not reduce.is_pair:
+            found[id] = part.references[place - 1]
+    return found
 
 
 def _flat(steps: tuple[Step, ...]) -> Iterator[Step]:
@@ -150,7 +155,8 @@ def kept(plan: Plan, segments: list[Segment]) -> dict[int, tuple[int, int, Home]
         reads = [i for step in segment.computes for i in step.inputs]
         reads += [step.output.id for step in segment.stores]
         for reduce in segment.reduces:
-            reads += [a.about for a in reduce.ahead] or reduce.operands
+            later = _later(reduce)
+            reads += list(later.values()) or reduce.operands(plan.graph)
         for id in reads:
             if made.get(id, k) < k:
                 have(id, made[id], k)
@@ -241,11 +247,11 @@ def _columns(plan: Plan, segments: list[Segment]) -> tuple[list[Column], list[in
         above += [_input_card(plan, i, home) for i, home in segment.reloads]
         card = Card(Kind.ELEMENTWISE, _work(plan, segment), f"segment{k}")
         places.append(len(columns))
-        chunks = plan.numerics.reload and not any(reduce.ahead for reduce in segment.reduces)
+        chunks = plan.numerics.in_loops and not any(map(_later, segment.reduces))
         columns.append(Column(f"registers{', in chunks' if chunks else ''}", [card], above))
         for reduce in segment.reduces:
             card = _reduce_card(plan, reduce)
-            columns.append(Column(f"stage {reduce.stage}", [card], barrier=not reduce.carried))
+            columns.append(Column(f"stage {reduce.stage}", [card], barrier=reduce.exchanges))
     stores = [_store_card(plan, s) for segment in segments for s in segment.stores]
     columns.append(Column("global memory", stores))
     return columns, places
@@ -258,11 +264,11 @@ def _work(plan: Plan, segment: Segment) -> list[str]:
         lines.append(describe(plan.graph, plan.graph[step.id]))
     lines += [f"gathers %{id} too" for id in segment.ahead]
     for reduce in segment.reduces:
-        if reduce.paired:
+        if reduce.is_pair:
             peak, total = reduce.results
             lines.append(f"gathers %{peak} with %{total} about it")
-        for id, ahead in zip(reduce.results, reduce.ahead, strict=False):
-            lines.append(f"%{id} as gathered, about %{ahead.about}")
+        for id, reference in _later(reduce).items():
+            lines.append(f"%{id} as gathered, about %{reference}")
     if segment.fetched:
         lines.append(f"fetches {', '.join(i.name for i in segment.fetched)}")
     return _cut(lines) or ["nothing to compute"]
@@ -278,7 +284,7 @@ def _cut(lines: list[str]) -> list[str]:
 def _reduce_card(plan: Plan, reduce: Reduce) -> Card:
     lines = _cut([describe(plan.graph, plan.graph[id]) for id in reduce.results])
     ctas = plan.numerics.cluster_n // plan.placement.shares
-    if reduce.carried:
+    if not reduce.exchanges:
         lines.append("of what the barrier brought")
     else:
         lines.append("one barrier" if ctas == 1 else f"one barrier of {ctas} CTAs")

@@ -13,7 +13,7 @@ import torch
 
 from ..frontend.graph import Graph, Node, Role
 from ..frontend.ops import REDUCTIONS, Op, dtype_name
-from ..lower.schedule import assign_stages
+from ..lower.reductions import assign_stages
 
 
 class Kind(Enum):

@@ -9,7 +9,7 @@ import torch
 
 from ..frontend.graph import Graph, Node
 from ..frontend.ops import dtype_name
-from ..lower.schedule import assign_stages
+from ..lower.reductions import assign_stages
 from .model import kind_of
 
 

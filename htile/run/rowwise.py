@@ -328,7 +328,7 @@ class Rowwise:
     def with_plan(self, **wanted) -> Rowwise:
         """This function with a plan of these properties in place of the default one.
 
-        wanted: threads_per_row, cluster_n, reload (numerics: they change bits); num_threads, loader
+        wanted: threads_per_row, cluster_n, form (numerics: they change bits); num_threads, loader
             ("shared" or "direct"), columns ("early" or "late"), shares (placement: no bit changes).
 
             wide = softmax.with_plan(threads_per_row=256, loader="shared")

@@ -51,7 +51,7 @@ def in_force(plans: list[Plan], wanted: Wanted, device: torch.device) -> list[Pl
     numerics = choose(plans).numerics
     if len(plans) > 1 and _folder_there():
         found = _read(_about_numerics(plans[0], wanted, device))
-        numerics = next((p.numerics for p in plans if asdict(p.numerics) == found), numerics)
+        numerics = next((p.numerics for p in plans if p.numerics.properties() == found), numerics)
     return [plan for plan in plans if plan.numerics == numerics]
 
 
@@ -63,7 +63,8 @@ def keep(plan: Plan, wanted: Wanted, device: torch.device, numerics: bool) -> Pa
     numerics: whether its numerics become those of all calls. They must if they are not the ones in
         force.
     """
-    if numerics and _write(_about_numerics(plan, wanted, device), asdict(plan.numerics)) is None:
+    of_numerics = _about_numerics(plan, wanted, device)
+    if numerics and _write(of_numerics, plan.numerics.properties()) is None:
         return None
     return _write(_about(plan, wanted, device), plan.properties())
 

@@ -8,7 +8,6 @@ import multiprocessing
 import os
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
 from functools import cache, partial
 
 import pytest
@@ -19,7 +18,7 @@ from htile.build.arch import arch_of_capability
 from htile.build.compile import build
 from htile.errors import HTileError
 from htile.lower import enumerate_plans
-from htile.lower.plan import Home
+from htile.lower.steps import Home
 
 from .measure import check
 from .programs import LONG, program
@@ -43,7 +42,7 @@ def forced(seed, arch=None):
     kernel = f.inspect(*p.arguments(filled=False), arch=arch)
     plans = enumerate_plans(kernel.graph, kernel.plan.target)
     plan = plans[int(p.variant * len(plans))]
-    wanted = asdict(plan.numerics) | asdict(plan.placement)
+    wanted = plan.properties()
     return p, f.with_plan(**wanted), wanted
 
 

@@ -1,7 +1,6 @@
 """`out=` on the GPU: in place with every kind of plan, in odd memory, and what is refused."""
 
 from collections import Counter, defaultdict
-from dataclasses import asdict
 
 import pytest
 import torch
@@ -62,10 +61,10 @@ def kinds(function, args, arch):
     found = defaultdict(list)
     for plan in enumerate_plans(kernel.graph, kernel.plan.target):
         num, place = plan.numerics, plan.placement
-        found[num.cluster_n > 1, num.reload, place.loader].append(plan)
+        found[num.cluster_n > 1, num.in_loops, place.loader].append(plan)
     best = {kind: choose(plans) for kind, plans in found.items()}
     return {
-        kind: function.with_plan(**asdict(plan.numerics), **asdict(plan.placement))
+        kind: function.with_plan(**plan.properties())
         for kind, plan in best.items()
     }
 
