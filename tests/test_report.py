@@ -40,28 +40,6 @@ def test_the_plan_reads_like_a_kernel():
              "reduce    stage 1: max0 = max of x, slot 0", "compute   exp0 = exp_bounded(sub0)",
              "reduce    stage 2: sum0 = sum of exp0, slot 1", "store     out (bf16) = div0",
              "across exchanges: x in registers, exp0 in registers"]  # fmt: skip
-    places = [page.index(part) for part in parts]
-    assert places == sorted(places)
-    for part in (kernel.graph, kernel.plan, kernel.source.rstrip(), kernel.resources):
-        assert str(part) in page
-
-
-def test_the_graph_reads_like_the_function():
-    lines = str(example_kernel("softmax", 4096).graph).splitlines()
-    assert lines[0] == "graph softmax, one row of N = 4096"
-    assert lines[1].split() == ["%0", "=", "input", "x", "(row", "bf16)", ":", "row", "f32[4096]"]
-    assert [line.split()[2] for line in lines[1:-1]] == ["input", "max", "sub", "exp", "sum", "div"]
-    assert all("# softmax.py:" in line for line in lines[2:-1])
-    assert lines[-1].strip() == "return out = %5 as bf16 row"
-
-
-def test_the_plan_reads_like_a_kernel():
-    text = str(example_kernel("softmax", 4096).plan)
-    assert text.startswith("plan softmax, N = 4096, sm_90a\n")
-    order = ["numerics", "placement", "8192 bytes read and 8192 written a row", "load     row x",
-             "reduce   stage 1: %1 = MAX of %0, slot 0", "compute  %3 = exp %2 (bounded)",
-             "reduce   stage 2: %4 = ADD of %3, slot 1", "store    out (bf16) <- %5",
-             "across barriers: %0 registers, %3 registers"]  # fmt: skip
     places = [text.index(part) for part in order]
     assert places == sorted(places)
 
