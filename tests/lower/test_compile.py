@@ -52,7 +52,8 @@ def check(kernel):
         elements = plan.elements_per_thread * used.threads
         tile = sum(elements * i.dtype.itemsize for i in plan.graph.inputs if i.role.value == "row")
     warps = used.threads // 32 * plan.numerics.cluster_n
-    buffer = (warps + 1) * plan.sweeps.slots * 8  # at most 8 bytes a warp and slot, an mbarrier a slot
+    # at most 8 bytes for a warp and a slot, and an mbarrier for a slot
+    buffer = (warps + 1) * plan.sweeps.slots * 8
     assert tile <= shared <= tile + buffer + 64
     assert re.search(rf"^\.target {kernel.arch}\b", kernel.ptx, re.M)
     assert re.findall(r"\.entry", kernel.ptx) == [".entry"], "one kernel"
@@ -106,7 +107,8 @@ def test_who_arrives_at_the_barrier_of_a_cluster_waits(name, n):
     assert kernel.plan.numerics.cluster_n > 1
     for what in ("arrive", "wait"):
         assert kernel.ptx.count(f"barrier.cluster.{what}") == min(1, kernel.plan.stages)
-    assert kernel.ptx.count("mbarrier.init") == min(1, kernel.plan.sweeps.slots)  # by a thread a slot
+    slots = kernel.plan.sweeps.slots  # a thread initializes the mbarrier of each
+    assert kernel.ptx.count("mbarrier.init") == min(1, slots)
 
 
 @pytest.mark.parametrize(("name", "loops"), [("softmax", 2), ("layernorm", 1)])
