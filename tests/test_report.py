@@ -1,4 +1,4 @@
-"""What `inspect` returns, as a page and as files."""
+"""What `inspect` returns: a page to read, and files."""
 
 import json
 import os
@@ -56,6 +56,19 @@ def test_resources_say_what_a_block_uses():
     assert str(used).startswith(f"{used.registers} registers and 0 bytes of stack a thread, ")
     assert f"{used.threads} threads, {used.dynamic_shared} bytes of shared memory" in str(used)
     assert kernel.resources is used, "compiled once"
+
+
+def test_rows_that_are_copied_first_are_named(tmp_path):
+    """The page and the files name them, and say nothing where nothing is copied."""
+    norm, _ = EXAMPLES["rmsnorm_residual"]
+    x, w = torch.empty(64, 8).t(), torch.empty(128)[::2]
+    kernel = norm.inspect(x, w, torch.empty(8, 64))
+    assert kernel.copied == {"x", "weight"}
+    said = [line for line in str(kernel).splitlines() if line.startswith("  copied ")]
+    assert [line.split()[1] for line in said] == ["weight", "x"]
+    assert all(line.endswith("the elements of its rows are apart in memory") for line in said)
+    assert "\n".join(said) in (kernel.save(tmp_path) / "plan.txt").read_text()
+    assert "  copied " not in str(norm.inspect(torch.empty(8, 64), w[:64].clone(), x.contiguous()))
 
 
 def test_repr_is_one_line():
