@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .run.rowwise import Rowwise, rowwise
     from .tune.search import Tuned
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ArgumentError",
