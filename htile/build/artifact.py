@@ -59,7 +59,7 @@ def as_compiled(source: str, blocks: int, level: int) -> str:
         if int(asked[1]) != blocks:
             return f"blocks = {blocks}  # of an SM; {asked[1]} would spill registers"
         if level != LEVEL:
-            return f"blocks = {blocks}  # of an SM; ptxas -O{level}, as -O{LEVEL} would spill registers"
+            return f"blocks = {blocks}  # of an SM; ptxas -O{level}: -O{LEVEL} would spill"
         return asked[0]
 
     return re.sub(r"^blocks = (\d+)  #.*$", line, source, count=1, flags=re.MULTILINE)

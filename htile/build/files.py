@@ -20,7 +20,7 @@ def read_file(path: Path) -> bytes:
 
 
 def without_waiting(path: str, flags: int) -> int:
-    """Open a file as `open(..., opener=)` does; a pipe that nobody else has open is no hindrance."""
+    """Open a file as `open(..., opener=)` does, without waiting for the other end of a pipe."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 

@@ -16,6 +16,7 @@ from ..build.cubin import Resources
 from ..errors import CompileError
 from ..frontend.graph import Graph
 from ..lower import Lowered
+from ..lower.names import value_names
 from ..lower.plan import Plan
 from ..pictures import drawable, graph_dot, graph_json, graph_svg, plan_svg
 
@@ -103,15 +104,15 @@ class Kernel:
 
     def graph_dot(self) -> str:
         """The graph as DOT text, a cluster for each stage."""
-        return graph_dot(self.graph)
+        return graph_dot(self.graph, value_names(self.plan))
 
     def graph_json(self) -> str:
         """The graph as JSON: `networkx.node_link_graph(json.loads(text), edges="edges")`."""
-        return graph_json(self.graph)
+        return graph_json(self.graph, value_names(self.plan))
 
     def graph_svg(self) -> str:
         """The graph as a picture. Raises UnsupportedError without matplotlib."""
-        return graph_svg(self.graph)
+        return graph_svg(self.graph, value_names(self.plan))
 
     def plan_svg(self) -> str:
         """A row's way through memory as a picture. Raises UnsupportedError without matplotlib."""
@@ -160,20 +161,20 @@ class Kernel:
 
     def _repr_html_(self) -> str:
         """For notebooks: both pictures, or text where matplotlib is missing, and the source."""
-        parts = [_shown(str(self.graph), graph_svg, self.graph)]
-        parts += [_shown(self.plan_text, plan_svg, self.plan), _shown(self.source)]
+        parts = [_shown(str(self.graph), self.graph_svg), _shown(self.plan_text, self.plan_svg)]
+        parts.append(_shown(self.source))
         return "\n".join(parts)
 
     def __repr__(self) -> str:
         return f"<htile kernel {self.name}, N = {self.graph.n}, {self.arch}>"
 
 
-def _shown(text: str, draw: Callable[[object], str] | None = None, what: object = None) -> str:
+def _shown(text: str, draw: Callable[[], str] | None = None) -> str:
     """A picture as HTML, or the text. It is an image, since the styles of inline SVG would leak."""
     import html  # few processes need it
 
     if draw is None or not drawable():
         return f"<pre>{html.escape(text)}</pre>"
-    data = base64.b64encode(draw(what).encode()).decode()
+    data = base64.b64encode(draw().encode()).decode()
     title = html.escape(text.partition("\n")[0])
     return f'<img alt="{title}" src="data:image/svg+xml;base64,{data}">'
