@@ -287,7 +287,7 @@ def test_how_it_was_compiled_is_kept(folder):
     for blocks, level, line in (
         (6, 3, "blocks = 6  # of an SM, for which registers are spared"),
         (0, 3, "blocks = 0  # of an SM; 6 would spill registers"),
-        (6, 2, "blocks = 6  # of an SM; by ptxas -O2, for -O3 would spill registers"),
+        (6, 2, "blocks = 6  # of an SM; ptxas -O2: -O3 would spill"),
     ):
         cache.clear()
         text = SOURCE + line + "\n"

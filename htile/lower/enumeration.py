@@ -23,9 +23,10 @@ UNROLLED_CHUNKS = 8  # chunks of a thread; loops over no more of them are writte
 UNROLL = 4  # chunks in the body of a loop over more, if it reads nothing from global memory
 
 # Instructions of all loops of a kernel as they are written out. More would take long to compile and
-# overflow the instruction cache. So loops whose elements take many instructions have fewer chunks
-# in their bodies, and fewer shares of a row.
+# overflow the instruction cache. So loops whose elements take many instructions have fewer shares
+# of a row, and even fewer chunks in their bodies.
 MOST_CODE = 8192
+MOST_GROUPED = 4096
 
 # Sums over more than MOST_CHUNKS chunks of a streamed row have two levels. The inner level has
 # FOLDED chunks.
@@ -306,7 +307,7 @@ class _Enumeration:
             count
             for count in (2, 4)
             if count * words <= free
-            and shares * self._written_out(chunks, count, count) <= MOST_CODE
+            and shares * self._written_out(chunks, count, count) <= MOST_GROUPED
         ]
         return max(fitting, default=1)
 
