@@ -28,6 +28,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,7 @@ PAGES = (
     ),
 )
 NEEDS_GPU = "needs a GPU"
+WIDTH = 100  # columns of a message that a page shows
 OUTPUT, VARYING = "output", "output; numbers vary"
 
 _FENCE = re.compile(r'^```(\w+)(?: title="([^"]*)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
@@ -154,8 +156,8 @@ def run_python(page: str, block: Block, names: dict[str, object]) -> str:
         try:
             exec(code, names)
         except getattr(htile, block.error) as error:
-            print(f"{type(error).__name__}: {error.message}")
-            return printed.getvalue()
+            text = f"{type(error).__name__}: {error}".replace(file, block.file or "example.py")
+            return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) + "\n"
     raise AssertionError(f"{page}, line {block.line}: nothing was raised")
 
 
