@@ -12,13 +12,12 @@ import re
 import sys
 import types
 import typing
-from dataclasses import dataclass, field, fields
-from enum import Enum
+from dataclasses import dataclass, field
 
 import torch
 
 from ..errors import ArgumentError, DtypeError, Location, ShapeError, UnsupportedError
-from .captures import ATOMS, BUILTINS, freeze, is_frozen_dataclass
+from .captures import ATOMS, freeze
 from .graph import Role
 from .ops import broadcast_shapes, compute_dtype
 
@@ -361,18 +360,18 @@ def _value_spec(name: str, parameter: str, kind: type | None, value: object) -> 
                 f"{name}: {parameter} is annotated htile.Static: expected a hashable value, got "
                 f"{cls.__name__}; {_FROZEN.get(cls, 'pass a tuple or a frozen dataclass')}"
             ) from None
-        if _may_change(value):
-            raise ArgumentError(
-                f"{name}: {parameter} is static, fixed in the kernel, but what a {cls.__name__} "
-                "holds may change unseen; pass a frozen dataclass"
-            )
+        try:
+            freeze(value)
+        except TypeError as error:
+            message = f"{name}: {parameter} is static, fixed in the kernel, but {error}"
+            raise ArgumentError(message + _OF_METHODS * (parameter == "self")) from None
         return Spec(parameter, Role.STATIC, value=value)
     if cls is float or (cls is int and kind in (float, Scalar)):
         if cls is int and abs(value) >= 2**63:
             raise ArgumentError(f"{name}: {parameter} is an int of more than 64 bits; pass a float")
         return Spec(parameter, Role.SCALAR, torch.float32)
     numpy = cls.__module__.partition(".")[0] == "numpy"
-    if not numpy and (value is None or isinstance(value, (bool, int, str, torch.dtype))):
+    if not numpy and (value is None or cls in ATOMS):
         return Spec(parameter, Role.STATIC, value=value)
     if numpy:
         remedy = (
@@ -391,17 +390,11 @@ def _value_spec(name: str, parameter: str, kind: type | None, value: object) -> 
     )
 
 
-def _may_change(value: object) -> bool:
-    """Whether a hashable value, or one inside, is equal to itself only, whatever it holds."""
-    if isinstance(value, (tuple, frozenset)):
-        return any(map(_may_change, value))
-    if is_frozen_dataclass(value):
-        return any(_may_change(getattr(value, f.name, None)) for f in fields(value))
-    if isinstance(value, (type, types.FunctionType, types.ModuleType, Enum, *ATOMS, *BUILTINS)):
-        return False
-    return type(value).__hash__ is object.__hash__
-
-
+_OF_METHODS = (
+    "; pass a frozen dataclass as self, or write a function outside the class that takes what the "
+    "method uses: "
+    "`@htile.rowwise def norm(x, eps: float): ...`, called as `norm(x, self.eps)`"
+)
 _FROZEN = {
     list: "pass a tuple",
     dict: "pass a tuple of pairs or a frozen dataclass",

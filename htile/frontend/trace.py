@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import HTileError, Location, TraceError
 from . import composites as composites  # fills the table
+from .captures import check_static
 from .graph import Builder, Graph, Output, Role, returned_dtype
 from .ops import Value, Varies, compute_dtype
 from .tensor import NoIndices, Tensor, internal
@@ -31,6 +32,8 @@ def trace(fn: Callable, specs: Iterable[Spec], n: int, name: str | None = None) 
 
     A parameter without a spec keeps its default. Raises an HTileError with the user's line.
     """
+    specs = tuple(specs)
+    check_static(fn, {spec.name: spec.value for spec in specs if spec.role is Role.STATIC})
     builder = Builder(name or fn.__name__, n)
     values = {spec.name: _argument(builder, spec) for spec in specs}
     args, kwargs = _arguments(fn, values)
