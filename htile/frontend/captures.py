@@ -188,7 +188,7 @@ class _Walk:
             if is_cell:
                 if name in cells:
                     captured.append(self.path(name, cells[name], attributes))
-            elif name in fn.__globals__:
+            elif name in fn.__globals__ and name[0] != "@":  # as pytest names what it adds
                 value = fn.__globals__[name]
                 self.watched.append((fn.__globals__.get, name, value))
                 captured.append(self.path(name, value, attributes))

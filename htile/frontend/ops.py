@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import reduce
 
 import torch
 
@@ -151,12 +152,13 @@ def join_varies(values: tuple[Value, ...]) -> Varies:
 
 
 def join_stored(values: tuple[Value, ...]) -> torch.dtype | None:
-    """The declared dtype that sticks to an elementwise result: the promotion of those declared."""
-    stored = None
-    for v in values:
-        if v.stored is not None:
-            stored = v.stored if stored is None else torch.promote_types(stored, v.stored)
-    return stored
+    """The declared dtype that sticks to an elementwise result: the promotion of those declared.
+
+    As in torch, values with an axis decide, and those without count only where there is no other.
+    """
+    values = tuple(v for v in values if v.inner) or values
+    declared = [v.stored for v in values if v.stored is not None]
+    return reduce(torch.promote_types, declared) if declared else None
 
 
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:

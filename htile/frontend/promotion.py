@@ -12,7 +12,7 @@ import torch
 
 from ..errors import DtypeError, TraceError
 from .ops import Op, Value, Varies, compute_dtype, dtype_name
-from .tensor import NoIndices, Tensor, captured, constant, fail, node
+from .tensor import NoIndices, Tensor, captured, constant, fail, is_real, node
 
 Number = bool | int | float
 BOOL, INT64, FLOAT = torch.bool, torch.int64, torch.float32
@@ -28,7 +28,7 @@ def operand(x: object) -> Tensor | Number:
         fail(TraceError, "a numpy array inside a traced function: pass it as a tensor argument")
     if isinstance(x, NoIndices):
         x.use()
-    if isinstance(x, torch.Tensor):
+    if is_real(x):
         captured(x)
     fail(TraceError, f"expected a tensor of the row or a Python number, got {type(x).__name__}")
 

@@ -11,15 +11,15 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NoReturn
 
-import torch
 from torch.utils import _pytree as pytree
 
-from ..errors import HTileError, Location, TraceError
+from ..errors import Location, TraceError
 from . import composites as composites  # fills the table
 from .captures import check_static
 from .graph import Builder, Graph, Output, Role, returned_dtype
+from .libraries import internal
 from .ops import Value, Varies, compute_dtype
-from .tensor import NoIndices, Tensor, internal
+from .tensor import NoIndices, Tensor, is_real
 
 if TYPE_CHECKING:
     from .roles import Spec
@@ -105,17 +105,14 @@ def _names(paths: list[tuple]) -> list[str]:
 
 def _output(builder: Builder, fn: Callable, name: str, leaf: object) -> Output:
     if isinstance(leaf, NoIndices):
-        try:
-            leaf.use()
-        except HTileError as error:
-            raise type(error)(error.message, _line(fn)) from None
+        leaf.use()
     if not isinstance(leaf, Tensor) or leaf._builder is not builder:
         what = "None" if leaf is None else f"a {type(leaf).__name__}"
         remedy = "return only tensors that are computed from the arguments"
-        if isinstance(leaf, torch.Tensor):
+        if is_real(leaf):
             what, remedy = "a real tensor", "pass it as an argument, or return it outside"
         raise TraceError(f"{builder.name} returns {what} as {name}: {remedy}", _line(fn))
-    node = builder[leaf._id]
+    node = builder[leaf._current(_line(fn))]
     value = node.value
     if value.varies is not Varies.ROW:
         raise TraceError(
@@ -152,6 +149,9 @@ def _retell(error: Exception) -> None:
 
     if match := _ARGUMENT.search(text):
         name, argument, wanted, kind = match.groups()
+        if kind == "Device":
+            remedy = "torch.ones_like(x), torch.full_like(x, value) or a Python number"
+            tell(f"torch.{name}(device=...) inside the function: write {remedy}, with no device")
         remedy = f": {_instead(name)}" if wanted == "Tensor" else ""
         tell(f"torch.{name} takes a {wanted} as {argument!r}, not a {kind}{remedy}")
     if match := _COMBINATION.search(text):
@@ -159,8 +159,6 @@ def _retell(error: Exception) -> None:
         tell(f"torch.{name} does not take these arguments: {_instead(name)}")
     if re.search("not support ufuncs|unsupported operand.*numpy", text):
         tell("numpy can not compute with a symbolic value: write the torch function (torch.exp)")
-    if "descriptor" in text and "Tensor" in text:
-        tell("a method of torch.Tensor called through the class: write torch.exp(x) or x.exp()")
     if loc.file != last:
         return
     if (match := _SIGNATURE.match(text)) and re.search(rf"\b(torch|F)\.{match[1]}\(", loc.text):

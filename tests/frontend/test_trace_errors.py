@@ -110,7 +110,12 @@ MISTAKES = {
     "F.linear": (lambda x, y: F.linear(x, y), UnsupportedError, "F.linear is not supported"),
     "F.dropout": (lambda x: F.dropout(x), UnsupportedError, "random numbers"),
     "erfinv": (lambda x: torch.erfinv(x), UnsupportedError, "torch.erfinv is not supported"),
-    "device": (lambda x: torch.ones(2, device=x.device), UnsupportedError, "x.device"),
+    "device": (lambda x: torch.ones(2, device=x.device), TraceError, "torch.ones_like(x)"),
+    "device of zeros_like": (
+        lambda x: torch.zeros_like(x, device=x.device), TraceError, "with no device"
+    ),
+    "device compared": (lambda x: x.device == "cuda", TraceError, "where its inputs are"),
+    "device type": (lambda x: x.device.type, UnsupportedError, "x.device.type is not known"),
     "item": (lambda x: x.sum().item(), UnsupportedError, "not known while tracing"),
     "cuda": (lambda x: x.cuda(), UnsupportedError, "x.cuda"),
     "view": (lambda x: x.view(2, 4), UnsupportedError, "one axis"),
@@ -131,7 +136,6 @@ MISTAKES = {
     "torch.tensor": (lambda x: torch.tensor(x), TraceError, "it is a tensor already"),
     "torch.tensor of a list": (lambda x: torch.tensor([1.0, x]), TraceError, "torch.tensor"),
     "full_like of nothing": (lambda x: torch.full_like(x, None), TraceError, "'fill_value'"),
-    "torch.Tensor.exp": (lambda x: torch.Tensor.exp(x), TraceError, "x.exp()"),
     "captured tensor": (lambda x: x * WEIGHT, TraceError, "pass it as an argument"),
     "captured tensor, left": (lambda x: WEIGHT * x, TraceError, "pass it as an argument"),
     "captured tensor in torch": (lambda x: torch.add(x, WEIGHT), TraceError, "as an argument"),
@@ -258,8 +262,9 @@ def test_protocols_see_a_plain_object():
         assert not hasattr(x, "__cuda_array_interface__") and not hasattr(x, "_private")
         assert x is not None and x != "a"
         assert x in {x: 1} and hash(x) == hash(x)
-        assert "row f32[8]" in repr(x) and not isinstance(x, torch.Tensor)
-        assert isinstance(x, Tensor)
+        assert "row f32[8]" in repr(x) and "row f32[8]" in f"{x}"
+        assert isinstance(x, torch.Tensor) and torch.is_tensor(x) and isinstance(x, Tensor)
+        assert not isinstance(x, torch.nn.Parameter) and not x.requires_grad
         return x * np.float32(2.0) + np.float64(1.0) + np.int64(3)
 
     traced(f)
