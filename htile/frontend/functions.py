@@ -7,6 +7,7 @@ brought to torch's promoted dtype here; htile.frontend.composites builds the res
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 
@@ -19,13 +20,14 @@ from .promotion import (
     BOOL,
     FLOAT,
     Number,
-    cast,
     convert,
     filled,
+    into,
     not_zero,
     number,
     numeric,
     operand,
+    promoted,
     refuse,
     result_dtype,
     scalar,
@@ -60,10 +62,22 @@ def implements(*spellings: str, doc: str = "", method: bool = True) -> Callable:
     return enter
 
 
-def formulas(table: dict[str, tuple[str, Callable]]) -> None:
-    """Enter one-line functions: {names: (docstring, function)}."""
+def formulas(table: dict[str, tuple[str, Callable]], check: Callable | None = None) -> None:
+    """Enter functions of one line: {names: (docstring, function)}.
+
+    check: what the first operand goes through before; it is given the function's name too.
+    """
     for names, (doc, function) in table.items():
-        implements(*names.split(), doc=doc)(function)
+        checked = function if check is None else _checked(check, names.split()[0], function)
+        implements(*names.split(), doc=doc)(checked)
+
+
+def _checked(check: Callable, name: str, function: Callable) -> Callable:
+    @functools.wraps(function)
+    def checked(input, *args, **kwargs):
+        return function(check(input, name), *args, **kwargs)
+
+    return checked
 
 
 def attach(name: str, function: Callable, doc: str = "") -> None:
@@ -304,7 +318,8 @@ def where(condition, input, other):
     given = [operand(x) for x in (input, other)]
     dtype = result_dtype(*given)
     branches = [
-        convert(x, dtype) if isinstance(x, Tensor) else scalar(condition, x, dtype) for x in given
+        promoted(x, dtype, given) if isinstance(x, Tensor) else scalar(condition, x, dtype)
+        for x in given
     ]
     return node(Op.WHERE, condition, *branches)
 
@@ -317,7 +332,9 @@ attach("where", lambda input, condition, other: where(condition, input, other),
 def masked_fill(input, mask, value):
     """The value where the mask holds, input elsewhere."""
     if isinstance(operand(value), Tensor):
-        value = convert(value, input._value.dtype)
+        if value.ndim:
+            fail(ShapeError, "masked_fill takes one value: write torch.where(mask, value, x)")
+        value = into(value, input._value)
     else:
         value = scalar(input, value, input._value.dtype)
     return where(mask, value, input)
@@ -329,13 +346,15 @@ def clamp(input, min=None, max=None):
     bounds = [b for b in (min, max) if b is not None]
     if not bounds:
         fail(TraceError, "clamp needs min, max or both: write x.clamp(min=0.0)")
-    dtype = result_dtype(input, *map(operand, bounds))
+    given = (input, *map(operand, bounds))
+    dtype = result_dtype(*given)
     if dtype is BOOL and not all(isinstance(b, Tensor) for b in bounds):
         refuse("clamp to a number", input, "write it with & and |")
-    x = convert(input, dtype)
+    x = promoted(input, dtype, given)
     for op, bound in ((Op.MAXIMUM, min), (Op.MINIMUM, max)):
         if bound is not None:
-            bound = convert(bound, dtype) if isinstance(bound, Tensor) else number(bound, dtype)
+            is_tensor = isinstance(bound, Tensor)
+            bound = promoted(bound, dtype, given) if is_tensor else number(bound, dtype)
             x = arithmetic(op, x, bound)
     return x
 
@@ -378,11 +397,7 @@ def _in_place(function: Callable) -> Callable:
         if not torch.can_cast(new.dtype, old.dtype):
             fail(DtypeError, f"an in-place operator cannot put {new.dtype} into {old.dtype}: write "
                  "x = x + ... for x += ...")  # fmt: skip
-        if old.stored is not None and new.stored is not old.stored:
-            result = cast(result, old.stored)
-        elif new.dtype is not old.dtype or new.stored is not old.stored:
-            result = node(Op.CONVERT, result, arg=old.dtype)
-        self._assign(result._id)
+        self._assign(into(result, old)._id)
         return self
 
     return method

@@ -56,6 +56,7 @@ def library(file: str) -> str:
     return ""
 
 
+@lru_cache(maxsize=4096)
 def internal(file: str) -> bool:
     """Whether a file is HTile's own or torch's."""
     return library(file) in ("htile", "torch")

@@ -15,7 +15,8 @@ from functools import reduce
 
 import torch
 
-from ..errors import DtypeError, ShapeError
+from ..errors import ShapeError
+from .dtypes import compute_dtype, dtype_name
 
 
 class Op(Enum):
@@ -119,32 +120,6 @@ class Value:
         return f"{self.varies.value} {dtype_name(self.dtype)}[{shape}]{declared}"
 
 
-DTYPE_NAMES = {
-    torch.float32: "f32",
-    torch.bfloat16: "bf16",
-    torch.float16: "f16",
-    torch.int32: "i32",
-    torch.int64: "i64",
-    torch.bool: "bool",
-}
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The short name of a supported dtype (`bf16`), torch's own name of any other."""
-    return DTYPE_NAMES.get(dtype) or str(dtype).removeprefix("torch.")
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that a stored dtype is computed in: float32 for every floating type.
-
-    Raises DtypeError for a dtype that HTile does not take.
-    """
-    if dtype not in DTYPE_NAMES:
-        names = ", ".join(str(d).removeprefix("torch.") for d in DTYPE_NAMES)
-        raise DtypeError(f"dtype {dtype_name(dtype)} is not supported; HTile takes {names}")
-    return torch.float32 if dtype.is_floating_point else dtype
-
-
 def join_varies(values: tuple[Value, ...]) -> Varies:
     """The widest of the operands: ROW over SHARED over SCALAR."""
     kinds = {v.varies for v in values}
@@ -178,7 +153,8 @@ def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
 
 def broadcast_inner(values: tuple[Value, ...]) -> tuple[int, ...]:
     """The broadcast of the operands' inner shapes. Raises ShapeError."""
-    shape = broadcast_shapes(*(v.inner for v in values))
+    shapes = {v.inner for v in values if v.inner}
+    shape = broadcast_shapes(*shapes) if len(shapes) > 1 else next(iter(shapes), ())
     if shape is None:
         shapes = " and ".join(str(v.inner) for v in values)
         raise ShapeError(f"shapes inside a row do not broadcast: {shapes}")

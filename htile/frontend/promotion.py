@@ -11,7 +11,7 @@ from functools import cache, reduce
 import torch
 
 from ..errors import DtypeError, TraceError
-from .ops import Op, Value, Varies, compute_dtype, dtype_name
+from .ops import Op, Value, Varies, compute_dtype, dtype_name, join_stored
 from .tensor import NoIndices, Tensor, captured, constant, fail, is_real, node
 
 Number = bool | int | float
@@ -104,14 +104,37 @@ def convert(x: Tensor, dtype: torch.dtype) -> Tensor:
     return not_zero(x) if dtype is BOOL else node(Op.CONVERT, x, arg=dtype)
 
 
+def promoted(x: Tensor, dtype: torch.dtype, operands: tuple) -> Tensor:
+    """`x`, one of the operands, in the dtype that they have together.
+
+    Where only values without an axis are floating, the dtype declared for them decides, as in
+    torch: int64 times a bfloat16 value per row is bfloat16.
+    """
+    if dtype is FLOAT is not x._value.dtype and x._value.inner:
+        floats = [v for o in operands if isinstance(o, Tensor) and (v := o._value).dtype is FLOAT]
+        if floats and all(v.stored is not None and not v.inner for v in floats):
+            return cast(x, join_stored(floats))
+    return convert(x, dtype)
+
+
 def together(*operands_: object, floating: bool = False) -> tuple[Tensor, ...]:
     """The operands as tensors of one dtype, torch's promotion (or float32)."""
-    given = [operand(x) for x in operands_]
+    given = tuple(operand(x) for x in operands_)
     dtype = FLOAT if floating else result_dtype(*given)
     like = next(x for x in given if isinstance(x, Tensor))
     return tuple(
-        convert(x, dtype) if isinstance(x, Tensor) else scalar(like, x, dtype) for x in given
+        promoted(x, dtype, given) if isinstance(x, Tensor) else scalar(like, x, dtype)
+        for x in given
     )
+
+
+def into(x: Tensor, v: Value) -> Tensor:
+    """`x` in the dtype of another value, and declared as that is: what an assignment does."""
+    if v.stored is not None and x._value.stored is not v.stored:
+        return cast(x, v.stored)
+    if x._value.stored is v.stored:
+        return convert(x, v.dtype)
+    return node(Op.CONVERT, x, arg=v.dtype)
 
 
 def refuse(what: str, x: Tensor, remedy: str) -> None:

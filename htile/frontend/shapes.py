@@ -13,7 +13,7 @@ from ..errors import ShapeError, TraceError, UnsupportedError
 from .functions import attach, formulas, implements
 from .hints import advice
 from .ops import Op, Value, Varies
-from .promotion import BOOL, Number, cast, filled, number, operand
+from .promotion import BOOL, Number, cast, filled, number, numeric, operand
 from .tensor import ALIASES, FUNCTIONS, Device, Tensor, constant, fail, node, share
 
 
@@ -144,8 +144,8 @@ def _as_row(x: Tensor) -> Tensor:
     """A value per row as a row of equal elements."""
     if x._value.spread:
         return x
-    dtype, n = x._value.dtype, x._builder.n
-    ones = constant(x, number(1, dtype), Value((n,), Varies.SCALAR, dtype, None, True))
+    dtype, stored, n = x._value.dtype, x._value.stored, x._builder.n
+    ones = constant(x, number(1, dtype), Value((n,), Varies.SCALAR, dtype, stored, True))
     return node(Op.AND if dtype is BOOL else Op.MUL, x, ones)
 
 
@@ -170,7 +170,8 @@ def expand(input, *sizes):
 attach("expand", expand, "The same as torch.broadcast_to(x, sizes).")
 attach("expand_as", lambda input, other: broadcast_to(input, other.shape), "x.expand(other.shape).")
 formulas({
-    "detach positive": ("input itself.", _itself),
+    "detach": ("input itself.", _itself),
+    "positive": ("input itself, which is no mask.", lambda input: numeric(input, "+")),
     "view reshape": ("input itself, for -1 or its shape; a value per row as () or (1,).", _view),
     "view_as reshape_as": ("The same as x.view(other.shape).", lambda input, other:
         _view(input, other)),
@@ -179,9 +180,16 @@ formulas({
 })  # fmt: skip
 ALIASES |= {
     FUNCTIONS[known][1]
-    for known in (torch.detach, torch.reshape, torch.flatten, torch.ravel, torch.Tensor.view_as)
+    for known in (
+        torch.detach,
+        torch.positive,
+        torch.reshape,
+        torch.flatten,
+        torch.ravel,
+        torch.Tensor.view_as,
+    )
 }
-Tensor.__pos__ = _itself
+Tensor.__pos__ = vars(Tensor)["positive"]
 
 
 def getitem(x: Tensor, index: object) -> Tensor:

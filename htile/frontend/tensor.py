@@ -88,14 +88,15 @@ def call(spelling: str, function: Callable, args: tuple, kwargs: dict):
         kwargs = {_KEYWORDS.get(k, k): v for k, v in kwargs.items() if k not in _IGNORED}
     try:
         result = function(*args, **kwargs)
-    except TypeError as error:
-        if error.__traceback__.tb_next is not None:  # raised inside, not by the call
-            raise
-    else:
-        is_same = any(result is value for value in args) and function not in ALIASES
-        return copy(result) if is_same else result
-    parameters = ", ".join(str(p) for p in signature(function).parameters.values())
-    fail(UnsupportedError, f"arguments that {spelling} does not take here: it is ({parameters})")
+    except TypeError:
+        own = signature(function)
+        try:
+            own.bind(*args, **kwargs)
+        except TypeError:
+            fail(UnsupportedError, f"arguments that {spelling} does not take here: it is {own}")
+        raise
+    is_same = any(result is value for value in args) and function not in ALIASES
+    return copy(result) if is_same else result
 
 
 _TRUTH = (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from torch.utils import _pytree as pytree
 
 from ..errors import Location, TraceError
-from . import composites as composites  # fills the table
+from . import statistics as statistics  # fills the table
 from .captures import check_static
 from .graph import Builder, Graph, Output, Role, returned_dtype
 from .libraries import internal
