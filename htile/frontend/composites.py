@@ -10,10 +10,20 @@ import math
 
 import torch
 
-from ..errors import DtypeError, TraceError
+from ..errors import TraceError
 from .functions import add, clamp, div, formulas, implements, maximum, minimum, mul, pow, sub, where
-from .ops import Op
-from .promotion import FLOAT, convert, floating, numeric, refuse, result_dtype, together
+from .ops import Op, infer
+from .promotion import (
+    FLOAT,
+    alike,
+    convert,
+    floating,
+    into,
+    numeric,
+    refuse,
+    result_dtype,
+    together,
+)
 from .tensor import Tensor, copy, fail, node
 
 INF, NAN, LN2 = math.inf, math.nan, math.log(2.0)
@@ -150,8 +160,9 @@ def copysign(input, other):
     """The magnitude of input with the sign of other; a NaN counts as positive."""
     if not isinstance(other, Tensor):
         other = math.copysign(1.0, other)
-    magnitude, other = together(abs(real(input)), other, floating=True)
-    return where(is_negative(other), -magnitude, magnitude)
+    input, other = together(input, other, floating=True)
+    result = where(is_negative(other), -abs(input), abs(input))
+    return into(result, infer(Op.ADD, (input._value, other._value)))
 
 
 @implements("hypot")
@@ -189,6 +200,7 @@ def nan_to_num(input, nan=None, posinf=None, neginf=None):
 @implements("isclose")
 def isclose(input, other, rtol=1e-5, atol=1e-8, equal_nan=False):
     """Whether |input - other| <= atol + rtol |other|."""
+    alike("isclose", input, other)
     close = input == other
     if equal_nan:
         close = close | ((input != input) & (other != other))
@@ -200,17 +212,15 @@ def isclose(input, other, rtol=1e-5, atol=1e-8, equal_nan=False):
 @implements("heaviside")
 def heaviside(input, values):
     """0 below zero, 1 above, values at zero."""
-    if input._value.dtype is not values._value.dtype:
-        fail(DtypeError, "heaviside takes two values of one dtype: convert one, y.to(x.dtype)")
-    return where(input == 0, values, convert(input > 0, input._value.dtype))
+    alike("heaviside", input, values)
+    return into(where(input == 0, values, convert(input > 0, input._value.dtype)), input._value)
 
 
 @implements("lerp")
 def lerp(input, end, weight):
     """input + weight * (end - input)."""
-    tensors = [floating(x, "lerp") for x in (input, end, weight) if isinstance(x, Tensor)]
-    if len({x._value.stored for x in tensors} - {None}) > 1:
-        fail(DtypeError, "lerp takes values of one dtype: convert them, y.to(x.dtype)")
+    floating(input, "lerp")
+    alike("lerp", input, end, weight)
     difference = sub(end, input)
     near, far = input + weight * difference, end - difference * (1 - weight)
     if isinstance(weight, Tensor):

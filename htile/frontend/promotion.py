@@ -6,6 +6,7 @@ only the user's own `.to` inserts CAST.
 
 from __future__ import annotations
 
+import math
 from functools import cache, reduce
 
 import torch
@@ -15,6 +16,7 @@ from .ops import Op, Value, Varies, compute_dtype, dtype_name, join_stored
 from .tensor import NoIndices, Tensor, captured, constant, fail, is_real, node
 
 Number = bool | int | float
+NO_OPERAND = "expected a tensor of the row or a Python number, got {}"
 BOOL, INT64, FLOAT = torch.bool, torch.int64, torch.float32
 
 
@@ -30,7 +32,7 @@ def operand(x: object) -> Tensor | Number:
         x.use()
     if is_real(x):
         captured(x)
-    fail(TraceError, f"expected a tensor of the row or a Python number, got {type(x).__name__}")
+    fail(TraceError, NO_OPERAND.format(type(x).__name__))
 
 
 @cache
@@ -67,6 +69,8 @@ def number(x: Number, dtype: torch.dtype) -> Number:
         value = kind(x)
     except (OverflowError, ValueError):
         fail(DtypeError, f"the number {x} does not fit {dtype_name(dtype)}")
+    if kind is float and abs(value) > torch.finfo(torch.float32).max:
+        return math.copysign(math.inf, value) if value == value else value
     if kind is int and not torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max:
         fail(DtypeError, f"the number {x} does not fit {dtype}: convert the tensor first, x.long()")
     return value
@@ -135,6 +139,13 @@ def into(x: Tensor, v: Value) -> Tensor:
     if x._value.stored is v.stored:
         return convert(x, v.dtype)
     return node(Op.CONVERT, x, arg=v.dtype)
+
+
+def alike(what: str, *operands_: object) -> None:
+    """Refuse values of several dtypes, where torch does not promote."""
+    values = [x._value for x in operands_ if isinstance(x, Tensor)]
+    if len({v.dtype for v in values}) > 1 or len({v.stored for v in values} - {None}) > 1:
+        fail(DtypeError, f"{what} takes values of one dtype: convert them, y.to(x.dtype)")
 
 
 def refuse(what: str, x: Tensor, remedy: str) -> None:

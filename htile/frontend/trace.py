@@ -1,7 +1,7 @@
 """From a user's function and the specs of its arguments to a `Graph`.
 
-The function runs once, with a symbolic tensor for each argument that is not static. What torch
-or Python refuses before HTile sees it is told again here, with the user's line.
+The function runs once, with a symbolic tensor for each argument that is not static. What torch or
+Python refuses before HTile sees it is told again here, with the user's line.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from torch.utils import _pytree as pytree
 
-from ..errors import Location, TraceError
+from ..errors import HTileError, Location, ShapeError, TraceError
 from . import statistics as statistics  # fills the table
 from .captures import check_static
 from .graph import Builder, Graph, Output, Role, returned_dtype
 from .libraries import internal
 from .ops import Value, Varies, compute_dtype
+from .promotion import NO_OPERAND
 from .tensor import NoIndices, Tensor, is_real
 
 if TYPE_CHECKING:
@@ -34,13 +35,16 @@ def trace(fn: Callable, specs: Iterable[Spec], n: int, name: str | None = None) 
     """
     specs = tuple(specs)
     check_static(fn, {spec.name: spec.value for spec in specs if spec.role is Role.STATIC})
-    builder = Builder(name or fn.__name__, n)
+    builder = Builder(name or re.sub(r"[^\w<>]", "_", fn.__name__), n)
     values = {spec.name: _argument(builder, spec) for spec in specs}
     args, kwargs = _arguments(fn, values)
     try:
         result = fn(*args, **kwargs)
-    except (TypeError, RuntimeError) as error:
+    except (TypeError, RuntimeError, ValueError, IndexError) as error:
         _retell(error)
+        raise
+    except TraceError as error:
+        _name_the_absent(error, [name for name, value in values.items() if value is None])
         raise
     leaves, structure = pytree.tree_flatten_with_path(result)
     if not leaves:
@@ -69,12 +73,9 @@ def _arguments(fn: Callable, values: dict) -> tuple[list, dict]:
     for p in inspect.signature(fn).parameters.values():
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
             raise TraceError(f"parameter {p}: give every argument a name of its own", _line(fn))
-        if p.name not in values:
-            if p.default is p.empty:
-                raise TraceError(f"no argument for the parameter {p.name}", _line(fn))
-            value = p.default
-        else:
-            value = values[p.name]
+        value = values.get(p.name, p.default)
+        if value is p.empty:
+            raise TraceError(f"no argument for the parameter {p.name}", _line(fn))
         if p.kind is p.KEYWORD_ONLY:
             kwargs[p.name] = value
         else:
@@ -120,8 +121,16 @@ def _output(builder: Builder, fn: Callable, name: str, leaf: object) -> Output:
             "the function, or combine it with a row",
             node.loc or _line(fn),
         )
-    dtype = returned_dtype(builder, value)
-    return Output(name, leaf._id, dtype, value.inner, value.spread)
+    return Output(name, node.id, returned_dtype(builder, value), value.inner, value.spread)
+
+
+def _name_the_absent(error: HTileError, absent: list[str]) -> None:
+    """Say which argument is the None that was computed with, if the user's line names one."""
+    words = set(re.findall(r"\w+", error.loc.text)) if error.loc else ()
+    named = [name for name in absent if name in words]
+    if named and error.message == NO_OPERAND.format("NoneType"):
+        given = f"the argument {named[0]} is None; write `if {named[0]} is not None:` before it"
+        raise TraceError(f"{error.message}: {given}", error.loc) from None
 
 
 # torch checks some arguments before it asks __torch_function__; its errors are told again
@@ -130,10 +139,11 @@ _ARGUMENT = re.compile(r"(\w+)\(\): argument '(\w+)' .*must be (.+), not (\w+)")
 _COMBINATION = re.compile(r"(\w+)\(\) received an invalid combination of arguments")
 _SIGNATURE = re.compile(r"^(\w+)\(\) (?:takes|got|missing) ")
 _REFUSED = re.compile(r"'Tensor' (object|and)|and 'Tensor'|must be real number, not Tensor")
+_SHAPE = re.compile(r"not enough values to unpack|tuple index out of range")
 
 
 def _retell(error: Exception) -> None:
-    """Raise a TraceError for what torch or numpy refused to do with a symbolic tensor."""
+    """Raise an HTileError for what torch, numpy or Python refused to do with a symbolic tensor."""
     loc, last, tb = None, None, error.__traceback__
     while tb is not None:
         last = tb.tb_frame.f_code.co_filename
@@ -144,9 +154,12 @@ def _retell(error: Exception) -> None:
         return
     text = str(error)
 
-    def tell(message: str) -> NoReturn:
-        raise TraceError(message, loc) from None
+    def tell(message: str, kind: type[HTileError] = TraceError) -> NoReturn:
+        raise kind(message, loc) from None
 
+    if _SHAPE.match(text) and re.search(r"\.(shape|size\(\))", loc.text):
+        tell("inside the function a row has the shape (N,), without the leading dimensions: write "
+             "n = x.shape[-1]", ShapeError)  # fmt: skip
     if match := _ARGUMENT.search(text):
         name, argument, wanted, kind = match.groups()
         if kind == "Device":
@@ -155,8 +168,7 @@ def _retell(error: Exception) -> None:
         remedy = f": {_instead(name)}" if wanted == "Tensor" else ""
         tell(f"torch.{name} takes a {wanted} as {argument!r}, not a {kind}{remedy}")
     if match := _COMBINATION.search(text):
-        name = match[1]
-        tell(f"torch.{name} does not take these arguments: {_instead(name)}")
+        tell(f"torch.{match[1]} does not take these arguments: {_instead(match[1])}")
     if re.search("not support ufuncs|unsupported operand.*numpy", text):
         tell("numpy can not compute with a symbolic value: write the torch function (torch.exp)")
     if loc.file != last:

@@ -464,6 +464,16 @@ def test_every_entry_arrives_and_has_a_method():
     assert not set(functional.split()) - functions
 
 
+def test_every_entry_says_in_one_line_what_it_does():
+    for spelling, function in FUNCTIONS.values():
+        doc = function.__doc__
+        assert doc and "\n" not in doc and doc.endswith("."), spelling
+        assert inspect.signature(function).parameters
+    for name, method in vars(Tensor).items():
+        if not name.startswith("_") and name != "requires_grad":
+            assert (method.fget if isinstance(method, property) else method).__doc__, name
+
+
 def test_speed():
     def chain(x):
         for _ in range(250):
