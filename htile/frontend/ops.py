@@ -2,8 +2,8 @@
 
 Everything that a function may do to a row is one member of `Op`. Each meaning of the language is
 one table from `Op` to a rule: `INFER` here, `EVALUATE` in htile.frontend.reference, `EMIT` in
-htile.lower.emit. Composites (softmax, layer_norm, mean, clamp) have no member: tracing
-decomposes them.
+htile.lower.emit. Composites (softmax, layer_norm, mean, clamp) have no member: a trace is made of
+their parts.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class Value:
     varies: see `Varies`.
     dtype: what it is computed in: float32, int32, int64 or bool.
     stored: the dtype that `.to` declared for it, or None.
-    spread: one element a column, spread over the threads of a row. At N = 1 `inner` alone can not
-        tell a row from a reduction with `keepdim=True`; this can.
+    spread: whether there is one element for each column, spread over the threads of a row. At N = 1
+        `inner` alone cannot tell a row from a reduction with `keepdim=True`; this can.
     """
 
     inner: tuple[int, ...]
@@ -176,21 +176,6 @@ def _elementwise(values: tuple[Value, ...], arg: object) -> Value:
     )
 
 
-def _floating(values: tuple[Value, ...], arg: object) -> Value:
-    assert all(v.dtype is torch.float32 for v in values), f"expected float32: {values}"
-    return _elementwise(values, arg)
-
-
-def _numeric(values: tuple[Value, ...], arg: object) -> Value:
-    assert all(v.dtype is not torch.bool for v in values), f"expected numbers: {values}"
-    return _elementwise(values, arg)
-
-
-def _logical(values: tuple[Value, ...], arg: object) -> Value:
-    assert all(v.dtype is torch.bool for v in values), f"expected bool: {values}"
-    return _elementwise(values, arg)
-
-
 def _comparison(values: tuple[Value, ...], arg: object) -> Value:
     return replace(_elementwise(values, arg), dtype=torch.bool, stored=None)
 
@@ -228,35 +213,37 @@ def _reduction(values: tuple[Value, ...], arg: object) -> Value:
     return Value((), varies, operand.dtype)
 
 
-def _numeric_reduction(values: tuple[Value, ...], arg: object) -> Value:
-    assert values[0].dtype is not torch.bool, f"expected numbers: {values}"
-    return _reduction(values, arg)
+def _of(rule: Rule, *dtypes: torch.dtype) -> Rule:
+    """The rule for operands of these dtypes only: tracing brings them to one."""
 
+    def checked(values: tuple[Value, ...], arg: object) -> Value:
+        assert all(v.dtype in dtypes for v in values), f"expected {dtypes}: {values}"
+        return rule(values, arg)
 
-def _logical_reduction(values: tuple[Value, ...], arg: object) -> Value:
-    assert values[0].dtype is torch.bool, f"expected bool: {values}"
-    return _reduction(values, arg)
+    return checked
 
 
 def _leaf(values: tuple[Value, ...], arg: object) -> Value:
     raise AssertionError("the value of a leaf is given, not inferred")
 
 
+MASKS, FLOATS = (torch.bool,), (torch.float32,)
+NUMBERS = (torch.float32, torch.int32, torch.int64)
 # fmt: off
 INFER: dict[Op, Rule] = {
     Op.INPUT: _leaf, Op.CONST: _leaf,
-    Op.NEG: _numeric, Op.ABS: _numeric, Op.SIGN: _numeric,
     **dict.fromkeys(
         (Op.SQRT, Op.RSQRT, Op.EXP, Op.EXP2, Op.EXPM1, Op.LOG, Op.LOG2, Op.LOG10, Op.LOG1P, Op.SIN,
          Op.COS, Op.TANH, Op.SIGMOID, Op.ERF, Op.FLOOR, Op.CEIL, Op.ROUND, Op.TRUNC, Op.DIV,
-         Op.POW), _floating),
-    Op.NOT: _logical, Op.AND: _logical, Op.OR: _logical, Op.XOR: _logical,
-    Op.CAST: _cast, Op.CONVERT: _convert, Op.RESHAPE: _reshape, Op.WHERE: _where,
+         Op.POW), _of(_elementwise, *FLOATS)),
     **dict.fromkeys(
-        (Op.ADD, Op.SUB, Op.MUL, Op.FLOORDIV, Op.MOD, Op.MAXIMUM, Op.MINIMUM), _numeric),
+        (Op.NEG, Op.ABS, Op.SIGN, Op.ADD, Op.SUB, Op.MUL, Op.FLOORDIV, Op.MOD, Op.MAXIMUM,
+         Op.MINIMUM), _of(_elementwise, *NUMBERS)),
+    **dict.fromkeys((Op.NOT, Op.AND, Op.OR, Op.XOR), _of(_elementwise, *MASKS)),
     **dict.fromkeys(COMPARISONS, _comparison),
-    **dict.fromkeys((Op.SUM, Op.PROD, Op.MAX, Op.MIN), _numeric_reduction),
-    Op.ANY: _logical_reduction, Op.ALL: _logical_reduction,
+    Op.CAST: _cast, Op.CONVERT: _convert, Op.RESHAPE: _reshape, Op.WHERE: _where,
+    **dict.fromkeys((Op.SUM, Op.PROD, Op.MAX, Op.MIN), _of(_reduction, *NUMBERS)),
+    **dict.fromkeys((Op.ANY, Op.ALL), _of(_reduction, *MASKS)),
 }
 # fmt: on
 

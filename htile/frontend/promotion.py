@@ -13,7 +13,7 @@ import torch
 
 from ..errors import DtypeError, TraceError
 from .ops import Op, Value, Varies, compute_dtype, dtype_name, join_stored
-from .tensor import NoIndices, Tensor, captured, constant, fail, is_real, node
+from .tensor import Tensor, captured, constant, fail, is_real, node
 
 Number = bool | int | float
 NO_OPERAND = "expected a tensor of the row or a Python number, got {}"
@@ -28,8 +28,6 @@ def operand(x: object) -> Tensor | Number:
         if hasattr(x, "item") and getattr(x, "shape", None) == ():
             return x.item()
         fail(TraceError, "a numpy array inside a traced function: pass it as a tensor argument")
-    if isinstance(x, NoIndices):
-        x.use()
     if is_real(x):
         captured(x)
     fail(TraceError, NO_OPERAND.format(type(x).__name__))

@@ -261,7 +261,7 @@ def _rows(name: str, tensors: dict[str, torch.Tensor]) -> tuple[int, tuple[int, 
             f"{name}: expected a row argument, a tensor of two or more dimensions, "
             + (f"or tensors of one dimension and one floating dtype, got {listed} of different "
                "ones; give the row a leading dimension, x[None]"
-               if rows else "or of one for a single row; no such tensor was passed")
+               if rows else "or of one for a single row; no tensor was passed that has one")
         )  # fmt: skip
     lasts = {s[-1] for s in rows.values()} - {1}
     if len(lasts) > 1:

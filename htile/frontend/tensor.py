@@ -165,11 +165,9 @@ class Tensor(torch.Tensor):
     requires_grad = False
 
     @staticmethod
-    def __new__(cls, builder: Builder, id: int) -> Tensor:
-        value = builder[id].value
-        return torch.Tensor._make_wrapper_subclass(
-            cls, value.inner, dtype=value.dtype, device="meta"
-        )
+    def __new__(cls, builder: Builder, id: int, *more: object) -> Tensor:
+        v = builder[id].value
+        return torch.Tensor._make_wrapper_subclass(cls, v.inner, dtype=v.dtype, device="meta")
 
     def __init__(self, builder: Builder, id: int):
         self._builder = builder
@@ -283,19 +281,19 @@ class Tensor(torch.Tensor):
 class Device:
     """The device of a symbolic value; a graph serves every device, so no trace knows it."""
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Device):
-            return True
-        fail(TraceError, f"x.device is compared with {other!r}: {advice('device', ())}, so what "
-             "depends on the device belongs outside the function")  # fmt: skip
-
     __hash__ = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Device) or self._refuse(f"compared with {other!r}")
 
     def __getattr__(self, name: str):
         if name.startswith("_"):
             raise AttributeError(name)
-        fail(UnsupportedError, f"x.device.{name} is not known while tracing: "
-             f"{advice('device', ())}")  # fmt: skip
+        self._refuse(f"asked for its {name}")
+
+    def _refuse(self, what: str) -> NoReturn:
+        fail(TraceError, f"x.device is {what}, but it is not known while tracing: "
+             "the kernel runs where its inputs are")  # fmt: skip
 
 
 def _spelling(func: Callable) -> str:
@@ -306,19 +304,15 @@ def _spelling(func: Callable) -> str:
     return torch.overrides.resolve_name(func) or name
 
 
-class NoIndices:
-    """The place of the indices in `x.max(dim=-1)`; any use of them raises."""
+class NoIndices(Tensor):
+    """The place of the indices in `x.max(dim=-1)`. To compute with them raises."""
 
-    __slots__ = ("_loc", "_name")
-    __array_ufunc__ = None
-    __hash__ = object.__hash__
-
-    def __init__(self, name: str):
+    def __init__(self, builder: Builder, id: int, name: str):
+        super().__init__(builder, id)
         self._name = name
         self._loc = location()
 
-    def use(self, *args, **kwargs) -> NoReturn:
-        """Raise that arg-reductions are not built, at the line of the reduction."""
+    def _current(self, loc: Location | None = None) -> NoReturn:
         fail(
             UnsupportedError,
             f"the indices of x.{self._name}(dim=...) are not supported: arg-reductions are not "
@@ -326,23 +320,7 @@ class NoIndices:
             self._loc,
         )
 
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        next(v for v in (*args, *(kwargs or {}).values()) if isinstance(v, NoIndices)).use()
-
-    def __getattr__(self, name: str):
-        if name.startswith("_"):
-            raise AttributeError(name)
-        self.use()
-
-
-_DUNDERS = (
-    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow and rand or "
-    "ror xor rxor matmul eq ne lt le gt ge neg pos abs invert bool float int index len iter "
-    "getitem setitem"
-)
-for _name in _DUNDERS.split():
-    setattr(NoIndices, f"__{_name}__", NoIndices.use)
+    _id = property(_current)
 
 
 def node(op: Op, *operands: Tensor, arg: object = None) -> Tensor:

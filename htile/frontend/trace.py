@@ -20,7 +20,7 @@ from .graph import Builder, Graph, Output, Role, returned_dtype
 from .libraries import internal
 from .ops import Value, Varies, compute_dtype
 from .promotion import NO_OPERAND
-from .tensor import NoIndices, Tensor, is_real
+from .tensor import Tensor, is_real
 
 if TYPE_CHECKING:
     from .roles import Spec
@@ -105,8 +105,6 @@ def _names(paths: list[tuple]) -> list[str]:
 
 
 def _output(builder: Builder, fn: Callable, name: str, leaf: object) -> Output:
-    if isinstance(leaf, NoIndices):
-        leaf.use()
     if not isinstance(leaf, Tensor) or leaf._builder is not builder:
         what = "None" if leaf is None else f"a {type(leaf).__name__}"
         remedy = "return only tensors that are computed from the arguments"

@@ -121,7 +121,7 @@ MISTAKES = {
         lambda x: torch.zeros_like(x, device=x.device), TraceError, "with no device"
     ),
     "device compared": (lambda x: x.device == "cuda", TraceError, "where its inputs are"),
-    "device type": (lambda x: x.device.type, UnsupportedError, "x.device.type is not known"),
+    "device type": (lambda x: x.device.type, TraceError, "asked for its type"),
     "item": (lambda x: x.sum().item(), UnsupportedError, "not known while tracing"),
     "cuda": (lambda x: x.cuda(), UnsupportedError, "x.cuda"),
     "view": (lambda x: x.view(2, 4), UnsupportedError, "one axis"),
