@@ -123,7 +123,7 @@ SECTIONS = (
     ),
     Section(
         "A branch on data",
-        "The function runs once, for no row in particular, so Python can not decide by what a row "
+        "The function runs once, for no row in particular, so Python cannot decide by what a row "
         "holds. Compute both and choose with `torch.where`; arguments that Python may branch on "
         "are static: bool, int, str, None, or annotated `htile.Static`.",
         (

@@ -294,7 +294,6 @@ class _Walk:
     def value(self, name: str, value: object, top: object = _MISSING) -> object:
         """The key of one value, which `top` holds. Raises TraceError, naming it."""
         cls, top = type(value), value if top is _MISSING else top
-        held = getattr(value, "__dict__", None)  # attributes that it may be given at any time
         if cls in ATOMS:
             return cls, value
         if cls in _BY_TEXT:
@@ -303,22 +302,24 @@ class _Walk:
             return cls, value.tobytes()
         if cls is frozenset:
             return cls, frozenset(self.value(name, v, top) for v in value)
+        held = getattr(value, "__dict__", None)  # attributes that it may be given at any time
         if cls is slice:
-            parts = dict(zip("abc", (value.start, value.stop, value.step), strict=True))
+            parts = dict(enumerate((value.start, value.stop, value.step)))
         elif isinstance(value, tuple):
             parts = dict(enumerate(value))
         elif isinstance(value, functools.partial):
             parts = {"func": value.func, "args": value.args, **value.keywords}
             self._watch_items(value.keywords)
         elif isinstance(value, Enum):
-            parts = {k: v for k, v in held.items() if k in ("_name_", "_value_") or k[0] != "_"}
-            self._watch_items(held, parts)
+            parts = {"name": value.name, "value": value.value}
+            parts |= {k: v for k, v in held.items() if k[0] != "_"}
+            self._watch_items(held, set(parts) & set(held))
             held = None
         elif _is_frozen_dataclass(cls):
             slots = (vars(c).get("__slots__", ()) for c in cls.__mro__)
             names = (n for s in slots for n in ((s,) if isinstance(s, str) else s))
-            parts = {n: getattr(value, n) for n in names if hasattr(value, n)} | (held or {})
-            held = None
+            parts = {n: getattr(value, n) for n in names if n[:2] != "__" and hasattr(value, n)}
+            parts, held = parts | (held or {}), None
         else:
             return self._other(name, value, top)
         if held is not None:
@@ -336,40 +337,36 @@ class _Walk:
         """The key of what holds code or attributes: functions, methods, classes, modules."""
         if type(value).__module__.partition(".")[0] == "htile":  # another decorated function
             value = getattr(value, "__wrapped__", value)
+        cls, origin, owner = type(value), library_of(value), getattr(value, "__self__", None)
         if value is torch.get_default_dtype:
             self.watched.append((_default_dtype, None, torch.get_default_dtype()))
             return value, torch.get_default_dtype()
-        origin = library_of(value)
         if isinstance(value, types.ModuleType):
             self._owners[id(value)] = name, value
             return value
-        if isinstance(value, type):
-            self._names |= _CONSTRUCTORS if not origin else {value.__name__: None}
-            return (value, *self.members_of(value))
         if origin and callable(value) and reads_state(value):
             self._refuse(f"uses {name!r}, which may give something else at the next call; a kernel "
                          "fixes it: compute it outside and pass it as an argument")  # fmt: skip
-        if isinstance(value, types.FunctionType):
-            if not origin:
-                is_generated = value.__code__.co_filename == "<string>"
-                is_generated = is_generated and value.__name__ in _GENERATED
-                return value if is_generated else self.function(value)
-            cells = [cell.cell_contents for cell in value.__closure__ or ()]  # of a decorator
+        if isinstance(value, type):
+            self._names |= _CONSTRUCTORS if not origin else {value.__name__: None}
+            return (value, *self.members_of(value))
+        if isinstance(value, types.FunctionType) and not origin:
+            is_generated = value.__code__.co_filename == "<string>"
+            return value if is_generated and value.__name__ in _GENERATED else self.function(value)
+        if isinstance(value, types.FunctionType):  # of a library: a decorator's holds the user's
+            cells = [cell.cell_contents for cell in value.__closure__ or ()]
             inner = [c for c in cells if isinstance(c, types.FunctionType) and not library_of(c)]
             return value, *map(self.function, inner)
-        owner = getattr(value, "__self__", None)
         if isinstance(value, types.MethodType) or type(owner) in (str, bytes, tuple, list, dict):
             key = self.value(f"{name}.__self__", owner)
             return key, value.__name__, self.value(name, getattr(value, "__func__", None))
-        is_function = (
-            isinstance(value, types.BuiltinFunctionType) or type(value).__name__ == "ufunc"
-        )
+        is_function = isinstance(value, types.BuiltinFunctionType) or cls.__name__ == "ufunc"
         if isinstance(value, _DESCRIPTORS) or (origin and is_function):
             return value
-        if type(value).__module__ == "torch._ops":
+        if cls.__module__ == "torch._ops":
             return value
-        if library_of(type(value)).removeprefix("_") in _VALUES.split() and type(value).__hash__:
-            return type(value), repr(value), value
+        if library_of(cls).removeprefix("_") in _VALUES.split() and cls.__hash__:
+            return cls, repr(value), value
         self._refuse_value(name, value, value is not top)
 
     def _refuse_value(self, name: str, value: object, is_inside: bool) -> NoReturn:

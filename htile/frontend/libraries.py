@@ -25,9 +25,9 @@ _FOLDERS = {
 }
 
 _PURE = (
-    "abc array bisect builtins cmath collections contextlib copy dataclasses enum fractions "
-    "functools heapq itertools keyword logging math numbers operator re statistics string struct "
-    "textwrap types typing warnings"
+    "abc array bisect builtins cmath collections collections_abc contextlib copy dataclasses "
+    "decimal enum fractions functools heapq itertools keyword logging math numbers operator re "
+    "statistics string struct textwrap types typing warnings"
 )
 PURE = frozenset(_PURE.split())
 """Modules of Python whose functions give the same result for the same arguments, always."""
@@ -87,7 +87,7 @@ def library_of(thing: object) -> str:
 
 
 def reads_state(function: object) -> bool:
-    """Whether a library's function may give another result the next time.
+    """Whether a library's function or class may give another result the next time.
 
     Functions of torch that read a setting are told by their names: `torch.get_num_threads`.
     """

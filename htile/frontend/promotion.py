@@ -1,7 +1,7 @@
 """Operands and their dtypes: torch's promotion, constants, and the checks that go with them.
 
-Every floating type is computed in float32. Promotion inserts CONVERT, which declares nothing;
-only the user's own `.to` inserts CAST.
+Every floating type is computed in float32. Promotion inserts CONVERT, which declares nothing. CAST,
+which rounds and declares, comes from the user's `.to`, and from what torch itself rounds.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from .tensor import Tensor, captured, constant, fail, is_real, node
 
 Number = bool | int | float
 NO_OPERAND = "expected a tensor of the row or a Python number, got {}"
+INFINITE = 2.0**128 - 2.0**103  # the smallest number that float32 rounds to infinity
 BOOL, INT64, FLOAT = torch.bool, torch.int64, torch.float32
 
 
@@ -67,8 +68,8 @@ def number(x: Number, dtype: torch.dtype) -> Number:
         value = kind(x)
     except (OverflowError, ValueError):
         fail(DtypeError, f"the number {x} does not fit {dtype_name(dtype)}")
-    if kind is float and abs(value) > torch.finfo(torch.float32).max:
-        return math.copysign(math.inf, value) if value == value else value
+    if kind is float and abs(value) >= INFINITE:
+        return math.copysign(math.inf, value)
     if kind is int and not torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max:
         fail(DtypeError, f"the number {x} does not fit {dtype}: convert the tensor first, x.long()")
     return value

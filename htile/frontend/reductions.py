@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..errors import ShapeError
-from .functions import formulas, implements, maximum, minimum
+from .functions import formulas, maximum, minimum
 from .ops import Op
 from .promotion import BOOL, FLOAT, INT64, cast, convert, not_zero
 from .shapes import check_dim
@@ -56,13 +56,6 @@ class Extreme(NamedTuple):
     indices: object
 
 
-class Extremes(NamedTuple):
-    """What `x.aminmax()` returns."""
-
-    min: Tensor
-    max: Tensor
-
-
 def _extreme_or_pairwise(name: str, whole: Callable, pairwise: Callable) -> Callable:
     def function(input, dim=None, keepdim=False, *, other=None):
         if other is not None or isinstance(dim, (Tensor, float)):
@@ -89,9 +82,3 @@ formulas({
     "any": ("Whether any element is nonzero.", _quantified(Op.ANY)),
     "all": ("Whether all elements are nonzero.", _quantified(Op.ALL)),
 })  # fmt: skip
-
-
-@implements("aminmax")
-def aminmax(input, *, dim=None, keepdim=False):
-    """(.min, .max): amin and amax."""
-    return Extremes(amin(input, dim, keepdim), amax(input, dim, keepdim))

@@ -173,9 +173,6 @@ formulas({
     "linalg.norm linalg.vector_norm": ("torch.norm(x, ord).",
         lambda x, ord=None, dim=None, keepdim=False, *, dtype=None:
             norm(x, ord, dim, keepdim, dtype)),
-    "dist": ("norm(input - other, p).", lambda input, other, p=2: norm(input - other, p)),
-    "pairwise_distance": ("norm(x1 - x2 + eps, p).", lambda x1, x2, p=2.0, eps=1e-6, keepdim=False:
-        norm(x1 - x2 + eps, p, -1, keepdim)),
     "softmin": ("softmax(-x).", lambda input, dim=None, dtype=None: softmax(-input, dim, dtype)),
     "count_nonzero": ("How many elements are not zero.", lambda input, dim=None:
         sum(not_zero(input), dim)),
@@ -259,18 +256,6 @@ def _entropy_of_logits(x: Tensor, target: Tensor, pos_weight: Tensor | None = No
     return (1 - target) * x - log_yes
 
 
-def _poisson(
-    x: Tensor, target: Tensor, log_input: bool = True, full: bool = False, eps: float = 1e-8
-) -> Tensor:
-    if full:
-        fail(UnsupportedError, "poisson_nll_loss(full=True) is not supported: add Stirling's term")
-    return node(Op.EXP, x) - target * x if log_input else x - target * node(Op.LOG, x + eps)
-
-
-def _hinge(x: Tensor, target: Tensor, margin: float = 1.0) -> Tensor:
-    return where(target == 1, x, 0.0) + where(target == -1, maximum(margin - x, 0.0), 0.0)
-
-
 _loss("mse_loss", "(input - target) ** 2.", lambda x, t: pow(x - t, 2), is_weighted_mean=True)
 _loss("l1_loss", "|input - target|.", lambda x, t: abs(x - t), is_weighted_mean=True)
 _loss("smooth_l1_loss", "A parabola within beta, the distance beyond.", _smooth_l1)
@@ -278,7 +263,3 @@ _loss("huber_loss", "A parabola within delta, a line beyond.", _huber)
 _loss("kl_div", "target * (log(target) - input), where input is a logarithm.", _kl)
 _loss("binary_cross_entropy", "The cross entropy of a probability.", _entropy)
 _loss("binary_cross_entropy_with_logits", "That of sigmoid(input).", _entropy_of_logits)
-_loss("soft_margin_loss", "log(1 + exp(-target * input)).", lambda x, t:
-      -torch.nn.functional.logsigmoid(t * x))  # fmt: skip
-_loss("hinge_embedding_loss", "input at 1, max(0, margin - input) at -1.", _hinge)
-_loss("poisson_nll_loss", "exp(input) - target * input.", _poisson)

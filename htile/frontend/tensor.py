@@ -101,7 +101,7 @@ def call(spelling: str, function: Callable, args: tuple, kwargs: dict):
 
 _TRUTH = (
     "the truth of a symbolic value is not known while tracing, so `if`, `while`, `and`, `or`, "
-    "`not`, `in` and the built-in max and min can not read it: write torch.where(condition, a, b), "
+    "`not`, `in` and the built-in max and min cannot read it: write torch.where(condition, a, b), "
     "`&` `|` `~`, torch.maximum or torch.minimum, or make it a static argument (htile.Static)"
 )
 _VALUE = "a symbolic value has no Python number while tracing"
@@ -111,10 +111,10 @@ _NUMBER = (
     "(htile.Static)"
 )
 _ITERATION = (
-    "the elements of a row can not be visited one by one: write an expression of the whole row, "
+    "the elements of a row cannot be visited one by one: write an expression of the whole row, "
     "or a reduction (x.sum(), x.max()) for the built-in sum(x) and max(x)"
 )
-_ASSIGNMENT = "a row can not be changed in place: write x = torch.where(mask, value, x)"
+_ASSIGNMENT = "a row cannot be changed in place: write x = torch.where(mask, value, x)"
 _STALE = (
     "this tensor may share memory in torch with one that an in-place operator has changed (x and "
     "x.float(), say), so it may have changed too: write y = y + ... for y += ..., or y = y.clone()"
@@ -274,7 +274,7 @@ class Tensor(torch.Tensor):
     __iter__ = _refuse(_ITERATION)
     __len__ = _refuse("len(x) is not available while tracing: write x.shape[-1]")
     __matmul__ = __rmatmul__ = lambda self, other: unsupported("x.matmul")
-    __array__ = _refuse("numpy can not take a symbolic value: write the torch spelling")
+    __array__ = _refuse("numpy cannot take a symbolic value: write the torch spelling")
     __setitem__ = __delitem__ = _refuse(_ASSIGNMENT)
 
 

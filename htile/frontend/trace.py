@@ -168,13 +168,13 @@ def _retell(error: Exception) -> None:
     if match := _COMBINATION.search(text):
         tell(f"torch.{match[1]} does not take these arguments: {_instead(match[1])}")
     if re.search("not support ufuncs|unsupported operand.*numpy", text):
-        tell("numpy can not compute with a symbolic value: write the torch function (torch.exp)")
+        tell("numpy cannot compute with a symbolic value: write the torch function (torch.exp)")
     if loc.file != last:
         return
     if (match := _SIGNATURE.match(text)) and re.search(rf"\b(torch|F)\.{match[1]}\(", loc.text):
         tell(f"torch.{match[1]} does not take these arguments")
     if _REFUSED.search(text):
-        tell(f"this can not be done with a symbolic value: {text.splitlines()[0]}")
+        tell(f"this cannot be done with a symbolic value: {text.splitlines()[0]}")
 
 
 def _instead(name: str) -> str:

@@ -454,6 +454,16 @@ REFUSED = {
         def f(x):
             return x * now()
         """),
+    "a class that reads the clock": ("uses 'datetime.datetime'", """
+        import datetime
+        def f(x):
+            return x * datetime.datetime.now().year
+        """),
+    "a file": ("uses 'Path'", """
+        from pathlib import Path
+        def f(x):
+            return x * len(Path("/etc/hostname").read_text())
+        """),
     "a random number": ("uses 'random.random'", """
         def f(x):
             return x * random.random()
@@ -561,11 +571,15 @@ TAKEN = {
         steps = [lambda: (x, Config()), lambda: (x, Config())]
         """,
     "libraries": """
-        Size = typing.Optional[int]
+        from collections.abc import Sequence
+        from fractions import Fraction
+        Size, HALF, NAME = typing.Optional[int], Fraction(1, 2), "a".join
         def f(x):
             y: Size = typing.cast(int, 2)
             dtype = torch.float32 if torch.is_grad_enabled() else torch.float32
             z = F.silu(x).to(dtype) * math.pi + np.float32(2.0) * np.sqrt(4.0) + operator.add(y, 1)
+            assert not isinstance(z, Sequence) and NAME(("b",)) == "b"
+            z = z + float(HALF)
             return z + max(int("1"), len((1, 2))) + torch.finfo(torch.float16).eps * sys.maxsize
         """,
     "helpers": """
