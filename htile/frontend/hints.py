@@ -28,7 +28,7 @@ HINTS = {
         "cumsum cumprod cummax cummin logcumsumexp diff roll flip conv1d max_pool1d": _ALONG,
         "cat stack chunk split glu narrow unbind select pad hstack tensor_split": _PARTS,
         "gather scatter index_select take nll_loss cross_entropy one_hot embedding": _INDEX,
-        "view reshape permute transpose unflatten repeat tile view_as T mT t": _AXIS,
+        "view reshape permute transpose unflatten repeat tile T mT t": _AXIS,
         "item tolist numpy equal allclose": _VALUES,
         "device cuda cpu is_cuda": _DEVICE,
         "bitwise_left_shift bitwise_right_shift": _BITS,

@@ -20,15 +20,15 @@ from .tensor import ALIASES, FUNCTIONS, Device, Tensor, constant, fail, node, sh
 @implements("to", "type")
 def to(input, *args, dtype=None, device=None, copy=False, non_blocking=False, memory_format=None):
     """input in another dtype: it rounds, and declares what the result is stored in."""
-    for given in (*args, device):
-        if isinstance(given, (Tensor, torch.dtype)):
-            dtype = given
-        elif given is not None and not isinstance(given, (Device, bool)):
-            fail(
-                TraceError, f"x.to({given!r}): inside a row only x.to(dtype); devices do not change"
-            )
-    if dtype is None:
+    given = [each for each in (*args, dtype, device) if not isinstance(each, (bool, type(None)))]
+    wanted = [each for each in given if not isinstance(each, Device)]
+    is_dtype = all(isinstance(each, (Tensor, torch.dtype)) for each in wanted)
+    if not given or len(wanted) > 1 or not is_dtype:
+        shown = ", ".join(map(repr, wanted))
+        fail(TraceError, f"x.to({shown}): only x.to(dtype) inside a row; devices do not change")
+    if not wanted:
         return share(input, input)
+    (dtype,) = wanted
     return _converted(input, dtype.dtype if isinstance(dtype, Tensor) else dtype, copy)
 
 

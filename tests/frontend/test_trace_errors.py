@@ -193,6 +193,8 @@ MISTAKES = {
     "to float64": (lambda x: x.to(torch.float64), DtypeError, "float64"),
     "sum to float64": (lambda x: x.sum(dtype=torch.float64), DtypeError, "float64"),
     "ones in int8": (lambda x: torch.ones_like(x, dtype=torch.int8), DtypeError, "int8"),
+    "to nothing": (lambda x: x.to(), TraceError, "only x.to(dtype)"),
+    "type of a tensor": (lambda x: x.type(), TraceError, "only x.to(dtype)"),
     "to a device": (lambda x: x.to("cuda"), TraceError, "devices do not change"),
     "mean of integers": (lambda i: i.mean(), DtypeError, "x.float()"),
     "var of integers": (lambda i: i.var(), DtypeError, "variance of i64"),
