@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from .frontend.graph import Role
 from .frontend.roles import classify
 from .run.rowwise import Rowwise
+from .run.vmap import bodies_as_written
 
 CHUNK = 1 << 24  # elements of one argument that the oracle works on at a time
 
@@ -55,7 +56,8 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
             full = tuple(next(left) if d == 0 else v for v, d in zip(chosen, dims, strict=True))
             return signature.invoke(full)
 
-        return torch.vmap(one_row)(*batched)
+        with bodies_as_written():
+            return torch.vmap(one_row)(*batched)
 
     if not rows:  # vmap refuses an empty batch: take the shapes from one row of ones
         result = run(lambda v: v.new_ones(1, *v.shape[1:]))
