@@ -41,8 +41,10 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
         dims.append(0 if spec.role in (Role.ROW, Role.PER_ROW) else None)
 
     def cast(value):
-        floating = isinstance(value, torch.Tensor) and value.is_floating_point()
-        return value.to(dtype) if floating else value
+        """A copy, for the function may change it in place."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.to(dtype if value.is_floating_point() else value.dtype, copy=True)
 
     def run(rows_of):
         chosen = [rows_of(v) if d == 0 else v for v, d in zip(prepared, dims, strict=True)]

@@ -13,9 +13,7 @@ def expand(tensor: cute.Tensor, dim: int, size) -> cute.Tensor:
     return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=stride))
 
 
-def make_fake_tensor(
-    dtype, shape, divisibility=1, *, align=None, stride=None, any_stride=False
-):
+def make_fake_tensor(dtype, shape, divisibility=1, *, align=None, stride=None, any_stride=False):
     """A tensor of `shape` for cute.compile: inner stride 1, outer strides 64-bit symbols.
 
     Every outer stride is a multiple of `divisibility` elements and the data pointer is aligned

@@ -77,6 +77,13 @@ def test_none_is_an_argument_like_any_other():
     assert torch.equal(optional(x, residual=h), x + h)
 
 
+def test_one_row_alone():
+    x, w, h = rows(), torch.randn(N), rows()
+    assert torch.equal(optional(x[0], w, h[0]), optional(x, w, h)[0])
+    assert torch.equal(optional(x[0], residual=h[0], weight=w[:1]), optional(x, w[:1], h)[0])
+    assert optional.inspect(x[0], w, h[0]).resources.stack == 0, "it compiles"
+
+
 def test_functions_of_functions():
     x = rows()
     assert_close(outer, outer(x), x)
