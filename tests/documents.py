@@ -157,8 +157,16 @@ def run_python(page: str, block: Block, names: dict[str, object]) -> str:
             exec(code, names)
         except getattr(htile, block.error) as error:
             text = f"{type(error).__name__}: {error}".replace(file, block.file or "example.py")
-            return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) + "\n"
+            return "".join(f"{_wrapped(line)}\n" for line in text.splitlines())
     raise AssertionError(f"{page}, line {block.line}: nothing was raised")
+
+
+def _wrapped(line: str) -> str:
+    indent = " " * (len(line) - len(line.lstrip()))
+    return textwrap.fill(
+        line.strip(), WIDTH, initial_indent=indent, subsequent_indent=indent,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def run_command(text: str, folder: Path) -> subprocess.CompletedProcess:
