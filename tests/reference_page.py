@@ -21,7 +21,7 @@ import torch
 import htile
 from htile import cli, errors, testing
 from htile.build.arch import ARCHS, DEFAULT
-from htile.frontend import composites  # noqa: F401 (it and what it imports fill the tables)
+from htile.frontend import composites, shapes, statistics  # noqa: F401 (they fill the tables)
 from htile.frontend.graph import Builder, Role
 from htile.frontend.ops import Value, Varies, compute_dtype, dtype_name
 from htile.frontend.roles import PerRow, Scalar, Static
@@ -73,8 +73,10 @@ OPERATORS = {
 
 # What is passed for a parameter of this name where functions are traced for their results.
 SAMPLES = {"fill_value": 1, "threshold": 0, "value": 1, "dim": -1, "min": 0, "exponent": 2}
+AS_ASKED = (shapes.to,)  # whose result has the dtype that is written
 MASKS = ("condition", "mask")
 SHAPES = ("size", "sizes", "shape", "normalized_shape")
+REFUSED = "–"
 N = 8  # elements of a row in those traces
 
 
@@ -171,11 +173,14 @@ def _group(module: str, title: str) -> str:
     for function, names in _spellings().items():
         if function.__module__ != f"htile.frontend.{module}":
             continue
+        results = [*_results(function)]
+        if set(results) == {REFUSED}:  # `x.double` is there for its message
+            continue
         cells = [
             "<br>".join(f"`{name}`" for name in names),
             f"`{_arguments(function)}`",
             _summary(function).replace("|", "\\|"),
-            *_results(function),
+            *results,
         ]
         rows.append((names[0].rpartition(".")[2].lower(), f"| {' | '.join(cells)} |"))
     if not rows:
@@ -194,6 +199,9 @@ def _arguments(function: Callable) -> str:
 def _results(function: Callable) -> Iterator[str]:
     """The dtypes that come of a float, an int64 and a bool operand: of rows, or else of values."""
     for dtype in (torch.float32, torch.int64, torch.bool):
+        if function in AS_ASKED:
+            yield "as asked"
+            continue
         try:
             try:
                 arguments, options = _sample(function, dtype, is_row=True)
@@ -202,7 +210,7 @@ def _results(function: Callable) -> Iterator[str]:
                 arguments, options = _sample(function, dtype, is_row=False)
                 result = function(*arguments, **options)
         except errors.HTileError:
-            yield "–"
+            yield REFUSED
             continue
         first = result[0] if isinstance(result, tuple) else result
         yield dtype_name(first._value.dtype) if isinstance(first, Tensor) else type(first).__name__
