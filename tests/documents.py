@@ -126,12 +126,15 @@ class Ran:
     shown: Block | None
 
 
-def run_page(page: str, on_gpu: bool) -> Iterator[Ran]:
+def run_page(page: str, on_gpu: bool, names: dict[str, object] | None = None) -> Iterator[Ran]:
     """Run the Python of a page, block by block, in the current folder.
 
     An error of a block names the page and the line on which the block begins.
+
+    names: the namespace that the blocks share; afterwards it holds what they have assigned.
     """
-    names: dict[str, object] = {"__name__": "example"}
+    names = {} if names is None else names
+    names["__name__"] = "example"
     found = blocks(page)
     for k, block in enumerate(found):
         if block.kind != "python" or (block.needs_gpu and not on_gpu):
@@ -167,6 +170,13 @@ def _wrapped(line: str) -> str:
         line.strip(), WIDTH, initial_indent=indent, subsequent_indent=indent,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
+
+
+def write_files(page: str, folder: str | os.PathLike = ".") -> None:
+    """Write the blocks of a page that are files into a folder."""
+    for block in blocks(page):
+        if block.file:
+            Path(folder, block.file).write_text(block.content, encoding="utf-8")
 
 
 def run_command(text: str, folder: Path) -> subprocess.CompletedProcess:
