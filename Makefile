@@ -75,7 +75,7 @@ bench: $(READY_BENCH)
 	$(PY) -m benchmarks $(ARGS)
 
 docs: $(READY_DOCS)
-	$(PY) -m mkdocs build --strict --quiet $(ARGS)
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet $(ARGS)
 	@echo 'site/index.html is the first page'
 
 clean:
