@@ -52,7 +52,3 @@ def test_the_demo_shows_a_share_of_a_copy_for_every_example():
     for name in NAMES:
         line = rf"^{name} +\d\.\d\d +[\d.]+ us +\d+ +\d+%.* [\d.]+ x$"
         assert len(re.findall(line, text, re.M)) == 1, f"{name}\n{text}"
-
-
-def test_doctor_finds_nothing_wrong(tmp_path):
-    assert "HTile" in run([sys.executable, "-m", "htile", "doctor"], tmp_path)
