@@ -3,8 +3,11 @@
 import cutlass.cute as cute
 from cutlass import Float32
 
-from htile.compute import math
-from htile.compute.reduce import ADD, combine_lanes, exchange_pairs, select, warp_reduce
+from htile.compute.division import reciprocal
+from htile.compute.exchange import exchange_pairs
+from htile.compute.math import abs
+from htile.compute.operands import select
+from htile.compute.reduce import ADD, combine_lanes, warp_reduce
 
 INF = float("inf")
 NEAR = 2.0**-20  # a few roundings of a mean of equal numbers
@@ -44,12 +47,12 @@ def _of_warp(moments: Moments, lanes: int) -> Moments:
     count = moments.count * lanes if moments.is_static else warp_reduce(moments.count, ADD, lanes)
     part = Float32(1.0 / lanes)
     if not moments.is_static:
-        part = select(count > 0.0, moments.count * math.reciprocal(count), Float32(0.0))
+        part = select(count > 0.0, moments.count * reciprocal(count), Float32(0.0))
     mean = warp_reduce(part * moments.base, ADD, lanes)
-    mean = select(math.abs(mean) < INF, mean, Float32(0.0))
+    mean = select(abs(mean) < INF, mean, Float32(0.0))
     lane = 0 if lanes == 32 else cute.arch.lane_idx() // lanes * lanes
     first = cute.arch.shuffle_sync(moments.base, lane)
-    base = select(math.abs(first - mean) <= math.abs(mean) * NEAR, first, mean)
+    base = select(abs(first - mean) <= abs(mean) * NEAR, first, mean)
     away = cute.arch.fmax(cute.arch.fmin(moments.base - base, Float32(MOST)), Float32(-MOST))
     gap = away + moments.rest
     rest = warp_reduce(part * gap, ADD, lanes)
