@@ -63,7 +63,7 @@ class ElementwiseKernelContext(RowReductions):
         self.row_in_bounds = True if const_expr(config.rows == 1) else self.row < self.shape[0]
         self.beside = 0 if config.abreast == 1 else group % config.abreast
         self.rank = self.cluster_y * config.abreast + self.beside
-        self.tile = self.rank
+        self.tile, self.share = self.rank, 0
 
         smem = SmemAllocator()
         extra = extra_smem_tensors

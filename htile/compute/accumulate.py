@@ -23,6 +23,7 @@ from cutlass import Boolean, Float32, Int32, Numeric, const_expr
 
 from htile.compute.division import reciprocal
 from htile.compute.math import abs
+from htile.compute.mean import MEAN, Deviation, Statistic, one_over
 from htile.compute.moments import Moments
 from htile.compute.online import exp_diff
 from htile.compute.operands import Vector, make_vector, select
@@ -65,7 +66,7 @@ class Accumulators:
         self.parts = tuple(parts)
 
     @property
-    def op(self) -> cute.ReductionOp:
+    def op(self) -> cute.ReductionOp | Statistic:
         """How what the threads have is reduced over the row."""
         return self.parts[0].op
 
@@ -83,6 +84,11 @@ class Accumulators:
     def first(self) -> Accumulators:
         """The first of two reductions."""
         return Accumulators(part.first for part in self.parts)
+
+    @property
+    def mean(self) -> Accumulators:
+        """The mean of a `WelfordTriple`, in place of its sum."""
+        return Accumulators(part.mean for part in self.parts)
 
     def take(self, chunk: RowTile, value: Vector | Product) -> Accumulators:
         """With the values of a chunk, which go to the accumulator of its share."""
@@ -114,7 +120,12 @@ class Accumulators:
 class Partial(_Accumulator):
     """One reduction, element by element: a vector, or a scalar that is complete."""
 
-    def __init__(self, op: cute.ReductionOp, vector: Vector | Numeric, is_mask: bool = False):
+    def __init__(
+        self,
+        op: cute.ReductionOp | Statistic,
+        vector: Vector | Numeric | Deviation,
+        is_mask: bool = False,
+    ):
         self.op, self.values, self.is_mask = op, (vector,), is_mask
 
     @classmethod
@@ -124,7 +135,7 @@ class Partial(_Accumulator):
         return cls(op, cute.full((vec_size,), identity(op, number), number), dtype is Boolean)
 
     @property
-    def vector(self) -> Vector | Numeric:
+    def vector(self) -> Vector | Numeric | Deviation:
         """What is reduced over the row."""
         return self.values[0]
 
@@ -161,6 +172,50 @@ class TwoLevelSum(_Accumulator):
         """With the inner sums added to the outer one."""
         inner, outer = self.values
         return self._with(cute.full_like(inner, 0.0), outer + thread_reduce(inner, ADD))
+
+
+class MeanSum(_Accumulator):
+    """The mean of x. Its values are the sum of x, and what rounding has taken from that sum.
+
+    The error of each addition is that of the fast two-sum (T. J. Dekker, A floating-point technique
+    for extending the available precision, 1971), which is exact where the sum is no smaller in
+    magnitude than what is added. Of equal elements it is, so the two values are N times the element
+    without any error. One level of sums is enough.
+    """
+
+    op, keeps_padding = MEAN, True
+
+    def __init__(self, share: RowTile):
+        """share: its first chunk."""
+        self.share, self.values = share, (Float32(0.0), Float32(0.0))
+
+    def take(self, chunk: RowTile, value: Vector | Product) -> MeanSum:
+        """With the values of a chunk."""
+        total, error = self.values
+        term = thread_reduce(value, ADD)
+        if const_expr(chunk.in_row is not None):
+            term = select(chunk.in_row, term, Float32(0.0))
+        new = total + term
+        return self._with(new, error + (term - (new - total)))
+
+    def fold(self) -> MeanSum:
+        """The same, because there is no inner level."""
+        return self
+
+    @property
+    def vector(self) -> Float32 | Deviation:
+        """What is reduced over the row."""
+        total, error = self.values
+        error = select(abs(error) < INF, error, Float32(0.0))  # that of an infinite sum is NaN
+        op, share = self.share.row_mean, self.share.share_in_row
+        if op.spread.is_exact:
+            return total + error
+        number = self.share.chunks_in_row * self.share.vec_size
+        count, inverse = Float32(number), one_over(number)
+        mean = total * inverse
+        rest = cute.math.fma(-count, mean, total) + error
+        mean = select(abs(rest) < INF, cute.math.fma(rest, inverse, mean), mean)
+        return op.moved(mean, number, share)
 
 
 class SoftmaxPair(_Accumulator):
@@ -284,6 +339,14 @@ class WelfordTriple(_Accumulator):
         """The sum."""
         return Partial(ADD, self.of_thread.total)
 
+    @property
+    def mean(self) -> Partial:
+        """The mean."""
+        moments, op = self.of_thread, self.share.row_mean
+        if op.spread.is_exact:
+            return Partial(MEAN, moments.total)
+        return Partial(MEAN, op.moved(moments.mean, moments.number, self.share.share_in_row))
+
     def about(self, reference: Float32) -> Partial:
         """The sum of (x - reference)**2."""
         return Partial(ADD, self.of_thread.about(reference))
@@ -292,4 +355,7 @@ class WelfordTriple(_Accumulator):
     def of_thread(self) -> Moments:
         """What the thread has of the row."""
         base, rest, _, squares = self.fold().values
-        return Moments(self.share.chunks_in_row * self.share.vec_size, base, rest, squares)
+        number = self.share.chunks_in_row * self.share.vec_size
+        return Moments(
+            number if isinstance(number, int) else Float32(number), base, rest, squares
+        )

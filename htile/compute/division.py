@@ -6,9 +6,13 @@ import math
 import struct
 
 import cutlass.cute as cute
-from cutlass import Float32, Numeric
+from cutlass import Float32, Int32, Numeric
+from cutlass._mlir.dialects import llvm
 
-from htile.compute.operands import Operand, Vector, elementwise, lift
+from htile.compute.operands import Operand, Vector, elementwise, lift, like
+
+_EXPONENT = 0x7F800000  # the bits of a float32 that hold its exponent
+_HALF, _ONE, _HUGE = 126 << 23, 127 << 23, 253 << 23  # those of 1/2, 1 and 2 ** 126
 
 
 @elementwise
@@ -18,24 +22,40 @@ def rcp(x):
 
 
 def div(a: Operand, b: Operand) -> Vector | Numeric:
-    """a / b, correctly rounded where a and the result are normal, else within an ulp.
+    """a / b, correctly rounded where the result is at least 2 ** -101 (4e-31) in magnitude.
 
-    Without the slow path of `div.rn`, a call that costs live registers and a stack frame: 6
-    instructions an element for a divisor that the row shares, 19 otherwise. Very large and small
-    divisors are scaled, the dividend with them, so that no reciprocal is denormal.
+    Smaller results are within an ulp: the remainder that corrects a quotient has a magnitude of
+    2 ** -24 of the dividend, so there it loses digits to underflow. To scale small dividends would
+    cost every element three instructions.
+
+    There is none of the slow path of `div.rn`, a call that costs live registers and a stack frame:
+    6 instructions for a divisor that the row shares, 17 otherwise.
     """
     (b,), any_vector = lift(b)
-    magnitude = cute.math.absf(b)
-    scale = cute.where(magnitude > 2.0**125, cute.full_like(b, 2.0**-64), cute.full_like(b, 1.0))
-    scale = cute.where(magnitude < 2.0**-64, cute.full_like(b, 2.0**64), scale)
+    scale = _scale(b)
     b = b * scale
     rough = rcp(b)
     error = cute.math.fma(-b, rough, cute.full_like(b, 1.0))
+    # A divisor of 0 or infinity has an error of NaN. With 1 instead, its reciprocal stays as it is.
+    error = like(error, llvm.intr_minnum(error, cute.full_like(b, 1.0)))
     reciprocal = cute.math.fma(rough, error, rough)
-    reciprocal = cute.where(error == error, reciprocal, rough)  # 0, infinity, NaN
     if not any_vector:
         b, reciprocal, scale = b[0], reciprocal[0], scale[0]
     return _corrected(a * scale, b, reciprocal)
+
+
+def _scale(b: Vector) -> Vector:
+    """The power of two that a divisor and its dividend are multiplied by.
+
+    A divisor below 1/2 is brought to [1/2, 1), or as near as 2 ** 126 brings it. Its dividend is
+    then no smaller than half of the quotient, however small it was, and overflows only where the
+    quotient does. A divisor of 2 ** 126 or more, whose reciprocal would be subnormal, is made
+    smaller. Both operands of others stay as they are.
+    """
+    exponent = (b.bitcast(Int32) & _EXPONENT).reshape(b.shape)
+    at_most_half = cute.where(exponent < _HALF, exponent, cute.full_like(exponent, _HALF))
+    scale = (_HALF + _ONE - at_most_half).bitcast(Float32).reshape(b.shape)
+    return cute.where(exponent < _HUGE, scale, cute.full_like(b, 2.0**-64))
 
 
 def reciprocal(count: Float32) -> Float32:
@@ -55,11 +75,17 @@ def div_bounded(a: Operand, b: Operand) -> Vector | Numeric:
 
 
 def div_number(a: Operand, number: float) -> Vector | Numeric:
-    """a / number as `div`, in 5 instructions, for 2 ** -100 <= |number| <= 2 ** 100."""
+    """a / number as `div`, for 2 ** -100 <= |number| <= 2 ** 100.
+
+    It takes 5 instructions, 6 for a number below 1/2, and 1 for a power of two.
+    """
     (number,) = struct.unpack("f", struct.pack("f", number))
+    mantissa, exponent = math.frexp(number)
+    if mantissa in (0.5, -0.5):  # a power of two
+        return a * (1 / number)
+    if exponent < 0:  # as `_scale` does it
+        a, number = a * 2.0**-exponent, mantissa
     (reciprocal,) = struct.unpack("f", struct.pack("f", 1 / number))
-    if math.frexp(number)[0] in (0.5, -0.5):  # a power of two
-        return a * reciprocal
     return _corrected(a, number, reciprocal)
 
 
@@ -67,8 +93,9 @@ def div_number(a: Operand, number: float) -> Vector | Numeric:
 def _corrected(a, b, reciprocal):
     """a / b from the rounded reciprocal of b.
 
-    The quotient is off by an ulp at most; its exact remainder corrects it (Markstein, IBM J. Res.
-    Dev. 34-1, 1990). An infinite one has no remainder (NaN), and a zero keeps its sign.
+    The quotient is off by an ulp at most, and its remainder corrects it (P. Markstein, Computation
+    of elementary functions on the IBM RISC System/6000 processor, 1990). An infinite quotient has a
+    remainder of NaN, and a zero would lose its sign: both stay as they are.
     """
     quotient = a * reciprocal
     remainder = cute.math.fma(-b, quotient, a)

@@ -53,13 +53,28 @@ def peers(slot: cute.Tensor, dtype: type[Numeric], abreast: int) -> list[Numeric
     Up to 32 warps have a lane each, and lanes repeat where there are fewer, so that a butterfly
     over the lanes needs no identity. A lane has several of more warps, 32 apart.
     """
-    warps_per_row, cluster_n = slot.shape[1]
-    count = warps_per_row * cluster_n
-    row = cute.arch.warp_idx() // (warps_per_row * abreast)
-    lane = cute.arch.lane_idx()
+    row = _row(slot, abreast)
+    return [from_word(slot[row, peer], dtype) for peer in _peers_of_lane(slot)]
+
+
+def peer_places(slot: cute.Tensor) -> list[tuple]:
+    """For each of `peers`, which warp of a share left it, and of which share."""
+    warps_per_row, _ = slot.shape[1]
+    return [(peer % warps_per_row, peer // warps_per_row) for peer in _peers_of_lane(slot)]
+
+
+def _row(slot: cute.Tensor, abreast: int) -> Int32:
+    """The row of this warp, of those in a slot."""
+    warps_per_row, _ = slot.shape[1]
+    return cute.arch.warp_idx() // (warps_per_row * abreast)
+
+
+def _peers_of_lane(slot: cute.Tensor) -> list:
+    """The places of `peers` among all warps of the row."""
+    count, lane = cute.size(slot.shape[1]), cute.arch.lane_idx()
     if count <= 32:
-        return [from_word(slot[row, lane % count], dtype)]
-    return [from_word(slot[row, lane + 32 * i], dtype) for i in range(count // 32)]
+        return [lane % count]
+    return [lane + 32 * i for i in range(count // 32)]
 
 
 def lanes_of_peers(slot: cute.Tensor) -> int:

@@ -117,12 +117,21 @@ def thread_reduce(x: Vector | Product | Numeric, op: cute.ReductionOp) -> Numeri
         halves = x.reshape((n, 2))
         low, high = halves[None, 0], halves[None, 1]
         x = (low + high if op is ADD else low * high).reshape((n,))
-    terms = [x[i] for i in range(n)]
+    return _halved([x[i] for i in range(n)], op)
+
+
+def _halved(terms: list[Numeric], op: cute.ReductionOp) -> Numeric:
+    """Reduce terms by a halving tree. One that has no partner waits for the next step."""
     while len(terms) > 1:
         half = len(terms) // 2
         rest = terms[2 * half :]
         terms = [combine(op, terms[i], terms[i + half]) for i in range(half)] + rest
     return terms[0]
+
+
+def add_up(terms: list[Numeric]) -> Numeric:
+    """The sum of scalars, by a halving tree, which is exact for 2 ** k equal ones."""
+    return _halved(terms, ADD)
 
 
 def warp_reduce(value: Numeric, op: cute.ReductionOp, threads_in_group: int = 32) -> Numeric:
@@ -137,10 +146,7 @@ def warp_reduce(value: Numeric, op: cute.ReductionOp, threads_in_group: int = 32
 
 def combine_lanes(terms: list[Numeric], op: cute.ReductionOp, width: int) -> Numeric:
     """Reduce the terms of each group of `width` lanes, which have equally many each."""
-    while len(terms) > 1:
-        half = len(terms) // 2
-        terms = [combine(op, terms[i], terms[i + half]) for i in range(half)]
-    return warp_reduce(terms[0], op, width)
+    return warp_reduce(_halved(terms, op), op, width)
 
 
 def block_reduce(values, ops, reduction_buffer: cute.Tensor, abreast: int = 1):
@@ -191,6 +197,8 @@ def _reduce_across(values, ops, buffer, mbar_ptr, phase, abreast):
     exchange(words, slots, mbar_ptr, phase, abreast)
     return tuple(
         combine_lanes(peers(slot, type(v[0]), abreast), op, lanes_of_peers(slot))
+        if isinstance(op, cute.ReductionOp)
+        else op.of_row(slot, abreast)
         for slot, v, op in zip(slots, values, ops, strict=True)
     )
 
@@ -210,7 +218,8 @@ def row_reduce(
 
     x, op: one of each, or tuples of equal length. Value i takes slot i of the buffer, and all share
         one barrier. A value may itself be a tuple, with a vector for each share of the row that the
-        thread works on. Vectors are of Float32, Int32 or Int64; TypeError is raised for others.
+        thread works on. Vectors are of Float32, Int32 or Int64; TypeError is raised for others. An
+        op is ADD, MUL, MAX or MIN, or an object with `of_warp` and `of_row` like `RowMean`.
     threads_per_row: how many threads of a CTA work on one share.
     reduction_buffer: as for `block_reduce` and `cluster_reduce`. It is not needed where one warp
         has the row.
@@ -232,7 +241,12 @@ def row_reduce(
             raise TypeError(f"row_reduce takes Float32, Int32 and Int64, not {v.dtype}")
     lanes = min(threads_per_row, 32)
     values = tuple(
-        tuple(warp_reduce(thread_reduce(v, o), o, lanes) for v in shares)
+        tuple(
+            warp_reduce(thread_reduce(v, o), o, lanes)
+            if isinstance(o, cute.ReductionOp)
+            else o.of_warp(v, lanes)
+            for v in shares
+        )
         for shares, o in zip(x, op, strict=True)
     )
     if hook_fn is not None:

@@ -9,15 +9,17 @@ from cutlass import Boolean, Float32, Int32, Numeric
 
 from htile.compute.accumulate import (
     Accumulators,
+    MeanSum,
     Partial,
     SoftmaxPair,
     TwoLevelSum,
     WelfordTriple,
 )
+from htile.compute.mean import MEAN, Deviation, RowMean, Spread
 from htile.compute.moments import RowMoments, reduce_moments
 from htile.compute.online import about_finite, online_softmax_reduce, softmax_pair_reduce
 from htile.compute.products import Product
-from htile.compute.reduce import MAX, MIN, identity, row_reduce
+from htile.compute.reduce import ADD, MAX, MIN, identity, row_reduce
 from htile.copy.tile import RowTile
 
 
@@ -33,8 +35,8 @@ class RowReductions(RowTile):
         """Reduce values over the row, with one barrier. Padded elements do not count.
 
         values: one or a tuple: vectors, or scalars of the row that stand for N equal elements.
-            Boolean vectors take MAX (any) and MIN (all). A product takes ADD.
-        ops: ADD, MUL, MAX or MIN for each value. Value i takes the slot `slot + i`.
+            Boolean vectors take MAX (any) and MIN (all). Products take ADD and MEAN.
+        ops: ADD, MUL, MAX, MIN or MEAN for each value. Value i takes the slot `slot + i`.
         """
         if not isinstance(values, tuple):
             return self.row_reduce((values,), (ops,), slot, phase)[0]
@@ -70,6 +72,10 @@ class RowReductions(RowTile):
     def two_level_sum(self) -> Accumulators:
         """The start of a sum of Float32 over many chunks."""
         return self._for_shares(lambda share: TwoLevelSum(self.vec_size))
+
+    def mean_sum(self) -> Accumulators:
+        """The start of a mean of Float32."""
+        return self._for_shares(lambda share: MeanSum(self.chunk(0, share)))
 
     def softmax_pair(self) -> Accumulators:
         """The start of a maximum and of the sum of exponentials below it."""
@@ -124,22 +130,48 @@ class RowReductions(RowTile):
     def reduce_triple(
         self, triple: Accumulators, slot: int = 0, phase: int | Int32 = 0
     ) -> tuple[Float32, RowMoments]:
-        """The row's sum, and what gives the sum of squares, of a `welford_triple`.
+        """The row's sum, and what `reduce_moments` returns beside the mean."""
+        moments = self._moments(triple, slot, phase)
+        return moments.total, moments
+
+    def reduce_moments(
+        self, triple: Accumulators, slot: int = 0, phase: int | Int32 = 0
+    ) -> tuple[Float32, RowMoments]:
+        """The row's mean, and what gives the sum of squares, of a `welford_triple`.
 
         `about(reference)` of the latter is the sum of (x - reference)**2. One exchange brings both,
         through two slots of a buffer of Int64.
         """
+        moments = self._moments(triple, slot, phase)
+        return moments.mean, moments
+
+    def _moments(self, triple: Accumulators, slot: int, phase: int | Int32) -> RowMoments:
+        """The row's moments."""
         across = self._across_row(slot, 2, phase)
-        return reduce_moments([part.of_thread for part in triple.parts], **across)
+        return reduce_moments([part.of_thread for part in triple.parts], self.shape[1], **across)
+
+    @property
+    def row_mean(self) -> RowMean:
+        """How a mean over this row is reduced."""
+        config, vectors = self.config, self.shape[1] // self.vec_size
+        threads, shares = config.threads_per_row, config.cluster_n
+        return RowMean(Spread(vectors, self.vec_size, threads, self.num_chunks, shares))
 
     # What all reductions need
 
     def _reduce(self, operands: tuple, ops: tuple, slot: int, phase: int | Int32) -> tuple:
-        """Reduce vectors whose padded elements hold the identity, each in the next slot.
+        """Reduce what `_operand` has made, each in the next slot.
 
-        An operand may be a tuple, with a vector for each share.
+        An operand may be a tuple, with what is reduced of each share.
         """
-        return row_reduce(operands, ops, **self._across_row(slot, len(operands), phase))
+        mean, across = MEAN, self._across_row(slot, len(operands), phase)
+        if MEAN in ops:
+            mean = ADD if self.row_mean.spread.is_exact else self.row_mean
+        results = row_reduce(operands, tuple(mean if op is MEAN else op for op in ops), **across)
+        return tuple(
+            r * (1.0 / self.shape[1]) if op is MEAN and mean is ADD else r
+            for r, op in zip(results, ops, strict=True)
+        )
 
     def _across_row(self, slot: int, count: int, phase: int | Int32) -> dict:
         """The arguments beside the operands of a reduction that takes `count` slots.
@@ -155,16 +187,24 @@ class RowReductions(RowTile):
             abreast=self.config.abreast,
         )
 
-    def _operand(self, value, op: cute.ReductionOp) -> cute.TensorSSA | Product:
+    def _operand(self, value, op) -> cute.TensorSSA | Product | Deviation:
         """What is reduced: a full vector whose padded elements hold the identity of `op`."""
         value = self._vector(value, op)
+        if op is MEAN and not self.row_mean.spread.is_exact:
+            in_row = None if self.is_even_N else self._vectors_in_row
+            return self.row_mean.of_thread(value, in_row, self.share_in_row)
         if self.is_even_N:
             return value
         if isinstance(value, Product):  # the identity of a lane stands for the rounded product
             value = value.rounded()
         return cute.where(self.mask, value, self.full(identity(op, value.dtype), value.dtype))
 
-    def _vector(self, value, op: cute.ReductionOp) -> cute.TensorSSA | Product:
+    @property
+    def _vectors_in_row(self) -> list[Boolean]:
+        """Whether each vector of this thread is in the row, which is padded."""
+        return [self.tXpX[0, 0, k] for k in range(cute.size(self.tXcX, mode=[2]))]
+
+    def _vector(self, value, op) -> cute.TensorSSA | Product:
         """A full vector of a dtype that `op` reduces. Padded elements stay as they are."""
         if isinstance(value, Product):
             return value.map(lambda factor: self._vector(factor, op))
@@ -174,6 +214,8 @@ class RowReductions(RowTile):
             if op not in (MAX, MIN):
                 raise TypeError(f"a Boolean vector takes MAX (any) or MIN (all), not {op}")
             value = cute.where(value, self.full(1, Int32), self.full(0, Int32))
+        elif op is MEAN and not value.dtype.is_float:
+            raise TypeError(f"a mean is of floats, not of {value.dtype}: convert it to Float32")
         elif value.dtype.is_float and value.dtype is not Float32:
             value = value.to(Float32)
         return value

@@ -38,7 +38,8 @@ class RowTile(Static):
     tidx, row: this thread, and its row. row_in_bounds: whether there is such a row; the Python True
         where a CTA has one row, because the grid is exact then.
     tile: which tile of columns this CTA, or this chunk, has. tiler_mn: its (rows, columns).
-    rank: the first share of this thread among those of the row.
+    rank: which group of threads this is, of those that work on the row.
+    share: which share this is, of those that the group works on one after the other.
     tXcX: the coordinates of the thread's elements, ((vec_size, 1), 1, num_vectors).
     """
 
@@ -64,6 +65,11 @@ class RowTile(Static):
         part.tile = (self.rank * self.config.turns + share) * self.num_chunks + k
         part._take_columns()
         return part
+
+    @property
+    def share_in_row(self) -> int | Int32:
+        """Which share of the row this is."""
+        return self.rank * self.config.turns + self.share
 
     # Predicates
 
