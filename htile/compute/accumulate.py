@@ -18,12 +18,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Numeric, const_expr
 
 from htile.compute.division import reciprocal
 from htile.compute.math import abs
-from htile.compute.mean import MEAN, Deviation, Statistic, one_over
+from htile.compute.mean import MEAN, Statistic, ThreadPart, one_over
 from htile.compute.moments import Moments
 from htile.compute.online import exp_diff
 from htile.compute.operands import Vector, make_vector, select
@@ -123,7 +124,7 @@ class Partial(_Accumulator):
     def __init__(
         self,
         op: cute.ReductionOp | Statistic,
-        vector: Vector | Numeric | Deviation,
+        vector: Vector | Numeric | ThreadPart,
         is_mask: bool = False,
     ):
         self.op, self.values, self.is_mask = op, (vector,), is_mask
@@ -135,7 +136,7 @@ class Partial(_Accumulator):
         return cls(op, cute.full((vec_size,), identity(op, number), number), dtype is Boolean)
 
     @property
-    def vector(self) -> Vector | Numeric | Deviation:
+    def vector(self) -> Vector | Numeric | ThreadPart:
         """What is reduced over the row."""
         return self.values[0]
 
@@ -203,19 +204,17 @@ class MeanSum(_Accumulator):
         return self
 
     @property
-    def vector(self) -> Float32 | Deviation:
+    def vector(self) -> Float32 | ThreadPart:
         """What is reduced over the row."""
         total, error = self.values
         error = select(abs(error) < INF, error, Float32(0.0))  # that of an infinite sum is NaN
-        op, share = self.share.row_mean, self.share.share_in_row
-        if op.spread.is_exact:
-            return total + error
         number = self.share.chunks_in_row * self.share.vec_size
-        count, inverse = Float32(number), one_over(number)
+        some = number if isinstance(number, int) else cutlass.max(number, 1)
+        inverse = one_over(some)
         mean = total * inverse
-        rest = cute.math.fma(-count, mean, total) + error
+        rest = cute.math.fma(-Float32(some), mean, total) + error
         mean = select(abs(rest) < INF, cute.math.fma(rest, inverse, mean), mean)
-        return op.moved(mean, number, share)
+        return self.share.row_mean.of_mean(mean, total + error, number)
 
 
 class SoftmaxPair(_Accumulator):
@@ -342,10 +341,8 @@ class WelfordTriple(_Accumulator):
     @property
     def mean(self) -> Partial:
         """The mean."""
-        moments, op = self.of_thread, self.share.row_mean
-        if op.spread.is_exact:
-            return Partial(MEAN, moments.total)
-        return Partial(MEAN, op.moved(moments.mean, moments.number, self.share.share_in_row))
+        moments = self.of_thread
+        return Partial(MEAN, self.share.row_mean.of_mean(moments.mean, moments.total, self.number))
 
     def about(self, reference: Float32) -> Partial:
         """The sum of (x - reference)**2."""
@@ -355,7 +352,10 @@ class WelfordTriple(_Accumulator):
     def of_thread(self) -> Moments:
         """What the thread has of the row."""
         base, rest, _, squares = self.fold().values
-        number = self.share.chunks_in_row * self.share.vec_size
-        return Moments(
-            number if isinstance(number, int) else Float32(number), base, rest, squares
-        )
+        number = self.number if isinstance(self.number, int) else Float32(self.number)
+        return Moments(number, base, rest, squares)
+
+    @property
+    def number(self) -> int | Int32:
+        """How many elements of the row the thread has."""
+        return self.share.chunks_in_row * self.share.vec_size

@@ -58,9 +58,19 @@ def peers(slot: cute.Tensor, dtype: type[Numeric], abreast: int) -> list[Numeric
 
 
 def peer_places(slot: cute.Tensor) -> list[tuple]:
-    """For each of `peers`, which warp of a share left it, and of which share."""
-    warps_per_row, _ = slot.shape[1]
-    return [(peer % warps_per_row, peer // warps_per_row) for peer in _peers_of_lane(slot)]
+    """Where each of `peers` comes from: (warp of its share, share, the last share it may be of).
+
+    The last is a Python number, for all lanes.
+    """
+    warps_per_row, cluster_n = slot.shape[1]
+    lasts = [
+        min((32 * i + 31) // warps_per_row, cluster_n - 1)
+        for i in range(len(_peers_of_lane(slot)))
+    ]
+    return [
+        (peer % warps_per_row, peer // warps_per_row, last)
+        for peer, last in zip(_peers_of_lane(slot), lasts, strict=True)
+    ]
 
 
 def _row(slot: cute.Tensor, abreast: int) -> Int32:

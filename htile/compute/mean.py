@@ -2,42 +2,39 @@
 
 A sum divided by N does not give that. A sum of N times c rounds on its way, and even fl(N * c) / N
 need not round to c. A row of 70001 times 123.456 then differs from its mean by an ulp, 7.6e-6, and
-layernorm makes 0.0024 of that where 0 is right. So a mean is not made of the sum of x, but of a
-base and of the sum of (x - base):
+layernorm makes 0.0024 of that where 0 is right.
 
-- The lanes of a warp take the same base: of the means of their first vectors the smallest in
-  magnitude. Equal elements differ from it by exactly 0, so the mean of the warp is the base plus 0.
-  An outlier is no base where another lane has none, so no digits are lost to it.
-- The warps exchange their means, one number each as for a sum. The mean of the row is the smallest
-  of them in magnitude, plus the sum of what the others differ from it, each times the share of the
-  row's elements that its warp has. Of equal elements that is again a number plus 0.
+So a mean is made of the means of parts, by two rules. The mean of parts that all have the same mean
+is that mean. The mean of others is the sum of their means, each times its share of the elements;
+where all shares are 1 / 2**k, that sum is exact for equal means too, and needs no comparison. The
+smallest parts are runs of 2**k elements, of which a sum of equal elements is exact. Their means
+make that of a thread, those of lanes that of a warp, and those of warps that of the row. No part is
+subtracted from another, so nothing is lost to an outlier, and infinities give what a sum gives.
 
-Nothing of this is needed where all threads have equally many vectors, and their number is a power
-of two. Every sum of equal elements is exact there, and so is its product with 1 / N: a mean costs
-what a sum does. Elsewhere it needs no more exchanges than a sum, but some instructions of each
-thread: 6 to find the base, one for each run of vectors (see `_runs`), and about 25 where warps have
-different numbers of elements, which have to be counted. It saves a select for each padded element,
-because a padded vector is left out as a whole.
-
-The promise holds where the sum of the row is finite, as a sum divided by N needs it too.
+It needs no more exchanges than a sum: each warp sends one number. Where the number of elements is a
+power of two and none is padding, a mean costs what a sum does. Where there is no padding but 3, 5,
+6, ... vectors a thread, it costs a comparison for each run of them. With padding it costs some 30
+instructions of a thread, most of which count the elements of its warp and of the others; it saves a
+select for each element, because a padded vector is left out as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Uint32
+from cutlass import Boolean, Float32, Int32
 
 from htile.compute.division import reciprocal
 from htile.compute.exchange import lanes_of_peers, peer_places, peers
-from htile.compute.math import abs
 from htile.compute.operands import Vector, select
 from htile.compute.products import Product
 from htile.compute.reduce import ADD, add_up, combine_lanes, thread_reduce, warp_reduce
+from htile.copy.spread import Spread
 
 
 class Statistic(Enum):
@@ -50,71 +47,36 @@ MEAN = Statistic.MEAN
 
 
 @dataclass(frozen=True)
-class Spread:
-    """How the vectors of a row lie over its shares and threads.
+class Run:
+    """Neighbouring vectors of a thread: their sum, and how many elements they have, 2**k.
 
-    vectors: how many vectors the row has. vec_size: how many elements a vector has.
-    threads: how many threads work on a share. chunks: how many vectors of a share a thread has,
-    padding included. shares: how many shares the row has.
+    in_row: whether they are in the row. The sum is 0 if they are not. None: they are.
     """
 
-    vectors: int | Int32
-    vec_size: int
-    threads: int
-    chunks: int
-    shares: int
+    total: Float32
+    size: int
+    in_row: Boolean | None = None
 
-    @property
-    def is_even(self) -> bool:
-        """Whether every thread has as many vectors, and none is padding."""
-        every = self.threads * self.chunks * self.shares
-        return isinstance(self.vectors, int) and self.vectors == every
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether a sum of equal elements does not round, nor its product with 1 / N."""
-        return self.is_even and self.vectors & (self.vectors - 1) == 0
-
-    @property
-    def lanes(self) -> int:
-        """How many lanes of a warp work on a share."""
-        return min(self.threads, 32)
-
-    @property
-    def whole_chunks(self) -> int:
-        """How many chunks, from the first on, are in the row for all threads of all shares."""
-        if not isinstance(self.vectors, int):
-            return 0
-        last = self.vectors - (self.shares - 1) * self.threads * self.chunks
-        return _clamp(last // self.threads, 0, self.chunks)
-
-    def of_warp(self, warp: int | Int32, share: int | Int32) -> int | Int32:
-        """How many elements of the row a warp of a share has."""
-        left = self.vectors
-        if self.shares > 1:
-            width = self.threads * self.chunks
-            left = _clamp(left - share * width, 0, width)
-        rest = _clamp(left % self.threads - warp * 32, 0, self.lanes)
-        return (left // self.threads * self.lanes + rest) * self.vec_size
-
-
-def _clamp(x: int | Int32, low: int, high: int) -> int | Int32:
-    """The nearest number to x from `low` to `high`."""
-    if isinstance(x, int):
-        return min(max(x, low), high)
-    return cutlass.min(cutlass.max(x, low), high)
+    def agrees(self, mean: Float32) -> Boolean:
+        """Whether their mean is `mean`, or they are not in the row."""
+        expected = mean * float(self.size)
+        if self.in_row is not None:
+            expected = select(self.in_row, expected, Float32(0.0))
+        return self.total == expected
 
 
 @dataclass(frozen=True)
-class Deviation:
-    """What a thread has of a mean: the sum of (x - base) over its elements of a share.
+class ThreadPart:
+    """What a thread has of a share whose threads have different numbers of elements.
 
-    All lanes of the warp that work on the share have the same base.
+    total: the sum of its elements. first: the mean that the first lane of its warp has.
+    agrees: whether all that it has has that mean. number: how many elements its warp has.
     """
 
-    base: Float32
     total: Float32
-    share: int | Int32
+    first: Float32
+    agrees: Boolean
+    number: int | Int32
 
     @property
     def dtype(self) -> type[Float32]:
@@ -123,116 +85,137 @@ class Deviation:
 
 
 class RowMean:
-    """The mean as an op of `row_reduce`, for rows that are spread in a certain way.
+    """How the mean of a row is reduced.
 
-    It reduces a `Deviation` of each thread. The row's mean is in every thread afterwards.
+    Where the row is even, the threads' sums or means are reduced by ADD, and `scaled` makes the
+    mean of the result. Elsewhere this is the op of `row_reduce`, of a `ThreadPart` of each thread.
     """
 
     def __init__(self, spread: Spread):
         self.spread = spread
 
-    def of_thread(
+    @property
+    def op(self) -> cute.ReductionOp | RowMean:
+        """What `row_reduce` reduces by."""
+        return ADD if self.spread.is_even else self
+
+    def scaled(self, result: Float32) -> Float32:
+        """The mean, of what `row_reduce` gives."""
+        spread = self.spread
+        if not spread.is_even:
+            return result
+        elements = spread.chunks * spread.vec_size if spread.is_exact else 1
+        return result * (1.0 / (elements * spread.threads * spread.shares))
+
+    def of_vectors(
         self, x: Vector | Product, in_row: Sequence[Boolean] | None, share: int | Int32
-    ) -> Deviation:
-        """What a thread has whose vectors x are all there.
+    ) -> Vector | Product | Float32 | ThreadPart:
+        """What is reduced of a thread that has all its vectors at once.
 
-        x: of ((vec_size, 1), 1, chunks), padded elements as they are.
+        x: the vectors, ((vec_size, 1), 1, chunks), padded elements as they are.
         in_row: whether each vector is in the row; None if all are.
+        share: which share of the row they are of.
         """
         spread = self.spread
-        vectors = x.reshape((spread.vec_size, spread.chunks))
-        totals = [thread_reduce(_vector(vectors, k), ADD) for k in range(spread.chunks)]
-        whole = spread.chunks if in_row is None else spread.whole_chunks
-        base = self.common(totals[0] * (1.0 / spread.vec_size), None if whole else in_row[0])
-        terms, first = [], 0
-        for size in _runs(whole, spread.chunks):
-            total = add_up(totals[first : first + size])
-            term = cute.math.fma(Float32(-size * spread.vec_size), base, total)
-            if first >= whole:
-                term = select(in_row[first], term, Float32(0.0))
-            terms.append(term)
-            first += size
-        return Deviation(base, add_up(terms), share)
+        if spread.is_exact:
+            return x
+        runs = self._runs(x.reshape((spread.vec_size, spread.chunks)), in_row)
+        total = add_up([run.total for run in runs])
+        own = runs[0].total * (1.0 / runs[0].size)
+        if spread.is_even:
+            mean = total * (1.0 / (spread.chunks * spread.vec_size))
+            return select(_all(run.agrees(own) for run in runs[1:]), own, mean)
+        first, warps = self._of_first_lane(own), max(spread.threads // 32, 1)
+        warp = 0 if warps == 1 else cute.arch.warp_idx() % warps
+        agrees = _all(run.agrees(first) for run in runs)
+        return ThreadPart(total, first, agrees, spread.of_warp(warp, share))
 
-    def moved(self, mean: Float32, number: int | Int32, share: int | Int32) -> Deviation:
-        """What a thread has that knows the mean of its `number` elements."""
-        is_known = isinstance(number, int)
-        base = self.common(mean, None if is_known else number > 0)
-        total = Float32(number) * (mean - base)
-        if not is_known:
-            total = select(number > 0, total, Float32(0.0))
-        return Deviation(base, total, share)
-
-    def common(self, mean: Float32, counts: Boolean | None) -> Float32:
-        """The base of all lanes that work on a share: the smallest mean, or 0.
-
-        counts: whether this lane has elements; None if all have.
-
-        Infinite means and NaN are no base, nor are those so large that deviations from them may
-        overflow in sum.
-        """
-        spread = self.spread
-        base = _smallest([_key(mean, counts)], spread.lanes)
-        most = 2.0 ** (126 - (spread.chunks * spread.vec_size * 32).bit_length())
-        return select(abs(base) < most, base, Float32(0.0))
-
-    def of_warp(self, part: Deviation, lanes: int) -> Float32:
-        """The mean of what `lanes` lanes have. Without any elements it is a finite number."""
-        total = warp_reduce(part.total, ADD, lanes)
-        warps_per_share = max(self.spread.threads // 32, 1)
-        warp = 0 if warps_per_share == 1 else cute.arch.warp_idx() % warps_per_share
-        count = self.spread.of_warp(warp, part.share)
+    def of_mean(
+        self, mean: Float32, total: Float32, number: int | Int32
+    ) -> Float32 | ThreadPart:
+        """What is reduced of a thread that has a mean, a sum and a number of elements."""
         if self.spread.is_even:
-            count = self.spread.chunks * self.spread.lanes * self.spread.vec_size
-        return cute.math.fma(total, one_over(count), part.base)
+            return total if self.spread.is_exact else mean
+        first, number = self._of_first_lane(mean), Int32(number)
+        agrees = (mean == first) | (number == 0)
+        return ThreadPart(total, first, agrees, cute.arch.warp_redux_sync(number, "add"))
+
+    def of_warp(self, part: ThreadPart, lanes: int) -> Float32:
+        """The mean of what `lanes` lanes have, and any number if they have nothing."""
+        mean = warp_reduce(part.total, ADD, lanes) * one_over(part.number)
+        return select(_all_lanes(part.agrees, lanes), part.first, mean)
 
     def of_row(self, slot: cute.Tensor, abreast: int) -> Float32:
         """The mean of the row, of the warps' means in a slot of the reduction buffer."""
+        numbers = [self.spread.of_warp(*place) for place in peer_places(slot)]
+        one_over_all = one_over(self.spread.vectors * self.spread.vec_size)
         means, width = peers(slot, Float32, abreast), lanes_of_peers(slot)
-        count = cute.size(slot.shape[1])
-        if self.spread.is_even and count & (count - 1) == 0:
-            return combine_lanes(means, ADD, width) * (1.0 / count)
-        counts = [self.spread.of_warp(*place) for place in peer_places(slot)]
-        return mean_about_smallest(
-            means, counts, one_over(self.spread.vectors * self.spread.vec_size), width
-        )
+        any_empty = self.spread.whole_chunks == 0
+        return mean_of_warps(means, numbers, one_over_all, width, any_empty)
+
+    def _runs(self, vectors: Vector | Product, in_row: Sequence[Boolean] | None) -> list[Run]:
+        """The runs of a thread's vectors (vec_size, chunks).
+
+        Those that are in the row for all threads make runs of as many vectors as powers of two,
+        the longest first. Each of the others is a run of its own.
+        """
+        chunks, vec_size = self.spread.chunks, self.spread.vec_size
+        sums = [thread_reduce(_vector(vectors, k), ADD) for k in range(chunks)]
+        whole = chunks if in_row is None else self.spread.whole_chunks
+        runs, first = [], 0
+        for size in (1 << k for k in reversed(range(whole.bit_length())) if whole >> k & 1):
+            runs.append(Run(add_up(sums[first : first + size]), size * vec_size))
+            first += size
+        for k in range(whole, chunks):
+            total = select(in_row[k], sums[k], Float32(0.0))
+            runs.append(Run(total, vec_size, in_row[k]))
+        return runs
+
+    def _of_first_lane(self, x: Float32) -> Float32:
+        """The x of the first of the lanes that work on the share."""
+        lanes = self.spread.lanes
+        lane = 0 if lanes == 32 else cute.arch.lane_idx() // lanes * lanes
+        return cute.arch.shuffle_sync(x, lane)
 
 
-def mean_about_smallest(
-    means: list[Float32], counts: list[Float32 | Int32], one_over_all: Float32, width: int
+def mean_of_warps(
+    means: list[Float32],
+    numbers: list[Float32 | Int32 | int],
+    one_over_all: Float32,
+    width: int,
+    any_empty: bool = True,
 ) -> Float32:
-    """The mean of the row, of the means and counts of its warps.
+    """The mean of a row, of the means of its warps and the numbers of their elements.
 
-    means, counts: those of the warps that this lane combines, of neighbouring `width` lanes all.
+    means, numbers: those that this lane combines, of which neighbouring `width` lanes have all. The
+        first lane has the first warp, which is not empty.
     one_over_all: 1 / N.
+    any_empty: whether a warp may be empty whose number is not a Python number.
     """
-    keys = [_key(mean, count > 0) for mean, count in zip(means, counts, strict=True)]
-    base = _smallest(keys, 32)
-    base = select(abs(base) < 2.0**126, base, Float32(0.0))
-    terms = []
-    for mean, count in zip(means, counts, strict=True):
-        away = (mean - base) * (Float32(count) * one_over_all)
-        terms.append(select(count > 0, away, Float32(0.0)))
-    return base + combine_lanes(terms, ADD, width)
+    first = cute.arch.shuffle_sync(means[0], 0)
+    agrees, terms = [], []
+    for mean, number in zip(means, numbers, strict=True):
+        agree, term = mean == first, mean * (Float32(number) * one_over_all)
+        if any_empty and not isinstance(number, int):
+            agree, term = agree | (number == 0), select(number > 0, term, Float32(0.0))
+        agrees.append(agree)
+        terms.append(term)
+    total = combine_lanes(terms, ADD, width)
+    return select(_all_lanes(_all(agrees), 32), first, total)
 
 
-def _key(x: Float32, counts: Boolean | None) -> Uint32:
-    """A number that orders x by magnitude: its bits, the sign last. The largest if x is not to."""
-    bits = x.bitcast(Uint32)
-    key = (bits << 1) | (bits >> 31)
-    return key if counts is None else Uint32(cutlass.select_(counts, key, Uint32(0xFFFFFFFF)))
+def _all(conditions: Iterable[Boolean]) -> Boolean:
+    """Whether all conditions hold."""
+    return functools.reduce(operator.and_, conditions)
 
 
-def _smallest(keys: list[Uint32], lanes: int) -> Float32:
-    """The x whose key is the smallest of each group of `lanes` lanes. It is NaN if none counts."""
-    key = keys[0]
-    for other in keys[1:]:
-        key = cutlass.min(key, other)
+def _all_lanes(condition: Boolean, lanes: int) -> Boolean:
+    """Whether a condition holds in all lanes of each group of `lanes`."""
     if lanes == 32:
-        key = cute.arch.warp_redux_sync(key, "umin")
-    else:  # with groups of lanes redux.sync takes a hundred instructions
-        key = cute.arch.warp_reduction(key, cutlass.min, threads_in_group=lanes)
-    return ((key >> 1) | (key << 31)).bitcast(Float32)
+        return cute.arch.vote_all_sync(condition)
+    every = (1 << lanes) - 1
+    shift = cute.arch.lane_idx() // lanes * lanes
+    return (cute.arch.vote_ballot_sync(condition) >> shift) & every == every
 
 
 def _vector(vectors: Vector | Product, k: int) -> Vector | Product:
@@ -242,18 +225,6 @@ def _vector(vectors: Vector | Product, k: int) -> Vector | Product:
     return vectors[None, k]
 
 
-def _runs(whole: int, chunks: int) -> list[int]:
-    """How many chunks are added up before the base is subtracted of them.
-
-    A sum of equal numbers is exact if their number is a power of two. So the whole chunks make runs
-    of such lengths. Each of the others, which may be padding, is a run of its own.
-    """
-    powers = [1 << k for k in reversed(range(whole.bit_length())) if whole >> k & 1]
-    return powers + [1] * (chunks - whole)
-
-
 def one_over(count: int | Int32) -> Float32:
-    """1 / count, and 1 of nothing."""
-    if isinstance(count, int):
-        return Float32(1.0 / max(count, 1))
-    return reciprocal(Float32(cutlass.max(count, 1)))
+    """1 / count, rounded."""
+    return Float32(1.0 / count) if isinstance(count, int) else reciprocal(Float32(count))

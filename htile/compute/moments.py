@@ -8,7 +8,7 @@ from cutlass import Float32, Int32
 from htile.compute.division import reciprocal
 from htile.compute.exchange import exchange_pairs
 from htile.compute.math import abs
-from htile.compute.mean import mean_about_smallest
+from htile.compute.mean import mean_of_warps
 from htile.compute.operands import select
 from htile.compute.reduce import ADD, combine_lanes, warp_reduce
 
@@ -106,7 +106,7 @@ class RowMoments:
         """The row's mean. Of equal elements it is the element.
 
         Warps with equally many elements count alike: as many equal means as a power of two have an
-        exact sum. `mean_about_smallest` combines others.
+        exact sum. `mean_of_warps` combines others.
         """
         warps = len(self.moments) * self.width
         if warps == 1:
@@ -115,8 +115,8 @@ class RowMoments:
             means = [each.mean for each in self.moments]
             return combine_lanes(means, ADD, self.width) * (1.0 / warps)
         means = [each.mean for each in self.moments]
-        counts = [each.count for each in self.moments]
-        return mean_about_smallest(means, counts, reciprocal(Float32(self.count)), self.width)
+        numbers = [each.number for each in self.moments]
+        return mean_of_warps(means, numbers, reciprocal(Float32(self.count)), self.width)
 
     def about(self, reference: Float32) -> Float32:
         """The row's sum of (x - reference)**2."""

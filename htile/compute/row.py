@@ -15,11 +15,11 @@ from htile.compute.accumulate import (
     TwoLevelSum,
     WelfordTriple,
 )
-from htile.compute.mean import MEAN, Deviation, RowMean, Spread
+from htile.compute.mean import MEAN, RowMean, ThreadPart
 from htile.compute.moments import RowMoments, reduce_moments
 from htile.compute.online import about_finite, online_softmax_reduce, softmax_pair_reduce
 from htile.compute.products import Product
-from htile.compute.reduce import ADD, MAX, MIN, identity, row_reduce
+from htile.compute.reduce import MAX, MIN, identity, row_reduce
 from htile.copy.tile import RowTile
 
 
@@ -153,9 +153,7 @@ class RowReductions(RowTile):
     @property
     def row_mean(self) -> RowMean:
         """How a mean over this row is reduced."""
-        config, vectors = self.config, self.shape[1] // self.vec_size
-        threads, shares = config.threads_per_row, config.cluster_n
-        return RowMean(Spread(vectors, self.vec_size, threads, self.num_chunks, shares))
+        return RowMean(self.spread)
 
     # What all reductions need
 
@@ -164,13 +162,11 @@ class RowReductions(RowTile):
 
         An operand may be a tuple, with what is reduced of each share.
         """
-        mean, across = MEAN, self._across_row(slot, len(operands), phase)
-        if MEAN in ops:
-            mean = ADD if self.row_mean.spread.is_exact else self.row_mean
-        results = row_reduce(operands, tuple(mean if op is MEAN else op for op in ops), **across)
+        taken = tuple(self.row_mean.op if op is MEAN else op for op in ops)
+        results = row_reduce(operands, taken, **self._across_row(slot, len(operands), phase))
         return tuple(
-            r * (1.0 / self.shape[1]) if op is MEAN and mean is ADD else r
-            for r, op in zip(results, ops, strict=True)
+            self.row_mean.scaled(result) if op is MEAN else result
+            for result, op in zip(results, ops, strict=True)
         )
 
     def _across_row(self, slot: int, count: int, phase: int | Int32) -> dict:
@@ -187,12 +183,12 @@ class RowReductions(RowTile):
             abreast=self.config.abreast,
         )
 
-    def _operand(self, value, op) -> cute.TensorSSA | Product | Deviation:
+    def _operand(self, value, op) -> cute.TensorSSA | Product | Float32 | ThreadPart:
         """What is reduced: a full vector whose padded elements hold the identity of `op`."""
         value = self._vector(value, op)
-        if op is MEAN and not self.row_mean.spread.is_exact:
+        if op is MEAN:
             in_row = None if self.is_even_N else self._vectors_in_row
-            return self.row_mean.of_thread(value, in_row, self.share_in_row)
+            return self.row_mean.of_vectors(value, in_row, self.share_in_row)
         if self.is_even_N:
             return value
         if isinstance(value, Product):  # the identity of a lane stands for the rounded product

@@ -13,6 +13,7 @@ from cutlass._mlir import ir
 from htile.compute.conversion import to_stored
 from htile.compute.operands import make_vector
 from htile.config import ElementwiseTileConfig
+from htile.copy.spread import Spread
 from htile.copy.vector import predicate_k, vector_copy
 from htile.utils import as_bytes, element_bits, expand
 
@@ -65,6 +66,13 @@ class RowTile(Static):
         part.tile = (self.rank * self.config.turns + share) * self.num_chunks + k
         part._take_columns()
         return part
+
+    @property
+    def spread(self) -> Spread:
+        """How the row lies over its shares and threads."""
+        config, vectors = self.config, self.shape[1] // self.vec_size
+        threads, shares = config.threads_per_row, config.cluster_n
+        return Spread(vectors, self.vec_size, threads, self.num_chunks, shares)
 
     @property
     def share_in_row(self) -> int | Int32:
@@ -256,8 +264,10 @@ class RowTile(Static):
 
     @property
     def in_row(self) -> Boolean | None:
-        """Whether this thread's vector of this chunk is in the row. None if all are."""
-        return None if self.is_even_N else self.tXpX[0, 0, 0]
+        """Whether this thread's vector of this chunk is in the row. None if those of all are."""
+        if self.is_even_N or (isinstance(self.k, int) and self.k < self.spread.whole_chunks):
+            return None
+        return self.tXpX[0, 0, 0]
 
     @property
     def chunks_in_row(self) -> int | Int32:
@@ -267,9 +277,9 @@ class RowTile(Static):
         """
         if self.is_even_N:
             return self.num_chunks
-        behind = self.shape[1] - 1 - self.tXcX[0][1]  # columns of the row behind the first
-        count = behind // (self.vec_size * self.config.threads_per_row) + 1
-        return cutlass.max(cutlass.min(count, self.num_chunks), 0) * Int32(behind >= 0)
+        step = self.vec_size * self.config.threads_per_row
+        left = cutlass.max(self.shape[1] - 1 + step - self.tXcX[0][1], 0)
+        return cutlass.min(left // step, self.num_chunks)
 
     @property
     def cols(self) -> cute.TensorSSA:

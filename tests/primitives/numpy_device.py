@@ -25,10 +25,11 @@ from htile.compute import (
     reduce,
 )
 from htile.compute import math as functions
+from htile.copy import spread
 
 MODULES = (
     accumulate, conversion, division, exchange, functions, mean, moments, operands, powers,
-    products, reduce,
+    products, reduce, spread,
 )  # fmt: skip
 TINY = np.float32(2.0**-126)
 
@@ -327,9 +328,18 @@ class Device:
         return value
 
     def _redux(self, value, kind):
-        assert kind == "umin"
         every = np.broadcast_to(value.data, self.threads)
-        return type(value)(np.broadcast_to(every.min(-1, keepdims=True), self.threads))
+        found = {"umin": np.min, "add": np.sum}[kind](every, -1, keepdims=True)
+        return type(value)(np.broadcast_to(found, self.threads))
+
+    def _vote(self, condition):
+        every = np.broadcast_to(condition.data, self.threads)
+        return Boolean(np.broadcast_to(every.all(-1, keepdims=True), self.threads))
+
+    def _ballot(self, condition):
+        bits = np.broadcast_to(condition.data, self.threads) * (np.int64(1) << np.arange(32))
+        words = bits.sum(-1, keepdims=True).astype(np.uint32).view(np.int32)
+        return Int32(np.broadcast_to(words, self.threads))
 
     def _cute(self):
         def size(x):
@@ -355,6 +365,8 @@ class Device:
                 shuffle_sync=self._shuffle,
                 warp_reduction=self._butterfly,
                 warp_redux_sync=self._redux,
+                vote_all_sync=self._vote,
+                vote_ballot_sync=self._ballot,
                 rcp_approx=_applied(rcp_approx),
                 fmin=_applied(np.fmin),
                 fmax=_applied(np.fmax),

@@ -14,9 +14,10 @@ pytest.importorskip("cutlass")
 
 from htile.compute.accumulate import MeanSum, WelfordTriple
 from htile.compute.division import div_number
-from htile.compute.mean import RowMean, Spread
+from htile.compute.mean import RowMean
 from htile.compute.moments import reduce_moments
 from htile.compute.reduce import ADD, row_reduce
+from htile.copy.spread import Spread
 from tests.primitives.numpy_device import Boolean, Device, Float32, Int32, Vector
 
 CONSTANTS = np.float32(
@@ -98,20 +99,16 @@ def one(scalar):
     return numbers[0]
 
 
+def reduced(row, operand):
+    """The row's mean of what is reduced of each thread, as `RowReductions` does it."""
+    op = RowMean(row.spread)
+    return one(op.scaled(row_reduce(operand, op.op, **row.across())))
+
+
 def held_mean(row):
     """Of a row in registers, as `ctx.row_reduce(x, MEAN)` reduces it."""
-    if row.spread.is_exact:
-        return one(row_reduce(row.held, ADD, **row.across()) * (1.0 / row.n))
-    op = RowMean(row.spread)
     in_row = None if row.spread.is_even else row.in_row
-    return one(row_reduce(op.of_thread(row.held, in_row, row.device.share), op, **row.across()))
-
-
-def partial_mean(row, partial):
-    """Of what a loop has accumulated, as `ctx.reduce_partials` reduces it."""
-    if row.spread.is_exact:
-        return one(row_reduce(partial.vector, ADD, **row.across()) * (1.0 / row.n))
-    return one(row_reduce(partial.vector, RowMean(row.spread), **row.across()))
+    return reduced(row, RowMean(row.spread).of_vectors(row.held, in_row, row.device.share))
 
 
 def looped_mean(row):
@@ -121,7 +118,7 @@ def looped_mean(row):
         accumulator = accumulator.take(chunk, x)
         if chunk.k % 4 == 3:
             accumulator = accumulator.fold()
-    return partial_mean(row, accumulator)
+    return reduced(row, accumulator.vector)
 
 
 def triple(row):
@@ -135,7 +132,7 @@ def triple(row):
 def two_stage_moments(row):
     """Mean and sum of squares of a `WelfordTriple`, in an exchange each."""
     found = triple(row)
-    mean = partial_mean(row, found.mean)
+    mean = reduced(row, found.mean.vector)
     about = found.about(Float32(mean)).vector
     return mean, one(row_reduce(about, ADD, **row.across()))
 
