@@ -63,7 +63,7 @@ test: $(READY)
 	    $(if $(filter-out 0 1,$(JOBS)),-n $(JOBS) --dist worksteal) $(ARGS)
 
 gpu-test: $(READY)
-	$(PY) -m pytest -q -m gpu $(ARGS)
+	$(PY) -m tests.gpu $(ARGS)
 
 lint: $(READY)
 	$(PY) -m ruff check .

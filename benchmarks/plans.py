@@ -38,11 +38,11 @@ def of(kernel: Kernel, m: int, n: int, dtype: torch.dtype, most: int) -> list[Lo
 def label(plan: Plan) -> str:
     """A plan in a few words."""
     num, place = plan.numerics, plan.placement
-    kind = "streamed" if num.streamed else "in chunks" if num.reload else "in registers"
     rows = plan.rows_per_block
     return (
         f"cluster {num.cluster_n}, {num.threads_per_row} threads of {plan.elements_per_thread}, "
-        f"{kind}{', pairs' if num.paired else ''}, {place.loader}, {place.columns} columns, "
+        f"{num.form.value}{''.join(f', {name} at once' for name in num.joint)}, "
+        f"{place.loader}, {place.columns} columns, "
         f"{rows} row{'s' if rows > 1 else ''} a CTA"
         f"{f', {place.shares} shares' if place.shares > 1 else ''}"
         f"{f', {plan.abreast} at a time' if plan.abreast > 1 else ''}"

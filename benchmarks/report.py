@@ -1,4 +1,4 @@
-"""Results as a table in the terminal and as a plot: bandwidth over N against the limit.
+"""Results as a table in the terminal and as a plot: shares of the limit over N.
 
     python -m benchmarks.report FILE... [--plot FILE]
 
@@ -8,8 +8,9 @@ Several files are read as one; of a cell that is in more than one, the last coun
 from __future__ import annotations
 
 import argparse
+import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rich.console import Console
@@ -34,6 +35,10 @@ COLORS = {
     "eager": "tab:gray",
     "limit": "black",
 }
+MARKS = {name: mark for name, mark in zip(COLORS, "osDhP^*Xpx", strict=True)}
+NO_PLOT = "no plot: nothing of suite throughput that has a limit"
+KNEE = 0.9  # share of the limit below which the plot has a coarser scale
+COARSE = 15.0  # times as many shares in a length of the axis as above it
 
 
 def bandwidth(record: Record, name: str) -> Estimate | None:
@@ -160,52 +165,125 @@ def notes(records: list[Record]) -> list[str]:
     ]
 
 
+def shares(records: list[Record]) -> dict[str, list[tuple[int, Estimate]]]:
+    """For each contender N and its share of the limit, by N, where both were measured."""
+    found: dict[str, list[tuple[int, Estimate]]] = {}
+    for name in ordered(records):
+        if name not in ("limit", *PARTS):
+            points = [(r["n"], share) for r in records if (share := ratio(r, name, "limit"))]
+            if points:
+                found[name] = sorted(points, key=lambda point: point[0])
+    return found
+
+
+def knee(panels: Iterable[dict[str, list[tuple[int, Estimate]]]]) -> float:
+    """The share below which the plot's scale is coarser: KNEE, or less where htile's are lower.
+
+    Most shares lie within some per cent of 1: one scale from 0 on would make one line of them.
+    """
+    ours = [share.median for drawn in panels for _, share in drawn.get("htile", [])]
+    return max(0.05, min(KNEE, math.floor(20 * min(ours, default=1.0)) / 20))
+
+
 def plot(records: list[Record], path: Path) -> bool:
-    """Draw bandwidth over N, a panel a kernel and dtype; False where no record has bandwidth."""
+    """Draw shares of the limit over N, a panel a kernel and dtype; False where there are none."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
     records = [r for r in records if r["suite"] == "throughput"]
-    panels = list(dict.fromkeys((r["kernel"], r["dtype"]) for r in records))
+    cells: dict[tuple[str, str], list[Record]] = {}
+    for r in records:
+        cells.setdefault((r["kernel"], r["dtype"]), []).append(r)
+    panels = {kind: drawn for kind, found in cells.items() if (drawn := shares(found))}
     if not panels:
         return False
+    everything = [s for drawn in panels.values() for points in drawn.values() for _, s in points]
+    low, top = knee(panels.values()), max(1.05, *(s.high + 0.01 for s in everything))
+    has_coarse = min(s.low for s in everything) < low
     across = min(3, len(panels))
     down = -(-len(panels) // across)
     figure, axes = pyplot.subplots(
-        down, across, figsize=(5.5 * across, 3.6 * down), squeeze=False, layout="constrained"
-    )
-    for axis, panel in zip(axes.flat, panels, strict=False):
-        rows = [r for r in records if (r["kernel"], r["dtype"]) == panel]
-        for name in ordered(rows):
-            points = sorted((r["n"], s) for r in rows if (s := bandwidth(r, name)) is not None)
-            if not points:
-                continue
-            speeds = [s for _, s in points]
-            around = [[s.median - s.low for s in speeds], [s.high - s.median for s in speeds]]
+        down, across, figsize=(4.2 * across, 2.6 * down + 0.9), squeeze=False, sharey=True,
+        layout="constrained",
+    )  # fmt: skip
+    for axis, (kind, drawn) in zip(axes.flat, panels.items(), strict=False):
+        axis.axhline(1.0, color=COLORS["limit"], linewidth=1, linestyle="--")
+        if has_coarse:
+            axis.axhspan(0, low, color="0.93", zorder=0)
+        for name, points in drawn.items():
+            middle = [share.median for _, share in points]
+            around = [
+                [share.median - share.low for _, share in points],
+                [share.high - share.median for _, share in points],
+            ]
             axis.errorbar(
-                [n for n, _ in points],
-                [s.median for s in speeds],
-                yerr=around,
-                label=name,
-                color=COLORS[name],
-                marker=".",
-                linestyle="--" if name == "limit" else "-",
-            )
-        axis.set(title=" ".join(panel), xlabel="N", ylabel="GB/s", xscale="log")
+                [n for n, _ in points], middle, yerr=around, color=COLORS[name], label=name,
+                marker=MARKS[name], markersize=3.5, linewidth=1.2, elinewidth=0.8,
+                zorder=4 if name == "htile" else 3,
+            )  # fmt: skip
+        sizes = sorted({n for points in drawn.values() for n, _ in points})
         axis.set_xscale("log", base=2)
-        axis.set_ylim(bottom=0)
+        axis.set_xticks(sizes[:: -(-len(sizes) // 8)])
+        axis.xaxis.set_major_formatter(lambda n, _: size_text(int(n)))
+        axis.minorticks_off()
+        axis.set_title(" ".join(kind), fontsize="medium")
         axis.grid(alpha=0.3)
-        if axis.get_legend_handles_labels()[0]:
-            axis.legend(fontsize="small")
+    axes[0, 0].set_yscale("function", functions=_scale(low))
+    axes[0, 0].set_yticks(_ticks(low, top, has_coarse))
+    axes[0, 0].yaxis.set_major_formatter("{x:g}")
+    axes[0, 0].set_ylim(0.0 if has_coarse else low, top)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
-    figure.suptitle(f"{', '.join(dict.fromkeys(r['device'] for r in records))}, cold L2, medians")
+    figure.supylabel("share of the limit, over N", fontsize="medium")
+    marks = [
+        Line2D([], [], color=COLORS[name], marker=MARKS[name], markersize=4, label=name)
+        for name in ordered(records)
+        if any(name in drawn for drawn in panels.values())
+    ]
+    marks.append(Line2D([], [], color=COLORS["limit"], linestyle="--", label="limit"))
+    if has_coarse:
+        marks.append(Patch(color="0.93", label=f"coarser scale below {low:g}"))
+    figure.legend(handles=marks, loc="outside lower center", ncols=6, fontsize="small")
+    devices = ", ".join(dict.fromkeys(r["device"] for r in records))
+    figure.suptitle(
+        f"{devices}: medians of paired ratios and their 95 % intervals, cold L2", fontsize="medium"
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    figure.savefig(path, dpi=150)
     pyplot.close(figure)
     return True
+
+
+def _scale(low: float) -> tuple[Callable, Callable]:
+    """Functions from a share to its place on the axis, COARSE times as dense below `low`."""
+
+    def place(share):
+        return (share < low) * (share / COARSE) + (share >= low) * (low / COARSE + share - low)
+
+    def share(place):
+        bend = low / COARSE
+        return (place < bend) * (place * COARSE) + (place >= bend) * (low + place - bend)
+
+    return place, share
+
+
+def _ticks(low: float, top: float, has_coarse: bool) -> list[float]:
+    """Shares that the axis names: by 0.05, or 0.1 where it is long; two where it is coarse."""
+    step = 0.05 if top - low < 0.5 else 0.1
+    fine = [round(low + k * step, 2) for k in range(int((top - low) / step + 1e-6) + 1)]
+    return [0.0, round(low / 2, 2), *fine] if has_coarse else fine
+
+
+def size_text(n: int) -> str:
+    """`512`, `8k`, `1M`: a row length, in units of 1024."""
+    for unit, text in ((1 << 20, "M"), (1 << 10, "k")):
+        if n >= unit and n % unit == 0:
+            return f"{n // unit}{text}"
+    return str(n)
 
 
 def show(records: list[Record], console: Console, picture: Path | None = None) -> None:
@@ -214,7 +292,7 @@ def show(records: list[Record], console: Console, picture: Path | None = None) -
         console.print(table)
     if picture is not None:
         drawn = plot(records, picture)
-        console.print(f"plot: {picture}" if drawn else "no plot: nothing of suite throughput")
+        console.print(f"plot: {picture}" if drawn else NO_PLOT)
 
 
 def wide(console: Console) -> Console:

@@ -1,10 +1,13 @@
-"""Row-wise kernels written with HTile, one a file. `python -m examples` runs them all.
+"""Row-wise kernels written with HTile, one a file. `python -m examples` shows them all.
 
-Each module of `NAMES` has one decorated function of the module's name, and `arguments(m, n,
-dtype, device)`, which makes arguments for it.
+Each module of `NAMES` has one decorated function with the module's name, a function
+`arguments(m, n, dtype, device)` that makes arguments for it, and a `main()` that checks it.
 """
 
+from collections.abc import Callable
 from importlib import import_module
+
+import htile
 
 NAMES = (
     "softmax",
@@ -18,7 +21,7 @@ NAMES = (
 )
 
 
-def load(name: str):
-    """(function, arguments) of an example."""
+def load(name: str) -> tuple[htile.Rowwise, Callable[..., tuple]]:
+    """The function of an example, and the one that makes arguments for it."""
     module = import_module(f"examples.{name}")
     return getattr(module, name), module.arguments

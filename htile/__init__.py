@@ -1,7 +1,7 @@
 """HTile: plain PyTorch math for one row, run on every row as one fused GPU kernel.
 
-`import htile` needs no GPU and imports neither CUDA nor `cutlass`; the names below are imported at
-their first use.
+`import htile` needs no GPU and imports neither CUDA nor `cutlass`. Each of the names below is
+imported when it is first used.
 """
 
 from importlib import import_module
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .run.rowwise import Rowwise, rowwise
     from .tune.search import Tuned
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ArgumentError",
@@ -48,8 +48,8 @@ __all__ = [
 
 _ROLES = dict.fromkeys(("PerRow", "Scalar", "Static"), "frontend.roles")
 _CACHE = dict.fromkeys(("CacheInfo", "cache_info"), "build.cache")
-_JIT = {"Rowwise": "run.rowwise", "Tuned": "tune.search", "rowwise": "run.rowwise"}
-_HOMES = {**_JIT, **_ROLES, **_CACHE}  # of all others: errors
+_RUN = {"Rowwise": "run.rowwise", "Tuned": "tune.search", "rowwise": "run.rowwise"}
+_HOMES = {**_RUN, **_ROLES, **_CACHE}  # the module of each name; it is `errors` for all others
 
 
 def __getattr__(name: str) -> object:

@@ -9,9 +9,9 @@ if __name__ == "__main__":
     try:
         try:
             status = main()
-        finally:  # also where argparse exits
+        finally:  # even where argparse exits
             sys.stdout.flush()
-    except BrokenPipeError:  # `| head`: nobody reads on, and the interpreter's flush must not fail
+    except BrokenPipeError:  # `| head` reads no more, and the interpreter's own flush must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     sys.exit(status)

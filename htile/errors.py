@@ -17,8 +17,9 @@ class Location:
 
     @property
     def short(self) -> str:
-        """`softmax.py:12`: the file's last component and the line."""
-        return f"{self.file.replace(chr(92), '/').rsplit('/', 1)[-1]}:{self.line}"
+        """`softmax.py:12`: the file's last component and the line, in printable characters."""
+        name = self.file.replace("\\", "/").rsplit("/", 1)[-1]
+        return f"{''.join(c if c.isprintable() else '?' for c in name)}:{self.line}"
 
     @property
     def text(self) -> str:

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from .frontend.graph import Role
 from .frontend.roles import classify
 from .run.rowwise import Rowwise
+from .run.vmap import bodies_as_written
 
 CHUNK = 1 << 24  # elements of one argument that the oracle works on at a time
 
@@ -40,8 +41,10 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
         dims.append(0 if spec.role in (Role.ROW, Role.PER_ROW) else None)
 
     def cast(value):
-        floating = isinstance(value, torch.Tensor) and value.is_floating_point()
-        return value.to(dtype) if floating else value
+        """A copy, for the function may change it in place."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.to(dtype if value.is_floating_point() else value.dtype, copy=True)
 
     def run(rows_of):
         chosen = [rows_of(v) if d == 0 else v for v, d in zip(prepared, dims, strict=True)]
@@ -53,7 +56,8 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
             full = tuple(next(left) if d == 0 else v for v, d in zip(chosen, dims, strict=True))
             return signature.invoke(full)
 
-        return torch.vmap(one_row)(*batched)
+        with bodies_as_written():
+            return torch.vmap(one_row)(*batched)
 
     if not rows:  # vmap refuses an empty batch: take the shapes from one row of ones
         result = run(lambda v: v.new_ones(1, *v.shape[1:]))

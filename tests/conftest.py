@@ -14,10 +14,12 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # CuTe-DSL writes what it keeps (PTX, cubin) into the working folder unless told otherwise.
 os.environ.setdefault("CUTE_DSL_DUMP_DIR", tempfile.mkdtemp(prefix="htile-tests-"))
 
-# Not the user's compiled kernels: an empty folder for this run, which its workers share.
+# Not the user's compiled kernels: a folder of this run, which its workers share, or the one that
+# `python -m tests.gpu` makes for several runs.
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+SHARED = os.environ.get("HTILE_TESTS_CACHE")
 if not IS_WORKER:
-    os.environ["HTILE_CACHE_DIR"] = tempfile.mkdtemp(prefix="htile-tests-cache-")
+    os.environ["HTILE_CACHE_DIR"] = SHARED or tempfile.mkdtemp(prefix="htile-tests-cache-")
 CACHE = os.environ["HTILE_CACHE_DIR"]
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -46,7 +48,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_unconfigure():
-    if not IS_WORKER:
+    if not IS_WORKER and not SHARED:
         shutil.rmtree(CACHE, ignore_errors=True)
 
 

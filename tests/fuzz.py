@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 import htile
 from htile.build.arch import arch_named
 from htile.errors import HTileError
-from htile.frontend.roles import classify
 from htile.testing import assert_close, float32_errors
+from tests.requests import request_of
 
 F32, BF16, I64 = torch.float32, torch.bfloat16, torch.int64
 N = 24
@@ -407,13 +407,11 @@ def kernels(seed: int, count: int, arch: str) -> dict[tuple[str, str], None]:
         kwargs = dict(call.kwargs)
         outs = tuple(pytree.tree_leaves(kwargs.pop("out", ())))
         try:
-            values = function._signature.bind(tuple(call.args), kwargs)
-            specs = classify(function._signature, values)
-            if 0 in specs.lead:
-                continue
             outs = outs if all(isinstance(o, torch.Tensor) for o in outs) else ()
-            aliases = function._aliases(values, outs)
-            lowered, _ = function._lower(specs, values, outs, aliases, target)
+            request = request_of(function, call.args, outs, kwargs)
+            if 0 in request.call.lead:
+                continue
+            lowered = request.lower(target)
         except (HTileError, AttributeError, TypeError):
             continue
         found[lowered.source, lowered.function] = None

@@ -6,9 +6,12 @@ import functools
 import gc
 import io
 import json
+import re
 import sys
 import types
+import xml.etree.ElementTree as ET
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -473,13 +476,85 @@ def test_the_bound_on_the_host_is_of_the_same_run():
     assert report.allowed(canned(**parts)) is None and report.allowed(canned(suite="host")) is None
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_the_plot_has_a_line_a_contender(tmp_path, suffix):
-    records = [canned(n=n) for n in (1024, 4096, 16384)]
-    records += [canned(kernel="rmsnorm", dtype="fp32", limit={"error": "failed"})]
-    path = tmp_path / "pictures" / f"plot.{suffix}"
-    assert report.plot(records, path) and path.stat().st_size > 5000
+def speeds(*shares, limit=100.0):
+    """Contenders' times for these shares of the limit, with some noise."""
+    noise = (0.999, 1.0, 1.001)
+    found = {"limit": {"times": [limit * k for k in noise]}}
+    for name, share in shares:
+        found[name] = {"times": [limit / share * k for k in noise]}
+    return found
+
+
+def test_shares_of_the_limit_are_paired_and_by_size():
+    records = [canned(n=n, **speeds(("htile", 0.98), ("quack", 0.5))) for n in (4096, 64)]
+    records.append(canned(n=1024, limit={"error": "failed"}))
+    found = report.shares(records)
+    assert list(found) == ["htile", "quack"], "neither the limit itself nor who has no times"
+    assert [n for n, _ in found["htile"]] == [64, 4096], "no cell without a limit"
+    assert all(share.median == pytest.approx(0.98) for _, share in found["htile"])
+    assert all(share.median == pytest.approx(0.5) for _, share in found["quack"])
+
+
+@pytest.mark.parametrize(("ours", "wanted"), [(0.99, 0.9), (0.93, 0.9), (0.87, 0.85), (0.02, 0.05)])
+def test_the_scale_is_fine_for_all_of_ours(ours, wanted):
+    drawn = report.shares([canned(**speeds(("htile", ours), ("quack", 0.3)))])
+    assert report.knee([drawn]) == pytest.approx(wanted)
+
+
+def test_the_axis_goes_on_at_the_knee_and_back():
+    place, share = report._scale(0.9)
+    shares = np.array([0.0, 0.3, 0.9, 0.95, 1.0, 1.1])
+    assert share(place(shares)) == pytest.approx(shares)
+    gaps = np.diff(place(shares)) / np.diff(shares)
+    assert gaps == pytest.approx([1 / report.COARSE] * 2 + [1.0] * 3)
+
+
+def drawn_plot(records, path):
+    """The texts of the plot as an SVG."""
+    assert report.plot(records, path)
+    root = ET.fromstring(path.read_text("utf-8"))
+    comments = re.findall(r"<!-- (.*?) -->", path.read_text("utf-8"))
+    return [*comments, *(e.text for e in root.iter() if e.text and e.text.strip())]
+
+
+def test_the_plot_has_a_panel_a_kernel_a_line_at_one_and_a_legend(tmp_path):
+    sizes = (1024, 4096, 16384)
+    records = [canned(n=n, **speeds(("htile", 0.99), ("quack", 0.97))) for n in sizes]
+    same = speeds(("htile", 1.01), ("quack", 0.99))
+    records += [canned(kernel="rmsnorm", dtype="fp32", n=n, **same) for n in sizes]
+    records += [canned(kernel="layernorm", limit={"error": "failed"})]
+    texts = drawn_plot(records, tmp_path / "pictures" / "plot.svg")
+    assert {"softmax bf16", "rmsnorm fp32", "share of the limit, over N"} <= set(texts)
+    assert "layernorm bf16" not in texts, "nothing has a share of the limit there"
+    assert {"htile", "quack", "limit", "1", "0.95", "1k", "4k", "16k"} <= set(texts)
+    assert not [text for text in texts if "coarser" in text], "nothing is far below"
+    assert any("paired ratios" in text and "95 %" in text for text in texts)
+
+
+def test_what_is_far_below_has_a_scale_of_its_own_that_is_explained(tmp_path):
+    far = canned(**speeds(("htile", 0.99), ("quack", 0.05)))
+    texts = drawn_plot([far], tmp_path / "plot.svg")
+    assert "coarser scale below 0.9" in texts and {"0", "0.45", "0.9"} <= set(texts)
+
+
+def test_every_contender_has_a_colour_and_a_mark_of_its_own():
+    assert set(report.COLORS) == set(report.MARKS) == set(NAMES)
+    assert len({*report.COLORS.values()}) == len({*report.MARKS.values()}) == len(NAMES)
+
+
+def test_there_is_no_plot_without_throughput_and_a_limit(tmp_path):
+    path = tmp_path / "plot.png"
     assert not report.plot([canned(suite="host")], path)
+    assert not report.plot([canned(limit={"error": "failed"})], path) and not path.exists()
+    assert report.NO_PLOT in shown([canned(suite="host")], path)
+    assert report.plot([canned()], path) and path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("n", "text"), [(64, "64"), (1000, "1000"), (4096, "4k"), (6144, "6k"), (1 << 20, "1M")]
+)
+def test_row_lengths_are_written_short(n, text):
+    assert report.size_text(n) == text
 
 
 def test_a_report_joins_files(tmp_path, capsys):

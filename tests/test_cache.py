@@ -1,4 +1,4 @@
-"""The disk cache: what names a kernel, what is believed, many processes, kills, full folders."""
+"""The disk cache: what names a kernel, what is believed, many processes, kills, full disks."""
 
 import hashlib
 import json
@@ -25,9 +25,9 @@ import htile
 from examples.softmax import softmax
 from htile import cli
 from htile.build import artifact as loading
-from htile.build import cache
+from htile.build import cache, files
 from htile.build import compile as compiler
-from htile.build.artifact import Artifact, Variant
+from htile.build.artifact import Artifact, Variant, as_compiled
 from htile.build.cubin import Resources
 from htile.errors import ArgumentError, CompileError
 
@@ -42,11 +42,12 @@ USED = Resources(32, 0, 0, 1024, 128, 4096)
 def made(source=SOURCE, function="f", arch="sm_90a", seed=0):
     """An artifact of made-up bytes, which do not compress."""
     noise = random.Random(seed).randbytes(20000)
-    return Artifact(source, function, arch, b"o" + noise, b"s" + noise, "ptx", b"c" + noise, USED)
+    parts = b"o" + noise, b"s" + noise, "ptx", b"c" + noise
+    return Artifact(source, function, arch, *parts, USED, seconds=1.0)
 
 
 class Compiler:
-    """Counts how often it is asked."""
+    """A compiler that notes what it is asked for."""
 
     def __init__(self, seed=0):
         self.calls, self.seed = [], seed
@@ -74,7 +75,7 @@ def kernels(folder):
 
 
 def python(code, *arguments, **variables):
-    """What a process prints."""
+    """What a process of its own prints."""
     environ = os.environ | {"PYTHONPATH": str(REPO)} | variables
     run = subprocess.run(
         [sys.executable, "-c", code, *arguments], env=environ, capture_output=True, text=True
@@ -109,7 +110,7 @@ def test_text_and_target_name_another_kernel(other):
 
 
 def key_with(monkeypatch, target, name, value):
-    """The key where something else is installed."""
+    """The key on a machine where `name` of `target` is `value`."""
     with monkeypatch.context() as patch:
         patch.setattr(target, name, value)
         cache.versions.cache_clear(), cache._own_text.cache_clear()
@@ -134,7 +135,7 @@ def test_what_is_installed_names_another_kernel(monkeypatch):
 
 
 def test_the_text_of_the_primitives_names_another_kernel(monkeypatch, tmp_path):
-    """Of each of them, and of what compiles; of nothing else."""
+    """The text of each primitive counts, and of what compiles, and of nothing else."""
     tree = tmp_path / "htile"
     shutil.copytree(cache.HTILE, tree, ignore=shutil.ignore_patterns("__pycache__"))
 
@@ -221,7 +222,7 @@ def test_turned_off(folder, monkeypatch, empty):
 
 
 def test_what_is_torn_is_compiled_again_and_replaced(folder):
-    """Of every length, and with any byte changed."""
+    """A torn file may have any length, and any byte of it may be changed."""
     fetch(Compiler())
     (path,) = kernels(folder)
     whole = path.read_bytes()
@@ -243,7 +244,7 @@ def foreign_zip(path):
 
 
 def another_kernel(path):
-    """A whole entry, under the name of another one."""
+    """A whole entry lies under the name of another one."""
     cache.fetch(SOURCE, "f", "sm_80", Compiler(seed=9))
     os.replace(path.with_name(f"{cache.key_of(SOURCE, 'f', 'sm_80')}.zip"), path)
 
@@ -256,6 +257,8 @@ FOREIGN = {
     "another kernel": another_kernel,
     "a link to itself": lambda path: path.symlink_to(path),
     "a link to nowhere": lambda path: path.symlink_to("/nowhere/at/all"),
+    "a pipe that nobody writes to": lambda path: os.mkfifo(path),
+    "a link to a device without end": lambda path: path.symlink_to("/dev/zero"),
 }
 
 
@@ -271,6 +274,53 @@ def test_what_is_foreign_is_never_believed(folder, kind):
     assert fetch(None) == made() and not path.is_symlink()
 
 
+def test_a_pipe_in_the_place_of_the_lock_holds_nobody_up(folder):
+    folder.mkdir()
+    os.mkfifo(folder / cache.LOCK)
+    compile = Compiler()
+    assert fetch(compile) == made() and fetch(None) == made() and len(compile.calls) == 1
+
+
+def test_how_it_was_compiled_is_kept(folder):
+    """It may be for other thread blocks than the text asks for, or at another level of ptxas."""
+    asked = SOURCE + "blocks = 6  # of an SM, for which registers are spared\n"
+    for blocks, level, line in (
+        (6, 3, "blocks = 6  # of an SM, for which registers are spared"),
+        (0, 3, "blocks = 0  # of an SM; 6 would spill registers"),
+        (6, 2, "blocks = 6  # of an SM; ptxas -O2: -O3 would spill"),
+    ):
+        cache.clear()
+        text = SOURCE + line + "\n"
+        assert as_compiled(asked, blocks, level) == text
+        first = replace(made(text), blocks=blocks, level=level)
+        assert fetch(lambda *request, first=first: first, asked) is first
+        moved = asked.replace(":3", ":4")
+        again = fetch(None, moved)
+        assert (again.blocks, again.level) == (blocks, level)
+        assert again.source == text.replace(":3", ":4"), "with the caller's comments"
+        assert (first.seconds, again.seconds) == (1.0, None), "compiled, and found"
+        cache.clear()
+        cache.keep(asked, first)
+        assert fetch(None, asked) == first
+
+
+def test_files_of_the_format_before_are_listed(folder):
+    fetch(Compiler())
+    (path,) = kernels(folder)
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    about = json.loads(files["kernel.json"])
+    del about["blocks"], about["level"]
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, json.dumps(about) if name == "kernel.json" else content)
+        archive.comment = b"0" * 64
+    content = path.read_bytes()[:-64]
+    path.write_bytes(content + cache._digest(path.stem, content))
+    (entry,) = cache.entries()
+    assert (entry.function, entry.arch) == ("f", "sm_90a")
+
+
 def test_a_folder_in_the_place_of_a_file_costs_the_cache_only(folder):
     cache.path_of(SOURCE, "f", "sm_90a").mkdir(parents=True)
     with pytest.warns(RuntimeWarning, match="can not be kept"):
@@ -282,7 +332,7 @@ def test_a_folder_in_the_place_of_a_file_costs_the_cache_only(folder):
 
 
 def test_a_full_disk_costs_a_warning_and_leaves_nothing(folder):
-    """Really: the file system refuses to write on after 1000 bytes."""
+    """The file system really refuses to write more than 1000 bytes."""
     compile, before = Compiler(), resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
@@ -300,11 +350,12 @@ def test_a_read_only_folder_is_read(folder, monkeypatch):
     def refuse(*args, **kwargs):
         raise OSError(30, "Read-only file system")
 
-    def read_only(path, mode="r"):
+    def read_only(path, mode="r", **options):
         refuse() if set(mode) & set("wax") else None
-        return open(path, mode)
+        return open(path, mode, **options)
 
     monkeypatch.setattr(cache, "open", read_only, raising=False)
+    monkeypatch.setattr(files, "open", read_only, raising=False)
     monkeypatch.setattr(cache.os, "utime", refuse)
     monkeypatch.setattr(cache.Path, "mkdir", refuse)
     assert fetch(None) == made()
@@ -339,7 +390,7 @@ def test_what_fails_to_compile_fails_and_is_not_kept(folder):
 
 
 def several(folder, count):
-    """Entries, each used a minute after the one before; their paths."""
+    """Make entries, each used a minute after the one before; returns their paths."""
     paths = []
     for k in range(count):
         source = SOURCE.replace("2", str(10 + k))
@@ -398,9 +449,17 @@ def test_sizes(text, size):
 
 @pytest.mark.parametrize("text", ["much", "-1", "1.5G", "1X", "0x10"])
 def test_what_is_no_size(text, folder, monkeypatch):
+    fetch(Compiler())
     monkeypatch.setenv("HTILE_CACHE_SIZE", text)
-    with pytest.raises(ArgumentError, match=r"HTILE_CACHE_SIZE=.*such as 512M"):
-        fetch(Compiler())
+    compile, other = Compiler(), SOURCE.replace("2", "3")
+    for use in (lambda: fetch(compile, other), htile.cache_info):
+        with pytest.raises(ArgumentError, match=r"HTILE_CACHE_SIZE=.*such as 512M"):
+            use()
+    assert not compile.calls, "it says so before a second of work"
+    assert fetch(None) == made(), "what is there needs no size"
+    monkeypatch.setenv("HTILE_CACHE_DIR", "")
+    assert fetch(compile, other).source == other, "nor does a cache that is turned off"
+    assert htile.cache_info().limit == 0
 
 
 # ------------------------------------------------------------------------------- many processes
@@ -568,7 +627,7 @@ def found():
 
 
 def test_killed_at_any_moment_of_the_cache(folder):
-    """Compiling takes no time, so that most kills meet a file that is being written."""
+    """Compiling takes no time here, so most kills meet a file that is being written."""
     out = python(KILLS.format(imports=FAKE), "100", "2000")
     nothing, unfinished, entry = map(int, out.split())
     assert nothing and unfinished and entry, out
@@ -593,7 +652,6 @@ def test_threads_compile_a_kernel_once(folder, monkeypatch):
     for thread in threads:
         thread.join()
     assert len(results) == 8 and len(compile.calls) == 1
-    del compiler._ARTIFACTS[source, "sm_80"]
 
 
 # ------------------------------------------------------------------------------ real kernels, warm
@@ -649,7 +707,7 @@ def test_a_warm_process_says_the_same_of_a_kernel(folder):
 
 
 def test_compiling_ahead_knows_arguments_apart(folder):
-    """Rows do not count; N, dtype, dimensions, architecture and alignment do."""
+    """The number of rows does not count; N, dtype, rank, architecture and alignment do."""
     meta = {"dtype": torch.bfloat16, "device": "meta"}
     first = softmax.compile(X)
     for same in (torch.empty(1, 328, **meta), torch.empty(10**6, 328, **meta)):
@@ -670,7 +728,7 @@ def test_compiling_ahead_knows_arguments_apart(folder):
 
 
 def test_host_code_runs_on_every_cpu_of_its_kind():
-    """LLVM takes what the machine at hand has, such as AVX-512, unless it is told."""
+    """LLVM would use what the machine at hand has, such as AVX-512, unless it is told not to."""
     artifact = softmax.inspect(X).artifact
     assert artifact.shared is None or artifact.shared[:4] == b"\x7fELF"
     if tool := shutil.which("objdump"):
@@ -711,7 +769,7 @@ def test_without_a_linker_cute_dsl_loads_it_and_says_why(no_linker, monkeypatch,
 
 
 def test_without_a_linker_orcjit_loads_it(no_linker, monkeypatch):
-    """A module of the same interface, since apache-tvm-ffi-orcjit is not among the requirements."""
+    """A module with its interface stands for apache-tvm-ffi-orcjit, which is not required."""
     seen = []
 
     class Session:
@@ -727,7 +785,7 @@ def test_without_a_linker_orcjit_loads_it(no_linker, monkeypatch):
 
 
 def test_what_can_not_be_mapped_is_loaded_otherwise(monkeypatch):
-    """As in a temporary folder that nothing may be executed in."""
+    """That happens in a temporary folder that nothing may be executed in."""
     monkeypatch.setitem(sys.modules, "tvm_ffi_orcjit", None)
     built = replace(softmax.inspect(X).artifact, shared=b"no library")
     with pytest.raises(loading.LoadError, match="Failed to load"):

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -77,6 +77,13 @@ def test_none_is_an_argument_like_any_other():
     assert torch.equal(optional(x, residual=h), x + h)
 
 
+def test_one_row_alone():
+    x, w, h = rows(), torch.randn(N), rows()
+    assert torch.equal(optional(x[0], w, h[0]), optional(x, w, h)[0])
+    assert torch.equal(optional(x[0], residual=h[0], weight=w[:1]), optional(x, w[:1], h)[0])
+    assert optional.inspect(x[0], w, h[0]).resources.stack == 0, "it compiles"
+
+
 def test_functions_of_functions():
     x = rows()
     assert_close(outer, outer(x), x)
@@ -94,13 +101,13 @@ def test_integers_beyond_64_bits_are_refused():
 
 
 def test_numbers_and_device_scalars_share_a_trace():
-    before = len(scaled._graphs)
+    before = len(scaled._specializations)
     for a in (1.5, -2.0, 7, 0.0):
         scaled(torch.randn(M, 24), a)
-    assert len(scaled._graphs) == before + 1
+    assert len(scaled._specializations) == before + 1
     for a in (torch.tensor(1.5), torch.tensor(2.0)):
         scaled(torch.randn(M, 24), a)
-    assert len(scaled._graphs) == before + 2
+    assert len(scaled._specializations) == before + 2
 
 
 @htile.rowwise
@@ -174,7 +181,7 @@ def test_methods_of_frozen_dataclasses():
         torch.testing.assert_close(norm.plain(x, weight=w), expected * w)
         assert torch.equal(Norm.plain(norm, x), norm.plain(x))
         assert norm.annotated(x).abs().max() <= 1
-    assert len(Norm.plain._graphs) == 6, "one trace for each value of self, with weight and without"
+    assert len(Norm.plain._specializations) == 6, "each value of self, with weight and without"
     assert torch.equal(Norm.double(x), x * 2) and torch.equal(Norm().double(x), x * 2)
     assert torch.equal(Norm.of_class(x), x + 1) and torch.equal(Norm().of_class(x), x + 1)
 
@@ -299,7 +306,7 @@ def values_of(plans, name, **given):
     found = {
         has[name]
         for plan in plans
-        for has in [asdict(plan.numerics) | asdict(plan.placement)]
+        for has in [plan.properties()]
         if given.items() <= has.items()
     }
     return " or ".join(map(repr, sorted(found)))

@@ -29,7 +29,7 @@ def python(*arguments, cwd=REPO):
 
 
 def main(capsys, *argv):
-    """(exit code, stdout, stderr)"""
+    """The exit code, and what was written to stdout and stderr."""
     code = cli.main(list(argv))
     return code, *capsys.readouterr()
 
@@ -142,8 +142,9 @@ def test_save_writes_the_files_and_says_where(capsys, tmp_path):
 
 def test_save_where_nothing_can_be_written(capsys, tmp_path):
     (tmp_path / "file").write_text("")
-    code, _, err = main(capsys, *SOFTMAX, "--save", str(tmp_path / "file"))
-    assert code == 2 and "--save" in err and "Traceback" not in err
+    for place in (str(tmp_path / "file"), "a\0b", "a" * 5000):
+        code, _, err = main(capsys, *SOFTMAX, "--save", place)
+        assert code == 2 and "--save" in err and "Traceback" not in err
 
 
 def test_without_the_dsl_the_page_says_so(capsys, monkeypatch):
@@ -159,8 +160,9 @@ def test_without_the_dsl_the_page_says_so(capsys, monkeypatch):
 
 
 def test_an_unknown_architecture(capsys):
-    code, _, err = main(capsys, *SOFTMAX, "--arch", "sm_75")
-    assert code == 1 and "unknown architecture 'sm_75'" in err
+    for name in ("sm_75", "sm_90aaa", ""):
+        code, _, err = main(capsys, *SOFTMAX, "--arch", name)
+        assert code == 1 and f"unknown architecture {name!r}" in err
 
 
 def test_colours_only_where_somebody_looks(monkeypatch, capsys):
@@ -193,7 +195,7 @@ def test_functions_by_module_by_path_and_alone(capsys, monkeypatch, tmp_path):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A working folder with modules; what they put in sys is taken back."""
+    """A working folder with modules; what they put into `sys` is taken back afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
@@ -247,6 +249,9 @@ def test_a_file_with_the_name_of_another_module(here):
         ("shown_needs:f", "shown_needs can not be imported: No module named 'absent_thing'"),
         ("shown_wrong:f", "shown_wrong can not be imported: invalid syntax"),
         ("shown_wrong.py:f", "shown_wrong.py can not be imported: invalid syntax"),
+        ("a\0b.py:f", r"'a\x00b.py' is no path: embedded null"),
+        ("a" * 5000 + ".py:f", "can not be imported: File name too long"),
+        ("a" * 5000 + ":f", "can not be imported: File name too long"),
     ],
 )
 def test_a_function_that_is_not_there(here, capsys, target, says):
@@ -319,7 +324,7 @@ def test_examples_of_the_help_run(capsys, monkeypatch, tmp_path):
 
 
 def shape(text):
-    """(dtype, sizes, strides) of the tensor that `x=text` is."""
+    """The dtype, sizes and strides of the tensor that `x=text` gives."""
     x = parse(f"x={text}")["x"]
     assert x.device.type == "meta"
     return x.dtype, tuple(x.shape), x.stride()
@@ -387,6 +392,10 @@ def test_several_values():
         (f"x=f32[{2**40},{2**40}:0,0]", "larger than any memory", 3),
         (f"x=f32[{2**40},{2**40}:0,{2**30}]", "larger than any memory", 3),
         ("x=f32[2,8:9223372036854775807,1]", "larger than any memory", 3),
+        ("k=" + "1" * 5000, "a number of 5000 digits; the limit is 1000", 3),
+        ("k=-" + "1" * 5000, "a number of 5001 digits", 3),
+        ("x=f32[2," + "1" * 5000 + "]", "a number of 5000 digits", 9),
+        ("x=f32[2,8:" + "1" * 5000 + ",1]", "a number of 5000 digits", 11),
     ],
 )  # fmt: skip
 def test_what_can_not_be_read(text, says, position, capsys):

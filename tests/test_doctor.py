@@ -1,4 +1,4 @@
-"""Every branch of every check, from made-up facts; and the diagnosis of this machine."""
+"""Every branch of every check is tried with made-up facts, and this machine is diagnosed."""
 
 import json
 import os
@@ -26,7 +26,7 @@ HOPPER, TURING, FUTURE = ("H200", (9, 0)), ("T4", (7, 5)), ("X", (99, 0))
 
 
 class Distribution(metadata.Distribution):
-    """An installed package; files: path -> hash."""
+    """An installed package; `files` has the hash of each of its paths."""
 
     def __init__(self, name, version, folder="/site", files=None):
         self.text = f"Name: {name}\nVersion: {version}\n" if name else None
@@ -234,7 +234,7 @@ def test_the_driver():
 
 
 class Library:
-    """The driver's library: each function returns `code` and answers with what is there."""
+    """A driver's library: each function returns `code` and answers with the given facts."""
 
     def __init__(self, code=0, version=b"580.95", gpus=2, cuda=13010):
         self.code, self.version, self.gpus, self.cuda = code, version, gpus, cuda
@@ -382,7 +382,7 @@ def test_the_trial_says_what_is_wrong(capsys, monkeypatch):
 
 
 def ended(monkeypatch, out="", code=0, err=""):
-    """The trial whose process printed this."""
+    """The trial that comes of a process which prints `out` and ends with `code`."""
     done = subprocess.CompletedProcess([], code, out, err)
     calls = []
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: calls.append((a, k)) or done)
@@ -553,7 +553,7 @@ def test_long_text_wraps_beside_the_name(monkeypatch):
 
 
 def test_this_machine(tmp_path):
-    """From another folder, as a user would: the real facts, and a real compile."""
+    """It is started from another folder, as a user would, and compiles a real kernel."""
     environ = os.environ | {"PYTHONPATH": str(REPO), "HTILE_CACHE_DIR": str(tmp_path)}
     run = subprocess.run(
         [sys.executable, "-m", "htile", "doctor", "--json"], cwd=tmp_path, env=environ,

@@ -112,6 +112,7 @@ SECTIONS = (
         (
             traced("A torch function", "return torch.cumsum(x, -1)", kind="UnsupportedError"),
             traced("A method", "return x.topk(3)", kind="UnsupportedError"),
+            traced("A name that is misspelt", "return x.sofmax(-1)", kind="UnsupportedError"),
             traced("An arg-reduction", "return x.argmax()", kind="UnsupportedError"),
             traced("Part of a row", "return x[1:]", kind="UnsupportedError"),
             traced("A product of matrices", "return x @ x", kind="UnsupportedError"),
@@ -122,7 +123,7 @@ SECTIONS = (
     ),
     Section(
         "A branch on data",
-        "The function runs once, for no row in particular, so Python can not decide by what a row "
+        "The function runs once, for no row in particular, so Python cannot decide by what a row "
         "holds. Compute both and choose with `torch.where`; arguments that Python may branch on "
         "are static: bool, int, str, None, or annotated `htile.Static`.",
         (
@@ -169,6 +170,11 @@ SECTIONS = (
                  + row("return x * weight"), "TraceError", "@htile.rowwise"),
             Case("A captured list", "powers = [1, 2]\n\n" + row("return x ** powers[1]"),
                  "TraceError", "@htile.rowwise"),
+            Case("What may change unseen", "import os\n\n"
+                 + row("return x * float(os.environ.get('SCALE', 1))"), "TraceError",
+                 "@htile.rowwise"),
+            traced("A tensor that an in-place operator may have changed",
+                   "y = x.float()\ny += 1\nreturn y * x", "return y * x"),
             traced("A tensor made inside", "return x * torch.ones(8)"),
             traced("Python's types", 'return x + "1"'),
         ),
@@ -180,6 +186,8 @@ SECTIONS = (
             traced("An axis that a row has not", "return x.sum(dim=1)", kind="ShapeError"),
             traced("`F.normalize`, whose default is axis 1", "return F.normalize(x)",
                    kind="ShapeError"),
+            traced("The leading dimensions", "b, n = x.shape\nreturn x / n", "b, n = x.shape",
+                   "ShapeError"),
             traced("A shape that is not the row's", "return F.layer_norm(x, (4,))",
                    kind="ShapeError"),
         ),
@@ -203,7 +211,7 @@ SECTIONS = (
                    "x, s: htile.Scalar"),
             called("Rows without elements", "f(torch.ones(4, 0))", "ShapeError"),
             called("No row", "f(2.0)"),
-            called("Two tensors of one dimension", "f(x[0], x[1])", parameters="x, y"),
+            called("Vectors of two dtypes", "f(x[0], x[1].half())", parameters="x, y"),
         ),
     ),
     Section(
@@ -229,6 +237,9 @@ SECTIONS = (
             called("A static list", "f(x, [1, 2])", parameters="x, s: htile.Static"),
             called("A static tensor", "f(x, torch.ones(8))", parameters="x, s: htile.Static"),
             called("An object that may change", "f(x, object())", parameters="x, s: htile.Static"),
+            Case("A method of an ordinary object", "class Norm:\n    def __init__(self, eps):\n"
+                 "        self.eps = eps\n\n    @htile.rowwise\n    def plain(self, x):\n"
+                 "        return x / (x.max() + self.eps)\n\nNorm(1e-6).plain(x)", "ArgumentError"),
             called("A number of more than 64 bits", "f(x, 2**70)", parameters="x, s: float"),
             Case("`*args`", "@htile.rowwise\ndef f(*rows):\n    return rows[0]", "UnsupportedError",
                  "@htile.rowwise"),

@@ -14,7 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import htile
 from htile.errors import ArgumentError, CompileError, GradientError
 from htile.frontend.graph import Role
+from htile.run import launch as launching
 from htile.run import rowwise as jit
+from htile.run import specialize
 from htile.testing import assert_close, oracle
 from tests.lower.cases import BF16, EXAMPLES, F16, F32
 
@@ -59,7 +61,7 @@ def test_leading_dimensions(lead):
 
 @pytest.mark.parametrize("n", [1, 5])
 def test_one_value_a_row_has_an_element_at_every_n(n):
-    """At N = 1 an argument of shape (M, 1) is a row."""
+    """At N = 1 an argument of shape (M, 1) counts as a row."""
 
     @htile.rowwise
     def f(x, t):
@@ -168,15 +170,15 @@ def test_arguments_that_do_not_fit(args, kwargs, message):
 
 @pytest.fixture
 def traced(monkeypatch):
-    """The static values of each trace that is made."""
+    """A list that gets the static values of each trace that is made."""
     statics = []
 
     def trace(fn, specs, n, *rest):
         statics.append(tuple(s.value for s in specs if s.role is Role.STATIC))
         return original(fn, specs, n, *rest)
 
-    original = jit.trace
-    monkeypatch.setattr(jit, "trace", trace)
+    original = specialize.trace
+    monkeypatch.setattr(specialize, "trace", trace)
     return statics
 
 
@@ -353,7 +355,7 @@ def test_an_architecture_that_is_no_text_is_unknown():
 
 
 def test_torch_compile_breaks_its_graph_once():
-    """DESIGN.md section 7; with fullgraph=True torch's message names what is not supported."""
+    """With fullgraph=True torch's message gives HTile's reason, and asks for no report."""
     softmax, _ = EXAMPLES["softmax"]
 
     def f(x):
@@ -365,9 +367,27 @@ def test_torch_compile_breaks_its_graph_once():
     assert torch.equal(torch.compile(f, backend="eager")(x), f(x))
     assert torch.equal(torch.compile(softmax, backend="eager")(x), softmax(x))
     torch._dynamo.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="rowwise_is_not_supported_by"):
+    with pytest.raises(torch._dynamo.exc.Unsupported) as caught:
         torch.compile(f, backend="eager", fullgraph=True)(x)
+    said = str(caught.value)
+    assert "HTile does not support torch.compile yet" in said and "without fullgraph=True" in said
+    assert "file an issue" not in said
     torch._dynamo.reset()
+
+
+def test_fake_tensors_are_refused_with_what_to_do():
+    """The advice for other subclasses, `as_subclass`, would be wrong for them."""
+    softmax, _ = EXAMPLES["softmax"]
+    mode, x = FakeTensorMode(), torch.randn(4, 8)
+    fake = mode.from_tensor(x)
+    advice = r"torch\.export, are not supported yet.* meta tensors to softmax\.inspect"
+    for use in (softmax, softmax.inspect, softmax.compile, lambda f: softmax(x, out=f)):
+        with pytest.raises(htile.UnsupportedError, match=f"is a FakeTensor; .*{advice}"):
+            use(fake)
+    for use in (softmax, softmax.inspect):
+        with mode, pytest.raises(htile.UnsupportedError, match=f"FakeTensorMode; .*{advice}"):
+            use(x)
+    torch.testing.assert_close(softmax(x), torch.softmax(x, -1))
 
 
 def test_meta_tensors_and_real_ones_give_one_kernel():
@@ -451,7 +471,7 @@ def test_inputs_are_left_alone_and_outputs_are_new():
 
 
 def test_oracle_and_reference_share_no_code():
-    """A reference that is wrong is found: the oracle runs the user's function."""
+    """A wrong reference is found out, because the oracle runs the user's own function."""
     f = htile.rowwise(lambda x: torch.exp(x))
     x = torch.randn(2, 8)
     with pytest.raises(AssertionError, match="times the bound"):
@@ -464,17 +484,17 @@ def test_oracle_and_reference_share_no_code():
 
 @pytest.fixture
 def prepared(monkeypatch):
-    """Let calls take the way of CUDA tensors, up to the launch; the list of preparations."""
+    """Calls go the way of CUDA tensors up to the launch; the list gets what is prepared."""
     calls = []
 
-    def prepare(self, call, values, outs, aliases, device):
-        calls.append(values)
+    def prepare(request, device, known):
+        calls.append(request.values)
         return "launch"
 
     monkeypatch.setattr(jit, "device_of", lambda signature, values: torch.device("cuda"))
-    monkeypatch.setattr(jit.Rowwise, "_prepare", prepare)
-    monkeypatch.setattr(jit, "_run", lambda launch, values, outs: launch)
-    monkeypatch.setattr(jit.Rowwise, "_add_shortcut", lambda *arguments: None)
+    monkeypatch.setattr(jit, "prepare", prepare)
+    monkeypatch.setattr(jit, "run", lambda launch, values, outs: launch)
+    monkeypatch.setattr(jit.Rowwise, "_add_shortcuts", lambda *arguments: None)
     return calls
 
 
@@ -563,7 +583,7 @@ def test_launches_that_are_remembered_are_bounded(prepared, monkeypatch):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A GPU that runs nothing: `loaded` texts of kernels, `launches`, `device`, `capturing`."""
+    """A pretended GPU that runs nothing and notes what is loaded and launched."""
     pretended = SimpleNamespace(
         loaded=[], launches=[], device=torch.device("cuda", 0), capturing=False
     )
@@ -578,9 +598,9 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: pretended.capturing)
     monkeypatch.setattr(jit, "device_of", lambda signature, values: pretended.device)
-    monkeypatch.setattr(jit.Kernel, "artifact", property(lambda kernel: kernel.source))
-    monkeypatch.setattr(jit, "load", load)
-    monkeypatch.setattr(jit, "_run", run)
+    monkeypatch.setattr(launching.Kernel, "artifact", property(lambda kernel: kernel.source))
+    monkeypatch.setattr(launching, "load", load)
+    monkeypatch.setattr(jit, "run", run)
     monkeypatch.setattr(jit, "shortcut", lambda *arguments: None)
     return pretended
 
@@ -596,17 +616,17 @@ def inside_fake(call):
 
 @pytest.mark.parametrize("inside", [inside_grad, inside_fake])
 def test_outputs_without_memory_are_no_outputs(inside):
-    """Where torch makes wrapped or fake tensors, the kernel would be given them."""
+    """Where torch makes wrapped or fake tensors, a kernel must not be given them."""
     launched = []
     structure = torch.utils._pytree.tree_structure(0)
     outputs = (((4, 64), torch.float32),)
     cpu = torch.device("cpu")
-    launch = jit.Launch(lambda *given: launched.append(given), "", ((0, False),), outputs,
+    launch = launching.Launch(lambda *given: launched.append(given), "", ((0, False),), outputs,
                         structure, cpu, True)  # fmt: skip
     x = torch.zeros(4, 64)
-    assert type(jit._run(launch, (x,), ())) is torch.Tensor and len(launched) == 1
+    assert type(launching.run(launch, (x,))) is torch.Tensor and len(launched) == 1
     with pytest.raises(htile.UnsupportedError, match="call a rowwise function outside"):
-        inside(lambda: jit._run(launch, (x,), ()))
+        inside(lambda: launching.run(launch, (x,)))
     assert len(launched) == 1
 
 
@@ -645,7 +665,7 @@ def test_a_capture_compiles_and_loads_nothing(gpu):
 
 
 def test_names_of_a_hundred_characters(tmp_path):
-    """They make lines of the kernel too long, and break nothing."""
+    """Long names make long lines in the kernel, and break nothing."""
     name = "n" * 99
     code = f"""
 def {name}0({name}1, {name}2: float, {name}3: htile.PerRow):

@@ -7,14 +7,17 @@ from collections import namedtuple
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
+import htile
 from htile.frontend.graph import Builder, Output, Role
 from htile.frontend.ops import COMPARISONS, REDUCTIONS, Op, Value, Varies, compute_dtype
 from htile.frontend.reference import EVALUATE, evaluate
 
 N = 6
-F32, BF16, I32, I64, BOOL = torch.float32, torch.bfloat16, torch.int32, torch.int64, torch.bool
+F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
+I32, I64, BOOL = torch.int32, torch.int64, torch.bool
 ROW, SHARED, SCALAR = Varies.ROW, Varies.SHARED, Varies.SCALAR
 EDGES = (0.0, -0.0, math.inf, -math.inf, math.nan)
 
@@ -78,8 +81,23 @@ FLOATING = (
     *(Op.SQRT, Op.RSQRT, Op.EXP, Op.EXP2, Op.EXPM1, Op.LOG, Op.LOG2, Op.LOG10, Op.LOG1P, Op.SIN),
     *(Op.COS, Op.TANH, Op.SIGMOID, Op.ERF, Op.FLOOR, Op.CEIL, Op.ROUND, Op.TRUNC),
 )
+
+
+def one_by_one(function):
+    """torch computes elements that are neighbours with other bits; these have none."""
+
+    def apply(*values):
+        values = torch.broadcast_tensors(*values)
+        elements = zip(*(v.flatten() for v in values), strict=True)
+        results = [function(*each) for each in elements]
+        return torch.stack(results).reshape(values[0].shape) if results else values[0]
+
+    return apply
+
+
 UNARY = {
     **{op: (getattr(torch, op.value), (F32,)) for op in FLOATING},
+    Op.EXP2: (one_by_one(torch.exp2), (F32,)),
     Op.NEG: (torch.neg, (F32, I32, I64)),
     Op.ABS: (torch.abs, (F32, I32, I64)),
     Op.SIGN: (torch.sign, (F32, I32, I64)),
@@ -92,8 +110,8 @@ BINARY = {
     Op.MUL: (torch.mul, NUMBERS),
     Op.DIV: (torch.div, (F32,)),
     Op.FLOORDIV: (torch.floor_divide, NUMBERS),
-    Op.MOD: (torch.remainder, NUMBERS),
-    Op.POW: (torch.pow, (F32,)),
+    Op.MOD: (one_by_one(torch.remainder), NUMBERS),
+    Op.POW: (one_by_one(torch.pow), (F32,)),
     Op.MAXIMUM: (torch.maximum, NUMBERS),
     Op.MINIMUM: (torch.minimum, NUMBERS),
     **{op: (getattr(torch, op.value), (*NUMBERS, BOOL)) for op in Op if op in COMPARISONS},
@@ -101,9 +119,20 @@ BINARY = {
     Op.OR: (torch.logical_or, (BOOL,)),
     Op.XOR: (torch.logical_xor, (BOOL,)),
 }
+
+
+def total(x):
+    """The sum of each row, rounded once."""
+    return x.sum(-1, dtype=F64 if x.is_floating_point() else x.dtype).to(x.dtype)
+
+
+def product(x):
+    return x.prod(-1, dtype=F64 if x.is_floating_point() else x.dtype).to(x.dtype)
+
+
 REDUCE = {
-    Op.SUM: (lambda x: x.sum(-1, dtype=x.dtype), NUMBERS),
-    Op.PROD: (lambda x: x.prod(-1, dtype=x.dtype), NUMBERS),
+    Op.SUM: (total, NUMBERS),
+    Op.PROD: (product, NUMBERS),
     Op.MAX: (lambda x: x.amax(-1), NUMBERS),
     Op.MIN: (lambda x: x.amin(-1), NUMBERS),
     Op.ANY: (lambda x: x.any(-1), (BOOL,)),
@@ -257,9 +286,9 @@ def test_outputs_are_expanded_to_the_leading_shape():
     w = b.input("w", Role.COLUMN)
     graph = b.graph([w, b.add(Op.SUM, [w]), b.const(2, I64)])
     w = torch.randn(N)
-    row, total, two = evaluate(graph, {"x": torch.randn(2, 3, N), "w": w})
+    row, summed, two = evaluate(graph, {"x": torch.randn(2, 3, N), "w": w})
     equal(row, w.expand(2, 3, N).contiguous())
-    equal(total, w.sum().expand(2, 3).contiguous())
+    equal(summed, total(w).expand(2, 3).contiguous())
     equal(two, torch.full((2, 3), 2))
 
 
@@ -311,7 +340,7 @@ def test_structures():
         x = b.input("x")
         graph = b.graph(make(b.add(Op.NEG, [x]), b.add(Op.SUM, [x])))
         x = torch.randn(5, N)
-        got, expected = evaluate(graph, {"x": x}), make(-x, x.sum(-1))
+        got, expected = evaluate(graph, {"x": x}), make(-x, total(x))
         assert type(got) is type(expected)
         assert pytree.tree_structure(got) == pytree.tree_structure(expected)
         for a, e in zip(pytree.tree_leaves(got), pytree.tree_leaves(expected), strict=True):
@@ -328,3 +357,81 @@ def test_softmax_of_a_normalized_row():
     x = torch.randn(7, N, dtype=torch.float64)
     expected = torch.softmax(x / x.norm(dim=-1, keepdim=True), -1)
     torch.testing.assert_close(evaluate(graph, {"x": x}, torch.float64), expected)
+
+
+# ----------------------------------------------------------------- a row's bits, constant rows
+
+
+def same_bits(a, b):
+    bits = {2: torch.int16, 4: torch.int32}[a.element_size()]
+    return torch.equal(a.contiguous().view(bits), b.contiguous().view(bits))
+
+
+ROWS = {
+    **{op.value: getattr(torch, op.value) for op in FLOATING},
+    "power": lambda x: (x.abs() ** 1.7, x ** x.abs().max(), 1.3**x, 2**x),
+    "modulo": lambda x: (x % 0.7, x // 0.3, 5.0 % x, x % x.max()),
+    "larger": lambda x: (x.clamp(-1, 1), x.clamp(min=0.0), x.clamp(max=-0.0), x.max(), x.min()),
+    "sums": lambda x: (x.sum(), x.mean(), x.prod(), (x * x).sum(), x.var()),
+    "softmax": lambda x: (x.softmax(-1), x.log_softmax(-1), x.logsumexp(-1)),
+    "norms": lambda x: (F.layer_norm(x, x.shape), F.rms_norm(x, x.shape), F.normalize(x, dim=-1)),
+    "activations": lambda x: (F.silu(x), F.gelu(x), F.mish(x), F.elu(x), F.softplus(x)),
+}
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("shape", [(19, 1003), (3, 40000)], ids=str)
+@pytest.mark.parametrize("name", ROWS)
+def test_bits_depend_on_the_row_alone(name, shape, threads):
+    """Neither on the layout, nor on the other rows, nor on the number of threads."""
+    body = ROWS[name]
+    f = htile.rowwise(lambda x: body(x))
+    m, n = shape
+    x = torch.randn(m, n, generator=torch.Generator().manual_seed(0))
+    special = torch.tensor([0.0, -0.0, 1.0, -1.0, 1e-40, 88.0, -104.0, 127.5])
+    x[:, ::7] = special[torch.randint(len(special), x[:, ::7].shape)]
+    x[1], x[2, ::2], x[2, 1::2] = x[1].clamp(max=-0.0), 0.0, -0.0
+    threads(1)
+    expected = pytree.tree_leaves(f(x))
+    wide = torch.empty(m, 2 * n)
+    wide[:, ::2] = x
+    for k in (1, 2, 5):
+        threads(k)
+        for given, rows in (
+            (x, slice(None)),
+            (x.t().contiguous().t(), slice(None)),
+            (wide[:, ::2], slice(None)),
+            (x.repeat(9, 1), slice(-m, None)),
+            (x.flip(0), range(m - 1, -1, -1)),
+            (torch.cat([torch.ones(3), x.flatten()])[3:].view(m, n), slice(None)),
+        ):
+            for result, want in zip(pytree.tree_leaves(f(given)), expected, strict=True):
+                assert same_bits(result[rows], want)
+        for row in range(m):
+            for result, want in zip(pytree.tree_leaves(f(x[row])), expected, strict=True):
+                assert same_bits(result, want[row])
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 8, 9, 100, 1000, 12289, 70001])
+@pytest.mark.parametrize("value", [1e6, 123.456, 0.1, -3.3e-20, 1e36, 16777215.0])
+def test_a_constant_row_has_its_mean_and_no_variance(n, value):
+    f = htile.rowwise(lambda x: (x.mean(), x.mean(-1, keepdim=True), x.var(unbiased=False),
+                                 F.layer_norm(x, x.shape), x.sum() / x.shape[-1]))  # fmt: skip
+    x = torch.full((2, n), value)
+    mean, kept, variance, normed, quotient = f(x)
+    assert torch.equal(mean, x[:, 0]) and torch.equal(kept[:, 0], mean)
+    assert torch.equal(quotient, mean)
+    assert not variance.any() and not normed.any()
+
+
+def test_only_three_additions_of_a_sum_round_in_float32():
+    x = torch.randn(4, 100001, generator=torch.Generator().manual_seed(0)) * 1e3
+    got, exact = htile.rowwise(lambda x: x.sum())(x).double(), x.double().sum(-1)
+    bound = 3 * 2.0**-24 * x.double().abs().sum(-1) + 2.0**-24 * exact.abs()
+    assert ((got - exact).abs() <= bound).all()

@@ -1,4 +1,4 @@
-"""What `inspect` returns, as a page and as files."""
+"""What `inspect` returns: a page to read, and files."""
 
 import json
 import os
@@ -36,10 +36,10 @@ def test_the_graph_reads_like_the_function():
 def test_the_plan_reads_like_a_kernel():
     text = str(example_kernel("softmax", 4096).plan)
     assert text.startswith("plan softmax, N = 4096, sm_90a\n")
-    order = ["numerics", "placement", "8192 bytes read and 8192 written a row", "load     row x",
-             "reduce   stage 1: %1 = MAX of %0, slot 0", "compute  %3 = exp %2 (bounded)",
-             "reduce   stage 2: %4 = ADD of %3, slot 1", "store    out (bf16) <- %5",
-             "across barriers: %0 registers, %3 registers"]  # fmt: skip
+    order = ["numerics", "placement", "8192 bytes read and 8192 written a row", "load      row x",
+             "reduce    stage 1: max0 = max of x, slot 0", "compute   exp0 = exp_bounded(sub0)",
+             "reduce    stage 2: sum0 = sum of exp0, slot 1", "store     out (bf16) = div0",
+             "across exchanges: x in registers, exp0 in registers"]  # fmt: skip
     places = [text.index(part) for part in order]
     assert places == sorted(places)
 
@@ -56,6 +56,19 @@ def test_resources_say_what_a_block_uses():
     assert str(used).startswith(f"{used.registers} registers and 0 bytes of stack a thread, ")
     assert f"{used.threads} threads, {used.dynamic_shared} bytes of shared memory" in str(used)
     assert kernel.resources is used, "compiled once"
+
+
+def test_rows_that_are_copied_first_are_named(tmp_path):
+    """The page and the files name them, and say nothing where nothing is copied."""
+    norm, _ = EXAMPLES["rmsnorm_residual"]
+    x, w = torch.empty(64, 8).t(), torch.empty(128)[::2]
+    kernel = norm.inspect(x, w, torch.empty(8, 64))
+    assert kernel.copied == {"x", "weight"}
+    said = [line for line in str(kernel).splitlines() if line.startswith("  copied ")]
+    assert [line.split()[1] for line in said] == ["weight", "x"]
+    assert all(line.endswith("the elements of its rows are apart in memory") for line in said)
+    assert "\n".join(said) in (kernel.save(tmp_path) / "plan.txt").read_text()
+    assert "  copied " not in str(norm.inspect(torch.empty(8, 64), w[:64].clone(), x.contiguous()))
 
 
 def test_repr_is_one_line():

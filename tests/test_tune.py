@@ -1,4 +1,4 @@
-"""The search for faster plans, with canned times on a GPU that is pretended; what is kept of it."""
+"""The search for faster plans, with made-up times of a pretended GPU, and what is kept of it."""
 
 import json
 import os
@@ -6,7 +6,6 @@ import random
 import re
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,11 @@ from htile.errors import ArgumentError, LoweringError
 from htile.lower import choose, enumerate_plans
 from htile.lower.choice import closest_first
 from htile.lower.emit import emit
+from htile.run import launch as launching
 from htile.run import rowwise as jit
 from htile.tune import search as tuning
 from htile.tune.statistics import Estimate
+from tests.requests import request_of
 
 REPO = Path(__file__).parents[1]
 CUDA = torch.device("cuda", 0)
@@ -42,7 +43,7 @@ def rows(m=2048, n=4096, dtype=torch.bfloat16):
 
 
 class Machine:
-    """A GPU that runs nothing; `costs` has the microseconds of kernels, by text, 100 of others."""
+    """A pretended GPU; `costs` has the microseconds of kernels by text, and others take 100."""
 
     def __init__(self, monkeypatch, name="GPU X"):
         self.costs, self.built, self.name, self.measured = {}, [], name, 0
@@ -51,9 +52,9 @@ class Machine:
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: self.name)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         monkeypatch.setattr(jit, "device_of", lambda signature, values: CUDA)
-        monkeypatch.setattr(jit.Kernel, "artifact", property(lambda kernel: kernel.source))
-        monkeypatch.setattr(jit, "load", self.load)
-        monkeypatch.setattr(jit, "_run", lambda launch, values, outs: launch.kernel())
+        monkeypatch.setattr(launching.Kernel, "artifact", property(lambda kernel: kernel.source))
+        monkeypatch.setattr(launching, "load", self.load)
+        monkeypatch.setattr(jit, "run", lambda launch, values, outs=(): launch.kernel())
         monkeypatch.setattr(tuning, "time_on", self.time)
 
     def load(self, source):
@@ -73,29 +74,22 @@ class Machine:
 def machine(monkeypatch, tmp_path):
     monkeypatch.setenv("HTILE_CACHE_DIR", str(tmp_path / "cache"))
     for f in (softmax, norm):
-        f._launches.clear()
-        f._shortcuts = ()
+        f._forget()
     yield Machine(monkeypatch)
     for f in (softmax, norm):
-        f._launches.clear()
-        f._shortcuts = ()
+        f._forget()
 
 
 def plans(f, *args):
-    """(the plans that calls may run, best first, the default's numerics)."""
+    """The plans that calls may run, the best one first, and the numerics of the default."""
     plan = f.inspect(*args, arch="sm_80").plan  # no tuned one: another architecture's
-    target = jit.Rowwise._target(f, *_called(f, args), (), (), jit.arch_named("sm_90a"))[0]
+    target = request_of(f, args).target(jit.arch_named("sm_90a"))
     found = closest_first(enumerate_plans(plan.graph, target))
     return found, choose(found).numerics
 
 
-def _called(f, args):
-    values = f._signature.bind(args, {})
-    return jit.classify(f._signature, values), values
-
-
 def others(f, *args, numerics=False):
-    """The plans that are not the default, with or without its numerics."""
+    """The plans that are not the default: those of its numerics, or those of others."""
     found, default = plans(f, *args)
     return [p for p in found[1:] if (p.numerics != default) == numerics]
 
@@ -128,7 +122,7 @@ def test_other_numerics_are_tried_on_request_only(machine, numerics):
 
 
 def canned(costs):
-    """Times by the plan, which is its own launch; `costs` by plan, else 100; may hang on rounds."""
+    """A measure by made-up costs: a number for each plan or a function of the rounds, else 100."""
     noise = random.Random(0)
 
     def measure(contenders, rounds):
@@ -166,7 +160,7 @@ def test_what_is_faster_within_the_noise_does_not_win():
 
 
 def test_what_was_faster_once_does_not_win():
-    """The winner is timed again, longer; where it was luck, the next best is."""
+    """The winner is timed again, for longer; if it was lucky, the next best one is."""
     found, _ = plans(softmax, rows())
     lucky = lambda rounds: 70.0 if rounds == tuning.ROUNDS else 101.0  # noqa: E731
     assert search(found, [(found[3], lucky)]).plan is found[0]
@@ -280,7 +274,7 @@ def test_the_users_lines_and_name_do_not_count(machine):
 
 
 def test_numerics_are_kept_for_every_batch_and_alignment(machine):
-    """A row's bits depend on nothing but the row, after tuning too."""
+    """A row's bits depend on nothing but the row, even after tuning."""
     best = others(softmax, rows(), numerics=True)[3]
     tuned = tune_to(machine, softmax, best, rows(), numerics=True)
     assert "bits differ" in str(tuned)
@@ -303,7 +297,7 @@ def test_numerics_are_kept_for_every_batch_and_alignment(machine):
 
 
 def test_a_placement_alone_brings_no_numerics(machine):
-    """Where the file of the numerics is gone, that of the plan does not change bits."""
+    """If the file of the numerics is gone, the file of the plan changes no bits."""
     best = others(softmax, rows(), numerics=True)[0]
     tuned = tune_to(machine, softmax, best, rows(), numerics=True)
     for path in tuned.file.parent.iterdir():
@@ -328,6 +322,7 @@ def test_a_function_with_a_plan_is_tuned_within_it(machine):
 
 
 @pytest.mark.parametrize("content", [
+    "pipe",
     b"", b"{", b"\xff\xfe", b"null", b"[]", b"[" * 10000, b'{"key": 1}', b'{"plan": {}}', "half",
     "foreign", "gone", "list",
 ])  # fmt: skip
@@ -344,8 +339,13 @@ def test_what_is_torn_or_foreign_or_no_plan_any_more_is_ignored(machine, content
         content = json.dumps(said | {"plan": said["plan"] | {"num_threads": 96}}).encode()
     elif content == "list":
         content = json.dumps(said | {"plan": [1]}).encode()
-    tuned.file.write_bytes(content)
+    if content == "pipe":  # that nobody writes to
+        tuned.file.unlink()
+        os.mkfifo(tuned.file)
+    else:
+        tuned.file.write_bytes(content)
     assert same(softmax.inspect(rows()).plan, found[0])
+    tuned.file.unlink()
     tuned.file.write_bytes(whole)
     assert not same(softmax.inspect(rows()).plan, found[0])
 
@@ -353,7 +353,7 @@ def test_what_is_torn_or_foreign_or_no_plan_any_more_is_ignored(machine, content
 def test_the_file_says_what_it_is_for(machine):
     tuned = tune_to(machine, softmax, others(softmax, rows())[0], rows())
     said = json.loads(tuned.file.read_text())
-    assert said["plan"] == asdict(tuned.plan.numerics) | asdict(tuned.plan.placement)
+    assert said["plan"] == tuned.plan.properties()
     assert said["for"]["gpu"] == "GPU X" and said["for"]["target"]["arch"]["name"] == "sm_90a"
     assert [p.suffix for p in tuned.file.parent.iterdir()] == [".json"], "nothing unfinished"
 
@@ -400,7 +400,7 @@ def test_the_result_in_words(machine):
 
 
 class Terminal:
-    """What is written to a terminal."""
+    """A terminal that keeps what is written to it."""
 
     encoding = "utf-8"
 

@@ -1,4 +1,4 @@
-"""A first call whose kernel is on disk: what a fresh process imports and does on its way."""
+"""A first call whose kernel is on disk: what a fresh process imports and compiles for it."""
 
 import json
 import os

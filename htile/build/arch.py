@@ -14,15 +14,20 @@ from ..errors import CompileError
 class Arch:
     """One GPU architecture; `name` is the compiler's (`sm_90a`).
 
-    dependent_launch: a kernel's thread blocks may start while the kernel before on the stream ends;
-        they wait for its end before they touch memory (section "Programmatic Dependent Launch").
+    shared_bytes: shared memory that a thread block may use.
+    max_cluster: thread blocks of a cluster.
+    max_threads: threads of a thread block.
+    registers: 32-bit registers of a multiprocessor, which one thread block may use all of.
+    dependent_launch: whether a kernel's thread blocks may start while the kernel before on the
+        stream ends; they wait for its end before they touch memory (section "Programmatic
+        Dependent Launch").
     """
 
     name: str
     shared_bytes: int
     max_cluster: int
     max_threads: int = 1024
-    registers: int = 65536  # 32-bit, of a multiprocessor, so of a thread block at most
+    registers: int = 65536
     dependent_launch: bool = True
 
 
@@ -43,20 +48,22 @@ DEFAULT = ARCHS[9, 0]
 
 
 def arch_of_capability(capability: tuple[int, int]) -> Arch:
-    """The architecture of a device's compute capability. Raises CompileError if it is not known."""
+    """The architecture of a device's compute capability. Raises CompileError if it is unknown."""
     if capability not in ARCHS:
-        known = ", ".join(a.name for a in ARCHS.values())
         major, minor = capability
         raise CompileError(
-            f"GPUs of compute capability {major}.{minor} are not supported; HTile knows {known}"
+            f"GPUs of compute capability {major}.{minor} are not supported; HTile knows {_known()}"
         )
     return ARCHS[capability]
 
 
 def arch_named(name: str) -> Arch:
-    """The architecture of this name (`sm_90` and `sm_90a` are one). Raises CompileError."""
+    """The architecture of this name; `sm_90` means `sm_90a`. Raises CompileError for others."""
     for arch in ARCHS.values():
-        if arch.name.rstrip("a") == str(name).rstrip("a"):
+        if name in (arch.name, arch.name.removesuffix("a")):
             return arch
-    known = ", ".join(a.name for a in ARCHS.values())
-    raise CompileError(f"unknown architecture {name!r}; HTile knows {known}")
+    raise CompileError(f"unknown architecture {name!r}; HTile knows {_known()}")
+
+
+def _known() -> str:
+    return ", ".join(arch.name for arch in ARCHS.values())

@@ -1,7 +1,7 @@
 """A compiled kernel as a value, and how it becomes a function without importing `cutlass`.
 
-What the emitted host function calls is in two libraries: tvm-ffi's, and the runtime of CuTe-DSL,
-which stands by itself. Neither needs a GPU to be loaded.
+The emitted host function calls two libraries: tvm-ffi's, and the runtime of CuTe-DSL, which stands
+by itself. Neither needs a GPU to be loaded.
 """
 
 from __future__ import annotations
@@ -22,13 +22,21 @@ from .cubin import Resources
 
 ENTRY = "htile"  # the name of the host function in every object
 RUNTIME = "libcute_dsl_runtime.so"
+LEVEL = 3  # the optimization level of ptxas, unless another spills fewer registers
 
 
 @dataclass(frozen=True)
 class Artifact:
     """One compiled kernel: its object, what it was made from, and what it uses.
 
-    object: relocatable. shared: the same as a shared library; None where no linker was.
+    source: the text that was compiled, with `blocks` as below.
+    function: the name of the host function in the source.
+    object: the relocatable object. shared: the same as a shared library; None without a linker.
+    blocks: thread blocks of a multiprocessor that registers leave room for, as the kernel was
+        compiled; fewer than the plan asked for where registers would have been spilled, and 0 where
+        the compiler decided.
+    level: the optimization level of ptxas.
+    seconds: how long this process compiled it; None where the disk cache had it.
     """
 
     source: str
@@ -39,15 +47,31 @@ class Artifact:
     ptx: str = field(repr=False)
     cubin: bytes = field(repr=False)
     resources: Resources
+    blocks: int = 0
+    level: int = LEVEL
+    seconds: float | None = field(default=None, compare=False)
+
+
+def as_compiled(source: str, blocks: int, level: int) -> str:
+    """The text `source` with the line of its thread blocks as the kernel was compiled."""
+
+    def line(asked: re.Match) -> str:
+        if int(asked[1]) != blocks:
+            return f"blocks = {blocks}  # of an SM; {asked[1]} would spill registers"
+        if level != LEVEL:
+            return f"blocks = {blocks}  # of an SM; ptxas -O{level}: -O{LEVEL} would spill"
+        return asked[0]
+
+    return re.sub(r"^blocks = (\d+)  #.*$", line, source, count=1, flags=re.MULTILINE)
 
 
 class LoadError(Exception):
-    """The kernel can not be loaded without `cutlass`; the text says why."""
+    """The kernel can not be loaded without `cutlass`; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The build of CuTe-DSL for one CUDA (`cu13`), and its runtime library."""
+    """The build of CuTe-DSL for one CUDA version, such as `cu13`, and its runtime library."""
 
     name: str
     runtime: Path
@@ -57,8 +81,8 @@ class Variant:
 def variant() -> Variant | None:
     """The variant that `import cutlass` would take; None where there is none.
 
-    That is the newest one installed that the driver supports, the newest of all without a driver.
-    CUTE_DSL_LIBS names other runtime libraries, as it does for CuTe-DSL.
+    That is the newest installed one that the driver supports, or without a driver the newest of
+    all. CUTE_DSL_LIBS names other runtime libraries, as it does for CuTe-DSL.
     """
     package = util.find_spec("nvidia_cutlass_dsl")
     found = {}
@@ -78,7 +102,7 @@ def variant() -> Variant | None:
 
 
 def _driver_major() -> int | None:
-    """The CUDA version that the driver supports, which initializes no CUDA; None without one."""
+    """The major CUDA version that the driver supports; None without one. CUDA stays unused."""
     number = ctypes.c_int(0)
     try:
         if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number)) != 0:
@@ -89,12 +113,12 @@ def _driver_major() -> int | None:
 
 
 def find_linker() -> str | None:
-    """The system's linker, GNU's or LLVM's; None where there is none."""
+    """The path of the system's linker, GNU's or LLVM's; None where there is none."""
     return shutil.which("ld") or shutil.which("ld.lld")
 
 
 def link(object_: bytes) -> bytes | None:
-    """The object as a shared library, by the system's linker; None where none does it."""
+    """The object as a shared library; None where no linker of the system makes one of it."""
     linker = find_linker()
     if linker is None:
         return None
@@ -107,9 +131,9 @@ def link(object_: bytes) -> bytes | None:
 
 
 def load(artifact: Artifact) -> Callable[..., None]:
-    """The host function: by the dynamic linker, else by apache-tvm-ffi-orcjit, if it is installed.
+    """The host function, loaded by the dynamic linker, or else by apache-tvm-ffi-orcjit.
 
-    Raises LoadError where neither does it.
+    Raises LoadError where neither can.
     """
     chosen = variant()
     if chosen is None:

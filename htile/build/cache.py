@@ -1,11 +1,11 @@
 """The disk cache: each compiled kernel in a file, named by all that its code depends on.
 
 A file is a zip archive (`kernel.py`, `.ptx`, `.cubin`, `.o`, `.so`, `.json`) whose comment is a
-digest of its name and of what is before. It appears whole or not at all, is checked whenever it is
+digest of its name and of its content. It appears whole or not at all, is checked whenever it is
 read, and is replaced where it does not fit. Its time of modification is that of its last use.
-The folder `tuned` in it holds what `tuned.py` keeps.
+The folder `tuned` in it holds the tuned plans that `tune/kept.py` writes.
 
-HTILE_CACHE_DIR names the folder; empty, it turns the cache off. HTILE_CACHE_SIZE is its bound.
+HTILE_CACHE_DIR names the folder; empty, it turns the cache off. HTILE_CACHE_SIZE bounds its size.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ import logging
 import os
 import platform
 import re
-import secrets
 import time
 import tokenize
-import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -31,23 +29,24 @@ from importlib import metadata
 from pathlib import Path
 
 from ..errors import ArgumentError
-from .artifact import Artifact, variant
+from .artifact import Artifact, as_compiled, variant
 from .cubin import Resources
+from .files import read_file, replace_file, without_waiting
 
 logger = logging.getLogger("htile.cache")
 
-FORMAT = 1
+FORMAT = 2
 DEFAULT_SIZE = "512M"
 TUNED = "tuned"  # the folder of tuned plans
 LOCK = "lock"  # the one file that is never removed: a byte of it is locked for each kernel
-LOCK_SECONDS = 300  # then a kernel is compiled twice rather than never
-LEFT_SECONDS = 600  # a file that is still being written after so long never will be
+LOCK_SECONDS = 300  # how long to wait for a lock; then a kernel is compiled twice, not never
+LEFT_SECONDS = 600  # a file that is still being written after so long was left by a killed process
 
 HTILE = Path(__file__).parents[1]
-# What is compiled into a kernel beside its own text, and what compiles it.
+# The files that are compiled into a kernel beside its own text, and those that compile it.
 PRIMITIVES = ("config.py", "dataflow.py", "utils.py", "compute/*.py", "copy/*.py", "types/*.py")
 COMPILER = ("build/compile.py", "build/artifact.py", "build/cubin.py")
-# Variables of CuTe-DSL that change no code; any other one may.
+# The variables of CuTe-DSL that change no code; any other one may.
 HARMLESS = {
     f"CUTE_DSL_{name}"
     for name in ("ARCH", "DUMP_DIR", "KEEP", "LIBS", "LOG_LEVEL", "LOG_TO_CONSOLE", "LOG_TO_FILE")
@@ -58,16 +57,19 @@ _ENTRY = re.compile(r"[0-9a-f]{64}\.zip")
 _TUNED = re.compile(r"[0-9a-f]{64}\.json")
 _UNFINISHED = re.compile(r"[0-9a-f]{64}\.[0-9a-f]+\.tmp")
 
-_COUNTS: Counter[str] = Counter()  # of this process
+_COUNTS: Counter[str] = Counter()  # what this process found ("hits") and compiled
 
 
 @dataclass(frozen=True, slots=True)
 class CacheInfo:
     """The disk cache, and what it did for this process.
 
-    folder: None if it is turned off. bytes and limit: what it holds and may hold. hits: kernels
-    that this process found there. compiled: kernels that it did not find and compiled. tuned:
-    files of tuned plans.
+    folder: where it is; None if it is turned off.
+    entries: how many compiled kernels it holds.
+    bytes, limit: the size of what it holds, and of what it may hold (0 if it is turned off).
+    hits: how many kernels this process found there.
+    compiled: how many kernels this process did not find there, and compiled.
+    tuned: how many files of tuned plans it holds.
     """
 
     folder: Path | None
@@ -81,7 +83,11 @@ class CacheInfo:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file of the cache. function and arch are None where it is torn or not HTile's."""
+    """One file of the cache.
+
+    used: when it was last used, in seconds since the epoch.
+    function, arch: what it holds; None where it is torn or not HTile's.
+    """
 
     path: Path
     bytes: int
@@ -93,7 +99,7 @@ class Entry:
 def cache_folder(
     environ: Mapping[str, str] | None = None, system: str | None = None
 ) -> Path | None:
-    """HTILE_CACHE_DIR, else `htile` in the user's cache folder; None if the cache is turned off."""
+    """HTILE_CACHE_DIR, or else `htile` in the user's cache folder; None if the cache is off."""
     environ = os.environ if environ is None else environ
     system = platform.system() if system is None else system
     given = environ.get("HTILE_CACHE_DIR")
@@ -112,7 +118,7 @@ def cache_folder(
 
 
 def cache_limit(environ: Mapping[str, str] | None = None) -> int:
-    """HTILE_CACHE_SIZE in bytes. Raises ArgumentError where it is no size."""
+    """HTILE_CACHE_SIZE in bytes. Raises ArgumentError where that is no size."""
     text = (os.environ if environ is None else environ).get("HTILE_CACHE_SIZE") or DEFAULT_SIZE
     size = re.fullmatch(r"(\d+)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if size is None:
@@ -122,11 +128,8 @@ def cache_limit(environ: Mapping[str, str] | None = None) -> int:
     return int(size.group(1)) * 1024 ** " KMGT".index(size.group(2).upper() or " ")
 
 
-# ------------------------------------------------------------------------------------------- keys
-
-
 def key_of(source: str, function: str, arch: str) -> str | None:
-    """What names a kernel's file; None where CuTe-DSL is not installed. 64 hexadecimal digits.
+    """The 64 hexadecimal digits that name a kernel's file; None where CuTe-DSL is not installed.
 
     Comments, which hold the user's lines, do not count.
     """
@@ -155,14 +158,14 @@ def key_of(source: str, function: str, arch: str) -> str | None:
 
 
 def _code(source: str) -> list[str]:
-    """The tokens without comments and empty lines."""
+    """The tokens of a text without comments and empty lines."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     return [t.string for t in tokens if t.type not in (tokenize.COMMENT, tokenize.NL)]
 
 
 @functools.cache
 def versions(variant: str) -> dict[str, str] | None:
-    """Those that a kernel hangs on; None where CuTe-DSL is not installed."""
+    """The versions that a kernel depends on; None where CuTe-DSL is not installed."""
     from .. import __version__
 
     names = ("nvidia-cutlass-dsl", f"nvidia-cutlass-dsl-libs-{variant}", "apache-tvm-ffi")
@@ -174,7 +177,7 @@ def versions(variant: str) -> dict[str, str] | None:
 
 @functools.cache
 def _own_text() -> str:
-    """The digest of the primitives and of what compiles."""
+    """A digest of the primitives' text, and of the text that compiles kernels."""
     digest = hashlib.sha256()
     for pattern in (*PRIMITIVES, *COMPILER):
         for path in sorted(HTILE.glob(pattern)):
@@ -184,7 +187,7 @@ def _own_text() -> str:
 
 
 def path_of(source: str, function: str, arch: str) -> Path | None:
-    """The file that keeps a kernel, there or not; None where none does."""
+    """The file that a kernel is kept in, whether it is there or not; None where none would be."""
     folder = cache_folder()
     key = None if folder is None else key_of(source, function, arch)
     return None if key is None else _file(folder, key)
@@ -194,18 +197,16 @@ def _file(folder: Path, key: str) -> Path:
     return folder / f"{key}.zip"
 
 
-# ------------------------------------------------------------------------------------ in and out
-
-
 def fetch(
     source: str, function: str, arch: str, compile: Callable[[str, str, str], Artifact]
 ) -> Artifact:
-    """The kernel from its file, else what `compile(source, function, arch)` returns, kept.
+    """The kernel from its file, or else what `compile(source, function, arch)` returns.
 
-    Of many processes that ask at once for the same kernel, one compiles it. What can not be read
-    is compiled again; what can not be kept costs a warning.
+    If many processes ask for a kernel at once, one compiles it and the others wait. A file that
+    can not be read is replaced; a kernel that can not be kept costs a warning. Raises ArgumentError
+    where a kernel is to be kept and HTILE_CACHE_SIZE is no size.
     """
-    folder, limit = cache_folder(), cache_limit()
+    folder = cache_folder()
     key = key_of(source, function, arch) if folder is not None else None
     if folder is None or key is None:
         _COUNTS["compiled"] += 1
@@ -215,18 +216,19 @@ def fetch(
         with _alone(folder, key):
             found = _read(folder, key)
             if found is None:
+                limit = cache_limit()  # before a second of work
                 artifact = compile(source, function, arch)
                 _COUNTS["compiled"] += 1
                 _write(folder, key, artifact)
                 _evict(folder, limit)
                 return artifact
     _COUNTS["hits"] += 1
-    return replace(found, source=source)  # the caller's comments
+    return replace(found, source=as_compiled(source, found.blocks, found.level))
 
 
-def keep(artifact: Artifact) -> None:
-    """Write the kernel, if the cache does not have it (any more)."""
-    path = path_of(artifact.source, artifact.function, artifact.arch)
+def keep(source: str, artifact: Artifact) -> None:
+    """Write the kernel that was built of this text, if the cache does not have it any more."""
+    path = path_of(source, artifact.function, artifact.arch)
     if path is not None and not path.exists():
         _write(path.parent, path.stem, artifact)
         _evict(path.parent, cache_limit())
@@ -236,7 +238,7 @@ def _read(folder: Path, key: str) -> Artifact | None:
     """The kernel of that key, marked as used; None where no whole file of it is there."""
     path = _file(folder, key)
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -252,35 +254,9 @@ def _read(folder: Path, key: str) -> Artifact | None:
 
 
 def _write(folder: Path, key: str, artifact: Artifact) -> None:
-    """Keep the kernel: all of its file at once, or with a warning nothing."""
+    """Keep the kernel: its whole file at once, or nothing and a warning."""
     what = "compiled kernels", "every process compiles again"
     replace_file(_file(folder, key), _pack(artifact, key), what)
-
-
-def replace_file(path: Path, content: bytes, what: tuple[str, str]) -> bool:
-    """Write a file, all of it at once, or with a warning nothing; whether it is there.
-
-    what: for the warning, what can not be kept, and what comes of it.
-    """
-    folder = path.parent
-    unfinished = folder / f"{path.stem}.{secrets.token_hex(8)}.tmp"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(unfinished, "xb") as file:
-            file.write(content)
-        os.replace(unfinished, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
-        warnings.warn(
-            f"{what[0]} can not be kept in {folder} ({error.strerror or error}), so that "
-            f"{what[1]}: make it a folder that can be written, or name another one with "
-            "HTILE_CACHE_DIR (empty: none)",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-        return False
-    return True
 
 
 def _pack(artifact: Artifact, key: str) -> bytes:
@@ -288,6 +264,8 @@ def _pack(artifact: Artifact, key: str) -> bytes:
         "function": artifact.function,
         "arch": artifact.arch,
         "resources": asdict(artifact.resources),
+        "blocks": artifact.blocks,
+        "level": artifact.level,
     }
     files = {
         "kernel.json": json.dumps(about, indent=1),
@@ -308,7 +286,7 @@ def _pack(artifact: Artifact, key: str) -> bytes:
 
 
 def _unpack(data: bytes, key: str) -> Artifact | None:
-    """The kernel in the content of a file; None where that is not what `_pack` made for the key."""
+    """The kernel in a file's content; None where `_pack` has not made that for the key."""
     if _digest(key, data[:-_DIGEST]) != data[-_DIGEST:]:
         return None
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -323,6 +301,7 @@ def _unpack(data: bytes, key: str) -> Artifact | None:
         ptx=files["kernel.ptx"].decode(),
         cubin=files["kernel.cubin"],
         resources=Resources(**about["resources"]),
+        **{name: about[name] for name in ("blocks", "level") if name in about},  # from format 2 on
     )
 
 
@@ -330,20 +309,18 @@ def _digest(key: str, content: bytes) -> bytes:
     return hashlib.sha256(key.encode() + content).hexdigest().encode()
 
 
-# --------------------------------------------------------------------------------- one among many
-
-
 @contextlib.contextmanager
 def _alone(folder: Path, key: str) -> Iterator[None]:
-    """Hold the kernel's lock among processes, which ends with the process however that ends.
+    """Hold the kernel's lock among processes; it ends with the process, however that ends.
 
-    A record lock of one byte at a place made from the key: forked children do not inherit it, and
-    nothing has to be removed. Where files can not be locked, it is done without.
+    It is a record lock of one byte at a place made from the key, which forked children do not
+    inherit and nobody has to remove. Where files can not be locked, there is none.
     """
     with contextlib.ExitStack() as held:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _wait(held.enter_context(open(folder / LOCK, "ab")), int(key[:15], 16))
+            file = held.enter_context(open(folder / LOCK, "ab", opener=without_waiting))
+            _wait(file, int(key[:15], 16))
         except OSError as error:
             logger.info("%s can not be locked: %s", folder, error)
         yield
@@ -356,18 +333,15 @@ def _wait(file: io.BufferedWriter, place: int) -> None:
     while True:
         try:
             return fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
-        except (BlockingIOError, PermissionError):  # by another process
+        except (BlockingIOError, PermissionError):  # another process has it
             if time.monotonic() - start > LOCK_SECONDS:
                 logger.warning("another process compiles this kernel for %d s", LOCK_SECONDS)
                 return None
         time.sleep(0.01)
 
 
-# ------------------------------------------------------------------------------ as a whole folder
-
-
 def _files(folder: Path, pattern: re.Pattern) -> list[Entry]:
-    """The files of a pattern, the one used last at the end; what vanishes meanwhile is left out."""
+    """The files of a pattern, the last used one at the end; those that vanish are left out."""
     found = []
     with contextlib.suppress(OSError), os.scandir(folder) as files:
         for file in files:
@@ -379,7 +353,7 @@ def _files(folder: Path, pattern: re.Pattern) -> list[Entry]:
 
 
 def _evict(folder: Path, limit: int) -> None:
-    """Remove what was used least recently, until the rest is within the limit."""
+    """Remove the files that were used least recently, until the rest is within the limit."""
     for left in _files(folder, _UNFINISHED):
         if time.time() - left.used > LEFT_SECONDS:
             _remove(left)
@@ -401,24 +375,31 @@ def _remove(entry: Entry) -> bool:
 
 
 def cache_info() -> CacheInfo:
-    """Where compiled kernels are kept, how many and how large, and what this process took."""
+    """Where compiled kernels are kept, how many and how large, and what this process took.
+
+        info = htile.cache_info()
+        print(f"{info.compiled} kernels compiled, {info.hits} found in {info.folder}")
+
+    Raises ArgumentError where the cache is on and HTILE_CACHE_SIZE is no size.
+    """
     folder = cache_folder()
     files = [] if folder is None else _files(folder, _ENTRY)
     size = sum(file.bytes for file in files)
     tuned = [] if folder is None else _files(folder / TUNED, _TUNED)
     hits, compiled = _COUNTS["hits"], _COUNTS["compiled"]
-    return CacheInfo(folder, len(files), size, cache_limit(), hits, compiled, len(tuned))
+    limit = 0 if folder is None else cache_limit()
+    return CacheInfo(folder, len(files), size, limit, hits, compiled, len(tuned))
 
 
 def entries() -> list[Entry]:
-    """The files of the cache, the one used last at the end."""
+    """The kernels' files in the cache, the last used one at the end."""
     folder = cache_folder()
     found = []
     for entry in [] if folder is None else _files(folder, _ENTRY):
         try:
-            artifact = _unpack(entry.path.read_bytes(), entry.path.stem)
+            artifact = _unpack(read_file(entry.path), entry.path.stem)
         except OSError:
-            if not os.path.lexists(entry.path):  # it was removed meanwhile
+            if not os.path.lexists(entry.path):  # it has been removed meanwhile
                 continue
             artifact = None
         if artifact is not None:
@@ -428,9 +409,10 @@ def entries() -> list[Entry]:
 
 
 def clear() -> int:
-    """Remove all kernels, tuned plans, and what was left behind; returns how many kernels it was.
+    """Remove all kernels, tuned plans and unfinished files; returns how many kernels there were.
 
-    Processes that run keep what they loaded. Raises OSError where a file can not be removed.
+    Running processes keep the kernels that they loaded. Raises OSError where a file can not be
+    removed.
     """
     folder = cache_folder()
     if folder is None:

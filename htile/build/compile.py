@@ -1,8 +1,7 @@
 """Compiles emitted source with CuTe-DSL, ahead of time, and loads the result as a function.
 
-The only module beside the primitives that imports `cutlass`, and only inside its functions: a
-kernel that the disk cache holds is loaded without it. No GPU is needed to build; loading needs none
-either, calling does.
+No other module beside the primitives imports `cutlass`, and this one imports it inside functions
+only: a kernel that the disk cache holds is loaded without it. Building and loading need no GPU.
 """
 
 from __future__ import annotations
@@ -19,23 +18,26 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 
 from ..errors import CompileError
 from . import artifact as loading
 from . import cache
-from .artifact import ENTRY, Artifact
+from .artifact import ENTRY, LEVEL, Artifact, as_compiled
 from .cubin import read_resources
+from .recent import Recent
 
 logger = logging.getLogger("htile.compile")
 
 # `cute.compile` keeps its state in one object of the process and is not thread-safe.
 _LOCK = threading.RLock()
-_ARTIFACTS: dict[tuple[str, str], Artifact] = {}
+# By (text, architecture). A kernel that was loaded stays: a CUDA graph that has captured it may
+# launch it again, and nobody would know.
+_ARTIFACTS: Recent[Artifact] = Recent(256)
 _LOADED: dict[tuple[str, str], Callable[..., None]] = {}
 
-
-# Machine -> the CPU and features that host code is compiled for: what all of them have. LLVM would
-# take what the one at hand has (AVX-512), and the object would die on another.
+# Machine -> the CPU and the features that host code is compiled for, which all such machines have.
+# LLVM would take what the one at hand has (AVX-512), and the object would die on another.
 _ANY_CPU = {"x86_64": ("x86-64", "+sse2"), "aarch64": ("generic", "+neon")}
 
 
@@ -55,26 +57,30 @@ def load_source(source: str) -> dict[str, object]:
 def build(source: str, function: str, arch: str) -> Artifact:
     """The host function `function` of `source`, compiled for `arch` (`sm_90a`).
 
-    Compiled once: in a process, and in all that share a disk cache. Raises CompileError where
-    CuTe-DSL is not installed or refuses the kernel.
+    A process compiles it once, and of all processes that share a disk cache one does. Raises
+    CompileError where CuTe-DSL is not installed or refuses the kernel.
     """
     with _LOCK:
-        key = (source, arch)
-        if key not in _ARTIFACTS:
-            _ARTIFACTS[key] = cache.fetch(source, function, arch, _build)
-        return _ARTIFACTS[key]
+        found = _ARTIFACTS.find((source, arch))
+        if found is None:
+            found = cache.fetch(source, function, arch, _build)
+            _ARTIFACTS.keep((source, arch), found)
+        return found
 
 
 def build_ahead(source: str, function: str, arch: str) -> Artifact:
     """`build`, for other processes: the disk cache has it afterwards, whenever it was compiled."""
     artifact = build(source, function, arch)
-    cache.keep(artifact)
+    cache.keep(source, artifact)
     return artifact
 
 
 def _build(source: str, function: str, arch: str) -> Artifact:
-    """Compile; a text for some thread blocks an SM again in other ways where registers are
-    spilled."""
+    """Compile a text, and where registers are spilled, try it in other ways.
+
+    Only a text that says for how many thread blocks of a multiprocessor registers are to be spared
+    has other ways. The one with the smallest stack is kept.
+    """
     cute = _import_cute()
     start = time.perf_counter()
     module = load_source(source)
@@ -85,21 +91,25 @@ def _build(source: str, function: str, arch: str) -> Artifact:
         module["blocks"] = blocks
         other = _compile(cute, module, source, function, arch, level)
         built = min(built, other, key=lambda artifact: artifact.resources.stack)
-    logger.info("compiled %s for %s in %.2f s", function, arch, time.perf_counter() - start)
-    return built
+    took = time.perf_counter() - start
+    logger.info("compiled %s for %s in %.2f s", function, arch, took)
+    return replace(built, seconds=took)
 
 
 def _other_ways(blocks: int) -> list[tuple[int, int]]:
-    """Thread blocks an SM, and the level of ptxas, to try after so many: 0 blocks are as the
-    compiler likes, of 1 it takes all registers that there are. Level 2 spills where 3 does not, and
-    the other way round."""
+    """What to try after so many thread blocks: other numbers of them, each with a level of ptxas.
+
+    With 0 the compiler decides, and for 1 it may use all registers that there are. Level 2 spills
+    where 3 does not, and the other way round.
+    """
     fewer = [blocks - 1] if blocks > 2 else []
-    return [*((other, 3) for other in (*fewer, 0, 1) if other != blocks), (blocks, 2)]
+    return [*((other, LEVEL) for other in (*fewer, 0, 1) if other != blocks), (blocks, 2)]
 
 
 def _compile(
-    cute, module: dict[str, object], source: str, function: str, arch: str, level: int = 3
+    cute, module: dict[str, object], source: str, function: str, arch: str, level: int = LEVEL
 ) -> Artifact:
+    """Compile the text once, for the `blocks` that `module`, which is made of it, has now."""
     stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
     from cutlass.base_dsl.common import DSLBaseError
 
@@ -119,8 +129,9 @@ def _compile(
         with open(path, "rb") as file:
             object_ = file.read()
     resources = read_resources(compiled.__cubin__, _dynamic_shared(str(compiled.ir_module)))
+    blocks = module.get("blocks", 0)
     return Artifact(
-        source=source,
+        source=as_compiled(source, blocks, level),
         function=function,
         arch=arch,
         object=object_,
@@ -128,12 +139,17 @@ def _compile(
         ptx=compiled.__ptx__,
         cubin=compiled.__cubin__,
         resources=resources,
+        blocks=blocks,
+        level=level,
     )
 
 
 def _options(cute, arch: str, folder: str, level: int) -> tuple:
-    """What the kernel is compiled with. No product and sum become an fma but where the text says
-    so: compilers decide by what is near, which is not the same in two plans of one row."""
+    """The options of `cute.compile`.
+
+    A product and a sum become an fma only where the text says so. A compiler would decide by what
+    stands near, which is not the same in two plans of one row.
+    """
     from cutlass.base_dsl.compiler import DumpDir, ExtraCompilerOpts
 
     dump = cute.KeepPTX, cute.KeepCUBIN, DumpDir(folder)
@@ -142,7 +158,7 @@ def _options(cute, arch: str, folder: str, level: int) -> tuple:
 
 
 def _for_any_cpu(module) -> None:
-    """Have LLVM compile the host functions of an MLIR module for any CPU of this machine's kind."""
+    """Have LLVM compile the host functions of a module for every CPU of this machine's kind."""
     from cutlass._mlir import ir
 
     cpu, features = _ANY_CPU[platform.machine()]
@@ -160,24 +176,22 @@ def build_all(
 ) -> list[Artifact]:
     """`build` many (source, function, arch) in processes side by side, and keep the results.
 
-    For tests and deployments. The workers are forked before CUDA is used in them: they compile
-    only.
+    It is for tests and deployments. The workers are forked and only compile; they never use CUDA.
     """
     requests = list(dict.fromkeys(requests))
     _import_cute()
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=context) as pool:
         artifacts = list(pool.map(build, *zip(*requests, strict=True))) if requests else []
-    with _LOCK:
-        for artifact in artifacts:
-            _ARTIFACTS.setdefault((artifact.source, artifact.arch), artifact)
+    for (source, _, arch), artifact in zip(requests, artifacts, strict=True):
+        _ARTIFACTS.keep((source, arch), artifact)
     return artifacts
 
 
 def load(artifact: Artifact) -> Callable[..., None]:
-    """The artifact's host function: takes the tensors and scalars in the order of the source.
+    """The artifact's host function, which takes the tensors and scalars in the source's order.
 
-    It launches on the current stream of the first tensor's device. Loaded once a process.
+    It launches on the current stream of the first tensor's device. A process loads it once.
     """
     with _LOCK:
         key = (artifact.source, artifact.arch)
@@ -213,7 +227,7 @@ def _import_cute():
 
 
 def _dynamic_shared(host_code: str) -> int:
-    """Bytes of dynamic shared memory of the launch, a constant of the lowered host function."""
+    """Bytes of dynamic shared memory of the launch, which the lowered host function has as text."""
     constants = dict(re.findall(r"(%\w+) = llvm\.mlir\.constant\((\d+) : i64\)", host_code))
     launch_config = re.search(
         r"(%\w+) = llvm\.getelementptr %\w+\[0, 2\] : \(!llvm\.ptr\) -> !llvm\.ptr, "

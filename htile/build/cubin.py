@@ -1,7 +1,7 @@
-"""Reads what a kernel uses out of its cubin: registers, stack, shared memory, threads.
+"""Reads out of a cubin what its kernel uses: registers, stack, shared memory, threads.
 
-The file is a 64-bit ELF; the figures are attributes of its `.nv.info` sections, whose numbers are
-those that `cuobjdump -res-usage` prints.
+The file is a 64-bit ELF. The figures are attributes of its `.nv.info` sections, and are those that
+`cuobjdump -res-usage` prints.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 _REGISTERS, _FRAME_SIZE, _REQUIRED_THREADS = 0x2F, 0x11, 0x10  # EIATTR_*
 _SYMBOL_TABLE = 2  # sh_type
-_RECORD_WITH_LENGTH = 4  # format of an attribute
+_RECORD_WITH_LENGTH = 4  # the format of an attribute whose length follows
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one thread block uses; shared memory in bytes, registers and stack bytes a thread."""
+    """What a kernel uses: registers and bytes of stack of a thread, bytes of shared memory of a
+    thread block, threads of a thread block, and bytes of code."""
 
     registers: int
     stack: int

@@ -1,9 +1,9 @@
-"""The command line. A subcommand is a module of this folder, named in COMMANDS.
+"""The command line. Each command is a module or a package of this folder, named in COMMANDS.
 
-It has SUMMARY and EXAMPLES (text of its help), `add_arguments(parser)`, and `run(options)`, which
-prints and returns the exit code: 0; 1 for what is wrong with a function or an installation
-(HTileError); 2 for what is wrong with the command itself (UsageError). What brings torch, a second
-or two, is imported where a command runs: not for its help.
+It has SUMMARY and EXAMPLES, the text of its help, `add_arguments(parser)`, and `run(options)`,
+which prints and returns the exit code. The code is 0, or 1 where something is wrong with a function
+or an installation (HTileError), or 2 where something is wrong with the command itself (UsageError).
+torch, whose import takes a second or two, is imported only where a command runs, not for its help.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PROGRAM = "python -m htile"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    if hasattr(sys.stdout, "reconfigure"):  # a name that the terminal can not show is no error
+    if hasattr(sys.stdout, "reconfigure"):  # show a name as well as the terminal can
         sys.stdout.reconfigure(errors="backslashreplace")
     options = _parser().parse_args(argv)
     try:

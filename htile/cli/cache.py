@@ -1,4 +1,4 @@
-"""`cache`: the compiled kernels and tuned plans kept on disk, and how to be rid of them."""
+"""`cache`: lists the compiled kernels and tuned plans that are kept on disk, or removes them."""
 
 from __future__ import annotations
 

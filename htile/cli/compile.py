@@ -1,4 +1,4 @@
-"""`compile`: fill the disk cache ahead of a deployment, on a machine with or without a GPU."""
+"""`compile`: fills the disk cache ahead of a deployment, on a machine with or without a GPU."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--args", action="append", metavar="TEXT",
-        help="its arguments, written as below; once for each kernel. How many dimensions matters; "
-        "of rows, whether it is one, and for N > 2048 whether they are 64, 256 or 1024 and more; "
-        "tensors begin at multiples of 16 bytes",
+        help="its arguments, written as below; give it once for each kernel. A kernel is for one "
+        "number of dimensions and any number of rows, but one row alone may have a kernel of its "
+        "own, and for N > 2048 so may 64, 256 and 1024 rows and more. Tensors begin at multiples "
+        "of 16 bytes",
     )  # fmt: skip
     parser.add_argument(
         "--arch", action="append", metavar="NAME",
-        help="the architecture, such as sm_100a (default: sm_90a); once for each",
+        help="the architecture, such as sm_100a (default: sm_90a); give it once for each",
     )  # fmt: skip
     parser.epilog = f"{GRAMMAR}\n\n{parser.epilog}"
 

@@ -6,6 +6,7 @@ import difflib
 import sys
 import types
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from importlib import import_module, util
 from inspect import Parameter
 from pathlib import Path
@@ -66,13 +67,13 @@ def run(options: Namespace) -> int:
     if options.save is not None:
         try:
             saved = kernel.save(options.save)
-        except OSError as error:
-            raise UsageError(f"--save {options.save}: {error.strerror or error}") from None
+        except (OSError, ValueError) as error:  # ValueError: no path has a zero byte
+            raise UsageError(f"--save {options.save!r}: {_reason(error)}") from None
     asked = [name for name in SECTIONS if options.all or getattr(options, name)]
     if len(asked) == 1:
         print(_section(kernel, asked[0]).rstrip())
     elif asked:
-        _print_page({name: _section(kernel, name) for name in asked}, kernel.arch)
+        _print_page(_sections(kernel, asked), kernel.arch)
     else:
         _print_page(_default_page(kernel, saved), kernel.arch)
     if saved is not None:
@@ -81,17 +82,24 @@ def run(options: Namespace) -> int:
 
 
 def _section(kernel: Kernel, name: str) -> str:
-    return str(getattr(kernel, name))
+    return kernel.plan_text if name == "plan" else str(getattr(kernel, name))
+
+
+def _sections(kernel: Kernel, names: Sequence[str]) -> dict[str, str]:
+    """The text of each section. What is compiled is compiled first: then the others show it too."""
+    if {"ptx", "resources"} & set(names):
+        _ = kernel.artifact
+    return {name: _section(kernel, name) for name in names}
 
 
 def _default_page(kernel: Kernel, saved: Path | None) -> dict[str, str]:
-    page = {name: _section(kernel, name) for name in PAGE if name != "resources"}
+    try:
+        page = _sections(kernel, PAGE)
+    except CompileError as error:
+        page = _sections(kernel, PAGE[:-1])
+        page["resources"] = f"not compiled: {error.message}"
     if saved is not None:
         page["source"] = str(saved / "kernel.py")
-    try:
-        page["resources"] = _section(kernel, "resources")
-    except CompileError as error:
-        page["resources"] = f"not compiled: {error.message}"
     return page
 
 
@@ -101,9 +109,6 @@ def _print_page(page: dict[str, str], arch: str) -> None:
         title = f"== {name}, {arch} ==" if name in ("ptx", "resources") else f"== {name} =="
         parts.append(f"{paint(title, 'bold', sys.stdout)}\n{text.rstrip()}")
     print("\n\n".join(parts))
-
-
-# ---------------------------------------------------------------------------------- the function
 
 
 def find(target: str) -> Rowwise:
@@ -117,9 +122,9 @@ def find(target: str) -> Rowwise:
         sys.path.insert(0, str(Path.cwd()))
     try:
         module = _load_path(place) if place.endswith(".py") else _load_name(place)
-    except (ImportError, SyntaxError) as error:
+    except (ImportError, SyntaxError, OSError) as error:
         where = f" ({error.filename}:{error.lineno})" if isinstance(error, SyntaxError) else ""
-        raise UsageError(f"{place} can not be imported: {error.msg}{where}") from error
+        raise UsageError(f"{place} can not be imported: {_reason(error)}{where}") from error
     rows = [key for key, value in vars(module).items() if isinstance(value, Rowwise)]
     there = f"; row-wise functions there: {', '.join(rows)}" if rows else ""
     if not name:
@@ -136,6 +141,11 @@ def find(target: str) -> Rowwise:
     if not isinstance(value, Rowwise):
         raise UsageError(f"{place}:{name} is a {type(value).__name__}, not a function{there}")
     return value
+
+
+def _reason(error: Exception) -> str:
+    """The message of an error without what the reader knows already."""
+    return getattr(error, "msg", None) or getattr(error, "strerror", None) or str(error)
 
 
 def _load_name(name: str) -> types.ModuleType:
@@ -157,9 +167,13 @@ def _load_name(name: str) -> types.ModuleType:
 
 
 def _load_path(text: str) -> types.ModuleType:
-    """The module in a file: part of its package if it is in one, else as a script is loaded."""
-    path = Path(text).resolve()
-    if not path.is_file():
+    """The module in a file. In a package it is loaded as a part of that, else as a script is."""
+    try:
+        path = Path(text).resolve()
+        is_there = path.is_file()
+    except ValueError as error:  # no path has a zero byte
+        raise UsageError(f"{text!r} is no path: {error}") from None
+    if not is_there:
         raise UsageError(f"there is no file {text}, seen from {Path.cwd()}")
     name, root = path.stem, path.parent
     while (root / "__init__.py").exists():
@@ -168,7 +182,7 @@ def _load_path(text: str) -> types.ModuleType:
     if known is not None and getattr(known, "__file__", None):
         if Path(known.__file__).resolve() == path:
             return known
-    if known is not None:  # some other module's name
+    if known is not None:  # another module has the name
         name = f"{name}_shown"
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
@@ -185,11 +199,8 @@ def _load_path(text: str) -> types.ModuleType:
     return module
 
 
-# --------------------------------------------------------------------------------- its arguments
-
-
 def arguments(function: Rowwise, values: dict[str, object]) -> tuple[list, dict[str, object]]:
-    """`values` and the defaults of the rest, as positional and keyword arguments."""
+    """A call's positional and keyword arguments: `values`, and the defaults of the rest."""
     signature = function._signature
     listed = f"its parameters are ({', '.join(signature.names)})"
     for name in values:

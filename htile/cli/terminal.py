@@ -1,4 +1,4 @@
-"""What the commands share: colours where somebody looks at them, and the error of a command."""
+"""What the commands share: colours, where somebody looks at them, and the error of a command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ CODES = {"red": "31", "green": "32", "yellow": "33", "bold": "1"}
 
 
 class UsageError(Exception):
-    """The command can not be carried out as it was given; the text says what to write instead."""
+    """The command can not be carried out as it was given; the message says what to write."""
 
 
 def paint(text: str, colour: str, stream) -> str:

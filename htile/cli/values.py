@@ -1,6 +1,6 @@
-"""The little language of `--args`: `x=bf16[4096,8192] eps=1e-6` names a value a parameter.
+"""The little language of `--args`: `x=bf16[4096,8192] eps=1e-6` gives parameters their values.
 
-Tensors are made on the `meta` device: a dtype, sizes and strides, but no memory.
+Tensors are made on the `meta` device: they have a dtype, sizes and strides, but no memory.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from .terminal import UsageError
 
@@ -27,6 +27,7 @@ DTYPES = {
     "i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8",
 }  # fmt: skip
 WORDS = {"True": True, "False": False, "None": None}
+MOST_DIGITS = 1000  # of a number; Python itself converts no more than 4300
 
 _NAME = re.compile(r"[^\W\d]\w*")
 _DTYPE = re.compile(r"[^\W\d][\w.]*")
@@ -38,11 +39,13 @@ _SPACE = re.compile(r"\s*")
 
 
 def parse(text: str) -> dict[str, object]:
-    """The value of each name in `text`. Raises UsageError, which names the place."""
+    """The value of each name in `text`. Raises UsageError, which shows the place of a mistake."""
     return _Parser(text).arguments()
 
 
 class _Parser:
+    """Reads `text` from the position `at` on; each method reads what it is named for."""
+
     def __init__(self, text: str):
         self.text = text
         self.at = 0
@@ -68,7 +71,7 @@ class _Parser:
     def value(self) -> object:
         start = self.at
         if number := self.match(_INTEGER):
-            return int(number)
+            return self.integer(number, start)
         if number := self.match(_FLOAT):
             return float(number)
         if string := self.match(_STRING):
@@ -108,11 +111,12 @@ class _Parser:
 
     def numbers(self) -> list[int]:
         """Numbers with commas between them, or none at all."""
-        found = []
+        found: list[int] = []
         self.space()
         while self.at < len(self.text) and self.text[self.at] not in ":]":
+            start = self.at
             size = self.match(_SIZE) or self.fail("expected a number")
-            found.append(int(size))
+            found.append(self.integer(size, start))
             self.space()
             if not self.accept(","):
                 break
@@ -121,15 +125,19 @@ class _Parser:
                 self.fail("expected a number")
         return found
 
+    def integer(self, digits: str, start: int) -> int:
+        if len(digits) > MOST_DIGITS:
+            self.fail(f"a number of {len(digits)} digits; the limit is {MOST_DIGITS}", start)
+        return int(digits)
+
     def string(self, literal: str, start: int) -> str:
         try:
             return ast.literal_eval(literal)
         except (SyntaxError, ValueError):
             self.fail("this is no Python string", start)
 
-    # ------------------------------------------------------------------------------- the text
-
     def match(self, pattern: re.Pattern) -> str | None:
+        """The text that fits the pattern here, which is passed; None where none does."""
         found = pattern.match(self.text, self.at)
         if not found:
             return None
@@ -137,6 +145,7 @@ class _Parser:
         return found.group()
 
     def accept(self, character: str) -> bool:
+        """Whether the character is here; it is passed then."""
         there = self.text.startswith(character, self.at)
         self.at += there
         return there
@@ -148,7 +157,8 @@ class _Parser:
     def space(self) -> None:
         self.match(_SPACE)
 
-    def fail(self, message: str, at: int | None = None):
+    def fail(self, message: str, at: int | None = None) -> NoReturn:
+        """Raise UsageError for the place `at`, or for where we are."""
         at = self.at if at is None else at
         got = f"got {self.text[at]!r}" if at < len(self.text) else "the text ends"
         shown = "".join(c if c.isprintable() else " " for c in self.text)

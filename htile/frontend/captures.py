@@ -1,32 +1,37 @@
 """What a function takes from outside: closure cells, globals, the same through its helpers.
 
-A kernel fixes these values, so each is guarded by type and bits: `Captures.fingerprint` gives one
-hashable tuple that changes when any of them does. Tensors and mutable objects can not be guarded
-and raise. `freeze` is the same guard for one value.
+A kernel fixes these values, so each call must see whether one has changed. The rule is: follow it
+or refuse it. `Captures.fingerprint` gives one hashable tuple that changes when any value changes
+that a trace can read; what cannot be followed raises and is named. `freeze` gives the same kind of
+key for one static argument.
 """
 
 from __future__ import annotations
 
 import builtins
-import dataclasses
-import dis
 import functools
-import struct
+import importlib.util
 import sys
 import types
-from enum import Enum, EnumMeta
+from collections.abc import Iterable, Mapping
+from enum import Enum
 from operator import attrgetter
+from typing import NoReturn
 
 import torch
 
 from ..errors import Location, TraceError
+from .libraries import library_of, reads_state
+from .reads import reads_of
 
 ATOMS = frozenset(
     {type(None), type(...), type(NotImplemented), bool, int, str, bytes, range, torch.dtype}
     | {torch.device, torch.layout, torch.memory_format}
 )
-BUILTINS = (
-    types.BuiltinFunctionType,
+KNOWN = 256  # fingerprints of one function that are kept, so that an old one is the same object
+
+_BY_TEXT = (float, complex, torch.finfo, torch.iinfo)  # whose `repr` tells all values apart
+_DESCRIPTORS = (
     types.MethodDescriptorType,
     types.WrapperDescriptorType,
     types.GetSetDescriptorType,
@@ -34,69 +39,76 @@ BUILTINS = (
     types.GenericAlias,
     types.UnionType,
 )
-# Their functions and constants are known not to change: taken by identity, not looked into.
-TRUSTED = sys.stdlib_module_names | {"torch", "htile", "numpy", "builtins"}
+# The modules of Python whose hashable objects never change.
+_VALUES = "collections dataclasses datetime decimal fractions pathlib re typing uuid"
+# The special methods that Python calls by itself, those of them that dataclasses write, those that
+# make an object, and the names by which code asks for a copy of one.
+_PROTOCOL = (
+    "call getattr getattribute get getitem iter next len bool contains index int float enter exit "
+    "hash eq ne lt le gt ge add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod "
+    "rmod pow rpow and rand or ror xor rxor matmul rmatmul neg pos abs invert round floor ceil "
+    "trunc torch_function"
+)
+_SPECIAL = frozenset(f"__{name}__" for name in _PROTOCOL.split())
+_GENERATED = ("__eq__", "__hash__", "__lt__", "__le__", "__gt__", "__ge__")
+_CONSTRUCTORS = dict.fromkeys(("__init__", "__new__", "__post_init__"))
+_COPIES = frozenset({"__class__", "type", "replace", "_replace", "_make"})
+_REMEDIES = (
+    (list, "capture a tuple"),
+    (dict, "capture a tuple of pairs or a frozen dataclass"),
+    (set, "capture a frozenset"),
+    (torch.nn.Module, "pass its parameters as arguments"),
+    (object, "pass what it holds as arguments, or capture a frozen dataclass"),
+)
+_MISSING = object()
+
+_CELL = attrgetter("cell_contents")
+_CODE = attrgetter("__code__")
+_DEFAULTS = attrgetter("__defaults__")
+_NAMED_DEFAULTS = attrgetter("__kwdefaults__")
+
+
+def _default_dtype(_: None) -> torch.dtype:
+    return torch.get_default_dtype()
 
 
 def freeze(value: object) -> object:
-    """A hashable key of a static value that tells types and bits apart: 1, True, 1.0; 0.0, -0.0."""
-    return _freeze(value, _freeze_other)
+    """A hashable key of a static value that tells types and bits apart: 1, True, 1.0; 0.0, -0.0.
+
+    Raises TypeError, as `hash` does, for a value that may change unseen.
+    """
+    if type(value) in ATOMS:
+        return type(value), value
+    try:
+        return _StaticWalk().value("", value)
+    except TraceError as error:
+        raise TypeError(error.message) from None
 
 
-def _freeze_other(value):
-    if isinstance(value, types.FunctionType):
-        return _Walk().function(value)
-    return type(value), value
+def check_static(fn: types.FunctionType, values: Mapping[str, object]) -> None:
+    """Raise TraceError where `fn` reads of its static arguments what cannot be followed.
 
-
-def _freeze(value, other):
-    """The key of a value; `other` gives that of what is neither a scalar nor a frozen container."""
-    cls = type(value)
-    if cls in ATOMS:
-        return cls, value
-    if cls is float:
-        return cls, struct.pack("d", value)
-    if cls is complex:
-        return cls, struct.pack("dd", value.real, value.imag)
-    if isinstance(value, Enum):
-        return cls, value
-    if isinstance(value, tuple):
-        return cls, tuple(_freeze(v, other) for v in value)
-    if cls is frozenset:
-        return cls, frozenset(_freeze(v, other) for v in value)
-    if is_frozen_dataclass(value):
-        fields = dataclasses.fields(value)
-        return cls, tuple(_freeze(getattr(value, f.name, None), other) for f in fields)
-    if cls is slice:
-        return cls, tuple(_freeze(v, other) for v in (value.start, value.stop, value.step))
-    if cls in (torch.finfo, torch.iinfo):
-        return cls, value.dtype
-    if _is_numpy_scalar(value):
-        return cls, value.tobytes()
-    return other(value)
-
-
-def is_frozen_dataclass(value) -> bool:
-    parameters = getattr(type(value), "__dataclass_params__", None)
-    return parameters is not None and parameters.frozen
-
-
-def _is_numpy_scalar(value) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.generic)
-
-
-def _trusted(thing) -> bool:
-    """Whether a module, class or function is torch's, htile's, numpy's or Python's own."""
-    module = thing.__name__ if isinstance(thing, types.ModuleType) else thing.__module__
-    return isinstance(module, str) and module.partition(".")[0] in TRUSTED
+    `freeze` follows every member of a class that it can, for it does not know which are used.
+    """
+    values = {name: value for name, value in values.items() if type(value) not in ATOMS}
+    if values:
+        walk = _Walk(fn)
+        walk.function(fn, is_root=True)
+        for name, value in values.items():
+            walk.value(name, value)
+        walk.members()
 
 
 class Captures:
-    """The values that one function takes from outside itself."""
+    """The values that one function takes from outside itself.
 
-    def __init__(self, fn: types.FunctionType):
+    is_static: the function, or class, is a static argument or part of one. Then its own defaults
+        count too, and of a class every member that can be followed.
+    """
+
+    def __init__(self, fn: types.FunctionType | type, is_static: bool = False):
         self.fn = fn
+        self.is_static = is_static
         self._known: dict[tuple, tuple] = {}
         self._state: tuple[tuple, tuple] | None = None
 
@@ -115,8 +127,14 @@ class Captures:
                     return last
             except ValueError:  # a cell that has become empty
                 pass
-        walk = _Walk()
-        captured = walk.function(self.fn)[2:]
+        walk = _Walk(self.fn)
+        if isinstance(self.fn, type):
+            captured = walk.every_member(self.fn)
+        else:
+            captured = walk.function(self.fn, is_root=not self.is_static) + walk.members()
+            captured = captured if self.is_static else captured[2:]
+        if len(self._known) >= KNOWN:
+            self._known.clear()
         captured = self._known.setdefault(captured, captured)
         self._state = (tuple(walk.watched), captured)
         return captured
@@ -131,185 +149,275 @@ class Captures:
         return self._state
 
 
-_CELL = attrgetter("cell_contents")
-_CODE = attrgetter("__code__")
-_DEFAULTS = attrgetter("__defaults__")
+_static_captures = functools.lru_cache(maxsize=1024)(lambda fn: Captures(fn, is_static=True))
 
 
 class _Walk:
     """One reading of everything that a function captures.
 
-    `watched` collects where each value was read, as (read, where, value): while every
-    `read(where) is value`, nothing has changed, for all that is below is immutable.
+    watched: where each value was read, as (read, where, value). While every `read(where) is value`
+        nothing has changed, for all that is below is immutable.
     """
 
-    def __init__(self):
+    def __init__(self, top: types.FunctionType | type | None = None):
         self.watched: list[tuple] = []
-        self._seen: dict[int, int] = {}
-        self._site: tuple[str, Location] | None = None
+        self._names: dict[str, None] = {}  # that the code read so far may ask any object for
+        self._owners: dict[int, tuple[str, object]] = {}  # the objects it may ask, by id
+        self._functions: dict[int, int] = {}
+        self._site = _site(top) if isinstance(top, types.FunctionType) else None
 
-    def function(self, fn: types.FunctionType) -> tuple:
-        """The key of a function: its code, its defaults, and all that it captures."""
-        if id(fn) in self._seen:
-            return ("again", self._seen[id(fn)])
-        self._seen[id(fn)] = len(self._seen)
-        code = fn.__code__
-        outer = self._site
-        self._site = (fn.__name__, Location(code.co_filename, code.co_firstlineno))
-        root = outer is None
-        defaults = None
-        if not root:
-            self.watched += [(_CODE, fn, code), (_DEFAULTS, fn, fn.__defaults__)]
-            named = (fn.__kwdefaults__ or {}).items()
-            defaults = (
-                tuple(self.value("a default", v) for v in fn.__defaults__ or ()),
-                tuple((k, self.value(f"the default of {k}", v)) for k, v in named),
-            )
-        captured = []
-        cells = {}
-        for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
+    def function(self, fn: types.FunctionType, is_root: bool = False) -> tuple:
+        """The key of a function: its code, its defaults unless it is the root, its captures."""
+        if id(fn) in self._functions:
+            return ("again", self._functions[id(fn)])
+        self._functions[id(fn)] = len(self._functions)
+        outer, self._site = self._site, _site(fn)
+        defaults = None if is_root else self._defaults(fn)
+        if fn.__dict__:
+            self._owners[id(fn)] = fn.__name__, vars(fn)
+        captured, cells, reads = [], {}, reads_of(fn.__code__)
+        self._names |= dict.fromkeys(reads.attributes)
+        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
             try:
                 cells[name] = _CELL(cell)
             except ValueError:  # not assigned yet
                 self.watched.append((_CELL, cell, None))
                 continue
             self.watched.append((_CELL, cell, cells[name]))
-        for free, name, attributes in _names(code):
-            if free:
+        for is_cell, name, attributes in reads.paths:
+            if is_cell:
                 if name in cells:
                     captured.append(self.path(name, cells[name], attributes))
-            elif name in fn.__globals__:
+            elif name in fn.__globals__ and name[0] != "@":  # as pytest names what it adds
                 value = fn.__globals__[name]
                 self.watched.append((fn.__globals__.get, name, value))
                 captured.append(self.path(name, value, attributes))
             elif hasattr(builtins, name):  # until a global hides it
                 self.watched.append((fn.__globals__.get, name, None))
+                self.path(name, getattr(builtins, name), attributes)
+        for name, level in reads.imports:
+            captured += self._imported("." * level + name, fn.__globals__.get("__package__"))
         self._site = outer
-        return (code, defaults, *captured)
+        return (fn.__code__, defaults, *captured)
 
-    def path(self, name: str, value: object, attributes: tuple[str, ...]) -> tuple:
-        """The key of `name.attribute...`, read through the user's modules and classes."""
-        while attributes and _is_namespace(value):
-            attribute, *attributes = attributes
-            found = self._attribute(value, attribute)
+    def _defaults(self, fn: types.FunctionType) -> tuple:
+        self.watched += [(_CODE, fn, fn.__code__), (_DEFAULTS, fn, fn.__defaults__)]
+        named = {}
+        if fn.__code__.co_kwonlyargcount:
+            named = fn.__kwdefaults__ or {}
+            self.watched.append((_NAMED_DEFAULTS, fn, fn.__kwdefaults__))
+            self._watch_items(named)
+        return (
+            tuple(self.value("a default", v) for v in fn.__defaults__ or ()),
+            tuple((k, self.value(f"the default of {k}", v)) for k, v in named.items()),
+        )
+
+    def _imported(self, name: str, package: str | None) -> list[object]:
+        """The modules that an import in a function brings: `a` and `a.b` for `import a.b`."""
+        name = importlib.util.resolve_name(name, package)
+        try:
+            importlib.import_module(name)  # the function is about to do so
+        except ImportError:
+            return []  # it may catch this
+        modules = [(each, sys.modules[each]) for each in (name.partition(".")[0], name)]
+        self.watched += [(sys.modules.get, each, module) for each, module in modules]
+        return [self.value(each, module) for each, module in modules]
+
+    def path(self, name: str, value: object, attributes: Iterable[str]) -> tuple:
+        """The key of `name.attribute...`, read through modules one by one."""
+        attributes = list(attributes)
+        while attributes and isinstance(value, types.ModuleType):
+            found = self._attribute(value, attributes[0])
             if found is _MISSING:
+                if "__getattr__" in vars(value) and not library_of(value):
+                    self._refuse(f"captures '{name}.{attributes[0]}', which __getattr__ of the "
+                                 "module makes: give the module a name that holds it")  # fmt: skip
                 break
-            name, value = f"{name}.{attribute}", found
-        key = self.value(name, value)
-        if attributes and is_frozen_dataclass(value):  # its methods and properties are helpers
-            method = self._attribute(type(value), attributes[0])
-            if isinstance(method, types.FunctionType):
-                return name, key, self.value(f"{name}.{attributes[0]}", method)
-        return name, key
+            name, value = f"{name}.{attributes.pop(0)}", found
+        self._names |= dict.fromkeys(attributes)
+        return name, self.value(name, value)
 
-    def _attribute(self, owner, name: str):
+    def _attribute(self, owner: object, name: str) -> object:
+        """What `owner.name` is, `_MISSING` if there is none; watched where it is defined."""
         if isinstance(owner, types.ModuleType):
-            self.watched.append((vars(owner).get, name, vars(owner).get(name)))
-            return getattr(owner, name, _MISSING)
-        for cls in owner.__mro__:
-            self.watched.append((vars(cls).get, name, vars(cls).get(name)))
-            if name in vars(cls):
-                value = vars(cls)[name]
-                if isinstance(value, (staticmethod, classmethod)):
-                    return value.__func__
-                return value.fget if isinstance(value, property) else value
+            if library_of(owner):
+                return getattr(owner, name, _MISSING)
+            owner = vars(owner)
+        places = list(map(vars, _classes(owner))) if isinstance(owner, type) else [owner]
+        for k, place in enumerate(places):
+            if name in place:
+                self.watched += [(p.get, name, p.get(name)) for p in places[: k + 1]]
+                return place[name]
         return _MISSING
 
-    def value(self, name: str, value: object) -> object:
-        """The key of one captured value. Raises TraceError, naming it."""
-        return _freeze(value, functools.partial(self._other, name, value))
+    def members(self, is_strict: bool = True) -> tuple:
+        """The keys of what code may read by name of the objects that it reaches.
 
-    def _other(self, name: str, top: object, value: object) -> object:
+        What is followed may name more attributes and reach more objects, so it goes on until there
+        is nothing new. is_strict: raise for what cannot be followed; else it has no key.
+        """
+        keys: dict[tuple[int, str], object] = {}
+        before = None
+        while before != (before := (len(keys), len(self._owners), len(self._names))):
+            if _COPIES & self._names.keys():
+                self._names |= _CONSTRUCTORS
+            for name, owner in list(self._owners.values()):
+                wanted = [*self._names]
+                if isinstance(owner, type):
+                    wanted += [n for c in _classes(owner) for n in vars(c) if n in _SPECIAL]
+                    if "super" in self._names:
+                        self._owners |= {id(c): (c.__name__, c) for c in _classes(owner)}
+                for attribute in wanted:
+                    place = id(owner), attribute
+                    if place in keys or (value := self._attribute(owner, attribute)) is _MISSING:
+                        continue
+                    keys[place] = None
+                    try:
+                        keys[place] = self.path(f"{name}.{attribute}", _behind(value), ())
+                    except TraceError:
+                        if is_strict:
+                            raise
+        return tuple(keys.values())
+
+    def every_member(self, cls: type) -> tuple:
+        """The keys of all members of a class that can be followed."""
+        self.members_of(cls)
+        self._names |= {name: None for each in _classes(cls) for name in vars(each)}
+        return self.members(is_strict=False)
+
+    def members_of(self, cls: type) -> tuple:
+        """Have followed what code reads by name of a class's objects; the keys known by now."""
+        if not library_of(cls):
+            self._owners[id(cls)] = cls.__name__, cls
+        return ()
+
+    def value(self, name: str, value: object, top: object = _MISSING) -> object:
+        """The key of one value, which `top` holds. Raises TraceError, naming it."""
+        cls, top = type(value), value if top is _MISSING else top
+        if cls in ATOMS:
+            return cls, value
+        if cls in _BY_TEXT:
+            return cls, repr(value)
+        if (numpy := sys.modules.get("numpy")) and isinstance(value, numpy.generic):
+            return cls, value.tobytes()
+        if cls is frozenset:
+            return cls, frozenset(self.value(name, v, top) for v in value)
+        held = getattr(value, "__dict__", None)  # attributes that it may be given at any time
+        if cls is slice:
+            parts = dict(enumerate((value.start, value.stop, value.step)))
+        elif isinstance(value, tuple):
+            parts = dict(enumerate(value))
+        elif isinstance(value, functools.partial):
+            parts = {"func": value.func, "args": value.args, **value.keywords}
+            self._watch_items(value.keywords)
+        elif isinstance(value, Enum):
+            parts = {"name": value.name, "value": value.value}
+            parts |= {k: v for k, v in held.items() if k[0] != "_"}
+            self._watch_items(held, set(parts) & set(held))
+            held = None
+        elif _is_frozen_dataclass(cls):
+            slots = (vars(c).get("__slots__", ()) for c in cls.__mro__)
+            names = (n for s in slots for n in ((s,) if isinstance(s, str) else s))
+            parts = {n: getattr(value, n) for n in names if n[:2] != "__" and hasattr(value, n)}
+            parts, held = parts | (held or {}), None
+        else:
+            return self._other(name, value, top)
+        if held is not None:
+            self._watch_items(held)
+            parts |= held
+        keys = [(k, self.value(name, v, top)) for k, v in parts.items()]
+        return cls, *keys, *self.members_of(cls)
+
+    def _watch_items(self, live: dict, names: Iterable[str] | None = None) -> None:
+        """Watch these entries of a dict that may be changed in place, and whether it has others."""
+        self.watched.append((len, live, len(live)))
+        self.watched += [(live.get, k, live[k]) for k in (live if names is None else names)]
+
+    def _other(self, name: str, value: object, top: object) -> object:
+        """The key of what holds code or attributes: functions, methods, classes, modules."""
         if type(value).__module__.partition(".")[0] == "htile":  # another decorated function
             value = getattr(value, "__wrapped__", value)
-        if isinstance(value, types.FunctionType):
-            return value if _trusted(value) else self.function(value)
-        if isinstance(value, types.MethodType):
-            owner = value.__self__
-            key = owner if isinstance(owner, type) else self.value(f"{name}.__self__", owner)
-            return key, self.value(name, value.__func__)
-        if isinstance(value, functools.partial):
-            keywords = value.keywords.items()
-            return (
-                self.value(name, value.func),
-                self.value(name, value.args),
-                tuple((k, self.value(f"{name}, argument {k}", v)) for k, v in keywords),
-            )
-        if isinstance(value, (type, types.ModuleType)):
+        cls, origin, owner = type(value), library_of(value), getattr(value, "__self__", None)
+        if value is torch.get_default_dtype:
+            self.watched.append((_default_dtype, None, torch.get_default_dtype()))
+            return value, torch.get_default_dtype()
+        if isinstance(value, types.ModuleType):
+            self._owners[id(value)] = name, value
             return value
-        if isinstance(value, BUILTINS):
-            owner = getattr(value, "__self__", None)
-            if owner is None or isinstance(owner, (type, types.ModuleType)) or _is_torch(owner):
-                return value
-        if _is_torch(type(value)) and callable(value) and not isinstance(value, torch.nn.Module):
-            return value  # an operator of torch.ops
-        self._refuse(name, value, inside=value is not top)
+        if origin and callable(value) and reads_state(value):
+            self._refuse(f"uses {name!r}, which may give something else at the next call; a kernel "
+                         "fixes it: compute it outside and pass it as an argument")  # fmt: skip
+        if isinstance(value, type):
+            self._names |= _CONSTRUCTORS if not origin else {value.__name__: None}
+            return (value, *self.members_of(value))
+        if isinstance(value, types.FunctionType) and not origin:
+            is_generated = value.__code__.co_filename == "<string>"
+            return value if is_generated and value.__name__ in _GENERATED else self.function(value)
+        if isinstance(value, types.FunctionType):  # of a library: a decorator's holds the user's
+            cells = [cell.cell_contents for cell in value.__closure__ or ()]
+            inner = [c for c in cells if isinstance(c, types.FunctionType) and not library_of(c)]
+            return value, *map(self.function, inner)
+        if isinstance(value, types.MethodType) or type(owner) in (str, bytes, tuple, list, dict):
+            key = self.value(f"{name}.__self__", owner)
+            return key, value.__name__, self.value(name, getattr(value, "__func__", None))
+        is_function = isinstance(value, types.BuiltinFunctionType) or cls.__name__ == "ufunc"
+        if isinstance(value, _DESCRIPTORS) or (origin and is_function):
+            return value
+        if cls.__module__ == "torch._ops":
+            return value
+        if library_of(cls).removeprefix("_") in _VALUES.split() and cls.__hash__:
+            return cls, repr(value), value
+        self._refuse_value(name, value, value is not top)
 
-    def _refuse(self, name: str, value: object, inside: bool):
-        function, loc = self._site or ("a static function", None)
-        what = f"captures {name!r}, " + ("which holds " if inside else "")
+    def _refuse_value(self, name: str, value: object, is_inside: bool) -> NoReturn:
+        what = f"captures {name!r}, {'which holds ' * is_inside}"
+        what = what if name else "holds " if is_inside else "is "
         if isinstance(value, torch.Tensor):
-            raise TraceError(
-                f"{function} {what}a tensor; a kernel fixes what it captures: "
-                "pass it as an argument",
-                loc,
-            )
-        remedy = next(
-            (r for t, r in _REMEDIES if isinstance(value, t)),
-            "pass what it holds as arguments, or capture a frozen dataclass",
-        )
-        raise TraceError(
-            f"{function} {what}a mutable {type(value).__name__}; expected a scalar, string, dtype, "
-            f"tuple, frozen dataclass, function or module: {remedy}",
-            loc,
+            self._refuse(f"{what}a tensor; a kernel fixes what it captures: pass it as an argument")
+        cls = type(value)
+        remedy = next(r for t, r in _REMEDIES if isinstance(value, t))
+        if any(map(_is_frozen_dataclass, cls.__mro__)):
+            remedy = f"decorate {cls.__name__} with @dataclass(frozen=True) too"
+        remedy = remedy if name else remedy.replace("capture ", "pass ")
+        self._refuse(
+            f"{what}a mutable {cls.__name__}; expected a scalar, string, dtype, tuple, frozen "
+            f"dataclass, function or module: {remedy}"
         )
 
-
-_MISSING = object()
-_REMEDIES = (
-    (list, "capture a tuple"),
-    (dict, "capture a tuple of pairs or a frozen dataclass"),
-    (set, "capture a frozenset"),
-    (torch.nn.Module, "pass its parameters as arguments"),
-)
+    def _refuse(self, message: str) -> NoReturn:
+        name, loc = self._site or ("it", None)
+        raise TraceError(f"{name} {message}", loc)
 
 
-def _is_torch(thing) -> bool:
-    module = getattr(thing, "__module__", None)
-    return isinstance(module, str) and module.partition(".")[0] == "torch"
+class _StaticWalk(_Walk):
+    """The same for a static argument: functions and classes in it have readings of their own."""
+
+    def function(self, fn: types.FunctionType, is_root: bool = False) -> tuple:
+        return _static_captures(fn).fingerprint()
+
+    def members_of(self, cls: type) -> tuple:
+        return () if library_of(cls) else _static_captures(cls).fingerprint()
 
 
-def _is_namespace(value) -> bool:
-    """A module or class of the user, whose attributes are captured one by one."""
-    if isinstance(value, types.ModuleType):
-        return not _trusted(value)
-    return isinstance(value, type) and not isinstance(value, EnumMeta) and not _trusted(value)
+def _site(fn: types.FunctionType) -> tuple[str, Location]:
+    return fn.__name__, Location(fn.__code__.co_filename, fn.__code__.co_firstlineno)
 
 
-@functools.cache
-def _names(code: types.CodeType) -> tuple[tuple[bool, str, tuple[str, ...]], ...]:
-    """The names that code takes from outside: (from a cell?, name, the attributes read of it)."""
-    found: dict[tuple, None] = {}
-    for part in _nested(code):
-        chain = None
-        for instruction in [*dis.get_instructions(part), None]:
-            operation = instruction.opname if instruction else ""
-            if chain is not None and operation in ("LOAD_ATTR", "LOAD_METHOD"):
-                chain[2].append(instruction.argval)
-                continue
-            if chain is not None:
-                found[chain[0], chain[1], tuple(chain[2])] = None
-                chain = None
-            if operation.startswith("LOAD_"):
-                if "DEREF" in operation and instruction.argval in code.co_freevars:
-                    chain = (True, instruction.argval, [])
-                elif "GLOBAL" in operation or operation == "LOAD_NAME":
-                    chain = (False, instruction.argval, [])
-    return tuple(found)
+def _is_frozen_dataclass(cls: type) -> bool:
+    """Whether no attribute of its objects can be set; a subclass is to be decorated as well."""
+    parameters = vars(cls).get("__dataclass_params__")
+    return parameters is not None and parameters.frozen
 
 
-def _nested(code: types.CodeType):
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _nested(constant)
+def _classes(cls: type) -> list[type]:
+    """The user's classes among those that a class and its metaclass inherit from."""
+    return [each for each in (*cls.__mro__, *type(cls).__mro__) if not library_of(each)]
+
+
+def _behind(member: object) -> object:
+    """The function behind a descriptor of a class; any other member as it is."""
+    if isinstance(member, staticmethod | classmethod):
+        return member.__func__
+    if isinstance(member, property):
+        return member.fget
+    return member.func if isinstance(member, functools.cached_property) else member

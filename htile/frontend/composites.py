@@ -1,7 +1,7 @@
-"""Composites: torch's activations, statistics and norms, decomposed into the primitives.
+"""Elementwise composites: torch's special functions and activations, made of the primitive ones.
 
-Each follows torch's own definition. A variance is two passes, the mean first; softmax and its
-kin subtract the row's maximum.
+Each follows torch's own definition, in a form that keeps its digits in float32: terms that cancel
+are rewritten, and an intermediate result overflows only where the result does.
 """
 
 from __future__ import annotations
@@ -10,65 +10,268 @@ import math
 
 import torch
 
-from ..errors import ShapeError, TraceError, UnsupportedError
-from .functions import add, clamp, div, implements, maximum, minimum, mul, sub, where
-from .ops import Op
-from .promotion import FLOAT, cast, convert, floating, not_zero, numeric
-from .reductions import amax, amin, reduced, sum
-from .shapes import check_dim
-from .tensor import Tensor, fail, node
+from ..errors import TraceError
+from .functions import add, clamp, div, formulas, implements, maximum, minimum, mul, pow, sub, where
+from .ops import Op, infer
+from .promotion import (
+    FLOAT,
+    alike,
+    convert,
+    floating,
+    into,
+    numeric,
+    refuse,
+    result_dtype,
+    together,
+)
+from .tensor import Tensor, copy, fail, node
 
-INF, NAN = math.inf, math.nan
-
-
-# predicates
-
-
-@implements("isnan")
-def isnan(input):
-    return input != input
-
-
-@implements("isinf")
-def isinf(input):
-    return abs(convert(input, FLOAT)) == INF
+INF, NAN, LN2 = math.inf, math.nan, math.log(2.0)
+LARGE = 1e9  # where x * x + 1 is x * x and half of exp(x) is cosh(x)
 
 
-@implements("isfinite")
-def isfinite(input):
-    return abs(convert(input, FLOAT)) < INF
+def real(x: object, what: str = "") -> Tensor:
+    """`x` in float32: torch takes integers and masks to its functions of reals."""
+    return together(x, floating=True)[0]
 
 
-@implements("count_nonzero")
-def count_nonzero(input, dim=None):
-    return sum(not_zero(input), dim)
+def odd(x: Tensor, value: Tensor) -> Tensor:
+    """An odd function of `x`, whose value at its magnitude is given; at zero it is `x`."""
+    return where(x == 0, x, where(x < 0, -value, value))
+
+
+def is_negative(x: Tensor) -> Tensor:
+    """Whether the sign is set, that of -0.0 too; a NaN counts as positive."""
+    if x._value.dtype is not FLOAT:
+        return convert(x, torch.int32) < 0
+    return where(x == 0, div(1.0, x), x) < 0
+
+
+formulas({
+    "isnan": ("Whether x is NaN.", lambda input: input != input),
+    "isinf": ("Whether x is infinite.", lambda input: abs(real(input)) == INF),
+    "isfinite": ("Whether x is neither infinite nor NaN.", lambda input: abs(real(input)) < INF),
+    "isposinf": ("Whether x is infinity.", lambda input: real(input) == INF),
+    "isneginf": ("Whether x is minus infinity.", lambda input: real(input) == -INF),
+    "signbit": ("Whether the sign is set, that of -0.0 too; not of a NaN.", is_negative),
+})  # fmt: skip
+
+
+# functions of reals
+
+
+@implements("sinh")
+def sinh(input):
+    """The hyperbolic sine."""
+    x = real(input)
+    a = abs(x)
+    half, less = node(Op.EXP, a * 0.5), node(Op.EXPM1, a)
+    return odd(x, where(a < 40, 0.5 * (less + less / (less + 1)), 0.5 * half * half))
+
+
+@implements("cosh")
+def cosh(input):
+    """The hyperbolic cosine."""
+    a = abs(real(input))
+    half, whole = node(Op.EXP, a * 0.5), node(Op.EXP, a)
+    return where(a < 40, 0.5 * whole + 0.5 / whole, 0.5 * half * half)
+
+
+@implements("asinh", "arcsinh")
+def asinh(input):
+    """The inverse of sinh."""
+    x = real(input)
+    a = abs(x)
+    small = node(Op.LOG1P, a + a * a / (1 + node(Op.SQRT, a * a + 1)))
+    return odd(x, where(a < LARGE, small, node(Op.LOG, a) + LN2))
+
+
+@implements("acosh", "arccosh")
+def acosh(input):
+    """The inverse of cosh; NaN below 1."""
+    x = real(input)
+    more = x - 1
+    small = node(Op.LOG1P, more + node(Op.SQRT, more * (more + 2)))
+    return where(x < 1, NAN, where(x > LARGE, node(Op.LOG, x) + LN2, small))
+
+
+@implements("atan", "arctan")
+def atan(input):
+    """The arctangent (the approximation of the Cephes library, atanf.c)."""
+    x = real(input)
+    a = abs(x)
+    is_large, is_small = a > 2.414213562373095, a <= 0.4142135623730950
+    top = where(is_large, -1.0, where(is_small, a, a - 1))
+    t = top / where(is_large, a, where(is_small, 1.0, a + 1))
+    z = t * t
+    p = ((8.05374449538e-2 * z - 1.38776856032e-1) * z + 1.99777106478e-1) * z - 3.33329491539e-1
+    base = where(is_large, math.pi / 2, where(is_small, 0.0, math.pi / 4))
+    return odd(x, base + (p * z * t + t))
+
+
+formulas({
+    "tan": ("The tangent.", lambda input: node(Op.SIN, input) / node(Op.COS, input)),
+    "atanh arctanh": ("The inverse of tanh; NaN beyond 1.", lambda input:
+        odd(input, 0.5 * node(Op.LOG1P, 2 * abs(input) / (1 - abs(input))))),
+    "asin arcsin": ("The arcsine; NaN beyond 1.", lambda input:
+        2 * atan(input / (1 + node(Op.SQRT, (1 - input) * (1 + input))))),
+    "acos arccos": ("The arccosine; NaN beyond 1.", lambda input:
+        2 * atan(node(Op.SQRT, (1 - input) / (1 + input)))),
+    "sinc": ("sin(pi x) / (pi x), and 1 at 0.", lambda input:
+        where(input == 0, 1.0, node(Op.SIN, math.pi * input) / (math.pi * input))),
+    "deg2rad": ("Degrees as radians.", lambda input: input * (math.pi / 180)),
+    "rad2deg": ("Radians as degrees.", lambda input: input * (180 / math.pi)),
+    "logit": ("log(x / (1 - x)), of x clamped to [eps, 1 - eps] if eps is given.",
+        lambda input, eps=None: node(Op.LOG, (z := input if eps is None else
+            clamp(input, eps, 1 - eps)) / (1 - z))),
+    "entr": ("-x log(x); 0 at 0 and -inf below.", lambda input: where(
+        input > 0, -input * node(Op.LOG, input), where(input == 0, 0.0, where(input < 0, -INF,
+            input)))),
+}, real)  # fmt: skip
+
+
+def _xlogy(op: Op):
+    def function(input, other):
+        x, y = together(input, other, floating=True)
+        return where(y != y, NAN, where(x == 0, 0.0, x * node(op, y)))
+
+    return function
+
+
+def _logaddexp(a: Tensor, b: Tensor, exp: Op, unit: float) -> Tensor:
+    a, b = together(floating(a, "logaddexp"), floating(b, "logaddexp"))
+    smaller = node(Op.LOG1P, node(exp, -abs(a - b)))
+    smaller = smaller / LN2 if exp is Op.EXP2 else smaller
+    return where(a == b, a + unit, maximum(a, b) + smaller)
+
+
+def _fmax(pairwise):
+    def function(input, other):
+        a, b = together(input, other)
+        if a._value.dtype is not FLOAT:
+            return pairwise(a, b)
+        return where(a != a, b, where(b != b, a, pairwise(a, b)))
+
+    return function
+
+
+@implements("copysign")
+def copysign(input, other):
+    """The magnitude of input with the sign of other; a NaN counts as positive."""
+    if not isinstance(other, Tensor):
+        other = math.copysign(1.0, other)
+    input, other = together(input, other, floating=True)
+    result = where(is_negative(other), -abs(input), abs(input))
+    return into(result, infer(Op.ADD, (input._value, other._value)))
+
+
+@implements("hypot")
+def hypot(input, other):
+    """sqrt(input ** 2 + other ** 2)."""
+    a, b = (abs(floating(x, "hypot")) for x in (input, other))
+    top = maximum(a, b)
+    ratio = minimum(a, b) / top
+    length = top * node(Op.SQRT, 1 + ratio * ratio)
+    return where((a == INF) | (b == INF), INF, where(top == 0, 0.0, length))
+
+
+@implements("fmod")
+def fmod(input, other):
+    """The remainder of input / other, with the sign of input."""
+    a, b = together(input, other)
+    if numeric(a, "fmod")._value.dtype is FLOAT:
+        rest = node(Op.MOD, abs(a), abs(b))
+        return where((rest == 0) & (a == 0), a, where(a < 0, -rest, rest))
+    rest = node(Op.MOD, a, b)
+    return where((rest != 0) & ((a < 0) != (b < 0)), rest - b, rest)
+
+
+@implements("nan_to_num")
+def nan_to_num(input, nan=None, posinf=None, neginf=None):
+    """NaN as `nan` (0), infinities as the largest and the lowest number of the dtype."""
+    if input._value.dtype is not FLOAT:
+        return copy(input)
+    info = torch.finfo(input.dtype)
+    high, low = info.max if posinf is None else posinf, info.min if neginf is None else neginf
+    x = where(input != input, 0.0 if nan is None else nan, input)
+    return where(x == INF, high, where(x == -INF, low, x))
+
+
+@implements("isclose")
+def isclose(input, other, rtol=1e-5, atol=1e-8, equal_nan=False):
+    """Whether |input - other| <= atol + rtol |other|."""
+    alike("isclose", input, other)
+    close = input == other
+    if equal_nan:
+        close = close | ((input != input) & (other != other))
+    a, b = real(input), real(other)
+    distance = abs(a - b)
+    return close | ((distance <= atol + rtol * abs(b)) & (distance < INF))
+
+
+@implements("heaviside")
+def heaviside(input, values):
+    """0 below zero, 1 above, values at zero."""
+    alike("heaviside", input, values)
+    return into(where(input == 0, values, convert(input > 0, input._value.dtype)), input._value)
+
+
+@implements("lerp")
+def lerp(input, end, weight):
+    """input + weight * (end - input)."""
+    floating(input, "lerp")
+    alike("lerp", input, end, weight)
+    difference = sub(end, input)
+    near, far = input + weight * difference, end - difference * (1 - weight)
+    if isinstance(weight, Tensor):
+        return where(abs(weight) < 0.5, near, far)
+    return near if abs(weight) < 0.5 else far
+
+
+@implements("addcmul")
+def addcmul(input, tensor1, tensor2, *, value=1):
+    """input + value * tensor1 * tensor2."""
+    input, tensor1, tensor2 = together(input, tensor1, tensor2)
+    return add(numeric(input, "addcmul"), mul(tensor1, tensor2), alpha=value)
+
+
+@implements("addcdiv")
+def addcdiv(input, tensor1, tensor2, *, value=1):
+    """input + value * tensor1 / tensor2."""
+    if not result_dtype(tensor1, tensor2).is_floating_point:
+        refuse("addcdiv", tensor1, "write input + value * (tensor1 / tensor2)")
+    input, tensor1, tensor2 = together(input, tensor1, tensor2)
+    return add(input, div(tensor1, tensor2), alpha=value)
+
+
+formulas({
+    "xlogy": ("input * log(other); 0 where input is 0.", _xlogy(Op.LOG)),
+    "xlog1py": ("input * log1p(other); 0 where input is 0.", _xlogy(Op.LOG1P)),
+    "logaddexp": ("log(exp(input) + exp(other)).", lambda input, other:
+        _logaddexp(input, other, Op.EXP, LN2)),
+    "logaddexp2": ("log2(2 ** input + 2 ** other).", lambda input, other:
+        _logaddexp(input, other, Op.EXP2, 1.0)),
+    "fmax": ("The larger; of a NaN and a number the number.", _fmax(maximum)),
+    "fmin": ("The smaller; of a NaN and a number the number.", _fmax(minimum)),
+    "float_power": ("input ** exponent of reals, in float32.", lambda input, exponent:
+        pow(*together(input, exponent, floating=True))),
+})  # fmt: skip
 
 
 # activations
 
 
-@implements("relu")
-def relu(input):
-    return maximum(numeric(input, "relu"), 0)
-
-
-@implements("relu6")
-def relu6(input):
-    return hardtanh(input, 0, 6)
-
-
 @implements("hardtanh")
 def hardtanh(input, min_val=-1.0, max_val=1.0):
-    return clamp(numeric(input, "hardtanh"), min_val, max_val)
-
-
-@implements("silu")
-def silu(input):
-    return floating(input, "silu") * node(Op.SIGMOID, input)
+    """x, but not below min_val nor above max_val."""
+    if numeric(input, "hardtanh")._value.dtype is not FLOAT:
+        min_val, max_val = int(min_val), int(max_val)
+    return clamp(input, min_val, max_val)
 
 
 @implements("gelu")
 def gelu(input, *, approximate="none"):
+    """x times the normal distribution function of x; approximate is "none" or "tanh"."""
     x = floating(input, "gelu")
     if approximate == "none":
         return 0.5 * x * (1.0 + node(Op.ERF, x * math.sqrt(0.5)))
@@ -80,193 +283,44 @@ def gelu(input, *, approximate="none"):
 
 @implements("softplus")
 def softplus(input, beta=1.0, threshold=20.0):
+    """log(1 + exp(beta x)) / beta; x where beta x is above the threshold."""
     x = floating(input, "softplus")
     scaled = x if beta == 1 else x * beta
     smooth = node(Op.LOG1P, node(Op.EXP, scaled))
     return where(scaled > threshold, x, smooth if beta == 1 else smooth / beta)
 
 
-@implements("logsigmoid")
-def logsigmoid(input):
-    x = floating(input, "logsigmoid")
-    return minimum(x, 0.0) - node(Op.LOG1P, node(Op.EXP, -abs(x)))
+def _elu(x: Tensor, alpha: float, scale: float = 1.0, inside: float = 1.0) -> Tensor:
+    below = node(Op.EXPM1, x if inside == 1 else x / inside)
+    return where(x > 0, x if scale == 1 else scale * x, alpha * below)
 
 
-@implements("elu")
-def elu(input, alpha=1.0):
-    x = floating(input, "elu")
-    return where(x > 0, x, alpha * node(Op.EXPM1, x))
-
-
-@implements("leaky_relu")
-def leaky_relu(input, negative_slope=0.01):
-    x = floating(input, "leaky_relu")
-    return where(x > 0, x, x * negative_slope)
-
-
-@implements("mish")
-def mish(input):
-    return floating(input, "mish") * node(Op.TANH, softplus(input))
-
-
-@implements("softsign")
-def softsign(input):
-    return input / (1 + abs(floating(input, "softsign")))
-
-
-@implements("hardsigmoid")
-def hardsigmoid(input):
-    return clamp(floating(input, "hardsigmoid") + 3.0, 0.0, 6.0) / 6.0
-
-
-@implements("hardswish")
-def hardswish(input):
-    return floating(input, "hardswish") * clamp(input + 3.0, 0.0, 6.0) / 6.0
-
-
-@implements("addcmul")
-def addcmul(input, tensor1, tensor2, *, value=1):
-    return add(input, mul(tensor1, tensor2), alpha=value)
-
-
-@implements("addcdiv")
-def addcdiv(input, tensor1, tensor2, *, value=1):
-    return add(input, div(tensor1, tensor2), alpha=value)
-
-
-@implements("lerp")
-def lerp(input, end, weight):
-    floating(input, "lerp")
-    difference = sub(end, input)
-    near, far = input + weight * difference, end - difference * (1 - weight)
-    if isinstance(weight, Tensor):
-        return where(abs(weight) < 0.5, near, far)
-    return near if abs(weight) < 0.5 else far
-
-
-# statistics
-
-
-@implements("mean")
-def mean(input, dim=None, keepdim=False, *, dtype=None):
-    x = floating(input if dtype is None else cast(input, dtype), "the mean")
-    total = reduced(Op.SUM, x, dim, keepdim)
-    return total / float(x.numel()) if x._value.spread else total
-
-
-@implements("var_mean")
-def var_mean(input, dim=None, unbiased=True, keepdim=False, *, correction=None):
-    if isinstance(dim, bool):  # torch.var(x, unbiased)
-        dim, unbiased = None, dim
-    x = floating(input, "the variance")
-    correction = int(unbiased) if correction is None else correction
-    average = mean(x, dim, keepdim)
-    deviation = x - average
-    squares = reduced(Op.SUM, deviation * deviation, dim, keepdim)
-    return squares / max(0.0, float(x.numel() - correction)), average
-
-
-@implements("std_mean")
-def std_mean(*args, **kwargs):
-    variance, average = var_mean(*args, **kwargs)
-    return node(Op.SQRT, variance), average
-
-
-@implements("var")
-def var(*args, **kwargs):
-    return var_mean(*args, **kwargs)[0]
-
-
-@implements("std")
-def std(*args, **kwargs):
-    return std_mean(*args, **kwargs)[0]
-
-
-@implements("norm")
-def norm(input, p="fro", dim=None, keepdim=False, dtype=None):
-    x = floating(input if dtype is None else cast(input, dtype), "the norm")
-    p = 2.0 if p in ("fro", None) else p
-    if isinstance(p, (str, Tensor)):
-        fail(UnsupportedError, f"the norm of order {p!r} is not supported; give a number")
-    if p == 2:
-        return node(Op.SQRT, reduced(Op.SUM, x * x, dim, keepdim))
-    if p == 0:
-        return reduced(Op.SUM, convert(not_zero(x), FLOAT), dim, keepdim)
-    if abs(p) == INF:
-        return (amax if p > 0 else amin)(abs(x), dim, keepdim)
-    power = abs(x) if p == 1 else abs(x) ** p
-    return reduced(Op.SUM, power, dim, keepdim) ** (1.0 / p)
-
-
-@implements("linalg.norm", "linalg.vector_norm")
-def vector_norm(x, ord=None, dim=None, keepdim=False, *, dtype=None):
-    return norm(x, ord, dim, keepdim, dtype)
-
-
-@implements("logsumexp")
-def logsumexp(input, dim=None, keepdim=False):
-    x = convert(input, FLOAT)
-    m = _finite(amax(x, dim, keepdim))
-    return node(Op.LOG, reduced(Op.SUM, node(Op.EXP, x - m), dim, keepdim)) + m
-
-
-def _finite(m: Tensor) -> Tensor:
-    """A maximum to subtract: 0 for an infinite one, of which the difference would be NaN."""
-    return where(abs(m) == INF, 0.0, m)
-
-
-# softmax and norms
-
-
-@implements("softmax")
-def softmax(input, dim=None, dtype=None):
-    x = floating(input if dtype is None else cast(input, dtype), "softmax")
-    e = node(Op.EXP, x - amax(x, dim))
-    return e / reduced(Op.SUM, e)
-
-
-@implements("log_softmax")
-def log_softmax(input, dim=None, dtype=None):
-    x = floating(input if dtype is None else cast(input, dtype), "log_softmax")
-    m = amax(x, dim)
-    shifted = x - _finite(m)  # as logsumexp has it, so that a function with both exponentiates once
-    total = node(Op.LOG, reduced(Op.SUM, node(Op.EXP, shifted)))
-    return shifted - where(abs(m) == INF, NAN, total)
-
-
-def _whole_row(x: Tensor, normalized_shape: object, what: str) -> Tensor:
-    row = (x._builder.n,)
-    given = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-    if given != row or x._value.inner != row:
-        fail(
-            ShapeError,
-            f"{what} with normalized_shape {given} of a value of shape {tuple(x.shape)}: "
-            f"a row has shape {row}, write x.shape[-1:]",
-        )
-    return floating(x, what)
-
-
-def _affine(y: Tensor, weight: object, bias: object) -> Tensor:
-    y = y if weight is None else y * weight
-    return y if bias is None else y + bias
-
-
-@implements("layer_norm")
-def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
-    x = _whole_row(input, normalized_shape, "layer_norm")
-    centered = x - mean(x)
-    variance = mean(centered * centered)
-    return _affine(centered * node(Op.RSQRT, variance + eps), weight, bias)
-
-
-@implements("rms_norm")
-def rms_norm(input, normalized_shape, weight=None, eps=None):
-    x = _whole_row(input, normalized_shape, "rms_norm")
-    eps = torch.finfo(x._value.stored or torch.float32).eps if eps is None else eps
-    return _affine(x * node(Op.RSQRT, mean(x * x) + eps), weight, None)
-
-
-@implements("normalize")
-def normalize(input, p=2.0, dim=1, eps=1e-12):
-    check_dim(input, dim)
-    return input / maximum(norm(input, p), eps)
+_SELU = 1.0507009873554805, 1.6732632423543772  # scale and alpha of Klambauer et al., 2017
+formulas({
+    "relu": ("The larger of x and 0.", lambda input: maximum(input, 0)),
+    "relu6": ("x, but not below 0 nor above 6.", lambda input: hardtanh(input, 0, 6)),
+    "threshold": ("x where it is above the threshold, value elsewhere.", lambda input, threshold,
+        value: where(input <= threshold, value, input)),
+}, numeric)  # fmt: skip
+formulas({
+    "silu": ("x * sigmoid(x).", lambda input: input * node(Op.SIGMOID, input)),
+    "logsigmoid": ("log(sigmoid(x)).", lambda input:
+        minimum(input, 0.0) - node(Op.LOG1P, node(Op.EXP, -abs(input)))),
+    "elu": ("x above 0, alpha * (exp(x) - 1) below.", lambda input, alpha=1.0: _elu(input, alpha)),
+    "celu": ("x above 0, alpha * (exp(x / alpha) - 1) below.", lambda input, alpha=1.0:
+        _elu(input, alpha, 1.0, alpha)),
+    "selu": ("The self-normalizing elu.", lambda input: _elu(input, _SELU[0] * _SELU[1], _SELU[0])),
+    "leaky_relu": ("x above 0, negative_slope * x below.", lambda input, negative_slope=0.01:
+        where(input > 0, input, input * negative_slope)),
+    "mish": ("x * tanh(softplus(x)).", lambda input: input * node(Op.TANH, softplus(input))),
+    "softsign": ("x / (1 + |x|).", lambda input: input / (1 + abs(input))),
+    "hardsigmoid": ("x / 6 + 1/2 within [0, 1].", lambda input: clamp(input + 3.0, 0.0, 6.0) / 6.0),
+    "hardswish": ("x * hardsigmoid(x).", lambda input:
+        input * clamp(input + 3.0, 0.0, 6.0) / 6.0),
+    "hardshrink": ("x, but 0 within [-lambd, lambd].", lambda input, lambd=0.5:
+        where(abs(input) <= lambd, 0.0, input)),
+    "softshrink": ("x moved by lambd towards 0.", lambda input, lambd=0.5:
+        where(abs(input) <= lambd, 0.0, input - lambd * node(Op.SIGN, input))),
+    "tanhshrink": ("x - tanh(x).", lambda input: input - node(Op.TANH, input)),
+    "frac": ("x - trunc(x).", lambda input: input - node(Op.TRUNC, input)),
+}, floating)  # fmt: skip

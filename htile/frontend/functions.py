@@ -1,41 +1,49 @@
 """What torch's functions and methods do with symbolic tensors: the primitive ones.
 
-Each entry is a Python function under torch's names; `implements` puts it in the table behind
-`__torch_function__` and makes it a method where torch has one. Operands are brought to torch's
-promoted dtype here; htile.frontend.composites builds the rest from these.
+Each entry is a function with torch's parameter names and one line of docstring. `implements` puts
+it in the table behind `__torch_function__` and makes it a method where torch has one. Operands are
+brought to torch's promoted dtype here; htile.frontend.composites builds the rest from these.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 
 import torch
 
-from ..errors import DtypeError, TraceError, UnsupportedError
-from .ops import Op
+from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError
+from .graph import Role
+from .ops import Op, Varies
 from .promotion import (
     BOOL,
     FLOAT,
     Number,
     convert,
     filled,
+    into,
     not_zero,
     number,
     numeric,
     operand,
+    promoted,
     refuse,
     result_dtype,
     scalar,
     together,
 )
-from .tensor import FUNCTIONS, Tensor, call, fail, node
+from .tensor import FUNCTIONS, Tensor, call, copy, fail, node
 
 
-def implements(*spellings: str, method: bool = True) -> Callable:
-    """Enter a function under torch's names; a dotted one (`linalg.norm`) means that place only."""
+def implements(*spellings: str, doc: str = "", method: bool = True) -> Callable:
+    """Enter a function under torch's names; a dotted one (`linalg.norm`) means that place only.
+
+    doc: its docstring, where the function is a lambda.
+    """
 
     def enter(function: Callable) -> Callable:
+        function.__doc__ = function.__doc__ or doc
         for spelling in spellings:
             if "." in spelling:
                 FUNCTIONS[operator.attrgetter(spelling)(torch)] = f"torch.{spelling}", function
@@ -54,25 +62,44 @@ def implements(*spellings: str, method: bool = True) -> Callable:
     return enter
 
 
-def attach(name: str, function: Callable) -> None:
+def formulas(table: dict[str, tuple[str, Callable]], check: Callable | None = None) -> None:
+    """Enter functions of one line: {names: (docstring, function)}.
+
+    check: what the first operand goes through before; it is given the function's name too.
+    """
+    for names, (doc, function) in table.items():
+        checked = function if check is None else _checked(check, names.split()[0], function)
+        implements(*names.split(), doc=doc)(checked)
+
+
+def _checked(check: Callable, name: str, function: Callable) -> Callable:
+    @functools.wraps(function)
+    def checked(input, *args, **kwargs):
+        return function(check(input, name), *args, **kwargs)
+
+    return checked
+
+
+def attach(name: str, function: Callable, doc: str = "") -> None:
     """Make a method of `Tensor`; its first argument is the tensor."""
 
     def method(self, *args, **kwargs):
         return call(f"x.{name}", function, (self, *args), kwargs)
 
     method.__name__ = name
-    method.__doc__ = function.__doc__
+    method.__doc__ = function.__doc__ = function.__doc__ or doc
+    FUNCTIONS[getattr(torch.Tensor, name)] = f"x.{name}", function
     setattr(Tensor, name, method)
 
 
 # elementwise, one operand
 
 
-def _float_unary(op: Op) -> Callable:
+def _float(op: Op) -> Callable:
     return lambda input: node(op, *together(input, floating=True))
 
 
-def _numeric_unary(op: Op) -> Callable:
+def _numeric(op: Op) -> Callable:
     return lambda input: node(op, numeric(input, op.value))
 
 
@@ -85,45 +112,40 @@ def _rounding(op: Op) -> Callable:
     return function
 
 
-def _same(input, *, memory_format=None):
-    return input
+def _mask(x: object) -> object:
+    dtype = x._value.dtype if isinstance(x, Tensor) else type(x)
+    if dtype not in (BOOL, bool):
+        fail(UnsupportedError, "bitwise operations are for masks (bool); compare the numbers first")
+    return x
 
 
-# fmt: off
-UNARY = {
-    "sqrt": Op.SQRT, "rsqrt": Op.RSQRT, "exp": Op.EXP, "exp2": Op.EXP2, "expm1": Op.EXPM1,
-    "log": Op.LOG, "log2": Op.LOG2, "log10": Op.LOG10, "log1p": Op.LOG1P, "sin": Op.SIN,
-    "cos": Op.COS, "tanh": Op.TANH, "sigmoid": Op.SIGMOID, "expit": Op.SIGMOID, "erf": Op.ERF,
-}
-# fmt: on
-for _name, _op in UNARY.items():
-    implements(_name)(_float_unary(_op))
-for _name, _op in {"neg": Op.NEG, "negative": Op.NEG, "abs": Op.ABS, "absolute": Op.ABS}.items():
-    implements(_name)(_numeric_unary(_op))
-for _op in (Op.FLOOR, Op.CEIL, Op.ROUND, Op.TRUNC):
-    implements(_op.value)(_rounding(_op))
-implements("fix")(_rounding(Op.TRUNC))
-implements("clone", "contiguous", "detach")(_same)
-
-
-@implements("positive")
-def positive(input):
-    return numeric(input, "+")
-
-
-@implements("sign", "sgn")
-def sign(input):
-    return input if input._value.dtype is BOOL else node(Op.SIGN, input)
-
-
-@implements("logical_not")
-def logical_not(input):
-    return node(Op.NOT, not_zero(input))
-
-
-@implements("bitwise_not")
-def bitwise_not(input):
-    return node(Op.NOT, _mask(input))
+formulas({
+    "sqrt": ("The square root.", _float(Op.SQRT)),
+    "rsqrt": ("One over the square root.", _float(Op.RSQRT)),
+    "exp": ("e to the power x.", _float(Op.EXP)),
+    "exp2": ("2 to the power x.", _float(Op.EXP2)),
+    "expm1": ("exp(x) - 1, exact for small x.", _float(Op.EXPM1)),
+    "log": ("The natural logarithm.", _float(Op.LOG)),
+    "log2": ("The logarithm to base 2.", _float(Op.LOG2)),
+    "log10": ("The logarithm to base 10.", _float(Op.LOG10)),
+    "log1p": ("log(1 + x), exact for small x.", _float(Op.LOG1P)),
+    "sin": ("The sine.", _float(Op.SIN)),
+    "cos": ("The cosine.", _float(Op.COS)),
+    "tanh": ("The hyperbolic tangent.", _float(Op.TANH)),
+    "sigmoid expit": ("1 / (1 + exp(-x)).", _float(Op.SIGMOID)),
+    "erf": ("The error function.", _float(Op.ERF)),
+    "neg negative": ("-x.", _numeric(Op.NEG)),
+    "abs absolute": ("The magnitude.", _numeric(Op.ABS)),
+    "floor": ("The next integer below.", _rounding(Op.FLOOR)),
+    "ceil": ("The next integer above.", _rounding(Op.CEIL)),
+    "round": ("The nearest integer, of two the even one.", _rounding(Op.ROUND)),
+    "trunc fix": ("The next integer towards zero.", _rounding(Op.TRUNC)),
+    "sign sgn": ("-1, 0 or 1.", lambda input:
+        input if input._value.dtype is BOOL else node(Op.SIGN, input)),
+    "logical_not": ("Whether x is zero.", lambda input: node(Op.NOT, not_zero(input))),
+    "bitwise_not": ("~x, of a mask.", lambda input: node(Op.NOT, _mask(input))),
+    "clone": ("A copy.", lambda input, *, memory_format=None: copy(input)),
+})  # fmt: skip
 
 
 # elementwise, two operands
@@ -141,38 +163,51 @@ def arithmetic(op: Op, a: object, b: object) -> Tensor:
     return node(op, a, b)
 
 
-def scaled(x: object, factor: Number) -> object:
-    """`x * factor`, or `x` itself for 1."""
+def scaled(a: object, b: object, factor: Number, name: str = "alpha") -> object:
+    """`b * factor` in the dtype of `a + b`; `b` itself for 1."""
     if type(factor) is int and factor == 1:
-        return x
-    return arithmetic(Op.MUL, x, factor) if isinstance(x, Tensor) else x * factor
+        return b
+    dtype = result_dtype(operand(a), operand(b))
+    if isinstance(factor, float) and not dtype.is_floating_point:
+        fail(DtypeError, f"{name}={factor} of integers: write x.float(), or an integer {name}")
+    if isinstance(factor, bool) and dtype is not BOOL:
+        fail(DtypeError, f"{name}={factor} of numbers: write {name}={int(factor)}")
+    if not isinstance(b, Tensor):
+        return b * factor
+    b = convert(b, dtype)
+    return node(Op.MUL if dtype is not BOOL else Op.AND, b, scalar(b, factor, dtype))
 
 
 @implements("add")
 def add(input, other, *, alpha=1):
-    return arithmetic(Op.ADD, input, scaled(other, alpha))
+    """input + alpha * other; of two masks, or."""
+    return arithmetic(Op.ADD, input, scaled(input, other, alpha))
 
 
 @implements("sub", "subtract")
 def sub(input, other, *, alpha=1):
+    """input - alpha * other."""
     for x in (input, other):
         if isinstance(x, bool) or (isinstance(x, Tensor) and x._value.dtype is BOOL):
             fail(DtypeError, "- of bool is not defined: ~k inverts a mask, a ^ b compares two")
-    return arithmetic(Op.SUB, input, scaled(other, alpha))
+    return arithmetic(Op.SUB, input, scaled(input, other, alpha))
 
 
 @implements("rsub", method=False)
 def rsub(input, other, *, alpha=1):
+    """other - alpha * input."""
     return sub(other, input, alpha=alpha)
 
 
 @implements("mul", "multiply")
 def mul(input, other):
+    """input * other; of two masks, and."""
     return arithmetic(Op.MUL, input, other)
 
 
 @implements("div", "divide", "true_divide")
 def div(input, other, *, rounding_mode=None):
+    """input / other; rounding_mode is None, "floor" or "trunc"."""
     if rounding_mode == "floor":
         return floor_divide(input, other)
     if rounding_mode not in (None, "trunc"):
@@ -183,38 +218,17 @@ def div(input, other, *, rounding_mode=None):
     return node(Op.TRUNC, quotient) if rounding_mode else quotient
 
 
-@implements("floor_divide")
-def floor_divide(input, other):
-    return arithmetic(Op.FLOORDIV, input, other)
+def _binary(op: Op) -> Callable:
+    return lambda input, other: arithmetic(op, input, other)
 
 
-@implements("remainder")
-def remainder(input, other):
-    return arithmetic(Op.MOD, input, other)
-
-
-@implements("maximum")
-def maximum(input, other):
-    return arithmetic(Op.MAXIMUM, input, other)
-
-
-@implements("minimum")
-def minimum(input, other):
-    return arithmetic(Op.MINIMUM, input, other)
-
-
-@implements("reciprocal")
-def reciprocal(input):
-    return div(1.0, input)
-
-
-@implements("square")
-def square(input):
-    return pow(input, 2)
-
+floor_divide = implements("floor_divide", doc="input // other.")(_binary(Op.FLOORDIV))
+remainder = implements("remainder", doc="input % other, with the sign of other.")(_binary(Op.MOD))
+maximum = implements("maximum", doc="The larger; NaN if either is.")(_binary(Op.MAXIMUM))
+minimum = implements("minimum", doc="The smaller; NaN if either is.")(_binary(Op.MINIMUM))
 
 _POWERS = {
-    1.0: lambda x: x,
+    1.0: copy,
     2.0: lambda x: mul(x, x),
     3.0: lambda x: mul(mul(x, x), x),
     0.5: lambda x: node(Op.SQRT, x),
@@ -226,6 +240,7 @@ _POWERS = {
 
 @implements("pow")
 def pow(input, exponent):
+    """input ** exponent; an integer power of integers must be a number."""
     x, e = operand(input), operand(exponent)
     dtype = result_dtype(x, e)
     if dtype is BOOL:
@@ -246,7 +261,7 @@ def pow(input, exponent):
     result = None
     while e:  # square and multiply
         if e & 1:
-            result = x if result is None else node(Op.MUL, result, x)
+            result = copy(x) if result is None else node(Op.MUL, result, x)
         if e := e >> 1:
             x = node(Op.MUL, x, x)
     return result
@@ -265,43 +280,37 @@ def _comparison(op: Op) -> Callable:
     return function
 
 
-for _op, _names in {
-    Op.EQ: ("eq",),
-    Op.NE: ("ne", "not_equal"),
-    Op.LT: ("lt", "less"),
-    Op.LE: ("le", "less_equal"),
-    Op.GT: ("gt", "greater"),
-    Op.GE: ("ge", "greater_equal"),
-}.items():
-    implements(*_names)(_comparison(_op))
-
-
-def _mask(x: object) -> object:
-    dtype = x._value.dtype if isinstance(x, Tensor) else type(x)
-    if dtype not in (BOOL, bool):
-        fail(UnsupportedError, "bitwise operations are for masks (bool); compare the numbers first")
-    return x
-
-
-def _logical(op: Op, prepare: Callable) -> Callable:
-    def function(input, other):
-        a, b = (prepare(operand(x)) for x in (input, other))
-        return node(op, *together(a, b))
-
-    return function
-
-
 def _truth(x: Tensor | Number) -> Tensor | bool:
     return not_zero(x) if isinstance(x, Tensor) else bool(x)
 
 
-for _op in (Op.AND, Op.OR, Op.XOR):
-    implements(f"logical_{_op.value}")(_logical(_op, _truth))
-    implements(f"bitwise_{_op.value}")(_logical(_op, _mask))
+def _logical(op: Op, prepare: Callable) -> Callable:
+    return lambda input, other: node(
+        op, *together(prepare(operand(input)), prepare(operand(other)))
+    )
+
+
+formulas({
+    "reciprocal": ("1 / x.", lambda input: div(1.0, input)),
+    "square": ("x * x.", lambda input: pow(input, 2)),
+    "eq": ("input == other.", _comparison(Op.EQ)),
+    "ne not_equal": ("input != other.", _comparison(Op.NE)),
+    "lt less": ("input < other.", _comparison(Op.LT)),
+    "le less_equal": ("input <= other.", _comparison(Op.LE)),
+    "gt greater": ("input > other.", _comparison(Op.GT)),
+    "ge greater_equal": ("input >= other.", _comparison(Op.GE)),
+    "logical_and": ("Whether both are nonzero.", _logical(Op.AND, _truth)),
+    "logical_or": ("Whether one is nonzero.", _logical(Op.OR, _truth)),
+    "logical_xor": ("Whether exactly one is nonzero.", _logical(Op.XOR, _truth)),
+    "bitwise_and": ("input & other, of masks.", _logical(Op.AND, _mask)),
+    "bitwise_or": ("input | other, of masks.", _logical(Op.OR, _mask)),
+    "bitwise_xor": ("input ^ other, of masks.", _logical(Op.XOR, _mask)),
+})  # fmt: skip
 
 
 @implements("where", method=False)
 def where(condition, input, other):
+    """input where the condition holds, other elsewhere; the condition is a mask."""
     if operand(condition) is not condition or not isinstance(condition, Tensor):
         fail(TraceError, "torch.where needs a condition on tensors; for a Python bool write if")
     if condition._value.dtype is not BOOL:
@@ -309,18 +318,23 @@ def where(condition, input, other):
     given = [operand(x) for x in (input, other)]
     dtype = result_dtype(*given)
     branches = [
-        convert(x, dtype) if isinstance(x, Tensor) else scalar(condition, x, dtype) for x in given
+        promoted(x, dtype, given) if isinstance(x, Tensor) else scalar(condition, x, dtype)
+        for x in given
     ]
     return node(Op.WHERE, condition, *branches)
 
 
-attach("where", lambda input, condition, other: where(condition, input, other))
+attach("where", lambda input, condition, other: where(condition, input, other),
+       "x where the condition holds, other elsewhere.")  # fmt: skip
 
 
 @implements("masked_fill")
 def masked_fill(input, mask, value):
+    """The value where the mask holds, input elsewhere."""
     if isinstance(operand(value), Tensor):
-        value = convert(value, input._value.dtype)
+        if value.ndim:
+            fail(ShapeError, "masked_fill takes one value: write torch.where(mask, value, x)")
+        value = into(value, input._value)
     else:
         value = scalar(input, value, input._value.dtype)
     return where(mask, value, input)
@@ -328,22 +342,27 @@ def masked_fill(input, mask, value):
 
 @implements("clamp", "clip")
 def clamp(input, min=None, max=None):
+    """input, but not below min nor above max; each is a number, a tensor or None."""
     bounds = [b for b in (min, max) if b is not None]
     if not bounds:
         fail(TraceError, "clamp needs min, max or both: write x.clamp(min=0.0)")
-    dtype = result_dtype(input, *map(operand, bounds))
+    given = (input, *map(operand, bounds))
+    dtype = result_dtype(*given)
     if dtype is BOOL and not all(isinstance(b, Tensor) for b in bounds):
         refuse("clamp to a number", input, "write it with & and |")
-    x = convert(input, dtype)
+    x = promoted(input, dtype, given)
     for op, bound in ((Op.MAXIMUM, min), (Op.MINIMUM, max)):
         if bound is not None:
-            bound = convert(bound, dtype) if isinstance(bound, Tensor) else number(bound, dtype)
+            is_tensor = isinstance(bound, Tensor)
+            bound = promoted(bound, dtype, given) if is_tensor else number(bound, dtype)
             x = arithmetic(op, x, bound)
     return x
 
 
-implements("clamp_min")(lambda input, min: clamp(input, min=min))
-implements("clamp_max")(lambda input, max: clamp(input, max=max))
+formulas({
+    "clamp_min": ("input, but not below min.", lambda input, min: clamp(input, min=min)),
+    "clamp_max": ("input, but not above max.", lambda input, max: clamp(input, max=max)),
+})  # fmt: skip
 
 
 # operators
@@ -361,6 +380,40 @@ def _comparable(function: Callable) -> Callable:
     return method
 
 
+def _in_place(function: Callable) -> Callable:
+    """`x += y` and its kin: `x` itself gets the new value, in its own shape and dtype."""
+
+    def method(self, other):
+        result = function(self, other)
+        old, new = self._value, result._value
+        if _roles(self) == {Role.SCALAR} and not old.spread:
+            return result  # a Python number: the name is bound anew, other names of it are not
+        if new.inner != old.inner:
+            fail(ShapeError, f"an in-place operator on a value of shape {old.inner} with one of "
+                 f"shape {new.inner}: write x = x + ... for x += ...")  # fmt: skip
+        if new.varies is Varies.ROW is not old.varies and _roles(self):
+            fail(TraceError, "an in-place operator puts what differs from row to row into a value "
+                 "that all rows share: write x = x + ... for x += ...")  # fmt: skip
+        if not torch.can_cast(new.dtype, old.dtype):
+            fail(DtypeError, f"an in-place operator cannot put {new.dtype} into {old.dtype}: write "
+                 "x = x + ... for x += ...")  # fmt: skip
+        self._assign(into(result, old)._id)
+        return self
+
+    return method
+
+
+def _roles(x: Tensor) -> set[Role]:
+    """The roles of the arguments that a value is computed of."""
+    inputs = {i.id: i.role for i in x._builder.inputs}
+    todo, seen = [x._id], set()
+    while todo:
+        if (id := todo.pop()) not in seen:
+            seen.add(id)
+            todo += x._builder[id].inputs
+    return {inputs[id] for id in seen if id in inputs}
+
+
 _METHODS = vars(Tensor)
 for _name, _function in {
     "add": add, "sub": sub, "mul": mul, "truediv": div, "floordiv": floor_divide,
@@ -369,9 +422,9 @@ for _name, _function in {
 }.items():  # fmt: skip
     setattr(Tensor, f"__{_name}__", lambda self, other, f=_function: f(self, other))
     setattr(Tensor, f"__r{_name}__", _reflected(_function))
+    setattr(Tensor, f"__i{_name}__", _in_place(_function))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(Tensor, f"__{_name}__", _comparable(_METHODS[_name]))
-for _name, _method in {"neg": "neg", "pos": "positive", "abs": "abs", "invert": "bitwise_not",
-                       "round": "round", "floor": "floor", "ceil": "ceil", "trunc": "trunc",
-                       }.items():  # fmt: skip
+for _name, _method in {"neg": "neg", "abs": "abs", "invert": "bitwise_not", "round": "round",
+                       "floor": "floor", "ceil": "ceil", "trunc": "trunc"}.items():  # fmt: skip
     setattr(Tensor, f"__{_name}__", _METHODS[_method])

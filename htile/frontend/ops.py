@@ -2,8 +2,8 @@
 
 Everything that a function may do to a row is one member of `Op`. Each meaning of the language is
 one table from `Op` to a rule: `INFER` here, `EVALUATE` in htile.frontend.reference, `EMIT` in
-htile.lower.emit. Composites (softmax, layer_norm, mean, clamp) have no member: tracing
-decomposes them.
+htile.lower.emit. Composites (softmax, layer_norm, mean, clamp) have no member: a trace is made of
+their parts.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import reduce
 
 import torch
 
-from ..errors import DtypeError, ShapeError
+from ..errors import ShapeError
+from .dtypes import compute_dtype, dtype_name
 
 
 class Op(Enum):
@@ -102,8 +104,8 @@ class Value:
     varies: see `Varies`.
     dtype: what it is computed in: float32, int32, int64 or bool.
     stored: the dtype that `.to` declared for it, or None.
-    spread: one element a column, spread over the threads of a row. At N = 1 `inner` alone can not
-        tell a row from a reduction with `keepdim=True`; this can.
+    spread: whether there is one element for each column, spread over the threads of a row. At N = 1
+        `inner` alone cannot tell a row from a reduction with `keepdim=True`; this can.
     """
 
     inner: tuple[int, ...]
@@ -118,32 +120,6 @@ class Value:
         return f"{self.varies.value} {dtype_name(self.dtype)}[{shape}]{declared}"
 
 
-DTYPE_NAMES = {
-    torch.float32: "f32",
-    torch.bfloat16: "bf16",
-    torch.float16: "f16",
-    torch.int32: "i32",
-    torch.int64: "i64",
-    torch.bool: "bool",
-}
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The short name of a supported dtype (`bf16`), torch's own name of any other."""
-    return DTYPE_NAMES.get(dtype) or str(dtype).removeprefix("torch.")
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that a stored dtype is computed in: float32 for every floating type.
-
-    Raises DtypeError for a dtype that HTile does not take.
-    """
-    if dtype not in DTYPE_NAMES:
-        names = ", ".join(str(d).removeprefix("torch.") for d in DTYPE_NAMES)
-        raise DtypeError(f"dtype {dtype_name(dtype)} is not supported; HTile takes {names}")
-    return torch.float32 if dtype.is_floating_point else dtype
-
-
 def join_varies(values: tuple[Value, ...]) -> Varies:
     """The widest of the operands: ROW over SHARED over SCALAR."""
     kinds = {v.varies for v in values}
@@ -151,12 +127,13 @@ def join_varies(values: tuple[Value, ...]) -> Varies:
 
 
 def join_stored(values: tuple[Value, ...]) -> torch.dtype | None:
-    """The declared dtype that sticks to an elementwise result: the promotion of those declared."""
-    stored = None
-    for v in values:
-        if v.stored is not None:
-            stored = v.stored if stored is None else torch.promote_types(stored, v.stored)
-    return stored
+    """The declared dtype that sticks to an elementwise result: the promotion of those declared.
+
+    As in torch, values with an axis decide, and those without count only where there is no other.
+    """
+    values = tuple(v for v in values if v.inner) or values
+    declared = [v.stored for v in values if v.stored is not None]
+    return reduce(torch.promote_types, declared) if declared else None
 
 
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -176,7 +153,8 @@ def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
 
 def broadcast_inner(values: tuple[Value, ...]) -> tuple[int, ...]:
     """The broadcast of the operands' inner shapes. Raises ShapeError."""
-    shape = broadcast_shapes(*(v.inner for v in values))
+    shapes = {v.inner for v in values if v.inner}
+    shape = broadcast_shapes(*shapes) if len(shapes) > 1 else next(iter(shapes), ())
     if shape is None:
         shapes = " and ".join(str(v.inner) for v in values)
         raise ShapeError(f"shapes inside a row do not broadcast: {shapes}")
@@ -196,21 +174,6 @@ def _elementwise(values: tuple[Value, ...], arg: object) -> Value:
         join_stored(values),
         any(v.spread for v in values),
     )
-
-
-def _floating(values: tuple[Value, ...], arg: object) -> Value:
-    assert all(v.dtype is torch.float32 for v in values), f"expected float32: {values}"
-    return _elementwise(values, arg)
-
-
-def _numeric(values: tuple[Value, ...], arg: object) -> Value:
-    assert all(v.dtype is not torch.bool for v in values), f"expected numbers: {values}"
-    return _elementwise(values, arg)
-
-
-def _logical(values: tuple[Value, ...], arg: object) -> Value:
-    assert all(v.dtype is torch.bool for v in values), f"expected bool: {values}"
-    return _elementwise(values, arg)
 
 
 def _comparison(values: tuple[Value, ...], arg: object) -> Value:
@@ -250,35 +213,37 @@ def _reduction(values: tuple[Value, ...], arg: object) -> Value:
     return Value((), varies, operand.dtype)
 
 
-def _numeric_reduction(values: tuple[Value, ...], arg: object) -> Value:
-    assert values[0].dtype is not torch.bool, f"expected numbers: {values}"
-    return _reduction(values, arg)
+def _of(rule: Rule, *dtypes: torch.dtype) -> Rule:
+    """The rule for operands of these dtypes only: tracing brings them to one."""
 
+    def checked(values: tuple[Value, ...], arg: object) -> Value:
+        assert all(v.dtype in dtypes for v in values), f"expected {dtypes}: {values}"
+        return rule(values, arg)
 
-def _logical_reduction(values: tuple[Value, ...], arg: object) -> Value:
-    assert values[0].dtype is torch.bool, f"expected bool: {values}"
-    return _reduction(values, arg)
+    return checked
 
 
 def _leaf(values: tuple[Value, ...], arg: object) -> Value:
     raise AssertionError("the value of a leaf is given, not inferred")
 
 
+MASKS, FLOATS = (torch.bool,), (torch.float32,)
+NUMBERS = (torch.float32, torch.int32, torch.int64)
 # fmt: off
 INFER: dict[Op, Rule] = {
     Op.INPUT: _leaf, Op.CONST: _leaf,
-    Op.NEG: _numeric, Op.ABS: _numeric, Op.SIGN: _numeric,
     **dict.fromkeys(
         (Op.SQRT, Op.RSQRT, Op.EXP, Op.EXP2, Op.EXPM1, Op.LOG, Op.LOG2, Op.LOG10, Op.LOG1P, Op.SIN,
          Op.COS, Op.TANH, Op.SIGMOID, Op.ERF, Op.FLOOR, Op.CEIL, Op.ROUND, Op.TRUNC, Op.DIV,
-         Op.POW), _floating),
-    Op.NOT: _logical, Op.AND: _logical, Op.OR: _logical, Op.XOR: _logical,
-    Op.CAST: _cast, Op.CONVERT: _convert, Op.RESHAPE: _reshape, Op.WHERE: _where,
+         Op.POW), _of(_elementwise, *FLOATS)),
     **dict.fromkeys(
-        (Op.ADD, Op.SUB, Op.MUL, Op.FLOORDIV, Op.MOD, Op.MAXIMUM, Op.MINIMUM), _numeric),
+        (Op.NEG, Op.ABS, Op.SIGN, Op.ADD, Op.SUB, Op.MUL, Op.FLOORDIV, Op.MOD, Op.MAXIMUM,
+         Op.MINIMUM), _of(_elementwise, *NUMBERS)),
+    **dict.fromkeys((Op.NOT, Op.AND, Op.OR, Op.XOR), _of(_elementwise, *MASKS)),
     **dict.fromkeys(COMPARISONS, _comparison),
-    **dict.fromkeys((Op.SUM, Op.PROD, Op.MAX, Op.MIN), _numeric_reduction),
-    Op.ANY: _logical_reduction, Op.ALL: _logical_reduction,
+    Op.CAST: _cast, Op.CONVERT: _convert, Op.RESHAPE: _reshape, Op.WHERE: _where,
+    **dict.fromkeys((Op.SUM, Op.PROD, Op.MAX, Op.MIN), _of(_reduction, *NUMBERS)),
+    **dict.fromkeys((Op.ANY, Op.ALL), _of(_reduction, *MASKS)),
 }
 # fmt: on
 

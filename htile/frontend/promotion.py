@@ -1,20 +1,23 @@
 """Operands and their dtypes: torch's promotion, constants, and the checks that go with them.
 
-Every floating type is computed in float32. Promotion inserts CONVERT, which declares nothing;
-only the user's own `.to` inserts CAST.
+Every floating type is computed in float32. Promotion inserts CONVERT, which declares nothing. CAST,
+which rounds and declares, comes from the user's `.to`, and from what torch itself rounds.
 """
 
 from __future__ import annotations
 
+import math
 from functools import cache, reduce
 
 import torch
 
 from ..errors import DtypeError, TraceError
-from .ops import Op, Value, Varies, compute_dtype, dtype_name
-from .tensor import NoIndices, Tensor, captured, constant, fail, node
+from .ops import Op, Value, Varies, compute_dtype, dtype_name, join_stored
+from .tensor import Tensor, captured, constant, fail, is_real, node
 
 Number = bool | int | float
+NO_OPERAND = "expected a tensor of the row or a Python number, got {}"
+INFINITE = 2.0**128 - 2.0**103  # the smallest number that float32 rounds to infinity
 BOOL, INT64, FLOAT = torch.bool, torch.int64, torch.float32
 
 
@@ -26,11 +29,9 @@ def operand(x: object) -> Tensor | Number:
         if hasattr(x, "item") and getattr(x, "shape", None) == ():
             return x.item()
         fail(TraceError, "a numpy array inside a traced function: pass it as a tensor argument")
-    if isinstance(x, NoIndices):
-        x.use()
-    if isinstance(x, torch.Tensor):
+    if is_real(x):
         captured(x)
-    fail(TraceError, f"expected a tensor of the row or a Python number, got {type(x).__name__}")
+    fail(TraceError, NO_OPERAND.format(type(x).__name__))
 
 
 @cache
@@ -67,6 +68,8 @@ def number(x: Number, dtype: torch.dtype) -> Number:
         value = kind(x)
     except (OverflowError, ValueError):
         fail(DtypeError, f"the number {x} does not fit {dtype_name(dtype)}")
+    if kind is float and abs(value) >= INFINITE:
+        return math.copysign(math.inf, value)
     if kind is int and not torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max:
         fail(DtypeError, f"the number {x} does not fit {dtype}: convert the tensor first, x.long()")
     return value
@@ -104,14 +107,44 @@ def convert(x: Tensor, dtype: torch.dtype) -> Tensor:
     return not_zero(x) if dtype is BOOL else node(Op.CONVERT, x, arg=dtype)
 
 
+def promoted(x: Tensor, dtype: torch.dtype, operands: tuple) -> Tensor:
+    """`x`, one of the operands, in the dtype that they have together.
+
+    Where only values without an axis are floating, the dtype declared for them decides, as in
+    torch: int64 times a bfloat16 value per row is bfloat16.
+    """
+    if dtype is FLOAT is not x._value.dtype and x._value.inner:
+        floats = [v for o in operands if isinstance(o, Tensor) and (v := o._value).dtype is FLOAT]
+        if floats and all(v.stored is not None and not v.inner for v in floats):
+            return cast(x, join_stored(floats))
+    return convert(x, dtype)
+
+
 def together(*operands_: object, floating: bool = False) -> tuple[Tensor, ...]:
     """The operands as tensors of one dtype, torch's promotion (or float32)."""
-    given = [operand(x) for x in operands_]
+    given = tuple(operand(x) for x in operands_)
     dtype = FLOAT if floating else result_dtype(*given)
     like = next(x for x in given if isinstance(x, Tensor))
     return tuple(
-        convert(x, dtype) if isinstance(x, Tensor) else scalar(like, x, dtype) for x in given
+        promoted(x, dtype, given) if isinstance(x, Tensor) else scalar(like, x, dtype)
+        for x in given
     )
+
+
+def into(x: Tensor, v: Value) -> Tensor:
+    """`x` in the dtype of another value, and declared as that is: what an assignment does."""
+    if v.stored is not None and x._value.stored is not v.stored:
+        return cast(x, v.stored)
+    if x._value.stored is v.stored:
+        return convert(x, v.dtype)
+    return node(Op.CONVERT, x, arg=v.dtype)
+
+
+def alike(what: str, *operands_: object) -> None:
+    """Refuse values of several dtypes, where torch does not promote."""
+    values = [x._value for x in operands_ if isinstance(x, Tensor)]
+    if len({v.dtype for v in values}) > 1 or len({v.stored for v in values} - {None}) > 1:
+        fail(DtypeError, f"{what} takes values of one dtype: convert them, y.to(x.dtype)")
 
 
 def refuse(what: str, x: Tensor, remedy: str) -> None:

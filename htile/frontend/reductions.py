@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..errors import ShapeError
-from .functions import implements, maximum, minimum
+from .functions import formulas, maximum, minimum
 from .ops import Op
 from .promotion import BOOL, FLOAT, INT64, cast, convert, not_zero
 from .shapes import check_dim
-from .tensor import NoIndices, Tensor, fail, node
+from .tensor import NoIndices, Tensor, copy, fail, node
 
 
 def reduced(op: Op, x: Tensor, dim: object = None, keepdim: bool = False) -> Tensor:
@@ -18,25 +18,24 @@ def reduced(op: Op, x: Tensor, dim: object = None, keepdim: bool = False) -> Ten
     check_dim(x, dim)
     v = x._value
     if not v.spread:
-        return x if keepdim or not v.inner else node(Op.RESHAPE, x, arg=())
+        return copy(x) if keepdim or not v.inner else node(Op.RESHAPE, x, arg=())
     if v.inner == (0,) and op in (Op.MAX, Op.MIN):
         fail(ShapeError, f"{op.value} of a row with no elements")
     result = node(op, x)
     return node(Op.RESHAPE, result, arg=(1,)) if keepdim else result
 
 
-def _summed(op: Op) -> Callable:
+def _summed(op: Op, of_masks: Op) -> Callable:
     def function(input, dim=None, keepdim=False, *, dtype=None):
         x = input if dtype is None else cast(input, dtype)
+        if dtype is BOOL:
+            return reduced(of_masks, x, dim, keepdim)
         if x._value.dtype is BOOL or (dtype is None and x._value.dtype is not FLOAT):
             x = convert(x, INT64)
-        return reduced(op, x, dim, keepdim)
+        total = reduced(op, x, dim, keepdim)
+        return total if dtype is None else cast(total, dtype)
 
     return function
-
-
-sum = implements("sum")(_summed(Op.SUM))
-prod = implements("prod")(_summed(Op.PROD))
 
 
 def _extreme(op: Op, of_masks: Op) -> Callable:
@@ -46,8 +45,8 @@ def _extreme(op: Op, of_masks: Op) -> Callable:
     return function
 
 
-amax = implements("amax")(_extreme(Op.MAX, Op.ANY))
-amin = implements("amin")(_extreme(Op.MIN, Op.ALL))
+def _quantified(op: Op) -> Callable:
+    return lambda input, dim=None, keepdim=False: reduced(op, not_zero(input), dim, keepdim)
 
 
 class Extreme(NamedTuple):
@@ -62,18 +61,24 @@ def _extreme_or_pairwise(name: str, whole: Callable, pairwise: Callable) -> Call
         if other is not None or isinstance(dim, (Tensor, float)):
             return pairwise(input, dim if other is None else other)
         values = whole(input, dim, keepdim)
-        return values if dim is None else Extreme(values, NoIndices(name))
+        return (
+            values if dim is None else Extreme(values, NoIndices(values._builder, values._id, name))
+        )
 
     return function
 
 
-implements("max")(_extreme_or_pairwise("max", amax, maximum))
-implements("min")(_extreme_or_pairwise("min", amin, minimum))
-
-
-def _quantified(op: Op) -> Callable:
-    return lambda input, dim=None, keepdim=False: reduced(op, not_zero(input), dim, keepdim)
-
-
-implements("any")(_quantified(Op.ANY))
-implements("all")(_quantified(Op.ALL))
+sum, prod = _summed(Op.SUM, Op.ANY), _summed(Op.PROD, Op.ALL)
+amax, amin = _extreme(Op.MAX, Op.ANY), _extreme(Op.MIN, Op.ALL)
+formulas({
+    "sum": ("The sum of the row; int64 of integers and masks.", sum),
+    "prod": ("The product of the row; int64 of integers and masks.", prod),
+    "amax": ("The largest element; NaN if any is.", amax),
+    "amin": ("The smallest element; NaN if any is.", amin),
+    "max": ("amax; with dim, (.values, no indices); with other, maximum.",
+        _extreme_or_pairwise("max", amax, maximum)),
+    "min": ("amin; with dim, (.values, no indices); with other, minimum.",
+        _extreme_or_pairwise("min", amin, minimum)),
+    "any": ("Whether any element is nonzero.", _quantified(Op.ANY)),
+    "all": ("Whether all elements are nonzero.", _quantified(Op.ALL)),
+})  # fmt: skip

@@ -1,10 +1,16 @@
 """Evaluates a Graph with torch, at the same rounding points as the kernel: HTile without a GPU.
 
-Only the forms of a plan are not followed: what a kernel rounds once, by fma, torch rounds twice.
+The forms of a plan are not followed: where a kernel rounds a product and a sum once, by fma, torch
+rounds twice.
 
 `EVALUATE` is the table from each operation to its torch function. A value is held as a tensor of
 the rows' leading dimensions (each of full size or 1) and one last axis of the elements of its
 `inner` shape, so that torch's broadcasting is that of the row.
+
+A row's bits depend on the row alone. torch's own sums depend on the layout, on the number of rows
+and on the number of threads, so rows are summed as halving trees here. Some elementwise functions
+of torch have two kernels that differ in the last bit or in the sign of a zero, one for elements
+that are neighbours in memory; here always the same one decides.
 """
 
 from __future__ import annotations
@@ -18,36 +24,114 @@ from torch.utils import _pytree as pytree
 
 from ..errors import ArgumentError
 from .graph import Graph, Input, Role
-from .ops import Op, broadcast_shapes
+from .ops import COMPARISONS, Op, broadcast_shapes
 
 Rule = Callable[[tuple[Tensor, ...], object, torch.dtype], Tensor]
 
 
 def _call(function: Callable[..., Tensor]) -> Rule:
-    """The rule of an elementwise torch function."""
+    """The rule of an elementwise function of torch."""
     return lambda values, arg, dtype: function(*values)
 
 
-def _divide(function: Callable[..., Tensor]) -> Rule:
-    """Of integers: torch on the CPU raises for a zero divisor, a kernel gives any value."""
+def _apart(function: Callable[..., Tensor]) -> Rule:
+    """The rule of one that torch computes with other bits where elements are neighbours.
+
+    Every second element of a buffer has no neighbour.
+    """
 
     def rule(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
-        a, b = values
-        if not b.is_floating_point() and b.device.type != "meta" and (b == 0).any():
-            raise ArgumentError(f"{function.__name__} of integers by zero")
-        return function(a, b)
+        if not dtype.is_floating_point or not values[0].is_floating_point():
+            return function(*values)
+        values = torch.broadcast_tensors(*values)
+        return function(*(torch.stack((v, v), -1)[..., 0] for v in values))
 
     return rule
 
 
-def _reduce(function: Callable[..., Tensor]) -> Rule:
-    """The rule of a reduction over the last axis."""
+def _divide(rule: Rule) -> Rule:
+    """Of integers: torch on the CPU raises for a zero divisor, a kernel gives any value."""
+
+    def checked(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+        b = values[1]
+        if not b.is_floating_point() and b.device.type != "meta" and (b == 0).any():
+            raise ArgumentError("a division (//, %) of integers by zero")
+        return rule(values, arg, dtype)
+
+    return checked
+
+
+def _sigmoid(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    return torch.neg(*values).exp_().add_(1).reciprocal_()
+
+
+def _pairwise(function: Callable[..., Tensor], join: Callable[..., Tensor]) -> Rule:
+    """The rule of maximum and minimum. Of two zeros torch gives either, so their signs are joined:
+    it gives the other one for swapped operands."""
+
+    def rule(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+        a, b = values
+        if not a.is_floating_point():
+            return function(a, b)
+        bits = torch.int32 if dtype is torch.float32 else torch.int64
+        return join(function(a, b).view(bits), function(b, a).view(bits)).view(dtype)
+
+    return rule
+
+
+def _extreme(function: Callable[..., Tensor], is_negative: bool) -> Rule:
+    """The rule of a row's maximum and minimum; a zero has the sign that `_pairwise` would give."""
+
+    def rule(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+        (x,) = values
+        result = function(x, dim=-1, keepdim=True)
+        if x.is_floating_point() and x.device.type != "meta" and (result == 0).any():
+            found = ((x == 0) & (x.signbit() == is_negative)).any(-1, keepdim=True)
+            zero = torch.where(found == is_negative, -0.0, 0.0).to(dtype)
+            result = torch.where(result == 0, zero, result)
+        return result
+
+    return rule
+
+
+def _halved(x: Tensor, combine: Callable[..., Tensor]) -> Tensor:
+    """The two halves of a row combined; an odd element stays."""
+    half = x.shape[-1] // 2
+    pairs = combine(x[..., :half], x[..., half : 2 * half])
+    return torch.cat([pairs, x[..., 2 * half :]], -1) if x.shape[-1] % 2 else pairs
+
+
+def _sum(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    """A row's sum: of floating values in float64, for `evaluate` to round.
+
+    Three times the row is halved as it is, then in float64. So sums of equal elements are exact:
+    float32 holds 8 times any element.
+    """
+    (x,) = values
+    if not x.is_floating_point():
+        return torch.sum(x, -1, keepdim=True, dtype=x.dtype)
+    whole = x.shape[-1] // 8 * 8
+    eighth = x[..., :whole]
+    for _ in range(3):
+        eighth = _halved(eighth, torch.add)
+    return _folded(torch.cat([eighth.double(), x[..., whole:].double()], -1), torch.add)
+
+
+def _product(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    (x,) = values
+    if not x.is_floating_point():
+        return torch.prod(x, -1, keepdim=True, dtype=x.dtype)
+    return _folded(x.double(), torch.mul)
+
+
+def _folded(x: Tensor, combine: Callable[..., Tensor]) -> Tensor:
+    while x.shape[-1] > 1:
+        x = _halved(x, combine)
+    return x
+
+
+def _quantified(function: Callable[..., Tensor]) -> Rule:
     return lambda values, arg, dtype: function(*values, dim=-1, keepdim=True)
-
-
-def _accumulate(function: Callable[..., Tensor]) -> Rule:
-    """The same for sum and prod, which would widen int32 by themselves."""
-    return lambda values, arg, dtype: function(*values, dim=-1, keepdim=True, dtype=values[0].dtype)
 
 
 def _convert(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
@@ -58,62 +142,34 @@ def _convert(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Ten
     return (value if arg is torch.float32 else value.to(arg)).to(dtype)
 
 
-def _reshape(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
-    return values[0]  # `inner` is flattened anyway
-
-
+_NAMESAKES = (  # operations whose function of torch has their name
+    Op.NEG, Op.ABS, Op.SIGN, Op.SQRT, Op.RSQRT, Op.EXP, Op.EXPM1, Op.LOG, Op.LOG2, Op.LOG10,
+    Op.LOG1P, Op.SIN, Op.COS, Op.TANH, Op.ERF, Op.FLOOR, Op.CEIL, Op.ROUND, Op.TRUNC, Op.ADD,
+    Op.SUB, Op.MUL, Op.DIV, Op.WHERE, *COMPARISONS,
+)  # fmt: skip
 # The leaves INPUT and CONST have no rule: `evaluate` gives their values.
 EVALUATE: dict[Op, Rule] = {
-    Op.NEG: _call(torch.neg),
-    Op.ABS: _call(torch.abs),
-    Op.SIGN: _call(torch.sign),
-    Op.SQRT: _call(torch.sqrt),
-    Op.RSQRT: _call(torch.rsqrt),
-    Op.EXP: _call(torch.exp),
-    Op.EXP2: _call(torch.exp2),
-    Op.EXPM1: _call(torch.expm1),
-    Op.LOG: _call(torch.log),
-    Op.LOG2: _call(torch.log2),
-    Op.LOG10: _call(torch.log10),
-    Op.LOG1P: _call(torch.log1p),
-    Op.SIN: _call(torch.sin),
-    Op.COS: _call(torch.cos),
-    Op.TANH: _call(torch.tanh),
-    Op.SIGMOID: _call(torch.sigmoid),
-    Op.ERF: _call(torch.erf),
-    Op.FLOOR: _call(torch.floor),
-    Op.CEIL: _call(torch.ceil),
-    Op.ROUND: _call(torch.round),
-    Op.TRUNC: _call(torch.trunc),
+    **{op: _call(getattr(torch, op.value)) for op in _NAMESAKES},
+    Op.EXP2: _apart(torch.exp2),
+    Op.POW: _apart(torch.pow),
+    Op.SIGMOID: _sigmoid,
+    Op.FLOORDIV: _divide(_call(torch.floor_divide)),
+    Op.MOD: _divide(_apart(torch.remainder)),
+    Op.MAXIMUM: _pairwise(torch.maximum, torch.bitwise_and),
+    Op.MINIMUM: _pairwise(torch.minimum, torch.bitwise_or),
     Op.NOT: _call(torch.logical_not),
-    Op.CAST: _convert,
-    Op.CONVERT: _convert,
-    Op.RESHAPE: _reshape,
-    Op.ADD: _call(torch.add),
-    Op.SUB: _call(torch.sub),
-    Op.MUL: _call(torch.mul),
-    Op.DIV: _call(torch.div),
-    Op.FLOORDIV: _divide(torch.floor_divide),
-    Op.MOD: _divide(torch.remainder),
-    Op.POW: _call(torch.pow),
-    Op.MAXIMUM: _call(torch.maximum),
-    Op.MINIMUM: _call(torch.minimum),
-    Op.EQ: _call(torch.eq),
-    Op.NE: _call(torch.ne),
-    Op.LT: _call(torch.lt),
-    Op.LE: _call(torch.le),
-    Op.GT: _call(torch.gt),
-    Op.GE: _call(torch.ge),
     Op.AND: _call(torch.logical_and),
     Op.OR: _call(torch.logical_or),
     Op.XOR: _call(torch.logical_xor),
-    Op.WHERE: _call(torch.where),
-    Op.SUM: _accumulate(torch.sum),
-    Op.PROD: _accumulate(torch.prod),
-    Op.MAX: _reduce(torch.amax),
-    Op.MIN: _reduce(torch.amin),
-    Op.ANY: _reduce(torch.any),
-    Op.ALL: _reduce(torch.all),
+    Op.CAST: _convert,
+    Op.CONVERT: _convert,
+    Op.RESHAPE: lambda values, arg, dtype: values[0],  # `inner` is flattened anyway
+    Op.SUM: _sum,
+    Op.PROD: _product,
+    Op.MAX: _extreme(torch.amax, is_negative=False),
+    Op.MIN: _extreme(torch.amin, is_negative=True),
+    Op.ANY: _quantified(torch.any),
+    Op.ALL: _quantified(torch.all),
 }
 
 
@@ -139,6 +195,7 @@ def evaluate(
     last_use = {i: node.id for node in graph for i in node.inputs}
     outputs = {out.id for out in graph.outputs}
     values: dict[int, Tensor] = {}
+    wide: dict[int, Tensor] = {}  # sums and products as they are before they are rounded
     for node in graph:
         if node.op is Op.INPUT:
             leaf = inputs[node.id]
@@ -147,7 +204,14 @@ def evaluate(
             of = dtype if node.value.dtype.is_floating_point else node.value.dtype
             value = _number(node.arg, len(lead), of, device)
         else:
-            value = EVALUATE[node.op](tuple(values[i] for i in node.inputs), node.arg, dtype)
+            given = [values[i] for i in node.inputs]
+            if node.op in (Op.RESHAPE, Op.DIV):  # a mean is rounded once: of equal elements it is
+                given[0] = wide.get(node.inputs[0], given[0])  # that element, as torch's is
+            value = EVALUATE[node.op](tuple(given), node.arg, dtype)
+        if value.is_floating_point() and value.dtype is not dtype:
+            if node.op is not Op.DIV:
+                wide[node.id] = value
+            value = value.to(dtype)
         values[node.id] = value.expand(*value.shape[:-1], math.prod(node.value.inner))
         for i in set(node.inputs) - outputs:
             if last_use[i] == node.id:

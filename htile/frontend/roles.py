@@ -1,24 +1,24 @@
 """What each argument of a call is to the row: its role, from rank and annotation, never from size.
 
-`Signature` is read once from a decorated function and binds calls to one value a parameter;
+`Signature` is read once from a decorated function and binds calls to one value a parameter.
 `classify` gives every value a `Spec`, and the call its N and its leading shape.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import re
 import sys
 import types
 import typing
-from dataclasses import dataclass, field, fields
-from enum import Enum
+from dataclasses import dataclass, field
 
 import torch
 
 from ..errors import ArgumentError, DtypeError, Location, ShapeError, UnsupportedError
-from .captures import ATOMS, BUILTINS, freeze, is_frozen_dataclass
+from .captures import freeze
 from .graph import Role
 from .ops import broadcast_shapes, compute_dtype
 
@@ -32,7 +32,7 @@ class Scalar:
 
 
 class Static:
-    """Annotation: a hashable Python value that is fixed in the kernel; each value compiles anew."""
+    """Annotation: a Python value that is fixed in the kernel; each value compiles anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class Spec:
     """One parameter of one specialization.
 
     dtype: the dtype in memory; float32 for a Python float; None for STATIC.
-    inner: ROW, COLUMN: `(N,)`; PER_ROW, SCALAR, DEVICE_SCALAR: `()` or `(1,)`.
-    value: STATIC only. Compared by type and bits (1, True and 1.0 differ), through `guard`.
+    inner: `(N,)` for ROW and COLUMN; `()` or `(1,)` for PER_ROW, SCALAR and DEVICE_SCALAR.
+    value: of STATIC only. It is compared by type and bits (1, True and 1.0 differ), by `guard`.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The arguments of one call: a `Spec` a parameter, N, and the leading shape of the rows."""
+    """The arguments of one call: a `Spec` for each parameter, N, and the rows' leading shape."""
 
     specs: tuple[Spec, ...]
     n: int
@@ -70,14 +70,23 @@ _MISSING = inspect.Parameter.empty
 _UNRESOLVED = (NameError, AttributeError, TypeError, ValueError, SyntaxError, LookupError)
 
 
+_INSTEAD = (
+    (torch.nn.Module, "its forward as a function of a row that takes its parameters: "
+                      "`def f(x, weight): ...`"),
+    (functools.partial, "`def f(x): return part(x)`, where `part` is this partial, and decorate "
+                        "that"),
+    (object, "`def f(x): ...` and decorate that"),
+)  # fmt: skip
+
+
 class Signature:
-    """The parameters of a decorated function; analysed once, annotations at first use."""
+    """The parameters of a decorated function. Annotations are read when they are first used."""
 
     def __init__(self, fn):
         if not isinstance(fn, types.FunctionType):
+            instead = next(text for kind, text in _INSTEAD if isinstance(fn, kind))
             raise ArgumentError(
-                f"expected a plain Python function, got {type(fn).__name__} {fn!r}; "
-                "write `def f(x): ...` and decorate that"
+                f"expected a plain Python function, got {type(fn).__name__} {fn!r}; write {instead}"
             )
         self.fn = fn
         self.name = fn.__name__
@@ -93,7 +102,6 @@ class Signature:
         self.names = tuple(p.name for p in parameters)
         self.defaults = tuple(p.default for p in parameters)
         self.parameters = parameters
-        self._kinds = None
         positional = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
         self._positional = len(positional)
         self._by_keyword = {
@@ -103,13 +111,11 @@ class Signature:
         tails = [self.defaults[k:] for k in range(self._positional + 1)]
         self._tails = [None if any(d is _MISSING for d in t) else t for t in tails]
 
-    @property
+    @functools.cached_property
     def kinds(self) -> tuple[type | None, ...]:
         """For each parameter PerRow, Scalar, Static, float, or None."""
-        if self._kinds is None:
-            scope = _Scope(inspect.unwrap(self.fn))
-            self._kinds = tuple(_kind(p, scope) for p in self.parameters)
-        return self._kinds
+        scope = _Scope(inspect.unwrap(self.fn))
+        return tuple(_kind(p, scope) for p in self.parameters)
 
     def bind(self, args: tuple, kwargs: dict) -> tuple[object, ...]:
         """One value a parameter, in order, defaults filled in. Raises ArgumentError."""
@@ -118,18 +124,12 @@ class Signature:
             if tail is not None:
                 return args + tail
         if len(args) > self._positional:
-            raise ArgumentError(
-                f"{self.name} takes {self._positional} positional arguments, got {len(args)}; "
-                f"its parameters are {self._text()}"
-            )
+            self._refuse(f"takes {self._positional} positional arguments, got {len(args)}")
         values = [*args, *self.defaults[len(args) :]]
         for name, value in kwargs.items():
             i = self._by_keyword.get(name)
             if i is None:
-                raise ArgumentError(
-                    f"{self.name} takes no keyword argument {name!r}; "
-                    f"its parameters are {self._text()}"
-                )
+                self._refuse(f"takes no keyword argument {name!r}")
             if i < len(args):
                 raise ArgumentError(
                     f"{self.name} got parameter {name!r} twice: by position and by name"
@@ -137,10 +137,7 @@ class Signature:
             values[i] = value
         missing = [n for n, v in zip(self.names, values, strict=True) if v is _MISSING]
         if missing:
-            raise ArgumentError(
-                f"{self.name} needs {', '.join(map(repr, missing))}; "
-                f"its parameters are {self._text()}"
-            )
+            self._refuse(f"needs {', '.join(map(repr, missing))}")
         return tuple(values)
 
     def invoke(self, values: tuple) -> object:
@@ -148,8 +145,9 @@ class Signature:
         k = self._positional
         return self.fn(*values[:k], **dict(zip(self.names[k:], values[k:], strict=True)))
 
-    def _text(self) -> str:
-        return f"({', '.join(self.names)})"
+    def _refuse(self, what: str) -> typing.NoReturn:
+        plain = [p.replace(annotation=_MISSING, default=_MISSING) for p in self.parameters]
+        raise ArgumentError(f"{self.name} {what}; its parameters are {inspect.Signature(plain)}")
 
 
 def _parameters(fn) -> tuple[inspect.Parameter, ...]:
@@ -207,17 +205,16 @@ def _strongest(kinds: list[type | None]) -> type | None:
     return next((kind for kind in MARKERS if kind in kinds), None)
 
 
-# ---------------------------------------------------------------------------------------- roles
+# roles
 
 
 def classify(signature: Signature, values: tuple[object, ...]) -> Call:
     """The role of each value, N and the leading shape. Raises the error that names the argument."""
     name = signature.name
-    arguments = tuple(zip(signature.names, signature.kinds, values, strict=True))
     tensors = {}  # those whose role depends on the rows: by parameter, without annotation
     per_row = {}  # annotated PerRow
     specs: dict[str, Spec] = {}
-    for parameter, kind, value in arguments:
+    for parameter, kind, value in zip(signature.names, signature.kinds, values, strict=True):
         if kind is Static or not isinstance(value, torch.Tensor):
             specs[parameter] = _value_spec(name, parameter, kind, value)
             continue
@@ -235,10 +232,12 @@ def classify(signature: Signature, values: tuple[object, ...]) -> Call:
         else:
             tensors[parameter] = value
 
-    shapes = {p: tuple(t.shape) for p, t in tensors.items()}
-    n, lead = _rows(name, shapes, per_row)
+    n, lead, is_one_row = _rows(name, tensors)
     for parameter, tensor in tensors.items():
-        role, inner = _tensor_role(name, parameter, shapes, n, lead)
+        shape = tuple(tensor.shape)
+        role, inner = (Role.ROW, (n,)) if shape[-1] == n else (Role.PER_ROW, (1,))
+        if len(shape) == 1 and not is_one_row:
+            role, inner = _shared_role(name, parameter, shape[0], n, lead)
         specs[parameter] = Spec(parameter, role, tensor.dtype, inner)
     for parameter, tensor in per_row.items():
         _check_per_row(name, parameter, tuple(tensor.shape), lead)
@@ -246,62 +245,61 @@ def classify(signature: Signature, values: tuple[object, ...]) -> Call:
     return Call(tuple(specs[p] for p in signature.names), n, lead)
 
 
-def _rows(name: str, shapes: dict[str, tuple], per_row: dict) -> tuple[int, tuple[int, ...]]:
-    """N and the leading shape, from the tensors of two or more dimensions, or from the only one."""
-    rows = {p: s for p, s in shapes.items() if len(s) > 1}
-    if not rows:
-        if len(shapes) != 1:
-            got = (
-                f"{_listed(shapes)} have one dimension each; give the row a leading one, x[None]"
-                if shapes
-                else "no tensor was passed that has a row; pass a tensor of shape (*lead, N)"
-            )
-            raise ArgumentError(
-                f"{name}: expected a row argument: a tensor of two or more dimensions, or a single "
-                f"tensor of one; {got}"
-            )
-        rows = shapes
+def _rows(name: str, tensors: dict[str, torch.Tensor]) -> tuple[int, tuple[int, ...], bool]:
+    """N, the leading shape of the rows, and whether the call is for one row alone.
+
+    Rows are the tensors of two or more dimensions. Where there are none, all tensors of one
+    dimension are one row: a vector that all rows share is then the same as a part of that row.
+    """
+    shapes = {p: tuple(t.shape) for p, t in tensors.items()}
+    rows = {p: s for p, s in shapes.items() if len(s) > 1} or shapes
+    listed = ", ".join(f"{p} {s}" for p, s in rows.items())
+    is_one_row = all(len(s) == 1 for s in rows.values())
+    dtypes = {t.dtype for t in tensors.values() if t.is_floating_point()}
+    if not rows or (is_one_row and len(dtypes) > 1):
+        raise ArgumentError(
+            f"{name}: expected a row argument, a tensor of two or more dimensions, "
+            + (f"or tensors of one dimension and one floating dtype, got {listed} of different "
+               "ones; give the row a leading dimension, x[None]"
+               if rows else "or of one for a single row; no tensor was passed that has one")
+        )  # fmt: skip
     lasts = {s[-1] for s in rows.values()} - {1}
     if len(lasts) > 1:
         raise ShapeError(
             f"{name}: row arguments must agree in the last dimension N (or have 1 there, one value "
-            f"per row), got {_listed(rows)}"
+            f"per row), got {listed}"
         )
     n = lasts.pop() if lasts else 1
     if n == 0:
         raise ShapeError(
-            f"{name}: a row has no elements (N = 0), got {_listed(rows)}; "
+            f"{name}: a row has no elements (N = 0), got {listed}; "
             "pass rows of at least one element"
         )
     lead = broadcast_shapes(*(s[:-1] for s in rows.values()))
     if lead is None:
         raise ShapeError(
-            f"{name}: leading dimensions of the row arguments do not broadcast, got "
-            f"{_listed(rows)}; all dimensions but the last must agree or be 1"
+            f"{name}: leading dimensions of the row arguments do not broadcast, got {listed}; "
+            "all dimensions but the last must agree or be 1"
         )
-    return n, lead
+    return n, lead, is_one_row
 
 
-def _tensor_role(
-    name: str, parameter: str, shapes: dict[str, tuple], n: int, lead: tuple[int, ...]
+def _shared_role(
+    name: str, parameter: str, size: int, n: int, lead: tuple[int, ...]
 ) -> tuple[Role, tuple[int, ...]]:
-    """The role of a tensor of one or more dimensions that has no annotation."""
-    shape = shapes[parameter]
-    if len(shape) > 1 or len(shapes) == 1:
-        return (Role.ROW, (n,)) if shape[-1] == n else (Role.PER_ROW, (1,))
-    (size,) = shape
+    """The role of a tensor of one dimension beside rows of two or more."""
     if size == n:
         return Role.COLUMN, (n,)
     if size == 1:
         return Role.DEVICE_SCALAR, (1,)
     message = (
         f"{name}: {parameter} has one dimension, so it is shared by all rows: expected N values, "
-        f"shape ({n},), got {shape}"
+        f"shape ({n},), got ({size},)"
     )
     if size == math.prod(lead) or size in lead:
         message += (
             f"; if it holds one value for each row of {lead}, annotate it "
-            f"`{parameter}: htile.PerRow`" + (f" and pass shape {lead}" * (shape != lead))
+            f"`{parameter}: htile.PerRow`" + f" and pass shape {lead}" * (lead != (size,))
         )
     else:
         message += "; pass N values, or (1,) for one value that all share"
@@ -322,98 +320,73 @@ def _check_per_row(name: str, parameter: str, shape: tuple, lead: tuple[int, ...
 
 
 def _check_tensor(name: str, parameter: str, tensor: torch.Tensor) -> None:
+    what = f"{name}: {parameter}"
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         raise UnsupportedError(
-            f"{name}: {parameter} is a {type(tensor).__name__}; HTile takes torch.Tensor and "
+            f"{what} is a {type(tensor).__name__}; HTile takes torch.Tensor and "
             "torch.nn.Parameter only, no other tensor subclass yet; pass a plain tensor, for "
             f"instance {parameter}.as_subclass(torch.Tensor)"
         )
     if tensor.is_nested:
         raise UnsupportedError(
-            f"{name}: {parameter} is a nested tensor; pass a dense one, for instance "
+            f"{what} is a nested tensor; pass a dense one, for instance "
             f"{parameter}.to_padded_tensor(0.0)"
         )
     if tensor.layout is not torch.strided:
         raise UnsupportedError(
-            f"{name}: {parameter} has layout {tensor.layout}; pass a dense tensor, for instance "
+            f"{what} has layout {tensor.layout}; pass a dense tensor, for instance "
             f"{parameter}.to_dense()"
         )
     try:
         compute_dtype(tensor.dtype)
     except DtypeError as error:
         cast = ".float()" if tensor.dtype.is_floating_point else ".to() one of these"
-        raise DtypeError(f"{name}: {parameter}: {error.message}; convert it with {cast}") from None
+        raise DtypeError(f"{what}: {error.message}; convert it with {cast}") from None
 
 
 def _value_spec(name: str, parameter: str, kind: type | None, value: object) -> Spec:
     """The spec of what is no tensor, or is annotated Static."""
-    cls = type(value)
+    cls, what = type(value), f"{name}: {parameter}"
     if kind is Static:
         if isinstance(value, torch.Tensor):
             raise ArgumentError(
-                f"{name}: {parameter} is annotated htile.Static but got a tensor; a static value "
+                f"{what} is annotated htile.Static but got a tensor; a static value "
                 "is fixed in the kernel: drop the annotation, or pass a Python value"
             )
         try:
-            hash(value)
-        except TypeError:
-            raise ArgumentError(
-                f"{name}: {parameter} is annotated htile.Static: expected a hashable value, got "
-                f"{cls.__name__}; {_FROZEN.get(cls, 'pass a tuple or a frozen dataclass')}"
-            ) from None
-        if _may_change(value):
-            raise ArgumentError(
-                f"{name}: {parameter} is static, fixed in the kernel, but what a {cls.__name__} "
-                "holds may change unseen; pass a frozen dataclass"
-            )
+            freeze(value)
+        except TypeError as error:
+            message = f"{what} is static, fixed in the kernel, but {error}"
+            if parameter == "self":
+                message = message.partition("; expected")[0] + _OF_METHODS
+            raise ArgumentError(message) from None
         return Spec(parameter, Role.STATIC, value=value)
     if cls is float or (cls is int and kind in (float, Scalar)):
         if cls is int and abs(value) >= 2**63:
-            raise ArgumentError(f"{name}: {parameter} is an int of more than 64 bits; pass a float")
+            raise ArgumentError(f"{what} is an int of more than 64 bits; pass a float")
         return Spec(parameter, Role.SCALAR, torch.float32)
-    numpy = cls.__module__.partition(".")[0] == "numpy"
-    if not numpy and (value is None or isinstance(value, (bool, int, str, torch.dtype))):
+    if value is None or cls in (bool, int, str, torch.dtype):
         return Spec(parameter, Role.STATIC, value=value)
-    if numpy:
-        remedy = (
-            f"pass torch.from_numpy({parameter})"
-            if cls.__name__ == "ndarray"
-            else f"pass the Python number, {parameter}.item()"
-        )
+    if cls.__module__.partition(".")[0] == "numpy":
+        remedy = f"pass the Python number, {parameter}.item()"
+        if cls.__name__ == "ndarray":
+            remedy = f"pass torch.from_numpy({parameter})"
     else:
-        remedy = _REMEDY.get(
-            cls,
-            f"if it is hashable and fixed in the kernel, annotate it `{parameter}: htile.Static`",
-        )
+        fixed = f"if it is fixed in the kernel, annotate it `{parameter}: htile.Static`"
+        remedy = _REMEDY.get(cls, fixed)
     raise ArgumentError(
-        f"{name}: {parameter}: expected a tensor, float, int, bool, str, None or dtype, got "
+        f"{what}: expected a tensor, float, int, bool, str, None or dtype, got "
         f"{cls.__name__}; {remedy}"
     )
 
 
-def _may_change(value: object) -> bool:
-    """Whether a hashable value, or one inside, is equal to itself only, whatever it holds."""
-    if isinstance(value, (tuple, frozenset)):
-        return any(map(_may_change, value))
-    if is_frozen_dataclass(value):
-        return any(_may_change(getattr(value, f.name, None)) for f in fields(value))
-    if isinstance(value, (type, types.FunctionType, types.ModuleType, Enum, *ATOMS, *BUILTINS)):
-        return False
-    return type(value).__hash__ is object.__hash__
-
-
-_FROZEN = {
-    list: "pass a tuple",
-    dict: "pass a tuple of pairs or a frozen dataclass",
-    set: "pass a frozenset",
-}
+_OF_METHODS = (
+    "; pass a frozen dataclass as self, or write a function outside the class that takes what the "
+    "method uses: `@htile.rowwise def norm(x, eps: float): ...`, called as `norm(x, self.eps)`"
+)
 _REMEDY = {
     list: "pass torch.tensor(...), or a tuple that is annotated htile.Static",
     dict: "pass each entry as an argument of its own",
     set: "pass each entry as an argument of its own",
     complex: "pass the real and imaginary parts as two floats",
 }
-
-
-def _listed(shapes: dict[str, tuple]) -> str:
-    return ", ".join(f"{p} {s}" for p, s in shapes.items())

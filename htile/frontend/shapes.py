@@ -10,50 +10,74 @@ from collections.abc import Callable
 import torch
 
 from ..errors import ShapeError, TraceError, UnsupportedError
-from .functions import attach, implements
+from .functions import attach, formulas, implements
+from .hints import advice
 from .ops import Op, Value, Varies
-from .promotion import BOOL, Number, cast, filled, number, operand
-from .tensor import Tensor, constant, fail, node
+from .promotion import BOOL, Number, cast, filled, number, numeric, operand
+from .tensor import ALIASES, FUNCTIONS, Device, Tensor, constant, fail, node, share
 
 
 @implements("to", "type")
-def to(input, dtype=None, *, copy=False, non_blocking=False, memory_format=None):
-    dtype = dtype.dtype if isinstance(dtype, Tensor) else dtype
-    if not isinstance(dtype, torch.dtype):
-        fail(TraceError, f"x.to({dtype!r}): inside a row only x.to(dtype); devices do not change")
-    return cast(input, dtype)
+def to(input, *args, dtype=None, device=None, copy=False, non_blocking=False, memory_format=None):
+    """input in another dtype: it rounds, and declares what the result is stored in."""
+    given = [each for each in (*args, dtype, device) if not isinstance(each, (bool, type(None)))]
+    wanted = [each for each in given if not isinstance(each, Device)]
+    is_dtype = all(isinstance(each, (Tensor, torch.dtype)) for each in wanted)
+    if not given or len(wanted) > 1 or not is_dtype:
+        shown = ", ".join(map(repr, wanted))
+        fail(TraceError, f"x.to({shown}): only x.to(dtype) inside a row; devices do not change")
+    if not wanted:
+        return share(input, input)
+    (dtype,) = wanted
+    return _converted(input, dtype.dtype if isinstance(dtype, Tensor) else dtype, copy)
 
 
-@implements("type_as")
-def type_as(input, other):
-    return cast(input, other.dtype)
+def _converted(x: Tensor, dtype: torch.dtype, is_copied: bool = False) -> Tensor:
+    result, v = cast(x, dtype), x._value
+    is_alias = (v.stored or v.dtype) is dtype and not is_copied  # torch gives x itself back
+    return share(x, result) if is_alias else result
 
 
 def _cast_to(dtype: torch.dtype) -> Callable:
-    return lambda input: cast(input, dtype)
+    return lambda input: _converted(input, dtype)
 
 
 for _name in ("float", "half", "bfloat16", "int", "long", "bool", "double"):
-    attach(_name, _cast_to(getattr(torch, _name)))
+    attach(_name, _cast_to(getattr(torch, _name)), f"The same as x.to(torch.{_name}).")
 
 
 def _like(value: Number) -> Callable:
-    return lambda input, *, dtype=None: filled(input, value, dtype)
-
-
-implements("zeros_like")(_like(0))
-implements("ones_like")(_like(1))
+    return lambda input, *, dtype=None, **more: full_like(input, value, dtype=dtype, **more)
 
 
 @implements("full_like")
-def full_like(input, fill_value, *, dtype=None):
+def full_like(
+    input, fill_value, *, dtype=None, device=None, layout=None, memory_format=None,
+    requires_grad=False,
+):  # fmt: skip
+    """A constant of the shape of input."""
     if isinstance(operand(fill_value), Tensor):
         fail(UnsupportedError, "full_like of a traced value: write value.expand_as(x)")
+    if not isinstance(device, (Device, type(None))):
+        fail(TraceError, f"device={device!r}: a constant is where the row is; leave it out")
     return filled(input, fill_value, dtype)
 
 
-implements("is_floating_point", method=False)(lambda input: input.is_floating_point())
-implements("numel", method=False)(lambda input: input.numel())
+formulas({
+    "zeros_like": ("Zeros of the shape of input.", _like(0)),
+    "ones_like": ("Ones of the shape of input.", _like(1)),
+    "type_as": ("input in the dtype of other.", lambda input, other: to(input, other)),
+    "is_complex": ("False.", lambda input: False),
+    "contiguous": ("input.", lambda input, *, memory_format=None: share(input, input)),
+})  # fmt: skip
+
+implements("is_floating_point", method=False, doc="Whether the dtype is a floating one.")(
+    lambda input: input.is_floating_point()
+)
+implements("numel", method=False, doc="The number of elements.")(lambda input: input.numel())
+
+
+# axes
 
 
 def check_dim(x: Tensor, dim: object) -> None:
@@ -66,13 +90,31 @@ def check_dim(x: Tensor, dim: object) -> None:
 
 
 def _per_row(x: Tensor, what: str, inner: tuple[int, ...]) -> Tensor:
+    """A value per row in another shape; in torch it is a view."""
     if x._value.spread or x.ndim > 1 or x.ndim == len(inner) == 1:
         fail(UnsupportedError, f"{what} of a value of shape {tuple(x.shape)}: a row has one axis")
-    return x if x._value.inner == inner else node(Op.RESHAPE, x, arg=inner)
+    return share(x, x if x._value.inner == inner else node(Op.RESHAPE, x, arg=inner))
+
+
+def _itself(input):
+    return input
+
+
+def _view(input, *shape):
+    sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+    if isinstance(sizes, torch.dtype):
+        fail(UnsupportedError, f"x.view({sizes}): the bits of a number cannot be read")
+    sizes = tuple(sizes.shape if isinstance(sizes, Tensor) else sizes)
+    if sizes == tuple(input.shape) or (sizes == (-1,) and input.ndim):
+        return input
+    if sizes in ((), (1,), (-1,)) and not input._value.spread:
+        return _per_row(input, "view", sizes and (1,))
+    fail(UnsupportedError, f"x.view{sizes} of shape {tuple(input.shape)}: {advice('view', ())}")
 
 
 @implements("unsqueeze")
 def unsqueeze(input, dim):
+    """A value per row with an axis of size 1."""
     check_dim(input, dim)
     if input.ndim:
         fail(UnsupportedError, "unsqueeze of a row: a value inside a row has at most one axis")
@@ -81,6 +123,7 @@ def unsqueeze(input, dim):
 
 @implements("squeeze")
 def squeeze(input, dim=None):
+    """A value per row without its axis of size 1."""
     check_dim(input, dim)
     return _only_element(input) if input.shape == (1,) else _per_row(input, "squeeze", ())
 
@@ -92,27 +135,28 @@ def _only_element(x: Tensor) -> Tensor:
     """
     v = x._value
     if not v.spread:
-        return node(Op.RESHAPE, x, arg=())
+        return share(x, node(Op.RESHAPE, x, arg=()))
     element = node(Op.ANY if v.dtype is BOOL else Op.MAX, x)
-    return element if v.stored is None else cast(element, v.stored)
+    return share(x, element if v.stored is None else cast(element, v.stored))
 
 
-def spread(x: Tensor) -> Tensor:
+def _as_row(x: Tensor) -> Tensor:
     """A value per row as a row of equal elements."""
     if x._value.spread:
         return x
-    dtype, n = x._value.dtype, x._builder.n
-    ones = constant(x, number(1, dtype), Value((n,), Varies.SCALAR, dtype, None, True))
+    dtype, stored, n = x._value.dtype, x._value.stored, x._builder.n
+    ones = constant(x, number(1, dtype), Value((n,), Varies.SCALAR, dtype, stored, True))
     return node(Op.AND if dtype is BOOL else Op.MUL, x, ones)
 
 
 @implements("broadcast_to")
 def broadcast_to(input, size):
+    """A value per row as a row of N equal elements; a row as it is."""
     shape = tuple(input.shape[-1] if s == -1 and input.ndim else s for s in size)
     if shape == (input._builder.n,):
-        return spread(input)
+        return share(input, _as_row(input))
     if shape == tuple(input.shape):
-        return input
+        return share(input, input)
     if shape == (1,) and not input._value.spread:
         return _per_row(input, "expand", (1,))
     fail(ShapeError, f"expand of shape {tuple(input.shape)} to {shape} does not fit in a row")
@@ -123,8 +167,29 @@ def expand(input, *sizes):
     return broadcast_to(input, sizes)
 
 
-attach("expand", expand)
-attach("expand_as", lambda input, other: broadcast_to(input, other.shape))
+attach("expand", expand, "The same as torch.broadcast_to(x, sizes).")
+attach("expand_as", lambda input, other: broadcast_to(input, other.shape), "x.expand(other.shape).")
+formulas({
+    "detach": ("input itself.", _itself),
+    "positive": ("input itself, which is no mask.", lambda input: numeric(input, "+")),
+    "view reshape": ("input itself, for -1 or its shape; a value per row as () or (1,).", _view),
+    "view_as reshape_as": ("The same as x.view(other.shape).", lambda input, other:
+        _view(input, other)),
+    "flatten": ("input itself.", lambda input, start_dim=0, end_dim=-1: _view(input, -1)),
+    "ravel": ("input itself.", lambda input: _view(input, -1)),
+})  # fmt: skip
+ALIASES |= {
+    FUNCTIONS[known][1]
+    for known in (
+        torch.detach,
+        torch.positive,
+        torch.reshape,
+        torch.flatten,
+        torch.ravel,
+        torch.Tensor.view_as,
+    )
+}
+Tensor.__pos__ = vars(Tensor)["positive"]
 
 
 def getitem(x: Tensor, index: object) -> Tensor:
@@ -138,11 +203,12 @@ def getitem(x: Tensor, index: object) -> Tensor:
         return unsqueeze(x, -1)
     if len(rest) == 1 and type(rest[0]) is int and rest[0] in (0, -1) and x.shape == (1,):
         return squeeze(x, -1)
-    fail(
-        UnsupportedError,
-        "indexing a row is not supported: write a mask (torch.where with a condition) or a "
-        "reduction (x.sum(), x.max())",
-    )
+    remedy = "write a mask (torch.where with a condition) or a reduction (x.sum(), x.max())"
+    if None in rest:
+        remedy = "a row has one axis and gets no other, use it as it is"
+    elif isinstance(rest[0], slice):
+        remedy = advice("split", ())
+    fail(UnsupportedError, f"indexing a row is not supported: {remedy}")
 
 
 Tensor.__getitem__ = getitem

@@ -1,16 +1,16 @@
 """The symbolic tensor that a traced function computes with: one value of a graph being built.
 
-It answers to torch's functions through `__torch_function__` and to torch's methods, both filled
-in from the table of htile.frontend.functions. What it can not do says so, with the user's line.
+It answers to torch's functions through `__torch_function__` and to torch's methods. Both come from
+the table `FUNCTIONS`, which htile.frontend.functions and the modules after it fill. What it cannot
+do raises, with the user's line and with what to write instead.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import lru_cache
 from inspect import signature
 from typing import NoReturn
 
@@ -18,46 +18,21 @@ import torch
 
 from ..errors import HTileError, Location, ShapeError, TraceError, UnsupportedError
 from .graph import Builder, returned_dtype
+from .hints import REFERENCE, advice
+from .libraries import internal
 from .ops import Op, Value
 
-_HTILE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-INTERNAL = (_HTILE + os.sep, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep)
-
 FUNCTIONS: dict[Callable, tuple[str, Callable]] = {}
-"""From torch's function to its spelling and to what it does with symbolic tensors."""
+"""From each function of torch to its spelling and to the function that does it symbolically."""
 
-_RANKS = "sorting and arg-reductions are not built yet"
-_PRODUCT = "write (a * b).sum() for the product of two rows"
-_ALONG = "operations along the row other than reductions are not built yet"
-HINTS = {
-    **dict.fromkeys(("argmax", "argmin", "argsort", "sort", "topk", "median", "kthvalue"), _RANKS),
-    **dict.fromkeys(("matmul", "mm", "dot", "inner", "linear", "bmm", "vdot"), _PRODUCT),
-    **dict.fromkeys(
-        ("cumsum", "cumprod", "cat", "stack", "roll", "flip", "gather", "chunk", "split"), _ALONG
-    ),
-    **dict.fromkeys(("view", "reshape", "permute", "flatten"), "a row has one axis, use it"),
-    **dict.fromkeys(("item", "tolist", "numpy"), "values are not known while tracing"),
-    **dict.fromkeys(("device", "cuda", "cpu", "is_cuda"), "the kernel runs where its inputs are"),
-    **dict.fromkeys(("tan", "sinh", "cosh"), "write it with sin, cos or exp"),
-    "fmod": "write torch.remainder, or x - torch.trunc(x / y) * y",
-    "nonzero": "write (x != 0).sum() to count",
-    "dropout": "random numbers are not built yet",
-    "double": "float64 is not supported; write x.float()",
-    "empty_like": "write torch.zeros_like",
-}
-
-
-@cache
-def internal(file: str) -> bool:
-    """Whether a file is HTile's own or torch's."""
-    return file.startswith(INTERNAL)
-
+ALIASES: set[Callable] = set()
+"""The entries whose result is the very tensor that they are given, as in torch: `x.detach()`."""
 
 _location = lru_cache(maxsize=4096)(Location)
 
 
 def location() -> Location | None:
-    """The user's line: the innermost frame outside HTile and torch."""
+    """The user's line: that of the innermost frame outside HTile and torch."""
     frame = sys._getframe(1)
     while frame is not None:
         if not internal(frame.f_code.co_filename):
@@ -66,19 +41,24 @@ def location() -> Location | None:
     return None
 
 
-def fail(error: type[HTileError], message: str) -> NoReturn:
-    """Raise `error` with the user's line."""
-    raise error(message, location()) from None
+def fail(error: type[HTileError], message: str, loc: Location | None = None) -> NoReturn:
+    """Raise `error` with the user's line, or with another one."""
+    raise error(message, loc or location()) from None
 
 
 def unsupported(spelling: str) -> NoReturn:
-    """Raise that a torch function or method is not built, with what to use instead."""
+    """Raise that a function or method of torch is not built, with what to use instead."""
     name = spelling.rsplit(".", 1)[-1]
     if name.endswith("_") and not name.startswith("_"):
         base = name.rstrip("_")
         fail(TraceError, f"{spelling} changes a tensor in place; write x = x.{base}(...)")
-    hint = HINTS.get(name, "write it with the elementwise functions and reductions of HTile")
-    fail(UnsupportedError, f"{spelling} is not supported; {hint}")
+    known = {known.rsplit(".", 1)[-1] for known, _ in FUNCTIONS.values()}
+    fail(UnsupportedError, f"{spelling} is not supported; {advice(name, known)}")
+
+
+def is_real(value: object) -> bool:
+    """Whether a value is a tensor with memory; a symbolic one is an instance of torch's class."""
+    return isinstance(value, torch.Tensor) and not isinstance(value, Tensor)
 
 
 def captured(value: torch.Tensor) -> NoReturn:
@@ -96,9 +76,9 @@ _IGNORED = frozenset({"_stacklevel", "out", "inplace"})
 
 
 def call(spelling: str, function: Callable, args: tuple, kwargs: dict):
-    """Call an entry of the table as torch would: its keywords, real tensors and errors."""
+    """Call an entry of the table as torch would: its keywords, real tensors, aliases and errors."""
     for value in (*args, *kwargs.values()):
-        if isinstance(value, torch.Tensor):
+        if is_real(value):
             captured(value)
     if kwargs:
         if kwargs.get("out") is not None:
@@ -107,29 +87,38 @@ def call(spelling: str, function: Callable, args: tuple, kwargs: dict):
             fail(TraceError, f"{spelling}(inplace=True) changes a tensor; write x = {spelling}(x)")
         kwargs = {_KEYWORDS.get(k, k): v for k, v in kwargs.items() if k not in _IGNORED}
     try:
-        return function(*args, **kwargs)
-    except TypeError as error:
-        if error.__traceback__.tb_next is not None:  # raised inside, not by the call
-            raise
-    parameters = ", ".join(str(p) for p in signature(function).parameters.values())
-    fail(UnsupportedError, f"arguments that {spelling} does not take here: it is ({parameters})")
+        result = function(*args, **kwargs)
+    except TypeError:
+        own = signature(function)
+        try:
+            own.bind(*args, **kwargs)
+        except TypeError:
+            fail(UnsupportedError, f"arguments that {spelling} does not take here: it is {own}")
+        raise
+    is_same = any(result is value for value in args) and function not in ALIASES
+    return copy(result) if is_same else result
 
 
 _TRUTH = (
     "the truth of a symbolic value is not known while tracing, so `if`, `while`, `and`, `or`, "
-    "`not`, `in` and the built-in max and min can not read it: write torch.where(condition, a, b), "
+    "`not`, `in` and the built-in max and min cannot read it: write torch.where(condition, a, b), "
     "`&` `|` `~`, torch.maximum or torch.minimum, or make it a static argument (htile.Static)"
 )
+_VALUE = "a symbolic value has no Python number while tracing"
 _NUMBER = (
-    "a symbolic value has no Python number while tracing: write the torch spelling (torch.exp(x) "
+    f"{_VALUE}: write the torch spelling (torch.exp(x) "
     "for math.exp(x), x.to(dtype) for float(x) and int(x)), or make it a static argument "
     "(htile.Static)"
 )
 _ITERATION = (
-    "the elements of a row can not be visited one by one: write an expression of the whole row, "
+    "the elements of a row cannot be visited one by one: write an expression of the whole row, "
     "or a reduction (x.sum(), x.max()) for the built-in sum(x) and max(x)"
 )
-_ASSIGNMENT = "a row can not be changed in place: write x = torch.where(mask, value, x)"
+_ASSIGNMENT = "a row cannot be changed in place: write x = torch.where(mask, value, x)"
+_STALE = (
+    "this tensor may share memory in torch with one that an in-place operator has changed (x and "
+    "x.float(), say), so it may have changed too: write y = y + ... for y += ..., or y = y.clone()"
+)
 
 
 def _refuse(message: str) -> Callable:
@@ -146,46 +135,71 @@ def _used(pattern: str) -> str | None:
     return found[1] if found else None
 
 
+def _refuse_copies() -> None:
+    if name := _used(r"\btorch\.(tensor|as_tensor|asarray|Tensor)\("):
+        fail(TraceError, f"torch.{name} of a symbolic value: it is a tensor already, use it as "
+             "it is")  # fmt: skip
+
+
 def _no_number(self) -> NoReturn:
+    _refuse_copies()
     name = _used(r"\bmath\.(\w+)")
     if name and hasattr(torch, name):
         fail(TraceError, f"math.{name} takes Python numbers only: write torch.{name}")
     fail(TraceError, _NUMBER)
 
 
-def _no_length(self) -> NoReturn:
-    if name := _used(r"\btorch\.(tensor|as_tensor|asarray)\b"):
-        fail(
-            TraceError, f"torch.{name} of a symbolic value: it is a tensor already, use it as it is"
-        )
-    fail(TraceError, "len(x) is not available while tracing: write x.shape[-1]")
+class Tensor(torch.Tensor):
+    """A value of the graph under construction; its shape is that of one row, as under vmap.
 
+    It is a torch.Tensor without memory, so that `isinstance` and torch's functions take it. It
+    refers to a value as a name in Python refers to a tensor: `x += 1` gives the same object
+    another value, so every name of it sees the change, as in torch. The memory of an argument is
+    never written: only what the function returns leaves it. Where two tensors may share memory in
+    torch (`x` and `x.float()`, which is `x` itself if that is float32), an in-place operator on one
+    of them makes every use of the other raise.
+    """
 
-def _no_product(self, other) -> NoReturn:
-    unsupported("x.matmul")
-
-
-class Tensor:
-    """A value of the graph under construction; shapes are those of one row, as under vmap."""
-
-    __slots__ = ("_builder", "_id")
     __array_ufunc__ = None
     __hash__ = object.__hash__
+    requires_grad = False
+
+    @staticmethod
+    def __new__(cls, builder: Builder, id: int, *more: object) -> Tensor:
+        v = builder[id].value
+        return torch.Tensor._make_wrapper_subclass(cls, v.inner, dtype=v.dtype, device="meta")
 
     def __init__(self, builder: Builder, id: int):
         self._builder = builder
-        self._id = id
+        self._node = id
+        self._share: list[bool] | None = None  # one list for all that share: is one changed?
+
+    def _current(self, loc: Location | None = None) -> int:
+        """The id of the node, to compute with at this line."""
+        if self._share is not None and self._share[0]:
+            fail(TraceError, _STALE, loc)
+        return self._node
+
+    _id = property(_current)
+
+    def _assign(self, id: int) -> None:
+        """Refer to another value from now on; what shared memory with this tensor is not used."""
+        if self._share is not None:
+            self._share[0], self._share = True, None
+        self._node = id
 
     @property
     def _value(self) -> Value:
-        return self._builder[self._id].value
+        return self._builder[self._node].value
 
     @property
     def shape(self) -> torch.Size:
+        """`(N,)` for a row; `()` or `(1,)` for one value a row."""
         return torch.Size(self._value.inner)
 
     @property
     def ndim(self) -> int:
+        """The number of axes: 0 or 1."""
         return len(self._value.inner)
 
     @property
@@ -194,15 +208,22 @@ class Tensor:
 
         So `y.to(x.dtype)` gives back what came in, as in torch. Arithmetic is float32 either way.
         """
-        node = self._builder[self._id]
+        node = self._builder[self._node]
         if node.op is Op.INPUT:
             return next(i.dtype for i in self._builder.inputs if i.id == node.id)
         return returned_dtype(self._builder, node.value)
 
+    @property
+    def device(self) -> Device:
+        """That of the arguments: it may be compared with another one, and given to `.to`."""
+        return Device()
+
     def dim(self) -> int:
+        """The number of axes: 0 or 1."""
         return self.ndim
 
     def size(self, dim: int | None = None):
+        """The shape, or its size at `dim`."""
         if dim is None:
             return self.shape
         if not -self.ndim <= dim < self.ndim:
@@ -210,24 +231,38 @@ class Tensor:
         return self.shape[dim]
 
     def numel(self) -> int:
+        """The number of elements: N for a row, 1 for one value a row."""
         return self.shape.numel()
 
     def is_floating_point(self) -> bool:
+        """Whether the dtype is a floating one."""
         return self.dtype.is_floating_point
 
     def __repr__(self) -> str:
-        return f"Tensor(%{self._id}: {self._value})"
+        return f"Tensor(%{self._node}: {self._value})"
+
+    def __format__(self, spec: str) -> str:
+        if spec:
+            fail(TraceError, f"{spec!r} formats a number, and {_VALUE}: print the result outside")
+        return repr(self)
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         known = FUNCTIONS.get(func)
+        if known is None and func.__name__ == "__get__":
+            raise AttributeError  # `__getattr__` knows the name
         if known is None:
             for value in (*args, *kwargs.values()):
-                if isinstance(value, torch.Tensor):
+                if is_real(value):
                     captured(value)
             unsupported(_spelling(func))
         return call(*known, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        _refuse_copies()
+        fail(TraceError, f"torch computes {func} of a symbolic value by itself: {REFERENCE}")
 
     def __getattr__(self, name: str):
         if name.startswith("_"):
@@ -237,57 +272,55 @@ class Tensor:
     __bool__ = __contains__ = _refuse(_TRUTH)
     __float__ = __int__ = __index__ = __complex__ = _no_number
     __iter__ = _refuse(_ITERATION)
-    __len__ = _no_length
-    __matmul__ = __rmatmul__ = _no_product
-    __array__ = _refuse("numpy can not take a symbolic value: write the torch spelling")
+    __len__ = _refuse("len(x) is not available while tracing: write x.shape[-1]")
+    __matmul__ = __rmatmul__ = lambda self, other: unsupported("x.matmul")
+    __array__ = _refuse("numpy cannot take a symbolic value: write the torch spelling")
     __setitem__ = __delitem__ = _refuse(_ASSIGNMENT)
+
+
+class Device:
+    """The device of a symbolic value; a graph serves every device, so no trace knows it."""
+
+    __hash__ = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Device) or self._refuse(f"compared with {other!r}")
+
+    def __getattr__(self, name: str):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        self._refuse(f"asked for its {name}")
+
+    def _refuse(self, what: str) -> NoReturn:
+        fail(TraceError, f"x.device is {what}, but it is not known while tracing: "
+             "the kernel runs where its inputs are")  # fmt: skip
 
 
 def _spelling(func: Callable) -> str:
     name = getattr(func, "__name__", str(func))
-    if name == "__get__":
-        return "this attribute of torch.Tensor"
     for module, prefix in ((torch, "torch"), (torch.nn.functional, "F"), (torch.Tensor, "x")):
         if getattr(module, name, None) is func:
             return f"{prefix}.{name}"
     return torch.overrides.resolve_name(func) or name
 
 
-class NoIndices:
-    """The place of the indices in `x.max(dim=-1)`; any use of them raises."""
+class NoIndices(Tensor):
+    """The place of the indices in `x.max(dim=-1)`. To compute with them raises."""
 
-    __slots__ = ("_name",)
-    __array_ufunc__ = None
-
-    def __init__(self, name: str):
+    def __init__(self, builder: Builder, id: int, name: str):
+        super().__init__(builder, id)
         self._name = name
+        self._loc = location()
 
-    def use(self, *args, **kwargs) -> NoReturn:
-        """Raise that arg-reductions are not built."""
+    def _current(self, loc: Location | None = None) -> NoReturn:
         fail(
             UnsupportedError,
             f"the indices of x.{self._name}(dim=...) are not supported: arg-reductions are not "
             f"built yet; use its .values, or x.a{self._name}(dim=...)",
+            self._loc,
         )
 
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        next(v for v in (*args, *(kwargs or {}).values()) if isinstance(v, NoIndices)).use()
-
-    def __getattr__(self, name: str):
-        if name.startswith("_"):
-            raise AttributeError(name)
-        self.use()
-
-
-_DUNDERS = (
-    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow and rand or "
-    "ror xor rxor matmul eq ne lt le gt ge neg pos abs invert bool float int index len iter "
-    "getitem setitem"
-)
-for _name in _DUNDERS.split():
-    setattr(NoIndices, f"__{_name}__", NoIndices.use)
-NoIndices.__hash__ = object.__hash__
+    _id = property(_current)
 
 
 def node(op: Op, *operands: Tensor, arg: object = None) -> Tensor:
@@ -303,6 +336,20 @@ def node(op: Op, *operands: Tensor, arg: object = None) -> Tensor:
 
 
 def constant(like: Tensor, number: object, value: Value) -> Tensor:
-    """A number fixed in the kernel, in the graph of `like`."""
+    """A number that is fixed in the kernel, in the graph of `like`."""
     builder = like._builder
     return Tensor(builder, builder.add_const(number, value, location()))
+
+
+def copy(x: Tensor) -> Tensor:
+    """The same value as a tensor of its own, which an in-place operator changes alone."""
+    return Tensor(x._builder, x._id)
+
+
+def share(x: Tensor, y: Tensor) -> Tensor:
+    """`y`, noted as one that may share memory with `x` in torch."""
+    if x._share is None:
+        x._share = [False]
+    y = copy(y) if y is x else y
+    y._share = x._share
+    return y

@@ -1,7 +1,7 @@
 """From a user's function and the specs of its arguments to a `Graph`.
 
-The function runs once, with a symbolic tensor for each argument that is not static. What torch
-or Python refuses before HTile sees it is told again here, with the user's line.
+The function runs once, with a symbolic tensor for each argument that is not static. What torch or
+Python refuses before HTile sees it is told again here, with the user's line.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NoReturn
 
-import torch
 from torch.utils import _pytree as pytree
 
-from ..errors import HTileError, Location, TraceError
-from . import composites as composites  # fills the table
+from ..errors import HTileError, Location, ShapeError, TraceError
+from . import statistics as statistics  # fills the table
+from .captures import check_static
 from .graph import Builder, Graph, Output, Role, returned_dtype
+from .libraries import internal
 from .ops import Value, Varies, compute_dtype
-from .tensor import NoIndices, Tensor, internal
+from .promotion import NO_OPERAND
+from .tensor import Tensor, is_real
 
 if TYPE_CHECKING:
     from .roles import Spec
@@ -31,13 +33,18 @@ def trace(fn: Callable, specs: Iterable[Spec], n: int, name: str | None = None) 
 
     A parameter without a spec keeps its default. Raises an HTileError with the user's line.
     """
-    builder = Builder(name or fn.__name__, n)
+    specs = tuple(specs)
+    check_static(fn, {spec.name: spec.value for spec in specs if spec.role is Role.STATIC})
+    builder = Builder(name or re.sub(r"[^\w<>]", "_", fn.__name__), n)
     values = {spec.name: _argument(builder, spec) for spec in specs}
     args, kwargs = _arguments(fn, values)
     try:
         result = fn(*args, **kwargs)
-    except (TypeError, RuntimeError) as error:
+    except (TypeError, RuntimeError, ValueError, IndexError) as error:
         _retell(error)
+        raise
+    except TraceError as error:
+        _name_the_absent(error, [name for name, value in values.items() if value is None])
         raise
     leaves, structure = pytree.tree_flatten_with_path(result)
     if not leaves:
@@ -66,12 +73,9 @@ def _arguments(fn: Callable, values: dict) -> tuple[list, dict]:
     for p in inspect.signature(fn).parameters.values():
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
             raise TraceError(f"parameter {p}: give every argument a name of its own", _line(fn))
-        if p.name not in values:
-            if p.default is p.empty:
-                raise TraceError(f"no argument for the parameter {p.name}", _line(fn))
-            value = p.default
-        else:
-            value = values[p.name]
+        value = values.get(p.name, p.default)
+        if value is p.empty:
+            raise TraceError(f"no argument for the parameter {p.name}", _line(fn))
         if p.kind is p.KEYWORD_ONLY:
             kwargs[p.name] = value
         else:
@@ -101,18 +105,13 @@ def _names(paths: list[tuple]) -> list[str]:
 
 
 def _output(builder: Builder, fn: Callable, name: str, leaf: object) -> Output:
-    if isinstance(leaf, NoIndices):
-        try:
-            leaf.use()
-        except HTileError as error:
-            raise type(error)(error.message, _line(fn)) from None
     if not isinstance(leaf, Tensor) or leaf._builder is not builder:
         what = "None" if leaf is None else f"a {type(leaf).__name__}"
         remedy = "return only tensors that are computed from the arguments"
-        if isinstance(leaf, torch.Tensor):
+        if is_real(leaf):
             what, remedy = "a real tensor", "pass it as an argument, or return it outside"
         raise TraceError(f"{builder.name} returns {what} as {name}: {remedy}", _line(fn))
-    node = builder[leaf._id]
+    node = builder[leaf._current(_line(fn))]
     value = node.value
     if value.varies is not Varies.ROW:
         raise TraceError(
@@ -120,8 +119,16 @@ def _output(builder: Builder, fn: Callable, name: str, leaf: object) -> Output:
             "the function, or combine it with a row",
             node.loc or _line(fn),
         )
-    dtype = returned_dtype(builder, value)
-    return Output(name, leaf._id, dtype, value.inner, value.spread)
+    return Output(name, node.id, returned_dtype(builder, value), value.inner, value.spread)
+
+
+def _name_the_absent(error: HTileError, absent: list[str]) -> None:
+    """Say which argument is the None that was computed with, if the user's line names one."""
+    words = set(re.findall(r"\w+", error.loc.text)) if error.loc else ()
+    named = [name for name in absent if name in words]
+    if named and error.message == NO_OPERAND.format("NoneType"):
+        given = f"the argument {named[0]} is None; write `if {named[0]} is not None:` before it"
+        raise TraceError(f"{error.message}: {given}", error.loc) from None
 
 
 # torch checks some arguments before it asks __torch_function__; its errors are told again
@@ -130,10 +137,11 @@ _ARGUMENT = re.compile(r"(\w+)\(\): argument '(\w+)' .*must be (.+), not (\w+)")
 _COMBINATION = re.compile(r"(\w+)\(\) received an invalid combination of arguments")
 _SIGNATURE = re.compile(r"^(\w+)\(\) (?:takes|got|missing) ")
 _REFUSED = re.compile(r"'Tensor' (object|and)|and 'Tensor'|must be real number, not Tensor")
+_SHAPE = re.compile(r"not enough values to unpack|tuple index out of range")
 
 
 def _retell(error: Exception) -> None:
-    """Raise a TraceError for what torch or numpy refused to do with a symbolic tensor."""
+    """Raise an HTileError for what torch, numpy or Python refused to do with a symbolic tensor."""
     loc, last, tb = None, None, error.__traceback__
     while tb is not None:
         last = tb.tb_frame.f_code.co_filename
@@ -144,26 +152,29 @@ def _retell(error: Exception) -> None:
         return
     text = str(error)
 
-    def tell(message: str) -> NoReturn:
-        raise TraceError(message, loc) from None
+    def tell(message: str, kind: type[HTileError] = TraceError) -> NoReturn:
+        raise kind(message, loc) from None
 
+    if _SHAPE.match(text) and re.search(r"\.(shape|size\(\))", loc.text):
+        tell("inside the function a row has the shape (N,), without the leading dimensions: write "
+             "n = x.shape[-1]", ShapeError)  # fmt: skip
     if match := _ARGUMENT.search(text):
         name, argument, wanted, kind = match.groups()
+        if kind == "Device":
+            remedy = "torch.ones_like(x), torch.full_like(x, value) or a Python number"
+            tell(f"torch.{name}(device=...) inside the function: write {remedy}, with no device")
         remedy = f": {_instead(name)}" if wanted == "Tensor" else ""
         tell(f"torch.{name} takes a {wanted} as {argument!r}, not a {kind}{remedy}")
     if match := _COMBINATION.search(text):
-        name = match[1]
-        tell(f"torch.{name} does not take these arguments: {_instead(name)}")
+        tell(f"torch.{match[1]} does not take these arguments: {_instead(match[1])}")
     if re.search("not support ufuncs|unsupported operand.*numpy", text):
-        tell("numpy can not compute with a symbolic value: write the torch function (torch.exp)")
-    if "descriptor" in text and "Tensor" in text:
-        tell("a method of torch.Tensor called through the class: write torch.exp(x) or x.exp()")
+        tell("numpy cannot compute with a symbolic value: write the torch function (torch.exp)")
     if loc.file != last:
         return
     if (match := _SIGNATURE.match(text)) and re.search(rf"\b(torch|F)\.{match[1]}\(", loc.text):
         tell(f"torch.{match[1]} does not take these arguments")
     if _REFUSED.search(text):
-        tell(f"this can not be done with a symbolic value: {text.splitlines()[0]}")
+        tell(f"this cannot be done with a symbolic value: {text.splitlines()[0]}")
 
 
 def _instead(name: str) -> str:

@@ -41,7 +41,7 @@ def lower(
 
 def printed(traced: Graph, plan: Plan) -> Lowered:
     """The kernel of a plan, whose graph is `traced` after the passes."""
-    return Lowered(traced, plan.graph, plan, emit(plan), kernel_name(plan))
+    return Lowered(traced, plan.graph, plan, emit(plan), kernel_name(plan.graph))
 
 
 def plans_for(

@@ -6,46 +6,45 @@ from dataclasses import dataclass
 from math import log2
 
 from ..build.arch import Arch
-from ..frontend.graph import Graph, Input, Role
-from ..frontend.ops import Op
-from .enumeration import has_columns
-from .plan import LONG_N, Home, Plan, Target
-from .schedule import assign_stages, has_pair, make_loops, make_schedule
+from ..frontend.graph import Role
+from .plan import VERY_LONG_N, Form, Plan, Target
+from .work import Work
 
-MANY_ROWS = 1024  # that fill a GPU
+MANY_ROWS = 1024  # rows that fill a GPU
+SHORT_N = 8192  # elements; longer rows are spread over CTAs
 
 
 def choose(plans: list[Plan]) -> Plan:
-    """The default among plans of one graph and target: the closest to what is wanted."""
-    wanted = _wanted(plans[0].graph, plans[0].target)
-    return min(plans, key=lambda plan: _distance(plan, wanted))
+    """The default among plans of one graph and target."""
+    preference = _prefer(plans[0].work, plans[0].target)
+    return min(plans, key=lambda plan: _distance(plan, preference))
 
 
 def closest_first(plans: list[Plan]) -> list[Plan]:
     """The plans as they are preferred, the default first."""
-    wanted = _wanted(plans[0].graph, plans[0].target)
-    return sorted(plans, key=lambda plan: _distance(plan, wanted))
+    preference = _prefer(plans[0].work, plans[0].target)
+    return sorted(plans, key=lambda plan: _distance(plan, preference))
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Preference:
     """What the default plan is closest to.
 
-    in_chunks, streamed: a row is worked on in loops (`Numerics.reload`), or held in registers.
-    threads: a row, where it may be spread over a cluster; at most so many where one CTA has it.
-    elements: of a row, a thread.
-    block: threads of a CTA, where it holds rows in registers, and a row takes no more.
-    two_rows: a CTA, where one takes 256 threads and there are many.
-    shares: of a row a CTA, where there are many rows; abreast: how many at a time.
+    form: whether a row is held in registers, worked on in loops, or streamed.
+    threads: threads of a share of a row; at most so many where the row may not be spread.
+    elements: elements of a row that a thread has.
+    spread: whether a row may be spread over the CTAs of a cluster.
+    block: threads of a CTA that holds rows in registers, if a row takes no more.
+    two_rows: whether a CTA has two rows where one takes 256 threads.
+    shares, abreast: shares of a row that a CTA has, and how many at a time.
     """
 
-    in_chunks: bool
+    form: Form
     threads: int
     elements: float
     loader: str
     columns: str = "late"
     spread: bool = True
-    streamed: bool = False
     block: int = 128
     two_rows: bool = False
     shares: int = 1
@@ -58,80 +57,90 @@ class Wanted:
         return max(self.block, threads_per_row)
 
 
-def _distance(plan: Plan, wanted: Wanted) -> tuple:
-    """Lower is better: numerics first, which come from N, the dtypes and the graph alone."""
+def _distance(plan: Plan, preference: Preference) -> tuple:
+    """How far a plan is from what is preferred; lower is better.
+
+    Numerics come first. They follow from N, the dtypes and the graph alone.
+    """
     num, place = plan.numerics, plan.placement
     padding = plan.elements_per_thread * num.threads_per_row * num.cluster_n / plan.graph.n - 1
-    other_threads = num.threads_per_row != wanted.threads
-    if not wanted.spread:
-        other_threads = num.threads_per_row > wanted.threads
+    other_threads = num.threads_per_row != preference.threads
+    if not preference.spread:
+        other_threads = num.threads_per_row > preference.threads
+    in_loops = preference.form is not Form.HELD
+    block = preference.block_of(num.threads_per_row)
     return (
-        num.reload != wanted.in_chunks,
-        num.streamed != wanted.streamed,
-        num.cluster_n > 1 and not wanted.spread,
+        num.in_loops != in_loops,
+        (num.form is Form.STREAMED) != (preference.form is Form.STREAMED),
+        num.cluster_n > 1 and not preference.spread,
         other_threads,
-        abs(log2(plan.elements_per_thread / wanted.elements)) + 4 * padding,
+        abs(log2(plan.elements_per_thread / preference.elements)) + 4 * padding,
         -num.threads_per_row,
-        not num.paired,
-        0 if num.reload else abs(place.num_threads - wanted.block_of(num.threads_per_row)),
-        place.loader != wanted.loader,
-        place.columns != wanted.columns,
-        abs(place.shares - wanted.shares),
-        abs(plan.abreast - wanted.abreast),
+        not num.joint,
+        0 if num.in_loops else abs(place.num_threads - block),
+        place.loader != preference.loader,
+        place.columns != preference.columns,
+        abs(place.shares - preference.shares),
+        abs(place.abreast - preference.abreast),
     )
 
 
-def _wanted(graph: Graph, target: Target) -> Wanted:
-    """The table: measured on an H200, CONTRIBUTING.md has the figures.
+def _prefer(work: Work, target: Target) -> Preference:
+    """The table, as measured on an H200; docs/performance.md has the figures.
 
-    Short rows stay in registers. Long ones stay in shared memory, in clusters, and are worked on
-    chunk by chunk; what is only read, and very long ones, are streamed.
+    Short rows stay in registers. Long rows stay in shared memory, spread over a cluster, and are
+    worked on in loops. Rows that are only read and very long rows are streamed.
     """
-    stages = max(assign_stages(graph).values())
-    if graph.n > LONG_N:
-        return _wanted_of_very_long(graph, target.arch, stages)
-    if not stages:
-        return _wanted_of_map(graph, target)
-    if graph.n > 8192:
-        return _wanted_of_long(graph, target.arch, stages)
-    return _wanted_of_short(graph, target, stages)
+    if work.graph.n > VERY_LONG_N:
+        return _prefer_very_long(work, target.arch)
+    if not work.stages:
+        return _prefer_map(work, target)
+    if work.graph.n > SHORT_N:
+        return _prefer_long(work, target.arch)
+    return _prefer_short(work, target)
 
 
-def _wanted_of_map(graph: Graph, target: Target) -> Wanted:
+def _prefer_map(work: Work, target: Target) -> Preference:
     """Where nothing is reduced."""
-    n = graph.n
-    if n <= 8192:
-        threads = 256 if has_columns(graph) else 512
-        return Wanted(False, threads, 16, "direct", spread=False, two_rows=_pairs_pay(target))
-    return Wanted(False, 256, 32, "direct") if n <= 131072 else Wanted(True, 512, 32, "direct")
+    n = work.graph.n
+    if n <= SHORT_N:
+        threads = 256 if work.has_columns else 512
+        two_rows = _pairs_pay(target)
+        return Preference(Form.HELD, threads, 16, "direct", spread=False, two_rows=two_rows)
+    if n <= 131072 and target.arch.max_cluster > 1:
+        return Preference(Form.HELD, 256, 32, "direct")
+    return Preference(Form.LOOPS, 512, 32, "direct")
 
 
-def _wanted_of_short(graph: Graph, target: Target, stages: int) -> Wanted:
-    """32 bytes of a row a thread, little of it padding, and CTAs of 128 threads.
+def _prefer_short(work: Work, target: Target) -> Preference:
+    """A thread has 32 bytes of a row with little padding, and a CTA has 128 threads.
 
-    Where little is left to do after the last exchange, rows of up to 128 elements take 16 bytes and
-    CTAs of 256, and many rows of 256 threads CTAs of two. Rows of more than two stages come through
-    shared memory, and many rows of more than 2048 elements, but not beside columns: it is taken
-    from the L1 cache that they live in. Columns are loaded late, because early they cost registers,
-    so rows in flight; but one alone beside a single row is not, nor are those of a single wide row,
-    of which a thread has fewer elements.
+    Where little is left to do after the last exchange, rows of up to 128 elements take 16 bytes a
+    thread and CTAs of 256 threads, and many rows of 256 threads take CTAs of two rows.
+
+    Rows with more than two stages come through shared memory. So do many rows of more than 2048
+    elements, but not beside columns: shared memory is taken from the L1 cache that columns live in.
+
+    Columns are loaded late, because early ones cost registers, so rows in flight. One column beside
+    a single row is loaded early. So are the columns of a single row of 32-bit elements, of which a
+    thread has fewer.
     """
-    n, columns, wide = graph.n, has_columns(graph), _is_wide(graph)
-    narrow = 1 if wide else 2  # as many bytes a thread
-    if not any(output.is_row for output in graph.outputs):
-        return Wanted(False, 512 // narrow, 16 * narrow, "direct", spread=False)
+    n, columns, stages = work.graph.n, work.has_columns, work.stages
+    narrow = 1 if work.is_wide else 2  # as many bytes a thread
+    if not work.writes:
+        return Preference(Form.HELD, 512 // narrow, 16 * narrow, "direct", spread=False)
     if stages > 2 and n > 4096:
-        return Wanted(False, 512 // narrow, 16 * narrow, "shared", spread=False)
+        return Preference(Form.HELD, 512 // narrow, 16 * narrow, "shared", spread=False)
     few_threads = columns and (stages > 1 or n <= 4096)
     threads, elements, block = 512 if few_threads else 1024, 8 * narrow, 128
-    is_light = stages == 1 or (stages == 2 and _repeats_exp(graph))
-    if is_light and n <= 128 and not wide:
+    is_light = stages == 1 or (stages == 2 and work.repeats_exp)
+    if is_light and n <= 128 and not work.is_wide:
         elements, block = 8, 256
     direct = columns or (stages <= 2 and (n <= 2048 or target.rows < 256))
-    takes_few = len(_of(graph, Role.COLUMN)) == 1 or (wide and n <= 4096)
-    early = takes_few and len(_of(graph, Role.ROW)) == 1
-    return Wanted(
-        False,
+    takes_few = len(work.of(Role.COLUMN)) == 1 or (work.is_wide and n <= 4096)
+    early = takes_few and len(work.of(Role.ROW)) == 1
+    return Preference(
+        Form.HELD,
         threads // narrow,
         elements,
         "direct" if direct else "shared",
@@ -147,67 +156,45 @@ def _pairs_pay(target: Target) -> bool:
     return 2048 < target.n <= 4096 and target.rows >= MANY_ROWS
 
 
-def _wanted_of_long(graph: Graph, arch: Arch, stages: int) -> Wanted:
-    """Of rows of more than 8192 elements that are reduced: as many CTAs as go, most of 256 threads.
+def _prefer_long(work: Work, arch: Arch) -> Preference:
+    """A row is spread over as many CTAs as the cluster allows, most of 256 threads.
 
-    So few rows are spread over a GPU. Many are not, where a CTA takes several shares.
+    So few rows keep a GPU busy. Many rows need no such spread: there a CTA takes several shares.
     """
-    n, columns, loops = graph.n, has_columns(graph), make_loops(graph, Home.REREAD)
-    writes = any(output.is_row for output in graph.outputs)
-    if not writes and len(loops.loops) == 1:
+    n, columns, stages, loops = work.graph.n, work.has_columns, work.stages, work.loops
+    if not work.writes and len(loops.loops) == 1:
         elements, abreast = 64 if n <= 16384 else 32, 2 if n > 65536 else 1
-        return Wanted(True, 256, elements, "direct", streamed=True, shares=16, abreast=abreast)
+        return Preference(Form.STREAMED, 256, elements, "direct", shares=16, abreast=abreast)
     if n <= 16384 and stages > 2:
-        return Wanted(False, 256, 32, "direct", spread=False)
-    longest_kept = 0
-    if not columns and (stages == 1 or _repeats_exp(graph)) and stages <= 2:
-        longest_kept = 131072 if _is_wide(graph) else 65536 if has_pair(graph) else 32768
-    if n <= longest_kept:
-        return Wanted(False, 256, 16 if n <= 16384 else 32, "shared")
+        return Preference(Form.HELD, 256, 32, "direct", spread=False)
+    longest_held = 0
+    if not columns and (stages == 1 or work.repeats_exp) and stages <= 2:
+        longest_held = 131072 if work.is_wide else 65536 if work.has_pair else 32768
+    if n <= longest_held:
+        return Preference(Form.HELD, 256, 16 if n <= 16384 else 32, "shared")
     if arch.max_cluster == 1:
-        return Wanted(True, 1024, 32, "shared")
+        return Preference(Form.LOOPS, 1024, 32, "shared")
     if stages > 2:
-        return Wanted(True, 256, 64, "shared", shares=2 if n > 32768 else 1)
-    threads = 512 if n > 131072 and columns and not loops.is_online else 256
+        return Preference(Form.LOOPS, 256, 64, "shared", shares=2 if n > 32768 else 1)
+    is_online = loops.carries_two_stages
+    threads = 512 if n > 131072 and columns and not is_online else 256
     elements = max(16 if n <= 32768 else 32, n // (threads * arch.max_cluster))
     shares = abreast = 1
-    is_small = columns and 16384 < n <= 32768 and _row_bytes(graph) == 2  # 64 KiB at most
-    if loops.is_online and (columns or loops.exchanges > 1 or n <= 32768):
+    is_small = columns and 16384 < n <= 32768 and work.row_bytes == 2  # 64 KiB at most
+    if is_online and (columns or loops.exchanges > 1 or n <= 32768):
         abreast = 2
         if is_small:
             threads, elements, abreast = 128, 32, 4
         shares = abreast * max(1, 64 // elements)
     elif is_small:
         shares = 2
-    return Wanted(True, threads, elements, "shared", shares=shares, abreast=abreast)
+    return Preference(Form.LOOPS, threads, elements, "shared", shares=shares, abreast=abreast)
 
 
-def _wanted_of_very_long(graph: Graph, arch: Arch, stages: int) -> Wanted:
-    """Of rows of more than LONG_N elements: streamed, but where one loop more would be too many."""
-    loops = make_loops(graph, Home.REREAD)
-    fits = _row_bytes(graph) * graph.n <= 16 * arch.shared_bytes
-    if len(loops.loops) == 2 and stages == 1 and fits:
-        return Wanted(True, 1024, graph.n / (16 * 1024), "shared")
-    elements = graph.n / (8 * 512)
-    return Wanted(True, 512, elements, "direct", streamed=True, shares=8)
-
-
-def _of(graph: Graph, role: Role) -> list[Input]:
-    return [i for i in graph.inputs if i.role is role]
-
-
-def _is_wide(graph: Graph) -> bool:
-    """Whether elements of the rows have more than 16 bits."""
-    rows = [i.dtype for i in _of(graph, Role.ROW)]
-    rows += [o.dtype for o in graph.outputs if o.is_row]
-    return max(dtype.itemsize for dtype in rows) > 2
-
-
-def _row_bytes(graph: Graph) -> int:
-    """Bytes of one element of all row inputs."""
-    return sum(i.dtype.itemsize for i in _of(graph, Role.ROW))
-
-
-def _repeats_exp(graph: Graph) -> bool:
-    """Whether an exponential that a reduction needs is read after it: loops would repeat it."""
-    return any(graph[id].op is Op.EXP for id in make_schedule(graph).homes)
+def _prefer_very_long(work: Work, arch: Arch) -> Preference:
+    """Rows are streamed, except where another loop over them would be one too many."""
+    n, loops = work.graph.n, work.loops.loops
+    fits = work.row_bytes * n <= 16 * arch.shared_bytes
+    if len(loops) == 2 and work.stages == 1 and fits:
+        return Preference(Form.LOOPS, 1024, n / (16 * 1024), "shared")
+    return Preference(Form.STREAMED, 512, n / (8 * 512), "direct", shares=8)

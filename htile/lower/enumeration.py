@@ -1,6 +1,7 @@
-"""Which plans a graph has on a target: schedules, numerics and placements that go together.
+"""Which plans a graph has on a target: numerics and placements that go together.
 
-Numerics come from N, dtypes and the graph alone, so a row's bits never depend on the batch.
+Numerics come from N, dtypes, the graph and the architecture alone, so that a row's bits never
+depend on the batch.
 """
 
 from __future__ import annotations
@@ -11,338 +12,365 @@ from itertools import product
 from math import gcd
 
 from ..frontend.graph import Graph, Input, Output, Role
-from ..frontend.ops import REDUCTIONS
-from .plan import (
-    LONG_N,
-    UNROLLED_CHUNKS,
-    Home,
-    Load,
-    Numerics,
-    Placement,
-    Plan,
-    Target,
-    has_wide_words,
-)
-from .schedule import Schedule, has_pair, make_loops, make_schedule
+from .plan import ROWS, VERY_LONG_N, Form, Numerics, Placement, Plan, Target
+from .reductions import MOMENTS
+from .steps import Home
+from .work import Sweep, Sweeps, Work
 
-ACCESS_BYTES = 16  # the widest load and store
-SPARE_REGISTERS = 40  # addresses, predicates, partial results: seen in the examples on sm_90a
-MAX_REGISTERS = 255  # of a thread
-MIN_CLUSTER_N = 8192  # no shorter row is worth a cluster, or reading it again
-UNROLL = 4  # chunks at once of a loop over more
-# Registers for what is on its way from global memory to unrolled loops: columns alone, rows too.
-COLUMN_REGISTERS, ROW_REGISTERS = 16, 32
-LOOP_REGISTERS = 32  # of a loop over more chunks, beside what it computes, reads and writes
-SHARE_REGISTERS = 2  # of each share for each reduction that is gathered beside the first
-COUNT_REGISTERS = 8  # of how many elements a thread has, where it counts in an exchange
-ADDRESS_REGISTERS, FEW_TENSORS = 8, 5  # of each tensor that a loop moves beside a few
-HELD_REGISTERS = 32  # of a row in a thread, from which on the compiler is told how many blocks
-OTHER_REGISTERS = 16  # beside them
-COLUMN_THREADS = 1536  # of an SM, for which short rows with columns spare registers
-ONLINE_THREADS = 1536  # of an SM, for which loops that gather two stages spare registers
-STREAMED_THREADS = 1280  # the same where they read rows from global memory, and are unrolled
-CROWDED_THREADS = 1024  # the same for other loops, where registers would be more than
+ACCESS_BYTES = 16  # bytes of the widest load and store
+MIN_CLUSTER_N = 8192  # elements; no shorter row is worth a cluster, or reading it again
+UNROLLED_CHUNKS = 8  # chunks of a thread; loops over no more of them are written out
+UNROLL = 4  # chunks in the body of a loop over more, if it reads nothing from global memory
+
+# Instructions of all loops of a kernel as they are written out. More would take long to compile and
+# overflow the instruction cache. So loops whose elements take many instructions have fewer shares
+# of a row, and even fewer chunks in their bodies.
+MOST_CODE = 8192
+MOST_GROUPED = 4096
+
+# Sums over more than MOST_CHUNKS chunks of a streamed row have two levels. The inner level has
+# FOLDED chunks.
+MOST_CHUNKS = 32
+FOLDED = 16
+
+# 32-bit registers of a thread.
+MAX_REGISTERS = 255
+SPARE_REGISTERS = 40  # for addresses, predicates and partial results: seen in the examples
+COLUMN_REGISTERS = 16  # for columns that are on their way to unrolled loops
+ROW_REGISTERS = 32  # for rows and columns that are on their way to unrolled loops
+VECTOR_REGISTERS = 128  # for an element each of all rows and columns, of a whole vector
+MOST_PREFETCHED = 64  # that a chunk of all that loops read may take, so that it is prefetched
+LOOP_REGISTERS = 32  # that a loop needs beside what it computes, reads and writes
+SHARE_REGISTERS = 2  # for each share and each reduction beside the first that a loop carries
+COUNT_REGISTERS = 8  # for the number of elements that a thread has, where an exchange counts it
+ADDRESS_REGISTERS = 8  # for each tensor that a loop moves beside the first FEW_TENSORS
+POINTER_REGISTERS = 2  # for the address of each tensor beside the first FEW_TENSORS
+FEW_TENSORS = 5
+HELD_REGISTERS = 32  # of a held row; from so many on the compiler is told how many CTAs to expect
+OTHER_REGISTERS = 16  # beside those of a held row
+
+# For so many threads of a multiprocessor registers are spared:
+COLUMN_THREADS = 1536  # short rows with columns
+JOINT_THREADS = 1536  # loops that carry reductions of two stages
+STREAMED_THREADS = 1280  # the same where they are unrolled and read rows from global memory
+CROWDED_THREADS = 1024  # other loops that would take more than CROWDED_REGISTERS
 CROWDED_REGISTERS = 72
-LONG_SHARES = 4  # of a very long row that may be a CTA's, where there are many
-# The same of one that is kept, from how many rows on; chunks that a thread has in all of them, and
-# threads of a CTA that works on some at a time.
+
+LONG_SHARES = 4  # shares of a very long row that one CTA may have, where there are many rows
+# From how many rows on a CTA may have several shares of a row that is kept in shared memory: the
+# shares at most, the chunks of a thread in all of them, and the threads of a CTA that works on
+# some of them at a time.
 KEPT_SHARES = {256: (2, 8, 256), 1024: (8, 16, 512)}
-KEPT_BLOCKS = 3  # of an SM, that fit with several shares each
-# How many CTAs are left of a row that is streamed and long, if that takes half of them away.
+KEPT_BLOCKS = 3  # CTAs with several shares each that must fit a multiprocessor
+# From how many rows on a streamed row has so few CTAs, if that takes half of them away.
 STREAMED_CTAS = {64: 2, 256: 1, 1024: 4}
-# Of such a row in 16 shares, how many a CTA may work on two at a time: the first that fit.
+# Of such a row in 16 shares, how many a CTA may have if it works on two at a time: the first that
+# fits. STREAMED_CHUNKS are the chunks that a thread has in all of its shares.
 STREAMED_PAIRS = {64: (8,), 256: (16, 8), 1024: (16,)}
-STREAMED_CHUNKS = 32  # of such a row, that a thread has in all of its shares
-
-
-def row_dtypes(graph: Graph) -> list:
-    """The dtypes in memory of everything that has a row's length, in and out."""
-    inputs = [i.dtype for i in graph.inputs if i.role in (Role.ROW, Role.COLUMN)]
-    return inputs + [o.dtype for o in graph.outputs if o.is_row]
+STREAMED_CHUNKS = 32
 
 
 def vector_size(graph: Graph) -> int:
-    """Neighbouring elements a thread: 16 bytes of the widest row or column, and a divisor of N.
+    """Neighbouring elements of a thread: 16 bytes of the widest row or column, a divisor of N.
 
     A divisor, so that no vector straddles the end of a row, and so that in a contiguous tensor
-    every vector is as aligned as it is long.
+    every vector is as aligned as it is long. Fewer where the registers of a thread would not hold
+    a vector of each of many inputs.
     """
-    widest = max(dtype.itemsize for dtype in row_dtypes(graph))
-    return gcd(graph.n, ACCESS_BYTES // widest)
-
-
-def has_columns(graph: Graph) -> bool:
-    """Whether there are vectors that all rows share."""
-    return any(i.role is Role.COLUMN for i in graph.inputs)
+    inputs = [i.dtype for i in graph.inputs if i.role in (Role.ROW, Role.COLUMN)]
+    dtypes = inputs + [o.dtype for o in graph.outputs if o.is_row]
+    vec = ACCESS_BYTES // max(dtype.itemsize for dtype in dtypes)
+    while vec > 1 and vec * len(inputs) > VECTOR_REGISTERS:
+        vec //= 2
+    return gcd(graph.n, vec)
 
 
 def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
     """Every sensible plan; none only where reductions need more shared memory than there is."""
-    in_place = bool(target.aliases)
-    kept = {
-        columns: make_schedule(graph, target.fastmath, columns == "late", in_place)
-        for columns in (("early", "late") if has_columns(graph) else ("early",))
-    }
-    paired = {
-        columns: make_schedule(graph, target.fastmath, columns == "late", in_place, paired=True)
-        for columns in (kept if has_pair(graph) else ())
-    }
-    plans = [
-        _plan(graph, target, schedule, numerics, placement)
-        for numerics in _numerics(graph, target, min(s.words for s in kept.values()), bool(paired))
-        for columns, schedule in (paired if numerics.paired else kept).items()
-        for placement in _placements(graph, target, schedule, numerics, columns)
-    ]
+    work = Work(graph, target.fastmath)
+    enumeration = _Enumeration(work, target)
+    plans = [Plan(work, target, *each) for each in enumeration.held()]
     if graph.n >= MIN_CLUSTER_N or not plans:
-        homes = {"shared": Home.SHARED, "direct": Home.REREAD}
-        if not any(node.op in REDUCTIONS for node in graph):
-            del homes["shared"]  # nothing is read twice
-        loops = {loader: make_loops(graph, home, target.fastmath) for loader, home in homes.items()}
-        plans += [
-            _plan(graph, target, schedule, numerics, placement)
-            for numerics in _loop_numerics(graph, target, loops["direct"])
-            for loader, schedule in loops.items()
-            if loader == "direct" or not numerics.streamed
-            for placement in _loop_placements(graph, target, schedule, numerics, loader)
-        ]
+        plans += [Plan(work, target, *each) for each in enumeration.in_loops()]
     return plans
 
 
-def _plan(
-    graph: Graph, target: Target, schedule: Schedule, numerics: Numerics, placement: Placement
-) -> Plan:
-    return Plan(
-        graph=graph,
-        target=target,
-        prologue=(),
-        steps=schedule.steps,
-        epilogue=(),
-        homes=schedule.homes,
-        numerics=numerics,
-        placement=placement,
-        slots=schedule.slots,
-        aliases=target.aliases,
-    )
+class _Enumeration:
+    """The plans of one graph on one target."""
 
+    def __init__(self, work: Work, target: Target):
+        self.work, self.target = work, target
+        self.n, self.arch = work.graph.n, target.arch
+        self.vec = vector_size(work.graph)
+        tensors = len(work.loaded) + len(work.writes)
+        self.spare = SPARE_REGISTERS + POINTER_REGISTERS * max(0, tensors - FEW_TENSORS)
+        self.clusters = [1]
+        if self.n >= MIN_CLUSTER_N:
+            self.clusters = [c for c in (1, 2, 4, 8, 16) if c <= self.arch.max_cluster]
 
-def _numerics(graph: Graph, target: Target, words: float, paired: bool) -> Iterator[Numerics]:
-    """Threads a row and clusters, as far as the registers of a thread hold its elements.
+    # ---- rows that are held in registers
 
-    paired: in clusters, whose exchanges take long, also with a maximum and a sum in one.
-    """
-    vec = vector_size(graph)
-    for cluster in _clusters(graph, target):
-        threads = 1 if cluster == 1 else 128
-        while threads <= target.arch.max_threads:
-            num = Numerics(vec, threads, cluster)
-            elements = num.chunks(graph.n) * vec
-            if elements <= vec or elements * (words + 1) <= MAX_REGISTERS - SPARE_REGISTERS:
-                yield num
-                if paired and cluster > 1:
-                    yield replace(num, paired=True)
-            if threads * vec * cluster >= graph.n:
-                break
-            threads *= 2
+    def held(self) -> Iterator[tuple[Numerics, Placement]]:
+        """Plans whose rows are held, as far as the registers of a thread go."""
+        work = self.work
+        columns = ("early", "late") if work.has_columns else ("early",)
+        words = {
+            (when, joint): work.held_words(when == "late", joint)
+            for joint in ((False, True) if work.has_pair else (False,))
+            for when in columns
+        }
+        for numerics in self._held_numerics(min(words[when, False] for when in columns)):
+            joint = bool(numerics.joint)
+            sweeps = work.held_joint if joint else work.held
+            for when in columns:
+                for placement in self._held_placements(numerics, sweeps, words[when, joint], when):
+                    yield numerics, placement
 
+    def _held_numerics(self, words: float) -> Iterator[Numerics]:
+        """Threads a row and clusters.
 
-def _clusters(graph: Graph, target: Target) -> list[int]:
-    most = 1 if graph.n < MIN_CLUSTER_N else target.arch.max_cluster
-    return [cluster for cluster in (1, 2, 4, 8, 16) if cluster <= most]
+        In a cluster, whose exchanges take long, a maximum and a sum may be one exchange.
+        """
+        for cluster in self.clusters:
+            threads = 1 if cluster == 1 else 128
+            while threads <= self.arch.max_threads:
+                numerics = Numerics(self.vec, threads, cluster)
+                elements = numerics.chunks(self.n) * self.vec
+                most = MAX_REGISTERS - SPARE_REGISTERS
+                if elements <= self.vec or elements * (words + 1) <= most:
+                    yield numerics
+                    if self.work.has_pair and cluster > 1:
+                        yield replace(numerics, joint=self.work.held_joint.joint)
+                if numerics.step >= self.n:
+                    break
+                threads *= 2
 
+    def _held_placements(
+        self, numerics: Numerics, sweeps: Sweeps, words: float, columns: str
+    ) -> Iterator[Placement]:
+        elements = numerics.chunks(self.n) * self.vec
+        held = elements * words
+        registers = held + elements + self.spare
+        if registers > MAX_REGISTERS and elements > self.vec:
+            return
+        registers = min(registers, MAX_REGISTERS)  # the rest is spilled
+        place = Placement(0, "direct", columns, self.target.align)
+        for threads in (64, 128, 256, 512, 1024):
+            rows = threads // numerics.threads_per_row
+            if threads < max(numerics.threads_per_row, 32) or (rows > 32 and threads > 128):
+                continue
+            if registers * threads > self.arch.registers or (numerics.cluster_n > 1 < rows):
+                continue
+            free = self._free_bytes(sweeps, numerics, threads)
+            tiles = threads * elements * sum(i.dtype.itemsize for i in self.work.rows)
+            if tiles <= free and self._is_asynchronous():
+                blocks = self._blocks(sweeps, threads, held, tiles)
+                yield replace(place, num_threads=threads, loader="shared", blocks=blocks)
+            if free >= 0:
+                blocks = self._blocks(sweeps, threads, held, 0)
+                yield replace(place, num_threads=threads, blocks=blocks)
 
-def _loop_numerics(graph: Graph, target: Target, loops: Schedule) -> Iterator[Numerics]:
-    """Threads a row and clusters of loops over chunks: two chunks or more.
+    def _blocks(self, sweeps: Sweeps, threads: int, held: float, tiles: int) -> int:
+        """CTAs of a multiprocessor that registers are spared for; 0: the compiler decides.
 
-    Rows are streamed where they do not fit, and may be where they are read once or are very long.
-    """
-    vec, once = vector_size(graph), len(loops.loops) == 1
-    paired = has_pair(graph)
-    for cluster in _clusters(graph, target):
-        for threads in (128, 256, 512, 1024):
-            if 2 * vec * threads * cluster <= graph.n:
-                num = Numerics(vec, threads, cluster, reload=True, paired=paired)
-                free = _free_bytes(graph, target, loops, num, threads)
-                fits = _tile_bytes(graph, loops, num) <= free
+        It decides where a thread holds few registers of its row. With columns it does so too,
+        because what is live then depends on when it loads them; but not for one row with one stage.
+        """
+        if not sweeps.reduces:
+            return 0
+        if self.work.has_columns:
+            alone = len(self.work.rows) == len(sweeps.reduces) == 1 and not sweeps.joint
+            few = alone and held <= HELD_REGISTERS / 2 and threads < 1024
+            return COLUMN_THREADS // threads if few else 0
+        if held < HELD_REGISTERS:
+            return 0
+        registers = -(-int(held + OTHER_REGISTERS) // 8) * 8
+        return min(self.arch.registers // (registers * threads), self._fitting(tiles))
+
+    # ---- rows that are worked on in loops
+
+    def in_loops(self) -> Iterator[tuple[Numerics, Placement]]:
+        """Plans whose rows are worked on in loops over chunks, from shared or global memory."""
+        loaders = ("shared", "direct") if self.work.stages else ("direct",)  # else read only once
+        for numerics in self._loop_numerics():
+            for loader in loaders:
+                if loader == "direct" or numerics.form is Form.LOOPS:
+                    for placement in self._loop_placements(numerics, loader):
+                        yield numerics, placement
+
+    def _loop_numerics(self) -> Iterator[Numerics]:
+        """Threads a row and clusters of loops over two chunks or more.
+
+        Rows are streamed where they do not fit, and may be where they are read once or very long.
+        """
+        loops, once = self.work.loops, len(self.work.loops.loops) == 1
+        for cluster in self.clusters:
+            for threads in (128, 256, 512, 1024):
+                numerics = Numerics(self.vec, threads, cluster, Form.LOOPS, loops.joint)
+                if 2 * numerics.step > self.n:
+                    continue
+                chunks = numerics.chunks(self.n)
+                even = chunks <= UNROLLED_CHUNKS and chunks % 2 == 0
+                if even and not numerics.is_ragged(self.n):
+                    numerics = replace(numerics, merged=self._has_moments())
+                fits = self._tile_bytes(numerics) <= self._free_bytes(loops, numerics, threads)
                 if fits:
-                    yield num
-                if once or not fits or graph.n > LONG_N:
-                    yield replace(num, streamed=True)
+                    yield numerics
+                if once or not fits or self.n > VERY_LONG_N:
+                    folded = FOLDED if chunks > MOST_CHUNKS else 0
+                    yield replace(numerics, form=Form.STREAMED, folded=folded)
+
+    def _has_moments(self) -> bool:
+        return any(part.kind is MOMENTS for loop in self.work.loops.loops for part in loop.parts)
+
+    def _loop_placements(self, numerics: Numerics, loader: str) -> Iterator[Placement]:
+        """One share of a row a CTA, or several; rows stay in shared memory, or in global memory."""
+        loops, chunks = self.work.loops, numerics.chunks(self.n)
+        rows = Home.SHARED if loader == "shared" else Home.REREAD
+        registers = self.spare + self.vec * loops.words
+        for shares, abreast in self._shares(numerics, chunks):
+            threads, turns = abreast * numerics.threads_per_row, shares // abreast
+            if min(registers, MAX_REGISTERS) * threads > self.arch.registers:
+                continue
+            if chunks <= UNROLLED_CHUNKS:
+                prefetch, unroll = self._prefetch_unrolled(rows, threads, turns * chunks), chunks
+            else:
+                prefetch = self._prefetch_in_loop(numerics, rows, threads, turns)
+                unroll = prefetch or (UNROLL if self._fits_unrolled(rows) else 1)
+            if shares > 1 and self._written_out(chunks, unroll, prefetch) * turns > MOST_CODE:
+                continue
+            tiles = 0
+            if loader == "shared":
+                if not self._is_asynchronous():
+                    return
+                tiles = shares * self._tile_bytes(numerics)
+            if tiles > self._free_bytes(loops, numerics, threads // abreast):
+                continue
+            if shares > 1 and self._fitting(tiles) < KEPT_BLOCKS:
+                continue
+            blocks = 0
+            if loops.carries_two_stages and numerics.form is Form.LOOPS:
+                blocks = min(JOINT_THREADS // threads, self._fitting(tiles))
+            elif loops.carries_two_stages and unroll == chunks:
+                blocks = STREAMED_THREADS // threads
+            elif prefetch and unroll < chunks:
+                blocks = 1  # or some registers are spilled, so that two CTAs fit
+            elif threads >= 512 and registers > CROWDED_REGISTERS:
+                blocks = CROWDED_THREADS // threads
+            align = self.target.align
+            yield Placement(
+                threads, loader, "late", align, shares, abreast, unroll, prefetch, blocks
+            )
+
+    def _fits_unrolled(self, rows: Home) -> bool:
+        """Whether registers hold what some chunks of a loop's body read from global memory."""
+        reads = max(self._words(loop.reads(rows)) for loop in self.work.loops.loops)
+        return reads <= ROW_REGISTERS
+
+    def _written_out(self, chunks: int, unroll: int, prefetch: int) -> int:
+        """Instructions of a share of the row in all loops, if they are emitted so."""
+        bodies = unroll
+        if prefetch and unroll < chunks:  # a group, and the rest behind the last whole group
+            bodies = prefetch + chunks % prefetch + (prefetch if chunks >= 2 * prefetch else 0)
+        return bodies * self.vec * sum(loop.instructions for loop in self.work.loops.loops)
+
+    def _prefetch_unrolled(self, rows: Home, threads: int, every: int) -> int:
+        """How many of every chunk are on their way to loops that are unrolled."""
+        loops = self.work.loops.loops
+        reads = max((self._words(loop.reads(rows)) for loop in loops), default=0.0)
+        if not reads or reads > MOST_PREFETCHED:
+            return 0
+        if rows is Home.REREAD:
+            free = self.arch.registers // threads - LOOP_REGISTERS
+            free -= self.vec * self.work.loops.words
+            return min(every, max(1, int(min(ROW_REGISTERS, free) / reads)))
+        fit = int(COLUMN_REGISTERS / reads)  # with those of the chunk that is worked on, or all
+        return every if fit >= every else max(1, fit // 2)
+
+    def _prefetch_in_loop(self, numerics: Numerics, rows: Home, threads: int, shares: int) -> int:
+        """How many chunks are on their way to loops over more, as the registers go."""
+        loops = self.work.loops
+        if not any(loop.reads(rows) for loop in loops.loops):
+            return 0
+        free = self.arch.registers // threads - LOOP_REGISTERS - self.vec * loops.words
+        if numerics.is_ragged(self.n) and MOMENTS.name in numerics.joint:
+            free -= COUNT_REGISTERS
+        carried = max((len(loop.parts) for loop in loops.loops if loop.parts), default=1)
+        free -= SHARE_REGISTERS * shares * (carried - 1)
+        moved = [_moved(loop, rows) for loop in loops.loops]
+        free -= ADDRESS_REGISTERS * max(0, max(map(len, moved)) - FEW_TENSORS)
+        words = max(map(self._words, moved))
+        chunks = numerics.chunks(self.n)
+        if words > MOST_PREFETCHED:
+            return 0
+        fitting = [
+            count
+            for count in (2, 4)
+            if count * words <= free
+            and shares * self._written_out(chunks, count, count) <= MOST_GROUPED
+        ]
+        return max(fitting, default=1)
+
+    def _words(self, moved: tuple[Input | Output, ...]) -> float:
+        """Registers for a chunk of each."""
+        return sum(max(1, self.vec * each.dtype.itemsize / 4) for each in moved)
+
+    def _shares(self, numerics: Numerics, chunks: int) -> Iterator[tuple[int, int]]:
+        """How many shares of a row a CTA may have, and how many it works on at a time.
+
+        One, or so many that CTAs are left for a GPU.
+        """
+        yield 1, 1
+        rows, cluster = self.target.rows, numerics.cluster_n
+        most, turns, abreast = 1, cluster, (1,)
+        if numerics.form is Form.LOOPS:
+            if rows in KEPT_SHARES:
+                most, every, threads = KEPT_SHARES[rows]
+                turns = max(1, every // chunks)
+                abreast = [k for k in (1, 2, 4) if k * numerics.threads_per_row <= threads]
+        elif self.n > VERY_LONG_N:  # unrolled, they would be too much code
+            most = LONG_SHARES if rows > ROWS[0] and chunks > UNROLLED_CHUNKS else 1
+        elif rows in STREAMED_CTAS:
+            most = max(2, cluster // STREAMED_CTAS[rows])
+            turns = STREAMED_CHUNKS // chunks
+            fits = [k for k in STREAMED_PAIRS[rows] if k <= 2 * turns]
+            if fits and cluster == 16:
+                yield fits[0], 2
+        for shares, count in product((2, 4, 8), abreast):
+            if count <= shares <= min(most, cluster, turns * count):
+                yield shares, count
+
+    # ---- shared memory
+
+    def _tile_bytes(self, numerics: Numerics) -> int:
+        """Bytes of a share of a row, of all rows that are read."""
+        elements = numerics.chunks(self.n) * self.vec * numerics.threads_per_row
+        return elements * sum(i.dtype.itemsize for i in self.work.rows)
+
+    def _fitting(self, tiles: int) -> int:
+        """CTAs of a multiprocessor whose tiles fit its shared memory, each with 1 KiB more."""
+        return (self.arch.shared_bytes + 1024) // (tiles + 2048)
+
+    def _free_bytes(self, sweeps: Sweeps, numerics: Numerics, threads: int) -> int:
+        """Shared memory that the exchange buffer, its mbarriers and alignment leave for tiles.
+
+        Negative where they do not fit. An mbarrier is initialized by a thread of its own.
+        """
+        if numerics.threads_per_row <= 32 and numerics.cluster_n == 1:
+            return self.arch.shared_bytes
+        slots = sweeps.slots
+        if numerics.cluster_n > 1 and slots > threads:
+            return -1
+        word = 8 if self.work.has_wide_words(sweeps) else 4
+        buffer = slots * (threads // 32 * numerics.cluster_n * word + 8)
+        return self.arch.shared_bytes - buffer - 64
+
+    def _is_asynchronous(self) -> bool:
+        """Whether cp.async, of 4, 8 or 16 bytes, can bring the rows."""
+        rows, align = self.work.rows, self.target.align
+        return bool(rows) and all(min(self.vec * i.dtype.itemsize, align) >= 4 for i in rows)
 
 
-def _rows_of(schedule: Schedule) -> list[Input]:
-    """The rows that are loaded."""
-    loads = [step.input for step in schedule.steps if isinstance(step, Load)]
-    return [i for i in loads if i.role is Role.ROW]
-
-
-def _tile_bytes(graph: Graph, schedule: Schedule, num: Numerics) -> int:
-    """Bytes of a share of a row."""
-    elements = num.chunks(graph.n) * num.vec_size * num.threads_per_row
-    return elements * sum(i.dtype.itemsize for i in _rows_of(schedule))
-
-
-def _placements(
-    graph: Graph, target: Target, schedule: Schedule, numerics: Numerics, columns: str
-) -> Iterator[Placement]:
-    vec, threads_per_row = numerics.vec_size, numerics.threads_per_row
-    loaded = _rows_of(schedule)
-    elements = numerics.chunks(graph.n) * vec
-    held = elements * schedule.words
-    registers = held + elements + SPARE_REGISTERS
-    if registers > MAX_REGISTERS and elements > vec:
-        return
-    registers = min(registers, MAX_REGISTERS)  # the rest is spilled
-    for num_threads in (64, 128, 256, 512, 1024):
-        rows = num_threads // threads_per_row
-        if num_threads < max(threads_per_row, 32) or (rows > 32 and num_threads > 128):
-            continue
-        if registers * num_threads > target.arch.registers or (numerics.cluster_n > 1 < rows):
-            continue
-        free = _free_bytes(graph, target, schedule, numerics, num_threads)
-        tiles = num_threads * elements * sum(i.dtype.itemsize for i in loaded)
-        if tiles <= free and _is_asynchronous(loaded, vec, target):
-            blocks = _blocks(graph, target, schedule, num_threads, held, tiles)
-            yield Placement(num_threads, "shared", columns, target.align, blocks=blocks)
-        if free >= 0:
-            blocks = _blocks(graph, target, schedule, num_threads, held)
-            yield Placement(num_threads, "direct", columns, target.align, blocks=blocks)
-
-
-def _loop_placements(
-    graph: Graph, target: Target, schedule: Schedule, numerics: Numerics, loader: str
-) -> Iterator[Placement]:
-    """One share of a row a CTA, or several; rows stay in shared memory, or in global memory."""
-    vec, chunks = numerics.vec_size, numerics.chunks(graph.n)
-    registers = SPARE_REGISTERS + vec * schedule.words
-    for shares, abreast in _shares(target, numerics, chunks):
-        threads, turns = abreast * numerics.threads_per_row, shares // abreast
-        if min(registers, MAX_REGISTERS) * threads > target.arch.registers:
-            continue
-        if chunks <= UNROLLED_CHUNKS:
-            ahead, unroll = _ahead(schedule, vec, turns * chunks, loader), chunks
-        else:
-            free = target.arch.registers // threads
-            if numerics.is_ragged(graph.n) and any(r.carried for r in schedule.reduces):
-                free -= COUNT_REGISTERS
-            ahead = _ahead_in_loop(schedule, vec, turns, free)
-            unroll = ahead or UNROLL
-        tiles = 0
-        if loader == "shared":
-            if not _is_asynchronous(_rows_of(schedule), vec, target):
-                return
-            tiles = shares * _tile_bytes(graph, schedule, numerics)
-        if tiles > _free_bytes(graph, target, schedule, numerics, threads // abreast):
-            continue
-        if shares > 1 and _fitting(target, tiles) < KEPT_BLOCKS:
-            continue
-        blocks = 0
-        if schedule.is_online and not numerics.streamed:
-            blocks = min(ONLINE_THREADS // threads, _fitting(target, tiles))
-        elif schedule.is_online and unroll == chunks:
-            blocks = STREAMED_THREADS // threads
-        elif ahead and unroll < chunks:
-            blocks = 1  # or some are spilled, so that two blocks fit
-        elif threads >= 512 and registers > CROWDED_REGISTERS:
-            blocks = CROWDED_THREADS // threads
-        yield Placement(threads, loader, "late", target.align, shares, unroll, ahead, blocks)
-
-
-def _words(moved: tuple[Input | Output, ...], vec: int) -> float:
-    """Registers for a chunk of each."""
-    return sum(max(1, vec * each.dtype.itemsize / 4) for each in moved)
-
-
-def _ahead(schedule: Schedule, vec: int, every: int, loader: str) -> int:
-    """How many chunks, of every one, are on their way to loops that are unrolled."""
-    reads = max((_words(loop.reads, vec) for loop in schedule.loops), default=0.0)
-    if not reads:
-        return 0
-    if loader == "direct":
-        return min(every, max(1, int(ROW_REGISTERS / reads)))
-    fit = int(COLUMN_REGISTERS / reads)  # with those of the chunk that is worked on, or all
-    return every if fit >= every else max(1, fit // 2)
-
-
-def _ahead_in_loop(schedule: Schedule, vec: int, shares: int, registers: int) -> int:
-    """The same of loops over more chunks, as the registers of a thread go."""
-    if not any(loop.reads for loop in schedule.loops):
-        return 0
-    moved = [loop.reads + loop.writes for loop in schedule.loops]
-    gathered = [loop.reduce.gathered for loop in schedule.loops if loop.reduce]
-    free = registers - LOOP_REGISTERS - vec * schedule.words
-    free -= SHARE_REGISTERS * shares * (max(map(len, gathered), default=1) - 1)
-    free -= ADDRESS_REGISTERS * max(0, max(map(len, moved)) - FEW_TENSORS)
-    words = max(_words(each, vec) for each in moved)
-    return max(ahead for ahead in (1, 2, 4) if ahead == 1 or ahead * words <= free)
-
-
-def _shares(target: Target, numerics: Numerics, chunks: int) -> Iterator[tuple[int, int]]:
-    """How many shares of a row a CTA may have, and how many of them it works on at a time.
-
-    One, or so many that CTAs are left for a GPU.
-    """
-    yield 1, 1
-    cluster, most, turns, abreast = numerics.cluster_n, 1, numerics.cluster_n, (1,)
-    if not numerics.streamed:
-        if target.rows in KEPT_SHARES:
-            most, every, threads = KEPT_SHARES[target.rows]
-            turns = max(1, every // chunks)
-            abreast = [n for n in (1, 2, 4) if n * numerics.threads_per_row <= threads]
-    elif target.n > LONG_N:  # unrolled, they would be too much code
-        most = LONG_SHARES if target.rows > 1 and chunks > UNROLLED_CHUNKS else 1
-    elif target.rows in STREAMED_CTAS:
-        most = max(2, cluster // STREAMED_CTAS[target.rows])
-        turns = STREAMED_CHUNKS // chunks
-        fits = [n for n in STREAMED_PAIRS[target.rows] if n <= 2 * turns]
-        if fits and cluster == 16:
-            yield fits[0], 2
-    for shares, count in product((2, 4, 8), abreast):
-        if count <= shares <= min(most, cluster, turns * count):
-            yield shares, count
-
-
-def _blocks(
-    graph: Graph, target: Target, schedule: Schedule, threads: int, held: float, tiles: int = 0
-) -> int:
-    """Thread blocks of an SM where a thread holds so many registers of its row.
-
-    As the compiler likes where they are few, but for one row with columns and one stage, and where
-    they depend on when it loads columns.
-    """
-    if not schedule.reduces:
-        return 0
-    if has_columns(graph):
-        alone = len(_rows_of(schedule)) == len(schedule.reduces) == 1 and not schedule.has_pairs
-        few = alone and held <= HELD_REGISTERS / 2 and threads < 1024
-        return COLUMN_THREADS // threads if few else 0
-    if held < HELD_REGISTERS:
-        return 0
-    registers = -(-int(held + OTHER_REGISTERS) // 8) * 8
-    return min(target.arch.registers // (registers * threads), _fitting(target, tiles))
-
-
-def _fitting(target: Target, tiles: int) -> int:
-    """Thread blocks of an SM whose tiles fit its shared memory, of which each takes 1 KiB more."""
-    return (target.arch.shared_bytes + 1024) // (tiles + 2048)
-
-
-def _free_bytes(
-    graph: Graph, target: Target, schedule: Schedule, num: Numerics, threads: int
-) -> int:
-    """Shared memory that is left for tiles by the reduction buffer, its mbarriers, alignment.
-
-    Negative where they do not fit; mbarriers are initialized by a thread each.
-    """
-    if num.threads_per_row <= 32 and num.cluster_n == 1:
-        return target.arch.shared_bytes
-    slots = schedule.slots
-    if num.cluster_n > 1 and slots > threads:
-        return -1
-    word = 8 if has_wide_words(graph, schedule.reduces) else 4
-    buffer = slots * (threads // 32 * num.cluster_n * word + 8)
-    return target.arch.shared_bytes - buffer - 64
-
-
-def _is_asynchronous(loaded: list[Input], vec: int, target: Target) -> bool:
-    """Whether cp.async, of 4, 8 or 16 bytes, can bring these rows."""
-    return bool(loaded) and all(min(vec * i.dtype.itemsize, target.align) >= 4 for i in loaded)
+def _moved(loop: Sweep, rows: Home) -> tuple[Input | Output, ...]:
+    """What a loop reads from and writes to global memory."""
+    return loop.reads(rows) + loop.stores

@@ -92,7 +92,7 @@ def fold_constants(graph: Graph) -> Graph:
             return None
         if node.op in (Op.FLOORDIV, Op.MOD) and operands[1].arg == 0:
             return None  # torch raises for integers; the kernel does not
-        numbers = tuple(torch.tensor([o.arg], dtype=o.value.dtype) for o in operands)
+        numbers = tuple(torch.tensor([o.arg], dtype=o.value.dtype, device="cpu") for o in operands)
         result = EVALUATE[node.op](numbers, node.arg, torch.float32)
         return new.add_const(result.item(), node.value, node.loc)
 

@@ -1,56 +1,77 @@
-"""What a part of a graph is by its shape: an operand whose range makes a shorter form as exact, a
-product that is an fma with what is added to it, a sum that can be gathered before what it is
-relative to is known, a row that needs no select."""
+"""What the shape of a graph allows: a shorter device function, an fma, a sum that can be carried
+along with the reduction that it is relative to."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum
 from math import inf
 
 import torch
 
-from ..frontend.graph import Graph, Node, Role
+from ..frontend.graph import Graph, Node
 from ..frontend.ops import Op
-from .plan import Ahead, ColumnLoop, Form, Online
+
+
+class Function(Enum):
+    """Which device function computes a node (DESIGN.md section 6)."""
+
+    EXACT = "exact"
+    BOUNDED = "bounded"  # the operand's range makes a short one as exact as the output needs
+    QUOTIENT = "as a power"  # an exponential over a known sum of them, for 16-bit results
+    NUMBER = "by a number"  # as exact, through the reciprocal and one correction
+    FAST = "fast"  # asked for by fastmath=True
+    FMA = "fma"  # a * b + c, of the factors of a product that nobody else reads
+    FMS = "fms"  # a * b - c
+    FNMA = "fnma"  # c - a * b
+    FACTORS = "factors"  # a product that a sum over the row alone reads, and adds by fma
+
 
 FAST_OPS = frozenset({Op.TANH, Op.LOG, Op.LOG2, Op.LOG10, Op.SIN, Op.COS})
 
 
-def choose_form(
-    graph: Graph, node: Node, fastmath: bool, again: bool = False
-) -> tuple[Form, tuple[int, ...]]:
-    """The device function for a node, a short one where the operands' range allows it, and what it
-    takes: the node's inputs, or in place of some what they are made of.
+def choose_function(
+    graph: Graph, node: Node, fastmath: bool, in_loops: bool = False
+) -> tuple[Function, tuple[int, ...]]:
+    """The device function for a node, and the nodes that it takes.
 
-    again: exponentials whose sum is known are computed again.
+    These are the node's inputs, or in place of a product its factors. A short function is chosen
+    where the range of the operands allows it.
+
+    in_loops: whether a loop computes exponentials again that one before it has summed.
     """
-    share = _share_of_exponentials(graph, node) if again else None
-    if share is not None:
-        return Form.SHARE, share
+    quotient = _quotient_of_exponentials(graph, node) if in_loops else None
+    if quotient is not None:
+        return Function.QUOTIENT, quotient
     product = _added_product(graph, node)
-    if product is not None:
-        form = Form.FMS if product == node.inputs[0] else Form.FNMA
-        rest = (i for i in node.inputs if i != product)
-        return Form.FMA if node.op is Op.ADD else form, (*graph[product].inputs, *rest)
-    return _form(graph, node, fastmath), node.inputs
+    if product is None:
+        return _function(graph, node, fastmath), node.inputs
+    taken = (*graph[product].inputs, *(i for i in node.inputs if i != product))
+    if node.op is Op.ADD:
+        return Function.FMA, taken
+    return (Function.FMS if product == node.inputs[0] else Function.FNMA), taken
 
 
-def _form(graph: Graph, node: Node, fastmath: bool) -> Form:
-    """Of the node's own inputs."""
-    if node.op is Op.EXP and _is_below_zero(graph, graph[node.inputs[0]]):
-        return Form.BOUNDED
-    if node.op is Op.DIV and _is_share(graph, *graph.operands(node)):
-        return Form.BOUNDED
+def _function(graph: Graph, node: Node, fastmath: bool) -> Function:
+    """The device function for a node that takes its own inputs."""
+    if node.op is Op.EXP and _subtracted_maximum(graph, graph[node.inputs[0]]) is not None:
+        return Function.BOUNDED  # exp of x - max(x) is at most 1: an error that grows with |x| is
+        # never seen
+    if node.op is Op.DIV and _is_part_of_sum(graph, *graph.operands(node)):
+        return Function.BOUNDED
     if node.op is Op.DIV and _is_plain_number(graph[node.inputs[1]]):
-        return Form.NUMBER
+        return Function.NUMBER
     if _is_read_once(graph, node) and graph[graph.readers[node.id][0]].op is Op.SUM:
-        return Form.FACTORS
-    return Form.FAST if fastmath and node.op in FAST_OPS else Form.EXACT
+        return Function.FACTORS
+    return Function.FAST if fastmath and node.op in FAST_OPS else Function.EXACT
 
 
-def _share_of_exponentials(graph: Graph, node: Node) -> tuple[int, int] | None:
-    """What the exponential is of and the sum, if the node is e / sum(e), e = exp(x - max(x)), and
-    is returned in 16 bits and else not read."""
-    if node.op is not Op.DIV or not _is_share(graph, *graph.operands(node)):
+def _quotient_of_exponentials(graph: Graph, node: Node) -> tuple[int, int] | None:
+    """What the exponential is of and the sum, if the node is e / sum(e) with e = exp(x - max(x)).
+
+    Only where the quotient is returned in 16 bits and nothing else reads it.
+    """
+    if node.op is not Op.DIV or not _is_part_of_sum(graph, *graph.operands(node)):
         return None
     returned = [output for output in graph.outputs if output.id == node.id]
     if len(returned) < len(graph.readers[node.id]) or any(o.dtype.itemsize > 2 for o in returned):
@@ -62,9 +83,9 @@ def _share_of_exponentials(graph: Graph, node: Node) -> tuple[int, int] | None:
 def _added_product(graph: Graph, node: Node) -> int | None:
     """The operand of an addition or subtraction that is a product nobody else reads: an fma.
 
-    One that others read is rounded, for all of them: exp(x * w - max(x * w)) is 1 at the maximum.
-    So is one that another product is added to: x * c - max(x) * c is 0 there, x * x - y * y where
-    x is y.
+    A product that others read is rounded for all of them, so that exp(x * w - max(x * w)) is 1 at
+    the maximum. So is a product that another product is added to: x * c - max(x) * c is 0 at the
+    maximum, and x * x - y * y is 0 where x is y.
     """
     if node.op not in (Op.ADD, Op.SUB):
         return None
@@ -74,29 +95,50 @@ def _added_product(graph: Graph, node: Node) -> int | None:
 
 
 def _is_product(graph: Graph, node: Node) -> bool:
-    """Or the largest or smallest of some, or minus one."""
+    """Whether it is a product, the negative of one, or the largest or smallest of some."""
     while node.op in (Op.RESHAPE, Op.NEG, Op.MAX, Op.MIN):
         node = graph[node.inputs[0]]
     return node.op is Op.MUL
 
 
 def _is_read_once(graph: Graph, node: Node) -> bool:
-    """Is it a product of floats, one an element, that one node alone reads?"""
+    """Whether it is a product of floats, one an element, that one node alone reads."""
     if node.op is not Op.MUL or node.value.dtype is not torch.float32 or not node.value.spread:
         return False
     readers = graph.readers[node.id]
     return len(readers) == 1 and readers != (node.id,)
 
 
-def gathered_online(graph: Graph, node: Node) -> Ahead | None:
-    """The sum of exp(x - max(x)), or of the squares of x - sum(x) / n."""
+class Relative(Enum):
+    """What is summed relative to the result of another reduction."""
+
+    EXPONENTIALS = "exp(x - max(x))"
+    SQUARES = "(x - sum(x) / n)**2"
+
+
+@dataclass(frozen=True, slots=True)
+class RelativeSum:
+    """A sum whose terms are relative to the reduction `first`; `reference` is what they subtract.
+
+    A thread can sum them relative to a reference of its own, and move the sum later.
+    """
+
+    kind: Relative
+    first: int
+    reference: int
+
+
+def relative_sum(graph: Graph, node: Node) -> RelativeSum | None:
+    """What the node is a sum of, if it is one of the sums of `Relative`."""
     if node.op is not Op.SUM:
         return None
     (operand,) = graph.operands(node)
     if operand.op is Op.EXP:
         (shifted,) = graph.operands(operand)
         peak = _subtracted_maximum(graph, shifted)
-        return None if peak is None else Ahead(Online.SOFTMAX, peak.id, shifted.inputs[1])
+        if peak is None:
+            return None
+        return RelativeSum(Relative.EXPONENTIALS, peak.id, shifted.inputs[1])
     if operand.op is not Op.MUL or len({*operand.inputs}) > 1:
         return None
     deviation = graph[operand.inputs[0]]
@@ -109,24 +151,7 @@ def gathered_online(graph: Graph, node: Node) -> Ahead | None:
     total = strip(graph, graph[ratio.inputs[0]])
     if total.op is not Op.SUM or total.inputs != (x.id,):
         return None
-    return Ahead(Online.WELFORD, total.id, mean.id)
-
-
-def padding(graph: Graph, loop: ColumnLoop) -> float:
-    """What a row is to hold behind its end where a loop reads it from global memory, and reduces
-    it and nothing else: the identity, so that no select is needed. 0 elsewhere."""
-    if loop.reduce is None or len(loop.steps) > 1 or len(loop.reduce.gathered) > 1:
-        return 0.0
-    ((_, operand, monoid),) = loop.reduce.gathered
-    rows = [i for i in loop.reads if i.role is Role.ROW]
-    if [i.id for i in rows] != [operand] or not rows[0].dtype.is_floating_point:
-        return 0.0
-    return monoid.identity
-
-
-def _is_below_zero(graph: Graph, node: Node) -> bool:
-    """x - max(x): exp of it is at most 1, so an error that grows with |x| is never seen."""
-    return _subtracted_maximum(graph, node) is not None
+    return RelativeSum(Relative.SQUARES, total.id, mean.id)
 
 
 def _subtracted_maximum(graph: Graph, node: Node) -> Node | None:
@@ -148,7 +173,7 @@ def _is_number(node: Node, number: float) -> bool:
 
 
 def _is_infinite(graph: Graph, condition: Node, x: Node) -> bool:
-    """abs(x) == inf"""
+    """Whether the condition is abs(x) == inf."""
     if condition.op is not Op.EQ:
         return False
     magnitude, limit = (strip(graph, operand) for operand in graph.operands(condition))
@@ -158,22 +183,26 @@ def _is_infinite(graph: Graph, condition: Node, x: Node) -> bool:
 
 
 def _is_plain_number(node: Node) -> bool:
-    """A constant whose reciprocal is neither huge nor tiny."""
+    """Whether it is a constant whose reciprocal is neither huge nor tiny."""
     return node.op is Op.CONST and 2.0**-100 <= abs(node.arg) <= 2.0**100
 
 
-def _is_share(graph: Graph, part: Node, whole: Node) -> bool:
-    """e / sum(e) with e = exp(x - max(x)): the sum is in [1, N], so rcp.approx loses nothing."""
+def _is_part_of_sum(graph: Graph, part: Node, whole: Node) -> bool:
+    """Whether the two are e and sum(e) with e = exp(x - max(x)).
+
+    The sum is in [1, N], so rcp.approx loses nothing.
+    """
     whole = strip(graph, whole)
     return (
         whole.op is Op.SUM
         and whole.inputs == (part.id,)
         and part.op is Op.EXP
-        and _is_below_zero(graph, graph[part.inputs[0]])
+        and _subtracted_maximum(graph, graph[part.inputs[0]]) is not None
     )
 
 
 def strip(graph: Graph, node: Node) -> Node:
+    """The node without the reshapes around it, which move no element."""
     while node.op is Op.RESHAPE:
         node = graph[node.inputs[0]]
     return node

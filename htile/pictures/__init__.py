@@ -1,15 +1,22 @@
 """Pictures of a graph and of a plan: DOT and JSON as plain text, SVG through matplotlib.
 
 matplotlib is imported when the first picture is drawn, never before, and so is what draws it: a
-call needs none. The same graph gives the same bytes in every process.
+call of a kernel needs none of it. The same graph gives the same bytes in every process. Values
+have the names of the emitted source where the caller has them (`htile.lower.names.value_names`).
+Otherwise they are named in the same manner, which is the same where the source has the order of
+the user's code.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from ..frontend.graph import Graph
 from ..lower.plan import Plan
 
 __all__ = ["drawable", "graph_dot", "graph_json", "graph_svg", "plan_svg"]
+
+Names = Mapping[int, str]  # of values, by the ids of their nodes
 
 
 def drawable() -> bool:
@@ -23,29 +30,29 @@ def drawable() -> bool:
     return bool(matplotlib)
 
 
-def graph_dot(graph: Graph) -> str:
-    """The dataflow as DOT text: a cluster for each stage."""
+def graph_dot(graph: Graph, names: Names | None = None) -> str:
+    """The dataflow as DOT text, with a cluster for each stage."""
     from . import dot
 
-    return dot.graph_dot(graph)
+    return dot.graph_dot(graph, names)
 
 
-def graph_json(graph: Graph) -> str:
+def graph_json(graph: Graph, names: Names | None = None) -> str:
     """The dataflow as JSON, in the form that `networkx.node_link_graph` reads."""
     from . import node_link
 
-    return node_link.graph_json(graph)
+    return node_link.graph_json(graph, names)
 
 
-def graph_svg(graph: Graph) -> str:
-    """The dataflow as SVG: a lane for each stage. Raises UnsupportedError without matplotlib."""
+def graph_svg(graph: Graph, names: Names | None = None) -> str:
+    """The dataflow as SVG, with a band for each stage. Without matplotlib an UnsupportedError."""
     from .flow import draw_graph
 
-    return draw_graph(graph).svg()
+    return draw_graph(graph, names).svg()
 
 
 def plan_svg(plan: Plan) -> str:
-    """A row's way through memory as SVG. Raises UnsupportedError without matplotlib."""
+    """A row's way through memory as SVG. Without matplotlib an UnsupportedError."""
     from .memory import draw_plan
 
     return draw_plan(plan).svg()

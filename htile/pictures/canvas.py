@@ -1,22 +1,25 @@
 """Boxes, wires and text on a matplotlib figure, in points from the top left corner.
 
-All text is monospaced, so its width is known without asking a font.
+All text is monospaced, so that its width is known without asking a font.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import warnings
 from dataclasses import dataclass
 
 from ..errors import UnsupportedError
-from .model import shorten, text_width
+from .names import shorten, text_width
 
 FONT_SIZE = 8.0
 GLYPH = 0.602  # width of a glyph of DejaVu Sans Mono, in font sizes
 FONTS = ["DejaVu Sans Mono", "monospace"]
 INK, FAINT = "#1d2329", "#5c6670"
-CORNER = 4.0
+
+# What matplotlib draws with these settings is what its defaults give: the user's own are not read.
+SETTINGS = ("axes.", "figure.", "font.", "lines.", "patch.", "path.", "savefig.", "svg.", "text.")
 
 Point = tuple[float, float]
 
@@ -40,10 +43,19 @@ class Rect:
         """The y of the lower side."""
         return self.y + self.height
 
+    @property
+    def centre(self) -> Point:
+        """The point in the middle."""
+        return self.x + self.width / 2, self.y + self.height / 2
 
-def columns_width(columns: int, size: float = FONT_SIZE) -> float:
-    """Points that so many characters take."""
-    return columns * GLYPH * size
+    def moved(self, x: float, y: float) -> Rect:
+        """The same rectangle, so much further right and down."""
+        return Rect(self.x + x, self.y + y, self.width, self.height)
+
+
+def width_of(text: str, size: float = FONT_SIZE) -> float:
+    """Points that a text takes in a row."""
+    return text_width(text) * GLYPH * size
 
 
 class Canvas:
@@ -64,7 +76,7 @@ class Canvas:
             ) from None
         self._matplotlib, self._patches, self._path = matplotlib, patches, Path
         self._settings = {
-            **{k: v for k, v in matplotlib.rcParamsDefault.items() if k.startswith(_READ)},
+            **{k: v for k, v in matplotlib.rcParamsDefault.items() if k.startswith(SETTINGS)},
             "svg.fonttype": "none",
             "svg.hashsalt": "htile",
         }
@@ -86,7 +98,7 @@ class Canvas:
             zorder=3 if border else 0,
         )  # fmt: skip
         patch.set_gid(name)
-        self._axes.add_patch(patch)
+        self._axes.add_artist(patch)
 
     def text(
         self, x: float, y: float, text: str, *, size: float = FONT_SIZE, colour: str = INK,
@@ -102,33 +114,28 @@ class Canvas:
 
     def wire(
         self, points: list[Point], colour: str, *, width: float = 1.0, name: str | None = None,
-        dashed: bool = False, arrow: bool = True,
+        dashed: bool = False, arrow: bool = True, level: bool = False,
     ) -> None:  # fmt: skip
-        """A line through the points with rounded corners, and an arrowhead at its end."""
+        """A smooth line through the points, upright at each or level, and an arrowhead."""
         path = self._path
         vertices, codes = [points[0]], [path.MOVETO]
-        for before, at, after in zip(points, points[1:], points[2:], strict=False):
-            vertices += [_towards(at, before), at, _towards(at, after)]
-            codes += [path.LINETO, path.CURVE3, path.CURVE3]
-        vertices.append(points[-1])
-        codes.append(path.LINETO)
-        style = (0, (3, 2)) if dashed else "-"
+        for (x0, y0), (x1, y1) in itertools.pairwise(points):
+            x, y = (x0 + x1) / 2, (y0 + y1) / 2
+            vertices += [(x, y0), (x, y1), (x1, y1)] if level else [(x0, y), (x1, y), (x1, y1)]
+            codes += [path.CURVE4] * 3
         patch = self._patches.PathPatch(
-            path(vertices, codes), fill=False, edgecolor=colour, linewidth=width, linestyle=style,
-            capstyle="butt", zorder=2,
+            path(vertices, codes), fill=False, edgecolor=colour, linewidth=width,
+            linestyle=(0, (3, 2)) if dashed else "-", capstyle="butt", zorder=2,
         )  # fmt: skip
         patch.set_gid(name)
-        self._axes.add_patch(patch)
+        self._axes.add_artist(patch)
         if arrow:
-            (x0, y0), (x, y) = points[-2:]
-            dx, dy = _sign(x - x0), _sign(y - y0)
-            long, half = 5.0, 2.4
-            corners = [
-                (x, y),
-                (x - long * dx + half * dy, y - long * dy + half * dx),
-                (x - long * dx - half * dy, y - long * dy - half * dx),
-            ]
-            self._axes.add_patch(
+            x, y = points[-1]
+            back, half = 5.0, 2.4
+            corners = [(x, y), (x - half, y - back), (x + half, y - back)]
+            if level:
+                corners = [(x, y), (x - back, y - half), (x - back, y + half)]
+            self._axes.add_artist(
                 self._patches.Polygon(corners, facecolor=colour, edgecolor="none", zorder=5)
             )
 
@@ -141,30 +148,10 @@ class Canvas:
         """The figure as PNG."""
         return self._save(format="png", dpi=dpi)
 
-    def _save(self, **how) -> bytes:
+    def _save(self, **how: object) -> bytes:
         data = io.BytesIO()
         with self._matplotlib.rc_context(self._settings), warnings.catch_warnings():
             # The reader's font draws the text; ours need not have its glyphs.
             warnings.filterwarnings("ignore", message="Glyph .* missing from")
             self.figure.savefig(data, facecolor="white", **how)
         return data.getvalue()
-
-
-# The user's own settings of these would change the picture.
-_READ = ("axes.", "figure.", "font.", "lines.", "patch.", "path.", "savefig.", "svg.", "text.")
-
-
-def text_room(texts: list[str], least: int, most: int) -> int:
-    """Columns that the longest of the texts needs, within limits."""
-    return max(least, min(most, max(map(text_width, texts), default=0)))
-
-
-def _towards(at: Point, other: Point) -> Point:
-    """The point at most a corner's radius from `at`."""
-    dx, dy = other[0] - at[0], other[1] - at[1]
-    part = min(CORNER, (abs(dx) + abs(dy)) / 2) / max(abs(dx) + abs(dy), 1e-9)
-    return at[0] + dx * part, at[1] + dy * part
-
-
-def _sign(x: float) -> float:
-    return float(x > 1e-9) - float(x < -1e-9)

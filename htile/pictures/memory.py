@@ -1,374 +1,216 @@
 """The picture of a plan: a row's way from global memory through its stages and back.
 
-Time runs from left to right. A barrier is a dashed line through the reductions that share it;
-below, a bar for each value that is on both sides of one.
+Time runs from top to bottom. A barrier is a dashed line through the reductions that share it. At
+the right is a bar for each value that is on both sides of a barrier. A picture that would be too
+high goes on in a further column, and so do its bars.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping
+from dataclasses import replace
 
-from ..frontend.graph import Input, Role
-from ..frontend.ops import Op, dtype_name
-from ..lower.plan import (
-    ColumnLoop,
-    Compute,
-    Fetch,
-    Home,
-    Load,
-    Plan,
-    Reduce,
-    Reload,
-    Step,
-    Store,
+from ..frontend.graph import Role
+from ..lower.names import value_names
+from ..lower.plan import Plan
+from .boxes import (
+    ACCENT,
+    BETWEEN_COLUMNS,
+    GUTTER,
+    HEAD,
+    INSET,
+    LINE,
+    MARGIN,
+    ROUNDS,
+    SMALL,
+    THICK,
+    Legend,
+    draw_band,
+    draw_box,
+    size_of,
 )
-from .canvas import FAINT, INK, Canvas, Point, Rect, columns_width, text_room
-from .model import COLOURS, KIND_OF_ROLE, Kind, describe, kind_of
+from .canvas import FAINT, INK, Canvas, Rect, width_of
+from .layout import cuts
+from .model import COLOURS
+from .names import all_names
+from .segments import Bar, Moment, moments_of
 
-MARGIN, LINE, INSET = 12.0, 11.0, 6.0
-GAP = 24.0  # between the columns of the picture
-STACK = 10.0  # between boxes in a column
-BAR, BAR_GAP = 16.0, 6.0
-MOST_LINES = 10  # of operations in a box
-NARROWEST, WIDEST = 12, 28  # columns of text in a box
+GAP = 24.0  # between moments
+BESIDE = 26.0  # between the boxes of a moment and what is at their left and right
+STACK = 8.0  # between boxes of one moment
+COLUMN_HEIGHT = 1700.0  # at which a picture goes on in a further column
+MOST_LANES = 10  # of bars with all their text; where there are more they have names alone
+BAR_GAP, BAR_LINE = 6.0, 9.0
 WIRE = "#59607a"
-BANDS = ("#f3f5f7", "#e9edf1")
-FONT_HEAD = 9.0
-HOME_TEXT = {
-    Home.REGISTERS: "kept in registers",
-    Home.SHARED: "kept in shared memory",
-    Home.REREAD: "read again from global memory",
-    Home.RECOMPUTE: "computed again",
-}
-
-
-@dataclass
-class Segment:
-    """What happens between two barriers, and the reductions of the barrier that ends it.
-
-    ahead: reductions of the next barrier that are gathered here.
-    fetched: what is on its way to the next loop from here on.
-    """
-
-    loads: list[Load] = field(default_factory=list)
-    reloads: list[tuple[Input, Home]] = field(default_factory=list)
-    computes: list[Compute] = field(default_factory=list)
-    stores: list[Store] = field(default_factory=list)
-    reduces: list[Reduce] = field(default_factory=list)
-    ahead: list[int] = field(default_factory=list)
-    fetched: list[Input] = field(default_factory=list)
-
-
-@dataclass
-class Card:
-    """A box of text; `name` becomes its id in the SVG."""
-
-    kind: Kind
-    lines: list[str]
-    name: str
-    again: bool = False
-    beside: Card | None = None
-    rect: Rect | None = None
-
-    @property
-    def height(self) -> float:
-        """Points that its lines need."""
-        return len(self.lines) * LINE + INSET
-
-
-@dataclass
-class Column:
-    """Boxes at one moment; `above` is what reaches them from outside just then."""
-
-    title: str
-    cards: list[Card]
-    above: list[Card] = field(default_factory=list)
-    barrier: bool = False
-    x: float = 0.0
-    width: float = 0.0
-
-
-def segments_of(plan: Plan) -> list[Segment]:
-    """The steps of a row, cut at its barriers; the last segment has no reductions."""
-    segments = [Segment()]
-    for step in _flat(plan.prologue + plan.steps + plan.epilogue):
-        now = segments[-1]
-        match step:
-            case Load():
-                now.loads.append(step)
-            case Reload(inputs, home):
-                first = {load.input for load in segments[0].loads} if len(segments) == 1 else ()
-                now.reloads += [(i, home) for i in inputs if i not in first]
-            case Compute():
-                now.computes.append(step)
-            case Fetch(inputs):
-                now.fetched += inputs
-            case Store():
-                now.stores.append(step)
-            case ColumnLoop(_, _, Reduce(_, results)):
-                now.ahead += results
-            case Reduce():
-                now.reduces.append(step)
-                segments.append(Segment())
-    return segments
-
-
-def _flat(steps: tuple[Step, ...]) -> Iterator[Step]:
-    """The steps with those of a loop behind it."""
-    for step in steps:
-        yield step
-        if isinstance(step, ColumnLoop):
-            yield from _flat(step.steps)
-
-
-def kept(plan: Plan, segments: list[Segment]) -> dict[int, tuple[int, int, Home]]:
-    """Each value on both sides of a barrier: first and last segment that has it, and its home.
-
-    What a segment makes again for itself alone is on no barrier, unless the plan names its home.
-    """
-    made: dict[int, int] = {}  # where the newest copy of a value comes from
-    spans: dict[int, tuple[int, int, Home]] = {}
-
-    def have(id: int, first: int, last: int) -> None:
-        start, end, home = spans.get(id, (first, last, plan.homes.get(id, Home.REGISTERS)))
-        spans[id] = min(start, first), max(end, last), home
-
-    def make(id: int, k: int) -> None:
-        if id in made and plan.homes.get(id, Home.REGISTERS) is not Home.REGISTERS:
-            have(id, made[id], k)
-        made[id] = k
-
-    for k, segment in enumerate(segments):
-        for load in segment.loads:
-            make(load.input.id, k)
-        for i, _ in segment.reloads:
-            make(i.id, k)
-        for step in segment.computes:
-            make(step.id, k)
-        reads = [i for step in segment.computes for i in step.inputs]
-        reads += [step.output.id for step in segment.stores]
-        for reduce in segment.reduces:
-            reads += [a.about for a in reduce.ahead] or reduce.operands
-        for id in reads:
-            if made.get(id, k) < k:
-                have(id, made[id], k)
-        made |= {id: k + 1 for reduce in segment.reduces for id in reduce.results}
-    return dict(sorted(spans.items()))
 
 
 def draw_plan(plan: Plan) -> Canvas:
     """The plan, drawn. Raises UnsupportedError without matplotlib."""
-    segments = segments_of(plan)
-    columns, segment_columns = _columns(plan, segments)
-    bars = kept(plan, segments)
-    head, *notes = _heading(plan)
-
-    at = MARGIN
-    for column in columns:
-        texts = [line for card in column.cards + column.above for line in card.lines]
-        wide = text_room([*texts, column.title], NARROWEST, WIDEST)
-        column.x, column.width = at + GAP / 2, columns_width(wide) + 2 * INSET
-        at += column.width + GAP
-    longest = max([columns_width(len(head), 13), *(columns_width(len(n)) for n in notes)])
-    width = max(at + MARGIN, longest + 2 * MARGIN)
-    band_top = 40 + len(notes) * LINE
-    above_top = band_top + 24
-    above = max(_stacked(column.above) for column in columns)
-    main_top = above_top + above + (24 if above else 0)
-    main = max(_stacked(column.cards) for column in columns)
-    bars_top = main_top + main + 30
-    bottom = bars_top + len(bars) * (BAR + BAR_GAP) + BAR_GAP
-    canvas = Canvas(width, bottom + MARGIN)
-
-    canvas.text(MARGIN, 22, head, size=13, bold=True)
+    names = all_names(plan.graph, value_names(plan))
+    moments, bars = moments_of(plan, names)
+    title, notes = _heading(plan, names)
+    columns = columns_of(moments, bars)
+    across = sum(column.width + BETWEEN_COLUMNS for column in columns) - BETWEEN_COLUMNS
+    width = max([across, width_of(title, 13), *map(width_of, notes)])
+    columns[-1].width += width - across
+    boxes = [box for moment in moments for box in moment.beside + moment.boxes]
+    signs = [("thick", "moves on")]
+    signs += [("barrier", "barrier")] * any(moment.is_barrier for moment in moments)
+    is_again = not all(bar.is_kept for bar in bars) or any(box.dashed for box in boxes)
+    signs += [("again", "read or computed again, not kept")] * is_again
+    legend = Legend(boxes, signs, width)
+    top = HEAD + len(notes) * LINE + GAP / 2
+    bottom = top + max(column.height for column in columns)
+    canvas = Canvas(width + 2 * MARGIN, bottom + legend.height + MARGIN)
+    canvas.text(MARGIN, 20, title, size=13, bold=True)
     for k, note in enumerate(notes):
         topic, _, rest = note.partition(" ")  # SVG would merge the blanks between them
-        canvas.text(MARGIN, 40 + k * LINE, topic, colour=FAINT)
-        canvas.text(MARGIN + columns_width(11), 40 + k * LINE, rest.lstrip(), colour=FAINT)
-    middle = main_top + main / 2
-    for k, column in enumerate(columns):
-        band = Rect(column.x - GAP / 2, band_top, column.width + GAP, bottom - band_top)
-        canvas.box(band, BANDS[k % 2], None, round=0)
-        canvas.text(
-            column.x + column.width / 2, band_top + 12, column.title, size=FONT_HEAD, bold=True,
-            width=column.width + GAP, align="center",
-        )  # fmt: skip
-        _place(column, column.above, above_top + above - _stacked(column.above))
-        _place(column, column.cards, middle - _stacked(column.cards) / 2)
-        if column.barrier:
-            x = column.x + column.width / 2
-            line = [(x, band_top + 24), (x, bottom)]  # the card covers its middle
-            canvas.wire(line, COLOURS[Kind.REDUCTION][1], dashed=True, arrow=False)
-    _wires(canvas, columns, middle)
+        canvas.text(MARGIN, HEAD + k * LINE, topic, colour=FAINT)
+        canvas.text(MARGIN + 11 * width_of("m"), HEAD + k * LINE, rest.lstrip(), colour=FAINT)
+    left = MARGIN
     for column in columns:
-        for card in column.cards + column.above:
-            _draw_card(canvas, card)
-    if bars:
-        canvas.text(MARGIN + GAP / 2, bars_top - 10, "across barriers", colour=FAINT)
-    for k, (id, (first, last, home)) in enumerate(bars.items()):
-        a, b = columns[segment_columns[first]], columns[segment_columns[last]]
-        x, y = a.x + a.width / 4, bars_top + k * (BAR + BAR_GAP)
-        _draw_bar(canvas, plan, id, home, Rect(x, y, b.x + 0.75 * b.width - x, BAR))
+        column.draw(canvas, left, top)
+        left += column.width + BETWEEN_COLUMNS
+    legend.draw(canvas, bottom)
     return canvas
 
 
-def _heading(plan: Plan) -> list[str]:
-    """The headline and what the plan's text says of numerics, placement and traffic."""
-    lines = [line.strip() for line in str(plan).splitlines()[:4]]
-    numbers = [i.name for i in plan.graph.inputs if i.role is Role.SCALAR]
-    if numbers:
-        lines.append(f"numbers    {', '.join(numbers)} given at run time")
-    return lines
-
-
-def _columns(plan: Plan, segments: list[Segment]) -> tuple[list[Column], list[int]]:
-    """The columns of the picture, and which of them each segment is."""
-    first = segments[0].loads
-    columns = [Column("global memory", [_input_card(plan, s.input) for s in first])]
-    if plan.placement.loader == "shared":
-        text = ["cp.async", f"{plan.placement.copy_bytes} bytes an access"]
-        cards = [
-            Card(card.kind, [card.lines[0], *text], f"shared-{card.name}", beside=card)
-            for card in columns[0].cards
-            if card.kind is Kind.ROW
+def columns_of(moments: list[Moment], bars: list[Bar]) -> list[Column]:
+    """The moments in columns of like height, which begin behind a barrier, with parts of bars."""
+    heights = [_height(moment) for moment in moments]
+    barriers = itertools.accumulate((moment.is_barrier for moment in moments), initial=0)
+    count = math.ceil(sum(heights) / COLUMN_HEIGHT)
+    columns = []
+    for start, end in itertools.pairwise(cuts(heights, list(barriers)[:-1], count)):
+        parts = [
+            replace(bar, first=max(bar.first, start) - start, last=min(bar.last, end) - start)
+            for bar in bars
+            if bar.first < end and bar.last > start
         ]
-        columns.append(Column("shared memory", cards))
-    places = []
-    for k, segment in enumerate(segments):
-        above = [_input_card(plan, s.input) for s in segment.loads] if k else []
-        above += [_input_card(plan, i, home) for i, home in segment.reloads]
-        card = Card(Kind.ELEMENTWISE, _work(plan, segment), f"segment{k}")
-        places.append(len(columns))
-        chunks = plan.numerics.reload and not any(reduce.ahead for reduce in segment.reduces)
-        columns.append(Column(f"registers{', in chunks' if chunks else ''}", [card], above))
-        for reduce in segment.reduces:
-            card = _reduce_card(plan, reduce)
-            columns.append(Column(f"stage {reduce.stage}", [card], barrier=not reduce.carried))
-    stores = [_store_card(plan, s) for segment in segments for s in segment.stores]
-    columns.append(Column("global memory", stores))
-    return columns, places
+        columns.append(Column(moments[start:end], parts, start))
+    return columns
 
 
-def _work(plan: Plan, segment: Segment) -> list[str]:
-    lines = [f"%{s.input.id} = {s.input.name}" for s in segment.loads]
-    lines += [f"%{i.id} = {i.name}, again" for i, _ in segment.reloads]
-    for step in segment.computes:
-        lines.append(describe(plan.graph, plan.graph[step.id]))
-    lines += [f"gathers %{id} too" for id in segment.ahead]
-    for reduce in segment.reduces:
-        if reduce.paired:
-            peak, total = reduce.results
-            lines.append(f"gathers %{peak} with %{total} about it")
-        for id, ahead in zip(reduce.results, reduce.ahead, strict=False):
-            lines.append(f"%{id} as gathered, about %{ahead.about}")
-    if segment.fetched:
-        lines.append(f"fetches {', '.join(i.name for i in segment.fetched)}")
-    return _cut(lines) or ["nothing to compute"]
+class Column:
+    """Some moments one below the other, and the bars beside them.
+
+    A bar begins and ends in the middle of a moment; one whose last moment is behind the end of the
+    column goes on in the next.
+    """
+
+    def __init__(self, moments: list[Moment], bars: list[Bar], first: int):
+        self.moments, self.first = moments, first
+        self.lanes = lanes_of(bars)
+        self.texts = 3 if len(self.lanes) <= MOST_LANES else 1  # of a bar
+        self.widths = [max(map(self._bar_width, lane)) + BAR_GAP for lane in self.lanes]
+        beside = max((size_of(box).width for m in moments for box in m.beside), default=-BESIDE)
+        self.left = GUTTER + beside + BESIDE
+        rounds = 2 * ROUNDS if any(box.rounds > 1 for m in moments for box in m.boxes) else 0.0
+        self.across = max(_across(moment) for moment in moments) + rounds
+        self.right = self.left + self.across + BESIDE
+        self.width = self.right + sum(self.widths)
+        self.height = sum(map(_height, moments))
+
+    def _bar_width(self, bar: Bar) -> float:
+        return max(width_of(text, SMALL) for text in bar.texts[: self.texts]) + INSET
+
+    def draw(self, canvas: Canvas, left: float, top: float) -> None:
+        """Draw all of it from a point on."""
+        spans = []
+        for k, moment in enumerate(self.moments):
+            spans.append(Rect(left, top, self.width, _height(moment)))
+            draw_band(canvas, spans[-1], self.first + k, moment.place, moment.what)
+            if moment.is_barrier:
+                _, y = spans[-1].centre
+                line = [(left + GUTTER, y), (left + self.width, y)]
+                canvas.wire(line, ACCENT, dashed=True, arrow=False, level=True)
+            top += _height(moment)
+        rects = [
+            self._rects(moment, span) for moment, span in zip(self.moments, spans, strict=True)
+        ]
+        for (_, boxes), (_, below) in itertools.pairwise(rects):
+            for start, end in itertools.product(boxes, below):
+                ends = [(start.centre[0], start.bottom), (end.centre[0], end.y)]
+                canvas.wire(ends, WIRE, width=THICK)
+        for moment, (beside, boxes) in zip(self.moments, rects, strict=True):
+            for rect in beside:
+                ends = [(rect.right, rect.centre[1]), (boxes[0].x, boxes[0].centre[1])]
+                canvas.wire(ends, WIRE, width=THICK, level=True)
+            for box, rect in zip(moment.beside + moment.boxes, beside + boxes, strict=True):
+                draw_box(canvas, box, rect)
+        x = left + self.right
+        for lane, width in zip(self.lanes, self.widths, strict=True):
+            for bar in lane:
+                start = spans[bar.first].centre[1] + 3 if bar.first else spans[0].y
+                end = spans[bar.last].centre[1] - 3 if bar.last < len(spans) else spans[-1].bottom
+                self._draw_bar(canvas, bar, Rect(x, start, width - BAR_GAP, end - start))
+            x += width
+
+    def _rects(self, moment: Moment, span: Rect) -> tuple[list[Rect], list[Rect]]:
+        """The rectangles of what is beside a moment's boxes, and of the boxes."""
+        middle, y = span.x + self.left + self.across / 2, span.centre[1]
+        boxes, x = [], middle - _across(moment) / 2
+        for size in map(size_of, moment.boxes):
+            boxes.append(size.moved(x, y - size.height / 2))
+            x += size.width + STACK
+        beside, top = [], y - _stacked(moment) / 2
+        for size in map(size_of, moment.beside):
+            beside.append(size.moved(span.x + self.left - BESIDE - size.width, top))
+            top += size.height + STACK
+        return beside, boxes
+
+    def _draw_bar(self, canvas: Canvas, bar: Bar, rect: Rect) -> None:
+        fill, border = COLOURS[bar.kind]
+        name = f"kept-n{bar.id}" + (f"-from-{self.first}" if self.first and not bar.first else "")
+        canvas.box(rect, fill if bar.is_kept else "#ffffff", border, name=name,
+                   dashed=not bar.is_kept)  # fmt: skip
+        for k, text in enumerate(bar.texts[: self.texts]):
+            y = rect.y + INSET / 2 + BAR_LINE * (k + 0.6)
+            colour = FAINT if k else INK
+            canvas.text(rect.x + INSET / 2, y, text, size=SMALL, bold=k == 0, colour=colour)
 
 
-def _cut(lines: list[str]) -> list[str]:
-    """The first lines, and how many more there are."""
-    if len(lines) <= MOST_LINES:
-        return lines
-    return [*lines[: MOST_LINES - 1], f"… and {len(lines) - MOST_LINES + 1} more"]
-
-
-def _reduce_card(plan: Plan, reduce: Reduce) -> Card:
-    lines = _cut([describe(plan.graph, plan.graph[id]) for id in reduce.results])
-    ctas = plan.numerics.cluster_n // plan.placement.shares
-    if reduce.carried:
-        lines.append("of what the barrier brought")
-    else:
-        lines.append("one barrier" if ctas == 1 else f"one barrier of {ctas} CTAs")
-    return Card(Kind.REDUCTION, lines, f"stage{reduce.stage}")
-
-
-def _input_card(plan: Plan, i: Input, again: Home | None = None) -> Card:
-    count = plan.graph.n if i.role in (Role.ROW, Role.COLUMN) else 1
-    per = " a row" if i.role in (Role.ROW, Role.PER_ROW) else " for all rows"
-    size = f"{count * i.dtype.itemsize} bytes{per}"
-    lines = [f"%{i.id} = {i.name}", f"{i.role.value} {dtype_name(i.dtype)}", size]
-    if again is not None:
-        place = "shared" if again is Home.SHARED else "global"
-        lines[1] = f"again from {place} memory"
-    return Card(KIND_OF_ROLE[i.role], lines, f"load-{i.name}", again is not None)
-
-
-def _store_card(plan: Plan, step: Store) -> Card:
-    out = step.output
-    size = (plan.graph.n if out.is_row else 1) * out.dtype.itemsize
-    what = "row" if out.is_row else "per-row"
-    lines = [f"{out.name} = %{out.id}", f"{what} {dtype_name(out.dtype)}", f"{size} bytes a row"]
-    return Card(Kind.OUTPUT, lines, f"store-{out.name}")
-
-
-def _stacked(cards: list[Card]) -> float:
-    return sum(card.height for card in cards) + STACK * max(0, len(cards) - 1)
-
-
-def _place(column: Column, cards: list[Card], y: float) -> None:
-    for card in cards:
-        at = card.beside.rect.y if card.beside else y
-        card.rect = Rect(column.x, at, column.width, card.height)
-        y += card.height + STACK
-
-
-def _draw_card(canvas: Canvas, card: Card) -> None:
-    rect = card.rect
-    fill, border = COLOURS[card.kind]
-    canvas.box(rect, "#ffffff" if card.again else fill, border, name=card.name, dashed=card.again)
-    for k, line in enumerate(card.lines):
-        y = rect.y + INSET / 2 + LINE * (k + 0.5)
-        if card.kind is Kind.REDUCTION:
-            heavy = k < len(card.lines) - 1
+def lanes_of(bars: list[Bar]) -> list[list[Bar]]:
+    """The bars side by side: each in the first lane that is free where it begins."""
+    lanes: list[list[Bar]] = []
+    for bar in sorted(bars, key=lambda bar: (bar.first, -bar.last, bar.id)):
+        free = (lane for lane in lanes if lane[-1].last <= bar.first)
+        lane = next(free, None)
+        if lane is None:
+            lanes.append([bar])
         else:
-            heavy = k == 0 and card.kind is not Kind.ELEMENTWISE
-        colour = INK if heavy or card.kind is Kind.ELEMENTWISE else FAINT
-        room = rect.width - 2 * INSET
-        canvas.text(rect.x + INSET, y, line, bold=heavy, colour=colour, width=room)
+            lane.append(bar)
+    return lanes
 
 
-def _wires(canvas: Canvas, columns: list[Column], middle: float) -> None:
-    """From each column to the next; where they are many, gathered in the middle between."""
-
-    def wire(*points: Point) -> None:
-        level = abs(points[0][1] - points[-1][1]) < 0.5
-        canvas.wire([points[0], points[-1]] if level else list(points), WIRE, width=1.6)
-
-    for k, (column, after) in enumerate(itertools.pairwise(columns)):
-        bend = after.x - GAP / 2
-        last = k == len(columns) - 2
-        direct = {id(card.beside): card for card in after.cards}
-        for card in column.cards if not last else after.cards:
-            y = card.rect.y + card.rect.height / 2
-            if last:
-                wire((column.x + column.width, middle), (bend, middle), (bend, y), (after.x, y))
-            elif id(card) in direct:
-                wire((card.rect.right, y), (after.x, y))
-            else:
-                # What skips the column of shared memory goes straight through it.
-                skips = any(other.beside for other in after.cards)
-                x = columns[k + 2].x if skips else after.x
-                wire((card.rect.right, y), (x - GAP / 2, y), (x - GAP / 2, middle), (x, middle))
-        if column.above:
-            x = column.x + column.width / 2
-            down = [(x, column.above[-1].rect.bottom), (x, column.cards[0].rect.y)]
-            canvas.wire(down, WIRE, width=1.6)
+def _height(moment: Moment) -> float:
+    """Points from the top of a moment to that of the next."""
+    named = 3 * LINE if moment.what else LINE
+    boxes = (size_of(box).height for box in moment.boxes)
+    return max([named, _stacked(moment), *boxes]) + GAP
 
 
-def _draw_bar(canvas: Canvas, plan: Plan, id: int, home: Home, rect: Rect) -> None:
-    node = plan.graph[id]
-    on_chip = home in (Home.REGISTERS, Home.SHARED)
-    kind = kind_of(plan.graph, node)
-    fill, border = COLOURS[kind]
-    canvas.box(rect, fill if on_chip else "#ffffff", border, name=f"kept-n{id}", dashed=not on_chip)
-    size = (plan.graph.n if node.value.spread else 1) * node.value.dtype.itemsize
-    if home in (Home.SHARED, Home.REREAD) and node.op is Op.INPUT:
-        dtype = next(i.dtype for i in plan.graph.inputs if i.id == id)
-        size = size // node.value.dtype.itemsize * dtype.itemsize
-    text = f"{describe(plan.graph, node)}: {HOME_TEXT[home]}"
-    if home is not Home.RECOMPUTE:
-        text += f", {size} bytes a row"
-    canvas.text(rect.x + INSET, rect.y + BAR / 2, text, size=7.5, width=rect.width - 2 * INSET)
+def _stacked(moment: Moment) -> float:
+    return sum(size_of(box).height + STACK for box in moment.beside) - STACK
+
+
+def _across(moment: Moment) -> float:
+    widths = [size_of(box).width for box in moment.boxes]
+    return sum(widths) + STACK * max(0, len(widths) - 1)
+
+
+def _heading(plan: Plan, names: Mapping[int, str]) -> tuple[str, list[str]]:
+    """The title, and what is said of the plan as a whole."""
+    read, written = plan.bytes_per_row()
+    traffic = f"{read} bytes read and {written} written a row"
+    if again := plan.bytes_read_again():
+        traffic += f", {again} read again"
+    if columns := plan.bytes_of_columns():
+        traffic += f"; {columns} bytes that all rows share"
+    notes = [*plan.layout(), f"traffic    {traffic}"]
+    numbers = [names[i.id] for i in plan.graph.inputs if i.role is Role.SCALAR]
+    if numbers:
+        notes.append(f"numbers    {', '.join(numbers)} given at run time")
+    return f"plan {plan.graph.name}, N = {plan.graph.n}, {plan.target.arch.name}", notes

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 
 import torch
 
 from ..frontend.graph import Graph, Node
 from ..frontend.ops import dtype_name
-from ..lower.schedule import assign_stages
+from ..lower.reductions import assign_stages
 from .model import kind_of
+from .names import all_names
 
 
-def graph_json(graph: Graph) -> str:
+def graph_json(graph: Graph, names: Mapping[int, str] | None = None) -> str:
     """The dataflow as JSON: `networkx.node_link_graph(json.loads(text), edges="edges")` reads it.
 
-    A node has all that it has in the graph, its stage and its kind; an edge the positions that it
-    takes among the operands. Numbers that JSON lacks are text: "inf", "-inf", "nan".
+    A node has all that it has in the graph, its name, its stage and its kind. An edge has the
+    positions that it takes among the operands. Numbers that JSON lacks are text: "inf", "-inf",
+    "nan". names: those of the emitted source, by node; without them they are made from the
+    operations. The name of a constant is null.
     """
-    stage = assign_stages(graph)
+    stage, called = assign_stages(graph), all_names(graph, names)
     data = {
         "directed": True,
         "multigraph": False,
@@ -39,7 +43,9 @@ def graph_json(graph: Graph) -> str:
             ],
         },
         "nodes": [
-            _node(node) | {"stage": stage[node.id], "kind": kind_of(graph, node).value}
+            {"id": node.id, "name": called.get(node.id)}
+            | _node(node)
+            | {"stage": stage[node.id], "kind": kind_of(graph, node).value}
             for node in graph
         ],
         "edges": [
@@ -54,10 +60,9 @@ def graph_json(graph: Graph) -> str:
     return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _node(node: Node) -> dict:
+def _node(node: Node) -> dict[str, object]:
     value, loc = node.value, node.loc
     return {
-        "id": node.id,
         "op": node.op.value,
         "inputs": list(node.inputs),
         "arg": _plain(node.arg),

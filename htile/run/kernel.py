@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from ..build.cubin import Resources
 from ..errors import CompileError
 from ..frontend.graph import Graph
 from ..lower import Lowered
+from ..lower.names import value_names
 from ..lower.plan import Plan
 from ..pictures import drawable, graph_dot, graph_json, graph_svg, plan_svg
 
@@ -23,14 +24,20 @@ from ..pictures import drawable, graph_dot, graph_json, graph_svg, plan_svg
 class Kernel:
     """One specialization of a row-wise function, for one architecture.
 
-    `traced` and `graph` (before and after the passes), `plan` and `source` are there at once;
-    `ptx`, `cubin` and `resources` compile the kernel at first use and raise CompileError where
-    CuTe-DSL is not installed. No GPU is needed for any of them.
+    `traced` and `graph` (before and after the passes), `plan` and `source` are there at once.
+    `artifact`, `ptx`, `cubin` and `resources` compile the kernel at first use, and raise
+    CompileError where CuTe-DSL is not installed; `artifact.seconds` is None where the disk cache
+    had it. From then on `plan` and `source` show what was compiled, which may be for fewer thread
+    blocks than planned, where registers would have been spilled. No GPU is needed.
+
+    copied: the parameters whose rows' elements are apart in memory, so that each call makes their
+        tensors contiguous first.
     """
 
-    def __init__(self, lowered: Lowered, arch: str):
+    def __init__(self, lowered: Lowered, arch: str, copied: frozenset[str] = frozenset()):
         self.lowered = lowered
         self.arch = arch
+        self.copied = copied
 
     @property
     def name(self) -> str:
@@ -50,19 +57,23 @@ class Kernel:
     @property
     def plan(self) -> Plan:
         """The stages, and how the row is laid over threads."""
-        return self.lowered.plan
+        plan, compiled = self.lowered.plan, self.__dict__.get("artifact")
+        if compiled is None or compiled.blocks == plan.placement.blocks:
+            return plan
+        return replace(plan, placement=replace(plan.placement, blocks=compiled.blocks))
 
     @property
     def source(self) -> str:
         """The emitted CuTe-DSL module."""
-        return self.lowered.source
+        compiled = self.__dict__.get("artifact")
+        return self.lowered.source if compiled is None else compiled.source
 
     @cached_property
     def artifact(self) -> Artifact:
         """The compiled kernel; HTILE_DUMP names a folder that all of it is saved in."""
-        artifact = build(self.source, self.lowered.function, self.arch)
+        artifact = build(self.lowered.source, self.lowered.function, self.arch)
         if folder := os.environ.get("HTILE_DUMP"):
-            self.__dict__["artifact"] = artifact  # what `save` asks for
+            self.__dict__["artifact"] = artifact  # `save` asks for it
             self.save(folder)
         return artifact
 
@@ -81,17 +92,27 @@ class Kernel:
         """Registers, stack and shared memory."""
         return self.artifact.resources
 
+    @property
+    def plan_text(self) -> str:
+        """The plan as text, with what is copied before each launch."""
+        copies = [
+            f"\n  copied     {name} is made contiguous by each call: the elements of its rows are "
+            "apart in memory"
+            for name in sorted(self.copied)
+        ]
+        return f"{self.plan}{''.join(copies)}"
+
     def graph_dot(self) -> str:
         """The graph as DOT text, a cluster for each stage."""
-        return graph_dot(self.graph)
+        return graph_dot(self.graph, value_names(self.plan))
 
     def graph_json(self) -> str:
         """The graph as JSON: `networkx.node_link_graph(json.loads(text), edges="edges")`."""
-        return graph_json(self.graph)
+        return graph_json(self.graph, value_names(self.plan))
 
     def graph_svg(self) -> str:
         """The graph as a picture. Raises UnsupportedError without matplotlib."""
-        return graph_svg(self.graph)
+        return graph_svg(self.graph, value_names(self.plan))
 
     def plan_svg(self) -> str:
         """A row's way through memory as a picture. Raises UnsupportedError without matplotlib."""
@@ -100,20 +121,22 @@ class Kernel:
     def save(self, folder: str | os.PathLike) -> Path:
         """Write all of it under `folder/NAME-ARCH-DIGEST`, one file each; returns that folder.
 
-        The SVG pictures are among it if matplotlib is installed.
+        There are SVG pictures too if matplotlib is installed. It compiles the kernel.
         """
-        digest = hashlib.sha256(f"{self.arch}\n{self.source}".encode()).hexdigest()[:12]
+        text = f"{self.arch}\n{self.lowered.source}"
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         path = Path(folder) / f"{self.name}-{self.arch}-{digest}"
         path.mkdir(parents=True, exist_ok=True)
+        resources = self.resources  # once it is compiled, plan and source are those that run
         texts = {
             "graph-traced.txt": str(self.traced),
             "graph.txt": str(self.graph),
             "graph.dot": self.graph_dot(),
             "graph.json": self.graph_json(),
-            "plan.txt": str(self.plan),
+            "plan.txt": self.plan_text,
             "kernel.py": self.source,
             "kernel.ptx": self.ptx,
-            "resources.json": json.dumps(asdict(self.resources), indent=1),
+            "resources.json": json.dumps(asdict(resources), indent=1),
         }
         if drawable():
             texts |= {"graph.svg": self.graph_svg(), "plan.svg": self.plan_svg()}
@@ -123,35 +146,35 @@ class Kernel:
         return path
 
     def __str__(self) -> str:
-        """Graph, plan, source and resources on one page."""
+        """Graph, plan, source and resources on one page; it compiles the kernel."""
         try:
             used = str(self.resources)
         except CompileError as error:
             used = f"not compiled: {error.message}"
         parts = {
             "graph": str(self.graph),
-            "plan": str(self.plan),
+            "plan": self.plan_text,
             "source": self.source,
             f"resources, {self.arch}": used,
         }
         return "\n\n".join(f"== {title} ==\n{text.rstrip()}" for title, text in parts.items())
 
     def _repr_html_(self) -> str:
-        """Both pictures, as text where matplotlib is missing, and the source: for notebooks."""
-        parts = [_shown(str(self.graph), graph_svg, self.graph)]
-        parts += [_shown(str(self.plan), plan_svg, self.plan), _shown(self.source)]
+        """For notebooks: both pictures, or text where matplotlib is missing, and the source."""
+        parts = [_shown(str(self.graph), self.graph_svg), _shown(self.plan_text, self.plan_svg)]
+        parts.append(_shown(self.source))
         return "\n".join(parts)
 
     def __repr__(self) -> str:
         return f"<htile kernel {self.name}, N = {self.graph.n}, {self.arch}>"
 
 
-def _shown(text: str, draw: Callable[[object], str] | None = None, what: object = None) -> str:
-    """A picture as HTML, or the text; an image of its own, since SVG's styles would leak."""
-    import html  # which few processes need
+def _shown(text: str, draw: Callable[[], str] | None = None) -> str:
+    """A picture as HTML, or the text. It is an image, since the styles of inline SVG would leak."""
+    import html  # few processes need it
 
     if draw is None or not drawable():
         return f"<pre>{html.escape(text)}</pre>"
-    data = base64.b64encode(draw(what).encode()).decode()
+    data = base64.b64encode(draw().encode()).decode()
     title = html.escape(text.partition("\n")[0])
     return f'<img alt="{title}" src="data:image/svg+xml;base64,{data}">'

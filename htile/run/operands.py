@@ -1,7 +1,8 @@
-"""What the tensors of a call are to a kernel: their device and alignment, which dimensions they
-have of their own, which are copied first, which can not be used; and their part of a call's key."""
+"""What the tensors of a call are to a kernel: device, alignment, dimensions, what is refused."""
 
 from __future__ import annotations
+
+import sys
 
 import torch
 from torch.autograd import forward_ad
@@ -15,10 +16,36 @@ from ..lower.enumeration import vector_size
 WIDEST_ACCESS = 16  # bytes
 
 
-def value_key(kind: type | None, value: object) -> object:
-    """One value's part of the key; runtime numbers count by their type only."""
+def call_key(
+    captured: tuple, signature: Signature, values: tuple, outs: tuple, aliases: tuple
+) -> object:
+    """What tells calls apart that need different launches; None for what no call takes.
+
+    captured: the fingerprint of the captured values.
+    """
+    if forward_ad._current_level >= 0:
+        return None  # a tensor's key does not show a tangent, which `refuse_gradients` looks for
+    try:
+        key = (
+            captured,
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),  # this and the next one matter to shortcuts only
+            torch.is_autocast_enabled("cuda"),
+            has_one_twice(values),
+            aliases,
+            *map(_value_key, signature.kinds, values),
+            *map(_tensor_key, outs),
+        )
+        hash(key)
+    except (TypeError, AttributeError, RuntimeError):
+        return None  # a list, or a tensor without memory: `classify` will refuse it in words
+    return key
+
+
+def _value_key(kind: type | None, value: object) -> object:
+    """One value's part of the key; numbers that are given at run time count by their type only."""
     if isinstance(value, torch.Tensor):
-        return tensor_key(value)
+        return _tensor_key(value)
     if type(value) is float and kind is not Static:
         return float
     if type(value) is int and kind in (float, Scalar) and abs(value) < 2**63:
@@ -26,7 +53,7 @@ def value_key(kind: type | None, value: object) -> object:
     return freeze(value)
 
 
-def tensor_key(value: torch.Tensor) -> tuple:
+def _tensor_key(value: torch.Tensor) -> tuple:
     """A tensor's part of the key; its address counts by alignment."""
     return (
         type(value),
@@ -47,20 +74,9 @@ def has_one_twice(values: tuple) -> bool:
     return len(set(tensors)) < len(tensors)
 
 
-def are_rows_of_vmap(values: tuple) -> bool:
-    """Whether the call is for one row already: `torch.vmap` of a function that calls this one."""
-    tensors = [v for v in values if isinstance(v, torch.Tensor)]
-    wrapped = torch._C._functorch.is_batchedtensor
-    return any(map(wrapped, tensors)) and all(t.dim() <= 1 for t in tensors)
-
-
 def device_of(signature: Signature, values: tuple) -> torch.device:
     """The device of all tensors. Raises ArgumentError where they differ."""
-    devices = {
-        name: value.device
-        for name, value in zip(signature.names, values, strict=True)
-        if isinstance(value, torch.Tensor)
-    }
+    devices = {name: value.device for name, value in _tensors(signature, values)}
     if len(set(devices.values())) > 1:
         listed = ", ".join(f"{name} on {device}" for name, device in devices.items())
         raise ArgumentError(
@@ -70,31 +86,54 @@ def device_of(signature: Signature, values: tuple) -> torch.device:
     return next(iter(devices.values()))
 
 
+def runs_kernels(device: torch.device) -> bool:
+    """Whether a call with tensors of this device runs a kernel; the reference serves all others."""
+    return device.type == "cuda"
+
+
+def _tensors(signature: Signature, values: tuple) -> list[tuple[str, torch.Tensor]]:
+    named = zip(signature.names, values, strict=True)
+    return [(name, value) for name, value in named if isinstance(value, torch.Tensor)]
+
+
+def refuse_fake(signature: Signature, values: tuple, outs: tuple = ()) -> None:
+    """Raise UnsupportedError for FakeTensors, and for a call inside FakeTensorMode.
+
+    A process that has not imported their module has none.
+    """
+    module = sys.modules.get("torch._subclasses.fake_tensor")
+    if module is None:
+        return
+    remedy = (
+        "FakeTensors, so torch.compile and torch.export, are not supported yet; to see the kernel "
+        f"of a call without data pass meta tensors to {signature.name}.inspect, "
+        "torch.empty(..., device='meta')"
+    )
+    for name, value in [*_tensors(signature, values), *(("out=", out) for out in outs)]:
+        if isinstance(value, module.FakeTensor):
+            raise UnsupportedError(f"{signature.name}: {name} is a FakeTensor; {remedy}")
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        raise UnsupportedError(f"{signature.name} is called inside FakeTensorMode; {remedy}")
+
+
 def refuse_gradients(signature: Signature, values: tuple) -> None:
     """Raise GradientError or UnsupportedError for tensors that a derivative is asked of."""
-    tensors = [
-        (name, value)
-        for name, value in zip(signature.names, values, strict=True)
-        if isinstance(value, torch.Tensor)
-    ]
-    for name, value in tensors:
+    for name, value in _tensors(signature, values):
         if torch._C._functorch.is_functorch_wrapped_tensor(value):
             raise UnsupportedError(
-                f"{signature.name}: {name} is inside torch.func (vmap, grad, jvp), which is not "
-                "supported yet; call it outside, with the batch as leading dimensions"
+                f"{signature.name}: {name} is inside torch.func (grad, jvp, functionalize), which "
+                "is not supported yet; call it outside"
             )
         if forward_ad._current_level >= 0 and forward_ad.unpack_dual(value).tangent is not None:
             raise GradientError(
                 f"{signature.name}: {name} carries a forward-mode tangent, and HTile does not "
                 f"compute gradients yet; pass forward_ad.unpack_dual({name}).primal"
             )
-    if torch.is_grad_enabled():
-        for name, value in tensors:
-            if value.requires_grad:
-                raise GradientError(
-                    f"{signature.name}: {name} requires grad, and HTile does not compute gradients "
-                    f"yet; pass {name}.detach(), or call it under torch.no_grad()"
-                )
+        if value.requires_grad and torch.is_grad_enabled():
+            raise GradientError(
+                f"{signature.name}: {name} requires grad, and HTile does not compute gradients "
+                f"yet; pass {name}.detach(), or call it under torch.no_grad()"
+            )
 
 
 def needs_copy(function: str, spec: Spec, tensor: torch.Tensor) -> bool:
@@ -109,14 +148,14 @@ def needs_copy(function: str, spec: Spec, tensor: torch.Tensor) -> bool:
 
 
 def as_copied(tensor: torch.Tensor) -> torch.Tensor:
-    """The shape and strides of a contiguous copy."""
+    """A tensor of the shape and strides of a contiguous copy."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
 def own_dimensions(spec: Spec, tensor: torch.Tensor, lead: tuple) -> tuple[bool | None, ...] | None:
     """For each leading dimension whether the tensor has it: True, False (size 1), None (missing).
 
-    None as a whole if it has them all.
+    It is None as a whole if the tensor has them all.
     """
     if spec.role not in (Role.ROW, Role.PER_ROW):
         return None
@@ -127,9 +166,9 @@ def own_dimensions(spec: Spec, tensor: torch.Tensor, lead: tuple) -> tuple[bool 
 
 
 def alignment(graph: Graph, tensors: list[torch.Tensor]) -> int:
-    """The alignment class: 16 if every vector is as aligned as it is long, else the least.
+    """The alignment class in bytes: 16 if every vector is as aligned as it is long, else the least.
 
-    In bytes. Outputs that are allocated here are always as aligned as N allows.
+    Outputs that are allocated here are always as aligned as N allows.
     """
     vec = vector_size(graph)
     least = WIDEST_ACCESS

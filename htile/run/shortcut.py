@@ -1,103 +1,69 @@
-"""A repeated call as a function of its own: a few checks, the outputs, the launch.
+"""A repeated call as a function of its own: a few checks, the results, the launch.
 
 `shortcut` writes it for one launch, in Python, with the user's parameters. One call of torch's own
 `TensorGuards` compares all tensors and the modes of torch with those of the first call: types,
-dtypes, devices, N, `requires_grad`, dispatch keys (negation, transforms, inference). What else
-tells launches apart, sizes of rows, strides, alignment, the compiled host function checks itself.
+dtypes, devices, N, `requires_grad`, dispatch keys (negation, transforms, inference). The compiled
+host function itself checks whatever else tells launches apart: sizes of rows, strides, alignment.
 
-A shortcut of fixed sizes compares those as well, and has them for its outputs.
+A shortcut is for the sizes of the first call, or for any number of rows. One that writes to `out=`
+checks as well that the results are laid out as they were, and that each lies apart from the other
+tensors, or exactly over one of them, as it did: that takes a few comparisons of addresses.
 """
 
 from __future__ import annotations
 
 import builtins
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from ..frontend.captures import Captures
-from ..frontend.graph import Graph
-from ..frontend.roles import Call, Signature, Spec, Static
+from ..frontend.roles import Static
+from ..lower.plan import rows_like
+from .launch import Request
+from .memory import are_disjoint, layout
+from .operands import has_one_twice
 
-MISS = object()  # what a shortcut returns for a call that is not one of its own
-
-# What the host function and the conversion of a tensor refuse with. A launch that fails counts as
-# refused too: the long way launches again, and raises.
+# The exceptions by which the host function and the conversion of a tensor refuse. A launch that
+# fails counts as refused too: the long way launches again, and raises.
 REFUSED = (TypeError, ValueError, RuntimeError, BufferError)
+MISS = ["    return None"]  # the line for a call that is not one of the shortcut's own
 
 
 def shortcut(
-    signature: Signature,
-    captures: Captures,
-    call: Call,
-    values: tuple,
-    graph: Graph,
+    first: Request,
     kernel: Callable,
-    rows: tuple[int, int],
+    captures: Captures,
+    watched: tuple[tuple, tuple],
     missed: Callable[[], None] | None = None,
 ) -> Callable | None:
-    """The function for calls like this one, which takes what the user's takes; None for no such.
+    """The function for calls like `first`, which takes what the user's takes; None for no such.
 
-    It raises TypeError for arguments that the user's would not take, and NameError or ValueError
-    where a captured name or cell is gone.
+    It returns None for a call that is not one of its own. It raises TypeError for arguments that
+    the user's would not take, and NameError or ValueError where a captured name or cell is gone.
 
-    rows: from and below how many rows the kernel is the one to run.
+    watched: where the captured values of the call were read, and their fingerprint.
     missed: if given, the function is for the sizes of this call, and calls `missed` for others.
     """
-    given = dict(zip(signature.names, values, strict=True))
-    tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
-    shape = (*call.lead, call.n)
-    like = next((name for name, tensor in tensors.items() if tensor.shape == shape), None)
-    if like is None or not set(tensors) <= {i.name for i in graph.inputs}:
+    if any(name.startswith("_") for name in first.given) or has_one_twice(first.values):
+        return None  # such a name may be one of the scope; `TensorGuards` takes no tensor twice
+    try:
+        function = _Writer(first, kernel, captures, watched, missed).function()
+    except _NotTold:
         return None
-    if any(name.startswith("_") for name in given):
-        return None  # may be a name of the scope
-    scope: dict[str, object] = {
-        "_empty": allocator(tensors[like].device), "_kernel": kernel, "_MISS": MISS,
-        "_refused": REFUSED,
-    }  # fmt: skip
-    others = _guards_of_others(signature, given, scope)
-    if others is None:
-        return None
-    guards = [
-        *others,
-        *_guards_of_tensors(call, tensors, missed is not None, scope),
-        *_guards_of_captures(captures, given, scope),
-    ]
-    sizes, lead, miss = [], [*map(str, call.lead)], ["    return _MISS"]
-    if missed is None:
-        sizes = lead = [f"_m{k}" for k in range(len(call.lead))]
-    else:
-        scope["_missed"], miss = missed, ["    _missed()", *miss]
-    results = [f"_out{k}" for k in range(len(graph.outputs))]
-    scope |= {f"_dtype{k}": output.dtype for k, output in enumerate(graph.outputs)}
-    lines = [
-        f"if not ({' and '.join(guards)}):",
-        *miss,
-        *([f"_shape = {like}.shape"] if sizes else []),
-        *(f"{size} = _shape[{k}]" for k, size in enumerate(sizes)),
-        *([f"if not {rows[0]} <= {' * '.join(sizes)} < {rows[1]}:", "    return _MISS"]
-          if sizes else []),
-        *(f"_out{k} = _empty({_layout([*lead, *map(str, output.inner)])}, _dtype{k})"
-          for k, output in enumerate(graph.outputs)),
-        *_is_elsewhere(results[0], tensors[like].device, miss),
-        "try:",
-        f"    _kernel({', '.join([*(i.name for i in graph.inputs), *results])})",
-        "except _refused:",
-        *miss,
-        f"return {_returned(results, graph.structure, scope)}",
-    ]  # fmt: skip
-    return _defined(signature, lines, scope, captures.fn.__globals__)
+    function.in_place = first.in_place
+    return function
 
 
 def allocator(device: torch.device) -> Callable[[tuple, tuple, torch.dtype], torch.Tensor]:
     """The quickest function from sizes, strides and dtype to a tensor of this device.
 
     On the current GPU that is what Inductor calls, without torch's dispatcher. Where another GPU is
-    the current one later, it makes tensors there: see `_is_elsewhere`.
+    the current one later, it makes tensors there: see `is_elsewhere`.
     """
     if device.type == "cuda" and device.index == torch.cuda.current_device():
         return torch._C._dynamo.guards._empty_strided_cuda
@@ -108,123 +74,297 @@ def allocator(device: torch.device) -> Callable[[tuple, tuple, torch.dtype], tor
     return empty
 
 
-def _is_elsewhere(name: str, device: torch.device, miss: list[str]) -> list[str]:
-    """Lines that leave where an output was made on another GPU; none where there is one GPU."""
+def is_elsewhere(name: str, device: torch.device, miss: list[str]) -> list[str]:
+    """Lines that leave if a result was made on another GPU; none where there is only one GPU."""
     if device.type != "cuda" or torch.cuda.device_count() < 2:
         return []
     return [f"if {name}.get_device() != {device.index}:", *miss]
 
 
-def _guards_of_others(
-    signature: Signature, given: dict[str, object], scope: dict[str, object]
-) -> list[str] | None:
-    """What must hold of arguments that are no tensors; None where that is not told cheaply."""
-    scope |= {"_float": float, "_type": type}
-    guards = []
-    for k, (kind, (name, value)) in enumerate(zip(signature.kinds, given.items(), strict=True)):
-        if isinstance(value, torch.Tensor):
-            continue
-        if type(value) is float and kind is not Static:
-            guards.append(f"_type({name}) is _float")
-        elif value is None or (isinstance(value, bool) and kind in (None, Static)):
-            guards.append(f"{name} is {value}")
-        elif isinstance(value, int | str | torch.dtype) and kind in (None, Static):
-            scope[f"_static{k}"] = value
-            scope[f"_type{k}"] = type(value)
-            guards.append(f"_type({name}) is _type{k} and {name} == _static{k}")
+class _NotTold(Exception):
+    """Cheap checks do not tell calls like the first one from others."""
+
+
+class _Writer:
+    """Writes one shortcut.
+
+    scope: the values of the names in the text that begin with `_`.
+    like: the name of an argument whose shape is that of the rows.
+    results: the names of the results in the text.
+    written: for each tensor of `out=` its result's name, or that of the argument that it is.
+    guarded: the arguments and the tensors of `out=` by their names.
+    shapes: for each of these the sizes that it must have, and None for sizes that may change.
+    """
+
+    def __init__(
+        self, first: Request, kernel: Callable, captures: Captures, watched: tuple,
+        missed: Callable[[], None] | None,
+    ):  # fmt: skip
+        self.first, self.captures, self.watched = first, captures, watched
+        self.call, self.graph, outs = first.call, first.specialization.graph, first.outs
+        self.is_fixed = missed is not None
+        self.tensors = {n: v for n, v in first.given.items() if isinstance(v, torch.Tensor)}
+        lead, shape = self.call.lead, (*self.call.lead, self.call.n)
+        self.like = next((name for name, t in self.tensors.items() if t.shape == shape), None)
+        if self.like is None or not set(self.tensors) <= {i.name for i in self.graph.inputs}:
+            raise _NotTold
+        self.sizes = [str(n) if self.is_fixed else f"_m{k}" for k, n in enumerate(lead)]
+        self.miss = ["    _missed()", *MISS] if self.is_fixed else MISS
+        self.scope = {"_kernel": kernel, "_refused": REFUSED, "_missed": missed,
+                      "_type": type, "_len": len, "_float": float}  # fmt: skip
+        is_one = bool(outs) and self.graph.structure == pytree.tree_structure(0)
+        self.results = ["out"] if is_one else [f"_out{k}" for k in range(len(self.graph.outputs))]
+        named = zip(first.in_place, self.results, strict=False)
+        self.written = [name or result for name, result in named]
+        self.guarded = self.tensors | dict(zip(self.written, outs, strict=True))
+        self.inner = {spec.name: len(spec.inner) for spec in self.call.specs}
+        for name, output in zip(self.written, self.graph.outputs, strict=False):
+            self.inner[name] = len(output.inner)
+        self.shapes = {name: self._shape(name) for name in self.guarded}
+
+    def function(self) -> Callable:
+        """The shortcut."""
+        guards = [*self._same_values(), *self._same_tensors(), *self._same_captures()]
+        called = [*(i.name for i in self.graph.inputs), *self.results]
+        return self._defined([
+            *(self._opened() if self.written else []),
+            f"if not ({' and '.join(guards)}):",
+            *self.miss,
+            *(self._rows_read() if not self.is_fixed and self.sizes else []),
+            *(self._apart() if self.written else self._allocated()),
+            "try:",
+            f"    _kernel({', '.join(called)})",
+            "except _refused:",
+            *self.miss,
+            *self._returned(),
+        ])  # fmt: skip
+
+    def _same_values(self) -> Iterator[str]:
+        """What must hold of arguments that are no tensors."""
+        kinds = zip(self.first.signature.kinds, self.first.given.items(), strict=True)
+        for k, (kind, (name, value)) in enumerate(kinds):
+            if isinstance(value, torch.Tensor):
+                continue
+            if type(value) is float and kind is not Static:
+                yield f"_type({name}) is _float"
+            elif value is None or (isinstance(value, bool) and kind in (None, Static)):
+                yield f"{name} is {value}"
+            elif isinstance(value, int | str | torch.dtype) and kind in (None, Static):
+                self.scope |= {f"_static{k}": value, f"_type{k}": type(value)}
+                yield f"_type({name}) is _type{k} and {name} == _static{k}"
+            else:
+                raise _NotTold
+
+    def _same_tensors(self) -> Iterator[str]:
+        """What must hold of the tensors, of gradients and of transforms."""
+        strides = {name: self._strides(name) for name in self.guarded}
+        self.scope["_same"] = torch._C._dynamo.guards.TensorGuards(
+            *self.guarded.values(),
+            dynamic_dims_sizes=[*self.shapes.values()],
+            dynamic_dims_strides=[*strides.values()],
+        ).check
+        self.scope |= {"_ad": forward_ad, "_grad": torch.is_grad_enabled}
+        yield f"_same({', '.join(self.guarded)})"
+        yield "_ad._current_level < 0"
+        if any(tensor.requires_grad for tensor in self.guarded.values()):
+            yield "not _grad()"
+        if self.written:
+            for name in self.guarded:
+                if self.shapes[name].count(None) > 1:
+                    yield f"{name}.is_contiguous()"
+
+    def _shape(self, name: str) -> list[int | None]:
+        """The sizes that a tensor must have; None for each that changes with the number of rows."""
+        shape = self.guarded[name].shape
+        if self.is_fixed:
+            return [*shape]
+        own, lead = len(shape) - self.inner[name], self.call.lead
+        pairs = zip(shape[:own], lead[len(lead) - own :], strict=True)
+        return [*(None if size == n else size for size, n in pairs), *shape[own:]]
+
+    def _strides(self, name: str) -> list[int | None]:
+        """The strides that a tensor must have; None where any will do.
+
+        Where results are written, sizes and strides must tell which bytes a tensor spans. So all
+        strides count, but a tensor of several sizes that may change must be contiguous instead. A
+        result of more rows must not overlap itself, either.
+        """
+        tensor, shape = self.guarded[name], self.shapes[name]
+        if not self.written or shape.count(None) > 1:
+            if self.written and not tensor.is_contiguous():
+                raise _NotTold
+            return [*[None] * (tensor.ndim - 1), *tensor.stride()[-1:]]
+        if name in self.written and None in shape:
+            if tensor.stride(shape.index(None)) < self._span(name):
+                raise _NotTold
+        return [None if n == 1 else s for n, s in zip(shape, tensor.stride(), strict=True)]
+
+    def _same_captures(self) -> Iterator[str]:
+        """Nothing captured has changed. The shortcut sees the same globals as the function."""
+        watched, captured = self.watched
+        self.scope |= {"_captured": captured, "_captures": self.captures.fingerprint}
+        globals_, hidden = self.captures.fn.__globals__, {*self.first.given, "out"}
+        reads = []
+        for k, (read, where, seen) in enumerate(watched):
+            own = getattr(read, "__self__", None) is globals_
+            if own and where not in hidden and not where.startswith("_"):
+                if where not in globals_:  # a builtin, until a global hides it
+                    seen = getattr(builtins, where, seen)
+                self.scope[f"_seen_{where}"] = seen
+                reads.append(f"{where} is _seen_{where}")
+            else:
+                self.scope |= {f"_read{k}": read, f"_where{k}": where, f"_seen{k}": seen}
+                reads.append(f"_read{k}(_where{k}) is _seen{k}")
+        if reads:
+            yield f"({' and '.join(dict.fromkeys(reads))} or _captures() is _captured)"
+
+    def _rows_read(self) -> list[str]:
+        """Lines that read how many rows there are; the kernel and the results must be for them."""
+        fewest, beyond = rows_like(math.prod(self.call.lead))
+        lines = [f"_shape = {self.like}.shape"]
+        lines += [f"{size} = _shape[{k}]" for k, size in enumerate(self.sizes)]
+        wrong = [f"not {fewest} <= {' * '.join(self.sizes)} < {beyond}"]
+        for name, output in zip(self.written, self.graph.outputs, strict=False):
+            shape = "_shape" if output.is_row else _tuple([*self.sizes, *map(str, output.inner)])
+            wrong += [f"{name}.shape != {shape}"] if name != self.like else []
+        return [*lines, f"if {' or '.join(wrong)}:", *self.miss]
+
+    def _allocated(self) -> list[str]:
+        """Lines that make the results."""
+        device = self.tensors[self.like].device
+        self.scope["_empty"] = allocator(device)
+        lines = []
+        for k, (name, output) in enumerate(zip(self.results, self.graph.outputs, strict=True)):
+            self.scope[f"_dtype{k}"] = output.dtype
+            sizes = [*self.sizes, *map(str, output.inner)]
+            strides = [" * ".join(sizes[k + 1 :]) or "1" for k in range(len(sizes))]
+            lines.append(f"{name} = _empty({_tuple(sizes)}, {_tuple(strides)}, _dtype{k})")
+        return lines + is_elsewhere(self.results[0], device, self.miss)
+
+    def _returned(self) -> list[str]:
+        """Lines that return `out`, or the results in the user's structure."""
+        structure = self.graph.structure
+        if self.written:  # what autograd has saved of them is no longer theirs
+            self.scope["_written"] = torch._C._increment_version
+            return [f"_written({_tuple(self.written)})", "return out"]
+        if structure == pytree.tree_structure(0):
+            return [f"return {self.results[0]}"]
+        if structure == pytree.tree_structure((0,) * len(self.results)):
+            return [f"return {_tuple(self.results)}"]
+        self.scope |= {"_structure": structure, "_unflatten": pytree.tree_unflatten}
+        return [f"return _unflatten([{', '.join(self.results)}], _structure)"]
+
+    def _opened(self) -> list[str]:
+        """Lines that take `out` apart, and leave if it has another structure.
+
+        They also leave if a result is not the argument that it was. If the first result was no
+        argument, they leave if it is a row now, so that programs that make calls of both kinds in
+        turn leave the wrong shortcut early.
+        """
+        model = pytree.tree_unflatten(range(len(self.results)), self.graph.structure)
+        pairs = list(zip(self.results, self.written, strict=True))
+        wrong = [f"{result} is not {name}" for result, name in pairs if result != name]
+        if self.written[0] == self.results[0]:
+            kind = self.first.outs[0].shape, self.first.outs[0].dtype
+            rows = [name for name, t in self.tensors.items() if (t.shape, t.dtype) == kind]
+            wrong += [f"{self.results[0]} is {row}" for row in rows]
+        leave = [f"if {' or '.join(wrong)}:", *MISS] if wrong else []
+        return [*self._taken_apart(model, "out"), *leave]
+
+    def _taken_apart(self, model: object, name: str) -> list[str]:
+        """Lines that take `name` apart; `model` is its structure over the indices of results."""
+        kind = type(model)
+        if kind is int:
+            return []
+        if kind not in (tuple, list, dict) and not hasattr(kind, "_fields"):
+            raise _NotTold
+        self.scope[f"_kind_{name}"] = kind
+        size = f" or _len({name}) != {len(model)}" if kind is dict else ""  # others are unpacked
+        lines = [f"if _type({name}) is not _kind_{name}{size}:", *MISS]
+        parts = [*(model.values() if kind is dict else model)]
+        names = [self.results[part] if type(part) is int else f"_{name}_{k}"
+                 for k, part in enumerate(parts)]  # fmt: skip
+        if kind is dict:
+            self.scope |= {f"_key_{name}_{k}": key for k, key in enumerate(model)}
+            lines += [f"{part} = {name}.get(_key_{name}_{k})" for k, part in enumerate(names)]
         else:
-            return None
-    return guards
+            lines.append(f"{', '.join(names)}, = {name}")
+        for part, inside in zip(names, parts, strict=True):
+            lines += self._taken_apart(inside, part)
+        return lines
+
+    def _apart(self) -> list[str]:
+        """Lines that leave if a result lies otherwise beside another tensor than it did.
+
+        Two tensors that lay apart may lie anywhere apart. Two whose elements interleave, or which
+        are the same memory, must have the distance at which that was checked.
+        """
+        pointers = {name: f"_p{k}" for k, name in enumerate(self.guarded)}
+        seen, wrong = set(), []
+        for a in self.written:
+            for b in self.guarded:
+                pair, one, other = frozenset((a, b)), self.guarded[a], self.guarded[b]
+                if len(pair) == 1 or pair in seen:
+                    continue
+                seen.add(pair)
+                p, q = pointers[a], pointers[b]
+                if are_disjoint(one, other):
+                    tests = [f"{q} < {p} + {self._extent(a)}", f"{p} < {q} + {self._extent(b)}"]
+                    if one.data_ptr() > other.data_ptr():  # first the test that failed before
+                        tests.reverse()
+                    wrong.append(" and ".join(tests))
+                elif self.is_fixed or layout(one) == layout(other):
+                    wrong.append(f"{p} - {q} != {one.data_ptr() - other.data_ptr()}")
+                else:
+                    raise _NotTold
+        if not wrong:
+            return []
+        read = [f"{p} = {name}.data_ptr()" for name, p in pointers.items()]
+        return [*read, f"if {' or '.join(wrong)}:", *MISS]
+
+    def _span(self, name: str) -> int:
+        """How many elements a tensor spans with the sizes that do not change."""
+        steps = zip(self.shapes[name], self.guarded[name].stride(), strict=True)
+        return 1 + sum((size - 1) * stride for size, stride in steps if size is not None)
+
+    def _extent(self, name: str) -> str:
+        """The bytes that a tensor spans, as text."""
+        tensor, shape = self.guarded[name], self.shapes[name]
+        size, free = tensor.element_size(), [k for k, n in enumerate(shape) if n is None]
+        fixed = self._span(name) * size
+        if not free:
+            return str(fixed)
+        first = len(self.sizes) - (len(shape) - self.inner[name])  # of the tensor's own dimensions
+        changing = [self.sizes[first + k] for k in free]
+        if len(free) > 1:  # it is contiguous
+            return " * ".join([*changing, str(math.prod(n for n in shape if n is not None) * size)])
+        step = tensor.stride(free[0]) * size
+        return f"{changing[0]} * {step}" + f" + {fixed - step}" * (fixed != step)
+
+    def _defined(self, lines: list[str]) -> Callable:
+        """The function of these lines, with the names of `scope` beside the user's globals."""
+        signature, made = self.first.signature, {}
+        text = [f"    def _shortcut{self._parameters()}:", *(f"        {line}" for line in lines)]
+        text = [f"def _make({', '.join(self.scope)}):", *text, "    return _shortcut"]
+        name = f"<htile shortcut of {signature.name}>"
+        exec(compile("\n".join(text), name, "exec"), self.captures.fn.__globals__, made)
+        return made["_make"](**self.scope)
+
+    def _parameters(self) -> str:
+        """The user's parameters as text, and `out`; their defaults go to `scope`."""
+        parameters = []
+        for k, parameter in enumerate(self.first.signature.parameters):
+            if parameter.default is not inspect.Parameter.empty:
+                self.scope[f"_default{k}"] = parameter.default
+                parameter = parameter.replace(default=_Name(f"_default{k}"))
+            parameters.append(parameter.replace(annotation=inspect.Parameter.empty))
+        if self.written:
+            parameters.append(inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY))
+        return str(inspect.Signature(parameters))
 
 
-def _guards_of_tensors(
-    call: Call, tensors: dict[str, torch.Tensor], of_sizes: bool, scope: dict[str, object]
-) -> list[str]:
-    """What must hold of the tensors, and of gradients and transforms."""
-    specs = {spec.name: spec for spec in call.specs}
-    sizes = [
-        [*t.shape] if of_sizes else _fixed(specs[name], t, call.lead) for name, t in tensors.items()
-    ]
-    scope["_same"] = torch._C._dynamo.guards.TensorGuards(
-        *tensors.values(),
-        dynamic_dims_sizes=sizes,
-        dynamic_dims_strides=[[*[None] * (t.ndim - 1), *t.stride()[-1:]] for t in tensors.values()],
-    ).check
-    scope["_ad"] = forward_ad
-    guards = [f"_same({', '.join(tensors)})", "_ad._current_level < 0"]
-    if any(tensor.requires_grad for tensor in tensors.values()):
-        scope["_grad"] = torch.is_grad_enabled
-        guards.append("not _grad()")
-    return guards
-
-
-def _fixed(spec: Spec, tensor: torch.Tensor, lead: tuple[int, ...]) -> list[int | None]:
-    """The sizes of a tensor; None for each that the rows have too, and may change with them."""
-    own = tensor.ndim - len(spec.inner)
-    pairs = zip(tensor.shape[:own], lead[len(lead) - own :], strict=True)
-    return [*(None if size == n else size for size, n in pairs), *tensor.shape[own:]]
-
-
-def _guards_of_captures(
-    captures: Captures, given: dict[str, object], scope: dict[str, object]
-) -> list[str]:
-    """That nothing captured has changed: the shortcut sees the same globals as the function."""
-    watched, captured = captures.watched()
-    scope |= {"_captured": captured, "_captures": captures.fingerprint}
-    globals_ = captures.fn.__globals__
-    reads = []
-    for k, (read, where, seen) in enumerate(watched):
-        own = getattr(read, "__self__", None) is globals_
-        if own and where not in given and not where.startswith("_"):
-            hidden = where not in globals_  # a builtin, until a global hides it
-            scope[f"_seen_{where}"] = getattr(builtins, where) if hidden else seen
-            reads.append(f"{where} is _seen_{where}")
-        else:
-            scope |= {f"_read{k}": read, f"_where{k}": where, f"_seen{k}": seen}
-            reads.append(f"_read{k}(_where{k}) is _seen{k}")
-    same = " and ".join(dict.fromkeys(reads))
-    return [f"({same} or _captures() is _captured)"] if same else []
-
-
-def _layout(sizes: list[str]) -> str:
-    """Sizes and strides of a contiguous tensor; Python multiplies numbers when it compiles."""
-    strides = [" * ".join(sizes[k + 1 :]) or "1" for k in range(len(sizes))]
-    return ", ".join(f"({''.join(f'{text}, ' for text in texts)})" for texts in (sizes, strides))
-
-
-def _returned(results: list[str], structure: object, scope: dict[str, object]) -> str:
-    """The user's structure of the outputs."""
-    if structure == pytree.tree_structure(0):
-        return results[0]
-    if structure == pytree.tree_structure((0,) * len(results)):
-        return f"({', '.join(results)},)"
-    scope["_structure"], scope["_unflatten"] = structure, pytree.tree_unflatten
-    return f"_unflatten([{', '.join(results)}], _structure)"
-
-
-def _defined(
-    signature: Signature, lines: list[str], scope: dict[str, object], globals_: dict
-) -> Callable:
-    """The function of these lines, with the names of `scope` beside the user's globals."""
-    parameters = _parameters(signature, scope)
-    text = [f"def _make({', '.join(scope)}):", f"    def _shortcut{parameters}:"]
-    text += [f"        {line}" for line in lines]
-    text += ["    return _shortcut"]
-    made: dict[str, Callable] = {}
-    name = f"<htile shortcut of {signature.name}>"
-    exec(compile("\n".join(text), name, "exec"), globals_, made)
-    return made["_make"](**scope)
-
-
-def _parameters(signature: Signature, scope: dict[str, object]) -> str:
-    """The user's parameters as text; their defaults go to `scope`."""
-    parameters = []
-    for k, parameter in enumerate(signature.parameters):
-        if parameter.default is not inspect.Parameter.empty:
-            scope[f"_default{k}"] = parameter.default
-            parameter = parameter.replace(default=_Name(f"_default{k}"))
-        parameters.append(parameter.replace(annotation=inspect.Parameter.empty))
-    return str(inspect.Signature(parameters))
+def _tuple(texts: list[str]) -> str:
+    return f"({''.join(f'{text}, ' for text in texts)})"
 
 
 class _Name(str):

@@ -1,10 +1,10 @@
 """Tuned plans on disk: what `tune` found to be fastest, and the plan that calls take because of it.
 
-Two files a tuning, in the folder `tuned` of the cache, each named by what it is for: one has the
-numerics of a graph, written only where others than the default's were allowed; one has the whole
-plan for one kind of call. So all calls of a function keep one numerics, whatever their batch and
-alignment, and a row its bits. A file that is torn, foreign, or of a plan that is none any more
-counts as none.
+A tuning writes up to two files in the folder `tuned` of the cache, each named by what it is for.
+One has the whole plan for one kind of call. The other has the numerics of a graph; it is written
+only where other numerics than the default's were allowed. So all calls of a function have the same
+numerics, whatever their batch and alignment, and a row keeps its bits. A file that is torn or
+foreign, or whose plan does not exist any more, is ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from ..build import cache
+from ..build import cache, files
 from ..build.artifact import variant
 from ..frontend.graph import Graph
 from ..lower.choice import choose
@@ -32,9 +32,10 @@ Wanted = Mapping[str, object]
 
 
 def recall(plans: list[Plan], wanted: Wanted, device: torch.device) -> Plan:
-    """The plan to run of all `plans` for a target with what is `wanted`: tuned, or the default.
+    """The plan to run: the tuned one, or else the default.
 
-    device: the GPU that it was to be tuned on; its name counts.
+    plans: all plans for a target that have what is `wanted`.
+    device: the GPU; only a plan that was tuned on one of its name counts.
     """
     kept = in_force(plans, wanted, device)
     if len(kept) > 1 and _folder_there():
@@ -46,26 +47,26 @@ def recall(plans: list[Plan], wanted: Wanted, device: torch.device) -> Plan:
 
 
 def in_force(plans: list[Plan], wanted: Wanted, device: torch.device) -> list[Plan]:
-    """The plans that have the numerics of all calls: the default's, or those that were kept."""
+    """The plans with the numerics that all calls have: the default's, or those that were kept."""
     numerics = choose(plans).numerics
     if len(plans) > 1 and _folder_there():
         found = _read(_about_numerics(plans[0], wanted, device))
-        numerics = next((p.numerics for p in plans if asdict(p.numerics) == found), numerics)
+        numerics = next((p.numerics for p in plans if p.numerics.properties() == found), numerics)
     return [plan for plan in plans if plan.numerics == numerics]
 
 
 def keep(plan: Plan, wanted: Wanted, device: torch.device, numerics: bool) -> Path | None:
-    """Have later calls run this plan, in all processes; with a warning None where that fails.
+    """Have later calls run this plan, in all processes; returns the file that says so.
 
-    numerics: whether its numerics are to be those of all calls, as they must be if they are others
-        than the ones in force. Returns the file.
+    If it can not be written, there is a warning, and None is returned.
+
+    numerics: whether its numerics become those of all calls. They must if they are not the ones in
+        force.
     """
-    if numerics and _write(_about_numerics(plan, wanted, device), asdict(plan.numerics)) is None:
+    of_numerics = _about_numerics(plan, wanted, device)
+    if numerics and _write(of_numerics, plan.numerics.properties()) is None:
         return None
     return _write(_about(plan, wanted, device), plan.properties())
-
-
-# ------------------------------------------------------------------------------------------- keys
 
 
 def _about(plan: Plan, wanted: Wanted, device: torch.device) -> dict[str, object]:
@@ -74,7 +75,7 @@ def _about(plan: Plan, wanted: Wanted, device: torch.device) -> dict[str, object
 
 
 def _about_numerics(plan: Plan, wanted: Wanted, device: torch.device) -> dict[str, object]:
-    """What numerics are tuned for: nothing of the batch, its strides or its alignment."""
+    """What numerics are tuned for; the batch, its strides and its alignment do not count."""
     target = plan.target
     return _common(plan, wanted, device) | {
         "numerics of": {"arch": target.arch.name, "fastmath": target.fastmath}
@@ -93,7 +94,7 @@ def _common(plan: Plan, wanted: Wanted, device: torch.device) -> dict[str, objec
 
 
 def _graph(graph: Graph) -> dict[str, object]:
-    """What is computed, without the function's name and the user's lines."""
+    """What is computed; the function's name and the user's lines do not count."""
     return {
         "n": graph.n,
         "nodes": [[n.op.value, n.inputs, repr(n.arg), repr(n.value)] for n in graph],
@@ -106,26 +107,23 @@ def _key(about: dict[str, object]) -> str:
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
-# ------------------------------------------------------------------------------------ in and out
-
-
 def _folder() -> Path | None:
     folder = cache.cache_folder()
     return None if folder is None else folder / cache.TUNED
 
 
 def _folder_there() -> bool:
-    """Whether anything was tuned: most calls ask no further."""
+    """Whether anything was ever tuned; if not, as is usual, no file is looked for."""
     folder = _folder()
     return folder is not None and folder.is_dir()
 
 
 def _read(about: dict[str, object]) -> object:
-    """What was kept for this; None where nothing was."""
+    """What was kept for this; None where nothing was, or nothing that can be read."""
     key = _key(about)
     path = _folder() / f"{key}.json"
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(files.read_file(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -145,4 +143,4 @@ def _write(about: dict[str, object], plan: dict[str, object]) -> Path | None:
     content = json.dumps({"key": key, "plan": plan, "for": about}, indent=1) + "\n"
     path = folder / f"{key}.json"
     what = "tuned plans", "later calls run the default"
-    return path if cache.replace_file(path, content.encode(), what) else None
+    return path if files.replace_file(path, content.encode(), what) else None

@@ -1,8 +1,8 @@
 """The search behind `Rowwise.tune`: plans timed beside the default, and what came of it.
 
-A plan is faster if the 95 % interval of the ratio of its times to the default's, paired by round,
-lies below 1. The best of many such plans may be so by luck, so it is timed again before it wins,
-and what it gains is told from that second run.
+A plan counts as faster if the ratio of its times to the default's, paired by round, has a 95 %
+interval below 1. The best of many such plans may have been lucky, so it is timed again before it
+wins, and its gain is that of the second run.
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ from .kept import Wanted, in_force, keep, recall
 from .statistics import Estimate, paired
 from .timing import Contenders, Times, interleave
 
-ROUNDS = 40  # of each plan beside the default
-AGAIN = 160  # of one that was faster
+ROUNDS = 40  # in which a plan is timed beside the default
+AGAIN = 160  # rounds of the second run, of a plan that was faster in the first
 
 
 @dataclass(frozen=True)
 class Tuned:
     """What `tune` found; `str` says it in words.
 
-    plan: the winner, which is `default` where nothing was faster beyond the noise.
-    tried, plans: how many plans were timed, of how many there are; the default counts.
-    us, default_us: medians in microseconds, of the same rounds.
+    gpu: the name of the GPU.
+    plan: the winner; it is `default` where nothing was faster beyond the noise.
+    tried, plans: how many plans were timed, and how many there are, the default included.
+    seconds: how long the search took.
+    us, default_us: the medians of both in microseconds, of the same rounds.
     ratio: the winner's time over the default's, with its 95 % interval.
-    file: what keeps it; None where that failed, with a warning.
+    file: the file that keeps the winner; None where it could not be written.
     """
 
     gpu: str
@@ -54,7 +56,7 @@ class Tuned:
 
     @property
     def gain(self) -> Estimate:
-        """Per cent of the default's time that the winner saves."""
+        """How many per cent of the default's time the winner saves."""
         return self.ratio.map(lambda ratio: 100 * (1 - ratio))
 
     def __str__(self) -> str:
@@ -81,7 +83,7 @@ class Tuned:
 
 
 def check(function: str, device: torch.device, rows: int, seconds: float) -> None:
-    """Raise ArgumentError for what can not be tuned: see `Rowwise.tune`."""
+    """Raise ArgumentError for a call that can not be tuned; `Rowwise.tune` says which."""
     name = f"{function}.tune"
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
         raise ArgumentError(f"{name}: seconds={seconds!r}; expected a number above 0")
@@ -110,10 +112,11 @@ def tune(
     numerics: bool,
     progress: bool,
 ) -> Tuned:
-    """Search, and keep the winner.
+    """Search for the fastest plan, and keep it.
 
-    plans: all that the graph has on the target with what is `wanted`.
-    prepare: compiles and loads a plan's kernel; what it returns launches it.
+    plans: all plans of the graph on its target that have what is `wanted`.
+    prepare: compiles and loads a plan's kernel, and returns a function that launches it.
+    numerics: whether plans of other numerics than those in force are tried as well.
     """
     current = recall(plans, wanted, device)
     tried = candidates(plans if numerics else in_force(plans, wanted, device), current)
@@ -142,7 +145,7 @@ def tune(
 def candidates(plans: list[Plan], current: Plan) -> list[Plan]:
     """The default, the plan that runs now, then the others, those closest to the default first.
 
-    Of plans of one text, the first.
+    Of several plans with the same text only the first is listed.
     """
     texts: dict[str, Plan] = {}
     for plan in (choose(plans), current, *closest_first(plans)):
@@ -152,7 +155,7 @@ def candidates(plans: list[Plan], current: Plan) -> list[Plan]:
 
 @dataclass(frozen=True)
 class Found:
-    """The fastest plan, how many were timed, and its times beside the default's."""
+    """The fastest plan, how many were timed, and its times beside those of the default."""
 
     plan: Plan
     tried: int
@@ -169,10 +172,10 @@ def search(
     show: Callable[[int, str], None] = lambda done, text: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Found:
-    """The fastest of `plans`, of which the first is the default.
+    """The fastest of `plans`; the first of them is the default.
 
-    measure: times functions side by side for some rounds, such as `timing.interleave`.
-    show: is told how many plans are done, and what is done next.
+    measure: times functions side by side for a number of rounds, as `timing.interleave` does.
+    show: called with the number of plans that are done and a description of the next step.
     """
     start = clock()
     default = plans[0]
@@ -210,14 +213,11 @@ def time_on(device: torch.device, contenders: Contenders, rounds: int) -> Times:
         return interleave(contenders, rounds)
 
 
-# ---------------------------------------------------------------------------------------- progress
-
-
 @contextlib.contextmanager
 def shown(name: str, total: int, wanted: bool) -> Iterator[Callable[[int, str], None]]:
-    """A function that shows how far the search is: a bar of rich, else lines; on a terminal only.
+    """A function that shows on a terminal how far the search is: a bar of rich, or else lines.
 
-    It takes how many plans are done, and what is done next.
+    It takes the number of plans that are done and a description of the next step.
     """
     if not wanted or not sys.stderr.isatty():
         yield lambda done, text: None

@@ -1,4 +1,4 @@
-"""Medians with their intervals, and ratios paired by round."""
+"""Medians with their 95 % intervals, and ratios of times that are paired by round."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ class Estimate:
 
 
 def estimate(numbers: Sequence[float]) -> Estimate:
-    """The median, with a 95 % interval by order statistics; of fewer than 6 numbers, all of them.
+    """The median with its 95 % interval; of fewer than 6 numbers the interval is their range.
 
-    The number of values below the true median is binomial, whatever they are distributed like.
+    The interval is between two order statistics: whatever the distribution of the values, the
+    number of them that lie below the true median is binomial.
     """
     ordered = sorted(numbers)
     count = len(ordered)
@@ -43,5 +44,5 @@ def estimate(numbers: Sequence[float]) -> Estimate:
 
 
 def paired(above: Sequence[float], below: Sequence[float]) -> Estimate:
-    """The ratio of two contenders' times, taken round by round."""
+    """The median ratio of two contenders' times, each taken in one round, with its interval."""
     return estimate([a / b for a, b in zip(above, below, strict=True)])

@@ -1,6 +1,6 @@
-"""Times functions against each other on the GPU: one launch of each a round, with a cold L2.
+"""Times functions against each other on the GPU: one launch of each in a round, with a cold L2.
 
-Ratios inside one run are what counts: the same kernel moves by some per cent from run to run.
+Only ratios inside one run count: the time of a kernel changes by some per cent from run to run.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
-FLUSH_BYTES = 256 << 20  # several times the L2 of any GPU so far
-WARM_UP = 3  # rounds that are not counted
+FLUSH_BYTES = 256 << 20  # bytes that are written to empty the L2: several times its size
+WARM_UP = 3  # rounds at the beginning that are not counted
 
 Contenders = dict[str, Callable[[], object]]
 Times = dict[str, list[float]]
 
 
 def turns(names: Iterable[str], rounds: int) -> Iterator[tuple[str, bool]]:
-    """Every name once a round, the order rotated each round, and whether the round counts."""
+    """Every name once in each round, and whether the round counts; the order is rotated."""
     names = list(names)
     for k in range(-WARM_UP, rounds):
         first = k % len(names)
@@ -26,10 +26,10 @@ def turns(names: Iterable[str], rounds: int) -> Iterator[tuple[str, bool]]:
 
 
 def interleave(contenders: Contenders, rounds: int) -> Times:
-    """Microseconds of each launch by GPU events, with a cold L2, the order rotated each round.
+    """The microseconds that each launch takes, measured by GPU events with a cold L2.
 
-    The flush of the L2 runs before each launch, longer than the launch takes the host, so that the
-    GPU does not wait for the host in between.
+    Before each launch the L2 is flushed. That takes the GPU longer than the launch takes the host,
+    so the GPU does not wait for the host in between.
     """
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
     pairs = {name: [] for name in contenders}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import typing
 from dataclasses import dataclass, replace
 from typing import Annotated, Optional
@@ -92,6 +93,10 @@ def with_float(x, s: float):
         ((0, 4), (0, 1), 4, (0,), (ROW, PER_ROW), ((4,), (1,))),
         # one dimension, and a 0-d tensor
         ((4,), (), 4, (), (ROW, DEVICE_SCALAR), ((4,), ())),
+        # one row alone
+        ((4,), (4,), 4, (), (ROW, ROW), ((4,), (4,))),
+        ((4,), (1,), 4, (), (ROW, PER_ROW), ((4,), (1,))),
+        ((1,), (1,), 1, (), (ROW, ROW), ((1,), (1,))),
     ],
 )
 def test_tensors_without_annotation(x, y, n, lead, roles, inners):
@@ -237,7 +242,7 @@ def test_bind():
         ((), {}, "needs 'a', 'b'"),
         ((1,), {}, "needs 'b'"),
         ((1, 2, 3, 4), {}, "takes 3 positional arguments, got 4"),
-        ((1, 2), {"e": 1}, "no keyword argument 'e'"),
+        ((1, 2), {"e": 1}, r"no keyword argument 'e'; its parameters are \(a, /, b, c, \*, d\)$"),
         ((1, 2), {"b": 1}, "'b' twice"),
         ((1, 2), {"a": 1}, "no keyword argument 'a'"),
     ],
@@ -252,8 +257,13 @@ def test_wrong_calls(args, kwargs, words):
 
 
 def test_what_is_no_plain_function():
-    with pytest.raises(ArgumentError, match="plain Python function"):
-        Signature(torch.exp)
+    for thing, words in (
+        (torch.exp, r"write `def f\(x\): ...`"),
+        (torch.nn.ReLU(), "its forward as a function of a row that takes its parameters"),
+        (functools.partial(two, y=1.0), r"`def f\(x\): return part\(x\)`"),
+    ):
+        with pytest.raises(ArgumentError, match=f"expected a plain Python function.*{words}"):
+            Signature(thing)
     with pytest.raises(UnsupportedError, match=r"\*xs is not supported"):
         Signature(lambda *xs: None)
     with pytest.raises(UnsupportedError, match=r"\*\*k is not supported"):
@@ -282,7 +292,8 @@ class Mode(enum.Enum):
         (two, (t(5, 4), t(6, 4)), ShapeError, r"leading dim.*x \(5, 4\), y \(6, 4\)"),
         (two, (t(5, 4), t(6, 1)), ShapeError, r"leading dim.*y \(6, 1\)"),
         (two, (t(5, 0), t(5, 0)), ShapeError, "no elements"),
-        (two, (t(4), t(4)), ArgumentError, r"two: expected a row .*x \(4,\), y \(4,\)"),
+        (two, (t(4), t(4, dtype=torch.half)), ArgumentError, r"x \(4,\), y \(4,\) .*x\[None\]"),
+        (two, (t(4), t(5)), ShapeError, r"two: row arguments must agree .*x \(4,\), y \(5,\)"),
         (two, (t(), 1.0), ArgumentError, "two: expected a row argument.*no tensor"),
         (two, (1.0, 2), ArgumentError, "two: expected a row argument.*no tensor"),
         (labelled, (t(5, 4), t(4)), ShapeError, r"labels .*PerRow.*shape \(5,\).*got \(4,\)"),
@@ -294,7 +305,7 @@ class Mode(enum.Enum):
         (scaled, (t(5, 4), t(5)), ShapeError, r"s is annotated htile.Scalar.*got \(5,\)"),
         (scaled, (t(5, 4), t(1, 1)), ShapeError, "s is annotated htile.Scalar"),
         (static, (t(5, 4), t(4)), ArgumentError, "s is annotated htile.Static but got a tensor"),
-        (static, (t(5, 4), [1]), ArgumentError, "hashable value, got list; pass a tuple"),
+        (static, (t(5, 4), [1]), ArgumentError, "s is static, .*a mutable list; .*: pass a tuple"),
         (two, (t(5, 4), [1]), ArgumentError, r"two: y: expected .*got list; pass torch.tensor"),
         (two, (t(5, 4), {}), ArgumentError, "got dict; pass each entry"),
         (two, (t(5, 4), (1,)), ArgumentError, "got tuple; .*y: htile.Static"),

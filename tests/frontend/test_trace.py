@@ -208,6 +208,12 @@ CASES = {
     "numbers": lambda x: (x + math.inf, x * math.nan, x * x.shape[-1], x / x.numel(), x - x.size(0),
                           ),
     "shape": lambda x: x * x.ndim + x.dim() + x.size()[0] + torch.numel(x),
+    "Tensor.exp": lambda x, y: (torch.Tensor.exp(x), torch.Tensor.add(x, y), torch.Tensor.sum(x)),
+    "views": lambda x, t: (x.view(-1), x.reshape(x.shape), x.flatten(), x.ravel(), x.view_as(x),
+                           torch.reshape(x, (-1,)), x.detach(), t.view(1), t.reshape(()),
+                           x.sum().view(-1), torch.flatten(x), x.reshape(-1).contiguous()),
+    "devices": lambda x, y: (x.to(x.device), x.to(y.device, x.dtype), x.to(y),
+                             x * (x.device == y.device)),
     "sticky": lambda z: (z - z.max()).sum(),
 }  # fmt: skip
 
@@ -456,6 +462,16 @@ def test_every_entry_arrives_and_has_a_method():
     functions = {spelling.rsplit(".", 1)[-1] for spelling, _ in FUNCTIONS.values()}
     functional = "silu gelu softplus hardtanh layer_norm rms_norm normalize zeros_like ones_like"
     assert not set(functional.split()) - functions
+
+
+def test_every_entry_says_in_one_line_what_it_does():
+    for spelling, function in FUNCTIONS.values():
+        doc = function.__doc__
+        assert doc and "\n" not in doc and doc.endswith("."), spelling
+        assert inspect.signature(function).parameters
+    for name, method in vars(Tensor).items():
+        if not name.startswith("_") and name != "requires_grad":
+            assert (method.fget if isinstance(method, property) else method).__doc__, name
 
 
 def test_speed():

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import htile
 from htile.errors import DtypeError, HTileError, ShapeError, TraceError, UnsupportedError
 from htile.frontend.graph import Role
 from htile.frontend.roles import Spec
@@ -65,6 +66,11 @@ def assign_masked(x):
     return x
 
 
+def unpack(x):
+    _, n = x.shape
+    return x / n
+
+
 def star(*x):
     return x
 
@@ -110,7 +116,12 @@ MISTAKES = {
     "F.linear": (lambda x, y: F.linear(x, y), UnsupportedError, "F.linear is not supported"),
     "F.dropout": (lambda x: F.dropout(x), UnsupportedError, "random numbers"),
     "erfinv": (lambda x: torch.erfinv(x), UnsupportedError, "torch.erfinv is not supported"),
-    "device": (lambda x: torch.ones(2, device=x.device), UnsupportedError, "x.device"),
+    "device": (lambda x: torch.ones(2, device=x.device), TraceError, "torch.ones_like(x)"),
+    "device of zeros_like": (
+        lambda x: torch.zeros_like(x, device=x.device), TraceError, "with no device"
+    ),
+    "device compared": (lambda x: x.device == "cuda", TraceError, "where its inputs are"),
+    "device type": (lambda x: x.device.type, TraceError, "asked for its type"),
     "item": (lambda x: x.sum().item(), UnsupportedError, "not known while tracing"),
     "cuda": (lambda x: x.cuda(), UnsupportedError, "x.cuda"),
     "view": (lambda x: x.view(2, 4), UnsupportedError, "one axis"),
@@ -131,7 +142,6 @@ MISTAKES = {
     "torch.tensor": (lambda x: torch.tensor(x), TraceError, "it is a tensor already"),
     "torch.tensor of a list": (lambda x: torch.tensor([1.0, x]), TraceError, "torch.tensor"),
     "full_like of nothing": (lambda x: torch.full_like(x, None), TraceError, "'fill_value'"),
-    "torch.Tensor.exp": (lambda x: torch.Tensor.exp(x), TraceError, "x.exp()"),
     "captured tensor": (lambda x: x * WEIGHT, TraceError, "pass it as an argument"),
     "captured tensor, left": (lambda x: WEIGHT * x, TraceError, "pass it as an argument"),
     "captured tensor in torch": (lambda x: torch.add(x, WEIGHT), TraceError, "as an argument"),
@@ -143,6 +153,29 @@ MISTAKES = {
     "numpy array, left": (lambda x: ARRAY * x, TraceError, "numpy array"),
     "numpy function": (lambda x: np.exp(x), TraceError, "torch.exp"),
     "np.asarray": (lambda x: np.asarray(x), TraceError, "numpy"),
+    "format": (lambda x: f"{x:.2f}", TraceError, "'.2f' formats a number"),
+    "unpacked shape": (unpack, ShapeError, "n = x.shape[-1]"),
+    "second size": (lambda x: x / x.shape[1], ShapeError, "n = x.shape[-1]"),
+    "typo": (lambda x: x.sofmax(-1), UnsupportedError, "did you mean softmax"),
+    "typo of torch": (lambda x: torch.special.erfinv(x), UnsupportedError, "no accurate form"),
+    "nothing like it": (lambda x: x.qqqq(), UnsupportedError, "docs/reference.md lists"),
+    "halves": (lambda x: x[..., :4], UnsupportedError, "f(x[..., :n], x[..., n:])"),
+    "chunk": (lambda x: x.chunk(2), UnsupportedError, "f(x[..., :n], x[..., n:])"),
+    "glu": (lambda x: F.glu(x), UnsupportedError, "f(x[..., :n], x[..., n:])"),
+    "group_norm": (lambda x: F.group_norm(x, 2), UnsupportedError, "a leading dimension"),
+    "new leading axis": (lambda x: x[None], UnsupportedError, "gets no other"),
+    "bits": (lambda x: x.view(torch.int32), UnsupportedError, "bits of a number"),
+    "size_average": (
+        lambda x, y: F.mse_loss(x, y, size_average=False), TraceError, "reduction='mean'"
+    ),
+    "reduction": (lambda x, y: F.mse_loss(x, y, reduction="max"), TraceError, "'none', 'mean'"),
+    "lerp": (lambda x, y: torch.lerp(x.half(), y.float(), 0.5), DtypeError, "y.to(x.dtype)"),
+    "heaviside": (lambda x, i: torch.heaviside(x, i), DtypeError, "y.to(x.dtype)"),
+    "addcdiv of integers": (lambda x, i, j: torch.addcdiv(x, i, j), DtypeError, "tensor1 / tensor"),
+    "alpha of integers": (lambda i, j: torch.sub(i, j, alpha=0.5), DtypeError, "x.float()"),
+    "alpha of a mask": (lambda x, k: torch.add(x, k, alpha=True), DtypeError, "alpha=1"),
+    "masked_fill": (lambda x, y: x.masked_fill(x > 0, y), ShapeError, "torch.where(mask"),
+    "norm in 16 bits": (lambda x: x.norm(dtype=torch.half), DtypeError, "convert the result"),
     "string": (lambda x: x + "a", TraceError, "got str"),
     "None": (lambda x: x * None, TraceError, "got NoneType"),
     "list": (lambda x: x * [1.0], TraceError, "got list"),
@@ -160,6 +193,8 @@ MISTAKES = {
     "to float64": (lambda x: x.to(torch.float64), DtypeError, "float64"),
     "sum to float64": (lambda x: x.sum(dtype=torch.float64), DtypeError, "float64"),
     "ones in int8": (lambda x: torch.ones_like(x, dtype=torch.int8), DtypeError, "int8"),
+    "to nothing": (lambda x: x.to(), TraceError, "only x.to(dtype)"),
+    "type of a tensor": (lambda x: x.type(), TraceError, "only x.to(dtype)"),
     "to a device": (lambda x: x.to("cuda"), TraceError, "devices do not change"),
     "mean of integers": (lambda i: i.mean(), DtypeError, "x.float()"),
     "var of integers": (lambda i: i.var(), DtypeError, "variance of i64"),
@@ -235,6 +270,58 @@ def test_a_helpers_line_is_named_not_its_callers():
     assert caught.value.loc.text == "return x.cumsum(-1)"
 
 
+def test_an_argument_that_is_none_is_named():
+    def f(x, w=None, b=None):
+        return x * w
+
+    with pytest.raises(TraceError, match="got NoneType: the argument w is None; write `if w is"):
+        trace(f, [SPECS["x"], *(Spec(name, Role.STATIC) for name in "wb")], N)
+
+
+def test_indices_blame_the_line_of_the_reduction():
+    def f(x):
+        top = x.max(-1)
+        return top
+
+    with pytest.raises(UnsupportedError, match=r"its \.values") as caught:
+        traced(f)
+    assert caught.value.loc.text == "top = x.max(-1)"
+
+
+def test_names_that_no_kernel_may_have():
+    def f(x):
+        return x * 2
+
+    f.__name__ = 'it\'s """ a name\n'
+    text = "def g(x):\n    return x * 2"
+    names = {}
+    exec(compile(text, "two\nlines.py", "exec"), names)
+    x = torch.empty(2, N, device="meta")
+    for fn in (f, names["g"]):
+        compile(htile.rowwise(fn).inspect(x).source, "emitted", "exec")
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_beyond_float32_are_infinite():
+    f = htile.rowwise(lambda x: (x * 1e300, torch.maximum(x, torch.full_like(x, -1e39))))
+    x = torch.tensor([[2.0, -1.0, 0.0]])
+    product, larger = f(x)
+    assert torch.equal(larger, x)
+    assert product[0, :2].tolist() == [math.inf, -math.inf] and product[0, 2].isnan()
+    assert f.inspect(x).resources.stack == 0
+
+
+def test_the_default_device_changes_nothing():
+    x = torch.randn(3, N)
+    f = htile.rowwise(lambda x: x.softmax(-1) * (2.0 * 3) + x.sum().exp2() + x.max() % 0.7)
+    expected = f(x)
+    with torch.device("meta"):
+        again = htile.rowwise(f._fn)
+        result = again(x)
+        assert again.inspect(x).source == f.inspect(x).source
+    assert torch.equal(result, expected)
+
+
 def test_errors_of_the_user_pass_through():
     def wrong(x):
         raise TypeError("mine")
@@ -258,8 +345,9 @@ def test_protocols_see_a_plain_object():
         assert not hasattr(x, "__cuda_array_interface__") and not hasattr(x, "_private")
         assert x is not None and x != "a"
         assert x in {x: 1} and hash(x) == hash(x)
-        assert "row f32[8]" in repr(x) and not isinstance(x, torch.Tensor)
-        assert isinstance(x, Tensor)
+        assert "row f32[8]" in repr(x) and "row f32[8]" in f"{x}"
+        assert isinstance(x, torch.Tensor) and torch.is_tensor(x) and isinstance(x, Tensor)
+        assert not isinstance(x, torch.nn.Parameter) and not x.requires_grad
         return x * np.float32(2.0) + np.float64(1.0) + np.int64(3)
 
     traced(f)

@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 
 from htile.frontend.ops import Op
 from htile.frontend.reference import EVALUATE, evaluate
-from htile.frontend.roles import classify
 from htile.testing import assert_close, float32_errors, oracle, ulp
+from tests.requests import request_of
 
 APPROXIMATE = (
     Op.RSQRT, Op.EXP, Op.EXP2, Op.EXPM1, Op.LOG, Op.LOG2, Op.LOG10, Op.LOG1P, Op.SIN, Op.COS,
@@ -29,9 +29,9 @@ BATCHES = 3
 
 def reference(f, args):
     """What the graph of `f` gives, evaluated by torch, on any device."""
-    call = classify(f._signature, tuple(args))
+    request = request_of(f, args)
     named = dict(zip(f._signature.names, args, strict=True))
-    return evaluate(f._trace(call)[0], named, lead=call.lead)
+    return evaluate(request.specialization.traced, named, lead=request.call.lead)
 
 
 @contextlib.contextmanager

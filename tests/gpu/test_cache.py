@@ -56,7 +56,7 @@ print(json.dumps({"seconds": seconds, "cutlass": cutlass, "hits": info.hits,
 
 
 def start(folder, code, *arguments):
-    """A process of its own with that cache; the code is in a file, as a user's is."""
+    """Start a process with that cache; its code is in a file, as a user's is."""
     file = folder.parent / "fresh.py"
     file.write_text(code, encoding="utf-8")
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -111,7 +111,7 @@ print(json.dumps([info.compiled, info.hits, "cutlass" in sys.modules]))
 
 
 def test_what_was_compiled_ahead_runs(device, arch, tmp_path, monkeypatch):
-    """Compiled from meta tensors, and for rows that begin at odd places from a CPU tensor."""
+    """It is compiled from meta tensors, or from a CPU tensor for rows that begin at odd places."""
     monkeypatch.setenv("HTILE_CACHE_DIR", str(tmp_path / "cache"))
     rmsnorm, arguments = EXAMPLES["rmsnorm_residual"]
     rmsnorm.compile(*arguments(1, N, BF16, "meta"), arch=arch)

@@ -1,4 +1,4 @@
-"""Calls on the GPU: scalars, graphs, streams, threads; what compiles, and what does not again."""
+"""Calls on the GPU: scalars, graphs, streams, threads, and what is compiled for them."""
 
 import threading
 import warnings
@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import htile
-from htile.build import compile as compiler
 from htile.testing import assert_close
 
 from .matrix import BF16, EXAMPLES, assert_same_bits, run, seed
@@ -42,9 +41,9 @@ class Norm:
 
 @pytest.fixture
 def compiled(device):
-    """The number of kernels compiled since."""
-    before = len(compiler._ARTIFACTS)
-    return lambda: len(compiler._ARTIFACTS) - before
+    """A function that tells how many kernels were compiled since."""
+    before = htile.cache_info().compiled
+    return lambda: htile.cache_info().compiled - before
 
 
 def test_runtime_scalars_compile_once(compiled, device):
@@ -120,7 +119,7 @@ def summed(x, weight, count: htile.PerRow):
 @pytest.mark.parametrize("m", [3, 3000])
 @pytest.mark.parametrize("n", [64, 4096, 40000])
 def test_launches_wait_for_each_other(device, n, m):
-    """Each reads what the one before has just written, as row, column and value of a row."""
+    """Each reads what the one before has just written: rows, shared vectors, values of rows."""
     x, weight = torch.zeros(m, n, device=device), torch.ones(1, n, device=device)
     count, next_count = torch.zeros(2, m, device=device)
 
@@ -158,7 +157,7 @@ def repeated(x, weight):
 
 @pytest.fixture
 def long(monkeypatch):
-    """The arguments of each call that no shortcut took."""
+    """A list that gets the arguments of each call that no shortcut took."""
     seen, whole = [], htile.Rowwise._call
 
     def call(self, args, kwargs):
@@ -192,6 +191,40 @@ def test_calls_of_any_mode_are_short_the_second_time(device, long, mode):
             torch.testing.assert_close(total, y.sum(-1))
             assert y.is_contiguous() and y.device == rows.device
         assert len(long) == before
+
+
+def test_calls_with_out_and_in_place_are_short_the_second_time(device, long):
+    """They may come in turn and be of other sizes; each result is right."""
+    seed("out")
+
+    def calls(m):
+        x, weight = torch.randn(m, 128, device=device), torch.randn(128, device=device)
+        expected = repeated(x, weight)
+        outs = tuple(torch.full_like(t, torch.nan) for t in expected)
+        assert repeated(x, weight, out=outs) is outs
+        assert_same_bits(outs, expected)
+        others = tuple(torch.full_like(t, torch.nan) for t in expected[1:])
+        assert repeated(x, weight, out=(x, *others))[0] is x
+        assert_same_bits((x, *others), expected)
+
+    calls(5)
+    before = len(long)
+    for m in (5, 5, 7, 33, 1, 5):
+        calls(m)
+    assert len(long) == before
+
+
+def test_a_hazard_after_a_shortcut_is_refused(device, long):
+    wide = torch.randn(5, 256, device=device)
+    x, out = wide[:, :128], torch.empty(5, 128, device=device)
+    for _ in range(3):
+        scaled(x, out=out), scaled(out, out=out)
+    before = wide.clone()
+    for hazard in (wide[:, 1:129], wide[:, 127:255], wide.as_strided((5, 128), (127, 1))):
+        with pytest.raises(htile.ArgumentError, match="out="):
+            scaled(x, out=hazard)
+    torch.cuda.synchronize()
+    assert torch.equal(wide, before)
 
 
 def test_what_the_compiled_function_refuses_goes_the_long_way(device, long):

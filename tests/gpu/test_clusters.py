@@ -3,8 +3,6 @@
 import itertools
 import math
 from collections import Counter, defaultdict
-from dataclasses import asdict
-from operator import attrgetter
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ import torch.nn.functional as F
 import htile
 from benchmarks.kernels import cross_entropy, cross_entropy_arguments
 from htile.lower import choose, enumerate_plans
-from htile.lower.plan import LONG_N, ROWS, ColumnLoop
+from htile.lower.plan import ROWS, VERY_LONG_N, Form
 from htile.testing import assert_close, float32_errors
 
 from .matrix import (
@@ -143,7 +141,11 @@ SHARED_CASES = [*itertools.product(SHARED, OF_SHARES), ("sum_and_logsumexp", OF_
 
 def many_rows(n):
     """As many as have several shares of a row a CTA."""
-    return ROWS[-1] if n <= LONG_N else 64
+    return ROWS[-1] if n <= VERY_LONG_N else 64
+
+
+def _order(numerics):
+    return numerics.cluster_n, numerics.threads_per_row, numerics.form is Form.STREAMED
 
 
 def shared(name, n, dtype, arch):
@@ -153,14 +155,13 @@ def shared(name, n, dtype, arch):
     plans = enumerate_plans(kernel.graph, kernel.plan.target)
     numerics = {p.numerics for p in plans if p.placement.shares > 1}
     assert numerics
-    order = attrgetter("cluster_n", "threads_per_row", "streamed")
-    picked = {pick(numerics, key=order) for pick in (min, max)}
+    picked = {pick(numerics, key=_order) for pick in (min, max)}
     for num in picked | numerics & {kernel.plan.numerics}:
         for plan in plans:
             place = plan.placement
             if plan.numerics == num:
                 key = {name: getattr(place, name) for name in ("loader", "shares", "num_threads")}
-                yield (num, *key.values()), f.with_plan(**asdict(num), **key)
+                yield (num, *key.values()), f.with_plan(**num.properties(), **key)
 
 
 @htile.rowwise
@@ -239,17 +240,17 @@ def huge(n, dtype, device):
 
 
 def plans(name, n, dtype, arch):
-    """(the function with that plan, the plan): the best of each cluster, reload and loader."""
+    """(the function with that plan, the plan): the best of each cluster, form and loader."""
     f, arguments = EXAMPLES[name]
     kernel = f.inspect(*arguments(3, n, dtype, "meta"), arch=arch)
     found = defaultdict(list)
     for plan in enumerate_plans(kernel.graph, kernel.plan.target):
         num = plan.numerics
         if num.cluster_n > 1:
-            found[num.cluster_n, num.reload, plan.placement.loader].append(plan)
+            found[num.cluster_n, num.in_loops, plan.placement.loader].append(plan)
     for some in found.values():
         plan = choose(some)
-        yield f.with_plan(**asdict(plan.numerics), **asdict(plan.placement)), plan
+        yield f.with_plan(**plan.properties()), plan
 
 
 def jobs(arch):
@@ -335,14 +336,14 @@ def test_every_cluster(device, arch, name, n, dtype):
     results, reached = {}, Counter()
     for forced, plan in plans(name, n, dtype, arch):
         result = run(forced, *args)
-        reached[plan.numerics.cluster_n, plan.numerics.reload, plan.placement.loader] += 1
+        reached[plan.numerics.cluster_n, plan.numerics.in_loops, plan.placement.loader] += 1
         assert_close(forced, result, *args, torch_errors=errors)
         assert_same_bits(result, results.setdefault(plan.numerics, result), plan)
     print(dict(reached))
     clusters = {cluster for cluster, *_ in reached}
     assert clusters >= {c for c in CLUSTERS if c >= (8 if n == 65536 else 4)}, reached
     assert {loader for *_, loader in reached} == {"shared", "direct"}
-    assert {reload for _, reload, _ in reached} >= {True}
+    assert {in_loops for _, in_loops, _ in reached} >= {True}
 
 
 @pytest.mark.parametrize("elements", OFFSETS)
@@ -400,15 +401,13 @@ def test_rows_that_fit_no_cluster_are_streamed(device, name, n, dtype):
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=short)
 @pytest.mark.parametrize("n", STREAMED)
 @pytest.mark.parametrize("name", ONLINE)
-def test_streamed_rows_gather_two_reductions_at_once(device, name, n, dtype):
+def test_loops_over_streamed_rows_carry_reductions_of_two_stages(device, name, n, dtype):
     """Right, and each row the same bits in every batch and at every alignment."""
     f, arguments = ONLINE[name]
     seed(name, n, dtype)
     args = arguments(5, n, dtype, device)
     plan = f.inspect(*args).plan
-    assert plan.numerics.streamed
-    loops = [step for step in plan.steps if isinstance(step, ColumnLoop)]
-    assert any(loop.is_online for loop in loops)
+    assert plan.numerics.form is Form.STREAMED and plan.sweeps.carries_two_stages
     result = run(f, *args)
     assert_close(f, result, *args)
     for m in (3, 1):

@@ -1,7 +1,6 @@
-"""`out=` on the GPU: in place with every kind of plan, odd memory, and the same refusals."""
+"""`out=` on the GPU: in place with every kind of plan, in odd memory, and what is refused."""
 
 from collections import Counter, defaultdict
-from dataclasses import asdict
 
 import pytest
 import torch
@@ -10,10 +9,10 @@ from torch.utils import _pytree as pytree
 import htile
 from htile.build.arch import arch_named
 from htile.build.compile import build
-from htile.frontend.roles import classify
 from htile.lower import choose, enumerate_plans
 from htile.lower.enumeration import MIN_CLUSTER_N
 from htile.testing import assert_close
+from tests.requests import request_of
 
 from .matrix import BF16, EXAMPLES, F32, assert_same_bits, run, seed, short
 
@@ -57,31 +56,28 @@ DTYPES = (BF16, F32)
 
 
 def kinds(function, args, arch):
-    """One plan of each kind: (cluster?, rows read again?, loader)."""
+    """One plan of each kind; a kind is (in a cluster, in loops, loader)."""
     kernel = function.inspect(*args, arch=arch)
     found = defaultdict(list)
     for plan in enumerate_plans(kernel.graph, kernel.plan.target):
         num, place = plan.numerics, plan.placement
-        found[num.cluster_n > 1, num.reload, place.loader].append(plan)
+        found[num.cluster_n > 1, num.in_loops, place.loader].append(plan)
     best = {kind: choose(plans) for kind, plans in found.items()}
     return {
-        kind: function.with_plan(**asdict(plan.numerics), **asdict(plan.placement))
+        kind: function.with_plan(**plan.properties())
         for kind, plan in best.items()
     }
 
 
 def compile_in_place(function, args, replaced, arch):
-    """A job: what a call compiles whose results replace these arguments, given on the CPU."""
+    """A job that compiles the kernel of a call whose results replace these CPU arguments."""
     outs = tuple(args[k] for k in replaced)
-    values = function._signature.bind(tuple(args), {})
-    call = classify(function._signature, values)
-    aliases = function._aliases(values, outs)
-    lowered, _ = function._lower(call, values, outs, aliases, arch_named(arch))
+    lowered = request_of(function, args, outs).lower(arch_named(arch))
     return build, (lowered.source, lowered.function, arch)
 
 
 def jobs(arch):
-    """Each kind of plan, in place and not."""
+    """Jobs for each kind of plan, in place and not."""
     for function, arguments, replaced in IN_PLACE.values():
         for n in SIZES:
             for dtype in DTYPES:
@@ -117,7 +113,7 @@ def test_in_place_is_bit_for_bit_what_it_is_elsewhere(compiles_nothing, arch, na
 @pytest.mark.parametrize("offset", [0, 1, 2, 4, 8])
 @pytest.mark.parametrize("extra", [1, 6, 24])
 def test_rows_in_a_wider_matrix_at_every_alignment(device, extra, offset):
-    """Written where asked, and nothing beside it."""
+    """The result is written where it was asked for, and nothing is written beside it."""
     seed(extra, offset)
     x = torch.randn(7, N, device=device).to(BF16)
     canvas = torch.full((7, N + extra + offset), -3.0, device=device, dtype=BF16)

@@ -1,6 +1,5 @@
 """Every plan, forced one by one: right, and bit-equal where only the placement differs."""
 
-from dataclasses import asdict
 
 import pytest
 
@@ -20,7 +19,7 @@ def plans(name, n, dtype, arch):
     f, arguments = EXAMPLES[name]
     kernel = f.inspect(*arguments(7, n, dtype, "meta"), arch=arch)
     for plan in enumerate_plans(kernel.graph, kernel.plan.target):
-        wanted = asdict(plan.numerics) | asdict(plan.placement)
+        wanted = plan.properties()
         yield f.with_plan(**wanted), plan
 
 

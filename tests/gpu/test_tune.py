@@ -28,11 +28,9 @@ def args(device, tmp_path, monkeypatch):
     """Arguments, and a cache that no other test uses."""
     monkeypatch.setenv("HTILE_CACHE_DIR", str(tmp_path / "cache"))
     seed("tune")
-    norm._launches.clear()
-    norm._shortcuts = ()
+    norm._forget()
     yield torch.randn(M, N, device=device, dtype=BF16), torch.randn(N, device=device, dtype=BF16)
-    norm._launches.clear()
-    norm._shortcuts = ()
+    norm._forget()
 
 
 def properties(f, *args):
@@ -84,14 +82,13 @@ print(json.dumps([norm.inspect(x, w).plan.properties(), info.compiled, info.hits
 
 
 def test_a_later_process_runs_what_was_kept(args):
-    """Not the default, whatever is fastest here."""
+    """It runs a plan that was kept, and not the default, whichever is faster."""
     plan = norm.inspect(*args).plan
     same = [p for p in plans_for(plan.graph, plan.target) if p.numerics == plan.numerics]
     other = [p for p in same if p.placement != plan.placement][-1]
     expected = run(norm, *args)
     assert keep(other, {}, args[0].device, numerics=False)
-    norm._launches.clear()
-    norm._shortcuts = ()
+    norm._forget()
     result = run(norm, *args)
     assert properties(norm, *args) == other.properties()
     assert_same_bits(result, expected)

@@ -1,4 +1,4 @@
-"""Real compiles, without a GPU: what every example uses, on every architecture that is promised."""
+"""Real compiles without a GPU: what every example uses on every architecture."""
 
 import hashlib
 import math
@@ -9,8 +9,8 @@ import struct
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ CASES += [(name, (1 << 22) + 1, F32, arch) for name in LONG for arch in ("sm_80"
 
 
 def check(kernel):
-    """What holds for every kernel that is compiled."""
+    """Assert what holds for every kernel that is compiled."""
     used, plan = kernel.resources, kernel.plan
     assert used.stack == 0
     assert 0 < used.registers <= 255
@@ -52,7 +52,8 @@ def check(kernel):
         elements = plan.elements_per_thread * used.threads
         tile = sum(elements * i.dtype.itemsize for i in plan.graph.inputs if i.role.value == "row")
     warps = used.threads // 32 * plan.numerics.cluster_n
-    buffer = (warps + 1) * plan.slots * 8  # at most 8 bytes a warp and slot, an mbarrier a slot
+    # at most 8 bytes for a warp and a slot, and an mbarrier for a slot
+    buffer = (warps + 1) * plan.sweeps.slots * 8
     assert tile <= shared <= tile + buffer + 64
     assert re.search(rf"^\.target {kernel.arch}\b", kernel.ptx, re.M)
     assert re.findall(r"\.entry", kernel.ptx) == [".entry"], "one kernel"
@@ -85,7 +86,7 @@ def test_zeros_of_both_signs_in_one_kernel(zeros, loader):
 @pytest.mark.parametrize("n", [1000, 32768, 1 << 20])
 @pytest.mark.parametrize("name", ["softmax", "rmsnorm_residual", "swiglu"])
 def test_nothing_is_touched_before_the_kernel_before_has_ended(name, n):
-    """In registers, in a cluster, streamed: what is global comes after the wait."""
+    """Wherever rows are held or streamed, global memory is touched only after the wait."""
     lines = example_kernel(name, n).ptx.splitlines()
     (wait,) = (k for k, line in enumerate(lines) if "griddepcontrol.wait" in line)
     touched = re.compile(r"\b(ld\.global|st\.global|cp\.async\.c[ag]|prefetch|red\.|atom\.)")
@@ -106,7 +107,8 @@ def test_who_arrives_at_the_barrier_of_a_cluster_waits(name, n):
     assert kernel.plan.numerics.cluster_n > 1
     for what in ("arrive", "wait"):
         assert kernel.ptx.count(f"barrier.cluster.{what}") == min(1, kernel.plan.stages)
-    assert kernel.ptx.count("mbarrier.init") == min(1, kernel.plan.slots)  # by a thread a slot
+    slots = kernel.plan.sweeps.slots  # a thread initializes the mbarrier of each
+    assert kernel.ptx.count("mbarrier.init") == min(1, slots)
 
 
 @pytest.mark.parametrize(("name", "loops"), [("softmax", 2), ("layernorm", 1)])
@@ -120,7 +122,7 @@ def test_a_streamed_row_takes_one_exponential_an_element_and_one_a_chunk(name, l
 
 
 def test_registers_are_not_spilled_for_thread_blocks():
-    """A text may ask for more than registers allow: then for fewer, or for none."""
+    """A text that asks for more blocks than registers allow is compiled for fewer, or for none."""
     from cutlass import cute
 
     kernel = example_kernel("layernorm", 131072)
@@ -129,17 +131,22 @@ def test_registers_are_not_spilled_for_thread_blocks():
     assert kernel.resources.stack == 0
     more = kernel.source.replace(f"\nblocks = {asked}  #", "\nblocks = 8  #")
     spilled = _compile(cute, load_source(more), more, kernel.lowered.function, kernel.arch)
-    assert spilled.resources.stack > 0
-    assert build(more, kernel.lowered.function, kernel.arch).resources.stack == 0
+    assert spilled.resources.stack > 0 and (spilled.blocks, spilled.level) == (8, 3)
+    built = build(more, kernel.lowered.function, kernel.arch)
+    assert built.resources.stack == 0
+    assert f"\nblocks = {built.blocks}  # of an SM; 8 would spill registers\n" in built.source
 
 
 def test_a_text_is_compiled_again_only_where_it_spills(monkeypatch):
-    """For other thread blocks, then by a lower level of ptxas; the least of it is kept."""
+    """It is for other thread blocks first, then at a lower level; the smallest stack is kept."""
+    some = build(*request())
 
     def blocks_tried(name, n, stacks):
-        """What `_build` asks for, and which artifact it keeps, of those with such stacks."""
+        """What `_build` asks for, and which artifact it keeps, if they have these stacks."""
         kernel = example_kernel(name, n)
-        made = [SimpleNamespace(resources=SimpleNamespace(stack=stack)) for stack in stacks]
+        used = some.resources
+        made = [replace(some, resources=replace(used, stack=stack), ptx=str(k))
+                for k, stack in enumerate(stacks)]  # fmt: skip
         asked = []
 
         def compile(cute, module, source, function, arch, level=3):
@@ -148,6 +155,7 @@ def test_a_text_is_compiled_again_only_where_it_spills(monkeypatch):
 
         monkeypatch.setattr(compiler, "_compile", compile)
         kept = compiler._build(kernel.source, kernel.lowered.function, kernel.arch)
+        assert kept.seconds is not None
         return asked, made.index(kept)
 
     assert blocks_tried("softmax", 4096, [8]) == ([None], 0)
@@ -157,13 +165,39 @@ def test_a_text_is_compiled_again_only_where_it_spills(monkeypatch):
     assert blocks_tried("softmax", 1 << 22, [8, 16, 0]) == ([1, 0, (1, 2)], 2)
 
 
+def test_a_kernel_shows_what_was_compiled(monkeypatch, tmp_path):
+    """Once it is compiled, plan, source and page say for how many thread blocks that was."""
+
+    def spills(cute, module, source, function, arch, level=3):
+        """Report a stack for every number of thread blocks that is asked for."""
+        compiled = real(cute, module, source, function, arch, level)
+        stack = 8 if module["blocks"] else 0
+        return replace(compiled, resources=replace(compiled.resources, stack=stack))
+
+    real = compiler._compile
+    monkeypatch.setattr(compiler, "_compile", spills)
+    monkeypatch.setenv("HTILE_CACHE_DIR", str(tmp_path))
+    for fresh in (True, False):
+        monkeypatch.setattr(compiler, "_ARTIFACTS", compiler.Recent(4))
+        kernel = example_kernel("layernorm", 131080)
+        asked = kernel.plan.placement.blocks
+        assert asked > 0 and f"\nblocks = {asked}  # of an SM, for which" in kernel.source
+        page = str(kernel)
+        assert kernel.plan.placement.blocks == kernel.artifact.blocks == 0
+        line = f"\nblocks = 0  # of an SM; {asked} would spill registers\n"
+        assert line in kernel.source and line in page
+        assert line in (kernel.save(tmp_path / "dump") / "kernel.py").read_text()
+        assert (kernel.artifact.seconds is None) == (not fresh), "the disk cache keeps it"
+        assert kernel.lowered.plan.placement.blocks == asked
+
+
 @pytest.mark.parametrize("m", [3, 256, 1024])
 @pytest.mark.parametrize(
     ("dtype", "n"), [(F32, 65536), (BF16, 200000), (torch.int32, 262144), (F32, 300001)]
 )
 @pytest.mark.parametrize("reduce", [torch.sum, torch.amax])
 def test_rows_that_are_read_compile_for_every_batch(reduce, dtype, n, m):
-    """With several shares of a row, and in loops that are not unrolled."""
+    """Thread blocks work on several shares of a row, in loops that are not unrolled."""
     kernel = kernel_of(lambda x: reduce(x, -1), torch.empty(m, n, dtype=dtype, device="meta"))
     assert kernel.plan.placement.shares > 1 or m == 3
     assert kernel.plan.is_unrolled == (n <= 200000)
@@ -198,7 +232,7 @@ def test_sums_of_products_of_what_is_no_row(n):
 
 
 def test_a_weight_of_a_chunk_does_not_hang_on_whether_its_number_is_static():
-    """1 / count, rounded: by the compiler behind a loop, in it by one correction."""
+    """It is 1 / count rounded: a constant behind a loop, and in it an estimate, corrected once."""
     kernel = example_kernel("layernorm", 1 << 22)
     assert kernel.plan.chunks == 128 and not kernel.plan.is_unrolled
     approximated = re.findall(r"rcp\.approx\.ftz\.f32\s+(%r\d+), (%r\d+);", kernel.ptx)
@@ -223,7 +257,7 @@ def test_no_compiler_is_free_to_contract(name, n, arch):
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_resources_against_another_source(name, tmp_path):
-    """The section header of the code, which has them on sm_80, and cuobjdump if there is one."""
+    """The section header of the code has them on sm_80, and cuobjdump prints them."""
     kernel = example_kernel(name, 4096, arch="sm_80")
     used = kernel.resources
     assert used.registers == registers_of_section(kernel.cubin)
@@ -246,7 +280,7 @@ def registers_of_section(cubin):
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_forced_plans_compile_without_a_stack(name):
-    """The extremes of what is enumerated: most and fewest elements a thread, every loader."""
+    """The plans are the extremes: the most and fewest elements a thread, and most rows a block."""
     from htile.lower.enumeration import enumerate_plans
 
     for n in (1000, 4096):
@@ -416,6 +450,19 @@ def test_a_kernel_is_built_once():
     assert first.object[:4] == b"\x7fELF" and first.cubin[:4] == b"\x7fELF"
 
 
+def test_artifacts_that_are_remembered_are_bounded(monkeypatch):
+    """Those used last stay; a kernel that is loaded stays loaded."""
+    monkeypatch.setattr(compiler, "_ARTIFACTS", compiler.Recent(2))
+    built = {n: build(*request(n=n)) for n in (48, 80)}
+    assert build(*request(n=48)) is built[48]
+    loaded = compiler.load(built[80])
+    build(*request(n=96))
+    assert len(compiler._ARTIFACTS) == 2 and build(*request(n=48)) is built[48]
+    again = build(*request(n=80))
+    assert again is not built[80] and again == built[80], "from the disk cache"
+    assert compiler.load(again) is loaded
+
+
 def test_threads_build_one_after_another():
     requests, results = [request(n=n) for n in (48, 80)] * 2, []
     threads = [threading.Thread(target=lambda r=r: results.append(build(*r))) for r in requests]
@@ -516,7 +563,7 @@ def test_what_cute_dsl_refuses_is_a_compile_error():
 # ---- architectures -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["sm_70", "sm_90b", "hopper", ""])
+@pytest.mark.parametrize("name", ["sm_70", "sm_90b", "sm_90aa", "sm_90aaa", "sm_", "hopper", ""])
 def test_an_unknown_architecture_says_which_are_known(name):
     with pytest.raises(CompileError, match=r"unknown architecture .*; HTile knows sm_80, .*sm_90a"):
         EXAMPLES["softmax"][0].inspect(torch.empty(2, 64, device="meta"), arch=name)
@@ -525,6 +572,6 @@ def test_an_unknown_architecture_says_which_are_known(name):
 def test_names_and_capabilities():
     for capability, arch in ARCHS.items():
         assert arch_of_capability(capability) is arch
-        assert arch_named(arch.name) is arch_named(arch.name.rstrip("a")) is arch
+        assert arch_named(arch.name) is arch_named(arch.name.removesuffix("a")) is arch
     with pytest.raises(CompileError, match=r"compute capability 7\.5 are not supported"):
         arch_of_capability((7, 5))

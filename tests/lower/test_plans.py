@@ -14,17 +14,10 @@ from htile.frontend.reference import EVALUATE
 from htile.lower import lower
 from htile.lower.choice import choose
 from htile.lower.emit import EMIT, emit
-from htile.lower.enumeration import enumerate_plans, vector_size
-from htile.lower.plan import (
-    LONG_N,
-    MONOIDS,
-    ROWS,
-    UNROLLED_CHUNKS,
-    ColumnLoop,
-    Load,
-    Numerics,
-    Target,
-)
+from htile.lower.enumeration import UNROLLED_CHUNKS, enumerate_plans, vector_size
+from htile.lower.plan import ROWS, VERY_LONG_N, Form, Numerics, Target
+from htile.lower.reductions import OF_OP
+from htile.lower.steps import ColumnLoop, Load
 from tests.lower.cases import ARCH, BF16, EXAMPLES, F32, example_kernel, kernel_of
 
 SIZES = [1, 3, 17, 64, 127, 128, 1000, 1024, 3584, 4096, 5120, 8191, 16384]  # of the GPU tests
@@ -68,12 +61,16 @@ def test_every_plan_of_long_rows_is_within_the_limits(name):
                     for plan in plans_of(graph, arch, align, rows):
                         check_plan(plan, arch)
                         seen.add(
-                            (plan.numerics.streamed, rows, plan.placement.shares, plan.abreast)
+                            (is_streamed(plan), rows, plan.placement.shares, plan.abreast)
                         )
     assert {shares for _, rows, shares, _ in seen if rows == 1} == {1}
     assert seen >= {(False, 1024, 1, 1), (False, 1024, 2, 1), (False, 1024, 4, 2)}
     if name == "softmax":
         assert (False, 1024, 8, 4) in seen
+
+
+def is_streamed(plan):
+    return plan.numerics.form is Form.STREAMED
 
 
 def power_of_two(number):
@@ -99,16 +96,16 @@ def check_plan(plan, arch):
     assert held * num.threads_per_row * num.cluster_n >= n, "the row has a place"
     less = (held - num.vec_size) * num.threads_per_row * num.cluster_n
     assert less < n, "and no more than it needs"
-    if num.reload:
+    if num.in_loops:
         assert 1 <= place.unroll <= plan.chunks
-        assert 0 <= place.ahead <= plan.chunks * plan.turns
-        assert place.ahead in (0, place.unroll) or plan.is_unrolled, "a group of a loop"
+        assert 0 <= place.prefetch <= plan.chunks * plan.turns
+        assert place.prefetch in (0, place.unroll) or plan.is_unrolled, "a group of a loop"
     else:
-        assert held <= 255 and (place.shares, place.ahead) == (1, 0)
+        assert held <= 255 and (place.shares, place.prefetch) == (1, 0)
         assert held * place.num_threads <= 65536, "registers of a multiprocessor"
     assert place.copy_bytes == plan.target.align
     inputs = [i for i in plan.graph.inputs if i.role is Role.ROW]
-    shared = plan.rows_per_block * max(1, num.threads_per_row // 32) * plan.slots * 8
+    shared = plan.rows_per_block * max(1, num.threads_per_row // 32) * plan.sweeps.slots * 8
     shared *= num.cluster_n
     if place.loader == "shared":
         tile = held * num.threads_per_row * plan.rows_per_block * place.shares
@@ -143,6 +140,7 @@ def test_nothing_hangs_on_the_batch(name, m):
     assert str(inspected.plan) == str(expected.plan)
 
 
+SOFTMAX, MOMENTS = ("softmax",), ("moments",)
 # The first plan, written down: a change of these is a change of every result's bits.
 NUMERICS = {
     ("softmax", 1, BF16): (1, 1),
@@ -154,27 +152,27 @@ NUMERICS = {
     ("softmax", 4096, BF16): (8, 256),
     ("softmax", 4096, F32): (4, 512),
     ("softmax", 8191, BF16): (1, 512),
-    ("softmax", 16384, BF16): (8, 256, 4, False, True),
-    ("log_softmax", 16384, BF16): (8, 256, 4, True, True),
+    ("softmax", 16384, BF16): (8, 256, 4, Form.HELD, SOFTMAX),
+    ("log_softmax", 16384, BF16): (8, 256, 4, Form.LOOPS, SOFTMAX),
     ("norm_softmax", 16384, BF16): (8, 256),
-    ("norm_softmax", 32768, BF16): (8, 256, 2, True, True),
-    ("norm_softmax", 131072, BF16): (8, 256, 8, True, True),
-    ("layernorm", 16384, BF16): (8, 256, 4, True),
-    ("rmsnorm", 32768, BF16): (8, 256, 8, True),
-    ("rmsnorm_residual", 32768, BF16): (8, 256, 8, True),
+    ("norm_softmax", 32768, BF16): (8, 256, 2, Form.LOOPS, MOMENTS + SOFTMAX),
+    ("norm_softmax", 131072, BF16): (8, 256, 8, Form.LOOPS, SOFTMAX),
+    ("layernorm", 16384, BF16): (8, 256, 4, Form.LOOPS, MOMENTS),
+    ("rmsnorm", 32768, BF16): (8, 256, 8, Form.LOOPS),
+    ("rmsnorm_residual", 32768, BF16): (8, 256, 8, Form.LOOPS),
     ("rmsnorm", 8192, BF16): (8, 512),
-    ("rmsnorm", 262144, BF16): (8, 512, 16, True),
-    ("softmax", 1 << 20, BF16): (8, 512, 8, True, True, True),
-    ("layernorm", 1 << 22, BF16): (8, 512, 8, True, False, True),
-    ("rmsnorm", 16384, BF16): (8, 256, 4, True),
-    ("softmax", 32768, BF16): (8, 256, 4, False, True),
-    ("softmax", 65536, BF16): (8, 256, 8, False, True),
-    ("softmax", 131072, BF16): (8, 256, 16, True, True),
-    ("softmax", 65536, F32): (4, 256, 8, False, True),
-    ("layernorm", 131072, BF16): (8, 256, 16, True),
+    ("rmsnorm", 262144, BF16): (8, 512, 16, Form.LOOPS),
+    ("softmax", 1 << 20, BF16): (8, 512, 8, Form.STREAMED, SOFTMAX),
+    ("layernorm", 1 << 22, BF16): (8, 512, 8, Form.STREAMED, MOMENTS),
+    ("rmsnorm", 16384, BF16): (8, 256, 4, Form.LOOPS),
+    ("softmax", 32768, BF16): (8, 256, 4, Form.HELD, SOFTMAX),
+    ("softmax", 65536, BF16): (8, 256, 8, Form.HELD, SOFTMAX),
+    ("softmax", 131072, BF16): (8, 256, 16, Form.LOOPS, SOFTMAX),
+    ("softmax", 65536, F32): (4, 256, 8, Form.HELD, SOFTMAX),
+    ("layernorm", 131072, BF16): (8, 256, 16, Form.LOOPS),
     ("swiglu", 65536, BF16): (8, 256, 8),
-    ("swiglu", 262144, BF16): (8, 512, 16, True),
-    ("softmax", 262144, BF16): (8, 256, 16, True, True),
+    ("swiglu", 262144, BF16): (8, 512, 16, Form.LOOPS),
+    ("softmax", 262144, BF16): (8, 256, 16, Form.LOOPS, SOFTMAX),
     ("rmsnorm_residual", 4096, BF16): (8, 256),
     ("rmsnorm", 8191, BF16): (1, 512),
 }
@@ -182,7 +180,8 @@ NUMERICS = {
 
 @pytest.mark.parametrize(("name", "n", "dtype"), NUMERICS)
 def test_the_default_numerics(name, n, dtype):
-    assert example_kernel(name, n, dtype).plan.numerics == Numerics(*NUMERICS[name, n, dtype])
+    numerics = example_kernel(name, n, dtype).plan.numerics
+    assert replace(numerics, merged=False, folded=0) == Numerics(*NUMERICS[name, n, dtype])
 
 
 @pytest.mark.parametrize(
@@ -269,8 +268,7 @@ def test_rows_that_fit_nothing_are_streamed(name, n):
     for arch in ("sm_80", "sm_120a"):
         function, arguments = EXAMPLES[name]
         kernel = function.inspect(*arguments(4, n, F32, "meta"), arch=arch)
-        assert kernel.plan.numerics.reload and kernel.plan.placement.loader == "direct"
-        assert kernel.plan.numerics.streamed
+        assert is_streamed(kernel.plan) and kernel.plan.placement.loader == "direct"
         assert "cutlass.range(" in kernel.source
 
 
@@ -284,35 +282,35 @@ def test_what_is_streamed_hangs_on_no_alignment(name, dtype):
             found = [{p.numerics for p in plans_of(graph, arch, align)} for align in ALIGNMENTS]
             assert all(numerics == found[0] for numerics in found)
             kept = [p for p in plans_of(graph, arch) if p.placement.loader == "shared"]
-            assert not any(p.numerics.streamed for p in kept)
+            assert not any(map(is_streamed, kept))
         plan = choose(plans_of(graph))
         sizes = [i.dtype.itemsize for i in graph.inputs if i.role is Role.ROW]
         tile = plan.elements_per_thread * plan.numerics.threads_per_row * sum(sizes)
-        must = plan.numerics.reload and tile > 226 * 1024
-        assert plan.numerics.streamed == must or n > LONG_N
+        must = plan.numerics.in_loops and tile > 226 * 1024
+        assert is_streamed(plan) == must or n > VERY_LONG_N
 
 
 def test_sums_of_many_chunks_have_two_levels_where_rows_are_streamed():
     seen = set()
     for n in (65537, 131072, 1 << 20, 1 << 22, (1 << 22) + 1):
         for plan in plans_of(graph_of("norm_softmax", n, F32)):
-            streamed, many = plan.numerics.streamed, plan.chunks > 32
+            streamed, many = is_streamed(plan), plan.chunks > 32
             seen.add((streamed, many))
             loops = [step for step in plan.steps if isinstance(step, ColumnLoop)]
             folds = [len(plan.folds(loop)) for loop in loops]
-            assert (plan.folded, folds) == ((16, [1, 1, 0]) if streamed and many else
+            assert (plan.numerics.folded, folds) == ((16, [1, 1, 0]) if streamed and many else
                                             (0, [0] * len(loops)))  # fmt: skip
     assert seen == {(False, False), (False, True), (True, False), (True, True)}
 
 
-def test_a_mean_and_squares_are_gathered_by_two_chunks_where_those_are_whole_and_few():
+def test_a_mean_and_squares_take_two_chunks_at_once_where_those_are_whole_and_few():
     for n, in_pairs in ((32768, True), (65536, True), (49152, False), (20000, False)):
         for plan in plans_of(graph_of("layernorm", n), rows=ROWS[-1]):
-            if plan.numerics.reload:
+            if plan.numerics.in_loops:
                 whole = n % (8 * plan.numerics.threads_per_row * plan.numerics.cluster_n) == 0
                 few = plan.chunks <= UNROLLED_CHUNKS and plan.chunks % 2 == 0
-                assert ("in_pairs=True" in emit(plan)) == (whole and few) == plan.merges_pairs
-        assert choose(plans_of(graph_of("layernorm", n), rows=ROWS[-1])).merges_pairs == in_pairs
+                assert ("in_pairs=True" in emit(plan)) == (whole and few) == plan.numerics.merged
+        assert choose(plans_of(graph_of("layernorm", n), rows=ROWS[-1])).numerics.merged == in_pairs
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
@@ -345,7 +343,7 @@ def test_only_float_sums_have_two_levels():
 
     plan = kernel_of(f, torch.empty(4, 1 << 22, device="meta")).plan
     (loop,) = (step for step in plan.steps if isinstance(step, ColumnLoop))
-    assert plan.folds(loop) == loop.reduce.results[:1]
+    assert plan.folds(loop) == loop.parts[:1]
 
 
 def wide(*rows):
@@ -400,7 +398,7 @@ def test_many_reductions_fit_every_plan(n, dtype):
         assert plans
         for plan in plans:
             num, place = plan.numerics, plan.placement
-            slots = plan.slots
+            slots = plan.sweeps.slots
             assert num.cluster_n == 1 or slots <= place.num_threads
             if num.threads_per_row > 32 or num.cluster_n > 1:
                 size = 8 if dtype is torch.int64 else 4
@@ -482,9 +480,9 @@ LEAVES = {Op.INPUT, Op.CONST}
         (INFER, set(Op)),
         (EMIT, set(Op)),
         (EVALUATE, set(Op) - LEAVES),
-        (MONOIDS, REDUCTIONS),
+        (OF_OP, REDUCTIONS),
     ],
-    ids=["INFER", "EMIT", "EVALUATE", "MONOIDS"],
+    ids=["INFER", "EMIT", "EVALUATE", "OF_OP"],
 )
 def test_tables_are_total(table, ops):
     assert set(table) == set(ops)
@@ -494,7 +492,7 @@ def test_tables_are_total(table, ops):
 def test_the_identity_changes_no_result(op):
     logical = op in (Op.ANY, Op.ALL)
     values = torch.tensor([False, True]) if logical else torch.tensor([-3.5, 2.0, 0.0])
-    identity = torch.tensor([MONOIDS[op].identity]).to(values.dtype)
+    identity = torch.tensor([OF_OP[op].identity]).to(values.dtype)
     rule = EVALUATE[op]
     alone = rule((values,), None, values.dtype)
     padded = rule((torch.cat([values, identity]),), None, values.dtype)

@@ -1,4 +1,4 @@
-"""The schedule: stages, forms, what shares a barrier, and that no step reads what is not there."""
+"""The steps: stages, device functions, shared exchanges, and that each step finds its operands."""
 
 import math
 
@@ -10,19 +10,11 @@ import htile
 from htile.frontend.graph import Role
 from htile.frontend.ops import REDUCTIONS, Op
 from htile.lower.passes import run_passes
-from htile.lower.plan import (
-    MONOIDS,
-    ColumnLoop,
-    Compute,
-    Form,
-    Home,
-    Load,
-    Online,
-    Reduce,
-    Reload,
-    Store,
-)
-from htile.lower.schedule import has_pair, make_loops, make_schedule
+from htile.lower.patterns import Function
+from htile.lower.reductions import MOMENTS, OF_OP, SOFTMAX, Reduce
+from htile.lower.schedule import list_steps
+from htile.lower.steps import ColumnLoop, Compute, Home, Load, Reload, Store
+from htile.lower.work import Work, made_by_exchange
 from tests.lower.cases import BF16, EXAMPLES, F32, example_kernel, kernel_of, random_graph, rows
 
 # reductions of each stage
@@ -45,12 +37,17 @@ GRAPHS = {
 }
 
 
-def check_steps(graph, schedule):
+def held(graph, late=False, **options):
+    """The steps of a row that is held in registers."""
+    return list_steps(Work(graph), late_columns=late, **options)
+
+
+def check_steps(graph, steps, slots):
     """Walk the steps: each operand is there when it is read, each node and output made once."""
     there = {n.id for n in graph if n.op is Op.CONST}
     there |= {i.id for i in graph.inputs if i.role is Role.SCALAR}
     made, stored, slot, stage = [], [], 0, 0
-    for step in schedule.steps:
+    for step in steps:
         match step:
             case Load(input, home):
                 assert input in graph.inputs and home is Home.REGISTERS
@@ -59,10 +56,10 @@ def check_steps(graph, schedule):
                 assert set(inputs) <= there, f"%{id} reads what is not there"
                 assert graph[id].op not in REDUCTIONS
                 made.append(id)
-            case Reduce(k, results, operands, monoids, first):
-                assert set(operands) <= there
-                assert [graph[r].inputs for r in results] == [(o,) for o in operands]
-                assert monoids == tuple(MONOIDS[graph[r].op] for r in results)
+            case Reduce(k, results, parts, first):
+                assert set(step.operands(graph)) <= there
+                assert [part.results for part in parts] == [(r,) for r in results]
+                assert [part.kind for part in parts] == [OF_OP[graph[r].op] for r in results]
                 stage += 1
                 assert (k, first) == (stage, slot), "stages and slots follow each other"
                 slot += len(results)
@@ -73,10 +70,10 @@ def check_steps(graph, schedule):
         there.update(made)
     assert len(made) == len(set(made)), "made twice"
     assert stored == list(graph.outputs)
-    assert slot == schedule.slots
+    assert slot == slots
     leaves = {n.id for n in graph if n.op is Op.CONST}
     leaves |= {i.id for i in graph.inputs if i.role is Role.SCALAR}
-    sums = [s for s in schedule.steps if isinstance(s, Compute) and s.form in (FMA, FMS, FNMA)]
+    sums = [s for s in steps if isinstance(s, Compute) and s.function in (FMA, FMS, FNMA)]
     fused = set().union(*(set(graph[s.id].inputs) - set(s.inputs) for s in sums))
     assert {graph[id].op for id in fused} <= {Op.MUL} and not fused & set(made)
     assert set(made) == set(graph.dag) - leaves - fused, "a live node is made"
@@ -89,14 +86,13 @@ LATE = pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_every_operand_is_made_before_it_is_read(name, late):
     graph = GRAPHS[name]()
-    check_steps(graph, make_schedule(graph, late_columns=late))
+    check_steps(graph, held(graph, late), Work(graph).held.slots)
 
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_late_columns_are_loaded_just_before_the_goal_that_reads_them(name):
     graph = GRAPHS[name]()
-    steps = make_schedule(graph, late_columns=True).steps
-    early = make_schedule(graph).steps
+    steps, early = held(graph, late=True), held(graph)
     goals = [at for at, step in enumerate(steps) if isinstance(step, Reduce | Store)]
     for at, step in enumerate(steps):
         if isinstance(step, Load) and step.input.role is Role.COLUMN:
@@ -105,7 +101,7 @@ def test_late_columns_are_loaded_just_before_the_goal_that_reads_them(name):
             for other in steps[at:goal]:
                 reads.update(other.inputs if isinstance(other, Compute) else ())
             last = steps[goal]
-            reads.update(last.operands if isinstance(last, Reduce) else (last.output.id,))
+            reads.update(last.operands(graph) if isinstance(last, Reduce) else (last.output.id,))
             assert step.input.id in reads
     key = repr
     assert sorted(steps, key=key) == sorted(early, key=key), "the same steps in another order"
@@ -120,7 +116,7 @@ def test_a_stage_is_the_longest_path_of_reductions(name):
     weighted.add_nodes_from(graph.dag)
     for u, v in weighted.edges:
         weighted.edges[u, v]["weight"] = int(graph[v].op in REDUCTIONS)
-    reduces = [s for s in make_schedule(graph).steps if isinstance(s, Reduce)]
+    reduces = [s for s in held(graph) if isinstance(s, Reduce)]
     assert len(reduces) == nx.dag_longest_path_length(weighted)
     for step in reduces:
         for result in step.results:
@@ -133,11 +129,11 @@ def test_a_stage_is_the_longest_path_of_reductions(name):
 def test_values_are_computed_in_the_first_stage_that_needs_them(name, late):
     graph = GRAPHS[name]()
     waiting = set()
-    for step in make_schedule(graph, late_columns=late).steps:
+    for step in held(graph, late):
         if isinstance(step, Compute):
             waiting.add(step.id)
         elif isinstance(step, Reduce | Store):
-            goals = step.operands if isinstance(step, Reduce) else (step.output.id,)
+            goals = step.operands(graph) if isinstance(step, Reduce) else (step.output.id,)
             needed = set(goals).union(*(nx.ancestors(graph.dag, id) for id in goals))
             assert waiting <= needed, f"{waiting - needed} could wait"
             waiting.clear()
@@ -148,26 +144,25 @@ def test_values_are_computed_in_the_first_stage_that_needs_them(name, late):
 @pytest.mark.parametrize("name", GRAPHS)
 def test_homes_are_what_crosses_a_barrier(name, late):
     graph = GRAPHS[name]()
-    schedule = make_schedule(graph, late_columns=late)
+    steps = held(graph, late)
     born, read = {}, {}
-    for at, step in enumerate(schedule.steps):
+    for at, step in enumerate(steps):
         match step:
             case Load(input):
                 born[input.id] = at
             case Compute(id, _, inputs):
                 born[id] = at
                 read |= dict.fromkeys(inputs, at)
-            case Reduce(_, results, operands):
-                read |= dict.fromkeys(operands, at)
+            case Reduce(_, results):
+                read |= dict.fromkeys(step.operands(graph), at)
                 born |= dict.fromkeys(results, at)
             case Store(output):
                 read[output.id] = at
-    barriers = [at for at, step in enumerate(schedule.steps) if isinstance(step, Reduce)]
+    barriers = [at for at, step in enumerate(steps) if isinstance(step, Reduce)]
     crossing = {
         id for id in born if any(born[id] < barrier < read.get(id, -1) for barrier in barriers)
     }
-    assert set(schedule.homes) == crossing
-    assert set(schedule.homes.values()) <= {Home.REGISTERS}
+    assert set().union(*Work(graph).crossing(late)) == crossing
 
 
 @pytest.mark.parametrize("n", [1, 4096])
@@ -178,7 +173,7 @@ def test_stages_of_the_examples(name, n):
     ops = [[plan.graph[id].op.value for id in step.results] for step in reduces]
     assert ops == STAGES[name]
     assert plan.stages == len(STAGES[name])
-    assert plan.slots == sum(map(len, STAGES[name]))
+    assert plan.sweeps.slots == sum(map(len, STAGES[name]))
 
 
 def moments(x):
@@ -188,8 +183,8 @@ def moments(x):
 def test_independent_reductions_share_one_barrier():
     plan = kernel_of(moments, *rows((4, 512))).plan
     (reduce,) = (step for step in plan.steps if isinstance(step, Reduce))
-    assert [m.combine for m in reduce.monoids] == ["ADD", "MAX", "MIN", "ADD"]
-    assert (plan.slots, reduce.slot) == (4, 0)
+    assert [part.kind.combine for part in reduce.parts] == ["ADD", "MAX", "MIN", "ADD"]
+    assert (plan.sweeps.slots, reduce.slot) == (4, 0)
 
 
 def test_a_reduction_of_a_later_stage_waits_for_its_own_kind_only():
@@ -200,7 +195,7 @@ def test_a_reduction_of_a_later_stage_waits_for_its_own_kind_only():
 
     plan = kernel_of(f, *rows((4, 512))).plan
     reduces = [step for step in plan.steps if isinstance(step, Reduce)]
-    assert [[m.combine for m in r.monoids] for r in reduces] == [["MAX", "ADD"], ["ADD"]]
+    assert [[p.kind.combine for p in r.parts] for r in reduces] == [["MAX", "ADD"], ["ADD"]]
 
 
 def test_rows_are_in_flight_before_the_rest_is_loaded():
@@ -212,8 +207,7 @@ def test_rows_are_in_flight_before_the_rest_is_loaded():
     graph = kernel_of(f, weight, scale, x, gain, y).graph
 
     def loads(late):
-        steps = make_schedule(graph, late_columns=late).steps
-        return [step.input.name for step in steps if isinstance(step, Load)]
+        return [step.input.name for step in held(graph, late) if isinstance(step, Load)]
 
     assert loads(late=False) == ["x", "y", "weight", "scale", "gain"]
     assert loads(late=True) == ["x", "y", "scale", "gain", "weight"]
@@ -233,8 +227,9 @@ def guarded(x, t: htile.PerRow):
     return torch.exp(x - torch.where(t > 0, torch.zeros_like(t), x.max()))
 
 
-E_, B, F_, NUMBER = Form.EXACT, Form.BOUNDED, Form.FAST, Form.NUMBER
-FMA, FMS, FNMA, FACTORS = Form.FMA, Form.FMS, Form.FNMA, Form.FACTORS
+E_, B, F_, NUMBER = Function.EXACT, Function.BOUNDED, Function.FAST, Function.NUMBER
+FMA, FMS, FNMA, FACTORS = Function.FMA, Function.FMS, Function.FNMA, Function.FACTORS
+QUOTIENT = Function.QUOTIENT
 FORMS = {
     "softmax": (softmax, {"exp": [B], "div": [B]}),
     "keepdim softmax": (keepdim_softmax, {"exp": [B], "div": [B]}),
@@ -270,7 +265,7 @@ def forms(plan):
     found = {}
     for step in plan.steps:
         if isinstance(step, Compute):
-            found.setdefault(plan.graph[step.id].op.value, []).append(step.form)
+            found.setdefault(plan.graph[step.id].op.value, []).append(step.function)
     return found
 
 
@@ -316,31 +311,33 @@ def test_a_product_is_fused_where_nobody_else_reads_it(name):
 
 
 @pytest.mark.parametrize(
-    ("returns", "dtype", "n", "form"),
+    ("returns", "dtype", "n", "expected"),
     [
-        (lambda p, e: p, BF16, 131072, Form.SHARE),
-        (lambda p, e: p, torch.float16, 1 << 20, Form.SHARE),
+        (lambda p, e: p, BF16, 131072, QUOTIENT),
+        (lambda p, e: p, torch.float16, 1 << 20, QUOTIENT),
         (lambda p, e: p, BF16, 4096, B),  # its exponentials are in registers
         (lambda p, e: p, F32, 1 << 20, B),
         (lambda p, e: (p, p.to(F32)), BF16, 1 << 20, B),
         (lambda p, e: (p, p + 1.0), BF16, 131072, B),
         (lambda p, e: p * 2.0, BF16, 131072, B),
-        (lambda p, e: (p, e), BF16, 131072, Form.SHARE),
+        (lambda p, e: (p, e), BF16, 131072, QUOTIENT),
     ],
 )
-def test_a_share_of_exponentials_is_one_where_16_bits_of_it_are_returned(returns, dtype, n, form):
+def test_a_quotient_of_exponentials_is_one_where_16_bits_are_returned(
+    returns, dtype, n, expected
+):
     def function(x):
         e = torch.exp(x - x.amax())
         return returns(e / e.sum(), e)
 
     plan = kernel_of(function, *rows((4, n), dtype=dtype)).plan
-    assert plan.numerics.reload == (n > 4096)
+    assert plan.numerics.in_loops == (n > 4096)
     loops = [step for step in plan.steps if isinstance(step, ColumnLoop)]
     last = loops[-1].steps if loops else plan.steps
-    found = {plan.graph[s.id].op.value: s.form for s in last if isinstance(s, Compute)}
-    assert found["div"] is form
+    found = {plan.graph[s.id].op.value: s.function for s in last if isinstance(s, Compute)}
+    assert found["div"] is expected
     is_returned = len(plan.graph.outputs) > 1 and plan.graph[plan.graph.outputs[1].id].op is Op.EXP
-    assert ("exp" in found) == (form is not Form.SHARE or is_returned)
+    assert ("exp" in found) == (expected is not QUOTIENT or is_returned)
 
 
 def test_integers_are_not_fused():
@@ -414,11 +411,13 @@ def sum_and_maximum(x):
 def test_a_mean_and_the_squares_about_it_in_one_exchange(function, n, exchanges):
     x, column = torch.empty(3, n, device="meta"), torch.empty(n, device="meta")
     tensors = (x,) if function is sum_and_maximum else (x, column, column)
-    schedule = make_loops(function.inspect(*tensors).graph, Home.SHARED)
-    assert schedule.exchanges == exchanges and schedule.has_pairs == (exchanges == 1)
-    reduces = [s for s in schedule.steps if isinstance(s, Reduce)]
-    assert len(reduces) == 2 and reduces[1].ahead and reduces[1].carried == (exchanges == 1)
-    assert schedule.slots == sum(r.slots for r in reduces)
+    loops = Work(function.inspect(*tensors).graph).loops
+    assert loops.exchanges == exchanges and ("moments" in loops.joint) == (exchanges == 1)
+    first, second = loops.reduces
+    (part,) = second.parts
+    assert part in first.parts and part.kind is MOMENTS and part.results[1:] == second.results
+    assert second.exchanges == (exchanges == 2)
+    assert loops.slots == len({*first.results, *second.results})
 
 
 @pytest.mark.parametrize(
@@ -438,16 +437,16 @@ def test_a_maximum_and_a_sum_in_one_exchange(function, count, stages):
     """Only the sum of exp(x - max(x)), where both are alone in their stages."""
     tensors = [torch.empty(3, 512, device="meta") for _ in range(count)]
     graph = function.inspect(*tensors).graph
-    schedule = make_schedule(graph, paired=True)
-    reduces = [s for s in schedule.steps if isinstance(s, Reduce)]
+    work, steps = Work(graph), held(graph, joint=True)
+    reduces = [s for s in steps if isinstance(s, Reduce)]
     assert [[graph[id].op.value for id in r.results] for r in reduces] == stages
-    pairs = [r for r in reduces if r.paired]
+    pairs = [r for r in reduces if r.is_pair]
     assert len(pairs) == sum(ops == ["max", "sum"] for ops in stages)
-    assert has_pair(graph) == bool(pairs)
-    assert schedule.slots == sum(1 if r.paired else len(r.results) for r in reduces)
+    assert work.has_pair == bool(pairs)
+    assert work.held_joint.slots == sum(1 if r.is_pair else len(r.results) for r in reduces)
     there = {n.id for n in graph if n.op is Op.CONST}
     there |= {i.id for i in graph.inputs if i.role is Role.SCALAR}
-    for step in schedule.steps:
+    for step in steps:
         match step:
             case Load(input):
                 there.add(input.id)
@@ -455,20 +454,21 @@ def test_a_maximum_and_a_sum_in_one_exchange(function, count, stages):
                 assert id not in there and set(inputs) <= there
                 there.add(id)
             case Reduce():
-                assert set(step.operands[:1] if step.paired else step.operands) <= there
-                there.update(step.made)
+                operands = step.operands(graph)
+                assert set(operands[:1] if step.is_pair else operands) <= there
+                there.update(made_by_exchange(graph, step))
             case Store(output):
                 assert output.id in there
 
 
-# ---- loops over chunks, and what they gather ahead -----------------------------------------------
+# ---- loops over chunks, and what they carry ------------------------------------------------------
 
 
-def check_loops(graph, schedule):
+def check_loops(graph, listed):
     """Walk the steps: what a loop makes is gone after it, what is done once a row stays."""
     there = {n.id for n in graph if n.op is Op.CONST}
     there |= {i.id for i in graph.inputs if i.role is Role.SCALAR}
-    gathered, stored, stages = {}, [], []
+    carried, stored, stages = {}, [], []
 
     def run(steps, there):
         for step in steps:
@@ -485,24 +485,22 @@ def check_loops(graph, schedule):
                     assert output.id in there
                     stored.append(output)
 
-    for step in schedule.steps:
+    for step in listed:
         match step:
-            case ColumnLoop(steps, reduce, ahead):
+            case ColumnLoop(steps, parts):
                 inside = set(there)
                 run(steps, inside)
-                assert not (step.backwards and reduce), "the order of a sum hangs on where rows are"
-                if reduce is not None:
-                    assert {operand for _, operand, _ in reduce.gathered} <= inside
-                    assert len(reduce.gathered) == 1 or not reduce.paired
-                    gathered |= dict.fromkeys(reduce.results)
-                for a in ahead.ahead if ahead else ():
-                    assert a.first in reduce.results
-                gathered |= dict.fromkeys(ahead.results if ahead else ())
-            case Reduce(stage, results, operands, ahead=ahead):
-                assert gathered.keys() >= set(results)
-                assert [graph[r].inputs for r in results] == [(o,) for o in operands]
-                for a in ahead:
-                    assert {a.first, a.about} <= there
+                assert not (step.backwards and parts), "the order of a sum hangs on where rows are"
+                for part in parts:
+                    assert part.operand(graph) in inside
+                    assert len(part.references) == len(part.results) - 1
+                    carried |= dict.fromkeys(part.results, part)
+            case Reduce(stage, results, parts):
+                assert [carried[r] for r in results] == list(parts)
+                for r, part in zip(results, parts, strict=True):
+                    if r != part.results[0] and not step.is_pair:
+                        reference = part.references[part.results.index(r) - 1]
+                        assert {part.results[0], reference} <= there
                 stages.append(stage)
                 there.update(results)
             case _:
@@ -514,19 +512,18 @@ def check_loops(graph, schedule):
 @pytest.mark.parametrize("name", GRAPHS)
 def test_every_loop_makes_what_it_reads(name):
     graph = GRAPHS[name]()
-    schedule = make_loops(graph, Home.REREAD)
-    check_loops(graph, schedule)
-    loops = [step for step in schedule.steps if isinstance(step, ColumnLoop)]
-    reduces = [step for step in schedule.steps if isinstance(step, Reduce)]
-    ahead = [step for step in reduces if step.ahead]
-    assert [loop.ahead for loop in loops if loop.ahead] == ahead
-    assert len(loops) == len(reduces) - len(ahead) + (loops[-1].reduce is None)
+    work, steps = Work(graph), list_steps(Work(graph), Home.REREAD)
+    check_loops(graph, steps)
+    loops = [step for step in steps if isinstance(step, ColumnLoop)]
+    reduces = [step for step in steps if isinstance(step, Reduce)]
+    later = [r for r in reduces if not r.is_pair and r.results[0] != r.parts[0].results[0]]
+    assert len(loops) == len(reduces) - len(later) + (not loops[-1].parts)
     assert not any(isinstance(step, Store) for loop in loops[:-1] for step in loop.steps)
-    if loops[-1].reduce is not None:  # what is stored is stored by a loop that gathers
-        last = set(reduces[-1].results) | set(loops[-1].reduce.results)
+    if loops[-1].parts:  # what is stored is stored by a loop that carries reductions
+        last = {id for part in loops[-1].parts for id in part.results}
         assert not last & ancestors(graph, [o.id for o in graph.outputs if o.is_row])
     made = [{s.id for s in loop.steps if isinstance(s, Compute)} for loop in loops]
-    for id, home in schedule.homes.items():
+    for id, home in work.homes_in_loops(Home.REREAD).items():
         if home is Home.RECOMPUTE:
             assert sum(id in steps for steps in made) > 1
 
@@ -570,8 +567,8 @@ def entropy(x):
     return e / e.sum(), (e * shifted).sum()
 
 
-S, W = Online.SOFTMAX, Online.WELFORD
-# function -> (how often it reads a streamed row, what is gathered ahead)
+S, W = SOFTMAX, MOMENTS
+# function -> (how often it reads a streamed row, which sums are carried with what they need)
 READS = {
     "softmax": (softmax, 2, [S]),
     "keepdim": (keepdim_softmax, 2, [S]),
@@ -607,15 +604,13 @@ READS = {
 
 
 @pytest.mark.parametrize("name", READS)
-def test_what_a_loop_gathers_ahead(name):
-    fn, reads, forms = READS[name]
+def test_what_a_loop_carries_along(name):
+    fn, reads, kinds = READS[name]
     (t,) = rows((4,), dtype=F32)
     names = fn.__code__.co_varnames[: fn.__code__.co_argcount]
     args = [t if n == "t" else x for n, x in zip(names, rows(*[(4, 512)] * 3), strict=False)]
     graph = kernel_of(fn, *args).graph
-    steps = make_loops(graph, Home.REREAD).steps
-    loops = [step for step in steps if isinstance(step, ColumnLoop)]
+    loops = Work(graph).loops.loops
     assert len(loops) == reads
-    reduces = [step for step in steps if isinstance(step, Reduce)]
-    pairs = [[S] if step.paired else [a.form for a in step.ahead] for step in reduces]
-    assert [form for each in pairs for form in each] == forms
+    further = [part.kind for loop in loops for part in loop.parts for _ in part.results[1:]]
+    assert further == kinds

@@ -1,4 +1,9 @@
-"""`doctor`: what is installed, whether it fits together, and what to do."""
+"""`doctor`: says what is installed, whether it fits together, and what to do.
+
+`examination.py` gathers the facts of this machine and asks the checks, each of which is a function
+of plain facts: `machine.py` has those of driver, GPUs and folders, `packages.py` those of Python,
+torch and CuTe-DSL, and `trial.py` compiles and runs a small kernel. Nothing is changed.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +24,7 @@ if TYPE_CHECKING:
 SUMMARY = "check the installation: packages, driver, GPU, folders, a compile and a run"
 EXAMPLES = ("doctor", "doctor --json")
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
-NAME_WIDTH = 20
+NAME_WIDTH = 20  # characters of a line for the name of its check
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -48,7 +53,7 @@ def run(options: Namespace) -> int:
 
 
 def line(check: Check) -> str:
-    """The check as text: status, name, what was found, and below it what to do."""
+    """The check as text: status, name and what was found, and what to do on the lines below."""
     indent = " " * (6 + NAME_WIDTH)
     width = max(60, shutil.get_terminal_size((100, 24)).columns)
     wrap = {"width": width, "break_long_words": False, "break_on_hyphens": False}

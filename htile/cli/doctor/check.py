@@ -1,4 +1,4 @@
-"""What a check of the doctor returns."""
+"""What every check of the doctor returns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ OK, WARN, FAIL = "ok", "warn", "fail"
 class Check:
     """One line of the diagnosis.
 
-    status: OK; WARN, something is missing or odd, but HTile works; FAIL, it does not.
+    name: what was checked.
+    status: OK; or WARN, if something is missing or odd but HTile works; or FAIL, if it does not.
+    found: what is there.
     advice: what to do; empty where there is nothing to do.
     """
 

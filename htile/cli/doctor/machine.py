@@ -18,7 +18,11 @@ from .check import FAIL, OK, WARN, Check, dotted
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """The NVIDIA driver: its version, the CUDA version it supports (None: unknown), its GPUs."""
+    """The NVIDIA driver.
+
+    cuda: the CUDA version that it supports; None if that is unknown.
+    gpus: how many GPUs it sees.
+    """
 
     version: str
     cuda: tuple[int, int] | None
@@ -26,7 +30,7 @@ class Driver:
 
 
 def read_driver() -> Driver | None:
-    """Asks the driver's own libraries, which initializes no CUDA; None where none answers."""
+    """What the driver's own libraries say; None where none answers. CUDA is not initialized."""
     version, gpus, cuda = None, 0, None
     nvml = _library("libnvidia-ml.so.1", "nvml.dll")
     if nvml is not None and nvml.nvmlInit_v2() == 0:
@@ -54,7 +58,7 @@ def _library(linux: str, windows: str) -> ctypes.CDLL | None:
 
 
 def check_driver(driver: Driver | None) -> Check:
-    """The driver supports CUDA 12 or newer; having none is no mistake."""
+    """Checks that the driver supports CUDA 12 or newer; to have none is no mistake."""
     if driver is None:
         return Check("NVIDIA driver", WARN, "none: kernels can be compiled, not run")
     cuda = f"CUDA {dotted(driver.cuda)}" if driver.cuda else "CUDA version unknown"
@@ -65,7 +69,7 @@ def check_driver(driver: Driver | None) -> Check:
 
 
 def check_gpus(torch, driver: Driver | None, environ: Mapping[str, str]) -> list[Check]:
-    """Each GPU that torch sees, and whether HTile knows it; or why it sees none."""
+    """Checks whether HTile knows each GPU that torch sees, or finds out why torch sees none."""
     gpus = read_gpus(torch)
     if isinstance(gpus, str):
         return [Check("GPU", FAIL, f"torch can not use it: {gpus}", "see what nvidia-smi says")]
@@ -87,11 +91,11 @@ def check_gpus(torch, driver: Driver | None, environ: Mapping[str, str]) -> list
 
 
 def read_gpus(torch) -> list[tuple[str, tuple[int, int]]] | str:
-    """(name, compute capability) of the GPUs that torch sees, or what it says instead."""
+    """The (name, compute capability) of the GPUs that torch sees, or torch's error message."""
     if torch is None or torch.version.cuda is None:
         return []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of an old driver: the checks say it
+        warnings.simplefilter("ignore")  # torch warns of an old driver, which a check tells of
         if not torch.cuda.is_available():
             return []
         try:
@@ -129,7 +133,7 @@ def known_arch(capability: tuple[int, int]) -> str | None:
 
 
 def check_dump(environ: Mapping[str, str]) -> Check | None:
-    """HTILE_DUMP, if it is set, can be written: a launch writes there."""
+    """Checks that the folder HTILE_DUMP can be written to; None where it names none."""
     folder = environ.get("HTILE_DUMP")
     if not folder:
         return None
@@ -140,7 +144,7 @@ def check_dump(environ: Mapping[str, str]) -> Check | None:
 
 
 def check_cache(environ: Mapping[str, str], system: str) -> Check:
-    """The folder for compiled kernels can be written."""
+    """Checks that the folder for compiled kernels can be written."""
     folder = cache_folder(environ, system)
     if folder is None:
         return Check(
@@ -156,7 +160,11 @@ def check_cache(environ: Mapping[str, str], system: str) -> Check:
 
 
 def check_linker(linker: str | None, orcjit: str | None) -> Check:
-    """A compiled kernel can be loaded without CuTe-DSL. orcjit: the version of that package."""
+    """Checks that a compiled kernel can be loaded without CuTe-DSL.
+
+    linker: the path of the system's linker, if there is one.
+    orcjit: the version of apache-tvm-ffi-orcjit, if it is installed.
+    """
     if linker is not None:
         return Check("linker", OK, linker)
     if orcjit is not None:
@@ -168,7 +176,7 @@ def check_linker(linker: str | None, orcjit: str | None) -> Check:
 
 
 def writable(folder: Path) -> bool:
-    """Whether files can be made in `folder`, or it itself where it does not exist yet: tries it."""
+    """Whether files can be made in `folder`, or in the first folder above it that exists."""
     folder = folder.absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent

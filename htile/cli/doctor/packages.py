@@ -21,7 +21,7 @@ LIBS = f"{DSL}-libs-"
 
 
 def check_python(version: tuple[int, ...], executable: str) -> Check:
-    """The interpreter is new enough."""
+    """Checks that the interpreter is new enough."""
     text = ".".join(map(str, version[:3]))
     if tuple(version[:2]) < PYTHON:
         needed = ".".join(map(str, PYTHON))
@@ -30,7 +30,7 @@ def check_python(version: tuple[int, ...], executable: str) -> Check:
 
 
 def check_system(system: str, machine: str) -> Check:
-    """CuTe-DSL's wheels are for Linux on x86-64 and Arm."""
+    """Checks that CuTe-DSL has wheels for the system: Linux on x86-64 or Arm."""
     found = f"{system} {machine}"
     if system != "Linux":
         return Check(
@@ -54,7 +54,7 @@ def import_torch():
 
 
 def check_torch(torch, driver: Driver | None) -> Check:
-    """torch is new enough, and a build for what is here. torch: the module, or None."""
+    """Checks that torch (the module, or None) is new enough and a build for what is here."""
     needed = f"pip install -U 'torch>={MINIMUM['torch']}'"
     if torch is None:
         return Check("torch", FAIL, "can not be imported", needed)
@@ -76,7 +76,7 @@ def check_torch(torch, driver: Driver | None) -> Check:
 
 
 def check_package(name: str, wheels: Wheels) -> Check:
-    """A package that HTile imports is there and new enough."""
+    """Checks that a package which HTile imports is there and new enough."""
     needed = f"pip install -U '{name}>={MINIMUM[name]}'"
     version = wheels.version(name)
     if version is None:
@@ -87,7 +87,7 @@ def check_package(name: str, wheels: Wheels) -> Check:
 
 
 def _number(version: str) -> tuple[int, ...]:
-    """The release of a version, to compare: `2.13.0+cpu` -> (2, 13)."""
+    """The release of a version as numbers that can be compared: `2.13.0+cpu` -> (2, 13)."""
     release = re.match(r"\d+(?:\.\d+)*", version)
     numbers = [int(part) for part in release.group().split(".")] if release else [0]
     while numbers and not numbers[-1]:
@@ -97,16 +97,16 @@ def _number(version: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Wheels:
-    """The installed distributions: by normalized name, in the order in which they are found."""
+    """The installed distributions by normalized name, each name's in the order of `sys.path`."""
 
     found: Mapping[str, tuple[metadata.Distribution, ...]]
 
     def version(self, name: str) -> str | None:
-        """The version that an import takes, or None."""
+        """The version that an import would take; None where the package is not installed."""
         return self.found[name][0].version if name in self.found else None
 
     def libs(self) -> dict[str, str]:
-        """The version of each part of CuTe-DSL: `libs-base`, `libs-cu12` and so on."""
+        """The version of each installed part of CuTe-DSL: `libs-base`, `libs-cu12` and so on."""
         return {n: self.version(n) for n in sorted(self.found) if n.startswith(LIBS)}
 
     def variants(self) -> list[int]:
@@ -116,7 +116,7 @@ class Wheels:
 
 
 def read_wheels() -> Wheels:
-    """What importlib.metadata finds on sys.path."""
+    """The distributions that importlib.metadata finds on `sys.path`."""
     found = defaultdict(list)
     for distribution in metadata.distributions():
         try:
@@ -129,7 +129,7 @@ def read_wheels() -> Wheels:
 
 
 def check_dsl(wheels: Wheels, system: str, cuda: int) -> Check:
-    """CuTe-DSL is there, in a version that HTile knows."""
+    """Checks that CuTe-DSL is there, in a version that HTile knows."""
     version = wheels.version(DSL)
     if version is None:
         linux = system == "Linux"
@@ -143,7 +143,7 @@ def check_dsl(wheels: Wheels, system: str, cuda: int) -> Check:
 
 
 def check_dsl_wheels(wheels: Wheels, cuda: int) -> Check:
-    """The wheels that make up CuTe-DSL are of one version, once each, and all there."""
+    """Checks that the wheels of CuTe-DSL are complete, of one version, and installed once each."""
     name = "CuTe-DSL wheels"
     version, libs = wheels.version(DSL), wheels.libs()
     found = ", ".join(f"{n.removeprefix(DSL + '-')} {v}" for n, v in libs.items()) or "none"
@@ -167,7 +167,7 @@ def check_dsl_wheels(wheels: Wheels, cuda: int) -> Check:
 
 
 def contested(wheels: Wheels) -> list[str]:
-    """The files that two wheels of CuTe-DSL claim with different content: the last one won."""
+    """The files that two wheels of CuTe-DSL have with different content, so one is overwritten."""
     claims = defaultdict(set)
     for name in wheels.libs():
         for file in wheels.found[name][0].files or ():
@@ -177,7 +177,7 @@ def contested(wheels: Wheels) -> list[str]:
 
 
 def check_old_cutlass(wheels: Wheels) -> Check | None:
-    """The package `nvidia-cutlass` (CUTLASS' old Python interface) beside CuTe-DSL."""
+    """Warns of the package `nvidia-cutlass`, CUTLASS' old Python interface, beside CuTe-DSL."""
     version = wheels.version("nvidia-cutlass")
     if version is None:
         return None
@@ -188,7 +188,7 @@ def check_old_cutlass(wheels: Wheels) -> Check | None:
 
 
 def check_cutlass_module(folders: list[str] | None, cuda: int) -> Check:
-    """`import cutlass` finds CuTe-DSL. folders: where that module is, None if nowhere."""
+    """Checks that `import cutlass` finds CuTe-DSL; `folders` is where it finds that module."""
     name = "module cutlass"
     if not folders:
         return Check(
@@ -205,9 +205,9 @@ def check_cutlass_module(folders: list[str] | None, cuda: int) -> Check:
 
 
 def check_variant(variants: list[int], torch_cuda: str | None, driver: Driver | None) -> Check:
-    """The CUDA variant that CuTe-DSL will load goes with the driver and with torch.
+    """Checks that the CUDA variant which CuTe-DSL will load suits the driver and torch.
 
-    CuTe-DSL takes the newest one that the driver supports; the newest of all without a driver.
+    CuTe-DSL takes the newest one that the driver supports, or without a driver the newest of all.
     """
     name = "CuTe-DSL variant"
     major = driver.cuda[0] if driver is not None and driver.cuda else None
@@ -234,7 +234,7 @@ def check_variant(variants: list[int], torch_cuda: str | None, driver: Driver | 
 
 
 def _twice_in_a_folder(distributions: tuple[metadata.Distribution, ...]) -> bool:
-    """Whether a folder holds two versions of one package (a path may be listed twice)."""
+    """Whether one folder has two versions of a package; `sys.path` may list a folder twice."""
     places = defaultdict(set)
     for distribution in distributions:
         places[str(distribution.locate_file(""))].add(distribution.version)

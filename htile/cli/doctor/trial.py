@@ -1,4 +1,4 @@
-"""A trial: a small kernel is compiled, and run where there is a GPU, in a process of its own."""
+"""A trial: compiles a small kernel, and runs it where there is a GPU, in a process of its own."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from dataclasses import dataclass
 from ...errors import HTileError
 from .check import FAIL, OK, Check
 
-TRIAL_SECONDS = 300  # then a trial counts as hung
+TRIAL_SECONDS = 300  # after which a trial counts as hung
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
     """What came of compiling a small kernel, and of running it if there is a GPU.
 
-    error: why it stopped; wrong: how the result differs from torch's. Empty where all is well.
+    arch: what it was compiled for.
+    seconds, resources: how long that took, and what the kernel uses; None and empty if it failed.
+    ran: whether it ran.
+    wrong: how its result differs from torch's; empty where it does not.
+    error: why the trial stopped; empty where it did not.
     """
 
     arch: str
@@ -31,14 +35,14 @@ class Trial:
 
 
 def try_kernel(arch: str, device: int | None) -> Trial:
-    """Compile a kernel, and run it on that device, in a process of its own that may crash."""
+    """Compile a kernel and run it on a GPU, or none, in a process of its own, which may crash."""
     code = (
         f"import sys; sys.path[:] = {sys.path!r}\n"
         "from htile.cli.doctor.trial import _trial; _trial(*sys.argv[1:])"
     )
     command = [sys.executable, "-c", code, arch, *([] if device is None else [f"cuda:{device}"])]
     environ = {k: v for k, v in os.environ.items() if k != "HTILE_DUMP"}
-    environ["HTILE_CACHE_DIR"] = ""  # that it compiles
+    environ["HTILE_CACHE_DIR"] = ""  # or the kernel might be found and not compiled
     try:
         run = subprocess.run(
             command, env=environ, capture_output=True, text=True, errors="replace",
@@ -57,11 +61,11 @@ def try_kernel(arch: str, device: int | None) -> Trial:
     return Trial(arch, **said)
 
 
-_MARK = "htile-trial "  # before what the other process says, among what its libraries print
+_MARK = "htile-trial "  # begins the other process's own lines, among those of its libraries
 
 
 def _trial(arch: str, device: str | None = None) -> None:
-    """The other process: says a JSON object a line, one for each step that it comes through."""
+    """What the other process does: after each step it prints a JSON object on a line."""
     import torch
 
     from ...run.rowwise import rowwise
@@ -93,7 +97,7 @@ def _trial(arch: str, device: str | None = None) -> None:
 
 
 def check_compile(trial: Trial) -> Check:
-    """A small kernel compiles."""
+    """Checks that the kernel was compiled."""
     name = f"compile for {trial.arch}"
     if trial.seconds is None:
         return Check(
@@ -105,7 +109,7 @@ def check_compile(trial: Trial) -> Check:
 
 
 def check_run(trial: Trial, gpu: int) -> Check:
-    """It runs, and computes what torch computes."""
+    """Checks that the kernel ran and computed what torch computes."""
     name = f"run on GPU {gpu}"
     if not trial.ran or trial.error:
         advice = "if the driver and the variant of CuTe-DSL pass above, please report this"

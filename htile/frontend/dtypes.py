@@ -1,0 +1,60 @@
+"""Everything that is known of a dtype: its names, and what it is computed in."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ..errors import DtypeError
+
+
+class Dtype(NamedTuple):
+    """A dtype of tensors in memory.
+
+    name: HTile's short name.
+    computed: the dtype that values of it are computed in; None where HTile does not take it.
+    cute: the name of CuTe-DSL's type of its elements.
+    """
+
+    dtype: torch.dtype
+    name: str
+    computed: torch.dtype | None
+    cute: str
+
+
+DTYPES = {
+    known.dtype: known
+    for known in (
+        Dtype(torch.float32, "f32", torch.float32, "Float32"),
+        Dtype(torch.bfloat16, "bf16", torch.float32, "BFloat16"),
+        Dtype(torch.float16, "f16", torch.float32, "Float16"),
+        Dtype(torch.int32, "i32", torch.int32, "Int32"),
+        Dtype(torch.int64, "i64", torch.int64, "Int64"),
+        Dtype(torch.bool, "bool", torch.bool, "Boolean"),
+        Dtype(torch.float64, "f64", None, "Float64"),
+        Dtype(torch.int16, "i16", None, "Int16"),
+        Dtype(torch.int8, "i8", None, "Int8"),
+        Dtype(torch.uint8, "u8", None, "Uint8"),
+    )
+}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The short name of a dtype that HTile takes (`bf16`), torch's own name of any other."""
+    known = DTYPES.get(dtype)
+    return known.name if known and known.computed else str(dtype).removeprefix("torch.")
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that a stored dtype is computed in: float32 for every floating type.
+
+    Raises DtypeError for a dtype that HTile does not take.
+    """
+    known = DTYPES.get(dtype)
+    if known is None or known.computed is None:
+        names = ", ".join(
+            str(d.dtype).removeprefix("torch.") for d in DTYPES.values() if d.computed
+        )
+        raise DtypeError(f"dtype {dtype_name(dtype)} is not supported; HTile takes {names}")
+    return known.computed

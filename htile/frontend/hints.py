@@ -1,0 +1,51 @@
+"""What to write instead of the functions of torch that HTile does not have."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+REFERENCE = "docs/reference.md lists what there is"
+
+_RANKS = "sorting and arg-reductions are not built yet"
+_PRODUCT = "write (a * b).sum() for the product of two rows"
+_ALONG = "operations along the row other than reductions are not built yet"
+_PARTS = (
+    "pass the parts of a row as arguments of their own: f(x[..., :n], x[..., n:]) copies nothing"
+)
+_VALUES = "values are not known while tracing"
+_AXIS = "a row has one axis, use it as it is"
+_DEVICE = "the kernel runs where its inputs are"
+_BITS = "there are no operations on the bits of numbers; & | ^ ~ are for masks"
+_RANDOM = "random numbers are not built yet; pass them as an argument"
+_INDEX = "elements cannot be chosen by an index; pass a mask as an argument"
+_GROUPS = "pass the groups as a leading dimension, x.unflatten(-1, (groups, -1))"
+HINTS = {
+    name: hint
+    for names, hint in {
+        "argmax argmin argsort sort topk median kthvalue mode quantile unique searchsorted": _RANKS,
+        "matmul mm dot inner linear bmm vdot addmm einsum tensordot outer": _PRODUCT,
+        "cumsum cumprod cummax cummin logcumsumexp diff roll flip conv1d max_pool1d": _ALONG,
+        "cat stack chunk split glu narrow unbind select pad hstack tensor_split": _PARTS,
+        "gather scatter index_select take nll_loss cross_entropy one_hot embedding": _INDEX,
+        "view reshape permute transpose unflatten repeat tile T mT t": _AXIS,
+        "item tolist numpy equal allclose": _VALUES,
+        "device cuda cpu is_cuda": _DEVICE,
+        "bitwise_left_shift bitwise_right_shift": _BITS,
+        "dropout rand_like randn_like bernoulli multinomial rrelu gumbel_softmax": _RANDOM,
+        "group_norm instance_norm batch_norm local_response_norm": _GROUPS,
+        "erfinv lgamma digamma polygamma i0 i1 igamma": "no accurate form of it is built yet",
+        "nonzero": "write (x != 0).sum() to count",
+        "double": "float64 is not supported; write x.float()",
+        "empty_like": "write torch.zeros_like",
+    }.items()
+    for name in names.split()
+}
+
+
+def advice(name: str, known: Iterable[str]) -> str:
+    """What to write for a name that HTile does not have: a hint, or the nearest of the known."""
+    if name in HINTS:
+        return HINTS[name]
+    near = difflib.get_close_matches(name, sorted(set(known)), 3, 0.7)
+    return f"did you mean {' or '.join(near)}? {REFERENCE}" if near else REFERENCE

@@ -1,0 +1,265 @@
+"""Composites of reductions: statistics, softmax and its kin, norms and losses.
+
+A variance is two passes, the mean first; softmax and its kin subtract the row's maximum. A loss
+reduces over the row, as torch does for one row.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+
+from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError
+from .composites import INF, NAN, formulas, implements, maximum, pow, where
+from .ops import Op
+from .promotion import FLOAT, cast, convert, floating, not_zero
+from .reductions import amax, amin, reduced, sum
+from .shapes import check_dim
+from .tensor import FUNCTIONS, Tensor, fail, node
+
+
+def _given(x: Tensor, dtype: torch.dtype | None, what: str) -> Tensor:
+    """`x` in the dtype that the call asks for, which must be floating."""
+    return floating(x if dtype is None else cast(x, dtype), what)
+
+
+@implements("mean")
+def mean(input, dim=None, keepdim=False, *, dtype=None):
+    """The mean of the row, of floating values."""
+    x = _given(input, dtype, "the mean")
+    total = reduced(Op.SUM, x, dim, keepdim)
+    average = total / float(x.numel()) if x._value.spread else total
+    return average if dtype is None else cast(average, dtype)
+
+
+@implements("var_mean")
+def var_mean(input, dim=None, unbiased=True, keepdim=False, *, correction=None):
+    """(variance, mean) of the row; the variance divides by N - correction (1)."""
+    if isinstance(dim, bool):  # torch.var(x, unbiased)
+        dim, unbiased = None, dim
+    x = floating(input, "the variance")
+    correction = int(unbiased) if correction is None else correction
+    average = mean(x, dim, keepdim)
+    deviation = x - average
+    squares = reduced(Op.SUM, deviation * deviation, dim, keepdim)
+    return squares / max(0.0, float(x.numel() - correction)), average
+
+
+@implements("std_mean")
+def std_mean(*args, **kwargs):
+    """(standard deviation, mean) of the row."""
+    variance, average = var_mean(*args, **kwargs)
+    return node(Op.SQRT, variance), average
+
+
+@implements("norm")
+def norm(input, p="fro", dim=None, keepdim=False, dtype=None):
+    """The norm of order p of the row: a number, or "fro" for 2."""
+    if dtype not in (None, torch.float32):
+        fail(DtypeError, f"the norm in {dtype}: leave dtype out, and convert the result")
+    x = _given(input, dtype, "the norm")
+    p = 2.0 if p in ("fro", None) else p
+    if isinstance(p, (str, Tensor)):
+        fail(UnsupportedError, f"the norm of order {p!r} is not supported; give a number")
+    if p == 2:
+        return node(Op.SQRT, reduced(Op.SUM, x * x, dim, keepdim))
+    if p == 0:
+        return reduced(Op.SUM, convert(not_zero(x), FLOAT), dim, keepdim)
+    if abs(p) == INF:
+        return (amax if p > 0 else amin)(abs(x), dim, keepdim)
+    power = abs(x) if p == 1 else abs(x) ** p
+    return reduced(Op.SUM, power, dim, keepdim) ** (1.0 / p)
+
+
+def _finite(m: Tensor) -> Tensor:
+    """A maximum to subtract: 0 for an infinite one, of which the difference would be NaN."""
+    return where(abs(m) == INF, 0.0, m)
+
+
+@implements("logsumexp")
+def logsumexp(input, dim=None, keepdim=False):
+    """log(exp(x).sum())."""
+    x = convert(input, FLOAT)
+    m = _finite(amax(x, dim, keepdim))
+    return node(Op.LOG, reduced(Op.SUM, node(Op.EXP, x - m), dim, keepdim)) + m
+
+
+@implements("softmax")
+def softmax(input, dim=None, dtype=None):
+    """exp(x) / exp(x).sum()."""
+    x = _given(input, dtype, "softmax")
+    e = node(Op.EXP, x - amax(x, dim))
+    return e / reduced(Op.SUM, e)
+
+
+@implements("log_softmax")
+def log_softmax(input, dim=None, dtype=None):
+    """log(softmax(x))."""
+    x = _given(input, dtype, "log_softmax")
+    m = amax(x, dim)
+    shifted = x - _finite(m)  # as logsumexp has it, so that a function with both exponentiates once
+    total = node(Op.LOG, reduced(Op.SUM, node(Op.EXP, shifted)))
+    return shifted - where(abs(m) == INF, NAN, total)
+
+
+# norms
+
+
+def _whole_row(x: Tensor, normalized_shape: object, what: str) -> Tensor:
+    row = (x._builder.n,)
+    is_one = not isinstance(normalized_shape, (tuple, list))
+    given = (normalized_shape,) if is_one else tuple(normalized_shape)
+    if given != row or x._value.inner != row:
+        fail(
+            ShapeError,
+            f"{what} with normalized_shape {given} of a value of shape {tuple(x.shape)}: "
+            f"a row has shape {row}, write x.shape[-1:]",
+        )
+    return floating(x, what)
+
+
+def _affine(y: Tensor, weight: object, bias: object) -> Tensor:
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+@implements("native_layer_norm")
+def native_layer_norm(input, normalized_shape, weight, bias, eps):
+    """(layer_norm, mean, 1 / standard deviation), the last two of shape (1,)."""
+    x = _whole_row(input, normalized_shape, "layer_norm")
+    average = mean(x, keepdim=True)
+    centered = x - average
+    scale = node(Op.RSQRT, mean(centered * centered, keepdim=True) + eps)
+    return _affine(centered * scale, weight, bias), average, scale
+
+
+@implements("layer_norm")
+def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
+    """(x - mean) / sqrt(variance + eps) * weight + bias; normalized_shape is x.shape[-1:]."""
+    x = _whole_row(input, normalized_shape, "layer_norm")
+    centered = x - mean(x)
+    variance = mean(centered * centered)
+    return _affine(centered * node(Op.RSQRT, variance + eps), weight, bias)
+
+
+@implements("rms_norm")
+def rms_norm(input, normalized_shape, weight=None, eps=None):
+    """x / sqrt(mean of squares + eps) * weight; normalized_shape is x.shape[-1:]."""
+    x = _whole_row(input, normalized_shape, "rms_norm")
+    eps = torch.finfo(x._value.stored or torch.float32).eps if eps is None else eps
+    return _affine(x * node(Op.RSQRT, mean(x * x) + eps), weight, None)
+
+
+@implements("normalize")
+def normalize(input, p=2.0, dim=1, eps=1e-12):
+    """x / max(norm, eps); give dim=-1."""
+    check_dim(input, dim)
+    return input / maximum(norm(input, p), eps)
+
+
+@implements("cosine_similarity")
+def cosine_similarity(x1, x2, dim=1, eps=1e-8):
+    """The cosine of the angle between two rows; give dim=-1."""
+    return sum(normalize(x1, 2.0, dim, eps) * normalize(x2, 2.0, dim, eps))
+
+
+formulas({
+    "var": ("The variance of the row, over N - correction (1).", lambda *args, **kwargs:
+        var_mean(*args, **kwargs)[0]),
+    "std": ("The standard deviation of the row.", lambda *args, **kwargs:
+        std_mean(*args, **kwargs)[0]),
+    "linalg.norm linalg.vector_norm": ("torch.norm(x, ord).",
+        lambda x, ord=None, dim=None, keepdim=False, *, dtype=None:
+            norm(x, ord, dim, keepdim, dtype)),
+    "softmin": ("softmax(-x).", lambda input, dim=None, dtype=None: softmax(-input, dim, dtype)),
+    "count_nonzero": ("How many elements are not zero.", lambda input, dim=None:
+        sum(not_zero(input), dim)),
+    "nansum": ("The sum of the elements that are not NaN.",
+        lambda input, dim=None, keepdim=False, *, dtype=None:
+            sum(where(input != input, 0, input), dim, keepdim, dtype=dtype)),
+    "nanmean": ("The mean of the elements that are not NaN.",
+        lambda input, dim=None, keepdim=False, *, dtype=None:
+            sum(where(input != input, 0.0, floating(input, "the mean")), dim, keepdim, dtype=dtype)
+            / sum(input == input, dim, keepdim)),
+})  # fmt: skip
+
+
+# losses
+
+
+def _dropped_weight() -> object:
+    """The weight that F.l1_loss was called with: torch 2.13 does not hand it on to us."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not torch.nn.functional.l1_loss.__code__:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals.get("weight")
+
+
+def _loss(name: str, doc: str, element: Callable, is_weighted_mean: bool = False) -> None:
+    """Enter a loss: `element` gives its value at each element.
+
+    is_weighted_mean: the mean divides by the sum of the weights, not by N.
+    """
+
+    def function(
+        input, target, *, weight=None, size_average=None, reduce=None, reduction="mean", **more
+    ):
+        if size_average is not None or reduce is not None:
+            fail(TraceError, f"{name}(size_average=, reduce=) is old: write reduction='mean', "
+                 "'sum' or 'none'")  # fmt: skip
+        weight = _dropped_weight() if name == "l1_loss" and weight is None else weight
+        values = element(floating(input, name), target, **more)
+        values = values if weight is None else values * weight
+        if reduction == "none":
+            return values
+        if reduction == "sum":
+            return sum(values)
+        if reduction != "mean" and (name, reduction) != ("kl_div", "batchmean"):
+            fail(TraceError, f"reduction={reduction!r}: expected 'none', 'mean' or 'sum'")
+        is_plain = weight is None or not is_weighted_mean
+        return mean(values) if is_plain else sum(values) / sum(weight)
+
+    function.__doc__ = f"{doc} Reduced over the row: reduction is 'mean', 'sum' or 'none'."
+    FUNCTIONS[getattr(torch.nn.functional, name)] = f"F.{name}", function
+
+
+def _smooth_l1(x: Tensor, target: Tensor, beta: float = 1.0) -> Tensor:
+    distance = abs(x - target)
+    if beta == 0:
+        return distance
+    return where(distance < beta, 0.5 * distance * distance / beta, distance - 0.5 * beta)
+
+
+def _huber(x: Tensor, target: Tensor, delta: float = 1.0) -> Tensor:
+    distance = abs(x - target)
+    return where(distance <= delta, 0.5 * distance * distance, delta * (distance - 0.5 * delta))
+
+
+def _kl(x: Tensor, target: Tensor, log_target: bool = False) -> Tensor:
+    if log_target:
+        return node(Op.EXP, target) * (target - x)
+    return torch.xlogy(target, target) - target * x
+
+
+def _entropy(x: Tensor, target: Tensor) -> Tensor:
+    """Binary cross entropy; a logarithm is never below -100, as in torch."""
+    yes, no = maximum(node(Op.LOG, x), -100.0), maximum(node(Op.LOG1P, -x), -100.0)
+    return (target - 1) * no - target * yes
+
+
+def _entropy_of_logits(x: Tensor, target: Tensor, pos_weight: Tensor | None = None) -> Tensor:
+    log_yes = torch.nn.functional.logsigmoid(x)
+    if pos_weight is not None:
+        log_yes = log_yes * ((pos_weight - 1) * target + 1)
+    return (1 - target) * x - log_yes
+
+
+_loss("mse_loss", "(input - target) ** 2.", lambda x, t: pow(x - t, 2), is_weighted_mean=True)
+_loss("l1_loss", "|input - target|.", lambda x, t: abs(x - t), is_weighted_mean=True)
+_loss("smooth_l1_loss", "A parabola within beta, the distance beyond.", _smooth_l1)
+_loss("huber_loss", "A parabola within delta, a line beyond.", _huber)
+_loss("kl_div", "target * (log(target) - input), where input is a logarithm.", _kl)
+_loss("binary_cross_entropy", "The cross entropy of a probability.", _entropy)
+_loss("binary_cross_entropy_with_logits", "That of sigmoid(input).", _entropy_of_logits)

@@ -1,0 +1,135 @@
+"""A plan as text: its layout, what moves, and every step with the names of the emitted source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ..frontend.ops import Op, dtype_name
+from .expressions import EMIT
+from .names import Names
+from .reductions import Reduce
+from .steps import ColumnLoop, Compute, Home, Load, Prefetch, Reload, Step, Store
+from .work import made_by_exchange
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+PLACES = {
+    Home.REGISTERS: "in registers",
+    Home.SHARED: "in shared memory",
+    Home.REREAD: "read again",
+    Home.RECOMPUTE: "computed again",
+}
+
+
+def describe(plan: Plan) -> str:
+    """The whole plan."""
+    read, written = plan.bytes_per_row()
+    traffic = f"{read} bytes read and {written} written a row"
+    if again := plan.bytes_read_again():
+        traffic += f", {again} read again"
+    if columns := plan.bytes_of_columns():
+        traffic += f"; {columns} bytes that all rows share"
+    names = Names(plan)
+    lines = [
+        f"plan {plan.graph.name}, N = {plan.graph.n}, {plan.target.arch.name}",
+        *(f"  {line}" for line in describe_layout(plan)),
+        f"  traffic    {traffic}",
+        *(f"  {line}" for line in _describe_steps(plan, names, plan.steps)),
+    ]
+    crossing = (f"{names.operand(id)} {PLACES[home]}" for id, home in sorted(plan.homes.items()))
+    lines.append(f"  across exchanges: {', '.join(crossing) or 'nothing'}")
+    return "\n".join(lines)
+
+
+def describe_layout(plan: Plan) -> list[str]:
+    """Numerics and placement, a line each."""
+    num, place = plan.numerics, plan.placement
+    threads = _count(num.threads_per_row, "thread")
+    if num.cluster_n == 1:
+        numerics = [f"{threads} a row"]
+    else:
+        numerics = [f"{num.cluster_n} shares of a row", f"{threads} each"]
+    numerics.append(f"{plan.elements_per_thread} elements a thread, {num.vec_size} adjacent")
+    if num.in_loops:
+        numerics.append(f"in {_count(plan.chunks, 'chunk')}")
+    if num.joint:
+        numerics.append(f"{' and '.join(num.joint)} in one exchange")
+    if num.merged:
+        numerics.append("two chunks merged at a time")
+    if num.folded:
+        numerics.append(f"summed {num.folded} chunks at a time")
+    if place.shares == 1:
+        rows = f"{place.num_threads} threads and {_count(plan.rows_per_block, 'row')} a CTA"
+        if num.cluster_n > 1:
+            rows = f"{place.num_threads} threads and one share a CTA"
+        placement = [rows]
+    else:
+        placement = [f"{place.num_threads} threads and {place.shares} shares a CTA"]
+        if place.abreast > 1:
+            placement.append(f"{place.abreast} at a time")
+    placement += [
+        f"{place.loader} loads", f"{place.columns} columns", f"{place.copy_bytes}-byte accesses"
+    ]  # fmt: skip
+    if num.in_loops:
+        placement.append(f"{_count(place.unroll, 'chunk')} in a loop's body")
+    if place.prefetch:
+        placement.append(f"{_count(place.prefetch, 'chunk')} prefetched")
+    return [f"numerics   {', '.join(numerics)}", f"placement  {', '.join(placement)}"]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _describe_steps(plan: Plan, names: Names, steps: Iterable[Step]) -> list[str]:
+    graph, lines = plan.graph, []
+    for step in steps:
+        match step:
+            case Load(i, home):
+                where = PLACES[home].removeprefix("in ")
+                if home is not Home.REREAD:  # that is read by the loops alone
+                    kind = f"{i.role.value} {i.name} ({dtype_name(i.dtype)})"
+                    lines.append(f"load      {kind} to {where}")
+            case Reload(inputs, home):
+                where = "shared memory" if home is Home.SHARED else "global memory"
+                lines.append(f"read      {', '.join(i.name for i in inputs)} from {where}")
+            case Prefetch(inputs):
+                chunks = _count(plan.placement.prefetch, "chunk")
+                lines.append(f"prefetch  {chunks} of {', '.join(i.name for i in inputs)}")
+            case Compute(id, function, inputs):
+                node = graph[id]
+                if node.op is not Op.RESHAPE:
+                    expression = EMIT[node.op](node, tuple(map(names.operand, inputs)), function)
+                    short = expression.removeprefix("math.")
+                    lines.append(f"compute   {names.values[id]} = {short}")
+            case Reduce():
+                lines.append(_describe_reduce(plan, names, step))
+            case Store(output):
+                value = names.operand(output.id)
+                lines.append(f"store     {output.name} ({dtype_name(output.dtype)}) = {value}")
+            case ColumnLoop(inner, parts):
+                back = ", from the last to the first" if step.backwards else ""
+                lines.append(f"for each chunk{back}")
+                lines += [f"  {line}" for line in _describe_steps(plan, names, inner)]
+                for part in parts:
+                    kinds = " and ".join(graph[id].op.value for id in part.results)
+                    operand = names.operand(part.operand(graph))
+                    lines.append(f"  carry     {names.carried[part]}: {kinds} of {operand}")
+    return lines
+
+
+def _describe_reduce(plan: Plan, names: Names, step: Reduce) -> str:
+    """The results of an exchange, and what each of them is of."""
+    graph = plan.graph
+    made = ", ".join(names.values[id] for id in made_by_exchange(graph, step) if id in names.values)
+    ops = " and ".join(graph[id].op.value for id in step.results)
+    if plan.numerics.in_loops:
+        of = " and ".join(dict.fromkeys(names.carried[part] for part in step.parts))
+    else:
+        of = " and ".join(dict.fromkeys(map(names.operand, step.operands(graph))))
+    if step.is_pair and not plan.numerics.in_loops:
+        of = names.operand(step.operands(graph)[0])
+    wait = f"slot {step.slot}" if step.exchanges else "from the exchange before"
+    return f"reduce    stage {step.stage}: {made} = {ops} of {of}, {wait}"

@@ -1,0 +1,125 @@
+"""Prints the host function of a kernel, and the arguments that it is compiled with."""
+
+from __future__ import annotations
+
+from ..frontend.graph import Graph, Input, Output, Role
+from .expressions import CUTLASS_TYPES
+from .names import Names, arguments
+from .plan import Plan
+from .text import lines_of, tuple_of, wrapped_call
+
+
+def parameter(names: Names, argument: Input | Output) -> str:
+    """An argument as a parameter of the kernel and of the host function."""
+    name = names.tensors[argument]
+    if isinstance(argument, Input) and argument.role is Role.SCALAR:
+        return f"{name}: Float32"
+    return f"{name}: cute.Tensor"
+
+
+def host(plan: Plan, names: Names) -> list[str]:
+    """The function that makes one mode of each argument's leading dimensions, and launches."""
+    graph, place = plan.graph, plan.placement
+    params = [parameter(names, a) for a in arguments(graph)] + ["stream: cuda.CUstream"]
+    passed = [names.tensors[a] for a in arguments(graph)]
+    counted = names.tensors[graph.outputs[0]]  # every output has the rows' leading shape
+    collapsed = [line for a in arguments(graph) for line in _collapse(plan, names, a)]
+    rows = f"cute.size({counted}, mode=[0])" if collapsed else f"{counted}.shape[0]"
+    lead = f"    lead = {counted}.shape[:{plan.target.lead}]"
+    spares = place.blocks or plan.numerics.in_loops
+    launch = [
+        f"grid=config.grid({rows})",
+        "block=config.block",
+        "cluster=config.cluster",
+        "stream=stream",
+        *(["use_pdl=True"] if plan.target.arch.dependent_launch else []),
+        *(["min_blocks_per_mp=blocks", "preferred_smem_carveout=-1"] if spares else []),
+    ]
+    return [
+        "@cute.jit",
+        *wrapped_call(f"def {names.function}(", params, "):"),
+        f"    tiled_copy = config.make_vector_copy({plan.numerics.vec_size}).tiled_copy_2d()",
+        *([lead] if plan.target.broadcast else []),
+        *collapsed,
+        *wrapped_call(f"    {names.function}_kernel(", [*passed, "tiled_copy"], ").launch("),
+        *lines_of(launch, " " * 8),
+        "    )",
+    ]
+
+
+def _collapse(plan: Plan, names: Names, argument: Input | Output) -> list[str]:
+    """Lines that make one mode of an argument's leading dimensions, where it is not one."""
+    is_row, inner = _row_shape(plan.graph, argument)
+    if inner is None:
+        return []
+    own = _own_dimensions(plan, argument)
+    if plan.target.lead == 1 and own is None and (is_row or not inner):
+        return []
+    name = names.tensors[argument]
+    args = [name] if is_row else [name, str(len(inner))]
+    args += [] if own is None else ["lead", tuple_of(map(str, own))]
+    verb = "as_rows" if is_row else "as_row_values"
+    return [f"    {name} = {verb}({', '.join(args)})"]
+
+
+def fake_arguments(plan: Plan) -> list[str]:
+    """What stands for the tensors when the host function is compiled."""
+    graph, n = plan.graph, plan.graph.n
+    args = []
+    for a in arguments(graph):
+        dtype = CUTLASS_TYPES[a.dtype]
+        if isinstance(a, Input) and a.role is Role.SCALAR:
+            args.append("Float32(0)")
+        elif isinstance(a, Input) and a.role is Role.COLUMN:
+            args.append(f"make_fake_tensor({dtype}, ({n},), {_divisibility(plan, a)})")
+        elif isinstance(a, Input) and a.role is Role.DEVICE_SCALAR:
+            shape = "(1,)" if graph[a.id].value.inner else "()"
+            args.append(f"make_fake_tensor({dtype}, {shape}, stride={shape})")
+        else:
+            is_row, inner = _row_shape(graph, a)
+            shape = _fake_shape(plan, a, (n,) if is_row else inner)
+            last = [str(_divisibility(plan, a))] if is_row else ["any_stride=True"]
+            args.append(f"make_fake_tensor({', '.join([dtype, tuple_of(shape), *last])})")
+    return [
+        "def fake_arguments():",
+        '    """What stands for the tensors when the kernel is compiled."""',
+        *(f"    {m} = cute.sym_int()" for m in _sizes(plan)),
+        *wrapped_call("    return (", args, ")" if len(args) > 1 else ",)"),
+    ]
+
+
+def _fake_shape(plan: Plan, argument: Input | Output, last: tuple[int, ...]) -> list[str]:
+    """Sizes of a tensor with leading dimensions, as text."""
+    lead, own = _sizes(plan), _own_dimensions(plan, argument)
+    if own is not None:
+        lead = [s if has else "1" for s, has in zip(lead, own, strict=True) if has is not None]
+    return [*lead, *map(str, last)]
+
+
+def _sizes(plan: Plan) -> list[str]:
+    """The names of the leading sizes."""
+    count = plan.target.lead
+    return ["m"] if count == 1 else [f"m{k}" for k in range(count)]
+
+
+def _own_dimensions(plan: Plan, argument: Input | Output) -> tuple[bool | None, ...] | None:
+    """`Target.broadcast` of an input that the rows repeat; None of any other argument."""
+    if not isinstance(argument, Input):
+        return None
+    return dict(plan.target.broadcast).get(argument.name)
+
+
+def _row_shape(graph: Graph, argument: Input | Output) -> tuple[bool, tuple[int, ...] | None]:
+    """Whether it is whole rows, and its shape after the leading dimensions; None without those."""
+    if isinstance(argument, Output):
+        return argument.is_row, argument.inner
+    if argument.role not in (Role.ROW, Role.PER_ROW):
+        return False, None
+    return argument.role is Role.ROW, graph[argument.id].value.inner
+
+
+def _divisibility(plan: Plan, argument: Input | Output) -> int:
+    """Elements that a row's or column's pointer and stride are declared a multiple of."""
+    itemsize = argument.dtype.itemsize
+    vector = plan.numerics.vec_size * itemsize
+    return max(min(vector, plan.placement.copy_bytes), itemsize) // itemsize

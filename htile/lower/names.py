@@ -1,0 +1,170 @@
+"""The names of the emitted text: of the user's parameters, of tensors and of every value.
+
+They are given in the order in which a kernel is printed, so that `max0` comes before `max1`. The
+plan's description and the pictures use the same names.
+"""
+
+from __future__ import annotations
+
+import itertools
+import keyword
+from typing import TYPE_CHECKING
+
+from ..frontend.graph import Graph, Input, Output, Role
+from ..frontend.ops import Op
+from .expressions import CUTLASS_TYPES, literal
+from .reductions import MOMENTS, SOFTMAX, Part, Reduce
+from .steps import ColumnLoop, Compute, Home, Load, Prefetch
+from .work import made_by_exchange
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+# Names of the emitted module and of Python; `pred` is shadowed inside a dynamic `if` by CuTe-DSL.
+RESERVED = frozenset(
+    {
+        *keyword.kwlist,
+        *CUTLASS_TYPES.values(),
+        *("ElementwiseTileConfig", "ElementwiseKernelContext", "ElementwiseLoader"),
+        *("ElementwiseStorer", "GlobalToRegLoader", "_", "float", "config", "ctx", "l", "I", "O"),
+        *("as_row_values", "as_rows", "lead", *(f"m{k}" for k in range(64))),
+        *("blocks", "chunk", "cuda", "cute", "cutlass", "fake_arguments", "k", "loader", "m"),
+        *("make_fake_tensor", "math", "pred", "range", "s", "stream", "tiled_copy"),
+    }
+)
+
+# What a loop carries for two reductions at once.
+CARRIED = {SOFTMAX: "pair", MOMENTS: "triple"}
+
+
+def kernel_name(graph: Graph) -> str:
+    """The name of the host function: the user's function's, made an identifier."""
+    name = "".join(c if c.isalnum() and c.isascii() else "_" for c in graph.name).strip("_")
+    name = name if name and not name[0].isdigit() else f"kernel_{name}"
+    return name + "_" if name in RESERVED or name in ("cutlass", "htile") else name
+
+
+def arguments(graph: Graph) -> list[Input | Output]:
+    """The parameters of the host function in order, without the stream."""
+    return [*graph.inputs, *graph.outputs]
+
+
+def first_loads(plan: Plan) -> list[Input]:
+    """What is loaded before anything is computed."""
+    first = itertools.takewhile(lambda step: isinstance(step, Load), plan.steps)
+    return [step.input for step in first]
+
+
+class Names:
+    """Every name of one plan's text.
+
+    values: of nodes that are computed, reduced or passed, by id.
+    tensors: of arguments, as the kernel's parameters.
+    fragments: of inputs, as tiles in shared memory (`sX`) or registers (`tXrX`).
+    carried: of what a loop carries, by part.
+    moments: of what an exchange brings beside its result, by part.
+    prefetched: of the chunks that are on their way to a loop, by the loop's place in the steps.
+    """
+
+    def __init__(self, plan: Plan):
+        self.plan, graph = plan, plan.graph
+        self.function = kernel_name(graph)
+        self._taken = set(RESERVED) | {self.function, f"{self.function}_kernel"}
+        self._counts: dict[str, int] = {}
+        self.values = {i.id: self._unique(i.name) for i in graph.inputs}
+        self.tensors = {a: self._tensor(a) for a in arguments(graph)}
+        self.fragments: dict[Input, str] = {}
+        self.carried: dict[Part, str] = {}
+        self.moments: dict[Part, str] = {}
+        self.prefetched: dict[int, str] = {}
+        for i in first_loads(plan):
+            self._name_fragment(i)
+        self._name_steps()
+
+    def operand(self, id: int) -> str:
+        """The text of a value that is read: its name, or the number itself."""
+        node = self.plan.graph[id]
+        if node.op is Op.RESHAPE:
+            return self.operand(node.inputs[0])
+        return literal(node.arg, node.value.dtype) if node.op is Op.CONST else self.values[id]
+
+    def _name_fragment(self, i: Input) -> None:
+        home = self.plan.rows_home
+        if i.role is not Role.ROW or home is Home.REGISTERS:
+            self.fragments[i] = self._unique("tXr" + self.tensors[i][1:])
+        elif home is Home.SHARED:
+            self.fragments[i] = self._unique("s" + self.tensors[i][1:])
+
+    def _name_steps(self) -> None:
+        """Names in the order of the text."""
+        steps = self.plan.steps
+        for k, step in enumerate(steps):
+            match step:
+                case ColumnLoop():
+                    for part in step.parts:
+                        self._name_carried(part)
+                    for i in step.reads:
+                        if i not in self.fragments:
+                            self.fragments[i] = self._unique("tXr" + self.tensors[i][1:])
+                    if self._is_prefetched(step) and k not in self.prefetched:
+                        self.prefetched[k] = self._numbered("ahead")
+                    for inner in step.steps:
+                        self._name_compute(inner)
+                case Prefetch():
+                    loop = next(j for j in range(k, len(steps)) if isinstance(steps[j], ColumnLoop))
+                    self.prefetched[loop] = self._numbered("ahead")
+                case Reduce():
+                    self._name_results(step)
+                case _:
+                    self._name_compute(step)
+
+    def _is_prefetched(self, loop: ColumnLoop) -> bool:
+        return bool(loop.reads) and self.plan.placement.prefetch > 0
+
+    def _name_carried(self, part: Part) -> None:
+        self._fresh(part.results[0])
+        prefix = CARRIED.get(part.kind)
+        first = self.values[part.results[0]]
+        self.carried[part] = self._numbered(prefix) if prefix else first
+
+    def _name_results(self, reduce: Reduce) -> None:
+        for id in made_by_exchange(self.plan.graph, reduce):
+            if id not in self.values and (id in reduce.results or not self.plan.numerics.in_loops):
+                self._fresh(id)
+        part = reduce.parts[0]
+        if part.kind is MOMENTS and part.at_once and reduce.exchanges:
+            self.moments[part] = self._numbered("moments")
+
+    def _name_compute(self, step: object) -> None:
+        if isinstance(step, Compute) and step.id not in self.values:
+            if self.plan.graph[step.id].op is not Op.RESHAPE:
+                self._fresh(step.id)
+
+    def _unique(self, name: str) -> str:
+        while name in self._taken:
+            name += "_"
+        self._taken.add(name)
+        return name
+
+    def _tensor(self, argument: Input | Output) -> str:
+        if isinstance(argument, Input) and argument.role is Role.SCALAR:
+            return self.values[argument.id]
+        camel = "".join(part[:1].upper() + part[1:] for part in argument.name.split("_"))
+        return self._unique(f"m{camel}")
+
+    def _fresh(self, id: int) -> None:
+        """`max0`, `max1`: the operation and a count."""
+        self.values[id] = self._numbered(self.plan.graph[id].op.value)
+
+    def _numbered(self, what: str) -> str:
+        while True:
+            count = self._counts.get(what, 0)
+            self._counts[what] = count + 1
+            if (name := f"{what}{count}") not in self._taken:
+                self._taken.add(name)
+                return name
+
+
+def value_names(plan: Plan) -> dict[int, str]:
+    """The name that the emitted text has for each value, by the id of its node."""
+    return dict(Names(plan).values)

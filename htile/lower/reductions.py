@@ -1,0 +1,225 @@
+"""The reductions: an entry for each way to reduce a row, and which of a function share an exchange.
+
+An entry says how elements and partial results combine. What comes before it, elementwise, and what
+comes after it, once a row, are ordinary nodes: a mean is `SUM` and a division. A row that is worked
+on in loops over its chunks would need one loop for each stage. `SOFTMAX` and `MOMENTS` save a loop:
+they carry two reductions at once, although the second one needs the result of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..frontend.graph import Graph
+from ..frontend.ops import REDUCTIONS, Op
+from .patterns import Relative, relative_sum, strip
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """One way to reduce a row.
+
+    combine: the `cute.ReductionOp` that joins two partial results.
+    identity: what leaves a partial result as it is; a padded lane holds it.
+    slots: places of the exchange buffer that one exchange takes. One that brings several results at
+        once takes 64 bits a place, any other 32 or the bits of its own type.
+    """
+
+    name: str
+    combine: str
+    identity: float
+    slots: int = 1
+
+
+INF = float("inf")
+SUM = Reduction("sum", "ADD", 0.0)
+PROD = Reduction("prod", "MUL", 1.0)
+MAX = Reduction("max", "MAX", -INF)
+MIN = Reduction("min", "MIN", INF)
+ANY = Reduction("any", "MAX", 0.0)  # of 0 and 1
+ALL = Reduction("all", "MIN", 1.0)  # of 0 and 1
+# A thread carries the maximum m of the x that it has seen, and the sum of exp(x - m).
+SOFTMAX = Reduction("softmax", "MAX", -INF)
+# A thread carries the mean of the x that it has seen, and the sum of squares about that mean.
+MOMENTS = Reduction("moments", "ADD", 0.0, slots=2)
+
+OF_OP: Mapping[Op, Reduction] = {
+    Op.SUM: SUM, Op.PROD: PROD, Op.MAX: MAX, Op.MIN: MIN, Op.ANY: ANY, Op.ALL: ALL,
+}  # fmt: skip
+# The entry that carries a sum together with the reduction that it is relative to.
+OF_RELATIVE = {Relative.EXPONENTIALS: SOFTMAX, Relative.SQUARES: MOMENTS}
+
+# A mean and the squares about it come of one exchange, except for rows of more than JOINT_N and
+# not more than VERY_LONG_N elements. There a lane would combine what four warps send of two
+# reductions, and many rows lose more by that than a second exchange takes.
+JOINT_N = 65536
+VERY_LONG_N = 262144
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One thing that threads carry from element to element, and the reductions that come of it.
+
+    results: their nodes, the first of them first. All have one operand but those of an entry that
+        carries two reductions, whose operand is that of the first.
+    references: for each further result, the node that it is relative to.
+    at_once: one exchange brings all results. Otherwise the first result has an exchange, and the
+        others have the next.
+    finite: SOFTMAX only. The sum is relative to 0 where the maximum is infinite, as logsumexp takes
+        it, and nothing else reads the exponentials.
+    """
+
+    kind: Reduction
+    results: tuple[int, ...]
+    references: tuple[int, ...] = ()
+    at_once: bool = False
+    finite: bool = False
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether it carries reductions of two stages."""
+        return self.kind in (SOFTMAX, MOMENTS)
+
+    def operand(self, graph: Graph) -> int:
+        """The node whose elements are reduced."""
+        return graph[self.results[0]].inputs[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Results of one stage, which all threads of the row have after it.
+
+    parts: for each result, in the order of their slots, the part that it comes of.
+    slot: the first place of the exchange buffer.
+    exchanges: whether threads wait for each other. They do not where an exchange before has brought
+        what is needed.
+    """
+
+    stage: int
+    results: tuple[int, ...]
+    parts: tuple[Part, ...]
+    slot: int
+    exchanges: bool = True
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether a maximum and the sum of exponentials below it come of this one exchange."""
+        return self.parts[0].at_once and self.parts[0].kind is SOFTMAX
+
+    @property
+    def slots(self) -> int:
+        """Places of the exchange buffer that it takes."""
+        if not self.exchanges:
+            return 0
+        return self.parts[0].kind.slots if self.parts[0].at_once else len(self.results)
+
+    def operands(self, graph: Graph) -> tuple[int, ...]:
+        """For each result the node whose elements are reduced."""
+        return tuple(graph[id].inputs[0] for id in self.results)
+
+
+def assign_stages(graph: Graph) -> dict[int, int]:
+    """The stage of every node: reductions on its longest path from the inputs, itself included."""
+    stage: dict[int, int] = {}
+    for node in graph:
+        before = max((stage[i] for i in node.inputs), default=0)
+        stage[node.id] = before + (node.op in REDUCTIONS)
+    return stage
+
+
+def by_stage(graph: Graph, stage: Mapping[int, int]) -> list[Reduce]:
+    """The reductions of each stage as one exchange, in order."""
+    rounds: dict[int, list[int]] = {}
+    for node in graph:
+        if node.op in REDUCTIONS:
+            rounds.setdefault(stage[node.id], []).append(node.id)
+    return _numbered(
+        Reduce(k, tuple(rounds[k]), tuple(Part(OF_OP[graph[id].op], (id,)) for id in rounds[k]), 0)
+        for k in sorted(rounds)
+    )
+
+
+def with_pairs(graph: Graph, reduces: list[Reduce]) -> list[Reduce]:
+    """The same, where a maximum and the sum of exponentials below it are one exchange of pairs.
+
+    That is done where each of the two is alone in its stage.
+    """
+    joined: list[Reduce] = []
+    for reduce in reduces:
+        pair = _pair(graph, joined[-1], reduce) if joined else None
+        if pair is None:
+            joined.append(reduce)
+        else:
+            joined[-1] = replace(joined[-1], results=pair.results, parts=(pair, pair))
+    return _numbered(replace(reduce, stage=k) for k, reduce in enumerate(joined, 1))
+
+
+def _pair(graph: Graph, first: Reduce, second: Reduce) -> Part | None:
+    """The part of both, if `first` is max(x) alone and `second` the sum of exp(x - max(x)) alone.
+
+    Where 0 stands for an infinite maximum, the exponentials may have no other use.
+    """
+    if (len(first.results), len(second.results)) != (1, 1):
+        return None
+    found = relative_sum(graph, graph[second.results[0]])
+    if found is None or found.kind is not Relative.EXPONENTIALS or found.first != first.results[0]:
+        return None
+    finite = strip(graph, graph[found.reference]).id != found.first
+    (exp,) = second.operands(graph)
+    if finite and set(graph.readers[exp]) != {*second.results}:
+        return None
+    results = first.results + second.results
+    return Part(SOFTMAX, results, (found.reference,), at_once=True, finite=finite)
+
+
+def with_next(graph: Graph, reduce: Reduce, following: Reduce) -> tuple[Reduce, Reduce] | None:
+    """Both stages as one loop carries them, if each reduction of `following` can be carried along.
+
+    It can if it is relative to a reduction of `reduce`. If one of them can not, it needs a loop of
+    its own, in which the others cost nothing.
+    """
+    if reduce.is_pair:
+        return None
+    found = {id: relative_sum(graph, graph[id]) for id in following.results}
+    if not all(sum_ is not None and sum_.first in reduce.results for sum_ in found.values()):
+        return None
+    alone = len(reduce.results) == len(found) == 1
+    parts = {}
+    for part in reduce.parts:
+        (first,) = part.results
+        later = {id: sum_ for id, sum_ in found.items() if sum_.first == first}
+        if later:
+            kind = OF_RELATIVE[next(iter(later.values())).kind]
+            at_once = alone and kind is MOMENTS and not JOINT_N < graph.n <= VERY_LONG_N
+            references = tuple(sum_.reference for sum_ in later.values())
+            part = Part(kind, (first, *later), references, at_once)
+        parts |= dict.fromkeys(part.results, part)
+    return (
+        replace(reduce, parts=tuple(parts[id] for id in reduce.results)),
+        replace(
+            following,
+            parts=tuple(parts[id] for id in following.results),
+            exchanges=not any(part.at_once for part in parts.values()),
+        ),
+    )
+
+
+def _numbered(reduces: Iterable[Reduce]) -> list[Reduce]:
+    """The exchanges with slots that follow each other."""
+    numbered, slot = [], 0
+    for reduce in reduces:
+        numbered.append(replace(reduce, slot=slot))
+        slot += reduce.slots
+    return numbered
+
+
+def has_wide_words(graph: Graph, reduces: Iterable[Reduce]) -> bool:
+    """Whether 64 bits are exchanged at a time: several results at once, or 64-bit numbers."""
+    return any(
+        part.at_once or graph[id].value.dtype is torch.int64
+        for reduce in reduces
+        for id, part in zip(reduce.results, reduce.parts, strict=True)
+    )

@@ -1,0 +1,93 @@
+"""The steps of a kernel, in the order in which a thread carries them out for its row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ..frontend.graph import Input, Output
+from .patterns import Function
+from .reductions import Part, Reduce
+
+
+class Home(Enum):
+    """Where a value lives between the step that makes it and the last that reads it."""
+
+    REGISTERS = "registers"
+    SHARED = "shared"
+    REREAD = "reread"  # in global memory, and read from there again
+    RECOMPUTE = "recompute"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Bring an input on chip, to its home. REREAD: the loops read it, and nothing is done here."""
+
+    input: Input
+    home: Home = Home.REGISTERS
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """Bring a chunk of row inputs to registers, from shared (SHARED) or global memory (REREAD)."""
+
+    inputs: tuple[Input, ...]
+    home: Home
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Start to load what the next loop reads, before the exchange that it waits for.
+
+    `Placement.prefetch` says how many chunks. They arrive while the threads exchange.
+    """
+
+    inputs: tuple[Input, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Evaluate one node of `inputs`: its own, or what its device function takes instead."""
+
+    id: int
+    function: Function
+    inputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Write a result to global memory."""
+
+    output: Output
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnLoop:
+    """Run steps for one chunk of columns after another.
+
+    parts: what each chunk adds to.
+    backwards: from the last chunk to the first. A row that is read again from global memory then
+        begins with what the loop before has read last, which the L2 cache still holds. A loop that
+        adds to parts never runs so, because the order of sums would depend on where rows lie.
+    padding: what a row that it reads from global memory holds behind its end. It is the identity of
+        the row's only reduction where that saves a select, and else 0.
+    """
+
+    steps: tuple[Step, ...]
+    parts: tuple[Part, ...] = ()
+    backwards: bool = False
+    padding: float = 0.0
+
+    @property
+    def reads(self) -> tuple[Input, ...]:
+        """The inputs that it reads from global memory: rows that are not kept, and columns."""
+        rows = [
+            i
+            for step in self.steps
+            if isinstance(step, Reload) and step.home is Home.REREAD
+            for i in step.inputs
+        ]
+        return (*rows, *(step.input for step in self.steps if isinstance(step, Load)))
+
+
+Step = Load | Reload | Prefetch | Compute | Reduce | Store | ColumnLoop

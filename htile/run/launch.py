@@ -1,0 +1,204 @@
+"""From the values of a call and its specialization to a kernel that is launched.
+
+A `Request` is what the lowering reads of a call; `lower` gives the kernel's text, `prepare` a
+`Launch`: the loaded kernel, and how calls of the same kind make its arguments. `run` launches it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..build.arch import Arch, arch_of_capability
+from ..build.compile import load
+from ..errors import ArgumentError, UnsupportedError
+from ..frontend.graph import Role
+from ..frontend.roles import Call, Signature
+from ..lower import Lowered, choose, plans_for, printed
+from ..lower.plan import Plan, Target, rows_like
+from ..tune.kept import recall
+from .kernel import Kernel
+from .operands import WIDEST_ACCESS, alignment, as_copied, needs_copy, own_dimensions
+from .specialize import Specialization
+
+MAX_ROWS = 2**31 - 1  # of one call: rows are counted in 32 bits
+
+
+@dataclass(frozen=True)
+class Request:
+    """A call, as plans are made for it.
+
+    wanted: the properties that a plan must have.
+    values: one for each parameter.
+    outs: the tensors of `out=`, one for each result, or none.
+    aliases: which of `outs` is exactly which argument, as (index of the result, parameter).
+    """
+
+    signature: Signature
+    fastmath: bool
+    wanted: Mapping[str, object]
+    call: Call
+    specialization: Specialization
+    values: tuple
+    outs: tuple[torch.Tensor, ...] = ()
+    aliases: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """How many rows the call has. Raises UnsupportedError for more than a kernel counts."""
+        rows = math.prod(self.call.lead)
+        if rows > MAX_ROWS:
+            raise UnsupportedError(
+                f"{self.signature.name}: {rows} rows; the limit is 2^31 - 1. Call it for parts of "
+                "the rows"
+            )
+        return rows
+
+    @cached_property
+    def given(self) -> dict[str, object]:
+        """The values by parameter."""
+        return dict(zip(self.signature.names, self.values, strict=True))
+
+    @cached_property
+    def in_place(self) -> tuple[str | None, ...]:
+        """For each of `outs` the parameter whose argument is the very same object."""
+        names = {id(value): name for name, value in self.given.items()}
+        return tuple(names.get(id(out)) for out in self.outs)
+
+    @cached_property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors that the kernel reads, by parameter."""
+        read = {i.name: self.given[i.name] for i in self.specialization.graph.inputs}
+        return {name: value for name, value in read.items() if isinstance(value, torch.Tensor)}
+
+    @cached_property
+    def copied(self) -> frozenset[str]:
+        """The parameters whose tensors are made contiguous before each launch."""
+        specs = {spec.name: spec for spec in self.call.specs}
+        function = self.signature.name
+        return frozenset(n for n, t in self.tensors.items() if needs_copy(function, specs[n], t))
+
+    def target(self, arch: Arch) -> Target:
+        """What plans are made for."""
+        graph = self.specialization.graph
+        specs = {spec.name: spec for spec in self.call.specs}
+        vectors = [
+            as_copied(self.tensors[i.name]) if i.name in self.copied else self.tensors[i.name]
+            for i in graph.inputs
+            if i.role in (Role.ROW, Role.COLUMN)
+        ]
+        vectors += [t for t, o in zip(self.outs, graph.outputs, strict=False) if o.is_row]
+        repeated = {n: own_dimensions(specs[n], t, self.call.lead) for n, t in self.tensors.items()}
+        return Target(
+            n=graph.n,
+            arch=arch,
+            align=alignment(graph, vectors),
+            fastmath=self.fastmath,
+            lead=len(self.call.lead),
+            broadcast=tuple((n, own) for n, own in repeated.items() if own is not None),
+            aliases=tuple((graph.outputs[k].name, name) for k, name in self.aliases),
+            rows=rows_like(self.rows)[0],
+        )
+
+    def plans(self, arch: Arch) -> list[Plan]:
+        """Every plan that has what is wanted."""
+        return plans_for(self.specialization.graph, self.target(arch), self.wanted)
+
+    def lower(self, arch: Arch, gpu: torch.device | None = None) -> Lowered:
+        """The kernel's text. A plan that was tuned on `gpu` goes before the default one."""
+        plans = self.plans(arch)
+        plan = choose(plans) if gpu is None else recall(plans, self.wanted, gpu)
+        return printed(self.specialization.traced, plan)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One way to call: the kernel, and how to make its arguments from the caller's values.
+
+    inputs: for each, in kernel order, (index of the value, whether to make it contiguous first).
+    outputs: the shape and dtype of each.
+    source: the emitted text of the kernel, which is None where there are no rows.
+    is_widest: whether its accesses are as wide as they can be, and no input is copied. A narrower
+        kernel takes tensors of any alignment, so it must not be the one that is tried first.
+    """
+
+    kernel: Callable | None
+    source: str
+    inputs: tuple[tuple[int, bool], ...]
+    outputs: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    structure: object
+    device: torch.device
+    is_widest: bool
+
+
+def prepare(request: Request, device: torch.device, known: Iterable[Launch]) -> Launch:
+    """How to launch the call's kernel on this GPU; it is compiled and loaded.
+
+    known: the launches of this function so far, which a CUDA graph may capture.
+    """
+    arch = arch_of_capability(torch.cuda.get_device_capability(device))
+    return launch_of(request, request.lower(arch, device), device, known)
+
+
+def launch_of(
+    request: Request, lowered: Lowered, device: torch.device, known: Iterable[Launch] = ()
+) -> Launch:
+    """How to launch a kernel, which is compiled and loaded."""
+    kernel, target = None, lowered.plan.target
+    if request.rows and torch.cuda.is_current_stream_capturing():
+        kernel = _launched(request.signature.name, lowered.source, device, known)
+    elif request.rows:
+        kernel = load(Kernel(lowered, target.arch.name).artifact)
+    index = {name: k for k, name in enumerate(request.signature.names)}
+    return Launch(
+        kernel=kernel,
+        source=lowered.source,
+        inputs=tuple((index[i.name], i.name in request.copied) for i in lowered.graph.inputs),
+        outputs=request.specialization.shapes(request.call.lead),
+        structure=request.specialization.structure,
+        device=device,
+        is_widest=target.align == WIDEST_ACCESS and not request.copied,
+    )
+
+
+def _launched(name: str, source: str, device: torch.device, known: Iterable[Launch]) -> Callable:
+    """The kernel of this text that the device has: CUDA loads it there at its first launch.
+
+    Raises ArgumentError where there is none.
+    """
+    for launch in known:
+        if launch.kernel is not None and launch.source == source and launch.device == device:
+            return launch.kernel
+    raise ArgumentError(
+        f"{name}: the first call with arguments of this kind compiles or loads a kernel, which can "
+        f"not be captured into a CUDA graph; call it once before the capture ({name}.compile(...) "
+        "compiles ahead of that call, for all processes)"
+    )
+
+
+def run(launch: Launch, values: tuple, outs: tuple = ()) -> object:
+    """Launch on the current stream; returns the results in the user's structure.
+
+    They are the tensors `outs`, or new ones where there are none.
+    """
+    arguments = [values[k].contiguous() if copy else values[k] for k, copy in launch.inputs]
+    outs = outs or [_empty(shape, dtype, launch.device) for shape, dtype in launch.outputs]
+    if launch.kernel is not None:
+        launch.kernel(*arguments, *outs)
+    return pytree.tree_unflatten(outs, launch.structure)
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor with memory. Raises UnsupportedError where torch makes another kind of tensor."""
+    made = torch.empty(shape, dtype=dtype, device=device)
+    if type(made) is torch.Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(made):
+        return made
+    raise UnsupportedError(
+        "torch makes no plain tensors here, as inside torch.func (grad, vmap, jvp) and "
+        "FakeTensorMode; call a rowwise function outside"
+    )

@@ -1,0 +1,112 @@
+"""What a row-wise function becomes for arguments of given roles and dtypes: traced once, kept."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..build.recent import Recent
+from ..frontend.captures import Captures
+from ..frontend.graph import Graph, Output, Role
+from ..frontend.roles import Call, Spec
+from ..frontend.tensor import internal
+from ..frontend.trace import trace
+from ..lower import run_passes
+
+MAX_SPECIALIZATIONS = 256  # that one function remembers
+WARN_SPECIALIZATIONS = 8  # values of one static parameter, from which on a warning is due
+
+
+@dataclass(frozen=True)
+class Specialization:
+    """A function for arguments of these roles and dtypes, and rows of `graph.n` elements.
+
+    It holds no tensor and refers to none, so whoever wants to know what a call computes, and of
+    which shapes and dtypes its results are, can read it without running anything.
+
+    specs: one for each parameter.
+    traced: the graph as traced.
+    graph: the graph after the passes, which kernels are made from.
+    """
+
+    specs: tuple[Spec, ...]
+    traced: Graph
+    graph: Graph
+
+    @property
+    def results(self) -> tuple[Output, ...]:
+        """The results, in the order of the structure's leaves."""
+        return self.graph.outputs
+
+    @property
+    def structure(self) -> object:
+        """What the function returns, as a torch pytree specification over the results."""
+        return self.graph.structure
+
+    def shapes(self, lead: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
+        """The shape and dtype of each result for rows of the leading shape `lead`."""
+        return tuple(((*lead, *result.inner), result.dtype) for result in self.results)
+
+
+class Specializations:
+    """The specializations of one function: those used most recently."""
+
+    def __init__(self, fn: Callable, captures: Captures):
+        self._fn = fn
+        self._captures = captures
+        self._known: Recent[Specialization] = Recent(MAX_SPECIALIZATIONS)
+        self._statics: dict[str, set] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def find(self, call: Call, captured: tuple) -> tuple[Specialization, bool]:
+        """The specialization for a call, and whether it may be remembered for calls like it.
+
+        captured: the fingerprint of the captured values that was taken when the call began. Where
+            a captured or static value changed before the end of the trace, nobody knows which
+            value the trace has read, so the graph serves this call and no other.
+        """
+        key = captured, call.n, call.specs
+        found = self._known.find(key)
+        if found is not None:
+            return found, True
+        self._warn_if_many(call.specs)
+        traced = trace(self._fn, call.specs, call.n)
+        found = Specialization(call.specs, traced, run_passes(traced))
+        holds = self._captures.fingerprint() == captured and _as_they_are(call.specs) == call.specs
+        if holds:
+            self._known.keep(key, found)
+        return found, holds
+
+    def _warn_if_many(self, specs: tuple[Spec, ...]) -> None:
+        for spec in specs:
+            seen = self._statics.setdefault(spec.name, set())
+            if spec.role is not Role.STATIC or len(seen) == WARN_SPECIALIZATIONS:
+                continue
+            seen.add(spec.guard)
+            if len(seen) == WARN_SPECIALIZATIONS:
+                warnings.warn(
+                    f"{self._fn.__name__} was compiled for {WARN_SPECIALIZATIONS} values of "
+                    f"{spec.name!r}: each one is a kernel of its own. If it is a number that "
+                    f"changes, annotate it `{spec.name}: float` and it becomes an argument of "
+                    "one kernel",
+                    stacklevel=_frames_inside(),
+                )
+
+
+def _as_they_are(specs: tuple[Spec, ...]) -> tuple[Spec, ...]:
+    """The specs with the guards of static values taken anew: a function may capture others now."""
+    return tuple(replace(spec) if spec.role is Role.STATIC else spec for spec in specs)
+
+
+def _frames_inside() -> int:
+    """How far up the stack the user's frame is, as `warnings.warn` counts it for its caller."""
+    depth, frame = 1, sys._getframe(1)
+    while frame is not None and internal(frame.f_code.co_filename):
+        depth, frame = depth + 1, frame.f_back
+    return depth

@@ -1,0 +1,111 @@
+"""A call inside `torch.vmap`: the batch becomes the first dimension of the rows.
+
+So `torch.vmap(f)(x)` is `f(x)`, in values and dtypes. Nested batches are several dimensions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..errors import UnsupportedError
+from ..frontend.roles import PerRow, Scalar, Signature
+
+_AS_WRITTEN: ContextVar[bool] = ContextVar("htile_bodies_as_written", default=False)
+
+
+@contextlib.contextmanager
+def bodies_as_written() -> Iterator[None]:
+    """In here a call inside `torch.vmap` runs the Python function itself, in the caller's dtypes.
+
+    That is what a row-wise function means, and what `htile.testing` holds its results against.
+    """
+    token = _AS_WRITTEN.set(True)
+    try:
+        yield
+    finally:
+        _AS_WRITTEN.reset(token)
+
+
+def is_inside(values: tuple) -> bool:
+    """Whether `torch.vmap` maps over a tensor of the call."""
+    is_mapped = torch._C._functorch.is_batchedtensor
+    return any(isinstance(value, torch.Tensor) and is_mapped(value) for value in values)
+
+
+def call_over_batch(call: Callable, signature: Signature, values: tuple, out: object) -> object:
+    """What `call`, a row-wise function, gives for the whole batch, as `torch.vmap` shows it.
+
+    Raises UnsupportedError for `out=`, and for an argument of which the batch makes neither a row
+    nor one value a row.
+    """
+    if _AS_WRITTEN.get():
+        return signature.invoke(values)
+    if out is not None:
+        raise UnsupportedError(f"{signature.name}: out= inside torch.vmap; return the result")
+    structure = None
+
+    def over(batch: int, dims: tuple[int | None, ...], values: tuple) -> tuple[torch.Tensor, ...]:
+        nonlocal structure
+        whole, k = _with_batch(signature, batch, dims, values), signature._positional
+        result = call(*whole[:k], **dict(zip(signature.names[k:], whole[k:], strict=True)))
+        leaves, structure = pytree.tree_flatten(result)
+        return tuple(leaves)
+
+    leaves = _OverBatch.apply(over, *values)
+    return pytree.tree_unflatten(leaves, structure)
+
+
+class _OverBatch(torch.autograd.Function):
+    """Through it torch hands out the tensors that it maps over, each with its dimension."""
+
+    @staticmethod
+    def forward(over, *values):
+        raise AssertionError("it is called only for tensors that vmap maps over")
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        """`torch.func` asks for it; nothing is saved."""
+
+    @staticmethod
+    def vmap(info, in_dims, over, *values):
+        leaves = over(info.batch_size, in_dims[1:], values)
+        return leaves, (0,) * len(leaves)
+
+
+def _with_batch(
+    signature: Signature, batch: int, dims: tuple[int | None, ...], values: tuple
+) -> list[object]:
+    """The values with the batch as the first dimension of the rows.
+
+    dims: for each value the dimension that vmap maps over; None for one that all calls share.
+    """
+    kinds = dict(zip(signature.names, signature.kinds, strict=True))
+    whole = dict(zip(signature.names, values, strict=True))
+    mapped = {n for n, dim in zip(signature.names, dims, strict=True) if dim is not None}
+    ranks = {  # in one call, of the tensors whose role is told by their dimensions
+        name: value.dim() - (name in mapped)
+        for name, value in whole.items()
+        if isinstance(value, torch.Tensor) and kinds[name] not in (PerRow, Scalar)
+    }
+    rank = max(ranks.values(), default=0)
+    for name, dim in zip(signature.names, dims, strict=True):
+        if dim is None:
+            continue
+        if kinds[name] is not PerRow and ranks.get(name, 0) < max(1, min(rank, 2)):
+            raise UnsupportedError(
+                f"{signature.name}: torch.vmap maps over {name}, which all rows of a call share; "
+                f"call {signature.name} outside torch.vmap, with the batch as the first dimension "
+                f"of each argument: {name} as a row, or as one value a row (htile.PerRow)"
+            )
+        value = whole[name].movedim(dim, 0)
+        missing = rank - value.dim() + (kinds[name] is not PerRow)
+        whole[name] = value.reshape(batch, *(1,) * missing, *value.shape[1:])
+    if rank and not mapped & ranks.keys():  # only values of rows are: the rows are repeated
+        name = max(ranks, key=ranks.get)
+        whole[name] = whole[name].expand(batch, *whole[name].shape)
+    return [*whole.values()]

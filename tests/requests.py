@@ -1,0 +1,13 @@
+"""What the lowering is asked for by a call that a test does not make."""
+
+from htile.frontend.roles import classify
+from htile.run.launch import Request
+from htile.run.out import find_aliases
+
+
+def request_of(function, args, outs=(), kwargs=None) -> Request:
+    """The request of `function(*args, **kwargs, out=outs)`. Raises what the call would raise."""
+    signature = function._signature
+    values = signature.bind(tuple(args), kwargs or {})
+    call, aliases = classify(signature, values), find_aliases(signature, values, outs)
+    return function._request(call, function._captures.fingerprint(), values, outs, aliases)[0]

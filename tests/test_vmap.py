@@ -1,0 +1,125 @@
+"""`torch.vmap` of a row-wise function is a call with the batch as a leading dimension."""
+
+import pytest
+import torch
+
+import htile
+from htile.errors import GradientError, UnsupportedError
+from htile.run.vmap import bodies_as_written
+from htile.testing import assert_close
+
+BF16 = torch.bfloat16
+
+
+@htile.rowwise
+def norm(x, weight=None, shift: htile.PerRow = None, gain: htile.Scalar = 1.0):
+    y = x * torch.rsqrt((x * x).mean() + 1e-6) * gain
+    y = y if weight is None else y * weight
+    return y if shift is None else y + shift, y.sum()
+
+
+@htile.rowwise
+def added(x, residual):
+    return {"sum": x + residual}
+
+
+X, W = torch.randn(3, 4, 64).to(BF16), torch.randn(64)
+T = torch.randn(3, 4)
+
+# name: (what vmap gives, what the call gives)
+SAME = {
+    "rows": (lambda: torch.vmap(norm)(X[0]), lambda: norm(X[0])),
+    "batches": (lambda: torch.vmap(norm)(X), lambda: norm(X)),
+    "a shared vector": (
+        lambda: torch.vmap(norm, in_dims=(0, None))(X[0], W), lambda: norm(X[0], W)
+    ),
+    "nested": (lambda: torch.vmap(torch.vmap(lambda x: norm(x, W)))(X), lambda: norm(X, W)),
+    "another dimension": (lambda: torch.vmap(norm, in_dims=1)(X.transpose(0, 1)), lambda: norm(X)),
+    "the last dimension": (lambda: torch.vmap(norm, in_dims=-1)(X.movedim(0, -1)), lambda: norm(X)),
+    "nested, other dimensions": (
+        lambda: torch.vmap(torch.vmap(norm, in_dims=1), in_dims=2)(X.permute(2, 1, 0)),
+        lambda: norm(X),
+    ),
+    "one value a row": (
+        lambda: torch.vmap(lambda x, t: norm(x, W, t))(X, T), lambda: norm(X, W, T)
+    ),
+    "one value a call": (
+        lambda: torch.vmap(lambda x, t: norm(x, W, t))(X, T[:, 0]),
+        lambda: norm(X, W, T[:, :1]),
+    ),
+    "only values of rows": (
+        lambda: torch.vmap(lambda t: norm(X[0], W, t))(T),
+        lambda: norm(X[:1].expand(3, 4, 64), W, T),
+    ),
+    "only values of one row": (
+        lambda: torch.vmap(lambda t: norm(X[0, 0], shift=t))(T[:, 0]),
+        lambda: norm(X[0, :1].expand(3, 64), None, T[:, 0]),
+    ),
+    "an inner batch alone": (
+        lambda: torch.vmap(lambda t: torch.vmap(lambda x: norm(x, W)[0].float())(X[0]) + t)(
+            T[:, 0]
+        ),
+        lambda: norm(X[0], W)[0].float() + T[:, 0, None, None],
+    ),
+    "rows that repeat": (
+        lambda: torch.vmap(added, in_dims=(0, None))(X, X[0]), lambda: added(X, X[0])
+    ),
+    "rows of fewer dimensions": (
+        lambda: torch.vmap(lambda x, r: added(x[None], r))(X, X.float()),
+        lambda: added(X[:, None], X[:, None].float()),
+    ),
+    "a row of one element": (
+        lambda: torch.vmap(norm, in_dims=(0, None))(X[0, :, :1], W[:1]),
+        lambda: norm(X[0, :, :1], W[:1]),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_what_vmap_gives_is_what_a_call_gives(name):
+    """In values and dtypes: bfloat16 rows come back as bfloat16, computed in float32."""
+    mapped, called = (torch.utils._pytree.tree_leaves(give()) for give in SAME[name])
+    for a, b in zip(mapped, called, strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        assert torch.equal(a, b)
+
+
+def test_it_is_right():
+    y, total = torch.vmap(norm, in_dims=(0, None))(X[0], W)
+    assert_close(norm, (y, total), X[0], W)
+
+
+def refused(call):
+    with pytest.raises(UnsupportedError, match=r"torch\.vmap"):
+        call()
+
+
+def test_what_the_batch_would_make_something_else_of_is_refused():
+    """Of a vector that rows share, and of numbers, with sizes that agree by chance, too."""
+    square = torch.randn(4, 4, 4)
+    refused(lambda: torch.vmap(added)(square, square[0]))
+    refused(lambda: torch.vmap(lambda x, w: norm(x, w))(square, square[0]))
+    refused(lambda: torch.vmap(lambda x, s: norm(x, gain=s))(square, square[0, 0]))
+    refused(lambda: torch.vmap(added)(square[0], square[0, 0]))
+    refused(lambda: torch.vmap(norm)(square[0, 0]))
+    refused(lambda: torch.vmap(lambda x: norm(x, out=x))(square))
+
+
+def test_gradients_are_refused_by_name():
+    x = torch.randn(3, 8, requires_grad=True)
+    with pytest.raises(GradientError, match="norm: x requires grad"):
+        torch.vmap(norm)(x)
+    with pytest.raises(UnsupportedError, match=r"norm: x is inside torch.func \(grad"):
+        torch.func.grad(lambda x: torch.vmap(norm)(x)[0].sum())(torch.randn(3, 8))
+    with pytest.raises(UnsupportedError, match=r"norm: x is inside torch.func \(grad"):
+        torch.vmap(torch.func.grad(lambda x: norm(x)[1].sum()))(torch.randn(3, 8))
+
+
+def test_the_body_itself_is_run_where_a_result_is_held_against_it():
+    x = X[0].double()
+    with bodies_as_written():
+        y, _ = torch.vmap(norm)(x)
+    assert y.dtype == torch.float64
+    torch.testing.assert_close(y, x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6))
+    with pytest.raises(htile.DtypeError):
+        torch.vmap(norm)(x)
