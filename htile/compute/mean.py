@@ -122,12 +122,15 @@ class RowMean:
         runs = self._runs(x.reshape((spread.vec_size, spread.chunks)), in_row)
         total = add_up([run.total for run in runs])
         own = runs[0].total * (1.0 / runs[0].size)
+        others_agree = [run.agrees(own) for run in runs[1:]]
         if spread.is_even:
             mean = total * (1.0 / (spread.chunks * spread.vec_size))
-            return select(_all(run.agrees(own) for run in runs[1:]), own, mean)
+            return select(_all(others_agree), own, mean)
         first, warps = self._of_first_lane(own), max(spread.threads // 32, 1)
         warp = 0 if warps == 1 else cute.arch.warp_idx() % warps
-        agrees = _all(run.agrees(first) for run in runs)
+        if runs[0].in_row is not None:  # a thread without elements agrees
+            own = select(runs[0].in_row, own, first)
+        agrees = _all([own == first, *others_agree])
         return ThreadPart(total, first, agrees, spread.of_warp(warp, share))
 
     def of_mean(
