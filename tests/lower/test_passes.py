@@ -18,6 +18,7 @@ from tests.lower.cases import (
     F32,
     ROW,
     SCALAR,
+    kernel_of,
     per_row_output,
     random_graph,
     row_output,
