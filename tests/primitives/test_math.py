@@ -6,7 +6,6 @@ import math
 import operator
 import re
 import tempfile
-import types
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ import cutlass.cute as cute  # noqa: E402
 from cutlass import BFloat16, Boolean, Float16, Float32, Int32, Int64  # noqa: E402
 
 from htile.compute import math as m  # noqa: E402
+from tests.primitives.numpy_device import Device, Vector  # noqa: E402
 
 no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 TORCH = {Float32: torch.float32, Int32: torch.int32, Int64: torch.int64, Boolean: torch.bool}
@@ -283,93 +283,14 @@ def test_pow_of_a_constant(exponent, instruction):
 # ---- the algorithms, on numpy --------------------------------------------------------------------
 
 
-class Row:
-    """A numpy array that looks like a vector to the functions under `_elementwise`."""
-
-    def __init__(self, array):
-        self.array = np.asarray(array)
-        self.dtype = types.SimpleNamespace(is_float=self.array.dtype.kind == "f")
-
-    def __neg__(self):
-        return Row(-self.array)
-
-
-def _operator(name):
-    def run(self, other):
-        other = other.array if isinstance(other, Row) else self.array.dtype.type(other)
-        return Row(getattr(self.array, name)(other))
-
-    return run
-
-
-for _name in (
-    "add",
-    "radd",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "and",
-    "or",
-    "eq",
-    "ne",
-    "lt",
-    "gt",
-):
-    setattr(Row, f"__{_name}__", _operator(f"__{_name}__"))
-
-
-def _fma(a, b, c):
-    return (a.astype(np.float64) * b + c).astype(np.float32)  # the product is exact
-
-
-def _exp(row):
-    """What libdevice's expf does, as its PTX reads; ex2.approx is taken as exact."""
-    x = row.array
-    f = np.float32
-    near = np.clip(_fma(x, f(float.fromhex("0x1.77313ap-8")), f(0.5)), 0, 1)
-    near = np.where(np.isnan(x), f(0), near).astype(np.float32)
-    shifted = np.floor(near.astype(np.float64) * 252 + 12582913).astype(np.float32)
-    n = shifted - f(12583039)
-    high, low = f(float.fromhex("0x1.715476p+0")), f(float.fromhex("0x1.4ae0cp-26"))
-    rest = _fma(x, low, _fma(x, high, -n))
-    power = np.exp2(rest.astype(np.float64)).astype(np.float32)
-    return Row((power.astype(np.float64) * np.exp2(n.astype(np.float64))).astype(np.float32))
-
-
-def _pick(function):
-    return lambda *rows: Row(function(*(r.array for r in rows)))
-
-
-NUMPY = types.SimpleNamespace(
-    where=_pick(np.where),
-    full_like=lambda row, value: Row(np.full_like(row.array, value)),
-    math=types.SimpleNamespace(
-        exp=_exp,
-        exp2=lambda r, fastmath=False: Row(np.exp2(r.array.astype(np.float64)).astype("f")),
-        log2=lambda r, fastmath=False: Row(np.log2(r.array.astype(np.float64)).astype("f")),
-        fma=lambda *rows: Row(_fma(*(r.array for r in rows))),
-        rem=_pick(np.fmod),
-        floor=_pick(np.floor),
-        roundeven=_pick(np.rint),
-        copysign=_pick(np.copysign),
-        rcp=lambda r, approx, ftz: Row((1 / r.array.astype(np.float64)).astype(np.float32)),
-    ),
-)
-
-
 @pytest.fixture
 def on_numpy(monkeypatch):
-    """The functions of the module, computing on numpy arrays."""
-    for name in ("exp", "exp_bounded", "_rcp"):
-        monkeypatch.setattr(m, name, getattr(m, name).__wrapped__)
-    monkeypatch.setattr(m, "cute", NUMPY)
+    """A function that runs one of `htile.compute.math` on numpy arrays."""
+    Device().install(monkeypatch)
 
     def run(name, *arrays, **options):
-        function = getattr(m, name)
         with np.errstate(all="ignore"):
-            function = getattr(function, "__wrapped__", function)
-            return function(*map(Row, arrays), **options).array
+            return getattr(m, name)(*map(Vector, arrays), **options).data
 
     return run
 
