@@ -17,6 +17,7 @@ import cutlass.cute as cute  # noqa: E402
 from cutlass import BFloat16, Boolean, Float16, Float32, Int32, Int64  # noqa: E402
 
 from htile.compute import math as m  # noqa: E402
+from tests.primitives.device_code import machine_instructions  # noqa: E402
 from tests.primitives.numpy_device import Device, Vector  # noqa: E402
 
 no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -85,7 +86,7 @@ def build(calls, dtypes, out_dtypes, count=8, arch="sm_90a"):
 
     options = "--enable-tvm-ffi"
     if arch:
-        options += f" --gpu-arch {arch} --keep-ptx --dump-dir {DUMP}"
+        options += f" --gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {DUMP}"
     args = ([fake(d) for d in dtypes], [fake(d) for d in out_dtypes], Int32(1))
     return cute.compile(host, *args, options=options, no_jit_engine=arch is not None)
 
@@ -233,6 +234,47 @@ def test_golden_instructions(name, arch):
     assert text.count(instruction) == times
     assert ".local" not in text and "bra" not in text
     assert len(instructions(text)) <= 8 * most + 4
+
+
+def add_number(v, s):
+    return v[0] + 1.0
+
+
+def add_vector(v, s):
+    return v[0] + v[1]
+
+
+def add_scalar(v, s):
+    return v[0] + s[1]
+
+
+# name: (what takes one instruction with the same operands, function, instructions an element)
+DIVISIONS = {
+    "div": (add_vector, lambda v, s: m.div(*v), 16),
+    "div by a scalar": (add_scalar, lambda v, s: m.div(v[0], s[1]), 6),
+    "div of a number": (add_number, lambda v, s: m.div(1.0, v[0]), 15),
+    "div_number": (add_number, lambda v, s: m.div_number(v[0], 3.0), 5),
+    "div_number below 1/2": (add_number, lambda v, s: m.div_number(v[0], 0.3), 6),
+    "div_number, a power of two": (add_number, lambda v, s: m.div_number(v[0], 0.25), 1),
+    "div_bounded": (add_vector, lambda v, s: m.div_bounded(*v), 2),
+    "div_bounded by a scalar": (add_scalar, lambda v, s: m.div_bounded(v[0], s[1]), 1),
+}
+
+
+@pytest.mark.parametrize("name", DIVISIONS)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_machine_instructions_of_divisions(name, arch):
+    add, function, expected = DIVISIONS[name]
+
+    def of_32_elements(call):
+        few, many = (
+            machine_instructions(build([call], F * 2, F, count, arch).__cubin__)
+            for count in (16, 48)
+        )
+        return many - few
+
+    found = of_32_elements(function) - of_32_elements(add) + 32
+    assert abs(found - 32 * expected) <= 4  # constants and addresses of the whole kernel
 
 
 def test_one_reciprocal_for_a_scalar_divisor():
@@ -522,6 +564,25 @@ def test_values(name, dtype):
     assert same(outs[0], outs[1]).all(), "vectors and scalars differ"
     for got, values in zip(outs, inputs, strict=True):
         check(name, got, values)
+
+
+@pytest.mark.gpu
+@no_gpu
+def test_values_of_division_by_a_mantissa_of_ones():
+    """The one mantissa whose reciprocal a correction cannot round: rcp.approx has to."""
+    generator = np.random.default_rng(2)
+    a = np.concatenate(
+        [np.arange(1, 2049), np.exp2(np.arange(-64, 64)), np.exp(generator.uniform(-40, 40, 6016))]
+    )
+    b = (
+        (2 - 2.0**-23)
+        * np.exp2(generator.integers(-20, 20, a.size))
+        * generator.choice([-1, 1], a.size)
+    )
+    a, b = (torch.from_numpy(x.astype(np.float32)).cuda() for x in (a, b))
+    calls = [on_vectors(m.div), elementwise(m.div)]
+    for got in launch(calls, [a, b], F * 2, F * 2):
+        assert torch.equal(got, (a.double() / b.double()).float())  # 53 bits: rounded rightly twice
 
 
 @pytest.mark.gpu
