@@ -17,6 +17,7 @@ import cutlass.cute as cute  # noqa: E402
 from cutlass import BFloat16, Boolean, Float16, Float32, Int32, Int64  # noqa: E402
 
 from htile.compute import math as m  # noqa: E402
+from htile.compute.conversion import to_stored  # noqa: E402
 from tests.primitives.device_code import machine_instructions  # noqa: E402
 from tests.primitives.numpy_device import Device, Vector  # noqa: E402
 
@@ -294,6 +295,22 @@ def test_rounding_survives(narrow, count):
         down = re.findall(rf"cvt\.rn\.{kind}(x2)?\.f32", text)
         assert sum(2 if x else 1 for x in down) >= times
         assert text.count(f"cvt.f32.{kind}") >= times or narrow is BFloat16  # or a shift
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+@pytest.mark.parametrize("source", [Int32, Int64])
+def test_integers_become_bfloat16_by_way_of_float32(source, arch):
+    """As in torch. From sm_90 on there is an instruction that would round once."""
+    to_float32 = f"cvt.rn.f32.s{source.width}"
+    for call, out_dtype, count in (
+        (lambda v, s: m.round_to(v[0], BFloat16), Float32, 3),
+        (lambda v, s: m.convert(v[0], BFloat16), BFloat16, 3),
+        (lambda v, s: m.convert(m.convert(v[0], Float32), BFloat16), BFloat16, 3),
+        (lambda v, s: to_stored(v[0], BFloat16), BFloat16, 3),
+        (lambda v, s: to_stored(s[0], BFloat16), BFloat16, 1),
+    ):
+        text = ptx(call, (source,), out_dtype, 3, arch)
+        assert text.count(to_float32) == count and "bf16.s" not in text
 
 
 def test_float_to_boolean_compares():
