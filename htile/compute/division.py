@@ -24,12 +24,12 @@ def rcp(x):
 def div(a: Operand, b: Operand) -> Vector | Numeric:
     """a / b, correctly rounded where the result is at least 2 ** -101 (4e-31) in magnitude.
 
-    Smaller results are within an ulp: the remainder that corrects a quotient has a magnitude of
-    2 ** -24 of the dividend, so there it loses digits to underflow. To scale small dividends would
-    cost every element three instructions.
+    A smaller result is the nearest number or one beside it: the remainder that corrects a quotient
+    has a magnitude of 2 ** -24 of the dividend, so there it loses digits to underflow. To scale
+    small dividends would cost every element three instructions.
 
-    There is none of the slow path of `div.rn`, a call that costs live registers and a stack frame:
-    6 instructions for a divisor that the row shares, 17 otherwise.
+    There is none of the slow path of `div.rn`, a call that costs live registers and a stack frame.
+    It takes 6 instructions for a divisor that the row shares, 16 otherwise.
     """
     (b,), any_vector = lift(b)
     scale = _scale(b)
@@ -62,8 +62,8 @@ def reciprocal(count: Float32) -> Float32:
     """1 / count as IEEE rounds it, of one number of elements or chunks.
 
     The compiler folds rcp.approx of a number that it knows, in unrolled code, and rounds it so; the
-    instruction does not. One correction makes both the same, for all but a mantissa of ones (P.
-    Markstein, IA-64 and Elementary Functions, 2000).
+    instruction does not. One correction makes both the same (P. Markstein, IA-64 and Elementary
+    Functions, 2000). A mantissa of ones needs an rcp.approx that rounds its reciprocal to nearest.
     """
     near = cute.arch.rcp_approx(count)
     return cute.math.fma(cute.math.fma(-count, near, Float32(1.0)), near, near)
