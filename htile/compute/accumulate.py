@@ -86,11 +86,6 @@ class Accumulators:
         """The first of two reductions."""
         return Accumulators(part.first for part in self.parts)
 
-    @property
-    def mean(self) -> Accumulators:
-        """The mean of a `WelfordTriple`, in place of its sum."""
-        return Accumulators(part.mean for part in self.parts)
-
     def take(self, chunk: RowTile, value: Vector | Product) -> Accumulators:
         """With the values of a chunk, which go to the accumulator of its share."""
         return self._with(chunk.share, self.parts[chunk.share].take(chunk, value))
@@ -267,7 +262,7 @@ class SoftmaxPair(_Accumulator):
 
 
 class WelfordTriple(_Accumulator):
-    """The sum of x, and the sum of (x - reference)**2 for the row's reference.
+    """The mean of x, and the sum of (x - reference)**2 for the row's reference.
 
     Its values are a base, which is a number near the mean of what the thread has seen; that mean
     less the base, so that no digit is lost in a mean far from 0; the sum of squares about the mean;
@@ -335,11 +330,6 @@ class WelfordTriple(_Accumulator):
 
     @property
     def first(self) -> Partial:
-        """The sum."""
-        return Partial(ADD, self.of_thread.total)
-
-    @property
-    def mean(self) -> Partial:
         """The mean."""
         moments = self.of_thread
         return Partial(MEAN, self.share.row_mean.of_mean(moments.mean, moments.total, self.number))

@@ -97,11 +97,6 @@ class RowMoments:
         self.moments, self.width, self.count = moments, width, count
 
     @property
-    def total(self) -> Float32:
-        """The row's sum."""
-        return combine_lanes([each.total for each in self.moments], ADD, self.width)
-
-    @property
     def mean(self) -> Float32:
         """The row's mean. Of equal elements it is the element.
 

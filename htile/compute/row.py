@@ -82,7 +82,7 @@ class RowReductions(RowTile):
         return self._for_shares(lambda share: SoftmaxPair(self.vec_size))
 
     def welford_triple(self, in_pairs: bool = False) -> Accumulators:
-        """The start of a sum and of the sum of squares about its mean (see `WelfordTriple`).
+        """The start of a mean and of the sum of squares about it (see `WelfordTriple`).
 
         in_pairs: merge two chunks at a time. Raises ValueError unless the chunks are even in number
             and none is padded.
@@ -127,13 +127,6 @@ class RowReductions(RowTile):
         peak, total = softmax_pair_reduce([part.of_thread for part in pair.parts], **across)
         return peak, about_finite(peak, total) if finite else total
 
-    def reduce_triple(
-        self, triple: Accumulators, slot: int = 0, phase: int | Int32 = 0
-    ) -> tuple[Float32, RowMoments]:
-        """The row's sum, and what `reduce_moments` returns beside the mean."""
-        moments = self._moments(triple, slot, phase)
-        return moments.total, moments
-
     def reduce_moments(
         self, triple: Accumulators, slot: int = 0, phase: int | Int32 = 0
     ) -> tuple[Float32, RowMoments]:
@@ -142,13 +135,10 @@ class RowReductions(RowTile):
         `about(reference)` of the latter is the sum of (x - reference)**2. One exchange brings both,
         through two slots of a buffer of Int64.
         """
-        moments = self._moments(triple, slot, phase)
-        return moments.mean, moments
-
-    def _moments(self, triple: Accumulators, slot: int, phase: int | Int32) -> RowMoments:
-        """The row's moments."""
         across = self._across_row(slot, 2, phase)
-        return reduce_moments([part.of_thread for part in triple.parts], self.shape[1], **across)
+        found = [part.of_thread for part in triple.parts]
+        moments = reduce_moments(found, self.shape[1], **across)
+        return moments.mean, moments
 
     @property
     def row_mean(self) -> RowMean:

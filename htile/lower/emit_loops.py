@@ -15,8 +15,6 @@ from .text import INDENT, located, wrapped_call
 
 # The verb of the context that starts to carry a part, for those that need more than a vector.
 STARTS = {MEAN: "mean_sum", SOFTMAX: "softmax_pair", MOMENTS: "welford_triple"}
-# What a part that carries reductions of two stages calls the first one.
-FIRST = {SOFTMAX: "first", MOMENTS: "mean"}
 
 Header = tuple[str, list[str], str]  # a call that opens a block or a body: head, arguments, tail
 
@@ -135,7 +133,8 @@ def reduce_carried(names: Names, step: Reduce) -> list[str]:
         return wrapped_call(f"    {results} = ", [about], "")
     if part.at_once:
         args = [names.carried[part], f"slot={step.slot}"]
-        return wrapped_call(f"    {results}, {names.moments[part]} = ctx.reduce_moments(", args, ")")
+        head = f"    {results}, {names.moments[part]} = ctx.reduce_moments("
+        return wrapped_call(head, args, ")")
     carried = [_carried(names, part, id) for part, id in zip(step.parts, step.results, strict=True)]
     given = f"({', '.join(carried)})" if len(carried) > 1 else carried[0]
     args = [given, f"slot={step.slot}"]
@@ -148,5 +147,5 @@ def _carried(names: Names, part: Part, result: int) -> str:
         return names.carried[part]
     place = part.results.index(result)
     if place == 0:
-        return f"{names.carried[part]}.{FIRST[part.kind]}"
+        return f"{names.carried[part]}.first"
     return f"{names.carried[part]}.about({names.operand(part.references[place - 1])})"

@@ -116,7 +116,8 @@ def choose_means(graph: Graph) -> Graph:
             return new.add(Op.DIV, (total, number), loc=node.loc)
         (operand,) = strip(new, new[inputs[0]]).inputs
         mean = new.add(Op.MEAN, (operand,), loc=node.loc)
-        return new.add(Op.RESHAPE, (mean,), node.value.inner, node.loc) if node.value.inner else mean
+        inner = node.value.inner
+        return new.add(Op.RESHAPE, (mean,), inner, node.loc) if inner else mean
 
     return rewrite(graph, choose)
 

@@ -23,8 +23,8 @@ from .work import Sweeps, Work
 __all__ = ["ROWS", "VERY_LONG_N", "Form", "Numerics", "Placement", "Plan", "Target", "rows_like"]
 
 ROWS = (1, 64, 256, 1024)  # numbers of rows from each of which on placements differ
-# Registers of a thread for the values of a held row. From so many on the compiler may spill some, in
-# order to fit one more thread block.
+# Registers of a thread for the values of a held row. From so many on the compiler may spill some,
+# in order to fit one more thread block.
 MANY_WORDS = 32
 
 

@@ -132,7 +132,7 @@ def triple(row):
 def two_stage_moments(row):
     """Mean and sum of squares of a `WelfordTriple`, in an exchange each."""
     found = triple(row)
-    mean = reduced(row, found.mean.vector)
+    mean = reduced(row, found.first.vector)
     about = found.about(Float32(mean)).vector
     return mean, one(row_reduce(about, ADD, **row.across()))
 
