@@ -2,8 +2,8 @@
 
 An entry says how elements and partial results combine. What comes before it, elementwise, and what
 comes after it, once a row, are ordinary nodes: a norm is `SUM` and a square root. A row that is
-worked on in loops over its chunks would need one loop for each stage. `SOFTMAX` and `MOMENTS` save a
-loop: they carry two reductions at once, although the second one needs the result of the first.
+worked on in loops over its chunks would need one loop for each stage. `SOFTMAX` and `MOMENTS` save
+a loop: they carry two reductions at once, although the second one needs the result of the first.
 """
 
 from __future__ import annotations
