@@ -9,8 +9,9 @@ import cutlass
 import cutlass.cute as cute
 import torch
 
-from htile.compute.math import exp_bounded
-from htile.compute.reduce import ADD, MAX, online_softmax_reduce
+from htile.compute.online import online_softmax_reduce
+from htile.compute.powers import exp_bounded
+from htile.compute.reduce import ADD, MAX
 from htile.config import ElementwiseTileConfig
 from htile.dataflow import ElementwiseKernelContext, ElementwiseLoader, ElementwiseStorer
 from htile.utils import make_fake_tensor

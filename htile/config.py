@@ -1,49 +1,63 @@
-"""How a row is laid over threads, warps and clusters: the static decisions of a row-wise kernel,
-made from the row's length and dtype alone, each of which can be overridden."""
+"""The static decisions of a row-wise kernel: how a row is laid over threads, warps and CTAs.
+
+The length of the row and its dtype decide everything, and each decision can be overridden.
+"""
 
 import math
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int64
+from cutlass import Float32, Int32, Int64
+from cutlass.memory import SmemAllocator
 
 from htile.compute.reduce import ReduceLayout
 from htile.copy.vector import VectorCopy
 
-# (largest N, threads_per_row); beyond the last: 256. In elements, for every dtype, because a
-# row's values are 32 bits in registers whatever they are in memory.
+# (largest N, threads_per_row). Rows longer than the last N take 256 threads. N counts elements of
+# any dtype, because every value takes 32 bits of a register, whatever it takes in memory.
 THREADS_PER_ROW = ((64, 8), (128, 16), (3072, 32), (6144, 64), (16384, 128))
-# (largest N at 16 bits, cluster_n); beyond the last: 16. That is 32 KiB of row a CTA, so the
-# limits are divided by dtype.width / 16 for wider dtypes (narrower ones count as 16 bits).
+# (largest N of a 16-bit dtype, cluster_n). Longer rows take clusters of 16. A CTA gets 32 KiB of
+# the row, so the limits shrink in proportion for wider dtypes. Narrower dtypes count as 16 bits.
 CLUSTER_N = ((16 * 1024, 1), (32 * 1024, 2), (64 * 1024, 4), (128 * 1024, 8))
 
 
 def default_threads_per_row(N: int) -> int:
-    """Threads that share one row in one CTA."""
+    """How many threads of a CTA work on one row."""
     return next((threads for limit, threads in THREADS_PER_ROW if limit >= N), 256)
 
 
 def default_num_threads(N: int) -> int:
-    """Threads of a CTA."""
+    """How many threads a CTA has."""
     return 128 if N <= 16384 else 256
 
 
-def default_cluster_n(dtype, N: int) -> int:
-    """CTAs that share one row (Hopper and newer)."""
+def default_cluster_n(dtype: type, N: int) -> int:
+    """How many CTAs work on one row. More than one needs the clusters of sm_90 and newer."""
     scale = max(dtype.width, 16) // 16
     return next((cluster for limit, cluster in CLUSTER_N if N * scale <= limit), 16)
 
 
 @dataclass(frozen=True)
 class ElementwiseTileConfig:
-    """Tile of a row-wise kernel: `threads_per_row` threads to each of `cluster_n` shares of a row.
+    """The tile of a row-wise kernel.
 
-    shares: how many of them one CTA works on, `abreast` at a time, each with threads of its own;
-    the launch has clusters of `cluster_n / shares` CTAs. stage: slots of the reduction buffer; with
-    none, nothing is exchanged, and the CTAs of a row do not wait for each other. copy_bytes: widest
-    memory access that the alignment of all row operands allows (16, 8, 4, 2, 1). reduction_dtype:
-    Float32, or Int64 where 64-bit values or pairs are exchanged.
+    A row of N elements is split into `cluster_n` equal shares. `threads_per_row` threads work on
+    each share. Raises ValueError where the numbers do not fit each other.
+
+    dtype: the dtype of the row in memory, from which the defaults of `cluster_n` and `vec_size`
+        follow.
+    cluster_n: how many shares a row has. With one share a CTA, they are the CTAs of a cluster.
+    stage: how many slots the reduction buffer has. With none, nothing is exchanged, and the CTAs of
+        a row do not wait for each other.
+    shares: how many shares one CTA works on. A cluster then has `cluster_n / shares` CTAs.
+    abreast: how many of these shares it works on at the same time, each with threads of its own.
+    num_threads: how many threads a CTA has. As many rows as these threads are enough for make one
+        tile.
+    copy_bytes: the widest memory access that the alignment of all row operands allows, in bytes:
+        16, 8, 4, 2 or 1.
+    reduction_dtype: the dtype of an element of the reduction buffer. It is Float32, or Int64 where
+        64-bit values or pairs of numbers are exchanged.
     """
 
     dtype: type
@@ -57,7 +71,7 @@ class ElementwiseTileConfig:
     copy_bytes: int = 16
     reduction_dtype: type = Float32
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.N < 1:
             raise ValueError(f"N must be at least 1, got {self.N}")
         defaults = {
@@ -82,14 +96,21 @@ class ElementwiseTileConfig:
             )
         if self.cluster_n > 1 and self.threads_per_row < 32:
             raise ValueError(
-                f"a cluster needs whole warps a row, got threads_per_row {self.threads_per_row}"
+                "the CTAs of a cluster need whole warps for a row: threads_per_row must be 32 or "
+                f"more, got {self.threads_per_row}"
             )
         if self.shares > 1 and self.threads_per_row == 32:
-            raise ValueError("shares of a row that one CTA works on need two warps or more")
+            raise ValueError(
+                f"a CTA that works on {self.shares} shares of a row needs two warps or more for "
+                f"each: threads_per_row must be 64 or more, got {self.threads_per_row}"
+            )
         if self.cluster_n > 16:
             raise ValueError(f"cluster_n must be at most 16, got {self.cluster_n}")
         if self.cluster_n % self.shares:
-            raise ValueError(f"{self.cluster_n} shares of a row are not {self.shares} a CTA")
+            raise ValueError(
+                f"shares ({self.shares}) must divide cluster_n ({self.cluster_n}): "
+                "every CTA works on as many shares of a row"
+            )
         if self.shares % self.abreast or self.num_threads < self.threads_per_row * self.abreast:
             raise ValueError(
                 f"{self.num_threads} threads do not work on {self.abreast} of {self.shares} shares "
@@ -98,66 +119,73 @@ class ElementwiseTileConfig:
 
     @property
     def rows(self) -> int:
-        """Rows of a tile."""
+        """How many rows a CTA works on."""
         return self.num_threads // (self.threads_per_row * self.abreast)
 
     @property
     def turns(self) -> int:
-        """Shares that a thread works on one after the other."""
+        """How many shares of its row a thread works on, one after the other."""
         return self.shares // self.abreast
 
     @property
     def ctas(self) -> int:
-        """CTAs that share a row."""
+        """How many CTAs work on one row."""
         return self.cluster_n // self.shares
 
     @property
     def warps_per_row(self) -> int:
-        """Warps of one CTA that share a row; 1 also when rows share a warp."""
+        """How many warps work on one share of a row: 1 also where several rows fit one warp."""
         return max(self.threads_per_row // 32, 1)
 
-    def vec_size(self, *dtypes) -> int:
-        """Vector size of the map: 128 bits of the widest dtype, cut to a divisor of N."""
+    def vec_size(self, *dtypes: type) -> int:
+        """How many neighbouring elements a thread holds: 128 bits of the widest dtype.
+
+        The number is cut to a divisor of N, so that no vector straddles the end of a row.
+        """
         widest = max(max(d.width, 8) for d in dtypes or (self.dtype,))
         return math.gcd(self.N, 128 // widest)
 
     def num_blocks_N(self, vec_size: int) -> int:
-        """Vectors of a share that each thread has."""
+        """How many vectors of a share each thread holds, padding included."""
         self._check(vec_size)
         return math.ceil(self.N / (vec_size * self.threads_per_row * self.cluster_n))
 
     def tiler_mn(self, vec_size: int) -> tuple[int, int]:
-        """(rows, columns) of the tile of one CTA; of rows, as many as have threads of their own."""
+        """The tile of one CTA as (rows, columns).
+
+        Shares that are worked on at the same time count as rows, because each has threads of its
+        own. The columns are all those that a thread's row of the tile has.
+        """
         share = vec_size * self.threads_per_row * self.num_blocks_N(vec_size)
         return (self.rows * self.abreast, share * self.turns)
 
     def is_even(self, vec_size: int) -> bool:
-        """Does the row fill its tiles, so that nothing is predicated by column?"""
+        """Whether the row fills its tiles, so that no column needs a predicate."""
         return self.tiler_mn(vec_size)[1] * self.abreast * self.ctas == self.N
 
-    def grid(self, M):
-        """Launch grid for M rows."""
+    def grid(self, M: int | Int32) -> list:
+        """The launch grid for M rows."""
         return [cute.ceil_div(M, self.rows), self.ctas, 1]
 
     @property
-    def block(self):
-        """Launch block."""
+    def block(self) -> list[int]:
+        """The launch block."""
         return [self.num_threads, 1, 1]
 
     @property
-    def cluster(self):
-        """Launch cluster, None without one."""
+    def cluster(self) -> list[int] | None:
+        """The launch cluster, or None where one CTA has the whole row."""
         return [1, self.ctas, 1] if self.ctas > 1 else None
 
     def make_vector_copy(self, vec_size: int | None = None) -> VectorCopy:
-        """The map of the tile with `vec_size` elements a vector."""
+        """The map of threads to elements, with `vec_size` elements a vector."""
         vec_size = self.vec_size() if vec_size is None else vec_size
         self._check(vec_size)
         return VectorCopy(self.dtype, self.threads_per_row, self.num_threads, vec_size)
 
     @property
     def reduce_layout(self) -> ReduceLayout:
-        """Layout of the reduction buffer."""
+        """The layout of the reduction buffer."""
         warps = self.num_threads // (32 * self.abreast)
         return ReduceLayout(
             warps, self.warps_per_row, self.cluster_n, self.stage, self.reduction_dtype
@@ -165,16 +193,22 @@ class ElementwiseTileConfig:
 
     @property
     def needs_buffer(self) -> bool:
-        """Do reductions leave the warp?"""
+        """Whether reductions leave the warp, so that there is a reduction buffer."""
         return self.stage > 0 and (self.threads_per_row > 32 or self.cluster_n > 1)
 
     @property
     def has_mbars(self) -> bool:
-        """Do reductions leave the CTA?"""
+        """Whether reductions leave the CTA, so that there are mbarriers."""
         return self.stage > 0 and self.ctas > 1
 
-    def allocate_reduction_buffer_and_mbar(self, smem):
-        """(buffer, mbarriers): None where reductions stay in a warp, or in a CTA."""
+    def allocate_reduction_buffer_and_mbar(
+        self, smem: SmemAllocator
+    ) -> tuple[cute.Tensor | None, cute.Pointer | None]:
+        """Allocate (reduction buffer, mbarriers) from the SmemAllocator `smem`.
+
+        The buffer is None where reductions stay in a warp. The mbarriers are None where reductions
+        stay in a CTA.
+        """
         if not self.needs_buffer:
             return None, None
         buffer = self.reduce_layout.allocate(smem)
@@ -182,16 +216,19 @@ class ElementwiseTileConfig:
         return buffer, mbar
 
     @cute.jit
-    def initialize_cluster(self, tidx, mbar_ptr):
-        """Initialise one mbarrier a slot and arrive; `cute.arch.cluster_wait` must follow."""
+    def initialize_cluster(self, tidx: Int32, mbar_ptr):
+        """Initialise one mbarrier for each slot, and arrive at the cluster's barrier.
+
+        `cute.arch.cluster_wait` must follow before a slot is used.
+        """
         if cutlass.const_expr(self.has_mbars):
             if tidx < self.stage:
                 cute.arch.mbarrier_init(mbar_ptr + tidx, 1)
             cute.arch.mbarrier_init_fence()
             cute.arch.cluster_arrive_relaxed()
 
-    def _check(self, vec_size: int):
-        """A vector must not straddle the end of the row, nor be odd in size."""
+    def _check(self, vec_size: int) -> None:
+        """Raise ValueError unless vectors of this size end where the row ends."""
         if vec_size < 1 or vec_size & (vec_size - 1) or vec_size > 16:
             raise ValueError(f"vec_size must be 1, 2, 4, 8 or 16, got {vec_size}")
         if self.N % vec_size:

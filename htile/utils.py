@@ -1,59 +1,53 @@
-"""Small helpers shared by the primitives: views, fake tensors for ahead-of-time compilation,
-and the store into the shared memory of a peer CTA."""
+"""Small helpers of the primitives: views of tensors, fake tensors for compiling ahead of time, and
+words of bits, with the store into the shared memory of another CTA of the cluster."""
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int8, Int32, Int64
+from cutlass import Boolean, Int8, Int32, Int64, Numeric
+
+# Views
 
 
-def expand(tensor: cute.Tensor, dim: int, size) -> cute.Tensor:
-    """Insert a mode of `size` with stride 0 before mode `dim`: (N,) -> (size, N) for dim 0."""
+def expand(tensor: cute.Tensor, dim: int, size: int | Int32) -> cute.Tensor:
+    """Insert a mode of `size` elements and stride 0 before mode `dim`.
+
+    With dim 0, a tensor (N,) becomes (size, N).
+    """
     shape = (*tensor.shape[:dim], size, *tensor.shape[dim:])
     stride = (*tensor.layout.stride[:dim], 0, *tensor.layout.stride[dim:])
     return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=stride))
 
 
-def make_fake_tensor(dtype, shape, divisibility=1, *, align=None, stride=None, any_stride=False):
-    """A tensor of `shape` for cute.compile: inner stride 1, outer strides 64-bit symbols.
+def as_rows(
+    tensor: cute.Tensor, lead: tuple | None = None, own: tuple | None = None
+) -> cute.Tensor:
+    """View (l0, ..., lk, N) as ((lk, ..., l0), N): one number counts the rows.
 
-    Every outer stride is a multiple of `divisibility` elements and the data pointer is aligned
-    to `align` bytes (default: `divisibility` elements). Static outer strides are never made,
-    because offsets from them are 32-bit and wrap. `stride` replaces the whole tuple; with
-    `any_stride` every one is a symbol, the last too.
-    """
-    size_bytes = max(dtype.width, 8) // 8
-    if align is None:
-        align = divisibility * size_bytes
-    if any_stride:
-        stride = tuple(cute.sym_int64() for _ in shape)
-    elif stride is None:
-        stride = (*(cute.sym_int64(divisibility=divisibility) for _ in shape[1:]), 1)
-    return cute.runtime.make_fake_tensor(dtype, tuple(shape), tuple(stride), assumed_align=align)
-
-
-def as_rows(tensor: cute.Tensor, lead=None, own=None) -> cute.Tensor:
-    """(l0, ..., lk, N) -> ((lk, ..., l0), N): rows that one number counts, the last fastest.
-
-    lead, own: the rows' leading shape, and for each of its dimensions whether the tensor has it:
-        True, False (of size 1, the rows repeat it) or None (missing, the same).
+    lead: the leading shape that the rows of the call have; by default the tensor's own.
+    own: for each dimension of `lead`, whether the tensor has it. True: it has the whole dimension.
+        False: it has size 1 there, and the rows repeat it. None: it lacks the dimension, and the
+        rows repeat it.
     """
     shape, stride = _collapse(tensor.shape[:-1], tensor.stride[:-1], lead, own)
     layout = cute.make_layout((shape, tensor.shape[-1]), stride=(stride, tensor.stride[-1]))
     return cute.make_tensor(tensor.iterator, layout)
 
 
-def as_row_values(tensor: cute.Tensor, inner: int = 0, lead=None, own=None) -> cute.Tensor:
-    """(l0, ..., lk) -> ((lk, ..., l0),): one value for each row of `as_rows`.
+def as_row_values(
+    tensor: cute.Tensor, inner: int = 0, lead: tuple | None = None, own: tuple | None = None
+) -> cute.Tensor:
+    """View (l0, ..., lk) as ((lk, ..., l0),): one value for each row of `as_rows`.
 
     inner: how many dimensions of size 1 follow the leading ones.
+    lead, own: as for `as_rows`.
     """
     rank = len(tensor.shape) - inner
     shape, stride = _collapse(tensor.shape[:rank], tensor.stride[:rank], lead, own)
     return cute.make_tensor(tensor.iterator, cute.make_layout((shape,), stride=(stride,)))
 
 
-def _collapse(shape, stride, lead, own):
-    """Shape and stride of the one mode that counts the rows."""
+def _collapse(shape: tuple, stride: tuple, lead: tuple | None, own: tuple | None) -> tuple:
+    """The shape and the stride of the one mode that counts the rows."""
     modes = list(zip(shape, stride, strict=True))
     if lead is not None:
         has = iter(modes)
@@ -68,44 +62,84 @@ def _collapse(shape, stride, lead, own):
 
 
 def as_bytes(tensor: cute.Tensor) -> cute.Tensor:
-    """View a Boolean tensor as the Int8 elements it is stored in; other tensors are unchanged."""
+    """View a Boolean tensor as the Int8 elements that hold it. Other tensors stay as they are."""
     if tensor.element_type is not Boolean:
         return tensor
     return cute.make_tensor(cute.recast_ptr(tensor.iterator, dtype=Int8), tensor.layout)
 
 
-def element_bits(dtype) -> int:
-    """Bits that one element takes in memory (a Boolean, of width 1, takes 8)."""
+def element_bits(dtype: type[Numeric]) -> int:
+    """How many bits of memory an element takes. A Boolean, whose width is 1, takes 8."""
     return max(dtype.width, 8)
 
 
-def elem_pointer(tensor: cute.Tensor, coord) -> cute.Pointer:
-    """Pointer to the element of `tensor` at `coord`."""
+def elem_pointer(tensor: cute.Tensor, coord: tuple) -> cute.Pointer:
+    """The pointer to the element of `tensor` at `coord`."""
     return tensor.iterator + cute.crd2idx(coord, tensor.layout)
 
 
-def bits32(value):
-    """The 32 bits of a Float32, Int32 or Boolean as an Int32."""
+# Fake tensors
+
+
+def make_fake_tensor(
+    dtype: type[Numeric],
+    shape: tuple,
+    divisibility: int = 1,
+    *,
+    align: int | None = None,
+    stride: tuple | None = None,
+    any_stride: bool = False,
+) -> cute.Tensor:
+    """What stands for a tensor of `shape` when a kernel is compiled.
+
+    The inner stride is 1. Every outer stride is a 64-bit symbol, because CuTe-DSL computes offsets
+    from static strides in 32 bits, where they wrap.
+
+    divisibility: every outer stride is a multiple of so many elements.
+    align: bytes that the data pointer is aligned to; by default those of `divisibility` elements.
+    stride: the whole tuple of strides, in place of these.
+    any_stride: every stride is a symbol, the inner one too.
+    """
+    if align is None:
+        align = divisibility * element_bits(dtype) // 8
+    if any_stride:
+        stride = tuple(cute.sym_int64() for _ in shape)
+    elif stride is None:
+        stride = (*(cute.sym_int64(divisibility=divisibility) for _ in shape[1:]), 1)
+    return cute.runtime.make_fake_tensor(dtype, tuple(shape), tuple(stride), assumed_align=align)
+
+
+# Words
+
+
+def bits32(value: Numeric) -> Int32:
+    """The 32 bits of a Float32, Int32 or Boolean."""
     if isinstance(value, Boolean):
         return value.to(Int32)
     return value if isinstance(value, Int32) else value.bitcast(Int32)
 
 
-def pack64(low, high) -> Int64:
-    """Two 32-bit values as one Int64."""
+def pack64(low: Numeric, high: Numeric) -> Int64:
+    """Two 32-bit values as one word of 64 bits."""
     word = cute.make_rmem_tensor((2,), Int32)
     word[0], word[1] = bits32(low), bits32(high)
     return cute.recast_tensor(word, Int64)[0]
 
 
-def unpack64(word: Int64):
-    """The (low, high) Int32 halves of an Int64."""
-    # not by recast_tensor: of an Int64 fragment it shows the low half twice (CuTe-DSL 4.8.1)
+def unpack64(word: Int64) -> tuple[Int32, Int32]:
+    """The (low, high) halves of a word of 64 bits."""
+    # CuTe-DSL 4.8.1 shows the low half twice where an Int64 fragment is recast to Int32.
     return word.to(Int32), (word >> 32).to(Int32)
 
 
-def store_shared_remote(value, smem_ptr: cute.Pointer, mbar_ptr: cute.Pointer, peer_cta_rank):
-    """Store 4 or 8 bytes to `smem_ptr` of a peer CTA and count them on its `mbar_ptr`."""
+def store_shared_remote(
+    value: Numeric, smem_ptr: cute.Pointer, mbar_ptr: cute.Pointer, peer_cta_rank: int | Int32
+) -> None:
+    """Store 4 or 8 bytes into the shared memory of another CTA of the cluster.
+
+    smem_ptr, mbar_ptr: pointers into this CTA's shared memory. The bytes go to the same place of
+        the other CTA, and its mbarrier counts them.
+    """
     if cutlass.const_expr(value.dtype.width == 64):
         cute.arch.store_async_dsmem(smem_ptr, unpack64(value), mbar_ptr, peer_cta_rank)
     else:

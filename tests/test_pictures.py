@@ -996,7 +996,7 @@ def test_what_is_gathered_ahead_is_shown_where_it_is():
         "load-x", "segment0", "stage1", "segment1", "stage2", "segment2", "store-out"
     ]  # fmt: skip
     texts = [text.left for moment in moments for box in moment.boxes for text in box.texts]
-    assert "carries sum1 along" in texts and "sum1 as carried, now about div0" in texts
+    assert "carries sum0 along" in texts and "sum0 as carried, now about mean0" in texts
     assert [m.what for m in moments if m.place == "registers"] == [
         f"in {plan.chunks} chunks", "", f"in {plan.chunks} chunks"
     ]  # fmt: skip

@@ -57,7 +57,8 @@ def as_compiled(source: str, blocks: int, level: int) -> str:
 
     def line(asked: re.Match) -> str:
         if int(asked[1]) != blocks:
-            return f"blocks = {blocks}  # of an SM; {asked[1]} would spill registers"
+            other = asked[1] if int(asked[1]) else "the compiler's choice"
+            return f"blocks = {blocks}  # of an SM; {other} would spill registers"
         if level != LEVEL:
             return f"blocks = {blocks}  # of an SM; ptxas -O{level}: -O{LEVEL} would spill"
         return asked[0]

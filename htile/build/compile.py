@@ -23,8 +23,9 @@ from dataclasses import replace
 from ..errors import CompileError
 from . import artifact as loading
 from . import cache
+from .arch import arch_named
 from .artifact import ENTRY, LEVEL, Artifact, as_compiled
-from .cubin import read_resources
+from .cubin import Resources, read_resources
 from .recent import Recent
 
 logger = logging.getLogger("htile.compile")
@@ -78,14 +79,14 @@ def build_ahead(source: str, function: str, arch: str) -> Artifact:
 def _build(source: str, function: str, arch: str) -> Artifact:
     """Compile a text, and where registers are spilled, try it in other ways.
 
-    Only a text that says for how many thread blocks of a multiprocessor registers are to be spared
-    has other ways. The one with the smallest stack is kept.
+    Only a text that names a number of thread blocks has other ways. The one with the smallest stack
+    is kept.
     """
     cute = _import_cute()
     start = time.perf_counter()
     module = load_source(source)
     built = _compile(cute, module, source, function, arch)
-    for blocks, level in _other_ways(module["blocks"]) if "blocks" in module else ():
+    for blocks, level in _other_ways(module.get("blocks"), built.resources, arch):
         if not built.resources.stack:
             break
         module["blocks"] = blocks
@@ -96,13 +97,16 @@ def _build(source: str, function: str, arch: str) -> Artifact:
     return replace(built, seconds=took)
 
 
-def _other_ways(blocks: int) -> list[tuple[int, int]]:
+def _other_ways(blocks: int | None, used: Resources, arch: str) -> list[tuple[int, int]]:
     """What to try after so many thread blocks: other numbers of them, each with a level of ptxas.
 
-    With 0 the compiler decides, and for 1 it may use all registers that there are. Level 2 spills
-    where 3 does not, and the other way round.
+    With 0 the compiler decides, and it may spill a few registers to fit one block more. For 1 it
+    may use all registers that there are. Level 2 spills where 3 does not, and the other way round.
     """
-    fewer = [blocks - 1] if blocks > 2 else []
+    if blocks is None:
+        return []
+    fit = blocks or arch_named(arch).registers // (used.registers * used.threads)
+    fewer = [fit - 1] if fit > 2 else []
     return [*((other, LEVEL) for other in (*fewer, 0, 1) if other != blocks), (blocks, 2)]
 
 

@@ -22,10 +22,6 @@ GRAMMAR = """\
   1e-6   -3   True   None   'text'   f16      a Python value; the last is a dtype
 dtypes: f32 bf16 f16 i32 i64 bool, and torch's own names (float8_e4m3fn)"""
 
-DTYPES = {
-    "f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16",
-    "i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8",
-}  # fmt: skip
 WORDS = {"True": True, "False": False, "None": None}
 MOST_DIGITS = 1000  # of a number; Python itself converts no more than 4300
 
@@ -83,7 +79,10 @@ class _Parser:
             self.fail("expected a value")
         import torch
 
-        dtype = getattr(torch, DTYPES.get(word, word.removeprefix("torch.")), None)
+        from ..frontend.dtypes import DTYPES
+
+        short = {known.name: known.dtype for known in DTYPES.values()}
+        dtype = short.get(word, getattr(torch, word.removeprefix("torch."), None))
         if not isinstance(dtype, torch.dtype):
             self.fail(f"{word!r} is no dtype (a string is written in quotes)", start)
         if not self.accept("["):

@@ -1,1 +1,1 @@
-"""What is computed on registers: reductions, and elementwise device functions."""
+"""What is computed on registers: elementwise functions, and reductions over a row."""

@@ -1,1 +1,1 @@
-"""How tiles are copied between memories."""
+"""How the tiles of a row move between global memory, shared memory and registers."""

@@ -1,11 +1,14 @@
-"""Vectorised copies of row tiles. The map (which thread holds which element) is fixed by the
-vector size alone; the width of the copy instruction is chosen separately, up to 128 bits."""
+"""Vectorised copies of row tiles.
+
+The map says which thread holds which element. The vector size alone decides it. The width of the
+copy instructions is chosen apart from it, up to 128 bits.
+"""
 
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int8, const_expr
+from cutlass import Boolean, Int8, Int32, Numeric, const_expr
 from cutlass.cute.nvgpu import cpasync
 
 from htile.utils import as_bytes, element_bits
@@ -13,9 +16,12 @@ from htile.utils import as_bytes, element_bits
 
 @dataclass(frozen=True)
 class VectorCopy:
-    """The map of a tile: `vec_size` contiguous elements a thread, repeated along the row."""
+    """The map of a tile: each thread holds `vec_size` neighbouring elements, again and again.
 
-    dtype: type
+    The threads of a row lie beside each other, and the pattern repeats along the row.
+    """
+
+    dtype: type[Numeric]
     threads_per_row: int
     num_threads: int
     vec_size: int = 1
@@ -23,19 +29,20 @@ class VectorCopy:
 
     @property
     def num_bits_per_copy(self) -> int:
-        """Width of one copy of `dtype` under this map, at most 128 bits."""
+        """The width of one copy of `dtype` under this map, at most 128 bits."""
         return min(128, self.vec_size * element_bits(self.dtype))
 
     def copy_atom(self) -> cute.CopyAtom:
-        """The copy atom of `dtype` at full width."""
+        """The copy atom that moves `dtype` at this width."""
         dtype = Int8 if self.dtype is Boolean else self.dtype
         return copy_atom(dtype, self.num_bits_per_copy, self.is_async)
 
     def tiled_copy_2d(self) -> cute.TiledCopy:
-        """Partitioner of any dtype: threads (num_threads // threads_per_row, threads_per_row).
+        """The partitioner of tensors of any dtype.
 
-        Its atom is made of bytes, because a partition depends on element counts alone;
-        `vector_copy` picks the atom that moves the data.
+        Its threads have the layout (num_threads // threads_per_row, threads_per_row). Its atom
+        moves bytes, because a partition depends on element counts alone; `vector_copy` picks the
+        atom that moves the data.
         """
         threads = (self.num_threads // self.threads_per_row, self.threads_per_row)
         return cute.make_tiled_copy_tv(
@@ -45,8 +52,11 @@ class VectorCopy:
         )
 
 
-def copy_atom(dtype, num_bits: int, is_async: bool = False) -> cute.CopyAtom:
-    """A copy of `num_bits` at once; cp.async moves 4, 8 or 16 bytes and nothing less."""
+def copy_atom(dtype: type[Numeric], num_bits: int, is_async: bool = False) -> cute.CopyAtom:
+    """A copy of `num_bits` at once.
+
+    Raises ValueError for an asynchronous copy (cp.async) of other widths than 4, 8 or 16 bytes.
+    """
     if not is_async:
         return cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), dtype, num_bits_per_copy=num_bits)
     if num_bits not in (32, 64, 128):
@@ -58,7 +68,7 @@ def copy_atom(dtype, num_bits: int, is_async: bool = False) -> cute.CopyAtom:
 
 
 def _split_vectors(tensor: cute.Tensor, num_elems: int) -> cute.Tensor:
-    """A partition ((V, 1), 1, K) as ((num_elems, 1), V // num_elems, K)."""
+    """View a partition ((V, 1), 1, K) as ((num_elems, 1), V // num_elems, K)."""
     vec_size, steps = cute.size(tensor, mode=[0]), cute.size(tensor, mode=[2])
     layout = cute.make_layout(
         ((num_elems, 1), vec_size // num_elems, steps),
@@ -67,12 +77,21 @@ def _split_vectors(tensor: cute.Tensor, num_elems: int) -> cute.Tensor:
     return cute.make_tensor(tensor.iterator, layout)
 
 
-def vector_copy(src, dst, *, pred=None, is_async=False, num_copy_elems=None):
-    """Copy a partition ((V, 1), 1, K) in pieces of `num_copy_elems` (default: up to 128 bits).
+def vector_copy(
+    src: cute.Tensor,
+    dst: cute.Tensor,
+    *,
+    pred: cute.Tensor | None = None,
+    is_async: bool = False,
+    num_copy_elems: int | None = None,
+) -> None:
+    """Copy a partition ((V, 1), 1, K), in pieces of `num_copy_elems` elements.
 
-    Fewer elements than V are copied by several instructions under the same predicate (one per
-    vector), for weaker alignments. Where the predicate is false nothing is read or written,
-    except that cp.async writes zeros.
+    pred: one Boolean for each vector, of shape (1, 1, K). Where it is false nothing is read or
+        written, but an asynchronous copy writes zeros.
+    is_async: by cp.async, from global to shared memory.
+    num_copy_elems: by default as many elements as 128 bits hold. Weaker alignments take fewer: then
+        several instructions copy a vector under the same predicate.
     """
     src, dst = as_bytes(src), as_bytes(dst)
     width = src.element_type.width
@@ -90,11 +109,12 @@ def vector_copy(src, dst, *, pred=None, is_async=False, num_copy_elems=None):
         cute.copy(atom, src, dst, pred=mask)
 
 
-def predicate_k(tAcA: cute.Tensor, limit) -> cute.Tensor:
-    """One Boolean a vector of the partitioned coordinates `tAcA`: is its column below `limit`?
+def predicate_k(tAcA: cute.Tensor, limit: int | Int32) -> cute.Tensor:
+    """One Boolean for each vector of the partitioned coordinates: is its column below `limit`?
 
-    A vector never straddles `limit` (the vector size divides it); the mode of rows has
-    stride 0, since all rows of a thread share their columns.
+    tAcA: coordinates of shape ((V, R), M, K). The result has the shape (R, M, K). Its mode M has
+        stride 0, because all rows of a thread share their columns.
+    limit: the length of the row. The vector size divides it, so that no vector straddles the end.
     """
     shape = (cute.size(tAcA, mode=[0, 1]), cute.size(tAcA, mode=[1]), cute.size(tAcA, mode=[2]))
     layout = cute.make_layout(shape, stride=(shape[2], 0, 1))
@@ -107,7 +127,10 @@ def predicate_k(tAcA: cute.Tensor, limit) -> cute.Tensor:
 
 @cute.jit
 def fill_oob(tXsX: cute.Tensor, tXpX: cute.Tensor, value):
-    """Write `value` to the elements of a partition whose vector is out of bounds."""
+    """Write `value` to the elements of the vectors whose predicate is false.
+
+    tXsX: a partition of shape ((V, R), M, K). tXpX: its predicates, as `predicate_k` makes them.
+    """
     tXrFill = cute.make_rmem_tensor_like(tXsX[(None, 0), None, 0])
     tXrFill.fill(value)
     for v in cutlass.range_constexpr(cute.size(tXpX, mode=[0])):

@@ -2,7 +2,7 @@
 
 Everything that a function may do to a row is one member of `Op`. Each meaning of the language is
 one table from `Op` to a rule: `INFER` here, `EVALUATE` in htile.frontend.reference, `EMIT` in
-htile.lower.emit. Composites (softmax, layer_norm, mean, clamp) have no member: a trace is made of
+htile.lower.expressions. Composites (softmax, layer_norm, clamp) have no member: a trace is made of
 their parts.
 """
 
@@ -74,6 +74,7 @@ class Op(Enum):
     WHERE = "where"
     # reductions over the row
     SUM = "sum"
+    MEAN = "mean"  # of equal elements it is that element
     PROD = "prod"
     MAX = "max"  # NaN if any is
     MIN = "min"  # NaN if any is
@@ -81,7 +82,7 @@ class Op(Enum):
     ALL = "all"
 
 
-REDUCTIONS = frozenset({Op.SUM, Op.PROD, Op.MAX, Op.MIN, Op.ANY, Op.ALL})
+REDUCTIONS = frozenset({Op.SUM, Op.MEAN, Op.PROD, Op.MAX, Op.MIN, Op.ANY, Op.ALL})
 COMMUTATIVE = frozenset(
     {Op.ADD, Op.MUL, Op.MAXIMUM, Op.MINIMUM, Op.EQ, Op.NE, Op.AND, Op.OR, Op.XOR}
 )
@@ -243,6 +244,7 @@ INFER: dict[Op, Rule] = {
     **dict.fromkeys(COMPARISONS, _comparison),
     Op.CAST: _cast, Op.CONVERT: _convert, Op.RESHAPE: _reshape, Op.WHERE: _where,
     **dict.fromkeys((Op.SUM, Op.PROD, Op.MAX, Op.MIN), _of(_reduction, *NUMBERS)),
+    Op.MEAN: _of(_reduction, *FLOATS),
     **dict.fromkeys((Op.ANY, Op.ALL), _of(_reduction, *MASKS)),
 }
 # fmt: on

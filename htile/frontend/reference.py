@@ -117,6 +117,12 @@ def _sum(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
     return _folded(torch.cat([eighth.double(), x[..., whole:].double()], -1), torch.add)
 
 
+def _mean(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    """A row's mean in float64. Of equal elements it is that element, as torch's is."""
+    (x,) = values
+    return _sum(values, arg, dtype) / x.shape[-1]
+
+
 def _product(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
     (x,) = values
     if not x.is_floating_point():
@@ -165,6 +171,7 @@ EVALUATE: dict[Op, Rule] = {
     Op.CONVERT: _convert,
     Op.RESHAPE: lambda values, arg, dtype: values[0],  # `inner` is flattened anyway
     Op.SUM: _sum,
+    Op.MEAN: _mean,
     Op.PROD: _product,
     Op.MAX: _extreme(torch.amax, is_negative=False),
     Op.MIN: _extreme(torch.amin, is_negative=True),
@@ -195,7 +202,6 @@ def evaluate(
     last_use = {i: node.id for node in graph for i in node.inputs}
     outputs = {out.id for out in graph.outputs}
     values: dict[int, Tensor] = {}
-    wide: dict[int, Tensor] = {}  # sums and products as they are before they are rounded
     for node in graph:
         if node.op is Op.INPUT:
             leaf = inputs[node.id]
@@ -204,14 +210,9 @@ def evaluate(
             of = dtype if node.value.dtype.is_floating_point else node.value.dtype
             value = _number(node.arg, len(lead), of, device)
         else:
-            given = [values[i] for i in node.inputs]
-            if node.op in (Op.RESHAPE, Op.DIV):  # a mean is rounded once: of equal elements it is
-                given[0] = wide.get(node.inputs[0], given[0])  # that element, as torch's is
-            value = EVALUATE[node.op](tuple(given), node.arg, dtype)
+            value = EVALUATE[node.op](tuple(values[i] for i in node.inputs), node.arg, dtype)
         if value.is_floating_point() and value.dtype is not dtype:
-            if node.op is not Op.DIV:
-                wide[node.id] = value
-            value = value.to(dtype)
+            value = value.to(dtype)  # sums, means and products are rounded once
         values[node.id] = value.expand(*value.shape[:-1], math.prod(node.value.inner))
         for i in set(node.inputs) - outputs:
             if last_use[i] == node.id:

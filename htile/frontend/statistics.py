@@ -29,8 +29,7 @@ def _given(x: Tensor, dtype: torch.dtype | None, what: str) -> Tensor:
 def mean(input, dim=None, keepdim=False, *, dtype=None):
     """The mean of the row, of floating values."""
     x = _given(input, dtype, "the mean")
-    total = reduced(Op.SUM, x, dim, keepdim)
-    average = total / float(x.numel()) if x._value.spread else total
+    average = reduced(Op.MEAN, x, dim, keepdim)
     return average if dtype is None else cast(average, dtype)
 
 

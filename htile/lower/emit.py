@@ -54,6 +54,7 @@ def _imports(text: str) -> list[str]:
         f"from cutlass import {', '.join(types)}",
         "",
         *(["from htile.compute import math"] if "math." in text else []),
+        *(["from htile.compute.mean import MEAN"] if re.search(r"\bMEAN\b", text) else []),
         "from htile.config import ElementwiseTileConfig",
         f"from htile.dataflow import {', '.join(sorted(dataflow))}",
         f"from htile.utils import {', '.join(utils)}",
@@ -76,7 +77,7 @@ def _config(plan: Plan) -> list[str]:
         *([f"copy_bytes={place.copy_bytes}"] if place.copy_bytes < 16 else []),
     ]
     lines = wrapped_call("config = ElementwiseTileConfig(", args, ")")
-    if place.blocks or num.in_loops:
+    if plan.names_blocks:
         what = "for which registers are spared" if place.blocks else "as the compiler likes"
         lines.append(f"blocks = {place.blocks}  # of an SM, {what}")
     return lines

@@ -19,21 +19,20 @@ def parameter(names: Names, argument: Input | Output) -> str:
 
 def host(plan: Plan, names: Names) -> list[str]:
     """The function that makes one mode of each argument's leading dimensions, and launches."""
-    graph, place = plan.graph, plan.placement
+    graph = plan.graph
     params = [parameter(names, a) for a in arguments(graph)] + ["stream: cuda.CUstream"]
     passed = [names.tensors[a] for a in arguments(graph)]
     counted = names.tensors[graph.outputs[0]]  # every output has the rows' leading shape
     collapsed = [line for a in arguments(graph) for line in _collapse(plan, names, a)]
     rows = f"cute.size({counted}, mode=[0])" if collapsed else f"{counted}.shape[0]"
     lead = f"    lead = {counted}.shape[:{plan.target.lead}]"
-    spares = place.blocks or plan.numerics.in_loops
     launch = [
         f"grid=config.grid({rows})",
         "block=config.block",
         "cluster=config.cluster",
         "stream=stream",
         *(["use_pdl=True"] if plan.target.arch.dependent_launch else []),
-        *(["min_blocks_per_mp=blocks", "preferred_smem_carveout=-1"] if spares else []),
+        *(["min_blocks_per_mp=blocks", "preferred_smem_carveout=-1"] if plan.names_blocks else []),
     ]
     return [
         "@cute.jit",

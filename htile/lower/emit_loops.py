@@ -9,12 +9,12 @@ import torch
 from .emit_steps import print_step, reduced
 from .expressions import CUTLASS_TYPES, literal
 from .names import Names
-from .reductions import MOMENTS, SOFTMAX, Part, Reduce
+from .reductions import MEAN, MOMENTS, SOFTMAX, Part, Reduce
 from .steps import ColumnLoop
 from .text import INDENT, located, wrapped_call
 
-# The verb of the context that starts to carry two reductions at once.
-STARTS = {SOFTMAX: "softmax_pair", MOMENTS: "welford_triple"}
+# The verb of the context that starts to carry a part, for those that need more than a vector.
+STARTS = {MEAN: "mean_sum", SOFTMAX: "softmax_pair", MOMENTS: "welford_triple"}
 
 Header = tuple[str, list[str], str]  # a call that opens a block or a body: head, arguments, tail
 
@@ -66,7 +66,7 @@ def _start(names: Names, loop: ColumnLoop, part: Part) -> str:
         return "two_level_sum()"
     dtype = plan.graph[part.operand(plan.graph)].value.dtype
     kind = [] if dtype is torch.float32 else [CUTLASS_TYPES[dtype]]
-    return f"partial({', '.join([f'cute.ReductionOp.{part.kind.combine}', *kind])})"
+    return f"partial({', '.join([part.kind.combine, *kind])})"
 
 
 def _headers(names: Names, k: int, loop: ColumnLoop) -> list[list[Header]]:
@@ -133,7 +133,8 @@ def reduce_carried(names: Names, step: Reduce) -> list[str]:
         return wrapped_call(f"    {results} = ", [about], "")
     if part.at_once:
         args = [names.carried[part], f"slot={step.slot}"]
-        return wrapped_call(f"    {results}, {names.moments[part]} = ctx.reduce_triple(", args, ")")
+        head = f"    {results}, {names.moments[part]} = ctx.reduce_moments("
+        return wrapped_call(head, args, ")")
     carried = [_carried(names, part, id) for part, id in zip(step.parts, step.results, strict=True)]
     given = f"({', '.join(carried)})" if len(carried) > 1 else carried[0]
     args = [given, f"slot={step.slot}"]

@@ -57,7 +57,7 @@ def reduce_held(names: Names, step: Reduce) -> list[str]:
         x = names.operand(step.operands(graph)[0])
         return located([f"    {results} = ctx.{verb}({x}, slot={step.slot})"], first)
     values = ", ".join(reduced(names, id) for id in step.operands(graph))
-    ops = ", ".join(f"cute.ReductionOp.{part.kind.combine}" for part in step.parts)
+    ops = ", ".join(part.kind.combine for part in step.parts)
     if len(made) > 1:
         values, ops = f"({values})", f"({ops})"
     args = [values, ops, f"slot={step.slot}"]

@@ -7,18 +7,12 @@ from math import copysign, inf, isnan
 
 import torch
 
+from ..frontend.dtypes import DTYPES
 from ..frontend.graph import Node
-from ..frontend.ops import Op
+from ..frontend.ops import REDUCTIONS, Op
 from .patterns import Function
 
-CUTLASS_TYPES = {
-    torch.float32: "Float32",
-    torch.bfloat16: "BFloat16",
-    torch.float16: "Float16",
-    torch.int32: "Int32",
-    torch.int64: "Int64",
-    torch.bool: "Boolean",
-}
+CUTLASS_TYPES = {dtype: known.cute for dtype, known in DTYPES.items() if known.computed}
 
 Expression = Callable[[Node, tuple[str, ...], Function], str]
 
@@ -62,7 +56,7 @@ def _not_computed(node: Node, args: tuple[str, ...], function: Function) -> str:
 # fmt: off
 EMIT: dict[Op, Expression] = {
     **dict.fromkeys((Op.INPUT, Op.CONST, Op.RESHAPE), _not_computed),
-    **dict.fromkeys((Op.SUM, Op.PROD, Op.MAX, Op.MIN, Op.ANY, Op.ALL), _not_computed),
+    **dict.fromkeys(REDUCTIONS, _not_computed),
     Op.NEG: lambda node, args, function: f"-{args[0]}",
     Op.ADD: _by_function(_binary("+"), fma="fma"),
     Op.SUB: _by_function(_binary("-"), fms="fms", fnma="fnma"),

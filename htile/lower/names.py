@@ -29,7 +29,7 @@ RESERVED = frozenset(
         *("ElementwiseStorer", "GlobalToRegLoader", "_", "float", "config", "ctx", "l", "I", "O"),
         *("as_row_values", "as_rows", "lead", *(f"m{k}" for k in range(64))),
         *("blocks", "chunk", "cuda", "cute", "cutlass", "fake_arguments", "k", "loader", "m"),
-        *("make_fake_tensor", "math", "pred", "range", "s", "stream", "tiled_copy"),
+        *("make_fake_tensor", "math", "MEAN", "pred", "range", "s", "stream", "tiled_copy"),
     }
 )
 

@@ -12,8 +12,9 @@ from dataclasses import replace
 import torch
 
 from ..frontend.graph import Builder, Graph, Node, Role
-from ..frontend.ops import COMMUTATIVE, REDUCTIONS, Op
+from ..frontend.ops import COMMUTATIVE, REDUCTIONS, Op, Value, Varies
 from ..frontend.reference import EVALUATE
+from .patterns import strip
 
 Rule = Callable[[Builder, Node, tuple[int, ...]], "int | None"]
 
@@ -59,11 +60,6 @@ def _ancestors(graph: Graph) -> set[int]:
     return live if live.intersection(rows) else live | set(rows[:1])
 
 
-def remove_dead_nodes(graph: Graph) -> Graph:
-    """Keep what reaches an output; an argument that nothing reads is no input of the kernel."""
-    return rewrite(graph)
-
-
 def merge_common_subexpressions(graph: Graph) -> Graph:
     """Keep one node of those that compute the same: softmax of x beside logsumexp of x, say.
 
@@ -99,7 +95,44 @@ def fold_constants(graph: Graph) -> Graph:
     return rewrite(graph, fold)
 
 
-PASSES = (fold_constants, remove_dead_nodes, merge_common_subexpressions)
+def choose_means(graph: Graph) -> Graph:
+    """Make a mean MEAN where its operand has other readers, and a sum divided by N elsewhere.
+
+    MEAN of equal elements is exactly that element, so `x - x.mean()` is 0 for them. A sum rounds on
+    its way, and nobody can tell where nothing else reads the operand, as in the mean of `x * x`.
+    There a sum is taken, because it costs less where a row is padded.
+    """
+
+    def choose(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
+        reduction = _averaged(graph, node)
+        if reduction is None:
+            return None
+        is_shared = len(set(graph.readers[reduction.inputs[0]])) > 1
+        if is_shared == (node.op is Op.MEAN):
+            return None
+        if not is_shared:
+            total = new.add(Op.SUM, inputs, loc=node.loc)
+            number = new.add_const(float(graph.n), Value((), Varies.SCALAR, torch.float32))
+            return new.add(Op.DIV, (total, number), loc=node.loc)
+        (operand,) = strip(new, new[inputs[0]]).inputs
+        mean = new.add(Op.MEAN, (operand,), loc=node.loc)
+        inner = node.value.inner
+        return new.add(Op.RESHAPE, (mean,), inner, node.loc) if inner else mean
+
+    return rewrite(graph, choose)
+
+
+def _averaged(graph: Graph, node: Node) -> Node | None:
+    """The reduction of a mean, which is the node itself, or a sum that it divides by N."""
+    if node.op is Op.MEAN:
+        return node
+    if node.op is not Op.DIV or graph[node.inputs[1]].arg != graph.n:
+        return None
+    total = strip(graph, graph[node.inputs[0]])
+    return total if total.op is Op.SUM and graph[total.inputs[0]].value.spread else None
+
+
+PASSES = (fold_constants, merge_common_subexpressions, choose_means, merge_common_subexpressions)
 
 
 def run_passes(graph: Graph) -> Graph:

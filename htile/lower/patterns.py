@@ -9,7 +9,7 @@ from math import inf
 
 import torch
 
-from ..frontend.graph import Graph, Node
+from ..frontend.graph import Builder, Graph, Node
 from ..frontend.ops import Op
 
 
@@ -61,7 +61,7 @@ def _function(graph: Graph, node: Node, fastmath: bool) -> Function:
         return Function.BOUNDED
     if node.op is Op.DIV and _is_plain_number(graph[node.inputs[1]]):
         return Function.NUMBER
-    if _is_read_once(graph, node) and graph[graph.readers[node.id][0]].op is Op.SUM:
+    if _is_read_once(graph, node) and graph[graph.readers[node.id][0]].op in (Op.SUM, Op.MEAN):
         return Function.FACTORS
     return Function.FAST if fastmath and node.op in FAST_OPS else Function.EXACT
 
@@ -113,7 +113,7 @@ class Relative(Enum):
     """What is summed relative to the result of another reduction."""
 
     EXPONENTIALS = "exp(x - max(x))"
-    SQUARES = "(x - sum(x) / n)**2"
+    SQUARES = "(x - mean(x))**2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +145,10 @@ def relative_sum(graph: Graph, node: Node) -> RelativeSum | None:
     if deviation.op is not Op.SUB:
         return None
     x, mean = graph.operands(deviation)
-    ratio = strip(graph, mean)
-    if ratio.op is not Op.DIV or graph[ratio.inputs[1]].op is not Op.CONST:
+    average = strip(graph, mean)
+    if average.op is not Op.MEAN or average.inputs != (x.id,):
         return None
-    total = strip(graph, graph[ratio.inputs[0]])
-    if total.op is not Op.SUM or total.inputs != (x.id,):
-        return None
-    return RelativeSum(Relative.SQUARES, total.id, mean.id)
+    return RelativeSum(Relative.SQUARES, average.id, mean.id)
 
 
 def _subtracted_maximum(graph: Graph, node: Node) -> Node | None:
@@ -201,7 +198,7 @@ def _is_part_of_sum(graph: Graph, part: Node, whole: Node) -> bool:
     )
 
 
-def strip(graph: Graph, node: Node) -> Node:
+def strip(graph: Graph | Builder, node: Node) -> Node:
     """The node without the reshapes around it, which move no element."""
     while node.op is Op.RESHAPE:
         node = graph[node.inputs[0]]

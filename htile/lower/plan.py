@@ -15,7 +15,7 @@ from functools import cached_property
 from ..build.arch import Arch
 from ..frontend.graph import Graph
 from .describe import describe, describe_layout
-from .reductions import VERY_LONG_N, Part
+from .reductions import SUM, VERY_LONG_N, Part
 from .schedule import list_steps
 from .steps import ColumnLoop, Home, Step
 from .work import Sweeps, Work
@@ -23,6 +23,9 @@ from .work import Sweeps, Work
 __all__ = ["ROWS", "VERY_LONG_N", "Form", "Numerics", "Placement", "Plan", "Target", "rows_like"]
 
 ROWS = (1, 64, 256, 1024)  # numbers of rows from each of which on placements differ
+# Registers of a thread for the values of a held row. From so many on the compiler may spill some,
+# in order to fit one more thread block.
+MANY_WORDS = 32
 
 
 def rows_like(rows: int) -> tuple[int, int]:
@@ -188,6 +191,17 @@ class Plan:
         return dict.fromkeys(sorted(set().union(*crossing)), Home.REGISTERS)
 
     @property
+    def names_blocks(self) -> bool:
+        """Whether the text says for how many thread blocks of an SM registers are spared.
+
+        Where it does, a kernel that spills is compiled again for others (`htile/build/compile.py`).
+        """
+        if self.placement.blocks or self.numerics.in_loops:
+            return True
+        late, joint = self.placement.columns == "late", bool(self.numerics.joint)
+        return self.work.held_words(late, joint) * self.elements_per_thread >= MANY_WORDS
+
+    @property
     def rows_per_block(self) -> int:
         """Rows that one CTA works on."""
         return self.placement.num_threads // (self.numerics.threads_per_row * self.abreast)
@@ -220,7 +234,7 @@ class Plan:
 
     def _has_float_sum(self, part: Part) -> bool:
         is_float = self.graph[part.results[0]].value.dtype.is_floating_point
-        return part.is_joint or (part.kind.combine == "ADD" and is_float)
+        return part.is_joint or (part.kind is SUM and is_float)
 
     @property
     def is_ragged(self) -> bool:

@@ -1,9 +1,9 @@
 """The reductions: an entry for each way to reduce a row, and which of a function share an exchange.
 
 An entry says how elements and partial results combine. What comes before it, elementwise, and what
-comes after it, once a row, are ordinary nodes: a mean is `SUM` and a division. A row that is worked
-on in loops over its chunks would need one loop for each stage. `SOFTMAX` and `MOMENTS` save a loop:
-they carry two reductions at once, although the second one needs the result of the first.
+comes after it, once a row, are ordinary nodes: a norm is `SUM` and a square root. A row that is
+worked on in loops over its chunks would need one loop for each stage. `SOFTMAX` and `MOMENTS` save
+a loop: they carry two reductions at once, although the second one needs the result of the first.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from .patterns import Relative, relative_sum, strip
 class Reduction:
     """One way to reduce a row.
 
-    combine: the `cute.ReductionOp` that joins two partial results.
-    identity: what leaves a partial result as it is; a padded lane holds it.
+    combine: what joins two partial results, as the emitted text names it.
+    identity: what leaves a partial result as it is; a padded lane holds it. Padded lanes do not
+        count in a mean, so any number will do.
     slots: places of the exchange buffer that one exchange takes. One that brings several results at
         once takes 64 bits a place, any other 32 or the bits of its own type.
     """
@@ -35,19 +36,22 @@ class Reduction:
 
 
 INF = float("inf")
-SUM = Reduction("sum", "ADD", 0.0)
-PROD = Reduction("prod", "MUL", 1.0)
-MAX = Reduction("max", "MAX", -INF)
-MIN = Reduction("min", "MIN", INF)
-ANY = Reduction("any", "MAX", 0.0)  # of 0 and 1
-ALL = Reduction("all", "MIN", 1.0)  # of 0 and 1
+ADD, MUL = "cute.ReductionOp.ADD", "cute.ReductionOp.MUL"
+LARGER, SMALLER = "cute.ReductionOp.MAX", "cute.ReductionOp.MIN"
+SUM = Reduction("sum", ADD, 0.0)
+MEAN = Reduction("mean", "MEAN", 0.0)
+PROD = Reduction("prod", MUL, 1.0)
+MAX = Reduction("max", LARGER, -INF)
+MIN = Reduction("min", SMALLER, INF)
+ANY = Reduction("any", LARGER, 0.0)  # of 0 and 1
+ALL = Reduction("all", SMALLER, 1.0)  # of 0 and 1
 # A thread carries the maximum m of the x that it has seen, and the sum of exp(x - m).
-SOFTMAX = Reduction("softmax", "MAX", -INF)
+SOFTMAX = Reduction("softmax", LARGER, -INF)
 # A thread carries the mean of the x that it has seen, and the sum of squares about that mean.
-MOMENTS = Reduction("moments", "ADD", 0.0, slots=2)
+MOMENTS = Reduction("moments", "MEAN", 0.0, slots=2)
 
 OF_OP: Mapping[Op, Reduction] = {
-    Op.SUM: SUM, Op.PROD: PROD, Op.MAX: MAX, Op.MIN: MIN, Op.ANY: ANY, Op.ALL: ALL,
+    Op.SUM: SUM, Op.MEAN: MEAN, Op.PROD: PROD, Op.MAX: MAX, Op.MIN: MIN, Op.ANY: ANY, Op.ALL: ALL,
 }  # fmt: skip
 # The entry that carries a sum together with the reduction that it is relative to.
 OF_RELATIVE = {Relative.EXPONENTIALS: SOFTMAX, Relative.SQUARES: MOMENTS}

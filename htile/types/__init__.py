@@ -1,1 +1,1 @@
-"""Views of the values that a thread holds."""
+"""Register tiles, which view the values that a thread holds."""

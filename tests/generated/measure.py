@@ -22,7 +22,7 @@ from tests.requests import request_of
 
 APPROXIMATE = (
     Op.RSQRT, Op.EXP, Op.EXP2, Op.EXPM1, Op.LOG, Op.LOG2, Op.LOG10, Op.LOG1P, Op.SIN, Op.COS,
-    Op.TANH, Op.SIGMOID, Op.ERF, Op.POW, Op.SUM, Op.PROD,
+    Op.TANH, Op.SIGMOID, Op.ERF, Op.POW, Op.SUM, Op.MEAN, Op.PROD,
 )  # fmt: skip
 BATCHES = 3
 
@@ -60,8 +60,13 @@ def approximate():
 
         return evaluated
 
+    total = halving(torch.add)
+
+    def mean(values, arg, dtype):
+        return total(values, arg, dtype) / values[0].shape[-1]
+
     before = {op: EVALUATE[op] for op in APPROXIMATE}
-    rules = before | {Op.SUM: halving(torch.add), Op.PROD: halving(torch.mul)}
+    rules = before | {Op.SUM: total, Op.MEAN: mean, Op.PROD: halving(torch.mul)}
     EVALUATE.update({op: noisy(rule) for op, rule in rules.items()})
     try:
         yield

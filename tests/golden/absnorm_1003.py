@@ -15,6 +15,7 @@ from htile.utils import make_fake_tensor
 config = ElementwiseTileConfig(
     BFloat16, N=1003, num_threads=128, threads_per_row=64, cluster_n=1, stage=1
 )
+blocks = 0  # of an SM, as the compiler likes
 
 
 @cute.kernel
@@ -67,6 +68,8 @@ def absnorm(
         cluster=config.cluster,
         stream=stream,
         use_pdl=True,
+        min_blocks_per_mp=blocks,
+        preferred_smem_carveout=-1,
     )
 
 

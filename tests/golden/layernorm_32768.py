@@ -43,27 +43,26 @@ def layernorm_kernel(
     loader.finish()
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
-    # stage 1: sum
+    # stage 1: mean
     triple0 = ctx.welford_triple(in_pairs=True)
     for k in cutlass.range_constexpr(ctx.num_chunks):
         chunk = ctx.chunk(k)
         x = math.convert(chunk.read_row(sX).load(), Float32)
         triple0 = chunk.accumulate(triple0, x)  # layernorm.py:12
     ahead0 = ctx.ahead(1, mWeight, mBias)
-    sum0, moments0 = ctx.reduce_triple(triple0, slot=0)
+    mean0, moments0 = ctx.reduce_moments(triple0, slot=0)
 
     # stage 2: sum
-    div0 = math.div_number(sum0, 32768.0)  # layernorm.py:12
-    sum1 = moments0.about(div0)
+    sum0 = moments0.about(mean0)
 
     # output
     for chunk, tXrWeight, tXrBias in ahead0.take(0, 4):
         x = math.convert(chunk.read_row(sX).load(), Float32)
         weight = math.convert(tXrWeight.load(), Float32)
         bias = math.convert(tXrBias.load(), Float32)
-        sub0 = x - div0  # layernorm.py:12
-        div1 = math.div_number(sum1, 32768.0)  # layernorm.py:12
-        add0 = div1 + eps  # layernorm.py:12
+        sub0 = x - mean0  # layernorm.py:12
+        div0 = math.div_number(sum0, 32768.0)  # layernorm.py:12
+        add0 = div0 + eps  # layernorm.py:12
         rsqrt0 = math.rsqrt(add0)  # layernorm.py:12
         mul0 = sub0 * rsqrt0  # layernorm.py:12
         add1 = math.fma(mul0, weight, bias)  # layernorm.py:12

@@ -8,6 +8,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32
 
 from htile.compute import math
+from htile.compute.mean import MEAN
 from htile.config import ElementwiseTileConfig
 from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer, GlobalToRegLoader
 from htile.utils import make_fake_tensor
@@ -36,20 +37,19 @@ def layernorm_kernel(
     x = math.convert(tXrX.load(), Float32)
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
-    # stage 1: sum
-    sum0 = ctx.row_reduce(x, cute.ReductionOp.ADD, slot=0)  # layernorm.py:12
+    # stage 1: mean
+    mean0 = ctx.row_reduce(x, MEAN, slot=0)  # layernorm.py:12
 
     # stage 2: sum
-    div0 = math.div_number(sum0, 4096.0)  # layernorm.py:12
-    sub0 = x - div0  # layernorm.py:12
+    sub0 = x - mean0  # layernorm.py:12
     mul0 = math.product(sub0, sub0)  # layernorm.py:12
-    sum1 = ctx.row_reduce(mul0, cute.ReductionOp.ADD, slot=1)  # layernorm.py:12
+    sum0 = ctx.row_reduce(mul0, cute.ReductionOp.ADD, slot=1)  # layernorm.py:12
 
     # output
     weight = math.convert(ctx.load_column(mWeight).load(), Float32)
     bias = math.convert(ctx.load_column(mBias).load(), Float32)
-    div1 = math.div_number(sum1, 4096.0)  # layernorm.py:12
-    add0 = div1 + eps  # layernorm.py:12
+    div0 = math.div_number(sum0, 4096.0)  # layernorm.py:12
+    add0 = div0 + eps  # layernorm.py:12
     rsqrt0 = math.rsqrt(add0)  # layernorm.py:12
     mul1 = sub0 * rsqrt0  # layernorm.py:12
     add1 = math.fma(mul1, weight, bias)  # layernorm.py:12

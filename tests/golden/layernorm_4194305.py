@@ -39,7 +39,7 @@ def layernorm_kernel(
     cute.arch.griddepcontrol_wait()  # the kernel before has ended
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
-    # stage 1: sum
+    # stage 1: mean
     triple0 = ctx.welford_triple()
     ahead0 = ctx.ahead(4, mX)
     for k in cutlass.range(0, 1020, 4, unroll=1):
@@ -54,11 +54,10 @@ def layernorm_kernel(
         if chunk.k & 15 == 15:
             triple0 = triple0.fold()
     ahead1 = ctx.ahead(4, mX, mWeight, mBias, backwards=True)
-    sum0, moments0 = ctx.reduce_triple(triple0, slot=0)
+    mean0, moments0 = ctx.reduce_moments(triple0, slot=0)
 
     # stage 2: sum
-    div0 = math.div_number(sum0, 4194305.0)  # layernorm.py:12
-    sum1 = moments0.about(div0)
+    sum0 = moments0.about(mean0)
 
     # output
     for k in cutlass.range(0, 1020, 4, unroll=1):
@@ -66,9 +65,9 @@ def layernorm_kernel(
             x = math.convert(tXrX.load(), Float32)
             weight = math.convert(tXrWeight.load(), Float32)
             bias = math.convert(tXrBias.load(), Float32)
-            sub0 = x - div0  # layernorm.py:12
-            div1 = math.div_number(sum1, 4194305.0)  # layernorm.py:12
-            add0 = div1 + eps  # layernorm.py:12
+            sub0 = x - mean0  # layernorm.py:12
+            div0 = math.div_number(sum0, 4194305.0)  # layernorm.py:12
+            add0 = div0 + eps  # layernorm.py:12
             rsqrt0 = math.rsqrt(add0)  # layernorm.py:12
             mul0 = sub0 * rsqrt0  # layernorm.py:12
             add1 = math.fma(mul0, weight, bias)  # layernorm.py:12
@@ -77,9 +76,9 @@ def layernorm_kernel(
         x = math.convert(tXrX.load(), Float32)
         weight = math.convert(tXrWeight.load(), Float32)
         bias = math.convert(tXrBias.load(), Float32)
-        sub0 = x - div0  # layernorm.py:12
-        div1 = math.div_number(sum1, 4194305.0)  # layernorm.py:12
-        add0 = div1 + eps  # layernorm.py:12
+        sub0 = x - mean0  # layernorm.py:12
+        div0 = math.div_number(sum0, 4194305.0)  # layernorm.py:12
+        add0 = div0 + eps  # layernorm.py:12
         rsqrt0 = math.rsqrt(add0)  # layernorm.py:12
         mul0 = sub0 * rsqrt0  # layernorm.py:12
         add1 = math.fma(mul0, weight, bias)  # layernorm.py:12

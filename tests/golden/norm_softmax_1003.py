@@ -8,6 +8,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32
 
 from htile.compute import math
+from htile.compute.mean import MEAN
 from htile.config import ElementwiseTileConfig
 from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer, GlobalToRegLoader
 from htile.utils import make_fake_tensor
@@ -31,18 +32,17 @@ def norm_softmax_kernel(
     x = math.convert(tXrX.load(), Float32)
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
-    # stage 1: sum
-    sum0 = ctx.row_reduce(x, cute.ReductionOp.ADD, slot=0)  # norm_softmax.py:11
+    # stage 1: mean
+    mean0 = ctx.row_reduce(x, MEAN, slot=0)  # norm_softmax.py:11
 
     # stage 2: sum
-    div0 = math.div_number(sum0, 1003.0)  # norm_softmax.py:11
-    sub0 = x - div0  # norm_softmax.py:11
+    sub0 = x - mean0  # norm_softmax.py:11
     mul0 = math.product(sub0, sub0)  # norm_softmax.py:12
-    sum1 = ctx.row_reduce(mul0, cute.ReductionOp.ADD, slot=1)  # norm_softmax.py:12
+    sum0 = ctx.row_reduce(mul0, cute.ReductionOp.ADD, slot=1)  # norm_softmax.py:12
 
     # stage 3: max
-    div1 = math.div_number(sum1, 1003.0)  # norm_softmax.py:12
-    add0 = div1 + eps  # norm_softmax.py:12
+    div0 = math.div_number(sum0, 1003.0)  # norm_softmax.py:12
+    add0 = div0 + eps  # norm_softmax.py:12
     rsqrt0 = math.rsqrt(add0)  # norm_softmax.py:12
     mul1 = scale * rsqrt0  # norm_softmax.py:12
     mul2 = sub0 * mul1  # norm_softmax.py:13
@@ -51,11 +51,11 @@ def norm_softmax_kernel(
     # stage 4: sum
     sub1 = mul2 - max0  # norm_softmax.py:13
     exp0 = math.exp_bounded(sub1)  # norm_softmax.py:13
-    sum2 = ctx.row_reduce(exp0, cute.ReductionOp.ADD, slot=3)  # norm_softmax.py:13
+    sum1 = ctx.row_reduce(exp0, cute.ReductionOp.ADD, slot=3)  # norm_softmax.py:13
 
     # output
-    div2 = math.div_bounded(exp0, sum2)  # norm_softmax.py:13
-    ElementwiseStorer(ctx).store(mOut, div2)
+    div1 = math.div_bounded(exp0, sum1)  # norm_softmax.py:13
+    ElementwiseStorer(ctx).store(mOut, div1)
 
 
 @cute.jit

@@ -79,7 +79,7 @@ def random_graph(seed: int, size: int = 40) -> Graph:
         b.add_const(0.5, SCALAR),
         b.add_const(-0.0, SCALAR),
     ]
-    reductions = [Op.SUM, Op.MAX, Op.MIN, Op.PROD]
+    reductions = [Op.SUM, Op.MEAN, Op.MAX, Op.MIN, Op.PROD]
     for _ in range(size):
         kind = rng.random()
         if kind < 0.2:

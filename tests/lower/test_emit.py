@@ -119,7 +119,7 @@ def test_stages_are_named_and_lines_point_home():
     source = example_kernel("norm_softmax", 4096).source
     comments = [line.strip() for line in source.splitlines() if line.strip().startswith("#")]
     assert comments == [
-        "# stage 1: sum",
+        "# stage 1: mean",
         "# stage 2: sum",
         "# stage 3: max",
         "# stage 4: sum",

@@ -10,13 +10,7 @@ import torch
 from htile.frontend.graph import Builder, Role, verify
 from htile.frontend.ops import Op, Value, Varies
 from htile.frontend.reference import evaluate
-from htile.lower.passes import (
-    PASSES,
-    merge_common_subexpressions,
-    remove_dead_nodes,
-    rewrite,
-    run_passes,
-)
+from htile.lower.passes import PASSES, merge_common_subexpressions, rewrite, run_passes
 from tests.lower.cases import (
     BF16,
     COLUMN,
@@ -24,6 +18,7 @@ from tests.lower.cases import (
     F32,
     ROW,
     SCALAR,
+    kernel_of,
     per_row_output,
     random_graph,
     row_output,
@@ -184,7 +179,7 @@ def test_dead_nodes_go():
     b.add(Op.SUM, (b.add(Op.EXP, (x,)),))
     b.add_const(3.0, SCALAR)
     out = b.add(Op.NEG, (x,))
-    assert ops(remove_dead_nodes(b.finish([row_output(out)], None))) == [Op.INPUT, Op.NEG]
+    assert ops(rewrite(b.finish([row_output(out)], None))) == [Op.INPUT, Op.NEG]
 
 
 def test_an_unused_argument_is_no_input():
@@ -193,7 +188,7 @@ def test_an_unused_argument_is_no_input():
     y = b.add_input("y", Role.ROW, BF16, ROW)
     b.add_input("s", Role.SCALAR, F32, SCALAR)
     out = b.add(Op.ADD, (x, y))
-    graph = remove_dead_nodes(b.finish([row_output(out)], None))
+    graph = rewrite(b.finish([row_output(out)], None))
     assert [(i.name, i.role, i.dtype) for i in graph.inputs] == [
         ("x", Role.ROW, BF16),
         ("y", Role.ROW, BF16),
@@ -290,3 +285,24 @@ def test_log_softmax_and_logsumexp_share_their_exponentials():
     graph = function.inspect(*arguments(2, 64, torch.bfloat16, "meta")).graph
     found = [node.op for node in graph]
     assert found.count(Op.EXP) == found.count(Op.SUM) == found.count(Op.LOG) == 1
+
+
+MEANS = {
+    "of what else is read": (lambda x: x - x.mean(), [Op.INPUT, Op.MEAN, Op.SUB]),
+    "of what is returned": (lambda x: (x, x.mean()), [Op.INPUT, Op.MEAN]),
+    "with an axis": (lambda x: x - x.mean(-1, keepdim=True),
+                     [Op.INPUT, Op.MEAN, Op.RESHAPE, Op.SUB]),
+    "by hand": (lambda x: x - x.sum() / x.shape[-1], [Op.INPUT, Op.MEAN, Op.SUB]),
+    "by hand with an axis": (lambda x: x - x.sum(-1, keepdim=True) / x.shape[-1],
+                             [Op.INPUT, Op.MEAN, Op.RESHAPE, Op.SUB]),
+    "once": (lambda x: (x - x.mean(), x.sum() / x.shape[-1]), [Op.INPUT, Op.MEAN, Op.SUB]),
+    "of what nobody else reads": (lambda x: (x * x).mean(),
+                                  [Op.INPUT, Op.MUL, Op.SUM, Op.CONST, Op.DIV]),
+    "by another number": (lambda x: x - x.sum() / 3, [Op.INPUT, Op.SUM, Op.CONST, Op.DIV, Op.SUB]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_which_means_are_exact_for_equal_elements(name):
+    f, expected = MEANS[name]
+    assert ops(kernel_of(f, torch.empty(4, 96, device="meta")).graph) == expected

@@ -488,7 +488,7 @@ def test_tables_are_total(table, ops):
     assert set(table) == set(ops)
 
 
-@pytest.mark.parametrize("op", sorted(REDUCTIONS, key=lambda op: op.value), ids=lambda op: op.value)
+@pytest.mark.parametrize("op", sorted(REDUCTIONS - {Op.MEAN}, key=lambda op: op.value), ids=str)
 def test_the_identity_changes_no_result(op):
     logical = op in (Op.ANY, Op.ALL)
     values = torch.tensor([False, True]) if logical else torch.tensor([-3.5, 2.0, 0.0])

@@ -11,7 +11,7 @@ from htile.frontend.graph import Role
 from htile.frontend.ops import REDUCTIONS, Op
 from htile.lower.passes import run_passes
 from htile.lower.patterns import Function
-from htile.lower.reductions import MOMENTS, OF_OP, SOFTMAX, Reduce
+from htile.lower.reductions import MAX, MIN, MOMENTS, OF_OP, SOFTMAX, SUM, Reduce
 from htile.lower.schedule import list_steps
 from htile.lower.steps import ColumnLoop, Compute, Home, Load, Reload, Store
 from htile.lower.work import Work, made_by_exchange
@@ -23,11 +23,11 @@ STAGES = {
     "log_softmax": [["max"], ["sum"]],  # of one exponential, for logsumexp too
     "rmsnorm": [["sum"]],
     "rmsnorm_residual": [["sum"]],
-    "layernorm": [["sum"], ["sum"]],
+    "layernorm": [["mean"], ["sum"]],
     "swiglu": [],
     "absnorm": [["sum"]],
     "capped_softmax": [["max"], ["sum", "sum"]],
-    "norm_softmax": [["sum"], ["sum"], ["max"], ["sum"]],
+    "norm_softmax": [["mean"], ["sum"], ["max"], ["sum"]],
 }
 
 GRAPHS = {
@@ -183,7 +183,7 @@ def moments(x):
 def test_independent_reductions_share_one_barrier():
     plan = kernel_of(moments, *rows((4, 512))).plan
     (reduce,) = (step for step in plan.steps if isinstance(step, Reduce))
-    assert [part.kind.combine for part in reduce.parts] == ["ADD", "MAX", "MIN", "ADD"]
+    assert [part.kind for part in reduce.parts] == [SUM, MAX, MIN, SUM]
     assert (plan.sweeps.slots, reduce.slot) == (4, 0)
 
 
@@ -195,7 +195,7 @@ def test_a_reduction_of_a_later_stage_waits_for_its_own_kind_only():
 
     plan = kernel_of(f, *rows((4, 512))).plan
     reduces = [step for step in plan.steps if isinstance(step, Reduce)]
-    assert [[p.kind.combine for p in r.parts] for r in reduces] == [["MAX", "ADD"], ["ADD"]]
+    assert [[p.kind for p in r.parts] for r in reduces] == [[MAX, SUM], [SUM]]
 
 
 def test_rows_are_in_flight_before_the_rest_is_loaded():
@@ -427,7 +427,7 @@ def test_a_mean_and_the_squares_about_it_in_one_exchange(function, n, exchanges)
         (of_another, 2, [["max"], ["sum"]]),
         (of_two, 1, [["max", "min"], ["sum"]]),
         (above, 1, [["max"], ["sum"]]),
-        (EXAMPLES["norm_softmax"][0], 1, [["sum"], ["sum"], ["max", "sum"]]),
+        (EXAMPLES["norm_softmax"][0], 1, [["mean"], ["sum"], ["max", "sum"]]),
         (EXAMPLES["log_softmax"][0], 1, [["max", "sum"]]),  # 0 stands for an infinite maximum
         (logsumexp_and_exponentials, 1, [["max"], ["sum"]]),  # of which another use is made
         (EXAMPLES["rmsnorm"][0], 2, [["sum"]]),

@@ -3,6 +3,7 @@
 import re
 import struct
 from collections import Counter
+from collections.abc import Iterator
 
 import cutlass.cute as cute
 
@@ -16,23 +17,35 @@ def compile_for(host, *args, arch="sm_90a"):
     return cute.compile(host, *args, stream, options=options, no_jit_engine=True)
 
 
-def stack_frame(cubin: bytes) -> int:
-    """Largest stack frame, bytes, of the functions of a cubin (records 0x11 of .nv.info)."""
+def sections(cubin: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The name and the content of every section of a cubin, which is an ELF file."""
     offset = struct.unpack_from("<Q", cubin, 0x28)[0]
     size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
-    sections = [struct.unpack_from("<IIQQQQ", cubin, offset + i * size) for i in range(count)]
+    headers = [struct.unpack_from("<IIQQQQ", cubin, offset + i * size) for i in range(count)]
+    for name, kind, _, _, start, length in headers:
+        at = headers[names][4] + name
+        is_empty = kind == 8  # NOBITS: it has a size, and no bytes in the file
+        yield cubin[at : cubin.index(b"\0", at)], b"" if is_empty else cubin[start : start + length]
+
+
+def stack_frame(cubin: bytes) -> int:
+    """Largest stack frame, bytes, of the functions of a cubin (records 0x11 of .nv.info)."""
     largest = 0
-    for name, _, _, _, start, length in sections:
-        at = sections[names][4] + name
-        if cubin[at : cubin.index(b"\0", at)] != b".nv.info":
-            continue
-        end = start + length
-        while start + 4 <= end:
-            form, attribute, extent = struct.unpack_from("<BBH", cubin, start)
+    for name, content in sections(cubin):
+        at = 0
+        while name == b".nv.info" and at + 4 <= len(content):
+            form, attribute, extent = struct.unpack_from("<BBH", content, at)
             if form == 4 and attribute == 0x11:
-                largest = max(largest, struct.unpack_from("<II", cubin, start + 4)[1])
-            start += 4 + (extent if form == 4 else 0)
+                largest = max(largest, struct.unpack_from("<II", content, at + 4)[1])
+            at += 4 + (extent if form == 4 else 0)
     return largest
+
+
+def machine_instructions(cubin: bytes) -> int:
+    """The instructions of a cubin, of 16 bytes each, without the NOPs that fill it up."""
+    code = b"".join(content for name, content in sections(cubin) if name.startswith(b".text"))
+    opcodes = struct.unpack(f"<{len(code) // 2}H", code)[::8]
+    return sum(opcode & 0xFFF != 0x918 for opcode in opcodes)
 
 
 def accesses(ptx: str) -> Counter:

@@ -6,7 +6,6 @@ import math
 import operator
 import re
 import tempfile
-import types
 
 import numpy as np
 import pytest
@@ -18,6 +17,9 @@ import cutlass.cute as cute  # noqa: E402
 from cutlass import BFloat16, Boolean, Float16, Float32, Int32, Int64  # noqa: E402
 
 from htile.compute import math as m  # noqa: E402
+from htile.compute.conversion import to_stored  # noqa: E402
+from tests.primitives.device_code import machine_instructions  # noqa: E402
+from tests.primitives.numpy_device import Device, Vector  # noqa: E402
 
 no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 TORCH = {Float32: torch.float32, Int32: torch.int32, Int64: torch.int64, Boolean: torch.bool}
@@ -85,7 +87,7 @@ def build(calls, dtypes, out_dtypes, count=8, arch="sm_90a"):
 
     options = "--enable-tvm-ffi"
     if arch:
-        options += f" --gpu-arch {arch} --keep-ptx --dump-dir {DUMP}"
+        options += f" --gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {DUMP}"
     args = ([fake(d) for d in dtypes], [fake(d) for d in out_dtypes], Int32(1))
     return cute.compile(host, *args, options=options, no_jit_engine=arch is not None)
 
@@ -235,6 +237,47 @@ def test_golden_instructions(name, arch):
     assert len(instructions(text)) <= 8 * most + 4
 
 
+def add_number(v, s):
+    return v[0] + 1.0
+
+
+def add_vector(v, s):
+    return v[0] + v[1]
+
+
+def add_scalar(v, s):
+    return v[0] + s[1]
+
+
+# name: (what takes one instruction with the same operands, function, instructions an element)
+DIVISIONS = {
+    "div": (add_vector, lambda v, s: m.div(*v), 16),
+    "div by a scalar": (add_scalar, lambda v, s: m.div(v[0], s[1]), 6),
+    "div of a number": (add_number, lambda v, s: m.div(1.0, v[0]), 15),
+    "div_number": (add_number, lambda v, s: m.div_number(v[0], 3.0), 5),
+    "div_number below 1/2": (add_number, lambda v, s: m.div_number(v[0], 0.3), 6),
+    "div_number, a power of two": (add_number, lambda v, s: m.div_number(v[0], 0.25), 1),
+    "div_bounded": (add_vector, lambda v, s: m.div_bounded(*v), 2),
+    "div_bounded by a scalar": (add_scalar, lambda v, s: m.div_bounded(v[0], s[1]), 1),
+}
+
+
+@pytest.mark.parametrize("name", DIVISIONS)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_machine_instructions_of_divisions(name, arch):
+    add, function, expected = DIVISIONS[name]
+
+    def of_32_elements(call):
+        few, many = (
+            machine_instructions(build([call], F * 2, F, count, arch).__cubin__)
+            for count in (16, 48)
+        )
+        return many - few
+
+    found = of_32_elements(function) - of_32_elements(add) + 32
+    assert abs(found - 32 * expected) <= 4  # constants and addresses of the whole kernel
+
+
 def test_one_reciprocal_for_a_scalar_divisor():
     text = ptx(lambda v, s: m.div_bounded(v[0], s[1]), F * 2, Float32)
     assert text.count("rcp.approx.ftz.f32") == 1
@@ -252,6 +295,22 @@ def test_rounding_survives(narrow, count):
         down = re.findall(rf"cvt\.rn\.{kind}(x2)?\.f32", text)
         assert sum(2 if x else 1 for x in down) >= times
         assert text.count(f"cvt.f32.{kind}") >= times or narrow is BFloat16  # or a shift
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+@pytest.mark.parametrize("source", [Int32, Int64])
+def test_integers_become_bfloat16_by_way_of_float32(source, arch):
+    """As in torch. From sm_90 on there is an instruction that would round once."""
+    to_float32 = f"cvt.rn.f32.s{source.width}"
+    for call, out_dtype, count in (
+        (lambda v, s: m.round_to(v[0], BFloat16), Float32, 3),
+        (lambda v, s: m.convert(v[0], BFloat16), BFloat16, 3),
+        (lambda v, s: m.convert(m.convert(v[0], Float32), BFloat16), BFloat16, 3),
+        (lambda v, s: to_stored(v[0], BFloat16), BFloat16, 3),
+        (lambda v, s: to_stored(s[0], BFloat16), BFloat16, 1),
+    ):
+        text = ptx(call, (source,), out_dtype, 3, arch)
+        assert text.count(to_float32) == count and "bf16.s" not in text
 
 
 def test_float_to_boolean_compares():
@@ -283,93 +342,14 @@ def test_pow_of_a_constant(exponent, instruction):
 # ---- the algorithms, on numpy --------------------------------------------------------------------
 
 
-class Row:
-    """A numpy array that looks like a vector to the functions under `_elementwise`."""
-
-    def __init__(self, array):
-        self.array = np.asarray(array)
-        self.dtype = types.SimpleNamespace(is_float=self.array.dtype.kind == "f")
-
-    def __neg__(self):
-        return Row(-self.array)
-
-
-def _operator(name):
-    def run(self, other):
-        other = other.array if isinstance(other, Row) else self.array.dtype.type(other)
-        return Row(getattr(self.array, name)(other))
-
-    return run
-
-
-for _name in (
-    "add",
-    "radd",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "and",
-    "or",
-    "eq",
-    "ne",
-    "lt",
-    "gt",
-):
-    setattr(Row, f"__{_name}__", _operator(f"__{_name}__"))
-
-
-def _fma(a, b, c):
-    return (a.astype(np.float64) * b + c).astype(np.float32)  # the product is exact
-
-
-def _exp(row):
-    """What libdevice's expf does, as its PTX reads; ex2.approx is taken as exact."""
-    x = row.array
-    f = np.float32
-    near = np.clip(_fma(x, f(float.fromhex("0x1.77313ap-8")), f(0.5)), 0, 1)
-    near = np.where(np.isnan(x), f(0), near).astype(np.float32)
-    shifted = np.floor(near.astype(np.float64) * 252 + 12582913).astype(np.float32)
-    n = shifted - f(12583039)
-    high, low = f(float.fromhex("0x1.715476p+0")), f(float.fromhex("0x1.4ae0cp-26"))
-    rest = _fma(x, low, _fma(x, high, -n))
-    power = np.exp2(rest.astype(np.float64)).astype(np.float32)
-    return Row((power.astype(np.float64) * np.exp2(n.astype(np.float64))).astype(np.float32))
-
-
-def _pick(function):
-    return lambda *rows: Row(function(*(r.array for r in rows)))
-
-
-NUMPY = types.SimpleNamespace(
-    where=_pick(np.where),
-    full_like=lambda row, value: Row(np.full_like(row.array, value)),
-    math=types.SimpleNamespace(
-        exp=_exp,
-        exp2=lambda r, fastmath=False: Row(np.exp2(r.array.astype(np.float64)).astype("f")),
-        log2=lambda r, fastmath=False: Row(np.log2(r.array.astype(np.float64)).astype("f")),
-        fma=lambda *rows: Row(_fma(*(r.array for r in rows))),
-        rem=_pick(np.fmod),
-        floor=_pick(np.floor),
-        roundeven=_pick(np.rint),
-        copysign=_pick(np.copysign),
-        rcp=lambda r, approx, ftz: Row((1 / r.array.astype(np.float64)).astype(np.float32)),
-    ),
-)
-
-
 @pytest.fixture
 def on_numpy(monkeypatch):
-    """The functions of the module, computing on numpy arrays."""
-    for name in ("exp", "exp_bounded", "_rcp"):
-        monkeypatch.setattr(m, name, getattr(m, name).__wrapped__)
-    monkeypatch.setattr(m, "cute", NUMPY)
+    """A function that runs one of `htile.compute.math` on numpy arrays."""
+    Device().install(monkeypatch)
 
     def run(name, *arrays, **options):
-        function = getattr(m, name)
         with np.errstate(all="ignore"):
-            function = getattr(function, "__wrapped__", function)
-            return function(*map(Row, arrays), **options).array
+            return getattr(m, name)(*map(Vector, arrays), **options).data
 
     return run
 
@@ -601,6 +581,25 @@ def test_values(name, dtype):
     assert same(outs[0], outs[1]).all(), "vectors and scalars differ"
     for got, values in zip(outs, inputs, strict=True):
         check(name, got, values)
+
+
+@pytest.mark.gpu
+@no_gpu
+def test_values_of_division_by_a_mantissa_of_ones():
+    """The one mantissa whose reciprocal a correction cannot round: rcp.approx has to."""
+    generator = np.random.default_rng(2)
+    a = np.concatenate(
+        [np.arange(1, 2049), np.exp2(np.arange(-64, 64)), np.exp(generator.uniform(-40, 40, 6016))]
+    )
+    b = (
+        (2 - 2.0**-23)
+        * np.exp2(generator.integers(-20, 20, a.size))
+        * generator.choice([-1, 1], a.size)
+    )
+    a, b = (torch.from_numpy(x.astype(np.float32)).cuda() for x in (a, b))
+    calls = [on_vectors(m.div), elementwise(m.div)]
+    for got in launch(calls, [a, b], F * 2, F * 2):
+        assert torch.equal(got, (a.double() / b.double()).float())  # 53 bits: rounded rightly twice
 
 
 @pytest.mark.gpu

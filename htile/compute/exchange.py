@@ -1,0 +1,177 @@
+"""How the warps of a row hand each other what they have, through the reduction buffer.
+
+The buffer has the shape (rows, (warps_per_row, cluster_n), slots) of `ReduceLayout`. An element of
+it is a word of 32 or 64 bits: what one warp has of one share of a row, for one reduction. A warp
+leaves its words in the buffers of all CTAs of the row, and then every lane reads what it combines.
+
+In all functions here `slots` are views of the buffer, (rows, (warps_per_row, cluster_n)), one for
+each reduction. `abreast` counts the groups of threads of a CTA that work on one row at the same
+time, each on as many shares: the shares of one group come before those of the next.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Numeric
+
+from htile.utils import bits32, elem_pointer, pack64, store_shared_remote, unpack64
+
+
+def slots_of(buffer: cute.Tensor, count: int) -> tuple[cute.Tensor, ...]:
+    """The first `count` slots of a buffer (rows, peers) or (rows, peers, slots)."""
+    if cute.rank(buffer) == 2:
+        if count != 1:
+            raise ValueError(f"{count} values need a buffer of {count} slots, got one slot")
+        return (buffer,)
+    if buffer.shape[2] < count:
+        raise ValueError(f"{count} values need {count} slots, the buffer has {buffer.shape[2]}")
+    return tuple(buffer[None, None, i] for i in range(count))
+
+
+def to_word(value: Numeric, dtype: type[Numeric]) -> Numeric:
+    """The bits of a scalar as an element of a buffer of `dtype`."""
+    if value.dtype.width > dtype.width:
+        raise TypeError(f"a buffer of {dtype} does not hold {value.dtype}: make it Int64")
+    if dtype is type(value):
+        return value
+    if dtype is Int64:
+        return bits32(value).to(Int64)
+    return value.bitcast(dtype)
+
+
+def from_word(word: Numeric, dtype: type[Numeric]) -> Numeric:
+    """The scalar of `dtype` that `to_word` made a word of."""
+    if dtype is type(word):
+        return word
+    if isinstance(word, Int64):
+        return word.to(Int32) if dtype is Int32 else word.to(Int32).bitcast(dtype)
+    return word.bitcast(dtype)
+
+
+def peers(slot: cute.Tensor, dtype: type[Numeric], abreast: int) -> list[Numeric]:
+    """What this lane combines of what the warps of its row have left in a slot.
+
+    Up to 32 warps have a lane each, and lanes repeat where there are fewer, so that a butterfly
+    over the lanes needs no identity. A lane has several of more warps, 32 apart.
+    """
+    row = _row(slot, abreast)
+    return [from_word(slot[row, peer], dtype) for peer in _peers_of_lane(slot)]
+
+
+def peer_places(slot: cute.Tensor) -> list[tuple]:
+    """Where each of `peers` comes from: (warp of its share, share, the last share it may be of).
+
+    The last is a Python number, for all lanes.
+    """
+    warps_per_row, cluster_n = slot.shape[1]
+    lasts = [
+        min((32 * i + 31) // warps_per_row, cluster_n - 1)
+        for i in range(len(_peers_of_lane(slot)))
+    ]
+    return [
+        (peer % warps_per_row, peer // warps_per_row, last)
+        for peer, last in zip(_peers_of_lane(slot), lasts, strict=True)
+    ]
+
+
+def _row(slot: cute.Tensor, abreast: int) -> Int32:
+    """The row of this warp, of those in a slot."""
+    warps_per_row, _ = slot.shape[1]
+    return cute.arch.warp_idx() // (warps_per_row * abreast)
+
+
+def _peers_of_lane(slot: cute.Tensor) -> list:
+    """The places of `peers` among all warps of the row."""
+    count, lane = cute.size(slot.shape[1]), cute.arch.lane_idx()
+    if count <= 32:
+        return [lane % count]
+    return [lane + 32 * i for i in range(count // 32)]
+
+
+def lanes_of_peers(slot: cute.Tensor) -> int:
+    """How many neighbouring lanes have all that `peers` reads of a slot."""
+    return min(cute.size(slot.shape[1]), 32)
+
+
+def _first_place(slot: cute.Tensor, shares: int, abreast: int) -> tuple:
+    """Where this warp's words belong: its row, its warp of a share, the first of its `shares`."""
+    warps_per_row, _ = slot.shape[1]
+    warp = cute.arch.warp_idx()
+    group = warp // warps_per_row
+    return group // abreast, warp % warps_per_row, group % abreast * shares
+
+
+@cute.jit
+def _exchange_block(words: tuple, slots: tuple, abreast: cutlass.Constexpr):
+    """Lane 0 of each warp leaves the warp's words. One barrier is for all slots."""
+    row, warp, first = _first_place(slots[0], len(words[0]), abreast)
+    if cute.arch.lane_idx() == 0:
+        for i in cutlass.range_constexpr(len(words)):
+            for s in cutlass.range_constexpr(len(words[i])):
+                slots[i][row, (warp, first + s)] = words[i][s]
+    cute.arch.barrier()
+
+
+@cute.jit
+def _exchange_cluster(words: tuple, slots: tuple, mbar_ptr, phase, abreast: cutlass.Constexpr):
+    """Lane c of each warp sends the warp's words to CTA c. One transaction is for all slots."""
+    warps_per_row, cluster_n = slots[0].shape[1]
+    shares = len(words[0]) * abreast
+    row, warp, first = _first_place(slots[0], len(words[0]), abreast)
+    lane = cute.arch.lane_idx()
+    rows = slots[0].shape[0]
+    itemsize = slots[0].element_type.width // 8
+    if cute.arch.warp_idx() == 0:
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(
+                mbar_ptr, rows * warps_per_row * cluster_n * len(words) * itemsize
+            )
+    rank = cute.arch.block_idx_in_cluster()
+    if lane < cluster_n // shares:
+        for i in cutlass.range_constexpr(len(words)):
+            for s in cutlass.range_constexpr(len(words[i])):
+                coord = (row, (warp, rank * shares + first + s))
+                store_shared_remote(words[i][s], elem_pointer(slots[i], coord), mbar_ptr, lane)
+    cute.arch.mbarrier_wait(mbar_ptr, phase)
+
+
+def exchange(
+    words: tuple[tuple, ...],
+    slots: tuple[cute.Tensor, ...],
+    mbar_ptr: cute.Pointer | None,
+    phase: int | Int32,
+    abreast: int,
+) -> None:
+    """Bring each warp's words to every CTA of its row, and wait until all are there.
+
+    words: for each slot a tuple, with a word for each share that the warp works on.
+    mbar_ptr: the mbarrier of a cluster's transaction, whose parity is `phase`; None where one CTA
+        has the row, which takes a block barrier.
+    """
+    if mbar_ptr is None:
+        _exchange_block(words, slots, abreast)
+    else:
+        _exchange_cluster(words, slots, mbar_ptr, phase, abreast)
+
+
+def exchange_pairs(
+    values: tuple[tuple, ...],
+    reduction_buffer: cute.Tensor,
+    mbar_ptr: cute.Pointer | None,
+    phase: int | Int32,
+    abreast: int,
+) -> tuple[list, int]:
+    """Exchange pairs of Float32, through a buffer of Int64.
+
+    values: for each slot a tuple, with a pair for each share that the warp works on.
+
+    Returns for each slot a list of the pairs that this lane combines (see `peers`), and how many
+    neighbouring lanes have all of them.
+    """
+    slots = slots_of(reduction_buffer, len(values))
+    words = tuple(tuple(pack64(*pair) for pair in pairs) for pairs in values)
+    exchange(words, slots, mbar_ptr, phase, abreast)
+    found = [[unpack64(word) for word in peers(slot, Int64, abreast)] for slot in slots]
+    pairs = [
+        [(low.bitcast(Float32), high.bitcast(Float32)) for low, high in each] for each in found
+    ]
+    return pairs, lanes_of_peers(slots[0])

@@ -1,0 +1,220 @@
+"""The reductions of a kernel's context: over the whole row at once, or chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Numeric
+
+from htile.compute.accumulate import (
+    Accumulators,
+    MeanSum,
+    Partial,
+    SoftmaxPair,
+    TwoLevelSum,
+    WelfordTriple,
+)
+from htile.compute.mean import MEAN, RowMean, ThreadPart
+from htile.compute.moments import RowMoments, reduce_moments
+from htile.compute.online import about_finite, online_softmax_reduce, softmax_pair_reduce
+from htile.compute.products import Product
+from htile.compute.reduce import MAX, MIN, identity, row_reduce
+from htile.copy.tile import RowTile
+
+
+class RowReductions(RowTile):
+    """A row tile whose values can be reduced over the row.
+
+    slot: the first slot of the reduction buffer that a reduction takes. Each slot is used once, or
+        with a barrier between (of the cluster, where the row has one).
+    phase: how often before the slot was used in a cluster, modulo 2.
+    """
+
+    def row_reduce(self, values, ops, slot: int = 0, phase: int | Int32 = 0):
+        """Reduce values over the row, with one barrier. Padded elements do not count.
+
+        values: one or a tuple: vectors, or scalars of the row that stand for N equal elements.
+            Boolean vectors take MAX (any) and MIN (all). Products take ADD and MEAN.
+        ops: ADD, MUL, MAX, MIN or MEAN for each value. Value i takes the slot `slot + i`.
+        """
+        if not isinstance(values, tuple):
+            return self.row_reduce((values,), (ops,), slot, phase)[0]
+        operands = tuple(self._operand(v, op) for v, op in zip(values, ops, strict=True))
+        results = self._reduce(operands, ops, slot, phase)
+        return tuple(
+            r != 0 if v.dtype is Boolean else r for v, r in zip(values, results, strict=True)
+        )
+
+    def online_softmax(self, x: cute.TensorSSA, slot: int = 0, phase: int | Int32 = 0):
+        """The row's maximum m, the sum of exp(x - m) and the vector exp(x - m).
+
+        One exchange brings both numbers, through a buffer of Int64. Padded elements of the vector
+        are 0.
+        """
+        x = self._operand(x, MAX)
+        return online_softmax_reduce(x, **self._across_row(slot, 1, phase))
+
+    def online_logsumexp(self, x: cute.TensorSSA, slot: int = 0, phase: int | Int32 = 0):
+        """The row's maximum m and the sum of exp(x - m); of exp(x) where m is infinite.
+
+        One exchange brings both numbers, through a buffer of Int64.
+        """
+        peak, total, _ = self.online_softmax(x, slot, phase)
+        return peak, about_finite(peak, total)
+
+    # Chunk by chunk
+
+    def partial(self, op: cute.ReductionOp, dtype: type[Numeric] = Float32) -> Accumulators:
+        """The start of a reduction chunk by chunk: the identity of `op`, in values of `dtype`."""
+        return self._for_shares(lambda share: Partial.start(op, dtype, self.vec_size))
+
+    def two_level_sum(self) -> Accumulators:
+        """The start of a sum of Float32 over many chunks."""
+        return self._for_shares(lambda share: TwoLevelSum(self.vec_size))
+
+    def mean_sum(self) -> Accumulators:
+        """The start of a mean of Float32."""
+        return self._for_shares(lambda share: MeanSum(self.chunk(0, share)))
+
+    def softmax_pair(self) -> Accumulators:
+        """The start of a maximum and of the sum of exponentials below it."""
+        return self._for_shares(lambda share: SoftmaxPair(self.vec_size))
+
+    def welford_triple(self, in_pairs: bool = False) -> Accumulators:
+        """The start of a mean and of the sum of squares about it (see `WelfordTriple`).
+
+        in_pairs: merge two chunks at a time. Raises ValueError unless the chunks are even in number
+            and none is padded.
+        """
+        if in_pairs and (self.num_chunks % 2 or not self.is_even_N):
+            raise ValueError(
+                f"in_pairs=True needs an even number of chunks without padding, but a thread has "
+                f"{self.num_chunks} of a row of {self.shape[1]} elements: leave it out"
+            )
+        return self._for_shares(lambda share: WelfordTriple(self.chunk(0, share), in_pairs))
+
+    def _for_shares(self, start: Callable[[int], object]) -> Accumulators:
+        """An accumulator for each share that this thread works on."""
+        return Accumulators([start(share) for share in range(self.config.turns)])
+
+    def accumulate(self, accumulators: Accumulators, value, padded: bool = False) -> Accumulators:
+        """The accumulators with the values of this chunk. Padded elements do not count.
+
+        padded: the padded elements hold the identity of the reduction already.
+        """
+        op = accumulators.op
+        keeps = accumulators.keeps_padding or padded
+        value = self._vector(value, op) if keeps else self._operand(value, op)
+        return accumulators.take(self, value.reshape((self.vec_size,)))
+
+    def reduce_partials(self, partials, slot: int = 0, phase: int | Int32 = 0):
+        """Reduce what `accumulate` has made over the row: one thing or a tuple, one barrier."""
+        if not isinstance(partials, tuple):
+            return self.reduce_partials((partials,), slot, phase)[0]
+        operands = tuple(tuple(part.vector for part in p.parts) for p in partials)
+        results = self._reduce(operands, tuple(p.op for p in partials), slot, phase)
+        return tuple(r != 0 if p.is_mask else r for p, r in zip(partials, results, strict=True))
+
+    def reduce_pair(
+        self, pair: Accumulators, slot: int = 0, phase: int | Int32 = 0, finite: bool = False
+    ) -> tuple[Float32, Float32]:
+        """The row's maximum m and sum of exp(x - m), of a `softmax_pair`, with one exchange.
+
+        finite: the sum is of exp(x) where m is infinite. The buffer is of Int64.
+        """
+        across = self._across_row(slot, 1, phase)
+        peak, total = softmax_pair_reduce([part.of_thread for part in pair.parts], **across)
+        return peak, about_finite(peak, total) if finite else total
+
+    def reduce_moments(
+        self, triple: Accumulators, slot: int = 0, phase: int | Int32 = 0
+    ) -> tuple[Float32, RowMoments]:
+        """The row's mean, and what gives the sum of squares, of a `welford_triple`.
+
+        `about(reference)` of the latter is the sum of (x - reference)**2. One exchange brings both,
+        through two slots of a buffer of Int64.
+        """
+        across = self._across_row(slot, 2, phase)
+        found = [part.of_thread for part in triple.parts]
+        moments = reduce_moments(found, self.shape[1], **across)
+        return moments.mean, moments
+
+    @property
+    def row_mean(self) -> RowMean:
+        """How a mean over this row is reduced."""
+        return RowMean(self.spread)
+
+    # What all reductions need
+
+    def _reduce(self, operands: tuple, ops: tuple, slot: int, phase: int | Int32) -> tuple:
+        """Reduce what `_operand` has made, each in the next slot.
+
+        An operand may be a tuple, with what is reduced of each share.
+        """
+        taken = tuple(self.row_mean.op if op is MEAN else op for op in ops)
+        results = row_reduce(operands, taken, **self._across_row(slot, len(operands), phase))
+        return tuple(
+            self.row_mean.scaled(result) if op is MEAN else result
+            for result, op in zip(results, ops, strict=True)
+        )
+
+    def _across_row(self, slot: int, count: int, phase: int | Int32) -> dict:
+        """The arguments beside the operands of a reduction that takes `count` slots.
+
+        The cluster has started when this returns.
+        """
+        self.cluster_wait()
+        return dict(
+            threads_per_row=self.config.threads_per_row,
+            reduction_buffer=self._slots(slot, count),
+            mbar_ptr=None if self.mbar_ptr is None else self.mbar_ptr + slot,
+            phase=phase,
+            abreast=self.config.abreast,
+        )
+
+    def _operand(self, value, op) -> cute.TensorSSA | Product | Float32 | ThreadPart:
+        """What is reduced: a full vector whose padded elements hold the identity of `op`."""
+        value = self._vector(value, op)
+        if op is MEAN:
+            in_row = None if self.is_even_N else self._vectors_in_row
+            return self.row_mean.of_vectors(value, in_row, self.share_in_row)
+        if self.is_even_N:
+            return value
+        if isinstance(value, Product):  # the identity of a lane stands for the rounded product
+            value = value.rounded()
+        return cute.where(self.mask, value, self.full(identity(op, value.dtype), value.dtype))
+
+    @property
+    def _vectors_in_row(self) -> list[Boolean]:
+        """Whether each vector of this thread is in the row, which is padded."""
+        return [self.tXpX[0, 0, k] for k in range(cute.size(self.tXcX, mode=[2]))]
+
+    def _vector(self, value, op) -> cute.TensorSSA | Product:
+        """A full vector of a dtype that `op` reduces. Padded elements stay as they are."""
+        if isinstance(value, Product):
+            return value.map(lambda factor: self._vector(factor, op))
+        if not isinstance(value, cute.TensorSSA):
+            value = self.full(value)
+        if value.dtype is Boolean:
+            if op not in (MAX, MIN):
+                raise TypeError(f"a Boolean vector takes MAX (any) or MIN (all), not {op}")
+            value = cute.where(value, self.full(1, Int32), self.full(0, Int32))
+        elif op is MEAN and not value.dtype.is_float:
+            raise TypeError(f"a mean is of floats, not of {value.dtype}: convert it to Float32")
+        elif value.dtype.is_float and value.dtype is not Float32:
+            value = value.to(Float32)
+        return value
+
+    def _slots(self, slot: int, count: int) -> cute.Tensor | None:
+        """The slots from `slot` to `slot + count - 1` of the reduction buffer."""
+        buffer = self.reduction_buffer
+        if buffer is None:
+            return None
+        if slot + count > self.config.stage:
+            raise ValueError(
+                f"the reduction needs the slots {slot} to {slot + count - 1}, and the buffer has "
+                f"{self.config.stage}: raise `stage` of the configuration"
+            )
+        layout = cute.make_layout((*buffer.shape[:2], count), stride=buffer.layout.stride)
+        return cute.make_tensor(buffer[None, None, slot].iterator, layout)

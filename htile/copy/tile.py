@@ -1,0 +1,298 @@
+"""This thread's part of a row: which elements it has, and how they are copied."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Numeric, as_numeric, const_expr
+from cutlass._mlir import ir
+
+from htile.compute.conversion import to_stored
+from htile.compute.operands import make_vector
+from htile.config import ElementwiseTileConfig
+from htile.copy.spread import Spread
+from htile.copy.vector import predicate_k, vector_copy
+from htile.utils import as_bytes, element_bits, expand
+
+
+class Static:
+    """An object that the body of a dynamic `if` or `for` may use.
+
+    CuTe-DSL carries the values of objects through such a body. Of this one it carries none, so its
+    attributes are set outside: a new value set inside would be lost.
+    """
+
+    def __extract_mlir_values__(self):
+        return []
+
+    def __new_from_mlir_values__(self, values):
+        return self
+
+
+class RowTile(Static):
+    """The part of a row that this thread works on, once `ElementwiseKernelContext.setup` is done.
+
+    config: the tile's configuration. shape: (rows, N) of the row tensors.
+    tidx, row: this thread, and its row. row_in_bounds: whether there is such a row; the Python True
+        where a CTA has one row, because the grid is exact then.
+    tile: which tile of columns this CTA, or this chunk, has. tiler_mn: its (rows, columns).
+    rank: which group of threads this is, of those that work on the row.
+    share: which share this is, of those that the group works on one after the other.
+    tXcX: the coordinates of the thread's elements, ((vec_size, 1), 1, num_vectors).
+    """
+
+    config: ElementwiseTileConfig
+
+    def _take_columns(self) -> None:
+        """Take the columns of `tile`: their coordinates, and what comes of them."""
+        coordinates = cute.make_identity_tensor((self.tiler_mn[0], self.capacity))
+        self.tXcX = self.partition_dest(cute.local_tile(coordinates, self.tiler_mn, (0, self.tile)))
+        # A static N that fills the tiles needs no predicate. A dynamic one always has them.
+        self.is_even_N = isinstance(self.shape[1], int) and self.capacity == self.shape[1]
+        self._predicates = None
+
+    def chunk(self, k: int | Int32, share: int = 0) -> RowTile:
+        """The same context with one vector a thread: the k-th of `num_chunks`.
+
+        k: a Python number, or one that is known when the kernel runs.
+        share: which share of the row, of those that the thread works on one after the other.
+        """
+        part = copy.copy(self)
+        part.tiler_mn = (self.tiler_mn[0], self.vec_size * self.config.threads_per_row)
+        part.k, part.share = k, share
+        part.tile = (self.rank * self.config.turns + share) * self.num_chunks + k
+        part._take_columns()
+        return part
+
+    @property
+    def spread(self) -> Spread:
+        """How the row lies over its shares and threads."""
+        config, vectors = self.config, self.shape[1] // self.vec_size
+        threads, shares = config.threads_per_row, config.cluster_n
+        return Spread(vectors, self.vec_size, threads, self.num_chunks, shares)
+
+    @property
+    def share_in_row(self) -> int | Int32:
+        """Which share of the row this is."""
+        return self.rank * self.config.turns + self.share
+
+    # Predicates
+
+    @property
+    def tXpX(self) -> cute.Tensor | None:
+        """One Boolean for each vector: is its column in the row? None if all are."""
+        return None if self.is_even_N else self._made_predicates()[0]
+
+    @property
+    def tXpCopy(self) -> cute.Tensor | None:
+        """tXpX and row_in_bounds together, one Boolean for each vector. None if all are true.
+
+        Copies take this predicate and no branch around them. Each vector is then loaded, computed
+        and stored by itself: layernorm of 6144 float32 elements takes 134 registers on sm_90a, and
+        with a branch 255 and a stack frame.
+        """
+        if const_expr(self.is_even_N and self.row_in_bounds is True):
+            return None
+        return self._made_predicates()[1]
+
+    @property
+    def vector_copy_fn(self) -> partial:
+        """`vector_copy` under the predicates of the columns."""
+        return partial(vector_copy, pred=self.tXpX)
+
+    def _made_predicates(self) -> tuple[cute.Tensor | None, cute.Tensor]:
+        """tXpX and tXpCopy, which are made when they are first asked for.
+
+        A row of 2 ** 30 elements, which is worked on chunk by chunk, has 262144 vectors a thread,
+        and nobody asks for the predicates of all. Whoever asks may be in the body of a dynamic `if`
+        or `for`, so they are made where the columns were taken, for all that follows.
+        """
+        if self._predicates is None:
+            with ir.InsertionPoint.after(self.tXcX.value.owner):
+                columns = None if self.is_even_N else predicate_k(self.tXcX, self.shape[1])
+                self._predicates = columns, self._copy_predicate(columns)
+        return self._predicates
+
+    def _copy_predicate(self, columns: cute.Tensor | None) -> cute.Tensor:
+        """The predicates of the columns and row_in_bounds together."""
+        if const_expr(self.row_in_bounds is True):
+            return columns
+        steps = cute.size(self.tXcX, mode=[2])
+        if const_expr(columns is None):
+            every = cute.make_rmem_tensor(cute.make_layout(1), Boolean)
+            every[0] = self.row_in_bounds
+            layout = cute.make_layout((1, 1, steps), stride=(0, 0, 0))
+            return cute.make_tensor(every.iterator, layout)
+        each = cute.make_rmem_tensor(columns.layout, Boolean)
+        for k in range(steps):
+            each[0, 0, k] = columns[0, 0, k] & self.row_in_bounds
+        return each
+
+    # Partitions
+
+    def partition_global(self, mT: cute.Tensor, tiler_mn: tuple | None = None) -> cute.Tensor:
+        """The tile of this CTA in a row tensor (M, N), as this thread may use it: at its row.
+
+        A thread has one row, so all rows of the tile lie at that row's address. Any nesting of
+        leading dimensions has one. It is of 64 bits where the strides are.
+        """
+        tiler = self.tiler_mn if tiler_mn is None else tiler_mn
+        start = mT.iterator + cute.crd2idx((self.row, 0), mT.layout)
+        layout = cute.make_layout((tiler[0], mT.shape[1]), stride=(0, mT.stride[1]))
+        return cute.local_tile(cute.make_tensor(start, layout), tiler, (0, self.tile))
+
+    def partition_dest(self, gT: cute.Tensor) -> cute.Tensor:
+        """This thread's part of a tile: ((vec_size, 1), 1, num_vectors)."""
+        return self.thr_copy.partition_D(gT)
+
+    def make_fragment(self, tXgT: cute.Tensor, dtype: type[Numeric] | None = None) -> cute.Tensor:
+        """Registers for this thread's part of a tile.
+
+        dtype: by default that of the partition, which forgets a dtype of Boolean: name it.
+        """
+        return cute.make_rmem_tensor(tXgT.shape, dtype or tXgT.element_type)
+
+    def num_copy_elems(self, dtype: type[Numeric]) -> int:
+        """How many elements of `dtype` one access moves, as the alignment of the rows allows."""
+        bytes_per_copy = min(self.config.copy_bytes, 16)
+        vec_size = cute.size(self.tXcX, mode=[0])
+        return max(1, min(vec_size, 8 * bytes_per_copy // element_bits(dtype)))
+
+    def cluster_wait(self) -> None:
+        """Wait until all CTAs of the cluster have initialised their mbarriers; once a kernel."""
+        if self._cluster_pending:
+            self._cluster_pending = False
+            cute.arch.cluster_wait()
+
+    # Copies of rows
+
+    def copy_row(self, src: cute.Tensor, dst: cute.Tensor, is_async: bool = False) -> None:
+        """Copy a partition of a row tensor where its row and column are in bounds."""
+        width = self.num_copy_elems(src.element_type)
+        vector_copy(src, dst, pred=self.tXpCopy, is_async=is_async, num_copy_elems=width)
+
+    def load_row(
+        self, mX: cute.Tensor, into: cute.Tensor | None = None, padding: float = 0
+    ) -> cute.Tensor:
+        """Load this thread's part of a row tensor (M, N) into a fragment, which is returned.
+
+        into: the fragment, by default a new one.
+        padding: what the elements out of bounds become.
+        """
+        tXgX = self.partition_dest(self.partition_global(mX))
+        tXrX = self.make_fragment(tXgX, mX.element_type) if into is None else into
+        self.load_direct(tXgX, tXrX, padding)
+        return tXrX
+
+    def load_direct(self, tXgX: cute.Tensor, tXrX: cute.Tensor, padding: float = 0) -> None:
+        """Copy a partition from global memory to registers.
+
+        Elements whose row or column is out of bounds become `padding`.
+        """
+        if const_expr(not self.is_even_N or self.row_in_bounds is not True):
+            tXrX.fill(tXrX.element_type(padding))
+        self.copy_row(tXgX, tXrX)
+
+    def read_row(self, tile: cute.Tensor) -> cute.Tensor:
+        """Read this chunk of a row from the tile that `ElementwiseLoader.keep` has filled."""
+        k = self.share * self.num_chunks + self.k
+        tXsX = self.partition_dest(cute.local_tile(tile, self.tiler_mn, (0, k)))
+        tXrX = self.make_fragment(tXsX)
+        cute.autovec_copy(as_bytes(tXsX), as_bytes(tXrX))
+        return tXrX
+
+    # Operands that are no rows
+
+    def load_column(self, mW: cute.Tensor, into: cute.Tensor | None = None) -> cute.Tensor:
+        """Load this thread's part of a vector (N,) that all rows share; padded columns become 0.
+
+        into: the fragment, by default a new one.
+        """
+        tXgW = self.partition_dest(self.partition_global(expand(mW, 0, self.shape[0])))
+        tXrW = self.make_fragment(tXgW, mW.element_type) if into is None else into
+        if const_expr(not self.is_even_N):
+            tXrW.fill(tXrW.element_type(0))
+        self.vector_copy_fn(tXgW, tXrW, num_copy_elems=self.num_copy_elems(mW.element_type))
+        return tXrW
+
+    @cute.jit
+    def load_row_value(self, mT):
+        """Load this row's element of a tensor (M,). It is 0 if there is no such row."""
+        value = mT.element_type(0)
+        if self.row_in_bounds:
+            value = to_stored(self._at_row(mT)[0], mT.element_type)
+        return value
+
+    @cute.jit
+    def store_row_value(self, mT, value):
+        """Store this row's element of a tensor (M,). One thread of the row does it."""
+        is_writer = self.tidx % self.config.threads_per_row == 0
+        if const_expr(self.config.ctas > 1):
+            is_writer = is_writer and self.cluster_y == 0
+        if const_expr(self.config.abreast > 1):
+            is_writer = is_writer and self.beside == 0
+        if const_expr(self.row_in_bounds is not True):
+            is_writer = is_writer and self.row_in_bounds
+        if is_writer:
+            element = self._at_row(mT)  # of Int8 where mT is Boolean, which a view forgets
+            element[0] = to_stored(to_stored(value, mT.element_type), element.element_type)
+
+    def _at_row(self, mT: cute.Tensor) -> cute.Tensor:
+        """This row's element of a tensor (M,) or ((...),), as a tensor of one element."""
+        offset = cute.crd2idx((self.row,), cute.make_layout((*mT.shape,), stride=(*mT.stride,)))
+        return cute.make_tensor(mT.iterator + offset, cute.make_layout(1))
+
+    # Vectors that the map gives
+
+    @property
+    def vector_shape(self) -> tuple:
+        """The shape of every vector of a row: ((vec_size, 1), 1, num_vectors)."""
+        return self.tXcX.shape
+
+    @property
+    def mask(self) -> cute.TensorSSA | None:
+        """A Boolean vector: is the element a column of the row? None if all are."""
+        if self.is_even_N:
+            return None
+        vec_size = cute.size(self.tXcX, mode=[0])
+        steps = cute.size(self.tXcX, mode=[2])
+        bits = [self.tXpX[0, 0, k] for k in range(steps) for _ in range(vec_size)]
+        return make_vector(bits, self.vector_shape, Boolean)
+
+    @property
+    def in_row(self) -> Boolean | None:
+        """Whether this thread's vector of this chunk is in the row. None if those of all are."""
+        if self.is_even_N or (isinstance(self.k, int) and self.k < self.spread.whole_chunks):
+            return None
+        return self.tXpX[0, 0, 0]
+
+    @property
+    def chunks_in_row(self) -> int | Int32:
+        """How many chunks of the share, from this chunk on, are in the row for this thread.
+
+        The others are padding.
+        """
+        if self.is_even_N:
+            return self.num_chunks
+        step = self.vec_size * self.config.threads_per_row
+        left = cutlass.max(self.shape[1] - 1 + step - self.tXcX[0][1], 0)
+        return cutlass.min(left // step, self.num_chunks)
+
+    @property
+    def cols(self) -> cute.TensorSSA:
+        """An Int32 vector: the column of each element."""
+        count = cute.size(self.tXcX)
+        return make_vector([self.tXcX[i][1] for i in range(count)], self.vector_shape, Int32)
+
+    def full(
+        self, value: Numeric | float, dtype: type[Numeric] | None = None
+    ) -> cute.TensorSSA:
+        """A vector with the same value in every element.
+
+        dtype: by default that of the value.
+        """
+        dtype = as_numeric(value).dtype if dtype is None else dtype
+        return cute.full(self.vector_shape, value, dtype)
