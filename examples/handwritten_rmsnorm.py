@@ -1,5 +1,8 @@
-"""RMSNorm and LayerNorm with optional weight, bias, residual in and out, rstd and mean, written
-by hand over HTile's primitives: one kernel. The yardstick of emitted kernels."""
+"""RMSNorm and LayerNorm, written by hand over HTile's primitives as one kernel.
+
+A weight, a bias, a residual (in and out), rstd and the mean are optional. Emitted kernels are
+measured against it.
+"""
 
 import functools
 
@@ -15,21 +18,22 @@ from htile.config import ElementwiseTileConfig
 from htile.dataflow import ElementwiseKernelContext, ElementwiseLoader, ElementwiseStorer
 from htile.utils import make_fake_tensor
 
-# By values a thread (N = 4096: 64). Columns are loaded while the row is in flight only where the
-# registers allow two CTAs an SM; longer rows are read again from shared memory after the
-# reductions, or they spill (N = 6144, 16384).
+# Both count values of a row that a thread holds (64 where N is 4096). With more than the first,
+# columns are loaded only after the reductions, so that registers allow two CTAs on an SM. With more
+# than the second, the row is read again from shared memory after the reductions. It would spill
+# otherwise (N = 6144, 16384).
 MAX_EARLY_COLUMNS, MAX_ROW_IN_REGISTERS = 32, 64
 
 
 def load_optional(ctx, mW):
-    """The fragment of a column (N,), or None if there is none."""
+    """Load a column (N,) into a fragment. None stays None."""
     return None if mW is None else ctx.load_column(mW)
 
 
 class RMSNorm:
-    """Normalise each row of mX + mRes (M, N), scale by mW (N,), add mB (N,), into mO (M, N).
+    """Write each row of mX + mRes (M, N), normalised, times mW (N,), plus mB (N,), to mO (M, N).
 
-    dependent: it may start while the kernel before it ends (sm_90 and newer).
+    dependent: the kernel may start while the one before it ends (sm_90 and newer).
     """
 
     def __init__(self, dtype, N, is_layernorm=False, dependent=True, **config):
@@ -78,7 +82,8 @@ class RMSNorm:
         if const_expr(self.is_layernorm):
             mean = ctx.row_reduce(x, ADD) * (1.0 / self.config.N)
             x = x - mean
-        # Two passes: the squares are of differences, and padded lanes are masked after them.
+        # The squares are of differences from the mean, so the row is reduced twice. Padded
+        # elements are masked after that, because their differences are not 0.
         square = ctx.row_reduce(x * x, ADD, slot=1 if self.is_layernorm else 0)
         rstd = cute.math.rsqrt(square * (1.0 / self.config.N) + eps, fastmath=True)
         if const_expr(mRstd is not None):
@@ -105,7 +110,10 @@ class RMSNorm:
 @functools.cache
 def compile_rmsnorm(N, arch, x, w, b, res, out, res_out, rstd, mean, *, align=16,
                     is_layernorm=False, options="", **config):  # fmt: skip
-    """Compile for rows of N elements, any M; x ... mean are torch dtypes, or None if absent."""
+    """Compile for any number of rows of N elements.
+
+    x ... mean: torch dtypes, or None for an operand that the kernel lacks.
+    """
     M = cute.sym_int()
 
     def fake(dtype, *shape):
@@ -135,7 +143,7 @@ def compile_rmsnorm(N, arch, x, w, b, res, out, res_out, rstd, mean, *, align=16
 
 
 def norm_fwd(x, weight, bias, residual, eps, returns, is_layernorm):
-    """(out, residual, rstd, mean) of 2-D x (M, N); of the last three, what `returns` asks for."""
+    """Compute (out, residual, rstd, mean) of x (M, N); the last three if `returns` names them."""
     operands = [t for t in (x, weight, bias, residual) if t is not None]
     spread = any(t.stride(-1) != 1 < t.shape[-1] for t in operands)
     if x.dim() != 2 or spread or any(t.dtype not in DTYPES for t in operands):
@@ -162,7 +170,10 @@ def norm_fwd(x, weight, bias, residual, eps, returns, is_layernorm):
 def rmsnorm_fwd(
     x, weight=None, bias=None, residual=None, eps=1e-6, return_residual=False, return_rstd=False
 ):
-    """RMSNorm of (M, N) on the current stream; with return_*, a tuple of the output and those."""
+    """RMSNorm of x (M, N) on the current stream.
+
+    Returns the output, or a tuple of it and of what the flags return_* ask for.
+    """
     returns = (return_residual, return_rstd, False)
     out, *rest = norm_fwd(x, weight, bias, residual, eps, returns, False)
     return (out, *(t for t in rest if t is not None)) if any(returns) else out
@@ -172,14 +183,14 @@ def layernorm_fwd(
     x, weight=None, bias=None, residual=None, eps=1e-5,
     return_residual=False, return_rstd=False, return_mean=False,
 ):  # fmt: skip
-    """LayerNorm of (M, N) on the current stream; with return_*, a tuple of the output and those."""
+    """LayerNorm of x (M, N) on the current stream. It returns what `rmsnorm_fwd` returns."""
     returns = (return_residual, return_rstd, return_mean)
     out, *rest = norm_fwd(x, weight, bias, residual, eps, returns, True)
     return (out, *(t for t in rest if t is not None)) if any(returns) else out
 
 
 def main():
-    """On a GPU: check against torch in float64. Without one: compile for sm_90a."""
+    """Check the kernel against torch in float64, or compile it for sm_90a if there is no GPU."""
     bf16, f32 = torch.bfloat16, torch.float32
     if not torch.cuda.is_available():
         for name, args in (("rmsnorm", (bf16, bf16, None)), ("layernorm", (bf16, f32, f32))):
@@ -198,7 +209,7 @@ def main():
 
 
 def check(name, actual, expected):
-    """Assert an error of at most one rounding to bf16 at the largest magnitude of all."""
+    """Assert that no error is larger than one bf16 rounding of the largest expected magnitude."""
     error = (actual.double() - expected).abs().max().item()
     assert error <= 2**-8 * expected.abs().max().item(), (name, error)
     print(f"{name}: max |error| {error:.2e}")

@@ -1,5 +1,8 @@
-"""Softmax over the last dimension, written by hand over HTile's primitives: one kernel,
-the row in registers, by two reductions or (online) by one. The yardstick of emitted kernels."""
+"""Softmax over the last dimension, written by hand over HTile's primitives.
+
+It is one kernel that holds the row in registers and reduces it twice, or once if `online_softmax`
+is set. Emitted kernels are measured against it.
+"""
 
 import functools
 import math
@@ -24,9 +27,9 @@ DTYPES = {
 
 
 class Softmax:
-    """softmax of each row of mX (M, N) into mO (M, N).
+    """Write the softmax of each row of mX (M, N) to mO (M, N).
 
-    dependent: it may start while the kernel before it ends (sm_90 and newer).
+    dependent: the kernel may start while the one before it ends (sm_90 and newer).
     """
 
     def __init__(self, dtype, N, cluster_n=None, online_softmax=False, dependent=True, **config):
@@ -35,7 +38,7 @@ class Softmax:
             dtype,
             N,
             cluster_n=cluster_n,
-            stage=1 if online_softmax else 2,  # slots: (maximum, sum) as one, or one each
+            stage=1 if online_softmax else 2,  # a slot for both numbers, or one for each
             reduction_dtype=cutlass.Int64 if online_softmax else cutlass.Float32,
             **config,
         )
@@ -74,18 +77,21 @@ class Softmax:
                 x, self.config.threads_per_row, ctx.reduction_buffer, ctx.mbar_ptr
             )
         else:
-            x = x - ctx.row_reduce(x, MAX, slot=0)  # first subtract: exact for a common offset
+            x = x - ctx.row_reduce(x, MAX, slot=0)  # before exp scales it: exact for close numbers
             exp = exp_bounded(x)
             denom = ctx.row_reduce(exp, ADD, slot=1)
         ElementwiseStorer(ctx).store(mO, exp * cute.arch.rcp_approx(denom))
 
 
 def arch_limits(arch: str, N: int, row_bytes: int) -> dict:
-    """Overrides for architectures without clusters, where one CTA must hold the row, and for those
-    without dependent launch."""
+    """What must be set differently for an architecture.
+
+    Without clusters one CTA must hold the row. Some architectures have no dependent launch either.
+    Raises ValueError for a row that does not fit the shared memory of a CTA.
+    """
     if arch.startswith(("sm_90", "sm_10")):
         return {}
-    limit = {"sm_80": 163}.get(arch, 99) * 1024 - 1024  # shared memory of a CTA, bytes
+    limit = {"sm_80": 163}.get(arch, 99) * 1024 - 1024  # bytes of shared memory that a CTA has
     if N > 32768 or row_bytes > limit:
         raise ValueError(f"rows of {N} elements, {row_bytes} bytes, need clusters, not {arch}")
     limits = {"cluster_n": 1, "dependent": not arch.startswith("sm_8")}
@@ -94,7 +100,10 @@ def arch_limits(arch: str, N: int, row_bytes: int) -> dict:
 
 @functools.cache
 def compile_softmax(dtype, N, arch, *, align=16, options="", **variant):
-    """Compile for rows of N elements and base and row alignment of `align` bytes; any M."""
+    """Compile for any number of rows of N elements.
+
+    The data pointers and the rows are aligned to `align` bytes.
+    """
     M, dtype = cute.sym_int(), DTYPES[dtype]
     rows = [make_fake_tensor(dtype, (M, N), align * 8 // dtype.width) for _ in range(2)]
     softmax = Softmax(
@@ -106,19 +115,19 @@ def compile_softmax(dtype, N, arch, *, align=16, options="", **variant):
 
 
 def device_arch(device) -> str:
-    """The --gpu-arch of a CUDA device."""
+    """What --gpu-arch says for a CUDA device."""
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
 def alignment(*tensors) -> int:
-    """Bytes, at most 16, to which the rows of all these tensors, (M, N) or (N,), are aligned."""
+    """How many bytes the rows of all these tensors, (M, N) or (N,), are aligned to, at most 16."""
     steps = [v * t.element_size() for t in tensors for v in t.stride()[:-1]]
     return math.gcd(16, *steps, *(t.data_ptr() for t in tensors))
 
 
 def softmax_fwd(x: torch.Tensor, online_softmax: bool = False) -> torch.Tensor:
-    """softmax(x, dim=-1) of CUDA rows (M, N), contiguous within a row, on the current stream."""
+    """softmax(x, dim=-1) on the current stream, of a CUDA tensor (M, N) with contiguous rows."""
     if x.dim() != 2 or (x.stride(1) != 1 < x.shape[1]) or x.dtype not in DTYPES:
         raise ValueError(f"expected rows (M, N) of {list(DTYPES)}, got {x.dtype} {x.shape}")
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -131,7 +140,7 @@ def softmax_fwd(x: torch.Tensor, online_softmax: bool = False) -> torch.Tensor:
 
 
 def main():
-    """On a GPU: check against torch in float64. Without one: compile for sm_90a."""
+    """Check the kernel against torch in float64, or compile it for sm_90a if there is no GPU."""
     for online in (False, True):
         if not torch.cuda.is_available():
             compile_softmax(torch.bfloat16, 4096, "sm_90a", online_softmax=online)

@@ -1,4 +1,4 @@
-"""What the tests read out of compiled kernels: stack frame, accesses and depths, without a GPU."""
+"""What tests read out of compiled kernels: stack frames, instructions, accesses and depths."""
 
 import re
 import struct
@@ -29,7 +29,7 @@ def sections(cubin: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def stack_frame(cubin: bytes) -> int:
-    """Largest stack frame, bytes, of the functions of a cubin (records 0x11 of .nv.info)."""
+    """The bytes of the largest stack frame of a cubin's functions (records 0x11 of .nv.info)."""
     largest = 0
     for name, content in sections(cubin):
         at = 0
@@ -49,7 +49,7 @@ def machine_instructions(cubin: bytes) -> int:
 
 
 def accesses(ptx: str) -> Counter:
-    """Count of memory accesses by name and bytes, such as ("ld.global", 16)."""
+    """How many memory accesses there are by name and bytes, such as ("ld.global", 16)."""
     found = Counter()
     for space, count, bits in re.findall(
         r"\b((?:ld|st)\.(?:global|shared))(?:\.v(\d))?\.b(\d+)", ptx
@@ -61,7 +61,7 @@ def accesses(ptx: str) -> Counter:
 
 
 def depth(ptx: str, opcode: str) -> int:
-    """Longest chain of `opcode` instructions in straight-line PTX."""
+    """The length of the longest chain of `opcode` instructions in straight-line PTX."""
     level, longest = {}, 0
     for line in ptx.splitlines():
         words = re.findall(r"%\w+", line)

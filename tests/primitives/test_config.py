@@ -1,4 +1,4 @@
-"""The heuristic tables of the tile configuration, and what it refuses."""
+"""The defaults of a tile configuration, and what it refuses."""
 
 import pytest
 from cutlass import BFloat16, Float16, Float32, Int64

@@ -1,4 +1,4 @@
-"""The map stays, the width of the copy instructions follows alignment and dtype: seen in PTX."""
+"""Copies: which threads hold what never changes, and the access width follows the alignment."""
 
 import cuda.bindings.driver as cuda
 import cutlass

@@ -1,7 +1,7 @@
 """Division: what its docstrings promise, bit for bit.
 
 The functions' own code runs on numpy arrays, which round as the GPU does (`numpy_device`). What
-IEEE says of a / b is what numpy's own division gives. `test_math` counts the instructions.
+IEEE says of a / b is what numpy's own division gives. `test_math` counts instructions.
 """
 
 import numpy as np

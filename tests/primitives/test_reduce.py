@@ -74,7 +74,7 @@ def test_max_hands_nan_on():
 
 @pytest.mark.parametrize("N", [4096, 6144, 1000])
 def test_sum_is_a_tree(N):
-    """Depth: logarithm of the values a thread, 5 shuffles, 1 exchange between two warps."""
+    """A sum is as deep as log2 of the values of a thread, 5 shuffles and 1 exchange of warps."""
     config = ElementwiseTileConfig(Float32, N)
     values = config.tiler_mn(2)[1] // config.threads_per_row
     ptx = compile_reduce((Float32,), (ADD,), N).__ptx__

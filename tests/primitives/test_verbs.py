@@ -41,11 +41,11 @@ def make_verbs(config, vec_size, shared):
         r = tXrR.load()
         w = tXrW.load().to(Float32)
 
-        # stage 1: max, sum and the masked pick, one barrier
+        # Stage 1: the maximum, the sum and the masked pick, behind one barrier.
         pick0 = cute.where(ctx.cols == label.to(Int32), x, 0.0)
         max0, sum0, sum1 = ctx.row_reduce((x, x * r, pick0), (MAX, ADD, ADD))
         sub0 = x - max0
-        # stage 2
+        # Stage 2.
         sum2 = ctx.row_reduce(sub0 * sub0, ADD, slot=3)
         any0 = ctx.row_reduce(x > r, MAX, slot=4)
         mul0 = sub0 * cute.math.rsqrt(sum2 * (1.0 / config.N) + eps, fastmath=True) * w

@@ -1,0 +1,89 @@
+"""The algorithms of htile.compute.math on numpy arrays, without a GPU (`numpy_device`)."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("cutlass")
+
+from htile.compute import math as m
+from tests.primitives.elementwise import FLOATS, float_pairs, int_pairs, same, ulps
+from tests.primitives.numpy_device import Device, Vector
+
+
+@pytest.fixture
+def on_numpy(monkeypatch):
+    """A function that runs one of `htile.compute.math` on numpy arrays."""
+    Device().install(monkeypatch)
+
+    def run(name, *arrays, **options):
+        with np.errstate(all="ignore"):
+            return getattr(m, name)(*map(Vector, arrays), **options).data
+
+    return run
+
+
+def test_numpy_exp(on_numpy):
+    x = np.concatenate([FLOATS, np.linspace(-105, 89, 200001, dtype=np.float32)])
+    with np.errstate(over="ignore"):
+        expected = np.exp(x.astype(np.float64))
+    assert ulps(on_numpy("exp", x), expected).max() < 1.5
+
+
+def test_numpy_exp_bounded(on_numpy):
+    x = np.concatenate([[-0.0, -math.inf, math.nan], np.linspace(-87, 0, 100001)]).astype("f")
+    got, expected = on_numpy("exp_bounded", x), np.exp(x.astype(np.float64))
+    assert got[0] == 1 and got[1] == 0 and np.isnan(got[2])
+    assert (np.abs(got - expected)[3:] <= 2**-23 * expected[3:] * (1 + np.abs(x[3:]))).all()
+    assert np.abs(got - expected)[3:].max() < 2**-23
+
+
+@pytest.mark.parametrize("total", [1.0, 1.5, 1000.0, 2.0**30])
+def test_numpy_exp_share(on_numpy, total):
+    x = np.concatenate([[-math.inf, math.nan], np.linspace(-60, 0, 100001)]).astype("f")
+    got = on_numpy("exp_share", x, np.full_like(x, total))
+    expected = np.exp(x.astype(np.float64)) / total
+    assert got[0] == 0 and np.isnan(got[1])
+    assert (np.abs(got[2:] / expected[2:] - 1) < 2**-16).all()
+    assert np.isnan(on_numpy("exp_share", x, np.full_like(x, math.nan))).all()
+
+
+@pytest.mark.parametrize("fastmath", [False, True])
+def test_numpy_sigmoid(on_numpy, fastmath):
+    x = np.concatenate([FLOATS, np.linspace(-87, 87, 100001)]).astype("f")
+    with np.errstate(over="ignore"):
+        expected = 1 / (1 + np.exp(-x.astype(np.float64)))
+    got = on_numpy("sigmoid", x, fastmath=fastmath)
+    normal = ~(expected < 4e-38)  # e ** -x overflows below: 0
+    assert ulps(got, expected)[normal].max() < (150 if fastmath else 3)
+    assert np.abs(got - expected)[~normal].max() < 4e-38
+    ends = np.float32([np.inf, -np.inf, np.nan])
+    assert same(on_numpy("sigmoid", ends, fastmath=fastmath), np.float32([1, 0, np.nan])).all()
+
+
+@pytest.mark.parametrize(
+    "name, reference",
+    [("floordiv", torch.floor_divide), ("mod", torch.remainder)],
+)
+def test_numpy_division(on_numpy, name, reference):
+    a, b = float_pairs()
+    got = on_numpy(name, a, b)
+    expected = reference(torch.from_numpy(a), torch.from_numpy(b)).numpy()
+    with np.errstate(all="ignore"):  # torch's fmod on vectors overflows beyond, on the CPU only
+        known = ~(np.isfinite(a) & (np.abs(a.astype(np.float64) / b) > 2**24))
+    bad = known & ~same(got, expected)
+    assert not bad.any(), list(zip(a[bad], b[bad], got[bad], expected[bad], strict=True))[:10]
+    for dtype in (np.int32, np.int64):
+        a, b = int_pairs(dtype)
+        expected = reference(torch.from_numpy(a), torch.from_numpy(b)).numpy()
+        assert same(on_numpy(name, a, b), expected).all()
+    assert on_numpy("floordiv", np.float32([1.0]), np.float32([0.1]))[0] == 9
+
+
+def test_numpy_sign_and_round(on_numpy):
+    for name, reference in (("sign", torch.sign), ("round", torch.round)):
+        assert same(on_numpy(name, FLOATS), reference(torch.from_numpy(FLOATS)).numpy()).all()
+    integers = np.int32([0, 5, -5, 2**31 - 1, -(2**31)])
+    assert (on_numpy("sign", integers) == np.sign(integers)).all()
