@@ -39,10 +39,10 @@ from htile.compute.products import Product, fma, fms, fnma, product
 __all__ = [
     "Product", "abs", "ceil", "convert", "cos", "div", "div_bounded", "div_number", "eq", "erf",
     "exp", "exp2", "exp_bounded", "exp_quotient", "expm1", "floor", "floordiv", "fma", "fms",
-    "fnma", "ge", "gt", "le", "log", "log1p", "log2", "log10", "logical_and", "logical_not", "logical_or",
-    "logical_xor", "lt", "maximum", "minimum", "mod", "ne", "neg", "negative_zero", "pow",
-    "product", "reciprocal", "round", "round_to", "rsqrt", "sigmoid", "sign", "sin", "sqrt", "tanh",
-    "trunc", "where",
+    "fnma", "ge", "gt", "le", "log", "log1p", "log2", "log10", "logical_and", "logical_not",
+    "logical_or", "logical_xor", "lt", "maximum", "minimum", "mod", "ne", "neg", "negative_zero",
+    "pow", "product", "reciprocal", "round", "round_to", "rsqrt", "sigmoid", "sign", "sin", "sqrt",
+    "tanh", "trunc", "where",
 ]
 # fmt: on
 
