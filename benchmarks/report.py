@@ -88,17 +88,17 @@ def cell_text(record: Record, name: str) -> str:
         return hindrance(found["error"])
     if record["suite"] == "throughput":
         speed = bandwidth(record, name)
-        return f"{speed.median:.0f} ±{speed.spread:.0f}"
+        return f"{speed.median:.0f} ±{speed.half_width:.0f}"
     factor, _ = UNITS[record["unit"]]
     took = estimate(found["times"]).map(lambda t: t * factor)
     digits = 2 if took.median < 100 else 0
-    return f"{took.median:.{digits}f} ±{took.spread:.{digits}f}"
+    return f"{took.median:.{digits}f} ±{took.half_width:.{digits}f}"
 
 
 def allowed_text(record: Record) -> str:
     """What the table shows of the bound."""
     bound = allowed(record)
-    return "" if bound is None else f"{bound.median:.2f} ±{bound.spread:.2f}"
+    return "" if bound is None else f"{bound.median:.2f} ±{bound.half_width:.2f}"
 
 
 def hindrance(error: str) -> str:

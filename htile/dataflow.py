@@ -14,18 +14,18 @@ from cutlass.memory import SmemAllocator
 from htile.compute.row import RowReductions
 from htile.config import ElementwiseTileConfig
 from htile.copy.loaders import (
-    ChunksAhead,
     ElementwiseLoader,
     ElementwiseStorer,
     GlobalToRegLoader,
+    PrefetchedChunks,
 )
 
 __all__ = [
-    "ChunksAhead",
     "ElementwiseKernelContext",
     "ElementwiseLoader",
     "ElementwiseStorer",
     "GlobalToRegLoader",
+    "PrefetchedChunks",
 ]
 
 
@@ -101,11 +101,11 @@ class ElementwiseKernelContext(RowReductions):
         """Store a fragment to a partition of global memory, where row and column are in bounds."""
         self.copy_row(tXrO, tXgO)
 
-    def ahead(
+    def prefetch(
         self, count: int, *tensors: cute.Tensor, backwards: bool = False, padding: float = 0
-    ) -> ChunksAhead:
+    ) -> PrefetchedChunks:
         """The chunks of the row with what they have of `tensors`, loaded `count` chunks ahead.
 
         tensors: rows (M, N) and vectors (N,). The loads of the first chunks start here.
         """
-        return ChunksAhead(self, count, tensors, backwards, padding)
+        return PrefetchedChunks(self, count, tensors, backwards, padding)

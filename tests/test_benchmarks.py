@@ -254,7 +254,7 @@ def test_the_interval_has_the_ranks_of_the_tables(count, low, high):
     numbers = [float(k) for k in range(1, count + 1)]
     found = estimate(numbers[::-1])
     assert found == Estimate((count + 1) / 2, low, high)
-    assert found.spread == (high - low) / 2
+    assert found.half_width == (high - low) / 2
 
 
 @pytest.mark.parametrize("count", range(1, 6))

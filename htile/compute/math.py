@@ -22,7 +22,7 @@ from htile.compute.powers import (
     exp,
     exp2,
     exp_bounded,
-    exp_share,
+    exp_quotient,
     expm1,
     log,
     log1p,
@@ -38,11 +38,11 @@ from htile.compute.products import Product, fma, fms, fnma, product
 # fmt: off
 __all__ = [
     "Product", "abs", "ceil", "convert", "cos", "div", "div_bounded", "div_number", "eq", "erf",
-    "exp", "exp2", "exp_bounded", "exp_share", "expm1", "floor", "floordiv", "fma", "fms", "fnma",
-    "ge", "gt", "le", "log", "log1p", "log2", "log10", "logical_and", "logical_not", "logical_or",
-    "logical_xor", "lt", "maximum", "minimum", "mod", "ne", "neg", "negative_zero", "pow",
-    "product", "reciprocal", "round", "round_to", "rsqrt", "sigmoid", "sign", "sin", "sqrt", "tanh",
-    "trunc", "where",
+    "exp", "exp2", "exp_bounded", "exp_quotient", "expm1", "floor", "floordiv", "fma", "fms",
+    "fnma", "ge", "gt", "le", "log", "log1p", "log2", "log10", "logical_and", "logical_not",
+    "logical_or", "logical_xor", "lt", "maximum", "minimum", "mod", "ne", "neg", "negative_zero",
+    "pow", "product", "reciprocal", "round", "round_to", "rsqrt", "sigmoid", "sign", "sin", "sqrt",
+    "tanh", "trunc", "where",
 ]
 # fmt: on
 

@@ -34,7 +34,7 @@ from htile.compute.exchange import lanes_of_peers, peer_places, peers
 from htile.compute.operands import Vector, select
 from htile.compute.products import Product
 from htile.compute.reduce import ADD, add_up, combine_lanes, thread_reduce, warp_reduce
-from htile.copy.spread import Spread
+from htile.copy.layout import RowLayout
 
 
 class Statistic(Enum):
@@ -91,21 +91,21 @@ class RowMean:
     mean of the result. Elsewhere this is the op of `row_reduce`, of a `ThreadPart` of each thread.
     """
 
-    def __init__(self, spread: Spread):
-        self.spread = spread
+    def __init__(self, layout: RowLayout):
+        self.layout = layout
 
     @property
     def op(self) -> cute.ReductionOp | RowMean:
         """What `row_reduce` reduces by."""
-        return ADD if self.spread.is_even else self
+        return ADD if self.layout.is_even else self
 
     def scaled(self, result: Float32) -> Float32:
         """The mean, of what `row_reduce` gives."""
-        spread = self.spread
-        if not spread.is_even:
+        layout = self.layout
+        if not layout.is_even:
             return result
-        elements = spread.chunks * spread.vec_size if spread.is_exact else 1
-        return result * (1.0 / (elements * spread.threads * spread.shares))
+        elements = layout.chunks * layout.vec_size if layout.is_exact else 1
+        return result * (1.0 / (elements * layout.threads * layout.shares))
 
     def of_vectors(
         self, x: Vector | Product, in_row: Sequence[Boolean] | None, share: int | Int32
@@ -116,29 +116,29 @@ class RowMean:
         in_row: whether each vector is in the row; None if all are.
         share: which share of the row they are of.
         """
-        spread = self.spread
-        if spread.is_exact:
+        layout = self.layout
+        if layout.is_exact:
             return x
-        runs = self._runs(x.reshape((spread.vec_size, spread.chunks)), in_row)
+        runs = self._runs(x.reshape((layout.vec_size, layout.chunks)), in_row)
         total = add_up([run.total for run in runs])
         own = runs[0].total * (1.0 / runs[0].size)
         others_agree = [run.agrees(own) for run in runs[1:]]
-        if spread.is_even:
-            mean = total * (1.0 / (spread.chunks * spread.vec_size))
+        if layout.is_even:
+            mean = total * (1.0 / (layout.chunks * layout.vec_size))
             return select(_all(others_agree), own, mean)
-        first, warps = self._of_first_lane(own), max(spread.threads // 32, 1)
+        first, warps = self._of_first_lane(own), max(layout.threads // 32, 1)
         warp = 0 if warps == 1 else cute.arch.warp_idx() % warps
         if runs[0].in_row is not None:  # a thread without elements agrees
             own = select(runs[0].in_row, own, first)
         agrees = _all([own == first, *others_agree])
-        return ThreadPart(total, first, agrees, spread.of_warp(warp, share))
+        return ThreadPart(total, first, agrees, layout.of_warp(warp, share))
 
     def of_mean(
         self, mean: Float32, total: Float32, number: int | Int32
     ) -> Float32 | ThreadPart:
         """What is reduced of a thread that has a mean, a sum and a number of elements."""
-        if self.spread.is_even:
-            return total if self.spread.is_exact else mean
+        if self.layout.is_even:
+            return total if self.layout.is_exact else mean
         first, number = self._of_first_lane(mean), Int32(number)
         agrees = (mean == first) | (number == 0)
         return ThreadPart(total, first, agrees, cute.arch.warp_redux_sync(number, "add"))
@@ -150,10 +150,10 @@ class RowMean:
 
     def of_row(self, slot: cute.Tensor, abreast: int) -> Float32:
         """The mean of the row, of the warps' means in a slot of the reduction buffer."""
-        numbers = [self.spread.of_warp(*place) for place in peer_places(slot)]
-        one_over_all = one_over(self.spread.vectors * self.spread.vec_size)
+        numbers = [self.layout.of_warp(*place) for place in peer_places(slot)]
+        one_over_all = one_over(self.layout.vectors * self.layout.vec_size)
         means, width = peers(slot, Float32, abreast), lanes_of_peers(slot)
-        any_empty = self.spread.whole_chunks == 0
+        any_empty = self.layout.whole_chunks == 0
         return mean_of_warps(means, numbers, one_over_all, width, any_empty)
 
     def _runs(self, vectors: Vector | Product, in_row: Sequence[Boolean] | None) -> list[Run]:
@@ -162,9 +162,9 @@ class RowMean:
         Those that are in the row for all threads make runs of as many vectors as powers of two,
         the longest first. Each of the others is a run of its own.
         """
-        chunks, vec_size = self.spread.chunks, self.spread.vec_size
+        chunks, vec_size = self.layout.chunks, self.layout.vec_size
         sums = [thread_reduce(_vector(vectors, k), ADD) for k in range(chunks)]
-        whole = chunks if in_row is None else self.spread.whole_chunks
+        whole = chunks if in_row is None else self.layout.whole_chunks
         runs, first = [], 0
         for size in (1 << k for k in reversed(range(whole.bit_length())) if whole >> k & 1):
             runs.append(Run(add_up(sums[first : first + size]), size * vec_size))
@@ -176,7 +176,7 @@ class RowMean:
 
     def _of_first_lane(self, x: Float32) -> Float32:
         """The x of the first of the lanes that work on the share."""
-        lanes = self.spread.lanes
+        lanes = self.layout.lanes
         lane = 0 if lanes == 32 else cute.arch.lane_idx() // lanes * lanes
         return cute.arch.shuffle_sync(x, lane)
 

@@ -95,7 +95,7 @@ def sigmoid(x, fastmath=False):
 
 
 @elementwise
-def exp_share(x, total):
+def exp_quotient(x, total):
     """e ** x / total in 2 instructions, for x <= 0, 1 <= total <= 2 ** 30 and 16-bit results.
 
     The relative error is below 2 ** -16. It has two parts: 2 ** -22 * log2(total) of the logarithm,

@@ -143,7 +143,7 @@ class RowReductions(RowTile):
     @property
     def row_mean(self) -> RowMean:
         """How a mean over this row is reduced."""
-        return RowMean(self.spread)
+        return RowMean(self.layout)
 
     # What all reductions need
 

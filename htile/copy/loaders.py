@@ -155,7 +155,7 @@ class ElementwiseStorer(Static):
         ctx.copy_row(tXrO, tXgO)
 
 
-class ChunksAhead(Static):
+class PrefetchedChunks(Static):
     """The chunks of a thread's shares in order, with what they have of tensors in global memory.
 
     Each chunk is loaded some chunks before it is used. The text has to say so, because no compiler

@@ -13,7 +13,7 @@ from cutlass._mlir import ir
 from htile.compute.conversion import to_stored
 from htile.compute.operands import make_vector
 from htile.config import ElementwiseTileConfig
-from htile.copy.spread import Spread
+from htile.copy.layout import RowLayout
 from htile.copy.vector import predicate_k, vector_copy
 from htile.utils import as_bytes, element_bits, expand
 
@@ -68,11 +68,11 @@ class RowTile(Static):
         return part
 
     @property
-    def spread(self) -> Spread:
+    def layout(self) -> RowLayout:
         """How the row lies over its shares and threads."""
         config, vectors = self.config, self.shape[1] // self.vec_size
         threads, shares = config.threads_per_row, config.cluster_n
-        return Spread(vectors, self.vec_size, threads, self.num_chunks, shares)
+        return RowLayout(vectors, self.vec_size, threads, self.num_chunks, shares)
 
     @property
     def share_in_row(self) -> int | Int32:
@@ -265,7 +265,7 @@ class RowTile(Static):
     @property
     def in_row(self) -> Boolean | None:
         """Whether this thread's vector of this chunk is in the row. None if those of all are."""
-        if self.is_even_N or (isinstance(self.k, int) and self.k < self.spread.whole_chunks):
+        if self.is_even_N or (isinstance(self.k, int) and self.k < self.layout.whole_chunks):
             return None
         return self.tXpX[0, 0, 0]
 

@@ -262,12 +262,12 @@ class _Walk:
             if _COPIES & self._names.keys():
                 self._names |= _CONSTRUCTORS
             for name, owner in list(self._owners.values()):
-                wanted = [*self._names]
+                looked_up = [*self._names]
                 if isinstance(owner, type):
-                    wanted += [n for c in _classes(owner) for n in vars(c) if n in _SPECIAL]
+                    looked_up += [n for c in _classes(owner) for n in vars(c) if n in _SPECIAL]
                     if "super" in self._names:
                         self._owners |= {id(c): (c.__name__, c) for c in _classes(owner)}
-                for attribute in wanted:
+                for attribute in looked_up:
                     place = id(owner), attribute
                     if place in keys or (value := self._attribute(owner, attribute)) is _MISSING:
                         continue

@@ -21,14 +21,14 @@ from .tensor import ALIASES, FUNCTIONS, Device, Tensor, constant, fail, node, sh
 def to(input, *args, dtype=None, device=None, copy=False, non_blocking=False, memory_format=None):
     """input in another dtype: it rounds, and declares what the result is stored in."""
     given = [each for each in (*args, dtype, device) if not isinstance(each, (bool, type(None)))]
-    wanted = [each for each in given if not isinstance(each, Device)]
-    is_dtype = all(isinstance(each, (Tensor, torch.dtype)) for each in wanted)
-    if not given or len(wanted) > 1 or not is_dtype:
-        shown = ", ".join(map(repr, wanted))
+    given_dtypes = [each for each in given if not isinstance(each, Device)]
+    is_dtype = all(isinstance(each, (Tensor, torch.dtype)) for each in given_dtypes)
+    if not given or len(given_dtypes) > 1 or not is_dtype:
+        shown = ", ".join(map(repr, given_dtypes))
         fail(TraceError, f"x.to({shown}): only x.to(dtype) inside a row; devices do not change")
-    if not wanted:
+    if not given_dtypes:
         return share(input, input)
-    (dtype,) = wanted
+    (dtype,) = given_dtypes
     return _converted(input, dtype.dtype if isinstance(dtype, Tensor) else dtype, copy)
 
 

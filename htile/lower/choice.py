@@ -11,7 +11,7 @@ from .plan import VERY_LONG_N, Form, Plan, Target
 from .work import Work
 
 MANY_ROWS = 1024  # rows that fill a GPU
-SHORT_N = 8192  # elements; longer rows are spread over CTAs
+SHORT_N = 8192  # elements; longer rows are divided over CTAs
 
 
 def choose(plans: list[Plan]) -> Plan:
@@ -31,9 +31,9 @@ class Preference:
     """What the default plan is closest to.
 
     form: whether a row is held in registers, worked on in loops, or streamed.
-    threads: threads of a share of a row; at most so many where the row may not be spread.
+    threads: threads of a share of a row; at most so many where the row may not be divided.
     elements: elements of a row that a thread has.
-    spread: whether a row may be spread over the CTAs of a cluster.
+    clustered: whether a row may be divided over the CTAs of a cluster.
     block: threads of a CTA that holds rows in registers, if a row takes no more.
     two_rows: whether a CTA has two rows where one takes 256 threads.
     shares, abreast: shares of a row that a CTA has, and how many at a time.
@@ -44,7 +44,7 @@ class Preference:
     elements: float
     loader: str
     columns: str = "late"
-    spread: bool = True
+    clustered: bool = True
     block: int = 128
     two_rows: bool = False
     shares: int = 1
@@ -65,14 +65,14 @@ def _distance(plan: Plan, preference: Preference) -> tuple:
     num, place = plan.numerics, plan.placement
     padding = plan.elements_per_thread * num.threads_per_row * num.cluster_n / plan.graph.n - 1
     other_threads = num.threads_per_row != preference.threads
-    if not preference.spread:
+    if not preference.clustered:
         other_threads = num.threads_per_row > preference.threads
     in_loops = preference.form is not Form.HELD
     block = preference.block_of(num.threads_per_row)
     return (
         num.in_loops != in_loops,
         (num.form is Form.STREAMED) != (preference.form is Form.STREAMED),
-        num.cluster_n > 1 and not preference.spread,
+        num.cluster_n > 1 and not preference.clustered,
         other_threads,
         abs(log2(plan.elements_per_thread / preference.elements)) + 4 * padding,
         -num.threads_per_row,
@@ -88,7 +88,7 @@ def _distance(plan: Plan, preference: Preference) -> tuple:
 def _prefer(work: Work, target: Target) -> Preference:
     """The table, as measured on an H200; docs/performance.md has the figures.
 
-    Short rows stay in registers. Long rows stay in shared memory, spread over a cluster, and are
+    Short rows stay in registers. Long rows stay in shared memory, divided over a cluster, and are
     worked on in loops. Rows that are only read and very long rows are streamed.
     """
     if work.graph.n > VERY_LONG_N:
@@ -106,7 +106,7 @@ def _prefer_map(work: Work, target: Target) -> Preference:
     if n <= SHORT_N:
         threads = 256 if work.has_columns else 512
         two_rows = _pairs_pay(target)
-        return Preference(Form.HELD, threads, 16, "direct", spread=False, two_rows=two_rows)
+        return Preference(Form.HELD, threads, 16, "direct", clustered=False, two_rows=two_rows)
     if n <= 131072 and target.arch.max_cluster > 1:
         return Preference(Form.HELD, 256, 32, "direct")
     return Preference(Form.LOOPS, 512, 32, "direct")
@@ -128,9 +128,9 @@ def _prefer_short(work: Work, target: Target) -> Preference:
     n, columns, stages = work.graph.n, work.has_columns, work.stages
     narrow = 1 if work.is_wide else 2  # as many bytes a thread
     if not work.writes:
-        return Preference(Form.HELD, 512 // narrow, 16 * narrow, "direct", spread=False)
+        return Preference(Form.HELD, 512 // narrow, 16 * narrow, "direct", clustered=False)
     if stages > 2 and n > 4096:
-        return Preference(Form.HELD, 512 // narrow, 16 * narrow, "shared", spread=False)
+        return Preference(Form.HELD, 512 // narrow, 16 * narrow, "shared", clustered=False)
     few_threads = columns and (stages > 1 or n <= 4096)
     threads, elements, block = 512 if few_threads else 1024, 8 * narrow, 128
     is_light = stages == 1 or (stages == 2 and work.repeats_exp)
@@ -145,7 +145,7 @@ def _prefer_short(work: Work, target: Target) -> Preference:
         elements,
         "direct" if direct else "shared",
         "early" if early else "late",
-        spread=False,
+        clustered=False,
         block=block,
         two_rows=is_light and _pairs_pay(target),
     )
@@ -157,16 +157,16 @@ def _pairs_pay(target: Target) -> bool:
 
 
 def _prefer_long(work: Work, arch: Arch) -> Preference:
-    """A row is spread over as many CTAs as the cluster allows, most of 256 threads.
+    """A row is divided over as many CTAs as the cluster allows, most of 256 threads.
 
-    So few rows keep a GPU busy. Many rows need no such spread: there a CTA takes several shares.
+    So few rows keep a GPU busy. Many rows need no cluster: there a CTA takes several shares.
     """
     n, columns, stages, loops = work.graph.n, work.has_columns, work.stages, work.loops
     if not work.writes and len(loops.loops) == 1:
         elements, abreast = 64 if n <= 16384 else 32, 2 if n > 65536 else 1
         return Preference(Form.STREAMED, 256, elements, "direct", shares=16, abreast=abreast)
     if n <= 16384 and stages > 2:
-        return Preference(Form.HELD, 256, 32, "direct", spread=False)
+        return Preference(Form.HELD, 256, 32, "direct", clustered=False)
     longest_held = 0
     if not columns and (stages == 1 or work.repeats_exp) and stages <= 2:
         longest_held = 131072 if work.is_wide else 65536 if work.has_pair else 32768

@@ -28,7 +28,7 @@ def prefetch(names: Names, k: int) -> list[str]:
         args.append("backwards=True")
     if loop.padding and plan.is_ragged:
         args.append(f"padding={literal(loop.padding, torch.float32)}")
-    return wrapped_call(f"    {names.prefetched[k]} = ctx.ahead(", args, ")")
+    return wrapped_call(f"    {names.prefetched[k]} = ctx.prefetch(", args, ")")
 
 
 def loop(names: Names, k: int, is_prefetched: bool) -> list[str]:

@@ -62,7 +62,7 @@ EMIT: dict[Op, Expression] = {
     Op.SUB: _by_function(_binary("-"), fms="fms", fnma="fnma"),
     Op.MUL: _by_function(_binary("*"), factors="product"),
     Op.DIV: _by_function(
-        _call("div"), bounded="div_bounded", number="div_number", quotient="exp_share"),
+        _call("div"), bounded="div_bounded", number="div_number", quotient="exp_quotient"),
     Op.EXP: _by_function(_call("exp"), bounded="exp_bounded"),
     **{op: _fast(op.value) for op in (Op.TANH, Op.LOG, Op.LOG2, Op.LOG10, Op.SIN, Op.COS)},
     **{op: _call(op.value) for op in (

@@ -107,12 +107,12 @@ class Names:
                         if i not in self.fragments:
                             self.fragments[i] = self._unique("tXr" + self.tensors[i][1:])
                     if self._is_prefetched(step) and k not in self.prefetched:
-                        self.prefetched[k] = self._numbered("ahead")
+                        self.prefetched[k] = self._numbered("prefetched")
                     for inner in step.steps:
                         self._name_compute(inner)
                 case Prefetch():
                     loop = next(j for j in range(k, len(steps)) if isinstance(steps[j], ColumnLoop))
-                    self.prefetched[loop] = self._numbered("ahead")
+                    self.prefetched[loop] = self._numbered("prefetched")
                 case Reduce():
                     self._name_results(step)
                 case _:

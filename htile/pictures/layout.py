@@ -242,9 +242,9 @@ class _Column:
                 pulls = [
                     [x[i] for side in sides for i in side[item]] or [x[item]] for item in order[k]
                 ]
-                wanted = [sum(pull) / (len(pull) + rest) for pull in pulls]
+                ideal = [sum(pull) / (len(pull) + rest) for pull in pulls]
                 x |= dict(
-                    zip(order[k], settle(wanted, list(map(len, pulls)), gaps[k]), strict=True)
+                    zip(order[k], settle(ideal, list(map(len, pulls)), gaps[k]), strict=True)
                 )
         left = min(x[item] - self._left(item) for item in x)
         return {item: at - left + BETWEEN for item, at in x.items()}
@@ -309,14 +309,14 @@ class _Column:
             whole.wires[start, end] = points
 
 
-def settle(wanted: Sequence[float], weights: Sequence[float], gaps: Sequence[float]) -> list[float]:
-    """Places closest to those wanted, by weighted squares, in order and at least `gaps` apart.
+def settle(ideal: Sequence[float], weights: Sequence[float], gaps: Sequence[float]) -> list[float]:
+    """Places closest to the ideal ones, by weighted squares, in order and at least `gaps` apart.
 
     This is isotonic regression, by pooling adjacent violators.
     """
     offsets = [0.0, *itertools.accumulate(gaps)]
     pools: list[tuple[float, float, int]] = []  # mean, weight, members
-    for want, weight, offset in zip(wanted, weights, offsets, strict=True):
+    for want, weight, offset in zip(ideal, weights, offsets, strict=True):
         mean, members = want - offset, 1
         while pools and pools[-1][0] > mean:
             other, mass, count = pools.pop()

@@ -214,12 +214,12 @@ def time_on(device: torch.device, contenders: Contenders, rounds: int) -> Times:
 
 
 @contextlib.contextmanager
-def shown(name: str, total: int, wanted: bool) -> Iterator[Callable[[int, str], None]]:
+def shown(name: str, total: int, progress: bool) -> Iterator[Callable[[int, str], None]]:
     """A function that shows on a terminal how far the search is: a bar of rich, or else lines.
 
     It takes the number of plans that are done and a description of the next step.
     """
-    if not wanted or not sys.stderr.isatty():
+    if not progress or not sys.stderr.isatty():
         yield lambda done, text: None
         return
     try:

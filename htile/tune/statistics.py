@@ -17,7 +17,7 @@ class Estimate:
     high: float
 
     @property
-    def spread(self) -> float:
+    def half_width(self) -> float:
         """Half the interval's width."""
         return (self.high - self.low) / 2
 

@@ -49,14 +49,14 @@ def layernorm_kernel(
         chunk = ctx.chunk(k)
         x = math.convert(chunk.read_row(sX).load(), Float32)
         triple0 = chunk.accumulate(triple0, x)  # layernorm.py:12
-    ahead0 = ctx.ahead(1, mWeight, mBias)
+    prefetched0 = ctx.prefetch(1, mWeight, mBias)
     mean0, moments0 = ctx.reduce_moments(triple0, slot=0)
 
     # stage 2: sum
     sum0 = moments0.about(mean0)
 
     # output
-    for chunk, tXrWeight, tXrBias in ahead0.take(0, 4):
+    for chunk, tXrWeight, tXrBias in prefetched0.take(0, 4):
         x = math.convert(chunk.read_row(sX).load(), Float32)
         weight = math.convert(tXrWeight.load(), Float32)
         bias = math.convert(tXrBias.load(), Float32)

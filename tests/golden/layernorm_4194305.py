@@ -41,19 +41,19 @@ def layernorm_kernel(
 
     # stage 1: mean
     triple0 = ctx.welford_triple()
-    ahead0 = ctx.ahead(4, mX)
+    prefetched0 = ctx.prefetch(4, mX)
     for k in cutlass.range(0, 1020, 4, unroll=1):
-        for chunk, tXrX in ahead0.take(k, 4):
+        for chunk, tXrX in prefetched0.take(k, 4):
             x = math.convert(tXrX.load(), Float32)
             triple0 = chunk.accumulate(triple0, x)  # layernorm.py:12
             if chunk.k & 15 == 15:
                 triple0 = triple0.fold()
-    for chunk, tXrX in ahead0.take(1020, 5):
+    for chunk, tXrX in prefetched0.take(1020, 5):
         x = math.convert(tXrX.load(), Float32)
         triple0 = chunk.accumulate(triple0, x)  # layernorm.py:12
         if chunk.k & 15 == 15:
             triple0 = triple0.fold()
-    ahead1 = ctx.ahead(4, mX, mWeight, mBias, backwards=True)
+    prefetched1 = ctx.prefetch(4, mX, mWeight, mBias, backwards=True)
     mean0, moments0 = ctx.reduce_moments(triple0, slot=0)
 
     # stage 2: sum
@@ -61,7 +61,7 @@ def layernorm_kernel(
 
     # output
     for k in cutlass.range(0, 1020, 4, unroll=1):
-        for chunk, tXrX, tXrWeight, tXrBias in ahead1.take(k, 4):
+        for chunk, tXrX, tXrWeight, tXrBias in prefetched1.take(k, 4):
             x = math.convert(tXrX.load(), Float32)
             weight = math.convert(tXrWeight.load(), Float32)
             bias = math.convert(tXrBias.load(), Float32)
@@ -72,7 +72,7 @@ def layernorm_kernel(
             mul0 = sub0 * rsqrt0  # layernorm.py:12
             add1 = math.fma(mul0, weight, bias)  # layernorm.py:12
             ElementwiseStorer(chunk).store(mOut, add1)
-    for chunk, tXrX, tXrWeight, tXrBias in ahead1.take(1020, 5):
+    for chunk, tXrX, tXrWeight, tXrBias in prefetched1.take(1020, 5):
         x = math.convert(tXrX.load(), Float32)
         weight = math.convert(tXrWeight.load(), Float32)
         bias = math.convert(tXrBias.load(), Float32)

@@ -34,32 +34,32 @@ def softmax_kernel(mX: cute.Tensor, mOut: cute.Tensor, tiled_copy: cute.TiledCop
 
     # stage 1: max, sum
     pair0 = ctx.softmax_pair()
-    ahead0 = ctx.ahead(4, mX)
+    prefetched0 = ctx.prefetch(4, mX)
     for k in cutlass.range(0, 124, 4, unroll=1):
-        for chunk, tXrX in ahead0.take(k, 4):
+        for chunk, tXrX in prefetched0.take(k, 4):
             x = math.convert(tXrX.load(), Float32)
             pair0 = chunk.accumulate(pair0, x)  # softmax.py:11
             if chunk.k & 15 == 15:
                 pair0 = pair0.fold()
-    for chunk, tXrX in ahead0.take(124, 4):
+    for chunk, tXrX in prefetched0.take(124, 4):
         x = math.convert(tXrX.load(), Float32)
         pair0 = chunk.accumulate(pair0, x)  # softmax.py:11
         if chunk.k & 15 == 15:
             pair0 = pair0.fold()
-    ahead1 = ctx.ahead(4, mX, backwards=True)
+    prefetched1 = ctx.prefetch(4, mX, backwards=True)
     max0, sum0 = ctx.reduce_pair(pair0, slot=0)
 
     # output
     for k in cutlass.range(0, 124, 4, unroll=1):
-        for chunk, tXrX in ahead1.take(k, 4):
+        for chunk, tXrX in prefetched1.take(k, 4):
             x = math.convert(tXrX.load(), Float32)
             sub0 = x - max0  # softmax.py:11
-            div0 = math.exp_share(sub0, sum0)  # softmax.py:12
+            div0 = math.exp_quotient(sub0, sum0)  # softmax.py:12
             ElementwiseStorer(chunk).store(mOut, div0)
-    for chunk, tXrX in ahead1.take(124, 4):
+    for chunk, tXrX in prefetched1.take(124, 4):
         x = math.convert(tXrX.load(), Float32)
         sub0 = x - max0  # softmax.py:11
-        div0 = math.exp_share(sub0, sum0)  # softmax.py:12
+        div0 = math.exp_quotient(sub0, sum0)  # softmax.py:12
         ElementwiseStorer(chunk).store(mOut, div0)
 
 

@@ -21,7 +21,7 @@ FUNCTIONS = {
     **dict.fromkeys(("exp", "exp_bounded", "exp2", "expm1", "erf", "tanh", "sin", "cos"), (F, 1)),
     **dict.fromkeys(("log", "log2", "log10", "log1p"), (F, 1)),
     "logical_not": (B, 1),
-    **dict.fromkeys(("div", "div_bounded", "pow", "exp_share"), (F, 2)),
+    **dict.fromkeys(("div", "div_bounded", "pow", "exp_quotient"), (F, 2)),
     **dict.fromkeys(("floordiv", "mod", "maximum", "minimum"), (NUMBERS, 2)),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), ((*NUMBERS, Boolean), 2)),
     **dict.fromkeys(("logical_and", "logical_or", "logical_xor"), (B, 2)),

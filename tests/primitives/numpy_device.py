@@ -25,11 +25,11 @@ from htile.compute import (
     reduce,
 )
 from htile.compute import math as functions
-from htile.copy import spread
+from htile.copy import layout
 
 MODULES = (
     accumulate, conversion, division, exchange, functions, mean, moments, operands, powers,
-    products, reduce, spread,
+    products, reduce, layout,
 )  # fmt: skip
 TINY = np.float32(2.0**-126)
 

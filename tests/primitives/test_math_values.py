@@ -50,7 +50,7 @@ ACCURACY = {
     "div": (torch.div, 0.51, 0.0),
     "div_bounded": (torch.div, 3, 2.0**-126),
     "pow": (torch.pow, 10, 2.0**-126),
-    "exp_share": (lambda x, total: x.exp() / total, 2**8, 2.0**-126),
+    "exp_quotient": (lambda x, total: x.exp() / total, 2**8, 2.0**-126),
 }
 EXACT = {
     "neg": torch.neg,
@@ -83,7 +83,7 @@ def operands(name, dtype):
         a, b = int_pairs(np.int32 if dtype is Int32 else np.int64)
     if name == "exp_bounded":
         a = -np.abs(a)
-    if name == "exp_share":
+    if name == "exp_quotient":
         a, b = -np.abs(a), np.clip(np.abs(b), np.float32(1), np.float32(2.0**30))
     if name == "div_bounded":
         b = np.where((np.abs(b) >= TINY) & (np.abs(b) <= 2.0**126), b, np.float32(3))

@@ -1,4 +1,4 @@
-"""The mean of a row: of equal elements it is the element, in every way that a row is spread.
+"""The mean of a row: of equal elements it is the element, in every way that a row is laid out.
 
 The primitives' own code runs on numpy arrays, which round as the GPU does (`numpy_device`). On a
 GPU, kernels over the same code are compared with float64.
@@ -17,7 +17,7 @@ from htile.compute.division import div_number
 from htile.compute.mean import RowMean
 from htile.compute.moments import reduce_moments
 from htile.compute.reduce import ADD, row_reduce
-from htile.copy.spread import Spread
+from htile.copy.layout import RowLayout
 from tests.primitives.numpy_device import Boolean, Device, Float32, Int32, Vector
 
 CONSTANTS = np.float32(
@@ -28,29 +28,29 @@ SPREADS = [(8, 64, 1), (8, 256, 1), (1, 64, 1), (4, 8, 1), (8, 32, 1), (2, 128, 
 LENGTHS = [1, 2, 7, 96, 100, 1000, 1003, 1024, 4096, 6144, 7168, 11008, 12289, 14336, 70001]
 
 
-def spread_of(n, vec, threads, shares):
-    """How a row of n elements is spread, with vectors cut to a divisor of n."""
+def layout_of(n, vec, threads, shares):
+    """How a row of n elements is laid out, with vectors cut to a divisor of n."""
     vec = math.gcd(n, vec)
     chunks = math.ceil(n / (vec * threads * shares))
-    return Spread(n // vec, vec, threads, chunks, shares)
+    return RowLayout(n // vec, vec, threads, chunks, shares)
 
 
-SPREAD = [
-    spread_of(n, *each)
+LAYOUTS = [
+    layout_of(n, *each)
     for n in LENGTHS
     for each in SPREADS
-    if spread_of(n, *each).chunks <= 64 and (each[2] == 1 or n >= each[1] * each[2])
+    if layout_of(n, *each).chunks <= 64 and (each[2] == 1 or n >= each[1] * each[2])
 ]
-NAMES = [f"{s.vectors * s.vec_size}-v{s.vec_size}-t{s.threads}-s{s.shares}" for s in SPREAD]
+NAMES = [f"{s.vectors * s.vec_size}-v{s.vec_size}-t{s.threads}-s{s.shares}" for s in LAYOUTS]
 
 
 class Row:
     """One row over the threads of a device: what a context has of it, chunk by chunk."""
 
-    def __init__(self, row, spread, padding=np.nan):
-        shares, threads, chunks, vec = spread.shares, spread.threads, spread.chunks, spread.vec_size
+    def __init__(self, row, layout, padding=np.nan):
+        shares, threads, chunks, vec = layout.shares, layout.threads, layout.chunks, layout.vec_size
         warps = max(threads // 32, 1)
-        self.spread, self.n = spread, len(row)
+        self.layout, self.n = layout, len(row)
         self.device = Device(shares, warps)
         full = np.full(shares * chunks * threads * vec, padding, np.float32)
         full[: len(row)] = row
@@ -61,7 +61,7 @@ class Row:
         self.tiles = np.moveaxis(tiles, 1, 3)  # shares, warps, lanes, chunks, elements
         places = np.arange(full.size // vec).reshape(shares, chunks, threads)
         places = np.tile(places, (1, 1, max(32 // threads, 1))).reshape(shares, chunks, warps, 32)
-        self.in_row = [Boolean(places[:, k] < spread.vectors) for k in range(chunks)]
+        self.in_row = [Boolean(places[:, k] < layout.vectors) for k in range(chunks)]
 
     @property
     def held(self):
@@ -72,21 +72,21 @@ class Row:
     def chunks(self, dynamic=False):
         """The chunks as `accumulate` gets them: the context and the values of each."""
         in_row = np.stack([each.data for each in self.in_row])
-        count = self.spread.chunks if self.spread.is_even else Int32(in_row.sum(0))
-        for k in range(self.spread.chunks):
+        count = self.layout.chunks if self.layout.is_even else Int32(in_row.sum(0))
+        for k in range(self.layout.chunks):
             chunk = types.SimpleNamespace(
-                k=k, share=0, share_in_row=self.device.share, vec_size=self.spread.vec_size,
-                in_row=None if self.spread.is_even else self.in_row[k],
-                chunks_in_row=count, row_mean=RowMean(self.spread),
+                k=k, share=0, share_in_row=self.device.share, vec_size=self.layout.vec_size,
+                in_row=None if self.layout.is_even else self.in_row[k],
+                chunks_in_row=count, row_mean=RowMean(self.layout),
             )  # fmt: skip
             yield chunk, Vector(np.ascontiguousarray(self.tiles[..., k, :]))
 
     def across(self):
         """The arguments of a reduction across the row."""
-        leaves = self.spread.threads > 32 or self.spread.shares > 1
-        cluster = self.spread.shares > 1
+        leaves = self.layout.threads > 32 or self.layout.shares > 1
+        cluster = self.layout.shares > 1
         return dict(
-            threads_per_row=self.spread.threads,
+            threads_per_row=self.layout.threads,
             reduction_buffer=self.device if leaves else None,
             mbar_ptr=self.device if cluster else None,
         )
@@ -101,14 +101,14 @@ def one(scalar):
 
 def reduced(row, operand):
     """The row's mean of what is reduced of each thread, as `RowReductions` does it."""
-    op = RowMean(row.spread)
+    op = RowMean(row.layout)
     return one(op.scaled(row_reduce(operand, op.op, **row.across())))
 
 
 def held_mean(row):
     """Of a row in registers, as `ctx.row_reduce(x, MEAN)` reduces it."""
-    in_row = None if row.spread.is_even else row.in_row
-    return reduced(row, RowMean(row.spread).of_vectors(row.held, in_row, row.device.share))
+    in_row = None if row.layout.is_even else row.in_row
+    return reduced(row, RowMean(row.layout).of_vectors(row.held, in_row, row.device.share))
 
 
 def looped_mean(row):
@@ -153,19 +153,19 @@ WAYS = {
 
 
 CASES = [
-    pytest.param(spread, way, id=f"{name}-{way}")
-    for spread, name in zip(SPREAD, NAMES, strict=True)
+    pytest.param(layout, way, id=f"{name}-{way}")
+    for layout, name in zip(LAYOUTS, NAMES, strict=True)
     for way in WAYS
-    if way == "held" or spread.threads >= 32
+    if way == "held" or layout.threads >= 32
 ]
 
 
-@pytest.mark.parametrize(("spread", "way"), CASES)
-def test_the_mean_of_equal_elements_is_the_element(spread, way, monkeypatch):
-    n = spread.vectors * spread.vec_size
+@pytest.mark.parametrize(("layout", "way"), CASES)
+def test_the_mean_of_equal_elements_is_the_element(layout, way, monkeypatch):
+    n = layout.vectors * layout.vec_size
     for constant in CONSTANTS:
         if np.isfinite(np.float32(n) * constant):
-            row = Row(np.full(n, constant), spread)
+            row = Row(np.full(n, constant), layout)
             row.device.install(monkeypatch)
             mean, squares = WAYS[way](row)
             assert mean == constant, (constant, mean)
@@ -174,7 +174,7 @@ def test_the_mean_of_equal_elements_is_the_element(spread, way, monkeypatch):
 
 def test_a_sum_divided_by_n_is_not(monkeypatch):
     """What layernorm did: 0.0024 came of a row of 70001 times 123.456."""
-    row = Row(np.full(70001, np.float32(123.456)), spread_of(70001, 1, 512, 8), padding=0.0)
+    row = Row(np.full(70001, np.float32(123.456)), layout_of(70001, 1, 512, 8), padding=0.0)
     row.device.install(monkeypatch)
     total = row_reduce(row.held, ADD, **row.across())
     assert one(div_number(total, 70001.0)) != np.float32(123.456)
@@ -198,15 +198,15 @@ def rows(n):
     }
 
 
-@pytest.mark.parametrize(("spread", "way"), CASES)
-def test_means_of_rows(spread, way, monkeypatch):
+@pytest.mark.parametrize(("layout", "way"), CASES)
+def test_means_of_rows(layout, way, monkeypatch):
     """The mean is within 5 roundings of the mean magnitude, or 10 with squares about it.
 
     (A sum divided by N is within 3 to 4.) The squares are within 2 ** -19 of themselves.
     """
-    n = spread.vectors * spread.vec_size
+    n = layout.vectors * layout.vec_size
     for name, values in rows(n).items():
-        row = Row(values, spread)
+        row = Row(values, layout)
         exact = np.float32(values).astype(np.float64)
         row.device.install(monkeypatch)
         mean, squares = WAYS[way](row)
@@ -223,7 +223,7 @@ def test_means_of_rows(spread, way, monkeypatch):
 def test_means_of_rows_that_are_not_finite(way, value, at, monkeypatch):
     values = np.ones(1000, np.float32)
     values[at] = value
-    row = Row(values, spread_of(1000, 8, 64, 1))
+    row = Row(values, layout_of(1000, 8, 64, 1))
     row.device.install(monkeypatch)
     mean, _ = WAYS[way](row)
     assert mean == value or np.isnan([mean, value]).all()

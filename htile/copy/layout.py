@@ -9,7 +9,7 @@ from cutlass import Int32
 
 
 @dataclass(frozen=True)
-class Spread:
+class RowLayout:
     """How the vectors of a row lie over its shares and threads.
 
     vectors: how many vectors the row has. vec_size: how many elements a vector has.
