@@ -10,7 +10,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test gpu-test lint bench clean
+.PHONY: help demo test gpu-test lint bench docs clean
 
 BOOTSTRAP ?= python3
 ARGS ?=
@@ -24,6 +24,7 @@ PY := $(PYTHON)
 JOBS ?= 1
 READY :=
 READY_BENCH :=
+READY_DOCS :=
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 else
@@ -36,6 +37,7 @@ endif
 # A stamp a build, so that a machine that gains a GPU gets the build for it.
 READY := $(VENV)/.ready-$(TORCH_BUILD)
 READY_BENCH := $(READY)-bench
+READY_DOCS := $(READY)-docs
 
 PIP := $(PY) -m pip --disable-pip-version-check --no-input $(if $(V),,-q)
 INSTALL := $(PIP) install -c constraints.txt
@@ -50,6 +52,7 @@ help:
 	@echo 'make gpu-test  the tests that need an NVIDIA GPU'
 	@echo 'make lint      ruff'
 	@echo 'make bench     the benchmarks; which: ARGS="--suite throughput --seconds 120", ARGS=--help'
+	@echo 'make docs      the documentation as a site, in site/; a dead link is an error'
 	@echo 'make clean     remove .venv, caches and build outputs'
 	@echo
 	@echo 'The first one sets up .venv; PYTHON=python3 uses that interpreter as it is instead.'
@@ -71,8 +74,12 @@ lint: $(READY)
 bench: $(READY_BENCH)
 	$(PY) -m benchmarks $(ARGS)
 
+docs: $(READY_DOCS)
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet $(ARGS)
+	@echo 'site/index.html is the first page'
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis dump bench-out
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis dump bench-out
 	rm -f *.ptx *.cubin *.sass
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -107,6 +114,10 @@ $(VENV)/.ready-cpu $(VENV)/.ready-cuda: pyproject.toml constraints.txt
 
 $(VENV)/.ready-cpu-bench: $(READY)
 	@$(INSTALL) --no-build-isolation -e '.[bench]'
+	@touch $@
+
+$(VENV)/.ready-cpu-docs $(VENV)/.ready-cuda-docs: $(READY)
+	@$(INSTALL) --no-build-isolation -e '.[docs]'
 	@touch $@
 
 # Without the peers the benchmarks run all the same, and say who is missing.

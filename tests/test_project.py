@@ -3,17 +3,14 @@
 import ast
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import networkx as nx
 import pytest
-import torch
 
 import htile
-from htile import cli
 
 REPO = Path(__file__).parents[1]
 FILES = sorted((REPO / "htile").rglob("*.py"))
@@ -162,50 +159,6 @@ def test_no_exception_is_swallowed(path):
         if isinstance(node, ast.ExceptHandler):
             caught = ast.unparse(node.type) if node.type else "everything"
             assert caught not in ("everything", "Exception", "BaseException"), node.lineno
-
-
-def test_the_first_example_of_the_readme_runs():
-    text = (REPO / "README.md").read_text(encoding="utf-8")
-    (block, *_) = re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)
-    functions = [n.name for n in ast.parse(block).body if isinstance(n, ast.FunctionDef)]
-    assert functions, "it defines a row-wise function"
-    namespace = {"x": torch.randn(4, 64), "__name__": "readme"}
-    path = "README.md"
-    exec(compile(block, path, "exec", dont_inherit=True), namespace)
-    for name in functions:
-        assert isinstance(namespace[name], htile.Rowwise)
-    results = [v for k, v in namespace.items() if isinstance(v, torch.Tensor) and k != "x"]
-    assert results and all(r.isfinite().all() for r in results)
-
-
-LINK = re.compile(r"!?\[[^]]*\]\(([^)]*)\)")
-
-
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/errors.md"])
-def test_links_lead_to_something(page):
-    path = REPO / page
-    for target in LINK.findall(re.sub(r"```.*?```", "", path.read_text("utf-8"), flags=re.S)):
-        if not target.startswith(("https://", "#")):
-            assert (path.parent / target).exists(), f"{page}: {target}"
-
-
-def test_the_command_of_the_readme_writes_its_pictures(tmp_path, monkeypatch, capsys):
-    """No other pictures are kept. Coordinates to a point: versions of matplotlib differ below."""
-    text = (REPO / "README.md").read_text("utf-8")
-    (command,) = re.findall(r"^python -m htile (show .*--save) folder$", text, re.M)
-    monkeypatch.chdir(REPO)
-    assert cli.main([*shlex.split(command), str(tmp_path)]) == 0
-    (saved,) = tmp_path.iterdir()
-    assert f"saved in {saved}" in capsys.readouterr().err
-    pictures = [link for link in LINK.findall(text) if link.endswith(".svg")]
-    assert sorted(map(Path, pictures)) == sorted(
-        path.relative_to(REPO) for path in (REPO / "docs" / "pictures").glob("*.svg")
-    )
-    assert {Path(picture).name for picture in pictures} == {"graph.svg", "plan.svg"}
-    for picture in map(Path, pictures):
-        kept, written = (re.sub(r"\.\d+", "", path.read_text("utf-8"))
-                         for path in (REPO / picture, saved / picture.name))  # fmt: skip
-        assert kept == written, f"{picture} is old: run the command, copy {picture.name} there"
 
 
 def test_versions_agree():
