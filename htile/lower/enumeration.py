@@ -24,9 +24,12 @@ UNROLL = 4  # chunks in the body of a loop over more, if it reads nothing from g
 
 # Instructions of all loops of a kernel as they are written out. More would take long to compile and
 # overflow the instruction cache. So loops whose elements take many instructions have fewer shares
-# of a row, and even fewer chunks in their bodies.
+# of a row, and fewer chunks in their bodies. MOST_CODE is for loops that are unrolled, MOST_LOOPED
+# for others. A row of more than MOST_LOOPED * ELEMENTS elements may have one instruction for each
+# ELEMENTS of them: it runs longer, and may compile longer.
 MOST_CODE = 8192
-MOST_GROUPED = 4096
+MOST_LOOPED = 1600
+ELEMENTS = 200
 
 # Sums over more than MOST_CHUNKS chunks of a streamed row have two levels. The inner level has
 # FOLDED chunks.
@@ -103,6 +106,7 @@ class _Enumeration:
         self.n, self.arch = work.graph.n, target.arch
         self.vec = vector_size(work.graph)
         tensors = len(work.loaded) + len(work.writes)
+        self.most_looped = max(MOST_LOOPED, self.n // ELEMENTS)
         self.spare = SPARE_REGISTERS + POINTER_REGISTERS * max(0, tensors - FEW_TENSORS)
         self.clusters = [1]
         if self.n >= MIN_CLUSTER_N:
@@ -237,7 +241,8 @@ class _Enumeration:
             else:
                 prefetch = self._prefetch_in_loop(numerics, rows, threads, turns)
                 unroll = prefetch or (UNROLL if self._fits_unrolled(rows) else 1)
-            if shares > 1 and self._written_out(chunks, unroll, prefetch) * turns > MOST_CODE:
+            most = MOST_CODE if unroll == chunks else self.most_looped
+            if shares > 1 and self._written_out(chunks, unroll, prefetch) * turns > most:
                 continue
             tiles = 0
             if loader == "shared":
@@ -251,6 +256,9 @@ class _Enumeration:
             blocks = 0
             if loops.carries_two_stages and numerics.form is Form.LOOPS:
                 blocks = min(JOINT_THREADS // threads, self._fitting(tiles))
+                if rows is Home.REREAD and prefetch:  # what is on its way takes registers too
+                    needed = LOOP_REGISTERS + self.vec * loops.words + prefetch * self._reads(rows)
+                    blocks = max(1, min(blocks, int(self.arch.registers / (threads * needed))))
             elif loops.carries_two_stages and unroll == chunks:
                 blocks = STREAMED_THREADS // threads
             elif prefetch and unroll < chunks:
@@ -264,8 +272,12 @@ class _Enumeration:
 
     def _fits_unrolled(self, rows: Home) -> bool:
         """Whether registers hold what some chunks of a loop's body read from global memory."""
-        reads = max(self._words(loop.reads(rows)) for loop in self.work.loops.loops)
-        return reads <= ROW_REGISTERS
+        return self._reads(rows) <= ROW_REGISTERS
+
+    def _reads(self, rows: Home) -> float:
+        """Registers for a chunk of all that a loop reads from global memory, of the widest loop."""
+        loops = self.work.loops.loops
+        return max((self._words(loop.reads(rows)) for loop in loops), default=0.0)
 
     def _written_out(self, chunks: int, unroll: int, prefetch: int) -> int:
         """Instructions of a share of the row in all loops, if they are emitted so."""
@@ -276,8 +288,7 @@ class _Enumeration:
 
     def _prefetch_unrolled(self, rows: Home, threads: int, every: int) -> int:
         """How many of every chunk are on their way to loops that are unrolled."""
-        loops = self.work.loops.loops
-        reads = max((self._words(loop.reads(rows)) for loop in loops), default=0.0)
+        reads = self._reads(rows)
         if not reads or reads > MOST_PREFETCHED:
             return 0
         if rows is Home.REREAD:
@@ -307,7 +318,7 @@ class _Enumeration:
             count
             for count in (2, 4)
             if count * words <= free
-            and shares * self._written_out(chunks, count, count) <= MOST_GROUPED
+            and shares * self._written_out(chunks, count, count) <= self.most_looped
         ]
         return max(fitting, default=1)
 
