@@ -44,7 +44,8 @@ ROW_REGISTERS = 32  # for rows and columns that are on their way to unrolled loo
 VECTOR_REGISTERS = 128  # for an element each of all rows and columns, of a whole vector
 MOST_PREFETCHED = 64  # that a chunk of all that loops read may take, so that it is prefetched
 LOOP_REGISTERS = 32  # that a loop needs beside what it computes, reads and writes
-SHARE_REGISTERS = 2  # for each share and each reduction beside the first that a loop carries
+PART_REGISTERS = 9  # for each reduction beside the first that a loop carries
+SHARE_REGISTERS = 2  # the same for each share of the row
 COUNT_REGISTERS = 8  # for the number of elements that a thread has, where an exchange counts it
 ADDRESS_REGISTERS = 8  # for each tensor that a loop moves beside the first FEW_TENSORS
 POINTER_REGISTERS = 2  # for the address of each tensor beside the first FEW_TENSORS
@@ -307,7 +308,7 @@ class _Enumeration:
         if numerics.is_ragged(self.n) and MOMENTS.name in numerics.joint:
             free -= COUNT_REGISTERS
         carried = max((len(loop.parts) for loop in loops.loops if loop.parts), default=1)
-        free -= SHARE_REGISTERS * shares * (carried - 1)
+        free -= (PART_REGISTERS + SHARE_REGISTERS * shares) * (carried - 1)
         moved = [_moved(loop, rows) for loop in loops.loops]
         free -= ADDRESS_REGISTERS * max(0, max(map(len, moved)) - FEW_TENSORS)
         words = max(map(self._words, moved))

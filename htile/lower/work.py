@@ -30,6 +30,9 @@ from .reductions import (
 from .steps import Compute, Home
 
 LEAVES = frozenset({Op.INPUT, Op.CONST})
+# From so many inputs on, all are converted to float32 before the first is computed with. Elements of
+# fewer stay as they are in memory until then.
+MANY_INPUTS = 6
 LOAD_ORDER = (Role.ROW, Role.COLUMN, Role.PER_ROW, Role.DEVICE_SCALAR)  # of what is in memory
 
 
@@ -256,7 +259,9 @@ class Work:
         """
         sweeps = (self.held_joint if joint else self.held).all
         columns = sweeps[0].columns if late_columns else self.columns
-        loading = sum(i.dtype.itemsize / 4 for i in self.rows + tuple(columns))
+        loaded = self.rows + tuple(columns)
+        least = 1 if len(loaded) >= MANY_INPUTS else 0
+        loading = sum(max(least, i.dtype.itemsize / 4) for i in loaded)
         crossing = (self._words(ids) for ids in self.crossing(late_columns, joint))
         return max([loading, 1.0, *crossing])
 
