@@ -86,7 +86,7 @@ def _distance(plan: Plan, preference: Preference) -> tuple:
 
 
 def _prefer(work: Work, target: Target) -> Preference:
-    """The table, as measured on an H200; docs/performance.md has the figures.
+    """The table, as measured on an H200; docs/traps.md has the figures.
 
     Short rows stay in registers. Long rows stay in shared memory, divided over a cluster, and are
     worked on in loops. Rows that are only read and very long rows are streamed.

@@ -14,7 +14,7 @@ from ..frontend.ops import Op
 
 
 class Function(Enum):
-    """Which device function computes a node (DESIGN.md section 6)."""
+    """Which device function computes a node. Each is as exact as its result needs."""
 
     EXACT = "exact"
     BOUNDED = "bounded"  # the operand's range makes a short one as exact as the output needs

@@ -19,6 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CPU_CORES_A_GROUP = 2  # with fewer, groups wait for each other's compilations
+MOST_OUTPUT = 20000  # characters that are shown of a group that failed, from its end
 
 # The longest first. Files that no group names run with the last one.
 GROUPS = (
@@ -75,6 +76,8 @@ def run(files: tuple[str, ...], gpu: str | None, cache: str, arguments: list[str
     result = Result(name, done.returncode, time.monotonic() - start, done.stdout)
     mark = "passed" if result.is_right else "FAILED"
     print(f"{mark} in {result.seconds:4.0f} s  {name}: {result.summary}", flush=True)
+    if not result.is_right:
+        print(result.output[-MOST_OUTPUT:], flush=True)
     return result
 
 
@@ -100,8 +103,6 @@ def main(arguments: list[str]) -> int:
             results = [future.result() for future in futures]
         results += [run((file,), None, cache, arguments) for file in ALONE]
     wrong = [result for result in results if not result.is_right]
-    for result in wrong:
-        print(f"\n==== {result.name}\n{result.output[-20000:]}")
     took = time.monotonic() - start
     print(f"{len(results) - len(wrong)} of {len(results)} groups passed in {took:.0f} s")
     return int(bool(wrong))
