@@ -1,8 +1,8 @@
 """Holds a row-wise function against its meaning: `torch.vmap` of the same function, in float64.
 
 The oracle runs the user's own Python, not the traced graph, so it shares nothing with what it
-checks. `assert_close` demands that the largest error is at most twice that of
-torch's own float32 evaluation, plus two units in the last place of the row's largest magnitude.
+checks. `assert_close` demands that the largest error is at most twice that of torch's own float32
+evaluation, plus two units in the last place of the row's largest magnitude.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from cutlass import Boolean, Float32, Int32, Numeric, const_expr
 
 from htile.compute.division import reciprocal
 from htile.compute.math import abs
-from htile.compute.mean import MEAN, Statistic, ThreadPart, one_over
+from htile.compute.mean import MEAN, Statistic, ThreadPart, quotient
 from htile.compute.moments import Moments
 from htile.compute.online import exp_diff
 from htile.compute.operands import Vector, make_vector, select
@@ -205,10 +205,7 @@ class MeanSum(_Accumulator):
         error = select(abs(error) < INF, error, Float32(0.0))  # that of an infinite sum is NaN
         number = self.share.chunks_in_row * self.share.vec_size
         some = number if isinstance(number, int) else cutlass.max(number, 1)
-        inverse = one_over(some)
-        mean = total * inverse
-        rest = cute.math.fma(-Float32(some), mean, total) + error
-        mean = select(abs(rest) < INF, cute.math.fma(rest, inverse, mean), mean)
+        mean = quotient(total, some, error)
         return self.share.row_mean.of_mean(mean, total + error, number)
 
 

@@ -25,12 +25,14 @@ import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
 from htile.compute.division import reciprocal
 from htile.compute.exchange import lanes_of_peers, peer_places, peers
+from htile.compute.math import abs as absolute
 from htile.compute.operands import Vector, select
 from htile.compute.products import Product
 from htile.compute.reduce import ADD, add_up, combine_lanes, thread_reduce, warp_reduce
@@ -124,7 +126,7 @@ class RowMean:
         own = runs[0].total * (1.0 / runs[0].size)
         others_agree = [run.agrees(own) for run in runs[1:]]
         if layout.is_even:
-            mean = total * (1.0 / (layout.chunks * layout.vec_size))
+            mean = quotient(total, layout.chunks * layout.vec_size)
             return select(_all(others_agree), own, mean)
         first, warps = self._of_first_lane(own), max(layout.threads // 32, 1)
         warp = 0 if warps == 1 else cute.arch.warp_idx() % warps
@@ -145,7 +147,7 @@ class RowMean:
 
     def of_warp(self, part: ThreadPart, lanes: int) -> Float32:
         """The mean of what `lanes` lanes have, and any number if they have nothing."""
-        mean = warp_reduce(part.total, ADD, lanes) * one_over(part.number)
+        mean = quotient(warp_reduce(part.total, ADD, lanes), part.number)
         return select(_all_lanes(part.agrees, lanes), part.first, mean)
 
     def of_row(self, slot: cute.Tensor, abreast: int) -> Float32:
@@ -226,6 +228,14 @@ def _vector(vectors: Vector | Product, k: int) -> Vector | Product:
     if isinstance(vectors, Product):
         return vectors.map(lambda factor: factor[None, k])
     return vectors[None, k]
+
+
+def quotient(total: Float32, count: int | Int32, error: Float32 | float = 0.0) -> Float32:
+    """(total + error) / count, rounded once: the remainder corrects the rounded quotient."""
+    inverse = one_over(count)
+    mean = total * inverse
+    rest = cute.math.fma(-Float32(count), mean, total) + error
+    return select(absolute(rest) < inf, cute.math.fma(rest, inverse, mean), mean)
 
 
 def one_over(count: int | Int32) -> Float32:

@@ -30,8 +30,8 @@ from .reductions import (
 from .steps import Compute, Home
 
 LEAVES = frozenset({Op.INPUT, Op.CONST})
-# From so many inputs on, all are converted to float32 before the first is computed with. Elements of
-# fewer stay as they are in memory until then.
+# From so many inputs on, all are converted to float32 before the first is computed with. Elements
+# of fewer stay as they are in memory until then.
 MANY_INPUTS = 6
 LOAD_ORDER = (Role.ROW, Role.COLUMN, Role.PER_ROW, Role.DEVICE_SCALAR)  # of what is in memory
 

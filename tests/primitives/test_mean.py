@@ -217,6 +217,15 @@ def test_means_of_rows(layout, way, monkeypatch):
             assert abs(squares - about) <= 2.0**-19 * about, name
 
 
+@pytest.mark.parametrize("n", [3, 5, 6, 7, 12, 24, 28, 31])
+def test_the_mean_of_one_warp_is_rounded_once(n, monkeypatch):
+    """Sums of small whole numbers are exact, so only the division rounds."""
+    for values in np.random.default_rng(n).integers(-1000, 1000, (20, n)):
+        row = Row(values.astype(np.float32), layout_of(n, 1, 32, 1))
+        row.device.install(monkeypatch)
+        assert held_mean(row) == np.float32(values.sum() / n)
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("at", [0, 5, 999])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
