@@ -25,7 +25,7 @@ COPY, OURS, EAGER = 100.0, 125.0, 300.0  # microseconds
 def run_demo(cache, columns="80"):
     environ = os.environ | {
         "HTILE_CACHE_DIR": str(cache), "COLUMNS": columns, "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": str(REPO), "PYTHONIOENCODING": "utf-8",
+        "PYTHONIOENCODING": "utf-8",
     }  # fmt: skip
     run = subprocess.run([sys.executable, "-m", "examples"], cwd=REPO, env=environ,
                          capture_output=True, text=True, timeout=600)  # fmt: skip

@@ -27,10 +27,10 @@ GROUPS = (
     ("tests/gpu/test_layouts.py", "tests/gpu/test_examples.py"),
     ("tests/generated",),
     ("tests/gpu/test_edges.py", "tests/gpu/test_handwritten.py"),
-    ("tests/gpu/test_plans.py", "tests/gpu/test_out.py"),
+    ("tests/gpu/test_plans.py", "tests/gpu/test_out.py", "tests/gpu/test_documents.py"),
     ("tests/gpu/test_sanitizer.py", "tests/gpu/test_benchmarks.py"),
 )
-ALONE = ("tests/gpu/test_cache.py", "tests/gpu/test_devices.py", "tests/gpu/test_documents.py")
+ALONE = ("tests/gpu/test_cache.py", "tests/gpu/test_devices.py")
 
 
 @dataclass(frozen=True)

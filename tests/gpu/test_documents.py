@@ -1,6 +1,5 @@
 """The code and the commands of README.md and docs/, as they stand, on the GPU."""
 
-import os
 import re
 import subprocess
 import sys
@@ -22,7 +21,7 @@ COMMANDS = [
 
 
 def run(command, folder):
-    environ = os.environ | {"PYTHONPATH": str(REPO), "COLUMNS": "100"}
+    environ = documents.environment()
     done = subprocess.run(
         command, cwd=folder, env=environ, capture_output=True, text=True, timeout=600
     )
