@@ -47,7 +47,7 @@ COLUMNS = (
 def main() -> None:
     """Print the demo for the machine at hand."""
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    page = Page(shutil.get_terminal_size().columns, sys.stdout.isatty() and not is_plain)
+    page = Page(shutil.get_terminal_size((100, 24)).columns, sys.stdout.isatty() and not is_plain)
     if torch.cuda.is_available():
         rows, n = TIMED
         page.title(f"Every example on {torch.cuda.get_device_name()}")

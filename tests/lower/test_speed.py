@@ -36,8 +36,8 @@ def cost(fn, args):
 @pytest.mark.parametrize(
     ("fn", "args", "bound"),
     [
-        (softmax, arguments(), 21_000),
-        (long_function(500), arguments(count=2), 1_200_000),
+        (softmax, arguments(), 9_000),
+        (long_function(500), arguments(count=2), 430_000),
     ],
     ids=["softmax", "500 nodes"],
 )
