@@ -32,6 +32,8 @@ OTHERS = (
 )  # fmt: skip
 OTHERS_ELSEWHERE = (1000, 4096, 11008, 24576, 50257, 57344, 65536, 131072, 300040)
 ROWS = (1, 64, 256, 4096)  # one number of each class that plans distinguish
+# The record holds the resources of these lengths, for many rows. All cells take hours to compile.
+COMPILED = (4096, 65536)
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,11 @@ class Cell:
     def group(self) -> str:
         """`softmax bfloat16 sm_90a`"""
         return f"{self.function} {str(self.dtype).removeprefix('torch.')} {self.arch}"
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the record holds what its kernel uses."""
+        return self.n in COMPILED and self.rows == ROWS[-1]
 
     def kernel(self):
         """What `inspect` returns for it."""

@@ -38,8 +38,9 @@ def texts(cells: Iterable[Cell]) -> dict[str, object]:
 
 
 def used(cells: Iterable[Cell]) -> dict[str, object]:
-    """The part of a group's record that compiles every kernel."""
-    artifacts = {text_digest(job[0]): build(*job) for job in map(emitted, cells)}
+    """The part of a group's record that compiles kernels."""
+    jobs = (emitted(cell) for cell in cells if cell.is_compiled)
+    artifacts = {text_digest(job[0]): build(*job) for job in jobs}
     found = {text: artifact.resources for text, artifact in sorted(artifacts.items())}
     return {
         "registers": max(r.registers for r in found.values()),
