@@ -1,21 +1,29 @@
-"""The mean of a row. The mean of equal elements is exactly that element.
+"""The mean of a row. If all elements of the row are equal, it is exactly that element.
 
-A sum divided by N does not give that. A sum of N times c rounds on its way, and even fl(N * c) / N
-need not round to c. A row of 70001 times 123.456 then differs from its mean by an ulp, 7.6e-6, and
-layernorm makes 0.0024 of that where 0 is right.
+A sum divided by N does not promise that. The sum of N elements that equal c rounds on its way, and
+even N * c, rounded once and divided by N, need not round to c. If 70001 elements are 123.456, the
+result differs from them by an ulp, 7.6e-6. A layer norm then gives 0.0024 where 0 is right.
 
-So a mean is made of the means of parts, by two rules. The mean of parts that all have the same mean
-is that mean. The mean of others is the sum of their means, each times its share of the elements;
-where all shares are 1 / 2**k, that sum is exact for equal means too, and needs no comparison. The
-smallest parts are runs of 2**k elements, of which a sum of equal elements is exact. Their means
-make that of a thread, those of lanes that of a warp, and those of warps that of the row. No part is
-subtracted from another, so nothing is lost to an outlier, and infinities give what a sum gives.
+So the mean of a row is made from the means of its parts, by two rules:
 
-It needs no more exchanges than a sum: each warp sends one number. Where the number of elements is a
-power of two and none is padding, a mean costs what a sum does. Where there is no padding but 3, 5,
-6, ... vectors a thread, it costs a comparison for each run of them. With padding it costs some 30
-instructions of a thread, most of which count the elements of its warp and of the others; it saves a
-select for each element, because a padded vector is left out as a whole.
+- If all parts have the same mean, the result is that mean.
+- Otherwise it is the sum of their means, each times the fraction of the elements that the part has.
+
+The first rule takes a comparison. It is not needed where each part has 1 / 2**k of the elements,
+because the sum of equal means is then exact anyway.
+
+The smallest part is a run: 2**k elements of a thread. A sum of so many equal elements is exact. The
+means of its runs make the mean of a thread, the means of the lanes make that of a warp, and the
+means of the warps make that of the row. No part is subtracted from another, so an outlier takes no
+digits from the others, and infinities give what a sum gives.
+
+A mean needs no more exchanges than a sum, because each warp sends one number. It costs this:
+
+- Where N is a power of two and nothing is padded, it costs what a sum costs.
+- Where nothing is padded, but a thread has 3, 5, 6, ... vectors, it costs a comparison for each run
+  beyond the first.
+- Where vectors are padded, it costs some 30 instructions of a thread. Most of them count the
+  elements of warps. It saves a select for each element, because a padded vector is left out whole.
 """
 
 from __future__ import annotations
@@ -40,7 +48,7 @@ from htile.copy.layout import RowLayout
 
 
 class Statistic(Enum):
-    """What rows are reduced to beside the ADD, MUL, MAX and MIN of `cute.ReductionOp`."""
+    """The reductions that `cute.ReductionOp` (ADD, MUL, MAX, MIN) does not have."""
 
     MEAN = "mean"
 
@@ -50,9 +58,11 @@ MEAN = Statistic.MEAN
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring vectors of a thread: their sum, and how many elements they have, 2**k.
+    """Some vectors of a thread that are summed together.
 
-    in_row: whether they are in the row. The sum is 0 if they are not. None: they are.
+    total: the sum of their elements; 0 if they are padding.
+    size: how many elements they have.
+    in_row: whether they are in the row; they are padding if not. None means that they are.
     """
 
     total: Float32
@@ -60,7 +70,7 @@ class Run:
     in_row: Boolean | None = None
 
     def agrees(self, mean: Float32) -> Boolean:
-        """Whether their mean is `mean`, or they are not in the row."""
+        """Whether the mean of the run is `mean`. A run of padding agrees with every mean."""
         expected = mean * float(self.size)
         if self.in_row is not None:
             expected = select(self.in_row, expected, Float32(0.0))
@@ -69,10 +79,12 @@ class Run:
 
 @dataclass(frozen=True)
 class ThreadPart:
-    """What a thread has of a share whose threads have different numbers of elements.
+    """What a thread has of a share of the row whose threads have different numbers of elements.
 
-    total: the sum of its elements. first: the mean that the first lane of its warp has.
-    agrees: whether all that it has has that mean. number: how many elements its warp has.
+    total: the sum of the elements of the thread.
+    first: the mean of the elements of the first lane of its warp that works on the share.
+    agrees: whether all runs of the thread have the mean `first`, so that the first rule may apply.
+    number: how many elements all lanes of its warp have together.
     """
 
     total: Float32
@@ -89,8 +101,10 @@ class ThreadPart:
 class RowMean:
     """How the mean of a row is reduced.
 
-    Where the row is even, the threads' sums or means are reduced by ADD, and `scaled` makes the
-    mean of the result. Elsewhere this is the op of `row_reduce`, of a `ThreadPart` of each thread.
+    If the row is even (`RowLayout.is_even`: all threads have equally many elements, and there are
+    2**k threads), the sums or the means of the threads are added, and `scaled` makes the mean of
+    the result. Otherwise each thread has a `ThreadPart`, and `row_reduce` takes this object as its
+    op, which combines them.
     """
 
     def __init__(self, layout: RowLayout):
@@ -98,11 +112,11 @@ class RowMean:
 
     @property
     def op(self) -> cute.ReductionOp | RowMean:
-        """What `row_reduce` reduces by."""
+        """The op that `row_reduce` takes."""
         return ADD if self.layout.is_even else self
 
     def scaled(self, result: Float32) -> Float32:
-        """The mean, of what `row_reduce` gives."""
+        """The mean of the row, from what `row_reduce` gives."""
         layout = self.layout
         if not layout.is_even:
             return result
@@ -112,11 +126,11 @@ class RowMean:
     def of_vectors(
         self, x: Vector | Product, in_row: Sequence[Boolean] | None, share: int | Int32
     ) -> Vector | Product | Float32 | ThreadPart:
-        """What is reduced of a thread that has all its vectors at once.
+        """What a thread gives to `row_reduce`, if it has all its vectors at once.
 
-        x: the vectors, ((vec_size, 1), 1, chunks), padded elements as they are.
+        x: the vectors, of shape ((vec_size, 1), 1, chunks). Padded elements may have any value.
         in_row: whether each vector is in the row; None if all are.
-        share: which share of the row they are of.
+        share: which share of the row they belong to.
         """
         layout = self.layout
         if layout.is_exact:
@@ -130,7 +144,7 @@ class RowMean:
             return select(_all(others_agree), own, mean)
         first, warps = self._of_first_lane(own), max(layout.threads // 32, 1)
         warp = 0 if warps == 1 else cute.arch.warp_idx() % warps
-        if runs[0].in_row is not None:  # a thread without elements agrees
+        if runs[0].in_row is not None:  # a thread that has padding only agrees with the others
             own = select(runs[0].in_row, own, first)
         agrees = _all([own == first, *others_agree])
         return ThreadPart(total, first, agrees, layout.of_warp(warp, share))
@@ -138,7 +152,7 @@ class RowMean:
     def of_mean(
         self, mean: Float32, total: Float32, number: int | Int32
     ) -> Float32 | ThreadPart:
-        """What is reduced of a thread that has a mean, a sum and a number of elements."""
+        """What a thread gives to `row_reduce`, if it has a mean, a sum and a number of elements."""
         if self.layout.is_even:
             return total if self.layout.is_exact else mean
         first, number = self._of_first_lane(mean), Int32(number)
@@ -146,12 +160,12 @@ class RowMean:
         return ThreadPart(total, first, agrees, cute.arch.warp_redux_sync(number, "add"))
 
     def of_warp(self, part: ThreadPart, lanes: int) -> Float32:
-        """The mean of what `lanes` lanes have, and any number if they have nothing."""
+        """The mean of the elements of `lanes` lanes. If they have none, it is any number."""
         mean = quotient(warp_reduce(part.total, ADD, lanes), part.number)
         return select(_all_lanes(part.agrees, lanes), part.first, mean)
 
     def of_row(self, slot: cute.Tensor, abreast: int) -> Float32:
-        """The mean of the row, of the warps' means in a slot of the reduction buffer."""
+        """The mean of the row, from the means that its warps left in a slot of the buffer."""
         numbers = [self.layout.of_warp(*place) for place in peer_places(slot)]
         one_over_all = one_over(self.layout.vectors * self.layout.vec_size)
         means, width = peers(slot, Float32, abreast), lanes_of_peers(slot)
@@ -161,8 +175,8 @@ class RowMean:
     def _runs(self, vectors: Vector | Product, in_row: Sequence[Boolean] | None) -> list[Run]:
         """The runs of a thread's vectors (vec_size, chunks).
 
-        Those that are in the row for all threads make runs of as many vectors as powers of two,
-        the longest first. Each of the others is a run of its own.
+        Some vectors are in the row for all threads. They make runs of 2**k vectors, the longest
+        first: 6 vectors make a run of 4 and one of 2. Each other vector is a run of its own.
         """
         chunks, vec_size = self.layout.chunks, self.layout.vec_size
         sums = [thread_reduce(_vector(vectors, k), ADD) for k in range(chunks)]
@@ -177,7 +191,7 @@ class RowMean:
         return runs
 
     def _of_first_lane(self, x: Float32) -> Float32:
-        """The x of the first of the lanes that work on the share."""
+        """The value that x has in the first of the lanes that work on the share."""
         lanes = self.layout.lanes
         lane = 0 if lanes == 32 else cute.arch.lane_idx() // lanes * lanes
         return cute.arch.shuffle_sync(x, lane)
@@ -190,12 +204,13 @@ def mean_of_warps(
     width: int,
     any_empty: bool = True,
 ) -> Float32:
-    """The mean of a row, of the means of its warps and the numbers of their elements.
+    """The mean of a row, from the means of its warps and the numbers of their elements.
 
-    means, numbers: those that this lane combines, of which neighbouring `width` lanes have all. The
-        first lane has the first warp, which is not empty.
+    means, numbers: those that this lane combines. The first lane has the first warp, which is not
+        empty.
     one_over_all: 1 / N.
-    any_empty: whether a warp may be empty whose number is not a Python number.
+    width: how many neighbouring lanes have the means of all warps together.
+    any_empty: whether a warp may have no elements where its number is not a Python int.
     """
     first = cute.arch.shuffle_sync(means[0], 0)
     agrees, terms = [], []
@@ -231,7 +246,10 @@ def _vector(vectors: Vector | Product, k: int) -> Vector | Product:
 
 
 def quotient(total: Float32, count: int | Int32, error: Float32 | float = 0.0) -> Float32:
-    """(total + error) / count, rounded once: the remainder corrects the rounded quotient."""
+    """(total + error) / count, rounded once: the remainder corrects the rounded quotient.
+
+    error: what was lost when `total` was rounded.
+    """
     inverse = one_over(count)
     mean = total * inverse
     rest = cute.math.fma(-Float32(count), mean, total) + error

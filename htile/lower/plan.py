@@ -1,8 +1,13 @@
-"""The plan: everything that the emitted kernel does, decided.
+"""The plan: everything that is decided about a kernel before its text is printed.
 
-*Numerics* say which thread holds which element, so in which order sums are taken. *Placement* says
-how rows get to threads and back. The steps follow from the two and from what the graph asks for.
-`emit` prints a plan and decides nothing.
+*Numerics* say which thread holds which element, and so in which order sums are taken. *Placement*
+says how rows get to threads and back. The steps follow from these two and from the graph. `emit`
+prints a plan and decides nothing.
+
+A *vector* is a run of neighbouring elements that one thread holds. A *chunk* is one vector of each
+thread. A *share* is one of the equal parts that a row is cut into. A *column* is an input that all
+rows share. An *exchange* is where threads combine what they have of a row. A *sweep* is what a
+thread does between two exchanges. A *CTA* is a thread block.
 """
 
 from __future__ import annotations
@@ -22,14 +27,14 @@ from .work import Sweeps, Work
 
 __all__ = ["ROWS", "VERY_LONG_N", "Form", "Numerics", "Placement", "Plan", "Target", "rows_like"]
 
-ROWS = (1, 64, 256, 1024)  # numbers of rows from each of which on placements differ
-# Registers of a thread for the values of a held row. From so many on the compiler may spill some,
-# in order to fit one more thread block.
+ROWS = (1, 64, 256, 1024)  # numbers of rows; from each of them on, placements may differ
+# Registers that a thread needs for the values of a row that it holds. From so many on, the compiler
+# may spill some, in order to fit one more CTA on a multiprocessor.
 MANY_WORDS = 32
 
 
 def rows_like(rows: int) -> tuple[int, int]:
-    """From how many rows on, and below how many, a batch is placed as one of `rows` rows is."""
+    """(fewest, limit): a batch of fewest <= k < limit rows is placed as one of `rows` rows is."""
     bounds = (*ROWS, 2**31)
     k = max((k for k, fewest in enumerate(ROWS) if fewest <= rows), default=0)
     return bounds[k], bounds[k + 1]
@@ -39,13 +44,14 @@ def rows_like(rows: int) -> tuple[int, int]:
 class Target:
     """What a plan is made for.
 
-    align: 16, 8, 4, 2 or 1 bytes that pointers and row strides of all row operands are a multiple
-        of; 16 also where each operand is as aligned as its own vectors are long.
+    align: 16, 8, 4, 2 or 1. Pointers and row strides of all row operands are multiples of so many
+        bytes. It is 16 as well where each operand is as aligned as its own vectors are long.
     lead: how many leading dimensions the rows have.
-    broadcast: inputs that the rows repeat. For each leading dimension it says whether the input has
-        it: True, False (of size 1) or None (missing).
+    broadcast: inputs that repeat over rows. For each leading dimension it says whether the input
+        has it: True, False (of size 1) or None (missing).
     aliases: outputs that are the same memory as an input, as (output name, input name).
-    rows: one of ROWS; there are at least so many rows, and many may take fewer CTAs each.
+    rows: one of ROWS. There are at least so many rows. Where there are many, each may take fewer
+        CTAs.
     """
 
     n: int
@@ -62,25 +68,29 @@ class Form(Enum):
     """How a row is kept between its sweeps."""
 
     HELD = "held"  # in registers
-    LOOPS = "loops"  # in memory; each sweep is a loop over its chunks, a vector a thread
-    # The same for a row that shared memory does not hold, whatever its alignment, or that is read
-    # only once, or that is very long: each loop reads it from global memory.
+    # In shared memory, or in global memory with the loader `direct`. Each sweep is a loop over the
+    # chunks of the row.
+    LOOPS = "loops"
+    # In global memory. Each sweep is a loop that reads the row from there. This is for rows that do
+    # not fit into shared memory, whatever their alignment, that are read only once, or that are
+    # very long.
     STREAMED = "streamed"
 
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """Which thread holds which element, so the order of every sum.
+    """Which thread holds which element, and so the order of every sum.
 
     They depend on N, dtypes, the graph and the architecture, never on the number of rows or on
-    alignment, so that a row's bits are the same in every batch. A row has `cluster_n` shares, each
-    of which is worked on by `threads_per_row` threads.
+    alignment, so that a row's bits are the same in every batch.
 
-    vec_size: neighbouring elements that a thread holds.
-    joint: names of the reductions whose results come of one exchange (`Part.at_once`).
+    vec_size: how many neighbouring elements a vector has.
+    threads_per_row: how many threads work on each share of a row.
+    cluster_n: how many shares a row has.
+    joint: names of the pairs of reductions whose results come from one exchange (`Part.at_once`).
     merged: whether a mean and the squares about it are summed over two chunks at a time.
-    folded: chunks that are summed before they are added to the rest, so that terms that are small
-        beside a thread's whole sum do not vanish in it; 0: all are added one by one.
+    folded: how many chunks are summed before their sum is added to the rest. Terms that are small
+        beside a thread's whole sum then do not vanish in it. With 0, all are added one by one.
     """
 
     vec_size: int
@@ -102,15 +112,15 @@ class Numerics:
 
     @property
     def step(self) -> int:
-        """Elements of a row that all its threads hold in one vector each."""
+        """How many elements of a row all its threads have together in one vector each."""
         return self.vec_size * self.threads_per_row * self.cluster_n
 
     def chunks(self, n: int) -> int:
-        """Vectors that a thread has of a row of n elements, padded ones included."""
+        """How many vectors of a share a thread has, padding included, if a row has n elements."""
         return -(-n // self.step)
 
     def is_ragged(self, n: int) -> bool:
-        """Whether threads have elements behind the end of a row of n elements."""
+        """Whether some vectors of threads reach beyond the end of a row of n elements."""
         return n % self.step > 0
 
 
@@ -118,16 +128,18 @@ class Numerics:
 class Placement:
     """How rows get to threads and back. No bit of a result depends on it.
 
-    num_threads: threads of a CTA.
-    loader: `shared` (cp.async to shared memory, then registers) or `direct`.
-    columns: `early` (loaded while the rows are in flight) or `late` (where they are first used).
+    num_threads: how many threads a CTA has.
+    loader: how rows get to registers: `shared` (by cp.async through shared memory) or `direct`.
+    columns: when columns are loaded: `early` (while the rows are on their way) or `late` (where
+        they are first used).
     copy_bytes: the widest memory access.
     shares: how many of the `cluster_n` shares of a row one CTA works on, each as a CTA of its own
-        would. Fewer CTAs then make a cluster and wait for each other.
-    abreast: how many of them it works on at a time, each with threads of its own.
-    unroll: chunks in the body of a loop over them; where it is all of them, there is no loop.
-    prefetch: how many chunks before it is used a loop loads what it reads from global memory.
-    blocks: CTAs of a multiprocessor that registers leave room for; 0: the compiler decides.
+        would. The other CTAs of its cluster work on the other shares.
+    abreast: how many of these shares the CTA works on at a time, each with threads of its own.
+    unroll: how many chunks the body of a loop works on. If it is all of them, there is no loop.
+    prefetch: how many chunks ahead of its use a loop loads what it reads from global memory.
+    blocks: how many CTAs of a multiprocessor the registers suffice for. With 0, the compiler
+        decides.
     """
 
     num_threads: int
@@ -143,7 +155,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Plan:
-    """One kernel, decided."""
+    """All decisions about one kernel."""
 
     work: Work
     target: Target
@@ -183,7 +195,7 @@ class Plan:
 
     @property
     def homes(self) -> dict[int, Home]:
-        """Where each value lives that crosses an exchange."""
+        """For each value that is computed before an exchange and read after it: where it lives."""
         if self.numerics.in_loops:
             return self.work.homes_in_loops(self.rows_home)
         late = self.placement.columns == "late"
@@ -192,9 +204,10 @@ class Plan:
 
     @property
     def names_blocks(self) -> bool:
-        """Whether the text says for how many thread blocks of an SM registers are spared.
+        """Whether the kernel's text says how many CTAs of a multiprocessor registers suffice for.
 
-        Where it does, a kernel that spills is compiled again for others (`htile/build/compile.py`).
+        If it does, a kernel that spills is compiled again for another number of CTAs
+        (`htile/build/compile.py`).
         """
         if self.placement.blocks or self.numerics.in_loops:
             return True
@@ -218,16 +231,16 @@ class Plan:
 
     @property
     def chunks(self) -> int:
-        """Vectors of one share of a row that a thread has."""
+        """How many vectors of one share of a row a thread has, padding included."""
         return self.numerics.chunks(self.graph.n)
 
     @property
     def is_unrolled(self) -> bool:
-        """Whether loops over chunks are written out."""
+        """Whether all chunks are written out one after the other, instead of a loop over them."""
         return self.placement.unroll == self.chunks
 
     def folds(self, loop: ColumnLoop) -> tuple[Part, ...]:
-        """The parts of a loop that are sums in two levels."""
+        """The parts of a loop that are summed in two levels (`Numerics.folded`)."""
         if not self.numerics.folded:
             return ()
         return tuple(part for part in loop.parts if self._has_float_sum(part))
@@ -238,17 +251,17 @@ class Plan:
 
     @property
     def is_ragged(self) -> bool:
-        """Whether threads have elements behind the end of a row."""
+        """Whether some vectors of threads reach beyond the end of a row."""
         return self.numerics.is_ragged(self.graph.n)
 
     @property
     def elements_per_thread(self) -> int:
-        """Elements of one row that a thread holds, padded lanes included."""
+        """How many elements of one share of a row a thread has, padding included."""
         return self.chunks * self.numerics.vec_size
 
     @property
     def stages(self) -> int:
-        """Dependent rounds of reductions."""
+        """How many rounds of reductions depend on each other. One exchange may serve two."""
         return len(self.sweeps.reduces)
 
     def bytes_per_row(self) -> tuple[int, int]:
@@ -263,7 +276,7 @@ class Plan:
         return read, written
 
     def bytes_read_again(self) -> int:
-        """Bytes of one row that loops read from global memory after the first time."""
+        """Bytes that loops read from global memory again, after they have read the row once."""
         if self.rows_home is not Home.REREAD:
             return 0
         read = [i for loop in self.work.loops.loops for i in loop.rows]
@@ -271,7 +284,7 @@ class Plan:
         return self.graph.n * sum(i.dtype.itemsize for i in again.elements())
 
     def bytes_of_columns(self) -> int:
-        """Bytes of the vectors that all rows share; each row reads them, most often from L2."""
+        """Bytes of the columns. Each row reads them, most often from the L2 cache."""
         return self.graph.n * sum(i.dtype.itemsize for i in self.work.columns)
 
     def properties(self) -> dict[str, object]:

@@ -1,10 +1,14 @@
 """`@rowwise`: a Python function of one row that is called with tensors of many rows.
 
 A call goes like this. `__call__` asks the shortcuts, each of which is a function for calls like an
-earlier one (`shortcut.py`). Where none takes the call, `_call` binds its arguments, takes the
-fingerprint of the captured values once, and looks for a launch that is remembered under it. A call
-of a new kind gets roles, a trace (`specialize.py`), and a plan and a kernel (`launch.py`). Where
-the tensors are on no GPU, torch evaluates the traced graph instead.
+earlier one (`shortcut.py`). If none takes the call, it goes the long way, `_call`. This binds the
+arguments to the parameters, takes a fingerprint of the captured values (those that the function has
+from outside), and makes a key of what tells kinds of calls apart. If a launch is remembered under
+that key, it runs.
+
+A call of a new kind finds the role of each argument (`frontend/roles.py`). It gets a trace
+(`specialize.py`), and then a plan and a kernel (`launch.py`). If the tensors are on no GPU, torch
+evaluates the traced graph instead.
 """
 
 from __future__ import annotations
@@ -44,19 +48,19 @@ if TYPE_CHECKING:
     from ..tune.search import Tuned
 
 MAX_LAUNCHES = 4096  # remembered calls of one function; forgotten all at once beyond
-MAX_SHORTCUTS = 5  # of calls with out=, and as many of calls without it; then none is added
-MAX_MISSES = 3  # calls of other sizes, after which a shortcut of fixed sizes goes
+MAX_SHORTCUTS = 5  # for calls with out=, and as many for calls without it; then none is added
+MAX_MISSES = 3  # calls of other sizes, after which a shortcut for one size is removed
 _SHORTCUTS = threading.Lock()  # held while the shortcuts of a function are replaced
 
 
 def rowwise(fn: Callable | None = None, *, fastmath: bool = False):
     """Make a function of one row into one fused kernel over all rows.
 
-    Inside `fn` a tensor argument is one row of N elements; called, it takes tensors of shape
-    `(*lead, N)` and returns what `fn` returns for each row: rows as `(*lead, N)`, one value a row
-    as `(*lead)`, or `(*lead, 1)` with `keepdim=True`. Floating values are float32 inside; a row
-    comes back in the dtype of the first 16- or 32-bit floating row argument, one value a row in
-    float32, unless `.to(dtype)` says otherwise.
+    Inside `fn` a tensor argument is one row of N elements. The decorated function takes tensors of
+    shape `(*lead, N)` and returns what `fn` returns for each row: rows as `(*lead, N)`, one value
+    per row as `(*lead)`, or as `(*lead, 1)` with `keepdim=True`. Floating values are float32
+    inside. A row of them comes back in the dtype of the first floating row argument, and one of
+    them per row in float32, unless `.to(dtype)` says otherwise.
 
         @htile.rowwise
         def rmsnorm(x, weight, eps: float = 1e-6):
@@ -65,19 +69,21 @@ def rowwise(fn: Callable | None = None, *, fastmath: bool = False):
         y = rmsnorm(x, w)           # x: (4, 128, 4096) bfloat16, w: (4096,); y: as x
         rmsnorm(x, w, out=x)        # in place
 
-    CUDA tensors run the kernel, all others the reference: the same graph, evaluated by torch. A
-    row whose elements are not neighbours in memory is copied first; nothing else ever is.
+    CUDA tensors go through the kernel. For all others torch evaluates the same graph. A tensor in
+    whose rows the elements are not neighbours in memory is copied first; nothing else ever is.
 
-    `out=` takes one tensor, or the structure that `fn` returns (dicts by their keys, in any order),
-    to write the results to. One may be the very memory of a row argument (in place); any other
-    overlap raises ArgumentError. `torch.vmap(f)` treats the batch as a leading dimension.
+    `out=` takes the tensors that the results are written to: one tensor, or the structure that `fn`
+    returns (dicts by their keys, in any order). Each may be the very memory of a row argument,
+    which makes the call in place. Any other overlap raises ArgumentError. `torch.vmap(f)` treats
+    the batch as a leading dimension.
 
-    fastmath: approximate tanh, log, log2, log10, sin and cos, in all of the kernel. A row-wise
-        function that `fn` calls becomes part of it: its own fastmath and plan do not count.
+    fastmath: use approximate tanh, log, log2, log10, sin and cos in all of the kernel. If `fn`
+        calls a row-wise function, that becomes part of the kernel: its own fastmath and plan do not
+        count.
 
-    Raises an HTileError that names the line for what can not be traced, and at a call for
-    arguments that do not fit: ArgumentError, ShapeError, DtypeError, GradientError for tensors that
-    require grad, UnsupportedError for what is not built yet.
+    Raises an HTileError. What can not be traced raises TraceError or UnsupportedError, which name
+    the line of `fn`. Arguments that do not fit raise ArgumentError, ShapeError or DtypeError, and
+    tensors that require grad raise GradientError.
     """
     if fn is None:
         return functools.partial(rowwise, fastmath=fastmath)
@@ -106,7 +112,7 @@ class Rowwise:
         self._forget()
 
     def _forget(self) -> None:
-        """Have the next call of each kind take the long way, and look for its plan anew."""
+        """Forget launches and shortcuts, so that the next call of each kind chooses a plan anew."""
         self._launches.clear()
         with _SHORTCUTS:
             self._returning: tuple[Callable, ...] = ()  # the shortcuts of calls without out=
@@ -139,7 +145,7 @@ class Rowwise:
             return self._fn(*args, **kwargs)
         if vmap.is_inside(values):
             return vmap.call_over_batch(self, self._signature, values, out)
-        # what tells kinds of calls apart
+        # the key is what tells kinds of calls apart
         leaves, structure = ((), None) if out is None else pytree.tree_flatten(out)
         outs = tuple(leaves)
         refuse_fake(self._signature, values, outs)
@@ -148,7 +154,7 @@ class Rowwise:
         key = call_key(watched[1], self._signature, values, outs, aliases)
         launch = None if key is None else self._launches.get(key)
         if launch is None or (out is not None and structure != launch.structure):
-            # a kind that is new
+            # the call is of a new kind
             call = classify(self._signature, values)
             refuse_gradients(self._signature, values)
             device = device_of(self._signature, values)
@@ -165,7 +171,7 @@ class Rowwise:
                 tensors = dict(zip(self._signature.names, values, strict=True))
                 result = evaluate(specialization.traced, tensors, lead=call.lead)
                 return result if out is None else copy_into(out, result)
-            # nor may a static value have changed since the key was made
+            # the launch may not be remembered if a static value has changed since the key was made
             holds &= key == call_key(watched[1], self._signature, values, outs, aliases)
             launch = prepare(request, device, [*self._launches.values()])
             if holds and key is not None:
@@ -176,22 +182,26 @@ class Rowwise:
         result = run(launch, values, outs)
         if out is None:
             return result
-        increment_version(outs)  # what autograd has saved of them is no longer theirs
+        increment_version(outs)  # so that autograd sees that saved tensors were written to
         return out
 
     def _request(
         self, call: Call, captured: tuple, values: tuple, outs: tuple = (), aliases: tuple = ()
     ) -> tuple[Request, bool]:
-        """The call with its specialization, and whether that may be remembered; see `find`."""
+        """The call with its specialization, and whether that may be remembered.
+
+        `Specializations.find` says when it may not.
+        """
         specialization, holds = self._specializations.find(call, captured)
         own = self._signature, self._fastmath, self._wanted
         return Request(*own, call, specialization, values, outs, aliases), holds
 
     def _add_shortcuts(self, request: Request, launch: Launch, watched: tuple) -> None:
-        """Give calls like this one shortcuts, unless the function has enough of them.
+        """Add shortcuts for calls like this one, unless the function has enough of them.
 
-        The first call in which these results are arguments gets one for its own sizes as well,
-        which goes after some calls of other sizes.
+        Each call adds one for tensors of any number of rows. The first call that writes to just
+        these arguments (or to none) adds another one, for its own sizes only. That one is removed
+        after some calls of other sizes.
         """
         name = "_writing" if request.outs else "_returning"
         known = getattr(self, name)
@@ -220,11 +230,11 @@ class Rowwise:
                 self._writing = self._returning
 
     def __get__(self, instance, owner=None):
-        """As a method: `self` is a static argument, so a frozen dataclass, say."""
+        """Bind as a method. `self` is a static argument, such as a frozen dataclass."""
         return self if instance is None else types.MethodType(self, instance)
 
     def __reduce__(self):
-        """Pickled like a function: by its name, or as the one of that name with a plan."""
+        """Pickle it as functions are, by its name. With a plan, pickle the name and the plan."""
         if self._base is not self:
             return _with_plan, (self._base, self._wanted)
         return self._fn.__qualname__
@@ -238,8 +248,8 @@ class Rowwise:
     def inspect(self, *args, arch: str | None = None, **kwargs) -> Kernel:
         """The kernel that a call with these arguments runs, without running it.
 
-        It takes what a call takes, but `out=`. The tensors may be on any device, `meta` included,
-        so no GPU is needed:
+        It takes what a call takes, except for `out=`. The tensors may be on any device, `meta`
+        included, so no GPU is needed:
 
             x = torch.empty(64, 4096, dtype=torch.bfloat16, device="meta")
             print(softmax.inspect(x, arch="sm_100a"))
@@ -263,18 +273,21 @@ class Rowwise:
         return Kernel(request.lower(chosen, gpu), chosen.name, request.copied)
 
     def compile(self, *args, arch: str | None = None, **kwargs) -> Kernel:
-        """Compile, ahead of a call, the kernel that `inspect` shows, into the disk cache.
+        """Compile the kernel that `inspect` shows, ahead of a call, and keep it in the disk cache.
 
         It takes what `inspect` takes, and needs no GPU:
 
             x = torch.empty(64, 4096, dtype=torch.bfloat16, device="meta")
             softmax.compile(x, arch="sm_90a")
 
-        The kernel is of the dtypes, N, number of leading dimensions, broadcast sizes and alignment
-        of these tensors, and serves any number of rows, though one row alone may have a kernel of
-        its own, and for N > 2048 so may 64, 256 and 1024 rows and more. `meta` tensors count as
-        allocated by torch, so that rows lie at multiples of 16 bytes if N and the strides are such;
-        for rows that begin elsewhere pass a view of a CPU tensor, `torch.empty(4, 4097)[:, 1:]`.
+        The kernel is for the dtypes, N, the number of leading dimensions, the dimensions that
+        repeat, and the alignment of these tensors. It serves any number of rows, with an exception:
+        one row alone may have a kernel of its own, and if N > 2048, so may batches of at least 64,
+        256 and 1024 rows.
+
+        The memory of `meta` tensors counts as allocated by torch, so their rows begin at multiples
+        of 16 bytes if N and the strides allow it. For rows that begin elsewhere, pass a view of a
+        CPU tensor, such as `torch.empty(4, 4097)[:, 1:]`.
 
         Raises what `inspect` raises, and CompileError where CuTe-DSL is not installed.
         """
@@ -287,21 +300,22 @@ class Rowwise:
     ) -> Tuned:
         """Time the kernel's plans on the GPU with these CUDA tensors, and keep the fastest.
 
-        Each plan is timed beside the default one, in turns, with a cold L2; a plan wins only where
-        it is faster beyond the noise, twice. From then on calls of the same kind run it, in this
-        process and in later ones: the disk cache keeps it, by the name of the GPU, until
-        `htile cache --clear`. The results of the timed calls are thrown away, and the arguments are
-        not written.
+        Each plan is timed beside the default one, in turns, with a cold L2 cache. A plan wins only
+        if it is faster beyond the noise, twice. From then on similar calls run it, in this process
+        and in later ones. The disk cache keeps it, by the name of the GPU, until
+        `python -m htile cache --clear`. The results of the timed calls are thrown away, and the
+        arguments are not written to.
 
             print(softmax.tune(logits, seconds=30))
 
-        seconds: no other plan is begun after so long.
-        numerics: try plans as well that sum in another order. The winner's bits are then those of
-            every batch of these N and dtypes; without it, no bit of a result changes.
+        seconds: how long to go on. No other plan is begun after that.
+        numerics: also try plans that sum in another order. All batches of this N and these dtypes
+            then get the bits of the winner. Without it, no bit of a result changes.
         progress: show a bar on stderr, if that is a terminal.
 
-        A parameter of `fn` with such a name is passed by position. Raises ArgumentError for tensors
-        that are not on a GPU, without rows, in a capture, and where the disk cache is turned off.
+        If a parameter of `fn` has one of these three names, pass it by position. Raises
+        ArgumentError for tensors that are not on a GPU or have no rows, while a CUDA graph is
+        captured, and where the disk cache is turned off.
         """
         from ..tune import search as tune  # which few calls need
 
@@ -328,12 +342,14 @@ class Rowwise:
     def with_plan(self, **wanted) -> Rowwise:
         """This function with a plan of these properties in place of the default one.
 
-        wanted: threads_per_row, cluster_n, form (numerics: they change bits); num_threads, loader
-            ("shared" or "direct"), columns ("early" or "late"), shares (placement: no bit changes).
+        wanted: any field of a plan. Some are numerics, which change bits: threads_per_row,
+            cluster_n (how many shares a row has), form ("held", "loops" or "streamed"). Others are
+            placement, which changes no bit: num_threads, loader ("shared" or "direct"), columns
+            ("early" or "late"), shares. `inspect(...).plan.properties()` has them all.
 
             wide = softmax.with_plan(threads_per_row=256, loader="shared")
 
-        Raises LoweringError at the call where no plan has them.
+        A call raises LoweringError if no plan has them.
         """
         return Rowwise(self._fn, self._fastmath, {**self._wanted, **wanted}, self._base)
 
@@ -345,7 +361,7 @@ def _with_plan(function: Rowwise, wanted: Mapping) -> Rowwise:
     return function.with_plan(**wanted)
 
 
-@torch._disable_dynamo  # torch.compiler.disable would import torch._dynamo with htile: a second
+@torch._disable_dynamo  # `torch.compiler.disable` would import torch._dynamo too, for a second
 def _call_of_htile_rowwise(function: Rowwise, args: tuple, kwargs: dict):
     """A graph break for `torch.compile`; with `fullgraph=True` torch shows the reason below."""
     return function(*args, **kwargs)
