@@ -13,7 +13,7 @@ import functools
 import importlib.util
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from operator import attrgetter
 from typing import NoReturn
@@ -21,7 +21,7 @@ from typing import NoReturn
 import torch
 
 from ..errors import Location, TraceError
-from .libraries import library_of, reads_state
+from .libraries import SETTINGS, library_of, reads_state
 from .reads import reads_of
 
 ATOMS = frozenset(
@@ -60,6 +60,7 @@ _REMEDIES = (
     (torch.nn.Module, "pass its parameters as arguments"),
     (object, "pass what it holds as arguments, or capture a frozen dataclass"),
 )
+_HIDDEN = frozenset({"__globals__", "__closure__", "__code__"})  # what they hold is not followed
 _MISSING = object()
 
 _CELL = attrgetter("cell_contents")
@@ -68,8 +69,8 @@ _DEFAULTS = attrgetter("__defaults__")
 _NAMED_DEFAULTS = attrgetter("__kwdefaults__")
 
 
-def _default_dtype(_: None) -> torch.dtype:
-    return torch.get_default_dtype()
+def _asked(setting: Callable[[], object]) -> object:
+    return setting()
 
 
 def freeze(value: object) -> object:
@@ -162,6 +163,8 @@ class _Walk:
     def __init__(self, top: types.FunctionType | type | None = None):
         self.watched: list[tuple] = []
         self._names: dict[str, None] = {}  # that the code read so far may ask any object for
+        self._words: dict[str, None] = {}  # those of them that it has as strings, for `getattr`
+        self._absent: set[tuple[int, str]] = set()  # what was asked for and is not there
         self._owners: dict[int, tuple[str, object]] = {}  # the objects it may ask, by id
         self._functions: dict[int, int] = {}
         self._site = _site(top) if isinstance(top, types.FunctionType) else None
@@ -176,7 +179,8 @@ class _Walk:
         if fn.__dict__:
             self._owners[id(fn)] = fn.__name__, vars(fn)
         captured, cells, reads = [], {}, reads_of(fn.__code__)
-        self._names |= dict.fromkeys(reads.attributes)
+        self._names |= dict.fromkeys(reads.attributes + reads.words)
+        self._words |= dict.fromkeys(reads.words)
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
             try:
                 cells[name] = _CELL(cell)
@@ -195,6 +199,8 @@ class _Walk:
             elif hasattr(builtins, name):  # until a global hides it
                 self.watched.append((fn.__globals__.get, name, None))
                 self.path(name, getattr(builtins, name), attributes)
+            elif name not in fn.__globals__:  # it may catch the NameError
+                self.watched.append((fn.__globals__.get, name, None))
         for name, level in reads.imports:
             captured += self._imported("." * level + name, fn.__globals__.get("__package__"))
         self._site = outer
@@ -226,19 +232,32 @@ class _Walk:
     def path(self, name: str, value: object, attributes: Iterable[str]) -> tuple:
         """The key of `name.attribute...`, read through modules one by one."""
         attributes = list(attributes)
+        hidden = _HIDDEN.intersection(attributes)
         while attributes and isinstance(value, types.ModuleType):
-            found = self._attribute(value, attributes[0])
+            if value is torch.backends:
+                self._refuse(f"captures '{name}.{attributes[0]}', a mutable setting of torch: pass "
+                             "what it holds as an argument")  # fmt: skip
+            if hidden or attributes[0] == "__dict__":
+                hidden = hidden or {attributes[0]}
+                break
+            found = self._attribute(value, attributes[0], is_asked=True)
             if found is _MISSING:
                 if "__getattr__" in vars(value) and not library_of(value):
                     self._refuse(f"captures '{name}.{attributes[0]}', which __getattr__ of the "
                                  "module makes: give the module a name that holds it")  # fmt: skip
                 break
             name, value = f"{name}.{attributes.pop(0)}", found
+        if hidden:
+            self._refuse(f"reads '{name}.{min(hidden)}', which may change unseen: read the value by "
+                         "its own name, or pass it as an argument")  # fmt: skip
         self._names |= dict.fromkeys(attributes)
         return name, self.value(name, value)
 
-    def _attribute(self, owner: object, name: str) -> object:
-        """What `owner.name` is, `_MISSING` if there is none; watched where it is defined."""
+    def _attribute(self, owner: object, name: str, is_asked: bool) -> object:
+        """What `owner.name` is, `_MISSING` if there is none; watched where it is defined.
+
+        is_asked: whether code asks for it even if it is not there, so that its absence is watched.
+        """
         if isinstance(owner, types.ModuleType):
             if library_of(owner):
                 return getattr(owner, name, _MISSING)
@@ -248,6 +267,9 @@ class _Walk:
             if name in place:
                 self.watched += [(p.get, name, p.get(name)) for p in places[: k + 1]]
                 return place[name]
+        if is_asked and (id(owner), name) not in self._absent:
+            self._absent.add((id(owner), name))
+            self.watched += [(p.get, name, None) for p in places]
         return _MISSING
 
     def members(self, is_strict: bool = True) -> tuple:
@@ -269,7 +291,10 @@ class _Walk:
                         self._owners |= {id(c): (c.__name__, c) for c in _classes(owner)}
                 for attribute in looked_up:
                     place = id(owner), attribute
-                    if place in keys or (value := self._attribute(owner, attribute)) is _MISSING:
+                    if place in keys:
+                        continue
+                    value = self._attribute(owner, attribute, attribute in self._words)
+                    if value is _MISSING:
                         continue
                     keys[place] = None
                     try:
@@ -338,9 +363,9 @@ class _Walk:
         if type(value).__module__.partition(".")[0] == "htile":  # another decorated function
             value = getattr(value, "__wrapped__", value)
         cls, origin, owner = type(value), library_of(value), getattr(value, "__self__", None)
-        if value is torch.get_default_dtype:
-            self.watched.append((_default_dtype, None, torch.get_default_dtype()))
-            return value, torch.get_default_dtype()
+        if any(value is setting for setting in SETTINGS):
+            self.watched.append((_asked, value, value()))
+            return value, value()
         if isinstance(value, types.ModuleType):
             self._owners[id(value)] = name, value
             return value

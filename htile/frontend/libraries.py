@@ -32,10 +32,11 @@ _PURE = (
 PURE = frozenset(_PURE.split())
 """Modules of Python whose functions give the same result for the same arguments, always."""
 
-_ESCAPES = {eval, exec, globals, input, vars, builtins.__import__}
+_ESCAPES = {dir, eval, exec, globals, input, vars, builtins.__import__}
 _SETTING = re.compile(r"(get|current|are|initial)_|(seed|rand|randn|randint|randperm)$|.*_enabled$")
 _HEAP_TYPE = 1 << 9  # the flag of a class that a class statement made
-_IN_EVERY_KEY = {torch.is_grad_enabled, torch.is_inference_mode_enabled}
+SETTINGS = (torch.get_default_dtype, torch.is_grad_enabled, torch.is_inference_mode_enabled)
+"""Functions of torch that read a setting which is followed: each call asks them again."""
 
 
 @lru_cache(maxsize=4096)
@@ -95,7 +96,7 @@ def reads_state(function: object) -> bool:
         return True
     origin, name = library_of(function), getattr(function, "__name__", "")
     if origin == "torch":
-        return bool(_SETTING.match(name)) and function not in _IN_EVERY_KEY
+        return bool(_SETTING.match(name)) and function not in SETTINGS
     if origin == "numpy":
         return "random" in (getattr(function, "__module__", None) or "")
     return origin != "htile" and origin.removeprefix("_") not in PURE

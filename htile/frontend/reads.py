@@ -21,13 +21,14 @@ class Reads(NamedTuple):
     """All that a code object and the functions defined in it may read from outside.
 
     imports: the module and the level of each import statement.
-    attributes: the names that may be attributes of any object. A string may be one: code may hand
-        it to `getattr`.
+    attributes: the names that may be attributes of any object.
+    words: the strings that may be such names, because code may hand them to `getattr`.
     """
 
     paths: tuple[Path, ...]
     imports: tuple[tuple[str, int], ...]
     attributes: tuple[str, ...]
+    words: tuple[str, ...]
 
 
 @lru_cache(maxsize=1024)
@@ -36,8 +37,9 @@ def reads_of(code: types.CodeType) -> Reads:
     paths: dict[Path, None] = {}
     imports: dict[tuple[str, int], None] = {}
     attributes: dict[str, None] = {}
+    words: dict[str, None] = {}
     for part in _nested(code):
-        attributes |= dict.fromkeys(_words(part.co_consts))
+        words |= dict.fromkeys(_words(part.co_consts))
         path, level = None, 0
         for instruction in (*dis.get_instructions(part), None):
             operation = instruction.opname if instruction else ""
@@ -61,7 +63,7 @@ def reads_of(code: types.CodeType) -> Reads:
                     path = Path(False, name, ())
                 elif isinstance(name, int):  # the level stands two instructions before an import
                     level = name
-    return Reads(tuple(paths), tuple(imports), tuple(attributes))
+    return Reads(*map(tuple, (paths, imports, attributes, words)))
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -1,4 +1,4 @@
-"""`python -m tests.digests`: emit every cell, compile those of `cells.COMPILED`, and say which groups
+"""`python -m tests.digests`: emit every cell, compile some, and say which groups
 differ from the record.
 
 `--update` replaces the record. It takes about 15 minutes on two cores, without a GPU. Names of

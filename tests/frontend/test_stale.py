@@ -42,6 +42,50 @@ def rebind(value):
 
 """
 FOLLOWED = {
+    "whether gradients are taken": """
+        def f(x):
+            return x * (2.0 if torch.is_grad_enabled() else 3.0)
+        def without():
+            torch.set_grad_enabled(False)
+            return (x,)
+        def with_():
+            torch.set_grad_enabled(True)
+            return (x,)
+        steps = [lambda: (x,), without, with_]
+        """,
+    "a name that is not there yet": """
+        def f(x):
+            try:
+                return x * LATER
+            except NameError:
+                return x
+        def appear():
+            globals()["LATER"] = 3.0
+            return (x,)
+        steps = [lambda: (x,), appear]
+        """,
+    "an attribute of a module that is not there yet": """
+        def f(x):
+            return x * (plain.LATER if hasattr(plain, "LATER") else 1.0)
+        plain = type(math)("plain")
+        def appear():
+            plain.LATER = 3.0
+            return (x,)
+        steps = [lambda: (x,), appear]
+        """,
+    "a default of getattr": """
+        class Holder:
+            pass
+        def f(x):
+            return x * getattr(settings, "MORE", 1.0) * getattr(Holder, "Q", 1.0)
+        def appear():
+            settings.MORE = 3.0
+            return (x,)
+        def appear_in_class():
+            Holder.Q = 5.0
+            return (x,)
+        steps = [lambda: (x,), appear, appear_in_class]
+        """,
     "defaults of a static function": """
         def make(s):
             def act(x, s=s):
@@ -415,6 +459,40 @@ FOLLOWED = {
         """,
 }
 REFUSED = {
+    "a dict of a module": (
+        "'settings.__dict__', which may change unseen: read the value by its own name",
+        """
+        def f(x):
+            return x * settings.__dict__.get("EPS")
+        steps = [lambda: (x,)]
+        """,
+    ),
+    "globals of a helper": (
+        "'helper.__globals__', which may change unseen",
+        """
+        def helper(x):
+            return x
+        def f(x):
+            return x * helper.__globals__["VALUE"]
+        steps = [lambda: (x,)]
+        """,
+    ),
+    "a setting of a backend": (
+        "captures 'torch.backends.cudnn', a mutable setting of torch",
+        """
+        def f(x):
+            return x * (2.0 if torch.backends.cudnn.enabled else 3.0)
+        steps = [lambda: (x,)]
+        """,
+    ),
+    "the names of a module": (
+        "uses 'dir'",
+        """
+        def f(x):
+            return x * (2.0 if "EPS" in dir(settings) else 3.0)
+        steps = [lambda: (x,)]
+        """,
+    ),
     "an undecorated subclass": ("decorate Sub with @dataclass", """
         @dataclass(frozen=True)
         class Config:
