@@ -139,13 +139,13 @@ def reduce_moments(
     if mbar_ptr is None and threads_per_row <= 32:
         return RowMoments(found, 1, count)
     means = tuple((own.base, own.rest) for own in found)
-    spreads = tuple((own.squares, own.count) for own in found)
-    (means, spreads), width = exchange_pairs(
-        (means, spreads), reduction_buffer, mbar_ptr, phase, abreast
+    squares_and_counts = tuple((own.squares, own.count) for own in found)
+    (means, squares_and_counts), width = exchange_pairs(
+        (means, squares_and_counts), reduction_buffer, mbar_ptr, phase, abreast
     )
     of_warp = found[0].number if found[0].is_static else None
     peers = [
         Moments(n if of_warp is None else of_warp, base, rest, squares)
-        for (base, rest), (squares, n) in zip(means, spreads, strict=True)
+        for (base, rest), (squares, n) in zip(means, squares_and_counts, strict=True)
     ]
     return RowMoments(peers, width, count)

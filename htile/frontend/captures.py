@@ -248,8 +248,8 @@ class _Walk:
                 break
             name, value = f"{name}.{attributes.pop(0)}", found
         if hidden:
-            self._refuse(f"reads '{name}.{min(hidden)}', which may change unseen: read the value by "
-                         "its own name, or pass it as an argument")  # fmt: skip
+            self._refuse(f"reads '{name}.{min(hidden)}', which may change unseen: read the value "
+                         "by its own name, or pass it as an argument")  # fmt: skip
         self._names |= dict.fromkeys(attributes)
         return name, self.value(name, value)
 

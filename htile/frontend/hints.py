@@ -16,6 +16,8 @@ _PARTS = (
 _VALUES = "values are not known while tracing"
 _AXIS = "a row has one axis, use it as it is"
 _DEVICE = "the kernel runs where its inputs are"
+_INACCURATE = "no accurate form of it is built yet"
+_MEMORY = "a row has no memory of its own while tracing; leave it out"
 _BITS = "there are no operations on the bits of numbers; & | ^ ~ are for masks"
 _RANDOM = "random numbers are not built yet; pass them as an argument"
 _INDEX = "elements cannot be chosen by an index; pass a mask as an argument"
@@ -31,10 +33,12 @@ HINTS = {
         "view reshape permute transpose unflatten repeat tile T mT t": _AXIS,
         "item tolist numpy equal allclose": _VALUES,
         "device cuda cpu is_cuda": _DEVICE,
-        "bitwise_left_shift bitwise_right_shift": _BITS,
+        "bitwise_left_shift bitwise_right_shift __lshift__ __rshift__": _BITS,
+        "is_contiguous stride data_ptr storage_offset layout is_leaf": _MEMORY,
+        "grad grad_fn backward": "HTile has no gradients yet; see docs/guide.md",
         "dropout rand_like randn_like bernoulli multinomial rrelu gumbel_softmax": _RANDOM,
         "group_norm instance_norm batch_norm local_response_norm": _GROUPS,
-        "erfinv lgamma digamma polygamma i0 i1 igamma": "no accurate form of it is built yet",
+        "erfc erfcx erfinv lgamma digamma polygamma i0 i1 igamma": _INACCURATE,
         "nonzero": "write (x != 0).sum() to count",
         "double": "float64 is not supported; write x.float()",
         "empty_like": "write torch.zeros_like",

@@ -124,7 +124,8 @@ class Signature:
             if tail is not None:
                 return args + tail
         if len(args) > self._positional:
-            self._refuse(f"takes {self._positional} positional arguments, got {len(args)}")
+            most = self._positional
+            self._refuse(f"takes {most} positional argument{'s' * (most != 1)}, got {len(args)}")
         values = [*args, *self.defaults[len(args) :]]
         for name, value in kwargs.items():
             i = self._by_keyword.get(name)

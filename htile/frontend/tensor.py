@@ -49,10 +49,11 @@ def fail(error: type[HTileError], message: str, loc: Location | None = None) -> 
 def unsupported(spelling: str) -> NoReturn:
     """Raise that a function or method of torch is not built, with what to use instead."""
     name = spelling.rsplit(".", 1)[-1]
+    known = {known.rsplit(".", 1)[-1] for known, _ in FUNCTIONS.values()}
     if name.endswith("_") and not name.startswith("_"):
         base = name.rstrip("_")
-        fail(TraceError, f"{spelling} changes a tensor in place; write x = x.{base}(...)")
-    known = {known.rsplit(".", 1)[-1] for known, _ in FUNCTIONS.values()}
+        instead = _INSTEAD.get(base, f"x = x.{base}(...)" if base in known else "a new value")
+        fail(TraceError, f"{spelling} changes a tensor in place; write {instead}")
     fail(UnsupportedError, f"{spelling} is not supported; {advice(name, known)}")
 
 
@@ -71,6 +72,9 @@ def captured(value: torch.Tensor) -> NoReturn:
     )
 
 
+_INSTEAD = {
+    "zero": "x = torch.zeros_like(x)", "fill": "x = torch.full_like(x, value)", "copy": "x = y",
+}  # fmt: skip
 _KEYWORDS = {"axis": "dim", "keepdims": "keepdim"}
 _IGNORED = frozenset({"_stacklevel", "out", "inplace"})
 

@@ -159,12 +159,12 @@ def _retell(error: Exception) -> None:
         tell("inside the function a row has the shape (N,), without the leading dimensions: write "
              "n = x.shape[-1]", ShapeError)  # fmt: skip
     if match := _ARGUMENT.search(text):
-        name, argument, wanted, kind = match.groups()
+        name, argument, expected, kind = match.groups()
         if kind == "Device":
             remedy = "torch.ones_like(x), torch.full_like(x, value) or a Python number"
             tell(f"torch.{name}(device=...) inside the function: write {remedy}, with no device")
-        remedy = f": {_instead(name)}" if wanted == "Tensor" else ""
-        tell(f"torch.{name} takes a {wanted} as {argument!r}, not a {kind}{remedy}")
+        remedy = f": {_instead(name)}" if expected == "Tensor" else ""
+        tell(f"torch.{name} takes a {expected} as {argument!r}, not a {kind}{remedy}")
     if match := _COMBINATION.search(text):
         tell(f"torch.{match[1]} does not take these arguments: {_instead(match[1])}")
     if re.search("not support ufuncs|unsupported operand.*numpy", text):

@@ -143,7 +143,7 @@ def reduce_carried(names: Names, step: Reduce) -> list[str]:
 
 def _carried(names: Names, part: Part, result: int) -> str:
     """What a part carries for one of its results."""
-    if not part.is_joint:
+    if not part.carries_two_stages:
         return names.carried[part]
     place = part.results.index(result)
     if place == 0:

@@ -20,7 +20,7 @@ from .work import Sweep, Sweeps, Work
 ACCESS_BYTES = 16  # bytes of the widest load and store
 MIN_CLUSTER_N = 8192  # elements; no shorter row is worth a cluster, or reading it again
 UNROLLED_CHUNKS = 8  # chunks of a thread; loops over no more of them are written out
-UNROLL = 4  # chunks in the body of a loop over more, if it reads nothing from global memory
+UNROLL = 4  # chunks in the body of a loop over more, where nothing is prefetched
 
 # Instructions of all loops of a kernel as they are written out. More would take long to compile and
 # overflow the instruction cache. So loops whose elements take many instructions have fewer shares
@@ -55,7 +55,7 @@ OTHER_REGISTERS = 16  # beside those of a held row
 
 # For so many threads of a multiprocessor registers are spared:
 COLUMN_THREADS = 1536  # short rows with columns
-JOINT_THREADS = 1536  # loops that carry reductions of two stages
+TWO_STAGE_THREADS = 1536  # loops that carry reductions of two stages
 STREAMED_THREADS = 1280  # the same where they are unrolled and read rows from global memory
 CROWDED_THREADS = 1024  # other loops that would take more than CROWDED_REGISTERS
 CROWDED_REGISTERS = 72
@@ -256,7 +256,7 @@ class _Enumeration:
                 continue
             blocks = 0
             if loops.carries_two_stages and numerics.form is Form.LOOPS:
-                blocks = min(JOINT_THREADS // threads, self._fitting(tiles))
+                blocks = min(TWO_STAGE_THREADS // threads, self._fitting(tiles))
                 if rows is Home.REREAD and prefetch:  # what is on its way takes registers too
                     needed = LOOP_REGISTERS + self.vec * loops.words + prefetch * self._reads(rows)
                     blocks = max(1, min(blocks, int(self.arch.registers / (threads * needed))))

@@ -99,8 +99,9 @@ def choose_means(graph: Graph) -> Graph:
     """Make a mean MEAN where its operand has other readers, and a sum divided by N elsewhere.
 
     MEAN of equal elements is exactly that element, so `x - x.mean()` is 0 for them. A sum rounds on
-    its way, and nobody can tell where nothing else reads the operand, as in the mean of `x * x`.
-    There a sum is taken, because it costs less where a row is padded.
+    its way, but costs less where a row is padded. Where nothing else reads the operand, no
+    difference is taken that would show the rounding. So the mean of equal elements that is only
+    returned may be a unit in the last place off.
     """
 
     def choose(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:

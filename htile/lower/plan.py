@@ -247,7 +247,7 @@ class Plan:
 
     def _has_float_sum(self, part: Part) -> bool:
         is_float = self.graph[part.results[0]].value.dtype.is_floating_point
-        return part.is_joint or (part.kind is SUM and is_float)
+        return part.carries_two_stages or (part.kind is SUM and is_float)
 
     @property
     def is_ragged(self) -> bool:

@@ -83,7 +83,7 @@ class Part:
     finite: bool = False
 
     @property
-    def is_joint(self) -> bool:
+    def carries_two_stages(self) -> bool:
         """Whether it carries reductions of two stages."""
         return self.kind in (SOFTMAX, MOMENTS)
 

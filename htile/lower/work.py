@@ -107,7 +107,7 @@ class Sweeps:
     @property
     def carries_two_stages(self) -> bool:
         """Whether a loop carries reductions of two stages."""
-        return any(part.is_joint for sweep in self.loops for part in sweep.parts)
+        return any(part.carries_two_stages for sweep in self.loops for part in sweep.parts)
 
     @property
     def words(self) -> float:

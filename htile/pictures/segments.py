@@ -37,7 +37,7 @@ MANY = 4  # names, of which only the first and the last are written
 class Segment:
     """What happens between two barriers, and the reductions of the barrier that ends it.
 
-    ahead: reductions of the next barrier that are carried along here.
+    carried_along: reductions of the next barrier that are carried along here.
     prefetched: what is on its way to the next loop from here on.
     """
 
@@ -46,7 +46,7 @@ class Segment:
     computes: list[Compute] = field(default_factory=list)
     stores: list[Store] = field(default_factory=list)
     reduces: list[Reduce] = field(default_factory=list)
-    ahead: list[int] = field(default_factory=list)
+    carried_along: list[int] = field(default_factory=list)
     prefetched: list[Input] = field(default_factory=list)
 
 
@@ -97,7 +97,8 @@ def segments_of(plan: Plan) -> list[Segment]:
             case Store():
                 now.stores.append(step)
             case ColumnLoop(_, parts):
-                now.ahead += [id for part in parts if not _is_pair(part) for id in part.results[1:]]
+                along = (part.results[1:] for part in parts if not _is_pair(part))
+                now.carried_along += [id for results in along for id in results]
             case Reduce():
                 now.reduces.append(step)
                 segments.append(Segment())
@@ -238,7 +239,7 @@ class _Story:
             times = f"× {len(others) + 1}" if others else ""
             lines.append(Text(self._line(step), times))
         yield from _cut(lines)
-        notes = [f"carries {self.names[id]} along" for id in segment.ahead]
+        notes = [f"carries {self.names[id]} along" for id in segment.carried_along]
         for reduce in segment.reduces:
             if reduce.is_pair:
                 peak, total = (self.names[id] for id in reduce.results)
