@@ -25,22 +25,27 @@ PLACES = {
 
 def describe(plan: Plan) -> str:
     """The whole plan."""
-    read, written = plan.bytes_per_row()
-    traffic = f"{read} bytes read and {written} written a row"
-    if again := plan.bytes_read_again():
-        traffic += f", {again} read again"
-    if columns := plan.bytes_of_columns():
-        traffic += f"; {columns} bytes that all rows share"
     names = Names(plan)
     lines = [
         f"plan {plan.graph.name}, N = {plan.graph.n}, {plan.target.arch.name}",
         *(f"  {line}" for line in describe_layout(plan)),
-        f"  traffic    {traffic}",
+        f"  {describe_traffic(plan)}",
         *(f"  {line}" for line in _describe_steps(plan, names, plan.steps)),
     ]
     crossing = (f"{names.operand(id)} {PLACES[home]}" for id, home in sorted(plan.homes.items()))
     lines.append(f"  across exchanges: {', '.join(crossing) or 'nothing'}")
     return "\n".join(lines)
+
+
+def describe_traffic(plan: Plan) -> str:
+    """The bytes that move, as a line."""
+    read, written = plan.bytes_per_row()
+    traffic = f"traffic    {read} bytes read and {written} written a row"
+    if again := plan.bytes_read_again():
+        traffic += f", {again} read again"
+    if columns := plan.bytes_of_columns():
+        traffic += f"; {columns} bytes that all rows share"
+    return traffic
 
 
 def describe_layout(plan: Plan) -> list[str]:

@@ -26,7 +26,8 @@ UNROLL = 4  # chunks in the body of a loop over more, where nothing is prefetche
 # overflow the instruction cache. So loops whose elements take many instructions have fewer shares
 # of a row, and fewer chunks in their bodies. MOST_CODE is for loops that are unrolled, MOST_LOOPED
 # for others. A row of more than MOST_LOOPED * ELEMENTS elements may have one instruction for each
-# ELEMENTS of them: it runs longer, and may compile longer.
+# ELEMENTS of them: it runs longer, and may compile longer. A plan with one share a CTA is always
+# listed.
 MOST_CODE = 8192
 MOST_LOOPED = 1600
 ELEMENTS = 200

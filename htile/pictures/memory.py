@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..frontend.graph import Role
+from ..lower.describe import describe_traffic
 from ..lower.names import value_names
 from ..lower.plan import Plan
 from .boxes import (
@@ -203,13 +204,7 @@ def _across(moment: Moment) -> float:
 
 def _heading(plan: Plan, names: Mapping[int, str]) -> tuple[str, list[str]]:
     """The title, and what is said of the plan as a whole."""
-    read, written = plan.bytes_per_row()
-    traffic = f"{read} bytes read and {written} written a row"
-    if again := plan.bytes_read_again():
-        traffic += f", {again} read again"
-    if columns := plan.bytes_of_columns():
-        traffic += f"; {columns} bytes that all rows share"
-    notes = [*plan.layout(), f"traffic    {traffic}"]
+    notes = [*plan.layout(), describe_traffic(plan)]
     numbers = [names[i.id] for i in plan.graph.inputs if i.role is Role.SCALAR]
     if numbers:
         notes.append(f"numbers    {', '.join(numbers)} given at run time")
