@@ -659,16 +659,21 @@ def test_threads_compile_a_kernel_once(folder, monkeypatch):
 
 X = torch.empty(64, 328, dtype=torch.bfloat16, device="meta")
 
+# Its argument is a folder for the bytecode, which an installed package has and a checkout may lack.
 WARM = """
-import sys, time, torch
-start = time.perf_counter()
+import sys, time
+start = time.process_time()
+import torch
+of_torch = time.process_time() - start
+sys.dont_write_bytecode, sys.pycache_prefix = False, sys.argv[1]
+start = time.process_time()
 import htile
 from examples.softmax import softmax
 from htile.build.compile import load
 x = torch.empty(64, 328, dtype=torch.bfloat16)
 kernel = softmax.inspect(x)
 function = load(kernel.artifact)
-took = time.perf_counter() - start
+took = time.process_time() - start
 try:
     function(x, x)
 except ValueError as error:  # it is the kernel's own check of its arguments
@@ -678,20 +683,22 @@ kernel.ptx, kernel.cubin, str(kernel.resources)
 assert not [m for m in sys.modules if m.partition(".")[0] == "cutlass"]
 maps = open("/proc/self/maps").read()
 assert "_cutlass_ir" not in maps and "libcute_dsl_runtime" in maps
-print(htile.cache_info().hits, htile.cache_info().compiled, took)
+print(htile.cache_info().hits, htile.cache_info().compiled, took / of_torch)
 """
 
 
-def test_a_warm_process_imports_no_cute_dsl(folder):
+def test_a_warm_process_imports_no_cute_dsl(folder, tmp_path):
+    """Its cost is in units of the CPU time of `import torch`, which a slow machine has too."""
     kernel = softmax.compile(X)
     assert isinstance(kernel, htile.run.kernel.Kernel) and kernel.arch == "sm_90a"
     assert cache.path_of(kernel.source, "softmax", "sm_90a").exists()
     took = []
     for _ in range(3):
-        hits, compiled, seconds = python(WARM).split()
+        hits, compiled, part = python(WARM, str(tmp_path / "bytecode")).split()
         assert (hits, compiled) == ("1", "0")
-        took.append(float(seconds))
-    assert min(took) < 0.30, "import htile and all of a first call but the launch"
+        took.append(float(part))
+    # It is 0.07. The import of CuTe-DSL alone takes 0.3.
+    assert min(took) < 0.15, "import htile and all of a first call but the launch"
 
 
 def test_a_warm_process_says_the_same_of_a_kernel(folder):
@@ -739,11 +746,12 @@ def test_host_code_runs_on_every_cpu_of_its_kind():
         assert "__tvm_ffi_htile" in text and not re.search(r"%[yz]mm|\sv\w+ps\s", text)
 
 
-def test_compiling_ahead_keeps_what_was_compiled_before(folder):
+def test_compiling_ahead_keeps_what_was_compiled_before(folder, tmp_path):
     softmax.compile(X)
     cache.clear()
     softmax.compile(X)
-    assert len(kernels(folder)) == 1 and python(WARM).startswith("1 0 ")
+    assert len(kernels(folder)) == 1
+    assert python(WARM, str(tmp_path / "bytecode")).startswith("1 0 ")
 
 
 # ---------------------------------------------------------------------------------------- loading
