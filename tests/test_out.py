@@ -15,7 +15,7 @@ from htile.run.operands import call_key
 from htile.run.out import find_aliases
 from htile.testing import assert_close
 from tests.lower.cases import ARCH, BF16, EXAMPLES, F32
-from tests.requests import request_of
+from tests.request_of import request_of
 
 M, N = 4, 8
 softmax, _ = EXAMPLES["softmax"]

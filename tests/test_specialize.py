@@ -9,7 +9,7 @@ import torch
 import htile
 from htile.build.recent import Recent
 from htile.run import specialize
-from tests.requests import request_of
+from tests.request_of import request_of
 
 
 @htile.rowwise
