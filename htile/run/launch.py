@@ -1,8 +1,4 @@
-"""From the values of a call and its specialization to a kernel that is launched.
-
-A `Request` is what the lowering reads of a call; `lower` gives the kernel's text, `prepare` a
-`Launch`: the loaded kernel, and how calls of the same kind make its arguments. `run` launches it.
-"""
+"""From a call (a `Request`) to a loaded kernel and how its arguments are made (a `Launch`)."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from ..build.arch import Arch, arch_of_capability
 from ..build.compile import load
 from ..errors import ArgumentError, UnsupportedError
 from ..frontend.graph import Role
-from ..frontend.roles import Call, Signature
+from ..frontend.roles import Call, Signature, Spec
 from ..lower import Lowered, choose, plans_for, printed
 from ..lower.plan import Plan, Target, rows_like
 from ..tune.kept import recall
@@ -65,6 +61,11 @@ class Request:
         return dict(zip(self.signature.names, self.values, strict=True))
 
     @cached_property
+    def specs(self) -> dict[str, Spec]:
+        """The specs by parameter."""
+        return {spec.name: spec for spec in self.call.specs}
+
+    @cached_property
     def in_place(self) -> tuple[str | None, ...]:
         """For each of `outs` the parameter whose argument is the very same object."""
         names = {id(value): name for name, value in self.given.items()}
@@ -79,14 +80,12 @@ class Request:
     @cached_property
     def copied(self) -> frozenset[str]:
         """The parameters whose tensors are made contiguous before each launch."""
-        specs = {spec.name: spec for spec in self.call.specs}
-        function = self.signature.name
-        return frozenset(n for n, t in self.tensors.items() if needs_copy(function, specs[n], t))
+        name, specs = self.signature.name, self.specs
+        return frozenset(n for n, t in self.tensors.items() if needs_copy(name, specs[n], t))
 
     def target(self, arch: Arch) -> Target:
         """What plans are made for."""
-        graph = self.specialization.graph
-        specs = {spec.name: spec for spec in self.call.specs}
+        graph, specs = self.specialization.graph, self.specs
         vectors = [
             as_copied(self.tensors[i.name]) if i.name in self.copied else self.tensors[i.name]
             for i in graph.inputs
@@ -160,7 +159,7 @@ def launch_of(
         source=lowered.source,
         inputs=tuple((index[i.name], i.name in request.copied) for i in lowered.graph.inputs),
         outputs=request.specialization.shapes(request.call.lead),
-        structure=request.specialization.structure,
+        structure=lowered.graph.structure,
         device=device,
         is_widest=target.align == WIDEST_ACCESS and not request.copied,
     )

@@ -61,11 +61,16 @@ def _tensor_key(value: torch.Tensor) -> tuple:
         value.shape,
         value.stride(),
         value.device,
-        value.data_ptr() % WIDEST_ACCESS if value.device.type != "meta" else 0,
+        _address(value) % WIDEST_ACCESS,
         value.requires_grad,
         value.is_neg(),
         value.is_inference(),
     )
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where it begins; the memory of `meta` tensors counts as allocated by torch."""
+    return tensor.data_ptr() if tensor.device.type != "meta" else 0
 
 
 def has_one_twice(values: tuple) -> bool:
@@ -76,14 +81,14 @@ def has_one_twice(values: tuple) -> bool:
 
 def device_of(signature: Signature, values: tuple) -> torch.device:
     """The device of all tensors. Raises ArgumentError where they differ."""
-    devices = {name: value.device for name, value in _tensors(signature, values)}
-    if len(set(devices.values())) > 1:
-        listed = ", ".join(f"{name} on {device}" for name, device in devices.items())
+    named = _tensors(signature, values)
+    if len({value.device for _, value in named}) > 1:
+        listed = ", ".join(f"{name} on {value.device}" for name, value in named)
         raise ArgumentError(
             f"{signature.name}: expected all tensors on one device, got {listed}; "
             "move them with .to(device)"
         )
-    return next(iter(devices.values()))
+    return named[0][1].device
 
 
 def runs_kernels(device: torch.device) -> bool:
@@ -170,15 +175,13 @@ def alignment(graph: Graph, tensors: list[torch.Tensor]) -> int:
 
     Outputs that are allocated here are always as aligned as N allows.
     """
-    vec = vector_size(graph)
     least = WIDEST_ACCESS
     for tensor in tensors:
-        size = tensor.element_size()
-        steps = tensor.data_ptr() if tensor.device.type != "meta" else 0
+        size, steps = tensor.element_size(), _address(tensor)
         for length, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True):
             if length > 1:
                 steps |= stride * size
         aligned = steps & -steps or WIDEST_ACCESS
-        if aligned < min(vec * size, WIDEST_ACCESS):
+        if aligned < min(vector_size(graph) * size, WIDEST_ACCESS):
             least = min(least, aligned)
     return least

@@ -120,11 +120,10 @@ class _Writer:
         named = zip(first.in_place, self.results, strict=False)
         self.written = [name or result for name, result in named]
         self.guarded = self.tensors | dict(zip(self.written, first.outs, strict=True))
-        inner = {spec.name: spec.inner for spec in first.call.specs}
-        inner |= {name: o.inner for name, o in zip(self.written, outputs, strict=False)}
+        like = first.specs | dict(zip(self.written, outputs, strict=False))
         self.shapes, self.changing = {}, {}
         for name, tensor in self.guarded.items():
-            own, shape = tensor.ndim - len(inner[name]), tensor.shape
+            own, shape = tensor.ndim - len(like[name].inner), tensor.shape
             free = [k for k in range(own) if not self.is_fixed and shape[k] == lead[k - own]]
             self.shapes[name] = [None if k in free else size for k, size in enumerate(shape)]
             self.changing[name] = [self.sizes[k - own] for k in free]
