@@ -297,10 +297,10 @@ def _digest(key: str, content: bytes) -> bytes:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Hold the lock of a kernel's file among processes; it ends with the process, however it ends.
+    """Hold the lock of a kernel's file among processes, if files can be locked here.
 
-    It is a record lock of one byte at a place made from the key, which forked children do not
-    inherit and nobody has to remove. Where files can not be locked, there is none.
+    It is a record lock of one byte at a place made from the key: it ends with the process, however
+    that ends, and forked children do not inherit it.
     """
     with contextlib.ExitStack() as held:
         try:

@@ -178,10 +178,7 @@ def _for_any_cpu(module) -> None:
 def build_all(
     requests: Iterable[tuple[str, str, str]], workers: int | None = None
 ) -> list[Artifact]:
-    """`build` many (source, function, arch) in processes side by side, and keep the results.
-
-    It is for tests and deployments. The workers are forked and only compile; they never use CUDA.
-    """
+    """`build` many (source, function, arch) in forked processes, and keep the results."""
     requests = list(dict.fromkeys(requests))
     _import_cute()
     context = multiprocessing.get_context("fork")
@@ -193,10 +190,7 @@ def build_all(
 
 
 def load(artifact: Artifact) -> Callable[..., None]:
-    """The artifact's host function, which takes the tensors and scalars in the source's order.
-
-    It launches on the current stream of the first tensor's device. A process loads it once.
-    """
+    """The host function, which launches on the current stream of the first tensor's device."""
     with _LOCK:
         key = artifact.source, artifact.arch
         if key not in _LOADED:

@@ -119,9 +119,9 @@ class Request:
 class Launch:
     """One way to call: the kernel, and how to make its arguments from the caller's values.
 
+    kernel: None where there are no rows.
     inputs: for each, in kernel order, (index of the value, whether to make it contiguous first).
     outputs: the shape and dtype of each.
-    source: the emitted text of the kernel, which is None where there are no rows.
     is_widest: whether its accesses are as wide as they can be, and no input is copied. A narrower
         kernel takes tensors of any alignment, so it must not be the one that is tried first.
     """
@@ -135,22 +135,31 @@ class Launch:
     is_widest: bool
 
 
-def prepare(request: Request, device: torch.device, known: Iterable[Launch]) -> Launch:
+def prepare(
+    request: Request,
+    device: torch.device,
+    known: Iterable[Launch] = (),
+    lowered: Lowered | None = None,
+) -> Launch:
     """How to launch the call's kernel on this GPU; it is compiled and loaded.
 
-    known: the launches of this function so far, which a CUDA graph may capture.
+    known: the launches of this function so far. While a CUDA graph is captured, only their kernels
+        can be launched, since CUDA loads a kernel at its first launch; ArgumentError otherwise.
+    lowered: the kernel, if it is another one than calls have.
     """
-    arch = arch_of_capability(torch.cuda.get_device_capability(device))
-    return launch_of(request, request.lower(arch, device), device, known)
-
-
-def launch_of(
-    request: Request, lowered: Lowered, device: torch.device, known: Iterable[Launch] = ()
-) -> Launch:
-    """How to launch a kernel, which is compiled and loaded."""
-    kernel, target = None, lowered.plan.target
+    if lowered is None:
+        arch = arch_of_capability(torch.cuda.get_device_capability(device))
+        lowered = request.lower(arch, device)
+    kernel, target, name = None, lowered.plan.target, request.signature.name
     if request.rows and torch.cuda.is_current_stream_capturing():
-        kernel = _launched(request.signature.name, lowered.source, device, known)
+        same = (each for each in known if (each.source, each.device) == (lowered.source, device))
+        kernel = next((each.kernel for each in same if each.kernel is not None), None)
+        if kernel is None:
+            raise ArgumentError(
+                f"{name}: the first call with arguments of this kind compiles or loads a kernel, "
+                "which can not be captured into a CUDA graph; call it once before the capture "
+                f"({name}.compile(...) compiles ahead of that call, for all processes)"
+            )
     elif request.rows:
         kernel = load(Kernel(lowered, target.arch.name).artifact)
     index = {name: k for k, name in enumerate(request.signature.names)}
@@ -162,21 +171,6 @@ def launch_of(
         structure=lowered.graph.structure,
         device=device,
         is_widest=target.align == WIDEST_ACCESS and not request.copied,
-    )
-
-
-def _launched(name: str, source: str, device: torch.device, known: Iterable[Launch]) -> Callable:
-    """The kernel of this text that the device has: CUDA loads it there at its first launch.
-
-    Raises ArgumentError where there is none.
-    """
-    for launch in known:
-        if launch.kernel is not None and launch.source == source and launch.device == device:
-            return launch.kernel
-    raise ArgumentError(
-        f"{name}: the first call with arguments of this kind compiles or loads a kernel, which can "
-        f"not be captured into a CUDA graph; call it once before the capture ({name}.compile(...) "
-        "compiles ahead of that call, for all processes)"
     )
 
 

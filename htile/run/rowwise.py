@@ -36,7 +36,7 @@ from ..lower import printed
 from ..lower.plan import Plan
 from . import vmap
 from .kernel import Kernel
-from .launch import Launch, Request, launch_of, prepare, run
+from .launch import Launch, Request, prepare, run
 from .operands import call_key, device_of, refuse_fake, refuse_gradients, runs_kernels
 from .out import check_out, find_aliases, in_order
 from .shortcut import shortcut
@@ -319,11 +319,11 @@ class Rowwise:
         whole = tuple(v.contiguous() if n in copied else v for n, v in request.given.items())
         request = replace(request, values=whole)
 
-        def prepare(plan: Plan) -> Callable[[], object]:
+        def launcher(plan: Plan) -> Callable[[], object]:
             lowered = printed(request.specialization.traced, plan)
-            return functools.partial(run, launch_of(request, lowered, device), whole)
+            return functools.partial(run, prepare(request, device, lowered=lowered), whole)
 
-        tuned = tune.tune(plans, self._wanted, device, prepare, seconds, numerics, progress)
+        tuned = tune.tune(plans, self._wanted, device, launcher, seconds, numerics, progress)
         self._forget()
         return tuned
 

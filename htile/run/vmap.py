@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ..errors import UnsupportedError
 from ..frontend.roles import PerRow, Scalar, Signature
@@ -22,7 +21,7 @@ _AS_WRITTEN: ContextVar[bool] = ContextVar("htile_bodies_as_written", default=Fa
 def bodies_as_written() -> Iterator[None]:
     """In here a call inside `torch.vmap` runs the Python function itself, in the caller's dtypes.
 
-    That is what a row-wise function means, and what `htile.testing` holds its results against.
+    `htile.testing` holds results against that.
     """
     token = _AS_WRITTEN.set(True)
     try:
@@ -38,33 +37,19 @@ def is_inside(values: tuple) -> bool:
 
 
 def call_over_batch(call: Callable, signature: Signature, values: tuple, out: object) -> object:
-    """What `call`, a row-wise function, gives for the whole batch, as `torch.vmap` shows it.
-
-    Raises UnsupportedError for `out=`, and for an argument of which the batch makes neither a row
-    nor one value a row.
-    """
+    """What `call`, a row-wise function, gives for the whole batch, as `torch.vmap` shows it."""
     if _AS_WRITTEN.get():
         return signature.invoke(values)
     if out is not None:
         raise UnsupportedError(f"{signature.name}: out= inside torch.vmap; return the result")
-    structure = None
-
-    def over(batch: int, dims: tuple[int | None, ...], values: tuple) -> tuple[torch.Tensor, ...]:
-        nonlocal structure
-        whole, k = _with_batch(signature, batch, dims, values), signature._positional
-        result = call(*whole[:k], **dict(zip(signature.names[k:], whole[k:], strict=True)))
-        leaves, structure = pytree.tree_flatten(result)
-        return tuple(leaves)
-
-    leaves = _OverBatch.apply(over, *values)
-    return pytree.tree_unflatten(leaves, structure)
+    return _OverBatch.apply(call, signature, *values)
 
 
 class _OverBatch(torch.autograd.Function):
     """Through it torch hands out the tensors that it maps over, each with its dimension."""
 
     @staticmethod
-    def forward(over, *values):
+    def forward(call, signature, *values):
         raise AssertionError("it is called only for tensors that vmap maps over")
 
     @staticmethod
@@ -72,9 +57,11 @@ class _OverBatch(torch.autograd.Function):
         """`torch.func` asks for it; nothing is saved."""
 
     @staticmethod
-    def vmap(info, in_dims, over, *values):
-        leaves = over(info.batch_size, in_dims[1:], values)
-        return leaves, (0,) * len(leaves)
+    def vmap(info, in_dims, call, signature, *values):
+        whole = _with_batch(signature, info.batch_size, in_dims[2:], values)
+        k = signature._positional
+        named = dict(zip(signature.names[k:], whole[k:], strict=True))
+        return call(*whole[:k], **named), 0  # the batch is the first dimension of each result
 
 
 def _with_batch(
