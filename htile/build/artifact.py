@@ -1,7 +1,6 @@
-"""A compiled kernel as a value, and how it becomes a function without importing `cutlass`.
+"""A compiled kernel as a value, and how it becomes a function without `cutlass` and without a GPU.
 
-The emitted host function calls two libraries: tvm-ffi's, and the runtime of CuTe-DSL, which stands
-by itself. Neither needs a GPU to be loaded.
+The emitted host function calls two libraries: tvm-ffi's, and the runtime of CuTe-DSL.
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ class Artifact:
     function: the name of the host function in the source.
     object: the relocatable object.
     library: the same as a library for the dynamic linker; None where it was compiled without `ld`.
-    blocks: thread blocks of a multiprocessor that registers leave room for, as the kernel was
-        compiled; fewer than the plan asked for where registers would have been spilled, and 0 where
-        the compiler decided.
+    blocks: how many thread blocks a multiprocessor has registers for. It is fewer than planned
+        where registers would have been spilled, and 0 where the compiler decided.
     level: the optimization level of ptxas.
     seconds: how long this process compiled it; None where the disk cache had it.
     """

@@ -32,7 +32,7 @@ class Request:
     wanted: the properties that a plan must have.
     values: one for each parameter.
     outs: the tensors of `out=`, one for each result, or none.
-    aliases: which of `outs` is exactly which argument, as (index of the result, parameter).
+    aliases: (index in `outs`, parameter) for each result that is exactly an argument's memory.
     """
 
     signature: Signature
@@ -175,10 +175,7 @@ def prepare(
 
 
 def run(launch: Launch, values: tuple, outs: tuple = ()) -> object:
-    """Launch on the current stream; returns the results in the user's structure.
-
-    They are the tensors `outs`, or new ones where there are none.
-    """
+    """Launch on the current stream; returns `outs` or new results in the user's structure."""
     arguments = [values[k].contiguous() if copy else values[k] for k, copy in launch.inputs]
     outs = outs or [_empty(shape, dtype, launch.device) for shape, dtype in launch.outputs]
     if launch.kernel is not None:

@@ -19,10 +19,7 @@ WIDEST_ACCESS = 16  # bytes
 def call_key(
     captured: tuple, signature: Signature, values: tuple, outs: tuple, aliases: tuple
 ) -> object:
-    """What tells calls apart that need different launches; None for what no call takes.
-
-    captured: the fingerprint of the captured values.
-    """
+    """What tells calls apart that need different launches; None for what no call takes."""
     if forward_ad._current_level >= 0:
         return None  # a tensor's key does not show a tangent, which `refuse_gradients` looks for
     try:
@@ -61,16 +58,11 @@ def _tensor_key(value: torch.Tensor) -> tuple:
         value.shape,
         value.stride(),
         value.device,
-        _address(value) % WIDEST_ACCESS,
+        value.data_ptr() % WIDEST_ACCESS if value.device.type != "meta" else 0,
         value.requires_grad,
         value.is_neg(),
         value.is_inference(),
     )
-
-
-def _address(tensor: torch.Tensor) -> int:
-    """Where it begins; the memory of `meta` tensors counts as allocated by torch."""
-    return tensor.data_ptr() if tensor.device.type != "meta" else 0
 
 
 def has_one_twice(values: tuple) -> bool:
@@ -92,7 +84,7 @@ def device_of(signature: Signature, values: tuple) -> torch.device:
 
 
 def runs_kernels(device: torch.device) -> bool:
-    """Whether a call with tensors of this device runs a kernel; the reference serves all others."""
+    """Whether calls with tensors of this device run a kernel; the reference serves all others."""
     return device.type == "cuda"
 
 
@@ -102,12 +94,9 @@ def _tensors(signature: Signature, values: tuple) -> list[tuple[str, torch.Tenso
 
 
 def refuse_fake(signature: Signature, values: tuple, outs: tuple = ()) -> None:
-    """Raise UnsupportedError for FakeTensors, and for a call inside FakeTensorMode.
-
-    A process that has not imported their module has none.
-    """
+    """Raise UnsupportedError for FakeTensors, and for a call inside FakeTensorMode."""
     module = sys.modules.get("torch._subclasses.fake_tensor")
-    if module is None:
+    if module is None:  # nobody has imported it, so there are none
         return
     remedy = (
         "FakeTensors, so torch.compile and torch.export, are not supported yet; to see the kernel "
@@ -142,7 +131,7 @@ def refuse_gradients(signature: Signature, values: tuple) -> None:
 
 
 def needs_copy(function: str, spec: Spec, tensor: torch.Tensor) -> bool:
-    """Whether the elements of a row are apart in memory, so that it is made contiguous."""
+    """Whether a row's elements are apart in memory. Raises UnsupportedError for negated views."""
     if tensor.is_neg():
         raise UnsupportedError(
             f"{function}: {spec.name} is a negated view, whose memory holds the other sign; pass "
@@ -177,7 +166,8 @@ def alignment(graph: Graph, tensors: list[torch.Tensor]) -> int:
     """
     least = WIDEST_ACCESS
     for tensor in tensors:
-        size, steps = tensor.element_size(), _address(tensor)
+        size = tensor.element_size()
+        steps = tensor.data_ptr() if tensor.device.type != "meta" else 0
         for length, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True):
             if length > 1:
                 steps |= stride * size

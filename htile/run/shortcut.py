@@ -129,7 +129,7 @@ class _Writer:
             self.changing[name] = [self.sizes[k - own] for k in free]
 
     def function(self) -> Callable:
-        """The shortcut."""
+        """Write the text, and return the function that it defines."""
         guards = [*self._same_values(), *self._same_tensors(), *self._same_captures()]
         called = [*(i.name for i in self.graph.inputs), *self.results]
         return self._defined([
@@ -181,8 +181,8 @@ class _Writer:
         """The strides that a tensor must have; None where any will do.
 
         Where results are written, sizes and strides must tell which bytes a tensor spans. So all
-        strides count, but a tensor of several sizes that may change must be contiguous instead. A
-        result of more rows must not overlap itself, either.
+        strides count, or a tensor of several sizes that may change must be contiguous. With other
+        numbers of rows, a result must not overlap itself, either.
         """
         tensor, shape = self.guarded[name], self.shapes[name]
         if not self.written or len(self.changing[name]) > 1:
@@ -195,7 +195,7 @@ class _Writer:
         return [None if n == 1 else s for n, s in zip(shape, tensor.stride(), strict=True)]
 
     def _same_captures(self) -> Iterator[str]:
-        """Nothing captured has changed. The shortcut sees the same globals as the function."""
+        """What must hold of captured values. The shortcut sees the same globals as the function."""
         watched, captured = self.watched
         self.scope |= {"_captured": captured, "_captures": self.captures.fingerprint}
         globals_, hidden = self.captures.fn.__globals__, {*self.first.given, "out"}
@@ -214,7 +214,7 @@ class _Writer:
             yield f"({' and '.join(dict.fromkeys(reads))} or _captures() is _captured)"
 
     def _rows_read(self) -> list[str]:
-        """Lines that read how many rows there are; the kernel and the results must be for them."""
+        """Lines that read how many rows there are, and leave if kernel or results have others."""
         fewest, beyond = rows_like(self.first.rows)
         lines = [f"_shape = {self.like}.shape"]
         lines += [f"{size} = _shape[{k}]" for k, size in enumerate(self.sizes)]
@@ -239,7 +239,7 @@ class _Writer:
     def _returned(self) -> list[str]:
         """Lines that return `out`, or the results in the user's structure."""
         structure = self.graph.structure
-        if self.written:  # what autograd has saved of them is no longer theirs
+        if self.written:  # so that autograd sees that saved tensors were written to
             self.scope["_written"] = torch._C._increment_version
             return [f"_written({_tuple(self.written)})", "return out"]
         if structure == ONE:
@@ -250,11 +250,10 @@ class _Writer:
         return [f"return _unflatten([{', '.join(self.results)}], _structure)"]
 
     def _opened(self) -> list[str]:
-        """Lines that take `out` apart, and leave if it has another structure.
+        """Lines that take `out` apart, and leave if its structure is another one.
 
-        They also leave if a result is not the argument that it was. If the first result was no
-        argument, they leave if it is a row now, so that programs that make calls of both kinds in
-        turn leave the wrong shortcut early.
+        They also leave if a result is not the argument that it was, or if the first one, which was
+        none, is a row now: where calls of both kinds take turns, the wrong shortcut ends early.
         """
         model = pytree.tree_unflatten(range(len(self.results)), self.graph.structure)
         pairs = zip(self.results, self.written, strict=True)
@@ -291,7 +290,7 @@ class _Writer:
     def _apart(self) -> list[str]:
         """Lines that leave if a result lies otherwise beside another tensor than it did.
 
-        Two tensors that lay apart may lie anywhere apart. Two whose elements interleave, or which
+        Tensors that lay apart may lie anywhere apart. Tensors whose elements interleave, or that
         are the same memory, must have the distance at which that was checked.
         """
         pointers = {name: f"_p{k}" for k, name in enumerate(self.guarded)}

@@ -25,12 +25,8 @@ WARN_SPECIALIZATIONS = 8  # values of one static parameter, from which on a warn
 class Specialization:
     """A function for arguments of these roles and dtypes, and rows of `graph.n` elements.
 
-    It refers to no tensor. Whoever wants to know what a call computes, and what its results are,
-    can read it without running anything.
-
-    specs: one for each parameter.
-    traced: the graph as traced.
-    graph: the graph after the passes, which kernels are made from.
+    It refers to no tensor, and tells what a call computes and what its results are. `graph` is
+    `traced` after the passes, and what kernels are made from.
     """
 
     specs: tuple[Spec, ...]
@@ -55,8 +51,8 @@ class Specializations:
         """The specialization for a call, and whether it may be remembered for calls like it.
 
         captured: the fingerprint of the captured values that was taken when the call began. Where
-            a captured or static value changed before the end of the trace, nobody knows which
-            value the trace has read, so the graph serves this call and no other.
+            a captured or static value has changed by the end of the trace, nobody knows which one
+            the trace has read, so the graph serves this call and no other.
         """
         key = captured, call.n, call.specs
         found = self._known.find(key)
