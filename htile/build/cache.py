@@ -315,15 +315,11 @@ def _alone(path: Path) -> Iterator[None]:
 def _wait(file: io.BufferedWriter, place: int) -> None:
     import fcntl  # not on Windows, where nothing is compiled
 
-    start = time.monotonic()
-    while True:
-        try:
+    for _ in range(int(LOCK_SECONDS / 0.01)):
+        with contextlib.suppress(BlockingIOError, PermissionError):  # another process has it
             return fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
-        except (BlockingIOError, PermissionError):  # another process has it
-            if time.monotonic() - start > LOCK_SECONDS:
-                logger.warning("another process compiles this kernel for %d s", LOCK_SECONDS)
-                return None
         time.sleep(0.01)
+    logger.warning("another process compiles this kernel for %d s", LOCK_SECONDS)
 
 
 def _files(folder: Path | None, pattern: re.Pattern) -> list[Entry]:

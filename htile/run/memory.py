@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import torch
 
-MOST_STEPS = 20_000  # of the search for a shared byte; two tensors count as sharing one beyond
+MOST_STEPS = 20_000  # of the search for a common byte; beyond them two tensors count as having one
 
 
 def layout(tensor: torch.Tensor) -> tuple:

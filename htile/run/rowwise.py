@@ -12,6 +12,7 @@ evaluates the traced graph instead.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import threading
 import types
@@ -204,12 +205,10 @@ class Rowwise:
         if launch.kernel is None or not launch.is_widest or len(known) >= MAX_SHORTCUTS:
             return
         make = functools.partial(shortcut, request, launch.kernel, self._captures, watched)
-        left = MAX_MISSES
+        misses = itertools.count(1)
 
         def missed() -> None:
-            nonlocal left
-            left -= 1
-            if left <= 0 and of_any_size:
+            if next(misses) >= MAX_MISSES and of_any_size:
                 self._set_shortcuts(name, (), of_this_size)
 
         of_any_size, of_this_size = make(), None

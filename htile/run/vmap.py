@@ -69,20 +69,19 @@ def _with_batch(
 ) -> list[object]:
     """The values with the batch as the first dimension of the rows.
 
-    dims: for each value the dimension that vmap maps over; None for one that all calls share.
+    dims: for each value the dimension that vmap maps over; None for one that is not mapped.
     """
     kinds = dict(zip(signature.names, signature.kinds, strict=True))
     whole = dict(zip(signature.names, values, strict=True))
-    mapped = {n for n, dim in zip(signature.names, dims, strict=True) if dim is not None}
+    named = zip(signature.names, dims, strict=True)
+    mapped = {name: dim for name, dim in named if dim is not None}
     ranks = {  # in one call, of the tensors whose role is told by their dimensions
         name: value.dim() - (name in mapped)
         for name, value in whole.items()
         if isinstance(value, torch.Tensor) and kinds[name] not in (PerRow, Scalar)
     }
     rank = max(ranks.values(), default=0)
-    for name, dim in zip(signature.names, dims, strict=True):
-        if dim is None:
-            continue
+    for name, dim in mapped.items():
         if kinds[name] is not PerRow and ranks.get(name, 0) < max(1, min(rank, 2)):
             raise UnsupportedError(
                 f"{signature.name}: torch.vmap maps over {name}, which all rows of a call share; "
@@ -92,7 +91,7 @@ def _with_batch(
         value = whole[name].movedim(dim, 0)
         missing = rank - value.dim() + (kinds[name] is not PerRow)
         whole[name] = value.reshape(batch, *(1,) * missing, *value.shape[1:])
-    if rank and not mapped & ranks.keys():  # only values of rows are: the rows are repeated
+    if rank and not mapped.keys() & ranks.keys():  # only values of rows are: the rows are repeated
         name = max(ranks, key=ranks.get)
         whole[name] = whole[name].expand(batch, *whole[name].shape)
     return [*whole.values()]
