@@ -14,7 +14,7 @@ from .functions import attach, formulas, implements
 from .hints import advice
 from .ops import Op, Value, Varies
 from .promotion import BOOL, Number, cast, filled, number, numeric, operand
-from .tensor import ALIASES, FUNCTIONS, Device, Tensor, constant, fail, node, share
+from .tensor import FUNCTIONS, SAME, Device, Tensor, alias, constant, fail, node
 
 
 @implements("to", "type")
@@ -27,7 +27,7 @@ def to(input, *args, dtype=None, device=None, copy=False, non_blocking=False, me
         shown = ", ".join(map(repr, given_dtypes))
         fail(TraceError, f"x.to({shown}): only x.to(dtype) inside a row; devices do not change")
     if not given_dtypes:
-        return share(input, input)
+        return alias(input, input)
     (dtype,) = given_dtypes
     return _converted(input, dtype.dtype if isinstance(dtype, Tensor) else dtype, copy)
 
@@ -35,7 +35,7 @@ def to(input, *args, dtype=None, device=None, copy=False, non_blocking=False, me
 def _converted(x: Tensor, dtype: torch.dtype, is_copied: bool = False) -> Tensor:
     result, v = cast(x, dtype), x._value
     is_alias = (v.stored or v.dtype) is dtype and not is_copied  # torch gives x itself back
-    return share(x, result) if is_alias else result
+    return alias(x, result) if is_alias else result
 
 
 def _cast_to(dtype: torch.dtype) -> Callable:
@@ -68,13 +68,13 @@ formulas({
     "ones_like": ("Ones of the shape of input.", _like(1)),
     "type_as": ("input in the dtype of other.", lambda input, other: to(input, other)),
     "is_complex": ("False.", lambda input: False),
-    "contiguous": ("input.", lambda input, *, memory_format=None: share(input, input)),
+    "is_floating_point": ("Whether the dtype is a floating one.", lambda input:
+        input.dtype.is_floating_point),
+    "dim": ("The number of axes: 0 or 1.", lambda input: input.ndim),
+    "numel": ("The number of elements: N for a row, 1 for one value a row.", lambda input:
+        input.shape.numel()),
+    "contiguous": ("input.", lambda input, *, memory_format=None: alias(input, input)),
 })  # fmt: skip
-
-implements("is_floating_point", method=False, doc="Whether the dtype is a floating one.")(
-    lambda input: input.is_floating_point()
-)
-implements("numel", method=False, doc="The number of elements.")(lambda input: input.numel())
 
 
 # axes
@@ -93,7 +93,7 @@ def _per_row(x: Tensor, what: str, inner: tuple[int, ...]) -> Tensor:
     """A value per row in another shape; in torch it is a view."""
     if x._value.spread or x.ndim > 1 or x.ndim == len(inner) == 1:
         fail(UnsupportedError, f"{what} of a value of shape {tuple(x.shape)}: a row has one axis")
-    return share(x, x if x._value.inner == inner else node(Op.RESHAPE, x, arg=inner))
+    return alias(x, x if x._value.inner == inner else node(Op.RESHAPE, x, arg=inner))
 
 
 def _itself(input):
@@ -135,9 +135,9 @@ def _only_element(x: Tensor) -> Tensor:
     """
     v = x._value
     if not v.spread:
-        return share(x, node(Op.RESHAPE, x, arg=()))
+        return alias(x, node(Op.RESHAPE, x, arg=()))
     element = node(Op.ANY if v.dtype is BOOL else Op.MAX, x)
-    return share(x, element if v.stored is None else cast(element, v.stored))
+    return alias(x, element if v.stored is None else cast(element, v.stored))
 
 
 def _as_row(x: Tensor) -> Tensor:
@@ -154,9 +154,9 @@ def broadcast_to(input, size):
     """A value per row as a row of N equal elements; a row as it is."""
     shape = tuple(input.shape[-1] if s == -1 and input.ndim else s for s in size)
     if shape == (input._builder.n,):
-        return share(input, _as_row(input))
+        return alias(input, _as_row(input))
     if shape == tuple(input.shape):
-        return share(input, input)
+        return alias(input, input)
     if shape == (1,) and not input._value.spread:
         return _per_row(input, "expand", (1,))
     fail(ShapeError, f"expand of shape {tuple(input.shape)} to {shape} does not fit in a row")
@@ -178,17 +178,8 @@ formulas({
     "flatten": ("input itself.", lambda input, start_dim=0, end_dim=-1: _view(input, -1)),
     "ravel": ("input itself.", lambda input: _view(input, -1)),
 })  # fmt: skip
-ALIASES |= {
-    FUNCTIONS[known][1]
-    for known in (
-        torch.detach,
-        torch.positive,
-        torch.reshape,
-        torch.flatten,
-        torch.ravel,
-        torch.Tensor.view_as,
-    )
-}
+_SAME = "detach positive reshape flatten ravel view_as"
+SAME |= {FUNCTIONS[getattr(torch.Tensor, name)][1] for name in _SAME.split()}
 Tensor.__pos__ = vars(Tensor)["positive"]
 
 

@@ -363,7 +363,8 @@ def test_values_of_the_roles():
         Spec("d", Role.DEVICE_SCALAR, torch.float16, (1,)),
         Spec("flag", Role.STATIC, value=True),
     ]
-    graph = trace(f, specs, N, name="named")
+    f.__name__ = "named"
+    graph = trace(f, specs, N)
     assert graph.name == "named"
     assert [i.name for i in graph.inputs] == ["x", "w", "label", "t", "s", "d"]
     values = [graph[i.id].value for i in graph.inputs]
