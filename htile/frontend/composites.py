@@ -7,11 +7,12 @@ are rewritten, and an intermediate result overflows only where the result does.
 from __future__ import annotations
 
 import math
+import operator
 
 import torch
 
 from ..errors import TraceError
-from .functions import add, clamp, div, formulas, implements, maximum, minimum, mul, pow, sub, where
+from .functions import clamp, formulas, implements, maximum, minimum, where
 from .ops import Op, infer
 from .promotion import (
     FLOAT,
@@ -20,6 +21,7 @@ from .promotion import (
     floating,
     into,
     numeric,
+    real,
     refuse,
     result_dtype,
     together,
@@ -28,11 +30,6 @@ from .tensor import Tensor, copy, fail, node
 
 INF, NAN, LN2 = math.inf, math.nan, math.log(2.0)
 LARGE = 1e9  # where x * x + 1 is x * x and half of exp(x) is cosh(x)
-
-
-def real(x: object, what: str = "") -> Tensor:
-    """`x` in float32: torch takes integers and masks to its functions of reals."""
-    return together(x, floating=True)[0]
 
 
 def odd(x: Tensor, value: Tensor) -> Tensor:
@@ -44,7 +41,7 @@ def is_negative(x: Tensor) -> Tensor:
     """Whether the sign is set, that of -0.0 too; a NaN counts as positive."""
     if x._value.dtype is not FLOAT:
         return convert(x, torch.int32) < 0
-    return where(x == 0, div(1.0, x), x) < 0
+    return where(x == 0, 1.0 / x, x) < 0
 
 
 formulas({
@@ -221,7 +218,7 @@ def lerp(input, end, weight):
     """input + weight * (end - input)."""
     floating(input, "lerp")
     alike("lerp", input, end, weight)
-    difference = sub(end, input)
+    difference = end - input
     near, far = input + weight * difference, end - difference * (1 - weight)
     if isinstance(weight, Tensor):
         return where(abs(weight) < 0.5, near, far)
@@ -232,7 +229,7 @@ def lerp(input, end, weight):
 def addcmul(input, tensor1, tensor2, *, value=1):
     """input + value * tensor1 * tensor2."""
     input, tensor1, tensor2 = together(input, tensor1, tensor2)
-    return add(numeric(input, "addcmul"), mul(tensor1, tensor2), alpha=value)
+    return torch.add(numeric(input, "addcmul"), tensor1 * tensor2, alpha=value)
 
 
 @implements("addcdiv")
@@ -241,7 +238,7 @@ def addcdiv(input, tensor1, tensor2, *, value=1):
     if not result_dtype(tensor1, tensor2).is_floating_point:
         refuse("addcdiv", tensor1, "write input + value * (tensor1 / tensor2)")
     input, tensor1, tensor2 = together(input, tensor1, tensor2)
-    return add(input, div(tensor1, tensor2), alpha=value)
+    return torch.add(input, tensor1 / tensor2, alpha=value)
 
 
 formulas({
@@ -254,7 +251,7 @@ formulas({
     "fmax": ("The larger; of a NaN and a number the number.", _fmax(maximum)),
     "fmin": ("The smaller; of a NaN and a number the number.", _fmax(minimum)),
     "float_power": ("input ** exponent of reals, in float32.", lambda input, exponent:
-        pow(*together(input, exponent, floating=True))),
+        operator.pow(*together(input, exponent, floating=True))),
 })  # fmt: skip
 
 

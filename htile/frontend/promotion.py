@@ -7,7 +7,7 @@ which rounds and declares, comes from the user's `.to`, and from what torch itse
 from __future__ import annotations
 
 import math
-from functools import cache, reduce
+from functools import cache
 
 import torch
 
@@ -41,24 +41,17 @@ def _promoted(kinds: frozenset) -> torch.dtype:
     samples = [
         k(1) if ndim < 0 else torch.empty((1,) * ndim, dtype=k, device="meta") for k, ndim in ranked
     ]
-
-    def join(a, b):
-        dtype = torch.result_type(a, b)
-        ndim = max(getattr(a, "ndim", 0), getattr(b, "ndim", 0))
-        return torch.empty((1,) * ndim, dtype=dtype, device="meta")
-
-    dtype = reduce(join, samples[1:], join(samples[0], samples[0])).dtype
+    joined = samples[0]
+    for sample in samples:
+        dtype = torch.result_type(joined, sample)
+        joined = torch.empty((1,) * max(0, ranked[0][1]), dtype=dtype, device="meta")
     return FLOAT if dtype.is_floating_point else dtype
 
 
 def result_dtype(*operands: Tensor | Number) -> torch.dtype:
     """What torch promotes these to; every floating type is float32."""
-    return _promoted(
-        frozenset(
-            (x._value.dtype, len(x._value.inner)) if isinstance(x, Tensor) else (type(x), -1)
-            for x in operands
-        )
-    )
+    kinds = ((x._value.dtype, x.ndim) if isinstance(x, Tensor) else (type(x), -1) for x in operands)
+    return _promoted(frozenset(kinds))
 
 
 def number(x: Number, dtype: torch.dtype) -> Number:
@@ -120,15 +113,25 @@ def promoted(x: Tensor, dtype: torch.dtype, operands: tuple) -> Tensor:
     return convert(x, dtype)
 
 
-def together(*operands_: object, floating: bool = False) -> tuple[Tensor, ...]:
-    """The operands as tensors of one dtype, torch's promotion (or float32)."""
+def together(
+    *operands_: object, floating: bool = False, like: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """The operands as tensors of one dtype, torch's promotion (or float32).
+
+    like: a tensor of their graph; needed where all may be numbers.
+    """
     given = tuple(operand(x) for x in operands_)
     dtype = FLOAT if floating else result_dtype(*given)
-    like = next(x for x in given if isinstance(x, Tensor))
+    like = next(x for x in (like, *given) if isinstance(x, Tensor))
     return tuple(
         promoted(x, dtype, given) if isinstance(x, Tensor) else scalar(like, x, dtype)
         for x in given
     )
+
+
+def real(x: object, what: str = "") -> Tensor:
+    """`x` in float32: torch takes integers and masks to its functions of reals."""
+    return together(x, floating=True)[0]
 
 
 def into(x: Tensor, v: Value) -> Tensor:

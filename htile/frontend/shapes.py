@@ -38,12 +38,12 @@ def _converted(x: Tensor, dtype: torch.dtype, is_copied: bool = False) -> Tensor
     return alias(x, result) if is_alias else result
 
 
-def _cast_to(dtype: torch.dtype) -> Callable:
+def _to(dtype: torch.dtype) -> Callable:
     return lambda input: _converted(input, dtype)
 
 
 for _name in ("float", "half", "bfloat16", "int", "long", "bool", "double"):
-    attach(_name, _cast_to(getattr(torch, _name)), f"The same as x.to(torch.{_name}).")
+    attach(_name, _to(getattr(torch, _name)), f"The same as x.to(torch.{_name}).")
 
 
 def _like(value: Number) -> Callable:
@@ -61,20 +61,6 @@ def full_like(
     if not isinstance(device, (Device, type(None))):
         fail(TraceError, f"device={device!r}: a constant is where the row is; leave it out")
     return filled(input, fill_value, dtype)
-
-
-formulas({
-    "zeros_like": ("Zeros of the shape of input.", _like(0)),
-    "ones_like": ("Ones of the shape of input.", _like(1)),
-    "type_as": ("input in the dtype of other.", lambda input, other: to(input, other)),
-    "is_complex": ("False.", lambda input: False),
-    "is_floating_point": ("Whether the dtype is a floating one.", lambda input:
-        input.dtype.is_floating_point),
-    "dim": ("The number of axes: 0 or 1.", lambda input: input.ndim),
-    "numel": ("The number of elements: N for a row, 1 for one value a row.", lambda input:
-        input.shape.numel()),
-    "contiguous": ("input.", lambda input, *, memory_format=None: alias(input, input)),
-})  # fmt: skip
 
 
 # axes
@@ -96,12 +82,8 @@ def _per_row(x: Tensor, what: str, inner: tuple[int, ...]) -> Tensor:
     return alias(x, x if x._value.inner == inner else node(Op.RESHAPE, x, arg=inner))
 
 
-def _itself(input):
-    return input
-
-
 def _view(input, *shape):
-    sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+    sizes = _listed(shape)
     if isinstance(sizes, torch.dtype):
         fail(UnsupportedError, f"x.view({sizes}): the bits of a number cannot be read")
     sizes = tuple(sizes.shape if isinstance(sizes, Tensor) else sizes)
@@ -162,15 +144,26 @@ def broadcast_to(input, size):
     fail(ShapeError, f"expand of shape {tuple(input.shape)} to {shape} does not fit in a row")
 
 
-def expand(input, *sizes):
-    sizes = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
-    return broadcast_to(input, sizes)
+def _listed(sizes: tuple) -> object:
+    """The sizes of `x.view(a, b)` and of `x.view((a, b))`."""
+    return sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
 
 
-attach("expand", expand, "The same as torch.broadcast_to(x, sizes).")
-attach("expand_as", lambda input, other: broadcast_to(input, other.shape), "x.expand(other.shape).")
 formulas({
-    "detach": ("input itself.", _itself),
+    "zeros_like": ("Zeros of the shape of input.", _like(0)),
+    "ones_like": ("Ones of the shape of input.", _like(1)),
+    "type_as": ("input in the dtype of other.", lambda input, other: to(input, other)),
+    "is_complex": ("False.", lambda input: False),
+    "is_floating_point": ("Whether the dtype is a floating one.", lambda input:
+        input.dtype.is_floating_point),
+    "dim": ("The number of axes: 0 or 1.", lambda input: input.ndim),
+    "numel": ("The number of elements: N for a row, 1 for one value a row.", lambda input:
+        input.shape.numel()),
+    "contiguous": ("input.", lambda input, *, memory_format=None: alias(input, input)),
+    "expand": ("The same as torch.broadcast_to(x, sizes).", lambda input, *sizes:
+        broadcast_to(input, _listed(sizes))),
+    "expand_as": ("x.expand(other.shape).", lambda input, other: broadcast_to(input, other.shape)),
+    "detach": ("input itself.", lambda input: input),
     "positive": ("input itself, which is no mask.", lambda input: numeric(input, "+")),
     "view reshape": ("input itself, for -1 or its shape; a value per row as () or (1,).", _view),
     "view_as reshape_as": ("The same as x.view(other.shape).", lambda input, other:

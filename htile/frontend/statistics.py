@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError
-from .composites import INF, NAN, formulas, implements, maximum, pow, where
+from .composites import INF, NAN, formulas, implements, maximum, where
 from .ops import Op
 from .promotion import FLOAT, cast, convert, floating, not_zero
 from .reductions import amax, amin, reduced, sum
@@ -255,7 +255,7 @@ def _entropy_of_logits(x: Tensor, target: Tensor, pos_weight: Tensor | None = No
     return (1 - target) * x - log_yes
 
 
-_loss("mse_loss", "(input - target) ** 2.", lambda x, t: pow(x - t, 2), is_weighted_mean=True)
+_loss("mse_loss", "(input - target) ** 2.", lambda x, t: (x - t) ** 2, is_weighted_mean=True)
 _loss("l1_loss", "|input - target|.", lambda x, t: abs(x - t), is_weighted_mean=True)
 _loss("smooth_l1_loss", "A parabola within beta, the distance beyond.", _smooth_l1)
 _loss("huber_loss", "A parabola within delta, a line beyond.", _huber)
