@@ -79,7 +79,7 @@ def traced(fn, n: int = N, **changed):
 def check(fn, n: int = N, **changed) -> None:
     """The graph evaluated in float64 is what `torch.vmap` of the function gives."""
     graph, used = traced(fn, n, **changed)
-    got = evaluate(graph, {name: a for name, (_, a) in used.items()}, torch.float64, (M,))
+    got = evaluate(graph, {name: a for name, (_, a) in used.items()}, (M,), torch.float64)
     dims = tuple(0 if role in (Role.ROW, Role.PER_ROW) else None for role, _ in used.values())
     want = torch.vmap(fn, dims)(*(a for _, a in used.values()))
     assert pytree.tree_structure(got) == pytree.tree_structure(want)
