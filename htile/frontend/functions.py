@@ -302,13 +302,11 @@ attach("where", lambda input, condition, other: where(condition, input, other),
 @implements("masked_fill")
 def masked_fill(input, mask, value):
     """The value where the mask holds, input elsewhere."""
-    if isinstance(operand(value), Tensor):
-        if value.ndim:
-            fail(ShapeError, "masked_fill takes one value: write torch.where(mask, value, x)")
-        value = into(value, input._value)
-    else:
-        value = scalar(input, value, input._value.dtype)
-    return where(mask, value, input)
+    if not isinstance(operand(value), Tensor):
+        return where(mask, scalar(input, value, input._value.dtype), input)
+    if value.ndim:
+        fail(ShapeError, "masked_fill takes one value: write torch.where(mask, value, x)")
+    return where(mask, into(value, input._value), input)
 
 
 @implements("clamp", "clip")
@@ -337,11 +335,10 @@ formulas({
 
 
 def _comparable(function: Callable) -> Callable:
-    def method(self, other):
-        foreign = other is None or isinstance(other, (str, type, torch.dtype))
-        return NotImplemented if foreign else function(self, other)
-
-    return method
+    foreign = (type(None), str, type, torch.dtype)
+    return lambda self, other: (
+        NotImplemented if isinstance(other, foreign) else function(self, other)
+    )
 
 
 def _in_place(function: Callable) -> Callable:
@@ -349,13 +346,13 @@ def _in_place(function: Callable) -> Callable:
 
     def method(self, other):
         result = function(self, other)
-        old, new = self._value, result._value
-        if _roles(self) == {Role.SCALAR} and not old.spread:
+        old, new, roles = self._value, result._value, _roles(self)
+        if roles == {Role.SCALAR} and not old.spread:
             return result  # a Python number: the name is bound anew, other names of it are not
         if new.inner != old.inner:
             fail(ShapeError, f"an in-place operator on a value of shape {old.inner} with one of "
                  f"shape {new.inner}: write x = x + ... for x += ...")  # fmt: skip
-        if new.varies is Varies.ROW is not old.varies and _roles(self):
+        if new.varies is Varies.ROW is not old.varies and roles:
             fail(TraceError, "an in-place operator puts what differs from row to row into a value "
                  "that all rows share: write x = x + ... for x += ...")  # fmt: skip
         if not torch.can_cast(new.dtype, old.dtype):

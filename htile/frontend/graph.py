@@ -125,16 +125,13 @@ class Graph:
         return tuple(self[i] for i in node.inputs)
 
     def __str__(self) -> str:
-        names = {i.id: i for i in self.inputs}
+        inputs = {i.id: f" ({i.role.value} {dtype_name(i.dtype)})" for i in self.inputs}
         lines = [f"graph {self.name}, one row of N = {self.n}"]
         for node in self:
-            if node.op is Op.INPUT:
-                kind = names[node.id]
-                what = f"input {node.arg} ({kind.role.value} {dtype_name(kind.dtype)})"
-            else:
-                operands = ", ".join(f"%{i}" for i in node.inputs)
-                arg = "" if node.arg is None else _arg_text(node.arg)
-                what = f"{node.op.value} " + ", ".join(filter(None, (operands, arg)))
+            arg = dtype_name(node.arg) if isinstance(node.arg, torch.dtype) else repr(node.arg)
+            arg = node.arg + inputs[node.id] if node.op is Op.INPUT else arg
+            read = [f"%{i}" for i in node.inputs] + [arg] * (node.arg is not None)
+            what = f"{node.op.value} {', '.join(read)}"
             where = f"  # {node.loc.short}" if node.loc else ""
             lines.append(f"  %{node.id:<3} = {what:<32} : {node.value!s:<24}{where}".rstrip())
         for out in self.outputs:
@@ -143,16 +140,11 @@ class Graph:
         return "\n".join(lines)
 
 
-def _arg_text(arg: object) -> str:
-    return dtype_name(arg) if isinstance(arg, torch.dtype) else repr(arg)
-
-
 class Builder:
     """Makes the nodes of one graph; after `finish` it adds none."""
 
     def __init__(self, name: str, n: int):
-        self.name = name
-        self.n = n
+        self.name, self.n = name, n
         self.inputs: list[Input] = []
         self._nodes: list[Node] = []
         self._is_finished = False
@@ -201,13 +193,10 @@ def returned_dtype(builder: Builder, value: Value) -> torch.dtype:
     What `.to` declared; else, for a floating row, that of the first floating row argument of 16 or
     more bits; else what it is computed in.
     """
-    if value.stored is not None:
-        return value.stored
-    if value.dtype.is_floating_point and value.spread:
-        for i in builder.inputs:
-            if i.role is Role.ROW and i.dtype.is_floating_point and i.dtype.itemsize >= 2:
-                return i.dtype
-    return value.dtype
+    if value.stored is not None or not (value.dtype.is_floating_point and value.spread):
+        return value.stored or value.dtype
+    rows = (i.dtype for i in builder.inputs if i.role is Role.ROW and i.dtype.is_floating_point)
+    return next((dtype for dtype in rows if dtype.itemsize >= 2), value.dtype)
 
 
 def verify(graph: Graph) -> None:

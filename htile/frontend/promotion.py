@@ -78,9 +78,8 @@ def filled(x: Tensor, value: Number, dtype: torch.dtype | None = None) -> Tensor
     v = x._value
     computed = v.dtype if dtype is None else supported(dtype)
     stored = v.stored if dtype is None else dtype
-    return constant(
-        x, number(value, computed), Value(v.inner, Varies.SCALAR, computed, stored, v.spread)
-    )
+    shown = Value(v.inner, Varies.SCALAR, computed, stored, v.spread)
+    return constant(x, number(value, computed), shown)
 
 
 def supported(dtype: object) -> torch.dtype:

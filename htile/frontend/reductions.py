@@ -61,9 +61,9 @@ def _extreme_or_pairwise(name: str, whole: Callable, pairwise: Callable) -> Call
         if other is not None or isinstance(dim, (Tensor, float)):
             return pairwise(input, dim if other is None else other)
         values = whole(input, dim, keepdim)
-        return (
-            values if dim is None else Extreme(values, NoIndices(values._builder, values._id, name))
-        )
+        if dim is None:
+            return values
+        return Extreme(values, NoIndices(values._builder, values._id, name))
 
     return function
 
