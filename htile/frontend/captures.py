@@ -183,7 +183,7 @@ class _Walk:
         self._functions[id(fn)] = len(self._functions)
         outer, self._reader = self._reader, fn
         defaults = None if is_root else self._defaults(fn)
-        if fn.__dict__:
+        if vars(fn):
             self._owners[id(fn)] = fn.__name__, vars(fn)
         captured, cells, reads = [], closure(fn), reads_of(fn.__code__)
         self._names |= dict.fromkeys(reads.attributes + reads.words)
@@ -278,7 +278,7 @@ class _Walk:
         is nothing new. is_strict: raise for what cannot be followed; else it has no key.
         """
         keys: dict[tuple[int, str], object] = {}
-        before = None
+        passed, before = () if is_strict else (TraceError,), None
         while before != (before := (len(keys), len(self._owners), len(self._names))):
             if _COPIES & self._names.keys():
                 self._names |= _CONSTRUCTORS
@@ -293,14 +293,10 @@ class _Walk:
                     if place in keys:
                         continue
                     value = self._attribute(owner, attribute, attribute in self._words)
-                    if value is _MISSING:
-                        continue
-                    keys[place] = None
-                    try:
-                        keys[place] = self.path(f"{name}.{attribute}", _behind(value), ())
-                    except TraceError:
-                        if is_strict:
-                            raise
+                    if value is not _MISSING:
+                        keys[place] = None
+                        with suppress(*passed):
+                            keys[place] = self.path(f"{name}.{attribute}", _behind(value), ())
         return tuple(keys.values())
 
     def every_member(self, cls: type) -> tuple:
@@ -311,11 +307,10 @@ class _Walk:
 
     def members_of(self, cls: type) -> tuple:
         """Have followed what code reads by name of a class's objects; the keys known by now."""
-        if library_of(cls):
-            return ()
-        if self._is_static:
+        if self._is_static and not library_of(cls):
             return _static_captures(cls).fingerprint()
-        self._owners[id(cls)] = cls.__name__, cls
+        if not library_of(cls):
+            self._owners[id(cls)] = cls.__name__, cls
         return ()
 
     def value(self, name: str, value: object, top: object = _MISSING) -> object:
@@ -330,10 +325,8 @@ class _Walk:
         if cls is frozenset:
             return cls, frozenset(self.value(name, v, top) for v in value)
         held = getattr(value, "__dict__", None)  # attributes that it may be given at any time
-        if cls is slice:
-            parts = dict(enumerate((value.start, value.stop, value.step)))
-        elif isinstance(value, tuple):
-            parts = dict(enumerate(value))
+        if cls is slice or isinstance(value, tuple):
+            parts = dict(enumerate(value.__reduce__()[1] if cls is slice else value))
         elif isinstance(value, functools.partial):
             parts = {"func": value.func, "args": value.args, **value.keywords}
             self._watch_items(value.keywords)
@@ -377,19 +370,18 @@ class _Walk:
         if isinstance(value, type):
             self._names |= _CONSTRUCTORS if not origin else {value.__name__: None}
             return (value, *self.members_of(value))
-        if isinstance(value, types.FunctionType) and not origin:
-            is_generated = value.__code__.co_filename == "<string>"
-            return value if is_generated and value.__name__ in _GENERATED else self.function(value)
-        if isinstance(value, types.FunctionType):  # of a library: a decorator's holds the user's
+        if isinstance(value, types.FunctionType) and origin:  # a decorator's holds the user's
             inner = (f for f in closure(value).values() if isinstance(f, types.FunctionType))
             return value, *(self.function(f) for f in inner if not library_of(f))
+        if isinstance(value, types.FunctionType):
+            is_generated = value.__code__.co_filename == "<string>"
+            return value if is_generated and value.__name__ in _GENERATED else self.function(value)
         if isinstance(value, types.MethodType) or type(owner) in (str, bytes, tuple, list, dict):
             key = self.value(f"{name}.__self__", owner)
             return key, value.__name__, self.value(name, getattr(value, "__func__", None))
         is_function = isinstance(value, types.BuiltinFunctionType) or cls.__name__ == "ufunc"
-        if isinstance(value, _DESCRIPTORS) or (origin and is_function):
-            return value
-        if cls.__module__ == "torch._ops":
+        is_torchs = cls.__module__ == "torch._ops"
+        if isinstance(value, _DESCRIPTORS) or is_torchs or (origin and is_function):
             return value
         if library_of(cls).removeprefix("_") in _VALUES.split() and cls.__hash__:
             return cls, repr(value), value

@@ -137,9 +137,7 @@ def into(x: Tensor, v: Value) -> Tensor:
     """`x` in the dtype of another value, and declared as that is: what an assignment does."""
     if v.stored is not None and x._value.stored is not v.stored:
         return cast(x, v.stored)
-    if x._value.stored is v.stored:
-        return convert(x, v.dtype)
-    return node(Op.CONVERT, x, arg=v.dtype)
+    return convert(x, v.dtype) if x._value.stored is v.stored else node(Op.CONVERT, x, arg=v.dtype)
 
 
 def alike(what: str, *operands_: object) -> None:
@@ -170,9 +168,7 @@ def numeric(x: Tensor, what: str) -> Tensor:
 
 def not_zero(x: Tensor) -> Tensor:
     """`x` as bool."""
-    if x._value.dtype is BOOL:
-        return x
-    return node(Op.NE, x, scalar(x, 0, x._value.dtype))
+    return x if x._value.dtype is BOOL else node(Op.NE, x, scalar(x, 0, x._value.dtype))
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:

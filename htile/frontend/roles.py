@@ -100,9 +100,8 @@ class Signature:
         self.parameters = parameters
         positional = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
         self._positional = len(positional)
-        self._by_keyword = {
-            p.name: i for i, p in enumerate(parameters) if p.kind is not p.POSITIONAL_ONLY
-        }
+        named = enumerate(parameters)
+        self._by_keyword = {p.name: i for i, p in named if p.kind is not p.POSITIONAL_ONLY}
 
     @functools.cached_property
     def kinds(self) -> tuple[type | None, ...]:
@@ -253,9 +252,7 @@ def _rows(name: str, tensors: dict[str, torch.Tensor]) -> tuple[int, tuple[int, 
     return n, lead, is_one_row
 
 
-def _shared_role(
-    name: str, parameter: str, size: int, n: int, lead: tuple[int, ...]
-) -> tuple[Role, tuple[int, ...]]:
+def _shared_role(name: str, parameter: str, size: int, n: int, lead: tuple) -> tuple[Role, tuple]:
     """The role of a tensor of one dimension beside rows of two or more."""
     if size == n:
         return Role.COLUMN, (n,)
@@ -265,14 +262,11 @@ def _shared_role(
         f"{name}: {parameter} has one dimension, so it is shared by all rows: expected N values, "
         f"shape ({n},), got ({size},)"
     )
+    remedy = "pass N values, or (1,) for one value that all share"
     if size == math.prod(lead) or size in lead:
-        message += (
-            f"; if it holds one value for each row of {lead}, annotate it "
-            f"`{parameter}: htile.PerRow`" + f" and pass shape {lead}" * (lead != (size,))
-        )
-    else:
-        message += "; pass N values, or (1,) for one value that all share"
-    raise ShapeError(message)
+        remedy = f"if it holds one value for each row of {lead}, annotate it `{parameter}: htile."
+        remedy += "PerRow`" + f" and pass shape {lead}" * (lead != (size,))
+    raise ShapeError(f"{message}; {remedy}")
 
 
 def _check_per_row(name: str, parameter: str, shape: tuple, lead: tuple[int, ...]) -> None:

@@ -227,9 +227,7 @@ def _huber(x: Tensor, target: Tensor, delta: float = 1.0) -> Tensor:
 
 
 def _kl(x: Tensor, target: Tensor, log_target: bool = False) -> Tensor:
-    if log_target:
-        return exp(target) * (target - x)
-    return torch.xlogy(target, target) - target * x
+    return exp(target) * (target - x) if log_target else torch.xlogy(target, target) - target * x
 
 
 def _entropy(x: Tensor, target: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from functools import lru_cache
 from inspect import signature
 from typing import NoReturn
 
@@ -28,15 +27,13 @@ FUNCTIONS: dict[Callable, tuple[str, Callable]] = {}
 SAME: set[Callable] = set()
 """The entries whose result is the very tensor that they are given, as in torch: `x.detach()`."""
 
-_location = lru_cache(maxsize=4096)(Location)
-
 
 def location() -> Location | None:
     """The user's line: that of the innermost frame outside HTile and torch."""
     frame = sys._getframe(1)
     while frame is not None:
         if not internal(frame.f_code.co_filename):
-            return _location(frame.f_code.co_filename, frame.f_lineno)
+            return Location(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return None
 
@@ -68,12 +65,9 @@ def is_real(value: object) -> bool:
 
 def captured(value: torch.Tensor) -> NoReturn:
     """Raise that a real tensor was met inside the function."""
-    what = f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
-    fail(
-        TraceError,
-        f"a real tensor ({what}) inside a traced function: pass it as an argument, "
-        "or write a Python number for a constant",
-    )
+    what = f"a real tensor ({tuple(value.shape)} {str(value.dtype).removeprefix('torch.')})"
+    fail(TraceError, f"{what} inside a traced function: pass it as an argument, or write a Python "
+         "number for a constant")  # fmt: skip
 
 
 _INSTEAD = {
@@ -183,8 +177,7 @@ class Tensor(torch.Tensor):
         return torch.Tensor._make_wrapper_subclass(cls, v.inner, dtype=v.dtype, device="meta")
 
     def __init__(self, builder: Builder, id: int):
-        self._builder = builder
-        self._node = id
+        self._builder, self._node = builder, id
         self._changes: list[str] = []  # one list for all aliases: where one was changed in place
 
     def _current(self, loc: Location | None = None) -> int:
@@ -306,16 +299,12 @@ class NoIndices(Tensor):
 
     def __init__(self, builder: Builder, id: int, name: str):
         super().__init__(builder, id)
-        self._name = name
-        self._loc = location()
+        self._name, self._loc = name, location()
 
     def _current(self, loc: Location | None = None) -> NoReturn:
-        fail(
-            UnsupportedError,
-            f"the indices of x.{self._name}(dim=...) are not supported: arg-reductions are not "
-            f"built yet; use its .values, or x.a{self._name}(dim=...)",
-            self._loc,
-        )
+        fail(UnsupportedError, f"the indices of x.{self._name}(dim=...) are not supported: "
+             "arg-reductions are not built yet; use its .values, or "
+             f"x.a{self._name}(dim=...)", self._loc)  # fmt: skip
 
     _id = property(_current)
 
@@ -334,8 +323,7 @@ def node(op: Op, *operands: Tensor, arg: object = None) -> Tensor:
 
 def constant(like: Tensor, number: object, value: Value) -> Tensor:
     """A number that is fixed in the kernel, in the graph of `like`."""
-    builder = like._builder
-    return Tensor(builder, builder.add_const(number, value, location()))
+    return Tensor(like._builder, like._builder.add_const(number, value, location()))
 
 
 def copy(x: Tensor) -> Tensor:

@@ -60,12 +60,8 @@ def trace(fn: types.FunctionType, specs: Iterable[Spec], n: int) -> Graph:
 def _argument(builder: Builder, spec: Spec) -> object:
     if spec.role is Role.STATIC:
         return spec.value
-    value = Value(
-        tuple(spec.inner),
-        _VARIES.get(spec.role, Varies.SCALAR),
-        compute_dtype(spec.dtype),
-        spread=spec.role in (Role.ROW, Role.COLUMN),
-    )
+    varies, spread = _VARIES.get(spec.role, Varies.SCALAR), spec.role in (Role.ROW, Role.COLUMN)
+    value = Value(tuple(spec.inner), varies, compute_dtype(spec.dtype), spread=spread)
     return Tensor(builder, builder.add_input(spec.name, spec.role, spec.dtype, value))
 
 
@@ -76,9 +72,8 @@ def _names(paths: list[tuple]) -> list[str]:
     names = []
     for i, path in enumerate(paths):
         keys = [getattr(k, "key", getattr(k, "name", None)) for k in path]
-        name = "_".join(k if isinstance(k, str) else "" for k in keys)
-        named = all(isinstance(k, str) for k in keys) and name.isidentifier()
-        name = name if named else f"out{i}"
+        named = all(isinstance(k, str) for k in keys) and "_".join(keys).isidentifier()
+        name = "_".join(keys) if named else f"out{i}"
         while name in names:
             name += "_"
         names.append(name)
@@ -86,20 +81,19 @@ def _names(paths: list[tuple]) -> list[str]:
 
 
 def _output(builder: Builder, loc: Location, name: str, leaf: object) -> Output:
+    if is_real(leaf):
+        raise TraceError(f"{builder.name} returns a real tensor as {name}: pass it as an argument, "
+                         "or return it outside", loc)  # fmt: skip
     if not isinstance(leaf, Tensor) or leaf._builder is not builder:
         what = "None" if leaf is None else f"a {type(leaf).__name__}"
         remedy = "return only tensors that are computed from the arguments"
-        if is_real(leaf):
-            what, remedy = "a real tensor", "pass it as an argument, or return it outside"
         raise TraceError(f"{builder.name} returns {what} as {name}: {remedy}", loc)
     node = builder[leaf._current(loc)]
     value = node.value
     if value.varies is not Varies.ROW:
-        raise TraceError(
-            f"the output {name} of {builder.name} does not depend on any row: compute it outside "
-            "the function, or combine it with a row",
-            node.loc or loc,
-        )
+        raise TraceError(f"the output {name} of {builder.name} does not depend on any row: compute "
+                         "it outside the function, or combine it with a row",
+                         node.loc or loc)  # fmt: skip
     return Output(name, node.id, returned_dtype(builder, value), value.inner, value.spread)
 
 
