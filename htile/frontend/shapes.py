@@ -28,18 +28,14 @@ def to(input, *args, dtype=None, device=None, copy=False, non_blocking=False, me
         fail(TraceError, f"x.to({shown}): only x.to(dtype) inside a row; devices do not change")
     if not given_dtypes:
         return alias(input, input)
-    (dtype,) = given_dtypes
-    return _converted(input, dtype.dtype if isinstance(dtype, Tensor) else dtype, copy)
-
-
-def _converted(x: Tensor, dtype: torch.dtype, is_copied: bool = False) -> Tensor:
-    result, v = cast(x, dtype), x._value
-    is_alias = (v.stored or v.dtype) is dtype and not is_copied  # torch gives x itself back
-    return alias(x, result) if is_alias else result
+    dtype = getattr(given_dtypes[0], "dtype", given_dtypes[0])
+    result, v = cast(input, dtype), input._value
+    is_alias = (v.stored or v.dtype) is dtype and not copy  # torch gives x itself back
+    return alias(input, result) if is_alias else result
 
 
 def _to(dtype: torch.dtype) -> Callable:
-    return lambda input: _converted(input, dtype)
+    return lambda input: to(input, dtype)
 
 
 for _name in ("float", "half", "bfloat16", "int", "long", "bool", "double"):
@@ -107,19 +103,12 @@ def unsqueeze(input, dim):
 def squeeze(input, dim=None):
     """A value per row without its axis of size 1."""
     check_dim(input, dim)
-    return _only_element(input) if input.shape == (1,) else _per_row(input, "squeeze", ())
-
-
-def _only_element(x: Tensor) -> Tensor:
-    """The element of a value of shape (1,); of a row of one, by the reduction that keeps its bits.
-
-    A row belongs to one thread then, and a value per row to all.
-    """
-    v = x._value
-    if not v.spread:
-        return alias(x, node(Op.RESHAPE, x, arg=()))
-    element = node(Op.ANY if v.dtype is BOOL else Op.MAX, x)
-    return alias(x, element if v.stored is None else cast(element, v.stored))
+    v = input._value
+    if v.inner != (1,) or not v.spread:
+        return _per_row(input, "squeeze", ())
+    # A row of one belongs to one thread and a value per row to all: a reduction brings it there.
+    element = node(Op.ANY if v.dtype is BOOL else Op.MAX, input)
+    return alias(input, element if v.stored is None else cast(element, v.stored))
 
 
 def _as_row(x: Tensor) -> Tensor:
