@@ -16,7 +16,7 @@ from torch import cos, erf, exp, expm1, log, log1p, remainder, sigmoid, sign, si
 
 from ..errors import TraceError
 from .functions import clamp, formulas, implements, maximum, minimum, where
-from .ops import Op, infer
+from .ops import INFER, Op
 from .promotion import (
     FLOAT,
     alike,
@@ -165,7 +165,7 @@ def copysign(input, other):
         other = math.copysign(1.0, other)
     input, other = together(input, other, floating=True)
     result = where(is_negative(other), -abs(input), abs(input))
-    return into(result, infer(Op.ADD, (input._value, other._value)))
+    return into(result, INFER[Op.ADD]((input._value, other._value), None))
 
 
 @implements("hypot")
@@ -226,9 +226,8 @@ def lerp(input, end, weight):
     alike("lerp", input, end, weight)
     difference = end - input
     near, far = input + weight * difference, end - difference * (1 - weight)
-    if isinstance(weight, Tensor):
-        return where(abs(weight) < 0.5, near, far)
-    return near if abs(weight) < 0.5 else far
+    is_near = abs(weight) < 0.5
+    return where(is_near, near, far) if isinstance(weight, Tensor) else near if is_near else far
 
 
 @implements("addcmul")

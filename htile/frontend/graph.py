@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import Location, TraceError
-from .ops import Op, Value, dtype_name, infer
+from .ops import INFER, Op, Value, dtype_name
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -100,9 +100,8 @@ class Graph:
         import networkx as nx
 
         dag = nx.DiGraph()
-        for node in self.nodes:
-            dag.add_node(node.id, node=node)
-            dag.add_edges_from((i, node.id) for i in node.inputs)
+        dag.add_nodes_from((node.id, {"node": node}) for node in self)
+        dag.add_edges_from((i, node.id) for node in self for i in node.inputs)
         return nx.freeze(dag)
 
     @cached_property
@@ -157,7 +156,7 @@ class Builder:
     ) -> int:
         """Add an operation; its value is inferred. Returns the id."""
         inputs = tuple(inputs)
-        value = infer(op, tuple(self[i].value for i in inputs), arg)
+        value = INFER[op](tuple(self[i].value for i in inputs), arg)
         return self._add(op, inputs, arg, value, loc)
 
     def add_input(self, name: str, role: Role, dtype: torch.dtype, value: Value) -> int:
@@ -209,7 +208,7 @@ def verify(graph: Graph) -> None:
             assert node.id in named and named[node.id].name == node.arg, f"unnamed input: {node}"
         elif node.op is not Op.CONST:
             values = tuple(o.value for o in graph.operands(node))
-            assert node.value == infer(node.op, values, node.arg), f"value differs: {node}"
+            assert node.value == INFER[node.op](values, node.arg), f"value differs: {node}"
     assert graph.outputs, f"{graph.name} has no outputs"
     for out in graph.outputs:
         assert 0 <= out.id < len(graph), f"output {out.name} is no node"

@@ -210,6 +210,7 @@ def _leaf(values: tuple[Value, ...], arg: object) -> Value:
 
 MASKS, FLOATS = (torch.bool,), (torch.float32,)
 NUMBERS = (torch.float32, torch.int32, torch.int64)
+# The value of an operation on operands of these values; it may raise ShapeError and DtypeError.
 # fmt: off
 INFER: dict[Op, Rule] = {
     Op.INPUT: _leaf, Op.CONST: _leaf,
@@ -228,8 +229,3 @@ INFER: dict[Op, Rule] = {
     **dict.fromkeys((Op.ANY, Op.ALL), _of(_reduction, *MASKS)),
 }
 # fmt: on
-
-
-def infer(op: Op, values: tuple[Value, ...], arg: object = None) -> Value:
-    """The value of `op` on operands of these values. Raises ShapeError and DtypeError."""
-    return INFER[op](values, arg)
