@@ -15,7 +15,6 @@ from functools import reduce
 
 import torch
 
-from ..errors import ShapeError
 from .dtypes import compute_dtype, dtype_name
 
 
@@ -149,11 +148,9 @@ Rule = Callable[[tuple[Value, ...], object], Value]
 
 
 def _joined(values: tuple[Value, ...], of: tuple[Value, ...]) -> Value:
-    """The value of operands together, with the dtypes of those in `of`. Raises ShapeError."""
+    """The value of operands together, with the dtypes of those in `of`."""
     inner = broadcast_shapes(*(v.inner for v in values))
-    if inner is None:
-        shapes = " and ".join(str(v.inner) for v in values)
-        raise ShapeError(f"shapes inside a row do not broadcast: {shapes}")
+    assert inner is not None, f"shapes do not broadcast: {values}"  # a row has one axis, of N
     assert len({v.dtype for v in of}) == 1, f"operands of different dtypes: {of}"
     varies = min((v.varies for v in values), key=list(Varies).index)
     spread = any(v.spread for v in values)
@@ -210,7 +207,7 @@ def _leaf(values: tuple[Value, ...], arg: object) -> Value:
 
 MASKS, FLOATS = (torch.bool,), (torch.float32,)
 NUMBERS = (torch.float32, torch.int32, torch.int64)
-# The value of an operation on operands of these values; it may raise ShapeError and DtypeError.
+# The value of an operation on operands of these values; it may raise DtypeError.
 # fmt: off
 INFER: dict[Op, Rule] = {
     Op.INPUT: _leaf, Op.CONST: _leaf,

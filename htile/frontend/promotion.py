@@ -13,7 +13,7 @@ import torch
 
 from ..errors import DtypeError, TraceError
 from .ops import Op, Value, Varies, compute_dtype, dtype_name, join_stored
-from .tensor import Tensor, captured, constant, fail, is_real, node
+from .tensor import Tensor, constant, fail, node
 
 Number = bool | int | float
 NO_OPERAND = "expected a tensor of the row or a Python number, got {}"
@@ -29,8 +29,6 @@ def operand(x: object) -> Tensor | Number:
         if hasattr(x, "item") and getattr(x, "shape", None) == ():
             return x.item()
         fail(TraceError, "a numpy array inside a traced function: pass it as a tensor argument")
-    if is_real(x):
-        captured(x)
     fail(TraceError, NO_OPERAND.format(type(x).__name__))
 
 

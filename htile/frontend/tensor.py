@@ -63,13 +63,6 @@ def is_real(value: object) -> bool:
     return isinstance(value, torch.Tensor) and not isinstance(value, Tensor)
 
 
-def captured(value: torch.Tensor) -> NoReturn:
-    """Raise that a real tensor was met inside the function."""
-    what = f"a real tensor ({tuple(value.shape)} {str(value.dtype).removeprefix('torch.')})"
-    fail(TraceError, f"{what} inside a traced function: pass it as an argument, or write a Python "
-         "number for a constant")  # fmt: skip
-
-
 _INSTEAD = {
     "zero": "x = torch.zeros_like(x)", "fill": "x = torch.full_like(x, value)", "copy": "x = y",
 }  # fmt: skip
@@ -82,9 +75,10 @@ def call(spelling: str, function: Callable | None, args: tuple, kwargs: dict) ->
 
     function: None for a function of torch that is not in the table.
     """
-    for value in (*args, *kwargs.values()):
-        if is_real(value):
-            captured(value)
+    for value in filter(is_real, (*args, *kwargs.values())):
+        what = f"a real tensor ({tuple(value.shape)} {str(value.dtype).removeprefix('torch.')})"
+        fail(TraceError, f"{what} inside a traced function: pass it as an argument, or write a "
+             "Python number for a constant")  # fmt: skip
     if function is None:
         unsupported(spelling)
     if kwargs:
