@@ -60,53 +60,49 @@ formulas({
 # functions of reals
 
 
-@implements("sinh")
+@implements("sinh", check=real)
 def sinh(input):
     """The hyperbolic sine."""
-    x = real(input)
-    a = abs(x)
+    a = abs(input)
     half, less = exp(a * 0.5), expm1(a)
-    return odd(x, where(a < 40, 0.5 * (less + less / (less + 1)), 0.5 * half * half))
+    return odd(input, where(a < 40, 0.5 * (less + less / (less + 1)), 0.5 * half * half))
 
 
-@implements("cosh")
+@implements("cosh", check=real)
 def cosh(input):
     """The hyperbolic cosine."""
-    a = abs(real(input))
+    a = abs(input)
     half, whole = exp(a * 0.5), exp(a)
     return where(a < 40, 0.5 * whole + 0.5 / whole, 0.5 * half * half)
 
 
-@implements("asinh", "arcsinh")
+@implements("asinh", "arcsinh", check=real)
 def asinh(input):
     """The inverse of sinh."""
-    x = real(input)
-    a = abs(x)
+    a = abs(input)
     small = log1p(a + a * a / (1 + sqrt(a * a + 1)))
-    return odd(x, where(a < LARGE, small, log(a) + LN2))
+    return odd(input, where(a < LARGE, small, log(a) + LN2))
 
 
-@implements("acosh", "arccosh")
+@implements("acosh", "arccosh", check=real)
 def acosh(input):
     """The inverse of cosh; NaN below 1."""
-    x = real(input)
-    more = x - 1
+    more = input - 1
     small = log1p(more + sqrt(more * (more + 2)))
-    return where(x < 1, NAN, where(x > LARGE, log(x) + LN2, small))
+    return where(input < 1, NAN, where(input > LARGE, log(input) + LN2, small))
 
 
-@implements("atan", "arctan")
+@implements("atan", "arctan", check=real)
 def atan(input):
     """The arctangent (the approximation of the Cephes library, atanf.c)."""
-    x = real(input)
-    a = abs(x)
+    a = abs(input)
     is_large, is_small = a > 2.414213562373095, a <= 0.4142135623730950
     top = where(is_large, -1.0, where(is_small, a, a - 1))
     t = top / where(is_large, a, where(is_small, 1.0, a + 1))
     z = t * t
     p = ((8.05374449538e-2 * z - 1.38776856032e-1) * z + 1.99777106478e-1) * z - 3.33329491539e-1
     base = where(is_large, math.pi / 2, where(is_small, 0.0, math.pi / 4))
-    return odd(x, base + (p * z * t + t))
+    return odd(input, base + (p * z * t + t))
 
 
 formulas({
@@ -219,10 +215,9 @@ def heaviside(input, values):
     return into(where(input == 0, values, convert(input > 0, input._value.dtype)), input._value)
 
 
-@implements("lerp")
+@implements("lerp", check=floating)
 def lerp(input, end, weight):
     """input + weight * (end - input)."""
-    floating(input, "lerp")
     alike("lerp", input, end, weight)
     difference = end - input
     near, far = input + weight * difference, end - difference * (1 - weight)
@@ -261,33 +256,31 @@ formulas({
 # activations
 
 
-@implements("hardtanh")
+@implements("hardtanh", check=numeric)
 def hardtanh(input, min_val=-1.0, max_val=1.0):
     """x, but not below min_val nor above max_val."""
-    if numeric(input, "hardtanh")._value.dtype is not FLOAT:
+    if input._value.dtype is not FLOAT:
         min_val, max_val = int(min_val), int(max_val)
     return clamp(input, min_val, max_val)
 
 
-@implements("gelu")
+@implements("gelu", check=floating)
 def gelu(input, *, approximate="none"):
     """x times the normal distribution function of x; approximate is "none" or "tanh"."""
-    x = floating(input, "gelu")
     if approximate == "none":
-        return 0.5 * x * (1.0 + erf(x * math.sqrt(0.5)))
+        return 0.5 * input * (1.0 + erf(input * math.sqrt(0.5)))
     if approximate != "tanh":
         fail(TraceError, f"gelu(approximate={approximate!r}): expected 'none' or 'tanh'")
-    inside = math.sqrt(2.0 / math.pi) * (x + 0.044715 * (x * x * x))
-    return 0.5 * x * (1.0 + tanh(inside))
+    inside = math.sqrt(2.0 / math.pi) * (input + 0.044715 * (input * input * input))
+    return 0.5 * input * (1.0 + tanh(inside))
 
 
-@implements("softplus")
+@implements("softplus", check=floating)
 def softplus(input, beta=1.0, threshold=20.0):
     """log(1 + exp(beta x)) / beta; x where beta x is above the threshold."""
-    x = floating(input, "softplus")
-    scaled = x if beta == 1 else x * beta
+    scaled = input if beta == 1 else input * beta
     smooth = log1p(exp(scaled))
-    return where(scaled > threshold, x, smooth if beta == 1 else smooth / beta)
+    return where(scaled > threshold, input, smooth if beta == 1 else smooth / beta)
 
 
 def _elu(x: Tensor, alpha: float, scale: float = 1.0, inside: float = 1.0) -> Tensor:

@@ -37,39 +37,39 @@ from .tensor import FUNCTIONS, Tensor, call, copy, fail, node
 PLACES = {"torch.special": torch.special, "F": torch.nn.functional, "torch": torch}
 
 
-def implements(*spellings: str, method: bool = True) -> Callable:
-    """Enter a function under torch's names; a dotted one (`linalg.norm`) means that place only."""
+def implements(
+    *spellings: str, method: bool = True, check: Callable | None = None
+) -> Callable[[Callable], Callable]:
+    """Enter a function under torch's names; a dotted one (`linalg.norm`) means that place only.
+
+    check: what the first operand goes through before; it is given the function's name too.
+    """
 
     def enter(function: Callable) -> Callable:
+        @functools.wraps(function)
+        def checked(input, *args, **kwargs):
+            return function(check(input, spellings[0]), *args, **kwargs)
+
+        entry = checked if check else function
         for spelling in spellings:
             if "." in spelling:
-                FUNCTIONS[operator.attrgetter(spelling)(torch)] = f"torch.{spelling}", function
+                FUNCTIONS[operator.attrgetter(spelling)(torch)] = f"torch.{spelling}", entry
                 continue
             for prefix, module in PLACES.items():
                 if hasattr(module, spelling):
-                    FUNCTIONS[getattr(module, spelling)] = f"{prefix}.{spelling}", function
+                    FUNCTIONS[getattr(module, spelling)] = f"{prefix}.{spelling}", entry
             if method and hasattr(torch.Tensor, spelling):
-                attach(spelling, function)
+                attach(spelling, entry)
         return function
 
     return enter
 
 
 def formulas(table: dict[str, tuple[str, Callable]], check: Callable | None = None) -> None:
-    """Enter functions of one line: {names: (docstring, function)}.
-
-    check: what the first operand goes through before; it is given the function's name too.
-    """
-
-    def checked(function: Callable, name: str) -> Callable:
-        return functools.wraps(function)(
-            lambda input, *args, **kwargs: function(check(input, name), *args, **kwargs)
-        )
-
+    """Enter functions of one line: {names: (docstring, function)}; `check` as above."""
     for names, (doc, function) in table.items():
-        entry = checked(function, names.split()[0]) if check else function
-        entry.__doc__ = doc
-        implements(*names.split())(entry)
+        function.__doc__ = doc
+        implements(*names.split(), check=check)(function)
 
 
 def attach(name: str, function: Callable, doc: str = "") -> None:
