@@ -191,16 +191,12 @@ def classify(signature: Signature, values: tuple[object, ...]) -> Call:
         _check_tensor(name, parameter, value)
         shape = tuple(value.shape)
         if kind is Scalar and shape not in ((), (1,)):
-            raise ShapeError(
-                f"{name}: {parameter} is annotated htile.Scalar: expected shape () or (1,), "
-                f"got {shape}; pass one number, or drop the annotation"
-            )
-        if kind is PerRow:
-            per_row[parameter] = value
-        elif kind is Scalar or not shape:
+            told = f"{name}: {parameter} is annotated htile.Scalar: expected shape () or (1,), got "
+            raise ShapeError(f"{told}{shape}; pass one number, or drop the annotation")
+        if kind is not PerRow and (kind is Scalar or not shape):
             specs[parameter] = Spec(parameter, Role.DEVICE_SCALAR, value.dtype, shape)
         else:
-            tensors[parameter] = value
+            (per_row if kind is PerRow else tensors)[parameter] = value
 
     n, lead, is_one_row = _rows(name, tensors)
     for parameter, tensor in tensors.items():
@@ -290,15 +286,11 @@ def _check_tensor(name: str, parameter: str, tensor: torch.Tensor) -> None:
             f"instance {parameter}.as_subclass(torch.Tensor)"
         )
     if tensor.is_nested:
-        raise UnsupportedError(
-            f"{what} is a nested tensor; pass a dense one, for instance "
-            f"{parameter}.to_padded_tensor(0.0)"
-        )
+        dense = f"{parameter}.to_padded_tensor(0.0)"
+        raise UnsupportedError(f"{what} is a nested tensor; pass a dense one, for instance {dense}")
     if tensor.layout is not torch.strided:
-        raise UnsupportedError(
-            f"{what} has layout {tensor.layout}; pass a dense tensor, for instance "
-            f"{parameter}.to_dense()"
-        )
+        remedy = f"pass a dense tensor, for instance {parameter}.to_dense()"
+        raise UnsupportedError(f"{what} has layout {tensor.layout}; {remedy}")
     try:
         compute_dtype(tensor.dtype)
     except DtypeError as error:
@@ -336,10 +328,8 @@ def _value_spec(name: str, parameter: str, kind: type | None, value: object) -> 
     else:
         fixed = f"if it is fixed in the kernel, annotate it `{parameter}: htile.Static`"
         remedy = _REMEDY.get(cls, fixed)
-    raise ArgumentError(
-        f"{what}: expected a tensor, float, int, bool, str, None or dtype, got "
-        f"{cls.__name__}; {remedy}"
-    )
+    expected = "expected a tensor, float, int, bool, str, None or dtype"
+    raise ArgumentError(f"{what}: {expected}, got {cls.__name__}; {remedy}")
 
 
 _OF_METHODS = (

@@ -82,8 +82,8 @@ def _names(paths: list[tuple]) -> list[str]:
 
 def _output(builder: Builder, loc: Location, name: str, leaf: object) -> Output:
     if is_real(leaf):
-        raise TraceError(f"{builder.name} returns a real tensor as {name}: pass it as an argument, "
-                         "or return it outside", loc)  # fmt: skip
+        remedy = "pass it as an argument, or return it outside"
+        raise TraceError(f"{builder.name} returns a real tensor as {name}: {remedy}", loc)
     if not isinstance(leaf, Tensor) or leaf._builder is not builder:
         what = "None" if leaf is None else f"a {type(leaf).__name__}"
         remedy = "return only tensors that are computed from the arguments"
@@ -91,9 +91,9 @@ def _output(builder: Builder, loc: Location, name: str, leaf: object) -> Output:
     node = builder[leaf._current(loc)]
     value = node.value
     if value.varies is not Varies.ROW:
-        raise TraceError(f"the output {name} of {builder.name} does not depend on any row: compute "
-                         "it outside the function, or combine it with a row",
-                         node.loc or loc)  # fmt: skip
+        what = f"the output {name} of {builder.name} does not depend on any row"
+        remedy = "compute it outside the function, or combine it with a row"
+        raise TraceError(f"{what}: {remedy}", node.loc or loc)
     return Output(name, node.id, returned_dtype(builder, value), value.inner, value.spread)
 
 
@@ -124,12 +124,12 @@ def _retell(error: Exception) -> None:
         return
     frame, line = users[-1]
     text, loc = str(error), Location(frame.f_code.co_filename, line)
-    sizes = [value for value in frame.f_locals.values() if isinstance(value, torch.Size)]
+    shapes = {name for name, value in frame.f_locals.items() if isinstance(value, torch.Size)}
 
     def tell(message: str, kind: type[HTileError] = TraceError) -> NoReturn:
         raise kind(message, loc) from None
 
-    if _SHAPE.match(text) and (sizes or re.search(r"\.(shape|size\(\))", loc.text)):
+    if _SHAPE.match(text) and {"shape", "size", *shapes} & {*re.findall(r"\w+", loc.text)}:
         tell("inside the function a row has the shape (N,), without the leading dimensions: write "
              "n = x.shape[-1]", ShapeError)  # fmt: skip
     if match := _ARGUMENT.search(text):

@@ -278,6 +278,16 @@ def test_the_line_is_the_users(fn):
     assert EXACT_LINES[fn] in str(caught.value)
 
 
+def test_a_tuple_of_the_user_is_not_taken_for_a_shape():
+    def f(x):
+        shape, weights = x.shape, (1.0,)
+        assert shape == (N,)
+        return x * weights[1]
+
+    with pytest.raises(IndexError):
+        traced(f)
+
+
 def test_a_helpers_line_is_named_not_its_callers():
     def helper(x):
         return x.cumsum(-1)
