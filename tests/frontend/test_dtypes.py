@@ -87,7 +87,7 @@ def compare(function, operands) -> str | None:
         for name, (_, shape) in tensors.items()
     ]
     try:
-        graph = trace(traced, [Spec("r", Role.ROW, I64, (N,)), *specs], N, name="f")
+        graph = trace(traced, [Spec("r", Role.ROW, I64, (N,)), *specs], N)
         results = evaluate(graph, values | {"r": torch.ones(M, N, dtype=I64)}, lead=(M,))
     except HTileError:
         return None
