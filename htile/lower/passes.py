@@ -14,7 +14,7 @@ import torch
 from ..frontend.graph import Builder, Graph, Node, Role
 from ..frontend.ops import COMMUTATIVE, REDUCTIONS, Op, Value, Varies
 from ..frontend.reference import EVALUATE
-from .patterns import strip
+from .patterns import ancestors, strip
 
 Rule = Callable[[Builder, Node, tuple[int, ...]], "int | None"]
 
@@ -25,7 +25,7 @@ def rewrite(graph: Graph, rule: Rule | None = None) -> Graph:
     `rule(new, node, inputs)` may return the id of a node that stands for this one, or None to copy
     it; `inputs` are its operands in the new graph.
     """
-    live = _ancestors(graph)
+    live = _live(graph)
     new = Builder(graph.name, graph.n)
     ids: dict[int, int] = {}
     sources = {i.id: i for i in graph.inputs}
@@ -47,17 +47,11 @@ def rewrite(graph: Graph, rule: Rule | None = None) -> Graph:
     return new.finish(outputs, graph.structure)
 
 
-def _ancestors(graph: Graph) -> set[int]:
-    """What an output needs; and one row, which gives the kernel its shape."""
-    live: set[int] = set()
-    todo = [out.id for out in graph.outputs]
+def _live(graph: Graph) -> set[int]:
+    """What an output needs, and at least one row, which gives the kernel its shape."""
+    live = ancestors(graph, graph.outputs)
     rows = [i.id for i in graph.inputs if i.role is Role.ROW]
-    while todo:
-        id = todo.pop()
-        if id not in live:
-            live.add(id)
-            todo.extend(graph[id].inputs)
-    return live if live.intersection(rows) else live | set(rows[:1])
+    return live if live.intersection(rows) else live | {*rows[:1]}
 
 
 def merge_common_subexpressions(graph: Graph) -> Graph:

@@ -1,15 +1,15 @@
-"""What the shape of a graph allows: a shorter device function, an fma, a sum that can be carried
-along with the reduction that it is relative to."""
+"""What can be read off the shape of a graph: which device function computes a node, whether a
+product is part of an fma, and what a difference subtracts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
 from enum import Enum
 from math import inf
 
 import torch
 
-from ..frontend.graph import Builder, Graph, Node
+from ..frontend.graph import Builder, Graph, Node, Output
 from ..frontend.ops import Op
 
 
@@ -54,13 +54,12 @@ def choose_function(
 
 def _function(graph: Graph, node: Node, fastmath: bool) -> Function:
     """The device function for a node that takes its own inputs."""
-    if node.op is Op.EXP and _subtracted_maximum(graph, graph[node.inputs[0]]) is not None:
-        return Function.BOUNDED  # exp of x - max(x) is at most 1: an error that grows with |x| is
-        # never seen
-    if node.op is Op.DIV and _is_part_of_sum(graph, *graph.operands(node)):
+    if _is_exponential(graph, node) or _is_part_of_sum(graph, node):
         return Function.BOUNDED
-    if node.op is Op.DIV and _is_plain_number(graph[node.inputs[1]]):
-        return Function.NUMBER
+    if node.op is Op.DIV:
+        divisor = graph[node.inputs[1]]
+        if divisor.op is Op.CONST and 2.0**-100 <= abs(divisor.arg) <= 2.0**100:
+            return Function.NUMBER  # its reciprocal is neither huge nor tiny
     if _is_read_once(graph, node) and graph[graph.readers[node.id][0]].op in (Op.SUM, Op.MEAN):
         return Function.FACTORS
     return Function.FAST if fastmath and node.op in FAST_OPS else Function.EXACT
@@ -71,7 +70,7 @@ def _quotient_of_exponentials(graph: Graph, node: Node) -> tuple[int, int] | Non
 
     Only where the quotient is returned in 16 bits and nothing else reads it.
     """
-    if node.op is not Op.DIV or not _is_part_of_sum(graph, *graph.operands(node)):
+    if not _is_part_of_sum(graph, node):
         return None
     returned = [output for output in graph.outputs if output.id == node.id]
     if len(returned) < len(graph.readers[node.id]) or any(o.dtype.itemsize > 2 for o in returned):
@@ -109,60 +108,21 @@ def _is_read_once(graph: Graph, node: Node) -> bool:
     return len(readers) == 1 and readers != (node.id,)
 
 
-class Relative(Enum):
-    """What is summed relative to the result of another reduction."""
+def subtracted(graph: Graph, node: Node, op: Op) -> Node | None:
+    """The reduction of x by `op`, if the node is x minus it.
 
-    EXPONENTIALS = "exp(x - max(x))"
-    SQUARES = "(x - mean(x))**2"
-
-
-@dataclass(frozen=True, slots=True)
-class RelativeSum:
-    """A sum whose terms are relative to the reduction `first`; `reference` is what they subtract.
-
-    A thread can sum them relative to a reference of its own, and move the sum later.
+    logsumexp subtracts 0 in place of an infinite maximum.
     """
-
-    kind: Relative
-    first: int
-    reference: int
-
-
-def relative_sum(graph: Graph, node: Node) -> RelativeSum | None:
-    """What the node is a sum of, if it is one of the sums of `Relative`."""
-    if node.op is not Op.SUM:
-        return None
-    (operand,) = graph.operands(node)
-    if operand.op is Op.EXP:
-        (shifted,) = graph.operands(operand)
-        peak = _subtracted_maximum(graph, shifted)
-        if peak is None:
-            return None
-        return RelativeSum(Relative.EXPONENTIALS, peak.id, shifted.inputs[1])
-    if operand.op is not Op.MUL or len({*operand.inputs}) > 1:
-        return None
-    deviation = graph[operand.inputs[0]]
-    if deviation.op is not Op.SUB:
-        return None
-    x, mean = graph.operands(deviation)
-    average = strip(graph, mean)
-    if average.op is not Op.MEAN or average.inputs != (x.id,):
-        return None
-    return RelativeSum(Relative.SQUARES, average.id, mean.id)
-
-
-def _subtracted_maximum(graph: Graph, node: Node) -> Node | None:
-    """max(x) if the node is x - max(x)."""
     if node.op is not Op.SUB:
         return None
     x, m = graph.operands(node)
     m = strip(graph, m)
-    if m.op is Op.WHERE:  # logsumexp takes 0 for an infinite maximum
+    if op is Op.MAX and m.op is Op.WHERE:
         condition, zero, peak = (strip(graph, operand) for operand in graph.operands(m))
         if not (_is_number(zero, 0.0) and _is_infinite(graph, condition, peak)):
             return None
         m = peak
-    return m if m.op is Op.MAX and m.inputs == (x.id,) else None
+    return m if m.op is op and m.inputs == (x.id,) else None
 
 
 def _is_number(node: Node, number: float) -> bool:
@@ -179,23 +139,21 @@ def _is_infinite(graph: Graph, condition: Node, x: Node) -> bool:
     return strip(graph, graph[magnitude.inputs[0]]).id == x.id
 
 
-def _is_plain_number(node: Node) -> bool:
-    """Whether it is a constant whose reciprocal is neither huge nor tiny."""
-    return node.op is Op.CONST and 2.0**-100 <= abs(node.arg) <= 2.0**100
+def _is_exponential(graph: Graph, node: Node) -> bool:
+    """Whether it is exp(x - max(x)), which is at most 1: errors that grow with |x| do not show."""
+    return node.op is Op.EXP and subtracted(graph, graph[node.inputs[0]], Op.MAX) is not None
 
 
-def _is_part_of_sum(graph: Graph, part: Node, whole: Node) -> bool:
-    """Whether the two are e and sum(e) with e = exp(x - max(x)).
+def _is_part_of_sum(graph: Graph, node: Node) -> bool:
+    """Whether it is e / sum(e) with e = exp(x - max(x)).
 
     The sum is in [1, N], so rcp.approx loses nothing.
     """
+    if node.op is not Op.DIV:
+        return False
+    part, whole = graph.operands(node)
     whole = strip(graph, whole)
-    return (
-        whole.op is Op.SUM
-        and whole.inputs == (part.id,)
-        and part.op is Op.EXP
-        and _subtracted_maximum(graph, graph[part.inputs[0]]) is not None
-    )
+    return whole.op is Op.SUM and whole.inputs == (part.id,) and _is_exponential(graph, part)
 
 
 def strip(graph: Graph | Builder, node: Node) -> Node:
@@ -203,3 +161,15 @@ def strip(graph: Graph | Builder, node: Node) -> Node:
     while node.op is Op.RESHAPE:
         node = graph[node.inputs[0]]
     return node
+
+
+def ancestors(graph: Graph, outputs: Iterable[Output]) -> set[int]:
+    """The nodes that outputs are computed of, themselves included."""
+    found: set[int] = set()
+    todo = [output.id for output in outputs]
+    while todo:
+        id = todo.pop()
+        if id not in found:
+            found.add(id)
+            todo += graph[id].inputs
+    return found

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
-from ..frontend.graph import Graph
+from ..frontend.graph import Graph, Node
 from ..frontend.ops import REDUCTIONS, Op
-from .patterns import Relative, relative_sum, strip
+from .patterns import strip, subtracted
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,6 @@ MOMENTS = Reduction("moments", "MEAN", 0.0, slots=2)
 OF_OP: Mapping[Op, Reduction] = {
     Op.SUM: SUM, Op.MEAN: MEAN, Op.PROD: PROD, Op.MAX: MAX, Op.MIN: MIN, Op.ANY: ANY, Op.ALL: ALL,
 }  # fmt: skip
-# The entry that carries a sum together with the reduction that it is relative to.
-OF_RELATIVE = {Relative.EXPONENTIALS: SOFTMAX, Relative.SQUARES: MOMENTS}
 
 # A mean and the squares about it come of one exchange, except for rows of more than JOINT_N and
 # not more than VERY_LONG_N elements. There a lane would combine what four warps send of two
@@ -125,6 +124,34 @@ class Reduce:
         return tuple(graph[id].inputs[0] for id in self.results)
 
 
+class RelativeSum(NamedTuple):
+    """The sum of exp(x - max(x)) or of (x - mean(x))**2, which is relative to another reduction.
+
+    A thread can sum the terms relative to a reference of its own, and move the sum later.
+
+    kind: the entry that carries both reductions.
+    first: the reduction that the terms are relative to.
+    reference: the node that they subtract, which is `first` but for reshapes and infinities.
+    """
+
+    kind: Reduction
+    first: int
+    reference: int
+
+
+def _relative_sum(graph: Graph, node: Node) -> RelativeSum | None:
+    """What the node is a relative sum of, if it is one."""
+    (term,) = graph.operands(node)
+    if node.op is not Op.SUM or len({*term.inputs}) != 1:
+        return None
+    difference = graph[term.inputs[0]]
+    kind, op = (SOFTMAX, Op.MAX) if term.op is Op.EXP else (MOMENTS, Op.MEAN)
+    first = subtracted(graph, difference, op)
+    if term.op not in (Op.EXP, Op.MUL) or first is None:
+        return None
+    return RelativeSum(kind, first.id, difference.inputs[1])
+
+
 def assign_stages(graph: Graph) -> dict[int, int]:
     """The stage of every node: reductions on its longest path from the inputs, itself included."""
     stage: dict[int, int] = {}
@@ -168,8 +195,8 @@ def _pair(graph: Graph, first: Reduce, second: Reduce) -> Part | None:
     """
     if (len(first.results), len(second.results)) != (1, 1):
         return None
-    found = relative_sum(graph, graph[second.results[0]])
-    if found is None or found.kind is not Relative.EXPONENTIALS or found.first != first.results[0]:
+    found = _relative_sum(graph, graph[second.results[0]])
+    if found is None or found.kind is not SOFTMAX or found.first != first.results[0]:
         return None
     finite = strip(graph, graph[found.reference]).id != found.first
     (exp,) = second.operands(graph)
@@ -187,7 +214,7 @@ def with_next(graph: Graph, reduce: Reduce, following: Reduce) -> tuple[Reduce, 
     """
     if reduce.is_pair:
         return None
-    found = {id: relative_sum(graph, graph[id]) for id in following.results}
+    found = {id: _relative_sum(graph, graph[id]) for id in following.results}
     if not all(sum_ is not None and sum_.first in reduce.results for sum_ in found.values()):
         return None
     alone = len(reduce.results) == len(found) == 1
@@ -196,7 +223,7 @@ def with_next(graph: Graph, reduce: Reduce, following: Reduce) -> tuple[Reduce, 
         (first,) = part.results
         later = {id: sum_ for id, sum_ in found.items() if sum_.first == first}
         if later:
-            kind = OF_RELATIVE[next(iter(later.values())).kind]
+            kind = next(iter(later.values())).kind
             at_once = alone and kind is MOMENTS and not JOINT_N < graph.n <= VERY_LONG_N
             references = tuple(sum_.reference for sum_ in later.values())
             part = Part(kind, (first, *later), references, at_once)

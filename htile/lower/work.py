@@ -17,7 +17,7 @@ from functools import cached_property
 from ..frontend.graph import Graph, Input, Output, Role
 from ..frontend.ops import Op
 from .costs import instructions
-from .patterns import choose_function
+from .patterns import ancestors, choose_function
 from .reductions import (
     Part,
     Reduce,
@@ -287,7 +287,7 @@ class Work:
             results = {*reduce.results, *(following.results if following else ())}
             parts = tuple(dict.fromkeys(reduce.parts))
             stores: tuple[Output, ...] = ()
-            if left and not waiting and not results & self._ancestors(left):
+            if left and not waiting and not results & ancestors(graph, left):
                 stores, left = left, ()
             operands = tuple(part.operand(graph) for part in parts)
             then: tuple[Compute | Reduce, ...] = (reduce,)
@@ -370,16 +370,6 @@ class Work:
         """Registers for an element of each of these values, without those that are one a row."""
         values = (self.graph[id].value for id in ids)
         return sum(max(1, value.dtype.itemsize / 4) for value in values if value.spread)
-
-    def _ancestors(self, outputs: Iterable[Output]) -> set[int]:
-        """The nodes that outputs are computed of, themselves included."""
-        needed, todo = set(), [output.id for output in outputs]
-        while todo:
-            id = todo.pop()
-            if id not in needed:
-                needed.add(id)
-                todo += self.graph[id].inputs
-        return needed
 
     def _needed(
         self, goals: tuple[int, ...], done: set[int], in_loops: bool = False
