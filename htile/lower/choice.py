@@ -104,7 +104,7 @@ def _prefer_map(work: Work, target: Target) -> Preference:
     """Where nothing is reduced."""
     n = work.graph.n
     if n <= SHORT_N:
-        threads = 256 if work.has_columns else 512
+        threads = 256 if work.columns else 512
         two_rows = _pairs_pay(target)
         return Preference(Form.HELD, threads, 16, "direct", clustered=False, two_rows=two_rows)
     if n <= 131072 and target.arch.max_cluster > 1:
@@ -125,7 +125,7 @@ def _prefer_short(work: Work, target: Target) -> Preference:
     a single row is loaded early. So are the columns of a single row of 32-bit elements, of which a
     thread has fewer.
     """
-    n, columns, stages = work.graph.n, work.has_columns, work.stages
+    n, columns, stages = work.graph.n, work.columns, work.stages
     narrow = 1 if work.is_wide else 2  # as many bytes a thread
     if not work.writes:
         return Preference(Form.HELD, 512 // narrow, 16 * narrow, "direct", clustered=False)
@@ -137,7 +137,7 @@ def _prefer_short(work: Work, target: Target) -> Preference:
     if is_light and n <= 128 and not work.is_wide:
         elements, block = 8, 256
     direct = columns or (stages <= 2 and (n <= 2048 or target.rows < 256))
-    takes_few = len(work.of(Role.COLUMN)) == 1 or (work.is_wide and n <= 4096)
+    takes_few = len(work.columns) == 1 or (work.is_wide and n <= 4096)
     early = takes_few and len(work.of(Role.ROW)) == 1
     return Preference(
         Form.HELD,
@@ -161,7 +161,7 @@ def _prefer_long(work: Work, arch: Arch) -> Preference:
 
     So few rows keep a GPU busy. Many rows need no cluster: there a CTA takes several shares.
     """
-    n, columns, stages, loops = work.graph.n, work.has_columns, work.stages, work.loops
+    n, columns, stages, loops = work.graph.n, work.columns, work.stages, work.loops
     if not work.writes and len(loops.loops) == 1:
         elements, abreast = 64 if n <= 16384 else 32, 2 if n > 65536 else 1
         return Preference(Form.STREAMED, 256, elements, "direct", shares=16, abreast=abreast)

@@ -9,7 +9,7 @@ from ..frontend.ops import Op, dtype_name
 from .expressions import EMIT
 from .names import Names
 from .reductions import Reduce
-from .steps import ColumnLoop, Compute, Home, Load, Prefetch, Reload, Step, Store
+from .steps import ChunkLoop, Compute, Home, Load, Prefetch, Reload, Step, Store
 from .work import made_by_exchange
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _describe_steps(plan: Plan, names: Names, steps: Iterable[Step]) -> list[str
             case Store(output):
                 value = names.operand(output.id)
                 lines.append(f"store     {output.name} ({dtype_name(output.dtype)}) = {value}")
-            case ColumnLoop(inner, parts):
+            case ChunkLoop(inner, parts):
                 back = ", from the last to the first" if step.backwards else ""
                 lines.append(f"for each chunk{back}")
                 lines += [f"  {line}" for line in _describe_steps(plan, names, inner)]

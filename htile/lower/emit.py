@@ -18,7 +18,7 @@ from .expressions import CUTLASS_TYPES, EMIT
 from .names import Names, arguments, first_loads, kernel_name
 from .plan import Plan
 from .reductions import Reduce
-from .steps import ColumnLoop, Prefetch
+from .steps import ChunkLoop, Prefetch
 from .text import wrap, wrapped_call
 
 __all__ = ["EMIT", "arguments", "emit", "kernel_name"]
@@ -162,11 +162,11 @@ def _steps(plan: Plan, names: Names) -> list[str]:
             lines += prefetch(names, following)
             is_prefetched = True
             continue
-        if isinstance(step, ColumnLoop) or not is_open:
+        if isinstance(step, ChunkLoop) or not is_open:
             lines += ["", _heading(plan, stage)]
             stage += 1
         is_open = not isinstance(step, Reduce)
-        if isinstance(step, ColumnLoop):
+        if isinstance(step, ChunkLoop):
             lines += loop(names, k, is_prefetched)
             is_prefetched = False
         elif isinstance(step, Reduce):

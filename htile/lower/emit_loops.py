@@ -10,7 +10,7 @@ from .emit_steps import print_step, reduced
 from .expressions import CUTLASS_TYPES, literal
 from .names import Names
 from .reductions import MEAN, MOMENTS, SOFTMAX, Part, Reduce
-from .steps import ColumnLoop
+from .steps import ChunkLoop
 from .text import INDENT, located, wrapped_call
 
 # The verb of the context that starts to carry a part, for those that need more than a vector.
@@ -56,7 +56,7 @@ def loop(names: Names, k: int, is_prefetched: bool) -> list[str]:
     return lines
 
 
-def _start(names: Names, loop: ColumnLoop, part: Part) -> str:
+def _start(names: Names, loop: ChunkLoop, part: Part) -> str:
     """The call that starts to carry a part."""
     plan = names.plan
     if part.kind in STARTS:
@@ -69,7 +69,7 @@ def _start(names: Names, loop: ColumnLoop, part: Part) -> str:
     return f"partial({', '.join([part.kind.combine, *kind])})"
 
 
-def _headers(names: Names, k: int, loop: ColumnLoop) -> list[list[Header]]:
+def _headers(names: Names, k: int, loop: ChunkLoop) -> list[list[Header]]:
     """What stands above each of a loop's bodies: of its groups of chunks, and of the rest."""
     plan, place = names.plan, names.plan.placement
     if k not in names.prefetched:
@@ -94,7 +94,7 @@ def _headers(names: Names, k: int, loop: ColumnLoop) -> list[list[Header]]:
     return [[over, take("k", step)], [take(most, plan.chunks - most)]]
 
 
-def _body(names: Names, loop: ColumnLoop, indent: str) -> list[str]:
+def _body(names: Names, loop: ChunkLoop, indent: str) -> list[str]:
     """What is done with one chunk."""
     plan, lines = names.plan, []
     for step in loop.steps:

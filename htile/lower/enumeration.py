@@ -15,7 +15,7 @@ from ..frontend.graph import Graph, Input, Output, Role
 from .plan import ROWS, VERY_LONG_N, Form, Numerics, Placement, Plan, Target
 from .reductions import MOMENTS
 from .steps import Home
-from .work import Sweep, Sweeps, Work
+from .work import Sweeps, Work
 
 ACCESS_BYTES = 16  # bytes of the widest load and store
 MIN_CLUSTER_N = 8192  # elements; no shorter row is worth a cluster, or reading it again
@@ -110,27 +110,30 @@ class _Enumeration:
         tensors = len(work.loaded) + len(work.writes)
         self.most_looped = max(MOST_LOOPED, self.n // ELEMENTS)
         self.spare = SPARE_REGISTERS + POINTER_REGISTERS * max(0, tensors - FEW_TENSORS)
-        self.clusters = [1]
-        if self.n >= MIN_CLUSTER_N:
-            self.clusters = [c for c in (1, 2, 4, 8, 16) if c <= self.arch.max_cluster]
+        most = self.arch.max_cluster if self.n >= MIN_CLUSTER_N else 1
+        self.clusters = [cluster for cluster in (1, 2, 4, 8, 16) if cluster <= most]
+        sizes = [i.dtype.itemsize for i in work.rows]
+        self.row_bytes = sum(sizes)  # of an element of all rows that are read
+        # Whether cp.async, of 4, 8 or 16 bytes, can bring the rows.
+        self.is_asynchronous = bool(sizes) and min(self.vec * min(sizes), target.align) >= 4
 
     # ---- rows that are held in registers
 
     def held(self) -> Iterator[tuple[Numerics, Placement]]:
         """Plans whose rows are held, as far as the registers of a thread go."""
         work = self.work
-        columns = ("early", "late") if work.has_columns else ("early",)
+        columns = ("early", "late") if work.columns else ("early",)
+        kinds = (work.held, work.held_joint) if work.has_pair else (work.held,)
         words = {
-            (when, joint): work.held_words(when == "late", joint)
-            for joint in ((False, True) if work.has_pair else (False,))
+            (sweeps.joint, when): work.held_words(sweeps, when == "late")
+            for sweeps in kinds
             for when in columns
         }
-        for numerics in self._held_numerics(min(words[when, False] for when in columns)):
-            joint = bool(numerics.joint)
-            sweeps = work.held_joint if joint else work.held
+        for numerics in self._held_numerics(min(words[(), when] for when in columns)):
+            sweeps = work.held_joint if numerics.joint else work.held
             for when in columns:
-                for placement in self._held_placements(numerics, sweeps, words[when, joint], when):
-                    yield numerics, placement
+                found = self._held_placements(numerics, sweeps, words[sweeps.joint, when], when)
+                yield from ((numerics, placement) for placement in found)
 
     def _held_numerics(self, words: float) -> Iterator[Numerics]:
         """Threads a row and clusters.
@@ -160,7 +163,6 @@ class _Enumeration:
         if registers > MAX_REGISTERS and elements > self.vec:
             return
         registers = min(registers, MAX_REGISTERS)  # the rest is spilled
-        place = Placement(0, "direct", columns, self.target.align)
         for threads in (64, 128, 256, 512, 1024):
             rows = threads // numerics.threads_per_row
             if threads < max(numerics.threads_per_row, 32) or (rows > 32 and threads > 128):
@@ -168,13 +170,11 @@ class _Enumeration:
             if registers * threads > self.arch.registers or (numerics.cluster_n > 1 < rows):
                 continue
             free = self._free_bytes(sweeps, numerics, threads)
-            tiles = threads * elements * sum(i.dtype.itemsize for i in self.work.rows)
-            if tiles <= free and self._is_asynchronous():
-                blocks = self._blocks(sweeps, threads, held, tiles)
-                yield replace(place, num_threads=threads, loader="shared", blocks=blocks)
-            if free >= 0:
-                blocks = self._blocks(sweeps, threads, held, 0)
-                yield replace(place, num_threads=threads, blocks=blocks)
+            shared = threads * elements * self.row_bytes
+            for loader, tiles in (("shared", shared), ("direct", 0)):
+                if tiles <= free and (loader == "direct" or self.is_asynchronous):
+                    blocks = self._blocks(sweeps, threads, held, tiles)
+                    yield Placement(threads, loader, columns, self.target.align, blocks=blocks)
 
     def _blocks(self, sweeps: Sweeps, threads: int, held: float, tiles: int) -> int:
         """CTAs of a multiprocessor that registers are spared for; 0: the compiler decides.
@@ -184,7 +184,7 @@ class _Enumeration:
         """
         if not sweeps.reduces:
             return 0
-        if self.work.has_columns:
+        if self.work.columns:
             alone = len(self.work.rows) == len(sweeps.reduces) == 1 and not sweeps.joint
             few = alone and held <= HELD_REGISTERS / 2 and threads < 1024
             return COLUMN_THREADS // threads if few else 0
@@ -197,42 +197,40 @@ class _Enumeration:
 
     def in_loops(self) -> Iterator[tuple[Numerics, Placement]]:
         """Plans whose rows are worked on in loops over chunks, from shared or global memory."""
-        loaders = ("shared", "direct") if self.work.stages else ("direct",)  # else read only once
         for numerics in self._loop_numerics():
-            for loader in loaders:
-                if loader == "direct" or numerics.form is Form.LOOPS:
-                    for placement in self._loop_placements(numerics, loader):
-                        yield numerics, placement
+            homes = [Home.REREAD]
+            # Rows that are read only once, because nothing is reduced, need not be kept.
+            if numerics.form is Form.LOOPS and self.work.stages and self.is_asynchronous:
+                homes.insert(0, Home.SHARED)
+            for rows in homes:
+                found = self._loop_placements(numerics, rows)
+                yield from ((numerics, placement) for placement in found)
 
     def _loop_numerics(self) -> Iterator[Numerics]:
         """Threads a row and clusters of loops over two chunks or more.
 
         Rows are streamed where they do not fit, and may be where they are read once or very long.
         """
-        loops, once = self.work.loops, len(self.work.loops.loops) == 1
-        for cluster in self.clusters:
-            for threads in (128, 256, 512, 1024):
-                numerics = Numerics(self.vec, threads, cluster, Form.LOOPS, loops.joint)
-                if 2 * numerics.step > self.n:
-                    continue
-                chunks = numerics.chunks(self.n)
-                even = chunks <= UNROLLED_CHUNKS and chunks % 2 == 0
-                if even and not numerics.is_ragged(self.n):
-                    numerics = replace(numerics, merged=self._has_moments())
-                fits = self._tile_bytes(numerics) <= self._free_bytes(loops, numerics, threads)
-                if fits:
-                    yield numerics
-                if once or not fits or self.n > VERY_LONG_N:
-                    folded = FOLDED if chunks > MOST_CHUNKS else 0
-                    yield replace(numerics, form=Form.STREAMED, folded=folded)
+        sweeps, loops = self.work.loops, self.work.loops.loops
+        has_moments = any(part.kind is MOMENTS for loop in loops for part in loop.parts)
+        for cluster, threads in product(self.clusters, (128, 256, 512, 1024)):
+            numerics = Numerics(self.vec, threads, cluster, Form.LOOPS, sweeps.joint)
+            if 2 * numerics.step > self.n:
+                continue
+            chunks = numerics.chunks(self.n)
+            even = chunks <= UNROLLED_CHUNKS and chunks % 2 == 0
+            if even and not numerics.is_ragged(self.n):
+                numerics = replace(numerics, merged=has_moments)
+            fits = self._tile_bytes(numerics) <= self._free_bytes(sweeps, numerics, threads)
+            if fits:
+                yield numerics
+            if len(loops) == 1 or not fits or self.n > VERY_LONG_N:
+                folded = FOLDED if chunks > MOST_CHUNKS else 0
+                yield replace(numerics, form=Form.STREAMED, folded=folded)
 
-    def _has_moments(self) -> bool:
-        return any(part.kind is MOMENTS for loop in self.work.loops.loops for part in loop.parts)
-
-    def _loop_placements(self, numerics: Numerics, loader: str) -> Iterator[Placement]:
+    def _loop_placements(self, numerics: Numerics, rows: Home) -> Iterator[Placement]:
         """One share of a row a CTA, or several; rows stay in shared memory, or in global memory."""
         loops, chunks = self.work.loops, numerics.chunks(self.n)
-        rows = Home.SHARED if loader == "shared" else Home.REREAD
         registers = self.spare + self.vec * loops.words
         for shares, abreast in self._shares(numerics, chunks):
             threads, turns = abreast * numerics.threads_per_row, shares // abreast
@@ -242,18 +240,15 @@ class _Enumeration:
                 prefetch, unroll = self._prefetch_unrolled(rows, threads, turns * chunks), chunks
             else:
                 prefetch = self._prefetch_in_loop(numerics, rows, threads, turns)
-                unroll = prefetch or (UNROLL if self._fits_unrolled(rows) else 1)
+                unroll = prefetch or (UNROLL if self._reads(rows) <= ROW_REGISTERS else 1)
             most = MOST_CODE if unroll == chunks else self.most_looped
-            if shares > 1 and self._written_out(chunks, unroll, prefetch) * turns > most:
+            tiles = shares * self._tile_bytes(numerics) if rows is Home.SHARED else 0
+            if tiles > self._free_bytes(loops, numerics, numerics.threads_per_row):
                 continue
-            tiles = 0
-            if loader == "shared":
-                if not self._is_asynchronous():
-                    return
-                tiles = shares * self._tile_bytes(numerics)
-            if tiles > self._free_bytes(loops, numerics, threads // abreast):
-                continue
-            if shares > 1 and self._fitting(tiles) < KEPT_BLOCKS:
+            if shares > 1 and (
+                self._written_out(chunks, unroll, prefetch) * turns > most
+                or self._fitting(tiles) < KEPT_BLOCKS
+            ):
                 continue
             blocks = 0
             if loops.carries_two_stages and numerics.form is Form.LOOPS:
@@ -267,19 +262,24 @@ class _Enumeration:
                 blocks = 1  # or some registers are spilled, so that two CTAs fit
             elif threads >= 512 and registers > CROWDED_REGISTERS:
                 blocks = CROWDED_THREADS // threads
+            loader = "shared" if rows is Home.SHARED else "direct"
             align = self.target.align
             yield Placement(
                 threads, loader, "late", align, shares, abreast, unroll, prefetch, blocks
             )
 
-    def _fits_unrolled(self, rows: Home) -> bool:
-        """Whether registers hold what some chunks of a loop's body read from global memory."""
-        return self._reads(rows) <= ROW_REGISTERS
+    def _free_registers(self, threads: int) -> float:
+        """Registers that a loop leaves a thread for what is on its way from global memory."""
+        return self.arch.registers // threads - LOOP_REGISTERS - self.vec * self.work.loops.words
 
     def _reads(self, rows: Home) -> float:
         """Registers for a chunk of all that a loop reads from global memory, of the widest loop."""
         loops = self.work.loops.loops
         return max((self._words(loop.reads(rows)) for loop in loops), default=0.0)
+
+    def _words(self, moved: tuple[Input | Output, ...]) -> float:
+        """Registers for a chunk of each."""
+        return sum(max(1, self.vec * each.dtype.itemsize / 4) for each in moved)
 
     def _written_out(self, chunks: int, unroll: int, prefetch: int) -> int:
         """Instructions of a share of the row in all loops, if they are emitted so."""
@@ -294,28 +294,27 @@ class _Enumeration:
         if not reads or reads > MOST_PREFETCHED:
             return 0
         if rows is Home.REREAD:
-            free = self.arch.registers // threads - LOOP_REGISTERS
-            free -= self.vec * self.work.loops.words
-            return min(every, max(1, int(min(ROW_REGISTERS, free) / reads)))
+            free = min(ROW_REGISTERS, self._free_registers(threads))
+            return min(every, max(1, int(free / reads)))
         fit = int(COLUMN_REGISTERS / reads)  # with those of the chunk that is worked on, or all
         return every if fit >= every else max(1, fit // 2)
 
     def _prefetch_in_loop(self, numerics: Numerics, rows: Home, threads: int, shares: int) -> int:
         """How many chunks are on their way to loops over more, as the registers go."""
-        loops = self.work.loops
-        if not any(loop.reads(rows) for loop in loops.loops):
+        if not self._reads(rows):
             return 0
-        free = self.arch.registers // threads - LOOP_REGISTERS - self.vec * loops.words
-        if numerics.is_ragged(self.n) and MOMENTS.name in numerics.joint:
-            free -= COUNT_REGISTERS
-        carried = max((len(loop.parts) for loop in loops.loops if loop.parts), default=1)
-        free -= (PART_REGISTERS + SHARE_REGISTERS * shares) * (carried - 1)
-        moved = [_moved(loop, rows) for loop in loops.loops]
-        free -= ADDRESS_REGISTERS * max(0, max(map(len, moved)) - FEW_TENSORS)
+        loops = self.work.loops.loops
+        moved = [loop.reads(rows) + loop.stores for loop in loops]
         words = max(map(self._words, moved))
-        chunks = numerics.chunks(self.n)
         if words > MOST_PREFETCHED:
             return 0
+        free = self._free_registers(threads)
+        if numerics.is_ragged(self.n) and MOMENTS.name in numerics.joint:
+            free -= COUNT_REGISTERS
+        carried = max(1, *(len(loop.parts) for loop in loops))
+        free -= (PART_REGISTERS + SHARE_REGISTERS * shares) * (carried - 1)
+        free -= ADDRESS_REGISTERS * max(0, max(map(len, moved)) - FEW_TENSORS)
+        chunks = numerics.chunks(self.n)
         fitting = [
             count
             for count in (2, 4)
@@ -323,10 +322,6 @@ class _Enumeration:
             and shares * self._written_out(chunks, count, count) <= self.most_looped
         ]
         return max(fitting, default=1)
-
-    def _words(self, moved: tuple[Input | Output, ...]) -> float:
-        """Registers for a chunk of each."""
-        return sum(max(1, self.vec * each.dtype.itemsize / 4) for each in moved)
 
     def _shares(self, numerics: Numerics, chunks: int) -> Iterator[tuple[int, int]]:
         """How many shares of a row a CTA may have, and how many it works on at a time.
@@ -357,8 +352,7 @@ class _Enumeration:
 
     def _tile_bytes(self, numerics: Numerics) -> int:
         """Bytes of a share of a row, of all rows that are read."""
-        elements = numerics.chunks(self.n) * self.vec * numerics.threads_per_row
-        return elements * sum(i.dtype.itemsize for i in self.work.rows)
+        return numerics.chunks(self.n) * self.vec * numerics.threads_per_row * self.row_bytes
 
     def _fitting(self, tiles: int) -> int:
         """CTAs of a multiprocessor whose tiles fit its shared memory, each with 1 KiB more."""
@@ -377,13 +371,3 @@ class _Enumeration:
         word = 8 if self.work.has_wide_words(sweeps) else 4
         buffer = slots * (threads // 32 * numerics.cluster_n * word + 8)
         return self.arch.shared_bytes - buffer - 64
-
-    def _is_asynchronous(self) -> bool:
-        """Whether cp.async, of 4, 8 or 16 bytes, can bring the rows."""
-        rows, align = self.work.rows, self.target.align
-        return bool(rows) and all(min(self.vec * i.dtype.itemsize, align) >= 4 for i in rows)
-
-
-def _moved(loop: Sweep, rows: Home) -> tuple[Input | Output, ...]:
-    """What a loop reads from and writes to global memory."""
-    return loop.reads(rows) + loop.stores

@@ -14,7 +14,7 @@ from ..frontend.graph import Graph, Input, Output, Role
 from ..frontend.ops import Op
 from .expressions import CUTLASS_TYPES, literal
 from .reductions import MOMENTS, SOFTMAX, Part, Reduce
-from .steps import ColumnLoop, Compute, Home, Load, Prefetch
+from .steps import ChunkLoop, Compute, Home, Load, Prefetch
 from .work import made_by_exchange
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Names:
         steps = self.plan.steps
         for k, step in enumerate(steps):
             match step:
-                case ColumnLoop():
+                case ChunkLoop():
                     for part in step.parts:
                         self._name_carried(part)
                     for i in step.reads:
@@ -111,14 +111,14 @@ class Names:
                     for inner in step.steps:
                         self._name_compute(inner)
                 case Prefetch():
-                    loop = next(j for j in range(k, len(steps)) if isinstance(steps[j], ColumnLoop))
+                    loop = next(j for j in range(k, len(steps)) if isinstance(steps[j], ChunkLoop))
                     self.prefetched[loop] = self._numbered("prefetched")
                 case Reduce():
                     self._name_results(step)
                 case _:
                     self._name_compute(step)
 
-    def _is_prefetched(self, loop: ColumnLoop) -> bool:
+    def _is_prefetched(self, loop: ChunkLoop) -> bool:
         return bool(loop.reads) and self.plan.placement.prefetch > 0
 
     def _name_carried(self, part: Part) -> None:

@@ -22,7 +22,7 @@ from ..frontend.graph import Graph
 from .describe import describe, describe_layout
 from .reductions import SUM, VERY_LONG_N, Part
 from .schedule import list_steps
-from .steps import ColumnLoop, Home, Step
+from .steps import ChunkLoop, Home, Step
 from .work import Sweeps, Work
 
 __all__ = ["ROWS", "VERY_LONG_N", "Form", "Numerics", "Placement", "Plan", "Target", "rows_like"]
@@ -186,8 +186,8 @@ class Plan:
         """What a thread does for its row, in order."""
         return list_steps(
             self.work,
+            self.sweeps,
             self.rows_home,
-            joint=bool(self.numerics.joint),
             late_columns=self.placement.columns == "late",
             in_place=bool(self.target.aliases),
             prefetched=self.placement.prefetch > 0,
@@ -199,7 +199,7 @@ class Plan:
         if self.numerics.in_loops:
             return self.work.homes_in_loops(self.rows_home)
         late = self.placement.columns == "late"
-        crossing = self.work.crossing(late, bool(self.numerics.joint))
+        crossing = self.work.crossing(self.sweeps, late)
         return dict.fromkeys(sorted(set().union(*crossing)), Home.REGISTERS)
 
     @property
@@ -211,8 +211,8 @@ class Plan:
         """
         if self.placement.blocks or self.numerics.in_loops:
             return True
-        late, joint = self.placement.columns == "late", bool(self.numerics.joint)
-        return self.work.held_words(late, joint) * self.elements_per_thread >= MANY_WORDS
+        words = self.work.held_words(self.sweeps, self.placement.columns == "late")
+        return words * self.elements_per_thread >= MANY_WORDS
 
     @property
     def rows_per_block(self) -> int:
@@ -239,7 +239,7 @@ class Plan:
         """Whether all chunks are written out one after the other, instead of a loop over them."""
         return self.placement.unroll == self.chunks
 
-    def folds(self, loop: ColumnLoop) -> tuple[Part, ...]:
+    def folds(self, loop: ChunkLoop) -> tuple[Part, ...]:
         """The parts of a loop that are summed in two levels (`Numerics.folded`)."""
         if not self.numerics.folded:
             return ()

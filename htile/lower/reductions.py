@@ -8,11 +8,9 @@ a loop: they carry two reductions at once, although the second one needs the res
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
-
-import torch
 
 from ..frontend.graph import Graph, Node
 from ..frontend.ops import REDUCTIONS, Op
@@ -104,7 +102,7 @@ class Reduce:
     stage: int
     results: tuple[int, ...]
     parts: tuple[Part, ...]
-    slot: int
+    slot: int = 0
     exchanges: bool = True
 
     @property
@@ -161,15 +159,16 @@ def assign_stages(graph: Graph) -> dict[int, int]:
     return stage
 
 
-def by_stage(graph: Graph, stage: Mapping[int, int]) -> list[Reduce]:
+def by_stage(graph: Graph) -> list[Reduce]:
     """The reductions of each stage as one exchange, in order."""
+    stage = assign_stages(graph)
     rounds: dict[int, list[int]] = {}
     for node in graph:
         if node.op in REDUCTIONS:
             rounds.setdefault(stage[node.id], []).append(node.id)
     return _numbered(
-        Reduce(k, tuple(rounds[k]), tuple(Part(OF_OP[graph[id].op], (id,)) for id in rounds[k]), 0)
-        for k in sorted(rounds)
+        Reduce(k, tuple(ids), tuple(Part(OF_OP[graph[id].op], (id,)) for id in ids))
+        for k, ids in sorted(rounds.items())
     )
 
 
@@ -185,7 +184,7 @@ def with_pairs(graph: Graph, reduces: list[Reduce]) -> list[Reduce]:
             joined.append(reduce)
         else:
             joined[-1] = replace(joined[-1], results=pair.results, parts=(pair, pair))
-    return _numbered(replace(reduce, stage=k) for k, reduce in enumerate(joined, 1))
+    return _numbered(joined)
 
 
 def _pair(graph: Graph, first: Reduce, second: Reduce) -> Part | None:
@@ -206,51 +205,41 @@ def _pair(graph: Graph, first: Reduce, second: Reduce) -> Part | None:
     return Part(SOFTMAX, results, (found.reference,), at_once=True, finite=finite)
 
 
-def with_next(graph: Graph, reduce: Reduce, following: Reduce) -> tuple[Reduce, Reduce] | None:
-    """Both stages as one loop carries them, if each reduction of `following` can be carried along.
+def carried_together(graph: Graph, reduces: Sequence[Reduce]) -> tuple[Reduce, ...]:
+    """The first of these stages as a loop carries it, and the next one if it carries that too.
 
-    It can if it is relative to a reduction of `reduce`. If one of them can not, it needs a loop of
-    its own, in which the others cost nothing.
+    It does if each reduction of the next stage is relative to one of the first. If one of them is
+    not, that one needs a loop of its own, in which the others cost nothing.
     """
-    if reduce.is_pair:
-        return None
+    reduce, *later = reduces[:2]
+    if reduce.is_pair or not later:
+        return (reduce,)
+    (following,) = later
     found = {id: _relative_sum(graph, graph[id]) for id in following.results}
     if not all(sum_ is not None and sum_.first in reduce.results for sum_ in found.values()):
-        return None
+        return (reduce,)
     alone = len(reduce.results) == len(found) == 1
     parts = {}
     for part in reduce.parts:
         (first,) = part.results
-        later = {id: sum_ for id, sum_ in found.items() if sum_.first == first}
-        if later:
-            kind = next(iter(later.values())).kind
+        sums = {id: sum_ for id, sum_ in found.items() if sum_.first == first}
+        if sums:
+            kind = next(iter(sums.values())).kind
             at_once = alone and kind is MOMENTS and not JOINT_N < graph.n <= VERY_LONG_N
-            references = tuple(sum_.reference for sum_ in later.values())
-            part = Part(kind, (first, *later), references, at_once)
+            references = tuple(sum_.reference for sum_ in sums.values())
+            part = Part(kind, (first, *sums), references, at_once)
         parts |= dict.fromkeys(part.results, part)
+    exchanges = not any(part.at_once for part in parts.values())
     return (
         replace(reduce, parts=tuple(parts[id] for id in reduce.results)),
-        replace(
-            following,
-            parts=tuple(parts[id] for id in following.results),
-            exchanges=not any(part.at_once for part in parts.values()),
-        ),
+        replace(following, parts=tuple(parts[id] for id in following.results), exchanges=exchanges),
     )
 
 
 def _numbered(reduces: Iterable[Reduce]) -> list[Reduce]:
-    """The exchanges with slots that follow each other."""
+    """The exchanges with stages and slots that follow each other."""
     numbered, slot = [], 0
-    for reduce in reduces:
-        numbered.append(replace(reduce, slot=slot))
+    for stage, reduce in enumerate(reduces, 1):
+        numbered.append(replace(reduce, stage=stage, slot=slot))
         slot += reduce.slots
     return numbered
-
-
-def has_wide_words(graph: Graph, reduces: Iterable[Reduce]) -> bool:
-    """Whether 64 bits are exchanged at a time: several results at once, or 64-bit numbers."""
-    return any(
-        part.at_once or graph[id].value.dtype is torch.int64
-        for reduce in reduces
-        for id, part in zip(reduce.results, reduce.parts, strict=True)
-    )

@@ -62,7 +62,7 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnLoop:
+class ChunkLoop:
     """Run steps for one chunk of columns after another.
 
     parts: what each chunk adds to.
@@ -90,4 +90,4 @@ class ColumnLoop:
         return (*rows, *(step.input for step in self.steps if isinstance(step, Load)))
 
 
-Step = Load | Reload | Prefetch | Compute | Reduce | Store | ColumnLoop
+Step = Load | Reload | Prefetch | Compute | Reduce | Store | ChunkLoop

@@ -17,7 +17,7 @@ from htile.lower.emit import EMIT, emit
 from htile.lower.enumeration import UNROLLED_CHUNKS, enumerate_plans, vector_size
 from htile.lower.plan import ROWS, VERY_LONG_N, Form, Numerics, Target
 from htile.lower.reductions import OF_OP
-from htile.lower.steps import ColumnLoop, Load
+from htile.lower.steps import ChunkLoop, Load
 from tests.lower.cases import ARCH, BF16, EXAMPLES, F32, example_kernel, kernel_of
 
 SIZES = [1, 3, 17, 64, 127, 128, 1000, 1024, 3584, 4096, 5120, 8191, 16384]  # of the GPU tests
@@ -296,7 +296,7 @@ def test_sums_of_many_chunks_have_two_levels_where_rows_are_streamed():
         for plan in plans_of(graph_of("norm_softmax", n, F32)):
             streamed, many = is_streamed(plan), plan.chunks > 32
             seen.add((streamed, many))
-            loops = [step for step in plan.steps if isinstance(step, ColumnLoop)]
+            loops = [step for step in plan.steps if isinstance(step, ChunkLoop)]
             folds = [len(plan.folds(loop)) for loop in loops]
             assert (plan.numerics.folded, folds) == ((16, [1, 1, 0]) if streamed and many else
                                             (0, [0] * len(loops)))  # fmt: skip
@@ -342,7 +342,7 @@ def test_only_float_sums_have_two_levels():
         return x.sum(), x.amax(), (x > 0).sum(), x.prod()
 
     plan = kernel_of(f, torch.empty(4, 1 << 22, device="meta")).plan
-    (loop,) = (step for step in plan.steps if isinstance(step, ColumnLoop))
+    (loop,) = (step for step in plan.steps if isinstance(step, ChunkLoop))
     assert plan.folds(loop) == loop.parts[:1]
 
 
@@ -519,7 +519,7 @@ def test_a_row_that_is_reduced_alone_holds_the_identity_behind_its_end(name):
     function, dtype, expected = PADDED[name]
     for n in (300001, 300032):  # of odd and of whole vectors
         kernel = kernel_of(function, torch.empty(3, n, dtype=dtype, device="meta"))
-        loop = next(step for step in kernel.plan.steps if isinstance(step, ColumnLoop))
+        loop = next(step for step in kernel.plan.steps if isinstance(step, ChunkLoop))
         assert loop.padding == expected and kernel.plan.is_ragged
         assert ("padding=" in kernel.source) == ("padded=True" in kernel.source) == bool(expected)
 
