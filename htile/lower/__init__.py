@@ -10,8 +10,9 @@ from ..errors import LoweringError
 from ..frontend.graph import Graph
 from ..frontend.ops import REDUCTIONS
 from .choice import choose
-from .emit import emit, kernel_name
+from .emit import emit
 from .enumeration import enumerate_plans
+from .names import kernel_name
 from .passes import run_passes
 from .plan import Plan, Target
 
@@ -27,16 +28,6 @@ class Lowered:
     plan: Plan
     source: str
     function: str
-
-
-def lower(
-    traced: Graph, graph: Graph, target: Target, wanted: Mapping[str, object] | None = None
-) -> Lowered:
-    """Choose the default plan for `graph`, which is `traced` after the passes, and print it.
-
-    wanted: see `plans_for`, and its errors.
-    """
-    return printed(traced, choose(plans_for(graph, target, wanted)))
 
 
 def printed(traced: Graph, plan: Plan) -> Lowered:
@@ -102,8 +93,6 @@ __all__ = [
     "choose",
     "emit",
     "enumerate_plans",
-    "kernel_name",
-    "lower",
     "plans_for",
     "printed",
     "run_passes",

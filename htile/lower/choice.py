@@ -7,7 +7,8 @@ from math import log2
 
 from ..build.arch import Arch
 from ..frontend.graph import Role
-from .plan import VERY_LONG_N, Form, Plan, Target
+from .plan import Form, Plan, Target
+from .reductions import VERY_LONG_N
 from .work import Work
 
 MANY_ROWS = 1024  # rows that fill a GPU

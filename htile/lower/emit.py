@@ -1,27 +1,25 @@
 """Prints a plan as the source text of one CuTe-DSL kernel over HTile's primitives.
 
 It decides nothing: each step of the plan has a way to be printed, each operation an expression in
-`EMIT`. The same plan gives the same text, in every process. `emit_loops` prints loops over the
-chunks of a row, `emit_host` the host function and what it is compiled with.
+`EMIT`. The same plan gives the same text, in every process. `emit_steps` prints the steps,
+`emit_host` the host function and what it is compiled with.
 """
 
 from __future__ import annotations
 
 import re
+import textwrap
 
-from ..frontend.graph import Graph, Input, Output, Role
+from ..frontend.graph import Graph, Input, Role
 from ..frontend.ops import dtype_name
 from .emit_host import fake_arguments, host, parameter
-from .emit_loops import loop, prefetch, reduce_carried
-from .emit_steps import assign, print_step, reduce_held
-from .expressions import CUTLASS_TYPES, EMIT
-from .names import Names, arguments, first_loads, kernel_name
+from .emit_steps import assign, loop, prefetch, print_step, reduce_carried, reduce_held
+from .expressions import CUTLASS_TYPES
+from .names import Names, arguments, first_loads
 from .plan import Plan
 from .reductions import Reduce
 from .steps import ChunkLoop, Prefetch
-from .text import wrap, wrapped_call
-
-__all__ = ["EMIT", "arguments", "emit", "kernel_name"]
+from .text import WIDTH, wrapped_call
 
 
 def emit(plan: Plan) -> str:
@@ -33,13 +31,10 @@ def emit(plan: Plan) -> str:
 
 
 def _docstring(graph: Graph) -> list[str]:
-    def show(argument: Input | Output) -> str:
-        return f"{argument.name} {dtype_name(argument.dtype)}"
-
-    takes = ", ".join(map(show, graph.inputs))
-    gives = ", ".join(map(show, graph.outputs))
+    takes = ", ".join(f"{i.name} {dtype_name(i.dtype)}" for i in graph.inputs)
+    gives = ", ".join(f"{out.name} {dtype_name(out.dtype)}" for out in graph.outputs)
     title = f'"""{graph.name}: one row of N = {graph.n}'
-    return [f"{title}.", "", *wrap(f"{takes} -> {gives}"), '"""', ""]
+    return [f"{title}.", "", *textwrap.wrap(f"{takes} -> {gives}", WIDTH), '"""', ""]
 
 
 def _imports(text: str) -> list[str]:
@@ -88,36 +83,28 @@ def _primary(plan: Plan) -> Input:
     return (plan.work.rows or plan.work.of(Role.ROW))[0]
 
 
-def _is_shared(plan: Plan) -> bool:
-    """Whether rows come through shared memory."""
-    return plan.placement.loader == "shared" and bool(plan.work.rows)
-
-
-# ---- the kernel
-
-
 def _kernel(plan: Plan, names: Names) -> list[str]:
     params = [parameter(names, a) for a in arguments(plan.graph)]
     params.append("tiled_copy: cute.TiledCopy")
     setup = [
         names.tensors[_primary(plan)], f"config.tiler_mn({plan.numerics.vec_size})", "tiled_copy",
     ]  # fmt: skip
-    if not _is_shared(plan):
+    if plan.placement.loader != "shared" or not plan.work.rows:
         setup.append("shared=False")
     elif len(plan.work.rows) > 1:
         extra = [CUTLASS_TYPES[i.dtype] for i in plan.work.rows[1:]]
         setup.append(f"extra_smem_tensors=({', '.join(extra)},)")
+    wait = "    cute.arch.griddepcontrol_wait()  # the kernel before has ended"
+    launch = "    cute.arch.griddepcontrol_launch_dependents()  # the next may start"
     dependent = plan.target.arch.dependent_launch
-    wait = "cute.arch.griddepcontrol_wait()  # the kernel before has ended"
-    launch = "cute.arch.griddepcontrol_launch_dependents()  # the next may start"
     return [
         "@cute.kernel",
         *wrapped_call(f"def {names.function}_kernel(", params, "):"),
         "    ctx = ElementwiseKernelContext(config)",
         *wrapped_call("    ctx.setup(", setup, ")"),
-        *([f"    {wait}"] if dependent else []),
+        *([wait] if dependent else []),
         *_loads(plan, names),
-        *([f"    {launch}"] if dependent else []),
+        *([launch] if dependent else []),
         *_steps(plan, names),
     ]
 
@@ -125,24 +112,24 @@ def _kernel(plan: Plan, names: Names) -> list[str]:
 def _loads(plan: Plan, names: Names) -> list[str]:
     """What is loaded before anything is computed; the rows are in flight meanwhile."""
     loads, in_loops = first_loads(plan), plan.numerics.in_loops
-    has_loader = bool(plan.work.rows) and (_is_shared(plan) or not in_loops)
+    is_shared = plan.placement.loader == "shared"
+    has_loader = bool(plan.work.rows) and (is_shared or not in_loops)
     lines = []
     if has_loader:
-        kind = "ElementwiseLoader" if _is_shared(plan) else "GlobalToRegLoader"
+        kind = "ElementwiseLoader" if is_shared else "GlobalToRegLoader"
         lines.append(f"    loader = {kind}(ctx)")
     for i in loads:
         tensor = names.tensors[i]
-        if i.role is Role.ROW and in_loops:
+        if i.role is Role.ROW:
             if has_loader:
-                lines.append(f"    {names.fragments[i]} = loader.keep({tensor})")
-        elif i.role is Role.ROW:
-            lines.append(f"    {names.fragments[i]} = loader.start({tensor})")
+                verb = "keep" if in_loops else "start"
+                lines.append(f"    {names.fragments[i]} = loader.{verb}({tensor})")
         elif i.role is Role.COLUMN:
             lines.append(f"    {names.fragments[i]} = ctx.load_column({tensor})")
-        elif i.role is Role.PER_ROW:
-            lines += assign(names, i, f"ctx.load_row_value({tensor})")
         else:
-            lines += assign(names, i, f"{tensor}[0]")
+            is_one = i.role is Role.DEVICE_SCALAR
+            value = f"{tensor}[0]" if is_one else f"ctx.load_row_value({tensor})"
+            lines += assign(names, i, value)
     if has_loader:
         lines.append("    loader.finish()")
     for i in loads:

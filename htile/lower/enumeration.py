@@ -12,22 +12,22 @@ from itertools import product
 from math import gcd
 
 from ..frontend.graph import Graph, Input, Output, Role
-from .plan import ROWS, VERY_LONG_N, Form, Numerics, Placement, Plan, Target
-from .reductions import MOMENTS
+from .plan import ROWS, Form, Numerics, Placement, Plan, Target
+from .reductions import MOMENTS, VERY_LONG_N
 from .steps import Home
 from .work import Sweeps, Work
 
-ACCESS_BYTES = 16  # bytes of the widest load and store
-MIN_CLUSTER_N = 8192  # elements; no shorter row is worth a cluster, or reading it again
-UNROLLED_CHUNKS = 8  # chunks of a thread; loops over no more of them are written out
-UNROLL = 4  # chunks in the body of a loop over more, where nothing is prefetched
+ACCESS_BYTES = 16  # The widest load or store moves this many bytes.
+MIN_CLUSTER_N = 8192  # Rows of fewer elements are not worth a cluster, or reading them again.
+UNROLLED_CHUNKS = 8  # A loop over at most so many chunks of a thread is written out.
+UNROLL = 4  # The body of a longer loop works on so many chunks, if nothing is prefetched.
 
-# Instructions of all loops of a kernel as they are written out. More would take long to compile and
-# overflow the instruction cache. So loops whose elements take many instructions have fewer shares
-# of a row, and fewer chunks in their bodies. MOST_CODE is for loops that are unrolled, MOST_LOOPED
-# for others. A row of more than MOST_LOOPED * ELEMENTS elements may have one instruction for each
-# ELEMENTS of them: it runs longer, and may compile longer. A plan with one share a CTA is always
-# listed.
+# A kernel's loops may take so many instructions as they are written out: MOST_CODE if they are
+# unrolled, and MOST_LOOPED if not. More would take long to compile and overflow the instruction
+# cache, so loops whose elements take many instructions have fewer shares of a row, and fewer chunks
+# in their bodies. A row of more than MOST_LOOPED * ELEMENTS elements may have one instruction for
+# each ELEMENTS of them: it runs longer, and may compile longer. A plan with one share a CTA is
+# always listed.
 MOST_CODE = 8192
 MOST_LOOPED = 1600
 ELEMENTS = 200
@@ -37,49 +37,49 @@ ELEMENTS = 200
 MOST_CHUNKS = 32
 FOLDED = 16
 
-# 32-bit registers of a thread.
-MAX_REGISTERS = 255
-SPARE_REGISTERS = 40  # for addresses, predicates and partial results: seen in the examples
-COLUMN_REGISTERS = 16  # for columns that are on their way to unrolled loops
-ROW_REGISTERS = 32  # for rows and columns that are on their way to unrolled loops
-VECTOR_REGISTERS = 128  # for an element each of all rows and columns, of a whole vector
-MOST_PREFETCHED = 64  # that a chunk of all that loops read may take, so that it is prefetched
-LOOP_REGISTERS = 32  # that a loop needs beside what it computes, reads and writes
-PART_REGISTERS = 9  # for each reduction beside the first that a loop carries
-SHARE_REGISTERS = 2  # the same for each share of the row
-COUNT_REGISTERS = 8  # for the number of elements that a thread has, where an exchange counts it
-ADDRESS_REGISTERS = 8  # for each tensor that a loop moves beside the first FEW_TENSORS
-POINTER_REGISTERS = 2  # for the address of each tensor beside the first FEW_TENSORS
+# These count 32-bit registers of a thread.
+MAX_REGISTERS = 255  # A thread has at most so many.
+SPARE_REGISTERS = 40  # Addresses, predicates and partial results take so many in the examples.
+COLUMN_REGISTERS = 16  # Columns that are on their way to unrolled loops may take so many.
+ROW_REGISTERS = 32  # Rows and columns that are on their way to unrolled loops may take so many.
+VECTOR_REGISTERS = 128  # One vector of each row and each column may take so many.
+MOST_PREFETCHED = 64  # A loop prefetches if one chunk of all that it reads takes no more.
+LOOP_REGISTERS = 32  # A loop needs so many beside what it computes, reads and writes.
+PART_REGISTERS = 9  # Each reduction that a loop carries beside the first takes so many.
+SHARE_REGISTERS = 2  # It takes so many more for each share of the row.
+COUNT_REGISTERS = 8  # An exchange that counts the elements of a thread takes so many.
+ADDRESS_REGISTERS = 8  # Each tensor that a loop moves beside the first FEW_TENSORS takes so many.
+POINTER_REGISTERS = 2  # The address of each tensor beside the first FEW_TENSORS takes so many.
 FEW_TENSORS = 5
-HELD_REGISTERS = 32  # of a held row; from so many on the compiler is told how many CTAs to expect
-OTHER_REGISTERS = 16  # beside those of a held row
+HELD_REGISTERS = 32  # From so many of a held row on, the compiler is told how many CTAs to expect.
+OTHER_REGISTERS = 16  # A thread needs so many beside those of its held row.
+CROWDED_REGISTERS = 72  # Threads of 512 or more a CTA are crowded if they need more than so many.
 
-# For so many threads of a multiprocessor registers are spared:
-COLUMN_THREADS = 1536  # short rows with columns
-TWO_STAGE_THREADS = 1536  # loops that carry reductions of two stages
-STREAMED_THREADS = 1280  # the same where they are unrolled and read rows from global memory
-CROWDED_THREADS = 1024  # other loops that would take more than CROWDED_REGISTERS
-CROWDED_REGISTERS = 72
+# Registers are spared so that so many threads fit on a multiprocessor.
+COLUMN_THREADS = 1536  # This is for short rows with columns.
+TWO_STAGE_THREADS = 1536  # This is for loops that carry reductions of two stages.
+STREAMED_THREADS = 1280  # This is for such loops if they are unrolled and read global memory.
+CROWDED_THREADS = 1024  # This is for other loops whose threads are crowded.
 
-LONG_SHARES = 4  # shares of a very long row that one CTA may have, where there are many rows
+LONG_SHARES = 4  # If there are many very long rows, one CTA may have so many shares of a row.
 # From how many rows on a CTA may have several shares of a row that is kept in shared memory: the
 # shares at most, the chunks of a thread in all of them, and the threads of a CTA that works on
 # some of them at a time.
 KEPT_SHARES = {256: (2, 8, 256), 1024: (8, 16, 512)}
-KEPT_BLOCKS = 3  # CTAs with several shares each that must fit a multiprocessor
+KEPT_BLOCKS = 3  # So many CTAs with several shares each must fit on a multiprocessor.
 # From how many rows on a streamed row has so few CTAs, if that takes half of them away.
 STREAMED_CTAS = {64: 2, 256: 1, 1024: 4}
-# Of such a row in 16 shares, how many a CTA may have if it works on two at a time: the first that
-# fits. STREAMED_CHUNKS are the chunks that a thread has in all of its shares.
+# If a streamed row has 16 shares and a CTA works on two at a time, it may have so many: the first
+# that fits. STREAMED_CHUNKS are the chunks that a thread has in all of its shares.
 STREAMED_PAIRS = {64: (8,), 256: (16, 8), 1024: (16,)}
 STREAMED_CHUNKS = 32
 
 
 def vector_size(graph: Graph) -> int:
-    """Neighbouring elements of a thread: 16 bytes of the widest row or column, a divisor of N.
+    """How many neighbouring elements a vector has: 16 bytes of the widest row or column.
 
-    A divisor, so that no vector straddles the end of a row, and so that in a contiguous tensor
-    every vector is as aligned as it is long. Fewer where the registers of a thread would not hold
+    It divides N, so that no vector straddles the end of a row, and every vector of a contiguous
+    tensor is as aligned as it is long. It is smaller where the registers of a thread would not hold
     a vector of each of many inputs.
     """
     inputs = [i.dtype for i in graph.inputs if i.role in (Role.ROW, Role.COLUMN)]
@@ -219,7 +219,7 @@ class _Enumeration:
                 continue
             chunks = numerics.chunks(self.n)
             even = chunks <= UNROLLED_CHUNKS and chunks % 2 == 0
-            if even and not numerics.is_ragged(self.n):
+            if even and self.n % numerics.step == 0:
                 numerics = replace(numerics, merged=has_moments)
             fits = self._tile_bytes(numerics) <= self._free_bytes(sweeps, numerics, threads)
             if fits:
@@ -309,7 +309,7 @@ class _Enumeration:
         if words > MOST_PREFETCHED:
             return 0
         free = self._free_registers(threads)
-        if numerics.is_ragged(self.n) and MOMENTS.name in numerics.joint:
+        if self.n % numerics.step > 0 and MOMENTS.name in numerics.joint:
             free -= COUNT_REGISTERS
         carried = max(1, *(len(loop.parts) for loop in loops))
         free -= (PART_REGISTERS + SHARE_REGISTERS * shares) * (carried - 1)

@@ -22,7 +22,11 @@ def _binary(symbol: str) -> Expression:
 
 
 def _call(name: str) -> Expression:
-    return lambda node, args, function: f"math.{name}({', '.join(args)})"
+    def expression(node: Node, args: tuple[str, ...], function: Function) -> str:
+        option = ["fastmath=True"] if function is Function.FAST else []
+        return f"math.{name}({', '.join([*args, *option])})"
+
+    return expression
 
 
 def _by_function(otherwise: Expression, **names: str) -> Expression:
@@ -31,13 +35,6 @@ def _by_function(otherwise: Expression, **names: str) -> Expression:
     def expression(node: Node, args: tuple[str, ...], function: Function) -> str:
         name = names.get(function.name.lower())
         return (_call(name) if name else otherwise)(node, args, function)
-
-    return expression
-
-
-def _fast(name: str) -> Expression:
-    def expression(node: Node, args: tuple[str, ...], function: Function) -> str:
-        return f"math.{name}({args[0]}{', fastmath=True' if function is Function.FAST else ''})"
 
     return expression
 
@@ -64,11 +61,11 @@ EMIT: dict[Op, Expression] = {
     Op.DIV: _by_function(
         _call("div"), bounded="div_bounded", number="div_number", quotient="exp_quotient"),
     Op.EXP: _by_function(_call("exp"), bounded="exp_bounded"),
-    **{op: _fast(op.value) for op in (Op.TANH, Op.LOG, Op.LOG2, Op.LOG10, Op.SIN, Op.COS)},
     **{op: _call(op.value) for op in (
-        Op.ABS, Op.SIGN, Op.SQRT, Op.RSQRT, Op.EXP2, Op.EXPM1, Op.LOG1P, Op.SIGMOID, Op.ERF,
-        Op.FLOOR, Op.CEIL, Op.ROUND, Op.TRUNC, Op.FLOORDIV, Op.MOD, Op.POW, Op.MAXIMUM, Op.MINIMUM,
-        Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE, Op.WHERE)},
+        Op.ABS, Op.SIGN, Op.SQRT, Op.RSQRT, Op.EXP2, Op.EXPM1, Op.LOG, Op.LOG2, Op.LOG10, Op.LOG1P,
+        Op.SIN, Op.COS, Op.TANH, Op.SIGMOID, Op.ERF, Op.FLOOR, Op.CEIL, Op.ROUND, Op.TRUNC,
+        Op.FLOORDIV, Op.MOD, Op.POW, Op.MAXIMUM, Op.MINIMUM, Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT,
+        Op.GE, Op.WHERE)},
     Op.NOT: _call("logical_not"), Op.AND: _call("logical_and"), Op.OR: _call("logical_or"),
     Op.XOR: _call("logical_xor"),
     Op.CAST: _convert, Op.CONVERT: _convert,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..frontend.graph import Graph, Input, Output, Role
 from ..frontend.ops import Op
-from .expressions import CUTLASS_TYPES, literal
+from .expressions import CUTLASS_TYPES, EMIT, literal
 from .reductions import MOMENTS, SOFTMAX, Part, Reduce
 from .steps import ChunkLoop, Compute, Home, Load, Prefetch
 from .work import made_by_exchange
@@ -78,7 +78,10 @@ class Names:
         self.moments: dict[Part, str] = {}
         self.prefetched: dict[int, str] = {}
         for i in first_loads(plan):
-            self._name_fragment(i)
+            if i.role is not Role.ROW or plan.rows_home is Home.REGISTERS:
+                self.fragments[i] = self._unique("tXr" + self.tensors[i][1:])
+            elif plan.rows_home is Home.SHARED:
+                self.fragments[i] = self._unique("s" + self.tensors[i][1:])
         self._name_steps()
 
     def operand(self, id: int) -> str:
@@ -88,12 +91,10 @@ class Names:
             return self.operand(node.inputs[0])
         return literal(node.arg, node.value.dtype) if node.op is Op.CONST else self.values[id]
 
-    def _name_fragment(self, i: Input) -> None:
-        home = self.plan.rows_home
-        if i.role is not Role.ROW or home is Home.REGISTERS:
-            self.fragments[i] = self._unique("tXr" + self.tensors[i][1:])
-        elif home is Home.SHARED:
-            self.fragments[i] = self._unique("s" + self.tensors[i][1:])
+    def expression(self, step: Compute) -> str:
+        """The text of what a step computes."""
+        node = self.plan.graph[step.id]
+        return EMIT[node.op](node, tuple(map(self.operand, step.inputs)), step.function)
 
     def _name_steps(self) -> None:
         """Names in the order of the text."""
@@ -102,11 +103,14 @@ class Names:
             match step:
                 case ChunkLoop():
                     for part in step.parts:
-                        self._name_carried(part)
+                        self._fresh(part.results[0])
+                        self.carried[part] = self.values[part.results[0]]
+                        if part.carries_two_stages:
+                            self.carried[part] = self._numbered(CARRIED[part.kind])
                     for i in step.reads:
                         if i not in self.fragments:
                             self.fragments[i] = self._unique("tXr" + self.tensors[i][1:])
-                    if self._is_prefetched(step) and k not in self.prefetched:
+                    if step.reads and self.plan.placement.prefetch and k not in self.prefetched:
                         self.prefetched[k] = self._numbered("prefetched")
                     for inner in step.steps:
                         self._name_compute(inner)
@@ -114,26 +118,15 @@ class Names:
                     loop = next(j for j in range(k, len(steps)) if isinstance(steps[j], ChunkLoop))
                     self.prefetched[loop] = self._numbered("prefetched")
                 case Reduce():
-                    self._name_results(step)
+                    for id in made_by_exchange(self.plan.graph, step):
+                        is_named = id in step.results or not self.plan.numerics.in_loops
+                        if id not in self.values and is_named:
+                            self._fresh(id)
+                    part = step.parts[0]
+                    if part.kind is MOMENTS and part.at_once and step.exchanges:
+                        self.moments[part] = self._numbered("moments")
                 case _:
                     self._name_compute(step)
-
-    def _is_prefetched(self, loop: ChunkLoop) -> bool:
-        return bool(loop.reads) and self.plan.placement.prefetch > 0
-
-    def _name_carried(self, part: Part) -> None:
-        self._fresh(part.results[0])
-        prefix = CARRIED.get(part.kind)
-        first = self.values[part.results[0]]
-        self.carried[part] = self._numbered(prefix) if prefix else first
-
-    def _name_results(self, reduce: Reduce) -> None:
-        for id in made_by_exchange(self.plan.graph, reduce):
-            if id not in self.values and (id in reduce.results or not self.plan.numerics.in_loops):
-                self._fresh(id)
-        part = reduce.parts[0]
-        if part.kind is MOMENTS and part.at_once and reduce.exchanges:
-            self.moments[part] = self._numbered("moments")
 
     def _name_compute(self, step: object) -> None:
         if isinstance(step, Compute) and step.id not in self.values:

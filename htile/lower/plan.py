@@ -12,20 +12,17 @@ thread does between two exchanges. A *CTA* is a thread block.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import cached_property
 
 from ..build.arch import Arch
-from ..frontend.graph import Graph
+from ..frontend.graph import Graph, Role
 from .describe import describe, describe_layout
-from .reductions import SUM, VERY_LONG_N, Part
+from .reductions import SUM, Part
 from .schedule import list_steps
 from .steps import ChunkLoop, Home, Step
 from .work import Sweeps, Work
-
-__all__ = ["ROWS", "VERY_LONG_N", "Form", "Numerics", "Placement", "Plan", "Target", "rows_like"]
 
 ROWS = (1, 64, 256, 1024)  # numbers of rows; from each of them on, placements may differ
 # Registers that a thread needs for the values of a row that it holds. From so many on, the compiler
@@ -118,10 +115,6 @@ class Numerics:
     def chunks(self, n: int) -> int:
         """How many vectors of a share a thread has, padding included, if a row has n elements."""
         return -(-n // self.step)
-
-    def is_ragged(self, n: int) -> bool:
-        """Whether some vectors of threads reach beyond the end of a row of n elements."""
-        return n % self.step > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,17 +210,14 @@ class Plan:
     @property
     def rows_per_block(self) -> int:
         """Rows that one CTA works on."""
-        return self.placement.num_threads // (self.numerics.threads_per_row * self.abreast)
-
-    @property
-    def abreast(self) -> int:
-        """Shares of a row that one CTA works on at a time."""
-        return self.placement.abreast
+        return self.placement.num_threads // (
+            self.numerics.threads_per_row * self.placement.abreast
+        )
 
     @property
     def turns(self) -> int:
         """Shares of a row that a thread works on one after the other."""
-        return self.placement.shares // self.abreast
+        return self.placement.shares // self.placement.abreast
 
     @property
     def chunks(self) -> int:
@@ -243,16 +233,17 @@ class Plan:
         """The parts of a loop that are summed in two levels (`Numerics.folded`)."""
         if not self.numerics.folded:
             return ()
-        return tuple(part for part in loop.parts if self._has_float_sum(part))
-
-    def _has_float_sum(self, part: Part) -> bool:
-        is_float = self.graph[part.results[0]].value.dtype.is_floating_point
-        return part.carries_two_stages or (part.kind is SUM and is_float)
+        dtypes = {part: self.graph[part.results[0]].value.dtype for part in loop.parts}
+        return tuple(
+            part
+            for part, dtype in dtypes.items()
+            if part.carries_two_stages or (part.kind is SUM and dtype.is_floating_point)
+        )
 
     @property
     def is_ragged(self) -> bool:
         """Whether some vectors of threads reach beyond the end of a row."""
-        return self.numerics.is_ragged(self.graph.n)
+        return self.graph.n % self.numerics.step > 0
 
     @property
     def elements_per_thread(self) -> int:
@@ -266,12 +257,8 @@ class Plan:
 
     def bytes_per_row(self) -> tuple[int, int]:
         """Bytes read and written for one row, without the columns that all rows share."""
-        g = self.graph
-        read = sum(
-            (g.n if i.role.value == "row" else 1) * i.dtype.itemsize
-            for i in g.inputs
-            if i.role.value in ("row", "per-row")
-        )
+        g, elements = self.graph, {Role.ROW: self.graph.n, Role.PER_ROW: 1}
+        read = sum(elements.get(i.role, 0) * i.dtype.itemsize for i in g.inputs)
         written = sum((g.n if o.is_row else 1) * o.dtype.itemsize for o in g.outputs)
         return read, written
 
@@ -280,12 +267,8 @@ class Plan:
         if self.rows_home is not Home.REREAD:
             return 0
         read = [i for loop in self.work.loops.loops for i in loop.rows]
-        again = Counter(read) - Counter({*read})
-        return self.graph.n * sum(i.dtype.itemsize for i in again.elements())
-
-    def bytes_of_columns(self) -> int:
-        """Bytes of the columns. Each row reads them, most often from the L2 cache."""
-        return self.graph.n * sum(i.dtype.itemsize for i in self.work.columns)
+        again = sum(i.dtype.itemsize for i in read) - sum(i.dtype.itemsize for i in {*read})
+        return self.graph.n * again
 
     def properties(self) -> dict[str, object]:
         """Numerics and placement by name, in plain values, as `with_plan` takes them."""

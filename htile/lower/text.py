@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable
 
 from ..frontend.graph import Node
 
 WIDTH = 100  # characters of a line
 INDENT = " " * 4
-
-
-def wrap(text: str) -> list[str]:
-    """Words as lines."""
-    return textwrap.wrap(text, WIDTH)
 
 
 def wrapped_call(head: str, args: list[str], tail: str) -> list[str]:

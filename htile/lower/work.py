@@ -290,10 +290,11 @@ class Work:
         steps += [({step.id}, {*step.inputs}) for step in computes]
         steps += [(set(), {output.id}) for output in stores]
         steps.append((set(), operands))
+        here = set().union(*(made for made, _ in steps))
         live: set[int] = set()
         words = 1.0
         for made, read in reversed(steps):
-            live |= read
+            live |= read & here
             words = max(words, self._words(live) + len(parts))
             live -= made
         count = instructions(self.graph, computes, parts)
