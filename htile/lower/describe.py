@@ -117,9 +117,10 @@ def _describe_reduce(plan: Plan, names: Names, step: Reduce) -> str:
     graph = plan.graph
     made = ", ".join(names.values[id] for id in made_by_exchange(graph, step) if id in names.values)
     ops = " and ".join(graph[id].op.value for id in step.results)
-    found = [names.operand(id) for id in step.operands(graph)[: 1 if step.is_pair else None]]
     if plan.numerics.in_loops:
         found = [names.carried[part] for part in step.parts]
+    else:
+        found = [names.operand(id) for id in step.operands(graph)[: 1 if step.is_pair else None]]
     of = " and ".join(dict.fromkeys(found))
     wait = f"slot {step.slot}" if step.exchanges else "from the exchange before"
     return f"reduce    stage {step.stage}: {made} = {ops} of {of}, {wait}"
