@@ -16,6 +16,8 @@ from .names import kernel_name
 from .passes import run_passes
 from .plan import Plan, Target
 
+__all__ = ["Lowered", "choose", "emit", "enumerate_plans", "plans_for", "printed", "run_passes"]
+
 MAX_N = 2**30
 
 
@@ -86,14 +88,3 @@ def _matching(
         f"{graph.name}: no plan has {dict(wanted)} at N = {graph.n} on {target.arch.name}: "
         f"{'; '.join(advice)}"
     )
-
-
-__all__ = [
-    "Lowered",
-    "choose",
-    "emit",
-    "enumerate_plans",
-    "plans_for",
-    "printed",
-    "run_passes",
-]

@@ -17,8 +17,7 @@ SHORT_N = 8192  # elements; longer rows are divided over CTAs
 
 def choose(plans: list[Plan]) -> Plan:
     """The default among plans of one graph and target."""
-    preference = _prefer(plans[0].work, plans[0].target)
-    return min(plans, key=lambda plan: _distance(plan, preference))
+    return closest_first(plans)[0]
 
 
 def closest_first(plans: list[Plan]) -> list[Plan]:

@@ -63,7 +63,8 @@ def _collapse(plan: Plan, names: Names, argument: Input | Output) -> list[str]:
 
 def fake_arguments(plan: Plan) -> list[str]:
     """What stands for the tensors when the host function is compiled."""
-    graph, n = plan.graph, plan.graph.n
+    graph, n, count = plan.graph, plan.graph.n, plan.target.lead
+    sizes = ["m"] if count == 1 else [f"m{k}" for k in range(count)]
     args = []
     for a in arguments(graph):
         dtype = CUTLASS_TYPES[a.dtype]
@@ -76,29 +77,17 @@ def fake_arguments(plan: Plan) -> list[str]:
             args.append(f"make_fake_tensor({dtype}, {shape}, stride={shape})")
         else:
             is_row, inner = _row_shape(graph, a)
-            shape = _fake_shape(plan, a, (n,) if is_row else inner)
+            has = _own_dimensions(plan, a) or (True,) * len(sizes)
+            lead = [m if own else "1" for m, own in zip(sizes, has, strict=True) if own is not None]
+            shape = [*lead, *map(str, (n,) if is_row else inner)]
             last = [str(_divisibility(plan, a))] if is_row else ["any_stride=True"]
             args.append(f"make_fake_tensor({', '.join([dtype, tuple_of(shape), *last])})")
     return [
         "def fake_arguments():",
         '    """What stands for the tensors when the kernel is compiled."""',
-        *(f"    {m} = cute.sym_int()" for m in _sizes(plan)),
+        *(f"    {m} = cute.sym_int()" for m in sizes),
         *wrapped_call("    return (", args, ")" if len(args) > 1 else ",)"),
     ]
-
-
-def _fake_shape(plan: Plan, argument: Input | Output, last: tuple[int, ...]) -> list[str]:
-    """Sizes of a tensor with leading dimensions, as text."""
-    lead, own = _sizes(plan), _own_dimensions(plan, argument)
-    if own is not None:
-        lead = [s if has else "1" for s, has in zip(lead, own, strict=True) if has is not None]
-    return [*lead, *map(str, last)]
-
-
-def _sizes(plan: Plan) -> list[str]:
-    """The names of the leading sizes."""
-    count = plan.target.lead
-    return ["m"] if count == 1 else [f"m{k}" for k in range(count)]
 
 
 def _own_dimensions(plan: Plan, argument: Input | Output) -> tuple[bool | None, ...] | None:

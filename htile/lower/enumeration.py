@@ -12,7 +12,7 @@ from itertools import product
 from math import gcd
 
 from ..frontend.graph import Graph, Input, Output, Role
-from .plan import ROWS, Form, Numerics, Placement, Plan, Target
+from .plan import HELD_REGISTERS, ROWS, Form, Numerics, Placement, Plan, Target
 from .reductions import MOMENTS, VERY_LONG_N
 from .steps import Home
 from .work import Sweeps, Work
@@ -51,7 +51,6 @@ COUNT_REGISTERS = 8  # An exchange that counts the elements of a thread takes so
 ADDRESS_REGISTERS = 8  # Each tensor that a loop moves beside the first FEW_TENSORS takes so many.
 POINTER_REGISTERS = 2  # The address of each tensor beside the first FEW_TENSORS takes so many.
 FEW_TENSORS = 5
-HELD_REGISTERS = 32  # From so many of a held row on, the compiler is told how many CTAs to expect.
 OTHER_REGISTERS = 16  # A thread needs so many beside those of its held row.
 CROWDED_REGISTERS = 72  # Threads of 512 or more a CTA are crowded if they need more than so many.
 
@@ -116,8 +115,6 @@ class _Enumeration:
         self.row_bytes = sum(sizes)  # of an element of all rows that are read
         # Whether cp.async, of 4, 8 or 16 bytes, can bring the rows.
         self.is_asynchronous = bool(sizes) and min(self.vec * min(sizes), target.align) >= 4
-
-    # ---- rows that are held in registers
 
     def held(self) -> Iterator[tuple[Numerics, Placement]]:
         """Plans whose rows are held, as far as the registers of a thread go."""
@@ -192,8 +189,6 @@ class _Enumeration:
             return 0
         registers = -(-int(held + OTHER_REGISTERS) // 8) * 8
         return min(self.arch.registers // (registers * threads), self._fitting(tiles))
-
-    # ---- rows that are worked on in loops
 
     def in_loops(self) -> Iterator[tuple[Numerics, Placement]]:
         """Plans whose rows are worked on in loops over chunks, from shared or global memory."""
@@ -314,14 +309,11 @@ class _Enumeration:
         carried = max(1, *(len(loop.parts) for loop in loops))
         free -= (PART_REGISTERS + SHARE_REGISTERS * shares) * (carried - 1)
         free -= ADDRESS_REGISTERS * max(0, max(map(len, moved)) - FEW_TENSORS)
-        chunks = numerics.chunks(self.n)
-        fitting = [
-            count
-            for count in (2, 4)
-            if count * words <= free
-            and shares * self._written_out(chunks, count, count) <= self.most_looped
-        ]
-        return max(fitting, default=1)
+        for count in (4, 2):
+            code = shares * self._written_out(numerics.chunks(self.n), count, count)
+            if count * words <= free and code <= self.most_looped:
+                return count
+        return 1
 
     def _shares(self, numerics: Numerics, chunks: int) -> Iterator[tuple[int, int]]:
         """How many shares of a row a CTA may have, and how many it works on at a time.
@@ -347,8 +339,6 @@ class _Enumeration:
         for shares, count in product((2, 4, 8), abreast):
             if count <= shares <= min(most, cluster, turns * count):
                 yield shares, count
-
-    # ---- shared memory
 
     def _tile_bytes(self, numerics: Numerics) -> int:
         """Bytes of a share of a row, of all rows that are read."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 import keyword
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..frontend.graph import Graph, Input, Output, Role
 from ..frontend.ops import Op
 from .expressions import CUTLASS_TYPES, EMIT, literal
 from .reductions import MOMENTS, SOFTMAX, Part, Reduce
-from .steps import ChunkLoop, Compute, Home, Load, Prefetch
+from .steps import ChunkLoop, Compute, Home, Load, Prefetch, Step
 from .work import made_by_exchange
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Names:
                 self.fragments[i] = self._unique("tXr" + self.tensors[i][1:])
             elif plan.rows_home is Home.SHARED:
                 self.fragments[i] = self._unique("s" + self.tensors[i][1:])
-        self._name_steps()
+        self._name_steps(plan.steps)
 
     def operand(self, id: int) -> str:
         """The text of a value that is read: its name, or the number itself."""
@@ -96,9 +97,9 @@ class Names:
         node = self.plan.graph[step.id]
         return EMIT[node.op](node, tuple(map(self.operand, step.inputs)), step.function)
 
-    def _name_steps(self) -> None:
+    def _name_steps(self, steps: Sequence[Step]) -> None:
         """Names in the order of the text."""
-        steps = self.plan.steps
+        graph, numerics = self.plan.graph, self.plan.numerics
         for k, step in enumerate(steps):
             match step:
                 case ChunkLoop():
@@ -112,26 +113,20 @@ class Names:
                             self.fragments[i] = self._unique("tXr" + self.tensors[i][1:])
                     if step.reads and self.plan.placement.prefetch and k not in self.prefetched:
                         self.prefetched[k] = self._numbered("prefetched")
-                    for inner in step.steps:
-                        self._name_compute(inner)
+                    self._name_steps(step.steps)
                 case Prefetch():
                     loop = next(j for j in range(k, len(steps)) if isinstance(steps[j], ChunkLoop))
                     self.prefetched[loop] = self._numbered("prefetched")
                 case Reduce():
-                    for id in made_by_exchange(self.plan.graph, step):
-                        is_named = id in step.results or not self.plan.numerics.in_loops
-                        if id not in self.values and is_named:
+                    made = step.results if numerics.in_loops else made_by_exchange(graph, step)
+                    for id in made:
+                        if id not in self.values:
                             self._fresh(id)
                     part = step.parts[0]
                     if part.kind is MOMENTS and part.at_once and step.exchanges:
                         self.moments[part] = self._numbered("moments")
-                case _:
-                    self._name_compute(step)
-
-    def _name_compute(self, step: object) -> None:
-        if isinstance(step, Compute) and step.id not in self.values:
-            if self.plan.graph[step.id].op is not Op.RESHAPE:
-                self._fresh(step.id)
+                case Compute(id) if id not in self.values and graph[id].op is not Op.RESHAPE:
+                    self._fresh(id)
 
     def _unique(self, name: str) -> str:
         while name in self._taken:

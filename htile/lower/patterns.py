@@ -40,43 +40,33 @@ def choose_function(
 
     in_loops: whether a loop computes exponentials again that one before it has summed.
     """
-    quotient = _quotient_of_exponentials(graph, node) if in_loops else None
-    if quotient is not None:
-        return Function.QUOTIENT, quotient
-    product = _added_product(graph, node)
-    if product is None:
-        return _function(graph, node, fastmath), node.inputs
-    taken = (*graph[product].inputs, *(i for i in node.inputs if i != product))
-    if node.op is Op.ADD:
-        return Function.FMA, taken
-    return (Function.FMS if product == node.inputs[0] else Function.FNMA), taken
-
-
-def _function(graph: Graph, node: Node, fastmath: bool) -> Function:
-    """The device function for a node that takes its own inputs."""
-    if _is_exponential(graph, node) or _is_part_of_sum(graph, node):
-        return Function.BOUNDED
+    if _is_exponential(graph, node):
+        return Function.BOUNDED, node.inputs
+    if _is_part_of_sum(graph, node):
+        exponential, total = graph.operands(node)
+        if in_loops and _is_only_returned_in_16_bits(graph, node):
+            return Function.QUOTIENT, (exponential.inputs[0], total.id)
+        return Function.BOUNDED, node.inputs
     if node.op is Op.DIV:
         divisor = graph[node.inputs[1]]
         if divisor.op is Op.CONST and 2.0**-100 <= abs(divisor.arg) <= 2.0**100:
-            return Function.NUMBER  # its reciprocal is neither huge nor tiny
+            return Function.NUMBER, node.inputs  # its reciprocal is neither huge nor tiny
+    product = _added_product(graph, node)
+    if product is not None:
+        kind = Function.FMS if product == node.inputs[0] else Function.FNMA
+        rest = (i for i in node.inputs if i != product)
+        return Function.FMA if node.op is Op.ADD else kind, (*graph[product].inputs, *rest)
     if _is_read_once(graph, node) and graph[graph.readers[node.id][0]].op in (Op.SUM, Op.MEAN):
-        return Function.FACTORS
-    return Function.FAST if fastmath and node.op in FAST_OPS else Function.EXACT
+        return Function.FACTORS, node.inputs
+    is_fast = fastmath and node.op in FAST_OPS
+    return Function.FAST if is_fast else Function.EXACT, node.inputs
 
 
-def _quotient_of_exponentials(graph: Graph, node: Node) -> tuple[int, int] | None:
-    """What the exponential is of and the sum, if the node is e / sum(e) with e = exp(x - max(x)).
-
-    Only where the quotient is returned in 16 bits and nothing else reads it.
-    """
-    if not _is_part_of_sum(graph, node):
-        return None
+def _is_only_returned_in_16_bits(graph: Graph, node: Node) -> bool:
+    """Whether the node is returned in 16 bits or fewer, and nothing else reads it."""
     returned = [output for output in graph.outputs if output.id == node.id]
-    if len(returned) < len(graph.readers[node.id]) or any(o.dtype.itemsize > 2 for o in returned):
-        return None
-    exponential, total = graph.operands(node)
-    return exponential.inputs[0], total.id
+    is_read = len(returned) < len(graph.readers[node.id])
+    return not is_read and all(output.dtype.itemsize <= 2 for output in returned)
 
 
 def _added_product(graph: Graph, node: Node) -> int | None:

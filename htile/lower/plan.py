@@ -12,6 +12,7 @@ thread does between two exchanges. A *CTA* is a thread block.
 
 from __future__ import annotations
 
+from bisect import bisect
 from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import cached_property
@@ -24,17 +25,16 @@ from .schedule import list_steps
 from .steps import ChunkLoop, Home, Step
 from .work import Sweeps, Work
 
-ROWS = (1, 64, 256, 1024)  # numbers of rows; from each of them on, placements may differ
-# Registers that a thread needs for the values of a row that it holds. From so many on, the compiler
-# may spill some, in order to fit one more CTA on a multiprocessor.
-MANY_WORDS = 32
+ROWS = (1, 64, 256, 1024)  # From each of these numbers of rows on, placements may differ.
+# If a thread needs so many registers or more for the values of the row that it holds, the compiler
+# may spill some of them, in order to fit one more CTA on a multiprocessor.
+HELD_REGISTERS = 32
 
 
 def rows_like(rows: int) -> tuple[int, int]:
     """(fewest, limit): a batch of fewest <= k < limit rows is placed as one of `rows` rows is."""
-    bounds = (*ROWS, 2**31)
-    k = max((k for k, fewest in enumerate(ROWS) if fewest <= rows), default=0)
-    return bounds[k], bounds[k + 1]
+    k = max(bisect(ROWS, rows), 1)
+    return ROWS[k - 1], (*ROWS, 2**31)[k]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +191,7 @@ class Plan:
         """For each value that is computed before an exchange and read after it: where it lives."""
         if self.numerics.in_loops:
             return self.work.homes_in_loops(self.rows_home)
-        late = self.placement.columns == "late"
-        crossing = self.work.crossing(self.sweeps, late)
+        crossing = self.work.crossing(self.sweeps, self.placement.columns == "late")
         return dict.fromkeys(sorted(set().union(*crossing)), Home.REGISTERS)
 
     @property
@@ -205,14 +204,13 @@ class Plan:
         if self.placement.blocks or self.numerics.in_loops:
             return True
         words = self.work.held_words(self.sweeps, self.placement.columns == "late")
-        return words * self.elements_per_thread >= MANY_WORDS
+        return words * self.elements_per_thread >= HELD_REGISTERS
 
     @property
     def rows_per_block(self) -> int:
         """Rows that one CTA works on."""
-        return self.placement.num_threads // (
-            self.numerics.threads_per_row * self.placement.abreast
-        )
+        num, place = self.numerics, self.placement
+        return place.num_threads // (num.threads_per_row * place.abreast)
 
     @property
     def turns(self) -> int:
@@ -274,9 +272,5 @@ class Plan:
         """Numerics and placement by name, in plain values, as `with_plan` takes them."""
         return {**self.numerics.properties(), **asdict(self.placement)}
 
-    def layout(self) -> list[str]:
-        """Numerics and placement in words, a line each."""
-        return describe_layout(self)
-
-    def __str__(self) -> str:
-        return describe(self)
+    layout = describe_layout
+    __str__ = describe

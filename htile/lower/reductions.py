@@ -1,4 +1,4 @@
-"""The reductions: an entry for each way to reduce a row, and which of a function share an exchange.
+"""An entry for each way to reduce a row, and which reductions of a function share an exchange.
 
 An entry says how elements and partial results combine. What comes before it, elementwise, and what
 comes after it, once a row, are ordinary nodes: a norm is `SUM` and a square root. A row that is
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from math import inf
 
-from ..frontend.graph import Graph, Node
+from ..frontend.graph import Graph
 from ..frontend.ops import REDUCTIONS, Op
 from .patterns import strip, subtracted
 
@@ -24,8 +24,8 @@ class Reduction:
     combine: what joins two partial results, as the emitted text names it.
     identity: what leaves a partial result as it is; a padded lane holds it. Padded lanes do not
         count in a mean, so any number will do.
-    slots: places of the exchange buffer that one exchange takes. One that brings several results at
-        once takes 64 bits a place, any other 32 or the bits of its own type.
+    slots: how many places of the exchange buffer one exchange takes. A place has 64 bits if the
+        exchange brings several results at once, and 32 or the bits of the result's type if not.
     """
 
     name: str
@@ -34,18 +34,17 @@ class Reduction:
     slots: int = 1
 
 
-INF = float("inf")
 ADD, MUL = "cute.ReductionOp.ADD", "cute.ReductionOp.MUL"
 LARGER, SMALLER = "cute.ReductionOp.MAX", "cute.ReductionOp.MIN"
 SUM = Reduction("sum", ADD, 0.0)
 MEAN = Reduction("mean", "MEAN", 0.0)
 PROD = Reduction("prod", MUL, 1.0)
-MAX = Reduction("max", LARGER, -INF)
-MIN = Reduction("min", SMALLER, INF)
-ANY = Reduction("any", LARGER, 0.0)  # of 0 and 1
-ALL = Reduction("all", SMALLER, 1.0)  # of 0 and 1
+MAX = Reduction("max", LARGER, -inf)
+MIN = Reduction("min", SMALLER, inf)
+ANY = Reduction("any", LARGER, 0.0)  # The elements are 0 or 1.
+ALL = Reduction("all", SMALLER, 1.0)  # The elements are 0 or 1.
 # A thread carries the maximum m of the x that it has seen, and the sum of exp(x - m).
-SOFTMAX = Reduction("softmax", LARGER, -INF)
+SOFTMAX = Reduction("softmax", LARGER, -inf)
 # A thread carries the mean of the x that it has seen, and the sum of squares about that mean.
 MOMENTS = Reduction("moments", "MEAN", 0.0, slots=2)
 
@@ -64,13 +63,12 @@ VERY_LONG_N = 262144
 class Part:
     """One thing that threads carry from element to element, and the reductions that come of it.
 
-    results: their nodes, the first of them first. All have one operand but those of an entry that
-        carries two reductions, whose operand is that of the first.
+    results: the nodes of the reductions. The elements that are reduced are the first one's operand.
     references: for each further result, the node that it is relative to.
-    at_once: one exchange brings all results. Otherwise the first result has an exchange, and the
-        others have the next.
-    finite: SOFTMAX only. The sum is relative to 0 where the maximum is infinite, as logsumexp takes
-        it, and nothing else reads the exponentials.
+    at_once: whether one exchange brings all results. Otherwise the first result has an exchange,
+        and the others have the next.
+    finite: whether a sum of SOFTMAX is relative to 0 where the maximum is infinite, as logsumexp
+        takes it, and nothing else reads the exponentials.
     """
 
     kind: Reduction
@@ -91,10 +89,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Results of one stage, which all threads of the row have after it.
+    """One stage of reductions. All threads of the row have its results after it.
 
+    results: the nodes of the reductions.
     parts: for each result, in the order of their slots, the part that it comes of.
-    slot: the first place of the exchange buffer.
+    slot: the first place of the exchange buffer that it takes.
     exchanges: whether threads wait for each other. They do not where an exchange before has brought
         what is needed.
     """
@@ -122,32 +121,20 @@ class Reduce:
         return tuple(graph[id].inputs[0] for id in self.results)
 
 
-class RelativeSum(NamedTuple):
-    """The sum of exp(x - max(x)) or of (x - mean(x))**2, which is relative to another reduction.
+def _relative_sum(graph: Graph, id: int) -> Part | None:
+    """What carries a sum of exp(x - max(x)) or of (x - mean(x))**2 together with that max or mean.
 
-    A thread can sum the terms relative to a reference of its own, and move the sum later.
-
-    kind: the entry that carries both reductions.
-    first: the reduction that the terms are relative to.
-    reference: the node that they subtract, which is `first` but for reshapes and infinities.
+    A thread sums the terms relative to a reference of its own, and moves the sum later.
     """
-
-    kind: Reduction
-    first: int
-    reference: int
-
-
-def _relative_sum(graph: Graph, node: Node) -> RelativeSum | None:
-    """What the node is a relative sum of, if it is one."""
-    (term,) = graph.operands(node)
-    if node.op is not Op.SUM or len({*term.inputs}) != 1:
+    (term,) = graph.operands(graph[id])
+    if graph[id].op is not Op.SUM or len({*term.inputs}) != 1:
         return None
     difference = graph[term.inputs[0]]
     kind, op = (SOFTMAX, Op.MAX) if term.op is Op.EXP else (MOMENTS, Op.MEAN)
     first = subtracted(graph, difference, op)
     if term.op not in (Op.EXP, Op.MUL) or first is None:
         return None
-    return RelativeSum(kind, first.id, difference.inputs[1])
+    return Part(kind, (first.id, id), (difference.inputs[1],))
 
 
 def assign_stages(graph: Graph) -> dict[int, int]:
@@ -194,15 +181,14 @@ def _pair(graph: Graph, first: Reduce, second: Reduce) -> Part | None:
     """
     if (len(first.results), len(second.results)) != (1, 1):
         return None
-    found = _relative_sum(graph, graph[second.results[0]])
-    if found is None or found.kind is not SOFTMAX or found.first != first.results[0]:
+    part = _relative_sum(graph, second.results[0])
+    if part is None or part.kind is not SOFTMAX or part.results[0] != first.results[0]:
         return None
-    finite = strip(graph, graph[found.reference]).id != found.first
+    finite = strip(graph, graph[part.references[0]]).id != first.results[0]
     (exp,) = second.operands(graph)
     if finite and set(graph.readers[exp]) != {*second.results}:
         return None
-    results = first.results + second.results
-    return Part(SOFTMAX, results, (found.reference,), at_once=True, finite=finite)
+    return replace(part, at_once=True, finite=finite)
 
 
 def carried_together(graph: Graph, reduces: Sequence[Reduce]) -> tuple[Reduce, ...]:
@@ -215,19 +201,18 @@ def carried_together(graph: Graph, reduces: Sequence[Reduce]) -> tuple[Reduce, .
     if reduce.is_pair or not later:
         return (reduce,)
     (following,) = later
-    found = {id: _relative_sum(graph, graph[id]) for id in following.results}
-    if not all(sum_ is not None and sum_.first in reduce.results for sum_ in found.values()):
+    sums = [_relative_sum(graph, id) for id in following.results]
+    if not all(along is not None and along.results[0] in reduce.results for along in sums):
         return (reduce,)
-    alone = len(reduce.results) == len(found) == 1
+    alone = len(reduce.results) == len(sums) == 1
     parts = {}
     for part in reduce.parts:
-        (first,) = part.results
-        sums = {id: sum_ for id, sum_ in found.items() if sum_.first == first}
-        if sums:
-            kind = next(iter(sums.values())).kind
+        if along := [each for each in sums if each.results[0] == part.results[0]]:
+            kind = along[0].kind
+            results = part.results + tuple(each.results[1] for each in along)
+            references = tuple(each.references[0] for each in along)
             at_once = alone and kind is MOMENTS and not JOINT_N < graph.n <= VERY_LONG_N
-            references = tuple(sum_.reference for sum_ in sums.values())
-            part = Part(kind, (first, *sums), references, at_once)
+            part = Part(kind, results, references, at_once)
         parts |= dict.fromkeys(part.results, part)
     exchanges = not any(part.at_once for part in parts.values())
     return (

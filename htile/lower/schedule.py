@@ -43,11 +43,10 @@ def list_steps(
         body += [*sweep.computes, *map(Store, sweep.stores)]
         if sweep.is_loop:
             backwards = not sweep.parts and rows is Home.REREAD and sweep is not sweeps.loops[0]
-            padding = _padding(work, sweep, rows)
-            body = [ChunkLoop(tuple(body), sweep.parts, backwards, padding)]
-            reads = sweep.reads(rows) if prefetched else ()
+            padding, reads = _padding(work, sweep, rows), sweep.reads(rows)
+            body = [ChunkLoop(tuple(body), sweep.parts, backwards, padding, reads)]
             waits = [k for k, s in enumerate(steps) if isinstance(s, Reduce) and s.exchanges]
-            if reads and waits:  # they start to load before the last exchange
+            if prefetched and reads and waits:  # they start to load before the last exchange
                 steps.insert(waits[-1], Prefetch(reads))
         steps += [*body, *sweep.then]
     return tuple(steps)

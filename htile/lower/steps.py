@@ -71,23 +71,14 @@ class ChunkLoop:
         adds to parts never runs so, because the order of sums would depend on where rows lie.
     padding: what a row that it reads from global memory holds behind its end. It is the identity of
         the row's only reduction where that saves a select, and else 0.
+    reads: what it reads from global memory: rows that are not kept, and columns.
     """
 
     steps: tuple[Step, ...]
     parts: tuple[Part, ...] = ()
     backwards: bool = False
     padding: float = 0.0
-
-    @property
-    def reads(self) -> tuple[Input, ...]:
-        """The inputs that it reads from global memory: rows that are not kept, and columns."""
-        rows = [
-            i
-            for step in self.steps
-            if isinstance(step, Reload) and step.home is Home.REREAD
-            for i in step.inputs
-        ]
-        return (*rows, *(step.input for step in self.steps if isinstance(step, Load)))
+    reads: tuple[Input, ...] = ()
 
 
 Step = Load | Reload | Prefetch | Compute | Reduce | Store | ChunkLoop

@@ -107,12 +107,12 @@ class Sweeps:
         return max((sweep.words for sweep in self.loops), default=1.0)
 
 
+@dataclass(eq=False)
 class Work:
     """What a graph asks of a kernel. Each figure is computed when it is first asked for."""
 
-    def __init__(self, graph: Graph, fastmath: bool = False):
-        self.graph = graph
-        self.fastmath = fastmath
+    graph: Graph
+    fastmath: bool = False
 
     def of(self, role: Role) -> list[Input]:
         """The inputs of a role."""
@@ -180,8 +180,6 @@ class Work:
         dtypes = {self.graph[id].value.dtype for r in sweeps.reduces for id in r.results}
         return torch.int64 in dtypes or bool(sweeps.joint)
 
-    # ---- a row that is held in registers
-
     @cached_property
     def held(self) -> Sweeps:
         """A row that is held, each stage with an exchange of its own."""
@@ -241,8 +239,6 @@ class Work:
         least = 1 if len(loaded) >= MANY_INPUTS else 0
         loading = sum(max(least, i.dtype.itemsize / 4) for i in loaded)
         return max([loading, 1.0, *map(self._words, self.crossing(held, late_columns))])
-
-    # ---- a row that is worked on in loops over its chunks
 
     @cached_property
     def loops(self) -> Sweeps:
@@ -320,8 +316,6 @@ class Work:
         crossing = set().union(*self.crossing(self.held, late_columns=True))
         once = {id for id in crossing if not self.graph[id].value.spread}
         return {id: home(id) for id in sorted(again | once)}
-
-    # ---- both
 
     def _words(self, ids: Iterable[int]) -> float:
         """Registers for an element of each of these values, without those that are one a row."""
