@@ -117,7 +117,10 @@ class _Enumeration:
         self.is_asynchronous = bool(sizes) and min(self.vec * min(sizes), target.align) >= 4
 
     def held(self) -> Iterator[tuple[Numerics, Placement]]:
-        """Plans whose rows are held, as far as the registers of a thread go."""
+        """Plans whose rows are held, as far as the registers of a thread go.
+
+        In a cluster, whose exchanges take long, a maximum and a sum may be one exchange.
+        """
         work = self.work
         columns = ("early", "late") if work.columns else ("early",)
         kinds = (work.held, work.held_joint) if work.has_pair else (work.held,)
@@ -126,27 +129,13 @@ class _Enumeration:
             for sweeps in kinds
             for when in columns
         }
-        for numerics in self._held_numerics(min(words[(), when] for when in columns)):
-            sweeps = work.held_joint if numerics.joint else work.held
-            for when in columns:
-                found = self._held_placements(numerics, sweeps, words[sweeps.joint, when], when)
-                yield from ((numerics, placement) for placement in found)
-
-    def _held_numerics(self, words: float) -> Iterator[Numerics]:
-        """Threads a row and clusters.
-
-        In a cluster, whose exchanges take long, a maximum and a sum may be one exchange.
-        """
         for cluster in self.clusters:
             threads = 1 if cluster == 1 else 128
             while threads <= self.arch.max_threads:
-                numerics = Numerics(self.vec, threads, cluster)
-                elements = numerics.chunks(self.n) * self.vec
-                most = MAX_REGISTERS - SPARE_REGISTERS
-                if elements <= self.vec or elements * (words + 1) <= most:
-                    yield numerics
-                    if self.work.has_pair and cluster > 1:
-                        yield replace(numerics, joint=self.work.held_joint.joint)
+                for sweeps, when in product(kinds if cluster > 1 else kinds[:1], columns):
+                    numerics = Numerics(self.vec, threads, cluster, joint=sweeps.joint)
+                    found = self._held_placements(numerics, sweeps, words[sweeps.joint, when], when)
+                    yield from ((numerics, placement) for placement in found)
                 if numerics.step >= self.n:
                     break
                 threads *= 2
