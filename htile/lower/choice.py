@@ -11,8 +11,8 @@ from .plan import Form, Plan, Target
 from .reductions import VERY_LONG_N
 from .work import Work
 
-MANY_ROWS = 1024  # rows that fill a GPU
-SHORT_N = 8192  # elements; longer rows are divided over CTAs
+MANY_ROWS = 1024  # So many rows fill a GPU.
+SHORT_N = 8192  # Rows of more elements are divided over CTAs.
 
 
 def choose(plans: list[Plan]) -> Plan:
@@ -28,15 +28,13 @@ def closest_first(plans: list[Plan]) -> list[Plan]:
 
 @dataclass(frozen=True)
 class Preference:
-    """What the default plan is closest to.
+    """What the default plan is closest to; `Numerics` and `Placement` say more.
 
-    form: whether a row is held in registers, worked on in loops, or streamed.
-    threads: threads of a share of a row; at most so many where the row may not be divided.
-    elements: elements of a row that a thread has.
+    threads: how many threads work on a share of a row. It is the most if `clustered` is False.
+    elements: how many elements of a row a thread has.
     clustered: whether a row may be divided over the CTAs of a cluster.
-    block: threads of a CTA that holds rows in registers, if a row takes no more.
+    block: how many threads a CTA has that holds rows in registers, if a row takes no more.
     two_rows: whether a CTA has two rows where one takes 256 threads.
-    shares, abreast: shares of a row that a CTA has, and how many at a time.
     """
 
     form: Form
@@ -50,12 +48,6 @@ class Preference:
     shares: int = 1
     abreast: int = 1
 
-    def block_of(self, threads_per_row: int) -> int:
-        """Threads of a CTA whose rows take so many."""
-        if self.two_rows and threads_per_row == 256:
-            return 512
-        return max(self.block, threads_per_row)
-
 
 def _distance(plan: Plan, preference: Preference) -> tuple:
     """How far a plan is from what is preferred; lower is better.
@@ -63,19 +55,19 @@ def _distance(plan: Plan, preference: Preference) -> tuple:
     Numerics come first. They follow from N, the dtypes and the graph alone.
     """
     num, place = plan.numerics, plan.placement
-    padding = plan.elements_per_thread * num.threads_per_row * num.cluster_n / plan.graph.n - 1
-    other_threads = num.threads_per_row != preference.threads
-    if not preference.clustered:
-        other_threads = num.threads_per_row > preference.threads
-    in_loops = preference.form is not Form.HELD
-    block = preference.block_of(num.threads_per_row)
+    threads = num.threads_per_row
+    padding = plan.elements_per_thread * threads * num.cluster_n / plan.graph.n - 1
+    fits = threads <= preference.threads
+    if preference.clustered:
+        fits = threads == preference.threads
+    block = 512 if preference.two_rows and threads == 256 else max(preference.block, threads)
     return (
-        num.in_loops != in_loops,
+        num.in_loops != (preference.form is not Form.HELD),
         (num.form is Form.STREAMED) != (preference.form is Form.STREAMED),
         num.cluster_n > 1 and not preference.clustered,
-        other_threads,
+        not fits,
         abs(log2(plan.elements_per_thread / preference.elements)) + 4 * padding,
-        -num.threads_per_row,
+        -threads,
         not num.joint,
         0 if num.in_loops else abs(place.num_threads - block),
         place.loader != preference.loader,

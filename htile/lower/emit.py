@@ -12,10 +12,10 @@ import textwrap
 
 from ..frontend.graph import Graph, Input, Role
 from ..frontend.ops import dtype_name
-from .emit_host import fake_arguments, host, parameter
+from .emit_host import fake_arguments, host, parameters
 from .emit_steps import assign, loop, prefetch, print_step, reduce_carried, reduce_held
 from .expressions import CUTLASS_TYPES
-from .names import Names, arguments, first_loads
+from .names import Names, first_loads
 from .plan import Plan
 from .reductions import Reduce
 from .steps import ChunkLoop, Prefetch
@@ -84,15 +84,13 @@ def _primary(plan: Plan) -> Input:
 
 
 def _kernel(plan: Plan, names: Names) -> list[str]:
-    params = [parameter(names, a) for a in arguments(plan.graph)]
-    params.append("tiled_copy: cute.TiledCopy")
-    setup = [
-        names.tensors[_primary(plan)], f"config.tiler_mn({plan.numerics.vec_size})", "tiled_copy",
-    ]  # fmt: skip
+    params = [*parameters(plan, names), "tiled_copy: cute.TiledCopy"]
+    tiler = f"config.tiler_mn({plan.numerics.vec_size})"
+    setup = [names.tensors[_primary(plan)], tiler, "tiled_copy"]
+    extra = [CUTLASS_TYPES[i.dtype] for i in plan.work.rows[1:]]
     if plan.placement.loader != "shared" or not plan.work.rows:
         setup.append("shared=False")
-    elif len(plan.work.rows) > 1:
-        extra = [CUTLASS_TYPES[i.dtype] for i in plan.work.rows[1:]]
+    elif extra:
         setup.append(f"extra_smem_tensors=({', '.join(extra)},)")
     wait = "    cute.arch.griddepcontrol_wait()  # the kernel before has ended"
     launch = "    cute.arch.griddepcontrol_launch_dependents()  # the next may start"

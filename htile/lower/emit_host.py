@@ -9,18 +9,17 @@ from .plan import Plan
 from .text import lines_of, tuple_of, wrapped_call
 
 
-def parameter(names: Names, argument: Input | Output) -> str:
-    """An argument as a parameter of the kernel and of the host function."""
-    name = names.tensors[argument]
-    if isinstance(argument, Input) and argument.role is Role.SCALAR:
-        return f"{name}: Float32"
-    return f"{name}: cute.Tensor"
+def parameters(plan: Plan, names: Names) -> list[str]:
+    """The arguments as parameters of the kernel and of the host function."""
+    scalars = plan.work.of(Role.SCALAR)
+    kinds = {a: "Float32" if a in scalars else "cute.Tensor" for a in arguments(plan.graph)}
+    return [f"{names.tensors[argument]}: {kind}" for argument, kind in kinds.items()]
 
 
 def host(plan: Plan, names: Names) -> list[str]:
     """The function that makes one mode of each argument's leading dimensions, and launches."""
     graph = plan.graph
-    params = [parameter(names, a) for a in arguments(graph)] + ["stream: cuda.CUstream"]
+    params = [*parameters(plan, names), "stream: cuda.CUstream"]
     passed = [names.tensors[a] for a in arguments(graph)]
     counted = names.tensors[graph.outputs[0]]  # every output has the rows' leading shape
     collapsed = [line for a in arguments(graph) for line in _collapse(plan, names, a)]
@@ -92,9 +91,8 @@ def fake_arguments(plan: Plan) -> list[str]:
 
 def _own_dimensions(plan: Plan, argument: Input | Output) -> tuple[bool | None, ...] | None:
     """`Target.broadcast` of an input that the rows repeat; None of any other argument."""
-    if not isinstance(argument, Input):
-        return None
-    return dict(plan.target.broadcast).get(argument.name)
+    is_input = isinstance(argument, Input)
+    return dict(plan.target.broadcast).get(argument.name) if is_input else None
 
 
 def _row_shape(graph: Graph, argument: Input | Output) -> tuple[bool, tuple[int, ...] | None]:

@@ -1,7 +1,7 @@
 """Passes over the graph: each takes a graph and returns a new, verified one.
 
-They do what makes a dump true and a plan small: a number for what is one, one node for one value,
-and none that nobody reads. All other arithmetic is left to MLIR.
+They leave a number for what is one, one node for one value, and no node that nobody reads. All
+other arithmetic is left to MLIR.
 """
 
 from __future__ import annotations

@@ -64,110 +64,61 @@ class Sweep:
         return self.rows + self.columns if home is Home.REREAD else self.columns
 
 
-@dataclass(frozen=True)
 class Sweeps:
-    """All sweeps of a row, in order."""
+    """All sweeps of a row, in order.
 
-    all: tuple[Sweep, ...]
+    loops: those that go over the chunks of the row.
+    reduces: all reductions, in order.
+    exchanges: how often threads wait for each other.
+    slots: how many places the exchange buffer has.
+    joint: the names of the entries whose results come from one exchange.
+    carries_two_stages: whether a loop carries reductions of two stages.
+    words: registers for each element, at the widest point of all loops.
+    """
 
-    @cached_property
-    def loops(self) -> list[Sweep]:
-        """Those that go over the chunks of the row."""
-        return [sweep for sweep in self.all if sweep.is_loop]
-
-    @cached_property
-    def reduces(self) -> list[Reduce]:
-        """All reductions, in order."""
-        return [reduce for sweep in self.all for reduce in sweep.reduces]
-
-    @property
-    def exchanges(self) -> int:
-        """How often threads wait for each other."""
-        return sum(reduce.exchanges for reduce in self.reduces)
-
-    @property
-    def slots(self) -> int:
-        """Places of the exchange buffer."""
-        return sum(reduce.slots for reduce in self.reduces)
-
-    @property
-    def joint(self) -> tuple[str, ...]:
-        """The names of the entries whose results come of one exchange."""
-        parts = {part.kind.name for r in self.reduces for part in r.parts if part.at_once}
-        return tuple(sorted(parts))
-
-    @property
-    def carries_two_stages(self) -> bool:
-        """Whether a loop carries reductions of two stages."""
-        return any(part.carries_two_stages for sweep in self.loops for part in sweep.parts)
-
-    @property
-    def words(self) -> float:
-        """Registers an element, at the widest point of all loops."""
-        return max((sweep.words for sweep in self.loops), default=1.0)
+    def __init__(self, sweeps: Sequence[Sweep]):
+        self.all = tuple(sweeps)
+        self.loops = [sweep for sweep in sweeps if sweep.is_loop]
+        self.reduces = [reduce for sweep in sweeps for reduce in sweep.reduces]
+        self.exchanges = sum(reduce.exchanges for reduce in self.reduces)
+        self.slots = sum(reduce.slots for reduce in self.reduces)
+        at_once = {part.kind.name for r in self.reduces for part in r.parts if part.at_once}
+        self.joint = tuple(sorted(at_once))
+        carried = {part for loop in self.loops for part in loop.parts}
+        self.carries_two_stages = any(part.carries_two_stages for part in carried)
+        self.words = max((loop.words for loop in self.loops), default=1.0)
 
 
-@dataclass(eq=False)
 class Work:
-    """What a graph asks of a kernel. Each figure is computed when it is first asked for."""
+    """What a graph asks of a kernel.
 
-    graph: Graph
-    fastmath: bool = False
+    loaded: the inputs in memory that are read, rows first: they are in flight while others load.
+    rows, columns: those of them that are rows, and vectors that all rows share.
+    writes: the results that are whole rows.
+    row_bytes: bytes of one element of all row inputs.
+    is_wide: whether elements of the rows, in or out, have more than 16 bits.
+    stages: how many rounds of reductions depend on each other.
+    has_pair: whether a maximum and the sum of exponentials below it can be one exchange.
+    """
+
+    def __init__(self, graph: Graph, fastmath: bool = False):
+        self.graph, self.fastmath = graph, fastmath
+        read = {i for node in graph for i in node.inputs} | {out.id for out in graph.outputs}
+        loaded = [i for i in graph.inputs if i.role in LOAD_ORDER and i.id in read]
+        self.loaded = tuple(sorted(loaded, key=lambda i: LOAD_ORDER.index(i.role)))
+        self.rows = tuple(i for i in self.loaded if i.role is Role.ROW)
+        self.columns = tuple(i for i in self.loaded if i.role is Role.COLUMN)
+        self.writes = tuple(output for output in graph.outputs if output.is_row)
+        self.row_bytes = sum(i.dtype.itemsize for i in self.of(Role.ROW))
+        self.is_wide = any(a.dtype.itemsize > 2 for a in (*self.of(Role.ROW), *self.writes))
+        self._by_stage = by_stage(graph)
+        self._paired = with_pairs(graph, self._by_stage)
+        self.stages = len(self._by_stage)
+        self.has_pair = len(self._paired) < self.stages
 
     def of(self, role: Role) -> list[Input]:
         """The inputs of a role."""
         return [i for i in self.graph.inputs if i.role is role]
-
-    @cached_property
-    def loaded(self) -> tuple[Input, ...]:
-        """The inputs in memory that are read, rows first: they are in flight while others load."""
-        g = self.graph
-        read = {i for node in g for i in node.inputs} | {out.id for out in g.outputs}
-        inputs = [i for i in g.inputs if i.role in LOAD_ORDER and i.id in read]
-        return tuple(sorted(inputs, key=lambda i: LOAD_ORDER.index(i.role)))
-
-    @cached_property
-    def rows(self) -> tuple[Input, ...]:
-        """The rows that are read."""
-        return tuple(i for i in self.loaded if i.role is Role.ROW)
-
-    @cached_property
-    def columns(self) -> tuple[Input, ...]:
-        """The vectors that all rows share."""
-        return tuple(i for i in self.loaded if i.role is Role.COLUMN)
-
-    @cached_property
-    def writes(self) -> tuple[Output, ...]:
-        """The results that are whole rows."""
-        return tuple(output for output in self.graph.outputs if output.is_row)
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one element of all row inputs."""
-        return sum(i.dtype.itemsize for i in self.of(Role.ROW))
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether elements of the rows, in or out, have more than 16 bits."""
-        return max(each.dtype.itemsize for each in (*self.of(Role.ROW), *self.writes)) > 2
-
-    @cached_property
-    def _by_stage(self) -> list[Reduce]:
-        return by_stage(self.graph)
-
-    @cached_property
-    def _paired(self) -> list[Reduce]:
-        return with_pairs(self.graph, self._by_stage)
-
-    @property
-    def stages(self) -> int:
-        """Dependent rounds of reductions."""
-        return len(self._by_stage)
-
-    @property
-    def has_pair(self) -> bool:
-        """Whether a maximum and the sum of exponentials below it can be one exchange."""
-        return len(self._paired) < self.stages
 
     @cached_property
     def repeats_exp(self) -> bool:
@@ -209,7 +160,7 @@ class Work:
             done.update(made_by_exchange(graph, reduce))
         for output in graph.outputs:
             sweep((output.id,), stores=(output,))
-        return Sweeps(tuple(sweeps))
+        return Sweeps(sweeps)
 
     def crossing(self, held: Sweeps, late_columns: bool) -> list[set[int]]:
         """For each exchange of a held row, the values made before it that are read after it."""
@@ -271,7 +222,7 @@ class Work:
             sweeps.append(self._loop(kept, (), left))
         values = tuple(output for output in graph.outputs if not output.is_row)
         computes = self._needed((output.id for output in values), kept, in_loops=True)
-        return Sweeps((*sweeps, Sweep(computes, stores=values)))
+        return Sweeps([*sweeps, Sweep(computes, stores=values)])
 
     def _loop(self, kept: set[int], parts: tuple[Part, ...], stores: tuple[Output, ...]) -> Sweep:
         """A loop that adds to parts and stores results, from the inputs and `kept`."""
