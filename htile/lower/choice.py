@@ -119,28 +119,20 @@ def _prefer_short(work: Work, target: Target) -> Preference:
     """
     n, columns, stages = work.graph.n, work.columns, work.stages
     narrow = 1 if work.is_wide else 2  # as many bytes a thread
-    if not work.writes:
-        return Preference(Form.HELD, 512 // narrow, 16 * narrow, "direct", clustered=False)
-    if stages > 2 and n > 4096:
-        return Preference(Form.HELD, 512 // narrow, 16 * narrow, "shared", clustered=False)
+    if not work.writes or (stages > 2 and n > 4096):
+        loader = "shared" if work.writes else "direct"
+        return Preference(Form.HELD, 512 // narrow, 16 * narrow, loader, clustered=False)
     few_threads = columns and (stages > 1 or n <= 4096)
     threads, elements, block = 512 if few_threads else 1024, 8 * narrow, 128
     is_light = stages == 1 or (stages == 2 and work.repeats_exp)
     if is_light and n <= 128 and not work.is_wide:
         elements, block = 8, 256
     direct = columns or (stages <= 2 and (n <= 2048 or target.rows < 256))
+    loader = "direct" if direct else "shared"
     takes_few = len(work.columns) == 1 or (work.is_wide and n <= 4096)
-    early = takes_few and len(work.of(Role.ROW)) == 1
-    return Preference(
-        Form.HELD,
-        threads // narrow,
-        elements,
-        "direct" if direct else "shared",
-        "early" if early else "late",
-        clustered=False,
-        block=block,
-        two_rows=is_light and _pairs_pay(target),
-    )
+    when = "early" if takes_few and len(work.of(Role.ROW)) == 1 else "late"
+    block_of = {"clustered": False, "block": block, "two_rows": is_light and _pairs_pay(target)}
+    return Preference(Form.HELD, threads // narrow, elements, loader, when, **block_of)
 
 
 def _pairs_pay(target: Target) -> bool:

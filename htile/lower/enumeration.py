@@ -91,11 +91,10 @@ def vector_size(graph: Graph) -> int:
 
 def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
     """Every sensible plan; none only where reductions need more shared memory than there is."""
-    work = Work(graph, target.fastmath)
-    enumeration = _Enumeration(work, target)
-    plans = [Plan(work, target, *each) for each in enumeration.held()]
+    enumeration = _Enumeration(Work(graph, target.fastmath), target)
+    plans = list(enumeration.held())
     if graph.n >= MIN_CLUSTER_N or not plans:
-        plans += [Plan(work, target, *each) for each in enumeration.in_loops()]
+        plans += enumeration.in_loops()
     return plans
 
 
@@ -116,7 +115,7 @@ class _Enumeration:
         # Whether cp.async, of 4, 8 or 16 bytes, can bring the rows.
         self.is_asynchronous = bool(sizes) and min(self.vec * min(sizes), target.align) >= 4
 
-    def held(self) -> Iterator[tuple[Numerics, Placement]]:
+    def held(self) -> Iterator[Plan]:
         """Plans whose rows are held, as far as the registers of a thread go.
 
         In a cluster, whose exchanges take long, a maximum and a sum may be one exchange.
@@ -134,15 +133,14 @@ class _Enumeration:
             while threads <= self.arch.max_threads:
                 for sweeps, when in product(kinds if cluster > 1 else kinds[:1], columns):
                     numerics = Numerics(self.vec, threads, cluster, joint=sweeps.joint)
-                    found = self._held_placements(numerics, sweeps, words[sweeps.joint, when], when)
-                    yield from ((numerics, placement) for placement in found)
+                    yield from self._held_plans(numerics, sweeps, words[sweeps.joint, when], when)
                 if numerics.step >= self.n:
                     break
                 threads *= 2
 
-    def _held_placements(
+    def _held_plans(
         self, numerics: Numerics, sweeps: Sweeps, words: float, columns: str
-    ) -> Iterator[Placement]:
+    ) -> Iterator[Plan]:
         elements = numerics.chunks(self.n) * self.vec
         held = elements * words
         registers = held + elements + self.spare
@@ -160,7 +158,9 @@ class _Enumeration:
             for loader, tiles in (("shared", shared), ("direct", 0)):
                 if tiles <= free and (loader == "direct" or self.is_asynchronous):
                     blocks = self._blocks(sweeps, threads, held, tiles)
-                    yield Placement(threads, loader, columns, self.target.align, blocks=blocks)
+                    align = self.target.align
+                    placement = Placement(threads, loader, columns, align, blocks=blocks)
+                    yield Plan(self.work, self.target, numerics, placement)
 
     def _blocks(self, sweeps: Sweeps, threads: int, held: float, tiles: int) -> int:
         """CTAs of a multiprocessor that registers are spared for; 0: the compiler decides.
@@ -179,19 +179,8 @@ class _Enumeration:
         registers = -(-int(held + OTHER_REGISTERS) // 8) * 8
         return min(self.arch.registers // (registers * threads), self._fitting(tiles))
 
-    def in_loops(self) -> Iterator[tuple[Numerics, Placement]]:
-        """Plans whose rows are worked on in loops over chunks, from shared or global memory."""
-        for numerics in self._loop_numerics():
-            homes = [Home.REREAD]
-            # Rows that are read only once, because nothing is reduced, need not be kept.
-            if numerics.form is Form.LOOPS and self.work.stages and self.is_asynchronous:
-                homes.insert(0, Home.SHARED)
-            for rows in homes:
-                found = self._loop_placements(numerics, rows)
-                yield from ((numerics, placement) for placement in found)
-
-    def _loop_numerics(self) -> Iterator[Numerics]:
-        """Threads a row and clusters of loops over two chunks or more.
+    def in_loops(self) -> Iterator[Plan]:
+        """Plans whose rows are worked on in loops over two chunks or more.
 
         Rows are streamed where they do not fit, and may be where they are read once or very long.
         """
@@ -202,18 +191,21 @@ class _Enumeration:
             if 2 * numerics.step > self.n:
                 continue
             chunks = numerics.chunks(self.n)
-            even = chunks <= UNROLLED_CHUNKS and chunks % 2 == 0
-            if even and self.n % numerics.step == 0:
+            if chunks <= UNROLLED_CHUNKS and chunks % 2 == 0 and self.n % numerics.step == 0:
                 numerics = replace(numerics, merged=has_moments)
             fits = self._tile_bytes(numerics) <= self._free_bytes(sweeps, numerics, threads)
+            # Rows that are read only once, because nothing is reduced, need not be kept.
+            if fits and self.work.stages and self.is_asynchronous:
+                yield from self._loop_plans(numerics, Home.SHARED)
             if fits:
-                yield numerics
+                yield from self._loop_plans(numerics, Home.REREAD)
             if len(loops) == 1 or not fits or self.n > VERY_LONG_N:
                 folded = FOLDED if chunks > MOST_CHUNKS else 0
-                yield replace(numerics, form=Form.STREAMED, folded=folded)
+                streamed = replace(numerics, form=Form.STREAMED, folded=folded)
+                yield from self._loop_plans(streamed, Home.REREAD)
 
-    def _loop_placements(self, numerics: Numerics, rows: Home) -> Iterator[Placement]:
-        """One share of a row a CTA, or several; rows stay in shared memory, or in global memory."""
+    def _loop_plans(self, numerics: Numerics, rows: Home) -> Iterator[Plan]:
+        """Plans of one share of a row a CTA, or of several. The rows live at `rows`."""
         loops, chunks = self.work.loops, numerics.chunks(self.n)
         registers = self.spare + self.vec * loops.words
         for shares, abreast in self._shares(numerics, chunks):
@@ -247,10 +239,9 @@ class _Enumeration:
             elif threads >= 512 and registers > CROWDED_REGISTERS:
                 blocks = CROWDED_THREADS // threads
             loader = "shared" if rows is Home.SHARED else "direct"
-            align = self.target.align
-            yield Placement(
-                threads, loader, "late", align, shares, abreast, unroll, prefetch, blocks
-            )
+            counts = (shares, abreast, unroll, prefetch, blocks)
+            placement = Placement(threads, loader, "late", self.target.align, *counts)
+            yield Plan(self.work, self.target, numerics, placement)
 
     def _free_registers(self, threads: int) -> float:
         """Registers that a loop leaves a thread for what is on its way from global memory."""
