@@ -9,7 +9,6 @@ from ..frontend.ops import Op, dtype_name
 from .names import Names
 from .reductions import Reduce
 from .steps import ChunkLoop, Compute, Home, Load, Prefetch, Reload, Step, Store
-from .work import made_by_exchange
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -115,7 +114,7 @@ def _describe_steps(plan: Plan, names: Names, steps: Iterable[Step]) -> list[str
 def _describe_reduce(plan: Plan, names: Names, step: Reduce) -> str:
     """The results of an exchange, and what each of them is of."""
     graph = plan.graph
-    made = ", ".join(names.values[id] for id in made_by_exchange(graph, step) if id in names.values)
+    made = ", ".join(names.values[id] for id in step.made(graph) if id in names.values)
     ops = " and ".join(graph[id].op.value for id in step.results)
     if plan.numerics.in_loops:
         found = [names.carried[part] for part in step.parts]

@@ -15,7 +15,7 @@ from ..frontend.ops import dtype_name
 from .emit_host import fake_arguments, host, parameters
 from .emit_steps import assign, loop, prefetch, print_step, reduce_carried, reduce_held
 from .expressions import CUTLASS_TYPES
-from .names import Names, first_loads
+from .names import Names
 from .plan import Plan
 from .reductions import Reduce
 from .steps import ChunkLoop, Prefetch
@@ -25,7 +25,7 @@ from .text import WIDTH, wrapped_call
 def emit(plan: Plan) -> str:
     """The text of the kernel, its host function and the arguments that it is compiled with."""
     names = Names(plan)
-    parts = (_config(plan), _kernel(plan, names), host(plan, names), fake_arguments(plan))
+    parts = (_config(plan), _kernel(plan, names), host(plan, names), fake_arguments(plan, names))
     text = "\n\n\n".join("\n".join(part) for part in parts)
     return "\n".join(_docstring(plan.graph) + _imports(text)) + "\n\n" + text + "\n"
 
@@ -109,7 +109,7 @@ def _kernel(plan: Plan, names: Names) -> list[str]:
 
 def _loads(plan: Plan, names: Names) -> list[str]:
     """What is loaded before anything is computed; the rows are in flight meanwhile."""
-    loads, in_loops = first_loads(plan), plan.numerics.in_loops
+    loads, in_loops = names.loads, plan.numerics.in_loops
     is_shared = plan.placement.loader == "shared"
     has_loader = bool(plan.work.rows) and (is_shared or not in_loops)
     lines = []
@@ -139,7 +139,7 @@ def _loads(plan: Plan, names: Names) -> list[str]:
 def _steps(plan: Plan, names: Names) -> list[str]:
     """What follows the first loads. A comment names each stage."""
     lines: list[str] = []
-    in_loops, first = plan.numerics.in_loops, len(first_loads(plan))
+    in_loops, first = plan.numerics.in_loops, len(names.loads)
     stage, is_open, is_prefetched = 0, False, False
     for k, step in enumerate(plan.steps[first:], first):
         if isinstance(step, Prefetch):

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from ..frontend.graph import Graph, Input, Output, Role
 from .expressions import CUTLASS_TYPES
-from .names import Names, arguments
+from .names import Names
 from .plan import Plan
 from .text import lines_of, tuple_of, wrapped_call
 
 
 def parameters(plan: Plan, names: Names) -> list[str]:
     """The arguments as parameters of the kernel and of the host function."""
-    scalars = plan.work.of(Role.SCALAR)
-    kinds = {a: "Float32" if a in scalars else "cute.Tensor" for a in arguments(plan.graph)}
-    return [f"{names.tensors[argument]}: {kind}" for argument, kind in kinds.items()]
+    types = dict.fromkeys(plan.work.of(Role.SCALAR), "Float32")
+    return [f"{name}: {types.get(a, 'cute.Tensor')}" for a, name in names.tensors.items()]
 
 
 def host(plan: Plan, names: Names) -> list[str]:
     """The function that makes one mode of each argument's leading dimensions, and launches."""
-    graph = plan.graph
     params = [*parameters(plan, names), "stream: cuda.CUstream"]
-    passed = [names.tensors[a] for a in arguments(graph)]
-    counted = names.tensors[graph.outputs[0]]  # every output has the rows' leading shape
-    collapsed = [line for a in arguments(graph) for line in _collapse(plan, names, a)]
+    passed = [*names.tensors.values(), "tiled_copy"]
+    counted = names.tensors[plan.graph.outputs[0]]  # every output has the rows' leading shape
+    collapsed = [line for a in names.tensors for line in _collapse(plan, names, a)]
     rows = f"cute.size({counted}, mode=[0])" if collapsed else f"{counted}.shape[0]"
     lead = f"    lead = {counted}.shape[:{plan.target.lead}]"
     launch = [
@@ -39,7 +37,7 @@ def host(plan: Plan, names: Names) -> list[str]:
         f"    tiled_copy = config.make_vector_copy({plan.numerics.vec_size}).tiled_copy_2d()",
         *([lead] if plan.target.broadcast else []),
         *collapsed,
-        *wrapped_call(f"    {names.function}_kernel(", [*passed, "tiled_copy"], ").launch("),
+        *wrapped_call(f"    {names.function}_kernel(", passed, ").launch("),
         *lines_of(launch, " " * 8),
         "    )",
     ]
@@ -60,12 +58,12 @@ def _collapse(plan: Plan, names: Names, argument: Input | Output) -> list[str]:
     return [f"    {name} = {verb}({', '.join(args)})"]
 
 
-def fake_arguments(plan: Plan) -> list[str]:
+def fake_arguments(plan: Plan, names: Names) -> list[str]:
     """What stands for the tensors when the host function is compiled."""
     graph, n, count = plan.graph, plan.graph.n, plan.target.lead
     sizes = ["m"] if count == 1 else [f"m{k}" for k in range(count)]
     args = []
-    for a in arguments(graph):
+    for a in names.tensors:
         dtype = CUTLASS_TYPES[a.dtype]
         if isinstance(a, Input) and a.role is Role.SCALAR:
             args.append("Float32(0)")

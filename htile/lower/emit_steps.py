@@ -14,7 +14,6 @@ from .names import Names
 from .reductions import MEAN, MOMENTS, SOFTMAX, Part, Reduce
 from .steps import ChunkLoop, Compute, Home, Load, Reload, Step, Store
 from .text import INDENT, located, wrapped_call, wrapped_expression
-from .work import made_by_exchange
 
 # The verb of the context that starts to carry a part, for those that need more than a vector.
 STARTS = {MEAN: "mean_sum", SOFTMAX: "softmax_pair", MOMENTS: "welford_triple"}
@@ -169,7 +168,7 @@ def _folds(names: Names, parts: Iterable[Part], indent: str) -> list[str]:
 def reduce_held(names: Names, step: Reduce) -> list[str]:
     """The reductions of a stage of a row that is held."""
     graph = names.plan.graph
-    results = ", ".join(names.values[id] for id in made_by_exchange(graph, step))
+    results = ", ".join(names.values[id] for id in step.made(graph))
     first = graph[step.results[0]]
     if step.is_pair:
         verb = "online_logsumexp" if step.parts[0].finite else "online_softmax"

@@ -16,7 +16,6 @@ from ..frontend.ops import Op
 from .expressions import CUTLASS_TYPES, EMIT, literal
 from .reductions import MOMENTS, SOFTMAX, Part, Reduce
 from .steps import ChunkLoop, Compute, Home, Load, Prefetch, Step
-from .work import made_by_exchange
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -45,22 +44,12 @@ def kernel_name(graph: Graph) -> str:
     return name + "_" if name in RESERVED or name in ("cutlass", "htile") else name
 
 
-def arguments(graph: Graph) -> list[Input | Output]:
-    """The parameters of the host function in order, without the stream."""
-    return [*graph.inputs, *graph.outputs]
-
-
-def first_loads(plan: Plan) -> list[Input]:
-    """What is loaded before anything is computed."""
-    first = itertools.takewhile(lambda step: isinstance(step, Load), plan.steps)
-    return [step.input for step in first]
-
-
 class Names:
-    """Every name of one plan's text.
+    """Every name of one plan's text, and what is loaded at its start.
 
     values: of nodes that are computed, reduced or passed, by id.
-    tensors: of arguments, as the kernel's parameters.
+    tensors: of arguments, as the kernel's parameters, in their order.
+    loads: the inputs that are loaded before anything is computed.
     fragments: of inputs, as tiles in shared memory (`sX`) or registers (`tXrX`).
     carried: of what a loop carries, by part.
     moments: of what an exchange brings beside its result, by part.
@@ -73,12 +62,14 @@ class Names:
         self._taken = set(RESERVED) | {self.function, f"{self.function}_kernel"}
         self._counts: dict[str, int] = {}
         self.values = {i.id: self._unique(i.name) for i in graph.inputs}
-        self.tensors = {a: self._tensor(a) for a in arguments(graph)}
+        self.tensors = {a: self._tensor(a) for a in (*graph.inputs, *graph.outputs)}
         self.fragments: dict[Input, str] = {}
         self.carried: dict[Part, str] = {}
         self.moments: dict[Part, str] = {}
         self.prefetched: dict[int, str] = {}
-        for i in first_loads(plan):
+        first = itertools.takewhile(lambda step: isinstance(step, Load), plan.steps)
+        self.loads = [step.input for step in first]
+        for i in self.loads:
             if i.role is not Role.ROW or plan.rows_home is Home.REGISTERS:
                 self.fragments[i] = self._unique("tXr" + self.tensors[i][1:])
             elif plan.rows_home is Home.SHARED:
@@ -118,7 +109,7 @@ class Names:
                     loop = next(j for j in range(k, len(steps)) if isinstance(steps[j], ChunkLoop))
                     self.prefetched[loop] = self._numbered("prefetched")
                 case Reduce():
-                    made = step.results if numerics.in_loops else made_by_exchange(graph, step)
+                    made = step.results if numerics.in_loops else step.made(graph)
                     for id in made:
                         if id not in self.values:
                             self._fresh(id)

@@ -120,6 +120,14 @@ class Reduce:
         """For each result the node whose elements are reduced."""
         return tuple(graph[id].inputs[0] for id in self.results)
 
+    def made(self, graph: Graph) -> tuple[int, ...]:
+        """The nodes of a held row that are there after it.
+
+        A pair brings the exponentials too, unless they are relative to 0 for an infinite maximum.
+        """
+        brings_more = self.is_pair and not self.parts[0].finite
+        return self.results + (self.operands(graph)[1:] if brings_more else ())
+
 
 def _relative_sum(graph: Graph, id: int) -> Part | None:
     """What carries a sum of exp(x - max(x)) or of (x - mean(x))**2 together with that max or mean.

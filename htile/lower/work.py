@@ -157,7 +157,7 @@ class Work:
         for reduce in reduces:
             goals = reduce.operands(graph)
             sweep(goals[:1] if reduce.is_pair else goals, then=(reduce,))
-            done.update(made_by_exchange(graph, reduce))
+            done.update(reduce.made(graph))
         for output in graph.outputs:
             sweep((output.id,), stores=(output,))
         return Sweeps(sweeps)
@@ -176,7 +176,7 @@ class Work:
             read |= dict.fromkeys((o.id for o in sweep.stores), k)
             for reduce in sweep.reduces:
                 read |= dict.fromkeys(reduce.operands(self.graph), k)
-                born |= dict.fromkeys(made_by_exchange(self.graph, reduce), k + 1)
+                born |= dict.fromkeys(reduce.made(self.graph), k + 1)
         return [
             {id for id in born if born[id] <= k < read.get(id, -1)} for k in range(exchanges)
         ]
@@ -287,13 +287,3 @@ class Work:
                 todo += [i for i in steps[id].inputs if i not in done]
         done.update(steps)
         return tuple(steps[id] for id in sorted(steps))
-
-
-def made_by_exchange(graph: Graph, reduce: Reduce) -> tuple[int, ...]:
-    """The nodes of a held row that are there after an exchange.
-
-    A pair brings the exponentials too, unless they are relative to 0 for an infinite maximum.
-    """
-    if reduce.is_pair and not reduce.parts[0].finite:
-        return (*reduce.results, *reduce.operands(graph)[1:])
-    return reduce.results

@@ -14,7 +14,7 @@ from htile.lower.patterns import Function
 from htile.lower.reductions import MAX, MIN, MOMENTS, OF_OP, SOFTMAX, SUM, Reduce
 from htile.lower.schedule import list_steps
 from htile.lower.steps import ChunkLoop, Compute, Home, Load, Reload, Store
-from htile.lower.work import Work, made_by_exchange
+from htile.lower.work import Work
 from tests.lower.cases import BF16, EXAMPLES, F32, example_kernel, kernel_of, random_graph, rows
 
 # reductions of each stage
@@ -459,7 +459,7 @@ def test_a_maximum_and_a_sum_in_one_exchange(function, count, stages):
             case Reduce():
                 operands = step.operands(graph)
                 assert set(operands[:1] if step.is_pair else operands) <= there
-                there.update(made_by_exchange(graph, step))
+                there.update(step.made(graph))
             case Store(output):
                 assert output.id in there
 
