@@ -68,7 +68,7 @@ def _config(plan: Plan) -> list[str]:
         f"stage={plan.sweeps.slots}",
         *([f"shares={place.shares}"] if place.shares > 1 else []),
         *([f"abreast={place.abreast}"] if place.abreast > 1 else []),
-        *(["reduction_dtype=Int64"] if plan.work.has_wide_words(plan.sweeps) else []),
+        *(["reduction_dtype=Int64"] if plan.sweeps.has_wide_words else []),
         *([f"copy_bytes={place.copy_bytes}"] if place.copy_bytes < 16 else []),
     ]
     lines = wrapped_call("config = ElementwiseTileConfig(", args, ")")

@@ -338,6 +338,6 @@ class _Enumeration:
         slots = sweeps.slots
         if numerics.cluster_n > 1 and slots > threads:
             return -1
-        word = 8 if self.work.has_wide_words(sweeps) else 4
+        word = 8 if sweeps.has_wide_words else 4
         buffer = slots * (threads // 32 * numerics.cluster_n * word + 8)
         return self.arch.shared_bytes - buffer - 64

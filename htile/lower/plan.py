@@ -62,15 +62,17 @@ class Target:
 
 
 class Form(Enum):
-    """How a row is kept between its sweeps."""
+    """How a row is kept between its sweeps.
 
-    HELD = "held"  # in registers
-    # In shared memory, or in global memory with the loader `direct`. Each sweep is a loop over the
-    # chunks of the row.
+    HELD: it is in registers.
+    LOOPS: it is in shared memory, or in global memory with the loader `direct`. Each sweep is a
+        loop over its chunks.
+    STREAMED: it is in global memory, from where each sweep reads it in a loop. This is for rows
+        that do not fit into shared memory, that are read only once, or that are very long.
+    """
+
+    HELD = "held"
     LOOPS = "loops"
-    # In global memory. Each sweep is a loop that reads the row from there. This is for rows that do
-    # not fit into shared memory, whatever their alignment, that are read only once, or that are
-    # very long.
     STREAMED = "streamed"
 
 

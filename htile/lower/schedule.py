@@ -43,7 +43,7 @@ def list_steps(
         body += [*sweep.computes, *map(Store, sweep.stores)]
         if sweep.is_loop:
             backwards = not sweep.parts and rows is Home.REREAD and sweep is not sweeps.loops[0]
-            padding, reads = _padding(work, sweep, rows), sweep.reads(rows)
+            padding, reads = _padding(sweep, rows), sweep.reads(rows)
             body = [ChunkLoop(tuple(body), sweep.parts, backwards, padding, reads)]
             waits = [k for k, s in enumerate(steps) if isinstance(s, Reduce) and s.exchanges]
             if prefetched and reads and waits:  # they start to load before the last exchange
@@ -64,15 +64,13 @@ def _stored_at_the_end(sweeps: Sequence[Sweep]) -> list[Sweep]:
     return [*(sweep for sweep in sweeps if not sweep.stores), whole]
 
 
-def _padding(work: Work, sweep: Sweep, rows: Home) -> float:
+def _padding(sweep: Sweep, rows: Home) -> float:
     """What a row holds behind its end where a loop reads it from global memory.
 
     If the loop reduces that row and does nothing else, it is the identity, so that no select is
     needed.
     """
-    alone = len(sweep.parts) == 1 and not sweep.computes and not sweep.stores
-    if rows is not Home.REREAD or not alone or len(sweep.rows) != 1 or sweep.columns:
+    is_alone = len(sweep.parts) == 1 and not sweep.computes and not sweep.stores
+    if rows is not Home.REREAD or not is_alone or not sweep.rows:
         return 0.0
-    (row,), (part,) = sweep.rows, sweep.parts
-    is_reduced = part.operand(work.graph) == row.id and row.dtype.is_floating_point
-    return part.kind.identity if is_reduced else 0.0
+    return sweep.parts[0].kind.identity if sweep.rows[0].dtype.is_floating_point else 0.0

@@ -72,11 +72,12 @@ class Sweeps:
     exchanges: how often threads wait for each other.
     slots: how many places the exchange buffer has.
     joint: the names of the entries whose results come from one exchange.
+    has_wide_words: whether 64 bits are exchanged at a time, for several results or for integers.
     carries_two_stages: whether a loop carries reductions of two stages.
     words: registers for each element, at the widest point of all loops.
     """
 
-    def __init__(self, sweeps: Sequence[Sweep]):
+    def __init__(self, graph: Graph, sweeps: Sequence[Sweep]):
         self.all = tuple(sweeps)
         self.loops = [sweep for sweep in sweeps if sweep.is_loop]
         self.reduces = [reduce for sweep in sweeps for reduce in sweep.reduces]
@@ -84,6 +85,8 @@ class Sweeps:
         self.slots = sum(reduce.slots for reduce in self.reduces)
         at_once = {part.kind.name for r in self.reduces for part in r.parts if part.at_once}
         self.joint = tuple(sorted(at_once))
+        dtypes = {graph[id].value.dtype for reduce in self.reduces for id in reduce.results}
+        self.has_wide_words = bool(at_once) or torch.int64 in dtypes
         carried = {part for loop in self.loops for part in loop.parts}
         self.carries_two_stages = any(part.carries_two_stages for part in carried)
         self.words = max((loop.words for loop in self.loops), default=1.0)
@@ -126,11 +129,6 @@ class Work:
         crossing = set().union(*self.crossing(self.held, late_columns=False))
         return any(self.graph[id].op is Op.EXP for id in crossing)
 
-    def has_wide_words(self, sweeps: Sweeps) -> bool:
-        """Whether 64 bits are exchanged at a time: several results at once, or 64-bit numbers."""
-        dtypes = {self.graph[id].value.dtype for r in sweeps.reduces for id in r.results}
-        return torch.int64 in dtypes or bool(sweeps.joint)
-
     @cached_property
     def held(self) -> Sweeps:
         """A row that is held, each stage with an exchange of its own."""
@@ -160,7 +158,7 @@ class Work:
             done.update(reduce.made(graph))
         for output in graph.outputs:
             sweep((output.id,), stores=(output,))
-        return Sweeps(sweeps)
+        return Sweeps(graph, sweeps)
 
     def crossing(self, held: Sweeps, late_columns: bool) -> list[set[int]]:
         """For each exchange of a held row, the values made before it that are read after it."""
@@ -222,7 +220,7 @@ class Work:
             sweeps.append(self._loop(kept, (), left))
         values = tuple(output for output in graph.outputs if not output.is_row)
         computes = self._needed((output.id for output in values), kept, in_loops=True)
-        return Sweeps([*sweeps, Sweep(computes, stores=values)])
+        return Sweeps(graph, [*sweeps, Sweep(computes, stores=values)])
 
     def _loop(self, kept: set[int], parts: tuple[Part, ...], stores: tuple[Output, ...]) -> Sweep:
         """A loop that adds to parts and stores results, from the inputs and `kept`."""
