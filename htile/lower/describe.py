@@ -22,7 +22,6 @@ PLACES = {
 
 
 def describe(plan: Plan) -> str:
-    """The whole plan."""
     names = Names(plan)
     lines = [
         f"plan {plan.graph.name}, N = {plan.graph.n}, {plan.target.arch.name}",
@@ -86,8 +85,8 @@ def _describe_steps(plan: Plan, names: Names, steps: Iterable[Step]) -> list[str
                 kind = f"{i.role.value} {i.name} ({dtype_name(i.dtype)})"
                 lines.append(f"load      {kind} to {PLACES[home].removeprefix('in ')}")
             case Reload(inputs, home):
-                where = "shared memory" if home is Home.SHARED else "global memory"
-                lines.append(f"read      {', '.join(i.name for i in inputs)} from {where}")
+                where = "shared" if home is Home.SHARED else "global"
+                lines.append(f"read      {', '.join(i.name for i in inputs)} from {where} memory")
             case Prefetch(inputs):
                 chunks = _count(plan.placement.prefetch, "chunk")
                 lines.append(f"prefetch  {chunks} of {', '.join(i.name for i in inputs)}")

@@ -141,7 +141,6 @@ def _headers(names: Names, k: int, loop: ChunkLoop) -> list[list[Header]]:
 
 
 def _body(names: Names, loop: ChunkLoop, indent: str) -> list[str]:
-    """What is done with one chunk."""
     plan, lines = names.plan, []
     for step in loop.steps:
         lines += print_step(names, step, "chunk", indent)

@@ -212,10 +212,9 @@ class _Enumeration:
             threads, turns = abreast * numerics.threads_per_row, shares // abreast
             if min(registers, MAX_REGISTERS) * threads > self.arch.registers:
                 continue
-            if chunks <= UNROLLED_CHUNKS:
-                prefetch, unroll = self._prefetch_unrolled(rows, threads, turns * chunks), chunks
-            else:
-                prefetch = self._prefetch_in_loop(numerics, rows, threads, turns)
+            prefetch = self._prefetch(numerics, rows, threads, turns)
+            unroll = chunks
+            if chunks > UNROLLED_CHUNKS:
                 unroll = prefetch or (UNROLL if self._reads(rows) <= ROW_REGISTERS else 1)
             most = MOST_CODE if unroll == chunks else self.most_looped
             tiles = shares * self._tile_bytes(numerics) if rows is Home.SHARED else 0
@@ -243,10 +242,6 @@ class _Enumeration:
             placement = Placement(threads, loader, "late", self.target.align, *counts)
             yield Plan(self.work, self.target, numerics, placement)
 
-    def _free_registers(self, threads: int) -> float:
-        """Registers that a loop leaves a thread for what is on its way from global memory."""
-        return self.arch.registers // threads - LOOP_REGISTERS - self.vec * self.work.loops.words
-
     def _reads(self, rows: Home) -> float:
         """Registers for a chunk of all that a loop reads from global memory, of the widest loop."""
         loops = self.work.loops.loops
@@ -263,34 +258,31 @@ class _Enumeration:
             bodies = prefetch + chunks % prefetch + (prefetch if chunks >= 2 * prefetch else 0)
         return bodies * self.vec * sum(loop.instructions for loop in self.work.loops.loops)
 
-    def _prefetch_unrolled(self, rows: Home, threads: int, every: int) -> int:
-        """How many of every chunk are on their way to loops that are unrolled."""
-        reads = self._reads(rows)
-        if not reads or reads > MOST_PREFETCHED:
+    def _prefetch(self, numerics: Numerics, rows: Home, threads: int, turns: int) -> int:
+        """How many chunks are on their way to loops, as the registers of a thread go."""
+        loops, chunks = self.work.loops.loops, numerics.chunks(self.n)
+        if not (reads := self._reads(rows)):
             return 0
-        if rows is Home.REREAD:
-            free = min(ROW_REGISTERS, self._free_registers(threads))
-            return min(every, max(1, int(free / reads)))
-        fit = int(COLUMN_REGISTERS / reads)  # with those of the chunk that is worked on, or all
-        return every if fit >= every else max(1, fit // 2)
-
-    def _prefetch_in_loop(self, numerics: Numerics, rows: Home, threads: int, shares: int) -> int:
-        """How many chunks are on their way to loops over more, as the registers go."""
-        if not self._reads(rows):
-            return 0
-        loops = self.work.loops.loops
+        free = self.arch.registers // threads - LOOP_REGISTERS - self.vec * self.work.loops.words
+        if chunks <= UNROLLED_CHUNKS:
+            if reads > MOST_PREFETCHED:
+                return 0
+            every = turns * chunks
+            if rows is Home.REREAD:
+                return min(every, max(1, int(min(ROW_REGISTERS, free) / reads)))
+            fit = int(COLUMN_REGISTERS / reads)  # with those of the chunk that is worked on, or all
+            return every if fit >= every else max(1, fit // 2)
         moved = [loop.reads(rows) + loop.stores for loop in loops]
         words = max(map(self._words, moved))
         if words > MOST_PREFETCHED:
             return 0
-        free = self._free_registers(threads)
         if self.n % numerics.step > 0 and MOMENTS.name in numerics.joint:
             free -= COUNT_REGISTERS
         carried = max(1, *(len(loop.parts) for loop in loops))
-        free -= (PART_REGISTERS + SHARE_REGISTERS * shares) * (carried - 1)
+        free -= (PART_REGISTERS + SHARE_REGISTERS * turns) * (carried - 1)
         free -= ADDRESS_REGISTERS * max(0, max(map(len, moved)) - FEW_TENSORS)
         for count in (4, 2):
-            code = shares * self._written_out(numerics.chunks(self.n), count, count)
+            code = turns * self._written_out(chunks, count, count)
             if count * words <= free and code <= self.most_looped:
                 return count
         return 1

@@ -20,7 +20,7 @@ from .steps import ChunkLoop, Compute, Home, Load, Prefetch, Step
 if TYPE_CHECKING:
     from .plan import Plan
 
-# Names of the emitted module and of Python; `pred` is shadowed inside a dynamic `if` by CuTe-DSL.
+# Names of the emitted module and of Python. CuTe-DSL shadows `pred` inside a dynamic `if`.
 RESERVED = frozenset(
     {
         *keyword.kwlist,

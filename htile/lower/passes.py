@@ -65,10 +65,9 @@ def merge_common_subexpressions(graph: Graph) -> Graph:
         # repr tells 1, 1.0 and True apart, and 0.0 from -0.0
         operands = tuple(sorted(inputs)) if node.op in COMMUTATIVE else inputs
         key = (node.op, operands, repr(node.arg), node.value if node.op is Op.CONST else None)
-        if key not in seen:
-            seen[key] = len(seen)  # ids ascend with the nodes that are kept
-            return None
-        return seen[key]
+        fresh = len(seen)  # ids ascend with the nodes that are kept
+        id = seen.setdefault(key, fresh)
+        return None if id == fresh else id
 
     return rewrite(graph, merge)
 

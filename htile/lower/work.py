@@ -120,7 +120,6 @@ class Work:
         self.has_pair = len(self._paired) < self.stages
 
     def of(self, role: Role) -> list[Input]:
-        """The inputs of a role."""
         return [i for i in self.graph.inputs if i.role is role]
 
     @cached_property
@@ -235,11 +234,10 @@ class Work:
         steps += [({step.id}, {*step.inputs}) for step in computes]
         steps += [(set(), {output.id}) for output in stores]
         steps.append((set(), operands))
-        here = set().union(*(made for made, _ in steps))
         live: set[int] = set()
         words = 1.0
         for made, read in reversed(steps):
-            live |= read & here
+            live |= read
             words = max(words, self._words(live) + len(parts))
             live -= made
         count = instructions(self.graph, computes, parts)
@@ -247,29 +245,22 @@ class Work:
 
     def homes_in_loops(self, rows: Home) -> dict[int, Home]:
         """Where values are that are read on both sides of an exchange, if loops read rows again."""
-
-        def home(id: int) -> Home:
-            if not self.graph[id].value.spread:
-                return Home.REGISTERS
-            if self.graph[id].op is not Op.INPUT:
-                return Home.RECOMPUTE
-            return rows if any(i.id == id for i in self.rows) else Home.REREAD
-
-        made = Counter(
-            step.id
-            for sweep in self.loops.loops
-            for step in (*sweep.rows, *sweep.columns, *sweep.computes)
-        )
-        # What is carried along with another reduction is not made for it, and may be made once.
+        loops = self.loops.loops
+        made = Counter(s.id for loop in loops for s in loop.rows + loop.columns + loop.computes)
         again = {id for id, count in made.items() if count > 1 and self.graph[id].value.spread}
+        # What is carried along with another reduction is not made for it, and may be made once.
         crossing = set().union(*self.crossing(self.held, late_columns=True))
         once = {id for id in crossing if not self.graph[id].value.spread}
-        return {id: home(id) for id in sorted(again | once)}
+        homes = dict.fromkeys(again, Home.RECOMPUTE) | dict.fromkeys(once, Home.REGISTERS)
+        homes |= {i.id: Home.REREAD for i in self.columns if i.id in again}
+        homes |= {i.id: rows for i in self.rows if i.id in again}
+        return dict(sorted(homes.items()))
 
     def _words(self, ids: Iterable[int]) -> float:
-        """Registers for an element of each of these values, without those that are one a row."""
-        values = (self.graph[id].value for id in ids)
-        return sum(max(1, value.dtype.itemsize / 4) for value in values if value.spread)
+        """Registers for an element of each of these nodes, without numbers and values of a row."""
+        nodes = [self.graph[id] for id in ids]
+        vectors = [node.value for node in nodes if node.value.spread and node.op is not Op.CONST]
+        return sum(max(1, value.dtype.itemsize / 4) for value in vectors)
 
     def _needed(
         self, goals: Iterable[int], done: set[int], in_loops: bool = False
