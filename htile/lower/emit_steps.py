@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from ..frontend.graph import Input
+from ..frontend.graph import Input, Role
 from ..frontend.ops import Op
 from .expressions import CUTLASS_TYPES, literal
 from .names import Names
@@ -23,20 +23,16 @@ Header = tuple[str, list[str], str]  # a call that opens a block or a body: head
 
 def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT) -> list[str]:
     """The lines of a step; `ctx` is the name of the context whose elements it works on."""
-    is_prefetched = ctx == "chunk" and names.plan.placement.prefetch > 0
-
-    def from_global(i: Input, verb: str) -> str:
-        return names.fragments[i] if is_prefetched else f"{ctx}.{verb}({names.tensors[i]})"
-
     match step:
-        case Load(i):
-            return assign(names, i, f"{from_global(i, 'load_column')}.load()", indent)
-        case Reload(inputs, home):
+        case Load() | Reload():
             lines = []
-            for i in inputs:
-                read = from_global(i, "load_row")
-                if home is Home.SHARED:
+            for i in step.inputs if isinstance(step, Reload) else (step.input,):
+                verb = "load_row" if i.role is Role.ROW else "load_column"
+                read = f"{ctx}.{verb}({names.tensors[i]})"
+                if step.home is Home.SHARED:
                     read = f"{ctx}.read_row({names.fragments[i]})"
+                elif ctx == "chunk" and names.plan.placement.prefetch:
+                    read = names.fragments[i]
                 lines += assign(names, i, f"{read}.load()", indent)
             return lines
         case Compute(id):

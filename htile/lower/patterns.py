@@ -92,10 +92,9 @@ def _is_product(graph: Graph, node: Node) -> bool:
 
 def _is_read_once(graph: Graph, node: Node) -> bool:
     """Whether it is a product of floats, one an element, that one node alone reads."""
-    if node.op is not Op.MUL or node.value.dtype is not torch.float32 or not node.value.spread:
-        return False
+    is_product = node.op is Op.MUL and node.value.dtype is torch.float32 and node.value.spread
     readers = graph.readers[node.id]
-    return len(readers) == 1 and readers != (node.id,)
+    return is_product and len(readers) == 1 and readers != (node.id,)
 
 
 def subtracted(graph: Graph, node: Node, op: Op) -> Node | None:
@@ -124,9 +123,8 @@ def _is_infinite(graph: Graph, condition: Node, x: Node) -> bool:
     if condition.op is not Op.EQ:
         return False
     magnitude, limit = (strip(graph, operand) for operand in graph.operands(condition))
-    if magnitude.op is not Op.ABS or not _is_number(limit, inf):
-        return False
-    return strip(graph, graph[magnitude.inputs[0]]).id == x.id
+    is_magnitude = magnitude.op is Op.ABS and strip(graph, graph[magnitude.inputs[0]]).id == x.id
+    return is_magnitude and _is_number(limit, inf)
 
 
 def _is_exponential(graph: Graph, node: Node) -> bool:

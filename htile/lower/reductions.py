@@ -174,11 +174,9 @@ def with_pairs(graph: Graph, reduces: list[Reduce]) -> list[Reduce]:
     """
     joined: list[Reduce] = []
     for reduce in reduces:
-        pair = _pair(graph, joined[-1], reduce) if joined else None
-        if pair is None:
-            joined.append(reduce)
-        else:
-            joined[-1] = replace(joined[-1], results=pair.results, parts=(pair, pair))
+        if joined and (pair := _pair(graph, joined[-1], reduce)):
+            reduce = replace(joined.pop(), results=pair.results, parts=(pair, pair))
+        joined.append(reduce)
     return _numbered(joined)
 
 
@@ -206,11 +204,9 @@ def carried_together(graph: Graph, reduces: Sequence[Reduce]) -> tuple[Reduce, .
     not, that one needs a loop of its own, in which the others cost nothing.
     """
     reduce, *later = reduces[:2]
-    if reduce.is_pair or not later:
-        return (reduce,)
-    (following,) = later
-    sums = [_relative_sum(graph, id) for id in following.results]
-    if not all(along is not None and along.results[0] in reduce.results for along in sums):
+    sums = [_relative_sum(graph, id) for following in later for id in following.results]
+    fits = all(along is not None and along.results[0] in reduce.results for along in sums)
+    if reduce.is_pair or not later or not fits:
         return (reduce,)
     alone = len(reduce.results) == len(sums) == 1
     parts = {}
@@ -225,7 +221,7 @@ def carried_together(graph: Graph, reduces: Sequence[Reduce]) -> tuple[Reduce, .
     exchanges = not any(part.at_once for part in parts.values())
     return (
         replace(reduce, parts=tuple(parts[id] for id in reduce.results)),
-        replace(following, parts=tuple(parts[id] for id in following.results), exchanges=exchanges),
+        replace(later[0], parts=tuple(parts[id] for id in later[0].results), exchanges=exchanges),
     )
 
 
