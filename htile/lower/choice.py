@@ -83,13 +83,15 @@ def _prefer(work: Work, target: Target) -> Preference:
     Short rows stay in registers. Long rows stay in shared memory, divided over a cluster, and are
     worked on in loops. Rows that are only read and very long rows are streamed.
     """
-    if work.graph.n > VERY_LONG_N:
-        return _prefer_very_long(work, target.arch)
+    n = work.graph.n
+    if n > VERY_LONG_N:
+        fits = work.row_bytes * n <= 16 * target.arch.shared_bytes
+        if len(work.loops.loops) == 2 and work.stages == 1 and fits:  # another loop is one too many
+            return Preference(Form.LOOPS, 1024, n / (16 * 1024), "shared")
+        return Preference(Form.STREAMED, 512, n / (8 * 512), "direct", shares=8)
     if not work.stages:
         return _prefer_map(work, target)
-    if work.graph.n > SHORT_N:
-        return _prefer_long(work, target.arch)
-    return _prefer_short(work, target)
+    return _prefer_long(work, target.arch) if n > SHORT_N else _prefer_short(work, target)
 
 
 def _prefer_map(work: Work, target: Target) -> Preference:
@@ -173,12 +175,3 @@ def _prefer_long(work: Work, arch: Arch) -> Preference:
     elif is_small:
         shares = 2
     return Preference(Form.LOOPS, threads, elements, "shared", shares=shares, abreast=abreast)
-
-
-def _prefer_very_long(work: Work, arch: Arch) -> Preference:
-    """Rows are streamed, except where another loop over them would be one too many."""
-    n, loops = work.graph.n, work.loops.loops
-    fits = work.row_bytes * n <= 16 * arch.shared_bytes
-    if len(loops) == 2 and work.stages == 1 and fits:
-        return Preference(Form.LOOPS, 1024, n / (16 * 1024), "shared")
-    return Preference(Form.STREAMED, 512, n / (8 * 512), "direct", shares=8)

@@ -14,12 +14,11 @@ from ..frontend.graph import Graph, Input, Role
 from ..frontend.ops import dtype_name
 from .emit_host import fake_arguments, host, parameters
 from .emit_steps import assign, loop, prefetch, print_step, reduce_carried, reduce_held
-from .expressions import CUTLASS_TYPES
+from .expressions import CUTLASS_TYPES, WIDTH, wrapped_call
 from .names import Names
 from .plan import Plan
 from .reductions import Reduce
 from .steps import ChunkLoop, Prefetch
-from .text import WIDTH, wrapped_call
 
 
 def emit(plan: Plan) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from ..frontend.graph import Graph, Input, Output, Role
-from .expressions import CUTLASS_TYPES
+from .expressions import CUTLASS_TYPES, lines_of, tuple_of, wrapped_call
 from .names import Names
 from .plan import Plan
-from .text import lines_of, tuple_of, wrapped_call
 
 
 def parameters(plan: Plan, names: Names) -> list[str]:

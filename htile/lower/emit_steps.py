@@ -9,11 +9,10 @@ import torch
 
 from ..frontend.graph import Input, Role
 from ..frontend.ops import Op
-from .expressions import CUTLASS_TYPES, literal
+from .expressions import CUTLASS_TYPES, INDENT, literal, located, wrapped_call, wrapped_expression
 from .names import Names
 from .reductions import MEAN, MOMENTS, SOFTMAX, Part, Reduce
 from .steps import ChunkLoop, Compute, Home, Load, Reload, Step, Store
-from .text import INDENT, located, wrapped_call, wrapped_expression
 
 # The verb of the context that starts to carry a part, for those that need more than a vector.
 STARTS = {MEAN: "mean_sum", SOFTMAX: "softmax_pair", MOMENTS: "welford_triple"}

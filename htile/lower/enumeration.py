@@ -99,8 +99,6 @@ def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
 
 
 class _Enumeration:
-    """The plans of one graph on one target."""
-
     def __init__(self, work: Work, target: Target):
         self.work, self.target = work, target
         self.n, self.arch = work.graph.n, target.arch

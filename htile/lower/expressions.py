@@ -1,8 +1,9 @@
-"""How each operation is written in the emitted text: one expression for each member of `Op`."""
+"""How the emitted text is written: an expression for each member of `Op`, numbers, and lines that
+are broken where they are too long."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import copysign, inf, isnan
 
 import torch
@@ -12,6 +13,8 @@ from ..frontend.graph import Node
 from ..frontend.ops import REDUCTIONS, Op
 from .patterns import Function
 
+WIDTH = 100  # A line has at most so many characters.
+INDENT = " " * 4
 CUTLASS_TYPES = {dtype: known.cute for dtype, known in DTYPES.items() if known.computed}
 
 Expression = Callable[[Node, tuple[str, ...], Function], str]
@@ -87,3 +90,42 @@ def literal(number: object, dtype: torch.dtype) -> str:
     if number == 0 and copysign(1, number) < 0:
         return "math.negative_zero()"
     return f"({number!r})" if number < 0 else repr(number)
+
+
+def wrapped_call(head: str, args: list[str], tail: str) -> list[str]:
+    """A call on one line if it fits, and with its arguments on lines of their own if not."""
+    joined = ", ".join(args)
+    if len(head) + len(joined) + len(tail) <= WIDTH:
+        return [head + joined + tail]
+    indent = " " * (len(head) - len(head.lstrip()))
+    return [head, *lines_of(args, indent + INDENT), indent + tail]
+
+
+def wrapped_expression(head: str, expression: str) -> list[str]:
+    """An assignment. A long call has its arguments below, a long operation has parentheses."""
+    if len(head) + len(expression) <= WIDTH:
+        return [head + expression]
+    if expression.startswith("math."):
+        name, _, args = expression.removesuffix(")").partition("(")
+        return wrapped_call(f"{head}{name}(", args.split(", "), ")")
+    left, operator, right = expression.split(" ")
+    indent = " " * (len(head) - len(head.lstrip()))
+    return [f"{head}(", f"{indent}    {left}", f"{indent}    {operator} {right}", f"{indent})"]
+
+
+def lines_of(args: list[str], indent: str) -> list[str]:
+    """Arguments on one line if they fit, and one a line if not."""
+    joined = indent + ", ".join(args)
+    return [joined] if len(joined) <= WIDTH else [f"{indent}{arg}," for arg in args]
+
+
+def located(lines: list[str], node: Node) -> list[str]:
+    """The lines with the user's line as a comment at the end, where it fits."""
+    comment = f"  # {node.loc.short}" if node.loc else ""
+    last = lines[-1] + comment if len(lines[-1]) + len(comment) <= WIDTH else lines[-1]
+    return [*lines[:-1], last]
+
+
+def tuple_of(parts: Iterable[str]) -> str:
+    parts = list(parts)
+    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"

@@ -55,9 +55,9 @@ def _live(graph: Graph) -> set[int]:
 
 
 def merge_common_subexpressions(graph: Graph) -> Graph:
-    """Keep one node of those that compute the same: softmax of x beside logsumexp of x, say.
+    """Keep one node of those that compute the same.
 
-    exp(x * w - max(w * x)) is 1 at the maximum because the two products are one.
+    So exp(x * w - max(w * x)) is 1 at the maximum, because the two products are one.
     """
     seen: dict[object, int] = {}
 
@@ -130,7 +130,6 @@ PASSES = (fold_constants, merge_common_subexpressions, choose_means, merge_commo
 
 
 def run_passes(graph: Graph) -> Graph:
-    """Apply every pass in order."""
     for apply in PASSES:
         graph = apply(graph)
     return graph

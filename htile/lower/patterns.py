@@ -108,14 +108,11 @@ def subtracted(graph: Graph, node: Node, op: Op) -> Node | None:
     m = strip(graph, m)
     if op is Op.MAX and m.op is Op.WHERE:
         condition, zero, peak = (strip(graph, operand) for operand in graph.operands(m))
-        if not (_is_number(zero, 0.0) and _is_infinite(graph, condition, peak)):
+        is_zero = zero.op is Op.CONST and zero.arg == 0.0
+        if not (is_zero and _is_infinite(graph, condition, peak)):
             return None
         m = peak
     return m if m.op is op and m.inputs == (x.id,) else None
-
-
-def _is_number(node: Node, number: float) -> bool:
-    return node.op is Op.CONST and node.arg == number
 
 
 def _is_infinite(graph: Graph, condition: Node, x: Node) -> bool:
@@ -124,7 +121,7 @@ def _is_infinite(graph: Graph, condition: Node, x: Node) -> bool:
         return False
     magnitude, limit = (strip(graph, operand) for operand in graph.operands(condition))
     is_magnitude = magnitude.op is Op.ABS and strip(graph, graph[magnitude.inputs[0]]).id == x.id
-    return is_magnitude and _is_number(limit, inf)
+    return is_magnitude and limit.op is Op.CONST and limit.arg == inf
 
 
 def _is_exponential(graph: Graph, node: Node) -> bool:

@@ -150,7 +150,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Plan:
-    """All decisions about one kernel."""
+    """All decisions about one kernel. Its steps follow from them and from the graph."""
 
     work: Work
     target: Target
@@ -159,7 +159,6 @@ class Plan:
 
     @property
     def graph(self) -> Graph:
-        """What is computed."""
         return self.work.graph
 
     @property

@@ -79,7 +79,6 @@ class Part:
 
     @property
     def carries_two_stages(self) -> bool:
-        """Whether it carries reductions of two stages."""
         return self.kind in (SOFTMAX, MOMENTS)
 
     def operand(self, graph: Graph) -> int:

@@ -37,10 +37,7 @@ class Reload:
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Start to load what the next loop reads, before the exchange that it waits for.
-
-    `Placement.prefetch` says how many chunks. They arrive while the threads exchange.
-    """
+    """Start to load the first chunks that the next loop reads, before the exchange in between."""
 
     inputs: tuple[Input, ...]
 

@@ -18,9 +18,8 @@ import torch
 
 from ..frontend.graph import Graph, Input, Output, Role
 from ..frontend.ops import Op
-from .costs import instructions
-from .patterns import ancestors, choose_function
-from .reductions import Part, Reduce, by_stage, carried_together, with_pairs
+from .patterns import Function, ancestors, choose_function
+from .reductions import MOMENTS, SOFTMAX, Part, Reduce, by_stage, carried_together, with_pairs
 from .steps import Compute, Home
 
 LEAVES = frozenset({Op.INPUT, Op.CONST})
@@ -28,6 +27,16 @@ LEAVES = frozenset({Op.INPUT, Op.CONST})
 # of fewer stay as they are in memory until then.
 MANY_INPUTS = 6
 LOAD_ORDER = (Role.ROW, Role.COLUMN, Role.PER_ROW, Role.DEVICE_SCALAR)  # of what is in memory
+# Instructions of a thread for an element, as counted in the machine code (SASS) of sm_90a. An
+# operation or a reduction that is not here takes one.
+OP_COSTS = {
+    Op.SQRT: 8, Op.RSQRT: 4, Op.EXP: 8, Op.EXP2: 4, Op.EXPM1: 18, Op.LOG: 16, Op.LOG2: 16,
+    Op.LOG10: 18, Op.LOG1P: 24, Op.SIN: 24, Op.COS: 24, Op.TANH: 20, Op.SIGMOID: 10, Op.ERF: 20,
+    Op.DIV: 19, Op.FLOORDIV: 98, Op.MOD: 67, Op.POW: 80,
+}  # fmt: skip
+FUNCTION_COSTS = {Function.BOUNDED: 2, Function.QUOTIENT: 2, Function.NUMBER: 5, Function.FAST: 2}
+SHARED_DIVISOR_COST = 6  # This is for a division by what the row has once.
+PART_COSTS = {SOFTMAX: 6, MOMENTS: 6}
 
 
 @dataclass(frozen=True)
@@ -240,7 +249,7 @@ class Work:
             live |= read
             words = max(words, self._words(live) + len(parts))
             live -= made
-        count = instructions(self.graph, computes, parts)
+        count = _instructions(self.graph, computes, parts)
         return Sweep(computes, rows, columns, parts, stores, (), words, count, is_loop=True)
 
     def homes_in_loops(self, rows: Home) -> dict[int, Home]:
@@ -276,3 +285,19 @@ class Work:
                 todo += [i for i in steps[id].inputs if i not in done]
         done.update(steps)
         return tuple(steps[id] for id in sorted(steps))
+
+
+def _instructions(graph: Graph, computes: tuple[Compute, ...], parts: tuple[Part, ...]) -> int:
+    """Instructions for each element of a sweep; what is computed once a row is not counted."""
+    count = sum(PART_COSTS.get(part.kind, 1) for part in parts)
+    for step in computes:
+        node = graph[step.id]
+        if not node.value.spread:
+            continue
+        if step.function in FUNCTION_COSTS:
+            count += FUNCTION_COSTS[step.function]
+        elif node.op is Op.DIV and not graph[step.inputs[1]].value.spread:
+            count += SHARED_DIVISOR_COST
+        else:
+            count += OP_COSTS.get(node.op, 1)
+    return count
