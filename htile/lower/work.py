@@ -27,6 +27,7 @@ LEAVES = frozenset({Op.INPUT, Op.CONST})
 # of fewer stay as they are in memory until then.
 MANY_INPUTS = 6
 LOAD_ORDER = (Role.ROW, Role.COLUMN, Role.PER_ROW, Role.DEVICE_SCALAR)  # of what is in memory
+
 # Instructions of a thread for an element, as counted in the machine code (SASS) of sm_90a. An
 # operation or a reduction that is not here takes one.
 OP_COSTS = {
