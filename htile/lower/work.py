@@ -184,9 +184,7 @@ class Work:
             for reduce in sweep.reduces:
                 read |= dict.fromkeys(reduce.operands(self.graph), k)
                 born |= dict.fromkeys(reduce.made(self.graph), k + 1)
-        return [
-            {id for id in born if born[id] <= k < read.get(id, -1)} for k in range(exchanges)
-        ]
+        return [{id for id in born if born[id] <= k < read.get(id, -1)} for k in range(exchanges)]
 
     def held_words(self, held: Sweeps, late_columns: bool) -> float:
         """Registers for each element of a held row, at the widest point.
