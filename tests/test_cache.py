@@ -1,6 +1,7 @@
 """The disk cache: what names a kernel, what is believed, many processes, kills, full disks."""
 
 import hashlib
+import io
 import json
 import logging
 import os
@@ -304,6 +305,25 @@ def test_how_it_was_compiled_is_kept(folder):
         assert fetch(None, asked) == first
 
 
+def test_a_file_of_a_later_version_is_listed(folder):
+    """It may say more of a kernel than this version knows."""
+    fetch(Compiler())
+    (entry,) = cache.entries()
+    path = next(folder.glob("*.zip"))
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    files["kernel.json"] = json.dumps(json.loads(files["kernel.json"]) | {"newer": 1})
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+        archive.comment = b"0" * cache._DIGEST
+    content = buffer.getvalue()[: -cache._DIGEST]
+    path.write_bytes(content + cache._digest(path.stem, content))
+    (again,) = cache.entries()
+    assert (again.function, again.arch) == (entry.function, entry.arch)
+
+
 def test_files_of_the_format_before_are_listed(folder):
     fetch(Compiler())
     (path,) = kernels(folder)
@@ -500,6 +520,22 @@ def test_a_lock_ends_with_its_process(folder):
         process.communicate()
     thread.join(30)
     assert results == [made()] and len(compile.calls) == 1
+
+
+def test_a_slow_lock_is_waited_for_no_longer(folder, monkeypatch, caplog):
+    """On a busy network folder each try takes its time."""
+    import fcntl
+
+    def slowly(*args):
+        time.sleep(0.05)
+        raise BlockingIOError
+
+    monkeypatch.setattr(fcntl, "lockf", slowly)
+    monkeypatch.setattr(cache, "LOCK_SECONDS", 0.3)
+    start = time.monotonic()
+    assert fetch(Compiler()).function == "f"
+    assert time.monotonic() - start < 2  # 30 tries would take 1.8 s and more
+    assert "another process compiles this kernel" in caplog.text
 
 
 def test_nobody_waits_forever(folder, monkeypatch, caplog):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from htile.build import cubin as cubin_module
+from htile.errors import CompileError
 from htile.frontend.ops import Op
 from tests.lower.cases import BF16, EXAMPLES, example_kernel
 
@@ -97,6 +98,10 @@ def test_save_writes_all_of_it(tmp_path):
     cubin = (folder / "kernel.cubin").read_bytes()
     again = cubin_module.read_resources(cubin, kernel.resources.dynamic_shared)
     assert again == kernel.resources
+    threads = bytes([4, cubin_module._REQUIRED_THREADS, 12, 0])  # the head of that attribute
+    assert cubin.count(threads) == 1
+    with pytest.raises(CompileError, match="does not name its registers and threads"):
+        cubin_module.read_resources(cubin.replace(threads, bytes([4, 0xFF, 12, 0])), 0)
 
 
 def test_kernels_are_saved_side_by_side_and_again_in_place(tmp_path):

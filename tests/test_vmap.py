@@ -123,3 +123,14 @@ def test_the_body_itself_is_run_where_a_result_is_held_against_it():
     torch.testing.assert_close(y, x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6))
     with pytest.raises(htile.DtypeError):
         torch.vmap(norm)(x)
+
+
+@pytest.mark.parametrize("s", [(1, 2), (3, (4, 5)), ()])
+def test_static_tuples(s):
+    @htile.rowwise
+    def f(x, s: htile.Static = ()):
+        return x * len(s) + sum(each for each in s if isinstance(each, int))
+
+    x = torch.randn(2, 3, 4)
+    assert torch.equal(torch.vmap(f, (0, None))(x, s), f(x, s))
+    assert torch.equal(torch.vmap(lambda x: f(x, s))(x), f(x, s))

@@ -75,6 +75,33 @@ def test_a_call_that_comes_again_is_short(gpu):
         assert is_short(gpu, softmax, x, out=x)
 
 
+@htile.rowwise
+def beside_nothing(x):
+    return {"y": x * 2, "more": {}}
+
+
+@htile.rowwise
+def beside_empty(x):
+    return x * 2, (), []
+
+
+@pytest.mark.parametrize(
+    "f, results",
+    [(beside_nothing, lambda y: {"y": y, "more": {}}), (beside_empty, lambda y: (y, (), []))],
+)
+def test_structures_with_empty_parts(gpu, f, results):
+    f._forget()
+    for m in (M, M, 7):
+        out = results(rows(m))
+        assert f(rows(m), out=out) is out
+    assert is_short(gpu, f, rows(9), out=results(rows(9)))
+    more = rows(M)
+    for wrong in (lambda y: {"y": y, "more": {"z": more}}, lambda y: (y, (more,), [])):
+        with pytest.raises(ArgumentError, match="the structure that the function returns"):
+            f(rows(M), out=wrong(rows(M)))
+    f._forget()
+
+
 def test_the_same_memory_through_another_object(gpu):
     x = rows(M)
     assert not is_short(gpu, softmax, x, out=x.view_as(x))

@@ -52,6 +52,7 @@ HARMLESS = {
     for name in ("ARCH", "DUMP_DIR", "KEEP", "LIBS", "LOG_LEVEL", "LOG_TO_CONSOLE", "LOG_TO_FILE")
 }
 
+_FIELDS = "function", "arch", "blocks", "level"  # of an Artifact, in kernel.json
 # The fields of an Artifact that have files of their own in an archive.
 _TEXTS = {"source": "kernel.py", "ptx": "kernel.ptx"}
 _BYTES = {"cubin": "kernel.cubin", "object": "kernel.o", "library": "kernel.so"}
@@ -248,9 +249,9 @@ def _read(path: Path) -> Artifact | None:
 
 
 def _write(path: Path, artifact: Artifact, limit: int) -> None:
-    """Keep the kernel, at the cost of a warning where that fails, and what else the limit allows.
+    """Write the kernel's file; where that fails, warn.
 
-    The files that were used least recently go until the rest is within the limit.
+    Then the files that were used least recently are removed until the rest is within the limit.
     """
     what = "compiled kernels", "every process compiles again"
     replace_file(path, _pack(artifact, path.stem), what)
@@ -265,7 +266,7 @@ def _write(path: Path, artifact: Artifact, limit: int) -> None:
 
 
 def _pack(artifact: Artifact, key: str) -> bytes:
-    about = {field: getattr(artifact, field) for field in ("function", "arch", "blocks", "level")}
+    about = {field: getattr(artifact, field) for field in _FIELDS}
     about["resources"] = asdict(artifact.resources)
     files = {name: getattr(artifact, field) for field, name in (_TEXTS | _BYTES).items()}
     buffer = io.BytesIO()
@@ -285,8 +286,9 @@ def _unpack(data: bytes, key: str) -> Artifact | None:
         return None
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
-    about = json.loads(files["kernel.json"])  # blocks and level are there from format 2 on
-    about["resources"] = Resources(**about["resources"])
+    known = json.loads(files["kernel.json"])  # blocks and level are there from format 2 on
+    about = {field: known[field] for field in _FIELDS if field in known}
+    about["resources"] = Resources(**known["resources"])
     texts = {field: files[name].decode() for field, name in _TEXTS.items()}
     return Artifact(**about, **texts, **{field: files.get(name) for field, name in _BYTES.items()})
 
@@ -315,7 +317,8 @@ def _alone(path: Path) -> Iterator[None]:
 def _wait(file: io.BufferedWriter, place: int) -> None:
     import fcntl  # not on Windows, where nothing is compiled
 
-    for _ in range(int(LOCK_SECONDS / 0.01)):
+    end = time.monotonic() + LOCK_SECONDS
+    while time.monotonic() <= end:
         with contextlib.suppress(BlockingIOError, PermissionError):  # another process has it
             return fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
         time.sleep(0.01)

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..errors import CompileError
+
 _REGISTERS, _FRAME_SIZE, _REQUIRED_THREADS = 0x2F, 0x11, 0x10  # EIATTR_*
 _RECORD_WITH_LENGTH = 4  # the format of an attribute whose length follows
 
@@ -54,6 +56,8 @@ def read_resources(cubin: bytes, dynamic_shared: int) -> Resources:
             if _text(cubin, names + name) == kernel:
                 figures[attribute] = figure
     of_kernel = dict(_attributes(cubin, sections[f".nv.info.{kernel}"]))
+    if _REGISTERS not in figures or _REQUIRED_THREADS not in of_kernel:
+        raise CompileError(f"the machine code of {kernel} does not name its registers and threads")
     x, y, z = struct.unpack("<3I", of_kernel[_REQUIRED_THREADS])
     return Resources(
         registers=figures[_REGISTERS],

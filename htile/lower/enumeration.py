@@ -19,10 +19,10 @@ from .work import Sweeps, Work
 
 ACCESS_BYTES = 16  # The widest load or store moves this many bytes.
 MIN_CLUSTER_N = 8192  # Rows of fewer elements are not worth a cluster, or reading them again.
-UNROLLED_CHUNKS = 8  # A loop over at most so many chunks of a thread is written out.
-UNROLL = 4  # The body of a longer loop works on so many chunks, if nothing is prefetched.
+UNROLLED_CHUNKS = 8  # A loop over at most this many chunks of a thread is written out.
+UNROLL = 4  # The body of a longer loop works on this many chunks, if nothing is prefetched.
 
-# A kernel's loops may take so many instructions as they are written out: MOST_CODE if they are
+# A kernel's loops may take this many instructions as they are written out: MOST_CODE if they are
 # unrolled, and MOST_LOOPED if not. More would take long to compile and overflow the instruction
 # cache, so loops whose elements take many instructions have fewer shares of a row, and fewer chunks
 # in their bodies. A row of more than MOST_LOOPED * ELEMENTS elements may have one instruction for
@@ -38,37 +38,38 @@ MOST_CHUNKS = 32
 FOLDED = 16
 
 # These count 32-bit registers of a thread.
-MAX_REGISTERS = 255  # A thread has at most so many.
-SPARE_REGISTERS = 40  # Addresses, predicates and partial results take so many in the examples.
-COLUMN_REGISTERS = 16  # Columns that are on their way to unrolled loops may take so many.
-ROW_REGISTERS = 32  # Rows and columns that are on their way to unrolled loops may take so many.
-VECTOR_REGISTERS = 128  # One vector of each row and each column may take so many.
+MAX_REGISTERS = 255  # A thread has at most this many.
+SPARE_REGISTERS = 40  # Addresses, predicates and partial results take this many in the examples.
+COLUMN_REGISTERS = 16  # Columns that are on their way to unrolled loops may take this many.
+ROW_REGISTERS = 32  # Rows and columns that are on their way to unrolled loops may take this many.
+VECTOR_REGISTERS = 128  # One vector of each row and each column may take this many.
 MOST_PREFETCHED = 64  # A loop prefetches if one chunk of all that it reads takes no more.
-LOOP_REGISTERS = 32  # A loop needs so many beside what it computes, reads and writes.
-PART_REGISTERS = 9  # Each reduction that a loop carries beside the first takes so many.
-SHARE_REGISTERS = 2  # It takes so many more for each share of the row.
-COUNT_REGISTERS = 8  # An exchange that counts the elements of a thread takes so many.
-ADDRESS_REGISTERS = 8  # Each tensor that a loop moves beside the first FEW_TENSORS takes so many.
-POINTER_REGISTERS = 2  # The address of each tensor beside the first FEW_TENSORS takes so many.
+LOOP_REGISTERS = 32  # A loop needs this many beside what it computes, reads and writes.
+PART_REGISTERS = 9  # Each reduction that a loop carries beside the first takes this many.
+SHARE_REGISTERS = 2  # It takes this many more for each share of the row.
+COUNT_REGISTERS = 8  # An exchange that counts the elements of a thread takes this many.
+ADDRESS_REGISTERS = 8  # Each tensor that a loop moves beside the first FEW_TENSORS takes this many.
+POINTER_REGISTERS = 2  # The address of each tensor beside the first FEW_TENSORS takes this many.
 FEW_TENSORS = 5
-OTHER_REGISTERS = 16  # A thread needs so many beside those of its held row.
-CROWDED_REGISTERS = 72  # Threads of 512 or more a CTA are crowded if they need more than so many.
+OTHER_REGISTERS = 16  # A thread needs this many beside those of its held row.
+CROWDED_REGISTERS = 72  # In CTAs of 512 threads or more, threads that need more are crowded.
 
-# Registers are spared so that so many threads fit on a multiprocessor.
+# Registers are spared so that this many threads fit on a multiprocessor.
 COLUMN_THREADS = 1536  # This is for short rows with columns.
 TWO_STAGE_THREADS = 1536  # This is for loops that carry reductions of two stages.
 STREAMED_THREADS = 1280  # This is for such loops if they are unrolled and read global memory.
 CROWDED_THREADS = 1024  # This is for other loops whose threads are crowded.
 
-LONG_SHARES = 4  # If there are many very long rows, one CTA may have so many shares of a row.
-# From how many rows on a CTA may have several shares of a row that is kept in shared memory: the
-# shares at most, the chunks of a thread in all of them, and the threads of a CTA that works on
-# some of them at a time.
+LONG_SHARES = 4  # If there are many very long rows, one CTA may have this many shares of a row.
+# A CTA may have several shares of a row that is kept in shared memory, from as many rows on as a
+# key says. The values are the most shares, the most chunks that a thread has in all of them, and
+# the most threads of a CTA that works on some of them at a time.
 KEPT_SHARES = {256: (2, 8, 256), 1024: (8, 16, 512)}
-KEPT_BLOCKS = 3  # So many CTAs with several shares each must fit on a multiprocessor.
-# From how many rows on a streamed row has so few CTAs, if that takes half of them away.
+KEPT_BLOCKS = 3  # This many CTAs with several shares each must fit on a multiprocessor.
+# A CTA may have so many shares of a streamed row that the row has this many CTAs left, or half of
+# its cluster if that is fewer. The key is the number of rows from which on this holds.
 STREAMED_CTAS = {64: 2, 256: 1, 1024: 4}
-# If a streamed row has 16 shares and a CTA works on two at a time, it may have so many: the first
+# If a streamed row has 16 shares and a CTA works on two at a time, it may have this many: the first
 # that fits. STREAMED_CHUNKS are the chunks that a thread has in all of its shares.
 STREAMED_PAIRS = {64: (8,), 256: (16, 8), 1024: (16,)}
 STREAMED_CHUNKS = 32

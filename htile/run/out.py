@@ -30,7 +30,7 @@ def in_order(out: object, given: pytree.TreeSpec, structure: pytree.TreeSpec) ->
 def check_out(request: Request, out: object, device: torch.device) -> None:
     """Raise if structure, type, shape, dtype, device or layout of `out` is wrong.
 
-    Raise as well if a result is an argument that is no row, for other threads than the one that
+    Raise as well if a result is an argument that is no row, because threads other than the one that
     writes an element read it.
     """
     function, graph = request.signature.name, request.specialization.graph

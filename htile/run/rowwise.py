@@ -1,8 +1,8 @@
 """`@rowwise`: a Python function of one row that is called with tensors of many rows.
 
 A call asks the shortcuts first, each of which is a function for calls like an earlier one
-(`shortcut.py`). If none takes it, it goes the long way, `_call`: what tells kinds of calls apart
-makes a key, and if a launch is remembered under that key, it runs.
+(`shortcut.py`). If none takes it, it goes the long way, `_call`, which makes a key of what tells
+kinds of calls apart. If a launch is remembered under that key, it runs.
 
 A call of a new kind finds the role of each argument (`frontend/roles.py`). It gets a trace
 (`specialize.py`), and then a plan and a kernel (`launch.py`). If the tensors are on no GPU, torch
@@ -189,7 +189,10 @@ class Rowwise:
     def _request(
         self, call: Call, captured: tuple, values: tuple, outs: tuple = (), aliases: tuple = ()
     ) -> tuple[Request, bool]:
-        """The call with its specialization, and whether that may be remembered (see `find`)."""
+        """The call with its specialization, and whether that may be remembered.
+
+        `Specializations.find` says when it may not.
+        """
         specialization, holds = self._specializations.find(call, captured)
         own = self._signature, self._fastmath, self._wanted
         return Request(*own, call, specialization, values, outs, aliases), holds
@@ -198,7 +201,8 @@ class Rowwise:
         """Add shortcuts for calls like this one, unless the function has enough of them.
 
         Each call adds one for any number of rows. The first call that writes to just these
-        arguments (or to none) adds one for its own sizes, which is removed after some others.
+        arguments (or to none) adds one for its own sizes, which is removed after some calls
+        of other sizes.
         """
         name = "_writing" if request.outs else "_returning"
         known = getattr(self, name)

@@ -273,15 +273,16 @@ class _Writer:
         if kind not in (tuple, list, dict) and not hasattr(kind, "_fields"):
             raise _NotTold
         self.scope[f"_kind_{name}"] = kind
-        size = f" or _len({name}) != {len(model)}" if kind is dict else ""  # others are unpacked
+        is_counted = kind is dict or not model  # others are unpacked
+        size = f" or _len({name}) != {len(model)}" if is_counted else ""
         lines = [f"if _type({name}) is not _kind_{name}{size}:", *MISS]
-        keys, parts = zip(*(model.items() if kind is dict else enumerate(model)), strict=True)
+        parts = [*(model.values() if kind is dict else model)]
         names = [self.results[part] if type(part) is int else f"_{name}_{k}"
                  for k, part in enumerate(parts)]  # fmt: skip
         if kind is dict:
-            self.scope |= {f"_key_{name}_{k}": key for k, key in enumerate(keys)}
+            self.scope |= {f"_key_{name}_{k}": key for k, key in enumerate(model)}
             lines += [f"{part} = {name}.get(_key_{name}_{k})" for k, part in enumerate(names)]
-        else:
+        elif parts:
             lines.append(f"{', '.join(names)}, = {name}")
         for part, inside in zip(names, parts, strict=True):
             lines += self._taken_apart(inside, part)

@@ -37,7 +37,11 @@ def is_inside(values: tuple) -> bool:
 
 
 def call_over_batch(call: Callable, signature: Signature, values: tuple, out: object) -> object:
-    """What `call`, a row-wise function, gives for the whole batch, as `torch.vmap` shows it."""
+    """What `call`, a row-wise function, gives for the whole batch, as `torch.vmap` shows it.
+
+    Raises UnsupportedError for `out=`, and for an argument of which the batch makes neither a row
+    nor one value a row.
+    """
     if _AS_WRITTEN.get():
         return signature.invoke(values)
     if out is not None:
@@ -74,7 +78,7 @@ def _with_batch(
     kinds = dict(zip(signature.names, signature.kinds, strict=True))
     whole = dict(zip(signature.names, values, strict=True))
     named = zip(signature.names, dims, strict=True)
-    mapped = {name: dim for name, dim in named if dim is not None}
+    mapped = {name: dim for name, dim in named if isinstance(dim, int)}  # a static tuple has more
     ranks = {  # in one call, of the tensors whose role is told by their dimensions
         name: value.dim() - (name in mapped)
         for name, value in whole.items()

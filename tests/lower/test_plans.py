@@ -529,3 +529,15 @@ def test_a_column_that_is_reduced_alone_gets_a_select():
     x, w = (torch.empty(*shape, 300001, device="meta") for shape in ((3,), ()))
     source = kernel_of(lambda x, w: x * w.max(), x, w).source
     assert "padded" not in source and "padding" not in source
+
+
+@pytest.mark.parametrize("n", [8193, 30000, 140000])
+def test_every_plan_says_what_it_does(n):
+    """One that joins a maximum and a sum in one exchange too."""
+    x = torch.empty(4096, n, dtype=torch.bfloat16, device="meta")
+    for function in (lambda x: torch.logsumexp(x, -1), lambda x: torch.log_softmax(x, -1)):
+        kernel = kernel_of(function, x)
+        plans = enumerate_plans(kernel.graph, kernel.plan.target)
+        assert any(plan.numerics.joint for plan in plans)
+        for plan in plans:
+            assert str(plan).count("reduce ") == plan.stages
