@@ -45,7 +45,7 @@ def label(plan: Plan) -> str:
         f"{place.loader}, {place.columns} columns, "
         f"{rows} row{'s' if rows > 1 else ''} a CTA"
         f"{f', {place.shares} shares' if place.shares > 1 else ''}"
-        f"{f', {plan.abreast} at a time' if plan.abreast > 1 else ''}"
+        f"{f', {plan.placement.abreast} at a time' if plan.placement.abreast > 1 else ''}"
     )
 
 

@@ -20,7 +20,7 @@ import htile
 from htile.build.arch import arch_named
 from htile.errors import HTileError
 from htile.testing import assert_close, float32_errors
-from tests.requests import request_of
+from tests.request_of import request_of
 
 F32, BF16, I64 = torch.float32, torch.bfloat16, torch.int64
 N = 24

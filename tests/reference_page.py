@@ -133,9 +133,8 @@ def _attributes() -> str:
     for name, value in sorted(vars(Tensor).items()):
         if isinstance(value, property) and not name.startswith("_"):
             lines.append(f"| `x.{name}` | {_summary(value)} |")
-    for name in ("dim", "size", "numel", "is_floating_point"):
-        method = vars(Tensor)[name]
-        lines.append(f"| `x.{name}{_signature(method, skip=1)}` | {_summary(method)} |")
+    size = vars(Tensor)["size"]
+    lines.append(f"| `x.size{_signature(size, skip=1)}` | {_summary(size)} |")
     lines.append("| `x[...]`, `x[:]` | The row itself. |")
     lines.append("| `m[..., None]`, `m[..., 0]` | One value per row with an axis of size 1, and "
                  "without it. |")  # fmt: skip

@@ -193,14 +193,14 @@ def test_a_kernel_is_found_again_with_the_text_that_was_asked_for(folder):
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
         assert archive.read("kernel.py").decode() == SOURCE, "with its comments"
-        assert archive.read("kernel.so") == first.shared
+        assert archive.read("kernel.so") == first.library
     info = htile.cache_info()
     assert (info.folder, info.entries, info.hits, info.compiled) == (folder, 1, 1, 1)
     assert info.bytes == path.stat().st_size and info.limit == 512 * 2**20
 
 
-def test_an_artifact_without_a_shared_library_is_kept(folder):
-    plain = replace(made(), shared=None)
+def test_an_artifact_without_a_library_is_kept(folder):
+    plain = replace(made(), library=None)
     fetch(lambda *request: plain)
     assert fetch(None) == plain
 
@@ -443,8 +443,9 @@ def test_what_killed_processes_left_is_removed_in_time(folder):
     ("text", "size"),
     [("123", 123), ("2K", 2048), ("3 MiB", 3 << 20), ("1g", 2**30), ("1TB", 2**40), ("", 2**29)],
 )
-def test_sizes(text, size):
-    assert cache.cache_limit({"HTILE_CACHE_SIZE": text}) == size
+def test_sizes(text, size, monkeypatch):
+    monkeypatch.setenv("HTILE_CACHE_SIZE", text)
+    assert cache.cache_limit() == size
 
 
 @pytest.mark.parametrize("text", ["much", "-1", "1.5G", "1X", "0x10"])
@@ -469,15 +470,15 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from htile.build.cache import _alone
-with _alone(Path(sys.argv[1]), sys.argv[2]):
+with _alone(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
 """
 
 
-def holder(folder, key):
-    """A process that holds the lock of a kernel."""
-    command = [sys.executable, "-c", HOLD, str(folder), key]
+def holder(path):
+    """A process that holds the lock of a kernel's file."""
+    command = [sys.executable, "-c", HOLD, str(path)]
     environ = os.environ | {"PYTHONPATH": str(REPO)}
     process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
@@ -485,7 +486,7 @@ def holder(folder, key):
 
 
 def test_a_lock_ends_with_its_process(folder):
-    process = holder(folder, cache.key_of(SOURCE, "f", "sm_90a"))
+    process = holder(cache.path_of(SOURCE, "f", "sm_90a"))
     compile, results = Compiler(), []
     thread = threading.Thread(target=lambda: results.append(fetch(compile)))
     thread.start()
@@ -503,7 +504,7 @@ def test_a_lock_ends_with_its_process(folder):
 
 def test_nobody_waits_forever(folder, monkeypatch, caplog):
     monkeypatch.setattr(cache, "LOCK_SECONDS", 0.1)
-    process = holder(folder, cache.key_of(SOURCE, "f", "sm_90a"))
+    process = holder(cache.path_of(SOURCE, "f", "sm_90a"))
     try:
         assert fetch(Compiler()) == made()
     finally:
@@ -737,7 +738,7 @@ def test_compiling_ahead_knows_arguments_apart(folder):
 def test_host_code_runs_on_every_cpu_of_its_kind():
     """LLVM would use what the machine at hand has, such as AVX-512, unless it is told not to."""
     artifact = softmax.inspect(X).artifact
-    assert artifact.shared is None or artifact.shared[:4] == b"\x7fELF"
+    assert artifact.library is None or artifact.library[:4] == b"\x7fELF"
     if tool := shutil.which("objdump"):
         with loading.tempfile.TemporaryDirectory() as place:
             path = Path(place, "kernel.o")
@@ -764,7 +765,7 @@ def no_linker(monkeypatch):
 
 def test_without_a_linker_cute_dsl_loads_it_and_says_why(no_linker, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "tvm_ffi_orcjit", None)
-    built = replace(softmax.inspect(X).artifact, shared=None)
+    built = replace(softmax.inspect(X).artifact, library=None)
     assert loading.link(built.object) is None
     with pytest.raises(loading.LoadError, match=r"no linker.*tvm-ffi-orcjit is not installed"):
         loading.load(built)
@@ -788,14 +789,14 @@ def test_without_a_linker_orcjit_loads_it(no_linker, monkeypatch):
     module = type(sys)("tvm_ffi_orcjit")
     module.default_session = Session
     monkeypatch.setitem(sys.modules, "tvm_ffi_orcjit", module)
-    built = replace(softmax.inspect(X).artifact, shared=None)
+    built = replace(softmax.inspect(X).artifact, library=None)
     assert loading.load(built) == "function" and seen == [built.object]
 
 
 def test_what_can_not_be_mapped_is_loaded_otherwise(monkeypatch):
     """That happens in a temporary folder that nothing may be executed in."""
     monkeypatch.setitem(sys.modules, "tvm_ffi_orcjit", None)
-    built = replace(softmax.inspect(X).artifact, shared=b"no library")
+    built = replace(softmax.inspect(X).artifact, library=b"no library")
     with pytest.raises(loading.LoadError, match="Failed to load"):
         loading.load(built)
 

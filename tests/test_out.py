@@ -8,14 +8,14 @@ import torch
 
 import htile
 from htile.errors import ArgumentError, DtypeError, ShapeError, TraceError
-from htile.lower.steps import ColumnLoop, Load, Reload, Store
+from htile.lower.steps import ChunkLoop, Load, Reload, Store
 from htile.run.launch import Launch
 from htile.run.memory import are_disjoint, overlaps_itself, share_memory
 from htile.run.operands import call_key
 from htile.run.out import find_aliases
 from htile.testing import assert_close
 from tests.lower.cases import ARCH, BF16, EXAMPLES, F32
-from tests.requests import request_of
+from tests.request_of import request_of
 
 M, N = 4, 8
 softmax, _ = EXAMPLES["softmax"]
@@ -218,7 +218,7 @@ def test_in_place_has_the_same_numerics(function, n):
     here, elsewhere = plan((*args[1:], args[0])), plan(())
     assert here.numerics == elsewhere.numerics
     if here.numerics.in_loops:  # a thread writes a chunk after it has read all of it for good
-        loops = [step for step in here.steps if isinstance(step, ColumnLoop)]
+        loops = [step for step in here.steps if isinstance(step, ChunkLoop)]
         assert not any(isinstance(s, Store) for loop in loops[:-1] for s in loop.steps)
         steps = loops[-1].steps
         assert {i for s in steps if isinstance(s, Reload) for i in s.inputs} == set(

@@ -38,6 +38,9 @@ def many(x, weight, residual=None, *, eps: float = 1e-6, flag=True, type="a"):
     return {"y": y.half(), "top": y.amax(-1, keepdim=True), "sum": y.sum()}
 
 
+FUNCTIONS = plain, many, softmax, rmsnorm
+
+
 class Subclass(torch.Tensor):
     """A subclass that nobody supports."""
 
@@ -74,10 +77,12 @@ def gpu(monkeypatch):
     monkeypatch.setattr(shortcut, "allocator", lambda device: empty_strided)
     monkeypatch.setattr(jit, "run", lambda launch, values, outs: "the long way")
     monkeypatch.setattr(jit.Rowwise, "_call", call)
-    for f in (plain, many, softmax, rmsnorm):
+    for f in FUNCTIONS:
         f._forget()
     gpu.calls, gpu.long = calls, long
-    return gpu
+    yield gpu
+    for f in FUNCTIONS:  # they would launch nothing in the tests of other modules, too
+        f._forget()
 
 
 def test_a_call_that_comes_again_is_short(gpu):

@@ -9,7 +9,7 @@ import torch
 import htile
 from htile.build.recent import Recent
 from htile.run import specialize
-from tests.requests import request_of
+from tests.request_of import request_of
 
 
 @htile.rowwise
@@ -39,12 +39,12 @@ def test_it_refers_to_no_tensor_and_tells_the_results():
     assert specialization.graph in objects and len(objects) > 100
     assert not [one for one in objects if isinstance(one, torch.Tensor)]
     assert [spec.name for spec in specialization.specs] == list(norm._signature.names)
-    assert [result.name for result in specialization.results] == ["y", "top", "sum"]
+    assert [result.name for result in specialization.graph.outputs] == ["y", "top", "sum"]
     for lead in ((2, 3), (7,), (0, 5)):
         shapes = specialization.shapes(lead)
         expected = norm(torch.randn(*lead, 64), ARGS[1], torch.randn(lead))
         assert shapes == tuple((tuple(t.shape), t.dtype) for t in expected.values())
-    assert torch.utils._pytree.tree_structure(norm(*ARGS)) == specialization.structure
+    assert torch.utils._pytree.tree_structure(norm(*ARGS)) == specialization.graph.structure
 
 
 def test_shapes_and_addresses_do_not_count():
@@ -61,7 +61,7 @@ def test_those_used_last_are_remembered(monkeypatch):
     for n in range(9, 30):
         f(torch.ones(2, n))
         assert request_of(f, (torch.ones(2, 8),)).specialization is first, "it is in use"
-    assert len(f._specializations) == 3
+    assert len(f._specializations._known) == 3
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])

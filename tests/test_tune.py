@@ -22,7 +22,7 @@ from htile.run import launch as launching
 from htile.run import rowwise as jit
 from htile.tune import search as tuning
 from htile.tune.statistics import Estimate
-from tests.requests import request_of
+from tests.request_of import request_of
 
 REPO = Path(__file__).parents[1]
 CUDA = torch.device("cuda", 0)

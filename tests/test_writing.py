@@ -31,6 +31,9 @@ FUNCTIONS = (softmax, rmsnorm, single, two, pair, named, nested, exchanged, scal
 def fresh(gpu):
     for f in FUNCTIONS:
         f._forget()
+    yield
+    for f in FUNCTIONS:
+        f._forget()
 
 
 def rows(*lead, n=N, dtype=F32):

@@ -1,6 +1,6 @@
 """What an architecture offers a row kernel: shared memory, registers, clusters.
 
-Figures from the CUDA C++ Programming Guide, "Compute Capabilities", in bytes a thread block.
+The figures are those of the CUDA C++ Programming Guide, section "Compute Capabilities".
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from ..errors import CompileError
 class Arch:
     """One GPU architecture; `name` is the compiler's (`sm_90a`).
 
-    shared_bytes: shared memory that a thread block may use.
-    max_cluster: thread blocks of a cluster.
-    max_threads: threads of a thread block.
-    registers: 32-bit registers of a multiprocessor, which one thread block may use all of.
+    shared_bytes: the shared memory that a thread block may use.
+    max_cluster: the most thread blocks of a cluster.
+    max_threads: the most threads of a thread block.
+    registers: the 32-bit registers of a multiprocessor, all of which one thread block may use.
     dependent_launch: whether a kernel's thread blocks may start while the kernel before on the
         stream ends; they wait for its end before they touch memory (section "Programmatic
         Dependent Launch").
@@ -45,6 +45,7 @@ ARCHS = {
 }
 
 DEFAULT = ARCHS[9, 0]
+_KNOWN = ", ".join(arch.name for arch in ARCHS.values())
 
 
 def arch_of_capability(capability: tuple[int, int]) -> Arch:
@@ -52,7 +53,7 @@ def arch_of_capability(capability: tuple[int, int]) -> Arch:
     if capability not in ARCHS:
         major, minor = capability
         raise CompileError(
-            f"GPUs of compute capability {major}.{minor} are not supported; HTile knows {_known()}"
+            f"GPUs of compute capability {major}.{minor} are not supported; HTile knows {_KNOWN}"
         )
     return ARCHS[capability]
 
@@ -62,8 +63,4 @@ def arch_named(name: str) -> Arch:
     for arch in ARCHS.values():
         if name in (arch.name, arch.name.removesuffix("a")):
             return arch
-    raise CompileError(f"unknown architecture {name!r}; HTile knows {_known()}")
-
-
-def _known() -> str:
-    return ", ".join(arch.name for arch in ARCHS.values())
+    raise CompileError(f"unknown architecture {name!r}; HTile knows {_KNOWN}")

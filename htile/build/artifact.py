@@ -1,7 +1,6 @@
-"""A compiled kernel as a value, and how it becomes a function without importing `cutlass`.
+"""A compiled kernel as a value, and how it becomes a function without `cutlass` and without a GPU.
 
-The emitted host function calls two libraries: tvm-ffi's, and the runtime of CuTe-DSL, which stands
-by itself. Neither needs a GPU to be loaded.
+The emitted host function calls two libraries: tvm-ffi's, and the runtime of CuTe-DSL.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ class Artifact:
 
     source: the text that was compiled, with `blocks` as below.
     function: the name of the host function in the source.
-    object: the relocatable object. shared: the same as a shared library; None without a linker.
-    blocks: thread blocks of a multiprocessor that registers leave room for, as the kernel was
-        compiled; fewer than the plan asked for where registers would have been spilled, and 0 where
-        the compiler decided.
+    object: the relocatable object.
+    library: the same as a library for the dynamic linker; None where it was compiled without `ld`.
+    blocks: how many thread blocks a multiprocessor has registers for. It is fewer than planned
+        where registers would have been spilled, and 0 where the compiler decided.
     level: the optimization level of ptxas.
     seconds: how long this process compiled it; None where the disk cache had it.
     """
@@ -43,7 +42,7 @@ class Artifact:
     function: str
     arch: str
     object: bytes = field(repr=False)
-    shared: bytes | None = field(repr=False)
+    library: bytes | None = field(repr=False)
     ptx: str = field(repr=False)
     cubin: bytes = field(repr=False)
     resources: Resources
@@ -86,16 +85,15 @@ def variant() -> Variant | None:
     all. CUTE_DSL_LIBS names other runtime libraries, as it does for CuTe-DSL.
     """
     package = util.find_spec("nvidia_cutlass_dsl")
-    found = {}
+    driver, usable = _driver_major(), {}
     for root in (package and package.submodule_search_locations) or ():
         for path in Path(root).glob(f"cu*/lib/{RUNTIME}"):
-            if match := re.fullmatch(r"cu(\d+)", path.parts[-3]):
-                found.setdefault(int(match.group(1)), path)
-    driver = _driver_major()
-    usable = [major for major in found if driver is None or major <= driver]
+            major = path.parts[-3].removeprefix("cu")
+            if major.isdecimal() and (driver is None or int(major) <= driver):
+                usable.setdefault(int(major), path)
     if not usable:
         return None
-    runtime = found[max(usable)]
+    runtime = usable[max(usable)]
     for path in filter(None, os.environ.get("CUTE_DSL_LIBS", "").split(os.pathsep)):
         if Path(path).name == RUNTIME:
             runtime = Path(path)
@@ -106,11 +104,10 @@ def _driver_major() -> int | None:
     """The major CUDA version that the driver supports; None without one. CUDA stays unused."""
     number = ctypes.c_int(0)
     try:
-        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number)) != 0:
-            return None
+        failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
     except (OSError, AttributeError):
         return None
-    return number.value // 1000
+    return None if failed else number.value // 1000
 
 
 def find_linker() -> str | None:
@@ -119,9 +116,8 @@ def find_linker() -> str | None:
 
 
 def link(object_: bytes) -> bytes | None:
-    """The object as a shared library; None where no linker of the system makes one of it."""
-    linker = find_linker()
-    if linker is None:
+    """The object as a library for the dynamic linker; None where no linker makes one of it."""
+    if (linker := find_linker()) is None:
         return None
     with tempfile.TemporaryDirectory(prefix="htile-") as folder:
         source, target = Path(folder, "kernel.o"), Path(folder, "kernel.so")
@@ -136,40 +132,31 @@ def load(artifact: Artifact) -> Callable[..., None]:
 
     Raises LoadError where neither can.
     """
+    import tvm_ffi
+
     chosen = variant()
     if chosen is None:
         raise LoadError(f"no {RUNTIME} that the driver supports is installed")
+    why = "no linker (ld) is here, nor was where it was compiled"
     try:
         ctypes.CDLL(str(chosen.runtime), mode=ctypes.RTLD_GLOBAL)
         with tempfile.TemporaryDirectory(prefix="htile-") as folder:
-            try:
-                return _load_shared(artifact, Path(folder, "kernel.so"))
-            except LoadError as error:
-                return _load_object(artifact, Path(folder, "kernel.o"), str(error))
+            path = Path(folder, "kernel.so")
+            library = artifact.library or link(artifact.object)
+            if library is not None:
+                path.write_bytes(library)
+                try:
+                    return tvm_ffi.load_module(path)[ENTRY]
+                except RuntimeError as error:  # such as a folder where nothing may be executed
+                    why = str(error)
+            import tvm_ffi_orcjit
+
+            path = path.with_suffix(".o")
+            path.write_bytes(artifact.object)
+            return tvm_ffi_orcjit.default_session().load_module(str(path))[ENTRY]
+    except ImportError as error:
+        raise LoadError(f"{why}; and apache-tvm-ffi-orcjit is not installed") from error
+    except RuntimeError as error:
+        raise LoadError(f"{why}; {error}") from error
     except OSError as error:
         raise LoadError(str(error)) from error
-
-
-def _load_shared(artifact: Artifact, path: Path) -> Callable[..., None]:
-    import tvm_ffi
-
-    shared = artifact.shared or link(artifact.object)
-    if shared is None:
-        raise LoadError("no linker (ld) is here, nor was where it was compiled")
-    path.write_bytes(shared)
-    try:
-        return tvm_ffi.load_module(path)[ENTRY]
-    except RuntimeError as error:  # a temporary folder that nothing may be executed in, say
-        raise LoadError(str(error)) from error
-
-
-def _load_object(artifact: Artifact, path: Path, before: str) -> Callable[..., None]:
-    try:
-        import tvm_ffi_orcjit
-    except ImportError as error:
-        raise LoadError(f"{before}; and apache-tvm-ffi-orcjit is not installed") from error
-    path.write_bytes(artifact.object)
-    try:
-        return tvm_ffi_orcjit.default_session().load_module(str(path))[ENTRY]
-    except RuntimeError as error:
-        raise LoadError(f"{before}; {error}") from error

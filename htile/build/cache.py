@@ -52,8 +52,11 @@ HARMLESS = {
     for name in ("ARCH", "DUMP_DIR", "KEEP", "LIBS", "LOG_LEVEL", "LOG_TO_CONSOLE", "LOG_TO_FILE")
 }
 
-_DIGEST = 64
-_ENTRY = re.compile(r"[0-9a-f]{64}\.zip")
+# The fields of an Artifact that have files of their own in an archive.
+_TEXTS = {"source": "kernel.py", "ptx": "kernel.ptx"}
+_BYTES = {"cubin": "kernel.cubin", "object": "kernel.o", "library": "kernel.so"}
+_DIGEST = 64  # characters of the comment of an archive
+_KERNEL = re.compile(r"[0-9a-f]{64}\.zip")
 _TUNED = re.compile(r"[0-9a-f]{64}\.json")
 _UNFINISHED = re.compile(r"[0-9a-f]{64}\.[0-9a-f]+\.tmp")
 
@@ -105,21 +108,23 @@ def cache_folder(
     given = environ.get("HTILE_CACHE_DIR")
     if given == "":
         return None
+    if given is not None:
+        folder = Path(given)
+    elif system == "Windows" and environ.get("LOCALAPPDATA"):
+        folder = Path(environ["LOCALAPPDATA"], "htile", "cache")
+    elif system == "Darwin":
+        folder = Path("~/Library/Caches/htile")
+    else:
+        folder = Path(environ.get("XDG_CACHE_HOME") or "~/.cache", "htile")
     try:
-        if given is not None:
-            return Path(given).expanduser().absolute()
-        if system == "Windows" and environ.get("LOCALAPPDATA"):
-            return Path(environ["LOCALAPPDATA"], "htile", "cache")
-        if system == "Darwin":
-            return Path("~/Library/Caches/htile").expanduser()
-        return Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "htile"
+        return folder.expanduser().absolute()
     except RuntimeError:  # a user without a home
         return None
 
 
-def cache_limit(environ: Mapping[str, str] | None = None) -> int:
+def cache_limit() -> int:
     """HTILE_CACHE_SIZE in bytes. Raises ArgumentError where that is no size."""
-    text = (os.environ if environ is None else environ).get("HTILE_CACHE_SIZE") or DEFAULT_SIZE
+    text = os.environ.get("HTILE_CACHE_SIZE") or DEFAULT_SIZE
     size = re.fullmatch(r"(\d+)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if size is None:
         raise ArgumentError(
@@ -134,9 +139,7 @@ def key_of(source: str, function: str, arch: str) -> str | None:
     Comments, which hold the user's lines, do not count.
     """
     chosen = variant()
-    if chosen is None:
-        return None
-    installed = versions(chosen.name)
+    installed = chosen and versions(chosen.name)
     if installed is None:
         return None
     parts = {
@@ -190,11 +193,7 @@ def path_of(source: str, function: str, arch: str) -> Path | None:
     """The file that a kernel is kept in, whether it is there or not; None where none would be."""
     folder = cache_folder()
     key = None if folder is None else key_of(source, function, arch)
-    return None if key is None else _file(folder, key)
-
-
-def _file(folder: Path, key: str) -> Path:
-    return folder / f"{key}.zip"
+    return None if key is None else folder / f"{key}.zip"
 
 
 def fetch(
@@ -206,21 +205,19 @@ def fetch(
     can not be read is replaced; a kernel that can not be kept costs a warning. Raises ArgumentError
     where a kernel is to be kept and HTILE_CACHE_SIZE is no size.
     """
-    folder = cache_folder()
-    key = key_of(source, function, arch) if folder is not None else None
-    if folder is None or key is None:
+    path = path_of(source, function, arch)
+    if path is None:
         _COUNTS["compiled"] += 1
         return compile(source, function, arch)
-    found = _read(folder, key)
+    found = _read(path)
     if found is None:
-        with _alone(folder, key):
-            found = _read(folder, key)
+        with _alone(path):
+            found = _read(path)
             if found is None:
                 limit = cache_limit()  # before a second of work
                 artifact = compile(source, function, arch)
                 _COUNTS["compiled"] += 1
-                _write(folder, key, artifact)
-                _evict(folder, limit)
+                _write(path, artifact, limit)
                 return artifact
     _COUNTS["hits"] += 1
     return replace(found, source=as_compiled(source, found.blocks, found.level))
@@ -230,21 +227,18 @@ def keep(source: str, artifact: Artifact) -> None:
     """Write the kernel that was built of this text, if the cache does not have it any more."""
     path = path_of(source, artifact.function, artifact.arch)
     if path is not None and not path.exists():
-        _write(path.parent, path.stem, artifact)
-        _evict(path.parent, cache_limit())
+        _write(path, artifact, cache_limit())
 
 
-def _read(folder: Path, key: str) -> Artifact | None:
-    """The kernel of that key, marked as used; None where no whole file of it is there."""
-    path = _file(folder, key)
+def _read(path: Path) -> Artifact | None:
+    """The kernel of this file, which is marked as used; None where no whole kernel is there."""
     try:
-        data = read_file(path)
+        artifact = _unpack(read_file(path), path.stem)
     except FileNotFoundError:
         return None
     except OSError as error:
         logger.info("%s can not be read: %s", path, error)
         return None
-    artifact = _unpack(data, key)
     if artifact is None:
         logger.info("%s is torn or no kernel of HTile: compiled again", path)
         return None
@@ -253,33 +247,33 @@ def _read(folder: Path, key: str) -> Artifact | None:
     return artifact
 
 
-def _write(folder: Path, key: str, artifact: Artifact) -> None:
-    """Keep the kernel: its whole file at once, or nothing and a warning."""
+def _write(path: Path, artifact: Artifact, limit: int) -> None:
+    """Keep the kernel, at the cost of a warning where that fails, and what else the limit allows.
+
+    The files that were used least recently go until the rest is within the limit.
+    """
     what = "compiled kernels", "every process compiles again"
-    replace_file(_file(folder, key), _pack(artifact, key), what)
+    replace_file(path, _pack(artifact, path.stem), what)
+    for left in _files(path.parent, _UNFINISHED):
+        if time.time() - left.used > LEFT_SECONDS:
+            _remove(left)
+    kernels = _files(path.parent, _KERNEL)
+    size = sum(entry.bytes for entry in kernels)
+    for entry in kernels:
+        if size > limit and _remove(entry):
+            size -= entry.bytes
 
 
 def _pack(artifact: Artifact, key: str) -> bytes:
-    about = {
-        "function": artifact.function,
-        "arch": artifact.arch,
-        "resources": asdict(artifact.resources),
-        "blocks": artifact.blocks,
-        "level": artifact.level,
-    }
-    files = {
-        "kernel.json": json.dumps(about, indent=1),
-        "kernel.py": artifact.source,
-        "kernel.ptx": artifact.ptx,
-        "kernel.cubin": artifact.cubin,
-        "kernel.o": artifact.object,
-    }
-    if artifact.shared is not None:
-        files["kernel.so"] = artifact.shared
+    about = {field: getattr(artifact, field) for field in ("function", "arch", "blocks", "level")}
+    about["resources"] = asdict(artifact.resources)
+    files = {name: getattr(artifact, field) for field, name in (_TEXTS | _BYTES).items()}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr("kernel.json", json.dumps(about, indent=1))
         for name, content in files.items():
-            archive.writestr(name, content)
+            if content is not None:
+                archive.writestr(name, content)
         archive.comment = b"0" * _DIGEST
     content = buffer.getvalue()[:-_DIGEST]
     return content + _digest(key, content)
@@ -291,18 +285,10 @@ def _unpack(data: bytes, key: str) -> Artifact | None:
         return None
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
-    about = json.loads(files["kernel.json"])
-    return Artifact(
-        source=files["kernel.py"].decode(),
-        function=about["function"],
-        arch=about["arch"],
-        object=files["kernel.o"],
-        shared=files.get("kernel.so"),
-        ptx=files["kernel.ptx"].decode(),
-        cubin=files["kernel.cubin"],
-        resources=Resources(**about["resources"]),
-        **{name: about[name] for name in ("blocks", "level") if name in about},  # from format 2 on
-    )
+    about = json.loads(files["kernel.json"])  # blocks and level are there from format 2 on
+    about["resources"] = Resources(**about["resources"])
+    texts = {field: files[name].decode() for field, name in _TEXTS.items()}
+    return Artifact(**about, **texts, **{field: files.get(name) for field, name in _BYTES.items()})
 
 
 def _digest(key: str, content: bytes) -> bytes:
@@ -310,39 +296,37 @@ def _digest(key: str, content: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path, key: str) -> Iterator[None]:
-    """Hold the kernel's lock among processes; it ends with the process, however that ends.
+def _alone(path: Path) -> Iterator[None]:
+    """Hold the lock of a kernel's file among processes, if files can be locked here.
 
-    It is a record lock of one byte at a place made from the key, which forked children do not
-    inherit and nobody has to remove. Where files can not be locked, there is none.
+    It is a record lock of one byte at a place made from the key: it ends with the process, however
+    that ends, and forked children do not inherit it.
     """
     with contextlib.ExitStack() as held:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            file = held.enter_context(open(folder / LOCK, "ab", opener=without_waiting))
-            _wait(file, int(key[:15], 16))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = held.enter_context(open(path.parent / LOCK, "ab", opener=without_waiting))
+            _wait(lock, int(path.stem[:15], 16))
         except OSError as error:
-            logger.info("%s can not be locked: %s", folder, error)
+            logger.info("%s can not be locked: %s", path.parent, error)
         yield
 
 
 def _wait(file: io.BufferedWriter, place: int) -> None:
     import fcntl  # not on Windows, where nothing is compiled
 
-    start = time.monotonic()
-    while True:
-        try:
+    for _ in range(int(LOCK_SECONDS / 0.01)):
+        with contextlib.suppress(BlockingIOError, PermissionError):  # another process has it
             return fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
-        except (BlockingIOError, PermissionError):  # another process has it
-            if time.monotonic() - start > LOCK_SECONDS:
-                logger.warning("another process compiles this kernel for %d s", LOCK_SECONDS)
-                return None
         time.sleep(0.01)
+    logger.warning("another process compiles this kernel for %d s", LOCK_SECONDS)
 
 
-def _files(folder: Path, pattern: re.Pattern) -> list[Entry]:
+def _files(folder: Path | None, pattern: re.Pattern) -> list[Entry]:
     """The files of a pattern, the last used one at the end; those that vanish are left out."""
     found = []
+    if folder is None:
+        return found
     with contextlib.suppress(OSError), os.scandir(folder) as files:
         for file in files:
             if pattern.fullmatch(file.name):
@@ -350,18 +334,6 @@ def _files(folder: Path, pattern: re.Pattern) -> list[Entry]:
                     stat = file.stat(follow_symlinks=False)
                     found.append(Entry(Path(file.path), stat.st_size, stat.st_mtime))
     return sorted(found, key=lambda entry: entry.used)
-
-
-def _evict(folder: Path, limit: int) -> None:
-    """Remove the files that were used least recently, until the rest is within the limit."""
-    for left in _files(folder, _UNFINISHED):
-        if time.time() - left.used > LEFT_SECONDS:
-            _remove(left)
-    entries = _files(folder, _ENTRY)
-    size = sum(entry.bytes for entry in entries)
-    for entry in entries:
-        if size > limit and _remove(entry):
-            size -= entry.bytes
 
 
 def _remove(entry: Entry) -> bool:
@@ -383,19 +355,16 @@ def cache_info() -> CacheInfo:
     Raises ArgumentError where the cache is on and HTILE_CACHE_SIZE is no size.
     """
     folder = cache_folder()
-    files = [] if folder is None else _files(folder, _ENTRY)
-    size = sum(file.bytes for file in files)
-    tuned = [] if folder is None else _files(folder / TUNED, _TUNED)
-    hits, compiled = _COUNTS["hits"], _COUNTS["compiled"]
     limit = 0 if folder is None else cache_limit()
-    return CacheInfo(folder, len(files), size, limit, hits, compiled, len(tuned))
+    kernels, tuned = _files(folder, _KERNEL), _files(folder and folder / TUNED, _TUNED)
+    size, counts = sum(file.bytes for file in kernels), (_COUNTS["hits"], _COUNTS["compiled"])
+    return CacheInfo(folder, len(kernels), size, limit, *counts, len(tuned))
 
 
 def entries() -> list[Entry]:
     """The kernels' files in the cache, the last used one at the end."""
-    folder = cache_folder()
     found = []
-    for entry in [] if folder is None else _files(folder, _ENTRY):
+    for entry in _files(cache_folder(), _KERNEL):
         try:
             artifact = _unpack(read_file(entry.path), entry.path.stem)
         except OSError:
@@ -417,7 +386,7 @@ def clear() -> int:
     folder = cache_folder()
     if folder is None:
         return 0
-    kernels = _files(folder, _ENTRY)
+    kernels = _files(folder, _KERNEL)
     tuned = _files(folder / TUNED, _TUNED) + _files(folder / TUNED, _UNFINISHED)
     for file in (*kernels, *_files(folder, _UNFINISHED), *tuned):
         file.path.unlink(missing_ok=True)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 from ..errors import CompileError
 from . import artifact as loading
@@ -92,9 +93,9 @@ def _build(source: str, function: str, arch: str) -> Artifact:
         module["blocks"] = blocks
         other = _compile(cute, module, source, function, arch, level)
         built = min(built, other, key=lambda artifact: artifact.resources.stack)
-    took = time.perf_counter() - start
-    logger.info("compiled %s for %s in %.2f s", function, arch, took)
-    return replace(built, seconds=took)
+    built = replace(built, seconds=time.perf_counter() - start)
+    logger.info("compiled %s for %s in %.2f s", function, arch, built.seconds)
+    return built
 
 
 def _other_ways(blocks: int | None, used: Resources, arch: str) -> list[tuple[int, int]]:
@@ -128,10 +129,9 @@ def _compile(
                 "HTile: please report it with the source that .inspect(...).source gives"
             ) from error
         _for_any_cpu(compiled.ir_module)
-        path = os.path.join(folder, "kernel.o")
-        compiled.export_to_c(path, function_name=ENTRY, export_only_tvm_ffi_symbols=True)
-        with open(path, "rb") as file:
-            object_ = file.read()
+        path = Path(folder, "kernel.o")
+        compiled.export_to_c(str(path), function_name=ENTRY, export_only_tvm_ffi_symbols=True)
+        object_ = path.read_bytes()
     resources = read_resources(compiled.__cubin__, _dynamic_shared(str(compiled.ir_module)))
     blocks = module.get("blocks", 0)
     return Artifact(
@@ -139,7 +139,7 @@ def _compile(
         function=function,
         arch=arch,
         object=object_,
-        shared=loading.link(object_),
+        library=loading.link(object_),
         ptx=compiled.__ptx__,
         cubin=compiled.__cubin__,
         resources=resources,
@@ -178,10 +178,7 @@ def _for_any_cpu(module) -> None:
 def build_all(
     requests: Iterable[tuple[str, str, str]], workers: int | None = None
 ) -> list[Artifact]:
-    """`build` many (source, function, arch) in processes side by side, and keep the results.
-
-    It is for tests and deployments. The workers are forked and only compile; they never use CUDA.
-    """
+    """`build` many (source, function, arch) in forked processes, and keep the results."""
     requests = list(dict.fromkeys(requests))
     _import_cute()
     context = multiprocessing.get_context("fork")
@@ -193,12 +190,9 @@ def build_all(
 
 
 def load(artifact: Artifact) -> Callable[..., None]:
-    """The artifact's host function, which takes the tensors and scalars in the source's order.
-
-    It launches on the current stream of the first tensor's device. A process loads it once.
-    """
+    """The host function, which launches on the current stream of the first tensor's device."""
     with _LOCK:
-        key = (artifact.source, artifact.arch)
+        key = artifact.source, artifact.arch
         if key not in _LOADED:
             _LOADED[key] = _load(artifact)
         return _LOADED[key]
@@ -211,10 +205,9 @@ def _load(artifact: Artifact) -> Callable[..., None]:
         logger.warning("importing CuTe-DSL to load %s: %s", artifact.function, error)
     cute = _import_cute()
     with tempfile.TemporaryDirectory(prefix="htile-") as folder:
-        path = os.path.join(folder, "kernel.o")
-        with open(path, "wb") as file:
-            file.write(artifact.object)
-        return cute.runtime.load_module(path, enable_tvm_ffi=True)[ENTRY]
+        path = Path(folder, "kernel.o")
+        path.write_bytes(artifact.object)
+        return cute.runtime.load_module(str(path), enable_tvm_ffi=True)[ENTRY]
 
 
 def _import_cute():
@@ -233,12 +226,12 @@ def _import_cute():
 def _dynamic_shared(host_code: str) -> int:
     """Bytes of dynamic shared memory of the launch, which the lowered host function has as text."""
     constants = dict(re.findall(r"(%\w+) = llvm\.mlir\.constant\((\d+) : i64\)", host_code))
-    launch_config = re.search(
+    place = re.search(
         r"(%\w+) = llvm\.getelementptr %\w+\[0, 2\] : \(!llvm\.ptr\) -> !llvm\.ptr, "
         r"!llvm\.struct<\(array<3 x i32>, array<3 x i32>, i64, ptr, ptr, i32\)>",
         host_code,
     )
-    assert launch_config, "the host function launches no kernel"
-    stored = re.search(rf"llvm\.store (%\w+), {re.escape(launch_config.group(1))} : i64", host_code)
-    assert stored and stored.group(1) in constants, "shared memory is no constant"
-    return int(constants[stored.group(1)])
+    assert place, "the host function launches no kernel"
+    stored = re.search(rf"llvm\.store (%\w+), {re.escape(place[1])} : i64", host_code)
+    assert stored and stored[1] in constants, "shared memory is no constant"
+    return int(constants[stored[1]])

@@ -9,9 +9,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _REGISTERS, _FRAME_SIZE, _REQUIRED_THREADS = 0x2F, 0x11, 0x10  # EIATTR_*
-_SYMBOL_TABLE = 2  # sh_type
 _RECORD_WITH_LENGTH = 4  # the format of an attribute whose length follows
 
 
@@ -35,55 +35,42 @@ class Resources:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Section:
-    name: str
-    kind: int
-    offset: int
-    size: int
-    link: int
+class _Section(NamedTuple):
+    offset: int = 0
+    size: int = 0
 
 
 def read_resources(cubin: bytes, dynamic_shared: int) -> Resources:
     """The resources of the only kernel in a cubin."""
     sections = _sections(cubin)
-    (text,) = (s for s in sections if s.name.startswith(".text."))
-    kernel = text.name.removeprefix(".text.")
-    symbols = _symbols(cubin, sections)
-    registers = stack = threads = static_shared = 0
-    for section in sections:
-        if section.name == ".nv.info":
-            for attribute, payload in _attributes(cubin, section):
-                if attribute in (_REGISTERS, _FRAME_SIZE) and len(payload) == 8:
-                    symbol, number = struct.unpack("<II", payload)
-                    if symbols[symbol] == kernel:
-                        if attribute == _REGISTERS:
-                            registers = number
-                        else:
-                            stack = number
-        elif section.name == f".nv.info.{kernel}":
-            for attribute, payload in _attributes(cubin, section):
-                if attribute == _REQUIRED_THREADS:
-                    x, y, z = struct.unpack("<3I", payload[:12])
-                    threads = x * y * z
-        elif section.name == f".nv.shared.{kernel}":
-            static_shared = section.size
-    return Resources(registers, stack, static_shared, dynamic_shared, threads, text.size)
+    (text,) = (name for name in sections if name.startswith(".text."))
+    kernel = text.removeprefix(".text.")
+    symbols, names = sections[".symtab"], sections[".strtab"].offset
+    figures = {}
+    for attribute, payload in _attributes(cubin, sections[".nv.info"]):
+        if attribute in (_REGISTERS, _FRAME_SIZE):
+            symbol, figure = struct.unpack("<II", payload)
+            (name,) = struct.unpack_from("<I", cubin, symbols.offset + 24 * symbol)
+            if _text(cubin, names + name) == kernel:
+                figures[attribute] = figure
+    of_kernel = dict(_attributes(cubin, sections[f".nv.info.{kernel}"]))
+    x, y, z = struct.unpack("<3I", of_kernel[_REQUIRED_THREADS])
+    return Resources(
+        registers=figures[_REGISTERS],
+        stack=figures.get(_FRAME_SIZE, 0),
+        static_shared=sections.get(f".nv.shared.{kernel}", _Section()).size,
+        dynamic_shared=dynamic_shared,
+        threads=x * y * z,
+        code_bytes=sections[text].size,
+    )
 
 
-def _sections(cubin: bytes) -> list[_Section]:
+def _sections(cubin: bytes) -> dict[str, _Section]:
     (table,) = struct.unpack_from("<Q", cubin, 0x28)
     size, count, names_index = struct.unpack_from("<HHH", cubin, 0x3A)
-    raw = [struct.unpack_from("<IIQQQQIIQQ", cubin, table + i * size) for i in range(count)]
-    names = raw[names_index][4]
-    return [_Section(_text(cubin, names + r[0]), r[1], r[4], r[5], r[6]) for r in raw]
-
-
-def _symbols(cubin: bytes, sections: list[_Section]) -> list[str]:
-    (table,) = (s for s in sections if s.kind == _SYMBOL_TABLE)
-    names = sections[table.link].offset
-    offsets = range(table.offset, table.offset + table.size, 24)
-    return [_text(cubin, names + struct.unpack_from("<I", cubin, o)[0]) for o in offsets]
+    headers = [struct.unpack_from("<IIQQQQ", cubin, table + k * size) for k in range(count)]
+    names = headers[names_index][4]
+    return {_text(cubin, names + h[0]): _Section(h[4], h[5]) for h in headers}
 
 
 def _text(cubin: bytes, offset: int) -> str:

@@ -47,11 +47,6 @@ class ReduceLayout:
         rows = self.num_warps // self.warps_per_row
         return (rows, (self.warps_per_row, self.cluster_n), self.stage)
 
-    @property
-    def num_bytes(self) -> int:
-        """How many bytes of shared memory the buffer takes."""
-        return self.num_warps * self.cluster_n * self.stage * self.dtype.width // 8
-
     def make_layout(self) -> cute.Layout:
         """The CuTe layout of the buffer."""
         return cute.make_ordered_layout(self.shape, order=(1, 0, 2))

@@ -13,7 +13,8 @@ import functools
 import importlib.util
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from enum import Enum
 from operator import attrgetter
 from typing import NoReturn
@@ -63,14 +64,19 @@ _REMEDIES = (
 _HIDDEN = frozenset({"__globals__", "__closure__", "__code__"})  # what they hold is not followed
 _MISSING = object()
 
-_CELL = attrgetter("cell_contents")
-_CODE = attrgetter("__code__")
-_DEFAULTS = attrgetter("__defaults__")
-_NAMED_DEFAULTS = attrgetter("__kwdefaults__")
+
+def line_of(fn: types.FunctionType) -> Location:
+    """The line where a function is defined."""
+    return Location(fn.__code__.co_filename, fn.__code__.co_firstlineno)
 
 
-def _asked(setting: Callable[[], object]) -> object:
-    return setting()
+def closure(fn: types.FunctionType) -> dict[str, object]:
+    """What the closure of a function holds, by name, without the names not assigned yet."""
+    held = {}
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        with suppress(ValueError):
+            held[name] = cell.cell_contents
+    return held
 
 
 def freeze(value: object) -> object:
@@ -81,7 +87,7 @@ def freeze(value: object) -> object:
     if type(value) in ATOMS:
         return type(value), value
     try:
-        return _StaticWalk().value("", value)
+        return _Walk(is_static=True).value("", value)
     except TraceError as error:
         raise TypeError(error.message) from None
 
@@ -120,14 +126,9 @@ class Captures:
         """
         if self._state is not None:
             watched, last = self._state
-            try:
-                for read, where, seen in watched:
-                    if read(where) is not seen:
-                        break
-                else:
+            with suppress(ValueError):  # a cell that has become empty
+                if all(read(where) is seen for read, where, seen in watched):
                     return last
-            except ValueError:  # a cell that has become empty
-                pass
         walk = _Walk(self.fn)
         if isinstance(self.fn, type):
             captured = walk.every_member(self.fn)
@@ -156,63 +157,61 @@ _static_captures = functools.lru_cache(maxsize=1024)(lambda fn: Captures(fn, is_
 class _Walk:
     """One reading of everything that a function captures.
 
+    top: the function whose line an error names while no function is being read.
+    is_static: whether a static argument is read. Functions and classes in it have readings of
+        their own, which are kept.
     watched: where each value was read, as (read, where, value). While every `read(where) is value`
         nothing has changed, for all that is below is immutable.
     """
 
-    def __init__(self, top: types.FunctionType | type | None = None):
+    def __init__(self, top: types.FunctionType | type | None = None, is_static: bool = False):
+        self._reader = top if isinstance(top, types.FunctionType) else None
+        self._is_static = is_static
         self.watched: list[tuple] = []
         self._names: dict[str, None] = {}  # that the code read so far may ask any object for
         self._words: dict[str, None] = {}  # those of them that it has as strings, for `getattr`
         self._absent: set[tuple[int, str]] = set()  # what was asked for and is not there
         self._owners: dict[int, tuple[str, object]] = {}  # the objects it may ask, by id
         self._functions: dict[int, int] = {}
-        self._site = _site(top) if isinstance(top, types.FunctionType) else None
 
     def function(self, fn: types.FunctionType, is_root: bool = False) -> tuple:
         """The key of a function: its code, its defaults unless it is the root, its captures."""
+        if self._is_static:
+            return _static_captures(fn).fingerprint()
         if id(fn) in self._functions:
             return ("again", self._functions[id(fn)])
         self._functions[id(fn)] = len(self._functions)
-        outer, self._site = self._site, _site(fn)
+        outer, self._reader = self._reader, fn
         defaults = None if is_root else self._defaults(fn)
-        if fn.__dict__:
+        if vars(fn):
             self._owners[id(fn)] = fn.__name__, vars(fn)
-        captured, cells, reads = [], {}, reads_of(fn.__code__)
+        captured, cells, reads = [], closure(fn), reads_of(fn.__code__)
         self._names |= dict.fromkeys(reads.attributes + reads.words)
         self._words |= dict.fromkeys(reads.words)
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
-            try:
-                cells[name] = _CELL(cell)
-            except ValueError:  # not assigned yet
-                self.watched.append((_CELL, cell, None))
-                continue
-            self.watched.append((_CELL, cell, cells[name]))
+            self.watched.append((attrgetter("cell_contents"), cell, cells.get(name)))
         for is_cell, name, attributes in reads.paths:
-            if is_cell:
-                if name in cells:
-                    captured.append(self.path(name, cells[name], attributes))
-            elif name in fn.__globals__ and name[0] != "@":  # as pytest names what it adds
-                value = fn.__globals__[name]
-                self.watched.append((fn.__globals__.get, name, value))
-                captured.append(self.path(name, value, attributes))
-            elif hasattr(builtins, name):  # until a global hides it
-                self.watched.append((fn.__globals__.get, name, None))
+            if name[0] == "@":  # as pytest names what it adds
+                continue
+            held = cells if is_cell else fn.__globals__
+            if not is_cell:  # a name that is not there may be a builtin, until a global hides it
+                self.watched.append((held.get, name, held.get(name)))
+            if name in held:
+                captured.append(self.path(name, held[name], attributes))
+            elif not is_cell and hasattr(builtins, name):
                 self.path(name, getattr(builtins, name), attributes)
-            elif name not in fn.__globals__:  # it may catch the NameError
-                self.watched.append((fn.__globals__.get, name, None))
         for name, level in reads.imports:
             captured += self._imported("." * level + name, fn.__globals__.get("__package__"))
-        self._site = outer
+        self._reader = outer
         return (fn.__code__, defaults, *captured)
 
     def _defaults(self, fn: types.FunctionType) -> tuple:
-        self.watched += [(_CODE, fn, fn.__code__), (_DEFAULTS, fn, fn.__defaults__)]
-        named = {}
+        places, named = ["__code__", "__defaults__"], {}
         if fn.__code__.co_kwonlyargcount:
+            places.append("__kwdefaults__")
             named = fn.__kwdefaults__ or {}
-            self.watched.append((_NAMED_DEFAULTS, fn, fn.__kwdefaults__))
             self._watch_items(named)
+        self.watched += [(attrgetter(place), fn, getattr(fn, place)) for place in places]
         return (
             tuple(self.value("a default", v) for v in fn.__defaults__ or ()),
             tuple((k, self.value(f"the default of {k}", v)) for k, v in named.items()),
@@ -233,20 +232,20 @@ class _Walk:
         """The key of `name.attribute...`, read through modules one by one."""
         attributes = list(attributes)
         hidden = _HIDDEN.intersection(attributes)
-        while attributes and isinstance(value, types.ModuleType):
+        while attributes and isinstance(value, types.ModuleType) and not hidden:
+            asked = f"{name}.{attributes[0]}"
             if value is torch.backends:
-                self._refuse(f"captures '{name}.{attributes[0]}', a mutable setting of torch: pass "
-                             "what it holds as an argument")  # fmt: skip
-            if hidden or attributes[0] == "__dict__":
-                hidden = hidden or {attributes[0]}
+                self._refuse(f"captures '{asked}', a mutable setting of torch: pass what it holds "
+                             "as an argument")  # fmt: skip
+            if attributes[0] == "__dict__":
+                hidden = {"__dict__"}
+            elif (found := self._attribute(value, attributes[0], True)) is not _MISSING:
+                name, value, attributes = asked, found, attributes[1:]
+            elif "__getattr__" in vars(value) and not library_of(value):
+                self._refuse(f"captures '{asked}', which __getattr__ of the module makes: give the "
+                             "module a name that holds it")  # fmt: skip
+            else:
                 break
-            found = self._attribute(value, attributes[0], is_asked=True)
-            if found is _MISSING:
-                if "__getattr__" in vars(value) and not library_of(value):
-                    self._refuse(f"captures '{name}.{attributes[0]}', which __getattr__ of the "
-                                 "module makes: give the module a name that holds it")  # fmt: skip
-                break
-            name, value = f"{name}.{attributes.pop(0)}", found
         if hidden:
             self._refuse(f"reads '{name}.{min(hidden)}', which may change unseen: read the value "
                          "by its own name, or pass it as an argument")  # fmt: skip
@@ -279,7 +278,7 @@ class _Walk:
         is nothing new. is_strict: raise for what cannot be followed; else it has no key.
         """
         keys: dict[tuple[int, str], object] = {}
-        before = None
+        passed, before = () if is_strict else (TraceError,), None
         while before != (before := (len(keys), len(self._owners), len(self._names))):
             if _COPIES & self._names.keys():
                 self._names |= _CONSTRUCTORS
@@ -294,14 +293,10 @@ class _Walk:
                     if place in keys:
                         continue
                     value = self._attribute(owner, attribute, attribute in self._words)
-                    if value is _MISSING:
-                        continue
-                    keys[place] = None
-                    try:
-                        keys[place] = self.path(f"{name}.{attribute}", _behind(value), ())
-                    except TraceError:
-                        if is_strict:
-                            raise
+                    if value is not _MISSING:
+                        keys[place] = None
+                        with suppress(*passed):
+                            keys[place] = self.path(f"{name}.{attribute}", _behind(value), ())
         return tuple(keys.values())
 
     def every_member(self, cls: type) -> tuple:
@@ -312,6 +307,8 @@ class _Walk:
 
     def members_of(self, cls: type) -> tuple:
         """Have followed what code reads by name of a class's objects; the keys known by now."""
+        if self._is_static and not library_of(cls):
+            return _static_captures(cls).fingerprint()
         if not library_of(cls):
             self._owners[id(cls)] = cls.__name__, cls
         return ()
@@ -328,10 +325,8 @@ class _Walk:
         if cls is frozenset:
             return cls, frozenset(self.value(name, v, top) for v in value)
         held = getattr(value, "__dict__", None)  # attributes that it may be given at any time
-        if cls is slice:
-            parts = dict(enumerate((value.start, value.stop, value.step)))
-        elif isinstance(value, tuple):
-            parts = dict(enumerate(value))
+        if cls is slice or isinstance(value, tuple):
+            parts = dict(enumerate(value.__reduce__()[1] if cls is slice else value))
         elif isinstance(value, functools.partial):
             parts = {"func": value.func, "args": value.args, **value.keywords}
             self._watch_items(value.keywords)
@@ -364,7 +359,7 @@ class _Walk:
             value = getattr(value, "__wrapped__", value)
         cls, origin, owner = type(value), library_of(value), getattr(value, "__self__", None)
         if any(value is setting for setting in SETTINGS):
-            self.watched.append((_asked, value, value()))
+            self.watched.append((lambda setting: setting(), value, value()))
             return value, value()
         if isinstance(value, types.ModuleType):
             self._owners[id(value)] = name, value
@@ -375,20 +370,18 @@ class _Walk:
         if isinstance(value, type):
             self._names |= _CONSTRUCTORS if not origin else {value.__name__: None}
             return (value, *self.members_of(value))
-        if isinstance(value, types.FunctionType) and not origin:
+        if isinstance(value, types.FunctionType) and origin:  # a decorator's holds the user's
+            inner = (f for f in closure(value).values() if isinstance(f, types.FunctionType))
+            return value, *(self.function(f) for f in inner if not library_of(f))
+        if isinstance(value, types.FunctionType):
             is_generated = value.__code__.co_filename == "<string>"
             return value if is_generated and value.__name__ in _GENERATED else self.function(value)
-        if isinstance(value, types.FunctionType):  # of a library: a decorator's holds the user's
-            cells = [cell.cell_contents for cell in value.__closure__ or ()]
-            inner = [c for c in cells if isinstance(c, types.FunctionType) and not library_of(c)]
-            return value, *map(self.function, inner)
         if isinstance(value, types.MethodType) or type(owner) in (str, bytes, tuple, list, dict):
             key = self.value(f"{name}.__self__", owner)
             return key, value.__name__, self.value(name, getattr(value, "__func__", None))
         is_function = isinstance(value, types.BuiltinFunctionType) or cls.__name__ == "ufunc"
-        if isinstance(value, _DESCRIPTORS) or (origin and is_function):
-            return value
-        if cls.__module__ == "torch._ops":
+        is_torchs = cls.__module__ == "torch._ops"
+        if isinstance(value, _DESCRIPTORS) or is_torchs or (origin and is_function):
             return value
         if library_of(cls).removeprefix("_") in _VALUES.split() and cls.__hash__:
             return cls, repr(value), value
@@ -410,22 +403,9 @@ class _Walk:
         )
 
     def _refuse(self, message: str) -> NoReturn:
-        name, loc = self._site or ("it", None)
-        raise TraceError(f"{name} {message}", loc)
-
-
-class _StaticWalk(_Walk):
-    """The same for a static argument: functions and classes in it have readings of their own."""
-
-    def function(self, fn: types.FunctionType, is_root: bool = False) -> tuple:
-        return _static_captures(fn).fingerprint()
-
-    def members_of(self, cls: type) -> tuple:
-        return () if library_of(cls) else _static_captures(cls).fingerprint()
-
-
-def _site(fn: types.FunctionType) -> tuple[str, Location]:
-    return fn.__name__, Location(fn.__code__.co_filename, fn.__code__.co_firstlineno)
+        if self._reader is None:
+            raise TraceError(f"it {message}")
+        raise TraceError(f"{self._reader.__name__} {message}", line_of(self._reader))
 
 
 def _is_frozen_dataclass(cls: type) -> bool:

@@ -1,18 +1,22 @@
 """Elementwise composites: torch's special functions and activations, made of the primitive ones.
 
 Each follows torch's own definition, in a form that keeps its digits in float32: terms that cancel
-are rewritten, and an intermediate result overflows only where the result does.
+are rewritten, and an intermediate result overflows only where the result does. torch's own
+functions stand for the entries of the table here, as they do in the functions of a user.
 """
 
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable
 
 import torch
+from torch import cos, erf, exp, expm1, log, log1p, remainder, sigmoid, sign, sin, sqrt, tanh, trunc
 
 from ..errors import TraceError
-from .functions import add, clamp, div, formulas, implements, maximum, minimum, mul, pow, sub, where
-from .ops import Op, infer
+from .functions import clamp, formulas, implements, maximum, minimum, where
+from .ops import INFER, Op
 from .promotion import (
     FLOAT,
     alike,
@@ -20,19 +24,15 @@ from .promotion import (
     floating,
     into,
     numeric,
+    real,
     refuse,
     result_dtype,
     together,
 )
-from .tensor import Tensor, copy, fail, node
+from .tensor import Tensor, copy, fail
 
 INF, NAN, LN2 = math.inf, math.nan, math.log(2.0)
 LARGE = 1e9  # where x * x + 1 is x * x and half of exp(x) is cosh(x)
-
-
-def real(x: object, what: str = "") -> Tensor:
-    """`x` in float32: torch takes integers and masks to its functions of reals."""
-    return together(x, floating=True)[0]
 
 
 def odd(x: Tensor, value: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def is_negative(x: Tensor) -> Tensor:
     """Whether the sign is set, that of -0.0 too; a NaN counts as positive."""
     if x._value.dtype is not FLOAT:
         return convert(x, torch.int32) < 0
-    return where(x == 0, div(1.0, x), x) < 0
+    return where(x == 0, 1.0 / x, x) < 0
 
 
 formulas({
@@ -60,92 +60,91 @@ formulas({
 # functions of reals
 
 
-@implements("sinh")
+@implements("sinh", check=real)
 def sinh(input):
     """The hyperbolic sine."""
-    x = real(input)
-    a = abs(x)
-    half, less = node(Op.EXP, a * 0.5), node(Op.EXPM1, a)
-    return odd(x, where(a < 40, 0.5 * (less + less / (less + 1)), 0.5 * half * half))
+    a = abs(input)
+    half, less = exp(a * 0.5), expm1(a)
+    return odd(input, where(a < 40, 0.5 * (less + less / (less + 1)), 0.5 * half * half))
 
 
-@implements("cosh")
+@implements("cosh", check=real)
 def cosh(input):
     """The hyperbolic cosine."""
-    a = abs(real(input))
-    half, whole = node(Op.EXP, a * 0.5), node(Op.EXP, a)
+    a = abs(input)
+    half, whole = exp(a * 0.5), exp(a)
     return where(a < 40, 0.5 * whole + 0.5 / whole, 0.5 * half * half)
 
 
-@implements("asinh", "arcsinh")
+@implements("asinh", "arcsinh", check=real)
 def asinh(input):
     """The inverse of sinh."""
-    x = real(input)
-    a = abs(x)
-    small = node(Op.LOG1P, a + a * a / (1 + node(Op.SQRT, a * a + 1)))
-    return odd(x, where(a < LARGE, small, node(Op.LOG, a) + LN2))
+    a = abs(input)
+    small = log1p(a + a * a / (1 + sqrt(a * a + 1)))
+    return odd(input, where(a < LARGE, small, log(a) + LN2))
 
 
-@implements("acosh", "arccosh")
+@implements("acosh", "arccosh", check=real)
 def acosh(input):
     """The inverse of cosh; NaN below 1."""
-    x = real(input)
-    more = x - 1
-    small = node(Op.LOG1P, more + node(Op.SQRT, more * (more + 2)))
-    return where(x < 1, NAN, where(x > LARGE, node(Op.LOG, x) + LN2, small))
+    more = input - 1
+    small = log1p(more + sqrt(more * (more + 2)))
+    return where(input < 1, NAN, where(input > LARGE, log(input) + LN2, small))
 
 
-@implements("atan", "arctan")
+@implements("atan", "arctan", check=real)
 def atan(input):
     """The arctangent (the approximation of the Cephes library, atanf.c)."""
-    x = real(input)
-    a = abs(x)
+    a = abs(input)
     is_large, is_small = a > 2.414213562373095, a <= 0.4142135623730950
     top = where(is_large, -1.0, where(is_small, a, a - 1))
     t = top / where(is_large, a, where(is_small, 1.0, a + 1))
     z = t * t
     p = ((8.05374449538e-2 * z - 1.38776856032e-1) * z + 1.99777106478e-1) * z - 3.33329491539e-1
     base = where(is_large, math.pi / 2, where(is_small, 0.0, math.pi / 4))
-    return odd(x, base + (p * z * t + t))
+    return odd(input, base + (p * z * t + t))
 
 
 formulas({
-    "tan": ("The tangent.", lambda input: node(Op.SIN, input) / node(Op.COS, input)),
+    "tan": ("The tangent.", lambda input: sin(input) / cos(input)),
     "atanh arctanh": ("The inverse of tanh; NaN beyond 1.", lambda input:
-        odd(input, 0.5 * node(Op.LOG1P, 2 * abs(input) / (1 - abs(input))))),
+        odd(input, 0.5 * log1p(2 * abs(input) / (1 - abs(input))))),
     "asin arcsin": ("The arcsine; NaN beyond 1.", lambda input:
-        2 * atan(input / (1 + node(Op.SQRT, (1 - input) * (1 + input))))),
+        2 * atan(input / (1 + sqrt((1 - input) * (1 + input))))),
     "acos arccos": ("The arccosine; NaN beyond 1.", lambda input:
-        2 * atan(node(Op.SQRT, (1 - input) / (1 + input)))),
+        2 * atan(sqrt((1 - input) / (1 + input)))),
     "sinc": ("sin(pi x) / (pi x), and 1 at 0.", lambda input:
-        where(input == 0, 1.0, node(Op.SIN, math.pi * input) / (math.pi * input))),
+        where(input == 0, 1.0, sin(math.pi * input) / (math.pi * input))),
     "deg2rad": ("Degrees as radians.", lambda input: input * (math.pi / 180)),
     "rad2deg": ("Radians as degrees.", lambda input: input * (180 / math.pi)),
     "logit": ("log(x / (1 - x)), of x clamped to [eps, 1 - eps] if eps is given.",
-        lambda input, eps=None: node(Op.LOG, (z := input if eps is None else
+        lambda input, eps=None: log((z := input if eps is None else
             clamp(input, eps, 1 - eps)) / (1 - z))),
     "entr": ("-x log(x); 0 at 0 and -inf below.", lambda input: where(
-        input > 0, -input * node(Op.LOG, input), where(input == 0, 0.0, where(input < 0, -INF,
+        input > 0, -input * log(input), where(input == 0, 0.0, where(input < 0, -INF,
             input)))),
 }, real)  # fmt: skip
 
 
-def _xlogy(op: Op):
+def _xlogy(logarithm: Callable) -> Callable:
     def function(input, other):
         x, y = together(input, other, floating=True)
-        return where(y != y, NAN, where(x == 0, 0.0, x * node(op, y)))
+        return where(y != y, NAN, where(x == 0, 0.0, x * logarithm(y)))
 
     return function
 
 
-def _logaddexp(a: Tensor, b: Tensor, exp: Op, unit: float) -> Tensor:
-    a, b = together(floating(a, "logaddexp"), floating(b, "logaddexp"))
-    smaller = node(Op.LOG1P, node(exp, -abs(a - b)))
-    smaller = smaller / LN2 if exp is Op.EXP2 else smaller
-    return where(a == b, a + unit, maximum(a, b) + smaller)
+def _logaddexp(power: Callable, unit: float) -> Callable:
+    def function(input, other):
+        a, b = together(floating(input, "logaddexp"), floating(other, "logaddexp"))
+        smaller = log1p(power(-abs(a - b)))
+        smaller = smaller if power is exp else smaller / LN2
+        return where(a == b, a + unit, maximum(a, b) + smaller)
+
+    return function
 
 
-def _fmax(pairwise):
+def _fmax(pairwise: Callable) -> Callable:
     def function(input, other):
         a, b = together(input, other)
         if a._value.dtype is not FLOAT:
@@ -162,7 +161,7 @@ def copysign(input, other):
         other = math.copysign(1.0, other)
     input, other = together(input, other, floating=True)
     result = where(is_negative(other), -abs(input), abs(input))
-    return into(result, infer(Op.ADD, (input._value, other._value)))
+    return into(result, INFER[Op.ADD]((input._value, other._value), None))
 
 
 @implements("hypot")
@@ -171,7 +170,7 @@ def hypot(input, other):
     a, b = (abs(floating(x, "hypot")) for x in (input, other))
     top = maximum(a, b)
     ratio = minimum(a, b) / top
-    length = top * node(Op.SQRT, 1 + ratio * ratio)
+    length = top * sqrt(1 + ratio * ratio)
     return where((a == INF) | (b == INF), INF, where(top == 0, 0.0, length))
 
 
@@ -180,9 +179,9 @@ def fmod(input, other):
     """The remainder of input / other, with the sign of input."""
     a, b = together(input, other)
     if numeric(a, "fmod")._value.dtype is FLOAT:
-        rest = node(Op.MOD, abs(a), abs(b))
+        rest = remainder(abs(a), abs(b))
         return where((rest == 0) & (a == 0), a, where(a < 0, -rest, rest))
-    rest = node(Op.MOD, a, b)
+    rest = remainder(a, b)
     return where((rest != 0) & ((a < 0) != (b < 0)), rest - b, rest)
 
 
@@ -216,23 +215,21 @@ def heaviside(input, values):
     return into(where(input == 0, values, convert(input > 0, input._value.dtype)), input._value)
 
 
-@implements("lerp")
+@implements("lerp", check=floating)
 def lerp(input, end, weight):
     """input + weight * (end - input)."""
-    floating(input, "lerp")
     alike("lerp", input, end, weight)
-    difference = sub(end, input)
+    difference = end - input
     near, far = input + weight * difference, end - difference * (1 - weight)
-    if isinstance(weight, Tensor):
-        return where(abs(weight) < 0.5, near, far)
-    return near if abs(weight) < 0.5 else far
+    is_near = abs(weight) < 0.5
+    return where(is_near, near, far) if isinstance(weight, Tensor) else near if is_near else far
 
 
 @implements("addcmul")
 def addcmul(input, tensor1, tensor2, *, value=1):
     """input + value * tensor1 * tensor2."""
     input, tensor1, tensor2 = together(input, tensor1, tensor2)
-    return add(numeric(input, "addcmul"), mul(tensor1, tensor2), alpha=value)
+    return torch.add(numeric(input, "addcmul"), tensor1 * tensor2, alpha=value)
 
 
 @implements("addcdiv")
@@ -241,57 +238,53 @@ def addcdiv(input, tensor1, tensor2, *, value=1):
     if not result_dtype(tensor1, tensor2).is_floating_point:
         refuse("addcdiv", tensor1, "write input + value * (tensor1 / tensor2)")
     input, tensor1, tensor2 = together(input, tensor1, tensor2)
-    return add(input, div(tensor1, tensor2), alpha=value)
+    return torch.add(input, tensor1 / tensor2, alpha=value)
 
 
 formulas({
-    "xlogy": ("input * log(other); 0 where input is 0.", _xlogy(Op.LOG)),
-    "xlog1py": ("input * log1p(other); 0 where input is 0.", _xlogy(Op.LOG1P)),
-    "logaddexp": ("log(exp(input) + exp(other)).", lambda input, other:
-        _logaddexp(input, other, Op.EXP, LN2)),
-    "logaddexp2": ("log2(2 ** input + 2 ** other).", lambda input, other:
-        _logaddexp(input, other, Op.EXP2, 1.0)),
+    "xlogy": ("input * log(other); 0 where input is 0.", _xlogy(log)),
+    "xlog1py": ("input * log1p(other); 0 where input is 0.", _xlogy(log1p)),
+    "logaddexp": ("log(exp(input) + exp(other)).", _logaddexp(exp, LN2)),
+    "logaddexp2": ("log2(2 ** input + 2 ** other).", _logaddexp(torch.exp2, 1.0)),
     "fmax": ("The larger; of a NaN and a number the number.", _fmax(maximum)),
     "fmin": ("The smaller; of a NaN and a number the number.", _fmax(minimum)),
     "float_power": ("input ** exponent of reals, in float32.", lambda input, exponent:
-        pow(*together(input, exponent, floating=True))),
+        operator.pow(*together(input, exponent, floating=True))),
 })  # fmt: skip
 
 
 # activations
 
 
-@implements("hardtanh")
+@implements("hardtanh", check=numeric)
 def hardtanh(input, min_val=-1.0, max_val=1.0):
     """x, but not below min_val nor above max_val."""
-    if numeric(input, "hardtanh")._value.dtype is not FLOAT:
+    if input._value.dtype is not FLOAT:
         min_val, max_val = int(min_val), int(max_val)
     return clamp(input, min_val, max_val)
 
 
-@implements("gelu")
+@implements("gelu", check=floating)
 def gelu(input, *, approximate="none"):
     """x times the normal distribution function of x; approximate is "none" or "tanh"."""
-    x = floating(input, "gelu")
     if approximate == "none":
-        return 0.5 * x * (1.0 + node(Op.ERF, x * math.sqrt(0.5)))
+        return 0.5 * input * (1.0 + erf(input * math.sqrt(0.5)))
     if approximate != "tanh":
         fail(TraceError, f"gelu(approximate={approximate!r}): expected 'none' or 'tanh'")
-    inside = math.sqrt(2.0 / math.pi) * (x + 0.044715 * (x * x * x))
-    return 0.5 * x * (1.0 + node(Op.TANH, inside))
+    inside = math.sqrt(2.0 / math.pi) * (input + 0.044715 * (input * input * input))
+    return 0.5 * input * (1.0 + tanh(inside))
 
 
-@implements("softplus")
+@implements("softplus", check=floating)
 def softplus(input, beta=1.0, threshold=20.0):
     """log(1 + exp(beta x)) / beta; x where beta x is above the threshold."""
-    x = floating(input, "softplus")
-    scaled = x if beta == 1 else x * beta
-    smooth = node(Op.LOG1P, node(Op.EXP, scaled))
-    return where(scaled > threshold, x, smooth if beta == 1 else smooth / beta)
+    scaled = input if beta == 1 else input * beta
+    smooth = log1p(exp(scaled))
+    return where(scaled > threshold, input, smooth if beta == 1 else smooth / beta)
 
 
 def _elu(x: Tensor, alpha: float, scale: float = 1.0, inside: float = 1.0) -> Tensor:
-    below = node(Op.EXPM1, x if inside == 1 else x / inside)
+    below = expm1(x if inside == 1 else x / inside)
     return where(x > 0, x if scale == 1 else scale * x, alpha * below)
 
 
@@ -303,16 +296,16 @@ formulas({
         value: where(input <= threshold, value, input)),
 }, numeric)  # fmt: skip
 formulas({
-    "silu": ("x * sigmoid(x).", lambda input: input * node(Op.SIGMOID, input)),
+    "silu": ("x * sigmoid(x).", lambda input: input * sigmoid(input)),
     "logsigmoid": ("log(sigmoid(x)).", lambda input:
-        minimum(input, 0.0) - node(Op.LOG1P, node(Op.EXP, -abs(input)))),
+        minimum(input, 0.0) - log1p(exp(-abs(input)))),
     "elu": ("x above 0, alpha * (exp(x) - 1) below.", lambda input, alpha=1.0: _elu(input, alpha)),
     "celu": ("x above 0, alpha * (exp(x / alpha) - 1) below.", lambda input, alpha=1.0:
         _elu(input, alpha, 1.0, alpha)),
     "selu": ("The self-normalizing elu.", lambda input: _elu(input, _SELU[0] * _SELU[1], _SELU[0])),
     "leaky_relu": ("x above 0, negative_slope * x below.", lambda input, negative_slope=0.01:
         where(input > 0, input, input * negative_slope)),
-    "mish": ("x * tanh(softplus(x)).", lambda input: input * node(Op.TANH, softplus(input))),
+    "mish": ("x * tanh(softplus(x)).", lambda input: input * tanh(softplus(input))),
     "softsign": ("x / (1 + |x|).", lambda input: input / (1 + abs(input))),
     "hardsigmoid": ("x / 6 + 1/2 within [0, 1].", lambda input: clamp(input + 3.0, 0.0, 6.0) / 6.0),
     "hardswish": ("x * hardsigmoid(x).", lambda input:
@@ -320,7 +313,7 @@ formulas({
     "hardshrink": ("x, but 0 within [-lambd, lambd].", lambda input, lambd=0.5:
         where(abs(input) <= lambd, 0.0, input)),
     "softshrink": ("x moved by lambd towards 0.", lambda input, lambd=0.5:
-        where(abs(input) <= lambd, 0.0, input - lambd * node(Op.SIGN, input))),
-    "tanhshrink": ("x - tanh(x).", lambda input: input - node(Op.TANH, input)),
-    "frac": ("x - trunc(x).", lambda input: input - node(Op.TRUNC, input)),
+        where(abs(input) <= lambd, 0.0, input - lambd * sign(input))),
+    "tanhshrink": ("x - tanh(x).", lambda input: input - tanh(input)),
+    "frac": ("x - trunc(x).", lambda input: input - trunc(input)),
 }, floating)  # fmt: skip

@@ -52,9 +52,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     Raises DtypeError for a dtype that HTile does not take.
     """
     known = DTYPES.get(dtype)
-    if known is None or known.computed is None:
-        names = ", ".join(
-            str(d.dtype).removeprefix("torch.") for d in DTYPES.values() if d.computed
-        )
-        raise DtypeError(f"dtype {dtype_name(dtype)} is not supported; HTile takes {names}")
-    return known.computed
+    if known and known.computed:
+        return known.computed
+    names = ", ".join(str(d).removeprefix("torch.") for d, k in DTYPES.items() if k.computed)
+    raise DtypeError(f"dtype {dtype_name(dtype)} is not supported; HTile takes {names}")

@@ -24,10 +24,9 @@ from .promotion import (
     filled,
     into,
     not_zero,
-    number,
     numeric,
     operand,
-    promoted,
+    real,
     refuse,
     result_dtype,
     scalar,
@@ -35,59 +34,52 @@ from .promotion import (
 )
 from .tensor import FUNCTIONS, Tensor, call, copy, fail, node
 
+PLACES = {"torch.special": torch.special, "F": torch.nn.functional, "torch": torch}
 
-def implements(*spellings: str, doc: str = "", method: bool = True) -> Callable:
+
+def implements(
+    *spellings: str, method: bool = True, check: Callable | None = None
+) -> Callable[[Callable], Callable]:
     """Enter a function under torch's names; a dotted one (`linalg.norm`) means that place only.
 
-    doc: its docstring, where the function is a lambda.
+    check: what the first operand goes through before; it is given the function's name too.
     """
 
     def enter(function: Callable) -> Callable:
-        function.__doc__ = function.__doc__ or doc
+        @functools.wraps(function)
+        def checked(input, *args, **kwargs):
+            return function(check(input, spellings[0]), *args, **kwargs)
+
+        entry = checked if check else function
         for spelling in spellings:
             if "." in spelling:
-                FUNCTIONS[operator.attrgetter(spelling)(torch)] = f"torch.{spelling}", function
+                FUNCTIONS[operator.attrgetter(spelling)(torch)] = f"torch.{spelling}", entry
                 continue
-            for module, prefix in (
-                (torch.special, "torch.special"),
-                (torch.nn.functional, "F"),
-                (torch, "torch"),
-            ):
-                if (known := getattr(module, spelling, None)) is not None:
-                    FUNCTIONS[known] = f"{prefix}.{spelling}", function
+            for prefix, module in PLACES.items():
+                if hasattr(module, spelling):
+                    FUNCTIONS[getattr(module, spelling)] = f"{prefix}.{spelling}", entry
             if method and hasattr(torch.Tensor, spelling):
-                attach(spelling, function)
+                attach(spelling, entry)
         return function
 
     return enter
 
 
 def formulas(table: dict[str, tuple[str, Callable]], check: Callable | None = None) -> None:
-    """Enter functions of one line: {names: (docstring, function)}.
-
-    check: what the first operand goes through before; it is given the function's name too.
-    """
+    """Enter functions of one line: {names: (docstring, function)}; `check` as above."""
     for names, (doc, function) in table.items():
-        checked = function if check is None else _checked(check, names.split()[0], function)
-        implements(*names.split(), doc=doc)(checked)
-
-
-def _checked(check: Callable, name: str, function: Callable) -> Callable:
-    @functools.wraps(function)
-    def checked(input, *args, **kwargs):
-        return function(check(input, name), *args, **kwargs)
-
-    return checked
+        function.__doc__ = doc
+        implements(*names.split(), check=check)(function)
 
 
 def attach(name: str, function: Callable, doc: str = "") -> None:
     """Make a method of `Tensor`; its first argument is the tensor."""
+    function.__doc__ = function.__doc__ or doc
 
     def method(self, *args, **kwargs):
         return call(f"x.{name}", function, (self, *args), kwargs)
 
-    method.__name__ = name
-    method.__doc__ = function.__doc__ = function.__doc__ or doc
+    method.__name__, method.__doc__ = name, function.__doc__
     FUNCTIONS[getattr(torch.Tensor, name)] = f"x.{name}", function
     setattr(Tensor, name, method)
 
@@ -95,19 +87,15 @@ def attach(name: str, function: Callable, doc: str = "") -> None:
 # elementwise, one operand
 
 
-def _float(op: Op) -> Callable:
-    return lambda input: node(op, *together(input, floating=True))
-
-
-def _numeric(op: Op) -> Callable:
-    return lambda input: node(op, numeric(input, op.value))
+def _unary(op: Op) -> Callable:
+    return lambda input: node(op, input)
 
 
 def _rounding(op: Op) -> Callable:
     def function(input, *, decimals=0):
         if decimals:
             fail(UnsupportedError, "torch.round(decimals=...) is not supported; scale, then round")
-        return node(op, input) if numeric(input, op.value)._value.dtype is FLOAT else input
+        return node(op, input) if input._value.dtype is FLOAT else input
 
     return function
 
@@ -120,26 +108,30 @@ def _mask(x: object) -> object:
 
 
 formulas({
-    "sqrt": ("The square root.", _float(Op.SQRT)),
-    "rsqrt": ("One over the square root.", _float(Op.RSQRT)),
-    "exp": ("e to the power x.", _float(Op.EXP)),
-    "exp2": ("2 to the power x.", _float(Op.EXP2)),
-    "expm1": ("exp(x) - 1, exact for small x.", _float(Op.EXPM1)),
-    "log": ("The natural logarithm.", _float(Op.LOG)),
-    "log2": ("The logarithm to base 2.", _float(Op.LOG2)),
-    "log10": ("The logarithm to base 10.", _float(Op.LOG10)),
-    "log1p": ("log(1 + x), exact for small x.", _float(Op.LOG1P)),
-    "sin": ("The sine.", _float(Op.SIN)),
-    "cos": ("The cosine.", _float(Op.COS)),
-    "tanh": ("The hyperbolic tangent.", _float(Op.TANH)),
-    "sigmoid expit": ("1 / (1 + exp(-x)).", _float(Op.SIGMOID)),
-    "erf": ("The error function.", _float(Op.ERF)),
-    "neg negative": ("-x.", _numeric(Op.NEG)),
-    "abs absolute": ("The magnitude.", _numeric(Op.ABS)),
+    "sqrt": ("The square root.", _unary(Op.SQRT)),
+    "rsqrt": ("One over the square root.", _unary(Op.RSQRT)),
+    "exp": ("e to the power x.", _unary(Op.EXP)),
+    "exp2": ("2 to the power x.", _unary(Op.EXP2)),
+    "expm1": ("exp(x) - 1, exact for small x.", _unary(Op.EXPM1)),
+    "log": ("The natural logarithm.", _unary(Op.LOG)),
+    "log2": ("The logarithm to base 2.", _unary(Op.LOG2)),
+    "log10": ("The logarithm to base 10.", _unary(Op.LOG10)),
+    "log1p": ("log(1 + x), exact for small x.", _unary(Op.LOG1P)),
+    "sin": ("The sine.", _unary(Op.SIN)),
+    "cos": ("The cosine.", _unary(Op.COS)),
+    "tanh": ("The hyperbolic tangent.", _unary(Op.TANH)),
+    "sigmoid expit": ("1 / (1 + exp(-x)).", _unary(Op.SIGMOID)),
+    "erf": ("The error function.", _unary(Op.ERF)),
+}, real)  # fmt: skip
+formulas({
+    "neg negative": ("-x.", _unary(Op.NEG)),
+    "abs absolute": ("The magnitude.", _unary(Op.ABS)),
     "floor": ("The next integer below.", _rounding(Op.FLOOR)),
     "ceil": ("The next integer above.", _rounding(Op.CEIL)),
     "round": ("The nearest integer, of two the even one.", _rounding(Op.ROUND)),
     "trunc fix": ("The next integer towards zero.", _rounding(Op.TRUNC)),
+}, numeric)  # fmt: skip
+formulas({
     "sign sgn": ("-1, 0 or 1.", lambda input:
         input if input._value.dtype is BOOL else node(Op.SIGN, input)),
     "logical_not": ("Whether x is zero.", lambda input: node(Op.NOT, not_zero(input))),
@@ -163,25 +155,19 @@ def arithmetic(op: Op, a: object, b: object) -> Tensor:
     return node(op, a, b)
 
 
-def scaled(a: object, b: object, factor: Number, name: str = "alpha") -> object:
+def _scaled(a: object, b: object, factor: Number) -> object:
     """`b * factor` in the dtype of `a + b`; `b` itself for 1."""
     if type(factor) is int and factor == 1:
         return b
     dtype = result_dtype(operand(a), operand(b))
     if isinstance(factor, float) and not dtype.is_floating_point:
-        fail(DtypeError, f"{name}={factor} of integers: write x.float(), or an integer {name}")
+        fail(DtypeError, f"alpha={factor} of integers: write x.float(), or an integer alpha")
     if isinstance(factor, bool) and dtype is not BOOL:
-        fail(DtypeError, f"{name}={factor} of numbers: write {name}={int(factor)}")
+        fail(DtypeError, f"alpha={factor} of numbers: write alpha={int(factor)}")
     if not isinstance(b, Tensor):
         return b * factor
     b = convert(b, dtype)
     return node(Op.MUL if dtype is not BOOL else Op.AND, b, scalar(b, factor, dtype))
-
-
-@implements("add")
-def add(input, other, *, alpha=1):
-    """input + alpha * other; of two masks, or."""
-    return arithmetic(Op.ADD, input, scaled(input, other, alpha))
 
 
 @implements("sub", "subtract")
@@ -190,26 +176,14 @@ def sub(input, other, *, alpha=1):
     for x in (input, other):
         if isinstance(x, bool) or (isinstance(x, Tensor) and x._value.dtype is BOOL):
             fail(DtypeError, "- of bool is not defined: ~k inverts a mask, a ^ b compares two")
-    return arithmetic(Op.SUB, input, scaled(input, other, alpha))
-
-
-@implements("rsub", method=False)
-def rsub(input, other, *, alpha=1):
-    """other - alpha * input."""
-    return sub(other, input, alpha=alpha)
-
-
-@implements("mul", "multiply")
-def mul(input, other):
-    """input * other; of two masks, and."""
-    return arithmetic(Op.MUL, input, other)
+    return arithmetic(Op.SUB, input, _scaled(input, other, alpha))
 
 
 @implements("div", "divide", "true_divide")
 def div(input, other, *, rounding_mode=None):
     """input / other; rounding_mode is None, "floor" or "trunc"."""
     if rounding_mode == "floor":
-        return floor_divide(input, other)
+        return arithmetic(Op.FLOORDIV, input, other)
     if rounding_mode not in (None, "trunc"):
         fail(TraceError, f"rounding_mode={rounding_mode!r}: expected None, 'floor' or 'trunc'")
     if rounding_mode and not result_dtype(operand(input), operand(other)).is_floating_point:
@@ -222,19 +196,14 @@ def _binary(op: Op) -> Callable:
     return lambda input, other: arithmetic(op, input, other)
 
 
-floor_divide = implements("floor_divide", doc="input // other.")(_binary(Op.FLOORDIV))
-remainder = implements("remainder", doc="input % other, with the sign of other.")(_binary(Op.MOD))
-maximum = implements("maximum", doc="The larger; NaN if either is.")(_binary(Op.MAXIMUM))
-minimum = implements("minimum", doc="The smaller; NaN if either is.")(_binary(Op.MINIMUM))
-
 _POWERS = {
     1.0: copy,
-    2.0: lambda x: mul(x, x),
-    3.0: lambda x: mul(mul(x, x), x),
+    2.0: lambda x: x * x,
+    3.0: lambda x: x * x * x,
     0.5: lambda x: node(Op.SQRT, x),
     -0.5: lambda x: node(Op.RSQRT, x),
-    -1.0: lambda x: div(1.0, x),
-    -2.0: lambda x: div(1.0, mul(x, x)),
+    -1.0: lambda x: 1.0 / x,
+    -2.0: lambda x: 1.0 / (x * x),
 }
 
 
@@ -285,14 +254,22 @@ def _truth(x: Tensor | Number) -> Tensor | bool:
 
 
 def _logical(op: Op, prepare: Callable) -> Callable:
-    return lambda input, other: node(
-        op, *together(prepare(operand(input)), prepare(operand(other)))
-    )
+    return lambda input, other: node(op, *together(*(prepare(operand(x)) for x in (input, other))))
 
 
+maximum, minimum = _binary(Op.MAXIMUM), _binary(Op.MINIMUM)
 formulas({
-    "reciprocal": ("1 / x.", lambda input: div(1.0, input)),
-    "square": ("x * x.", lambda input: pow(input, 2)),
+    "add": ("input + alpha * other; of two masks, or.", lambda input, other, *, alpha=1:
+        arithmetic(Op.ADD, input, _scaled(input, other, alpha))),
+    "rsub": ("other - alpha * input.", lambda input, other, *, alpha=1:
+        sub(other, input, alpha=alpha)),
+    "mul multiply": ("input * other; of two masks, and.", _binary(Op.MUL)),
+    "floor_divide": ("input // other.", _binary(Op.FLOORDIV)),
+    "remainder": ("input % other, with the sign of other.", _binary(Op.MOD)),
+    "maximum": ("The larger; NaN if either is.", maximum),
+    "minimum": ("The smaller; NaN if either is.", minimum),
+    "reciprocal": ("1 / x.", lambda input: 1.0 / input),
+    "square": ("x * x.", lambda input: input**2),
     "eq": ("input == other.", _comparison(Op.EQ)),
     "ne not_equal": ("input != other.", _comparison(Op.NE)),
     "lt less": ("input < other.", _comparison(Op.LT)),
@@ -315,13 +292,7 @@ def where(condition, input, other):
         fail(TraceError, "torch.where needs a condition on tensors; for a Python bool write if")
     if condition._value.dtype is not BOOL:
         refuse("torch.where", condition, "its condition is a mask, write x != 0")
-    given = [operand(x) for x in (input, other)]
-    dtype = result_dtype(*given)
-    branches = [
-        promoted(x, dtype, given) if isinstance(x, Tensor) else scalar(condition, x, dtype)
-        for x in given
-    ]
-    return node(Op.WHERE, condition, *branches)
+    return node(Op.WHERE, condition, *together(input, other, like=condition))
 
 
 attach("where", lambda input, condition, other: where(condition, input, other),
@@ -331,31 +302,26 @@ attach("where", lambda input, condition, other: where(condition, input, other),
 @implements("masked_fill")
 def masked_fill(input, mask, value):
     """The value where the mask holds, input elsewhere."""
-    if isinstance(operand(value), Tensor):
-        if value.ndim:
-            fail(ShapeError, "masked_fill takes one value: write torch.where(mask, value, x)")
-        value = into(value, input._value)
-    else:
-        value = scalar(input, value, input._value.dtype)
-    return where(mask, value, input)
+    if not isinstance(operand(value), Tensor):
+        return where(mask, scalar(input, value, input._value.dtype), input)
+    if value.ndim:
+        fail(ShapeError, "masked_fill takes one value: write torch.where(mask, value, x)")
+    return where(mask, into(value, input._value), input)
 
 
 @implements("clamp", "clip")
 def clamp(input, min=None, max=None):
     """input, but not below min nor above max; each is a number, a tensor or None."""
     bounds = [b for b in (min, max) if b is not None]
+    ops = [op for op, b in ((Op.MAXIMUM, min), (Op.MINIMUM, max)) if b is not None]
     if not bounds:
         fail(TraceError, "clamp needs min, max or both: write x.clamp(min=0.0)")
-    given = (input, *map(operand, bounds))
-    dtype = result_dtype(*given)
+    dtype = result_dtype(input, *map(operand, bounds))
     if dtype is BOOL and not all(isinstance(b, Tensor) for b in bounds):
         refuse("clamp to a number", input, "write it with & and |")
-    x = promoted(input, dtype, given)
-    for op, bound in ((Op.MAXIMUM, min), (Op.MINIMUM, max)):
-        if bound is not None:
-            is_tensor = isinstance(bound, Tensor)
-            bound = promoted(bound, dtype, given) if is_tensor else number(bound, dtype)
-            x = arithmetic(op, x, bound)
+    x, *bounds = together(input, *bounds)
+    for op, bound in zip(ops, bounds, strict=True):
+        x = arithmetic(op, x, bound)
     return x
 
 
@@ -368,16 +334,11 @@ formulas({
 # operators
 
 
-def _reflected(function: Callable) -> Callable:
-    return lambda self, other: function(other, self)
-
-
 def _comparable(function: Callable) -> Callable:
-    def method(self, other):
-        foreign = other is None or isinstance(other, (str, type, torch.dtype))
-        return NotImplemented if foreign else function(self, other)
-
-    return method
+    foreign = (type(None), str, type, torch.dtype)
+    return lambda self, other: (
+        NotImplemented if isinstance(other, foreign) else function(self, other)
+    )
 
 
 def _in_place(function: Callable) -> Callable:
@@ -385,13 +346,13 @@ def _in_place(function: Callable) -> Callable:
 
     def method(self, other):
         result = function(self, other)
-        old, new = self._value, result._value
-        if _roles(self) == {Role.SCALAR} and not old.spread:
+        old, new, roles = self._value, result._value, _roles(self)
+        if roles == {Role.SCALAR} and not old.spread:
             return result  # a Python number: the name is bound anew, other names of it are not
         if new.inner != old.inner:
             fail(ShapeError, f"an in-place operator on a value of shape {old.inner} with one of "
                  f"shape {new.inner}: write x = x + ... for x += ...")  # fmt: skip
-        if new.varies is Varies.ROW is not old.varies and _roles(self):
+        if new.varies is Varies.ROW is not old.varies and roles:
             fail(TraceError, "an in-place operator puts what differs from row to row into a value "
                  "that all rows share: write x = x + ... for x += ...")  # fmt: skip
         if not torch.can_cast(new.dtype, old.dtype):
@@ -405,23 +366,21 @@ def _in_place(function: Callable) -> Callable:
 
 def _roles(x: Tensor) -> set[Role]:
     """The roles of the arguments that a value is computed of."""
-    inputs = {i.id: i.role for i in x._builder.inputs}
-    todo, seen = [x._id], set()
-    while todo:
-        if (id := todo.pop()) not in seen:
-            seen.add(id)
-            todo += x._builder[id].inputs
-    return {inputs[id] for id in seen if id in inputs}
+    used = {x._id}
+    for id in range(x._id, -1, -1):
+        used |= set(x._builder[id].inputs) if id in used else set()
+    return {i.role for i in x._builder.inputs if i.id in used}
 
 
 _METHODS = vars(Tensor)
-for _name, _function in {
-    "add": add, "sub": sub, "mul": mul, "truediv": div, "floordiv": floor_divide,
-    "mod": remainder, "pow": pow, "and": _METHODS["bitwise_and"], "or": _METHODS["bitwise_or"],
-    "xor": _METHODS["bitwise_xor"],
+for _name, _method in {
+    "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide",
+    "mod": "remainder", "pow": "pow", "and": "bitwise_and", "or": "bitwise_or",
+    "xor": "bitwise_xor",
 }.items():  # fmt: skip
+    _function = _METHODS[_method]
     setattr(Tensor, f"__{_name}__", lambda self, other, f=_function: f(self, other))
-    setattr(Tensor, f"__r{_name}__", _reflected(_function))
+    setattr(Tensor, f"__r{_name}__", lambda self, other, f=_function: f(other, self))
     setattr(Tensor, f"__i{_name}__", _in_place(_function))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(Tensor, f"__{_name}__", _comparable(_METHODS[_name]))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import Location, TraceError
-from .ops import Op, Value, dtype_name, infer
+from .ops import INFER, Op, Value, dtype_name
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -100,9 +100,8 @@ class Graph:
         import networkx as nx
 
         dag = nx.DiGraph()
-        for node in self.nodes:
-            dag.add_node(node.id, node=node)
-            dag.add_edges_from((i, node.id) for i in node.inputs)
+        dag.add_nodes_from((node.id, {"node": node}) for node in self)
+        dag.add_edges_from((i, node.id) for node in self for i in node.inputs)
         return nx.freeze(dag)
 
     @cached_property
@@ -125,16 +124,13 @@ class Graph:
         return tuple(self[i] for i in node.inputs)
 
     def __str__(self) -> str:
-        names = {i.id: i for i in self.inputs}
+        inputs = {i.id: f" ({i.role.value} {dtype_name(i.dtype)})" for i in self.inputs}
         lines = [f"graph {self.name}, one row of N = {self.n}"]
         for node in self:
-            if node.op is Op.INPUT:
-                kind = names[node.id]
-                what = f"input {node.arg} ({kind.role.value} {dtype_name(kind.dtype)})"
-            else:
-                operands = ", ".join(f"%{i}" for i in node.inputs)
-                arg = "" if node.arg is None else _arg_text(node.arg)
-                what = f"{node.op.value} " + ", ".join(filter(None, (operands, arg)))
+            arg = dtype_name(node.arg) if isinstance(node.arg, torch.dtype) else repr(node.arg)
+            arg = node.arg + inputs[node.id] if node.op is Op.INPUT else arg
+            read = [f"%{i}" for i in node.inputs] + [arg] * (node.arg is not None)
+            what = f"{node.op.value} {', '.join(read)}"
             where = f"  # {node.loc.short}" if node.loc else ""
             lines.append(f"  %{node.id:<3} = {what:<32} : {node.value!s:<24}{where}".rstrip())
         for out in self.outputs:
@@ -143,16 +139,11 @@ class Graph:
         return "\n".join(lines)
 
 
-def _arg_text(arg: object) -> str:
-    return dtype_name(arg) if isinstance(arg, torch.dtype) else repr(arg)
-
-
 class Builder:
     """Makes the nodes of one graph; after `finish` it adds none."""
 
     def __init__(self, name: str, n: int):
-        self.name = name
-        self.n = n
+        self.name, self.n = name, n
         self.inputs: list[Input] = []
         self._nodes: list[Node] = []
         self._is_finished = False
@@ -165,7 +156,7 @@ class Builder:
     ) -> int:
         """Add an operation; its value is inferred. Returns the id."""
         inputs = tuple(inputs)
-        value = infer(op, tuple(self[i].value for i in inputs), arg)
+        value = INFER[op](tuple(self[i].value for i in inputs), arg)
         return self._add(op, inputs, arg, value, loc)
 
     def add_input(self, name: str, role: Role, dtype: torch.dtype, value: Value) -> int:
@@ -201,13 +192,10 @@ def returned_dtype(builder: Builder, value: Value) -> torch.dtype:
     What `.to` declared; else, for a floating row, that of the first floating row argument of 16 or
     more bits; else what it is computed in.
     """
-    if value.stored is not None:
-        return value.stored
-    if value.dtype.is_floating_point and value.spread:
-        for i in builder.inputs:
-            if i.role is Role.ROW and i.dtype.is_floating_point and i.dtype.itemsize >= 2:
-                return i.dtype
-    return value.dtype
+    if value.stored is not None or not (value.dtype.is_floating_point and value.spread):
+        return value.stored or value.dtype
+    rows = (i.dtype for i in builder.inputs if i.role is Role.ROW and i.dtype.is_floating_point)
+    return next((dtype for dtype in rows if dtype.itemsize >= 2), value.dtype)
 
 
 def verify(graph: Graph) -> None:
@@ -220,7 +208,7 @@ def verify(graph: Graph) -> None:
             assert node.id in named and named[node.id].name == node.arg, f"unnamed input: {node}"
         elif node.op is not Op.CONST:
             values = tuple(o.value for o in graph.operands(node))
-            assert node.value == infer(node.op, values, node.arg), f"value differs: {node}"
+            assert node.value == INFER[node.op](values, node.arg), f"value differs: {node}"
     assert graph.outputs, f"{graph.name} has no outputs"
     for out in graph.outputs:
         assert 0 <= out.id < len(graph), f"output {out.name} is no node"

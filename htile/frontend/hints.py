@@ -13,9 +13,7 @@ _ALONG = "operations along the row other than reductions are not built yet"
 _PARTS = (
     "pass the parts of a row as arguments of their own: f(x[..., :n], x[..., n:]) copies nothing"
 )
-_VALUES = "values are not known while tracing"
 _AXIS = "a row has one axis, use it as it is"
-_DEVICE = "the kernel runs where its inputs are"
 _INACCURATE = "no accurate form of it is built yet"
 _MEMORY = "a row has no memory of its own while tracing; leave it out"
 _BITS = "there are no operations on the bits of numbers; & | ^ ~ are for masks"
@@ -31,8 +29,8 @@ HINTS = {
         "cat stack chunk split glu narrow unbind select pad hstack tensor_split": _PARTS,
         "gather scatter index_select take nll_loss cross_entropy one_hot embedding": _INDEX,
         "view reshape permute transpose unflatten repeat tile T mT t": _AXIS,
-        "item tolist numpy equal allclose": _VALUES,
-        "device cuda cpu is_cuda": _DEVICE,
+        "item tolist numpy equal allclose": "values are not known while tracing",
+        "device cuda cpu is_cuda": "the kernel runs where its inputs are",
         "bitwise_left_shift bitwise_right_shift __lshift__ __rshift__": _BITS,
         "is_contiguous stride data_ptr storage_offset layout is_leaf": _MEMORY,
         "grad grad_fn backward": "HTile has no gradients yet; see docs/guide.md",

@@ -24,13 +24,12 @@ _FOLDERS = {
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep: "torch",
 }
 
+# Modules of Python whose functions give the same result for the same arguments, always.
 _PURE = (
     "abc array bisect builtins cmath collections collections_abc contextlib copy dataclasses "
     "decimal enum fractions functools heapq itertools keyword logging math numbers operator re "
     "statistics string struct textwrap types typing warnings"
 )
-PURE = frozenset(_PURE.split())
-"""Modules of Python whose functions give the same result for the same arguments, always."""
 
 _ESCAPES = {dir, eval, exec, globals, input, vars, builtins.__import__}
 _SETTING = re.compile(r"(get|current|are|initial)_|(seed|rand|randn|randint|randperm)$|.*_enabled$")
@@ -68,14 +67,14 @@ def library_of(thing: object) -> str:
     if isinstance(thing, types.FunctionType):
         return library(thing.__code__.co_filename)
     if not isinstance(thing, types.ModuleType):
-        if getattr(thing, "__module__", None) == "builtins" and isinstance(thing, type):
+        module = getattr(thing, "__module__", None)
+        if module == "builtins" and isinstance(thing, type):
             return "" if thing.__flags__ & _HEAP_TYPE else "builtins"  # `exec` says builtins too
         owner = getattr(thing, "__self__", None)
         owner = getattr(thing, "__objclass__", None) if owner is None else owner
         if owner is not None:
             return library_of(owner if isinstance(owner, (type, types.ModuleType)) else type(owner))
-        names = getattr(thing, "__module__", None), type(thing).__module__
-        thing = next((sys.modules[n] for n in names if n in sys.modules), None)
+        thing = sys.modules.get(module, sys.modules.get(type(thing).__module__))
         if thing is None:
             return ""
     name, file = thing.__name__, vars(thing).get("__file__")
@@ -99,4 +98,4 @@ def reads_state(function: object) -> bool:
         return bool(_SETTING.match(name)) and function not in SETTINGS
     if origin == "numpy":
         return "random" in (getattr(function, "__module__", None) or "")
-    return origin != "htile" and origin.removeprefix("_") not in PURE
+    return origin != "htile" and origin.removeprefix("_") not in _PURE.split()

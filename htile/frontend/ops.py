@@ -15,7 +15,6 @@ from functools import reduce
 
 import torch
 
-from ..errors import ShapeError
 from .dtypes import compute_dtype, dtype_name
 
 
@@ -90,7 +89,10 @@ COMPARISONS = frozenset({Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE})
 
 
 class Varies(Enum):
-    """Over what a value changes: with the row, only with the column, or not at all."""
+    """Over what a value changes: with the row, only with the column, or not at all.
+
+    Of the operands of an operation the first in this order decides.
+    """
 
     ROW = "row"
     SHARED = "shared"
@@ -121,12 +123,6 @@ class Value:
         return f"{self.varies.value} {dtype_name(self.dtype)}[{shape}]{declared}"
 
 
-def join_varies(values: tuple[Value, ...]) -> Varies:
-    """The widest of the operands: ROW over SHARED over SCALAR."""
-    kinds = {v.varies for v in values}
-    return next((k for k in (Varies.ROW, Varies.SHARED) if k in kinds), Varies.SCALAR)
-
-
 def join_stored(values: tuple[Value, ...]) -> torch.dtype | None:
     """The declared dtype that sticks to an elementwise result: the promotion of those declared.
 
@@ -143,54 +139,35 @@ def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
     torch.broadcast_shapes imports sympy, which takes half a second.
     """
     rank = max(map(len, shapes), default=0)
-    result = []
-    for sizes in zip(*((1,) * (rank - len(s)) + tuple(s) for s in shapes), strict=True):
-        wide = set(sizes) - {1}
-        if len(wide) > 1:
-            return None
-        result.append(wide.pop() if wide else 1)
-    return tuple(result)
-
-
-def broadcast_inner(values: tuple[Value, ...]) -> tuple[int, ...]:
-    """The broadcast of the operands' inner shapes. Raises ShapeError."""
-    shapes = {v.inner for v in values if v.inner}
-    shape = broadcast_shapes(*shapes) if len(shapes) > 1 else next(iter(shapes), ())
-    if shape is None:
-        shapes = " and ".join(str(v.inner) for v in values)
-        raise ShapeError(f"shapes inside a row do not broadcast: {shapes}")
-    return shape
+    columns = zip(*((1,) * (rank - len(s)) + tuple(s) for s in shapes), strict=True)
+    wide = [set(sizes) - {1} or {1} for sizes in columns]
+    return tuple(size for (size,) in wide) if all(len(w) == 1 for w in wide) else None
 
 
 Rule = Callable[[tuple[Value, ...], object], Value]
 
 
+def _joined(values: tuple[Value, ...], of: tuple[Value, ...]) -> Value:
+    """The value of operands together, with the dtypes of those in `of`."""
+    inner = broadcast_shapes(*(v.inner for v in values))
+    assert inner is not None, f"shapes do not broadcast: {values}"  # a row has one axis, of N
+    assert len({v.dtype for v in of}) == 1, f"operands of different dtypes: {of}"
+    varies = min((v.varies for v in values), key=list(Varies).index)
+    spread = any(v.spread for v in values)
+    return Value(inner, varies, of[0].dtype, join_stored(of), spread)
+
+
 def _elementwise(values: tuple[Value, ...], arg: object) -> Value:
-    dtypes = {v.dtype for v in values}
-    assert len(dtypes) == 1, f"operands of different dtypes: {values}"
-    return Value(
-        broadcast_inner(values),
-        join_varies(values),
-        values[0].dtype,
-        join_stored(values),
-        any(v.spread for v in values),
-    )
+    return _joined(values, values)
 
 
 def _comparison(values: tuple[Value, ...], arg: object) -> Value:
-    return replace(_elementwise(values, arg), dtype=torch.bool, stored=None)
+    return replace(_joined(values, values), dtype=torch.bool, stored=None)
 
 
 def _where(values: tuple[Value, ...], arg: object) -> Value:
-    condition, *branches = values
-    assert condition.dtype is torch.bool, f"expected a bool condition: {values}"
-    value = _elementwise(tuple(branches), arg)
-    return replace(
-        value,
-        inner=broadcast_inner(values),
-        varies=join_varies(values),
-        spread=any(v.spread for v in values),
-    )
+    assert values[0].dtype is torch.bool, f"expected a bool condition: {values}"
+    return _joined(values, values[1:])
 
 
 def _cast(values: tuple[Value, ...], arg: object) -> Value:
@@ -230,6 +207,7 @@ def _leaf(values: tuple[Value, ...], arg: object) -> Value:
 
 MASKS, FLOATS = (torch.bool,), (torch.float32,)
 NUMBERS = (torch.float32, torch.int32, torch.int64)
+# The value of an operation on operands of these values; it may raise DtypeError.
 # fmt: off
 INFER: dict[Op, Rule] = {
     Op.INPUT: _leaf, Op.CONST: _leaf,
@@ -248,8 +226,3 @@ INFER: dict[Op, Rule] = {
     **dict.fromkeys((Op.ANY, Op.ALL), _of(_reduction, *MASKS)),
 }
 # fmt: on
-
-
-def infer(op: Op, values: tuple[Value, ...], arg: object = None) -> Value:
-    """The value of `op` on operands of these values. Raises ShapeError and DtypeError."""
-    return INFER[op](values, arg)

@@ -7,13 +7,13 @@ which rounds and declares, comes from the user's `.to`, and from what torch itse
 from __future__ import annotations
 
 import math
-from functools import cache, reduce
+from functools import cache
 
 import torch
 
 from ..errors import DtypeError, TraceError
 from .ops import Op, Value, Varies, compute_dtype, dtype_name, join_stored
-from .tensor import Tensor, captured, constant, fail, is_real, node
+from .tensor import Tensor, constant, fail, node
 
 Number = bool | int | float
 NO_OPERAND = "expected a tensor of the row or a Python number, got {}"
@@ -29,8 +29,6 @@ def operand(x: object) -> Tensor | Number:
         if hasattr(x, "item") and getattr(x, "shape", None) == ():
             return x.item()
         fail(TraceError, "a numpy array inside a traced function: pass it as a tensor argument")
-    if is_real(x):
-        captured(x)
     fail(TraceError, NO_OPERAND.format(type(x).__name__))
 
 
@@ -41,24 +39,17 @@ def _promoted(kinds: frozenset) -> torch.dtype:
     samples = [
         k(1) if ndim < 0 else torch.empty((1,) * ndim, dtype=k, device="meta") for k, ndim in ranked
     ]
-
-    def join(a, b):
-        dtype = torch.result_type(a, b)
-        ndim = max(getattr(a, "ndim", 0), getattr(b, "ndim", 0))
-        return torch.empty((1,) * ndim, dtype=dtype, device="meta")
-
-    dtype = reduce(join, samples[1:], join(samples[0], samples[0])).dtype
+    joined = samples[0]
+    for sample in samples:
+        dtype = torch.result_type(joined, sample)
+        joined = torch.empty((1,) * max(0, ranked[0][1]), dtype=dtype, device="meta")
     return FLOAT if dtype.is_floating_point else dtype
 
 
 def result_dtype(*operands: Tensor | Number) -> torch.dtype:
     """What torch promotes these to; every floating type is float32."""
-    return _promoted(
-        frozenset(
-            (x._value.dtype, len(x._value.inner)) if isinstance(x, Tensor) else (type(x), -1)
-            for x in operands
-        )
-    )
+    kinds = ((x._value.dtype, x.ndim) if isinstance(x, Tensor) else (type(x), -1) for x in operands)
+    return _promoted(frozenset(kinds))
 
 
 def number(x: Number, dtype: torch.dtype) -> Number:
@@ -85,9 +76,8 @@ def filled(x: Tensor, value: Number, dtype: torch.dtype | None = None) -> Tensor
     v = x._value
     computed = v.dtype if dtype is None else supported(dtype)
     stored = v.stored if dtype is None else dtype
-    return constant(
-        x, number(value, computed), Value(v.inner, Varies.SCALAR, computed, stored, v.spread)
-    )
+    shown = Value(v.inner, Varies.SCALAR, computed, stored, v.spread)
+    return constant(x, number(value, computed), shown)
 
 
 def supported(dtype: object) -> torch.dtype:
@@ -120,24 +110,32 @@ def promoted(x: Tensor, dtype: torch.dtype, operands: tuple) -> Tensor:
     return convert(x, dtype)
 
 
-def together(*operands_: object, floating: bool = False) -> tuple[Tensor, ...]:
-    """The operands as tensors of one dtype, torch's promotion (or float32)."""
+def together(
+    *operands_: object, floating: bool = False, like: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """The operands as tensors of one dtype, torch's promotion (or float32).
+
+    like: a tensor of their graph; needed where all may be numbers.
+    """
     given = tuple(operand(x) for x in operands_)
     dtype = FLOAT if floating else result_dtype(*given)
-    like = next(x for x in given if isinstance(x, Tensor))
+    like = next(x for x in (like, *given) if isinstance(x, Tensor))
     return tuple(
         promoted(x, dtype, given) if isinstance(x, Tensor) else scalar(like, x, dtype)
         for x in given
     )
 
 
+def real(x: object, what: str = "") -> Tensor:
+    """`x` in float32: torch takes integers and masks to its functions of reals."""
+    return together(x, floating=True)[0]
+
+
 def into(x: Tensor, v: Value) -> Tensor:
     """`x` in the dtype of another value, and declared as that is: what an assignment does."""
     if v.stored is not None and x._value.stored is not v.stored:
         return cast(x, v.stored)
-    if x._value.stored is v.stored:
-        return convert(x, v.dtype)
-    return node(Op.CONVERT, x, arg=v.dtype)
+    return convert(x, v.dtype) if x._value.stored is v.stored else node(Op.CONVERT, x, arg=v.dtype)
 
 
 def alike(what: str, *operands_: object) -> None:
@@ -168,9 +166,7 @@ def numeric(x: Tensor, what: str) -> Tensor:
 
 def not_zero(x: Tensor) -> Tensor:
     """`x` as bool."""
-    if x._value.dtype is BOOL:
-        return x
-    return node(Op.NE, x, scalar(x, 0, x._value.dtype))
+    return x if x._value.dtype is BOOL else node(Op.NE, x, scalar(x, 0, x._value.dtype))
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:

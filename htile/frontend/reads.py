@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import types
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -38,12 +37,19 @@ def reads_of(code: types.CodeType) -> Reads:
     imports: dict[tuple[str, int], None] = {}
     attributes: dict[str, None] = {}
     words: dict[str, None] = {}
-    for part in _nested(code):
-        words |= dict.fromkeys(_words(part.co_consts))
+    parts = [code]
+    for part in parts:
+        constants = list(part.co_consts)
+        for constant in constants:  # both lists grow
+            if isinstance(constant, types.CodeType):
+                parts.append(constant)
+            elif isinstance(constant, tuple):
+                constants += constant
+            elif isinstance(constant, str) and constant.isidentifier():
+                words[constant] = None
         path, level = None, 0
-        for instruction in (*dis.get_instructions(part), None):
-            operation = instruction.opname if instruction else ""
-            name = instruction.argval if instruction else None
+        for instruction in dis.get_instructions(part):
+            operation, name = instruction.opname, instruction.argval
             if operation == "EXTENDED_ARG":
                 continue
             is_attribute = operation in ("LOAD_ATTR", "LOAD_METHOD")
@@ -64,19 +70,3 @@ def reads_of(code: types.CodeType) -> Reads:
                 elif isinstance(name, int):  # the level stands two instructions before an import
                     level = name
     return Reads(*map(tuple, (paths, imports, attributes, words)))
-
-
-def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _nested(constant)
-
-
-def _words(constants: tuple) -> Iterator[str]:
-    """The strings among constants that may be names of attributes."""
-    for constant in constants:
-        if isinstance(constant, str) and constant.isidentifier():
-            yield constant
-        elif isinstance(constant, tuple):
-            yield from _words(constant)

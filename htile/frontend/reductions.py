@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..errors import ShapeError
 from .functions import formulas, maximum, minimum
 from .ops import Op
 from .promotion import BOOL, FLOAT, INT64, cast, convert, not_zero
 from .shapes import check_dim
-from .tensor import NoIndices, Tensor, copy, fail, node
+from .tensor import NoIndices, Tensor, copy, node
 
 
 def reduced(op: Op, x: Tensor, dim: object = None, keepdim: bool = False) -> Tensor:
@@ -19,8 +18,6 @@ def reduced(op: Op, x: Tensor, dim: object = None, keepdim: bool = False) -> Ten
     v = x._value
     if not v.spread:
         return copy(x) if keepdim or not v.inner else node(Op.RESHAPE, x, arg=())
-    if v.inner == (0,) and op in (Op.MAX, Op.MIN):
-        fail(ShapeError, f"{op.value} of a row with no elements")
     result = node(op, x)
     return node(Op.RESHAPE, result, arg=(1,)) if keepdim else result
 
@@ -61,9 +58,9 @@ def _extreme_or_pairwise(name: str, whole: Callable, pairwise: Callable) -> Call
         if other is not None or isinstance(dim, (Tensor, float)):
             return pairwise(input, dim if other is None else other)
         values = whole(input, dim, keepdim)
-        return (
-            values if dim is None else Extreme(values, NoIndices(values._builder, values._id, name))
-        )
+        if dim is None:
+            return values
+        return Extreme(values, NoIndices(values._builder, values._id, name))
 
     return function
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..errors import ArgumentError, DtypeError, Location, ShapeError, UnsupportedError
-from .captures import freeze
+from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
+from .captures import closure, freeze, line_of
 from .graph import Role
 from .ops import broadcast_shapes, compute_dtype
 
@@ -64,12 +64,9 @@ class Call:
     lead: tuple[int, ...]
 
 
-MARKERS = {PerRow: PerRow, Scalar: Scalar, Static: Static, float: float}
-_MARKER_NAMES = {kind.__name__: kind for kind in MARKERS}
+MARKERS = {kind.__name__: kind for kind in (PerRow, Scalar, Static, float)}
 _MISSING = inspect.Parameter.empty
 _UNRESOLVED = (NameError, AttributeError, TypeError, ValueError, SyntaxError, LookupError)
-
-
 _INSTEAD = (
     (torch.nn.Module, "its forward as a function of a row that takes its parameters: "
                       "`def f(x, weight): ...`"),
@@ -93,36 +90,27 @@ class Signature:
         parameters = _parameters(fn)
         for p in parameters:
             if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-                stars = "*" if p.kind is p.VAR_POSITIONAL else "**"
                 raise UnsupportedError(
-                    f"{self.name}: parameter {stars}{p.name} is not supported; "
+                    f"{self.name}: parameter {p.replace(annotation=_MISSING)} is not supported; "
                     "give every argument a parameter of its own",
-                    Location(fn.__code__.co_filename, fn.__code__.co_firstlineno),
+                    line_of(fn),
                 )
         self.names = tuple(p.name for p in parameters)
         self.defaults = tuple(p.default for p in parameters)
         self.parameters = parameters
         positional = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
         self._positional = len(positional)
-        self._by_keyword = {
-            p.name: i for i, p in enumerate(parameters) if p.kind is not p.POSITIONAL_ONLY
-        }
-        # for k positional arguments, the defaults that follow; None where one has no default
-        tails = [self.defaults[k:] for k in range(self._positional + 1)]
-        self._tails = [None if any(d is _MISSING for d in t) else t for t in tails]
+        named = enumerate(parameters)
+        self._by_keyword = {p.name: i for i, p in named if p.kind is not p.POSITIONAL_ONLY}
 
     @functools.cached_property
     def kinds(self) -> tuple[type | None, ...]:
         """For each parameter PerRow, Scalar, Static, float, or None."""
-        scope = _Scope(inspect.unwrap(self.fn))
-        return tuple(_kind(p, scope) for p in self.parameters)
+        written = inspect.unwrap(self.fn)
+        return tuple(_kind(p, written) for p in self.parameters)
 
     def bind(self, args: tuple, kwargs: dict) -> tuple[object, ...]:
         """One value a parameter, in order, defaults filled in. Raises ArgumentError."""
-        if not kwargs and len(args) <= self._positional:
-            tail = self._tails[len(args)]
-            if tail is not None:
-                return args + tail
         if len(args) > self._positional:
             most = self._positional
             self._refuse(f"takes {most} positional argument{'s' * (most != 1)}, got {len(args)}")
@@ -132,13 +120,12 @@ class Signature:
             if i is None:
                 self._refuse(f"takes no keyword argument {name!r}")
             if i < len(args):
-                raise ArgumentError(
-                    f"{self.name} got parameter {name!r} twice: by position and by name"
-                )
+                twice = f"{self.name} got parameter {name!r} twice: by position and by name"
+                raise ArgumentError(twice)
             values[i] = value
-        missing = [n for n, v in zip(self.names, values, strict=True) if v is _MISSING]
+        missing = [repr(n) for n, v in zip(self.names, values, strict=True) if v is _MISSING]
         if missing:
-            self._refuse(f"needs {', '.join(map(repr, missing))}")
+            self._refuse(f"needs {', '.join(missing)}")
         return tuple(values)
 
     def invoke(self, values: tuple) -> object:
@@ -161,49 +148,31 @@ def _parameters(fn) -> tuple[inspect.Parameter, ...]:
     return tuple(signature.parameters.values())
 
 
-class _Scope(dict):
-    """The names that an annotation in text can see: the function's closure, then its globals."""
-
-    def __init__(self, fn):
-        self.globals = fn.__globals__
-        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
-            try:
-                self[name] = cell.cell_contents
-            except ValueError:  # not assigned yet
-                continue
-
-
-def _kind(p: inspect.Parameter, scope: _Scope) -> type | None:
+def _kind(p: inspect.Parameter, fn: types.FunctionType) -> type | None:
     if p.annotation is not _MISSING:
-        return _marker(p.annotation, scope)
+        return _marker(p.annotation, fn)
     if p.name in ("self", "cls"):  # of a method
         return Static
     return float if type(p.default) is float else None
 
 
-def _marker(annotation, scope: _Scope) -> type | None:
-    """The marker inside an annotation: through text, Optional, unions and Annotated."""
+def _marker(annotation: object, fn: types.FunctionType) -> type | None:
+    """The marker inside an annotation of `fn`: through text, Optional, unions and Annotated."""
     if isinstance(annotation, typing.ForwardRef):
         annotation = annotation.__forward_arg__
+    parts = typing.get_args(annotation)
     if isinstance(annotation, str):
         try:
-            return _marker(eval(annotation, scope.globals, scope), scope)
+            return _marker(eval(annotation, fn.__globals__, closure(fn)), fn)
         except _UNRESOLVED:  # a name for type checkers only, or local to an enclosing function
-            found = [_MARKER_NAMES.get(word) for word in re.findall(r"\w+", annotation)]
-            return _strongest(found)
-    if isinstance(annotation, type):
-        return MARKERS.get(annotation)
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Annotated:
-        described = (MARKERS.get(a) for a in arguments[1:] if isinstance(a, type))
-        return _strongest([_marker(arguments[0], scope), *described])
-    if origin in (typing.Union, types.UnionType):
-        return _strongest([_marker(a, scope) for a in arguments])
-    return None
-
-
-def _strongest(kinds: list[type | None]) -> type | None:
-    return next((kind for kind in MARKERS if kind in kinds), None)
+            found = [MARKERS.get(word) for word in re.findall(r"\w+", annotation)]
+    elif typing.get_origin(annotation) is typing.Annotated:
+        found = [_marker(parts[0], fn), *(a for a in parts[1:] if isinstance(a, type))]
+    elif typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        found = [_marker(a, fn) for a in parts]
+    else:
+        found = [annotation] if isinstance(annotation, type) else []
+    return next((kind for kind in MARKERS.values() if kind in found), None)
 
 
 # roles
@@ -222,16 +191,12 @@ def classify(signature: Signature, values: tuple[object, ...]) -> Call:
         _check_tensor(name, parameter, value)
         shape = tuple(value.shape)
         if kind is Scalar and shape not in ((), (1,)):
-            raise ShapeError(
-                f"{name}: {parameter} is annotated htile.Scalar: expected shape () or (1,), "
-                f"got {shape}; pass one number, or drop the annotation"
-            )
-        if kind is PerRow:
-            per_row[parameter] = value
-        elif kind is Scalar or not shape:
+            told = f"{name}: {parameter} is annotated htile.Scalar: expected shape () or (1,), got "
+            raise ShapeError(f"{told}{shape}; pass one number, or drop the annotation")
+        if kind is not PerRow and (kind is Scalar or not shape):
             specs[parameter] = Spec(parameter, Role.DEVICE_SCALAR, value.dtype, shape)
         else:
-            tensors[parameter] = value
+            (per_row if kind is PerRow else tensors)[parameter] = value
 
     n, lead, is_one_row = _rows(name, tensors)
     for parameter, tensor in tensors.items():
@@ -272,10 +237,8 @@ def _rows(name: str, tensors: dict[str, torch.Tensor]) -> tuple[int, tuple[int, 
         )
     n = lasts.pop() if lasts else 1
     if n == 0:
-        raise ShapeError(
-            f"{name}: a row has no elements (N = 0), got {listed}; "
-            "pass rows of at least one element"
-        )
+        empty = f"{name}: a row has no elements (N = 0), got {listed}"
+        raise ShapeError(f"{empty}; pass rows of at least one element")
     lead = broadcast_shapes(*(s[:-1] for s in rows.values()))
     if lead is None:
         raise ShapeError(
@@ -285,9 +248,7 @@ def _rows(name: str, tensors: dict[str, torch.Tensor]) -> tuple[int, tuple[int, 
     return n, lead, is_one_row
 
 
-def _shared_role(
-    name: str, parameter: str, size: int, n: int, lead: tuple[int, ...]
-) -> tuple[Role, tuple[int, ...]]:
+def _shared_role(name: str, parameter: str, size: int, n: int, lead: tuple) -> tuple[Role, tuple]:
     """The role of a tensor of one dimension beside rows of two or more."""
     if size == n:
         return Role.COLUMN, (n,)
@@ -297,19 +258,15 @@ def _shared_role(
         f"{name}: {parameter} has one dimension, so it is shared by all rows: expected N values, "
         f"shape ({n},), got ({size},)"
     )
+    remedy = "pass N values, or (1,) for one value that all share"
     if size == math.prod(lead) or size in lead:
-        message += (
-            f"; if it holds one value for each row of {lead}, annotate it "
-            f"`{parameter}: htile.PerRow`" + f" and pass shape {lead}" * (lead != (size,))
-        )
-    else:
-        message += "; pass N values, or (1,) for one value that all share"
-    raise ShapeError(message)
+        remedy = f"if it holds one value for each row of {lead}, annotate it `{parameter}: htile."
+        remedy += "PerRow`" + f" and pass shape {lead}" * (lead != (size,))
+    raise ShapeError(f"{message}; {remedy}")
 
 
 def _check_per_row(name: str, parameter: str, shape: tuple, lead: tuple[int, ...]) -> None:
-    trailing = lead[len(lead) - len(shape) :]
-    if len(shape) <= len(lead) and all(a in (1, b) for a, b in zip(shape, trailing, strict=True)):
+    if broadcast_shapes(shape, lead) == lead:
         return
     hint = "pass one value for each row"
     if len(shape) == len(lead) + 1 and shape[-1] == 1:
@@ -329,15 +286,11 @@ def _check_tensor(name: str, parameter: str, tensor: torch.Tensor) -> None:
             f"instance {parameter}.as_subclass(torch.Tensor)"
         )
     if tensor.is_nested:
-        raise UnsupportedError(
-            f"{what} is a nested tensor; pass a dense one, for instance "
-            f"{parameter}.to_padded_tensor(0.0)"
-        )
+        dense = f"{parameter}.to_padded_tensor(0.0)"
+        raise UnsupportedError(f"{what} is a nested tensor; pass a dense one, for instance {dense}")
     if tensor.layout is not torch.strided:
-        raise UnsupportedError(
-            f"{what} has layout {tensor.layout}; pass a dense tensor, for instance "
-            f"{parameter}.to_dense()"
-        )
+        remedy = f"pass a dense tensor, for instance {parameter}.to_dense()"
+        raise UnsupportedError(f"{what} has layout {tensor.layout}; {remedy}")
     try:
         compute_dtype(tensor.dtype)
     except DtypeError as error:
@@ -375,10 +328,8 @@ def _value_spec(name: str, parameter: str, kind: type | None, value: object) -> 
     else:
         fixed = f"if it is fixed in the kernel, annotate it `{parameter}: htile.Static`"
         remedy = _REMEDY.get(cls, fixed)
-    raise ArgumentError(
-        f"{what}: expected a tensor, float, int, bool, str, None or dtype, got "
-        f"{cls.__name__}; {remedy}"
-    )
+    expected = "expected a tensor, float, int, bool, str, None or dtype"
+    raise ArgumentError(f"{what}: {expected}, got {cls.__name__}; {remedy}")
 
 
 _OF_METHODS = (

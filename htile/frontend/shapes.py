@@ -14,7 +14,7 @@ from .functions import attach, formulas, implements
 from .hints import advice
 from .ops import Op, Value, Varies
 from .promotion import BOOL, Number, cast, filled, number, numeric, operand
-from .tensor import ALIASES, FUNCTIONS, Device, Tensor, constant, fail, node, share
+from .tensor import FUNCTIONS, SAME, Device, Tensor, alias, constant, fail, node
 
 
 @implements("to", "type")
@@ -27,23 +27,19 @@ def to(input, *args, dtype=None, device=None, copy=False, non_blocking=False, me
         shown = ", ".join(map(repr, given_dtypes))
         fail(TraceError, f"x.to({shown}): only x.to(dtype) inside a row; devices do not change")
     if not given_dtypes:
-        return share(input, input)
-    (dtype,) = given_dtypes
-    return _converted(input, dtype.dtype if isinstance(dtype, Tensor) else dtype, copy)
+        return alias(input, input)
+    dtype = getattr(given_dtypes[0], "dtype", given_dtypes[0])
+    result, v = cast(input, dtype), input._value
+    is_alias = (v.stored or v.dtype) is dtype and not copy  # torch gives x itself back
+    return alias(input, result) if is_alias else result
 
 
-def _converted(x: Tensor, dtype: torch.dtype, is_copied: bool = False) -> Tensor:
-    result, v = cast(x, dtype), x._value
-    is_alias = (v.stored or v.dtype) is dtype and not is_copied  # torch gives x itself back
-    return share(x, result) if is_alias else result
-
-
-def _cast_to(dtype: torch.dtype) -> Callable:
-    return lambda input: _converted(input, dtype)
+def _to(dtype: torch.dtype) -> Callable:
+    return lambda input: to(input, dtype)
 
 
 for _name in ("float", "half", "bfloat16", "int", "long", "bool", "double"):
-    attach(_name, _cast_to(getattr(torch, _name)), f"The same as x.to(torch.{_name}).")
+    attach(_name, _to(getattr(torch, _name)), f"The same as x.to(torch.{_name}).")
 
 
 def _like(value: Number) -> Callable:
@@ -63,20 +59,6 @@ def full_like(
     return filled(input, fill_value, dtype)
 
 
-formulas({
-    "zeros_like": ("Zeros of the shape of input.", _like(0)),
-    "ones_like": ("Ones of the shape of input.", _like(1)),
-    "type_as": ("input in the dtype of other.", lambda input, other: to(input, other)),
-    "is_complex": ("False.", lambda input: False),
-    "contiguous": ("input.", lambda input, *, memory_format=None: share(input, input)),
-})  # fmt: skip
-
-implements("is_floating_point", method=False, doc="Whether the dtype is a floating one.")(
-    lambda input: input.is_floating_point()
-)
-implements("numel", method=False, doc="The number of elements.")(lambda input: input.numel())
-
-
 # axes
 
 
@@ -93,15 +75,11 @@ def _per_row(x: Tensor, what: str, inner: tuple[int, ...]) -> Tensor:
     """A value per row in another shape; in torch it is a view."""
     if x._value.spread or x.ndim > 1 or x.ndim == len(inner) == 1:
         fail(UnsupportedError, f"{what} of a value of shape {tuple(x.shape)}: a row has one axis")
-    return share(x, x if x._value.inner == inner else node(Op.RESHAPE, x, arg=inner))
-
-
-def _itself(input):
-    return input
+    return alias(x, x if x._value.inner == inner else node(Op.RESHAPE, x, arg=inner))
 
 
 def _view(input, *shape):
-    sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+    sizes = _listed(shape)
     if isinstance(sizes, torch.dtype):
         fail(UnsupportedError, f"x.view({sizes}): the bits of a number cannot be read")
     sizes = tuple(sizes.shape if isinstance(sizes, Tensor) else sizes)
@@ -125,19 +103,12 @@ def unsqueeze(input, dim):
 def squeeze(input, dim=None):
     """A value per row without its axis of size 1."""
     check_dim(input, dim)
-    return _only_element(input) if input.shape == (1,) else _per_row(input, "squeeze", ())
-
-
-def _only_element(x: Tensor) -> Tensor:
-    """The element of a value of shape (1,); of a row of one, by the reduction that keeps its bits.
-
-    A row belongs to one thread then, and a value per row to all.
-    """
-    v = x._value
-    if not v.spread:
-        return share(x, node(Op.RESHAPE, x, arg=()))
-    element = node(Op.ANY if v.dtype is BOOL else Op.MAX, x)
-    return share(x, element if v.stored is None else cast(element, v.stored))
+    v = input._value
+    if v.inner != (1,) or not v.spread:
+        return _per_row(input, "squeeze", ())
+    # A row of one belongs to one thread and a value per row to all: a reduction brings it there.
+    element = node(Op.ANY if v.dtype is BOOL else Op.MAX, input)
+    return alias(input, element if v.stored is None else cast(element, v.stored))
 
 
 def _as_row(x: Tensor) -> Tensor:
@@ -154,23 +125,34 @@ def broadcast_to(input, size):
     """A value per row as a row of N equal elements; a row as it is."""
     shape = tuple(input.shape[-1] if s == -1 and input.ndim else s for s in size)
     if shape == (input._builder.n,):
-        return share(input, _as_row(input))
+        return alias(input, _as_row(input))
     if shape == tuple(input.shape):
-        return share(input, input)
+        return alias(input, input)
     if shape == (1,) and not input._value.spread:
         return _per_row(input, "expand", (1,))
     fail(ShapeError, f"expand of shape {tuple(input.shape)} to {shape} does not fit in a row")
 
 
-def expand(input, *sizes):
-    sizes = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
-    return broadcast_to(input, sizes)
+def _listed(sizes: tuple) -> object:
+    """The sizes of `x.view(a, b)` and of `x.view((a, b))`."""
+    return sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
 
 
-attach("expand", expand, "The same as torch.broadcast_to(x, sizes).")
-attach("expand_as", lambda input, other: broadcast_to(input, other.shape), "x.expand(other.shape).")
 formulas({
-    "detach": ("input itself.", _itself),
+    "zeros_like": ("Zeros of the shape of input.", _like(0)),
+    "ones_like": ("Ones of the shape of input.", _like(1)),
+    "type_as": ("input in the dtype of other.", lambda input, other: to(input, other)),
+    "is_complex": ("False.", lambda input: False),
+    "is_floating_point": ("Whether the dtype is a floating one.", lambda input:
+        input.dtype.is_floating_point),
+    "dim": ("The number of axes: 0 or 1.", lambda input: input.ndim),
+    "numel": ("The number of elements: N for a row, 1 for one value a row.", lambda input:
+        input.shape.numel()),
+    "contiguous": ("input.", lambda input, *, memory_format=None: alias(input, input)),
+    "expand": ("The same as torch.broadcast_to(x, sizes).", lambda input, *sizes:
+        broadcast_to(input, _listed(sizes))),
+    "expand_as": ("x.expand(other.shape).", lambda input, other: broadcast_to(input, other.shape)),
+    "detach": ("input itself.", lambda input: input),
     "positive": ("input itself, which is no mask.", lambda input: numeric(input, "+")),
     "view reshape": ("input itself, for -1 or its shape; a value per row as () or (1,).", _view),
     "view_as reshape_as": ("The same as x.view(other.shape).", lambda input, other:
@@ -178,17 +160,8 @@ formulas({
     "flatten": ("input itself.", lambda input, start_dim=0, end_dim=-1: _view(input, -1)),
     "ravel": ("input itself.", lambda input: _view(input, -1)),
 })  # fmt: skip
-ALIASES |= {
-    FUNCTIONS[known][1]
-    for known in (
-        torch.detach,
-        torch.positive,
-        torch.reshape,
-        torch.flatten,
-        torch.ravel,
-        torch.Tensor.view_as,
-    )
-}
+_SAME = "detach positive reshape flatten ravel view_as"
+SAME |= {FUNCTIONS[getattr(torch.Tensor, name)][1] for name in _SAME.split()}
 Tensor.__pos__ = vars(Tensor)["positive"]
 
 

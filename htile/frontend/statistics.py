@@ -10,14 +10,15 @@ import sys
 from collections.abc import Callable
 
 import torch
+from torch import exp, log, log1p, rsqrt, sqrt
 
 from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError
-from .composites import INF, NAN, formulas, implements, maximum, pow, where
+from .composites import INF, NAN, formulas, implements, maximum, where
 from .ops import Op
 from .promotion import FLOAT, cast, convert, floating, not_zero
 from .reductions import amax, amin, reduced, sum
 from .shapes import check_dim
-from .tensor import FUNCTIONS, Tensor, fail, node
+from .tensor import FUNCTIONS, Tensor, fail
 
 
 def _given(x: Tensor, dtype: torch.dtype | None, what: str) -> Tensor:
@@ -46,24 +47,17 @@ def var_mean(input, dim=None, unbiased=True, keepdim=False, *, correction=None):
     return squares / max(0.0, float(x.numel() - correction)), average
 
 
-@implements("std_mean")
-def std_mean(*args, **kwargs):
-    """(standard deviation, mean) of the row."""
-    variance, average = var_mean(*args, **kwargs)
-    return node(Op.SQRT, variance), average
-
-
 @implements("norm")
 def norm(input, p="fro", dim=None, keepdim=False, dtype=None):
     """The norm of order p of the row: a number, or "fro" for 2."""
-    if dtype not in (None, torch.float32):
+    if dtype not in (None, FLOAT):
         fail(DtypeError, f"the norm in {dtype}: leave dtype out, and convert the result")
     x = _given(input, dtype, "the norm")
     p = 2.0 if p in ("fro", None) else p
     if isinstance(p, (str, Tensor)):
         fail(UnsupportedError, f"the norm of order {p!r} is not supported; give a number")
     if p == 2:
-        return node(Op.SQRT, reduced(Op.SUM, x * x, dim, keepdim))
+        return sqrt(reduced(Op.SUM, x * x, dim, keepdim))
     if p == 0:
         return reduced(Op.SUM, convert(not_zero(x), FLOAT), dim, keepdim)
     if abs(p) == INF:
@@ -82,14 +76,14 @@ def logsumexp(input, dim=None, keepdim=False):
     """log(exp(x).sum())."""
     x = convert(input, FLOAT)
     m = _finite(amax(x, dim, keepdim))
-    return node(Op.LOG, reduced(Op.SUM, node(Op.EXP, x - m), dim, keepdim)) + m
+    return log(reduced(Op.SUM, exp(x - m), dim, keepdim)) + m
 
 
 @implements("softmax")
 def softmax(input, dim=None, dtype=None):
     """exp(x) / exp(x).sum()."""
     x = _given(input, dtype, "softmax")
-    e = node(Op.EXP, x - amax(x, dim))
+    e = exp(x - amax(x, dim))
     return e / reduced(Op.SUM, e)
 
 
@@ -99,7 +93,7 @@ def log_softmax(input, dim=None, dtype=None):
     x = _given(input, dtype, "log_softmax")
     m = amax(x, dim)
     shifted = x - _finite(m)  # as logsumexp has it, so that a function with both exponentiates once
-    total = node(Op.LOG, reduced(Op.SUM, node(Op.EXP, shifted)))
+    total = log(reduced(Op.SUM, exp(shifted)))
     return shifted - where(abs(m) == INF, NAN, total)
 
 
@@ -111,11 +105,8 @@ def _whole_row(x: Tensor, normalized_shape: object, what: str) -> Tensor:
     is_one = not isinstance(normalized_shape, (tuple, list))
     given = (normalized_shape,) if is_one else tuple(normalized_shape)
     if given != row or x._value.inner != row:
-        fail(
-            ShapeError,
-            f"{what} with normalized_shape {given} of a value of shape {tuple(x.shape)}: "
-            f"a row has shape {row}, write x.shape[-1:]",
-        )
+        asked = f"{what} with normalized_shape {given} of a value of shape {tuple(x.shape)}"
+        fail(ShapeError, f"{asked}: a row has shape {row}, write x.shape[-1:]")
     return floating(x, what)
 
 
@@ -130,7 +121,7 @@ def native_layer_norm(input, normalized_shape, weight, bias, eps):
     x = _whole_row(input, normalized_shape, "layer_norm")
     average = mean(x, keepdim=True)
     centered = x - average
-    scale = node(Op.RSQRT, mean(centered * centered, keepdim=True) + eps)
+    scale = rsqrt(mean(centered * centered, keepdim=True) + eps)
     return _affine(centered * scale, weight, bias), average, scale
 
 
@@ -140,15 +131,15 @@ def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_
     x = _whole_row(input, normalized_shape, "layer_norm")
     centered = x - mean(x)
     variance = mean(centered * centered)
-    return _affine(centered * node(Op.RSQRT, variance + eps), weight, bias)
+    return _affine(centered * rsqrt(variance + eps), weight, bias)
 
 
 @implements("rms_norm")
 def rms_norm(input, normalized_shape, weight=None, eps=None):
     """x / sqrt(mean of squares + eps) * weight; normalized_shape is x.shape[-1:]."""
     x = _whole_row(input, normalized_shape, "rms_norm")
-    eps = torch.finfo(x._value.stored or torch.float32).eps if eps is None else eps
-    return _affine(x * node(Op.RSQRT, mean(x * x) + eps), weight, None)
+    eps = torch.finfo(x._value.stored or FLOAT).eps if eps is None else eps
+    return _affine(x * rsqrt(mean(x * x) + eps), weight, None)
 
 
 @implements("normalize")
@@ -158,17 +149,16 @@ def normalize(input, p=2.0, dim=1, eps=1e-12):
     return input / maximum(norm(input, p), eps)
 
 
-@implements("cosine_similarity")
-def cosine_similarity(x1, x2, dim=1, eps=1e-8):
-    """The cosine of the angle between two rows; give dim=-1."""
-    return sum(normalize(x1, 2.0, dim, eps) * normalize(x2, 2.0, dim, eps))
-
-
 formulas({
+    "cosine_similarity": ("The cosine of the angle between two rows; give dim=-1.",
+        lambda x1, x2, dim=1, eps=1e-8:
+            sum(normalize(x1, 2.0, dim, eps) * normalize(x2, 2.0, dim, eps))),
     "var": ("The variance of the row, over N - correction (1).", lambda *args, **kwargs:
         var_mean(*args, **kwargs)[0]),
     "std": ("The standard deviation of the row.", lambda *args, **kwargs:
-        std_mean(*args, **kwargs)[0]),
+        sqrt(var_mean(*args, **kwargs)[0])),
+    "std_mean": ("(standard deviation, mean) of the row.", lambda *args, **kwargs:
+        (sqrt((both := var_mean(*args, **kwargs))[0]), both[1])),
     "linalg.norm linalg.vector_norm": ("torch.norm(x, ord).",
         lambda x, ord=None, dim=None, keepdim=False, *, dtype=None:
             norm(x, ord, dim, keepdim, dtype)),
@@ -237,14 +227,12 @@ def _huber(x: Tensor, target: Tensor, delta: float = 1.0) -> Tensor:
 
 
 def _kl(x: Tensor, target: Tensor, log_target: bool = False) -> Tensor:
-    if log_target:
-        return node(Op.EXP, target) * (target - x)
-    return torch.xlogy(target, target) - target * x
+    return exp(target) * (target - x) if log_target else torch.xlogy(target, target) - target * x
 
 
 def _entropy(x: Tensor, target: Tensor) -> Tensor:
     """Binary cross entropy; a logarithm is never below -100, as in torch."""
-    yes, no = maximum(node(Op.LOG, x), -100.0), maximum(node(Op.LOG1P, -x), -100.0)
+    yes, no = maximum(log(x), -100.0), maximum(log1p(-x), -100.0)
     return (target - 1) * no - target * yes
 
 
@@ -255,7 +243,7 @@ def _entropy_of_logits(x: Tensor, target: Tensor, pos_weight: Tensor | None = No
     return (1 - target) * x - log_yes
 
 
-_loss("mse_loss", "(input - target) ** 2.", lambda x, t: pow(x - t, 2), is_weighted_mean=True)
+_loss("mse_loss", "(input - target) ** 2.", lambda x, t: (x - t) ** 2, is_weighted_mean=True)
 _loss("l1_loss", "|input - target|.", lambda x, t: abs(x - t), is_weighted_mean=True)
 _loss("smooth_l1_loss", "A parabola within beta, the distance beyond.", _smooth_l1)
 _loss("huber_loss", "A parabola within delta, a line beyond.", _huber)

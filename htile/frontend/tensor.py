@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from functools import lru_cache
 from inspect import signature
 from typing import NoReturn
 
@@ -25,10 +24,8 @@ from .ops import Op, Value
 FUNCTIONS: dict[Callable, tuple[str, Callable]] = {}
 """From each function of torch to its spelling and to the function that does it symbolically."""
 
-ALIASES: set[Callable] = set()
+SAME: set[Callable] = set()
 """The entries whose result is the very tensor that they are given, as in torch: `x.detach()`."""
-
-_location = lru_cache(maxsize=4096)(Location)
 
 
 def location() -> Location | None:
@@ -36,7 +33,7 @@ def location() -> Location | None:
     frame = sys._getframe(1)
     while frame is not None:
         if not internal(frame.f_code.co_filename):
-            return _location(frame.f_code.co_filename, frame.f_lineno)
+            return Location(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return None
 
@@ -46,10 +43,14 @@ def fail(error: type[HTileError], message: str, loc: Location | None = None) -> 
     raise error(message, loc or location()) from None
 
 
+def known_names() -> set[str]:
+    """The names of the functions and methods that there are."""
+    return {spelling.rpartition(".")[2] for spelling, _ in FUNCTIONS.values()}
+
+
 def unsupported(spelling: str) -> NoReturn:
     """Raise that a function or method of torch is not built, with what to use instead."""
-    name = spelling.rsplit(".", 1)[-1]
-    known = {known.rsplit(".", 1)[-1] for known, _ in FUNCTIONS.values()}
+    name, known = spelling.rpartition(".")[2], known_names()
     if name.endswith("_") and not name.startswith("_"):
         base = name.rstrip("_")
         instead = _INSTEAD.get(base, f"x = x.{base}(...)" if base in known else "a new value")
@@ -62,16 +63,6 @@ def is_real(value: object) -> bool:
     return isinstance(value, torch.Tensor) and not isinstance(value, Tensor)
 
 
-def captured(value: torch.Tensor) -> NoReturn:
-    """Raise that a real tensor was met inside the function."""
-    what = f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
-    fail(
-        TraceError,
-        f"a real tensor ({what}) inside a traced function: pass it as an argument, "
-        "or write a Python number for a constant",
-    )
-
-
 _INSTEAD = {
     "zero": "x = torch.zeros_like(x)", "fill": "x = torch.full_like(x, value)", "copy": "x = y",
 }  # fmt: skip
@@ -79,11 +70,17 @@ _KEYWORDS = {"axis": "dim", "keepdims": "keepdim"}
 _IGNORED = frozenset({"_stacklevel", "out", "inplace"})
 
 
-def call(spelling: str, function: Callable, args: tuple, kwargs: dict):
-    """Call an entry of the table as torch would: its keywords, real tensors, aliases and errors."""
-    for value in (*args, *kwargs.values()):
-        if is_real(value):
-            captured(value)
+def call(spelling: str, function: Callable | None, args: tuple, kwargs: dict) -> object:
+    """Call an entry of the table as torch would: its keywords, real tensors, aliases and errors.
+
+    function: None for a function of torch that is not in the table.
+    """
+    for value in filter(is_real, (*args, *kwargs.values())):
+        what = f"a real tensor ({tuple(value.shape)} {str(value.dtype).removeprefix('torch.')})"
+        fail(TraceError, f"{what} inside a traced function: pass it as an argument, or write a "
+             "Python number for a constant")  # fmt: skip
+    if function is None:
+        unsupported(spelling)
     if kwargs:
         if kwargs.get("out") is not None:
             fail(TraceError, f"{spelling}(out=...) inside a traced function; assign the result")
@@ -99,8 +96,8 @@ def call(spelling: str, function: Callable, args: tuple, kwargs: dict):
         except TypeError:
             fail(UnsupportedError, f"arguments that {spelling} does not take here: it is {own}")
         raise
-    is_same = any(result is value for value in args) and function not in ALIASES
-    return copy(result) if is_same else result
+    is_given = any(result is value for value in args)
+    return copy(result) if is_given and function not in SAME else result
 
 
 _TRUTH = (
@@ -120,8 +117,8 @@ _ITERATION = (
 )
 _ASSIGNMENT = "a row cannot be changed in place: write x = torch.where(mask, value, x)"
 _STALE = (
-    "this tensor may share memory in torch with one that an in-place operator has changed (x and "
-    "x.float(), say), so it may have changed too: write y = y + ... for y += ..., or y = y.clone()"
+    "{} may share memory in torch with the tensor that {} has changed in place (as x and x.float() "
+    "do), so it may have changed too: write y = y + ... for y += ..., or y = y.clone()"
 )
 
 
@@ -159,9 +156,9 @@ class Tensor(torch.Tensor):
     It is a torch.Tensor without memory, so that `isinstance` and torch's functions take it. It
     refers to a value as a name in Python refers to a tensor: `x += 1` gives the same object
     another value, so every name of it sees the change, as in torch. The memory of an argument is
-    never written: only what the function returns leaves it. Where two tensors may share memory in
-    torch (`x` and `x.float()`, which is `x` itself if that is float32), an in-place operator on one
-    of them makes every use of the other raise.
+    never written: only what the function returns leaves it. Where two tensors may be aliases, that
+    is share memory in torch (`x` and `x.float()`, which is `x` itself if that is float32), an
+    in-place operator on one of them makes every use of the other raise.
     """
 
     __array_ufunc__ = None
@@ -174,23 +171,24 @@ class Tensor(torch.Tensor):
         return torch.Tensor._make_wrapper_subclass(cls, v.inner, dtype=v.dtype, device="meta")
 
     def __init__(self, builder: Builder, id: int):
-        self._builder = builder
-        self._node = id
-        self._share: list[bool] | None = None  # one list for all that share: is one changed?
+        self._builder, self._node = builder, id
+        self._changes: list[str] = []  # one list for all aliases: where one was changed in place
 
     def _current(self, loc: Location | None = None) -> int:
         """The id of the node, to compute with at this line."""
-        if self._share is not None and self._share[0]:
-            fail(TraceError, _STALE, loc)
+        if self._changes:
+            node = self._builder[self._node]
+            name = f"the argument {node.arg}" if node.op is Op.INPUT else "this tensor"
+            fail(TraceError, _STALE.format(name, self._changes[0]), loc)
         return self._node
 
     _id = property(_current)
 
     def _assign(self, id: int) -> None:
-        """Refer to another value from now on; what shared memory with this tensor is not used."""
-        if self._share is not None:
-            self._share[0], self._share = True, None
-        self._node = id
+        """Refer to another value from now on; no alias of this tensor may be used any more."""
+        loc = location()
+        self._changes.append(f"`{loc.text}` ({loc.short})" if loc else "an operator")
+        self._node, self._changes = id, []
 
     @property
     def _value(self) -> Value:
@@ -222,10 +220,6 @@ class Tensor(torch.Tensor):
         """That of the arguments: it may be compared with another one, and given to `.to`."""
         return Device()
 
-    def dim(self) -> int:
-        """The number of axes: 0 or 1."""
-        return self.ndim
-
     def size(self, dim: int | None = None):
         """The shape, or its size at `dim`."""
         if dim is None:
@@ -233,14 +227,6 @@ class Tensor(torch.Tensor):
         if not -self.ndim <= dim < self.ndim:
             fail(ShapeError, f"size({dim}) of a value of shape {tuple(self.shape)}")
         return self.shape[dim]
-
-    def numel(self) -> int:
-        """The number of elements: N for a row, 1 for one value a row."""
-        return self.shape.numel()
-
-    def is_floating_point(self) -> bool:
-        """Whether the dtype is a floating one."""
-        return self.dtype.is_floating_point
 
     def __repr__(self) -> str:
         return f"Tensor(%{self._node}: {self._value})"
@@ -252,16 +238,10 @@ class Tensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        known = FUNCTIONS.get(func)
-        if known is None and func.__name__ == "__get__":
+        if func.__name__ == "__get__":
             raise AttributeError  # `__getattr__` knows the name
-        if known is None:
-            for value in (*args, *kwargs.values()):
-                if is_real(value):
-                    captured(value)
-            unsupported(_spelling(func))
-        return call(*known, args, kwargs)
+        known = FUNCTIONS.get(func) or (_spelling(func), None)
+        return call(*known, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -313,16 +293,12 @@ class NoIndices(Tensor):
 
     def __init__(self, builder: Builder, id: int, name: str):
         super().__init__(builder, id)
-        self._name = name
-        self._loc = location()
+        self._name, self._loc = name, location()
 
     def _current(self, loc: Location | None = None) -> NoReturn:
-        fail(
-            UnsupportedError,
-            f"the indices of x.{self._name}(dim=...) are not supported: arg-reductions are not "
-            f"built yet; use its .values, or x.a{self._name}(dim=...)",
-            self._loc,
-        )
+        fail(UnsupportedError, f"the indices of x.{self._name}(dim=...) are not supported: "
+             "arg-reductions are not built yet; use its .values, or "
+             f"x.a{self._name}(dim=...)", self._loc)  # fmt: skip
 
     _id = property(_current)
 
@@ -341,8 +317,7 @@ def node(op: Op, *operands: Tensor, arg: object = None) -> Tensor:
 
 def constant(like: Tensor, number: object, value: Value) -> Tensor:
     """A number that is fixed in the kernel, in the graph of `like`."""
-    builder = like._builder
-    return Tensor(builder, builder.add_const(number, value, location()))
+    return Tensor(like._builder, like._builder.add_const(number, value, location()))
 
 
 def copy(x: Tensor) -> Tensor:
@@ -350,10 +325,8 @@ def copy(x: Tensor) -> Tensor:
     return Tensor(x._builder, x._id)
 
 
-def share(x: Tensor, y: Tensor) -> Tensor:
-    """`y`, noted as one that may share memory with `x` in torch."""
-    if x._share is None:
-        x._share = [False]
+def alias(x: Tensor, y: Tensor) -> Tensor:
+    """`y`, noted as an alias of `x`: in torch they may share memory."""
     y = copy(y) if y is x else y
-    y._share = x._share
+    y._changes = x._changes
     return y

@@ -8,39 +8,41 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NoReturn
+import traceback
+import types
+from collections.abc import Iterable
+from typing import NoReturn
 
+import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import HTileError, Location, ShapeError, TraceError
 from . import statistics as statistics  # fills the table
-from .captures import check_static
+from .captures import check_static, line_of
 from .graph import Builder, Graph, Output, Role, returned_dtype
+from .hints import advice
 from .libraries import internal
 from .ops import Value, Varies, compute_dtype
 from .promotion import NO_OPERAND
-from .tensor import Tensor, is_real
-
-if TYPE_CHECKING:
-    from .roles import Spec
+from .roles import Signature, Spec
+from .tensor import Tensor, is_real, known_names
 
 _VARIES = {Role.ROW: Varies.ROW, Role.PER_ROW: Varies.ROW, Role.COLUMN: Varies.SHARED}
 
 
-def trace(fn: Callable, specs: Iterable[Spec], n: int, name: str | None = None) -> Graph:
+def trace(fn: types.FunctionType, specs: Iterable[Spec], n: int) -> Graph:
     """The graph of `fn` for a row of `n` elements; `specs` say what each parameter is.
 
     A parameter without a spec keeps its default. Raises an HTileError with the user's line.
     """
-    specs = tuple(specs)
+    signature, specs, loc = Signature(fn), tuple(specs), line_of(inspect.unwrap(fn))
     check_static(fn, {spec.name: spec.value for spec in specs if spec.role is Role.STATIC})
-    builder = Builder(name or re.sub(r"[^\w<>]", "_", fn.__name__), n)
-    values = {spec.name: _argument(builder, spec) for spec in specs}
-    args, kwargs = _arguments(fn, values)
+    builder = Builder(re.sub(r"[^\w<>]", "_", fn.__name__), n)
+    values = dict(zip(signature.names, signature.defaults, strict=True))
+    values |= {spec.name: _argument(builder, spec) for spec in specs}
     try:
-        result = fn(*args, **kwargs)
-    except (TypeError, RuntimeError, ValueError, IndexError) as error:
+        result = signature.invoke(tuple(values.values()))
+    except (TypeError, RuntimeError, ValueError, IndexError, AttributeError) as error:
         _retell(error)
         raise
     except TraceError as error:
@@ -48,44 +50,19 @@ def trace(fn: Callable, specs: Iterable[Spec], n: int, name: str | None = None) 
         raise
     leaves, structure = pytree.tree_flatten_with_path(result)
     if not leaves:
-        raise TraceError(f"{builder.name} returns no tensor: return what it computes", _line(fn))
+        raise TraceError(f"{builder.name} returns no tensor: return what it computes", loc)
     names = _names([path for path, _ in leaves])
-    outputs = [
-        _output(builder, fn, name, leaf) for name, (_, leaf) in zip(names, leaves, strict=True)
-    ]
+    named = zip(names, leaves, strict=True)
+    outputs = [_output(builder, loc, name, leaf) for name, (_, leaf) in named]
     return builder.finish(outputs, structure)
 
 
 def _argument(builder: Builder, spec: Spec) -> object:
     if spec.role is Role.STATIC:
         return spec.value
-    value = Value(
-        tuple(spec.inner),
-        _VARIES.get(spec.role, Varies.SCALAR),
-        compute_dtype(spec.dtype),
-        spread=spec.role in (Role.ROW, Role.COLUMN),
-    )
+    varies, spread = _VARIES.get(spec.role, Varies.SCALAR), spec.role in (Role.ROW, Role.COLUMN)
+    value = Value(tuple(spec.inner), varies, compute_dtype(spec.dtype), spread=spread)
     return Tensor(builder, builder.add_input(spec.name, spec.role, spec.dtype, value))
-
-
-def _arguments(fn: Callable, values: dict) -> tuple[list, dict]:
-    args, kwargs = [], {}
-    for p in inspect.signature(fn).parameters.values():
-        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-            raise TraceError(f"parameter {p}: give every argument a name of its own", _line(fn))
-        value = values.get(p.name, p.default)
-        if value is p.empty:
-            raise TraceError(f"no argument for the parameter {p.name}", _line(fn))
-        if p.kind is p.KEYWORD_ONLY:
-            kwargs[p.name] = value
-        else:
-            args.append(value)
-    return args, kwargs
-
-
-def _line(fn: Callable) -> Location | None:
-    code = getattr(inspect.unwrap(fn), "__code__", None)
-    return Location(code.co_filename, code.co_firstlineno) if code else None
 
 
 def _names(paths: list[tuple]) -> list[str]:
@@ -95,30 +72,28 @@ def _names(paths: list[tuple]) -> list[str]:
     names = []
     for i, path in enumerate(paths):
         keys = [getattr(k, "key", getattr(k, "name", None)) for k in path]
-        name = "_".join(k if isinstance(k, str) else "" for k in keys)
-        named = all(isinstance(k, str) for k in keys) and name.isidentifier()
-        name = name if named else f"out{i}"
+        named = all(isinstance(k, str) for k in keys) and "_".join(keys).isidentifier()
+        name = "_".join(keys) if named else f"out{i}"
         while name in names:
             name += "_"
         names.append(name)
     return names
 
 
-def _output(builder: Builder, fn: Callable, name: str, leaf: object) -> Output:
+def _output(builder: Builder, loc: Location, name: str, leaf: object) -> Output:
+    if is_real(leaf):
+        remedy = "pass it as an argument, or return it outside"
+        raise TraceError(f"{builder.name} returns a real tensor as {name}: {remedy}", loc)
     if not isinstance(leaf, Tensor) or leaf._builder is not builder:
         what = "None" if leaf is None else f"a {type(leaf).__name__}"
         remedy = "return only tensors that are computed from the arguments"
-        if is_real(leaf):
-            what, remedy = "a real tensor", "pass it as an argument, or return it outside"
-        raise TraceError(f"{builder.name} returns {what} as {name}: {remedy}", _line(fn))
-    node = builder[leaf._current(_line(fn))]
+        raise TraceError(f"{builder.name} returns {what} as {name}: {remedy}", loc)
+    node = builder[leaf._current(loc)]
     value = node.value
     if value.varies is not Varies.ROW:
-        raise TraceError(
-            f"the output {name} of {builder.name} does not depend on any row: compute it outside "
-            "the function, or combine it with a row",
-            node.loc or _line(fn),
-        )
+        what = f"the output {name} of {builder.name} does not depend on any row"
+        remedy = "compute it outside the function, or combine it with a row"
+        raise TraceError(f"{what}: {remedy}", node.loc or loc)
     return Output(name, node.id, returned_dtype(builder, value), value.inner, value.spread)
 
 
@@ -137,25 +112,24 @@ _ARGUMENT = re.compile(r"(\w+)\(\): argument '(\w+)' .*must be (.+), not (\w+)")
 _COMBINATION = re.compile(r"(\w+)\(\) received an invalid combination of arguments")
 _SIGNATURE = re.compile(r"^(\w+)\(\) (?:takes|got|missing) ")
 _REFUSED = re.compile(r"'Tensor' (object|and)|and 'Tensor'|must be real number, not Tensor")
+_NAME = re.compile(r"module '(torch[\w.]*)' has no attribute '(\w+)'")
 _SHAPE = re.compile(r"not enough values to unpack|tuple index out of range")
 
 
 def _retell(error: Exception) -> None:
     """Raise an HTileError for what torch, numpy or Python refused to do with a symbolic tensor."""
-    loc, last, tb = None, None, error.__traceback__
-    while tb is not None:
-        last = tb.tb_frame.f_code.co_filename
-        if not internal(last):
-            loc = Location(last, tb.tb_lineno)
-        tb = tb.tb_next
-    if loc is None or last == __file__:
+    stack = list(traceback.walk_tb(error.__traceback__))
+    users = [(frame, line) for frame, line in stack if not internal(frame.f_code.co_filename)]
+    if not users:
         return
-    text = str(error)
+    frame, line = users[-1]
+    text, loc = str(error), Location(frame.f_code.co_filename, line)
+    shapes = {name for name, value in frame.f_locals.items() if isinstance(value, torch.Size)}
 
     def tell(message: str, kind: type[HTileError] = TraceError) -> NoReturn:
         raise kind(message, loc) from None
 
-    if _SHAPE.match(text) and re.search(r"\.(shape|size\(\))", loc.text):
+    if _SHAPE.match(text) and {"shape", "size", *shapes} & {*re.findall(r"\w+", loc.text)}:
         tell("inside the function a row has the shape (N,), without the leading dimensions: write "
              "n = x.shape[-1]", ShapeError)  # fmt: skip
     if match := _ARGUMENT.search(text):
@@ -169,7 +143,9 @@ def _retell(error: Exception) -> None:
         tell(f"torch.{match[1]} does not take these arguments: {_instead(match[1])}")
     if re.search("not support ufuncs|unsupported operand.*numpy", text):
         tell("numpy cannot compute with a symbolic value: write the torch function (torch.exp)")
-    if loc.file != last:
+    if match := _NAME.match(text):
+        tell(f"{match[1]} has no {match[2]}; {advice(match[2], known_names())}")
+    if frame is not stack[-1][0]:
         return
     if (match := _SIGNATURE.match(text)) and re.search(rf"\b(torch|F)\.{match[1]}\(", loc.text):
         tell(f"torch.{match[1]} does not take these arguments")

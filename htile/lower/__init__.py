@@ -10,10 +10,13 @@ from ..errors import LoweringError
 from ..frontend.graph import Graph
 from ..frontend.ops import REDUCTIONS
 from .choice import choose
-from .emit import emit, kernel_name
+from .emit import emit
 from .enumeration import enumerate_plans
+from .names import kernel_name
 from .passes import run_passes
 from .plan import Plan, Target
+
+__all__ = ["Lowered", "choose", "emit", "enumerate_plans", "plans_for", "printed", "run_passes"]
 
 MAX_N = 2**30
 
@@ -27,16 +30,6 @@ class Lowered:
     plan: Plan
     source: str
     function: str
-
-
-def lower(
-    traced: Graph, graph: Graph, target: Target, wanted: Mapping[str, object] | None = None
-) -> Lowered:
-    """Choose the default plan for `graph`, which is `traced` after the passes, and print it.
-
-    wanted: see `plans_for`, and its errors.
-    """
-    return printed(traced, choose(plans_for(graph, target, wanted)))
 
 
 def printed(traced: Graph, plan: Plan) -> Lowered:
@@ -95,16 +88,3 @@ def _matching(
         f"{graph.name}: no plan has {dict(wanted)} at N = {graph.n} on {target.arch.name}: "
         f"{'; '.join(advice)}"
     )
-
-
-__all__ = [
-    "Lowered",
-    "choose",
-    "emit",
-    "enumerate_plans",
-    "kernel_name",
-    "lower",
-    "plans_for",
-    "printed",
-    "run_passes",
-]

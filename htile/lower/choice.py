@@ -7,17 +7,17 @@ from math import log2
 
 from ..build.arch import Arch
 from ..frontend.graph import Role
-from .plan import VERY_LONG_N, Form, Plan, Target
+from .plan import Form, Plan, Target
+from .reductions import VERY_LONG_N
 from .work import Work
 
-MANY_ROWS = 1024  # rows that fill a GPU
-SHORT_N = 8192  # elements; longer rows are divided over CTAs
+MANY_ROWS = 1024  # So many rows fill a GPU.
+SHORT_N = 8192  # Rows of more elements are divided over CTAs.
 
 
 def choose(plans: list[Plan]) -> Plan:
     """The default among plans of one graph and target."""
-    preference = _prefer(plans[0].work, plans[0].target)
-    return min(plans, key=lambda plan: _distance(plan, preference))
+    return closest_first(plans)[0]
 
 
 def closest_first(plans: list[Plan]) -> list[Plan]:
@@ -28,15 +28,13 @@ def closest_first(plans: list[Plan]) -> list[Plan]:
 
 @dataclass(frozen=True)
 class Preference:
-    """What the default plan is closest to.
+    """What the default plan is closest to; `Numerics` and `Placement` say more.
 
-    form: whether a row is held in registers, worked on in loops, or streamed.
-    threads: threads of a share of a row; at most so many where the row may not be divided.
-    elements: elements of a row that a thread has.
+    threads: how many threads work on a share of a row. It is the most if `clustered` is False.
+    elements: how many elements of a row a thread has.
     clustered: whether a row may be divided over the CTAs of a cluster.
-    block: threads of a CTA that holds rows in registers, if a row takes no more.
+    block: how many threads a CTA has that holds rows in registers, if a row takes no more.
     two_rows: whether a CTA has two rows where one takes 256 threads.
-    shares, abreast: shares of a row that a CTA has, and how many at a time.
     """
 
     form: Form
@@ -50,12 +48,6 @@ class Preference:
     shares: int = 1
     abreast: int = 1
 
-    def block_of(self, threads_per_row: int) -> int:
-        """Threads of a CTA whose rows take so many."""
-        if self.two_rows and threads_per_row == 256:
-            return 512
-        return max(self.block, threads_per_row)
-
 
 def _distance(plan: Plan, preference: Preference) -> tuple:
     """How far a plan is from what is preferred; lower is better.
@@ -63,19 +55,19 @@ def _distance(plan: Plan, preference: Preference) -> tuple:
     Numerics come first. They follow from N, the dtypes and the graph alone.
     """
     num, place = plan.numerics, plan.placement
-    padding = plan.elements_per_thread * num.threads_per_row * num.cluster_n / plan.graph.n - 1
-    other_threads = num.threads_per_row != preference.threads
-    if not preference.clustered:
-        other_threads = num.threads_per_row > preference.threads
-    in_loops = preference.form is not Form.HELD
-    block = preference.block_of(num.threads_per_row)
+    threads = num.threads_per_row
+    padding = plan.elements_per_thread * threads * num.cluster_n / plan.graph.n - 1
+    fits = threads <= preference.threads
+    if preference.clustered:
+        fits = threads == preference.threads
+    block = 512 if preference.two_rows and threads == 256 else max(preference.block, threads)
     return (
-        num.in_loops != in_loops,
+        num.in_loops != (preference.form is not Form.HELD),
         (num.form is Form.STREAMED) != (preference.form is Form.STREAMED),
         num.cluster_n > 1 and not preference.clustered,
-        other_threads,
+        not fits,
         abs(log2(plan.elements_per_thread / preference.elements)) + 4 * padding,
-        -num.threads_per_row,
+        -threads,
         not num.joint,
         0 if num.in_loops else abs(place.num_threads - block),
         place.loader != preference.loader,
@@ -91,20 +83,22 @@ def _prefer(work: Work, target: Target) -> Preference:
     Short rows stay in registers. Long rows stay in shared memory, divided over a cluster, and are
     worked on in loops. Rows that are only read and very long rows are streamed.
     """
-    if work.graph.n > VERY_LONG_N:
-        return _prefer_very_long(work, target.arch)
+    n = work.graph.n
+    if n > VERY_LONG_N:
+        fits = work.row_bytes * n <= 16 * target.arch.shared_bytes
+        if len(work.loops.loops) == 2 and work.stages == 1 and fits:  # another loop is one too many
+            return Preference(Form.LOOPS, 1024, n / (16 * 1024), "shared")
+        return Preference(Form.STREAMED, 512, n / (8 * 512), "direct", shares=8)
     if not work.stages:
         return _prefer_map(work, target)
-    if work.graph.n > SHORT_N:
-        return _prefer_long(work, target.arch)
-    return _prefer_short(work, target)
+    return _prefer_long(work, target.arch) if n > SHORT_N else _prefer_short(work, target)
 
 
 def _prefer_map(work: Work, target: Target) -> Preference:
     """Where nothing is reduced."""
     n = work.graph.n
     if n <= SHORT_N:
-        threads = 256 if work.has_columns else 512
+        threads = 256 if work.columns else 512
         two_rows = _pairs_pay(target)
         return Preference(Form.HELD, threads, 16, "direct", clustered=False, two_rows=two_rows)
     if n <= 131072 and target.arch.max_cluster > 1:
@@ -125,30 +119,22 @@ def _prefer_short(work: Work, target: Target) -> Preference:
     a single row is loaded early. So are the columns of a single row of 32-bit elements, of which a
     thread has fewer.
     """
-    n, columns, stages = work.graph.n, work.has_columns, work.stages
+    n, columns, stages = work.graph.n, work.columns, work.stages
     narrow = 1 if work.is_wide else 2  # as many bytes a thread
-    if not work.writes:
-        return Preference(Form.HELD, 512 // narrow, 16 * narrow, "direct", clustered=False)
-    if stages > 2 and n > 4096:
-        return Preference(Form.HELD, 512 // narrow, 16 * narrow, "shared", clustered=False)
+    if not work.writes or (stages > 2 and n > 4096):
+        loader = "shared" if work.writes else "direct"
+        return Preference(Form.HELD, 512 // narrow, 16 * narrow, loader, clustered=False)
     few_threads = columns and (stages > 1 or n <= 4096)
     threads, elements, block = 512 if few_threads else 1024, 8 * narrow, 128
     is_light = stages == 1 or (stages == 2 and work.repeats_exp)
     if is_light and n <= 128 and not work.is_wide:
         elements, block = 8, 256
     direct = columns or (stages <= 2 and (n <= 2048 or target.rows < 256))
-    takes_few = len(work.of(Role.COLUMN)) == 1 or (work.is_wide and n <= 4096)
-    early = takes_few and len(work.of(Role.ROW)) == 1
-    return Preference(
-        Form.HELD,
-        threads // narrow,
-        elements,
-        "direct" if direct else "shared",
-        "early" if early else "late",
-        clustered=False,
-        block=block,
-        two_rows=is_light and _pairs_pay(target),
-    )
+    loader = "direct" if direct else "shared"
+    takes_few = len(work.columns) == 1 or (work.is_wide and n <= 4096)
+    when = "early" if takes_few and len(work.of(Role.ROW)) == 1 else "late"
+    block_of = {"clustered": False, "block": block, "two_rows": is_light and _pairs_pay(target)}
+    return Preference(Form.HELD, threads // narrow, elements, loader, when, **block_of)
 
 
 def _pairs_pay(target: Target) -> bool:
@@ -161,7 +147,7 @@ def _prefer_long(work: Work, arch: Arch) -> Preference:
 
     So few rows keep a GPU busy. Many rows need no cluster: there a CTA takes several shares.
     """
-    n, columns, stages, loops = work.graph.n, work.has_columns, work.stages, work.loops
+    n, columns, stages, loops = work.graph.n, work.columns, work.stages, work.loops
     if not work.writes and len(loops.loops) == 1:
         elements, abreast = 64 if n <= 16384 else 32, 2 if n > 65536 else 1
         return Preference(Form.STREAMED, 256, elements, "direct", shares=16, abreast=abreast)
@@ -189,12 +175,3 @@ def _prefer_long(work: Work, arch: Arch) -> Preference:
     elif is_small:
         shares = 2
     return Preference(Form.LOOPS, threads, elements, "shared", shares=shares, abreast=abreast)
-
-
-def _prefer_very_long(work: Work, arch: Arch) -> Preference:
-    """Rows are streamed, except where another loop over them would be one too many."""
-    n, loops = work.graph.n, work.loops.loops
-    fits = work.row_bytes * n <= 16 * arch.shared_bytes
-    if len(loops) == 2 and work.stages == 1 and fits:
-        return Preference(Form.LOOPS, 1024, n / (16 * 1024), "shared")
-    return Preference(Form.STREAMED, 512, n / (8 * 512), "direct", shares=8)

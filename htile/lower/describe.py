@@ -6,11 +6,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ..frontend.ops import Op, dtype_name
-from .expressions import EMIT
 from .names import Names
 from .reductions import Reduce
-from .steps import ColumnLoop, Compute, Home, Load, Prefetch, Reload, Step, Store
-from .work import made_by_exchange
+from .steps import ChunkLoop, Compute, Home, Load, Prefetch, Reload, Step, Store
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -24,7 +22,6 @@ PLACES = {
 
 
 def describe(plan: Plan) -> str:
-    """The whole plan."""
     names = Names(plan)
     lines = [
         f"plan {plan.graph.name}, N = {plan.graph.n}, {plan.target.arch.name}",
@@ -43,8 +40,8 @@ def describe_traffic(plan: Plan) -> str:
     traffic = f"traffic    {read} bytes read and {written} written a row"
     if again := plan.bytes_read_again():
         traffic += f", {again} read again"
-    if columns := plan.bytes_of_columns():
-        traffic += f"; {columns} bytes that all rows share"
+    if columns := sum(i.dtype.itemsize for i in plan.work.columns):
+        traffic += f"; {plan.graph.n * columns} bytes that all rows share"
     return traffic
 
 
@@ -52,36 +49,28 @@ def describe_layout(plan: Plan) -> list[str]:
     """Numerics and placement, a line each."""
     num, place = plan.numerics, plan.placement
     threads = _count(num.threads_per_row, "thread")
-    if num.cluster_n == 1:
-        numerics = [f"{threads} a row"]
-    else:
-        numerics = [f"{num.cluster_n} shares of a row", f"{threads} each"]
-    numerics.append(f"{plan.elements_per_thread} elements a thread, {num.vec_size} adjacent")
-    if num.in_loops:
-        numerics.append(f"in {_count(plan.chunks, 'chunk')}")
-    if num.joint:
-        numerics.append(f"{' and '.join(num.joint)} in one exchange")
-    if num.merged:
-        numerics.append("two chunks merged at a time")
-    if num.folded:
-        numerics.append(f"summed {num.folded} chunks at a time")
-    if place.shares == 1:
-        rows = f"{place.num_threads} threads and {_count(plan.rows_per_block, 'row')} a CTA"
-        if num.cluster_n > 1:
-            rows = f"{place.num_threads} threads and one share a CTA"
-        placement = [rows]
-    else:
-        placement = [f"{place.num_threads} threads and {place.shares} shares a CTA"]
-        if place.abreast > 1:
-            placement.append(f"{place.abreast} at a time")
-    placement += [
-        f"{place.loader} loads", f"{place.columns} columns", f"{place.copy_bytes}-byte accesses"
-    ]  # fmt: skip
-    if num.in_loops:
-        placement.append(f"{_count(place.unroll, 'chunk')} in a loop's body")
-    if place.prefetch:
-        placement.append(f"{_count(place.prefetch, 'chunk')} prefetched")
-    return [f"numerics   {', '.join(numerics)}", f"placement  {', '.join(placement)}"]
+    numerics = [
+        f"{threads} a row" if num.cluster_n == 1 else "",
+        f"{num.cluster_n} shares of a row, {threads} each" if num.cluster_n > 1 else "",
+        f"{plan.elements_per_thread} elements a thread, {num.vec_size} adjacent",
+        f"in {_count(plan.chunks, 'chunk')}" if num.in_loops else "",
+        f"{' and '.join(num.joint)} in one exchange" if num.joint else "",
+        "two chunks merged at a time" if num.merged else "",
+        f"summed {num.folded} chunks at a time" if num.folded else "",
+    ]
+    part = "one share" if place.shares == 1 else f"{place.shares} shares"
+    part = _count(plan.rows_per_block, "row") if num.cluster_n == 1 else part
+    placement = [
+        f"{place.num_threads} threads and {part} a CTA",
+        f"{place.abreast} at a time" if place.abreast > 1 else "",
+        f"{place.loader} loads, {place.columns} columns, {place.copy_bytes}-byte accesses",
+        f"{_count(place.unroll, 'chunk')} in a loop's body" if num.in_loops else "",
+        f"{_count(place.prefetch, 'chunk')} prefetched" if place.prefetch else "",
+    ]
+    return [
+        f"numerics   {', '.join(filter(None, numerics))}",
+        f"placement  {', '.join(filter(None, placement))}",
+    ]
 
 
 def _count(number: int, noun: str) -> str:
@@ -92,29 +81,25 @@ def _describe_steps(plan: Plan, names: Names, steps: Iterable[Step]) -> list[str
     graph, lines = plan.graph, []
     for step in steps:
         match step:
-            case Load(i, home):
-                where = PLACES[home].removeprefix("in ")
-                if home is not Home.REREAD:  # that is read by the loops alone
-                    kind = f"{i.role.value} {i.name} ({dtype_name(i.dtype)})"
-                    lines.append(f"load      {kind} to {where}")
+            case Load(i, home) if home is not Home.REREAD:  # which the loops alone read
+                kind = f"{i.role.value} {i.name} ({dtype_name(i.dtype)})"
+                lines.append(f"load      {kind} to {PLACES[home].removeprefix('in ')}")
             case Reload(inputs, home):
-                where = "shared memory" if home is Home.SHARED else "global memory"
-                lines.append(f"read      {', '.join(i.name for i in inputs)} from {where}")
+                where = "shared" if home is Home.SHARED else "global"
+                lines.append(f"read      {', '.join(i.name for i in inputs)} from {where} memory")
             case Prefetch(inputs):
                 chunks = _count(plan.placement.prefetch, "chunk")
                 lines.append(f"prefetch  {chunks} of {', '.join(i.name for i in inputs)}")
-            case Compute(id, function, inputs):
-                node = graph[id]
-                if node.op is not Op.RESHAPE:
-                    expression = EMIT[node.op](node, tuple(map(names.operand, inputs)), function)
-                    short = expression.removeprefix("math.")
-                    lines.append(f"compute   {names.values[id]} = {short}")
+            case Compute(id):
+                if graph[id].op is not Op.RESHAPE:
+                    text = names.expression(step).removeprefix("math.")
+                    lines.append(f"compute   {names.values[id]} = {text}")
             case Reduce():
                 lines.append(_describe_reduce(plan, names, step))
             case Store(output):
                 value = names.operand(output.id)
                 lines.append(f"store     {output.name} ({dtype_name(output.dtype)}) = {value}")
-            case ColumnLoop(inner, parts):
+            case ChunkLoop(inner, parts):
                 back = ", from the last to the first" if step.backwards else ""
                 lines.append(f"for each chunk{back}")
                 lines += [f"  {line}" for line in _describe_steps(plan, names, inner)]
@@ -128,13 +113,12 @@ def _describe_steps(plan: Plan, names: Names, steps: Iterable[Step]) -> list[str
 def _describe_reduce(plan: Plan, names: Names, step: Reduce) -> str:
     """The results of an exchange, and what each of them is of."""
     graph = plan.graph
-    made = ", ".join(names.values[id] for id in made_by_exchange(graph, step) if id in names.values)
+    made = ", ".join(names.values[id] for id in step.made(graph) if id in names.values)
     ops = " and ".join(graph[id].op.value for id in step.results)
     if plan.numerics.in_loops:
-        of = " and ".join(dict.fromkeys(names.carried[part] for part in step.parts))
+        found = [names.carried[part] for part in step.parts]
     else:
-        of = " and ".join(dict.fromkeys(map(names.operand, step.operands(graph))))
-    if step.is_pair and not plan.numerics.in_loops:
-        of = names.operand(step.operands(graph)[0])
+        found = [names.operand(id) for id in step.operands(graph)[: 1 if step.is_pair else None]]
+    of = " and ".join(dict.fromkeys(found))
     wait = f"slot {step.slot}" if step.exchanges else "from the exchange before"
     return f"reduce    stage {step.stage}: {made} = {ops} of {of}, {wait}"

@@ -1,45 +1,39 @@
 """Prints a plan as the source text of one CuTe-DSL kernel over HTile's primitives.
 
 It decides nothing: each step of the plan has a way to be printed, each operation an expression in
-`EMIT`. The same plan gives the same text, in every process. `emit_loops` prints loops over the
-chunks of a row, `emit_host` the host function and what it is compiled with.
+`EMIT`. The same plan gives the same text, in every process. `emit_steps` prints the steps,
+`emit_host` the host function and what it is compiled with.
 """
 
 from __future__ import annotations
 
 import re
+import textwrap
 
-from ..frontend.graph import Graph, Input, Output, Role
+from ..frontend.graph import Graph, Input, Role
 from ..frontend.ops import dtype_name
-from .emit_host import fake_arguments, host, parameter
-from .emit_loops import loop, prefetch, reduce_carried
-from .emit_steps import assign, print_step, reduce_held
-from .expressions import CUTLASS_TYPES, EMIT
-from .names import Names, arguments, first_loads, kernel_name
+from .emit_host import fake_arguments, host, parameters
+from .emit_steps import assign, loop, prefetch, print_step, reduce_carried, reduce_held
+from .expressions import CUTLASS_TYPES, WIDTH, wrapped_call
+from .names import Names
 from .plan import Plan
 from .reductions import Reduce
-from .steps import ColumnLoop, Prefetch
-from .text import wrap, wrapped_call
-
-__all__ = ["EMIT", "arguments", "emit", "kernel_name"]
+from .steps import ChunkLoop, Prefetch
 
 
 def emit(plan: Plan) -> str:
     """The text of the kernel, its host function and the arguments that it is compiled with."""
     names = Names(plan)
-    parts = (_config(plan), _kernel(plan, names), host(plan, names), fake_arguments(plan))
+    parts = (_config(plan), _kernel(plan, names), host(plan, names), fake_arguments(plan, names))
     text = "\n\n\n".join("\n".join(part) for part in parts)
     return "\n".join(_docstring(plan.graph) + _imports(text)) + "\n\n" + text + "\n"
 
 
 def _docstring(graph: Graph) -> list[str]:
-    def show(argument: Input | Output) -> str:
-        return f"{argument.name} {dtype_name(argument.dtype)}"
-
-    takes = ", ".join(map(show, graph.inputs))
-    gives = ", ".join(map(show, graph.outputs))
+    takes = ", ".join(f"{i.name} {dtype_name(i.dtype)}" for i in graph.inputs)
+    gives = ", ".join(f"{out.name} {dtype_name(out.dtype)}" for out in graph.outputs)
     title = f'"""{graph.name}: one row of N = {graph.n}'
-    return [f"{title}.", "", *wrap(f"{takes} -> {gives}"), '"""', ""]
+    return [f"{title}.", "", *textwrap.wrap(f"{takes} -> {gives}", WIDTH), '"""', ""]
 
 
 def _imports(text: str) -> list[str]:
@@ -73,7 +67,7 @@ def _config(plan: Plan) -> list[str]:
         f"stage={plan.sweeps.slots}",
         *([f"shares={place.shares}"] if place.shares > 1 else []),
         *([f"abreast={place.abreast}"] if place.abreast > 1 else []),
-        *(["reduction_dtype=Int64"] if plan.work.has_wide_words(plan.sweeps) else []),
+        *(["reduction_dtype=Int64"] if plan.sweeps.has_wide_words else []),
         *([f"copy_bytes={place.copy_bytes}"] if place.copy_bytes < 16 else []),
     ]
     lines = wrapped_call("config = ElementwiseTileConfig(", args, ")")
@@ -88,61 +82,51 @@ def _primary(plan: Plan) -> Input:
     return (plan.work.rows or plan.work.of(Role.ROW))[0]
 
 
-def _is_shared(plan: Plan) -> bool:
-    """Whether rows come through shared memory."""
-    return plan.placement.loader == "shared" and bool(plan.work.rows)
-
-
-# ---- the kernel
-
-
 def _kernel(plan: Plan, names: Names) -> list[str]:
-    params = [parameter(names, a) for a in arguments(plan.graph)]
-    params.append("tiled_copy: cute.TiledCopy")
-    setup = [
-        names.tensors[_primary(plan)], f"config.tiler_mn({plan.numerics.vec_size})", "tiled_copy",
-    ]  # fmt: skip
-    if not _is_shared(plan):
+    params = [*parameters(plan, names), "tiled_copy: cute.TiledCopy"]
+    tiler = f"config.tiler_mn({plan.numerics.vec_size})"
+    setup = [names.tensors[_primary(plan)], tiler, "tiled_copy"]
+    extra = [CUTLASS_TYPES[i.dtype] for i in plan.work.rows[1:]]
+    if plan.placement.loader != "shared" or not plan.work.rows:
         setup.append("shared=False")
-    elif len(plan.work.rows) > 1:
-        extra = [CUTLASS_TYPES[i.dtype] for i in plan.work.rows[1:]]
+    elif extra:
         setup.append(f"extra_smem_tensors=({', '.join(extra)},)")
+    wait = "    cute.arch.griddepcontrol_wait()  # the kernel before has ended"
+    launch = "    cute.arch.griddepcontrol_launch_dependents()  # the next may start"
     dependent = plan.target.arch.dependent_launch
-    wait = "cute.arch.griddepcontrol_wait()  # the kernel before has ended"
-    launch = "cute.arch.griddepcontrol_launch_dependents()  # the next may start"
     return [
         "@cute.kernel",
         *wrapped_call(f"def {names.function}_kernel(", params, "):"),
         "    ctx = ElementwiseKernelContext(config)",
         *wrapped_call("    ctx.setup(", setup, ")"),
-        *([f"    {wait}"] if dependent else []),
+        *([wait] if dependent else []),
         *_loads(plan, names),
-        *([f"    {launch}"] if dependent else []),
+        *([launch] if dependent else []),
         *_steps(plan, names),
     ]
 
 
 def _loads(plan: Plan, names: Names) -> list[str]:
     """What is loaded before anything is computed; the rows are in flight meanwhile."""
-    loads, in_loops = first_loads(plan), plan.numerics.in_loops
-    has_loader = bool(plan.work.rows) and (_is_shared(plan) or not in_loops)
+    loads, in_loops = names.loads, plan.numerics.in_loops
+    is_shared = plan.placement.loader == "shared"
+    has_loader = bool(plan.work.rows) and (is_shared or not in_loops)
     lines = []
     if has_loader:
-        kind = "ElementwiseLoader" if _is_shared(plan) else "GlobalToRegLoader"
+        kind = "ElementwiseLoader" if is_shared else "GlobalToRegLoader"
         lines.append(f"    loader = {kind}(ctx)")
     for i in loads:
         tensor = names.tensors[i]
-        if i.role is Role.ROW and in_loops:
+        if i.role is Role.ROW:
             if has_loader:
-                lines.append(f"    {names.fragments[i]} = loader.keep({tensor})")
-        elif i.role is Role.ROW:
-            lines.append(f"    {names.fragments[i]} = loader.start({tensor})")
+                verb = "keep" if in_loops else "start"
+                lines.append(f"    {names.fragments[i]} = loader.{verb}({tensor})")
         elif i.role is Role.COLUMN:
             lines.append(f"    {names.fragments[i]} = ctx.load_column({tensor})")
-        elif i.role is Role.PER_ROW:
-            lines += assign(names, i, f"ctx.load_row_value({tensor})")
         else:
-            lines += assign(names, i, f"{tensor}[0]")
+            is_one = i.role is Role.DEVICE_SCALAR
+            value = f"{tensor}[0]" if is_one else f"ctx.load_row_value({tensor})"
+            lines += assign(names, i, value)
     if has_loader:
         lines.append("    loader.finish()")
     for i in loads:
@@ -154,7 +138,7 @@ def _loads(plan: Plan, names: Names) -> list[str]:
 def _steps(plan: Plan, names: Names) -> list[str]:
     """What follows the first loads. A comment names each stage."""
     lines: list[str] = []
-    in_loops, first = plan.numerics.in_loops, len(first_loads(plan))
+    in_loops, first = plan.numerics.in_loops, len(names.loads)
     stage, is_open, is_prefetched = 0, False, False
     for k, step in enumerate(plan.steps[first:], first):
         if isinstance(step, Prefetch):
@@ -162,11 +146,11 @@ def _steps(plan: Plan, names: Names) -> list[str]:
             lines += prefetch(names, following)
             is_prefetched = True
             continue
-        if isinstance(step, ColumnLoop) or not is_open:
+        if isinstance(step, ChunkLoop) or not is_open:
             lines += ["", _heading(plan, stage)]
             stage += 1
         is_open = not isinstance(step, Reduce)
-        if isinstance(step, ColumnLoop):
+        if isinstance(step, ChunkLoop):
             lines += loop(names, k, is_prefetched)
             is_prefetched = False
         elif isinstance(step, Reduce):

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from ..frontend.graph import Graph, Input, Output, Role
-from .expressions import CUTLASS_TYPES
-from .names import Names, arguments
+from .expressions import CUTLASS_TYPES, lines_of, tuple_of, wrapped_call
+from .names import Names
 from .plan import Plan
-from .text import lines_of, tuple_of, wrapped_call
 
 
-def parameter(names: Names, argument: Input | Output) -> str:
-    """An argument as a parameter of the kernel and of the host function."""
-    name = names.tensors[argument]
-    if isinstance(argument, Input) and argument.role is Role.SCALAR:
-        return f"{name}: Float32"
-    return f"{name}: cute.Tensor"
+def parameters(plan: Plan, names: Names) -> list[str]:
+    """The arguments as parameters of the kernel and of the host function."""
+    types = dict.fromkeys(plan.work.of(Role.SCALAR), "Float32")
+    return [f"{name}: {types.get(a, 'cute.Tensor')}" for a, name in names.tensors.items()]
 
 
 def host(plan: Plan, names: Names) -> list[str]:
     """The function that makes one mode of each argument's leading dimensions, and launches."""
-    graph = plan.graph
-    params = [parameter(names, a) for a in arguments(graph)] + ["stream: cuda.CUstream"]
-    passed = [names.tensors[a] for a in arguments(graph)]
-    counted = names.tensors[graph.outputs[0]]  # every output has the rows' leading shape
-    collapsed = [line for a in arguments(graph) for line in _collapse(plan, names, a)]
+    params = [*parameters(plan, names), "stream: cuda.CUstream"]
+    passed = [*names.tensors.values(), "tiled_copy"]
+    counted = names.tensors[plan.graph.outputs[0]]  # every output has the rows' leading shape
+    collapsed = [line for a in names.tensors for line in _collapse(plan, names, a)]
     rows = f"cute.size({counted}, mode=[0])" if collapsed else f"{counted}.shape[0]"
     lead = f"    lead = {counted}.shape[:{plan.target.lead}]"
     launch = [
@@ -40,7 +36,7 @@ def host(plan: Plan, names: Names) -> list[str]:
         f"    tiled_copy = config.make_vector_copy({plan.numerics.vec_size}).tiled_copy_2d()",
         *([lead] if plan.target.broadcast else []),
         *collapsed,
-        *wrapped_call(f"    {names.function}_kernel(", [*passed, "tiled_copy"], ").launch("),
+        *wrapped_call(f"    {names.function}_kernel(", passed, ").launch("),
         *lines_of(launch, " " * 8),
         "    )",
     ]
@@ -61,11 +57,12 @@ def _collapse(plan: Plan, names: Names, argument: Input | Output) -> list[str]:
     return [f"    {name} = {verb}({', '.join(args)})"]
 
 
-def fake_arguments(plan: Plan) -> list[str]:
+def fake_arguments(plan: Plan, names: Names) -> list[str]:
     """What stands for the tensors when the host function is compiled."""
-    graph, n = plan.graph, plan.graph.n
+    graph, n, count = plan.graph, plan.graph.n, plan.target.lead
+    sizes = ["m"] if count == 1 else [f"m{k}" for k in range(count)]
     args = []
-    for a in arguments(graph):
+    for a in names.tensors:
         dtype = CUTLASS_TYPES[a.dtype]
         if isinstance(a, Input) and a.role is Role.SCALAR:
             args.append("Float32(0)")
@@ -76,36 +73,23 @@ def fake_arguments(plan: Plan) -> list[str]:
             args.append(f"make_fake_tensor({dtype}, {shape}, stride={shape})")
         else:
             is_row, inner = _row_shape(graph, a)
-            shape = _fake_shape(plan, a, (n,) if is_row else inner)
+            has = _own_dimensions(plan, a) or (True,) * len(sizes)
+            lead = [m if own else "1" for m, own in zip(sizes, has, strict=True) if own is not None]
+            shape = [*lead, *map(str, (n,) if is_row else inner)]
             last = [str(_divisibility(plan, a))] if is_row else ["any_stride=True"]
             args.append(f"make_fake_tensor({', '.join([dtype, tuple_of(shape), *last])})")
     return [
         "def fake_arguments():",
         '    """What stands for the tensors when the kernel is compiled."""',
-        *(f"    {m} = cute.sym_int()" for m in _sizes(plan)),
+        *(f"    {m} = cute.sym_int()" for m in sizes),
         *wrapped_call("    return (", args, ")" if len(args) > 1 else ",)"),
     ]
 
 
-def _fake_shape(plan: Plan, argument: Input | Output, last: tuple[int, ...]) -> list[str]:
-    """Sizes of a tensor with leading dimensions, as text."""
-    lead, own = _sizes(plan), _own_dimensions(plan, argument)
-    if own is not None:
-        lead = [s if has else "1" for s, has in zip(lead, own, strict=True) if has is not None]
-    return [*lead, *map(str, last)]
-
-
-def _sizes(plan: Plan) -> list[str]:
-    """The names of the leading sizes."""
-    count = plan.target.lead
-    return ["m"] if count == 1 else [f"m{k}" for k in range(count)]
-
-
 def _own_dimensions(plan: Plan, argument: Input | Output) -> tuple[bool | None, ...] | None:
     """`Target.broadcast` of an input that the rows repeat; None of any other argument."""
-    if not isinstance(argument, Input):
-        return None
-    return dict(plan.target.broadcast).get(argument.name)
+    is_input = isinstance(argument, Input)
+    return dict(plan.target.broadcast).get(argument.name) if is_input else None
 
 
 def _row_shape(graph: Graph, argument: Input | Output) -> tuple[bool, tuple[int, ...] | None]:

@@ -1,74 +1,51 @@
-"""Prints one step: what a thread does with its elements of a row, or of a chunk of it."""
+"""Prints the steps of a plan: what a thread does with its elements of a row, or of one chunk of it,
+the loops over chunks, and the exchanges."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
-from ..frontend.graph import Input
+from ..frontend.graph import Input, Role
 from ..frontend.ops import Op
-from .expressions import CUTLASS_TYPES, EMIT
+from .expressions import CUTLASS_TYPES, INDENT, literal, located, wrapped_call, wrapped_expression
 from .names import Names
-from .reductions import Reduce
-from .steps import Compute, Home, Load, Reload, Step, Store
-from .text import INDENT, located, wrapped_call, wrapped_expression
-from .work import made_by_exchange
+from .reductions import MEAN, MOMENTS, SOFTMAX, Part, Reduce
+from .steps import ChunkLoop, Compute, Home, Load, Reload, Step, Store
+
+# The verb of the context that starts to carry a part, for those that need more than a vector.
+STARTS = {MEAN: "mean_sum", SOFTMAX: "softmax_pair", MOMENTS: "welford_triple"}
+
+Header = tuple[str, list[str], str]  # a call that opens a block or a body: head, arguments, tail
 
 
 def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT) -> list[str]:
     """The lines of a step; `ctx` is the name of the context whose elements it works on."""
-    is_prefetched = ctx == "chunk" and names.plan.placement.prefetch > 0
-
-    def from_global(i: Input, verb: str) -> str:
-        return names.fragments[i] if is_prefetched else f"{ctx}.{verb}({names.tensors[i]})"
-
     match step:
-        case Load(i):
-            return assign(names, i, f"{from_global(i, 'load_column')}.load()", indent)
-        case Reload(inputs, home):
+        case Load() | Reload():
             lines = []
-            for i in inputs:
-                read = from_global(i, "load_row")
-                if home is Home.SHARED:
+            for i in step.inputs if isinstance(step, Reload) else (step.input,):
+                verb = "load_row" if i.role is Role.ROW else "load_column"
+                read = f"{ctx}.{verb}({names.tensors[i]})"
+                if step.home is Home.SHARED:
                     read = f"{ctx}.read_row({names.fragments[i]})"
+                elif ctx == "chunk" and names.plan.placement.prefetch:
+                    read = names.fragments[i]
                 lines += assign(names, i, f"{read}.load()", indent)
             return lines
-        case Compute(id, function, inputs):
+        case Compute(id):
             node = names.plan.graph[id]
             if node.op is Op.RESHAPE:
                 return []
-            expression = EMIT[node.op](node, tuple(map(names.operand, inputs)), function)
-            return located(wrapped_expression(f"{indent}{names.values[id]} = ", expression), node)
+            head = f"{indent}{names.values[id]} = "
+            return located(wrapped_expression(head, names.expression(step)), node)
         case Store(output):
             tensor, value = names.tensors[output], names.operand(output.id)
             if output.is_row:
                 return [f"{indent}ElementwiseStorer({ctx}).store({tensor}, {value})"]
             return [f"{indent}{ctx}.store_row_value({tensor}, {value})"]
     raise AssertionError(f"{step} is not printed")
-
-
-def reduce_held(names: Names, step: Reduce) -> list[str]:
-    """The reductions of a stage of a row that is held."""
-    graph = names.plan.graph
-    made = made_by_exchange(graph, step)
-    results = ", ".join(names.values[id] for id in made)
-    first = graph[step.results[0]]
-    if step.is_pair:
-        verb = "online_logsumexp" if step.parts[0].finite else "online_softmax"
-        x = names.operand(step.operands(graph)[0])
-        return located([f"    {results} = ctx.{verb}({x}, slot={step.slot})"], first)
-    values = ", ".join(reduced(names, id) for id in step.operands(graph))
-    ops = ", ".join(part.kind.combine for part in step.parts)
-    if len(made) > 1:
-        values, ops = f"({values})", f"({ops})"
-    args = [values, ops, f"slot={step.slot}"]
-    return located(wrapped_call(f"    {results} = ctx.row_reduce(", args, ")"), first)
-
-
-def reduced(names: Names, id: int) -> str:
-    """An operand of a reduction; a number gets its type, which the reduction asks for."""
-    node = names.plan.graph[id]
-    text = names.operand(id)
-    return f"{CUTLASS_TYPES[node.value.dtype]}({text})" if node.op is Op.CONST else text
 
 
 def assign(names: Names, i: Input, expression: str, indent: str = INDENT) -> list[str]:
@@ -79,3 +56,147 @@ def assign(names: Names, i: Input, expression: str, indent: str = INDENT) -> lis
     if i.dtype.is_floating_point and i.dtype is not torch.float32:
         return wrapped_call(f"{start}math.convert(", [expression, "Float32"], ")")
     return [start + expression]
+
+
+def reduced(names: Names, id: int) -> str:
+    """An operand of a reduction; a number gets its type, which the reduction asks for."""
+    node = names.plan.graph[id]
+    text = names.operand(id)
+    return f"{CUTLASS_TYPES[node.value.dtype]}({text})" if node.op is Op.CONST else text
+
+
+def prefetch(names: Names, k: int) -> list[str]:
+    """Start to load what the loop at the k-th step reads from global memory."""
+    plan, loop = names.plan, names.plan.steps[k]
+    args = [str(plan.placement.prefetch), *(names.tensors[i] for i in loop.reads)]
+    args += ["backwards=True"] if loop.backwards else []
+    if loop.padding and plan.is_ragged:
+        args.append(f"padding={literal(loop.padding, torch.float32)}")
+    return wrapped_call(f"    {names.prefetched[k]} = ctx.prefetch(", args, ")")
+
+
+def loop(names: Names, k: int, is_prefetched: bool) -> list[str]:
+    """The loop at the k-th step: what it carries, and its body.
+
+    is_prefetched: whether its first chunks are on their way already.
+    """
+    plan, loop = names.plan, names.plan.steps[k]
+    lines = [f"    {names.carried[part]} = ctx.{_start(names, loop, part)}" for part in loop.parts]
+    if k in names.prefetched and not is_prefetched:
+        lines += prefetch(names, k)
+    outer = INDENT
+    if plan.turns > 1:
+        lines.append(f"    for s in cutlass.range_constexpr({plan.turns}):")
+        outer += INDENT
+    for headers in _headers(names, k, loop):
+        indent = outer
+        for head, args, tail in headers:
+            lines += wrapped_call(indent + head, args, tail)
+            indent += INDENT if tail.endswith(":") else ""
+        lines += _body(names, loop, indent)
+    if plan.turns > 1:  # nothing more is added in this share
+        lines += _folds(names, loop.parts, outer)
+    return lines
+
+
+def _start(names: Names, loop: ChunkLoop, part: Part) -> str:
+    """The call that starts to carry a part."""
+    plan = names.plan
+    if part.kind in STARTS:
+        in_pairs = part.kind is MOMENTS and plan.numerics.merged
+        return f"{STARTS[part.kind]}({'in_pairs=True' if in_pairs else ''})"
+    if part in plan.folds(loop):
+        return "two_level_sum()"
+    dtype = plan.graph[part.operand(plan.graph)].value.dtype
+    kind = [] if dtype is torch.float32 else [CUTLASS_TYPES[dtype]]
+    return f"partial({', '.join([part.kind.combine, *kind])})"
+
+
+def _headers(names: Names, k: int, loop: ChunkLoop) -> list[list[Header]]:
+    """What stands above each of a loop's bodies: of its groups of chunks, and of the rest."""
+    plan, place = names.plan, names.plan.placement
+    if k not in names.prefetched:
+        over = ("for k in cutlass.range_constexpr(", ["ctx.num_chunks"], "):")
+        if not plan.is_unrolled:
+            unroll = f"unroll={place.unroll}"
+            over = ("for k in cutlass.range(", ["ctx.num_chunks", unroll], "):")
+        return [[over, ("chunk = ctx.chunk(", ["k", "s"] if plan.turns > 1 else ["k"], ")")]]
+    taken = ", ".join(["chunk", *(names.fragments[i] for i in loop.reads)])
+
+    def take(first: object, count: int) -> Header:
+        args = [str(first), str(count), *(["share=s"] if plan.turns > 1 else [])]
+        return f"for {taken} in {names.prefetched[k]}.take(", args, "):"
+
+    if plan.is_unrolled:
+        return [[take(0, plan.chunks)]]
+    step = place.prefetch
+    most = plan.chunks // step * step - step  # the rest is of static numbers
+    over = ("for k in cutlass.range(", ["0", str(most), str(step), "unroll=1"], "):")
+    return [[over, take("k", step)], [take(most, plan.chunks - most)]]
+
+
+def _body(names: Names, loop: ChunkLoop, indent: str) -> list[str]:
+    plan, lines = names.plan, []
+    for step in loop.steps:
+        lines += print_step(names, step, "chunk", indent)
+    for part in loop.parts:
+        name = names.carried[part]
+        args = [name, reduced(names, part.operand(plan.graph))]
+        args += ["padded=True"] if loop.padding and plan.is_ragged else []
+        call = f"{indent}{name} = chunk.accumulate({', '.join(args)})"
+        lines += located([call], plan.graph[part.results[0]])
+    if folded := plan.folds(loop):
+        last = plan.numerics.folded - 1  # a power of two less one: `&` leaves no branch if unrolled
+        lines.append(f"{indent}if chunk.k & {last} == {last}:")
+        lines += _folds(names, folded, indent + INDENT)
+    return lines
+
+
+def _folds(names: Names, parts: Iterable[Part], indent: str) -> list[str]:
+    """The inner level of each part added to the outer."""
+    share = "s" if names.plan.turns > 1 else ""
+    carried = (names.carried[part] for part in parts)
+    return [f"{indent}{name} = {name}.fold({share})" for name in carried]
+
+
+def reduce_held(names: Names, step: Reduce) -> list[str]:
+    """The reductions of a stage of a row that is held."""
+    graph = names.plan.graph
+    results = ", ".join(names.values[id] for id in step.made(graph))
+    first = graph[step.results[0]]
+    if step.is_pair:
+        verb = "online_logsumexp" if step.parts[0].finite else "online_softmax"
+        x = names.operand(step.operands(graph)[0])
+        return located([f"    {results} = ctx.{verb}({x}, slot={step.slot})"], first)
+    values = ", ".join(reduced(names, id) for id in step.operands(graph))
+    ops = ", ".join(part.kind.combine for part in step.parts)
+    if len(step.results) > 1:
+        values, ops = f"({values})", f"({ops})"
+    args = [values, ops, f"slot={step.slot}"]
+    return located(wrapped_call(f"    {results} = ctx.row_reduce(", args, ")"), first)
+
+
+def reduce_carried(names: Names, step: Reduce) -> list[str]:
+    """The results of a stage, from what loops have carried."""
+    part = step.parts[0]
+    results = ", ".join(names.values[id] for id in step.results)
+    if step.is_pair:
+        args = f"{names.carried[part]}, slot={step.slot}{', finite=True' if part.finite else ''}"
+        return [f"    {results} = ctx.reduce_pair({args})"]
+    if not step.exchanges:
+        (reference,) = part.references
+        about = f"{names.moments[part]}.about({names.operand(reference)})"
+        return wrapped_call(f"    {results} = ", [about], "")
+    if part.at_once:
+        head = f"    {results}, {names.moments[part]} = ctx.reduce_moments("
+        return wrapped_call(head, [names.carried[part], f"slot={step.slot}"], ")")
+    carried = []
+    for part, id in zip(step.parts, step.results, strict=True):
+        name, place = names.carried[part], part.results.index(id)
+        if place > 0:
+            name += f".about({names.operand(part.references[place - 1])})"
+        elif part.carries_two_stages:
+            name += ".first"
+        carried.append(name)
+    given = f"({', '.join(carried)})" if len(carried) > 1 else carried[0]
+    return wrapped_call(f"    {results} = ctx.reduce_partials(", [given, f"slot={step.slot}"], ")")

@@ -12,22 +12,22 @@ from itertools import product
 from math import gcd
 
 from ..frontend.graph import Graph, Input, Output, Role
-from .plan import ROWS, VERY_LONG_N, Form, Numerics, Placement, Plan, Target
-from .reductions import MOMENTS
+from .plan import HELD_REGISTERS, ROWS, Form, Numerics, Placement, Plan, Target
+from .reductions import MOMENTS, VERY_LONG_N
 from .steps import Home
-from .work import Sweep, Sweeps, Work
+from .work import Sweeps, Work
 
-ACCESS_BYTES = 16  # bytes of the widest load and store
-MIN_CLUSTER_N = 8192  # elements; no shorter row is worth a cluster, or reading it again
-UNROLLED_CHUNKS = 8  # chunks of a thread; loops over no more of them are written out
-UNROLL = 4  # chunks in the body of a loop over more, where nothing is prefetched
+ACCESS_BYTES = 16  # The widest load or store moves this many bytes.
+MIN_CLUSTER_N = 8192  # Rows of fewer elements are not worth a cluster, or reading them again.
+UNROLLED_CHUNKS = 8  # A loop over at most so many chunks of a thread is written out.
+UNROLL = 4  # The body of a longer loop works on so many chunks, if nothing is prefetched.
 
-# Instructions of all loops of a kernel as they are written out. More would take long to compile and
-# overflow the instruction cache. So loops whose elements take many instructions have fewer shares
-# of a row, and fewer chunks in their bodies. MOST_CODE is for loops that are unrolled, MOST_LOOPED
-# for others. A row of more than MOST_LOOPED * ELEMENTS elements may have one instruction for each
-# ELEMENTS of them: it runs longer, and may compile longer. A plan with one share a CTA is always
-# listed.
+# A kernel's loops may take so many instructions as they are written out: MOST_CODE if they are
+# unrolled, and MOST_LOOPED if not. More would take long to compile and overflow the instruction
+# cache, so loops whose elements take many instructions have fewer shares of a row, and fewer chunks
+# in their bodies. A row of more than MOST_LOOPED * ELEMENTS elements may have one instruction for
+# each ELEMENTS of them: it runs longer, and may compile longer. A plan with one share a CTA is
+# always listed.
 MOST_CODE = 8192
 MOST_LOOPED = 1600
 ELEMENTS = 200
@@ -37,49 +37,48 @@ ELEMENTS = 200
 MOST_CHUNKS = 32
 FOLDED = 16
 
-# 32-bit registers of a thread.
-MAX_REGISTERS = 255
-SPARE_REGISTERS = 40  # for addresses, predicates and partial results: seen in the examples
-COLUMN_REGISTERS = 16  # for columns that are on their way to unrolled loops
-ROW_REGISTERS = 32  # for rows and columns that are on their way to unrolled loops
-VECTOR_REGISTERS = 128  # for an element each of all rows and columns, of a whole vector
-MOST_PREFETCHED = 64  # that a chunk of all that loops read may take, so that it is prefetched
-LOOP_REGISTERS = 32  # that a loop needs beside what it computes, reads and writes
-PART_REGISTERS = 9  # for each reduction beside the first that a loop carries
-SHARE_REGISTERS = 2  # the same for each share of the row
-COUNT_REGISTERS = 8  # for the number of elements that a thread has, where an exchange counts it
-ADDRESS_REGISTERS = 8  # for each tensor that a loop moves beside the first FEW_TENSORS
-POINTER_REGISTERS = 2  # for the address of each tensor beside the first FEW_TENSORS
+# These count 32-bit registers of a thread.
+MAX_REGISTERS = 255  # A thread has at most so many.
+SPARE_REGISTERS = 40  # Addresses, predicates and partial results take so many in the examples.
+COLUMN_REGISTERS = 16  # Columns that are on their way to unrolled loops may take so many.
+ROW_REGISTERS = 32  # Rows and columns that are on their way to unrolled loops may take so many.
+VECTOR_REGISTERS = 128  # One vector of each row and each column may take so many.
+MOST_PREFETCHED = 64  # A loop prefetches if one chunk of all that it reads takes no more.
+LOOP_REGISTERS = 32  # A loop needs so many beside what it computes, reads and writes.
+PART_REGISTERS = 9  # Each reduction that a loop carries beside the first takes so many.
+SHARE_REGISTERS = 2  # It takes so many more for each share of the row.
+COUNT_REGISTERS = 8  # An exchange that counts the elements of a thread takes so many.
+ADDRESS_REGISTERS = 8  # Each tensor that a loop moves beside the first FEW_TENSORS takes so many.
+POINTER_REGISTERS = 2  # The address of each tensor beside the first FEW_TENSORS takes so many.
 FEW_TENSORS = 5
-HELD_REGISTERS = 32  # of a held row; from so many on the compiler is told how many CTAs to expect
-OTHER_REGISTERS = 16  # beside those of a held row
+OTHER_REGISTERS = 16  # A thread needs so many beside those of its held row.
+CROWDED_REGISTERS = 72  # Threads of 512 or more a CTA are crowded if they need more than so many.
 
-# For so many threads of a multiprocessor registers are spared:
-COLUMN_THREADS = 1536  # short rows with columns
-TWO_STAGE_THREADS = 1536  # loops that carry reductions of two stages
-STREAMED_THREADS = 1280  # the same where they are unrolled and read rows from global memory
-CROWDED_THREADS = 1024  # other loops that would take more than CROWDED_REGISTERS
-CROWDED_REGISTERS = 72
+# Registers are spared so that so many threads fit on a multiprocessor.
+COLUMN_THREADS = 1536  # This is for short rows with columns.
+TWO_STAGE_THREADS = 1536  # This is for loops that carry reductions of two stages.
+STREAMED_THREADS = 1280  # This is for such loops if they are unrolled and read global memory.
+CROWDED_THREADS = 1024  # This is for other loops whose threads are crowded.
 
-LONG_SHARES = 4  # shares of a very long row that one CTA may have, where there are many rows
+LONG_SHARES = 4  # If there are many very long rows, one CTA may have so many shares of a row.
 # From how many rows on a CTA may have several shares of a row that is kept in shared memory: the
 # shares at most, the chunks of a thread in all of them, and the threads of a CTA that works on
 # some of them at a time.
 KEPT_SHARES = {256: (2, 8, 256), 1024: (8, 16, 512)}
-KEPT_BLOCKS = 3  # CTAs with several shares each that must fit a multiprocessor
+KEPT_BLOCKS = 3  # So many CTAs with several shares each must fit on a multiprocessor.
 # From how many rows on a streamed row has so few CTAs, if that takes half of them away.
 STREAMED_CTAS = {64: 2, 256: 1, 1024: 4}
-# Of such a row in 16 shares, how many a CTA may have if it works on two at a time: the first that
-# fits. STREAMED_CHUNKS are the chunks that a thread has in all of its shares.
+# If a streamed row has 16 shares and a CTA works on two at a time, it may have so many: the first
+# that fits. STREAMED_CHUNKS are the chunks that a thread has in all of its shares.
 STREAMED_PAIRS = {64: (8,), 256: (16, 8), 1024: (16,)}
 STREAMED_CHUNKS = 32
 
 
 def vector_size(graph: Graph) -> int:
-    """Neighbouring elements of a thread: 16 bytes of the widest row or column, a divisor of N.
+    """How many neighbouring elements a vector has: 16 bytes of the widest row or column.
 
-    A divisor, so that no vector straddles the end of a row, and so that in a contiguous tensor
-    every vector is as aligned as it is long. Fewer where the registers of a thread would not hold
+    It divides N, so that no vector straddles the end of a row, and every vector of a contiguous
+    tensor is as aligned as it is long. It is smaller where the registers of a thread would not hold
     a vector of each of many inputs.
     """
     inputs = [i.dtype for i in graph.inputs if i.role in (Role.ROW, Role.COLUMN)]
@@ -92,17 +91,14 @@ def vector_size(graph: Graph) -> int:
 
 def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
     """Every sensible plan; none only where reductions need more shared memory than there is."""
-    work = Work(graph, target.fastmath)
-    enumeration = _Enumeration(work, target)
-    plans = [Plan(work, target, *each) for each in enumeration.held()]
+    enumeration = _Enumeration(Work(graph, target.fastmath), target)
+    plans = list(enumeration.held())
     if graph.n >= MIN_CLUSTER_N or not plans:
-        plans += [Plan(work, target, *each) for each in enumeration.in_loops()]
+        plans += enumeration.in_loops()
     return plans
 
 
 class _Enumeration:
-    """The plans of one graph on one target."""
-
     def __init__(self, work: Work, target: Target):
         self.work, self.target = work, target
         self.n, self.arch = work.graph.n, target.arch
@@ -110,57 +106,45 @@ class _Enumeration:
         tensors = len(work.loaded) + len(work.writes)
         self.most_looped = max(MOST_LOOPED, self.n // ELEMENTS)
         self.spare = SPARE_REGISTERS + POINTER_REGISTERS * max(0, tensors - FEW_TENSORS)
-        self.clusters = [1]
-        if self.n >= MIN_CLUSTER_N:
-            self.clusters = [c for c in (1, 2, 4, 8, 16) if c <= self.arch.max_cluster]
+        most = self.arch.max_cluster if self.n >= MIN_CLUSTER_N else 1
+        self.clusters = [cluster for cluster in (1, 2, 4, 8, 16) if cluster <= most]
+        sizes = [i.dtype.itemsize for i in work.rows]
+        self.row_bytes = sum(sizes)  # of an element of all rows that are read
+        # Whether cp.async, of 4, 8 or 16 bytes, can bring the rows.
+        self.is_asynchronous = bool(sizes) and min(self.vec * min(sizes), target.align) >= 4
 
-    # ---- rows that are held in registers
-
-    def held(self) -> Iterator[tuple[Numerics, Placement]]:
-        """Plans whose rows are held, as far as the registers of a thread go."""
-        work = self.work
-        columns = ("early", "late") if work.has_columns else ("early",)
-        words = {
-            (when, joint): work.held_words(when == "late", joint)
-            for joint in ((False, True) if work.has_pair else (False,))
-            for when in columns
-        }
-        for numerics in self._held_numerics(min(words[when, False] for when in columns)):
-            joint = bool(numerics.joint)
-            sweeps = work.held_joint if joint else work.held
-            for when in columns:
-                for placement in self._held_placements(numerics, sweeps, words[when, joint], when):
-                    yield numerics, placement
-
-    def _held_numerics(self, words: float) -> Iterator[Numerics]:
-        """Threads a row and clusters.
+    def held(self) -> Iterator[Plan]:
+        """Plans whose rows are held, as far as the registers of a thread go.
 
         In a cluster, whose exchanges take long, a maximum and a sum may be one exchange.
         """
+        work = self.work
+        columns = ("early", "late") if work.columns else ("early",)
+        kinds = (work.held, work.held_joint) if work.has_pair else (work.held,)
+        words = {
+            (sweeps.joint, when): work.held_words(sweeps, when == "late")
+            for sweeps in kinds
+            for when in columns
+        }
         for cluster in self.clusters:
             threads = 1 if cluster == 1 else 128
             while threads <= self.arch.max_threads:
-                numerics = Numerics(self.vec, threads, cluster)
-                elements = numerics.chunks(self.n) * self.vec
-                most = MAX_REGISTERS - SPARE_REGISTERS
-                if elements <= self.vec or elements * (words + 1) <= most:
-                    yield numerics
-                    if self.work.has_pair and cluster > 1:
-                        yield replace(numerics, joint=self.work.held_joint.joint)
+                for sweeps, when in product(kinds if cluster > 1 else kinds[:1], columns):
+                    numerics = Numerics(self.vec, threads, cluster, joint=sweeps.joint)
+                    yield from self._held_plans(numerics, sweeps, words[sweeps.joint, when], when)
                 if numerics.step >= self.n:
                     break
                 threads *= 2
 
-    def _held_placements(
+    def _held_plans(
         self, numerics: Numerics, sweeps: Sweeps, words: float, columns: str
-    ) -> Iterator[Placement]:
+    ) -> Iterator[Plan]:
         elements = numerics.chunks(self.n) * self.vec
         held = elements * words
         registers = held + elements + self.spare
         if registers > MAX_REGISTERS and elements > self.vec:
             return
         registers = min(registers, MAX_REGISTERS)  # the rest is spilled
-        place = Placement(0, "direct", columns, self.target.align)
         for threads in (64, 128, 256, 512, 1024):
             rows = threads // numerics.threads_per_row
             if threads < max(numerics.threads_per_row, 32) or (rows > 32 and threads > 128):
@@ -168,13 +152,13 @@ class _Enumeration:
             if registers * threads > self.arch.registers or (numerics.cluster_n > 1 < rows):
                 continue
             free = self._free_bytes(sweeps, numerics, threads)
-            tiles = threads * elements * sum(i.dtype.itemsize for i in self.work.rows)
-            if tiles <= free and self._is_asynchronous():
-                blocks = self._blocks(sweeps, threads, held, tiles)
-                yield replace(place, num_threads=threads, loader="shared", blocks=blocks)
-            if free >= 0:
-                blocks = self._blocks(sweeps, threads, held, 0)
-                yield replace(place, num_threads=threads, blocks=blocks)
+            shared = threads * elements * self.row_bytes
+            for loader, tiles in (("shared", shared), ("direct", 0)):
+                if tiles <= free and (loader == "direct" or self.is_asynchronous):
+                    blocks = self._blocks(sweeps, threads, held, tiles)
+                    align = self.target.align
+                    placement = Placement(threads, loader, columns, align, blocks=blocks)
+                    yield Plan(self.work, self.target, numerics, placement)
 
     def _blocks(self, sweeps: Sweeps, threads: int, held: float, tiles: int) -> int:
         """CTAs of a multiprocessor that registers are spared for; 0: the compiler decides.
@@ -184,7 +168,7 @@ class _Enumeration:
         """
         if not sweeps.reduces:
             return 0
-        if self.work.has_columns:
+        if self.work.columns:
             alone = len(self.work.rows) == len(sweeps.reduces) == 1 and not sweeps.joint
             few = alone and held <= HELD_REGISTERS / 2 and threads < 1024
             return COLUMN_THREADS // threads if few else 0
@@ -193,67 +177,51 @@ class _Enumeration:
         registers = -(-int(held + OTHER_REGISTERS) // 8) * 8
         return min(self.arch.registers // (registers * threads), self._fitting(tiles))
 
-    # ---- rows that are worked on in loops
-
-    def in_loops(self) -> Iterator[tuple[Numerics, Placement]]:
-        """Plans whose rows are worked on in loops over chunks, from shared or global memory."""
-        loaders = ("shared", "direct") if self.work.stages else ("direct",)  # else read only once
-        for numerics in self._loop_numerics():
-            for loader in loaders:
-                if loader == "direct" or numerics.form is Form.LOOPS:
-                    for placement in self._loop_placements(numerics, loader):
-                        yield numerics, placement
-
-    def _loop_numerics(self) -> Iterator[Numerics]:
-        """Threads a row and clusters of loops over two chunks or more.
+    def in_loops(self) -> Iterator[Plan]:
+        """Plans whose rows are worked on in loops over two chunks or more.
 
         Rows are streamed where they do not fit, and may be where they are read once or very long.
         """
-        loops, once = self.work.loops, len(self.work.loops.loops) == 1
-        for cluster in self.clusters:
-            for threads in (128, 256, 512, 1024):
-                numerics = Numerics(self.vec, threads, cluster, Form.LOOPS, loops.joint)
-                if 2 * numerics.step > self.n:
-                    continue
-                chunks = numerics.chunks(self.n)
-                even = chunks <= UNROLLED_CHUNKS and chunks % 2 == 0
-                if even and not numerics.is_ragged(self.n):
-                    numerics = replace(numerics, merged=self._has_moments())
-                fits = self._tile_bytes(numerics) <= self._free_bytes(loops, numerics, threads)
-                if fits:
-                    yield numerics
-                if once or not fits or self.n > VERY_LONG_N:
-                    folded = FOLDED if chunks > MOST_CHUNKS else 0
-                    yield replace(numerics, form=Form.STREAMED, folded=folded)
+        sweeps, loops = self.work.loops, self.work.loops.loops
+        has_moments = any(part.kind is MOMENTS for loop in loops for part in loop.parts)
+        for cluster, threads in product(self.clusters, (128, 256, 512, 1024)):
+            numerics = Numerics(self.vec, threads, cluster, Form.LOOPS, sweeps.joint)
+            if 2 * numerics.step > self.n:
+                continue
+            chunks = numerics.chunks(self.n)
+            if chunks <= UNROLLED_CHUNKS and chunks % 2 == 0 and self.n % numerics.step == 0:
+                numerics = replace(numerics, merged=has_moments)
+            fits = self._tile_bytes(numerics) <= self._free_bytes(sweeps, numerics, threads)
+            # Rows that are read only once, because nothing is reduced, need not be kept.
+            if fits and self.work.stages and self.is_asynchronous:
+                yield from self._loop_plans(numerics, Home.SHARED)
+            if fits:
+                yield from self._loop_plans(numerics, Home.REREAD)
+            if len(loops) == 1 or not fits or self.n > VERY_LONG_N:
+                folded = FOLDED if chunks > MOST_CHUNKS else 0
+                streamed = replace(numerics, form=Form.STREAMED, folded=folded)
+                yield from self._loop_plans(streamed, Home.REREAD)
 
-    def _has_moments(self) -> bool:
-        return any(part.kind is MOMENTS for loop in self.work.loops.loops for part in loop.parts)
-
-    def _loop_placements(self, numerics: Numerics, loader: str) -> Iterator[Placement]:
-        """One share of a row a CTA, or several; rows stay in shared memory, or in global memory."""
+    def _loop_plans(self, numerics: Numerics, rows: Home) -> Iterator[Plan]:
+        """Plans of one share of a row a CTA, or of several. The rows live at `rows`."""
         loops, chunks = self.work.loops, numerics.chunks(self.n)
-        rows = Home.SHARED if loader == "shared" else Home.REREAD
         registers = self.spare + self.vec * loops.words
         for shares, abreast in self._shares(numerics, chunks):
             threads, turns = abreast * numerics.threads_per_row, shares // abreast
             if min(registers, MAX_REGISTERS) * threads > self.arch.registers:
                 continue
-            if chunks <= UNROLLED_CHUNKS:
-                prefetch, unroll = self._prefetch_unrolled(rows, threads, turns * chunks), chunks
-            else:
-                prefetch = self._prefetch_in_loop(numerics, rows, threads, turns)
-                unroll = prefetch or (UNROLL if self._fits_unrolled(rows) else 1)
+            prefetch = self._prefetch(numerics, rows, threads, turns)
+            unroll = chunks
+            if chunks > UNROLLED_CHUNKS:
+                unroll = prefetch or (UNROLL if self._reads(rows) <= ROW_REGISTERS else 1)
             most = MOST_CODE if unroll == chunks else self.most_looped
-            if shares > 1 and self._written_out(chunks, unroll, prefetch) * turns > most:
+            tiles = shares * self._tile_bytes(numerics) if rows is Home.SHARED else 0
+            if tiles > self._free_bytes(loops, numerics, numerics.threads_per_row):
                 continue
-            tiles = 0
-            if loader == "shared":
-                if not self._is_asynchronous():
-                    return
-                tiles = shares * self._tile_bytes(numerics)
-            if tiles > self._free_bytes(loops, numerics, threads // abreast):
-                continue
-            if shares > 1 and self._fitting(tiles) < KEPT_BLOCKS:
+            if shares > 1 and (
+                self._written_out(chunks, unroll, prefetch) * turns > most
+                or self._fitting(tiles) < KEPT_BLOCKS
+            ):
                 continue
             blocks = 0
             if loops.carries_two_stages and numerics.form is Form.LOOPS:
@@ -267,19 +235,19 @@ class _Enumeration:
                 blocks = 1  # or some registers are spilled, so that two CTAs fit
             elif threads >= 512 and registers > CROWDED_REGISTERS:
                 blocks = CROWDED_THREADS // threads
-            align = self.target.align
-            yield Placement(
-                threads, loader, "late", align, shares, abreast, unroll, prefetch, blocks
-            )
-
-    def _fits_unrolled(self, rows: Home) -> bool:
-        """Whether registers hold what some chunks of a loop's body read from global memory."""
-        return self._reads(rows) <= ROW_REGISTERS
+            loader = "shared" if rows is Home.SHARED else "direct"
+            counts = (shares, abreast, unroll, prefetch, blocks)
+            placement = Placement(threads, loader, "late", self.target.align, *counts)
+            yield Plan(self.work, self.target, numerics, placement)
 
     def _reads(self, rows: Home) -> float:
         """Registers for a chunk of all that a loop reads from global memory, of the widest loop."""
         loops = self.work.loops.loops
         return max((self._words(loop.reads(rows)) for loop in loops), default=0.0)
+
+    def _words(self, moved: tuple[Input | Output, ...]) -> float:
+        """Registers for a chunk of each."""
+        return sum(max(1, self.vec * each.dtype.itemsize / 4) for each in moved)
 
     def _written_out(self, chunks: int, unroll: int, prefetch: int) -> int:
         """Instructions of a share of the row in all loops, if they are emitted so."""
@@ -288,45 +256,34 @@ class _Enumeration:
             bodies = prefetch + chunks % prefetch + (prefetch if chunks >= 2 * prefetch else 0)
         return bodies * self.vec * sum(loop.instructions for loop in self.work.loops.loops)
 
-    def _prefetch_unrolled(self, rows: Home, threads: int, every: int) -> int:
-        """How many of every chunk are on their way to loops that are unrolled."""
-        reads = self._reads(rows)
-        if not reads or reads > MOST_PREFETCHED:
+    def _prefetch(self, numerics: Numerics, rows: Home, threads: int, turns: int) -> int:
+        """How many chunks are on their way to loops, as the registers of a thread go."""
+        loops, chunks = self.work.loops.loops, numerics.chunks(self.n)
+        if not (reads := self._reads(rows)):
             return 0
-        if rows is Home.REREAD:
-            free = self.arch.registers // threads - LOOP_REGISTERS
-            free -= self.vec * self.work.loops.words
-            return min(every, max(1, int(min(ROW_REGISTERS, free) / reads)))
-        fit = int(COLUMN_REGISTERS / reads)  # with those of the chunk that is worked on, or all
-        return every if fit >= every else max(1, fit // 2)
-
-    def _prefetch_in_loop(self, numerics: Numerics, rows: Home, threads: int, shares: int) -> int:
-        """How many chunks are on their way to loops over more, as the registers go."""
-        loops = self.work.loops
-        if not any(loop.reads(rows) for loop in loops.loops):
-            return 0
-        free = self.arch.registers // threads - LOOP_REGISTERS - self.vec * loops.words
-        if numerics.is_ragged(self.n) and MOMENTS.name in numerics.joint:
-            free -= COUNT_REGISTERS
-        carried = max((len(loop.parts) for loop in loops.loops if loop.parts), default=1)
-        free -= (PART_REGISTERS + SHARE_REGISTERS * shares) * (carried - 1)
-        moved = [_moved(loop, rows) for loop in loops.loops]
-        free -= ADDRESS_REGISTERS * max(0, max(map(len, moved)) - FEW_TENSORS)
+        free = self.arch.registers // threads - LOOP_REGISTERS - self.vec * self.work.loops.words
+        if chunks <= UNROLLED_CHUNKS:
+            if reads > MOST_PREFETCHED:
+                return 0
+            every = turns * chunks
+            if rows is Home.REREAD:
+                return min(every, max(1, int(min(ROW_REGISTERS, free) / reads)))
+            fit = int(COLUMN_REGISTERS / reads)  # with those of the chunk that is worked on, or all
+            return every if fit >= every else max(1, fit // 2)
+        moved = [loop.reads(rows) + loop.stores for loop in loops]
         words = max(map(self._words, moved))
-        chunks = numerics.chunks(self.n)
         if words > MOST_PREFETCHED:
             return 0
-        fitting = [
-            count
-            for count in (2, 4)
-            if count * words <= free
-            and shares * self._written_out(chunks, count, count) <= self.most_looped
-        ]
-        return max(fitting, default=1)
-
-    def _words(self, moved: tuple[Input | Output, ...]) -> float:
-        """Registers for a chunk of each."""
-        return sum(max(1, self.vec * each.dtype.itemsize / 4) for each in moved)
+        if self.n % numerics.step > 0 and MOMENTS.name in numerics.joint:
+            free -= COUNT_REGISTERS
+        carried = max(1, *(len(loop.parts) for loop in loops))
+        free -= (PART_REGISTERS + SHARE_REGISTERS * turns) * (carried - 1)
+        free -= ADDRESS_REGISTERS * max(0, max(map(len, moved)) - FEW_TENSORS)
+        for count in (4, 2):
+            code = turns * self._written_out(chunks, count, count)
+            if count * words <= free and code <= self.most_looped:
+                return count
+        return 1
 
     def _shares(self, numerics: Numerics, chunks: int) -> Iterator[tuple[int, int]]:
         """How many shares of a row a CTA may have, and how many it works on at a time.
@@ -353,12 +310,9 @@ class _Enumeration:
             if count <= shares <= min(most, cluster, turns * count):
                 yield shares, count
 
-    # ---- shared memory
-
     def _tile_bytes(self, numerics: Numerics) -> int:
         """Bytes of a share of a row, of all rows that are read."""
-        elements = numerics.chunks(self.n) * self.vec * numerics.threads_per_row
-        return elements * sum(i.dtype.itemsize for i in self.work.rows)
+        return numerics.chunks(self.n) * self.vec * numerics.threads_per_row * self.row_bytes
 
     def _fitting(self, tiles: int) -> int:
         """CTAs of a multiprocessor whose tiles fit its shared memory, each with 1 KiB more."""
@@ -374,16 +328,6 @@ class _Enumeration:
         slots = sweeps.slots
         if numerics.cluster_n > 1 and slots > threads:
             return -1
-        word = 8 if self.work.has_wide_words(sweeps) else 4
+        word = 8 if sweeps.has_wide_words else 4
         buffer = slots * (threads // 32 * numerics.cluster_n * word + 8)
         return self.arch.shared_bytes - buffer - 64
-
-    def _is_asynchronous(self) -> bool:
-        """Whether cp.async, of 4, 8 or 16 bytes, can bring the rows."""
-        rows, align = self.work.rows, self.target.align
-        return bool(rows) and all(min(self.vec * i.dtype.itemsize, align) >= 4 for i in rows)
-
-
-def _moved(loop: Sweep, rows: Home) -> tuple[Input | Output, ...]:
-    """What a loop reads from and writes to global memory."""
-    return loop.reads(rows) + loop.stores

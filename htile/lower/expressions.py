@@ -1,8 +1,9 @@
-"""How each operation is written in the emitted text: one expression for each member of `Op`."""
+"""How the emitted text is written: an expression for each member of `Op`, numbers, and lines that
+are broken where they are too long."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import copysign, inf, isnan
 
 import torch
@@ -12,6 +13,8 @@ from ..frontend.graph import Node
 from ..frontend.ops import REDUCTIONS, Op
 from .patterns import Function
 
+WIDTH = 100  # A line has at most so many characters.
+INDENT = " " * 4
 CUTLASS_TYPES = {dtype: known.cute for dtype, known in DTYPES.items() if known.computed}
 
 Expression = Callable[[Node, tuple[str, ...], Function], str]
@@ -22,7 +25,11 @@ def _binary(symbol: str) -> Expression:
 
 
 def _call(name: str) -> Expression:
-    return lambda node, args, function: f"math.{name}({', '.join(args)})"
+    def expression(node: Node, args: tuple[str, ...], function: Function) -> str:
+        option = ["fastmath=True"] if function is Function.FAST else []
+        return f"math.{name}({', '.join([*args, *option])})"
+
+    return expression
 
 
 def _by_function(otherwise: Expression, **names: str) -> Expression:
@@ -31,13 +38,6 @@ def _by_function(otherwise: Expression, **names: str) -> Expression:
     def expression(node: Node, args: tuple[str, ...], function: Function) -> str:
         name = names.get(function.name.lower())
         return (_call(name) if name else otherwise)(node, args, function)
-
-    return expression
-
-
-def _fast(name: str) -> Expression:
-    def expression(node: Node, args: tuple[str, ...], function: Function) -> str:
-        return f"math.{name}({args[0]}{', fastmath=True' if function is Function.FAST else ''})"
 
     return expression
 
@@ -64,11 +64,11 @@ EMIT: dict[Op, Expression] = {
     Op.DIV: _by_function(
         _call("div"), bounded="div_bounded", number="div_number", quotient="exp_quotient"),
     Op.EXP: _by_function(_call("exp"), bounded="exp_bounded"),
-    **{op: _fast(op.value) for op in (Op.TANH, Op.LOG, Op.LOG2, Op.LOG10, Op.SIN, Op.COS)},
     **{op: _call(op.value) for op in (
-        Op.ABS, Op.SIGN, Op.SQRT, Op.RSQRT, Op.EXP2, Op.EXPM1, Op.LOG1P, Op.SIGMOID, Op.ERF,
-        Op.FLOOR, Op.CEIL, Op.ROUND, Op.TRUNC, Op.FLOORDIV, Op.MOD, Op.POW, Op.MAXIMUM, Op.MINIMUM,
-        Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE, Op.WHERE)},
+        Op.ABS, Op.SIGN, Op.SQRT, Op.RSQRT, Op.EXP2, Op.EXPM1, Op.LOG, Op.LOG2, Op.LOG10, Op.LOG1P,
+        Op.SIN, Op.COS, Op.TANH, Op.SIGMOID, Op.ERF, Op.FLOOR, Op.CEIL, Op.ROUND, Op.TRUNC,
+        Op.FLOORDIV, Op.MOD, Op.POW, Op.MAXIMUM, Op.MINIMUM, Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT,
+        Op.GE, Op.WHERE)},
     Op.NOT: _call("logical_not"), Op.AND: _call("logical_and"), Op.OR: _call("logical_or"),
     Op.XOR: _call("logical_xor"),
     Op.CAST: _convert, Op.CONVERT: _convert,
@@ -90,3 +90,42 @@ def literal(number: object, dtype: torch.dtype) -> str:
     if number == 0 and copysign(1, number) < 0:
         return "math.negative_zero()"
     return f"({number!r})" if number < 0 else repr(number)
+
+
+def wrapped_call(head: str, args: list[str], tail: str) -> list[str]:
+    """A call on one line if it fits, and with its arguments on lines of their own if not."""
+    joined = ", ".join(args)
+    if len(head) + len(joined) + len(tail) <= WIDTH:
+        return [head + joined + tail]
+    indent = " " * (len(head) - len(head.lstrip()))
+    return [head, *lines_of(args, indent + INDENT), indent + tail]
+
+
+def wrapped_expression(head: str, expression: str) -> list[str]:
+    """An assignment. A long call has its arguments below, a long operation has parentheses."""
+    if len(head) + len(expression) <= WIDTH:
+        return [head + expression]
+    if expression.startswith("math."):
+        name, _, args = expression.removesuffix(")").partition("(")
+        return wrapped_call(f"{head}{name}(", args.split(", "), ")")
+    left, operator, right = expression.split(" ")
+    indent = " " * (len(head) - len(head.lstrip()))
+    return [f"{head}(", f"{indent}    {left}", f"{indent}    {operator} {right}", f"{indent})"]
+
+
+def lines_of(args: list[str], indent: str) -> list[str]:
+    """Arguments on one line if they fit, and one a line if not."""
+    joined = indent + ", ".join(args)
+    return [joined] if len(joined) <= WIDTH else [f"{indent}{arg}," for arg in args]
+
+
+def located(lines: list[str], node: Node) -> list[str]:
+    """The lines with the user's line as a comment at the end, where it fits."""
+    comment = f"  # {node.loc.short}" if node.loc else ""
+    last = lines[-1] + comment if len(lines[-1]) + len(comment) <= WIDTH else lines[-1]
+    return [*lines[:-1], last]
+
+
+def tuple_of(parts: Iterable[str]) -> str:
+    parts = list(parts)
+    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"

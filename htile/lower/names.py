@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import itertools
 import keyword
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..frontend.graph import Graph, Input, Output, Role
 from ..frontend.ops import Op
-from .expressions import CUTLASS_TYPES, literal
+from .expressions import CUTLASS_TYPES, EMIT, literal
 from .reductions import MOMENTS, SOFTMAX, Part, Reduce
-from .steps import ColumnLoop, Compute, Home, Load, Prefetch
-from .work import made_by_exchange
+from .steps import ChunkLoop, Compute, Home, Load, Prefetch, Step
 
 if TYPE_CHECKING:
     from .plan import Plan
 
-# Names of the emitted module and of Python; `pred` is shadowed inside a dynamic `if` by CuTe-DSL.
+# Names of the emitted module and of Python. CuTe-DSL shadows `pred` inside a dynamic `if`.
 RESERVED = frozenset(
     {
         *keyword.kwlist,
@@ -44,22 +44,12 @@ def kernel_name(graph: Graph) -> str:
     return name + "_" if name in RESERVED or name in ("cutlass", "htile") else name
 
 
-def arguments(graph: Graph) -> list[Input | Output]:
-    """The parameters of the host function in order, without the stream."""
-    return [*graph.inputs, *graph.outputs]
-
-
-def first_loads(plan: Plan) -> list[Input]:
-    """What is loaded before anything is computed."""
-    first = itertools.takewhile(lambda step: isinstance(step, Load), plan.steps)
-    return [step.input for step in first]
-
-
 class Names:
-    """Every name of one plan's text.
+    """Every name of one plan's text, and what is loaded at its start.
 
     values: of nodes that are computed, reduced or passed, by id.
-    tensors: of arguments, as the kernel's parameters.
+    tensors: of arguments, as the kernel's parameters, in their order.
+    loads: the inputs that are loaded before anything is computed.
     fragments: of inputs, as tiles in shared memory (`sX`) or registers (`tXrX`).
     carried: of what a loop carries, by part.
     moments: of what an exchange brings beside its result, by part.
@@ -72,14 +62,19 @@ class Names:
         self._taken = set(RESERVED) | {self.function, f"{self.function}_kernel"}
         self._counts: dict[str, int] = {}
         self.values = {i.id: self._unique(i.name) for i in graph.inputs}
-        self.tensors = {a: self._tensor(a) for a in arguments(graph)}
+        self.tensors = {a: self._tensor(a) for a in (*graph.inputs, *graph.outputs)}
         self.fragments: dict[Input, str] = {}
         self.carried: dict[Part, str] = {}
         self.moments: dict[Part, str] = {}
         self.prefetched: dict[int, str] = {}
-        for i in first_loads(plan):
-            self._name_fragment(i)
-        self._name_steps()
+        first = itertools.takewhile(lambda step: isinstance(step, Load), plan.steps)
+        self.loads = [step.input for step in first]
+        for i in self.loads:
+            if i.role is not Role.ROW or plan.rows_home is Home.REGISTERS:
+                self.fragments[i] = self._unique("tXr" + self.tensors[i][1:])
+            elif plan.rows_home is Home.SHARED:
+                self.fragments[i] = self._unique("s" + self.tensors[i][1:])
+        self._name_steps(plan.steps)
 
     def operand(self, id: int) -> str:
         """The text of a value that is read: its name, or the number itself."""
@@ -88,57 +83,41 @@ class Names:
             return self.operand(node.inputs[0])
         return literal(node.arg, node.value.dtype) if node.op is Op.CONST else self.values[id]
 
-    def _name_fragment(self, i: Input) -> None:
-        home = self.plan.rows_home
-        if i.role is not Role.ROW or home is Home.REGISTERS:
-            self.fragments[i] = self._unique("tXr" + self.tensors[i][1:])
-        elif home is Home.SHARED:
-            self.fragments[i] = self._unique("s" + self.tensors[i][1:])
+    def expression(self, step: Compute) -> str:
+        """The text of what a step computes."""
+        node = self.plan.graph[step.id]
+        return EMIT[node.op](node, tuple(map(self.operand, step.inputs)), step.function)
 
-    def _name_steps(self) -> None:
+    def _name_steps(self, steps: Sequence[Step]) -> None:
         """Names in the order of the text."""
-        steps = self.plan.steps
+        graph, numerics = self.plan.graph, self.plan.numerics
         for k, step in enumerate(steps):
             match step:
-                case ColumnLoop():
+                case ChunkLoop():
                     for part in step.parts:
-                        self._name_carried(part)
+                        self._fresh(part.results[0])
+                        self.carried[part] = self.values[part.results[0]]
+                        if part.carries_two_stages:
+                            self.carried[part] = self._numbered(CARRIED[part.kind])
                     for i in step.reads:
                         if i not in self.fragments:
                             self.fragments[i] = self._unique("tXr" + self.tensors[i][1:])
-                    if self._is_prefetched(step) and k not in self.prefetched:
+                    if step.reads and self.plan.placement.prefetch and k not in self.prefetched:
                         self.prefetched[k] = self._numbered("prefetched")
-                    for inner in step.steps:
-                        self._name_compute(inner)
+                    self._name_steps(step.steps)
                 case Prefetch():
-                    loop = next(j for j in range(k, len(steps)) if isinstance(steps[j], ColumnLoop))
+                    loop = next(j for j in range(k, len(steps)) if isinstance(steps[j], ChunkLoop))
                     self.prefetched[loop] = self._numbered("prefetched")
                 case Reduce():
-                    self._name_results(step)
-                case _:
-                    self._name_compute(step)
-
-    def _is_prefetched(self, loop: ColumnLoop) -> bool:
-        return bool(loop.reads) and self.plan.placement.prefetch > 0
-
-    def _name_carried(self, part: Part) -> None:
-        self._fresh(part.results[0])
-        prefix = CARRIED.get(part.kind)
-        first = self.values[part.results[0]]
-        self.carried[part] = self._numbered(prefix) if prefix else first
-
-    def _name_results(self, reduce: Reduce) -> None:
-        for id in made_by_exchange(self.plan.graph, reduce):
-            if id not in self.values and (id in reduce.results or not self.plan.numerics.in_loops):
-                self._fresh(id)
-        part = reduce.parts[0]
-        if part.kind is MOMENTS and part.at_once and reduce.exchanges:
-            self.moments[part] = self._numbered("moments")
-
-    def _name_compute(self, step: object) -> None:
-        if isinstance(step, Compute) and step.id not in self.values:
-            if self.plan.graph[step.id].op is not Op.RESHAPE:
-                self._fresh(step.id)
+                    made = step.results if numerics.in_loops else step.made(graph)
+                    for id in made:
+                        if id not in self.values:
+                            self._fresh(id)
+                    part = step.parts[0]
+                    if part.kind is MOMENTS and part.at_once and step.exchanges:
+                        self.moments[part] = self._numbered("moments")
+                case Compute(id) if id not in self.values and graph[id].op is not Op.RESHAPE:
+                    self._fresh(id)
 
     def _unique(self, name: str) -> str:
         while name in self._taken:

@@ -1,7 +1,7 @@
 """Passes over the graph: each takes a graph and returns a new, verified one.
 
-They do what makes a dump true and a plan small: a number for what is one, one node for one value,
-and none that nobody reads. All other arithmetic is left to MLIR.
+They leave a number for what is one, one node for one value, and no node that nobody reads. All
+other arithmetic is left to MLIR.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from ..frontend.graph import Builder, Graph, Node, Role
 from ..frontend.ops import COMMUTATIVE, REDUCTIONS, Op, Value, Varies
 from ..frontend.reference import EVALUATE
-from .patterns import strip
+from .patterns import ancestors, strip
 
 Rule = Callable[[Builder, Node, tuple[int, ...]], "int | None"]
 
@@ -25,7 +25,7 @@ def rewrite(graph: Graph, rule: Rule | None = None) -> Graph:
     `rule(new, node, inputs)` may return the id of a node that stands for this one, or None to copy
     it; `inputs` are its operands in the new graph.
     """
-    live = _ancestors(graph)
+    live = _live(graph)
     new = Builder(graph.name, graph.n)
     ids: dict[int, int] = {}
     sources = {i.id: i for i in graph.inputs}
@@ -47,23 +47,17 @@ def rewrite(graph: Graph, rule: Rule | None = None) -> Graph:
     return new.finish(outputs, graph.structure)
 
 
-def _ancestors(graph: Graph) -> set[int]:
-    """What an output needs; and one row, which gives the kernel its shape."""
-    live: set[int] = set()
-    todo = [out.id for out in graph.outputs]
+def _live(graph: Graph) -> set[int]:
+    """What an output needs, and at least one row, which gives the kernel its shape."""
+    live = ancestors(graph, graph.outputs)
     rows = [i.id for i in graph.inputs if i.role is Role.ROW]
-    while todo:
-        id = todo.pop()
-        if id not in live:
-            live.add(id)
-            todo.extend(graph[id].inputs)
-    return live if live.intersection(rows) else live | set(rows[:1])
+    return live if live.intersection(rows) else live | {*rows[:1]}
 
 
 def merge_common_subexpressions(graph: Graph) -> Graph:
-    """Keep one node of those that compute the same: softmax of x beside logsumexp of x, say.
+    """Keep one node of those that compute the same.
 
-    exp(x * w - max(w * x)) is 1 at the maximum because the two products are one.
+    So exp(x * w - max(w * x)) is 1 at the maximum, because the two products are one.
     """
     seen: dict[object, int] = {}
 
@@ -71,10 +65,9 @@ def merge_common_subexpressions(graph: Graph) -> Graph:
         # repr tells 1, 1.0 and True apart, and 0.0 from -0.0
         operands = tuple(sorted(inputs)) if node.op in COMMUTATIVE else inputs
         key = (node.op, operands, repr(node.arg), node.value if node.op is Op.CONST else None)
-        if key not in seen:
-            seen[key] = len(seen)  # ids ascend with the nodes that are kept
-            return None
-        return seen[key]
+        fresh = len(seen)  # ids ascend with the nodes that are kept
+        id = seen.setdefault(key, fresh)
+        return None if id == fresh else id
 
     return rewrite(graph, merge)
 
@@ -137,7 +130,6 @@ PASSES = (fold_constants, merge_common_subexpressions, choose_means, merge_commo
 
 
 def run_passes(graph: Graph) -> Graph:
-    """Apply every pass in order."""
     for apply in PASSES:
         graph = apply(graph)
     return graph

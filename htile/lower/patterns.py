@@ -1,15 +1,15 @@
-"""What the shape of a graph allows: a shorter device function, an fma, a sum that can be carried
-along with the reduction that it is relative to."""
+"""What can be read off the shape of a graph: which device function computes a node, whether a
+product is part of an fma, and what a difference subtracts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
 from enum import Enum
 from math import inf
 
 import torch
 
-from ..frontend.graph import Builder, Graph, Node
+from ..frontend.graph import Builder, Graph, Node, Output
 from ..frontend.ops import Op
 
 
@@ -40,44 +40,33 @@ def choose_function(
 
     in_loops: whether a loop computes exponentials again that one before it has summed.
     """
-    quotient = _quotient_of_exponentials(graph, node) if in_loops else None
-    if quotient is not None:
-        return Function.QUOTIENT, quotient
+    if _is_exponential(graph, node):
+        return Function.BOUNDED, node.inputs
+    if _is_part_of_sum(graph, node):
+        exponential, total = graph.operands(node)
+        if in_loops and _is_only_returned_in_16_bits(graph, node):
+            return Function.QUOTIENT, (exponential.inputs[0], total.id)
+        return Function.BOUNDED, node.inputs
+    if node.op is Op.DIV:
+        divisor = graph[node.inputs[1]]
+        if divisor.op is Op.CONST and 2.0**-100 <= abs(divisor.arg) <= 2.0**100:
+            return Function.NUMBER, node.inputs  # its reciprocal is neither huge nor tiny
     product = _added_product(graph, node)
-    if product is None:
-        return _function(graph, node, fastmath), node.inputs
-    taken = (*graph[product].inputs, *(i for i in node.inputs if i != product))
-    if node.op is Op.ADD:
-        return Function.FMA, taken
-    return (Function.FMS if product == node.inputs[0] else Function.FNMA), taken
-
-
-def _function(graph: Graph, node: Node, fastmath: bool) -> Function:
-    """The device function for a node that takes its own inputs."""
-    if node.op is Op.EXP and _subtracted_maximum(graph, graph[node.inputs[0]]) is not None:
-        return Function.BOUNDED  # exp of x - max(x) is at most 1: an error that grows with |x| is
-        # never seen
-    if node.op is Op.DIV and _is_part_of_sum(graph, *graph.operands(node)):
-        return Function.BOUNDED
-    if node.op is Op.DIV and _is_plain_number(graph[node.inputs[1]]):
-        return Function.NUMBER
+    if product is not None:
+        kind = Function.FMS if product == node.inputs[0] else Function.FNMA
+        rest = (i for i in node.inputs if i != product)
+        return Function.FMA if node.op is Op.ADD else kind, (*graph[product].inputs, *rest)
     if _is_read_once(graph, node) and graph[graph.readers[node.id][0]].op in (Op.SUM, Op.MEAN):
-        return Function.FACTORS
-    return Function.FAST if fastmath and node.op in FAST_OPS else Function.EXACT
+        return Function.FACTORS, node.inputs
+    is_fast = fastmath and node.op in FAST_OPS
+    return Function.FAST if is_fast else Function.EXACT, node.inputs
 
 
-def _quotient_of_exponentials(graph: Graph, node: Node) -> tuple[int, int] | None:
-    """What the exponential is of and the sum, if the node is e / sum(e) with e = exp(x - max(x)).
-
-    Only where the quotient is returned in 16 bits and nothing else reads it.
-    """
-    if node.op is not Op.DIV or not _is_part_of_sum(graph, *graph.operands(node)):
-        return None
+def _is_only_returned_in_16_bits(graph: Graph, node: Node) -> bool:
+    """Whether the node is returned in 16 bits or fewer, and nothing else reads it."""
     returned = [output for output in graph.outputs if output.id == node.id]
-    if len(returned) < len(graph.readers[node.id]) or any(o.dtype.itemsize > 2 for o in returned):
-        return None
-    exponential, total = graph.operands(node)
-    return exponential.inputs[0], total.id
+    is_read = len(returned) < len(graph.readers[node.id])
+    return not is_read and all(output.dtype.itemsize <= 2 for output in returned)
 
 
 def _added_product(graph: Graph, node: Node) -> int | None:
@@ -103,70 +92,27 @@ def _is_product(graph: Graph, node: Node) -> bool:
 
 def _is_read_once(graph: Graph, node: Node) -> bool:
     """Whether it is a product of floats, one an element, that one node alone reads."""
-    if node.op is not Op.MUL or node.value.dtype is not torch.float32 or not node.value.spread:
-        return False
+    is_product = node.op is Op.MUL and node.value.dtype is torch.float32 and node.value.spread
     readers = graph.readers[node.id]
-    return len(readers) == 1 and readers != (node.id,)
+    return is_product and len(readers) == 1 and readers != (node.id,)
 
 
-class Relative(Enum):
-    """What is summed relative to the result of another reduction."""
+def subtracted(graph: Graph, node: Node, op: Op) -> Node | None:
+    """The reduction of x by `op`, if the node is x minus it.
 
-    EXPONENTIALS = "exp(x - max(x))"
-    SQUARES = "(x - mean(x))**2"
-
-
-@dataclass(frozen=True, slots=True)
-class RelativeSum:
-    """A sum whose terms are relative to the reduction `first`; `reference` is what they subtract.
-
-    A thread can sum them relative to a reference of its own, and move the sum later.
+    logsumexp subtracts 0 in place of an infinite maximum.
     """
-
-    kind: Relative
-    first: int
-    reference: int
-
-
-def relative_sum(graph: Graph, node: Node) -> RelativeSum | None:
-    """What the node is a sum of, if it is one of the sums of `Relative`."""
-    if node.op is not Op.SUM:
-        return None
-    (operand,) = graph.operands(node)
-    if operand.op is Op.EXP:
-        (shifted,) = graph.operands(operand)
-        peak = _subtracted_maximum(graph, shifted)
-        if peak is None:
-            return None
-        return RelativeSum(Relative.EXPONENTIALS, peak.id, shifted.inputs[1])
-    if operand.op is not Op.MUL or len({*operand.inputs}) > 1:
-        return None
-    deviation = graph[operand.inputs[0]]
-    if deviation.op is not Op.SUB:
-        return None
-    x, mean = graph.operands(deviation)
-    average = strip(graph, mean)
-    if average.op is not Op.MEAN or average.inputs != (x.id,):
-        return None
-    return RelativeSum(Relative.SQUARES, average.id, mean.id)
-
-
-def _subtracted_maximum(graph: Graph, node: Node) -> Node | None:
-    """max(x) if the node is x - max(x)."""
     if node.op is not Op.SUB:
         return None
     x, m = graph.operands(node)
     m = strip(graph, m)
-    if m.op is Op.WHERE:  # logsumexp takes 0 for an infinite maximum
+    if op is Op.MAX and m.op is Op.WHERE:
         condition, zero, peak = (strip(graph, operand) for operand in graph.operands(m))
-        if not (_is_number(zero, 0.0) and _is_infinite(graph, condition, peak)):
+        is_zero = zero.op is Op.CONST and zero.arg == 0.0
+        if not (is_zero and _is_infinite(graph, condition, peak)):
             return None
         m = peak
-    return m if m.op is Op.MAX and m.inputs == (x.id,) else None
-
-
-def _is_number(node: Node, number: float) -> bool:
-    return node.op is Op.CONST and node.arg == number
+    return m if m.op is op and m.inputs == (x.id,) else None
 
 
 def _is_infinite(graph: Graph, condition: Node, x: Node) -> bool:
@@ -174,28 +120,25 @@ def _is_infinite(graph: Graph, condition: Node, x: Node) -> bool:
     if condition.op is not Op.EQ:
         return False
     magnitude, limit = (strip(graph, operand) for operand in graph.operands(condition))
-    if magnitude.op is not Op.ABS or not _is_number(limit, inf):
-        return False
-    return strip(graph, graph[magnitude.inputs[0]]).id == x.id
+    is_magnitude = magnitude.op is Op.ABS and strip(graph, graph[magnitude.inputs[0]]).id == x.id
+    return is_magnitude and limit.op is Op.CONST and limit.arg == inf
 
 
-def _is_plain_number(node: Node) -> bool:
-    """Whether it is a constant whose reciprocal is neither huge nor tiny."""
-    return node.op is Op.CONST and 2.0**-100 <= abs(node.arg) <= 2.0**100
+def _is_exponential(graph: Graph, node: Node) -> bool:
+    """Whether it is exp(x - max(x)), which is at most 1: errors that grow with |x| do not show."""
+    return node.op is Op.EXP and subtracted(graph, graph[node.inputs[0]], Op.MAX) is not None
 
 
-def _is_part_of_sum(graph: Graph, part: Node, whole: Node) -> bool:
-    """Whether the two are e and sum(e) with e = exp(x - max(x)).
+def _is_part_of_sum(graph: Graph, node: Node) -> bool:
+    """Whether it is e / sum(e) with e = exp(x - max(x)).
 
     The sum is in [1, N], so rcp.approx loses nothing.
     """
+    if node.op is not Op.DIV:
+        return False
+    part, whole = graph.operands(node)
     whole = strip(graph, whole)
-    return (
-        whole.op is Op.SUM
-        and whole.inputs == (part.id,)
-        and part.op is Op.EXP
-        and _subtracted_maximum(graph, graph[part.inputs[0]]) is not None
-    )
+    return whole.op is Op.SUM and whole.inputs == (part.id,) and _is_exponential(graph, part)
 
 
 def strip(graph: Graph | Builder, node: Node) -> Node:
@@ -203,3 +146,15 @@ def strip(graph: Graph | Builder, node: Node) -> Node:
     while node.op is Op.RESHAPE:
         node = graph[node.inputs[0]]
     return node
+
+
+def ancestors(graph: Graph, outputs: Iterable[Output]) -> set[int]:
+    """The nodes that outputs are computed of, themselves included."""
+    found: set[int] = set()
+    todo = [output.id for output in outputs]
+    while todo:
+        id = todo.pop()
+        if id not in found:
+            found.add(id)
+            todo += graph[id].inputs
+    return found

@@ -12,32 +12,29 @@ thread does between two exchanges. A *CTA* is a thread block.
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect
 from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import cached_property
 
 from ..build.arch import Arch
-from ..frontend.graph import Graph
+from ..frontend.graph import Graph, Role
 from .describe import describe, describe_layout
-from .reductions import SUM, VERY_LONG_N, Part
+from .reductions import SUM, Part
 from .schedule import list_steps
-from .steps import ColumnLoop, Home, Step
+from .steps import ChunkLoop, Home, Step
 from .work import Sweeps, Work
 
-__all__ = ["ROWS", "VERY_LONG_N", "Form", "Numerics", "Placement", "Plan", "Target", "rows_like"]
-
-ROWS = (1, 64, 256, 1024)  # numbers of rows; from each of them on, placements may differ
-# Registers that a thread needs for the values of a row that it holds. From so many on, the compiler
-# may spill some, in order to fit one more CTA on a multiprocessor.
-MANY_WORDS = 32
+ROWS = (1, 64, 256, 1024)  # From each of these numbers of rows on, placements may differ.
+# If a thread needs so many registers or more for the values of the row that it holds, the compiler
+# may spill some of them, in order to fit one more CTA on a multiprocessor.
+HELD_REGISTERS = 32
 
 
 def rows_like(rows: int) -> tuple[int, int]:
     """(fewest, limit): a batch of fewest <= k < limit rows is placed as one of `rows` rows is."""
-    bounds = (*ROWS, 2**31)
-    k = max((k for k, fewest in enumerate(ROWS) if fewest <= rows), default=0)
-    return bounds[k], bounds[k + 1]
+    k = max(bisect(ROWS, rows), 1)
+    return ROWS[k - 1], (*ROWS, 2**31)[k]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +62,17 @@ class Target:
 
 
 class Form(Enum):
-    """How a row is kept between its sweeps."""
+    """How a row is kept between its sweeps.
 
-    HELD = "held"  # in registers
-    # In shared memory, or in global memory with the loader `direct`. Each sweep is a loop over the
-    # chunks of the row.
+    HELD: it is in registers.
+    LOOPS: it is in shared memory, or in global memory with the loader `direct`. Each sweep is a
+        loop over its chunks.
+    STREAMED: it is in global memory, from where each sweep reads it in a loop. This is for rows
+        that do not fit into shared memory, that are read only once, or that are very long.
+    """
+
+    HELD = "held"
     LOOPS = "loops"
-    # In global memory. Each sweep is a loop that reads the row from there. This is for rows that do
-    # not fit into shared memory, whatever their alignment, that are read only once, or that are
-    # very long.
     STREAMED = "streamed"
 
 
@@ -119,10 +118,6 @@ class Numerics:
         """How many vectors of a share a thread has, padding included, if a row has n elements."""
         return -(-n // self.step)
 
-    def is_ragged(self, n: int) -> bool:
-        """Whether some vectors of threads reach beyond the end of a row of n elements."""
-        return n % self.step > 0
-
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -155,7 +150,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Plan:
-    """All decisions about one kernel."""
+    """All decisions about one kernel. Its steps follow from them and from the graph."""
 
     work: Work
     target: Target
@@ -164,7 +159,6 @@ class Plan:
 
     @property
     def graph(self) -> Graph:
-        """What is computed."""
         return self.work.graph
 
     @property
@@ -186,8 +180,8 @@ class Plan:
         """What a thread does for its row, in order."""
         return list_steps(
             self.work,
+            self.sweeps,
             self.rows_home,
-            joint=bool(self.numerics.joint),
             late_columns=self.placement.columns == "late",
             in_place=bool(self.target.aliases),
             prefetched=self.placement.prefetch > 0,
@@ -198,8 +192,7 @@ class Plan:
         """For each value that is computed before an exchange and read after it: where it lives."""
         if self.numerics.in_loops:
             return self.work.homes_in_loops(self.rows_home)
-        late = self.placement.columns == "late"
-        crossing = self.work.crossing(late, bool(self.numerics.joint))
+        crossing = self.work.crossing(self.sweeps, self.placement.columns == "late")
         return dict.fromkeys(sorted(set().union(*crossing)), Home.REGISTERS)
 
     @property
@@ -211,23 +204,19 @@ class Plan:
         """
         if self.placement.blocks or self.numerics.in_loops:
             return True
-        late, joint = self.placement.columns == "late", bool(self.numerics.joint)
-        return self.work.held_words(late, joint) * self.elements_per_thread >= MANY_WORDS
+        words = self.work.held_words(self.sweeps, self.placement.columns == "late")
+        return words * self.elements_per_thread >= HELD_REGISTERS
 
     @property
     def rows_per_block(self) -> int:
         """Rows that one CTA works on."""
-        return self.placement.num_threads // (self.numerics.threads_per_row * self.abreast)
-
-    @property
-    def abreast(self) -> int:
-        """Shares of a row that one CTA works on at a time."""
-        return self.placement.abreast
+        num, place = self.numerics, self.placement
+        return place.num_threads // (num.threads_per_row * place.abreast)
 
     @property
     def turns(self) -> int:
         """Shares of a row that a thread works on one after the other."""
-        return self.placement.shares // self.abreast
+        return self.placement.shares // self.placement.abreast
 
     @property
     def chunks(self) -> int:
@@ -239,20 +228,21 @@ class Plan:
         """Whether all chunks are written out one after the other, instead of a loop over them."""
         return self.placement.unroll == self.chunks
 
-    def folds(self, loop: ColumnLoop) -> tuple[Part, ...]:
+    def folds(self, loop: ChunkLoop) -> tuple[Part, ...]:
         """The parts of a loop that are summed in two levels (`Numerics.folded`)."""
         if not self.numerics.folded:
             return ()
-        return tuple(part for part in loop.parts if self._has_float_sum(part))
-
-    def _has_float_sum(self, part: Part) -> bool:
-        is_float = self.graph[part.results[0]].value.dtype.is_floating_point
-        return part.carries_two_stages or (part.kind is SUM and is_float)
+        dtypes = {part: self.graph[part.results[0]].value.dtype for part in loop.parts}
+        return tuple(
+            part
+            for part, dtype in dtypes.items()
+            if part.carries_two_stages or (part.kind is SUM and dtype.is_floating_point)
+        )
 
     @property
     def is_ragged(self) -> bool:
         """Whether some vectors of threads reach beyond the end of a row."""
-        return self.numerics.is_ragged(self.graph.n)
+        return self.graph.n % self.numerics.step > 0
 
     @property
     def elements_per_thread(self) -> int:
@@ -266,12 +256,8 @@ class Plan:
 
     def bytes_per_row(self) -> tuple[int, int]:
         """Bytes read and written for one row, without the columns that all rows share."""
-        g = self.graph
-        read = sum(
-            (g.n if i.role.value == "row" else 1) * i.dtype.itemsize
-            for i in g.inputs
-            if i.role.value in ("row", "per-row")
-        )
+        g, elements = self.graph, {Role.ROW: self.graph.n, Role.PER_ROW: 1}
+        read = sum(elements.get(i.role, 0) * i.dtype.itemsize for i in g.inputs)
         written = sum((g.n if o.is_row else 1) * o.dtype.itemsize for o in g.outputs)
         return read, written
 
@@ -280,20 +266,12 @@ class Plan:
         if self.rows_home is not Home.REREAD:
             return 0
         read = [i for loop in self.work.loops.loops for i in loop.rows]
-        again = Counter(read) - Counter({*read})
-        return self.graph.n * sum(i.dtype.itemsize for i in again.elements())
-
-    def bytes_of_columns(self) -> int:
-        """Bytes of the columns. Each row reads them, most often from the L2 cache."""
-        return self.graph.n * sum(i.dtype.itemsize for i in self.work.columns)
+        again = sum(i.dtype.itemsize for i in read) - sum(i.dtype.itemsize for i in {*read})
+        return self.graph.n * again
 
     def properties(self) -> dict[str, object]:
         """Numerics and placement by name, in plain values, as `with_plan` takes them."""
         return {**self.numerics.properties(), **asdict(self.placement)}
 
-    def layout(self) -> list[str]:
-        """Numerics and placement in words, a line each."""
-        return describe_layout(self)
-
-    def __str__(self) -> str:
-        return describe(self)
+    layout = describe_layout
+    __str__ = describe

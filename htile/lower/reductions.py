@@ -1,4 +1,4 @@
-"""The reductions: an entry for each way to reduce a row, and which of a function share an exchange.
+"""An entry for each way to reduce a row, and which reductions of a function share an exchange.
 
 An entry says how elements and partial results combine. What comes before it, elementwise, and what
 comes after it, once a row, are ordinary nodes: a norm is `SUM` and a square root. A row that is
@@ -8,14 +8,13 @@ a loop: they carry two reductions at once, although the second one needs the res
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import torch
+from math import inf
 
 from ..frontend.graph import Graph
 from ..frontend.ops import REDUCTIONS, Op
-from .patterns import Relative, relative_sum, strip
+from .patterns import strip, subtracted
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +24,8 @@ class Reduction:
     combine: what joins two partial results, as the emitted text names it.
     identity: what leaves a partial result as it is; a padded lane holds it. Padded lanes do not
         count in a mean, so any number will do.
-    slots: places of the exchange buffer that one exchange takes. One that brings several results at
-        once takes 64 bits a place, any other 32 or the bits of its own type.
+    slots: how many places of the exchange buffer one exchange takes. A place has 64 bits if the
+        exchange brings several results at once, and 32 or the bits of the result's type if not.
     """
 
     name: str
@@ -35,26 +34,23 @@ class Reduction:
     slots: int = 1
 
 
-INF = float("inf")
 ADD, MUL = "cute.ReductionOp.ADD", "cute.ReductionOp.MUL"
 LARGER, SMALLER = "cute.ReductionOp.MAX", "cute.ReductionOp.MIN"
 SUM = Reduction("sum", ADD, 0.0)
 MEAN = Reduction("mean", "MEAN", 0.0)
 PROD = Reduction("prod", MUL, 1.0)
-MAX = Reduction("max", LARGER, -INF)
-MIN = Reduction("min", SMALLER, INF)
-ANY = Reduction("any", LARGER, 0.0)  # of 0 and 1
-ALL = Reduction("all", SMALLER, 1.0)  # of 0 and 1
+MAX = Reduction("max", LARGER, -inf)
+MIN = Reduction("min", SMALLER, inf)
+ANY = Reduction("any", LARGER, 0.0)  # The elements are 0 or 1.
+ALL = Reduction("all", SMALLER, 1.0)  # The elements are 0 or 1.
 # A thread carries the maximum m of the x that it has seen, and the sum of exp(x - m).
-SOFTMAX = Reduction("softmax", LARGER, -INF)
+SOFTMAX = Reduction("softmax", LARGER, -inf)
 # A thread carries the mean of the x that it has seen, and the sum of squares about that mean.
 MOMENTS = Reduction("moments", "MEAN", 0.0, slots=2)
 
 OF_OP: Mapping[Op, Reduction] = {
     Op.SUM: SUM, Op.MEAN: MEAN, Op.PROD: PROD, Op.MAX: MAX, Op.MIN: MIN, Op.ANY: ANY, Op.ALL: ALL,
 }  # fmt: skip
-# The entry that carries a sum together with the reduction that it is relative to.
-OF_RELATIVE = {Relative.EXPONENTIALS: SOFTMAX, Relative.SQUARES: MOMENTS}
 
 # A mean and the squares about it come of one exchange, except for rows of more than JOINT_N and
 # not more than VERY_LONG_N elements. There a lane would combine what four warps send of two
@@ -67,13 +63,12 @@ VERY_LONG_N = 262144
 class Part:
     """One thing that threads carry from element to element, and the reductions that come of it.
 
-    results: their nodes, the first of them first. All have one operand but those of an entry that
-        carries two reductions, whose operand is that of the first.
+    results: the nodes of the reductions. The elements that are reduced are the first one's operand.
     references: for each further result, the node that it is relative to.
-    at_once: one exchange brings all results. Otherwise the first result has an exchange, and the
-        others have the next.
-    finite: SOFTMAX only. The sum is relative to 0 where the maximum is infinite, as logsumexp takes
-        it, and nothing else reads the exponentials.
+    at_once: whether one exchange brings all results. Otherwise the first result has an exchange,
+        and the others have the next.
+    finite: whether a sum of SOFTMAX is relative to 0 where the maximum is infinite, as logsumexp
+        takes it, and nothing else reads the exponentials.
     """
 
     kind: Reduction
@@ -84,7 +79,6 @@ class Part:
 
     @property
     def carries_two_stages(self) -> bool:
-        """Whether it carries reductions of two stages."""
         return self.kind in (SOFTMAX, MOMENTS)
 
     def operand(self, graph: Graph) -> int:
@@ -94,10 +88,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Results of one stage, which all threads of the row have after it.
+    """One stage of reductions. All threads of the row have its results after it.
 
+    results: the nodes of the reductions.
     parts: for each result, in the order of their slots, the part that it comes of.
-    slot: the first place of the exchange buffer.
+    slot: the first place of the exchange buffer that it takes.
     exchanges: whether threads wait for each other. They do not where an exchange before has brought
         what is needed.
     """
@@ -105,7 +100,7 @@ class Reduce:
     stage: int
     results: tuple[int, ...]
     parts: tuple[Part, ...]
-    slot: int
+    slot: int = 0
     exchanges: bool = True
 
     @property
@@ -124,6 +119,30 @@ class Reduce:
         """For each result the node whose elements are reduced."""
         return tuple(graph[id].inputs[0] for id in self.results)
 
+    def made(self, graph: Graph) -> tuple[int, ...]:
+        """The nodes of a held row that are there after it.
+
+        A pair brings the exponentials too, unless they are relative to 0 for an infinite maximum.
+        """
+        brings_more = self.is_pair and not self.parts[0].finite
+        return self.results + (self.operands(graph)[1:] if brings_more else ())
+
+
+def _relative_sum(graph: Graph, id: int) -> Part | None:
+    """What carries a sum of exp(x - max(x)) or of (x - mean(x))**2 together with that max or mean.
+
+    A thread sums the terms relative to a reference of its own, and moves the sum later.
+    """
+    (term,) = graph.operands(graph[id])
+    if graph[id].op is not Op.SUM or len({*term.inputs}) != 1:
+        return None
+    difference = graph[term.inputs[0]]
+    kind, op = (SOFTMAX, Op.MAX) if term.op is Op.EXP else (MOMENTS, Op.MEAN)
+    first = subtracted(graph, difference, op)
+    if term.op not in (Op.EXP, Op.MUL) or first is None:
+        return None
+    return Part(kind, (first.id, id), (difference.inputs[1],))
+
 
 def assign_stages(graph: Graph) -> dict[int, int]:
     """The stage of every node: reductions on its longest path from the inputs, itself included."""
@@ -134,15 +153,16 @@ def assign_stages(graph: Graph) -> dict[int, int]:
     return stage
 
 
-def by_stage(graph: Graph, stage: Mapping[int, int]) -> list[Reduce]:
+def by_stage(graph: Graph) -> list[Reduce]:
     """The reductions of each stage as one exchange, in order."""
+    stage = assign_stages(graph)
     rounds: dict[int, list[int]] = {}
     for node in graph:
         if node.op in REDUCTIONS:
             rounds.setdefault(stage[node.id], []).append(node.id)
     return _numbered(
-        Reduce(k, tuple(rounds[k]), tuple(Part(OF_OP[graph[id].op], (id,)) for id in rounds[k]), 0)
-        for k in sorted(rounds)
+        Reduce(k, tuple(ids), tuple(Part(OF_OP[graph[id].op], (id,)) for id in ids))
+        for k, ids in sorted(rounds.items())
     )
 
 
@@ -153,12 +173,10 @@ def with_pairs(graph: Graph, reduces: list[Reduce]) -> list[Reduce]:
     """
     joined: list[Reduce] = []
     for reduce in reduces:
-        pair = _pair(graph, joined[-1], reduce) if joined else None
-        if pair is None:
-            joined.append(reduce)
-        else:
-            joined[-1] = replace(joined[-1], results=pair.results, parts=(pair, pair))
-    return _numbered(replace(reduce, stage=k) for k, reduce in enumerate(joined, 1))
+        if joined and (pair := _pair(graph, joined[-1], reduce)):
+            reduce = replace(joined.pop(), results=pair.results, parts=(pair, pair))
+        joined.append(reduce)
+    return _numbered(joined)
 
 
 def _pair(graph: Graph, first: Reduce, second: Reduce) -> Part | None:
@@ -168,62 +186,48 @@ def _pair(graph: Graph, first: Reduce, second: Reduce) -> Part | None:
     """
     if (len(first.results), len(second.results)) != (1, 1):
         return None
-    found = relative_sum(graph, graph[second.results[0]])
-    if found is None or found.kind is not Relative.EXPONENTIALS or found.first != first.results[0]:
+    part = _relative_sum(graph, second.results[0])
+    if part is None or part.kind is not SOFTMAX or part.results[0] != first.results[0]:
         return None
-    finite = strip(graph, graph[found.reference]).id != found.first
+    finite = strip(graph, graph[part.references[0]]).id != first.results[0]
     (exp,) = second.operands(graph)
     if finite and set(graph.readers[exp]) != {*second.results}:
         return None
-    results = first.results + second.results
-    return Part(SOFTMAX, results, (found.reference,), at_once=True, finite=finite)
+    return replace(part, at_once=True, finite=finite)
 
 
-def with_next(graph: Graph, reduce: Reduce, following: Reduce) -> tuple[Reduce, Reduce] | None:
-    """Both stages as one loop carries them, if each reduction of `following` can be carried along.
+def carried_together(graph: Graph, reduces: Sequence[Reduce]) -> tuple[Reduce, ...]:
+    """The first of these stages as a loop carries it, and the next one if it carries that too.
 
-    It can if it is relative to a reduction of `reduce`. If one of them can not, it needs a loop of
-    its own, in which the others cost nothing.
+    It does if each reduction of the next stage is relative to one of the first. If one of them is
+    not, that one needs a loop of its own, in which the others cost nothing.
     """
-    if reduce.is_pair:
-        return None
-    found = {id: relative_sum(graph, graph[id]) for id in following.results}
-    if not all(sum_ is not None and sum_.first in reduce.results for sum_ in found.values()):
-        return None
-    alone = len(reduce.results) == len(found) == 1
+    reduce, *later = reduces[:2]
+    sums = [_relative_sum(graph, id) for following in later for id in following.results]
+    fits = all(along is not None and along.results[0] in reduce.results for along in sums)
+    if reduce.is_pair or not later or not fits:
+        return (reduce,)
+    alone = len(reduce.results) == len(sums) == 1
     parts = {}
     for part in reduce.parts:
-        (first,) = part.results
-        later = {id: sum_ for id, sum_ in found.items() if sum_.first == first}
-        if later:
-            kind = OF_RELATIVE[next(iter(later.values())).kind]
+        if along := [each for each in sums if each.results[0] == part.results[0]]:
+            kind = along[0].kind
+            results = part.results + tuple(each.results[1] for each in along)
+            references = tuple(each.references[0] for each in along)
             at_once = alone and kind is MOMENTS and not JOINT_N < graph.n <= VERY_LONG_N
-            references = tuple(sum_.reference for sum_ in later.values())
-            part = Part(kind, (first, *later), references, at_once)
+            part = Part(kind, results, references, at_once)
         parts |= dict.fromkeys(part.results, part)
+    exchanges = not any(part.at_once for part in parts.values())
     return (
         replace(reduce, parts=tuple(parts[id] for id in reduce.results)),
-        replace(
-            following,
-            parts=tuple(parts[id] for id in following.results),
-            exchanges=not any(part.at_once for part in parts.values()),
-        ),
+        replace(later[0], parts=tuple(parts[id] for id in later[0].results), exchanges=exchanges),
     )
 
 
 def _numbered(reduces: Iterable[Reduce]) -> list[Reduce]:
-    """The exchanges with slots that follow each other."""
+    """The exchanges with stages and slots that follow each other."""
     numbered, slot = [], 0
-    for reduce in reduces:
-        numbered.append(replace(reduce, slot=slot))
+    for stage, reduce in enumerate(reduces, 1):
+        numbered.append(replace(reduce, stage=stage, slot=slot))
         slot += reduce.slots
     return numbered
-
-
-def has_wide_words(graph: Graph, reduces: Iterable[Reduce]) -> bool:
-    """Whether 64 bits are exchanged at a time: several results at once, or 64-bit numbers."""
-    return any(
-        part.at_once or graph[id].value.dtype is torch.int64
-        for reduce in reduces
-        for id, part in zip(reduce.results, reduce.parts, strict=True)
-    )

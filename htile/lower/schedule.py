@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..frontend.graph import Input, Role
+from ..frontend.graph import Role
 from .reductions import Reduce
-from .steps import ColumnLoop, Home, Load, Prefetch, Reload, Step, Store
-from .work import Sweep, Work
+from .steps import ChunkLoop, Home, Load, Prefetch, Reload, Step, Store
+from .work import Sweep, Sweeps, Work
 
 
 def list_steps(
     work: Work,
-    rows: Home = Home.REGISTERS,
-    joint: bool = False,
+    sweeps: Sweeps,
+    rows: Home,
     late_columns: bool = False,
     in_place: bool = False,
     prefetched: bool = True,
@@ -23,7 +23,6 @@ def list_steps(
     In REGISTERS a row is held. In SHARED or global memory (REREAD) it is worked on in loops over
     its chunks, each of which brings what it needs of the row and of the columns again.
 
-    joint: of a held row, whether a maximum and the sum of exponentials below it are one exchange.
     late_columns: of a held row, whether a column is loaded by the sweep that first reads it, and
         not while the rows are in flight. It takes no registers before, but its latency shows.
     in_place: an output is the memory of an input, so a held row is computed whole before anything
@@ -32,7 +31,6 @@ def list_steps(
     prefetched: whether what a loop reads from global memory is loaded ahead of its use.
     """
     held = rows is Home.REGISTERS
-    sweeps = (work.held_joint if joint else work.held) if held else work.loops
     late = late_columns or not held
     steps: list[Step] = [
         Load(i, rows if i.role is Role.ROW else Home.REGISTERS)
@@ -45,46 +43,34 @@ def list_steps(
         body += [*sweep.computes, *map(Store, sweep.stores)]
         if sweep.is_loop:
             backwards = not sweep.parts and rows is Home.REREAD and sweep is not sweeps.loops[0]
-            padding = _padding(work, sweep, rows)
-            body = [ColumnLoop(tuple(body), sweep.parts, backwards, padding)]
-            _prefetch(steps, sweep.reads(rows) if prefetched else ())
+            padding, reads = _padding(sweep, rows), sweep.reads(rows)
+            body = [ChunkLoop(tuple(body), sweep.parts, backwards, padding, reads)]
+            waits = [k for k, s in enumerate(steps) if isinstance(s, Reduce) and s.exchanges]
+            if prefetched and reads and waits:  # they start to load before the last exchange
+                steps.insert(waits[-1], Prefetch(reads))
         steps += [*body, *sweep.then]
     return tuple(steps)
 
 
-def _prefetch(steps: list[Step], reads: tuple[Input, ...]) -> None:
-    """Insert before the last exchange that what the following loop reads starts to load there."""
-    waits = [k for k, step in enumerate(steps) if isinstance(step, Reduce) and step.exchanges]
-    if reads and waits:
-        steps.insert(waits[-1], Prefetch(reads))
-
-
 def _stored_at_the_end(sweeps: Sequence[Sweep]) -> list[Sweep]:
     """The sweeps of a held row, with all that is computed for results before the first store."""
-    before = [sweep for sweep in sweeps if not sweep.stores]
     last = [sweep for sweep in sweeps if sweep.stores]
-    goals = tuple(id for sweep in last for id in sweep.goals)
     computes = {step.id: step for sweep in last for step in sweep.computes}
-    columns = tuple(i for sweep in last for i in sweep.columns)
-    stores = tuple(output for sweep in last for output in sweep.stores)
     whole = Sweep(
-        goals,
         tuple(computes[id] for id in sorted(computes)),
-        columns=tuple(sorted(columns, key=lambda i: i.id)),
-        stores=stores,
+        columns=tuple(sorted((i for sweep in last for i in sweep.columns), key=lambda i: i.id)),
+        stores=tuple(output for sweep in last for output in sweep.stores),
     )
-    return [*before, whole]
+    return [*(sweep for sweep in sweeps if not sweep.stores), whole]
 
 
-def _padding(work: Work, sweep: Sweep, rows: Home) -> float:
+def _padding(sweep: Sweep, rows: Home) -> float:
     """What a row holds behind its end where a loop reads it from global memory.
 
     If the loop reduces that row and does nothing else, it is the identity, so that no select is
     needed.
     """
-    alone = len(sweep.parts) == 1 and not sweep.computes and not sweep.stores
-    if rows is not Home.REREAD or not alone or len(sweep.rows) != 1 or sweep.columns:
+    is_alone = len(sweep.parts) == 1 and not sweep.computes and not sweep.stores
+    if rows is not Home.REREAD or not is_alone or not sweep.rows:
         return 0.0
-    (row,), (part,) = sweep.rows, sweep.parts
-    is_reduced = part.operand(work.graph) == row.id and row.dtype.is_floating_point
-    return part.kind.identity if is_reduced else 0.0
+    return sweep.parts[0].kind.identity if sweep.rows[0].dtype.is_floating_point else 0.0

@@ -15,13 +15,13 @@ class Home(Enum):
 
     REGISTERS = "registers"
     SHARED = "shared"
-    REREAD = "reread"  # in global memory, and read from there again
+    REREAD = "reread"  # It is in global memory, and is read from there again.
     RECOMPUTE = "recompute"
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Bring an input on chip, to its home. REREAD: the loops read it, and nothing is done here."""
+    """Bring an input to its home on chip. If loops read it again (REREAD), nothing is done here."""
 
     input: Input
     home: Home = Home.REGISTERS
@@ -37,17 +37,14 @@ class Reload:
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Start to load what the next loop reads, before the exchange that it waits for.
-
-    `Placement.prefetch` says how many chunks. They arrive while the threads exchange.
-    """
+    """Start to load the first chunks that the next loop reads, before the exchange in between."""
 
     inputs: tuple[Input, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Evaluate one node of `inputs`: its own, or what its device function takes instead."""
+    """Evaluate a node. `inputs` are its own, or what its device function takes instead."""
 
     id: int
     function: Function
@@ -62,32 +59,23 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnLoop:
-    """Run steps for one chunk of columns after another.
+class ChunkLoop:
+    """Run steps for one chunk of the row after another.
 
-    parts: what each chunk adds to.
-    backwards: from the last chunk to the first. A row that is read again from global memory then
-        begins with what the loop before has read last, which the L2 cache still holds. A loop that
-        adds to parts never runs so, because the order of sums would depend on where rows lie.
+    parts: what the elements of each chunk are added to.
+    backwards: whether it goes from the last chunk to the first. It then begins with what the loop
+        before has read last from global memory, which the L2 cache still holds. A loop that adds to
+        parts never does so, because the order of sums would depend on where rows lie.
     padding: what a row that it reads from global memory holds behind its end. It is the identity of
         the row's only reduction where that saves a select, and else 0.
+    reads: the rows and columns that it reads from global memory.
     """
 
     steps: tuple[Step, ...]
     parts: tuple[Part, ...] = ()
     backwards: bool = False
     padding: float = 0.0
-
-    @property
-    def reads(self) -> tuple[Input, ...]:
-        """The inputs that it reads from global memory: rows that are not kept, and columns."""
-        rows = [
-            i
-            for step in self.steps
-            if isinstance(step, Reload) and step.home is Home.REREAD
-            for i in step.inputs
-        ]
-        return (*rows, *(step.input for step in self.steps if isinstance(step, Load)))
+    reads: tuple[Input, ...] = ()
 
 
-Step = Load | Reload | Prefetch | Compute | Reduce | Store | ColumnLoop
+Step = Load | Reload | Prefetch | Compute | Reduce | Store | ChunkLoop

@@ -17,7 +17,7 @@ from ..frontend.ops import Op, dtype_name
 from ..lower.expressions import EMIT
 from ..lower.plan import Plan
 from ..lower.reductions import SOFTMAX, Part, Reduce
-from ..lower.steps import ColumnLoop, Compute, Home, Load, Prefetch, Reload, Step, Store
+from ..lower.steps import ChunkLoop, Compute, Home, Load, Prefetch, Reload, Step, Store
 from .fold import find_rounds, repetitions
 from .model import KIND_OF_ROLE, Box, Kind, Style, Text, kind_of, stages_text
 from .names import flowed, span, strip
@@ -96,7 +96,7 @@ def segments_of(plan: Plan) -> list[Segment]:
                 now.prefetched += inputs
             case Store():
                 now.stores.append(step)
-            case ColumnLoop(_, parts):
+            case ChunkLoop(_, parts):
                 along = (part.results[1:] for part in parts if not _is_pair(part))
                 now.carried_along += [id for results in along for id in results]
             case Reduce():
@@ -123,7 +123,7 @@ def _flat(steps: tuple[Step, ...]) -> Iterator[Step]:
     """The steps with those of a loop behind it."""
     for step in steps:
         yield step
-        if isinstance(step, ColumnLoop):
+        if isinstance(step, ChunkLoop):
             yield from _flat(step.steps)
 
 

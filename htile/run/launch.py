@@ -1,8 +1,4 @@
-"""From the values of a call and its specialization to a kernel that is launched.
-
-A `Request` is what the lowering reads of a call; `lower` gives the kernel's text, `prepare` a
-`Launch`: the loaded kernel, and how calls of the same kind make its arguments. `run` launches it.
-"""
+"""From a call (a `Request`) to a loaded kernel and how its arguments are made (a `Launch`)."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from ..build.arch import Arch, arch_of_capability
 from ..build.compile import load
 from ..errors import ArgumentError, UnsupportedError
 from ..frontend.graph import Role
-from ..frontend.roles import Call, Signature
+from ..frontend.roles import Call, Signature, Spec
 from ..lower import Lowered, choose, plans_for, printed
 from ..lower.plan import Plan, Target, rows_like
 from ..tune.kept import recall
@@ -36,7 +32,7 @@ class Request:
     wanted: the properties that a plan must have.
     values: one for each parameter.
     outs: the tensors of `out=`, one for each result, or none.
-    aliases: which of `outs` is exactly which argument, as (index of the result, parameter).
+    aliases: (index in `outs`, parameter) for each result that is exactly an argument's memory.
     """
 
     signature: Signature
@@ -65,6 +61,11 @@ class Request:
         return dict(zip(self.signature.names, self.values, strict=True))
 
     @cached_property
+    def specs(self) -> dict[str, Spec]:
+        """The specs by parameter."""
+        return {spec.name: spec for spec in self.call.specs}
+
+    @cached_property
     def in_place(self) -> tuple[str | None, ...]:
         """For each of `outs` the parameter whose argument is the very same object."""
         names = {id(value): name for name, value in self.given.items()}
@@ -79,14 +80,12 @@ class Request:
     @cached_property
     def copied(self) -> frozenset[str]:
         """The parameters whose tensors are made contiguous before each launch."""
-        specs = {spec.name: spec for spec in self.call.specs}
-        function = self.signature.name
-        return frozenset(n for n, t in self.tensors.items() if needs_copy(function, specs[n], t))
+        name, specs = self.signature.name, self.specs
+        return frozenset(n for n, t in self.tensors.items() if needs_copy(name, specs[n], t))
 
     def target(self, arch: Arch) -> Target:
         """What plans are made for."""
-        graph = self.specialization.graph
-        specs = {spec.name: spec for spec in self.call.specs}
+        graph, specs = self.specialization.graph, self.specs
         vectors = [
             as_copied(self.tensors[i.name]) if i.name in self.copied else self.tensors[i.name]
             for i in graph.inputs
@@ -120,9 +119,9 @@ class Request:
 class Launch:
     """One way to call: the kernel, and how to make its arguments from the caller's values.
 
+    kernel: None where there are no rows.
     inputs: for each, in kernel order, (index of the value, whether to make it contiguous first).
     outputs: the shape and dtype of each.
-    source: the emitted text of the kernel, which is None where there are no rows.
     is_widest: whether its accesses are as wide as they can be, and no input is copied. A narrower
         kernel takes tensors of any alignment, so it must not be the one that is tried first.
     """
@@ -136,22 +135,31 @@ class Launch:
     is_widest: bool
 
 
-def prepare(request: Request, device: torch.device, known: Iterable[Launch]) -> Launch:
+def prepare(
+    request: Request,
+    device: torch.device,
+    known: Iterable[Launch] = (),
+    lowered: Lowered | None = None,
+) -> Launch:
     """How to launch the call's kernel on this GPU; it is compiled and loaded.
 
-    known: the launches of this function so far, which a CUDA graph may capture.
+    known: the launches of this function so far. While a CUDA graph is captured, only their kernels
+        can be launched, since CUDA loads a kernel at its first launch; ArgumentError otherwise.
+    lowered: the kernel, if it is another one than calls have.
     """
-    arch = arch_of_capability(torch.cuda.get_device_capability(device))
-    return launch_of(request, request.lower(arch, device), device, known)
-
-
-def launch_of(
-    request: Request, lowered: Lowered, device: torch.device, known: Iterable[Launch] = ()
-) -> Launch:
-    """How to launch a kernel, which is compiled and loaded."""
-    kernel, target = None, lowered.plan.target
+    if lowered is None:
+        arch = arch_of_capability(torch.cuda.get_device_capability(device))
+        lowered = request.lower(arch, device)
+    kernel, target, name = None, lowered.plan.target, request.signature.name
     if request.rows and torch.cuda.is_current_stream_capturing():
-        kernel = _launched(request.signature.name, lowered.source, device, known)
+        same = (each for each in known if (each.source, each.device) == (lowered.source, device))
+        kernel = next((each.kernel for each in same if each.kernel is not None), None)
+        if kernel is None:
+            raise ArgumentError(
+                f"{name}: the first call with arguments of this kind compiles or loads a kernel, "
+                "which can not be captured into a CUDA graph; call it once before the capture "
+                f"({name}.compile(...) compiles ahead of that call, for all processes)"
+            )
     elif request.rows:
         kernel = load(Kernel(lowered, target.arch.name).artifact)
     index = {name: k for k, name in enumerate(request.signature.names)}
@@ -160,32 +168,14 @@ def launch_of(
         source=lowered.source,
         inputs=tuple((index[i.name], i.name in request.copied) for i in lowered.graph.inputs),
         outputs=request.specialization.shapes(request.call.lead),
-        structure=request.specialization.structure,
+        structure=lowered.graph.structure,
         device=device,
         is_widest=target.align == WIDEST_ACCESS and not request.copied,
     )
 
 
-def _launched(name: str, source: str, device: torch.device, known: Iterable[Launch]) -> Callable:
-    """The kernel of this text that the device has: CUDA loads it there at its first launch.
-
-    Raises ArgumentError where there is none.
-    """
-    for launch in known:
-        if launch.kernel is not None and launch.source == source and launch.device == device:
-            return launch.kernel
-    raise ArgumentError(
-        f"{name}: the first call with arguments of this kind compiles or loads a kernel, which can "
-        f"not be captured into a CUDA graph; call it once before the capture ({name}.compile(...) "
-        "compiles ahead of that call, for all processes)"
-    )
-
-
 def run(launch: Launch, values: tuple, outs: tuple = ()) -> object:
-    """Launch on the current stream; returns the results in the user's structure.
-
-    They are the tensors `outs`, or new ones where there are none.
-    """
+    """Launch on the current stream; returns `outs` or new results in the user's structure."""
     arguments = [values[k].contiguous() if copy else values[k] for k, copy in launch.inputs]
     outs = outs or [_empty(shape, dtype, launch.device) for shape, dtype in launch.outputs]
     if launch.kernel is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from itertools import accumulate
 
 import torch
 
-MOST_STEPS = 20_000  # of the search for a shared byte; two tensors count as sharing one beyond
+MOST_STEPS = 20_000  # of the search for a common byte; beyond them two tensors count as having one
 
 
 def layout(tensor: torch.Tensor) -> tuple:
@@ -43,18 +44,17 @@ def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
 
     It is exact but for tensors of many crossing strides, of which it may say so wrongly.
     """
-    if not (_has_memory(a) and _has_memory(b)):
+    if not (_has_memory(a) and _has_memory(b)) or a.device != b.device:
         return False  # refused elsewhere
-    if a.numel() == 0 or b.numel() == 0 or a.device != b.device or a.device.type == "meta":
+    if a.numel() == 0 or b.numel() == 0 or a.device.type == "meta":
         return False
     return not are_disjoint(a, b) and _meet(a, b)
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
     """Whether it has addresses: sparse and nested tensors have none, nor those of torch.func."""
-    if tensor.layout is not torch.strided or tensor.is_nested:
-        return False
-    return torch._C._has_storage(tensor)
+    is_strided = tensor.layout is torch.strided and not tensor.is_nested
+    return is_strided and torch._C._has_storage(tensor)
 
 
 def _meet(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -63,47 +63,28 @@ def _meet(a: torch.Tensor, b: torch.Tensor) -> bool:
     Byte u of element i of `a` lies at its address + i * stride + u, and so for `b`. They meet where
     the sum over dimensions of i * stride, less that of `b`, and u - v is the distance of the two.
     Counting the indices of `b` from the other end makes it a sum of steps, each taken from 0 to
-    some number of times, that must reach a `goal`.
+    some number of times, that must reach a `goal`. What the steps from the k-th on can reach is a
+    multiple of their greatest common divisor and at most their total.
     """
-    size_a, size_b = a.element_size(), b.element_size()
-    most: dict[int, int] = {1: size_a + size_b - 2}  # step -> how many times at most
-    for tensor, size in ((a, size_a), (b, size_b)):
+    most: Counter[int] = Counter({1: a.element_size() + b.element_size() - 2})  # times of a step
+    for tensor in (a, b):
         for stride, length in zip(tensor.stride(), tensor.shape, strict=True):
-            if length > 1 and stride:
-                most[stride * size] = most.get(stride * size, 0) + length - 1
-    goal = b.data_ptr() - a.data_ptr() + extent(b) - 1
-    return _reaches(goal, sorted(((s, m) for s, m in most.items() if m), reverse=True))
-
-
-def _reaches(goal: int, steps: list[tuple[int, int]]) -> bool:
-    """Whether a sum of (step, times) is `goal`, each step taken at most so many times.
-
-    steps: the longest first. What the steps from the k-th on can reach is a multiple of their
-    greatest common divisor and at most their total; if they are `dense`, it is every such multiple.
-    """
-    back = steps[::-1]
-    gcds = [0, *accumulate((step for step, _ in back), math.gcd)][::-1]
-    totals = [0, *accumulate(step * times for step, times in back)][::-1]
-    dense = [True]
-    for k in range(len(steps) - 1, -1, -1):
-        is_last, step = k == len(steps) - 1, steps[k][0]
-        follows = is_last or (step % gcds[k + 1] == 0 and step <= totals[k + 1] + gcds[k + 1])
-        dense.insert(0, dense[0] and follows)
+            most[stride * tensor.element_size()] += length - 1
+    steps = sorted((step for step, times in most.items() if step and times), reverse=True)
+    gcds = [*accumulate(reversed(steps), math.gcd)][::-1]
+    totals = [*accumulate((step * most[step] for step in reversed(steps)), initial=0)][::-1]
     left = MOST_STEPS
 
-    def reaches(k: int, goal: int) -> bool:
+    def reaches(goal: int, k: int) -> bool:
         nonlocal left
         left -= 1
         if goal == 0 or left < 0:
             return True
-        if not 0 <= goal <= totals[k] or goal % gcds[k]:
+        if not 0 < goal <= totals[k] or goal % gcds[k]:
             return False
-        if dense[k]:
-            return True
-        step, times = steps[k]
+        step = steps[k]
         fewest = max(0, -(-(goal - totals[k + 1]) // step))
-        return any(
-            reaches(k + 1, goal - step * n) for n in range(fewest, min(times, goal // step) + 1)
-        )
+        times = range(min(most[step], goal // step), fewest - 1, -1)
+        return any(reaches(goal - step * n, k + 1) for n in times)
 
-    return reaches(0, goal)
+    return reaches(b.data_ptr() - a.data_ptr() + extent(b) - 1, 0)

@@ -19,10 +19,7 @@ WIDEST_ACCESS = 16  # bytes
 def call_key(
     captured: tuple, signature: Signature, values: tuple, outs: tuple, aliases: tuple
 ) -> object:
-    """What tells calls apart that need different launches; None for what no call takes.
-
-    captured: the fingerprint of the captured values.
-    """
+    """What tells calls apart that need different launches; None for what no call takes."""
     if forward_ad._current_level >= 0:
         return None  # a tensor's key does not show a tangent, which `refuse_gradients` looks for
     try:
@@ -76,18 +73,18 @@ def has_one_twice(values: tuple) -> bool:
 
 def device_of(signature: Signature, values: tuple) -> torch.device:
     """The device of all tensors. Raises ArgumentError where they differ."""
-    devices = {name: value.device for name, value in _tensors(signature, values)}
-    if len(set(devices.values())) > 1:
-        listed = ", ".join(f"{name} on {device}" for name, device in devices.items())
+    named = _tensors(signature, values)
+    if len({value.device for _, value in named}) > 1:
+        listed = ", ".join(f"{name} on {value.device}" for name, value in named)
         raise ArgumentError(
             f"{signature.name}: expected all tensors on one device, got {listed}; "
             "move them with .to(device)"
         )
-    return next(iter(devices.values()))
+    return named[0][1].device
 
 
 def runs_kernels(device: torch.device) -> bool:
-    """Whether a call with tensors of this device runs a kernel; the reference serves all others."""
+    """Whether calls with tensors of this device run a kernel; the reference serves all others."""
     return device.type == "cuda"
 
 
@@ -97,12 +94,9 @@ def _tensors(signature: Signature, values: tuple) -> list[tuple[str, torch.Tenso
 
 
 def refuse_fake(signature: Signature, values: tuple, outs: tuple = ()) -> None:
-    """Raise UnsupportedError for FakeTensors, and for a call inside FakeTensorMode.
-
-    A process that has not imported their module has none.
-    """
+    """Raise UnsupportedError for FakeTensors, and for a call inside FakeTensorMode."""
     module = sys.modules.get("torch._subclasses.fake_tensor")
-    if module is None:
+    if module is None:  # nobody has imported it, so there are none
         return
     remedy = (
         "FakeTensors, so torch.compile and torch.export, are not supported yet; to see the kernel "
@@ -137,7 +131,7 @@ def refuse_gradients(signature: Signature, values: tuple) -> None:
 
 
 def needs_copy(function: str, spec: Spec, tensor: torch.Tensor) -> bool:
-    """Whether the elements of a row are apart in memory, so that it is made contiguous."""
+    """Whether a row's elements are apart in memory. Raises UnsupportedError for negated views."""
     if tensor.is_neg():
         raise UnsupportedError(
             f"{function}: {spec.name} is a negated view, whose memory holds the other sign; pass "
@@ -170,7 +164,6 @@ def alignment(graph: Graph, tensors: list[torch.Tensor]) -> int:
 
     Outputs that are allocated here are always as aligned as N allows.
     """
-    vec = vector_size(graph)
     least = WIDEST_ACCESS
     for tensor in tensors:
         size = tensor.element_size()
@@ -179,6 +172,6 @@ def alignment(graph: Graph, tensors: list[torch.Tensor]) -> int:
             if length > 1:
                 steps |= stride * size
         aligned = steps & -steps or WIDEST_ACCESS
-        if aligned < min(vec * size, WIDEST_ACCESS):
+        if aligned < min(vector_size(graph) * size, WIDEST_ACCESS):
             least = min(least, aligned)
     return least

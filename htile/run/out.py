@@ -7,9 +7,9 @@ from torch.utils import _pytree as pytree
 
 from ..errors import ArgumentError, DtypeError, ShapeError
 from ..frontend.graph import Role
-from ..frontend.roles import Call, Signature
+from ..frontend.roles import Signature
+from .launch import Request
 from .memory import layout, overlaps_itself, share_memory
-from .specialize import Specialization
 
 
 def in_order(out: object, given: pytree.TreeSpec, structure: pytree.TreeSpec) -> object:
@@ -27,20 +27,22 @@ def in_order(out: object, given: pytree.TreeSpec, structure: pytree.TreeSpec) ->
     return ordered if pytree.tree_structure(ordered) == structure else out
 
 
-def check_out(
-    function: str, specialization: Specialization, call: Call, out: object, device: torch.device
-) -> None:
-    """Raise if structure, type, shape, dtype, device or layout of `out` is wrong."""
+def check_out(request: Request, out: object, device: torch.device) -> None:
+    """Raise if structure, type, shape, dtype, device or layout of `out` is wrong.
+
+    Raise as well if a result is an argument that is no row, for other threads than the one that
+    writes an element read it.
+    """
+    function, graph = request.signature.name, request.specialization.graph
     leaves, structure = pytree.tree_flatten(out)
-    results = specialization.results
-    if structure != specialization.structure:
-        names = ", ".join(result.name for result in results)
+    if structure != graph.structure:
+        names = ", ".join(result.name for result in graph.outputs)
         raise ArgumentError(
             f"{function}: out= must have the structure that the function returns "
-            f"({len(results)} results: {names}), got {_kinds(out)}"
+            f"({len(graph.outputs)} results: {names}), got {_kind(out)}"
         )
-    shapes = specialization.shapes(call.lead)
-    for leaf, result, (shape, dtype) in zip(leaves, results, shapes, strict=True):
+    shapes = request.specialization.shapes(request.call.lead)
+    for leaf, result, (shape, dtype) in zip(leaves, graph.outputs, shapes, strict=True):
         what = f"{function}: out= for {result.name}"
         if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
             raise ArgumentError(f"{what} must be a tensor, got {type(leaf).__name__}")
@@ -69,6 +71,9 @@ def check_out(
                 f"{what} has more than one element at the same address (strides {leaf.stride()}), "
                 "as an expanded tensor has; pass a tensor of its own memory"
             )
+    for _, name in request.aliases:
+        if request.specs[name].role is not Role.ROW:
+            raise _overlap(function, name)
 
 
 def find_aliases(signature: Signature, values: tuple, outs: tuple) -> tuple[tuple[int, str], ...]:
@@ -84,42 +89,21 @@ def find_aliases(signature: Signature, values: tuple, outs: tuple) -> tuple[tupl
         if any(share_memory(out, other) for other in outs[:k]):
             raise ArgumentError(f"{signature.name}: two tensors of out= share memory")
         for name, value in zip(signature.names, values, strict=True):
-            if not isinstance(value, torch.Tensor) or not share_memory(out, value):
-                continue
-            if layout(out) != layout(value):
-                raise ArgumentError(_shared_memory(signature.name, name))
-            aliases.append((k, name))
+            if isinstance(value, torch.Tensor) and share_memory(out, value):
+                if layout(out) != layout(value):
+                    raise _overlap(signature.name, name)
+                aliases.append((k, name))
     return tuple(aliases)
 
 
-def check_aliases(function: str, call: Call, aliases: tuple[tuple[int, str], ...]) -> None:
-    """Raise for an argument that other threads read than the one that writes its memory.
-
-    Those are all arguments but rows.
-    """
-    rows = {spec.name for spec in call.specs if spec.role is Role.ROW}
-    for _, name in aliases:
-        if name not in rows:
-            raise ArgumentError(_shared_memory(function, name))
-
-
-def _shared_memory(function: str, name: str) -> str:
-    return (
+def _overlap(function: str, name: str) -> ArgumentError:
+    return ArgumentError(
         f"{function}: out= shares memory with {name}, but is not exactly a row argument (the same "
         "address, shape and strides); pass a tensor of its own"
     )
 
 
-def copy_into(out: object, result: object) -> object:
-    """Copy results, which share no memory with `out`, into it; returns `out`."""
-    for target, value in zip(pytree.tree_leaves(out), pytree.tree_leaves(result), strict=True):
-        target.detach().copy_(value)
-    return out
-
-
-def _kinds(out: object) -> str:
-    if isinstance(out, (tuple, list)):
-        return f"a {type(out).__name__} of {len(out)}"
+def _kind(out: object) -> str:
     if isinstance(out, dict):
         return f"a dict of {', '.join(map(repr, out))}"
-    return f"a {type(out).__name__}"
+    return f"a {type(out).__name__}" + (f" of {len(out)}" if isinstance(out, tuple | list) else "")

@@ -1,10 +1,8 @@
 """`@rowwise`: a Python function of one row that is called with tensors of many rows.
 
-A call goes like this. `__call__` asks the shortcuts, each of which is a function for calls like an
-earlier one (`shortcut.py`). If none takes the call, it goes the long way, `_call`. This binds the
-arguments to the parameters, takes a fingerprint of the captured values (those that the function has
-from outside), and makes a key of what tells kinds of calls apart. If a launch is remembered under
-that key, it runs.
+A call asks the shortcuts first, each of which is a function for calls like an earlier one
+(`shortcut.py`). If none takes it, it goes the long way, `_call`: what tells kinds of calls apart
+makes a key, and if a launch is remembered under that key, it runs.
 
 A call of a new kind finds the role of each argument (`frontend/roles.py`). It gets a trace
 (`specialize.py`), and then a plan and a kernel (`launch.py`). If the tensors are on no GPU, torch
@@ -14,6 +12,7 @@ evaluates the traced graph instead.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import threading
 import types
@@ -38,9 +37,9 @@ from ..lower import printed
 from ..lower.plan import Plan
 from . import vmap
 from .kernel import Kernel
-from .launch import Launch, Request, launch_of, prepare, run
+from .launch import Launch, Request, prepare, run
 from .operands import call_key, device_of, refuse_fake, refuse_gradients, runs_kernels
-from .out import check_aliases, check_out, copy_into, find_aliases, in_order
+from .out import check_out, find_aliases, in_order
 from .shortcut import shortcut
 from .specialize import Specializations
 
@@ -69,21 +68,20 @@ def rowwise(fn: Callable | None = None, *, fastmath: bool = False):
         y = rmsnorm(x, w)           # x: (4, 128, 4096) bfloat16, w: (4096,); y: as x
         rmsnorm(x, w, out=x)        # in place
 
-    CUDA tensors go through the kernel. For all others torch evaluates the same graph. A tensor in
+    CUDA tensors go through the kernel; for all others torch evaluates the same graph. A tensor in
     whose rows the elements are not neighbours in memory is copied first; nothing else ever is.
 
     `out=` takes the tensors that the results are written to: one tensor, or the structure that `fn`
-    returns (dicts by their keys, in any order). Each may be the very memory of a row argument,
-    which makes the call in place. Any other overlap raises ArgumentError. `torch.vmap(f)` treats
-    the batch as a leading dimension.
+    returns (dicts by their keys, in any order). Each may be the very memory of a row argument. Any
+    other overlap raises ArgumentError. `torch.vmap(f)` treats the batch as a leading dimension.
 
     fastmath: use approximate tanh, log, log2, log10, sin and cos in all of the kernel. If `fn`
         calls a row-wise function, that becomes part of the kernel: its own fastmath and plan do not
         count.
 
-    Raises an HTileError. What can not be traced raises TraceError or UnsupportedError, which name
-    the line of `fn`. Arguments that do not fit raise ArgumentError, ShapeError or DtypeError, and
-    tensors that require grad raise GradientError.
+    Raises TraceError or UnsupportedError, with the line of `fn`, for what can not be traced,
+    ArgumentError, ShapeError or DtypeError for arguments that do not fit, and GradientError for
+    tensors that require grad. All of them are HTileErrors.
     """
     if fn is None:
         return functools.partial(rowwise, fastmath=fastmath)
@@ -137,42 +135,45 @@ class Rowwise:
             out = kwargs.pop("out")
             if out is None:
                 return self(*args, **kwargs)
-        values = self._signature.bind(args, kwargs)
+        signature = self._signature
+        values = signature.bind(args, kwargs)
         if any(type(value) is Symbolic for value in values):  # by a function that is being traced
             if out is not None:
-                name = f"{self._signature.name}(out=...)"
+                name = f"{signature.name}(out=...)"
                 fail(TraceError, f"{name} inside a traced function; assign the result")
             return self._fn(*args, **kwargs)
         if vmap.is_inside(values):
-            return vmap.call_over_batch(self, self._signature, values, out)
+            return vmap.call_over_batch(self, signature, values, out)
         # the key is what tells kinds of calls apart
         leaves, structure = ((), None) if out is None else pytree.tree_flatten(out)
         outs = tuple(leaves)
-        refuse_fake(self._signature, values, outs)
-        aliases = find_aliases(self._signature, values, outs)
+        refuse_fake(signature, values, outs)
+        aliases = find_aliases(signature, values, outs)
         watched = self._captures.watched()
-        key = call_key(watched[1], self._signature, values, outs, aliases)
+        key = call_key(watched[1], signature, values, outs, aliases)
         launch = None if key is None else self._launches.get(key)
         if launch is None or (out is not None and structure != launch.structure):
             # the call is of a new kind
-            call = classify(self._signature, values)
-            refuse_gradients(self._signature, values)
-            device = device_of(self._signature, values)
+            call = classify(signature, values)
+            refuse_gradients(signature, values)
+            device = device_of(signature, values)
             request, holds = self._request(call, watched[1], values, outs, aliases)
-            specialization = request.specialization
             if out is not None:
-                ordered = in_order(out, structure, specialization.structure)
+                ordered = in_order(out, structure, request.specialization.graph.structure)
                 if ordered is not out:
                     self(*args, **kwargs, out=ordered)
                     return out
-                check_out(self._signature.name, specialization, call, out, device)
-                check_aliases(self._signature.name, call, aliases)
+                check_out(request, out, device)
             if not runs_kernels(device):
-                tensors = dict(zip(self._signature.names, values, strict=True))
-                result = evaluate(specialization.traced, tensors, lead=call.lead)
-                return result if out is None else copy_into(out, result)
+                traced = request.specialization.traced
+                result = evaluate(traced, request.given, lead=call.lead)
+                if out is None:
+                    return result
+                for target, value in zip(outs, pytree.tree_leaves(result), strict=True):
+                    target.detach().copy_(value)  # they share no memory
+                return out
             # the launch may not be remembered if a static value has changed since the key was made
-            holds &= key == call_key(watched[1], self._signature, values, outs, aliases)
+            holds &= key == call_key(watched[1], signature, values, outs, aliases)
             launch = prepare(request, device, [*self._launches.values()])
             if holds and key is not None:
                 if len(self._launches) >= MAX_LAUNCHES:
@@ -188,10 +189,7 @@ class Rowwise:
     def _request(
         self, call: Call, captured: tuple, values: tuple, outs: tuple = (), aliases: tuple = ()
     ) -> tuple[Request, bool]:
-        """The call with its specialization, and whether that may be remembered.
-
-        `Specializations.find` says when it may not.
-        """
+        """The call with its specialization, and whether that may be remembered (see `find`)."""
         specialization, holds = self._specializations.find(call, captured)
         own = self._signature, self._fastmath, self._wanted
         return Request(*own, call, specialization, values, outs, aliases), holds
@@ -199,33 +197,30 @@ class Rowwise:
     def _add_shortcuts(self, request: Request, launch: Launch, watched: tuple) -> None:
         """Add shortcuts for calls like this one, unless the function has enough of them.
 
-        Each call adds one for tensors of any number of rows. The first call that writes to just
-        these arguments (or to none) adds another one, for its own sizes only. That one is removed
-        after some calls of other sizes.
+        Each call adds one for any number of rows. The first call that writes to just these
+        arguments (or to none) adds one for its own sizes, which is removed after some others.
         """
         name = "_writing" if request.outs else "_returning"
         known = getattr(self, name)
         if launch.kernel is None or not launch.is_widest or len(known) >= MAX_SHORTCUTS:
             return
         make = functools.partial(shortcut, request, launch.kernel, self._captures, watched)
-        left = MAX_MISSES
+        misses = itertools.count(1)
 
         def missed() -> None:
-            nonlocal left
-            left -= 1
-            if left <= 0 and of_any_size:
-                self._set_shortcuts(name, lambda these: [f for f in these if f is not of_this_size])
+            if next(misses) >= MAX_MISSES and of_any_size:
+                self._set_shortcuts(name, (), of_this_size)
 
         of_any_size, of_this_size = make(), None
         is_new = not any(each.in_place == request.in_place for each in known)
         if request.call.lead and (is_new or of_any_size is None):
             of_this_size = make(missed)
-        added = [each for each in (of_this_size, of_any_size) if each is not None]
-        self._set_shortcuts(name, lambda these: [*these, *added])
+        self._set_shortcuts(name, (of_this_size, of_any_size))
 
-    def _set_shortcuts(self, name: str, change: Callable[[tuple], list]) -> None:
+    def _set_shortcuts(self, name: str, added: tuple, removed: Callable | None = None) -> None:
         with _SHORTCUTS:
-            setattr(self, name, tuple(change(getattr(self, name))))
+            these = *getattr(self, name), *added
+            setattr(self, name, tuple(each for each in these if each not in (None, removed)))
             if "out" in self._signature.names:  # it is an argument like any other
                 self._writing = self._returning
 
@@ -236,7 +231,7 @@ class Rowwise:
     def __reduce__(self):
         """Pickle it as functions are, by its name. With a plan, pickle the name and the plan."""
         if self._base is not self:
-            return _with_plan, (self._base, self._wanted)
+            return functools.partial(self._base.with_plan, **self._wanted), ()
         return self._fn.__qualname__
 
     def __copy__(self):
@@ -246,10 +241,9 @@ class Rowwise:
         return self
 
     def inspect(self, *args, arch: str | None = None, **kwargs) -> Kernel:
-        """The kernel that a call with these arguments runs, without running it.
+        """The kernel that a call with these arguments (but no `out=`) runs, without running it.
 
-        It takes what a call takes, except for `out=`. The tensors may be on any device, `meta`
-        included, so no GPU is needed:
+        The tensors may be on any device, `meta` included, so no GPU is needed:
 
             x = torch.empty(64, 4096, dtype=torch.bfloat16, device="meta")
             print(softmax.inspect(x, arch="sm_100a"))
@@ -263,27 +257,21 @@ class Rowwise:
         call = classify(self._signature, values)
         device = device_of(self._signature, values)
         request, _ = self._request(call, self._captures.fingerprint(), values)
-        gpu = device if runs_kernels(device) else None
-        capability = torch.cuda.get_device_capability(gpu) if gpu else None
+        capability = torch.cuda.get_device_capability(device) if runs_kernels(device) else None
         if arch is not None:
             chosen = arch_named(arch)
-            gpu = gpu if ARCHS.get(capability) == chosen else None
         else:
-            chosen = arch_of_capability(capability) if gpu else DEFAULT
+            chosen = arch_of_capability(capability) if capability else DEFAULT
+        gpu = device if ARCHS.get(capability) == chosen else None
         return Kernel(request.lower(chosen, gpu), chosen.name, request.copied)
 
     def compile(self, *args, arch: str | None = None, **kwargs) -> Kernel:
         """Compile the kernel that `inspect` shows, ahead of a call, and keep it in the disk cache.
 
-        It takes what `inspect` takes, and needs no GPU:
-
-            x = torch.empty(64, 4096, dtype=torch.bfloat16, device="meta")
-            softmax.compile(x, arch="sm_90a")
-
-        The kernel is for the dtypes, N, the number of leading dimensions, the dimensions that
-        repeat, and the alignment of these tensors. It serves any number of rows, with an exception:
-        one row alone may have a kernel of its own, and if N > 2048, so may batches of at least 64,
-        256 and 1024 rows.
+        It takes what `inspect` takes, and needs no GPU. The kernel is for the dtypes, N, the number
+        of leading dimensions, the dimensions that repeat, and the alignment of these tensors. It
+        serves any number of rows, with an exception: one row alone may have a kernel of its own,
+        and if N > 2048, so may batches of at least 64, 256 and 1024 rows.
 
         The memory of `meta` tensors counts as allocated by torch, so their rows begin at multiples
         of 16 bytes if N and the strides allow it. For rows that begin elsewhere, pass a view of a
@@ -301,10 +289,9 @@ class Rowwise:
         """Time the kernel's plans on the GPU with these CUDA tensors, and keep the fastest.
 
         Each plan is timed beside the default one, in turns, with a cold L2 cache. A plan wins only
-        if it is faster beyond the noise, twice. From then on similar calls run it, in this process
-        and in later ones. The disk cache keeps it, by the name of the GPU, until
-        `python -m htile cache --clear`. The results of the timed calls are thrown away, and the
-        arguments are not written to.
+        if it is faster beyond the noise, twice. From then on similar calls run it, in all processes
+        that share the disk cache, on GPUs of this name, until `python -m htile cache --clear`. The
+        results of the timed calls are thrown away, and the arguments are not written to.
 
             print(softmax.tune(logits, seconds=30))
 
@@ -327,15 +314,15 @@ class Rowwise:
         request, _ = self._request(call, self._captures.fingerprint(), values)
         arch = arch_of_capability(torch.cuda.get_device_capability(device))
         plans = request.plans(arch)
-        named = zip(self._signature.names, values, strict=True)
-        whole = tuple(v.contiguous() if name in request.copied else v for name, v in named)
+        copied = request.copied
+        whole = tuple(v.contiguous() if n in copied else v for n, v in request.given.items())
         request = replace(request, values=whole)
 
-        def prepare(plan: Plan) -> Callable[[], object]:
+        def launcher(plan: Plan) -> Callable[[], object]:
             lowered = printed(request.specialization.traced, plan)
-            return functools.partial(run, launch_of(request, lowered, device), whole)
+            return functools.partial(run, prepare(request, device, lowered=lowered), whole)
 
-        tuned = tune.tune(plans, self._wanted, device, prepare, seconds, numerics, progress)
+        tuned = tune.tune(plans, self._wanted, device, launcher, seconds, numerics, progress)
         self._forget()
         return tuned
 
@@ -357,13 +344,9 @@ class Rowwise:
         return f"<htile.rowwise {self._signature.name}>"
 
 
-def _with_plan(function: Rowwise, wanted: Mapping) -> Rowwise:
-    return function.with_plan(**wanted)
-
-
 @torch._disable_dynamo  # `torch.compiler.disable` would import torch._dynamo too, for a second
 def _call_of_htile_rowwise(function: Rowwise, args: tuple, kwargs: dict):
-    """A graph break for `torch.compile`; with `fullgraph=True` torch shows the reason below."""
+    """A graph break for `torch.compile`, which shows the reason below with `fullgraph=True`."""
     return function(*args, **kwargs)
 
 

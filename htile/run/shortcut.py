@@ -6,8 +6,8 @@ dtypes, devices, N, `requires_grad`, dispatch keys (negation, transforms, infere
 host function itself checks whatever else tells launches apart: sizes of rows, strides, alignment.
 
 A shortcut is for the sizes of the first call, or for any number of rows. One that writes to `out=`
-checks as well that the results are laid out as they were, and that each lies apart from the other
-tensors, or exactly over one of them, as it did: that takes a few comparisons of addresses.
+also checks that the results are laid out as they were, and that each lies apart from the other
+tensors, or exactly over one of them, as it did. That takes a few comparisons of addresses.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from .operands import has_one_twice
 # The exceptions by which the host function and the conversion of a tensor refuse. A launch that
 # fails counts as refused too: the long way launches again, and raises.
 REFUSED = (TypeError, ValueError, RuntimeError, BufferError)
-MISS = ["    return None"]  # the line for a call that is not one of the shortcut's own
+ONE = pytree.tree_structure(0)  # the structure of a single tensor
+MISS = ["    return None"]  # the line for a call that the shortcut does not take
 
 
 def shortcut(
@@ -41,10 +42,11 @@ def shortcut(
     watched: tuple[tuple, tuple],
     missed: Callable[[], None] | None = None,
 ) -> Callable | None:
-    """The function for calls like `first`, which takes what the user's takes; None for no such.
+    """The function for calls like `first`; None where cheap checks do not tell them from others.
 
-    It returns None for a call that is not one of its own. It raises TypeError for arguments that
-    the user's would not take, and NameError or ValueError where a captured name or cell is gone.
+    It takes what the user's function takes, and returns None for a call that is not like the first.
+    It raises TypeError for arguments that the user's function would not take, and NameError or
+    ValueError where a captured name or cell is gone.
 
     watched: where the captured values of the call were read, and their fingerprint.
     missed: if given, the function is for the sizes of this call, and calls `missed` for others.
@@ -90,10 +92,12 @@ class _Writer:
 
     scope: the values of the names in the text that begin with `_`.
     like: the name of an argument whose shape is that of the rows.
+    sizes: the leading sizes of the rows as text: numbers, or names where they may change.
     results: the names of the results in the text.
     written: for each tensor of `out=` its result's name, or that of the argument that it is.
     guarded: the arguments and the tensors of `out=` by their names.
     shapes: for each of these the sizes that it must have, and None for sizes that may change.
+    changing: for each of these the names of the sizes that may change.
     """
 
     def __init__(
@@ -101,29 +105,31 @@ class _Writer:
         missed: Callable[[], None] | None,
     ):  # fmt: skip
         self.first, self.captures, self.watched = first, captures, watched
-        self.call, self.graph, outs = first.call, first.specialization.graph, first.outs
-        self.is_fixed = missed is not None
+        self.graph, self.is_fixed = first.specialization.graph, missed is not None
         self.tensors = {n: v for n, v in first.given.items() if isinstance(v, torch.Tensor)}
-        lead, shape = self.call.lead, (*self.call.lead, self.call.n)
+        lead, shape = first.call.lead, (*first.call.lead, first.call.n)
         self.like = next((name for name, t in self.tensors.items() if t.shape == shape), None)
-        if self.like is None or not set(self.tensors) <= {i.name for i in self.graph.inputs}:
+        if self.like is None or not self.tensors.keys() <= {i.name for i in self.graph.inputs}:
             raise _NotTold
         self.sizes = [str(n) if self.is_fixed else f"_m{k}" for k, n in enumerate(lead)]
         self.miss = ["    _missed()", *MISS] if self.is_fixed else MISS
         self.scope = {"_kernel": kernel, "_refused": REFUSED, "_missed": missed,
                       "_type": type, "_len": len, "_float": float}  # fmt: skip
-        is_one = bool(outs) and self.graph.structure == pytree.tree_structure(0)
-        self.results = ["out"] if is_one else [f"_out{k}" for k in range(len(self.graph.outputs))]
+        outputs, is_one = self.graph.outputs, first.outs and self.graph.structure == ONE
+        self.results = ["out"] if is_one else [f"_out{k}" for k in range(len(outputs))]
         named = zip(first.in_place, self.results, strict=False)
         self.written = [name or result for name, result in named]
-        self.guarded = self.tensors | dict(zip(self.written, outs, strict=True))
-        self.inner = {spec.name: len(spec.inner) for spec in self.call.specs}
-        for name, output in zip(self.written, self.graph.outputs, strict=False):
-            self.inner[name] = len(output.inner)
-        self.shapes = {name: self._shape(name) for name in self.guarded}
+        self.guarded = self.tensors | dict(zip(self.written, first.outs, strict=True))
+        like = first.specs | dict(zip(self.written, outputs, strict=False))
+        self.shapes, self.changing = {}, {}
+        for name, tensor in self.guarded.items():
+            own, shape = tensor.ndim - len(like[name].inner), tensor.shape
+            free = [k for k in range(own) if not self.is_fixed and shape[k] == lead[k - own]]
+            self.shapes[name] = [None if k in free else size for k, size in enumerate(shape)]
+            self.changing[name] = [self.sizes[k - own] for k in free]
 
     def function(self) -> Callable:
-        """The shortcut."""
+        """Write the text, and return the function that it defines."""
         guards = [*self._same_values(), *self._same_tensors(), *self._same_captures()]
         called = [*(i.name for i in self.graph.inputs), *self.results]
         return self._defined([
@@ -157,50 +163,39 @@ class _Writer:
 
     def _same_tensors(self) -> Iterator[str]:
         """What must hold of the tensors, of gradients and of transforms."""
-        strides = {name: self._strides(name) for name in self.guarded}
         self.scope["_same"] = torch._C._dynamo.guards.TensorGuards(
             *self.guarded.values(),
             dynamic_dims_sizes=[*self.shapes.values()],
-            dynamic_dims_strides=[*strides.values()],
+            dynamic_dims_strides=[self._strides(name) for name in self.guarded],
         ).check
         self.scope |= {"_ad": forward_ad, "_grad": torch.is_grad_enabled}
         yield f"_same({', '.join(self.guarded)})"
         yield "_ad._current_level < 0"
         if any(tensor.requires_grad for tensor in self.guarded.values()):
             yield "not _grad()"
-        if self.written:
-            for name in self.guarded:
-                if self.shapes[name].count(None) > 1:
-                    yield f"{name}.is_contiguous()"
-
-    def _shape(self, name: str) -> list[int | None]:
-        """The sizes that a tensor must have; None for each that changes with the number of rows."""
-        shape = self.guarded[name].shape
-        if self.is_fixed:
-            return [*shape]
-        own, lead = len(shape) - self.inner[name], self.call.lead
-        pairs = zip(shape[:own], lead[len(lead) - own :], strict=True)
-        return [*(None if size == n else size for size, n in pairs), *shape[own:]]
+        for name in self.guarded if self.written else ():
+            if len(self.changing[name]) > 1:
+                yield f"{name}.is_contiguous()"
 
     def _strides(self, name: str) -> list[int | None]:
         """The strides that a tensor must have; None where any will do.
 
         Where results are written, sizes and strides must tell which bytes a tensor spans. So all
-        strides count, but a tensor of several sizes that may change must be contiguous instead. A
-        result of more rows must not overlap itself, either.
+        strides count, or a tensor of several sizes that may change must be contiguous. With other
+        numbers of rows, a result must not overlap itself, either.
         """
         tensor, shape = self.guarded[name], self.shapes[name]
-        if not self.written or shape.count(None) > 1:
+        if not self.written or len(self.changing[name]) > 1:
             if self.written and not tensor.is_contiguous():
                 raise _NotTold
             return [*[None] * (tensor.ndim - 1), *tensor.stride()[-1:]]
-        if name in self.written and None in shape:
+        if name in self.written and self.changing[name]:
             if tensor.stride(shape.index(None)) < self._span(name):
                 raise _NotTold
         return [None if n == 1 else s for n, s in zip(shape, tensor.stride(), strict=True)]
 
     def _same_captures(self) -> Iterator[str]:
-        """Nothing captured has changed. The shortcut sees the same globals as the function."""
+        """What must hold of captured values. The shortcut sees the same globals as the function."""
         watched, captured = self.watched
         self.scope |= {"_captured": captured, "_captures": self.captures.fingerprint}
         globals_, hidden = self.captures.fn.__globals__, {*self.first.given, "out"}
@@ -219,8 +214,8 @@ class _Writer:
             yield f"({' and '.join(dict.fromkeys(reads))} or _captures() is _captured)"
 
     def _rows_read(self) -> list[str]:
-        """Lines that read how many rows there are; the kernel and the results must be for them."""
-        fewest, beyond = rows_like(math.prod(self.call.lead))
+        """Lines that read how many rows there are, and leave if kernel or results have others."""
+        fewest, beyond = rows_like(self.first.rows)
         lines = [f"_shape = {self.like}.shape"]
         lines += [f"{size} = _shape[{k}]" for k, size in enumerate(self.sizes)]
         wrong = [f"not {fewest} <= {' * '.join(self.sizes)} < {beyond}"]
@@ -244,10 +239,10 @@ class _Writer:
     def _returned(self) -> list[str]:
         """Lines that return `out`, or the results in the user's structure."""
         structure = self.graph.structure
-        if self.written:  # what autograd has saved of them is no longer theirs
+        if self.written:  # so that autograd sees that saved tensors were written to
             self.scope["_written"] = torch._C._increment_version
             return [f"_written({_tuple(self.written)})", "return out"]
-        if structure == pytree.tree_structure(0):
+        if structure == ONE:
             return [f"return {self.results[0]}"]
         if structure == pytree.tree_structure((0,) * len(self.results)):
             return [f"return {_tuple(self.results)}"]
@@ -255,14 +250,13 @@ class _Writer:
         return [f"return _unflatten([{', '.join(self.results)}], _structure)"]
 
     def _opened(self) -> list[str]:
-        """Lines that take `out` apart, and leave if it has another structure.
+        """Lines that take `out` apart, and leave if its structure is another one.
 
-        They also leave if a result is not the argument that it was. If the first result was no
-        argument, they leave if it is a row now, so that programs that make calls of both kinds in
-        turn leave the wrong shortcut early.
+        They also leave if a result is not the argument that it was, or if the first one, which was
+        none, is a row now: where calls of both kinds take turns, the wrong shortcut ends early.
         """
         model = pytree.tree_unflatten(range(len(self.results)), self.graph.structure)
-        pairs = list(zip(self.results, self.written, strict=True))
+        pairs = zip(self.results, self.written, strict=True)
         wrong = [f"{result} is not {name}" for result, name in pairs if result != name]
         if self.written[0] == self.results[0]:
             kind = self.first.outs[0].shape, self.first.outs[0].dtype
@@ -281,11 +275,11 @@ class _Writer:
         self.scope[f"_kind_{name}"] = kind
         size = f" or _len({name}) != {len(model)}" if kind is dict else ""  # others are unpacked
         lines = [f"if _type({name}) is not _kind_{name}{size}:", *MISS]
-        parts = [*(model.values() if kind is dict else model)]
+        keys, parts = zip(*(model.items() if kind is dict else enumerate(model)), strict=True)
         names = [self.results[part] if type(part) is int else f"_{name}_{k}"
                  for k, part in enumerate(parts)]  # fmt: skip
         if kind is dict:
-            self.scope |= {f"_key_{name}_{k}": key for k, key in enumerate(model)}
+            self.scope |= {f"_key_{name}_{k}": key for k, key in enumerate(keys)}
             lines += [f"{part} = {name}.get(_key_{name}_{k})" for k, part in enumerate(names)]
         else:
             lines.append(f"{', '.join(names)}, = {name}")
@@ -296,18 +290,14 @@ class _Writer:
     def _apart(self) -> list[str]:
         """Lines that leave if a result lies otherwise beside another tensor than it did.
 
-        Two tensors that lay apart may lie anywhere apart. Two whose elements interleave, or which
+        Tensors that lay apart may lie anywhere apart. Tensors whose elements interleave, or that
         are the same memory, must have the distance at which that was checked.
         """
         pointers = {name: f"_p{k}" for k, name in enumerate(self.guarded)}
-        seen, wrong = set(), []
-        for a in self.written:
-            for b in self.guarded:
-                pair, one, other = frozenset((a, b)), self.guarded[a], self.guarded[b]
-                if len(pair) == 1 or pair in seen:
-                    continue
-                seen.add(pair)
-                p, q = pointers[a], pointers[b]
+        wrong = []
+        for k, a in enumerate(self.written):
+            for b in (name for name in self.guarded if name not in self.written[: k + 1]):
+                one, other, p, q = self.guarded[a], self.guarded[b], pointers[a], pointers[b]
                 if are_disjoint(one, other):
                     tests = [f"{q} < {p} + {self._extent(a)}", f"{p} < {q} + {self._extent(b)}"]
                     if one.data_ptr() > other.data_ptr():  # first the test that failed before
@@ -317,10 +307,8 @@ class _Writer:
                     wrong.append(f"{p} - {q} != {one.data_ptr() - other.data_ptr()}")
                 else:
                     raise _NotTold
-        if not wrong:
-            return []
         read = [f"{p} = {name}.data_ptr()" for name, p in pointers.items()]
-        return [*read, f"if {' or '.join(wrong)}:", *MISS]
+        return [*read, f"if {' or '.join(wrong)}:", *MISS] if wrong else []
 
     def _span(self, name: str) -> int:
         """How many elements a tensor spans with the sizes that do not change."""
@@ -329,38 +317,35 @@ class _Writer:
 
     def _extent(self, name: str) -> str:
         """The bytes that a tensor spans, as text."""
-        tensor, shape = self.guarded[name], self.shapes[name]
-        size, free = tensor.element_size(), [k for k, n in enumerate(shape) if n is None]
-        fixed = self._span(name) * size
-        if not free:
+        tensor, shape, changing = self.guarded[name], self.shapes[name], self.changing[name]
+        size, fixed = tensor.element_size(), self._span(name) * tensor.element_size()
+        if not changing:
             return str(fixed)
-        first = len(self.sizes) - (len(shape) - self.inner[name])  # of the tensor's own dimensions
-        changing = [self.sizes[first + k] for k in free]
-        if len(free) > 1:  # it is contiguous
+        if len(changing) > 1:  # it is contiguous
             return " * ".join([*changing, str(math.prod(n for n in shape if n is not None) * size)])
-        step = tensor.stride(free[0]) * size
+        step = tensor.stride(shape.index(None)) * size
         return f"{changing[0]} * {step}" + f" + {fixed - step}" * (fixed != step)
 
     def _defined(self, lines: list[str]) -> Callable:
         """The function of these lines, with the names of `scope` beside the user's globals."""
         signature, made = self.first.signature, {}
-        text = [f"    def _shortcut{self._parameters()}:", *(f"        {line}" for line in lines)]
-        text = [f"def _make({', '.join(self.scope)}):", *text, "    return _shortcut"]
-        name = f"<htile shortcut of {signature.name}>"
-        exec(compile("\n".join(text), name, "exec"), self.captures.fn.__globals__, made)
-        return made["_make"](**self.scope)
-
-    def _parameters(self) -> str:
-        """The user's parameters as text, and `out`; their defaults go to `scope`."""
         parameters = []
-        for k, parameter in enumerate(self.first.signature.parameters):
+        for k, parameter in enumerate(signature.parameters):
             if parameter.default is not inspect.Parameter.empty:
                 self.scope[f"_default{k}"] = parameter.default
                 parameter = parameter.replace(default=_Name(f"_default{k}"))
             parameters.append(parameter.replace(annotation=inspect.Parameter.empty))
         if self.written:
             parameters.append(inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY))
-        return str(inspect.Signature(parameters))
+        text = [
+            f"def _make({', '.join(self.scope)}):",
+            f"    def _shortcut{inspect.Signature(parameters)}:",
+            *(f"        {line}" for line in lines),
+            "    return _shortcut",
+        ]
+        name = f"<htile shortcut of {signature.name}>"
+        exec(compile("\n".join(text), name, "exec"), self.captures.fn.__globals__, made)
+        return made["_make"](**self.scope)
 
 
 def _tuple(texts: list[str]) -> str:

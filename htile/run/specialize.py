@@ -11,7 +11,7 @@ import torch
 
 from ..build.recent import Recent
 from ..frontend.captures import Captures
-from ..frontend.graph import Graph, Output, Role
+from ..frontend.graph import Graph, Role
 from ..frontend.roles import Call, Spec
 from ..frontend.tensor import internal
 from ..frontend.trace import trace
@@ -25,31 +25,17 @@ WARN_SPECIALIZATIONS = 8  # values of one static parameter, from which on a warn
 class Specialization:
     """A function for arguments of these roles and dtypes, and rows of `graph.n` elements.
 
-    It holds no tensor and refers to none, so whoever wants to know what a call computes, and of
-    which shapes and dtypes its results are, can read it without running anything.
-
-    specs: one for each parameter.
-    traced: the graph as traced.
-    graph: the graph after the passes, which kernels are made from.
+    It refers to no tensor, and tells what a call computes and what its results are. `graph` is
+    `traced` after the passes, and what kernels are made from.
     """
 
     specs: tuple[Spec, ...]
     traced: Graph
     graph: Graph
 
-    @property
-    def results(self) -> tuple[Output, ...]:
-        """The results, in the order of the structure's leaves."""
-        return self.graph.outputs
-
-    @property
-    def structure(self) -> object:
-        """What the function returns, as a torch pytree specification over the results."""
-        return self.graph.structure
-
     def shapes(self, lead: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
         """The shape and dtype of each result for rows of the leading shape `lead`."""
-        return tuple(((*lead, *result.inner), result.dtype) for result in self.results)
+        return tuple(((*lead, *result.inner), result.dtype) for result in self.graph.outputs)
 
 
 class Specializations:
@@ -61,15 +47,12 @@ class Specializations:
         self._known: Recent[Specialization] = Recent(MAX_SPECIALIZATIONS)
         self._statics: dict[str, set] = {}
 
-    def __len__(self) -> int:
-        return len(self._known)
-
     def find(self, call: Call, captured: tuple) -> tuple[Specialization, bool]:
         """The specialization for a call, and whether it may be remembered for calls like it.
 
         captured: the fingerprint of the captured values that was taken when the call began. Where
-            a captured or static value changed before the end of the trace, nobody knows which
-            value the trace has read, so the graph serves this call and no other.
+            a captured or static value has changed by the end of the trace, nobody knows which one
+            the trace has read, so the graph serves this call and no other.
         """
         key = captured, call.n, call.specs
         found = self._known.find(key)
@@ -78,7 +61,9 @@ class Specializations:
         self._warn_if_many(call.specs)
         traced = trace(self._fn, call.specs, call.n)
         found = Specialization(call.specs, traced, run_passes(traced))
-        holds = self._captures.fingerprint() == captured and _as_they_are(call.specs) == call.specs
+        # a new Spec has the guard of its value as that is now: a function may capture others
+        specs = tuple(replace(spec) for spec in call.specs)
+        holds = self._captures.fingerprint() == captured and specs == call.specs
         if holds:
             self._known.keep(key, found)
         return found, holds
@@ -91,17 +76,11 @@ class Specializations:
             seen.add(spec.guard)
             if len(seen) == WARN_SPECIALIZATIONS:
                 warnings.warn(
-                    f"{self._fn.__name__} was compiled for {WARN_SPECIALIZATIONS} values of "
-                    f"{spec.name!r}: each one is a kernel of its own. If it is a number that "
-                    f"changes, annotate it `{spec.name}: float` and it becomes an argument of "
-                    "one kernel",
+                    f"{self._fn.__name__} was compiled for {len(seen)} values of {spec.name!r}: "
+                    "each one is a kernel of its own. If it is a number that changes, annotate it "
+                    f"`{spec.name}: float` and it becomes an argument of one kernel",
                     stacklevel=_frames_inside(),
                 )
-
-
-def _as_they_are(specs: tuple[Spec, ...]) -> tuple[Spec, ...]:
-    """The specs with the guards of static values taken anew: a function may capture others now."""
-    return tuple(replace(spec) if spec.role is Role.STATIC else spec for spec in specs)
 
 
 def _frames_inside() -> int:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ..errors import UnsupportedError
 from ..frontend.roles import PerRow, Scalar, Signature
@@ -22,7 +21,7 @@ _AS_WRITTEN: ContextVar[bool] = ContextVar("htile_bodies_as_written", default=Fa
 def bodies_as_written() -> Iterator[None]:
     """In here a call inside `torch.vmap` runs the Python function itself, in the caller's dtypes.
 
-    That is what a row-wise function means, and what `htile.testing` holds its results against.
+    `htile.testing` holds results against that.
     """
     token = _AS_WRITTEN.set(True)
     try:
@@ -38,33 +37,19 @@ def is_inside(values: tuple) -> bool:
 
 
 def call_over_batch(call: Callable, signature: Signature, values: tuple, out: object) -> object:
-    """What `call`, a row-wise function, gives for the whole batch, as `torch.vmap` shows it.
-
-    Raises UnsupportedError for `out=`, and for an argument of which the batch makes neither a row
-    nor one value a row.
-    """
+    """What `call`, a row-wise function, gives for the whole batch, as `torch.vmap` shows it."""
     if _AS_WRITTEN.get():
         return signature.invoke(values)
     if out is not None:
         raise UnsupportedError(f"{signature.name}: out= inside torch.vmap; return the result")
-    structure = None
-
-    def over(batch: int, dims: tuple[int | None, ...], values: tuple) -> tuple[torch.Tensor, ...]:
-        nonlocal structure
-        whole, k = _with_batch(signature, batch, dims, values), signature._positional
-        result = call(*whole[:k], **dict(zip(signature.names[k:], whole[k:], strict=True)))
-        leaves, structure = pytree.tree_flatten(result)
-        return tuple(leaves)
-
-    leaves = _OverBatch.apply(over, *values)
-    return pytree.tree_unflatten(leaves, structure)
+    return _OverBatch.apply(call, signature, *values)
 
 
 class _OverBatch(torch.autograd.Function):
     """Through it torch hands out the tensors that it maps over, each with its dimension."""
 
     @staticmethod
-    def forward(over, *values):
+    def forward(call, signature, *values):
         raise AssertionError("it is called only for tensors that vmap maps over")
 
     @staticmethod
@@ -72,9 +57,11 @@ class _OverBatch(torch.autograd.Function):
         """`torch.func` asks for it; nothing is saved."""
 
     @staticmethod
-    def vmap(info, in_dims, over, *values):
-        leaves = over(info.batch_size, in_dims[1:], values)
-        return leaves, (0,) * len(leaves)
+    def vmap(info, in_dims, call, signature, *values):
+        whole = _with_batch(signature, info.batch_size, in_dims[2:], values)
+        k = signature._positional
+        named = dict(zip(signature.names[k:], whole[k:], strict=True))
+        return call(*whole[:k], **named), 0  # the batch is the first dimension of each result
 
 
 def _with_batch(
@@ -82,20 +69,19 @@ def _with_batch(
 ) -> list[object]:
     """The values with the batch as the first dimension of the rows.
 
-    dims: for each value the dimension that vmap maps over; None for one that all calls share.
+    dims: for each value the dimension that vmap maps over; None for one that is not mapped.
     """
     kinds = dict(zip(signature.names, signature.kinds, strict=True))
     whole = dict(zip(signature.names, values, strict=True))
-    mapped = {n for n, dim in zip(signature.names, dims, strict=True) if dim is not None}
+    named = zip(signature.names, dims, strict=True)
+    mapped = {name: dim for name, dim in named if dim is not None}
     ranks = {  # in one call, of the tensors whose role is told by their dimensions
         name: value.dim() - (name in mapped)
         for name, value in whole.items()
         if isinstance(value, torch.Tensor) and kinds[name] not in (PerRow, Scalar)
     }
     rank = max(ranks.values(), default=0)
-    for name, dim in zip(signature.names, dims, strict=True):
-        if dim is None:
-            continue
+    for name, dim in mapped.items():
         if kinds[name] is not PerRow and ranks.get(name, 0) < max(1, min(rank, 2)):
             raise UnsupportedError(
                 f"{signature.name}: torch.vmap maps over {name}, which all rows of a call share; "
@@ -105,7 +91,7 @@ def _with_batch(
         value = whole[name].movedim(dim, 0)
         missing = rank - value.dim() + (kinds[name] is not PerRow)
         whole[name] = value.reshape(batch, *(1,) * missing, *value.shape[1:])
-    if rank and not mapped & ranks.keys():  # only values of rows are: the rows are repeated
+    if rank and not mapped.keys() & ranks.keys():  # only values of rows are: the rows are repeated
         name = max(ranks, key=ranks.get)
         whole[name] = whole[name].expand(batch, *whole[name].shape)
     return [*whole.values()]

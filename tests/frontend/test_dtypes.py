@@ -20,7 +20,7 @@ from htile.frontend.graph import Role
 from htile.frontend.reference import evaluate
 from htile.frontend.roles import Spec
 from htile.frontend.trace import trace
-from htile.lower.emit import CUTLASS_TYPES
+from htile.lower.expressions import CUTLASS_TYPES
 
 M, N = 2, 5
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -87,7 +87,7 @@ def compare(function, operands) -> str | None:
         for name, (_, shape) in tensors.items()
     ]
     try:
-        graph = trace(traced, [Spec("r", Role.ROW, I64, (N,)), *specs], N, name="f")
+        graph = trace(traced, [Spec("r", Role.ROW, I64, (N,)), *specs], N)
         results = evaluate(graph, values | {"r": torch.ones(M, N, dtype=I64)}, lead=(M,))
     except HTileError:
         return None

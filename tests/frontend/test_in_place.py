@@ -221,8 +221,10 @@ def integer_mask(x, k):
     ("f", "kind", "words", "line"),
     [
         (float_view, TraceError, "x.float.*y.clone", "def float_view"),
+        (float_view, TraceError, r"the argument x may .* `y [+]= 1` \(test_in_place.py:", "def"),
         (view_of_another, TraceError, "share memory in torch", "def view_of_another"),
         (new_axis, TraceError, "share memory in torch", "return x [*] kept"),
+        (new_axis, TraceError, r"this tensor may .* `total [+]= 1` \(test_in_place", "return x"),
         (element, TraceError, "share memory in torch", r"return x [+] t"),
         (expanded, TraceError, "share memory in torch", "def expanded"),
         (of_another_shape, ShapeError, r"shape \(\) with one of shape \(9,\)", "total [+]= x"),

@@ -79,7 +79,7 @@ def traced(fn, n: int = N, **changed):
 def check(fn, n: int = N, **changed) -> None:
     """The graph evaluated in float64 is what `torch.vmap` of the function gives."""
     graph, used = traced(fn, n, **changed)
-    got = evaluate(graph, {name: a for name, (_, a) in used.items()}, torch.float64, (M,))
+    got = evaluate(graph, {name: a for name, (_, a) in used.items()}, (M,), torch.float64)
     dims = tuple(0 if role in (Role.ROW, Role.PER_ROW) else None for role, _ in used.values())
     want = torch.vmap(fn, dims)(*(a for _, a in used.values()))
     assert pytree.tree_structure(got) == pytree.tree_structure(want)
@@ -363,7 +363,8 @@ def test_values_of_the_roles():
         Spec("d", Role.DEVICE_SCALAR, torch.float16, (1,)),
         Spec("flag", Role.STATIC, value=True),
     ]
-    graph = trace(f, specs, N, name="named")
+    f.__name__ = "named"
+    graph = trace(f, specs, N)
     assert graph.name == "named"
     assert [i.name for i in graph.inputs] == ["x", "w", "label", "t", "s", "d"]
     values = [graph[i.id].value for i in graph.inputs]

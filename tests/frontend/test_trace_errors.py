@@ -66,6 +66,11 @@ def assign_masked(x):
     return x
 
 
+def sizes(x):
+    shape = x.shape
+    return x / shape[1]
+
+
 def unpack(x):
     _, n = x.shape
     return x / n
@@ -157,6 +162,13 @@ MISTAKES = {
     "unpacked shape": (unpack, ShapeError, "n = x.shape[-1]"),
     "second size": (lambda x: x / x.shape[1], ShapeError, "n = x.shape[-1]"),
     "typo": (lambda x: x.sofmax(-1), UnsupportedError, "did you mean softmax"),
+    "second size behind a name": (sizes, ShapeError, "n = x.shape[-1]"),
+    "a name that torch lacks": (
+        lambda x: torch.softmx(x), TraceError, "torch has no softmx; did you mean softmax"
+    ),
+    "a name that F lacks": (
+        lambda x: F.layernorm(x, (N,)), TraceError, "torch.nn.functional has no layernorm; did you"
+    ),
     "typo of torch": (lambda x: torch.special.erfinv(x), UnsupportedError, "no accurate form"),
     "nothing like it": (lambda x: x.qqqq(), UnsupportedError, "docs/reference.md lists"),
     "halves": (lambda x: x[..., :4], UnsupportedError, "f(x[..., :n], x[..., n:])"),
@@ -230,8 +242,8 @@ MISTAKES = {
     "returns an empty tuple": (lambda x: (), TraceError, "returns no tensor"),
     "depends on no row": (lambda x, w: (x, w * 2), TraceError, "out1 of <lambda> does not depend"),
     "depends on nothing": (lambda x: torch.zeros_like(x), TraceError, "combine it with a row"),
-    "*args": (star, TraceError, "*x"),
-    "**kwargs": (star_star, TraceError, "**x"),
+    "*args": (star, UnsupportedError, "*x"),
+    "**kwargs": (star_star, UnsupportedError, "**x"),
 }  # fmt: skip
 
 
@@ -264,6 +276,16 @@ def test_the_line_is_the_users(fn):
         traced(fn)
     assert caught.value.loc.text == EXACT_LINES[fn]
     assert EXACT_LINES[fn] in str(caught.value)
+
+
+def test_a_tuple_of_the_user_is_not_taken_for_a_shape():
+    def f(x):
+        shape, weights = x.shape, (1.0,)
+        assert shape == (N,)
+        return x * weights[1]
+
+    with pytest.raises(IndexError):
+        traced(f)
 
 
 def test_a_helpers_line_is_named_not_its_callers():

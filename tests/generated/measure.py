@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from htile.frontend.ops import Op
 from htile.frontend.reference import EVALUATE, evaluate
 from htile.testing import assert_close, float32_errors, oracle, ulp
-from tests.requests import request_of
+from tests.request_of import request_of
 
 APPROXIMATE = (
     Op.RSQRT, Op.EXP, Op.EXP2, Op.EXPM1, Op.LOG, Op.LOG2, Op.LOG10, Op.LOG1P, Op.SIN, Op.COS,

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 import htile
 from benchmarks.kernels import cross_entropy, cross_entropy_arguments
 from htile.lower import choose, enumerate_plans
-from htile.lower.plan import ROWS, VERY_LONG_N, Form
+from htile.lower.plan import ROWS, Form
+from htile.lower.reductions import VERY_LONG_N
 from htile.testing import assert_close, float32_errors
 
 from .matrix import (

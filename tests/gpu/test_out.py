@@ -12,7 +12,7 @@ from htile.build.compile import build
 from htile.lower import choose, enumerate_plans
 from htile.lower.enumeration import MIN_CLUSTER_N
 from htile.testing import assert_close
-from tests.requests import request_of
+from tests.request_of import request_of
 
 from .matrix import BF16, EXAMPLES, F32, assert_same_bits, run, seed, short
 

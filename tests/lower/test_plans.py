@@ -11,13 +11,14 @@ from htile.errors import LoweringError
 from htile.frontend.graph import Builder, Output, Role
 from htile.frontend.ops import INFER, REDUCTIONS, Op, Value, Varies
 from htile.frontend.reference import EVALUATE
-from htile.lower import lower
+from htile.lower import plans_for
 from htile.lower.choice import choose
-from htile.lower.emit import EMIT, emit
+from htile.lower.emit import emit
 from htile.lower.enumeration import UNROLLED_CHUNKS, enumerate_plans, vector_size
-from htile.lower.plan import ROWS, VERY_LONG_N, Form, Numerics, Target
-from htile.lower.reductions import OF_OP
-from htile.lower.steps import ColumnLoop, Load
+from htile.lower.expressions import EMIT
+from htile.lower.plan import ROWS, Form, Numerics, Target
+from htile.lower.reductions import OF_OP, VERY_LONG_N
+from htile.lower.steps import ChunkLoop, Load
 from tests.lower.cases import ARCH, BF16, EXAMPLES, F32, example_kernel, kernel_of
 
 SIZES = [1, 3, 17, 64, 127, 128, 1000, 1024, 3584, 4096, 5120, 8191, 16384]  # of the GPU tests
@@ -61,7 +62,7 @@ def test_every_plan_of_long_rows_is_within_the_limits(name):
                     for plan in plans_of(graph, arch, align, rows):
                         check_plan(plan, arch)
                         seen.add(
-                            (is_streamed(plan), rows, plan.placement.shares, plan.abreast)
+                            (is_streamed(plan), rows, plan.placement.shares, plan.placement.abreast)
                         )
     assert {shares for _, rows, shares, _ in seen if rows == 1} == {1}
     assert seen >= {(False, 1024, 1, 1), (False, 1024, 2, 1), (False, 1024, 4, 2)}
@@ -90,8 +91,8 @@ def check_plan(plan, arch):
     assert num.cluster_n % place.shares == 0
     assert 32 <= place.num_threads <= 1024
     assert num.threads_per_row <= place.num_threads
-    assert plan.rows_per_block * plan.abreast * num.threads_per_row == place.num_threads
-    assert plan.turns * plan.abreast == place.shares
+    assert plan.rows_per_block * plan.placement.abreast * num.threads_per_row == place.num_threads
+    assert plan.turns * plan.placement.abreast == place.shares
     held = plan.elements_per_thread
     assert held * num.threads_per_row * num.cluster_n >= n, "the row has a place"
     less = (held - num.vec_size) * num.threads_per_row * num.cluster_n
@@ -296,7 +297,7 @@ def test_sums_of_many_chunks_have_two_levels_where_rows_are_streamed():
         for plan in plans_of(graph_of("norm_softmax", n, F32)):
             streamed, many = is_streamed(plan), plan.chunks > 32
             seen.add((streamed, many))
-            loops = [step for step in plan.steps if isinstance(step, ColumnLoop)]
+            loops = [step for step in plan.steps if isinstance(step, ChunkLoop)]
             folds = [len(plan.folds(loop)) for loop in loops]
             assert (plan.numerics.folded, folds) == ((16, [1, 1, 0]) if streamed and many else
                                             (0, [0] * len(loops)))  # fmt: skip
@@ -326,7 +327,8 @@ def test_a_row_that_is_only_read_has_two_groups_of_threads_in_few_ctas():
     shares = {1: (1, 1), 64: (8, 2), 256: (16, 2), 1024: (16, 2)}
     for rows, expected in shares.items():
         plan = choose(plans_of(kernel.graph, rows=rows))
-        assert (plan.placement.shares, plan.abreast) == expected and plan.numerics.cluster_n == 16
+        assert (plan.placement.shares, plan.placement.abreast) == expected
+        assert plan.numerics.cluster_n == 16
 
 
 def test_few_rows_go_straight_to_registers_and_many_have_ctas_of_two():
@@ -342,7 +344,7 @@ def test_only_float_sums_have_two_levels():
         return x.sum(), x.amax(), (x > 0).sum(), x.prod()
 
     plan = kernel_of(f, torch.empty(4, 1 << 22, device="meta")).plan
-    (loop,) = (step for step in plan.steps if isinstance(step, ColumnLoop))
+    (loop,) = (step for step in plan.steps if isinstance(step, ChunkLoop))
     assert plan.folds(loop) == loop.parts[:1]
 
 
@@ -402,7 +404,7 @@ def test_many_reductions_fit_every_plan(n, dtype):
             assert num.cluster_n == 1 or slots <= place.num_threads
             if num.threads_per_row > 32 or num.cluster_n > 1:
                 size = 8 if dtype is torch.int64 else 4
-                warps = place.num_threads // 32 // plan.abreast
+                warps = place.num_threads // 32 // plan.placement.abreast
                 used = slots * (warps * num.cluster_n * size + 8)
                 if place.loader == "shared":
                     tile = plan.elements_per_thread * num.threads_per_row * dtype.itemsize
@@ -413,7 +415,7 @@ def test_many_reductions_fit_every_plan(n, dtype):
 def test_what_no_plan_holds_says_so():
     graph, small = sums_of(150, 1 << 18), replace(ARCH["sm_86"], shared_bytes=2048)
     with pytest.raises(LoweringError, match=r"150 reductions need more shared memory .* sm_86"):
-        lower(graph, graph, Target(1 << 18, small))
+        plans_for(graph, Target(1 << 18, small))
     x = torch.empty(2, 2**30 + 8, dtype=BF16, device="meta")
     with pytest.raises(LoweringError, match=r"rows of 1073741832 elements; the limit is 2\^30"):
         kernel_of(lambda x: x / x.sum(), x)
@@ -441,8 +443,7 @@ def test_one_plan_is_the_default_and_all_differ():
         target = Target(4096, ARCH["sm_90a"])
         plans = enumerate_plans(graph, target)
         assert choose(plans) in plans and choose(plans[::-1]) is choose(plans)
-        lowered = lower(graph, graph, target).plan
-        default = choose(plans)
+        lowered, default = choose(plans_for(graph, target)), choose(plans)
         assert (lowered.numerics, lowered.placement) == (default.numerics, default.placement)
         assert len({(p.numerics, p.placement) for p in plans}) == len(plans) > 10
 
@@ -451,7 +452,7 @@ def test_fastmath_changes_no_numerics():
     graph = graph_of("capped_softmax", 4096)
     target = Target(4096, ARCH["sm_90a"])
     exact, fast = (
-        lower(graph, graph, replace(target, fastmath=fastmath)).plan for fastmath in (False, True)
+        choose(plans_for(graph, replace(target, fastmath=fast))) for fast in (False, True)
     )
     assert exact.numerics == fast.numerics and exact.steps != fast.steps
 
@@ -519,7 +520,7 @@ def test_a_row_that_is_reduced_alone_holds_the_identity_behind_its_end(name):
     function, dtype, expected = PADDED[name]
     for n in (300001, 300032):  # of odd and of whole vectors
         kernel = kernel_of(function, torch.empty(3, n, dtype=dtype, device="meta"))
-        loop = next(step for step in kernel.plan.steps if isinstance(step, ColumnLoop))
+        loop = next(step for step in kernel.plan.steps if isinstance(step, ChunkLoop))
         assert loop.padding == expected and kernel.plan.is_ragged
         assert ("padding=" in kernel.source) == ("padded=True" in kernel.source) == bool(expected)
 

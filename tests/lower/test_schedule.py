@@ -13,8 +13,8 @@ from htile.lower.passes import run_passes
 from htile.lower.patterns import Function
 from htile.lower.reductions import MAX, MIN, MOMENTS, OF_OP, SOFTMAX, SUM, Reduce
 from htile.lower.schedule import list_steps
-from htile.lower.steps import ColumnLoop, Compute, Home, Load, Reload, Store
-from htile.lower.work import Work, made_by_exchange
+from htile.lower.steps import ChunkLoop, Compute, Home, Load, Reload, Store
+from htile.lower.work import Work
 from tests.lower.cases import BF16, EXAMPLES, F32, example_kernel, kernel_of, random_graph, rows
 
 # reductions of each stage
@@ -37,9 +37,11 @@ GRAPHS = {
 }
 
 
-def held(graph, late=False, **options):
+def held(graph, late=False, joint=False):
     """The steps of a row that is held in registers."""
-    return list_steps(Work(graph), late_columns=late, **options)
+    work = Work(graph)
+    sweeps = work.held_joint if joint else work.held
+    return list_steps(work, sweeps, Home.REGISTERS, late_columns=late)
 
 
 def check_steps(graph, steps, slots):
@@ -162,7 +164,8 @@ def test_homes_are_what_crosses_a_barrier(name, late):
     crossing = {
         id for id in born if any(born[id] < barrier < read.get(id, -1) for barrier in barriers)
     }
-    assert set().union(*Work(graph).crossing(late)) == crossing
+    work = Work(graph)
+    assert set().union(*work.crossing(work.held, late)) == crossing
 
 
 @pytest.mark.parametrize("n", [1, 4096])
@@ -332,7 +335,7 @@ def test_a_quotient_of_exponentials_is_one_where_16_bits_are_returned(
 
     plan = kernel_of(function, *rows((4, n), dtype=dtype)).plan
     assert plan.numerics.in_loops == (n > 4096)
-    loops = [step for step in plan.steps if isinstance(step, ColumnLoop)]
+    loops = [step for step in plan.steps if isinstance(step, ChunkLoop)]
     last = loops[-1].steps if loops else plan.steps
     found = {plan.graph[s.id].op.value: s.function for s in last if isinstance(s, Compute)}
     assert found["div"] is expected
@@ -456,7 +459,7 @@ def test_a_maximum_and_a_sum_in_one_exchange(function, count, stages):
             case Reduce():
                 operands = step.operands(graph)
                 assert set(operands[:1] if step.is_pair else operands) <= there
-                there.update(made_by_exchange(graph, step))
+                there.update(step.made(graph))
             case Store(output):
                 assert output.id in there
 
@@ -487,7 +490,7 @@ def check_loops(graph, listed):
 
     for step in listed:
         match step:
-            case ColumnLoop(steps, parts):
+            case ChunkLoop(steps, parts):
                 inside = set(there)
                 run(steps, inside)
                 assert not (step.backwards and parts), "the order of a sum hangs on where rows are"
@@ -512,9 +515,10 @@ def check_loops(graph, listed):
 @pytest.mark.parametrize("name", GRAPHS)
 def test_every_loop_makes_what_it_reads(name):
     graph = GRAPHS[name]()
-    work, steps = Work(graph), list_steps(Work(graph), Home.REREAD)
+    work = Work(graph)
+    steps = list_steps(work, work.loops, Home.REREAD)
     check_loops(graph, steps)
-    loops = [step for step in steps if isinstance(step, ColumnLoop)]
+    loops = [step for step in steps if isinstance(step, ChunkLoop)]
     reduces = [step for step in steps if isinstance(step, Reduce)]
     later = [r for r in reduces if not r.is_pair and r.results[0] != r.parts[0].results[0]]
     assert len(loops) == len(reduces) - len(later) + (not loops[-1].parts)

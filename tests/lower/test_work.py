@@ -20,7 +20,7 @@ def counted(monkeypatch):
 
         return counting
 
-    monkeypatch.setattr(work, "assign_stages", count("stages", reductions.assign_stages))
+    monkeypatch.setattr(reductions, "assign_stages", count("stages", reductions.assign_stages))
     monkeypatch.setattr(plan, "list_steps", count("steps", schedule.list_steps))
     monkeypatch.setattr(enumeration, "Work", count("work", work.Work))
     return counts

@@ -74,10 +74,10 @@ def test_overrides():
     )
     assert config.tiler_mn(8) == (2, 2048)
     assert config.reduce_layout.shape == (2, (4, 2), 3)
-    assert config.reduce_layout.num_bytes == 2 * 4 * 2 * 3 * 4
     assert config.cluster == [1, 2, 1]
     wide = ElementwiseTileConfig(BFloat16, 4096, threads_per_row=512, reduction_dtype=Int64)
-    assert wide.num_threads == 512 and wide.reduce_layout.num_bytes == 16 * 8
+    assert wide.num_threads == 512
+    assert wide.reduce_layout.shape == (1, (16, 1), 1) and wide.reduce_layout.dtype is Int64
 
 
 @pytest.mark.parametrize(

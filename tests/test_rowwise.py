@@ -15,7 +15,7 @@ import htile
 from htile.errors import ArgumentError, CompileError, GradientError
 from htile.frontend.graph import Role
 from htile.run import launch as launching
-from htile.run import rowwise as jit
+from htile.run import rowwise as running
 from htile.run import specialize
 from htile.testing import assert_close, oracle
 from tests.lower.cases import BF16, EXAMPLES, F16, F32
@@ -491,10 +491,10 @@ def prepared(monkeypatch):
         calls.append(request.values)
         return "launch"
 
-    monkeypatch.setattr(jit, "device_of", lambda signature, values: torch.device("cuda"))
-    monkeypatch.setattr(jit, "prepare", prepare)
-    monkeypatch.setattr(jit, "run", lambda launch, values, outs: launch)
-    monkeypatch.setattr(jit.Rowwise, "_add_shortcuts", lambda *arguments: None)
+    monkeypatch.setattr(running, "device_of", lambda signature, values: torch.device("cuda"))
+    monkeypatch.setattr(running, "prepare", prepare)
+    monkeypatch.setattr(running, "run", lambda launch, values, outs: launch)
+    monkeypatch.setattr(running.Rowwise, "_add_shortcuts", lambda *arguments: None)
     return calls
 
 
@@ -571,7 +571,7 @@ def test_captured_values_are_a_kind_of_their_own(prepared):
 
 
 def test_launches_that_are_remembered_are_bounded(prepared, monkeypatch):
-    monkeypatch.setattr(jit, "MAX_LAUNCHES", 10)
+    monkeypatch.setattr(running, "MAX_LAUNCHES", 10)
     f = htile.rowwise(lambda x: x * 2)
     for m in range(1, 26):
         f(torch.zeros(m, 4))
@@ -597,11 +597,11 @@ def gpu(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: pretended.capturing)
-    monkeypatch.setattr(jit, "device_of", lambda signature, values: pretended.device)
+    monkeypatch.setattr(running, "device_of", lambda signature, values: pretended.device)
     monkeypatch.setattr(launching.Kernel, "artifact", property(lambda kernel: kernel.source))
     monkeypatch.setattr(launching, "load", load)
-    monkeypatch.setattr(jit, "run", run)
-    monkeypatch.setattr(jit, "shortcut", lambda *arguments: None)
+    monkeypatch.setattr(running, "run", run)
+    monkeypatch.setattr(running, "shortcut", lambda *arguments: None)
     return pretended
 
 

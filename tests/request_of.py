@@ -1,4 +1,4 @@
-"""What the lowering is asked for by a call that a test does not make."""
+"""The request that a call makes of the lowering, without the call."""
 
 from htile.frontend.roles import classify
 from htile.run.launch import Request
