@@ -8,9 +8,10 @@ import pytest
 import torch
 from rich.console import Console
 
+import htile
 from benchmarks import limit
 from benchmarks.check import Sample
-from benchmarks.general import regret, suite
+from benchmarks.general import cost, fit, regret, suite
 from benchmarks.general.population import (
     FITTING,
     FUNCTIONS,
@@ -22,9 +23,10 @@ from benchmarks.general.population import (
     cells,
     half,
 )  # fmt: skip
-from benchmarks.kernels import KERNELS, LENIENT, STRICT
+from benchmarks.kernels import DTYPES, KERNELS, LENIENT, STRICT
 from benchmarks.report import show
-from benchmarks.results import key, record
+from benchmarks.results import append, key, record
+from htile.lower import enumerate_plans
 
 BF16 = torch.bfloat16
 
@@ -192,3 +194,69 @@ def test_regret_times_the_fastest_plans_again(monkeypatch):
     assert found["best"]["plan"] == 5 and found["default"]["times"][0] == 10.0
     assert [entry["us"] for entry in kept] == [10.0, 9.0, 8.0, 7.0, 6.0, 5.0]
     assert kept[0]["cluster_n"] and kept[0]["loader"]
+
+
+# ---- the cost model and its fit ------------------------------------------------------------------
+
+
+def measured(functions, constants):
+    """Records of the suite regret as if these constants were true of a GPU."""
+    found = []
+    for function in functions:
+        c = next(c for c in cells((half(function),), 1) if c.function == function)
+        kernel = FUNCTIONS[function]
+        inspected = kernel.function.inspect(*kernel.arguments(c.m, c.n, DTYPES[c.dtype], "meta"))
+        plans = enumerate_plans(inspected.graph, inspected.plan.target)
+        times = [cost.cost(plan, c.m, constants=constants).time / 1e3 for plan in plans]
+        entries = [
+            {"us": us, **plan.properties()} for us, plan in zip(times, plans, strict=True)
+        ]
+        contenders = {"default": times[0], "best": min(times)}
+        found.append(canned("regret", function, contenders, c.m, c.n, plans=entries))
+        found[-1]["dtype"] = c.dtype
+    return found
+
+
+FITTED = ("rmsnorm_backward", "l2_backward", "over_range", "collision_threshold")
+TRUE = replace(cost.CONSTANTS, memory=1500.0, block=300.0, cluster=2500.0, moved=1.7)
+
+
+def test_the_fit_finds_the_constants_that_times_were_made_with(monkeypatch):
+    monkeypatch.setattr(fit, "STEPS", 150)
+    found = [fit.cell_of(r, cost.H200) for r in measured(FITTED, TRUE)]
+    fitted = fit.fit(found, cost.H200)
+
+    def worst(constants):
+        return max(
+            (c.expected(cost.H200, constants) / c.us).log().abs().max().item() for c in found
+        )
+
+    assert worst(TRUE) < 1e-9 and worst(cost.CONSTANTS) > 0.3
+    assert worst(fitted) < 0.05
+    assert max(c.regret(cost.H200, fitted) for c in found) < 1.02
+
+
+def test_the_fit_never_sees_the_judging_half(monkeypatch, tmp_path, capsys):
+    names = [FITTED[0], judged(1)[0]]
+    append(tmp_path / "times.jsonl", measured(names, TRUE))
+    seen = []
+    monkeypatch.setattr(fit, "fit", lambda found, rates: seen.extend(found) or cost.CONSTANTS)
+    fit.main([str(tmp_path / "times.jsonl"), "--judge"])
+    assert [c.name.split()[0] for c in seen] == [FITTED[0]]
+    out = capsys.readouterr().out
+    assert "judged: 1 cells" in out and "fitted: 1 cells" in out
+    for field in ("launch", "memory", "cluster"):
+        assert f"    {field}: float = " in out
+
+
+def test_what_bounds_a_plan():
+    """A copy of large rows is bound by memory, mish by instructions, one row by waiting."""
+    kernel = FUNCTIONS["mish_alone"]
+    plan = kernel.function.inspect(*kernel.arguments(4096, 8192, BF16, "meta")).plan
+    plain = htile.rowwise(lambda x: x * 2.0)
+    copy = plain.inspect(torch.empty(4096, 8192, dtype=BF16, device="meta")).plan
+    assert next(iter(cost.cost(copy, 65536).bounds)) == "memory"
+    assert next(iter(cost.cost(plan, 65536).bounds)) == "issue"
+    assert next(iter(cost.cost(plan, 1).bounds)) in ("waits", "around")
+    bytes_ = 65536 * 8192 * 4
+    assert 1 <= cost.cost(copy, 65536).time / (bytes_ / cost.H200.memory) < 1.2
