@@ -7,6 +7,7 @@ figures go to a file of JSON lines as they come, to a table and to a plot.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -16,7 +17,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import compile_time, few_rows, host, pipeline, report, startup, throughput
+from benchmarks.cell import size
 from benchmarks.contenders import NAMES, PARTS
+from benchmarks.general import regret, suite
+from benchmarks.general import summary as general
+from benchmarks.general.population import FUNCTIONS, HALVES
 from benchmarks.kernels import DTYPES, KERNELS
 from benchmarks.results import Job, append, is_done, load
 
@@ -26,8 +31,12 @@ SUITES = {
     "host": host.jobs,
     "startup": startup.jobs,
     "compile_time": compile_time.jobs,
+    "general": suite.jobs,
+    "regret": regret.jobs,
 }
-NEEDS_GPU = ("throughput", "few_rows", "host", "startup")
+NEEDS_GPU = ("throughput", "few_rows", "host", "startup", "general", "regret")
+PREPARE = {"general": suite.prepare, "regret": regret.prepare}  # in parallel, before the jobs
+ASKED_FOR = ("general", "regret")  # suites that run only where they are named: they take long
 EPILOG = """\
 suites:
   pipeline      trace, plan, emit and compile times of HTile alone, with their bounds; no GPU
@@ -36,23 +45,19 @@ suites:
   host          the host's time of a call, and of its parts
   startup       import and first call in fresh processes, cold and warm caches
   compile_time  the first call over N, and over the number of operations
+  general       row functions and lengths that nothing was fitted to, and as many that were
+  regret        the default plan of those beside the fastest of all plans
 
 torch.compile (contenders compile, autotune) takes seconds a cell: without --contenders it is in six
 and three cells a kernel of throughput, and in host, startup and compile_time. handwritten and
-layernorm_fp32_columns take part where they are named.
+layernorm_fp32_columns take part where they are named. So do the suites general and regret, which
+choose cells by --half, --each and --functions instead of --kernels, --cells and --dtype.
 
   python -m benchmarks --suite throughput --kernels softmax --seconds 120 --plot softmax.png
+  python -m benchmarks --suite general --half judging --each 2
   python -m benchmarks --resume            go on where the last run stopped
   python -m benchmarks.report FILE...      tables and plot of files that are there
 """
-
-
-def cell(text: str) -> tuple[int, int]:
-    """`32768x4096` as (32768, 4096)."""
-    rows, _, columns = text.partition("x")
-    if not (rows.isdecimal() and columns.isdecimal() and int(rows) and int(columns)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no cell such as 32768x4096")
-    return int(rows), int(columns)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -65,15 +70,24 @@ def parser() -> argparse.ArgumentParser:
     )
     add = made.add_argument
     suites = ("pipeline", *SUITES)
-    add("--suite", nargs="+", choices=suites, default=list(suites), metavar="SUITE",
-        help="which of those below (all)")  # fmt: skip
+    usual = [name for name in suites if name not in ASKED_FOR]
+    add("--suite", nargs="+", choices=suites, default=usual, metavar="SUITE",
+        help=f"which of those below (all but {' and '.join(ASKED_FOR)})")  # fmt: skip
     add("--kernels", nargs="+", choices=tuple(KERNELS), metavar="KERNEL",
         help=f"of {', '.join(KERNELS)} (each suite's own)")  # fmt: skip
-    add("--cells", nargs="+", type=cell, metavar="MxN", help="sizes (each suite's own)")
+    add("--cells", nargs="+", type=size, metavar="MxN", help="sizes (each suite's own)")
     add("--dtype", nargs="+", choices=tuple(DTYPES), default=["bf16", "fp32"], metavar="DTYPE",
         help=f"of {', '.join(DTYPES)} (bf16 fp32)")  # fmt: skip
     add("--contenders", nargs="+", choices=NAMES, metavar="NAME",
         help=f"of {', '.join(NAMES)}, in every cell (each suite's own)")  # fmt: skip
+    add("--half", nargs="+", choices=HALVES, default=list(HALVES), metavar="HALF",
+        help=f"of functions and lengths, there: {', '.join(HALVES)} (both)")  # fmt: skip
+    add("--each", type=positive, default=1, metavar="K", help="cells of each function there (1)")
+    add("--functions", nargs="+", choices=tuple(FUNCTIONS), metavar="NAME",
+        help="only cells of these functions there (all)")  # fmt: skip
+    add("--most", type=positive, default=40, metavar="P", help="plans of a cell in regret (40)")
+    add("--workers", type=positive, default=os.cpu_count(), metavar="W",
+        help="processes that compile for general and regret (as many as cores)")  # fmt: skip
     add("--rounds", type=positive, metavar="R", help="launches, or processes, of each contender")
     add("--seconds", type=float, metavar="S", help="begin no cell after so many seconds")
     add("--json", type=Path, default=Path("bench-out/results.jsonl"), metavar="FILE",
@@ -126,6 +140,8 @@ def summary(records: list[dict]) -> str:
     """A line for a job that is done."""
     shown = []
     for record in records:
+        if record["suite"] == "regret" and (found := general.ratio(record, "default", "best")):
+            return f"{found:.3f} of the fastest of {len(record['plans'])} plans"
         texts = [f"{n} {report.cell_text(record, n)}" for n in report.ordered([record])]
         if bound := report.allowed_text(record):
             texts.append(f"{' + '.join(PARTS)} + {report.ALLOWED} {bound}")
@@ -146,9 +162,13 @@ def main(arguments: list[str] | None = None) -> int:
     skipped = [s for s in SUITES if s in options.suite and s not in suites]
     if skipped:
         print(f"No GPU: {', '.join(skipped)} not measured", file=sys.stderr)
-    jobs = [job for suite in suites for job in SUITES[suite](options)]
+    jobs = [job for name in suites for job in SUITES[name](options)]
     if not jobs:
         return status
+    for name in suites:
+        if name in PREPARE:
+            console.print(f"{name}: compiling")
+            PREPARE[name](options)
     records = run(jobs, options, console)
     report.show(records, console, options.plot)
     console.print(f"results: {options.json}")

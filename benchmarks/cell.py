@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from benchmarks import limit
-from benchmarks.check import LENIENT, STRICT, Sample
+from benchmarks.check import Sample
 from benchmarks.contenders import PARTS, build, failures
-from benchmarks.kernels import DTYPES, KERNELS, Kernel
+from benchmarks.kernels import DTYPES, LENIENT, Kernel
 from benchmarks.results import Job, key, record
 from htile.build.cubin import Resources
 
 OURS = ("htile", "handwritten")
+
+
+def size(text: str) -> tuple[int, int]:
+    """`32768x4096` as (32768, 4096)."""
+    rows, _, columns = text.partition("x")
+    if not (rows.isdecimal() and columns.isdecimal() and int(rows) and int(columns)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no cell such as 32768x4096")
+    return int(rows), int(columns)
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,8 @@ def compare(
                     call = build(name, kernel, args)
                     results[name] = {}
                     if name not in PARTS:
-                        error = sample.check(call(), STRICT if name in OURS else LENIENT)
+                        bound = kernel.tolerance if name in OURS else LENIENT
+                        error = sample.check(call(), bound)
                         results[name] = {"error_of_bound": error}
                     if name == "htile" and args[0].is_cuda:
                         results[name] |= resources(kernel, args)
@@ -97,8 +107,7 @@ def occupancy(found: Resources, gpu) -> float:
     warps = found.threads // 32
     blocks = min(
         gpu.regs_per_multiprocessor // (-(-found.registers // 8) * 256 * warps),
-        gpu.shared_memory_per_multiprocessor
-        // (found.static_shared + found.dynamic_shared + 1024),
+        gpu.shared_memory_per_multiprocessor // (found.static_shared + found.dynamic_shared + 1024),
         gpu.max_threads_per_multi_processor // found.threads,
     )
     return blocks * found.threads / gpu.max_threads_per_multi_processor
@@ -112,21 +121,20 @@ def reason(error: BaseException) -> str:
 
 
 def job(
-    suite: str, kernel: str, dtype: str, m: int, n: int, names: tuple[str, ...], method: Method,
+    suite: str, kernel: Kernel, dtype: str, m: int, n: int, names: tuple[str, ...], method: Method,
     rounds: int,
 ) -> Job:  # fmt: skip
     """The job of one kernel at one size."""
-    cell = key(suite, kernel, dtype, m, n)
+    cell = key(suite, kernel.name, dtype, m, n)
 
     def run(say):
-        entry = KERNELS[kernel]
-        moved = entry.bytes(m, n, DTYPES[dtype])
+        moved = kernel.bytes(m, n, DTYPES[dtype])
         say("making the arguments")
         try:
-            args = entry.arguments(m, n, DTYPES[dtype], "cuda")
-            results, chosen = compare(entry, args, names, method, rounds, say)
+            args = kernel.arguments(m, n, DTYPES[dtype], "cuda")
+            results, chosen = compare(kernel, args, names, method, rounds, say)
         except torch.cuda.OutOfMemoryError as error:
             results, chosen = {name: {"error": reason(error)} for name in names}, None
         return [record(cell, results, "us", bytes=moved, limit=chosen)]
 
-    return Job(f"{suite} {kernel} {dtype} {m}x{n}", (cell,), tuple(names), run)
+    return Job(f"{suite} {kernel.name} {dtype} {m}x{n}", (cell,), tuple(names), run)

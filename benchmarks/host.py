@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from benchmarks import timing
 from benchmarks.cell import Method, job
-from benchmarks.kernels import DEFAULT
+from benchmarks.kernels import DEFAULT, KERNELS
 from benchmarks.results import Job
 
 CELLS = ((8, 4096),)
@@ -20,7 +20,7 @@ def jobs(options) -> list[Job]:
     """Every kernel that the command line asks for, at one size."""
     method = Method(timing.host)
     return [
-        job("host", kernel, dtype, *cell, options.contenders or CONTENDERS, method,
+        job("host", KERNELS[kernel], dtype, *cell, options.contenders or CONTENDERS, method,
             options.rounds or ROUNDS)
         for kernel in options.kernels or DEFAULT
         for dtype in options.dtype

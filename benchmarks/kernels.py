@@ -15,6 +15,7 @@ import htile
 from examples import load
 from examples.rmsnorm import residual_arguments
 
+STRICT, LENIENT = 1.0, 16.0  # largest error in bounds: ours; theirs, who round more often
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -25,7 +26,9 @@ class Kernel:
     arguments: `(m, n, dtype, device)` to the tensors that `function` takes.
     eager: the same in torch over all rows, as a user of torch writes it; what torch.compile gets.
     roles: of each argument: "row" (M, N), "column" (N,) or "per-row" (M,).
-    writes, values: how many results are rows (M, N), and float32 values of each row (M,).
+    tolerance: the largest error that HTile's kernel may have, in the unit of `Sample.error`.
+    jumps: whether a function such as `round` or a comparison makes much of a rounding error, so
+        that some elements may be elsewhere.
     """
 
     name: str
@@ -33,13 +36,18 @@ class Kernel:
     arguments: Callable[..., tuple[torch.Tensor, ...]]
     eager: Callable
     roles: tuple[str, ...]
-    writes: int = 1
-    values: int = 0
+    tolerance: float = STRICT
+    jumps: bool = False
 
     def bytes(self, m: int, n: int, dtype: torch.dtype) -> int:
         """The fewest bytes that move: every argument read once, every result written once."""
-        read = sum(t.nbytes for t in self.arguments(m, n, dtype, "meta"))
-        return read + self.writes * m * n * dtype.itemsize + self.values * m * 4
+        args = self.arguments(m, n, dtype, "meta")
+        return sum(t.nbytes for t in args) + sum(t.nbytes for t in self.results(args))
+
+    def results(self, args: tuple) -> list[torch.Tensor]:
+        """Tensors as the results of a call are, on no device; nothing is computed."""
+        m, outputs = len(args[0]), self.function.inspect(*args).graph.outputs
+        return [torch.empty((m, *o.inner), dtype=o.dtype, device="meta") for o in outputs]
 
     def rows(self, args: tuple, index: torch.Tensor) -> tuple:
         """The same arguments, of these rows only."""
@@ -136,9 +144,9 @@ def _kernels() -> dict[str, Kernel]:
     joined = row + column + row
     listed = [
         Kernel("softmax", *load("softmax"), lambda x: F.softmax(x, -1), row),
-        Kernel("log_softmax", *load("log_softmax"), _log_softmax, row, values=1),
+        Kernel("log_softmax", *load("log_softmax"), _log_softmax, row),
         Kernel("rmsnorm", *load("rmsnorm"), _rmsnorm, row + column),
-        Kernel("rmsnorm_residual", rmsnorm, residual_arguments, _rmsnorm_residual, joined, 2),
+        Kernel("rmsnorm_residual", rmsnorm, residual_arguments, _rmsnorm_residual, joined),
         Kernel("layernorm", layernorm, norm_arguments, _layernorm, row + 2 * column),
         Kernel(
             "cross_entropy",
@@ -146,16 +154,12 @@ def _kernels() -> dict[str, Kernel]:
             cross_entropy_arguments,
             _cross_entropy,
             row + per_row,
-            writes=0,
-            values=2,
         ),
         Kernel(
             "softmax_backward", softmax_backward, softmax_backward_arguments, _softmax_backward, two
         ),
         Kernel("swiglu", *load("swiglu"), lambda gate, up: F.silu(gate) * up, two),
-        Kernel(
-            "add_rmsnorm_max", add_rmsnorm_max, residual_arguments, _add_rmsnorm_max, joined, 2, 1
-        ),
+        Kernel("add_rmsnorm_max", add_rmsnorm_max, residual_arguments, _add_rmsnorm_max, joined),
         Kernel("norm_softmax", *load("norm_softmax"), _norm_softmax, row),
         Kernel(
             "layernorm_fp32_columns",

@@ -3,6 +3,9 @@
 Columns are left out, and so are values per row where rows are written: 2 % of the bytes at N = 64,
 nothing at 4096. Of rows that are only read they are 8 % at N = 64, and Triton's kernel moves them.
 Where torch and Triton have more than one such kernel, the fastest of the cell is the limit.
+
+For rows of other numbers or of several dtypes the limit is a copy of as many bytes in all, or a
+read of as many where no row is written.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ from statistics import median
 
 import torch
 
-from benchmarks.contenders import Absent
 from benchmarks.kernels import Kernel
 
 
@@ -28,16 +30,17 @@ class Candidate:
 
 
 def candidates(kernel: Kernel, args: tuple) -> list[Candidate]:
-    """Every limit kernel for these arguments; their outputs are allocated here, once.
-
-    Raises Absent for a mix of reads and writes that has none.
-    """
+    """Every limit kernel for these arguments; their outputs are allocated here, once."""
     pairs = zip(kernel.roles, args, strict=True)
     rows = [t for role, t in pairs if role == "row"]
-    outs = [torch.empty_like(rows[0]) for _ in range(kernel.writes)]
-    mix = len(rows), len(outs)
-    if mix == (1, 0):
-        return _reads(kernel, args, rows[0])
+    results = kernel.results(args)
+    written = [t for t in results if t.shape == rows[0].shape]
+    mix = len(rows), len(written)
+    if not written:
+        return _reads(kernel, args, rows, values=len(results))
+    if len({t.dtype for t in (*rows, *written)}) > 1:
+        return [_copy_of(sum(t.nbytes for t in (*rows, *written)), rows[0].device)]
+    outs = [torch.empty_like(rows[0]) for _ in written]
     if mix == (1, 1):
         x, out = rows[0], outs[0]
         return [Candidate("copy_", lambda: out.copy_(x), lambda: torch.equal(out, x))]
@@ -47,26 +50,44 @@ def candidates(kernel: Kernel, args: tuple) -> list[Candidate]:
         return [Candidate("add", call, lambda: torch.equal(out, a + b))]
     if mix == (2, 2):
         return _two_copies(rows, outs)
-    raise Absent(f"no limit kernel for {mix[0]} reads and {mix[1]} writes")
+    return [_copy_of(sum(mix) * rows[0].nbytes, rows[0].device)]
 
 
-def _reads(kernel: Kernel, args: tuple, x: torch.Tensor) -> list[Candidate]:
+def _copy_of(count: int, device: torch.device) -> Candidate:
+    """A copy that moves so many bytes: half of them are read, and half are written."""
+    x = torch.zeros(max(count // 8, 1), dtype=torch.int32, device=device)
+    out = torch.empty_like(x)
+    call = lambda: out.copy_(x)  # noqa: E731
+    return Candidate("copy_ of as many bytes", call, lambda: torch.equal(out, x))
+
+
+def _reads(kernel: Kernel, args: tuple, rows: list[torch.Tensor], values: int) -> list[Candidate]:
+    x = rows[0]
+    if len(rows) > 1 or x.nbytes % 4:
+        count = max(sum(t.nbytes for t in rows) // 4, 1)
+        x = torch.zeros(count, dtype=torch.int32, device=x.device)
     given = [t for role, t in zip(kernel.roles, args, strict=True) if role == "per-row"]
     triton = _triton(x)
+    found = []
     if triton is None or len(given) != 1:  # torch's write a value a row, and read none
-        return [
+        found = [
             Candidate(name, functools.partial(function, x, -1), lambda: True)
             for name, function in (("amax", torch.amax), ("sum", torch.sum))
+            if len(rows) == 1 and x.ndim == 2
         ]
-    (value,), flat = given, x.view(-1).view(torch.int32)
+    if triton is None:
+        return found or [_copy_of(x.nbytes, x.device)]
+    value = given[0] if len(given) == 1 else x.new_zeros(len(rows[0]), dtype=torch.float32)
+    flat = x.view(-1).view(torch.int32)
     peaks = flat.new_empty(-(-flat.numel() // triton.BLOCK))
-    copies = value.new_empty((kernel.values, len(value)), dtype=torch.float32)
+    copies = value.new_empty((values, len(value)), dtype=torch.float32)
 
     def right():
         copied = torch.equal(copies, value.float().expand_as(copies))
         return copied and bool(peaks.max() == flat.max())
 
-    return [Candidate("triton read", lambda: triton.read(flat, peaks, value, copies), right)]
+    call = lambda: triton.read(flat, peaks, value, copies)  # noqa: E731
+    return [*found, Candidate("triton read", call, right)]
 
 
 def _two_copies(rows: list[torch.Tensor], outs: list[torch.Tensor]) -> list[Candidate]:

@@ -14,9 +14,9 @@ from statistics import median
 import torch
 
 from benchmarks import few_rows, limit, throughput
-from benchmarks.__main__ import cell
-from benchmarks.check import STRICT, Sample
-from benchmarks.contenders import Absent, inputs
+from benchmarks.cell import size
+from benchmarks.check import Sample
+from benchmarks.contenders import inputs
 from benchmarks.kernels import DTYPES, KERNELS, Kernel
 from htile.build.compile import build, build_all, load
 from htile.lower import Lowered, enumerate_plans, printed
@@ -62,7 +62,7 @@ def launches(kernel: Kernel, lowered: list[Lowered], args: tuple) -> Contenders:
         launch = load(build(one.source, one.function, one.plan.target.arch.name))
         call = functools.partial(launch, *given, *outs)
         call()
-        sample.check(outs, STRICT)
+        sample.check(outs, kernel.tolerance)
         found[label(one.plan)] = call
     return found
 
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
     """Time and show the fastest of each cell, the default marked."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plans", description=__doc__)
     parser.add_argument("kernel", choices=KERNELS, metavar="KERNEL", help=", ".join(KERNELS))
-    parser.add_argument("--cells", nargs="+", type=cell, metavar="MxN", default=[(4096, 32768)])
+    parser.add_argument("--cells", nargs="+", type=size, metavar="MxN", default=[(4096, 32768)])
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--most", type=int, default=40, help="plans of a cell that are tried")
     parser.add_argument("--best", type=int, default=9, help="plans of a cell that are shown")
@@ -84,10 +84,7 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
     for (m, n), lowered in found.items():
         args = kernel.arguments(m, n, dtype, "cuda")
         contenders = launches(kernel, lowered, args)
-        try:
-            contenders["limit"] = limit.fastest(limit.candidates(kernel, args), interleave).call
-        except Absent as reason:
-            say(f"no limit: {reason}")
+        contenders["limit"] = limit.fastest(limit.candidates(kernel, args), interleave).call
         method = few_rows.METHOD if m < FEW_ROWS else throughput.METHOD
         times = method.at_once(contenders, options.rounds)
         times = {name: median(each) for name, each in times.items()}
@@ -95,9 +92,9 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
         default = label(lowered[0].plan)
         fastest = sorted(times, key=times.get)
         shown = fastest[: options.best]
-        for name in shown + [x for x in ("limit", default) if x in times and x not in shown]:
-            ratio = f"  {times['limit'] / times[name]:.3f}" if "limit" in times else ""
-            say(f"{times[name]:10.2f}{ratio}  {name}{'  (default)' if name == default else ''}")
+        for name in shown + [x for x in ("limit", default) if x not in shown]:
+            ratio = times["limit"] / times[name]
+            say(f"{times[name]:10.2f}  {ratio:.3f}  {name}{'  (default)' * (name == default)}")
 
 
 if __name__ == "__main__":

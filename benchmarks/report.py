@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.contenders import NAMES, PARTS, WHAT
+from benchmarks.general import summary
 from benchmarks.results import Record, identity, load
 from htile.tune.statistics import Estimate, estimate, paired
 
@@ -288,7 +289,8 @@ def size_text(n: int) -> str:
 
 def show(records: list[Record], console: Console, picture: Path | None = None) -> None:
     """Print the tables, and draw the plot where a path is given."""
-    for table in tables(records):
+    plain = [r for r in records if r["suite"] not in summary.SUITES]
+    for table in (*tables(plain), *summary.tables(records)):
         console.print(table)
     if picture is not None:
         drawn = plot(records, picture)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.cell import Method, job
-from benchmarks.kernels import DEFAULT
+from benchmarks.kernels import DEFAULT, KERNELS
 from benchmarks.results import Job
 from htile.tune.timing import interleave
 
@@ -31,8 +31,8 @@ def contenders(cell: tuple[int, int]) -> tuple[str, ...]:
 def jobs(options) -> list[Job]:
     """Every kernel at every cell that the command line asks for."""
     return [
-        job("throughput", kernel, dtype, *cell, options.contenders or contenders(cell), METHOD,
-            options.rounds or ROUNDS)
+        job("throughput", KERNELS[kernel], dtype, *cell,
+            options.contenders or contenders(cell), METHOD, options.rounds or ROUNDS)
         for kernel in options.kernels or DEFAULT
         for dtype in options.dtype
         for cell in options.cells or CELLS

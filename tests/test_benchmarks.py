@@ -31,10 +31,10 @@ from benchmarks import (
     throughput,
     timing,
 )
-from benchmarks.cell import Method, compare, occupancy
-from benchmarks.check import LENIENT, STRICT, Sample
+from benchmarks.cell import Method, compare, occupancy, size
+from benchmarks.check import Sample
 from benchmarks.contenders import NAMES, build
-from benchmarks.kernels import DEFAULT, KERNELS, Kernel
+from benchmarks.kernels import DEFAULT, KERNELS, LENIENT, STRICT, Kernel
 from benchmarks.results import Job, append, identity, is_done, key, load, record
 from htile.build.cubin import Resources
 from htile.tune.statistics import Estimate, estimate, paired
@@ -108,7 +108,8 @@ def test_roles_and_results_are_as_declared(name):
     assert [t.shape for t in args] == [shapes[role] for role in kernel.roles]
     results = kernel.function(*args)
     leaves = results if isinstance(results, tuple) else (results,)
-    assert [t.shape for t in leaves] == [(M, N)] * kernel.writes + [(M,)] * kernel.values
+    expected = [(t.shape, t.dtype) for t in kernel.results(args)]
+    assert [(t.shape, t.dtype) for t in leaves] == expected
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32])
@@ -583,8 +584,8 @@ def test_the_help_names_every_suite_kernel_and_contender():
 @pytest.mark.parametrize("text", ["4096", "x", "0x4", "4x-1", "axb", "1x2x3"])
 def test_a_cell_that_is_none_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="32768x4096"):
-        command.cell(text)
-    assert command.cell("8x4096") == (8, 4096)
+        size(text)
+    assert size("8x4096") == (8, 4096)
 
 
 def test_every_suite_plans_its_jobs(tmp_path):

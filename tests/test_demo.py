@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from benchmarks.check import LENIENT
+from benchmarks.kernels import LENIENT
 from examples import NAMES, load
 from examples import __main__ as demo
 from examples.run import TORCH

@@ -1,0 +1,92 @@
+"""The suite `regret`: the default plan's time over that of the fastest plan there is.
+
+Every plan of a cell is timed for some rounds. The fastest ones are then timed again beside the
+default, because the least of many times is partly luck. A record keeps the time of every plan,
+which is what the constants of the cost model are fitted to.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+from benchmarks.cell import reason
+from benchmarks.check import Sample
+from benchmarks.contenders import failures, inputs
+from benchmarks.kernels import DTYPES
+from benchmarks.plans import of
+from benchmarks.results import Job, key, record
+from htile.build.compile import build, build_all, load
+from htile.lower import Lowered
+
+from .population import FUNCTIONS, Cell
+from .suite import chosen, method
+
+CONTENDERS = ("default", "best")
+ROUNDS = 7  # of every plan
+AGAIN = 25  # of the default and the fastest ones
+FASTEST = 4  # how many plans are timed again
+
+
+def jobs(options) -> list[Job]:
+    """One job a cell, with at most `--most` plans, those closest to the default."""
+    return [_job(c, options) for c in chosen(options)]
+
+
+def prepare(options) -> None:
+    """Compile every plan of every cell, in processes side by side, into the cache on disk."""
+    build_all([_request(one) for c in chosen(options) for one in _plans(c, options.most)])
+
+
+def _plans(c: Cell, most: int) -> list[Lowered]:
+    return of(FUNCTIONS[c.function], c.m, c.n, DTYPES[c.dtype], most)
+
+
+def _request(one: Lowered) -> tuple[str, str, str]:
+    return one.source, one.function, one.plan.target.arch.name
+
+
+def _job(c: Cell, options) -> Job:
+    cell = key("regret", c.function, c.dtype, c.m, c.n)
+
+    def run(say):
+        try:
+            found, plans = _measure(c, options, say)
+        except (*failures(), torch.cuda.OutOfMemoryError) as error:
+            found, plans = {name: {"error": reason(error)} for name in CONTENDERS}, []
+        moved = FUNCTIONS[c.function].bytes(c.m, c.n, DTYPES[c.dtype])
+        return [record(cell, found, "us", bytes=moved, plans=plans)]
+
+    return Job(f"regret {c.function} {c.dtype} {c.m}x{c.n}", (cell,), CONTENDERS, run)
+
+
+def _measure(c: Cell, options, say: Callable[[str], None]) -> tuple[dict, list[dict]]:
+    """The times of the default and of the fastest plan, and the median of every plan."""
+    kernel = FUNCTIONS[c.function]
+    plans = _plans(c, options.most)
+    args = kernel.arguments(c.m, c.n, DTYPES[c.dtype], "cuda")
+    say(f"checking {len(plans)} plans")
+    sample = Sample(kernel, args)
+    given = inputs(kernel, plans[0].graph, args)
+    outs = [torch.empty_like(t, device=args[0].device) for t in kernel.results(args)]
+    launches = {}
+    for k, one in enumerate(plans):
+        launch = load(build(*_request(one)))
+        launches[k] = functools.partial(launch, *given, *outs)
+        launches[k]()
+        sample.check(outs, kernel.tolerance)
+    how = method(c)
+    say(f"timing {len(plans)} plans")
+    first = {k: median(times) for k, times in how.at_once(launches, ROUNDS).items()}
+    again = sorted(first, key=first.get)[:FASTEST]
+    times = how.at_once({k: launches[k] for k in {0, *again}}, options.rounds or AGAIN)
+    best = min(times, key=lambda k: median(times[k]))
+    found = {
+        "default": {"times": [round(t, 4) for t in times[0]]},
+        "best": {"times": [round(t, 4) for t in times[best]], "plan": best},
+    }
+    kept = [{"us": round(first[k], 3), **one.plan.properties()} for k, one in enumerate(plans)]
+    return found, kept
