@@ -438,6 +438,20 @@ def test_structures(name):
     check(fn)
 
 
+def test_only_shapes_that_differ_are_broadcast(monkeypatch):
+    def refuse(*shapes):
+        raise AssertionError(f"broadcasts {shapes}")
+
+    row = Value((N,), Varies.ROW, torch.float32, None, True)
+    column = replace(row, varies=Varies.SHARED)
+    number, one = (Value(inner, Varies.SCALAR, torch.float32) for inner in ((), (1,)))
+    assert INFER[Op.ADD]((one, row), None) == row
+    monkeypatch.setattr(ops_, "broadcast_shapes", refuse)
+    assert INFER[Op.ADD]((column, row), None) == row
+    assert INFER[Op.MUL]((number, column), None) == column
+    assert INFER[Op.EXP]((number,), None) == number
+
+
 def test_kinds_of_parameters():
     def f(x, /, y, *, w, eps=1e-3):
         return x + y * w + eps
