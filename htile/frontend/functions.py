@@ -35,7 +35,7 @@ from .promotion import (
 from .tensor import FUNCTIONS, Tensor, call, copy, fail, node
 
 PLACES = {"torch.special": torch.special, "F": torch.nn.functional, "torch": torch}
-"""Where torch may have a function. Where several have it, messages use the last spelling."""
+"""Where torch may have a function. Of one that several modules hold, the last spelling wins."""
 
 
 def implements(

@@ -149,7 +149,7 @@ def written(fn: types.FunctionType) -> types.FunctionType:
 
 def _parameters(fn: types.FunctionType) -> tuple[inspect.Parameter, ...]:
     follow = isinstance(inspect.unwrap(fn), types.FunctionType)
-    options = {"follow_wrapped": follow}  # a builtin or a partial does not count
+    options = {"follow_wrapped": follow}  # a builtin or a partial behind `fn` is not asked
     if sys.version_info >= (3, 14):  # annotations may name what does not exist yet
         import annotationlib
 

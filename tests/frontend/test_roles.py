@@ -135,7 +135,7 @@ def test_annotated_per_row(x, labels, lead):
 @pytest.mark.parametrize("wrapped", [math.sqrt, torch.exp, functools.partial(two, y=2.0)])
 def test_annotations_where_a_builtin_or_a_partial_is_wrapped(wrapped):
     @functools.wraps(wrapped, assigned=())
-    def f(x, s: "Static" = 2.0):
+    def f(x, s: Static = 2.0):
         return x * s
 
     outer = functools.wraps(f)(lambda *args: f(*args))

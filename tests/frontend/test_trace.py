@@ -7,6 +7,7 @@ import itertools
 import math
 import textwrap
 import time
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -15,9 +16,10 @@ import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 from htile.errors import HTileError
+from htile.frontend import ops as ops_
 from htile.frontend.functions import FUNCTIONS
 from htile.frontend.graph import Role
-from htile.frontend.ops import Op, Varies
+from htile.frontend.ops import INFER, Op, Value, Varies
 from htile.frontend.reference import evaluate
 from htile.frontend.roles import Spec
 from htile.frontend.tensor import Tensor
