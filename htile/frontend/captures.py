@@ -126,9 +126,14 @@ class Captures:
         """
         if self._state is not None:
             watched, last = self._state
-            with suppress(ValueError):  # a cell that has become empty
-                if all(read(where) is seen for read, where, seen in watched):
+            try:
+                for read, where, seen in watched:
+                    if read(where) is not seen:
+                        break
+                else:
                     return last
+            except ValueError:  # a cell that has become empty
+                pass
         walk = _Walk(self.fn)
         if isinstance(self.fn, type):
             captured = walk.every_member(self.fn)

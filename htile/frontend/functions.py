@@ -35,6 +35,7 @@ from .promotion import (
 from .tensor import FUNCTIONS, Tensor, call, copy, fail, node
 
 PLACES = {"torch.special": torch.special, "F": torch.nn.functional, "torch": torch}
+"""Where torch may have a function. Of one that several modules hold, the last spelling wins."""
 
 
 def implements(
@@ -42,7 +43,8 @@ def implements(
 ) -> Callable[[Callable], Callable]:
     """Enter a function under torch's names; a dotted one (`linalg.norm`) means that place only.
 
-    check: what the first operand goes through before; it is given the function's name too.
+    check: called as `check(input, name)` before the function; its result replaces the first
+        operand. The checked function is entered, and the unchecked one is returned.
     """
 
     def enter(function: Callable) -> Callable:

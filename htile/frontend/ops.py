@@ -145,14 +145,16 @@ def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 Rule = Callable[[tuple[Value, ...], object], Value]
+_ORDER = tuple(Varies)
 
 
 def _joined(values: tuple[Value, ...], of: tuple[Value, ...]) -> Value:
     """The value of operands together, with the dtypes of those in `of`."""
-    inner = broadcast_shapes(*(v.inner for v in values))
+    inners = {v.inner for v in values if v.inner}
+    inner = broadcast_shapes(*inners) if len(inners) > 1 else next(iter(inners), ())
     assert inner is not None, f"shapes do not broadcast: {values}"  # a row has one axis, of N
     assert len({v.dtype for v in of}) == 1, f"operands of different dtypes: {of}"
-    varies = min((v.varies for v in values), key=list(Varies).index)
+    varies = min((v.varies for v in values), key=_ORDER.index)
     spread = any(v.spread for v in values)
     return Value(inner, varies, of[0].dtype, join_stored(of), spread)
 
@@ -207,7 +209,8 @@ def _leaf(values: tuple[Value, ...], arg: object) -> Value:
 
 MASKS, FLOATS = (torch.bool,), (torch.float32,)
 NUMBERS = (torch.float32, torch.int32, torch.int64)
-# The value of an operation on operands of these values; it may raise DtypeError.
+# From each operation to the rule that gives its value from those of its operands. A rule may raise
+# DtypeError.
 # fmt: off
 INFER: dict[Op, Rule] = {
     Op.INPUT: _leaf, Op.CONST: _leaf,

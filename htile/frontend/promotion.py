@@ -126,7 +126,7 @@ def together(
     )
 
 
-def real(x: object, what: str = "") -> Tensor:
+def real(x: object, what: str = "") -> Tensor:  # a check is called with `what`
     """`x` in float32: torch takes integers and masks to its functions of reals."""
     return together(x, floating=True)[0]
 

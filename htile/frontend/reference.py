@@ -189,7 +189,8 @@ def evaluate(
             if not isinstance(value, Tensor):
                 of = dtype if node.value.dtype.is_floating_point else node.value.dtype
                 value = torch.tensor(value, dtype=of, device=device)
-            own = value.shape[: max(0, value.dim() - len(node.value.inner))]  # what leads its rows
+            # the leading shape of this argument; () for what all rows share
+            own = value.shape[: max(0, value.dim() - len(node.value.inner))]
             last = value.shape[len(own) :].numel()
             value = value.reshape((*(1,) * (len(lead) - len(own)), *own, last))
         else:

@@ -106,11 +106,12 @@ class Signature:
     @functools.cached_property
     def kinds(self) -> tuple[type | None, ...]:
         """For each parameter PerRow, Scalar, Static, float, or None."""
-        written = inspect.unwrap(self.fn)
-        return tuple(_kind(p, written) for p in self.parameters)
+        return tuple(_kind(p, written(self.fn)) for p in self.parameters)
 
     def bind(self, args: tuple, kwargs: dict) -> tuple[object, ...]:
         """One value a parameter, in order, defaults filled in. Raises ArgumentError."""
+        if len(args) == self._positional == len(self.names) and not kwargs:
+            return args
         if len(args) > self._positional:
             most = self._positional
             self._refuse(f"takes {most} positional argument{'s' * (most != 1)}, got {len(args)}")
@@ -138,13 +139,22 @@ class Signature:
         raise ArgumentError(f"{self.name} {what}; its parameters are {inspect.Signature(plain)}")
 
 
-def _parameters(fn) -> tuple[inspect.Parameter, ...]:
+def written(fn: types.FunctionType) -> types.FunctionType:
+    """The last plain Python function that `functools.wraps` leads to from this one."""
+    last = fn
+    while (fn := getattr(fn, "__wrapped__", None)) is not None:
+        last = fn if isinstance(fn, types.FunctionType) else last
+    return last
+
+
+def _parameters(fn: types.FunctionType) -> tuple[inspect.Parameter, ...]:
+    follow = isinstance(inspect.unwrap(fn), types.FunctionType)
+    options = {"follow_wrapped": follow}  # a builtin or a partial behind `fn` is not asked
     if sys.version_info >= (3, 14):  # annotations may name what does not exist yet
         import annotationlib
 
-        signature = inspect.signature(fn, annotation_format=annotationlib.Format.FORWARDREF)
-    else:
-        signature = inspect.signature(fn)
+        options["annotation_format"] = annotationlib.Format.FORWARDREF
+    signature = inspect.signature(fn if follow else written(fn), **options)
     return tuple(signature.parameters.values())
 
 

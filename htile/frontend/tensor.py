@@ -43,14 +43,9 @@ def fail(error: type[HTileError], message: str, loc: Location | None = None) -> 
     raise error(message, loc or location()) from None
 
 
-def known_names() -> set[str]:
-    """The names of the functions and methods that there are."""
-    return {spelling.rpartition(".")[2] for spelling, _ in FUNCTIONS.values()}
-
-
 def unsupported(spelling: str) -> NoReturn:
     """Raise that a function or method of torch is not built, with what to use instead."""
-    name, known = spelling.rpartition(".")[2], known_names()
+    name, known = spelling.rpartition(".")[2], {s.rpartition(".")[2] for s, _ in FUNCTIONS.values()}
     if name.endswith("_") and not name.startswith("_"):
         base = name.rstrip("_")
         instead = _INSTEAD.get(base, f"x = x.{base}(...)" if base in known else "a new value")
@@ -172,13 +167,16 @@ class Tensor(torch.Tensor):
 
     def __init__(self, builder: Builder, id: int):
         self._builder, self._node = builder, id
-        self._changes: list[str] = []  # one list for all aliases: where one was changed in place
+        # Where an alias of this tensor was changed in place: one list that all aliases share. It is
+        # empty until a change, and the tensor that is changed gets a new, empty list then.
+        self._changes: list[str] = []
 
     def _current(self, loc: Location | None = None) -> int:
         """The id of the node, to compute with at this line."""
         if self._changes:
             node = self._builder[self._node]
-            name = f"the argument {node.arg}" if node.op is Op.INPUT else "this tensor"
+            of = f"a tensor that is, or was made from, the argument {node.arg}"
+            name = of if node.op is Op.INPUT else "this tensor"
             fail(TraceError, _STALE.format(name, self._changes[0]), loc)
         return self._node
 
@@ -187,7 +185,8 @@ class Tensor(torch.Tensor):
     def _assign(self, id: int) -> None:
         """Refer to another value from now on; no alias of this tensor may be used any more."""
         loc = location()
-        self._changes.append(f"`{loc.text}` ({loc.short})" if loc else "an operator")
+        where = f"`{loc.text}` ({loc.short})" if loc and loc.text else "an operator"
+        self._changes.append(where if loc is None or loc.text else f"{where} at {loc.short}")
         self._node, self._changes = id, []
 
     @property

@@ -6,7 +6,6 @@ Python refuses before HTile sees it is told again here, with the user's line.
 
 from __future__ import annotations
 
-import inspect
 import re
 import traceback
 import types
@@ -19,13 +18,14 @@ from torch.utils import _pytree as pytree
 from ..errors import HTileError, Location, ShapeError, TraceError
 from . import statistics as statistics  # fills the table
 from .captures import check_static, line_of
+from .dtypes import DTYPES
 from .graph import Builder, Graph, Output, Role, returned_dtype
-from .hints import advice
+from .hints import REFERENCE, advice
 from .libraries import internal
 from .ops import Value, Varies, compute_dtype
 from .promotion import NO_OPERAND
-from .roles import Signature, Spec
-from .tensor import Tensor, is_real, known_names
+from .roles import Signature, Spec, written
+from .tensor import FUNCTIONS, Tensor, is_real
 
 _VARIES = {Role.ROW: Varies.ROW, Role.PER_ROW: Varies.ROW, Role.COLUMN: Varies.SHARED}
 
@@ -35,7 +35,7 @@ def trace(fn: types.FunctionType, specs: Iterable[Spec], n: int) -> Graph:
 
     A parameter without a spec keeps its default. Raises an HTileError with the user's line.
     """
-    signature, specs, loc = Signature(fn), tuple(specs), line_of(inspect.unwrap(fn))
+    signature, specs, loc = Signature(fn), tuple(specs), line_of(written(fn))
     check_static(fn, {spec.name: spec.value for spec in specs if spec.role is Role.STATIC})
     builder = Builder(re.sub(r"[^\w<>]", "_", fn.__name__), n)
     values = dict(zip(signature.names, signature.defaults, strict=True))
@@ -112,7 +112,8 @@ _ARGUMENT = re.compile(r"(\w+)\(\): argument '(\w+)' .*must be (.+), not (\w+)")
 _COMBINATION = re.compile(r"(\w+)\(\) received an invalid combination of arguments")
 _SIGNATURE = re.compile(r"^(\w+)\(\) (?:takes|got|missing) ")
 _REFUSED = re.compile(r"'Tensor' (object|and)|and 'Tensor'|must be real number, not Tensor")
-_NAME = re.compile(r"module '(torch[\w.]*)' has no attribute '(\w+)'")
+_NAME = re.compile(r"module '(torch(?:\.\w+)*)' has no attribute '(\w+)'")
+_MODULES = {"torch", "torch.nn", "torch.nn.functional", "torch.special", "torch.linalg"}
 _SHAPE = re.compile(r"not enough values to unpack|tuple index out of range")
 
 
@@ -124,14 +125,16 @@ def _retell(error: Exception) -> None:
         return
     frame, line = users[-1]
     text, loc = str(error), Location(frame.f_code.co_filename, line)
-    shapes = {name for name, value in frame.f_locals.items() if isinstance(value, torch.Size)}
 
     def tell(message: str, kind: type[HTileError] = TraceError) -> NoReturn:
         raise kind(message, loc) from None
 
-    if _SHAPE.match(text) and {"shape", "size", *shapes} & {*re.findall(r"\w+", loc.text)}:
-        tell("inside the function a row has the shape (N,), without the leading dimensions: write "
-             "n = x.shape[-1]", ShapeError)  # fmt: skip
+    if _SHAPE.match(text):
+        held = "|".join(name for name, v in frame.f_locals.items() if isinstance(v, torch.Size))
+        uses = rf"\b({held or '(?!)'})\[(?!(-1|0)\])|(?<!=)= *({held or '(?!)'})\s*(#|$)"
+        if re.search(rf"\.(shape|size\(\))|{uses}", loc.text):
+            tell("inside the function a row has the shape (N,), without the leading dimensions: "
+                 "write n = x.shape[-1]", ShapeError)  # fmt: skip
     if match := _ARGUMENT.search(text):
         name, argument, expected, kind = match.groups()
         if kind == "Device":
@@ -144,13 +147,23 @@ def _retell(error: Exception) -> None:
     if re.search("not support ufuncs|unsupported operand.*numpy", text):
         tell("numpy cannot compute with a symbolic value: write the torch function (torch.exp)")
     if match := _NAME.match(text):
-        tell(f"{match[1]} has no {match[2]}; {advice(match[2], known_names())}")
+        tell(f"{match[1]} has no {match[2]}; {_elsewhere(*match.groups())}")
     if frame is not stack[-1][0]:
         return
     if (match := _SIGNATURE.match(text)) and re.search(rf"\b(torch|F)\.{match[1]}\(", loc.text):
         tell(f"torch.{match[1]} does not take these arguments")
     if _REFUSED.search(text):
         tell(f"this cannot be done with a symbolic value: {text.splitlines()[0]}")
+
+
+def _elsewhere(module: str, name: str) -> str:
+    """What to write for a name that a module of torch lacks: its spelling in another module."""
+    if module not in _MODULES:
+        return REFERENCE
+    dtypes = [str(dtype) for dtype, of in DTYPES.items() if of.computed]
+    known = {s: s.rpartition(".")[2] for s in (*dtypes, *(s for s, _ in FUNCTIONS.values()))}
+    found = sorted(spelling for spelling, last in known.items() if last == name)
+    return f"write {' or '.join(found)}" if found else advice(name, known.values())
 
 
 def _instead(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import math
+import sys
 import types
 from dataclasses import dataclass, field
 
@@ -257,6 +258,20 @@ def test_methods_of_frozen_dataclasses():
 
 def test_what_is_torchs_is_not_looked_into():
     assert len(Captures(uses_modules_only).fingerprint()) == 3
+
+
+def test_an_unchanged_fingerprint_calls_no_function_of_python():
+    globals().update(VALUE=2.0)
+    captures, calls = Captures(uses_helper), []
+    first = captures.fingerprint()
+    before = sys.getprofile()
+    sys.setprofile(lambda frame, event, arg: calls.append(frame) if event == "call" else None)
+    try:
+        again = captures.fingerprint()
+    finally:
+        sys.setprofile(before)
+    assert again is first
+    assert [frame.f_code.co_name for frame in calls] == ["fingerprint"]
 
 
 def test_no_captures():

@@ -243,6 +243,26 @@ def test_what_may_or_may_not_change_is_refused(f, kind, words, line):
     assert re.match(line, caught.value.loc.text)
 
 
+def test_what_is_stale_may_be_made_from_the_argument():
+    def f(row, w):
+        h = row.contiguous()
+        row *= 2
+        return h + w
+
+    given = arguments()
+    words = r"^a tensor that is, or was made from, the argument row may .* `row [*]= 2` \("
+    with pytest.raises(TraceError, match=words):
+        htile.rowwise(f)(given["x"], given["w"])
+
+
+def test_a_change_whose_source_is_not_there():
+    names = {}
+    exec("def f(x):\n    y = x.float()\n    y += 1\n    return x", names)
+    with pytest.raises(TraceError, match="that an operator at <string>:3 has changed") as caught:
+        htile.rowwise(names["f"])(arguments()["x"])
+    assert "``" not in str(caught.value)
+
+
 def test_dtype_and_shape_may_be_asked_for_after_a_change():
     @htile.rowwise
     def f(x):

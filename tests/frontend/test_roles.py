@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import math
 import typing
 from dataclasses import dataclass, replace
 from typing import Annotated, Optional
@@ -15,6 +16,7 @@ import torch
 from htile.errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from htile.frontend.graph import Role
 from htile.frontend.roles import PerRow, Scalar, Signature, Spec, Static, classify
+from htile.frontend.trace import trace
 
 if typing.TYPE_CHECKING:
     from nowhere import Missing
@@ -128,6 +130,25 @@ def test_annotated_per_row(x, labels, lead):
     got = call(labelled, t(*x), t(*labels, dtype=torch.int64))
     assert got.lead == lead
     assert got.specs[1] == Spec("labels", PER_ROW, torch.int64)
+
+
+@pytest.mark.parametrize("wrapped", [math.sqrt, torch.exp, functools.partial(two, y=2.0)])
+def test_annotations_where_a_builtin_or_a_partial_is_wrapped(wrapped):
+    @functools.wraps(wrapped, assigned=())
+    def f(x, s: Static = 2.0):
+        return x * s
+
+    outer = functools.wraps(f)(lambda *args: f(*args))
+    for fn in (f, outer):
+        got = call(fn, t(5, 4))
+        assert got.specs[1] == Spec("s", STATIC, value=2.0)
+        assert trace(fn, got.specs, got.n).n == 4
+
+
+def test_arguments_by_position_are_bound_as_they_are():
+    args = t(5, 4), t(5, 4)
+    assert Signature(two).bind(args, {}) is args
+    assert Signature(two).bind(args[:1], {"y": args[1]}) == args
 
 
 def test_the_only_tensor_is_a_row():

@@ -7,6 +7,7 @@ import itertools
 import math
 import textwrap
 import time
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -15,9 +16,10 @@ import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 from htile.errors import HTileError
+from htile.frontend import ops as ops_
 from htile.frontend.functions import FUNCTIONS
 from htile.frontend.graph import Role
-from htile.frontend.ops import Op, Varies
+from htile.frontend.ops import INFER, Op, Value, Varies
 from htile.frontend.reference import evaluate
 from htile.frontend.roles import Spec
 from htile.frontend.tensor import Tensor
@@ -436,6 +438,20 @@ def test_structures(name):
     fn, names = STRUCTURES[name]
     assert [o.name for o in traced(fn)[0].outputs] == names
     check(fn)
+
+
+def test_only_shapes_that_differ_are_broadcast(monkeypatch):
+    def refuse(*shapes):
+        raise AssertionError(f"broadcasts {shapes}")
+
+    row = Value((N,), Varies.ROW, torch.float32, None, True)
+    column = replace(row, varies=Varies.SHARED)
+    number, one = (Value(inner, Varies.SCALAR, torch.float32) for inner in ((), (1,)))
+    assert INFER[Op.ADD]((one, row), None) == row
+    monkeypatch.setattr(ops_, "broadcast_shapes", refuse)
+    assert INFER[Op.ADD]((column, row), None) == row
+    assert INFER[Op.MUL]((number, column), None) == column
+    assert INFER[Op.EXP]((number,), None) == number
 
 
 def test_kinds_of_parameters():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import types
 from pathlib import Path
 
 import numpy as np
@@ -169,6 +170,18 @@ MISTAKES = {
     "a name that F lacks": (
         lambda x: F.layernorm(x, (N,)), TraceError, "torch.nn.functional has no layernorm; did you"
     ),
+    "torch.gelu": (lambda x: torch.gelu(x), TraceError, "torch has no gelu; write F.gelu"),
+    "torch.silu": (lambda x: torch.silu(x), TraceError, "torch has no silu; write F.silu"),
+    "torch.leaky_relu": (lambda x: torch.leaky_relu(x), TraceError, "write F.leaky_relu"),
+    "F.exp": (lambda x: F.exp(x), TraceError, "has no exp; write torch.exp or x.exp"),
+    "F.rsqrt": (lambda x: F.rsqrt(x), TraceError, "has no rsqrt; write torch.rsqrt or x.rsqrt"),
+    "torch.special.silu": (lambda x: torch.special.silu(x), TraceError, "write F.silu"),
+    "torch.nn.gelu": (lambda x: torch.nn.gelu(x), TraceError, "torch.nn has no gelu; write F.gelu"),
+    "F.float16": (lambda x: x.to(F.float16), TraceError, "write torch.float16"),
+    "typo of a dtype": (lambda x: x.to(torch.flaot16), TraceError, "did you mean float16"),
+    "a module without functions of a row": (
+        lambda x: torch.cuda.flor(x), TraceError, "torch.cuda has no flor; docs/reference.md lists"
+    ),
     "typo of torch": (lambda x: torch.special.erfinv(x), UnsupportedError, "no accurate form"),
     "nothing like it": (lambda x: x.qqqq(), UnsupportedError, "docs/reference.md lists"),
     "halves": (lambda x: x[..., :4], UnsupportedError, "f(x[..., :n], x[..., n:])"),
@@ -248,7 +261,8 @@ MISTAKES = {
 
 
 def traced(fn):
-    specs = [SPECS[name] for name in inspect.signature(fn).parameters]
+    parameters = inspect.signature(fn).parameters.values()
+    specs = [SPECS[p.name] for p in parameters if p.default is p.empty]
     return trace(fn, specs, N)
 
 
@@ -286,6 +300,59 @@ def test_a_tuple_of_the_user_is_not_taken_for_a_shape():
 
     with pytest.raises(IndexError):
         traced(f)
+
+
+def shape_of_the_users(x, shape=(2.0,)):
+    return x * shape[1]
+
+
+def word_in_a_comment(x):
+    w = (1.0,)
+    return x * w[3]  # one per size
+
+
+def shape_beside_a_tuple(x):
+    n = x.shape
+    w = (1.0,)
+    return x * w[1] / n[-1]
+
+
+OWN_TUPLES = [shape_of_the_users, word_in_a_comment, shape_beside_a_tuple]
+
+
+@pytest.mark.parametrize("f", OWN_TUPLES)
+def test_an_index_error_of_the_users_tuple_stays(f):
+    with pytest.raises(IndexError, match="tuple index out of range"):
+        traced(f)
+
+
+def test_a_shape_unpacked_from_a_name():
+    def f(x):
+        sizes = x.shape
+        _, n = sizes  # rows and columns
+        return x / n
+
+    with pytest.raises(ShapeError, match=r"n = x\.shape"):
+        traced(f)
+
+
+def test_other_errors_do_not_look_at_the_local_names(monkeypatch):
+    class Size:
+        """Stands for torch.Size: to ask whether a local value is one fails."""
+
+    def wrong(x):
+        raise TypeError("mine")
+
+    monkeypatch.setattr(torch, "Size", Size())
+    with pytest.raises(TypeError, match=r"^mine$"):
+        traced(wrong)
+
+
+def test_modules_whose_names_begin_with_torch_keep_their_errors():
+    for name in ("torchvision", "torch_utils"):
+        module = types.ModuleType(name)
+        with pytest.raises(AttributeError, match=f"module '{name}' has no attribute 'gelu'"):
+            traced(lambda x, module=module: module.gelu(x))
 
 
 def test_a_helpers_line_is_named_not_its_callers():
