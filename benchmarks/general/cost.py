@@ -24,12 +24,13 @@ from htile.frontend.ops import Op
 from htile.lower.patterns import Function
 from htile.lower.plan import Plan
 from htile.lower.steps import Compute, Home
-from htile.lower.work import _instructions as instructions
+from htile.lower.work import instructions
 
 WARP = 32  # threads
 BLOCK_BYTES = 1024  # of shared memory that a thread block takes beside its own
 MOST_THREADS, MOST_BLOCKS = 2048, 32  # of a multiprocessor
 MOST_REGISTERS = 255  # of a thread
+LOOP_REGISTERS = 48  # about what ptxas gives a thread of a loop, unless the plan says how many fit
 FIXED_REGISTERS = 16  # of a thread, beside what it holds of its row
 LIVE_REGISTERS = 1.75  # for each register that the row takes by `Work`: what comes of it beside
 
@@ -203,6 +204,8 @@ def registers(plan: Plan) -> int:
     """About how many registers a thread has; ptxas decides it, under what `blocks` allows."""
     num, place, work = plan.numerics, plan.placement, plan.work
     if num.in_loops:
+        if not place.blocks:
+            return LOOP_REGISTERS
         live = num.vec_size * (work.loops.words + 2 * place.prefetch * work.row_bytes / 4)
     else:
         words = work.held_words(plan.sweeps, place.columns == "late")

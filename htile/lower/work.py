@@ -248,7 +248,7 @@ class Work:
             live |= read
             words = max(words, self._words(live) + len(parts))
             live -= made
-        count = _instructions(self.graph, computes, parts)
+        count = instructions(self.graph, computes, parts)
         return Sweep(computes, rows, columns, parts, stores, (), words, count, is_loop=True)
 
     def homes_in_loops(self, rows: Home) -> dict[int, Home]:
@@ -286,7 +286,7 @@ class Work:
         return tuple(steps[id] for id in sorted(steps))
 
 
-def _instructions(graph: Graph, computes: tuple[Compute, ...], parts: tuple[Part, ...]) -> int:
+def instructions(graph: Graph, computes: tuple[Compute, ...], parts: tuple[Part, ...]) -> int:
     """Instructions for each element of a sweep; what is computed once a row is not counted."""
     count = sum(PART_COSTS.get(part.kind, 1) for part in parts)
     for step in computes:
