@@ -26,6 +26,7 @@ from benchmarks.general.population import (
 from benchmarks.kernels import DTYPES, KERNELS, LENIENT, STRICT
 from benchmarks.report import show
 from benchmarks.results import append, key, record
+from htile.build import cache
 from htile.lower import enumerate_plans
 
 BF16 = torch.bfloat16
@@ -160,6 +161,20 @@ def test_jobs_are_of_the_cells_that_are_asked_for():
     options.functions = [jobs[0].keys[0][1]]
     assert [job.keys for job in suite.jobs(options)] == [jobs[0].keys]
     assert regret.jobs(options)[0].contenders == ("default", "best")
+
+
+def test_plans_are_compiled_ahead(monkeypatch, tmp_path):
+    monkeypatch.setenv("HTILE_CACHE_DIR", str(tmp_path))
+    options = Options()
+    options.functions, options.most, options.workers = ["gemma_norm"], 3, 2
+    regret.prepare(options)
+    under_way = {**regret._UNDER_WAY}
+    regret._UNDER_WAY.clear()
+    assert len(under_way) == 3
+    for (source, function, arch), future in under_way.items():
+        artifact = future.result()
+        assert (artifact.function, artifact.arch) == (function, arch)
+        assert cache.path_of(source, function, arch).exists()
 
 
 def test_regret_times_the_fastest_plans_again(monkeypatch):

@@ -8,7 +8,9 @@ which is what the constants of the cost model are fitted to.
 from __future__ import annotations
 
 import functools
+import multiprocessing
 from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
 from statistics import median
 
 import torch
@@ -19,7 +21,7 @@ from benchmarks.contenders import failures, inputs
 from benchmarks.kernels import DTYPES
 from benchmarks.plans import of
 from benchmarks.results import Job, key, record
-from htile.build.compile import build, build_all, load
+from htile.build.compile import build, load
 from htile.lower import Lowered
 
 from .population import FUNCTIONS, Cell
@@ -30,6 +32,8 @@ ROUNDS = 7  # of every plan
 AGAIN = 25  # of the default and the fastest ones
 FASTEST = 4  # how many plans are timed again
 
+_UNDER_WAY: dict[tuple[str, str, str], Future] = {}  # what is being compiled, by its request
+
 
 def jobs(options) -> list[Job]:
     """One job a cell, with at most `--most` plans, those closest to the default."""
@@ -37,8 +41,15 @@ def jobs(options) -> list[Job]:
 
 
 def prepare(options) -> None:
-    """Compile every plan of every cell, in processes side by side, into the cache on disk."""
-    build_all([_request(one) for c in chosen(options) for one in _plans(c, options.most)])
+    """Begin to compile every plan of every cell, in processes side by side.
+
+    They are forked before the GPU is used. Each cell waits for its own plans, which the cache on
+    disk then has.
+    """
+    requests = [_request(one) for c in chosen(options) for one in _plans(c, options.most)]
+    build(*requests[0])  # imports CuTe-DSL, which the processes then have
+    pool = ProcessPoolExecutor(options.workers, mp_context=multiprocessing.get_context("fork"))
+    _UNDER_WAY.update({each: pool.submit(build, *each) for each in dict.fromkeys(requests)})
 
 
 def _plans(c: Cell, most: int) -> list[Lowered]:
@@ -74,6 +85,8 @@ def _measure(c: Cell, options, say: Callable[[str], None]) -> tuple[dict, list[d
     outs = [torch.empty_like(t, device=args[0].device) for t in kernel.results(args)]
     launches = {}
     for k, one in enumerate(plans):
+        if request := _UNDER_WAY.pop(_request(one), None):
+            request.result()
         launch = load(build(*_request(one)))
         launches[k] = functools.partial(launch, *given, *outs)
         launches[k]()
