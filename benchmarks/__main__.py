@@ -23,7 +23,7 @@ from benchmarks.general import regret, suite
 from benchmarks.general import summary as general
 from benchmarks.general.population import FUNCTIONS, HALVES
 from benchmarks.kernels import DTYPES, KERNELS
-from benchmarks.results import Job, append, is_done, load
+from benchmarks.results import Job, append, is_done, load, ratio
 
 SUITES = {
     "throughput": throughput.jobs,
@@ -36,7 +36,7 @@ SUITES = {
 }
 NEEDS_GPU = ("throughput", "few_rows", "host", "startup", "general", "regret")
 PREPARE = {"general": suite.prepare, "regret": regret.prepare}  # in parallel, before the jobs
-ASKED_FOR = ("general", "regret")  # suites that run only where they are named: they take long
+ASKED_FOR = general.SUITES  # They run only where they are named, because they take long.
 EPILOG = """\
 suites:
   pipeline      trace, plan, emit and compile times of HTile alone, with their bounds; no GPU
@@ -140,8 +140,8 @@ def summary(records: list[dict]) -> str:
     """A line for a job that is done."""
     shown = []
     for record in records:
-        if record["suite"] == "regret" and (found := general.ratio(record, "default", "best")):
-            return f"{found:.3f} of the fastest of {len(record['plans'])} plans"
+        if record["suite"] == "regret" and (found := ratio(record, "best", "default")):
+            return f"{found.median:.3f} times that of the fastest of {len(record['plans'])} plans"
         texts = [f"{n} {report.cell_text(record, n)}" for n in report.ordered([record])]
         if bound := report.allowed_text(record):
             texts.append(f"{' + '.join(PARTS)} + {report.ALLOWED} {bound}")

@@ -31,7 +31,8 @@ class Sample:
     def error(self, result) -> float:
         """The largest error of `result` in units of `htile.testing.assert_close`'s bound.
 
-        Of a function that jumps it is the largest of all elements but ELSEWHERE.
+        For a function that jumps, the share ELSEWHERE of the elements, those that err most, is
+        left out.
         """
         leaves = pytree.tree_leaves(result)
         if len(leaves) != len(self.exact):

@@ -3,7 +3,7 @@
 `python -m benchmarks.instructions` prints them for an element, those of the special function units
 (MUFU) apart. No GPU is needed. A kernel with 16 elements a thread is compared with one of 8, so
 that only what an element takes is counted. What it takes to load, convert and store one is taken
-away. `htile/lower/instructions.py` has the same numbers, which a test compares.
+away.
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ def table() -> dict[str, tuple[float, float]]:
     """Of each function, without what it takes to load and store."""
     found = {}
     for inputs, functions in ((1, ONE), (2, TWO)):
-        plain, _ = of_element([_negated, _added][inputs - 1], inputs)
+        plain, _ = of_element(_added_one if inputs == 1 else _added, inputs)
         for name, function in functions.items():
             count, special = of_element(_named(function, inputs), inputs)
             found[name] = count - (plain - 1), special
     return found
 
 
-def _negated(x):
+def _added_one(x):
     return 1.0 + x
 
 

@@ -22,7 +22,7 @@ from htile.build.compile import build, build_all, load
 from htile.lower import Lowered, enumerate_plans, printed
 from htile.lower.plan import Plan
 from htile.tune.search import candidates
-from htile.tune.timing import Contenders, interleave
+from htile.tune.timing import interleave
 
 FEW_ROWS = 1024  # from there on they fill the GPU
 
@@ -49,22 +49,25 @@ def label(plan: Plan) -> str:
     )
 
 
-def launches(kernel: Kernel, lowered: list[Lowered], args: tuple) -> Contenders:
-    """What launches each plan, by its label. Raises RuntimeError where one is wrong."""
+def launches(
+    kernel: Kernel, lowered: list[Lowered], args: tuple
+) -> list[Callable[[], object]]:
+    """What launches each plan, in their order. Raises RuntimeError where one is wrong."""
     sample = Sample(kernel, args)
     given = inputs(kernel, lowered[0].graph, args)
-    outs = [
-        torch.empty((len(args[0]), *o.inner), dtype=o.dtype, device=args[0].device)
-        for o in lowered[0].graph.outputs
-    ]
-    found: Contenders = {}
+    outs = [torch.empty_like(t, device=args[0].device) for t in kernel.results(args)]
+    found = []
     for one in lowered:
-        launch = load(build(one.source, one.function, one.plan.target.arch.name))
-        call = functools.partial(launch, *given, *outs)
-        call()
+        launch = load(build(*request(one)))
+        found.append(functools.partial(launch, *given, *outs))
+        found[-1]()
         sample.check(outs, kernel.tolerance)
-        found[label(one.plan)] = call
     return found
+
+
+def request(one: Lowered) -> tuple[str, str, str]:
+    """What `build` compiles a plan from."""
+    return one.source, one.function, one.plan.target.arch.name
 
 
 def main(arguments: list[str] | None = None, say: Callable[[str], None] = print) -> None:
@@ -80,10 +83,11 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
     kernel, dtype = KERNELS[options.kernel], DTYPES[options.dtype]
     found = {(m, n): of(kernel, m, n, dtype, options.most) for m, n in options.cells}
     every = [one for lowered in found.values() for one in lowered]
-    build_all([(one.source, one.function, one.plan.target.arch.name) for one in every])
+    build_all(map(request, every))
     for (m, n), lowered in found.items():
         args = kernel.arguments(m, n, dtype, "cuda")
-        contenders = launches(kernel, lowered, args)
+        labels = [label(one.plan) for one in lowered]
+        contenders = dict(zip(labels, launches(kernel, lowered, args), strict=True))
         contenders["limit"] = limit.fastest(limit.candidates(kernel, args), interleave).call
         method = few_rows.METHOD if m < FEW_ROWS else throughput.METHOD
         times = method.at_once(contenders, options.rounds)

@@ -19,8 +19,8 @@ from rich.table import Table
 
 from benchmarks.contenders import NAMES, PARTS, WHAT
 from benchmarks.general import summary
-from benchmarks.results import Record, identity, load
-from htile.tune.statistics import Estimate, estimate, paired
+from benchmarks.results import Record, identity, load, ratio
+from htile.tune.statistics import Estimate, estimate
 
 ALLOWED = 1.0  # µs of the host that a call may take beside its parts
 UNITS = {"us": (1.0, "µs"), "s": (1e3, "ms")}  # a record's unit: factor and name of the table's
@@ -46,14 +46,6 @@ def bandwidth(record: Record, name: str) -> Estimate | None:
     """GB/s of a contender, or None where it has no times."""
     times = record["contenders"].get(name, {}).get("times")
     return estimate(times).map(lambda us: record["bytes"] / us / 1e3) if times else None
-
-
-def ratio(record: Record, name: str, to: str) -> Estimate | None:
-    """How many times as fast as `to` a contender is, paired by round; None where one is missing."""
-    times = [record["contenders"].get(n, {}).get("times") for n in (to, name)]
-    if not all(times) or len(times[0]) != len(times[1]):
-        return None
-    return paired(*times)
 
 
 def best_other(record: Record) -> str | None:

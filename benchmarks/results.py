@@ -17,6 +17,8 @@ from pathlib import Path
 
 import torch
 
+from htile.tune.statistics import Estimate, paired
+
 PACKAGES = ("htile", "torch", "triton", "nvidia-cutlass-dsl", "quack-kernels", "liger-kernel")
 IDENTITY = ("suite", "kernel", "case", "dtype", "m", "n")
 
@@ -74,6 +76,14 @@ def versions() -> dict[str, str]:
 def identity(record: Record) -> tuple:
     """A record's `key`."""
     return tuple(record[name] for name in IDENTITY)
+
+
+def ratio(record: Record, name: str, to: str) -> Estimate | None:
+    """How many times as fast as `to` a contender is, paired by round; None where one is missing."""
+    times = [record["contenders"].get(n, {}).get("times") for n in (to, name)]
+    if not all(times) or len(times[0]) != len(times[1]):
+        return None
+    return paired(*times)
 
 
 def load(path: Path) -> list[Record]:

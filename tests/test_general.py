@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 from rich.console import Console
+from torch.utils import _pytree as pytree
 
 import htile
-from benchmarks import limit
+from benchmarks import instructions, limit, plans
 from benchmarks.check import Sample
 from benchmarks.general import cost, fit, regret, suite
 from benchmarks.general.population import (
@@ -73,12 +74,9 @@ def test_functions_and_their_batches_are_right(name, n):
     sample = Sample(kernel, args)
     sample.check(kernel.function(*args), kernel.tolerance)
     sample.check(kernel.eager(*args), LENIENT)
-    results = kernel.function(*args)
-    leaves = list(results) if isinstance(results, (tuple, list)) else [results]
-    if isinstance(results, dict):
-        leaves = list(results.values())
-    if all(isinstance(t, torch.Tensor) for t in leaves):
-        assert [t.shape for t in leaves] == [t.shape for t in kernel.results(args)]
+    leaves = pytree.tree_leaves(kernel.function(*args))
+    expected = [(t.shape, t.dtype) for t in kernel.results(args)]
+    assert [(t.shape, t.dtype) for t in leaves] == expected
 
 
 def test_only_generated_programs_may_err_more():
@@ -199,8 +197,8 @@ def test_regret_times_the_fastest_plans_again(monkeypatch):
             return {k: [10.0 - call.func.rank] * rounds for k, call in launches.items()}
 
     monkeypatch.setitem(FUNCTIONS, "gemma_norm", replace(kernel, arguments=arguments))
-    monkeypatch.setattr(regret, "build", build)
-    monkeypatch.setattr(regret, "load", lambda launch: launch)
+    monkeypatch.setattr(plans, "build", build)
+    monkeypatch.setattr(plans, "load", lambda launch: launch)
     monkeypatch.setattr(regret, "method", lambda cell: Method())
     options = Options()
     options.most = 6
@@ -221,10 +219,10 @@ def measured(functions, constants):
         c = next(c for c in cells((half(function),), 1) if c.function == function)
         kernel = FUNCTIONS[function]
         inspected = kernel.function.inspect(*kernel.arguments(c.m, c.n, DTYPES[c.dtype], "meta"))
-        plans = enumerate_plans(inspected.graph, inspected.plan.target)
-        times = [cost.cost(plan, c.m, constants=constants).time / 1e3 for plan in plans]
+        every = enumerate_plans(inspected.graph, inspected.plan.target)
+        times = [cost.cost(plan, c.m, constants=constants).time / 1e3 for plan in every]
         entries = [
-            {"us": us, **plan.properties()} for us, plan in zip(times, plans, strict=True)
+            {"us": us, **plan.properties()} for us, plan in zip(times, every, strict=True)
         ]
         contenders = {"default": times[0], "best": min(times)}
         found.append(canned("regret", function, contenders, c.m, c.n, plans=entries))
@@ -275,3 +273,12 @@ def test_what_bounds_a_plan():
     assert next(iter(cost.cost(plan, 1).bounds)) in ("waits", "around")
     bytes_ = 65536 * 8192 * 4
     assert 1 <= cost.cost(copy, 65536).time / (bytes_ / cost.H200.memory) < 1.2
+
+
+def test_instructions_are_counted_for_an_element():
+    """One more addition is one more; exp has one for the special function units."""
+    one, two = (instructions.of_element(f, 1) for f in (lambda x: x + 1, lambda x: abs(x + 1) + 2))
+    assert two[0] - one[0] == 1 and one[1] == two[1] == 0
+    count, special = instructions.of_element(lambda x: torch.exp(x), 1)
+    assert special == 1 and 6 <= count - one[0] <= 9
+    assert {*instructions.ONE} & {*instructions.TWO} == set()

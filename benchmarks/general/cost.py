@@ -3,7 +3,7 @@
 Five things bound a kernel: the bytes between memory and chip, the bytes from the L2 cache, the
 instructions that a multiprocessor issues, those of them that its special function units (MUFU)
 work on, and what a thread block waits for. Each takes a time of its own. They overlap, so the
-whole takes little more than the longest of them: `BLEND` says how much more.
+whole takes little more than the longest of them: the constant `blend` says how much more.
 
 A multiprocessor hides the waits of a thread block behind other blocks, as many as registers,
 shared memory and threads let stay on it at a time. This is Little's law: bytes in flight are bytes
@@ -63,6 +63,7 @@ class Rates:
     cache_bytes: int
 
 
+# The memory's rate is that of torch's copy in docs/performance.md. Clock and cache are rough.
 H200 = Rates(132, 1.755, 4300.0, 5500.0, 50 << 20)
 
 

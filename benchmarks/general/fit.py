@@ -13,6 +13,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from statistics import geometric_mean
 
 import torch
 
@@ -23,7 +24,7 @@ from htile.lower.plan import Plan
 
 from .cost import H200, Constants, Features, Rates, estimate, features
 from .population import FITTING, FUNCTIONS, HALVES, JUDGING, half
-from .summary import mean, name, quantile
+from .summary import name, quantile
 
 F64 = torch.float64
 STEPS = 600
@@ -107,8 +108,8 @@ def shown(title: str, cells: Sequence[Cell], rates: Rates, constants: Constants)
     worst = sorted(regrets, key=lambda key: -regrets[key])[:8]
     values = list(regrets.values())
     return (
-        f"{title}: {len(cells)} cells, regret {mean(values):.3f} in the mean, 95 of 100 at most "
-        f"{quantile(values, 0.95):.3f}, most {max(values):.3f}\n  "
+        f"{title}: {len(cells)} cells, regret {geometric_mean(values):.3f} in the mean, "
+        f"95 of 100 at most {quantile(values, 0.95):.3f}, most {max(values):.3f}\n  "
         + "\n  ".join(f"{regrets[key]:.3f} {key}" for key in worst)
     )
 

@@ -7,7 +7,6 @@ which is what the constants of the cost model are fitted to.
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -16,12 +15,11 @@ from statistics import median
 import torch
 
 from benchmarks.cell import reason
-from benchmarks.check import Sample
-from benchmarks.contenders import failures, inputs
+from benchmarks.contenders import failures
 from benchmarks.kernels import DTYPES
-from benchmarks.plans import of
+from benchmarks.plans import launches, of, request
 from benchmarks.results import Job, key, record
-from htile.build.compile import build, load
+from htile.build.compile import build
 from htile.lower import Lowered
 
 from .population import FUNCTIONS, Cell
@@ -46,7 +44,7 @@ def prepare(options) -> None:
     They are forked before the GPU is used. Each cell waits for its own plans, which the cache on
     disk then has.
     """
-    requests = [_request(one) for c in chosen(options) for one in _plans(c, options.most)]
+    requests = [request(one) for c in chosen(options) for one in _plans(c, options.most)]
     build(*requests[0])  # imports CuTe-DSL, which the processes then have
     pool = ProcessPoolExecutor(options.workers, mp_context=multiprocessing.get_context("fork"))
     _UNDER_WAY.update({each: pool.submit(build, *each) for each in dict.fromkeys(requests)})
@@ -54,10 +52,6 @@ def prepare(options) -> None:
 
 def _plans(c: Cell, most: int) -> list[Lowered]:
     return of(FUNCTIONS[c.function], c.m, c.n, DTYPES[c.dtype], most)
-
-
-def _request(one: Lowered) -> tuple[str, str, str]:
-    return one.source, one.function, one.plan.target.arch.name
 
 
 def _job(c: Cell, options) -> Job:
@@ -80,22 +74,15 @@ def _measure(c: Cell, options, say: Callable[[str], None]) -> tuple[dict, list[d
     plans = _plans(c, options.most)
     args = kernel.arguments(c.m, c.n, DTYPES[c.dtype], "cuda")
     say(f"checking {len(plans)} plans")
-    sample = Sample(kernel, args)
-    given = inputs(kernel, plans[0].graph, args)
-    outs = [torch.empty_like(t, device=args[0].device) for t in kernel.results(args)]
-    launches = {}
-    for k, one in enumerate(plans):
-        if request := _UNDER_WAY.pop(_request(one), None):
-            request.result()
-        launch = load(build(*_request(one)))
-        launches[k] = functools.partial(launch, *given, *outs)
-        launches[k]()
-        sample.check(outs, kernel.tolerance)
+    for one in plans:
+        if under_way := _UNDER_WAY.pop(request(one), None):
+            under_way.result()
+    calls = dict(enumerate(launches(kernel, plans, args)))
     how = method(c)
     say(f"timing {len(plans)} plans")
-    first = {k: median(times) for k, times in how.at_once(launches, ROUNDS).items()}
+    first = {k: median(times) for k, times in how.at_once(calls, ROUNDS).items()}
     again = sorted(first, key=first.get)[:FASTEST]
-    times = how.at_once({k: launches[k] for k in {0, *again}}, options.rounds or AGAIN)
+    times = how.at_once({k: calls[k] for k in {0, *again}}, options.rounds or AGAIN)
     best = min(times, key=lambda k: median(times[k]))
     found = {
         "default": {"times": [round(t, 4) for t in times[0]]},

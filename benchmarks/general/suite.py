@@ -11,6 +11,7 @@ from benchmarks import cell as measured
 from benchmarks import few_rows, throughput
 from benchmarks.contenders import build, failures
 from benchmarks.kernels import DTYPES
+from benchmarks.plans import request
 from benchmarks.results import Job
 from htile.build.compile import build_all
 
@@ -48,8 +49,7 @@ def prepare(options) -> None:
     for c in found:
         kernel = FUNCTIONS[c.function]
         args = kernel.arguments(c.m, c.n, DTYPES[c.dtype], "meta")
-        lowered = kernel.function.inspect(*args).lowered
-        requests.append((lowered.source, lowered.function, lowered.plan.target.arch.name))
+        requests.append(request(kernel.function.inspect(*args).lowered))
     build_all(requests)
     if "compile" in (options.contenders or CONTENDERS):
         _call_compiled(found, options.workers)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from statistics import median
+from itertools import product
+from statistics import geometric_mean, median
 
 from rich.table import Table
 
-from benchmarks.results import Record
-from htile.tune.statistics import paired
+from benchmarks.results import Record, ratio
 
 from .population import FEW_ROWS, HALVES, LEAST_BYTES, half
 
@@ -34,21 +34,10 @@ def even(r: Record) -> bool:
     return r["n"] % 8 == 0
 
 
-def ratio(r: Record, of: str, to: str) -> float | None:
-    """The median of `of`'s times over `to`'s, paired by round; None where one is missing."""
-    times = [r["contenders"].get(name, {}).get("times") for name in (of, to)]
-    return paired(*times).median if all(times) else None
-
-
 def quantile(values: list[float], share: float) -> float:
     """The value that this share of them is not above."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
-
-
-def mean(values: list[float]) -> float:
-    """The geometric mean."""
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def name(r: Record) -> str:
@@ -58,72 +47,68 @@ def name(r: Record) -> str:
 
 def tables(records: list[Record]) -> list[Table]:
     """The tables of these suites that there are records of."""
-    found = []
-    for suite, make in (("general", _general), ("regret", _regret)):
-        if rows := [r for r in records if r["suite"] == suite]:
-            found.append(make(rows))
-    return found
+    of_suite = {suite: [r for r in records if r["suite"] == suite] for suite in SUITES}
+    made = []
+    if rows := of_suite["general"]:
+        title = "general: the default plan's share of the limit"
+        columns = ("mean", "5 %", "least", "torch.compile is faster in")
+        made.append(_table(title, columns, rows, ("htile", "limit"), _shares))
+    if rows := of_suite["regret"]:
+        title = "regret: the default plan's time over that of the fastest plan"
+        columns = ("mean", "95 %", "most", "plans a cell")
+        made.append(_table(title, columns, rows, ("best", "default"), _regrets))
+    return made
 
 
-def _general(records: list[Record]) -> Table:
-    table = Table(title="general: the default plan's share of the limit")
-    for column in ("half", "cells", "number", "mean", "5 %", "least", "torch.compile is faster in"):
-        table.add_column(column, justify="right" if column not in ("half", "cells") else "left")
+def _table(
+    title: str, columns: tuple[str, ...], records: list[Record], pair: tuple[str, str],
+    figures: Callable[[list[float], list[Record]], tuple],
+) -> Table:  # fmt: skip
+    """A table with a row for each half and group: the ratios of `pair`, and figures of them.
+
+    Its caption names the worst cells.
+    """
+    table = Table(title=title)
+    for column in ("half", "cells", "number", *columns):
+        table.add_column(column, justify="left" if column in ("half", "cells") else "right")
     lines = []
-    for part in HALVES:
-        ours = [r for r in records if half(r["kernel"]) == part]
-        for group, belongs in GROUPS.items():
-            shares = {}
-            beside = []
-            for r in filter(belongs, ours):
-                if (share := ratio(r, "limit", "htile")) is not None:
-                    shares[name(r)] = share
-                if (other := ratio(r, "htile", "compile")) is not None:
-                    beside.append(other)
-            if not shares:
-                continue
-            values = list(shares.values())
-            table.add_row(
-                part, group, str(len(values)), f"{mean(values):.3f}",
-                f"{quantile(values, 0.05):.3f}", f"{min(values):.3f}", _losses(beside),
-            )  # fmt: skip
-            worst = sorted(shares, key=shares.get)[:WORST]
-            lines.append(f"{part}, {group}: " + "; ".join(f"{n} {shares[n]:.3f}" for n in worst))
+    for part, (group, belongs) in product(HALVES, GROUPS.items()):
+        found = {
+            name(r): (value.median, r)
+            for r in records
+            if half(r["kernel"]) == part and belongs(r) and (value := ratio(r, *pair))
+        }
+        if not found:
+            continue
+        values = {key: value for key, (value, _) in found.items()}
+        shown = figures(list(values.values()), [r for _, r in found.values()])
+        table.add_row(part, group, str(len(values)), *shown)
+        # A share of the limit is bad if it is small, and a regret if it is large.
+        worst = sorted(values, key=values.get, reverse=figures is _regrets)[:WORST]
+        lines.append(f"{part}, {group}: " + "; ".join(f"{key} {values[key]:.3f}" for key in worst))
     table.caption = "\n".join([*lines, *_failures(records)])
     table.caption_justify = "left"
     return table
 
 
-def _losses(beside: list[float]) -> str:
-    """In how many cells torch.compile is faster, and by how much at most."""
-    lost = [r for r in beside if r > 1]
+def _shares(values: list[float], records: list[Record]) -> tuple[str, ...]:
+    """The mean, the share that 95 of 100 reach, the least, and where torch.compile is faster."""
+    beside = [found.median for r in records if (found := ratio(r, "compile", "htile"))]
+    lost = [value for value in beside if value > 1]
     most = f", by up to {100 * (max(lost) - 1):.0f} %" if lost else ""
-    return f"{len(lost)} of {len(beside)}{most}"
+    return (
+        f"{geometric_mean(values):.3f}", f"{quantile(values, 0.05):.3f}", f"{min(values):.3f}",
+        f"{len(lost)} of {len(beside)}{most}",
+    )  # fmt: skip
 
 
-def _regret(records: list[Record]) -> Table:
-    table = Table(title="regret: the default plan's time over that of the fastest plan")
-    for column in ("half", "cells", "number", "mean", "95 %", "most", "plans a cell"):
-        table.add_column(column, justify="right" if column not in ("half", "cells") else "left")
-    lines = []
-    for part in HALVES:
-        ours = [r for r in records if half(r["kernel"]) == part]
-        for group, belongs in GROUPS.items():
-            found = {name(r): (ratio(r, "default", "best"), r) for r in filter(belongs, ours)}
-            found = {n: pair for n, pair in found.items() if pair[0] is not None}
-            if not found:
-                continue
-            values = [max(value, 1.0) for value, _ in found.values()]
-            plans = [len(r["plans"]) for _, r in found.values()]
-            table.add_row(
-                part, group, str(len(values)), f"{mean(values):.3f}",
-                f"{quantile(values, 0.95):.3f}", f"{max(values):.3f}", f"{median(plans):.0f}",
-            )  # fmt: skip
-            worst = sorted(found, key=lambda n: -found[n][0])[:WORST]
-            lines.append(f"{part}, {group}: " + "; ".join(f"{n} {found[n][0]:.3f}" for n in worst))
-    table.caption = "\n".join([*lines, *_failures(records)])
-    table.caption_justify = "left"
-    return table
+def _regrets(values: list[float], records: list[Record]) -> tuple[str, ...]:
+    """The mean, what 95 of 100 do not exceed, the most, and how many plans were timed."""
+    values = [max(value, 1.0) for value in values]  # a default that was timed again may win
+    return (
+        f"{geometric_mean(values):.3f}", f"{quantile(values, 0.95):.3f}", f"{max(values):.3f}",
+        f"{median(len(r['plans']) for r in records):.0f}",
+    )  # fmt: skip
 
 
 def _failures(records: list[Record]) -> list[str]:

@@ -28,8 +28,8 @@ LEAVES = frozenset({Op.INPUT, Op.CONST})
 MANY_INPUTS = 6
 LOAD_ORDER = (Role.ROW, Role.COLUMN, Role.PER_ROW, Role.DEVICE_SCALAR)  # of what is in memory
 
-# Instructions of a thread for an element, as counted in the machine code (SASS) of sm_90a. An
-# operation or a reduction that is not here takes one.
+# About how many instructions a thread takes for an element, in the machine code (SASS) of sm_90a;
+# `python -m benchmarks.instructions` counts them. What is not here takes one.
 OP_COSTS = {
     Op.SQRT: 8, Op.RSQRT: 4, Op.EXP: 8, Op.EXP2: 4, Op.EXPM1: 18, Op.LOG: 16, Op.LOG2: 16,
     Op.LOG10: 18, Op.LOG1P: 24, Op.SIN: 24, Op.COS: 24, Op.TANH: 20, Op.SIGMOID: 10, Op.ERF: 20,

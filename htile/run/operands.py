@@ -164,7 +164,7 @@ def alignment(graph: Graph, tensors: list[torch.Tensor]) -> int:
 
     Outputs that are allocated here are always as aligned as N allows.
     """
-    least = WIDEST_ACCESS
+    least, vec = WIDEST_ACCESS, vector_size(graph)
     for tensor in tensors:
         size = tensor.element_size()
         steps = tensor.data_ptr() if tensor.device.type != "meta" else 0
@@ -172,6 +172,6 @@ def alignment(graph: Graph, tensors: list[torch.Tensor]) -> int:
             if length > 1:
                 steps |= stride * size
         aligned = steps & -steps or WIDEST_ACCESS
-        if aligned < min(vector_size(graph) * size, WIDEST_ACCESS):
+        if aligned < min(vec * size, WIDEST_ACCESS):
             least = min(least, aligned)
     return least
