@@ -74,6 +74,25 @@ def div_bounded(a: Operand, b: Operand) -> Vector | Numeric:
     return a * rcp(b)  # of b before it is broadcast: a scalar takes one reciprocal
 
 
+def div_near(a: Operand, b: Operand) -> Vector | Numeric:
+    """a / b to 4 ulp: 7 instructions, 2 for a divisor that the row shares, 1 for a number.
+
+    Infinite and zero operands, NaN and signs give what `div` gives. It takes any number.
+    """
+    if isinstance(b, int | float) and 2.0**-100 <= abs(b) <= 2.0**100:
+        return a * (1 / b)
+    (b,), any_vector = lift(b)
+    exponent = (b.bitcast(Int32) & _EXPONENT).reshape(b.shape)
+    largest = cute.full_like(exponent, _HUGE - (1 << 23))
+    exponent = cute.where(exponent < largest, exponent, largest)
+    # The divisor is brought to [1/2, 1), or as near as 2 ** 126 and 2 ** -126 bring it.
+    scale = (_HUGE - exponent).bitcast(Float32).reshape(b.shape)
+    reciprocal = rcp(b * scale)
+    if not any_vector:
+        reciprocal, scale = reciprocal[0], scale[0]
+    return a * scale * reciprocal
+
+
 def div_number(a: Operand, number: float) -> Vector | Numeric:
     """a / number as `div`, for 2 ** -100 <= |number| <= 2 ** 100.
 

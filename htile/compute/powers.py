@@ -14,6 +14,12 @@ from htile.compute.division import div, rcp
 from htile.compute.operands import Operand, Vector, elementwise
 
 LOG2_E = math.log2(math.e)
+# The polynomial p of degree 7 for which x + p(x) x^2 is nearest to log(1 + x) on [0, 1], by Remez's
+# algorithm: it is off by 2 ** -24.8 of the value at most.
+LOG1P = [float.fromhex(number) for number in (
+    "-0x1.ffff14p-2", "0x1.5535dap-2", "-0x1.fd1322p-3", "0x1.884456p-3",
+    "-0x1.19ad96p-3", "0x1.446c16p-4", "-0x1.ec9958p-6", "0x1.5f9714p-8",
+)]  # fmt: skip
 
 
 @elementwise
@@ -86,6 +92,15 @@ def log10(x, fastmath=False):
 def log1p(x):
     """log(1 + x), without cancellation near 0."""
     return cute.math.log1p(x)
+
+
+@elementwise
+def log1p_bounded(x):
+    """log(1 + x) to 2 ulp for 0 <= x <= 1, in 9 instructions."""
+    result = cute.full_like(x, LOG1P[-1])
+    for coefficient in reversed(LOG1P[:-1]):
+        result = cute.math.fma(result, x, cute.full_like(x, coefficient))
+    return cute.math.fma(result, x * x, x)
 
 
 @elementwise

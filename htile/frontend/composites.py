@@ -271,16 +271,26 @@ def gelu(input, *, approximate="none"):
         return 0.5 * input * (1.0 + erf(input * math.sqrt(0.5)))
     if approximate != "tanh":
         fail(TraceError, f"gelu(approximate={approximate!r}): expected 'none' or 'tanh'")
-    inside = math.sqrt(2.0 / math.pi) * (input + 0.044715 * (input * input * input))
-    return 0.5 * input * (1.0 + tanh(inside))
+    slope = 2 * math.sqrt(2.0 / math.pi)  # (1 + tanh(z)) / 2 is sigmoid(2 z)
+    return input * sigmoid(input * (slope + slope * 0.044715 * (input * input)))
 
 
 @implements("softplus", check=floating)
 def softplus(input, beta=1.0, threshold=20.0):
     """log(1 + exp(beta x)) / beta; x where beta x is above the threshold."""
     scaled = input if beta == 1 else input * beta
-    smooth = log1p(exp(scaled))
-    return where(scaled > threshold, input, smooth if beta == 1 else smooth / beta)
+    smooth = maximum(scaled, 0.0) + log1p(exp(-abs(scaled)))
+    smooth = smooth if beta == 1 else smooth / beta
+    if beta == 1 and threshold >= 20:  # there it is x in float32
+        return smooth
+    return where(scaled > threshold, input, smooth)
+
+
+def _mish(x: Tensor) -> Tensor:
+    """x tanh(log(1 + e)) with e = exp(x): the tangent is n / (n + 2), where n is e (e + 2)."""
+    e = exp(minimum(x, 20.0))  # from there on the quotient is 1 in float32
+    n = e * (e + 2)
+    return x * (n / (n + 2))
 
 
 def _elu(x: Tensor, alpha: float, scale: float = 1.0, inside: float = 1.0) -> Tensor:
@@ -305,7 +315,7 @@ formulas({
     "selu": ("The self-normalizing elu.", lambda input: _elu(input, _SELU[0] * _SELU[1], _SELU[0])),
     "leaky_relu": ("x above 0, negative_slope * x below.", lambda input, negative_slope=0.01:
         where(input > 0, input, input * negative_slope)),
-    "mish": ("x * tanh(softplus(x)).", lambda input: input * tanh(softplus(input))),
+    "mish": ("x * tanh(softplus(x)).", _mish),
     "softsign": ("x / (1 + |x|).", lambda input: input / (1 + abs(input))),
     "hardsigmoid": ("x / 6 + 1/2 within [0, 1].", lambda input: clamp(input + 3.0, 0.0, 6.0) / 6.0),
     "hardswish": ("x * hardsigmoid(x).", lambda input:

@@ -62,10 +62,12 @@ EMIT: dict[Op, Expression] = {
     Op.SUB: _by_function(_binary("-"), fms="fms", fnma="fnma"),
     Op.MUL: _by_function(_binary("*"), factors="product"),
     Op.DIV: _by_function(
-        _call("div"), bounded="div_bounded", number="div_number", quotient="exp_quotient"),
+        _call("div"), bounded="div_bounded", near="div_near", number="div_number",
+        quotient="exp_quotient"),
     Op.EXP: _by_function(_call("exp"), bounded="exp_bounded"),
+    Op.LOG1P: _by_function(_call("log1p"), bounded="log1p_bounded"),
     **{op: _call(op.value) for op in (
-        Op.ABS, Op.SIGN, Op.SQRT, Op.RSQRT, Op.EXP2, Op.EXPM1, Op.LOG, Op.LOG2, Op.LOG10, Op.LOG1P,
+        Op.ABS, Op.SIGN, Op.SQRT, Op.RSQRT, Op.EXP2, Op.EXPM1, Op.LOG, Op.LOG2, Op.LOG10,
         Op.SIN, Op.COS, Op.TANH, Op.SIGMOID, Op.ERF, Op.FLOOR, Op.CEIL, Op.ROUND, Op.TRUNC,
         Op.FLOORDIV, Op.MOD, Op.POW, Op.MAXIMUM, Op.MINIMUM, Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT,
         Op.GE, Op.WHERE)},

@@ -20,6 +20,7 @@ class Function(Enum):
     BOUNDED = "bounded"  # the operand's range makes a short one as exact as the output needs
     QUOTIENT = "as a power"  # an exponential over a known sum of them, for 16-bit results
     NUMBER = "by a number"  # as exact, through the reciprocal and one correction
+    NEAR = "near"  # a division to 4 ulp of float32, whose result is only seen in 16 bits
     FAST = "fast"  # asked for by fastmath=True
     FMA = "fma"  # a * b + c, of the factors of a product that nobody else reads
     FMS = "fms"  # a * b - c
@@ -27,6 +28,8 @@ class Function(Enum):
     FACTORS = "factors"  # a product that a sum over the row alone reads, and adds by fma
 
 
+# Operations that give an element whose relative error is about that of their operands.
+KEEPING = frozenset({Op.MUL, Op.NEG, Op.ABS, Op.WHERE, Op.RESHAPE})
 FAST_OPS = frozenset({Op.TANH, Op.LOG, Op.LOG2, Op.LOG10, Op.SIN, Op.COS})
 
 
@@ -47,7 +50,11 @@ def choose_function(
         if in_loops and _is_only_returned_in_16_bits(graph, node):
             return Function.QUOTIENT, (exponential.inputs[0], total.id)
         return Function.BOUNDED, node.inputs
+    if node.op is Op.LOG1P and _is_at_most_one(graph, graph[node.inputs[0]]):
+        return Function.BOUNDED, node.inputs
     if node.op is Op.DIV:
+        if _is_only_seen_in_16_bits(graph, node):
+            return Function.NEAR, node.inputs
         divisor = graph[node.inputs[1]]
         if divisor.op is Op.CONST and 2.0**-100 <= abs(divisor.arg) <= 2.0**100:
             return Function.NUMBER, node.inputs  # its reciprocal is neither huge nor tiny
@@ -67,6 +74,38 @@ def _is_only_returned_in_16_bits(graph: Graph, node: Node) -> bool:
     returned = [output for output in graph.outputs if output.id == node.id]
     is_read = len(returned) < len(graph.readers[node.id])
     return not is_read and all(output.dtype.itemsize <= 2 for output in returned)
+
+
+def _is_only_seen_in_16_bits(graph: Graph, node: Node) -> bool:
+    """Whether all that comes of the node is products and choices that are returned in 16 bits.
+
+    They keep a relative error as small as it is.
+    """
+    widths: dict[int, int] = {}
+    for output in graph.outputs:
+        widths[output.id] = max(widths.get(output.id, 0), output.dtype.itemsize)
+    todo, seen = [node.id], {node.id}
+    while todo:
+        id = todo.pop()
+        if widths.get(id, 0) > 2:
+            return False
+        for reader in graph.users(id):
+            op = graph[reader].op
+            is_chosen_by = op is Op.WHERE and graph[reader].inputs[0] == id
+            if op not in KEEPING or is_chosen_by or not graph[reader].value.spread:
+                return False
+            if reader not in seen:
+                seen.add(reader)
+                todo.append(reader)
+    return True
+
+
+def _is_at_most_one(graph: Graph, node: Node) -> bool:
+    """Whether it is a power with an exponent of -|x|, so from 0 to 1."""
+    if node.op not in (Op.EXP, Op.EXP2):
+        return False
+    exponent = graph[node.inputs[0]]
+    return exponent.op is Op.NEG and graph[exponent.inputs[0]].op is Op.ABS
 
 
 def _added_product(graph: Graph, node: Node) -> int | None:

@@ -35,8 +35,13 @@ OP_COSTS = {
     Op.LOG10: 18, Op.LOG1P: 24, Op.SIN: 24, Op.COS: 24, Op.TANH: 20, Op.SIGMOID: 10, Op.ERF: 20,
     Op.DIV: 19, Op.FLOORDIV: 98, Op.MOD: 67, Op.POW: 80,
 }  # fmt: skip
-FUNCTION_COSTS = {Function.BOUNDED: 2, Function.QUOTIENT: 2, Function.NUMBER: 5, Function.FAST: 2}
-SHARED_DIVISOR_COST = 6  # This is for a division by what the row has once.
+FUNCTION_COSTS = {
+    Function.BOUNDED: 2, Function.QUOTIENT: 2, Function.NUMBER: 5, Function.FAST: 2,
+    Function.NEAR: 7,
+}  # fmt: skip
+BOUNDED_LOG1P_COST = 9
+# These are for a division by what the row has once.
+SHARED_DIVISOR_COSTS = {Function.EXACT: 6, Function.NEAR: 2}
 PART_COSTS = {SOFTMAX: 6, MOMENTS: 6}
 
 
@@ -293,10 +298,13 @@ def instructions(graph: Graph, computes: tuple[Compute, ...], parts: tuple[Part,
         node = graph[step.id]
         if not node.value.spread:
             continue
-        if step.function in FUNCTION_COSTS:
+        is_shared = node.op is Op.DIV and not graph[step.inputs[1]].value.spread
+        if is_shared and step.function in SHARED_DIVISOR_COSTS:
+            count += SHARED_DIVISOR_COSTS[step.function]
+        elif node.op is Op.LOG1P and step.function is Function.BOUNDED:
+            count += BOUNDED_LOG1P_COST
+        elif step.function in FUNCTION_COSTS:
             count += FUNCTION_COSTS[step.function]
-        elif node.op is Op.DIV and not graph[step.inputs[1]].value.spread:
-            count += SHARED_DIVISOR_COST
         else:
             count += OP_COSTS.get(node.op, 1)
     return count

@@ -5,6 +5,7 @@ import math
 import networkx as nx
 import pytest
 import torch
+import torch.nn.functional as F
 
 import htile
 from htile.frontend.graph import Role
@@ -275,8 +276,48 @@ def forms(plan):
 @pytest.mark.parametrize("name", FORMS)
 def test_a_short_form_only_where_its_operand_is_bounded(name):
     fn, expected = FORMS[name]
-    found = forms(kernel_of(fn, *rows((4, 512))).plan)
+    found = forms(kernel_of(fn, *rows((4, 512), dtype=F32)).plan)
     assert {op: found[op] for op in expected} == expected
+
+
+NEAR = Function.NEAR
+IN_16_BITS = {
+    "returned": (lambda x, y: x / y, [NEAR]),
+    "by a value of the row": (lambda x, y: x / x.abs().amax(), [NEAR]),
+    "by a number": (lambda x, y: x / 3.0, [NEAR]),
+    "by zero": (lambda x, y: x / 0.0, [NEAR]),
+    "through products": (lambda x, y: -(x / y) * y * 2.0, [NEAR]),
+    "chosen": (lambda x, y: torch.where(x > 0, x / y, 0.0), [NEAR]),
+    "twice": (lambda x, y: (x / y, (x / y) * y), [NEAR]),
+    "in float32": (lambda x, y: (x / y).to(torch.float32), [E_]),
+    "in float32 too": (lambda x, y: (x / y, ((x / y) * y).to(torch.float32)), [E_]),
+    "one value a row": (lambda x, y: 1.0 / x.sum(), [E_]),
+    "choosing": (lambda x, y: torch.where(x / y > 1, x, y), [E_]),
+    "rounded": (lambda x, y: torch.round(x / y), [E_]),
+    "in a sum": (lambda x, y: x * (x / y).sum(), [E_]),
+    "in an addition": (lambda x, y: x / y + x, [E_]),
+    "an exponent": (lambda x, y: torch.exp(x / y), [E_]),
+    "by a number, rounded": (lambda x, y: torch.floor(x / 3.0), [NUMBER]),
+}
+
+
+@pytest.mark.parametrize("name", IN_16_BITS)
+def test_a_division_is_near_where_only_16_bits_of_it_are_seen(name):
+    fn, expected = IN_16_BITS[name]
+    found = forms(kernel_of(fn, *rows((4, 512), (4, 512), dtype=BF16)).plan)
+    assert found["div"] == expected
+
+
+def test_a_logarithm_of_at_most_two_is_short():
+    def found(fn):
+        return forms(kernel_of(fn, *rows((4, 512))).plan)["log1p"]
+
+    assert found(lambda x: torch.log1p(torch.exp(-x.abs()))) == [B]
+    assert found(lambda x: F.softplus(x) + F.logsigmoid(x)) == [B]  # they share it
+    assert found(lambda x: torch.logaddexp2(x, x * 2)) == [B]
+    assert found(lambda x: torch.log1p(torch.exp(x))) == [E_]
+    assert found(lambda x: torch.log1p(x.abs())) == [E_]
+    assert found(lambda x: torch.log1p(torch.exp(-x))) == [E_]
 
 
 # What is rounded once, by fma: a product of elements that one addition, or sum, alone reads.

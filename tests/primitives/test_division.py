@@ -151,6 +151,22 @@ def test_div_bounded():
     assert (np.abs(got[normal] - exact[normal]) / unit).max() <= 2.5
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_div_near(seed):
+    """It is within 4 ulp for all operands, and for special ones it is what IEEE gives."""
+    grid = [g.ravel() for g in np.meshgrid(EDGES, EDGES)]
+    a, b = np.concatenate([bits((2, 1_000_000), 20 + seed), grid], axis=1)
+    got = m.div_near(Vector(a), Vector(b)).data
+    with np.errstate(all="ignore"):
+        exact = a.astype(np.float64) / b
+        right = exact.astype(np.float32)
+        near = np.abs(got - exact) <= 4 * np.spacing(np.abs(right)).astype(np.float64)
+    same = (got == right) & (np.signbit(got) == np.signbit(right)) | np.isnan(got) & np.isnan(right)
+    special = ~np.isfinite(right) | (a == 0) | np.isinf(b)
+    bad = ~np.where(special, same, near)
+    assert not bad.any(), list(zip(a[bad][:5], b[bad][:5], got[bad][:5], right[bad][:5]))  # noqa: B905
+
+
 def test_reciprocal_of_every_count():
     """It is what IEEE gives, whatever the instruction's approximation was."""
     every = np.concatenate([np.arange(1, 2**21), np.arange(2**24 - 2**16, 2**24)])

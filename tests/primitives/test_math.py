@@ -114,6 +114,8 @@ GOLDEN = {
     "sqrt": ({}, "sqrt.rn.f32", 8, 1),
     "div": ({}, "rcp.approx.ftz.f32", 8, 19),
     "div_bounded": ({}, "rcp.approx.ftz.f32", 8, 2),
+    "div_near": ({}, "rcp.approx.ftz.f32", 8, 10),
+    "log1p_bounded": ({}, "fma.rn.f32", 64, 9),
     "floor": ({}, "cvt.rmi.f32.f32", 8, 1),
     "ceil": ({}, "cvt.rpi.f32.f32", 8, 1),
     "trunc": ({}, "cvt.rzi.f32.f32", 8, 1),
@@ -161,6 +163,9 @@ DIVISIONS = {
     "div_number, a power of two": (add_number, lambda v, s: m.div_number(v[0], 0.25), 1),
     "div_bounded": (add_vector, lambda v, s: m.div_bounded(*v), 2),
     "div_bounded by a scalar": (add_scalar, lambda v, s: m.div_bounded(v[0], s[1]), 1),
+    "div_near": (add_vector, lambda v, s: m.div_near(*v), 7),
+    "div_near by a scalar": (add_scalar, lambda v, s: m.div_near(v[0], s[1]), 2),
+    "div_near by a number": (add_number, lambda v, s: m.div_near(v[0], 3.0), 1),
 }
 
 

@@ -50,6 +50,15 @@ def test_numpy_exp_quotient(on_numpy, total):
     assert np.isnan(on_numpy("exp_quotient", x, np.full_like(x, math.nan))).all()
 
 
+def test_numpy_log1p_bounded(on_numpy):
+    """Every float32 of every 61st, from 0 to 1."""
+    words = np.arange(0, 127 << 23, 61, dtype=np.uint32)
+    x = np.concatenate([words.view(np.float32), np.float32([0, 1, 2**-149])])
+    got = on_numpy("log1p_bounded", x)
+    assert ulps(got, np.log1p(x.astype(np.float64))).max() < 1.5
+    assert np.isnan(on_numpy("log1p_bounded", np.float32([np.nan]))).all()
+
+
 @pytest.mark.parametrize("fastmath", [False, True])
 def test_numpy_sigmoid(on_numpy, fastmath):
     x = np.concatenate([FLOATS, np.linspace(-87, 87, 100001)]).astype("f")

@@ -42,6 +42,7 @@ ACCURACY = {
     "log2": (torch.log2, 3, 0.0),
     "log10": (torch.log10, 3, 0.0),
     "log1p": (torch.log1p, 3, 0.0),
+    "log1p_bounded": (torch.log1p, 2, 0.0),
     "sin": (torch.sin, 3, 0.0),
     "cos": (torch.cos, 3, 0.0),
     "tanh": (torch.tanh, 3, 0.0),
@@ -49,6 +50,7 @@ ACCURACY = {
     "sigmoid": (torch.sigmoid, 4, 2.0**-125),
     "div": (torch.div, 0.51, 0.0),
     "div_bounded": (torch.div, 3, 2.0**-126),
+    "div_near": (torch.div, 4, 0.0),
     "pow": (torch.pow, 10, 2.0**-126),
     "exp_quotient": (lambda x, total: x.exp() / total, 2**8, 2.0**-126),
 }
@@ -83,6 +85,8 @@ def operands(name, dtype):
         a, b = int_pairs(np.int32 if dtype is Int32 else np.int64)
     if name == "exp_bounded":
         a = -np.abs(a)
+    if name == "log1p_bounded":
+        a = np.where(np.abs(a) <= 1, np.abs(a), np.float32(0.5))
     if name == "exp_quotient":
         a, b = -np.abs(a), np.clip(np.abs(b), np.float32(1), np.float32(2.0**30))
     if name == "div_bounded":
