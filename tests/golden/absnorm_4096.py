@@ -46,7 +46,7 @@ def absnorm_kernel(
     # output
     div0 = math.div_number(sum0, 4096.0)  # absnorm.py:11
     add0 = div0 + eps  # absnorm.py:11
-    div1 = math.div(x, add0)  # absnorm.py:12
+    div1 = math.div_near(x, add0)  # absnorm.py:12
     mul0 = div1 * weight  # absnorm.py:12
     ElementwiseStorer(ctx).store(mOut0, mul0)
     ctx.store_row_value(mOut1, add0)
