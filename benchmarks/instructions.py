@@ -90,7 +90,7 @@ def table() -> dict[str, tuple[float, float]]:
     for inputs, functions in ((1, ONE), (2, TWO)):
         plain, _ = of_element(_added_one if inputs == 1 else _added, inputs)
         for name, function in functions.items():
-            count, special = of_element(_named(function, inputs), inputs)
+            count, special = of_element(of_row(function, inputs), inputs)
             found[name] = count - (plain - 1), special
     return found
 
@@ -103,7 +103,7 @@ def _added(x, y):
     return x + y
 
 
-def _named(function: Callable, inputs: int) -> Callable:
+def of_row(function: Callable, inputs: int) -> Callable:
     """As a function of plain parameters, which HTile wants."""
     if inputs == 1:
         return lambda x: function(x)

@@ -11,8 +11,8 @@ from cutlass._mlir.dialects import llvm
 
 from htile.compute.operands import Operand, Vector, elementwise, lift, like
 
-_EXPONENT = 0x7F800000  # the bits of a float32 that hold its exponent
-_HALF, _ONE, _HUGE = 126 << 23, 127 << 23, 253 << 23  # those of 1/2, 1 and 2 ** 126
+EXPONENT = 0x7F800000  # the bits of a float32 that hold its exponent
+_HALF, _ONE, HUGE = 126 << 23, 127 << 23, 253 << 23  # those of 1/2, 1 and 2 ** 126
 
 
 @elementwise
@@ -52,10 +52,10 @@ def _scale(b: Vector) -> Vector:
     quotient does. A divisor of 2 ** 126 or more, whose reciprocal would be subnormal, is made
     smaller. Both operands of others stay as they are.
     """
-    exponent = (b.bitcast(Int32) & _EXPONENT).reshape(b.shape)
+    exponent = (b.bitcast(Int32) & EXPONENT).reshape(b.shape)
     at_most_half = cute.where(exponent < _HALF, exponent, cute.full_like(exponent, _HALF))
     scale = (_HALF + _ONE - at_most_half).bitcast(Float32).reshape(b.shape)
-    return cute.where(exponent < _HUGE, scale, cute.full_like(b, 2.0**-64))
+    return cute.where(exponent < HUGE, scale, cute.full_like(b, 2.0**-64))
 
 
 def reciprocal(count: Float32) -> Float32:
@@ -72,25 +72,6 @@ def reciprocal(count: Float32) -> Float32:
 def div_bounded(a: Operand, b: Operand) -> Vector | Numeric:
     """a / b in 2 instructions, to 2 ulp, for 2 ** -126 <= |b| <= 2 ** 126."""
     return a * rcp(b)  # of b before it is broadcast: a scalar takes one reciprocal
-
-
-def div_near(a: Operand, b: Operand) -> Vector | Numeric:
-    """a / b to 4 ulp: 7 instructions, 2 for a divisor that the row shares, 1 for a number.
-
-    Infinite and zero operands, NaN and signs give what `div` gives. It takes any number.
-    """
-    if isinstance(b, int | float) and 2.0**-100 <= abs(b) <= 2.0**100:
-        return a * (1 / b)
-    (b,), any_vector = lift(b)
-    exponent = (b.bitcast(Int32) & _EXPONENT).reshape(b.shape)
-    largest = cute.full_like(exponent, _HUGE - (1 << 23))
-    exponent = cute.where(exponent < largest, exponent, largest)
-    # The divisor is brought to [1/2, 1), or as near as 2 ** 126 and 2 ** -126 bring it.
-    scale = (_HUGE - exponent).bitcast(Float32).reshape(b.shape)
-    reciprocal = rcp(b * scale)
-    if not any_vector:
-        reciprocal, scale = reciprocal[0], scale[0]
-    return a * scale * reciprocal
 
 
 def div_number(a: Operand, number: float) -> Vector | Numeric:

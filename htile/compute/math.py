@@ -6,7 +6,7 @@ operands have one dtype; functions of floats take Float32. Every function is inl
 are keywords. Counts of instructions are of SASS, for one element, on sm_90a.
 
 Emitted kernels say `from htile.compute import math`, and then `math.exp(x)`. The functions
-themselves are in this module and in `powers`, `division`, `products` and `conversion`.
+themselves are in this module and in `powers`, `division`, `near`, `products` and `conversion`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,23 @@ from htile.compute.conversion import convert, round_to
 from htile.compute.division import (
     div,
     div_bounded,
-    div_near,
     div_number,
     floordiv,
     mod,
     reciprocal,
+)
+from htile.compute.near import (
+    div_near,
+    exp_near,
+    expm1_near,
+    gelu_near,
+    log1p_near,
+    log2_near,
+    log10_near,
+    log_near,
+    sigmoid_near,
+    sqrt_near,
+    tanh_near,
 )
 from htile.compute.operands import Operand, Vector, elementwise, lift, like
 from htile.compute.powers import (
@@ -60,21 +72,28 @@ __all__ = [
     "exp",
     "exp2",
     "exp_bounded",
+    "exp_near",
     "exp_quotient",
     "expm1",
+    "expm1_near",
     "floor",
     "floordiv",
     "fma",
     "fms",
     "fnma",
     "ge",
+    "gelu_near",
     "gt",
     "le",
     "log",
     "log1p",
     "log1p_bounded",
+    "log1p_near",
     "log2",
+    "log2_near",
     "log10",
+    "log10_near",
+    "log_near",
     "logical_and",
     "logical_not",
     "logical_or",
@@ -93,10 +112,13 @@ __all__ = [
     "round_to",
     "rsqrt",
     "sigmoid",
+    "sigmoid_near",
     "sign",
     "sin",
     "sqrt",
+    "sqrt_near",
     "tanh",
+    "tanh_near",
     "trunc",
     "where",
 ]

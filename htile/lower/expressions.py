@@ -12,6 +12,7 @@ from ..frontend.dtypes import DTYPES
 from ..frontend.graph import Node
 from ..frontend.ops import REDUCTIONS, Op
 from .patterns import Function
+from .precision import NEAR_OPS
 
 WIDTH = 100  # A line has at most so many characters.
 INDENT = " " * 4
@@ -60,17 +61,16 @@ EMIT: dict[Op, Expression] = {
     Op.NEG: lambda node, args, function: f"-{args[0]}",
     Op.ADD: _by_function(_binary("+"), fma="fma"),
     Op.SUB: _by_function(_binary("-"), fms="fms", fnma="fnma"),
-    Op.MUL: _by_function(_binary("*"), factors="product"),
+    Op.MUL: _by_function(_binary("*"), factors="product", gelu="gelu_near"),
     Op.DIV: _by_function(
         _call("div"), bounded="div_bounded", near="div_near", number="div_number",
         quotient="exp_quotient"),
-    Op.EXP: _by_function(_call("exp"), bounded="exp_bounded"),
-    Op.LOG1P: _by_function(_call("log1p"), bounded="log1p_bounded"),
+    **{op: _by_function(_call(op.value), bounded=f"{op.value}_bounded", near=f"{op.value}_near")
+       for op in NEAR_OPS - {Op.DIV}},
     **{op: _call(op.value) for op in (
-        Op.ABS, Op.SIGN, Op.SQRT, Op.RSQRT, Op.EXP2, Op.EXPM1, Op.LOG, Op.LOG2, Op.LOG10,
-        Op.SIN, Op.COS, Op.TANH, Op.SIGMOID, Op.ERF, Op.FLOOR, Op.CEIL, Op.ROUND, Op.TRUNC,
-        Op.FLOORDIV, Op.MOD, Op.POW, Op.MAXIMUM, Op.MINIMUM, Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT,
-        Op.GE, Op.WHERE)},
+        Op.ABS, Op.SIGN, Op.RSQRT, Op.EXP2, Op.SIN, Op.COS, Op.ERF, Op.FLOOR, Op.CEIL, Op.ROUND,
+        Op.TRUNC, Op.FLOORDIV, Op.MOD, Op.POW, Op.MAXIMUM, Op.MINIMUM, Op.EQ, Op.NE, Op.LT, Op.LE,
+        Op.GT, Op.GE, Op.WHERE)},
     Op.NOT: _call("logical_not"), Op.AND: _call("logical_and"), Op.OR: _call("logical_or"),
     Op.XOR: _call("logical_xor"),
     Op.CAST: _convert, Op.CONVERT: _convert,

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum
-from math import inf
+from math import inf, isclose, sqrt
 
 import torch
 
 from ..frontend.graph import Builder, Graph, Node, Output
 from ..frontend.ops import Op
+from .precision import NEAR_OPS
 
 
 class Function(Enum):
@@ -20,7 +21,8 @@ class Function(Enum):
     BOUNDED = "bounded"  # the operand's range makes a short one as exact as the output needs
     QUOTIENT = "as a power"  # an exponential over a known sum of them, for 16-bit results
     NUMBER = "by a number"  # as exact, through the reciprocal and one correction
-    NEAR = "near"  # a division to 4 ulp of float32, whose result is only seen in 16 bits
+    NEAR = "near"  # a shorter one, because its result is only seen in 16 bits
+    GELU = "gelu"  # as near, of a product that is x times the normal distribution function of x
     FAST = "fast"  # asked for by fastmath=True
     FMA = "fma"  # a * b + c, of the factors of a product that nobody else reads
     FMS = "fms"  # a * b - c
@@ -28,19 +30,18 @@ class Function(Enum):
     FACTORS = "factors"  # a product that a sum over the row alone reads, and adds by fma
 
 
-# Operations that give an element whose relative error is about that of their operands.
-KEEPING = frozenset({Op.MUL, Op.NEG, Op.ABS, Op.WHERE, Op.RESHAPE})
 FAST_OPS = frozenset({Op.TANH, Op.LOG, Op.LOG2, Op.LOG10, Op.SIN, Op.COS})
 
 
 def choose_function(
-    graph: Graph, node: Node, fastmath: bool, in_loops: bool = False
+    graph: Graph, node: Node, fastmath: bool, near: bool, in_loops: bool = False
 ) -> tuple[Function, tuple[int, ...]]:
     """The device function for a node, and the nodes that it takes.
 
     These are the node's inputs, or in place of a product its factors. A short function is chosen
     where the range of the operands allows it.
 
+    near: whether it is an element that is only seen in 16 bits (`seen_in_16_bits`).
     in_loops: whether a loop computes exponentials again that one before it has summed.
     """
     if _is_exponential(graph, node):
@@ -50,11 +51,14 @@ def choose_function(
         if in_loops and _is_only_returned_in_16_bits(graph, node):
             return Function.QUOTIENT, (exponential.inputs[0], total.id)
         return Function.BOUNDED, node.inputs
+    is_fast = fastmath and node.op in FAST_OPS
+    if near and node.op in NEAR_OPS and not is_fast:
+        return Function.NEAR, node.inputs
+    if near and (x := _gelu_of(graph, node)) is not None:
+        return Function.GELU, (x,)
     if node.op is Op.LOG1P and _is_at_most_one(graph, graph[node.inputs[0]]):
         return Function.BOUNDED, node.inputs
     if node.op is Op.DIV:
-        if _is_only_seen_in_16_bits(graph, node):
-            return Function.NEAR, node.inputs
         divisor = graph[node.inputs[1]]
         if divisor.op is Op.CONST and 2.0**-100 <= abs(divisor.arg) <= 2.0**100:
             return Function.NUMBER, node.inputs  # its reciprocal is neither huge nor tiny
@@ -65,7 +69,6 @@ def choose_function(
         return Function.FMA if node.op is Op.ADD else kind, (*graph[product].inputs, *rest)
     if _is_read_once(graph, node) and graph[graph.readers[node.id][0]].op in (Op.SUM, Op.MEAN):
         return Function.FACTORS, node.inputs
-    is_fast = fastmath and node.op in FAST_OPS
     return Function.FAST if is_fast else Function.EXACT, node.inputs
 
 
@@ -76,36 +79,40 @@ def _is_only_returned_in_16_bits(graph: Graph, node: Node) -> bool:
     return not is_read and all(output.dtype.itemsize <= 2 for output in returned)
 
 
-def _is_only_seen_in_16_bits(graph: Graph, node: Node) -> bool:
-    """Whether all that comes of the node is products and choices that are returned in 16 bits.
-
-    They keep a relative error as small as it is.
-    """
-    widths: dict[int, int] = {}
-    for output in graph.outputs:
-        widths[output.id] = max(widths.get(output.id, 0), output.dtype.itemsize)
-    todo, seen = [node.id], {node.id}
-    while todo:
-        id = todo.pop()
-        if widths.get(id, 0) > 2:
-            return False
-        for reader in graph.users(id):
-            op = graph[reader].op
-            is_chosen_by = op is Op.WHERE and graph[reader].inputs[0] == id
-            if op not in KEEPING or is_chosen_by or not graph[reader].value.spread:
-                return False
-            if reader not in seen:
-                seen.add(reader)
-                todo.append(reader)
-    return True
-
-
 def _is_at_most_one(graph: Graph, node: Node) -> bool:
     """Whether it is a power with an exponent of -|x|, so from 0 to 1."""
     if node.op not in (Op.EXP, Op.EXP2):
         return False
     exponent = graph[node.inputs[0]]
     return exponent.op is Op.NEG and graph[exponent.inputs[0]].op is Op.ABS
+
+
+def _gelu_of(graph: Graph, node: Node) -> int | None:
+    """x, if the node is x * (1 + erf(x / sqrt(2))) / 2, in whatever order it is multiplied."""
+    number, factors = _factors(graph, node)
+    if number != 0.5 or len(factors) != 2:
+        return None
+    for x, share in (factors, factors[::-1]):
+        if share.op is Op.ADD:
+            one, of_erf = sorted(graph.operands(share), key=lambda operand: operand.op is Op.ERF)
+            if one.op is Op.CONST and one.arg == 1 and of_erf.op is Op.ERF:
+                number, inside = _factors(graph, graph[of_erf.inputs[0]])
+                if inside == [x] and isclose(number, sqrt(0.5), rel_tol=1e-6):
+                    return x.id
+    return None
+
+
+def _factors(graph: Graph, node: Node) -> tuple[float, list[Node]]:
+    """What a product multiplies: the product of its numbers, and the other factors."""
+    if node.op is Op.CONST:
+        return float(node.arg), []
+    if node.op is Op.DIV and graph[node.inputs[1]].op is Op.CONST and graph[node.inputs[1]].arg:
+        number, found = _factors(graph, graph[node.inputs[0]])
+        return number / graph[node.inputs[1]].arg, found
+    if node.op is not Op.MUL:
+        return 1.0, [node]
+    (a, first), (b, second) = (_factors(graph, operand) for operand in graph.operands(node))
+    return a * b, first + second
 
 
 def _added_product(graph: Graph, node: Node) -> int | None:

@@ -19,6 +19,7 @@ import torch
 from ..frontend.graph import Graph, Input, Output, Role
 from ..frontend.ops import Op
 from .patterns import Function, ancestors, choose_function
+from .precision import seen_in_16_bits
 from .reductions import MOMENTS, SOFTMAX, Part, Reduce, by_stage, carried_together, with_pairs
 from .steps import Compute, Home
 
@@ -31,13 +32,17 @@ LOAD_ORDER = (Role.ROW, Role.COLUMN, Role.PER_ROW, Role.DEVICE_SCALAR)  # of wha
 # About how many instructions a thread takes for an element, in the machine code (SASS) of sm_90a;
 # `python -m benchmarks.instructions` counts them. What is not here takes one.
 OP_COSTS = {
-    Op.SQRT: 8, Op.RSQRT: 4, Op.EXP: 8, Op.EXP2: 4, Op.EXPM1: 18, Op.LOG: 16, Op.LOG2: 16,
-    Op.LOG10: 18, Op.LOG1P: 24, Op.SIN: 24, Op.COS: 24, Op.TANH: 20, Op.SIGMOID: 10, Op.ERF: 20,
-    Op.DIV: 19, Op.FLOORDIV: 98, Op.MOD: 67, Op.POW: 80,
+    Op.SQRT: 15, Op.RSQRT: 4, Op.EXP: 8, Op.EXP2: 4, Op.EXPM1: 23, Op.LOG: 24, Op.LOG2: 26,
+    Op.LOG10: 25, Op.LOG1P: 26, Op.SIN: 24, Op.COS: 24, Op.TANH: 15, Op.SIGMOID: 10, Op.ERF: 20,
+    Op.DIV: 16, Op.FLOORDIV: 116, Op.MOD: 77, Op.POW: 88,
 }  # fmt: skip
 FUNCTION_COSTS = {
     Function.BOUNDED: 2, Function.QUOTIENT: 2, Function.NUMBER: 5, Function.FAST: 2,
-    Function.NEAR: 7,
+    Function.GELU: 15,
+}  # fmt: skip
+NEAR_COSTS = {
+    Op.DIV: 7, Op.SQRT: 4, Op.EXP: 5, Op.EXPM1: 6, Op.LOG: 11, Op.LOG2: 11, Op.LOG10: 11,
+    Op.LOG1P: 6, Op.SIGMOID: 4, Op.TANH: 9,
 }  # fmt: skip
 BOUNDED_LOG1P_COST = 9
 # These are for a division by what the row has once.
@@ -129,6 +134,7 @@ class Work:
         self.writes = tuple(output for output in graph.outputs if output.is_row)
         self.row_bytes = sum(i.dtype.itemsize for i in self.of(Role.ROW))
         self.is_wide = any(a.dtype.itemsize > 2 for a in (*self.of(Role.ROW), *self.writes))
+        self._seen_in_16_bits = seen_in_16_bits(graph)
         self._by_stage = by_stage(graph)
         self._paired = with_pairs(graph, self._by_stage)
         self.stages = len(self._by_stage)
@@ -284,7 +290,9 @@ class Work:
         while todo:
             id = todo.pop()
             if id not in steps:
-                chosen = choose_function(self.graph, self.graph[id], self.fastmath, in_loops)
+                node = self.graph[id]
+                near = node.value.spread and id in self._seen_in_16_bits
+                chosen = choose_function(self.graph, node, self.fastmath, near, in_loops)
                 steps[id] = Compute(id, *chosen)
                 todo += [i for i in steps[id].inputs if i not in done]
         done.update(steps)
@@ -303,6 +311,8 @@ def instructions(graph: Graph, computes: tuple[Compute, ...], parts: tuple[Part,
             count += SHARED_DIVISOR_COSTS[step.function]
         elif node.op is Op.LOG1P and step.function is Function.BOUNDED:
             count += BOUNDED_LOG1P_COST
+        elif step.function is Function.NEAR:
+            count += NEAR_COSTS[node.op]
         elif step.function in FUNCTION_COSTS:
             count += FUNCTION_COSTS[step.function]
         else:

@@ -14,12 +14,16 @@ TORCH = {Float32: torch.float32, Int32: torch.int32, Int64: torch.int64, Boolean
 F, INTS, NUMBERS, B = (Float32,), (Int32, Int64), (Float32, Int32, Int64), (Boolean,)
 CONSTANT = {Float32: 2.5, Int32: 3, Int64: 3, Boolean: True}
 
+# The functions that have a form for results in 16 bits, `<name>_near`.
+NEAR = ["sqrt", "exp", "expm1", "log", "log2", "log10", "log1p", "sigmoid", "tanh", "gelu"]
+
 # name: (the dtypes it takes, how many operands it has)
 FUNCTIONS = {
     **dict.fromkeys(("neg", "abs", "sign"), (NUMBERS, 1)),
     **dict.fromkeys(("floor", "ceil", "trunc", "round", "sqrt", "rsqrt", "sigmoid"), (F, 1)),
     **dict.fromkeys(("exp", "exp_bounded", "exp2", "expm1", "erf", "tanh", "sin", "cos"), (F, 1)),
     **dict.fromkeys(("log", "log2", "log10", "log1p", "log1p_bounded"), (F, 1)),
+    **dict.fromkeys((f"{name}_near" for name in NEAR), (F, 1)),
     "logical_not": (B, 1),
     **dict.fromkeys(("div", "div_bounded", "div_near", "pow", "exp_quotient"), (F, 2)),
     **dict.fromkeys(("floordiv", "mod", "maximum", "minimum"), (NUMBERS, 2)),

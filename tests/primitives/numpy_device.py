@@ -19,6 +19,7 @@ from htile.compute import (
     exchange,
     mean,
     moments,
+    near,
     operands,
     powers,
     products,
@@ -28,7 +29,7 @@ from htile.compute import math as functions
 from htile.copy import layout
 
 MODULES = (
-    accumulate, conversion, division, exchange, functions, mean, moments, operands, powers,
+    accumulate, conversion, division, exchange, functions, mean, moments, near, operands, powers,
     products, reduce, layout,
 )  # fmt: skip
 TINY = np.float32(2.0**-126)
