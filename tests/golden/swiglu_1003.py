@@ -34,7 +34,7 @@ def swiglu_kernel(
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # output
-    sigmoid0 = math.sigmoid(gate)  # swiglu.py:12
+    sigmoid0 = math.sigmoid_near(gate)  # swiglu.py:12
     mul0 = gate * sigmoid0  # swiglu.py:12
     mul1 = mul0 * up  # swiglu.py:12
     ElementwiseStorer(ctx).store(mOut, mul1)
