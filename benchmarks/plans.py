@@ -28,11 +28,11 @@ FEW_ROWS = 1024  # from there on they fill the GPU
 
 
 def of(kernel: Kernel, m: int, n: int, dtype: torch.dtype, most: int) -> list[Lowered]:
-    """The default plan and those closest to it, of different texts, at most so many. No GPU."""
+    """The default and the best by expected time, at most so many of different texts. No GPU."""
     found = kernel.function.inspect(*kernel.arguments(m, n, dtype, "meta"))
     plans = enumerate_plans(found.graph, found.plan.target)
     traced = found.lowered.traced
-    return [printed(traced, plan) for plan in candidates(plans, found.plan)[:most]]
+    return [printed(traced, plan) for plan in candidates(plans, found.plan, m)[:most]]
 
 
 def label(plan: Plan) -> str:

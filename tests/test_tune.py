@@ -6,6 +6,7 @@ import random
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from htile import cli
 from htile.build import cache
 from htile.errors import ArgumentError, LoweringError
 from htile.lower import choose, enumerate_plans
-from htile.lower.choice import closest_first
+from htile.lower.cost import cost
 from htile.lower.emit import emit
 from htile.run import launch as launching
 from htile.run import rowwise as jit
@@ -56,6 +57,7 @@ class Machine:
         monkeypatch.setattr(launching, "load", self.load)
         monkeypatch.setattr(jit, "run", lambda launch, values, outs=(): launch.kernel())
         monkeypatch.setattr(tuning, "time_on", self.time)
+        monkeypatch.setattr(tuning, "building", lambda requests: nullcontext(list))
 
     def load(self, source):
         self.built.append(source)
@@ -81,11 +83,12 @@ def machine(monkeypatch, tmp_path):
 
 
 def plans(f, *args):
-    """The plans that calls may run, the best one first, and the numerics of the default."""
+    """The plans that calls may run, as `tune` tries them, and the numerics of the default."""
     plan = f.inspect(*args, arch="sm_80").plan  # no tuned one: another architecture's
     target = request_of(f, args).target(jit.arch_named("sm_90a"))
-    found = closest_first(enumerate_plans(plan.graph, target))
-    return found, choose(found).numerics
+    found = enumerate_plans(plan.graph, target)
+    default = choose(found)
+    return tuning.candidates(found, default, len(args[0])), default.numerics
 
 
 def others(f, *args, numerics=False):
@@ -100,10 +103,12 @@ def others(f, *args, numerics=False):
 def test_candidates_begin_with_the_default_and_the_plan_in_use():
     found, _ = plans(norm, rows(), rows(1)[0])
     current = found[5]
-    ordered = tuning.candidates(found[::-1], current)
+    ordered = tuning.candidates(found[::-1], current, 2048)
     assert ordered == [found[0], current, *(p for p in found[1:] if p != current)]
     assert len({emit(plan) for plan in ordered}) == len(ordered)
-    assert tuning.candidates(found + found, found[0]) == found, "one of each text"
+    assert tuning.candidates(found + found, found[0], 2048) == found, "one of each text"
+    times = [cost(plan, 2048).time for plan in found[1:]]
+    assert times == sorted(times) and len(set(times)) > 10
 
 
 @pytest.mark.parametrize("numerics", [False, True])
@@ -114,7 +119,7 @@ def test_other_numerics_are_tried_on_request_only(machine, numerics):
     assert 1 < len(same) < len(found)
     tuned = norm.tune(*args, numerics=numerics)
     tried = found if numerics else same
-    assert machine.built == [emit(plan) for plan in tuning.candidates(tried, found[0])]
+    assert machine.built == [emit(plan) for plan in tuning.candidates(tried, found[0], 2048)]
     assert tuned.tried == tuned.plans == len(tried)
 
 
@@ -252,7 +257,7 @@ def test_other_kinds_of_calls_keep_the_default(machine, monkeypatch):
     ]  # fmt: skip
     for f, x in cases:
         wanted = [p for p in plans(f, x)[0] if f._wanted.items() <= p.properties().items()]
-        assert same(f.inspect(x).plan, wanted[0])
+        assert same(f.inspect(x).plan, choose(wanted))
     machine.name = "GPU Y"
     assert same(softmax.inspect(rows()).plan, found[0])
     machine.name = "GPU X"
@@ -282,7 +287,8 @@ def test_numerics_are_kept_for_every_batch_and_alignment(machine):
     for x in (rows(1), rows(n=4097)[:, :4096], rows()[None]):
         plan = softmax.inspect(x).plan
         assert plan.numerics == best.numerics
-        assert same(plan, next(p for p in plans(softmax, x)[0] if p.numerics == best.numerics))
+        like = [p for p in plans(softmax, x)[0] if p.numerics == best.numerics]
+        assert same(plan, choose(like))
     # a later search without `numerics` changes no bit either, and finds that plan in use
     machine.built.clear()
     again = softmax.tune(rows())

@@ -1,7 +1,11 @@
 """Fits the constants of the cost model to measured times of plans, and says how well it chooses.
 
-    python -m benchmarks --suite regret --half fitting --json times.jsonl
-    python -m benchmarks.general.fit times.jsonl
+    python -m benchmarks.general.fit
+
+Without files it fits to `times-h200.jsonl.xz`, which these commands have made:
+
+    python -m benchmarks --suite regret --half fitting --each 2 --most 60 --json times.jsonl
+    xz -k times.jsonl
 
 Only cells of the fitting half are fitted to. With `--judge` the choices of the cells that are left
 are shown too: what the chosen plan takes, over what the fastest one takes.
@@ -10,6 +14,8 @@ are shown too: what the chosen plan takes, over what the fastest one takes.
 from __future__ import annotations
 
 import argparse
+import json
+import lzma
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,16 +26,31 @@ import torch
 from benchmarks.kernels import DTYPES
 from benchmarks.results import Record, load
 from htile.lower import enumerate_plans
+from htile.lower.cost import CONSTANTS, H200, Constants, Features, Rates, estimate, features
 from htile.lower.plan import Plan
 
-from .cost import H200, Constants, Features, Rates, estimate, features
 from .population import FITTING, FUNCTIONS, HALVES, JUDGING, half
 from .summary import name, quantile
 
 F64 = torch.float64
+TIMES = Path(__file__).with_name("times-h200.jsonl.xz")
 STEPS = 600
 RATE = 0.02  # of a step, on the logarithm of each constant
-SHARPNESS = 4.0  # how much more plans count that are nearly the fastest of their cell
+# A plan is chosen with a probability that falls by a factor of e for each 1 / SHARPNESS that it is
+# expected to take longer. What is minimized is the logarithm of the chosen plan's time.
+SHARPNESS = 25.0
+FASTER = 1.5  # how much more the error of a faster plan counts, as a power of its speed
+ERRORS = 0.15  # how much errors of the expected times count, beside what is chosen
+SHARED = 0.5  # of an error that all plans of a cell share, so much counts as none
+PRIOR = 0.002  # how much the distance of the constants from where they start counts
+# Where the fit starts: what data sheets and microbenchmarks of others say, and guesses.
+START = Constants(
+    launch=900.0, memory=700.0, cache=300.0, start=300.0, clustered=200.0, warp=60.0,
+    block=150.0, cluster=900.0, iteration=20.0, latency=1.5, spacing=100.0,
+    spacing_clustered=50.0, elements=1.0, moved=1.5, access=4.0, thread=60.0, exchange=40.0,
+    spilled=2.0, lines_read=1.0, lines_written=1.0, lines_shared=1.0, columns=0.3, hits=0.5,
+    single=60.0, together=0.7, tail=1.0, blend=4.0,
+)  # fmt: skip
 NAMES = tuple(field.name for field in fields(Constants))
 
 
@@ -74,28 +95,49 @@ def cell_of(record: Record, rates: Rates) -> Cell | None:
     return Cell(name(record), Features(**stacked), us)
 
 
+def records_of(file: Path) -> list[Record]:
+    """The records of a file, which xz may have compressed."""
+    if file.suffix != ".xz":
+        return load(file)
+    with lzma.open(file, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
 def _key(properties: dict) -> tuple:
     return tuple(sorted((key, str(value)) for key, value in properties.items()))
 
 
-def fit(cells: Sequence[Cell], rates: Rates, start: Constants = Constants()) -> Constants:  # noqa: B008
-    """The constants whose expected times are closest to the measured ones.
+def fit(cells: Sequence[Cell], rates: Rates, start: Constants = START) -> Constants:
+    """The constants with which the model chooses the fastest plans, and expects their times.
 
-    The error is that of the logarithm of a time. Plans that are nearly the fastest of their cell
-    count more, and every cell counts the same. All constants are positive, so what is changed from
-    step to step is their logarithm.
+    Every cell counts the same. All constants are positive, so what is changed from step to step is
+    their logarithm.
     """
-    values = [getattr(start, key) for key in NAMES]
-    logs = torch.tensor(values, dtype=F64).log().requires_grad_()
+    of_cell = torch.cat([torch.full((len(c.us),), k) for k, c in enumerate(cells)])
+    every = Features(*(
+        torch.cat([getattr(c.features, field.name) for c in cells]) for field in fields(Features)
+    ))  # fmt: skip
+    us = torch.cat([c.us for c in cells]).log()
+    behind = torch.cat([(c.us / c.us.min()).log() for c in cells])
+
+    def sums(values: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(cells), dtype=F64).index_add(0, of_cell, values)
+
+    weights = (-FASTER * behind).exp()
+    weights = weights / sums(weights)[of_cell]
+    first = torch.tensor([getattr(start, key) for key in NAMES], dtype=F64).log()
+    logs = first.clone().requires_grad_()
     optimizer = torch.optim.Adam([logs], lr=RATE)
-    weights = [torch.softmax(-SHARPNESS * (c.us / c.us.min()).log(), 0) for c in cells]
     for _ in range(STEPS):
         constants = Constants(**dict(zip(NAMES, logs.exp(), strict=True)))
-        errors = [
-            (w * (c.expected(rates, constants) / c.us).log().abs()).sum()
-            for c, w in zip(cells, weights, strict=True)
-        ]
-        loss = torch.stack(errors).mean()
+        expected = (estimate(every, rates, constants)[-1] / 1e3).log()
+        least = torch.stack([part.min() for part in expected.split([len(c.us) for c in cells])])
+        chances = (-SHARPNESS * (expected - least[of_cell])).exp()
+        chosen = sums(chances * behind) / sums(chances)
+        error = expected - us
+        error = error - SHARED * sums(weights * error)[of_cell]
+        loss = (chosen + ERRORS * sums(weights * error.abs())).mean()
+        loss = loss + PRIOR * (logs - first).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -117,10 +159,10 @@ def shown(title: str, cells: Sequence[Cell], rates: Rates, constants: Constants)
 def main(arguments: list[str] | None = None) -> None:
     """Fit, and print the constants and how well they choose."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.general.fit", description=__doc__)
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", default=[TIMES])
     parser.add_argument("--judge", action="store_true", help="show the judging half too")
     options = parser.parse_args(arguments)
-    records = [r for file in options.files for r in load(file) if r["suite"] == "regret"]
+    records = [r for file in options.files for r in records_of(file) if r["suite"] == "regret"]
     of_half = {part: [] for part in HALVES}
     for record in records:
         if (part := half(record["kernel"])) == FITTING or options.judge:
@@ -128,8 +170,8 @@ def main(arguments: list[str] | None = None) -> None:
                 of_half[part].append(found)
     constants = fit(of_half[FITTING], H200)
     for key in NAMES:
-        print(f"    {key}: float = {getattr(constants, key):.4g}")
-    print(shown("before", of_half[FITTING], H200, Constants()))
+        print(f"    {key}={getattr(constants, key):.3g},")
+    print(shown("before", of_half[FITTING], H200, CONSTANTS))
     print(shown("fitted", of_half[FITTING], H200, constants))
     if of_half[JUDGING]:
         print(shown("judged", of_half[JUDGING], H200, constants))

@@ -34,7 +34,7 @@ _UNDER_WAY: dict[tuple[str, str, str], Future] = {}  # what is being compiled, b
 
 
 def jobs(options) -> list[Job]:
-    """One job a cell, with at most `--most` plans, those closest to the default."""
+    """One job a cell, with at most `--most` plans: the default and the best by expected time."""
     return [_job(c, options) for c in chosen(options)]
 
 

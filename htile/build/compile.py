@@ -16,8 +16,9 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -180,13 +181,34 @@ def build_all(
 ) -> list[Artifact]:
     """`build` many (source, function, arch) in forked processes, and keep the results."""
     requests = list(dict.fromkeys(requests))
+    with building(requests, workers) as built:
+        return [built(request) for request in requests]
+
+
+@contextmanager
+def building(
+    requests: Iterable[tuple[str, str, str]], workers: int | None = None
+) -> Iterator[Callable[[tuple[str, str, str]], Artifact]]:
+    """`build` many in forked processes side by side, the first ones first.
+
+    It gives a function that waits for one of them and keeps it. What has not begun when the block
+    is left is not built.
+    """
     _import_cute()
     context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=context) as pool:
-        artifacts = list(pool.map(build, *zip(*requests, strict=True))) if requests else []
-    for (source, _, arch), artifact in zip(requests, artifacts, strict=True):
+    pool = ProcessPoolExecutor(workers or os.cpu_count(), mp_context=context)
+    futures = {request: pool.submit(build, *request) for request in dict.fromkeys(requests)}
+
+    def built(request: tuple[str, str, str]) -> Artifact:
+        artifact = futures[request].result()
+        source, _, arch = request
         _ARTIFACTS.keep((source, arch), artifact)
-    return artifacts
+        return artifact
+
+    try:
+        yield built
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def load(artifact: Artifact) -> Callable[..., None]:

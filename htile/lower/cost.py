@@ -1,47 +1,57 @@
 """How long a plan's kernel takes, computed from what it moves, computes and waits for.
 
-Five things bound a kernel: the bytes between memory and chip, the bytes from the L2 cache, the
+Seven things bound a kernel: the bytes between memory and chip, the bytes from the L2 cache, the
 instructions that a multiprocessor issues, those of them that its special function units (MUFU)
-work on, and what a thread block waits for. Each takes a time of its own. They overlap, so the
-whole takes little more than the longest of them: the constant `blend` says how much more.
+work on, its accesses, the start of thread blocks, and what a thread block waits for. Each takes a
+time of its own. They overlap, so the whole takes little more than the longest of them: the
+constant `blend` says how much more.
 
 A multiprocessor hides the waits of a thread block behind other blocks, as many as registers,
 shared memory and threads let stay on it at a time. This is Little's law: bytes in flight are bytes
 a second times the seconds that each is under way.
 
-The rates of an architecture (`Rates`) are figures of a GPU. The constants (`Constants`) are fitted
-to measured times by `python -m benchmarks.general.fit`. Those here are a first guess, and nothing
-chooses by them yet.
+`Rates` are figures of a GPU. `Constants` are fitted to measured times of plans by
+`python -m benchmarks.general.fit`. `tune` tries plans in the order of their cost.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, log2
 
-from htile.frontend.graph import Graph
-from htile.frontend.ops import Op
-from htile.lower.patterns import Function
-from htile.lower.plan import Plan
-from htile.lower.steps import Compute, Home
-from htile.lower.work import instructions
+from ..frontend.graph import Graph
+from ..frontend.ops import Op
+from .patterns import Function
+from .plan import Form, Plan
+from .steps import Compute, Home
+from .work import instructions
 
 WARP = 32  # threads
+LINE = 128  # bytes of memory that a multiprocessor accesses at a time
 BLOCK_BYTES = 1024  # of shared memory that a thread block takes beside its own
 MOST_THREADS, MOST_BLOCKS = 2048, 32  # of a multiprocessor
 MOST_REGISTERS = 255  # of a thread
-LOOP_REGISTERS = 48  # about what ptxas gives a thread of a loop, unless the plan says how many fit
-FIXED_REGISTERS = 16  # of a thread, beside what it holds of its row
-LIVE_REGISTERS = 1.75  # for each register that the row takes by `Work`: what comes of it beside
 
+# About how many registers ptxas gives a thread, as found in 300 plans. A thread that holds its row
+# needs FIXED_REGISTERS, those of its elements, and for each element OVERLAPPED more an instruction,
+# because it works on several elements at a time. A thread of a loop needs LOOP_SHARE of the
+# registers of all chunks in the loop's body. Where the plan does not say how many thread blocks
+# are to fit, a loop gets at most LOOP_REGISTERS, by where the row is.
+FIXED_REGISTERS = 14
+OVERLAPPED, LEAST_OVERLAPPED, MOST_OVERLAPPED = 0.03, 0.15, 1.5
+LOOP_SHARE = 0.6
+LEAST_LOOP_REGISTERS = 40
+LOOP_REGISTERS = {Home.SHARED: 40, Home.REREAD: 64}
 
 # Instructions of the special function units (MUFU) that an operation takes for an element.
 SPECIAL = {
     Op.SQRT: 1, Op.RSQRT: 1, Op.EXP: 1, Op.EXP2: 1, Op.TANH: 2, Op.SIGMOID: 2, Op.ERF: 1, Op.DIV: 1,
     Op.POW: 2,
 }  # fmt: skip
+SPECIAL_NEAR = SPECIAL | {Op.EXPM1: 1, Op.LOG: 1, Op.LOG2: 1, Op.LOG10: 1, Op.LOG1P: 1}
 SPECIAL_OF_FUNCTION = {
     Function.BOUNDED: 1, Function.QUOTIENT: 1, Function.NUMBER: 0, Function.FAST: 1,
+    Function.GELU: 2,
 }  # fmt: skip
 
 
@@ -72,119 +82,186 @@ class Constants:
     """What is fitted. Times are in nanoseconds, instructions are of a thread.
 
     launch: from the launch to the first thread block, and from the last one to the end.
-    memory: from a load to its data, through the L2 cache, on a busy GPU.
-    start: of a thread block, until its first load.
+    memory, cache: from a load to its data, from memory and from the L2 cache.
+    start: of a thread block, until its first load. clustered: the same, more in a cluster.
     warp, block, cluster: an exchange inside a warp, inside a thread block and over a cluster.
     iteration: an iteration of a loop, beside its instructions.
+    latency: cycles of an instruction that the next one of the thread waits for.
+    spacing: between the starts of two thread blocks on a multiprocessor.
+    spacing_clustered: the same, more for each doubling of a cluster.
+    elements: instructions that are issued for each that is counted for an element.
     moved: instructions for each element that is loaded or stored, with what converts it.
     access: instructions for each vector that is loaded or stored.
     thread: instructions of a thread beside those of its elements.
     exchange: instructions of a thread for each exchange.
-    cached: the share of the bytes of columns that come from the L2 cache, and not from L1.
-    blend: how sharply the longest of the times wins: they are joined as a norm of this order.
-    tail: the share of a thread block's time that the last wave lasts longer.
+    spilled: instructions for each register that a thread lacks.
+    lines_read, lines_written, lines_shared: cycles for each line that is read, written, or moved
+        to or from shared memory.
+    columns: the share of the bytes of columns that come from the L2 cache, and not from L1.
+    hits: the share of the L2 cache that rows which are read again find their bytes in.
     single: bytes a nanosecond that one multiprocessor reads and writes at most.
+    together: how much of the memory's time a thread block waits for, if it is alone.
+    tail: the share of a thread block's time that the last wave lasts longer.
+    blend: how sharply the longest of the times wins: they are joined as a norm of this order.
     """
 
-    launch: float = 1500.0
-    memory: float = 900.0
-    start: float = 400.0
-    warp: float = 30.0
-    block: float = 120.0
-    cluster: float = 900.0
-    iteration: float = 25.0
-    moved: float = 1.0
-    access: float = 3.0
-    thread: float = 60.0
-    exchange: float = 40.0
-    cached: float = 0.6
-    blend: float = 4.0
-    tail: float = 0.5
-    single: float = 70.0
+    launch: float
+    memory: float
+    cache: float
+    start: float
+    clustered: float
+    warp: float
+    block: float
+    cluster: float
+    iteration: float
+    latency: float
+    spacing: float
+    spacing_clustered: float
+    elements: float
+    moved: float
+    access: float
+    thread: float
+    exchange: float
+    spilled: float
+    lines_read: float
+    lines_written: float
+    lines_shared: float
+    columns: float
+    hits: float
+    single: float
+    together: float
+    tail: float
+    blend: float
 
 
-CONSTANTS = Constants()
+# `python -m benchmarks.general.fit` prints these, of an H200.
+CONSTANTS = Constants(
+    launch=169, memory=233, cache=651, start=100, clustered=106, warp=57.8, block=75.8,
+    cluster=1030, iteration=42.8, latency=1.81, spacing=151, spacing_clustered=68.2,
+    elements=1.05, moved=0.381, access=0.717, thread=82.4, exchange=59, spilled=2.35,
+    lines_read=1.54, lines_written=4.29, lines_shared=1.89, columns=0.135, hits=0.709,
+    single=82.4, together=1.23, tail=1.42, blend=3.74,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
     """What the time of a plan depends on for some number of rows, all thread blocks together.
 
-    bytes: between memory and chip.
-    again: bytes of rows that are read again, from the L2 cache.
+    bytes: between memory and chip, if every byte moves once.
+    again: bytes of rows that are read again.
+    in_flight: bytes of all rows that are worked on at a time.
     columns: bytes of columns that thread blocks read.
     moved: elements that threads load or store, padding included, of all rows and columns.
     accesses: loads and stores of vectors of them.
     computed: instructions for elements. special: those of them for MUFU.
-    threads: how many threads there are.
-    waves: how often the multiprocessors are filled with thread blocks.
+    threads, blocks: how many there are.
+    lacking: registers that each thread lacks.
+    read, written, shared: lines that are read, written, and moved to or from shared memory.
+    resident: thread blocks that a multiprocessor has at a time.
     busy: multiprocessors that have a thread block.
+    doublings: the logarithm to base 2 of the size of a cluster.
     warp, block, cluster: exchanges of one thread block, by what they span.
     iterations: of the loops of one thread block.
-    loads: how often one thread block waits for memory or the L2 cache.
+    memory_waits, cache_waits: how often one thread block waits for memory and for the L2 cache.
     """
 
     bytes: float
     again: float
+    in_flight: float
     columns: float
     moved: float
     accesses: float
     computed: float
     special: float
     threads: float
-    waves: float
+    blocks: float
+    lacking: float
+    read: float
+    written: float
+    shared: float
+    resident: float
     busy: float
+    doublings: float
     warp: float
     block: float
     cluster: float
     iterations: float
-    loads: float
+    memory_waits: float
+    cache_waits: float
 
 
-def features(plan: Plan, rows: int, rates: Rates) -> Features:
+def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
     """The features of a plan for so many rows on a GPU."""
-    work, num, place = plan.work, plan.numerics, plan.placement
-    graph, sweeps = plan.graph, plan.sweeps
+    work, num, place, sweeps = plan.work, plan.numerics, plan.placement, plan.sweeps
     groups = ceil(rows / plan.rows_per_block)
-    ctas = groups * num.cluster_n // place.shares
-    blocks = resident(plan)
+    blocks = groups * num.cluster_n // place.shares
     elements = groups * plan.rows_per_block * num.step * plan.chunks
     read, written = plan.bytes_per_row()
-    again = rows * plan.bytes_read_again()
-    in_flight = min(rows, rates.multiprocessors * blocks * place.shares / num.cluster_n)
-    if in_flight * graph.n * work.row_bytes > rates.cache_bytes / 2:
-        read, again = read + again / rows, 0.0  # the L2 cache does not hold them
+    loops = len(sweeps.loops) if num.in_loops else 1
+    rereads = plan.rows_home is Home.REREAD
+    row_loads = [i for s in sweeps.loops for i in s.rows] if rereads else work.rows
+    column_loads = [i for s in sweeps.all for i in s.columns] if num.in_loops else work.columns
+    moves = len(row_loads) + len(column_loads) + len(work.writes)
     parts = [(s.computes, s.parts) for s in sweeps.all]
     parts += [] if num.in_loops else [((), reduce.parts) for reduce in sweeps.reduces]
-    moved = sum(len(s.rows) + len(s.columns) for s in sweeps.all) + len(work.writes)
-    loads = 1 + sum(bool(s.columns) for s in sweeps.all[1:])
-    iterations = 0
-    if num.in_loops:
-        loops = len(sweeps.loops)
-        loads = loops if plan.rows_home is Home.REREAD else loads
-        iterations = loops * plan.turns * ceil(plan.chunks / place.unroll)
-    else:
-        moved += len(work.rows)
+    fit, lacking = _resident(plan)
+    in_flight = rates.multiprocessors * fit * place.shares / num.cluster_n * plan.rows_per_block
+    iterations, memory_waits, cache_waits = _waits(plan)
     spans_warp = num.threads_per_row <= WARP and num.cluster_n == 1
-    passes = len(sweeps.loops) if num.in_loops else 1
-    columns = graph.n * sum(i.dtype.itemsize for i in work.columns)
+    shared = 0.0
+    if plan.placement.loader == "shared":  # once in, and out for each loop
+        shared = elements * work.row_bytes / LINE * (1 + loops)
     return Features(
         bytes=rows * (read + written),
-        again=again,
-        columns=groups * columns * passes,
-        moved=moved * elements,
-        accesses=moved * elements / num.vec_size,
-        computed=elements * sum(instructions(graph, *part) for part in parts),
-        special=elements * sum(special_instructions(graph, steps) for steps, _ in parts),
-        threads=ctas * place.num_threads,
-        waves=ctas / (rates.multiprocessors * blocks),
-        busy=min(ctas, rates.multiprocessors),
+        again=rows * plan.bytes_read_again(),
+        in_flight=min(rows, in_flight) * plan.graph.n * work.row_bytes,
+        columns=groups * plan.graph.n * sum(i.dtype.itemsize for i in column_loads),
+        moved=moves * elements,
+        accesses=moves * elements / num.vec_size,
+        computed=elements * sum(instructions(plan.graph, *part) for part in parts),
+        special=elements * sum(special_instructions(plan.graph, steps) for steps, _ in parts),
+        threads=blocks * place.num_threads,
+        blocks=blocks,
+        lacking=lacking,
+        read=elements * sum(_lines(plan, i.dtype.itemsize) for i in (*row_loads, *column_loads)),
+        written=elements * sum(_lines(plan, o.dtype.itemsize) for o in work.writes),
+        shared=shared,
+        resident=fit,
+        busy=min(blocks, rates.multiprocessors),
+        doublings=log2(num.cluster_n),
         warp=sweeps.exchanges * spans_warp,
         block=sweeps.exchanges * (num.cluster_n == 1 and not spans_warp),
         cluster=sweeps.exchanges * (num.cluster_n > 1),
         iterations=iterations,
-        loads=loads,
+        memory_waits=memory_waits,
+        cache_waits=cache_waits,
     )
+
+
+def _lines(plan: Plan, size: int) -> float:
+    """Lines of memory for each element of `size` bytes, as warps access them.
+
+    The threads of a row access its neighbouring elements. Where a vector is one element, rows
+    begin anywhere in a line.
+    """
+    elements = min(plan.numerics.threads_per_row, WARP) * plan.numerics.vec_size
+    lines = elements * size / LINE
+    if plan.numerics.vec_size == 1:
+        lines += 0.7
+    return max(1.0, lines) / elements
+
+
+def _waits(plan: Plan) -> tuple[int, int, int]:
+    """Of one thread block: iterations of loops, and how often it waits for memory and for L2."""
+    place, loops = plan.placement, plan.sweeps.loops
+    if plan.numerics.form is Form.HELD:
+        return 0, 1, int(place.columns == "late" and bool(plan.work.columns))
+    trips = plan.turns * ceil(plan.chunks / max(place.unroll, place.prefetch, 1))
+    iterations = len(loops) * plan.turns * ceil(plan.chunks / place.unroll)
+    if plan.rows_home is Home.SHARED:
+        return iterations, 1, trips * sum(bool(loop.columns) for loop in loops)
+    return iterations, trips, trips * (len(loops) - 1)
 
 
 def special_instructions(graph: Graph, computes: tuple[Compute, ...]) -> int:
@@ -194,55 +271,79 @@ def special_instructions(graph: Graph, computes: tuple[Compute, ...]) -> int:
         op = graph[step.id].op
         if not graph[step.id].value.spread:
             continue
-        if step.function in SPECIAL_OF_FUNCTION:
-            count += SPECIAL_OF_FUNCTION[step.function]
-        elif op is not Op.DIV or graph[step.inputs[1]].value.spread:
-            count += SPECIAL.get(op, 0)
+        if op is Op.DIV and step.function in (Function.EXACT, Function.NEAR):
+            count += graph[step.inputs[1]].value.spread  # else once a row
+        elif step.function is Function.NEAR:
+            count += SPECIAL_NEAR.get(op, 0)
+        elif op is Op.LOG1P and step.function is Function.BOUNDED:
+            pass  # a polynomial
+        else:
+            count += SPECIAL_OF_FUNCTION.get(step.function, SPECIAL.get(op, 0))
     return count
 
 
-def registers(plan: Plan) -> int:
-    """About how many registers a thread has; ptxas decides it, under what `blocks` allows."""
+def _registers(plan: Plan) -> float:
+    """About how many registers a thread would use if it could have any number."""
     num, place, work = plan.numerics, plan.placement, plan.work
     if num.in_loops:
+        loaded = sum(i.dtype.itemsize for i in (*work.rows, *work.columns)) / 4
+        needed = FIXED_REGISTERS + num.vec_size * (
+            LOOP_SHARE * place.unroll * work.loops.words + place.prefetch * loaded
+        )
+        needed = max(LEAST_LOOP_REGISTERS, needed)
         if not place.blocks:
-            return LOOP_REGISTERS
-        live = num.vec_size * (work.loops.words + 2 * place.prefetch * work.row_bytes / 4)
-    else:
-        words = work.held_words(plan.sweeps, place.columns == "late")
-        live = plan.elements_per_thread * words
-    needed = max(32, int(FIXED_REGISTERS + LIVE_REGISTERS * live))
-    most = plan.target.arch.registers // (place.num_threads * max(1, place.blocks))
-    return min(needed, most // 8 * 8, MOST_REGISTERS)
+            return min(needed, LOOP_REGISTERS[plan.rows_home])
+        return min(needed, _allowed(plan, place.blocks)) if place.blocks > 1 else needed
+    early = work.columns if place.columns == "early" else ()
+    # Two neighbouring elements of 16 bits take one register.
+    loaded = sum(
+        max(i.dtype.itemsize / 4, min(1.0, 1 / num.vec_size)) for i in (*work.rows, *early)
+    )
+    live = max(loaded, work.held_words(plan.sweeps, place.columns == "late"))
+    count = sum(instructions(plan.graph, s.computes, s.parts) for s in plan.sweeps.all)
+    overlapped = min(MOST_OVERLAPPED, LEAST_OVERLAPPED + OVERLAPPED * count)
+    return FIXED_REGISTERS + plan.elements_per_thread * (live + overlapped)
 
 
-def resident(plan: Plan) -> int:
-    """CTAs that stay on a multiprocessor at a time, by registers, shared memory and threads."""
+def _allowed(plan: Plan, blocks: int) -> int:
+    """The most registers of a thread, if so many thread blocks are to fit."""
+    return min(MOST_REGISTERS, plan.target.arch.registers // (plan.placement.num_threads * blocks))
+
+
+def _resident(plan: Plan) -> tuple[int, float]:
+    """Thread blocks that fit on a multiprocessor, and the registers that each thread lacks."""
     arch, threads = plan.target.arch, plan.placement.num_threads
+    needed, most = _registers(plan), _allowed(plan, 1)
     tiles = 0
     if plan.placement.loader == "shared":
         tiles = plan.placement.shares * plan.elements_per_thread * plan.work.row_bytes
-        tiles *= threads if not plan.numerics.in_loops else plan.numerics.threads_per_row
-    return max(1, min(
-        arch.registers // (-(-registers(plan) // 8) * 8 * threads),
+        tiles *= plan.numerics.threads_per_row if plan.numerics.in_loops else threads
+    registers = -(-int(min(max(needed, 24), most)) // 8) * 8
+    fit = min(
+        arch.registers // (registers * threads),
         (arch.shared_bytes + BLOCK_BYTES) // (tiles + 2 * BLOCK_BYTES),
         MOST_THREADS // threads,
         MOST_BLOCKS,
-    ))  # fmt: skip
+    )
+    return max(1, fit), max(0.0, needed - most)
 
 
 @dataclass(frozen=True)
 class Cost:
     """The expected time of a kernel in nanoseconds, and the parts that overlap in it.
 
-    memory, cache, issue, special, waits: the time of each bound alone; see the module.
+    memory, cache, issue, special, accesses, blocks, waits: the time of each bound alone; see the
+        module.
     around: what nothing overlaps: the launch, and the last wave of thread blocks.
+    time: all together.
     """
 
     memory: float
     cache: float
     issue: float
     special: float
+    accesses: float
+    blocks: float
     waits: float
     around: float
     time: float
@@ -250,9 +351,12 @@ class Cost:
     @property
     def bounds(self) -> dict[str, float]:
         """Each part as a share of the whole time, the largest first."""
-        names = ("memory", "cache", "issue", "special", "waits", "around")
-        shares = {name: getattr(self, name) / self.time for name in names}
-        return dict(sorted(shares.items(), key=lambda item: -item[1]))
+        parts = {name: value / self.time for name, value in vars(self).items() if name != "time"}
+        return dict(sorted(parts.items(), key=lambda item: -item[1]))
+
+    def __str__(self) -> str:
+        shares = ", ".join(f"{name} {share:.2f}" for name, share in self.bounds.items())
+        return f"{self.time / 1e3:.1f} µs: {shares}"
 
 
 def estimate(f, rates: Rates, c):
@@ -260,19 +364,28 @@ def estimate(f, rates: Rates, c):
 
     Both may be of numbers, or of tensors whose elements are plans: so they are fitted.
     """
-    bandwidth = _smaller(rates.memory, f.busy * c.single)
-    memory = f.bytes / bandwidth
-    cache = (f.bytes + f.again + f.columns * c.cached) / rates.cache
-    per_ns = rates.multiprocessors * rates.clock * 128  # instructions of threads that are issued
+    missed = _larger(1 - c.hits * rates.cache_bytes / _larger(f.in_flight, 1.0), 0.0)
+    memory = (f.bytes + f.again * missed) / _smaller(rates.memory, f.busy * c.single)
+    cache = (f.bytes + f.again + f.columns * c.columns) / rates.cache
+    cycles = f.busy * rates.clock  # of all multiprocessors, a nanosecond
     exchanges = f.warp + f.block + f.cluster
-    of_threads = f.threads * (c.thread + c.exchange * exchanges)
-    issue = (f.computed + c.moved * f.moved + c.access * f.accesses + of_threads) / per_ns
-    special = f.special * 8 / per_ns  # one of eight lanes
-    block = c.start + c.memory * f.loads + c.iteration * f.iterations
+    of_thread = c.thread + c.exchange * exchanges + c.spilled * f.lacking
+    issued = c.elements * f.computed + c.moved * f.moved + c.access * f.accesses
+    issued = issued + f.threads * of_thread
+    issue = issued / (cycles * 4 * WARP)
+    special = f.special / (cycles * 16)
+    lines = c.lines_read * f.read + c.lines_written * f.written + c.lines_shared * f.shared
+    accesses = lines / cycles
+    blocks = f.blocks / f.busy * (c.spacing + c.spacing_clustered * f.doublings)
+    block = c.start + c.clustered * _smaller(f.doublings, 1.0) + c.iteration * f.iterations
+    block = block + c.memory * f.memory_waits + c.cache * f.cache_waits
     block = block + c.warp * f.warp + c.block * f.block + c.cluster * f.cluster
-    waits = block * _larger(f.waves, 1.0)
-    around = c.launch + c.tail * block * _smaller(f.waves, 1.0)
-    parts = (memory, cache, issue, special, waits)
+    block = block + c.latency * issued / f.threads / rates.clock
+    beside = _larger(_smaller(f.resident, f.blocks / f.busy), 1.0)
+    waits = (c.together * memory + f.blocks / f.busy * block) / beside
+    waves = f.blocks / (rates.multiprocessors * f.resident)
+    around = c.launch + c.tail * block * _smaller(waves, 1.0)
+    parts = (memory, cache, issue, special, accesses, blocks, waits)
     longest = parts[0]
     for part in parts[1:]:
         longest = _larger(longest, part)

@@ -33,8 +33,7 @@ from ..frontend.reference import evaluate
 from ..frontend.roles import Call, Signature, classify
 from ..frontend.tensor import Tensor as Symbolic
 from ..frontend.tensor import fail
-from ..lower import printed
-from ..lower.plan import Plan
+from ..lower import Lowered, printed
 from . import vmap
 from .kernel import Kernel
 from .launch import Launch, Request, prepare, run
@@ -292,10 +291,12 @@ class Rowwise:
     ) -> Tuned:
         """Time the kernel's plans on the GPU with these CUDA tensors, and keep the fastest.
 
-        Each plan is timed beside the default one, in turns, with a cold L2 cache. A plan wins only
-        if it is faster beyond the noise, twice. From then on similar calls run it, in all processes
-        that share the disk cache, on GPUs of this name, until `python -m htile cache --clear`. The
-        results of the timed calls are thrown away, and the arguments are not written to.
+        Plans are tried in the order of their expected times, and compiled ahead in processes side
+        by side. Each is timed beside the default one, in turns, with a cold L2 cache. A plan wins
+        only if it is faster beyond the noise, twice. From then on similar calls run it, in all
+        processes that share the disk cache, on GPUs of this name, until `python -m htile cache
+        --clear`. The results of the timed calls are thrown away, and the arguments are not written
+        to.
 
             print(softmax.tune(logits, seconds=30))
 
@@ -314,7 +315,8 @@ class Rowwise:
         call = classify(self._signature, values)
         refuse_gradients(self._signature, values)
         device = device_of(self._signature, values)
-        tune.check(self._signature.name, device, math.prod(call.lead), seconds)
+        rows = math.prod(call.lead)
+        tune.check(self._signature.name, device, rows, seconds)
         request, _ = self._request(call, self._captures.fingerprint(), values)
         arch = arch_of_capability(torch.cuda.get_device_capability(device))
         plans = request.plans(arch)
@@ -322,11 +324,14 @@ class Rowwise:
         whole = tuple(v.contiguous() if n in copied else v for n, v in request.given.items())
         request = replace(request, values=whole)
 
-        def launcher(plan: Plan) -> Callable[[], object]:
-            lowered = printed(request.specialization.traced, plan)
+        lower = functools.partial(printed, request.specialization.traced)
+
+        def launcher(lowered: Lowered) -> Callable[[], object]:
             return functools.partial(run, prepare(request, device, lowered=lowered), whole)
 
-        tuned = tune.tune(plans, self._wanted, device, launcher, seconds, numerics, progress)
+        tuned = tune.tune(
+            plans, self._wanted, device, rows, lower, launcher, seconds, numerics, progress
+        )
         self._forget()
         return tuned
 

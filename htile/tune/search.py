@@ -11,6 +11,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -18,9 +19,10 @@ from statistics import median
 import torch
 
 from ..build.cache import cache_folder
-from ..errors import ArgumentError
-from ..lower import choose, emit
-from ..lower.choice import closest_first
+from ..build.compile import building
+from ..errors import ArgumentError, CompileError
+from ..lower import Lowered, choose, emit
+from ..lower.cost import cost
 from ..lower.plan import Plan
 from .kept import Wanted, in_force, keep, recall
 from .statistics import Estimate, paired
@@ -107,7 +109,9 @@ def tune(
     plans: list[Plan],
     wanted: Wanted,
     device: torch.device,
-    prepare: Callable[[Plan], Callable[[], object]],
+    rows: int,
+    lower: Callable[[Plan], Lowered],
+    prepare: Callable[[Lowered], Callable[[], object]],
     seconds: float,
     numerics: bool,
     progress: bool,
@@ -115,18 +119,30 @@ def tune(
     """Search for the fastest plan, and keep it.
 
     plans: all plans of the graph on its target that have what is `wanted`.
-    prepare: compiles and loads a plan's kernel, and returns a function that launches it.
+    rows: how many rows the arguments have.
+    lower: prints a plan's kernel.
+    prepare: compiles and loads a kernel, and returns a function that launches it.
     numerics: whether plans of other numerics than those in force are tried as well.
     """
     current = recall(plans, wanted, device)
-    tried = candidates(plans if numerics else in_force(plans, wanted, device), current)
+    tried = candidates(plans if numerics else in_force(plans, wanted, device), current, rows)
+    requests = {id(plan): _request(lower(plan)) for plan in tried}
 
     def measure(contenders: Contenders, rounds: int) -> Times:
         return time_on(device, contenders, rounds)
 
     start = time.monotonic()
-    with shown(tried[0].graph.name, len(tried), progress) as show:
-        found = search(tried, prepare, measure, seconds, show)
+    with (
+        building(requests.values()) as built,
+        shown(tried[0].graph.name, len(tried), progress) as show,
+    ):
+
+        def prepared(plan: Plan) -> Callable[[], object]:
+            with contextlib.suppress(CompileError, BrokenExecutor):  # `prepare` tries it again
+                built(requests[id(plan)])
+            return prepare(lower(plan))
+
+        found = search(tried, prepared, measure, seconds, show)
     took = time.monotonic() - start
     return Tuned(
         gpu=torch.cuda.get_device_name(device),
@@ -142,13 +158,18 @@ def tune(
     )
 
 
-def candidates(plans: list[Plan], current: Plan) -> list[Plan]:
-    """The default, the plan that runs now, then the others, those closest to the default first.
+def _request(lowered: Lowered) -> tuple[str, str, str]:
+    return lowered.source, lowered.function, lowered.plan.target.arch.name
+
+
+def candidates(plans: list[Plan], current: Plan, rows: int) -> list[Plan]:
+    """The default, the plan that runs now, then the others, by their expected time for these rows.
 
     Of several plans with the same text only the first is listed.
     """
     texts: dict[str, Plan] = {}
-    for plan in (choose(plans), current, *closest_first(plans)):
+    expected = sorted(plans, key=lambda plan: cost(plan, rows).time)
+    for plan in (choose(plans), current, *expected):
         texts.setdefault(emit(plan), plan)
     return list(texts.values())
 
