@@ -11,7 +11,7 @@ from rich.console import Console
 from torch.utils import _pytree as pytree
 
 import htile
-from benchmarks import instructions, limit, plans
+from benchmarks import accuracy, instructions, limit, plans
 from benchmarks.check import Sample
 from benchmarks.general import fit, regret, suite
 from benchmarks.general.population import (
@@ -248,7 +248,7 @@ def test_the_fit_finds_the_constants_that_times_were_made_with(monkeypatch):
         return max(c.regret(cost.H200, constants) for c in found)
 
     assert error(TRUE) < 1e-9 and error(fitted) < 0.7 * error(fit.START)
-    assert regret_of(fit.START) > 1.02 > regret_of(fitted)
+    assert regret_of(fit.START) > 1.015 > regret_of(fitted)
 
 
 def test_the_constants_choose_well_among_the_plans_that_they_were_fitted_to():
@@ -295,3 +295,21 @@ def test_instructions_are_counted_for_an_element():
     count, special = instructions.of_element(lambda x: torch.exp(x), 1)
     assert special == 1 and 6 <= count - one[0] <= 9
     assert {*instructions.ONE} & {*instructions.TWO} == set()
+
+
+def test_accuracy_counts_in_units_of_the_last_place():
+    numbers = [1.0, 1 + 2.0**-24, 3.0, math.inf, math.nan, 2.0**130, 1.0, 2.0**-150]
+    expected = torch.tensor(numbers, dtype=torch.float64)
+    got = torch.tensor([1.0, 1.0, 3 + 2.0**-22, math.inf, math.nan, math.inf, math.nan, 0.0])
+    found = accuracy.errors(got, expected).tolist()
+    assert found == [0, 0.5, 1, 0, 0, 0, math.inf, 0.5]
+    assert accuracy.errors(torch.tensor([1 + 2.0**-7]).bfloat16(), torch.ones(1).double()) == 1
+    assert accuracy.errors(torch.tensor([65504.0]).half(), torch.tensor([1e9]).double()) == 1
+    assert {*accuracy.SHORTER} <= {*instructions.ONE, *instructions.TWO}
+    assert {*accuracy.STABLE} <= {*instructions.ONE}
+
+
+@pytest.mark.parametrize("name", accuracy.STABLE)
+def test_the_references_of_accuracy_are_the_functions(name):
+    x = torch.linspace(-4, 4, 1001, dtype=torch.float64)
+    torch.testing.assert_close(accuracy.STABLE[name](x), instructions.ONE[name](x))

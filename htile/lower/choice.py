@@ -1,27 +1,89 @@
-"""Which of a graph's plans is the default: the closest to what was measured to be fast."""
+"""Which of a graph's plans is the default.
+
+Its numerics are those of the plan that is closest to what was measured to be fast, unless the cost
+model expects others to take much less time. The model's own errors are smaller than that. Its
+placement is the closest one that these numerics have.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from math import log2
 
 from ..build.arch import Arch
 from ..frontend.graph import Role
-from .plan import Form, Plan, Target
+from .cost import cost
+from .enumeration import plans_of_work
+from .plan import ROWS, Form, Numerics, Plan, Target
 from .reductions import VERY_LONG_N
 from .work import Work
 
 MANY_ROWS = 1024  # So many rows fill a GPU.
 SHORT_N = 8192  # Rows of more elements are divided over CTAs.
 
+# Other numerics take the place of the usual ones if those are expected to take MUCH times as long,
+# and if they are not expected to be beaten by more than LITTLE, be the rows many or few.
+MUCH, LITTLE = 1.3, 1.05
+MANY_COUNT = 0.6  # how much many rows count in this, as the power of their ratio; few have the rest
+FEW_ROWS = 16
+MANY_BYTES = 256 << 20  # of all rows, where they are many
+
 
 def choose(plans: list[Plan]) -> Plan:
     """The default among plans of one graph and target."""
-    return closest_first(plans)[0]
+    ordered = closest_first(plans)
+    numerics = _choose_numerics(plans, ordered[0].numerics)
+    return next(plan for plan in ordered if plan.numerics == numerics)
+
+
+def _choose_numerics(plans: list[Plan], usual: Numerics) -> Numerics:
+    """The usual numerics, or those that are expected to take much less time.
+
+    They are the same for every number of rows and every alignment, because they are judged by the
+    plans that many aligned rows have.
+    """
+    # The costs of other GPUs are not known, nor those of very long rows.
+    if plans[0].target.arch.max_cluster == 1 or plans[0].graph.n > VERY_LONG_N:
+        return usual
+    target = replace(plans[0].target, align=16, lead=1, broadcast=(), aliases=(), rows=ROWS[-1])
+    if plans[0].target != target:
+        known = {plan.numerics for plan in plans}
+        every = plans_of_work(plans[0].work, target)
+        plans = [plan for plan in every if plan.numerics in known]
+    placed: dict[Numerics, Plan] = {}
+    for plan in closest_first(plans):
+        placed.setdefault(plan.numerics, plan)
+    rows = _many(plans[0])
+    many = {numerics: cost(plan, rows).time for numerics, plan in placed.items()}
+    allowed = {numerics for numerics, time in many.items() if time <= LITTLE * many[usual]}
+    # Few rows have placements of their own, of which one is about as fast as the best of these.
+    few = _least_times([plan for plan in plans if plan.numerics in allowed], FEW_ROWS)
+
+    def saved(numerics: Numerics) -> float:
+        of_many, of_few = many[usual] / many[numerics], few[usual] / few[numerics]
+        return of_many**MANY_COUNT * of_few ** (1 - MANY_COUNT)
+
+    found = [one for one in few if few[one] <= LITTLE * few[usual] and saved(one) >= MUCH]
+    return max(found, key=saved, default=usual)
+
+
+def _least_times(plans: Iterable[Plan], rows: int) -> dict[Numerics, float]:
+    """For each numerics, the expected time of the best placement."""
+    found: dict[Numerics, float] = {}
+    for plan in plans:
+        time = cost(plan, rows).time
+        found[plan.numerics] = min(time, found.get(plan.numerics, time))
+    return found
+
+
+def _many(plan: Plan) -> int:
+    """How many rows fill a GPU, and keep its memory busy for a while."""
+    return max(ROWS[-1], MANY_BYTES // (plan.graph.n * max(1, plan.work.row_bytes)))
 
 
 def closest_first(plans: list[Plan]) -> list[Plan]:
-    """The plans as they are preferred, the default first."""
+    """The plans as they are preferred by what was measured, the usual one first."""
     preference = _prefer(plans[0].work, plans[0].target)
     return sorted(plans, key=lambda plan: _distance(plan, preference))
 

@@ -19,12 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, log2
 
-from ..frontend.graph import Graph
-from ..frontend.ops import Op
-from .patterns import Function
 from .plan import Form, Plan
-from .steps import Compute, Home
-from .work import instructions
+from .steps import Home
 
 WARP = 32  # threads
 LINE = 128  # bytes of memory that a multiprocessor accesses at a time
@@ -42,18 +38,6 @@ OVERLAPPED, LEAST_OVERLAPPED, MOST_OVERLAPPED = 0.03, 0.15, 1.5
 LOOP_SHARE = 0.6
 LEAST_LOOP_REGISTERS = 40
 LOOP_REGISTERS = {Home.SHARED: 40, Home.REREAD: 64}
-
-# Instructions of the special function units (MUFU) that an operation takes for an element.
-SPECIAL = {
-    Op.SQRT: 1, Op.RSQRT: 1, Op.EXP: 1, Op.EXP2: 1, Op.TANH: 2, Op.SIGMOID: 2, Op.ERF: 1, Op.DIV: 1,
-    Op.POW: 2,
-}  # fmt: skip
-SPECIAL_NEAR = SPECIAL | {Op.EXPM1: 1, Op.LOG: 1, Op.LOG2: 1, Op.LOG10: 1, Op.LOG1P: 1}
-SPECIAL_OF_FUNCTION = {
-    Function.BOUNDED: 1, Function.QUOTIENT: 1, Function.NUMBER: 0, Function.FAST: 1,
-    Function.GELU: 2,
-}  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class Rates:
@@ -136,11 +120,11 @@ class Constants:
 
 # `python -m benchmarks.general.fit` prints these, of an H200.
 CONSTANTS = Constants(
-    launch=169, memory=233, cache=651, start=100, clustered=106, warp=57.8, block=75.8,
-    cluster=1030, iteration=42.8, latency=1.81, spacing=151, spacing_clustered=68.2,
-    elements=1.05, moved=0.381, access=0.717, thread=82.4, exchange=59, spilled=2.35,
-    lines_read=1.54, lines_written=4.29, lines_shared=1.89, columns=0.135, hits=0.709,
-    single=82.4, together=1.23, tail=1.42, blend=3.74,
+    launch=178, memory=212, cache=649, start=102, clustered=110, warp=61.7, block=67,
+    cluster=1030, iteration=64.2, latency=1.83, spacing=151, spacing_clustered=71.6,
+    elements=1.03, moved=0.382, access=0.742, thread=84.1, exchange=61, spilled=2.35,
+    lines_read=1.5, lines_written=4.34, lines_shared=1.87, columns=0.133, hits=0.714,
+    single=83.2, together=1.22, tail=1.38, blend=3.72,
 )  # fmt: skip
 
 
@@ -203,12 +187,11 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
     row_loads = [i for s in sweeps.loops for i in s.rows] if rereads else work.rows
     column_loads = [i for s in sweeps.all for i in s.columns] if num.in_loops else work.columns
     moves = len(row_loads) + len(column_loads) + len(work.writes)
-    parts = [(s.computes, s.parts) for s in sweeps.all]
-    parts += [] if num.in_loops else [((), reduce.parts) for reduce in sweeps.reduces]
     fit, lacking = _resident(plan)
     in_flight = rates.multiprocessors * fit * place.shares / num.cluster_n * plan.rows_per_block
     iterations, memory_waits, cache_waits = _waits(plan)
     spans_warp = num.threads_per_row <= WARP and num.cluster_n == 1
+    shared_columns = min(num.threads_per_row, WARP) / WARP  # the rows of a warp read them at once
     shared = 0.0
     if plan.placement.loader == "shared":  # once in, and out for each loop
         shared = elements * work.row_bytes / LINE * (1 + loops)
@@ -219,12 +202,15 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
         columns=groups * plan.graph.n * sum(i.dtype.itemsize for i in column_loads),
         moved=moves * elements,
         accesses=moves * elements / num.vec_size,
-        computed=elements * sum(instructions(plan.graph, *part) for part in parts),
-        special=elements * sum(special_instructions(plan.graph, steps) for steps, _ in parts),
+        computed=elements * sweeps.instructions,
+        special=elements * sweeps.special,
         threads=blocks * place.num_threads,
         blocks=blocks,
         lacking=lacking,
-        read=elements * sum(_lines(plan, i.dtype.itemsize) for i in (*row_loads, *column_loads)),
+        read=elements * (
+            sum(_lines(plan, i.dtype.itemsize) for i in row_loads)
+            + sum(_lines(plan, i.dtype.itemsize) for i in column_loads) * shared_columns
+        ),
         written=elements * sum(_lines(plan, o.dtype.itemsize) for o in work.writes),
         shared=shared,
         resident=fit,
@@ -261,25 +247,7 @@ def _waits(plan: Plan) -> tuple[int, int, int]:
     iterations = len(loops) * plan.turns * ceil(plan.chunks / place.unroll)
     if plan.rows_home is Home.SHARED:
         return iterations, 1, trips * sum(bool(loop.columns) for loop in loops)
-    return iterations, trips, trips * (len(loops) - 1)
-
-
-def special_instructions(graph: Graph, computes: tuple[Compute, ...]) -> int:
-    """Instructions of MUFU for each element."""
-    count = 0
-    for step in computes:
-        op = graph[step.id].op
-        if not graph[step.id].value.spread:
-            continue
-        if op is Op.DIV and step.function in (Function.EXACT, Function.NEAR):
-            count += graph[step.inputs[1]].value.spread  # else once a row
-        elif step.function is Function.NEAR:
-            count += SPECIAL_NEAR.get(op, 0)
-        elif op is Op.LOG1P and step.function is Function.BOUNDED:
-            pass  # a polynomial
-        else:
-            count += SPECIAL_OF_FUNCTION.get(step.function, SPECIAL.get(op, 0))
-    return count
+    return iterations, trips, trips * max(0, len(loops) - 1)  # no loop: nothing of a row is read
 
 
 def _registers(plan: Plan) -> float:
@@ -300,8 +268,8 @@ def _registers(plan: Plan) -> float:
         max(i.dtype.itemsize / 4, min(1.0, 1 / num.vec_size)) for i in (*work.rows, *early)
     )
     live = max(loaded, work.held_words(plan.sweeps, place.columns == "late"))
-    count = sum(instructions(plan.graph, s.computes, s.parts) for s in plan.sweeps.all)
-    overlapped = min(MOST_OVERLAPPED, LEAST_OVERLAPPED + OVERLAPPED * count)
+    overlapped = LEAST_OVERLAPPED + OVERLAPPED * plan.sweeps.instructions
+    overlapped = min(MOST_OVERLAPPED, overlapped)
     return FIXED_REGISTERS + plan.elements_per_thread * (live + overlapped)
 
 
@@ -355,8 +323,9 @@ class Cost:
         return dict(sorted(parts.items(), key=lambda item: -item[1]))
 
     def __str__(self) -> str:
-        shares = ", ".join(f"{name} {share:.2f}" for name, share in self.bounds.items())
-        return f"{self.time / 1e3:.1f} µs: {shares}"
+        """`46.2 µs, bound by memory 0.97, issue 0.61, ...`: the four largest shares."""
+        shares = [f"{name} {share:.2f}" for name, share in self.bounds.items()]
+        return f"{self.time / 1e3:.1f} µs, bound by {', '.join(shares[:4])}"
 
 
 def estimate(f, rates: Rates, c):
@@ -374,8 +343,8 @@ def estimate(f, rates: Rates, c):
     issued = issued + f.threads * of_thread
     issue = issued / (cycles * 4 * WARP)
     special = f.special / (cycles * 16)
-    lines = c.lines_read * f.read + c.lines_written * f.written + c.lines_shared * f.shared
-    accesses = lines / cycles
+    accesses = c.lines_read * f.read + c.lines_written * f.written
+    accesses = (accesses + c.lines_shared * f.shared) / cycles
     blocks = f.blocks / f.busy * (c.spacing + c.spacing_clustered * f.doublings)
     block = c.start + c.clustered * _smaller(f.doublings, 1.0) + c.iteration * f.iterations
     block = block + c.memory * f.memory_waits + c.cache * f.cache_waits

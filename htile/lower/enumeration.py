@@ -92,9 +92,14 @@ def vector_size(graph: Graph) -> int:
 
 def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
     """Every sensible plan; none only where reductions need more shared memory than there is."""
-    enumeration = _Enumeration(Work(graph, target.fastmath), target)
+    return plans_of_work(Work(graph, target.fastmath), target)
+
+
+def plans_of_work(work: Work, target: Target) -> list[Plan]:
+    """The same, of a graph whose work is there already."""
+    enumeration = _Enumeration(work, target)
     plans = list(enumeration.held())
-    if graph.n >= MIN_CLUSTER_N or not plans:
+    if work.graph.n >= MIN_CLUSTER_N or not plans:
         plans += enumeration.in_loops()
     return plans
 

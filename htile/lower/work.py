@@ -49,6 +49,17 @@ BOUNDED_LOG1P_COST = 9
 SHARED_DIVISOR_COSTS = {Function.EXACT: 6, Function.NEAR: 2}
 PART_COSTS = {SOFTMAX: 6, MOMENTS: 6}
 
+# Instructions of the special function units (MUFU) that an operation takes for an element.
+SPECIAL = {
+    Op.SQRT: 1, Op.RSQRT: 1, Op.EXP: 1, Op.EXP2: 1, Op.TANH: 2, Op.SIGMOID: 2, Op.ERF: 1, Op.DIV: 1,
+    Op.POW: 2,
+}  # fmt: skip
+SPECIAL_NEAR = SPECIAL | {Op.EXPM1: 1, Op.LOG: 1, Op.LOG2: 1, Op.LOG10: 1, Op.LOG1P: 1}
+SPECIAL_OF_FUNCTION = {
+    Function.BOUNDED: 1, Function.QUOTIENT: 1, Function.NUMBER: 0, Function.FAST: 1,
+    Function.GELU: 2,
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Sweep:
@@ -98,6 +109,7 @@ class Sweeps:
     """
 
     def __init__(self, graph: Graph, sweeps: Sequence[Sweep]):
+        self.graph = graph
         self.all = tuple(sweeps)
         self.loops = [sweep for sweep in sweeps if sweep.is_loop]
         self.reduces = [reduce for sweep in sweeps for reduce in sweep.reduces]
@@ -110,6 +122,19 @@ class Sweeps:
         carried = {part for loop in self.loops for part in loop.parts}
         self.carries_two_stages = any(part.carries_two_stages for part in carried)
         self.words = max((loop.words for loop in self.loops), default=1.0)
+
+    @cached_property
+    def instructions(self) -> int:
+        """Instructions for each element of the row, of all sweeps."""
+        count = sum(instructions(self.graph, s.computes, s.parts) for s in self.all)
+        if not self.loops:  # what a held row is reduced by
+            count += sum(instructions(self.graph, (), reduce.parts) for reduce in self.reduces)
+        return count
+
+    @cached_property
+    def special(self) -> int:
+        """Those of them for the special function units (MUFU)."""
+        return sum(special_instructions(self.graph, s.computes) for s in self.all)
 
 
 class Work:
@@ -317,4 +342,22 @@ def instructions(graph: Graph, computes: tuple[Compute, ...], parts: tuple[Part,
             count += FUNCTION_COSTS[step.function]
         else:
             count += OP_COSTS.get(node.op, 1)
+    return count
+
+
+def special_instructions(graph: Graph, computes: tuple[Compute, ...]) -> int:
+    """Instructions of MUFU for each element."""
+    count = 0
+    for step in computes:
+        op = graph[step.id].op
+        if not graph[step.id].value.spread:
+            continue
+        if op is Op.DIV and step.function in (Function.EXACT, Function.NEAR):
+            count += graph[step.inputs[1]].value.spread  # else once a row
+        elif step.function is Function.NEAR:
+            count += SPECIAL_NEAR.get(op, 0)
+        elif op is Op.LOG1P and step.function is Function.BOUNDED:
+            pass  # a polynomial
+        else:
+            count += SPECIAL_OF_FUNCTION.get(step.function, SPECIAL.get(op, 0))
     return count
