@@ -6,6 +6,8 @@ shorter device function is exact enough: those of `htile.compute.near`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from ..frontend.graph import Graph, Node
@@ -45,46 +47,59 @@ def seen_in_16_bits(graph: Graph) -> frozenset[int]:
     return frozenset(found)
 
 
-def _keeps_error(graph: Graph, reader: Node, node: Node, signs: dict[int, int]) -> bool:
+def _keeps_error(graph: Graph, reader: Node, node: Node, signs: dict[int, Sign]) -> bool:
     """Whether the reader's relative error is about that of the node."""
     if reader.op is Op.WHERE:
         return reader.inputs[0] != node.id
     if reader.op is Op.CAST:  # a rounding that something reads again would show the error
         return reader.value.stored in NARROW and not graph.users(reader.id)
     if reader.op is Op.LOG1P:
-        return signs[node.id] == 1
+        return signs[node.id].not_negative
     if reader.op in ADDING:
-        return all(signs[i] != 0 for i in reader.inputs) and signs[reader.id] != 0
+        return signs[reader.id].is_known
     return reader.op in KEEPING
 
 
-def _signs(graph: Graph) -> dict[int, int]:
-    """For each node: 1 if no element is negative, -1 if none is positive, 0 if that is unknown."""
-    found: dict[int, int] = {}
+@dataclass(frozen=True)
+class Sign:
+    """Whether no element is negative, and whether none is positive. Of zeros both are true."""
+
+    not_negative: bool
+    not_positive: bool
+
+    @property
+    def is_known(self) -> bool:
+        return self.not_negative or self.not_positive
+
+
+def _signs(graph: Graph) -> dict[int, Sign]:
+    found: dict[int, Sign] = {}
     for node in graph:
         found[node.id] = _sign(node, [found[i] for i in node.inputs])
     return found
 
 
-def _sign(node: Node, operands: list[int]) -> int:
+def _sign(node: Node, operands: list[Sign]) -> Sign:
     op = node.op
     if op is Op.CONST:
-        return -1 if node.arg < 0 else 1
+        return Sign(node.arg >= 0, node.arg <= 0)
     if op in NOT_NEGATIVE:
-        return 1
+        return Sign(True, False)
+    if op in ODD:
+        return operands[0]
+    up, down = [s.not_negative for s in operands], [s.not_positive for s in operands]
+    if op in (Op.NEG, Op.SUB):  # the last operand's sign is turned
+        up[-1], down[-1] = down[-1], up[-1]
+    if op in (Op.NEG, Op.ADD, Op.SUB):
+        return Sign(all(up), all(down))
+    if op is Op.MUL and len(set(node.inputs)) == 1:
+        return Sign(True, False)
     if op in (Op.MUL, Op.DIV):
-        a, b = operands
-        return 1 if op is Op.MUL and len(set(node.inputs)) == 1 else a * b
-    if op is Op.NEG:
-        return -operands[0]
-    if op in (Op.ADD, Op.SUB):
-        a, b = operands
-        return a if a == (b if op is Op.ADD else -b) else 0
+        return Sign(all(up) or all(down), (up[0] and down[1]) or (down[0] and up[1]))
     if op is Op.WHERE:
-        a, b = operands[1:]
-        return a if a == b else 0
+        return Sign(all(up[1:]), all(down[1:]))
     if op is Op.MAXIMUM:
-        return 1 if 1 in operands else min(operands, key=abs)
+        return Sign(any(up), all(down))
     if op is Op.MINIMUM:
-        return -1 if -1 in operands else min(operands, key=abs)
-    return operands[0] if op in ODD else 0
+        return Sign(all(up), any(down))
+    return Sign(False, False)

@@ -298,6 +298,9 @@ IN_16_BITS = {
     "in a sum": (lambda x, y: x * (x / y).sum(), [E_]),
     "in a sum of one sign": (lambda x, y: x * (x / y).abs().sum(), [NEAR]),
     "in a norm": (lambda x, y: x * torch.rsqrt((x / y).square().mean() + 1e-6), [NEAR, NUMBER]),
+    "in a difference of one sign": (
+        lambda x, y: torch.where(x > 0, -(x / y).abs(), 0.0) - y.abs(), [NEAR]
+    ),
     "in a difference of both signs": (lambda x, y: x * ((x / y).abs() - y.abs()), [E_]),
     "cast": (lambda x, y: (x / y).to(BF16), [NEAR]),
     "cast, and read again": (lambda x, y: (x / y).to(BF16) * 2, [E_]),

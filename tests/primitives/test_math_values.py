@@ -15,6 +15,7 @@ from tests.primitives.elementwise import (
     COMPARISONS,
     FASTMATH,
     FUNCTIONS,
+    NEAR,
     TINY,
     TORCH,
     B,
@@ -51,6 +52,9 @@ ACCURACY = {
     "div": (torch.div, 0.51, 0.0),
     "div_bounded": (torch.div, 3, 2.0**-126),
     "div_near": (torch.div, 4, 0.0),
+    # 2 ** -14 of the result, where it is normal
+    **{f"{name}_near": (getattr(torch, name), 2**10, 2.0**-125) for name in NEAR if name != "gelu"},
+    "gelu_near": (lambda x: x * torch.erfc(x * -math.sqrt(0.5)) / 2, 2**10, 2.0**-119),
     "pow": (torch.pow, 10, 2.0**-126),
     "exp_quotient": (lambda x, total: x.exp() / total, 2**8, 2.0**-126),
 }
