@@ -41,7 +41,8 @@ def test_a_page_from_a_shell():
     run = python("-m", "htile", *SOFTMAX)
     assert run.returncode == 0 and not run.stderr, run.stderr
     titles = [text for text in run.stdout.splitlines() if text.startswith("==")]
-    assert titles == ["== graph ==", "== plan ==", "== source ==", "== resources, sm_90a =="]
+    parts = ["graph", "plan", "source", "resources, sm_90a", "cost"]
+    assert titles == [f"== {part} ==" for part in parts]
     assert "softmax.py:11" in run.stdout and "\x1b" not in run.stdout
     x = torch.empty(64, 512, dtype=torch.bfloat16, device="meta")
     assert run.stdout.rstrip() == str(softmax.inspect(x))
@@ -126,7 +127,7 @@ def test_several_parts_and_all(capsys):
         return [text.strip("= ") for text in out.splitlines() if text.startswith("== ")]
 
     assert titles("--plan", "--graph") == ["graph", "plan"]
-    every = ["graph", "plan", "source", "ptx, sm_100a", "resources, sm_100a"]
+    every = ["graph", "plan", "source", "ptx, sm_100a", "resources, sm_100a", "cost"]
     assert titles("--all", "--arch", "sm_100a") == every
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import htile
 from htile.build import cubin as cubin_module
-from htile.errors import CompileError
+from htile.errors import ArgumentError, CompileError
 from htile.frontend.ops import Op
 from tests.lower.cases import BF16, EXAMPLES, example_kernel
 
@@ -19,7 +20,7 @@ from tests.lower.cases import BF16, EXAMPLES, example_kernel
 def test_the_page_has_every_part_in_order():
     kernel = example_kernel("capped_softmax", 1000)
     page = str(kernel)
-    parts = ["== graph ==", "== plan ==", "== source ==", "== resources, sm_90a =="]
+    parts = ["== graph ==", "== plan ==", "== source ==", "== resources, sm_90a ==", "== cost =="]
     places = [page.index(part) for part in parts]
     assert places == sorted(places)
     for part in (kernel.graph, kernel.plan, kernel.source.rstrip(), kernel.resources):
@@ -148,3 +149,17 @@ def test_pages_are_the_same_each_time():
     x = torch.empty(4, 64, device="meta")
     softmax = EXAMPLES["softmax"][0]
     assert str(softmax.inspect(x)) == str(softmax.inspect(x))
+
+
+def test_the_cost_says_what_bounds_a_kernel():
+    """A copy of many rows is bound by memory, and one row by what cannot overlap."""
+    kernel = htile.rowwise(lambda x: x * 2.0).inspect(torch.empty(8, 8192, device="meta"))
+    many, one = kernel.cost(1 << 20), kernel.cost(1)
+    assert next(iter(many.bounds)) == "memory" and next(iter(one.bounds)) != "memory"
+    assert many.time > 100 * one.time
+    assert str(many).startswith(f"{many.time / 1e3:.1f} µs, bound by memory ")
+    assert str(kernel).endswith(f"== cost ==\n{kernel.cost()}, for 65536 rows on an H200")
+    other = htile.rowwise(lambda x: x * 2.0).inspect(torch.empty(8, 64), arch="sm_80")
+    assert other.cost_text == "not known for sm_80"
+    with pytest.raises(ArgumentError, match="above 0"):
+        kernel.cost(0)

@@ -32,8 +32,10 @@ SECTIONS = {
     "source": "the CuTe-DSL kernel",
     "ptx": "the compiled kernel's PTX",
     "resources": "its registers, stack, threads and shared memory",
+    "cost": "its expected time, and what bounds it",
 }
-PAGE = ("graph", "plan", "source", "resources")
+PAGE = ("graph", "plan", "source", "resources", "cost")
+TEXTS = {"plan": "plan_text", "cost": "cost_text"}  # what has a text of its own
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -51,7 +53,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--save", metavar="FOLDER", help="write all of it to files in this folder")
     parts = parser.add_argument_group(
-        "what to print (one alone: without a heading; default: graph, plan, source, resources)"
+        "what to print (one alone: without a heading; default: all but the PTX)"
     )
     for name, text in SECTIONS.items():
         parts.add_argument(f"--{name}", action="store_true", help=text)
@@ -82,7 +84,7 @@ def run(options: Namespace) -> int:
 
 
 def _section(kernel: Kernel, name: str) -> str:
-    return kernel.plan_text if name == "plan" else str(getattr(kernel, name))
+    return str(getattr(kernel, TEXTS.get(name, name)))
 
 
 def _sections(kernel: Kernel, names: Sequence[str]) -> dict[str, str]:
@@ -96,8 +98,9 @@ def _default_page(kernel: Kernel, saved: Path | None) -> dict[str, str]:
     try:
         page = _sections(kernel, PAGE)
     except CompileError as error:
-        page = _sections(kernel, PAGE[:-1])
+        page = _sections(kernel, [name for name in PAGE if name != "resources"])
         page["resources"] = f"not compiled: {error.message}"
+        page["cost"] = page.pop("cost")  # goes last
     if saved is not None:
         page["source"] = str(saved / "kernel.py")
     return page
