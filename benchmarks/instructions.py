@@ -8,6 +8,7 @@ away.
 
 from __future__ import annotations
 
+import argparse
 import struct
 from collections.abc import Callable
 
@@ -72,9 +73,11 @@ def counted(cubin: bytes) -> tuple[int, int]:
     return len(kinds), kinds.count(MUFU)
 
 
-def of_element(function: Callable, inputs: int, arch: str = "sm_90a") -> tuple[float, float]:
-    """Instructions for an element, and those for MUFU, of a function of one row, in float32."""
-    args = [torch.empty(64, N, device="meta") for _ in range(inputs)]
+def of_element(
+    function: Callable, inputs: int, arch: str = "sm_90a", dtype: torch.dtype = torch.float32
+) -> tuple[float, float]:
+    """Instructions for an element, and those for MUFU, of a function of rows of a dtype."""
+    args = [torch.empty(64, N, device="meta", dtype=dtype) for _ in range(inputs)]
     counts = []
     for threads in (N // 16, N // 8):
         plan = {"threads_per_row": threads, "num_threads": threads, "loader": "direct"}
@@ -84,13 +87,16 @@ def of_element(function: Callable, inputs: int, arch: str = "sm_90a") -> tuple[f
     return (many - few) / 8, (special - less) / 8
 
 
-def table() -> dict[str, tuple[float, float]]:
-    """Of each function, without what it takes to load and store."""
+def table(names: list[str], dtype: torch.dtype) -> dict[str, tuple[float, float]]:
+    """Of each of these functions, without what it takes to load, convert and store."""
     found = {}
-    for inputs, functions in ((1, ONE), (2, TWO)):
-        plain, _ = of_element(_added_one if inputs == 1 else _added, inputs)
+    for inputs, every in ((1, ONE), (2, TWO)):
+        functions = {name: every[name] for name in names if name in every}
+        if not functions:
+            continue
+        plain, _ = of_element(_added_one if inputs == 1 else _added, inputs, dtype=dtype)
         for name, function in functions.items():
-            count, special = of_element(of_row(function, inputs), inputs)
+            count, special = of_element(of_row(function, inputs), inputs, dtype=dtype)
             found[name] = count - (plain - 1), special
     return found
 
@@ -111,9 +117,19 @@ def of_row(function: Callable, inputs: int) -> Callable:
 
 
 def main() -> None:
-    print(f"{'function':14}  instructions   MUFU   of an element, float32, sm_90a")
-    for name, (count, special) in table().items():
-        print(f"{name:14}  {count - special:12.1f}  {special:5.1f}")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.instructions", description=__doc__)
+    every = [*ONE, *TWO]
+    parser.add_argument("names", nargs="*", help="functions (all of them)", metavar="FUNCTION")
+    names = parser.parse_args().names or every
+    if unknown := {*names} - {*every}:
+        parser.error(f"unknown functions {', '.join(unknown)}; there are {', '.join(every)}")
+    print("Instructions of an element on sm_90a, + those for MUFU, by the dtype of rows")
+    print(f"{'function':14}  {'float32':>14}  {'bfloat16':>14}")
+    exact, short = table(names, torch.float32), table(names, torch.bfloat16)
+    for name in exact:
+        both = exact[name], short[name]
+        columns = [f"{count - special:.1f} + {special:.1f}" for count, special in both]
+        print(f"{name:14}  {columns[0]:>14}  {columns[1]:>14}")
 
 
 if __name__ == "__main__":
