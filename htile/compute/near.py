@@ -17,27 +17,19 @@ from cutlass import Float32, Int32, Numeric
 
 from htile.compute.division import EXPONENT, HUGE, rcp
 from htile.compute.operands import Operand, Vector, elementwise, lift
+from htile.compute.powers import LOG2_E, exp2, sigmoid
+from htile.compute.products import fma
 
-LOG2_E, LN2 = math.log2(math.e), math.log(2.0)
+LN2 = math.log(2.0)
 TINY = 2.0**-126  # approximate functions take a smaller number for 0
-NEAR_ONE = 2.0**-7  # so far from 1 a logarithm is computed by its series
-NEAR_ZERO = 2.0**-4  # so far from 0 a tangent is
+# A power series takes over where its variable is smaller than this in magnitude. The variable is
+# the operand, or for log, log2 and log10 the operand minus 1. The second number is for tanh.
+SERIES_BELOW, TANH_SERIES_BELOW = 2.0**-7, 2.0**-4
 # exp(x * x / 2) times the share of a normal distribution below -x, for x >= 0, is nearest to the
 # polynomial with these coefficients of t = 1 / (1 + SHIFT * x), from t to t ** 6. The relative
 # error is at most 2 ** -19.3 * (1 + x * x / 8), by Lawson's algorithm.
 SHIFT = 0.3
 SHARE = (0.12022666, 0.11205292, 0.15108397, -0.030003265, 0.22765387, -0.08101408)
-
-
-@elementwise
-def _exp2(x):
-    """2 ** x in one instruction; results below 2 ** -126 become 0."""
-    return cute.math.exp2(x, fastmath=True)
-
-
-@elementwise
-def _fma(a, b, c):
-    return cute.math.fma(a, b, c)
 
 
 @elementwise
@@ -79,7 +71,7 @@ def exp_near(x):
 @elementwise
 def expm1_near(x):
     """e ** x - 1."""
-    return _choose(x, NEAR_ONE, x * _fma(x, 0.5, 1.0), _exp2(x * LOG2_E) - 1.0)
+    return _choose(x, SERIES_BELOW, x * fma(x, 0.5, 1.0), exp2(x * LOG2_E, fastmath=True) - 1.0)
 
 
 @elementwise
@@ -89,7 +81,7 @@ def _log_near(x, scale):
     far = cute.math.log2(cute.where(is_tiny, x * 2.0**32, x), fastmath=True)
     far = cute.where(is_tiny, far - 32.0, far)
     less = x - 1.0
-    return _choose(less, NEAR_ONE, less * _fma(less, -0.5 * LOG2_E, LOG2_E), far) * scale
+    return _choose(less, SERIES_BELOW, less * fma(less, -0.5 * LOG2_E, LOG2_E), far) * scale
 
 
 def log_near(x: Operand) -> Vector | Numeric:
@@ -111,30 +103,29 @@ def log10_near(x: Operand) -> Vector | Numeric:
 def log1p_near(x):
     """log(1 + x)."""
     far = cute.math.log2(1.0 + x, fastmath=True) * LN2
-    return _choose(x, NEAR_ONE, x * _fma(x, -0.5, 1.0), far)
+    return _choose(x, SERIES_BELOW, x * fma(x, -0.5, 1.0), far)
 
 
-@elementwise
-def sigmoid_near(x):
+def sigmoid_near(x: Operand) -> Vector | Numeric:
     """1 / (1 + e ** -x); results below 2 ** -126 become 0."""
-    return rcp(1.0 + _exp2(x * -LOG2_E))
+    return sigmoid(x, fastmath=True)
 
 
 @elementwise
 def tanh_near(x):
     """The hyperbolic tangent: 1 - 2 / (1 + e ** 2x)."""
-    near = x * _fma(x * x, -1 / 3, 1.0)
-    far = _fma(rcp(1.0 + _exp2(x * (2 * LOG2_E))), -2.0, 1.0)
-    return _choose(x, NEAR_ZERO, near, far)
+    near = x * fma(x * x, -1 / 3, 1.0)
+    far = fma(rcp(1.0 + exp2(x * (2 * LOG2_E), fastmath=True)), -2.0, 1.0)
+    return _choose(x, TANH_SERIES_BELOW, near, far)
 
 
 @elementwise
 def gelu_near(x):
     """x times the share of a normal distribution below x."""
     size = cute.math.absf(x)
-    t = rcp(_fma(size, SHIFT, 1.0))
+    t = rcp(fma(size, SHIFT, 1.0))
     share = SHARE[-1]
     for coefficient in reversed(SHARE[:-1]):
-        share = _fma(share, t, coefficient)
-    share = share * t * _exp2(x * (-0.5 * LOG2_E) * x)
+        share = fma(share, t, coefficient)
+    share = share * t * exp2(x * (-0.5 * LOG2_E) * x, fastmath=True)
     return x * cute.where(x < 0.0, share, 1.0 - share)
