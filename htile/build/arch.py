@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from ..errors import CompileError
 
+MAX_REGISTERS = 255  # A thread has at most this many 32-bit registers.
+
 
 @dataclass(frozen=True, slots=True)
 class Arch:
@@ -29,6 +31,13 @@ class Arch:
     max_threads: int = 1024
     registers: int = 65536
     dependent_launch: bool = True
+
+    def fitting(self, tiles: int) -> int:
+        """Thread blocks of a multiprocessor, if each has so many bytes of tiles in shared memory.
+
+        A block takes 1 KiB beside its own, and what it has beside its tiles is taken for 1 KiB too.
+        """
+        return (self.shared_bytes + 1024) // (tiles + 2048)
 
 
 _A100, _CONSUMER, _HOPPER = 163 * 1024, 99 * 1024, 227 * 1024

@@ -19,14 +19,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, log2
 
+from ..build.arch import MAX_REGISTERS
 from .plan import Form, Plan
 from .steps import Home
 
 WARP = 32  # threads
 LINE = 128  # bytes of memory that a multiprocessor accesses at a time
-BLOCK_BYTES = 1024  # of shared memory that a thread block takes beside its own
 MOST_THREADS, MOST_BLOCKS = 2048, 32  # of a multiprocessor
-MOST_REGISTERS = 255  # of a thread
 
 # About how many registers ptxas gives a thread, as found in 300 plans. A thread that holds its row
 # needs FIXED_REGISTERS, those of its elements, and for each element OVERLAPPED more an instruction,
@@ -38,6 +37,7 @@ OVERLAPPED, LEAST_OVERLAPPED, MOST_OVERLAPPED = 0.03, 0.15, 1.5
 LOOP_SHARE = 0.6
 LEAST_LOOP_REGISTERS = 40
 LOOP_REGISTERS = {Home.SHARED: 40, Home.REREAD: 64}
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:
@@ -275,7 +275,7 @@ def _registers(plan: Plan) -> float:
 
 def _allowed(plan: Plan, blocks: int) -> int:
     """The most registers of a thread, if so many thread blocks are to fit."""
-    return min(MOST_REGISTERS, plan.target.arch.registers // (plan.placement.num_threads * blocks))
+    return min(MAX_REGISTERS, plan.target.arch.registers // (plan.placement.num_threads * blocks))
 
 
 def _resident(plan: Plan) -> tuple[int, float]:
@@ -284,12 +284,12 @@ def _resident(plan: Plan) -> tuple[int, float]:
     needed, most = _registers(plan), _allowed(plan, 1)
     tiles = 0
     if plan.placement.loader == "shared":
-        tiles = plan.placement.shares * plan.elements_per_thread * plan.work.row_bytes
-        tiles *= plan.numerics.threads_per_row if plan.numerics.in_loops else threads
+        shares = plan.rows_per_block * plan.placement.shares
+        tiles = shares * plan.numerics.share_bytes(plan.work)
     registers = -(-int(min(max(needed, 24), most)) // 8) * 8
     fit = min(
         arch.registers // (registers * threads),
-        (arch.shared_bytes + BLOCK_BYTES) // (tiles + 2 * BLOCK_BYTES),
+        arch.fitting(tiles),
         MOST_THREADS // threads,
         MOST_BLOCKS,
     )

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import product
 from math import gcd
 
+from ..build.arch import MAX_REGISTERS
 from ..frontend.graph import Graph, Input, Output, Role
 from .plan import HELD_REGISTERS, ROWS, Form, Numerics, Placement, Plan, Target
 from .reductions import MOMENTS, VERY_LONG_N
@@ -38,7 +39,6 @@ MOST_CHUNKS = 32
 FOLDED = 16
 
 # These count 32-bit registers of a thread.
-MAX_REGISTERS = 255  # A thread has at most this many.
 SPARE_REGISTERS = 40  # Addresses, predicates and partial results take this many in the examples.
 COLUMN_REGISTERS = 16  # Columns that are on their way to unrolled loops may take this many.
 ROW_REGISTERS = 32  # Rows and columns that are on their way to unrolled loops may take this many.
@@ -115,7 +115,6 @@ class _Enumeration:
         most = self.arch.max_cluster if self.n >= MIN_CLUSTER_N else 1
         self.clusters = [cluster for cluster in (1, 2, 4, 8, 16) if cluster <= most]
         sizes = [i.dtype.itemsize for i in work.rows]
-        self.row_bytes = sum(sizes)  # of an element of all rows that are read
         # Whether cp.async, of 4, 8 or 16 bytes, can bring the rows.
         self.is_asynchronous = bool(sizes) and min(self.vec * min(sizes), target.align) >= 4
 
@@ -151,6 +150,7 @@ class _Enumeration:
         if registers > MAX_REGISTERS and elements > self.vec:
             return
         registers = min(registers, MAX_REGISTERS)  # the rest is spilled
+        share = numerics.share_bytes(self.work)
         for threads in (64, 128, 256, 512, 1024):
             rows = threads // numerics.threads_per_row
             if threads < max(numerics.threads_per_row, 32) or (rows > 32 and threads > 128):
@@ -158,8 +158,7 @@ class _Enumeration:
             if registers * threads > self.arch.registers or (numerics.cluster_n > 1 < rows):
                 continue
             free = self._free_bytes(sweeps, numerics, threads)
-            shared = threads * elements * self.row_bytes
-            for loader, tiles in (("shared", shared), ("direct", 0)):
+            for loader, tiles in (("shared", rows * share), ("direct", 0)):
                 if tiles <= free and (loader == "direct" or self.is_asynchronous):
                     blocks = self._blocks(sweeps, threads, held, tiles)
                     align = self.target.align
@@ -181,7 +180,7 @@ class _Enumeration:
         if held < HELD_REGISTERS:
             return 0
         registers = -(-int(held + OTHER_REGISTERS) // 8) * 8
-        return min(self.arch.registers // (registers * threads), self._fitting(tiles))
+        return min(self.arch.registers // (registers * threads), self.arch.fitting(tiles))
 
     def in_loops(self) -> Iterator[Plan]:
         """Plans whose rows are worked on in loops over two chunks or more.
@@ -197,7 +196,7 @@ class _Enumeration:
             chunks = numerics.chunks(self.n)
             if chunks <= UNROLLED_CHUNKS and chunks % 2 == 0 and self.n % numerics.step == 0:
                 numerics = replace(numerics, merged=has_moments)
-            fits = self._tile_bytes(numerics) <= self._free_bytes(sweeps, numerics, threads)
+            fits = numerics.share_bytes(self.work) <= self._free_bytes(sweeps, numerics, threads)
             # Rows that are read only once, because nothing is reduced, need not be kept.
             if fits and self.work.stages and self.is_asynchronous:
                 yield from self._loop_plans(numerics, Home.SHARED)
@@ -221,17 +220,17 @@ class _Enumeration:
             if chunks > UNROLLED_CHUNKS:
                 unroll = prefetch or (UNROLL if self._reads(rows) <= ROW_REGISTERS else 1)
             most = MOST_CODE if unroll == chunks else self.most_looped
-            tiles = shares * self._tile_bytes(numerics) if rows is Home.SHARED else 0
+            tiles = shares * numerics.share_bytes(self.work) if rows is Home.SHARED else 0
             if tiles > self._free_bytes(loops, numerics, numerics.threads_per_row):
                 continue
             if shares > 1 and (
                 self._written_out(chunks, unroll, prefetch) * turns > most
-                or self._fitting(tiles) < KEPT_BLOCKS
+                or self.arch.fitting(tiles) < KEPT_BLOCKS
             ):
                 continue
             blocks = 0
             if loops.carries_two_stages and numerics.form is Form.LOOPS:
-                blocks = min(TWO_STAGE_THREADS // threads, self._fitting(tiles))
+                blocks = min(TWO_STAGE_THREADS // threads, self.arch.fitting(tiles))
                 if rows is Home.REREAD and prefetch:  # what is on its way takes registers too
                     needed = LOOP_REGISTERS + self.vec * loops.words + prefetch * self._reads(rows)
                     blocks = max(1, min(blocks, int(self.arch.registers / (threads * needed))))
@@ -315,14 +314,6 @@ class _Enumeration:
         for shares, count in product((2, 4, 8), abreast):
             if count <= shares <= min(most, cluster, turns * count):
                 yield shares, count
-
-    def _tile_bytes(self, numerics: Numerics) -> int:
-        """Bytes of a share of a row, of all rows that are read."""
-        return numerics.chunks(self.n) * self.vec * numerics.threads_per_row * self.row_bytes
-
-    def _fitting(self, tiles: int) -> int:
-        """CTAs of a multiprocessor whose tiles fit its shared memory, each with 1 KiB more."""
-        return (self.arch.shared_bytes + 1024) // (tiles + 2048)
 
     def _free_bytes(self, sweeps: Sweeps, numerics: Numerics, threads: int) -> int:
         """Shared memory that the exchange buffer, its mbarriers and alignment leave for tiles.

@@ -119,6 +119,11 @@ class Numerics:
         """How many vectors of a share a thread has, padding included, if a row has n elements."""
         return -(-n // self.step)
 
+    def share_bytes(self, work: Work) -> int:
+        """Bytes of a share of all rows that are read, padding included."""
+        elements = self.chunks(work.graph.n) * self.vec_size * self.threads_per_row
+        return elements * sum(i.dtype.itemsize for i in work.rows)
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
