@@ -29,36 +29,27 @@ LEAVES = frozenset({Op.INPUT, Op.CONST})
 MANY_INPUTS = 6
 LOAD_ORDER = (Role.ROW, Role.COLUMN, Role.PER_ROW, Role.DEVICE_SCALAR)  # of what is in memory
 
-# About how many instructions a thread takes for an element, in the machine code (SASS) of sm_90a;
-# `python -m benchmarks.instructions` counts them. What is not here takes one.
+# About how many instructions a thread takes for an element, and how many of these are for the
+# special function units (MUFU), in the machine code (SASS) of sm_90a. `python -m
+# benchmarks.instructions` counts them. A key that names both the operation and the device function
+# counts first, then the device function alone. What is not here takes one instruction.
 OP_COSTS = {
-    Op.SQRT: 15, Op.RSQRT: 4, Op.EXP: 8, Op.EXP2: 4, Op.EXPM1: 23, Op.LOG: 24, Op.LOG2: 26,
-    Op.LOG10: 25, Op.LOG1P: 26, Op.SIN: 24, Op.COS: 24, Op.TANH: 15, Op.SIGMOID: 10, Op.ERF: 20,
-    Op.DIV: 16, Op.FLOORDIV: 116, Op.MOD: 77, Op.POW: 88,
+    Op.SQRT: (15, 1), Op.RSQRT: (4, 1), Op.EXP: (8, 1), Op.EXP2: (4, 1), Op.EXPM1: (23, 0),
+    Op.LOG: (24, 0), Op.LOG2: (26, 0), Op.LOG10: (25, 0), Op.LOG1P: (26, 0), Op.SIN: (24, 0),
+    Op.COS: (24, 0), Op.TANH: (15, 2), Op.SIGMOID: (10, 2), Op.ERF: (20, 1), Op.DIV: (16, 1),
+    Op.FLOORDIV: (116, 0), Op.MOD: (77, 0), Op.POW: (88, 2),
+    Function.BOUNDED: (2, 1), Function.QUOTIENT: (2, 1), Function.NUMBER: (5, 0),
+    Function.FAST: (2, 1), Function.GELU: (15, 2),
+    (Op.SQRT, Function.NEAR): (4, 1), (Op.EXP, Function.NEAR): (5, 1),
+    (Op.EXPM1, Function.NEAR): (6, 1), (Op.LOG, Function.NEAR): (11, 1),
+    (Op.LOG2, Function.NEAR): (11, 1), (Op.LOG10, Function.NEAR): (11, 1),
+    (Op.LOG1P, Function.NEAR): (6, 1), (Op.LOG1P, Function.BOUNDED): (9, 0),
+    (Op.SIGMOID, Function.NEAR): (4, 2), (Op.TANH, Function.NEAR): (9, 2),
+    (Op.DIV, Function.NEAR): (7, 1),
 }  # fmt: skip
-FUNCTION_COSTS = {
-    Function.BOUNDED: 2, Function.QUOTIENT: 2, Function.NUMBER: 5, Function.FAST: 2,
-    Function.GELU: 15,
-}  # fmt: skip
-NEAR_COSTS = {
-    Op.DIV: 7, Op.SQRT: 4, Op.EXP: 5, Op.EXPM1: 6, Op.LOG: 11, Op.LOG2: 11, Op.LOG10: 11,
-    Op.LOG1P: 6, Op.SIGMOID: 4, Op.TANH: 9,
-}  # fmt: skip
-BOUNDED_LOG1P_COST = 9
-# These are for a division by what the row has once.
-SHARED_DIVISOR_COSTS = {Function.EXACT: 6, Function.NEAR: 2}
-PART_COSTS = {SOFTMAX: 6, MOMENTS: 6}
-
-# Instructions of the special function units (MUFU) that an operation takes for an element.
-SPECIAL = {
-    Op.SQRT: 1, Op.RSQRT: 1, Op.EXP: 1, Op.EXP2: 1, Op.TANH: 2, Op.SIGMOID: 2, Op.ERF: 1, Op.DIV: 1,
-    Op.POW: 2,
-}  # fmt: skip
-SPECIAL_NEAR = SPECIAL | {Op.EXPM1: 1, Op.LOG: 1, Op.LOG2: 1, Op.LOG10: 1, Op.LOG1P: 1}
-SPECIAL_OF_FUNCTION = {
-    Function.BOUNDED: 1, Function.QUOTIENT: 1, Function.NUMBER: 0, Function.FAST: 1,
-    Function.GELU: 2,
-}  # fmt: skip
+# These are for a division by what the row has once, whose reciprocal is computed once too.
+SHARED_DIVISOR_COSTS = {Function.EXACT: (6, 0), Function.NEAR: (2, 0)}
+PART_COSTS = {SOFTMAX: 6, MOMENTS: 6}  # instructions for an element; other parts take one
 
 
 @dataclass(frozen=True)
@@ -134,7 +125,7 @@ class Sweeps:
     @cached_property
     def special(self) -> int:
         """Those of them for the special function units (MUFU)."""
-        return sum(special_instructions(self.graph, s.computes) for s in self.all)
+        return sum(step_cost(self.graph, step)[1] for s in self.all for step in s.computes)
 
 
 class Work:
@@ -326,38 +317,17 @@ class Work:
 
 def instructions(graph: Graph, computes: tuple[Compute, ...], parts: tuple[Part, ...]) -> int:
     """Instructions for each element of a sweep; what is computed once a row is not counted."""
-    count = sum(PART_COSTS.get(part.kind, 1) for part in parts)
-    for step in computes:
-        node = graph[step.id]
-        if not node.value.spread:
-            continue
-        is_shared = node.op is Op.DIV and not graph[step.inputs[1]].value.spread
-        if is_shared and step.function in SHARED_DIVISOR_COSTS:
-            count += SHARED_DIVISOR_COSTS[step.function]
-        elif node.op is Op.LOG1P and step.function is Function.BOUNDED:
-            count += BOUNDED_LOG1P_COST
-        elif step.function is Function.NEAR:
-            count += NEAR_COSTS[node.op]
-        elif step.function in FUNCTION_COSTS:
-            count += FUNCTION_COSTS[step.function]
-        else:
-            count += OP_COSTS.get(node.op, 1)
-    return count
+    of_parts = sum(PART_COSTS.get(part.kind, 1) for part in parts)
+    return of_parts + sum(step_cost(graph, step)[0] for step in computes)
 
 
-def special_instructions(graph: Graph, computes: tuple[Compute, ...]) -> int:
-    """Instructions of MUFU for each element."""
-    count = 0
-    for step in computes:
-        op = graph[step.id].op
-        if not graph[step.id].value.spread:
-            continue
-        if op is Op.DIV and step.function in (Function.EXACT, Function.NEAR):
-            count += graph[step.inputs[1]].value.spread  # else once a row
-        elif step.function is Function.NEAR:
-            count += SPECIAL_NEAR.get(op, 0)
-        elif op is Op.LOG1P and step.function is Function.BOUNDED:
-            pass  # a polynomial
-        else:
-            count += SPECIAL_OF_FUNCTION.get(step.function, SPECIAL.get(op, 0))
-    return count
+def step_cost(graph: Graph, step: Compute) -> tuple[int, int]:
+    """Instructions of a step for each element, and those of them for MUFU."""
+    node, function = graph[step.id], step.function
+    if not node.value.spread:
+        return 0, 0
+    is_shared = node.op is Op.DIV and not graph[step.inputs[1]].value.spread
+    if is_shared and function in SHARED_DIVISOR_COSTS:
+        return SHARED_DIVISOR_COSTS[function]
+    keys = (node.op, function), function, node.op
+    return next((OP_COSTS[key] for key in keys if key in OP_COSTS), (1, 0))

@@ -5,6 +5,8 @@ import torch
 
 import htile
 from htile.lower import enumeration, plan, reductions, schedule, work
+from htile.lower.patterns import Function
+from htile.lower.precision import NEAR_OPS
 from tests.lower.cases import BF16, EXAMPLES
 
 
@@ -52,3 +54,8 @@ def test_an_exponential_that_loops_would_repeat():
     assert EXAMPLES["softmax"][0].inspect(torch.empty(4, 64, device="meta")).plan.work.repeats_exp
     f = htile.rowwise(lambda x: torch.logsumexp(x, -1))
     assert not f.inspect(torch.empty(4, 64, device="meta")).plan.work.repeats_exp
+
+
+def test_every_short_function_has_a_cost_of_its_own():
+    pairs = [key for key in work.OP_COSTS if isinstance(key, tuple)]
+    assert {op for op, function in pairs if function is Function.NEAR} == NEAR_OPS
