@@ -316,6 +316,8 @@ SECTIONS = (
                 call='f.inspect(torch.empty(4, 2**31, device="meta"))'), "LoweringError"),
             Case("An architecture that HTile does not know", row(
                 "return x * 2", call='f.inspect(x, arch="sm_75")'), "CompileError"),
+            Case("The cost on another architecture", row(
+                "return x * 2", call='f.inspect(x, arch="sm_80").cost()'), "UnsupportedError"),
             Case("A GPU that HTile does not know", row("return x * 2", call="f(x.cuda())"),
                  "CompileError", elsewhere="old GPU"),
             Case("No CuTe-DSL", row("return x * 2", call="f.inspect(x).ptx"), "CompileError",

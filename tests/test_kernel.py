@@ -12,7 +12,7 @@ import torch
 
 import htile
 from htile.build import cubin as cubin_module
-from htile.errors import ArgumentError, CompileError
+from htile.errors import ArgumentError, CompileError, UnsupportedError
 from htile.frontend.ops import Op
 from tests.lower.cases import BF16, EXAMPLES, example_kernel
 
@@ -161,5 +161,7 @@ def test_the_cost_says_what_bounds_a_kernel():
     assert str(kernel).endswith(f"== cost ==\n{kernel.cost()}, for 65536 rows on an H200")
     other = htile.rowwise(lambda x: x * 2.0).inspect(torch.empty(8, 64), arch="sm_80")
     assert other.cost_text == "not known for sm_80"
+    with pytest.raises(UnsupportedError, match="for sm_80 is not known"):
+        other.cost()
     with pytest.raises(ArgumentError, match="above 0"):
         kernel.cost(0)

@@ -14,7 +14,7 @@ from pathlib import Path
 from ..build.arch import DEFAULT
 from ..build.compile import Artifact, build
 from ..build.cubin import Resources
-from ..errors import ArgumentError, CompileError
+from ..errors import ArgumentError, CompileError, UnsupportedError
 from ..frontend.graph import Graph
 from ..lower import Lowered
 from ..lower.cost import Cost, cost
@@ -22,7 +22,7 @@ from ..lower.names import value_names
 from ..lower.plan import Plan
 from ..pictures import drawable, graph_dot, graph_json, graph_svg, plan_svg
 
-MANY_ROWS = 1 << 16  # they fill any GPU
+COSTED_ROWS = 1 << 16  # The cost is for so many rows if no number is given; they fill any GPU.
 
 
 class Kernel:
@@ -106,11 +106,17 @@ class Kernel:
         ]
         return f"{self.plan}{''.join(copies)}"
 
-    def cost(self, rows: int = MANY_ROWS) -> Cost:
+    def cost(self, rows: int = COSTED_ROWS) -> Cost:
         """The expected time for so many rows on an H200, and what bounds it.
 
         It is computed from the plan, and off by a tenth in the mean. `print` it, or read its parts.
+        Raises UnsupportedError for kernels of other architectures.
         """
+        if self.arch != DEFAULT.name:
+            raise UnsupportedError(
+                f"{self.name}: the cost of a kernel for {self.arch} is not known, only that of one "
+                f'for {DEFAULT.name}; inspect it with arch="{DEFAULT.name}", or time it on its GPU'
+            )
         if rows < 1:
             raise ArgumentError(f"{self.name}: cost({rows!r}); expected a number of rows above 0")
         return cost(self.plan, rows)
@@ -120,7 +126,7 @@ class Kernel:
         """The cost for many rows as text; it is known of one architecture."""
         if self.arch != DEFAULT.name:
             return f"not known for {self.arch}"
-        return f"{self.cost()}, for {MANY_ROWS} rows on an H200"
+        return f"{self.cost()}, for {COSTED_ROWS} rows on an H200"
 
     def graph_dot(self) -> str:
         """The graph as DOT text, a cluster for each stage."""
