@@ -156,6 +156,7 @@ def test_without_the_dsl_the_page_says_so(capsys, monkeypatch):
     fresh = ["show", "examples.softmax:softmax", "--args", "x=bf16[64,777]"]
     code, out, _ = main(capsys, *fresh)
     assert code == 0 and "not compiled: CuTe-DSL is not installed here" in out
+    assert out.index("== source ==") < out.index("== resources, ") < out.index("== cost ==")
     code, _, err = main(capsys, *fresh, "--ptx")
     assert code == 1 and err == "CompileError: CuTe-DSL is not installed here\n"
 

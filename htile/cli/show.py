@@ -96,14 +96,13 @@ def _sections(kernel: Kernel, names: Sequence[str]) -> dict[str, str]:
 
 def _default_page(kernel: Kernel, saved: Path | None) -> dict[str, str]:
     try:
-        page = _sections(kernel, PAGE)
+        _ = kernel.artifact  # first, because the other sections then show what is compiled
+        known = {}
     except CompileError as error:
-        page = _sections(kernel, [name for name in PAGE if name != "resources"])
-        page["resources"] = f"not compiled: {error.message}"
-        page["cost"] = page.pop("cost")  # goes last
+        known = {"resources": f"not compiled: {error.message}"}
     if saved is not None:
-        page["source"] = str(saved / "kernel.py")
-    return page
+        known["source"] = str(saved / "kernel.py")
+    return {name: known.get(name) or _section(kernel, name) for name in PAGE}
 
 
 def _print_page(page: dict[str, str], arch: str) -> None:
