@@ -31,8 +31,8 @@ def of(kernel: Kernel, m: int, n: int, dtype: torch.dtype, most: int) -> list[Lo
     """The default and the best by expected time, at most so many of different texts. No GPU."""
     found = kernel.function.inspect(*kernel.arguments(m, n, dtype, "meta"))
     plans = enumerate_plans(found.graph, found.plan.target)
-    traced = found.lowered.traced
-    return [printed(traced, plan) for plan in candidates(plans, found.plan, m)[:most]]
+    lower = functools.partial(printed, found.lowered.traced)
+    return candidates(plans, found.plan, m, lower)[:most]
 
 
 def label(plan: Plan) -> str:

@@ -7,16 +7,17 @@ import re
 import subprocess
 import sys
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 import htile
-from htile import cli
+from htile import cli, lower
 from htile.build import cache
 from htile.errors import ArgumentError, LoweringError
-from htile.lower import choose, enumerate_plans
+from htile.lower import choose, enumerate_plans, printed
 from htile.lower.cost import cost
 from htile.lower.emit import emit
 from htile.run import launch as launching
@@ -82,13 +83,18 @@ def machine(monkeypatch, tmp_path):
         f._forget()
 
 
+def candidates(found, current, m):
+    """The plans that `tune` tries of these, in its order."""
+    return [one.plan for one in tuning.candidates(found, current, m, partial(printed, None))]
+
+
 def plans(f, *args):
     """The plans that calls may run, as `tune` tries them, and the numerics of the default."""
     plan = f.inspect(*args, arch="sm_80").plan  # no tuned one: another architecture's
     target = request_of(f, args).target(jit.arch_named("sm_90a"))
     found = enumerate_plans(plan.graph, target)
     default = choose(found)
-    return tuning.candidates(found, default, len(args[0])), default.numerics
+    return candidates(found, default, len(args[0])), default.numerics
 
 
 def others(f, *args, numerics=False):
@@ -103,10 +109,10 @@ def others(f, *args, numerics=False):
 def test_candidates_begin_with_the_default_and_the_plan_in_use():
     found, _ = plans(norm, rows(), rows(1)[0])
     current = found[5]
-    ordered = tuning.candidates(found[::-1], current, 2048)
+    ordered = candidates(found[::-1], current, 2048)
     assert ordered == [found[0], current, *(p for p in found[1:] if p != current)]
     assert len({emit(plan) for plan in ordered}) == len(ordered)
-    assert tuning.candidates(found + found, found[0], 2048) == found, "one of each text"
+    assert candidates(found + found, found[0], 2048) == found, "one of each text"
     times = [cost(plan, 2048).time for plan in found[1:]]
     assert times == sorted(times) and len(set(times)) > 10
 
@@ -119,8 +125,15 @@ def test_other_numerics_are_tried_on_request_only(machine, numerics):
     assert 1 < len(same) < len(found)
     tuned = norm.tune(*args, numerics=numerics)
     tried = found if numerics else same
-    assert machine.built == [emit(plan) for plan in tuning.candidates(tried, found[0], 2048)]
+    assert machine.built == [emit(plan) for plan in candidates(tried, found[0], 2048)]
     assert tuned.tried == tuned.plans == len(tried)
+
+
+def test_a_plan_is_printed_once(machine, monkeypatch):
+    texts = []
+    monkeypatch.setattr(lower, "emit", lambda plan: texts.append(emit(plan)) or texts[-1])
+    tuned = softmax.tune(rows(), numerics=True)
+    assert len(texts) == tuned.tried == len(machine.built)
 
 
 # ----------------------------------------------------------------------------------------- winner

@@ -192,14 +192,20 @@ def building(
     """`build` many in forked processes side by side, the first ones first.
 
     It gives a function that waits for one of them and keeps it. What has not begun when the block
-    is left is not built.
+    is left is not built. There are no processes if every kernel was compiled before.
     """
+    missing = [request for request in dict.fromkeys(requests) if not _was_built(*request)]
+    if not missing:
+        yield lambda request: build(*request)
+        return
     _import_cute()
     context = multiprocessing.get_context("fork")
     pool = ProcessPoolExecutor(workers or os.cpu_count(), mp_context=context)
-    futures = {request: pool.submit(build, *request) for request in dict.fromkeys(requests)}
+    futures = {request: pool.submit(build, *request) for request in missing}
 
     def built(request: tuple[str, str, str]) -> Artifact:
+        if request not in futures:
+            return build(*request)
         artifact = futures[request].result()
         source, _, arch = request
         _ARTIFACTS.keep((source, arch), artifact)
@@ -209,6 +215,14 @@ def building(
         yield built
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _was_built(source: str, function: str, arch: str) -> bool:
+    """Whether this process has the kernel, or the disk cache has a file of it."""
+    if _ARTIFACTS.find((source, arch)) is not None:
+        return True
+    path = cache.path_of(source, function, arch)
+    return path is not None and path.exists()
 
 
 def load(artifact: Artifact) -> Callable[..., None]:

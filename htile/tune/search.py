@@ -21,7 +21,7 @@ import torch
 from ..build.cache import cache_folder
 from ..build.compile import building
 from ..errors import ArgumentError, CompileError
-from ..lower import Lowered, choose, emit
+from ..lower import Lowered, choose
 from ..lower.cost import cost
 from ..lower.plan import Plan
 from .kept import Wanted, in_force, keep, recall
@@ -125,29 +125,31 @@ def tune(
     numerics: whether plans of other numerics than those in force are tried as well.
     """
     current = recall(plans, wanted, device)
-    tried = candidates(plans if numerics else in_force(plans, wanted, device), current, rows)
-    requests = {id(plan): _request(lower(plan)) for plan in tried}
+    allowed = plans if numerics else in_force(plans, wanted, device)
+    tried = candidates(allowed, current, rows, lower)
+    of_plan = {id(one.plan): one for one in tried}
 
     def measure(contenders: Contenders, rounds: int) -> Times:
         return time_on(device, contenders, rounds)
 
     start = time.monotonic()
     with (
-        building(requests.values()) as built,
+        building(map(_request, tried)) as built,
         shown(tried[0].graph.name, len(tried), progress) as show,
     ):
 
         def prepared(plan: Plan) -> Callable[[], object]:
+            lowered = of_plan[id(plan)]
             with contextlib.suppress(CompileError, BrokenExecutor):  # `prepare` tries it again
-                built(requests[id(plan)])
-            return prepare(lower(plan))
+                built(_request(lowered))
+            return prepare(lowered)
 
-        found = search(tried, prepared, measure, seconds, show)
+        found = search([one.plan for one in tried], prepared, measure, seconds, show)
     took = time.monotonic() - start
     return Tuned(
         gpu=torch.cuda.get_device_name(device),
         plan=found.plan,
-        default=tried[0],
+        default=tried[0].plan,
         tried=found.tried,
         plans=len(tried),
         seconds=took,
@@ -162,15 +164,18 @@ def _request(lowered: Lowered) -> tuple[str, str, str]:
     return lowered.source, lowered.function, lowered.plan.target.arch.name
 
 
-def candidates(plans: list[Plan], current: Plan, rows: int) -> list[Plan]:
+def candidates(
+    plans: list[Plan], current: Plan, rows: int, lower: Callable[[Plan], Lowered]
+) -> list[Lowered]:
     """The default, the plan that runs now, then the others, by their expected time for these rows.
 
-    Of several plans with the same text only the first is listed.
+    Each plan is printed once, by `lower`. Of several with the same text only the first is listed.
     """
-    texts: dict[str, Plan] = {}
     expected = sorted(plans, key=lambda plan: cost(plan, rows).time)
-    for plan in (choose(plans), current, *expected):
-        texts.setdefault(emit(plan), plan)
+    ordered = {id(plan): plan for plan in (choose(plans), current, *expected)}
+    texts: dict[str, Lowered] = {}
+    for lowered in map(lower, ordered.values()):
+        texts.setdefault(lowered.source, lowered)
     return list(texts.values())
 
 

@@ -515,12 +515,16 @@ def refuse(*args):
     raise AssertionError("built twice")
 compile._build = refuse
 assert [compile.build(*r) for r in requests] == artifacts
-assert compile.build_all([]) == []
+compile._import_cute = compile.ProcessPoolExecutor = refuse
+assert compile.build_all(requests) == artifacts and compile.build_all([]) == []
+compile._ARTIFACTS = compile.Recent(256)
+assert [a.object for a in compile.build_all(requests)] == [a.object for a in artifacts]
 print(os.listdir("."))
 """
 
 
 def test_build_all_keeps_what_its_workers_built(tmp_path):
+    """No process begins for what this process or the disk cache has."""
     assert run_python(BUILD_ALL, tmp_path) == "[]\n", "and leaves no file behind"
 
 
@@ -540,7 +544,8 @@ kernel = softmax.inspect(x)
 assert "max" in str(kernel.graph) and "stage 1" in str(kernel.plan)
 assert "def softmax" in kernel.source
 assert "not compiled: compiling a kernel needs CuTe-DSL" in str(kernel)
-for use in (lambda: kernel.ptx, lambda: kernel.resources, lambda: build_all([])):
+request = kernel.source, kernel.lowered.function, kernel.arch
+for use in (lambda: kernel.ptx, lambda: kernel.resources, lambda: build_all([request])):
     try:
         use()
     except htile.CompileError as error:
