@@ -25,7 +25,7 @@ SHORT_N = 8192  # Rows of more elements are divided over CTAs.
 # Other numerics take the place of the usual ones if those are expected to take MUCH times as long,
 # and if they are not expected to be beaten by more than LITTLE, be the rows many or few.
 MUCH, LITTLE = 1.3, 1.05
-MANY_COUNT = 0.6  # how much many rows count in this, as the power of their ratio; few have the rest
+MANY_WEIGHT = 0.6  # of the logarithm of the ratio of times for many rows; few rows have the rest
 FEW_ROWS = 16
 MANY_BYTES = 256 << 20  # of all rows, where they are many
 
@@ -62,7 +62,7 @@ def _choose_numerics(plans: list[Plan], usual: Numerics) -> Numerics:
 
     def saved(numerics: Numerics) -> float:
         of_many, of_few = many[usual] / many[numerics], few[usual] / few[numerics]
-        return of_many**MANY_COUNT * of_few ** (1 - MANY_COUNT)
+        return of_many**MANY_WEIGHT * of_few ** (1 - MANY_WEIGHT)
 
     found = [one for one in few if few[one] <= LITTLE * few[usual] and saved(one) >= MUCH]
     return max(found, key=saved, default=usual)

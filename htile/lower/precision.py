@@ -26,7 +26,9 @@ KEEPING = frozenset({
 # Those of which it is so where nothing cancels: all terms have one sign.
 ADDING = frozenset({Op.ADD, Op.SUB, Op.SUM, Op.MEAN})
 NOT_NEGATIVE = frozenset({Op.EXP, Op.EXP2, Op.SIGMOID, Op.ABS, Op.SQRT, Op.RSQRT})
-ODD = frozenset({
+# Operations whose result has no negative element if their operand has none, and no positive one if
+# their operand has none.
+OF_OPERANDS_SIGN = frozenset({
     Op.EXPM1, Op.LOG1P, Op.TANH, Op.ERF, Op.SIGN, Op.RESHAPE, Op.CAST, Op.CONVERT, Op.SUM, Op.MEAN,
     Op.MAX, Op.MIN, Op.FLOOR, Op.CEIL, Op.ROUND, Op.TRUNC,
 })  # fmt: skip
@@ -85,7 +87,7 @@ def _sign(node: Node, operands: list[Sign]) -> Sign:
         return Sign(node.arg >= 0, node.arg <= 0)
     if op in NOT_NEGATIVE:
         return Sign(True, False)
-    if op in ODD:
+    if op in OF_OPERANDS_SIGN:
         return operands[0]
     up, down = [s.not_negative for s in operands], [s.not_positive for s in operands]
     if op in (Op.NEG, Op.SUB):  # the last operand's sign is turned
