@@ -32,7 +32,6 @@ STABLE: dict[str, Callable] = {
     "softplus": lambda x: x.clamp(min=0) + torch.log1p(torch.exp(-x.abs())),
     "logsigmoid": lambda x: x.clamp(max=0) - torch.log1p(torch.exp(-x.abs())),
     "mish": lambda x: x * _tanh_of_softplus(x),
-    "sigmoid": torch.sigmoid,
 }
 # Of a dtype: its binary digits after the point, its least exponent, and that beyond its greatest.
 FORMATS = {
@@ -115,8 +114,8 @@ def largest(
 ) -> dict[str, dict[str, float]]:
     """The largest error of HTile and of torch in results of a dtype, and where it is.
 
-    Results of a magnitude below 2 ** -126 are apart ("small"), because some functions give 0 for
-    them, and so are operands below it for results that are not.
+    Errors of results or operands below 2 ** -126 in magnitude are apart ("subnormal"), because
+    some functions take such a number for 0.
     """
     reference = STABLE.get(name, function)
     if dtype is not torch.float32:
