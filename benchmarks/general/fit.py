@@ -87,12 +87,9 @@ def cell_of(record: Record, rates: Rates) -> Cell | None:
     if not pairs:
         return None
     rows = [features(plan, record["m"], rates) for plan, _ in pairs]
-    stacked = {
-        field.name: torch.tensor([getattr(row, field.name) for row in rows], dtype=F64)
-        for field in fields(Features)
-    }
+    stacked = [torch.tensor(column, dtype=F64) for column in zip(*rows, strict=True)]
     us = torch.tensor([us for _, us in pairs], dtype=F64)
-    return Cell(name(record), Features(**stacked), us)
+    return Cell(name(record), Features(*stacked), us)
 
 
 def records_of(file: Path) -> list[Record]:
@@ -114,9 +111,7 @@ def fit(cells: Sequence[Cell], rates: Rates, start: Constants = START) -> Consta
     their logarithm.
     """
     of_cell = torch.cat([torch.full((len(c.us),), k) for k, c in enumerate(cells)])
-    every = Features(*(
-        torch.cat([getattr(c.features, field.name) for c in cells]) for field in fields(Features)
-    ))  # fmt: skip
+    every = Features(*map(torch.cat, zip(*(c.features for c in cells), strict=True)))
     us = torch.cat([c.us for c in cells]).log()
     behind = torch.cat([(c.us / c.us.min()).log() for c in cells])
 

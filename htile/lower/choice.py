@@ -7,7 +7,6 @@ placement is the closest one that these numerics have.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import log2
 
@@ -33,32 +32,33 @@ MANY_BYTES = 256 << 20  # of all rows, where they are many
 def choose(plans: list[Plan]) -> Plan:
     """The default among plans of one graph and target."""
     ordered = closest_first(plans)
-    numerics = _choose_numerics(plans, ordered[0].numerics)
+    numerics = _choose_numerics(ordered)
     return next(plan for plan in ordered if plan.numerics == numerics)
 
 
-def _choose_numerics(plans: list[Plan], usual: Numerics) -> Numerics:
-    """The usual numerics, or those that are expected to take much less time.
+def _choose_numerics(ordered: list[Plan]) -> Numerics:
+    """The numerics of the first plan, or those that are expected to take much less time.
 
     They are the same for every number of rows and every alignment, because they are judged by the
     plans that many aligned rows have.
     """
+    usual, target = ordered[0].numerics, ordered[0].target
     # The costs of other GPUs are not known, nor those of very long rows.
-    if plans[0].target.arch.max_cluster == 1 or plans[0].graph.n > VERY_LONG_N:
+    if target.arch.max_cluster == 1 or target.n > VERY_LONG_N:
         return usual
-    target = replace(plans[0].target, align=16, lead=1, broadcast=(), aliases=(), rows=ROWS[-1])
-    if plans[0].target != target:
-        known = {plan.numerics for plan in plans}
-        every = plans_of_work(plans[0].work, target)
-        plans = [plan for plan in every if plan.numerics in known]
-    placed: dict[Numerics, Plan] = {}
-    for plan in closest_first(plans):
-        placed.setdefault(plan.numerics, plan)
-    rows = _many(plans[0])
-    many = {numerics: cost(plan, rows).time for numerics, plan in placed.items()}
-    allowed = {numerics for numerics, time in many.items() if time <= LITTLE * many[usual]}
+    many_aligned = replace(target, align=16, lead=1, broadcast=(), aliases=(), rows=ROWS[-1])
+    if target != many_aligned:
+        known = {plan.numerics for plan in ordered}
+        every = plans_of_work(ordered[0].work, many_aligned)
+        ordered = closest_first([plan for plan in every if plan.numerics in known])
+    placed: dict[Numerics, list[Plan]] = {}
+    for plan in ordered:
+        placed.setdefault(plan.numerics, []).append(plan)
+    rows = _many(ordered[0])
+    many = {numerics: cost(plans[0], rows).time for numerics, plans in placed.items()}
+    allowed = [numerics for numerics, time in many.items() if time <= LITTLE * many[usual]]
     # Few rows have placements of their own, of which one is about as fast as the best of these.
-    few = _least_times([plan for plan in plans if plan.numerics in allowed], FEW_ROWS)
+    few = {one: min([cost(plan, FEW_ROWS).time for plan in placed[one]]) for one in allowed}
 
     def saved(numerics: Numerics) -> float:
         of_many, of_few = many[usual] / many[numerics], few[usual] / few[numerics]
@@ -66,15 +66,6 @@ def _choose_numerics(plans: list[Plan], usual: Numerics) -> Numerics:
 
     found = [one for one in few if few[one] <= LITTLE * few[usual] and saved(one) >= MUCH]
     return max(found, key=saved, default=usual)
-
-
-def _least_times(plans: Iterable[Plan], rows: int) -> dict[Numerics, float]:
-    """For each numerics, the expected time of the best placement."""
-    found: dict[Numerics, float] = {}
-    for plan in plans:
-        time = cost(plan, rows).time
-        found[plan.numerics] = min(time, found.get(plan.numerics, time))
-    return found
 
 
 def _many(plan: Plan) -> int:
@@ -117,21 +108,21 @@ def _distance(plan: Plan, preference: Preference) -> tuple:
     Numerics come first. They follow from N, the dtypes and the graph alone.
     """
     num, place = plan.numerics, plan.placement
-    threads = num.threads_per_row
-    padding = plan.elements_per_thread * threads * num.cluster_n / plan.graph.n - 1
+    threads, elements, in_loops = num.threads_per_row, plan.elements_per_thread, num.in_loops
+    padding = elements * threads * num.cluster_n / plan.target.n - 1
     fits = threads <= preference.threads
     if preference.clustered:
         fits = threads == preference.threads
     block = 512 if preference.two_rows and threads == 256 else max(preference.block, threads)
     return (
-        num.in_loops != (preference.form is not Form.HELD),
+        in_loops != (preference.form is not Form.HELD),
         (num.form is Form.STREAMED) != (preference.form is Form.STREAMED),
         num.cluster_n > 1 and not preference.clustered,
         not fits,
-        abs(log2(plan.elements_per_thread / preference.elements)) + 4 * padding,
+        abs(log2(elements / preference.elements)) + 4 * padding,
         -threads,
         not num.joint,
-        0 if num.in_loops else abs(place.num_threads - block),
+        0 if in_loops else abs(place.num_threads - block),
         place.loader != preference.loader,
         place.columns != preference.columns,
         abs(place.shares - preference.shares),

@@ -16,11 +16,14 @@ a second times the seconds that each is under way.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, log2
+from typing import NamedTuple
 
 from ..build.arch import MAX_REGISTERS
-from .plan import Form, Plan
+from ..frontend.graph import Input, Output
+from .plan import Numerics, Plan
 from .steps import Home
 
 WARP = 32  # threads
@@ -128,9 +131,10 @@ CONSTANTS = Constants(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Features:
+class Features(NamedTuple):
     """What the time of a plan depends on for some number of rows, all thread blocks together.
+
+    Choosing makes one for each plan. A frozen dataclass of so many fields takes 5 µs, this 1 µs.
 
     bytes: between memory and chip, if every byte moves once.
     again: bytes of rows that are read again.
@@ -178,40 +182,41 @@ class Features:
 def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
     """The features of a plan for so many rows on a GPU."""
     work, num, place, sweeps = plan.work, plan.numerics, plan.placement, plan.sweeps
-    groups = ceil(rows / plan.rows_per_block)
+    n, rows_per_block, rows_home = work.graph.n, plan.rows_per_block, plan.rows_home
+    groups = ceil(rows / rows_per_block)
     blocks = groups * num.cluster_n // place.shares
-    elements = groups * plan.rows_per_block * num.step * plan.chunks
-    read, written = plan.bytes_per_row()
-    loops = len(sweeps.loops) if num.in_loops else 1
-    rereads = plan.rows_home is Home.REREAD
-    row_loads = [i for s in sweeps.loops for i in s.rows] if rereads else work.rows
-    column_loads = [i for s in sweeps.all for i in s.columns] if num.in_loops else work.columns
-    moves = len(row_loads) + len(column_loads) + len(work.writes)
+    elements = groups * rows_per_block * num.step * plan.chunks
+    read, written = work.bytes_per_row
+    computed, special = sweeps.costs
+    loops, row_loads, column_loads = 1, work.rows, work.columns
+    if rows_home is not Home.REGISTERS:
+        loops = len(sweeps.loops)
+        column_loads = [i for s in sweeps.all for i in s.columns]
+    if rows_home is Home.REREAD:
+        row_loads = [i for s in sweeps.loops for i in s.rows]
+    moved = elements * (len(row_loads) + len(column_loads) + len(work.writes))
     fit, lacking = _resident(plan)
-    in_flight = rates.multiprocessors * fit * place.shares / num.cluster_n * plan.rows_per_block
+    in_flight = rates.multiprocessors * fit * place.shares / num.cluster_n * rows_per_block
     iterations, memory_waits, cache_waits = _waits(plan)
     spans_warp = num.threads_per_row <= WARP and num.cluster_n == 1
     shared_columns = min(num.threads_per_row, WARP) / WARP  # the rows of a warp read them at once
     shared = 0.0
-    if plan.placement.loader == "shared":  # once in, and out for each loop
+    if place.loader == "shared":  # once in, and out for each loop
         shared = elements * work.row_bytes / LINE * (1 + loops)
     return Features(
         bytes=rows * (read + written),
         again=rows * plan.bytes_read_again(),
-        in_flight=min(rows, in_flight) * plan.graph.n * work.row_bytes,
-        columns=groups * plan.graph.n * sum(i.dtype.itemsize for i in column_loads),
-        moved=moves * elements,
-        accesses=moves * elements / num.vec_size,
-        computed=elements * sweeps.instructions,
-        special=elements * sweeps.special,
+        in_flight=min(rows, in_flight) * n * work.row_bytes,
+        columns=groups * n * sum([i.dtype.itemsize for i in column_loads]),
+        moved=moved,
+        accesses=moved / num.vec_size,
+        computed=elements * computed,
+        special=elements * special,
         threads=blocks * place.num_threads,
         blocks=blocks,
         lacking=lacking,
-        read=elements * (
-            sum(_lines(plan, i.dtype.itemsize) for i in row_loads)
-            + sum(_lines(plan, i.dtype.itemsize) for i in column_loads) * shared_columns
-        ),
-        written=elements * sum(_lines(plan, o.dtype.itemsize) for o in work.writes),
+        read=elements * (_lines(num, row_loads) + _lines(num, column_loads) * shared_columns),
+        written=elements * _lines(num, work.writes),
         shared=shared,
         resident=fit,
         busy=min(blocks, rates.multiprocessors),
@@ -225,28 +230,27 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
     )
 
 
-def _lines(plan: Plan, size: int) -> float:
-    """Lines of memory for each element of `size` bytes, as warps access them.
+def _lines(num: Numerics, moved: Iterable[Input | Output]) -> float:
+    """Lines of memory for an element of each of these, as warps access them.
 
     The threads of a row access its neighbouring elements. Where a vector is one element, rows
     begin anywhere in a line.
     """
-    elements = min(plan.numerics.threads_per_row, WARP) * plan.numerics.vec_size
-    lines = elements * size / LINE
-    if plan.numerics.vec_size == 1:
-        lines += 0.7
-    return max(1.0, lines) / elements
+    elements = min(num.threads_per_row, WARP) * num.vec_size
+    beyond = 0.7 if num.vec_size == 1 else 0.0
+    lines = [max(1.0, elements * each.dtype.itemsize / LINE + beyond) for each in moved]
+    return sum(lines) / elements
 
 
 def _waits(plan: Plan) -> tuple[int, int, int]:
     """Of one thread block: iterations of loops, and how often it waits for memory and for L2."""
-    place, loops = plan.placement, plan.sweeps.loops
-    if plan.numerics.form is Form.HELD:
+    place, loops, rows_home = plan.placement, plan.sweeps.loops, plan.rows_home
+    if rows_home is Home.REGISTERS:
         return 0, 1, int(place.columns == "late" and bool(plan.work.columns))
     trips = plan.turns * ceil(plan.chunks / max(place.unroll, place.prefetch, 1))
     iterations = len(loops) * plan.turns * ceil(plan.chunks / place.unroll)
-    if plan.rows_home is Home.SHARED:
-        return iterations, 1, trips * sum(bool(loop.columns) for loop in loops)
+    if rows_home is Home.SHARED:
+        return iterations, 1, trips * sum([bool(loop.columns) for loop in loops])
     return iterations, trips, trips * max(0, len(loops) - 1)  # no loop: nothing of a row is read
 
 
@@ -254,7 +258,7 @@ def _registers(plan: Plan) -> float:
     """About how many registers a thread would use if it could have any number."""
     num, place, work = plan.numerics, plan.placement, plan.work
     if num.in_loops:
-        loaded = sum(i.dtype.itemsize for i in (*work.rows, *work.columns)) / 4
+        loaded = sum([i.dtype.itemsize for i in work.rows + work.columns]) / 4
         needed = FIXED_REGISTERS + num.vec_size * (
             LOOP_SHARE * place.unroll * work.loops.words + place.prefetch * loaded
         )
@@ -262,15 +266,13 @@ def _registers(plan: Plan) -> float:
         if not place.blocks:
             return min(needed, LOOP_REGISTERS[plan.rows_home])
         return min(needed, _allowed(plan, place.blocks)) if place.blocks > 1 else needed
-    early = work.columns if place.columns == "early" else ()
-    # Two neighbouring elements of 16 bits take one register.
-    loaded = sum(
-        max(i.dtype.itemsize / 4, min(1.0, 1 / num.vec_size)) for i in (*work.rows, *early)
-    )
-    live = max(loaded, work.held_words(plan.sweeps, place.columns == "late"))
-    overlapped = LEAST_OVERLAPPED + OVERLAPPED * plan.sweeps.instructions
-    overlapped = min(MOST_OVERLAPPED, overlapped)
-    return FIXED_REGISTERS + plan.elements_per_thread * (live + overlapped)
+    held, is_late = plan.sweeps, place.columns == "late"
+    loaded = work.rows if is_late else work.rows + work.columns
+    least = min(1.0, 1 / num.vec_size)  # two neighbouring elements of 16 bits take one register
+    words = sum([max(i.dtype.itemsize / 4, least) for i in loaded])
+    live = max(words, work.held_words(held, is_late))
+    overlapped = LEAST_OVERLAPPED + OVERLAPPED * held.costs[0]
+    return FIXED_REGISTERS + plan.elements_per_thread * (live + min(MOST_OVERLAPPED, overlapped))
 
 
 def _allowed(plan: Plan, blocks: int) -> int:
@@ -355,10 +357,7 @@ def estimate(f, rates: Rates, c):
     waves = f.blocks / (rates.multiprocessors * f.resident)
     around = c.launch + c.tail * block * _smaller(waves, 1.0)
     parts = (memory, cache, issue, special, accesses, blocks, waits)
-    longest = parts[0]
-    for part in parts[1:]:
-        longest = _larger(longest, part)
-    together = sum((part / longest) ** c.blend for part in parts) ** (1 / c.blend) * longest
+    together = sum([part**c.blend for part in parts]) ** (1 / c.blend)
     return (*parts, around, together + around)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from itertools import product
 from math import gcd
 
@@ -126,26 +127,19 @@ class _Enumeration:
         work = self.work
         columns = ("early", "late") if work.columns else ("early",)
         kinds = (work.held, work.held_joint) if work.has_pair else (work.held,)
-        words = {
-            (sweeps.joint, when): work.held_words(sweeps, when == "late")
-            for sweeps in kinds
-            for when in columns
-        }
         for cluster in self.clusters:
             threads = 1 if cluster == 1 else 128
             while threads <= self.arch.max_threads:
                 for sweeps, when in product(kinds if cluster > 1 else kinds[:1], columns):
                     numerics = Numerics(self.vec, threads, cluster, joint=sweeps.joint)
-                    yield from self._held_plans(numerics, sweeps, words[sweeps.joint, when], when)
+                    yield from self._held_plans(numerics, sweeps, when)
                 if numerics.step >= self.n:
                     break
                 threads *= 2
 
-    def _held_plans(
-        self, numerics: Numerics, sweeps: Sweeps, words: float, columns: str
-    ) -> Iterator[Plan]:
+    def _held_plans(self, numerics: Numerics, sweeps: Sweeps, columns: str) -> Iterator[Plan]:
         elements = numerics.chunks(self.n) * self.vec
-        held = elements * words
+        held = elements * self.work.held_words(sweeps, columns == "late")
         registers = held + elements + self.spare
         if registers > MAX_REGISTERS and elements > self.vec:
             return
@@ -218,7 +212,7 @@ class _Enumeration:
             prefetch = self._prefetch(numerics, rows, threads, turns)
             unroll = chunks
             if chunks > UNROLLED_CHUNKS:
-                unroll = prefetch or (UNROLL if self._reads(rows) <= ROW_REGISTERS else 1)
+                unroll = prefetch or (UNROLL if self._reads[rows] <= ROW_REGISTERS else 1)
             most = MOST_CODE if unroll == chunks else self.most_looped
             tiles = shares * numerics.share_bytes(self.work) if rows is Home.SHARED else 0
             if tiles > self._free_bytes(loops, numerics, numerics.threads_per_row):
@@ -232,7 +226,7 @@ class _Enumeration:
             if loops.carries_two_stages and numerics.form is Form.LOOPS:
                 blocks = min(TWO_STAGE_THREADS // threads, self.arch.fitting(tiles))
                 if rows is Home.REREAD and prefetch:  # what is on its way takes registers too
-                    needed = LOOP_REGISTERS + self.vec * loops.words + prefetch * self._reads(rows)
+                    needed = LOOP_REGISTERS + self.vec * loops.words + prefetch * self._reads[rows]
                     blocks = max(1, min(blocks, int(self.arch.registers / (threads * needed))))
             elif loops.carries_two_stages and unroll == chunks:
                 blocks = STREAMED_THREADS // threads
@@ -245,10 +239,17 @@ class _Enumeration:
             placement = Placement(threads, loader, "late", self.target.align, *counts)
             yield Plan(self.work, self.target, numerics, placement)
 
-    def _reads(self, rows: Home) -> float:
-        """Registers for a chunk of all that a loop reads from global memory, of the widest loop."""
-        loops = self.work.loops.loops
-        return max((self._words(loop.reads(rows)) for loop in loops), default=0.0)
+    @cached_property
+    def _reads(self) -> dict[Home, float]:
+        """Registers for a chunk of all that the widest loop reads from global memory.
+
+        A key says where the rows live.
+        """
+        loops, homes = self.work.loops.loops, (Home.SHARED, Home.REREAD)
+        return {
+            home: max((self._words(loop.reads(home)) for loop in loops), default=0.0)
+            for home in homes
+        }
 
     def _words(self, moved: tuple[Input | Output, ...]) -> float:
         """Registers for a chunk of each."""
@@ -264,7 +265,7 @@ class _Enumeration:
     def _prefetch(self, numerics: Numerics, rows: Home, threads: int, turns: int) -> int:
         """How many chunks are on their way to loops, as the registers of a thread go."""
         loops, chunks = self.work.loops.loops, numerics.chunks(self.n)
-        if not (reads := self._reads(rows)):
+        if not (reads := self._reads[rows]):
             return 0
         free = self.arch.registers // threads - LOOP_REGISTERS - self.vec * self.work.loops.words
         if chunks <= UNROLLED_CHUNKS:

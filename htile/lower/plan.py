@@ -18,7 +18,7 @@ from enum import Enum
 from functools import cached_property
 
 from ..build.arch import Arch
-from ..frontend.graph import Graph, Role
+from ..frontend.graph import Graph
 from .describe import describe, describe_layout
 from .reductions import SUM, Part
 from .schedule import list_steps
@@ -224,7 +224,7 @@ class Plan:
         """Shares of a row that a thread works on one after the other."""
         return self.placement.shares // self.placement.abreast
 
-    @property
+    @cached_property
     def chunks(self) -> int:
         """How many vectors of one share of a row a thread has, padding included."""
         return self.numerics.chunks(self.graph.n)
@@ -262,18 +262,11 @@ class Plan:
 
     def bytes_per_row(self) -> tuple[int, int]:
         """Bytes read and written for one row, without the columns that all rows share."""
-        g, elements = self.graph, {Role.ROW: self.graph.n, Role.PER_ROW: 1}
-        read = sum(elements.get(i.role, 0) * i.dtype.itemsize for i in g.inputs)
-        written = sum((g.n if o.is_row else 1) * o.dtype.itemsize for o in g.outputs)
-        return read, written
+        return self.work.bytes_per_row
 
     def bytes_read_again(self) -> int:
         """Bytes that loops read from global memory again, after they have read the row once."""
-        if self.rows_home is not Home.REREAD:
-            return 0
-        read = [i for loop in self.work.loops.loops for i in loop.rows]
-        again = sum(i.dtype.itemsize for i in read) - sum(i.dtype.itemsize for i in {*read})
-        return self.graph.n * again
+        return self.work.bytes_read_again if self.rows_home is Home.REREAD else 0
 
     def properties(self) -> dict[str, object]:
         """Numerics and placement by name, in plain values, as `with_plan` takes them."""

@@ -115,17 +115,12 @@ class Sweeps:
         self.words = max((loop.words for loop in self.loops), default=1.0)
 
     @cached_property
-    def instructions(self) -> int:
-        """Instructions for each element of the row, of all sweeps."""
-        count = sum(instructions(self.graph, s.computes, s.parts) for s in self.all)
+    def costs(self) -> tuple[int, int]:
+        """Instructions for each element of the row, and those of them for MUFU."""
+        found = [sweep_costs(self.graph, s.computes, s.parts) for s in self.all]
         if not self.loops:  # what a held row is reduced by
-            count += sum(instructions(self.graph, (), reduce.parts) for reduce in self.reduces)
-        return count
-
-    @cached_property
-    def special(self) -> int:
-        """Those of them for the special function units (MUFU)."""
-        return sum(step_cost(self.graph, step)[1] for s in self.all for step in s.computes)
+            found += [sweep_costs(self.graph, (), reduce.parts) for reduce in self.reduces]
+        return sum([count for count, _ in found]), sum([special for _, special in found])
 
 
 class Work:
@@ -151,6 +146,7 @@ class Work:
         self.row_bytes = sum(i.dtype.itemsize for i in self.of(Role.ROW))
         self.is_wide = any(a.dtype.itemsize > 2 for a in (*self.of(Role.ROW), *self.writes))
         self._seen_in_16_bits = seen_in_16_bits(graph)
+        self._held_words: dict[tuple, float] = {}
         self._by_stage = by_stage(graph)
         self._paired = with_pairs(graph, self._by_stage)
         self.stages = len(self._by_stage)
@@ -218,10 +214,31 @@ class Work:
 
         That is what is loaded at once at first, or what crosses an exchange.
         """
+        key = held.joint, late_columns
+        if key not in self._held_words:
+            self._held_words[key] = self._widest(held, late_columns)
+        return self._held_words[key]
+
+    def _widest(self, held: Sweeps, late_columns: bool) -> float:
         loaded = self.rows + (held.all[0].columns if late_columns else self.columns)
         least = 1 if len(loaded) >= MANY_INPUTS else 0
         loading = sum(max(least, i.dtype.itemsize / 4) for i in loaded)
         return max([loading, 1.0, *map(self._words, self.crossing(held, late_columns))])
+
+    @cached_property
+    def bytes_per_row(self) -> tuple[int, int]:
+        """Bytes read and written for one row, without the columns that all rows share."""
+        graph, elements = self.graph, {Role.ROW: self.graph.n, Role.PER_ROW: 1}
+        read = sum(elements.get(i.role, 0) * i.dtype.itemsize for i in graph.inputs)
+        written = sum((graph.n if o.is_row else 1) * o.dtype.itemsize for o in graph.outputs)
+        return read, written
+
+    @cached_property
+    def bytes_read_again(self) -> int:
+        """Bytes of a row that loops over global memory read after they have read the row once."""
+        read = [i for loop in self.loops.loops for i in loop.rows]
+        again = sum(i.dtype.itemsize for i in read) - sum(i.dtype.itemsize for i in {*read})
+        return self.graph.n * again
 
     @cached_property
     def loops(self) -> Sweeps:
@@ -275,7 +292,7 @@ class Work:
             live |= read
             words = max(words, self._words(live) + len(parts))
             live -= made
-        count = instructions(self.graph, computes, parts)
+        count, _ = sweep_costs(self.graph, computes, parts)
         return Sweep(computes, rows, columns, parts, stores, (), words, count, is_loop=True)
 
     def homes_in_loops(self, rows: Home) -> dict[int, Home]:
@@ -315,14 +332,19 @@ class Work:
         return tuple(steps[id] for id in sorted(steps))
 
 
-def instructions(graph: Graph, computes: tuple[Compute, ...], parts: tuple[Part, ...]) -> int:
-    """Instructions for each element of a sweep; what is computed once a row is not counted."""
-    of_parts = sum(PART_COSTS.get(part.kind, 1) for part in parts)
-    return of_parts + sum(step_cost(graph, step)[0] for step in computes)
+def sweep_costs(
+    graph: Graph, computes: tuple[Compute, ...], parts: tuple[Part, ...]
+) -> tuple[int, int]:
+    """Instructions of a sweep for each element, and those of them for MUFU."""
+    count, special = sum([PART_COSTS.get(part.kind, 1) for part in parts]), 0
+    for step in computes:
+        own, own_special = _step_costs(graph, step)
+        count, special = count + own, special + own_special
+    return count, special
 
 
-def step_cost(graph: Graph, step: Compute) -> tuple[int, int]:
-    """Instructions of a step for each element, and those of them for MUFU."""
+def _step_costs(graph: Graph, step: Compute) -> tuple[int, int]:
+    """Those of a step; what is computed once a row does not count."""
     node, function = graph[step.id], step.function
     if not node.value.spread:
         return 0, 0

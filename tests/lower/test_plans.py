@@ -568,7 +568,7 @@ def test_other_numerics_are_the_default_where_they_cost_much_less():
 
 
 def test_choosing_takes_few_milliseconds():
-    """The least of some runs, for a function of 30 nodes; 5 ms where nothing else runs."""
+    """The least of some runs, for a function of 30 nodes; 6 ms where nothing else runs."""
 
     def deep(x, y):
         for _ in range(3):
@@ -585,7 +585,7 @@ def test_choosing_takes_few_milliseconds():
         return time.process_time() - start
 
     assert len(plan.graph) >= 30 and len(plans) > 20
-    assert min(took() for _ in range(20)) < 0.02
+    assert min(took() for _ in range(20)) < 0.014
 
 
 @pytest.mark.parametrize("n", [1, 7, 8192, 65536])
