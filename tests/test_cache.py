@@ -583,14 +583,14 @@ def test_eight_processes_compile_each_kernel_once(folder):
 
 
 # Forks, so that a try takes no second: torch and CuTe-DSL are imported once, and used in children
-# only. Each kill comes at a random moment of the time that a whole run takes. argv: how many tries,
-# and how many at most until kills have met everything that can be found after one.
-KILLS = """
-import os, random, shutil, signal, sys, time
+# only.
+FORKS = """
+import itertools, os, random, resource, shutil, signal, sys, time
 from pathlib import Path
 from htile.build import cache
 {imports}
 folder = Path(os.environ["HTILE_CACHE_DIR"])
+outcomes = dict.fromkeys(("nothing", "unfinished", "entry"), 0)
 
 def child(action):
     pid = os.fork()
@@ -608,30 +608,70 @@ def child(action):
 def ended(pid):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
+def check():
+    names = [p.suffix for p in folder.iterdir()] if folder.exists() else []
+    outcomes["entry" if ".zip" in names else "unfinished" if ".tmp" in names else "nothing"] += 1
+    assert all(entry.function == function for entry in cache.entries()), "no entry is torn"
+    assert ended(child(use)) == 0, "the next run works"
+    (entry,) = cache.entries()
+    assert entry.function == function, "and what it leaves is whole"
+    assert ended(child(found)) == 0
+"""
+
+# Each kill comes at a random moment of the time that a whole run takes. argv: how many tries.
+KILLS = """
 random.seed(5)
 start = time.perf_counter()
 assert [ended(pid) for pid in [child(use), child(use)]] == [0, 0]
 whole = time.perf_counter() - start
-outcomes = dict.fromkeys(("nothing", "unfinished", "entry"), 0)
-least, most = map(int, sys.argv[1:])
-for k in range(most):
-    if k >= least and all(outcomes.values()):
-        break
+for k in range(int(sys.argv[1])):
     shutil.rmtree(folder, ignore_errors=True)
     pids = [child(use) for _ in range(2)]
     time.sleep(random.uniform(0, whole))
     for pid in pids[: 1 + k % 2]:  # one, or both
         os.kill(pid, signal.SIGKILL)
     codes = [ended(pid) for pid in pids]
-    assert set(codes) <= {{0, -signal.SIGKILL}}, codes
+    assert set(codes) <= {0, -signal.SIGKILL}, codes
     if k % 2 == 0:
         assert codes[1] == 0, "the other one goes on"
-    names = [p.suffix for p in folder.iterdir()] if folder.exists() else []
-    outcomes["entry" if ".zip" in names else "unfinished" if ".tmp" in names else "nothing"] += 1
-    assert ended(child(use)) == 0, "the next run works"
-    (entry,) = cache.entries()
-    assert entry.function == function, "and what it leaves is whole"
-    assert ended(child(found)) == 0
+    check()
+print(*outcomes.values())
+"""
+
+# First, each kill comes just before another thing that the process asks of the system, as audit
+# hooks are told: to open a file, to rename one, and so on. Then the kernel kills the process when a
+# file has so many bytes. No moment depends on how fast the machine is.
+MOMENTS = """
+def killed_at(k):
+    left = itertools.count(k, -1)
+
+    def hook(event, arguments):
+        if event.startswith(("open", "os.", "fcntl.")) and next(left) == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    use()
+
+def killed_after(size):
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    use()
+
+cache.path_of("", "", "")  # children need not read anew what a process reads once
+for k in itertools.count():
+    shutil.rmtree(folder, ignore_errors=True)
+    code = ended(child(lambda: killed_at(k)))
+    if code == 0:
+        break
+    assert code == -signal.SIGKILL
+    check()
+(size,) = (entry.bytes for entry in cache.entries())
+for part in (0, 1, size // 2, size - 1):
+    shutil.rmtree(folder)
+    assert ended(child(lambda: killed_after(part))) == -signal.SIGXFSZ
+    assert part in [p.stat().st_size for p in folder.iterdir() if p.name != cache.LOCK]
+    check()
 print(*outcomes.values())
 """
 
@@ -663,17 +703,24 @@ def found():
 """
 
 
+def after_kills(code, imports, *arguments):
+    """How many kills left nothing, an unfinished file, and a kernel's whole file."""
+    return [*map(int, python(FORKS.format(imports=imports) + code, *arguments).split())]
+
+
+def test_killed_at_each_moment_of_the_cache(folder):
+    """Before, in and after the write of a file, and between it and the file's name."""
+    nothing, unfinished, entry = after_kills(MOMENTS, FAKE)
+    assert nothing > 2 and unfinished > 4 and entry > 1
+
+
 def test_killed_at_any_moment_of_the_cache(folder):
-    """Compiling takes no time here, so most kills meet a file that is being written."""
-    out = python(KILLS.format(imports=FAKE), "100", "2000")
-    nothing, unfinished, entry = map(int, out.split())
-    assert nothing and unfinished and entry, out
+    assert sum(after_kills(KILLS, FAKE, "100")) == 100
 
 
 def test_killed_at_any_moment_of_a_compile(folder):
-    out = python(KILLS.format(imports=REAL), "12", "12")
-    nothing, _, entry = map(int, out.split())
-    assert nothing and entry, out
+    nothing, _, entry = after_kills(KILLS, REAL, "12")
+    assert nothing and entry
 
 
 def test_threads_compile_a_kernel_once(folder, monkeypatch):
