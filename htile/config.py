@@ -56,6 +56,9 @@ class ElementwiseTileConfig:
         tile.
     copy_bytes: the widest memory access that the alignment of all row operands allows, in bytes:
         16, 8, 4, 2 or 1.
+    shifted: whether rows may begin anywhere in memory, and end inside a vector. They are moved in
+        aligned pieces as long as vectors, of 4 bytes or more, and shifted in registers. Then
+        `copy_bytes` is for columns only.
     reduction_dtype: the dtype of an element of the reduction buffer. It is Float32, or Int64 where
         64-bit values or pairs of numbers are exchanged.
     """
@@ -69,6 +72,7 @@ class ElementwiseTileConfig:
     num_threads: int | None = None
     threads_per_row: int | None = None
     copy_bytes: int = 16
+    shifted: bool = False
     reduction_dtype: type = Float32
 
     def __post_init__(self) -> None:
@@ -184,6 +188,16 @@ class ElementwiseTileConfig:
         return VectorCopy(self.dtype, self.threads_per_row, self.num_threads, vec_size)
 
     @property
+    def staging_bytes(self) -> int:
+        """Bytes of shared memory through which shifted rows are stored.
+
+        Each group of lanes of a warp that work on one row has a vector for each lane, of 16 bytes
+        at most, and one more.
+        """
+        lanes = min(self.threads_per_row, 32)
+        return self.num_threads // lanes * (lanes + 1) * 16
+
+    @property
     def reduce_layout(self) -> ReduceLayout:
         """The layout of the reduction buffer."""
         warps = self.num_threads // (32 * self.abreast)
@@ -231,5 +245,8 @@ class ElementwiseTileConfig:
         """Raise ValueError unless vectors of this size end where the row ends."""
         if vec_size < 1 or vec_size & (vec_size - 1) or vec_size > 16:
             raise ValueError(f"vec_size must be 1, 2, 4, 8 or 16, got {vec_size}")
-        if self.N % vec_size:
-            raise ValueError(f"vec_size {vec_size} does not divide N {self.N}")
+        if self.N % vec_size and not self.shifted:
+            raise ValueError(
+                f"vec_size {vec_size} does not divide N {self.N}: make it "
+                f"{math.gcd(vec_size, self.N)}, or set shifted=True"
+            )

@@ -7,8 +7,10 @@ and the storer (`htile/copy/loaders.py`) bring rows to registers and back.
 
 from __future__ import annotations
 
+from functools import partial
+
 import cutlass.cute as cute
-from cutlass import const_expr
+from cutlass import Int8, const_expr
 from cutlass.memory import SmemAllocator
 
 from htile.compute.row import RowReductions
@@ -19,6 +21,7 @@ from htile.copy.loaders import (
     GlobalToRegLoader,
     PrefetchedChunks,
 )
+from htile.copy.shifted import SharedPieces
 
 __all__ = [
     "ElementwiseKernelContext",
@@ -63,7 +66,13 @@ class ElementwiseKernelContext(RowReductions):
         self.row_in_bounds = True if const_expr(config.rows == 1) else self.row < self.shape[0]
         self.beside = 0 if config.abreast == 1 else group % config.abreast
         self.rank = self.cluster_y * config.abreast + self.beside
-        self.tile, self.share = self.rank, 0
+        self.tile, self.share, self.k = self.rank, 0, 0
+
+        self.thr_copy = tiled_copy.get_slice(self.tidx)
+        self.capacity = tiler_mn[1] * config.abreast * config.ctas
+        self._take_columns()
+        self.vec_size = cute.size(self.tXcX, mode=[0])
+        self.num_chunks = cute.size(self.tXcX, mode=[2]) // config.turns
 
         smem = SmemAllocator()
         extra = extra_smem_tensors
@@ -74,22 +83,28 @@ class ElementwiseKernelContext(RowReductions):
         self.extra_sX = tiles
         buffer, mbar_ptr = config.allocate_reduction_buffer_and_mbar(smem)
         self.reduction_buffer, self.mbar_ptr = buffer, mbar_ptr
+        if config.shifted:
+            self.staging = self._allocate(smem, Int8, config.staging_bytes)
 
-        self.thr_copy = tiled_copy.get_slice(self.tidx)
-        self.capacity = tiler_mn[1] * config.abreast * config.ctas
-        self._take_columns()
-        self.vec_size = cute.size(self.tXcX, mode=[0])
-        self.num_chunks = cute.size(self.tXcX, mode=[2]) // config.turns
         self.tXgX = self.partition_dest(self.partition_global(mX))
-        self.tXsX = self.partition_dest(self.sX) if shared else None
+        has_tile = shared and not config.shifted
+        self.tXsX = self.partition_dest(self.sX) if has_tile else None
         self.tXrX = self.make_fragment(self.tXgX, mX.element_type)
         self._cluster_pending = config.has_mbars
         config.initialize_cluster(self.tidx, mbar_ptr)
 
-    def _allocate_tile(self, smem: SmemAllocator, dtype: type) -> cute.Tensor:
+    def _allocate_tile(self, smem: SmemAllocator, dtype: type) -> cute.Tensor | SharedPieces:
         """A row-major tile of `dtype` in shared memory."""
+        if self.config.shifted:
+            chunks = self.config.turns * self.num_chunks
+            return SharedPieces(self, dtype, chunks, partial(self._allocate, smem))
         layout = cute.make_ordered_layout(self.tiler_mn, order=(1, 0))
         return smem.allocate_tensor(dtype, layout, byte_alignment=16)
+
+    @staticmethod
+    def _allocate(smem: SmemAllocator, dtype: type, count: int) -> cute.Tensor:
+        """So many elements of shared memory."""
+        return smem.allocate_tensor(dtype, cute.make_layout(count), byte_alignment=16)
 
     # The pipeline of one tensor, as a whole
 

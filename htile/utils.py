@@ -5,6 +5,21 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int8, Int32, Int64, Numeric
 
+
+class Static:
+    """An object that the body of a dynamic `if` or `for` may use.
+
+    CuTe-DSL carries the values of objects through such a body. Of this one it carries none, so its
+    attributes are set outside: a new value set inside would be lost.
+    """
+
+    def __extract_mlir_values__(self):
+        return []
+
+    def __new_from_mlir_values__(self, values):
+        return self
+
+
 # Views
 
 

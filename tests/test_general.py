@@ -255,7 +255,8 @@ def test_the_constants_choose_well_among_the_plans_that_they_were_fitted_to():
     """The file of times is readable, and the best of eight plans by cost is nearly the fastest."""
     records = fit.records_of(fit.TIMES)
     assert {half(r["kernel"]) for r in records} == {FITTING}
-    found = [fit.cell_of(r, cost.H200) for r in records[::3]]
+    cells = [fit.cell_of(r, cost.H200) for r in records[::2]]
+    found = [c for c in cells if c is not None]  # plans of odd lengths have changed since
     one = [c.regret(cost.H200, cost.CONSTANTS) for c in found]
     eight = [(c.us[c.expected(cost.H200, cost.CONSTANTS).argsort()[:8]].min() / c.us.min()).item()
              for c in found]  # fmt: skip

@@ -81,7 +81,8 @@ def cell_of(record: Record, rates: Rates) -> Cell | None:
     today = {_key(plan.properties()): plan for plan in plans}
     pairs: list[tuple[Plan, float]] = []
     for entry in record["plans"]:
-        properties = {key: value for key, value in entry.items() if key != "us"}
+        # Plans that were measured before rows could be shifted do not say that they are not.
+        properties = {"shifted": False} | {k: v for k, v in entry.items() if k != "us"}
         if plan := today.get(_key(properties)):
             pairs.append((plan, entry["us"]))
     if not pairs:

@@ -16,6 +16,7 @@ sum to the row's reference when that is known.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterable
 
 import cutlass
@@ -187,10 +188,14 @@ class MeanSum(_Accumulator):
 
     def take(self, chunk: RowTile, value: Vector | Product) -> MeanSum:
         """With the values of a chunk."""
+        if const_expr(chunk.in_row is None):
+            return self._added(thread_reduce(value, ADD))
+        runs = chunk.row_mean.runs_of_vector(value, chunk.k, chunk.in_row)
+        return functools.reduce(MeanSum._added, [run.total for run in runs], self)
+
+    def _added(self, term: Float32) -> MeanSum:
+        """With one number more."""
         total, error = self.values
-        term = thread_reduce(value, ADD)
-        if const_expr(chunk.in_row is not None):
-            term = select(chunk.in_row, term, Float32(0.0))
         new = total + term
         return self._with(new, error + (term - (new - total)))
 
@@ -203,7 +208,7 @@ class MeanSum(_Accumulator):
         """What is reduced over the row."""
         total, error = self.values
         error = select(abs(error) < INF, error, Float32(0.0))  # that of an infinite sum is NaN
-        number = self.share.chunks_in_row * self.share.vec_size
+        number = self.share.elements_in_row
         some = number if isinstance(number, int) else cutlass.max(number, 1)
         mean = quotient(total, some, error)
         return self.share.row_mean.of_mean(mean, total + error, number)
@@ -268,8 +273,9 @@ class WelfordTriple(_Accumulator):
     Every chunk is summed relative to the base, and so are its squares. Then the base moves to the
     new mean. What is subtracted of the squares is no larger than what is left of them. Only the
     first chunk is relative to its first element instead. Chunks of padding come last in a thread,
-    and are dropped. Two chunks may be merged at a time where none is padded and their number is
-    known: that is half of the work of merging.
+    and are dropped. A vector that the row ends in counts with the elements that are in the row. Two
+    chunks may be merged at a time where none is padded and their number is known: that is half of
+    the work of merging.
     """
 
     keeps_padding = True
@@ -282,7 +288,8 @@ class WelfordTriple(_Accumulator):
     def take(self, chunk: RowTile, value: Vector) -> WelfordTriple:
         """With the x of a chunk."""
         if not self.in_pairs:
-            return self._merged(chunk.k, chunk.in_row, value)
+            ends = chunk.layout.rest if chunk.layout.may_end_in(chunk.k) else 0
+            return self._merged(chunk.k, chunk.in_row, value, ends)
         if self.waiting is None:
             new = copy.copy(self)
             new.waiting = value
@@ -293,24 +300,44 @@ class WelfordTriple(_Accumulator):
         new.waiting = None
         return new
 
-    def _merged(self, k: int | Int32, in_row: Boolean | None, value: Vector) -> WelfordTriple:
-        """With the k-th vector, if it is in the row."""
+    def _merged(
+        self,
+        k: int | Int32,
+        in_row: tuple[Boolean, Boolean] | None,
+        value: Vector,
+        ends: int = 0,
+    ) -> WelfordTriple:
+        """With the k-th vector, if it is in the row.
+
+        in_row: whether its first element is in the row, and whether its last is; None if all are.
+        ends: how many elements it has in the row if the row may end in it; 0 if it can not.
+        """
         base, rest, squares, outer = self.values
         size = cute.size(value.shape)
         start = value[0]
         starts = (Int32(k) == 0) & (abs(start) < INF)
         base = select(starts, start, base)
         shifted = value - base
+        if ends:
+            elements = [shifted[i] for i in range(size)]
+            for i in range(ends, size):
+                elements[i] = select(in_row[1], elements[i], Float32(0.0))
+            shifted = make_vector(elements, value.shape, Float32)
         total = thread_reduce(shifted, ADD)
         square = thread_reduce(Product(shifted, shifted), ADD)
-        weight = reciprocal(Float32(k + 1))
+        weight, number = reciprocal(Float32(k + 1)), size
+        if ends:
+            weight = select(in_row[1], weight, ends * reciprocal(Float32(k * size + ends)))
+            number = select(in_row[1], Float32(size), Float32(ends))
         keep = 1.0 - weight
-        merged = size * keep
+        merged = number * keep
         if const_expr(in_row is not None):
             some = total, square, weight, merged
-            total, square, weight, merged = (select(in_row, v, Float32(0.0)) for v in some)
+            total, square, weight, merged = (select(in_row[0], v, Float32(0.0)) for v in some)
             keep = 1.0 - weight
         delta = total * (1.0 / size)
+        if ends:
+            delta = select(in_row[1], delta, quotient(total, ends))
         within = cute.math.fma(-total, delta, square)
         within = select(square < INF, within, square)  # inf - inf would be NaN
         gap = delta - rest
@@ -345,4 +372,4 @@ class WelfordTriple(_Accumulator):
     @property
     def number(self) -> int | Int32:
         """How many elements of the row the thread has."""
-        return self.share.chunks_in_row * self.share.vec_size
+        return self.share.elements_in_row

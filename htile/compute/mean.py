@@ -41,7 +41,7 @@ from cutlass import Boolean, Float32, Int32
 from htile.compute.division import reciprocal
 from htile.compute.exchange import lanes_of_peers, peer_places, peers
 from htile.compute.math import abs as absolute
-from htile.compute.operands import Vector, select
+from htile.compute.operands import Vector, make_vector, select
 from htile.compute.products import Product
 from htile.compute.reduce import ADD, add_up, combine_lanes, thread_reduce, warp_reduce
 from htile.copy.layout import RowLayout
@@ -124,12 +124,16 @@ class RowMean:
         return result * (1.0 / (elements * layout.threads * layout.shares))
 
     def of_vectors(
-        self, x: Vector | Product, in_row: Sequence[Boolean] | None, share: int | Int32
+        self,
+        x: Vector | Product,
+        in_row: Sequence[tuple[Boolean, Boolean]] | None,
+        share: int | Int32,
     ) -> Vector | Product | Float32 | ThreadPart:
         """What a thread gives to `row_reduce`, if it has all its vectors at once.
 
         x: the vectors, of shape ((vec_size, 1), 1, chunks). Padded elements may have any value.
-        in_row: whether each vector is in the row; None if all are.
+        in_row: for each vector, whether its first element is in the row, and whether its last is;
+            None if all are.
         share: which share of the row they belong to.
         """
         layout = self.layout
@@ -167,27 +171,40 @@ class RowMean:
     def of_row(self, slot: cute.Tensor, abreast: int) -> Float32:
         """The mean of the row, from the means that its warps left in a slot of the buffer."""
         numbers = [self.layout.of_warp(*place) for place in peer_places(slot)]
-        one_over_all = one_over(self.layout.vectors * self.layout.vec_size)
+        one_over_all = one_over(self.layout.elements)
         means, width = peers(slot, Float32, abreast), lanes_of_peers(slot)
         any_empty = self.layout.whole_chunks == 0
         return mean_of_warps(means, numbers, one_over_all, width, any_empty)
 
-    def _runs(self, vectors: Vector | Product, in_row: Sequence[Boolean] | None) -> list[Run]:
+    def _runs(
+        self, vectors: Vector | Product, in_row: Sequence[tuple[Boolean, Boolean]] | None
+    ) -> list[Run]:
         """The runs of a thread's vectors (vec_size, chunks).
 
         Some vectors are in the row for all threads. They make runs of 2**k vectors, the longest
-        first: 6 vectors make a run of 4 and one of 2. Each other vector is a run of its own.
+        first: 6 vectors make a run of 4 and one of 2. Each other vector is a run of its own, or
+        some runs if the row may end inside it.
         """
         chunks, vec_size = self.layout.chunks, self.layout.vec_size
-        sums = [thread_reduce(_vector(vectors, k), ADD) for k in range(chunks)]
         whole = chunks if in_row is None else self.layout.whole_chunks
+        sums = [thread_reduce(_vector(vectors, k), ADD) for k in range(whole)]
         runs, first = [], 0
         for size in (1 << k for k in reversed(range(whole.bit_length())) if whole >> k & 1):
             runs.append(Run(add_up(sums[first : first + size]), size * vec_size))
             first += size
         for k in range(whole, chunks):
-            total = select(in_row[k], sums[k], Float32(0.0))
-            runs.append(Run(total, vec_size, in_row[k]))
+            runs += self.runs_of_vector(_vector(vectors, k), k, in_row[k])
+        return runs
+
+    def runs_of_vector(
+        self, x: Vector | Product, chunk: int | Int32, in_row: tuple[Boolean, Boolean]
+    ) -> list[Run]:
+        """The runs of one vector, which may be padding or have the end of the row in it."""
+        runs = []
+        for first, last in self.layout.exact_parts(chunk):
+            inside = in_row[0 if last <= self.layout.rest else 1]
+            total = thread_reduce(part_of(x, first, last), ADD)
+            runs.append(Run(select(inside, total, Float32(0.0)), last - first, inside))
         return runs
 
     def _of_first_lane(self, x: Float32) -> Float32:
@@ -243,6 +260,15 @@ def _vector(vectors: Vector | Product, k: int) -> Vector | Product:
     if isinstance(vectors, Product):
         return vectors.map(lambda factor: factor[None, k])
     return vectors[None, k]
+
+
+def part_of(x: Vector | Product, first: int, last: int) -> Vector | Product:
+    """The elements of a vector from `first` on, up to `last`, which is not among them."""
+    if isinstance(x, Product):
+        return x.map(lambda factor: part_of(factor, first, last))
+    if last - first == cute.size(x.shape):
+        return x
+    return make_vector([x[i] for i in range(first, last)], (last - first,), x.dtype)
 
 
 def quotient(total: Float32, count: int | Int32, error: Float32 | float = 0.0) -> Float32:

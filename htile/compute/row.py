@@ -186,9 +186,9 @@ class RowReductions(RowTile):
         return cute.where(self.mask, value, self.full(identity(op, value.dtype), value.dtype))
 
     @property
-    def _vectors_in_row(self) -> list[Boolean]:
-        """Whether each vector of this thread is in the row, which is padded."""
-        return [self.tXpX[0, 0, k] for k in range(cute.size(self.tXcX, mode=[2]))]
+    def _vectors_in_row(self) -> list[tuple[Boolean, Boolean]]:
+        """For each vector of this thread, whether its first and last elements are in the row."""
+        return [self._in_row(k) for k in range(cute.size(self.tXcX, mode=[2]))]
 
     def _vector(self, value, op) -> cute.TensorSSA | Product:
         """A full vector of a dtype that `op` reduces. Padded elements stay as they are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import cutlass
 from cutlass import Int32
@@ -12,12 +13,14 @@ from cutlass import Int32
 class RowLayout:
     """How the vectors of a row lie over its shares and threads.
 
-    vectors: how many vectors the row has. vec_size: how many elements a vector has.
-    threads: how many threads work on a share. chunks: how many vectors of a share a thread has,
-    padding included. shares: how many shares the row has.
+    elements: how many elements the row has. If the kernel is compiled for this number, the row may
+        end inside a vector; otherwise it ends where a vector ends.
+    vec_size: how many elements a vector has. threads: how many threads work on a share.
+    chunks: how many vectors of a share a thread has, padding included.
+    shares: how many shares the row has.
     """
 
-    vectors: int | Int32
+    elements: int | Int32
     vec_size: int
     threads: int
     chunks: int
@@ -26,14 +29,50 @@ class RowLayout:
     @property
     def is_even(self) -> bool:
         """Whether all threads have as many elements, and the threads are 2**k."""
-        threads = self.threads * self.shares
-        is_full = isinstance(self.vectors, int) and self.vectors == threads * self.chunks
+        threads, elements = self.threads * self.shares, self.elements
+        is_full = isinstance(elements, int) and elements == threads * self.chunks * self.vec_size
         return is_full and _is_power(threads)
 
     @property
     def is_exact(self) -> bool:
         """Whether a halving tree over all elements is exact for equal ones."""
-        return self.is_even and _is_power(self.vectors)
+        return self.is_even and _is_power(self.elements // self.vec_size)
+
+    @property
+    def rest(self) -> int:
+        """How many elements of the row are in the vector that it ends in; 0 if they fill it."""
+        return self.elements % self.vec_size if isinstance(self.elements, int) else 0
+
+    def is_whole(self, chunk: int | Int32, beyond: int = 0) -> bool:
+        """Whether the vectors of a chunk are in the row, for all threads of all shares.
+
+        beyond: so many vectors behind each of them are in the row too.
+        """
+        if not (isinstance(chunk, int) and isinstance(self.elements, int)):
+            return False
+        vectors = ((self.shares - 1) * self.chunks + chunk + 1) * self.threads + beyond
+        return vectors * self.vec_size <= self.elements
+
+    def may_end_in(self, chunk: int | Int32) -> bool:
+        """Whether the row may end inside a vector of this chunk of some share."""
+        if not self.rest or not isinstance(chunk, int):
+            return self.rest > 0
+        last = self.elements // self.vec_size
+        return chunk == last % (self.threads * self.chunks) // self.threads
+
+    def exact_parts(self, chunk: int | Int32) -> list[tuple[int, int]]:
+        """The elements (first, behind the last) of parts of a vector of this chunk.
+
+        Each part is in the row as a whole, or not at all, and has 2**k elements.
+        """
+        bounds = (0, self.rest, self.vec_size) if self.may_end_in(chunk) else (0, self.vec_size)
+        parts = []
+        for first, last in pairwise(bounds):
+            for bit in reversed(range(self.vec_size.bit_length())):
+                if last - first & 1 << bit:
+                    parts.append((first, first + (1 << bit)))
+                    first += 1 << bit
+        return parts
 
     @property
     def lanes(self) -> int:
@@ -43,9 +82,9 @@ class RowLayout:
     @property
     def whole_chunks(self) -> int:
         """How many chunks, from the first on, are in the row for all threads of all shares."""
-        if not isinstance(self.vectors, int):
+        if not isinstance(self.elements, int):
             return 0
-        last = self.vectors - (self.shares - 1) * self.threads * self.chunks
+        last = self.elements // self.vec_size - (self.shares - 1) * self.threads * self.chunks
         return _clamp(last // self.threads, 0, self.chunks)
 
     def of_warp(
@@ -56,14 +95,16 @@ class RowLayout:
         last: the last share that it may be, by default of all. The number is a Python number where
             all shares up to it are whole.
         """
-        width, left = self.threads * self.chunks, self.vectors
+        of_chunk = self.threads * self.vec_size
+        width, left = of_chunk * self.chunks, self.elements
         up_to = self.shares if last is None else last + 1
         if isinstance(left, int) and up_to * width <= left:
             return self.chunks * self.lanes * self.vec_size
         if self.shares > 1:
             left = _clamp(left - share * width, 0, width)
-        rest = _clamp(left % self.threads - warp * 32, 0, self.lanes)
-        return (left // self.threads * self.lanes + rest) * self.vec_size
+        of_lanes = self.lanes * self.vec_size
+        rest = _clamp(left % of_chunk - warp * 32 * self.vec_size, 0, of_lanes)
+        return left // of_chunk * of_lanes + rest
 
 
 def _is_power(n: int) -> bool:

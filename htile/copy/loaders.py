@@ -12,8 +12,9 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int8, Int32, Numeric, const_expr
 
 from htile.compute.conversion import to_stored
-from htile.copy.tile import RowTile, Static
-from htile.utils import as_bytes, element_bits
+from htile.copy.shifted import Pieces, PiecesInFlight, SharedPieces, store_shifted
+from htile.copy.tile import RowTile
+from htile.utils import Static, as_bytes, element_bits, expand
 
 
 class ElementwiseLoader(Static):
@@ -40,19 +41,26 @@ class ElementwiseLoader(Static):
         sX = self._take(mX)
         tXgX = ctx.partition_dest(ctx.partition_global(mX))
         tXrX = ctx.make_fragment(tXgX, mX.element_type)
+        if ctx.config.shifted:
+            sX.fill(ctx, mX)
+            self.started.append((sX, tXrX))
+            return tXrX
         return self.start_into(tXgX, ctx.partition_dest(sX), tXrX)
 
-    def keep(self, mX: cute.Tensor) -> cute.Tensor:
+    def keep(self, mX: cute.Tensor) -> cute.Tensor | SharedPieces:
         """Issue the load of a row tensor that stays in shared memory, and return its tile.
 
         After `finish`, `ctx.chunk(k).read_row(tile)` reads it. Raises what `start` raises.
         """
         ctx, sX = self.ctx, self._take(mX)
+        if ctx.config.shifted:
+            sX.fill(ctx, mX)
+            return sX
         tXgX = ctx.partition_dest(ctx.partition_global(mX))
         ctx.copy_row(tXgX, ctx.partition_dest(sX), is_async=True)
         return sX
 
-    def _take(self, mX: cute.Tensor) -> cute.Tensor:
+    def _take(self, mX: cute.Tensor) -> cute.Tensor | SharedPieces:
         """The next free tile, which has to fit the tensor."""
         if not self.free:
             raise ValueError("no tile of shared memory is left: raise extra_smem_tensors")
@@ -80,11 +88,14 @@ class ElementwiseLoader(Static):
     def finish(self) -> None:
         """Wait until every started fragment is valid.
 
-        There is no barrier, because each thread reads only what it has copied itself.
+        No barrier is needed where each thread reads only what it has copied itself. Shifted rows
+        are read by the lanes of the warp that has copied them.
         """
         cute.arch.cp_async_commit_group()
         self.ctx.cluster_wait()
         cute.arch.cp_async_wait_group(0)
+        if self.ctx.config.shifted:
+            cute.arch.sync_warp()
         self._read(self.started)
         self.finished, self.started = self.finished + self.started, []
 
@@ -93,12 +104,15 @@ class ElementwiseLoader(Static):
         cute.arch.sync_warp()  # without any barrier between, the compiler keeps the first copy
         self._read(self.finished)
 
-    def _read(self, parts: list[tuple[cute.Tensor, cute.Tensor]]) -> None:
+    def _read(self, parts: list[tuple[cute.Tensor | SharedPieces, cute.Tensor]]) -> None:
         """Copy from shared memory to registers.
 
         No predicate is needed: where cp.async has read nothing it has written zeros.
         """
         for tXsX, tXrX in parts:
+            if isinstance(tXsX, SharedPieces):
+                tXsX.read(tXrX)
+                continue
             cute.autovec_copy(as_bytes(tXsX), as_bytes(tXrX))
 
     def load(self, mX: cute.Tensor) -> cute.Tensor:
@@ -119,14 +133,23 @@ class GlobalToRegLoader(Static):
 
     def __init__(self, ctx: RowTile):
         self.ctx = ctx
+        self.started = []  # the (pieces in flight, fragment) of shifted rows
 
     def start(self, mX: cute.Tensor) -> cute.Tensor:
-        """Issue the load of a row tensor into a fragment."""
-        return self.ctx.load_row(mX)
+        """Issue the load of a row tensor into a fragment. It is valid after `finish`."""
+        ctx = self.ctx
+        if not ctx.config.shifted:
+            return ctx.load_row(mX)
+        fragment = cute.make_rmem_tensor(ctx.vector_shape, mX.element_type)
+        self.started.append((PiecesInFlight(ctx, Pieces(ctx, mX)).load(ctx), fragment))
+        return fragment
 
     def finish(self) -> None:
-        """Wait for the cluster's start-up, which the loads have hidden."""
+        """Wait for the cluster's start-up, which the loads have hidden, and shift what came."""
         self.ctx.cluster_wait()
+        for pieces, fragment in self.started:
+            pieces.into(fragment)
+        self.started = []
 
     def load(self, mX: cute.Tensor) -> cute.Tensor:
         """`start` and `finish` at once."""
@@ -144,15 +167,17 @@ class ElementwiseStorer(Static):
     def store(self, mO: cute.Tensor, y: cute.TensorSSA | Numeric | float) -> None:
         """Store a vector, or a scalar for the whole row, into this row of mO, as its dtype."""
         ctx = self.ctx
-        tXgO = ctx.partition_dest(ctx.partition_global(mO))
         is_mask = mO.element_type is Int8  # a Boolean tensor that went through a view
         y = to_stored(y, Boolean if is_mask else mO.element_type)
         y = y if isinstance(y, cute.TensorSSA) else ctx.full(y)
         if const_expr(y.dtype is Boolean):  # the DSL would store the True of a vector as 255
             y = cute.where(y, ctx.full(1, Int8), ctx.full(0, Int8))
-        tXrO = ctx.make_fragment(tXgO, y.dtype)
+        tXrO = cute.make_rmem_tensor(ctx.vector_shape, y.dtype)
         tXrO.store(y)
-        ctx.copy_row(tXrO, tXgO)
+        if ctx.config.shifted:
+            store_shifted(ctx, mO, tXrO)
+            return
+        ctx.copy_row(tXrO, ctx.partition_dest(ctx.partition_global(mO)))
 
 
 class PrefetchedChunks(Static):
@@ -164,7 +189,7 @@ class PrefetchedChunks(Static):
     ctx: the context of the whole row. count: how many chunks ahead.
     tensors: rows (M, N) and vectors (N,).
     backwards: from the last chunk of the last share to the first of the first.
-    padding: what rows hold behind their end.
+    padding: what rows hold behind their end. Shifted rows hold any number there.
     """
 
     def __init__(
@@ -175,20 +200,52 @@ class PrefetchedChunks(Static):
         backwards: bool,
         padding: float,
     ):
+        if ctx.config.shifted and padding != 0:
+            raise ValueError("shifted rows are not padded: leave padding out, and mask the values")
         self.ctx, self.tensors, self.backwards, self.padding = ctx, tensors, backwards, padding
         self.total = ctx.config.turns * ctx.num_chunks
+        self.pieces = [self._pieces(mT) for mT in tensors]
         self.ring = [self._load(k) for k in range(min(count, self.total))]
 
-    def _load(self, k: int | Int32, into: list | None = None) -> list[cute.Tensor]:
-        """Load the k-th of all chunks: a fragment of each tensor, new or given."""
+    def _pieces(self, mT: cute.Tensor) -> Pieces | None:
+        """The pieces of this thread's row of a tensor, if its vectors are shifted."""
+        if cute.rank(mT) > 1:
+            return Pieces(self.ctx, mT) if self.ctx.config.shifted else None
+        rows = expand(mT, 0, self.ctx.shape[0])
+        return Pieces(self.ctx, rows) if self.ctx.is_shifted_column(mT) else None
+
+    def _load(
+        self, k: int | Int32, into: list | None = None
+    ) -> list[cute.Tensor | PiecesInFlight]:
+        """Load the k-th of all chunks: what is in flight of each tensor, new or given."""
         chunk = self.ctx.chunk(self.total - 1 - k if self.backwards else k)
         into = [None] * len(self.tensors) if into is None else into
         return [
-            chunk.load_row(mT, fragment, self.padding)
-            if cute.rank(mT) > 1
-            else chunk.load_column(mT, fragment)
-            for mT, fragment in zip(self.tensors, into, strict=True)
+            self._load_one(chunk, *each)
+            for each in zip(self.tensors, self.pieces, into, strict=True)
         ]
+
+    def _load_one(
+        self,
+        chunk: RowTile,
+        mT: cute.Tensor,
+        pieces: Pieces | None,
+        into: cute.Tensor | PiecesInFlight | None,
+    ) -> cute.Tensor | PiecesInFlight:
+        """Load what a chunk has of one tensor."""
+        if pieces is not None:
+            return (PiecesInFlight(chunk, pieces) if into is None else into).load(chunk)
+        if cute.rank(mT) > 1:
+            return chunk.load_row(mT, into, self.padding)
+        return chunk.load_column(mT, into)
+
+    def _arrived(self, mT: cute.Tensor, loaded: cute.Tensor | PiecesInFlight) -> cute.Tensor:
+        """A fragment of its own of what has been loaded."""
+        if isinstance(loaded, PiecesInFlight):
+            return loaded.into(cute.make_rmem_tensor(loaded.shape, mT.element_type))
+        fragment = cute.make_rmem_tensor_like(loaded)
+        cute.autovec_copy(as_bytes(loaded), as_bytes(fragment))
+        return fragment
 
     def take(
         self, first: int | Int32, count: int, share: int = 0
@@ -201,9 +258,7 @@ class PrefetchedChunks(Static):
         ctx, before = self.ctx, share * self.ctx.num_chunks
         for k in range(count):
             fragments = self.ring[(before + k) % len(self.ring)]
-            now = [cute.make_rmem_tensor_like(fragment) for fragment in fragments]
-            for fragment, value in zip(now, fragments, strict=True):
-                cute.autovec_copy(as_bytes(value), as_bytes(fragment))
+            now = [self._arrived(*each) for each in zip(self.tensors, fragments, strict=True)]
             following = before + first + k + len(self.ring)
             if not isinstance(following, int) or following < self.total:
                 self._load(following, fragments)

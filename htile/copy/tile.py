@@ -14,22 +14,9 @@ from htile.compute.conversion import to_stored
 from htile.compute.operands import make_vector
 from htile.config import ElementwiseTileConfig
 from htile.copy.layout import RowLayout
+from htile.copy.shifted import Pieces, PiecesInFlight, SharedPieces
 from htile.copy.vector import predicate_k, vector_copy
-from htile.utils import as_bytes, element_bits, expand
-
-
-class Static:
-    """An object that the body of a dynamic `if` or `for` may use.
-
-    CuTe-DSL carries the values of objects through such a body. Of this one it carries none, so its
-    attributes are set outside: a new value set inside would be lost.
-    """
-
-    def __extract_mlir_values__(self):
-        return []
-
-    def __new_from_mlir_values__(self, values):
-        return self
+from htile.utils import Static, as_bytes, element_bits, expand
 
 
 class RowTile(Static):
@@ -67,12 +54,15 @@ class RowTile(Static):
         part._take_columns()
         return part
 
+    def chunk_of(self, k: int) -> int | Int32:
+        """Which chunk of its share the k-th vector of this context is in."""
+        return self.k if cute.size(self.tXcX, mode=[2]) == 1 else k % self.num_chunks
+
     @property
     def layout(self) -> RowLayout:
         """How the row lies over its shares and threads."""
-        config, vectors = self.config, self.shape[1] // self.vec_size
-        threads, shares = config.threads_per_row, config.cluster_n
-        return RowLayout(vectors, self.vec_size, threads, self.num_chunks, shares)
+        threads, shares = self.config.threads_per_row, self.config.cluster_n
+        return RowLayout(self.shape[1], self.vec_size, threads, self.num_chunks, shares)
 
     @property
     def share_in_row(self) -> int | Int32:
@@ -83,8 +73,13 @@ class RowTile(Static):
 
     @property
     def tXpX(self) -> cute.Tensor | None:
-        """One Boolean for each vector: is its column in the row? None if all are."""
+        """One Boolean for each vector: is its first column in the row? None if all are."""
         return None if self.is_even_N else self._made_predicates()[0]
+
+    @property
+    def tXpWhole(self) -> cute.Tensor | None:
+        """One Boolean for each vector: is its last column in the row? None if all are."""
+        return None if self.is_even_N else self._made_predicates()[2]
 
     @property
     def tXpCopy(self) -> cute.Tensor | None:
@@ -103,8 +98,8 @@ class RowTile(Static):
         """`vector_copy` under the predicates of the columns."""
         return partial(vector_copy, pred=self.tXpX)
 
-    def _made_predicates(self) -> tuple[cute.Tensor | None, cute.Tensor]:
-        """tXpX and tXpCopy, which are made when they are first asked for.
+    def _made_predicates(self) -> tuple[cute.Tensor | None, cute.Tensor, cute.Tensor | None]:
+        """tXpX, tXpCopy and tXpWhole, which are made when they are first asked for.
 
         A row of 2 ** 30 elements, which is worked on chunk by chunk, has 262144 vectors a thread,
         and nobody asks for the predicates of all. Whoever asks may be in the body of a dynamic `if`
@@ -113,7 +108,10 @@ class RowTile(Static):
         if self._predicates is None:
             with ir.InsertionPoint.after(self.tXcX.value.owner):
                 columns = None if self.is_even_N else predicate_k(self.tXcX, self.shape[1])
-                self._predicates = columns, self._copy_predicate(columns)
+                whole = columns
+                if self.layout.rest:
+                    whole = predicate_k(self.tXcX, self.shape[1] - self.vec_size + 1)
+                self._predicates = columns, self._copy_predicate(columns), whole
         return self._predicates
 
     def _copy_predicate(self, columns: cute.Tensor | None) -> cute.Tensor:
@@ -180,10 +178,12 @@ class RowTile(Static):
         """Load this thread's part of a row tensor (M, N) into a fragment, which is returned.
 
         into: the fragment, by default a new one.
-        padding: what the elements out of bounds become.
+        padding: what the elements out of bounds become. Those of shifted rows become any number.
         """
         tXgX = self.partition_dest(self.partition_global(mX))
         tXrX = self.make_fragment(tXgX, mX.element_type) if into is None else into
+        if self.config.shifted:
+            return PiecesInFlight(self, Pieces(self, mX)).load(self).into(tXrX)
         self.load_direct(tXgX, tXrX, padding)
         return tXrX
 
@@ -196,9 +196,12 @@ class RowTile(Static):
             tXrX.fill(tXrX.element_type(padding))
         self.copy_row(tXgX, tXrX)
 
-    def read_row(self, tile: cute.Tensor) -> cute.Tensor:
+    def read_row(self, tile: cute.Tensor | SharedPieces) -> cute.Tensor:
         """Read this chunk of a row from the tile that `ElementwiseLoader.keep` has filled."""
         k = self.share * self.num_chunks + self.k
+        if self.config.shifted:
+            fragment = cute.make_rmem_tensor(self.vector_shape, tile.element_type)
+            return tile.read(fragment, k)
         tXsX = self.partition_dest(cute.local_tile(tile, self.tiler_mn, (0, k)))
         tXrX = self.make_fragment(tXsX)
         cute.autovec_copy(as_bytes(tXsX), as_bytes(tXrX))
@@ -207,16 +210,26 @@ class RowTile(Static):
     # Operands that are no rows
 
     def load_column(self, mW: cute.Tensor, into: cute.Tensor | None = None) -> cute.Tensor:
-        """Load this thread's part of a vector (N,) that all rows share; padded columns become 0.
+        """Load this thread's part of a vector (N,) that all rows share.
+
+        Padded columns become 0, or any number where rows are shifted.
 
         into: the fragment, by default a new one.
         """
-        tXgW = self.partition_dest(self.partition_global(expand(mW, 0, self.shape[0])))
+        rows = expand(mW, 0, self.shape[0])
+        tXgW = self.partition_dest(self.partition_global(rows))
         tXrW = self.make_fragment(tXgW, mW.element_type) if into is None else into
+        if self.is_shifted_column(mW):
+            return PiecesInFlight(self, Pieces(self, rows)).load(self).into(tXrW)
         if const_expr(not self.is_even_N):
             tXrW.fill(tXrW.element_type(0))
         self.vector_copy_fn(tXgW, tXrW, num_copy_elems=self.num_copy_elems(mW.element_type))
         return tXrW
+
+    def is_shifted_column(self, mW: cute.Tensor) -> bool:
+        """Whether the vectors of a column may begin anywhere in memory."""
+        vector = self.vec_size * element_bits(mW.element_type) // 8
+        return self.config.shifted and self.config.copy_bytes < min(vector, 16)
 
     @cute.jit
     def load_row_value(self, mT):
@@ -258,28 +271,40 @@ class RowTile(Static):
         if self.is_even_N:
             return None
         vec_size = cute.size(self.tXcX, mode=[0])
-        steps = cute.size(self.tXcX, mode=[2])
-        bits = [self.tXpX[0, 0, k] for k in range(steps) for _ in range(vec_size)]
+        steps, rest = cute.size(self.tXcX, mode=[2]), self.layout.rest
+        pairs = [self._in_row(k) for k in range(steps)]
+        bits = [pair[0 if i < rest else 1] for pair in pairs for i in range(vec_size)]
         return make_vector(bits, self.vector_shape, Boolean)
 
+    def _in_row(self, k: int) -> tuple[Boolean, Boolean]:
+        """Whether the first and the last element of this thread's k-th vector are in the row."""
+        return self.tXpX[0, 0, k], self.tXpWhole[0, 0, k]
+
     @property
-    def in_row(self) -> Boolean | None:
-        """Whether this thread's vector of this chunk is in the row. None if those of all are."""
+    def in_row(self) -> tuple[Boolean, Boolean] | None:
+        """Whether the first and the last element of this chunk's vector are in the row.
+
+        None if all elements of this chunk are, for all threads.
+        """
         if self.is_even_N or (isinstance(self.k, int) and self.k < self.layout.whole_chunks):
             return None
-        return self.tXpX[0, 0, 0]
+        return self._in_row(0)
 
     @property
-    def chunks_in_row(self) -> int | Int32:
-        """How many chunks of the share, from this chunk on, are in the row for this thread.
+    def elements_in_row(self) -> int | Int32:
+        """How many elements of the share, from this chunk on, this thread has in the row.
 
-        The others are padding.
+        Its others are padding.
         """
         if self.is_even_N:
-            return self.num_chunks
-        step = self.vec_size * self.config.threads_per_row
-        left = cutlass.max(self.shape[1] - 1 + step - self.tXcX[0][1], 0)
-        return cutlass.min(left // step, self.num_chunks)
+            return self.num_chunks * self.vec_size
+        step, first = self.vec_size * self.config.threads_per_row, self.tXcX[0][1]
+        if not self.layout.rest:
+            left = cutlass.max(self.shape[1] - 1 + step - first, 0)
+            return cutlass.min(left // step, self.num_chunks) * self.vec_size
+        left = cutlass.max(self.shape[1] - first, 0)
+        found = left // step * self.vec_size + cutlass.min(left % step, self.vec_size)
+        return cutlass.min(found, self.num_chunks * self.vec_size)
 
     @property
     def cols(self) -> cute.TensorSSA:

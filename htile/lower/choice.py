@@ -1,8 +1,9 @@
 """Which of a graph's plans is the default.
 
 Its numerics are those of the plan that is closest to what was measured to be fast, unless the cost
-model expects others to take much less time. The model's own errors are smaller than that. Its
-placement is the closest one that these numerics have.
+model expects others to take much less time. The model's own errors are smaller than that. Rows that
+are shifted were not measured, so the model alone decides there. The placement is the closest one
+that these numerics have.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ SHORT_N = 8192  # Rows of more elements are divided over CTAs.
 # and if they are not expected to be beaten by more than LITTLE, be the rows many or few.
 MUCH, LITTLE = 1.3, 1.05
 MANY_WEIGHT = 0.6  # of the logarithm of the ratio of times for many rows; few rows have the rest
+# The table was measured on rows that are not shifted. Shifted rows take the numerics that are
+# expected to be the fastest for many rows, if few rows take no more than SHIFTED_FEW times as long.
+SHIFTED_FEW = 1.2
 FEW_ROWS = 16
 MANY_BYTES = 256 << 20  # of all rows, where they are many
 
@@ -59,6 +63,9 @@ def _choose_numerics(ordered: list[Plan]) -> Numerics:
     allowed = [numerics for numerics, time in many.items() if time <= LITTLE * many[usual]]
     # Few rows have placements of their own, of which one is about as fast as the best of these.
     few = {one: min([cost(plan, FEW_ROWS).time for plan in placed[one]]) for one in allowed}
+    if ordered[0].placement.shifted:
+        found = [one for one in few if few[one] <= SHIFTED_FEW * few[usual]]
+        return min(found, key=many.get)
 
     def saved(numerics: Numerics) -> float:
         of_many, of_few = many[usual] / many[numerics], few[usual] / few[numerics]
@@ -123,7 +130,7 @@ def _distance(plan: Plan, preference: Preference) -> tuple:
         -threads,
         not num.joint,
         0 if in_loops else abs(place.num_threads - block),
-        place.loader != preference.loader,
+        place.loader != ("direct" if place.shifted and not in_loops else preference.loader),
         place.columns != preference.columns,
         abs(place.shares - preference.shares),
         abs(place.abreast - preference.abreast),

@@ -203,6 +203,13 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
     shared = 0.0
     if place.loader == "shared":  # once in, and out for each loop
         shared = elements * work.row_bytes / LINE * (1 + loops)
+    pieces = 1
+    if place.shifted:  # two accesses read a vector, and stores go through shared memory
+        computed, pieces = computed + sweeps.shifting, 2
+        written_bytes = sum(o.dtype.itemsize for o in work.writes)
+        shared += elements * written_bytes / LINE * pieces
+        if place.loader == "shared":
+            shared += elements * work.row_bytes / LINE * loops
     return Features(
         bytes=rows * (read + written),
         again=rows * plan.bytes_read_again(),
@@ -215,7 +222,8 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
         threads=blocks * place.num_threads,
         blocks=blocks,
         lacking=lacking,
-        read=elements * (_lines(num, row_loads) + _lines(num, column_loads) * shared_columns),
+        read=elements
+        * (pieces * _lines(num, row_loads) + _lines(num, column_loads) * shared_columns),
         written=elements * _lines(num, work.writes),
         shared=shared,
         resident=fit,

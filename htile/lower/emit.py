@@ -69,6 +69,7 @@ def _config(plan: Plan) -> list[str]:
         *([f"abreast={place.abreast}"] if place.abreast > 1 else []),
         *(["reduction_dtype=Int64"] if plan.sweeps.has_wide_words else []),
         *([f"copy_bytes={place.copy_bytes}"] if place.copy_bytes < 16 else []),
+        *(["shifted=True"] if place.shifted else []),
     ]
     lines = wrapped_call("config = ElementwiseTileConfig(", args, ")")
     if plan.names_blocks:

@@ -104,5 +104,8 @@ def _row_shape(graph: Graph, argument: Input | Output) -> tuple[bool, tuple[int,
 def _divisibility(plan: Plan, argument: Input | Output) -> int:
     """Elements that a row's or column's pointer and stride are declared a multiple of."""
     itemsize = argument.dtype.itemsize
+    is_column = isinstance(argument, Input) and argument.role is Role.COLUMN
+    if plan.placement.shifted and not is_column:
+        return 1
     vector = plan.numerics.vec_size * itemsize
     return max(min(vector, plan.placement.copy_bytes), itemsize) // itemsize

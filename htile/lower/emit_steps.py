@@ -70,7 +70,7 @@ def prefetch(names: Names, k: int) -> list[str]:
     plan, loop = names.plan, names.plan.steps[k]
     args = [str(plan.placement.prefetch), *(names.tensors[i] for i in loop.reads)]
     args += ["backwards=True"] if loop.backwards else []
-    if loop.padding and plan.is_ragged:
+    if plan.pads(loop):
         args.append(f"padding={literal(loop.padding, torch.float32)}")
     return wrapped_call(f"    {names.prefetched[k]} = ctx.prefetch(", args, ")")
 
@@ -142,7 +142,7 @@ def _body(names: Names, loop: ChunkLoop, indent: str) -> list[str]:
     for part in loop.parts:
         name = names.carried[part]
         args = [name, reduced(names, part.operand(plan.graph))]
-        args += ["padded=True"] if loop.padding and plan.is_ragged else []
+        args += ["padded=True"] if plan.pads(loop) else []
         call = f"{indent}{name} = chunk.accumulate({', '.join(args)})"
         lines += located([call], plan.graph[part.results[0]])
     if folded := plan.folds(loop):

@@ -21,6 +21,14 @@ from .work import Sweeps, Work
 
 ACCESS_BYTES = 16  # The widest load or store moves this many bytes.
 MIN_CLUSTER_N = 8192  # Rows of fewer elements are not worth a cluster, or reading them again.
+# Vectors end where a row ends, if such vectors have WHOLE_BYTES or more, in the mean of all rows.
+# Otherwise vectors have ACCESS_BYTES and rows are shifted, if a row has SHIFTED_VECTORS vectors or
+# more. Rows whose alignment is less than SHIFTED_ALIGN bytes are shifted too. All vectors have
+# WORD_BYTES or more then, because words of so many bytes are shifted.
+WHOLE_BYTES = 4
+SHIFTED_VECTORS = 32
+SHIFTED_ALIGN = 8
+WORD_BYTES = 4
 UNROLLED_CHUNKS = 8  # A loop over at most this many chunks of a thread is written out.
 UNROLL = 4  # The body of a longer loop works on this many chunks, if nothing is prefetched.
 
@@ -79,16 +87,38 @@ STREAMED_CHUNKS = 32
 def vector_size(graph: Graph) -> int:
     """How many neighbouring elements a vector has: 16 bytes of the widest row or column.
 
-    It divides N, so that no vector straddles the end of a row, and every vector of a contiguous
-    tensor is as aligned as it is long. It is smaller where the registers of a thread would not hold
-    a vector of each of many inputs.
+    It divides N if such vectors are long enough (`WHOLE_BYTES`) or rows are short: then every
+    vector of a contiguous tensor is as aligned as it is long. Other rows end inside a vector. It is
+    smaller where the registers of a thread would not hold a vector of each of many inputs.
     """
-    inputs = [i.dtype for i in graph.inputs if i.role in (Role.ROW, Role.COLUMN)]
-    dtypes = inputs + [o.dtype for o in graph.outputs if o.is_row]
-    vec = ACCESS_BYTES // max(dtype.itemsize for dtype in dtypes)
-    while vec > 1 and vec * len(inputs) > VECTOR_REGISTERS:
+    rows, columns = _sizes(graph)
+    inputs = len(columns) + sum(i.role is Role.ROW for i in graph.inputs)
+    vec = ACCESS_BYTES // max(rows + columns)
+    while vec > 1 and vec * inputs > VECTOR_REGISTERS:
         vec //= 2
-    return gcd(graph.n, vec)
+    whole = gcd(graph.n, vec)
+    is_long = graph.n >= SHIFTED_VECTORS * vec and vec * min(rows + columns) >= WORD_BYTES
+    return vec if is_long and whole * sum(rows) < WHOLE_BYTES * len(rows) else whole
+
+
+def _sizes(graph: Graph) -> tuple[list[int], list[int]]:
+    """Bytes of an element of each row, in and out, and of each column."""
+    rows = [i.dtype.itemsize for i in graph.inputs if i.role is Role.ROW]
+    rows += [o.dtype.itemsize for o in graph.outputs if o.is_row]
+    return rows, [i.dtype.itemsize for i in graph.inputs if i.role is Role.COLUMN]
+
+
+def is_shifted(graph: Graph, align: int) -> bool:
+    """Whether rows are shifted: those that end inside a vector, or whose alignment is too little.
+
+    align: as of `Target`.
+    """
+    vec = vector_size(graph)
+    if graph.n % vec:
+        return True
+    rows, columns = _sizes(graph)
+    least = min(rows + columns) * vec
+    return align < min(SHIFTED_ALIGN, least) and least >= WORD_BYTES
 
 
 def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
@@ -110,6 +140,7 @@ class _Enumeration:
         self.work, self.target = work, target
         self.n, self.arch = work.graph.n, target.arch
         self.vec = vector_size(work.graph)
+        self.is_shifted = is_shifted(work.graph, target.align)
         tensors = len(work.loaded) + len(work.writes)
         self.most_looped = max(MOST_LOOPED, self.n // ELEMENTS)
         self.spare = SPARE_REGISTERS + POINTER_REGISTERS * max(0, tensors - FEW_TENSORS)
@@ -117,7 +148,8 @@ class _Enumeration:
         self.clusters = [cluster for cluster in (1, 2, 4, 8, 16) if cluster <= most]
         sizes = [i.dtype.itemsize for i in work.rows]
         # Whether cp.async, of 4, 8 or 16 bytes, can bring the rows.
-        self.is_asynchronous = bool(sizes) and min(self.vec * min(sizes), target.align) >= 4
+        align = ACCESS_BYTES if self.is_shifted else target.align
+        self.is_asynchronous = bool(sizes) and min(self.vec * min(sizes), align) >= 4
 
     def held(self) -> Iterator[Plan]:
         """Plans whose rows are held, as far as the registers of a thread go.
@@ -152,11 +184,13 @@ class _Enumeration:
             if registers * threads > self.arch.registers or (numerics.cluster_n > 1 < rows):
                 continue
             free = self._free_bytes(sweeps, numerics, threads)
-            for loader, tiles in (("shared", rows * share), ("direct", 0)):
+            staging = self._staging_bytes(numerics, threads)
+            shared = rows * self._padded(share, numerics) + staging
+            for loader, tiles in (("shared", shared), ("direct", staging)):
                 if tiles <= free and (loader == "direct" or self.is_asynchronous):
                     blocks = self._blocks(sweeps, threads, held, tiles)
-                    align = self.target.align
-                    placement = Placement(threads, loader, columns, align, blocks=blocks)
+                    moves = (loader, columns, self.target.align, self.is_shifted)
+                    placement = Placement(threads, *moves, blocks=blocks)
                     yield Plan(self.work, self.target, numerics, placement)
 
     def _blocks(self, sweeps: Sweeps, threads: int, held: float, tiles: int) -> int:
@@ -190,6 +224,7 @@ class _Enumeration:
             chunks = numerics.chunks(self.n)
             if chunks <= UNROLLED_CHUNKS and chunks % 2 == 0 and self.n % numerics.step == 0:
                 numerics = replace(numerics, merged=has_moments)
+            # Numerics do not depend on alignment, so what shifted rows take more does not count.
             fits = numerics.share_bytes(self.work) <= self._free_bytes(sweeps, numerics, threads)
             # Rows that are read only once, because nothing is reduced, need not be kept.
             if fits and self.work.stages and self.is_asynchronous:
@@ -214,7 +249,8 @@ class _Enumeration:
             if chunks > UNROLLED_CHUNKS:
                 unroll = prefetch or (UNROLL if self._reads[rows] <= ROW_REGISTERS else 1)
             most = MOST_CODE if unroll == chunks else self.most_looped
-            tiles = shares * numerics.share_bytes(self.work) if rows is Home.SHARED else 0
+            tiles = shares * self._tile_bytes(numerics) if rows is Home.SHARED else 0
+            tiles += self._staging_bytes(numerics, threads)
             if tiles > self._free_bytes(loops, numerics, numerics.threads_per_row):
                 continue
             if shares > 1 and (
@@ -236,7 +272,8 @@ class _Enumeration:
                 blocks = CROWDED_THREADS // threads
             loader = "shared" if rows is Home.SHARED else "direct"
             counts = (shares, abreast, unroll, prefetch, blocks)
-            placement = Placement(threads, loader, "late", self.target.align, *counts)
+            moves = (loader, "late", self.target.align, self.is_shifted)
+            placement = Placement(threads, *moves, *counts)
             yield Plan(self.work, self.target, numerics, placement)
 
     @cached_property
@@ -260,7 +297,10 @@ class _Enumeration:
         bodies = unroll
         if prefetch and unroll < chunks:  # a group, and the rest behind the last whole group
             bodies = prefetch + chunks % prefetch + (prefetch if chunks >= 2 * prefetch else 0)
-        return bodies * self.vec * sum(loop.instructions for loop in self.work.loops.loops)
+        instructions = sum(loop.instructions for loop in self.work.loops.loops)
+        if self.is_shifted:
+            instructions += self.work.loops.shifting
+        return int(bodies * self.vec * instructions)
 
     def _prefetch(self, numerics: Numerics, rows: Home, threads: int, turns: int) -> int:
         """How many chunks are on their way to loops, as the registers of a thread go."""
@@ -315,6 +355,18 @@ class _Enumeration:
         for shares, count in product((2, 4, 8), abreast):
             if count <= shares <= min(most, cluster, turns * count):
                 yield shares, count
+
+    def _tile_bytes(self, numerics: Numerics) -> int:
+        """Bytes of shared memory that a share of a row takes, of all rows that are read."""
+        return self._padded(numerics.share_bytes(self.work), numerics)
+
+    def _staging_bytes(self, numerics: Numerics, threads: int) -> int:
+        """Bytes through which the threads of a CTA store shifted rows."""
+        return self._padded(threads * ACCESS_BYTES, numerics) if self.is_shifted else 0
+
+    def _padded(self, tiles: int, numerics: Numerics) -> int:
+        """Bytes of tiles, with the piece more that the lanes of a warp have of shifted rows."""
+        return tiles + tiles // min(numerics.threads_per_row, 32) if self.is_shifted else tiles
 
     def _free_bytes(self, sweeps: Sweeps, numerics: Numerics, threads: int) -> int:
         """Shared memory that the exchange buffer, its mbarriers and alignment leave for tiles.

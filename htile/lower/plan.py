@@ -84,7 +84,7 @@ class Numerics:
     They depend on N, dtypes, the graph and the architecture, never on the number of rows or on
     alignment, so that a row's bits are the same in every batch.
 
-    vec_size: how many neighbouring elements a vector has.
+    vec_size: how many neighbouring elements a vector has. The row may end inside a vector.
     threads_per_row: how many threads work on each share of a row.
     cluster_n: how many shares a row has.
     joint: names of the pairs of reductions whose results come from one exchange (`Part.at_once`).
@@ -133,7 +133,9 @@ class Placement:
     loader: how rows get to registers: `shared` (by cp.async through shared memory) or `direct`.
     columns: when columns are loaded: `early` (while the rows are on their way) or `late` (where
         they are first used).
-    copy_bytes: the widest memory access.
+    copy_bytes: the widest memory access. If rows are shifted, this is for columns only.
+    shifted: whether rows may begin anywhere in memory and end inside a vector. They are moved in
+        aligned pieces as long as vectors, and shifted in registers.
     shares: how many of the `cluster_n` shares of a row one CTA works on, each as a CTA of its own
         would. The other CTAs of its cluster work on the other shares.
     abreast: how many of these shares the CTA works on at a time, each with threads of its own.
@@ -147,6 +149,7 @@ class Placement:
     loader: str
     columns: str
     copy_bytes: int
+    shifted: bool = False
     shares: int = 1
     abreast: int = 1
     unroll: int = 1
@@ -249,6 +252,10 @@ class Plan:
     def is_ragged(self) -> bool:
         """Whether some vectors of threads reach beyond the end of a row."""
         return self.graph.n % self.numerics.step > 0
+
+    def pads(self, loop: ChunkLoop) -> bool:
+        """Whether what a loop loads behind the end of a row becomes what its reductions ignore."""
+        return bool(loop.padding) and self.is_ragged and not self.placement.shifted
 
     @property
     def elements_per_thread(self) -> int:

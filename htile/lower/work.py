@@ -50,6 +50,8 @@ OP_COSTS = {
 # These are for a division by what the row has once, whose reciprocal is computed once too.
 SHARED_DIVISOR_COSTS = {Function.EXACT: (6, 0), Function.NEAR: (2, 0)}
 PART_COSTS = {SOFTMAX: 6, MOMENTS: 6}  # instructions for an element; other parts take one
+# These are instructions for an element of a shifted row that is loaded, and for one that is stored.
+SHIFTED_LOAD, SHIFTED_STORE = 2.2, 4
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,11 @@ class Sweeps:
         if not self.loops:  # what a held row is reduced by
             found += [sweep_costs(self.graph, (), reduce.parts) for reduce in self.reduces]
         return sum([count for count, _ in found]), sum([special for _, special in found])
+
+    @cached_property
+    def shifting(self) -> float:
+        """Instructions more for each element, if rows are shifted."""
+        return sum(SHIFTED_LOAD * len(s.rows) + SHIFTED_STORE * len(s.stores) for s in self.all)
 
 
 class Work:

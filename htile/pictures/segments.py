@@ -201,7 +201,8 @@ class _Story:
         yield Moment("global memory", list(self._inputs((i, None) for i in rows)))
         at = 1
         if self.plan.placement.loader == "shared":
-            how = f"cp.async, {self.plan.placement.copy_bytes} bytes an access"
+            access = f"{self.plan.placement.copy_bytes} bytes an access"
+            how = f"cp.async, {'to be shifted' if self.plan.placement.shifted else access}"
             texts = [*self._named(rows), Text(how, "", Style.FAINT)]
             yield Moment("shared memory", [Box("shared", Kind.ROW, texts)])
             at += 1

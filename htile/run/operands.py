@@ -162,9 +162,12 @@ def own_dimensions(spec: Spec, tensor: torch.Tensor, lead: tuple) -> tuple[bool 
 def alignment(graph: Graph, tensors: list[torch.Tensor]) -> int:
     """The alignment class in bytes: 16 if every vector is as aligned as it is long, else the least.
 
-    Outputs that are allocated here are always as aligned as N allows.
+    Outputs that are allocated here are always as aligned as N allows. Rows that end inside a vector
+    do not count, because they may begin anywhere (`Placement.shifted`).
     """
     least, vec = WIDEST_ACCESS, vector_size(graph)
+    if graph.n % vec:
+        tensors = [tensor for tensor in tensors if tensor.ndim == 1]
     for tensor in tensors:
         size = tensor.element_size()
         steps = tensor.data_ptr() if tensor.device.type != "meta" else 0

@@ -13,7 +13,7 @@ from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer, GlobalTo
 from htile.utils import make_fake_tensor
 
 config = ElementwiseTileConfig(
-    BFloat16, N=1003, num_threads=128, threads_per_row=64, cluster_n=1, stage=3
+    BFloat16, N=1003, num_threads=128, threads_per_row=64, cluster_n=1, stage=3, shifted=True
 )
 
 
@@ -27,7 +27,7 @@ def capped_softmax_kernel(
     tiled_copy: cute.TiledCopy,
 ):
     ctx = ElementwiseKernelContext(config)
-    ctx.setup(mLogits, config.tiler_mn(1), tiled_copy, shared=False)
+    ctx.setup(mLogits, config.tiler_mn(8), tiled_copy, shared=False)
     cute.arch.griddepcontrol_wait()  # the kernel before has ended
 
     loader = GlobalToRegLoader(ctx)
@@ -68,7 +68,7 @@ def capped_softmax(
     mEntropy: cute.Tensor,
     stream: cuda.CUstream,
 ):
-    tiled_copy = config.make_vector_copy(1).tiled_copy_2d()
+    tiled_copy = config.make_vector_copy(8).tiled_copy_2d()
     capped_softmax_kernel(mLogits, mTemperature, cap, mProbabilities, mEntropy, tiled_copy).launch(
         grid=config.grid(mProbabilities.shape[0]),
         block=config.block,

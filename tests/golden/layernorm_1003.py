@@ -14,7 +14,7 @@ from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer, GlobalTo
 from htile.utils import make_fake_tensor
 
 config = ElementwiseTileConfig(
-    BFloat16, N=1003, num_threads=128, threads_per_row=64, cluster_n=1, stage=2
+    BFloat16, N=1003, num_threads=128, threads_per_row=64, cluster_n=1, stage=2, shifted=True
 )
 
 
@@ -28,7 +28,7 @@ def layernorm_kernel(
     tiled_copy: cute.TiledCopy,
 ):
     ctx = ElementwiseKernelContext(config)
-    ctx.setup(mX, config.tiler_mn(1), tiled_copy, shared=False)
+    ctx.setup(mX, config.tiler_mn(8), tiled_copy, shared=False)
     cute.arch.griddepcontrol_wait()  # the kernel before has ended
 
     loader = GlobalToRegLoader(ctx)
@@ -65,7 +65,7 @@ def layernorm(
     mOut: cute.Tensor,
     stream: cuda.CUstream,
 ):
-    tiled_copy = config.make_vector_copy(1).tiled_copy_2d()
+    tiled_copy = config.make_vector_copy(8).tiled_copy_2d()
     layernorm_kernel(mX, mWeight, mBias, eps, mOut, tiled_copy).launch(
         grid=config.grid(mOut.shape[0]),
         block=config.block,
@@ -80,8 +80,8 @@ def fake_arguments():
     m = cute.sym_int()
     return (
         make_fake_tensor(BFloat16, (m, 1003), 1),
-        make_fake_tensor(BFloat16, (1003,), 1),
-        make_fake_tensor(BFloat16, (1003,), 1),
+        make_fake_tensor(BFloat16, (1003,), 8),
+        make_fake_tensor(BFloat16, (1003,), 8),
         Float32(0),
         make_fake_tensor(BFloat16, (m, 1003), 1),
     )

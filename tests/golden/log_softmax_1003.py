@@ -13,7 +13,7 @@ from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer, GlobalTo
 from htile.utils import make_fake_tensor
 
 config = ElementwiseTileConfig(
-    BFloat16, N=1003, num_threads=128, threads_per_row=64, cluster_n=1, stage=2
+    BFloat16, N=1003, num_threads=128, threads_per_row=64, cluster_n=1, stage=2, shifted=True
 )
 
 
@@ -22,7 +22,7 @@ def log_softmax_kernel(
     mX: cute.Tensor, mOut0: cute.Tensor, mOut1: cute.Tensor, tiled_copy: cute.TiledCopy
 ):
     ctx = ElementwiseKernelContext(config)
-    ctx.setup(mX, config.tiler_mn(1), tiled_copy, shared=False)
+    ctx.setup(mX, config.tiler_mn(8), tiled_copy, shared=False)
     cute.arch.griddepcontrol_wait()  # the kernel before has ended
 
     loader = GlobalToRegLoader(ctx)
@@ -53,7 +53,7 @@ def log_softmax_kernel(
 
 @cute.jit
 def log_softmax(mX: cute.Tensor, mOut0: cute.Tensor, mOut1: cute.Tensor, stream: cuda.CUstream):
-    tiled_copy = config.make_vector_copy(1).tiled_copy_2d()
+    tiled_copy = config.make_vector_copy(8).tiled_copy_2d()
     log_softmax_kernel(mX, mOut0, mOut1, tiled_copy).launch(
         grid=config.grid(mOut0.shape[0]),
         block=config.block,

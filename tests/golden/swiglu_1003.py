@@ -13,7 +13,7 @@ from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer, GlobalTo
 from htile.utils import make_fake_tensor
 
 config = ElementwiseTileConfig(
-    BFloat16, N=1003, num_threads=128, threads_per_row=64, cluster_n=1, stage=0
+    BFloat16, N=1003, num_threads=128, threads_per_row=64, cluster_n=1, stage=0, shifted=True
 )
 
 
@@ -22,7 +22,7 @@ def swiglu_kernel(
     mGate: cute.Tensor, mUp: cute.Tensor, mOut: cute.Tensor, tiled_copy: cute.TiledCopy
 ):
     ctx = ElementwiseKernelContext(config)
-    ctx.setup(mGate, config.tiler_mn(1), tiled_copy, shared=False)
+    ctx.setup(mGate, config.tiler_mn(8), tiled_copy, shared=False)
     cute.arch.griddepcontrol_wait()  # the kernel before has ended
 
     loader = GlobalToRegLoader(ctx)
@@ -42,7 +42,7 @@ def swiglu_kernel(
 
 @cute.jit
 def swiglu(mGate: cute.Tensor, mUp: cute.Tensor, mOut: cute.Tensor, stream: cuda.CUstream):
-    tiled_copy = config.make_vector_copy(1).tiled_copy_2d()
+    tiled_copy = config.make_vector_copy(8).tiled_copy_2d()
     swiglu_kernel(mGate, mUp, mOut, tiled_copy).launch(
         grid=config.grid(mOut.shape[0]),
         block=config.block,

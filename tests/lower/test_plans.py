@@ -87,7 +87,7 @@ CLUSTERS = {arch: arch.startswith(("sm_90", "sm_10")) for arch in ARCH}
 
 def check_plan(plan, arch):
     num, place, n = plan.numerics, plan.placement, plan.graph.n
-    assert n % num.vec_size == 0, "no vector straddles the end of a row"
+    assert n % num.vec_size == 0 or place.shifted, "only shifted rows end inside a vector"
     assert power_of_two(num.vec_size) and power_of_two(num.threads_per_row)
     assert power_of_two(place.num_threads)
     assert num.cluster_n in (1, 2, 4, 8, 16) and (num.cluster_n == 1 or CLUSTERS[arch])
@@ -111,14 +111,19 @@ def check_plan(plan, arch):
     assert place.copy_bytes == plan.target.align
     inputs = [i for i in plan.graph.inputs if i.role is Role.ROW]
     shared = plan.rows_per_block * max(1, num.threads_per_row // 32) * plan.sweeps.slots * 8
-    shared *= num.cluster_n
+    shared *= num.cluster_n if num.cluster_n > 1 or num.threads_per_row > 32 else 0
     if place.loader == "shared":
         tile = held * num.threads_per_row * plan.rows_per_block * place.shares
-        shared += sum(tile * i.dtype.itemsize for i in inputs)
+        lanes = min(num.threads_per_row, 32)
+        more = 1 + 1 / lanes if place.shifted else 1  # a piece for each group of lanes
+        shared += sum(tile * i.dtype.itemsize for i in inputs) * more
         narrowest = min(num.vec_size * i.dtype.itemsize for i in inputs)
-        assert min(narrowest, place.copy_bytes) >= 4, "cp.async copies 4, 8 or 16 bytes"
+        access = 16 if place.shifted else place.copy_bytes
+        assert min(narrowest, access) >= 4, "cp.async copies 4, 8 or 16 bytes"
     else:
         assert place.loader == "direct"
+    if place.shifted:
+        shared += place.num_threads * 16 * (1 + 1 / min(num.threads_per_row, 32))
     assert shared <= SHARED_KIB[arch] * 1024
 
 
@@ -156,7 +161,7 @@ NUMERICS = {
     ("softmax", 1000, BF16): (8, 64),
     ("softmax", 4096, BF16): (8, 256),
     ("softmax", 4096, F32): (4, 512),
-    ("softmax", 8191, BF16): (1, 512),
+    ("softmax", 8191, BF16): (8, 256),
     ("softmax", 16384, BF16): (8, 256, 4, Form.HELD, SOFTMAX),
     ("log_softmax", 16384, BF16): (8, 256, 4, Form.LOOPS, SOFTMAX),
     ("norm_softmax", 16384, BF16): (8, 256),
@@ -179,7 +184,7 @@ NUMERICS = {
     ("swiglu", 262144, BF16): (8, 512, 16, Form.LOOPS),
     ("softmax", 262144, BF16): (8, 256, 16, Form.LOOPS, SOFTMAX),
     ("rmsnorm_residual", 4096, BF16): (8, 256),
-    ("rmsnorm", 8191, BF16): (1, 512),
+    ("rmsnorm", 8191, BF16): (8, 512),
 }
 
 
@@ -194,7 +199,13 @@ def test_the_default_numerics(name, n, dtype):
     [
         ([BF16], 4096, 8),
         ([BF16], 4094, 2),
-        ([BF16], 4095, 1),
+        ([BF16], 4095, 8),
+        ([BF16], 255, 1),
+        ([F32], 4095, 4),
+        ([F32], 4094, 2),
+        ([torch.bool, F32], 4095, 4),
+        ([torch.bool, F32], 4094, 2),
+        ([torch.int64, BF16], 4095, 1),
         ([F32], 4096, 4),
         ([BF16, F32], 4096, 4),
         ([torch.int64, BF16], 4096, 2),
@@ -221,18 +232,32 @@ def test_both_loaders_exist(name):
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_what_is_too_narrow_for_cp_async_is_loaded_directly(name):
-    two_bytes = plans_of(graph_of(name, 4096), align=2)
-    odd = plans_of(graph_of(name, 4095))
-    assert {p.placement.loader for p in two_bytes + odd} == {"direct"}
+    short_and_odd = plans_of(graph_of(name, 255))
+    assert {p.placement.loader for p in short_and_odd} == {"direct"}
+    assert not any(p.placement.shifted for p in short_and_odd)
 
 
-def test_a_view_of_2_byte_alignment_takes_the_direct_loader():
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_rows_that_begin_anywhere_are_shifted(name):
+    """Their numerics are those of aligned rows of as many elements."""
+    for n, align in ((4096, 2), (4096, 4), (4095, 16)):
+        plans = plans_of(graph_of(name, n), align=align)
+        assert all(p.placement.shifted for p in plans)
+        assert {p.placement.loader for p in plans} == {"direct", "shared"}
+        aligned = {p.numerics for p in plans_of(graph_of(name, n))}
+        assert {p.numerics for p in plans} == aligned
+        assert {num.vec_size for num in aligned} == {8}
+    assert not any(p.placement.shifted for p in plans_of(graph_of(name, 4096), align=8))
+
+
+def test_a_view_of_little_alignment_is_shifted_and_goes_straight_to_registers():
     whole = torch.empty(ROWS[-1], 4104, dtype=BF16)
     function, _ = EXAMPLES["softmax"]
     for offset, align in ((0, 16), (4, 8), (2, 4), (1, 2)):
         plan = function.inspect(whole[:, offset : offset + 4096]).plan
         assert plan.placement.copy_bytes == align
-        assert plan.placement.loader == ("direct" if align == 2 else "shared")
+        assert plan.placement.shifted == (align < 8)
+        assert plan.placement.loader == ("direct" if align < 8 else "shared")
         assert plan.numerics == Numerics(8, 256)
 
 
@@ -520,13 +545,14 @@ PADDED = {
 
 @pytest.mark.parametrize("name", PADDED)
 def test_a_row_that_is_reduced_alone_holds_the_identity_behind_its_end(name):
-    """And needs no select; every other operand gets one."""
+    """And needs no select, but shifted rows do, and so does every other operand."""
     function, dtype, expected = PADDED[name]
     for n in (300001, 300032):  # of odd and of whole vectors
         kernel = kernel_of(function, torch.empty(3, n, dtype=dtype, device="meta"))
         loop = next(step for step in kernel.plan.steps if isinstance(step, ChunkLoop))
         assert loop.padding == expected and kernel.plan.is_ragged
-        assert ("padding=" in kernel.source) == ("padded=True" in kernel.source) == bool(expected)
+        is_padded = bool(expected) and not kernel.plan.placement.shifted
+        assert ("padding=" in kernel.source) == ("padded=True" in kernel.source) == is_padded
 
 
 def test_a_column_that_is_reduced_alone_gets_a_select():

@@ -303,6 +303,9 @@ class Device:
             exchange_pairs=self._exchange_pairs,
             to_word=lambda value, dtype: value,
             from_word=lambda word, dtype: word,
+            make_vector=lambda values, shape, dtype: Vector(
+                np.stack(np.broadcast_arrays(*(dtype(v).data for v in values)), -1), shape
+            ),
             Vector=Vector,
             **{kind.__name__: kind for kind in SCALARS.values()},
         )

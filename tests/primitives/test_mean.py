@@ -29,19 +29,20 @@ LENGTHS = [1, 2, 7, 96, 100, 1000, 1003, 1024, 4096, 6144, 7168, 11008, 12289, 1
 
 
 def layout_of(n, vec, threads, shares):
-    """How a row of n elements is laid out, with vectors cut to a divisor of n."""
-    vec = math.gcd(n, vec)
-    chunks = math.ceil(n / (vec * threads * shares))
-    return RowLayout(n // vec, vec, threads, chunks, shares)
+    """How a row of n elements is laid out; it may end inside a vector."""
+    return RowLayout(n, vec, threads, math.ceil(n / (vec * threads * shares)), shares)
 
 
-LAYOUTS = [
-    layout_of(n, *each)
+# Vectors that end where the row ends, and vectors that the row may end in.
+LAYOUTS = {
+    layout_of(n, vec, threads, shares)
     for n in LENGTHS
-    for each in SPREADS
-    if layout_of(n, *each).chunks <= 64 and (each[2] == 1 or n >= each[1] * each[2])
-]
-NAMES = [f"{s.vectors * s.vec_size}-v{s.vec_size}-t{s.threads}-s{s.shares}" for s in LAYOUTS]
+    for most, threads, shares in SPREADS
+    for vec in (math.gcd(n, most), most)
+    if layout_of(n, vec, threads, shares).chunks <= 64 and (shares == 1 or n >= threads * shares)
+}
+LAYOUTS = sorted(LAYOUTS, key=lambda layout: tuple(vars(layout).values()))
+NAMES = [f"{s.elements}-v{s.vec_size}-t{s.threads}-s{s.shares}" for s in LAYOUTS]
 
 
 class Row:
@@ -59,9 +60,13 @@ class Row:
             tiles = np.tile(tiles, (1, 1, 32 // threads, 1))
         tiles = tiles.reshape(shares, chunks, warps, 32, vec)
         self.tiles = np.moveaxis(tiles, 1, 3)  # shares, warps, lanes, chunks, elements
-        places = np.arange(full.size // vec).reshape(shares, chunks, threads)
-        places = np.tile(places, (1, 1, max(32 // threads, 1))).reshape(shares, chunks, warps, 32)
-        self.in_row = [Boolean(places[:, k] < layout.vectors) for k in range(chunks)]
+        first = np.arange(0, full.size, vec).reshape(shares, chunks, threads)
+        first = np.tile(first, (1, 1, max(32 // threads, 1))).reshape(shares, chunks, warps, 32)
+        self.first = np.moveaxis(first, 1, 3)  # the column of each vector's first element
+        self.in_row = [
+            tuple(Boolean(self.first[..., k] + i < self.n) for i in (0, vec - 1))
+            for k in range(chunks)
+        ]
 
     @property
     def held(self):
@@ -71,13 +76,14 @@ class Row:
 
     def chunks(self, dynamic=False):
         """The chunks as `accumulate` gets them: the context and the values of each."""
-        in_row = np.stack([each.data for each in self.in_row])
-        count = self.layout.chunks if self.layout.is_even else Int32(in_row.sum(0))
+        layout = self.layout
+        count = Int32(np.clip(self.n - self.first, 0, layout.vec_size).sum(-1))
+        count = layout.chunks * layout.vec_size if layout.is_even else count
         for k in range(self.layout.chunks):
             chunk = types.SimpleNamespace(
-                k=k, share=0, share_in_row=self.device.share, vec_size=self.layout.vec_size,
-                in_row=None if self.layout.is_even else self.in_row[k],
-                chunks_in_row=count, row_mean=RowMean(self.layout),
+                k=k, share=0, share_in_row=self.device.share, layout=layout,
+                in_row=None if layout.is_even else self.in_row[k],
+                elements_in_row=count, row_mean=RowMean(layout),
             )  # fmt: skip
             yield chunk, Vector(np.ascontiguousarray(self.tiles[..., k, :]))
 
@@ -162,7 +168,7 @@ CASES = [
 
 @pytest.mark.parametrize(("layout", "way"), CASES)
 def test_the_mean_of_equal_elements_is_the_element(layout, way, monkeypatch):
-    n = layout.vectors * layout.vec_size
+    n = layout.elements
     for constant in CONSTANTS:
         if np.isfinite(np.float32(n) * constant):
             row = Row(np.full(n, constant), layout)
@@ -204,7 +210,7 @@ def test_means_of_rows(layout, way, monkeypatch):
 
     (A sum divided by N is within 3 to 4.) The squares are within 2 ** -19 of themselves.
     """
-    n = layout.vectors * layout.vec_size
+    n = layout.elements
     for name, values in rows(n).items():
         row = Row(values, layout)
         exact = np.float32(values).astype(np.float64)
