@@ -38,6 +38,16 @@ def default_cluster_n(dtype: type, N: int) -> int:
     return next((cluster for limit, cluster in CLUSTER_N if N * scale <= limit), 16)
 
 
+def _is_power(n: int) -> bool:
+    """Whether n is a power of two."""
+    return n > 0 and n & (n - 1) == 0
+
+
+def _is_warps(threads: int) -> bool:
+    """Whether so many threads are whole warps."""
+    return threads > 0 and threads % 32 == 0
+
+
 @dataclass(frozen=True)
 class ElementwiseTileConfig:
     """The tile of a row-wise kernel.
@@ -54,6 +64,7 @@ class ElementwiseTileConfig:
     abreast: how many of these shares it works on at the same time, each with threads of its own.
     num_threads: how many threads a CTA has. As many rows as these threads are enough for make one
         tile.
+    threads_per_row: how many threads work on a share: 1, 2, 4, 8, 16 or a multiple of 32.
     copy_bytes: the widest memory access that the alignment of all row operands allows, in bytes:
         16, 8, 4, 2 or 1.
     shifted: whether rows may begin anywhere in memory, and end inside a vector. They are moved in
@@ -86,16 +97,20 @@ class ElementwiseTileConfig:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         if self.num_threads is None:
-            threads = max(default_num_threads(self.N), self.threads_per_row * self.abreast)
-            object.__setattr__(self, "num_threads", threads)
-        sizes = ("cluster_n", "shares", "abreast", "threads_per_row", "num_threads", "copy_bytes")
-        for name in sizes:
-            value = getattr(self, name)
-            if value < 1 or value & (value - 1):
-                raise ValueError(f"{name} must be a power of two, got {value}")
-        if not self.threads_per_row <= self.num_threads <= 1024 or self.num_threads < 32:
+            of_row = self.threads_per_row * self.abreast
+            rows = max(default_num_threads(self.N) // of_row, 1)
+            object.__setattr__(self, "num_threads", rows * of_row)
+        for name in ("cluster_n", "shares", "abreast", "copy_bytes"):
+            if not _is_power(getattr(self, name)):
+                raise ValueError(f"{name} must be a power of two, got {getattr(self, name)}")
+        if not _is_power(self.threads_per_row) and not _is_warps(self.threads_per_row):
             raise ValueError(
-                f"num_threads must be 32 to 1024 and at least threads_per_row "
+                f"threads_per_row must be 1, 2, 4, 8, 16 or a multiple of 32, "
+                f"got {self.threads_per_row}"
+            )
+        if not _is_warps(self.num_threads) or not self.threads_per_row <= self.num_threads <= 1024:
+            raise ValueError(
+                f"num_threads must be a multiple of 32, at most 1024 and at least threads_per_row "
                 f"({self.threads_per_row}), got {self.num_threads}"
             )
         if self.cluster_n > 1 and self.threads_per_row < 32:
@@ -115,7 +130,7 @@ class ElementwiseTileConfig:
                 f"shares ({self.shares}) must divide cluster_n ({self.cluster_n}): "
                 "every CTA works on as many shares of a row"
             )
-        if self.shares % self.abreast or self.num_threads < self.threads_per_row * self.abreast:
+        if self.shares % self.abreast or self.num_threads % (self.threads_per_row * self.abreast):
             raise ValueError(
                 f"{self.num_threads} threads do not work on {self.abreast} of {self.shares} shares "
                 f"at a time, {self.threads_per_row} on each"

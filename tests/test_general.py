@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 import htile
 from benchmarks import accuracy, instructions, limit, plans
 from benchmarks.check import Sample
-from benchmarks.general import fit, regret, suite
+from benchmarks.general import fit, measure, regret, suite
 from benchmarks.general.population import (
     FITTING,
     FUNCTIONS,
@@ -237,6 +237,7 @@ TRUE = replace(cost.CONSTANTS, memory=1500.0, block=300.0, cluster=2500.0, moved
 
 def test_the_fit_finds_the_constants_that_times_were_made_with(monkeypatch):
     monkeypatch.setattr(fit, "STEPS", 150)
+    monkeypatch.setattr(fit, "PRIOR", 0.002)  # so few cells would hold little against it
     found = [fit.cell_of(r, cost.H200) for r in measured(FITTED, TRUE)]
     fitted = fit.fit(found, cost.H200)
 
@@ -248,19 +249,39 @@ def test_the_fit_finds_the_constants_that_times_were_made_with(monkeypatch):
         return max(c.regret(cost.H200, constants) for c in found)
 
     assert error(TRUE) < 1e-9 and error(fitted) < 0.7 * error(fit.START)
-    assert regret_of(fit.START) > 1.015 > regret_of(fitted)
+    assert regret_of(fit.START) > 1.02 > regret_of(fitted)
 
 
 def test_the_constants_choose_well_among_the_plans_that_they_were_fitted_to():
     """The file of times is readable, and the best of eight plans by cost is nearly the fastest."""
     records = fit.records_of(fit.TIMES)
-    assert {half(r["kernel"]) for r in records} == {FITTING}
-    cells = [fit.cell_of(r, cost.H200) for r in records[::2]]
+    assert {fit.half_of(r) for r in records} == {FITTING}
+    cells = [fit.cell_of(r, cost.H200) for r in records[::9]]
     found = [c for c in cells if c is not None]  # plans of odd lengths have changed since
     one = [c.regret(cost.H200, cost.CONSTANTS) for c in found]
     eight = [(c.us[c.expected(cost.H200, cost.CONSTANTS).argsort()[:8]].min() / c.us.min()).item()
              for c in found]  # fmt: skip
     assert len(found) > 30 and geometric_mean(one) < 1.1 and geometric_mean(eight) < 1.02
+
+
+def test_what_is_measured_for_the_fit_is_of_the_fitting_half():
+    """Known kernels and functions, at lengths of that half; functions at powers of two as well."""
+    found = measure.cells()
+    assert found == measure.cells() and len(found) > 400
+    assert {c.function for c in found} == {*KERNELS, *(f for f in FUNCTIONS if half(f) == FITTING)}
+    for c in found:
+        power = c.function not in KERNELS and c.n & (c.n - 1) == 0
+        assert power or half(c.n) == FITTING
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_the_plans_that_are_measured_have_different_texts(first):
+    c = measure.cells()[first]
+    found = measure.plans(c)
+    assert len({one.source for one in found}) == len(found) <= 19
+    kernel = measure.EVERY[c.function]
+    args = kernel.arguments(c.m, c.n, DTYPES[c.dtype], "meta")
+    assert found[0].source == kernel.function.inspect(*args).source
 
 
 def test_the_fit_never_sees_the_judging_half(monkeypatch, tmp_path, capsys):

@@ -2,10 +2,11 @@
 
     python -m benchmarks.general.fit
 
-Without files it fits to `times-h200.jsonl.xz`, which these commands have made:
+Without files it fits to `times-h200.jsonl.xz`. It has what these commands have written, and what an
+earlier form of the second one has, which drew other lengths:
 
     python -m benchmarks --suite regret --half fitting --each 2 --most 60 --json times.jsonl
-    xz -k times.jsonl
+    python -m benchmarks.general.measure more.jsonl
 
 Only cells of the fitting half are fitted to. With `--judge` the choices of the cells that are left
 are shown too: what the chosen plan takes, over what the fastest one takes.
@@ -23,7 +24,7 @@ from statistics import geometric_mean
 
 import torch
 
-from benchmarks.kernels import DTYPES
+from benchmarks.kernels import DTYPES, KERNELS
 from benchmarks.results import Record, load
 from htile.lower import enumerate_plans
 from htile.lower.cost import CONSTANTS, H200, Constants, Features, Rates, estimate, features
@@ -42,14 +43,14 @@ SHARPNESS = 25.0
 FASTER = 1.5  # how much more the error of a faster plan counts, as a power of its speed
 ERRORS = 0.15  # how much errors of the expected times count, beside what is chosen
 SHARED = 0.5  # of an error that all plans of a cell share, so much counts as none
-PRIOR = 0.002  # how much the distance of the constants from where they start counts
+PRIOR = 0.01  # how much the distance of the constants from where they start counts
 # Where the fit starts: what data sheets and microbenchmarks of others say, and guesses.
 START = Constants(
     launch=900.0, memory=700.0, cache=300.0, start=300.0, clustered=200.0, warp=60.0,
     block=150.0, cluster=900.0, iteration=20.0, latency=1.5, spacing=100.0,
-    spacing_clustered=50.0, elements=1.0, moved=1.5, access=4.0, thread=60.0, exchange=40.0,
-    spilled=2.0, lines_read=1.0, lines_written=1.0, lines_shared=1.0, columns=0.3, hits=0.5,
-    single=60.0, together=0.7, tail=1.0, blend=4.0,
+    spacing_clustered=50.0, elements=1.0, code=0.02, moved=1.5, access=4.0, thread=60.0,
+    exchange=40.0, spilled=2.0, lines_read=1.0, lines_written=1.0, lines_shared=1.0, columns=0.3,
+    hits=0.5, single=60.0, together=0.7, overlap=0.8, tail=1.0, blend=4.0,
 )  # fmt: skip
 NAMES = tuple(field.name for field in fields(Constants))
 
@@ -64,7 +65,7 @@ class Cell:
 
     def expected(self, rates: Rates, constants: Constants) -> torch.Tensor:
         """The expected microseconds of every plan."""
-        return estimate(self.features, rates, constants)[-1] / 1e3
+        return estimated(self.features, rates, constants) / 1e3
 
     def regret(self, rates: Rates, constants: Constants) -> float:
         """The time of the plan that is expected to be the fastest, over that of the fastest one."""
@@ -72,9 +73,21 @@ class Cell:
         return (self.us[chosen] / self.us.min()).item()
 
 
+def estimated(found: Features, rates: Rates, constants: Constants) -> torch.Tensor:
+    """The expected nanoseconds of plans whose features are tensors."""
+
+    def larger(a, b):
+        return (a + b + abs(a - b)) / 2
+
+    def smaller(a, b):
+        return (a + b - abs(a - b)) / 2
+
+    return estimate(found, rates, constants, larger, smaller)[-1]
+
+
 def cell_of(record: Record, rates: Rates) -> Cell | None:
     """The cell of a record of the suite regret; None where no plan of today was measured."""
-    kernel = FUNCTIONS[record["kernel"]]
+    kernel = (KERNELS | FUNCTIONS)[record["kernel"]]
     args = kernel.arguments(record["m"], record["n"], DTYPES[record["dtype"]], "meta")
     found = kernel.function.inspect(*args)
     plans = enumerate_plans(found.graph, found.plan.target)
@@ -91,6 +104,11 @@ def cell_of(record: Record, rates: Rates) -> Cell | None:
     stacked = [torch.tensor(column, dtype=F64) for column in zip(*rows, strict=True)]
     us = torch.tensor([us for _, us in pairs], dtype=F64)
     return Cell(name(record), Features(*stacked), us)
+
+
+def half_of(record: Record) -> str:
+    """The half of a record. The known kernels are in that of their length."""
+    return half(record["n"] if record["kernel"] in KERNELS else record["kernel"])
 
 
 def records_of(file: Path) -> list[Record]:
@@ -126,7 +144,7 @@ def fit(cells: Sequence[Cell], rates: Rates, start: Constants = START) -> Consta
     optimizer = torch.optim.Adam([logs], lr=RATE)
     for _ in range(STEPS):
         constants = Constants(**dict(zip(NAMES, logs.exp(), strict=True)))
-        expected = (estimate(every, rates, constants)[-1] / 1e3).log()
+        expected = (estimated(every, rates, constants) / 1e3).log()
         least = torch.stack([part.min() for part in expected.split([len(c.us) for c in cells])])
         chances = (-SHARPNESS * (expected - least[of_cell])).exp()
         chosen = sums(chances * behind) / sums(chances)
@@ -161,7 +179,7 @@ def main(arguments: list[str] | None = None) -> None:
     records = [r for file in options.files for r in records_of(file) if r["suite"] == "regret"]
     of_half = {part: [] for part in HALVES}
     for record in records:
-        if (part := half(record["kernel"])) == FITTING or options.judge:
+        if (part := half_of(record)) == FITTING or options.judge:
             if found := cell_of(record, H200):
                 of_half[part].append(found)
     constants = fit(of_half[FITTING], H200)

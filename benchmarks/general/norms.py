@@ -24,7 +24,7 @@ def norm_and_factor(x, weight, eps: float = 1e-6):
     return x * factor * weight, factor
 
 
-@variant(ROW, COLUMN)
+@variant(ROW, COLUMN, jumps=True)  # from one bfloat16 to the next
 def llama_norm(x, weight, eps: float = 1e-6):
     return unit(x, eps).to(torch.bfloat16).float() * weight
 

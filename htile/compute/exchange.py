@@ -11,8 +11,9 @@ time, each on as many shares: the shares of one group come before those of the n
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Numeric
+from cutlass import Boolean, Float32, Int32, Int64, Numeric
 
+from htile.compute.operands import select
 from htile.utils import bits32, elem_pointer, pack64, store_shared_remote, unpack64
 
 
@@ -47,30 +48,36 @@ def from_word(word: Numeric, dtype: type[Numeric]) -> Numeric:
     return word.bitcast(dtype)
 
 
-def peers(slot: cute.Tensor, dtype: type[Numeric], abreast: int) -> list[Numeric]:
+def peers(
+    slot: cute.Tensor, dtype: type[Numeric], abreast: int, identity: Numeric | float
+) -> list[Numeric]:
     """What this lane combines of what the warps of its row have left in a slot.
 
-    Up to 32 warps have a lane each, and lanes repeat where there are fewer, so that a butterfly
-    over the lanes needs no identity. A lane has several of more warps, 32 apart.
+    Up to 32 warps have a lane each. If they are 2**k, lanes repeat. A lane without a warp has the
+    identity. A lane has several of more than 32 warps, 32 apart.
     """
     row = _row(slot, abreast)
-    return [from_word(slot[row, peer], dtype) for peer in _peers_of_lane(slot)]
-
-
-def peer_places(slot: cute.Tensor) -> list[tuple]:
-    """Where each of `peers` comes from: (warp of its share, share, the last share it may be of).
-
-    The last is a Python number, for all lanes.
-    """
-    warps_per_row, cluster_n = slot.shape[1]
-    lasts = [
-        min((32 * i + 31) // warps_per_row, cluster_n - 1)
-        for i in range(len(_peers_of_lane(slot)))
+    found = [
+        (from_word(slot[row, peer], dtype), is_there) for peer, is_there in _peers_of_lane(slot)
     ]
     return [
-        (peer % warps_per_row, peer // warps_per_row, last)
-        for peer, last in zip(_peers_of_lane(slot), lasts, strict=True)
+        value if is_there is None else select(is_there, value, dtype(identity))
+        for value, is_there in found
     ]
+
+
+def peer_places(slot: cute.Tensor) -> list[tuple[tuple, Boolean | None]]:
+    """Where each of `peers` comes from: (warp of its share, share, the last share it may be of).
+
+    The last is a Python number, for all lanes. Behind each place: whether there is such a warp;
+    None if there is for all lanes.
+    """
+    warps_per_row, cluster_n = slot.shape[1]
+    places = []
+    for i, (peer, is_there) in enumerate(_peers_of_lane(slot)):
+        last = min((32 * i + 31) // warps_per_row, cluster_n - 1)
+        places.append(((peer % warps_per_row, peer // warps_per_row, last), is_there))
+    return places
 
 
 def _row(slot: cute.Tensor, abreast: int) -> Int32:
@@ -79,17 +86,25 @@ def _row(slot: cute.Tensor, abreast: int) -> Int32:
     return cute.arch.warp_idx() // (warps_per_row * abreast)
 
 
-def _peers_of_lane(slot: cute.Tensor) -> list:
-    """The places of `peers` among all warps of the row."""
-    count, lane = cute.size(slot.shape[1]), cute.arch.lane_idx()
-    if count <= 32:
-        return [lane % count]
-    return [lane + 32 * i for i in range(count // 32)]
+def _peers_of_lane(slot: cute.Tensor) -> list[tuple[Int32, Boolean | None]]:
+    """The places of `peers` among all warps of the row, and whether each has a warp.
+
+    None means that it has one for all lanes.
+    """
+    count, width = cute.size(slot.shape[1]), lanes_of_peers(slot)
+    lane = cute.arch.lane_idx() % width
+    found = []
+    for first in range(0, count, width):
+        is_there = None if first + width <= count else lane + first < count
+        place = lane + first if is_there is None else select(is_there, lane + first, 0)
+        found.append((place, is_there))
+    return found
 
 
 def lanes_of_peers(slot: cute.Tensor) -> int:
-    """How many neighbouring lanes have all that `peers` reads of a slot."""
-    return min(cute.size(slot.shape[1]), 32)
+    """How many neighbouring lanes have all that `peers` reads of a slot: 2**k, 32 at most."""
+    count = cute.size(slot.shape[1])
+    return min(1 << (count - 1).bit_length(), 32)
 
 
 def _first_place(slot: cute.Tensor, shares: int, abreast: int) -> tuple:
@@ -159,10 +174,12 @@ def exchange_pairs(
     mbar_ptr: cute.Pointer | None,
     phase: int | Int32,
     abreast: int,
+    identity: tuple[float, float],
 ) -> tuple[list, int]:
     """Exchange pairs of Float32, through a buffer of Int64.
 
     values: for each slot a tuple, with a pair for each share that the warp works on.
+    identity: the pair that a lane without a warp gets, in every slot.
 
     Returns for each slot a list of the pairs that this lane combines (see `peers`), and how many
     neighbouring lanes have all of them.
@@ -170,7 +187,8 @@ def exchange_pairs(
     slots = slots_of(reduction_buffer, len(values))
     words = tuple(tuple(pack64(*pair) for pair in pairs) for pairs in values)
     exchange(words, slots, mbar_ptr, phase, abreast)
-    found = [[unpack64(word) for word in peers(slot, Int64, abreast)] for slot in slots]
+    beyond = pack64(*map(Float32, identity))
+    found = [[unpack64(word) for word in peers(slot, Int64, abreast, beyond)] for slot in slots]
     pairs = [
         [(low.bitcast(Float32), high.bitcast(Float32)) for low, high in each] for each in found
     ]

@@ -170,10 +170,14 @@ class RowMean:
 
     def of_row(self, slot: cute.Tensor, abreast: int) -> Float32:
         """The mean of the row, from the means that its warps left in a slot of the buffer."""
-        numbers = [self.layout.of_warp(*place) for place in peer_places(slot)]
+        numbers, any_empty = [], self.layout.whole_chunks == 0
+        for place, is_there in peer_places(slot):
+            number = self.layout.of_warp(*place)
+            if is_there is not None:
+                number, any_empty = select(is_there, Int32(number), 0), True
+            numbers.append(number)
         one_over_all = one_over(self.layout.elements)
-        means, width = peers(slot, Float32, abreast), lanes_of_peers(slot)
-        any_empty = self.layout.whole_chunks == 0
+        means, width = peers(slot, Float32, abreast, 0.0), lanes_of_peers(slot)
         return mean_of_warps(means, numbers, one_over_all, width, any_empty)
 
     def _runs(

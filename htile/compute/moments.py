@@ -141,9 +141,10 @@ def reduce_moments(
     means = tuple((own.base, own.rest) for own in found)
     squares_and_counts = tuple((own.squares, own.count) for own in found)
     (means, squares_and_counts), width = exchange_pairs(
-        (means, squares_and_counts), reduction_buffer, mbar_ptr, phase, abreast
+        (means, squares_and_counts), reduction_buffer, mbar_ptr, phase, abreast, (0.0, 0.0)
     )
-    of_warp = found[0].number if found[0].is_static else None
+    every_lane_has_a_warp = threads_per_row & (threads_per_row - 1) == 0
+    of_warp = found[0].number if found[0].is_static and every_lane_has_a_warp else None
     peers = [
         Moments(n if of_warp is None else of_warp, base, rest, squares)
         for (base, rest), (squares, n) in zip(means, squares_and_counts, strict=True)

@@ -5,6 +5,7 @@ travels as one word of 64 bits, and each sum is moved to the maximum of the row 
 M. Milakov and N. Gimelshein, Online normalizer calculation for softmax (2018), section 3.1.
 """
 
+import math
 from collections.abc import Callable
 
 import cutlass.cute as cute
@@ -92,7 +93,9 @@ def softmax_pair_reduce(
 
 def _combine_pairs(pairs, reduction_buffer, mbar_ptr, phase, abreast) -> tuple[Float32, Float32]:
     """The row's pair of the pairs that each warp has, one for each share of its own."""
-    (pairs,), width = exchange_pairs((pairs,), reduction_buffer, mbar_ptr, phase, abreast)
+    (pairs,), width = exchange_pairs(
+        (pairs,), reduction_buffer, mbar_ptr, phase, abreast, (-math.inf, 0.0)
+    )
     peaks, totals = zip(*pairs, strict=True)
     row_peak = peaks[0]
     for other in peaks[1:]:

@@ -31,9 +31,13 @@ def make_vector(values: list, shape: tuple, dtype: type[Numeric]) -> Vector:
     return Vector(mlir_vector.from_elements(kind, words), shape, dtype)
 
 
-def select(condition: cutlass.Boolean, a: Float32, b: Float32) -> Float32:
-    """`a` where the condition holds, else `b`: scalars, without a branch."""
-    return Float32(cutlass.select_(condition, a, b))
+def select(condition: cutlass.Boolean, a: Numeric | float, b: Numeric | float) -> Numeric:
+    """`a` where the condition holds, else `b`: scalars of one dtype, without a branch.
+
+    A Python number takes the dtype of the other. Two of them become Float32.
+    """
+    dtype = next((type(x) for x in (a, b) if isinstance(x, Numeric)), Float32)
+    return dtype(cutlass.select_(condition, dtype(a), dtype(b)))
 
 
 def lift(*operands: Operand) -> tuple[list[Vector], bool]:

@@ -191,7 +191,9 @@ def _reduce_across(values, ops, buffer, mbar_ptr, phase, abreast):
     words = tuple(tuple(to_word(w, buffer.element_type) for w in v) for v in values)
     exchange(words, slots, mbar_ptr, phase, abreast)
     return tuple(
-        combine_lanes(peers(slot, type(v[0]), abreast), op, lanes_of_peers(slot))
+        combine_lanes(
+            peers(slot, type(v[0]), abreast, identity(op, type(v[0]))), op, lanes_of_peers(slot)
+        )
         if isinstance(op, cute.ReductionOp)
         else op.of_row(slot, abreast)
         for slot, v, op in zip(slots, values, ops, strict=True)

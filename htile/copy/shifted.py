@@ -24,6 +24,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int8, Int32, Int64, Numeric
 from cutlass._mlir.dialects import llvm
 
+from htile.compute.operands import select
 from htile.copy.vector import vector_copy
 from htile.utils import Static, as_bytes, element_bits
 
@@ -291,8 +292,3 @@ def single(condition: Boolean) -> cute.Tensor:
     predicate = cute.make_rmem_tensor(cute.make_layout((1, 1, 1)), Boolean)
     predicate[0] = condition
     return predicate
-
-
-def select(condition: Boolean, a: Int32 | int, b: Int32 | int) -> Int32:
-    """`a` where the condition holds, else `b`."""
-    return Int32(cutlass.select_(condition, Int32(a), Int32(b)))

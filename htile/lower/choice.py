@@ -1,237 +1,92 @@
-"""Which of a graph's plans is the default.
+"""Which of a graph's plans is the default: the one that the cost model expects to be the fastest.
 
-Its numerics are those of the plan that is closest to what was measured to be fast, unless the cost
-model expects others to take much less time. The model's own errors are smaller than that. Rows that
-are shifted were not measured, so the model alone decides there. The placement is the closest one
-that these numerics have.
+The numerics have to serve every number of rows and every alignment. So they are those that take the
+least time for many aligned rows and for few, in the geometric mean of both. Of the placements that
+these numerics have, the one is taken that takes the least time for as many rows as there are.
+
+The cost model has errors. Where the numerics that were measured to be fast (`preference`) are
+expected to take about as long as the best, they are taken, with the placement that was measured.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from math import log2
+from dataclasses import replace
 
-from ..build.arch import Arch
-from ..frontend.graph import Role
 from .cost import cost
 from .enumeration import plans_of_work
-from .plan import ROWS, Form, Numerics, Plan, Target
+from .plan import ROWS, Numerics, Plan
+from .preference import closest_first
 from .reductions import VERY_LONG_N
-from .work import Work
 
-MANY_ROWS = 1024  # So many rows fill a GPU.
-SHORT_N = 8192  # Rows of more elements are divided over CTAs.
-
-# Other numerics take the place of the usual ones if those are expected to take MUCH times as long,
-# and if they are not expected to be beaten by more than LITTLE, be the rows many or few.
-MUCH, LITTLE = 1.3, 1.05
-MANY_WEIGHT = 0.6  # of the logarithm of the ratio of times for many rows; few rows have the rest
-# The table was measured on rows that are not shifted. Shifted rows take the numerics that are
-# expected to be the fastest for many rows, if few rows take no more than SHIFTED_FEW times as long.
-SHIFTED_FEW = 1.2
+MANY_WEIGHT = 0.7  # of the logarithm of the time of many rows; that of few rows has the rest
 FEW_ROWS = 16
 MANY_BYTES = 256 << 20  # of all rows, where they are many
+# Numerics that take more than SLOW times as long as others for many rows are not asked how long
+# they take for few.
+SLOW = 1.25
+# Preferred numerics are taken if they are expected to take at most ABOUT times as long as the best.
+ABOUT = 1.1
+PADDED = 0.04  # Rows that are padded by more than this share of them have no preferred plan.
 
 
 def choose(plans: list[Plan]) -> Plan:
     """The default among plans of one graph and target."""
     ordered = closest_first(plans)
+    if not _has_cost(ordered[0]):
+        return ordered[0]
     numerics = _choose_numerics(ordered)
-    return next(plan for plan in ordered if plan.numerics == numerics)
+    if numerics == ordered[0].numerics and _has_preference(ordered[0]):
+        return ordered[0]
+    rows = _typical_rows(ordered[0])
+    placed = [plan for plan in ordered if plan.numerics == numerics]
+    return min(placed, key=lambda plan: cost(plan, rows).time)
 
 
 def _choose_numerics(ordered: list[Plan]) -> Numerics:
-    """The numerics of the first plan, or those that are expected to take much less time.
+    """The numerics for any number of rows, of those that these plans have.
 
-    They are the same for every number of rows and every alignment, because they are judged by the
-    plans that many aligned rows have.
+    The first plan has the preferred ones. All are judged by the plans that many aligned rows have.
     """
     usual, target = ordered[0].numerics, ordered[0].target
-    # The costs of other GPUs are not known, nor those of very long rows.
-    if target.arch.max_cluster == 1 or target.n > VERY_LONG_N:
+    known = {plan.numerics for plan in ordered}
+    if len(known) == 1:
         return usual
     many_aligned = replace(target, align=16, lead=1, broadcast=(), aliases=(), rows=ROWS[-1])
     if target != many_aligned:
-        known = {plan.numerics for plan in ordered}
         every = plans_of_work(ordered[0].work, many_aligned)
-        ordered = closest_first([plan for plan in every if plan.numerics in known])
+        ordered = [plan for plan in every if plan.numerics in known]
     placed: dict[Numerics, list[Plan]] = {}
     for plan in ordered:
         placed.setdefault(plan.numerics, []).append(plan)
-    rows = _many(ordered[0])
-    many = {numerics: cost(plans[0], rows).time for numerics, plans in placed.items()}
-    allowed = [numerics for numerics, time in many.items() if time <= LITTLE * many[usual]]
-    # Few rows have placements of their own, of which one is about as fast as the best of these.
-    few = {one: min([cost(plan, FEW_ROWS).time for plan in placed[one]]) for one in allowed}
-    if ordered[0].placement.shifted:
-        found = [one for one in few if few[one] <= SHIFTED_FEW * few[usual]]
-        return min(found, key=many.get)
+    rows = _typical_rows(ordered[0])
+    many = {one: min([cost(p, rows).time for p in plans]) for one, plans in placed.items()}
+    longest = SLOW * min(many.values())
 
-    def saved(numerics: Numerics) -> float:
-        of_many, of_few = many[usual] / many[numerics], few[usual] / few[numerics]
-        return of_many**MANY_WEIGHT * of_few ** (1 - MANY_WEIGHT)
+    def mean(numerics: Numerics) -> float:
+        few = min([cost(plan, FEW_ROWS).time for plan in placed[numerics]])
+        return many[numerics] ** MANY_WEIGHT * few ** (1 - MANY_WEIGHT)
 
-    found = [one for one in few if few[one] <= LITTLE * few[usual] and saved(one) >= MUCH]
-    return max(found, key=saved, default=usual)
+    means = {one: mean(one) for one, time in many.items() if time <= longest}
+    best = min(means, key=means.__getitem__)
+    if usual not in means or not _has_preference(placed[usual][0]):
+        return best
+    return usual if means[usual] <= ABOUT * means[best] else best
 
 
-def _many(plan: Plan) -> int:
-    """How many rows fill a GPU, and keep its memory busy for a while."""
-    return max(ROWS[-1], MANY_BYTES // (plan.graph.n * max(1, plan.work.row_bytes)))
+def _has_cost(plan: Plan) -> bool:
+    """Whether the cost of a plan is known: not for other GPUs, and not for very long rows."""
+    return plan.target.arch.max_cluster > 1 and plan.graph.n <= VERY_LONG_N
 
 
-def closest_first(plans: list[Plan]) -> list[Plan]:
-    """The plans as they are preferred by what was measured, the usual one first."""
-    preference = _prefer(plans[0].work, plans[0].target)
-    return sorted(plans, key=lambda plan: _distance(plan, preference))
+def _has_preference(plan: Plan) -> bool:
+    """Whether `preference` has measured its kind: rows that are not shifted, and hardly padded."""
+    padded = plan.numerics.step * plan.chunks
+    return not plan.placement.shifted and padded <= (1 + PADDED) * plan.graph.n
 
 
-@dataclass(frozen=True)
-class Preference:
-    """What the default plan is closest to; `Numerics` and `Placement` say more.
-
-    threads: how many threads work on a share of a row. It is the most if `clustered` is False.
-    elements: how many elements of a row a thread has.
-    clustered: whether a row may be divided over the CTAs of a cluster.
-    block: how many threads a CTA has that holds rows in registers, if a row takes no more.
-    two_rows: whether a CTA has two rows where one takes 256 threads.
-    """
-
-    form: Form
-    threads: int
-    elements: float
-    loader: str
-    columns: str = "late"
-    clustered: bool = True
-    block: int = 128
-    two_rows: bool = False
-    shares: int = 1
-    abreast: int = 1
-
-
-def _distance(plan: Plan, preference: Preference) -> tuple:
-    """How far a plan is from what is preferred; lower is better.
-
-    Numerics come first. They follow from N, the dtypes and the graph alone.
-    """
-    num, place = plan.numerics, plan.placement
-    threads, elements, in_loops = num.threads_per_row, plan.elements_per_thread, num.in_loops
-    padding = elements * threads * num.cluster_n / plan.target.n - 1
-    fits = threads <= preference.threads
-    if preference.clustered:
-        fits = threads == preference.threads
-    block = 512 if preference.two_rows and threads == 256 else max(preference.block, threads)
-    return (
-        in_loops != (preference.form is not Form.HELD),
-        (num.form is Form.STREAMED) != (preference.form is Form.STREAMED),
-        num.cluster_n > 1 and not preference.clustered,
-        not fits,
-        abs(log2(elements / preference.elements)) + 4 * padding,
-        -threads,
-        not num.joint,
-        0 if in_loops else abs(place.num_threads - block),
-        place.loader != ("direct" if place.shifted and not in_loops else preference.loader),
-        place.columns != preference.columns,
-        abs(place.shares - preference.shares),
-        abs(place.abreast - preference.abreast),
-    )
-
-
-def _prefer(work: Work, target: Target) -> Preference:
-    """The table, as measured on an H200; docs/traps.md has the figures.
-
-    Short rows stay in registers. Long rows stay in shared memory, divided over a cluster, and are
-    worked on in loops. Rows that are only read and very long rows are streamed.
-    """
-    n = work.graph.n
-    if n > VERY_LONG_N:
-        fits = work.row_bytes * n <= 16 * target.arch.shared_bytes
-        if len(work.loops.loops) == 2 and work.stages == 1 and fits:  # another loop is one too many
-            return Preference(Form.LOOPS, 1024, n / (16 * 1024), "shared")
-        return Preference(Form.STREAMED, 512, n / (8 * 512), "direct", shares=8)
-    if not work.stages:
-        return _prefer_map(work, target)
-    return _prefer_long(work, target.arch) if n > SHORT_N else _prefer_short(work, target)
-
-
-def _prefer_map(work: Work, target: Target) -> Preference:
-    """Where nothing is reduced."""
-    n = work.graph.n
-    if n <= SHORT_N:
-        threads = 256 if work.columns else 512
-        two_rows = _pairs_pay(target)
-        return Preference(Form.HELD, threads, 16, "direct", clustered=False, two_rows=two_rows)
-    if n <= 131072 and target.arch.max_cluster > 1:
-        return Preference(Form.HELD, 256, 32, "direct")
-    return Preference(Form.LOOPS, 512, 32, "direct")
-
-
-def _prefer_short(work: Work, target: Target) -> Preference:
-    """A thread has 32 bytes of a row with little padding, and a CTA has 128 threads.
-
-    Where little is left to do after the last exchange, rows of up to 128 elements take 16 bytes a
-    thread and CTAs of 256 threads, and many rows of 256 threads take CTAs of two rows.
-
-    Rows with more than two stages come through shared memory. So do many rows of more than 2048
-    elements, but not beside columns: shared memory is taken from the L1 cache that columns live in.
-
-    Columns are loaded late, because early ones cost registers, so rows in flight. One column beside
-    a single row is loaded early. So are the columns of a single row of 32-bit elements, of which a
-    thread has fewer.
-    """
-    n, columns, stages = work.graph.n, work.columns, work.stages
-    narrow = 1 if work.is_wide else 2  # as many bytes a thread
-    if not work.writes or (stages > 2 and n > 4096):
-        loader = "shared" if work.writes else "direct"
-        return Preference(Form.HELD, 512 // narrow, 16 * narrow, loader, clustered=False)
-    few_threads = columns and (stages > 1 or n <= 4096)
-    threads, elements, block = 512 if few_threads else 1024, 8 * narrow, 128
-    is_light = stages == 1 or (stages == 2 and work.repeats_exp)
-    if is_light and n <= 128 and not work.is_wide:
-        elements, block = 8, 256
-    direct = columns or (stages <= 2 and (n <= 2048 or target.rows < 256))
-    loader = "direct" if direct else "shared"
-    takes_few = len(work.columns) == 1 or (work.is_wide and n <= 4096)
-    when = "early" if takes_few and len(work.of(Role.ROW)) == 1 else "late"
-    block_of = {"clustered": False, "block": block, "two_rows": is_light and _pairs_pay(target)}
-    return Preference(Form.HELD, threads // narrow, elements, loader, when, **block_of)
-
-
-def _pairs_pay(target: Target) -> bool:
-    """Whether rows are so many and so long that CTAs of two pay; longer ones were not measured."""
-    return 2048 < target.n <= 4096 and target.rows >= MANY_ROWS
-
-
-def _prefer_long(work: Work, arch: Arch) -> Preference:
-    """A row is divided over as many CTAs as the cluster allows, most of 256 threads.
-
-    So few rows keep a GPU busy. Many rows need no cluster: there a CTA takes several shares.
-    """
-    n, columns, stages, loops = work.graph.n, work.columns, work.stages, work.loops
-    if not work.writes and len(loops.loops) == 1:
-        elements, abreast = 64 if n <= 16384 else 32, 2 if n > 65536 else 1
-        return Preference(Form.STREAMED, 256, elements, "direct", shares=16, abreast=abreast)
-    if n <= 16384 and stages > 2:
-        return Preference(Form.HELD, 256, 32, "direct", clustered=False)
-    longest_held = 0
-    if not columns and (stages == 1 or work.repeats_exp) and stages <= 2:
-        longest_held = 131072 if work.is_wide else 65536 if work.has_pair else 32768
-    if n <= longest_held:
-        return Preference(Form.HELD, 256, 16 if n <= 16384 else 32, "shared")
-    if arch.max_cluster == 1:
-        return Preference(Form.LOOPS, 1024, 32, "shared")
-    if stages > 2:
-        return Preference(Form.LOOPS, 256, 64, "shared", shares=2 if n > 32768 else 1)
-    is_online = loops.carries_two_stages
-    threads = 512 if n > 131072 and columns and not is_online else 256
-    elements = max(16 if n <= 32768 else 32, n // (threads * arch.max_cluster))
-    shares = abreast = 1
-    is_small = columns and 16384 < n <= 32768 and work.row_bytes == 2  # 64 KiB at most
-    if is_online and (columns or loops.exchanges > 1 or n <= 32768):
-        abreast = 2
-        if is_small:
-            threads, elements, abreast = 128, 32, 4
-        shares = abreast * max(1, 64 // elements)
-    elif is_small:
-        shares = 2
-    return Preference(Form.LOOPS, threads, elements, "shared", shares=shares, abreast=abreast)
+def _typical_rows(plan: Plan) -> int:
+    """A number of rows of the kind that a plan is for; many keep the memory busy for a while."""
+    least = plan.target.rows
+    if least < ROWS[-1]:
+        return 2 * least if least > 1 else FEW_ROWS
+    return max(least, MANY_BYTES // (plan.graph.n * max(1, plan.work.row_bytes)))

@@ -25,21 +25,29 @@ from ..build.arch import MAX_REGISTERS
 from ..frontend.graph import Input, Output
 from .plan import Numerics, Plan
 from .steps import Home
+from .work import SHIFTED_LOAD
 
 WARP = 32  # threads
 LINE = 128  # bytes of memory that a multiprocessor accesses at a time
 MOST_THREADS, MOST_BLOCKS = 2048, 32  # of a multiprocessor
 
-# About how many registers ptxas gives a thread, as found in 300 plans. A thread that holds its row
-# needs FIXED_REGISTERS, those of its elements, and for each element OVERLAPPED more an instruction,
-# because it works on several elements at a time. A thread of a loop needs LOOP_SHARE of the
-# registers of all chunks in the loop's body. Where the plan does not say how many thread blocks
-# are to fit, a loop gets at most LOOP_REGISTERS, by where the row is.
-FIXED_REGISTERS = 14
-OVERLAPPED, LEAST_OVERLAPPED, MOST_OVERLAPPED = 0.03, 0.15, 1.5
-LOOP_SHARE = 0.6
-LEAST_LOOP_REGISTERS = 40
-LOOP_REGISTERS = {Home.SHARED: 40, Home.REREAD: 64}
+# About how many registers ptxas gives a thread, fitted to 695 compiled plans of the fitting half.
+# The numbers of a tuple are registers: of any thread, and for each element of what its comment
+# names.
+HELD = (15, 0.65, 0.22, 0.04, 0.3, 0.1)  # loaded, held, instruction, column, result
+MOST_COUNTED = 50  # More instructions than these need no more registers.
+# A thread of a loop works on one chunk at a time, or on several (`unroll`), up to MOST_AT_ONCE.
+LOOPED_SHARED = (20, 0.3, 0.6)  # word of a chunk that is worked on; column that is prefetched
+LOOPED_REREAD = (24, 0.32, 0.46, 1.3)  # the same; word; what is prefetched
+UNROLLED_SHARED = (15, 0.83, 0.2)  # word; what is prefetched
+UNROLLED_REREAD = (12, 0.6, 1.0)  # word; what is prefetched
+MOST_AT_ONCE = 4
+# A held row may take this many times the registers that are spared for it. The compiler finds room.
+SQUEEZED = 1.25
+
+# About how many instructions a load and a store of a vector's element take, where code is counted.
+LOAD_CODE, STORE_CODE = 1.5, 2
+FAST_CODE = 1024  # instructions of a kernel, written out, that are issued without delay
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,7 @@ class Constants:
     spacing: between the starts of two thread blocks on a multiprocessor.
     spacing_clustered: the same, more for each doubling of a cluster.
     elements: instructions that are issued for each that is counted for an element.
+    code: the share of the issue's time that each doubling of the code beyond FAST_CODE adds.
     moved: instructions for each element that is loaded or stored, with what converts it.
     access: instructions for each vector that is loaded or stored.
     thread: instructions of a thread beside those of its elements.
@@ -88,6 +97,7 @@ class Constants:
     hits: the share of the L2 cache that rows which are read again find their bytes in.
     single: bytes a nanosecond that one multiprocessor reads and writes at most.
     together: how much of the memory's time a thread block waits for, if it is alone.
+    overlap: thread blocks beside each other shorten the waits by their number to this power.
     tail: the share of a thread block's time that the last wave lasts longer.
     blend: how sharply the longest of the times wins: they are joined as a norm of this order.
     """
@@ -105,6 +115,7 @@ class Constants:
     spacing: float
     spacing_clustered: float
     elements: float
+    code: float
     moved: float
     access: float
     thread: float
@@ -117,17 +128,18 @@ class Constants:
     hits: float
     single: float
     together: float
+    overlap: float
     tail: float
     blend: float
 
 
 # `python -m benchmarks.general.fit` prints these, of an H200.
 CONSTANTS = Constants(
-    launch=178, memory=212, cache=649, start=102, clustered=110, warp=61.7, block=67,
-    cluster=1030, iteration=64.2, latency=1.83, spacing=151, spacing_clustered=71.6,
-    elements=1.03, moved=0.382, access=0.742, thread=84.1, exchange=61, spilled=2.35,
-    lines_read=1.5, lines_written=4.34, lines_shared=1.87, columns=0.133, hits=0.714,
-    single=83.2, together=1.22, tail=1.38, blend=3.72,
+    launch=315, memory=138, cache=242, start=151, clustered=159, warp=49.2, block=121,
+    cluster=636, iteration=15.7, latency=1.39, spacing=151, spacing_clustered=45, elements=1.06,
+    code=0.0358, moved=2.2, access=3.87, thread=38.4, exchange=51, spilled=2, lines_read=1.93,
+    lines_written=2.05, lines_shared=1.23, columns=0.177, hits=0.539, single=75.8, together=0.839,
+    overlap=0.577, tail=0.774, blend=6.97,
 )  # fmt: skip
 
 
@@ -143,6 +155,7 @@ class Features(NamedTuple):
     moved: elements that threads load or store, padding included, of all rows and columns.
     accesses: loads and stores of vectors of them.
     computed: instructions for elements. special: those of them for MUFU.
+    code: doublings of the kernel's code beyond FAST_CODE.
     threads, blocks: how many there are.
     lacking: registers that each thread lacks.
     read, written, shared: lines that are read, written, and moved to or from shared memory.
@@ -162,6 +175,7 @@ class Features(NamedTuple):
     accesses: float
     computed: float
     special: float
+    code: float
     threads: float
     blocks: float
     lacking: float
@@ -205,11 +219,14 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
         shared = elements * work.row_bytes / LINE * (1 + loops)
     pieces = 1
     if place.shifted:  # two accesses read a vector, and stores go through shared memory
-        computed, pieces = computed + sweeps.shifting, 2
-        written_bytes = sum(o.dtype.itemsize for o in work.writes)
-        shared += elements * written_bytes / LINE * pieces
+        computed += sweeps.shifting
+        if rows_home is Home.REGISTERS:
+            computed += SHIFTED_LOAD * len(work.rows)
+        shared += elements * sum([o.dtype.itemsize for o in work.writes]) / LINE * 2
         if place.loader == "shared":
             shared += elements * work.row_bytes / LINE * loops
+        else:
+            pieces = 2
     return Features(
         bytes=rows * (read + written),
         again=rows * plan.bytes_read_again(),
@@ -219,6 +236,7 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
         accesses=moved / num.vec_size,
         computed=elements * computed,
         special=elements * special,
+        code=max(0.0, log2(_code(plan) / FAST_CODE)),
         threads=blocks * place.num_threads,
         blocks=blocks,
         lacking=lacking,
@@ -255,32 +273,65 @@ def _waits(plan: Plan) -> tuple[int, int, int]:
     place, loops, rows_home = plan.placement, plan.sweeps.loops, plan.rows_home
     if rows_home is Home.REGISTERS:
         return 0, 1, int(place.columns == "late" and bool(plan.work.columns))
-    trips = plan.turns * ceil(plan.chunks / max(place.unroll, place.prefetch, 1))
+    together = max(place.unroll, place.prefetch)  # chunks that are waited for together
+    if place.prefetch and plan.is_unrolled and rows_home is Home.REREAD:
+        together = place.prefetch
+    trips = plan.turns * ceil(plan.chunks / together)
     iterations = len(loops) * plan.turns * ceil(plan.chunks / place.unroll)
     if rows_home is Home.SHARED:
         return iterations, 1, trips * sum([bool(loop.columns) for loop in loops])
     return iterations, trips, trips * max(0, len(loops) - 1)  # no loop: nothing of a row is read
 
 
+def _code(plan: Plan) -> float:
+    """About how many instructions the kernel has, as they are written out."""
+    loads, stores = plan.sweeps.moved
+    each = plan.sweeps.costs[0] + LOAD_CODE * loads + STORE_CODE * stores
+    if not plan.numerics.in_loops:
+        return (each + LOAD_CODE * len(plan.work.rows)) * plan.elements_per_thread
+    shares = plan.turns if plan.is_unrolled else 1
+    return max(1.0, each * plan.numerics.vec_size * plan.placement.unroll * shares)
+
+
 def _registers(plan: Plan) -> float:
     """About how many registers a thread would use if it could have any number."""
-    num, place, work = plan.numerics, plan.placement, plan.work
-    if num.in_loops:
-        loaded = sum([i.dtype.itemsize for i in work.rows + work.columns]) / 4
-        needed = FIXED_REGISTERS + num.vec_size * (
-            LOOP_SHARE * place.unroll * work.loops.words + place.prefetch * loaded
-        )
-        needed = max(LEAST_LOOP_REGISTERS, needed)
-        if not place.blocks:
-            return min(needed, LOOP_REGISTERS[plan.rows_home])
-        return min(needed, _allowed(plan, place.blocks)) if place.blocks > 1 else needed
-    held, is_late = plan.sweeps, place.columns == "late"
+    place, sweeps = plan.placement, plan.sweeps
+    if not plan.numerics.in_loops:
+        needed = _held_registers(plan)
+        spared = _allowed(plan, place.blocks) if place.blocks else MAX_REGISTERS
+        return min(needed, spared) if needed <= SQUEEZED * spared else needed
+    vec, words, ahead = plan.numerics.vec_size, sweeps.words, max(1, place.prefetch)
+    of_columns = plan.work.column_bytes / 4
+    loaded = plan.work.row_bytes / 4 + of_columns
+    at_once = words * min(MOST_AT_ONCE, place.unroll)
+    if plan.rows_home is Home.REREAD:
+        if plan.is_unrolled:
+            fixed, of_word, of_ahead = UNROLLED_REREAD
+            needed = fixed + vec * (of_word * words + of_ahead * loaded * ahead)
+        else:
+            fixed, of_chunk, of_word, of_ahead = LOOPED_REREAD
+            needed = of_chunk * at_once + of_word * words + of_ahead * loaded * ahead
+            needed = fixed + vec * needed
+    elif plan.is_unrolled:
+        fixed, of_word, of_ahead = UNROLLED_SHARED
+        needed = fixed + vec * (of_word * words + of_ahead * loaded * place.prefetch)
+    else:
+        fixed, of_chunk, of_ahead = LOOPED_SHARED
+        needed = fixed + vec * (of_chunk * at_once + of_ahead * of_columns * ahead)
+    return min(needed, _allowed(plan, place.blocks)) if place.blocks > 1 else needed
+
+
+def _held_registers(plan: Plan) -> float:
+    """Those of a thread that holds its elements of a row."""
+    work, sweeps, is_late = plan.work, plan.sweeps, plan.placement.columns == "late"
+    fixed, of_loaded, of_held, of_instruction, of_column, of_result = HELD
+    least = min(1.0, 1 / plan.numerics.vec_size)  # two elements of 16 bits take one register
     loaded = work.rows if is_late else work.rows + work.columns
-    least = min(1.0, 1 / num.vec_size)  # two neighbouring elements of 16 bits take one register
     words = sum([max(i.dtype.itemsize / 4, least) for i in loaded])
-    live = max(words, work.held_words(held, is_late))
-    overlapped = LEAST_OVERLAPPED + OVERLAPPED * held.costs[0]
-    return FIXED_REGISTERS + plan.elements_per_thread * (live + min(MOST_OVERLAPPED, overlapped))
+    each = of_loaded * words + of_held * work.held_words(sweeps, is_late)
+    each += of_instruction * min(MOST_COUNTED, sweeps.costs[0])
+    each += of_column * len(work.columns) + of_result * len(work.writes)
+    return fixed + plan.elements_per_thread * each
 
 
 def _allowed(plan: Plan, blocks: int) -> int:
@@ -338,32 +389,35 @@ class Cost:
         return f"{self.time / 1e3:.1f} µs, bound by {', '.join(shares[:4])}"
 
 
-def estimate(f, rates: Rates, c):
+def estimate(f, rates: Rates, c, larger=max, smaller=min):
     """The parts of a Cost, in its order, of features and constants.
 
     Both may be of numbers, or of tensors whose elements are plans: so they are fitted.
+    larger, smaller: what gives the larger and the smaller of two.
     """
-    missed = _larger(1 - c.hits * rates.cache_bytes / _larger(f.in_flight, 1.0), 0.0)
-    memory = (f.bytes + f.again * missed) / _smaller(rates.memory, f.busy * c.single)
+    missed = larger(1 - c.hits * rates.cache_bytes / larger(f.in_flight, 1.0), 0.0)
+    memory = (f.bytes + f.again * missed) / smaller(rates.memory, f.busy * c.single)
     cache = (f.bytes + f.again + f.columns * c.columns) / rates.cache
     cycles = f.busy * rates.clock  # of all multiprocessors, a nanosecond
     exchanges = f.warp + f.block + f.cluster
     of_thread = c.thread + c.exchange * exchanges + c.spilled * f.lacking
     issued = c.elements * f.computed + c.moved * f.moved + c.access * f.accesses
     issued = issued + f.threads * of_thread
-    issue = issued / (cycles * 4 * WARP)
+    issue = issued / (cycles * 4 * WARP) * (1 + c.code * f.code)
     special = f.special / (cycles * 16)
     accesses = c.lines_read * f.read + c.lines_written * f.written
     accesses = (accesses + c.lines_shared * f.shared) / cycles
     blocks = f.blocks / f.busy * (c.spacing + c.spacing_clustered * f.doublings)
-    block = c.start + c.clustered * _smaller(f.doublings, 1.0) + c.iteration * f.iterations
+    block = c.start + c.clustered * smaller(f.doublings, 1.0) + c.iteration * f.iterations
     block = block + c.memory * f.memory_waits + c.cache * f.cache_waits
     block = block + c.warp * f.warp + c.block * f.block + c.cluster * f.cluster
-    block = block + c.latency * issued / f.threads / rates.clock
-    beside = _larger(_smaller(f.resident, f.blocks / f.busy), 1.0)
+    # A thread block alone computes as fast as one thread can, or as all of them are issued.
+    alone = larger(c.latency * issued / f.threads, issued / f.blocks / (4 * WARP))
+    block = block + alone / rates.clock
+    beside = larger(smaller(f.resident, f.blocks / f.busy), 1.0) ** c.overlap
     waits = (c.together * memory + f.blocks / f.busy * block) / beside
     waves = f.blocks / (rates.multiprocessors * f.resident)
-    around = c.launch + c.tail * block * _smaller(waves, 1.0)
+    around = c.launch + c.tail * block * smaller(waves, 1.0)
     parts = (memory, cache, issue, special, accesses, blocks, waits)
     together = sum([part**c.blend for part in parts]) ** (1 / c.blend)
     return (*parts, around, together + around)
@@ -372,11 +426,3 @@ def estimate(f, rates: Rates, c):
 def cost(plan: Plan, rows: int, rates: Rates = H200, constants: Constants = CONSTANTS) -> Cost:
     """What a plan costs for so many rows."""
     return Cost(*estimate(features(plan, rows, rates), rates, constants))
-
-
-def _smaller(a, b):
-    return (a + b - abs(a - b)) / 2
-
-
-def _larger(a, b):
-    return (a + b + abs(a - b)) / 2

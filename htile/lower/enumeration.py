@@ -19,6 +19,9 @@ from .reductions import MOMENTS, VERY_LONG_N
 from .steps import Home
 from .work import Sweeps, Work
 
+WARP = 32  # threads
+BLOCKS = (64, 128, 256, 512, 1024)  # threads of a CTA whose rows have 2**k threads each
+PADDING_SAVED = 0.04  # of a row
 ACCESS_BYTES = 16  # The widest load or store moves this many bytes.
 MIN_CLUSTER_N = 8192  # Rows of fewer elements are not worth a cluster, or reading them again.
 # Vectors end where a row ends, if such vectors have WHOLE_BYTES or more, in the mean of all rows.
@@ -160,14 +163,35 @@ class _Enumeration:
         columns = ("early", "late") if work.columns else ("early",)
         kinds = (work.held, work.held_joint) if work.has_pair else (work.held,)
         for cluster in self.clusters:
-            threads = 1 if cluster == 1 else 128
-            while threads <= self.arch.max_threads:
+            for threads in self._threads(cluster, 1 if cluster == 1 else 128):
                 for sweeps, when in product(kinds if cluster > 1 else kinds[:1], columns):
                     numerics = Numerics(self.vec, threads, cluster, joint=sweeps.joint)
                     yield from self._held_plans(numerics, sweeps, when)
-                if numerics.step >= self.n:
-                    break
-                threads *= 2
+
+    def _threads(self, cluster: int, least: int) -> list[int]:
+        """How many threads may work on a share of a row: powers of two from `least` on.
+
+        Between two of them lies the multiple of 32 that pads rows the least, if it pads them less
+        than both by `PADDING_SAVED`.
+        """
+        vectors = -(-self.n // (self.vec * cluster))
+
+        def padded(threads: int) -> int:
+            return -(-vectors // threads) * threads
+
+        found, threads = [], least
+        while threads <= self.arch.max_threads:
+            found.append(threads)
+            if threads >= vectors:
+                break
+            both = min(padded(threads), padded(2 * threads))
+            between = range(threads + WARP, min(2 * threads, self.arch.max_threads), WARP)
+            if threads > WARP and between:
+                best = min(between, key=padded)
+                if padded(best) <= both - PADDING_SAVED * vectors:
+                    found.append(best)
+            threads *= 2
+        return found
 
     def _held_plans(self, numerics: Numerics, sweeps: Sweeps, columns: str) -> Iterator[Plan]:
         elements = numerics.chunks(self.n) * self.vec
@@ -177,9 +201,10 @@ class _Enumeration:
             return
         registers = min(registers, MAX_REGISTERS)  # the rest is spilled
         share = numerics.share_bytes(self.work)
-        for threads in (64, 128, 256, 512, 1024):
-            rows = threads // numerics.threads_per_row
-            if threads < max(numerics.threads_per_row, 32) or (rows > 32 and threads > 128):
+        of_row = numerics.threads_per_row
+        for threads in BLOCKS if of_row & (of_row - 1) == 0 else (of_row, 2 * of_row):
+            rows = threads // of_row
+            if threads < of_row or threads > BLOCKS[-1] or (rows > 32 and threads > 128):
                 continue
             if registers * threads > self.arch.registers or (numerics.cluster_n > 1 < rows):
                 continue
@@ -217,7 +242,8 @@ class _Enumeration:
         """
         sweeps, loops = self.work.loops, self.work.loops.loops
         has_moments = any(part.kind is MOMENTS for loop in loops for part in loop.parts)
-        for cluster, threads in product(self.clusters, (128, 256, 512, 1024)):
+        pairs = ((c, threads) for c in self.clusters for threads in self._threads(c, 128))
+        for cluster, threads in pairs:
             numerics = Numerics(self.vec, threads, cluster, Form.LOOPS, sweeps.joint)
             if 2 * numerics.step > self.n:
                 continue

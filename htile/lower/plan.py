@@ -170,14 +170,14 @@ class Plan:
     def graph(self) -> Graph:
         return self.work.graph
 
-    @property
+    @cached_property
     def sweeps(self) -> Sweeps:
         """What a thread does between exchanges."""
         if self.numerics.in_loops:
             return self.work.loops
         return self.work.held_joint if self.numerics.joint else self.work.held
 
-    @property
+    @cached_property
     def rows_home(self) -> Home:
         """Where a row lives between its sweeps."""
         if not self.numerics.in_loops:

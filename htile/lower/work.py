@@ -125,8 +125,14 @@ class Sweeps:
         return sum([count for count, _ in found]), sum([special for _, special in found])
 
     @cached_property
+    def moved(self) -> tuple[int, int]:
+        """How many rows and columns are loaded, without rows that are held; how many are stored."""
+        loads = sum(len(s.rows) + len(s.columns) for s in self.all)
+        return loads, sum(len(s.stores) for s in self.all)
+
+    @cached_property
     def shifting(self) -> float:
-        """Instructions more for each element, if rows are shifted."""
+        """Instructions more for each element, if rows are shifted; without rows that are held."""
         return sum(SHIFTED_LOAD * len(s.rows) + SHIFTED_STORE * len(s.stores) for s in self.all)
 
 
@@ -136,7 +142,7 @@ class Work:
     loaded: the inputs in memory that are read, rows first: they are in flight while others load.
     rows, columns: those of them that are rows, and vectors that all rows share.
     writes: the results that are whole rows.
-    row_bytes: bytes of one element of all row inputs.
+    row_bytes, column_bytes: bytes of one element of all row inputs, and of all columns.
     is_wide: whether elements of the rows, in or out, have more than 16 bits.
     stages: how many rounds of reductions depend on each other.
     has_pair: whether a maximum and the sum of exponentials below it can be one exchange.
@@ -151,6 +157,7 @@ class Work:
         self.columns = tuple(i for i in self.loaded if i.role is Role.COLUMN)
         self.writes = tuple(output for output in graph.outputs if output.is_row)
         self.row_bytes = sum(i.dtype.itemsize for i in self.of(Role.ROW))
+        self.column_bytes = sum(i.dtype.itemsize for i in self.columns)
         self.is_wide = any(a.dtype.itemsize > 2 for a in (*self.of(Role.ROW), *self.writes))
         self._seen_in_16_bits = seen_in_16_bits(graph)
         self._held_words: dict[tuple, float] = {}

@@ -13,7 +13,7 @@ from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer, GlobalTo
 from htile.utils import make_fake_tensor
 
 config = ElementwiseTileConfig(
-    BFloat16, N=1003, num_threads=128, threads_per_row=64, cluster_n=1, stage=1, shifted=True
+    BFloat16, N=1003, num_threads=128, threads_per_row=128, cluster_n=1, stage=1, shifted=True
 )
 
 
@@ -34,9 +34,11 @@ def rmsnorm_kernel(
     loader = GlobalToRegLoader(ctx)
     tXrX = loader.start(mX)
     tXrResidual = loader.start(mResidual)
+    tXrWeight = ctx.load_column(mWeight)
     loader.finish()
     x = math.convert(tXrX.load(), Float32)
     residual = math.convert(tXrResidual.load(), Float32)
+    weight = math.convert(tXrWeight.load(), Float32)
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # stage 1: sum
@@ -45,7 +47,6 @@ def rmsnorm_kernel(
     sum0 = ctx.row_reduce(mul0, cute.ReductionOp.ADD, slot=0)  # rmsnorm.py:13
 
     # output
-    weight = math.convert(ctx.load_column(mWeight).load(), Float32)
     div0 = math.div_number(sum0, 1003.0)  # rmsnorm.py:13
     add1 = div0 + eps  # rmsnorm.py:13
     rsqrt0 = math.rsqrt(add1)  # rmsnorm.py:13

@@ -258,8 +258,8 @@ def jobs(arch):
     """The default plan of every case, aligned and not; and every kind of plan, forced."""
     for name, n, dtype in CASES:
         f, arguments = EXAMPLES[name]
-        args = arguments(3, n, dtype, "meta")
-        yield job(f, args, arch)
+        for m in BATCHES:
+            yield job(f, arguments(m, n, dtype, "meta"), arch)
     for (f, arguments), n, dtype in itertools.product(MOVED.values(), FORCED, DTYPES):
         args = arguments(5, n, dtype, "meta")
         for elements in (0, *OFFSETS):

@@ -23,7 +23,7 @@ from .matrix import (
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiles_nothing")]
 
-BIT_DTYPES, BIT_ROWS = (BF16, F32), 5000
+BIT_DTYPES, BIT_ROWS, MOVED_ROWS = (BF16, F32), 5000, 64
 BIT_SIZES = (127, 1000, 4096, 8191, 20001, 65536)
 OFFSETS = (2, 4, 8, 16)  # bytes
 
@@ -38,7 +38,7 @@ def jobs(arch):
         for dtype in BIT_DTYPES:
             for n in BIT_SIZES:
                 yield job(f, arguments(BIT_ROWS, n, dtype, "meta"), arch)
-                args = arguments(7, n, dtype, "meta")
+                args = arguments(MOVED_ROWS, n, dtype, "meta")
                 yield job(f, args, arch)
                 for moved in misaligned(args, dtype):
                     yield job(f, moved, arch)
@@ -96,7 +96,7 @@ def test_bits_depend_on_the_row_alone(device, name, dtype, n):
 def test_bits_do_not_depend_on_alignment(device, name, dtype, n):
     f, arguments = EXAMPLES[name]
     seed(name, dtype, n)
-    args = arguments(64, n, dtype, device)
+    args = arguments(MOVED_ROWS, n, dtype, device)
     expected = run(f, *args)
     assert_close(f, expected, *args)
     for moved in misaligned(args, dtype):

@@ -51,7 +51,7 @@ IN_PLACE = {
     "exchanged": (exchanged, pair, (1, 0)),
     "not exchanged": (exchanged, pair, (0, 1)),
 }
-SIZES = (1000, 4096, 32768)
+SIZES, ROWS = (1000, 4096, 32768), 133
 DTYPES = (BF16, F32)
 
 
@@ -81,7 +81,7 @@ def jobs(arch):
     for function, arguments, replaced in IN_PLACE.values():
         for n in SIZES:
             for dtype in DTYPES:
-                args = arguments(3, n, dtype, "cpu")
+                args = arguments(ROWS, n, dtype, "cpu")
                 for forced in kinds(function, args, arch).values():
                     yield compile_in_place(forced, args, (), arch)
                     yield compile_in_place(forced, args, replaced, arch)
@@ -93,7 +93,7 @@ def jobs(arch):
 def test_in_place_is_bit_for_bit_what_it_is_elsewhere(compiles_nothing, arch, name, n, dtype):
     function, arguments, replaced = IN_PLACE[name]
     seed(name, n, dtype)
-    args = arguments(133, n, dtype, "cuda")
+    args = arguments(ROWS, n, dtype, "cuda")
     reached = Counter()
     for kind, forced in kinds(function, args, arch).items():
         expected = run(forced, *args)

@@ -15,12 +15,13 @@ from htile.frontend.graph import Builder, Output, Role
 from htile.frontend.ops import INFER, REDUCTIONS, Op, Value, Varies
 from htile.frontend.reference import EVALUATE
 from htile.lower import plans_for
-from htile.lower.choice import LITTLE, choose, closest_first
+from htile.lower.choice import FEW_ROWS, choose
 from htile.lower.cost import cost
 from htile.lower.emit import emit
 from htile.lower.enumeration import UNROLLED_CHUNKS, enumerate_plans, vector_size
 from htile.lower.expressions import EMIT
-from htile.lower.plan import ROWS, Form, Numerics, Target
+from htile.lower.plan import ROWS, Form, Numerics, Target, rows_like
+from htile.lower.preference import closest_first
 from htile.lower.reductions import OF_OP, VERY_LONG_N
 from htile.lower.steps import ChunkLoop, Load
 from tests.lower.cases import ARCH, BF16, EXAMPLES, F32, example_kernel, kernel_of
@@ -88,8 +89,9 @@ CLUSTERS = {arch: arch.startswith(("sm_90", "sm_10")) for arch in ARCH}
 def check_plan(plan, arch):
     num, place, n = plan.numerics, plan.placement, plan.graph.n
     assert n % num.vec_size == 0 or place.shifted, "only shifted rows end inside a vector"
-    assert power_of_two(num.vec_size) and power_of_two(num.threads_per_row)
-    assert power_of_two(place.num_threads)
+    assert power_of_two(num.vec_size)
+    assert power_of_two(num.threads_per_row) or num.threads_per_row % 32 == 0
+    assert place.num_threads % 32 == 0
     assert num.cluster_n in (1, 2, 4, 8, 16) and (num.cluster_n == 1 or CLUSTERS[arch])
     assert num.cluster_n == 1 or plan.rows_per_block == 1, "one row a cluster"
     assert num.cluster_n % place.shares == 0
@@ -140,14 +142,15 @@ def test_numerics_hang_on_n_and_dtypes_alone(name, dtype):
             assert len(found) == 1, f"N = {n}, {arch}: {found}"
 
 
-@pytest.mark.parametrize("m", [1, 2, 7, 4096, 1 << 20])
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_nothing_hangs_on_the_batch(name, m):
+def test_numerics_hang_on_no_batch_and_placements_on_its_class_alone(name):
     function, arguments = EXAMPLES[name]
-    inspected = function.inspect(*arguments(m, 1000, BF16, "meta"))
-    expected = example_kernel(name, 1000)
-    assert inspected.source == expected.source
-    assert str(inspected.plan) == str(expected.plan)
+    of_class = {}
+    for m in (1, 2, 63, 64, 255, 256, 1023, 1024, 4096, 1 << 20):
+        found = function.inspect(*arguments(m, 1000, BF16, "meta"))
+        of_class.setdefault(rows_like(m), set()).add((found.source, str(found.plan)))
+        assert found.plan.numerics == example_kernel(name, 1000).plan.numerics
+    assert [len(kernels) for kernels in of_class.values()] == [1] * len(ROWS)
 
 
 SOFTMAX, MOMENTS = ("softmax",), ("moments",)
@@ -162,10 +165,10 @@ NUMERICS = {
     ("softmax", 4096, BF16): (8, 256),
     ("softmax", 4096, F32): (4, 512),
     ("softmax", 8191, BF16): (8, 256),
-    ("softmax", 16384, BF16): (8, 256, 4, Form.HELD, SOFTMAX),
+    ("softmax", 16384, BF16): (8, 128, 8, Form.LOOPS, SOFTMAX),
     ("log_softmax", 16384, BF16): (8, 256, 4, Form.LOOPS, SOFTMAX),
-    ("norm_softmax", 16384, BF16): (8, 256),
-    ("norm_softmax", 32768, BF16): (8, 256, 2, Form.LOOPS, MOMENTS + SOFTMAX),
+    ("norm_softmax", 16384, BF16): (8, 128, 8, Form.LOOPS, MOMENTS + SOFTMAX),
+    ("norm_softmax", 32768, BF16): (8, 128, 8, Form.LOOPS, MOMENTS + SOFTMAX),
     ("norm_softmax", 131072, BF16): (8, 256, 8, Form.LOOPS, SOFTMAX),
     ("layernorm", 16384, BF16): (8, 256, 4, Form.LOOPS, MOMENTS),
     ("rmsnorm", 32768, BF16): (8, 256, 8, Form.LOOPS),
@@ -175,8 +178,8 @@ NUMERICS = {
     ("softmax", 1 << 20, BF16): (8, 512, 8, Form.STREAMED, SOFTMAX),
     ("layernorm", 1 << 22, BF16): (8, 512, 8, Form.STREAMED, MOMENTS),
     ("rmsnorm", 16384, BF16): (8, 256, 4, Form.LOOPS),
-    ("softmax", 32768, BF16): (8, 256, 4, Form.HELD, SOFTMAX),
-    ("softmax", 65536, BF16): (8, 256, 8, Form.HELD, SOFTMAX),
+    ("softmax", 32768, BF16): (8, 128, 16, Form.LOOPS, SOFTMAX),
+    ("softmax", 65536, BF16): (8, 128, 16, Form.LOOPS, SOFTMAX),
     ("softmax", 131072, BF16): (8, 256, 16, Form.LOOPS, SOFTMAX),
     ("softmax", 65536, F32): (4, 256, 8, Form.HELD, SOFTMAX),
     ("layernorm", 131072, BF16): (8, 256, 16, Form.LOOPS),
@@ -184,7 +187,7 @@ NUMERICS = {
     ("swiglu", 262144, BF16): (8, 512, 16, Form.LOOPS),
     ("softmax", 262144, BF16): (8, 256, 16, Form.LOOPS, SOFTMAX),
     ("rmsnorm_residual", 4096, BF16): (8, 256),
-    ("rmsnorm", 8191, BF16): (8, 512),
+    ("rmsnorm", 8191, BF16): (8, 256),
 }
 
 
@@ -345,10 +348,15 @@ def test_a_mean_and_squares_take_two_chunks_at_once_where_those_are_whole_and_fe
 
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_rows_of_2048_elements_have_one_kernel_from_two_rows_on(name, dtype):
-    for n in (64, 100, 1024, 2048):
-        texts = {emit(choose(plans_of(graph_of(name, n, dtype), rows=rows))) for rows in ROWS}
-        assert len(texts) == 1
+def test_rows_of_preferred_numerics_have_one_kernel_up_to_2048_elements(name, dtype):
+    preferred = 0
+    for n in (64, 256, 1024, 2048):
+        graph = graph_of(name, n, dtype)
+        found = [choose(plans_of(graph, rows=rows)) for rows in ROWS]
+        if found[0].numerics == closest_first(plans_of(graph))[0].numerics:
+            assert len({emit(plan) for plan in found}) == 1
+            preferred += 1
+    assert preferred >= 2
 
 
 def test_a_row_that_is_only_read_has_two_groups_of_threads_in_few_ctas():
@@ -577,24 +585,55 @@ def wide_norm(x, w):
     return x * torch.rsqrt((x * x).mean() + 1e-6) * (1 + w)
 
 
-def test_other_numerics_are_the_default_where_they_cost_much_less():
-    """Rows of odd length wait long in loops; where registers hold them they do not."""
-    args = torch.empty(8, 11351, dtype=BF16, device="meta"), torch.empty(11351, device="meta")
-    plan = htile.rowwise(wide_norm).inspect(*args).plan
-    plans = enumerate_plans(plan.graph, plan.target)
-    usual = closest_first(plans)[0]
-    many = 1 << 16
-    saved = cost(usual, many).time / cost(plan, many).time
-    assert plan.numerics != usual.numerics and usual.numerics.in_loops and saved > 1 / LITTLE
-    nearest = next(p for p in closest_first(plans) if p.numerics == plan.numerics)
-    assert plan.properties() == nearest.properties()
+@pytest.mark.parametrize("n", [4096, 11352, 50264, 100008])
+def test_the_default_is_the_preferred_plan_or_one_that_costs_less(n):
+    """Rows whose preferred plan pads much have numbers of threads that pad them less."""
+    args = torch.empty(8, n, dtype=BF16, device="meta"), torch.empty(n, device="meta")
+    found = htile.rowwise(wide_norm).inspect(*args).plan
+    plans = enumerate_plans(found.graph, replace(found.target, rows=ROWS[-1]))
+    usual, plan = closest_first(plans)[0], choose(plans)
+    times = [[cost(p, rows).time for rows in (1 << 16, FEW_ROWS)] for p in (usual, plan)]
+    if plan != usual:
+        assert any(less < most for most, less in zip(*times, strict=True))
+    threads = plan.numerics.threads_per_row
+    own, other = (
+        padded(n, q.vec_size, q.cluster_n, q.threads_per_row)
+        for q in (plan.numerics, usual.numerics)
+    )
+    assert own <= 1.05 or own <= other, f"{threads} threads pad the row"
     for arch in ("sm_80", "sm_120a"):  # whose costs are not known
         plans = enumerate_plans(plan.graph, replace(plan.target, arch=ARCH[arch]))
         assert choose(plans) is closest_first(plans)[0]
 
 
+def padded(n, vec, cluster, threads):
+    """How often the row's vectors are worked on: its own and those that pad it."""
+    vectors = math.ceil(n / (vec * cluster))
+    return math.ceil(vectors / threads) * threads / vectors
+
+
+@pytest.mark.parametrize("n", [2056, 6152, 14008, 50264, 100008, 200008])
+def test_some_plan_pads_a_row_by_little(n):
+    """Numbers of threads that are multiples of 32 divide rows that powers of two do not."""
+    found = htile.rowwise(wide_norm).inspect(
+        torch.empty(4096, n, dtype=BF16, device="meta"), torch.empty(n, device="meta")
+    )
+    plans = enumerate_plans(found.graph, found.plan.target)
+    between = [p.numerics for p in plans if not power_of_two(p.numerics.threads_per_row)]
+    assert between
+    for num in between:
+        below = 1 << (num.threads_per_row.bit_length() - 1)
+        own, *others = (
+            padded(n, num.vec_size, num.cluster_n, t)
+            for t in (num.threads_per_row, below, 2 * below)
+        )
+        assert own < min(others)
+    every = {p.numerics for p in plans}
+    assert min(padded(n, q.vec_size, q.cluster_n, q.threads_per_row) for q in every) <= 1.06
+
+
 def test_choosing_takes_few_milliseconds():
-    """The least of some runs, for a function of 30 nodes; 6 ms where nothing else runs."""
+    """The least of some runs, for a function of 30 nodes; 7 ms where nothing else runs."""
 
     def deep(x, y):
         for _ in range(3):
@@ -611,7 +650,7 @@ def test_choosing_takes_few_milliseconds():
         return time.process_time() - start
 
     assert len(plan.graph) >= 30 and len(plans) > 20
-    assert min(took() for _ in range(20)) < 0.014
+    assert min(took() for _ in range(20)) < 0.018
 
 
 @pytest.mark.parametrize("n", [1, 7, 8192, 65536])

@@ -307,6 +307,7 @@ class Device:
                 np.stack(np.broadcast_arrays(*(dtype(v).data for v in values)), -1), shape
             ),
             Vector=Vector,
+            Numeric=Value,
             **{kind.__name__: kind for kind in SCALARS.values()},
         )
         for module in MODULES:
@@ -319,14 +320,14 @@ class Device:
         for slot, (word,) in zip(slots, words, strict=True):
             slot.filled(word)
 
-    def _exchange_pairs(self, values, reduction_buffer, mbar_ptr, phase, abreast):
+    def _exchange_pairs(self, values, reduction_buffer, mbar_ptr, phase, abreast, identity):
         """What `exchange_pairs` of the same module does."""
         slots = [[Slot(self.threads).filled(n) for n in pair] for (pair,) in values]
-        places = [exchange._peers_of_lane(low) for low, _ in slots]
-        pairs = [
-            [(low[0, peer], high[0, peer]) for peer in peers]
-            for (low, high), peers in zip(slots, places, strict=True)
-        ]
+        pairs = []
+        for pair in slots:
+            numbers = zip(pair, identity, strict=True)
+            found = [exchange.peers(slot, Float32, abreast, none) for slot, none in numbers]
+            pairs.append(list(zip(*found, strict=True)))
         return pairs, exchange.lanes_of_peers(slots[0][0])
 
     def _shuffle(self, value, lane):

@@ -35,6 +35,22 @@ def test_tables_of_16_bits(N, threads_per_row, num_threads, cluster_n):
     assert config.cluster_n == cluster_n
 
 
+def test_threads_are_whole_warps_or_divide_one():
+    for threads in (96, 160, 224, 992):
+        config = ElementwiseTileConfig(Float32, 4096, threads_per_row=threads)
+        assert config.num_threads % threads == 0 and config.warps_per_row == threads // 32
+    assert ElementwiseTileConfig(Float32, 4096, threads_per_row=96, num_threads=192).rows == 2
+    assert ElementwiseTileConfig(Float32, 64, threads_per_row=16, num_threads=96).rows == 6
+    for threads in (0, 3, 24, 48, 100):
+        with pytest.raises(ValueError, match="threads_per_row must be 1, 2, 4, 8, 16 or a mul"):
+            ElementwiseTileConfig(Float32, 4096, threads_per_row=threads, num_threads=96)
+    for threads in (0, 100, 1056):
+        with pytest.raises(ValueError, match="num_threads must be a multiple of 32, at most 1024"):
+            ElementwiseTileConfig(Float32, 4096, threads_per_row=32, num_threads=threads)
+    with pytest.raises(ValueError, match="128 threads do not work on 1 of 1 shares"):
+        ElementwiseTileConfig(Float32, 4096, threads_per_row=96, num_threads=128)
+
+
 def test_cluster_counts_bytes():
     clusters = [
         ElementwiseTileConfig(Float32, n).cluster_n for n in (8192, 8193, 16384, 65536, 65537)

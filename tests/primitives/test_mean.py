@@ -25,6 +25,7 @@ CONSTANTS = np.float32(
 )
 # (elements of a vector, threads of a share, shares); the chunks follow from the length
 SPREADS = [(8, 64, 1), (8, 256, 1), (1, 64, 1), (4, 8, 1), (8, 32, 1), (2, 128, 4), (8, 128, 16)]
+SPREADS += [(8, 96, 1), (8, 160, 2), (4, 224, 16)]  # warps that are no power of two
 LENGTHS = [1, 2, 7, 96, 100, 1000, 1003, 1024, 4096, 6144, 7168, 11008, 12289, 14336, 70001]
 
 

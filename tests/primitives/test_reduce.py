@@ -62,7 +62,10 @@ def test_dtypes(dtype, op, N):
 @pytest.mark.parametrize("arch", ARCHS)
 def test_mixed_tuple(arch):
     dtypes, ops = (Float32, Int32, Int64, Boolean, Boolean), (MAX, MIN, ADD, MAX, MIN)
-    for options in ({}, {"threads_per_row": 32}) + (({"cluster_n": 4},) if "9" in arch else ()):
+    every = [{}, {"threads_per_row": 32}, {"threads_per_row": 96}]
+    if "9" in arch:
+        every += [{"cluster_n": 4}, {"cluster_n": 16, "threads_per_row": 160}]
+    for options in every:
         compile_reduce(dtypes, ops, 4096, arch, reduction_dtype=Int64, **options)
         compile_reduce(dtypes, ops, 4000, arch, reduction_dtype=Int64, scalar=True, **options)
 
