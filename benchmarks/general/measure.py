@@ -3,9 +3,10 @@
     python -m benchmarks.general.measure times.jsonl --seconds 300
 
 The cells are the known kernels, and the functions of the fitting half, at lengths of the fitting
-half. Functions have powers of two too. A cell's plans are the default, those with the least
-expected times, and some at random. `benchmarks.general.fit` takes the file. With several GPUs, each
-may measure a part: `--part 0 2` is the first of two.
+half. Functions have powers of two too. `--odd` takes odd lengths of 16-bit rows, which are shifted.
+A cell's plans are the default, those with the least expected times, and some at random.
+`benchmarks.general.fit` takes the file. With several GPUs, each may measure a part: `--part 0 2` is
+the first of two.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ ROUNDS = 9
 # Lengths that divide over threads well. Those of models and the drawn ones come from `population`.
 MULTIPLES = tuple(k << shift for shift in range(5, 16) for k in (3, 5, 7, 9, 11))
 POWERS = tuple(1 << k for k in range(6, 19))
+ODD = (8, 17)  # logarithms to base 2 of the shortest odd length and of the longest
 
 
 def cells() -> list[Cell]:
@@ -57,6 +59,27 @@ def cells() -> list[Cell]:
             found += [_cell(name, n, turn == 1, rng) for turn, n in enumerate(lengths)]
     rng.shuffle(found)
     return list(dict.fromkeys(found))
+
+
+def odd_cells() -> list[Cell]:
+    """Many rows of odd lengths, in an order of which any beginning is a fair sample."""
+    rng = random.Random("measured plans of odd lengths")
+    found = []
+    for name in EVERY:
+        if name in KERNELS or half(name) == FITTING:
+            for _ in range(10 if name in KERNELS else 2):
+                n = _odd(rng)
+                found.append(Cell(name, "bf16", rows_of(n, "bf16"), n))
+    rng.shuffle(found)
+    return found
+
+
+def _odd(rng: random.Random) -> int:
+    """An odd length of the fitting half, drawn log-uniformly."""
+    while True:
+        n = round(2 ** rng.uniform(*ODD)) | 1
+        if half(n) == FITTING:
+            return n
 
 
 def _cell(name: str, n: int, is_few: bool, rng: random.Random) -> Cell:
@@ -96,11 +119,13 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.general.measure")
     parser.add_argument("file", type=Path)
     parser.add_argument("--part", type=int, nargs=2, default=(0, 1), metavar=("K", "OF"))
+    parser.add_argument("--odd", action="store_true", help="cells of odd lengths only")
     parser.add_argument("--seconds", type=float, default=300, help="begin no cell after so many")
     options = parser.parse_args(arguments)
     began = time.monotonic()
     first, step = options.part
-    todo = {c: plans(c) for c in cells()[first::step]}
+    found = odd_cells() if options.odd else cells()
+    todo = {c: plans(c) for c in found[first::step]}
     requests = dict.fromkeys(request(one) for lowered in todo.values() for one in lowered)
     build(*next(iter(requests)))  # imports CuTe-DSL, which the processes then have
     workers = max(1, os.cpu_count() // step - 1)
@@ -113,13 +138,13 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
             try:
                 for one in lowered:
                     under_way[request(one)].result()
-                found = measure(c, lowered)
+                times = measure(c, lowered)
             except (*failures(), torch.cuda.OutOfMemoryError) as error:
                 say(f"{c}: {reason(error)}")
                 continue
-            file.write(json.dumps(found) + "\n")
+            file.write(json.dumps(times) + "\n")
             file.flush()
-            say(f"{c}: default {found['plans'][0]['us']}, {len(lowered)} plans")
+            say(f"{c}: default {times['plans'][0]['us']}, {len(lowered)} plans")
             torch.cuda.empty_cache()
     pool.shutdown(cancel_futures=True)
 

@@ -1,11 +1,10 @@
-"""Which of a graph's plans is the default: the one that the cost model expects to be the fastest.
+"""Which of a graph's plans is the default.
 
-The numerics have to serve every number of rows and every alignment. So they are those that take the
-least time for many aligned rows and for few, in the geometric mean of both. Of the placements that
-these numerics have, the one is taken that takes the least time for as many rows as there are.
-
-The cost model has errors. Where the numerics that were measured to be fast (`preference`) are
-expected to take about as long as the best, they are taken, with the placement that was measured.
+Its numerics are those that the cost model expects to take the least time. They have to serve every
+number of rows and every alignment. So they are judged by many aligned rows and by few, in the
+geometric mean of both. The model has errors: where the numerics that were measured to be fast
+(`preference`) are expected to take about as long, they are taken. The placement is the one that
+`preference` prefers of those that these numerics have.
 """
 
 from __future__ import annotations
@@ -22,71 +21,61 @@ MANY_WEIGHT = 0.7  # of the logarithm of the time of many rows; that of few rows
 FEW_ROWS = 16
 MANY_BYTES = 256 << 20  # of all rows, where they are many
 # Numerics that take more than SLOW times as long as others for many rows are not asked how long
-# they take for few.
+# they take for few, unless they are the preferred ones.
 SLOW = 1.25
-# Preferred numerics are taken if they are expected to take at most ABOUT times as long as the best.
-ABOUT = 1.1
-PADDED = 0.04  # Rows that are padded by more than this share of them have no preferred plan.
+# Preferred numerics are taken if they are expected to take at most ABOUT times as long as the best,
+# and if they pad rows by at most PADDED, a share of the row. Rows that are shifted or padded by
+# more were not measured.
+ABOUT, PADDED = 1.25, 0.04
 
 
 def choose(plans: list[Plan]) -> Plan:
     """The default among plans of one graph and target."""
     ordered = closest_first(plans)
-    if not _has_cost(ordered[0]):
-        return ordered[0]
     numerics = _choose_numerics(ordered)
-    if numerics == ordered[0].numerics and _has_preference(ordered[0]):
-        return ordered[0]
-    rows = _typical_rows(ordered[0])
-    placed = [plan for plan in ordered if plan.numerics == numerics]
-    return min(placed, key=lambda plan: cost(plan, rows).time)
+    return next(plan for plan in ordered if plan.numerics == numerics)
 
 
 def _choose_numerics(ordered: list[Plan]) -> Numerics:
-    """The numerics for any number of rows, of those that these plans have.
+    """The numerics for any number of rows, of those that these plans have, the preferred first.
 
-    The first plan has the preferred ones. All are judged by the plans that many aligned rows have.
+    They are the same for every number of rows and every alignment, because they are judged by the
+    plans that many aligned rows have.
     """
-    usual, target = ordered[0].numerics, ordered[0].target
-    known = {plan.numerics for plan in ordered}
-    if len(known) == 1:
-        return usual
+    target = ordered[0].target
+    # The costs of other GPUs are not known, nor those of very long rows.
+    if target.arch.max_cluster == 1 or target.n > VERY_LONG_N:
+        return ordered[0].numerics
     many_aligned = replace(target, align=16, lead=1, broadcast=(), aliases=(), rows=ROWS[-1])
     if target != many_aligned:
+        known = {plan.numerics for plan in ordered}
         every = plans_of_work(ordered[0].work, many_aligned)
-        ordered = [plan for plan in every if plan.numerics in known]
+        ordered = closest_first([plan for plan in every if plan.numerics in known])
     placed: dict[Numerics, list[Plan]] = {}
     for plan in ordered:
         placed.setdefault(plan.numerics, []).append(plan)
-    rows = _typical_rows(ordered[0])
-    many = {one: min([cost(p, rows).time for p in plans]) for one, plans in placed.items()}
+    usual, rows = ordered[0].numerics, _many(ordered[0])
+    many = {numerics: cost(plans[0], rows).time for numerics, plans in placed.items()}
     longest = SLOW * min(many.values())
+    asked = [numerics for numerics, time in many.items() if time <= longest or numerics == usual]
 
     def mean(numerics: Numerics) -> float:
+        # Few rows have placements of their own, of which one is about as fast as the best of these.
         few = min([cost(plan, FEW_ROWS).time for plan in placed[numerics]])
         return many[numerics] ** MANY_WEIGHT * few ** (1 - MANY_WEIGHT)
 
-    means = {one: mean(one) for one, time in many.items() if time <= longest}
+    means = {numerics: mean(numerics) for numerics in asked}
     best = min(means, key=means.__getitem__)
-    if usual not in means or not _has_preference(placed[usual][0]):
-        return best
-    return usual if means[usual] <= ABOUT * means[best] else best
+    is_about_as_fast = means[usual] <= ABOUT * means[best]
+    return usual if is_about_as_fast and _was_measured(placed[usual][0]) else best
 
 
-def _has_cost(plan: Plan) -> bool:
-    """Whether the cost of a plan is known: not for other GPUs, and not for very long rows."""
-    return plan.target.arch.max_cluster > 1 and plan.graph.n <= VERY_LONG_N
-
-
-def _has_preference(plan: Plan) -> bool:
-    """Whether `preference` has measured its kind: rows that are not shifted, and hardly padded."""
+def _was_measured(plan: Plan) -> bool:
+    """Whether `preference` was measured on such rows."""
     padded = plan.numerics.step * plan.chunks
     return not plan.placement.shifted and padded <= (1 + PADDED) * plan.graph.n
 
 
-def _typical_rows(plan: Plan) -> int:
-    """A number of rows of the kind that a plan is for; many keep the memory busy for a while."""
-    least = plan.target.rows
-    if least < ROWS[-1]:
-        return 2 * least if least > 1 else FEW_ROWS
-    return max(least, MANY_BYTES // (plan.graph.n * max(1, plan.work.row_bytes)))
+def _many(plan: Plan) -> int:
+    """How many rows fill a GPU, and keep its memory busy for a while."""
+    return max(ROWS[-1], MANY_BYTES // (plan.graph.n * max(1, plan.work.row_bytes)))

@@ -14,7 +14,7 @@ from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer, GlobalTo
 from htile.utils import make_fake_tensor
 
 config = ElementwiseTileConfig(
-    BFloat16, N=1003, num_threads=64, threads_per_row=32, cluster_n=1, stage=2, shifted=True
+    BFloat16, N=1003, num_threads=128, threads_per_row=32, cluster_n=1, stage=2, shifted=True
 )
 blocks = 0  # of an SM, as the compiler likes
 
@@ -34,12 +34,8 @@ def layernorm_kernel(
 
     loader = GlobalToRegLoader(ctx)
     tXrX = loader.start(mX)
-    tXrWeight = ctx.load_column(mWeight)
-    tXrBias = ctx.load_column(mBias)
     loader.finish()
     x = math.convert(tXrX.load(), Float32)
-    weight = math.convert(tXrWeight.load(), Float32)
-    bias = math.convert(tXrBias.load(), Float32)
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # stage 1: mean
@@ -51,6 +47,8 @@ def layernorm_kernel(
     sum0 = ctx.row_reduce(mul0, cute.ReductionOp.ADD, slot=1)  # layernorm.py:12
 
     # output
+    weight = math.convert(ctx.load_column(mWeight).load(), Float32)
+    bias = math.convert(ctx.load_column(mBias).load(), Float32)
     div0 = math.div_number(sum0, 1003.0)  # layernorm.py:12
     add0 = div0 + eps  # layernorm.py:12
     rsqrt0 = math.rsqrt(add0)  # layernorm.py:12

@@ -14,9 +14,9 @@ from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer, GlobalTo
 from htile.utils import make_fake_tensor
 
 config = ElementwiseTileConfig(
-    BFloat16, N=1003, num_threads=64, threads_per_row=32, cluster_n=1, stage=4, shifted=True
+    BFloat16, N=1003, num_threads=128, threads_per_row=32, cluster_n=1, stage=4, shifted=True
 )
-blocks = 21  # of an SM, for which registers are spared
+blocks = 10  # of an SM, for which registers are spared
 
 
 @cute.kernel

@@ -10,13 +10,12 @@ from cutlass import BFloat16, Float32
 from htile.compute import math
 from htile.compute.mean import MEAN
 from htile.config import ElementwiseTileConfig
-from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer, GlobalToRegLoader
+from htile.dataflow import ElementwiseKernelContext, ElementwiseLoader, ElementwiseStorer
 from htile.utils import make_fake_tensor
 
 config = ElementwiseTileConfig(
-    BFloat16, N=4096, num_threads=128, threads_per_row=128, cluster_n=1, stage=4
+    BFloat16, N=4096, num_threads=256, threads_per_row=256, cluster_n=1, stage=4
 )
-blocks = 10  # of an SM, for which registers are spared
 
 
 @cute.kernel
@@ -24,10 +23,10 @@ def norm_softmax_kernel(
     mX: cute.Tensor, scale: Float32, eps: Float32, mOut: cute.Tensor, tiled_copy: cute.TiledCopy
 ):
     ctx = ElementwiseKernelContext(config)
-    ctx.setup(mX, config.tiler_mn(8), tiled_copy, shared=False)
+    ctx.setup(mX, config.tiler_mn(8), tiled_copy)
     cute.arch.griddepcontrol_wait()  # the kernel before has ended
 
-    loader = GlobalToRegLoader(ctx)
+    loader = ElementwiseLoader(ctx)
     tXrX = loader.start(mX)
     loader.finish()
     x = math.convert(tXrX.load(), Float32)
@@ -70,8 +69,6 @@ def norm_softmax(
         cluster=config.cluster,
         stream=stream,
         use_pdl=True,
-        min_blocks_per_mp=blocks,
-        preferred_smem_carveout=-1,
     )
 
 

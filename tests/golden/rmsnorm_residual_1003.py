@@ -34,11 +34,9 @@ def rmsnorm_kernel(
     loader = GlobalToRegLoader(ctx)
     tXrX = loader.start(mX)
     tXrResidual = loader.start(mResidual)
-    tXrWeight = ctx.load_column(mWeight)
     loader.finish()
     x = math.convert(tXrX.load(), Float32)
     residual = math.convert(tXrResidual.load(), Float32)
-    weight = math.convert(tXrWeight.load(), Float32)
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # stage 1: sum
@@ -47,6 +45,7 @@ def rmsnorm_kernel(
     sum0 = ctx.row_reduce(mul0, cute.ReductionOp.ADD, slot=0)  # rmsnorm.py:13
 
     # output
+    weight = math.convert(ctx.load_column(mWeight).load(), Float32)
     div0 = math.div_number(sum0, 1003.0)  # rmsnorm.py:13
     add1 = div0 + eps  # rmsnorm.py:13
     rsqrt0 = math.rsqrt(add1)  # rmsnorm.py:13

@@ -300,9 +300,8 @@ def specialized(source, lines, names):
 
 
 def emitted_lines(name):
-    """Of a plan that loads its columns late, as the hand-written kernels do."""
     return code_lines(
-        example_kernel(name, 4096, columns="late" if "norm" in name else "early").source,
+        example_kernel(name, 4096).source,
         lambda n: isinstance(n, ast.FunctionDef | ast.Assign) and not n.col_offset,
     )
 

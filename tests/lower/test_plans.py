@@ -20,7 +20,7 @@ from htile.lower.cost import cost
 from htile.lower.emit import emit
 from htile.lower.enumeration import UNROLLED_CHUNKS, enumerate_plans, vector_size
 from htile.lower.expressions import EMIT
-from htile.lower.plan import ROWS, Form, Numerics, Target, rows_like
+from htile.lower.plan import ROWS, Form, Numerics, Target
 from htile.lower.preference import closest_first
 from htile.lower.reductions import OF_OP, VERY_LONG_N
 from htile.lower.steps import ChunkLoop, Load
@@ -142,15 +142,14 @@ def test_numerics_hang_on_n_and_dtypes_alone(name, dtype):
             assert len(found) == 1, f"N = {n}, {arch}: {found}"
 
 
+@pytest.mark.parametrize("m", [1, 2, 7, 4096, 1 << 20])
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_numerics_hang_on_no_batch_and_placements_on_its_class_alone(name):
+def test_nothing_hangs_on_the_batch(name, m):
     function, arguments = EXAMPLES[name]
-    of_class = {}
-    for m in (1, 2, 63, 64, 255, 256, 1023, 1024, 4096, 1 << 20):
-        found = function.inspect(*arguments(m, 1000, BF16, "meta"))
-        of_class.setdefault(rows_like(m), set()).add((found.source, str(found.plan)))
-        assert found.plan.numerics == example_kernel(name, 1000).plan.numerics
-    assert [len(kernels) for kernels in of_class.values()] == [1] * len(ROWS)
+    inspected = function.inspect(*arguments(m, 1000, BF16, "meta"))
+    expected = example_kernel(name, 1000)
+    assert inspected.source == expected.source
+    assert str(inspected.plan) == str(expected.plan)
 
 
 SOFTMAX, MOMENTS = ("softmax",), ("moments",)
@@ -165,21 +164,21 @@ NUMERICS = {
     ("softmax", 4096, BF16): (8, 256),
     ("softmax", 4096, F32): (4, 512),
     ("softmax", 8191, BF16): (8, 256),
-    ("softmax", 16384, BF16): (8, 128, 8, Form.LOOPS, SOFTMAX),
+    ("softmax", 16384, BF16): (8, 256, 4, Form.HELD, SOFTMAX),
     ("log_softmax", 16384, BF16): (8, 256, 4, Form.LOOPS, SOFTMAX),
-    ("norm_softmax", 16384, BF16): (8, 128, 8, Form.LOOPS, MOMENTS + SOFTMAX),
-    ("norm_softmax", 32768, BF16): (8, 128, 8, Form.LOOPS, MOMENTS + SOFTMAX),
+    ("norm_softmax", 16384, BF16): (8, 256),
+    ("norm_softmax", 32768, BF16): (8, 256, 2, Form.LOOPS, MOMENTS + SOFTMAX),
     ("norm_softmax", 131072, BF16): (8, 256, 8, Form.LOOPS, SOFTMAX),
-    ("layernorm", 16384, BF16): (8, 256, 4, Form.LOOPS, MOMENTS),
+    ("layernorm", 16384, BF16): (8, 128, 4, Form.LOOPS, MOMENTS),
     ("rmsnorm", 32768, BF16): (8, 256, 8, Form.LOOPS),
     ("rmsnorm_residual", 32768, BF16): (8, 256, 8, Form.LOOPS),
     ("rmsnorm", 8192, BF16): (8, 512),
-    ("rmsnorm", 262144, BF16): (8, 512, 16, Form.LOOPS),
+    ("rmsnorm", 262144, BF16): (8, 256, 16, Form.LOOPS),
     ("softmax", 1 << 20, BF16): (8, 512, 8, Form.STREAMED, SOFTMAX),
     ("layernorm", 1 << 22, BF16): (8, 512, 8, Form.STREAMED, MOMENTS),
     ("rmsnorm", 16384, BF16): (8, 256, 4, Form.LOOPS),
-    ("softmax", 32768, BF16): (8, 128, 16, Form.LOOPS, SOFTMAX),
-    ("softmax", 65536, BF16): (8, 128, 16, Form.LOOPS, SOFTMAX),
+    ("softmax", 32768, BF16): (8, 256, 4, Form.HELD, SOFTMAX),
+    ("softmax", 65536, BF16): (8, 256, 8, Form.HELD, SOFTMAX),
     ("softmax", 131072, BF16): (8, 256, 16, Form.LOOPS, SOFTMAX),
     ("softmax", 65536, F32): (4, 256, 8, Form.HELD, SOFTMAX),
     ("layernorm", 131072, BF16): (8, 256, 16, Form.LOOPS),
@@ -348,15 +347,10 @@ def test_a_mean_and_squares_take_two_chunks_at_once_where_those_are_whole_and_fe
 
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_rows_of_preferred_numerics_have_one_kernel_up_to_2048_elements(name, dtype):
-    preferred = 0
-    for n in (64, 256, 1024, 2048):
-        graph = graph_of(name, n, dtype)
-        found = [choose(plans_of(graph, rows=rows)) for rows in ROWS]
-        if found[0].numerics == closest_first(plans_of(graph))[0].numerics:
-            assert len({emit(plan) for plan in found}) == 1
-            preferred += 1
-    assert preferred >= 2
+def test_rows_of_2048_elements_have_one_kernel_from_two_rows_on(name, dtype):
+    for n in (64, 100, 1024, 2048):
+        texts = {emit(choose(plans_of(graph_of(name, n, dtype), rows=rows))) for rows in ROWS}
+        assert len(texts) == 1
 
 
 def test_a_row_that_is_only_read_has_two_groups_of_threads_in_few_ctas():
@@ -633,7 +627,7 @@ def test_some_plan_pads_a_row_by_little(n):
 
 
 def test_choosing_takes_few_milliseconds():
-    """The least of some runs, for a function of 30 nodes; 7 ms where nothing else runs."""
+    """The least of some runs, for a function of 30 nodes; 6 ms where nothing else runs."""
 
     def deep(x, y):
         for _ in range(3):
@@ -650,7 +644,7 @@ def test_choosing_takes_few_milliseconds():
         return time.process_time() - start
 
     assert len(plan.graph) >= 30 and len(plans) > 20
-    assert min(took() for _ in range(20)) < 0.018
+    assert min(took() for _ in range(20)) < 0.014
 
 
 @pytest.mark.parametrize("n", [1, 7, 8192, 65536])
