@@ -6,6 +6,7 @@ the tables show.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -106,9 +107,22 @@ def _eager(kernel, args):
 def _compiled(mode):
     def make(kernel, args):
         function = torch.compile(kernel.eager, dynamic=False, mode=mode)
+        with _no_loops_over_rows():
+            function(*args)
         return lambda: function(*args)
 
     return make
+
+
+@contextlib.contextmanager
+def _no_loops_over_rows():
+    """Have `torch.vmap` raise RuntimeError for an operation that it would call once a row."""
+    switch = torch._C._functorch._set_vmap_fallback_enabled
+    switch(False)
+    try:
+        yield
+    finally:
+        switch(True)
 
 
 def _handwritten(kernel, args):

@@ -601,6 +601,14 @@ def test_every_suite_plans_its_jobs(tmp_path):
     assert {startup.STARTS.keys() >= set(job.contenders) for job in planned["startup"]} == {True}
 
 
+def test_torch_compile_takes_no_part_where_vmap_loops_over_rows():
+    """`histc` has no batching rule. Once a row, 200 000 calls would be traced."""
+    kernel = dataclasses.replace(KERNELS["softmax"], eager=torch.vmap(torch.histc))
+    with pytest.raises(RuntimeError, match="vmap"):
+        build("compile", kernel, (torch.rand(4, 8),))
+    assert torch._C._functorch._is_vmap_fallback_enabled()
+
+
 def test_torch_compile_takes_part_in_six_cells_a_kernel_and_three(tmp_path):
     jobs = throughput.jobs(options(tmp_path, "--kernels", "softmax", "--dtype", "bf16"))
     assert sum("compile" in job.contenders for job in jobs) == 6

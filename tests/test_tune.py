@@ -315,6 +315,21 @@ def test_numerics_are_kept_for_every_batch_and_alignment(machine):
                                               plans(softmax, rows(1))[0][0])  # fmt: skip
 
 
+@htile.rowwise
+def doubled(x):
+    return x * 2.0
+
+
+def test_all_plans_of_a_map_are_tried(machine):
+    """Nothing is reduced, so no plan changes bits. Other numbers of rows keep their default."""
+    x, many = rows(4), rows(4096)
+    best = next(p for p in others(doubled, x, numerics=True) if p.numerics.cluster_n == 1)
+    tuned = tune_to(machine, doubled, best, x)
+    assert tuned.plan.numerics != tuned.default.numerics and "bits differ" not in str(tuned)
+    assert same(doubled.inspect(x).plan, best)
+    assert same(doubled.inspect(many).plan, plans(doubled, many)[0][0])
+
+
 def test_a_placement_alone_brings_no_numerics(machine):
     """If the file of the numerics is gone, the file of the plan changes no bits."""
     best = others(softmax, rows(), numerics=True)[0]

@@ -17,6 +17,7 @@ writes elements of the row alone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import cutlass
@@ -30,6 +31,9 @@ from htile.utils import Static, as_bytes, element_bits
 
 if TYPE_CHECKING:
     from htile.copy.tile import RowTile
+
+WARP = 32  # lanes
+WORDS = 4  # of 4 bytes, in a piece of 16 bytes
 
 
 class RowStart(Static):
@@ -106,6 +110,8 @@ class PiecesInFlight(Static):
     def __init__(self, ctx: RowTile, pieces: Pieces):
         self.pieces, self.shape = pieces, ctx.vector_shape
         self.count = cute.size(ctx.tXcX, mode=[2])
+        # Single vectors are loaded ahead in loops. A branch would make all of them wait for each.
+        self.branches = ctx.config.threads_per_row >= WARP and self.count > 1
         self.both = [pieces.start.fragment(self.count) for _ in range(2)]
 
     def load(self, ctx: RowTile) -> PiecesInFlight:
@@ -118,7 +124,7 @@ class PiecesInFlight(Static):
 
     def into(self, fragment: cute.Tensor) -> cute.Tensor:
         """Shift the vectors out of the pieces, into a fragment, which is returned."""
-        return shift_out(*self.both, self.pieces.shift, fragment)
+        return shift_out(*self.both, self.pieces.shift, fragment, self.branches)
 
 
 class SharedPieces(Static):
@@ -137,7 +143,7 @@ class SharedPieces(Static):
         chunks: int,
         allocate: Callable[[type[Numeric], int], cute.Tensor],
     ):
-        self.lanes, self.chunks = min(ctx.config.threads_per_row, 32), chunks
+        self.lanes, self.chunks = min(ctx.config.threads_per_row, WARP), chunks
         self.groups = ctx.config.num_threads // self.lanes
         self.element_type, self.vec_size = dtype, ctx.vec_size
         group = (self.lanes + 1) * ctx.vec_size
@@ -182,7 +188,7 @@ class SharedPieces(Static):
             for beyond, part in enumerate(both):
                 place = self._place(self.lane + beyond, first + k)
                 cute.autovec_copy(place, part[(None, 0), 0, k])
-        return shift_out(*both, self.pieces.shift, fragment)
+        return shift_out(*both, self.pieces.shift, fragment, self.lanes == WARP)
 
 
 def store_shifted(ctx: RowTile, mO: cute.Tensor, fragment: cute.Tensor) -> None:
@@ -191,7 +197,7 @@ def store_shifted(ctx: RowTile, mO: cute.Tensor, fragment: cute.Tensor) -> None:
     All lanes of a warp call this together.
     """
     start, vec_size = RowStart(ctx, mO), ctx.vec_size
-    lanes = min(ctx.config.threads_per_row, 32)
+    lanes = min(ctx.config.threads_per_row, WARP)
     lane, group = ctx.tidx % lanes, ctx.tidx // lanes
     pointer = cute.recast_ptr(ctx.staging.iterator, dtype=start.dtype)
     # The lanes have the same bytes for outputs of every dtype. Other lanes may store another one.
@@ -214,7 +220,7 @@ def store_shifted(ctx: RowTile, mO: cute.Tensor, fragment: cute.Tensor) -> None:
         cute.autovec_copy(own[(None, 0), 0, 0], staged[None, lane])
         cute.arch.sync_warp()
         cute.autovec_copy(staged[None, lane + 1], following[(None, 0), 0, 0])
-        shift_out(own, following, head_bytes, piece)
+        shift_out(own, following, head_bytes, piece, lanes == WARP)
         is_whole = head + (lane + 1) * vec_size <= count
         target = start.view(above, column, vec_size)
         vector_copy(piece, target, pred=single(is_whole), num_copy_elems=vec_size)
@@ -246,11 +252,13 @@ def _store_ends(
 
 
 def shift_out(
-    low: cute.Tensor, high: cute.Tensor, shift: Int32, fragment: cute.Tensor
+    low: cute.Tensor, high: cute.Tensor, shift: Int32, fragment: cute.Tensor, branches: bool
 ) -> cute.Tensor:
     """Take each vector from `shift` bytes on out of two pieces; `fragment` is returned.
 
     low, high: the pieces of all vectors, of a shape ((vec_size, 1), 1, count).
+    branches: whether to branch on the shift, so that no words are selected. Lanes of a warp that
+        have other shifts than their neighbours would take the branches one after the other.
     """
     result = as_bytes(fragment)
     itemsize = element_bits(result.element_type) // 8
@@ -259,6 +267,10 @@ def shift_out(
     word, behind = max(itemsize, 4), int(itemsize < 4)  # a last word that bytes are taken from
     count = cute.size(fragment, mode=[2])
     words = cute.size(result) // count
+    bits = (shift & 3) * 8
+    if branches and behind and words == WORDS:
+        _branch(low, high, shift >> 2, bits, result)
+        return fragment
     for k in range(count):
         found = [part[k * words + i] for part in (low, high) for i in range(words)]
         step = words // 2
@@ -270,11 +282,38 @@ def shift_out(
             ]
             step //= 2
         for i in range(words):
-            value = found[i]
-            if behind:
-                value = _funnel(value, found[i + 1], (shift & 3) * 8)
-            result[k * words + i] = value
+            result[k * words + i] = _funnel(found[i], found[i + 1], bits) if behind else found[i]
     return fragment
+
+
+@cute.jit
+def _branch(low, high, first, bits, result):
+    """Take each vector from word `first` and some bits on: one branch for each number of words."""
+    if first < 2:
+        if first == 0:
+            _take(0, low, high, bits, result)
+        else:
+            _take(1, low, high, bits, result)
+    else:
+        if first == 2:
+            _take(2, low, high, bits, result)
+        else:
+            _take(3, low, high, bits, result)
+
+
+def _take(first: int, low, high, bits: Int32, result) -> None:
+    """What one of the branches does.
+
+    Neighbouring branches have different instructions, which do the same. A compiler would move
+    equal ones behind the branches, and would then have to move words to where these find them.
+    """
+    which = 0x3210 + (bits >> 3) * 0x1111  # the bytes of both words that prmt takes
+    for k in range(0, cute.size(result), WORDS):
+        found = [part[k + i] for part in (low, high) for i in range(WORDS)]
+        for i, (one, other) in enumerate(pairwise(found[first : first + WORDS + 1])):
+            is_odd = first % 2
+            value = cute.arch.prmt(one, other, which) if is_odd else _funnel(one, other, bits)
+            result[k + i] = value
 
 
 def _funnel(low: Int32, high: Int32, bits: Int32) -> Int32:

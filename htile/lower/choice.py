@@ -1,10 +1,13 @@
 """Which of a graph's plans is the default.
 
 Its numerics are those that the cost model expects to take the least time. They have to serve every
-number of rows and every alignment. So they are judged by many aligned rows and by few, in the
-geometric mean of both. The model has errors: where the numerics that were measured to be fast
-(`preference`) are expected to take about as long, they are taken. The placement is the one that
-`preference` prefers of those that these numerics have.
+number of rows and every alignment, because bits must not depend on these. So they are judged by
+many aligned rows and by few, in the geometric mean of both. Where nothing is reduced all numerics
+give the same bits, so few rows may have other numerics than many.
+
+The model has errors: where the numerics that were measured to be fast (`preference`) are expected
+to take about as long, they are taken. The placement is the one that `preference` prefers of those
+that these numerics have.
 """
 
 from __future__ import annotations
@@ -13,12 +16,14 @@ from dataclasses import replace
 
 from .cost import cost
 from .enumeration import plans_of_work
-from .plan import ROWS, Numerics, Plan
+from .plan import ONE_KERNEL_N, ROWS, Numerics, Plan
 from .preference import closest_first
 from .reductions import VERY_LONG_N
 
 MANY_WEIGHT = 0.7  # of the logarithm of the time of many rows; that of few rows has the rest
 FEW_ROWS = 16
+# Rows that do not fill a GPU, by the number of `ROWS` that they are at least: about how many.
+FEW = {1: FEW_ROWS, 64: 128}
 MANY_BYTES = 256 << 20  # of all rows, where they are many
 # Numerics that take more than SLOW times as long as others for many rows are not asked how long
 # they take for few, unless they are the preferred ones.
@@ -37,32 +42,32 @@ def choose(plans: list[Plan]) -> Plan:
 
 
 def _choose_numerics(ordered: list[Plan]) -> Numerics:
-    """The numerics for any number of rows, of those that these plans have, the preferred first.
-
-    They are the same for every number of rows and every alignment, because they are judged by the
-    plans that many aligned rows have.
-    """
-    target = ordered[0].target
+    """The numerics that the default has, of those of these plans, the preferred first."""
+    target, work = ordered[0].target, ordered[0].work
     # The costs of other GPUs are not known, nor those of very long rows.
     if target.arch.max_cluster == 1 or target.n > VERY_LONG_N:
         return ordered[0].numerics
     many_aligned = replace(target, align=16, lead=1, broadcast=(), aliases=(), rows=ROWS[-1])
-    if target != many_aligned:
+    has_own = work.is_map and target.n > ONE_KERNEL_N  # for each class of numbers of rows
+    if has_own and target.rows in FEW:
+        return min(ordered, key=lambda plan: cost(plan, FEW[target.rows]).time).numerics
+    if not has_own and target != many_aligned:
         known = {plan.numerics for plan in ordered}
-        every = plans_of_work(ordered[0].work, many_aligned)
+        every = plans_of_work(work, many_aligned)
         ordered = closest_first([plan for plan in every if plan.numerics in known])
+    usual, rows = ordered[0].numerics, _many(ordered[0])
     placed: dict[Numerics, list[Plan]] = {}
     for plan in ordered:
         placed.setdefault(plan.numerics, []).append(plan)
-    usual, rows = ordered[0].numerics, _many(ordered[0])
     many = {numerics: cost(plans[0], rows).time for numerics, plans in placed.items()}
     longest = SLOW * min(many.values())
     asked = [numerics for numerics, time in many.items() if time <= longest or numerics == usual]
+    weight = 1 if has_own else MANY_WEIGHT
 
     def mean(numerics: Numerics) -> float:
         # Few rows have placements of their own, of which one is about as fast as the best of these.
         few = min([cost(plan, FEW_ROWS).time for plan in placed[numerics]])
-        return many[numerics] ** MANY_WEIGHT * few ** (1 - MANY_WEIGHT)
+        return many[numerics] ** weight * few ** (1 - weight)
 
     means = {numerics: mean(numerics) for numerics in asked}
     best = min(means, key=means.__getitem__)

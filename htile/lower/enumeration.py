@@ -14,7 +14,7 @@ from math import gcd
 
 from ..build.arch import MAX_REGISTERS
 from ..frontend.graph import Graph, Input, Output, Role
-from .plan import HELD_REGISTERS, ROWS, Form, Numerics, Placement, Plan, Target
+from .plan import HELD_REGISTERS, ONE_KERNEL_N, ROWS, Form, Numerics, Placement, Plan, Target
 from .reductions import MOMENTS, VERY_LONG_N
 from .steps import Home
 from .work import Sweeps, Work
@@ -23,7 +23,7 @@ WARP = 32  # threads
 BLOCKS = (64, 128, 256, 512, 1024)  # threads of a CTA whose rows have 2**k threads each
 PADDING_SAVED = 0.04  # of a row
 ACCESS_BYTES = 16  # The widest load or store moves this many bytes.
-MIN_CLUSTER_N = 8192  # Rows of fewer elements are not worth a cluster, or reading them again.
+MIN_CLUSTER_N = 8192  # Reducing shorter rows is not worth a cluster, or reading them again.
 # Vectors end where a row ends, if such vectors have WHOLE_BYTES or more, in the mean of all rows.
 # Otherwise vectors have ACCESS_BYTES and rows are shifted, if a row has SHIFTED_VECTORS vectors or
 # more. Rows whose alignment is less than SHIFTED_ALIGN bytes are shifted too. All vectors have
@@ -147,7 +147,9 @@ class _Enumeration:
         tensors = len(work.loaded) + len(work.writes)
         self.most_looped = max(MOST_LOOPED, self.n // ELEMENTS)
         self.spare = SPARE_REGISTERS + POINTER_REGISTERS * max(0, tensors - FEW_TENSORS)
-        most = self.arch.max_cluster if self.n >= MIN_CLUSTER_N else 1
+        # Where nothing is reduced, a row is divided over CTAs that do not wait for each other.
+        divides = self.n >= MIN_CLUSTER_N or (work.is_map and self.n > ONE_KERNEL_N)
+        most = self.arch.max_cluster if divides else 1
         self.clusters = [cluster for cluster in (1, 2, 4, 8, 16) if cluster <= most]
         sizes = [i.dtype.itemsize for i in work.rows]
         # Whether cp.async, of 4, 8 or 16 bytes, can bring the rows.

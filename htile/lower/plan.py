@@ -26,6 +26,7 @@ from .steps import ChunkLoop, Home, Step
 from .work import Sweeps, Work
 
 ROWS = (1, 64, 256, 1024)  # From each of these numbers of rows on, placements may differ.
+ONE_KERNEL_N = 2048  # Rows of at most so many elements have one kernel for these numbers of rows.
 # If a thread needs this many registers or more for the values of the row that it holds, the
 # compiler may spill some of them, in order to fit one more CTA on a multiprocessor. So the plan
 # says how many CTAs are to fit, and the kernel is compiled again if it spills.

@@ -50,7 +50,8 @@ OP_COSTS = {
 # These are for a division by what the row has once, whose reciprocal is computed once too.
 SHARED_DIVISOR_COSTS = {Function.EXACT: (6, 0), Function.NEAR: (2, 0)}
 PART_COSTS = {SOFTMAX: 6, MOMENTS: 6}  # instructions for an element; other parts take one
-# These are instructions for an element of a shifted row that is loaded, and for one that is stored.
+# These are instructions for an element of a shifted row that is loaded, and for one that is stored,
+# if words are selected. Where warps branch on the shift (`copy/shifted.py`) they are fewer.
 SHIFTED_LOAD, SHIFTED_STORE = 2.2, 4
 
 
@@ -168,6 +169,11 @@ class Work:
 
     def of(self, role: Role) -> list[Input]:
         return [i for i in self.graph.inputs if i.role is role]
+
+    @property
+    def is_map(self) -> bool:
+        """Whether nothing is reduced: then bits do not depend on how threads divide a row."""
+        return not self.stages
 
     @cached_property
     def repeats_exp(self) -> bool:

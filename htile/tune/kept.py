@@ -2,9 +2,9 @@
 
 A tuning writes up to two files in the folder `tuned` of the cache, each named by what it is for.
 One has the whole plan for one kind of call. The other has the numerics of a graph; it is written
-only where other numerics than the default's were allowed. So all calls of a function have the same
-numerics, whatever their batch and alignment, and a row keeps its bits. A file that is torn or
-foreign, or whose plan does not exist any more, is ignored.
+only where other numerics than the default's were allowed. So all calls of a function that reduces
+have the same numerics, whatever their batch and alignment, and a row keeps its bits. A file that is
+torn or foreign, or whose plan does not exist any more, is ignored.
 """
 
 from __future__ import annotations
@@ -47,7 +47,12 @@ def recall(plans: list[Plan], wanted: Wanted, device: torch.device) -> Plan:
 
 
 def in_force(plans: list[Plan], wanted: Wanted, device: torch.device) -> list[Plan]:
-    """The plans with the numerics that all calls have: the default's, or those that were kept."""
+    """The plans with the numerics that all calls have: the default's, or those that were kept.
+
+    These are all plans where nothing is reduced, because bits do not depend on numerics then.
+    """
+    if plans[0].work.is_map:
+        return plans
     numerics = choose(plans).numerics
     if len(plans) > 1 and _folder_there():
         found = _read(_about_numerics(plans[0], wanted, device))

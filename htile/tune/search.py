@@ -78,7 +78,7 @@ class Tuned:
                 f"less (95 % interval {gain.low:.1f} to {gain.high:.1f})"
             )
         lines += [f"  {line}" for line in self.plan.layout()]
-        if self.plan.numerics != self.default.numerics:
+        if self.plan.numerics != self.default.numerics and not self.plan.work.is_map:
             lines.append("  sums are in another order than by default, so bits differ")
         lines.append(f"  kept in {self.file}" if self.file else "  not kept")
         return "\n".join(lines)

@@ -1,6 +1,6 @@
 """Runs every example once a size, for compute-sanitizer; prints how many were right.
 
-`--no-clusters` leaves out rows that are spread over a cluster, or has one CTA work on them:
+`--no-clusters` leaves out rows that are reduced over a cluster, or has one CTA work on them:
 racecheck does not follow the fence and the relaxed cluster barrier between an mbarrier's
 initialization and its first use, and reports those two writes as a race. Of the memory of other
 blocks it sees nothing.
@@ -52,7 +52,8 @@ def main(clusters: bool) -> None:
             torch.manual_seed(0)
             args = arguments(m, n, dtype, "cpu")
             plan = function.inspect(*args, arch="sm_90a").plan
-            if not clusters and plan.numerics.cluster_n > plan.placement.shares:
+            exchanges = plan.work.stages and plan.numerics.cluster_n > plan.placement.shares
+            if exchanges and not clusters:
                 function = function.with_plan(cluster_n=1, form="loops")
             result = function(*map(on_gpu, args))
             torch.cuda.synchronize()

@@ -37,9 +37,9 @@ def jobs(arch):
                     yield job(f, arguments(m, n, dtype, "meta"), arch)
         for dtype in BIT_DTYPES:
             for n in BIT_SIZES:
-                yield job(f, arguments(BIT_ROWS, n, dtype, "meta"), arch)
+                for m in (3, MOVED_ROWS, BIT_ROWS):
+                    yield job(f, arguments(m, n, dtype, "meta"), arch)
                 args = arguments(MOVED_ROWS, n, dtype, "meta")
-                yield job(f, args, arch)
                 for moved in misaligned(args, dtype):
                     yield job(f, moved, arch)
 
