@@ -118,11 +118,12 @@ def _compiled(mode):
 def _no_loops_over_rows():
     """Have `torch.vmap` raise RuntimeError for an operation that it would call once a row."""
     switch = torch._C._functorch._set_vmap_fallback_enabled
+    before = torch._C._functorch._is_vmap_fallback_enabled()
     switch(False)
     try:
         yield
     finally:
-        switch(True)
+        switch(before)
 
 
 def _handwritten(kernel, args):

@@ -110,7 +110,8 @@ class PiecesInFlight(Static):
     def __init__(self, ctx: RowTile, pieces: Pieces):
         self.pieces, self.shape = pieces, ctx.vector_shape
         self.count = cute.size(ctx.tXcX, mode=[2])
-        # Single vectors are loaded ahead in loops. A branch would make all of them wait for each.
+        # A thread with a single vector does not branch, because loops load single vectors ahead. A
+        # branch would make all of them wait for each.
         self.branches = ctx.config.threads_per_row >= WARP and self.count > 1
         self.both = [pieces.start.fragment(self.count) for _ in range(2)]
 

@@ -22,7 +22,7 @@ from .reductions import VERY_LONG_N
 
 MANY_WEIGHT = 0.7  # of the logarithm of the time of many rows; that of few rows has the rest
 FEW_ROWS = 16
-# Rows that do not fill a GPU, by the number of `ROWS` that they are at least: about how many.
+# A key is a number of `ROWS`. The value is how many rows such a batch is taken to have.
 FEW = {1: FEW_ROWS, 64: 128}
 MANY_BYTES = 256 << 20  # of all rows, where they are many
 # Numerics that take more than SLOW times as long as others for many rows are not asked how long
@@ -44,7 +44,7 @@ def choose(plans: list[Plan]) -> Plan:
 def _choose_numerics(ordered: list[Plan]) -> Numerics:
     """The numerics that the default has, of those of these plans, the preferred first."""
     target, work = ordered[0].target, ordered[0].work
-    # The costs of other GPUs are not known, nor those of very long rows.
+    # The costs of GPUs without clusters are not known, nor those of very long rows.
     if target.arch.max_cluster == 1 or target.n > VERY_LONG_N:
         return ordered[0].numerics
     many_aligned = replace(target, align=16, lead=1, broadcast=(), aliases=(), rows=ROWS[-1])

@@ -270,6 +270,8 @@ class _Enumeration:
         registers = self.spare + self.vec * loops.words
         for shares, abreast in self._shares(numerics, chunks):
             threads, turns = abreast * numerics.threads_per_row, shares // abreast
+            if threads > self.arch.max_threads:
+                continue
             if min(registers, MAX_REGISTERS) * threads > self.arch.registers:
                 continue
             prefetch = self._prefetch(numerics, rows, threads, turns)

@@ -83,7 +83,8 @@ class Numerics:
     """Which thread holds which element, and so the order of every sum.
 
     They depend on N, dtypes, the graph and the architecture, never on the number of rows or on
-    alignment, so that a row's bits are the same in every batch.
+    alignment, so that a row's bits are the same in every batch. Where nothing is reduced, bits do
+    not depend on them, and they may depend on the number of rows.
 
     vec_size: how many neighbouring elements a vector has. The row may end inside a vector.
     threads_per_row: how many threads work on each share of a row.

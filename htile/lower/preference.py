@@ -51,8 +51,7 @@ class Preference:
 def _distance(plan: Plan, preference: Preference) -> tuple:
     """How far a plan is from what is preferred; lower is better.
 
-    Numerics come first. They follow from N, the dtypes and the graph alone. Numbers of threads that
-    are no powers of two were not measured.
+    Numerics come first. Numbers of threads that are no powers of two were not measured.
     """
     num, place = plan.numerics, plan.placement
     threads, elements, in_loops = num.threads_per_row, plan.elements_per_thread, num.in_loops

@@ -86,6 +86,21 @@ def power_of_two(number):
 CLUSTERS = {arch: arch.startswith(("sm_90", "sm_10")) for arch in ARCH}
 
 
+@pytest.mark.parametrize(("n", "dtype"), [(172036, F32), (120918, BF16), (86498, BF16)])
+def test_no_plan_has_more_threads_than_a_cta_may_have(n, dtype):
+    """Short vectors leave registers for two groups of many threads each."""
+
+    def distances(x, y):
+        return (x - y).abs().mean(), (x - y).abs().max()
+
+    for function in (distances, lambda x, y: F.silu(x) * y):
+        for m in (8, 64, 256, 4096):
+            args = (torch.empty(m, n, dtype=dtype, device="meta") for _ in range(2))
+            found = kernel_of(function, *args).plan
+            for plan in enumerate_plans(found.graph, found.target):
+                check_plan(plan, "sm_90a")
+
+
 def check_plan(plan, arch):
     num, place, n = plan.numerics, plan.placement, plan.graph.n
     assert n % num.vec_size == 0 or place.shifted, "only shifted rows end inside a vector"
