@@ -70,6 +70,11 @@ def request(one: Lowered) -> tuple[str, str, str]:
     return one.source, one.function, one.plan.target.arch.name
 
 
+def timed(lowered: list[Lowered], us: dict[int, float]) -> list[dict]:
+    """The plans with their microseconds, by place in the list, as records keep them."""
+    return [{"us": round(us[k], 3), **one.plan.properties()} for k, one in enumerate(lowered)]
+
+
 def main(arguments: list[str] | None = None, say: Callable[[str], None] = print) -> None:
     """Time and show the fastest of each cell, the default marked."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plans", description=__doc__)

@@ -13,6 +13,7 @@ from cutlass.memory import SmemAllocator
 
 from htile.compute.reduce import ReduceLayout
 from htile.copy.vector import VectorCopy
+from htile.utils import is_power_of_two
 
 # (largest N, threads_per_row). Rows longer than the last N take 256 threads. N counts elements of
 # any dtype, because every value takes 32 bits of a register, whatever it takes in memory.
@@ -36,16 +37,6 @@ def default_cluster_n(dtype: type, N: int) -> int:
     """How many CTAs work on one row. More than one needs the clusters of sm_90 and newer."""
     scale = max(dtype.width, 16) // 16
     return next((cluster for limit, cluster in CLUSTER_N if N * scale <= limit), 16)
-
-
-def _is_power(n: int) -> bool:
-    """Whether n is a power of two."""
-    return n > 0 and n & (n - 1) == 0
-
-
-def _is_warps(threads: int) -> bool:
-    """Whether so many threads are whole warps."""
-    return threads > 0 and threads % 32 == 0
 
 
 @dataclass(frozen=True)
@@ -97,18 +88,19 @@ class ElementwiseTileConfig:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         if self.num_threads is None:
-            of_row = self.threads_per_row * self.abreast
+            of_row = max(self.threads_per_row * self.abreast, 1)
             rows = max(default_num_threads(self.N) // of_row, 1)
             object.__setattr__(self, "num_threads", rows * of_row)
         for name in ("cluster_n", "shares", "abreast", "copy_bytes"):
-            if not _is_power(getattr(self, name)):
-                raise ValueError(f"{name} must be a power of two, got {getattr(self, name)}")
-        if not _is_power(self.threads_per_row) and not _is_warps(self.threads_per_row):
+            value = getattr(self, name)
+            if value < 1 or not is_power_of_two(value):
+                raise ValueError(f"{name} must be a power of two, got {value}")
+        threads = self.threads_per_row
+        if threads < 1 or (threads % 32 and threads not in (1, 2, 4, 8, 16)):
             raise ValueError(
-                f"threads_per_row must be 1, 2, 4, 8, 16 or a multiple of 32, "
-                f"got {self.threads_per_row}"
+                f"threads_per_row must be 1, 2, 4, 8, 16 or a multiple of 32, got {threads}"
             )
-        if not _is_warps(self.num_threads) or not self.threads_per_row <= self.num_threads <= 1024:
+        if self.num_threads % 32 or not threads <= self.num_threads <= 1024:
             raise ValueError(
                 f"num_threads must be a multiple of 32, at most 1024 and at least threads_per_row "
                 f"({self.threads_per_row}), got {self.num_threads}"
@@ -258,7 +250,7 @@ class ElementwiseTileConfig:
 
     def _check(self, vec_size: int) -> None:
         """Raise ValueError unless vectors of this size end where the row ends."""
-        if vec_size < 1 or vec_size & (vec_size - 1) or vec_size > 16:
+        if vec_size < 1 or not is_power_of_two(vec_size) or vec_size > 16:
             raise ValueError(f"vec_size must be 1, 2, 4, 8 or 16, got {vec_size}")
         if self.N % vec_size and not self.shifted:
             raise ValueError(

@@ -20,6 +20,11 @@ class Static:
         return self
 
 
+def is_power_of_two(n: int) -> bool:
+    """Whether a number above 0 is a power of two."""
+    return n & (n - 1) == 0
+
+
 # Views
 
 

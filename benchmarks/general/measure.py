@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import random
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
 
@@ -27,9 +25,9 @@ import torch
 from benchmarks.cell import reason
 from benchmarks.contenders import failures
 from benchmarks.kernels import DTYPES, KERNELS
-from benchmarks.plans import launches, request
+from benchmarks.plans import launches, request, timed
 from benchmarks.results import Record, key, record
-from htile.build.compile import build
+from htile.build.compile import building
 from htile.lower import Lowered, enumerate_plans, printed
 from htile.lower.cost import cost
 
@@ -37,7 +35,7 @@ from .population import FEW_ROWS, FITTING, FUNCTIONS, LENGTHS, Cell, half, rows_
 from .suite import method
 
 EVERY = KERNELS | FUNCTIONS
-BEST, RANDOM = 11, 7  # plans of a cell: the default and the best, and others
+BEST, RANDOM = 11, 7  # plans of a cell beside its default: the best by cost, and others
 LONGER = 1.5  # Plans that are expected to take more than this many times the least are left out.
 ROUNDS = 9
 # Lengths that divide over threads well. Those of models and the drawn ones come from `population`.
@@ -109,9 +107,8 @@ def measure(c: Cell, lowered: list[Lowered]) -> Record:
     kernel, dtype = EVERY[c.function], DTYPES[c.dtype]
     calls = dict(enumerate(launches(kernel, lowered, kernel.arguments(c.m, c.n, dtype, "cuda"))))
     us = {k: median(times) for k, times in method(c).at_once(calls, ROUNDS).items()}
-    kept = [{"us": round(us[k], 3), **one.plan.properties()} for k, one in enumerate(lowered)]
     cell = key("regret", c.function, c.dtype, c.m, c.n)
-    return record(cell, {}, "us", bytes=kernel.bytes(c.m, c.n, dtype), plans=kept)
+    return record(cell, {}, "us", bytes=kernel.bytes(c.m, c.n, dtype), plans=timed(lowered, us))
 
 
 def main(arguments: list[str] | None = None, say: Callable[[str], None] = print) -> None:
@@ -126,18 +123,18 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
     first, step = options.part
     found = odd_cells() if options.odd else cells()
     todo = {c: plans(c) for c in found[first::step]}
-    requests = dict.fromkeys(request(one) for lowered in todo.values() for one in lowered)
-    build(*next(iter(requests)))  # imports CuTe-DSL, which the processes then have
+    requests = [request(one) for lowered in todo.values() for one in lowered]
     workers = max(1, os.cpu_count() // step - 1)
-    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork"))
-    under_way = {each: pool.submit(build, *each) for each in requests}
-    with open(options.file, "w", encoding="utf-8") as file:
+    with (
+        open(options.file, "w", encoding="utf-8") as file,
+        building(requests, workers) as built,
+    ):
         for c, lowered in todo.items():
             if time.monotonic() - began > options.seconds:
                 break
             try:
                 for one in lowered:
-                    under_way[request(one)].result()
+                    built(request(one))
                 times = measure(c, lowered)
             except (*failures(), torch.cuda.OutOfMemoryError) as error:
                 say(f"{c}: {reason(error)}")
@@ -146,7 +143,6 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
             file.flush()
             say(f"{c}: default {times['plans'][0]['us']}, {len(lowered)} plans")
             torch.cuda.empty_cache()
-    pool.shutdown(cancel_futures=True)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import torch
 from benchmarks.cell import reason
 from benchmarks.contenders import failures
 from benchmarks.kernels import DTYPES
-from benchmarks.plans import launches, of, request
+from benchmarks.plans import launches, of, request, timed
 from benchmarks.results import Job, key, record
 from htile.build.compile import build
 from htile.lower import Lowered
@@ -88,5 +88,4 @@ def _measure(c: Cell, options, say: Callable[[str], None]) -> tuple[dict, list[d
         "default": {"times": [round(t, 4) for t in times[0]]},
         "best": {"times": [round(t, 4) for t in times[best]], "plan": best},
     }
-    kept = [{"us": round(first[k], 3), **one.plan.properties()} for k, one in enumerate(plans)]
-    return found, kept
+    return found, timed(plans, first)

@@ -11,6 +11,7 @@ from htile.compute.math import abs
 from htile.compute.mean import mean_of_warps
 from htile.compute.operands import select
 from htile.compute.reduce import ADD, combine_lanes, warp_reduce
+from htile.utils import is_power_of_two
 
 INF = float("inf")
 NEAR = 2.0**-20  # relative: a few roundings of a mean of equal numbers
@@ -106,7 +107,7 @@ class RowMoments:
         warps = len(self.moments) * self.width
         if warps == 1:
             return self.moments[0].mean
-        if self.moments[0].is_static and warps & (warps - 1) == 0:
+        if self.moments[0].is_static and is_power_of_two(warps):
             means = [each.mean for each in self.moments]
             return combine_lanes(means, ADD, self.width) * (1.0 / warps)
         means = [each.mean for each in self.moments]
@@ -143,7 +144,7 @@ def reduce_moments(
     (means, squares_and_counts), width = exchange_pairs(
         (means, squares_and_counts), reduction_buffer, mbar_ptr, phase, abreast, (0.0, 0.0)
     )
-    every_lane_has_a_warp = threads_per_row & (threads_per_row - 1) == 0
+    every_lane_has_a_warp = is_power_of_two(threads_per_row)
     of_warp = found[0].number if found[0].is_static and every_lane_has_a_warp else None
     peers = [
         Moments(n if of_warp is None else of_warp, base, rest, squares)

@@ -8,6 +8,8 @@ from itertools import pairwise
 import cutlass
 from cutlass import Int32
 
+from htile.utils import is_power_of_two
+
 
 @dataclass(frozen=True)
 class RowLayout:
@@ -31,12 +33,12 @@ class RowLayout:
         """Whether all threads have as many elements, and the threads are 2**k."""
         threads, elements = self.threads * self.shares, self.elements
         is_full = isinstance(elements, int) and elements == threads * self.chunks * self.vec_size
-        return is_full and _is_power(threads)
+        return is_full and is_power_of_two(threads)
 
     @property
     def is_exact(self) -> bool:
         """Whether a halving tree over all elements is exact for equal ones."""
-        return self.is_even and _is_power(self.elements // self.vec_size)
+        return self.is_even and is_power_of_two(self.elements // self.vec_size)
 
     @property
     def rest(self) -> int:
@@ -105,11 +107,6 @@ class RowLayout:
         of_lanes = self.lanes * self.vec_size
         rest = _clamp(left % of_chunk - warp * 32 * self.vec_size, 0, of_lanes)
         return left // of_chunk * of_lanes + rest
-
-
-def _is_power(n: int) -> bool:
-    """Whether n is a power of two."""
-    return n & (n - 1) == 0
 
 
 def _clamp(x: int | Int32, low: int, high: int) -> int | Int32:

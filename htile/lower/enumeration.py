@@ -204,7 +204,7 @@ class _Enumeration:
         registers = min(registers, MAX_REGISTERS)  # the rest is spilled
         share = numerics.share_bytes(self.work)
         of_row = numerics.threads_per_row
-        for threads in BLOCKS if of_row & (of_row - 1) == 0 else (of_row, 2 * of_row):
+        for threads in (of_row, 2 * of_row) if numerics.is_between_powers else BLOCKS:
             rows = threads // of_row
             if threads < of_row or threads > BLOCKS[-1] or (rows > 32 and threads > 128):
                 continue

@@ -117,6 +117,11 @@ class Numerics:
         """How many elements of a row all its threads have together in one vector each."""
         return self.vec_size * self.threads_per_row * self.cluster_n
 
+    @property
+    def is_between_powers(self) -> bool:
+        """Whether the threads of a share are no power of two."""
+        return self.threads_per_row & (self.threads_per_row - 1) > 0
+
     def chunks(self, n: int) -> int:
         """How many vectors of a share a thread has, padding included, if a row has n elements."""
         return -(-n // self.step)

@@ -61,7 +61,7 @@ def _distance(plan: Plan, preference: Preference) -> tuple:
         fits = threads == preference.threads
     block = 512 if preference.two_rows and threads == 256 else max(preference.block, threads)
     return (
-        threads & (threads - 1) > 0,
+        num.is_between_powers,
         in_loops != (preference.form is not Form.HELD),
         (num.form is Form.STREAMED) != (preference.form is Form.STREAMED),
         num.cluster_n > 1 and not preference.clustered,
@@ -89,7 +89,7 @@ def _prefer(work: Work, target: Target) -> Preference:
         if len(work.loops.loops) == 2 and work.stages == 1 and fits:  # another loop is one too many
             return Preference(Form.LOOPS, 1024, n / (16 * 1024), "shared")
         return Preference(Form.STREAMED, 512, n / (8 * 512), "direct", shares=8)
-    if not work.stages:
+    if work.is_map:
         return _prefer_map(work, target)
     return _prefer_long(work, target.arch) if n > SHORT_N else _prefer_short(work, target)
 

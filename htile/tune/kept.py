@@ -1,10 +1,10 @@
 """Tuned plans on disk: what `tune` found to be fastest, and the plan that calls take because of it.
 
 A tuning writes up to two files in the folder `tuned` of the cache, each named by what it is for.
-One has the whole plan for one kind of call. The other has the numerics of a graph; it is written
-only where other numerics than the default's were allowed. So all calls of a function that reduces
-have the same numerics, whatever their batch and alignment, and a row keeps its bits. A file that is
-torn or foreign, or whose plan does not exist any more, is ignored.
+One has the whole plan for one kind of call. The other has the numerics of a graph that reduces; it
+is written only where other numerics than the default's were allowed. So all calls of such a
+function have the same numerics, whatever their batch and alignment, and a row keeps its bits. A
+file that is torn or foreign, or whose plan does not exist any more, is ignored.
 """
 
 from __future__ import annotations
@@ -68,9 +68,10 @@ def keep(plan: Plan, wanted: Wanted, device: torch.device, numerics: bool) -> Pa
     numerics: whether its numerics become those of all calls. They must if they are not the ones in
         force.
     """
-    of_numerics = _about_numerics(plan, wanted, device)
-    if numerics and _write(of_numerics, plan.numerics.properties()) is None:
-        return None
+    if numerics and not plan.work.is_map:
+        of_numerics = _about_numerics(plan, wanted, device)
+        if _write(of_numerics, plan.numerics.properties()) is None:
+            return None
     return _write(_about(plan, wanted, device), plan.properties())
 
 

@@ -78,6 +78,7 @@ class Program:
         """A new decorated function of this text."""
         file = f"program_{self.seed}.py"
         linecache.cache[file] = (len(self.text), None, self.text.splitlines(True), file)
+        # Without a __name__, torch.compile does not look for a module that is not there.
         names = {"torch": torch, "F": F, "htile": htile, "SCALE": SCALE}
         exec(compile(self.text, file, "exec", dont_inherit=True), names)
         return htile.rowwise(names[f"f{self.seed}"])

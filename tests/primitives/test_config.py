@@ -44,6 +44,8 @@ def test_threads_are_whole_warps_or_divide_one():
     for threads in (0, 3, 24, 48, 100):
         with pytest.raises(ValueError, match="threads_per_row must be 1, 2, 4, 8, 16 or a mul"):
             ElementwiseTileConfig(Float32, 4096, threads_per_row=threads, num_threads=96)
+    with pytest.raises(ValueError, match="threads_per_row must be 1, 2, 4, 8, 16 or a mul"):
+        ElementwiseTileConfig(Float32, 4096, threads_per_row=0)
     for threads in (0, 100, 1056):
         with pytest.raises(ValueError, match="num_threads must be a multiple of 32, at most 1024"):
             ElementwiseTileConfig(Float32, 4096, threads_per_row=32, num_threads=threads)
