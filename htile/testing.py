@@ -111,7 +111,7 @@ def _compare(what: str, out: torch.Tensor, exact: torch.Tensor, error32: float) 
         assert not wrong, f"{what}: {wrong} of {out.numel()} elements differ"
         return worst
     rounded = exact.to(out.dtype)
-    special = ~(rounded.isfinite() & out.isfinite())
+    special = ~(rounded.double().isfinite() & out.double().isfinite())
     assert not errors[special].isinf().any(), f"{what}: NaN or infinity differ"
     at = errors.argmax()
     assert worst <= 1, (
@@ -128,14 +128,16 @@ def in_bounds(out: torch.Tensor, exact: torch.Tensor, error32: float) -> torch.T
     """
     if not out.is_floating_point():
         return torch.where(out == exact, 0.0, math.inf)
-    rounded = exact.to(out.dtype)
+    # torch has few functions of float8
+    dtype, out, exact = out.dtype, out.double(), exact.double()
+    rounded = exact.to(dtype).double()
     same = (out == rounded) | (out.isnan() & rounded.isnan())
     finite = rounded.isfinite()
     magnitude = torch.where(finite, exact.abs(), 0.0)
     if magnitude.ndim:
         magnitude = magnitude.amax(-1, keepdim=True)
-    bound = 2 * error32 + 2 * ulp(magnitude, out.dtype)
-    errors = (out.double() - exact).abs() / bound
+    bound = 2 * error32 + 2 * ulp(magnitude, dtype)
+    errors = (out - exact).abs() / bound
     return torch.where(finite, errors, torch.where(same, 0.0, math.inf)).nan_to_num(nan=math.inf)
 
 

@@ -232,7 +232,7 @@ class _Draw:
         number = self.rng.randrange(21)
         self.note.append(f"tensor {number}")
         lead, n, x = self.lead, self.n, self.rows[0]
-        dtypes = (torch.float64, torch.complex64, torch.int8, torch.bool, torch.float8_e4m3fn)
+        dtypes = (torch.float64, torch.complex64, torch.int16, torch.bool, torch.float8_e4m3fn)
         makers = (
             lambda: self.tensor((*lead, n), self.rng.choice(dtypes)),
             lambda: self.tensor((*lead, n), self.rng.choice(dtypes)),

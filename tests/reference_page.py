@@ -22,6 +22,7 @@ import htile
 from htile import cli, errors, testing
 from htile.build.arch import ARCHS, DEFAULT
 from htile.frontend import composites, shapes, statistics  # noqa: F401 (they fill the tables)
+from htile.frontend.dtypes import STORAGE
 from htile.frontend.graph import Builder, Role
 from htile.frontend.ops import Value, Varies, compute_dtype, dtype_name
 from htile.frontend.roles import PerRow, Scalar, Static
@@ -114,7 +115,8 @@ def _dtypes() -> str:
             computed = compute_dtype(dtype)
         except errors.DtypeError:
             continue
-        lines.append(f"| `{dtype}` | `{dtype_name(dtype)}` | `{dtype_name(computed)}` |")
+        of = "only converted" if dtype in STORAGE else f"`{dtype_name(computed)}`"
+        lines.append(f"| `{dtype}` | `{dtype_name(dtype)}` | {of} |")
     return "\n".join([*lines, "", "Others raise `DtypeError`."])
 
 

@@ -216,10 +216,17 @@ SECTIONS = (
     ),
     Section(
         "Dtypes",
-        "HTile takes float32, bfloat16, float16, int32, int64 and bool, and computes in float32.",
+        "HTile computes in float32, int32, int64 and bool. bfloat16 and float16 are computed in "
+        "float32, and dtypes of 8 bits are converted only.",
         (
             called("float64", "f(x.double())", "DtypeError"),
-            called("8-bit integers", "f(x.to(torch.int8))", "DtypeError"),
+            called("16-bit integers", "f(x.to(torch.int16))", "DtypeError"),
+            traced("A sum in 8 bits", "return x + 1", kind="DtypeError",
+                   call="f(x.to(torch.int8))"),
+            traced("A product in float8", "return x * x", kind="DtypeError",
+                   call="f(x.to(torch.float8_e4m3fn))"),
+            traced("A constant in 8 bits", "return torch.zeros_like(x, dtype=torch.int8)",
+                   kind="DtypeError"),
             traced("float64 inside", "return x.to(torch.float64)", kind="DtypeError"),
             traced("A mean of integers", "return x.mean()", kind="DtypeError", call="f(x.long())"),
             traced("A minus of masks", "return (x > 0) - (x > 1)", kind="DtypeError"),

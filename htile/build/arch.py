@@ -23,6 +23,7 @@ class Arch:
     dependent_launch: whether a kernel's thread blocks may start while the kernel before on the
         stream ends; they wait for its end before they touch memory (section "Programmatic
         Dependent Launch").
+    has_float8: whether there are instructions that convert to and from float8.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Arch:
     max_threads: int = 1024
     registers: int = 65536
     dependent_launch: bool = True
+    has_float8: bool = True
 
     def fitting(self, tiles: int) -> int:
         """Thread blocks of a multiprocessor, if each has so many bytes of tiles in shared memory.
@@ -43,8 +45,8 @@ class Arch:
 _A100, _CONSUMER, _HOPPER = 163 * 1024, 99 * 1024, 227 * 1024
 
 ARCHS = {
-    (8, 0): Arch("sm_80", _A100, 1, dependent_launch=False),
-    (8, 6): Arch("sm_86", _CONSUMER, 1, dependent_launch=False),
+    (8, 0): Arch("sm_80", _A100, 1, dependent_launch=False, has_float8=False),
+    (8, 6): Arch("sm_86", _CONSUMER, 1, dependent_launch=False, has_float8=False),
     (8, 9): Arch("sm_89", _CONSUMER, 1, dependent_launch=False),
     (9, 0): Arch("sm_90a", _HOPPER, 16),
     (10, 0): Arch("sm_100a", _HOPPER, 16),

@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Numeric
+from cutlass import (
+    BFloat16,
+    Boolean,
+    Float8E4M3FN,
+    Float8E5M2,
+    Float32,
+    Int8,
+    Int32,
+    Int64,
+    Numeric,
+    Uint8,
+)
 from cutlass._mlir.dialects import llvm
 from cutlass._mlir.dialects import vector as mlir_vector
 
 from htile.compute.operands import Operand, Vector, lift, make_vector
 
 _TO_FLOAT32 = {Int32: "llvm.nvvm.i2f.rn", Int64: "llvm.nvvm.ll2f.rn"}
+_FLOAT8 = (Float8E4M3FN, Float8E5M2)
+_PACKED = {Int8: "s8", Uint8: "u8"}  # what PTX calls the bytes that it packs
+_E5M2_OVERFLOW = 61440.0  # the least magnitude that float8_e5m2 rounds to infinity
 
 
 def convert(x: Operand, dtype: type[Numeric]) -> Vector | Numeric:
     """x as `dtype`.
 
-    Floats become integers towards zero. Numbers become Boolean as x != 0, so NaN becomes True.
+    Floats become integers towards zero. Beyond the range of 8 bits they become its end, and NaN
+    becomes 0 there; integers lose their upper bits. Beyond the range of float8_e4m3fn numbers and
+    infinities become its end, beyond that of float8_e5m2 an infinity. Numbers become Boolean as
+    x != 0, so NaN becomes True.
     Integers become bfloat16 by way of float32, as in torch. (The largest float16 is below 2 ** 24,
     up to which float32 has every integer, so there one rounding gives the same.)
     """
     (vector,), any_vector = lift(x)
+    is_8_bits = dtype in _FLOAT8 or dtype in _PACKED
+    if vector.dtype in _FLOAT8 or (is_8_bits and vector.dtype.is_float):
+        vector = vector.to(Float32)
+    if dtype in _FLOAT8 and not vector.dtype.is_float:
+        vector = convert(vector, Float32)
     if dtype is Boolean and vector.dtype is not Boolean:
         # `.to(Boolean)` is inverted for floats (CuTe-DSL 4.8.1), and takes bit 0 of integers.
         result = vector != 0
@@ -28,9 +50,52 @@ def convert(x: Operand, dtype: type[Numeric]) -> Vector | Numeric:
     elif vector.dtype in _TO_FLOAT32 and dtype in (Float32, BFloat16):
         values = [_to_float32(vector[i]) for i in range(cute.size(vector.shape))]
         result = make_vector(values, vector.shape, Float32).to(dtype)
+    elif dtype in _PACKED and vector.dtype is Float32:
+        result = _packed(vector, dtype)
+    elif dtype in _PACKED and vector.dtype is Boolean:
+        one, zero = (cute.full(vector.shape, number, dtype) for number in (1, 0))
+        result = cute.where(vector, one, zero)
+    elif dtype is Float8E5M2:
+        result = _to_e5m2(vector)
     else:
         result = vector.to(dtype)
     return result if any_vector else result[0]
+
+
+def _to_e5m2(x: Vector) -> Vector:
+    """float32 as float8_e5m2. The instruction gives its largest number where infinity is due."""
+    flat = x.reshape((cute.size(x.shape),))
+    found = flat.to(Float8E5M2).bitcast(Int8)
+    plus, minus = (cute.full(flat.shape, bits, Int8) for bits in (0x7C, 0xFC - 256))
+    overflows = cute.math.absf(flat) >= _E5M2_OVERFLOW
+    found = cute.where(overflows, cute.where(flat > 0, plus, minus), found)
+    return found.bitcast(Float8E5M2).reshape(x.shape)
+
+
+def _packed(x: Vector, dtype: type[Numeric]) -> Vector:
+    """float32 as integers of 8 bits, saturating: 1.5 instructions an element."""
+    size = cute.size(x.shape)
+    words = [_to_int32(x[i]) for i in range(size)] + [Int32(0)] * (-size % 4)
+    name = _PACKED[dtype]
+    packed = Int32(0)
+    fours = []
+    for k in range(0, len(words), 4):
+        for low, high in (words[k + 2 : k + 4], words[k : k + 2]):
+            arguments = [high.ir_value(), low.ir_value(), packed.ir_value()]
+            text = f"cvt.pack.sat.{name}.s32.b32 $0, $1, $2, $3;"
+            packed = Int32(llvm.inline_asm(Int32.mlir_type, arguments, text, "=r,r,r,r"))
+        fours.append(packed)
+    found = make_vector(fours, (len(fours),), Int32).bitcast(dtype)
+    if size % 4:
+        found = make_vector([found[i] for i in range(size)], (size,), dtype)
+    return found.reshape(x.shape)
+
+
+def _to_int32(x: Float32) -> Int32:
+    """A float as the integer towards zero. Beyond 32 bits it is the end of the range; NaN is 0."""
+    return Int32(
+        llvm.call_intrinsic(Int32.mlir_type, "llvm.nvvm.f2i.rz", [x.ir_value()], [], [])
+    )
 
 
 def _to_float32(x: Int32 | Int64) -> Float32:

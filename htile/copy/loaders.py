@@ -167,7 +167,8 @@ class ElementwiseStorer(Static):
     def store(self, mO: cute.Tensor, y: cute.TensorSSA | Numeric | float) -> None:
         """Store a vector, or a scalar for the whole row, into this row of mO, as its dtype."""
         ctx = self.ctx
-        is_mask = mO.element_type is Int8  # a Boolean tensor that went through a view
+        # A Boolean tensor that went through a view has elements of Int8, and so has one of Int8.
+        is_mask = mO.element_type is Int8 and getattr(y, "dtype", Boolean) is not Int8
         y = to_stored(y, Boolean if is_mask else mO.element_type)
         y = y if isinstance(y, cute.TensorSSA) else ctx.full(y)
         if const_expr(y.dtype is Boolean):  # the DSL would store the True of a vector as 255

@@ -13,7 +13,8 @@ class Dtype(NamedTuple):
     """A dtype of tensors in memory.
 
     name: HTile's short name.
-    computed: the dtype that values of it are computed in; None where HTile does not take it.
+    computed: the dtype that values of it are computed in; its own for one of `STORAGE`; None where
+        HTile does not take it.
     cute: the name of CuTe-DSL's type of its elements.
     """
 
@@ -32,12 +33,18 @@ DTYPES = {
         Dtype(torch.int32, "i32", torch.int32, "Int32"),
         Dtype(torch.int64, "i64", torch.int64, "Int64"),
         Dtype(torch.bool, "bool", torch.bool, "Boolean"),
+        Dtype(torch.float8_e4m3fn, "e4m3", torch.float8_e4m3fn, "Float8E4M3FN"),
+        Dtype(torch.float8_e5m2, "e5m2", torch.float8_e5m2, "Float8E5M2"),
+        Dtype(torch.int8, "i8", torch.int8, "Int8"),
+        Dtype(torch.uint8, "u8", torch.uint8, "Uint8"),
         Dtype(torch.float64, "f64", None, "Float64"),
         Dtype(torch.int16, "i16", None, "Int16"),
-        Dtype(torch.int8, "i8", None, "Int8"),
-        Dtype(torch.uint8, "u8", None, "Uint8"),
     )
 }
+
+FLOAT8 = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
+STORAGE = FLOAT8 | {torch.int8, torch.uint8}
+"""Dtypes of 8 bits: a value of one is loaded, stored and converted, and nothing else."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -47,7 +54,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that a stored dtype is computed in: float32 for every floating type.
+    """The dtype that a stored dtype is computed in: float32 for floating types of 16 bits or more.
 
     Raises DtypeError for a dtype that HTile does not take.
     """

@@ -189,10 +189,10 @@ class Builder:
 def returned_dtype(builder: Builder, value: Value) -> torch.dtype:
     """The dtype in memory that a value is returned in.
 
-    What `.to` declared; else, for a floating row, that of the first floating row argument of 16 or
-    more bits; else what it is computed in.
+    What `.to` declared; else, for a row in float32, that of the first floating row argument of 16
+    or more bits; else what it is computed in.
     """
-    if value.stored is not None or not (value.dtype.is_floating_point and value.spread):
+    if value.stored is not None or not (value.dtype is torch.float32 and value.spread):
         return value.stored or value.dtype
     rows = (i.dtype for i in builder.inputs if i.role is Role.ROW and i.dtype.is_floating_point)
     return next((dtype for dtype in rows if dtype.itemsize >= 2), value.dtype)

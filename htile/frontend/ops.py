@@ -15,7 +15,8 @@ from functools import reduce
 
 import torch
 
-from .dtypes import compute_dtype, dtype_name
+from ..errors import DtypeError
+from .dtypes import FLOAT8, STORAGE, compute_dtype, dtype_name
 
 
 class Op(Enum):
@@ -105,7 +106,8 @@ class Value:
 
     inner: the shape that `torch.vmap` shows: `()`, `(1,)`, `(N,)`.
     varies: see `Varies`.
-    dtype: what it is computed in: float32, int32, int64 or bool.
+    dtype: what it is computed in: float32, int32, int64 or bool; or one of `STORAGE`, whose values
+        are converted and stored only.
     stored: the dtype that `.to` declared for it, or None.
     spread: whether there is one element for each column, spread over the threads of a row. At N = 1
         `inner` alone cannot tell a row from a reduction with `keepdim=True`; this can.
@@ -164,11 +166,13 @@ def _elementwise(values: tuple[Value, ...], arg: object) -> Value:
 
 
 def _comparison(values: tuple[Value, ...], arg: object) -> Value:
+    _refuse_storage(values)
     return replace(_joined(values, values), dtype=torch.bool, stored=None)
 
 
 def _where(values: tuple[Value, ...], arg: object) -> Value:
     assert values[0].dtype is torch.bool, f"expected a bool condition: {values}"
+    _refuse_storage(values)
     return _joined(values, values[1:])
 
 
@@ -178,6 +182,9 @@ def _cast(values: tuple[Value, ...], arg: object) -> Value:
 
 
 def _convert(values: tuple[Value, ...], arg: object) -> Value:
+    """Of a promotion; torch promotes no float8 to another dtype."""
+    if values[0].dtype in FLOAT8:
+        _refuse_storage(values)
     assert arg in (torch.float32, torch.int32, torch.int64), f"not a computed number: {arg}"
     return replace(values[0], dtype=arg, stored=None)
 
@@ -197,10 +204,25 @@ def _of(rule: Rule, *dtypes: torch.dtype) -> Rule:
     """The rule for operands of these dtypes only: tracing brings them to one."""
 
     def checked(values: tuple[Value, ...], arg: object) -> Value:
+        _refuse_storage(values)
         assert all(v.dtype in dtypes for v in values), f"expected {dtypes}: {values}"
         return rule(values, arg)
 
     return checked
+
+
+def _refuse_storage(values: tuple[Value, ...]) -> None:
+    """Raise DtypeError where an operand has a dtype that is not computed in."""
+    for v in values:
+        if v.dtype in STORAGE:
+            raise DtypeError(not_computed(v.dtype))
+
+
+def not_computed(dtype: torch.dtype) -> str:
+    """What to write where something is computed in a dtype of 8 bits."""
+    remedy = "x.float()" if dtype in FLOAT8 else "x.float() or x.int()"
+    name = str(dtype).removeprefix("torch.")
+    return f"{name} is stored and not computed in: convert it first, {remedy}"
 
 
 def _leaf(values: tuple[Value, ...], arg: object) -> Value:

@@ -12,7 +12,8 @@ from functools import cache
 import torch
 
 from ..errors import DtypeError, TraceError
-from .ops import Op, Value, Varies, compute_dtype, dtype_name, join_stored
+from .dtypes import FLOAT8, STORAGE
+from .ops import Op, Value, Varies, compute_dtype, dtype_name, join_stored, not_computed
 from .tensor import Tensor, constant, fail, node
 
 Number = bool | int | float
@@ -48,8 +49,14 @@ def _promoted(kinds: frozenset) -> torch.dtype:
 
 def result_dtype(*operands: Tensor | Number) -> torch.dtype:
     """What torch promotes these to; every floating type is float32."""
-    kinds = ((x._value.dtype, x.ndim) if isinstance(x, Tensor) else (type(x), -1) for x in operands)
-    return _promoted(frozenset(kinds))
+    kinds = frozenset(
+        (x._value.dtype, x.ndim) if isinstance(x, Tensor) else (type(x), -1) for x in operands
+    )
+    float8 = next((dtype for dtype, _ in kinds if dtype in FLOAT8), None)
+    dtype = float8 or _promoted(kinds)
+    if dtype in STORAGE:
+        fail(DtypeError, not_computed(dtype))
+    return dtype
 
 
 def number(x: Number, dtype: torch.dtype) -> Number:
@@ -75,6 +82,8 @@ def filled(x: Tensor, value: Number, dtype: torch.dtype | None = None) -> Tensor
     """A constant of the shape of `x`, and of its dtype unless another is given."""
     v = x._value
     computed = v.dtype if dtype is None else supported(dtype)
+    if computed in STORAGE:
+        fail(DtypeError, f"a constant of {computed}: write it in float32 and convert the result")
     stored = v.stored if dtype is None else dtype
     shown = Value(v.inner, Varies.SCALAR, computed, stored, v.spread)
     return constant(x, number(value, computed), shown)

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..errors import ArgumentError
+from .dtypes import FLOAT8, STORAGE
 from .graph import Graph
 from .ops import COMPARISONS, Op
 
@@ -118,9 +119,23 @@ def _product(x: Tensor) -> Tensor:
     return _folded(x.double(), torch.mul)
 
 
+SATURATING = STORAGE - {torch.float8_e5m2}  # e5m2 has infinities
+
+
 def _convert(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
-    """Round to the dtype `arg`, and go on in what it is computed in."""
+    """Round to the dtype `arg`, and go on in what it is computed in.
+
+    A float beyond the range of float8_e4m3fn, int8 or uint8 becomes the end of the range, and NaN
+    the integer 0. torch leaves open what becomes of them in integers, and its versions differ for
+    infinities in float8_e4m3fn.
+    """
     (value,) = values
+    if arg in FLOAT8 and not value.is_floating_point():
+        value = value.to(dtype)
+    if arg in SATURATING and value.is_floating_point():
+        info = (torch.finfo if arg in FLOAT8 else torch.iinfo)(arg)
+        value = value.clamp(info.min, info.max)
+        value = value if arg in FLOAT8 else value.nan_to_num(nan=0.0)
     if not arg.is_floating_point:
         return value.to(arg)
     return (value if arg is torch.float32 else value.to(arg)).to(dtype)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from ..errors import LoweringError
+from ..frontend.dtypes import FLOAT8
 from ..frontend.graph import Graph
 from ..frontend.ops import REDUCTIONS
 from .choice import choose
@@ -43,13 +44,19 @@ def plans_for(
     """Every sensible plan.
 
     `wanted` keeps only plans with these values of `Numerics` and `Placement` fields. Raises
-    LoweringError where no plan is left, and for rows and reductions beyond what any plan holds.
+    LoweringError where no plan is left, for rows and reductions beyond what any plan holds, and for
+    float8 where the architecture does not convert it.
     """
     if graph.n > MAX_N:
         raise LoweringError(
             f"{graph.name}: rows of {graph.n} elements; the limit is 2^30, because columns are "
             "numbered in 32 bits. Reduce parts of a row as rows, and combine what they give"
         )
+    float8 = next((node for node in graph if node.value.dtype in FLOAT8), None)
+    if float8 and not target.arch.has_float8:
+        name = str(float8.value.dtype).removeprefix("torch.")
+        message = f"{graph.name}: {target.arch.name} does not convert {name}; sm_89 and later do"
+        raise LoweringError(message, float8.loc)
     plans = enumerate_plans(graph, target)
     if not plans:
         count = sum(node.op in REDUCTIONS for node in graph)

@@ -37,7 +37,8 @@ def _docstring(graph: Graph) -> list[str]:
 
 
 def _imports(text: str) -> list[str]:
-    types = sorted(t for t in CUTLASS_TYPES.values() if re.search(rf"\b{t}\b", text))
+    types = [t for t in CUTLASS_TYPES.values() if re.search(rf"\b{t}\b", text)]
+    types.sort(key=lambda t: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", t)])
     verbs = ("ElementwiseLoader", "GlobalToRegLoader", "ElementwiseStorer")
     dataflow = ["ElementwiseKernelContext", *(name for name in verbs if f"{name}(" in text)]
     utils = [u for u in ("as_row_values", "as_rows", "make_fake_tensor") if f"{u}(" in text]

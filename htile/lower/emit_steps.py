@@ -53,7 +53,7 @@ def assign(names: Names, i: Input, expression: str, indent: str = INDENT) -> lis
     start = f"{indent}{names.values[i.id]} = "
     if i.dtype is torch.bool:  # Int8 after a view
         return wrapped_call(f"{start}math.convert(", [expression, "Boolean"], ")")
-    if i.dtype.is_floating_point and i.dtype is not torch.float32:
+    if i.dtype in (torch.bfloat16, torch.float16):
         return wrapped_call(f"{start}math.convert(", [expression, "Float32"], ")")
     return [start + expression]
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 
+from ..frontend.dtypes import STORAGE
 from ..frontend.graph import Builder, Graph, Node, Role
 from ..frontend.ops import COMMUTATIVE, REDUCTIONS, Op, Value, Varies
 from ..frontend.reference import EVALUATE
@@ -79,6 +80,8 @@ def fold_constants(graph: Graph) -> Graph:
         operands = [new[i] for i in inputs]
         if node.op in REDUCTIONS or not operands or any(o.op is not Op.CONST for o in operands):
             return None
+        if node.value.dtype in STORAGE:
+            return None  # no kernel writes down a number of 8 bits
         if node.op in (Op.FLOORDIV, Op.MOD) and operands[1].arg == 0:
             return None  # torch raises for integers; the kernel does not
         numbers = tuple(torch.tensor([o.arg], dtype=o.value.dtype, device="cpu") for o in operands)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..frontend.dtypes import FLOAT8
 from ..frontend.graph import Graph, Node
 from ..frontend.ops import Op
 
@@ -17,7 +18,7 @@ from ..frontend.ops import Op
 NEAR_OPS = frozenset({
     Op.DIV, Op.SQRT, Op.EXP, Op.EXPM1, Op.LOG, Op.LOG2, Op.LOG10, Op.LOG1P, Op.SIGMOID, Op.TANH,
 })  # fmt: skip
-NARROW = (torch.bfloat16, torch.float16)
+NARROW = frozenset({torch.bfloat16, torch.float16}) | FLOAT8
 # Operations whose result has about the relative error of its operands, whatever they are.
 KEEPING = frozenset({
     Op.MUL, Op.DIV, Op.NEG, Op.ABS, Op.SQRT, Op.RSQRT, Op.WHERE, Op.RESHAPE, Op.MAXIMUM, Op.MINIMUM,
@@ -35,7 +36,8 @@ OF_OPERANDS_SIGN = frozenset({
 
 
 def seen_in_16_bits(graph: Graph) -> frozenset[int]:
-    """The nodes of which only 16-bit results come, by steps that keep relative errors small."""
+    """The nodes of which only results of 16 bits or fewer come, by steps that keep relative errors
+    small."""
     widest: dict[int, int] = {}
     for output in graph.outputs:
         widest[output.id] = max(widest.get(output.id, 0), output.dtype.itemsize)

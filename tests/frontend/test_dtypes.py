@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from htile.errors import HTileError
-from htile.frontend.dtypes import DTYPES, compute_dtype, dtype_name
+from htile.frontend.dtypes import DTYPES, STORAGE, compute_dtype, dtype_name
 from htile.frontend.functions import FUNCTIONS
 from htile.frontend.graph import Role
 from htile.frontend.reference import evaluate
@@ -145,8 +145,10 @@ def test_what_was_found_by_hand():
 
 def test_the_table_of_dtypes():
     taken = {dtype for dtype, known in DTYPES.items() if known.computed}
-    assert taken == set(CUTLASS_TYPES) == {F32, BF16, F16, I32, I64, BOOL}
-    for dtype in taken:
+    assert taken == set(CUTLASS_TYPES) == {F32, BF16, F16, I32, I64, BOOL} | STORAGE
+    for dtype in STORAGE:
+        assert compute_dtype(dtype) is dtype
+    for dtype in taken - STORAGE:
         assert DTYPES[dtype].cute == CUTLASS_TYPES[dtype]
         assert compute_dtype(dtype) is (F32 if dtype.is_floating_point else dtype)
     assert dtype_name(BF16) == "bf16" and dtype_name(torch.float64) == "float64"

@@ -339,7 +339,7 @@ class Mode(enum.Enum):
         (two, (t(5, 4), t(4, dtype=torch.float64)), DtypeError, r"two: y: .*float64.*\.float\(\)"),
         (two, (t(5, 4), t(dtype=torch.float64)), DtypeError, "two: y: .*float64"),
         (two, (t(5, 4, dtype=torch.complex64), 1), DtypeError, "two: x: .*complex64"),
-        (two, (t(5, 4), t(4, dtype=torch.uint8)), DtypeError, "two: y: .*uint8"),
+        (two, (t(5, 4), t(4, dtype=torch.int16)), DtypeError, "two: y: .*int16"),
     ],
 )
 def test_errors(fn, args, error, words):

@@ -92,7 +92,7 @@ def fair_errors(program, f, device="cpu", elements=1 << 13) -> list[float]:
         exacts = pytree.tree_leaves(oracle(f, *args))
         for i, (out, exact) in enumerate(zip(results, exacts, strict=True)):
             if out.is_floating_point():
-                error = (out.double() - exact).abs()
+                error = (out.double() - exact.double()).abs()
                 if out.dtype is not torch.float32:
                     error = (error - ulp(exact.double().abs(), out.dtype) / 2).clamp(min=0)
                 worst[i] = max(worst[i], error.max().item())

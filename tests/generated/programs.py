@@ -21,6 +21,7 @@ import htile
 
 F64, F32, BF16, F16 = torch.float64, torch.float32, torch.bfloat16, torch.float16
 I32, I64, BOOL = torch.int32, torch.int64, torch.bool
+E4M3, E5M2, I8, U8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8
 FLOATS = (BF16, F16, F32)
 BITS = {F64: 24, F32: 24, F16: 11, BF16: 8}  # of a significand; of F64 those that float32 keeps
 ONE, KEPT, ROW = 0, 1, 2  # shapes inside a row: (), (1,), (N,)
@@ -153,6 +154,7 @@ def _drawn(a: Arg, shape: tuple, device, filled: bool) -> torch.Tensor:
 RANGES = {  # kind: lowest, highest, and what all values are multiples of (0: of nothing)
     "mask": (0, 1, 1),
     "integer": (-16, 16, 1),
+    "count": (0, 16, 1),
     "grid": (-2, 2, 1 / 8),
     "smooth": (-2, 2, 0),
     "positive": (0.5, 1.5, 0),
@@ -896,7 +898,9 @@ def program(seed: int, sizes: str = "small") -> Program:
 def draw_program(rng: random.Random, seed: int = 0, sizes: str = "small") -> Program:
     """A program from a source of randomness; hypothesis has one whose choices it can shrink."""
     n, lead = _draw_shape(rng, sizes)
-    args = _draw_arguments(rng, n, lead)
+    # Numbers of 8 bits are drawn apart, so that the other draws do not depend on them.
+    bytes_rng, has_float8 = random.Random(f"bytes {sizes} {seed}"), seed % 4 > 0  # 0: for sm_80
+    args = _in_bytes(bytes_rng, _draw_arguments(rng, n, lead), has_float8)
     writer = Writer(rng, n)
     statics = []
     for a in args:
@@ -914,8 +918,9 @@ def draw_program(rng: random.Random, seed: int = 0, sizes: str = "small") -> Pro
         rng.choice(kinds)(writer)
     for a in statics:
         writer.static(a)
-    returned = _draw_returned(rng, writer)
-    lines = _live(writer.lines, returned)
+    returned = _to_bytes(bytes_rng, _draw_returned(rng, writer), writer, has_float8)
+    lines = [f"{a.name} = {a.name}{WIDENED[a.dtype]}" for a in args if a.dtype in WIDENED]
+    lines = (*lines, *_live(writer.lines, returned))
     returns = _draw_structure(rng, returned)
     variant = rng.random() if sizes == "all" and rng.random() < 0.25 else None
     errors = tuple(v.err for v in returned)
@@ -973,6 +978,43 @@ def _draw_arguments(rng: random.Random, n: int, lead: tuple) -> list[Arg]:
     return args
 
 
+# How a program computes with numbers of 8 bits, and what they are computed in.
+WIDENED = {E4M3: ".float()", E5M2: ".to(torch.float32)", I8: ".int()", U8: ".to(torch.int32)"}
+COMPUTED = {E4M3: F32, E5M2: F32, I8: I32, U8: I32}
+OF_BYTES = {"grid": (E4M3,), "integer": (I8,)}  # by kind; e5m2 has too few bits for a grid
+
+
+def _in_bytes(rng: random.Random, args: list[Arg], has_float8: bool) -> list[Arg]:
+    """The arguments with some of them stored in 8 bits."""
+    found = []
+    for a in args:
+        dtypes = OF_BYTES.get(a.kind, ()) if a.role in ("row", "column", "per_row") else ()
+        dtypes = [dtype for dtype in dtypes if has_float8 or dtype is I8]
+        if dtypes and rng.random() < 0.3:
+            a = replace(a, dtype=rng.choice(dtypes))
+            if a.dtype is I8 and rng.random() < 0.5:
+                a = replace(a, dtype=U8, kind="count")
+        found.append(a)
+    return found
+
+
+def _to_bytes(
+    rng: random.Random, returned: list[V], writer: Writer, has_float8: bool
+) -> list[V]:
+    """What is returned, some of it in 8 bits: integers that they hold, and any float."""
+    found = []
+    for v in returned:
+        dtypes = [E4M3, E5M2] if v.floating and v.dtype is not BF16 and has_float8 else []
+        if not v.err and v.step >= 1 and v.dtype is not BOOL:
+            dtypes += [I8] * (v.size <= 127) + [U8] * (v.lo >= 0 and v.hi <= 255)
+        if dtypes and rng.random() < 0.2:
+            dtype = rng.choice(dtypes)
+            v = replace(v, name=f"v{len(writer.lines)}", dtype=dtype)
+            writer.lines.append((v.name, f"{returned[len(found)].name}.to({dtype})"))
+        found.append(v)
+    return found
+
+
 def _draw_layout(rng: random.Random, role: str, n: int, lead: tuple) -> tuple:
     """The name of a layout; of `strided` also the elements between rows and before the first."""
     if role == "device" or rng.random() < 0.5 or (role == "per_row" and not lead):
@@ -993,7 +1035,7 @@ def _argument_value(a: Arg, n: int) -> V:
     shape = {"row": ROW, "column": ROW, "kept": KEPT, "per_row": ONE, "device": ONE}[a.role]
     if a.role == "kept" and n == 1:  # (*lead, 1) is a row then
         shape = ROW
-    dtype = F64 if a.dtype in FLOATS else a.dtype
+    dtype = F64 if a.dtype in FLOATS else COMPUTED.get(a.dtype, a.dtype)
     lo, hi, step = RANGES[a.kind]
     return V(a.name, shape, dtype, lo, hi, step, varies=a.role not in ("column", "device"))
 

@@ -1,4 +1,4 @@
-"""Conversions that round: integers to the 16-bit floats, with torch's bits."""
+"""Conversions with torch's bits: integers to 16-bit floats, floats to 8 bits and back."""
 
 import pytest
 import torch
@@ -60,8 +60,76 @@ def integers(dtype):
     return torch.cat([found, random]).view(32, 256)
 
 
+STORED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8)
+ROWS = ((512, 128), (64, 1003))  # even rows, and shifted ones
+
+
+@htile.rowwise
+def stored(x, dtype: htile.Static):
+    return x.to(dtype)
+
+
+@htile.rowwise
+def loaded(x):
+    return x.float()
+
+
+def floats(dtype, shape, device="cpu"):
+    """Numbers of all exponents, infinities and NaN, and those around the ends of the ranges."""
+    ends = [448, 464, 465, 480, 57344, 61439, 61440, 61441, 65504, 127.5, 128, 128.5, 255.5, 256]
+    ends += [2.0**-k for k in range(8, 20)] + [2.0**31, 2.0**32, float("inf"), float("nan"), 0.0]
+    ends = torch.tensor([*ends, *(-end for end in ends)])
+    bits = torch.randint(-(2**15), 2**15, (shape[0] * shape[1],), dtype=torch.int16)
+    drawn = bits.view(dtype).float() if dtype is not F32 else bits.float() / 64
+    drawn[: len(ends)] = ends
+    return drawn.to(dtype).view(shape).to(device)
+
+
+def as_stored(x, dtype):
+    """What the documentation says that `x.to(dtype)` is."""
+    x = x.float()
+    if dtype is not torch.float8_e5m2:
+        info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+        x = x.clamp(info.min, info.max)
+    return (x if dtype.is_floating_point else x.nan_to_num(nan=0.0).trunc()).to(dtype)
+
+
+def same(a, b):
+    """Equal numbers; a NaN has many bit patterns."""
+    a, b = a.float(), b.float()
+    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(0.0), b.nan_to_num(0.0))
+
+
+def storage_jobs(arch):
+    for shape in ROWS:
+        for dtype in STORED:
+            for of in (BF16, F16, F32):
+                x = torch.empty(shape, dtype=of, device="meta")
+                yield job(stored, (x, dtype), arch)
+            yield job(loaded, (torch.empty(shape, dtype=dtype, device="meta"),), arch)
+
+
+@pytest.mark.parametrize("shape", ROWS)
+@pytest.mark.parametrize("of", (BF16, F16, F32), ids=short)
+@pytest.mark.parametrize("dtype", STORED, ids=short)
+def test_to_8_bits(dtype, of, shape, device):
+    torch.manual_seed(0)
+    x = floats(of, shape, device)
+    found = run(stored, x, dtype)
+    assert found.dtype is dtype and same(found, as_stored(x, dtype))
+
+
+@pytest.mark.parametrize("shape", ROWS)
+@pytest.mark.parametrize("dtype", STORED, ids=short)
+def test_from_8_bits(dtype, shape, device):
+    torch.manual_seed(0)
+    x = torch.randint(0, 256, shape, dtype=torch.uint8, device=device).view(dtype)
+    assert same(run(loaded, x), x)
+
+
 def jobs(arch):
     """Every function of every dtype."""
+    yield from storage_jobs(arch)
     for f in FUNCTIONS:
         for dtype in INTEGERS:
             yield job(f, (torch.empty(32, 256, dtype=dtype, device="meta"),), arch)
