@@ -23,7 +23,7 @@ CHUNK = 1 << 24  # elements of one argument that the oracle works on at a time
 def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
     """What `f` means for these arguments, floating values computed in `dtype`.
 
-    Takes what `f` takes and returns the same structure, rows as `(*lead, N)`, unrounded.
+    Takes what `f` takes and returns the same structure and shapes, unrounded.
     """
     signature = f._signature
     values = signature.bind(args, kwargs)
@@ -33,9 +33,7 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
     for spec, value in zip(call.specs, values, strict=True):
         if isinstance(value, torch.Tensor):
             value = value.detach()
-            if spec.role is Role.ROW:
-                value = value.expand((*call.lead, call.n)).reshape(rows, call.n)
-            elif spec.role is Role.PER_ROW:
+            if spec.role in (Role.ROW, Role.PER_ROW):
                 value = value.expand((*call.lead, *spec.inner)).reshape((rows, *spec.inner))
         prepared.append(value)
         dims.append(0 if spec.role in (Role.ROW, Role.PER_ROW) else None)
@@ -62,7 +60,7 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
     if not rows:  # vmap refuses an empty batch: take the shapes from one row of ones
         result = run(lambda v: v.new_ones(1, *v.shape[1:]))
         return pytree.tree_map(lambda t: t[:0].reshape((*call.lead, *t.shape[1:])), result)
-    step = max(1, CHUNK // call.n)
+    step = max(1, CHUNK // max(math.prod(spec.inner) for spec in call.specs))
     chunks = [run(lambda v, k=k: v[k : k + step]) for k in range(0, rows, step)]
     leaves = zip(*(pytree.tree_leaves(chunk) for chunk in chunks), strict=True)
     joined = [torch.cat(parts) for parts in leaves]

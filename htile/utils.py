@@ -38,6 +38,25 @@ def expand(tensor: cute.Tensor, dim: int, size: int | Int32) -> cute.Tensor:
     return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=stride))
 
 
+def part(
+    tensor: cute.Tensor, start: tuple, steps: tuple | None = None, size: int | None = None
+) -> cute.Tensor:
+    """A piece of a tensor (l0, ..., lk, *inner): (l0, ..., lk, size), or (l0, ..., lk).
+
+    start: the first element of the piece, one number for each inner dimension.
+    steps: how much further the next element lies in each inner dimension. The piece has `size` of
+        them; without steps it has the one element.
+    """
+    lead = len(tensor.shape) - len(start)
+    shape, stride = tensor.shape[:lead], tensor.stride[:lead]
+    if steps is not None:
+        strides = zip(steps, tensor.stride[lead:], strict=True)
+        moves = [each if step == 1 else step * each for step, each in strides if step]
+        shape, stride = (*shape, size), (*stride, sum(moves[1:], moves[0]) if moves else 0)
+    layout = cute.make_layout(tuple(shape), stride=tuple(stride))
+    return cute.make_tensor(elem_pointer(tensor, (*(0,) * lead, *start)), layout)
+
+
 def as_rows(
     tensor: cute.Tensor, lead: tuple | None = None, own: tuple | None = None
 ) -> cute.Tensor:

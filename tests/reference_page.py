@@ -21,11 +21,16 @@ import torch
 import htile
 from htile import cli, errors, testing
 from htile.build.arch import ARCHS, DEFAULT
-from htile.frontend import composites, shapes, statistics  # noqa: F401 (they fill the tables)
+from htile.frontend import (  # noqa: F401 (they fill the tables)
+    composites,
+    shapes,
+    statistics,
+    trace,
+)
 from htile.frontend.dtypes import STORAGE
 from htile.frontend.graph import Builder, Role
 from htile.frontend.ops import Value, Varies, compute_dtype, dtype_name
-from htile.frontend.roles import PerRow, Scalar, Static
+from htile.frontend.roles import Inner, PerRow, Scalar, Static
 from htile.frontend.tensor import FUNCTIONS, Tensor
 from htile.run.kernel import Kernel
 from htile.tune.search import Tuned
@@ -49,7 +54,8 @@ FUNCTIONS_HEAD = """\
 the right say what dtype comes of a float, of an int64 and of a bool operand; a dash means that the
 dtype is refused. Every floating value is computed in float32.
 
-`dim` may be `None`, `-1` or `0`, since a row has one axis; `axis` and `keepdims` are taken too.
+`dim` names an axis without the leading dimensions: a row has one, which is `-1` or `0`. `axis` and
+`keepdims` are taken too.
 `out=` and `inplace=True` are refused inside a function: assign the result.
 """
 
@@ -60,6 +66,7 @@ GROUPS = {
     "reductions": "Reductions over the row",
     "statistics": "Statistics, softmax, norms and losses",
     "shapes": "Dtypes, constants and shapes",
+    "parts": "Parts of an axis, and what joins them",
 }
 
 OPERATORS = {
@@ -73,7 +80,11 @@ OPERATORS = {
 }  # fmt: skip
 
 # What is passed for a parameter of this name where functions are traced for their results.
-SAMPLES = {"fill_value": 1, "threshold": 0, "value": 1, "dim": -1, "min": 0, "exponent": 2}
+SAMPLES = {
+    "fill_value": 1, "threshold": 0, "value": 1, "dim": -1, "min": 0, "exponent": 2, "chunks": 2,
+    "split_size_or_sections": 4, "indices_or_sections": 2, "start": 0, "length": 4, "index": 0,
+    "dim0": 0, "dim1": -1, "source": 0, "destination": -1, "shifts": 1,
+}  # fmt: skip
 AS_ASKED = (shapes.to,)  # whose result has the dtype that is written
 MASKS = ("condition", "mask")
 SHAPES = ("size", "sizes", "shape", "normalized_shape")
@@ -83,10 +94,10 @@ N = 8  # elements of a row in those traces
 
 def page() -> str:
     """The text of docs/reference.md."""
-    parts = [HEAD, _annotations(), _dtypes(), _operators(), _attributes(), FUNCTIONS_HEAD]
-    parts += [_group(module, title) for module, title in GROUPS.items()]
-    parts += [_api(), _kernel(), _testing(), _command_line()]
-    return "\n".join(part.rstrip() + "\n" for part in parts if part)
+    texts = [HEAD, _annotations(), _dtypes(), _operators(), _attributes(), FUNCTIONS_HEAD]
+    texts += [_group(module, title) for module, title in GROUPS.items()]
+    texts += [_api(), _kernel(), _testing(), _command_line()]
+    return "\n".join(part.rstrip() + "\n" for part in texts if part)
 
 
 # ---- what a function is given --------------------------------------------------------------------
@@ -94,7 +105,7 @@ def page() -> str:
 
 def _annotations() -> str:
     lines = ["## Annotations of parameters", "", "| annotation | the argument |", "|---|---|"]
-    for kind in (PerRow, Scalar, Static):
+    for kind in (PerRow, Inner, Scalar, Static):
         text = _summary(kind).removeprefix("Annotation: ")
         lines.append(f"| `htile.{kind.__name__}` | {text} |")
     lines += [
@@ -231,12 +242,22 @@ def _sample(function: Callable, dtype: torch.dtype, is_row: bool) -> tuple[list,
     for p in inspect.signature(function).parameters.values():
         if p.kind is p.VAR_POSITIONAL and p.name == "args":
             arguments += [] if arguments else [tensor("x", dtype)]
+        elif p.name in SHAPES and p.kind is p.POSITIONAL_OR_KEYWORD:
+            options[p.name] = (N,) if is_row else (1,)
         elif p.name in SHAPES:
             arguments.append((N,) if is_row else (1,))
+        elif p.name == "dims" and p.kind is p.VAR_POSITIONAL:
+            arguments.append(-1)
+        elif p.name == "tensors":
+            arguments.append([tensor("x", dtype), tensor("y", dtype)])
         elif p.name in SAMPLES and (p.default is p.empty or p.name == "min" or p.default == 1):
             options[p.name] = SAMPLES[p.name]
         elif p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD:
-            arguments.append(tensor(p.name, torch.bool if p.name in MASKS else dtype))
+            made = tensor(p.name, torch.bool if p.name in MASKS else dtype)
+            if arguments:
+                options[p.name] = made
+            else:
+                arguments.append(made)
     return arguments, options
 
 

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 import htile
 from htile.frontend import reference
 from htile.frontend.graph import Builder, Output, Role
-from htile.frontend.ops import COMPARISONS, REDUCTIONS, Op, Value, Varies, compute_dtype
+from htile.frontend.ops import COMPARISONS, MOVEMENTS, REDUCTIONS, Op, Value, Varies, compute_dtype
 from htile.frontend.reference import EVALUATE
 
 N = 6
@@ -140,7 +140,7 @@ REDUCE = {
     Op.ANY: (lambda x: x.any(-1), (BOOL,)),
     Op.ALL: (lambda x: x.all(-1), (BOOL,)),
 }
-OTHER = {Op.CAST, Op.CONVERT, Op.RESHAPE, Op.WHERE}  # have tests of their own
+OTHER = {Op.CAST, Op.CONVERT, Op.WHERE, *MOVEMENTS}  # have tests of their own
 
 
 def cases(table):

@@ -15,7 +15,7 @@ from htile.compute.operands import make_vector
 from htile.config import ElementwiseTileConfig
 from htile.copy.layout import RowLayout
 from htile.copy.shifted import Pieces, PiecesInFlight, SharedPieces
-from htile.copy.vector import predicate_k, vector_copy
+from htile.copy.vector import are_neighbours, predicate_k, vector_copy
 from htile.utils import Static, as_bytes, element_bits, expand
 
 
@@ -170,6 +170,8 @@ class RowTile(Static):
     def copy_row(self, src: cute.Tensor, dst: cute.Tensor, is_async: bool = False) -> None:
         """Copy a partition of a row tensor where its row and column are in bounds."""
         width = self.num_copy_elems(src.element_type)
+        if not (are_neighbours(src) and are_neighbours(dst)):
+            width = 1  # the elements of a piece may lie apart
         vector_copy(src, dst, pred=self.tXpCopy, is_async=is_async, num_copy_elems=width)
 
     def load_row(
@@ -223,7 +225,8 @@ class RowTile(Static):
             return PiecesInFlight(self, Pieces(self, rows)).load(self).into(tXrW)
         if const_expr(not self.is_even_N):
             tXrW.fill(tXrW.element_type(0))
-        self.vector_copy_fn(tXgW, tXrW, num_copy_elems=self.num_copy_elems(mW.element_type))
+        width = self.num_copy_elems(mW.element_type) if are_neighbours(tXgW) else 1
+        self.vector_copy_fn(tXgW, tXrW, num_copy_elems=width)
         return tXrW
 
     def is_shifted_column(self, mW: cute.Tensor) -> bool:

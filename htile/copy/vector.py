@@ -67,12 +67,27 @@ def copy_atom(dtype: type[Numeric], num_bits: int, is_async: bool = False) -> cu
     )
 
 
+def inner_stride(tensor: cute.Tensor) -> int | Int32:
+    """How far the elements of a vector are apart, in a partition ((V, 1), 1, K)."""
+    stride = tensor.layout.stride[0]
+    while isinstance(stride, tuple):
+        stride = stride[0]
+    return stride
+
+
+def are_neighbours(tensor: cute.Tensor) -> bool:
+    """Whether a vector's elements are known to be neighbours, in a partition ((V, 1), 1, K)."""
+    stride = inner_stride(tensor)
+    return isinstance(stride, int) and stride == 1
+
+
 def _split_vectors(tensor: cute.Tensor, num_elems: int) -> cute.Tensor:
     """View a partition ((V, 1), 1, K) as ((num_elems, 1), V // num_elems, K)."""
     vec_size, steps = cute.size(tensor, mode=[0]), cute.size(tensor, mode=[2])
+    apart = inner_stride(tensor) if vec_size > 1 else 1
     layout = cute.make_layout(
         ((num_elems, 1), vec_size // num_elems, steps),
-        stride=((1, 0), num_elems, tensor.layout.stride[2]),
+        stride=((apart, 0), num_elems * apart, tensor.layout.stride[2]),
     )
     return cute.make_tensor(tensor.iterator, layout)
 

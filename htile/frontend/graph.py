@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 class Role(Enum):
     """What a tensor or number is to the row; it comes from rank and annotation, never from size."""
 
-    ROW = "row"  # (*lead, N)
+    ROW = "row"  # (*lead, N), or (*lead, *inner) annotated htile.Inner[k]
     COLUMN = "column"  # (N,), shared by all rows
     PER_ROW = "per-row"  # (*lead, 1), or (*lead) annotated htile.PerRow
     SCALAR = "scalar"  # a Python float, given at run time
@@ -46,13 +47,63 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class View:
+    """Which elements of a tensor a piece of it has: for column k those at `start + k * steps`.
+
+    All three have one number for each axis of the tensor behind the leading dimensions. `shape` is
+    that of these axes, and `steps` are None for a piece of one element.
+    """
+
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+    steps: tuple[int, ...] | None
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements of the piece are neighbours along the tensor's last axis."""
+        return self.steps is None or self.steps == (0,) * (len(self.shape) - 1) + (1,)
+
+    def meets(self, other: View, n: int) -> bool:
+        """Whether a thread may write the one piece while others read the other, of n columns.
+
+        It may not if they have an element in common, unless both have it in the same column.
+        """
+        if self.steps is not None and self == other:
+            return False
+        return bool(self._places(n) & other._places(n))
+
+    def _places(self, n: int) -> set[int]:
+        """The elements as numbers of the flat tensor."""
+        steps = self.steps or (0,) * len(self.start)
+        flat = [prod(self.shape[k + 1 :]) for k in range(len(self.shape))]
+        first = sum(each * size for each, size in zip(self.start, flat, strict=True))
+        step = sum(each * size for each, size in zip(steps, flat, strict=True))
+        return set(range(first, first + (n - 1) * step + 1, step)) if step else {first}
+
+    def elements(self, n: int) -> str:
+        """`[0, 128:256]`, for a piece of n columns."""
+        steps = self.steps or (0,) * len(self.start)
+        shown = [
+            f"{first}:{first + (n - 1) * step + 1}" + (f":{step}" if step > 1 else "")
+            if step
+            else str(first)
+            for first, step in zip(self.start, steps, strict=True)
+        ]
+        return f"[{', '.join(shown)}]"
+
+
+@dataclass(frozen=True, slots=True)
 class Input:
-    """A leaf that the caller passes: the parameter, its role, and its dtype in memory."""
+    """A leaf that the caller passes: the parameter, its role, and its dtype in memory.
+
+    view: which piece of the tensor it is; None for the whole.
+    """
 
     name: str
     role: Role
     dtype: torch.dtype
     id: int
+    view: View | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +111,9 @@ class Output:
     """A result: its name, node, dtype in memory, and whether it is a row or one value per row.
 
     A row output has shape `(*lead, N)`, a per-row output `(*lead, *inner)`, inner `()` or `(1,)`.
+
+    view: which piece of the result it is; None for the whole. Before a graph is placed, `inner` may
+        be any shape, and `is_row` says whether its last axis comes from a row.
     """
 
     name: str
@@ -67,12 +121,14 @@ class Output:
     dtype: torch.dtype
     inner: tuple[int, ...]
     is_row: bool
+    view: View | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A function of one row of N elements, as dataflow; a node's id is its place in `nodes`.
+    """A function of one row, as dataflow; a node's id is its place in `nodes`.
 
+    n: how many elements the rows have; the longest of them, before a graph is placed.
     `structure` rebuilds what the user's function returned (a torch pytree specification).
     """
 
@@ -115,6 +171,11 @@ class Graph:
             found[output.id].append(output.id)
         return tuple(map(tuple, found))
 
+    @cached_property
+    def arguments(self) -> tuple[str, ...]:
+        """The names of the arguments that are read, each once: an input may be a piece of one."""
+        return tuple(dict.fromkeys(i.name for i in self.inputs))
+
     def users(self, id: int) -> list[int]:
         """The ids of the nodes that read this one, ascending."""
         return sorted(set(self.readers[id]) - {id})
@@ -124,7 +185,7 @@ class Graph:
         return tuple(self[i] for i in node.inputs)
 
     def __str__(self) -> str:
-        inputs = {i.id: f" ({i.role.value} {dtype_name(i.dtype)})" for i in self.inputs}
+        inputs = {i.id: self._told(i) for i in self.inputs}
         lines = [f"graph {self.name}, one row of N = {self.n}"]
         for node in self:
             arg = dtype_name(node.arg) if isinstance(node.arg, torch.dtype) else repr(node.arg)
@@ -135,8 +196,13 @@ class Graph:
             lines.append(f"  %{node.id:<3} = {what:<32} : {node.value!s:<24}{where}".rstrip())
         for out in self.outputs:
             kind = "row" if out.is_row else f"per-row {list(out.inner)}"
-            lines.append(f"  return {out.name} = %{out.id} as {dtype_name(out.dtype)} {kind}")
+            name = out.name + (out.view.elements(self.n) if out.view else "")
+            lines.append(f"  return {name} = %{out.id} as {dtype_name(out.dtype)} {kind}")
         return "\n".join(lines)
+
+    def _told(self, i: Input) -> str:
+        piece = i.view.elements(self.n) if i.view else ""
+        return f"{piece} ({i.role.value} {dtype_name(i.dtype)})"
 
 
 class Builder:
@@ -159,10 +225,12 @@ class Builder:
         value = INFER[op](tuple(self[i].value for i in inputs), arg)
         return self._add(op, inputs, arg, value, loc)
 
-    def add_input(self, name: str, role: Role, dtype: torch.dtype, value: Value) -> int:
+    def add_input(
+        self, name: str, role: Role, dtype: torch.dtype, value: Value, view: View | None = None
+    ) -> int:
         """Add a leaf that the caller passes."""
         id = self._add(Op.INPUT, (), name, value, None)
-        self.inputs.append(Input(name, role, dtype, id))
+        self.inputs.append(Input(name, role, dtype, id, view))
         return id
 
     def add_const(self, number: object, value: Value, loc: Location | None = None) -> int:

@@ -10,10 +10,7 @@ REFERENCE = "docs/reference.md lists what there is"
 _RANKS = "sorting and arg-reductions are not built yet"
 _PRODUCT = "write (a * b).sum() for the product of two rows"
 _ALONG = "operations along the row other than reductions are not built yet"
-_PARTS = (
-    "pass the parts of a row as arguments of their own: f(x[..., :n], x[..., n:]) copies nothing"
-)
-_AXIS = "a row has one axis, use it as it is"
+_PARTS = "write it with torch.cat, torch.stack and slices"
 _INACCURATE = "no accurate form of it is built yet"
 _MEMORY = "a row has no memory of its own while tracing; leave it out"
 _BITS = "there are no operations on the bits of numbers; & | ^ ~ are for masks"
@@ -26,9 +23,8 @@ HINTS = {
         "argmax argmin argsort sort topk median kthvalue mode quantile unique searchsorted": _RANKS,
         "matmul mm dot inner linear bmm vdot addmm einsum tensordot outer": _PRODUCT,
         "cumsum cumprod cummax cummin logcumsumexp diff roll flip conv1d max_pool1d": _ALONG,
-        "cat stack chunk split glu narrow unbind select pad hstack tensor_split": _PARTS,
+        "pad hstack vstack dstack column_stack block_diag repeat tile repeat_interleave": _PARTS,
         "gather scatter index_select take nll_loss cross_entropy one_hot embedding": _INDEX,
-        "view reshape permute transpose unflatten repeat tile T mT t": _AXIS,
         "item tolist numpy equal allclose": "values are not known while tracing",
         "device cuda cpu is_cuda": "the kernel runs where its inputs are",
         "bitwise_left_shift bitwise_right_shift __lshift__ __rshift__": _BITS,

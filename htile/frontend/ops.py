@@ -12,10 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import reduce
+from math import prod
 
 import torch
 
-from ..errors import DtypeError
+from ..errors import DtypeError, ShapeError
 from .dtypes import FLOAT8, STORAGE, compute_dtype, dtype_name
 
 
@@ -50,7 +51,6 @@ class Op(Enum):
     NOT = "not"
     CAST = "cast"  # arg: a torch dtype; to a narrower floating type a rounding
     CONVERT = "convert"  # arg: a torch dtype; the change that promotion makes, it declares nothing
-    RESHAPE = "reshape"  # arg: the new inner shape, of as many elements
     # two operands
     ADD = "add"
     SUB = "sub"
@@ -72,7 +72,13 @@ class Op(Enum):
     XOR = "xor"
     # three operands
     WHERE = "where"
-    # reductions over the row
+    # movements: each element of the result is one of an operand; axes count from the last, -1
+    RESHAPE = "reshape"  # arg: the new inner shape, of as many elements
+    SLICE = "slice"  # arg: (axis, start, step, size)
+    PERMUTE = "permute"  # arg: for each axis of the result that of the operand
+    EXPAND = "expand"  # arg: the new inner shape, where axes of size 1 repeat
+    CAT = "cat"  # arg: the axis; any number of operands
+    # reductions; arg: the axis, or None where there is one axis
     SUM = "sum"
     MEAN = "mean"  # of equal elements it is that element
     PROD = "prod"
@@ -82,6 +88,7 @@ class Op(Enum):
     ALL = "all"
 
 
+MOVEMENTS = frozenset({Op.RESHAPE, Op.SLICE, Op.PERMUTE, Op.EXPAND, Op.CAT})
 REDUCTIONS = frozenset({Op.SUM, Op.MEAN, Op.PROD, Op.MAX, Op.MIN, Op.ANY, Op.ALL})
 COMMUTATIVE = frozenset(
     {Op.ADD, Op.MUL, Op.MAXIMUM, Op.MINIMUM, Op.EQ, Op.NE, Op.AND, Op.OR, Op.XOR}
@@ -104,13 +111,15 @@ class Varies(Enum):
 class Value:
     """What a node computes, for one row.
 
-    inner: the shape that `torch.vmap` shows: `()`, `(1,)`, `(N,)`.
+    inner: the shape that `torch.vmap` shows: `()`, `(1,)`, `(N,)`; any shape before a graph is
+        placed (htile.lower.space).
     varies: see `Varies`.
     dtype: what it is computed in: float32, int32, int64 or bool; or one of `STORAGE`, whose values
         are converted and stored only.
     stored: the dtype that `.to` declared for it, or None.
     spread: whether there is one element for each column, spread over the threads of a row. At N = 1
-        `inner` alone cannot tell a row from a reduction with `keepdim=True`; this can.
+        `inner` alone cannot tell a row from a reduction with `keepdim=True`; this can. Before a
+        graph is placed: whether the last axis comes from a row or column, and was not reduced.
     """
 
     inner: tuple[int, ...]
@@ -154,7 +163,9 @@ def _joined(values: tuple[Value, ...], of: tuple[Value, ...]) -> Value:
     """The value of operands together, with the dtypes of those in `of`."""
     inners = {v.inner for v in values if v.inner}
     inner = broadcast_shapes(*inners) if len(inners) > 1 else next(iter(inners), ())
-    assert inner is not None, f"shapes do not broadcast: {values}"  # a row has one axis, of N
+    if inner is None:
+        shapes = " and ".join(map(str, sorted(inners)))
+        raise ShapeError(f"values of shapes {shapes} do not go together")
     assert len({v.dtype for v in of}) == 1, f"operands of different dtypes: {of}"
     varies = min((v.varies for v in values), key=_ORDER.index)
     spread = any(v.spread for v in values)
@@ -189,15 +200,52 @@ def _convert(values: tuple[Value, ...], arg: object) -> Value:
     return replace(values[0], dtype=arg, stored=None)
 
 
+def _shaped(value: Value, inner: tuple[int, ...]) -> Value:
+    """A value in another shape; without an axis it is one number of the row."""
+    return replace(value, inner=inner, spread=value.spread and inner != ())
+
+
 def _reshape(values: tuple[Value, ...], arg: object) -> Value:
-    assert isinstance(arg, tuple) and not values[0].spread, f"only per-row values: {values}"
+    assert prod(arg) == prod(values[0].inner), f"of another number of elements: {values}, {arg}"
+    return _shaped(values[0], arg)
+
+
+def _slice(values: tuple[Value, ...], arg: object) -> Value:
+    axis, start, step, size = arg
+    inner = list(values[0].inner)
+    assert axis < 0 <= start and start + (size - 1) * step < inner[axis], f"beyond: {values}, {arg}"
+    inner[axis] = size
+    return replace(values[0], inner=tuple(inner))
+
+
+def _permute(values: tuple[Value, ...], arg: object) -> Value:
+    return replace(values[0], inner=tuple(values[0].inner[axis] for axis in arg))
+
+
+def _expand(values: tuple[Value, ...], arg: object) -> Value:
+    assert broadcast_shapes(values[0].inner, arg) == arg, f"does not expand: {values}, {arg}"
     return replace(values[0], inner=arg)
+
+
+def _cat(values: tuple[Value, ...], arg: object) -> Value:
+    assert len({v.dtype for v in values}) == 1, f"operands of different dtypes: {values}"
+    inner = list(values[0].inner)
+    inner[arg] = sum([v.inner[arg] for v in values])
+    varies = min((v.varies for v in values), key=_ORDER.index)
+    spread = any(v.spread for v in values)
+    return Value(tuple(inner), varies, values[0].dtype, join_stored(values), spread)
 
 
 def _reduction(values: tuple[Value, ...], arg: object) -> Value:
     (operand,) = values
     varies = Varies.ROW if operand.varies is Varies.ROW else Varies.SCALAR
-    return Value((), varies, operand.dtype)
+    if arg is None:
+        return Value((), varies, operand.dtype)
+    inner = list(operand.inner)
+    del inner[arg]
+    if operand.varies is Varies.SHARED and inner:
+        varies = Varies.SHARED
+    return Value(tuple(inner), varies, operand.dtype, None, operand.spread and arg < -1)
 
 
 def _of(rule: Rule, *dtypes: torch.dtype) -> Rule:
@@ -232,7 +280,7 @@ def _leaf(values: tuple[Value, ...], arg: object) -> Value:
 MASKS, FLOATS = (torch.bool,), (torch.float32,)
 NUMBERS = (torch.float32, torch.int32, torch.int64)
 # From each operation to the rule that gives its value from those of its operands. A rule may raise
-# DtypeError.
+# DtypeError or ShapeError.
 # fmt: off
 INFER: dict[Op, Rule] = {
     Op.INPUT: _leaf, Op.CONST: _leaf,
@@ -245,7 +293,8 @@ INFER: dict[Op, Rule] = {
          Op.MINIMUM), _of(_elementwise, *NUMBERS)),
     **dict.fromkeys((Op.NOT, Op.AND, Op.OR, Op.XOR), _of(_elementwise, *MASKS)),
     **dict.fromkeys(COMPARISONS, _comparison),
-    Op.CAST: _cast, Op.CONVERT: _convert, Op.RESHAPE: _reshape, Op.WHERE: _where,
+    Op.CAST: _cast, Op.CONVERT: _convert, Op.WHERE: _where, Op.RESHAPE: _reshape, Op.SLICE: _slice,
+    Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat,
     **dict.fromkeys((Op.SUM, Op.PROD, Op.MAX, Op.MIN), _of(_reduction, *NUMBERS)),
     Op.MEAN: _of(_reduction, *FLOATS),
     **dict.fromkeys((Op.ANY, Op.ALL), _of(_reduction, *MASKS)),

@@ -1,4 +1,4 @@
-"""Reductions over the row. One over a value per row, which has one element, is that element."""
+"""Reductions over the axes of a row. One over a single element is that element."""
 
 from __future__ import annotations
 
@@ -8,18 +8,32 @@ from typing import NamedTuple
 from .functions import formulas, maximum, minimum
 from .ops import Op
 from .promotion import BOOL, FLOAT, INT64, cast, convert, not_zero
-from .shapes import check_dim
+from .shapes import axes_of
 from .tensor import NoIndices, Tensor, copy, node
 
 
 def reduced(op: Op, x: Tensor, dim: object = None, keepdim: bool = False) -> Tensor:
-    """A reduction over the row; of a value per row (one element), that element."""
-    check_dim(x, dim)
-    v = x._value
-    if not v.spread:
-        return copy(x) if keepdim or not v.inner else node(Op.RESHAPE, x, arg=())
-    result = node(op, x)
-    return node(Op.RESHAPE, result, arg=(1,)) if keepdim else result
+    """A reduction over an axis, several, or all. An axis of one value per row is dropped."""
+    axes, shape = axes_of(x, dim), tuple(x.shape)
+    kept = tuple(1 if k - len(shape) in axes else size for k, size in enumerate(shape))
+    left = kept if keepdim else tuple(s for k, s in enumerate(shape) if k - len(shape) not in axes)
+    result, done = x, 0
+    for axis in axes if shape else ():  # those before it are gone, and it counts from the last
+        if shape[axis] > 1 or (x._value.spread and axis == -1):
+            result = node(op, result, arg=axis if result.ndim > 1 else None)
+            done += 1
+        else:
+            result = _without(result, axis)
+    if not done and left == shape:
+        return copy(x)
+    return result if tuple(result.shape) == left else node(Op.RESHAPE, result, arg=left)
+
+
+def _without(x: Tensor, axis: int) -> Tensor:
+    """A value without an axis of size 1."""
+    inner = list(x.shape)
+    del inner[axis]
+    return node(Op.RESHAPE, x, arg=tuple(inner))
 
 
 def _summed(op: Op, of_masks: Op) -> Callable:

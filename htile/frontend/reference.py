@@ -4,8 +4,9 @@ The forms of a plan are not followed: where a kernel rounds a product and a sum 
 rounds twice.
 
 `EVALUATE` is the table from each operation to its torch function. A value is held as a tensor of
-the rows' leading dimensions (each of full size or 1) and one last axis of the elements of its
-`inner` shape, so that torch's broadcasting is that of the row.
+the rows' leading dimensions (each of full size or 1) and the axes of its `inner` shape. Operands of
+an elementwise operation get axes of size 1 between the two, so that torch's broadcasting is that of
+the row.
 
 A row's bits depend on the row alone. torch's own sums depend on the layout, on the number of rows
 and on the number of threads, so rows are summed as halving trees here. Some elementwise functions
@@ -15,7 +16,6 @@ that are neighbours in memory; here always the same one decides.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from ..errors import ArgumentError
 from .dtypes import FLOAT8, STORAGE
 from .graph import Graph
-from .ops import COMPARISONS, Op
+from .ops import COMPARISONS, MOVEMENTS, REDUCTIONS, Op
 
 Function = Callable[..., Tensor]
 Rule = Callable[[tuple[Tensor, ...], object, torch.dtype], Tensor]
@@ -159,7 +159,7 @@ _FUNCTIONS: dict[Op, Function] = {
     Op.AND: torch.logical_and,
     Op.OR: torch.logical_or,
     Op.XOR: torch.logical_xor,
-    Op.RESHAPE: lambda x: x,  # `inner` is flattened anyway
+    Op.RESHAPE: lambda x: x,  # `evaluate` reshapes: it knows how many leading dimensions there are
     Op.SUM: _sum,
     Op.MEAN: lambda x: _sum(x) / x.shape[-1],  # of equal elements it is that element, as torch's
     Op.PROD: _product,
@@ -174,9 +174,36 @@ def _rule(function: Function) -> Rule:
     return lambda values, arg, dtype: function(*values)
 
 
+def _slice(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    axis, start, step, size = arg
+    kept = slice(start, start + (size - 1) * step + 1, step)
+    return values[0][(..., kept, *(slice(None),) * (-1 - axis))]
+
+
+def _permute(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    (x,) = values
+    return x.permute((*range(x.dim() - len(arg)), *(x.dim() + axis for axis in arg)))
+
+
+def _expand(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    (x,) = values
+    return x.expand((*x.shape[: x.dim() - len(arg)], *arg))
+
+
+def _cat(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    shapes = [(*v.shape[:arg], 1, *v.shape[arg:][1:]) for v in values]
+    shape = list(torch.broadcast_shapes(*shapes))
+    wide = []
+    for v in values:
+        shape[arg] = v.shape[arg]
+        wide.append(v.expand(shape))
+    return torch.cat(wide, arg)
+
+
 # The leaves INPUT and CONST have no rule: `evaluate` gives their values.
 EVALUATE: dict[Op, Rule] = {op: _rule(function) for op, function in _FUNCTIONS.items()}
 EVALUATE |= {Op.CAST: _convert, Op.CONVERT: _convert}
+EVALUATE |= {Op.SLICE: _slice, Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat}
 
 
 def evaluate(
@@ -198,29 +225,45 @@ def evaluate(
     last_use = {i: node.id for node in graph for i in node.inputs}
     outputs = {out.id for out in graph.outputs}
     values: dict[int, Tensor] = {}
+    count = len(lead)
     for node in graph:
+        inner = node.value.inner
         if node.op in (Op.INPUT, Op.CONST):
             value = tensors[node.arg] if node.op is Op.INPUT else node.arg
             if not isinstance(value, Tensor):
                 of = dtype if node.value.dtype.is_floating_point else node.value.dtype
                 value = torch.tensor(value, dtype=of, device=device)
             # the leading shape of this argument; () for what all rows share
-            own = value.shape[: max(0, value.dim() - len(node.value.inner))]
-            last = value.shape[len(own) :].numel()
-            value = value.reshape((*(1,) * (len(lead) - len(own)), *own, last))
-        else:
+            own = value.shape[: max(0, value.dim() - len(inner))]
+            rest = value.shape[len(own) :] if len(own) + len(inner) == value.dim() else ()
+            rest = (1,) * (len(inner) - len(rest)) + tuple(rest)
+            value = value.reshape((*(1,) * (count - len(own)), *own, *rest))
+        elif node.op is Op.RESHAPE:
+            value = values[node.inputs[0]]
+            value = value.reshape((*value.shape[:count], *inner))
+        elif node.op in REDUCTIONS:
+            value = values[node.inputs[0]].movedim(node.arg or -1, -1)
+            value = EVALUATE[node.op]((value,), node.arg, dtype).squeeze(-1)
+        elif node.op in MOVEMENTS:
             value = EVALUATE[node.op](tuple(values[i] for i in node.inputs), node.arg, dtype)
+        else:
+            operands = tuple(_aligned(values[i], count, len(inner)) for i in node.inputs)
+            value = EVALUATE[node.op](operands, node.arg, dtype)
         if value.is_floating_point() and value.dtype is not dtype:
             value = value.to(dtype)  # sums, means and products are rounded once
-        values[node.id] = value.expand(*value.shape[:-1], math.prod(node.value.inner))
+        values[node.id] = value.expand((*value.shape[:count], *inner))
         for i in set(node.inputs) - outputs:
             if last_use[i] == node.id:
                 del values[i]
     results = []
     for out in graph.outputs:
-        inner = (graph.n,) if out.is_row else out.inner
         keep = dtype is not torch.float32 and out.dtype.is_floating_point
-        shape, stored = (*lead, math.prod(inner)), dtype if keep else out.dtype
-        result = torch.empty(shape, dtype=stored, device=device).copy_(values[out.id])
-        results.append(result.reshape((*lead, *inner)))
+        shape, stored = (*lead, *out.inner), dtype if keep else out.dtype
+        results.append(torch.empty(shape, dtype=stored, device=device).copy_(values[out.id]))
     return pytree.tree_unflatten(results, graph.structure)
+
+
+def _aligned(value: Tensor, count: int, rank: int) -> Tensor:
+    """A value with `rank` axes behind its `count` leading dimensions."""
+    missing = rank - (value.dim() - count)
+    return value.reshape((*value.shape[:count], *(1,) * missing, *value.shape[count:]))

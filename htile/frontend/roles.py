@@ -27,6 +27,24 @@ class PerRow:
     """Annotation: a tensor of the leading shape, one value per row (`labels: htile.PerRow`)."""
 
 
+class Inner:
+    """Annotation `htile.Inner[k]`: the last k dimensions of the tensor belong to a row, k up to 3.
+
+    A stack of K rows, shape `(*lead, K, N)`, is `htile.Inner[2]`.
+    """
+
+    rank: int
+
+    def __class_getitem__(cls, rank: int) -> type:
+        if type(rank) is not int or not 1 <= rank <= MOST_AXES:
+            raise ArgumentError(f"htile.Inner[{rank!r}]: expected a number from 1 to {MOST_AXES}")
+        return _INNER[rank]
+
+
+MOST_AXES = 3  # of a row's shape
+_INNER = {k: type(f"Inner[{k}]", (Inner,), {"rank": k}) for k in range(1, MOST_AXES + 1)}
+
+
 class Scalar:
     """Annotation: one number for the whole call: a float, or a tensor of shape () or (1,)."""
 
@@ -40,7 +58,8 @@ class Spec:
     """One parameter of one specialization.
 
     dtype: the dtype in memory; float32 for a Python float; None for STATIC.
-    inner: `(N,)` for ROW and COLUMN; `()` or `(1,)` for PER_ROW, SCALAR and DEVICE_SCALAR.
+    inner: the shape behind the leading dimensions: `(N,)` for ROW and COLUMN, any shape for a ROW
+        annotated htile.Inner; `()` or `(1,)` for PER_ROW, SCALAR and DEVICE_SCALAR.
     value: of STATIC only. It is compared by type and bits (1, True and 1.0 differ), by `guard`.
     """
 
@@ -57,14 +76,17 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The arguments of one call: a `Spec` for each parameter, N, and the rows' leading shape."""
+    """The arguments of one call: a `Spec` for each parameter, N, and the rows' leading shape.
+
+    n: the largest last dimension of the rows.
+    """
 
     specs: tuple[Spec, ...]
     n: int
     lead: tuple[int, ...]
 
 
-MARKERS = {kind.__name__: kind for kind in (PerRow, Scalar, Static, float)}
+MARKERS = {kind.__name__: kind for kind in (PerRow, Scalar, Static, float, *_INNER.values())}
 _MISSING = inspect.Parameter.empty
 _UNRESOLVED = (NameError, AttributeError, TypeError, ValueError, SyntaxError, LookupError)
 _INSTEAD = (
@@ -105,7 +127,7 @@ class Signature:
 
     @functools.cached_property
     def kinds(self) -> tuple[type | None, ...]:
-        """For each parameter PerRow, Scalar, Static, float, or None."""
+        """For each parameter PerRow, Inner[k], Scalar, Static, float, or None."""
         return tuple(_kind(p, written(self.fn)) for p in self.parameters)
 
     def bind(self, args: tuple, kwargs: dict) -> tuple[object, ...]:
@@ -175,7 +197,7 @@ def _marker(annotation: object, fn: types.FunctionType) -> type | None:
         try:
             return _marker(eval(annotation, fn.__globals__, closure(fn)), fn)
         except _UNRESOLVED:  # a name for type checkers only, or local to an enclosing function
-            found = [MARKERS.get(word) for word in re.findall(r"\w+", annotation)]
+            found = [MARKERS.get(word) for word in re.findall(r"Inner\[\d\]|\w+", annotation)]
     elif typing.get_origin(annotation) is typing.Annotated:
         found = [_marker(parts[0], fn), *(a for a in parts[1:] if isinstance(a, type))]
     elif typing.get_origin(annotation) in (typing.Union, types.UnionType):
@@ -193,6 +215,7 @@ def classify(signature: Signature, values: tuple[object, ...]) -> Call:
     name = signature.name
     tensors = {}  # those whose role depends on the rows: by parameter, without annotation
     per_row = {}  # annotated PerRow
+    inners = {}  # how many dimensions of a tensor belong to the row, where an annotation says so
     specs: dict[str, Spec] = {}
     for parameter, kind, value in zip(signature.names, signature.kinds, values, strict=True):
         if kind is Static or not isinstance(value, torch.Tensor):
@@ -203,17 +226,23 @@ def classify(signature: Signature, values: tuple[object, ...]) -> Call:
         if kind is Scalar and shape not in ((), (1,)):
             told = f"{name}: {parameter} is annotated htile.Scalar: expected shape () or (1,), got "
             raise ShapeError(f"{told}{shape}; pass one number, or drop the annotation")
+        if kind in _INNER.values():
+            _check_inner(name, parameter, shape, kind.rank)
+            inners[parameter] = kind.rank
         if kind is not PerRow and (kind is Scalar or not shape):
             specs[parameter] = Spec(parameter, Role.DEVICE_SCALAR, value.dtype, shape)
         else:
             (per_row if kind is PerRow else tensors)[parameter] = value
 
-    n, lead, is_one_row = _rows(name, tensors)
+    n, lead, is_one_row = _rows(name, tensors, inners)
+    widths = _widths(tensors, inners)
     for parameter, tensor in tensors.items():
         shape = tuple(tensor.shape)
-        role, inner = (Role.ROW, (n,)) if shape[-1] == n else (Role.PER_ROW, (1,))
-        if len(shape) == 1 and not is_one_row:
-            role, inner = _shared_role(name, parameter, shape[0], n, lead)
+        role, inner = Role.ROW, shape[-inners.get(parameter, 1) :]
+        if inner == (1,) and n > 1 and parameter not in inners:
+            role = Role.PER_ROW
+        if len(shape) == 1 and not is_one_row and parameter not in inners:
+            role, inner = _shared_role(name, parameter, shape[0], widths, lead)
         specs[parameter] = Spec(parameter, role, tensor.dtype, inner)
     for parameter, tensor in per_row.items():
         _check_per_row(name, parameter, tuple(tensor.shape), lead)
@@ -221,16 +250,24 @@ def classify(signature: Signature, values: tuple[object, ...]) -> Call:
     return Call(tuple(specs[p] for p in signature.names), n, lead)
 
 
-def _rows(name: str, tensors: dict[str, torch.Tensor]) -> tuple[int, tuple[int, ...], bool]:
+def _widths(tensors: dict[str, torch.Tensor], inners: dict[str, int]) -> set[int]:
+    """The sizes of all axes of the rows."""
+    rows = {p: t for p, t in tensors.items() if t.ndim > 1} or tensors
+    return {size for p, t in rows.items() for size in t.shape[-inners.get(p, 1) :]}
+
+
+def _rows(
+    name: str, tensors: dict[str, torch.Tensor], inners: dict[str, int]
+) -> tuple[int, tuple[int, ...], bool]:
     """N, the leading shape of the rows, and whether the call is for one row alone.
 
-    Rows are the tensors of two or more dimensions. Where there are none, all tensors of one
-    dimension are one row: a vector that all rows share is then the same as a part of that row.
+    Rows are the tensors of more dimensions than their rows have axes. Where there are none, all
+    tensors are one row: a vector that all rows share is then the same as a part of that row.
     """
     shapes = {p: tuple(t.shape) for p, t in tensors.items()}
-    rows = {p: s for p, s in shapes.items() if len(s) > 1} or shapes
+    rows = {p: s for p, s in shapes.items() if len(s) > inners.get(p, 1)} or shapes
     listed = ", ".join(f"{p} {s}" for p, s in rows.items())
-    is_one_row = all(len(s) == 1 for s in rows.values())
+    is_one_row = all(len(s) == inners.get(p, 1) for p, s in rows.items())
     dtypes = {t.dtype for t in tensors.values() if t.is_floating_point()}
     if not rows or (is_one_row and len(dtypes) > 1):
         raise ArgumentError(
@@ -239,17 +276,11 @@ def _rows(name: str, tensors: dict[str, torch.Tensor]) -> tuple[int, tuple[int, 
                "ones; give the row a leading dimension, x[None]"
                if rows else "or of one for a single row; no tensor was passed that has one")
         )  # fmt: skip
-    lasts = {s[-1] for s in rows.values()} - {1}
-    if len(lasts) > 1:
-        raise ShapeError(
-            f"{name}: row arguments must agree in the last dimension N (or have 1 there, one value "
-            f"per row), got {listed}"
-        )
-    n = lasts.pop() if lasts else 1
-    if n == 0:
+    n = max(s[-1] for s in rows.values())
+    if any(0 in s[len(s) - inners.get(p, 1) :] for p, s in rows.items()):
         empty = f"{name}: a row has no elements (N = 0), got {listed}"
         raise ShapeError(f"{empty}; pass rows of at least one element")
-    lead = broadcast_shapes(*(s[:-1] for s in rows.values()))
+    lead = broadcast_shapes(*(s[: len(s) - inners.get(p, 1)] for p, s in rows.items()))
     if lead is None:
         raise ShapeError(
             f"{name}: leading dimensions of the row arguments do not broadcast, got {listed}; "
@@ -258,21 +289,37 @@ def _rows(name: str, tensors: dict[str, torch.Tensor]) -> tuple[int, tuple[int, 
     return n, lead, is_one_row
 
 
-def _shared_role(name: str, parameter: str, size: int, n: int, lead: tuple) -> tuple[Role, tuple]:
-    """The role of a tensor of one dimension beside rows of two or more."""
-    if size == n:
-        return Role.COLUMN, (n,)
-    if size == 1:
+def _shared_role(
+    name: str, parameter: str, size: int, widths: set[int], lead: tuple
+) -> tuple[Role, tuple]:
+    """The role of a tensor of one dimension beside rows of two or more.
+
+    widths: the sizes of the axes of rows. Parts of rows may have other sizes, so that what has no
+    row's size is shared too; only what has one value for each row is refused.
+    """
+    if size == 1 and 1 not in widths:
         return Role.DEVICE_SCALAR, (1,)
+    is_of_rows = size == math.prod(lead) or size in lead
+    if size in widths or not is_of_rows:
+        return Role.COLUMN, (size,)
+    n = max(widths)
     message = (
         f"{name}: {parameter} has one dimension, so it is shared by all rows: expected N values, "
         f"shape ({n},), got ({size},)"
     )
     remedy = "pass N values, or (1,) for one value that all share"
-    if size == math.prod(lead) or size in lead:
+    if is_of_rows:
         remedy = f"if it holds one value for each row of {lead}, annotate it `{parameter}: htile."
         remedy += "PerRow`" + f" and pass shape {lead}" * (lead != (size,))
     raise ShapeError(f"{message}; {remedy}")
+
+
+def _check_inner(name: str, parameter: str, shape: tuple, rank: int) -> None:
+    if len(shape) < rank:
+        raise ShapeError(
+            f"{name}: {parameter} is annotated htile.Inner[{rank}]: expected {rank} dimensions or "
+            f"more, got {shape}"
+        )
 
 
 def _check_per_row(name: str, parameter: str, shape: tuple, lead: tuple[int, ...]) -> None:

@@ -1,18 +1,19 @@
-"""Dtypes and shapes of symbolic tensors: `.to` and its short forms, constants, axes, indexing.
+"""Dtypes and shapes of symbolic tensors: `.to` and its short forms, constants, and the axes.
 
-A row stays a row; a value per row may have the shape () or (1,).
+A value has any number of axes behind the leading dimensions. What takes parts of an axis and joins
+them is in htile.frontend.parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 import torch
 
 from ..errors import ShapeError, TraceError, UnsupportedError
 from .functions import attach, formulas, implements
-from .hints import advice
-from .ops import Op, Value, Varies
+from .ops import Op, Value, Varies, broadcast_shapes
 from .promotion import BOOL, Number, cast, filled, number, numeric, operand
 from .tensor import FUNCTIONS, SAME, Device, Tensor, alias, constant, fail, node
 
@@ -62,20 +63,30 @@ def full_like(
 # axes
 
 
-def check_dim(x: Tensor, dim: object) -> None:
-    """A row has one axis: dim is None, -1 or 0."""
+def axis_of(x: Tensor, dim: object) -> int:
+    """The axis that `dim` names, counted from the last, -1. Raises ShapeError for another."""
+    if type(dim) is not int or not -max(x.ndim, 1) <= dim < max(x.ndim, 1):
+        remedy = "a row has one axis, write dim=-1 or leave it out"
+        if x.ndim > 1:
+            remedy = f"a value of shape {tuple(x.shape)} has the axes 0 to {x.ndim - 1}"
+        fail(ShapeError, f"dim={dim!r}: {remedy}")
+    return dim if dim < 0 else dim - max(x.ndim, 1)
+
+
+def axes_of(x: Tensor, dim: object) -> tuple[int, ...]:
+    """The axes that `dim` names, the first one first: a number, several, or None for all."""
     if dim is None:
-        return
+        return tuple(range(-max(x.ndim, 1), 0))
     dims = tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)
-    if len(dims) > 1 or not all(type(d) is int and d in (-1, 0) for d in dims):
-        fail(ShapeError, f"dim={dim!r}: a row has one axis, write dim=-1 or leave it out")
+    axes = sorted(axis_of(x, d) for d in dims)
+    if len(set(axes)) < len(axes):
+        fail(ShapeError, f"dim={dim!r} names an axis twice")
+    return tuple(axes) or axes_of(x, None)
 
 
-def _per_row(x: Tensor, what: str, inner: tuple[int, ...]) -> Tensor:
-    """A value per row in another shape; in torch it is a view."""
-    if x._value.spread or x.ndim > 1 or x.ndim == len(inner) == 1:
-        fail(UnsupportedError, f"{what} of a value of shape {tuple(x.shape)}: a row has one axis")
-    return alias(x, x if x._value.inner == inner else node(Op.RESHAPE, x, arg=inner))
+def reshaped(x: Tensor, inner: tuple[int, ...]) -> Tensor:
+    """The same elements in another shape, in torch a view; x itself for its own shape."""
+    return x if x._value.inner == inner else alias(x, node(Op.RESHAPE, x, arg=inner))
 
 
 def _view(input, *shape):
@@ -83,32 +94,85 @@ def _view(input, *shape):
     if isinstance(sizes, torch.dtype):
         fail(UnsupportedError, f"x.view({sizes}): the bits of a number cannot be read")
     sizes = tuple(sizes.shape if isinstance(sizes, Tensor) else sizes)
-    if sizes == tuple(input.shape) or (sizes == (-1,) and input.ndim):
-        return input
-    if sizes in ((), (1,), (-1,)) and not input._value.spread:
-        return _per_row(input, "view", sizes and (1,))
-    fail(UnsupportedError, f"x.view{sizes} of shape {tuple(input.shape)}: {advice('view', ())}")
+    return reshaped(input, filled_in(sizes, input.shape.numel(), f"x.view{sizes}", input))
+
+
+def filled_in(sizes: tuple, count: int, what: str, x: Tensor) -> tuple[int, ...]:
+    """Sizes with what -1 stands for. Raises ShapeError where there are not `count` elements."""
+    if not all(type(size) is int for size in sizes) or sizes.count(-1) > 1:
+        fail(ShapeError, f"{what}: expected integers, one of them -1 at most")
+    known = prod(size for size in sizes if size != -1)
+    if -1 in sizes and known > 0 and count % known == 0:
+        sizes = tuple(count // known if size == -1 else size for size in sizes)
+    if min(sizes, default=1) < 1 or prod(sizes) != count:
+        fail(ShapeError, f"{what} of a value of shape {tuple(x.shape)}: the sizes do not fit")
+    return sizes
+
+
+@implements("unflatten")
+def unflatten(input, dim, sizes):
+    """An axis of input as several."""
+    axis, shape = axis_of(input, dim), tuple(input.shape)
+    end = axis + len(shape) + 1
+    sizes = filled_in(tuple(sizes), shape[axis], f"unflatten({dim}, {tuple(sizes)})", input)
+    return reshaped(input, (*shape[: end - 1], *sizes, *shape[end:]))
+
+
+def _flatten(input, start_dim=0, end_dim=-1):
+    shape = tuple(input.shape)
+    if not shape:
+        return reshaped(input, (1,))
+    first, last = (axis_of(input, dim) + len(shape) for dim in (start_dim, end_dim))
+    return reshaped(input, (*shape[:first], prod(shape[first : last + 1]), *shape[last + 1 :]))
 
 
 @implements("unsqueeze")
 def unsqueeze(input, dim):
-    """A value per row with an axis of size 1."""
-    check_dim(input, dim)
-    if input.ndim:
-        fail(UnsupportedError, "unsqueeze of a row: a value inside a row has at most one axis")
-    return _per_row(input, "unsqueeze", (1,))
+    """input with an axis of size 1 more."""
+    shape = tuple(input.shape)
+    if type(dim) is not int or not -len(shape) - 1 <= dim <= len(shape):
+        fail(ShapeError, f"unsqueeze({dim!r}) of a value of shape {shape}")
+    place = dim if dim >= 0 else dim + len(shape) + 1
+    return reshaped(input, (*shape[:place], 1, *shape[place:]))
 
 
 @implements("squeeze")
 def squeeze(input, dim=None):
-    """A value per row without its axis of size 1."""
-    check_dim(input, dim)
-    v = input._value
+    """input without its axes of size 1, or without that one."""
+    v, shape = input._value, tuple(input.shape)
+    axes = axes_of(input, dim) if shape else ()
+    kept = [size for k, size in enumerate(shape) if k - len(shape) not in axes or size > 1]
     if v.inner != (1,) or not v.spread:
-        return _per_row(input, "squeeze", ())
+        return alias(input, reshaped(input, tuple(kept)))
     # A row of one belongs to one thread and a value per row to all: a reduction brings it there.
     element = node(Op.ANY if v.dtype is BOOL else Op.MAX, input)
     return alias(input, element if v.stored is None else cast(element, v.stored))
+
+
+@implements("permute")
+def permute(input, *dims):
+    """input with its axes in another order."""
+    axes = tuple(axis_of(input, dim) for dim in _listed(dims))
+    if sorted(axes) != list(range(-input.ndim, 0)) or not axes:
+        fail(ShapeError, f"permute{axes} of a value of shape {tuple(input.shape)}")
+    moves = axes != tuple(range(-input.ndim, 0))
+    return alias(input, node(Op.PERMUTE, input, arg=axes) if moves else input)
+
+
+@implements("transpose", "swapaxes", "swapdims")
+def transpose(input, dim0, dim1):
+    """input with two of its axes exchanged."""
+    axes = list(range(-input.ndim, 0))
+    first, second = axis_of(input, dim0), axis_of(input, dim1)
+    axes[first], axes[second] = axes[second], axes[first]
+    return permute(input, axes) if axes else input
+
+
+def _moved(input, source, destination):
+    axes = list(range(-input.ndim, 0))
+    axes.remove(moved := axis_of(input, source))
+    axes.insert(axis_of(input, destination) + input.ndim, moved)
+    return permute(input, axes)
 
 
 def _as_row(x: Tensor) -> Tensor:
@@ -122,15 +186,17 @@ def _as_row(x: Tensor) -> Tensor:
 
 @implements("broadcast_to")
 def broadcast_to(input, size):
-    """A value per row as a row of N equal elements; a row as it is."""
-    shape = tuple(input.shape[-1] if s == -1 and input.ndim else s for s in size)
-    if shape == (input._builder.n,):
+    """input with its axes of size 1, and those that it lacks, repeated."""
+    own = (None,) * (len(size) - input.ndim) + tuple(input.shape)
+    shape = tuple(o if s == -1 else s for s, o in zip(size, own, strict=False))
+    is_value = input.shape in ((), (1,)) and not input._value.spread
+    if shape == (input._builder.n,) and is_value and shape != (1,):
         return alias(input, _as_row(input))
-    if shape == tuple(input.shape):
-        return alias(input, input)
-    if shape == (1,) and not input._value.spread:
-        return _per_row(input, "expand", (1,))
-    fail(ShapeError, f"expand of shape {tuple(input.shape)} to {shape} does not fit in a row")
+    if len(own) > len(size) or broadcast_shapes(tuple(input.shape), shape) != shape:
+        fail(ShapeError, f"expand of a value of shape {tuple(input.shape)} to {tuple(size)}")
+    if not input.ndim and shape == (1,):
+        return reshaped(input, shape)
+    return alias(input, input if shape == tuple(input.shape) else node(Op.EXPAND, input, arg=shape))
 
 
 def _listed(sizes: tuple) -> object:
@@ -145,43 +211,35 @@ formulas({
     "is_complex": ("False.", lambda input: False),
     "is_floating_point": ("Whether the dtype is a floating one.", lambda input:
         input.dtype.is_floating_point),
-    "dim": ("The number of axes: 0 or 1.", lambda input: input.ndim),
-    "numel": ("The number of elements: N for a row, 1 for one value a row.", lambda input:
-        input.shape.numel()),
+    "dim": ("The number of axes.", lambda input: input.ndim),
+    "numel": ("The number of elements of the row.", lambda input: input.shape.numel()),
     "contiguous": ("input.", lambda input, *, memory_format=None: alias(input, input)),
     "expand": ("The same as torch.broadcast_to(x, sizes).", lambda input, *sizes:
         broadcast_to(input, _listed(sizes))),
     "expand_as": ("x.expand(other.shape).", lambda input, other: broadcast_to(input, other.shape)),
     "detach": ("input itself.", lambda input: input),
     "positive": ("input itself, which is no mask.", lambda input: numeric(input, "+")),
-    "view reshape": ("input itself, for -1 or its shape; a value per row as () or (1,).", _view),
+    "view reshape": ("The elements in another shape, of as many.", _view),
     "view_as reshape_as": ("The same as x.view(other.shape).", lambda input, other:
         _view(input, other)),
-    "flatten": ("input itself.", lambda input, start_dim=0, end_dim=-1: _view(input, -1)),
-    "ravel": ("input itself.", lambda input: _view(input, -1)),
+    "flatten": ("The axes from start_dim to end_dim as one.", _flatten),
+    "ravel": ("All axes as one.", _flatten),
+    "t": ("The transpose of a matrix.", lambda input: transpose(input, 0, -1)),
+    "movedim moveaxis": ("input with one axis at another place.", _moved),
 })  # fmt: skip
 _SAME = "detach positive reshape flatten ravel view_as"
 SAME |= {FUNCTIONS[getattr(torch.Tensor, name)][1] for name in _SAME.split()}
 Tensor.__pos__ = vars(Tensor)["positive"]
 
 
-def getitem(x: Tensor, index: object) -> Tensor:
-    """`m[..., None]` of a value per row, `m[..., 0]` of one element; `x[...]` and `x[:]`."""
-    parts = index if isinstance(index, tuple) else (index,)
-    whole = (Ellipsis, slice(None))
-    rest = [p for p in parts if isinstance(p, Tensor) or p not in whole]
-    if not rest:
-        return x
-    if len(rest) == 1 and rest[0] is None and not x.ndim:
-        return unsqueeze(x, -1)
-    if len(rest) == 1 and type(rest[0]) is int and rest[0] in (0, -1) and x.shape == (1,):
-        return squeeze(x, -1)
-    remedy = "write a mask (torch.where with a condition) or a reduction (x.sum(), x.max())"
-    if None in rest:
-        remedy = "a row has one axis and gets no other, use it as it is"
-    elif isinstance(rest[0], slice):
-        remedy = advice("split", ())
-    fail(UnsupportedError, f"indexing a row is not supported: {remedy}")
+def _reversed_axes(x: Tensor) -> Tensor:
+    """The axes in reverse order."""
+    return permute(x, tuple(range(-1, -1 - x.ndim, -1)))
 
 
-Tensor.__getitem__ = getitem
+def _transposed(x: Tensor) -> Tensor:
+    """The last two axes exchanged."""
+    return transpose(x, -2, -1)
+
+
+Tensor.T, Tensor.mT = property(_reversed_axes), property(_transposed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from math import prod
 
 import torch
 from torch import exp, log, log1p, rsqrt, sqrt
@@ -17,7 +18,7 @@ from .composites import INF, NAN, formulas, implements, maximum, where
 from .ops import Op
 from .promotion import FLOAT, cast, convert, floating, not_zero
 from .reductions import amax, amin, reduced, sum
-from .shapes import check_dim
+from .shapes import axes_of
 from .tensor import FUNCTIONS, Tensor, fail
 
 
@@ -41,10 +42,12 @@ def var_mean(input, dim=None, unbiased=True, keepdim=False, *, correction=None):
         dim, unbiased = None, dim
     x = floating(input, "the variance")
     correction = int(unbiased) if correction is None else correction
-    average = mean(x, dim, keepdim)
+    average, keep = mean(x, dim, keepdim or x.ndim > 1), keepdim or x.ndim < 2
     deviation = x - average
     squares = reduced(Op.SUM, deviation * deviation, dim, keepdim)
-    return squares / max(0.0, float(x.numel() - correction)), average
+    count = prod(x.shape[axis] for axis in axes_of(x, dim)) if x.ndim else 1
+    average = average if keep else mean(x, dim)
+    return squares / max(0.0, float(count - correction)), average
 
 
 @implements("norm")
@@ -75,25 +78,28 @@ def _finite(m: Tensor) -> Tensor:
 def logsumexp(input, dim=None, keepdim=False):
     """log(exp(x).sum())."""
     x = convert(input, FLOAT)
-    m = _finite(amax(x, dim, keepdim))
-    return log(reduced(Op.SUM, exp(x - m), dim, keepdim)) + m
+    m = _finite(amax(x, dim, keepdim or x.ndim > 1))
+    total = log(reduced(Op.SUM, exp(x - m), dim, keepdim))
+    return total + (m if m.ndim == total.ndim else reduced(Op.MAX, m, dim))
 
 
 @implements("softmax")
 def softmax(input, dim=None, dtype=None):
     """exp(x) / exp(x).sum()."""
     x = _given(input, dtype, "softmax")
-    e = exp(x - amax(x, dim))
-    return e / reduced(Op.SUM, e)
+    over = _along(x, dim, "softmax")
+    e = exp(x - amax(x, *over))
+    return e / reduced(Op.SUM, e, *over)
 
 
 @implements("log_softmax")
 def log_softmax(input, dim=None, dtype=None):
     """log(softmax(x))."""
     x = _given(input, dtype, "log_softmax")
-    m = amax(x, dim)
+    over = _along(x, dim, "log_softmax")
+    m = amax(x, *over)
     shifted = x - _finite(m)  # as logsumexp has it, so that a function with both exponentiates once
-    total = log(reduced(Op.SUM, exp(shifted)))
+    total = log(reduced(Op.SUM, exp(shifted), *over))
     return shifted - where(abs(m) == INF, NAN, total)
 
 
@@ -101,13 +107,20 @@ def log_softmax(input, dim=None, dtype=None):
 
 
 def _whole_row(x: Tensor, normalized_shape: object, what: str) -> Tensor:
-    row = (x._builder.n,)
+    row = tuple(x.shape[-1:])
     is_one = not isinstance(normalized_shape, (tuple, list))
     given = (normalized_shape,) if is_one else tuple(normalized_shape)
-    if given != row or x._value.inner != row:
+    if given != row or (row == (1,) and not x._value.spread):
         asked = f"{what} with normalized_shape {given} of a value of shape {tuple(x.shape)}"
-        fail(ShapeError, f"{asked}: a row has shape {row}, write x.shape[-1:]")
+        fail(ShapeError, f"{asked}: a row has shape {(x._builder.n,)}, write x.shape[-1:]")
     return floating(x, what)
+
+
+def _along(x: Tensor, dim: object, what: str) -> tuple[object, bool]:
+    """`dim` and `keepdim` of a reduction whose result goes together with x again."""
+    if x.ndim > 1 and type(dim) is not int:
+        fail(ShapeError, f"{what} of a value of shape {tuple(x.shape)}: give one axis, dim=-1")
+    return dim, x.ndim > 1
 
 
 def _affine(y: Tensor, weight: object, bias: object) -> Tensor:
@@ -129,8 +142,8 @@ def native_layer_norm(input, normalized_shape, weight, bias, eps):
 def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
     """(x - mean) / sqrt(variance + eps) * weight + bias; normalized_shape is x.shape[-1:]."""
     x = _whole_row(input, normalized_shape, "layer_norm")
-    centered = x - mean(x)
-    variance = mean(centered * centered)
+    centered = x - mean(x, *(over := _along(x, -1, "layer_norm")))
+    variance = mean(centered * centered, *over)
     return _affine(centered * rsqrt(variance + eps), weight, bias)
 
 
@@ -139,20 +152,19 @@ def rms_norm(input, normalized_shape, weight=None, eps=None):
     """x / sqrt(mean of squares + eps) * weight; normalized_shape is x.shape[-1:]."""
     x = _whole_row(input, normalized_shape, "rms_norm")
     eps = torch.finfo(x._value.stored or FLOAT).eps if eps is None else eps
-    return _affine(x * rsqrt(mean(x * x) + eps), weight, None)
+    return _affine(x * rsqrt(mean(x * x, *_along(x, -1, "rms_norm")) + eps), weight, None)
 
 
 @implements("normalize")
 def normalize(input, p=2.0, dim=1, eps=1e-12):
     """x / max(norm, eps); give dim=-1."""
-    check_dim(input, dim)
-    return input / maximum(norm(input, p), eps)
+    return input / maximum(norm(input, p, dim, input.ndim > 1), eps)
 
 
 formulas({
     "cosine_similarity": ("The cosine of the angle between two rows; give dim=-1.",
         lambda x1, x2, dim=1, eps=1e-8:
-            sum(normalize(x1, 2.0, dim, eps) * normalize(x2, 2.0, dim, eps))),
+            sum(normalize(x1, 2.0, dim, eps) * normalize(x2, 2.0, dim, eps), dim)),
     "var": ("The variance of the row, over N - correction (1).", lambda *args, **kwargs:
         var_mean(*args, **kwargs)[0]),
     "std": ("The standard deviation of the row.", lambda *args, **kwargs:

@@ -117,6 +117,11 @@ _STALE = (
 )
 
 
+def refuse_iteration() -> NoReturn:
+    """Raise that a row is not visited element by element."""
+    fail(TraceError, _ITERATION)
+
+
 def _refuse(message: str) -> Callable:
     def method(self, *args, **kwargs):
         fail(TraceError, message)
@@ -195,12 +200,12 @@ class Tensor(torch.Tensor):
 
     @property
     def shape(self) -> torch.Size:
-        """`(N,)` for a row; `()` or `(1,)` for one value a row."""
+        """`(N,)` for a row; `()` or `(1,)` for one value a row; without the leading dimensions."""
         return torch.Size(self._value.inner)
 
     @property
     def ndim(self) -> int:
-        """The number of axes: 0 or 1."""
+        """The number of axes, without the leading dimensions."""
         return len(self._value.inner)
 
     @property
@@ -254,8 +259,6 @@ class Tensor(torch.Tensor):
 
     __bool__ = __contains__ = _refuse(_TRUTH)
     __float__ = __int__ = __index__ = __complex__ = _no_number
-    __iter__ = _refuse(_ITERATION)
-    __len__ = _refuse("len(x) is not available while tracing: write x.shape[-1]")
     __matmul__ = __rmatmul__ = lambda self, other: unsupported("x.matmul")
     __array__ = _refuse("numpy cannot take a symbolic value: write the torch spelling")
     __setitem__ = __delitem__ = _refuse(_ASSIGNMENT)
@@ -310,8 +313,19 @@ def node(op: Op, *operands: Tensor, arg: object = None) -> Tensor:
     loc = location()
     try:
         return Tensor(builder, builder.add(op, [t._id for t in operands], arg, loc))
+    except ShapeError as error:
+        raise ShapeError(error.message + _told(operands), loc) from None
     except HTileError as error:
         raise type(error)(error.message, error.loc or loc) from None
+
+
+def _told(operands: tuple[Tensor, ...]) -> str:
+    """The shapes of those operands that are arguments, and how to pass one value for each row."""
+    nodes = {t._node: t._builder[t._node] for t in operands}
+    named = [n for n in nodes.values() if n.op is Op.INPUT]
+    shapes = ", ".join(f"{n.arg} {n.value.inner}" for n in named)
+    advice = "; a value for each row is annotated htile.PerRow" if len(named) > 1 else ""
+    return f": inside the function {shapes}{advice}" if named else ""
 
 
 def constant(like: Tensor, number: object, value: Value) -> Tensor:

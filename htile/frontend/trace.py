@@ -10,13 +10,15 @@ import re
 import traceback
 import types
 from collections.abc import Iterable
+from math import prod
 from typing import NoReturn
 
 import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import HTileError, Location, ShapeError, TraceError
-from . import statistics as statistics  # fills the table
+from . import parts as parts  # fill the table
+from . import statistics as statistics
 from .captures import check_static, line_of
 from .dtypes import DTYPES
 from .graph import Builder, Graph, Output, Role, returned_dtype
@@ -94,7 +96,8 @@ def _output(builder: Builder, loc: Location, name: str, leaf: object) -> Output:
         what = f"the output {name} of {builder.name} does not depend on any row"
         remedy = "compute it outside the function, or combine it with a row"
         raise TraceError(f"{what}: {remedy}", node.loc or loc)
-    return Output(name, node.id, returned_dtype(builder, value), value.inner, value.spread)
+    is_row = value.spread or prod(value.inner) > 1
+    return Output(name, node.id, returned_dtype(builder, value), value.inner, is_row)
 
 
 def _name_the_absent(error: HTileError, absent: list[str]) -> None:
@@ -110,6 +113,7 @@ def _name_the_absent(error: HTileError, absent: list[str]) -> None:
 
 _ARGUMENT = re.compile(r"(\w+)\(\): argument '(\w+)' .*must be (.+), not (\w+)")
 _COMBINATION = re.compile(r"(\w+)\(\) received an invalid combination of arguments")
+_LISTED = re.compile(r"expected Tensor as element (\d+) in argument 0, but got (\w+)")
 _SIGNATURE = re.compile(r"^(\w+)\(\) (?:takes|got|missing) ")
 _REFUSED = re.compile(r"'Tensor' (object|and)|and 'Tensor'|must be real number, not Tensor")
 _NAME = re.compile(r"module '(torch(?:\.\w+)*)' has no attribute '(\w+)'")
@@ -144,6 +148,9 @@ def _retell(error: Exception) -> None:
         tell(f"torch.{name} takes a {expected} as {argument!r}, not a {kind}{remedy}")
     if match := _COMBINATION.search(text):
         tell(f"torch.{match[1]} does not take these arguments: {_instead(match[1])}")
+    if match := _LISTED.search(text):
+        remedy = "write torch.full_like(x, value) for a number"
+        tell(f"torch joins tensors, and element {match[1]} of the list is a {match[2]}: {remedy}")
     if re.search("not support ufuncs|unsupported operand.*numpy", text):
         tell("numpy cannot compute with a symbolic value: write the torch function (torch.exp)")
     if match := _NAME.match(text):

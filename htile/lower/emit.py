@@ -30,8 +30,10 @@ def emit(plan: Plan) -> str:
 
 
 def _docstring(graph: Graph) -> list[str]:
-    takes = ", ".join(f"{i.name} {dtype_name(i.dtype)}" for i in graph.inputs)
-    gives = ", ".join(f"{out.name} {dtype_name(out.dtype)}" for out in graph.outputs)
+    takes, gives = (
+        ", ".join(dict.fromkeys(f"{each.name} {dtype_name(each.dtype)}" for each in some))
+        for some in (graph.inputs, graph.outputs)
+    )
     title = f'"""{graph.name}: one row of N = {graph.n}'
     return [f"{title}.", "", *textwrap.wrap(f"{takes} -> {gives}", WIDTH), '"""', ""]
 
@@ -41,7 +43,8 @@ def _imports(text: str) -> list[str]:
     types.sort(key=lambda t: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", t)])
     verbs = ("ElementwiseLoader", "GlobalToRegLoader", "ElementwiseStorer")
     dataflow = ["ElementwiseKernelContext", *(name for name in verbs if f"{name}(" in text)]
-    utils = [u for u in ("as_row_values", "as_rows", "make_fake_tensor") if f"{u}(" in text]
+    views = ("as_row_values", "as_rows", "make_fake_tensor", "part")
+    utils = [u for u in views if re.search(rf"\b{u}\(", text)]
     return [
         "import cuda.bindings.driver as cuda",
         *(["import cutlass"] if "cutlass.range" in text else []),
@@ -85,7 +88,7 @@ def _primary(plan: Plan) -> Input:
 
 
 def _kernel(plan: Plan, names: Names) -> list[str]:
-    params = [*parameters(plan, names), "tiled_copy: cute.TiledCopy"]
+    params = [*parameters(plan, names, names.tensors.values()), "tiled_copy: cute.TiledCopy"]
     tiler = f"config.tiler_mn({plan.numerics.vec_size})"
     setup = [names.tensors[_primary(plan)], tiler, "tiled_copy"]
     extra = [CUTLASS_TYPES[i.dtype] for i in plan.work.rows[1:]]

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..frontend.graph import Graph, Input, Output, Role
 from .expressions import CUTLASS_TYPES, lines_of, tuple_of, wrapped_call
 from .names import Names
 from .plan import Plan
 
 
-def parameters(plan: Plan, names: Names) -> list[str]:
-    """The arguments as parameters of the kernel and of the host function."""
-    types = dict.fromkeys(plan.work.of(Role.SCALAR), "Float32")
-    return [f"{name}: {types.get(a, 'cute.Tensor')}" for a, name in names.tensors.items()]
+def parameters(plan: Plan, names: Names, texts: Iterable[str]) -> list[str]:
+    """The arguments of these names as parameters of the kernel or of the host function."""
+    scalars = {names.tensors[i] for i in plan.work.of(Role.SCALAR)}
+    return [f"{name}: {'Float32' if name in scalars else 'cute.Tensor'}" for name in texts]
 
 
 def host(plan: Plan, names: Names) -> list[str]:
-    """The function that makes one mode of each argument's leading dimensions, and launches."""
-    params = [*parameters(plan, names), "stream: cuda.CUstream"]
+    """The function that takes the pieces, makes one mode of leading dimensions, and launches."""
+    params = [*parameters(plan, names, names.arguments), "stream: cuda.CUstream"]
     passed = [*names.tensors.values(), "tiled_copy"]
     counted = names.tensors[plan.graph.outputs[0]]  # every output has the rows' leading shape
+    pieces = [line for a in names.tensors for line in _piece(plan, names, a)]
     collapsed = [line for a in names.tensors for line in _collapse(plan, names, a)]
     rows = f"cute.size({counted}, mode=[0])" if collapsed else f"{counted}.shape[0]"
-    lead = f"    lead = {counted}.shape[:{plan.target.lead}]"
+    lead = f"    lead = {names.argument(plan.graph.outputs[0])}.shape[:{plan.target.lead}]"
     launch = [
         f"grid=config.grid({rows})",
         "block=config.block",
@@ -35,11 +38,25 @@ def host(plan: Plan, names: Names) -> list[str]:
         *wrapped_call(f"def {names.function}(", params, "):"),
         f"    tiled_copy = config.make_vector_copy({plan.numerics.vec_size}).tiled_copy_2d()",
         *([lead] if plan.target.broadcast else []),
+        *pieces,
         *collapsed,
         *wrapped_call(f"    {names.function}_kernel(", passed, ").launch("),
         *lines_of(launch, " " * 8),
         "    )",
     ]
+
+
+def _piece(plan: Plan, names: Names, argument: Input | Output) -> list[str]:
+    """The line that takes a piece of a tensor, where an input or output is one."""
+    view = argument.view
+    if view is None:
+        return []
+    args = [names.argument(argument), tuple_of(map(str, view.start))]
+    if view.steps is not None:
+        args += [tuple_of(map(str, view.steps)), str(plan.graph.n)]
+    elif isinstance(argument, Input) and argument.role is Role.DEVICE_SCALAR:
+        args += [tuple_of("0" for _ in view.start), "1"]
+    return wrapped_call(f"    {names.tensors[argument]} = part(", args, ")")
 
 
 def _collapse(plan: Plan, names: Names, argument: Input | Output) -> list[str]:
@@ -62,21 +79,28 @@ def fake_arguments(plan: Plan, names: Names) -> list[str]:
     graph, n, count = plan.graph, plan.graph.n, plan.target.lead
     sizes = ["m"] if count == 1 else [f"m{k}" for k in range(count)]
     args = []
-    for a in names.tensors:
+    for name in names.arguments:
+        pieces = [a for a in names.tensors if names.argument(a) == name]
+        a = pieces[0]
         dtype = CUTLASS_TYPES[a.dtype]
+        wide = [_divisibility(plan, p) for p in pieces if p.view is None or p.view.steps]
+        divisibility = min(wide, default=1)  # one element may lie anywhere
         if isinstance(a, Input) and a.role is Role.SCALAR:
             args.append("Float32(0)")
-        elif isinstance(a, Input) and a.role is Role.COLUMN:
-            args.append(f"make_fake_tensor({dtype}, ({n},), {_divisibility(plan, a)})")
+        elif _is_shared(plan, a):
+            shape = a.view.shape if a.view else (n,)
+            args.append(f"make_fake_tensor({dtype}, {tuple_of(map(str, shape))}, {divisibility})")
         elif isinstance(a, Input) and a.role is Role.DEVICE_SCALAR:
             shape = "(1,)" if graph[a.id].value.inner else "()"
             args.append(f"make_fake_tensor({dtype}, {shape}, stride={shape})")
         else:
             is_row, inner = _row_shape(graph, a)
+            inner = a.view.shape if a.view else (n,) if is_row else inner
+            is_row = any(_row_shape(graph, piece)[0] for piece in pieces) or a.view is not None
             has = _own_dimensions(plan, a) or (True,) * len(sizes)
             lead = [m if own else "1" for m, own in zip(sizes, has, strict=True) if own is not None]
-            shape = [*lead, *map(str, (n,) if is_row else inner)]
-            last = [str(_divisibility(plan, a))] if is_row else ["any_stride=True"]
+            shape = [*lead, *map(str, inner)]
+            last = [str(divisibility)] if is_row else ["any_stride=True"]
             args.append(f"make_fake_tensor({', '.join([dtype, tuple_of(shape), *last])})")
     return [
         "def fake_arguments():",
@@ -84,6 +108,14 @@ def fake_arguments(plan: Plan, names: Names) -> list[str]:
         *(f"    {m} = cute.sym_int()" for m in sizes),
         *wrapped_call("    return (", args, ")" if len(args) > 1 else ",)"),
     ]
+
+
+def _is_shared(plan: Plan, argument: Input | Output) -> bool:
+    """Whether it is, or is a piece of, a vector that all rows share."""
+    if not isinstance(argument, Input):
+        return False
+    is_piece = argument.role is Role.DEVICE_SCALAR and argument.view is not None
+    return argument.role is Role.COLUMN or is_piece
 
 
 def _own_dimensions(plan: Plan, argument: Input | Output) -> tuple[bool | None, ...] | None:
@@ -96,6 +128,8 @@ def _row_shape(graph: Graph, argument: Input | Output) -> tuple[bool, tuple[int,
     """Whether it is whole rows, and its shape after the leading dimensions; None without those."""
     if isinstance(argument, Output):
         return argument.is_row, argument.inner
+    if argument.role is Role.PER_ROW and argument.view is not None:
+        return False, ()
     if argument.role not in (Role.ROW, Role.PER_ROW):
         return False, None
     return argument.role is Role.ROW, graph[argument.id].value.inner
@@ -107,5 +141,7 @@ def _divisibility(plan: Plan, argument: Input | Output) -> int:
     is_column = isinstance(argument, Input) and argument.role is Role.COLUMN
     if plan.placement.shifted and not is_column:
         return 1
+    if argument.view is not None and not argument.view.is_contiguous:
+        return 1  # its elements are accessed one by one
     vector = plan.numerics.vec_size * itemsize
     return max(min(vector, plan.placement.copy_bytes), itemsize) // itemsize

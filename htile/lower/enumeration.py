@@ -100,6 +100,9 @@ def vector_size(graph: Graph) -> int:
     while vec > 1 and vec * inputs > VECTOR_REGISTERS:
         vec //= 2
     whole = gcd(graph.n, vec)
+    views = [each.view for each in (*graph.inputs, *graph.outputs) if each.view is not None]
+    if not all(view.is_contiguous for view in views):
+        return whole
     is_long = graph.n >= SHIFTED_VECTORS * vec and vec * min(rows + columns) >= WORD_BYTES
     return vec if is_long and whole * sum(rows) < WHOLE_BYTES * len(rows) else whole
 
@@ -117,6 +120,9 @@ def is_shifted(graph: Graph, align: int) -> bool:
     align: as of `Target`.
     """
     vec = vector_size(graph)
+    views = [each.view for each in (*graph.inputs, *graph.outputs) if each.view is not None]
+    if not all(view.is_contiguous for view in views):
+        return False  # an element at a time
     if graph.n % vec:
         return True
     rows, columns = _sizes(graph)

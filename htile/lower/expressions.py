@@ -10,7 +10,7 @@ import torch
 
 from ..frontend.dtypes import DTYPES
 from ..frontend.graph import Node
-from ..frontend.ops import REDUCTIONS, Op
+from ..frontend.ops import MOVEMENTS, REDUCTIONS, Op
 from .patterns import Function
 from .precision import NEAR_OPS
 
@@ -56,8 +56,7 @@ def _not_computed(node: Node, args: tuple[str, ...], function: Function) -> str:
 
 # fmt: off
 EMIT: dict[Op, Expression] = {
-    **dict.fromkeys((Op.INPUT, Op.CONST, Op.RESHAPE), _not_computed),
-    **dict.fromkeys(REDUCTIONS, _not_computed),
+    **dict.fromkeys((Op.INPUT, Op.CONST, *MOVEMENTS, *REDUCTIONS), _not_computed),
     Op.NEG: lambda node, args, function: f"-{args[0]}",
     Op.ADD: _by_function(_binary("+"), fma="fma"),
     Op.SUB: _by_function(_binary("-"), fms="fms", fnma="fnma"),

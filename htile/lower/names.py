@@ -27,7 +27,7 @@ RESERVED = frozenset(
         *CUTLASS_TYPES.values(),
         *("ElementwiseTileConfig", "ElementwiseKernelContext", "ElementwiseLoader"),
         *("ElementwiseStorer", "GlobalToRegLoader", "_", "float", "config", "ctx", "l", "I", "O"),
-        *("as_row_values", "as_rows", "lead", *(f"m{k}" for k in range(64))),
+        *("as_row_values", "as_rows", "lead", "part", *(f"m{k}" for k in range(64))),
         *("blocks", "chunk", "cuda", "cute", "cutlass", "fake_arguments", "k", "loader", "m"),
         *("make_fake_tensor", "math", "MEAN", "pred", "range", "s", "stream", "tiled_copy"),
     }
@@ -48,7 +48,8 @@ class Names:
     """Every name of one plan's text, and what is loaded at its start.
 
     values: of nodes that are computed, reduced or passed, by id.
-    tensors: of arguments, as the kernel's parameters, in their order.
+    tensors: of inputs and outputs, as the kernel's parameters, in their order.
+    arguments: of what the host function takes, in its order; an input may be a piece of one.
     loads: the inputs that are loaded before anything is computed.
     fragments: of inputs, as tiles in shared memory (`sX`) or registers (`tXrX`).
     carried: of what a loop carries, by part.
@@ -61,8 +62,10 @@ class Names:
         self.function = kernel_name(graph)
         self._taken = set(RESERVED) | {self.function, f"{self.function}_kernel"}
         self._counts: dict[str, int] = {}
-        self.values = {i.id: self._unique(i.name) for i in graph.inputs}
+        self.values = {i.id: self._value(i) for i in graph.inputs}
+        self._arguments: dict[tuple[type, str], str] = {}
         self.tensors = {a: self._tensor(a) for a in (*graph.inputs, *graph.outputs)}
+        self.arguments = tuple(self._arguments.values())
         self.fragments: dict[Input, str] = {}
         self.carried: dict[Part, str] = {}
         self.moments: dict[Part, str] = {}
@@ -125,11 +128,27 @@ class Names:
         self._taken.add(name)
         return name
 
+    def argument(self, piece: Input | Output) -> str:
+        """The host function's parameter that an input or output is, or is a piece of."""
+        return self._arguments[type(piece), piece.name]
+
+    def _value(self, i: Input) -> str:
+        if i.view is None:
+            return self._unique(i.name)
+        return self._numbered(f"{i.name}_" if i.name[-1].isdigit() else i.name)
+
     def _tensor(self, argument: Input | Output) -> str:
-        if isinstance(argument, Input) and argument.role is Role.SCALAR:
-            return self.values[argument.id]
-        camel = "".join(part[:1].upper() + part[1:] for part in argument.name.split("_"))
-        return self._unique(f"m{camel}")
+        key = type(argument), argument.name
+        if key not in self._arguments:
+            if isinstance(argument, Input) and argument.role is Role.SCALAR:
+                self._arguments[key] = self.values[argument.id]
+            else:
+                camel = "".join(part[:1].upper() + part[1:] for part in argument.name.split("_"))
+                self._arguments[key] = self._unique(f"m{camel}")
+        name = self._arguments[key]
+        if argument.view is None:
+            return name
+        return self._numbered(f"{name}_" if name[-1].isdigit() else name)
 
     def _fresh(self, id: int) -> None:
         """`max0`, `max1`: the operation and a count."""

@@ -16,6 +16,7 @@ from ..frontend.graph import Builder, Graph, Node, Role
 from ..frontend.ops import COMMUTATIVE, REDUCTIONS, Op, Value, Varies
 from ..frontend.reference import EVALUATE
 from .patterns import ancestors, strip
+from .space import place
 
 Rule = Callable[[Builder, Node, tuple[int, ...]], "int | None"]
 
@@ -39,7 +40,8 @@ def rewrite(graph: Graph, rule: Rule | None = None) -> Graph:
             ids[node.id] = replacement
         elif node.op is Op.INPUT:
             source = sources[node.id]
-            ids[node.id] = new.add_input(source.name, source.role, source.dtype, node.value)
+            given = source.name, source.role, source.dtype, node.value, source.view
+            ids[node.id] = new.add_input(*given)
         elif node.op is Op.CONST:
             ids[node.id] = new.add_const(node.arg, node.value, node.loc)
         else:
@@ -63,6 +65,9 @@ def merge_common_subexpressions(graph: Graph) -> Graph:
     seen: dict[object, int] = {}
 
     def merge(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
+        if node.op is Op.INPUT:
+            seen[node.id, "input"] = len(seen)
+            return None
         # repr tells 1, 1.0 and True apart, and 0.0 from -0.0
         operands = tuple(sorted(inputs)) if node.op in COMMUTATIVE else inputs
         key = (node.op, operands, repr(node.arg), node.value if node.op is Op.CONST else None)
@@ -133,6 +138,8 @@ PASSES = (fold_constants, merge_common_subexpressions, choose_means, merge_commo
 
 
 def run_passes(graph: Graph) -> Graph:
+    """The placed graph of a traced one, as kernels are made of it."""
+    graph = place(graph)
     for apply in PASSES:
         graph = apply(graph)
     return graph

@@ -74,7 +74,7 @@ class Request:
     @cached_property
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors that the kernel reads, by parameter."""
-        read = {i.name: self.given[i.name] for i in self.specialization.graph.inputs}
+        read = {name: self.given[name] for name in self.specialization.graph.arguments}
         return {name: value for name, value in read.items() if isinstance(value, torch.Tensor)}
 
     @cached_property
@@ -87,11 +87,13 @@ class Request:
         """What plans are made for."""
         graph, specs = self.specialization.graph, self.specs
         vectors = [
-            as_copied(self.tensors[i.name]) if i.name in self.copied else self.tensors[i.name]
+            (as_copied(self.tensors[i.name]) if i.name in self.copied else self.tensors[i.name], i)
             for i in graph.inputs
             if i.role in (Role.ROW, Role.COLUMN)
         ]
-        vectors += [t for t, o in zip(self.outs, graph.outputs, strict=False) if o.is_row]
+        results = [result.name for result in self.specialization.traced.outputs]
+        written = dict(zip(results, self.outs, strict=False))
+        vectors += [(written.get(o.name), o) for o in graph.outputs if o.is_row]
         repeated = {n: own_dimensions(specs[n], t, self.call.lead) for n, t in self.tensors.items()}
         return Target(
             n=graph.n,
@@ -100,7 +102,7 @@ class Request:
             fastmath=self.fastmath,
             lead=len(self.call.lead),
             broadcast=tuple((n, own) for n, own in repeated.items() if own is not None),
-            aliases=tuple((graph.outputs[k].name, name) for k, name in self.aliases),
+            aliases=tuple((results[k], name) for k, name in self.aliases),
             rows=rows_like(self.rows)[0],
         )
 
@@ -166,7 +168,7 @@ def prepare(
     return Launch(
         kernel=kernel,
         source=lowered.source,
-        inputs=tuple((index[i.name], i.name in request.copied) for i in lowered.graph.inputs),
+        inputs=tuple((index[name], name in request.copied) for name in lowered.graph.arguments),
         outputs=request.specialization.shapes(request.call.lead),
         structure=lowered.graph.structure,
         device=device,

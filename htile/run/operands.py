@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 
 from ..errors import ArgumentError, GradientError, UnsupportedError
 from ..frontend.captures import freeze
-from ..frontend.graph import Graph, Role
+from ..frontend.graph import Graph, Input, Output, Role
 from ..frontend.roles import Scalar, Signature, Spec, Static
 from ..lower.enumeration import vector_size
 
@@ -159,21 +159,30 @@ def own_dimensions(spec: Spec, tensor: torch.Tensor, lead: tuple) -> tuple[bool 
     return None if all(own) else own
 
 
-def alignment(graph: Graph, tensors: list[torch.Tensor]) -> int:
+def alignment(graph: Graph, pieces: list[tuple[torch.Tensor | None, Input | Output]]) -> int:
     """The alignment class in bytes: 16 if every vector is as aligned as it is long, else the least.
 
-    Outputs that are allocated here are always as aligned as N allows. Rows that end inside a vector
-    do not count, because they may begin anywhere (`Placement.shifted`).
+    pieces: rows and columns of the placed graph, and the tensor of each; None for a result that is
+        allocated here, whose whole rows are as aligned as N allows. Rows that end inside a vector
+        do not count, because they may begin anywhere (`Placement.shifted`).
     """
     least, vec = WIDEST_ACCESS, vector_size(graph)
-    if graph.n % vec:
-        tensors = [tensor for tensor in tensors if tensor.ndim == 1]
-    for tensor in tensors:
-        size = tensor.element_size()
-        steps = tensor.data_ptr() if tensor.device.type != "meta" else 0
-        for length, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True):
-            if length > 1:
-                steps |= stride * size
+    for tensor, piece in pieces:
+        size, view = piece.dtype.itemsize, piece.view
+        if view is not None and not view.is_contiguous:
+            least = min(least, size)
+            continue
+        is_row = not isinstance(piece, Input) or piece.role is Role.ROW
+        if (graph.n % vec and is_row) or (tensor is None and view is None):
+            continue
+        steps = view.start[-1] * size if view is not None else 0
+        if tensor is None:
+            steps |= view.shape[-1] * size
+        else:
+            steps |= tensor.data_ptr() if tensor.device.type != "meta" else 0
+            for length, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True):
+                if length > 1:
+                    steps |= stride * size
         aligned = steps & -steps or WIDEST_ACCESS
         if aligned < min(vec * size, WIDEST_ACCESS):
             least = min(least, aligned)

@@ -6,7 +6,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import ArgumentError, DtypeError, ShapeError
-from ..frontend.graph import Role
+from ..frontend.graph import Graph, Output, Role, View
 from ..frontend.roles import Signature
 from .launch import Request
 from .memory import layout, overlaps_itself, share_memory
@@ -33,7 +33,7 @@ def check_out(request: Request, out: object, device: torch.device) -> None:
     Raise as well if a result is an argument that is no row, because threads other than the one that
     writes an element read it.
     """
-    function, graph = request.signature.name, request.specialization.graph
+    function, graph = request.signature.name, request.specialization.traced
     leaves, structure = pytree.tree_flatten(out)
     if structure != graph.structure:
         names = ", ".join(result.name for result in graph.outputs)
@@ -71,9 +71,14 @@ def check_out(request: Request, out: object, device: torch.device) -> None:
                 f"{what} has more than one element at the same address (strides {leaf.stride()}), "
                 "as an expanded tensor has; pass a tensor of its own memory"
             )
-    for _, name in request.aliases:
+    for k, name in request.aliases:
         if request.specs[name].role is not Role.ROW:
             raise _overlap(function, name)
+        if _crosses(request.specialization.graph, name, graph.outputs[k]):
+            raise ArgumentError(
+                f"{function}: out= for {graph.outputs[k].name} is {name}, and elements of it would "
+                "be overwritten before they are read; pass a tensor of its own"
+            )
 
 
 def find_aliases(signature: Signature, values: tuple, outs: tuple) -> tuple[tuple[int, str], ...]:
@@ -94,6 +99,14 @@ def find_aliases(signature: Signature, values: tuple, outs: tuple) -> tuple[tupl
                     raise _overlap(signature.name, name)
                 aliases.append((k, name))
     return tuple(aliases)
+
+
+def _crosses(placed: Graph, name: str, result: Output) -> bool:
+    """Whether a piece of the result lies where a piece of the argument has other columns."""
+    whole = View((placed.n,), (0,), (1,))
+    read = [i.view or whole for i in placed.inputs if i.name == name]
+    written = [o.view or whole for o in placed.outputs if o.name == result.name]
+    return any(a.shape == b.shape and a.meets(b, placed.n) for a in read for b in written)
 
 
 def _overlap(function: str, name: str) -> ArgumentError:

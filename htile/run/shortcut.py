@@ -22,6 +22,7 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from ..frontend.captures import Captures
+from ..frontend.graph import Role
 from ..frontend.roles import Static
 from ..lower.plan import rows_like
 from .launch import Request
@@ -106,16 +107,18 @@ class _Writer:
     ):  # fmt: skip
         self.first, self.captures, self.watched = first, captures, watched
         self.graph, self.is_fixed = first.specialization.graph, missed is not None
+        self.outputs = first.specialization.traced.outputs
         self.tensors = {n: v for n, v in first.given.items() if isinstance(v, torch.Tensor)}
-        lead, shape = first.call.lead, (*first.call.lead, first.call.n)
-        self.like = next((name for name, t in self.tensors.items() if t.shape == shape), None)
-        if self.like is None or not self.tensors.keys() <= {i.name for i in self.graph.inputs}:
+        lead, rows = first.call.lead, [s for s in first.call.specs if s.role is Role.ROW]
+        whole = (s.name for s in rows if self.tensors[s.name].shape == (*lead, *s.inner))
+        self.like = next(whole, None)
+        if self.like is None or not self.tensors.keys() <= {*self.graph.arguments}:
             raise _NotTold
         self.sizes = [str(n) if self.is_fixed else f"_m{k}" for k, n in enumerate(lead)]
         self.miss = ["    _missed()", *MISS] if self.is_fixed else MISS
         self.scope = {"_kernel": kernel, "_refused": REFUSED, "_missed": missed,
                       "_type": type, "_len": len, "_float": float}  # fmt: skip
-        outputs, is_one = self.graph.outputs, first.outs and self.graph.structure == ONE
+        outputs, is_one = self.outputs, first.outs and self.graph.structure == ONE
         self.results = ["out"] if is_one else [f"_out{k}" for k in range(len(outputs))]
         named = zip(first.in_place, self.results, strict=False)
         self.written = [name or result for name, result in named]
@@ -131,7 +134,7 @@ class _Writer:
     def function(self) -> Callable:
         """Write the text, and return the function that it defines."""
         guards = [*self._same_values(), *self._same_tensors(), *self._same_captures()]
-        called = [*(i.name for i in self.graph.inputs), *self.results]
+        called = [*self.graph.arguments, *self.results]
         return self._defined([
             *(self._opened() if self.written else []),
             f"if not ({' and '.join(guards)}):",
@@ -219,8 +222,10 @@ class _Writer:
         lines = [f"_shape = {self.like}.shape"]
         lines += [f"{size} = _shape[{k}]" for k, size in enumerate(self.sizes)]
         wrong = [f"not {fewest} <= {' * '.join(self.sizes)} < {beyond}"]
-        for name, output in zip(self.written, self.graph.outputs, strict=False):
-            shape = "_shape" if output.is_row else _tuple([*self.sizes, *map(str, output.inner)])
+        like = self.first.specs[self.like].inner
+        for name, output in zip(self.written, self.outputs, strict=False):
+            sizes = [*self.sizes, *map(str, output.inner)]
+            shape = "_shape" if output.inner == like else _tuple(sizes)
             wrong += [f"{name}.shape != {shape}"] if name != self.like else []
         return [*lines, f"if {' or '.join(wrong)}:", *self.miss]
 
@@ -229,7 +234,7 @@ class _Writer:
         device = self.tensors[self.like].device
         self.scope["_empty"] = allocator(device)
         lines = []
-        for k, (name, output) in enumerate(zip(self.results, self.graph.outputs, strict=True)):
+        for k, (name, output) in enumerate(zip(self.results, self.outputs, strict=True)):
             self.scope[f"_dtype{k}"] = output.dtype
             sizes = [*self.sizes, *map(str, output.inner)]
             strides = [" * ".join(sizes[k + 1 :]) or "1" for k in range(len(sizes))]

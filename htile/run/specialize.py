@@ -23,10 +23,10 @@ WARN_SPECIALIZATIONS = 8  # values of one static parameter, from which on a warn
 
 @dataclass(frozen=True)
 class Specialization:
-    """A function for arguments of these roles and dtypes, and rows of `graph.n` elements.
+    """A function for arguments of these roles, dtypes and inner shapes.
 
     It refers to no tensor, and tells what a call computes and what its results are. `graph` is
-    `traced` after the passes, and what kernels are made from.
+    `traced` after the passes, and what kernels are made from: rows of `graph.n` elements.
     """
 
     specs: tuple[Spec, ...]
@@ -35,7 +35,7 @@ class Specialization:
 
     def shapes(self, lead: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
         """The shape and dtype of each result for rows of the leading shape `lead`."""
-        return tuple(((*lead, *result.inner), result.dtype) for result in self.graph.outputs)
+        return tuple(((*lead, *result.inner), result.dtype) for result in self.traced.outputs)
 
 
 class Specializations:

@@ -37,6 +37,9 @@ LEFT_OUT = {
     "expand_as", "type", "type_as", "reshape", "view", "unsqueeze", "squeeze", "broadcast_to",
     "threshold", "full_like", "masked_fill", "where", "numel", "is_complex", "is_floating_point",
     "logsumexp", "softmax", "log_softmax", "cosine_similarity",
+    "permute", "t", "narrow", "split", "chunk", "tensor_split", "unbind", "transpose", "swapaxes",
+    "swapdims", "movedim", "moveaxis", "unflatten", "flatten", "ravel", "select", "roll", "cat",
+    "concat", "concatenate", "stack", "split_with_sizes",
     "float_power",  # torch gives float64
 }  # fmt: skip
 OWN = {}  # a spelling of each function

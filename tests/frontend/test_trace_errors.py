@@ -105,10 +105,13 @@ MISTAKES = {
     "range": (lambda x, i: list(range(i.max())), TraceError, "static argument"),
     "math.exp": (lambda x: math.exp(x), TraceError, "write torch.exp"),
     "math.sqrt of a scalar": (lambda x, s: x * math.sqrt(s), TraceError, "write torch.sqrt"),
-    "indexing": (lambda x: x[0], UnsupportedError, "torch.where"),
-    "slicing": (lambda x: x[1:], UnsupportedError, "indexing a row"),
-    "masking": (lambda x: x[x > 0], UnsupportedError, "indexing a row"),
-    "new axis": (lambda x: x[:, None], UnsupportedError, "indexing a row"),
+    "beyond the end": (lambda x: x[8], ShapeError, "index 8 of an axis of 8 elements"),
+    "nothing of a row": (lambda x: x[8:], ShapeError, "a part without elements"),
+    "two indices": (lambda x: x[0, 1], ShapeError, "2 indices of a value of shape (8,)"),
+    "a negative step": (lambda x: x[::-1], ShapeError, "steps of 1 and more"),
+    "computed bounds": (lambda x, i: x[: i.max()], UnsupportedError, "computed bounds"),
+    "masking": (lambda x: x[x > 0], UnsupportedError, "torch.where(mask, x, other)"),
+    "a list of indices": (lambda x: x[[0, 1]], UnsupportedError, "write numbers and slices"),
     "assignment": (assign, TraceError, "torch.where(mask, value, x)"),
     "masked assignment": (assign_masked, TraceError, "torch.where(mask, value, x)"),
     "add_": (lambda x: x.add_(1), TraceError, "x = x.add(...)"),
@@ -130,8 +133,11 @@ MISTAKES = {
     "device type": (lambda x: x.device.type, TraceError, "asked for its type"),
     "item": (lambda x: x.sum().item(), UnsupportedError, "not known while tracing"),
     "cuda": (lambda x: x.cuda(), UnsupportedError, "x.cuda"),
-    "view": (lambda x: x.view(2, 4), UnsupportedError, "one axis"),
-    "transpose": (lambda x: x.T, UnsupportedError, "x.T is not supported"),
+    "view": (lambda x: x.view(3, 4), ShapeError, "the sizes do not fit"),
+    "view of two unknown sizes": (lambda x: x.view(-1, -1), ShapeError, "one of them -1"),
+    "transpose": (lambda x: x.transpose(0, 1), ShapeError, "dim=1"),
+    "permute": (lambda x: x.view(2, 4).permute(0, 0), ShapeError, "permute"),
+    "flip": (lambda x: x.flip(0), UnsupportedError, "along the row"),
     "indices": (lambda x: x.max(dim=-1).indices + 1, UnsupportedError, "x.amax(dim=...)"),
     "indices in torch": (
         lambda x: torch.where(x > 0, x.min(dim=-1).indices, 0), UnsupportedError, "x.amin(dim=...)"
@@ -154,7 +160,18 @@ MISTAKES = {
     "captured parameter": (
         lambda x: F.layer_norm(x, (N,), torch.nn.Parameter(WEIGHT)), TraceError, "as an argument"
     ),
-    "captured in a list": (lambda x: torch.cat([x, WEIGHT]), UnsupportedError, "torch.cat"),
+    "captured in a list": (lambda x: torch.cat([x, WEIGHT]), TraceError, "as an argument"),
+    "a number in a list": (lambda x: torch.stack([x, 1.0]), TraceError, "element 1 of the list"),
+    "shapes that do not join": (
+        lambda x: torch.stack((x, x[:4])), ShapeError, "torch.stack of shapes (8,), (4,)"
+    ),
+    "values of other axes": (
+        lambda x: torch.cat((x, x.view(2, 4))), ShapeError, "torch.cat of shapes (8,), (2, 4)"
+    ),
+    "shapes that do not go together": (
+        lambda x: x + x[1:], ShapeError, "values of shapes (7,) and (8,) do not go together"
+    ),
+    "a sum of parts": (lambda x: x.split(3, 0)[0] + x.split([3, 4]), ShapeError, "split of 8"),
     "numpy array": (lambda x: x * ARRAY, TraceError, "numpy array"),
     "numpy array, left": (lambda x: ARRAY * x, TraceError, "numpy array"),
     "numpy function": (lambda x: np.exp(x), TraceError, "torch.exp"),
@@ -184,11 +201,10 @@ MISTAKES = {
     ),
     "typo of torch": (lambda x: torch.special.erfinv(x), UnsupportedError, "no accurate form"),
     "nothing like it": (lambda x: x.qqqq(), UnsupportedError, "docs/reference.md lists"),
-    "halves": (lambda x: x[..., :4], UnsupportedError, "f(x[..., :n], x[..., n:])"),
-    "chunk": (lambda x: x.chunk(2), UnsupportedError, "f(x[..., :n], x[..., n:])"),
-    "glu": (lambda x: F.glu(x), UnsupportedError, "f(x[..., :n], x[..., n:])"),
+    "chunk": (lambda x: x.chunk(0), ShapeError, "chunk into 0 parts"),
+    "narrow": (lambda x: x.narrow(0, 4, 8), ShapeError, "narrow(0, 4, 8)"),
+    "pad": (lambda x: F.pad(x, (1, 1)), UnsupportedError, "torch.cat"),
     "group_norm": (lambda x: F.group_norm(x, 2), UnsupportedError, "a leading dimension"),
-    "new leading axis": (lambda x: x[None], UnsupportedError, "gets no other"),
     "bits": (lambda x: x.view(torch.int32), UnsupportedError, "bits of a number"),
     "size_average": (
         lambda x, y: F.mse_loss(x, y, size_average=False), TraceError, "reduction='mean'"
@@ -206,14 +222,16 @@ MISTAKES = {
     "list": (lambda x: x * [1.0], TraceError, "got list"),
     "dim": (lambda x: x.sum(dim=1), ShapeError, "write dim=-1"),
     "dim of softmax": (lambda x: F.softmax(x, dim=2), ShapeError, "dim=2"),
-    "two dims": (lambda x: x.sum(dim=(0, -1)), ShapeError, "one axis"),
+    "one dim twice": (lambda x: x.sum(dim=(0, -1)), ShapeError, "names an axis twice"),
+    "dim of a stack": (lambda x: x.view(2, 4).sum(2), ShapeError, "the axes 0 to 1"),
+    "softmax of a stack": (lambda x: x.view(2, 4).softmax(None), ShapeError, "give one axis"),
     "F.normalize": (lambda x: F.normalize(x), ShapeError, "write dim=-1"),
     "normalized_shape": (lambda x: F.layer_norm(x, (4,)), ShapeError, "x.shape[-1:]"),
     "layer_norm of a number": (lambda t: F.layer_norm(t, (1,)), ShapeError, "a row has shape"),
-    "expand": (lambda t: t.expand(4), ShapeError, "expand"),
+    "expand": (lambda x: x.expand(4), ShapeError, "expand"),
     "size": (lambda x: x * x.size(1), ShapeError, "size(1)"),
-    "unsqueeze": (lambda x: x.unsqueeze(-1), UnsupportedError, "at most one axis"),
-    "squeeze": (lambda x: x.squeeze(-1), UnsupportedError, "squeeze"),
+    "unsqueeze": (lambda x: x.unsqueeze(3), ShapeError, "unsqueeze(3)"),
+    "squeeze": (lambda x: x.squeeze(1), ShapeError, "dim=1"),
     "double": (lambda x: x.double(), DtypeError, "float64 is not supported"),
     "to float64": (lambda x: x.to(torch.float64), DtypeError, "float64"),
     "sum to float64": (lambda x: x.sum(dtype=torch.float64), DtypeError, "float64"),

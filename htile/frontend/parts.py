@@ -1,0 +1,228 @@
+"""Parts of an axis and what joins them, with torch's names: indexing, chunk, split, cat, stack.
+
+Each is a movement: an element of the result is an element of an operand. In torch the parts are
+views, so a part and what it was taken from are noted as aliases.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import ShapeError, TraceError, UnsupportedError
+from .functions import formulas, implements
+from .ops import Op
+from .promotion import together
+from .shapes import axis_of, reshaped, squeeze, unsqueeze
+from .tensor import Tensor, alias, copy, fail, node, refuse_iteration
+
+MOST_PARTS = 64  # of one axis: each part has its own place in the text of a kernel
+
+
+def part(x: Tensor, axis: int, start: int, size: int, step: int = 1) -> Tensor:
+    """`size` elements of an axis, which counts from the last, -1."""
+    if (start, size, step) == (0, x.shape[axis], 1):
+        return copy(x)
+    if size < 1:
+        fail(ShapeError, f"a part without elements, of a value of shape {tuple(x.shape)}")
+    return alias(x, node(Op.SLICE, x, arg=(axis, start, step, size)))
+
+
+def element(x: Tensor, axis: int, place: int) -> Tensor:
+    """One element of an axis, without the axis."""
+    size, shape = x.shape[axis], tuple(x.shape)
+    if not -size <= place < size:
+        fail(ShapeError, f"index {place} of an axis of {size} elements, of shape {shape}")
+    if shape == (1,):
+        return squeeze(x, -1)
+    found = part(x, axis, place % size, 1)
+    end = axis + len(shape) + 1
+    return reshaped(found, (*shape[: end - 1], *shape[end:]))
+
+
+def getitem(x: Tensor, index: object) -> Tensor:
+    """Numbers, slices, None and ... as torch has them."""
+    parts = index if isinstance(index, tuple) else (index,)
+    for each in parts:
+        if isinstance(each, Tensor):
+            fail(UnsupportedError, _masked(each))
+        if each is not None and each is not Ellipsis and type(each) not in (int, slice):
+            fail(UnsupportedError, f"indexing with {each!r}: write numbers and slices")
+    taken = sum(each is not None and each is not Ellipsis for each in parts)
+    if taken > x.ndim:
+        fail(ShapeError, f"{taken} indices of a value of shape {tuple(x.shape)}")
+    if sum(each is Ellipsis for each in parts) == 0:
+        parts = (*parts, Ellipsis)
+    at = next(k for k, each in enumerate(parts) if each is Ellipsis)
+    parts = (*parts[:at], *(slice(None),) * (x.ndim - taken), *parts[at + 1 :])
+    result, axis = x, -sum(each is not None for each in parts)
+    for place, each in enumerate(parts):
+        behind = sum(other is not None for other in parts[place + 1 :])
+        if each is None:
+            result = unsqueeze(result, -1 - behind)
+        elif isinstance(each, slice):
+            result = _sliced(result, axis, each)
+            axis += 1
+        else:
+            result = element(result, axis, each)
+            axis += 1
+    return result
+
+
+def _sliced(x: Tensor, axis: int, each: slice) -> Tensor:
+    bounds = (each.start, each.stop, each.step)
+    if any(isinstance(bound, Tensor) for bound in bounds):
+        fail(UnsupportedError, "a slice with computed bounds has no fixed length: write a mask")
+    if each.step is not None and each.step < 1:
+        fail(ShapeError, f"the step {each.step} of a slice: torch takes steps of 1 and more")
+    places = range(*each.indices(x.shape[axis]))
+    if places == range(x.shape[axis]):
+        return x
+    return part(x, axis, places.start, len(places), places.step)
+
+
+def _masked(index: Tensor) -> str:
+    if index._value.dtype is torch.bool:
+        return "x[mask] has no fixed length: write torch.where(mask, x, other)"
+    return "elements cannot be chosen by an index: pass a mask as an argument"
+
+
+Tensor.__getitem__ = getitem
+
+
+# Parts
+
+
+@implements("narrow")
+def narrow(input, dim, start, length):
+    """`length` elements of an axis from `start` on."""
+    axis = axis_of(input, dim)
+    size = input.shape[axis]
+    start = start + size if start < 0 else start
+    if not 0 <= start <= start + length <= size:
+        fail(ShapeError, f"narrow({dim}, {start}, {length}) of an axis of {size} elements")
+    return part(input, axis, start, length)
+
+
+@implements("split", "split_with_sizes")
+def split(tensor, split_size_or_sections, dim=0):
+    """Parts of an axis: of so many elements each, the last one of the rest; or of these sizes."""
+    axis = axis_of(tensor, dim)
+    size, sizes = tensor.shape[axis], split_size_or_sections
+    if isinstance(sizes, int):
+        if sizes < 1:
+            fail(ShapeError, f"split into parts of {sizes} elements")
+        sizes = [min(sizes, size - start) for start in range(0, size, sizes)]
+    if sum(sizes) != size:
+        fail(ShapeError, f"split of {size} elements into parts of {list(sizes)}")
+    starts = [sum(sizes[:k]) for k in range(_few(len(sizes)))]
+    return tuple(part(tensor, axis, *each) for each in zip(starts, sizes, strict=True))
+
+
+@implements("chunk")
+def chunk(input, chunks, dim=0):
+    """An axis in at most so many equal parts; the last one may be shorter."""
+    if chunks < 1:
+        fail(ShapeError, f"chunk into {chunks} parts")
+    return split(input, -(-input.shape[axis_of(input, dim)] // chunks), dim)
+
+
+@implements("tensor_split")
+def tensor_split(input, indices_or_sections, dim=0):
+    """An axis in so many parts, the first ones longer by one; or cut at these places."""
+    size = input.shape[axis_of(input, dim)]
+    if isinstance(indices_or_sections, int):
+        each, more = divmod(size, indices_or_sections)
+        sizes = [each + (k < more) for k in range(indices_or_sections)]
+    else:
+        ends = [*indices_or_sections, size]
+        sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    return split(input, sizes, dim)
+
+
+@implements("unbind")
+def unbind(input, dim=0):
+    """The elements of an axis, each without the axis."""
+    axis = axis_of(input, dim)
+    return tuple(element(input, axis, k) for k in range(_few(input.shape[axis])))
+
+
+@implements("select")
+def select(input, dim, index):
+    """One element of an axis, without the axis."""
+    return element(input, axis_of(input, dim), index)
+
+
+def _few(parts: int) -> int:
+    if parts > MOST_PARTS:
+        fail(UnsupportedError, f"{parts} parts of one axis: at most {MOST_PARTS} are written out")
+    return parts
+
+
+def _iterated(x: Tensor):
+    if x.ndim == 1 and x._value.spread:
+        refuse_iteration()
+    return iter(unbind(x, 0))
+
+
+def _length(x: Tensor) -> int:
+    if x.ndim == 1 and x._value.spread:
+        fail(TraceError, "len(x) is not available while tracing: write x.shape[-1]")
+    return x.shape[0]
+
+
+Tensor.__iter__, Tensor.__len__ = _iterated, _length
+
+
+# What joins parts
+
+
+@implements("cat", "concat", "concatenate", method=False)
+def cat(tensors, dim=0):
+    """The tensors one after the other along an axis."""
+    given = _tensors(tensors, "cat")
+    axis = axis_of(given[0], dim)
+    shapes = [tuple(t.shape) for t in given]
+    others = {(*s[:axis], *s[axis:][1:]) for s in shapes}
+    if len(others) > 1 or len({len(s) for s in shapes}) > 1 or not shapes[0]:
+        fail(ShapeError, f"torch.cat of shapes {', '.join(map(str, shapes))} along {dim}")
+    return node(Op.CAT, *given, arg=axis) if len(given) > 1 else copy(given[0])
+
+
+@implements("stack", method=False)
+def stack(tensors, dim=0):
+    """The tensors beside each other along a new axis."""
+    given = _tensors(tensors, "stack")
+    if len({tuple(t.shape) for t in given}) > 1:
+        fail(ShapeError, f"torch.stack of shapes {', '.join(str(tuple(t.shape)) for t in given)}")
+    return cat([unsqueeze(t, dim) for t in given], dim)
+
+
+def _tensors(tensors: object, what: str) -> tuple[Tensor, ...]:
+    """The operands of a join, in the dtype that they have together."""
+    tensors = tuple(tensors)
+    for each in tensors:
+        if not isinstance(each, Tensor):
+            kind = "a real tensor" if isinstance(each, torch.Tensor) else f"a {type(each).__name__}"
+            fail(TraceError, f"torch.{what} of {kind}: pass it as an argument")
+    _few(len(tensors))
+    dtypes = {t._value.dtype for t in tensors}
+    return tensors if len(dtypes) == 1 else together(*tensors)
+
+
+@implements("roll")
+def roll(input, shifts, dims=None):
+    """The elements of an axis moved on; those beyond its end come first."""
+    if not isinstance(shifts, int) or (dims is None and input.ndim != 1):
+        fail(UnsupportedError, "torch.roll takes one shift and one axis here: x.roll(1, -1)")
+    axis = axis_of(input, -1 if dims is None else dims)
+    size = input.shape[axis]
+    first = -shifts % size
+    if not first:
+        return copy(input)
+    return cat([part(input, axis, first, size - first), part(input, axis, 0, first)], axis)
+
+
+formulas({
+    "glu": ("The first half of an axis times the sigmoid of the second.", lambda input, dim=-1:
+        (halves := chunk(input, 2, dim))[0] * torch.sigmoid(halves[1])),
+})  # fmt: skip

@@ -1,0 +1,442 @@
+"""Places a traced graph on one row: values of any shape become rows of n elements, or numbers.
+
+A traced value may have several axes, and parts of a row may be taken and joined. In a placed graph
+there is one axis of n columns and no movement: every value is a row of n elements, or one number of
+the row. A value becomes one or more pieces, each of them a node: the halves of a row are two, and a
+stack of four rows is four. A leaf and an output have a `View`, which says where in the tensor the
+elements of the piece lie.
+
+The pass works by demand, from the outputs. What is wanted of a node is one `Index` for each of its
+axes: a number, plus the columns times a step. A movement changes the index and wants its operand at
+that. Where an index reaches over an end of a joined part, and where an axis is not the columns, the
+axis is *written out*: cut into blocks, each of which is wanted by itself. A request to do so is
+remembered, and the pass begins anew. It ends, because axes only become shorter.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd, prod
+from typing import NoReturn
+
+import torch
+
+from ..errors import UnsupportedError
+from ..frontend.graph import Builder, Graph, Node, Output, Role, View
+from ..frontend.ops import MOVEMENTS, REDUCTIONS, Op, Value, Varies
+
+MOST_PIECES = 64  # that an axis is cut into
+FEW_PIECES = 4  # a short axis counts as columns if the longest one has so few pieces of its size
+LEAST_COLUMNS = 8  # A piece of fewer elements takes more than one access for 16 bytes.
+# What combines two pieces of an axis that is reduced.
+COMBINE = {
+    Op.SUM: Op.ADD, Op.MEAN: Op.ADD, Op.PROD: Op.MUL, Op.MAX: Op.MAXIMUM, Op.MIN: Op.MINIMUM,
+    Op.ANY: Op.OR, Op.ALL: Op.AND,
+}  # fmt: skip
+
+
+def place(graph: Graph) -> Graph:
+    """The placed graph of a traced one; itself if it is placed.
+
+    Raises UnsupportedError, with the user's line, where rows are cut into too many pieces.
+    """
+    return graph if _is_placed(graph) else _Placing(graph).result()
+
+
+def _is_placed(graph: Graph) -> bool:
+    """Whether there are only rows of n elements and numbers, and no movement of a row."""
+    for node in graph:
+        v = node.value
+        if v.inner != (graph.n,) if v.spread else v.inner not in ((), (1,)):
+            return False
+        if node.op in REDUCTIONS and node.arg is not None:
+            return False
+        of_row = any(graph[i].value.spread for i in node.inputs)
+        if node.op in MOVEMENTS and (node.op is not Op.RESHAPE or of_row):
+            return False
+    return True
+
+
+@dataclass(frozen=True, order=True)
+class Axis:
+    """A block of an axis whose elements are columns.
+
+    key: what has the axis: "out" or "reduced", the node's or output's number, and which axis it is.
+    place: which factor of the axis it is. size: how many elements it has.
+    """
+
+    key: tuple[str, int, int]
+    place: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Index:
+    """Which elements of an axis are wanted: start + the sum of each axis times its step."""
+
+    start: int
+    steps: tuple[tuple[Axis, int], ...] = ()
+
+    def plus(self, other: Index) -> Index:
+        steps = dict(self.steps)
+        for axis, step in other.steps:
+            steps[axis] = steps.get(axis, 0) + step
+        return Index(self.start + other.start, tuple(sorted(steps.items())))
+
+    def times(self, factor: int) -> Index:
+        return Index(self.start * factor, tuple((a, step * factor) for a, step in self.steps))
+
+    @property
+    def last(self) -> int:
+        """The largest element that is wanted."""
+        return self.start + sum([step * (axis.size - 1) for axis, step in self.steps])
+
+
+Wanted = tuple[Index, ...]  # of a node, one for each axis
+
+
+class Refine(Exception):
+    """An axis has to be cut into blocks of `size`.
+
+    is_split: the number of the block stays an axis of columns; else the blocks are written out.
+    """
+
+    def __init__(self, axis: Axis, size: int, is_split: bool = False):
+        self.axis, self.size, self.is_split = axis, size, is_split
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A node of the placed graph, before the columns are known.
+
+    axes: those that it varies over. view: of a leaf, what is wanted of its tensor.
+    """
+
+    op: Op
+    inputs: tuple[int, ...]
+    arg: object
+    axes: tuple[Axis, ...]
+    of: Node
+    view: Wanted = ()
+
+
+class _Placing:
+    """One pass over a graph."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        # For each axis its factors, the outer ones first: how many elements, and whether they are
+        # columns. The others are written out.
+        self.factors: dict[tuple, list[tuple[int, bool]]] = {}
+
+    def result(self) -> Graph:
+        while True:
+            self.nodes: list[Placed] = []
+            self.known: dict[object, int] = {}
+            self.stacks: set[tuple[Axis, ...]] = set()
+            try:
+                pieces = [list(self._pieces(k, out)) for k, out in enumerate(self.graph.outputs)]
+                n = self._columns()
+            except Refine as request:
+                self._refine(request)
+                continue
+            return self._built(pieces, n)
+
+    # What is wanted
+
+    def _pieces(self, k: int, output: Output) -> Iterator[tuple[int, Wanted]]:
+        """The pieces of an output: the node of each, and where in the output it lies."""
+        each = [list(self._blocks(("out", k, d), size)) for d, size in enumerate(output.inner)]
+        for blocks in itertools.product(*each):
+            wanted = tuple(index for index, _ in blocks)
+            self._note(tuple(axis for _, axes in blocks for axis in axes))
+            yield self._want(output.id, wanted), wanted
+
+    def _blocks(self, key: tuple, size: int) -> Iterator[tuple[Index, list[Axis]]]:
+        """Each block of an axis that is written out, and the axes of columns in it."""
+        factors = self.factors.setdefault(key, [(size, size > 1)])
+        steps = [prod(size for size, _ in factors[k + 1 :]) for k in range(len(factors))]
+        columns, written = [], []
+        for k, (size, is_column) in enumerate(factors):
+            if is_column:
+                columns.append((Axis(key, k, size), steps[k]))
+            else:
+                written.append([block * steps[k] for block in range(size)])
+        for starts in itertools.product(*written):
+            yield Index(sum(starts), tuple(sorted(columns))), [axis for axis, _ in columns]
+
+    def _note(self, axes: tuple[Axis, ...]) -> None:
+        if axes:
+            self.stacks.add(axes)
+
+    def _want(self, id: int, wanted: Wanted) -> int:
+        """The place in `nodes` of what is wanted of a node of the traced graph."""
+        key = id, wanted
+        if key not in self.known:
+            self.known[key] = self._lowered(self.graph[id], wanted)
+        return self.known[key]
+
+    def _lowered(self, node: Node, wanted: Wanted) -> int:
+        op, arg, inputs = node.op, node.arg, node.inputs
+        if op is Op.INPUT or (op is Op.CONST and node.value.spread):
+            return self._add(Placed(op, (), arg, _axes(wanted), node, wanted))
+        if op is Op.CONST:
+            return self._add(Placed(op, (), arg, (), node))
+        if op in REDUCTIONS:
+            return self._reduced(node, wanted)
+        if op not in MOVEMENTS or op is Op.EXPAND:
+            found = tuple(self._want(i, self._broadcast(i, wanted)) for i in inputs)
+            return found[0] if op is Op.EXPAND else self._computed(op, found, arg, node)
+        if op is Op.SLICE:
+            axis, start, step, _ = arg
+            return self._want(inputs[0], _at(wanted, axis, wanted[axis].times(step), start))
+        if op is Op.PERMUTE:
+            order = sorted(range(-len(arg), 0), key=lambda axis: arg[axis])
+            return self._want(inputs[0], tuple(wanted[axis] for axis in order))
+        if op is Op.CAT:
+            return self._joined(node, wanted)
+        old = self.graph[inputs[0]].value.inner
+        return self._want(inputs[0], _reshaped(wanted, node.value.inner, old))
+
+    def _broadcast(self, id: int, wanted: Wanted) -> Wanted:
+        """What is wanted of an operand: an axis of size 1 has one element."""
+        shape = self.graph[id].value.inner
+        behind = wanted[len(wanted) - len(shape) :]
+        return tuple(Index(0) if n == 1 else i for n, i in zip(shape, behind, strict=True))
+
+    def _joined(self, node: Node, wanted: Wanted) -> int:
+        """The operand whose part holds all that is wanted."""
+        index, axis = wanted[node.arg], node.arg
+        sizes = [self.graph[i].value.inner[axis] for i in node.inputs]
+        ends = [*itertools.accumulate(sizes)]
+        for i, size, end in zip(node.inputs, sizes, ends, strict=True):
+            if end - size <= index.start and index.last < end:
+                return self._want(i, _at(wanted, axis, index, size - end))
+        # It reaches over an end: the longest of its axes is cut there.
+        longest, step = max(index.steps, key=lambda each: each[1] * (each[0].size - 1))
+        rest = index.last - index.start - step * (longest.size - 1)  # what the other axes add
+        block = longest.size
+        for end in ends[:-1]:
+            for edge in {end - index.start, end - index.start - rest}:
+                if 0 < -(-edge // step) < longest.size:
+                    block = gcd(block, -(-edge // step))
+        raise Refine(longest, block)
+
+    def _reduced(self, node: Node, wanted: Wanted) -> int:
+        (operand,) = node.inputs
+        axis = -1 if node.arg is None else node.arg
+        shape = self.graph[operand].value.inner
+        at = len(shape) + axis
+        key = ("reduced", node.id, 0)
+        if key not in self.factors and any(index.steps for index in wanted[at:]):
+            self.factors[key] = [(shape[at], False)]  # columns lie inside of it
+            self._refuse_many(node, shape[at], 1)
+        parts, inside = [], []
+        for index, inside in self._blocks(key, shape[at]):  # noqa: B007 (they are the same)
+            parts.append(self._want(operand, (*wanted[:at], index, *wanted[at:])))
+        outside = _axes(wanted)
+        count = len(parts)
+        while len(parts) > 1:
+            pairs = zip(parts[::2], parts[1::2], strict=False)
+            odd = parts[-1:] if len(parts) % 2 else []
+            parts = [self._computed(COMBINE[node.op], pair, None, node) for pair in pairs] + odd
+        (found,) = parts
+        if inside:
+            self._note((*outside, *inside))
+            found = self._add(Placed(node.op, (found,), None, outside, node))
+        if node.op is Op.MEAN and count > 1:
+            number = self._add(Placed(Op.CONST, (), float(count), (), node))
+            found = self._computed(Op.DIV, (found, number), None, node)
+        return found
+
+    def _computed(self, op: Op, inputs: tuple[int, ...], arg: object, node: Node) -> int:
+        axes = {axis for i in inputs for axis in self.nodes[i].axes}
+        return self._add(Placed(op, tuple(inputs), arg, tuple(sorted(axes)), node))
+
+    def _add(self, placed: Placed) -> int:
+        key = placed.op, placed.inputs, repr(placed.arg), placed.axes, placed.view
+        if placed.op is Op.CONST:
+            key = (*key, placed.of.value.dtype, placed.of.value.stored)
+        if key not in self.known:
+            self.known[key] = len(self.nodes)
+            self.nodes.append(placed)
+        return self.known[key]
+
+    # The columns
+
+    def _columns(self) -> int:
+        """How many columns there are, if all axes agree. Raises Refine if they do not."""
+        stacks = sorted(self.stacks)
+        for stack in stacks:
+            if len(stack) > 1:  # written out is the outer axis, because neighbours are columns then
+                fits = stack[0].size <= MOST_PIECES and stack[-1].size >= LEAST_COLUMNS
+                shortest = min(stack, key=lambda axis: (axis.size, axis))
+                self._write_out(stack[0] if fits else shortest, 1)
+        axes = [axis for (axis,) in stacks]
+        sizes = {axis.size for axis in axes}
+        if len(sizes) <= 1:
+            return max(sizes, default=1)
+        longest = max(sizes)
+        n = gcd(*(size for size in sizes if size > MOST_PIECES or size == longest))
+        for size in sorted(sizes, reverse=True):
+            if n % size == 0 and n // size <= FEW_PIECES:
+                n = size
+        for axis in axes:
+            if axis.size % n:
+                self._write_out(axis, 1)
+            if axis.size > n:
+                self._write_out(axis, n)
+        raise AssertionError(f"axes of {sizes} columns agree")
+
+    def _write_out(self, axis: Axis, size: int) -> NoReturn:
+        what, k, _ = axis.key
+        id = self.graph.outputs[k].id if what == "out" else k
+        self._refuse_many(self.graph[id], axis.size, size)
+        raise Refine(axis, size)
+
+    def _refuse_many(self, node: Node, elements: int, size: int) -> None:
+        """Raise UnsupportedError where an axis would be cut into too many pieces."""
+        pieces = elements // size
+        if pieces > MOST_PIECES:
+            shape = f"{pieces} pieces of {size} element{'s' * (size > 1)}"
+            raise UnsupportedError(
+                f"an axis of {elements} elements would be cut into {shape}, at most {MOST_PIECES} "
+                "are written out: pass the parts as arguments of their own (x[:, :n] and x[:, n:] "
+                "are views), and groups as rows (x.unflatten(-1, (groups, -1)))",
+                node.loc,
+            )
+
+    def _refine(self, request: Refine) -> None:
+        axis, size = request.axis, request.size
+        what, k, _ = axis.key
+        factors = self.factors[axis.key]
+        if not request.is_split:
+            id = self.graph.outputs[k].id if what == "out" else k
+            self._refuse_many(self.graph[id], axis.size, size)
+        cut = [(axis.size // size, request.is_split), (size, True)]
+        factors[axis.place : axis.place + 1] = cut
+        factors[:] = [each for each in factors if each[0] > 1] or [(1, False)]
+
+    # The placed graph
+
+    def _built(self, pieces: list[list[tuple[int, Wanted]]], n: int) -> Graph:
+        graph, self.n = self.graph, n
+        new = Builder(graph.name, n)
+        self.leaves: dict[object, int] = {}
+        ids: dict[int, int] = {}
+        leaves = [k for k, each in enumerate(self.nodes) if each.op is Op.INPUT]
+        order = {i.id: place for place, i in enumerate(graph.inputs)}
+        leaves.sort(key=lambda k: (order[self.nodes[k].of.id], _starts(self.nodes[k].view)))
+        for k in leaves:
+            ids[k] = self._leaf(new, self.nodes[k])
+        self._give_shape(new)
+        for k, each in enumerate(self.nodes):
+            if each.op is Op.CONST:
+                ids[k] = new.add_const(each.arg, self._constant(each), each.of.loc)
+            elif each.op is not Op.INPUT:
+                ids[k] = new.add(each.op, [ids[i] for i in each.inputs], each.arg, each.of.loc)
+        outputs = []
+        for output, found in zip(graph.outputs, pieces, strict=True):
+            for k, wanted in found:
+                is_row = bool(_axes(wanted))
+                view = self._view(output.inner, wanted, is_row)
+                inner = output.inner if view is None else (n,) if is_row else ()
+                outputs.append(Output(output.name, ids[k], output.dtype, inner, is_row, view))
+        return new.finish(outputs, graph.structure)
+
+    def _leaf(self, new: Builder, leaf: Placed) -> int:
+        source = next(i for i in self.graph.inputs if i.id == leaf.of.id)
+        value, role = leaf.of.value, source.role
+        if role not in (Role.ROW, Role.COLUMN):
+            return new.add_input(source.name, role, source.dtype, value)
+        is_row = bool(leaf.axes)
+        view = self._view(value.inner, leaf.view, is_row)
+        if not is_row:
+            role = Role.PER_ROW if role is Role.ROW else Role.DEVICE_SCALAR
+            varies = Varies.ROW if role is Role.PER_ROW else Varies.SCALAR
+            value = Value((), varies, value.dtype)
+        else:
+            value = Value((self.n,), value.varies, value.dtype, None, True)
+        key = source.name, role, view
+        if key not in self.leaves:
+            self.leaves[key] = new.add_input(source.name, role, source.dtype, value, view)
+        return self.leaves[key]
+
+    def _constant(self, each: Placed) -> Value:
+        v = each.of.value
+        if each.of.op is not Op.CONST:  # it counts the parts of a mean
+            return Value((), Varies.SCALAR, torch.float32)
+        is_row = bool(each.axes)
+        return Value((self.n,) if is_row else (), v.varies, v.dtype, v.stored, is_row)
+
+    def _view(self, shape: tuple[int, ...], wanted: Wanted, is_row: bool) -> View | None:
+        """Where the elements lie in a tensor of this shape; None for all of it."""
+        starts = _starts(wanted)
+        if not is_row:
+            return View(shape, starts, None) if prod(shape) > 1 else None
+        steps = tuple(sum([step for _, step in index.steps]) for index in wanted)
+        whole = shape == (self.n,) and starts == (0,) and steps == (1,)
+        return None if whole else View(shape, starts, steps)
+
+    def _give_shape(self, new: Builder) -> None:
+        """Add a row that is not read, if none is: the kernel takes its shape from one."""
+        if any(i.role is Role.ROW for i in new.inputs):
+            return
+        for source in self.graph.inputs:
+            inner = self.graph[source.id].value.inner
+            if source.role is Role.ROW and inner[-1] >= self.n:
+                value = Value((self.n,), Varies.ROW, self.graph[source.id].value.dtype, None, True)
+                starts, steps = (0,) * len(inner), (0,) * (len(inner) - 1) + (1,)
+                view = None if inner == (self.n,) else View(inner, starts, steps)
+                new.add_input(source.name, Role.ROW, source.dtype, value, view)
+                return
+        loc = self.graph[self.graph.outputs[0].id].loc
+        raise UnsupportedError(f"a result of {self.n} columns, which no row argument has", loc)
+
+
+def _axes(wanted: Wanted) -> tuple[Axis, ...]:
+    return tuple(sorted({axis for index in wanted for axis, _ in index.steps}))
+
+
+def _starts(wanted: Wanted) -> tuple[int, ...]:
+    return tuple(index.start for index in wanted)
+
+
+def _at(wanted: Wanted, axis: int, index: Index, start: int) -> Wanted:
+    """The same with `index + start` for an axis, which counts from the last."""
+    place = len(wanted) + axis
+    return (*wanted[:place], index.plus(Index(start)), *wanted[place + 1 :])
+
+
+def _reshaped(wanted: Wanted, new: tuple[int, ...], old: tuple[int, ...]) -> Wanted:
+    """What is wanted of a value of shape `old`, of which `new` is another shape."""
+    flat = Index(0)
+    for k, index in enumerate(wanted):
+        flat = flat.plus(index.times(prod(new[k + 1 :])))
+    found: list[Index] = []
+    for size in reversed(old[1:]):
+        flat, rest = _divided(flat, size)
+        found.insert(0, rest)
+    return (flat, *found) if old else ()
+
+
+def _divided(index: Index, size: int) -> tuple[Index, Index]:
+    """Quotient and remainder by the size of an axis. Raises Refine for what does not divide."""
+    if size == 1:
+        return index, Index(0)
+    above, below = [], []
+    for axis, step in index.steps:
+        if step % size == 0:
+            above.append((axis, step // size))
+        elif step * (axis.size - 1) < size:
+            below.append((axis, step))
+        elif size % step == 0 and axis.size % (size // step) == 0:
+            raise Refine(axis, size // step, is_split=True)
+        else:
+            raise Refine(axis, 1)
+    rest = Index(index.start % size, tuple(below))
+    if rest.last >= size:  # it carries into the quotient
+        raise Refine(max(below, key=lambda each: each[1] * each[0].size)[0], 1)
+    return Index(index.start // size, tuple(above)), rest

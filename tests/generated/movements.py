@@ -1,0 +1,238 @@
+"""Random row functions of parts: slices, reshapes, joins and reductions over any axis.
+
+`program(seed)` gives a function as Python text, and how it is called. Every statement is tried with
+torch on tensors without memory, which give the shapes. `interpreted` evaluates a placed graph with
+numpy, element by element of each view, and shares nothing with kernels or with the reference.
+"""
+
+from __future__ import annotations
+
+import linecache
+import math
+import random
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+import htile
+from htile.frontend.graph import Graph, View
+from htile.frontend.ops import REDUCTIONS, Op
+
+ELEMENTS = {"small": 256, "all": 20000}  # of one value, at most
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function of rows x and y and a vector w, which all rows share, of these inner shapes."""
+
+    seed: int
+    x: tuple[int, ...]
+    y: tuple[int, ...]
+    w: tuple[int, ...]
+    lines: tuple[str, ...]
+    returns: str
+    dtype: torch.dtype
+
+    @property
+    def text(self) -> str:
+        kinds = [f": htile.Inner[{len(shape)}]" * (len(shape) > 1) for shape in (self.x, self.y)]
+        body = "".join(f"    {line}\n" for line in (*self.lines, f"return {self.returns}"))
+        return f"def parts{self.seed}(x{kinds[0]}, y{kinds[1]}, w):\n{body}"
+
+    def function(self) -> htile.Rowwise:
+        file = f"parts_{self.seed}.py"
+        linecache.cache[file] = (len(self.text), None, self.text.splitlines(True), file)
+        names = {"torch": torch, "htile": htile}
+        exec(compile(self.text, file, "exec", dont_inherit=True), names)
+        return htile.rowwise(names[f"parts{self.seed}"])
+
+    def arguments(self, device="cpu", lead=(3,), filled: bool = True) -> list[torch.Tensor]:
+        """Values whose sums are exact in float32, in every order: multiples of 1/8 up to 2."""
+        generator = torch.Generator().manual_seed(self.seed)
+        shapes = [(*lead, *self.x), (*lead, *self.y), self.w]
+        if not filled:
+            return [torch.empty(shape, dtype=self.dtype, device=device) for shape in shapes]
+        drawn = [torch.randint(-16, 17, shape, generator=generator) for shape in shapes]
+        return [(each / 8).to(self.dtype).to(device) for each in drawn]
+
+    def __str__(self) -> str:
+        return f"# x {self.x}, y {self.y}, w {self.w}, {self.dtype}\n{self.text}"
+
+
+def program(seed: int, sizes: str = "small") -> Program:
+    """The program of a seed. sizes: `small`, or `all` with rows up to thousands of elements."""
+    rng = random.Random(f"parts {sizes} {seed}")
+    n = rng.choice((8, 12, 16, 24, 40, 48, 64))
+    if sizes == "all":
+        n = rng.choice((16, 48, 128, 192, 256, 768, 1000, 1024, 2048, 4096, 5120))
+    shapes = [(n,), (2 * n,), (n // 2,), (2, n), (3, n), (4, n // 4)]
+    x, y = rng.choice(shapes[:2]), rng.choice(shapes)
+    w = rng.choice([(n,), (n,), (n // 2,), (2 * n,)])
+    writer = _Writer(rng, {"x": x, "y": y, "w": w}, ELEMENTS[sizes])
+    wanted = rng.randint(4, 12)
+    for _ in range(6 * wanted):
+        if len(writer.lines) == wanted:
+            break
+        writer.statement()
+    varying = [name for name in writer.shapes if name != "w" and name not in writer.shared]
+    returned = [varying[-1], *rng.sample(varying, rng.randint(0, min(2, len(varying))))]
+    returned = [f"{name} * 0.5" for name in dict.fromkeys(returned)]
+    dtype = rng.choice((torch.float32, torch.bfloat16))
+    return Program(seed, x, y, w, tuple(writer.lines), ", ".join(returned), dtype)
+
+
+class _Writer:
+    """Adds statements whose operands and results have the shapes that torch gives them."""
+
+    def __init__(self, rng: random.Random, shapes: dict[str, tuple[int, ...]], most: int):
+        self.rng, self.most = rng, most
+        self.shapes = dict(shapes)
+        self.sizes = dict.fromkeys(shapes, 2.0)  # the largest magnitude of each value
+        self.shared = {"w"}
+        self.lines: list[str] = []
+
+    def statement(self) -> None:
+        names = list(self.shapes)
+        a = self.rng.choice(names[-3:] + names)
+        kinds = (self._slice, self._reshape, self._join, self._reduce, self._arithmetic, self._move)
+        made = self.rng.choices(kinds, (3, 3, 3, 3, 5, 1))[0](a, self.shapes[a])
+        if made is None:
+            return
+        text, size = made[0], made[2]
+        operands = [b for b in made[1] if re.search(rf"\b{b}\b", text)]
+        values = {n: torch.empty(self.shapes[n], device="meta") for n in operands}
+        try:
+            shape = tuple(eval(text, {"torch": torch}, values).shape)
+        except (RuntimeError, IndexError, ValueError, TypeError):
+            return
+        if not 0 < math.prod(shape) <= self.most or size > 2**11 or len(shape) > 3:
+            return
+        name = f"v{len(self.lines)}"
+        self.lines.append(f"{name} = {text}")
+        self.shapes[name], self.sizes[name] = shape, size
+        if set(operands) <= self.shared:
+            self.shared.add(name)
+
+    def _slice(self, a, shape):
+        if not shape:
+            return None
+        n = shape[-1]
+        text = self.rng.choice((
+            f"{a}[..., :{n // 2}]", f"{a}[..., {n // 2}:]", f"{a}[..., 0::2]", f"{a}[..., 1::2]",
+            f"{a}[..., {n // 4}:{3 * n // 4}]", f"{a}[0]", f"{a}[..., -1]", f"{a}.chunk(2, -1)[1]",
+            f"{a}.split({max(n // 4, 1)}, -1)[-1]", f"{a}[..., 1:]", f"{a}.select(0, 0)",
+            f"{a}.narrow(-1, {n // 2}, {n - n // 2})",
+            f"{a}.unbind(0)[-1]" if shape[0] <= 64 else f"{a}[:2]",
+        ))  # fmt: skip
+        return text, (a,), self.sizes[a]
+
+    def _reshape(self, a, shape):
+        size = math.prod(shape)
+        parts = [k for k in (2, 3, 4, 8) if size % k == 0]
+        if not parts:
+            return f"{a}[..., None]", (a,), self.sizes[a]
+        k = self.rng.choice(parts)
+        text = self.rng.choice((
+            f"{a}.reshape({k}, -1)", f"{a}.reshape(-1, {k})", f"{a}.flatten()", f"{a}[..., None]",
+            f"{a}.unflatten(-1, (-1, 2))", f"{a}.reshape(2, -1, 2)", f"{a}.unsqueeze(0)",
+            f"{a}.squeeze()",
+        ))  # fmt: skip
+        return text, (a,), self.sizes[a]
+
+    def _join(self, a, shape):
+        alike = [b for b, other in self.shapes.items() if len(other) == len(shape)]
+        b = self.rng.choice(alike)
+        axis = self.rng.choice((0, -1))
+        text = self.rng.choice((
+            f"torch.cat([{a}, {b}], {axis})", f"torch.cat([{a}, {b}, {a}], {axis})",
+            f"torch.stack([{a}, {b}], {axis})", f"torch.stack(({a}, -{a}), -1).flatten(-2)",
+            f"{a}.roll({self.rng.choice((1, 2, 4, 8))}, {axis})",
+        ))  # fmt: skip
+        return text, (a, b), max(self.sizes[a], self.sizes[b])
+
+    def _reduce(self, a, shape):
+        if not shape:
+            return None
+        axis = self.rng.randrange(-len(shape), len(shape))
+        keep = self.rng.choice(("", ", keepdim=True"))
+        over = self.rng.choice((str(axis), "-1", "0"))
+        if self.rng.random() < 0.4:
+            return f"{a}.{self.rng.choice(('amax', 'amin'))}({over}{keep})", (a,), self.sizes[a]
+        if self.rng.random() < 0.2 and not keep:
+            over = ""
+        return f"{a}.sum({over}{keep})", (a,), self.sizes[a] * math.prod(shape)
+
+    def _arithmetic(self, a, shape):
+        b = self.rng.choice(list(self.shapes))
+        sign = self.rng.choice("+-*")
+        sizes = self.sizes[a], self.sizes[b]
+        size = math.prod(sizes) if sign == "*" else sum(sizes)
+        if sign == "*" and size > 64:
+            return None
+        return f"{a} {sign} {b}", (a, b), size
+
+    def _move(self, a, shape):
+        if len(shape) < 2:
+            return None
+        text = self.rng.choice((f"{a}.transpose(0, 1)", f"{a}.mT", f"{a}.movedim(0, -1)"))
+        return text, (a,), self.sizes[a]
+
+
+# What a placed graph means
+
+
+def interpreted(placed: Graph, traced: Graph, named: dict, lead: tuple[int, ...]) -> list:
+    """The results of a placed graph, as arrays of float64 in the order of the traced outputs."""
+    rows, n = math.prod(lead), placed.n
+    arrays = {}
+    for name, value in named.items():
+        array = value.double().numpy()
+        inner = next((i.view.shape for i in placed.inputs if i.name == name and i.view), None)
+        if inner is None:
+            inner = next(traced[i.id].value.inner for i in traced.inputs if i.name == name)
+        shared = array.ndim == len(inner)
+        whole = np.broadcast_to(array, (*lead, *inner)) if shared else array
+        arrays[name] = whole.reshape((rows, *inner))
+    values: dict[int, np.ndarray] = {}
+    leaves = {i.id: i for i in placed.inputs}
+    for node in placed:
+        operands = [values[i] for i in node.inputs]
+        if node.op is Op.INPUT:
+            leaf = leaves[node.id]
+            found = arrays[leaf.name][_places(leaf.view, n)] if leaf.view else arrays[leaf.name]
+            found = found.reshape((rows, -1))
+        elif node.op is Op.CONST:
+            found = np.full((rows, n if node.value.spread else 1), float(node.arg))
+        elif node.op in REDUCTIONS:
+            assert operands[0].shape[1] == n, "only rows are reduced"
+            found = MEANT[node.op](operands[0], axis=1, keepdims=True)
+        else:
+            found = MEANT[node.op](*operands)
+        assert found.shape[1] == (n if node.value.spread else 1), node
+        values[node.id] = found
+    results = {out.name: np.full((rows, *out.inner), np.nan) for out in traced.outputs}
+    for out in placed.outputs:
+        target, value = results[out.name], values[out.id]
+        if out.view is None:
+            target[...] = value if out.is_row else value.reshape((rows, *out.inner))
+        else:
+            places = _places(out.view, n)
+            assert np.isnan(target[places]).all(), "an element is written twice"
+            target[places] = value[:, 0] if out.view.steps is None else value
+    return [each.reshape((*lead, *each.shape[1:])) for each in results.values()]
+
+
+def _places(view: View, n: int) -> tuple:
+    if view.steps is None:
+        return (slice(None), *view.start)
+    each = zip(view.start, view.steps, strict=True)
+    return (slice(None), *(first + step * np.arange(n) for first, step in each))
+
+
+MEANT = {
+    Op.ADD: np.add, Op.SUB: np.subtract, Op.MUL: np.multiply, Op.NEG: np.negative,
+    Op.MAXIMUM: np.maximum, Op.MINIMUM: np.minimum, Op.SUM: np.sum, Op.MAX: np.max, Op.MIN: np.min,
+    Op.CONVERT: lambda x: x, Op.CAST: lambda x: x, Op.RESHAPE: lambda x: x,
+}  # fmt: skip

@@ -1,0 +1,58 @@
+"""Random functions of parts: the traced reference and the placed graph against the oracle."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from htile.errors import UnsupportedError
+from htile.frontend.ops import MOVEMENTS, Op
+from htile.frontend.reference import evaluate
+from htile.frontend.roles import classify
+from htile.frontend.trace import trace
+from htile.lower.space import place
+from htile.testing import oracle
+
+from .movements import interpreted, program
+
+SEEDS = range(600)
+REFUSED = 0.25  # of the programs at most: short rows have parts of all sizes
+
+
+def placed_of(seed: int, sizes: str = "small"):
+    p = program(seed, sizes)
+    f = p.function()
+    args = p.arguments(filled=sizes == "small")
+    call = classify(f._signature, tuple(args))
+    traced = trace(f._signature.fn, call.specs, call.n)
+    return p, f, args, call, traced
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_placed_is_traced_is_the_oracle(seed):
+    p, f, args, call, traced = placed_of(seed)
+    expected = [each.numpy() for each in pytree.tree_leaves(oracle(f, *args))]
+    named = dict(zip(f._signature.names, args, strict=True))
+    reference = pytree.tree_leaves(evaluate(traced, named, call.lead, torch.float64))
+    for found, exact in zip(reference, expected, strict=True):
+        assert found.shape == exact.shape and np.array_equal(found.numpy(), exact), p
+    try:
+        placed = place(traced)
+    except UnsupportedError as error:
+        assert "pieces" in error.message or "no row argument has" in error.message
+        assert error.loc is not None
+        return
+    assert not any(node.op in MOVEMENTS and node.op is not Op.RESHAPE for node in placed), p
+    for found, exact in zip(interpreted(placed, traced, named, call.lead), expected, strict=True):
+        assert found.shape == exact.shape and np.array_equal(found, exact), f"{p}\n{placed}"
+
+
+def test_few_are_refused():
+    for sizes in ("small", "all"):
+        refused = 0
+        for seed in SEEDS:
+            try:
+                place(placed_of(seed, sizes)[-1])
+            except UnsupportedError:
+                refused += 1
+        assert refused <= REFUSED * len(SEEDS), (sizes, refused)
