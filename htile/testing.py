@@ -56,7 +56,7 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
             full = tuple(next(left) if d == 0 else v for v, d in zip(chosen, dims, strict=True))
             return signature.invoke(full)
 
-        with bodies_as_written():
+        with bodies_as_written(), batched[0].device:  # where torch.arange puts its tensor
             return torch.vmap(one_row)(*batched)
 
     if not rows:  # vmap refuses an empty batch: take the shapes from one row of ones

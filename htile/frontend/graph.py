@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import Location, TraceError
-from .ops import INFER, Op, Value, dtype_name
+from .ops import INFER, Op, Value, Varies, dtype_name
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -169,6 +169,11 @@ class Builder:
         """Add a number that is fixed in the kernel."""
         return self._add(Op.CONST, (), number, value, loc)
 
+    def add_index(self, dtype: torch.dtype = torch.int64, loc: Location | None = None) -> int:
+        """Add the number of the column, which a trace has in int64 and a kernel rather in int32."""
+        value = Value((self.n,), Varies.SHARED, dtype, spread=True)
+        return self._add(Op.INDEX, (), self.n, value, loc)
+
     def _add(self, op, inputs, arg, value, loc) -> int:
         if self._is_finished:
             text = "a symbolic value is used after its trace: return what is to be kept"
@@ -206,6 +211,8 @@ def verify(graph: Graph) -> None:
         assert all(0 <= i < id for i in node.inputs), f"operand after its user: {node}"
         if node.op is Op.INPUT:
             assert node.id in named and named[node.id].name == node.arg, f"unnamed input: {node}"
+        elif node.op is Op.INDEX:
+            assert node.arg == graph.n, f"of another row: {node}"
         elif node.op is not Op.CONST:
             values = tuple(o.value for o in graph.operands(node))
             assert node.value == INFER[node.op](values, node.arg), f"value differs: {node}"

@@ -18,7 +18,7 @@ _INACCURATE = "no accurate form of it is built yet"
 _MEMORY = "a row has no memory of its own while tracing; leave it out"
 _BITS = "there are no operations on the bits of numbers; & | ^ ~ are for masks"
 _RANDOM = "random numbers are not built yet; pass them as an argument"
-_INDEX = "elements cannot be chosen by an index; pass a mask as an argument"
+_INDEX = "x[y] is the element at one index a row, and torch.arange(x.shape[-1]) == y its mask"
 _GROUPS = "pass the groups as a leading dimension, x.unflatten(-1, (groups, -1))"
 HINTS = {
     name: hint
@@ -27,7 +27,7 @@ HINTS = {
         "matmul mm dot inner linear bmm vdot addmm einsum tensordot outer": _PRODUCT,
         "cumsum cumprod cummax cummin logcumsumexp diff roll flip conv1d max_pool1d": _ALONG,
         "cat stack chunk split glu narrow unbind select pad hstack tensor_split": _PARTS,
-        "gather scatter index_select take nll_loss cross_entropy one_hot embedding": _INDEX,
+        "scatter index_select take embedding index_fill": _INDEX,
         "view reshape permute transpose unflatten repeat tile T mT t": _AXIS,
         "item tolist numpy equal allclose": "values are not known while tracing",
         "device cuda cpu is_cuda": "the kernel runs where its inputs are",

@@ -174,7 +174,7 @@ def _rule(function: Function) -> Rule:
     return lambda values, arg, dtype: function(*values)
 
 
-# The leaves INPUT and CONST have no rule: `evaluate` gives their values.
+# The leaves INPUT, CONST and INDEX have no rule: `evaluate` gives their values.
 EVALUATE: dict[Op, Rule] = {op: _rule(function) for op, function in _FUNCTIONS.items()}
 EVALUATE |= {Op.CAST: _convert, Op.CONVERT: _convert}
 
@@ -199,7 +199,10 @@ def evaluate(
     outputs = {out.id for out in graph.outputs}
     values: dict[int, Tensor] = {}
     for node in graph:
-        if node.op in (Op.INPUT, Op.CONST):
+        if node.op is Op.INDEX:
+            value = torch.arange(graph.n, dtype=node.value.dtype, device=device)
+            value = value.reshape((*(1,) * len(lead), graph.n))
+        elif node.op in (Op.INPUT, Op.CONST):
             value = tensors[node.arg] if node.op is Op.INPUT else node.arg
             if not isinstance(value, Tensor):
                 of = dtype if node.value.dtype.is_floating_point else node.value.dtype

@@ -105,7 +105,7 @@ MISTAKES = {
     "range": (lambda x, i: list(range(i.max())), TraceError, "static argument"),
     "math.exp": (lambda x: math.exp(x), TraceError, "write torch.exp"),
     "math.sqrt of a scalar": (lambda x, s: x * math.sqrt(s), TraceError, "write torch.sqrt"),
-    "indexing": (lambda x: x[0], UnsupportedError, "torch.where"),
+    "indexing": (lambda x: x[8], ShapeError, "from -8 to 7"),
     "slicing": (lambda x: x[1:], UnsupportedError, "indexing a row"),
     "masking": (lambda x: x[x > 0], UnsupportedError, "indexing a row"),
     "new axis": (lambda x: x[:, None], UnsupportedError, "indexing a row"),
@@ -122,9 +122,9 @@ MISTAKES = {
     "F.linear": (lambda x, y: F.linear(x, y), UnsupportedError, "F.linear is not supported"),
     "F.dropout": (lambda x: F.dropout(x), UnsupportedError, "random numbers"),
     "erfinv": (lambda x: torch.erfinv(x), UnsupportedError, "torch.erfinv is not supported"),
-    "device": (lambda x: torch.ones(2, device=x.device), TraceError, "torch.ones_like(x)"),
+    "device": (lambda x: torch.ones(2, device=x.device), TraceError, "leave device out"),
     "device of zeros_like": (
-        lambda x: torch.zeros_like(x, device=x.device), TraceError, "with no device"
+        lambda x: torch.zeros_like(x, device=x.device), TraceError, "leave device out"
     ),
     "device compared": (lambda x: x.device == "cuda", TraceError, "where its inputs are"),
     "device type": (lambda x: x.device.type, TraceError, "asked for its type"),

@@ -535,7 +535,7 @@ def test_every_row_is_loaded_once():
         assert sorted(loads + scalars, key=lambda i: i.id) == list(plan.graph.inputs)
 
 
-LEAVES = {Op.INPUT, Op.CONST}
+LEAVES = {Op.INPUT, Op.CONST, Op.INDEX}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,133 @@
+"""Elements that an index chooses: `x[y]`, `torch.gather`, and the row that is 1 at an index.
+
+The element is the largest of a row that holds it at its place and -inf elsewhere, so it keeps its
+bits, and what other places hold does not show. An index beyond the end reads nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import DtypeError, ShapeError, UnsupportedError
+from .composites import INF, NAN
+from .dtypes import STORAGE
+from .factories import index
+from .functions import implements, where
+from .ops import Op, not_computed
+from .promotion import BOOL, FLOAT, INT64, cast, convert
+from .shapes import check_dim
+from .shapes import getitem as _getitem
+from .tensor import FUNCTIONS, Tensor, fail, node
+
+ALONG = "an index is one integer a row, and this one varies along the row: write torch.where"
+
+
+def element(x: Tensor, y: Tensor | int, wraps: bool = False) -> Tensor:
+    """The element of a row at the index `y`, an integer or one a row; its shape is that of `y`.
+
+    wraps: whether a negative index counts from the end. Beyond the end the result is NaN, of
+        integers 0, and of masks False.
+    """
+    v, n = x._value, x._builder.n
+    if v.dtype in STORAGE:
+        fail(DtypeError, not_computed(v.dtype))
+    is_known = not isinstance(y, Tensor)
+    if is_known:
+        y = y + n if wraps and y < 0 else y
+    elif wraps:
+        y = where(y < 0, y + n, y)
+    here = index(x._builder) == y
+    if v.dtype is BOOL:
+        found = node(Op.ANY, here & x)
+    elif v.dtype is FLOAT:
+        found = node(Op.MAX, where(here, x, -INF))
+    else:
+        found = node(Op.SUM, where(here, x, 0))
+    if not is_known and y.ndim:
+        found = node(Op.RESHAPE, found, arg=(1,))
+    if v.dtype is FLOAT and not is_known:
+        found = where((y >= 0) & (y < n), found, NAN)
+    return found if v.stored is None else cast(found, v.stored)
+
+
+def per_row_index(y: object, what: str) -> Tensor:
+    """`y`, which must be an integer of each row."""
+    v = y._value
+    if v.dtype is BOOL:
+        fail(UnsupportedError, f"{what} by a mask has no fixed length: write "
+             "torch.where(mask, x, 0.0), and count with mask.sum()")  # fmt: skip
+    if v.dtype in STORAGE or v.dtype is FLOAT:
+        fail(DtypeError, f"{what} by {str(y.dtype).removeprefix('torch.')}: an index is an "
+             "integer, write y.long()")  # fmt: skip
+    if v.spread:
+        fail(UnsupportedError, f"{what}: {ALONG}(torch.arange(x.shape[-1]) == y, a, b)")
+    return y
+
+
+def getitem(x: Tensor, index: object) -> Tensor:
+    """`x[y]` of a row, where `y` is an integer or one a row; a negative one counts from the end.
+
+    Beyond the end the result is NaN, of integers 0, and of masks False. Raises ShapeError for a
+    Python number beyond the end. Anything else is as `htile.frontend.shapes.getitem` has it.
+    """
+    parts = index if isinstance(index, tuple) else (index,)
+    rest = [p for p in parts if p is not Ellipsis]
+    if len(rest) != 1 or not x._value.spread:
+        return _getitem(x, index)
+    (y,) = rest
+    if isinstance(y, Tensor):
+        return element(x, per_row_index(y, "indexing a row"), wraps=True)
+    if type(y) is not int or x.shape == (1,):
+        return _getitem(x, index)
+    n = x._builder.n
+    if not -n <= y < n:
+        fail(ShapeError, f"x[{y}] of a row of {n} elements: an index is from {-n} to {n - 1}")
+    return element(x, y, wraps=True)
+
+
+Tensor.__getitem__ = getitem
+
+
+def _of_row(input: Tensor, dim: object, what: str) -> None:
+    check_dim(input, dim)
+    if not input._value.spread:
+        fail(ShapeError, f"{what} of a value of shape {tuple(input.shape)}: it takes an "
+             "element of a row")  # fmt: skip
+
+
+@implements("gather")
+def gather(input, dim, index, *, sparse_grad=False):
+    """The element at an index of each row; negative ones are beyond the end."""
+    _of_row(input, dim, "gather")
+    return element(input, per_row_index(index, "gather"))
+
+
+@implements("take_along_dim")
+def take_along_dim(input, indices, dim=None):
+    """The element at an index of each row, (1,) and int64; a negative one counts from the end."""
+    _of_row(input, dim, "take_along_dim")
+    y = int64(per_row_index(indices, "take_along_dim"), "take_along_dim")
+    if not y.ndim:
+        fail(ShapeError, "take_along_dim takes indices with an axis: write y[..., None]")
+    return element(input, y, wraps=True)
+
+
+def int64(y: Tensor, what: str) -> Tensor:
+    """`y`, which must be int64, as torch demands."""
+    if y._value.dtype is not INT64:
+        name = str(y.dtype).removeprefix("torch.")
+        fail(DtypeError, f"{what} takes indices of int64, not {name}: write y.long()")
+    return y
+
+
+def one_hot(tensor, num_classes=-1):
+    """A row of N that is 1 at the index and 0 elsewhere, in int64; give num_classes=x.shape[-1]."""
+    y = int64(per_row_index(tensor, "F.one_hot"), "F.one_hot")
+    if num_classes != y._builder.n or y.ndim:
+        shown = f"F.one_hot(num_classes={num_classes}) of shape {tuple(y.shape)}"
+        fail(ShapeError, f"{shown}: a row has {y._builder.n} classes, write "
+             "F.one_hot(y, num_classes=x.shape[-1]) with y of shape ()")  # fmt: skip
+    return convert(index(y._builder) == y, INT64)
+
+
+FUNCTIONS[torch.nn.functional.one_hot] = "F.one_hot", one_hot
