@@ -60,7 +60,12 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
             return torch.vmap(one_row)(*batched)
 
     if not rows:  # vmap refuses an empty batch: take the shapes from one row of ones
-        result = run(lambda v: v.new_ones(1, *v.shape[1:]))
+        # 1 divides everything, but it is no index of a row of one element
+        def filled(v):
+            one = 1 if call.n > 1 or v.is_floating_point() else 0
+            return v.new_full((1, *v.shape[1:]), one)
+
+        result = run(filled)
         return pytree.tree_map(lambda t: t[:0].reshape((*call.lead, *t.shape[1:])), result)
     step = max(1, CHUNK // call.n)
     chunks = [run(lambda v, k=k: v[k : k + step]) for k in range(0, rows, step)]

@@ -97,14 +97,21 @@ def _of_row(input: Tensor, dim: object, what: str) -> None:
 
 @implements("gather")
 def gather(input, dim, index, *, sparse_grad=False):
-    """The element at an index of each row; negative ones are beyond the end."""
+    """The element at an index of each row; negative ones are beyond the end.
+
+    index: an integer of shape (1,) or (), which is the result's shape too. Beyond the end the
+    result is NaN, of integers 0, and of masks False; torch raises there.
+    """
     _of_row(input, dim, "gather")
     return element(input, per_row_index(index, "gather"))
 
 
 @implements("take_along_dim")
 def take_along_dim(input, indices, dim=None):
-    """The element at an index of each row, (1,) and int64; a negative one counts from the end."""
+    """The element at an index of each row, (1,) and int64; a negative one counts from the end.
+
+    Beyond the end the result is as that of `gather`.
+    """
     _of_row(input, dim, "take_along_dim")
     y = int64(per_row_index(indices, "take_along_dim"), "take_along_dim")
     if not y.ndim:
@@ -121,7 +128,10 @@ def int64(y: Tensor, what: str) -> Tensor:
 
 
 def one_hot(tensor, num_classes=-1):
-    """A row of N that is 1 at the index and 0 elsewhere, in int64; give num_classes=x.shape[-1]."""
+    """A row of N that is 1 at the index and 0 elsewhere, in int64; give num_classes=x.shape[-1].
+
+    tensor: int64 of shape (). All of the row is 0 for an index beyond the end, where torch raises.
+    """
     y = int64(per_row_index(tensor, "F.one_hot"), "F.one_hot")
     if num_classes != y._builder.n or y.ndim:
         shown = f"F.one_hot(num_classes={num_classes}) of shape {tuple(y.shape)}"

@@ -25,7 +25,14 @@ from .tensor import FUNCTIONS, Tensor, fail, node
 def nll_loss(
     input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"
 ):
-    """-input[target], where input is a logarithm; reduction is 'mean', 'sum' or 'none'."""
+    """-input[target], where input is a logarithm; reduction is 'mean', 'sum' or 'none'.
+
+    input: a floating row (N,). target: its class, int64 of shape (). weight: floating, (N,).
+    The result has shape (). A target that is `ignore_index` gives 0, and NaN for 'mean', which
+    divides by the weight of the class, as torch's NLLLoss does. Another one beyond the row gives
+    NaN, where torch raises. Raises ShapeError and DtypeError for other arguments, and TraceError
+    for `size_average` and `reduce`.
+    """
     _check(reduction, size_average, reduce, "nll_loss")
     x, y = _scores(input, "nll_loss"), _class(target, "nll_loss")
     w = _weight(x, weight, y, "nll_loss")
@@ -36,7 +43,13 @@ def cross_entropy(
     input, target, weight=None, size_average=None, ignore_index=-100, reduce=None,
     reduction="mean", label_smoothing=0.0,
 ):  # fmt: skip
-    """-log_softmax(input)[target]; the target may be a row of shares too."""
+    """-log_softmax(input)[target]; the target may be a row of shares too.
+
+    With label_smoothing e it is (1 - e) * loss + e / N * -(weight * log_softmax(input)).sum(), as
+    torch's CrossEntropyLoss has it. Of shares it is -(shares * weight * log_softmax(input)).sum(),
+    where shares is (1 - e) * target + e / N. Shapes, dtypes, ignored classes and errors are those
+    of `nll_loss`; a row of shares is floating, and takes no ignore_index.
+    """
     _check(reduction, size_average, reduce, "cross_entropy")
     if isinstance(label_smoothing, Tensor) or not 0.0 <= label_smoothing <= 1.0:
         fail(TraceError, f"label_smoothing={label_smoothing!r}: expected a Python number from 0.0 "
