@@ -25,13 +25,20 @@ Range = tuple[int, int]
 
 
 def ranges(graph: Graph) -> dict[int, Range]:
-    """The lowest and highest value of each int64 node that is made of the column's number."""
+    """The lowest and highest value of each node that is made of the column's number in int64.
+
+    They are of int64, or of int32 where the user has converted them: `torch.arange(n).int()`.
+    """
     found: dict[int, Range] = {}
     for node in graph:
-        if node.value.dtype is not INT64 or node.value.stored not in (None, INT64):
+        if node.value.dtype not in (INT32, INT64):
             continue
         if node.op is Op.INDEX:
-            found[node.id] = 0, graph.n - 1
+            if node.value.dtype is INT64:  # one in int32 is narrow already
+                found[node.id] = 0, graph.n - 1
+        elif node.op in (Op.CAST, Op.CONVERT):
+            if node.inputs[0] in found:
+                found[node.id] = found[node.inputs[0]]
         elif any(i in found for i in node.inputs):
             operands = [found.get(o.id) or _number(o) for o in graph.operands(node)]
             range_ = None if None in operands else _range(node.op, operands)
@@ -108,6 +115,8 @@ def narrowing(graph: Graph) -> Callable[[Builder, Node, tuple[int, ...]], int | 
         if node.op is Op.INDEX:
             return new.add_index(INT32, node.loc)
         if node.id in found:
+            if node.op in (Op.CAST, Op.CONVERT):
+                return inputs[0]
             return new.add(node.op, in_int32(new, node, inputs), node.arg, node.loc)
         known = [i in found for i in node.inputs]
         if not any(known):
@@ -123,11 +132,10 @@ def narrowing(graph: Graph) -> Callable[[Builder, Node, tuple[int, ...]], int | 
                 if others and not known[0]:  # the column's number comes first
                     return new.add(MIRRORED[node.op], operands[::-1], node.arg, node.loc)
                 return new.add(node.op, operands, node.arg, node.loc)
-        if node.op in (Op.CAST, Op.CONVERT) and node.arg is not INT64:
-            (id,) = inputs
-            is_same = node.op is Op.CONVERT and node.arg is INT32
-            return id if is_same else new.add(node.op, (id,), node.arg, node.loc)
-        operands = [widened(new, i) if k else i for i, k in zip(inputs, known, strict=True)]
+        if node.op in (Op.CAST, Op.CONVERT):
+            return new.add(node.op, inputs, node.arg, node.loc)
+        is_wide = [o.id in found and o.value.dtype is INT64 for o in graph.operands(node)]
+        operands = [widened(new, i) if wide else i for i, wide in zip(inputs, is_wide, strict=True)]
         return new.add(node.op, operands, node.arg, node.loc)
 
     return narrow

@@ -68,6 +68,10 @@ NARROW = {
     "a float64 position": lambda x, y: x * (columns(x) * 2 + 1).float(),
     "16 bits": lambda x, y: x * columns(x).to(BF16).float(),
     "int32": lambda x, y: x * columns(x).int(),
+    "a position in int32": lambda x, y: torch.where(columns(x).int() * 2 >= y.int(), x, 0.0),
+    "arange of int32": lambda x, y: torch.where(
+        torch.arange(x.shape[-1], dtype=I32) == y.clamp(-9, 999).int(), x, 0.0),
+    "there and back": lambda x, y: torch.where(columns(x).int().long() < y, x, 0.0),
     "an element": lambda x, y: x - x[y],
     "one hot": lambda x, y: x * torch.nn.functional.one_hot(y, x.shape[-1]).float(),
 }
