@@ -18,6 +18,8 @@ NAMES = (
     "capped_softmax",
     "absnorm",
     "norm_softmax",
+    "causal_softmax",
+    "cross_entropy",
 )
 
 

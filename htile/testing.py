@@ -54,11 +54,16 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
             full = tuple(next(left) if d == 0 else v for v, d in zip(chosen, dims, strict=True))
             return signature.invoke(full)
 
-        with bodies_as_written():
+        with bodies_as_written(), batched[0].device:  # where torch.arange puts its tensor
             return torch.vmap(one_row)(*batched)
 
     if not rows:  # vmap refuses an empty batch: take the shapes from one row of ones
-        result = run(lambda v: v.new_ones(1, *v.shape[1:]))
+        # 1 divides everything, but it is no index of a row of one element
+        def filled(v):
+            one = 1 if call.n > 1 or v.is_floating_point() else 0
+            return v.new_full((1, *v.shape[1:]), one)
+
+        result = run(filled)
         return pytree.tree_map(lambda t: t[:0].reshape((*call.lead, *t.shape[1:])), result)
     step = max(1, CHUNK // max(math.prod(spec.inner) for spec in call.specs))
     chunks = [run(lambda v, k=k: v[k : k + step]) for k in range(0, rows, step)]

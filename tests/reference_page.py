@@ -22,12 +22,11 @@ import htile
 from htile import cli, errors, testing
 from htile.build.arch import ARCHS, DEFAULT
 from htile.frontend import (  # noqa: F401 (they fill the tables)
-    composites,
     shapes,
-    statistics,
     trace,
 )
 from htile.frontend.dtypes import STORAGE
+from htile.frontend.factories import FACTORIES
 from htile.frontend.graph import Builder, Role
 from htile.frontend.ops import Value, Varies, compute_dtype, dtype_name
 from htile.frontend.roles import Inner, PerRow, Scalar, Static
@@ -65,6 +64,8 @@ GROUPS = {
     "composites": "Special functions and activations",
     "reductions": "Reductions over the row",
     "statistics": "Statistics, softmax, norms and losses",
+    "losses": "Losses of a class",
+    "indices": "Elements at an index",
     "shapes": "Dtypes, constants and shapes",
     "parts": "Parts of an axis, and what joins them",
 }
@@ -84,7 +85,9 @@ SAMPLES = {
     "fill_value": 1, "threshold": 0, "value": 1, "dim": -1, "min": 0, "exponent": 2, "chunks": 2,
     "split_size_or_sections": 4, "indices_or_sections": 2, "start": 0, "length": 4, "index": 0,
     "dim0": 0, "dim1": -1, "source": 0, "destination": -1, "shifts": 1,
+    "num_classes": 8,
 }  # fmt: skip
+PLACES = {"index": (), "indices": (1,)}  # an index of each row, by its shape
 AS_ASKED = (shapes.to,)  # whose result has the dtype that is written
 MASKS = ("condition", "mask")
 SHAPES = ("size", "sizes", "shape", "normalized_shape")
@@ -96,6 +99,7 @@ def page() -> str:
     """The text of docs/reference.md."""
     texts = [HEAD, _annotations(), _dtypes(), _operators(), _attributes(), FUNCTIONS_HEAD]
     texts += [_group(module, title) for module, title in GROUPS.items()]
+    texts += [_factories()]
     texts += [_api(), _kernel(), _testing(), _command_line()]
     return "\n".join(part.rstrip() + "\n" for part in texts if part)
 
@@ -149,6 +153,9 @@ def _attributes() -> str:
     size = vars(Tensor)["size"]
     lines.append(f"| `x.size{_signature(size, skip=1)}` | {_summary(size)} |")
     lines.append("| `x[...]`, `x[:]` | The row itself. |")
+    lines.append("| `x[y]`, `x[3]` | The element at an index, an integer or one a row. A negative "
+                 "one counts from the end. Beyond the end it is NaN, of integers 0, and of masks "
+                 "False. |")  # fmt: skip
     lines.append("| `m[..., None]`, `m[..., 0]` | One value per row with an axis of size 1, and "
                  "without it. |")  # fmt: skip
     return "\n".join(lines)
@@ -202,6 +209,16 @@ def _group(module: str, title: str) -> str:
     return "\n".join([*lines, *(text for _, text in sorted(rows))])
 
 
+def _factories() -> str:
+    """What makes tensors of numbers alone."""
+    names = ", ".join(f"`torch.{function.__name__}`" for function in FACTORIES)
+    return f"### Tensors of numbers\n\n{names}: of shape `(N,)`, `()` or `(1,)`, " + (
+        "in the dtype that torch gives them. Leave `device` out. `torch.arange(x.shape[-1])` is "
+        "the number of each column.\nTensors of other shapes are real ones, with which nothing "
+        "can be computed here."
+    )
+
+
 def _arguments(function: Callable) -> str:
     """The parameters; those of `var_mean` for its kin, which hand theirs on to it."""
     text = _signature(function)
@@ -237,7 +254,13 @@ def _sample(function: Callable, dtype: torch.dtype, is_row: bool) -> tuple[list,
         role = Role.ROW if is_row else Role.PER_ROW
         return Tensor(builder, builder.add_input(name, role, dtype, value))
 
+    def place(inner: tuple[int, ...]) -> Tensor:
+        """An index of a row."""
+        value = Value(inner, Varies.ROW, torch.int64)
+        return Tensor(builder, builder.add_input("y", Role.PER_ROW, torch.int64, value))
+
     arguments: list[object] = []
+    is_loss = function.__module__.endswith(".losses")
     options: dict[str, object] = {}
     for p in inspect.signature(function).parameters.values():
         if p.kind is p.VAR_POSITIONAL and p.name == "args":
@@ -250,7 +273,9 @@ def _sample(function: Callable, dtype: torch.dtype, is_row: bool) -> tuple[list,
             arguments.append(-1)
         elif p.name == "tensors":
             arguments.append([tensor("x", dtype), tensor("y", dtype)])
-        elif p.name in SAMPLES and (p.default is p.empty or p.name == "min" or p.default == 1):
+        elif p.name in PLACES or (is_loss and p.name == "target"):
+            options[p.name] = place(PLACES.get(p.name, ()))
+        elif p.name in SAMPLES and (p.default in (p.empty, 1) or p.name in ("min", "num_classes")):
             options[p.name] = SAMPLES[p.name]
         elif p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD:
             made = tensor(p.name, torch.bool if p.name in MASKS else dtype)

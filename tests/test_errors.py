@@ -104,6 +104,7 @@ def written(title: str, call: str, kind: str = "ArgumentError") -> Case:
     return Case(title, row(body, parameters, call), kind)
 
 
+CLASSES = {"parameters": "x, y: htile.PerRow", "call": "f(x, torch.tensor([0, 1, 2, 3]))"}
 SECTIONS = (
     Section(
         "An operation that HTile does not have",
@@ -180,7 +181,7 @@ SECTIONS = (
                  "@htile.rowwise"),
             traced("A tensor that an in-place operator may have changed",
                    "y = x.float()\ny += 1\nreturn y * x", "return y * x"),
-            traced("A tensor made inside", "return x * torch.ones(8)"),
+            traced("A tensor made inside", "return x * torch.ones(7)"),
             traced("Python's types", 'return x + "1"'),
         ),
     ),
@@ -242,6 +243,47 @@ SECTIONS = (
         ),
     ),
     Section(
+        "Indices",
+        "An index is one integer a row, `y: htile.PerRow`, or a Python number. A choice that "
+        "varies along the row is a mask, made of `torch.arange(x.shape[-1])`.",
+        (
+            traced("An index that varies along the row", "return x[x.long()]",
+                   kind="UnsupportedError"),
+            traced("A mask as an index", "return x[x > 0]", kind="UnsupportedError"),
+            traced("An index that is no integer", "return x[x.sum()]", kind="DtypeError"),
+            traced("A number beyond the end", "return x[8]", kind="ShapeError"),
+            traced("`gather` of a value per row", "return x.sum().gather(-1, y)",
+                   kind="ShapeError", **CLASSES),
+            traced("Indices without an axis", "return torch.take_along_dim(x, y, -1)",
+                   kind="ShapeError", **CLASSES),
+            traced("Classes that are not those of the row", "return x * F.one_hot(y, 4)",
+                   kind="ShapeError", **CLASSES),
+            traced("Classes of int32", "return F.cross_entropy(x, y.int())", kind="DtypeError",
+                   **CLASSES),
+            traced("Classes that are no integers", "return F.cross_entropy(x, x.sum())",
+                   kind="DtypeError"),
+            traced("A class with an axis", "return F.nll_loss(x, y[..., None])",
+                   kind="ShapeError", **CLASSES),
+            traced("The scores of a class alone", "return F.nll_loss(x.sum(), y)",
+                   kind="ShapeError", **CLASSES),
+            traced("A weight that is not one a class", "return F.nll_loss(x, y, weight=x.sum())",
+                   kind="ShapeError", **CLASSES),
+            traced("A class to ignore among shares",
+                   "return F.cross_entropy(x, x.exp(), ignore_index=0)"),
+            traced("Labels smoothed by more than all",
+                   "return F.cross_entropy(x, y, label_smoothing=1.5)", **CLASSES),
+            traced("`size_average` of a class", "return F.nll_loss(x, y, size_average=True)",
+                   **CLASSES),
+            traced("A reduction that there is not",
+                   'return F.cross_entropy(x, y, reduction="max")', **CLASSES),
+            traced("The device of a factory",
+                   "return x * torch.arange(x.shape[-1], device=x.device)"),
+            traced("The name of a device", 'return x * torch.ones(x.shape[-1], device="cpu")'),
+            traced("A factory in 8 bits", "return x * torch.ones(x.shape[-1], dtype=torch.int8)",
+                   kind="DtypeError"),
+        ),
+    ),
+    Section(
         "Arguments of a call",
         "",
         (
@@ -291,7 +333,7 @@ SECTIONS = (
             Case("A number", row("return x, 1.0"), "TraceError", "@htile.rowwise"),
             Case("A foreign object", row("return {'y': x, 'info': object()}"), "TraceError",
                  "@htile.rowwise"),
-            Case("A tensor that was captured", row("return x, torch.ones(8)"), "TraceError",
+            Case("A tensor that was captured", row("return x, torch.ones(7)"), "TraceError",
                  "@htile.rowwise"),
             Case("An empty tuple", row("return ()"), "TraceError", "@htile.rowwise"),
             traced("What depends on no row", "return x, w * 2", parameters="x, w",

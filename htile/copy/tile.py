@@ -315,6 +315,21 @@ class RowTile(Static):
         count = cute.size(self.tXcX)
         return make_vector([self.tXcX[i][1] for i in range(count)], self.vector_shape, Int32)
 
+    @property
+    def offsets(self) -> cute.TensorSSA:
+        """An Int32 vector of constants: how far the column of each element is behind the first.
+
+        `math.lt(ctx.offsets, ctx.offset_of(end))` is one instruction for an element, because a
+        constant is part of it. `math.lt(ctx.cols, end)` also adds each column up.
+        """
+        first, count = self.tXcX[0][1], cute.size(self.tXcX)
+        far = [self.tXcX[i][1] - first for i in range(count)]
+        return make_vector(far, self.vector_shape, Int32)
+
+    def offset_of(self, column: int | Int32) -> Int32:
+        """How far a column, from -1 to N, is behind the first of this thread."""
+        return Int32(column) - self.tXcX[0][1]
+
     def full(
         self, value: Numeric | float, dtype: type[Numeric] | None = None
     ) -> cute.TensorSSA:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import Location, TraceError
-from .ops import INFER, Op, Value, dtype_name
+from .ops import INFER, Op, Value, Varies, dtype_name
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -237,6 +237,12 @@ class Builder:
         """Add a number that is fixed in the kernel."""
         return self._add(Op.CONST, (), number, value, loc)
 
+    def add_index(
+        self, size: int, dtype: torch.dtype = torch.int64, loc: Location | None = None
+    ) -> int:
+        """Add the numbers from 0 to size - 1; a trace has them in int64, a kernel in int32."""
+        return self._add(Op.INDEX, (), size, Value((size,), Varies.SHARED, dtype, spread=True), loc)
+
     def _add(self, op, inputs, arg, value, loc) -> int:
         if self._is_finished:
             text = "a symbolic value is used after its trace: return what is to be kept"
@@ -274,6 +280,8 @@ def verify(graph: Graph) -> None:
         assert all(0 <= i < id for i in node.inputs), f"operand after its user: {node}"
         if node.op is Op.INPUT:
             assert node.id in named and named[node.id].name == node.arg, f"unnamed input: {node}"
+        elif node.op is Op.INDEX:
+            assert node.value.inner == (node.arg,), f"of another row: {node}"
         elif node.op is not Op.CONST:
             values = tuple(o.value for o in graph.operands(node))
             assert node.value == INFER[node.op](values, node.arg), f"value differs: {node}"

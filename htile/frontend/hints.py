@@ -15,7 +15,7 @@ _INACCURATE = "no accurate form of it is built yet"
 _MEMORY = "a row has no memory of its own while tracing; leave it out"
 _BITS = "there are no operations on the bits of numbers; & | ^ ~ are for masks"
 _RANDOM = "random numbers are not built yet; pass them as an argument"
-_INDEX = "elements cannot be chosen by an index; pass a mask as an argument"
+_INDEX = "x[y] is the element at one index a row, and torch.arange(x.shape[-1]) == y its mask"
 _GROUPS = "pass the groups as a leading dimension, x.unflatten(-1, (groups, -1))"
 HINTS = {
     name: hint
@@ -24,7 +24,7 @@ HINTS = {
         "matmul mm dot inner linear bmm vdot addmm einsum tensordot outer": _PRODUCT,
         "cumsum cumprod cummax cummin logcumsumexp diff roll flip conv1d max_pool1d": _ALONG,
         "pad hstack vstack dstack column_stack block_diag repeat tile repeat_interleave": _PARTS,
-        "gather scatter index_select take nll_loss cross_entropy one_hot embedding": _INDEX,
+        "scatter index_select take embedding index_fill": _INDEX,
         "item tolist numpy equal allclose": "values are not known while tracing",
         "device cuda cpu is_cuda": "the kernel runs where its inputs are",
         "bitwise_left_shift bitwise_right_shift __lshift__ __rshift__": _BITS,

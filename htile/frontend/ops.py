@@ -26,6 +26,7 @@ class Op(Enum):
     # leaves
     INPUT = "input"  # arg: the parameter's name
     CONST = "const"  # arg: a Python bool, int or float
+    INDEX = "index"  # arg: N; the numbers from 0 to N - 1, those of the columns
     # one operand
     NEG = "neg"
     ABS = "abs"
@@ -283,7 +284,7 @@ NUMBERS = (torch.float32, torch.int32, torch.int64)
 # DtypeError or ShapeError.
 # fmt: off
 INFER: dict[Op, Rule] = {
-    Op.INPUT: _leaf, Op.CONST: _leaf,
+    Op.INPUT: _leaf, Op.CONST: _leaf, Op.INDEX: _leaf,
     **dict.fromkeys(
         (Op.SQRT, Op.RSQRT, Op.EXP, Op.EXP2, Op.EXPM1, Op.LOG, Op.LOG2, Op.LOG10, Op.LOG1P, Op.SIN,
          Op.COS, Op.TANH, Op.SIGMOID, Op.ERF, Op.FLOOR, Op.CEIL, Op.ROUND, Op.TRUNC, Op.DIV,

@@ -86,9 +86,6 @@ def _masked(index: Tensor) -> str:
     return "elements cannot be chosen by an index: pass a mask as an argument"
 
 
-Tensor.__getitem__ = getitem
-
-
 # Parts
 
 

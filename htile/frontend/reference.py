@@ -200,7 +200,7 @@ def _cat(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
     return torch.cat(wide, arg)
 
 
-# The leaves INPUT and CONST have no rule: `evaluate` gives their values.
+# The leaves INPUT, CONST and INDEX have no rule: `evaluate` gives their values.
 EVALUATE: dict[Op, Rule] = {op: _rule(function) for op, function in _FUNCTIONS.items()}
 EVALUATE |= {Op.CAST: _convert, Op.CONVERT: _convert}
 EVALUATE |= {Op.SLICE: _slice, Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat}
@@ -228,7 +228,10 @@ def evaluate(
     count = len(lead)
     for node in graph:
         inner = node.value.inner
-        if node.op in (Op.INPUT, Op.CONST):
+        if node.op is Op.INDEX:
+            value = torch.arange(node.arg, dtype=node.value.dtype, device=device)
+            value = value.reshape((*(1,) * count, *inner))
+        elif node.op in (Op.INPUT, Op.CONST):
             value = tensors[node.arg] if node.op is Op.INPUT else node.arg
             if not isinstance(value, Tensor):
                 of = dtype if node.value.dtype.is_floating_point else node.value.dtype

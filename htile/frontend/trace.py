@@ -17,10 +17,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import HTileError, Location, ShapeError, TraceError
-from . import parts as parts  # fill the table
-from . import statistics as statistics
+from . import losses as losses  # fill the table, as what they import does
+from . import parts as parts
 from .captures import check_static, line_of
 from .dtypes import DTYPES
+from .factories import LEAVE_OUT, Factories
 from .graph import Builder, Graph, Output, Role, returned_dtype
 from .hints import REFERENCE, advice
 from .libraries import internal
@@ -43,7 +44,8 @@ def trace(fn: types.FunctionType, specs: Iterable[Spec], n: int) -> Graph:
     values = dict(zip(signature.names, signature.defaults, strict=True))
     values |= {spec.name: _argument(builder, spec) for spec in specs}
     try:
-        result = signature.invoke(tuple(values.values()))
+        with Factories(builder):
+            result = signature.invoke(tuple(values.values()))
     except (TypeError, RuntimeError, ValueError, IndexError, AttributeError) as error:
         _retell(error)
         raise
@@ -142,8 +144,7 @@ def _retell(error: Exception) -> None:
     if match := _ARGUMENT.search(text):
         name, argument, expected, kind = match.groups()
         if kind == "Device":
-            remedy = "torch.ones_like(x), torch.full_like(x, value) or a Python number"
-            tell(f"torch.{name}(device=...) inside the function: write {remedy}, with no device")
+            tell(f"torch.{name}(device=x.device) inside the function: {LEAVE_OUT}")
         remedy = f": {_instead(name)}" if expected == "Tensor" else ""
         tell(f"torch.{name} takes a {expected} as {argument!r}, not a {kind}{remedy}")
     if match := _COMBINATION.search(text):

@@ -39,7 +39,7 @@ def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT)
             if node.op is Op.RESHAPE:
                 return []
             head = f"{indent}{names.values[id]} = "
-            return located(wrapped_expression(head, names.expression(step)), node)
+            return located(wrapped_expression(head, names.expression(step, ctx)), node)
         case Store(output):
             tensor, value = names.tensors[output], names.operand(output.id)
             if output.is_row:

@@ -50,6 +50,12 @@ def _convert(node: Node, args: tuple[str, ...], function: Function) -> str:
     return f"math.convert({args[0]}, {CUTLASS_TYPES[node.value.dtype]})"
 
 
+def _index(node: Node, args: tuple[str, ...], function: Function) -> str:
+    """The numbers of a thread's columns, which a context has in int32."""
+    (cols,) = args
+    return cols if node.value.dtype is torch.int32 else f"math.convert({cols}, Int64)"
+
+
 def _not_computed(node: Node, args: tuple[str, ...], function: Function) -> str:
     raise AssertionError(f"{node} is not computed")
 
@@ -57,6 +63,7 @@ def _not_computed(node: Node, args: tuple[str, ...], function: Function) -> str:
 # fmt: off
 EMIT: dict[Op, Expression] = {
     **dict.fromkeys((Op.INPUT, Op.CONST, *MOVEMENTS, *REDUCTIONS), _not_computed),
+    Op.INDEX: _index,
     Op.NEG: lambda node, args, function: f"-{args[0]}",
     Op.ADD: _by_function(_binary("+"), fma="fma"),
     Op.SUB: _by_function(_binary("-"), fms="fms", fnma="fnma"),

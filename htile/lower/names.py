@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ..frontend.graph import Graph, Input, Output, Role
 from ..frontend.ops import Op
 from .expressions import CUTLASS_TYPES, EMIT, literal
+from .patterns import Function
 from .reductions import MOMENTS, SOFTMAX, Part, Reduce
 from .steps import ChunkLoop, Compute, Home, Load, Prefetch, Step
 
@@ -86,10 +87,15 @@ class Names:
             return self.operand(node.inputs[0])
         return literal(node.arg, node.value.dtype) if node.op is Op.CONST else self.values[id]
 
-    def expression(self, step: Compute) -> str:
-        """The text of what a step computes."""
+    def expression(self, step: Compute, ctx: str = "ctx") -> str:
+        """The text of what a step computes; `ctx` is the context that knows the columns."""
         node = self.plan.graph[step.id]
-        return EMIT[node.op](node, tuple(map(self.operand, step.inputs)), step.function)
+        args = tuple(map(self.operand, step.inputs))
+        if node.op is Op.INDEX:
+            args = (f"{ctx}.cols",)
+        elif step.function is Function.COLUMNS:
+            args = (f"{ctx}.offsets", f"{ctx}.offset_of({args[0]})")
+        return EMIT[node.op](node, args, step.function)
 
     def _name_steps(self, steps: Sequence[Step]) -> None:
         """Names in the order of the text."""

@@ -15,6 +15,7 @@ from ..frontend.dtypes import STORAGE
 from ..frontend.graph import Builder, Graph, Node, Role
 from ..frontend.ops import COMMUTATIVE, REDUCTIONS, Op, Value, Varies
 from ..frontend.reference import EVALUATE
+from .narrow import narrowing
 from .patterns import ancestors, strip
 from .space import place
 
@@ -44,6 +45,8 @@ def rewrite(graph: Graph, rule: Rule | None = None) -> Graph:
             ids[node.id] = new.add_input(*given)
         elif node.op is Op.CONST:
             ids[node.id] = new.add_const(node.arg, node.value, node.loc)
+        elif node.op is Op.INDEX:
+            ids[node.id] = new.add_index(node.arg, node.value.dtype, node.loc)
         else:
             ids[node.id] = new.add(node.op, inputs, node.arg, node.loc)
     outputs = (replace(out, id=ids[out.id]) for out in graph.outputs)
@@ -70,7 +73,7 @@ def merge_common_subexpressions(graph: Graph) -> Graph:
             return None
         # repr tells 1, 1.0 and True apart, and 0.0 from -0.0
         operands = tuple(sorted(inputs)) if node.op in COMMUTATIVE else inputs
-        key = (node.op, operands, repr(node.arg), node.value if node.op is Op.CONST else None)
+        key = (node.op, operands, repr(node.arg), None if operands else node.value)
         fresh = len(seen)  # ids ascend with the nodes that are kept
         id = seen.setdefault(key, fresh)
         return None if id == fresh else id
@@ -134,7 +137,20 @@ def _averaged(graph: Graph, node: Node) -> Node | None:
     return total if total.op is Op.SUM and graph[total.inputs[0]].value.spread else None
 
 
-PASSES = (fold_constants, merge_common_subexpressions, choose_means, merge_common_subexpressions)
+def narrow_indices(graph: Graph) -> Graph:
+    """Number columns in int32 where that is enough; see `htile.lower.narrow`."""
+    rule = narrowing(graph)
+    narrowed = rewrite(graph, rule)
+    return narrowed if rule is None else merge_common_subexpressions(narrowed)
+
+
+PASSES = (
+    fold_constants,
+    merge_common_subexpressions,
+    choose_means,
+    merge_common_subexpressions,
+    narrow_indices,
+)
 
 
 def run_passes(graph: Graph) -> Graph:

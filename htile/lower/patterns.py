@@ -10,7 +10,7 @@ from math import inf, isclose, sqrt
 import torch
 
 from ..frontend.graph import Builder, Graph, Node, Output
-from ..frontend.ops import Op
+from ..frontend.ops import COMPARISONS, Op
 from .precision import NEAR_OPS
 
 
@@ -27,6 +27,7 @@ class Function(Enum):
     FMA = "fma"  # a * b + c, of the factors of a product that nobody else reads
     FMS = "fms"  # a * b - c
     FNMA = "fnma"  # c - a * b
+    COLUMNS = "of columns"  # the column's number beside what a row has once: one instruction
     FACTORS = "factors"  # a product that a sum over the row alone reads, and adds by fma
 
 
@@ -44,6 +45,8 @@ def choose_function(
     near: whether it is an element that is only seen in 16 bits (`seen_in_16_bits`).
     in_loops: whether a loop computes exponentials again that one before it has summed.
     """
+    if _compares_columns(graph, node, in_loops):
+        return Function.COLUMNS, node.inputs[1:]
     if _is_exponential(graph, node):
         return Function.BOUNDED, node.inputs
     if _is_part_of_sum(graph, node):
@@ -70,6 +73,19 @@ def choose_function(
     if _is_read_once(graph, node) and graph[graph.readers[node.id][0]].op in (Op.SUM, Op.MEAN):
         return Function.FACTORS, node.inputs
     return Function.FAST if is_fast else Function.EXACT, node.inputs
+
+
+def _compares_columns(graph: Graph, node: Node, in_loops: bool) -> bool:
+    """Whether it is a comparison of the column's number, in int32, with what a row has once.
+
+    Beside a number, a held row is better off with the column itself: the compiler then sees which
+    vectors lie on one side of it, and does not even load those that nothing comes of.
+    """
+    if node.op not in COMPARISONS:
+        return False
+    columns, other = graph.operands(node)
+    is_index = columns.op is Op.INDEX and columns.value.dtype is torch.int32
+    return is_index and (in_loops if other.op is Op.CONST else not other.value.spread)
 
 
 def _is_only_returned_in_16_bits(graph: Graph, node: Node) -> bool:

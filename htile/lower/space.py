@@ -180,7 +180,7 @@ class _Placing:
 
     def _lowered(self, node: Node, wanted: Wanted) -> int:
         op, arg, inputs = node.op, node.arg, node.inputs
-        if op is Op.INPUT or (op is Op.CONST and node.value.spread):
+        if op in (Op.INPUT, Op.INDEX) or (op is Op.CONST and node.value.spread):
             return self._add(Placed(op, (), arg, _axes(wanted), node, wanted))
         if op is Op.CONST:
             return self._add(Placed(op, (), arg, (), node))
@@ -335,6 +335,8 @@ class _Placing:
         for k, each in enumerate(self.nodes):
             if each.op is Op.CONST:
                 ids[k] = new.add_const(each.arg, self._constant(each), each.of.loc)
+            elif each.op is Op.INDEX:
+                ids[k] = self._index(new, each)
             elif each.op is not Op.INPUT:
                 ids[k] = new.add(each.op, [ids[i] for i in each.inputs], each.arg, each.of.loc)
         outputs = []
@@ -363,6 +365,22 @@ class _Placing:
         if key not in self.leaves:
             self.leaves[key] = new.add_input(source.name, role, source.dtype, value, view)
         return self.leaves[key]
+
+    def _index(self, new: Builder, each: Placed) -> int:
+        """start + step * the number of the column."""
+        (index,) = each.view
+
+        def number(value: int) -> int:
+            return new.add_const(value, Value((), Varies.SCALAR, torch.int64), each.of.loc)
+
+        if not index.steps:
+            return number(index.start)
+        step, columns = sum([step for _, step in index.steps]), new.add_index(self.n)
+        if step > 1:
+            columns = new.add(Op.MUL, (columns, number(step)), loc=each.of.loc)
+        if index.start:
+            columns = new.add(Op.ADD, (columns, number(index.start)), loc=each.of.loc)
+        return columns
 
     def _constant(self, each: Placed) -> Value:
         v = each.of.value

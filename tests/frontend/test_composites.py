@@ -226,9 +226,10 @@ def test_integers():
 
 
 def test_every_composite_is_tested():
-    """Those of htile.frontend.composites and statistics occur here or in test_trace."""
-    files = (Path(__file__), Path(__file__).with_name("test_trace.py"))
+    """They occur here, in test_trace, or in the tests of indices and of losses of a class."""
+    names = ("composites", "trace", "indices", "class_losses")
+    files = [Path(__file__).with_name(f"test_{name}.py") for name in names]
     words = set(re.findall(r"\w+", " ".join(file.read_text("utf-8") for file in files)))
     for spelling, function in FUNCTIONS.values():
-        if function.__module__.endswith(("composites", "statistics")):
+        if function.__module__.endswith(("composites", "statistics", "indices", "losses")):
             assert spelling.rsplit(".", 1)[-1] in words, spelling

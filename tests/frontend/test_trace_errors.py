@@ -125,9 +125,9 @@ MISTAKES = {
     "F.linear": (lambda x, y: F.linear(x, y), UnsupportedError, "F.linear is not supported"),
     "F.dropout": (lambda x: F.dropout(x), UnsupportedError, "random numbers"),
     "erfinv": (lambda x: torch.erfinv(x), UnsupportedError, "torch.erfinv is not supported"),
-    "device": (lambda x: torch.ones(2, device=x.device), TraceError, "torch.ones_like(x)"),
+    "device": (lambda x: torch.ones(2, device=x.device), TraceError, "leave device out"),
     "device of zeros_like": (
-        lambda x: torch.zeros_like(x, device=x.device), TraceError, "with no device"
+        lambda x: torch.zeros_like(x, device=x.device), TraceError, "leave device out"
     ),
     "device compared": (lambda x: x.device == "cuda", TraceError, "where its inputs are"),
     "device type": (lambda x: x.device.type, TraceError, "asked for its type"),

@@ -845,6 +845,69 @@ class Writer:
         ))  # fmt: skip
         return self.put(text.replace("{}", a.name), [a], F64, -size, size, err=err)
 
+    # -- indices
+
+    def columns(self):
+        """The numbers of the columns, and what arithmetic makes of them."""
+        row = self.pick(lambda v: v.shape == ROW)
+        if row is None:
+            return None
+        n = f"{row.name}.shape[-1]"
+        text, dtype, lo, hi = self.one_of((
+            (f"torch.arange({n})", I64, 0, self.n - 1),
+            (f"torch.arange(1, {n} + 1)", I64, 1, self.n),
+            (f"torch.arange(0, 3 * {n}, 3) // 2", I64, 0, 2 * self.n),
+            (f"torch.arange({n}, dtype=torch.int32)", I32, 0, self.n - 1),
+            (f"torch.arange({n}, dtype=torch.float32)", F32, 0, self.n - 1),
+            (f"torch.arange({n}) % 4", I64, 0, 3),
+        ))  # fmt: skip
+        return self.put(text, [], dtype, lo, hi, 1.0, shape=ROW)
+
+    def place(self):
+        """An integer of each row, or of all; it may lie beyond the row's ends."""
+        found = [v for v in self.pool if v.shape != ROW and v.dtype in (I32, I64) and not v.err]
+        if found and self.rng.random() < 0.7:
+            return self.rng.choice(found)
+        if self.rng.random() < 0.5 and (v := self._count("", ONE)):
+            return v
+        k = self.rng.randrange(self.n)
+        return self.put(f"torch.tensor({k})", [], I64, k, k, 1.0, shape=ONE)
+
+    def masked(self):
+        """A choice by the column."""
+        columns, y, pair = self.columns(), self.place(), self.operands(share=0.3)
+        if None in (columns, y, pair) or pair[0].dtype is None:
+            return None
+        mask = self.one_of(COMPARISONS[self.one_of(list(COMPARISONS))])
+        mask, (a, b) = mask.format(columns.name, y.name), pair
+        return self.put(
+            f"torch.where({mask}, {a.name}, {b.name})", [columns, y, a, b], self.promoted(a, b),
+            min(a.lo, b.lo), max(a.hi, b.hi), min(a.step, b.step), max(a.err, b.err),
+        )  # fmt: skip
+
+    def chosen(self):
+        """The element at an index, which is brought into the row."""
+        a, y = self._row(), self.place()
+        if a is None or y is None:
+            return None
+        n, k = f"{a.name}.shape[-1]", self.rng.randrange(-self.n, self.n)
+        texts = [f"{a.name}[{y.name} % {n}]", f"{a.name}[{y.name} % {n} - {n}]", f"{a.name}[{k}]"]
+        if y.shape == ONE and y.dtype is I64:
+            texts.append(f"{a.name}.gather(-1, ({y.name} % {n})[..., None])[..., 0]")
+            texts.append(f"torch.take_along_dim({a.name}, ({y.name} % {n})[..., None], -1)[..., 0]")
+        text = self.one_of(texts)
+        if self.n == 1 and text == texts[2]:
+            return None  # the element of a row of one is its squeeze
+        shape, read = y.shape if text in texts[:2] else ONE, [a] if text == texts[2] else [a, y]
+        return self.put(text, read, a.dtype, a.lo, a.hi, a.step, a.err, shape)
+
+    def one_hot(self):
+        row, y = self._row(), self.place()
+        if row is None or y is None or y.shape != ONE:
+            return None
+        n = f"{row.name}.shape[-1]"
+        return self.put(f"F.one_hot({y.name}.long() % {n}, {n})", [y], I64, 0, 1, 1.0, shape=ROW)
+
     def static(self, arg: Arg):
         """A use of a static argument."""
         a = self.pick(lambda v: v.wide)
@@ -887,6 +950,7 @@ STATEMENTS = {  # how often each kind is tried
     Writer.predicate: 1, Writer.filled: 1, Writer.reshaped: 3, Writer.reduction: 11,
     Writer.composite: 4, Writer.chained: 6,
 }
+INDICES = (Writer.masked, Writer.masked, Writer.chosen, Writer.chosen, Writer.one_hot)
 # fmt: on
 
 
@@ -918,7 +982,9 @@ def draw_program(rng: random.Random, seed: int = 0, sizes: str = "small") -> Pro
         rng.choice(kinds)(writer)
     for a in statics:
         writer.static(a)
-    returned = _to_bytes(bytes_rng, _draw_returned(rng, writer), writer, has_float8)
+    returned = _draw_returned(rng, writer)
+    returned += _draw_indices(random.Random(f"indices {sizes} {seed}"), writer, kinds)
+    returned = _to_bytes(bytes_rng, returned, writer, has_float8)
     lines = [f"{a.name} = {a.name}{WIDENED[a.dtype]}" for a in args if a.dtype in WIDENED]
     lines = (*lines, *_live(writer.lines, returned))
     returns = _draw_structure(rng, returned)
@@ -1048,6 +1114,20 @@ def _draw_returned(rng: random.Random, writer: Writer) -> list[V]:
     for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 4))):
         chosen.append(rng.choice(made if rng.random() < 0.7 else found))
     return list(dict.fromkeys(chosen)) if rng.random() < 0.9 else chosen
+
+
+def _draw_indices(rng: random.Random, writer: Writer, kinds: list) -> list[V]:
+    """For some programs one value more, made of indices; what else is drawn does not depend on it.
+    """
+    if rng.random() > 0.4:
+        return []
+    writer.rng, before = rng, len(writer.pool)
+    for _ in range(rng.choice((1, 2, 3))):
+        rng.choice(INDICES)(writer)
+    for _ in range(rng.choice((0, 2, 4))):
+        rng.choice(kinds)(writer)
+    made = [v for v in writer.pool[before:] if v.varies and v.name not in writer.used]
+    return made[-1:]
 
 
 def _draw_structure(rng: random.Random, returned: list[V]) -> str:

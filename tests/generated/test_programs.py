@@ -25,7 +25,7 @@ REPO = Path(__file__).parents[2]
 FOUND = ()  # seeds that once failed; a change of programs.py makes other programs of them
 SEEDS = (*range(300), *FOUND)
 ARCHS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
-LEAVES = (Op.INPUT, Op.CONST)
+LEAVES = (Op.INPUT, Op.CONST, Op.INDEX)
 COMPILED = (*range(4, 14), 18, 96)
 STACK = {Op.SIN, Op.COS}  # libdevice reduces huge arguments in local memory
 
@@ -170,7 +170,8 @@ def test_every_shape():
     "spelling",
     ("softmax", "layer_norm", "rms_norm", "normalize", "logsumexp", "keepdim=True", "where",
      "masked_fill", ".prod(", ".var(", "norm(p=", "count_nonzero", ".half()", ".int()", " // ",
-     " % ", "lerp", "addcmul", "gelu", "[..., None]", "SCALE", "alpha"),
+     " % ", "lerp", "addcmul", "gelu", "[..., None]", "SCALE", "alpha", "torch.arange(", "gather",
+     "one_hot", "torch.tensor(", ".shape[-1]]"),
 )  # fmt: skip
 def test_spellings_occur(spelling):
     assert sum(spelling in program(seed).text for seed in SEEDS) >= 3

@@ -8,6 +8,8 @@ import htile
 from examples import (
     absnorm,
     capped_softmax,
+    causal_softmax,
+    cross_entropy,
     layernorm,
     log_softmax,
     norm_softmax,
@@ -30,6 +32,8 @@ EXAMPLES = {
     "absnorm": (absnorm.absnorm, absnorm.arguments),
     "capped_softmax": (capped_softmax.capped_softmax, capped_softmax.arguments),
     "norm_softmax": (norm_softmax.norm_softmax, norm_softmax.arguments),
+    "causal_softmax": (causal_softmax.causal_softmax, causal_softmax.arguments),
+    "cross_entropy": (cross_entropy.cross_entropy, cross_entropy.arguments),
 }
 
 ARCH = {arch.name: arch for arch in ARCHS.values()}

@@ -35,6 +35,7 @@ CASES += [(name, 8191, F16, "sm_90a") for name in EXAMPLES]
 CASES += [(name, 16384, dtype, "sm_120a") for name in EXAMPLES for dtype in (BF16, F32)]
 CASES += [(name, 1, BF16, "sm_80") for name in ("softmax", "rmsnorm_residual", "capped_softmax")]
 LONG = ("softmax", "log_softmax", "layernorm", "rmsnorm", "norm_softmax")
+LONG += ("causal_softmax", "cross_entropy")
 CASES += [(name, 1 << 22, BF16, arch) for name in LONG for arch in COMPILED]
 CASES += [(name, (1 << 22) + 1, F32, arch) for name in LONG for arch in ("sm_80", "sm_90a")]
 

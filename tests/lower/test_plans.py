@@ -508,7 +508,7 @@ def test_one_plan_is_the_default_and_all_differ():
         assert choose(plans) in plans and choose(plans[::-1]) is choose(plans)
         lowered, default = choose(plans_for(graph, target)), choose(plans)
         assert (lowered.numerics, lowered.placement) == (default.numerics, default.placement)
-        assert len({(p.numerics, p.placement) for p in plans}) == len(plans) > 10
+        assert len({(p.numerics, p.placement) for p in plans}) == len(plans) >= 10
 
 
 def test_fastmath_changes_no_numerics():
@@ -535,7 +535,7 @@ def test_every_row_is_loaded_once():
         assert sorted(loads + scalars, key=lambda i: i.id) == list(plan.graph.inputs)
 
 
-LEAVES = {Op.INPUT, Op.CONST}
+LEAVES = {Op.INPUT, Op.CONST, Op.INDEX}
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,8 @@ STAGES = {
     "absnorm": [["sum"]],
     "capped_softmax": [["max"], ["sum", "sum"]],
     "norm_softmax": [["mean"], ["sum"], ["max"], ["sum"]],
+    "causal_softmax": [["max"], ["sum"]],
+    "cross_entropy": [["max", "max", "sum"], ["sum"]],
 }
 
 GRAPHS = {
@@ -76,9 +78,9 @@ def check_steps(graph, steps, slots):
     assert slot == slots
     leaves = {n.id for n in graph if n.op is Op.CONST}
     leaves |= {i.id for i in graph.inputs if i.role is Role.SCALAR}
-    sums = [s for s in steps if isinstance(s, Compute) and s.function in (FMA, FMS, FNMA)]
+    sums = [s for s in steps if isinstance(s, Compute) and s.function in (FMA, FMS, FNMA, COLUMNS)]
     fused = set().union(*(set(graph[s.id].inputs) - set(s.inputs) for s in sums))
-    assert {graph[id].op for id in fused} <= {Op.MUL} and not fused & set(made)
+    assert {graph[id].op for id in fused} <= {Op.MUL, Op.INDEX} and not fused & set(made)
     assert set(made) == set(graph.dag) - leaves - fused, "a live node is made"
 
 
@@ -233,6 +235,7 @@ def guarded(x, t: htile.PerRow):
 
 E_, B, F_, NUMBER = Function.EXACT, Function.BOUNDED, Function.FAST, Function.NUMBER
 FMA, FMS, FNMA, FACTORS = Function.FMA, Function.FMS, Function.FNMA, Function.FACTORS
+COLUMNS = Function.COLUMNS
 QUOTIENT = Function.QUOTIENT
 FORMS = {
     "softmax": (softmax, {"exp": [B], "div": [B]}),

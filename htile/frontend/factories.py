@@ -1,0 +1,124 @@
+"""Tensors that torch makes of numbers alone, such as `torch.arange(N)`, as symbolic values.
+
+None of their arguments is symbolic, so the `__torch_function__` of symbolic tensors never hears of
+such a call. `Factories` is a mode of torch, which hears of every call while a function is traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ..errors import DtypeError, TraceError
+from .dtypes import STORAGE
+from .graph import Builder
+from .ops import Value, Varies
+from .parts import cat
+from .promotion import FLOAT, INT64, cast, number, supported
+from .tensor import Tensor, fail, location
+
+LEAVE_OUT = "leave device out, the kernel runs where its inputs are"
+
+
+class Factories(TorchFunctionMode):
+    """In here torch's factories give symbolic values."""
+
+    def __init__(self, builder: Builder):
+        super().__init__()
+        self._builder = builder
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        make = FACTORIES.get(func)
+        if make is None or any(isinstance(x, Tensor) for x in (*args, *kwargs.values())):
+            return func(*args, **kwargs)
+        result = make(self._builder, func, args, {k: kwargs[k] for k in kwargs if k != "device"})
+        if result is None:
+            return func(*args, **kwargs)
+        if kwargs.get("device") is not None:
+            device = str(kwargs["device"])
+            fail(TraceError, f"torch.{func.__name__}(device={device!r}) inside the function: "
+                 f"{LEAVE_OUT}")  # fmt: skip
+        return result
+
+
+def index(builder: Builder, size: int) -> Tensor:
+    """The numbers from 0 to size - 1, in int64."""
+    return Tensor(builder, builder.add_index(size, loc=location()))
+
+
+def _dtype(real: torch.Tensor, kwargs: dict) -> torch.dtype:
+    """The dtype that is asked for, or torch's; torch's default for floats counts as float32."""
+    if kwargs.get("dtype") is not None:
+        return kwargs["dtype"]
+    return FLOAT if real.is_floating_point() else real.dtype
+
+
+def _constant(
+    builder: Builder, value: object, shape: torch.Size, dtype: torch.dtype
+) -> Tensor | None:
+    """A number in every element; None for what is no number."""
+    if not isinstance(value, (bool, int, float)) or 0 in shape:
+        return None
+    computed = supported(dtype)
+    if computed in STORAGE:
+        fail(DtypeError, f"a constant of {computed}: write it in float32 and convert the result")
+    rounded = torch.tensor(number(value, computed), dtype=dtype, device="cpu")
+    stored = dtype if computed is FLOAT else None
+    is_row = shape not in ((), (1,)) or (len(shape) > 0 and builder.n == 1)
+    shown = Value(tuple(shape), Varies.SCALAR, computed, stored, is_row)
+    return Tensor(builder, builder.add_const(rounded.item(), shown, location()))
+
+
+def _filled(value: object) -> Callable:
+    def make(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> Tensor | None:
+        real = func(*args, **kwargs, device="meta")
+        return _constant(builder, value, real.shape, _dtype(real, kwargs))
+
+    return make
+
+
+def _full(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> Tensor | None:
+    real = func(*args, **kwargs, device="meta")
+    value = args[1] if len(args) > 1 else kwargs["fill_value"]
+    return _constant(builder, value, real.shape, _dtype(real, kwargs))
+
+
+def _number(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> Tensor | None:
+    """`torch.tensor(2.0)`, and of a list of numbers; of other things torch makes a real tensor."""
+    value = args[0] if args else kwargs.get("data")
+    if isinstance(value, (list, tuple)) and all(isinstance(x, bool | int | float) for x in value):
+        real = func(*args, **kwargs, device="meta")
+        each = [_constant(builder, x, torch.Size([1]), _dtype(real, kwargs)) for x in value]
+        return cat(each) if each else None
+    if not isinstance(value, (bool, int, float)):
+        return None
+    real = func(*args, **kwargs, device="meta")
+    return _constant(builder, value, real.shape, _dtype(real, kwargs))
+
+
+def _arange(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> Tensor | None:
+    """start + step * index. Of integers it is exact; floats are computed in float32."""
+    real = func(*args, **kwargs, device="meta")
+    if not real.numel():
+        return None
+    names = ("end",) if len(args) == 1 else ("start", "end", "step")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    start, step, dtype = given.get("start", 0), given.get("step", 1), _dtype(real, kwargs)
+    columns = index(builder, real.numel())
+    if not dtype.is_floating_point:
+        start, step = int(start), int(step)  # torch converts them before it computes
+    elif isinstance(start, float) or isinstance(step, float):
+        columns = cast(columns, FLOAT)
+    columns = columns if step == 1 else columns * step
+    columns = columns if start == 0 else columns + start
+    return columns if dtype is INT64 else cast(columns, dtype)
+
+
+# From each factory to what makes its symbolic result, or None for a real one.
+FACTORIES: dict[Callable, Callable] = {
+    torch.arange: _arange, torch.zeros: _filled(0), torch.ones: _filled(1), torch.full: _full,
+    torch.tensor: _number, torch.scalar_tensor: _number,
+}  # fmt: skip

@@ -1,0 +1,137 @@
+"""Elements that an index chooses: `x[y]`, `torch.gather`, and the row that is 1 at an index.
+
+The element is the largest of a row that holds it at its place and -inf elsewhere, so it keeps its
+bits, and what other places hold does not show. An index beyond the end reads nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import DtypeError, ShapeError, UnsupportedError
+from .composites import INF, NAN
+from .dtypes import STORAGE
+from .factories import index
+from .functions import implements, where
+from .ops import Op, not_computed
+from .parts import getitem as _getitem
+from .promotion import BOOL, FLOAT, INT64, cast, convert
+from .shapes import axis_of, unsqueeze
+from .tensor import FUNCTIONS, Tensor, fail, node
+
+ALONG = "an index is one integer a row, and this one varies along the row: write torch.where"
+
+
+def element(x: Tensor, y: Tensor | int, wraps: bool = False) -> Tensor:
+    """The element of a row at the index `y`, an integer or one a row; its shape is that of `y`.
+
+    wraps: whether a negative index counts from the end. Beyond the end the result is NaN, of
+        integers 0, and of masks False.
+    """
+    v, n = x._value, x.shape[-1]
+    if v.dtype in STORAGE:
+        fail(DtypeError, not_computed(v.dtype))
+    is_known = not isinstance(y, Tensor)
+    if is_known:
+        y = y + n if wraps and y < 0 else y
+    elif wraps:
+        y = where(y < 0, y + n, y)
+    here = index(x._builder, n) == y
+    if v.dtype is BOOL:
+        found = node(Op.ANY, here & x)
+    elif v.dtype is FLOAT:
+        found = node(Op.MAX, where(here, x, -INF))
+    else:
+        found = node(Op.SUM, where(here, x, 0))
+    if not is_known and y.ndim:
+        found = node(Op.RESHAPE, found, arg=(1,))
+    if v.dtype is FLOAT and not is_known:
+        found = where((y >= 0) & (y < n), found, NAN)
+    return found if v.stored is None else cast(found, v.stored)
+
+
+def per_row_index(y: object, what: str) -> Tensor:
+    """`y`, which must be an integer of each row."""
+    v = y._value
+    if v.dtype is BOOL:
+        fail(UnsupportedError, f"{what} by a mask has no fixed length: write "
+             "torch.where(mask, x, 0.0), and count with mask.sum()")  # fmt: skip
+    if v.dtype in STORAGE or v.dtype is FLOAT:
+        fail(DtypeError, f"{what} by {str(y.dtype).removeprefix('torch.')}: an index is an "
+             "integer, write y.long()")  # fmt: skip
+    if v.spread:
+        fail(UnsupportedError, f"{what}: {ALONG}(torch.arange(x.shape[-1]) == y, a, b)")
+    return y
+
+
+def getitem(x: Tensor, index: object) -> Tensor:
+    """`x[y]` of a row, where `y` is an integer of each row; a negative one counts from the end.
+
+    Beyond the end the result is NaN, of integers 0, and of masks False. Numbers, slices and masks
+    are as `htile.frontend.parts.getitem` has them.
+    """
+    parts = index if isinstance(index, tuple) else (index,)
+    rest = [p for p in parts if p is not Ellipsis]
+    if len(rest) != 1 or not isinstance(rest[0], Tensor) or rest[0]._value.dtype is BOOL:
+        return _getitem(x, index)
+    y = per_row_index(rest[0], "indexing a row")
+    _of_row(x, -1, "indexing")
+    return element(x, y, wraps=True)
+
+
+Tensor.__getitem__ = getitem
+
+
+def _of_row(input: Tensor, dim: object, what: str) -> None:
+    axis_of(input, dim)
+    if input.ndim != 1 or (input.shape == (1,) and not input._value.spread):
+        fail(ShapeError, f"{what} of a value of shape {tuple(input.shape)}: it takes an "
+             "element of a row")  # fmt: skip
+
+
+@implements("gather")
+def gather(input, dim, index, *, sparse_grad=False):
+    """The element at an index of each row; negative ones are beyond the end.
+
+    index: an integer of shape (1,) or (), which is the result's shape too. Beyond the end the
+    result is NaN, of integers 0, and of masks False; torch raises there.
+    """
+    _of_row(input, dim, "gather")
+    return element(input, per_row_index(index, "gather"))
+
+
+@implements("take_along_dim")
+def take_along_dim(input, indices, dim=None):
+    """The element at an index of each row, (1,) and int64; a negative one counts from the end.
+
+    Beyond the end the result is as that of `gather`.
+    """
+    _of_row(input, dim, "take_along_dim")
+    y = int64(per_row_index(indices, "take_along_dim"), "take_along_dim")
+    if not y.ndim:
+        fail(ShapeError, "take_along_dim takes indices with an axis: write y[..., None]")
+    return element(input, y, wraps=True)
+
+
+def int64(y: Tensor, what: str) -> Tensor:
+    """`y`, which must be int64, as torch demands."""
+    if y._value.dtype is not INT64:
+        name = str(y.dtype).removeprefix("torch.")
+        fail(DtypeError, f"{what} takes indices of int64, not {name}: write y.long()")
+    return y
+
+
+def one_hot(tensor, num_classes=-1):
+    """1 at the index and 0 elsewhere, in int64; give num_classes=x.shape[-1].
+
+    tensor: int64. The result has an axis of `num_classes` more. It is 0 there for an index beyond
+    the end, where torch raises.
+    """
+    y = int64(per_row_index(tensor, "F.one_hot"), "F.one_hot")
+    if num_classes < 1:
+        fail(ShapeError, f"F.one_hot(num_classes={num_classes}): the number of classes is not "
+             "known while tracing, write F.one_hot(y, num_classes=x.shape[-1])")  # fmt: skip
+    return convert(index(y._builder, num_classes) == unsqueeze(y, -1), INT64)
+
+
+FUNCTIONS[torch.nn.functional.one_hot] = "F.one_hot", one_hot

@@ -1,0 +1,144 @@
+"""Losses of a class: `F.nll_loss` and `F.cross_entropy`, of one row and its class or its shares.
+
+A row is the unbatched input of torch, of shape (N,), and its class is a number of shape (). So the
+mean is over one row: a weight divides out, and the mean of a row that is ignored is NaN.
+
+The cross entropy is log(sum(exp(x - m))) - (x[y] - m) with the maximum m: the logarithms of the
+other classes are never computed, and a loop brings all of it in one go.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import exp, log
+
+from ..errors import DtypeError, ShapeError, TraceError
+from .composites import INF, NAN, where
+from .indices import element, int64, per_row_index
+from .ops import Op
+from .promotion import FLOAT, floating
+from .reductions import amax
+from .statistics import _finite
+from .tensor import FUNCTIONS, Tensor, fail, node
+
+
+def nll_loss(
+    input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"
+):
+    """-input[target], where input is a logarithm; reduction is 'mean', 'sum' or 'none'.
+
+    input: a floating row (N,). target: its class, int64 of shape (). weight: floating, (N,).
+    The result has shape (). A target that is `ignore_index` gives 0, and NaN for 'mean', which
+    divides by the weight of the class, as torch's NLLLoss does. Another one beyond the row gives
+    NaN, where torch raises. Raises ShapeError and DtypeError for other arguments, and TraceError
+    for `size_average` and `reduce`.
+    """
+    _check(reduction, size_average, reduce, "nll_loss")
+    x, y = _scores(input, "nll_loss"), _class(target, "nll_loss")
+    w = _weight(x, weight, y, "nll_loss")
+    return _of_class(-element(x, y), w, y, ignore_index, reduction)
+
+
+def cross_entropy(
+    input, target, weight=None, size_average=None, ignore_index=-100, reduce=None,
+    reduction="mean", label_smoothing=0.0,
+):  # fmt: skip
+    """-log_softmax(input)[target]; the target may be a row of shares too.
+
+    With label_smoothing e it is (1 - e) * loss + e / N * -(weight * log_softmax(input)).sum(), as
+    torch's CrossEntropyLoss has it. Of shares it is -(shares * weight * log_softmax(input)).sum(),
+    where shares is (1 - e) * target + e / N. Shapes, dtypes, ignored classes and errors are those
+    of `nll_loss`; a row of shares is floating, and takes no ignore_index.
+    """
+    _check(reduction, size_average, reduce, "cross_entropy")
+    if isinstance(label_smoothing, Tensor) or not 0.0 <= label_smoothing <= 1.0:
+        fail(TraceError, f"label_smoothing={label_smoothing!r}: expected a Python number from 0.0 "
+             "to 1.0")  # fmt: skip
+    x = _scores(input, "cross_entropy")
+    m = amax(x)
+    near = _finite(m)  # as logsumexp has it, so that a function with both exponentiates once
+    total = where(abs(m) == INF, NAN, log(_total(exp(x - near))))
+    if isinstance(target, Tensor) and target._value.spread:
+        return _of_shares(x, near, total, target, weight, ignore_index, label_smoothing)
+    y = _class(target, "cross_entropy")
+    w = _weight(x, weight, y, "cross_entropy")
+    loss = _of_class(total - (element(x, y) - near), w, y, ignore_index, reduction)
+    if label_smoothing == 0:
+        return loss
+    n = x.shape[-1]
+    if w is None:
+        even = total - (_total(x) * (1 / n) - near)
+    else:
+        even = (_total(weight) * (total + near) - _total(weight * x)) * (1 / n)
+        even = even / w if reduction == "mean" else even
+    even = where(y == ignore_index, 0.0, even)
+    return (1 - label_smoothing) * loss + label_smoothing * even
+
+
+def _of_shares(x, near, total, target, weight, ignore_index, label_smoothing) -> Tensor:
+    """-(target * log_softmax(x) * weight).sum(), which every reduction of one row is."""
+    shares = _scores(target, "cross_entropy with a row of shares")
+    if ignore_index >= 0:
+        fail(TraceError, f"cross_entropy(ignore_index={ignore_index}) with a row of shares: leave "
+             "it out, there is no class to ignore")  # fmt: skip
+    if label_smoothing:
+        shares = shares * (1 - label_smoothing) + label_smoothing / x.shape[-1]
+    if weight is not None:
+        shares = shares * _weights(weight, "cross_entropy")
+    return _total(shares) * (total + near) - _total(shares * x)
+
+
+def _total(x: Tensor) -> Tensor:
+    return node(Op.SUM, x)
+
+
+def _of_class(
+    loss: Tensor, weight: Tensor | None, y: Tensor, ignore_index: int, reduction: str
+) -> Tensor:
+    """A loss that is weighted and reduced as torch does it."""
+    if weight is not None:
+        loss = loss * weight
+        loss = loss / weight if reduction == "mean" else loss
+    return where(y == ignore_index, NAN if reduction == "mean" else 0.0, loss)
+
+
+def _check(reduction: str, size_average: object, reduce: object, name: str) -> None:
+    if size_average is not None or reduce is not None:
+        fail(TraceError, f"{name}(size_average=, reduce=) is old: write reduction='mean', "
+             "'sum' or 'none'")  # fmt: skip
+    if reduction not in ("none", "mean", "sum"):
+        fail(TraceError, f"reduction={reduction!r}: expected 'none', 'mean' or 'sum'")
+
+
+def _scores(x: object, name: str) -> Tensor:
+    """A row of floats."""
+    if not isinstance(x, Tensor) or not x._value.spread:
+        fail(ShapeError, f"{name} of a value that is no row: a row has the scores of all classes")
+    return floating(x, name)
+
+
+def _class(y: object, name: str) -> Tensor:
+    """The class of a row: int64, of shape ()."""
+    if not isinstance(y, Tensor) or y.ndim or y._value.dtype is FLOAT:
+        has_axis = isinstance(y, Tensor) and y.ndim > 0
+        what = f"has shape {tuple(y.shape)}" if has_axis else "is no integer"
+        fail(ShapeError if has_axis else DtypeError, f"the target of {name} {what}: it is one "
+             "int64 a row of shape (), an htile.PerRow argument or y[..., 0]")  # fmt: skip
+    return int64(per_row_index(y, name), name)
+
+
+def _weights(weight: object, name: str) -> Tensor:
+    if not isinstance(weight, Tensor) or not weight._value.spread:
+        fail(ShapeError, f"{name}(weight=) is a weight for each class, a tensor of shape (N,)")
+    return floating(weight, f"{name}(weight=)")
+
+
+def _weight(x: Tensor, weight: object, y: Tensor, name: str) -> Tensor | None:
+    """The weight of a row's class."""
+    return None if weight is None else element(_weights(weight, name), y)
+
+
+for _function in (nll_loss, cross_entropy):
+    FUNCTIONS[getattr(torch.nn.functional, _function.__name__)] = (
+        f"F.{_function.__name__}", _function
+    )  # fmt: skip

@@ -1,0 +1,141 @@
+"""Columns are numbered in int32 where a trace, as torch, numbers them in int64.
+
+What is computed of the column's number and of numbers alone has a range that is known before the
+kernel runs. If it fits int32, it is computed in int32. A comparison with an int64 that a row has
+once is one in int32 too: that one is first brought to the range and one number more on each side,
+which changes no comparison. Whatever else reads such a value reads it converted to int64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from ..frontend.graph import Builder, Graph, Node
+from ..frontend.ops import COMPARISONS, Op
+from .patterns import strip
+
+# The comparison with its operands exchanged.
+MIRRORED = {Op.LT: Op.GT, Op.GT: Op.LT, Op.LE: Op.GE, Op.GE: Op.LE, Op.EQ: Op.EQ, Op.NE: Op.NE}
+INT32, INT64 = torch.int32, torch.int64
+LIMITS = torch.iinfo(INT32)
+Range = tuple[int, int]
+
+
+def ranges(graph: Graph) -> dict[int, Range]:
+    """The lowest and highest value of each node that is made of the column's number in int64.
+
+    They are of int64, or of int32 where the user has converted them: `torch.arange(n).int()`.
+    """
+    found: dict[int, Range] = {}
+    for node in graph:
+        if node.value.dtype not in (INT32, INT64):
+            continue
+        if node.op is Op.INDEX:
+            if node.value.dtype is INT64:  # one in int32 is narrow already
+                found[node.id] = 0, graph.n - 1
+        elif node.op in (Op.CAST, Op.CONVERT):
+            if node.inputs[0] in found:
+                found[node.id] = found[node.inputs[0]]
+        elif any(i in found for i in node.inputs):
+            operands = [found.get(o.id) or _number(o) for o in graph.operands(node)]
+            range_ = None if None in operands else _range(node.op, operands)
+            if range_ and LIMITS.min < range_[0] and range_[1] < LIMITS.max:
+                found[node.id] = range_
+    return found
+
+
+def _number(node: Node) -> Range | None:
+    fits = node.op is Op.CONST and LIMITS.min < node.arg < LIMITS.max
+    return (node.arg, node.arg) if fits else None
+
+
+def _range(op: Op, operands: list[Range]) -> Range | None:
+    """The range of an operation; None for one that is left in int64."""
+    (lo, hi), (low, high) = operands[0], operands[-1]
+    if op is Op.NEG:
+        return -hi, -lo
+    if op is Op.ADD:
+        return lo + low, hi + high
+    if op is Op.SUB:
+        return lo - high, hi - low
+    if op is Op.MUL:
+        products = [a * b for a in (lo, hi) for b in (low, high)]
+        return min(products), max(products)
+    if op is Op.MAXIMUM:
+        return max(lo, low), max(hi, high)
+    if op is Op.MINIMUM:
+        return min(lo, low), min(hi, high)
+    if op is Op.FLOORDIV and low == high > 0:
+        return lo // low, hi // low
+    if op is Op.MOD and low == high > 0:
+        return 0, low - 1
+    return None
+
+
+def narrowing(graph: Graph) -> Callable[[Builder, Node, tuple[int, ...]], int | None] | None:
+    """The rule with which `rewrite` does it; None where a graph has no index."""
+    found = ranges(graph)
+    if not found:
+        return None
+    wide: dict[int, int] = {}  # from a value in int32 to the same in int64
+
+    def widened(new: Builder, id: int) -> int:
+        if id not in wide:
+            wide[id] = new.add(Op.CONVERT, (id,), INT64, new[id].loc)
+        return wide[id]
+
+    def number(new: Builder, like: Node, value: int) -> int:
+        return new.add_const(value, replace(like.value, dtype=INT32, stored=None), like.loc)
+
+    def limited(new: Builder, node: Node, id: int, range_: Range) -> int:
+        """What a row has once, in int32: as it is, or one number beyond the range."""
+        low, high = max(range_[0] - 1, LIMITS.min), min(range_[1] + 1, LIMITS.max)
+        if node.op is Op.CONST:
+            return number(new, node, min(max(node.arg, low), high))
+        source = strip(new, new[id])
+        if source.op is Op.CONVERT and new[source.inputs[0]].value.dtype is INT32:
+            id = source.inputs[0]
+        value = new[id].value
+        scalar = replace(value, inner=(), dtype=value.dtype)
+        at_least = new.add(Op.MAXIMUM, (id, new.add_const(low, scalar)), loc=node.loc)
+        within = new.add(Op.MINIMUM, (at_least, new.add_const(high, scalar)), loc=node.loc)
+        if value.dtype is INT32:
+            return within
+        return new.add(Op.CONVERT, (within,), INT32, node.loc)
+
+    def in_int32(new: Builder, node: Node, inputs: tuple[int, ...]) -> list[int]:
+        """The operands of an operation whose operands all have ranges."""
+        operands = zip(graph.operands(node), inputs, strict=True)
+        return [id if o.id in found else number(new, o, o.arg) for o, id in operands]
+
+    def narrow(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
+        if node.op is Op.INDEX:
+            return new.add_index(node.arg, INT32, node.loc)
+        if node.id in found:
+            if node.op in (Op.CAST, Op.CONVERT):
+                return inputs[0]
+            return new.add(node.op, in_int32(new, node, inputs), node.arg, node.loc)
+        known = [i in found for i in node.inputs]
+        if not any(known):
+            return None
+        if node.op in COMPARISONS:
+            others = [o for o in graph.operands(node) if o.id not in found]
+            if all(not o.value.spread or o.op is Op.CONST for o in others):
+                (range_, *_) = (found[i] for i in node.inputs if i in found)
+                pairs = zip(graph.operands(node), inputs, strict=True)
+                operands = [
+                    id if o.id in found else limited(new, o, id, range_) for o, id in pairs
+                ]
+                if others and not known[0]:  # the column's number comes first
+                    return new.add(MIRRORED[node.op], operands[::-1], node.arg, node.loc)
+                return new.add(node.op, operands, node.arg, node.loc)
+        if node.op in (Op.CAST, Op.CONVERT):
+            return new.add(node.op, inputs, node.arg, node.loc)
+        is_wide = [o.id in found and o.value.dtype is INT64 for o in graph.operands(node)]
+        operands = [widened(new, i) if wide else i for i, wide in zip(inputs, is_wide, strict=True)]
+        return new.add(node.op, operands, node.arg, node.loc)
+
+    return narrow

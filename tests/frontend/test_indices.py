@@ -1,0 +1,349 @@
+"""Indices in a row: torch's factories, masks of the column's number, and the element at an index.
+
+Results are held against torch, row by row where an index beyond the end makes torch raise, and
+against the oracle otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import htile
+from htile.testing import assert_close, oracle
+
+INF, NAN = math.inf, math.nan
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+I32, I64, BOOL = torch.int32, torch.int64, torch.bool
+LENGTHS = (1, 2, 7, 64, 1003)
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def exact(result, expected):
+    """Equal, of one dtype, with the same zeros."""
+    assert result.dtype is expected.dtype and result.shape == expected.shape
+    torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
+    if result.is_floating_point():
+        zero = expected == 0
+        assert torch.equal(result[zero].signbit(), expected[zero].signbit()), "the sign of a zero"
+
+
+# ---- factories ----------------------------------------------------------------------------------
+
+FACTORIES = {
+    "arange": lambda x, n: torch.arange(n),
+    "arange, end": lambda x, n: torch.arange(end=n),
+    "arange from": lambda x, n: torch.arange(3, n + 3),
+    "arange by": lambda x, n: torch.arange(0, 4 * n, 4),
+    "arange back": lambda x, n: torch.arange(n, 0, -1),
+    "arange, keywords": lambda x, n: torch.arange(start=-n, end=n, step=2),
+    "arange, more than int32": lambda x, n: torch.arange(2**40, 2**40 + n),
+    "arange of int32": lambda x, n: torch.arange(n, dtype=I32),
+    "arange of int32, by": lambda x, n: torch.arange(1, 2 * n, 2, dtype=I32),
+    "arange of float32": lambda x, n: torch.arange(n, dtype=F32),
+    "arange of bfloat16": lambda x, n: torch.arange(n, dtype=BF16),
+    "arange of floats": lambda x, n: torch.arange(0.0, 0.5 * n, 0.5),
+    "arange to a float": lambda x, n: torch.arange(float(n)),
+    "arange of truncated floats": lambda x, n: torch.arange(1.5, 1.5 + n, dtype=I64),
+    "zeros": lambda x, n: torch.zeros(n),
+    "zeros, tuple": lambda x, n: torch.zeros((n,)),
+    "zeros, shape": lambda x, n: torch.zeros(x.shape, dtype=I32),
+    "zeros, size": lambda x, n: torch.zeros(size=[n]),
+    "ones": lambda x, n: torch.ones(n, dtype=F16),
+    "ones, mask": lambda x, n: torch.ones(n, dtype=BOOL),
+    "full": lambda x, n: torch.full((n,), -INF),
+    "full of integers": lambda x, n: torch.full((n,), 7),
+    "full of masks": lambda x, n: torch.full((n,), True),
+    "full, rounded": lambda x, n: torch.full((n,), 0.1, dtype=BF16),
+    "full, keywords": lambda x, n: torch.full(size=(n,), fill_value=-0.0),
+    "tensor": lambda x, n: torch.tensor(2.5) + torch.zeros(n),
+    "tensor of an integer": lambda x, n: torch.tensor(n) + torch.arange(n),
+    "tensor, rounded": lambda x, n: torch.tensor(0.1, dtype=BF16) + torch.zeros(n),
+    "tensor of a mask": lambda x, n: torch.tensor(True) & torch.ones(n, dtype=BOOL),
+    "zeros of one": lambda x, n: torch.zeros(1) + torch.arange(n),
+    "zeros of no dimension": lambda x, n: torch.zeros(()) + torch.arange(n),
+    "arithmetic": lambda x, n: (torch.arange(n) * 3 + 1) // 2 % 5,
+    "a mask": lambda x, n: torch.arange(n) % 2 == 0,
+    "in place": lambda x, n: torch.zeros(n).add(1),
+}
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("name", FACTORIES)
+def test_a_factory_gives_what_torchs_does(name, n):
+    """And in its dtype; the row only makes the result depend on one."""
+    make = FACTORIES[name]
+    f = htile.rowwise(lambda x: torch.where(x == x, make(x, x.shape[-1]), torch.zeros_like(
+        make(x, x.shape[-1]))))  # fmt: skip
+    x = torch.zeros(3, n, dtype=I32)
+    exact(f(x), make(x[0], n).expand(3, n).contiguous())
+
+
+PROMOTED = {
+    "a row": lambda x, n: x * torch.ones(n),
+    "a number": lambda x, n: x * torch.tensor(2.0),
+    "integers": lambda x, n: x + torch.arange(n),
+    "a declared row": lambda x, n: x.to(BF16) + torch.zeros(n, dtype=F16),
+    "one value": lambda x, n: torch.where(x > 0, x, torch.full((), -1.0)),
+}
+
+
+@pytest.mark.parametrize("dtype", (BF16, F16, F32), ids=str)
+@pytest.mark.parametrize("name", PROMOTED)
+def test_promotion_is_torchs(name, dtype):
+    body, x = PROMOTED[name], random(3, 8).to(dtype)
+    f = htile.rowwise(lambda x: body(x, x.shape[-1]))
+    expected = torch.stack([body(row, 8) for row in x])
+    assert f(x).dtype is expected.dtype
+    torch.testing.assert_close(f(x), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_other_lengths_stay_real_tensors():
+    """Whose values Python may read."""
+
+    @htile.rowwise
+    def f(x):
+        n = x.shape[-1]
+        real = torch.arange(n + 1), torch.ones(2, n), torch.full((n - 1,), 2.0), torch.tensor([3])
+        return x * float(sum(t.sum() for t in real))
+
+    x = random(2, 5)
+    exact(f(x), x * (15 + 10 + 8 + 3))
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16], ids=str)
+def test_the_default_dtype_changes_nothing(default):
+    """A float that no dtype is given for is float32."""
+    f = htile.rowwise(lambda x: x * torch.full((x.shape[-1],), 0.1) + torch.tensor(0.5))
+    x, expected = random(2, 6), f(random(2, 6))
+    torch.set_default_dtype(default)
+    try:
+        again = htile.rowwise(f._fn)(x)
+    finally:
+        torch.set_default_dtype(F32)
+    exact(again, expected)
+
+
+def test_the_default_device_changes_nothing():
+    f = htile.rowwise(lambda x: x * torch.full((x.shape[-1],), 0.1) + torch.arange(x.shape[-1]))
+    x = random(2, 6)
+    with torch.device("meta"):
+        again = htile.rowwise(f._fn)(x)
+    exact(again, f(x))
+
+
+def test_factories_of_another_function_are_left_alone():
+    """While one is traced, and after it."""
+    htile.rowwise(lambda x: x + torch.zeros(x.shape[-1]))(random(2, 6))
+    assert type(torch.zeros(6)) is torch.Tensor and type(torch.arange(6)) is torch.Tensor
+
+
+def test_a_function_inside_another_has_the_same_row():
+    inner = htile.rowwise(lambda x, y: torch.where(torch.arange(x.shape[-1]) < 2, x, y))
+    f = htile.rowwise(lambda x: inner(x, torch.zeros(x.shape[-1])))
+    x = random(3, 5)
+    exact(f(x), torch.where(torch.arange(5) < 2, x, 0.0))
+
+
+# ---- masks of the column's number ---------------------------------------------------------------
+
+POSITIONS = (0, 1, -1, -5, 3, 6, 7, 8, 10**9, -(10**9), 2**31 - 1, -(2**31))
+BEYOND = (2**31, -(2**31) - 1, 2**40, -(2**40), 2**63 - 1, -(2**63))
+COMPARED = {
+    "eq": (torch.eq, lambda c, y: c == y), "ne": (torch.ne, lambda c, y: c != y),
+    "lt": (torch.lt, lambda c, y: c < y), "le": (torch.le, lambda c, y: c <= y),
+    "gt": (torch.gt, lambda c, y: c > y), "ge": (torch.ge, lambda c, y: c >= y),
+}  # fmt: skip
+
+
+def kernels_graph(f, args, lead):
+    """What the graph of the kernel gives, which has int32 where the trace has int64."""
+    from htile.frontend.reference import evaluate
+
+    graph = f.inspect(*args, arch="sm_90a").graph
+    return evaluate(graph, dict(zip(f._signature.names, args, strict=True)), lead)
+
+
+@pytest.mark.parametrize("dtype", (I32, I64), ids=str)
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_comparison_with_any_integer_of_a_row(name, dtype):
+    torchs, own = COMPARED[name]
+    y = torch.tensor([*POSITIONS, *(BEYOND if dtype is I64 else ())], dtype=dtype)
+    x = torch.ones(len(y), 7, dtype=BOOL)
+
+    @htile.rowwise
+    def f(x, y: htile.PerRow):
+        c = torch.arange(x.shape[-1])
+        return x & own(c, y), x & own(y, c), x & own(c * 3 - 2, y)
+
+    c, wide = torch.arange(7), y.long()[:, None]
+    expected = torchs(c, wide), torchs(wide, c), torchs(c * 3 - 2, wide)
+    for results in (f(x, y), kernels_graph(f, (x, y), (len(y),))):
+        for got, want in zip(results, expected, strict=True):
+            exact(got, want)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_masks(n):
+    q, length = torch.arange(9) * 5 % n, torch.tensor([0, 1, n, n + 1, -3, n // 2, 2, 3, 4])
+
+    @htile.rowwise
+    def f(x, q: htile.PerRow, length: htile.PerRow):
+        c = torch.arange(x.shape[-1])
+        causal, padded = c <= q, c < length
+        return (
+            torch.where(causal, x, -INF).softmax(-1), torch.where(padded, x, 0.0).sum(),
+            x.masked_fill(c > q + 2, 0.0), (causal & padded).sum(), torch.where(c == q, 1, c),
+            x * (c - q), (x * c).sum() / n, torch.where(c.float() < 0.5 * n, x, -x), c * x.int(),
+        )  # fmt: skip
+
+    x = random(9, n)
+    assert_close(f, f(x, q, length), x, q, length)
+    assert_close(f, kernels_graph(f, (x, q, length), (9,)), x, q, length)
+
+
+# ---- the element at an index --------------------------------------------------------------------
+
+
+def places(n):
+    return sorted({0, n - 1, n // 2, -1, -n, min(3, n - 1)})
+
+
+@pytest.mark.parametrize("index", (I32, I64), ids=str)
+@pytest.mark.parametrize("dtype", (F32, BF16, F16, I32, I64, BOOL), ids=str)
+@pytest.mark.parametrize("n", LENGTHS)
+def test_the_element_at_an_index(n, dtype, index):
+    y = torch.tensor(places(n), dtype=index)
+    x = random(len(y), n).mul(50)
+    x = x > 0 if dtype is BOOL else x.to(dtype)
+
+    @htile.rowwise
+    def f(x, y: htile.PerRow):
+        return x[y], x[..., y], x[y[..., None]], x[y, ...]
+
+    wide = {BF16: F32, F16: F32}.get(dtype, dtype)  # a value a row of an argument is float32
+    expected = torch.stack([row[k] for row, k in zip(x, y, strict=True)]).to(wide)
+    for results in (f(x, y), kernels_graph(f, (x, y), y.shape)):
+        for k, got in enumerate(results):
+            exact(got, expected[:, None] if k == 2 else expected)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, INF, -INF, NAN, 1e-45, -3.4e38])
+@pytest.mark.parametrize("other", [0.0, -0.0, INF, -INF, NAN, 3.4e38])
+def test_only_the_element_shows(value, other):
+    for n in (5, 8):
+        y = torch.arange(n)
+        x = torch.full((n, n), other).fill_diagonal_(value)
+        f = htile.rowwise(lambda x, y: (x[y[..., 0]], x.gather(-1, y)))
+        single, kept = f(x, y[:, None])
+        exact(single, torch.full((n,), value))
+        exact(kept, torch.full((n, 1), value))
+
+
+@pytest.mark.parametrize("extreme", [2**63 - 1, -(2**63), 2**53 + 1, 0])
+def test_every_int64_is_kept(extreme):
+    x = torch.full((3, 5), -1).index_fill(1, torch.tensor(2), extreme)
+    f = htile.rowwise(lambda x: x[2])
+    exact(f(x), torch.full((3,), extreme))
+
+
+OUTSIDE = (5, 6, -6, -7, 10**9, 2**40, -(2**40), 2**63 - 1, -(2**63))
+
+
+@pytest.mark.parametrize(("dtype", "nothing"), [(F32, NAN), (I32, 0), (I64, 0), (BOOL, False)])
+def test_beyond_the_end(dtype, nothing):
+    """torch raises there."""
+    y, x = torch.tensor(OUTSIDE), torch.ones(len(OUTSIDE), 5).to(dtype)
+    f = htile.rowwise(lambda x, y: (x[y[..., 0]], x.gather(-1, y), torch.take_along_dim(x, y, 0)))
+    for results in (f(x, y[:, None]), kernels_graph(f, (x, y[:, None]), y.shape)):
+        for got in results:
+            exact(got.flatten(), torch.full((len(y),), nothing, dtype=dtype))
+
+
+def test_gather_does_not_count_from_the_end_and_the_others_do():
+    x, y = torch.arange(1.0, 6).expand(2, 5), torch.tensor([-1, -5])[:, None]
+    f = htile.rowwise(lambda x, y: (x.gather(-1, y), torch.take_along_dim(x, y, -1), x[y]))
+    gathered, taken, indexed = f(x, y)
+    assert gathered.isnan().all()
+    exact(taken, torch.tensor([[5.0], [1.0]]))
+    exact(indexed, taken)
+
+
+def test_gathered():
+    x, y = random(4, 9), torch.tensor([0, 8, 3, 3])
+
+    @htile.rowwise
+    def f(x, y: htile.PerRow):
+        return (x.gather(-1, y[..., None]), torch.gather(x, 0, y[..., None])[..., 0],
+                x.gather(-1, y), torch.take_along_dim(x, y[..., None], dim=-1))  # fmt: skip
+
+    picked = x[torch.arange(4), y]
+    for got in f(x, y):
+        exact(got.flatten(), picked)
+    assert_close(f, f(x, y), x, y)
+
+
+def test_of_a_column_and_by_a_number():
+    x, w, y = random(4, 6), random(6, seed=1), torch.tensor([0, 5, -1, 2])
+
+    @htile.rowwise
+    def f(x, w, y: htile.PerRow, k: htile.Static):
+        return x * w[y], w[0] * x, x[k], x[-1], w[k].exp() * x, x[torch.tensor(4)]
+
+    for k in (0, 5, -6):
+        assert_close(f, f(x, w, y, k), x, w, y, k)
+
+
+def test_by_an_index_that_all_rows_share():
+    x, i = random(4, 6), torch.tensor(4)
+    f = htile.rowwise(lambda x, i: x[i])
+    exact(f(x, i), x[:, 4])
+
+
+def test_a_declared_dtype_is_kept():
+    x, y = random(4, 6), torch.tensor([0, 5, -1, 2])
+    f = htile.rowwise(lambda x, y: (x.to(BF16)[y[..., 0]], x.half().gather(-1, y.abs())))
+    first, second = f(x, y[:, None])
+    rows = torch.arange(4)
+    exact(first, x.to(BF16)[rows, y])
+    exact(second, x.half()[rows, y.abs()][:, None])
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_one_hot(n):
+    y = torch.tensor(places(n)).remainder(n)
+
+    @htile.rowwise
+    def f(x, y: htile.PerRow):
+        return F.one_hot(y, num_classes=x.shape[-1]) * x.int(), F.one_hot(y, x.shape[-1]) * x
+
+    x = torch.ones(len(y), n)
+    hot, floats = f(x, y)
+    exact(hot, F.one_hot(y, n))
+    exact(floats, F.one_hot(y, n).float())
+    assert_close(f, f(x, y), x, y)
+
+
+def test_one_hot_beyond_the_end_is_zero():
+    f = htile.rowwise(lambda x, y: F.one_hot(y[..., 0], x.shape[-1]) * x)
+    assert not f(torch.ones(3, 4, dtype=I64), torch.tensor([[4], [-1], [-100]])).any()
+
+
+def test_the_oracle_makes_tensors_where_the_arguments_are():
+    f = htile.rowwise(lambda x: torch.where(torch.arange(x.shape[-1]) < 2, x, torch.zeros(())))
+    with torch.device("meta"):
+        result = oracle(f, torch.ones(2, 4, device="cpu"))
+    assert torch.equal(result, torch.tensor([[1.0, 1, 0, 0]] * 2, dtype=torch.float64).to("cpu"))
+
+
+def test_under_vmap_and_without_rows():
+    f = htile.rowwise(lambda x, y: x[y[..., 0]] + torch.arange(x.shape[-1]))
+    x, y = random(2, 3, 5), torch.tensor([[[0], [1], [2]], [[3], [4], [-1]]])
+    exact(torch.vmap(f)(x, y), f(x, y))
+    assert f(x[:0], y[:0]).shape == (0, 3, 5)
