@@ -888,7 +888,7 @@ def test_the_plan_has_the_lines_of_the_source(plan):
         if isinstance(node, ast.Assign):
             text = ast.unparse(node).replace("math.", "").replace("Float32.inf", "inf")
             text = text.replace("Float32(float('nan'))", "nan").replace("negative_zero()", "-0.0")
-            written.add(re.sub(r"Int(?:32|64)\((\d+)\)", r"\1", text))
+            written.add(re.sub(r"Int(?:32|64)\((-?\d+)\)", r"\1", text))
     lines = [
         text.left
         for moment in of_plan(plan)[0]

@@ -84,6 +84,15 @@ EMIT: dict[Op, Expression] = {
 # fmt: on
 
 
+def written(node: Node, args: tuple[str, ...], function: Function, ctx: str = "ctx") -> str:
+    """The expression of a node with these operands; `ctx` is the context that knows the columns."""
+    if node.op is Op.INDEX:
+        args = (f"{ctx}.cols",)
+    elif function is Function.COLUMNS:
+        args = (f"{ctx}.offsets", f"{ctx}.offset_of({args[0]})")
+    return EMIT[node.op](node, args, function)
+
+
 def literal(number: object, dtype: torch.dtype) -> str:
     """A number of this dtype as Python text."""
     if dtype is torch.bool:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..frontend.graph import Graph, Input, Output, Role
 from ..frontend.ops import Op
-from .expressions import CUTLASS_TYPES, EMIT, literal
-from .patterns import Function
+from .expressions import CUTLASS_TYPES, literal, written
 from .reductions import MOMENTS, SOFTMAX, Part, Reduce
 from .steps import ChunkLoop, Compute, Home, Load, Prefetch, Step
 
@@ -89,13 +88,8 @@ class Names:
 
     def expression(self, step: Compute, ctx: str = "ctx") -> str:
         """The text of what a step computes; `ctx` is the context that knows the columns."""
-        node = self.plan.graph[step.id]
         args = tuple(map(self.operand, step.inputs))
-        if node.op is Op.INDEX:
-            args = (f"{ctx}.cols",)
-        elif step.function is Function.COLUMNS:
-            args = (f"{ctx}.offsets", f"{ctx}.offset_of({args[0]})")
-        return EMIT[node.op](node, args, step.function)
+        return written(self.plan.graph[step.id], args, step.function, ctx)
 
     def _name_steps(self, steps: Sequence[Step]) -> None:
         """Names in the order of the text."""

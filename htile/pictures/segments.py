@@ -14,7 +14,7 @@ import torch
 
 from ..frontend.graph import Input, Output, Role
 from ..frontend.ops import Op, dtype_name
-from ..lower.expressions import EMIT
+from ..lower.expressions import written
 from ..lower.plan import Plan
 from ..lower.reductions import SOFTMAX, Part, Reduce
 from ..lower.steps import ChunkLoop, Compute, Home, Load, Prefetch, Reload, Step, Store
@@ -254,7 +254,8 @@ class _Story:
     def _line(self, step: Compute) -> str:
         """A step as the source has it, with its device function."""
         operands = tuple(map(self._operand, step.inputs))
-        text = EMIT[self.graph[step.id].op](self.graph[step.id], operands, step.function)
+        ctx = "chunk" if self.plan.numerics.in_loops else "ctx"
+        text = written(self.graph[step.id], operands, step.function, ctx)
         return f"{self.names[step.id]} = {text.removeprefix('math.')}"
 
     def _operand(self, id: int) -> str:
