@@ -273,7 +273,7 @@ def _sample(function: Callable, dtype: torch.dtype, is_row: bool) -> tuple[list,
             arguments.append(-1)
         elif p.name == "tensors":
             arguments.append([tensor("x", dtype), tensor("y", dtype)])
-        elif p.name in PLACES or (is_loss and p.name == "target"):
+        elif (p.name in PLACES and function.__name__ != "select") or (is_loss and p.name == "target"):
             options[p.name] = place(PLACES.get(p.name, ()))
         elif p.name in SAMPLES and (p.default in (p.empty, 1) or p.name in ("min", "num_classes")):
             options[p.name] = SAMPLES[p.name]

@@ -83,7 +83,8 @@ Tensor.__getitem__ = getitem
 
 
 def _of_row(input: Tensor, dim: object, what: str) -> None:
-    axis_of(input, dim)
+    if dim is not None:
+        axis_of(input, dim)
     if input.ndim != 1 or (input.shape == (1,) and not input._value.spread):
         fail(ShapeError, f"{what} of a value of shape {tuple(input.shape)}: it takes an "
              "element of a row")  # fmt: skip

@@ -104,17 +104,18 @@ def test_promotion_is_torchs(name, dtype):
     torch.testing.assert_close(f(x), expected, rtol=1e-2, atol=1e-2)
 
 
-def test_other_lengths_stay_real_tensors():
-    """Whose values Python may read."""
-
+def test_other_lengths_and_shapes():
     @htile.rowwise
     def f(x):
         n = x.shape[-1]
-        real = torch.arange(n + 1), torch.ones(2, n), torch.full((n - 1,), 2.0), torch.tensor([3])
-        return x * float(sum(t.sum() for t in real))
+        made = torch.arange(2 * n)[n:], torch.ones(2, n)[0], torch.full((n - 1,), 2.0).sum()
+        table = torch.tensor([3, 1, 2])
+        return x * sum(made) + torch.arange(n // 2).sum() - table[0] * table.sum(), x[:3] * table
 
-    x = random(2, 5)
-    exact(f(x), x * (15 + 10 + 8 + 3))
+    x = random(2, 6)
+    scaled, tabled = f(x)
+    exact(scaled, x * (torch.arange(6, 12) + 1 + 10) + 3 - 18)
+    exact(tabled, x[:, :3] * torch.tensor([3, 1, 2]))
 
 
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16], ids=str)
