@@ -261,6 +261,7 @@ def _sample(function: Callable, dtype: torch.dtype, is_row: bool) -> tuple[list,
 
     arguments: list[object] = []
     is_loss = function.__module__.endswith(".losses")
+    places = {*PLACES, *(["target"] if is_loss else [])}
     options: dict[str, object] = {}
     for p in inspect.signature(function).parameters.values():
         if p.kind is p.VAR_POSITIONAL and p.name == "args":
@@ -273,7 +274,7 @@ def _sample(function: Callable, dtype: torch.dtype, is_row: bool) -> tuple[list,
             arguments.append(-1)
         elif p.name == "tensors":
             arguments.append([tensor("x", dtype), tensor("y", dtype)])
-        elif (p.name in PLACES and function.__name__ != "select") or (is_loss and p.name == "target"):
+        elif function.__name__ != "select" and p.name in places:
             options[p.name] = place(PLACES.get(p.name, ()))
         elif p.name in SAMPLES and (p.default in (p.empty, 1) or p.name in ("min", "num_classes")):
             options[p.name] = SAMPLES[p.name]
