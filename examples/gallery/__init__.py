@@ -1,0 +1,91 @@
+"""Kernels that people write by hand, each as a function of one row. Read one file: it is complete.
+
+Each module of `NAMES` has:
+
+- one decorated function of the module's name, which is all that a person writes;
+- `arguments(m, n, dtype, device)`, which makes arguments of about m rows for it;
+- `reference(*arguments)`, which is the same in float64 over all rows at once. It is written with
+  other functions of torch, and gradients are autograd's, so that it shares no mistake with the
+  function;
+- `SIZE`, the numbers of rows and of elements that such a kernel has in a model;
+- `VARIANTS`, where there are several: keyword arguments that the function and the reference take;
+- `SMALL`, where rows of 64 and 33 elements make no sense: the lengths that the tests use instead.
+
+A reference returns what is not rounded yet, also where the function returns float8 or integers. How
+near a result has to be to it is in `check.py`. `python -m examples.gallery` checks them all.
+"""
+
+from importlib import import_module
+from types import ModuleType
+
+NAMES = (
+    # norms
+    "rmsnorm_casting",
+    "layernorm_saved",
+    "add_rmsnorm",
+    "gated_rmsnorm",
+    "grouped_rmsnorm",
+    "modulated_norm",
+    "dit_norm",
+    "norm_tanh_norm",
+    "polynorm",
+    "dyt",
+    "l2norm",
+    "qk_norm",
+    "xsa",
+    "rwkv_gate",
+    "shared_expert_gate",
+    "attention_residual",
+    # norms and rows that are quantized
+    "add_rmsnorm_quantized",
+    "rmsnorm_static_fp8",
+    "quantize",
+    "quantize_zero_point",
+    "bitlinear_norm",
+    # activations and gates
+    "swiglu_halves",
+    "swiglu_halves_backward",
+    "swiglu_pairs",
+    "swiglu_pairs_backward",
+    "geglu",
+    "geglu_backward",
+    "activation",
+    "gated_activation",
+    "rwkv_mix",
+    # rotary embedding, stacks and small matrices
+    "rotary",
+    "hyper_connections",
+    "sinkhorn",
+    "split_k",
+    "merge_states",
+    # softmax and losses over a vocabulary
+    "softmax_temperature",
+    "softmax_backward",
+    "masked_softmax",
+    "cross_entropy_backward",
+    "parallel_cross_entropy",
+    "combine_cross_entropy",
+    "z_loss",
+    "jsd",
+    "kl_distillation",
+    "distances",
+    "grpo",
+    "l2_wrap",
+    # sampling
+    "token_logprob",
+    "min_p",
+    "penalties",
+)
+
+
+def load(name: str) -> ModuleType:
+    """The module of one kernel."""
+    return import_module(f"examples.gallery.{name}")
+
+
+def variants(name: str) -> tuple[dict, ...]:
+    """The keyword arguments that a kernel is checked with, one dict for each variant."""
+    return getattr(load(name), "VARIANTS", ({},))
+
+
+CASES = [(name, k) for name in NAMES for k in range(len(variants(name)))]

@@ -1,0 +1,72 @@
+"""How near the results of a kernel have to be to those of its reference in float64."""
+
+from dataclasses import dataclass
+
+import torch
+from torch.utils import _pytree as pytree
+
+from htile.testing import ulp
+
+UNITS = 1.0  # of the last place of a row's largest magnitude, in the dtype of the result
+UNITS_32 = 32.0  # of float32's last place there: what the arithmetic may lose
+NEAR = 1e-3  # of a level or of a unit: a number so near the middle of two may become either
+
+
+@dataclass(frozen=True)
+class Levels:
+    """A reference of floats that are whole multiples of a step: how many steps, not rounded yet."""
+
+    counts: torch.Tensor
+    step: torch.Tensor
+
+
+def compare(result, expected) -> float:
+    """The largest error in units of what is allowed; raises AssertionError where it is above 1."""
+    found = pytree.tree_leaves(result)
+    exact = pytree.tree_leaves(expected)
+    assert pytree.tree_structure(result) == pytree.tree_structure(expected)
+    worst = 0.0
+    for k, (out, right) in enumerate(zip(found, exact, strict=True)):
+        errors = in_units(out, right)
+        worst = max(worst, errors.max().item())
+        at = errors.argmax()
+        number = out.flatten()[at].item()
+        assert worst <= 1, f"result {k}: {number:.9g}, {worst:.3g} times the error that is allowed"
+    return worst
+
+
+def in_units(out: torch.Tensor, exact) -> torch.Tensor:
+    """Each element's error in units of what is allowed; infinite where NaN or infinities differ."""
+    if isinstance(exact, Levels):
+        return _of_levels(out.double(), exact, _rounding(exact.counts * exact.step, out.dtype))
+    assert out.shape == exact.shape, f"shape {tuple(out.shape)}, expected {tuple(exact.shape)}"
+    if not exact.is_floating_point():  # whole numbers by nature, as counts are
+        return torch.where(out == exact, 0.0, torch.inf)
+    if not out.is_floating_point():
+        return (out.double() - exact).abs() / (0.5 + NEAR)
+    if out.element_size() == 1:  # the nearest one, for each element by itself
+        return (out.double() - exact).abs() / (ulp(exact.abs(), out.dtype) * (0.5 + NEAR))
+    out, dtype = out.double(), out.dtype
+    errors = (out - exact).abs() / _rounding(exact, dtype)
+    same = (out == exact) | (out.isnan() & exact.isnan())
+    return torch.where(exact.isfinite(), errors, torch.where(same, 0.0, torch.inf)).nan_to_num(
+        nan=torch.inf
+    )
+
+
+def _of_levels(out: torch.Tensor, exact: Levels, rounding: torch.Tensor) -> torch.Tensor:
+    """The level must be the nearest one, or either of two if the number is in their middle."""
+    errors = (out - exact.counts.round() * exact.step).abs()
+    is_between = (exact.counts - exact.counts.floor() - 0.5).abs() < NEAR
+    for level in (exact.counts.floor(), exact.counts.ceil()):
+        other = (out - level * exact.step).abs()
+        errors = torch.where(is_between & (other < errors), other, errors)
+    return errors / rounding
+
+
+def _rounding(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What the arithmetic and one rounding may change, for each row."""
+    magnitude = torch.where(exact.isfinite(), exact.abs(), 0.0)
+    if magnitude.ndim:
+        magnitude = magnitude.amax(-1, keepdim=True)
+    return UNITS * ulp(magnitude, dtype) + UNITS_32 * ulp(magnitude, torch.float32)

@@ -1,0 +1,79 @@
+"""The kernels of examples/gallery on the GPU: against float64, and one row against its batch."""
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from examples.gallery import CASES, NAMES, load, variants
+from examples.gallery.check import compare
+from htile.frontend.graph import Role
+from htile.frontend.roles import classify
+
+from .matrix import BF16, assert_same_bits, job, run, seed
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiles_nothing")]
+
+ROWS = 60  # which the kernels with several heads and batch entries can divide
+ODD = 1003  # elements, so that rows begin anywhere
+ALONE = 7  # the row that is also run by itself
+PLACES = ("as in a model", "small")
+
+
+def prepared(name, k, place, device):
+    """A function of the gallery, its reference, arguments for it, and keyword arguments."""
+    module = load(name)
+    n = module.SIZE[1] if place == PLACES[0] else getattr(module, "SMALL", (ODD,))[-1]
+    seed(name, place)
+    args = module.arguments(ROWS, n, BF16, device)
+    return getattr(module, name), module.reference, args, variants(name)[k]
+
+
+def alone(f, args, variant):
+    """The arguments of one row, with a leading dimension of 1; and the leading shape of all."""
+    values = f._signature.bind(tuple(args), variant)
+    call = classify(f._signature, values)
+    found = {}
+    for spec, value in zip(call.specs, values, strict=True):
+        if isinstance(value, torch.Tensor) and spec.role in (Role.ROW, Role.PER_ROW):
+            value = value.expand((*call.lead, *spec.inner)).reshape(-1, *spec.inner)
+            # A row of its own memory: where it begins there does not depend on the device.
+            value = value[ALONE : ALONE + 1].clone()
+        found[spec.name] = value
+    return found, call.lead
+
+
+def every():
+    for name, k in CASES:
+        for place in PLACES:
+            yield name, k, place
+
+
+def jobs(arch):
+    for name, k, place in every():
+        f, _, args, variant = prepared(name, k, place, "cpu")
+        yield job(f, args, arch, **variant)
+        yield job(f, (), arch, **alone(f, args, variant)[0])
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("name", "k"), CASES)
+def test_float64(name, k, place, device):
+    f, reference, args, variant = prepared(name, k, place, device)
+    compare(run(f, *args, **variant), reference(*args, **variant))
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("name", "k"), CASES)
+def test_bits_of_a_row_do_not_depend_on_the_others(name, k, place, device):
+    f, _, args, variant = prepared(name, k, place, device)
+    one, lead = alone(f, args, variant)
+
+    def row(found):
+        return found.reshape(-1, *found.shape[len(lead) :])[ALONE : ALONE + 1]
+
+    together = pytree.tree_map(row, run(f, *args, **variant))
+    assert_same_bits(run(f, **one), together, name)
+
+
+def test_all_of_them_are_here():
+    assert {name for name, _, _ in every()} == set(NAMES)

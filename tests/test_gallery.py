@@ -1,0 +1,147 @@
+"""The kernels of examples/gallery: their results against float64, and what they compile to."""
+
+import ast
+import inspect
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from examples import gallery
+from examples.gallery import CASES, NAMES, __main__, load, variants
+from examples.gallery.check import Levels, compare, in_units
+
+BF16, F32 = torch.bfloat16, torch.float32
+M = 6  # rows: no other size is this, so that it tells what has rows
+LENGTHS = 64, 33
+LONGEST_BODY = 25  # lines
+# What each of these may be written over: from the arguments to `out=`.
+IN_PLACE = {
+    "add_rmsnorm": lambda args, made: (args[0], args[1]),
+    "rotary": lambda args, made: args[0],
+    "swiglu_halves_backward": lambda args, made: (args[0], made[1]),
+    "swiglu_pairs_backward": lambda args, made: args[0],
+    "cross_entropy_backward": lambda args, made: args[0],
+    "softmax_temperature": lambda args, made: args[0],
+    "min_p": lambda args, made: args[0],
+    "penalties": lambda args, made: args[0],
+}
+
+
+def prepared(name, k, which=0, dtype=BF16):
+    """The function of a case, its reference, arguments, and keyword arguments."""
+    module = load(name)
+    n = getattr(module, "SMALL", LENGTHS)[which]
+    torch.manual_seed(NAMES.index(name))
+    args = module.arguments(M, n, dtype, "cpu")
+    return getattr(module, name), module.reference, args, variants(name)[k]
+
+
+@pytest.mark.parametrize("dtype", (BF16, F32), ids=("bf16", "f32"))
+@pytest.mark.parametrize("which", (0, 1), ids=("even", "odd"))
+@pytest.mark.parametrize(("name", "k"), CASES)
+def test_float64(name, k, which, dtype):
+    f, reference, args, variant = prepared(name, k, which, dtype)
+    result = f(*args, **variant)
+    compare(result, reference(*args, **variant))
+    for found in pytree.tree_leaves(result):
+        if found.is_floating_point() and found.element_size() > 1:
+            is_row = found.shape[-1] >= LENGTHS[1]
+            expected = dtype if name != "sinkhorn" and is_row else F32
+            assert found.dtype is expected
+
+
+@pytest.mark.parametrize("lead", ((1,), (2, 3), (3, 1, 2)), ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_leading_dimensions(name, lead):
+    """A row means the same by itself and among others, whatever dimensions are before it."""
+    f, reference, args, variant = prepared(name, 0)
+    if args[0].shape[0] != M:
+        return  # It has leading dimensions of its own, which the test above uses.
+
+    def arranged(value):
+        if not isinstance(value, torch.Tensor) or value.shape[0] != M:
+            return value
+        return value[:1] if lead == (1,) else value.reshape(*lead, *value.shape[1:])
+
+    args = [arranged(value) for value in args]
+    result = f(*args, **variant)
+    for found in pytree.tree_leaves(result):
+        assert found.shape[: len(lead)] == lead
+    compare(result, reference(*args, **variant))
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_in_place(name):
+    f, reference, args, variant = prepared(name, 0)
+    expected = f(*args, **variant)
+    exact = reference(*args, **variant)
+    out = IN_PLACE[name](args, pytree.tree_map(torch.empty_like, expected))
+    assert f(*args, **variant, out=out) is out
+    compare(out, exact)
+
+
+@pytest.mark.parametrize(("name", "k"), CASES)
+def test_a_wrong_result_is_seen(name, k):
+    """One element that is off by a few units of its dtype, in each result."""
+    f, reference, args, variant = prepared(name, k)
+    result = f(*args, **variant)
+    exact = reference(*args, **variant)
+    leaves, structure = pytree.tree_flatten(result)
+    for at, leaf in enumerate(leaves):
+        wrong = leaf.double().flatten()
+        finite = torch.where(wrong.isfinite(), wrong.abs(), -1.0)
+        element = finite.argmax()
+        if leaf.is_floating_point():
+            units = 100 if leaf.dtype is F32 else 3
+            wrong[element] *= 1 - units * torch.finfo(leaf.dtype).eps
+        else:
+            wrong[element] -= 2
+        wrong = wrong.to(leaf.dtype).view(leaf.shape)
+        changed = pytree.tree_unflatten([*leaves[:at], wrong, *leaves[at + 1 :]], structure)
+        with pytest.raises(AssertionError, match=rf"result {at}: .* times the error"):
+            compare(changed, exact)
+
+
+def test_levels():
+    """Each number is the nearest level, or either of two where it lies in their middle."""
+    exact = Levels(torch.tensor([[3.2, 1.5, -2.7]]).double(), torch.tensor([[0.5]]).double())
+    for counts, is_right in (([3, 2, -3], True), ([3, 1, -3], True), ([3, 3, -3], False),
+                             ([4, 2, -3], False), ([3, 2, -2], False)):  # fmt: skip
+        errors = in_units(torch.tensor([counts]).float() * 0.5, exact)
+        assert (errors.max() <= 1) == is_right, counts
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_person_reads_it_at_a_glance(name):
+    f = getattr(load(name), name)
+    (function,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(f)))).body
+    assert function.end_lineno - function.body[0].lineno + 1 <= LONGEST_BODY
+    assert load(name).__doc__
+
+
+@pytest.mark.parametrize(("name", "k"), CASES)
+def test_its_kernel_keeps_everything_in_registers(name, k):
+    """For sm_90a, at the size that it has in a model."""
+    module = load(name)
+    m, n = module.SIZE
+    args = module.arguments(2 * M, n, BF16, "cpu")
+    function = getattr(module, name)
+    used = function.inspect(*args, arch="sm_90a", **variants(name)[k]).resources
+    assert m >= 1024 and not used.stack
+
+
+def test_every_file_is_listed():
+    files = {path.stem for path in Path(gallery.__file__).parent.glob("*.py")}
+    assert files == {*NAMES, "__init__", "__main__", "check"}
+
+
+def test_the_command_prints_a_line_for_each(capsys, monkeypatch):
+    monkeypatch.setattr(__main__, "ROWS", M)
+    monkeypatch.setattr(__main__, "CASES", CASES[:3])
+    __main__.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [name for name, _ in CASES[:3]]
+    assert all("right on" in line for line in lines)
