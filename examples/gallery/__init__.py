@@ -22,6 +22,7 @@ NAMES = (
     # norms
     "rmsnorm_casting",
     "layernorm_saved",
+    "group_norm",
     "add_rmsnorm",
     "gated_rmsnorm",
     "grouped_rmsnorm",
@@ -38,8 +39,10 @@ NAMES = (
     "attention_residual",
     # norms and rows that are quantized
     "add_rmsnorm_quantized",
+    "add_rmsnorm_groups",
     "rmsnorm_static_fp8",
     "quantize",
+    "quantize_groups",
     "quantize_zero_point",
     "bitlinear_norm",
     # activations and gates
@@ -51,6 +54,7 @@ NAMES = (
     "geglu_backward",
     "activation",
     "gated_activation",
+    "scaled_activation",
     "rwkv_mix",
     # rotary embedding, stacks and small matrices
     "rotary",
@@ -62,7 +66,11 @@ NAMES = (
     "softmax_temperature",
     "softmax_backward",
     "masked_softmax",
+    "sparsemax",
+    "sparsemax_backward",
+    "cross_entropy_weighted",
     "cross_entropy_backward",
+    "cross_entropy_training",
     "parallel_cross_entropy",
     "combine_cross_entropy",
     "z_loss",
@@ -74,6 +82,7 @@ NAMES = (
     # sampling
     "token_logprob",
     "min_p",
+    "top_p",
     "penalties",
 )
 

@@ -22,7 +22,9 @@ def parallel_cross_entropy(logits, label: htile.PerRow, start: htile.PerRow):
 
 def arguments(m, n, dtype, device):
     logits = torch.randn(m, n, device=device).mul(4).to(dtype)
-    return logits, torch.randint(3 * n, (m,), device=device), torch.full((m,), n, device=device)
+    label = torch.randint(3 * n, (m,), device=device)
+    label[0] = n + 1  # one at least is in this share
+    return logits, label, torch.full((m,), n, device=device)
 
 
 def reference(logits, label, start):

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 import htile
 
 SIZE = 4096, 32000
-OTHERS = 5
+OTHERS = 3
 
 
 @htile.rowwise
