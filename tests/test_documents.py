@@ -37,7 +37,8 @@ def test_the_python_of_a_page_runs_and_prints_what_the_page_shows(page, folder):
                 f"{page}, line {one.shown.line}: {RENEW}\n{one.printed}"
             )
     tensors = [value for value in names.values() if isinstance(value, torch.Tensor)]
-    assert all(t.isfinite().all() for t in tensors if not t.is_meta)
+    # as float64, because torch has no isfinite of float8
+    assert all(t.double().isfinite().all() for t in tensors if not t.is_meta)
 
 
 def test_outputs_stand_below_code_that_runs():

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import textwrap
 import zlib
 from pathlib import Path
@@ -10,10 +11,12 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
+import examples
 from examples import gallery
 from examples.gallery import CASES, NAMES, __main__, load, variants
 from examples.gallery.check import Levels, compare, in_units
 
+REPO = Path(__file__).parents[1]
 BF16, F32 = torch.bfloat16, torch.float32
 M = 6  # rows: no other size is this, so that it tells what has rows
 LENGTHS = 64, 33
@@ -140,6 +143,27 @@ def test_its_kernel_keeps_everything_in_registers(name, k):
 def test_every_file_is_listed():
     files = {path.stem for path in Path(gallery.__file__).parent.glob("*.py")}
     assert files == {*NAMES, "__init__", "__main__", "check"}
+
+
+def test_the_page_names_what_is_here():
+    """docs/language.md: 90 kernels, each with examples that exist or with what is missing."""
+    text = (REPO / "docs" / "language.md").read_text("utf-8")
+    table = re.findall(r"^\| (\d+) \| ([^|]+) \| ([^|]*) \| ([^|]*) \|$", text, re.M)
+    assert [int(number) for number, *_ in table] == list(range(1, 91))
+    named, written, in_part = set(), 0, 0
+    for _, _, where, missing in table:
+        names = re.findall(r"`([^`]+)`", where)
+        assert names or missing.strip()
+        for name in names:
+            path = Path(name) if "/" in name else Path("examples", "gallery", f"{name}.py")
+            assert (REPO / path).exists(), name
+            assert path.parent.name == "gallery" or path.stem in examples.NAMES
+            named.add(name)
+        written += bool(names) and not missing.strip()
+        in_part += bool(names) and bool(missing.strip())
+    assert set(NAMES) <= named, "each of the gallery is in the table"
+    said = re.search(r"(\d+) of the 90\s+are written and tested here, and (\d+) more in part", text)
+    assert said and (written, in_part) == tuple(map(int, said.groups()))
 
 
 def test_the_command_prints_a_line_for_each(capsys, monkeypatch):
