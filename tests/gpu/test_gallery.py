@@ -10,6 +10,7 @@ from htile.frontend.graph import Role
 from htile.frontend.roles import classify
 
 from .matrix import BF16, assert_same_bits, job, run, seed
+from .test_out import compile_in_place
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiles_nothing")]
 
@@ -17,6 +18,14 @@ ROWS = 60  # which the kernels with several heads and batch entries can divide
 ODD = 1003  # elements, so that rows begin anywhere
 ALONE = 7  # the row that is also run by itself
 PLACES = ("as in a model", "small")
+# Which arguments the results of these may be written over.
+IN_PLACE = {
+    "add_rmsnorm": (0, 1),
+    "rotary": (0,),
+    "swiglu_pairs_backward": (0,),
+    "cross_entropy_backward": (0,),
+    "penalties": (0,),
+}
 
 
 def prepared(name, k, place, device):
@@ -53,6 +62,10 @@ def jobs(arch):
         f, _, args, variant = prepared(name, k, place, "cpu")
         yield job(f, args, arch, **variant)
         yield job(f, (), arch, **alone(f, args, variant)[0])
+    for name, replaced in IN_PLACE.items():
+        for place in PLACES:
+            f, _, args, _ = prepared(name, 0, place, "cpu")
+            yield compile_in_place(f, args, replaced, arch)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -73,6 +86,16 @@ def test_bits_of_a_row_do_not_depend_on_the_others(name, k, place, device):
 
     together = pytree.tree_map(row, run(f, *args, **variant))
     assert_same_bits(run(f, **one), together, name)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_in_place(name, place, device):
+    f, _, args, _ = prepared(name, 0, place, device)
+    expected = run(f, *args)
+    replaced = tuple(args[k] for k in IN_PLACE[name])
+    run(f, *args, out=replaced if len(replaced) > 1 else replaced[0])
+    assert_same_bits(replaced, pytree.tree_leaves(expected), name)
 
 
 def test_all_of_them_are_here():
