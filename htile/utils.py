@@ -39,13 +39,20 @@ def expand(tensor: cute.Tensor, dim: int, size: int | Int32) -> cute.Tensor:
 
 
 def part(
-    tensor: cute.Tensor, start: tuple, steps: tuple | None = None, size: int | None = None
+    tensor: cute.Tensor,
+    start: tuple,
+    steps: tuple | None = None,
+    size: int | None = None,
+    dtype: type[Numeric] | None = None,
+    divisibility: int = 1,
 ) -> cute.Tensor:
     """A piece of a tensor (l0, ..., lk, *inner): (l0, ..., lk, size), or (l0, ..., lk).
 
     start: the first element of the piece, one number for each inner dimension.
     steps: how much further the next element lies in each inner dimension. The piece has `size` of
         them; without steps it has the one element.
+    dtype: what the elements of the piece are, if each is a bundle of elements of the tensor. The
+        outer strides are multiples of `divisibility` bundles.
     """
     lead = len(tensor.shape) - len(start)
     shape, stride = tensor.shape[:lead], tensor.stride[:lead]
@@ -53,8 +60,12 @@ def part(
         strides = zip(steps, tensor.stride[lead:], strict=True)
         moves = [each if step == 1 else step * each for step, each in strides if step]
         shape, stride = (*shape, size), (*stride, sum(moves[1:], moves[0]) if moves else 0)
-    layout = cute.make_layout(tuple(shape), stride=tuple(stride))
-    return cute.make_tensor(elem_pointer(tensor, (*(0,) * lead, *start)), layout)
+    pointer = elem_pointer(tensor, (*(0,) * lead, *start))
+    if dtype is not None:
+        width = element_bits(dtype) // element_bits(tensor.element_type)
+        stride = [cute.assume(each // width, divby=divisibility) for each in stride[:-1]] + [1]
+        pointer = cute.recast_ptr(pointer, dtype=dtype)
+    return cute.make_tensor(pointer, cute.make_layout(tuple(shape), stride=tuple(stride)))
 
 
 def as_rows(

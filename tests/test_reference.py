@@ -140,7 +140,8 @@ REDUCE = {
     Op.ANY: (lambda x: x.any(-1), (BOOL,)),
     Op.ALL: (lambda x: x.all(-1), (BOOL,)),
 }
-OTHER = {Op.CAST, Op.CONVERT, Op.WHERE, *MOVEMENTS}  # have tests of their own
+# These have tests of their own.
+OTHER = {Op.CAST, Op.CONVERT, Op.WHERE, Op.TAKE, Op.PART, Op.BUNDLE, *MOVEMENTS}
 
 
 def cases(table):

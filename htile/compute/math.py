@@ -15,6 +15,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Numeric
 from cutlass._mlir.dialects import llvm
 
+from htile.compute.bundles import bundle, part
 from htile.compute.conversion import convert, round_to
 from htile.compute.division import div, div_bounded, div_number, floordiv, mod, reciprocal
 from htile.compute.near import (
@@ -51,14 +52,14 @@ from htile.compute.products import Product, fma, fms, fnma, product
 
 # fmt: off
 __all__ = [
-    "Product", "abs", "ceil", "convert", "cos", "div", "div_bounded", "div_near", "div_number",
-    "eq", "erf", "exp", "exp2", "exp_bounded", "exp_near", "exp_quotient", "expm1", "expm1_near",
-    "floor", "floordiv", "fma", "fms", "fnma", "ge", "gelu_near", "gt", "le", "log", "log1p",
-    "log1p_bounded", "log1p_near", "log2", "log2_near", "log10", "log10_near", "log_near",
+    "Product", "abs", "bundle", "ceil", "convert", "cos", "div", "div_bounded", "div_near",
+    "div_number", "eq", "erf", "exp", "exp2", "exp_bounded", "exp_near", "exp_quotient", "expm1",
+    "expm1_near", "floor", "floordiv", "fma", "fms", "fnma", "ge", "gelu_near", "gt", "le", "log",
+    "log1p", "log1p_bounded", "log1p_near", "log2", "log2_near", "log10", "log10_near", "log_near",
     "logical_and", "logical_not", "logical_or", "logical_xor", "lt", "maximum", "minimum", "mod",
-    "ne", "neg", "negative_zero", "pow", "product", "reciprocal", "round", "round_to", "rsqrt",
-    "sigmoid", "sigmoid_near", "sign", "sin", "sqrt", "sqrt_near", "tanh", "tanh_near", "trunc",
-    "where",
+    "ne", "neg", "negative_zero", "part", "pow", "product", "reciprocal", "round", "round_to",
+    "rsqrt", "sigmoid", "sigmoid_near", "sign", "sin", "sqrt", "sqrt_near", "tanh", "tanh_near",
+    "trunc", "where",
 ]
 # fmt: on
 

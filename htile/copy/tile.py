@@ -243,6 +243,28 @@ class RowTile(Static):
         return value
 
     @cute.jit
+    def load_element(self, mT, column):
+        """Load the element at a column of this row's tensor (M, N), or of one (N,) of all rows.
+
+        The column is in the row. The element is 0 if there is no such row.
+        """
+        value = mT.element_type(0)
+        if self.row_in_bounds:
+            place = (self.row, Int32(column)) if const_expr(cute.rank(mT) > 1) else (Int32(column),)
+            start = mT.iterator + cute.crd2idx(place, mT.layout)
+            element = cute.make_tensor(start, cute.make_layout(1))
+            value = to_stored(element[0], mT.element_type)
+        return value
+
+    def wait_for_row(self) -> None:
+        """Wait until all threads that work on rows with this one are here."""
+        self.cluster_wait()
+        cute.arch.sync_threads()
+        if const_expr(self.config.ctas > 1):
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
+
+    @cute.jit
     def store_row_value(self, mT, value):
         """Store this row's element of a tensor (M,). One thread of the row does it."""
         is_writer = self.tidx % self.config.threads_per_row == 0

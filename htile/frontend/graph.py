@@ -28,6 +28,7 @@ class Role(Enum):
 
     ROW = "row"  # (*lead, N), or (*lead, *inner) annotated htile.Inner[k]
     COLUMN = "column"  # (N,), shared by all rows
+    TAKEN = "taken"  # a row or column of which only elements at indices are read, in placed graphs
     PER_ROW = "per-row"  # (*lead, 1), or (*lead) annotated htile.PerRow
     SCALAR = "scalar"  # a Python float, given at run time
     DEVICE_SCALAR = "device scalar"  # a 0-d tensor, or (1,) annotated htile.Scalar
@@ -50,18 +51,23 @@ class Node:
 class View:
     """Which elements of a tensor a piece of it has: for column k those at `start + k * steps`.
 
-    All three have one number for each axis of the tensor behind the leading dimensions. `shape` is
-    that of these axes, and `steps` are None for a piece of one element.
+    These have one number for each axis of the tensor behind the leading dimensions. `shape` is that
+    of these axes, and `steps` are None for a piece of one element.
+
+    width: how many neighbouring elements of the tensor are one element of the piece, a bundle.
+    of: the tensor's dtype, if the piece's is another one, because it has bundles.
     """
 
     shape: tuple[int, ...]
     start: tuple[int, ...]
     steps: tuple[int, ...] | None
+    width: int = 1
+    of: torch.dtype | None = None
 
     @property
     def is_contiguous(self) -> bool:
         """Whether the elements of the piece are neighbours along the tensor's last axis."""
-        return self.steps is None or self.steps == (0,) * (len(self.shape) - 1) + (1,)
+        return self.steps is None or self.steps == (0,) * (len(self.shape) - 1) + (self.width,)
 
     def meets(self, other: View, n: int) -> bool:
         """Whether a thread may write the one piece while others read the other, of n columns.
@@ -78,13 +84,15 @@ class View:
         flat = [prod(self.shape[k + 1 :]) for k in range(len(self.shape))]
         first = sum(each * size for each, size in zip(self.start, flat, strict=True))
         step = sum(each * size for each, size in zip(steps, flat, strict=True))
-        return set(range(first, first + (n - 1) * step + 1, step)) if step else {first}
+        places = range(first, first + (n - 1) * step + 1, step) if step else (first,)
+        return {place + k for place in places for k in range(self.width)}
 
     def elements(self, n: int) -> str:
         """`[0, 128:256]`, for a piece of n columns."""
         steps = self.steps or (0,) * len(self.start)
         shown = [
-            f"{first}:{first + (n - 1) * step + 1}" + (f":{step}" if step > 1 else "")
+            f"{first}:{first + (n - 1) * step + self.width}"
+            + (f":{step}" if step > self.width else "")
             if step
             else str(first)
             for first, step in zip(self.start, steps, strict=True)

@@ -1,10 +1,13 @@
 """Elements that an index chooses: `x[y]`, `torch.gather`, and the row that is 1 at an index.
 
-The element is the largest of a row that holds it at its place and -inf elsewhere, so it keeps its
-bits, and what other places hold does not show. An index beyond the end reads nothing.
+Of what is computed elementwise from arguments only the element is computed, and one element of each
+argument is loaded. Of anything else the element is the largest of a row that holds it at its place
+and -inf elsewhere, so it keeps its bits, and what other places hold does not show.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 
@@ -12,12 +15,13 @@ from ..errors import DtypeError, ShapeError, UnsupportedError
 from .composites import INF, NAN
 from .dtypes import STORAGE
 from .factories import index
-from .functions import implements, where
-from .ops import Op, not_computed
+from .functions import clamp, implements, where
+from .graph import Builder, Role
+from .ops import MOVEMENTS, REDUCTIONS, Op, not_computed
 from .parts import getitem as _getitem
 from .promotion import BOOL, FLOAT, INT64, cast, convert
-from .shapes import axis_of, unsqueeze
-from .tensor import FUNCTIONS, Tensor, fail, node
+from .shapes import axis_of, reshaped, unsqueeze
+from .tensor import FUNCTIONS, Tensor, fail, location, node
 
 ALONG = "an index is one integer a row, and this one varies along the row: write torch.where"
 
@@ -36,8 +40,11 @@ def element(x: Tensor, y: Tensor | int, wraps: bool = False) -> Tensor:
         y = y + n if wraps and y < 0 else y
     elif wraps:
         y = where(y < 0, y + n, y)
-    here = index(x._builder, n) == y
-    if v.dtype is BOOL:
+    taken = _taken(x, y, n) if not is_known else None
+    here = index(x._builder, n) == y if taken is None else None
+    if taken is not None:
+        found = taken
+    elif v.dtype is BOOL:
         found = node(Op.ANY, here & x)
     elif v.dtype is FLOAT:
         found = node(Op.MAX, where(here, x, -INF))
@@ -45,9 +52,59 @@ def element(x: Tensor, y: Tensor | int, wraps: bool = False) -> Tensor:
         found = node(Op.SUM, where(here, x, 0))
     if not is_known and y.ndim:
         found = node(Op.RESHAPE, found, arg=(1,))
-    if v.dtype is FLOAT and not is_known:
-        found = where((y >= 0) & (y < n), found, NAN)
-    return found if v.stored is None else cast(found, v.stored)
+    if not is_known and (v.dtype is FLOAT or taken is not None):
+        beyond = {FLOAT: NAN, BOOL: False}.get(v.dtype, 0)
+        found = where((y >= 0) & (y < n), found, beyond)
+    return found if v.stored is None or found._value.stored is v.stored else cast(found, v.stored)
+
+
+MOST_TAKEN = 64  # operations that are computed again for one element
+
+
+def _taken(x: Tensor, y: Tensor, n: int) -> Tensor | None:
+    """The element at an index of each row of what is computed elementwise; None of anything else.
+
+    The index is brought into the row; what it gives there is not used if it was beyond.
+    """
+    builder = x._builder
+    if n == 1:
+        return None
+    rows = {i.id for i in builder.inputs if i.role in (Role.ROW, Role.COLUMN)}
+    chain: dict[int, None] = {}
+    todo = [x._id]
+    while todo:
+        id = todo.pop()
+        each = builder[id]
+        if id in chain or not each.value.spread:
+            continue
+        is_leaf = id in rows or each.op in (Op.CONST, Op.INDEX)
+        is_elementwise = each.op not in MOVEMENTS | REDUCTIONS | {Op.INPUT, Op.TAKE}
+        if each.value.inner != (n,) or len(chain) == MOST_TAKEN or not (is_leaf or is_elementwise):
+            return None
+        chain[id] = None
+        todo += each.inputs
+    place = clamp(y, 0, n - 1)
+    place = reshaped(place, ())
+    found: dict[int, int] = {}
+    for id in sorted(chain):
+        each = builder[id]
+        if id in rows:
+            found[id] = builder.add(Op.TAKE, (id, place._id), None, each.loc or location())
+        elif each.op is Op.CONST:
+            value = replace(each.value, inner=(), spread=False)
+            found[id] = builder.add_const(each.arg, value, each.loc)
+        elif each.op is Op.INDEX:
+            found[id] = convert(place, INT64)._id
+        else:
+            operands = [found.get(i, i) for i in each.inputs]
+            flat = [i if not builder[i].value.inner else _flat(builder, i) for i in operands]
+            found[id] = builder.add(each.op, flat, each.arg, each.loc)
+    return Tensor(builder, found[x._id])
+
+
+def _flat(builder: Builder, id: int) -> int:
+    """A value of each row without its axis of size 1."""
+    return builder.add(Op.RESHAPE, (id,), (), builder[id].loc)
 
 
 def per_row_index(y: object, what: str) -> Tensor:

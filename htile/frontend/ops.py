@@ -79,6 +79,10 @@ class Op(Enum):
     PERMUTE = "permute"  # arg: for each axis of the result that of the operand
     EXPAND = "expand"  # arg: the new inner shape, where axes of size 1 repeat
     CAT = "cat"  # arg: the axis; any number of operands
+    TAKE = "take"  # of a row and an index of each row, which is in the row: the element there
+    # bundles: neighbouring elements of memory as one wide element, in placed graphs only
+    PART = "part"  # arg: (which element, of how many, its dtype)
+    BUNDLE = "bundle"  # arg: the dtype of the elements; any number of operands
     # reductions; arg: the axis, or None where there is one axis
     SUM = "sum"
     MEAN = "mean"  # of equal elements it is that element
@@ -237,6 +241,22 @@ def _cat(values: tuple[Value, ...], arg: object) -> Value:
     return Value(tuple(inner), varies, values[0].dtype, join_stored(values), spread)
 
 
+def _take(values: tuple[Value, ...], arg: object) -> Value:
+    row, index = values
+    assert not index.spread and prod(index.inner) == 1, f"an index of each row: {values}"
+    varies = min(row.varies, index.varies, key=_ORDER.index)
+    return replace(row, inner=(), varies=varies, spread=False)
+
+
+def _part(values: tuple[Value, ...], arg: object) -> Value:
+    return replace(values[0], dtype=compute_dtype(arg[2]), stored=None)
+
+
+def _bundle(values: tuple[Value, ...], arg: object) -> Value:
+    wide = WIDE[arg.itemsize * len(values)]
+    return replace(_joined(values, values[:1]), dtype=wide, stored=None)
+
+
 def _reduction(values: tuple[Value, ...], arg: object) -> Value:
     (operand,) = values
     varies = Varies.ROW if operand.varies is Varies.ROW else Varies.SCALAR
@@ -278,6 +298,7 @@ def _leaf(values: tuple[Value, ...], arg: object) -> Value:
     raise AssertionError("the value of a leaf is given, not inferred")
 
 
+WIDE = {4: torch.int32, 8: torch.int64}  # what a bundle of so many bytes is held in
 MASKS, FLOATS = (torch.bool,), (torch.float32,)
 NUMBERS = (torch.float32, torch.int32, torch.int64)
 # From each operation to the rule that gives its value from those of its operands. A rule may raise
@@ -295,7 +316,8 @@ INFER: dict[Op, Rule] = {
     **dict.fromkeys((Op.NOT, Op.AND, Op.OR, Op.XOR), _of(_elementwise, *MASKS)),
     **dict.fromkeys(COMPARISONS, _comparison),
     Op.CAST: _cast, Op.CONVERT: _convert, Op.WHERE: _where, Op.RESHAPE: _reshape, Op.SLICE: _slice,
-    Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat,
+    Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat, Op.PART: _part, Op.BUNDLE: _bundle,
+    Op.TAKE: _take,
     **dict.fromkeys((Op.SUM, Op.PROD, Op.MAX, Op.MIN), _of(_reduction, *NUMBERS)),
     Op.MEAN: _of(_reduction, *FLOATS),
     **dict.fromkeys((Op.ANY, Op.ALL), _of(_reduction, *MASKS)),

@@ -25,8 +25,8 @@ from torch.utils import _pytree as pytree
 
 from ..errors import ArgumentError
 from .dtypes import FLOAT8, STORAGE
-from .graph import Graph
-from .ops import COMPARISONS, MOVEMENTS, REDUCTIONS, Op
+from .graph import Graph, View
+from .ops import COMPARISONS, MOVEMENTS, REDUCTIONS, WIDE, Op
 
 Function = Callable[..., Tensor]
 Rule = Callable[[tuple[Tensor, ...], object, torch.dtype], Tensor]
@@ -200,10 +200,29 @@ def _cat(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
     return torch.cat(wide, arg)
 
 
+def _take(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    row, index = values
+    index = index[..., 0] if index.dim() == row.dim() else index
+    lead = torch.broadcast_shapes(row.shape[:-1], index.shape)
+    places = index.expand(lead)[..., None].long()
+    return row.expand((*lead, row.shape[-1])).take_along_dim(places, -1)[..., 0]
+
+
+def _part(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    which, count, of = arg
+    return values[0].contiguous().view(of)[..., which::count]
+
+
+def _bundle(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    values = torch.broadcast_tensors(*(value.to(arg) for value in values))
+    return torch.stack(values, -1).flatten(-2).view(WIDE[arg.itemsize * len(values)])
+
+
 # The leaves INPUT, CONST and INDEX have no rule: `evaluate` gives their values.
 EVALUATE: dict[Op, Rule] = {op: _rule(function) for op, function in _FUNCTIONS.items()}
 EVALUATE |= {Op.CAST: _convert, Op.CONVERT: _convert}
 EVALUATE |= {Op.SLICE: _slice, Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat}
+EVALUATE |= {Op.PART: _part, Op.BUNDLE: _bundle, Op.TAKE: _take}
 
 
 def evaluate(
@@ -225,6 +244,7 @@ def evaluate(
     last_use = {i: node.id for node in graph for i in node.inputs}
     outputs = {out.id for out in graph.outputs}
     values: dict[int, Tensor] = {}
+    views = {i.id: i.view for i in graph.inputs if i.view is not None}
     count = len(lead)
     for node in graph:
         inner = node.value.inner
@@ -236,6 +256,8 @@ def evaluate(
             if not isinstance(value, Tensor):
                 of = dtype if node.value.dtype.is_floating_point else node.value.dtype
                 value = torch.tensor(value, dtype=of, device=device)
+            elif node.id in views:
+                value = _piece(value, views[node.id], graph.n)
             # the leading shape of this argument; () for what all rows share
             own = value.shape[: max(0, value.dim() - len(inner))]
             rest = value.shape[len(own) :] if len(own) + len(inner) == value.dim() else ()
@@ -247,7 +269,7 @@ def evaluate(
         elif node.op in REDUCTIONS:
             value = values[node.inputs[0]].movedim(node.arg or -1, -1)
             value = EVALUATE[node.op]((value,), node.arg, dtype).squeeze(-1)
-        elif node.op in MOVEMENTS:
+        elif node.op in MOVEMENTS or node.op is Op.TAKE:
             value = EVALUATE[node.op](tuple(values[i] for i in node.inputs), node.arg, dtype)
         else:
             operands = tuple(_aligned(values[i], count, len(inner)) for i in node.inputs)
@@ -262,8 +284,20 @@ def evaluate(
     for out in graph.outputs:
         keep = dtype is not torch.float32 and out.dtype.is_floating_point
         shape, stored = (*lead, *out.inner), dtype if keep else out.dtype
-        results.append(torch.empty(shape, dtype=stored, device=device).copy_(values[out.id]))
+        value = values[out.id]
+        if value.dim() > count + len(out.inner):  # one element, in a placed graph
+            value = value.reshape((*value.shape[:count], *out.inner))
+        value = _aligned(value, count, len(out.inner))
+        results.append(torch.empty(shape, dtype=stored, device=device).copy_(value))
     return pytree.tree_unflatten(results, graph.structure)
+
+
+def _piece(value: Tensor, view: View, n: int) -> Tensor:
+    """The elements of a piece of n columns, without bundles."""
+    steps = view.steps or (0,) * len(view.start)
+    places = (torch.arange(n if view.steps else 1, device=value.device) * s for s in steps)
+    found = value[(..., *(first + each for first, each in zip(view.start, places, strict=True)))]
+    return found if view.steps else found[..., 0]
 
 
 def _aligned(value: Tensor, count: int, rank: int) -> Tensor:

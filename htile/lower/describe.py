@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ..frontend.ops import Op, dtype_name
+from .expressions import WIDTH
 from .names import Names
 from .reductions import Reduce
 from .steps import ChunkLoop, Compute, Home, Load, Prefetch, Reload, Step, Store
@@ -30,7 +32,8 @@ def describe(plan: Plan) -> str:
         *(f"  {line}" for line in _describe_steps(plan, names, plan.steps)),
     ]
     crossing = (f"{names.operand(id)} {PLACES[home]}" for id, home in sorted(plan.homes.items()))
-    lines.append(f"  across exchanges: {', '.join(crossing) or 'nothing'}")
+    across = f"  across exchanges: {', '.join(crossing) or 'nothing'}"
+    lines += textwrap.wrap(across, WIDTH, subsequent_indent=" " * 4)
     return "\n".join(lines)
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 import textwrap
 
-from ..frontend.graph import Graph, Input, Role
+import torch
+
+from ..frontend.graph import Graph, Input, Output, Role
 from ..frontend.ops import dtype_name
 from .emit_host import fake_arguments, host, parameters
 from .emit_steps import assign, loop, prefetch, print_step, reduce_carried, reduce_held
@@ -18,7 +20,7 @@ from .expressions import CUTLASS_TYPES, WIDTH, wrapped_call
 from .names import Names
 from .plan import Plan
 from .reductions import Reduce
-from .steps import ChunkLoop, Prefetch
+from .steps import ChunkLoop, Fence, Prefetch, Step
 
 
 def emit(plan: Plan) -> str:
@@ -31,11 +33,16 @@ def emit(plan: Plan) -> str:
 
 def _docstring(graph: Graph) -> list[str]:
     takes, gives = (
-        ", ".join(dict.fromkeys(f"{each.name} {dtype_name(each.dtype)}" for each in some))
+        ", ".join(dict.fromkeys(f"{each.name} {dtype_name(_of(each))}" for each in some))
         for some in (graph.inputs, graph.outputs)
     )
     title = f'"""{graph.name}: one row of N = {graph.n}'
     return [f"{title}.", "", *textwrap.wrap(f"{takes} -> {gives}", WIDTH), '"""', ""]
+
+
+def _of(each: Input | Output) -> torch.dtype:
+    """The dtype of its tensor."""
+    return each.view.of if each.view is not None and each.view.of is not None else each.dtype
 
 
 def _imports(text: str) -> list[str]:
@@ -88,7 +95,8 @@ def _primary(plan: Plan) -> Input:
 
 
 def _kernel(plan: Plan, names: Names) -> list[str]:
-    params = [*parameters(plan, names, names.tensors.values()), "tiled_copy: cute.TiledCopy"]
+    tensors = dict.fromkeys(names.tensors.values())
+    params = [*parameters(plan, names, tensors), "tiled_copy: cute.TiledCopy"]
     tiler = f"config.tiler_mn({plan.numerics.vec_size})"
     setup = [names.tensors[_primary(plan)], tiler, "tiled_copy"]
     extra = [CUTLASS_TYPES[i.dtype] for i in plan.work.rows[1:]]
@@ -144,6 +152,11 @@ def _steps(plan: Plan, names: Names) -> list[str]:
     """What follows the first loads. A comment names each stage."""
     lines: list[str] = []
     in_loops, first = plan.numerics.in_loops, len(names.loads)
+    early = plan.work.early
+    while first < len(plan.steps) and (plan.steps[first] in early or _is_fence(plan.steps[first])):
+        lines += [] if lines else [""]
+        lines += print_step(names, plan.steps[first])
+        first += 1
     stage, is_open, is_prefetched = 0, False, False
     for k, step in enumerate(plan.steps[first:], first):
         if isinstance(step, Prefetch):
@@ -163,6 +176,10 @@ def _steps(plan: Plan, names: Names) -> list[str]:
         else:
             lines += print_step(names, step)
     return lines
+
+
+def _is_fence(step: Step) -> bool:
+    return isinstance(step, Fence)
 
 
 def _heading(plan: Plan, stage: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..frontend.graph import Graph, Input, Output, Role
+from ..frontend.ops import Varies
 from .expressions import CUTLASS_TYPES, lines_of, tuple_of, wrapped_call
 from .names import Names
 from .plan import Plan
@@ -19,10 +20,11 @@ def parameters(plan: Plan, names: Names, texts: Iterable[str]) -> list[str]:
 def host(plan: Plan, names: Names) -> list[str]:
     """The function that takes the pieces, makes one mode of leading dimensions, and launches."""
     params = [*parameters(plan, names, names.arguments), "stream: cuda.CUstream"]
-    passed = [*names.tensors.values(), "tiled_copy"]
+    passed = [*dict.fromkeys(names.tensors.values()), "tiled_copy"]
     counted = names.tensors[plan.graph.outputs[0]]  # every output has the rows' leading shape
     pieces = [line for a in names.tensors for line in _piece(plan, names, a)]
-    collapsed = [line for a in names.tensors for line in _collapse(plan, names, a)]
+    lines = [line for a in names.tensors for line in _collapse(plan, names, a)]
+    collapsed = [*dict.fromkeys(lines)]  # a tensor may be read as a row and by its elements
     rows = f"cute.size({counted}, mode=[0])" if collapsed else f"{counted}.shape[0]"
     lead = f"    lead = {names.argument(plan.graph.outputs[0])}.shape[:{plan.target.lead}]"
     launch = [
@@ -54,6 +56,8 @@ def _piece(plan: Plan, names: Names, argument: Input | Output) -> list[str]:
     args = [names.argument(argument), tuple_of(map(str, view.start))]
     if view.steps is not None:
         args += [tuple_of(map(str, view.steps)), str(plan.graph.n)]
+    if view.width > 1:
+        args += [CUTLASS_TYPES[argument.dtype], str(_divisibility(plan, argument))]
     elif isinstance(argument, Input) and argument.role is Role.DEVICE_SCALAR:
         args += [tuple_of("0" for _ in view.start), "1"]
     return wrapped_call(f"    {names.tensors[argument]} = part(", args, ")")
@@ -82,20 +86,22 @@ def fake_arguments(plan: Plan, names: Names) -> list[str]:
     for name in names.arguments:
         pieces = [a for a in names.tensors if names.argument(a) == name]
         a = pieces[0]
-        dtype = CUTLASS_TYPES[a.dtype]
-        wide = [_divisibility(plan, p) for p in pieces if p.view is None or p.view.steps]
+        dtype = CUTLASS_TYPES[a.view.of or a.dtype if a.view else a.dtype]
+        rows = [p for p in pieces if p.view is None or p.view.steps]
+        rows = [p for p in rows if not isinstance(p, Input) or p.role is not Role.TAKEN]
+        wide = [_divisibility(plan, p) * (p.view.width if p.view else 1) for p in rows]
         divisibility = min(wide, default=1)  # one element may lie anywhere
         if isinstance(a, Input) and a.role is Role.SCALAR:
             args.append("Float32(0)")
         elif _is_shared(plan, a):
-            shape = a.view.shape if a.view else (n,)
+            shape = a.view.shape if a.view else graph[a.id].value.inner
             args.append(f"make_fake_tensor({dtype}, {tuple_of(map(str, shape))}, {divisibility})")
         elif isinstance(a, Input) and a.role is Role.DEVICE_SCALAR:
             shape = "(1,)" if graph[a.id].value.inner else "()"
             args.append(f"make_fake_tensor({dtype}, {shape}, stride={shape})")
         else:
             is_row, inner = _row_shape(graph, a)
-            inner = a.view.shape if a.view else (n,) if is_row else inner
+            inner = a.view.shape if a.view else inner if inner else (n,) if is_row else inner
             is_row = any(_row_shape(graph, piece)[0] for piece in pieces) or a.view is not None
             has = _own_dimensions(plan, a) or (True,) * len(sizes)
             lead = [m if own else "1" for m, own in zip(sizes, has, strict=True) if own is not None]
@@ -115,7 +121,7 @@ def _is_shared(plan: Plan, argument: Input | Output) -> bool:
     if not isinstance(argument, Input):
         return False
     is_piece = argument.role is Role.DEVICE_SCALAR and argument.view is not None
-    return argument.role is Role.COLUMN or is_piece
+    return argument.role is Role.COLUMN or is_piece or _is_vector(plan.graph, argument)
 
 
 def _own_dimensions(plan: Plan, argument: Input | Output) -> tuple[bool | None, ...] | None:
@@ -130,9 +136,15 @@ def _row_shape(graph: Graph, argument: Input | Output) -> tuple[bool, tuple[int,
         return argument.is_row, argument.inner
     if argument.role is Role.PER_ROW and argument.view is not None:
         return False, ()
-    if argument.role not in (Role.ROW, Role.PER_ROW):
+    if argument.role not in (Role.ROW, Role.PER_ROW, Role.TAKEN) or _is_vector(graph, argument):
         return False, None
-    return argument.role is Role.ROW, graph[argument.id].value.inner
+    return argument.role is not Role.PER_ROW, graph[argument.id].value.inner
+
+
+def _is_vector(graph: Graph, argument: Input) -> bool:
+    """Whether all rows share what elements are taken of."""
+    varies = graph[argument.id].value.varies
+    return argument.role is Role.TAKEN and varies is not Varies.ROW
 
 
 def _divisibility(plan: Plan, argument: Input | Output) -> int:

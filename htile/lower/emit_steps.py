@@ -12,7 +12,7 @@ from ..frontend.ops import Op
 from .expressions import CUTLASS_TYPES, INDENT, literal, located, wrapped_call, wrapped_expression
 from .names import Names
 from .reductions import MEAN, MOMENTS, SOFTMAX, Part, Reduce
-from .steps import ChunkLoop, Compute, Home, Load, Reload, Step, Store
+from .steps import ChunkLoop, Compute, Fence, Home, Load, Reload, Step, Store
 
 # The verb of the context that starts to carry a part, for those that need more than a vector.
 STARTS = {MEAN: "mean_sum", SOFTMAX: "softmax_pair", MOMENTS: "welford_triple"}
@@ -38,8 +38,15 @@ def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT)
             node = names.plan.graph[id]
             if node.op is Op.RESHAPE:
                 return []
+            if node.op is Op.TAKE:
+                leaf = next(i for i in names.plan.graph.inputs if i.id == node.inputs[0])
+                args = [names.tensors[leaf], names.operand(node.inputs[1])]
+                taken = f"{ctx}.load_element({', '.join(args)})"
+                return located(assign(names, leaf, taken, indent, id), node)
             head = f"{indent}{names.values[id]} = "
             return located(wrapped_expression(head, names.expression(step, ctx)), node)
+        case Fence():
+            return [f"{indent}{ctx}.wait_for_row()  # before anything is overwritten"]
         case Store(output):
             tensor, value = names.tensors[output], names.operand(output.id)
             if output.is_row:
@@ -48,9 +55,11 @@ def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT)
     raise AssertionError(f"{step} is not printed")
 
 
-def assign(names: Names, i: Input, expression: str, indent: str = INDENT) -> list[str]:
-    """An input as the kernel computes with it."""
-    start = f"{indent}{names.values[i.id]} = "
+def assign(
+    names: Names, i: Input, expression: str, indent: str = INDENT, id: int | None = None
+) -> list[str]:
+    """An input, or the node `id` that is an element of it, as the kernel computes with it."""
+    start = f"{indent}{names.values[i.id if id is None else id]} = "
     if i.dtype is torch.bool:  # Int8 after a view
         return wrapped_call(f"{start}math.convert(", [expression, "Boolean"], ")")
     if i.dtype in (torch.bfloat16, torch.float16):

@@ -62,10 +62,12 @@ class Names:
         self.function = kernel_name(graph)
         self._taken = set(RESERVED) | {self.function, f"{self.function}_kernel"}
         self._counts: dict[str, int] = {}
-        self.values = {i.id: self._value(i) for i in graph.inputs}
+        self.values = {i.id: self._value(i) for i in graph.inputs if i.role is not Role.TAKEN}
         self._arguments: dict[tuple[type, str], str] = {}
         self.tensors = {a: self._tensor(a) for a in (*graph.inputs, *graph.outputs)}
         self.arguments = tuple(self._arguments.values())
+        # Elements are taken of a tensor, which is no value.
+        self.values |= {i.id: self.tensors[i] for i in graph.inputs if i.role is Role.TAKEN}
         self.fragments: dict[Input, str] = {}
         self.carried: dict[Part, str] = {}
         self.moments: dict[Part, str] = {}

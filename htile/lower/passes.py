@@ -12,21 +12,24 @@ from dataclasses import replace
 import torch
 
 from ..frontend.dtypes import STORAGE
-from ..frontend.graph import Builder, Graph, Node, Role
+from ..frontend.graph import Builder, Graph, Node, Output, Role
 from ..frontend.ops import COMMUTATIVE, REDUCTIONS, Op, Value, Varies
 from ..frontend.reference import EVALUATE
+from .bundles import bundling
 from .narrow import narrowing
 from .patterns import ancestors, strip
 from .space import place
 
 Rule = Callable[[Builder, Node, tuple[int, ...]], "int | None"]
+Outputs = Callable[[Builder, list[Output]], list[Output]]
 
 
-def rewrite(graph: Graph, rule: Rule | None = None) -> Graph:
+def rewrite(graph: Graph, rule: Rule | None = None, outputs: Outputs | None = None) -> Graph:
     """Rebuild the graph from the nodes that reach an output, renumbered in order.
 
     `rule(new, node, inputs)` may return the id of a node that stands for this one, or None to copy
-    it; `inputs` are its operands in the new graph.
+    it; `inputs` are its operands in the new graph. `outputs(new, found)` may return other outputs
+    than those of the graph, of which `found` has the new ids.
     """
     live = _live(graph)
     new = Builder(graph.name, graph.n)
@@ -49,8 +52,8 @@ def rewrite(graph: Graph, rule: Rule | None = None) -> Graph:
             ids[node.id] = new.add_index(node.arg, node.value.dtype, node.loc)
         else:
             ids[node.id] = new.add(node.op, inputs, node.arg, node.loc)
-    outputs = (replace(out, id=ids[out.id]) for out in graph.outputs)
-    return new.finish(outputs, graph.structure)
+    found = [replace(out, id=ids[out.id]) for out in graph.outputs]
+    return new.finish(outputs(new, found) if outputs else found, graph.structure)
 
 
 def _live(graph: Graph) -> set[int]:
@@ -144,7 +147,14 @@ def narrow_indices(graph: Graph) -> Graph:
     return narrowed if rule is None else merge_common_subexpressions(narrowed)
 
 
+def bundle_neighbours(graph: Graph) -> Graph:
+    """Load and store neighbouring elements together; see `htile.lower.bundles`."""
+    rule, outputs = bundling(graph)
+    return rewrite(graph, rule, outputs) if rule or outputs else graph
+
+
 PASSES = (
+    bundle_neighbours,
     fold_constants,
     merge_common_subexpressions,
     choose_means,

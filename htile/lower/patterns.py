@@ -91,8 +91,10 @@ def _compares_columns(graph: Graph, node: Node, in_loops: bool) -> bool:
 def _is_only_returned_in_16_bits(graph: Graph, node: Node) -> bool:
     """Whether the node is returned in 16 bits or fewer, and nothing else reads it."""
     returned = [output for output in graph.outputs if output.id == node.id]
-    is_read = len(returned) < len(graph.readers[node.id])
-    return not is_read and all(output.dtype.itemsize <= 2 for output in returned)
+    bundles = [graph[id] for id in graph.readers[node.id] if graph[id].op is Op.BUNDLE]
+    is_read = len(returned) + len(bundles) < len(graph.readers[node.id])
+    sizes = [o.dtype.itemsize for o in returned] + [each.arg.itemsize for each in bundles]
+    return not is_read and max(sizes) <= 2
 
 
 def _is_at_most_one(graph: Graph, node: Node) -> bool:

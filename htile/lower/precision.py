@@ -46,7 +46,8 @@ def seen_in_16_bits(graph: Graph) -> frozenset[int]:
     for node in reversed(list(graph)):
         readers = [graph[id] for id in graph.users(node.id)]
         keeps = all(r.id in found and _keeps_error(graph, r, node, signs) for r in readers)
-        if keeps and widest.get(node.id, 0) <= 2:
+        is_bundle = node.op is Op.BUNDLE and node.arg in NARROW
+        if keeps and (widest.get(node.id, 0) <= 2 or is_bundle):
             found.add(node.id)
     return frozenset(found)
 
@@ -57,6 +58,8 @@ def _keeps_error(graph: Graph, reader: Node, node: Node, signs: dict[int, Sign])
         return reader.inputs[0] != node.id
     if reader.op is Op.CAST:  # a rounding that something reads again would show the error
         return reader.value.stored in NARROW and not graph.users(reader.id)
+    if reader.op is Op.BUNDLE:
+        return reader.arg in NARROW
     if reader.op is Op.LOG1P:
         return signs[node.id].not_negative
     if reader.op in ADDING:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..frontend.graph import Role
 from .reductions import Reduce
-from .steps import ChunkLoop, Home, Load, Prefetch, Reload, Step, Store
+from .steps import ChunkLoop, Fence, Home, Load, Prefetch, Reload, Step, Store
 from .work import Sweep, Sweeps, Work
 
 
@@ -37,6 +37,9 @@ def list_steps(
         for i in work.loaded
         if not (late and i.role is Role.COLUMN)
     ]
+    steps += work.early
+    if in_place and work.early:
+        steps.append(Fence())
     for sweep in _stored_at_the_end(sweeps.all) if held and in_place else sweeps.all:
         body: list[Step] = [] if held or not sweep.rows else [Reload(sweep.rows, rows)]
         body += [Load(i) for i in sweep.columns] if late else []

@@ -54,7 +54,7 @@ def _is_placed(graph: Graph) -> bool:
         if node.op in REDUCTIONS and node.arg is not None:
             return False
         of_row = any(graph[i].value.spread for i in node.inputs)
-        if node.op in MOVEMENTS and (node.op is not Op.RESHAPE or of_row):
+        if node.op is Op.TAKE or (node.op in MOVEMENTS and (node.op is not Op.RESHAPE or of_row)):
             return False
     return True
 
@@ -186,6 +186,10 @@ class _Placing:
             return self._add(Placed(op, (), arg, (), node))
         if op in REDUCTIONS:
             return self._reduced(node, wanted)
+        if op is Op.TAKE:
+            leaf = self.graph[inputs[0]]
+            row = self._add(Placed(Op.INPUT, (), leaf.arg, (), leaf))
+            return self._add(Placed(op, (row, self._want(inputs[1], ())), arg, (), node))
         if op not in MOVEMENTS or op is Op.EXPAND:
             found = tuple(self._want(i, self._broadcast(i, wanted)) for i in inputs)
             return found[0] if op is Op.EXPAND else self._computed(op, found, arg, node)
@@ -353,9 +357,12 @@ class _Placing:
         value, role = leaf.of.value, source.role
         if role not in (Role.ROW, Role.COLUMN):
             return new.add_input(source.name, role, source.dtype, value)
+        if not leaf.view:  # only elements at indices are read
+            return new.add_input(source.name, Role.TAKEN, source.dtype, value)
         is_row = bool(leaf.axes)
         view = self._view(value.inner, leaf.view, is_row)
         if not is_row:
+            view = View(value.inner, _starts(leaf.view), None)
             role = Role.PER_ROW if role is Role.ROW else Role.DEVICE_SCALAR
             varies = Varies.ROW if role is Role.PER_ROW else Varies.SCALAR
             value = Value((), varies, value.dtype)

@@ -52,6 +52,11 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
+class Fence:
+    """Wait for all threads of the row: some read elements that others will overwrite."""
+
+
+@dataclass(frozen=True, slots=True)
 class Store:
     """Write a result to global memory."""
 
@@ -78,4 +83,4 @@ class ChunkLoop:
     reads: tuple[Input, ...] = ()
 
 
-Step = Load | Reload | Prefetch | Compute | Reduce | Store | ChunkLoop
+Step = Load | Reload | Prefetch | Compute | Reduce | Fence | Store | ChunkLoop

@@ -17,7 +17,7 @@ from functools import cached_property
 import torch
 
 from ..frontend.graph import Graph, Input, Output, Role
-from ..frontend.ops import Op
+from ..frontend.ops import REDUCTIONS, Op
 from .patterns import Function, ancestors, choose_function
 from .precision import seen_in_16_bits
 from .reductions import MOMENTS, SOFTMAX, Part, Reduce, by_stage, carried_together, with_pairs
@@ -146,6 +146,7 @@ class Work:
     row_bytes, column_bytes: bytes of one element of all row inputs, and of all columns.
     is_wide: whether elements of the rows, in or out, have more than 16 bits.
     stages: how many rounds of reductions depend on each other.
+    early: what is computed as soon as rows are on their way: elements at indices, and those.
     has_pair: whether a maximum and the sum of exponentials below it can be one exchange.
     """
 
@@ -159,6 +160,7 @@ class Work:
         self.writes = tuple(output for output in graph.outputs if output.is_row)
         self.row_bytes = sum(i.dtype.itemsize for i in self.of(Role.ROW))
         self.column_bytes = sum(i.dtype.itemsize for i in self.columns)
+        self.early = self._early()
         self.is_wide = any(a.dtype.itemsize > 2 for a in (*self.of(Role.ROW), *self.writes))
         self._seen_in_16_bits = seen_in_16_bits(graph)
         self._held_words: dict[tuple, float] = {}
@@ -166,6 +168,18 @@ class Work:
         self._paired = with_pairs(graph, self._by_stage)
         self.stages = len(self._by_stage)
         self.has_pair = len(self._paired) < self.stages
+
+    def _early(self) -> tuple[Compute, ...]:
+        """Loads of elements at indices that depend on no reduction, and their indices."""
+        graph = self.graph
+        early = []
+        for node in graph:
+            if node.op is Op.TAKE:
+                made = ancestors(graph, [node])
+                if not any(graph[id].op in REDUCTIONS for id in made):
+                    early += [id for id in made if graph[id].op not in LEAVES]
+        steps = (graph[id] for id in sorted(set(early)) if graph[id].op is not Op.RESHAPE)
+        return tuple(Compute(n.id, Function.EXACT, n.inputs) for n in steps)
 
     def of(self, role: Role) -> list[Input]:
         return [i for i in self.graph.inputs if i.role is role]
@@ -194,7 +208,7 @@ class Work:
     def _hold(self, reduces: Sequence[Reduce]) -> Sweeps:
         """A sweep for each exchange, then one for each result."""
         graph = self.graph
-        done = {node.id for node in graph if node.op in LEAVES}
+        done = {node.id for node in graph if node.op in LEAVES} | {step.id for step in self.early}
         left = {i.id: i for i in self.columns}
         sweeps = []
 
@@ -215,7 +229,7 @@ class Work:
     def crossing(self, held: Sweeps, late_columns: bool) -> list[set[int]]:
         """For each exchange of a held row, the values made before it that are read after it."""
         exchanges = len(held.reduces)
-        born = {i.id: 0 for i in self.loaded}
+        born = {i.id: 0 for i in self.loaded} | {step.id: 0 for step in self.early}
         read: dict[int, int] = {}
         for k, sweep in enumerate(held.all):
             k = min(k, exchanges)  # the sweeps of results follow the last exchange
@@ -268,7 +282,7 @@ class Work:
         stored and needs no result of the last loop is stored by it.
         """
         graph = self.graph
-        kept = {node.id for node in graph if node.op in LEAVES}
+        kept = {node.id for node in graph if node.op in LEAVES} | {step.id for step in self.early}
         left, sweeps = self.writes, []
         waiting = list(self._paired)
         while waiting:

@@ -59,6 +59,7 @@ MEANING = {
 
 KIND_OF_ROLE = {
     Role.ROW: Kind.ROW,
+    Role.TAKEN: Kind.ROW,
     Role.COLUMN: Kind.COLUMN,
     Role.PER_ROW: Kind.PER_ROW,
     Role.SCALAR: Kind.SCALAR,

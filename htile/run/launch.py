@@ -19,7 +19,14 @@ from ..lower import Lowered, choose, plans_for, printed
 from ..lower.plan import Plan, Target, rows_like
 from ..tune.kept import recall
 from .kernel import Kernel
-from .operands import WIDEST_ACCESS, alignment, as_copied, needs_copy, own_dimensions
+from .operands import (
+    WIDEST_ACCESS,
+    alignment,
+    as_copied,
+    needs_copy,
+    own_dimensions,
+    splits_bundles,
+)
 from .specialize import Specialization
 
 MAX_ROWS = 2**31 - 1  # of one call: rows are counted in 32 bits
@@ -80,8 +87,13 @@ class Request:
     @cached_property
     def copied(self) -> frozenset[str]:
         """The parameters whose tensors are made contiguous before each launch."""
-        name, specs = self.signature.name, self.specs
-        return frozenset(n for n, t in self.tensors.items() if needs_copy(name, specs[n], t))
+        function, specs, inputs = self.signature.name, self.specs, self.specialization.graph.inputs
+        return frozenset(
+            name
+            for name, tensor in self.tensors.items()
+            if needs_copy(function, specs[name], tensor)
+            or splits_bundles([i for i in inputs if i.name == name], tensor)
+        )
 
     def target(self, arch: Arch) -> Target:
         """What plans are made for."""

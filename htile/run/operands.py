@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 
 import torch
 from torch.autograd import forward_ad
@@ -141,6 +142,18 @@ def needs_copy(function: str, spec: Spec, tensor: torch.Tensor) -> bool:
     return whole and tensor.shape[-1] > 1 and tensor.stride(-1) != 1
 
 
+def splits_bundles(pieces: Iterable[Input | Output], tensor: torch.Tensor) -> bool:
+    """Whether bundles of elements are not as aligned as they are wide."""
+    widest = max((each.view.width for each in pieces if each.view is not None), default=1)
+    if widest == 1:
+        return False
+    places = tensor.data_ptr() if tensor.device.type != "meta" else 0
+    for length, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True):
+        if length > 1:
+            places |= stride * tensor.element_size()
+    return places % (widest * tensor.element_size()) > 0
+
+
 def as_copied(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of the shape and strides of a contiguous copy."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
@@ -172,17 +185,18 @@ def alignment(graph: Graph, pieces: list[tuple[torch.Tensor | None, Input | Outp
         if view is not None and not view.is_contiguous:
             least = min(least, size)
             continue
+        own = size // view.width if view is not None else size
         is_row = not isinstance(piece, Input) or piece.role is Role.ROW
         if (graph.n % vec and is_row) or (tensor is None and view is None):
             continue
-        steps = view.start[-1] * size if view is not None else 0
+        steps = view.start[-1] * own if view is not None else 0
         if tensor is None:
-            steps |= view.shape[-1] * size
+            steps |= view.shape[-1] * own
         else:
             steps |= tensor.data_ptr() if tensor.device.type != "meta" else 0
             for length, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True):
                 if length > 1:
-                    steps |= stride * size
+                    steps |= stride * own
         aligned = steps & -steps or WIDEST_ACCESS
         if aligned < min(vec * size, WIDEST_ACCESS):
             least = min(least, aligned)

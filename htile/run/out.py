@@ -10,6 +10,7 @@ from ..frontend.graph import Graph, Output, Role, View
 from ..frontend.roles import Signature
 from .launch import Request
 from .memory import layout, overlaps_itself, share_memory
+from .operands import splits_bundles
 
 
 def in_order(out: object, given: pytree.TreeSpec, structure: pytree.TreeSpec) -> object:
@@ -34,6 +35,7 @@ def check_out(request: Request, out: object, device: torch.device) -> None:
     writes an element read it.
     """
     function, graph = request.signature.name, request.specialization.traced
+    placed = request.specialization.graph
     leaves, structure = pytree.tree_flatten(out)
     if structure != graph.structure:
         names = ", ".join(result.name for result in graph.outputs)
@@ -66,6 +68,11 @@ def check_out(request: Request, out: object, device: torch.device) -> None:
                 f"{what}: the elements of a row must be neighbours in memory, got a last stride of "
                 f"{leaf.stride(-1)}"
             )
+        if splits_bundles([o for o in placed.outputs if o.name == result.name], leaf):
+            raise ArgumentError(
+                f"{what}: its elements are written in pairs or fours, which must be aligned as a "
+                "whole; pass a tensor that begins at a multiple of 16 bytes, with such strides"
+            )
         if overlaps_itself(leaf):
             raise ArgumentError(
                 f"{what} has more than one element at the same address (strides {leaf.stride()}), "
@@ -74,7 +81,7 @@ def check_out(request: Request, out: object, device: torch.device) -> None:
     for k, name in request.aliases:
         if request.specs[name].role is not Role.ROW:
             raise _overlap(function, name)
-        if _crosses(request.specialization.graph, name, graph.outputs[k]):
+        if _crosses(placed, name, graph.outputs[k]):
             raise ArgumentError(
                 f"{function}: out= for {graph.outputs[k].name} is {name}, and elements of it would "
                 "be overwritten before they are read; pass a tensor of its own"

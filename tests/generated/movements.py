@@ -201,13 +201,21 @@ def interpreted(placed: Graph, traced: Graph, named: dict, lead: tuple[int, ...]
         operands = [values[i] for i in node.inputs]
         if node.op is Op.INPUT:
             leaf = leaves[node.id]
-            found = arrays[leaf.name][_places(leaf.view, n)] if leaf.view else arrays[leaf.name]
-            found = found.reshape((rows, -1))
+            if leaf.view is None:
+                found = arrays[leaf.name].reshape((rows, -1))
+            else:  # a bundle has a third axis
+                width = leaf.view.width
+                each = [arrays[leaf.name][_places(leaf.view, n, k)] for k in range(width)]
+                found = each[0].reshape((rows, -1)) if width == 1 else np.stack(each, -1)
         elif node.op is Op.CONST:
             found = np.full((rows, n if node.value.spread else 1), float(node.arg))
         elif node.op in REDUCTIONS:
             assert operands[0].shape[1] == n, "only rows are reduced"
             found = MEANT[node.op](operands[0], axis=1, keepdims=True)
+        elif node.op is Op.PART:
+            found = operands[0][..., node.arg[0]]
+        elif node.op is Op.BUNDLE:
+            found = np.stack(np.broadcast_arrays(*operands), -1)
         else:
             found = MEANT[node.op](*operands)
         assert found.shape[1] == (n if node.value.spread else 1), node
@@ -218,16 +226,19 @@ def interpreted(placed: Graph, traced: Graph, named: dict, lead: tuple[int, ...]
         if out.view is None:
             target[...] = value if out.is_row else value.reshape((rows, *out.inner))
         else:
-            places = _places(out.view, n)
-            assert np.isnan(target[places]).all(), "an element is written twice"
-            target[places] = value[:, 0] if out.view.steps is None else value
+            for k in range(out.view.width):
+                places = _places(out.view, n, k)
+                assert np.isnan(target[places]).all(), "an element is written twice"
+                each = value[..., k] if out.view.width > 1 else value
+                target[places] = each[:, 0] if out.view.steps is None else each
     return [each.reshape((*lead, *each.shape[1:])) for each in results.values()]
 
 
-def _places(view: View, n: int) -> tuple:
+def _places(view: View, n: int, k: int = 0) -> tuple:
+    """The k-th element of each bundle."""
     if view.steps is None:
         return (slice(None), *view.start)
-    each = zip(view.start, view.steps, strict=True)
+    each = zip((*view.start[:-1], view.start[-1] + k), view.steps, strict=True)
     return (slice(None), *(first + step * np.arange(n) for first, step in each))
 
 

@@ -954,17 +954,24 @@ INDICES = (Writer.masked, Writer.masked, Writer.chosen, Writer.chosen, Writer.on
 # fmt: on
 
 
-def program(seed: int, sizes: str = "small") -> Program:
-    """The program of a seed. sizes: `small`, or `all` with rows of every length and many rows."""
-    return draw_program(random.Random(f"{sizes} {seed}"), seed, sizes)
+def program(seed: int, sizes: str = "small", is_first: bool = False) -> Program:
+    """The program of a seed. sizes: `small`, or `all` with rows of every length and many rows.
+
+    is_first: of the language as it first was, without indices and numbers of 8 bits. The benchmarks
+        take such programs, because measured times belong to them.
+    """
+    return draw_program(random.Random(f"{sizes} {seed}"), seed, sizes, is_first)
 
 
-def draw_program(rng: random.Random, seed: int = 0, sizes: str = "small") -> Program:
+def draw_program(
+    rng: random.Random, seed: int = 0, sizes: str = "small", is_first: bool = False
+) -> Program:
     """A program from a source of randomness; hypothesis has one whose choices it can shrink."""
     n, lead = _draw_shape(rng, sizes)
     # Numbers of 8 bits are drawn apart, so that the other draws do not depend on them.
     bytes_rng, has_float8 = random.Random(f"bytes {sizes} {seed}"), seed % 4 > 0  # 0: for sm_80
-    args = _in_bytes(bytes_rng, _draw_arguments(rng, n, lead), has_float8)
+    args = _draw_arguments(rng, n, lead)
+    args = args if is_first else _in_bytes(bytes_rng, args, has_float8)
     writer = Writer(rng, n)
     statics = []
     for a in args:
@@ -983,8 +990,9 @@ def draw_program(rng: random.Random, seed: int = 0, sizes: str = "small") -> Pro
     for a in statics:
         writer.static(a)
     returned = _draw_returned(rng, writer)
-    returned += _draw_indices(random.Random(f"indices {sizes} {seed}"), writer, kinds)
-    returned = _to_bytes(bytes_rng, returned, writer, has_float8)
+    if not is_first:
+        returned += _draw_indices(random.Random(f"indices {sizes} {seed}"), writer, kinds)
+        returned = _to_bytes(bytes_rng, returned, writer, has_float8)
     lines = [f"{a.name} = {a.name}{WIDENED[a.dtype]}" for a in args if a.dtype in WIDENED]
     lines = (*lines, *_live(writer.lines, returned))
     returns = _draw_structure(rng, returned)

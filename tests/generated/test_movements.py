@@ -10,6 +10,7 @@ from htile.frontend.ops import MOVEMENTS, Op
 from htile.frontend.reference import evaluate
 from htile.frontend.roles import classify
 from htile.frontend.trace import trace
+from htile.lower.passes import bundle_neighbours
 from htile.lower.space import place
 from htile.testing import oracle
 
@@ -43,8 +44,10 @@ def test_placed_is_traced_is_the_oracle(seed):
         assert error.loc is not None
         return
     assert not any(node.op in MOVEMENTS and node.op is not Op.RESHAPE for node in placed), p
-    for found, exact in zip(interpreted(placed, traced, named, call.lead), expected, strict=True):
-        assert found.shape == exact.shape and np.array_equal(found, exact), f"{p}\n{placed}"
+    for graph in (placed, bundle_neighbours(placed)):
+        results = interpreted(graph, traced, named, call.lead)
+        for found, exact in zip(results, expected, strict=True):
+            assert found.shape == exact.shape and np.array_equal(found, exact), f"{p}\n{graph}"
 
 
 def test_few_are_refused():
@@ -56,3 +59,17 @@ def test_few_are_refused():
             except UnsupportedError:
                 refused += 1
         assert refused <= REFUSED * len(SEEDS), (sizes, refused)
+
+
+def test_bundles_are_reached():
+    """Both of inputs and of outputs, and not of all that could be pairs."""
+    ops, apart = set(), 0
+    for seed in SEEDS:
+        try:
+            graph = bundle_neighbours(place(placed_of(seed)[-1]))
+        except UnsupportedError:
+            continue
+        ops |= {node.op for node in graph}
+        views = [each.view for each in (*graph.inputs, *graph.outputs) if each.view]
+        apart += not all(view.is_contiguous for view in views)
+    assert {Op.PART, Op.BUNDLE} <= ops and apart

@@ -72,7 +72,6 @@ NARROW = {
     "arange of int32": lambda x, y: torch.where(
         torch.arange(x.shape[-1], dtype=I32) == y.clamp(-9, 999).int(), x, 0.0),
     "there and back": lambda x, y: torch.where(columns(x).int().long() < y, x, 0.0),
-    "an element": lambda x, y: x - x[y],
     "one hot": lambda x, y: x * torch.nn.functional.one_hot(y, x.shape[-1]).float(),
 }
 WIDE = {

@@ -30,7 +30,7 @@ STAGES = {
     "capped_softmax": [["max"], ["sum", "sum"]],
     "norm_softmax": [["mean"], ["sum"], ["max"], ["sum"]],
     "causal_softmax": [["max"], ["sum"]],
-    "cross_entropy": [["max", "max", "sum"], ["sum"]],
+    "cross_entropy": [["max", "sum"], ["sum"]],
 }
 
 GRAPHS = {
@@ -50,7 +50,7 @@ def held(graph, late=False, joint=False):
 def check_steps(graph, steps, slots):
     """Walk the steps: each operand is there when it is read, each node and output made once."""
     there = {n.id for n in graph if n.op is Op.CONST}
-    there |= {i.id for i in graph.inputs if i.role is Role.SCALAR}
+    there |= {i.id for i in graph.inputs if i.role in (Role.SCALAR, Role.TAKEN)}
     made, stored, slot, stage = [], [], 0, 0
     for step in steps:
         match step:
@@ -77,7 +77,7 @@ def check_steps(graph, steps, slots):
     assert stored == list(graph.outputs)
     assert slot == slots
     leaves = {n.id for n in graph if n.op is Op.CONST}
-    leaves |= {i.id for i in graph.inputs if i.role is Role.SCALAR}
+    leaves |= {i.id for i in graph.inputs if i.role in (Role.SCALAR, Role.TAKEN)}
     sums = [s for s in steps if isinstance(s, Compute) and s.function in (FMA, FMS, FNMA, COLUMNS)]
     fused = set().union(*(set(graph[s.id].inputs) - set(s.inputs) for s in sums))
     assert {graph[id].op for id in fused} <= {Op.MUL, Op.INDEX} and not fused & set(made)
@@ -133,10 +133,10 @@ def test_a_stage_is_the_longest_path_of_reductions(name):
 @pytest.mark.parametrize("name", GRAPHS)
 def test_values_are_computed_in_the_first_stage_that_needs_them(name, late):
     graph = GRAPHS[name]()
-    waiting = set()
+    waiting, early = set(), {step.id for step in Work(graph).early}
     for step in held(graph, late):
         if isinstance(step, Compute):
-            waiting.add(step.id)
+            waiting |= {step.id} - early
         elif isinstance(step, Reduce | Store):
             goals = step.operands(graph) if isinstance(step, Reduce) else (step.output.id,)
             needed = set(goals).union(*(nx.ancestors(graph.dag, id) for id in goals))
@@ -177,9 +177,12 @@ def test_stages_of_the_examples(name, n):
     plan = example_kernel(name, n).plan
     reduces = [step for step in plan.steps if isinstance(step, Reduce)]
     ops = [[plan.graph[id].op.value for id in step.results] for step in reduces]
-    assert ops == STAGES[name]
-    assert plan.stages == len(STAGES[name])
-    assert plan.sweeps.slots == sum(map(len, STAGES[name]))
+    expected = [[*stage] for stage in STAGES[name]]
+    if name == "cross_entropy" and n == 1:  # the only element is found by a maximum
+        expected[0].insert(0, "max")
+    assert ops == expected
+    assert plan.stages == len(expected)
+    assert plan.sweeps.slots == sum(map(len, expected))
 
 
 def moments(x):
@@ -523,7 +526,7 @@ def test_a_maximum_and_a_sum_in_one_exchange(function, count, stages):
     assert work.has_pair == bool(pairs)
     assert work.held_joint.slots == sum(1 if r.is_pair else len(r.results) for r in reduces)
     there = {n.id for n in graph if n.op is Op.CONST}
-    there |= {i.id for i in graph.inputs if i.role is Role.SCALAR}
+    there |= {i.id for i in graph.inputs if i.role in (Role.SCALAR, Role.TAKEN)}
     for step in steps:
         match step:
             case Load(input):
@@ -545,7 +548,7 @@ def test_a_maximum_and_a_sum_in_one_exchange(function, count, stages):
 def check_loops(graph, listed):
     """Walk the steps: what a loop makes is gone after it, what is done once a row stays."""
     there = {n.id for n in graph if n.op is Op.CONST}
-    there |= {i.id for i in graph.inputs if i.role is Role.SCALAR}
+    there |= {i.id for i in graph.inputs if i.role in (Role.SCALAR, Role.TAKEN)}
     carried, stored, stages = {}, [], []
 
     def run(steps, there):
