@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import re
 import sys
 import types
@@ -235,25 +234,18 @@ def classify(signature: Signature, values: tuple[object, ...]) -> Call:
             (per_row if kind is PerRow else tensors)[parameter] = value
 
     n, lead, is_one_row = _rows(name, tensors, inners)
-    widths = _widths(tensors, inners)
     for parameter, tensor in tensors.items():
         shape = tuple(tensor.shape)
         role, inner = Role.ROW, shape[-inners.get(parameter, 1) :]
         if inner == (1,) and n > 1 and parameter not in inners:
             role = Role.PER_ROW
         if len(shape) == 1 and not is_one_row and parameter not in inners:
-            role, inner = _shared_role(name, parameter, shape[0], widths, lead)
+            role, inner = (Role.DEVICE_SCALAR if shape == (1,) and n > 1 else Role.COLUMN), shape
         specs[parameter] = Spec(parameter, role, tensor.dtype, inner)
     for parameter, tensor in per_row.items():
         _check_per_row(name, parameter, tuple(tensor.shape), lead)
         specs[parameter] = Spec(parameter, Role.PER_ROW, tensor.dtype)
     return Call(tuple(specs[p] for p in signature.names), n, lead)
-
-
-def _widths(tensors: dict[str, torch.Tensor], inners: dict[str, int]) -> set[int]:
-    """The sizes of all axes of the rows."""
-    rows = {p: t for p, t in tensors.items() if t.ndim > 1} or tensors
-    return {size for p, t in rows.items() for size in t.shape[-inners.get(p, 1) :]}
 
 
 def _rows(
@@ -287,31 +279,6 @@ def _rows(
             "all dimensions but the last must agree or be 1"
         )
     return n, lead, is_one_row
-
-
-def _shared_role(
-    name: str, parameter: str, size: int, widths: set[int], lead: tuple
-) -> tuple[Role, tuple]:
-    """The role of a tensor of one dimension beside rows of two or more.
-
-    widths: the sizes of the axes of rows. Parts of rows may have other sizes, so that what has no
-    row's size is shared too; only what has one value for each row is refused.
-    """
-    if size == 1 and 1 not in widths:
-        return Role.DEVICE_SCALAR, (1,)
-    is_of_rows = size == math.prod(lead) or size in lead
-    if size in widths or not is_of_rows:
-        return Role.COLUMN, (size,)
-    n = max(widths)
-    message = (
-        f"{name}: {parameter} has one dimension, so it is shared by all rows: expected N values, "
-        f"shape ({n},), got ({size},)"
-    )
-    remedy = "pass N values, or (1,) for one value that all share"
-    if is_of_rows:
-        remedy = f"if it holds one value for each row of {lead}, annotate it `{parameter}: htile."
-        remedy += "PerRow`" + f" and pass shape {lead}" * (lead != (size,))
-    raise ShapeError(f"{message}; {remedy}")
 
 
 def _check_inner(name: str, parameter: str, shape: tuple, rank: int) -> None:

@@ -28,8 +28,8 @@ from ..frontend.graph import Builder, Graph, Node, Output, Role, View
 from ..frontend.ops import MOVEMENTS, REDUCTIONS, Op, Value, Varies
 
 MOST_PIECES = 64  # that an axis is cut into
-FEW_PIECES = 4  # a short axis counts as columns if the longest one has so few pieces of its size
 LEAST_COLUMNS = 8  # A piece of fewer elements takes more than one access for 16 bytes.
+NEAR = 4  # elements of memory between neighbouring columns, at most
 # What combines two pieces of an axis that is reduced.
 COMBINE = {
     Op.SUM: Op.ADD, Op.MEAN: Op.ADD, Op.PROD: Op.MUL, Op.MAX: Op.MAXIMUM, Op.MIN: Op.MINIMUM,
@@ -279,13 +279,15 @@ class _Placing:
                 shortest = min(stack, key=lambda axis: (axis.size, axis))
                 self._write_out(stack[0] if fits else shortest, 1)
         axes = [axis for (axis,) in stacks]
-        sizes = {axis.size for axis in axes}
-        if len(sizes) <= 1:
-            return max(sizes, default=1)
+        if len({axis.size for axis in axes}) <= 1:
+            return max([axis.size for axis in axes], default=1)
+        # Columns are axes along which neighbours lie near each other in memory.
+        along = self._along_memory()
+        sizes = {axis.size for axis in axes if axis in along} or {axis.size for axis in axes}
         longest = max(sizes)
         n = gcd(*(size for size in sizes if size > MOST_PIECES or size == longest))
         for size in sorted(sizes, reverse=True):
-            if n % size == 0 and n // size <= FEW_PIECES:
+            if n % size == 0 and n // size <= MOST_PIECES and size >= LEAST_COLUMNS:
                 n = size
         for axis in axes:
             if axis.size % n:
@@ -293,6 +295,11 @@ class _Placing:
             if axis.size > n:
                 self._write_out(axis, n)
         raise AssertionError(f"axes of {sizes} columns agree")
+
+    def _along_memory(self) -> set[Axis]:
+        """The axes that some input varies over along the last axis of its tensor."""
+        leaves = [each for each in self.nodes if each.op in (Op.INPUT, Op.INDEX) and each.view]
+        return {axis for leaf in leaves for axis, step in leaf.view[-1].steps if step <= NEAR}
 
     def _write_out(self, axis: Axis, size: int) -> NoReturn:
         what, k, _ = axis.key

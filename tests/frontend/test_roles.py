@@ -305,9 +305,6 @@ class Mode(enum.Enum):
 @pytest.mark.parametrize(
     ("fn", "args", "error", "words"),
     [
-        (two, (t(5, 4), t(5)), ShapeError, r"two: y .*shape \(4,\), got \(5,\).*y: htile.PerRow`$"),
-        (two, (t(2, 3, 4), t(6)), ShapeError, r"htile.PerRow` and pass shape \(2, 3\)"),
-        (two, (t(2, 3, 4), t(3)), ShapeError, "htile.PerRow"),
         (two, (t(5, 4), t(6, 4)), ShapeError, r"leading dim.*x \(5, 4\), y \(6, 4\)"),
         (two, (t(5, 4), t(6, 1)), ShapeError, r"leading dim.*y \(6, 1\)"),
         (two, (t(5, 0), t(5, 0)), ShapeError, "no elements"),
