@@ -89,8 +89,10 @@ def fake_arguments(plan: Plan, names: Names) -> list[str]:
         dtype = CUTLASS_TYPES[a.view.of or a.dtype if a.view else a.dtype]
         rows = [p for p in pieces if p.view is None or p.view.steps]
         rows = [p for p in rows if not isinstance(p, Input) or p.role is not Role.TAKEN]
+        # The piece with the widest vectors says how aligned the tensor is; one element may lie
+        # anywhere.
         wide = [_divisibility(plan, p) * (p.view.width if p.view else 1) for p in rows]
-        divisibility = min(wide, default=1)  # one element may lie anywhere
+        divisibility = max(wide, default=1)
         if isinstance(a, Input) and a.role is Role.SCALAR:
             args.append("Float32(0)")
         elif _is_shared(plan, a):
