@@ -10,6 +10,7 @@ import htile
 from htile.testing import assert_close
 
 from .matrix import BF16, F32, assert_same_bits, job, rows_of, run, seed, shifted, short
+from .test_out import compile_in_place
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiles_nothing")]
 
@@ -44,6 +45,19 @@ def elements(x, w, y: htile.PerRow):
 @htile.rowwise
 def picked(x, y: htile.PerRow):
     return x[y], x[-1]
+
+
+OVERWRITTEN = (48, 1024, 20000, 200000)
+
+
+@htile.rowwise
+def less_the_element(x, y: htile.PerRow):
+    return x - x[y]
+
+
+@htile.rowwise
+def softmax_less_one(x, y: htile.PerRow):
+    return torch.softmax(x, -1) - x[y]
 
 
 @htile.rowwise
@@ -108,6 +122,10 @@ ALONE_SIZES = (1003, 300001)
 
 def jobs(arch):
     """Every function of every size and dtype."""
+    for n in OVERWRITTEN:
+        for f in (less_the_element, softmax_less_one):
+            args = torch.empty(300, n), torch.zeros(300, dtype=I64)
+            yield compile_in_place(f, args, (0,), arch)
     for n in SIZES:
         for dtype in DTYPES:
             for f in FUNCTIONS:
@@ -218,3 +236,18 @@ def test_bits_depend_on_the_row_alone(f, n, device):
     args = arguments(f, n, F32, device)
     expected = run(f, *args)
     assert_same_bits(run(f, *first_rows(args)), rows_of(expected, slice(0, 3)))
+
+
+@pytest.mark.parametrize("n", OVERWRITTEN)
+@pytest.mark.parametrize("f", (less_the_element, softmax_less_one), ids=("map", "softmax"))
+def test_elements_are_read_before_the_row_is_overwritten(f, n, device):
+    """The element is one of the last that is written, or of the first."""
+    seed(n)
+    x = torch.randn(300, n, device=device)
+    y = torch.where(torch.arange(300, device=device) % 2 == 0, n - 1, 0)
+    taken = x.gather(1, y[:, None])
+    expected = (torch.softmax(x, -1) if f is softmax_less_one else x) - taken
+    for _ in range(3):
+        mine = x.clone()
+        f(mine, y, out=mine)
+        torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
