@@ -39,7 +39,7 @@ def candidates(kernel: Kernel, args: tuple) -> list[Candidate]:
     if not written:
         return _reads(kernel, args, rows, values=len(results))
     if len({t.dtype for t in (*rows, *written)}) > 1:
-        return [_copy_of(sum(t.nbytes for t in (*rows, *written)), rows[0].device)]
+        return [copy_of(sum(t.nbytes for t in (*rows, *written)), rows[0].device)]
     outs = [torch.empty_like(rows[0]) for _ in written]
     if mix == (1, 1):
         x, out = rows[0], outs[0]
@@ -50,10 +50,10 @@ def candidates(kernel: Kernel, args: tuple) -> list[Candidate]:
         return [Candidate("add", call, lambda: torch.equal(out, a + b))]
     if mix == (2, 2):
         return _two_copies(rows, outs)
-    return [_copy_of(sum(mix) * rows[0].nbytes, rows[0].device)]
+    return [copy_of(sum(mix) * rows[0].nbytes, rows[0].device)]
 
 
-def _copy_of(count: int, device: torch.device) -> Candidate:
+def copy_of(count: int, device: torch.device) -> Candidate:
     """A copy that moves so many bytes: half of them are read, and half are written."""
     x = torch.zeros(max(count // 8, 1), dtype=torch.int32, device=device)
     out = torch.empty_like(x)
@@ -76,7 +76,7 @@ def _reads(kernel: Kernel, args: tuple, rows: list[torch.Tensor], values: int) -
             if len(rows) == 1 and x.ndim == 2
         ]
     if triton is None:
-        return found or [_copy_of(x.nbytes, x.device)]
+        return found or [copy_of(x.nbytes, x.device)]
     value = given[0] if len(given) == 1 else x.new_zeros(len(rows[0]), dtype=torch.float32)
     flat = x.view(-1).view(torch.int32)
     peaks = flat.new_empty(-(-flat.numel() // triton.BLOCK))
