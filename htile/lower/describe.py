@@ -13,6 +13,7 @@ from .reductions import Reduce
 from .steps import ChunkLoop, Compute, Home, Load, Prefetch, Reload, Step, Store
 
 if TYPE_CHECKING:
+    from ..frontend.graph import Input, Output
     from .plan import Plan
 
 PLACES = {
@@ -81,19 +82,26 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def _named(plan: Plan, piece: Input | Output) -> str:
+    """Its name, and which elements of the tensor it has if it is a piece: `x[0:4096]`."""
+    return piece.name + (piece.view.elements(plan.graph.n) if piece.view else "")
+
+
 def _describe_steps(plan: Plan, names: Names, steps: Iterable[Step]) -> list[str]:
     graph, lines = plan.graph, []
     for step in steps:
         match step:
             case Load(i, home) if home is not Home.REREAD:  # which the loops alone read
-                kind = f"{i.role.value} {i.name} ({dtype_name(i.dtype)})"
+                kind = f"{i.role.value} {_named(plan, i)} ({dtype_name(i.dtype)})"
                 lines.append(f"load      {kind} to {PLACES[home].removeprefix('in ')}")
             case Reload(inputs, home):
                 where = "shared" if home is Home.SHARED else "global"
-                lines.append(f"read      {', '.join(i.name for i in inputs)} from {where} memory")
+                named = ", ".join(_named(plan, i) for i in inputs)
+                lines.append(f"read      {named} from {where} memory")
             case Prefetch(inputs):
                 chunks = _count(plan.placement.prefetch, "chunk")
-                lines.append(f"prefetch  {chunks} of {', '.join(i.name for i in inputs)}")
+                named = ", ".join(_named(plan, i) for i in inputs)
+                lines.append(f"prefetch  {chunks} of {named}")
             case Compute(id):
                 if graph[id].op is not Op.RESHAPE:
                     text = names.expression(step).removeprefix("math.")
@@ -102,7 +110,8 @@ def _describe_steps(plan: Plan, names: Names, steps: Iterable[Step]) -> list[str
                 lines.append(_describe_reduce(plan, names, step))
             case Store(output):
                 value = names.operand(output.id)
-                lines.append(f"store     {output.name} ({dtype_name(output.dtype)}) = {value}")
+                kind = f"{_named(plan, output)} ({dtype_name(output.dtype)})"
+                lines.append(f"store     {kind} = {value}")
             case ChunkLoop(inner, parts):
                 back = ", from the last to the first" if step.backwards else ""
                 lines.append(f"for each chunk{back}")

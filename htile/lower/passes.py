@@ -148,13 +148,15 @@ def narrow_indices(graph: Graph) -> Graph:
 
 
 def bundle_neighbours(graph: Graph) -> Graph:
-    """Load and store neighbouring elements together; see `htile.lower.bundles`."""
+    """Load and store neighbouring elements together; see `htile.lower.bundles`.
+
+    It is the graph itself where there are none, as in most.
+    """
     rule, outputs = bundling(graph)
     return rewrite(graph, rule, outputs) if rule or outputs else graph
 
 
 PASSES = (
-    bundle_neighbours,
     fold_constants,
     merge_common_subexpressions,
     choose_means,
@@ -165,7 +167,7 @@ PASSES = (
 
 def run_passes(graph: Graph) -> Graph:
     """The placed graph of a traced one, as kernels are made of it."""
-    graph = place(graph)
+    graph = bundle_neighbours(place(graph))
     for apply in PASSES:
         graph = apply(graph)
     return graph
