@@ -510,3 +510,57 @@ def test_shared_bytes_of_elements_of_other_sizes():
         missed += not truth and not are_disjoint(a, b)
     assert apart > 500 and missed > 200, "many whose ranges cross and whose elements do not"
 
+
+# ---- parts and elements in place ----------------------------------------------------------------
+
+
+@htile.rowwise
+def swapped(x):
+    first, second = x.chunk(2)
+    return torch.cat((second, first))
+
+
+@htile.rowwise
+def moved(x):
+    return torch.cat((x[1:5], x[4:]))
+
+
+@htile.rowwise
+def less_an_element(x, y: htile.PerRow):
+    return x - x[y]
+
+
+@htile.rowwise
+def less_the_counted(x):
+    return x - x[(x > 0).sum() % x.shape[-1]]
+
+
+@htile.rowwise
+def less_the_first(x):
+    return x - x[0]
+
+
+def test_parts_that_change_places_in_place():
+    x = torch.arange(16.0).view(2, 8)
+    expected = torch.cat((x[:, 4:], x[:, :4]), 1)
+    assert torch.equal(swapped(x, out=x), expected)
+
+
+def test_an_element_at_an_index_is_read_before_its_row_is_overwritten():
+    x, y = torch.arange(16.0).view(2, 8), torch.tensor([7, 0])
+    expected = x - x.gather(1, y[:, None])
+    assert torch.equal(less_an_element(x, y, out=x), expected)
+    meta = torch.empty(2, 8, device="meta")
+    lowered = request_of(less_an_element, (x, y), (x,)).lower(ARCH["sm_90a"])
+    text = lowered.source
+    assert text.index("load_element") < text.index("wait_for_row") < text.index(".store(")
+    assert "wait_for_row" not in less_an_element.inspect(meta, y.to("meta")).source
+
+
+@pytest.mark.parametrize("f", [moved, less_the_counted, less_the_first], ids=lambda f: f.__name__)
+def test_elements_that_others_would_read_too_late(f):
+    """Other threads read the element after a reduction, or hold it in another column."""
+    x = torch.randn(2, 8)
+    with pytest.raises(ArgumentError, match="overwritten before they are read"):
+        f(x, out=x)
+    assert f(x).shape == x.shape

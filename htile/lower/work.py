@@ -16,7 +16,7 @@ from functools import cached_property
 
 import torch
 
-from ..frontend.graph import Graph, Input, Output, Role
+from ..frontend.graph import Graph, Input, Node, Output, Role
 from ..frontend.ops import REDUCTIONS, Op
 from .patterns import Function, ancestors, choose_function
 from .precision import seen_in_16_bits
@@ -172,13 +172,9 @@ class Work:
     def _early(self) -> tuple[Compute, ...]:
         """Loads of elements at indices that depend on no reduction, and their indices."""
         graph = self.graph
-        early = []
-        for node in graph:
-            if node.op is Op.TAKE:
-                made = ancestors(graph, [node])
-                if not any(graph[id].op in REDUCTIONS for id in made):
-                    early += [id for id in made if graph[id].op not in LEAVES]
-        steps = (graph[id] for id in sorted(set(early)) if graph[id].op is not Op.RESHAPE)
+        takes = [node for node in graph if node.op is Op.TAKE and not is_late(graph, node)]
+        made = (graph[id] for id in sorted(ancestors(graph, takes)))
+        steps = (node for node in made if node.op not in LEAVES | {Op.RESHAPE})
         return tuple(Compute(n.id, Function.EXACT, n.inputs) for n in steps)
 
     def of(self, role: Role) -> list[Input]:
@@ -364,6 +360,11 @@ class Work:
                 todo += [i for i in steps[id].inputs if i not in done]
         done.update(steps)
         return tuple(steps[id] for id in sorted(steps))
+
+
+def is_late(graph: Graph, take: Node) -> bool:
+    """Whether the index of an element is known after a reduction only."""
+    return any(graph[id].op in REDUCTIONS for id in ancestors(graph, [take]))
 
 
 def sweep_costs(

@@ -7,7 +7,9 @@ from torch.utils import _pytree as pytree
 
 from ..errors import ArgumentError, DtypeError, ShapeError
 from ..frontend.graph import Graph, Output, Role, View
+from ..frontend.ops import Op
 from ..frontend.roles import Signature
+from ..lower.work import is_late
 from .launch import Request
 from .memory import layout, overlaps_itself, share_memory
 from .operands import splits_bundles
@@ -109,9 +111,18 @@ def find_aliases(signature: Signature, values: tuple, outs: tuple) -> tuple[tupl
 
 
 def _crosses(placed: Graph, name: str, result: Output) -> bool:
-    """Whether a piece of the result lies where a piece of the argument has other columns."""
+    """Whether a thread may write elements of the argument before others have read them.
+
+    That is where a piece of the result lies where a piece of the argument has other columns, and
+    where an element is read at an index that comes of a reduction. Other elements at indices are
+    read before anything is written (`htile.lower.steps.Fence`).
+    """
+    leaves = {i.id: i for i in placed.inputs if i.name == name}
+    takes = [node for node in placed if node.op is Op.TAKE and node.inputs[0] in leaves]
+    if any(is_late(placed, take) for take in takes):
+        return True
     whole = View((placed.n,), (0,), (1,))
-    read = [i.view or whole for i in placed.inputs if i.name == name]
+    read = [i.view or whole for i in leaves.values() if i.role is not Role.TAKEN]
     written = [o.view or whole for o in placed.outputs if o.name == result.name]
     return any(a.shape == b.shape and a.meets(b, placed.n) for a in read for b in written)
 
