@@ -16,7 +16,7 @@ from .dtypes import STORAGE
 from .graph import Builder
 from .ops import Value, Varies
 from .parts import cat
-from .promotion import FLOAT, INT64, cast, number, supported
+from .promotion import FLOAT, INT64, as_stored, cast, supported
 from .tensor import Tensor, fail, location
 
 LEAVE_OUT = "leave device out, the kernel runs where its inputs are"
@@ -65,11 +65,10 @@ def _constant(
     computed = supported(dtype)
     if computed in STORAGE:
         fail(DtypeError, f"a constant of {computed}: write it in float32 and convert the result")
-    rounded = torch.tensor(number(value, computed), dtype=dtype, device="cpu")
     stored = dtype if computed is FLOAT else None
     is_row = shape not in ((), (1,)) or (len(shape) > 0 and builder.n == 1)
     shown = Value(tuple(shape), Varies.SCALAR, computed, stored, is_row)
-    return Tensor(builder, builder.add_const(rounded.item(), shown, location()))
+    return Tensor(builder, builder.add_const(as_stored(value, dtype), shown, location()))
 
 
 def _filled(value: object) -> Callable:

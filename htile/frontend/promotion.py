@@ -78,6 +78,11 @@ def scalar(like: Tensor, x: Number, dtype: torch.dtype) -> Tensor:
     return constant(like, number(x, dtype), Value((), Varies.SCALAR, dtype))
 
 
+def as_stored(value: Number, dtype: torch.dtype) -> Number:
+    """The number as a tensor of a dtype holds it."""
+    return torch.tensor(number(value, supported(dtype)), dtype=dtype, device="cpu").item()
+
+
 def filled(x: Tensor, value: Number, dtype: torch.dtype | None = None) -> Tensor:
     """A constant of the shape of `x`, and of its dtype unless another is given."""
     v = x._value
@@ -86,7 +91,7 @@ def filled(x: Tensor, value: Number, dtype: torch.dtype | None = None) -> Tensor
         fail(DtypeError, f"a constant of {computed}: write it in float32 and convert the result")
     stored = v.stored if dtype is None else dtype
     shown = Value(v.inner, Varies.SCALAR, computed, stored, v.spread)
-    return constant(x, number(value, computed), shown)
+    return constant(x, as_stored(value, stored or computed), shown)
 
 
 def supported(dtype: object) -> torch.dtype:

@@ -118,6 +118,23 @@ def test_other_lengths_and_shapes():
     exact(tabled, x[:, :3] * torch.tensor([3, 1, 2]))
 
 
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+def test_a_constant_is_rounded_to_the_dtype_that_is_asked_for(dtype):
+    """0.1 of 16 bits is another number than 0.1, and shows in float32."""
+
+    @htile.rowwise
+    def f(x):
+        return x * torch.full_like(x, 0.1, dtype=dtype).float(), x * torch.full(
+            x.shape, 0.1, dtype=dtype
+        ).float()
+
+    x = random(3, 5)
+    expected = x * torch.tensor(0.1, dtype=dtype).float()
+    assert not torch.equal(expected, x * 0.1)
+    for found in f(x):
+        exact(found, expected)
+
+
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16], ids=str)
 def test_the_default_dtype_changes_nothing(default):
     """A float that no dtype is given for is float32."""
