@@ -38,7 +38,7 @@ def expand(tensor: cute.Tensor, dim: int, size: int | Int32) -> cute.Tensor:
     return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=stride))
 
 
-def part(
+def view_of(
     tensor: cute.Tensor,
     start: tuple,
     steps: tuple | None = None,

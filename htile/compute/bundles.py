@@ -9,7 +9,7 @@ from htile.compute.conversion import convert
 from htile.compute.operands import Operand, Vector, lift, make_vector
 
 
-def part(x: Vector, which: int, count: int, dtype: type[Numeric]) -> Vector:
+def unbundle(x: Vector, which: int, count: int, dtype: type[Numeric]) -> Vector:
     """One of the `count` elements of `dtype` in each wide element; float32 for 16-bit floats.
 
     Of pairs of bfloat16 it takes one instruction, because float32 has their bits in its upper half.

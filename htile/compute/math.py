@@ -15,7 +15,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Numeric
 from cutlass._mlir.dialects import llvm
 
-from htile.compute.bundles import bundle, part
+from htile.compute.bundles import bundle, unbundle
 from htile.compute.conversion import convert, round_to
 from htile.compute.division import div, div_bounded, div_number, floordiv, mod, reciprocal
 from htile.compute.near import (
@@ -57,9 +57,9 @@ __all__ = [
     "expm1_near", "floor", "floordiv", "fma", "fms", "fnma", "ge", "gelu_near", "gt", "le", "log",
     "log1p", "log1p_bounded", "log1p_near", "log2", "log2_near", "log10", "log10_near", "log_near",
     "logical_and", "logical_not", "logical_or", "logical_xor", "lt", "maximum", "minimum", "mod",
-    "ne", "neg", "negative_zero", "part", "pow", "product", "reciprocal", "round", "round_to",
+    "ne", "neg", "negative_zero", "pow", "product", "reciprocal", "round", "round_to",
     "rsqrt", "sigmoid", "sigmoid_near", "sign", "sin", "sqrt", "sqrt_near", "tanh", "tanh_near",
-    "trunc", "where",
+    "trunc", "unbundle", "where",
 ]
 # fmt: on
 

@@ -132,6 +132,11 @@ class Output:
     view: View | None = None
 
 
+def tensor_dtype(piece: Input | Output) -> torch.dtype:
+    """The dtype of the tensor that an input or output is a piece of."""
+    return (piece.view.of if piece.view is not None else None) or piece.dtype
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """A function of one row, as dataflow; a node's id is its place in `nodes`.

@@ -81,7 +81,7 @@ class Op(Enum):
     CAT = "cat"  # arg: the axis; any number of operands
     TAKE = "take"  # of a row and an index of each row, which is in the row: the element there
     # bundles: neighbouring elements of memory as one wide element, in placed graphs only
-    PART = "part"  # arg: (which element, of how many, its dtype)
+    UNBUNDLE = "unbundle"  # arg: (which element, of how many, its dtype)
     BUNDLE = "bundle"  # arg: the dtype of the elements; any number of operands
     # reductions; arg: the axis, or None where there is one axis
     SUM = "sum"
@@ -248,7 +248,7 @@ def _take(values: tuple[Value, ...], arg: object) -> Value:
     return replace(row, inner=(), varies=varies, spread=False)
 
 
-def _part(values: tuple[Value, ...], arg: object) -> Value:
+def _unbundle(values: tuple[Value, ...], arg: object) -> Value:
     return replace(values[0], dtype=compute_dtype(arg[2]), stored=None)
 
 
@@ -316,8 +316,8 @@ INFER: dict[Op, Rule] = {
     **dict.fromkeys((Op.NOT, Op.AND, Op.OR, Op.XOR), _of(_elementwise, *MASKS)),
     **dict.fromkeys(COMPARISONS, _comparison),
     Op.CAST: _cast, Op.CONVERT: _convert, Op.WHERE: _where, Op.RESHAPE: _reshape, Op.SLICE: _slice,
-    Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat, Op.PART: _part, Op.BUNDLE: _bundle,
-    Op.TAKE: _take,
+    Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat, Op.UNBUNDLE: _unbundle,
+    Op.BUNDLE: _bundle, Op.TAKE: _take,
     **dict.fromkeys((Op.SUM, Op.PROD, Op.MAX, Op.MIN), _of(_reduction, *NUMBERS)),
     Op.MEAN: _of(_reduction, *FLOATS),
     **dict.fromkeys((Op.ANY, Op.ALL), _of(_reduction, *MASKS)),

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import ArgumentError
 from .dtypes import FLOAT8, STORAGE
-from .graph import Graph, View
+from .graph import Graph
 from .ops import COMPARISONS, MOVEMENTS, REDUCTIONS, WIDE, Op
 
 Function = Callable[..., Tensor]
@@ -208,7 +208,7 @@ def _take(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor
     return row.expand((*lead, row.shape[-1])).take_along_dim(places, -1)[..., 0]
 
 
-def _part(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+def _unbundle(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
     which, count, of = arg
     return values[0].contiguous().view(of)[..., which::count]
 
@@ -222,7 +222,7 @@ def _bundle(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tens
 EVALUATE: dict[Op, Rule] = {op: _rule(function) for op, function in _FUNCTIONS.items()}
 EVALUATE |= {Op.CAST: _convert, Op.CONVERT: _convert}
 EVALUATE |= {Op.SLICE: _slice, Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat}
-EVALUATE |= {Op.PART: _part, Op.BUNDLE: _bundle, Op.TAKE: _take}
+EVALUATE |= {Op.UNBUNDLE: _unbundle, Op.BUNDLE: _bundle, Op.TAKE: _take}
 
 
 def evaluate(
@@ -244,10 +244,11 @@ def evaluate(
     last_use = {i: node.id for node in graph for i in node.inputs}
     outputs = {out.id for out in graph.outputs}
     values: dict[int, Tensor] = {}
-    views = {i.id: i.view for i in graph.inputs if i.view is not None}
     count = len(lead)
     for node in graph:
         inner = node.value.inner
+        if node.id not in last_use and node.id not in outputs:
+            continue  # a row that gives the kernel its shape, and is not read
         if node.op is Op.INDEX:
             value = torch.arange(node.arg, dtype=node.value.dtype, device=device)
             value = value.reshape((*(1,) * count, *inner))
@@ -256,8 +257,6 @@ def evaluate(
             if not isinstance(value, Tensor):
                 of = dtype if node.value.dtype.is_floating_point else node.value.dtype
                 value = torch.tensor(value, dtype=of, device=device)
-            elif node.id in views:
-                value = _piece(value, views[node.id], graph.n)
             # the leading shape of this argument; () for what all rows share
             own = value.shape[: max(0, value.dim() - len(inner))]
             rest = value.shape[len(own) :] if len(own) + len(inner) == value.dim() else ()
@@ -290,14 +289,6 @@ def evaluate(
         value = _aligned(value, count, len(out.inner))
         results.append(torch.empty(shape, dtype=stored, device=device).copy_(value))
     return pytree.tree_unflatten(results, graph.structure)
-
-
-def _piece(value: Tensor, view: View, n: int) -> Tensor:
-    """The elements of a piece of n columns, without bundles."""
-    steps = view.steps or (0,) * len(view.start)
-    places = (torch.arange(n if view.steps else 1, device=value.device) * s for s in steps)
-    found = value[(..., *(first + each for first, each in zip(view.start, places, strict=True)))]
-    return found if view.steps else found[..., 0]
 
 
 def _aligned(value: Tensor, count: int, rank: int) -> Tensor:

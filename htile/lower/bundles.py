@@ -9,20 +9,17 @@ loaded as any row of elements so wide, and taken apart in registers. Results tha
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from ..frontend.graph import Builder, Graph, Input, Node, Output, Role, View
 from ..frontend.ops import WIDE, Op
-
-Rule = Callable[[Builder, Node, tuple[int, ...]], "int | None"]
-Outputs = Callable[[Builder, list[Output]], list[Output]]
+from .rewrite import Outputs, Rule, rewrite
 
 
-def bundling(graph: Graph) -> tuple[Rule | None, Outputs | None]:
-    """The rule for inputs and the outputs with which `rewrite` does it, None where none are."""
+def bundle_neighbours(graph: Graph) -> Graph:
+    """The graph with such pieces as bundles; itself where it has none, as most graphs."""
     views = {i.id: _bundle_view(graph, i) for i in graph.inputs}
     views = {id: view for id, view in views.items() if view is not None}
     groups: dict[tuple, list[Output]] = defaultdict(list)
@@ -31,7 +28,9 @@ def bundling(graph: Graph) -> tuple[Rule | None, Outputs | None]:
         if view is not None:
             groups[output.name, view].append(output)
     whole = {key: each for key, each in groups.items() if len(each) == key[1].width}
-    return _input_rule(graph, views) if views else None, _outputs(whole) if whole else None
+    if not views and not whole:
+        return graph
+    return rewrite(graph, _input_rule(graph, views), _outputs(whole))
 
 
 def _bundle_view(graph: Graph, piece: Input | Output) -> View | None:
@@ -64,7 +63,7 @@ def _input_rule(graph: Graph, views: dict[int, View]) -> Rule:
             value = replace(node.value, dtype=wide)
             bundles[key] = new.add_input(source.name, source.role, wide, value, view)
         which = source.view.start[-1] - view.start[-1]
-        return new.add(Op.PART, (bundles[key],), (which, view.width, source.dtype))
+        return new.add(Op.UNBUNDLE, (bundles[key],), (which, view.width, source.dtype))
 
     return rule
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 import re
 import textwrap
 
-import torch
-
-from ..frontend.graph import Graph, Input, Output, Role
+from ..frontend.graph import Graph, Input, Role, tensor_dtype
 from ..frontend.ops import dtype_name
 from .emit_host import fake_arguments, host, parameters
 from .emit_steps import assign, loop, prefetch, print_step, reduce_carried, reduce_held
@@ -20,7 +18,7 @@ from .expressions import CUTLASS_TYPES, WIDTH, wrapped_call
 from .names import Names
 from .plan import Plan
 from .reductions import Reduce
-from .steps import ChunkLoop, Fence, Prefetch, Step
+from .steps import ChunkLoop, Fence, Prefetch
 
 
 def emit(plan: Plan) -> str:
@@ -33,16 +31,11 @@ def emit(plan: Plan) -> str:
 
 def _docstring(graph: Graph) -> list[str]:
     takes, gives = (
-        ", ".join(dict.fromkeys(f"{each.name} {dtype_name(_of(each))}" for each in some))
+        ", ".join(dict.fromkeys(f"{each.name} {dtype_name(tensor_dtype(each))}" for each in some))
         for some in (graph.inputs, graph.outputs)
     )
     title = f'"""{graph.name}: one row of N = {graph.n}'
     return [f"{title}.", "", *textwrap.wrap(f"{takes} -> {gives}", WIDTH), '"""', ""]
-
-
-def _of(each: Input | Output) -> torch.dtype:
-    """The dtype of its tensor."""
-    return each.view.of if each.view is not None and each.view.of is not None else each.dtype
 
 
 def _imports(text: str) -> list[str]:
@@ -50,7 +43,7 @@ def _imports(text: str) -> list[str]:
     types.sort(key=lambda t: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", t)])
     verbs = ("ElementwiseLoader", "GlobalToRegLoader", "ElementwiseStorer")
     dataflow = ["ElementwiseKernelContext", *(name for name in verbs if f"{name}(" in text)]
-    views = ("as_row_values", "as_rows", "make_fake_tensor", "part")
+    views = ("as_row_values", "as_rows", "make_fake_tensor", "view_of")
     utils = [u for u in views if re.search(rf"\b{u}\(", text)]
     return [
         "import cuda.bindings.driver as cuda",
@@ -153,7 +146,7 @@ def _steps(plan: Plan, names: Names) -> list[str]:
     lines: list[str] = []
     in_loops, first = plan.numerics.in_loops, len(names.loads)
     early = plan.work.early
-    while first < len(plan.steps) and (plan.steps[first] in early or _is_fence(plan.steps[first])):
+    while plan.steps[first] in early or isinstance(plan.steps[first], Fence):
         lines += [] if lines else [""]
         lines += print_step(names, plan.steps[first])
         first += 1
@@ -176,10 +169,6 @@ def _steps(plan: Plan, names: Names) -> list[str]:
         else:
             lines += print_step(names, step)
     return lines
-
-
-def _is_fence(step: Step) -> bool:
-    return isinstance(step, Fence)
 
 
 def _heading(plan: Plan, stage: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..frontend.graph import Graph, Input, Output, Role
+from ..frontend.graph import Graph, Input, Output, Role, tensor_dtype
 from ..frontend.ops import Varies
 from .expressions import CUTLASS_TYPES, lines_of, tuple_of, wrapped_call
 from .names import Names
@@ -60,7 +60,7 @@ def _piece(plan: Plan, names: Names, argument: Input | Output) -> list[str]:
         args += [CUTLASS_TYPES[argument.dtype], str(_divisibility(plan, argument))]
     elif isinstance(argument, Input) and argument.role is Role.DEVICE_SCALAR:
         args += [tuple_of("0" for _ in view.start), "1"]
-    return wrapped_call(f"    {names.tensors[argument]} = part(", args, ")")
+    return wrapped_call(f"    {names.tensors[argument]} = view_of(", args, ")")
 
 
 def _collapse(plan: Plan, names: Names, argument: Input | Output) -> list[str]:
@@ -86,7 +86,7 @@ def fake_arguments(plan: Plan, names: Names) -> list[str]:
     for name in names.arguments:
         pieces = [a for a in names.tensors if names.argument(a) == name]
         a = pieces[0]
-        dtype = CUTLASS_TYPES[a.view.of or a.dtype if a.view else a.dtype]
+        dtype = CUTLASS_TYPES[tensor_dtype(a)]
         rows = [p for p in pieces if p.view is None or p.view.steps]
         rows = [p for p in rows if not isinstance(p, Input) or p.role is not Role.TAKEN]
         # The piece with the widest vectors says how aligned the tensor is; one element may lie

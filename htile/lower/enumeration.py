@@ -100,8 +100,7 @@ def vector_size(graph: Graph) -> int:
     while vec > 1 and vec * inputs > VECTOR_REGISTERS:
         vec //= 2
     whole = gcd(graph.n, vec)
-    views = [each.view for each in (*graph.inputs, *graph.outputs) if each.view is not None]
-    if not all(view.is_contiguous for view in views):
+    if _lies_apart(graph):
         return whole
     is_long = graph.n >= SHIFTED_VECTORS * vec and vec * min(rows + columns) >= WORD_BYTES
     return vec if is_long and whole * sum(rows) < WHOLE_BYTES * len(rows) else whole
@@ -114,14 +113,19 @@ def _sizes(graph: Graph) -> tuple[list[int], list[int]]:
     return rows, [i.dtype.itemsize for i in graph.inputs if i.role is Role.COLUMN]
 
 
+def _lies_apart(graph: Graph) -> bool:
+    """Whether some piece has elements that are no neighbours in memory."""
+    views = [each.view for each in (*graph.inputs, *graph.outputs) if each.view is not None]
+    return not all([view.is_contiguous for view in views])
+
+
 def is_shifted(graph: Graph, align: int) -> bool:
     """Whether rows are shifted: those that end inside a vector, or whose alignment is too little.
 
     align: as of `Target`.
     """
     vec = vector_size(graph)
-    views = [each.view for each in (*graph.inputs, *graph.outputs) if each.view is not None]
-    if not all(view.is_contiguous for view in views):
+    if _lies_apart(graph):
         return False  # an element at a time
     if graph.n % vec:
         return True

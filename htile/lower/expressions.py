@@ -56,9 +56,9 @@ def _index(node: Node, args: tuple[str, ...], function: Function) -> str:
     return cols if node.value.dtype is torch.int32 else f"math.convert({cols}, Int64)"
 
 
-def _part(node: Node, args: tuple[str, ...], function: Function) -> str:
+def _unbundle(node: Node, args: tuple[str, ...], function: Function) -> str:
     which, count, dtype = node.arg
-    return f"math.part({args[0]}, {which}, {count}, {CUTLASS_TYPES[dtype]})"
+    return f"math.unbundle({args[0]}, {which}, {count}, {CUTLASS_TYPES[dtype]})"
 
 
 def _bundle(node: Node, args: tuple[str, ...], function: Function) -> str:
@@ -72,7 +72,7 @@ def _not_computed(node: Node, args: tuple[str, ...], function: Function) -> str:
 # fmt: off
 EMIT: dict[Op, Expression] = {
     **dict.fromkeys((Op.INPUT, Op.CONST, *MOVEMENTS, *REDUCTIONS), _not_computed),
-    Op.INDEX: _index, Op.PART: _part, Op.BUNDLE: _bundle,
+    Op.INDEX: _index, Op.UNBUNDLE: _unbundle, Op.BUNDLE: _bundle,
     Op.TAKE: lambda node, args, function: f"{args[0]}[{args[1]}]",  # as pictures have it
     Op.NEG: lambda node, args, function: f"-{args[0]}",
     Op.ADD: _by_function(_binary("+"), fma="fma"),

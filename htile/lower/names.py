@@ -27,7 +27,7 @@ RESERVED = frozenset(
         *CUTLASS_TYPES.values(),
         *("ElementwiseTileConfig", "ElementwiseKernelContext", "ElementwiseLoader"),
         *("ElementwiseStorer", "GlobalToRegLoader", "_", "float", "config", "ctx", "l", "I", "O"),
-        *("as_row_values", "as_rows", "lead", "part", *(f"m{k}" for k in range(64))),
+        *("as_row_values", "as_rows", "lead", "view_of", *(f"m{k}" for k in range(64))),
         *("blocks", "chunk", "cuda", "cute", "cutlass", "fake_arguments", "k", "loader", "m"),
         *("make_fake_tensor", "math", "MEAN", "pred", "range", "s", "stream", "tiled_copy"),
     }
@@ -135,9 +135,7 @@ class Names:
         return self._arguments[type(piece), piece.name]
 
     def _value(self, i: Input) -> str:
-        if i.view is None:
-            return self._unique(i.name)
-        return self._numbered(f"{i.name}_" if i.name[-1].isdigit() else i.name)
+        return self._unique(i.name) if i.view is None else self._piece(i.name)
 
     def _tensor(self, argument: Input | Output) -> str:
         key = type(argument), argument.name
@@ -148,9 +146,11 @@ class Names:
                 camel = "".join(part[:1].upper() + part[1:] for part in argument.name.split("_"))
                 self._arguments[key] = self._unique(f"m{camel}")
         name = self._arguments[key]
-        if argument.view is None:
-            return name
-        return self._numbered(f"{name}_" if name[-1].isdigit() else name)
+        return name if argument.view is None else self._piece(name)
+
+    def _piece(self, whole: str) -> str:
+        """`x0`, `x1`: the name of the whole and a count."""
+        return self._numbered(f"{whole}_" if whole[-1].isdigit() else whole)
 
     def _fresh(self, id: int) -> None:
         """`max0`, `max1`: the operation and a count."""

@@ -8,7 +8,6 @@ which changes no comparison. Whatever else reads such a value reads it converted
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -16,6 +15,7 @@ import torch
 from ..frontend.graph import Builder, Graph, Node
 from ..frontend.ops import COMPARISONS, Op
 from .patterns import strip
+from .rewrite import Rule
 
 # The comparison with its operands exchanged.
 MIRRORED = {Op.LT: Op.GT, Op.GT: Op.LT, Op.LE: Op.GE, Op.GE: Op.LE, Op.EQ: Op.EQ, Op.NE: Op.NE}
@@ -75,7 +75,7 @@ def _range(op: Op, operands: list[Range]) -> Range | None:
     return None
 
 
-def narrowing(graph: Graph) -> Callable[[Builder, Node, tuple[int, ...]], int | None] | None:
+def narrowing(graph: Graph) -> Rule | None:
     """The rule with which `rewrite` does it; None where a graph has no index."""
     found = ranges(graph)
     if not found:

@@ -19,7 +19,6 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd, prod
-from typing import NoReturn
 
 import torch
 
@@ -277,7 +276,7 @@ class _Placing:
             if len(stack) > 1:  # written out is the outer axis, because neighbours are columns then
                 fits = stack[0].size <= MOST_PIECES and stack[-1].size >= LEAST_COLUMNS
                 shortest = min(stack, key=lambda axis: (axis.size, axis))
-                self._write_out(stack[0] if fits else shortest, 1)
+                raise Refine(stack[0] if fits else shortest, 1)
         axes = [axis for (axis,) in stacks]
         if len({axis.size for axis in axes}) <= 1:
             return max([axis.size for axis in axes], default=1)
@@ -290,22 +289,14 @@ class _Placing:
             if n % size == 0 and n // size <= MOST_PIECES and size >= LEAST_COLUMNS:
                 n = size
         for axis in axes:
-            if axis.size % n:
-                self._write_out(axis, 1)
-            if axis.size > n:
-                self._write_out(axis, n)
+            if axis.size != n:
+                raise Refine(axis, 1 if axis.size % n else n)
         raise AssertionError(f"axes of {sizes} columns agree")
 
     def _along_memory(self) -> set[Axis]:
         """The axes that some input varies over along the last axis of its tensor."""
         leaves = [each for each in self.nodes if each.op in (Op.INPUT, Op.INDEX) and each.view]
         return {axis for leaf in leaves for axis, step in leaf.view[-1].steps if step <= NEAR}
-
-    def _write_out(self, axis: Axis, size: int) -> NoReturn:
-        what, k, _ = axis.key
-        id = self.graph.outputs[k].id if what == "out" else k
-        self._refuse_many(self.graph[id], axis.size, size)
-        raise Refine(axis, size)
 
     def _refuse_many(self, node: Node, elements: int, size: int) -> None:
         """Raise UnsupportedError where an axis would be cut into too many pieces."""

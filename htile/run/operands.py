@@ -147,11 +147,16 @@ def splits_bundles(pieces: Iterable[Input | Output], tensor: torch.Tensor) -> bo
     widest = max((each.view.width for each in pieces if each.view is not None), default=1)
     if widest == 1:
         return False
-    places = tensor.data_ptr() if tensor.device.type != "meta" else 0
+    return _address_bits(tensor) % (widest * tensor.element_size()) > 0
+
+
+def _address_bits(tensor: torch.Tensor) -> int:
+    """The bits that are set in some row's address; the lowest of them is the alignment."""
+    found = tensor.data_ptr() if tensor.device.type != "meta" else 0
     for length, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True):
         if length > 1:
-            places |= stride * tensor.element_size()
-    return places % (widest * tensor.element_size()) > 0
+            found |= stride * tensor.element_size()
+    return found
 
 
 def as_copied(tensor: torch.Tensor) -> torch.Tensor:
@@ -190,13 +195,7 @@ def alignment(graph: Graph, pieces: list[tuple[torch.Tensor | None, Input | Outp
         if (graph.n % vec and is_row) or (tensor is None and view is None):
             continue
         steps = view.start[-1] * own if view is not None else 0
-        if tensor is None:
-            steps |= view.shape[-1] * own
-        else:
-            steps |= tensor.data_ptr() if tensor.device.type != "meta" else 0
-            for length, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True):
-                if length > 1:
-                    steps |= stride * own
+        steps |= view.shape[-1] * own if tensor is None else _address_bits(tensor)
         aligned = steps & -steps or WIDEST_ACCESS
         if aligned < min(vec * size, WIDEST_ACCESS):
             least = min(least, aligned)

@@ -212,7 +212,7 @@ def interpreted(placed: Graph, traced: Graph, named: dict, lead: tuple[int, ...]
         elif node.op in REDUCTIONS:
             assert operands[0].shape[1] == n, "only rows are reduced"
             found = MEANT[node.op](operands[0], axis=1, keepdims=True)
-        elif node.op is Op.PART:
+        elif node.op is Op.UNBUNDLE:
             found = operands[0][..., node.arg[0]]
         elif node.op is Op.BUNDLE:
             found = np.stack(np.broadcast_arrays(*operands), -1)

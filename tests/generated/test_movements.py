@@ -10,7 +10,7 @@ from htile.frontend.ops import MOVEMENTS, Op
 from htile.frontend.reference import evaluate
 from htile.frontend.roles import classify
 from htile.frontend.trace import trace
-from htile.lower.passes import bundle_neighbours
+from htile.lower.bundles import bundle_neighbours
 from htile.lower.space import place
 from htile.testing import oracle
 
@@ -72,4 +72,4 @@ def test_bundles_are_reached():
         ops |= {node.op for node in graph}
         views = [each.view for each in (*graph.inputs, *graph.outputs) if each.view]
         apart += not all(view.is_contiguous for view in views)
-    assert {Op.PART, Op.BUNDLE} <= ops and apart
+    assert {Op.UNBUNDLE, Op.BUNDLE} <= ops and apart
