@@ -80,7 +80,8 @@ def scalar(like: Tensor, x: Number, dtype: torch.dtype) -> Tensor:
 
 def as_stored(value: Number, dtype: torch.dtype) -> Number:
     """The number as a tensor of a dtype holds it."""
-    return torch.tensor(number(value, supported(dtype)), dtype=dtype, device="cpu").item()
+    held = torch.empty((), dtype=dtype, device="cpu")  # torch.tensor is symbolic while tracing
+    return held.fill_(number(value, supported(dtype))).item()
 
 
 def filled(x: Tensor, value: Number, dtype: torch.dtype | None = None) -> Tensor:
