@@ -112,9 +112,10 @@ SECTIONS = (
         "is one.",
         (
             traced("A torch function", "return torch.cumsum(x, -1)", kind="UnsupportedError"),
-            traced("A method", "return x.topk(3)", kind="UnsupportedError"),
+            traced("A method", "return x.median()", kind="UnsupportedError"),
             traced("A name that is misspelt", "return x.sofmax(-1)", kind="UnsupportedError"),
-            traced("An arg-reduction", "return x.argmax()", kind="UnsupportedError"),
+            traced("Too many elements by rank", "return x.topk(65).values", kind="UnsupportedError",
+                   call="f(torch.ones(4, 100))"),
             traced("Elements that a mask chooses", "return x[x > 0]", kind="UnsupportedError"),
             traced("Parts that have no common length", "return torch.cat((x[100:], -x[:100]))",
                    kind="UnsupportedError", call="f(torch.ones(4, 4096)[:, :4095])"),

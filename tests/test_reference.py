@@ -142,6 +142,7 @@ REDUCE = {
 }
 # These have tests of their own.
 OTHER = {Op.CAST, Op.CONVERT, Op.WHERE, Op.TAKE, Op.UNBUNDLE, Op.BUNDLE, *MOVEMENTS}
+OTHER |= {Op.KEY, Op.KEY_INDEX, Op.KEY_VALUE}
 
 
 def cases(table):

@@ -18,6 +18,7 @@ from cutlass._mlir.dialects import llvm
 from htile.compute.bundles import bundle, unbundle
 from htile.compute.conversion import convert, round_to
 from htile.compute.division import div, div_bounded, div_number, floordiv, mod, reciprocal
+from htile.compute.keys import key, key_index, key_value
 from htile.compute.near import (
     div_near,
     exp_near,
@@ -54,7 +55,8 @@ from htile.compute.products import Product, fma, fms, fnma, product
 __all__ = [
     "Product", "abs", "bundle", "ceil", "convert", "cos", "div", "div_bounded", "div_near",
     "div_number", "eq", "erf", "exp", "exp2", "exp_bounded", "exp_near", "exp_quotient", "expm1",
-    "expm1_near", "floor", "floordiv", "fma", "fms", "fnma", "ge", "gelu_near", "gt", "le", "log",
+    "expm1_near", "floor", "floordiv", "fma", "fms", "fnma", "ge", "gelu_near", "gt", "key",
+    "key_index", "key_value", "le", "log",
     "log1p", "log1p_bounded", "log1p_near", "log2", "log2_near", "log10", "log10_near", "log_near",
     "logical_and", "logical_not", "logical_or", "logical_xor", "lt", "maximum", "minimum", "mod",
     "ne", "neg", "negative_zero", "pow", "product", "reciprocal", "round", "round_to",

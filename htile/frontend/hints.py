@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 REFERENCE = "docs/reference.md lists what there is"
 
-_RANKS = "sorting and arg-reductions are not built yet"
+_RANKS = "x.topk(k), x.sort() of at most 64 elements, and x.argmax() are there"
 _PRODUCT = "write (a * b).sum() for the product of two rows"
 _ALONG = "operations along the row other than reductions are not built yet"
 _PARTS = "write it with torch.cat, torch.stack and slices"
@@ -20,7 +20,7 @@ _GROUPS = "pass the groups as a leading dimension, x.unflatten(-1, (groups, -1))
 HINTS = {
     name: hint
     for names, hint in {
-        "argmax argmin argsort sort topk median kthvalue mode quantile unique searchsorted": _RANKS,
+        "median kthvalue mode quantile unique searchsorted msort": _RANKS,
         "matmul mm dot inner linear bmm vdot addmm einsum tensordot outer": _PRODUCT,
         "cumsum cumprod cummax cummin logcumsumexp diff roll flip conv1d max_pool1d": _ALONG,
         "pad hstack vstack dstack column_stack block_diag repeat tile repeat_interleave": _PARTS,

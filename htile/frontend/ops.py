@@ -71,6 +71,11 @@ class Op(Enum):
     AND = "and"
     OR = "or"
     XOR = "xor"
+    # keys: an element and its index as one int64; arg: whether of equal elements the smaller index
+    # makes the smaller key, else the larger key. NaN is the largest element.
+    KEY = "key"  # of an element of float32 or int32, and an index
+    KEY_INDEX = "key_index"
+    KEY_VALUE = "key_value"  # arg: the element's dtype; its -0.0 is 0.0
     # three operands
     WHERE = "where"
     # movements: each element of the result is one of an operand; axes count from the last, -1
@@ -210,6 +215,18 @@ def _shaped(value: Value, inner: tuple[int, ...]) -> Value:
     return replace(value, inner=inner, spread=value.spread and inner != ())
 
 
+def _key(values: tuple[Value, ...], arg: object) -> Value:
+    x, index = values
+    assert x.dtype in (torch.float32, torch.int32) and not index.dtype.is_floating_point, values
+    return replace(_joined(values, values[:1]), dtype=torch.int64, stored=None)
+
+
+def _of_key(values: tuple[Value, ...], arg: object) -> Value:
+    (key,) = values
+    assert key.dtype is torch.int64, f"expected a key: {values}"
+    return replace(key, dtype=arg if isinstance(arg, torch.dtype) else key.dtype, stored=None)
+
+
 def _reshape(values: tuple[Value, ...], arg: object) -> Value:
     assert prod(arg) == prod(values[0].inner), f"of another number of elements: {values}, {arg}"
     return _shaped(values[0], arg)
@@ -317,7 +334,8 @@ INFER: dict[Op, Rule] = {
     **dict.fromkeys(COMPARISONS, _comparison),
     Op.CAST: _cast, Op.CONVERT: _convert, Op.WHERE: _where, Op.RESHAPE: _reshape, Op.SLICE: _slice,
     Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat, Op.UNBUNDLE: _unbundle,
-    Op.BUNDLE: _bundle, Op.TAKE: _take,
+    Op.BUNDLE: _bundle, Op.TAKE: _take, Op.KEY: _key, Op.KEY_INDEX: _of_key,
+    Op.KEY_VALUE: _of_key,
     **dict.fromkeys((Op.SUM, Op.PROD, Op.MAX, Op.MIN), _of(_reduction, *NUMBERS)),
     Op.MEAN: _of(_reduction, *FLOATS),
     **dict.fromkeys((Op.ANY, Op.ALL), _of(_reduction, *MASKS)),

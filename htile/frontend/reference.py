@@ -208,6 +208,31 @@ def _take(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor
     return row.expand((*lead, row.shape[-1])).take_along_dim(places, -1)[..., 0]
 
 
+# A key has an element in its upper 32 bits, as an int32 in the order of the elements, and its index
+# or the complement of that in the lower ones.
+_LOW = 2**32 - 1
+
+
+def _key(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    x, index = values
+    if x.is_floating_point():
+        x = x.float() + 0.0  # no -0.0
+        bits = x.view(torch.int32)
+        ordered = bits ^ (bits >> 31 & 0x7FFFFFFF)  # of negative floats the larger bits are less
+        x = torch.where(x.isnan(), 0x7FFFFFFF, ordered)
+    return x.long() << 32 | (index if arg else _LOW - index)
+
+
+def _key_index(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    low = values[0] & _LOW
+    return low if arg else _LOW - low
+
+
+def _key_value(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    x = (values[0] >> 32).int()
+    return (x ^ (x >> 31 & 0x7FFFFFFF)).view(arg).to(dtype) if arg.is_floating_point else x
+
+
 def _unbundle(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
     which, count, of = arg
     return values[0].contiguous().view(of)[..., which::count]
@@ -222,6 +247,7 @@ def _bundle(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tens
 EVALUATE: dict[Op, Rule] = {op: _rule(function) for op, function in _FUNCTIONS.items()}
 EVALUATE |= {Op.CAST: _convert, Op.CONVERT: _convert}
 EVALUATE |= {Op.SLICE: _slice, Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat}
+EVALUATE |= {Op.KEY: _key, Op.KEY_INDEX: _key_index, Op.KEY_VALUE: _key_value}
 EVALUATE |= {Op.UNBUNDLE: _unbundle, Op.BUNDLE: _bundle, Op.TAKE: _take}
 
 

@@ -290,19 +290,26 @@ def _spelling(func: Callable) -> str:
     return torch.overrides.resolve_name(func) or name
 
 
-class NoIndices(Tensor):
-    """The place of the indices in `x.max(dim=-1)`. To compute with them raises."""
+class Deferred(Tensor):
+    """A value that joins the graph when it is first used, such as the indices of `x.max(dim)`."""
 
-    def __init__(self, builder: Builder, id: int, name: str):
-        super().__init__(builder, id)
-        self._name, self._loc = name, location()
+    @staticmethod
+    def __new__(cls, like: Tensor, make: Callable[[], Tensor]) -> Tensor:
+        return Tensor.__new__(cls, like._builder, like._id)
 
-    def _current(self, loc: Location | None = None) -> NoReturn:
-        fail(UnsupportedError, f"the indices of x.{self._name}(dim=...) are not supported: "
-             "arg-reductions are not built yet; use its .values, or "
-             f"x.a{self._name}(dim=...)", self._loc)  # fmt: skip
+    def __init__(self, like: Tensor, make: Callable[[], Tensor]):
+        self._make, self._made = make, None
+        super().__init__(like._builder, None)
 
-    _id = property(_current)
+    @property
+    def _node(self) -> int:
+        if self._made is None:
+            self._made = self._make()._id
+        return self._made
+
+    @_node.setter
+    def _node(self, id: int | None) -> None:
+        self._made = id
 
 
 def node(op: Op, *operands: Tensor, arg: object = None) -> Tensor:

@@ -65,6 +65,15 @@ def _bundle(node: Node, args: tuple[str, ...], function: Function) -> str:
     return f"math.bundle({', '.join(args)}, dtype={CUTLASS_TYPES[node.arg]})"
 
 
+def _key(node: Node, args: tuple[str, ...], function: Function) -> str:
+    smaller = ", smaller=True" if node.arg else ""
+    return f"math.{node.op.value}({', '.join(args)}{smaller})"
+
+
+def _key_value(node: Node, args: tuple[str, ...], function: Function) -> str:
+    return f"math.key_value({args[0]}, {CUTLASS_TYPES[node.arg]})"
+
+
 def _not_computed(node: Node, args: tuple[str, ...], function: Function) -> str:
     raise AssertionError(f"{node} is not computed")
 
@@ -90,6 +99,7 @@ EMIT: dict[Op, Expression] = {
     Op.NOT: _call("logical_not"), Op.AND: _call("logical_and"), Op.OR: _call("logical_or"),
     Op.XOR: _call("logical_xor"),
     Op.CAST: _convert, Op.CONVERT: _convert,
+    Op.KEY: _key, Op.KEY_INDEX: _key, Op.KEY_VALUE: _key_value,
 }
 # fmt: on
 

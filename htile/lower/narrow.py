@@ -132,7 +132,7 @@ def narrowing(graph: Graph) -> Rule | None:
                 if others and not known[0]:  # the column's number comes first
                     return new.add(MIRRORED[node.op], operands[::-1], node.arg, node.loc)
                 return new.add(node.op, operands, node.arg, node.loc)
-        if node.op in (Op.CAST, Op.CONVERT):
+        if node.op in (Op.CAST, Op.CONVERT) or (node.op is Op.KEY and not known[0]):
             return new.add(node.op, inputs, node.arg, node.loc)
         is_wide = [o.id in found and o.value.dtype is INT64 for o in graph.operands(node)]
         operands = [widened(new, i) if wide else i for i, wide in zip(inputs, is_wide, strict=True)]

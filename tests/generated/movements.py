@@ -96,8 +96,11 @@ class _Writer:
     def statement(self) -> None:
         names = list(self.shapes)
         a = self.rng.choice(names[-3:] + names)
-        kinds = (self._slice, self._reshape, self._join, self._reduce, self._arithmetic, self._move)
-        made = self.rng.choices(kinds, (3, 3, 3, 3, 5, 1))[0](a, self.shapes[a])
+        kinds = (
+            self._slice, self._reshape, self._join, self._reduce, self._rank, self._arithmetic,
+            self._move,
+        )  # fmt: skip
+        made = self.rng.choices(kinds, (6, 6, 6, 6, 1, 10, 2))[0](a, self.shapes[a])
         if made is None:
             return
         text, size = made[0], made[2]
@@ -164,6 +167,19 @@ class _Writer:
             over = ""
         return f"{a}.sum({over}{keep})", (a,), self.sizes[a] * math.prod(shape)
 
+    def _rank(self, a, shape):
+        if not shape:
+            return None
+        axis = self.rng.randrange(-len(shape), len(shape))
+        k, largest = self.rng.randint(1, min(3, shape[axis])), self.rng.random() < 0.6
+        text, size = self.rng.choice((
+            (f"{a}.topk({k}, {axis}, {largest}).values", self.sizes[a]),
+            (f"{a}.argmax({axis}).float()", shape[axis]),
+            (f"{a}.argmin({axis}, keepdim=True).float()", shape[axis]),
+            (f"{a}.max({axis}).indices.float()", shape[axis]),
+        ))  # fmt: skip
+        return text, (a,), size
+
     def _arithmetic(self, a, shape):
         b = self.rng.choice(list(self.shapes))
         sign = self.rng.choice("+-*")
@@ -207,6 +223,13 @@ def interpreted(placed: Graph, traced: Graph, named: dict, lead: tuple[int, ...]
                 width = leaf.view.width
                 each = [arrays[leaf.name][_places(leaf.view, n, k)] for k in range(width)]
                 found = each[0].reshape((rows, -1)) if width == 1 else np.stack(each, -1)
+        elif node.op is Op.INDEX:
+            found = np.broadcast_to(np.arange(n), (rows, n))
+        elif node.op is Op.KEY:  # numpy compares complex numbers by their real parts first
+            element, index = operands
+            found = element + (1j if node.arg else -1j) * index
+        elif node.op is Op.KEY_INDEX:
+            found = operands[0].imag * (1 if node.arg else -1)
         elif node.op is Op.CONST:
             found = np.full((rows, n if node.value.spread else 1), float(node.arg))
         elif node.op in REDUCTIONS:
@@ -245,5 +268,6 @@ def _places(view: View, n: int, k: int = 0) -> tuple:
 MEANT = {
     Op.ADD: np.add, Op.SUB: np.subtract, Op.MUL: np.multiply, Op.NEG: np.negative,
     Op.MAXIMUM: np.maximum, Op.MINIMUM: np.minimum, Op.SUM: np.sum, Op.MAX: np.max, Op.MIN: np.min,
+    Op.KEY_VALUE: np.real, Op.LT: np.less, Op.GT: np.greater, Op.WHERE: np.where,
     Op.CONVERT: lambda x: x, Op.CAST: lambda x: x, Op.RESHAPE: lambda x: x,
 }  # fmt: skip

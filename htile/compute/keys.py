@@ -1,0 +1,67 @@
+"""Keys: an element and its index as one int64, so that one maximum finds both.
+
+The upper 32 bits of a key order the elements: NaN is the largest, and 0.0 and -0.0 are one. Of
+equal elements the lower 32 bits decide. They are the complement of the index, so the largest key
+is that of the first of the largest elements. With `smaller` they are the index, so the smallest key
+is that of the first of the smallest elements.
+"""
+
+from __future__ import annotations
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Numeric
+
+from htile.compute.operands import Operand, Vector, lift, make_vector, select
+
+_NAN = 0x7FFFFFFF  # what orders NaN
+_MAGNITUDE = 0x7FFFFFFF  # the bits of a float that are not its sign
+
+
+def key(x: Operand, index: Operand, smaller: bool = False) -> Vector | Numeric:
+    """The keys of elements of Float32 or Int32 at indices of 0 to 2**31 - 1."""
+    (x,), is_vector = lift(x)
+    (index,), are_vector = lift(index)
+    shape = x.shape if is_vector else index.shape
+    words = []
+    for i in range(cute.size(shape)):
+        low = index[i if are_vector else 0].to(Int32)
+        element = x[i if is_vector else 0]
+        words.append(low if smaller else low ^ -1)
+        words.append(_ordered(element) if x.dtype is Float32 else element)
+    keys = make_vector(words, (len(words),), Int32).bitcast(Int64).reshape(shape)
+    return keys if is_vector or are_vector else keys[0]
+
+
+def _ordered(x: Float32) -> Int32:
+    """A number that is in the order of the floats."""
+    bits = (x + 0.0).bitcast(Int32)  # -0.0 + 0.0 is 0.0
+    return select(x != x, Int32(_NAN), _turned(bits))
+
+
+def _turned(bits: Int32) -> Int32:
+    """Bits of a float as an integer in the order of the floats, and back.
+
+    Of negative floats the one with larger bits is less.
+    """
+    return bits ^ ((bits >> 31) & _MAGNITUDE)
+
+
+def key_index(keys: Operand, smaller: bool = False) -> Vector | Numeric:
+    """The indices in keys, as Int64."""
+    return _parts(keys, lambda low, high: (low if smaller else low ^ -1).to(Int64))
+
+
+def key_value(keys: Operand, dtype: type[Numeric]) -> Vector | Numeric:
+    """The elements in keys, of Float32 or Int32."""
+    if dtype is Int32:
+        return _parts(keys, lambda low, high: high)
+    return _parts(keys, lambda low, high: _turned(high).bitcast(Float32))
+
+
+def _parts(keys: Operand, function) -> Vector | Numeric:
+    """What a function makes of the lower and the upper word of each key."""
+    (keys,), is_vector = lift(keys)
+    size = cute.size(keys.shape)
+    words = keys.reshape((size,)).bitcast(Int32)
+    found = [function(words[2 * i], words[2 * i + 1]) for i in range(size)]
+    return make_vector(found, keys.shape, found[0].dtype) if is_vector else found[0]

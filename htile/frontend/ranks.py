@@ -1,0 +1,138 @@
+"""Elements by their rank, with their indices: argmax, topk, sort, and the indices of x.max(dim).
+
+An element and its index are one integer, a key, so one reduction finds both. Its order makes NaN
+the largest element, and of equal elements the one of the smaller index comes first. Torch leaves
+open which of them it gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from ..errors import DtypeError, ShapeError, UnsupportedError
+from .dtypes import STORAGE
+from .factories import index
+from .functions import formulas, implements, maximum, minimum, where
+from .ops import Op, not_computed
+from .parts import cat
+from .promotion import FLOAT, INT64, cast, scalar
+from .reductions import amax, amin, reduced
+from .shapes import axis_of, reshaped
+from .tensor import Deferred, Tensor, copy, fail, node
+
+MOST_RANKS = 64  # elements of topk and sort; each takes a reduction
+INT32 = torch.int32
+_LOWEST, _HIGHEST = torch.iinfo(INT64).min, torch.iinfo(INT64).max
+
+
+class Ranked(NamedTuple):
+    """What `x.max(dim)`, `x.min(dim)`, `x.topk(k)` and `x.sort()` return."""
+
+    values: Tensor
+    indices: Tensor
+
+
+def _keys(x: Tensor, axis: int, smaller: bool, what: str) -> Tensor:
+    """The key of each element, with its index along an axis."""
+    v = x._value
+    if v.dtype in STORAGE:
+        fail(DtypeError, not_computed(v.dtype))
+    if v.dtype not in (FLOAT, INT32):
+        name = str(x.dtype).removeprefix("torch.")
+        fail(DtypeError, f"{what} of {name}: it takes floats and int32, write x.int()")
+    size = x.shape[axis] if x.ndim else 1
+    if size == 1 and not (v.spread and axis == -1):
+        return node(Op.KEY, x, scalar(x, 0, INT64), arg=smaller)
+    places = reshaped(index(x._builder, size), (size, *(1,) * (-1 - axis)))
+    return node(Op.KEY, x, places, arg=smaller)
+
+
+def _first(x: Tensor, dim: object, keepdim: bool, is_largest: bool, what: str) -> Tensor:
+    """The index of the first of the largest or smallest elements, or of the first NaN."""
+    if dim is None and x.ndim > 1:
+        found = _first(reshaped(x, (x.shape.numel(),)), -1, False, is_largest, what)
+        return reshaped(found, (1,) * x.ndim) if keepdim else found
+    axis = axis_of(x, -1 if dim is None else dim)
+    smaller = not is_largest
+    if smaller and x._value.dtype is FLOAT:  # of keys NaN is the largest
+        x, smaller = -x, False
+    keys = _keys(x, axis, smaller, what)
+    found = reduced(Op.MIN if smaller else Op.MAX, keys, axis, keepdim)
+    return node(Op.KEY_INDEX, found, arg=smaller)
+
+
+def _arg(is_largest: bool, what: str) -> Callable:
+    return lambda input, dim=None, keepdim=False: _first(input, dim, keepdim, is_largest, what)
+
+
+def _extreme_or_pairwise(name: str, is_largest: bool) -> Callable:
+    whole, pairwise = (amax, maximum) if is_largest else (amin, minimum)
+
+    def function(input, dim=None, keepdim=False, *, other=None):
+        if other is not None or isinstance(dim, (Tensor, float)):
+            return pairwise(input, dim if other is None else other)
+        values = whole(input, dim, keepdim)
+        if dim is None:
+            return values
+        what = f"x.{name}(dim).indices"
+        given = copy(input)  # which keeps its value if input is changed in place
+        indices = Deferred(values, lambda: _first(given, dim, keepdim, is_largest, what))
+        return Ranked(values, indices)
+
+    return function
+
+
+def _ranked(x: Tensor, k: int, axis: int, is_largest: bool, what: str) -> Ranked:
+    """The first k elements along an axis, in order."""
+    if k > MOST_RANKS:
+        remedy = "a threshold can be found by bisection, see examples/gallery/sparsemax.py"
+        fail(UnsupportedError, f"{what} of {k} elements: at most {MOST_RANKS} are found; {remedy}")
+    keys = _keys(x, axis, not is_largest, what)
+    op, last = (Op.MAX, _LOWEST) if is_largest else (Op.MIN, _HIGHEST)
+    left, found = keys, []
+    for _ in range(k):
+        found.append(reduced(op, left, axis, keepdim=True))
+        is_left = keys < found[-1] if is_largest else keys > found[-1]  # no two keys are equal
+        left = where(is_left, keys, last)
+    both = cat(found, axis) if k > 1 else found[0]
+    v = x._value
+    values = node(Op.KEY_VALUE, both, arg=v.dtype)
+    values = values if v.stored is None else cast(values, v.stored)
+    return Ranked(values, node(Op.KEY_INDEX, both, arg=not is_largest))
+
+
+@implements("topk")
+def topk(input, k, dim=-1, largest=True, sorted=True):
+    """The k largest or smallest elements in order and their indices, k at most 64."""
+    axis, size = axis_of(input, dim), input.shape[dim] if input.ndim else 1
+    if type(k) is not int or not 1 <= k <= size:
+        fail(ShapeError, f"topk(k={k!r}) of {size} elements: k is a number from 1 to {size}")
+    return _ranked(input, k, axis, largest, "topk")
+
+
+@implements("sort")
+def sort(input, dim=-1, descending=False, *, stable=True):
+    """The elements of an axis of at most 64 in order, and their indices; equal ones keep theirs."""
+    axis = axis_of(input, dim)
+    return _ranked(input, input.shape[axis] if input.ndim else 1, axis, descending, "sort")
+
+
+@implements("argsort")
+def argsort(input, dim=-1, descending=False, *, stable=True):
+    """The indices of `sort`."""
+    return sort(input, dim, descending).indices
+
+
+formulas({
+    "argmax": ("The index of the largest element, the first of equal ones; NaN is the largest.",
+        _arg(True, "argmax")),
+    "argmin": ("The index of the smallest element, the first of equal ones, or of the first NaN.",
+        _arg(False, "argmin")),
+    "max": ("amax; with dim, (.values, .indices); with other, maximum.",
+        _extreme_or_pairwise("max", True)),
+    "min": ("amin; with dim, (.values, .indices); with other, minimum.",
+        _extreme_or_pairwise("min", False)),
+})  # fmt: skip

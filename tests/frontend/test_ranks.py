@@ -1,0 +1,210 @@
+"""Elements by rank: argmax, argmin, max and min with indices, topk and sort, against numpy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import htile
+from htile.errors import DtypeError, ShapeError, UnsupportedError
+from htile.frontend.ops import Op
+from htile.testing import oracle
+
+INF, NAN = math.inf, math.nan
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+I32, I64 = torch.int32, torch.int64
+DTYPES = (F32, BF16, F16, I32)
+
+
+def random(*shape, dtype=F32, seed=0):
+    """Many elements are equal, and some are infinite or NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(-6, 7, shape, generator=generator)
+    if dtype is I32:
+        return torch.where(x == 6, 2**31 - 1, torch.where(x == -6, -(2**31), x)).to(I32)
+    x = x.float() / 4
+    x = torch.where(x == 1.5, INF, torch.where(x == -1.5, -INF, x))
+    x[torch.rand(shape, generator=generator) < 0.02] = NAN
+    x[torch.rand(shape, generator=generator) < 0.05] = -0.0
+    return x.to(dtype)
+
+
+def order(x, descending):
+    """The indices in order: of equal elements the first one first, NaN as the largest."""
+    keys = x.double().numpy() if x.dtype is not I32 else x.numpy().astype(np.float64)
+    ranks = np.where(np.isnan(keys), 1e300, np.clip(keys, -1e200, 1e200)) + 0.0
+    return torch.from_numpy(np.argsort(-ranks if descending else ranks, axis=-1, kind="stable"))
+
+
+def first(x, is_largest):
+    """The index of the extreme; of NaN if there is one."""
+    keys = x.double() if is_largest else -x.double()
+    return order(keys, True)[..., 0]
+
+
+@htile.rowwise
+def extremes(x):
+    high, low = x.max(-1), x.min(dim=-1)
+    return x.argmax(), torch.argmin(x, -1), high.indices, high.values, low[1], low[0]
+
+
+@htile.rowwise
+def ranked(x, k: htile.Static):
+    v, i = x.topk(k)
+    small = torch.topk(x, k, largest=False)
+    return v, i, small.values, small.indices
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", (1, 2, 7, 64, 1003))
+def test_extremes(n, dtype):
+    x = random(9, n, dtype=dtype, seed=n)
+    a, b, i, v, j, w = extremes(x)
+    assert torch.equal(a, first(x, True)) and torch.equal(b, first(x, False))
+    assert torch.equal(i, a) and torch.equal(j, b) and a.dtype is I64
+    for found, expected in ((v, x.amax(-1)), (w, x.amin(-1))):
+        torch.testing.assert_close(found, expected.to(found.dtype), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("n", "k"), ((1, 1), (2, 2), (7, 3), (64, 64), (1003, 8)))
+def test_topk(n, k, dtype):
+    x = random(9, n, dtype=dtype, seed=n + k)
+    v, i, w, j = ranked(x, k)
+    for values, indices, descending in ((v, i, True), (w, j, False)):
+        expected = order(x, descending)[:, :k]
+        assert torch.equal(indices, expected)
+        assert values.dtype is (I32 if dtype is I32 else F32) and values.shape == (9, k)
+        expected = x.gather(1, expected).to(values.dtype)
+        torch.testing.assert_close(values, expected, rtol=0, atol=0, equal_nan=True)
+        found = x.topk(k, largest=descending).values  # which ties do not change
+        torch.testing.assert_close(values, found.to(values.dtype), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("descending", (False, True))
+def test_sort(descending):
+    @htile.rowwise
+    def f(x):
+        values, indices = x.sort(descending=descending)
+        return values, indices, torch.argsort(x, descending=descending)
+
+    x = random(5, 40)
+    values, indices, again = f(x)
+    expected = order(x, descending)
+    assert torch.equal(indices, expected) and torch.equal(again, expected)
+    torch.testing.assert_close(values, x.gather(1, expected), rtol=0, atol=0, equal_nan=True)
+
+
+def test_along_every_axis():
+    """Of stacks and of groups, with and without the axis, as torch.vmap has it."""
+
+    @htile.rowwise
+    def f(x: htile.Inner[2], y):
+        grouped = y.view(4, -1)
+        top = grouped.topk(2, sorted=True)
+        return (
+            x.argmax(0), x.argmin(-1, keepdim=True), x.argmax(), x.max(0).indices.float() * x[0],
+            x.topk(2, dim=0).values, top.values, top.indices, top.values.sum(-1).topk(2).indices,
+            grouped.max(-1, keepdim=True).indices, y.argmax(keepdim=True), y.argmin(0),
+        )  # fmt: skip
+
+    generator = torch.Generator().manual_seed(3)
+    x, y = torch.randn(6, 3, 40, generator=generator), torch.randn(6, 64, generator=generator)
+    for found, expected in zip(f(x, y), oracle(f, x, y), strict=True):
+        assert found.shape == expected.shape
+        assert torch.equal(found.double(), expected.double())
+
+
+def test_of_one_number_a_row():
+    @htile.rowwise
+    def f(x, s: htile.PerRow):
+        return x.sum() * 0 + s.argmax() + s[..., None].topk(1).indices.sum() + s.topk(1).values
+
+    x = torch.ones(3, 5)
+    assert torch.equal(f(x, torch.arange(3.0)), torch.arange(3.0))
+
+
+def test_what_is_ranked_may_change_afterwards():
+    """The indices are those of the tensor as it was."""
+
+    @htile.rowwise
+    def f(x):
+        y = x * 2
+        best = y.max(-1)
+        y *= -1
+        return best.indices, best.values, y
+
+    x = torch.randn(4, 50)
+    i, v, y = f(x)
+    assert torch.equal(i, x.argmax(-1)) and torch.equal(v, (2 * x).amax(-1))
+    assert torch.equal(y, -2 * x)
+
+
+def test_stages():
+    """A maximum and its index are one stage, and each further element is one."""
+    x = torch.empty(64, 256, dtype=BF16, device="meta")
+    assert extremes.inspect(x).plan.stages == 1
+    assert ranked.inspect(x, 5).plan.stages == 5
+
+
+def test_a_long_row_is_read_once():
+    @htile.rowwise
+    def f(x):
+        return x.argmax()
+
+    kernel = f.inspect(torch.empty(64, 400001, dtype=F32, device="meta"))
+    assert len(kernel.plan.sweeps.loops) == 1
+
+
+def test_columns_stay_in_int32():
+    x = torch.empty(64, 256, dtype=BF16, device="meta")
+    indices = [node for node in extremes.inspect(x).graph if node.op is Op.INDEX]
+    assert [node.value.dtype for node in indices] == [I32]
+
+
+@pytest.mark.parametrize("arch", ("sm_80", "sm_90a", "sm_100a", "sm_120a"))
+def test_compiles(arch):
+    kernel = ranked.inspect(torch.empty(64, 128, dtype=BF16, device="meta"), 4, arch=arch)
+    assert kernel.resources.stack == 0
+
+
+def test_instructions():
+    """An element takes a comparison of 64 bits, and the making of its key."""
+
+    @htile.rowwise
+    def f(x):
+        return x.argmax()
+
+    kernel = f.inspect(torch.empty(4096, 4096, dtype=F32, device="meta"))
+    elements = kernel.plan.elements_per_thread
+    text = kernel.ptx
+    assert text.count("max.s64") <= elements + 12
+    lines = [line for line in text.splitlines() if line.startswith("\t") and line.endswith(";")]
+    assert len(lines) <= 12 * elements + 200
+
+
+def wrong(f):
+    return htile.rowwise(f)
+
+
+def test_refused():
+    x = torch.ones(3, 100)
+    with pytest.raises(DtypeError, match=r"write x\.int"):
+        wrong(lambda x: x.argmax())(x.long())
+    with pytest.raises(DtypeError, match=r"indices of bool: .*write x\.int"):
+        wrong(lambda x: x.max(-1).indices)(x.bool())
+    assert torch.equal(wrong(lambda x: x.max(-1).values)(x.long()), torch.ones(3, dtype=I64))
+    with pytest.raises(DtypeError, match="not computed in"):
+        wrong(lambda x: x.topk(2).indices)(x.to(torch.float8_e4m3fn))
+    with pytest.raises(UnsupportedError, match="at most 64"):
+        wrong(lambda x: x.topk(65).values)(x)
+    with pytest.raises(UnsupportedError, match="at most 64"):
+        wrong(lambda x: x.sort().values)(x)
+    for k in (0, 101, -1, 2.0):
+        with pytest.raises(ShapeError, match="from 1 to 100"):
+            wrong(lambda x, k=k: x.topk(k).values)(x)
+    with pytest.raises(ShapeError, match="dim=1"):
+        wrong(lambda x: x.topk(2, 1).values)(x)
