@@ -245,11 +245,11 @@ SECTIONS = (
     ),
     Section(
         "Indices",
-        "An index is one integer a row, `y: htile.PerRow`, or a Python number. A choice that "
-        "varies along the row is a mask, made of `torch.arange(x.shape[-1])`.",
+        "An index is one integer a row, `y: htile.PerRow`, a few of them, or a Python number. A "
+        "choice that varies along the row is a mask, made of `torch.arange(x.shape[-1])`.",
         (
-            traced("An index that varies along the row", "return x[x.long()]",
-                   kind="UnsupportedError"),
+            traced("Too many indices of a row", "return x[x.long()]", kind="UnsupportedError",
+                   call="f(torch.ones(4, 100))"),
             traced("A mask as an index", "return x[x > 0]", kind="UnsupportedError"),
             traced("An index that is no integer", "return x[x.sum()]", kind="DtypeError"),
             traced("A number beyond the end", "return x[8]", kind="ShapeError"),

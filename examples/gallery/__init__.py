@@ -79,8 +79,16 @@ NAMES = (
     "distances",
     "grpo",
     "l2_wrap",
+    # experts
+    "topk_softmax",
+    "topk_softmax_backward",
+    "router",
+    "grouped_router",
+    "router_scores",
+    "router_quantized",
     # sampling
     "token_logprob",
+    "sampling_probabilities",
     "min_p",
     "top_p",
     "penalties",

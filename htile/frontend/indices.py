@@ -8,6 +8,7 @@ and -inf elsewhere, so it keeps its bits, and what other places hold does not sh
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import torch
 
@@ -18,12 +19,13 @@ from .factories import index
 from .functions import clamp, implements, where
 from .graph import Builder, Role
 from .ops import MOVEMENTS, REDUCTIONS, Op, not_computed
+from .parts import cat
 from .parts import getitem as _getitem
 from .promotion import BOOL, FLOAT, INT64, cast, convert
 from .shapes import axis_of, reshaped, unsqueeze
 from .tensor import FUNCTIONS, Tensor, fail, location, node
 
-ALONG = "an index is one integer a row, and this one varies along the row: write torch.where"
+MOST_INDICES = 64  # of a row, in one call; each is a load of its own
 
 
 def element(x: Tensor, y: Tensor | int, wraps: bool = False) -> Tensor:
@@ -116,13 +118,14 @@ def per_row_index(y: object, what: str) -> Tensor:
     if v.dtype in STORAGE or v.dtype is FLOAT:
         fail(DtypeError, f"{what} by {str(y.dtype).removeprefix('torch.')}: an index is an "
              "integer, write y.long()")  # fmt: skip
-    if v.spread:
-        fail(UnsupportedError, f"{what}: {ALONG}(torch.arange(x.shape[-1]) == y, a, b)")
+    if v.spread and prod(v.inner) > 1:
+        fail(UnsupportedError, f"{what} by {prod(v.inner)} indices: at most {MOST_INDICES} are "
+             "taken, one by one; a choice between rows is torch.where")  # fmt: skip
     return y
 
 
 def getitem(x: Tensor, index: object) -> Tensor:
-    """`x[y]` of a row, where `y` is an integer of each row; a negative one counts from the end.
+    """`x[y]` of a row, where `y` is an integer of each row, or a few; negative ones count back.
 
     Beyond the end the result is NaN, of integers 0, and of masks False. Numbers, slices and masks
     are as `htile.frontend.parts.getitem` has them.
@@ -131,9 +134,9 @@ def getitem(x: Tensor, index: object) -> Tensor:
     rest = [p for p in parts if p is not Ellipsis]
     if len(rest) != 1 or not isinstance(rest[0], Tensor) or rest[0]._value.dtype is BOOL:
         return _getitem(x, index)
-    y = per_row_index(rest[0], "indexing a row")
+    y = rest[0]
     _of_row(x, -1, "indexing")
-    return element(x, y, wraps=True)
+    return _elements(x, y, "indexing a row", wraps=True)
 
 
 Tensor.__getitem__ = getitem
@@ -149,26 +152,33 @@ def _of_row(input: Tensor, dim: object, what: str) -> None:
 
 @implements("gather")
 def gather(input, dim, index, *, sparse_grad=False):
-    """The element at an index of each row; negative ones are beyond the end.
+    """The elements at a few indices of each row; negative ones are beyond the end.
 
-    index: an integer of shape (1,) or (), which is the result's shape too. Beyond the end the
-    result is NaN, of integers 0, and of masks False; torch raises there.
+    index: integers of shape (k,) or (), which is the result's shape too, k at most 64. Beyond the
+    end the result is NaN, of integers 0, and of masks False; torch raises there.
     """
     _of_row(input, dim, "gather")
-    return element(input, per_row_index(index, "gather"))
+    return _elements(input, index, "gather", wraps=False)
 
 
 @implements("take_along_dim")
 def take_along_dim(input, indices, dim=None):
-    """The element at an index of each row, (1,) and int64; a negative one counts from the end.
+    """The elements at a few indices of each row, int64; negative ones count from the end.
 
-    Beyond the end the result is as that of `gather`.
+    indices: of shape (k,), k at most 64. Beyond the end the result is as that of `gather`.
     """
     _of_row(input, dim, "take_along_dim")
-    y = int64(per_row_index(indices, "take_along_dim"), "take_along_dim")
-    if not y.ndim:
+    if not indices.ndim:
         fail(ShapeError, "take_along_dim takes indices with an axis: write y[..., None]")
-    return element(input, y, wraps=True)
+    return _elements(input, int64(indices, "take_along_dim"), "take_along_dim", wraps=True)
+
+
+def _elements(x: Tensor, y: Tensor, what: str, wraps: bool) -> Tensor:
+    """The elements of a row at one index or at each of a few."""
+    if y.ndim != 1 or not 1 < y.shape[0] <= MOST_INDICES or y._value.dtype is BOOL:
+        return element(x, per_row_index(y, what), wraps)
+    each = [element(x, per_row_index(y[k], what), wraps) for k in range(y.shape[0])]
+    return cat([unsqueeze(found, -1) for found in each])
 
 
 def int64(y: Tensor, what: str) -> Tensor:

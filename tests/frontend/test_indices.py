@@ -293,6 +293,31 @@ def test_gather_does_not_count_from_the_end_and_the_others_do():
     exact(indexed, taken)
 
 
+def test_a_few_indices():
+    """By `gather`, `take_along_dim` and `x[y]`, of what is loaded and of what is computed."""
+
+    @htile.rowwise
+    def f(x, y: htile.Inner[1]):
+        p = x.softmax(-1)
+        return (
+            x.gather(-1, y), p.gather(-1, y), x[y], torch.take_along_dim(p, y, -1),
+            p.gather(-1, p.topk(3).indices), x[y].sum(),
+        )  # fmt: skip
+
+    x = random(5, 40)
+    moved = torch.arange(5)[:, None] % 2 * torch.tensor([1, -1, 2])
+    y = torch.tensor([[0, 39, 7]]) + moved
+    p = x.softmax(-1)
+    expected = x.gather(1, y), p.gather(1, y), x.gather(1, y), p.gather(1, y), p.topk(3).values
+    found = f(x, y)
+    for a, b in zip(found, expected, strict=False):
+        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(found[-1], x.gather(1, y).sum(1))
+    beyond = f(x, torch.tensor([[-1, 40, -41]]).repeat(5, 1))
+    assert beyond[0].isnan().all()
+    assert torch.equal(beyond[2][:, 0], x[:, -1]) and beyond[2][:, 1:].isnan().all()
+
+
 def test_gathered():
     x, y = random(4, 9), torch.tensor([0, 8, 3, 3])
 

@@ -1,0 +1,130 @@
+"""Elements by rank on a GPU: indices of extremes, and the k largest or smallest, with many ties."""
+
+import math
+
+import pytest
+import torch
+
+import htile
+
+from .matrix import BF16, F32, assert_same_bits, job, rows_of, run, seed, short
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiles_nothing")]
+
+INF, NAN = math.inf, math.nan
+I32 = torch.int32
+DTYPES = (BF16, F32, I32)
+ROWS = 40
+SIZES = (1, 7, 128, 1003, 4096, 16384, 300001)  # held and looped rows, even and odd
+TOP_SIZES = ((7, 7), (64, 64), (256, 8), (1003, 3), (16384, 4), (300001, 2))
+GROUPED = 512
+
+
+@htile.rowwise
+def extremes(x):
+    high, low = x.max(-1), x.min(-1)
+    return high.values, high.indices, low.values, low.indices, x.argmax(), x.argmin()
+
+
+@htile.rowwise
+def ranked(x, k: htile.Static):
+    largest, smallest = x.topk(k), x.topk(k, largest=False)
+    return *largest, *smallest
+
+
+@htile.rowwise
+def grouped(x):
+    groups = x.view(8, -1)
+    values, indices = groups.topk(2)
+    best = values.sum(-1).topk(4).indices
+    return values, indices, best, groups.argmax(0)
+
+
+@htile.rowwise
+def router(x):
+    weights, experts = x.float().softmax(-1).topk(8)
+    return weights / weights.sum(), experts.int()
+
+
+def arguments(n, dtype, device, rows=ROWS):
+    """Values of which many are equal, with both zeros, infinities and NaN."""
+    if dtype is I32:
+        x = torch.randint(-9, 10, (rows, n), device=device)
+        x = torch.where(x == 9, 2**31 - 1, torch.where(x == -9, -(2**31), x))
+        return x.to(dtype)
+    x = (torch.randn(rows, n, device=device) * 8).round() / 4
+    if device == "meta":
+        return x.to(dtype)
+    x = torch.where(x == 0, torch.where(torch.rand(rows, n, device=device) < 0.5, -0.0, 0.0), x)
+    x = torch.where(torch.rand(rows, n, device=device) < 1 / n, INF, x)
+    x = torch.where(torch.rand(rows, n, device=device) < 1 / n, -INF, x)
+    x = torch.where(torch.rand(rows, n, device=device) < 0.3 / n, NAN, x)
+    x[0], x[-1] = -INF, NAN
+    return x.to(dtype)
+
+
+def order(x, descending):
+    """The indices in order: of equal elements the first one first, NaN as the largest."""
+    keys = x.double()
+    keys = torch.where(keys.isnan(), 1e300, keys.clamp(-1e200, 1e200)) + 0.0
+    return torch.sort(-keys if descending else keys, dim=-1, stable=True).indices
+
+
+def jobs(arch):
+    for dtype in DTYPES:
+        for n in SIZES:
+            yield job(extremes, (arguments(n, dtype, "meta"),), arch)
+        for n, k in TOP_SIZES:
+            yield job(ranked, (arguments(n, dtype, "meta"), k), arch)
+    yield job(grouped, (arguments(GROUPED, F32, "meta"),), arch)
+    for rows in (1, 3, ROWS, 5000):
+        yield job(router, (arguments(256, BF16, "meta", rows),), arch)
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=short)
+def test_extremes(dtype, n, device):
+    seed(dtype, n)
+    x = arguments(n, dtype, device)
+    high, i, low, j, a, b = run(extremes, x)
+    assert torch.equal(i, order(x, True)[:, 0]) and torch.equal(a, i)
+    assert torch.equal(j, order(-x.double(), True)[:, 0]) and torch.equal(b, j)
+    for found, expected in ((high, x.amax(-1)), (low, x.amin(-1))):
+        expected = expected.to(found.dtype)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(("n", "k"), TOP_SIZES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=short)
+def test_topk(dtype, n, k, device):
+    seed(dtype, n, k)
+    x = arguments(n, dtype, device)
+    v, i, w, j = run(ranked, x, k)
+    for values, indices, descending in ((v, i, True), (w, j, False)):
+        expected = order(x, descending)[:, :k]
+        assert torch.equal(indices, expected)
+        expected = x.gather(1, expected).to(values.dtype)
+        torch.testing.assert_close(values, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_groups(device):
+    seed("groups")
+    x = torch.rand(ROWS, GROUPED, device=device)
+    values, indices, best, along = run(grouped, x)
+    expected = x.view(ROWS, 8, -1).topk(2)
+    assert torch.equal(values, expected.values) and torch.equal(indices, expected.indices)
+    assert torch.equal(best, expected.values.sum(-1).topk(4).indices)
+    assert torch.equal(along, x.view(ROWS, 8, -1).argmax(1))
+
+
+@pytest.mark.parametrize("rows", (1, 3, 5000))
+def test_bits_depend_on_the_row_alone(rows, device):
+    seed("router")
+    x = torch.randn(5000, 256, device=device).to(BF16)
+    expected = rows_of(run(router, x), slice(0, rows))
+    assert_same_bits(run(router, x[:rows]), expected)
+    weights, experts = expected
+    exact = x[:rows].double().softmax(-1)
+    top = exact.gather(1, experts.long())
+    torch.testing.assert_close(weights.double(), top / top.sum(-1, keepdim=True))
+    assert (top[:, -1] >= exact.topk(8).values[:, -1] * (1 - 1e-6)).all()
