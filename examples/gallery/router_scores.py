@@ -7,6 +7,7 @@ import htile
 from .router import distinct
 
 SIZE = 16384, 256
+SMALL = 64, 33  # more experts than 256 have logits that bfloat16 does not tell apart
 VARIANTS = ({"score": "softmax"}, {"score": "sigmoid"})
 
 
