@@ -117,10 +117,16 @@ class ElementwiseKernelContext(RowReductions):
         self.copy_row(tXrO, tXgO)
 
     def prefetch(
-        self, count: int, *tensors: cute.Tensor, backwards: bool = False, padding: float = 0
+        self,
+        count: int,
+        *tensors: cute.Tensor,
+        backwards: bool = False,
+        padding: float = 0,
+        ends: tuple | None = None,
     ) -> PrefetchedChunks:
         """The chunks of the row with what they have of `tensors`, loaded `count` chunks ahead.
 
         tensors: rows (M, N) and vectors (N,). The loads of the first chunks start here.
+        ends: for each of them the column from which on nothing is loaded, or None.
         """
-        return PrefetchedChunks(self, count, tensors, backwards, padding)
+        return PrefetchedChunks(self, count, tensors, backwards, padding, ends)

@@ -31,8 +31,10 @@ class ElementwiseLoader(Static):
         self.started = []  # the (shared, register) partitions that are in flight
         self.finished = []
 
-    def start(self, mX: cute.Tensor) -> cute.Tensor:
+    def start(self, mX: cute.Tensor, end: Int32 | None = None) -> cute.Tensor:
         """Issue the load of a row tensor. Its fragment is valid after `finish`.
+
+        end: the column from which on nothing is loaded, and elements become 0.
 
         Raises ValueError where no tile of shared memory is left, and TypeError where the next tile
         is of another width.
@@ -45,19 +47,20 @@ class ElementwiseLoader(Static):
             sX.fill(ctx, mX)
             self.started.append((sX, tXrX))
             return tXrX
-        return self.start_into(tXgX, ctx.partition_dest(sX), tXrX)
+        return self.start_into(tXgX, ctx.partition_dest(sX), tXrX, end)
 
-    def keep(self, mX: cute.Tensor) -> cute.Tensor | SharedPieces:
+    def keep(self, mX: cute.Tensor, end: Int32 | None = None) -> cute.Tensor | SharedPieces:
         """Issue the load of a row tensor that stays in shared memory, and return its tile.
 
-        After `finish`, `ctx.chunk(k).read_row(tile)` reads it. Raises what `start` raises.
+        After `finish`, `ctx.chunk(k).read_row(tile)` reads it. `end` and what is raised are as for
+        `start`.
         """
         ctx, sX = self.ctx, self._take(mX)
         if ctx.config.shifted:
             sX.fill(ctx, mX)
             return sX
         tXgX = ctx.partition_dest(ctx.partition_global(mX))
-        ctx.copy_row(tXgX, ctx.partition_dest(sX), is_async=True)
+        ctx.until(end).copy_row(tXgX, ctx.partition_dest(sX), is_async=True)
         return sX
 
     def _take(self, mX: cute.Tensor) -> cute.Tensor | SharedPieces:
@@ -72,16 +75,22 @@ class ElementwiseLoader(Static):
             )
         return sX
 
-    def start_into(self, tXgX: cute.Tensor, tXsX: cute.Tensor, tXrX: cute.Tensor) -> cute.Tensor:
+    def start_into(
+        self,
+        tXgX: cute.Tensor,
+        tXsX: cute.Tensor,
+        tXrX: cute.Tensor,
+        end: Int32 | None = None,
+    ) -> cute.Tensor:
         """Issue the load of a partition through a given shared partition into a given fragment.
 
         cp.async moves no less than 4 bytes, so narrower accesses go straight to the registers.
         """
-        dtype = tXgX.element_type
-        if self.ctx.num_copy_elems(dtype) * element_bits(dtype) < 32:
-            self.ctx.load_direct(tXgX, tXrX)
+        dtype, ctx = tXgX.element_type, self.ctx.until(end)
+        if ctx.num_copy_elems(dtype) * element_bits(dtype) < 32:
+            ctx.load_direct(tXgX, tXrX)
         else:
-            self.ctx.copy_row(tXgX, tXsX, is_async=True)
+            ctx.copy_row(tXgX, tXsX, is_async=True)
             self.started.append((tXsX, tXrX))
         return tXrX
 
@@ -135,11 +144,14 @@ class GlobalToRegLoader(Static):
         self.ctx = ctx
         self.started = []  # the (pieces in flight, fragment) of shifted rows
 
-    def start(self, mX: cute.Tensor) -> cute.Tensor:
-        """Issue the load of a row tensor into a fragment. It is valid after `finish`."""
+    def start(self, mX: cute.Tensor, end: Int32 | None = None) -> cute.Tensor:
+        """Issue the load of a row tensor into a fragment. It is valid after `finish`.
+
+        end: the column from which on nothing is loaded, and elements become 0.
+        """
         ctx = self.ctx
         if not ctx.config.shifted:
-            return ctx.load_row(mX)
+            return ctx.until(end).load_row(mX)
         fragment = cute.make_rmem_tensor(ctx.vector_shape, mX.element_type)
         self.started.append((PiecesInFlight(ctx, Pieces(ctx, mX)).load(ctx), fragment))
         return fragment
@@ -191,6 +203,7 @@ class PrefetchedChunks(Static):
     tensors: rows (M, N) and vectors (N,).
     backwards: from the last chunk of the last share to the first of the first.
     padding: what rows hold behind their end. Shifted rows hold any number there.
+    ends: for each tensor the column from which on nothing is loaded, or None.
     """
 
     def __init__(
@@ -200,10 +213,12 @@ class PrefetchedChunks(Static):
         tensors: tuple[cute.Tensor, ...],
         backwards: bool,
         padding: float,
+        ends: tuple[Int32 | None, ...] | None = None,
     ):
         if ctx.config.shifted and padding != 0:
             raise ValueError("shifted rows are not padded: leave padding out, and mask the values")
         self.ctx, self.tensors, self.backwards, self.padding = ctx, tensors, backwards, padding
+        self.ends = (None,) * len(tensors) if ends is None else ends
         self.total = ctx.config.turns * ctx.num_chunks
         self.pieces = [self._pieces(mT) for mT in tensors]
         self.ring = [self._load(k) for k in range(min(count, self.total))]
@@ -223,7 +238,7 @@ class PrefetchedChunks(Static):
         into = [None] * len(self.tensors) if into is None else into
         return [
             self._load_one(chunk, *each)
-            for each in zip(self.tensors, self.pieces, into, strict=True)
+            for each in zip(self.tensors, self.pieces, self.ends, into, strict=True)
         ]
 
     def _load_one(
@@ -231,13 +246,14 @@ class PrefetchedChunks(Static):
         chunk: RowTile,
         mT: cute.Tensor,
         pieces: Pieces | None,
+        end: Int32 | None,
         into: cute.Tensor | PiecesInFlight | None,
     ) -> cute.Tensor | PiecesInFlight:
         """Load what a chunk has of one tensor."""
         if pieces is not None:
             return (PiecesInFlight(chunk, pieces) if into is None else into).load(chunk)
         if cute.rank(mT) > 1:
-            return chunk.load_row(mT, into, self.padding)
+            return chunk.until(end).load_row(mT, into, self.padding)
         return chunk.load_column(mT, into)
 
     def _arrived(self, mT: cute.Tensor, loaded: cute.Tensor | PiecesInFlight) -> cute.Tensor:

@@ -105,6 +105,8 @@ class Input:
     """A leaf that the caller passes: the parameter, its role, and its dtype in memory.
 
     view: which piece of the tensor it is; None for the whole.
+    end: the node of an int32 of each row, from which column on nothing is read; None if all of the
+        row may be. What is loaded there does not show.
     """
 
     name: str
@@ -112,6 +114,7 @@ class Input:
     dtype: torch.dtype
     id: int
     view: View | None = None
+    end: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +218,8 @@ class Graph:
 
     def _told(self, i: Input) -> str:
         piece = i.view.elements(self.n) if i.view else ""
-        return f"{piece} ({i.role.value} {dtype_name(i.dtype)})"
+        end = f", below %{i.end}" if i.end is not None else ""
+        return f"{piece} ({i.role.value} {dtype_name(i.dtype)}{end})"
 
 
 class Builder:

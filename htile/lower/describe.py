@@ -93,11 +93,14 @@ def _describe_steps(plan: Plan, names: Names, steps: Iterable[Step]) -> list[str
         match step:
             case Load(i, home) if home is not Home.REREAD:  # which the loops alone read
                 kind = f"{i.role.value} {_named(plan, i)} ({dtype_name(i.dtype)})"
-                lines.append(f"load      {kind} to {PLACES[home].removeprefix('in ')}")
+                end = f", below {names.operand(i.end)}" if i.end is not None else ""
+                lines.append(f"load      {kind} to {PLACES[home].removeprefix('in ')}{end}")
             case Reload(inputs, home):
                 where = "shared" if home is Home.SHARED else "global"
                 named = ", ".join(_named(plan, i) for i in inputs)
-                lines.append(f"read      {named} from {where} memory")
+                ends = dict.fromkeys(names.operand(i.end) for i in inputs if i.end is not None)
+                below = f", below {', '.join(ends)}" if ends and home is Home.REREAD else ""
+                lines.append(f"read      {named} from {where} memory{below}")
             case Prefetch(inputs):
                 chunks = _count(plan.placement.prefetch, "chunk")
                 named = ", ".join(_named(plan, i) for i in inputs)

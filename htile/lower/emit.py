@@ -18,7 +18,7 @@ from .expressions import CUTLASS_TYPES, WIDTH, wrapped_call
 from .names import Names
 from .plan import Plan
 from .reductions import Reduce
-from .steps import ChunkLoop, Fence, Prefetch
+from .steps import ChunkLoop, Fence, Load, Prefetch
 
 
 def emit(plan: Plan) -> str:
@@ -114,19 +114,24 @@ def _kernel(plan: Plan, names: Names) -> list[str]:
 
 def _loads(plan: Plan, names: Names) -> list[str]:
     """What is loaded before anything is computed; the rows are in flight meanwhile."""
-    loads, in_loops = names.loads, plan.numerics.in_loops
+    in_loops = plan.numerics.in_loops
     is_shared = plan.placement.loader == "shared"
     has_loader = bool(plan.work.rows) and (is_shared or not in_loops)
     lines = []
     if has_loader:
         kind = "ElementwiseLoader" if is_shared else "GlobalToRegLoader"
         lines.append(f"    loader = {kind}(ctx)")
-    for i in loads:
+    for step in names.opening:
+        if not isinstance(step, Load):
+            lines += print_step(names, step)
+            continue
+        i = step.input
         tensor = names.tensors[i]
         if i.role is Role.ROW:
             if has_loader:
                 verb = "keep" if in_loops else "start"
-                lines.append(f"    {names.fragments[i]} = loader.{verb}({tensor})")
+                end = f", end={names.operand(i.end)}" if i.end is not None else ""
+                lines.append(f"    {names.fragments[i]} = loader.{verb}({tensor}{end})")
         elif i.role is Role.COLUMN:
             lines.append(f"    {names.fragments[i]} = ctx.load_column({tensor})")
         else:
@@ -135,16 +140,16 @@ def _loads(plan: Plan, names: Names) -> list[str]:
             lines += assign(names, i, value)
     if has_loader:
         lines.append("    loader.finish()")
-    for i in loads:
-        if i.role in (Role.ROW, Role.COLUMN) and not in_loops:
-            lines += assign(names, i, f"{names.fragments[i]}.load()")
+    for step in names.opening:
+        if isinstance(step, Load) and step.input.role in (Role.ROW, Role.COLUMN) and not in_loops:
+            lines += assign(names, step.input, f"{names.fragments[step.input]}.load()")
     return ["", *lines] if lines else []
 
 
 def _steps(plan: Plan, names: Names) -> list[str]:
     """What follows the first loads. A comment names each stage."""
     lines: list[str] = []
-    in_loops, first = plan.numerics.in_loops, len(names.loads)
+    in_loops, first = plan.numerics.in_loops, len(names.opening)
     early = plan.work.early
     while plan.steps[first] in early or isinstance(plan.steps[first], Fence):
         lines += [] if lines else [""]

@@ -9,7 +9,15 @@ import torch
 
 from ..frontend.graph import Input, Role
 from ..frontend.ops import Op
-from .expressions import CUTLASS_TYPES, INDENT, literal, located, wrapped_call, wrapped_expression
+from .expressions import (
+    CUTLASS_TYPES,
+    INDENT,
+    literal,
+    located,
+    tuple_of,
+    wrapped_call,
+    wrapped_expression,
+)
 from .names import Names
 from .reductions import MEAN, MOMENTS, SOFTMAX, Part, Reduce
 from .steps import ChunkLoop, Compute, Fence, Home, Load, Reload, Step, Store
@@ -27,7 +35,8 @@ def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT)
             lines = []
             for i in step.inputs if isinstance(step, Reload) else (step.input,):
                 verb = "load_row" if i.role is Role.ROW else "load_column"
-                read = f"{ctx}.{verb}({names.tensors[i]})"
+                part = f"{ctx}.until({names.operand(i.end)})" if i.end is not None else ctx
+                read = f"{part}.{verb}({names.tensors[i]})"
                 if step.home is Home.SHARED:
                     read = f"{ctx}.read_row({names.fragments[i]})"
                 elif ctx == "chunk" and names.plan.placement.prefetch:
@@ -79,6 +88,9 @@ def prefetch(names: Names, k: int) -> list[str]:
     plan, loop = names.plan, names.plan.steps[k]
     args = [str(plan.placement.prefetch), *(names.tensors[i] for i in loop.reads)]
     args += ["backwards=True"] if loop.backwards else []
+    if any(i.end is not None for i in loop.reads):
+        ends = ("None" if i.end is None else names.operand(i.end) for i in loop.reads)
+        args.append(f"ends={tuple_of(ends)}")
     if plan.pads(loop):
         args.append(f"padding={literal(loop.padding, torch.float32)}")
     return wrapped_call(f"    {names.prefetched[k]} = ctx.prefetch(", args, ")")

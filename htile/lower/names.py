@@ -50,7 +50,7 @@ class Names:
     values: of nodes that are computed, reduced or passed, by id.
     tensors: of inputs and outputs, as the kernel's parameters, in their order.
     arguments: of what the host function takes, in its order; an input may be a piece of one.
-    loads: the inputs that are loaded before anything is computed.
+    opening: the steps that load what is loaded first, and tell where rows end.
     fragments: of inputs, as tiles in shared memory (`sX`) or registers (`tXrX`).
     carried: of what a loop carries, by part.
     moments: of what an exchange brings beside its result, by part.
@@ -72,9 +72,10 @@ class Names:
         self.carried: dict[Part, str] = {}
         self.moments: dict[Part, str] = {}
         self.prefetched: dict[int, str] = {}
-        first = itertools.takewhile(lambda step: isinstance(step, Load), plan.steps)
-        self.loads = [step.input for step in first]
-        for i in self.loads:
+        ends = plan.work.ends
+        opening = itertools.takewhile(lambda s: isinstance(s, Load) or s in ends, plan.steps)
+        self.opening = tuple(opening)
+        for i in (step.input for step in self.opening if isinstance(step, Load)):
             if i.role is not Role.ROW or plan.rows_home is Home.REGISTERS:
                 self.fragments[i] = self._unique("tXr" + self.tensors[i][1:])
             elif plan.rows_home is Home.SHARED:

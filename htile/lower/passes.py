@@ -13,6 +13,7 @@ from ..frontend.graph import Builder, Graph, Node
 from ..frontend.ops import COMMUTATIVE, REDUCTIONS, Op, Value, Varies
 from ..frontend.reference import EVALUATE
 from .bundles import bundle_neighbours
+from .limits import limit_loads
 from .narrow import narrowing
 from .patterns import strip
 from .rewrite import rewrite
@@ -117,4 +118,4 @@ def run_passes(graph: Graph) -> Graph:
     graph = bundle_neighbours(place(graph))
     for apply in PASSES:
         graph = apply(graph)
-    return graph
+    return limit_loads(graph)

@@ -32,11 +32,14 @@ def list_steps(
     """
     held = rows is Home.REGISTERS
     late = late_columns or not held
-    steps: list[Step] = [
+    loads = [
         Load(i, rows if i.role is Role.ROW else Home.REGISTERS)
         for i in work.loaded
         if not (late and i.role is Role.COLUMN)
     ]
+    read = {i.end for i in work.rows} | {id for step in work.ends for id in step.inputs}
+    first = [load for load in loads if load.input.id in read]  # they tell where rows end
+    steps: list[Step] = [*first, *work.ends, *(load for load in loads if load not in first)]
     steps += work.early
     if in_place and work.early:
         steps.append(Fence())

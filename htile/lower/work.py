@@ -146,6 +146,7 @@ class Work:
     row_bytes, column_bytes: bytes of one element of all row inputs, and of all columns.
     is_wide: whether elements of the rows, in or out, have more than 16 bits.
     stages: how many rounds of reductions depend on each other.
+    ends: what is computed before rows are loaded: where they may end (`Input.end`).
     early: what is computed as soon as rows are on their way: elements at indices, and those.
     has_pair: whether a maximum and the sum of exponentials below it can be one exchange.
     """
@@ -160,6 +161,7 @@ class Work:
         self.writes = tuple(output for output in graph.outputs if output.is_row)
         self.row_bytes = sum(i.dtype.itemsize for i in self.of(Role.ROW))
         self.column_bytes = sum(i.dtype.itemsize for i in self.columns)
+        self.ends = self._made({i.end for i in self.rows} - {None})
         self.early = self._early()
         self.is_wide = any(a.dtype.itemsize > 2 for a in (*self.of(Role.ROW), *self.writes))
         self._seen_in_16_bits = seen_in_16_bits(graph)
@@ -172,10 +174,20 @@ class Work:
     def _early(self) -> tuple[Compute, ...]:
         """Loads of elements at indices that depend on no reduction, and their indices."""
         graph = self.graph
-        takes = [node for node in graph if node.op is Op.TAKE and not is_late(graph, node)]
-        made = (graph[id] for id in sorted(ancestors(graph, takes)))
+        takes = [node.id for node in graph if node.op is Op.TAKE and not is_late(graph, node)]
+        return tuple(step for step in self._made(takes) if step not in self.ends)
+
+    def _made(self, ids: Iterable[int]) -> tuple[Compute, ...]:
+        """All that is computed for these values of a row."""
+        graph = self.graph
+        made = (graph[id] for id in sorted(ancestors(graph, [graph[id] for id in ids])))
         steps = (node for node in made if node.op not in LEAVES | {Op.RESHAPE})
         return tuple(Compute(n.id, Function.EXACT, n.inputs) for n in steps)
+
+    @property
+    def before(self) -> tuple[Compute, ...]:
+        """What is computed before the first sweep."""
+        return self.ends + self.early
 
     def of(self, role: Role) -> list[Input]:
         return [i for i in self.graph.inputs if i.role is role]
@@ -204,7 +216,7 @@ class Work:
     def _hold(self, reduces: Sequence[Reduce]) -> Sweeps:
         """A sweep for each exchange, then one for each result."""
         graph = self.graph
-        done = {node.id for node in graph if node.op in LEAVES} | {step.id for step in self.early}
+        done = {node.id for node in graph if node.op in LEAVES} | {step.id for step in self.before}
         left = {i.id: i for i in self.columns}
         sweeps = []
 
@@ -225,7 +237,7 @@ class Work:
     def crossing(self, held: Sweeps, late_columns: bool) -> list[set[int]]:
         """For each exchange of a held row, the values made before it that are read after it."""
         exchanges = len(held.reduces)
-        born = {i.id: 0 for i in self.loaded} | {step.id: 0 for step in self.early}
+        born = {i.id: 0 for i in self.loaded} | {step.id: 0 for step in self.before}
         read: dict[int, int] = {}
         for k, sweep in enumerate(held.all):
             k = min(k, exchanges)  # the sweeps of results follow the last exchange
@@ -278,7 +290,7 @@ class Work:
         stored and needs no result of the last loop is stored by it.
         """
         graph = self.graph
-        kept = {node.id for node in graph if node.op in LEAVES} | {step.id for step in self.early}
+        kept = {node.id for node in graph if node.op in LEAVES} | {step.id for step in self.before}
         left, sweeps = self.writes, []
         waiting = list(self._paired)
         while waiting:

@@ -30,16 +30,17 @@ def causal_softmax_kernel(
     cute.arch.griddepcontrol_wait()  # the kernel before has ended
 
     loader = GlobalToRegLoader(ctx)
-    tXrScores = loader.start(mScores)
     q = ctx.load_row_value(mQ)
+    maximum0 = math.maximum(q, Int64(-1))
+    minimum0 = math.minimum(maximum0, Int64(4096))
+    convert0 = math.convert(minimum0, Int32)
+    add0 = convert0 + Int32(1)
+    tXrScores = loader.start(mScores, end=add0)
     loader.finish()
     scores = math.convert(tXrScores.load(), Float32)
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # stage 1: max
-    maximum0 = math.maximum(q, Int64(-1))
-    minimum0 = math.minimum(maximum0, Int64(4096))
-    convert0 = math.convert(minimum0, Int32)
     le0 = math.le(ctx.offsets, ctx.offset_of(convert0))  # causal_softmax.py:11
     mul0 = scores * scale  # causal_softmax.py:12
     where0 = math.where(le0, mul0, -Float32.inf)  # causal_softmax.py:12
