@@ -32,6 +32,7 @@ NAMES = (
     "polynorm",
     "dyt",
     "l2norm",
+    "prefix_norm",
     "qk_norm",
     "xsa",
     "rwkv_gate",
@@ -45,6 +46,7 @@ NAMES = (
     "quantize_groups",
     "quantize_zero_point",
     "bitlinear_norm",
+    "swiglu_groups",
     # activations and gates
     "swiglu_halves",
     "swiglu_halves_backward",
