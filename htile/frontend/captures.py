@@ -47,8 +47,8 @@ _VALUES = "collections dataclasses datetime decimal fractions pathlib re typing 
 _PROTOCOL = (
     "call getattr getattribute get getitem iter next len bool contains index int float enter exit "
     "hash eq ne lt le gt ge add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod "
-    "rmod pow rpow and rand or ror xor rxor matmul rmatmul neg pos abs invert round floor ceil "
-    "trunc torch_function"
+    "rmod pow rpow and rand or ror xor rxor lshift rlshift rshift rrshift matmul rmatmul neg pos "
+    "abs invert round floor ceil trunc torch_function"
 )
 _SPECIAL = frozenset(f"__{name}__" for name in _PROTOCOL.split())
 _GENERATED = ("__eq__", "__hash__", "__lt__", "__le__", "__gt__", "__ge__")

@@ -13,7 +13,6 @@ _ALONG = "operations along the row other than reductions are not built yet"
 _PARTS = "write it with torch.cat, torch.stack and slices"
 _INACCURATE = "no accurate form of it is built yet"
 _MEMORY = "a row has no memory of its own while tracing; leave it out"
-_BITS = "there are no operations on the bits of numbers; & | ^ ~ are for masks"
 _RANDOM = "random numbers are not built yet; pass them as an argument"
 _INDEX = "x[y] is the element at one index a row, and torch.arange(x.shape[-1]) == y its mask"
 _GROUPS = "pass the groups as a leading dimension, x.unflatten(-1, (groups, -1))"
@@ -27,7 +26,6 @@ HINTS = {
         "scatter index_select take embedding index_fill": _INDEX,
         "item tolist numpy equal allclose": "values are not known while tracing",
         "device cuda cpu is_cuda": "the kernel runs where its inputs are",
-        "bitwise_left_shift bitwise_right_shift __lshift__ __rshift__": _BITS,
         "is_contiguous stride data_ptr storage_offset layout is_leaf": _MEMORY,
         "grad grad_fn backward": "HTile has no gradients yet; see docs/guide.md",
         "dropout rand_like randn_like bernoulli multinomial rrelu gumbel_softmax": _RANDOM,

@@ -49,7 +49,7 @@ class Op(Enum):
     CEIL = "ceil"
     ROUND = "round"  # half to even, as torch.round
     TRUNC = "trunc"
-    NOT = "not"
+    NOT = "not"  # of integers each bit
     CAST = "cast"  # arg: a torch dtype; to a narrower floating type a rounding
     CONVERT = "convert"  # arg: a torch dtype; the change that promotion makes, it declares nothing
     # two operands
@@ -68,9 +68,11 @@ class Op(Enum):
     LE = "le"
     GT = "gt"
     GE = "ge"
-    AND = "and"
+    AND = "and"  # this one and the next two: of masks, and of integers bit by bit
     OR = "or"
     XOR = "xor"
+    LSHIFT = "lshift"  # by an amount that is negative or beyond the width: 0
+    RSHIFT = "rshift"  # by such an amount: 0, or -1 of a negative integer
     # three operands
     WHERE = "where"
     # movements: each element of the result is one of an operand; axes count from the last, -1
@@ -299,7 +301,7 @@ def _leaf(values: tuple[Value, ...], arg: object) -> Value:
 
 
 WIDE = {4: torch.int32, 8: torch.int64}  # what a bundle of so many bytes is held in
-MASKS, FLOATS = (torch.bool,), (torch.float32,)
+MASKS, FLOATS, INTEGERS = (torch.bool,), (torch.float32,), (torch.int32, torch.int64)
 NUMBERS = (torch.float32, torch.int32, torch.int64)
 # From each operation to the rule that gives its value from those of its operands. A rule may raise
 # DtypeError or ShapeError.
@@ -313,7 +315,8 @@ INFER: dict[Op, Rule] = {
     **dict.fromkeys(
         (Op.NEG, Op.ABS, Op.SIGN, Op.ADD, Op.SUB, Op.MUL, Op.FLOORDIV, Op.MOD, Op.MAXIMUM,
          Op.MINIMUM), _of(_elementwise, *NUMBERS)),
-    **dict.fromkeys((Op.NOT, Op.AND, Op.OR, Op.XOR), _of(_elementwise, *MASKS)),
+    **dict.fromkeys((Op.NOT, Op.AND, Op.OR, Op.XOR), _of(_elementwise, *MASKS, *INTEGERS)),
+    **dict.fromkeys((Op.LSHIFT, Op.RSHIFT), _of(_elementwise, *INTEGERS)),
     **dict.fromkeys(COMPARISONS, _comparison),
     Op.CAST: _cast, Op.CONVERT: _convert, Op.WHERE: _where, Op.RESHAPE: _reshape, Op.SLICE: _slice,
     Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat, Op.UNBUNDLE: _unbundle,

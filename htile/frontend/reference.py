@@ -155,10 +155,12 @@ _FUNCTIONS: dict[Op, Function] = {
     Op.MOD: _divide(_apart(torch.remainder)),
     Op.MAXIMUM: _pairwise(torch.maximum, torch.bitwise_and),
     Op.MINIMUM: _pairwise(torch.minimum, torch.bitwise_or),
-    Op.NOT: torch.logical_not,
-    Op.AND: torch.logical_and,
-    Op.OR: torch.logical_or,
-    Op.XOR: torch.logical_xor,
+    Op.NOT: torch.bitwise_not,
+    Op.AND: torch.bitwise_and,
+    Op.OR: torch.bitwise_or,
+    Op.XOR: torch.bitwise_xor,
+    Op.LSHIFT: torch.bitwise_left_shift,
+    Op.RSHIFT: torch.bitwise_right_shift,
     Op.RESHAPE: lambda x: x,  # `evaluate` reshapes: it knows how many leading dimensions there are
     Op.SUM: _sum,
     Op.MEAN: lambda x: _sum(x) / x.shape[-1],  # of equal elements it is that element, as torch's

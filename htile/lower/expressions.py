@@ -43,6 +43,16 @@ def _by_function(otherwise: Expression, **names: str) -> Expression:
     return expression
 
 
+def _of_masks(name: str, otherwise: Expression) -> Expression:
+    """The device function of this name for masks; another expression for integers."""
+
+    def expression(node: Node, args: tuple[str, ...], function: Function) -> str:
+        is_mask = node.value.dtype is torch.bool
+        return (_call(name) if is_mask else otherwise)(node, args, function)
+
+    return expression
+
+
 def _convert(node: Node, args: tuple[str, ...], function: Function) -> str:
     """To another kind of number; to a 16-bit dtype it is a rounding of a float32."""
     if node.value.stored in (torch.bfloat16, torch.float16) and node.op is Op.CAST:
@@ -86,9 +96,10 @@ EMIT: dict[Op, Expression] = {
     **{op: _call(op.value) for op in (
         Op.ABS, Op.SIGN, Op.RSQRT, Op.EXP2, Op.SIN, Op.COS, Op.ERF, Op.FLOOR, Op.CEIL, Op.ROUND,
         Op.TRUNC, Op.FLOORDIV, Op.MOD, Op.POW, Op.MAXIMUM, Op.MINIMUM, Op.EQ, Op.NE, Op.LT, Op.LE,
-        Op.GT, Op.GE, Op.WHERE)},
-    Op.NOT: _call("logical_not"), Op.AND: _call("logical_and"), Op.OR: _call("logical_or"),
-    Op.XOR: _call("logical_xor"),
+        Op.GT, Op.GE, Op.WHERE, Op.LSHIFT, Op.RSHIFT)},
+    Op.NOT: _of_masks("logical_not", _call("invert")),
+    Op.AND: _of_masks("logical_and", _binary("&")), Op.OR: _of_masks("logical_or", _binary("|")),
+    Op.XOR: _of_masks("logical_xor", _binary("^")),
     Op.CAST: _convert, Op.CONVERT: _convert,
 }
 # fmt: on

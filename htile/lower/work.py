@@ -37,7 +37,7 @@ OP_COSTS = {
     Op.SQRT: (15, 1), Op.RSQRT: (4, 1), Op.EXP: (8, 1), Op.EXP2: (4, 1), Op.EXPM1: (23, 0),
     Op.LOG: (24, 0), Op.LOG2: (26, 0), Op.LOG10: (25, 0), Op.LOG1P: (26, 0), Op.SIN: (24, 0),
     Op.COS: (24, 0), Op.TANH: (15, 2), Op.SIGMOID: (10, 2), Op.ERF: (20, 1), Op.DIV: (16, 1),
-    Op.FLOORDIV: (116, 0), Op.MOD: (77, 0), Op.POW: (88, 2),
+    Op.FLOORDIV: (116, 0), Op.MOD: (77, 0), Op.POW: (88, 2), Op.LSHIFT: (4, 0), Op.RSHIFT: (4, 0),
     Function.BOUNDED: (2, 1), Function.QUOTIENT: (2, 1), Function.NUMBER: (5, 0),
     Function.FAST: (2, 1), Function.GELU: (15, 2),
     (Op.SQRT, Function.NEAR): (4, 1), (Op.EXP, Function.NEAR): (5, 1),

@@ -14,6 +14,7 @@ import numpy as np
 
 from htile.compute import (
     accumulate,
+    bits,
     conversion,
     division,
     exchange,
@@ -29,8 +30,8 @@ from htile.compute import math as functions
 from htile.copy import layout
 
 MODULES = (
-    accumulate, conversion, division, exchange, functions, mean, moments, near, operands, powers,
-    products, reduce, layout,
+    accumulate, bits, conversion, division, exchange, functions, mean, moments, near, operands,
+    powers, products, reduce, layout,
 )  # fmt: skip
 TINY = np.float32(2.0**-126)
 
@@ -295,6 +296,10 @@ class Device:
                 intr_minnum=lambda a, b: apply(np.fmin, a, b).data,
                 intr_maximum=lambda a, b: apply(np.maximum, a, b).data,
                 intr_minimum=lambda a, b: apply(np.minimum, a, b).data,
+            ),
+            arith=types.SimpleNamespace(
+                shli=lambda x, count: apply(np.left_shift, x, count).data,
+                shrsi=lambda x, count: apply(np.right_shift, x, count).data,
             ),
             as_numeric=lambda x: x if isinstance(x, Value) else Float32(x),
             const_expr=bool,

@@ -96,3 +96,18 @@ def test_numpy_sign_and_round(on_numpy):
         assert same(on_numpy(name, FLOATS), reference(torch.from_numpy(FLOATS)).numpy()).all()
     integers = np.int32([0, 5, -5, 2**31 - 1, -(2**31)])
     assert (on_numpy("sign", integers) == np.sign(integers)).all()
+
+
+@pytest.mark.parametrize("dtype", (np.int32, np.int64))
+def test_numpy_bits(on_numpy, dtype):
+    """By every count of bits, and by negative ones and such as are beyond the width."""
+    x, _ = int_pairs(dtype)
+    info = np.iinfo(dtype)
+    counts = np.array([*range(-3, 68), 1000, 2**31 - 1, info.max, info.min], dtype)
+    if dtype is np.int64:
+        counts = np.append(counts, [2**32 + 1, -(2**32) + 1])
+    values, counts = (each.ravel() for each in np.meshgrid(x[:400], counts))
+    a, b = torch.from_numpy(values), torch.from_numpy(counts)
+    assert same(on_numpy("lshift", values, counts), (a << b).numpy()).all()
+    assert same(on_numpy("rshift", values, counts), (a >> b).numpy()).all()
+    assert same(on_numpy("invert", x), ~x).all()
