@@ -143,7 +143,10 @@ REDUCE = {
     Op.ALL: (lambda x: x.all(-1), (BOOL,)),
 }
 # These have tests of their own.
-OTHER = {Op.CAST, Op.CONVERT, Op.WHERE, Op.TAKE, Op.UNBUNDLE, Op.BUNDLE, *MOVEMENTS}
+OTHER = {
+    Op.CAST, Op.CONVERT, Op.WHERE, Op.TAKE, Op.UNBUNDLE, Op.BUNDLE, Op.PHILOX, Op.UNIFORM,
+    *MOVEMENTS,
+}  # fmt: skip
 
 
 def cases(table):

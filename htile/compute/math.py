@@ -6,8 +6,8 @@ operands have one dtype; functions of floats take Float32. Every function is inl
 are keywords. Counts of instructions are of SASS, for one element, on sm_90a.
 
 Emitted kernels say `from htile.compute import math`, and then `math.exp(x)`. The functions
-themselves are in this module and in `powers`, `division`, `near`, `products`, `conversion` and
-`bits`.
+themselves are in this module and in `powers`, `division`, `near`, `products`, `conversion`,
+`bits` and `random`.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from htile.compute.powers import (
     sqrt,
 )
 from htile.compute.products import Product, fma, fms, fnma, product
+from htile.compute.random import philox, uniform
 
 # fmt: off
 __all__ = [
@@ -59,9 +60,9 @@ __all__ = [
     "expm1_near", "floor", "floordiv", "fma", "fms", "fnma", "ge", "gelu_near", "gt", "invert",
     "le", "log", "log1p", "log1p_bounded", "log1p_near", "log2", "log2_near", "log10", "log10_near",
     "log_near", "logical_and", "logical_not", "logical_or", "logical_xor", "lshift", "lt",
-    "maximum", "minimum", "mod", "ne", "neg", "negative_zero", "pow", "product", "reciprocal",
-    "round", "round_to", "rshift", "rsqrt", "sigmoid", "sigmoid_near", "sign", "sin", "sqrt",
-    "sqrt_near", "tanh", "tanh_near", "trunc", "unbundle", "where",
+    "maximum", "minimum", "mod", "ne", "neg", "negative_zero", "philox", "pow", "product",
+    "reciprocal", "round", "round_to", "rshift", "rsqrt", "sigmoid", "sigmoid_near", "sign", "sin",
+    "sqrt", "sqrt_near", "tanh", "tanh_near", "trunc", "unbundle", "uniform", "where",
 ]
 # fmt: on
 

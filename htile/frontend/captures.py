@@ -22,6 +22,7 @@ from typing import NoReturn
 import torch
 
 from ..errors import Location, TraceError
+from .hints import DRAWS, RANDOM
 from .libraries import SETTINGS, library_of, reads_state
 from .reads import reads_of
 
@@ -370,8 +371,10 @@ class _Walk:
             self._owners[id(value)] = name, value
             return value
         if origin and callable(value) and reads_state(value):
+            is_draw = getattr(value, "__name__", "") in DRAWS
+            remedy = "compute it outside and pass it as an argument" + f"; {RANDOM}" * is_draw
             self._refuse(f"uses {name!r}, which may give something else at the next call; a kernel "
-                         "fixes it: compute it outside and pass it as an argument")  # fmt: skip
+                         f"fixes it: {remedy}")  # fmt: skip
         if isinstance(value, type):
             self._names |= _CONSTRUCTORS if not origin else {value.__name__: None}
             return (value, *self.members_of(value))

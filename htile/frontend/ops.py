@@ -49,6 +49,7 @@ class Op(Enum):
     CEIL = "ceil"
     ROUND = "round"  # half to even, as torch.round
     TRUNC = "trunc"
+    UNIFORM = "uniform"  # of an unsigned word of 32 bits: the number between 0 and 1 in float32
     NOT = "not"  # of integers each bit
     CAST = "cast"  # arg: a torch dtype; to a narrower floating type a rounding
     CONVERT = "convert"  # arg: a torch dtype; the change that promotion makes, it declares nothing
@@ -75,6 +76,7 @@ class Op(Enum):
     RSHIFT = "rshift"  # by such an amount: 0, or -1 of a negative integer
     # three operands
     WHERE = "where"
+    PHILOX = "philox"  # arg: which of the four words; of a counter, a key and a subsequence
     # movements: each element of the result is one of an operand; axes count from the last, -1
     RESHAPE = "reshape"  # arg: the new inner shape, of as many elements
     SLICE = "slice"  # arg: (axis, start, step, size)
@@ -186,6 +188,10 @@ def _elementwise(values: tuple[Value, ...], arg: object) -> Value:
 def _comparison(values: tuple[Value, ...], arg: object) -> Value:
     _refuse_storage(values)
     return replace(_joined(values, values), dtype=torch.bool, stored=None)
+
+
+def _uniform(values: tuple[Value, ...], arg: object) -> Value:
+    return replace(values[0], dtype=torch.float32, stored=None)
 
 
 def _where(values: tuple[Value, ...], arg: object) -> Value:
@@ -317,6 +323,7 @@ INFER: dict[Op, Rule] = {
          Op.MINIMUM), _of(_elementwise, *NUMBERS)),
     **dict.fromkeys((Op.NOT, Op.AND, Op.OR, Op.XOR), _of(_elementwise, *MASKS, *INTEGERS)),
     **dict.fromkeys((Op.LSHIFT, Op.RSHIFT), _of(_elementwise, *INTEGERS)),
+    Op.PHILOX: _of(_elementwise, torch.int64), Op.UNIFORM: _of(_uniform, torch.int64),
     **dict.fromkeys(COMPARISONS, _comparison),
     Op.CAST: _cast, Op.CONVERT: _convert, Op.WHERE: _where, Op.RESHAPE: _reshape, Op.SLICE: _slice,
     Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat, Op.UNBUNDLE: _unbundle,

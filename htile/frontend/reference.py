@@ -27,6 +27,7 @@ from ..errors import ArgumentError
 from .dtypes import FLOAT8, STORAGE
 from .graph import Graph
 from .ops import COMPARISONS, MOVEMENTS, REDUCTIONS, WIDE, Op
+from .philox import uniform_of, words
 
 Function = Callable[..., Tensor]
 Rule = Callable[[tuple[Tensor, ...], object, torch.dtype], Tensor]
@@ -210,6 +211,14 @@ def _take(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor
     return row.expand((*lead, row.shape[-1])).take_along_dim(places, -1)[..., 0]
 
 
+def _philox(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    return words(*values)[arg]
+
+
+def _uniform(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    return uniform_of(values[0]).to(dtype)  # the float32 number in either
+
+
 def _unbundle(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
     which, count, of = arg
     return values[0].contiguous().view(of)[..., which::count]
@@ -224,6 +233,7 @@ def _bundle(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tens
 EVALUATE: dict[Op, Rule] = {op: _rule(function) for op, function in _FUNCTIONS.items()}
 EVALUATE |= {Op.CAST: _convert, Op.CONVERT: _convert}
 EVALUATE |= {Op.SLICE: _slice, Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat}
+EVALUATE |= {Op.PHILOX: _philox, Op.UNIFORM: _uniform}
 EVALUATE |= {Op.UNBUNDLE: _unbundle, Op.BUNDLE: _bundle, Op.TAKE: _take}
 
 

@@ -75,6 +75,10 @@ def _bundle(node: Node, args: tuple[str, ...], function: Function) -> str:
     return f"math.bundle({', '.join(args)}, dtype={CUTLASS_TYPES[node.arg]})"
 
 
+def _philox(node: Node, args: tuple[str, ...], function: Function) -> str:
+    return f"math.philox({', '.join(args)}, word={node.arg})"
+
+
 def _not_computed(node: Node, args: tuple[str, ...], function: Function) -> str:
     raise AssertionError(f"{node} is not computed")
 
@@ -83,6 +87,7 @@ def _not_computed(node: Node, args: tuple[str, ...], function: Function) -> str:
 EMIT: dict[Op, Expression] = {
     **dict.fromkeys((Op.INPUT, Op.CONST, *MOVEMENTS, *REDUCTIONS), _not_computed),
     Op.INDEX: _index, Op.UNBUNDLE: _unbundle, Op.BUNDLE: _bundle,
+    Op.PHILOX: _philox, Op.UNIFORM: _call("uniform"),
     Op.TAKE: lambda node, args, function: f"{args[0]}[{args[1]}]",  # as pictures have it
     Op.NEG: lambda node, args, function: f"-{args[0]}",
     Op.ADD: _by_function(_binary("+"), fma="fma"),

@@ -135,7 +135,8 @@ def test_what_torch_refuses_is_refused(name):
 OF_COLUMNS = {
     "a quarter": lambda c: c >> 2, "the lowest two": lambda c: c & 3,
     "without them": lambda c: c & ~3, "swapped": lambda c: c ^ 1, "set": lambda c: c | 64,
-    "inverted": lambda c: ~c & 7, "signs": lambda c: (c - 9) >> 1, "negative": lambda c: (c - 9) ^ (c - 20),
+    "inverted": lambda c: ~c & 7, "signs": lambda c: (c - 9) >> 1,
+    "negative": lambda c: (c - 9) ^ (c - 20),
     "times 8": lambda c: c << 3, "both": lambda c: (c - 5) & (3 - c),
     "or of negative ones": lambda c: (c - 5) | 2,
 }  # fmt: skip
