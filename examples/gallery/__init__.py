@@ -37,6 +37,7 @@ NAMES = (
     "rwkv_gate",
     "shared_expert_gate",
     "attention_residual",
+    "dropout_norms",
     # norms and rows that are quantized
     "add_rmsnorm_quantized",
     "add_rmsnorm_groups",
@@ -56,6 +57,8 @@ NAMES = (
     "gated_activation",
     "scaled_activation",
     "rwkv_mix",
+    "dropout_bits",
+    "dropout_bits_backward",
     # rotary embedding, stacks and small matrices
     "rotary",
     "hyper_connections",
