@@ -10,11 +10,12 @@ import cutlass.cute as cute
 from cutlass import Float32, Int64, Uint32, Uint64
 from cutlass._mlir.dialects import arith, llvm
 
-from htile.compute.operands import Vector, elementwise, like
+from htile.compute.operands import Vector, elementwise, like, make_vector
 
 ROUNDS = 10
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 WEYL = 0x9E3779B9, 0xBB67AE85  # what the words of the key grow by from round to round
+TOGETHER = 4  # elements; with all of a thread at once their words would be live at once too
 BELOW_ONE = 1 - 2.0**-24  # the largest float32 below 1
 
 
@@ -26,6 +27,20 @@ def philox(counter, key, subsequence, word=0):
     those of `subsequence` words 2 and 3. Calls for several words of the same operands compile to
     the rounds of one.
     """
+    size, found = cute.size(counter.shape), []
+    for k in range(0, size, TOGETHER):
+        columns = range(k, min(k + TOGETHER, size))
+        part = (
+            make_vector([x[i] for i in columns], (len(columns),), Int64)
+            for x in (counter, key, subsequence)
+        )
+        words = _words(*part)[word].to(Int64)
+        found += [words[i] for i in range(len(columns))]
+    return make_vector(found, counter.shape, Int64)
+
+
+def _words(counter: Vector, key: Vector, subsequence: Vector) -> tuple[Vector, ...]:
+    """The four words, in Uint32."""
     a, b = _halves(counter)
     c, d = _halves(subsequence)
     first, second = _halves(key)
@@ -36,7 +51,7 @@ def philox(counter, key, subsequence, word=0):
             _product(x, m) for x, m in zip((a, c), MULTIPLIERS, strict=True)
         )
         a, b, c, d = high_c ^ b ^ first, low_c, high_a ^ d ^ second, low_a
-    return (a, b, c, d)[word].to(Int64)
+    return a, b, c, d
 
 
 def _uint32(like: Vector, number: int) -> Vector:

@@ -63,11 +63,11 @@ def philox(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Four random words of 32 bits, as unsigned numbers in int64: Philox4x32-10.
 
-    They are a function of the arguments alone (Salmon, Moraes, Dror and Shaw, Parallel random
-    numbers: as easy as 1, 2, 3, SC 2011). So that words are independent, no counter may occur twice
-    with one key. The arguments are int64, or int32 with their sign, or Python integers. At least
-    one of them is a tensor, and they are broadcast. Four words of one counter cost about as much as
-    one.
+    They are a function of the arguments alone (Salmon, Moraes, Dror and Shaw, "Parallel
+    random numbers: as easy as 1, 2, 3", SC 2011). So that words are independent, no counter may
+    occur twice with one key. The arguments are int64, or int32 with their sign, or Python integers.
+    At least one of them is a tensor, and they are broadcast. Four words of one counter cost about
+    as much as one.
 
     counter: its low and its high half are words 0 and 1 of the counter of 128 bits.
     key: its low and its high half are the two words of the key; such as a seed.
