@@ -157,9 +157,18 @@ def wrapped_expression(head: str, expression: str) -> list[str]:
 
 
 def lines_of(args: list[str], indent: str) -> list[str]:
-    """Arguments on one line if they fit, and one a line if not."""
+    """Arguments on one line if they fit, and one a line if not; a long tuple has lines below."""
     joined = indent + ", ".join(args)
-    return [joined] if len(joined) <= WIDTH else [f"{indent}{arg}," for arg in args]
+    if len(joined) <= WIDTH:
+        return [joined]
+    lines = []
+    for arg in args:
+        if len(indent) + len(arg) < WIDTH or not arg.startswith("("):
+            lines.append(f"{indent}{arg},")
+        else:
+            parts = arg[1:-1].split(", ")
+            lines += [f"{indent}(", *lines_of(parts, indent + INDENT), f"{indent}),"]
+    return lines
 
 
 def located(lines: list[str], node: Node) -> list[str]:

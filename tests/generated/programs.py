@@ -960,7 +960,7 @@ class Writer:
             (f"{word} >> 28", I64, 15, 1.0, 0.0), (f"{word} & 255", I64, 255, 1.0, 0.0),
             (f"{word} % 7", I64, 6, 1.0, 0.0), (f"htile.uniform({word})", F32, 1.0, 0.0, 0.0),
             (f"(htile.uniform({word}) > 0.3)", BOOL, 1, 1.0, 0.0),
-            (f"htile.exponential({word})", F32, 23.0, 0.0, 92.0),
+            *[(f"htile.exponential({word})", F32, 23.0, 0.0, 92.0)] * 3,
         ))  # fmt: skip
         return self.put(text, named, dtype, 0, high, step, err, shape=ROW)
 
