@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         TraceError,
         UnsupportedError,
     )
+    from .frontend.random import dropout, exponential, philox, uniform
     from .frontend.roles import Inner, PerRow, Scalar, Static
     from .run.rowwise import Rowwise, rowwise
     from .tune.search import Tuned
@@ -44,13 +45,19 @@ __all__ = [
     "Tuned",
     "UnsupportedError",
     "cache_info",
+    "dropout",
+    "exponential",
+    "philox",
     "rowwise",
+    "uniform",
 ]
 
 _ROLES = dict.fromkeys(("Inner", "PerRow", "Scalar", "Static"), "frontend.roles")
+_RANDOM = dict.fromkeys(("dropout", "exponential", "philox", "uniform"), "frontend.random")
 _CACHE = dict.fromkeys(("CacheInfo", "cache_info"), "build.cache")
 _RUN = {"Rowwise": "run.rowwise", "Tuned": "tune.search", "rowwise": "run.rowwise"}
-_HOMES = {**_RUN, **_ROLES, **_CACHE}  # the module of each name; it is `errors` for all others
+# The module of each name; it is `errors` for all others.
+_HOMES = {**_RUN, **_ROLES, **_RANDOM, **_CACHE}
 
 
 def __getattr__(name: str) -> object:

@@ -78,6 +78,7 @@ OPERATORS = {
     "ceil": "math.ceil(a)", "trunc": "math.trunc(a)", "iadd": "a += b", "isub": "a -= b",
     "imul": "a *= b", "itruediv": "a /= b", "ifloordiv": "a //= b", "imod": "a %= b",
     "ipow": "a **= b", "iand": "a &= b", "ior": "a |= b", "ixor": "a ^= b",
+    "lshift": "a << b", "rshift": "a >> b", "ilshift": "a <<= b", "irshift": "a >>= b",
 }  # fmt: skip
 
 # What is passed for a parameter of this name where functions are traced for their results.
@@ -296,6 +297,8 @@ def _api() -> str:
     parts += _entry("htile.rowwise", htile.rowwise)
     for name in ("inspect", "compile", "tune", "with_plan"):
         parts += _entry(f"f.{name}", getattr(function, name), skip=1)
+    for name in ("philox", "uniform", "exponential", "dropout"):
+        parts += _entry(f"htile.{name}", getattr(htile, name))
     parts += _entry("htile.cache_info", htile.cache_info)
     parts += _fields("htile.CacheInfo", htile.CacheInfo)
     parts += _fields("htile.Tuned", Tuned)

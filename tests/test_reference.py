@@ -102,7 +102,7 @@ UNARY = {
     Op.NEG: (torch.neg, (F32, I32, I64)),
     Op.ABS: (torch.abs, (F32, I32, I64)),
     Op.SIGN: (torch.sign, (F32, I32, I64)),
-    Op.NOT: (torch.logical_not, (BOOL,)),
+    Op.NOT: (torch.bitwise_not, (BOOL, I32, I64)),
 }
 NUMBERS = (F32, I32, I64)
 BINARY = {
@@ -116,9 +116,11 @@ BINARY = {
     Op.MAXIMUM: (torch.maximum, NUMBERS),
     Op.MINIMUM: (torch.minimum, NUMBERS),
     **{op: (getattr(torch, op.value), (*NUMBERS, BOOL)) for op in Op if op in COMPARISONS},
-    Op.AND: (torch.logical_and, (BOOL,)),
-    Op.OR: (torch.logical_or, (BOOL,)),
-    Op.XOR: (torch.logical_xor, (BOOL,)),
+    Op.AND: (torch.bitwise_and, (BOOL, I32, I64)),
+    Op.OR: (torch.bitwise_or, (BOOL, I32, I64)),
+    Op.XOR: (torch.bitwise_xor, (BOOL, I32, I64)),
+    Op.LSHIFT: (torch.bitwise_left_shift, (I32, I64)),
+    Op.RSHIFT: (torch.bitwise_right_shift, (I32, I64)),
 }
 
 
@@ -141,8 +143,10 @@ REDUCE = {
     Op.ALL: (lambda x: x.all(-1), (BOOL,)),
 }
 # These have tests of their own.
-OTHER = {Op.CAST, Op.CONVERT, Op.WHERE, Op.TAKE, Op.UNBUNDLE, Op.BUNDLE, *MOVEMENTS}
-OTHER |= {Op.KEY, Op.KEY_INDEX, Op.KEY_VALUE}
+OTHER = {
+    Op.CAST, Op.CONVERT, Op.WHERE, Op.TAKE, Op.UNBUNDLE, Op.BUNDLE, Op.PHILOX, Op.UNIFORM, Op.KEY,
+    Op.KEY_INDEX, Op.KEY_VALUE, *MOVEMENTS,
+}  # fmt: skip
 
 
 def cases(table):

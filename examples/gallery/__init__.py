@@ -38,6 +38,7 @@ NAMES = (
     "rwkv_gate",
     "shared_expert_gate",
     "attention_residual",
+    "dropout_norms",
     # norms and rows that are quantized
     "add_rmsnorm_quantized",
     "add_rmsnorm_groups",
@@ -58,6 +59,8 @@ NAMES = (
     "gated_activation",
     "scaled_activation",
     "rwkv_mix",
+    "dropout_bits",
+    "dropout_bits_backward",
     # rotary embedding, stacks and small matrices
     "rotary",
     "hyper_connections",

@@ -6,7 +6,8 @@ operands have one dtype; functions of floats take Float32. Every function is inl
 are keywords. Counts of instructions are of SASS, for one element, on sm_90a.
 
 Emitted kernels say `from htile.compute import math`, and then `math.exp(x)`. The functions
-themselves are in this module and in `powers`, `division`, `near`, `products` and `conversion`.
+themselves are in this module and in `powers`, `division`, `near`, `products`, `conversion`,
+`bits` and `random`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Numeric
 from cutlass._mlir.dialects import llvm
 
+from htile.compute.bits import invert, lshift, rshift
 from htile.compute.bundles import bundle, unbundle
 from htile.compute.conversion import convert, round_to
 from htile.compute.division import div, div_bounded, div_number, floordiv, mod, reciprocal
@@ -50,18 +52,19 @@ from htile.compute.powers import (
     sqrt,
 )
 from htile.compute.products import Product, fma, fms, fnma, product
+from htile.compute.random import philox, uniform
 
 # fmt: off
 __all__ = [
     "Product", "abs", "bundle", "ceil", "convert", "cos", "div", "div_bounded", "div_near",
     "div_number", "eq", "erf", "exp", "exp2", "exp_bounded", "exp_near", "exp_quotient", "expm1",
-    "expm1_near", "floor", "floordiv", "fma", "fms", "fnma", "ge", "gelu_near", "gt", "key",
-    "key_index", "key_value", "le", "log",
-    "log1p", "log1p_bounded", "log1p_near", "log2", "log2_near", "log10", "log10_near", "log_near",
-    "logical_and", "logical_not", "logical_or", "logical_xor", "lt", "maximum", "minimum", "mod",
-    "ne", "neg", "negative_zero", "pow", "product", "reciprocal", "round", "round_to",
-    "rsqrt", "sigmoid", "sigmoid_near", "sign", "sin", "sqrt", "sqrt_near", "tanh", "tanh_near",
-    "trunc", "unbundle", "where",
+    "expm1_near", "floor", "floordiv", "fma", "fms", "fnma", "ge", "gelu_near", "gt", "invert",
+    "key", "key_index", "key_value", "le", "log", "log1p", "log1p_bounded", "log1p_near", "log2",
+    "log2_near", "log10", "log10_near", "log_near", "logical_and", "logical_not", "logical_or",
+    "logical_xor", "lshift", "lt", "maximum", "minimum", "mod", "ne", "neg", "negative_zero",
+    "philox", "pow", "product", "reciprocal", "round", "round_to", "rshift", "rsqrt", "sigmoid",
+    "sigmoid_near", "sign", "sin", "sqrt", "sqrt_near", "tanh", "tanh_near", "trunc", "unbundle",
+    "uniform", "where",
 ]
 # fmt: on
 

@@ -22,6 +22,7 @@ from typing import NoReturn
 import torch
 
 from ..errors import Location, TraceError
+from .hints import DRAWS, RANDOM
 from .libraries import SETTINGS, library_of, reads_state
 from .reads import reads_of
 
@@ -47,8 +48,8 @@ _VALUES = "collections dataclasses datetime decimal fractions pathlib re typing 
 _PROTOCOL = (
     "call getattr getattribute get getitem iter next len bool contains index int float enter exit "
     "hash eq ne lt le gt ge add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod "
-    "rmod pow rpow and rand or ror xor rxor matmul rmatmul neg pos abs invert round floor ceil "
-    "trunc torch_function"
+    "rmod pow rpow and rand or ror xor rxor lshift rlshift rshift rrshift matmul rmatmul neg pos "
+    "abs invert round floor ceil trunc torch_function"
 )
 _SPECIAL = frozenset(f"__{name}__" for name in _PROTOCOL.split())
 _GENERATED = ("__eq__", "__hash__", "__lt__", "__le__", "__gt__", "__ge__")
@@ -370,8 +371,10 @@ class _Walk:
             self._owners[id(value)] = name, value
             return value
         if origin and callable(value) and reads_state(value):
+            is_draw = getattr(value, "__name__", "") in DRAWS
+            remedy = "compute it outside and pass it as an argument" + f"; {RANDOM}" * is_draw
             self._refuse(f"uses {name!r}, which may give something else at the next call; a kernel "
-                         "fixes it: compute it outside and pass it as an argument")  # fmt: skip
+                         f"fixes it: {remedy}")  # fmt: skip
         if isinstance(value, type):
             self._names |= _CONSTRUCTORS if not origin else {value.__name__: None}
             return (value, *self.members_of(value))

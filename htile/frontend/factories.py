@@ -7,13 +7,15 @@ such a call. `Factories` is a mode of torch, which hears of every call while a f
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NoReturn
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..errors import DtypeError, TraceError
+from ..errors import DtypeError, TraceError, UnsupportedError
 from .dtypes import STORAGE
 from .graph import Builder
+from .hints import DRAWS, RANDOM
 from .ops import Value, Varies
 from .parts import cat
 from .promotion import FLOAT, INT64, as_stored, cast, supported
@@ -31,7 +33,7 @@ class Factories(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        make = FACTORIES.get(func)
+        make = FACTORIES.get(func) or _DRAWS.get(func)
         if make is None or any(isinstance(x, Tensor) for x in (*args, *kwargs.values())):
             return func(*args, **kwargs)
         result = make(self._builder, func, args, {k: kwargs[k] for k in kwargs if k != "device"})
@@ -116,8 +118,14 @@ def _arange(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> Tens
     return columns if dtype is INT64 else cast(columns, dtype)
 
 
+def _random(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> NoReturn:
+    fail(UnsupportedError, f"torch.{func.__name__} gives other numbers for each call; {RANDOM}")
+
+
 # From each factory to what makes its symbolic result, or None for a real one.
 FACTORIES: dict[Callable, Callable] = {
     torch.arange: _arange, torch.zeros: _filled(0), torch.ones: _filled(1), torch.full: _full,
     torch.tensor: _number, torch.scalar_tensor: _number,
 }  # fmt: skip
+# What draws numbers is refused here: it would be drawn once, while the function is traced.
+_DRAWS: dict[Callable, Callable] = {getattr(torch, name): _random for name in DRAWS}

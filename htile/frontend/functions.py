@@ -102,11 +102,19 @@ def _rounding(op: Op) -> Callable:
     return function
 
 
-def _mask(x: object) -> object:
-    dtype = x._value.dtype if isinstance(x, Tensor) else type(x)
-    if dtype not in (BOOL, bool):
-        fail(UnsupportedError, "bitwise operations are for masks (bool); compare the numbers first")
-    return x
+def _of_bits(what: str, *operands_: object) -> None:
+    """Refuse floats, of whose bits torch computes nothing."""
+    for x in operands_:
+        dtype = x._value.dtype if isinstance(x, Tensor) else type(x)
+        if dtype in (FLOAT, float):
+            name = "f32" if dtype is FLOAT else "a float"
+            fail(DtypeError, f"{what} of {name} is not defined: compare the numbers first, x > 0, "
+                 "or convert them, x.int()")  # fmt: skip
+
+
+def _inverted(input: Tensor) -> Tensor:
+    _of_bits("~", input)
+    return node(Op.NOT, input)
 
 
 formulas({
@@ -137,7 +145,7 @@ formulas({
     "sign sgn": ("-1, 0 or 1.", lambda input:
         input if input._value.dtype is BOOL else node(Op.SIGN, input)),
     "logical_not": ("Whether x is zero.", lambda input: node(Op.NOT, not_zero(input))),
-    "bitwise_not": ("~x, of a mask.", lambda input: node(Op.NOT, _mask(input))),
+    "bitwise_not": ("~x, of a mask or of the bits of integers.", _inverted),
     "clone": ("A copy.", lambda input, *, memory_format=None: copy(input)),
 })  # fmt: skip
 
@@ -255,8 +263,19 @@ def _truth(x: Tensor | Number) -> Tensor | bool:
     return not_zero(x) if isinstance(x, Tensor) else bool(x)
 
 
-def _logical(op: Op, prepare: Callable) -> Callable:
-    return lambda input, other: node(op, *together(*(prepare(operand(x)) for x in (input, other))))
+def _logical(op: Op) -> Callable:
+    return lambda input, other: node(op, *together(*(_truth(operand(x)) for x in (input, other))))
+
+
+def _bitwise(op: Op, symbol: str) -> Callable:
+    def function(input, other):
+        _of_bits(symbol, input, other)
+        a, b = together(input, other)
+        if a._value.dtype is BOOL and op in (Op.LSHIFT, Op.RSHIFT):
+            refuse(symbol, a, "convert a mask first, x.int()")
+        return node(op, a, b)
+
+    return function
 
 
 maximum, minimum = _binary(Op.MAXIMUM), _binary(Op.MINIMUM)
@@ -278,12 +297,17 @@ formulas({
     "le less_equal": ("input <= other.", _comparison(Op.LE)),
     "gt greater": ("input > other.", _comparison(Op.GT)),
     "ge greater_equal": ("input >= other.", _comparison(Op.GE)),
-    "logical_and": ("Whether both are nonzero.", _logical(Op.AND, _truth)),
-    "logical_or": ("Whether one is nonzero.", _logical(Op.OR, _truth)),
-    "logical_xor": ("Whether exactly one is nonzero.", _logical(Op.XOR, _truth)),
-    "bitwise_and": ("input & other, of masks.", _logical(Op.AND, _mask)),
-    "bitwise_or": ("input | other, of masks.", _logical(Op.OR, _mask)),
-    "bitwise_xor": ("input ^ other, of masks.", _logical(Op.XOR, _mask)),
+    "logical_and": ("Whether both are nonzero.", _logical(Op.AND)),
+    "logical_or": ("Whether one is nonzero.", _logical(Op.OR)),
+    "logical_xor": ("Whether exactly one is nonzero.", _logical(Op.XOR)),
+    "bitwise_and": ("input & other, of masks or of the bits of integers.", _bitwise(Op.AND, "&")),
+    "bitwise_or": ("input | other, of masks or of the bits of integers.", _bitwise(Op.OR, "|")),
+    "bitwise_xor": ("input ^ other, of masks or of the bits of integers.", _bitwise(Op.XOR, "^")),
+    "bitwise_left_shift": ("input << other, of integers; 0 by a negative number of bits, or by as "
+        "many as there are.", _bitwise(Op.LSHIFT, "<<")),
+    "bitwise_right_shift": ("input >> other, of integers, which keeps the sign; by a negative "
+        "number of bits, or by as many as there are, 0, or -1 below zero.",
+        _bitwise(Op.RSHIFT, ">>")),
 })  # fmt: skip
 
 
@@ -378,7 +402,7 @@ _METHODS = vars(Tensor)
 for _name, _method in {
     "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide",
     "mod": "remainder", "pow": "pow", "and": "bitwise_and", "or": "bitwise_or",
-    "xor": "bitwise_xor",
+    "xor": "bitwise_xor", "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
 }.items():  # fmt: skip
     _function = _METHODS[_method]
     setattr(Tensor, f"__{_name}__", lambda self, other, f=_function: f(self, other))

@@ -13,8 +13,11 @@ _ALONG = "operations along the row other than reductions are not built yet"
 _PARTS = "write it with torch.cat, torch.stack and slices"
 _INACCURATE = "no accurate form of it is built yet"
 _MEMORY = "a row has no memory of its own while tracing; leave it out"
-_BITS = "there are no operations on the bits of numbers; & | ^ ~ are for masks"
-_RANDOM = "random numbers are not built yet; pass them as an argument"
+RANDOM = (
+    "random numbers of a kernel come of a counter and a seed: htile.dropout(x, p, seed), or "
+    "htile.uniform(htile.philox(torch.arange(x.shape[-1]), seed)[0])"
+)
+DRAWS = "rand", "randn", "randint", "randperm", "normal"  # functions of torch, of sizes alone
 _INDEX = "x[y] is the element at one index a row, and torch.arange(x.shape[-1]) == y its mask"
 _GROUPS = "pass the groups as a leading dimension, x.unflatten(-1, (groups, -1))"
 HINTS = {
@@ -27,10 +30,11 @@ HINTS = {
         "scatter index_select take embedding index_fill": _INDEX,
         "item tolist numpy equal allclose": "values are not known while tracing",
         "device cuda cpu is_cuda": "the kernel runs where its inputs are",
-        "bitwise_left_shift bitwise_right_shift __lshift__ __rshift__": _BITS,
         "is_contiguous stride data_ptr storage_offset layout is_leaf": _MEMORY,
         "grad grad_fn backward": "HTile has no gradients yet; see docs/guide.md",
-        "dropout rand_like randn_like bernoulli multinomial rrelu gumbel_softmax": _RANDOM,
+        "dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout": RANDOM,
+        "feature_alpha_dropout rand_like randn_like randint_like bernoulli multinomial": RANDOM,
+        "poisson rrelu gumbel_softmax": RANDOM,
         "group_norm instance_norm batch_norm local_response_norm": _GROUPS,
         "erfc erfcx erfinv lgamma digamma polygamma i0 i1 igamma": _INACCURATE,
         "nonzero": "write (x != 0).sum() to count",

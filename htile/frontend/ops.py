@@ -49,7 +49,8 @@ class Op(Enum):
     CEIL = "ceil"
     ROUND = "round"  # half to even, as torch.round
     TRUNC = "trunc"
-    NOT = "not"
+    UNIFORM = "uniform"  # of an unsigned word of 32 bits: the number between 0 and 1 in float32
+    NOT = "not"  # of integers each bit
     CAST = "cast"  # arg: a torch dtype; to a narrower floating type a rounding
     CONVERT = "convert"  # arg: a torch dtype; the change that promotion makes, it declares nothing
     # two operands
@@ -68,9 +69,11 @@ class Op(Enum):
     LE = "le"
     GT = "gt"
     GE = "ge"
-    AND = "and"
+    AND = "and"  # this one and the next two: of masks, and of integers bit by bit
     OR = "or"
     XOR = "xor"
+    LSHIFT = "lshift"  # by an amount that is negative or beyond the width: 0
+    RSHIFT = "rshift"  # by such an amount: 0, or -1 of a negative integer
     # keys: an element and its index as one int64; arg: whether of equal elements the smaller index
     # makes the smaller key, else the larger key. NaN is the largest element.
     KEY = "key"  # of an element of float32 or int32, and an index
@@ -78,6 +81,7 @@ class Op(Enum):
     KEY_VALUE = "key_value"  # arg: the element's dtype; its -0.0 is 0.0
     # three operands
     WHERE = "where"
+    PHILOX = "philox"  # arg: which of the four words; of a counter, a key and a subsequence
     # movements: each element of the result is one of an operand; axes count from the last, -1
     RESHAPE = "reshape"  # arg: the new inner shape, of as many elements
     SLICE = "slice"  # arg: (axis, start, step, size)
@@ -189,6 +193,10 @@ def _elementwise(values: tuple[Value, ...], arg: object) -> Value:
 def _comparison(values: tuple[Value, ...], arg: object) -> Value:
     _refuse_storage(values)
     return replace(_joined(values, values), dtype=torch.bool, stored=None)
+
+
+def _uniform(values: tuple[Value, ...], arg: object) -> Value:
+    return replace(values[0], dtype=torch.float32, stored=None)
 
 
 def _where(values: tuple[Value, ...], arg: object) -> Value:
@@ -316,7 +324,7 @@ def _leaf(values: tuple[Value, ...], arg: object) -> Value:
 
 
 WIDE = {4: torch.int32, 8: torch.int64}  # what a bundle of so many bytes is held in
-MASKS, FLOATS = (torch.bool,), (torch.float32,)
+MASKS, FLOATS, INTEGERS = (torch.bool,), (torch.float32,), (torch.int32, torch.int64)
 NUMBERS = (torch.float32, torch.int32, torch.int64)
 # From each operation to the rule that gives its value from those of its operands. A rule may raise
 # DtypeError or ShapeError.
@@ -330,7 +338,9 @@ INFER: dict[Op, Rule] = {
     **dict.fromkeys(
         (Op.NEG, Op.ABS, Op.SIGN, Op.ADD, Op.SUB, Op.MUL, Op.FLOORDIV, Op.MOD, Op.MAXIMUM,
          Op.MINIMUM), _of(_elementwise, *NUMBERS)),
-    **dict.fromkeys((Op.NOT, Op.AND, Op.OR, Op.XOR), _of(_elementwise, *MASKS)),
+    **dict.fromkeys((Op.NOT, Op.AND, Op.OR, Op.XOR), _of(_elementwise, *MASKS, *INTEGERS)),
+    **dict.fromkeys((Op.LSHIFT, Op.RSHIFT), _of(_elementwise, *INTEGERS)),
+    Op.PHILOX: _of(_elementwise, torch.int64), Op.UNIFORM: _of(_uniform, torch.int64),
     **dict.fromkeys(COMPARISONS, _comparison),
     Op.CAST: _cast, Op.CONVERT: _convert, Op.WHERE: _where, Op.RESHAPE: _reshape, Op.SLICE: _slice,
     Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat, Op.UNBUNDLE: _unbundle,

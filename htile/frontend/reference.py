@@ -27,6 +27,7 @@ from ..errors import ArgumentError
 from .dtypes import FLOAT8, STORAGE
 from .graph import Graph
 from .ops import COMPARISONS, MOVEMENTS, REDUCTIONS, WIDE, Op
+from .philox import uniform_of, words
 
 Function = Callable[..., Tensor]
 Rule = Callable[[tuple[Tensor, ...], object, torch.dtype], Tensor]
@@ -155,10 +156,12 @@ _FUNCTIONS: dict[Op, Function] = {
     Op.MOD: _divide(_apart(torch.remainder)),
     Op.MAXIMUM: _pairwise(torch.maximum, torch.bitwise_and),
     Op.MINIMUM: _pairwise(torch.minimum, torch.bitwise_or),
-    Op.NOT: torch.logical_not,
-    Op.AND: torch.logical_and,
-    Op.OR: torch.logical_or,
-    Op.XOR: torch.logical_xor,
+    Op.NOT: torch.bitwise_not,
+    Op.AND: torch.bitwise_and,
+    Op.OR: torch.bitwise_or,
+    Op.XOR: torch.bitwise_xor,
+    Op.LSHIFT: torch.bitwise_left_shift,
+    Op.RSHIFT: torch.bitwise_right_shift,
     Op.RESHAPE: lambda x: x,  # `evaluate` reshapes: it knows how many leading dimensions there are
     Op.SUM: _sum,
     Op.MEAN: lambda x: _sum(x) / x.shape[-1],  # of equal elements it is that element, as torch's
@@ -233,6 +236,14 @@ def _key_value(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> T
     return (x ^ (x >> 31 & 0x7FFFFFFF)).view(arg).to(dtype) if arg.is_floating_point else x
 
 
+def _philox(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    return words(*values)[arg]
+
+
+def _uniform(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    return uniform_of(values[0]).to(dtype)  # the float32 number in either
+
+
 def _unbundle(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
     which, count, of = arg
     return values[0].contiguous().view(of)[..., which::count]
@@ -248,6 +259,7 @@ EVALUATE: dict[Op, Rule] = {op: _rule(function) for op, function in _FUNCTIONS.i
 EVALUATE |= {Op.CAST: _convert, Op.CONVERT: _convert}
 EVALUATE |= {Op.SLICE: _slice, Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat}
 EVALUATE |= {Op.KEY: _key, Op.KEY_INDEX: _key_index, Op.KEY_VALUE: _key_value}
+EVALUATE |= {Op.PHILOX: _philox, Op.UNIFORM: _uniform}
 EVALUATE |= {Op.UNBUNDLE: _unbundle, Op.BUNDLE: _bundle, Op.TAKE: _take}
 
 

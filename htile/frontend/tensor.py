@@ -17,7 +17,7 @@ import torch
 
 from ..errors import HTileError, Location, ShapeError, TraceError, UnsupportedError
 from .graph import Builder, returned_dtype
-from .hints import REFERENCE, advice
+from .hints import RANDOM, REFERENCE, advice
 from .libraries import internal
 from .ops import Op, Value
 
@@ -60,6 +60,9 @@ def is_real(value: object) -> bool:
 
 _INSTEAD = {
     "zero": "x = torch.zeros_like(x)", "fill": "x = torch.full_like(x, value)", "copy": "x = y",
+    **dict.fromkeys(
+        ("bernoulli", "cauchy", "dropout", "exponential", "geometric", "log_normal", "normal",
+         "random", "uniform"), f"a new value; {RANDOM}"),
 }  # fmt: skip
 _KEYWORDS = {"axis": "dim", "keepdims": "keepdim"}
 _IGNORED = frozenset({"_stacklevel", "out", "inplace"})

@@ -43,6 +43,16 @@ def _by_function(otherwise: Expression, **names: str) -> Expression:
     return expression
 
 
+def _of_masks(name: str, otherwise: Expression) -> Expression:
+    """The device function of this name for masks; another expression for integers."""
+
+    def expression(node: Node, args: tuple[str, ...], function: Function) -> str:
+        is_mask = node.value.dtype is torch.bool
+        return (_call(name) if is_mask else otherwise)(node, args, function)
+
+    return expression
+
+
 def _convert(node: Node, args: tuple[str, ...], function: Function) -> str:
     """To another kind of number; to a 16-bit dtype it is a rounding of a float32."""
     if node.value.stored in (torch.bfloat16, torch.float16) and node.op is Op.CAST:
@@ -74,6 +84,10 @@ def _key_value(node: Node, args: tuple[str, ...], function: Function) -> str:
     return f"math.key_value({args[0]}, {CUTLASS_TYPES[node.arg]})"
 
 
+def _philox(node: Node, args: tuple[str, ...], function: Function) -> str:
+    return f"math.philox({', '.join(args)}, word={node.arg})"
+
+
 def _not_computed(node: Node, args: tuple[str, ...], function: Function) -> str:
     raise AssertionError(f"{node} is not computed")
 
@@ -82,6 +96,7 @@ def _not_computed(node: Node, args: tuple[str, ...], function: Function) -> str:
 EMIT: dict[Op, Expression] = {
     **dict.fromkeys((Op.INPUT, Op.CONST, *MOVEMENTS, *REDUCTIONS), _not_computed),
     Op.INDEX: _index, Op.UNBUNDLE: _unbundle, Op.BUNDLE: _bundle,
+    Op.PHILOX: _philox, Op.UNIFORM: _call("uniform"),
     Op.TAKE: lambda node, args, function: f"{args[0]}[{args[1]}]",  # as pictures have it
     Op.NEG: lambda node, args, function: f"-{args[0]}",
     Op.ADD: _by_function(_binary("+"), fma="fma"),
@@ -95,9 +110,10 @@ EMIT: dict[Op, Expression] = {
     **{op: _call(op.value) for op in (
         Op.ABS, Op.SIGN, Op.RSQRT, Op.EXP2, Op.SIN, Op.COS, Op.ERF, Op.FLOOR, Op.CEIL, Op.ROUND,
         Op.TRUNC, Op.FLOORDIV, Op.MOD, Op.POW, Op.MAXIMUM, Op.MINIMUM, Op.EQ, Op.NE, Op.LT, Op.LE,
-        Op.GT, Op.GE, Op.WHERE)},
-    Op.NOT: _call("logical_not"), Op.AND: _call("logical_and"), Op.OR: _call("logical_or"),
-    Op.XOR: _call("logical_xor"),
+        Op.GT, Op.GE, Op.WHERE, Op.LSHIFT, Op.RSHIFT)},
+    Op.NOT: _of_masks("logical_not", _call("invert")),
+    Op.AND: _of_masks("logical_and", _binary("&")), Op.OR: _of_masks("logical_or", _binary("|")),
+    Op.XOR: _of_masks("logical_xor", _binary("^")),
     Op.CAST: _convert, Op.CONVERT: _convert,
     Op.KEY: _key, Op.KEY_INDEX: _key, Op.KEY_VALUE: _key_value,
 }
@@ -151,9 +167,18 @@ def wrapped_expression(head: str, expression: str) -> list[str]:
 
 
 def lines_of(args: list[str], indent: str) -> list[str]:
-    """Arguments on one line if they fit, and one a line if not."""
+    """Arguments on one line if they fit, and one a line if not; a long tuple has lines below."""
     joined = indent + ", ".join(args)
-    return [joined] if len(joined) <= WIDTH else [f"{indent}{arg}," for arg in args]
+    if len(joined) <= WIDTH:
+        return [joined]
+    lines = []
+    for arg in args:
+        if len(indent) + len(arg) < WIDTH or not arg.startswith("("):
+            lines.append(f"{indent}{arg},")
+        else:
+            parts = arg[1:-1].split(", ")
+            lines += [f"{indent}(", *lines_of(parts, indent + INDENT), f"{indent}),"]
+    return lines
 
 
 def located(lines: list[str], node: Node) -> list[str]:

@@ -72,7 +72,22 @@ def _range(op: Op, operands: list[Range]) -> Range | None:
         return lo // low, hi // low
     if op is Op.MOD and low == high > 0:
         return 0, low - 1
+    if op in (Op.AND, Op.OR, Op.XOR):
+        return _of_bits(op, *operands)
+    if op is Op.NOT:
+        return ~hi, ~lo
+    if op in (Op.LSHIFT, Op.RSHIFT) and 0 <= low == high < 32:  # inside the width of both dtypes
+        return (lo << low, hi << low) if op is Op.LSHIFT else (lo >> low, hi >> low)
     return None
+
+
+def _of_bits(op: Op, a: Range, b: Range) -> Range:
+    """The range of a & b, a | b or a ^ b: the bits of the longer, and a sign if either has one."""
+    (lo, hi), (low, high) = a, b
+    bits = max((x if x >= 0 else ~x).bit_length() for x in (lo, hi, low, high))
+    if op is Op.AND and (lo >= 0 or low >= 0):
+        return 0, min(end for start, end in (a, b) if start >= 0)
+    return (0 if lo >= 0 <= low else -(1 << bits)), (1 << bits) - 1
 
 
 def narrowing(graph: Graph) -> Rule | None:

@@ -37,7 +37,8 @@ OP_COSTS = {
     Op.SQRT: (15, 1), Op.RSQRT: (4, 1), Op.EXP: (8, 1), Op.EXP2: (4, 1), Op.EXPM1: (23, 0),
     Op.LOG: (24, 0), Op.LOG2: (26, 0), Op.LOG10: (25, 0), Op.LOG1P: (26, 0), Op.SIN: (24, 0),
     Op.COS: (24, 0), Op.TANH: (15, 2), Op.SIGMOID: (10, 2), Op.ERF: (20, 1), Op.DIV: (16, 1),
-    Op.KEY: (6, 0), Op.FLOORDIV: (116, 0), Op.MOD: (77, 0), Op.POW: (88, 2),
+    Op.FLOORDIV: (116, 0), Op.MOD: (77, 0), Op.POW: (88, 2), Op.LSHIFT: (4, 0), Op.RSHIFT: (4, 0),
+    Op.PHILOX: (41, 0), Op.UNIFORM: (3, 0), Op.KEY: (6, 0),
     Function.BOUNDED: (2, 1), Function.QUOTIENT: (2, 1), Function.NUMBER: (5, 0),
     Function.FAST: (2, 1), Function.GELU: (15, 2),
     (Op.SQRT, Function.NEAR): (4, 1), (Op.EXP, Function.NEAR): (5, 1),
@@ -384,7 +385,12 @@ def sweep_costs(
 ) -> tuple[int, int]:
     """Instructions of a sweep for each element, and those of them for MUFU."""
     count, special = sum([PART_COSTS.get(part.kind, 1) for part in parts]), 0
+    counters = set()  # four words of one counter take about what one takes
     for step in computes:
+        if graph[step.id].op is Op.PHILOX:
+            if step.inputs in counters:
+                continue
+            counters.add(step.inputs)
         own, own_special = _step_costs(graph, step)
         count, special = count + own, special + own_special
     return count, special

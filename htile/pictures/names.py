@@ -19,7 +19,7 @@ NAMES_WIDTH = 40  # columns of such a row
 INFIX = {
     Op.ADD: "+", Op.SUB: "-", Op.MUL: "*", Op.DIV: "/", Op.FLOORDIV: "//", Op.MOD: "%",
     Op.POW: "**", Op.EQ: "==", Op.NE: "!=", Op.LT: "<", Op.LE: "<=", Op.GT: ">", Op.GE: ">=",
-    Op.AND: "&", Op.OR: "|", Op.XOR: "^",
+    Op.AND: "&", Op.OR: "|", Op.XOR: "^", Op.LSHIFT: "<<", Op.RSHIFT: ">>",
 }  # fmt: skip
 
 

@@ -908,6 +908,72 @@ class Writer:
         n = f"{row.name}.shape[-1]"
         return self.put(f"F.one_hot({y.name}.long() % {n}, {n})", [y], I64, 0, 1, 1.0, shape=ROW)
 
+    # -- bits and random numbers
+
+    def _integer(self) -> V | None:
+        found = self.pick(lambda v: v.dtype in (I32, I64) and not v.err)
+        made = self.columns() if found is None else found
+        return made if made is not None and made.dtype in (I32, I64) else None
+
+    def bits(self):
+        """An operation on the bits of integers."""
+        a, b = self._integer(), self._integer()
+        if a is None or b is None:
+            return None
+        if self.rng.random() < 0.6:
+            count = self.rng.randrange(4)
+            text, low, high = self.one_of((
+                (f"{a.name} << {count}", a.lo * 2**count, a.hi * 2**count),
+                (f"{a.name} >> {count}", a.lo // 2**count, a.hi // 2**count),
+                (f"~{a.name}", -1 - a.hi, -1 - a.lo),
+                (f"torch.bitwise_right_shift({a.name}, 70)", -1, 0),
+            ))  # fmt: skip
+            return self.put(text, [a], a.dtype, low, high, 1.0)
+        if self.rng.random() < 0.4:
+            b = number(self.one_of((1, 3, 7, 12, -2)))
+        text = self.one_of(("{} & {}", "{} | {}", "{} ^ {}", "torch.bitwise_xor({}, {})"))
+        size = 2 ** max(int(v.size).bit_length() for v in (a, b))
+        low = 0 if a.lo >= 0 and b.lo >= 0 else -size
+        text = text.format(a.name, b.name)
+        return self.put(text, [a, b], self.promoted(a, b), low, size - 1, 1.0)
+
+    def word(self) -> tuple[str, list[V]]:
+        """The text of a word of each column, and the values in it."""
+        key, rest = self._integer(), self._integer()
+        row = self._row()
+        if row is None:
+            return "", []
+        key = number(self.rng.randrange(-(2**63), 2**63)) if key is None else key
+        rest = number(self.rng.randrange(9)) if rest is None or self.rng.random() < 0.6 else rest
+        columns, k = f"torch.arange({row.name}.shape[-1])", self.rng.randrange(4)
+        columns += self.one_of(("", " // 4", " >> 1"))
+        named = [v for v in (key, rest) if v.dtype is not None]
+        return f"htile.philox({columns}, {key.name}, {rest.name})[{k}]", named
+
+    def drawn(self):
+        """A random word, or a number made of one. The words are the same in torch and in a kernel.
+        """
+        word, named = self.word()
+        if not word:
+            return None
+        text, dtype, high, step, err = self.one_of((
+            (f"{word} >> 28", I64, 15, 1.0, 0.0), (f"{word} & 255", I64, 255, 1.0, 0.0),
+            (f"{word} % 7", I64, 6, 1.0, 0.0), (f"htile.uniform({word})", F32, 1.0, 0.0, 0.0),
+            (f"(htile.uniform({word}) > 0.3)", BOOL, 1, 1.0, 0.0),
+            *[(f"htile.exponential({word})", F32, 23.0, 0.0, 92.0)] * 3,
+        ))  # fmt: skip
+        return self.put(text, named, dtype, 0, high, step, err, shape=ROW)
+
+    def dropped(self):
+        a, seed = self._row(lambda v: v.wide), self._integer()
+        if a is None or seed is None:
+            return None
+        p, exact = self.one_of(((0.5, True), (0.1, False), (0.25, False), (0.0, True)))
+        size = a.size / (1 - p)
+        err = a.err / (1 - p) + (0.0 if exact else size)
+        text = f"htile.dropout({a.name}, {p}, {seed.name})"
+        return self.put(text, [a, seed], a.dtype, -size, size, a.step if exact else 0.0, err)
+
     def static(self, arg: Arg):
         """A use of a static argument."""
         a = self.pick(lambda v: v.wide)
@@ -951,6 +1017,7 @@ STATEMENTS = {  # how often each kind is tried
     Writer.composite: 4, Writer.chained: 6,
 }
 INDICES = (Writer.masked, Writer.masked, Writer.chosen, Writer.chosen, Writer.one_hot)
+BITS_AND_NOISE = (Writer.bits, Writer.bits, Writer.bits, Writer.drawn, Writer.drawn, Writer.dropped)
 # fmt: on
 
 
@@ -991,8 +1058,10 @@ def draw_program(
         writer.static(a)
     returned = _draw_returned(rng, writer)
     if not is_first:
-        returned += _draw_indices(random.Random(f"indices {sizes} {seed}"), writer, kinds)
+        returned += _draw_more(random.Random(f"indices {sizes} {seed}"), writer, INDICES, kinds)
         returned = _to_bytes(bytes_rng, returned, writer, has_float8)
+        noise_rng = random.Random(f"noise {sizes} {seed}")
+        returned += _draw_more(noise_rng, writer, BITS_AND_NOISE, kinds)
     lines = [f"{a.name} = {a.name}{WIDENED[a.dtype]}" for a in args if a.dtype in WIDENED]
     lines = (*lines, *_live(writer.lines, returned))
     returns = _draw_structure(rng, returned)
@@ -1126,14 +1195,15 @@ def _draw_returned(rng: random.Random, writer: Writer) -> list[V]:
     return list(dict.fromkeys(chosen)) if rng.random() < 0.9 else chosen
 
 
-def _draw_indices(rng: random.Random, writer: Writer, kinds: list) -> list[V]:
-    """For some programs one value more, made of indices; what else is drawn does not depend on it.
+def _draw_more(rng: random.Random, writer: Writer, wanted: tuple, kinds: list) -> list[V]:
+    """For some programs one value more, made of indices or of bits; what else is drawn does not
+    depend on it.
     """
     if rng.random() > 0.4:
         return []
     writer.rng, before = rng, len(writer.pool)
     for _ in range(rng.choice((1, 2, 3))):
-        rng.choice(INDICES)(writer)
+        rng.choice(wanted)(writer)
     for _ in range(rng.choice((0, 2, 4))):
         rng.choice(kinds)(writer)
     made = [v for v in writer.pool[before:] if v.varies and v.name not in writer.used]

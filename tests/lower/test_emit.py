@@ -422,3 +422,14 @@ def test_dtypes_are_those_of_the_arguments():
 )
 def test_what_is_added_to_a_product(function, text):
     assert f"    {text}  #" in kernel_of(function, *rows((4, 512), (512,))).source
+
+
+def test_many_reductions_of_one_exchange_are_written_in_lines_that_fit():
+    """Five of them, whose names of reductions alone are longer than a line."""
+
+    def f(x):
+        return x.sum(), x.mean() - x, (x > 0).any(), (x < 1).all(), (x > 2).any(), (x < 3).all()
+
+    source = kernel_of(f, torch.empty(8, 64, device="meta")).source
+    assert max(map(len, source.splitlines())) <= 100
+    assert "        (\n            cute.ReductionOp." in source

@@ -29,6 +29,8 @@ FUNCTIONS = {
     **dict.fromkeys(("floordiv", "mod", "maximum", "minimum"), (NUMBERS, 2)),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), ((*NUMBERS, Boolean), 2)),
     **dict.fromkeys(("logical_and", "logical_or", "logical_xor"), (B, 2)),
+    "invert": (INTS, 1),
+    **dict.fromkeys(("lshift", "rshift"), (INTS, 2)),
 }
 FASTMATH = ["exp2", "log", "log2", "log10", "sin", "cos", "tanh", "sigmoid"]
 DUMP = tempfile.mkdtemp(prefix="htile-test-math-")  # --keep-ptx and --keep-cubin write there

@@ -14,6 +14,7 @@ import numpy as np
 
 from htile.compute import (
     accumulate,
+    bits,
     conversion,
     division,
     exchange,
@@ -23,14 +24,15 @@ from htile.compute import (
     operands,
     powers,
     products,
+    random,
     reduce,
 )
 from htile.compute import math as functions
 from htile.copy import layout
 
 MODULES = (
-    accumulate, conversion, division, exchange, functions, mean, moments, near, operands, powers,
-    products, reduce, layout,
+    accumulate, bits, conversion, division, exchange, functions, mean, moments, near, operands,
+    powers, products, random, reduce, layout,
 )  # fmt: skip
 TINY = np.float32(2.0**-126)
 
@@ -188,6 +190,11 @@ class Vector(Value):
         return Vector(self.data[..., rows * column : rows * (column + 1)])
 
 
+    def to(self, dtype):
+        """As C converts it: integers keep their lower bits."""
+        return Vector(self.data.astype(dtype.numpy), self.shape)
+
+
 class Scalar(Value):
     """A scalar. Its class is its dtype, as in CuTe-DSL."""
 
@@ -222,11 +229,15 @@ class Int64(Scalar):
     numpy, width = np.int64, 64
 
 
+class Uint64(Scalar):
+    numpy, width, signed = np.uint64, 64, False
+
+
 class Boolean(Scalar):
     numpy, width = np.bool_, 1
 
 
-SCALARS = {kind.numpy: kind for kind in (Float32, Int32, Uint32, Int64, Boolean)}
+SCALARS = {kind.numpy: kind for kind in (Float32, Int32, Uint32, Int64, Uint64, Boolean)}
 
 
 def apply(function, *values):
@@ -246,6 +257,12 @@ def apply(function, *values):
     with np.errstate(all="ignore"):
         result = function(*map(array, values))
     return Vector(result, vectors[0].shape) if vectors else SCALARS[result.dtype.type](result)
+
+
+def _shifted(x, count):
+    """x >> count as if x were unsigned, as its own dtype."""
+    kind = np.dtype(f"u{x.dtype.itemsize}")
+    return (x.astype(kind) >> count.astype(kind)).astype(x.dtype)
 
 
 def _applied(function):
@@ -295,6 +312,11 @@ class Device:
                 intr_minnum=lambda a, b: apply(np.fmin, a, b).data,
                 intr_maximum=lambda a, b: apply(np.maximum, a, b).data,
                 intr_minimum=lambda a, b: apply(np.minimum, a, b).data,
+            ),
+            arith=types.SimpleNamespace(
+                shli=lambda x, count: apply(np.left_shift, x, count).data,
+                shrui=lambda x, count: apply(_shifted, x, count).data,
+                shrsi=lambda x, count: apply(np.right_shift, x, count).data,
             ),
             as_numeric=lambda x: x if isinstance(x, Value) else Float32(x),
             const_expr=bool,

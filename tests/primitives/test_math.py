@@ -45,7 +45,8 @@ def test_every_mix_and_count_compiles(name):
 def test_plain_operators_take_every_mix(dtype):
     """What emitted code may print as an operator."""
     names = ["eq", "ne", "lt", "le", "gt", "ge"]
-    names += ["and_", "or_", "xor"] if dtype is Boolean else ["add", "sub", "mul"]
+    names += ["add", "sub", "mul"] if dtype is not Boolean else []
+    names += ["and_", "or_", "xor"] if dtype is not Float32 else []
     for name in [*names, "truediv"] if dtype is Float32 else names:
         calls = mixes(getattr(operator, name), 2, CONSTANT[dtype])
         build(calls, [dtype] * 2, [result_dtype(name, dtype)] * len(calls), 3)
@@ -86,6 +87,13 @@ def test_convert_every_pair(source, target):
     calls = mixes(lambda x: m.convert(x, target), 1, CONSTANT[source])
     for count in (1, 3):
         build(calls, [source], [target] * len(calls), count)
+
+
+def test_a_shift_of_64_bits_reads_all_of_its_count():
+    """One that reads the low half alone would take 2 ** 32 + 1 for 1."""
+    for function, limit in ((m.lshift, r"setp\.\w+\.u64"), (m.rshift, r"min\.u64")):
+        text = ptx(on_vectors(function), [Int64] * 2, Int64, 2)
+        assert len(re.findall(limit, text)) == 2 and text.count("ld.global.b64") >= 4
 
 
 def test_constants_alone():

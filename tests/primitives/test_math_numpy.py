@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("cutlass")
 
 from htile.compute import math as m
+from htile.frontend.philox import uniform_of, words
 from tests.primitives.elementwise import FLOATS, float_pairs, int_pairs, same, ulps
 from tests.primitives.numpy_device import Device, Vector
 
@@ -96,3 +97,57 @@ def test_numpy_sign_and_round(on_numpy):
         assert same(on_numpy(name, FLOATS), reference(torch.from_numpy(FLOATS)).numpy()).all()
     integers = np.int32([0, 5, -5, 2**31 - 1, -(2**31)])
     assert (on_numpy("sign", integers) == np.sign(integers)).all()
+
+
+@pytest.mark.parametrize("dtype", (np.int32, np.int64))
+def test_numpy_bits(on_numpy, dtype):
+    """By every count of bits, and by negative ones and such as are beyond the width."""
+    x, _ = int_pairs(dtype)
+    info = np.iinfo(dtype)
+    counts = np.array([*range(-3, 68), 1000, 2**31 - 1, info.max, info.min], dtype)
+    if dtype is np.int64:
+        counts = np.append(counts, [2**32 + 1, -(2**32) + 1])
+    values, counts = (each.ravel() for each in np.meshgrid(x[:400], counts))
+    a, b = torch.from_numpy(values), torch.from_numpy(counts)
+    assert same(on_numpy("lshift", values, counts), (a << b).numpy()).all()
+    assert same(on_numpy("rshift", values, counts), (a >> b).numpy()).all()
+    assert same(on_numpy("invert", x), ~x).all()
+
+
+# The known answers of Random123 (D. E. Shaw Research), file kat_vectors: counter, key, words.
+KNOWN = (
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0),
+     (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
+)  # fmt: skip
+
+
+def int64(low, high):
+    """Two words as the halves of an int64."""
+    return np.uint64(low | high << 32).astype(np.int64)
+
+
+def test_numpy_philox(on_numpy):
+    """The device function gives the known answers, and what torch's arithmetic gives."""
+    for counter, key, expected in KNOWN:
+        operands = [np.array([x]) for x in (int64(*counter[:2]), int64(*key), int64(*counter[2:]))]
+        found = [on_numpy("philox", *operands, word=k)[0] for k in range(4)]
+        assert found == [*expected], [hex(x) for x in found]
+    generator = np.random.default_rng(3)
+    info = np.iinfo(np.int64)
+    operands = generator.integers(info.min, info.max, (3, 1000))
+    for k, expected in enumerate(words(*map(torch.from_numpy, operands))):
+        assert same(on_numpy("philox", *operands, word=k), expected.numpy()).all()
+
+
+def test_numpy_uniform(on_numpy):
+    """All words near both ends, near powers of two and where rounding goes to even."""
+    near = np.arange(-600, 600)
+    ends = np.concatenate([near + (1 << k) for k in range(33)]) & 0xFFFFFFFF
+    word = np.concatenate([ends, np.arange(0, 2**32, 65521), ~ends])
+    expected = uniform_of(torch.from_numpy(word)).numpy()
+    assert same(on_numpy("uniform", word), expected).all()
+    assert expected.min() == 2.0**-33 and expected.max() == 1 - 2.0**-24
+    exact = ((word & 0xFFFFFFFF) + 0.5) * 2.0**-32
+    assert (np.abs(expected - exact) <= exact * 2.0**-23).all()

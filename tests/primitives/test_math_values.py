@@ -74,6 +74,9 @@ EXACT = {
     "logical_and": torch.logical_and,
     "logical_or": torch.logical_or,
     "logical_xor": torch.logical_xor,
+    "invert": torch.bitwise_not,
+    "lshift": torch.bitwise_left_shift,
+    "rshift": torch.bitwise_right_shift,
     **{name: getattr(torch, name) for name in COMPARISONS},
 }
 
@@ -95,6 +98,10 @@ def operands(name, dtype):
         a, b = -np.abs(a), np.clip(np.abs(b), np.float32(1), np.float32(2.0**30))
     if name == "div_bounded":
         b = np.where((np.abs(b) >= TINY) & (np.abs(b) <= 2.0**126), b, np.float32(3))
+    if name in ("lshift", "rshift"):  # by every count, and some beyond
+        b = np.where(np.arange(len(b)) % 8 == 0, b, np.arange(len(b), dtype=b.dtype) % 70 - 3)
+        if dtype is Int64:  # of whose low halves alone another shift would be made
+            b[::5] += 2**32
     if name in ("floordiv", "mod") and dtype is not Float32:
         b = np.where(b == 0, b.dtype.type(7), b)
     count = min(len(a) // 8 * 8, 8192)
