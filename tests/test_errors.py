@@ -105,6 +105,7 @@ def written(title: str, call: str, kind: str = "ArgumentError") -> Case:
 
 
 CLASSES = {"parameters": "x, y: htile.PerRow", "call": "f(x, torch.tensor([0, 1, 2, 3]))"}
+PAIRS = "a, b = x[0::2], x[1::2]\nreturn torch.stack((-b, a), -1).flatten()"
 SECTIONS = (
     Section(
         "An operation that HTile does not have",
@@ -359,6 +360,14 @@ SECTIONS = (
             written("A column", "y = torch.empty(4, 8)\nf(x, w=y[0], out=y)"),
             written("One value a row", "y = torch.empty(4, 8)\nf(x, t=y[:, 0], out=y)"),
             written("One memory for two results", "y = torch.empty(4, 8)\nf(x, out=(y, y[:, 0]))"),
+            Case("Parts that move, in place", row(
+                "return torch.cat((x[1:5], x[4:]))", call="f(x, out=x)"), "ArgumentError"),
+            Case("An element at an index that comes of a reduction, in place", row(
+                "return x - x[(x > 0).sum() % x.shape[-1]]", call="f(x, out=x)"), "ArgumentError"),
+            Case("Pairs that are not aligned", row(
+                PAIRS, call="wide = torch.empty(4, 10)\nf(x, out=wide[:, 1:9])"), "ArgumentError"),
+            Case("Pairs that are not aligned, in place", row(
+                PAIRS, call="y = torch.ones(4, 9)[:, :8]\nf(y, out=y)"), "ArgumentError"),
             Case("Inside another function", row("return x * 2", call="@htile.rowwise\ndef g(x):\n"
                  "    return f(x, out=x)\n\ng(x)"), "TraceError", "return f(x, out=x)"),
         ),
