@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ..errors import ShapeError
 from .functions import formulas, maximum, minimum
 from .ops import Op
 from .promotion import BOOL, FLOAT, INT64, cast, convert, not_zero
 from .shapes import axes_of
-from .tensor import NoIndices, Tensor, copy, node
+from .tensor import NoIndices, Tensor, copy, fail, node
 
 
 def reduced(op: Op, x: Tensor, dim: object = None, keepdim: bool = False) -> Tensor:
@@ -56,8 +57,15 @@ def _extreme(op: Op, of_masks: Op) -> Callable:
     return function
 
 
+def named(dim: object) -> object:
+    """`dim`, of a function that does not take () for all axes, as others do."""
+    if dim == () and isinstance(dim, tuple):
+        fail(ShapeError, "dim=() names no axis: name one, or leave dim out for all of them")
+    return dim
+
+
 def _quantified(op: Op) -> Callable:
-    return lambda input, dim=None, keepdim=False: reduced(op, not_zero(input), dim, keepdim)
+    return lambda input, dim=None, keepdim=False: reduced(op, not_zero(input), named(dim), keepdim)
 
 
 class Extreme(NamedTuple):
