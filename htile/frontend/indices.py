@@ -18,12 +18,19 @@ from .factories import index
 from .functions import clamp, implements, where
 from .graph import Builder, Role
 from .ops import MOVEMENTS, REDUCTIONS, Op, not_computed
+from .parts import MOST_PARTS
 from .parts import getitem as _getitem
 from .promotion import BOOL, FLOAT, INT64, cast, convert
 from .shapes import axis_of, reshaped, unsqueeze
 from .tensor import FUNCTIONS, Tensor, fail, location, node
 
-ALONG = "an index is one integer a row, and this one varies along the row: write torch.where"
+FEW = "{}: an index is one integer a row, and this is a row of {}: write {}"
+ALONG = (
+    "{}: an index is one integer a row, and this one varies along the row: for a choice by column "
+    "write torch.where(torch.arange(x.shape[-1]) == y, a, b)"
+)
+EACH = "torch.stack([x[k] for k in y.unbind(-1)], -1)"  # what a few indices are written as
+EACH_HOT = "torch.stack([F.one_hot(k, n) for k in y.unbind(-1)])"
 
 
 def element(x: Tensor, y: Tensor | int, wraps: bool = False) -> Tensor:
@@ -116,8 +123,11 @@ def per_row_index(y: object, what: str) -> Tensor:
     if v.dtype in STORAGE or v.dtype is FLOAT:
         fail(DtypeError, f"{what} by {str(y.dtype).removeprefix('torch.')}: an index is an "
              "integer, write y.long()")  # fmt: skip
+    if v.spread and y.ndim == 1 and y.shape[0] <= MOST_PARTS:
+        each = EACH_HOT if what == "F.one_hot" else EACH
+        fail(UnsupportedError, FEW.format(what, y.shape[0], each))
     if v.spread:
-        fail(UnsupportedError, f"{what}: {ALONG}(torch.arange(x.shape[-1]) == y, a, b)")
+        fail(UnsupportedError, ALONG.format(what))
     return y
 
 

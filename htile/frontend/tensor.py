@@ -259,7 +259,6 @@ class Tensor(torch.Tensor):
 
     __bool__ = __contains__ = _refuse(_TRUTH)
     __float__ = __int__ = __index__ = __complex__ = _no_number
-    __matmul__ = __rmatmul__ = lambda self, other: unsupported("x.matmul")
     __array__ = _refuse("numpy cannot take a symbolic value: write the torch spelling")
     __setitem__ = __delitem__ = _refuse(_ASSIGNMENT)
 

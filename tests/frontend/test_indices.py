@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import htile
+from htile.errors import UnsupportedError
 from htile.testing import assert_close, oracle
 
 INF, NAN = math.inf, math.nan
@@ -365,3 +366,28 @@ def test_under_vmap_and_without_rows():
     x, y = random(2, 3, 5), torch.tensor([[[0], [1], [2]], [[3], [4], [-1]]])
     exact(torch.vmap(f)(x, y), f(x, y))
     assert f(x[:0], y[:0]).shape == (0, 3, 5)
+
+
+@htile.rowwise
+def gathered(x, y: htile.Inner[1]):
+    return x.gather(-1, y)
+
+
+@htile.rowwise
+def hot_of_a_few(x, y: htile.Inner[1]):
+    return F.one_hot(y, x.shape[-1]) * x
+
+
+def test_what_the_error_says_to_write_for_a_few_indices_works():
+    x, y = torch.randn(3, 20), torch.randint(0, 20, (3, 5))
+    exact = {gathered: x.gather(-1, y), hot_of_a_few: F.one_hot(y, 20) * x[:, None]}
+    for f, expected in exact.items():
+        with pytest.raises(UnsupportedError, match="this is a row of 5") as caught:
+            f(x, y)
+        advice = caught.value.message.partition("write ")[2]
+        names = {"torch": torch, "F": F, "htile": htile, "n": 20}
+        times = " * x" if f is hot_of_a_few else ""
+        exec(f"def advised(x, y: htile.Inner[1]):\n    return {advice}{times}", names)
+        advised = htile.rowwise(names["advised"])
+        assert torch.equal(advised(x, y), expected)
+        assert advised.inspect(x, y).source

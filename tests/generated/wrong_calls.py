@@ -421,7 +421,9 @@ def _shares(value: torch.Tensor, targets: list[torch.Tensor]) -> bool:
     return any(t.untyped_storage().data_ptr() == own for t in targets)
 
 
-LENIENT = "Use .reshape|Overflow when unpacking"  # a view may copy here, and a size be huge
+# A view may copy here, a size be huge, masks have a smallest one, and only in `plain` is one operand
+# of a product float64 and another not.
+LENIENT = "Use .reshape|Overflow when unpacking|clamp_cpu|to have (the )?same dtype"
 BEYOND = "out of bounds|must be non-negative|out of range for|smaller than num_classes|index out of"
 FOREIGN = ("cuda error", "cute.", "mlir", "tvm", "aten::", "pybind", "dlpack", "internal assert")
 
@@ -566,6 +568,8 @@ def _assert_near(found: torch.Tensor, exact: torch.Tensor, entry: Entry) -> None
     got, dtype = found.double(), found.dtype
     finite = rounded.isfinite() & got.isfinite()
     same = (got == rounded) | (got.isnan() & rounded.isnan())
+    if entry.near > 1e-3:  # what overflows in 16 bits does not in float32
+        same |= rounded.isinf()
     assert (same | finite).all(), f"{found}\n{rounded}"
     if finite.any():
         most = rounded[finite].abs().max()
