@@ -37,7 +37,7 @@ class Factories(TorchFunctionMode):
         try:
             more = {k: kwargs[k] for k in kwargs if k != "device"}
             result = make(self._builder, func, args, more)
-        except (RuntimeError, ValueError, TypeError) as error:  # torch's own, of sizes and steps
+        except (RuntimeError, ValueError, TypeError, OverflowError) as error:  # torch's own
             fail(TraceError, f"torch.{func.__name__}: {str(error).splitlines()[0]}")
         if result is None:
             return func(*args, **kwargs)

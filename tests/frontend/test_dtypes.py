@@ -107,7 +107,10 @@ def compare(function, operands) -> str | None:
     return None
 
 
-REDUCES = ("sum", "prod", "amax", "amin", "max", "min", "mean", "var", "std", "norm", "dist")
+REDUCES = (
+    "sum", "prod", "amax", "amin", "max", "min", "mean", "var", "std", "norm", "dist", "dot",
+    "matmul",
+)  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -302,6 +302,8 @@ MISTAKES = {
     "integers // 0": (lambda i: i // 0, TraceError, "integers by zero"),
     "integers % 0": (lambda i: i % 0, TraceError, "integers by zero"),
     "a factory of less than nothing": (lambda x: x + torch.zeros(-1), TraceError, "torch.zeros: "),
+    "a factory of a huge number": (
+        lambda x: x + torch.full((8,), 2**70), TraceError, "torch.full: "),
     "a factory without a step": (lambda x: torch.arange(0, 8, 0), TraceError, "torch.arange: "),
     "cross_entropy of a stack": (
         lambda x: F.cross_entropy(x.view(2, 4), x), ShapeError, "the scores of one row"),

@@ -421,8 +421,8 @@ def _shares(value: torch.Tensor, targets: list[torch.Tensor]) -> bool:
     return any(t.untyped_storage().data_ptr() == own for t in targets)
 
 
-# A view may copy here, a size be huge, masks have a smallest one, and only in `plain` is one operand
-# of a product float64 and another not.
+# A view may copy here, a size be huge, and masks have a smallest one; and only in `plain` is one
+# operand of a product float64 and another not.
 LENIENT = "Use .reshape|Overflow when unpacking|clamp_cpu|to have (the )?same dtype"
 BEYOND = "out of bounds|must be non-negative|out of range for|smaller than num_classes|index out of"
 FOREIGN = ("cuda error", "cute.", "mlir", "tvm", "aten::", "pybind", "dlpack", "internal assert")
