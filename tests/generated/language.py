@@ -364,7 +364,7 @@ PHRASES = (  # of such a value v; D is one of `DIMS`, K a small number
     "v.dim()", "v.numel()", "v.shape[-1] * x", "v.gather(D, v)",
     "v.gather(-1, v.long()[..., None])", "torch.take_along_dim(x, v, -1)", "x[v]",
     "F.one_hot(v, K)", "F.one_hot(v.long(), K)", "F.layer_norm(v, v.shape[-1:])",
-    "F.rms_norm(v, (K,))", "F.layer_norm(v, K)", "v @ v", "v @ x", "x @ v", "v.mm(v)",
+    "F.rms_norm(v, (K,), None, 0.1)", "F.layer_norm(v, K)", "v @ v", "v @ x", "x @ v", "v.mm(v)",
     "torch.mv(v, x)", "torch.dot(x, v)", "v.matmul(x)", "v + x", "x * v", "x - v", "x / v",
     "v // K", "v % K", "v ** K", "v ** 0.5", "2 ** v", "v == x", "v < K", "v & v", "~v", "-v",
     "abs(v)", "v.clamp(K)", "v.clamp(v, x)", "torch.where(v > 0, v, x)", "torch.where(v, 1, 0)",
