@@ -66,6 +66,7 @@ GROUPS = {
     "statistics": "Statistics, softmax, norms and losses",
     "losses": "Losses of a class",
     "indices": "Elements at an index",
+    "products": "Products of rows and small matrices",
     "shapes": "Dtypes, constants and shapes",
     "parts": "Parts of an axis, and what joins them",
 }
@@ -77,7 +78,7 @@ OPERATORS = {
     "or": "a | b", "xor": "a ^ b", "invert": "~a", "round": "round(a)", "floor": "math.floor(a)",
     "ceil": "math.ceil(a)", "trunc": "math.trunc(a)", "iadd": "a += b", "isub": "a -= b",
     "imul": "a *= b", "itruediv": "a /= b", "ifloordiv": "a //= b", "imod": "a %= b",
-    "ipow": "a **= b", "iand": "a &= b", "ior": "a |= b", "ixor": "a ^= b",
+    "ipow": "a **= b", "iand": "a &= b", "ior": "a |= b", "ixor": "a ^= b", "matmul": "a @ b",
     "lshift": "a << b", "rshift": "a >> b", "ilshift": "a <<= b", "irshift": "a >>= b",
 }  # fmt: skip
 
@@ -250,8 +251,11 @@ def _sample(function: Callable, dtype: torch.dtype, is_row: bool) -> tuple[list,
     """Arguments for a function: symbolic tensors where it needs nothing else."""
     builder = Builder("sample", N)
 
+    is_of_matrices = bool({"mat2", "vec"} & set(inspect.signature(function).parameters))
+
     def tensor(name: str, dtype: torch.dtype) -> Tensor:
-        value = Value((N,) if is_row else (), Varies.ROW, dtype, spread=is_row)
+        inner = (N, N) if is_of_matrices and name != "vec" else (N,) if is_row else ()
+        value = Value(inner, Varies.ROW, dtype, spread=is_row)
         role = Role.ROW if is_row else Role.PER_ROW
         return Tensor(builder, builder.add_input(name, role, dtype, value))
 

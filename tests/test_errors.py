@@ -105,6 +105,7 @@ def written(title: str, call: str, kind: str = "ArgumentError") -> Case:
 
 
 CLASSES = {"parameters": "x, y: htile.PerRow", "call": "f(x, torch.tensor([0, 1, 2, 3]))"}
+PAIRS = "a, b = x[0::2], x[1::2]\nreturn torch.stack((-b, a), -1).flatten()"
 SECTIONS = (
     Section(
         "An operation that HTile does not have",
@@ -122,7 +123,12 @@ SECTIONS = (
             traced("Too many parts", "return torch.stack(x.unbind())", kind="UnsupportedError",
                    call="f(torch.ones(4, 100))"),
             traced("Two lengths", "return x + x[1:]", kind="ShapeError"),
-            traced("A product of matrices", "return x @ x", kind="UnsupportedError"),
+            traced("A product that does not fit", "return x.view(2, 4) @ x", kind="ShapeError"),
+            traced("A product of large matrices", "return x @ w", kind="UnsupportedError",
+                   parameters="x, w: htile.Inner[2]",
+                   call="f(torch.ones(4, 128), torch.ones(128, 128))"),
+            traced("An operation of matrices", "return torch.einsum('i,i->', x, x)",
+                   kind="UnsupportedError"),
             traced("A random number", "return F.dropout(x, 0.1)", kind="UnsupportedError"),
             traced("In place", "return x.add_(1)"),
             traced("An assignment", "x[0] = 1.0\nreturn x", "x[0] = 1.0"),
@@ -353,6 +359,10 @@ SECTIONS = (
             written("No tensor", "f(x, out=x.numpy())"),
             written("Another shape", "f(x, out=torch.empty(4, 9))", "ShapeError"),
             written("Another dtype", "f(x, out=torch.empty(4, 8).half())", "DtypeError"),
+            Case("A dtype that a conversion inside has decided", row(
+                "p = torch.softmax(x, -1)\nreturn p - (x > 0).float()",
+                call="x = x.bfloat16()\nf(x, out=x)"),
+                "DtypeError", "return p - (x > 0).float()"),
             written("Another device", 'f(x, out=torch.empty(4, 8, device="meta"))'),
             written("Elements apart", "f(x, out=torch.empty(8, 4).t())"),
             written("Expanded", "f(x, out=torch.empty(1, 8).expand(4, 8))"),
@@ -362,6 +372,14 @@ SECTIONS = (
             written("A column", "y = torch.empty(4, 8)\nf(x, w=y[0], out=y)"),
             written("One value a row", "y = torch.empty(4, 8)\nf(x, t=y[:, 0], out=y)"),
             written("One memory for two results", "y = torch.empty(4, 8)\nf(x, out=(y, y[:, 0]))"),
+            Case("Parts that move, in place", row(
+                "return torch.cat((x[1:5], x[4:]))", call="f(x, out=x)"), "ArgumentError"),
+            Case("An element at an index that comes of a reduction, in place", row(
+                "return x - x[(x > 0).sum() % x.shape[-1]]", call="f(x, out=x)"), "ArgumentError"),
+            Case("Pairs that are not aligned", row(
+                PAIRS, call="wide = torch.empty(4, 10)\nf(x, out=wide[:, 1:9])"), "ArgumentError"),
+            Case("Pairs that are not aligned, in place", row(
+                PAIRS, call="y = torch.ones(4, 9)[:, :8]\nf(y, out=y)"), "ArgumentError"),
             Case("Inside another function", row("return x * 2", call="@htile.rowwise\ndef g(x):\n"
                  "    return f(x, out=x)\n\ng(x)"), "TraceError", "return f(x, out=x)"),
         ),

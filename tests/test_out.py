@@ -564,3 +564,22 @@ def test_elements_that_others_would_read_too_late(f):
     with pytest.raises(ArgumentError, match="overwritten before they are read"):
         f(x, out=x)
     assert f(x).shape == x.shape
+
+
+def test_a_conversion_inside_that_decides_the_dtype_is_named():
+    @htile.rowwise
+    def gradient(x):
+        mask = x > 0
+        return torch.softmax(x, -1) - mask.float()
+
+    @htile.rowwise
+    def chosen(x):
+        p = torch.softmax(x, -1)
+        return torch.where(x > 0, p - 1, p)
+
+    x = rows(M, dtype=BF16)
+    with pytest.raises(DtypeError, match=r"must be torch.float32, got torch.bfloat16: a conv") as e:
+        gradient(x, out=x)
+    assert e.value.loc.text == "return torch.softmax(x, -1) - mask.float()"
+    expected = gradient(x).to(BF16)
+    torch.testing.assert_close(chosen(x, out=x), expected)

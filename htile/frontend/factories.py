@@ -36,7 +36,11 @@ class Factories(TorchFunctionMode):
         make = FACTORIES.get(func) or _DRAWS.get(func)
         if make is None or any(isinstance(x, Tensor) for x in (*args, *kwargs.values())):
             return func(*args, **kwargs)
-        result = make(self._builder, func, args, {k: kwargs[k] for k in kwargs if k != "device"})
+        try:
+            more = {k: kwargs[k] for k in kwargs if k != "device"}
+            result = make(self._builder, func, args, more)
+        except (RuntimeError, ValueError, TypeError, OverflowError) as error:  # torch's own
+            fail(TraceError, f"torch.{func.__name__}: {str(error).splitlines()[0]}")
         if result is None:
             return func(*args, **kwargs)
         if kwargs.get("device") is not None:

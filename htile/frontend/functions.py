@@ -157,7 +157,10 @@ _OF_MASKS = {Op.ADD: Op.OR, Op.MUL: Op.AND, Op.MAXIMUM: Op.OR, Op.MINIMUM: Op.AN
 
 def arithmetic(op: Op, a: object, b: object) -> Tensor:
     """`a op b` after promotion; of two masks the logical operation that torch means."""
+    is_by_zero = op in (Op.FLOORDIV, Op.MOD) and not isinstance(b, Tensor) and operand(b) == 0
     a, b = together(a, b)
+    if is_by_zero and a._value.dtype is not FLOAT:
+        fail(TraceError, "a division (//, %) of integers by zero")
     if a._value.dtype is BOOL:
         if op not in _OF_MASKS:
             refuse(op.value, a, "convert the masks first, x.int() or x.float()")

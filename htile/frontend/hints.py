@@ -8,7 +8,7 @@ from collections.abc import Iterable
 REFERENCE = "docs/reference.md lists what there is"
 
 _RANKS = "x.topk(k), x.sort() of at most 64 elements, and x.argmax() are there"
-_PRODUCT = "write (a * b).sum() for the product of two rows"
+_PRODUCT = "write a @ b for the product of rows and small matrices, or (a * b).sum(dim)"
 _ALONG = "operations along the row other than reductions are not built yet"
 _PARTS = "write it with torch.cat, torch.stack and slices"
 _INACCURATE = "no accurate form of it is built yet"
@@ -24,7 +24,8 @@ HINTS = {
     name: hint
     for names, hint in {
         "median kthvalue mode quantile unique searchsorted msort": _RANKS,
-        "matmul mm dot inner linear bmm vdot addmm einsum tensordot outer": _PRODUCT,
+        "inner linear bmm vdot addmm addmv baddbmm einsum tensordot": _PRODUCT,
+        "outer ger": "write a[:, None] * b",
         "cumsum cumprod cummax cummin logcumsumexp diff roll flip conv1d max_pool1d": _ALONG,
         "pad hstack vstack dstack column_stack block_diag repeat tile repeat_interleave": _PARTS,
         "scatter index_select take embedding index_fill": _INDEX,

@@ -19,13 +19,13 @@ from .factories import index
 from .functions import clamp, implements, where
 from .graph import Builder, Role
 from .ops import MOVEMENTS, REDUCTIONS, Op, not_computed
-from .parts import cat
+from .parts import MOST_PARTS, cat
 from .parts import getitem as _getitem
 from .promotion import BOOL, FLOAT, INT64, cast, convert
 from .shapes import axis_of, reshaped, unsqueeze
 from .tensor import FUNCTIONS, Tensor, fail, location, node
 
-MOST_INDICES = 64  # of a row, in one call; each is a load of its own
+EACH_HOT = "torch.stack([F.one_hot(k, n) for k in y.unbind(-1)])"  # of a few indices
 
 
 def element(x: Tensor, y: Tensor | int, wraps: bool = False) -> Tensor:
@@ -118,9 +118,14 @@ def per_row_index(y: object, what: str) -> Tensor:
     if v.dtype in STORAGE or v.dtype is FLOAT:
         fail(DtypeError, f"{what} by {str(y.dtype).removeprefix('torch.')}: an index is an "
              "integer, write y.long()")  # fmt: skip
+    if y.ndim > 1:
+        fail(ShapeError, f"{what} by indices of shape {tuple(y.shape)}: they have one axis at most")
     if v.spread and prod(v.inner) > 1:
-        fail(UnsupportedError, f"{what} by {prod(v.inner)} indices: at most {MOST_INDICES} are "
-             "taken, one by one; a choice between rows is torch.where")  # fmt: skip
+        remedy = "a choice between rows is torch.where(torch.arange(x.shape[-1]) == y, a, b)"
+        if what == "F.one_hot" and y.ndim == 1 and y.shape[0] <= MOST_PARTS:
+            fail(UnsupportedError, f"{what} of {y.shape[0]} indices of a row: write {EACH_HOT}")
+        fail(UnsupportedError, f"{what} by {prod(v.inner)} indices of a row: at most {MOST_PARTS} "
+             f"are taken, one by one; {remedy}")  # fmt: skip
     return y
 
 
@@ -175,7 +180,7 @@ def take_along_dim(input, indices, dim=None):
 
 def _elements(x: Tensor, y: Tensor, what: str, wraps: bool) -> Tensor:
     """The elements of a row at one index or at each of a few."""
-    if y.ndim != 1 or not 1 < y.shape[0] <= MOST_INDICES or y._value.dtype is BOOL:
+    if y.ndim != 1 or not 1 < y.shape[0] <= MOST_PARTS or y._value.dtype is BOOL:
         return element(x, per_row_index(y, what), wraps)
     each = [element(x, per_row_index(y[k], what), wraps) for k in range(y.shape[0])]
     return cat([unsqueeze(found, -1) for found in each])

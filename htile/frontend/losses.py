@@ -33,7 +33,7 @@ def nll_loss(
     NaN, where torch raises. Raises ShapeError and DtypeError for other arguments, and TraceError
     for `size_average` and `reduce`.
     """
-    _check(reduction, size_average, reduce, "nll_loss")
+    _check(reduction, size_average, reduce, ignore_index, "nll_loss")
     x, y = _scores(input, "nll_loss"), _class(target, "nll_loss")
     w = _weight(x, weight, y, "nll_loss")
     return _of_class(-element(x, y), w, y, ignore_index, reduction)
@@ -50,8 +50,8 @@ def cross_entropy(
     where shares is (1 - e) * target + e / N. Shapes, dtypes, ignored classes and errors are those
     of `nll_loss`; a row of shares is floating, and takes no ignore_index.
     """
-    _check(reduction, size_average, reduce, "cross_entropy")
-    if isinstance(label_smoothing, Tensor) or not 0.0 <= label_smoothing <= 1.0:
+    _check(reduction, size_average, reduce, ignore_index, "cross_entropy")
+    if not isinstance(label_smoothing, (float, int)) or not 0.0 <= label_smoothing <= 1.0:
         fail(TraceError, f"label_smoothing={label_smoothing!r}: expected a Python number from 0.0 "
              "to 1.0")  # fmt: skip
     x = _scores(input, "cross_entropy")
@@ -59,6 +59,9 @@ def cross_entropy(
     near = _finite(m)  # as logsumexp has it, so that a function with both exponentiates once
     total = where(abs(m) == INF, NAN, log(_total(exp(x - near))))
     if isinstance(target, Tensor) and target._value.spread:
+        if target.shape != x.shape:
+            fail(ShapeError, f"cross_entropy of scores of shape {tuple(x.shape)} with shares of "
+                 f"shape {tuple(target.shape)}: there is one for each class")  # fmt: skip
         return _of_shares(x, near, total, target, weight, ignore_index, label_smoothing)
     y = _class(target, "cross_entropy")
     w = _weight(x, weight, y, "cross_entropy")
@@ -84,7 +87,7 @@ def _of_shares(x, near, total, target, weight, ignore_index, label_smoothing) ->
     if label_smoothing:
         shares = shares * (1 - label_smoothing) + label_smoothing / x.shape[-1]
     if weight is not None:
-        shares = shares * _weights(weight, "cross_entropy")
+        shares = shares * _weights(x, weight, "cross_entropy")
     return _total(shares) * (total + near) - _total(shares * x)
 
 
@@ -102,18 +105,26 @@ def _of_class(
     return where(y == ignore_index, NAN if reduction == "mean" else 0.0, loss)
 
 
-def _check(reduction: str, size_average: object, reduce: object, name: str) -> None:
+def _check(
+    reduction: str, size_average: object, reduce: object, ignore_index: object, name: str
+) -> None:
     if size_average is not None or reduce is not None:
         fail(TraceError, f"{name}(size_average=, reduce=) is old: write reduction='mean', "
              "'sum' or 'none'")  # fmt: skip
     if reduction not in ("none", "mean", "sum"):
         fail(TraceError, f"reduction={reduction!r}: expected 'none', 'mean' or 'sum'")
+    if type(ignore_index) is not int:
+        fail(TraceError, f"{name}(ignore_index={ignore_index!r}): expected a Python integer; for "
+             "one of each row write torch.where(y == k, 0.0, loss)")  # fmt: skip
 
 
 def _scores(x: object, name: str) -> Tensor:
     """A row of floats."""
     if not isinstance(x, Tensor) or not x._value.spread:
         fail(ShapeError, f"{name} of a value that is no row: a row has the scores of all classes")
+    if x.ndim > 1:
+        fail(ShapeError, f"{name} of a value of shape {tuple(x.shape)}: it takes the scores of "
+             "one row; call it for each, as in [loss(row) for row in x.unbind()]")  # fmt: skip
     return floating(x, name)
 
 
@@ -127,15 +138,15 @@ def _class(y: object, name: str) -> Tensor:
     return int64(per_row_index(y, name), name)
 
 
-def _weights(weight: object, name: str) -> Tensor:
-    if not isinstance(weight, Tensor) or not weight._value.spread:
+def _weights(x: Tensor, weight: object, name: str) -> Tensor:
+    if not isinstance(weight, Tensor) or not weight._value.spread or weight.shape != x.shape:
         fail(ShapeError, f"{name}(weight=) is a weight for each class, a tensor of shape (N,)")
     return floating(weight, f"{name}(weight=)")
 
 
 def _weight(x: Tensor, weight: object, y: Tensor, name: str) -> Tensor | None:
     """The weight of a row's class."""
-    return None if weight is None else element(_weights(weight, name), y)
+    return None if weight is None else element(_weights(x, weight, name), y)
 
 
 for _function in (nll_loss, cross_entropy):

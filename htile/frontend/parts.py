@@ -6,13 +6,15 @@ views, so a part and what it was taken from are noted as aliases.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from ..errors import ShapeError, TraceError, UnsupportedError
-from .functions import formulas, implements
+from .functions import implements
 from .ops import Op
-from .promotion import together
-from .shapes import axis_of, reshaped, squeeze, unsqueeze
+from .promotion import floating, together
+from .shapes import axis_of, cut_axis, reshaped, squeeze, unsqueeze
 from .tensor import Tensor, alias, copy, fail, node, refuse_iteration
 
 MOST_PARTS = 64  # of one axis: each part has its own place in the text of a kernel
@@ -70,6 +72,9 @@ def getitem(x: Tensor, index: object) -> Tensor:
 
 def _sliced(x: Tensor, axis: int, each: slice) -> Tensor:
     bounds = (each.start, each.stop, each.step)
+    odd = [b for b in bounds if b is not None and not hasattr(type(b), "__index__")]
+    if odd:
+        fail(TraceError, f"a slice from, to or by {odd[0]!r}: write integers, as in x[1:3]")
     if any(isinstance(bound, Tensor) for bound in bounds):
         fail(UnsupportedError, "a slice with computed bounds has no fixed length: write a mask")
     if each.step is not None and each.step < 1:
@@ -92,7 +97,7 @@ def _masked(index: Tensor) -> str:
 @implements("narrow")
 def narrow(input, dim, start, length):
     """`length` elements of an axis from `start` on."""
-    axis = axis_of(input, dim)
+    axis = cut_axis(input, dim, "narrow")
     size = input.shape[axis]
     start = start + size if start < 0 else start
     if not 0 <= start <= start + length <= size:
@@ -103,7 +108,7 @@ def narrow(input, dim, start, length):
 @implements("split", "split_with_sizes")
 def split(tensor, split_size_or_sections, dim=0):
     """Parts of an axis: of so many elements each, the last one of the rest; or of these sizes."""
-    axis = axis_of(tensor, dim)
+    axis = cut_axis(tensor, dim, "split")
     size, sizes = tensor.shape[axis], split_size_or_sections
     if isinstance(sizes, int):
         if sizes < 1:
@@ -120,33 +125,36 @@ def chunk(input, chunks, dim=0):
     """An axis in at most so many equal parts; the last one may be shorter."""
     if chunks < 1:
         fail(ShapeError, f"chunk into {chunks} parts")
-    return split(input, -(-input.shape[axis_of(input, dim)] // chunks), dim)
+    return split(input, -(-input.shape[cut_axis(input, dim, "chunk")] // chunks), dim)
 
 
 @implements("tensor_split")
 def tensor_split(input, indices_or_sections, dim=0):
     """An axis in so many parts, the first ones longer by one; or cut at these places."""
-    size = input.shape[axis_of(input, dim)]
-    if isinstance(indices_or_sections, int):
-        each, more = divmod(size, indices_or_sections)
-        sizes = [each + (k < more) for k in range(indices_or_sections)]
-    else:
-        ends = [*indices_or_sections, size]
-        sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
-    return split(input, sizes, dim)
+    axis = cut_axis(input, dim, "tensor_split")
+    size, cuts = input.shape[axis], indices_or_sections
+    if isinstance(cuts, int):
+        if cuts < 1:
+            fail(ShapeError, f"tensor_split into {cuts} parts")
+        each, more = divmod(size, cuts)
+        cuts = [k * each + min(k, more) for k in range(1, _few(cuts))]
+    edges = [0, *cuts, size]
+    _few(len(edges))
+    places = [slice(*ends).indices(size) for ends in pairwise(edges)]
+    return tuple(part(input, axis, start, end - start) for start, end, _ in places)
 
 
 @implements("unbind")
 def unbind(input, dim=0):
     """The elements of an axis, each without the axis."""
-    axis = axis_of(input, dim)
+    axis = cut_axis(input, dim, "unbind")
     return tuple(element(input, axis, k) for k in range(_few(input.shape[axis])))
 
 
 @implements("select")
 def select(input, dim, index):
     """One element of an axis, without the axis."""
-    return element(input, axis_of(input, dim), index)
+    return element(input, cut_axis(input, dim, "select"), index)
 
 
 def _few(parts: int) -> int:
@@ -164,6 +172,7 @@ def _iterated(x: Tensor):
 def _length(x: Tensor) -> int:
     if x.ndim == 1 and x._value.spread:
         fail(TraceError, "len(x) is not available while tracing: write x.shape[-1]")
+    cut_axis(x, 0, "len")
     return x.shape[0]
 
 
@@ -211,7 +220,7 @@ def roll(input, shifts, dims=None):
     """The elements of an axis moved on; those beyond its end come first."""
     if not isinstance(shifts, int) or (dims is None and input.ndim != 1):
         fail(UnsupportedError, "torch.roll takes one shift and one axis here: x.roll(1, -1)")
-    axis = axis_of(input, -1 if dims is None else dims)
+    axis = cut_axis(input, -1 if dims is None else dims, "roll")
     size = input.shape[axis]
     first = -shifts % size
     if not first:
@@ -219,7 +228,11 @@ def roll(input, shifts, dims=None):
     return cat([part(input, axis, first, size - first), part(input, axis, 0, first)], axis)
 
 
-formulas({
-    "glu": ("The first half of an axis times the sigmoid of the second.", lambda input, dim=-1:
-        (halves := chunk(input, 2, dim))[0] * torch.sigmoid(halves[1])),
-})  # fmt: skip
+@implements("glu", check=floating)
+def glu(input, dim=-1):
+    """The first half of an axis times the sigmoid of the second."""
+    size = input.shape[cut_axis(input, dim, "glu")]
+    if size % 2:
+        fail(ShapeError, f"glu of an axis of {size} elements: it takes two halves of one length")
+    first, second = chunk(input, 2, dim)
+    return first * torch.sigmoid(second)

@@ -54,8 +54,9 @@ def result_dtype(*operands: Tensor | Number) -> torch.dtype:
     )
     float8 = next((dtype for dtype, _ in kinds if dtype in FLOAT8), None)
     dtype = float8 or _promoted(kinds)
-    if dtype in STORAGE:
-        fail(DtypeError, not_computed(dtype))
+    if dtype not in (BOOL, torch.int32, INT64, FLOAT):  # int8 and uint8 together are int16
+        stored = dtype if dtype in STORAGE else next(d for d, _ in kinds if d in STORAGE)
+        fail(DtypeError, not_computed(stored))
     return dtype
 
 
@@ -66,6 +67,8 @@ def number(x: Number, dtype: torch.dtype) -> Number:
         value = kind(x)
     except (OverflowError, ValueError):
         fail(DtypeError, f"the number {x} does not fit {dtype_name(dtype)}")
+    if kind is float and type(x) is int and not -(2**63) <= x < 2**64:
+        fail(DtypeError, f"the number {x} does not fit 64 bits: write it as a float")
     if kind is float and abs(value) >= INFINITE:
         return math.copysign(math.inf, value)
     if kind is int and not torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max:

@@ -74,9 +74,9 @@ def _extreme_or_pairwise(name: str, is_largest: bool) -> Callable:
     def function(input, dim=None, keepdim=False, *, other=None):
         if other is not None or isinstance(dim, (Tensor, float)):
             return pairwise(input, dim if other is None else other)
-        values = whole(input, dim, keepdim)
         if dim is None:
-            return values
+            return whole(input, dim, keepdim)
+        values = whole(input, axis_of(input, dim), keepdim)
         what = f"x.{name}(dim).indices"
         given = copy(input)  # which keeps its value if input is changed in place
         indices = Deferred(values, lambda: _first(given, dim, keepdim, is_largest, what))

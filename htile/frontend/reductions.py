@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..errors import ShapeError
 from .functions import formulas
 from .ops import Op
 from .promotion import BOOL, FLOAT, INT64, cast, convert, not_zero
 from .shapes import axes_of
-from .tensor import Tensor, copy, node
+from .tensor import Tensor, copy, fail, node
 
 
 def reduced(op: Op, x: Tensor, dim: object = None, keepdim: bool = False) -> Tensor:
@@ -55,8 +56,15 @@ def _extreme(op: Op, of_masks: Op) -> Callable:
     return function
 
 
+def named(dim: object) -> object:
+    """`dim`, of a function that does not take () for all axes, as others do."""
+    if dim == () and isinstance(dim, tuple):
+        fail(ShapeError, "dim=() names no axis: name one, or leave dim out for all of them")
+    return dim
+
+
 def _quantified(op: Op) -> Callable:
-    return lambda input, dim=None, keepdim=False: reduced(op, not_zero(input), dim, keepdim)
+    return lambda input, dim=None, keepdim=False: reduced(op, not_zero(input), named(dim), keepdim)
 
 
 sum, prod = _summed(Op.SUM, Op.ANY), _summed(Op.PROD, Op.ALL)

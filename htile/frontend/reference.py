@@ -306,6 +306,9 @@ def evaluate(
         elif node.op in REDUCTIONS:
             value = values[node.inputs[0]].movedim(node.arg or -1, -1)
             value = EVALUATE[node.op]((value,), node.arg, dtype).squeeze(-1)
+        elif node.op is Op.EXPAND:  # new axes are behind the leading dimensions
+            value = _aligned(values[node.inputs[0]], count, len(inner))
+            value = EVALUATE[node.op]((value,), node.arg, dtype)
         elif node.op in MOVEMENTS or node.op is Op.TAKE:
             value = EVALUATE[node.op](tuple(values[i] for i in node.inputs), node.arg, dtype)
         else:

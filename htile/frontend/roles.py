@@ -269,9 +269,12 @@ def _rows(
                if rows else "or of one for a single row; no tensor was passed that has one")
         )  # fmt: skip
     n = max(s[-1] for s in rows.values())
-    if any(0 in s[len(s) - inners.get(p, 1) :] for p, s in rows.items()):
-        empty = f"{name}: a row has no elements (N = 0), got {listed}"
-        raise ShapeError(f"{empty}; pass rows of at least one element")
+    empty = [p for p, s in shapes.items() if 0 in s[len(s) - inners.get(p, 1) :]]
+    if empty:
+        what = "a row has no elements (N = 0)"
+        if empty[0] not in rows:
+            what, listed = f"{empty[0]} has no elements", f"{empty[0]} {shapes[empty[0]]}"
+        raise ShapeError(f"{name}: {what}, got {listed}; pass rows of at least one element")
     lead = broadcast_shapes(*(s[: len(s) - inners.get(p, 1)] for p, s in rows.items()))
     if lead is None:
         raise ShapeError(
@@ -315,6 +318,11 @@ def _check_tensor(name: str, parameter: str, tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided:
         remedy = f"pass a dense tensor, for instance {parameter}.to_dense()"
         raise UnsupportedError(f"{what} has layout {tensor.layout}; {remedy}")
+    if tensor.is_neg():
+        raise UnsupportedError(
+            f"{what} is a negated view, whose memory holds the other sign; pass "
+            f"{parameter}.resolve_neg()"
+        )
     try:
         compute_dtype(tensor.dtype)
     except DtypeError as error:

@@ -73,6 +73,13 @@ def axis_of(x: Tensor, dim: object) -> int:
     return dim if dim < 0 else dim - max(x.ndim, 1)
 
 
+def cut_axis(x: Tensor, dim: object, what: str) -> int:
+    """The axis that `dim` names, to take parts of. Raises ShapeError where there is none."""
+    if not x.ndim:
+        fail(ShapeError, f"{what} of a value of shape (): it is one number, and has no axis")
+    return axis_of(x, dim)
+
+
 def axes_of(x: Tensor, dim: object) -> tuple[int, ...]:
     """The axes that `dim` names, the first one first: a number, several, or None for all."""
     if dim is None:
@@ -93,7 +100,7 @@ def _view(input, *shape):
     sizes = _listed(shape)
     if isinstance(sizes, torch.dtype):
         fail(UnsupportedError, f"x.view({sizes}): the bits of a number cannot be read")
-    sizes = tuple(sizes.shape if isinstance(sizes, Tensor) else sizes)
+    sizes = tuple(sizes) if isinstance(sizes, (tuple, list)) else (sizes,)
     return reshaped(input, filled_in(sizes, input.shape.numel(), f"x.view{sizes}", input))
 
 
@@ -112,7 +119,7 @@ def filled_in(sizes: tuple, count: int, what: str, x: Tensor) -> tuple[int, ...]
 @implements("unflatten")
 def unflatten(input, dim, sizes):
     """An axis of input as several."""
-    axis, shape = axis_of(input, dim), tuple(input.shape)
+    axis, shape = cut_axis(input, dim, "unflatten"), tuple(input.shape)
     end = axis + len(shape) + 1
     sizes = filled_in(tuple(sizes), shape[axis], f"unflatten({dim}, {tuple(sizes)})", input)
     return reshaped(input, (*shape[: end - 1], *sizes, *shape[end:]))
@@ -120,9 +127,12 @@ def unflatten(input, dim, sizes):
 
 def _flatten(input, start_dim=0, end_dim=-1):
     shape = tuple(input.shape)
+    first, last = (axis_of(input, dim) + len(shape) for dim in (start_dim, end_dim))
     if not shape:
         return reshaped(input, (1,))
-    first, last = (axis_of(input, dim) + len(shape) for dim in (start_dim, end_dim))
+    if first > last:
+        fail(ShapeError, f"flatten({start_dim}, {end_dim}) of a value of shape {shape}: the axis "
+             "to begin with comes after the one to end with")  # fmt: skip
     return reshaped(input, (*shape[:first], prod(shape[first : last + 1]), *shape[last + 1 :]))
 
 
@@ -140,7 +150,7 @@ def unsqueeze(input, dim):
 def squeeze(input, dim=None):
     """input without its axes of size 1, or without that one."""
     v, shape = input._value, tuple(input.shape)
-    axes = axes_of(input, dim) if shape else ()
+    axes = axes_of(input, dim)
     kept = [size for k, size in enumerate(shape) if k - len(shape) not in axes or size > 1]
     if v.inner != (1,) or not v.spread:
         return alias(input, reshaped(input, tuple(kept)))
@@ -153,7 +163,7 @@ def squeeze(input, dim=None):
 def permute(input, *dims):
     """input with its axes in another order."""
     axes = tuple(axis_of(input, dim) for dim in _listed(dims))
-    if sorted(axes) != list(range(-input.ndim, 0)) or not axes:
+    if sorted(axes) != list(range(-input.ndim, 0)):
         fail(ShapeError, f"permute{axes} of a value of shape {tuple(input.shape)}")
     moves = axes != tuple(range(-input.ndim, 0))
     return alias(input, node(Op.PERMUTE, input, arg=axes) if moves else input)
@@ -164,14 +174,26 @@ def transpose(input, dim0, dim1):
     """input with two of its axes exchanged."""
     axes = list(range(-input.ndim, 0))
     first, second = axis_of(input, dim0), axis_of(input, dim1)
+    if not axes:
+        return alias(input, input)
     axes[first], axes[second] = axes[second], axes[first]
-    return permute(input, axes) if axes else input
+    return permute(input, axes)
+
+
+def _matrix_transposed(input):
+    if input.ndim > 2:
+        fail(ShapeError, f"x.t() of a value of shape {tuple(input.shape)}: it takes a matrix, "
+             "write x.transpose(0, -1)")  # fmt: skip
+    return transpose(input, 0, -1)
 
 
 def _moved(input, source, destination):
     axes = list(range(-input.ndim, 0))
-    axes.remove(moved := axis_of(input, source))
-    axes.insert(axis_of(input, destination) + input.ndim, moved)
+    moved, place = axis_of(input, source), axis_of(input, destination) + input.ndim
+    if not axes:
+        return alias(input, input)
+    axes.remove(moved)
+    axes.insert(place, moved)
     return permute(input, axes)
 
 
@@ -187,13 +209,16 @@ def _as_row(x: Tensor) -> Tensor:
 @implements("broadcast_to")
 def broadcast_to(input, size):
     """input with its axes of size 1, and those that it lacks, repeated."""
-    own = (None,) * (len(size) - input.ndim) + tuple(input.shape)
-    shape = tuple(o if s == -1 else s for s, o in zip(size, own, strict=False))
+    sizes = tuple(size) if isinstance(size, (tuple, list)) else (size,)
+    own = (None,) * (len(sizes) - input.ndim) + tuple(input.shape)
+    shape = tuple(o if s == -1 else s for s, o in zip(sizes, own, strict=False))
     is_value = input.shape in ((), (1,)) and not input._value.spread
-    if shape == (input._builder.n,) and is_value and shape != (1,):
+    whole = all(type(s) is int and s > 0 for s in shape)  # a new axis has no size for -1 to keep
+    if whole and shape == (input._builder.n,) and is_value and shape != (1,):
         return alias(input, _as_row(input))
-    if len(own) > len(size) or broadcast_shapes(tuple(input.shape), shape) != shape:
-        fail(ShapeError, f"expand of a value of shape {tuple(input.shape)} to {tuple(size)}")
+    fits = whole and len(own) <= len(sizes)
+    if not fits or broadcast_shapes(tuple(input.shape), shape) != shape:
+        fail(ShapeError, f"expand of a value of shape {tuple(input.shape)} to {sizes}")
     if not input.ndim and shape == (1,):
         return reshaped(input, shape)
     return alias(input, input if shape == tuple(input.shape) else node(Op.EXPAND, input, arg=shape))
@@ -221,10 +246,10 @@ formulas({
     "positive": ("input itself, which is no mask.", lambda input: numeric(input, "+")),
     "view reshape": ("The elements in another shape, of as many.", _view),
     "view_as reshape_as": ("The same as x.view(other.shape).", lambda input, other:
-        _view(input, other)),
+        _view(input, other.shape)),
     "flatten": ("The axes from start_dim to end_dim as one.", _flatten),
     "ravel": ("All axes as one.", _flatten),
-    "t": ("The transpose of a matrix.", lambda input: transpose(input, 0, -1)),
+    "t": ("The transpose of a matrix; a row is itself.", _matrix_transposed),
     "movedim moveaxis": ("input with one axis at another place.", _moved),
 })  # fmt: skip
 _SAME = "detach positive reshape flatten ravel view_as"

@@ -17,7 +17,7 @@ from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError
 from .composites import INF, NAN, formulas, implements, maximum, where
 from .ops import Op
 from .promotion import FLOAT, cast, convert, floating, not_zero
-from .reductions import amax, amin, reduced, sum
+from .reductions import amax, amin, named, reduced, sum
 from .shapes import axes_of
 from .tensor import FUNCTIONS, Tensor, fail
 
@@ -78,6 +78,7 @@ def _finite(m: Tensor) -> Tensor:
 def logsumexp(input, dim=None, keepdim=False):
     """log(exp(x).sum())."""
     x = convert(input, FLOAT)
+    dim = named(dim)
     m = _finite(amax(x, dim, keepdim or x.ndim > 1))
     total = log(reduced(Op.SUM, exp(x - m), dim, keepdim))
     return total + (m if m.ndim == total.ndim else reduced(Op.MAX, m, dim))
@@ -110,7 +111,7 @@ def _whole_row(x: Tensor, normalized_shape: object, what: str) -> Tensor:
     row = tuple(x.shape[-1:])
     is_one = not isinstance(normalized_shape, (tuple, list))
     given = (normalized_shape,) if is_one else tuple(normalized_shape)
-    if given != row or (row == (1,) and not x._value.spread):
+    if not row or given != row or (row == (1,) and not x._value.spread):
         asked = f"{what} with normalized_shape {given} of a value of shape {tuple(x.shape)}"
         fail(ShapeError, f"{asked}: a row has shape {(x._builder.n,)}, write x.shape[-1:]")
     return floating(x, what)

@@ -87,13 +87,13 @@ def call(spelling: str, function: Callable | None, args: tuple, kwargs: dict) ->
         kwargs = {_KEYWORDS.get(k, k): v for k, v in kwargs.items() if k not in _IGNORED}
     try:
         result = function(*args, **kwargs)
-    except TypeError:
+    except TypeError as error:
         own = signature(function)
         try:
             own.bind(*args, **kwargs)
         except TypeError:
             fail(UnsupportedError, f"arguments that {spelling} does not take here: it is {own}")
-        raise
+        fail(TraceError, f"an argument that {spelling}{own} does not take here: {error}")
     is_given = any(result is value for value in args)
     return copy(result) if is_given and function not in SAME else result
 
@@ -231,8 +231,8 @@ class Tensor(torch.Tensor):
         """The shape, or its size at `dim`."""
         if dim is None:
             return self.shape
-        if not -self.ndim <= dim < self.ndim:
-            fail(ShapeError, f"size({dim}) of a value of shape {tuple(self.shape)}")
+        if not isinstance(dim, int) or not -self.ndim <= dim < self.ndim:
+            fail(ShapeError, f"size({dim!r}) of a value of shape {tuple(self.shape)}")
         return self.shape[dim]
 
     def __repr__(self) -> str:
@@ -262,7 +262,6 @@ class Tensor(torch.Tensor):
 
     __bool__ = __contains__ = _refuse(_TRUTH)
     __float__ = __int__ = __index__ = __complex__ = _no_number
-    __matmul__ = __rmatmul__ = lambda self, other: unsupported("x.matmul")
     __array__ = _refuse("numpy cannot take a symbolic value: write the torch spelling")
     __setitem__ = __delitem__ = _refuse(_ASSIGNMENT)
 

@@ -100,10 +100,11 @@ class Refine(Exception):
     """An axis has to be cut into blocks of `size`.
 
     is_split: the number of the block stays an axis of columns; else the blocks are written out.
+    columns: how many elements a piece has along other axes.
     """
 
-    def __init__(self, axis: Axis, size: int, is_split: bool = False):
-        self.axis, self.size, self.is_split = axis, size, is_split
+    def __init__(self, axis: Axis, size: int, is_split: bool = False, columns: int = 1):
+        self.axis, self.size, self.is_split, self.columns = axis, size, is_split, columns
 
 
 @dataclass(frozen=True)
@@ -276,7 +277,9 @@ class _Placing:
             if len(stack) > 1:  # written out is the outer axis, because neighbours are columns then
                 fits = stack[0].size <= MOST_PIECES and stack[-1].size >= LEAST_COLUMNS
                 shortest = min(stack, key=lambda axis: (axis.size, axis))
-                raise Refine(stack[0] if fits else shortest, 1)
+                cut = stack[0] if fits else shortest
+                others = prod(axis.size for axis in stack) // cut.size
+                raise Refine(cut, 1, columns=others)
         axes = [axis for (axis,) in stacks]
         if len({axis.size for axis in axes}) <= 1:
             return max([axis.size for axis in axes], default=1)
@@ -298,11 +301,14 @@ class _Placing:
         leaves = [each for each in self.nodes if each.op in (Op.INPUT, Op.INDEX) and each.view]
         return {axis for leaf in leaves for axis, step in leaf.view[-1].steps if step <= NEAR}
 
-    def _refuse_many(self, node: Node, elements: int, size: int) -> None:
-        """Raise UnsupportedError where an axis would be cut into too many pieces."""
-        pieces = elements // size
+    def _refuse_many(self, node: Node, elements: int, size: int, columns: int = 1) -> None:
+        """Raise UnsupportedError where an axis would be cut into too many pieces.
+
+        columns: how many elements a piece has along other axes.
+        """
+        pieces, each = elements // size, size * columns
         if pieces > MOST_PIECES:
-            shape = f"{pieces} pieces of {size} element{'s' * (size > 1)}"
+            shape = f"{pieces} pieces of {each} element{'s' * (each > 1)}"
             raise UnsupportedError(
                 f"an axis of {elements} elements would be cut into {shape}, at most {MOST_PIECES} "
                 "are written out: pass the parts as arguments of their own (x[:, :n] and x[:, n:] "
@@ -316,7 +322,7 @@ class _Placing:
         factors = self.factors[axis.key]
         if not request.is_split:
             id = self.graph.outputs[k].id if what == "out" else k
-            self._refuse_many(self.graph[id], axis.size, size)
+            self._refuse_many(self.graph[id], axis.size, size, request.columns)
         cut = [(axis.size // size, request.is_split), (size, True)]
         factors[axis.place : axis.place + 1] = cut
         factors[:] = [each for each in factors if each[0] > 1] or [(1, False)]

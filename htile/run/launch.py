@@ -87,11 +87,11 @@ class Request:
     @cached_property
     def copied(self) -> frozenset[str]:
         """The parameters whose tensors are made contiguous before each launch."""
-        function, specs, inputs = self.signature.name, self.specs, self.specialization.graph.inputs
+        specs, inputs = self.specs, self.specialization.graph.inputs
         return frozenset(
             name
             for name, tensor in self.tensors.items()
-            if needs_copy(function, specs[name], tensor)
+            if needs_copy(specs[name], tensor)
             or splits_bundles([i for i in inputs if i.name == name], tensor)
         )
 

@@ -131,13 +131,8 @@ def refuse_gradients(signature: Signature, values: tuple) -> None:
             )
 
 
-def needs_copy(function: str, spec: Spec, tensor: torch.Tensor) -> bool:
-    """Whether a row's elements are apart in memory. Raises UnsupportedError for negated views."""
-    if tensor.is_neg():
-        raise UnsupportedError(
-            f"{function}: {spec.name} is a negated view, whose memory holds the other sign; pass "
-            f"{spec.name}.resolve_neg()"
-        )
+def needs_copy(spec: Spec, tensor: torch.Tensor) -> bool:
+    """Whether a row's elements are apart in memory."""
     whole = spec.role in (Role.ROW, Role.COLUMN)
     return whole and tensor.shape[-1] > 1 and tensor.stride(-1) != 1
 

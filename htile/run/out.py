@@ -55,7 +55,7 @@ def check_out(request: Request, out: object, device: torch.device) -> None:
         if tuple(leaf.shape) != shape:
             raise ShapeError(f"{what} must have shape {shape}, got {tuple(leaf.shape)}")
         if leaf.dtype != dtype:
-            raise DtypeError(f"{what} must be {dtype}, got {leaf.dtype}")
+            raise _of_another_dtype(f"{what} must be {dtype}, got {leaf.dtype}", graph, result)
         if leaf.device != device:
             raise ArgumentError(f"{what} must be on {device}, got {leaf.device}")
         if leaf.requires_grad and torch.is_grad_enabled():
@@ -125,6 +125,20 @@ def _crosses(placed: Graph, name: str, result: Output) -> bool:
     read = [i.view or whole for i in leaves.values() if i.role is not Role.TAKEN]
     written = [o.view or whole for o in placed.outputs if o.name == result.name]
     return any(a.shape == b.shape and a.meets(b, placed.n) for a in read for b in written)
+
+
+def _of_another_dtype(message: str, graph: Graph, result: Output) -> DtypeError:
+    """The error; where a cast in the function has decided the dtype, with the line of that."""
+    todo, seen = [result.id], set()
+    while todo:
+        node = graph[todo.pop(0)]  # the nearest one first
+        if node.op is Op.CAST and node.arg is result.dtype:
+            declared = f"a conversion to {result.dtype} inside the function"
+            remedy = "convert the result back, y.to(x.dtype); for a mask write torch.where(m, a, b)"
+            return DtypeError(f"{message}: {declared} makes it so; {remedy}", node.loc)
+        todo += [i for i in node.inputs if i not in seen]
+        seen |= set(node.inputs)
+    return DtypeError(message)
 
 
 def _overlap(function: str, name: str) -> ArgumentError:

@@ -107,13 +107,18 @@ def compare(function, operands) -> str | None:
     return None
 
 
-REDUCES = ("sum", "prod", "amax", "amin", "max", "min", "mean", "var", "std", "norm", "dist")
+REDUCES = (
+    "sum", "prod", "amax", "amin", "max", "min", "mean", "var", "std", "norm", "dist", "dot",
+    "matmul",
+)  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("function", OWN, ids=lambda function: OWN[function][0])
 def test_dtype_and_value_are_torchs(function):
     spelling, known = OWN[function]
+    if spelling.endswith("topk"):  # torch leaves open which of equal elements it gives
+        every, known = known, lambda *operands: every(*operands).values
     reduces = any(word in spelling for word in REDUCES)
     for operands in combinations(arity(function) or 1):
         if reduces and any(kind[0] in (BF16, F16) for kind in operands if isinstance(kind, tuple)):

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import htile
+from htile.errors import UnsupportedError
 from htile.testing import assert_close, oracle
 
 INF, NAN = math.inf, math.nan
@@ -390,3 +391,20 @@ def test_under_vmap_and_without_rows():
     x, y = random(2, 3, 5), torch.tensor([[[0], [1], [2]], [[3], [4], [-1]]])
     exact(torch.vmap(f)(x, y), f(x, y))
     assert f(x[:0], y[:0]).shape == (0, 3, 5)
+
+
+@htile.rowwise
+def hot_of_a_few(x, y: htile.Inner[1]):
+    return F.one_hot(y, x.shape[-1]) * x
+
+
+def test_what_the_error_says_to_write_for_a_few_indices_works():
+    x, y = torch.randn(3, 20), torch.randint(0, 20, (3, 5))
+    with pytest.raises(UnsupportedError, match="of 5 indices of a row") as caught:
+        hot_of_a_few(x, y)
+    advice = caught.value.message.partition("write ")[2]
+    names = {"torch": torch, "F": F, "htile": htile, "n": 20}
+    exec(f"def advised(x, y: htile.Inner[1]):\n    return {advice} * x", names)
+    advised = htile.rowwise(names["advised"])
+    assert torch.equal(advised(x, y), F.one_hot(y, 20) * x[:, None])
+    assert advised.inspect(x, y).source

@@ -1,5 +1,8 @@
 """Runs every example once a size, for compute-sanitizer; prints how many were right.
 
+So it does with functions of parts and of elements at an index, whose results replace an argument
+in some cases: there a thread may write what another one has still to read.
+
 `--no-clusters` leaves out rows that are reduced over a cluster, or has one CTA work on them:
 racecheck does not follow the fence and the relaxed cluster barrier between an mbarrier's
 initialization and its first use, and reports those two writes as a race. Of the memory of other
@@ -9,9 +12,11 @@ Inputs come from the CPU and results are compared there, so that no other kernel
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 import examples
@@ -26,6 +31,18 @@ LONG = ((2, 12000), (2, 15001))  # in chunks; of odd bf16 rows, streamed
 DTYPES = (torch.bfloat16, torch.float32)
 OF_SHARES = (1025, 12000)  # two shares of a row a CTA
 CLUSTERED = ((2, 20000), (3, 32768))
+PARTED = ((5, 1000), (3, 1003))  # elements of a part; of odd ones too
+INDEXED = ((5, 1000), (3, 1001), (2, 12000))
+
+
+class Case(NamedTuple):
+    """A function and one size of its arguments. replaced: the argument that the result replaces."""
+
+    function: htile.Rowwise
+    arguments: Callable[..., tuple]
+    m: int
+    n: int
+    replaced: int | None = None
 
 
 @htile.rowwise
@@ -34,20 +51,80 @@ def of_two_dtypes(x):
     return torch.exp(x.float()), x > 0
 
 
-def cases(clusters: bool) -> Iterator[tuple]:
-    """(function, its arguments, M, N) of each kernel that is run."""
+@htile.rowwise
+def halves(x):
+    gate, up = x.chunk(2)
+    return torch.cat((F.silu(gate) * up, gate - up.mean()))
+
+
+@htile.rowwise
+def exchanged_halves(x):
+    first, second = x.chunk(2)
+    return torch.cat((second - first.amax(), first))
+
+
+@htile.rowwise
+def pairs(x):
+    a, b = x[0::2], x[1::2]
+    scale = torch.rsqrt((a * a + b * b).mean() + 1e-6)
+    return torch.stack(((a * 0.6 - b * 0.8) * scale, (b * 0.6 + a * 0.8) * scale), -1).flatten()
+
+
+@htile.rowwise
+def fours(x):
+    a, b, c, d = x.view(-1, 4).unbind(-1)
+    return torch.stack((d, c - a.amax(), b, a), -1).flatten()
+
+
+@htile.rowwise
+def less_the_element(x, y: htile.PerRow):
+    return x - x[y]
+
+
+@htile.rowwise
+def softmax_less_the_element(x, y: htile.PerRow):
+    return torch.softmax(x, -1) - x[y]
+
+
+def parts_of(count: int) -> Callable[..., tuple]:
+    """What makes a row of so many parts of N elements each."""
+
+    def arguments(m: int, n: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor]:
+        return (torch.randn(m, count * n, device=device).to(dtype),)
+
+    return arguments
+
+
+def row_and_index(m: int, n: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, ...]:
+    """Rows, and the place of an element of each: in turns the last and the first one."""
+    y = torch.arange(m, device=device) % 2 - 1
+    return torch.randn(m, n, device=device).to(dtype), y
+
+
+def cases(clusters: bool) -> Iterator[Case]:
+    """Each kernel that is run."""
     for function, arguments in [*map(examples.load, examples.NAMES), (rmsnorm, residual_arguments)]:
         long = function.__name__ in ("softmax", "norm_softmax")
         for m, n in SHAPES + (LONG + CLUSTERED * clusters if long else ()):
-            yield function, arguments, m, n
-    yield of_two_dtypes, examples.load("softmax")[1], 5, 1001
+            yield Case(function, arguments, m, n)
+    yield Case(of_two_dtypes, examples.load("softmax")[1], 5, 1001)
     function, arguments = examples.load("layernorm")
-    yield function.with_plan(shares=2, loader="shared", cluster_n=2), arguments, *OF_SHARES
+    yield Case(function.with_plan(shares=2, loader="shared", cluster_n=2), arguments, *OF_SHARES)
+    for replaced in (None, 0):
+        for m, n in PARTED:
+            for function in (halves, exchanged_halves, pairs):
+                yield Case(function, parts_of(2), m, n, replaced)
+            yield Case(fours, parts_of(4), m, n, replaced)
+        for m, n in INDEXED:
+            for function in (less_the_element, softmax_less_the_element):
+                yield Case(function, row_and_index, m, n, replaced)
+        looped = softmax_less_the_element.with_plan(form="loops")
+        yield Case(looped, row_and_index, m, n, replaced)
 
 
 def main(clusters: bool) -> None:
     right = 0
-    for function, arguments, m, n in cases(clusters):
+    for function, arguments, m, n, replaced in cases(clusters):
         for dtype in DTYPES:
             torch.manual_seed(0)
             args = arguments(m, n, dtype, "cpu")
@@ -57,7 +134,8 @@ def main(clusters: bool) -> None:
                 called = function.with_plan(cluster_n=1, form="loops")
             else:
                 called = function
-            result = called(*map(on_gpu, args))
+            given = [on_gpu(arg) for arg in args]
+            result = called(*given, out=None if replaced is None else given[replaced])
             torch.cuda.synchronize()
             result = pytree.tree_map(torch.Tensor.cpu, result)
             assert_close(called, result, *args)

@@ -10,7 +10,7 @@ from htile.errors import ArgumentError, UnsupportedError
 from htile.testing import assert_close, oracle
 from tests.generated.movements import program
 
-from .matrix import BF16, F32, assert_same_bits, job, rows_of, run, shifted
+from .matrix import BF16, F16, F32, assert_same_bits, job, rows_of, run, shifted, short
 from .test_out import compile_in_place
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiles_nothing")]
@@ -69,6 +69,46 @@ def grouped(x, w):
     return (F.rms_norm(groups, groups.shape[-1:], eps=1e-6) * w).flatten()
 
 
+@htile.rowwise
+def turned_pairs(x, y):
+    a, b = x[0::2], x[1::2]
+    return torch.stack((a - b * y, a), -1).flatten(), (a * b).sum()
+
+
+@htile.rowwise
+def turned_fours(x, y):
+    a, b, c, d = x.view(-1, 4).unbind(-1)
+    return torch.stack((d, c - y * a, b, a), -1).flatten(), torch.maximum(b, c).amax()
+
+
+@htile.rowwise
+def reversed_fours(x):
+    a, b, c, d = x.view(-1, 4).unbind(-1)
+    return torch.stack((d, c, b, a), -1).flatten(), a.float() * 2 - d.float()
+
+
+@htile.rowwise
+def narrowed_fours(x):
+    a, b, c, d = (part.float() for part in x.view(-1, 4).unbind(-1))
+    mixed = torch.stack((d, a + b, c * 0.5, a), -1).flatten()
+    return mixed.to(torch.int8), mixed.to(torch.float8_e4m3fn), (a * d).sum()
+
+
+I32, I8, E4M3 = torch.int32, torch.int8, torch.float8_e4m3fn
+OF_DTYPES = (
+    (turned_pairs, 2, F16), (turned_pairs, 2, I32), (turned_fours, 4, F16), (turned_fours, 4, I32),
+    (reversed_fours, 4, I8), (reversed_fours, 4, E4M3), (reversed_fours, 4, F16),
+    (narrowed_fours, 4, I8), (narrowed_fours, 4, E4M3), (narrowed_fours, 4, F16),
+)  # fmt: skip
+OF_DTYPES_SIZES = ((64, 1024), (3, 1003), (7, 16), (2, 16384))
+
+
+def of_dtype(f, parts, dtype, m, n, device="meta"):
+    """Rows of so many parts of N elements. The elements are small, so that every sum is exact."""
+    drawn = torch.randint(-8, 9, (m, parts * n), device=device).to(dtype)
+    return (drawn, drawn.new_full((n,), 2)) if f in (turned_pairs, turned_fours) else (drawn,)
+
+
 def cases(device="meta"):
     """Each function with arguments, even and odd."""
 
@@ -100,6 +140,9 @@ def jobs(arch):
             yield job(f, args, arch)
         except UnsupportedError:
             continue  # the test says so
+    for f, parts, dtype in OF_DTYPES:
+        for m, n in OF_DTYPES_SIZES:
+            yield job(f, of_dtype(f, parts, dtype, m, n), arch)
     yield compile_in_place(swapped, (torch.empty(64, 1024),), (0,), arch)
     for f, args in cases("cpu"):
         yield job(f, args, arch)
@@ -136,6 +179,20 @@ def test_functions_that_people_write(k, device):
     if f in (swiglu, swiglu_backward):
         apart = [shifted(a, 1) for a in args]
         assert_same_bits(run(f, *apart), result, "rows that begin anywhere")
+
+
+@pytest.mark.parametrize(("m", "n"), OF_DTYPES_SIZES)
+@pytest.mark.parametrize(
+    ("f", "parts", "dtype"), OF_DTYPES, ids=lambda each: getattr(each, "__name__", short(each))
+)
+def test_pairs_and_fours_of_every_width(f, parts, dtype, m, n, device):
+    """Against the function in float64 on the CPU: the elements are exact, so all must be equal."""
+    torch.manual_seed(n)
+    args = of_dtype(f, parts, dtype, m, n, device)
+    on_cpu = [arg.cpu() for arg in args]
+    expected = pytree.tree_leaves(oracle(f, *on_cpu))
+    for found, exact in zip(run(f, *args), expected, strict=True):
+        assert_same_bits(found.cpu(), exact.to(found.dtype), dtype)
 
 
 @pytest.mark.parametrize("f", (rotated, rotated_pairs), ids=lambda f: f._signature.name)

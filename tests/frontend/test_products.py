@@ -1,0 +1,74 @@
+"""Products of rows and small matrices, held against the oracle, and their kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import htile
+from htile.errors import UnsupportedError
+from htile.testing import assert_close
+
+
+@htile.rowwise
+def dots(x, y):
+    return x @ y, torch.dot(x, y), x.matmul(y), torch.matmul(x, y) * x
+
+
+@htile.rowwise
+def of_a_row(matrix: htile.Inner[2], x):
+    return matrix @ x, torch.mv(matrix, x), matrix.mv(x)
+
+
+@htile.rowwise
+def into_a_row(share: htile.Inner[1], v: htile.Inner[2]):
+    return torch.softmax(share, -1) @ v, share.matmul(v)
+
+
+@htile.rowwise
+def of_matrices(a: htile.Inner[2], b: htile.Inner[2]):
+    return a @ b, torch.mm(a, b), (a @ a.mT) @ b
+
+
+@htile.rowwise
+def projected(x, weight: htile.Inner[2]):
+    return torch.relu(x) @ weight
+
+
+def random(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+CASES = {
+    "rows": (dots, (5, 40), (5, 40)),
+    "a row and a vector": (dots, (5, 40), (40,)),
+    "rows of one": (dots, (5, 1), (5, 1)),
+    "a matrix of each row": (of_a_row, (5, 3, 16), (5, 16)),
+    "a matrix that is shared": (of_a_row, (7, 16), (5, 16)),
+    "a matrix of one row": (of_a_row, (5, 1, 16), (5, 16)),
+    "a mixture": (into_a_row, (5, 4), (5, 4, 24)),
+    "a mixture of 64": (into_a_row, (5, 64), (5, 64, 96)),
+    "matrices": (of_matrices, (5, 3, 3), (5, 3, 20)),
+    "a matrix for a stack": (of_matrices, (4, 4), (5, 4, 8)),
+    "a layer": (projected, (5, 16), (16, 100)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", CASES)
+def test_product(name, dtype):
+    f, first, second = CASES[name]
+    args = random(*first, dtype=dtype), random(*second, dtype=dtype, seed=1)
+    results = f(*args)
+    assert_close(f, results, *args)
+    given = results if isinstance(results, tuple) else (results,)
+    # what comes of the row's last axis by a reduction is float32, as everywhere; rows are as x
+    is_row = [r.dim() > 1 and f is not of_a_row for r in given]
+    assert [r.dtype for r in given] == [dtype if row else torch.float32 for row in is_row]
+    assert f.inspect(*args).source
+
+
+def test_a_product_of_large_matrices():
+    with pytest.raises(UnsupportedError, match="at most 64 elements of each"):
+        projected(random(5, 65), random(65, 66))
+    assert projected(random(5, 64), random(64, 66)).shape == (5, 66)
