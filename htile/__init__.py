@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         TraceError,
         UnsupportedError,
     )
-    from .frontend.roles import Inner, PerRow, Scalar, Static
+    from .frontend.roles import Inner, PerRow, Scalar, Shared, Static
     from .run.rowwise import Rowwise, rowwise
     from .tune.search import Tuned
 
@@ -39,6 +39,7 @@ __all__ = [
     "Rowwise",
     "Scalar",
     "ShapeError",
+    "Shared",
     "Static",
     "TraceError",
     "Tuned",
@@ -47,7 +48,7 @@ __all__ = [
     "rowwise",
 ]
 
-_ROLES = dict.fromkeys(("Inner", "PerRow", "Scalar", "Static"), "frontend.roles")
+_ROLES = dict.fromkeys(("Inner", "PerRow", "Scalar", "Shared", "Static"), "frontend.roles")
 _CACHE = dict.fromkeys(("CacheInfo", "cache_info"), "build.cache")
 _RUN = {"Rowwise": "run.rowwise", "Tuned": "tune.search", "rowwise": "run.rowwise"}
 _HOMES = {**_RUN, **_ROLES, **_CACHE}  # the module of each name; it is `errors` for all others

@@ -141,7 +141,7 @@ REDUCE = {
     Op.ALL: (lambda x: x.all(-1), (BOOL,)),
 }
 # These have tests of their own.
-OTHER = {Op.CAST, Op.CONVERT, Op.WHERE, Op.TAKE, Op.UNBUNDLE, Op.BUNDLE, *MOVEMENTS}
+OTHER = {Op.CAST, Op.CONVERT, Op.WHERE, Op.TAKE, Op.LOOKUP, Op.UNBUNDLE, Op.BUNDLE, *MOVEMENTS}
 
 
 def cases(table):

@@ -208,6 +208,23 @@ def _take(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor
     return row.expand((*lead, row.shape[-1])).take_along_dim(places, -1)[..., 0]
 
 
+def _lookup(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    """A part of a table (1, ..., P, *inner) for each index (*lead,); torch reads none beyond."""
+    table, index = values
+    table, index = table.reshape(table.shape[index.dim() :]), index.long()
+    place = torch.where(index < 0, index + len(table), index)
+    is_there = (place >= 0) & (place < len(table))
+    found = table[place.clamp(0, len(table) - 1)]
+    is_there = is_there.reshape((*is_there.shape, *(1,) * (table.dim() - 1)))
+    if table.dtype in FLOAT8:  # which torch does not choose from
+        bits = torch.where(is_there, found.view(torch.uint8), NAN8)
+        return bits.view(table.dtype)
+    return torch.where(is_there, found, found.new_tensor(NAN if found.is_floating_point() else 0))
+
+
+NAN, NAN8 = float("nan"), 0x7F  # and its bits in both dtypes of 8 bits
+
+
 def _unbundle(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
     which, count, of = arg
     return values[0].contiguous().view(of)[..., which::count]
@@ -222,7 +239,7 @@ def _bundle(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tens
 EVALUATE: dict[Op, Rule] = {op: _rule(function) for op, function in _FUNCTIONS.items()}
 EVALUATE |= {Op.CAST: _convert, Op.CONVERT: _convert}
 EVALUATE |= {Op.SLICE: _slice, Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat}
-EVALUATE |= {Op.UNBUNDLE: _unbundle, Op.BUNDLE: _bundle, Op.TAKE: _take}
+EVALUATE |= {Op.UNBUNDLE: _unbundle, Op.BUNDLE: _bundle, Op.TAKE: _take, Op.LOOKUP: _lookup}
 
 
 def evaluate(
@@ -268,7 +285,7 @@ def evaluate(
         elif node.op in REDUCTIONS:
             value = values[node.inputs[0]].movedim(node.arg or -1, -1)
             value = EVALUATE[node.op]((value,), node.arg, dtype).squeeze(-1)
-        elif node.op in MOVEMENTS or node.op is Op.TAKE:
+        elif node.op in MOVEMENTS or node.op in (Op.TAKE, Op.LOOKUP):
             value = EVALUATE[node.op](tuple(values[i] for i in node.inputs), node.arg, dtype)
         else:
             operands = tuple(_aligned(values[i], count, len(inner)) for i in node.inputs)

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from ..errors import HTileError, Location, ShapeError, TraceError
 from . import losses as losses  # fill the table, as what they import does
 from . import parts as parts
+from . import tables as tables
 from .captures import check_static, line_of
 from .dtypes import DTYPES
 from .factories import LEAVE_OUT, Factories
