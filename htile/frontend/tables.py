@@ -33,7 +33,7 @@ def lookup(table: Tensor, y: Tensor, what: str = "indexing") -> Tensor:
     """
     _check_table(table)
     if prod(y.shape) == 1:
-        found = node(Op.LOOKUP, table, reshaped(per_row_index(y, what), ()))
+        found = node(Op.LOOKUP, table, per_row_index(reshaped(y, ()), what))
         return reshaped(found, (*y.shape, *found.shape))
     each = unbind(reshaped(y, (prod(y.shape),)), 0)
     rows = stack([lookup(table, index, what) for index in each])

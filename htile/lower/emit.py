@@ -140,6 +140,8 @@ def _loads(plan: Plan, names: Names) -> list[str]:
             is_one = i.role is Role.DEVICE_SCALAR
             value = f"{tensor}[0]" if is_one else f"ctx.load_row_value({tensor})"
             lines += assign(names, i, value)
+    if _looks_up_early(plan):  # these are in flight with the rows
+        lines += [line for step in plan.work.early for line in print_step(names, step)]
     if has_loader:
         lines.append("    loader.finish()")
     for i in loads:
@@ -148,14 +150,21 @@ def _loads(plan: Plan, names: Names) -> list[str]:
     return ["", *lines] if lines else []
 
 
+def _looks_up_early(plan: Plan) -> bool:
+    """Whether threads load rows of tables while rows that are held are on their way."""
+    early = {step.id for step in plan.work.early}
+    return not plan.numerics.in_loops and any(node.id in early for node in plan.work.lookups)
+
+
 def _steps(plan: Plan, names: Names) -> list[str]:
     """What follows the first loads. A comment names each stage."""
     lines: list[str] = []
     in_loops, first = plan.numerics.in_loops, len(names.loads)
     early = plan.work.early
     while plan.steps[first] in early or isinstance(plan.steps[first], Fence):
-        lines += [] if lines else [""]
-        lines += print_step(names, plan.steps[first])
+        if isinstance(plan.steps[first], Fence) or not _looks_up_early(plan):
+            lines += [] if lines else [""]
+            lines += print_step(names, plan.steps[first])
         first += 1
     stage, is_open, is_prefetched = 0, False, False
     for k, step in enumerate(plan.steps[first:], first):
