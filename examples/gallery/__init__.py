@@ -1,4 +1,4 @@
-"""Kernels that people write by hand, each as a function of one row. Read one file: it is complete.
+"""Kernels that people write by hand, each as a function of one row, which is all in its file.
 
 Each module of `NAMES` has:
 
@@ -56,8 +56,15 @@ NAMES = (
     "gated_activation",
     "scaled_activation",
     "rwkv_mix",
-    # rotary embedding, stacks and small matrices
+    # rows of tables, and rotary embedding
+    "token_shift",
+    "expert_rows",
     "rotary",
+    "rotary_positions",
+    "rotary_three_positions",
+    "rotary_fp8",
+    "qk_norm_rotary",
+    # stacks and small matrices
     "hyper_connections",
     "sinkhorn",
     "split_k",
