@@ -157,6 +157,8 @@ def _attributes() -> str:
     lines.append("| `x[y]`, `x[3]` | The element at an index, an integer or one a row. A negative "
                  "one counts from the end. Beyond the end it is NaN, of integers 0, and of masks "
                  "False. |")  # fmt: skip
+    lines.append("| `table[pos]`, `table[ids]` | The rows of a table, which is annotated "
+                 "`htile.Shared`, at an integer of each row or at several. Ends are as above. |")
     lines.append("| `m[..., None]`, `m[..., 0]` | One value per row with an axis of size 1, and "
                  "without it. |")  # fmt: skip
     return "\n".join(lines)
