@@ -149,3 +149,56 @@ def test_tables_of_every_dtype_compile(dtype, n):
 
     pos = torch.empty(2, dtype=torch.int32, device="meta")
     check(picked.inspect(*rows((2, n), dtype=BF16), pos, *rows((9, n), dtype=dtype)))
+
+
+# ---- what all rows share -------------------------------------------------------------------------
+
+
+def shared_numbers(x, s: htile.Shared):
+    return x * s[0] + s[1] - s[-1]
+
+
+def shared_heads(x, w: htile.Shared):
+    return (x.view(w.shape) * w).flatten(), w[1] * x[: w.shape[-1]]
+
+
+def shared_rows(x, w: htile.Shared):
+    scale, shift = w.unbind()
+    return torch.softmax(x * scale + shift, -1)
+
+
+def shared_pairs(x, w: htile.Shared):
+    cos, sin = w[0, :, 0], w[0, :, 1]
+    a, b = x.chunk(2)
+    return torch.cat((a * cos, b * sin)) * w[1, 0, 0]
+
+
+OF_SHARED = {
+    "three numbers": (shared_numbers, (3,)),
+    "weights of heads": (shared_heads, (8, 128)),
+    "two rows": (shared_rows, (2, 1024)),
+    "pairs": (shared_pairs, (2, 512, 2)),
+}
+
+
+@pytest.mark.parametrize("moved", (False, True), ids=("aligned", "by an element"))
+@pytest.mark.parametrize("name", OF_SHARED)
+def test_what_all_rows_share_compiles(name, moved):
+    fn, shape = OF_SHARED[name]
+    whole = torch.empty(*shape[:-1], shape[-1] + 8, dtype=BF16)
+    w = whole[..., moved : shape[-1] + moved]
+    kernel = htile.rowwise(fn).inspect(torch.empty(4, 1024, dtype=BF16), w, arch="sm_90a")
+    assert not any(i.role.value == "table" for i in kernel.graph.inputs)
+    check(kernel)
+
+
+def test_a_function_may_have_no_row_and_no_row_of_results():
+    @htile.rowwise
+    def product(a: htile.PerRow, b: htile.PerRow, table: htile.Shared):
+        return (table[a] * table[b]).sum()
+
+    indices = torch.empty(5, 6, device="meta").long()
+    for n in (96, 1003, 16384):
+        kernel = product.inspect(indices, indices, *rows((9, n)))
+        assert f"ctx.setup(expand(mOut, 1, {n})" in kernel.source.replace("\n        ", "")
+        check(kernel)
