@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from .frontend.random import dropout, exponential, philox, uniform
-    from .frontend.roles import Inner, PerRow, Scalar, Static
+    from .frontend.roles import Inner, PerRow, Scalar, Shared, Static
     from .run.rowwise import Rowwise, rowwise
     from .tune.search import Tuned
 
@@ -40,6 +40,7 @@ __all__ = [
     "Rowwise",
     "Scalar",
     "ShapeError",
+    "Shared",
     "Static",
     "TraceError",
     "Tuned",
@@ -52,7 +53,7 @@ __all__ = [
     "uniform",
 ]
 
-_ROLES = dict.fromkeys(("Inner", "PerRow", "Scalar", "Static"), "frontend.roles")
+_ROLES = dict.fromkeys(("Inner", "PerRow", "Scalar", "Shared", "Static"), "frontend.roles")
 _RANDOM = dict.fromkeys(("dropout", "exponential", "philox", "uniform"), "frontend.random")
 _CACHE = dict.fromkeys(("CacheInfo", "cache_info"), "build.cache")
 _RUN = {"Rowwise": "run.rowwise", "Tuned": "tune.search", "rowwise": "run.rowwise"}

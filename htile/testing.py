@@ -65,7 +65,9 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
 
         result = run(filled)
         return pytree.tree_map(lambda t: t[:0].reshape((*call.lead, *t.shape[1:])), result)
-    step = max(1, CHUNK // max(math.prod(spec.inner) for spec in call.specs))
+    # of what all rows share, a row takes a part
+    sizes = (s.inner[s.role is Role.COLUMN and len(s.inner) > 1 :] for s in call.specs)
+    step = max(1, CHUNK // max(map(math.prod, sizes)))
     chunks = [run(lambda v, k=k: v[k : k + step]) for k in range(0, rows, step)]
     leaves = zip(*(pytree.tree_leaves(chunk) for chunk in chunks), strict=True)
     joined = [torch.cat(parts) for parts in leaves]

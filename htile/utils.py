@@ -68,6 +68,30 @@ def view_of(
     return cute.make_tensor(pointer, cute.make_layout(tuple(shape), stride=tuple(stride)))
 
 
+def table_of(
+    tensor: cute.Tensor,
+    start: tuple,
+    steps: tuple | None = None,
+    size: int | None = None,
+    axis: int = 0,
+    step: int = 1,
+    count: int | None = None,
+) -> cute.Tensor:
+    """The rows of a table of which indices choose one: (count, size), or one element of each row.
+
+    start, steps, size: of a row, as for `view_of`; without steps, of an element of each.
+    axis: which dimension counts the rows, in steps of `step`. count: by default all of it.
+    """
+    rows = tensor.shape[axis] if count is None else count
+    stride = tensor.stride[axis]
+    shape, strides = (rows,), (stride if step == 1 else step * stride,)
+    pointer = elem_pointer(tensor, start)
+    if steps is not None:
+        row = view_of(tensor, start, steps, size)
+        shape, strides = (*shape, *row.shape), (*strides, *row.stride)
+    return cute.make_tensor(pointer, cute.make_layout(shape, stride=strides))
+
+
 def as_rows(
     tensor: cute.Tensor, lead: tuple | None = None, own: tuple | None = None
 ) -> cute.Tensor:

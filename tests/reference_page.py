@@ -29,7 +29,7 @@ from htile.frontend.dtypes import STORAGE
 from htile.frontend.factories import FACTORIES
 from htile.frontend.graph import Builder, Role
 from htile.frontend.ops import Value, Varies, compute_dtype, dtype_name
-from htile.frontend.roles import Inner, PerRow, Scalar, Static
+from htile.frontend.roles import Inner, PerRow, Scalar, Shared, Static
 from htile.frontend.tensor import FUNCTIONS, Tensor
 from htile.run.kernel import Kernel
 from htile.tune.search import Tuned
@@ -67,6 +67,7 @@ GROUPS = {
     "losses": "Losses of a class",
     "indices": "Elements at an index",
     "products": "Products of rows and small matrices",
+    "tables": "Rows of a table",
     "shapes": "Dtypes, constants and shapes",
     "parts": "Parts of an axis, and what joins them",
 }
@@ -111,7 +112,7 @@ def page() -> str:
 
 def _annotations() -> str:
     lines = ["## Annotations of parameters", "", "| annotation | the argument |", "|---|---|"]
-    for kind in (PerRow, Inner, Scalar, Static):
+    for kind in (PerRow, Inner, Shared, Scalar, Static):
         text = _summary(kind).removeprefix("Annotation: ")
         lines.append(f"| `htile.{kind.__name__}` | {text} |")
     lines += [
@@ -158,6 +159,8 @@ def _attributes() -> str:
     lines.append("| `x[y]`, `x[3]` | The element at an index, an integer or one a row. A negative "
                  "one counts from the end. Beyond the end it is NaN, of integers 0, and of masks "
                  "False. |")  # fmt: skip
+    lines.append("| `table[pos]`, `table[ids]` | The rows of a table, which is annotated "
+                 "`htile.Shared`, at an integer of each row or at several. Ends are as above. |")
     lines.append("| `m[..., None]`, `m[..., 0]` | One value per row with an axis of size 1, and "
                  "without it. |")  # fmt: skip
     return "\n".join(lines)
@@ -263,6 +266,12 @@ def _sample(function: Callable, dtype: torch.dtype, is_row: bool) -> tuple[list,
         """An index of a row."""
         value = Value(inner, Varies.ROW, torch.int64)
         return Tensor(builder, builder.add_input("y", Role.PER_ROW, torch.int64, value))
+
+    if function.__module__.endswith(".tables"):
+        value = Value((N, N), Varies.SHARED, dtype, spread=True)
+        table = Tensor(builder, builder.add_input("table", Role.COLUMN, dtype, value))
+        is_select = function.__name__ == "index_select"
+        return ([table, 0, place((1,))] if is_select else [place(()), table]), {}
 
     arguments: list[object] = []
     is_loss = function.__module__.endswith(".losses")

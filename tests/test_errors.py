@@ -106,6 +106,10 @@ def written(title: str, call: str, kind: str = "ArgumentError") -> Case:
 
 CLASSES = {"parameters": "x, y: htile.PerRow", "call": "f(x, torch.tensor([0, 1, 2, 3]))"}
 PAIRS = "a, b = x[0::2], x[1::2]\nreturn torch.stack((-b, a), -1).flatten()"
+TABLE = {
+    "parameters": "x, pos: htile.PerRow, table: htile.Shared",
+    "call": "f(x, torch.tensor([0, 1, 2, 3]), torch.ones(5, 8))",
+}
 SECTIONS = (
     Section(
         "An operation that HTile does not have",
@@ -221,6 +225,13 @@ SECTIONS = (
                    parameters="x, w", call="f(x, torch.ones(5))"),
             called("`htile.Inner` of too few dimensions", "f(torch.ones(8))", "ShapeError",
                    "x: htile.Inner[2]"),
+            called("`htile.Shared` of too many dimensions", "f(x, torch.ones(2, 2, 2, 8))",
+                   "ShapeError", "x, w: htile.Shared"),
+            called("`htile.Shared` without elements", "f(x, torch.ones(0, 8))", "ShapeError",
+                   "x, w: htile.Shared"),
+            called("`htile.PerRow` that do not fit, without rows",
+                   "f(torch.ones(4), torch.ones(3), torch.ones(8))", "ShapeError",
+                   "t: htile.PerRow, s: htile.PerRow, w: htile.Shared"),
             called("`htile.PerRow` of another shape", "f(x, torch.ones(5))", "ShapeError",
                    "x, t: htile.PerRow"),
             called("`htile.PerRow` with an axis too many", "f(x, torch.ones(4, 1))", "ShapeError",
@@ -261,6 +272,27 @@ SECTIONS = (
             traced("A mask as an index", "return x[x > 0]", kind="UnsupportedError"),
             traced("An index that is no integer", "return x[x.sum()]", kind="DtypeError"),
             traced("A number beyond the end", "return x[8]", kind="ShapeError"),
+            traced("An index of a row's own matrix", "return x[pos]", kind="UnsupportedError",
+                   parameters="x: htile.Inner[2], pos: htile.PerRow",
+                   call="f(torch.ones(4, 2, 8), torch.tensor([0, 1, 1, 0]))"),
+            traced("An index of a table that was computed", "return x + (table * 2)[pos]",
+                   kind="UnsupportedError", **TABLE),
+            traced("An index across the rows of a table", "return x[:4] + table.view(-1, 4)[pos]",
+                   kind="UnsupportedError", **TABLE),
+            traced("Several indices at once", "return x + table[x[:2].long(), x[:2].long()].sum()",
+                   kind="UnsupportedError", **TABLE),
+            traced("More indices than are written out", "return table[ids].sum(0)",
+                   kind="UnsupportedError", parameters="ids: htile.Inner[1], table: htile.Shared",
+                   call="f(torch.zeros(4, 65, dtype=torch.long), torch.ones(5, 8))"),
+            traced("`index_select` along a row", "return x.index_select(0, pos)",
+                   kind="ShapeError", **TABLE),
+            traced("`index_select` by one number", "return x + table.index_select(0, pos)",
+                   kind="ShapeError", **TABLE),
+            traced("`F.embedding` of a vector", "return x * F.embedding(pos, x)",
+                   kind="ShapeError", **TABLE),
+            traced("`F.embedding` that changes the table",
+                   "return x + F.embedding(pos, table, max_norm=1.0)", kind="UnsupportedError",
+                   **TABLE),
             traced("`gather` of a value per row", "return x.sum().gather(-1, y)",
                    kind="ShapeError", **CLASSES),
             traced("Indices without an axis", "return torch.take_along_dim(x, y, -1)",

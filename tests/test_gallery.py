@@ -27,6 +27,8 @@ ROWS_IN_FLOAT32 = {"dropout_norms": (2,)}  # those of several results that are
 IN_PLACE = {
     "add_rmsnorm": lambda args, made: (args[0], args[1]),
     "rotary": lambda args, made: args[0],
+    "rotary_positions": lambda args, made: args[0],
+    "qk_norm_rotary": lambda args, made: args[0],
     "swiglu_halves_backward": lambda args, made: (args[0], made[1]),
     "swiglu_pairs_backward": lambda args, made: args[0],
     "cross_entropy_backward": lambda args, made: args[0],

@@ -193,7 +193,7 @@ def test_values_have_the_names_of_the_source(plan):
             assert name.rstrip("_").rstrip("0123456789") == node.op.value
             assert re.search(rf"\b{name}\b(?:, \w+)* = ", source), name
     assert len(set(names.values())) == len(names)
-    loaded = [i for i in plan.graph.inputs if i.role is not Role.TAKEN]
+    loaded = [i for i in plan.graph.inputs if i.role not in (Role.TAKEN, Role.TABLE)]
     assert {names[i.id] for i in loaded} == {i.name for i in loaded}
 
 

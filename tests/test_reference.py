@@ -144,8 +144,8 @@ REDUCE = {
 }
 # These have tests of their own.
 OTHER = {
-    Op.CAST, Op.CONVERT, Op.WHERE, Op.TAKE, Op.UNBUNDLE, Op.BUNDLE, Op.PHILOX, Op.UNIFORM, Op.KEY,
-    Op.KEY_INDEX, Op.KEY_VALUE, *MOVEMENTS,
+    Op.CAST, Op.CONVERT, Op.WHERE, Op.TAKE, Op.LOOKUP, Op.UNBUNDLE, Op.BUNDLE, Op.PHILOX,
+    Op.UNIFORM, Op.KEY, Op.KEY_INDEX, Op.KEY_VALUE, *MOVEMENTS,
 }  # fmt: skip
 
 

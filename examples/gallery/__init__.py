@@ -1,4 +1,4 @@
-"""Kernels that people write by hand, each as a function of one row. Read one file: it is complete.
+"""Kernels that people write by hand, each as a function of one row, which is all in its file.
 
 Each module of `NAMES` has:
 
@@ -61,8 +61,15 @@ NAMES = (
     "rwkv_mix",
     "dropout_bits",
     "dropout_bits_backward",
-    # rotary embedding, stacks and small matrices
+    # rows of tables, and rotary embedding
+    "token_shift",
+    "expert_rows",
     "rotary",
+    "rotary_positions",
+    "rotary_three_positions",
+    "rotary_fp8",
+    "qk_norm_rotary",
+    # stacks and small matrices
     "hyper_connections",
     "sinkhorn",
     "split_k",
@@ -94,6 +101,7 @@ NAMES = (
     # sampling
     "token_logprob",
     "sampling_probabilities",
+    "gumbel_sample",
     "min_p",
     "top_p",
     "penalties",

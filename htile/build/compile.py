@@ -261,13 +261,15 @@ def _import_cute():
 
 def _dynamic_shared(host_code: str) -> int:
     """Bytes of dynamic shared memory of the launch, which the lowered host function has as text."""
-    constants = dict(re.findall(r"(%\w+) = llvm\.mlir\.constant\((\d+) : i64\)", host_code))
     place = re.search(
         r"(%\w+) = llvm\.getelementptr %\w+\[0, 2\] : \(!llvm\.ptr\) -> !llvm\.ptr, "
         r"!llvm\.struct<\(array<3 x i32>, array<3 x i32>, i64, ptr, ptr, i32\)>",
         host_code,
     )
     assert place, "the host function launches no kernel"
-    stored = re.search(rf"llvm\.store (%\w+), {re.escape(place[1])} : i64", host_code)
+    store = re.compile(rf"llvm\.store (%\w+), {re.escape(place[1])} : i64")
+    stored = store.search(host_code, place.end())
+    before = host_code[: place.start()]  # other functions behind it have the same names
+    constants = dict(re.findall(r"(%\w+) = llvm\.mlir\.constant\((\d+) : i64\)", before))
     assert stored and stored[1] in constants, "shared memory is no constant"
     return int(constants[stored[1]])

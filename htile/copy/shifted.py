@@ -75,14 +75,17 @@ class Pieces(Static):
     last of the row, and a row that there is not by the last row. So no load needs a predicate. What
     is not in the row becomes some number of the row, or bytes beside it.
 
+    row: that of a table which an index chooses; it is there. By default, that of the context.
+
     below: the address of the first piece. shift: bytes from there to the row.
     last: the column of the last piece, counted from the first.
     """
 
-    def __init__(self, ctx: RowTile, mX: cute.Tensor):
-        row = ctx.row
-        if ctx.row_in_bounds is not True:
-            row = cutlass.min(row, ctx.shape[0] - 1)
+    def __init__(self, ctx: RowTile, mX: cute.Tensor, row: Int64 | None = None):
+        if row is None:
+            row = ctx.row
+            if ctx.row_in_bounds is not True:
+                row = cutlass.min(row, ctx.shape[0] - 1)
         self.start = start = RowStart(ctx, mX, row)
         self.below = start.address & -start.size
         self.shift = Int32(start.address) & (start.size - 1)

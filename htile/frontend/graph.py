@@ -27,8 +27,9 @@ class Role(Enum):
     """What a tensor or number is to the row; it comes from rank and annotation, never from size."""
 
     ROW = "row"  # (*lead, N), or (*lead, *inner) annotated htile.Inner[k]
-    COLUMN = "column"  # (N,), shared by all rows
+    COLUMN = "column"  # (N,), shared by all rows, or any shape annotated htile.Shared
     TAKEN = "taken"  # a row or column of which only elements at indices are read, in placed graphs
+    TABLE = "table"  # shared by all rows, of which indices choose rows, in placed graphs
     PER_ROW = "per-row"  # (*lead, 1), or (*lead) annotated htile.PerRow
     SCALAR = "scalar"  # a Python float, given at run time
     DEVICE_SCALAR = "device scalar"  # a 0-d tensor, or (1,) annotated htile.Scalar
@@ -56,6 +57,8 @@ class View:
 
     width: how many neighbouring elements of the tensor are one element of the piece, a bundle.
     of: the tensor's dtype, if the piece's is another one, because it has bundles.
+    at: of a table (axis, step, count): the index of a row counts the axis in steps from the start,
+        and there are so many.
     """
 
     shape: tuple[int, ...]
@@ -63,6 +66,7 @@ class View:
     steps: tuple[int, ...] | None
     width: int = 1
     of: torch.dtype | None = None
+    at: tuple[int, int, int] | None = None
 
     @property
     def is_contiguous(self) -> bool:
@@ -97,6 +101,11 @@ class View:
             else str(first)
             for first, step in zip(self.start, steps, strict=True)
         ]
+        if self.at is not None:
+            axis, step, count = self.at
+            first = self.start[axis]
+            shown[axis] = f"{first}:{first + step * (count - 1) + 1}"
+            shown[axis] += f":{step}" if step > 1 else ""
         return f"[{', '.join(shown)}]"
 
 
@@ -281,12 +290,14 @@ def returned_dtype(builder: Builder, value: Value) -> torch.dtype:
     """The dtype in memory that a value is returned in.
 
     What `.to` declared; else, for a row in float32, that of the first floating row argument of 16
-    or more bits; else what it is computed in.
+    or more bits, or where there is none, of the first such table; else what it is computed in.
     """
     if value.stored is not None or not (value.dtype is torch.float32 and value.spread):
         return value.stored or value.dtype
-    rows = (i.dtype for i in builder.inputs if i.role is Role.ROW and i.dtype.is_floating_point)
-    return next((dtype for dtype in rows if dtype.itemsize >= 2), value.dtype)
+    floats = [i for i in builder.inputs if i.dtype.is_floating_point and i.dtype.itemsize >= 2]
+    rows = [i.dtype for i in floats if i.role is Role.ROW]
+    rows = rows or [i.dtype for i in floats if len(builder[i.id].value.inner) > 1]
+    return rows[0] if rows else value.dtype
 
 
 def verify(graph: Graph) -> None:

@@ -80,7 +80,7 @@ def _taken(x: Tensor, y: Tensor, n: int) -> Tensor | None:
         if id in chain or not each.value.spread:
             continue
         is_leaf = id in rows or each.op in (Op.CONST, Op.INDEX)
-        is_elementwise = each.op not in MOVEMENTS | REDUCTIONS | {Op.INPUT, Op.TAKE}
+        is_elementwise = each.op not in MOVEMENTS | REDUCTIONS | {Op.INPUT, Op.TAKE, Op.LOOKUP}
         if each.value.inner != (n,) or len(chain) == MOST_TAKEN or not (is_leaf or is_elementwise):
             return None
         chain[id] = None

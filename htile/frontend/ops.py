@@ -89,6 +89,9 @@ class Op(Enum):
     EXPAND = "expand"  # arg: the new inner shape, where axes of size 1 repeat
     CAT = "cat"  # arg: the axis; any number of operands
     TAKE = "take"  # of a row and an index of each row, which is in the row: the element there
+    # Of what all rows share and an index of each row: its part at that place of the first axis. A
+    # negative index counts from the end. Beyond the ends all of it is NaN, or 0, or False.
+    LOOKUP = "lookup"
     # bundles: neighbouring elements of memory as one wide element, in placed graphs only
     UNBUNDLE = "unbundle"  # arg: (which element, of how many, its dtype)
     BUNDLE = "bundle"  # arg: the dtype of the elements; any number of operands
@@ -273,6 +276,13 @@ def _take(values: tuple[Value, ...], arg: object) -> Value:
     return replace(row, inner=(), varies=varies, spread=False)
 
 
+def _lookup(values: tuple[Value, ...], arg: object) -> Value:
+    table, index = values
+    assert not index.inner and len(table.inner) > 0, f"a table and an index of each row: {values}"
+    varies = min(table.varies, index.varies, key=_ORDER.index)
+    return replace(_shaped(table, table.inner[1:]), varies=varies)
+
+
 def _unbundle(values: tuple[Value, ...], arg: object) -> Value:
     return replace(values[0], dtype=compute_dtype(arg[2]), stored=None)
 
@@ -344,8 +354,8 @@ INFER: dict[Op, Rule] = {
     **dict.fromkeys(COMPARISONS, _comparison),
     Op.CAST: _cast, Op.CONVERT: _convert, Op.WHERE: _where, Op.RESHAPE: _reshape, Op.SLICE: _slice,
     Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat, Op.UNBUNDLE: _unbundle,
-    Op.BUNDLE: _bundle, Op.TAKE: _take, Op.KEY: _key, Op.KEY_INDEX: _of_key,
-    Op.KEY_VALUE: _of_key,
+    Op.BUNDLE: _bundle, Op.TAKE: _take, Op.LOOKUP: _lookup, Op.KEY: _key,
+    Op.KEY_INDEX: _of_key, Op.KEY_VALUE: _of_key,
     **dict.fromkeys((Op.SUM, Op.PROD, Op.MAX, Op.MIN), _of(_reduction, *NUMBERS)),
     Op.MEAN: _of(_reduction, *FLOATS),
     **dict.fromkeys((Op.ANY, Op.ALL), _of(_reduction, *MASKS)),

@@ -244,6 +244,23 @@ def _uniform(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Ten
     return uniform_of(values[0]).to(dtype)  # the float32 number in either
 
 
+def _lookup(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    """A part of a table (1, ..., P, *inner) for each index (*lead,); torch reads none beyond."""
+    table, index = values
+    table, index = table.reshape(table.shape[index.dim() :]), index.long()
+    place = torch.where(index < 0, index + len(table), index)
+    is_there = (place >= 0) & (place < len(table))
+    found = table[place.clamp(0, len(table) - 1)]
+    is_there = is_there.reshape((*is_there.shape, *(1,) * (table.dim() - 1)))
+    if table.dtype in FLOAT8:  # which torch does not choose from
+        bits = torch.where(is_there, found.view(torch.uint8), NAN8)
+        return bits.view(table.dtype)
+    return torch.where(is_there, found, found.new_tensor(NAN if found.is_floating_point() else 0))
+
+
+NAN, NAN8 = float("nan"), 0x7F  # and its bits in both dtypes of 8 bits
+
+
 def _unbundle(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
     which, count, of = arg
     return values[0].contiguous().view(of)[..., which::count]
@@ -260,7 +277,7 @@ EVALUATE |= {Op.CAST: _convert, Op.CONVERT: _convert}
 EVALUATE |= {Op.SLICE: _slice, Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat}
 EVALUATE |= {Op.KEY: _key, Op.KEY_INDEX: _key_index, Op.KEY_VALUE: _key_value}
 EVALUATE |= {Op.PHILOX: _philox, Op.UNIFORM: _uniform}
-EVALUATE |= {Op.UNBUNDLE: _unbundle, Op.BUNDLE: _bundle, Op.TAKE: _take}
+EVALUATE |= {Op.UNBUNDLE: _unbundle, Op.BUNDLE: _bundle, Op.TAKE: _take, Op.LOOKUP: _lookup}
 
 
 def evaluate(
@@ -309,7 +326,7 @@ def evaluate(
         elif node.op is Op.EXPAND:  # new axes are behind the leading dimensions
             value = _aligned(values[node.inputs[0]], count, len(inner))
             value = EVALUATE[node.op]((value,), node.arg, dtype)
-        elif node.op in MOVEMENTS or node.op is Op.TAKE:
+        elif node.op in MOVEMENTS or node.op in (Op.TAKE, Op.LOOKUP):
             value = EVALUATE[node.op](tuple(values[i] for i in node.inputs), node.arg, dtype)
         else:
             operands = tuple(_aligned(values[i], count, len(inner)) for i in node.inputs)

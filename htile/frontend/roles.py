@@ -44,6 +44,13 @@ MOST_AXES = 3  # of a row's shape
 _INNER = {k: type(f"Inner[{k}]", (Inner,), {"rank": k}) for k in range(1, MOST_AXES + 1)}
 
 
+class Shared:
+    """Annotation: a tensor that is the same for every row, which the function gets as a whole.
+
+    It has one to three dimensions. `table[pos]` is a row of a table (P, D).
+    """
+
+
 class Scalar:
     """Annotation: one number for the whole call: a float, or a tensor of shape () or (1,)."""
 
@@ -57,8 +64,8 @@ class Spec:
     """One parameter of one specialization.
 
     dtype: the dtype in memory; float32 for a Python float; None for STATIC.
-    inner: the shape behind the leading dimensions: `(N,)` for ROW and COLUMN, any shape for a ROW
-        annotated htile.Inner; `()` or `(1,)` for PER_ROW, SCALAR and DEVICE_SCALAR.
+    inner: the shape behind the leading dimensions: `(N,)` for ROW and COLUMN, any shape for those
+        annotated htile.Inner or htile.Shared; `()` or `(1,)` for PER_ROW, SCALAR, DEVICE_SCALAR.
     value: of STATIC only. It is compared by type and bits (1, True and 1.0 differ), by `guard`.
     """
 
@@ -77,7 +84,7 @@ class Spec:
 class Call:
     """The arguments of one call: a `Spec` for each parameter, N, and the rows' leading shape.
 
-    n: the largest last dimension of the rows.
+    n: the largest last dimension of the rows; without rows, of what they share.
     """
 
     specs: tuple[Spec, ...]
@@ -85,7 +92,8 @@ class Call:
     lead: tuple[int, ...]
 
 
-MARKERS = {kind.__name__: kind for kind in (PerRow, Scalar, Static, float, *_INNER.values())}
+_KINDS = (PerRow, Shared, Scalar, Static, float, *_INNER.values())
+MARKERS = {kind.__name__: kind for kind in _KINDS}
 _MISSING = inspect.Parameter.empty
 _UNRESOLVED = (NameError, AttributeError, TypeError, ValueError, SyntaxError, LookupError)
 _INSTEAD = (
@@ -126,7 +134,7 @@ class Signature:
 
     @functools.cached_property
     def kinds(self) -> tuple[type | None, ...]:
-        """For each parameter PerRow, Inner[k], Scalar, Static, float, or None."""
+        """For each parameter PerRow, Inner[k], Shared, Scalar, Static, float, or None."""
         return tuple(_kind(p, written(self.fn)) for p in self.parameters)
 
     def bind(self, args: tuple, kwargs: dict) -> tuple[object, ...]:
@@ -214,6 +222,7 @@ def classify(signature: Signature, values: tuple[object, ...]) -> Call:
     name = signature.name
     tensors = {}  # those whose role depends on the rows: by parameter, without annotation
     per_row = {}  # annotated PerRow
+    shared = {}  # annotated Shared
     inners = {}  # how many dimensions of a tensor belong to the row, where an annotation says so
     specs: dict[str, Spec] = {}
     for parameter, kind, value in zip(signature.names, signature.kinds, values, strict=True):
@@ -225,15 +234,23 @@ def classify(signature: Signature, values: tuple[object, ...]) -> Call:
         if kind is Scalar and shape not in ((), (1,)):
             told = f"{name}: {parameter} is annotated htile.Scalar: expected shape () or (1,), got "
             raise ShapeError(f"{told}{shape}; pass one number, or drop the annotation")
+        if kind is Shared:
+            _check_shared(name, parameter, shape)
         if kind in _INNER.values():
             _check_inner(name, parameter, shape, kind.rank)
             inners[parameter] = kind.rank
         if kind is not PerRow and (kind is Scalar or not shape):
             specs[parameter] = Spec(parameter, Role.DEVICE_SCALAR, value.dtype, shape)
         else:
-            (per_row if kind is PerRow else tensors)[parameter] = value
+            where = {PerRow: per_row, Shared: shared}.get(kind, tensors)
+            where[parameter] = value
 
-    n, lead, is_one_row = _rows(name, tensors, inners)
+    for parameter, tensor in shared.items():
+        specs[parameter] = Spec(parameter, Role.COLUMN, tensor.dtype, tuple(tensor.shape))
+    if tensors or not (per_row and shared):
+        n, lead, is_one_row = _rows(name, tensors, inners)
+    else:  # rows that only indices choose
+        n, lead, is_one_row = _of_per_row(name, per_row, shared)
     for parameter, tensor in tensors.items():
         shape = tuple(tensor.shape)
         role, inner = Role.ROW, shape[-inners.get(parameter, 1) :]
@@ -279,9 +296,35 @@ def _rows(
     if lead is None:
         raise ShapeError(
             f"{name}: leading dimensions of the row arguments do not broadcast, got {listed}; "
-            "all dimensions but the last must agree or be 1"
+            "all dimensions but the last must agree or be 1. A tensor that all rows share, as a "
+            "table, is annotated htile.Shared"
         )
     return n, lead, is_one_row
+
+
+def _of_per_row(
+    name: str, per_row: dict[str, torch.Tensor], shared: dict[str, torch.Tensor]
+) -> tuple[int, tuple[int, ...], bool]:
+    """What `_rows` gives, of a call whose only rows are values per row."""
+    shapes = {parameter: tuple(tensor.shape) for parameter, tensor in per_row.items()}
+    lead = broadcast_shapes(*shapes.values())
+    if lead is None:
+        listed = ", ".join(f"{parameter} {shape}" for parameter, shape in shapes.items())
+        raise ShapeError(f"{name}: values per row do not broadcast, got {listed}")
+    return max(tensor.shape[-1] for tensor in shared.values()), lead, False
+
+
+def _check_shared(name: str, parameter: str, shape: tuple) -> None:
+    if len(shape) > MOST_AXES:
+        raise ShapeError(
+            f"{name}: {parameter} is annotated htile.Shared: expected at most {MOST_AXES} "
+            f"dimensions, got {shape}; pass a view of fewer, {parameter}.flatten(0, 1)"
+        )
+    if 0 in shape:
+        raise ShapeError(
+            f"{name}: {parameter} is annotated htile.Shared and has no elements, got {shape}; "
+            "pass one of at least one element"
+        )
 
 
 def _check_inner(name: str, parameter: str, shape: tuple, rank: int) -> None:

@@ -208,6 +208,7 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
         column_loads = [i for s in sweeps.all for i in s.columns]
     if rows_home is Home.REREAD:
         row_loads = [i for s in sweeps.loops for i in s.rows]
+    row_loads = [*row_loads, *_looked_up(plan)]
     moved = elements * (len(row_loads) + len(column_loads) + len(work.writes))
     fit, lacking = _resident(plan)
     in_flight = rates.multiprocessors * fit * place.shares / num.cluster_n * rows_per_block
@@ -254,6 +255,15 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
         memory_waits=memory_waits,
         cache_waits=cache_waits,
     )
+
+
+def _looked_up(plan: Plan) -> list[Input]:
+    """The tables of which rows are loaded, as often as they are."""
+    work = plan.work
+    if plan.rows_home is Home.REGISTERS:
+        return [work.source(node) for node in work.lookups]
+    computed = [step.id for loop in plan.sweeps.loops for step in loop.computes]
+    return [work.source(node) for node in work.lookups for id in computed if id == node.id]
 
 
 def _lines(num: Numerics, moved: Iterable[Input | Output]) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import textwrap
 
-from ..frontend.graph import Graph, Input, Role, tensor_dtype
+from ..frontend.graph import Graph, Input, Output, Role, tensor_dtype
 from ..frontend.ops import dtype_name
 from .emit_host import fake_arguments, host, parameters
 from .emit_steps import assign, loop, prefetch, print_step, reduce_carried, reduce_held
@@ -43,7 +43,7 @@ def _imports(text: str) -> list[str]:
     types.sort(key=lambda t: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", t)])
     verbs = ("ElementwiseLoader", "GlobalToRegLoader", "ElementwiseStorer")
     dataflow = ["ElementwiseKernelContext", *(name for name in verbs if f"{name}(" in text)]
-    views = ("as_row_values", "as_rows", "make_fake_tensor", "view_of")
+    views = ("as_row_values", "as_rows", "expand", "make_fake_tensor", "table_of", "view_of")
     utils = [u for u in views if re.search(rf"\b{u}\(", text)]
     return [
         "import cuda.bindings.driver as cuda",
@@ -82,16 +82,23 @@ def _config(plan: Plan) -> list[str]:
     return lines
 
 
-def _primary(plan: Plan) -> Input:
-    """The row that the context is set up for: the first that is loaded, or the first."""
-    return (plan.work.rows or plan.work.of(Role.ROW))[0]
+def _primary(plan: Plan) -> Input | Output:
+    """What the context is set up for: the first row that is loaded, or the first.
+
+    Without rows, it is the first result that is one, or the first.
+    """
+    results = [*plan.work.writes, *plan.graph.outputs]
+    return [*plan.work.rows, *plan.work.of(Role.ROW), *results][0]
 
 
 def _kernel(plan: Plan, names: Names) -> list[str]:
     tensors = dict.fromkeys(names.tensors.values())
     params = [*parameters(plan, names, tensors), "tiled_copy: cute.TiledCopy"]
     tiler = f"config.tiler_mn({plan.numerics.vec_size})"
-    setup = [names.tensors[_primary(plan)], tiler, "tiled_copy"]
+    primary = names.tensors[_primary(plan)]
+    if not (plan.work.of(Role.ROW) or plan.work.writes):
+        primary = f"expand({primary}, 1, {plan.graph.n})"
+    setup = [primary, tiler, "tiled_copy"]
     extra = [CUTLASS_TYPES[i.dtype] for i in plan.work.rows[1:]]
     if plan.placement.loader != "shared" or not plan.work.rows:
         setup.append("shared=False")
@@ -138,6 +145,8 @@ def _loads(plan: Plan, names: Names) -> list[str]:
             is_one = i.role is Role.DEVICE_SCALAR
             value = f"{tensor}[0]" if is_one else f"ctx.load_row_value({tensor})"
             lines += assign(names, i, value)
+    if _looks_up_early(plan):  # these are in flight with the rows
+        lines += [line for step in plan.work.early for line in print_step(names, step)]
     if has_loader:
         lines.append("    loader.finish()")
     for step in names.opening:
@@ -146,14 +155,21 @@ def _loads(plan: Plan, names: Names) -> list[str]:
     return ["", *lines] if lines else []
 
 
+def _looks_up_early(plan: Plan) -> bool:
+    """Whether threads load rows of tables while rows that are held are on their way."""
+    early = {step.id for step in plan.work.early}
+    return not plan.numerics.in_loops and any(node.id in early for node in plan.work.lookups)
+
+
 def _steps(plan: Plan, names: Names) -> list[str]:
     """What follows the first loads. A comment names each stage."""
     lines: list[str] = []
     in_loops, first = plan.numerics.in_loops, len(names.opening)
     early = plan.work.early
     while plan.steps[first] in early or isinstance(plan.steps[first], Fence):
-        lines += [] if lines else [""]
-        lines += print_step(names, plan.steps[first])
+        if isinstance(plan.steps[first], Fence) or not _looks_up_early(plan):
+            lines += [] if lines else [""]
+            lines += print_step(names, plan.steps[first])
         first += 1
     stage, is_open, is_prefetched = 0, False, False
     for k, step in enumerate(plan.steps[first:], first):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..frontend.graph import Graph, Input, Output, Role, tensor_dtype
+from ..frontend.graph import Graph, Input, Output, Role, View, tensor_dtype
 from ..frontend.ops import Varies
 from .expressions import CUTLASS_TYPES, lines_of, tuple_of, wrapped_call
 from .names import Names
@@ -54,6 +54,8 @@ def _piece(plan: Plan, names: Names, argument: Input | Output) -> list[str]:
     if view is None:
         return []
     args = [names.argument(argument), tuple_of(map(str, view.start))]
+    if view.at is not None:
+        return _table(plan, names, argument)
     if view.steps is not None:
         args += [tuple_of(map(str, view.steps)), str(plan.graph.n)]
     if view.width > 1:
@@ -61,6 +63,24 @@ def _piece(plan: Plan, names: Names, argument: Input | Output) -> list[str]:
     elif isinstance(argument, Input) and argument.role is Role.DEVICE_SCALAR:
         args += [tuple_of("0" for _ in view.start), "1"]
     return wrapped_call(f"    {names.tensors[argument]} = view_of(", args, ")")
+
+
+def _table(plan: Plan, names: Names, table: Input) -> list[str]:
+    """The line that takes the rows of a table of which indices choose one, or their elements."""
+    view, args = table.view, [names.argument(table), tuple_of(map(str, table.view.start))]
+    args += [] if view.steps is None else [tuple_of(map(str, view.steps)), str(plan.graph.n)]
+    axis, step, count = view.at
+    if not _is_whole(view):
+        args += [f"axis={axis}", f"step={step}", f"count={count}"]
+    return wrapped_call(f"    {names.tensors[table]} = table_of(", args, ")")
+
+
+def _is_whole(view: View) -> bool:
+    """Whether the rows of a table are all those that its tensor has along its first axis.
+
+    Then the kernel reads how many there are, so that it serves tables of any length.
+    """
+    return view.at == (0, 1, view.shape[0]) and view.start[0] == 0
 
 
 def _collapse(plan: Plan, names: Names, argument: Input | Output) -> list[str]:
@@ -97,6 +117,8 @@ def fake_arguments(plan: Plan, names: Names) -> list[str]:
             args.append("Float32(0)")
         elif _is_shared(plan, a):
             shape = a.view.shape if a.view else graph[a.id].value.inner
+            if any(p.view is not None and p.view.at and _is_whole(p.view) for p in pieces):
+                shape = ("cute.sym_int64()", *shape[1:])
             args.append(f"make_fake_tensor({dtype}, {tuple_of(map(str, shape))}, {divisibility})")
         elif isinstance(a, Input) and a.role is Role.DEVICE_SCALAR:
             shape = "(1,)" if graph[a.id].value.inner else "()"
@@ -123,7 +145,8 @@ def _is_shared(plan: Plan, argument: Input | Output) -> bool:
     if not isinstance(argument, Input):
         return False
     is_piece = argument.role is Role.DEVICE_SCALAR and argument.view is not None
-    return argument.role is Role.COLUMN or is_piece or _is_vector(plan.graph, argument)
+    is_whole = argument.role in (Role.COLUMN, Role.TABLE)
+    return is_whole or is_piece or _is_vector(plan.graph, argument)
 
 
 def _own_dimensions(plan: Plan, argument: Input | Output) -> tuple[bool | None, ...] | None:
@@ -152,7 +175,7 @@ def _is_vector(graph: Graph, argument: Input) -> bool:
 def _divisibility(plan: Plan, argument: Input | Output) -> int:
     """Elements that a row's or column's pointer and stride are declared a multiple of."""
     itemsize = argument.dtype.itemsize
-    is_column = isinstance(argument, Input) and argument.role is Role.COLUMN
+    is_column = isinstance(argument, Input) and argument.role in (Role.COLUMN, Role.TABLE)
     if plan.placement.shifted and not is_column:
         return 1
     if argument.view is not None and not argument.view.is_contiguous:

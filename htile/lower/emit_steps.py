@@ -47,10 +47,13 @@ def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT)
             node = names.plan.graph[id]
             if node.op is Op.RESHAPE:
                 return []
-            if node.op is Op.TAKE:
-                leaf = next(i for i in names.plan.graph.inputs if i.id == node.inputs[0])
+            if node.op in (Op.TAKE, Op.LOOKUP):
+                leaf = names.plan.work.source(node)
                 args = [names.tensors[leaf], names.operand(node.inputs[1])]
-                taken = f"{ctx}.load_element({', '.join(args)})"
+                verb = "load_element" if node.op is Op.TAKE else "look_up_element"
+                taken = f"{ctx}.{verb}({', '.join(args)})"
+                if node.value.spread:
+                    taken = f"{ctx}.look_up({', '.join(args)}).load()"
                 return located(assign(names, leaf, taken, indent, id), node)
             head = f"{indent}{names.values[id]} = "
             return located(wrapped_expression(head, names.expression(step, ctx)), node)

@@ -107,10 +107,15 @@ def vector_size(graph: Graph) -> int:
 
 
 def _sizes(graph: Graph) -> tuple[list[int], list[int]]:
-    """Bytes of an element of each row, in and out, and of each column."""
+    """Bytes of an element of each row, in and out, and of each column and table."""
     rows = [i.dtype.itemsize for i in graph.inputs if i.role is Role.ROW]
     rows += [o.dtype.itemsize for o in graph.outputs if o.is_row]
-    return rows, [i.dtype.itemsize for i in graph.inputs if i.role is Role.COLUMN]
+    return rows, [i.dtype.itemsize for i in graph.inputs if is_vector(graph, i)]
+
+
+def is_vector(graph: Graph, i: Input) -> bool:
+    """Whether vectors of an input are loaded that is no row: of a column, or of a table's rows."""
+    return i.role is Role.COLUMN or (i.role is Role.TABLE and graph[i.id].value.spread)
 
 
 def _lies_apart(graph: Graph) -> bool:
@@ -154,7 +159,7 @@ class _Enumeration:
         self.n, self.arch = work.graph.n, target.arch
         self.vec = vector_size(work.graph)
         self.is_shifted = is_shifted(work.graph, target.align)
-        tensors = len(work.loaded) + len(work.writes)
+        tensors = len(work.loaded) + len(work.lookups) + len(work.writes)
         self.most_looped = max(MOST_LOOPED, self.n // ELEMENTS)
         self.spare = SPARE_REGISTERS + POINTER_REGISTERS * max(0, tensors - FEW_TENSORS)
         # Where nothing is reduced, a row is divided over CTAs that do not wait for each other.

@@ -97,7 +97,8 @@ EMIT: dict[Op, Expression] = {
     **dict.fromkeys((Op.INPUT, Op.CONST, *MOVEMENTS, *REDUCTIONS), _not_computed),
     Op.INDEX: _index, Op.UNBUNDLE: _unbundle, Op.BUNDLE: _bundle,
     Op.PHILOX: _philox, Op.UNIFORM: _call("uniform"),
-    Op.TAKE: lambda node, args, function: f"{args[0]}[{args[1]}]",  # as pictures have it
+    **dict.fromkeys(  # as pictures have them
+        (Op.TAKE, Op.LOOKUP), lambda node, args, function: f"{args[0]}[{args[1]}]"),
     Op.NEG: lambda node, args, function: f"-{args[0]}",
     Op.ADD: _by_function(_binary("+"), fma="fma"),
     Op.SUB: _by_function(_binary("-"), fms="fms", fnma="fnma"),

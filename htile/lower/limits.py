@@ -59,7 +59,7 @@ def _ends(graph: Graph) -> list[frozenset[End]]:
 
 def _of_use(graph: Graph, node: Node, reader: Node, after: frozenset[End]) -> frozenset[End]:
     """The ends of what one node reads; `after` are those of its result."""
-    if reader.op in REDUCTIONS or reader.op is Op.TAKE:
+    if reader.op in REDUCTIONS or reader.op in (Op.TAKE, Op.LOOKUP):
         return frozenset()
     if reader.op is not Op.WHERE or node.id == reader.inputs[0]:
         return after
@@ -96,8 +96,8 @@ def _is_known_early(graph: Graph, node: Node) -> bool:
     made = [graph[id] for id in ancestors(graph, [node])]
     roles = {i.id: i.role for i in graph.inputs}
     return not any(
-        each.value.spread or each.op in REDUCTIONS or each.op is Op.TAKE
-        or roles.get(each.id) in (Role.ROW, Role.COLUMN, Role.TAKEN)
+        each.value.spread or each.op in REDUCTIONS or each.op in (Op.TAKE, Op.LOOKUP)
+        or roles.get(each.id) in (Role.ROW, Role.COLUMN)
         for each in made
     )  # fmt: skip
 

@@ -27,12 +27,14 @@ RESERVED = frozenset(
         *CUTLASS_TYPES.values(),
         *("ElementwiseTileConfig", "ElementwiseKernelContext", "ElementwiseLoader"),
         *("ElementwiseStorer", "GlobalToRegLoader", "_", "float", "config", "ctx", "l", "I", "O"),
-        *("as_row_values", "as_rows", "lead", "view_of", *(f"m{k}" for k in range(64))),
+        *("as_row_values", "as_rows", "expand", "lead", "table_of", "view_of"),
+        *(f"m{k}" for k in range(64)),
         *("blocks", "chunk", "cuda", "cute", "cutlass", "fake_arguments", "k", "loader", "m"),
         *("make_fake_tensor", "math", "MEAN", "pred", "range", "s", "stream", "tiled_copy"),
     }
 )
 
+CHOSEN_FROM = (Role.TAKEN, Role.TABLE)  # What is at an index is read of such an input.
 # What a loop carries for two reductions at once.
 CARRIED = {SOFTMAX: "pair", MOMENTS: "triple"}
 
@@ -62,12 +64,12 @@ class Names:
         self.function = kernel_name(graph)
         self._taken = set(RESERVED) | {self.function, f"{self.function}_kernel"}
         self._counts: dict[str, int] = {}
-        self.values = {i.id: self._value(i) for i in graph.inputs if i.role is not Role.TAKEN}
+        self.values = {i.id: self._value(i) for i in graph.inputs if i.role not in CHOSEN_FROM}
         self._arguments: dict[tuple[type, str], str] = {}
         self.tensors = {a: self._tensor(a) for a in (*graph.inputs, *graph.outputs)}
         self.arguments = tuple(self._arguments.values())
-        # Elements are taken of a tensor, which is no value.
-        self.values |= {i.id: self.tensors[i] for i in graph.inputs if i.role is Role.TAKEN}
+        # What is at an index is loaded from a tensor, which is no value.
+        self.values |= {i.id: self.tensors[i] for i in graph.inputs if i.role in CHOSEN_FROM}
         self.fragments: dict[Input, str] = {}
         self.carried: dict[Part, str] = {}
         self.moments: dict[Part, str] = {}

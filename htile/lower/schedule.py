@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..frontend.graph import Role
+from ..frontend.ops import Op
 from .reductions import Reduce
 from .steps import ChunkLoop, Fence, Home, Load, Prefetch, Reload, Step, Store
 from .work import Sweep, Sweeps, Work
@@ -40,9 +41,10 @@ def list_steps(
     read = {i.end for i in work.rows} | {id for step in work.ends for id in step.inputs}
     first = [load for load in loads if load.input.id in read]  # they tell where rows end
     steps: list[Step] = [*first, *work.ends, *(load for load in loads if load not in first)]
-    steps += work.early
-    if in_place and work.early:
-        steps.append(Fence())
+    early = work.early if held else work.early_in_loops
+    steps += early
+    if in_place and any(work.graph[step.id].op is Op.TAKE for step in early):
+        steps.append(Fence())  # tables are no memory of results
     for sweep in _stored_at_the_end(sweeps.all) if held and in_place else sweeps.all:
         body: list[Step] = [] if held or not sweep.rows else [Reload(sweep.rows, rows)]
         body += [Load(i) for i in sweep.columns] if late else []

@@ -46,14 +46,19 @@ def place(graph: Graph) -> Graph:
 
 def _is_placed(graph: Graph) -> bool:
     """Whether there are only rows of n elements and numbers, and no movement of a row."""
+    tables = {i.id for i in graph.inputs if i.role is Role.TABLE}
     for node in graph:
         v = node.value
+        if node.id in tables:
+            continue
         if v.inner != (graph.n,) if v.spread else v.inner not in ((), (1,)):
             return False
         if node.op in REDUCTIONS and node.arg is not None:
             return False
         of_row = any(graph[i].value.spread for i in node.inputs)
-        if node.op is Op.TAKE or (node.op in MOVEMENTS and (node.op is not Op.RESHAPE or of_row)):
+        if node.op is Op.TAKE or (node.op is Op.LOOKUP and node.inputs[0] not in tables):
+            return False
+        if node.op in MOVEMENTS and (node.op is not Op.RESHAPE or of_row):
             return False
     return True
 
@@ -63,12 +68,18 @@ class Axis:
     """A block of an axis whose elements are columns.
 
     key: what has the axis: "out" or "reduced", the node's or output's number, and which axis it is.
+        "index" is that of the rows of a table, of which each row wants the one at an index.
     place: which factor of the axis it is. size: how many elements it has.
     """
 
     key: tuple[str, int, int]
     place: int
     size: int
+
+    @property
+    def is_index(self) -> bool:
+        """Whether each row wants one of its elements, the one at an index."""
+        return self.key[0] == "index"
 
 
 @dataclass(frozen=True)
@@ -136,6 +147,7 @@ class _Placing:
             self.nodes: list[Placed] = []
             self.known: dict[object, int] = {}
             self.stacks: set[tuple[Axis, ...]] = set()
+            self.lookups: dict[Axis, Node] = {}
             try:
                 pieces = [list(self._pieces(k, out)) for k, out in enumerate(self.graph.outputs)]
                 n = self._columns()
@@ -180,6 +192,11 @@ class _Placing:
 
     def _lowered(self, node: Node, wanted: Wanted) -> int:
         op, arg, inputs = node.op, node.arg, node.inputs
+        if op is Op.INPUT and (chosen := _chosen(wanted)) is not None:
+            table = self._add(Placed(op, (), arg, _axes(wanted), node, wanted))
+            _, axis, _ = chosen
+            found = table, self._want(axis.key[1], ())
+            return self._add(Placed(Op.LOOKUP, found, None, _axes(wanted), self.lookups[axis]))
         if op in (Op.INPUT, Op.INDEX) or (op is Op.CONST and node.value.spread):
             return self._add(Placed(op, (), arg, _axes(wanted), node, wanted))
         if op is Op.CONST:
@@ -190,6 +207,10 @@ class _Placing:
             leaf = self.graph[inputs[0]]
             row = self._add(Placed(Op.INPUT, (), leaf.arg, (), leaf))
             return self._add(Placed(op, (row, self._want(inputs[1], ())), arg, (), node))
+        if op is Op.LOOKUP:
+            axis = Axis(("index", inputs[1], 0), 0, self.graph[inputs[0]].value.inner[0])
+            self.lookups.setdefault(axis, node)
+            return self._want(inputs[0], (Index(0, ((axis, 1),)), *wanted))
         if op not in MOVEMENTS or op is Op.EXPAND:
             found = tuple(self._want(i, self._broadcast(i, wanted)) for i in inputs)
             return found[0] if op is Op.EXPAND else self._computed(op, found, arg, node)
@@ -319,6 +340,12 @@ class _Placing:
     def _refine(self, request: Refine) -> None:
         axis, size = request.axis, request.size
         what, k, _ = axis.key
+        if axis.is_index:
+            raise UnsupportedError(
+                f"an index of {axis.size} parts that lie across the rows of a table: look up a row "
+                "first, and take parts of it",
+                self.lookups[axis].loc,
+            )
         factors = self.factors[axis.key]
         if not request.is_split:
             id = self.graph.outputs[k].id if what == "out" else k
@@ -364,13 +391,17 @@ class _Placing:
         if not leaf.view:  # only elements at indices are read
             return new.add_input(source.name, Role.TAKEN, source.dtype, value)
         is_row = bool(leaf.axes)
-        view = self._view(value.inner, leaf.view, is_row)
-        if not is_row:
+        if (chosen := _chosen(leaf.view)) is not None:
+            view = _table_view(value.inner, leaf.view, chosen, is_row)
+            inner = (chosen[1].size, self.n) if is_row else (chosen[1].size,)
+            role, value = Role.TABLE, Value(inner, value.varies, value.dtype, None, is_row)
+        elif not is_row:
             view = View(value.inner, _starts(leaf.view), None)
             role = Role.PER_ROW if role is Role.ROW else Role.DEVICE_SCALAR
             varies = Varies.ROW if role is Role.PER_ROW else Varies.SCALAR
             value = Value((), varies, value.dtype)
         else:
+            view = self._view(value.inner, leaf.view, is_row)
             value = Value((self.n,), value.varies, value.dtype, None, True)
         key = source.name, role, view
         if key not in self.leaves:
@@ -410,7 +441,10 @@ class _Placing:
         return None if whole else View(shape, starts, steps)
 
     def _give_shape(self, new: Builder) -> None:
-        """Add a row that is not read, if none is: the kernel takes its shape from one."""
+        """Add a row that is not read, if none is: the kernel takes its shape from one.
+
+        Where no row argument is so long, it takes its shape from a result.
+        """
         if any(i.role is Role.ROW for i in new.inputs):
             return
         for source in self.graph.inputs:
@@ -421,12 +455,29 @@ class _Placing:
                 view = None if inner == (self.n,) else View(inner, starts, steps)
                 new.add_input(source.name, Role.ROW, source.dtype, value, view)
                 return
-        loc = self.graph[self.graph.outputs[0].id].loc
-        raise UnsupportedError(f"a result of {self.n} columns, which no row argument has", loc)
 
 
 def _axes(wanted: Wanted) -> tuple[Axis, ...]:
-    return tuple(sorted({axis for index in wanted for axis, _ in index.steps}))
+    found = {axis for index in wanted for axis, _ in index.steps}
+    return tuple(sorted(axis for axis in found if not axis.is_index))
+
+
+def _chosen(wanted: Wanted) -> tuple[int, Axis, int] | None:
+    """Of a table: which of its axes has the rows, the axis of their index, and its step."""
+    steps = ((k, axis, step) for k, index in enumerate(wanted) for axis, step in index.steps)
+    found = [each for each in steps if each[1].is_index]
+    assert len(found) <= 1, f"a row of a table has two indices: {wanted}"
+    return found[0] if found else None
+
+
+def _table_view(
+    shape: tuple[int, ...], wanted: Wanted, chosen: tuple[int, Axis, int], is_row: bool
+) -> View:
+    """Where the rows of a table of this shape lie, or the elements of which each row has one."""
+    place, axis, step = chosen
+    steps = tuple(sum([s for a, s in index.steps if a != axis]) for index in wanted)
+    at = place, step, axis.size
+    return View(shape, _starts(wanted), steps if is_row else None, at=at)
 
 
 def _starts(wanted: Wanted) -> tuple[int, ...]:

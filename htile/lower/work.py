@@ -143,12 +143,15 @@ class Work:
 
     loaded: the inputs in memory that are read, rows first: they are in flight while others load.
     rows, columns: those of them that are rows, and vectors that all rows share.
+    lookups: rows of tables that indices choose. Where a row is held, each is loaded once; loops
+        load a chunk of it wherever they read it.
     writes: the results that are whole rows.
     row_bytes, column_bytes: bytes of one element of all row inputs, and of all columns.
     is_wide: whether elements of the rows, in or out, have more than 16 bits.
     stages: how many rounds of reductions depend on each other.
     ends: what is computed before rows are loaded: where they may end (`Input.end`).
-    early: what is computed as soon as rows are on their way: elements at indices, and those.
+    early: what is computed as soon as rows are on their way: what is at indices, and those.
+    early_in_loops: the same, if a row is worked on in loops. Rows of tables are not among it.
     has_pair: whether a maximum and the sum of exponentials below it can be one exchange.
     """
 
@@ -159,11 +162,13 @@ class Work:
         self.loaded = tuple(sorted(loaded, key=lambda i: LOAD_ORDER.index(i.role)))
         self.rows = tuple(i for i in self.loaded if i.role is Role.ROW)
         self.columns = tuple(i for i in self.loaded if i.role is Role.COLUMN)
+        self.lookups = tuple(n for n in graph if n.op is Op.LOOKUP and n.value.spread)
         self.writes = tuple(output for output in graph.outputs if output.is_row)
         self.row_bytes = sum(i.dtype.itemsize for i in self.of(Role.ROW))
         self.column_bytes = sum(i.dtype.itemsize for i in self.columns)
         self.ends = self._made({i.end for i in self.rows} - {None})
         self.early = self._early()
+        self.early_in_loops = tuple(s for s in self.early if not graph[s.id].value.spread)
         self.is_wide = any(a.dtype.itemsize > 2 for a in (*self.of(Role.ROW), *self.writes))
         self._seen_in_16_bits = seen_in_16_bits(graph)
         self._held_words: dict[tuple, float] = {}
@@ -173,9 +178,10 @@ class Work:
         self.has_pair = len(self._paired) < self.stages
 
     def _early(self) -> tuple[Compute, ...]:
-        """Loads of elements at indices that depend on no reduction, and their indices."""
+        """Loads of what is at indices that depend on no reduction, and their indices."""
         graph = self.graph
-        takes = [node.id for node in graph if node.op is Op.TAKE and not is_late(graph, node)]
+        found = (node for node in graph if node.op in (Op.TAKE, Op.LOOKUP))
+        takes = [node.id for node in found if not is_late(graph, node)]
         return tuple(step for step in self._made(takes) if step not in self.ends)
 
     def _made(self, ids: Iterable[int]) -> tuple[Compute, ...]:
@@ -189,6 +195,10 @@ class Work:
     def before(self) -> tuple[Compute, ...]:
         """What is computed before the first sweep."""
         return self.ends + self.early
+
+    def source(self, node: Node) -> Input:
+        """The table, or the row, of which a node is what is at an index."""
+        return next(i for i in self.graph.inputs if i.id == node.inputs[0])
 
     def of(self, role: Role) -> list[Input]:
         return [i for i in self.graph.inputs if i.role is role]
@@ -266,6 +276,7 @@ class Work:
         loaded = self.rows + (held.all[0].columns if late_columns else self.columns)
         least = 1 if len(loaded) >= MANY_INPUTS else 0
         loading = sum(max(least, i.dtype.itemsize / 4) for i in loaded)
+        loading += self._words(step.id for step in self.early)
         return max([loading, 1.0, *map(self._words, self.crossing(held, late_columns))])
 
     @cached_property
@@ -273,6 +284,7 @@ class Work:
         """Bytes read and written for one row, without the columns that all rows share."""
         graph, elements = self.graph, {Role.ROW: self.graph.n, Role.PER_ROW: 1}
         read = sum(elements.get(i.role, 0) * i.dtype.itemsize for i in graph.inputs)
+        read += graph.n * sum([self.source(node).dtype.itemsize for node in self.lookups])
         written = sum((graph.n if o.is_row else 1) * o.dtype.itemsize for o in graph.outputs)
         return read, written
 
@@ -291,7 +303,8 @@ class Work:
         stored and needs no result of the last loop is stored by it.
         """
         graph = self.graph
-        kept = {node.id for node in graph if node.op in LEAVES} | {step.id for step in self.before}
+        kept = {node.id for node in graph if node.op in LEAVES}
+        kept |= {step.id for step in (*self.ends, *self.early_in_loops)}
         left, sweeps = self.writes, []
         waiting = list(self._paired)
         while waiting:

@@ -61,6 +61,7 @@ KIND_OF_ROLE = {
     Role.ROW: Kind.ROW,
     Role.TAKEN: Kind.ROW,
     Role.COLUMN: Kind.COLUMN,
+    Role.TABLE: Kind.COLUMN,
     Role.PER_ROW: Kind.PER_ROW,
     Role.SCALAR: Kind.SCALAR,
     Role.DEVICE_SCALAR: Kind.SCALAR,

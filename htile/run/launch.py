@@ -16,6 +16,7 @@ from ..errors import ArgumentError, UnsupportedError
 from ..frontend.graph import Role
 from ..frontend.roles import Call, Signature, Spec
 from ..lower import Lowered, choose, plans_for, printed
+from ..lower.enumeration import is_vector
 from ..lower.plan import Plan, Target, rows_like
 from ..tune.kept import recall
 from .kernel import Kernel
@@ -101,7 +102,7 @@ class Request:
         vectors = [
             (as_copied(self.tensors[i.name]) if i.name in self.copied else self.tensors[i.name], i)
             for i in graph.inputs
-            if i.role in (Role.ROW, Role.COLUMN)
+            if i.role is Role.ROW or is_vector(graph, i)
         ]
         results = [result.name for result in self.specialization.traced.outputs]
         written = dict(zip(results, self.outs, strict=False))

@@ -175,9 +175,9 @@ def own_dimensions(spec: Spec, tensor: torch.Tensor, lead: tuple) -> tuple[bool 
 def alignment(graph: Graph, pieces: list[tuple[torch.Tensor | None, Input | Output]]) -> int:
     """The alignment class in bytes: 16 if every vector is as aligned as it is long, else the least.
 
-    pieces: rows and columns of the placed graph, and the tensor of each; None for a result that is
-        allocated here, whose whole rows are as aligned as N allows. Rows that end inside a vector
-        do not count, because they may begin anywhere (`Placement.shifted`).
+    pieces: rows, columns and tables of the placed graph, and the tensor of each; None for a result
+        that is allocated here, whose whole rows are as aligned as N allows. Rows that end inside a
+        vector do not count, because they may begin anywhere (`Placement.shifted`).
     """
     least, vec = WIDEST_ACCESS, vector_size(graph)
     for tensor, piece in pieces:

@@ -11,13 +11,13 @@ import linecache
 import math
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 import htile
-from htile.frontend.graph import Graph, View
+from htile.frontend.graph import Graph, Role, View
 from htile.frontend.ops import REDUCTIONS, Op
 
 ELEMENTS = {"small": 256, "all": 20000}  # of one value, at most
@@ -25,7 +25,10 @@ ELEMENTS = {"small": 256, "all": 20000}  # of one value, at most
 
 @dataclass(frozen=True)
 class Program:
-    """A function of rows x and y and a vector w, which all rows share, of these inner shapes."""
+    """A function of rows x and y and a vector w, which all rows share, of these inner shapes.
+
+    t: the shape of a table of which `i`, two integers of each row, choose rows; () for none.
+    """
 
     seed: int
     x: tuple[int, ...]
@@ -34,12 +37,14 @@ class Program:
     lines: tuple[str, ...]
     returns: str
     dtype: torch.dtype
+    t: tuple[int, ...] = ()
 
     @property
     def text(self) -> str:
         kinds = [f": htile.Inner[{len(shape)}]" * (len(shape) > 1) for shape in (self.x, self.y)]
         body = "".join(f"    {line}\n" for line in (*self.lines, f"return {self.returns}"))
-        return f"def parts{self.seed}(x{kinds[0]}, y{kinds[1]}, w):\n{body}"
+        more = ", t: htile.Shared, i: htile.Inner[1]" if self.t else ""
+        return f"def parts{self.seed}(x{kinds[0]}, y{kinds[1]}, w{more}):\n{body}"
 
     def function(self) -> htile.Rowwise:
         file = f"parts_{self.seed}.py"
@@ -51,43 +56,54 @@ class Program:
     def arguments(self, device="cpu", lead=(3,), filled: bool = True) -> list[torch.Tensor]:
         """Values whose sums are exact in float32, in every order: multiples of 1/8 up to 2."""
         generator = torch.Generator().manual_seed(self.seed)
-        shapes = [(*lead, *self.x), (*lead, *self.y), self.w]
+        shapes = [(*lead, *self.x), (*lead, *self.y), self.w, *([self.t] if self.t else [])]
         if not filled:
-            return [torch.empty(shape, dtype=self.dtype, device=device) for shape in shapes]
+            made = [torch.empty(shape, dtype=self.dtype, device=device) for shape in shapes]
+            return made + ([torch.empty((*lead, 2), device=device).long()] if self.t else [])
         drawn = [torch.randint(-16, 17, shape, generator=generator) for shape in shapes]
-        return [(each / 8).to(self.dtype).to(device) for each in drawn]
+        made = [(each / 8).to(self.dtype).to(device) for each in drawn]
+        if self.t:
+            most = self.t[0] - 1
+            made.append(torch.randint(-most, most, (*lead, 2), generator=generator).to(device))
+        return made
 
     def __str__(self) -> str:
-        return f"# x {self.x}, y {self.y}, w {self.w}, {self.dtype}\n{self.text}"
+        return f"# x {self.x}, y {self.y}, w {self.w}, t {self.t}, {self.dtype}\n{self.text}"
 
 
-def program(seed: int, sizes: str = "small") -> Program:
-    """The program of a seed. sizes: `small`, or `all` with rows up to thousands of elements."""
-    rng = random.Random(f"parts {sizes} {seed}")
+def program(seed: int, sizes: str = "small", tables: bool = False) -> Program:
+    """The program of a seed. sizes: `small`, or `all` with rows up to thousands of elements.
+
+    tables: whether it looks rows of a table up.
+    """
+    rng = random.Random(f"{'tables' if tables else 'parts'} {sizes} {seed}")
     n = rng.choice((8, 12, 16, 24, 40, 48, 64))
     if sizes == "all":
         n = rng.choice((16, 48, 128, 192, 256, 768, 1000, 1024, 2048, 4096, 5120))
     shapes = [(n,), (2 * n,), (n // 2,), (2, n), (3, n), (4, n // 4)]
     x, y = rng.choice(shapes[:2]), rng.choice(shapes)
     w = rng.choice([(n,), (n,), (n // 2,), (2 * n,)])
-    writer = _Writer(rng, {"x": x, "y": y, "w": w}, ELEMENTS[sizes])
+    t = rng.choice([(5, n), (5, n), (5, n // 2), (5, 2, n // 2), (4, 3, n)]) if tables else ()
+    writer = _Writer(rng, {"x": x, "y": y, "w": w}, ELEMENTS[sizes], t)
     wanted = rng.randint(4, 12)
     for _ in range(6 * wanted):
         if len(writer.lines) == wanted:
             break
         writer.statement()
-    varying = [name for name in writer.shapes if name != "w" and name not in writer.shared]
+    varying = [name for name in writer.shapes if name not in writer.shared]
     returned = [varying[-1], *rng.sample(varying, rng.randint(0, min(2, len(varying))))]
     returned = [f"{name} * 0.5" for name in dict.fromkeys(returned)]
     dtype = rng.choice((torch.float32, torch.bfloat16))
-    return Program(seed, x, y, w, tuple(writer.lines), ", ".join(returned), dtype)
+    return Program(seed, x, y, w, tuple(writer.lines), ", ".join(returned), dtype, t)
 
 
 class _Writer:
     """Adds statements whose operands and results have the shapes that torch gives them."""
 
-    def __init__(self, rng: random.Random, shapes: dict[str, tuple[int, ...]], most: int):
-        self.rng, self.most = rng, most
+    def __init__(
+        self, rng: random.Random, shapes: dict[str, tuple[int, ...]], most: int, t: tuple[int, ...]
+    ):
+        self.rng, self.most, self.t = rng, most, t
         self.shapes = dict(shapes)
         self.sizes = dict.fromkeys(shapes, 2.0)  # the largest magnitude of each value
         self.shared = {"w"}
@@ -100,12 +116,17 @@ class _Writer:
             self._slice, self._reshape, self._join, self._reduce, self._rank, self._arithmetic,
             self._move,
         )  # fmt: skip
-        made = self.rng.choices(kinds, (6, 6, 6, 6, 1, 10, 2))[0](a, self.shapes[a])
+        if self.t and self.rng.random() < 0.4:
+            made = self._look_up()
+        else:
+            made = self.rng.choices(kinds, (6, 6, 6, 6, 1, 10, 2))[0](a, self.shapes[a])
         if made is None:
             return
         text, size = made[0], made[2]
         operands = [b for b in made[1] if re.search(rf"\b{b}\b", text)]
         values = {n: torch.empty(self.shapes[n], device="meta") for n in operands}
+        if self.t:
+            values |= {"t": torch.empty(self.t), "i": torch.zeros(2, dtype=torch.int64)}
         try:
             shape = tuple(eval(text, {"torch": torch}, values).shape)
         except (RuntimeError, IndexError, ValueError, TypeError):
@@ -115,8 +136,21 @@ class _Writer:
         name = f"v{len(self.lines)}"
         self.lines.append(f"{name} = {text}")
         self.shapes[name], self.sizes[name] = shape, size
-        if set(operands) <= self.shared:
+        if set(operands) <= self.shared and not re.search(r"\bi\b", text):
             self.shared.add(name)
+
+    def _look_up(self):
+        """Rows of the table, or of what a movement makes of it; and a row at a known number."""
+        n, index = self.t[-1], self.rng.choice(("i[0]", "i[1]", "i[-1] // 2", "i"))
+        last = "t.transpose(0, -1)[..., :2]" if len(self.t) == 2 else "t.transpose(0, 1)"
+        text = self.rng.choice((
+            f"t[{index}]", f"t[{index}]", f"t[{index}][..., {n // 2}:]", "t[i[0]][..., 0::2]",
+            f"t[:, ..., {n // 4}:][i[0]]", f"t[1:][{index}]", "t[::2][i[1] % 2]",
+            f"t[i[0], ..., :{n // 2}]", f"t.reshape({self.t[0]}, -1)[{index}]",
+            f"{last}[i[0] % 2]", "t[i[0], ..., -1]", "t.unflatten(-1, (2, -1))[i[1]]", "t[1]",
+            f"t[:3, ..., :{n // 2}].sum(0)",
+        ))  # fmt: skip
+        return text, (), 2.0 * self.t[0]
 
     def _slice(self, a, shape):
         if not shape:
@@ -217,7 +251,9 @@ def interpreted(placed: Graph, traced: Graph, named: dict, lead: tuple[int, ...]
         operands = [values[i] for i in node.inputs]
         if node.op is Op.INPUT:
             leaf = leaves[node.id]
-            if leaf.view is None:
+            if leaf.role is Role.TABLE:
+                found = _rows_of(leaf.view, arrays[leaf.name], n)
+            elif leaf.view is None:
                 found = arrays[leaf.name].reshape((rows, -1))
             else:  # a bundle has a third axis
                 width = leaf.view.width
@@ -239,9 +275,14 @@ def interpreted(placed: Graph, traced: Graph, named: dict, lead: tuple[int, ...]
             found = operands[0][..., node.arg[0]]
         elif node.op is Op.BUNDLE:
             found = np.stack(np.broadcast_arrays(*operands), -1)
+        elif node.op is Op.LOOKUP:
+            table, index = operands[0], operands[1][:, 0].astype(int)
+            place = np.where(index < 0, index + table.shape[1], index)
+            found = table[np.arange(rows), place].reshape((rows, -1))
         else:
             found = MEANT[node.op](*operands)
-        assert found.shape[1] == (n if node.value.spread else 1), node
+        is_table = node.op is Op.INPUT and leaves[node.id].role is Role.TABLE
+        assert is_table or found.shape[1] == (n if node.value.spread else 1), node
         values[node.id] = found
     results = {out.name: np.full((rows, *out.inner), np.nan) for out in traced.outputs}
     for out in placed.outputs:
@@ -257,6 +298,15 @@ def interpreted(placed: Graph, traced: Graph, named: dict, lead: tuple[int, ...]
     return [each.reshape((*lead, *each.shape[1:])) for each in results.values()]
 
 
+def _rows_of(view: View, array: np.ndarray, n: int) -> np.ndarray:
+    """All rows of a table that an index may choose: (rows of the call, rows of the table, n)."""
+    axis, step, count = view.at
+    starts = [list(view.start) for _ in range(count)]
+    for k, start in enumerate(starts):
+        start[axis] += k * step
+    return np.stack([array[_places(replace(view, start=tuple(s)), n)] for s in starts], 1)
+
+
 def _places(view: View, n: int, k: int = 0) -> tuple:
     """The k-th element of each bundle."""
     if view.steps is None:
@@ -267,6 +317,7 @@ def _places(view: View, n: int, k: int = 0) -> tuple:
 
 MEANT = {
     Op.ADD: np.add, Op.SUB: np.subtract, Op.MUL: np.multiply, Op.NEG: np.negative,
+    Op.FLOORDIV: np.floor_divide, Op.MOD: np.mod,
     Op.MAXIMUM: np.maximum, Op.MINIMUM: np.minimum, Op.SUM: np.sum, Op.MAX: np.max, Op.MIN: np.min,
     Op.KEY_VALUE: np.real, Op.LT: np.less, Op.GT: np.greater, Op.WHERE: np.where,
     Op.CONVERT: lambda x: x, Op.CAST: lambda x: x, Op.RESHAPE: lambda x: x,

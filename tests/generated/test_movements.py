@@ -1,11 +1,14 @@
 """Random functions of parts: the traced reference and the placed graph against the oracle."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from torch.utils import _pytree as pytree
 
 from htile.errors import UnsupportedError
+from htile.frontend.graph import Role
 from htile.frontend.ops import MOVEMENTS, Op
 from htile.frontend.reference import evaluate
 from htile.frontend.roles import classify
@@ -20,8 +23,8 @@ SEEDS = range(600)
 REFUSED = 0.25  # of the programs at most: short rows have parts of all sizes
 
 
-def placed_of(seed: int, sizes: str = "small"):
-    p = program(seed, sizes)
+def placed_of(seed: int, sizes: str = "small", tables: bool = False):
+    p = program(seed, sizes, tables)
     f = p.function()
     args = p.arguments(filled=sizes == "small")
     call = classify(f._signature, tuple(args))
@@ -29,9 +32,10 @@ def placed_of(seed: int, sizes: str = "small"):
     return p, f, args, call, traced
 
 
+@pytest.mark.parametrize("tables", (False, True), ids=("parts", "tables"))
 @pytest.mark.parametrize("seed", SEEDS)
-def test_placed_is_traced_is_the_oracle(seed):
-    p, f, args, call, traced = placed_of(seed)
+def test_placed_is_traced_is_the_oracle(seed, tables):
+    p, f, args, call, traced = placed_of(seed, tables=tables)
     expected = [each.numpy() for each in pytree.tree_leaves(oracle(f, *args))]
     named = dict(zip(f._signature.names, args, strict=True))
     reference = pytree.tree_leaves(evaluate(traced, named, call.lead, torch.float64))
@@ -40,7 +44,7 @@ def test_placed_is_traced_is_the_oracle(seed):
     try:
         placed = place(traced)
     except UnsupportedError as error:
-        assert "pieces" in error.message or "no row argument has" in error.message
+        assert "pieces" in error.message or "across the rows" in error.message
         assert error.loc is not None
         return
     assert not any(node.op in MOVEMENTS and node.op is not Op.RESHAPE for node in placed), p
@@ -51,14 +55,30 @@ def test_placed_is_traced_is_the_oracle(seed):
 
 
 def test_few_are_refused():
-    for sizes in ("small", "all"):
+    for sizes, tables in itertools.product(("small", "all"), (False, True)):
         refused = 0
         for seed in SEEDS:
             try:
-                place(placed_of(seed, sizes)[-1])
+                place(placed_of(seed, sizes, tables)[-1])
             except UnsupportedError:
                 refused += 1
-        assert refused <= REFUSED * len(SEEDS), (sizes, refused)
+        assert refused <= REFUSED * len(SEEDS), (sizes, tables, refused)
+
+
+def test_lookups_are_reached():
+    """Of rows and of single elements, of all of a table and of parts, at several indices."""
+    views, most = [], 0
+    for seed in SEEDS:
+        try:
+            graph = place(placed_of(seed, tables=True)[-1])
+        except UnsupportedError:
+            continue
+        tables = [i.view for i in graph.inputs if i.role is Role.TABLE]
+        views += tables
+        most = max(most, [node.op for node in graph].count(Op.LOOKUP))
+    assert {view.steps is None for view in views} == {True, False}
+    assert {view.at[0] for view in views} >= {0, 1} and {view.at[1] for view in views} >= {1, 2}
+    assert most > 3 and any(not view.is_contiguous for view in views)
 
 
 def test_bundles_are_reached():

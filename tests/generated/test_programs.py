@@ -130,7 +130,7 @@ def share(condition) -> float:
 
 def test_shares():
     graphs = [kernel_of(seed).graph for seed in SEEDS]
-    keys = {Op.KEY, Op.KEY_INDEX, Op.KEY_VALUE}
+    keys = {Op.KEY, Op.KEY_INDEX, Op.KEY_VALUE, Op.LOOKUP}
     # test_movements.py has these
     elsewhere = MOVEMENTS - {Op.RESHAPE} | {Op.UNBUNDLE, Op.BUNDLE} | keys
     assert {node.op for graph in graphs for node in graph} == set(Op) - elsewhere
@@ -153,7 +153,7 @@ def test_every_role_and_dtype():
         inner |= {o.inner for o in kernel_of(seed).graph.outputs if not o.is_row}
     every = {torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64, torch.bool}
     of_bytes = {torch.float8_e4m3fn, torch.int8, torch.uint8}
-    assert roles == set(Role) - {Role.TAKEN}  # a placed graph has it
+    assert roles == set(Role) - {Role.TAKEN, Role.TABLE}  # placed graphs have them
     assert {dtype for role, dtype in dtypes if role is Role.ROW} == every | of_bytes
     assert {dtype for role, dtype in dtypes if role is Role.PER_ROW} >= every
     assert results == every | of_bytes | {torch.float8_e5m2}

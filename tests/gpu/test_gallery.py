@@ -22,6 +22,8 @@ PLACES = ("as in a model", "small")
 IN_PLACE = {
     "add_rmsnorm": (0, 1),
     "rotary": (0,),
+    "rotary_positions": (0,),
+    "qk_norm_rotary": (0,),
     "swiglu_pairs_backward": (0,),
     "cross_entropy_backward": (0,),
     "penalties": (0,),

@@ -56,6 +56,42 @@ def kernel_of(fn, *args, arch="sm_90a", fastmath=False):
     return htile.rowwise(fn, fastmath=fastmath).inspect(*args, arch=arch)
 
 
+# functions that look rows of tables up: their arguments are rows x (M, N), positions and the table
+def table_rotary(x, pos: htile.PerRow, table: htile.Shared):
+    cos, sin = table[pos].chunk(2)
+    a, b = x.chunk(2)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin))
+
+
+def table_norm(x, pos: htile.PerRow, table: htile.Shared):
+    y = x + table[pos]
+    return y * torch.rsqrt((y * y).mean() + 1e-6)
+
+
+def table_after(x, pos: htile.PerRow, table: htile.Shared):
+    first = torch.where(x == x.amax(), torch.arange(x.shape[-1]), x.shape[-1]).amin()
+    return x * table[first] + table[pos]
+
+
+def table_alone(x: htile.PerRow, pos: htile.PerRow, table: htile.Shared):
+    row = table[pos]
+    return row * x, row[-1], (row * table[pos - 1]).sum()
+
+
+TABLES = {f.__name__: f for f in (table_rotary, table_norm, table_after, table_alone)}
+
+
+def table_kernel(name, n, dtype=BF16, arch="sm_90a", length=9, shift=0, pitch=0, **plan):
+    """The inspected kernel of such a function. The table begins `shift` elements behind an aligned
+    address, and its rows are `pitch` elements further apart than they are long."""
+    function = htile.rowwise(TABLES[name]).with_plan(**plan)
+    (x,) = rows((2,) if name == "table_alone" else (2, n), dtype=dtype)
+    whole = torch.empty(shift + length * (n + pitch), dtype=dtype)
+    table = whole[shift:].view(length, n + pitch)[:, :n]
+    pos = torch.empty(2, dtype=torch.int64)
+    return function.inspect(torch.empty_like(x, device="cpu"), pos, table, arch=arch)
+
+
 ROW = Value((64,), Varies.ROW, F32, None, True)
 COLUMN = Value((64,), Varies.SHARED, F32, None, True)
 PER_ROW = Value((), Varies.ROW, F32)

@@ -15,7 +15,16 @@ import torch
 
 import htile
 from htile.build.compile import build
-from tests.lower.cases import ARCH, BF16, EXAMPLES, F32, example_kernel, kernel_of, rows
+from tests.lower.cases import (
+    ARCH,
+    BF16,
+    EXAMPLES,
+    F32,
+    example_kernel,
+    kernel_of,
+    rows,
+    table_kernel,
+)
 
 REPO = Path(__file__).parents[2]
 SIZES = [4096, 1003]  # a row that fills its tile, and one that not even vectors divide
@@ -23,14 +32,22 @@ LONG = [("layernorm", 32768), ("softmax", 1 << 22), ("layernorm", (1 << 22) + 1)
 GOLDEN = [(name, n) for name in EXAMPLES for n in SIZES] + LONG
 
 
+OF_TABLES = [("table_rotary", 128), ("table_norm", 65536), ("table_alone", 1003)]
+
+
 @pytest.mark.parametrize(("name", "n"), GOLDEN)
 def test_golden_source(golden, name, n):
     golden(f"{name}_{n}.py", example_kernel(name, n).source)
 
 
+@pytest.mark.parametrize(("name", "n"), OF_TABLES)
+def test_golden_source_of_what_looks_rows_up(golden, name, n):
+    golden(f"{name}_{n}.py", table_kernel(name, n).source)
+
+
 def test_no_golden_file_is_left_over():
     files = {path.name for path in (REPO / "tests" / "golden").glob("*.py")}
-    assert files == {f"{name}_{n}.py" for name, n in GOLDEN}
+    assert files == {f"{name}_{n}.py" for name, n in GOLDEN + OF_TABLES}
 
 
 # ---- the same text in every process --------------------------------------------------------------
@@ -70,6 +87,8 @@ def test_text_hangs_on_neither_hash_seed_nor_folder(tmp_path, seed):
 def test_golden_text_is_lint_clean(tmp_path):
     for name, n in GOLDEN:
         (tmp_path / f"{name}_{n}.py").write_text(example_kernel(name, n).source)
+    for name, n in OF_TABLES:
+        (tmp_path / f"{name}_{n}.py").write_text(table_kernel(name, n).source)
     check_lint(tmp_path)
 
 
@@ -105,6 +124,11 @@ def check_text(source):
 @pytest.mark.parametrize(("name", "n"), GOLDEN)
 def test_no_value_is_unused_and_lines_are_short(name, n):
     check_text(example_kernel(name, n).source)
+
+
+@pytest.mark.parametrize(("name", "n"), OF_TABLES)
+def test_nothing_of_what_looks_rows_up_is_unused(name, n):
+    check_text(table_kernel(name, n).source)
 
 
 def test_the_check_for_unused_values_finds_one():

@@ -531,7 +531,7 @@ def test_every_row_is_loaded_once():
     for name in EXAMPLES:
         plan = example_kernel(name, 1000).plan
         loads = [step.input for step in plan.steps if isinstance(step, Load)]
-        scalars = [i for i in plan.graph.inputs if i.role in (Role.SCALAR, Role.TAKEN)]
+        scalars = [i for i in plan.graph.inputs if i.role in (Role.SCALAR, Role.TAKEN, Role.TABLE)]
         assert sorted(loads + scalars, key=lambda i: i.id) == list(plan.graph.inputs)
 
 

@@ -50,7 +50,7 @@ def held(graph, late=False, joint=False):
 def check_steps(graph, steps, slots):
     """Walk the steps: each operand is there when it is read, each node and output made once."""
     there = {n.id for n in graph if n.op is Op.CONST}
-    there |= {i.id for i in graph.inputs if i.role in (Role.SCALAR, Role.TAKEN)}
+    there |= {i.id for i in graph.inputs if i.role in (Role.SCALAR, Role.TAKEN, Role.TABLE)}
     made, stored, slot, stage = [], [], 0, 0
     for step in steps:
         match step:
@@ -77,7 +77,7 @@ def check_steps(graph, steps, slots):
     assert stored == list(graph.outputs)
     assert slot == slots
     leaves = {n.id for n in graph if n.op is Op.CONST}
-    leaves |= {i.id for i in graph.inputs if i.role in (Role.SCALAR, Role.TAKEN)}
+    leaves |= {i.id for i in graph.inputs if i.role in (Role.SCALAR, Role.TAKEN, Role.TABLE)}
     sums = [s for s in steps if isinstance(s, Compute) and s.function in (FMA, FMS, FNMA, COLUMNS)]
     fused = set().union(*(set(graph[s.id].inputs) - set(s.inputs) for s in sums))
     assert {graph[id].op for id in fused} <= {Op.MUL, Op.INDEX} and not fused & set(made)
@@ -527,7 +527,7 @@ def test_a_maximum_and_a_sum_in_one_exchange(function, count, stages):
     assert work.has_pair == bool(pairs)
     assert work.held_joint.slots == sum(1 if r.is_pair else len(r.results) for r in reduces)
     there = {n.id for n in graph if n.op is Op.CONST}
-    there |= {i.id for i in graph.inputs if i.role in (Role.SCALAR, Role.TAKEN)}
+    there |= {i.id for i in graph.inputs if i.role in (Role.SCALAR, Role.TAKEN, Role.TABLE)}
     for step in steps:
         match step:
             case Load(input):
@@ -549,7 +549,7 @@ def test_a_maximum_and_a_sum_in_one_exchange(function, count, stages):
 def check_loops(graph, listed):
     """Walk the steps: what a loop makes is gone after it, what is done once a row stays."""
     there = {n.id for n in graph if n.op is Op.CONST}
-    there |= {i.id for i in graph.inputs if i.role in (Role.SCALAR, Role.TAKEN)}
+    there |= {i.id for i in graph.inputs if i.role in (Role.SCALAR, Role.TAKEN, Role.TABLE)}
     carried, stored, stages = {}, [], []
 
     def run(steps, there):

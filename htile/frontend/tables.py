@@ -1,0 +1,101 @@
+"""Rows of a table that an index chooses: `table[pos]`, `F.embedding`, `index_select`.
+
+A table is an argument that all rows share (htile.Shared), or a movement of one, of two or more
+axes. An index of each row chooses a part along its first axis. Several indices, as a row has them
+in `htile.Inner[1]`, are looked up one by one.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+
+from ..errors import ShapeError, UnsupportedError
+from .functions import implements
+from .graph import Role
+from .indices import getitem as _getitem
+from .indices import per_row_index
+from .ops import Op
+from .parts import stack, unbind
+from .promotion import BOOL
+from .shapes import axis_of, reshaped
+from .tensor import FUNCTIONS, Tensor, fail, node
+
+THROUGH = frozenset({Op.RESHAPE, Op.SLICE, Op.PERMUTE})  # movements that a table may have made
+
+
+def lookup(table: Tensor, y: Tensor, what: str = "indexing") -> Tensor:
+    """The parts of a table (P, *inner) at integers of any shape: (*y.shape, *inner).
+
+    A negative index counts from the end. Beyond the ends the result is NaN, of integers 0, and of
+    masks False.
+    """
+    _check_table(table)
+    if prod(y.shape) == 1:
+        found = node(Op.LOOKUP, table, per_row_index(reshaped(y, ()), what))
+        return reshaped(found, (*y.shape, *found.shape))
+    each = unbind(reshaped(y, (prod(y.shape),)), 0)
+    rows = stack([lookup(table, index, what) for index in each])
+    return reshaped(rows, (*y.shape, *rows.shape[1:]))
+
+
+def _check_table(table: Tensor) -> None:
+    """Raise UnsupportedError for what is no argument that all rows share."""
+    builder = table._builder
+    found = builder[table._id]
+    while found.op in THROUGH:
+        found = builder[found.inputs[0]]
+    shape = tuple(table.shape)
+    if found.op is not Op.INPUT:
+        fail(UnsupportedError, f"an index of a computed value of shape {shape}: it chooses rows of "
+             "an argument, so write table[pos] * 2 for (table * 2)[pos]")  # fmt: skip
+    role = next(i.role for i in builder.inputs if i.id == found.id)
+    if role is not Role.COLUMN:
+        fail(UnsupportedError, f"an index of {found.arg}, of which each row has its own, of shape "
+             f"{shape}: it chooses rows of a tensor that all rows share, which is annotated "
+             f"`{found.arg}: htile.Shared`")  # fmt: skip
+
+
+def getitem(x: Tensor, index: object) -> Tensor:
+    """`table[pos]` and `table[pos, ...]` of two or more axes; else what rows and parts have."""
+    parts = index if isinstance(index, tuple) else (index,)
+    y = parts[0] if parts else None
+    if x.ndim < 2 or not isinstance(y, Tensor) or y._value.dtype is BOOL:
+        return _getitem(x, index)
+    found, rest = lookup(x, y), parts[1:]
+    if not rest:
+        return found
+    if y.ndim and any(isinstance(each, Tensor) for each in rest):
+        fail(UnsupportedError, "several indices at once: write table[ids][:, i], one after another")
+    return getitem(found, ((slice(None),) * y.ndim + rest))
+
+
+Tensor.__getitem__ = getitem
+
+
+@implements("index_select")
+def index_select(input, dim, index):
+    """The parts of a table at indices of its first axis: those of a row, one or several."""
+    if input.ndim < 2 or axis_of(input, dim) != -input.ndim:
+        fail(ShapeError, f"index_select({dim}, ...) of a value of shape {tuple(input.shape)}: it "
+             "takes rows of a table, index_select(0, ids); of a row write x[pos]")  # fmt: skip
+    if index.ndim != 1:
+        fail(ShapeError, f"index_select by indices of shape {tuple(index.shape)}: write table[pos]")
+    return lookup(input, index, "index_select")
+
+
+def embedding(
+    input, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False,
+    sparse=False,
+):  # fmt: skip
+    """The rows of a table at the indices; a negative one counts from the end."""
+    if max_norm is not None:
+        fail(UnsupportedError, "F.embedding(max_norm=...) changes the table: leave it out")
+    if weight.ndim != 2:
+        fail(ShapeError, f"F.embedding of a table of shape {tuple(weight.shape)}: it has two axes, "
+             "annotate it htile.Shared")  # fmt: skip
+    return lookup(weight, input, "F.embedding")
+
+
+FUNCTIONS[torch.nn.functional.embedding] = "F.embedding", embedding
