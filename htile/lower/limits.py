@@ -29,6 +29,8 @@ End = tuple[int, int | bool]
 
 def limit_loads(graph: Graph) -> Graph:
     """The graph whose inputs say where their rows may end (`Input.end`); itself if none does."""
+    if Op.WHERE not in {node.op for node in graph.nodes}:
+        return graph
     ends = _ends(graph)
     rows = [i for i in graph.inputs if i.role is Role.ROW and ends[i.id]]
     if not rows:
