@@ -10,6 +10,7 @@ from cutlass import (
     Float8E5M2,
     Float32,
     Int8,
+    Int16,
     Int32,
     Int64,
     Numeric,
@@ -22,6 +23,7 @@ from htile.compute.operands import Operand, Vector, lift, make_vector
 
 _TO_FLOAT32 = {Int32: "llvm.nvvm.i2f.rn", Int64: "llvm.nvvm.ll2f.rn"}
 _FLOAT8 = (Float8E4M3FN, Float8E5M2)
+_PAIRS = {Float8E4M3FN: "e4m3x2", Float8E5M2: "e5m2x2"}  # what PTX calls two of them
 _PACKED = {Int8: "s8", Uint8: "u8"}  # what PTX calls the bytes that it packs
 _E5M2_OVERFLOW = 61440.0  # the least magnitude that float8_e5m2 rounds to infinity
 
@@ -57,15 +59,36 @@ def convert(x: Operand, dtype: type[Numeric]) -> Vector | Numeric:
         result = cute.where(vector, one, zero)
     elif dtype is Float8E5M2:
         result = _to_e5m2(vector)
+    elif dtype is Float8E4M3FN:
+        result = _to_float8(vector, dtype)
     else:
         result = vector.to(dtype)
     return result if any_vector else result[0]
 
 
+def _to_float8(x: Vector, dtype: type[Numeric]) -> Vector:
+    """float32 as float8, half to even, with the largest number in place of infinity.
+
+    `.to(dtype)` does not do: the compiler joins it to a conversion before it, and what was an int8
+    keeps its bits.
+    """
+    size, name = cute.size(x.shape), _PAIRS[dtype]
+    elements = [x[i] for i in range(size)] + [Float32(0.0)] * (size % 2)
+    pairs = []
+    for low, high in zip(elements[::2], elements[1::2], strict=True):
+        arguments = [high.ir_value(), low.ir_value()]
+        text = f"cvt.rn.satfinite.{name}.f32 $0, $1, $2;"
+        pairs.append(Int16(llvm.inline_asm(Int16.mlir_type, arguments, text, "=h,f,f")))
+    found = make_vector(pairs, (len(pairs),), Int16).bitcast(dtype)
+    if size % 2:
+        found = make_vector([found[i] for i in range(size)], (size,), dtype)
+    return found.reshape(x.shape)
+
+
 def _to_e5m2(x: Vector) -> Vector:
     """float32 as float8_e5m2. The instruction gives its largest number where infinity is due."""
     flat = x.reshape((cute.size(x.shape),))
-    found = flat.to(Float8E5M2).bitcast(Int8)
+    found = _to_float8(flat, Float8E5M2).bitcast(Int8)
     plus, minus = (cute.full(flat.shape, bits, Int8) for bits in (0x7C, 0xFC - 256))
     overflows = cute.math.absf(flat) >= _E5M2_OVERFLOW
     found = cute.where(overflows, cute.where(flat > 0, plus, minus), found)

@@ -207,7 +207,7 @@ class Graph:
 
     def operands(self, node: Node) -> tuple[Node, ...]:
         """The nodes that this one reads, in order."""
-        return tuple(self[i] for i in node.inputs)
+        return tuple([self[i] for i in node.inputs])
 
     def __str__(self) -> str:
         inputs = {i.id: self._told(i) for i in self.inputs}
@@ -248,7 +248,7 @@ class Builder:
     ) -> int:
         """Add an operation; its value is inferred. Returns the id."""
         inputs = tuple(inputs)
-        value = INFER[op](tuple(self[i].value for i in inputs), arg)
+        value = INFER[op](tuple([self[i].value for i in inputs]), arg)
         return self._add(op, inputs, arg, value, loc)
 
     def add_input(
@@ -305,13 +305,13 @@ def verify(graph: Graph) -> None:
     named = {i.id: i for i in graph.inputs}
     for id, node in enumerate(graph):
         assert node.id == id, f"not the node of id {id}: {node}"
-        assert all(0 <= i < id for i in node.inputs), f"operand after its user: {node}"
+        assert all([0 <= i < id for i in node.inputs]), f"operand after its user: {node}"
         if node.op is Op.INPUT:
             assert node.id in named and named[node.id].name == node.arg, f"unnamed input: {node}"
         elif node.op is Op.INDEX:
             assert node.value.inner == (node.arg,), f"of another row: {node}"
         elif node.op is not Op.CONST:
-            values = tuple(o.value for o in graph.operands(node))
+            values = tuple([o.value for o in graph.operands(node)])
             assert node.value == INFER[node.op](values, node.arg), f"value differs: {node}"
     assert graph.outputs, f"{graph.name} has no outputs"
     for out in graph.outputs:

@@ -162,7 +162,7 @@ class Work:
         self.loaded = tuple(sorted(loaded, key=lambda i: LOAD_ORDER.index(i.role)))
         self.rows = tuple(i for i in self.loaded if i.role is Role.ROW)
         self.columns = tuple(i for i in self.loaded if i.role is Role.COLUMN)
-        self.lookups = tuple(n for n in graph if n.op is Op.LOOKUP and n.value.spread)
+        self.lookups = tuple([n for n in graph if n.op is Op.LOOKUP and n.value.spread])
         self.writes = tuple(output for output in graph.outputs if output.is_row)
         self.row_bytes = sum(i.dtype.itemsize for i in self.of(Role.ROW))
         self.column_bytes = sum(i.dtype.itemsize for i in self.columns)
@@ -180,16 +180,16 @@ class Work:
     def _early(self) -> tuple[Compute, ...]:
         """Loads of what is at indices that depend on no reduction, and their indices."""
         graph = self.graph
-        found = (node for node in graph if node.op in (Op.TAKE, Op.LOOKUP))
+        found = [node for node in graph if node.op in (Op.TAKE, Op.LOOKUP)]
         takes = [node.id for node in found if not is_late(graph, node)]
-        return tuple(step for step in self._made(takes) if step not in self.ends)
+        return tuple([step for step in self._made(takes) if step not in self.ends])
 
     def _made(self, ids: Iterable[int]) -> tuple[Compute, ...]:
         """All that is computed for these values of a row."""
         graph = self.graph
-        made = (graph[id] for id in sorted(ancestors(graph, [graph[id] for id in ids])))
-        steps = (node for node in made if node.op not in LEAVES | {Op.RESHAPE})
-        return tuple(Compute(n.id, Function.EXACT, n.inputs) for n in steps)
+        made = [graph[id] for id in sorted(ancestors(graph, [graph[id] for id in ids]))]
+        steps = [node for node in made if node.op not in LEAVES | {Op.RESHAPE}]
+        return tuple([Compute(n.id, Function.EXACT, n.inputs) for n in steps])
 
     @property
     def before(self) -> tuple[Compute, ...]:

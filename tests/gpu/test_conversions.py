@@ -5,7 +5,7 @@ import torch
 
 import htile
 
-from .matrix import BF16, F16, F32, assert_same_bits, job, run, short
+from .matrix import BF16, F16, F32, assert_same_bits, job, run, seed, short
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiles_nothing")]
 
@@ -100,7 +100,20 @@ def same(a, b):
     return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(0.0), b.nan_to_num(0.0))
 
 
+@htile.rowwise
+def by_float32(x, dtype: htile.Static):
+    y = x.float()
+    return y.to(dtype), (y + 1).to(dtype), x.to(dtype)
+
+
+WHOLE = (torch.int8, torch.uint8, torch.bool, torch.int32, torch.int64)
+
+
 def storage_jobs(arch):
+    for shape in ROWS:
+        for dtype in STORED:
+            for of in WHOLE:
+                yield job(by_float32, (torch.empty(shape, dtype=of, device="meta"), dtype), arch)
     for shape in ROWS:
         for dtype in STORED:
             for of in (BF16, F16, F32):
@@ -152,3 +165,15 @@ def test_the_integers_show_a_second_rounding(dtype, device):
     half = (1 << dropped - 1) - 1 + (once >> dropped & 1)  # to even
     once = (once + half >> dropped << dropped).view(torch.float64)
     assert (once != x.to(BF16).double()).sum() > 10
+
+
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+@pytest.mark.parametrize("of", WHOLE, ids=short)
+@pytest.mark.parametrize("dtype", STORED, ids=short)
+def test_whole_numbers_to_8_bits_by_float32(dtype, of, shape, device):
+    """The compiler would join the two conversions."""
+    seed("whole", of, shape)
+    x = torch.randint(0 if of is torch.uint8 else -120, 120, shape, device=device).to(of)
+    found, more, _ = run(by_float32, x, dtype)
+    assert same(found.cpu(), as_stored(x.cpu(), dtype))
+    assert same(more.cpu(), as_stored(x.cpu().float() + 1, dtype))

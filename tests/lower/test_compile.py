@@ -602,3 +602,17 @@ def test_six_stages_of_a_long_row_are_not_written_out(arch, rows, monkeypatch):
     used = kernel.resources
     assert time.process_time() - start < 5  # of this process, beside others on two slow cores
     assert used.code_bytes < 48 << 10 and not used.stack
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.bool, torch.int32, F32], ids=str)
+def test_a_float8_of_what_was_an_integer_is_converted(dtype):
+    """The compiler joined the two conversions, and left the bits of an int8 as they were."""
+
+    @htile.rowwise
+    def f(x):
+        y = x.float()
+        return y.to(torch.float8_e4m3fn), (y * 2).to(torch.float8_e5m2)
+
+    kernel = f.inspect(torch.empty(64, 1024, dtype=dtype, device="meta"), arch="sm_90a")
+    pairs = kernel.plan.elements_per_thread // 2
+    assert kernel.ptx.count("e4m3x2.f32") == kernel.ptx.count("e5m2x2.f32") == pairs
