@@ -177,3 +177,20 @@ def test_the_command_prints_a_line_for_each(capsys, monkeypatch):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [name for name, _ in CASES[:3]]
     assert all("right on" in line for line in lines)
+
+
+def test_swizzled_scales():
+    """Tiles of 128 rows by 4 groups, as the tensor cores of Blackwell read them, are a view."""
+    microscaling = load("microscaling").microscaling
+    m, groups = 256, 8
+    x = torch.randn(m, 32 * groups).to(BF16)
+    plain = microscaling(x.view(m, groups, 32))
+    # row m and group g lie at tile (m // 128, g // 4), then m % 32, m // 32 % 4 and g % 4
+    tiles = torch.zeros(m // 128, groups // 4, 32, 4, 4, dtype=torch.uint8)
+    rows = x.view(m // 128, 4, 32, groups // 4, 4, 32)
+    q = torch.empty(rows.shape, dtype=torch.float8_e4m3fn)
+    microscaling(rows, out=(q, tiles.permute(0, 3, 2, 1, 4)))
+    assert torch.equal(q.view(m, groups, 32).float(), plain[0].float())
+    for row, group in ((0, 0), (37, 5), (200, 7), (255, 3)):
+        tile = tiles[row // 128, group // 4]
+        assert tile[row % 32, row // 32 % 4, group % 4] == plain[1][row, group]

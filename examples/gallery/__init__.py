@@ -46,6 +46,8 @@ NAMES = (
     "quantize",
     "quantize_groups",
     "quantize_zero_point",
+    "dequantize_groups",
+    "microscaling",
     "bitlinear_norm",
     "swiglu_groups",
     # activations and gates
@@ -98,10 +100,13 @@ NAMES = (
     "grouped_router",
     "router_scores",
     "router_quantized",
+    "hash_router",
     # sampling
     "token_logprob",
     "sampling_probabilities",
     "gumbel_sample",
+    "inverse_sample",
+    "speculative_sample",
     "min_p",
     "top_p",
     "penalties",

@@ -190,3 +190,20 @@ def test_ranges_hold_every_value():
     for count in (-1, 32, 33, 64):
         assert _range(Op.LSHIFT, [(0, 1), (count, count)]) is None
         assert _range(Op.RSHIFT, [(-1, 1), (count, count)]) is None
+
+
+@pytest.mark.parametrize("count", (0, 4, 31))
+def test_a_product_is_shifted_by_a_constant(count):
+    """The compiler crashed, so such a shift is a product."""
+
+    @htile.rowwise
+    def f(x):
+        code = (x > 0.25).int() + 8 * (x < 0)
+        return code << count, code.long() << torch.tensor(2 * count + 1), 3 * code << count
+
+    x = torch.randn(3, 40)
+    code = (x > 0.25).int() + 8 * (x < 0)
+    expected = code << count, code.long() << 2 * count + 1, 3 * code << count
+    for found, right in zip(f(x), expected, strict=True):
+        assert torch.equal(found, right)
+    assert not f.inspect(x.to("meta"), arch="sm_90a").resources.stack
