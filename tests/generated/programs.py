@@ -922,6 +922,10 @@ class Writer:
             return None
         if self.rng.random() < 0.6:
             count = self.rng.randrange(4)
+            if count == 3 and self.rng.random() < 0.5:  # by a count that varies, up to 3
+                low, high = min(a.lo, 8 * a.lo), max(a.hi, 8 * a.hi)
+                text = f"{a.name} << ({b.name} & 3)"
+                return self.put(text, [a, b], self.promoted(a, b), low, high, 1.0)
             text, low, high = self.one_of((
                 (f"{a.name} << {count}", a.lo * 2**count, a.hi * 2**count),
                 (f"{a.name} >> {count}", a.lo // 2**count, a.hi // 2**count),
