@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..errors import ShapeError, UnsupportedError
 from .functions import implements
-from .parts import MOST_PARTS
+from .parts import MOST_PARTS, stack
 from .promotion import alike, floating
 from .reductions import sum
 from .shapes import unsqueeze
@@ -38,6 +38,8 @@ def product(a: object, b: object, what: str) -> Tensor:
     alike(what, floating(a, what), floating(b, what))
     if b.ndim == 1:
         return sum(a * b, -1)
+    if b.shape[1] <= MOST_PARTS < b.shape[0]:  # the long axis is that of the columns
+        return stack([sum(a * b[:, k], -1) for k in range(b.shape[1])], -1)
     return sum(unsqueeze(a, -1) * b, -2)
 
 

@@ -21,7 +21,6 @@ from .tensor import Tensor, call, fail, node
 
 INTEGERS = (torch.int32, torch.int64)
 RANGE = 2.0**32  # of a word
-WHOLE_FROM = 2.0**23  # from here on a float32 is a whole number
 
 
 def _either(name: str, symbolic: Callable, real: Callable, *args: object) -> object:
@@ -179,7 +178,8 @@ def _kept_from(p: torch.Tensor | float) -> tuple:
         return math.floor(p * RANGE + 0.5), 1 / (1 - p) if p < 1 else 0.0
     p = _wide(p)
     product = (p if isinstance(p, Tensor) else p.float()) * RANGE
-    least = torch.where(product < WHOLE_FROM, torch.floor(product + 0.5), product)
+    below = torch.floor(product)
+    least = torch.where(product - below >= 0.5, below + 1, below)
     return least.long(), 1 / (1 - p)
 
 
@@ -192,5 +192,5 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 
 def _beside(x: torch.Tensor, value: torch.Tensor | int) -> torch.Tensor | int:
     """One value a row with an axis for the row's elements."""
-    is_of_rows = isinstance(value, torch.Tensor) and 0 < value.ndim == x.ndim - 1
+    is_of_rows = isinstance(value, torch.Tensor) and 0 < value.ndim < x.ndim
     return value[..., None] if is_of_rows else value

@@ -223,6 +223,7 @@ def _key(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
         bits = x.view(torch.int32)
         ordered = bits ^ (bits >> 31 & 0x7FFFFFFF)  # of negative floats the larger bits are less
         x = torch.where(x.isnan(), 0x7FFFFFFF, ordered)
+    index = index.long()
     return x.long() << 32 | (index if arg else _LOW - index)
 
 

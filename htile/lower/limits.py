@@ -43,7 +43,9 @@ def limit_loads(graph: Graph) -> Graph:
                 new.inputs[k] = replace(i, end=_end(new, ends[i.id], made))
         return outputs
 
-    return rewrite(graph, outputs=with_ends)
+    limited = rewrite(graph, outputs=with_ends)
+    assert limited.nodes[: len(graph)] == graph.nodes, "ends are told by numbers of nodes"
+    return limited
 
 
 def _ends(graph: Graph) -> list[frozenset[End]]:

@@ -72,3 +72,18 @@ def test_a_product_of_large_matrices():
     with pytest.raises(UnsupportedError, match="at most 64 elements of each"):
         projected(random(5, 65), random(65, 66))
     assert projected(random(5, 64), random(64, 66)).shape == (5, 66)
+
+
+@pytest.mark.parametrize("k", (1, 2, 16))
+def test_a_long_row_by_a_matrix_of_few_columns(k):
+    """The long axis stays that of the columns; each column of the matrix is a reduction."""
+
+    @htile.rowwise
+    def f(x, w: htile.Shared):
+        return x @ w, x.view(4, -1) @ w[:250]
+
+    x, w = torch.randn(3, 1000), torch.randn(1000, k)
+    row, matrix = f(x, w)
+    torch.testing.assert_close(row, x @ w, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(matrix, x.view(3, 4, 250) @ w[:250], rtol=1e-5, atol=1e-4)
+    assert f.inspect(x, w).plan.stages == 1

@@ -347,3 +347,19 @@ def test_they_are_functions_of_the_package():
     for name in ("philox", "uniform", "exponential", "dropout"):
         assert getattr(htile, name).__doc__ and name in htile.__all__
     assert issubclass(DtypeError, HTileError)
+
+
+def test_a_seed_a_row_is_the_same_for_every_batch():
+    """As an argument of a row-wise function it is broadcast over the dimensions before it."""
+
+    @htile.rowwise
+    def f(x, seed: htile.PerRow, p: htile.PerRow):
+        return htile.dropout(x, p, seed)
+
+    x, seed = torch.ones(2, 8, 8), torch.arange(8)
+    p = torch.tensor([0.5, (0.5 - 2.0**-25) * 2.0**-32, 2.0**-32, 0.25, 0.9, 0.1, 0.0, 0.75])
+    each = torch.stack([f(x[k], seed, p) for k in range(2)])
+    assert torch.equal(f(x, seed, p), each)
+    assert torch.equal(htile.dropout(x, p, seed), each)
+    for k, number in enumerate(p.tolist()):
+        assert torch.equal(htile.dropout(x[0, k], number, seed[k]), each[0, k])

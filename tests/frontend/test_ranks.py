@@ -11,6 +11,7 @@ import torch
 import htile
 from htile.errors import DtypeError, ShapeError, UnsupportedError
 from htile.frontend.ops import Op
+from htile.frontend.reference import evaluate
 from htile.testing import oracle
 
 INF, NAN = math.inf, math.nan
@@ -148,6 +149,15 @@ def test_stages():
     x = torch.empty(64, 256, dtype=BF16, device="meta")
     assert extremes.inspect(x).plan.stages == 1
     assert ranked.inspect(x, 5).plan.stages == 5
+
+
+def test_the_graph_of_a_kernel_means_the_same():
+    """There the columns are numbered in int32."""
+    x = random(9, 64)
+    expected = extremes(x)
+    found = evaluate(extremes.inspect(x).graph, {"x": x}, (9,))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_long_row_is_read_once():
