@@ -18,7 +18,7 @@ from .dtypes import STORAGE
 from .factories import index
 from .functions import clamp, implements, where
 from .graph import Builder, Role
-from .ops import MOVEMENTS, REDUCTIONS, Op, not_computed
+from .ops import MOVEMENTS, REDUCTIONS, Op, Varies, not_computed
 from .parts import MOST_PARTS, cat
 from .parts import getitem as _getitem
 from .promotion import BOOL, FLOAT, INT64, cast, convert
@@ -69,7 +69,7 @@ def _taken(x: Tensor, y: Tensor, n: int) -> Tensor | None:
     The index is brought into the row; what it gives there is not used if it was beyond.
     """
     builder = x._builder
-    if n == 1:
+    if n == 1 or not x._value.spread:
         return None
     rows = {i.id for i in builder.inputs if i.role in (Role.ROW, Role.COLUMN)}
     chain: dict[int, None] = {}
@@ -102,6 +102,19 @@ def _taken(x: Tensor, y: Tensor, n: int) -> Tensor | None:
             flat = [i if not builder[i].value.inner else _flat(builder, i) for i in operands]
             found[id] = builder.add(each.op, flat, each.arg, each.loc)
     return Tensor(builder, found[x._id])
+
+
+def _shared_vector(y: Tensor) -> str | None:
+    """The argument that indices come of, if all rows share it."""
+    builder, todo = y._builder, [y._id]
+    if y._value.varies is not Varies.SHARED:
+        return None
+    while todo:
+        node = builder[todo.pop()]
+        if node.op is Op.INPUT and node.value.varies is Varies.SHARED:
+            return node.arg
+        todo += node.inputs
+    return None
 
 
 def _flat(builder: Builder, id: int) -> int:
@@ -182,6 +195,9 @@ def _elements(x: Tensor, y: Tensor, what: str, wraps: bool) -> Tensor:
     """The elements of a row at one index or at each of a few."""
     if y.ndim != 1 or not 1 < y.shape[0] <= MOST_PARTS or y._value.dtype is BOOL:
         return element(x, per_row_index(y, what), wraps)
+    if (name := _shared_vector(y)) is not None:
+        fail(ShapeError, f"{what} by {name}, of which all rows share the {y.shape[0]} elements: an "
+             f"index of each row is annotated {name}: htile.PerRow")  # fmt: skip
     each = [element(x, per_row_index(y[k], what), wraps) for k in range(y.shape[0])]
     return cat([unsqueeze(found, -1) for found in each])
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import htile
-from htile.errors import UnsupportedError
+from htile.errors import ShapeError, UnsupportedError
 from htile.testing import assert_close, oracle
 
 INF, NAN = math.inf, math.nan
@@ -317,6 +317,40 @@ def test_a_few_indices():
     beyond = f(x, torch.tensor([[-1, 40, -41]]).repeat(5, 1))
     assert beyond[0].isnan().all()
     assert torch.equal(beyond[2][:, 0], x[:, -1]) and beyond[2][:, 1:].isnan().all()
+
+
+def test_one_of_a_few_computed_elements():
+    """An index of each row chooses among elements by rank, parts that are summed, and numbers."""
+
+    @htile.rowwise
+    def f(x, k: htile.PerRow):
+        top = x.topk(8)
+        numbers = torch.stack((x.amax(), x.amin(), x.sum()))
+        return (
+            top.values[k - 1], top.indices[k - 1], numbers[k % 3], x.view(8, -1).sum(-1)[k - 1],
+            top.values.gather(-1, (k - 1)[None]), x[:16].sort().values[k],
+        )  # fmt: skip
+
+    x, k = random(4, 64), torch.tensor([1, 8, 3, 2])
+    place = (k - 1)[:, None]
+    top, numbers = x.topk(8), torch.stack((x.amax(1), x.amin(1), x.sum(1)), 1)
+    expected = (
+        top.values.gather(1, place)[:, 0], top.indices.gather(1, place)[:, 0],
+        numbers.gather(1, k[:, None] % 3)[:, 0], x.view(4, 8, -1).sum(-1).gather(1, place)[:, 0],
+        top.values.gather(1, place), x[:, :16].sort().values.gather(1, k[:, None])[:, 0],
+    )  # fmt: skip
+    for found, right in zip(f(x, k), expected, strict=True):
+        torch.testing.assert_close(found, right)
+
+
+def test_an_index_without_its_annotation_is_refused():
+    """As many labels as rows would be taken as indices that all rows share."""
+    f = htile.rowwise(lambda x, label: torch.logsumexp(x, -1) - x[label])
+    with pytest.raises(ShapeError, match=r"annotated label: htile\.PerRow"):
+        f(random(3, 40), torch.tensor([0, 1, 2]))
+    g = htile.rowwise(lambda x, label: F.cross_entropy(x, label))
+    with pytest.raises(ShapeError, match=r"htile\.PerRow"):
+        g(random(3, 40), torch.tensor([0, 1, 2]))
 
 
 def test_gathered():
