@@ -61,8 +61,8 @@ def cross_entropy(
     if isinstance(target, Tensor) and target._value.spread:
         if target.shape != x.shape:
             fail(ShapeError, f"cross_entropy of scores of shape {tuple(x.shape)} with shares of "
-                 f"shape {tuple(target.shape)}: there is one for each class. A class of each row is "
-                 "annotated htile.PerRow")  # fmt: skip
+                 f"shape {tuple(target.shape)}: there is one for each class. A class of each row "
+                 "is annotated htile.PerRow")  # fmt: skip
         return _of_shares(x, near, total, target, weight, ignore_index, label_smoothing)
     y = _class(target, "cross_entropy")
     w = _weight(x, weight, y, "cross_entropy")
