@@ -32,7 +32,7 @@ from .promotion import (
     scalar,
     together,
 )
-from .tensor import FUNCTIONS, Tensor, call, constant, copy, fail, node
+from .tensor import FUNCTIONS, Tensor, call, copy, fail, node
 
 PLACES = {"torch.special": torch.special, "F": torch.nn.functional, "torch": torch}
 """Where torch may have a function. Of one that several modules hold, the last spelling wins."""
@@ -276,11 +276,6 @@ def _bitwise(op: Op, symbol: str) -> Callable:
         a, b = together(input, other)
         if a._value.dtype is BOOL and op in (Op.LSHIFT, Op.RSHIFT):
             refuse(symbol, a, "convert a mask first, x.int()")
-        count, top = b._builder[b._id], a._value.dtype.itemsize * 8 - 1
-        if op is Op.LSHIFT and count.op is Op.CONST and 0 <= count.arg <= top:
-            # CuTe-DSL 4.8.1 crashes where a product is shifted by a constant.
-            factor = 1 << count.arg if count.arg < top else -1 << top
-            return node(Op.MUL, a, constant(a, factor, count.value))
         return node(op, a, b)
 
     return function

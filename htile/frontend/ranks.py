@@ -1,8 +1,8 @@
 """Elements by their rank, with their indices: argmax, topk, sort, and the indices of x.max(dim).
 
 An element and its index are one integer, a key, so one reduction finds both. Its order makes NaN
-the largest element, and of equal elements the one of the smaller index comes first. Torch leaves
-open which of them it gives.
+the largest element, and of equal elements the one of the smaller index comes first. Torch promises
+that of argmax too, and leaves open which of equal elements topk gives.
 """
 
 from __future__ import annotations
@@ -88,15 +88,14 @@ def _extreme_or_pairwise(name: str, is_largest: bool) -> Callable:
 def _ranked(x: Tensor, k: int, axis: int, is_largest: bool, what: str) -> Ranked:
     """The first k elements along an axis, in order."""
     if k > MOST_RANKS:
-        remedy = "a threshold can be found by bisection, see examples/gallery/sparsemax.py"
+        remedy = "a threshold can be found by bisection, as docs/language.md shows"
         fail(UnsupportedError, f"{what} of {k} elements: at most {MOST_RANKS} are found; {remedy}")
     keys = _keys(x, axis, not is_largest, what)
     op, last = (Op.MAX, _LOWEST) if is_largest else (Op.MIN, _HIGHEST)
-    left, found = keys, []
-    for _ in range(k):
-        found.append(reduced(op, left, axis, keepdim=True))
+    found = [reduced(op, keys, axis, keepdim=True)]
+    while len(found) < k:
         is_left = keys < found[-1] if is_largest else keys > found[-1]  # no two keys are equal
-        left = where(is_left, keys, last)
+        found.append(reduced(op, where(is_left, keys, last), axis, keepdim=True))
     both = cat(found, axis) if k > 1 else found[0]
     v = x._value
     values = node(Op.KEY_VALUE, both, arg=v.dtype)

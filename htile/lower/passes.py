@@ -42,10 +42,15 @@ def merge_common_subexpressions(graph: Graph) -> Graph:
 
 
 def fold_constants(graph: Graph) -> Graph:
-    """Replace what is computed from numbers only by its number, rounded as the kernel rounds."""
+    """Replace what is computed from numbers only by its number, rounded as the kernel rounds.
+
+    A left shift by a number becomes a product.
+    """
 
     def fold(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
         operands = [new[i] for i in inputs]
+        if node.op is Op.LSHIFT and operands[1].op is Op.CONST:
+            return _multiplied(new, node, inputs)
         if node.op in REDUCTIONS or not operands or any(o.op is not Op.CONST for o in operands):
             return None
         if node.value.dtype in STORAGE:
@@ -57,6 +62,19 @@ def fold_constants(graph: Graph) -> Graph:
         return new.add_const(result.item(), node.value, node.loc)
 
     return rewrite(graph, fold)
+
+
+def _multiplied(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
+    """x << count as a product, if the width has so many bits.
+
+    CuTe-DSL 4.8.1 crashes where a product is shifted by a constant.
+    """
+    x, count = inputs
+    shift, top = new[count].arg, 8 * node.value.dtype.itemsize - 1
+    if not 0 <= shift <= top:
+        return None
+    factor = 1 << shift if shift < top else -1 << top  # the largest power is the lowest integer
+    return new.add(Op.MUL, (x, new.add_const(factor, new[count].value)), loc=node.loc)
 
 
 def choose_means(graph: Graph) -> Graph:
