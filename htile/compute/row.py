@@ -20,10 +20,10 @@ from htile.compute.moments import RowMoments, reduce_moments
 from htile.compute.online import about_finite, online_softmax_reduce, softmax_pair_reduce
 from htile.compute.products import Product
 from htile.compute.reduce import MAX, MIN, identity, row_reduce
-from htile.copy.tile import RowTile
+from htile.copy.lookup import Lookups
 
 
-class RowReductions(RowTile):
+class RowReductions(Lookups):
     """A row tile whose values can be reduced over the row.
 
     slot: the first slot of the reduction buffer that a reduction takes. Each slot is used once, or
