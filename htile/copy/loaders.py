@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import cutlass.cute as cute
-from cutlass import Boolean, Int8, Int32, Numeric, const_expr
+from cutlass import Boolean, Int8, Int32, Numeric, Uint8, const_expr
 
 from htile.compute.conversion import to_stored
 from htile.copy.shifted import Pieces, PiecesInFlight, SharedPieces, store_shifted
@@ -179,8 +179,9 @@ class ElementwiseStorer(Static):
     def store(self, mO: cute.Tensor, y: cute.TensorSSA | Numeric | float) -> None:
         """Store a vector, or a scalar for the whole row, into this row of mO, as its dtype."""
         ctx = self.ctx
-        # A Boolean tensor that went through a view has elements of Int8, and so has one of Int8.
-        is_mask = mO.element_type is Int8 and getattr(y, "dtype", Boolean) is not Int8
+        # A view of a Boolean or Uint8 tensor has elements of Int8, and so has a tensor of Int8.
+        is_8_bits = getattr(y, "dtype", Boolean) in (Int8, Uint8)
+        is_mask = mO.element_type is Int8 and not is_8_bits
         y = to_stored(y, Boolean if is_mask else mO.element_type)
         y = y if isinstance(y, cute.TensorSSA) else ctx.full(y)
         if const_expr(y.dtype is Boolean):  # the DSL would store the True of a vector as 255

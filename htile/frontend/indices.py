@@ -14,11 +14,11 @@ import torch
 
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from .composites import INF, NAN
-from .dtypes import STORAGE
+from .dtypes import FLOAT8, STORAGE
 from .factories import index
 from .functions import clamp, implements, where
 from .graph import Builder, Role
-from .ops import MOVEMENTS, REDUCTIONS, Op, Varies, not_computed
+from .ops import MOVEMENTS, REDUCTIONS, Op, Varies
 from .parts import MOST_PARTS, cat
 from .parts import getitem as _getitem
 from .promotion import BOOL, FLOAT, INT64, cast, convert
@@ -35,8 +35,9 @@ def element(x: Tensor, y: Tensor | int, wraps: bool = False) -> Tensor:
         integers 0, and of masks False.
     """
     v, n = x._value, x.shape[-1]
-    if v.dtype in STORAGE:
-        fail(DtypeError, not_computed(v.dtype))
+    if v.dtype in STORAGE:  # what it is computed in has all of its numbers
+        wide = cast(x, FLOAT if v.dtype in FLOAT8 else torch.int32)
+        return cast(element(wide, y, wraps), v.dtype)
     is_known = not isinstance(y, Tensor)
     if is_known:
         y = y + n if wraps and y < 0 else y

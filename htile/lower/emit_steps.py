@@ -72,8 +72,10 @@ def assign(
 ) -> list[str]:
     """An input, or the node `id` that is an element of it, as the kernel computes with it."""
     start = f"{indent}{names.values[i.id if id is None else id]} = "
-    if i.dtype is torch.bool:  # Int8 after a view
-        return wrapped_call(f"{start}math.convert(", [expression, "Boolean"], ")")
+    if i.dtype in (torch.bool, torch.uint8):  # a view of either has elements of Int8
+        return wrapped_call(
+            f"{start}math.convert(", [expression, CUTLASS_TYPES[i.dtype]], ")"
+        )
     if i.dtype in (torch.bfloat16, torch.float16):
         return wrapped_call(f"{start}math.convert(", [expression, "Float32"], ")")
     return [start + expression]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 import htile
 
@@ -106,6 +107,41 @@ def by_float32(x, dtype: htile.Static):
     return y.to(dtype), (y + 1).to(dtype), x.to(dtype)
 
 
+@htile.rowwise
+def by_parts(x, number: htile.Inner[1], table: htile.Shared, column, at: htile.PerRow):
+    """Every way that a view takes: a view of uint8 or bool forgets what its bytes are."""
+    left, right = x.chunk(2)
+    looked_up = table[at.clamp(0, 2)]
+    values = left.float(), right.float(), looked_up.float(), x[0::2].float() + column[1:].float()
+    swapped = torch.cat([right, left]), torch.stack([left, right], -1).flatten()
+    taken = x[at].float(), number[1].float(), table[at.clamp(0, 2)].float().sum()
+    return values, swapped, taken, torch.stack([number[1], number[0]])
+
+
+PARTS = ((512, 128), (64, 2006))
+
+
+def parts(dtype, shape, device="cpu"):
+    """Arguments of `by_parts`."""
+    m, n = shape
+
+    def drawn(*shape):
+        drawn = torch.randint(0, 256, shape, dtype=torch.uint8)
+        return (drawn > 127 if dtype is torch.bool else drawn.view(dtype)).to(device)
+
+    at = torch.randint(0, 3, (m,)).to(device)
+    return drawn(m, n), drawn(m, 2), drawn(3, n // 2), drawn(n // 2 + 1), at
+
+
+def parts_of_rows(x, number, table, column, at):
+    left, right = x.chunk(2, -1)
+    looked_up = table[at]
+    values = left.float(), right.float(), looked_up.float(), x[:, 0::2].float() + column[1:].float()
+    swapped = torch.cat([right, left], -1), torch.stack([left, right], -1).flatten(-2)
+    taken = x.float().gather(-1, at[:, None])[:, 0], number[:, 1].float(), looked_up.float().sum(-1)
+    return values, swapped, taken, number[:, [1, 0]]
+
+
 WHOLE = (torch.int8, torch.uint8, torch.bool, torch.int32, torch.int64)
 
 
@@ -114,6 +150,9 @@ def storage_jobs(arch):
         for dtype in STORED:
             for of in WHOLE:
                 yield job(by_float32, (torch.empty(shape, dtype=of, device="meta"), dtype), arch)
+    for shape in PARTS:
+        for dtype in (*STORED, torch.bool):
+            yield job(by_parts, tuple(x.to("meta") for x in parts(dtype, shape)), arch)
     for shape in ROWS:
         for dtype in STORED:
             for of in (BF16, F16, F32):
@@ -177,3 +216,14 @@ def test_whole_numbers_to_8_bits_by_float32(dtype, of, shape, device):
     found, more, _ = run(by_float32, x, dtype)
     assert same(found.cpu(), as_stored(x.cpu(), dtype))
     assert same(more.cpu(), as_stored(x.cpu().float() + 1, dtype))
+
+
+@pytest.mark.parametrize("shape", PARTS, ids=str)
+@pytest.mark.parametrize("dtype", (*STORED, torch.bool), ids=short)
+def test_parts_of_8_bits(dtype, shape, device):
+    seed("parts", dtype, shape)
+    args = parts(dtype, shape, device)
+    found, expected = run(by_parts, *args), parts_of_rows(*(x.cpu() for x in args))
+    for out, right in zip(tree_leaves(found), tree_leaves(expected), strict=True):
+        assert out.dtype == right.dtype
+        assert same(out.cpu(), right)
