@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 import cutlass.cute as cute
-from cutlass import Int8, const_expr
+from cutlass import Int8, Int32, const_expr
 from cutlass.memory import SmemAllocator
 
 from htile.compute.row import RowReductions
@@ -30,6 +30,11 @@ __all__ = [
     "GlobalToRegLoader",
     "PrefetchedChunks",
 ]
+
+
+def _columns(mX: cute.Tensor) -> int | Int32:
+    """How many columns a row tensor has, which may be groups of them."""
+    return cute.size(mX, mode=[1]) if isinstance(mX.shape[1], tuple) else mX.shape[1]
 
 
 class ElementwiseKernelContext(RowReductions):
@@ -56,7 +61,7 @@ class ElementwiseKernelContext(RowReductions):
             registers.
         """
         config = self.config
-        self.shape, self.tiler_mn = (cute.size(mX, mode=[0]), mX.shape[1]), tiler_mn
+        self.shape, self.tiler_mn = (cute.size(mX, mode=[0]), _columns(mX)), tiler_mn
         self.tidx, _, _ = cute.arch.thread_idx()
         self.bidx, _, _ = cute.arch.block_idx()
         self.cluster_y = cute.arch.block_idx()[1] if const_expr(config.ctas > 1) else 0

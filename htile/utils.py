@@ -45,6 +45,7 @@ def view_of(
     size: int | None = None,
     dtype: type[Numeric] | None = None,
     divisibility: int = 1,
+    groups: tuple | None = None,
 ) -> cute.Tensor:
     """A piece of a tensor (l0, ..., lk, *inner): (l0, ..., lk, size), or (l0, ..., lk).
 
@@ -53,19 +54,42 @@ def view_of(
         them; without steps it has the one element.
     dtype: what the elements of the piece are, if each is a bundle of elements of the tensor. The
         outer strides are multiples of `divisibility` bundles.
+    groups: (count, far), where the elements are groups of so many. `far` is how much further the
+        next group lies in each inner dimension.
     """
     lead = len(tensor.shape) - len(start)
     shape, stride = tensor.shape[:lead], tensor.stride[:lead]
     if steps is not None:
-        strides = zip(steps, tensor.stride[lead:], strict=True)
-        moves = [each if step == 1 else step * each for step, each in strides if step]
-        shape, stride = (*shape, size), (*stride, sum(moves[1:], moves[0]) if moves else 0)
+        near = _distance(tensor.stride[lead:], steps)
+        if groups is not None:
+            count, far = groups
+            size, near = (count, size // count), (near, _distance(tensor.stride[lead:], far))
+        shape, stride = (*shape, size), (*stride, near)
     pointer = elem_pointer(tensor, (*(0,) * lead, *start))
     if dtype is not None:
         width = element_bits(dtype) // element_bits(tensor.element_type)
-        stride = [cute.assume(each // width, divby=divisibility) for each in stride[:-1]] + [1]
+        last = 1
+        if groups is not None:
+            last = 1, _of_bundles(stride[-1][1], width, divisibility)
+        stride = [_of_bundles(each, width, divisibility) for each in stride[:-1]] + [last]
         pointer = cute.recast_ptr(pointer, dtype=dtype)
     return cute.make_tensor(pointer, cute.make_layout(tuple(shape), stride=tuple(stride)))
+
+
+def _distance(strides: tuple, steps: tuple) -> int | Int32 | Int64:
+    """How far so many steps in each dimension lead."""
+    pairs = zip(steps, strides, strict=True)
+    moves = [each if step == 1 else step * each for step, each in pairs if step]
+    return sum(moves[1:], moves[0]) if moves else 0
+
+
+def _of_bundles(
+    stride: int | Int32 | Int64, width: int, divisibility: int
+) -> int | Int32 | Int64:
+    """A stride in bundles of `width` elements."""
+    if isinstance(stride, int):
+        return stride // width
+    return cute.assume(stride // width, divby=divisibility)
 
 
 def table_of(

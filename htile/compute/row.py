@@ -18,8 +18,9 @@ from htile.compute.accumulate import (
 from htile.compute.mean import MEAN, RowMean, ThreadPart
 from htile.compute.moments import RowMoments, reduce_moments
 from htile.compute.online import about_finite, online_softmax_reduce, softmax_pair_reduce
+from htile.compute.operands import make_vector
 from htile.compute.products import Product
-from htile.compute.reduce import MAX, MIN, identity, row_reduce
+from htile.compute.reduce import MAX, MIN, identity, row_reduce, thread_reduce, warp_reduce
 from htile.copy.lookup import Lookups
 
 
@@ -45,6 +46,20 @@ class RowReductions(Lookups):
         return tuple(
             r != 0 if v.dtype is Boolean else r for v, r in zip(values, results, strict=True)
         )
+
+    def group_reduce(self, value: cute.TensorSSA, op: cute.ReductionOp, size: int):
+        """Reduce each group of `size` neighbouring columns: a vector with its group's in each.
+
+        value: a vector of Float32, Int32, Int64, or of Boolean for MAX (any) and MIN (all).
+        op: ADD, MUL, MAX or MIN.
+        size: a power of two, of one to 32 vectors. Rows and chunks end where groups end.
+        """
+        chunks, lanes = cute.size(value.shape) // self.vec_size, size // self.vec_size
+        x = self._vector(value, op).reshape((self.vec_size, chunks))
+        found = [warp_reduce(thread_reduce(x[None, k], op), op, lanes) for k in range(chunks)]
+        each = [element for element in found for _ in range(self.vec_size)]
+        result = make_vector(each, self.vector_shape, x.dtype)
+        return result != 0 if value.dtype is Boolean else result
 
     def online_softmax(self, x: cute.TensorSSA, slot: int = 0, phase: int | Int32 = 0):
         """The row's maximum m, the sum of exp(x - m) and the vector exp(x - m).

@@ -14,6 +14,7 @@ from cutlass import Boolean, Int8, Int32, Numeric, Uint8, const_expr
 from htile.compute.conversion import to_stored
 from htile.copy.shifted import Pieces, PiecesInFlight, SharedPieces, store_shifted
 from htile.copy.tile import RowTile
+from htile.copy.vector import are_one
 from htile.utils import Static, as_bytes, element_bits, expand
 
 
@@ -59,8 +60,13 @@ class ElementwiseLoader(Static):
         if ctx.config.shifted:
             sX.fill(ctx, mX)
             return sX
-        tXgX = ctx.partition_dest(ctx.partition_global(mX))
-        ctx.until(end).copy_row(tXgX, ctx.partition_dest(sX), is_async=True)
+        tXgX, tXsX = ctx.partition_dest(ctx.partition_global(mX)), ctx.partition_dest(sX)
+        if are_one(tXgX):
+            tXrX = ctx.make_fragment(tXgX, mX.element_type)
+            ctx.until(end).load_direct(tXgX, tXrX)
+            cute.autovec_copy(as_bytes(tXrX), as_bytes(tXsX))
+            return sX
+        ctx.until(end).copy_row(tXgX, tXsX, is_async=True)
         return sX
 
     def _take(self, mX: cute.Tensor) -> cute.Tensor | SharedPieces:
@@ -87,7 +93,7 @@ class ElementwiseLoader(Static):
         cp.async moves no less than 4 bytes, so narrower accesses go straight to the registers.
         """
         dtype, ctx = tXgX.element_type, self.ctx.until(end)
-        if ctx.num_copy_elems(dtype) * element_bits(dtype) < 32:
+        if ctx.num_copy_elems(dtype) * element_bits(dtype) < 32 or are_one(tXgX):
             ctx.load_direct(tXgX, tXrX)
         else:
             ctx.copy_row(tXgX, tXsX, is_async=True)
@@ -191,7 +197,15 @@ class ElementwiseStorer(Static):
         if ctx.config.shifted:
             store_shifted(ctx, mO, tXrO)
             return
+        if has_one_a_group(mO):
+            ctx.store_of_groups(mO, tXrO)
+            return
         ctx.copy_row(tXrO, ctx.partition_dest(ctx.partition_global(mO)))
+
+
+def has_one_a_group(mO: cute.Tensor) -> bool:
+    """Whether all columns of a group of a row tensor are one element."""
+    return isinstance(mO.shape[1], tuple) and mO.stride[1][0] == 0
 
 
 class PrefetchedChunks(Static):

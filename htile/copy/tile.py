@@ -15,7 +15,7 @@ from htile.compute.operands import make_vector
 from htile.config import ElementwiseTileConfig
 from htile.copy.layout import RowLayout
 from htile.copy.shifted import Pieces, PiecesInFlight, SharedPieces
-from htile.copy.vector import are_neighbours, predicate_k, vector_copy
+from htile.copy.vector import are_neighbours, are_one, copy_firsts, predicate_k, vector_copy
 from htile.utils import Static, as_bytes, element_bits, expand
 
 
@@ -220,7 +220,31 @@ class RowTile(Static):
         """
         if const_expr(self.tXpCopy is not None):
             tXrX.fill(tXrX.element_type(padding))
-        self.copy_row(tXgX, tXrX)
+        if are_one(tXgX):
+            self._load_of_groups(tXgX, tXrX)
+        else:
+            self.copy_row(tXgX, tXrX)
+
+    def _load_of_groups(self, tXgX: cute.Tensor, tXrX: cute.Tensor) -> None:
+        """Copy a partition in which each group of columns has one element."""
+        copy_firsts(tXgX, tXrX, self.tXpCopy)
+        for k in range(cute.size(tXrX, mode=[2])):
+            for i in range(1, cute.size(tXrX, mode=[0])):
+                tXrX[i, 0, k] = tXrX[0, 0, k]
+
+    def store_of_groups(self, mO: cute.Tensor, tXrO: cute.Tensor) -> None:
+        """Store the one element that each group of columns has into this row of mO.
+
+        mO: (M, (size, count)), of which all columns of a group are one element. The thread with the
+            group's first column stores it.
+        """
+        # Chunks have whole groups, so a thread that is the first of one is so in every chunk.
+        is_first = self.tXcX[0][1] % mO.shape[1][0] == 0
+        if const_expr(self.row_in_bounds is not True):
+            is_first = is_first & self.row_in_bounds
+        predicate = self.predicate_where(self.tXpX, is_first)
+        tXgO = self.partition_dest(self.partition_global(mO))
+        copy_firsts(tXrO, tXgO, predicate)
 
     def read_row(self, tile: cute.Tensor | SharedPieces) -> cute.Tensor:
         """Read this chunk of a row from the tile that `ElementwiseLoader.keep` has filled."""

@@ -75,6 +75,12 @@ def inner_stride(tensor: cute.Tensor) -> int | Int32:
     return stride
 
 
+def are_one(tensor: cute.Tensor) -> bool:
+    """Whether a vector's elements are known to be one, in a partition ((V, 1), 1, K)."""
+    stride = inner_stride(tensor)
+    return cute.size(tensor, mode=[0]) > 1 and isinstance(stride, int) and stride == 0
+
+
 def are_neighbours(tensor: cute.Tensor) -> bool:
     """Whether a vector's elements are known to be neighbours, in a partition ((V, 1), 1, K)."""
     stride = inner_stride(tensor)
@@ -90,6 +96,22 @@ def _split_vectors(tensor: cute.Tensor, num_elems: int) -> cute.Tensor:
         stride=((apart, 0), num_elems * apart, tensor.layout.stride[2]),
     )
     return cute.make_tensor(tensor.iterator, layout)
+
+
+def copy_firsts(src: cute.Tensor, dst: cute.Tensor, pred: cute.Tensor | None = None) -> None:
+    """Copy the first element of each vector of a partition ((V, 1), 1, K).
+
+    pred: as for `vector_copy`.
+    """
+    firsts = [
+        cute.make_tensor(
+            each.iterator,
+            cute.make_layout(((1, 1), 1, cute.size(each, mode=[2])),
+                             stride=((1, 0), 0, each.layout.stride[2])),
+        )
+        for each in (src, dst)
+    ]  # fmt: skip
+    vector_copy(*firsts, pred=pred, num_copy_elems=1)
 
 
 def vector_copy(

@@ -59,6 +59,8 @@ class View:
     of: the tensor's dtype, if the piece's is another one, because it has bundles.
     at: of a table (axis, step, count): the index of a row counts the axis in steps from the start,
         and there are so many.
+    groups: (size, far), if columns are groups of `size` neighbours: column k lies at `start +
+        k // size * far + k % size * steps`. None where `start + k * steps` says it all.
     """
 
     shape: tuple[int, ...]
@@ -67,11 +69,18 @@ class View:
     width: int = 1
     of: torch.dtype | None = None
     at: tuple[int, int, int] | None = None
+    groups: tuple[int, tuple[int, ...]] | None = None
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements of the piece are neighbours along the tensor's last axis."""
+        """Whether the elements of the piece, or of each group of it, are neighbours along the
+        tensor's last axis."""
         return self.steps is None or self.steps == (0,) * (len(self.shape) - 1) + (self.width,)
+
+    @property
+    def is_of_groups(self) -> bool:
+        """Whether all columns of a group are one element of the tensor."""
+        return self.groups is not None and not any(self.steps)
 
     def meets(self, other: View, n: int) -> bool:
         """Whether a thread may write the one piece while others read the other, of n columns.
@@ -88,18 +97,18 @@ class View:
         flat = [prod(self.shape[k + 1 :]) for k in range(len(self.shape))]
         first = sum(each * size for each, size in zip(self.start, flat, strict=True))
         step = sum(each * size for each, size in zip(steps, flat, strict=True))
-        places = range(first, first + (n - 1) * step + 1, step) if step else (first,)
+        count, far = self.groups or (n, steps)
+        jump = sum(each * size for each, size in zip(far, flat, strict=True))
+        places = {first + k // count * jump + k % count * step for k in range(n)}
         return {place + k for place in places for k in range(self.width)}
 
     def elements(self, n: int) -> str:
-        """`[0, 128:256]`, for a piece of n columns."""
+        """`[0, 128:256]`, for a piece of n columns; `[0:32, 0:128]` for one in groups."""
         steps = self.steps or (0,) * len(self.start)
+        size, far = self.groups or (n, (0,) * len(steps))
         shown = [
-            f"{first}:{first + (n - 1) * step + self.width}"
-            + (f":{step}" if step > self.width else "")
-            if step
-            else str(first)
-            for first, step in zip(self.start, steps, strict=True)
+            _span(first, step, size, self.width, jump, n // size)
+            for first, step, jump in zip(self.start, steps, far, strict=True)
         ]
         if self.at is not None:
             axis, step, count = self.at
@@ -107,6 +116,17 @@ class View:
             shown[axis] = f"{first}:{first + step * (count - 1) + 1}"
             shown[axis] += f":{step}" if step > 1 else ""
         return f"[{', '.join(shown)}]"
+
+
+def _span(first: int, step: int, size: int, width: int, far: int, count: int) -> str:
+    """`0:128`, which elements of an axis are meant; `0:8:2` for each second one.
+
+    far, count: where there are groups, how far one lies behind the other, and how many there are.
+    """
+    if not step:
+        return _span(first, far, count, 1, 0, 1) if far else str(first)
+    span = f"{first}:{first + (size - 1) * step + width}" + (f":{step}" if step > width else "")
+    return f"{span} of {count} * {far}" if far else span
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +221,26 @@ class Graph:
         """The names of the arguments that are read, each once: an input may be a piece of one."""
         return tuple(dict.fromkeys(i.name for i in self.inputs))
 
+    @cached_property
+    def group_size(self) -> int | None:
+        """How many columns a group of a placed graph has; None if it has no groups."""
+        views = [each.view for each in (*self.inputs, *self.outputs) if each.view is not None]
+        sizes = [node.arg[1] for node in self if node.op is Op.GROUPED]
+        sizes += [view.groups[0] for view in views if view.groups is not None]
+        return sizes[0] if sizes else None
+
+    @cached_property
+    def equal_in_groups(self) -> frozenset[int]:
+        """The nodes whose elements are equal in each group of columns."""
+        views = ((i.id, i.view) for i in self.inputs)
+        found = {id for id, view in views if view is not None and view.is_of_groups}
+        for node in self:
+            rows = [o.id for o in self.operands(node) if o.value.spread and o.op is not Op.CONST]
+            is_equal = node.value.spread and rows and found.issuperset(rows)
+            if node.op is Op.GROUPED or is_equal:
+                found.add(node.id)
+        return frozenset(found)
+
     def users(self, id: int) -> list[int]:
         """The ids of the nodes that read this one, ascending."""
         return sorted(set(self.readers[id]) - {id})
@@ -215,6 +255,7 @@ class Graph:
         for node in self:
             arg = dtype_name(node.arg) if isinstance(node.arg, torch.dtype) else repr(node.arg)
             arg = node.arg + inputs[node.id] if node.op is Op.INPUT else arg
+            arg = f"{node.arg[0].value} of {node.arg[1]}" if node.op is Op.GROUPED else arg
             read = [f"%{i}" for i in node.inputs] + [arg] * (node.arg is not None)
             what = f"{node.op.value} {', '.join(read)}"
             where = f"  # {node.loc.short}" if node.loc else ""

@@ -95,6 +95,9 @@ class Op(Enum):
     # bundles: neighbouring elements of memory as one wide element, in placed graphs only
     UNBUNDLE = "unbundle"  # arg: (which element, of how many, its dtype)
     BUNDLE = "bundle"  # arg: the dtype of the elements; any number of operands
+    # What a reduction gives for each group of neighbouring columns, in all columns of the group; in
+    # placed graphs only. arg: (the reduction, the size of a group, a power of two)
+    GROUPED = "grouped"
     # reductions; arg: the axis, or None where there is one axis
     SUM = "sum"
     MEAN = "mean"  # of equal elements it is that element
@@ -304,6 +307,12 @@ def _reduction(values: tuple[Value, ...], arg: object) -> Value:
     return Value(tuple(inner), varies, operand.dtype, None, operand.spread and arg < -1)
 
 
+def _grouped(values: tuple[Value, ...], arg: object) -> Value:
+    (operand,), (op, size) = values, arg
+    assert op in REDUCTIONS and operand.spread and operand.inner[-1] % size == 0, (values, arg)
+    return replace(operand, stored=None)
+
+
 def _of(rule: Rule, *dtypes: torch.dtype) -> Rule:
     """The rule for operands of these dtypes only: tracing brings them to one."""
 
@@ -354,7 +363,7 @@ INFER: dict[Op, Rule] = {
     **dict.fromkeys(COMPARISONS, _comparison),
     Op.CAST: _cast, Op.CONVERT: _convert, Op.WHERE: _where, Op.RESHAPE: _reshape, Op.SLICE: _slice,
     Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat, Op.UNBUNDLE: _unbundle,
-    Op.BUNDLE: _bundle, Op.TAKE: _take, Op.LOOKUP: _lookup, Op.KEY: _key,
+    Op.BUNDLE: _bundle, Op.TAKE: _take, Op.LOOKUP: _lookup, Op.GROUPED: _grouped, Op.KEY: _key,
     Op.KEY_INDEX: _of_key, Op.KEY_VALUE: _of_key,
     **dict.fromkeys((Op.SUM, Op.PROD, Op.MAX, Op.MIN), _of(_reduction, *NUMBERS)),
     Op.MEAN: _of(_reduction, *FLOATS),

@@ -259,6 +259,12 @@ def _lookup(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tens
     return torch.where(is_there, found, found.new_tensor(NAN if found.is_floating_point() else 0))
 
 
+def _grouped(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    op, size = arg
+    groups = values[0].unflatten(-1, (-1, size))
+    return EVALUATE[op]((groups,), None, dtype).expand(groups.shape).flatten(-2)
+
+
 NAN, NAN8 = float("nan"), 0x7F  # and its bits in both dtypes of 8 bits
 
 
@@ -279,6 +285,7 @@ EVALUATE |= {Op.SLICE: _slice, Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT:
 EVALUATE |= {Op.KEY: _key, Op.KEY_INDEX: _key_index, Op.KEY_VALUE: _key_value}
 EVALUATE |= {Op.PHILOX: _philox, Op.UNIFORM: _uniform}
 EVALUATE |= {Op.UNBUNDLE: _unbundle, Op.BUNDLE: _bundle, Op.TAKE: _take, Op.LOOKUP: _lookup}
+EVALUATE[Op.GROUPED] = _grouped
 
 
 def evaluate(

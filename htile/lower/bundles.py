@@ -43,9 +43,12 @@ def _bundle_view(graph: Graph, piece: Input | Output) -> View | None:
     if any(outer) or step not in (2, 4) or step * dtype.itemsize not in WIDE:
         return None
     first = view.start[-1] - view.start[-1] % step
-    if first + step * graph.n > view.shape[-1] or view.shape[-1] % step:
+    size, far = view.groups or (graph.n, (0,) * len(view.steps))
+    end = first + far[-1] * (graph.n // size - 1) + step * size
+    if end > view.shape[-1] or view.shape[-1] % step or far[-1] % step:
         return None  # a bundle would reach beyond the axis, or lie otherwise in the next one
-    return View(view.shape, (*view.start[:-1], first), view.steps, step, dtype)
+    start = (*view.start[:-1], first)
+    return View(view.shape, start, view.steps, step, dtype, groups=view.groups)
 
 
 def _input_rule(graph: Graph, views: dict[int, View]) -> Rule:

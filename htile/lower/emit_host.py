@@ -62,6 +62,9 @@ def _piece(plan: Plan, names: Names, argument: Input | Output) -> list[str]:
         args += [CUTLASS_TYPES[argument.dtype], str(_divisibility(plan, argument))]
     elif isinstance(argument, Input) and argument.role is Role.DEVICE_SCALAR:
         args += [tuple_of("0" for _ in view.start), "1"]
+    if view.groups is not None:
+        size, far = view.groups
+        args.append(f"groups=({size}, {tuple_of(map(str, far))})")
     return wrapped_call(f"    {names.tensors[argument]} = view_of(", args, ")")
 
 

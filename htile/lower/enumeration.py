@@ -92,11 +92,13 @@ def vector_size(graph: Graph) -> int:
 
     It divides N if such vectors are long enough (`WHOLE_BYTES`) or rows are short: then every
     vector of a contiguous tensor is as aligned as it is long. Other rows end inside a vector. It is
-    smaller where the registers of a thread would not hold a vector of each of many inputs.
+    smaller where the registers of a thread would not hold a vector of each of many inputs, and
+    where groups of columns are smaller.
     """
     rows, columns = _sizes(graph)
     inputs = len(columns) + sum(i.role is Role.ROW for i in graph.inputs)
     vec = ACCESS_BYTES // max(rows + columns)
+    vec = min(vec, graph.group_size or vec)
     while vec > 1 and vec * inputs > VECTOR_REGISTERS:
         vec //= 2
     whole = gcd(graph.n, vec)
@@ -106,11 +108,18 @@ def vector_size(graph: Graph) -> int:
     return vec if is_long and whole * sum(rows) < WHOLE_BYTES * len(rows) else whole
 
 
-def _sizes(graph: Graph) -> tuple[list[int], list[int]]:
-    """Bytes of an element of each row, in and out, and of each column and table."""
-    rows = [i.dtype.itemsize for i in graph.inputs if i.role is Role.ROW]
-    rows += [o.dtype.itemsize for o in graph.outputs if o.is_row]
-    return rows, [i.dtype.itemsize for i in graph.inputs if is_vector(graph, i)]
+def _sizes(graph: Graph) -> tuple[list[int], ...]:
+    """Bytes of an element of each row, in and out, and of each column and table.
+
+    What has one element a group is not counted, because it is not loaded in vectors.
+    """
+    rows = [i for i in graph.inputs if i.role is Role.ROW]
+    rows += [o for o in graph.outputs if o.is_row]
+    columns = [i for i in graph.inputs if is_vector(graph, i)]
+    return tuple(
+        [each.dtype.itemsize for each in pieces if each.view is None or not each.view.is_of_groups]
+        for pieces in (rows, columns)
+    )
 
 
 def is_vector(graph: Graph, i: Input) -> bool:
@@ -121,7 +130,13 @@ def is_vector(graph: Graph, i: Input) -> bool:
 def _lies_apart(graph: Graph) -> bool:
     """Whether some piece has elements that are no neighbours in memory."""
     views = [each.view for each in (*graph.inputs, *graph.outputs) if each.view is not None]
-    return not all([view.is_contiguous for view in views])
+    return not all([view.is_contiguous or view.is_of_groups for view in views])
+
+
+def _has_groups_apart(graph: Graph) -> bool:
+    """Whether some piece has groups that do not follow each other in memory."""
+    views = [each.view for each in (*graph.inputs, *graph.outputs) if each.view is not None]
+    return any([view.groups is not None for view in views])
 
 
 def is_shifted(graph: Graph, align: int) -> bool:
@@ -130,8 +145,8 @@ def is_shifted(graph: Graph, align: int) -> bool:
     align: as of `Target`.
     """
     vec = vector_size(graph)
-    if _lies_apart(graph):
-        return False  # an element at a time
+    if _lies_apart(graph) or _has_groups_apart(graph):
+        return False  # an element at a time, or a group
     if graph.n % vec:
         return True
     rows, columns = _sizes(graph)
@@ -158,6 +173,8 @@ class _Enumeration:
         self.work, self.target = work, target
         self.n, self.arch = work.graph.n, target.arch
         self.vec = vector_size(work.graph)
+        # Threads of a row have whole groups, so that the lanes of a warp have them in every chunk.
+        self.fewest = max(1, (work.graph.group_size or 1) // self.vec)
         self.is_shifted = is_shifted(work.graph, target.align)
         tensors = len(work.loaded) + len(work.lookups) + len(work.writes)
         self.most_looped = max(MOST_LOOPED, self.n // ELEMENTS)
@@ -196,7 +213,7 @@ class _Enumeration:
         def padded(threads: int) -> int:
             return -(-vectors // threads) * threads
 
-        found, threads = [], least
+        found, threads = [], max(least, self.fewest)
         while threads <= self.arch.max_threads:
             found.append(threads)
             if threads >= vectors:

@@ -13,6 +13,7 @@ from ..frontend.graph import Node
 from ..frontend.ops import MOVEMENTS, REDUCTIONS, Op
 from .patterns import Function
 from .precision import NEAR_OPS
+from .reductions import OF_OP
 
 WIDTH = 100  # A line has at most so many characters.
 INDENT = " " * 4
@@ -88,6 +89,12 @@ def _philox(node: Node, args: tuple[str, ...], function: Function) -> str:
     return f"math.philox({', '.join(args)}, word={node.arg})"
 
 
+def _grouped(node: Node, args: tuple[str, ...], function: Function) -> str:
+    ctx, value = args
+    op, size = node.arg
+    return f"{ctx}.group_reduce({value}, {OF_OP[op].combine}, {size})"
+
+
 def _not_computed(node: Node, args: tuple[str, ...], function: Function) -> str:
     raise AssertionError(f"{node} is not computed")
 
@@ -116,7 +123,7 @@ EMIT: dict[Op, Expression] = {
     Op.AND: _of_masks("logical_and", _binary("&")), Op.OR: _of_masks("logical_or", _binary("|")),
     Op.XOR: _of_masks("logical_xor", _binary("^")),
     Op.CAST: _convert, Op.CONVERT: _convert,
-    Op.KEY: _key, Op.KEY_INDEX: _key, Op.KEY_VALUE: _key_value,
+    Op.GROUPED: _grouped, Op.KEY: _key, Op.KEY_INDEX: _key, Op.KEY_VALUE: _key_value,
 }
 # fmt: on
 
@@ -125,6 +132,8 @@ def written(node: Node, args: tuple[str, ...], function: Function, ctx: str = "c
     """The expression of a node with these operands; `ctx` is the context that knows the columns."""
     if node.op is Op.INDEX:
         args = (f"{ctx}.cols",)
+    elif node.op is Op.GROUPED:
+        args = (ctx, *args)
     elif function is Function.COLUMNS:
         args = (f"{ctx}.offsets", f"{ctx}.offset_of({args[0]})")
     return EMIT[node.op](node, args, function)

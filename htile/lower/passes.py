@@ -13,6 +13,7 @@ from ..frontend.graph import Builder, Graph, Node
 from ..frontend.ops import COMMUTATIVE, REDUCTIONS, Op, Value, Varies
 from ..frontend.reference import EVALUATE
 from .bundles import bundle_neighbours
+from .enumeration import WARP, vector_size
 from .limits import limit_loads
 from .narrow import narrowing
 from .patterns import strip
@@ -132,8 +133,14 @@ PASSES = (
 
 
 def run_passes(graph: Graph) -> Graph:
-    """The placed graph of a traced one, as kernels are made of it."""
-    graph = bundle_neighbours(place(graph))
+    """The placed graph of a traced one, as kernels are made of it.
+
+    Groups of more elements than the lanes of a warp hold, a vector each, are written out.
+    """
+    placed = bundle_neighbours(place(graph))
+    if (placed.group_size or 1) > WARP * vector_size(placed):
+        placed = bundle_neighbours(place(graph, in_groups=False))
+    graph = placed
     for apply in PASSES:
         graph = apply(graph)
     return limit_loads(graph)

@@ -11,18 +11,24 @@ axes: a number, plus the columns times a step. A movement changes the index and 
 that. Where an index reaches over an end of a joined part, and where an axis is not the columns, the
 axis is *written out*: cut into blocks, each of which is wanted by itself. A request to do so is
 remembered, and the pass begins anew. It ends, because axes only become shorter.
+
+Two axes may be the columns together: then the row is in groups of neighbours, and the inner axis
+counts those of a group. A value of each group is a row too, whose columns are equal in each group.
+Groups are of a power of two of elements, so that neighbouring lanes of a warp have each of them.
+Where that cannot be, the pass begins anew without groups, and the outer axis is written out.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from math import gcd, prod
 
 import torch
 
-from ..errors import UnsupportedError
+from ..errors import Location, UnsupportedError
 from ..frontend.graph import Builder, Graph, Node, Output, Role, View
 from ..frontend.ops import MOVEMENTS, REDUCTIONS, Op, Value, Varies
 
@@ -34,14 +40,23 @@ COMBINE = {
     Op.SUM: Op.ADD, Op.MEAN: Op.ADD, Op.PROD: Op.MUL, Op.MAX: Op.MAXIMUM, Op.MIN: Op.MINIMUM,
     Op.ANY: Op.OR, Op.ALL: Op.AND,
 }  # fmt: skip
+# Reductions in which equal elements count, and what leaves their result as it is.
+ONCE = {Op.SUM: 0, Op.PROD: 1}
 
 
-def place(graph: Graph) -> Graph:
+def place(graph: Graph, in_groups: bool = True) -> Graph:
     """The placed graph of a traced one; itself if it is placed.
+
+    in_groups: whether the columns may be groups of neighbours.
 
     Raises UnsupportedError, with the user's line, where rows are cut into too many pieces.
     """
-    return graph if _is_placed(graph) else _Placing(graph).result()
+    if _is_placed(graph):
+        return graph
+    if in_groups:
+        with suppress(Ungrouped, UnsupportedError):
+            return _Placing(graph, in_groups).result()
+    return _Placing(graph, in_groups=False).result()
 
 
 def _is_placed(graph: Graph) -> bool:
@@ -112,10 +127,49 @@ class Refine(Exception):
 
     is_split: the number of the block stays an axis of columns; else the blocks are written out.
     columns: how many elements a piece has along other axes.
+    lies_between: the elements of a block lie between those of the others, and do not follow each
+        other.
     """
 
-    def __init__(self, axis: Axis, size: int, is_split: bool = False, columns: int = 1):
+    def __init__(
+        self,
+        axis: Axis,
+        size: int,
+        is_split: bool = False,
+        columns: int = 1,
+        lies_between: bool = False,
+    ):
         self.axis, self.size, self.is_split, self.columns = axis, size, is_split, columns
+        self.lies_between = lies_between
+
+
+class Ungrouped(Exception):
+    """The columns cannot be groups of neighbours."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """What the columns are where they are groups.
+
+    size: how many elements a group has. count: how many groups there are.
+    outer: the axes that count the groups. inner: those that count the elements of a group. All
+        other axes count the columns.
+    """
+
+    size: int
+    count: int
+    outer: frozenset[Axis]
+    inner: frozenset[Axis]
+
+    def steps(self, index: Index) -> tuple[int, int]:
+        """How far an index goes from one element to the next one, and from one group to the next.
+
+        Of an axis that counts the columns, a group has `size` steps.
+        """
+        near = sum([step for axis, step in index.steps if axis not in self.outer])
+        far = sum([step * (1 if axis in self.outer else self.size)
+                   for axis, step in index.steps if axis not in self.inner])  # fmt: skip
+        return near, far
 
 
 @dataclass(frozen=True)
@@ -123,6 +177,7 @@ class Placed:
     """A node of the placed graph, before the columns are known.
 
     axes: those that it varies over. view: of a leaf, what is wanted of its tensor.
+    inside: of a reduction, the axes that it is over.
     """
 
     op: Op
@@ -131,13 +186,15 @@ class Placed:
     axes: tuple[Axis, ...]
     of: Node
     view: Wanted = ()
+    inside: tuple[Axis, ...] = ()
 
 
 class _Placing:
     """One pass over a graph."""
 
-    def __init__(self, graph: Graph):
-        self.graph = graph
+    def __init__(self, graph: Graph, in_groups: bool):
+        self.graph, self.in_groups = graph, in_groups
+        self.groups: Groups | None = None
         # For each axis its factors, the outer ones first: how many elements, and whether they are
         # columns. The others are written out.
         self.factors: dict[tuple, list[tuple[int, bool]]] = {}
@@ -270,7 +327,7 @@ class _Placing:
         (found,) = parts
         if inside:
             self._note((*outside, *inside))
-            found = self._add(Placed(node.op, (found,), None, outside, node))
+            found = self._add(Placed(node.op, (found,), None, outside, node, (), tuple(inside)))
         if node.op is Op.MEAN and count > 1:
             number = self._add(Placed(Op.CONST, (), float(count), (), node))
             found = self._computed(Op.DIV, (found, number), None, node)
@@ -281,7 +338,7 @@ class _Placing:
         return self._add(Placed(op, tuple(inputs), arg, tuple(sorted(axes)), node))
 
     def _add(self, placed: Placed) -> int:
-        key = placed.op, placed.inputs, repr(placed.arg), placed.axes, placed.view
+        key = placed.op, placed.inputs, repr(placed.arg), placed.axes, placed.view, placed.inside
         if placed.op is Op.CONST:
             key = (*key, placed.of.value.dtype, placed.of.value.stored)
         if key not in self.known:
@@ -294,6 +351,9 @@ class _Placing:
     def _columns(self) -> int:
         """How many columns there are, if all axes agree. Raises Refine if they do not."""
         stacks = sorted(self.stacks)
+        if self.in_groups and any([len(stack) > 1 for stack in stacks]):
+            self.groups = self._in_groups(stacks)
+            return self.groups.count * self.groups.size
         for stack in stacks:
             if len(stack) > 1:  # written out is the outer axis, because neighbours are columns then
                 fits = stack[0].size <= MOST_PIECES and stack[-1].size >= LEAST_COLUMNS
@@ -314,13 +374,58 @@ class _Placing:
                 n = size
         for axis in axes:
             if axis.size != n:
-                raise Refine(axis, 1 if axis.size % n else n)
+                raise Refine(axis, 1) if axis.size % n else self._shorter(axis, n)
         raise AssertionError(f"axes of {sizes} columns agree")
 
-    def _along_memory(self) -> set[Axis]:
-        """The axes that some input varies over along the last axis of its tensor."""
+    def _in_groups(self, stacks: list[tuple[Axis, ...]]) -> Groups:
+        """The groups of the columns. Raises Ungrouped where there can be none, or Refine."""
+        for stack in stacks:
+            if len(stack) > 2:
+                raise Refine(stack[0], 1, columns=prod([axis.size for axis in stack[1:]]))
+        pairs = [stack for stack in stacks if len(stack) == 2]
+        size = min([last.size for _, last in pairs])
+        for _, last in pairs:
+            if last.size % size == 0 and last.size > size:
+                raise self._shorter(last, size)
+        outer, inner = (frozenset(axes) for axes in zip(*pairs, strict=True))
+        counts = {axis.size for axis in outer}
+        if len(counts) > 1 or any([axis.size != size for axis in inner]) or outer & inner:
+            raise Ungrouped
+        if size & (size - 1) or not inner <= self._along_memory(everywhere=True):
+            raise Ungrouped
+        groups = Groups(size, *counts, outer, inner)
+        n = groups.count * size
+        for axis in (axis for stack in stacks for axis in stack):
+            if axis not in outer | inner and axis.size != n:
+                if axis.size % n:
+                    raise Ungrouped
+                raise self._shorter(axis, n)
+        return groups
+
+    def _shorter(self, axis: Axis, size: int) -> Refine:
+        """The request to cut an axis into blocks of `size`.
+
+        The order in which a reduction takes its elements is free. So its blocks lie between each
+        other where the pieces of other axes of this length do: then they are the same pieces.
+        """
+        count = axis.size // size
+        leaves = [each.view[-1].steps for each in self.nodes if each.op is Op.INPUT and each.view]
+        steps = {step for leaf in leaves for other, step in leaf if other.size == size}
+        is_between = axis.key[0] == "reduced" and steps == {count}
+        return Refine(axis, size, lies_between=is_between)
+
+    def _along_memory(self, everywhere: bool = False) -> set[Axis]:
+        """The axes that some input varies over along the last axis of its tensor.
+
+        everywhere: without those that another input varies over otherwise.
+        """
         leaves = [each for each in self.nodes if each.op in (Op.INPUT, Op.INDEX) and each.view]
-        return {axis for leaf in leaves for axis, step in leaf.view[-1].steps if step <= NEAR}
+        near = {axis for leaf in leaves for axis, step in leaf.view[-1].steps if step <= NEAR}
+        if not everywhere:
+            return near
+        far = {axis for leaf in leaves for index in leaf.view[:-1] for axis, _ in index.steps}
+        far |= {axis for leaf in leaves for axis, step in leaf.view[-1].steps if step > NEAR}
+        return near - far
 
     def _refuse_many(self, node: Node, elements: int, size: int, columns: int = 1) -> None:
         """Raise UnsupportedError where an axis would be cut into too many pieces.
@@ -351,6 +456,7 @@ class _Placing:
             id = self.graph.outputs[k].id if what == "out" else k
             self._refuse_many(self.graph[id], axis.size, size, request.columns)
         cut = [(axis.size // size, request.is_split), (size, True)]
+        cut = cut[::-1] if request.lies_between else cut
         factors[axis.place : axis.place + 1] = cut
         factors[:] = [each for each in factors if each[0] > 1] or [(1, False)]
 
@@ -372,6 +478,8 @@ class _Placing:
                 ids[k] = new.add_const(each.arg, self._constant(each), each.of.loc)
             elif each.op is Op.INDEX:
                 ids[k] = self._index(new, each)
+            elif each.inside:
+                ids[k] = self._reduction(new, each, ids[each.inputs[0]])
             elif each.op is not Op.INPUT:
                 ids[k] = new.add(each.op, [ids[i] for i in each.inputs], each.arg, each.of.loc)
         outputs = []
@@ -383,6 +491,32 @@ class _Placing:
                 outputs.append(Output(output.name, ids[k], output.dtype, inner, is_row, view))
         return new.finish(outputs, graph.structure)
 
+    def _reduction(self, new: Builder, each: Placed, operand: int) -> int:
+        """A reduction of the row, of each group, or of what each group has."""
+        groups, op, loc = self.groups, each.op, each.of.loc
+        inside = frozenset(each.inside)
+        if groups is None or not (each.axes or inside <= groups.outer | groups.inner):
+            return new.add(op, (operand,), None, loc)
+        of_groups, of_elements = bool(inside & groups.outer), bool(inside & groups.inner)
+        if each.axes:  # of each group
+            if of_groups or not of_elements or not new[operand].value.spread:
+                raise Ungrouped
+            if op is not Op.MEAN:
+                return new.add(Op.GROUPED, (operand,), (op, groups.size), loc)
+            total = new.add(Op.GROUPED, (operand,), (Op.SUM, groups.size), loc)
+            part = new.add_const(1 / groups.size, Value((), Varies.SCALAR, torch.float32))
+            return new.add(Op.MUL, (total, part), loc=loc)
+        if not of_groups or not new[operand].value.spread:
+            raise Ungrouped
+        if not of_elements and op in ONCE:  # each group counts once
+            place = self._column(new, Op.AND, groups.size - 1, loc)
+            first = new.add(Op.EQ, (place, self._number(new, 0, loc)), loc=loc)
+            dtype = new[operand].value.dtype
+            nothing = float(ONCE[op]) if dtype.is_floating_point else ONCE[op]
+            other = new.add_const(nothing, Value((), Varies.SCALAR, dtype), loc)
+            operand = new.add(Op.WHERE, (first, operand, other), loc=loc)
+        return new.add(op, (operand,), None, loc)
+
     def _leaf(self, new: Builder, leaf: Placed) -> int:
         source = next(i for i in self.graph.inputs if i.id == leaf.of.id)
         value, role = leaf.of.value, source.role
@@ -392,6 +526,8 @@ class _Placing:
             return new.add_input(source.name, Role.TAKEN, source.dtype, value)
         is_row = bool(leaf.axes)
         if (chosen := _chosen(leaf.view)) is not None:
+            if self.groups is not None and is_row:
+                raise Ungrouped
             view = _table_view(value.inner, leaf.view, chosen, is_row)
             inner = (chosen[1].size, self.n) if is_row else (chosen[1].size,)
             role, value = Role.TABLE, Value(inner, value.varies, value.dtype, None, is_row)
@@ -409,20 +545,37 @@ class _Placing:
         return self.leaves[key]
 
     def _index(self, new: Builder, each: Placed) -> int:
-        """start + step * the number of the column."""
-        (index,) = each.view
-
-        def number(value: int) -> int:
-            return new.add_const(value, Value((), Varies.SCALAR, torch.int64), each.of.loc)
-
-        if not index.steps:
-            return number(index.start)
-        step, columns = sum([step for _, step in index.steps]), new.add_index(self.n)
-        if step > 1:
-            columns = new.add(Op.MUL, (columns, number(step)), loc=each.of.loc)
+        """start + step * the number of the column, or of the group and of the column in it."""
+        (index,), loc = each.view, each.of.loc
+        if self.groups is None:
+            near, far, size = sum([step for _, step in index.steps]), 0, self.n
+        else:
+            (near, far), size = self.groups.steps(index), self.groups.size
+        parts = []
+        if far and far != near * size:
+            shift = size.bit_length() - 1
+            parts.append((self._column(new, Op.RSHIFT, shift, loc), far))
+        if near:
+            is_flat = far in (0, near * size) and (far or self.groups is None)
+            column = new.add_index(self.n)
+            parts.append((column if is_flat else self._column(new, Op.AND, size - 1, loc), near))
+        found = None
+        for part, step in parts:
+            if step > 1:
+                part = new.add(Op.MUL, (part, self._number(new, step, loc)), loc=loc)
+            found = part if found is None else new.add(Op.ADD, (found, part), loc=loc)
+        if found is None:
+            return self._number(new, index.start, loc)
         if index.start:
-            columns = new.add(Op.ADD, (columns, number(index.start)), loc=each.of.loc)
-        return columns
+            found = new.add(Op.ADD, (found, self._number(new, index.start, loc)), loc=loc)
+        return found
+
+    def _column(self, new: Builder, op: Op, number: int, loc: Location | None) -> int:
+        """The number of the column, with `op` and a number."""
+        return new.add(op, (new.add_index(self.n), self._number(new, number, loc)), loc=loc)
+
+    def _number(self, new: Builder, value: int, loc: Location | None) -> int:
+        return new.add_const(value, Value((), Varies.SCALAR, torch.int64), loc)
 
     def _constant(self, each: Placed) -> Value:
         v = each.of.value
@@ -436,7 +589,13 @@ class _Placing:
         starts = _starts(wanted)
         if not is_row:
             return View(shape, starts, None) if prod(shape) > 1 else None
-        steps = tuple(sum([step for _, step in index.steps]) for index in wanted)
+        if self.groups is not None:
+            size, both = self.groups.size, [self.groups.steps(index) for index in wanted]
+            steps, far = (tuple(each) for each in zip(*both, strict=True))
+            if far != tuple(step * size for step in steps):
+                return View(shape, starts, steps, groups=(size, far))
+        else:
+            steps = tuple(sum([step for _, step in index.steps]) for index in wanted)
         whole = shape == (self.n,) and starts == (0,) and steps == (1,)
         return None if whole else View(shape, starts, steps)
 

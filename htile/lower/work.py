@@ -38,7 +38,7 @@ OP_COSTS = {
     Op.LOG: (24, 0), Op.LOG2: (26, 0), Op.LOG10: (25, 0), Op.LOG1P: (26, 0), Op.SIN: (24, 0),
     Op.COS: (24, 0), Op.TANH: (15, 2), Op.SIGMOID: (10, 2), Op.ERF: (20, 1), Op.DIV: (16, 1),
     Op.FLOORDIV: (116, 0), Op.MOD: (77, 0), Op.POW: (88, 2), Op.PHILOX: (40, 0),
-    Op.UNIFORM: (3, 0), Op.KEY: (6, 0),
+    Op.UNIFORM: (3, 0), Op.KEY: (6, 0), Op.GROUPED: (3, 0),
     Function.BOUNDED: (2, 1), Function.QUOTIENT: (2, 1), Function.NUMBER: (5, 0),
     Function.FAST: (2, 1), Function.GELU: (15, 2),
     (Op.SQRT, Function.NEAR): (4, 1), (Op.EXP, Function.NEAR): (5, 1),
@@ -367,6 +367,7 @@ class Work:
     def _words(self, ids: Iterable[int]) -> float:
         """Registers for an element of each of these nodes, without numbers and values of a row."""
         nodes = [self.graph[id] for id in ids]
+        nodes = [node for node in nodes if node.id not in self.graph.equal_in_groups]
         vectors = [node.value for node in nodes if node.value.spread and node.op is not Op.CONST]
         return sum(max(1, value.dtype.itemsize / 4) for value in vectors)
 
@@ -410,9 +411,9 @@ def sweep_costs(
 
 
 def _step_costs(graph: Graph, step: Compute) -> tuple[int, int]:
-    """Those of a step; what is computed once a row does not count."""
+    """Those of a step; what is computed once a row, or once a group, does not count."""
     node, function = graph[step.id], step.function
-    if not node.value.spread:
+    if not node.value.spread or (step.id in graph.equal_in_groups and node.op is not Op.GROUPED):
         return 0, 0
     is_shared = node.op is Op.DIV and not graph[step.inputs[1]].value.spread
     if is_shared and function in SHARED_DIVISOR_COSTS:

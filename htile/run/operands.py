@@ -182,6 +182,8 @@ def alignment(graph: Graph, pieces: list[tuple[torch.Tensor | None, Input | Outp
     least, vec = WIDEST_ACCESS, vector_size(graph)
     for tensor, piece in pieces:
         size, view = piece.dtype.itemsize, piece.view
+        if view is not None and view.is_of_groups:
+            continue  # an element a vector is loaded
         if view is not None and not view.is_contiguous:
             least = min(least, size)
             continue
@@ -190,6 +192,7 @@ def alignment(graph: Graph, pieces: list[tuple[torch.Tensor | None, Input | Outp
         if (graph.n % vec and is_row) or (tensor is None and view is None):
             continue
         steps = view.start[-1] * own if view is not None else 0
+        steps |= view.groups[1][-1] * own if view is not None and view.groups else 0
         steps |= view.shape[-1] * own if tensor is None else _address_bits(tensor)
         aligned = steps & -steps or WIDEST_ACCESS
         if aligned < min(vec * size, WIDEST_ACCESS):

@@ -271,6 +271,9 @@ def interpreted(placed: Graph, traced: Graph, named: dict, lead: tuple[int, ...]
         elif node.op in REDUCTIONS:
             assert operands[0].shape[1] == n, "only rows are reduced"
             found = MEANT[node.op](operands[0], axis=1, keepdims=True)
+        elif node.op is Op.GROUPED:
+            (op, size), (operand,) = node.arg, operands
+            found = MEANT[op](operand.reshape((rows, -1, size)), axis=2).repeat(size, 1)
         elif node.op is Op.UNBUNDLE:
             found = operands[0][..., node.arg[0]]
         elif node.op is Op.BUNDLE:
@@ -294,6 +297,10 @@ def interpreted(placed: Graph, traced: Graph, named: dict, lead: tuple[int, ...]
                 places = _places(out.view, n, k)
                 assert np.isnan(target[places]).all(), "an element is written twice"
                 each = value[..., k] if out.view.width > 1 else value
+                if out.view.is_of_groups:
+                    shape = rows, -1, out.view.groups[0]
+                    of_groups = np.broadcast_to(each, (rows, n)).reshape(shape)
+                    assert (of_groups == of_groups[..., :1]).all(), "a group has several values"
                 target[places] = each[:, 0] if out.view.steps is None else each
     return [each.reshape((*lead, *each.shape[1:])) for each in results.values()]
 
@@ -311,8 +318,12 @@ def _places(view: View, n: int, k: int = 0) -> tuple:
     """The k-th element of each bundle."""
     if view.steps is None:
         return (slice(None), *view.start)
-    each = zip((*view.start[:-1], view.start[-1] + k), view.steps, strict=True)
-    return (slice(None), *(first + step * np.arange(n) for first, step in each))
+    starts, columns = (*view.start[:-1], view.start[-1] + k), np.arange(n)
+    size, far = view.groups or (n, (0,) * len(starts))
+    return (slice(None), *(
+        first + step * (columns % size) + jump * (columns // size)
+        for first, step, jump in zip(starts, view.steps, far, strict=True)
+    ))  # fmt: skip
 
 
 MEANT = {
@@ -320,5 +331,7 @@ MEANT = {
     Op.FLOORDIV: np.floor_divide, Op.MOD: np.mod,
     Op.MAXIMUM: np.maximum, Op.MINIMUM: np.minimum, Op.SUM: np.sum, Op.MAX: np.max, Op.MIN: np.min,
     Op.KEY_VALUE: np.real, Op.LT: np.less, Op.GT: np.greater, Op.WHERE: np.where,
-    Op.CONVERT: lambda x: x, Op.CAST: lambda x: x, Op.RESHAPE: lambda x: x,
+    Op.EQ: np.equal, Op.AND: lambda x, y: (x.astype(int) & y.astype(int)),
+    Op.RSHIFT: lambda x, y: x.astype(int) >> y.astype(int), Op.CONVERT: lambda x: x,
+    Op.CAST: lambda x: x, Op.RESHAPE: lambda x: x,
 }  # fmt: skip

@@ -93,3 +93,21 @@ def test_bundles_are_reached():
         views = [each.view for each in (*graph.inputs, *graph.outputs) if each.view]
         apart += not all(view.is_contiguous for view in views)
     assert {Op.UNBUNDLE, Op.BUNDLE, Op.KEY, Op.KEY_INDEX, Op.KEY_VALUE} <= ops and apart
+
+
+def test_groups_are_reached():
+    """Groups that follow each other and others, with one element each, and bundles in groups."""
+    sizes, reductions, of_groups, in_bundles = set(), set(), 0, 0
+    for seed in SEEDS:
+        for of in ("small", "all"):
+            try:
+                graph = bundle_neighbours(place(placed_of(seed, of)[-1]))
+            except UnsupportedError:
+                continue
+            sizes.add(graph.group_size)
+            reductions |= {node.arg[0] for node in graph if node.op is Op.GROUPED}
+            views = [each.view for each in (*graph.inputs, *graph.outputs) if each.view]
+            of_groups += any(view.is_of_groups for view in views)
+            in_bundles += any(view.groups and view.width > 1 for view in views)
+    assert len(sizes) > 4 and {Op.SUM, Op.MAX, Op.MIN} <= reductions
+    assert of_groups > 10 and in_bundles
