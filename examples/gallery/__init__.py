@@ -43,11 +43,13 @@ NAMES = (
     "add_rmsnorm_quantized",
     "add_rmsnorm_groups",
     "rmsnorm_static_fp8",
+    "rmsnorm_fp4",
     "quantize",
     "quantize_groups",
     "quantize_zero_point",
     "dequantize_groups",
     "microscaling",
+    "quantize_fp4",
     "bitlinear_norm",
     "swiglu_groups",
     # activations and gates
@@ -71,6 +73,7 @@ NAMES = (
     "rotary_three_positions",
     "rotary_fp8",
     "qk_norm_rotary",
+    "norm_rotary_images",
     # stacks and small matrices
     "hyper_connections",
     "sinkhorn",

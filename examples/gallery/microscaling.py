@@ -48,15 +48,16 @@ def reference(x, kind="mxfp8"):
         groups = values.unflatten(-1, (-1, 16))
         scale = torch.linalg.vector_norm(groups, torch.inf, -1) / 6
         rounded = scale.to(torch.float8_e4m3fn).double()
-        return _nibbles((groups / rounded[..., None]).flatten(-2)), scale
+        return nibbles((groups / rounded[..., None]).flatten(-2)), scale
     _, exponent = torch.frexp(torch.linalg.vector_norm(values, torch.inf, -1))
     exponent = exponent - 1 - (8 if kind == "mxfp8" else 2)
     y = torch.ldexp(values, -exponent[..., None])
     stored = (exponent + 127).double()
-    return (y.clamp(-448, 448) if kind == "mxfp8" else _nibbles(y)), stored
+    return (y.clamp(-448, 448) if kind == "mxfp8" else nibbles(y)), stored
 
 
-def _nibbles(y):
+def nibbles(y):
+    """The reference of `packed`."""
     levels = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64, device=y.device)
     distance = (y.abs()[..., None] - levels).abs()
     is_nearest = distance == distance.amin(-1, keepdim=True)

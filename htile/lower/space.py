@@ -408,10 +408,10 @@ class _Placing:
         The order in which a reduction takes its elements is free. So its blocks lie between each
         other where the pieces of other axes of this length do: then they are the same pieces.
         """
-        count = axis.size // size
         leaves = [each.view[-1].steps for each in self.nodes if each.op is Op.INPUT and each.view]
-        steps = {step for leaf in leaves for other, step in leaf if other.size == size}
-        is_between = axis.key[0] == "reduced" and steps == {count}
+        others = [dict(leaf) for leaf in leaves if leaf and axis not in dict(leaf)]
+        steps = {min(leaf.values()) for leaf in others}
+        is_between = axis.key[0] == "reduced" and steps == {axis.size // size}
         return Refine(axis, size, lies_between=is_between)
 
     def _along_memory(self, everywhere: bool = False) -> set[Axis]:
