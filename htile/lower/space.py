@@ -31,6 +31,19 @@ import torch
 from ..errors import Location, UnsupportedError
 from ..frontend.graph import Builder, Graph, Node, Output, Role, View
 from ..frontend.ops import MOVEMENTS, REDUCTIONS, Op, Value, Varies
+from .axes import (
+    Axis,
+    Groups,
+    Index,
+    Refine,
+    Ungrouped,
+    Wanted,
+    axes_of,
+    moved_along,
+    reshaped,
+    row_chosen,
+    starts_of,
+)
 
 MOST_PIECES = 64  # that an axis is cut into
 LEAST_COLUMNS = 8  # A piece of fewer elements takes more than one access for 16 bytes.
@@ -76,100 +89,6 @@ def _is_placed(graph: Graph) -> bool:
         if node.op in MOVEMENTS and (node.op is not Op.RESHAPE or of_row):
             return False
     return True
-
-
-@dataclass(frozen=True, order=True)
-class Axis:
-    """A block of an axis whose elements are columns.
-
-    key: what has the axis: "out" or "reduced", the node's or output's number, and which axis it is.
-        "index" is that of the rows of a table, of which each row wants the one at an index.
-    place: which factor of the axis it is. size: how many elements it has.
-    """
-
-    key: tuple[str, int, int]
-    place: int
-    size: int
-
-    @property
-    def is_index(self) -> bool:
-        """Whether each row wants one of its elements, the one at an index."""
-        return self.key[0] == "index"
-
-
-@dataclass(frozen=True)
-class Index:
-    """Which elements of an axis are wanted: start + the sum of each axis times its step."""
-
-    start: int
-    steps: tuple[tuple[Axis, int], ...] = ()
-
-    def plus(self, other: Index) -> Index:
-        steps = dict(self.steps)
-        for axis, step in other.steps:
-            steps[axis] = steps.get(axis, 0) + step
-        return Index(self.start + other.start, tuple(sorted(steps.items())))
-
-    def times(self, factor: int) -> Index:
-        return Index(self.start * factor, tuple((a, step * factor) for a, step in self.steps))
-
-    @property
-    def last(self) -> int:
-        """The largest element that is wanted."""
-        return self.start + sum([step * (axis.size - 1) for axis, step in self.steps])
-
-
-Wanted = tuple[Index, ...]  # of a node, one for each axis
-
-
-class Refine(Exception):
-    """An axis has to be cut into blocks of `size`.
-
-    is_split: the number of the block stays an axis of columns; else the blocks are written out.
-    columns: how many elements a piece has along other axes.
-    lies_between: the elements of a block lie between those of the others, and do not follow each
-        other.
-    """
-
-    def __init__(
-        self,
-        axis: Axis,
-        size: int,
-        is_split: bool = False,
-        columns: int = 1,
-        lies_between: bool = False,
-    ):
-        self.axis, self.size, self.is_split, self.columns = axis, size, is_split, columns
-        self.lies_between = lies_between
-
-
-class Ungrouped(Exception):
-    """The columns cannot be groups of neighbours."""
-
-
-@dataclass(frozen=True)
-class Groups:
-    """What the columns are where they are groups.
-
-    size: how many elements a group has. count: how many groups there are.
-    outer: the axes that count the groups. inner: those that count the elements of a group. All
-        other axes count the columns.
-    """
-
-    size: int
-    count: int
-    outer: frozenset[Axis]
-    inner: frozenset[Axis]
-
-    def steps(self, index: Index) -> tuple[int, int]:
-        """How far an index goes from one element to the next one, and from one group to the next.
-
-        Of an axis that counts the columns, a group has `size` steps.
-        """
-        near = sum([step for axis, step in index.steps if axis not in self.outer])
-        far = sum([step * (1 if axis in self.outer else self.size)
-                   for axis, step in index.steps if axis not in self.inner])  # fmt: skip
-        return near, far
 
 
 @dataclass(frozen=True)
@@ -249,13 +168,13 @@ class _Placing:
 
     def _lowered(self, node: Node, wanted: Wanted) -> int:
         op, arg, inputs = node.op, node.arg, node.inputs
-        if op is Op.INPUT and (chosen := _chosen(wanted)) is not None:
-            table = self._add(Placed(op, (), arg, _axes(wanted), node, wanted))
+        if op is Op.INPUT and (chosen := row_chosen(wanted)) is not None:
+            table = self._add(Placed(op, (), arg, axes_of(wanted), node, wanted))
             _, axis, _ = chosen
             found = table, self._want(axis.key[1], ())
-            return self._add(Placed(Op.LOOKUP, found, None, _axes(wanted), self.lookups[axis]))
+            return self._add(Placed(Op.LOOKUP, found, None, axes_of(wanted), self.lookups[axis]))
         if op in (Op.INPUT, Op.INDEX) or (op is Op.CONST and node.value.spread):
-            return self._add(Placed(op, (), arg, _axes(wanted), node, wanted))
+            return self._add(Placed(op, (), arg, axes_of(wanted), node, wanted))
         if op is Op.CONST:
             return self._add(Placed(op, (), arg, (), node))
         if op in REDUCTIONS:
@@ -273,14 +192,14 @@ class _Placing:
             return found[0] if op is Op.EXPAND else self._computed(op, found, arg, node)
         if op is Op.SLICE:
             axis, start, step, _ = arg
-            return self._want(inputs[0], _at(wanted, axis, wanted[axis].times(step), start))
+            return self._want(inputs[0], moved_along(wanted, axis, wanted[axis].times(step), start))
         if op is Op.PERMUTE:
             order = sorted(range(-len(arg), 0), key=lambda axis: arg[axis])
             return self._want(inputs[0], tuple(wanted[axis] for axis in order))
         if op is Op.CAT:
             return self._joined(node, wanted)
         old = self.graph[inputs[0]].value.inner
-        return self._want(inputs[0], _reshaped(wanted, node.value.inner, old))
+        return self._want(inputs[0], reshaped(wanted, node.value.inner, old))
 
     def _broadcast(self, id: int, wanted: Wanted) -> Wanted:
         """What is wanted of an operand: an axis of size 1 has one element."""
@@ -295,7 +214,7 @@ class _Placing:
         ends = [*itertools.accumulate(sizes)]
         for i, size, end in zip(node.inputs, sizes, ends, strict=True):
             if end - size <= index.start and index.last < end:
-                return self._want(i, _at(wanted, axis, index, size - end))
+                return self._want(i, moved_along(wanted, axis, index, size - end))
         # It reaches over an end: the longest of its axes is cut there.
         longest, step = max(index.steps, key=lambda each: each[1] * (each[0].size - 1))
         rest = index.last - index.start - step * (longest.size - 1)  # what the other axes add
@@ -318,7 +237,7 @@ class _Placing:
         parts, inside = [], []
         for index, inside in self._blocks(key, shape[at]):  # noqa: B007 (they are the same)
             parts.append(self._want(operand, (*wanted[:at], index, *wanted[at:])))
-        outside = _axes(wanted)
+        outside = axes_of(wanted)
         count = len(parts)
         while len(parts) > 1:
             pairs = zip(parts[::2], parts[1::2], strict=False)
@@ -469,7 +388,7 @@ class _Placing:
         ids: dict[int, int] = {}
         leaves = [k for k, each in enumerate(self.nodes) if each.op is Op.INPUT]
         order = {i.id: place for place, i in enumerate(graph.inputs)}
-        leaves.sort(key=lambda k: (order[self.nodes[k].of.id], _starts(self.nodes[k].view)))
+        leaves.sort(key=lambda k: (order[self.nodes[k].of.id], starts_of(self.nodes[k].view)))
         for k in leaves:
             ids[k] = self._leaf(new, self.nodes[k])
         self._give_shape(new)
@@ -485,7 +404,7 @@ class _Placing:
         outputs = []
         for output, found in zip(graph.outputs, pieces, strict=True):
             for k, wanted in found:
-                is_row = bool(_axes(wanted))
+                is_row = bool(axes_of(wanted))
                 view = self._view(output.inner, wanted, is_row)
                 inner = output.inner if view is None else (n,) if is_row else ()
                 outputs.append(Output(output.name, ids[k], output.dtype, inner, is_row, view))
@@ -525,14 +444,14 @@ class _Placing:
         if not leaf.view:  # only elements at indices are read
             return new.add_input(source.name, Role.TAKEN, source.dtype, value)
         is_row = bool(leaf.axes)
-        if (chosen := _chosen(leaf.view)) is not None:
+        if (chosen := row_chosen(leaf.view)) is not None:
             if self.groups is not None and is_row:
                 raise Ungrouped
             view = _table_view(value.inner, leaf.view, chosen, is_row)
             inner = (chosen[1].size, self.n) if is_row else (chosen[1].size,)
             role, value = Role.TABLE, Value(inner, value.varies, value.dtype, None, is_row)
         elif not is_row:
-            view = View(value.inner, _starts(leaf.view), None)
+            view = View(value.inner, starts_of(leaf.view), None)
             role = Role.PER_ROW if role is Role.ROW else Role.DEVICE_SCALAR
             varies = Varies.ROW if role is Role.PER_ROW else Varies.SCALAR
             value = Value((), varies, value.dtype)
@@ -586,7 +505,7 @@ class _Placing:
 
     def _view(self, shape: tuple[int, ...], wanted: Wanted, is_row: bool) -> View | None:
         """Where the elements lie in a tensor of this shape; None for all of it."""
-        starts = _starts(wanted)
+        starts = starts_of(wanted)
         if not is_row:
             return View(shape, starts, None) if prod(shape) > 1 else None
         if self.groups is not None:
@@ -616,19 +535,6 @@ class _Placing:
                 return
 
 
-def _axes(wanted: Wanted) -> tuple[Axis, ...]:
-    found = {axis for index in wanted for axis, _ in index.steps}
-    return tuple(sorted(axis for axis in found if not axis.is_index))
-
-
-def _chosen(wanted: Wanted) -> tuple[int, Axis, int] | None:
-    """Of a table: which of its axes has the rows, the axis of their index, and its step."""
-    steps = ((k, axis, step) for k, index in enumerate(wanted) for axis, step in index.steps)
-    found = [each for each in steps if each[1].is_index]
-    assert len(found) <= 1, f"a row of a table has two indices: {wanted}"
-    return found[0] if found else None
-
-
 def _table_view(
     shape: tuple[int, ...], wanted: Wanted, chosen: tuple[int, Axis, int], is_row: bool
 ) -> View:
@@ -636,46 +542,4 @@ def _table_view(
     place, axis, step = chosen
     steps = tuple(sum([s for a, s in index.steps if a != axis]) for index in wanted)
     at = place, step, axis.size
-    return View(shape, _starts(wanted), steps if is_row else None, at=at)
-
-
-def _starts(wanted: Wanted) -> tuple[int, ...]:
-    return tuple(index.start for index in wanted)
-
-
-def _at(wanted: Wanted, axis: int, index: Index, start: int) -> Wanted:
-    """The same with `index + start` for an axis, which counts from the last."""
-    place = len(wanted) + axis
-    return (*wanted[:place], index.plus(Index(start)), *wanted[place + 1 :])
-
-
-def _reshaped(wanted: Wanted, new: tuple[int, ...], old: tuple[int, ...]) -> Wanted:
-    """What is wanted of a value of shape `old`, of which `new` is another shape."""
-    flat = Index(0)
-    for k, index in enumerate(wanted):
-        flat = flat.plus(index.times(prod(new[k + 1 :])))
-    found: list[Index] = []
-    for size in reversed(old[1:]):
-        flat, rest = _divided(flat, size)
-        found.insert(0, rest)
-    return (flat, *found) if old else ()
-
-
-def _divided(index: Index, size: int) -> tuple[Index, Index]:
-    """Quotient and remainder by the size of an axis. Raises Refine for what does not divide."""
-    if size == 1:
-        return index, Index(0)
-    above, below = [], []
-    for axis, step in index.steps:
-        if step % size == 0:
-            above.append((axis, step // size))
-        elif step * (axis.size - 1) < size:
-            below.append((axis, step))
-        elif size % step == 0 and axis.size % (size // step) == 0:
-            raise Refine(axis, size // step, is_split=True)
-        else:
-            raise Refine(axis, 1)
-    rest = Index(index.start % size, tuple(below))
-    if rest.last >= size:  # it carries into the quotient
-        raise Refine(max(below, key=lambda each: each[1] * each[0].size)[0], 1)
-    return Index(index.start // size, tuple(above)), rest
+    return View(shape, starts_of(wanted), steps if is_row else None, at=at)
