@@ -100,10 +100,11 @@ def table_of(
     axis: int = 0,
     step: int = 1,
     count: int | None = None,
+    groups: tuple | None = None,
 ) -> cute.Tensor:
     """The rows of a table of which indices choose one: (count, size), or one element of each row.
 
-    start, steps, size: of a row, as for `view_of`; without steps, of an element of each.
+    start, steps, size, groups: of a row, as for `view_of`; without steps, of an element of each.
     axis: which dimension counts the rows, in steps of `step`. count: by default all of it.
     """
     rows = tensor.shape[axis] if count is None else count
@@ -111,7 +112,7 @@ def table_of(
     shape, strides = (rows,), (stride if step == 1 else step * stride,)
     pointer = elem_pointer(tensor, start)
     if steps is not None:
-        row = view_of(tensor, start, steps, size)
+        row = view_of(tensor, start, steps, size, groups=groups)
         shape, strides = (*shape, *row.shape), (*strides, *row.stride)
     return cute.make_tensor(pointer, cute.make_layout(shape, stride=strides))
 

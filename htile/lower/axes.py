@@ -46,6 +46,11 @@ class Index:
         return Index(self.start * factor, tuple((a, step * factor) for a, step in self.steps))
 
     @property
+    def without_rows(self) -> Index:
+        """The same, where it does not say which row of a table is wanted."""
+        return Index(self.start, tuple((a, step) for a, step in self.steps if not a.is_index))
+
+    @property
     def last(self) -> int:
         """The largest element that is wanted."""
         return self.start + sum([step * (axis.size - 1) for axis, step in self.steps])

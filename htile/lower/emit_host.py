@@ -62,16 +62,23 @@ def _piece(plan: Plan, names: Names, argument: Input | Output) -> list[str]:
         args += [CUTLASS_TYPES[argument.dtype], str(_divisibility(plan, argument))]
     elif isinstance(argument, Input) and argument.role is Role.DEVICE_SCALAR:
         args += [tuple_of("0" for _ in view.start), "1"]
-    if view.groups is not None:
-        size, far = view.groups
-        args.append(f"groups=({size}, {tuple_of(map(str, far))})")
+    args += _groups(view)
     return wrapped_call(f"    {names.tensors[argument]} = view_of(", args, ")")
+
+
+def _groups(view: View) -> list[str]:
+    """The argument that says how the groups of a piece lie, where they do not follow each other."""
+    if view.groups is None:
+        return []
+    size, far = view.groups
+    return [f"groups=({size}, {tuple_of(map(str, far))})"]
 
 
 def _table(plan: Plan, names: Names, table: Input) -> list[str]:
     """The line that takes the rows of a table of which indices choose one, or their elements."""
     view, args = table.view, [names.argument(table), tuple_of(map(str, table.view.start))]
     args += [] if view.steps is None else [tuple_of(map(str, view.steps)), str(plan.graph.n)]
+    args += _groups(view)
     axis, step, count = view.at
     if not _is_whole(view):
         args += [f"axis={axis}", f"step={step}", f"count={count}"]

@@ -445,10 +445,11 @@ class _Placing:
             return new.add_input(source.name, Role.TAKEN, source.dtype, value)
         is_row = bool(leaf.axes)
         if (chosen := row_chosen(leaf.view)) is not None:
-            if self.groups is not None and is_row:
-                raise Ungrouped
-            view = _table_view(value.inner, leaf.view, chosen, is_row)
-            inner = (chosen[1].size, self.n) if is_row else (chosen[1].size,)
+            place, axis, step = chosen
+            steps, groups = self._steps(leaf.view) if is_row else (None, None)
+            at = place, step, axis.size
+            view = View(value.inner, starts_of(leaf.view), steps, at=at, groups=groups)
+            inner = (axis.size, self.n) if is_row else (axis.size,)
             role, value = Role.TABLE, Value(inner, value.varies, value.dtype, None, is_row)
         elif not is_row:
             view = View(value.inner, starts_of(leaf.view), None)
@@ -508,15 +509,19 @@ class _Placing:
         starts = starts_of(wanted)
         if not is_row:
             return View(shape, starts, None) if prod(shape) > 1 else None
-        if self.groups is not None:
-            size, both = self.groups.size, [self.groups.steps(index) for index in wanted]
-            steps, far = (tuple(each) for each in zip(*both, strict=True))
-            if far != tuple(step * size for step in steps):
-                return View(shape, starts, steps, groups=(size, far))
-        else:
-            steps = tuple(sum([step for _, step in index.steps]) for index in wanted)
-        whole = shape == (self.n,) and starts == (0,) and steps == (1,)
-        return None if whole else View(shape, starts, steps)
+        steps, groups = self._steps(wanted)
+        whole = shape == (self.n,) and starts == (0,) and steps == (1,) and groups is None
+        return None if whole else View(shape, starts, steps, groups=groups)
+
+    def _steps(self, wanted: Wanted) -> tuple[tuple[int, ...], tuple[int, tuple[int, ...]] | None]:
+        """`View.steps` and `View.groups` of what is wanted."""
+        own = [index.without_rows for index in wanted]
+        if self.groups is None:
+            return tuple(sum([step for _, step in index.steps]) for index in own), None
+        size, both = self.groups.size, [self.groups.steps(index) for index in own]
+        steps, far = (tuple(each) for each in zip(*both, strict=True))
+        follows = far == tuple(step * size for step in steps)
+        return steps, None if follows else (size, far)
 
     def _give_shape(self, new: Builder) -> None:
         """Add a row that is not read, if none is: the kernel takes its shape from one.
@@ -533,13 +538,3 @@ class _Placing:
                 view = None if inner == (self.n,) else View(inner, starts, steps)
                 new.add_input(source.name, Role.ROW, source.dtype, value, view)
                 return
-
-
-def _table_view(
-    shape: tuple[int, ...], wanted: Wanted, chosen: tuple[int, Axis, int], is_row: bool
-) -> View:
-    """Where the rows of a table of this shape lie, or the elements of which each row has one."""
-    place, axis, step = chosen
-    steps = tuple(sum([s for a, s in index.steps if a != axis]) for index in wanted)
-    at = place, step, axis.size
-    return View(shape, starts_of(wanted), steps if is_row else None, at=at)

@@ -73,8 +73,15 @@ def numbered(x: htile.Inner[2]):
     return torch.where(place % 3 == 0, x.float(), 0.0).sum(-1) + place.amax(-1)
 
 
+@htile.rowwise
+def turned(x: htile.Inner[2], pos: htile.PerRow, cos: htile.Shared, sin: htile.Shared):
+    left, right = x.float().chunk(2, -1)
+    c, s = cos[pos], sin[pos]
+    return torch.cat((left * c - right * s, right * c + left * s), -1).to(x.dtype)
+
+
 FUNCTIONS = (
-    normalized, quantized, scaled, of_the_row, of_masks, of_pairs, of_halves, numbered,
+    normalized, quantized, scaled, of_the_row, of_masks, of_pairs, of_halves, numbered, turned,
 )  # fmt: skip
 
 
@@ -88,6 +95,7 @@ def arguments(f, m, groups, size, dtype=BF16, device="meta"):
         scaled: (x.mul(20).to(torch.int8), drawn(m, groups, dtype=F32)),
         of_masks: (x, drawn(m, dtype=F32)),
         of_halves: (x, drawn(m, groups, size // 2)),
+        turned: (x, torch.arange(m, device=device) % 10 - 2, *drawn(2, 8, size // 2).unbind()),
     }.get(f, (x,))
 
 
