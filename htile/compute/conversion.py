@@ -8,6 +8,7 @@ from cutlass import (
     Boolean,
     Float8E4M3FN,
     Float8E5M2,
+    Float8E8M0FNU,
     Float32,
     Int8,
     Int16,
@@ -19,10 +20,10 @@ from cutlass import (
 from cutlass._mlir.dialects import llvm
 from cutlass._mlir.dialects import vector as mlir_vector
 
-from htile.compute.operands import Operand, Vector, lift, make_vector
+from htile.compute.operands import Operand, Vector, lift, like, make_vector
 
 _TO_FLOAT32 = {Int32: "llvm.nvvm.i2f.rn", Int64: "llvm.nvvm.ll2f.rn"}
-_FLOAT8 = (Float8E4M3FN, Float8E5M2)
+_FLOAT8 = (Float8E4M3FN, Float8E5M2, Float8E8M0FNU)
 _PAIRS = {Float8E4M3FN: "e4m3x2", Float8E5M2: "e5m2x2"}  # what PTX calls two of them
 _PACKED = {Int8: "s8", Uint8: "u8"}  # what PTX calls the bytes that it packs
 _E5M2_OVERFLOW = 61440.0  # the least magnitude that float8_e5m2 rounds to infinity
@@ -33,14 +34,16 @@ def convert(x: Operand, dtype: type[Numeric]) -> Vector | Numeric:
 
     Floats become integers towards zero. Beyond the range of 8 bits they become its end, and NaN
     becomes 0 there; integers lose their upper bits. Beyond the range of float8_e4m3fn numbers and
-    infinities become its end, beyond that of float8_e5m2 an infinity. Numbers become Boolean as
-    x != 0, so NaN becomes True.
+    infinities become its end, beyond that of float8_e5m2 an infinity, and beyond that of
+    float8_e8m0fnu NaN. Numbers become Boolean as x != 0, so NaN becomes True.
     Integers become bfloat16 by way of float32, as in torch. (The largest float16 is below 2 ** 24,
     up to which float32 has every integer, so there one rounding gives the same.)
     """
     (vector,), any_vector = lift(x)
     is_8_bits = dtype in _FLOAT8 or dtype in _PACKED
-    if vector.dtype in _FLOAT8 or (is_8_bits and vector.dtype.is_float):
+    if vector.dtype is Float8E8M0FNU:
+        vector = _from_e8m0(vector)
+    elif vector.dtype in _FLOAT8 or (is_8_bits and vector.dtype.is_float):
         vector = vector.to(Float32)
     if dtype in _FLOAT8 and not vector.dtype.is_float:
         vector = convert(vector, Float32)
@@ -61,6 +64,8 @@ def convert(x: Operand, dtype: type[Numeric]) -> Vector | Numeric:
         result = _to_e5m2(vector)
     elif dtype is Float8E4M3FN:
         result = _to_float8(vector, dtype)
+    elif dtype is Float8E8M0FNU:
+        result = _to_e8m0(vector)
     else:
         result = vector.to(dtype)
     return result if any_vector else result[0]
@@ -93,6 +98,29 @@ def _to_e5m2(x: Vector) -> Vector:
     overflows = cute.math.absf(flat) >= _E5M2_OVERFLOW
     found = cute.where(overflows, cute.where(flat > 0, plus, minus), found)
     return found.bitcast(Float8E5M2).reshape(x.shape)
+
+
+def _to_e8m0(x: Vector) -> Vector:
+    """float32 as float8_e8m0fnu: the exponent of the nearest power of two to the magnitude.
+
+    Halfway it is the larger one, but for 2 ** -127 of the number in the middle of 0 and 2 ** -126.
+    What is 0 or less than half of that is 2 ** -127 too. Infinities, NaN, and numbers from
+    1.5 * 2 ** 127 on are NaN. (The instruction, of sm_100, rounds up.)
+    """
+    flat = x.reshape((cute.size(x.shape),)).bitcast(Int32) & 0x7FFFFFFF
+    most, half = (cute.full(flat.shape, bits, Int32) for bits in (0x7F800000, 0x00400000))
+    flat = like(flat, cute.math.min(flat, most))  # NaN as an infinity
+    rounded = cute.where(flat == half, half, flat + half)
+    return like(flat, rounded >> 23).to(Int8).bitcast(Float8E8M0FNU).reshape(x.shape)
+
+
+def _from_e8m0(x: Vector) -> Vector:
+    """float8_e8m0fnu as float32. The bytes are exponents; those of 2 ** -127 and NaN are apart."""
+    flat = x.reshape((cute.size(x.shape),)).bitcast(Int8).to(Int32) & 0xFF
+    least, nan = (cute.full(flat.shape, bits, Int32) for bits in (0x00400000, 0x7FFFFFFF))
+    bits = like(flat, cute.math.max(flat << 23, least))
+    bits = cute.where(flat == 0xFF, nan, bits)
+    return bits.bitcast(Float32).reshape(x.shape)
 
 
 def _packed(x: Vector, dtype: type[Numeric]) -> Vector:

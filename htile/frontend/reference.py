@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..errors import ArgumentError
-from .dtypes import FLOAT8, STORAGE
+from .dtypes import E8M0, FLOAT8, STORAGE
 from .graph import Graph
 from .ops import COMPARISONS, MOVEMENTS, REDUCTIONS, WIDE, Op
 from .philox import uniform_of, words
@@ -120,7 +120,7 @@ def _product(x: Tensor) -> Tensor:
     return _folded(x.double(), torch.mul)
 
 
-SATURATING = STORAGE - {torch.float8_e5m2}  # e5m2 has infinities
+SATURATING = STORAGE - {torch.float8_e5m2, E8M0}  # e5m2 has infinities, and e8m0 gives NaN
 
 
 def _convert(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
@@ -254,12 +254,12 @@ def _lookup(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tens
     found = table[place.clamp(0, len(table) - 1)]
     is_there = is_there.reshape((*is_there.shape, *(1,) * (table.dim() - 1)))
     if table.dtype in FLOAT8:  # which torch does not choose from
-        bits = torch.where(is_there, found.view(torch.uint8), NAN8)
+        bits = torch.where(is_there, found.view(torch.uint8), NAN8.get(table.dtype, 0x7F))
         return bits.view(table.dtype)
     return torch.where(is_there, found, found.new_tensor(NAN if found.is_floating_point() else 0))
 
 
-NAN, NAN8 = float("nan"), 0x7F  # and its bits in both dtypes of 8 bits
+NAN, NAN8 = float("nan"), {E8M0: 0xFF}  # and its bits, where they are not 0x7F
 
 
 def _unbundle(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
