@@ -20,7 +20,8 @@ from cutlass import (
 from cutlass._mlir.dialects import llvm
 from cutlass._mlir.dialects import vector as mlir_vector
 
-from htile.compute.operands import Operand, Vector, lift, like, make_vector
+from htile.compute.exponents import nearest_power, power_of
+from htile.compute.operands import Operand, Vector, lift, make_vector
 
 _TO_FLOAT32 = {Int32: "llvm.nvvm.i2f.rn", Int64: "llvm.nvvm.ll2f.rn"}
 _FLOAT8 = (Float8E4M3FN, Float8E5M2, Float8E8M0FNU)
@@ -101,26 +102,14 @@ def _to_e5m2(x: Vector) -> Vector:
 
 
 def _to_e8m0(x: Vector) -> Vector:
-    """float32 as float8_e8m0fnu: the exponent of the nearest power of two to the magnitude.
-
-    Halfway it is the larger one, but for 2 ** -127 of the number in the middle of 0 and 2 ** -126.
-    What is 0 or less than half of that is 2 ** -127 too. Infinities, NaN, and numbers from
-    1.5 * 2 ** 127 on are NaN. (The instruction, of sm_100, rounds up.)
-    """
-    flat = x.reshape((cute.size(x.shape),)).bitcast(Int32) & 0x7FFFFFFF
-    most, half = (cute.full(flat.shape, bits, Int32) for bits in (0x7F800000, 0x00400000))
-    flat = like(flat, cute.math.min(flat, most))  # NaN as an infinity
-    rounded = cute.where(flat == half, half, flat + half)
-    return like(flat, rounded >> 23).to(Int8).bitcast(Float8E8M0FNU).reshape(x.shape)
+    """float32 as float8_e8m0fnu, as torch does it. (The instruction, of sm_100, rounds up.)"""
+    return nearest_power(x).to(Int8).bitcast(Float8E8M0FNU).reshape(x.shape)
 
 
 def _from_e8m0(x: Vector) -> Vector:
-    """float8_e8m0fnu as float32. The bytes are exponents; those of 2 ** -127 and NaN are apart."""
-    flat = x.reshape((cute.size(x.shape),)).bitcast(Int8).to(Int32) & 0xFF
-    least, nan = (cute.full(flat.shape, bits, Int32) for bits in (0x00400000, 0x7FFFFFFF))
-    bits = like(flat, cute.math.max(flat << 23, least))
-    bits = cute.where(flat == 0xFF, nan, bits)
-    return bits.bitcast(Float32).reshape(x.shape)
+    """float8_e8m0fnu as float32. The bytes are exponents."""
+    flat = x.reshape((cute.size(x.shape),))
+    return power_of(flat.bitcast(Int8).to(Int32) & 0xFF).reshape(x.shape)
 
 
 def _packed(x: Vector, dtype: type[Numeric]) -> Vector:

@@ -23,7 +23,7 @@ NARROW = frozenset({torch.bfloat16, torch.float16}) | FLOAT8_BY_INSTRUCTION
 # Operations whose result has about the relative error of its operands, whatever they are.
 KEEPING = frozenset({
     Op.MUL, Op.DIV, Op.NEG, Op.ABS, Op.SQRT, Op.RSQRT, Op.WHERE, Op.RESHAPE, Op.MAXIMUM, Op.MINIMUM,
-    Op.MAX, Op.MIN,
+    Op.MAX, Op.MIN, Op.LDEXP,
 })  # fmt: skip
 # Those of which it is so where nothing cancels: all terms have one sign.
 ADDING = frozenset({Op.ADD, Op.SUB, Op.SUM, Op.MEAN})
@@ -32,7 +32,7 @@ NOT_NEGATIVE = frozenset({Op.EXP, Op.EXP2, Op.SIGMOID, Op.ABS, Op.SQRT, Op.RSQRT
 # their operand has none.
 OF_OPERANDS_SIGN = frozenset({
     Op.EXPM1, Op.LOG1P, Op.TANH, Op.ERF, Op.SIGN, Op.RESHAPE, Op.CAST, Op.CONVERT, Op.SUM, Op.MEAN,
-    Op.MAX, Op.MIN, Op.FLOOR, Op.CEIL, Op.ROUND, Op.TRUNC,
+    Op.MAX, Op.MIN, Op.LDEXP, Op.FLOOR, Op.CEIL, Op.ROUND, Op.TRUNC,
 })  # fmt: skip
 
 

@@ -226,8 +226,8 @@ def test_integers():
 
 
 def test_every_composite_is_tested():
-    """They occur here, in test_trace, or in the tests of indices and of losses of a class."""
-    names = ("composites", "trace", "indices", "class_losses")
+    """They occur here, in test_trace, or in the tests of indices, exponents and class losses."""
+    names = ("composites", "trace", "indices", "exponents", "class_losses")
     files = [Path(__file__).with_name(f"test_{name}.py") for name in names]
     words = set(re.findall(r"\w+", " ".join(file.read_text("utf-8") for file in files)))
     for spelling, function in FUNCTIONS.values():
