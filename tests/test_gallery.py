@@ -186,7 +186,7 @@ def test_swizzled_scales():
     x = torch.randn(m, 32 * groups).to(BF16)
     plain = microscaling(x.view(m, groups, 32))
     # row m and group g lie at tile (m // 128, g // 4), then m % 32, m // 32 % 4 and g % 4
-    tiles = torch.zeros(m // 128, groups // 4, 32, 4, 4, dtype=torch.uint8)
+    tiles = torch.zeros(m // 128, groups // 4, 32, 4, 4).to(torch.float8_e8m0fnu)
     rows = x.view(m // 128, 4, 32, groups // 4, 4, 32)
     q = torch.empty(rows.shape, dtype=torch.float8_e4m3fn)
     microscaling(rows, out=(q, tiles.permute(0, 3, 2, 1, 4)))
