@@ -168,6 +168,19 @@ def copysign(input, other):
     return into(result, INFER[Op.ADD]((input._value, other._value), None))
 
 
+@implements("atan2", "arctan2")
+def atan2(input, other):
+    """The angle of the point (other, input), from -pi to pi."""
+    y, x = together(input, other, floating=True)
+    a, b = abs(y), abs(x)
+    longer, shorter = maximum(a, b), minimum(a, b)
+    ratio = where(longer == 0, 0.0, where(shorter == INF, 1.0, shorter / longer))
+    angle = atan(ratio)
+    angle = where(a > b, math.pi / 2 - angle, angle)
+    angle = where(is_negative(x), math.pi - angle, angle)
+    return where(is_negative(y), -angle, angle)
+
+
 class Split(NamedTuple):
     """What `torch.frexp` returns."""
 

@@ -81,7 +81,7 @@ ACTIVATIONS = (
     "selu celu hardshrink softshrink tanhshrink elu softsign silu mish softplus logsigmoid "
     "hardswish hardsigmoid relu6 leaky_relu"
 )
-OF_TWO = "fmod logaddexp logaddexp2 copysign hypot fmax fmin isclose xlogy heaviside"
+OF_TWO = "atan2 arctan2 fmod logaddexp logaddexp2 copysign hypot fmax fmin isclose xlogy heaviside"
 UNARY = {
     **{name: (getattr(torch, name), every()) for name in REALS.split()},
     "tan": (torch.tan, bands(*(c for c in (*SIZES, *NEAR) if abs(c) < 1e6))),
