@@ -143,6 +143,26 @@ def parts_of_rows(x, number, table, column, at):
     return values, swapped, taken, number[:, [1, 0]]
 
 
+@htile.rowwise
+def by_values(x, once: htile.PerRow, number: htile.Scalar, groups: htile.Inner[2]):
+    """What a row has once, what a call has once, and a few numbers of each row."""
+    total = once.float() + number.float()
+    largest = groups.float().amax(-1).to(x.dtype) if x.dtype.is_floating_point else groups[:, 0]
+    return x.float() + total, once, once.float() * 2, largest, groups[1, 2], x.flatten()
+
+
+def values(dtype, shape, device="cpu"):
+    """Arguments of `by_values`."""
+    x, *_ = parts(dtype, shape, device)
+    return x, x[:, 1].contiguous(), x[1, 1].clone(), x[:, :6].reshape(-1, 2, 3)
+
+
+def values_of_rows(x, once, number, groups):
+    total = once.float() + number.float()
+    largest = groups.float().amax(-1).to(x.dtype) if x.dtype.is_floating_point else groups[..., 0]
+    return x.float() + total[:, None], once, once.float() * 2, largest, groups[:, 1, 2], x
+
+
 WHOLE = (torch.int8, torch.uint8, torch.bool, torch.int32, torch.int64)
 
 
@@ -154,6 +174,7 @@ def storage_jobs(arch):
     for shape in PARTS:
         for dtype in (*STORED, torch.bool):
             yield job(by_parts, tuple(x.to("meta") for x in parts(dtype, shape)), arch)
+            yield job(by_values, tuple(x.to("meta") for x in values(dtype, shape)), arch)
     for shape in ROWS:
         for dtype in STORED:
             for of in (BF16, F16, F32):
@@ -345,7 +366,19 @@ def test_whole_numbers_to_8_bits_by_float32(dtype, of, shape, device):
 def test_parts_of_8_bits(dtype, shape, device):
     seed("parts", dtype, shape)
     args = parts(dtype, shape, device)
-    found, expected = run(by_parts, *args), parts_of_rows(*(x.cpu() for x in args))
+    check_8_bits(run(by_parts, *args), parts_of_rows(*(x.cpu() for x in args)))
+
+
+@pytest.mark.parametrize("shape", PARTS, ids=str)
+@pytest.mark.parametrize("dtype", (*STORED, torch.bool), ids=short)
+def test_values_of_8_bits(dtype, shape, device):
+    seed("values", dtype, shape)
+    args = values(dtype, shape, device)
+    check_8_bits(run(by_values, *args), values_of_rows(*(x.cpu() for x in args)))
+
+
+def check_8_bits(found, expected):
+    """The same dtypes and numbers, of structures of results."""
     for out, right in zip(tree_leaves(found), tree_leaves(expected), strict=True):
         assert out.dtype == right.dtype
         assert same(out.cpu(), right)
