@@ -151,7 +151,7 @@ MOST = 1000  # of the exponents of powers of two that are float64, with what is 
 
 
 def _ldexp(x: Tensor, e: Tensor) -> Tensor:
-    """x * 2 ** e, for `evaluate` to round. torch before 2.13 rounds 2 ** e to float32 first."""
+    """x * 2 ** e as torch 2.13 has it, for `evaluate` to round. Older ones round 2 ** e first."""
     power = (e.clamp(-MOST, MOST).long() + 1023 << 52).view(torch.float64)
     return x.double() * power
 

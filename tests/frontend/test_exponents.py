@@ -59,7 +59,7 @@ def test_frexp(dtype):
 @pytest.mark.parametrize("integer", (torch.int32, torch.int64, torch.int8), ids=str)
 @pytest.mark.parametrize("dtype", (F32, BF16, F16), ids=str)
 def test_ldexp(dtype, integer):
-    """torch rounds the product once, from 2.13 on; before that it rounds 2 ** e first."""
+    """torch 2.13 rounds the product once; older versions round 2 ** e first."""
     x = floats(dtype)
     counts = torch.tensor([0, 1, -1, 3, 100, -100, 127, -127])
     if integer is not torch.int8:
