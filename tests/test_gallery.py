@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 import examples
 from examples import gallery
-from examples.gallery import CASES, NAMES, __main__, load, variants
+from examples.gallery import CASES, NAMES, __main__, catalogue, load, variants
 from examples.gallery.check import Levels, compare, in_units
 
 REPO = Path(__file__).parents[1]
@@ -152,19 +152,18 @@ def test_every_file_is_listed():
 def test_the_page_names_what_is_here():
     """docs/language.md: 90 kernels, each with examples that exist or with what is missing."""
     text = (REPO / "docs" / "language.md").read_text("utf-8")
-    table = re.findall(r"^\| (\d+) \| ([^|]+) \| ([^|]*) \| ([^|]*) \|$", text, re.M)
-    assert [int(number) for number, *_ in table] == list(range(1, 91))
+    table = catalogue()
+    assert list(table) == list(range(1, 91))
     named, written, in_part = set(), 0, 0
-    for _, _, where, missing in table:
-        names = re.findall(r"`([^`]+)`", where)
-        assert names or missing.strip()
+    for names, missing in table.values():
+        assert names or missing
         for name in names:
             path = Path(name) if "/" in name else Path("examples", "gallery", f"{name}.py")
             assert (REPO / path).exists(), name
             assert path.parent.name == "gallery" or path.stem in examples.NAMES
             named.add(name)
-        written += bool(names) and not missing.strip()
-        in_part += bool(names) and bool(missing.strip())
+        written += bool(names) and not missing
+        in_part += bool(names) and bool(missing)
     assert set(NAMES) <= named, "each of the gallery is in the table"
     said = re.search(r"(\d+) of the 90\s+are written and tested here, and (\d+) more in part", text)
     assert said and (written, in_part) == tuple(map(int, said.groups()))
@@ -173,10 +172,23 @@ def test_the_page_names_what_is_here():
 def test_the_command_prints_a_line_for_each(capsys, monkeypatch):
     monkeypatch.setattr(__main__, "ROWS", M)
     monkeypatch.setattr(__main__, "CASES", CASES[:3])
-    __main__.main()
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == [name for name, _ in CASES[:3]]
+    assert __main__.main() == 0
+    *lines, count = capsys.readouterr().out.splitlines()
+    paths = ["examples/causal_softmax.py", "examples/cross_entropy.py"]
+    assert [line.split()[0] for line in lines] == [*(name for name, _ in CASES[:3]), *paths]
     assert all("right on" in line for line in lines)
+    assert count.startswith("2 of the 90 kernels") and "3 variants of 4 functions, 0 wrong" in count
+
+
+def test_the_command_goes_on_after_a_wrong_result(capsys, monkeypatch):
+    module = load("dyt")
+    monkeypatch.setattr(module, "reference", lambda *args: torch.zeros_like(args[0]).double())
+    monkeypatch.setattr(__main__, "ROWS", M)
+    monkeypatch.setattr(__main__, "CASES", [("dyt", 0), ("l2norm", 0)])
+    assert __main__.main() == 1
+    first, second, *_, count = capsys.readouterr().out.splitlines()
+    assert "WRONG on cpu: result 0" in first and "right on cpu" in second
+    assert count.startswith("1 of the 90 kernels") and "1 wrong" in count
 
 
 def test_swizzled_scales():
@@ -186,7 +198,7 @@ def test_swizzled_scales():
     x = torch.randn(m, 32 * groups).to(BF16)
     plain = microscaling(x.view(m, groups, 32))
     # row m and group g lie at tile (m // 128, g // 4), then m % 32, m // 32 % 4 and g % 4
-    tiles = torch.zeros(m // 128, groups // 4, 32, 4, 4, dtype=torch.uint8)
+    tiles = torch.zeros(m // 128, groups // 4, 32, 4, 4).to(torch.float8_e8m0fnu)
     rows = x.view(m // 128, 4, 32, groups // 4, 4, 32)
     q = torch.empty(rows.shape, dtype=torch.float8_e4m3fn)
     microscaling(rows, out=(q, tiles.permute(0, 3, 2, 1, 4)))

@@ -102,6 +102,7 @@ UNARY = {
     Op.NEG: (torch.neg, (F32, I32, I64)),
     Op.ABS: (torch.abs, (F32, I32, I64)),
     Op.SIGN: (torch.sign, (F32, I32, I64)),
+    Op.EXPONENT: (lambda x: torch.where(x.isfinite(), torch.frexp(x).exponent, 0), (F32,)),
     Op.NOT: (torch.bitwise_not, (BOOL, I32, I64)),
 }
 NUMBERS = (F32, I32, I64)
@@ -145,7 +146,7 @@ REDUCE = {
 # These have tests of their own.
 OTHER = {
     Op.CAST, Op.CONVERT, Op.WHERE, Op.TAKE, Op.LOOKUP, Op.UNBUNDLE, Op.BUNDLE, Op.PHILOX,
-    Op.UNIFORM, Op.KEY, Op.KEY_INDEX, Op.KEY_VALUE, *MOVEMENTS,
+    Op.UNIFORM, Op.KEY, Op.KEY_INDEX, Op.KEY_VALUE, Op.LDEXP, *MOVEMENTS,
 }  # fmt: skip
 
 

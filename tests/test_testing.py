@@ -150,6 +150,18 @@ def test_what_overflows_the_result_is_infinite_there():
     assert_close(f, f(x), x)
 
 
+def test_a_power_of_two_may_be_the_next_but_no_other():
+    """float8_e8m0fnu has nothing between."""
+    f = htile.rowwise(lambda x: x.to(torch.float8_e8m0fnu))
+    x = torch.tensor([[1.0, 3.0, 1e-3, float("nan"), 1e30]])
+    right = f(x)
+    assert assert_close(f, right, x) == 0
+    assert_close(f, (right.float() * 2).to(right.dtype), x)
+    for wrong in (right.float() * 4, right.float() / 4, right.float().nan_to_num(nan=1.0)):
+        with pytest.raises(AssertionError):
+            assert_close(f, wrong.to(right.dtype), x)
+
+
 def test_empty_results_are_right():
     function, make = EXAMPLES["capped_softmax"]
     args = make(0, 5, BF16, "cpu")

@@ -12,10 +12,13 @@ Each module of `NAMES` has:
 - `SMALL`, where rows of 64 and 33 elements make no sense: the lengths that the tests use instead.
 
 A reference returns what is not rounded yet, also where the function returns float8 or integers. How
-near a result has to be to it is in `check.py`. `python -m examples.gallery` checks them all.
+near a result has to be to it is in `check.py`. `python -m examples.gallery` checks them all, and
+counts how many kernels of the table in docs/language.md they are.
 """
 
+import re
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 NAMES = (
@@ -124,6 +127,21 @@ def load(name: str) -> ModuleType:
 def variants(name: str) -> tuple[dict, ...]:
     """The keyword arguments that a kernel is checked with, one dict for each variant."""
     return getattr(load(name), "VARIANTS", ({},))
+
+
+def catalogue() -> dict[int, tuple[frozenset[str], str]]:
+    """The table in docs/language.md: of each kernel what it is written as, and what is missing.
+
+    It is written as modules of this folder, and as files with the names of their folders.
+    """
+    page = Path(__file__).parents[2] / "docs" / "language.md"
+    rows = re.findall(
+        r"^\| (\d+) \| [^|]+ \| ([^|]*) \| ([^|]*) \|$", page.read_text("utf-8"), re.M
+    )
+    return {
+        int(number): (frozenset(re.findall(r"`([^`]+)`", names)), missing.strip())
+        for number, names, missing in rows
+    }
 
 
 CASES = [(name, k) for name in NAMES for k in range(len(variants(name)))]

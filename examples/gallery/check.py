@@ -44,6 +44,8 @@ def in_units(out: torch.Tensor, exact) -> torch.Tensor:
         return torch.where(out == exact, 0.0, torch.inf)
     if not out.is_floating_point():
         return (out.double() - exact).abs() / (0.5 + NEAR)
+    if out.dtype is torch.float8_e8m0fnu:  # the power of two that is nearest
+        return ((out.double() / exact - 1).abs() * 3 / (1 + NEAR)).nan_to_num(nan=torch.inf)
     if out.element_size() == 1:  # the nearest one, for each element by itself
         return (out.double() - exact).abs() / (ulp(exact.abs(), out.dtype) * (0.5 + NEAR))
     out, dtype = out.double(), out.dtype

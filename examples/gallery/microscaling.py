@@ -1,8 +1,8 @@
 """Rows of 32 elements in the microscaling formats, and what their scales are stored as.
 
 mxfp8 has elements in float8_e4m3fn and mxfp4 has 4 bits each, two of them a byte; both have one
-scale, a power of two, as the byte of its exponent (OCP Microscaling Formats Specification 1.0,
-section 6.3). nvfp4 has a scale in float8_e4m3fn for each 16 elements. `x.view(tokens, -1, 32)`
+scale, a power of two, in float8_e8m0fnu (OCP Microscaling Formats Specification 1.0, section 6.3).
+nvfp4 has a scale in float8_e4m3fn for each 16 elements. `x.view(tokens, -1, 32)`
 copies nothing, and a swizzled layout of the scales is a view that is given as `out=`.
 """
 
@@ -34,8 +34,8 @@ def microscaling(x, kind: htile.Static = "mxfp8"):
         return packed((groups / scale.float()[:, None]).flatten()), scale
     largest = x.float().abs().amax().clamp(min=2.0**-100)
     exponent = torch.floor(torch.log2(largest)) - (8 if kind == "mxfp8" else 2)
-    y, stored = x.float() * torch.exp2(-exponent), (exponent + 127).to(torch.uint8)
-    return (y.to(torch.float8_e4m3fn) if kind == "mxfp8" else packed(y)), stored
+    y, scale = x.float() * torch.exp2(-exponent), torch.exp2(exponent).to(torch.float8_e8m0fnu)
+    return (y.to(torch.float8_e4m3fn) if kind == "mxfp8" else packed(y)), scale
 
 
 def arguments(m, n, dtype, device):
@@ -52,8 +52,8 @@ def reference(x, kind="mxfp8"):
     _, exponent = torch.frexp(torch.linalg.vector_norm(values, torch.inf, -1))
     exponent = exponent - 1 - (8 if kind == "mxfp8" else 2)
     y = torch.ldexp(values, -exponent[..., None])
-    stored = (exponent + 127).double()
-    return (y.clamp(-448, 448) if kind == "mxfp8" else nibbles(y)), stored
+    scale = torch.ldexp(torch.ones_like(values[..., 0]), exponent)
+    return (y.clamp(-448, 448) if kind == "mxfp8" else nibbles(y)), scale
 
 
 def nibbles(y):

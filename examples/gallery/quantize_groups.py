@@ -1,7 +1,7 @@
 """Groups of 128 elements in float8, each with a scale of its own: a number, or a power of two.
 
 The group is the row: `x.view(tokens, groups, 128)` copies nothing, and the scales have the shape
-(tokens, groups). Powers of two come as the byte of their exponent, as in the microscaling formats.
+(tokens, groups). Powers of two come in float8_e8m0fnu, as in the microscaling formats.
 """
 
 import torch
@@ -18,8 +18,8 @@ def quantize_groups(x, as_exponent: htile.Static = False):
     scale = x.abs().amax().clamp(min=1e-10) / 448
     stored = scale
     if as_exponent:
-        exponent = torch.ceil(torch.log2(scale))
-        scale, stored = torch.exp2(exponent), (exponent + 127).to(torch.uint8)
+        scale = torch.exp2(torch.ceil(torch.log2(scale)))
+        stored = scale.to(torch.float8_e8m0fnu)
     return (x / scale).to(torch.float8_e4m3fn), stored
 
 
@@ -33,4 +33,5 @@ def reference(x, as_exponent=False):
         return x.double() / scale[..., None], scale
     mantissa, exponent = torch.frexp(scale)  # scale is mantissa * 2 ** exponent, from 0.5 to 1
     exponent = exponent - (mantissa == 0.5).int()
-    return torch.ldexp(x.double(), -exponent[..., None]), (exponent + 127).double()
+    power = torch.ldexp(torch.ones_like(scale), exponent)
+    return torch.ldexp(x.double(), -exponent[..., None]), power

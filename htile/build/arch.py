@@ -23,7 +23,7 @@ class Arch:
     dependent_launch: whether a kernel's thread blocks may start while the kernel before on the
         stream ends; they wait for its end before they touch memory (section "Programmatic
         Dependent Launch").
-    has_float8: whether there are instructions that convert to and from float8.
+    has_float8: whether there are instructions that convert to and from float8_e4m3fn and e5m2.
     """
 
     name: str

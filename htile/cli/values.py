@@ -20,7 +20,7 @@ GRAMMAR = """\
   dtype[sizes]           a tensor: bf16[4096,8192]; f32[] is one of no dimensions
   dtype[sizes:strides]   with strides, in elements: bf16[4096,8192:16384,1]
   1e-6   -3   True   None   'text'   f16      a Python value; the last is a dtype
-dtypes: f32 bf16 f16 i32 i64 bool e4m3 e5m2 i8 u8, and torch's own names (float8_e4m3fn)"""
+dtypes: f32 bf16 f16 i32 i64 bool e4m3 e5m2 e8m0 i8 u8, and torch's own names (float8_e4m3fn)"""
 
 WORDS = {"True": True, "False": False, "None": None}
 MOST_DIGITS = 1000  # of a number; Python itself converts no more than 4300

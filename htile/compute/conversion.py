@@ -8,6 +8,7 @@ from cutlass import (
     Boolean,
     Float8E4M3FN,
     Float8E5M2,
+    Float8E8M0FNU,
     Float32,
     Int8,
     Int16,
@@ -19,10 +20,11 @@ from cutlass import (
 from cutlass._mlir.dialects import llvm
 from cutlass._mlir.dialects import vector as mlir_vector
 
+from htile.compute.exponents import nearest_power, power_of
 from htile.compute.operands import Operand, Vector, lift, make_vector
 
 _TO_FLOAT32 = {Int32: "llvm.nvvm.i2f.rn", Int64: "llvm.nvvm.ll2f.rn"}
-_FLOAT8 = (Float8E4M3FN, Float8E5M2)
+_FLOAT8 = (Float8E4M3FN, Float8E5M2, Float8E8M0FNU)
 _PAIRS = {Float8E4M3FN: "e4m3x2", Float8E5M2: "e5m2x2"}  # what PTX calls two of them
 _PACKED = {Int8: "s8", Uint8: "u8"}  # what PTX calls the bytes that it packs
 _E5M2_OVERFLOW = 61440.0  # the least magnitude that float8_e5m2 rounds to infinity
@@ -33,14 +35,16 @@ def convert(x: Operand, dtype: type[Numeric]) -> Vector | Numeric:
 
     Floats become integers towards zero. Beyond the range of 8 bits they become its end, and NaN
     becomes 0 there; integers lose their upper bits. Beyond the range of float8_e4m3fn numbers and
-    infinities become its end, beyond that of float8_e5m2 an infinity. Numbers become Boolean as
-    x != 0, so NaN becomes True.
+    infinities become its end, beyond that of float8_e5m2 an infinity, and beyond that of
+    float8_e8m0fnu NaN. Numbers become Boolean as x != 0, so NaN becomes True.
     Integers become bfloat16 by way of float32, as in torch. (The largest float16 is below 2 ** 24,
     up to which float32 has every integer, so there one rounding gives the same.)
     """
     (vector,), any_vector = lift(x)
     is_8_bits = dtype in _FLOAT8 or dtype in _PACKED
-    if vector.dtype in _FLOAT8 or (is_8_bits and vector.dtype.is_float):
+    if vector.dtype is Float8E8M0FNU:
+        vector = _from_e8m0(vector)
+    elif vector.dtype in _FLOAT8 or (is_8_bits and vector.dtype.is_float):
         vector = vector.to(Float32)
     if dtype in _FLOAT8 and not vector.dtype.is_float:
         vector = convert(vector, Float32)
@@ -61,6 +65,8 @@ def convert(x: Operand, dtype: type[Numeric]) -> Vector | Numeric:
         result = _to_e5m2(vector)
     elif dtype is Float8E4M3FN:
         result = _to_float8(vector, dtype)
+    elif dtype is Float8E8M0FNU:
+        result = _to_e8m0(vector)
     else:
         result = vector.to(dtype)
     return result if any_vector else result[0]
@@ -93,6 +99,17 @@ def _to_e5m2(x: Vector) -> Vector:
     overflows = cute.math.absf(flat) >= _E5M2_OVERFLOW
     found = cute.where(overflows, cute.where(flat > 0, plus, minus), found)
     return found.bitcast(Float8E5M2).reshape(x.shape)
+
+
+def _to_e8m0(x: Vector) -> Vector:
+    """float32 as float8_e8m0fnu, as torch does it. (The instruction, of sm_100, rounds up.)"""
+    return nearest_power(x).to(Int8).bitcast(Float8E8M0FNU).reshape(x.shape)
+
+
+def _from_e8m0(x: Vector) -> Vector:
+    """float8_e8m0fnu as float32. The bytes are exponents."""
+    flat = x.reshape((cute.size(x.shape),))
+    return power_of(flat.bitcast(Int8).to(Int32) & 0xFF).reshape(x.shape)
 
 
 def _packed(x: Vector, dtype: type[Numeric]) -> Vector:

@@ -6,8 +6,8 @@ operands have one dtype; functions of floats take Float32. Every function is inl
 are keywords. Counts of instructions are of SASS, for one element, on sm_90a.
 
 Emitted kernels say `from htile.compute import math`, and then `math.exp(x)`. The functions
-themselves are in this module and in `powers`, `division`, `near`, `products`, `conversion`,
-`bits` and `random`.
+themselves are in this module and in `powers`, `exponents`, `division`, `near`, `products`,
+`conversion`, `bits` and `random`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from htile.compute.bits import invert, lshift, rshift
 from htile.compute.bundles import bundle, unbundle
 from htile.compute.conversion import convert, round_to
 from htile.compute.division import div, div_bounded, div_number, floordiv, mod, reciprocal
+from htile.compute.exponents import ceil_log2, exponent, floor_log2, ldexp
 from htile.compute.keys import key, key_index, key_value
 from htile.compute.near import (
     div_near,
@@ -56,15 +57,15 @@ from htile.compute.random import philox, uniform
 
 # fmt: off
 __all__ = [
-    "Product", "abs", "bundle", "ceil", "convert", "cos", "div", "div_bounded", "div_near",
-    "div_number", "eq", "erf", "exp", "exp2", "exp_bounded", "exp_near", "exp_quotient", "expm1",
-    "expm1_near", "floor", "floordiv", "fma", "fms", "fnma", "ge", "gelu_near", "gt", "invert",
-    "key", "key_index", "key_value", "le", "log", "log1p", "log1p_bounded", "log1p_near", "log2",
-    "log2_near", "log10", "log10_near", "log_near", "logical_and", "logical_not", "logical_or",
-    "logical_xor", "lshift", "lt", "maximum", "minimum", "mod", "ne", "neg", "negative_zero",
-    "philox", "pow", "product", "reciprocal", "round", "round_to", "rshift", "rsqrt", "sigmoid",
-    "sigmoid_near", "sign", "sin", "sqrt", "sqrt_near", "tanh", "tanh_near", "trunc", "unbundle",
-    "uniform", "where",
+    "Product", "abs", "bundle", "ceil", "ceil_log2", "convert", "cos", "div", "div_bounded",
+    "div_near", "div_number", "eq", "erf", "exp", "exp2", "exp_bounded", "exp_near", "exp_quotient",
+    "expm1", "expm1_near", "exponent", "floor", "floor_log2", "floordiv", "fma", "fms", "fnma",
+    "ge", "gelu_near", "gt", "invert", "key", "key_index", "key_value", "ldexp", "le", "log",
+    "log1p", "log1p_bounded", "log1p_near", "log2", "log2_near", "log10", "log10_near", "log_near",
+    "logical_and", "logical_not", "logical_or", "logical_xor", "lshift", "lt", "maximum", "minimum",
+    "mod", "ne", "neg", "negative_zero", "philox", "pow", "product", "reciprocal", "round",
+    "round_to", "rshift", "rsqrt", "sigmoid", "sigmoid_near", "sign", "sin", "sqrt", "sqrt_near",
+    "tanh", "tanh_near", "trunc", "unbundle", "uniform", "where",
 ]
 # fmt: on
 

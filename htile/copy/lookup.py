@@ -6,7 +6,7 @@ Indices are data. What is beyond the ends of a table is not read.
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import Boolean, Int8, Int32, Int64, const_expr
+from cutlass import Boolean, Float8E8M0FNU, Int8, Int32, Int64, const_expr
 
 from htile.compute.conversion import to_stored
 from htile.compute.operands import select
@@ -86,7 +86,7 @@ def _fill_with_nothing(fragment: cute.Tensor) -> None:
     dtype = fragment.element_type
     if const_expr(not dtype.is_float):
         as_bytes(fragment).fill(as_bytes(fragment).element_type(0))
-    elif const_expr(dtype.width == 8):  # its bits are those of a NaN in both dtypes of 8 bits
-        cute.recast_tensor(fragment, Int8).fill(Int8(0x7F))
+    elif const_expr(dtype.width == 8):  # the bits of a NaN
+        cute.recast_tensor(fragment, Int8).fill(Int8(-1 if dtype is Float8E8M0FNU else 0x7F))
     else:
         fragment.fill(dtype(float("nan")))

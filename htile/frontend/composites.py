@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import cos, erf, exp, expm1, log, log1p, remainder, sigmoid, sign, sin, sqrt, tanh, trunc
@@ -18,7 +19,9 @@ from ..errors import TraceError
 from .functions import clamp, formulas, implements, maximum, minimum, where
 from .ops import INFER, Op
 from .promotion import (
+    BOOL,
     FLOAT,
+    INT64,
     alike,
     convert,
     floating,
@@ -29,9 +32,10 @@ from .promotion import (
     result_dtype,
     together,
 )
-from .tensor import Tensor, copy, fail
+from .tensor import Tensor, copy, fail, node
 
 INF, NAN, LN2 = math.inf, math.nan, math.log(2.0)
+FAR = 1000  # a power of two so far that every float32 times it is 0 or infinite
 LARGE = 1e9  # where x * x + 1 is x * x and half of exp(x) is cosh(x)
 
 
@@ -162,6 +166,46 @@ def copysign(input, other):
     input, other = together(input, other, floating=True)
     result = where(is_negative(other), -abs(input), abs(input))
     return into(result, INFER[Op.ADD]((input._value, other._value), None))
+
+
+@implements("atan2", "arctan2")
+def atan2(input, other):
+    """The angle of the point (other, input), from -pi to pi."""
+    y, x = together(input, other, floating=True)
+    a, b = abs(y), abs(x)
+    longer, shorter = maximum(a, b), minimum(a, b)
+    ratio = where(longer == 0, 0.0, where(shorter == INF, 1.0, shorter / longer))
+    angle = atan(ratio)
+    angle = where(a > b, math.pi / 2 - angle, angle)
+    angle = where(is_negative(x), math.pi - angle, angle)
+    return where(is_negative(y), -angle, angle)
+
+
+class Split(NamedTuple):
+    """What `torch.frexp` returns."""
+
+    mantissa: Tensor
+    exponent: Tensor
+
+
+@implements("frexp", check=floating)
+def frexp(input):
+    """The mantissa, from 0.5 to 1, and the exponent: input is mantissa * 2 ** exponent. Both are
+    exact; of 0, infinities and NaN the exponent is 0."""
+    exponent = node(Op.EXPONENT, input)
+    return Split(node(Op.LDEXP, input, -exponent), exponent)
+
+
+@implements("ldexp")
+def ldexp(input, other):
+    """input * 2 ** other, of an integer other, rounded once."""
+    if not isinstance(other, Tensor):
+        fail(TraceError, "ldexp takes the exponents as a tensor: for a number write x * 2.0**e")
+    if other._value.dtype in (FLOAT, BOOL):
+        refuse("ldexp by exponents", other, "write x * torch.exp2(e)")
+    if other._value.dtype is INT64:  # beyond these numbers all results are 0 or infinite
+        other = clamp(other, -FAR, FAR)
+    return node(Op.LDEXP, real(input), convert(other, torch.int32))
 
 
 @implements("hypot")

@@ -35,6 +35,7 @@ DTYPES = {
         Dtype(torch.bool, "bool", torch.bool, "Boolean"),
         Dtype(torch.float8_e4m3fn, "e4m3", torch.float8_e4m3fn, "Float8E4M3FN"),
         Dtype(torch.float8_e5m2, "e5m2", torch.float8_e5m2, "Float8E5M2"),
+        Dtype(torch.float8_e8m0fnu, "e8m0", torch.float8_e8m0fnu, "Float8E8M0FNU"),
         Dtype(torch.int8, "i8", torch.int8, "Int8"),
         Dtype(torch.uint8, "u8", torch.uint8, "Uint8"),
         Dtype(torch.float64, "f64", None, "Float64"),
@@ -42,7 +43,9 @@ DTYPES = {
     )
 }
 
-FLOAT8 = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
+E8M0 = torch.float8_e8m0fnu  # powers of two and NaN: a byte has the exponent, from -127 to 127
+FLOAT8_BY_INSTRUCTION = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
+FLOAT8 = FLOAT8_BY_INSTRUCTION | {E8M0}
 STORAGE = FLOAT8 | {torch.int8, torch.uint8}
 """Dtypes of 8 bits: a value of one is loaded, stored and converted, and nothing else."""
 

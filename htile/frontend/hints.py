@@ -27,7 +27,6 @@ HINTS = {
         "inner linear bmm vdot addmm addmv baddbmm einsum tensordot": _PRODUCT,
         "outer ger": "write a[:, None] * b",
         "cumsum cumprod cummax cummin logcumsumexp diff flip conv1d max_pool1d": _ALONG,
-        "frexp ldexp": "an exponent is torch.floor(torch.log2(x)), its power torch.exp2(exponent)",
         "pad hstack vstack dstack column_stack block_diag repeat tile repeat_interleave": _PARTS,
         "scatter take index_fill": _INDEX,
         "item tolist numpy equal allclose": "values are not known while tracing",

@@ -49,6 +49,7 @@ class Op(Enum):
     CEIL = "ceil"
     ROUND = "round"  # half to even, as torch.round
     TRUNC = "trunc"
+    EXPONENT = "exponent"  # torch.frexp's, of float32 as int32; of 0, infinities and NaN it is 0
     UNIFORM = "uniform"  # of an unsigned word of 32 bits: the number between 0 and 1 in float32
     NOT = "not"  # of integers each bit
     CAST = "cast"  # arg: a torch dtype; to a narrower floating type a rounding
@@ -74,6 +75,7 @@ class Op(Enum):
     XOR = "xor"
     LSHIFT = "lshift"  # by an amount that is negative or beyond the width: 0
     RSHIFT = "rshift"  # by such an amount: 0, or -1 of a negative integer
+    LDEXP = "ldexp"  # of float32 and int32: x * 2 ** e, rounded once
     # keys: an element and its index as one int64; arg: whether of equal elements the smaller index
     # makes the smaller key, else the larger key. NaN is the largest element.
     KEY = "key"  # of an element of float32 or int32, and an index
@@ -203,6 +205,16 @@ def _comparison(values: tuple[Value, ...], arg: object) -> Value:
 
 def _uniform(values: tuple[Value, ...], arg: object) -> Value:
     return replace(values[0], dtype=torch.float32, stored=None)
+
+
+def _exponent(values: tuple[Value, ...], arg: object) -> Value:
+    return replace(values[0], dtype=torch.int32, stored=None)
+
+
+def _ldexp(values: tuple[Value, ...], arg: object) -> Value:
+    x, e = values
+    assert x.dtype is torch.float32 and e.dtype is torch.int32, f"a float and an int32: {values}"
+    return _joined(values, values[:1])
 
 
 def _where(values: tuple[Value, ...], arg: object) -> Value:
@@ -361,6 +373,7 @@ INFER: dict[Op, Rule] = {
     **dict.fromkeys((Op.LSHIFT, Op.RSHIFT), _of(_elementwise, *INTEGERS)),
     Op.PHILOX: _of(_elementwise, torch.int64), Op.UNIFORM: _of(_uniform, torch.int64),
     **dict.fromkeys(COMPARISONS, _comparison),
+    Op.EXPONENT: _of(_exponent, *FLOATS), Op.LDEXP: _ldexp,
     Op.CAST: _cast, Op.CONVERT: _convert, Op.WHERE: _where, Op.RESHAPE: _reshape, Op.SLICE: _slice,
     Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat, Op.UNBUNDLE: _unbundle,
     Op.BUNDLE: _bundle, Op.TAKE: _take, Op.LOOKUP: _lookup, Op.GROUPED: _grouped, Op.KEY: _key,

@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..errors import ArgumentError
-from .dtypes import FLOAT8, STORAGE
-from .graph import Graph
+from .dtypes import E8M0, FLOAT8, STORAGE
+from .graph import Graph, Node
 from .ops import COMPARISONS, MOVEMENTS, REDUCTIONS, WIDE, Op
 from .philox import uniform_of, words
 
@@ -120,7 +120,7 @@ def _product(x: Tensor) -> Tensor:
     return _folded(x.double(), torch.mul)
 
 
-SATURATING = STORAGE - {torch.float8_e5m2}  # e5m2 has infinities
+SATURATING = STORAGE - {torch.float8_e5m2, E8M0}  # e5m2 has infinities, and e8m0 gives NaN
 
 
 def _convert(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
@@ -142,6 +142,20 @@ def _convert(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Ten
     return (value if arg is torch.float32 else value.to(arg)).to(dtype)
 
 
+def _exponent(x: Tensor) -> Tensor:
+    """What torch.frexp leaves open for infinities and NaN is 0."""
+    return torch.where(x.isfinite(), torch.frexp(x).exponent, 0)
+
+
+MOST = 1000  # of the exponents of powers of two that are float64, with what is far enough beyond
+
+
+def _ldexp(x: Tensor, e: Tensor) -> Tensor:
+    """x * 2 ** e as torch 2.13 has it, for `evaluate` to round. Older ones round 2 ** e first."""
+    power = (e.clamp(-MOST, MOST).long() + 1023 << 52).view(torch.float64)
+    return x.double() * power
+
+
 _NAMESAKES = (  # operations whose function of torch has their name
     Op.NEG, Op.ABS, Op.SIGN, Op.SQRT, Op.RSQRT, Op.EXP, Op.EXPM1, Op.LOG, Op.LOG2, Op.LOG10,
     Op.LOG1P, Op.SIN, Op.COS, Op.TANH, Op.ERF, Op.FLOOR, Op.CEIL, Op.ROUND, Op.TRUNC, Op.ADD,
@@ -150,6 +164,8 @@ _NAMESAKES = (  # operations whose function of torch has their name
 _FUNCTIONS: dict[Op, Function] = {
     **{op: getattr(torch, op.value) for op in _NAMESAKES},
     Op.EXP2: _apart(torch.exp2),
+    Op.EXPONENT: _exponent,
+    Op.LDEXP: _ldexp,
     Op.POW: _apart(torch.pow),
     Op.SIGMOID: lambda x: torch.neg(x).exp_().add_(1).reciprocal_(),
     Op.FLOORDIV: _divide(torch.floor_divide),
@@ -254,7 +270,7 @@ def _lookup(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tens
     found = table[place.clamp(0, len(table) - 1)]
     is_there = is_there.reshape((*is_there.shape, *(1,) * (table.dim() - 1)))
     if table.dtype in FLOAT8:  # which torch does not choose from
-        bits = torch.where(is_there, found.view(torch.uint8), NAN8)
+        bits = torch.where(is_there, found.view(torch.uint8), NAN8.get(table.dtype, 0x7F))
         return bits.view(table.dtype)
     return torch.where(is_there, found, found.new_tensor(NAN if found.is_floating_point() else 0))
 
@@ -265,7 +281,7 @@ def _grouped(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Ten
     return EVALUATE[op]((groups,), None, dtype).expand(groups.shape).flatten(-2)
 
 
-NAN, NAN8 = float("nan"), 0x7F  # and its bits in both dtypes of 8 bits
+NAN, NAN8 = float("nan"), {E8M0: 0xFF}  # and its bits, where they are not 0x7F
 
 
 def _unbundle(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
@@ -304,7 +320,9 @@ def evaluate(
     """
     found = [t for t in tensors.values() if isinstance(t, Tensor)]
     device = max(found, key=Tensor.dim).device if found else "cpu"  # that of a row
-    last_use = {i: node.id for node in graph for i in node.inputs}
+    logarithms = {node.id: x for node in graph if (x := logarithm_of(graph, node)) is not None}
+    reads = {node.id: {*node.inputs, logarithms.get(node.id)} - {None} for node in graph}
+    last_use = {i: id for id, read in reads.items() for i in read}
     outputs = {out.id for out in graph.outputs}
     values: dict[int, Tensor] = {}
     count = len(lead)
@@ -328,6 +346,8 @@ def evaluate(
         elif node.op is Op.RESHAPE:
             value = values[node.inputs[0]]
             value = value.reshape((*value.shape[:count], *inner))
+        elif node.id in logarithms:
+            value = _whole_log2(values[logarithms[node.id]], node.op)
         elif node.op in REDUCTIONS:
             value = values[node.inputs[0]].movedim(node.arg or -1, -1)
             value = EVALUATE[node.op]((value,), node.arg, dtype).squeeze(-1)
@@ -342,7 +362,7 @@ def evaluate(
         if value.is_floating_point() and value.dtype is not dtype:
             value = value.to(dtype)  # sums, means and products are rounded once
         values[node.id] = value.expand((*value.shape[:count], *inner))
-        for i in set(node.inputs) - outputs:
+        for i in reads[node.id] - outputs:
             if last_use[i] == node.id:
                 del values[i]
     results = []
@@ -355,6 +375,26 @@ def evaluate(
         value = _aligned(value, count, len(out.inner))
         results.append(torch.empty(shape, dtype=stored, device=device).copy_(value))
     return pytree.tree_unflatten(results, graph.structure)
+
+
+def logarithm_of(graph: Graph, node: Node) -> int | None:
+    """x, if the node is the floor or the ceiling of log2(x).
+
+    It is found from the exponent of x, because a logarithm that is rounded to a whole number would
+    be its own floor.
+    """
+    if node.op not in (Op.FLOOR, Op.CEIL):
+        return None
+    (operand,) = graph.operands(node)
+    return operand.inputs[0] if operand.op is Op.LOG2 else None
+
+
+def _whole_log2(x: Tensor, op: Op) -> Tensor:
+    """The floor or the ceiling of log2(x)."""
+    mantissa, exponent = torch.frexp(x)
+    whole = (exponent - 1 + ((mantissa > 0.5) & (op is Op.CEIL))).to(x.dtype)
+    whole = torch.where(x < 1, -whole.abs(), whole)  # between 0.5 and 1 the ceiling is -0.0
+    return torch.where((x > 0) & x.isfinite(), whole, torch.log2(x))
 
 
 def _aligned(value: Tensor, count: int, rank: int) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from ..errors import LoweringError
-from ..frontend.dtypes import FLOAT8
+from ..frontend.dtypes import FLOAT8_BY_INSTRUCTION
 from ..frontend.graph import Graph
 from ..frontend.ops import REDUCTIONS
 from .choice import choose
@@ -52,7 +52,7 @@ def plans_for(
             f"{graph.name}: rows of {graph.n} elements; the limit is 2^30, because columns are "
             "numbered in 32 bits. Reduce parts of a row as rows, and combine what they give"
         )
-    float8 = next((node for node in graph if node.value.dtype in FLOAT8), None)
+    float8 = next((n for n in graph if n.value.dtype in FLOAT8_BY_INSTRUCTION), None)
     if float8 and not target.arch.has_float8:
         name = str(float8.value.dtype).removeprefix("torch.")
         message = f"{graph.name}: {target.arch.name} does not convert {name}; sm_89 and later do"

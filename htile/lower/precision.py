@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..frontend.dtypes import FLOAT8
+from ..frontend.dtypes import FLOAT8_BY_INSTRUCTION
 from ..frontend.graph import Graph, Node
 from ..frontend.ops import Op
 
@@ -18,11 +18,12 @@ from ..frontend.ops import Op
 NEAR_OPS = frozenset({
     Op.DIV, Op.SQRT, Op.EXP, Op.EXPM1, Op.LOG, Op.LOG2, Op.LOG10, Op.LOG1P, Op.SIGMOID, Op.TANH,
 })  # fmt: skip
-NARROW = frozenset({torch.bfloat16, torch.float16}) | FLOAT8
+# Of float8_e8m0fnu a small error would show: it makes 2 ** k of what is 2 ** (k + 1) by a hair.
+NARROW = frozenset({torch.bfloat16, torch.float16}) | FLOAT8_BY_INSTRUCTION
 # Operations whose result has about the relative error of its operands, whatever they are.
 KEEPING = frozenset({
     Op.MUL, Op.DIV, Op.NEG, Op.ABS, Op.SQRT, Op.RSQRT, Op.WHERE, Op.RESHAPE, Op.MAXIMUM, Op.MINIMUM,
-    Op.MAX, Op.MIN,
+    Op.MAX, Op.MIN, Op.LDEXP,
 })  # fmt: skip
 # Those of which it is so where nothing cancels: all terms have one sign.
 ADDING = frozenset({Op.ADD, Op.SUB, Op.SUM, Op.MEAN})
@@ -31,7 +32,7 @@ NOT_NEGATIVE = frozenset({Op.EXP, Op.EXP2, Op.SIGMOID, Op.ABS, Op.SQRT, Op.RSQRT
 # their operand has none.
 OF_OPERANDS_SIGN = frozenset({
     Op.EXPM1, Op.LOG1P, Op.TANH, Op.ERF, Op.SIGN, Op.RESHAPE, Op.CAST, Op.CONVERT, Op.SUM, Op.MEAN,
-    Op.MAX, Op.MIN, Op.FLOOR, Op.CEIL, Op.ROUND, Op.TRUNC,
+    Op.MAX, Op.MIN, Op.LDEXP, Op.FLOOR, Op.CEIL, Op.ROUND, Op.TRUNC,
 })  # fmt: skip
 
 

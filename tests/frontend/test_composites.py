@@ -81,7 +81,7 @@ ACTIVATIONS = (
     "selu celu hardshrink softshrink tanhshrink elu softsign silu mish softplus logsigmoid "
     "hardswish hardsigmoid relu6 leaky_relu"
 )
-OF_TWO = "fmod logaddexp logaddexp2 copysign hypot fmax fmin isclose xlogy heaviside"
+OF_TWO = "atan2 arctan2 fmod logaddexp logaddexp2 copysign hypot fmax fmin isclose xlogy heaviside"
 UNARY = {
     **{name: (getattr(torch, name), every()) for name in REALS.split()},
     "tan": (torch.tan, bands(*(c for c in (*SIZES, *NEAR) if abs(c) < 1e6))),
@@ -226,8 +226,8 @@ def test_integers():
 
 
 def test_every_composite_is_tested():
-    """They occur here, in test_trace, or in the tests of indices and of losses of a class."""
-    names = ("composites", "trace", "indices", "class_losses")
+    """They occur here, in test_trace, or in the tests of indices, exponents and class losses."""
+    names = ("composites", "trace", "indices", "exponents", "class_losses")
     files = [Path(__file__).with_name(f"test_{name}.py") for name in names]
     words = set(re.findall(r"\w+", " ".join(file.read_text("utf-8") for file in files)))
     for spelling, function in FUNCTIONS.values():

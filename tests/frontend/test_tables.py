@@ -25,7 +25,7 @@ from htile.testing import assert_close, oracle
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 I32, I64, BOOL = torch.int32, torch.int64, torch.bool
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+E4M3, E5M2, E8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
 NAN = math.nan
 P, N, M = 11, 24, 9
 
@@ -273,7 +273,8 @@ def found(pos: htile.PerRow, table: htile.Shared):
     return row, row[1]
 
 
-@pytest.mark.parametrize("dtype", (F32, BF16, I32, I64, BOOL, E4M3, E5M2, torch.int8, torch.uint8),
+@pytest.mark.parametrize("dtype", (F32, BF16, I32, I64, BOOL, E4M3, E5M2, E8M0, torch.int8,
+                                   torch.uint8),
                          ids=str)  # fmt: skip
 def test_beyond_the_ends_is_nothing(dtype):
     table = (torch.arange(P * N).reshape(P, N) % 7 + 1).to(dtype)

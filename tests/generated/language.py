@@ -381,7 +381,8 @@ PHRASES = (  # of such a value v; D is one of `DIMS`, K a small number
     "F.gelu(v, approximate='K')", "F.silu(v)", "v.sum(dtype=torch.float32)",
     "v.mean(dtype=torch.int32)", "v.sum(D, dtype=torch.int16)", "torch.einsum('i,i->', v, x)",
     "F.linear(v, x)", "x.view(v)", "x[v:]", "x.roll(v)", "v.copysign(x)", "v.index_select(0, v)",
-    "v.repeat(K)", "v.flip(0)", "torch.outer(x, v)",
+    "v.repeat(K)", "v.flip(0)", "torch.outer(x, v)", "torch.atan2(v, x)", "torch.frexp(v)",
+    "v.frexp().exponent", "torch.ldexp(x, v)", "torch.ldexp(v, (x * 4).int())", "v.ldexp(K)",
 )  # fmt: skip
 
 

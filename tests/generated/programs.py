@@ -941,6 +941,28 @@ class Writer:
         text = text.format(a.name, b.name)
         return self.put(text, [a, b], self.promoted(a, b), low, size - 1, 1.0)
 
+    def exponents(self):
+        """What the exponent of an exact number says, or a power of two times a number."""
+        if self.rng.random() < 0.4:
+            a, b = self.pick(lambda v: v.wide), self._integer()
+            if a is None or b is None or b.shape > a.shape or b.varies > a.varies:
+                return None  # torch warns where it makes the result larger than its first operand
+            text = self.one_of(("torch.ldexp({}, {} % 5 - 2)", "{}.ldexp({} % 5 - 2)"))
+            text, more = text.format(a.name, b.name), 4 * a.size
+            return self.put(text, [a, b], F64, -more, more, a.step / 4, 4 * a.err)
+        a = self.pick(lambda v: v.wide and not v.err)
+        if a is None:
+            return None
+        high = math.frexp(max(a.size, 1))[1]
+        text, dtype, low, high, step = self.one_of((
+            ("torch.frexp({}).exponent", I32, -200, high, 1.0),
+            ("{}.frexp().mantissa", F64, -1, 1, 0.0),
+            ("torch.floor(torch.log2({}.abs().clamp(min=0.125)))", F64, -3, high, 1.0),
+            ("abs({}).clamp(min=0.125).log2().ceil()", F64, -3, high, 1.0),
+            ("{}.to(torch.float8_e8m0fnu).float()", F32, 0, 2 * a.size + 1, 0.0),
+        ))  # fmt: skip
+        return self.put(text.format(a.name), [a], dtype, low, high, step)
+
     def word(self) -> tuple[str, list[V]]:
         """The text of a word of each column, and the values in it."""
         key, rest = self._integer(), self._integer()
@@ -1066,6 +1088,8 @@ def draw_program(
         returned = _to_bytes(bytes_rng, returned, writer, has_float8)
         noise_rng = random.Random(f"noise {sizes} {seed}")
         returned += _draw_more(noise_rng, writer, BITS_AND_NOISE, kinds)
+        exponents_rng = random.Random(f"exponents {sizes} {seed}")
+        returned += _draw_more(exponents_rng, writer, (Writer.exponents,), kinds)
     lines = [f"{a.name} = {a.name}{WIDENED[a.dtype]}" for a in args if a.dtype in WIDENED]
     lines = (*lines, *_live(writer.lines, returned))
     returns = _draw_structure(rng, returned)
@@ -1200,8 +1224,8 @@ def _draw_returned(rng: random.Random, writer: Writer) -> list[V]:
 
 
 def _draw_more(rng: random.Random, writer: Writer, wanted: tuple, kinds: list) -> list[V]:
-    """For some programs one value more, made of indices or of bits; what else is drawn does not
-    depend on it.
+    """For some programs one value more, made of indices, bits or exponents; what else is drawn does
+    not depend on it.
     """
     if rng.random() > 0.4:
         return []

@@ -37,7 +37,9 @@ from .language import DIMS, FUNCTIONS, PHRASES, VALUES, Entry, Kind, Of, Takes, 
 
 F32 = torch.float32
 FLOATS = (F32, F32, torch.bfloat16, torch.float16)
-STORED = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
+STORED = (
+    torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu,
+)  # fmt: skip
 INTEGERS = (torch.int32, torch.int64)
 DTYPES = {
     Of.FLOATS: FLOATS, Of.INTEGERS: INTEGERS, Of.MASKS: (torch.bool,), Of.STORED: STORED,
@@ -46,7 +48,7 @@ DTYPES = {
 ODD_DTYPES = (
     *FLOATS, *INTEGERS, *STORED, torch.bool, torch.float64, torch.int16, torch.uint16, torch.uint32,
     torch.uint64, torch.complex32, torch.complex64, torch.complex128, torch.float8_e4m3fnuz,
-    torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
+    torch.float8_e5m2fnuz,
 )  # fmt: skip
 SIZES = (1, 2, 3, 8, 8)
 LEADS = ((3,), (3,), (2, 3), (), (1,), (0,), (2, 1, 2), (4, 0))

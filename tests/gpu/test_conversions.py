@@ -1,4 +1,4 @@
-"""Conversions with torch's bits: integers to 16-bit floats, floats to 8 bits and back."""
+"""Conversions and exponents with torch's bits: of integers, of 16-bit floats, and of 8 bits."""
 
 import pytest
 import torch
@@ -61,7 +61,8 @@ def integers(dtype):
     return torch.cat([found, random]).view(32, 256)
 
 
-STORED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8)
+E8M0 = torch.float8_e8m0fnu
+STORED = (torch.float8_e4m3fn, torch.float8_e5m2, E8M0, torch.int8, torch.uint8)
 ROWS = ((512, 128), (64, 1003))  # even rows, and shifted ones
 
 
@@ -89,7 +90,7 @@ def floats(dtype, shape, device="cpu"):
 def as_stored(x, dtype):
     """What the documentation says that `x.to(dtype)` is."""
     x = x.float()
-    if dtype is not torch.float8_e5m2:
+    if dtype not in (torch.float8_e5m2, E8M0):
         info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
         x = x.clamp(info.min, info.max)
     return (x if dtype.is_floating_point else x.nan_to_num(nan=0.0).trunc()).to(dtype)
@@ -142,6 +143,26 @@ def parts_of_rows(x, number, table, column, at):
     return values, swapped, taken, number[:, [1, 0]]
 
 
+@htile.rowwise
+def by_values(x, once: htile.PerRow, number: htile.Scalar, groups: htile.Inner[2]):
+    """What a row has once, what a call has once, and a few numbers of each row."""
+    total = once.float() + number.float()
+    largest = groups.float().amax(-1).to(x.dtype) if x.dtype.is_floating_point else groups[:, 0]
+    return x.float() + total, once, once.float() * 2, largest, groups[1, 2], x.flatten()
+
+
+def values(dtype, shape, device="cpu"):
+    """Arguments of `by_values`."""
+    x, *_ = parts(dtype, shape, device)
+    return x, x[:, 1].contiguous(), x[1, 1].clone(), x[:, :6].reshape(-1, 2, 3)
+
+
+def values_of_rows(x, once, number, groups):
+    total = once.float() + number.float()
+    largest = groups.float().amax(-1).to(x.dtype) if x.dtype.is_floating_point else groups[..., 0]
+    return x.float() + total[:, None], once, once.float() * 2, largest, groups[:, 1, 2], x
+
+
 WHOLE = (torch.int8, torch.uint8, torch.bool, torch.int32, torch.int64)
 
 
@@ -153,6 +174,7 @@ def storage_jobs(arch):
     for shape in PARTS:
         for dtype in (*STORED, torch.bool):
             yield job(by_parts, tuple(x.to("meta") for x in parts(dtype, shape)), arch)
+            yield job(by_values, tuple(x.to("meta") for x in values(dtype, shape)), arch)
     for shape in ROWS:
         for dtype in STORED:
             for of in (BF16, F16, F32):
@@ -179,9 +201,130 @@ def test_from_8_bits(dtype, shape, device):
     assert same(run(loaded, x), x)
 
 
+def of_every_exponent(device="cpu"):
+    """Floats of every exponent and both signs, whose mantissas are near the ends and the middle."""
+    ends = [0, 1, 2, 0x3FFFFF, 0x400000, 0x400001, 0x7FFFFE, 0x7FFFFF, 0x155555, 0x2AAAAA]
+    mantissas = torch.tensor([*ends, *(1 << k for k in range(2, 22)), 0x600000, 0x700000])
+    bits = (torch.arange(512) << 23)[:, None] | mantissas
+    bits = torch.where(bits >= 2**31, bits - 2**32, bits)
+    return bits.int().view(F32).view(64, 256).to(device)
+
+
+@htile.rowwise
+def to_e8m0(x):
+    y = x.to(E8M0)
+    return y, y.float(), x[0::2].to(E8M0), x[0].to(E8M0), (x * 0.5).to(E8M0)
+
+
+@htile.rowwise
+def whole_logarithms(x):
+    low, high = torch.floor(torch.log2(x)), torch.ceil(torch.log2(x))
+    return low, high, torch.floor(torch.log2(x.abs().amax()))
+
+
+@htile.rowwise
+def split(x):
+    mantissa, exponent = torch.frexp(x)
+    return mantissa, exponent, torch.ldexp(mantissa, exponent), torch.frexp(x[1])
+
+
+@htile.rowwise
+def scaled(x, e, once: htile.PerRow):
+    return torch.ldexp(x, e), x.ldexp(once), torch.ldexp(x[2], e)
+
+
+@htile.rowwise
+def powers_of_two(e):
+    return torch.exp2(e.float()), torch.ldexp(torch.ones_like(e), e)
+
+
+def exponents(dtype, device="cpu"):
+    """Of columns and of rows: those that take numbers to both ends, and some beyond."""
+    far = 2**31 - 1 if dtype is torch.int32 else 2**40
+    e = torch.arange(256, dtype=dtype) * 3 - 384
+    once = torch.arange(64, dtype=dtype) * 9 - 280
+    e[:4] = torch.tensor([far, -far - 1, 0, 150], dtype=dtype)
+    once[:4] = torch.tensor([-far - 1, far, 0, -1], dtype=dtype)
+    return e.to(device), once.to(device)
+
+
+def exponent_jobs(arch):
+    x = of_every_exponent()
+    for f in (to_e8m0, whole_logarithms):
+        yield job(f, (x,), arch)
+    for of in (F32, BF16, F16):
+        yield job(split, (x.to(of),), arch)
+        for dtype in INTEGERS:
+            yield job(scaled, (x.to(of), *exponents(dtype)), arch)
+    yield job(powers_of_two, (torch.arange(-160, 140)[None].int(),), arch)
+
+
+def test_every_exponent_to_e8m0(device):
+    """Halfway, next to it, subnormal numbers, infinities, NaN, and negative numbers."""
+    x = of_every_exponent()
+    y, again, even, first, halves = run(to_e8m0, x.to(device))
+    expected = x.to(E8M0)
+    assert_same_bits(y.cpu().view(torch.uint8), expected.view(torch.uint8))
+    assert same(again.cpu(), expected)
+    assert_same_bits(even.cpu().view(torch.uint8), expected[:, 0::2].contiguous().view(torch.uint8))
+    assert_same_bits(first.cpu().view(torch.uint8), expected[:, 0].contiguous().view(torch.uint8))
+    assert_same_bits(halves.cpu().view(torch.uint8), (x * 0.5).to(E8M0).view(torch.uint8))
+
+
+def equal_bits(out, expected):
+    """As `assert_same_bits`, and any NaN for NaN."""
+    assert torch.equal(out.isnan(), expected.isnan())
+    assert_same_bits(torch.where(out.isnan(), 0.0, out), torch.where(out.isnan(), 0.0, expected))
+
+
+def test_whole_logarithms_are_exact(device):
+    x = of_every_exponent()
+    low, high, largest = (out.cpu() for out in run(whole_logarithms, x.to(device)))
+    exact = x.double().log2()
+    equal_bits(low, exact.floor().float())
+    equal_bits(high, exact.ceil().float())
+    equal_bits(largest, x.double().abs().amax(-1).log2().floor().float())
+
+
+@pytest.mark.parametrize("of", (F32, BF16, F16), ids=short)
+def test_frexp(of, device):
+    x = of_every_exponent().to(of)
+    mantissa, exponent, again, (one, its) = run(split, x.to(device))
+    expected = torch.frexp(x)
+    equal_bits(mantissa.cpu(), expected.mantissa)
+    assert torch.equal(exponent.cpu(), expected.exponent) and exponent.dtype is torch.int32
+    equal_bits(again.cpu(), x)
+    assert torch.equal(its.cpu(), expected.exponent[:, 1]) and same(one.cpu(), mantissa[:, 1].cpu())
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=short)
+@pytest.mark.parametrize("of", (F32, BF16, F16), ids=short)
+def test_ldexp(of, dtype, device):
+    """One rounding to float32, and one to the dtype of the result."""
+    x, (e, once) = of_every_exponent().to(of), exponents(dtype)
+    found = run(scaled, x.to(device), e.to(device), once.to(device))
+
+    def right(x, e):
+        return (x.double() * torch.exp2(e.double().clamp(-1000, 1000))).float()
+
+    equal_bits(found[0].cpu(), right(x, e).to(of))
+    equal_bits(found[1].cpu(), right(x, once[:, None]).to(of))
+    assert same(found[2].cpu(), right(x[:, 2:3], e).to(found[2].dtype))
+
+
+def test_powers_of_two_are_exact(device):
+    e = torch.arange(-160, 140, dtype=torch.int32)[None]
+    by_exp2, by_ldexp = (found.cpu() for found in run(powers_of_two, e.to(device)))
+    exact = torch.exp2(e.double()).float()
+    equal_bits(by_ldexp, exact)
+    normal = (e >= -126) & (e < 128)  # the GPU finds subnormal powers as squares of roots
+    equal_bits(by_exp2[normal], exact[normal])
+
+
 def jobs(arch):
     """Every function of every dtype."""
     yield from storage_jobs(arch)
+    yield from exponent_jobs(arch)
     for f in FUNCTIONS:
         for dtype in INTEGERS:
             yield job(f, (torch.empty(32, 256, dtype=dtype, device="meta"),), arch)
@@ -223,7 +366,19 @@ def test_whole_numbers_to_8_bits_by_float32(dtype, of, shape, device):
 def test_parts_of_8_bits(dtype, shape, device):
     seed("parts", dtype, shape)
     args = parts(dtype, shape, device)
-    found, expected = run(by_parts, *args), parts_of_rows(*(x.cpu() for x in args))
+    check_8_bits(run(by_parts, *args), parts_of_rows(*(x.cpu() for x in args)))
+
+
+@pytest.mark.parametrize("shape", PARTS, ids=str)
+@pytest.mark.parametrize("dtype", (*STORED, torch.bool), ids=short)
+def test_values_of_8_bits(dtype, shape, device):
+    seed("values", dtype, shape)
+    args = values(dtype, shape, device)
+    check_8_bits(run(by_values, *args), values_of_rows(*(x.cpu() for x in args)))
+
+
+def check_8_bits(found, expected):
+    """The same dtypes and numbers, of structures of results."""
     for out, right in zip(tree_leaves(found), tree_leaves(expected), strict=True):
         assert out.dtype == right.dtype
         assert same(out.cpu(), right)

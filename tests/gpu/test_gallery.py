@@ -1,4 +1,4 @@
-"""The kernels of examples/gallery on the GPU: against float64, and one row against its batch."""
+"""The kernels of examples/gallery on the GPU: against float64, and rows in batches of all sizes."""
 
 import pytest
 import torch
@@ -9,13 +9,14 @@ from examples.gallery.check import compare
 from htile.frontend.graph import Role
 from htile.frontend.roles import classify
 
-from .matrix import BF16, assert_same_bits, job, run, seed
+from .matrix import BF16, assert_same_bits, job, rows_of, run, seed
 from .test_out import compile_in_place
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiles_nothing")]
 
 ROWS = 60  # which the kernels with several heads and batch entries can divide
 ODD = 1003  # elements, so that rows begin anywhere
+BATCHES = (1, 3, 64, 5000)  # rows; 60 and fewer have one kernel, and longer batches others
 ALONE = 7  # the row that is also run by itself
 PLACES = ("as in a model", "small")
 # Which arguments the results of these may be written over.
@@ -39,18 +40,29 @@ def prepared(name, k, place, device):
     return getattr(module, name), module.reference, args, variants(name)[k]
 
 
-def alone(f, args, variant):
-    """The arguments of one row, with a leading dimension of 1; and the leading shape of all."""
+def picked(f, args, variant, places):
+    """The arguments of the rows at some places, which have one leading dimension; and the leading
+    shape of all rows."""
     values = f._signature.bind(tuple(args), variant)
     call = classify(f._signature, values)
     found = {}
     for spec, value in zip(call.specs, values, strict=True):
         if isinstance(value, torch.Tensor) and spec.role in (Role.ROW, Role.PER_ROW):
             value = value.expand((*call.lead, *spec.inner)).reshape(-1, *spec.inner)
-            # A row of its own memory: where it begins there does not depend on the device.
-            value = value[ALONE : ALONE + 1].clone()
+            # Rows of their own memory: where they begin there does not depend on the device.
+            value = value[torch.tensor(places, device=value.device)]
         found[spec.name] = value
     return found, call.lead
+
+
+def alone(f, args, variant):
+    """The arguments of one row, and the leading shape of all."""
+    return picked(f, args, variant, [ALONE])
+
+
+def places_of(m):
+    """Which rows a batch of m has: the one that is first and last too, and others between."""
+    return [ALONE, *(k % ROWS for k in range(1, m - 1)), ALONE][:m]
 
 
 def every():
@@ -64,6 +76,10 @@ def jobs(arch):
         f, _, args, variant = prepared(name, k, place, "cpu")
         yield job(f, args, arch, **variant)
         yield job(f, (), arch, **alone(f, args, variant)[0])
+        if place == PLACES[0]:
+            without_memory = [x.to("meta") if isinstance(x, torch.Tensor) else x for x in args]
+            for m in BATCHES:  # a kernel serves many numbers of rows, so these are few more
+                yield job(f, (), arch, **picked(f, without_memory, variant, places_of(m))[0])
     for name, replaced in IN_PLACE.items():
         for place in PLACES:
             f, _, args, _ = prepared(name, 0, place, "cpu")
@@ -88,6 +104,19 @@ def test_bits_of_a_row_do_not_depend_on_the_others(name, k, place, device):
 
     together = pytree.tree_map(row, run(f, *args, **variant))
     assert_same_bits(run(f, **one), together, name)
+
+
+@pytest.mark.parametrize(("name", "k"), CASES)
+def test_bits_of_rows_in_batches_of_every_size(name, k, device):
+    """A row by itself, first, last and between: each of its results has the bits that it has in a
+    batch of `ROWS`, for rows as long as in a model."""
+    f, _, args, variant = prepared(name, k, PLACES[0], device)
+    known = run(f, **picked(f, args, variant, [*range(ROWS)])[0])
+    for m in BATCHES:
+        places = places_of(m)
+        found = run(f, **picked(f, args, variant, places)[0])
+        expected = rows_of(known, torch.tensor(places, device=device))
+        assert_same_bits(found, expected, (name, m))
 
 
 @pytest.mark.parametrize("place", PLACES)

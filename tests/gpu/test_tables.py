@@ -89,7 +89,8 @@ MOVED = [(f, n, dtype, *place) for f in (rotary, normed, looked_up) for n in (64
 MIXED = ((BF16, F32), (F32, BF16), (BF16, F16))  # of the row and of the table
 FORCED = [(normed, 1003, BF16), (normed, 4096, BF16), (normed, 16384, F32), (rotary, 128, BF16),
           (after, 16384, BF16)]  # fmt: skip
-OF_DTYPES = (F16, I32, I64, BOOL, torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu)
+OF_DTYPES = (F16, I32, I64, BOOL, torch.int8, torch.uint8, *FLOAT8)
 SEEDS = range(150)
 LEADS = ((5,), (40,), (3, 7), (2, 1, 9))
 

@@ -138,7 +138,8 @@ def test_a_part_of_a_table_has_its_own_length():
 
 
 @pytest.mark.parametrize("dtype", (torch.int32, torch.int64, torch.bool, torch.int8, torch.uint8,
-                                   torch.float8_e4m3fn, torch.float8_e5m2, torch.float16),
+                                   torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu,
+                                   torch.float16),
                          ids=str)  # fmt: skip
 @pytest.mark.parametrize("n", (64, 1003))
 def test_tables_of_every_dtype_compile(dtype, n):

@@ -24,6 +24,7 @@ FUNCTIONS = {
     **dict.fromkeys(("exp", "exp_bounded", "exp2", "expm1", "erf", "tanh", "sin", "cos"), (F, 1)),
     **dict.fromkeys(("log", "log2", "log10", "log1p", "log1p_bounded"), (F, 1)),
     **dict.fromkeys((f"{name}_near" for name in NEAR), (F, 1)),
+    **dict.fromkeys(("exponent", "floor_log2", "ceil_log2"), (F, 1)),
     "logical_not": (B, 1),
     **dict.fromkeys(("div", "div_bounded", "div_near", "pow", "exp_quotient"), (F, 2)),
     **dict.fromkeys(("floordiv", "mod", "maximum", "minimum"), (NUMBERS, 2)),
@@ -38,7 +39,9 @@ COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 def result_dtype(name, dtype):
-    return Boolean if name in COMPARISONS else dtype
+    if name in COMPARISONS:
+        return Boolean
+    return Int32 if name == "exponent" else dtype
 
 
 def run_calls(calls, count, tensors, outs):

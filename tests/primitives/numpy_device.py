@@ -18,6 +18,7 @@ from htile.compute import (
     conversion,
     division,
     exchange,
+    exponents,
     mean,
     moments,
     near,
@@ -31,8 +32,8 @@ from htile.compute import math as functions
 from htile.copy import layout
 
 MODULES = (
-    accumulate, bits, conversion, division, exchange, functions, mean, moments, near, operands,
-    powers, products, random, reduce, layout,
+    accumulate, bits, conversion, division, exchange, exponents, functions, mean, moments, near,
+    operands, powers, products, random, reduce, layout,
 )  # fmt: skip
 TINY = np.float32(2.0**-126)
 

@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("cutlass")
 
+from htile.compute import exponents
 from htile.compute import math as m
 from htile.frontend.philox import uniform_of, words
 from tests.primitives.elementwise import FLOATS, float_pairs, int_pairs, same, ulps
@@ -151,3 +152,52 @@ def test_numpy_uniform(on_numpy):
     assert expected.min() == 2.0**-33 and expected.max() == 1 - 2.0**-24
     exact = ((word & 0xFFFFFFFF) + 0.5) * 2.0**-32
     assert (np.abs(expected - exact) <= exact * 2.0**-23).all()
+
+
+def of_every_exponent():
+    """Floats of every exponent and both signs, whose mantissas are near the ends and the middle."""
+    ends = [0, 1, 2, 3, 0x3FFFFE, 0x3FFFFF, 0x400000, 0x400001, 0x400002, 0x7FFFFE, 0x7FFFFF]
+    mantissas = np.array([*ends, *(1 << np.arange(23)), 0x155555, 0x2AAAAA, 0x555555], np.int64)
+    bits = (np.arange(512) << 23)[:, None] | mantissas
+    return bits.ravel().astype(np.uint32).view(np.float32)
+
+
+def test_numpy_exponents_of_e8m0(on_numpy):
+    """As torch has them, of every exponent and next to every place where the result changes."""
+    x = of_every_exponent()
+    expected = torch.from_numpy(x).to(torch.float8_e8m0fnu).view(torch.uint8).numpy()
+    assert (exponents.nearest_power(Vector(x)).data == expected).all()
+    stored = np.arange(256, dtype=np.int32)
+    as_torch = torch.arange(256).to(torch.uint8).view(torch.float8_e8m0fnu)
+    assert same(exponents.power_of(Vector(stored)).data, as_torch.float().numpy()).all()
+
+
+def test_numpy_exponent(on_numpy):
+    x = of_every_exponent()
+    _, exponent = np.frexp(x)
+    expected = np.where(np.isfinite(x), exponent, 0).astype(np.int32)
+    assert same(on_numpy("exponent", x), expected).all()
+    as_torch = torch.frexp(torch.from_numpy(x))
+    assert same(as_torch.exponent.numpy(), expected).all()
+    assert same(on_numpy("ldexp", x, -expected), as_torch.mantissa.numpy()).all()
+
+
+def test_numpy_ldexp(on_numpy):
+    """By every exponent that does not give 0 or infinity for all numbers, and by a few beyond."""
+    x = of_every_exponent()[::5]
+    counts = [*range(-300, 301), 1000, -1000, 2**31 - 1, -(2**31)]
+    for count in counts:
+        e = np.full(x.shape, count, np.int32)
+        with np.errstate(all="ignore"):
+            expected = np.ldexp(x.astype(np.float64), max(-500, min(500, count)))
+            expected = expected.astype(np.float32)
+        assert same(on_numpy("ldexp", x, e), expected).all(), count
+
+
+@pytest.mark.parametrize("name", ("floor_log2", "ceil_log2"))
+def test_numpy_whole_logarithms(on_numpy, name):
+    x = of_every_exponent()
+    with np.errstate(all="ignore"):
+        expected = np.log2(x.astype(np.float64))
+        expected = (np.floor if name == "floor_log2" else np.ceil)(expected).astype(np.float32)
+    assert same(on_numpy(name, x), expected).all()
