@@ -186,3 +186,15 @@ def test_every_architecture(dtype, arch):
     else:
         assert not stored.inspect(x, dtype, arch=arch).resources.stack
         assert not loaded.inspect(x.to(dtype), arch=arch).resources.stack
+
+
+def test_what_becomes_a_power_of_two_is_computed_exactly():
+    """A hair below a power, or below the middle of two, would give half of it."""
+
+    @htile.rowwise
+    def quotient(x, y, dtype: htile.Static):
+        return (x / y).to(dtype)
+
+    x = torch.empty(3, 512, device="meta")
+    assert "div_near" in quotient.inspect(x, x, E4M3, arch="sm_90a").source
+    assert "math.div(" in quotient.inspect(x, x, E8M0, arch="sm_90a").source
