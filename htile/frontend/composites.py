@@ -190,8 +190,9 @@ class Split(NamedTuple):
 
 @implements("frexp", check=floating)
 def frexp(input):
-    """The mantissa, from 0.5 to 1, and the exponent: input is mantissa * 2 ** exponent. Both are
-    exact; of 0, infinities and NaN the exponent is 0."""
+    """The mantissa, from 0.5 to 1, and the exponent, such that input is mantissa * 2 ** exponent.
+
+    Both are exact; of 0, infinities and NaN the exponent is 0."""
     exponent = node(Op.EXPONENT, input)
     return Split(node(Op.LDEXP, input, -exponent), exponent)
 
