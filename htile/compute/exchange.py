@@ -66,6 +66,34 @@ def peers(
     ]
 
 
+def lists_of_peers(
+    buffer: cute.Tensor, count: int, abreast: int, identity: float
+) -> list[list[Numeric]]:
+    """What this lane merges of the `count` words, in order, that each warp of its row has left.
+
+    The k-th of a warp's words is in the k-th slot. Lanes that have the same warps have every second
+    word, or every fourth and so on, each others; beyond the last word they have the identity.
+
+    Returns for each warp that the lane has a list of its words, in order.
+    """
+    slot = slots_of(buffer, count)[0]
+    width, row = lanes_of_peers(slot), _row(slot, abreast)
+    apart, first = 32 // width, cute.arch.lane_idx() // width
+    lists = []
+    for peer, is_there in _peers_of_lane(slot):
+        words = []
+        for k in range(0, count, apart):
+            is_last = k + apart > count
+            here = first + k < count if is_last else None
+            place = select(here, first + k, 0) if is_last else first + k
+            word = buffer[row, peer, place]
+            for holds in (here, is_there):
+                word = word if holds is None else select(holds, word, type(word)(identity))
+            words.append(word)
+        lists.append(words)
+    return lists
+
+
 def peer_places(slot: cute.Tensor) -> list[tuple[tuple, Boolean | None]]:
     """Where each of `peers` comes from: (warp of its share, share, the last share it may be of).
 

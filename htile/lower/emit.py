@@ -196,5 +196,8 @@ def _heading(plan: Plan, stage: int) -> str:
     """What the next steps are for, after so many stages."""
     if stage >= plan.stages:
         return "    # output"
-    ops = (plan.graph[id].op.value for id in plan.sweeps.reduces[stage].results)
-    return f"    # stage {stage + 1}: {', '.join(ops)}"
+    reduce = plan.sweeps.reduces[stage]
+    each = zip(reduce.parts, reduce.results, strict=True)
+    ops = [plan.graph[id].op.value for part, id in each if part.chain is None]
+    chains = dict.fromkeys(part.chain for part in reduce.parts if part.chain is not None)
+    return f"    # stage {stage + 1}: {', '.join([*ops, *map(str, chains)])}"

@@ -56,6 +56,7 @@ class Names:
     fragments: of inputs, as tiles in shared memory (`sX`) or registers (`tXrX`).
     carried: of what a loop carries, by part.
     moments: of what an exchange brings beside its result, by part.
+    ranks: of all ranks of a chain together, by part.
     prefetched: of the chunks that are on their way to a loop, by the loop's place in the steps.
     """
 
@@ -73,6 +74,7 @@ class Names:
         self.fragments: dict[Input, str] = {}
         self.carried: dict[Part, str] = {}
         self.moments: dict[Part, str] = {}
+        self.ranks: dict[Part, str] = {}
         self.prefetched: dict[int, str] = {}
         ends = plan.work.ends
         opening = itertools.takewhile(lambda s: isinstance(s, Load) or s in ends, plan.steps)
@@ -117,6 +119,11 @@ class Names:
                     loop = next(j for j in range(k, len(steps)) if isinstance(steps[j], ChunkLoop))
                     self.prefetched[loop] = self._numbered("prefetched")
                 case Reduce():
+                    for part in dict.fromkeys(step.parts):
+                        if part.chain is not None:
+                            name = self.ranks[part] = self._numbered("ranks")
+                            each = {id: f"{name}[{k}]" for k, id in enumerate(part.results)}
+                            self.values |= each
                     made = step.results if numerics.in_loops else step.made(graph)
                     for id in made:
                         if id not in self.values:

@@ -20,6 +20,7 @@ from ..frontend.graph import Graph, Input, Node, Output, Role
 from ..frontend.ops import REDUCTIONS, Op
 from .patterns import Function, ancestors, choose_function
 from .precision import seen_in_16_bits
+from .ranks import chains
 from .reductions import MOMENTS, SOFTMAX, Part, Reduce, by_stage, carried_together, with_pairs
 from .steps import Compute, Home
 
@@ -172,7 +173,8 @@ class Work:
         self.is_wide = any(a.dtype.itemsize > 2 for a in (*self.of(Role.ROW), *self.writes))
         self._seen_in_16_bits = seen_in_16_bits(graph)
         self._held_words: dict[tuple, float] = {}
-        self._by_stage = by_stage(graph)
+        self.chains = chains(graph)
+        self._by_stage = by_stage(graph, self.chains)
         self._paired = with_pairs(graph, self._by_stage)
         self.stages = len(self._by_stage)
         self.has_pair = len(self._paired) < self.stages
@@ -306,7 +308,7 @@ class Work:
         kept = {node.id for node in graph if node.op in LEAVES}
         kept |= {step.id for step in (*self.ends, *self.early_in_loops)}
         left, sweeps = self.writes, []
-        waiting = list(self._paired)
+        waiting = with_pairs(graph, by_stage(graph)) if self.chains else list(self._paired)
         while waiting:
             first, *further = carried_together(graph, waiting)
             del waiting[: 1 + len(further)]

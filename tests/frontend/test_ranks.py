@@ -145,10 +145,16 @@ def test_what_is_ranked_may_change_afterwards():
 
 
 def test_stages():
-    """A maximum and its index are one stage, and each further element is one."""
+    """A maximum and its index are one stage, and so are all elements of a rank in a held row.
+
+    Loops find one after the other.
+    """
     x = torch.empty(64, 256, dtype=BF16, device="meta")
     assert extremes.inspect(x).plan.stages == 1
-    assert ranked.inspect(x, 5).plan.stages == 5
+    kernel = ranked.inspect(x, 5)
+    assert kernel.plan.stages == 1 and kernel.plan.sweeps.slots == 10
+    kernel = ranked.inspect(torch.empty(64, 400001, dtype=BF16, device="meta"), 5)
+    assert kernel.plan.stages == 5 and kernel.plan.sweeps.slots == 10
 
 
 def test_the_graph_of_a_kernel_means_the_same():
