@@ -9,9 +9,11 @@ import pytest
 import torch
 
 import htile
+from benchmarks.instructions import counted
 from htile.errors import DtypeError, ShapeError, UnsupportedError
 from htile.frontend.ops import Op
 from htile.frontend.reference import evaluate
+from htile.lower.ranks import chains
 from htile.testing import oracle
 
 INF, NAN = math.inf, math.nan
@@ -181,10 +183,103 @@ def test_columns_stay_in_int32():
     assert [node.value.dtype for node in indices] == [I32]
 
 
-@pytest.mark.parametrize("arch", ("sm_80", "sm_90a", "sm_100a", "sm_120a"))
+def chains_of(f, *args, **options):
+    kernel = f.inspect(*args, **options)
+    return kernel, chains(kernel.graph)
+
+
+def test_chains():
+    """Elements of 16 bits and their indices are keys of 32 bits, unless something is computed."""
+
+    @htile.rowwise
+    def f(x, y, s):
+        return (
+            x.topk(3).values, (-x).topk(3, largest=False).values, (x * 2).topk(3).values,
+            y.topk(2).values, x.float().masked_fill(s > 0, -torch.inf).topk(4).indices,
+            s.topk(5).values, s.int().topk(2).values, x.argmax(),
+        )  # fmt: skip
+
+    def bits(n):
+        tensors = [torch.empty(8, n, dtype=dtype, device="meta") for dtype in (BF16, F16, F32)]
+        found = chains_of(f, *tensors)[1]
+        return {(len(c.results), c.smaller, c.index_bits): len(c.keys) for c in found}
+
+    expected = {
+        (3, False, 16): 1, (3, True, 16): 1, (3, False, 0): 1, (4, False, 16): 1,
+        (5, False, 0): 1, (2, False, 0): 1,
+    }  # fmt: skip
+    assert bits(8192) == expected | {(2, False, 13): 1}
+    assert bits(16384) == expected
+
+
+def test_chains_of_pieces():
+    """A row in pieces has one chain, and groups have one each."""
+
+    @htile.rowwise
+    def f(x, y):
+        groups = x.view(4, -1)
+        best = groups.topk(2).values.sum(-1)
+        hidden = torch.where((best > 1)[:, None], groups, -torch.inf).flatten()
+        return hidden.topk(8).indices, y.topk(3).values
+
+    x, y = torch.randn(5, 256), torch.randn(5, 64)
+    kernel, found = chains_of(f, x, y)
+    sizes = sorted((len(c.results), len(c.keys)) for c in found)
+    assert sizes == [(2, 1)] * 4 + [(3, 1), (8, 4)]
+    assert kernel.plan.stages == 2 and kernel.source.count("ctx.ranks(") == 6
+    assert kernel.plan.sweeps.slots == 4 * 2 + 3 + 8
+    for a, b in zip(f(x, y), oracle(f, x, y), strict=True):
+        assert torch.equal(a.double(), b.double())
+
+
+def test_one_of_many_is_no_chain():
+    @htile.rowwise
+    def f(x):
+        highest = x.amax(-1)
+        return torch.where(x < highest, x, -(2**63)).amax(-1), x.int().topk(1).values
+
+    x = torch.tensor([[3, 3, 1, 2]])
+    assert not chains_of(f, x)[1] and f(x)[0].item() == 2
+
+
+ARCHS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
+
+
+@pytest.mark.parametrize("arch", ARCHS)
 def test_compiles(arch):
     kernel = ranked.inspect(torch.empty(64, 128, dtype=BF16, device="meta"), 4, arch=arch)
     assert kernel.resources.stack == 0
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(
+    ("n", "k", "dtype", "plan"),
+    [
+        (8, 8, F32, {}), (256, 8, BF16, {"threads_per_row": 8}), (1000, 8, F16, {}),
+        (256, 9, F32, {"threads_per_row": 32}), (4096, 8, BF16, {"threads_per_row": 512}),
+        (4096, 16, F32, {"threads_per_row": 256}), (10007, 8, I32, {"form": "held"}),
+        (16384, 8, BF16, {"form": "held", "cluster_n": 8}),
+    ],
+)  # fmt: skip
+def test_compiles_for_every_plan(n, k, dtype, plan, arch):
+    """Whole warps compare by `redux`, and k keys of a row take one barrier."""
+    if "cluster_n" in plan and arch in ("sm_80", "sm_120a"):
+        pytest.skip("no clusters there")
+
+    @htile.rowwise
+    def f(x):
+        return tuple(x.topk(k, largest=False))
+
+    x = torch.empty(4096, n, dtype=dtype, device="meta")
+    kernel = f.with_plan(**plan).inspect(x, arch=arch)
+    assert kernel.resources.stack == 0
+    num, text = kernel.plan.numerics, kernel.ptx
+    is_several = num.threads_per_row > 32 or num.cluster_n > 1
+    words = 1 if dtype in (BF16, F16) else 2
+    whole = num.threads_per_row >= 32
+    assert text.count("redux.sync") == whole * k * words * (1 + is_several)
+    if num.cluster_n == 1:
+        assert text.count("bar.sync") + text.count("barrier.sync") == is_several
 
 
 def test_instructions():
@@ -200,6 +295,21 @@ def test_instructions():
     assert text.count("max.s64") <= elements + 12
     lines = [line for line in text.splitlines() if line.startswith("\t") and line.endswith(";")]
     assert len(lines) <= 12 * elements + 200
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "dtype", "most"),
+    [(256, 8, BF16, 850), (256, 8, F32, 1050), (4096, 8, BF16, 900), (4096, 8, F32, 1000)],
+)
+def test_instructions_of_ranks(n, k, dtype, most):
+    """A row of 4096 is four warps. Four rows of 256 elements of 16 bits are one, or two of 32."""
+
+    @htile.rowwise
+    def f(x):
+        return tuple(x.topk(k))
+
+    kernel = f.inspect(torch.empty(16384, n, dtype=dtype, device="meta"))
+    assert counted(kernel.cubin)[0] <= most
 
 
 def wrong(f):
