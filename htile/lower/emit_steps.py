@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from ..frontend.graph import Input, Role
+from ..frontend.graph import Input, Output, Role
 from ..frontend.ops import Op
 from .expressions import (
     CUTLASS_TYPES,
@@ -61,10 +61,18 @@ def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT)
             return [f"{indent}{ctx}.wait_for_row()  # before anything is overwritten"]
         case Store(output):
             tensor, value = names.tensors[output], names.operand(output.id)
-            if output.is_row:
-                return [f"{indent}ElementwiseStorer({ctx}).store({tensor}, {value})"]
-            return [f"{indent}{ctx}.store_row_value({tensor}, {value})"]
+            return [f"{indent}ElementwiseStorer({ctx}).store({tensor}, {value})"]
     raise AssertionError(f"{step} is not printed")
+
+
+def store_values(names: Names, outputs: list[Output]) -> list[str]:
+    """The store of a value of the row, or of several that lie side by side."""
+    tensor, values = names.tensors[outputs[0]], [names.operand(each.id) for each in outputs]
+    places = [str(names.places.get(each, 0)) for each in outputs]
+    if places == ["0"]:
+        return [f"{INDENT}ctx.store_row_value({tensor}, {values[0]})"]
+    args = [tensor, tuple_of(places), tuple_of(values)]
+    return wrapped_call(f"{INDENT}ctx.store_row_values(", args, ")")
 
 
 def assign(

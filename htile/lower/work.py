@@ -227,7 +227,7 @@ class Work:
         return self._hold(self._paired)
 
     def _hold(self, reduces: Sequence[Reduce]) -> Sweeps:
-        """A sweep for each exchange, then one for each result."""
+        """A sweep for each exchange, then one for each result, or for elements side by side."""
         graph = self.graph
         done = {node.id for node in graph if node.op in LEAVES} | {step.id for step in self.before}
         left = {i.id: i for i in self.columns}
@@ -243,8 +243,8 @@ class Work:
             goals = reduce.operands(graph)
             sweep(goals[:1] if reduce.is_pair else goals, then=(reduce,))
             done.update(reduce.made(graph))
-        for output in graph.outputs:
-            sweep((output.id,), stores=(output,))
+        for beside in graph.outputs_beside:
+            sweep(tuple(output.id for output in beside), stores=beside)
         return Sweeps(graph, sweeps)
 
     def crossing(self, held: Sweeps, late_columns: bool) -> list[set[int]]:
