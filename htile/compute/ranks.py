@@ -13,15 +13,18 @@ element, which are known to be zero, give way to those of its index.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Boolean, Int32, Int64
 
-from htile.compute.exchange import exchange, lists_of_peers, slots_of
+from htile.compute.exchange import PeerList, exchange, lists_of_peers, slots_of
 from htile.compute.operands import Vector, make_vector, select
 from htile.compute.reduce import MAX, identity, warp_reduce
 
 Key = Int64 | Int32
+MOST_LOADED = 4  # keys of another warp that a lane loads before it needs them
 
 
 def in_order(keys: Vector, smaller: bool, index_bits: int) -> Vector:
@@ -76,8 +79,23 @@ def first_of_row(
     words = tuple((key if dtype is Int64 else key.to(Int64),) for key in found)
     exchange(words, slots_of(reduction_buffer, count), mbar_ptr, phase, abreast)
     lists = lists_of_peers(reduction_buffer, count, abreast, identity(MAX, dtype))
-    lists = [[key if dtype is Int64 else key.to(Int32) for key in each] for each in lists]
-    return _rounds(_merged(lists, count), count, 32)
+
+    def typed(word: Int64) -> Key:
+        return word if dtype is Int64 else word.to(Int32)
+
+    if len(lists) == 1 and lists[0].length > MOST_LOADED:
+        return _rounds_of_peers(lists[0], typed)
+    return _rounds(_merged([[*map(typed, each.words())] for each in lists], count), count, 32)
+
+
+def _rounds_of_peers(peer: PeerList, typed: Callable[[Int64], Key]) -> list[Key]:
+    """`_rounds` of a warp, of which each lane loads its next key when it needs that one."""
+    place, found = peer.first, []
+    for k in range(peer.count):
+        key = typed(peer.word(place, k * peer.apart + peer.apart - 1))
+        found.append(_largest(key, 32))
+        place = select(_is(key, found[-1]), place + peer.apart, place)
+    return found
 
 
 def _rounds(left: list[Key], count: int, lanes: int) -> list[Key]:
@@ -87,11 +105,16 @@ def _rounds(left: list[Key], count: int, lanes: int) -> list[Key]:
     for k in range(count):
         best = _largest(left[0], lanes)
         found.append(best)
-        has_won = left[0] == best if dtype is Int32 else left[0].to(Int32) == best.to(Int32)
+        has_won = _is(left[0], best)
         rest = min(len(left), count - 1 - k)
         following = [*left[1:], lowest]
         left = [select(has_won, following[i], left[i]) for i in range(rest)]
     return found
+
+
+def _is(key: Key, best: Key) -> Boolean:
+    """Whether it is this key, of which the lower word alone tells."""
+    return key == best if isinstance(key, Int32) else key.to(Int32) == best.to(Int32)
 
 
 def _largest(key: Key, lanes: int) -> Key:

@@ -22,6 +22,8 @@ LOWEST, HIGHEST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
 KINDS = {Op.MAX: (Op.MAXIMUM, Op.LT, LOWEST), Op.MIN: (Op.MINIMUM, Op.GT, HIGHEST)}
 # The lowest bits of a float32 that are zero, if it is exactly of such a dtype.
 ZERO_BITS = {torch.bfloat16: 16, torch.float16: 13, **dict.fromkeys(FLOAT8, 13)}
+MOST_MOVED = 1024  # keys that a thread moves up in all rounds
+MOST_SORTED = 16  # A thread has about so many elements.
 MOST_BITS = 16  # of an index beside an element
 KEPT = {Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM, Op.WHERE, Op.CONVERT, Op.RESHAPE, Op.LOOKUP}
 
@@ -39,6 +41,25 @@ class Chain:
     keys: tuple[int, ...]
     smaller: bool
     index_bits: int
+
+    @property
+    def sorting(self) -> int:
+        """About how many instructions a thread takes to sort, for each of its elements."""
+        steps = (min(len(self.results), MOST_SORTED) - 1).bit_length()
+        comparisons = steps * (steps + 1) / 4 + 1 + steps / 2  # in runs, and in merges of them
+        return round(comparisons * (2 if self.index_bits else 5))
+
+    def rounds(self, lanes: int, elements: int) -> int:
+        """About how many a thread of so many elements takes for all rounds of so many lanes."""
+        whole, step, words = (4, 2, 1) if self.index_bits else (8, 6, 2)
+        each = whole if lanes == 32 else 2 + step * (lanes.bit_length() - 1)
+        count = len(self.results)
+        return count * (each + words * min(elements, count // 2))
+
+    def fits(self, elements: int) -> bool:
+        """Whether the rounds of threads with so many elements are not too much code."""
+        count = len(self.results)
+        return count * min(elements, count) <= MOST_MOVED
 
     def __str__(self) -> str:
         return f"the {len(self.results)} {'smallest' if self.smaller else 'largest'}"

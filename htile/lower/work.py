@@ -399,7 +399,9 @@ def sweep_costs(
     graph: Graph, computes: tuple[Compute, ...], parts: tuple[Part, ...]
 ) -> tuple[int, int]:
     """Instructions of a sweep for each element, and those of them for MUFU."""
-    count, special = sum([PART_COSTS.get(part.kind, 1) for part in parts]), 0
+    chains = {part.chain for part in parts} - {None}
+    plain = [PART_COSTS.get(part.kind, 1) for part in parts if part.chain is None]
+    count, special = sum(plain) + sum([chain.sorting for chain in chains]), 0
     counters = set()  # four words of one counter take about what one takes
     for step in computes:
         if graph[step.id].op is Op.PHILOX:

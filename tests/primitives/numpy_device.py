@@ -303,8 +303,8 @@ class Buffer:
         """The word of each lane: of its peer, in its slot."""
         row, peer, place = where
         every = [self.slots[k][row, peer] for k in range(len(self.slots))]
-        words = np.stack(np.broadcast_arrays(*(word.data for word in every)))
-        place = np.broadcast_to(place.data, words.shape[1:])
+        place, *words = np.broadcast_arrays(place.data, *(word.data for word in every))
+        words = np.stack(words)
         return type(every[0])(np.take_along_axis(words, place[None], 0)[0])
 
 
