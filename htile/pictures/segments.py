@@ -115,7 +115,7 @@ def _references(reduce: Reduce) -> dict[int, int]:
     found = {}
     for id, part in zip(reduce.results, reduce.parts, strict=True):
         place = part.results.index(id)
-        if place and not reduce.is_pair:
+        if place and part.chain is None and not reduce.is_pair:
             found[id] = part.references[place - 1]
     return found
 

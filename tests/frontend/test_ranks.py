@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -295,6 +296,21 @@ def test_instructions():
     assert text.count("max.s64") <= elements + 12
     lines = [line for line in text.splitlines() if line.startswith("\t") and line.endswith(";")]
     assert len(lines) <= 12 * elements + 200
+
+
+def test_a_stage_of_ranks_is_told_and_drawn():
+    @htile.rowwise
+    def f(x):
+        return x.softmax(-1).topk(2).values, x.amax(), x.topk(3, largest=False).indices
+
+    kernel = f.inspect(torch.empty(64, 256, dtype=BF16, device="meta"))
+    text = kernel.plan_text
+    assert "stage 1: max0 = max of x; ranks0 = the 3 smallest of key0, slot 0" in text
+    assert re.search(r"stage 3: ranks1 = the 2 largest of key1, slot \d", text)
+    assert "# stage 1: max, the 3 smallest" in kernel.source
+    drawn = re.sub(r"<[^>]+>", "", kernel.plan_svg())
+    assert "ranks0 = the 3 smallest of key0" in drawn and "max0 = max(x)" in drawn
+    assert kernel.graph_svg() and kernel.graph_dot() and kernel.graph_json()
 
 
 def test_elements_side_by_side_are_stored_together():
