@@ -66,6 +66,46 @@ def peers(
     ]
 
 
+class PeerList:
+    """What this lane merges of the words, in order, that one warp of its row has left.
+
+    The k-th of a warp's words is in the k-th slot. Lanes that have the same warp have every second
+    word, or every fourth and so on, each others.
+
+    first, apart: the place of this lane's first word, and how much further each next one is.
+    """
+
+    def __init__(self, buffer, where: tuple, is_there, count: int, identity: float):
+        self.buffer, self.where, self.is_there = buffer, where, is_there
+        self.count, self.identity = count, identity
+        width = lanes_of_peers(slots_of(buffer, count)[0])
+        self.apart, self.first = 32 // width, cute.arch.lane_idx() // width
+        self.length = -(-count // self.apart)
+
+    def word(self, place: Int32, most: int) -> Numeric:
+        """The word of a place, which is at most `most`; beyond the last one the identity."""
+        here = None if most < self.count else place < self.count
+        word = self.buffer[(*self.where, place if here is None else select(here, place, 0))]
+        for holds in (here, self.is_there):
+            word = word if holds is None else select(holds, word, type(word)(self.identity))
+        return word
+
+    def words(self) -> list[Numeric]:
+        """All of this lane's words."""
+        starts = range(0, self.count, self.apart)
+        return [self.word(self.first + k, k + self.apart - 1) for k in starts]
+
+
+def lists_of_peers(
+    buffer: cute.Tensor, count: int, abreast: int, identity: float
+) -> list[PeerList]:
+    """What this lane merges of the `count` words, in order, that each warp of its row has left."""
+    slot = slots_of(buffer, count)[0]
+    row = _row(slot, abreast)
+    found = _peers_of_lane(slot)
+    return [PeerList(buffer, (row, peer), there, count, identity) for peer, there in found]
+
+
 def peer_places(slot: cute.Tensor) -> list[tuple[tuple, Boolean | None]]:
     """Where each of `peers` comes from: (warp of its share, share, the last share it may be of).
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Numeric
+from cutlass._mlir.dialects import llvm
 
-from htile.compute.operands import Operand, Vector, lift, make_vector, select
+from htile.compute.operands import Operand, Vector, lift, make_vector
 
-_NAN = 0x7FFFFFFF  # what orders NaN
 _MAGNITUDE = 0x7FFFFFFF  # the bits of a float that are not its sign
 
 
@@ -34,8 +34,17 @@ def key(x: Operand, index: Operand, smaller: bool = False) -> Vector | Numeric:
 
 def _ordered(x: Float32) -> Int32:
     """A number that is in the order of the floats."""
-    bits = (x + 0.0).bitcast(Int32)  # -0.0 + 0.0 is 0.0
-    return select(x != x, Int32(_NAN), _turned(bits))
+    x = _one_nan(x + 0.0)  # -0.0 + 0.0 is 0.0
+    return _turned(x.bitcast(Int32))
+
+
+def _one_nan(x: Float32) -> Float32:
+    """The same number; of every NaN the one of the bits 0x7FFFFFFF, as PTX promises of max.NaN.
+
+    LLVM would take max.NaN of a number and itself for that number.
+    """
+    words = [x.ir_value(), x.ir_value()]
+    return Float32(llvm.inline_asm(Float32.mlir_type, words, "max.NaN.f32 $0, $1, $2;", "=f,f,f"))
 
 
 def _turned(bits: Int32) -> Int32:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Numeric
+from cutlass import Boolean, Float32, Int32, Int64, Numeric
 
 from htile.compute.accumulate import (
     Accumulators,
@@ -20,6 +20,7 @@ from htile.compute.moments import RowMoments, reduce_moments
 from htile.compute.online import about_finite, online_softmax_reduce, softmax_pair_reduce
 from htile.compute.operands import make_vector
 from htile.compute.products import Product
+from htile.compute.ranks import as_key, first_of_row, in_order
 from htile.compute.reduce import MAX, MIN, identity, row_reduce, thread_reduce, warp_reduce
 from htile.copy.lookup import Lookups
 
@@ -77,6 +78,30 @@ class RowReductions(Lookups):
         """
         peak, total, _ = self.online_softmax(x, slot, phase)
         return peak, about_finite(peak, total)
+
+    def ranks(
+        self,
+        keys,
+        count: int,
+        slot: int = 0,
+        phase: int | Int32 = 0,
+        smaller: bool = False,
+        index_bits: int = 0,
+    ) -> list[Int64]:
+        """The `count` largest keys of the row in order, or the smallest, with one barrier.
+
+        keys: a vector of what `math.key` makes, or a tuple of several for pieces of the row. No two
+            keys of the row are equal.
+        slot: the first of `count` slots of a buffer of Int64.
+        index_bits: so many of the lowest bits of each element are zero, and no index has more bits.
+            Keys are compared as words of 32 bits then. With 0 they are of 64 bits.
+        """
+        pieces = keys if isinstance(keys, tuple) else (keys,)
+        vectors = [in_order(self._vector(piece, MAX), smaller, index_bits) for piece in pieces]
+        vectors = [self._operand(vector, MAX) for vector in vectors]
+        words = [vector[i] for vector in vectors for i in range(cute.size(vector.shape))]
+        found = first_of_row(words, count, **self._across_row(slot, count, phase))
+        return [as_key(key, smaller, index_bits) for key in found]
 
     # Chunk by chunk
 

@@ -298,9 +298,16 @@ class RowTile(Static):
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
 
-    @cute.jit
     def store_row_value(self, mT, value):
         """Store this row's element of a tensor (M,). One thread of the row does it."""
+        self.store_row_values(mT, (0,), (value,))
+
+    @cute.jit
+    def store_row_values(self, mT, places: cutlass.Constexpr, values: tuple):
+        """Store what lies so many places behind this row's element of a tensor (M,).
+
+        One thread of the row does it, behind one branch and with one address.
+        """
         is_writer = self.tidx % self.config.threads_per_row == 0
         if const_expr(self.config.ctas > 1):
             is_writer = is_writer and self.cluster_y == 0
@@ -309,13 +316,16 @@ class RowTile(Static):
         if const_expr(self.row_in_bounds is not True):
             is_writer = is_writer and self.row_in_bounds
         if is_writer:
-            element = self._at_row(mT)  # of Int8 where mT is Boolean, which a view forgets
-            element[0] = to_stored(to_stored(value, mT.element_type), element.element_type)
+            elements = self._at_row(mT, max(places) + 1)
+            for k in cutlass.range_constexpr(len(values)):
+                value = to_stored(values[k], mT.element_type)
+                # The elements are of Int8 where mT is Boolean, which a view forgets.
+                elements[places[k]] = to_stored(value, elements.element_type)
 
-    def _at_row(self, mT: cute.Tensor) -> cute.Tensor:
-        """This row's element of a tensor (M,) or ((...),), as a tensor of one element."""
+    def _at_row(self, mT: cute.Tensor, count: int = 1) -> cute.Tensor:
+        """This row's element of a tensor (M,) or ((...),), and `count - 1` behind it."""
         offset = cute.crd2idx((self.row,), cute.make_layout((*mT.shape,), stride=(*mT.stride,)))
-        return cute.make_tensor(mT.iterator + offset, cute.make_layout(1))
+        return cute.make_tensor(mT.iterator + offset, cute.make_layout(count))
 
     # Vectors that the map gives
 

@@ -241,6 +241,16 @@ class Graph:
                 found.add(node.id)
         return frozenset(found)
 
+    @cached_property
+    def outputs_beside(self) -> tuple[tuple[Output, ...], ...]:
+        """The outputs in order, those together that are elements of a result side by side."""
+        found: dict[object, list[Output]] = {}
+        for output in self.outputs:
+            is_element = not output.is_row and output.view is not None
+            key = (output.name, output.view.start[:-1]) if is_element else output
+            found.setdefault(key, []).append(output)
+        return tuple(map(tuple, found.values()))
+
     def users(self, id: int) -> list[int]:
         """The ids of the nodes that read this one, ascending."""
         return sorted(set(self.readers[id]) - {id})

@@ -235,7 +235,7 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
         columns=groups * n * sum([i.dtype.itemsize for i in column_loads]),
         moved=moved,
         accesses=moved / num.vec_size,
-        computed=elements * computed,
+        computed=elements * computed + blocks * place.num_threads * _rounds(plan),
         special=elements * special,
         code=max(0.0, log2(_code(plan) / FAST_CODE)),
         threads=blocks * place.num_threads,
@@ -264,6 +264,17 @@ def _looked_up(plan: Plan) -> list[Input]:
         return [work.source(node) for node in work.lookups]
     computed = [step.id for loop in plan.sweeps.loops for step in loop.computes]
     return [work.source(node) for node in work.lookups for id in computed if id == node.id]
+
+
+def _rounds(plan: Plan) -> int:
+    """Instructions of a thread for the ranks of rows, beside those for its elements."""
+    if not plan.work.chains or plan.numerics.in_loops:
+        return 0
+    num = plan.numerics
+    lanes, elements = min(num.threads_per_row, WARP), plan.elements_per_thread
+    own = sum([chain.rounds(lanes, elements) for chain in plan.work.chains])
+    is_several = num.threads_per_row > WARP or num.cluster_n > 1
+    return own + is_several * sum([chain.rounds(WARP, 1) for chain in plan.work.chains])
 
 
 def _lines(num: Numerics, moved: Iterable[Input | Output]) -> float:

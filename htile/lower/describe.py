@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..frontend.ops import Op, dtype_name
 from .expressions import WIDTH
 from .names import Names
-from .reductions import Reduce
+from .reductions import Part, Reduce
 from .steps import ChunkLoop, Compute, Home, Load, Prefetch, Reload, Step, Store
 
 if TYPE_CHECKING:
@@ -129,6 +129,8 @@ def _describe_steps(plan: Plan, names: Names, steps: Iterable[Step]) -> list[str
 def _describe_reduce(plan: Plan, names: Names, step: Reduce) -> str:
     """The results of an exchange, and what each of them is of."""
     graph = plan.graph
+    if chains := [part for part in dict.fromkeys(step.parts) if part.chain is not None]:
+        return _describe_ranks(names, step, chains)
     made = ", ".join(names.values[id] for id in step.made(graph) if id in names.values)
     ops = " and ".join(graph[id].op.value for id in step.results)
     if plan.numerics.in_loops:
@@ -138,3 +140,17 @@ def _describe_reduce(plan: Plan, names: Names, step: Reduce) -> str:
     of = " and ".join(dict.fromkeys(found))
     wait = f"slot {step.slot}" if step.exchanges else "from the exchange before"
     return f"reduce    stage {step.stage}: {made} = {ops} of {of}, {wait}"
+
+
+def _describe_ranks(names: Names, step: Reduce, chains: list[Part]) -> str:
+    """The same of a stage that finds ranks, with what else it reduces."""
+    graph = names.plan.graph
+    found = [
+        f"{names.values[id]} = {graph[id].op.value} of {names.operand(graph[id].inputs[0])}"
+        for id, part in zip(step.results, step.parts, strict=True)
+        if part.chain is None
+    ]
+    for part in chains:
+        keys = " and ".join(map(names.operand, part.chain.keys))
+        found.append(f"{names.ranks[part]} = {part.chain} of {keys}")
+    return f"reduce    stage {step.stage}: {'; '.join(found)}, slot {step.slot}"

@@ -9,16 +9,26 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Sequence
+from itertools import takewhile
 
 from ..frontend.graph import Graph, Input, Output, Role, tensor_dtype
 from ..frontend.ops import dtype_name
 from .emit_host import fake_arguments, host, parameters
-from .emit_steps import assign, loop, prefetch, print_step, reduce_carried, reduce_held
+from .emit_steps import (
+    assign,
+    loop,
+    prefetch,
+    print_step,
+    reduce_carried,
+    reduce_held,
+    store_values,
+)
 from .expressions import CUTLASS_TYPES, WIDTH, wrapped_call
 from .names import Names
 from .plan import Plan
 from .reductions import Reduce
-from .steps import ChunkLoop, Fence, Load, Prefetch
+from .steps import ChunkLoop, Fence, Load, Prefetch, Step, Store
 
 
 def emit(plan: Plan) -> str:
@@ -185,6 +195,9 @@ def _steps(plan: Plan, names: Names) -> list[str]:
         if isinstance(step, ChunkLoop):
             lines += loop(names, k, is_prefetched)
             is_prefetched = False
+        elif isinstance(step, Store) and not step.output.is_row:
+            if not _is_beside(names, plan.steps[k - 1], step):  # or it is stored with that one
+                lines += store_values(names, _beside(names, plan.steps[k:]))
         elif isinstance(step, Reduce):
             lines += reduce_carried(names, step) if in_loops else reduce_held(names, step)
         else:
@@ -192,9 +205,24 @@ def _steps(plan: Plan, names: Names) -> list[str]:
     return lines
 
 
+def _beside(names: Names, steps: Sequence[Step]) -> list[Output]:
+    """What the first steps store side by side."""
+    beside = takewhile(lambda other: _is_beside(names, steps[0], other), steps)
+    return [step.output for step in beside]
+
+
+def _is_beside(names: Names, step: Step, other: Step) -> bool:
+    """Whether two steps store elements of a result that lie side by side."""
+    are_stores = isinstance(step, Store) and isinstance(other, Store)
+    return are_stores and names.tensors[step.output] == names.tensors[other.output]
+
+
 def _heading(plan: Plan, stage: int) -> str:
     """What the next steps are for, after so many stages."""
     if stage >= plan.stages:
         return "    # output"
-    ops = (plan.graph[id].op.value for id in plan.sweeps.reduces[stage].results)
-    return f"    # stage {stage + 1}: {', '.join(ops)}"
+    reduce = plan.sweeps.reduces[stage]
+    each = zip(reduce.parts, reduce.results, strict=True)
+    ops = [plan.graph[id].op.value for part, id in each if part.chain is None]
+    chains = dict.fromkeys(part.chain for part in reduce.parts if part.chain is not None)
+    return f"    # stage {stage + 1}: {', '.join([*ops, *map(str, chains)])}"

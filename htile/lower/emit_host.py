@@ -22,7 +22,8 @@ def host(plan: Plan, names: Names) -> list[str]:
     params = [*parameters(plan, names, names.arguments), "stream: cuda.CUstream"]
     passed = [*dict.fromkeys(names.tensors.values()), "tiled_copy"]
     counted = names.tensors[plan.graph.outputs[0]]  # every output has the rows' leading shape
-    pieces = [line for a in names.tensors for line in _piece(plan, names, a)]
+    firsts = [a for a in names.tensors if a not in names.places]
+    pieces = [line for a in firsts for line in _piece(plan, names, a)]
     lines = [line for a in names.tensors for line in _collapse(plan, names, a)]
     collapsed = [*dict.fromkeys(lines)]  # a tensor may be read as a row and by its elements
     rows = f"cute.size({counted}, mode=[0])" if collapsed else f"{counted}.shape[0]"

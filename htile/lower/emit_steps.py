@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from ..frontend.graph import Input, Role
+from ..frontend.graph import Input, Output, Role
 from ..frontend.ops import Op
 from .expressions import (
     CUTLASS_TYPES,
@@ -61,10 +61,18 @@ def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT)
             return [f"{indent}{ctx}.wait_for_row()  # before anything is overwritten"]
         case Store(output):
             tensor, value = names.tensors[output], names.operand(output.id)
-            if output.is_row:
-                return [f"{indent}ElementwiseStorer({ctx}).store({tensor}, {value})"]
-            return [f"{indent}{ctx}.store_row_value({tensor}, {value})"]
+            return [f"{indent}ElementwiseStorer({ctx}).store({tensor}, {value})"]
     raise AssertionError(f"{step} is not printed")
+
+
+def store_values(names: Names, outputs: list[Output]) -> list[str]:
+    """The store of a value of the row, or of several that lie side by side."""
+    tensor, values = names.tensors[outputs[0]], [names.operand(each.id) for each in outputs]
+    places = [str(names.places.get(each, 0)) for each in outputs]
+    if places == ["0"]:
+        return [f"{INDENT}ctx.store_row_value({tensor}, {values[0]})"]
+    args = [tensor, tuple_of(places), tuple_of(values)]
+    return wrapped_call(f"{INDENT}ctx.store_row_values(", args, ")")
 
 
 def assign(
@@ -194,12 +202,34 @@ def reduce_held(names: Names, step: Reduce) -> list[str]:
         verb = "online_logsumexp" if step.parts[0].finite else "online_softmax"
         x = names.operand(step.operands(graph)[0])
         return located([f"    {results} = ctx.{verb}({x}, slot={step.slot})"], first)
-    values = ", ".join(reduced(names, id) for id in step.operands(graph))
-    ops = ", ".join(part.kind.combine for part in step.parts)
-    if len(step.results) > 1:
-        values, ops = f"({values})", f"({ops})"
-    args = [values, ops, f"slot={step.slot}"]
-    return located(wrapped_call(f"    {results} = ctx.row_reduce(", args, ")"), first)
+    alone = [part for part in step.parts if part.chain is None]
+    lines, slot = [], step.slot
+    if alone:
+        results = ", ".join(names.values[id] for part in alone for id in part.results)
+        values = ", ".join(reduced(names, graph[p.results[0]].inputs[0]) for p in alone)
+        ops = ", ".join(part.kind.combine for part in alone)
+        if len(alone) > 1:
+            values, ops = f"({values})", f"({ops})"
+        args = [values, ops, f"slot={slot}"]
+        lines = located(wrapped_call(f"    {results} = ctx.row_reduce(", args, ")"), first)
+        slot += len(alone)
+    for part in dict.fromkeys(step.parts):
+        if part.chain is not None:
+            lines += _ranks(names, part, slot)
+            slot += len(part.results)
+    return lines
+
+
+def _ranks(names: Names, part: Part, slot: int) -> list[str]:
+    """The ranks of a chain, from its first slot on."""
+    chain = part.chain
+    keys = [names.operand(id) for id in chain.keys]
+    args = [tuple_of(keys) if len(keys) > 1 else keys[0]]
+    args += [str(len(chain.results)), f"slot={slot}"]
+    args += ["smaller=True"] if chain.smaller else []
+    args += [f"index_bits={chain.index_bits}"] if chain.index_bits else []
+    call = wrapped_call(f"    {names.ranks[part]} = ctx.ranks(", args, ")")
+    return located(call, names.plan.graph[chain.results[0]])
 
 
 def reduce_carried(names: Names, step: Reduce) -> list[str]:

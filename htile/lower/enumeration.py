@@ -233,6 +233,8 @@ class _Enumeration:
         registers = held + elements + self.spare
         if registers > MAX_REGISTERS and elements > self.vec:
             return
+        if elements > self.vec and not all(c.fits(elements) for c in self.work.chains):
+            return
         registers = min(registers, MAX_REGISTERS)  # the rest is spilled
         share = numerics.share_bytes(self.work)
         of_row = numerics.threads_per_row

@@ -50,12 +50,15 @@ class Names:
     """Every name of one plan's text, and what is loaded at its start.
 
     values: of nodes that are computed, reduced or passed, by id.
-    tensors: of inputs and outputs, as the kernel's parameters, in their order.
+    tensors: of inputs and outputs, as the kernel's parameters, in their order. Elements of a result
+        that lie side by side have the name of the first.
+    places: of the others, how far behind the first each of them lies.
     arguments: of what the host function takes, in its order; an input may be a piece of one.
     opening: the steps that load what is loaded first, and tell where rows end.
     fragments: of inputs, as tiles in shared memory (`sX`) or registers (`tXrX`).
     carried: of what a loop carries, by part.
     moments: of what an exchange brings beside its result, by part.
+    ranks: of all ranks of a chain together, by part.
     prefetched: of the chunks that are on their way to a loop, by the loop's place in the steps.
     """
 
@@ -66,13 +69,20 @@ class Names:
         self._counts: dict[str, int] = {}
         self.values = {i.id: self._value(i) for i in graph.inputs if i.role not in CHOSEN_FROM}
         self._arguments: dict[tuple[type, str], str] = {}
-        self.tensors = {a: self._tensor(a) for a in (*graph.inputs, *graph.outputs)}
+        self.tensors = {i: self._tensor(i) for i in graph.inputs}
+        self.places: dict[Output, int] = {}
+        for first, *others in graph.outputs_beside:
+            self.tensors[first] = self._tensor(first)
+            for output in others:
+                self.tensors[output] = self.tensors[first]
+                self.places[output] = output.view.start[-1] - first.view.start[-1]
         self.arguments = tuple(self._arguments.values())
         # What is at an index is loaded from a tensor, which is no value.
         self.values |= {i.id: self.tensors[i] for i in graph.inputs if i.role in CHOSEN_FROM}
         self.fragments: dict[Input, str] = {}
         self.carried: dict[Part, str] = {}
         self.moments: dict[Part, str] = {}
+        self.ranks: dict[Part, str] = {}
         self.prefetched: dict[int, str] = {}
         ends = plan.work.ends
         opening = itertools.takewhile(lambda s: isinstance(s, Load) or s in ends, plan.steps)
@@ -117,6 +127,11 @@ class Names:
                     loop = next(j for j in range(k, len(steps)) if isinstance(steps[j], ChunkLoop))
                     self.prefetched[loop] = self._numbered("prefetched")
                 case Reduce():
+                    for part in dict.fromkeys(step.parts):
+                        if part.chain is not None:
+                            name = self.ranks[part] = self._numbered("ranks")
+                            each = {id: f"{name}[{k}]" for k, id in enumerate(part.results)}
+                            self.values |= each
                     made = step.results if numerics.in_loops else step.made(graph)
                     for id in made:
                         if id not in self.values:

@@ -15,6 +15,7 @@ from math import inf
 from ..frontend.graph import Graph
 from ..frontend.ops import REDUCTIONS, Op
 from .patterns import strip, subtracted
+from .ranks import Chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ ALL = Reduction("all", SMALLER, 1.0)  # The elements are 0 or 1.
 SOFTMAX = Reduction("softmax", LARGER, -inf)
 # A thread carries the mean of the x that it has seen, and the sum of squares about that mean.
 MOMENTS = Reduction("moments", "MEAN", 0.0, slots=2)
+# A thread has its first keys in order. All ranks of a chain come of one exchange.
+RANKS = Reduction("ranks", LARGER, -inf)
 
 OF_OP: Mapping[Op, Reduction] = {
     Op.SUM: SUM, Op.MEAN: MEAN, Op.PROD: PROD, Op.MAX: MAX, Op.MIN: MIN, Op.ANY: ANY, Op.ALL: ALL,
@@ -69,6 +72,7 @@ class Part:
         and the others have the next.
     finite: whether a sum of SOFTMAX is relative to 0 where the maximum is infinite, as logsumexp
         takes it, and nothing else reads the exponentials.
+    chain: of RANKS, what its results are the ranks of.
     """
 
     kind: Reduction
@@ -76,6 +80,7 @@ class Part:
     references: tuple[int, ...] = ()
     at_once: bool = False
     finite: bool = False
+    chain: Chain | None = None
 
     @property
     def carries_two_stages(self) -> bool:
@@ -116,8 +121,14 @@ class Reduce:
         return self.parts[0].kind.slots if self.parts[0].at_once else len(self.results)
 
     def operands(self, graph: Graph) -> tuple[int, ...]:
-        """For each result the node whose elements are reduced."""
-        return tuple(graph[id].inputs[0] for id in self.results)
+        """The nodes whose elements are reduced: one for each result, and of ranks all keys."""
+        found: list[int] = []
+        for id, part in zip(self.results, self.parts, strict=True):
+            if part.chain is None:
+                found.append(graph[id].inputs[0])
+            elif id == part.results[0]:
+                found += part.chain.keys
+        return tuple(found)
 
     def made(self, graph: Graph) -> tuple[int, ...]:
         """The nodes of a held row that are there after it.
@@ -144,26 +155,39 @@ def _relative_sum(graph: Graph, id: int) -> Part | None:
     return Part(kind, (first.id, id), (difference.inputs[1],))
 
 
-def assign_stages(graph: Graph) -> dict[int, int]:
-    """The stage of every node: reductions on its longest path from the inputs, itself included."""
+def assign_stages(graph: Graph, chains: Sequence[Chain] = ()) -> dict[int, int]:
+    """The stage of every node: reductions on its longest path from the inputs, itself included.
+
+    chains: those whose ranks are found in one stage.
+    """
     stage: dict[int, int] = {}
+    first = {id: chain.results[0] for chain in chains for id in chain.results[1:]}
     for node in graph:
+        if node.id in first:
+            stage[node.id] = stage[first[node.id]]
+            continue
         before = max((stage[i] for i in node.inputs), default=0)
         stage[node.id] = before + (node.op in REDUCTIONS)
     return stage
 
 
-def by_stage(graph: Graph) -> list[Reduce]:
-    """The reductions of each stage as one exchange, in order."""
-    stage = assign_stages(graph)
-    rounds: dict[int, list[int]] = {}
+def by_stage(graph: Graph, chains: Sequence[Chain] = ()) -> list[Reduce]:
+    """The reductions of each stage as one exchange, in order; those of chains come last."""
+    stage = assign_stages(graph, chains)
+    ranks = {c.results[0]: Part(RANKS, c.results, chain=c) for c in chains}
+    chained = {id for chain in chains for id in chain.results}
+    parts: dict[int, list[Part]] = {}
     for node in graph:
-        if node.op in REDUCTIONS:
-            rounds.setdefault(stage[node.id], []).append(node.id)
-    return _numbered(
-        Reduce(k, tuple(ids), tuple(Part(OF_OP[graph[id].op], (id,)) for id in ids))
-        for k, ids in sorted(rounds.items())
-    )
+        if node.op in REDUCTIONS and node.id not in chained:
+            parts.setdefault(stage[node.id], []).append(Part(OF_OP[node.op], (node.id,)))
+    for id, part in ranks.items():
+        parts.setdefault(stage[id], []).append(part)
+    return _numbered(_exchange_of(k, each) for k, each in sorted(parts.items()))
+
+
+def _exchange_of(stage: int, parts: list[Part]) -> Reduce:
+    results = [(id, part) for part in parts for id in part.results]
+    return Reduce(stage, tuple(id for id, _ in results), tuple(part for _, part in results))
 
 
 def with_pairs(graph: Graph, reduces: list[Reduce]) -> list[Reduce]:

@@ -20,6 +20,7 @@ from ..frontend.graph import Graph, Input, Node, Output, Role
 from ..frontend.ops import REDUCTIONS, Op
 from .patterns import Function, ancestors, choose_function
 from .precision import seen_in_16_bits
+from .ranks import chains
 from .reductions import MOMENTS, SOFTMAX, Part, Reduce, by_stage, carried_together, with_pairs
 from .steps import Compute, Home
 
@@ -173,7 +174,8 @@ class Work:
         self.is_wide = any(a.dtype.itemsize > 2 for a in (*self.of(Role.ROW), *self.writes))
         self._seen_in_16_bits = seen_in_16_bits(graph)
         self._held_words: dict[tuple, float] = {}
-        self._by_stage = by_stage(graph)
+        self.chains = chains(graph)
+        self._by_stage = by_stage(graph, self.chains)
         self._paired = with_pairs(graph, self._by_stage)
         self.stages = len(self._by_stage)
         self.has_pair = len(self._paired) < self.stages
@@ -226,7 +228,7 @@ class Work:
         return self._hold(self._paired)
 
     def _hold(self, reduces: Sequence[Reduce]) -> Sweeps:
-        """A sweep for each exchange, then one for each result."""
+        """A sweep for each exchange, then one for each result, or for elements side by side."""
         graph = self.graph
         done = {node.id for node in graph if node.op in LEAVES} | {step.id for step in self.before}
         left = {i.id: i for i in self.columns}
@@ -242,8 +244,8 @@ class Work:
             goals = reduce.operands(graph)
             sweep(goals[:1] if reduce.is_pair else goals, then=(reduce,))
             done.update(reduce.made(graph))
-        for output in graph.outputs:
-            sweep((output.id,), stores=(output,))
+        for beside in graph.outputs_beside:
+            sweep(tuple(output.id for output in beside), stores=beside)
         return Sweeps(graph, sweeps)
 
     def crossing(self, held: Sweeps, late_columns: bool) -> list[set[int]]:
@@ -307,7 +309,7 @@ class Work:
         kept = {node.id for node in graph if node.op in LEAVES}
         kept |= {step.id for step in (*self.ends, *self.early_in_loops)}
         left, sweeps = self.writes, []
-        waiting = list(self._paired)
+        waiting = with_pairs(graph, by_stage(graph)) if self.chains else list(self._paired)
         while waiting:
             first, *further = carried_together(graph, waiting)
             del waiting[: 1 + len(further)]
@@ -399,7 +401,9 @@ def sweep_costs(
     graph: Graph, computes: tuple[Compute, ...], parts: tuple[Part, ...]
 ) -> tuple[int, int]:
     """Instructions of a sweep for each element, and those of them for MUFU."""
-    count, special = sum([PART_COSTS.get(part.kind, 1) for part in parts]), 0
+    chains = {part.chain for part in parts} - {None}
+    plain = [PART_COSTS.get(part.kind, 1) for part in parts if part.chain is None]
+    count, special = sum(plain) + sum([chain.sorting for chain in chains]), 0
     counters = set()  # four words of one counter take about what one takes
     for step in computes:
         if graph[step.id].op is Op.PHILOX:

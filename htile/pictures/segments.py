@@ -16,6 +16,7 @@ from ..frontend.graph import Input, Output, Role
 from ..frontend.ops import Op, dtype_name
 from ..lower.expressions import written
 from ..lower.plan import Plan
+from ..lower.ranks import Chain
 from ..lower.reductions import SOFTMAX, Part, Reduce
 from ..lower.steps import ChunkLoop, Compute, Home, Load, Prefetch, Reload, Step, Store
 from .fold import find_rounds, repetitions
@@ -114,7 +115,7 @@ def _references(reduce: Reduce) -> dict[int, int]:
     found = {}
     for id, part in zip(reduce.results, reduce.parts, strict=True):
         place = part.results.index(id)
-        if place and not reduce.is_pair:
+        if place and part.chain is None and not reduce.is_pair:
             found[id] = part.references[place - 1]
     return found
 
@@ -267,7 +268,12 @@ class _Story:
 
     def _barrier(self, reduce: Reduce, stages: list[int], rounds: int) -> Moment:
         texts = []
-        for id, op in zip(reduce.results, reduce.operands(self.graph), strict=True):
+        for part in dict.fromkeys(reduce.parts):
+            if part.chain is not None:
+                texts.append(Text(self._ranks(part.chain), "", Style.BOLD))
+        alone = [id for id, p in zip(reduce.results, reduce.parts, strict=True) if p.chain is None]
+        for id in alone:
+            (op,) = self.graph[id].inputs
             line = f"{self.names[id]} = {self.graph[id].op.value}({self._operand(op)})"
             texts.append(Text(line, "", Style.BOLD))
         ctas = self.plan.numerics.cluster_n // self.plan.placement.shares
@@ -275,6 +281,12 @@ class _Story:
         what = what if reduce.exchanges else "of what the barrier before brought"
         box = Box(f"stage{reduce.stage}", Kind.REDUCTION, _cut(texts), rounds=rounds)
         return Moment(stages_text(stages), [box], [], what, reduce.exchanges)
+
+    def _ranks(self, chain: Chain) -> str:
+        """What finds all ranks of a chain: `ranks0 = the 8 largest of key0`."""
+        name = self.names[chain.results[0]].partition("[")[0]
+        keys = " and ".join(map(self._operand, chain.keys))
+        return f"{name} = {chain} of {keys}"
 
     def _inputs(
         self, inputs: Iterable[tuple[Input, Home | None]], suffix: str = ""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
 
 import htile
+from benchmarks.instructions import counted
 from htile.errors import DtypeError, ShapeError, UnsupportedError
 from htile.frontend.ops import Op
 from htile.frontend.reference import evaluate
+from htile.lower.ranks import chains
 from htile.testing import oracle
 
 INF, NAN = math.inf, math.nan
@@ -145,10 +148,16 @@ def test_what_is_ranked_may_change_afterwards():
 
 
 def test_stages():
-    """A maximum and its index are one stage, and each further element is one."""
+    """A maximum and its index are one stage, and so are all elements of a rank in a held row.
+
+    Loops find one after the other.
+    """
     x = torch.empty(64, 256, dtype=BF16, device="meta")
     assert extremes.inspect(x).plan.stages == 1
-    assert ranked.inspect(x, 5).plan.stages == 5
+    kernel = ranked.inspect(x, 5)
+    assert kernel.plan.stages == 1 and kernel.plan.sweeps.slots == 10
+    kernel = ranked.inspect(torch.empty(64, 400001, dtype=BF16, device="meta"), 5)
+    assert kernel.plan.stages == 5 and kernel.plan.sweeps.slots == 10
 
 
 def test_the_graph_of_a_kernel_means_the_same():
@@ -175,10 +184,103 @@ def test_columns_stay_in_int32():
     assert [node.value.dtype for node in indices] == [I32]
 
 
-@pytest.mark.parametrize("arch", ("sm_80", "sm_90a", "sm_100a", "sm_120a"))
+def chains_of(f, *args, **options):
+    kernel = f.inspect(*args, **options)
+    return kernel, chains(kernel.graph)
+
+
+def test_chains():
+    """Elements of 16 bits and their indices are keys of 32 bits, unless something is computed."""
+
+    @htile.rowwise
+    def f(x, y, s):
+        return (
+            x.topk(3).values, (-x).topk(3, largest=False).values, (x * 2).topk(3).values,
+            y.topk(2).values, x.float().masked_fill(s > 0, -torch.inf).topk(4).indices,
+            s.topk(5).values, s.int().topk(2).values, x.argmax(),
+        )  # fmt: skip
+
+    def bits(n):
+        tensors = [torch.empty(8, n, dtype=dtype, device="meta") for dtype in (BF16, F16, F32)]
+        found = chains_of(f, *tensors)[1]
+        return {(len(c.results), c.smaller, c.index_bits): len(c.keys) for c in found}
+
+    expected = {
+        (3, False, 16): 1, (3, True, 16): 1, (3, False, 0): 1, (4, False, 16): 1,
+        (5, False, 0): 1, (2, False, 0): 1,
+    }  # fmt: skip
+    assert bits(8192) == expected | {(2, False, 13): 1}
+    assert bits(16384) == expected
+
+
+def test_chains_of_pieces():
+    """A row in pieces has one chain, and groups have one each."""
+
+    @htile.rowwise
+    def f(x, y):
+        groups = x.view(4, -1)
+        best = groups.topk(2).values.sum(-1)
+        hidden = torch.where((best > 1)[:, None], groups, -torch.inf).flatten()
+        return hidden.topk(8).indices, y.topk(3).values
+
+    x, y = torch.randn(5, 256), torch.randn(5, 64)
+    kernel, found = chains_of(f, x, y)
+    sizes = sorted((len(c.results), len(c.keys)) for c in found)
+    assert sizes == [(2, 1)] * 4 + [(3, 1), (8, 4)]
+    assert kernel.plan.stages == 2 and kernel.source.count("ctx.ranks(") == 6
+    assert kernel.plan.sweeps.slots == 4 * 2 + 3 + 8
+    for a, b in zip(f(x, y), oracle(f, x, y), strict=True):
+        assert torch.equal(a.double(), b.double())
+
+
+def test_one_of_many_is_no_chain():
+    @htile.rowwise
+    def f(x):
+        highest = x.amax(-1)
+        return torch.where(x < highest, x, -(2**63)).amax(-1), x.int().topk(1).values
+
+    x = torch.tensor([[3, 3, 1, 2]])
+    assert not chains_of(f, x)[1] and f(x)[0].item() == 2
+
+
+ARCHS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
+
+
+@pytest.mark.parametrize("arch", ARCHS)
 def test_compiles(arch):
     kernel = ranked.inspect(torch.empty(64, 128, dtype=BF16, device="meta"), 4, arch=arch)
     assert kernel.resources.stack == 0
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(
+    ("n", "k", "dtype", "plan"),
+    [
+        (8, 8, F32, {}), (256, 8, BF16, {"threads_per_row": 8}), (1000, 8, F16, {}),
+        (256, 9, F32, {"threads_per_row": 32}), (4096, 8, BF16, {"threads_per_row": 512}),
+        (4096, 16, F32, {"threads_per_row": 256}), (10007, 8, I32, {"form": "held"}),
+        (16384, 8, BF16, {"form": "held", "cluster_n": 8}),
+    ],
+)  # fmt: skip
+def test_compiles_for_every_plan(n, k, dtype, plan, arch):
+    """Whole warps compare by `redux`, and k keys of a row take one barrier."""
+    if "cluster_n" in plan and arch in ("sm_80", "sm_120a"):
+        pytest.skip("no clusters there")
+
+    @htile.rowwise
+    def f(x):
+        return tuple(x.topk(k, largest=False))
+
+    x = torch.empty(4096, n, dtype=dtype, device="meta")
+    kernel = f.with_plan(**plan).inspect(x, arch=arch)
+    assert kernel.resources.stack == 0
+    num, text = kernel.plan.numerics, kernel.ptx
+    is_several = num.threads_per_row > 32 or num.cluster_n > 1
+    words = 1 if dtype in (BF16, F16) else 2
+    whole = num.threads_per_row >= 32
+    assert text.count("redux.sync") == whole * k * words * (1 + is_several)
+    if num.cluster_n == 1:
+        assert text.count("bar.sync") + text.count("barrier.sync") == is_several
 
 
 def test_instructions():
@@ -194,6 +296,52 @@ def test_instructions():
     assert text.count("max.s64") <= elements + 12
     lines = [line for line in text.splitlines() if line.startswith("\t") and line.endswith(";")]
     assert len(lines) <= 12 * elements + 200
+
+
+def test_a_stage_of_ranks_is_told_and_drawn():
+    @htile.rowwise
+    def f(x):
+        return x.softmax(-1).topk(2).values, x.amax(), x.topk(3, largest=False).indices
+
+    kernel = f.inspect(torch.empty(64, 256, dtype=BF16, device="meta"))
+    text = kernel.plan_text
+    assert "stage 1: max0 = max of x; ranks0 = the 3 smallest of key0, slot 0" in text
+    assert re.search(r"stage 3: ranks1 = the 2 largest of key1, slot \d", text)
+    assert "# stage 1: max, the 3 smallest" in kernel.source
+    drawn = re.sub(r"<[^>]+>", "", kernel.plan_svg())
+    assert "ranks0 = the 3 smallest of key0" in drawn and "max0 = max(x)" in drawn
+    assert kernel.graph_svg() and kernel.graph_dot() and kernel.graph_json()
+
+
+def test_elements_side_by_side_are_stored_together():
+    """They have one address and one branch; those of other rows of the result have their own."""
+
+    @htile.rowwise
+    def f(x, s: htile.PerRow):
+        top = x.view(4, -1).topk(2)
+        return top.values, x.topk(3).indices, s + 1
+
+    args = torch.empty(3, 5, 512, device="meta"), torch.empty(3, 5, device="meta")
+    kernel = f.inspect(*args)
+    text = kernel.source
+    assert text.count("ctx.store_row_values(") == 5 and text.count("ctx.store_row_value(") == 1
+    assert "(0, 1, 2), (key_index" in text
+    assert text.count(" = view_of(") == 9 and kernel.resources.stack == 0  # and of the four groups
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "dtype", "most"),
+    [(256, 8, BF16, 720), (256, 8, F32, 910), (4096, 8, BF16, 740), (4096, 8, F32, 850)],
+)
+def test_instructions_of_ranks(n, k, dtype, most):
+    """A row of 4096 is four warps. Four rows of 256 elements of 16 bits are one, or two of 32."""
+
+    @htile.rowwise
+    def f(x):
+        return tuple(x.topk(k))
+
+    kernel = f.inspect(torch.empty(16384, n, dtype=dtype, device="meta"))
+    assert counted(kernel.cubin)[0] <= most
 
 
 def wrong(f):

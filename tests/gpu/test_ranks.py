@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import htile
+from htile.errors import LoweringError
 
 from .matrix import BF16, F32, assert_same_bits, job, rows_of, run, seed, short
 
@@ -16,7 +17,16 @@ I32 = torch.int32
 DTYPES = (BF16, F32, I32)
 ROWS = 40
 SIZES = (1, 7, 128, 1003, 4096, 16384, 300001)  # held and looped rows, even and odd
-TOP_SIZES = ((7, 7), (64, 64), (256, 8), (1003, 3), (16384, 4), (300001, 2))
+TOP_SIZES = (
+    (7, 7), (8, 1), (8, 8), (64, 64), (256, 2), (256, 8), (256, 64), (1000, 8), (1003, 3),
+    (4096, 8), (4096, 64), (10007, 8), (16384, 4), (300001, 2),
+)  # fmt: skip
+# Plans of held rows: of some lanes of a warp, of a warp, of several warps, and of a cluster.
+PLANNED = (
+    (256, 8, (2, 1)), (256, 8, (8, 1)), (256, 8, (32, 1)), (256, 64, (4, 1)), (1000, 8, (32, 1)),
+    (1000, 8, (96, 1)), (4096, 8, (64, 1)), (4096, 8, (1024, 1)), (4096, 64, (256, 1)),
+    (10007, 8, (256, 4)), (16384, 8, (128, 8)), (16384, 3, (256, 16)),
+)  # fmt: skip
 GROUPED = 512
 
 
@@ -59,7 +69,8 @@ def arguments(n, dtype, device, rows=ROWS):
     x = torch.where(torch.rand(rows, n, device=device) < 1 / n, INF, x)
     x = torch.where(torch.rand(rows, n, device=device) < 1 / n, -INF, x)
     x = torch.where(torch.rand(rows, n, device=device) < 0.3 / n, NAN, x)
-    x[0], x[-1] = -INF, NAN
+    x[0], x[-1], x[1] = -INF, NAN, INF
+    x[2] = torch.where(torch.rand(n, device=device) < 0.5, -INF, math.copysign(NAN, -1))
     return x.to(dtype)
 
 
@@ -70,12 +81,29 @@ def order(x, descending):
     return torch.sort(-keys if descending else keys, dim=-1, stable=True).indices
 
 
+def plans_of(n, k, dtype, arch=None):
+    """The functions with the plans of PLANNED that this dtype has: wider elements have others."""
+    for size, count, (threads, shares) in PLANNED:
+        if (size, count) != (n, k):
+            continue
+        wanted = dict(form="held", threads_per_row=threads, cluster_n=shares)
+        planned = ranked.with_plan(**wanted)
+        try:
+            planned.inspect(arguments(n, dtype, "meta"), k, arch=arch)
+        except LoweringError:
+            continue
+        yield planned
+
+
 def jobs(arch):
     for dtype in DTYPES:
         for n in SIZES:
             yield job(extremes, (arguments(n, dtype, "meta"),), arch)
         for n, k in TOP_SIZES:
             yield job(ranked, (arguments(n, dtype, "meta"), k), arch)
+        for n, k in sorted({(n, k) for n, k, _ in PLANNED}):
+            for planned in plans_of(n, k, dtype, arch):
+                yield job(planned, (arguments(n, dtype, "meta"), k), arch)
     yield job(grouped, (arguments(GROUPED, F32, "meta"),), arch)
     for rows in (1, 3, ROWS, 5000):
         yield job(router, (arguments(256, BF16, "meta", rows),), arch)
@@ -105,6 +133,17 @@ def test_topk(dtype, n, k, device):
         assert torch.equal(indices, expected)
         expected = x.gather(1, expected).to(values.dtype)
         torch.testing.assert_close(values, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(("n", "k"), sorted({(n, k) for n, k, _ in PLANNED}))
+@pytest.mark.parametrize("dtype", DTYPES, ids=short)
+def test_plans(dtype, n, k, device):
+    """All plans give the same bits."""
+    seed("plans", dtype, n, k)
+    x = arguments(n, dtype, device)
+    expected = run(ranked, x, k)
+    for planned in plans_of(n, k, dtype):
+        assert_same_bits(run(planned, x, k), expected, str(planned))
 
 
 def test_groups(device):

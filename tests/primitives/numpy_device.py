@@ -26,6 +26,7 @@ from htile.compute import (
     powers,
     products,
     random,
+    ranks,
     reduce,
 )
 from htile.compute import math as functions
@@ -33,7 +34,7 @@ from htile.copy import layout
 
 MODULES = (
     accumulate, bits, conversion, division, exchange, exponents, functions, mean, moments, near,
-    operands, powers, products, random, reduce, layout,
+    operands, powers, products, random, ranks, reduce, layout,
 )  # fmt: skip
 TINY = np.float32(2.0**-126)
 
@@ -210,6 +211,10 @@ class Scalar(Value):
     def dtype(self):
         return type(self)
 
+    def to(self, dtype):
+        """As C converts it: integers keep their lower bits."""
+        return dtype(self.data.astype(dtype.numpy))
+
     def bitcast(self, dtype):
         return dtype(np.ascontiguousarray(self.data).view(dtype.numpy).reshape(self.data.shape))
 
@@ -289,6 +294,21 @@ class Slot:
         return self.kind(self.words[peer.data if isinstance(peer, Value) else peer])
 
 
+class Buffer:
+    """A reduction buffer of several slots."""
+
+    def __init__(self, threads, count):
+        self.slots = [Slot(threads) for _ in range(count)]
+
+    def __getitem__(self, where):
+        """The word of each lane: of its peer, in its slot."""
+        row, peer, place = where
+        every = [self.slots[k][row, peer] for k in range(len(self.slots))]
+        place, *words = np.broadcast_arrays(place.data, *(word.data for word in every))
+        words = np.stack(words)
+        return type(every[0])(np.take_along_axis(words, place[None], 0)[0])
+
+
 class Device:
     """As many warps of 32 lanes for each share of a row."""
 
@@ -322,7 +342,7 @@ class Device:
             as_numeric=lambda x: x if isinstance(x, Value) else Float32(x),
             const_expr=bool,
             exchange=self._exchange,
-            slots_of=lambda buffer, count: [Slot(self.threads) for _ in range(count)],
+            slots_of=self._slots_of,
             exchange_pairs=self._exchange_pairs,
             to_word=lambda value, dtype: value,
             from_word=lambda word, dtype: word,
@@ -337,6 +357,11 @@ class Device:
             for name, value in names.items():
                 if hasattr(module, name):
                     patch.setattr(module, name, value)
+
+    def _slots_of(self, buffer, count):
+        """The slots of the buffer, which keep what is left in them if the buffer has `slots`."""
+        kept = getattr(buffer, "slots", None)
+        return [Slot(self.threads) for _ in range(count)] if kept is None else kept[:count]
 
     def _exchange(self, words, slots, mbar_ptr, phase, abreast):
         """What `htile.compute.exchange.exchange` does: the one word of each warp in each slot."""
@@ -367,8 +392,12 @@ class Device:
 
     def _redux(self, value, kind):
         every = np.broadcast_to(value.data, self.threads)
-        found = {"umin": np.min, "add": np.sum}[kind](every, -1, keepdims=True)
-        return type(value)(np.broadcast_to(found, self.threads))
+        unsigned = {"umin": np.min, "umax": np.max}
+        if kind in unsigned:
+            every = np.ascontiguousarray(every).view(np.uint32)
+        function = unsigned.get(kind) or {"max": np.max, "add": np.sum}[kind]
+        found = function(every, -1, keepdims=True).astype(every.dtype)
+        return type(value)(np.broadcast_to(found.view(value.data.dtype), self.threads))
 
     def _vote(self, condition):
         every = np.broadcast_to(condition.data, self.threads)

@@ -1,0 +1,190 @@
+"""The first keys of a row in order, all by one exchange: what `topk` and `sort` are made of.
+
+A thread sorts the first of its own keys. The lanes of a warp then hold as many rounds as keys are
+asked for: the largest of what they have left wins, and the lane that had it goes on to its next
+one. Where a row has several warps, each finds its own first keys, leaves them in the reduction
+buffer, and all warps hold the same rounds again over what all have left there.
+
+No two keys of a row are equal, so the result does not depend on who compares what.
+
+A key is an Int64 (see `htile.compute.keys`), or one *packed* into an Int32: the lowest bits of its
+element, which are known to be zero, give way to those of its index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64
+
+from htile.compute.exchange import PeerList, exchange, lists_of_peers, slots_of
+from htile.compute.operands import Vector, make_vector, select
+from htile.compute.reduce import MAX, identity, warp_reduce
+
+Key = Int64 | Int32
+MOST_LOADED = 4  # keys of another warp that a lane loads before it needs them
+
+
+def in_order(keys: Vector, smaller: bool, index_bits: int) -> Vector:
+    """Keys of Int64 so that the first one is the largest, packed if an index has `index_bits`.
+
+    smaller: whether the first key is the smallest. index_bits: 0 if keys do not fit 32 bits.
+    """
+    if not index_bits:
+        return keys ^ -1 if smaller else keys
+    size = cute.size(keys.shape)
+    words = keys.reshape((size,)).bitcast(Int32)
+    low = (1 << index_bits) - 1
+    packed = [(words[2 * i + 1] & ~low) | (words[2 * i] & low) for i in range(size)]
+    packed = [word ^ -1 for word in packed] if smaller else packed
+    return make_vector(packed, keys.shape, Int32)
+
+
+def as_key(key: Key, smaller: bool, index_bits: int) -> Int64:
+    """The key that `in_order` made this one of. A NaN may have other bits."""
+    if not index_bits:
+        return key ^ -1 if smaller else key
+    key = key ^ -1 if smaller else key
+    low = (1 << index_bits) - 1
+    ordered = (key & ~low) | ((key >> 31) & low)  # of a negative float the lower bits are turned
+    return _joined((key & low) if smaller else (key | ~low), ordered)
+
+
+def _joined(low: Int32, high: Int32) -> Int64:
+    return make_vector([low, high], (2,), Int32).bitcast(Int64)[0]
+
+
+def first_of_row(
+    keys: list[Key],
+    count: int,
+    threads_per_row: int,
+    reduction_buffer: cute.Tensor | None = None,
+    mbar_ptr: cute.Pointer | None = None,
+    phase: int | Int32 = 0,
+    abreast: int = 1,
+) -> list[Key]:
+    """The `count` largest keys of a row in order, in every thread.
+
+    keys: those of this thread, all as `in_order` makes them. What is no element of the row has the
+        lowest number of the dtype.
+    reduction_buffer, mbar_ptr, phase, abreast: as for `row_reduce`; the buffer is of Int64, and has
+        a slot for each key that is found.
+    """
+    dtype, lanes = type(keys[0]), min(threads_per_row, 32)
+    found = _rounds(_first_sorted(keys, count), count, lanes)
+    if mbar_ptr is None and threads_per_row <= 32:
+        return found
+    words = tuple((key if dtype is Int64 else key.to(Int64),) for key in found)
+    exchange(words, slots_of(reduction_buffer, count), mbar_ptr, phase, abreast)
+    lists = lists_of_peers(reduction_buffer, count, abreast, identity(MAX, dtype))
+
+    def typed(word: Int64) -> Key:
+        return word if dtype is Int64 else word.to(Int32)
+
+    if len(lists) == 1 and lists[0].length > MOST_LOADED:
+        return _rounds_of_peers(lists[0], typed)
+    return _rounds(_merged([[*map(typed, each.words())] for each in lists], count), count, 32)
+
+
+def _rounds_of_peers(peer: PeerList, typed: Callable[[Int64], Key]) -> list[Key]:
+    """`_rounds` of a warp, of which each lane loads its next key when it needs that one."""
+    place, found = peer.first, []
+    for k in range(peer.count):
+        key = typed(peer.word(place, k * peer.apart + peer.apart - 1))
+        found.append(_largest(key, 32))
+        place = select(_is(key, found[-1]), place + peer.apart, place)
+    return found
+
+
+def _rounds(left: list[Key], count: int, lanes: int) -> list[Key]:
+    """The `count` largest keys of each group of lanes, of which each has its own in order."""
+    dtype, found = type(left[0]), []
+    lowest = dtype(identity(MAX, dtype))
+    for k in range(count):
+        best = _largest(left[0], lanes)
+        found.append(best)
+        has_won = _is(left[0], best)
+        rest = min(len(left), count - 1 - k)
+        following = [*left[1:], lowest]
+        left = [select(has_won, following[i], left[i]) for i in range(rest)]
+    return found
+
+
+def _is(key: Key, best: Key) -> Boolean:
+    """Whether it is this key, of which the lower word alone tells."""
+    return key == best if isinstance(key, Int32) else key.to(Int32) == best.to(Int32)
+
+
+def _largest(key: Key, lanes: int) -> Key:
+    """The largest key of each group of so many lanes."""
+    if lanes < 32:
+        return warp_reduce(key, MAX, lanes)
+    if isinstance(key, Int32):
+        return cute.arch.warp_redux_sync(key, "max")
+    low, high = key.to(Int32), (key >> 32).to(Int32)
+    most = cute.arch.warp_redux_sync(high, "max")
+    return _joined(cute.arch.warp_redux_sync(select(high == most, low, 0), "umax"), most)
+
+
+# Networks of comparisons, inside a thread. None stands for a key that is lower than all others.
+
+
+def _both(a: Key | None, b: Key | None) -> tuple[Key | None, Key | None]:
+    """The larger and the smaller of two keys."""
+    if a is None or b is None:
+        return (b if a is None else a), None
+    if isinstance(a, Int32):
+        return cutlass.max(a, b), cutlass.min(a, b)
+    is_larger = a > b
+    return select(is_larger, a, b), select(is_larger, b, a)
+
+
+def _first_sorted(keys: list[Key], count: int) -> list[Key]:
+    """The `count` largest keys in order, or all if they are fewer: runs are sorted, and merged."""
+    run = 1 << (min(count, len(keys)) - 1).bit_length()
+    runs = [_sorted(keys[i : i + run])[:count] for i in range(0, len(keys), run)]
+    return _merged(runs, count)
+
+
+def _merged(lists: list[list[Key]], count: int) -> list[Key]:
+    """The `count` largest keys in order of several lists that are in order."""
+    while len(lists) > 1:
+        pairs = zip(lists[::2], lists[1::2], strict=False)
+        rest = lists[-1:] if len(lists) % 2 else []
+        lists = [_merge(a, b, count) for a, b in pairs] + rest
+    return lists[0][:count]
+
+
+def _merge(a: list[Key], b: list[Key], count: int) -> list[Key]:
+    """The same of two lists, by a bitonic merge."""
+    most = min(len(a) + len(b), count)
+    width = 1 << (most - 1).bit_length()
+    a, b = ([*each[:width], *[None] * (width - len(each))] for each in (a, b))
+    keys = [_both(x, y)[0] for x, y in zip(a, reversed(b), strict=True)]
+    step = width // 2
+    while step:
+        for i in range(width):
+            if not i & step:
+                keys[i], keys[i + step] = _both(keys[i], keys[i + step])
+        step //= 2
+    return keys[:most]
+
+
+def _sorted(keys: list[Key]) -> list[Key]:
+    """Keys in order, the largest first: Batcher's merge exchange (Knuth, volume 3, 5.2.2 M)."""
+    keys, n = list(keys), len(keys)
+    first = 1 << (n - 1).bit_length() >> 1
+    p = first
+    while p:
+        q, r, d = first, 0, p
+        while True:
+            for i in range(n - d):
+                if i & p == r:
+                    keys[i], keys[i + d] = _both(keys[i], keys[i + d])
+            if q == p:
+                break
+            q, r, d = q // 2, p, q - p
+        p //= 2
+    return keys

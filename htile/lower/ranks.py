@@ -1,0 +1,151 @@
+"""Reductions that find one rank of a row after the other, which a held row finds all at once.
+
+`topk` traces to a chain: the largest key, the largest of the keys below that, and so on. Each link
+depends on the one before, so a row that is worked on in loops has a loop for each. The threads of a
+row that is held find all links in one stage (`htile.compute.ranks`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..frontend.dtypes import FLOAT8
+from ..frontend.graph import Graph, Node
+from ..frontend.ops import Op
+from .patterns import strip
+
+LOWEST, HIGHEST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
+# For a maximum and for a minimum: what joins pieces of the row, what tells which keys are left, and
+# what stands for the others.
+KINDS = {Op.MAX: (Op.MAXIMUM, Op.LT, LOWEST), Op.MIN: (Op.MINIMUM, Op.GT, HIGHEST)}
+# The lowest bits of a float32 that are zero, if it is exactly of such a dtype.
+ZERO_BITS = {torch.bfloat16: 16, torch.float16: 13, **dict.fromkeys(FLOAT8, 13)}
+MOST_MOVED = 1024  # keys that a thread moves up in all rounds
+MOST_SORTED = 16  # A thread has about so many elements.
+MOST_BITS = 16  # of an index beside an element
+KEPT = {Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM, Op.WHERE, Op.CONVERT, Op.RESHAPE, Op.LOOKUP}
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Ranks of a row.
+
+    results: the reductions, in order. keys: the nodes of the keys of each piece of the row.
+    smaller: whether the smallest comes first.
+    index_bits: how many bits an index takes beside an element, if both fit 32 bits; else 0.
+    """
+
+    results: tuple[int, ...]
+    keys: tuple[int, ...]
+    smaller: bool
+    index_bits: int
+
+    @property
+    def sorting(self) -> int:
+        """About how many instructions a thread takes to sort, for each of its elements."""
+        steps = (min(len(self.results), MOST_SORTED) - 1).bit_length()
+        comparisons = steps * (steps + 1) / 4 + 1 + steps / 2  # in runs, and in merges of them
+        return round(comparisons * (2 if self.index_bits else 5))
+
+    def rounds(self, lanes: int, elements: int) -> int:
+        """About how many a thread of so many elements takes for all rounds of so many lanes."""
+        whole, step, words = (4, 2, 1) if self.index_bits else (8, 6, 2)
+        each = whole if lanes == 32 else 2 + step * (lanes.bit_length() - 1)
+        count = len(self.results)
+        return count * (each + words * min(elements, count // 2))
+
+    def fits(self, elements: int) -> bool:
+        """Whether the rounds of threads with so many elements are not too much code."""
+        count = len(self.results)
+        return count * min(elements, count) <= MOST_MOVED
+
+    def __str__(self) -> str:
+        return f"the {len(self.results)} {'smallest' if self.smaller else 'largest'}"
+
+
+def chains(graph: Graph) -> list[Chain]:
+    """The chains of two links or more."""
+    links: dict[tuple[int, ...], list[int]] = {}
+    for node in graph:
+        if node.op not in KINDS or node.value.dtype is not torch.int64:
+            continue
+        join, _, _ = KINDS[node.op]
+        pieces = _pieces(graph, graph[node.inputs[0]], join)
+        before = {_before(graph, piece, node.op) for piece in pieces}
+        if all(piece.op is Op.KEY and piece.value.spread for piece in pieces):
+            links[node.id] = [node.id]
+        elif len(before) == 1 and (link := before.pop()) in links:
+            masked = tuple(piece.inputs[1] for piece in pieces)
+            (first, *_) = chain = links[link]
+            whole = _pieces(graph, graph[graph[first].inputs[0]], join)
+            if masked == tuple(piece.id for piece in whole) and chain[-1] == link:
+                chain.append(node.id)
+                links[node.id] = chain
+    found = {id(chain): chain for chain in links.values() if len(chain) > 1}
+    return [_chain(graph, results) for results in found.values()]
+
+
+def _chain(graph: Graph, results: list[int]) -> Chain:
+    first = graph[results[0]]
+    keys = _pieces(graph, graph[first.inputs[0]], KINDS[first.op][0])
+    elements, indices = zip(*(graph.operands(key) for key in keys), strict=True)
+    free = min(MOST_BITS, *(_zero_bits(graph, element) for element in elements))
+    last = max(_largest(graph, index) for index in indices)
+    bits = free if last < 1 << free else 0
+    return Chain(tuple(results), tuple(key.id for key in keys), first.op is Op.MIN, bits)
+
+
+def _pieces(graph: Graph, node: Node, join: Op) -> list[Node]:
+    """What is joined to the operand of a reduction, if its row is in pieces."""
+    if node.op is not join:
+        return [node]
+    return [piece for operand in graph.operands(node) for piece in _pieces(graph, operand, join)]
+
+
+def _before(graph: Graph, piece: Node, op: Op) -> int | None:
+    """The link before one of which this is a piece: `where(keys < link, keys, lowest)`."""
+    _, compare, beyond = KINDS[op]
+    if piece.op is not Op.WHERE:
+        return None
+    is_left, keys, rest = graph.operands(piece)
+    is_rest = is_left.op is compare and rest.op is Op.CONST and rest.arg == beyond
+    if not is_rest or is_left.inputs[0] != keys.id:
+        return None
+    return strip(graph, graph[is_left.inputs[1]]).id
+
+
+def _largest(graph: Graph, index: Node) -> int:
+    """The largest value of an index."""
+    if index.op is Op.INDEX:
+        return graph.n - 1
+    if index.op is Op.CONST:
+        return index.arg
+    operands = [_largest(graph, operand) for operand in graph.operands(index)]
+    if index.op is Op.ADD:
+        return sum(operands)
+    if index.op is Op.MUL:
+        return operands[0] * operands[1]
+    return operands[0] if index.op in (Op.CAST, Op.CONVERT, Op.RESHAPE) else HIGHEST
+
+
+def _zero_bits(graph: Graph, x: Node) -> int:
+    """How many of the lowest bits of each element, a float32, are known to be zero."""
+    if x.value.dtype not in (torch.float32, *FLOAT8):
+        return 0
+    if x.op is Op.CONST:
+        bits = int(torch.tensor(x.arg, dtype=torch.float32).view(torch.int32))
+        return (bits & -bits).bit_length() - 1 if bits else MOST_BITS
+    if x.op is Op.INPUT:
+        (dtype,) = (i.dtype for i in graph.inputs if i.id == x.id)
+        return ZERO_BITS.get(dtype, 0)
+    if x.op is Op.UNBUNDLE:
+        return ZERO_BITS.get(x.arg[2], 0)
+    if x.op is Op.CAST and x.arg is not torch.float32:
+        return ZERO_BITS.get(x.arg, 0)
+    if x.op not in KEPT and x.op is not Op.CAST:
+        return 0
+    operands = graph.operands(x)
+    operands = operands[:1] if x.op is Op.LOOKUP else operands[x.op is Op.WHERE :]
+    return min(_zero_bits(graph, operand) for operand in operands)

@@ -1,0 +1,79 @@
+"""The first keys of a row are right: the primitives' own code runs on numpy arrays of threads."""
+
+import numpy as np
+import pytest
+
+from htile.compute import ranks
+from tests.primitives.numpy_device import Buffer, Device, Int32, Int64, Vector
+
+LOWEST = {Int32: -(2**31), Int64: -(2**63)}
+
+
+def keys_of(device, elements, n, values, smaller, dtype, lanes=32, packed_bits=0):
+    """Each thread's keys as a context has them, and in float64 what they are keys of, by row.
+
+    Columns are dealt to threads in vectors of two.
+    """
+    shares, warps, _ = device.threads
+    rows, of_row = 32 // lanes, shares * warps * lanes
+    rng = np.random.default_rng(n + elements)
+    column = np.arange(elements * of_row).reshape(elements // 2, shares, warps, lanes, 2)
+    column = np.moveaxis(column, 0, -2).reshape(shares, warps, lanes, elements)
+    column = np.tile(column, (1, 1, rows, 1)).astype(np.int64)
+    row = np.repeat(np.arange(rows), lanes)[None, None, :, None]
+    x = rng.choice(values, (rows, elements * of_row)).astype(np.float32)
+    x = x[row, column]
+    bits = (x + np.float32(0)).view(np.int32)
+    ordered = np.where(np.isnan(x), 2**31 - 1, bits ^ ((bits >> 31) & 0x7FFFFFFF)).astype(np.int64)
+    low = column if smaller else column ^ -1
+    key = (ordered << 32) | (low & 0xFFFFFFFF)
+    return key, column < n, row
+
+
+VALUES = {
+    "many": np.arange(-1000, 1000) / 2,
+    "ties": [1.0, -1.0, 0.0, -0.0, 2.0],
+    "one": [-np.inf],
+    "special": [np.nan, np.inf, -np.inf, 1.0, -1.0, 0.0, -0.0],
+}
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("smaller", (False, True))
+@pytest.mark.parametrize("bits", (0, 13))
+@pytest.mark.parametrize(
+    ("shares", "warps", "lanes", "elements", "n", "k"),
+    [
+        (1, 1, 32, 2, 64, 8), (1, 1, 32, 8, 256, 8), (1, 1, 32, 8, 200, 64), (1, 1, 32, 6, 9, 9),
+        (1, 1, 32, 12, 384, 3), (1, 1, 8, 4, 32, 8), (1, 1, 8, 32, 256, 8), (1, 1, 1, 8, 8, 8),
+        (1, 1, 2, 6, 11, 10), (1, 1, 16, 16, 250, 2), (1, 2, 32, 4, 256, 64),
+        (1, 3, 32, 10, 900, 8),
+        (1, 4, 32, 32, 4096, 8), (1, 4, 32, 8, 1000, 64), (1, 5, 32, 2, 311, 9),
+        (1, 32, 32, 4, 4001, 8), (4, 3, 32, 4, 1500, 8), (8, 8, 32, 2, 4003, 10),
+        (2, 20, 32, 4, 4096, 64),
+    ],
+)  # fmt: skip
+def test_ranks(shares, warps, lanes, elements, n, k, bits, smaller, values, monkeypatch):
+    device = Device(shares, warps)
+    key, is_there, row = keys_of(device, elements, n, VALUES[values], smaller, Int64, lanes)
+    device.install(monkeypatch)
+    found = ranks.in_order(Vector(key), smaller, bits)
+    dtype = Int32 if bits else Int64
+    assert found.dtype is dtype
+    words = np.where(is_there, found.data, LOWEST[dtype])
+    words = [dtype(words[..., i]) for i in range(elements)]
+    several = shares * warps > 1
+    buffer = Buffer(device.threads, k) if several else None
+    found = ranks.first_of_row(words, k, warps * lanes, buffer, "mbar" if shares > 1 else None)
+    found = [ranks.as_key(each, smaller, bits) for each in found]
+    found = np.stack([np.broadcast_to(each.data, device.threads) for each in found], -1)
+    for r in range(32 // lanes):
+        of_row = np.broadcast_to(row == r, key.shape)
+        expected = np.sort(key[of_row & is_there])
+        expected = expected[:k] if smaller else expected[::-1][:k]
+        threads = np.broadcast_to((row == r)[..., 0], device.threads)
+        every = found[threads]
+        nan = (expected >> 32) == 2**31 - 1  # its bits may change
+        assert (every == every[0]).all()
+        assert np.array_equal(every[0][~nan], expected[~nan])
+        assert np.array_equal(every[0] & 0xFFFFFFFF, expected & 0xFFFFFFFF)
