@@ -20,6 +20,7 @@ from htile.compute.moments import RowMoments, reduce_moments
 from htile.compute.online import about_finite, online_softmax_reduce, softmax_pair_reduce
 from htile.compute.products import Product
 from htile.compute.reduce import MAX, MIN, identity, row_reduce
+from htile.compute.scan import row_scan
 from htile.copy.lookup import Lookups
 
 
@@ -44,6 +45,24 @@ class RowReductions(Lookups):
         results = self._reduce(operands, ops, slot, phase)
         return tuple(
             r != 0 if v.dtype is Boolean else r for v, r in zip(values, results, strict=True)
+        )
+
+    def row_scan(
+        self, value, op: cute.ReductionOp, slot: int = 0, phase: int | Int32 = 0
+    ) -> cute.TensorSSA:
+        """Each element combined with all before it in the row, with one barrier.
+
+        value: a vector, or a scalar of the row that stands for N equal elements.
+        op: ADD or MUL. The scan takes `num_chunks` slots from `slot` on.
+
+        The context is of a whole row, and each of its shares has a CTA of its own.
+        """
+        if self.config.shares > 1 or cute.size(self.tXcX, mode=[2]) != self.num_chunks:
+            raise ValueError("a scan is of all of a row: each of its shares takes a CTA")
+        across = self._across_row(slot, self.num_chunks, phase)
+        del across["abreast"]
+        return row_scan(
+            self._vector(value, op), op, self.vec_size, share=self.share_in_row, **across
         )
 
     def online_softmax(self, x: cute.TensorSSA, slot: int = 0, phase: int | Int32 = 0):
