@@ -47,23 +47,22 @@ class RowReductions(Lookups):
             r != 0 if v.dtype is Boolean else r for v, r in zip(values, results, strict=True)
         )
 
-    def row_scan(
-        self, value, op: cute.ReductionOp, slot: int = 0, phase: int | Int32 = 0
-    ) -> cute.TensorSSA:
+    def row_scan(self, values, ops, slot: int = 0, phase: int | Int32 = 0):
         """Each element combined with all before it in the row, with one barrier.
 
-        value: a vector, or a scalar of the row that stands for N equal elements.
-        op: ADD or MUL. The scan takes `num_chunks` slots from `slot` on.
+        values: one or a tuple: vectors, or scalars of the row that stand for N equal elements.
+        ops: ADD or MUL for each value. Each takes `num_chunks` slots, the first those from `slot`.
 
         The context is of a whole row, and each of its shares has a CTA of its own.
         """
+        if not isinstance(values, tuple):
+            return self.row_scan((values,), (ops,), slot, phase)[0]
         if self.config.shares > 1 or cute.size(self.tXcX, mode=[2]) != self.num_chunks:
             raise ValueError("a scan is of all of a row: each of its shares takes a CTA")
-        across = self._across_row(slot, self.num_chunks, phase)
+        across = self._across_row(slot, self.num_chunks * len(values), phase)
         del across["abreast"]
-        return row_scan(
-            self._vector(value, op), op, self.vec_size, share=self.share_in_row, **across
-        )
+        values = tuple(self._vector(v, op) for v, op in zip(values, ops, strict=True))
+        return row_scan(values, ops, self.vec_size, share=self.share_in_row, **across)
 
     def online_softmax(self, x: cute.TensorSSA, slot: int = 0, phase: int | Int32 = 0):
         """The row's maximum m, the sum of exp(x - m) and the vector exp(x - m).

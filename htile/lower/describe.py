@@ -136,5 +136,6 @@ def _describe_reduce(plan: Plan, names: Names, step: Reduce) -> str:
     else:
         found = [names.operand(id) for id in step.operands(graph)[: 1 if step.is_pair else None]]
     of = " and ".join(dict.fromkeys(found))
-    wait = f"slot {step.slot}" if step.exchanges else "from the exchange before"
-    return f"reduce    stage {step.stage}: {made} = {ops} of {of}, {wait}"
+    wait = f"slot {plan.slot(step)}" if step.exchanges else "from the exchange before"
+    verb = "scan  " if step.is_scan else "reduce"
+    return f"{verb}    stage {step.stage}: {made} = {ops} of {of}, {wait}"

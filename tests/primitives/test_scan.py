@@ -45,8 +45,8 @@ def scanned(rows, op, layout, monkeypatch):
     mine = tiles.transpose(1, 3, 0, 4, 2, 5)  # shares, warps, rows of a warp, lanes, chunks, vec
     x = Vector(np.ascontiguousarray(mine).reshape(shares, warps, 32, chunks * vec))
     buffer = device if threads > 32 or shares > 1 else None
-    found = row_scan(x, op, vec, threads, buffer, share=device.share).data
-    found = found.reshape(shares, warps, 32 // lanes, lanes, chunks, vec)
+    *_, found = row_scan((x, x), (ADD, op), vec, threads, buffer, share=device.share)
+    found = found.data.reshape(shares, warps, 32 // lanes, lanes, chunks, vec)
     return found.transpose(2, 0, 4, 1, 3, 5).reshape(rows.shape)
 
 
