@@ -67,6 +67,18 @@ def test_what_is_scanned_waits_in_registers():
     assert plan.homes == {scan: Home.REGISTERS}
 
 
+def test_what_no_element_of_a_scan_shows_is_not_loaded():
+    """Where a scan is hidden from a column on, nothing comes of what lies behind it."""
+
+    @htile.rowwise
+    def f(x, end: htile.PerRow):
+        return torch.where(torch.arange(x.shape[-1]) < end, x.cumsum(-1), 0.0)
+
+    args = torch.empty(2, 4096, device="meta"), torch.empty(2, dtype=torch.int64, device="meta")
+    (row, _) = f.inspect(*args).graph.inputs
+    assert row.end is not None
+
+
 def test_odd_rows_are_shifted():
     """So that a scan has few vectors; a sum of such rows of float32 has vectors of one element."""
     assert scan_kernel("scan_alone", 1003).plan.numerics.vec_size == 4
