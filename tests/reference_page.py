@@ -63,6 +63,7 @@ GROUPS = {
     "functions": "Arithmetic, comparisons and elementary functions",
     "composites": "Special functions and activations",
     "reductions": "Reductions over the row",
+    "scans": "Cumulative sums and products",
     "statistics": "Statistics, softmax, norms and losses",
     "losses": "Losses of a class",
     "indices": "Elements at an index",

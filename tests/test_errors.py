@@ -116,7 +116,7 @@ SECTIONS = (
         "Write it with elementwise functions and reductions; the message names the way where there "
         "is one.",
         (
-            traced("A torch function", "return torch.cumsum(x, -1)", kind="UnsupportedError"),
+            traced("A torch function", "return torch.cummax(x, -1)", kind="UnsupportedError"),
             traced("A method", "return x.median()", kind="UnsupportedError"),
             traced("A name that is misspelt", "return x.sofmax(-1)", kind="UnsupportedError"),
             traced("Too many elements by rank", "return x.topk(65).values", kind="UnsupportedError",
@@ -126,6 +126,10 @@ SECTIONS = (
                    kind="UnsupportedError", call="f(torch.ones(4, 4096)[:, :4095])"),
             traced("Too many parts", "return torch.stack(x.unbind())", kind="UnsupportedError",
                    call="f(torch.ones(4, 100))"),
+            traced("Every second cumulative sum", "return x.cumsum(-1)[::2]",
+                   kind="UnsupportedError"),
+            traced("One cumulative sum", "return x.cumprod(-1)[99]", kind="UnsupportedError",
+                   call="f(torch.ones(4, 1000))"),
             traced("Two lengths", "return x + x[1:]", kind="ShapeError"),
             traced("A product that does not fit", "return x.view(2, 4) @ x", kind="ShapeError"),
             traced("A product of large matrices", "return x @ w", kind="UnsupportedError",
@@ -429,6 +433,10 @@ SECTIONS = (
             Case("A row of 2^31 elements", row(
                 "return x * 2",
                 call='f.inspect(torch.empty(4, 2**31, device="meta"))'), "LoweringError"),
+            Case("A cumulative sum of a long row", row(
+                "return x.cumsum(-1)",
+                call='f.inspect(torch.empty(4, 2**20, device="meta"), arch="sm_90a")'),
+                "UnsupportedError", "return x.cumsum(-1)"),
             Case("An architecture that HTile does not know", row(
                 "return x * 2", call='f.inspect(x, arch="sm_75")'), "CompileError"),
             Case("The cost on another architecture", row(

@@ -13,7 +13,16 @@ from torch.utils import _pytree as pytree
 import htile
 from htile.frontend import reference
 from htile.frontend.graph import Builder, Output, Role
-from htile.frontend.ops import COMPARISONS, MOVEMENTS, REDUCTIONS, Op, Value, Varies, compute_dtype
+from htile.frontend.ops import (
+    COMPARISONS,
+    MOVEMENTS,
+    REDUCTIONS,
+    SCANS,
+    Op,
+    Value,
+    Varies,
+    compute_dtype,
+)
 from htile.frontend.reference import EVALUATE
 
 N = 6
@@ -143,6 +152,16 @@ REDUCE = {
     Op.ANY: (lambda x: x.any(-1), (BOOL,)),
     Op.ALL: (lambda x: x.all(-1), (BOOL,)),
 }
+SCANNED = {
+    Op.CUMSUM: (lambda x: x.cumsum(-1, dtype=wide(x)).to(x.dtype), NUMBERS),
+    Op.CUMPROD: (lambda x: x.cumprod(-1, dtype=wide(x)).to(x.dtype), NUMBERS),
+}
+
+
+def wide(x):
+    return F64 if x.is_floating_point() else x.dtype
+
+
 # These have tests of their own.
 OTHER = {
     Op.CAST, Op.CONVERT, Op.WHERE, Op.TAKE, Op.LOOKUP, Op.UNBUNDLE, Op.BUNDLE, Op.PHILOX,
@@ -155,8 +174,8 @@ def cases(table):
 
 
 def test_every_operation_has_a_test():
-    assert {*UNARY, *BINARY, *REDUCE, *OTHER} == set(EVALUATE)
-    assert set(REDUCE) == REDUCTIONS
+    assert {*UNARY, *BINARY, *REDUCE, *SCANNED, *OTHER} == set(EVALUATE)
+    assert set(REDUCE) == REDUCTIONS and set(SCANNED) == SCANS
 
 
 def evaluate(graph, tensors, dtype=F32):
@@ -194,6 +213,21 @@ def test_reductions(op, f, dtype, lead, n):
     plain, kept = evaluate(graph, {"x": x})
     equal(plain, f(x))
     equal(kept, f(x).unsqueeze(-1))
+
+
+@pytest.mark.parametrize("axis", [None, -2, -1])
+@pytest.mark.parametrize("lead", [(9,), (2, 3), (), (0,)])
+@pytest.mark.parametrize(("op", "f", "dtype"), cases(SCANNED))
+def test_scans(op, f, dtype, lead, axis):
+    b = Maker()
+    x = b.input("x", dtype=dtype)
+    cut = b.add(Op.RESHAPE, [x], (1, N)) if axis else x
+    if axis == -2:
+        cut = b.add(Op.PERMUTE, [cut], (-1, -2))
+    result = b.add(op, [cut], axis)
+    graph = b.graph(b.add(Op.RESHAPE, [result], (N,)) if axis else result)
+    x = sample(dtype, *lead, N)
+    equal(evaluate(graph, {"x": x}), f(x))
 
 
 def test_where():

@@ -1,8 +1,5 @@
 """Draws a token of each row by the inverse of the distribution function: the first whose sum of
-weights up to it is more than a share of all.
-
-Bisection over the columns finds it, without a cumulative sum.
-"""
+weights up to it is more than a share of all."""
 
 import torch
 
@@ -13,14 +10,9 @@ SIZE = 1024, 32000
 
 @htile.rowwise
 def inverse_sample(weights, share: htile.PerRow):
-    column, n = torch.arange(weights.shape[-1]), weights.shape[-1]
-    target = share * weights.sum()
-    first = torch.zeros_like(share).long()  # the token is none of the columns before
-    step = 1 << (n - 1).bit_length()
-    while step := step // 2:
-        below = torch.where(column < first + step, weights, 0.0).sum()
-        first = torch.where((below <= target) & (first + step < n), first + step, first)
-    return first
+    up_to = weights.cumsum(-1)
+    before = (up_to <= share * up_to[-1]).sum()
+    return before.clamp(max=weights.shape[-1] - 1)
 
 
 def arguments(m, n, dtype, device):

@@ -21,10 +21,7 @@ def speculative_sample(
     request: htile.PerRow, shares: htile.Inner[1], of_target: htile.Inner[1],
     of_draft: htile.Inner[1], target: htile.Shared, draft: htile.Shared, seed: htile.PerRow,
 ):  # fmt: skip
-    kept, count = request >= 0, torch.zeros_like(request)
-    for share, p, q in zip(shares.unbind(), of_target.unbind(), of_draft.unbind(), strict=True):
-        kept = kept & (share * q < p)
-        count = count + kept
+    count = (shares * of_draft < of_target).cumprod(-1).sum()  # up to the first that is not kept
     p, q = target[request * (DRAFTED + 1) + count], draft[request * DRAFTED + count]
     rest = torch.where(count < DRAFTED, torch.where(q < p, p - q, 0.0), p)
     word, *_ = htile.philox(torch.arange(target.shape[-1]), seed)

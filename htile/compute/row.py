@@ -22,6 +22,7 @@ from htile.compute.operands import make_vector
 from htile.compute.products import Product
 from htile.compute.ranks import as_key, first_of_row, in_order
 from htile.compute.reduce import MAX, MIN, identity, row_reduce, thread_reduce, warp_reduce
+from htile.compute.scan import row_scan
 from htile.copy.lookup import Lookups
 
 
@@ -61,6 +62,23 @@ class RowReductions(Lookups):
         each = [element for element in found for _ in range(self.vec_size)]
         result = make_vector(each, self.vector_shape, x.dtype)
         return result != 0 if value.dtype is Boolean else result
+
+    def row_scan(self, values, ops, slot: int = 0, phase: int | Int32 = 0):
+        """Each element combined with all before it in the row, with one barrier.
+
+        values: one or a tuple: vectors, or scalars of the row that stand for N equal elements.
+        ops: ADD or MUL for each value. Each takes `num_chunks` slots, the first those from `slot`.
+
+        The context is of a whole row, and each of its shares has a CTA of its own.
+        """
+        if not isinstance(values, tuple):
+            return self.row_scan((values,), (ops,), slot, phase)[0]
+        if self.config.shares > 1 or cute.size(self.tXcX, mode=[2]) != self.num_chunks:
+            raise ValueError("a scan is of all of a row: each of its shares takes a CTA")
+        across = self._across_row(slot, self.num_chunks * len(values), phase)
+        del across["abreast"]
+        values = tuple(self._vector(v, op) for v, op in zip(values, ops, strict=True))
+        return row_scan(values, ops, self.vec_size, share=self.share_in_row, **across)
 
     def online_softmax(self, x: cute.TensorSSA, slot: int = 0, phase: int | Int32 = 0):
         """The row's maximum m, the sum of exp(x - m) and the vector exp(x - m).

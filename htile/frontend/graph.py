@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import Location, TraceError
-from .ops import INFER, Op, Value, Varies, dtype_name
+from .ops import INFER, SCANS, Op, Value, Varies, dtype_name
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -237,6 +237,7 @@ class Graph:
         for node in self:
             rows = [o.id for o in self.operands(node) if o.value.spread and o.op is not Op.CONST]
             is_equal = node.value.spread and rows and found.issuperset(rows)
+            is_equal = is_equal and node.op not in SCANS
             if node.op is Op.GROUPED or is_equal:
                 found.add(node.id)
         return frozenset(found)

@@ -9,7 +9,7 @@ REFERENCE = "docs/reference.md lists what there is"
 
 _RANKS = "x.topk(k), x.sort() of at most 64 elements, and x.argmax() are there"
 _PRODUCT = "write a @ b for the product of rows and small matrices, or (a * b).sum(dim)"
-_ALONG = "operations along the row other than reductions are not built yet"
+_ALONG = "along the row there are reductions, x.cumsum(dim) and x.cumprod(dim)"
 _PARTS = "write it with torch.cat, torch.stack and slices"
 _INACCURATE = "no accurate form of it is built yet"
 _MEMORY = "a row has no memory of its own while tracing; leave it out"
@@ -26,7 +26,7 @@ HINTS = {
         "median kthvalue mode quantile unique searchsorted msort": _RANKS,
         "inner linear bmm vdot addmm addmv baddbmm einsum tensordot": _PRODUCT,
         "outer ger": "write a[:, None] * b",
-        "cumsum cumprod cummax cummin logcumsumexp diff flip conv1d max_pool1d": _ALONG,
+        "cummax cummin logcumsumexp diff flip conv1d max_pool1d": _ALONG,
         "pad hstack vstack dstack column_stack block_diag repeat tile repeat_interleave": _PARTS,
         "scatter take index_fill": _INDEX,
         "item tolist numpy equal allclose": "values are not known while tracing",

@@ -18,7 +18,7 @@ from .dtypes import FLOAT8, STORAGE
 from .factories import index
 from .functions import clamp, implements, where
 from .graph import Builder, Role
-from .ops import MOVEMENTS, REDUCTIONS, Op, Varies
+from .ops import COLLECTIVES, MOVEMENTS, Op, Varies
 from .parts import MOST_PARTS, cat
 from .parts import getitem as _getitem
 from .promotion import BOOL, FLOAT, INT64, cast, convert
@@ -81,7 +81,7 @@ def _taken(x: Tensor, y: Tensor, n: int) -> Tensor | None:
         if id in chain or not each.value.spread:
             continue
         is_leaf = id in rows or each.op in (Op.CONST, Op.INDEX)
-        is_elementwise = each.op not in MOVEMENTS | REDUCTIONS | {Op.INPUT, Op.TAKE, Op.LOOKUP}
+        is_elementwise = each.op not in MOVEMENTS | COLLECTIVES | {Op.INPUT, Op.TAKE, Op.LOOKUP}
         if each.value.inner != (n,) or len(chain) == MOST_TAKEN or not (is_leaf or is_elementwise):
             return None
         chain[id] = None

@@ -108,10 +108,15 @@ class Op(Enum):
     MIN = "min"  # NaN if any is
     ANY = "any"
     ALL = "all"
+    # scans: of each element and all before it; arg: the axis, or None where there is one axis
+    CUMSUM = "cumsum"
+    CUMPROD = "cumprod"
 
 
 MOVEMENTS = frozenset({Op.RESHAPE, Op.SLICE, Op.PERMUTE, Op.EXPAND, Op.CAT})
 REDUCTIONS = frozenset({Op.SUM, Op.MEAN, Op.PROD, Op.MAX, Op.MIN, Op.ANY, Op.ALL})
+SCANS = frozenset({Op.CUMSUM, Op.CUMPROD})
+COLLECTIVES = REDUCTIONS | SCANS  # They need all elements of a row before any of their result.
 COMMUTATIVE = frozenset(
     {Op.ADD, Op.MUL, Op.MAXIMUM, Op.MINIMUM, Op.EQ, Op.NE, Op.AND, Op.OR, Op.XOR}
 )
@@ -325,6 +330,13 @@ def _grouped(values: tuple[Value, ...], arg: object) -> Value:
     return replace(operand, stored=None)
 
 
+def _scan(values: tuple[Value, ...], arg: object) -> Value:
+    (operand,) = values
+    assert operand.inner, f"a scan of one number: {values}"
+    varies = Varies.ROW if operand.varies is Varies.ROW else Varies.SHARED
+    return replace(operand, varies=varies)
+
+
 def _of(rule: Rule, *dtypes: torch.dtype) -> Rule:
     """The rule for operands of these dtypes only: tracing brings them to one."""
 
@@ -381,5 +393,6 @@ INFER: dict[Op, Rule] = {
     **dict.fromkeys((Op.SUM, Op.PROD, Op.MAX, Op.MIN), _of(_reduction, *NUMBERS)),
     Op.MEAN: _of(_reduction, *FLOATS),
     **dict.fromkeys((Op.ANY, Op.ALL), _of(_reduction, *MASKS)),
+    **dict.fromkeys((Op.CUMSUM, Op.CUMPROD), _of(_scan, *NUMBERS)),
 }
 # fmt: on

@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from ..errors import ArgumentError
 from .dtypes import E8M0, FLOAT8, STORAGE
 from .graph import Graph, Node
-from .ops import COMPARISONS, MOVEMENTS, REDUCTIONS, WIDE, Op
+from .ops import COMPARISONS, MOVEMENTS, REDUCTIONS, SCANS, WIDE, Op
 from .philox import uniform_of, words
 
 Function = Callable[..., Tensor]
@@ -120,6 +120,15 @@ def _product(x: Tensor) -> Tensor:
     return _folded(x.double(), torch.mul)
 
 
+def _scan(function: Function) -> Function:
+    """A row's cumulative sums or products, as `_sum` has floating values."""
+
+    def scan(x: Tensor) -> Tensor:
+        return function(x, -1, dtype=torch.float64 if x.is_floating_point() else x.dtype)
+
+    return scan
+
+
 SATURATING = STORAGE - {torch.float8_e5m2, E8M0}  # e5m2 has infinities, and e8m0 gives NaN
 
 
@@ -186,6 +195,8 @@ _FUNCTIONS: dict[Op, Function] = {
     Op.MIN: _extreme(torch.amin, is_negative=True),
     Op.ANY: partial(torch.any, dim=-1, keepdim=True),
     Op.ALL: partial(torch.all, dim=-1, keepdim=True),
+    Op.CUMSUM: _scan(torch.cumsum),
+    Op.CUMPROD: _scan(torch.cumprod),
 }
 
 
@@ -351,6 +362,9 @@ def evaluate(
         elif node.op in REDUCTIONS:
             value = values[node.inputs[0]].movedim(node.arg or -1, -1)
             value = EVALUATE[node.op]((value,), node.arg, dtype).squeeze(-1)
+        elif node.op in SCANS:
+            value = values[node.inputs[0]].movedim(node.arg or -1, -1)
+            value = EVALUATE[node.op]((value,), node.arg, dtype).movedim(-1, node.arg or -1)
         elif node.op is Op.EXPAND:  # new axes are behind the leading dimensions
             value = _aligned(values[node.inputs[0]], count, len(inner))
             value = EVALUATE[node.op]((value,), node.arg, dtype)

@@ -21,6 +21,7 @@ from . import losses as losses  # fill the table, as what they import does
 from . import parts as parts
 from . import products as products
 from . import ranks as ranks
+from . import scans as scans
 from . import tables as tables
 from .captures import check_static, line_of
 from .dtypes import DTYPES

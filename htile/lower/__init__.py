@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-from ..errors import LoweringError
+from ..errors import LoweringError, UnsupportedError
 from ..frontend.dtypes import FLOAT8_BY_INSTRUCTION
 from ..frontend.graph import Graph
-from ..frontend.ops import REDUCTIONS
+from ..frontend.ops import REDUCTIONS, SCANS
 from .choice import choose
 from .emit import emit
 from .enumeration import enumerate_plans
@@ -45,7 +45,8 @@ def plans_for(
 
     `wanted` keeps only plans with these values of `Numerics` and `Placement` fields. Raises
     LoweringError where no plan is left, for rows and reductions beyond what any plan holds, and for
-    float8 where the architecture does not convert it.
+    float8 where the architecture does not convert it, and UnsupportedError for scans of rows that
+    no plan holds in registers.
     """
     if graph.n > MAX_N:
         raise LoweringError(
@@ -58,6 +59,13 @@ def plans_for(
         message = f"{graph.name}: {target.arch.name} does not convert {name}; sm_89 and later do"
         raise LoweringError(message, float8.loc)
     plans = enumerate_plans(graph, target)
+    if not plans and (scan := next((node for node in graph if node.op in SCANS), None)):
+        what = f"a {scan.op.value} of rows of {graph.n} elements"
+        raise UnsupportedError(
+            f"{what}: {target.arch.name} does not hold them in registers. Pass parts of a row as "
+            "rows, x.unflatten(-1, (parts, -1)), and add what the parts before have in total",
+            scan.loc,
+        )
     if not plans:
         count = sum(node.op in REDUCTIONS for node in graph)
         raise LoweringError(

@@ -25,7 +25,7 @@ from ..build.arch import MAX_REGISTERS
 from ..frontend.graph import Input, Output
 from .plan import Numerics, Plan
 from .steps import Home
-from .work import SHIFTED_LOAD
+from .work import SCAN_COSTS, SHIFTED_LOAD
 
 WARP = 32  # threads
 LINE = 128  # bytes of memory that a multiprocessor accesses at a time
@@ -202,6 +202,7 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
     elements = groups * rows_per_block * num.step * plan.chunks
     read, written = work.bytes_per_row
     computed, special = sweeps.costs
+    computed += SCAN_COSTS * sweeps.scan_words / num.vec_size
     loops, row_loads, column_loads = 1, work.rows, work.columns
     if rows_home is not Home.REGISTERS:
         loops = len(sweeps.loops)

@@ -138,8 +138,9 @@ def _describe_reduce(plan: Plan, names: Names, step: Reduce) -> str:
     else:
         found = [names.operand(id) for id in step.operands(graph)[: 1 if step.is_pair else None]]
     of = " and ".join(dict.fromkeys(found))
-    wait = f"slot {step.slot}" if step.exchanges else "from the exchange before"
-    return f"reduce    stage {step.stage}: {made} = {ops} of {of}, {wait}"
+    wait = f"slot {plan.slot(step)}" if step.exchanges else "from the exchange before"
+    verb = "scan  " if step.is_scan else "reduce"
+    return f"{verb}    stage {step.stage}: {made} = {ops} of {of}, {wait}"
 
 
 def _describe_ranks(names: Names, step: Reduce, chains: list[Part]) -> str:
@@ -153,4 +154,4 @@ def _describe_ranks(names: Names, step: Reduce, chains: list[Part]) -> str:
     for part in chains:
         keys = " and ".join(map(names.operand, part.chain.keys))
         found.append(f"{names.ranks[part]} = {part.chain} of {keys}")
-    return f"reduce    stage {step.stage}: {'; '.join(found)}, slot {step.slot}"
+    return f"reduce    stage {step.stage}: {'; '.join(found)}, slot {names.plan.slot(step)}"

@@ -78,7 +78,7 @@ def _config(plan: Plan) -> list[str]:
         f"num_threads={place.num_threads}",
         f"threads_per_row={num.threads_per_row}",
         f"cluster_n={num.cluster_n}",
-        f"stage={plan.sweeps.slots}",
+        f"stage={plan.slots}",
         *([f"shares={place.shares}"] if place.shares > 1 else []),
         *([f"abreast={place.abreast}"] if place.abreast > 1 else []),
         *(["reduction_dtype=Int64"] if plan.sweeps.has_wide_words else []),

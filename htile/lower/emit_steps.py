@@ -195,23 +195,23 @@ def _folds(names: Names, parts: Iterable[Part], indent: str) -> list[str]:
 
 def reduce_held(names: Names, step: Reduce) -> list[str]:
     """The reductions of a stage of a row that is held."""
-    graph = names.plan.graph
+    graph, slot = names.plan.graph, names.plan.slot(step)
     results = ", ".join(names.values[id] for id in step.made(graph))
     first = graph[step.results[0]]
     if step.is_pair:
         verb = "online_logsumexp" if step.parts[0].finite else "online_softmax"
         x = names.operand(step.operands(graph)[0])
-        return located([f"    {results} = ctx.{verb}({x}, slot={step.slot})"], first)
+        return located([f"    {results} = ctx.{verb}({x}, slot={slot})"], first)
     alone = [part for part in step.parts if part.chain is None]
-    lines, slot = [], step.slot
+    lines: list[str] = []
     if alone:
         results = ", ".join(names.values[id] for part in alone for id in part.results)
         values = ", ".join(reduced(names, graph[p.results[0]].inputs[0]) for p in alone)
         ops = ", ".join(part.kind.combine for part in alone)
         if len(alone) > 1:
             values, ops = f"({values})", f"({ops})"
-        args = [values, ops, f"slot={slot}"]
-        lines = located(wrapped_call(f"    {results} = ctx.row_reduce(", args, ")"), first)
+        args, verb = [values, ops, f"slot={slot}"], "row_scan" if step.is_scan else "row_reduce"
+        lines = located(wrapped_call(f"    {results} = ctx.{verb}(", args, ")"), first)
         slot += len(alone)
     for part in dict.fromkeys(step.parts):
         if part.chain is not None:
@@ -234,10 +234,10 @@ def _ranks(names: Names, part: Part, slot: int) -> list[str]:
 
 def reduce_carried(names: Names, step: Reduce) -> list[str]:
     """The results of a stage, from what loops have carried."""
-    part = step.parts[0]
+    part, slot = step.parts[0], names.plan.slot(step)
     results = ", ".join(names.values[id] for id in step.results)
     if step.is_pair:
-        args = f"{names.carried[part]}, slot={step.slot}{', finite=True' if part.finite else ''}"
+        args = f"{names.carried[part]}, slot={slot}{', finite=True' if part.finite else ''}"
         return [f"    {results} = ctx.reduce_pair({args})"]
     if not step.exchanges:
         (reference,) = part.references
@@ -245,7 +245,7 @@ def reduce_carried(names: Names, step: Reduce) -> list[str]:
         return wrapped_call(f"    {results} = ", [about], "")
     if part.at_once:
         head = f"    {results}, {names.moments[part]} = ctx.reduce_moments("
-        return wrapped_call(head, [names.carried[part], f"slot={step.slot}"], ")")
+        return wrapped_call(head, [names.carried[part], f"slot={slot}"], ")")
     carried = []
     for part, id in zip(step.parts, step.results, strict=True):
         name, place = names.carried[part], part.results.index(id)
@@ -255,4 +255,4 @@ def reduce_carried(names: Names, step: Reduce) -> list[str]:
             name += ".first"
         carried.append(name)
     given = f"({', '.join(carried)})" if len(carried) > 1 else carried[0]
-    return wrapped_call(f"    {results} = ctx.reduce_partials(", [given, f"slot={step.slot}"], ")")
+    return wrapped_call(f"    {results} = ctx.reduce_partials(", [given, f"slot={slot}"], ")")

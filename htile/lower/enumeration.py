@@ -14,6 +14,7 @@ from math import gcd
 
 from ..build.arch import MAX_REGISTERS
 from ..frontend.graph import Graph, Input, Output, Role
+from ..frontend.ops import SCANS
 from .plan import HELD_REGISTERS, ONE_KERNEL_N, ROWS, Form, Numerics, Placement, Plan, Target
 from .reductions import MOMENTS, VERY_LONG_N
 from .steps import Home
@@ -64,6 +65,7 @@ ADDRESS_REGISTERS = 8  # Each tensor that a loop moves beside the first FEW_TENS
 POINTER_REGISTERS = 2  # The address of each tensor beside the first FEW_TENSORS takes this many.
 FEW_TENSORS = 5
 OTHER_REGISTERS = 16  # A thread needs this many beside those of its held row.
+SCAN_REGISTERS = 2  # A scan needs so many words of its result for each vector of a thread.
 CROWDED_REGISTERS = 72  # In CTAs of 512 threads or more, threads that need more are crowded.
 
 # Registers are spared so that this many threads fit on a multiprocessor.
@@ -90,8 +92,9 @@ STREAMED_CHUNKS = 32
 def vector_size(graph: Graph) -> int:
     """How many neighbouring elements a vector has: 16 bytes of the widest row or column.
 
-    It divides N if such vectors are long enough (`WHOLE_BYTES`) or rows are short: then every
-    vector of a contiguous tensor is as aligned as it is long. Other rows end inside a vector. It is
+    It divides N if such vectors are long enough (`WHOLE_BYTES`; two elements for a scan, which
+    takes as long for a vector as for an element) or rows are short: then every vector of a
+    contiguous tensor is as aligned as it is long. Other rows end inside a vector. It is
     smaller where the registers of a thread would not hold a vector of each of many inputs, and
     where groups of columns are smaller.
     """
@@ -105,7 +108,9 @@ def vector_size(graph: Graph) -> int:
     if _lies_apart(graph):
         return whole
     is_long = graph.n >= SHIFTED_VECTORS * vec and vec * min(rows + columns) >= WORD_BYTES
-    return vec if is_long and whole * sum(rows) < WHOLE_BYTES * len(rows) else whole
+    is_short = whole * sum(rows) < WHOLE_BYTES * len(rows)
+    is_short |= whole == 1 and any(node.op in SCANS for node in graph)
+    return vec if is_long and is_short else whole
 
 
 def _sizes(graph: Graph) -> tuple[list[int], ...]:
@@ -163,6 +168,8 @@ def plans_of_work(work: Work, target: Target) -> list[Plan]:
     """The same, of a graph whose work is there already."""
     enumeration = _Enumeration(work, target)
     plans = list(enumeration.held())
+    if work.scans:  # of rows that are held; one CTA may not hold the rows of many inputs
+        return plans or list(enumeration.held_in_clusters())
     if work.graph.n >= MIN_CLUSTER_N or not plans:
         plans += enumeration.in_loops()
     return plans
@@ -179,14 +186,24 @@ class _Enumeration:
         tensors = len(work.loaded) + len(work.lookups) + len(work.writes)
         self.most_looped = max(MOST_LOOPED, self.n // ELEMENTS)
         self.spare = SPARE_REGISTERS + POINTER_REGISTERS * max(0, tensors - FEW_TENSORS)
+        words = max([node.value.dtype.itemsize / 4 for node in work.scans], default=0)
+        self.scan_registers = SCAN_REGISTERS * words  # for each vector of a thread
         # Where nothing is reduced, a row is divided over CTAs that do not wait for each other.
         divides = self.n >= MIN_CLUSTER_N or (work.is_map and self.n > ONE_KERNEL_N)
-        most = self.arch.max_cluster if divides else 1
-        self.clusters = [cluster for cluster in (1, 2, 4, 8, 16) if cluster <= most]
+        self.clusters = self._clusters(self.arch.max_cluster if divides else 1)
         sizes = [i.dtype.itemsize for i in work.rows]
         # Whether cp.async, of 4, 8 or 16 bytes, can bring the rows.
         align = ACCESS_BYTES if self.is_shifted else target.align
         self.is_asynchronous = bool(sizes) and min(self.vec * min(sizes), align) >= 4
+
+    @staticmethod
+    def _clusters(most: int) -> list[int]:
+        return [cluster for cluster in (1, 2, 4, 8, 16) if cluster <= most]
+
+    def held_in_clusters(self) -> Iterator[Plan]:
+        """Plans of rows that are divided although they are short."""
+        self.clusters = self._clusters(self.arch.max_cluster)
+        return self.held()
 
     def held(self) -> Iterator[Plan]:
         """Plans whose rows are held, as far as the registers of a thread go.
@@ -230,7 +247,8 @@ class _Enumeration:
     def _held_plans(self, numerics: Numerics, sweeps: Sweeps, columns: str) -> Iterator[Plan]:
         elements = numerics.chunks(self.n) * self.vec
         held = elements * self.work.held_words(sweeps, columns == "late")
-        registers = held + elements + self.spare
+        chunks = numerics.chunks(self.n)
+        registers = held + max(elements, self.scan_registers * chunks) + self.spare
         if registers > MAX_REGISTERS and elements > self.vec:
             return
         if elements > self.vec and not all(c.fits(elements) for c in self.work.chains):
@@ -439,7 +457,7 @@ class _Enumeration:
         """
         if numerics.threads_per_row <= 32 and numerics.cluster_n == 1:
             return self.arch.shared_bytes
-        slots = sweeps.slots
+        slots = sweeps.slots + sweeps.scans * numerics.chunks(self.n)
         if numerics.cluster_n > 1 and slots > threads:
             return -1
         word = 8 if sweeps.has_wide_words else 4

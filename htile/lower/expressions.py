@@ -10,7 +10,7 @@ import torch
 
 from ..frontend.dtypes import DTYPES
 from ..frontend.graph import Node
-from ..frontend.ops import MOVEMENTS, REDUCTIONS, Op
+from ..frontend.ops import COLLECTIVES, MOVEMENTS, Op
 from .patterns import Function
 from .precision import NEAR_OPS
 from .reductions import OF_OP
@@ -101,7 +101,7 @@ def _not_computed(node: Node, args: tuple[str, ...], function: Function) -> str:
 
 # fmt: off
 EMIT: dict[Op, Expression] = {
-    **dict.fromkeys((Op.INPUT, Op.CONST, *MOVEMENTS, *REDUCTIONS), _not_computed),
+    **dict.fromkeys((Op.INPUT, Op.CONST, *MOVEMENTS, *COLLECTIVES), _not_computed),
     Op.INDEX: _index, Op.UNBUNDLE: _unbundle, Op.BUNDLE: _bundle,
     Op.PHILOX: _philox, Op.UNIFORM: _call("uniform"),
     **dict.fromkeys(  # as pictures have them

@@ -10,7 +10,7 @@ import torch
 
 from ..frontend.dtypes import STORAGE
 from ..frontend.graph import Builder, Graph, Node
-from ..frontend.ops import COMMUTATIVE, REDUCTIONS, Op, Value, Varies
+from ..frontend.ops import COLLECTIVES, COMMUTATIVE, Op, Value, Varies
 from ..frontend.reference import EVALUATE
 from .bundles import bundle_neighbours
 from .enumeration import WARP, vector_size
@@ -52,7 +52,7 @@ def fold_constants(graph: Graph) -> Graph:
         operands = [new[i] for i in inputs]
         if node.op is Op.LSHIFT and operands[1].op is Op.CONST:
             return _multiplied(new, node, inputs)
-        if node.op in REDUCTIONS or not operands or any(o.op is not Op.CONST for o in operands):
+        if node.op in COLLECTIVES or not operands or any(o.op is not Op.CONST for o in operands):
             return None
         if node.value.dtype in STORAGE:
             return None  # no kernel writes down a number of 8 bits

@@ -20,7 +20,7 @@ from functools import cached_property
 from ..build.arch import Arch
 from ..frontend.graph import Graph
 from .describe import describe, describe_layout
-from .reductions import SUM, Part
+from .reductions import SUM, Part, Reduce
 from .schedule import list_steps
 from .steps import ChunkLoop, Home, Step
 from .work import Sweeps, Work
@@ -273,6 +273,15 @@ class Plan:
     def stages(self) -> int:
         """How many rounds of reductions depend on each other. One exchange may serve two."""
         return len(self.sweeps.reduces)
+
+    @property
+    def slots(self) -> int:
+        """How many places the exchange buffer has."""
+        return self.sweeps.slots + self.sweeps.scans * self.chunks
+
+    def slot(self, reduce: Reduce) -> int:
+        """The first place of the exchange buffer that an exchange takes."""
+        return reduce.slot + reduce.scans * self.chunks
 
     def bytes_per_row(self) -> tuple[int, int]:
         """Bytes read and written for one row, without the columns that all rows share."""

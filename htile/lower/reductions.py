@@ -1,9 +1,13 @@
-"""An entry for each way to reduce a row, and which reductions of a function share an exchange.
+"""An entry for each way to reduce or scan a row, and which reductions of a function share an
+exchange.
 
 An entry says how elements and partial results combine. What comes before it, elementwise, and what
 comes after it, once a row, are ordinary nodes: a norm is `SUM` and a square root. A row that is
 worked on in loops over its chunks would need one loop for each stage. `SOFTMAX` and `MOMENTS` save
 a loop: they carry two reductions at once, although the second one needs the result of the first.
+
+The scans of a stage have an exchange of their own. They need a row that is held in registers: no
+loop carries them.
 """
 
 from __future__ import annotations
@@ -13,20 +17,21 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from ..frontend.graph import Graph
-from ..frontend.ops import REDUCTIONS, Op
+from ..frontend.ops import COLLECTIVES, SCANS, Op
 from .patterns import strip, subtracted
 from .ranks import Chain
 
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """One way to reduce a row.
+    """One way to reduce or scan a row.
 
     combine: what joins two partial results, as the emitted text names it.
     identity: what leaves a partial result as it is; a padded lane holds it. Padded lanes do not
         count in a mean, so any number will do.
     slots: how many places of the exchange buffer one exchange takes. A place has 64 bits if the
         exchange brings several results at once, and 32 or the bits of the result's type if not.
+        A scan takes a place for each vector of a thread, which the plan decides.
     """
 
     name: str
@@ -51,8 +56,12 @@ MOMENTS = Reduction("moments", "MEAN", 0.0, slots=2)
 # A thread has its first keys in order. All ranks of a chain come of one exchange.
 RANKS = Reduction("ranks", LARGER, -inf)
 
+CUMSUM = Reduction("cumsum", ADD, 0.0, slots=0)
+CUMPROD = Reduction("cumprod", MUL, 1.0, slots=0)
+
 OF_OP: Mapping[Op, Reduction] = {
     Op.SUM: SUM, Op.MEAN: MEAN, Op.PROD: PROD, Op.MAX: MAX, Op.MIN: MIN, Op.ANY: ANY, Op.ALL: ALL,
+    Op.CUMSUM: CUMSUM, Op.CUMPROD: CUMPROD,
 }  # fmt: skip
 
 # A mean and the squares about it come of one exchange, except for rows of more than JOINT_N and
@@ -97,7 +106,8 @@ class Reduce:
 
     results: the nodes of the reductions.
     parts: for each result, in the order of their slots, the part that it comes of.
-    slot: the first place of the exchange buffer that it takes.
+    slot: how many places of the exchange buffer the reductions before it take.
+    scans: how many scans the stages before it have.
     exchanges: whether threads wait for each other. They do not where an exchange before has brought
         what is needed.
     """
@@ -106,7 +116,13 @@ class Reduce:
     results: tuple[int, ...]
     parts: tuple[Part, ...]
     slot: int = 0
+    scans: int = 0
     exchanges: bool = True
+
+    @property
+    def is_scan(self) -> bool:
+        """Whether its results are rows: they are scans."""
+        return self.parts[0].kind in (CUMSUM, CUMPROD)
 
     @property
     def is_pair(self) -> bool:
@@ -115,8 +131,8 @@ class Reduce:
 
     @property
     def slots(self) -> int:
-        """Places of the exchange buffer that it takes."""
-        if not self.exchanges:
+        """Places of the exchange buffer that it takes; scans take others."""
+        if not self.exchanges or self.is_scan:
             return 0
         return self.parts[0].kind.slots if self.parts[0].at_once else len(self.results)
 
@@ -156,7 +172,8 @@ def _relative_sum(graph: Graph, id: int) -> Part | None:
 
 
 def assign_stages(graph: Graph, chains: Sequence[Chain] = ()) -> dict[int, int]:
-    """The stage of every node: reductions on its longest path from the inputs, itself included.
+    """The stage of every node: how many reductions and scans are on its longest path from the
+    inputs, itself included.
 
     chains: those whose ranks are found in one stage.
     """
@@ -167,22 +184,26 @@ def assign_stages(graph: Graph, chains: Sequence[Chain] = ()) -> dict[int, int]:
             stage[node.id] = stage[first[node.id]]
             continue
         before = max((stage[i] for i in node.inputs), default=0)
-        stage[node.id] = before + (node.op in REDUCTIONS)
+        stage[node.id] = before + (node.op in COLLECTIVES)
     return stage
 
 
 def by_stage(graph: Graph, chains: Sequence[Chain] = ()) -> list[Reduce]:
-    """The reductions of each stage as one exchange, in order; those of chains come last."""
+    """The reductions of each stage as one exchange, in order, and its scans as another.
+
+    Those of chains come last in their stage.
+    """
     stage = assign_stages(graph, chains)
     ranks = {c.results[0]: Part(RANKS, c.results, chain=c) for c in chains}
     chained = {id for chain in chains for id in chain.results}
-    parts: dict[int, list[Part]] = {}
+    parts: dict[tuple[int, bool], list[Part]] = {}
     for node in graph:
-        if node.op in REDUCTIONS and node.id not in chained:
-            parts.setdefault(stage[node.id], []).append(Part(OF_OP[node.op], (node.id,)))
+        if node.op in COLLECTIVES and node.id not in chained:
+            key = stage[node.id], node.op in SCANS
+            parts.setdefault(key, []).append(Part(OF_OP[node.op], (node.id,)))
     for id, part in ranks.items():
-        parts.setdefault(stage[id], []).append(part)
-    return _numbered(_exchange_of(k, each) for k, each in sorted(parts.items()))
+        parts.setdefault((stage[id], False), []).append(part)
+    return _numbered(_exchange_of(k, each) for (k, _), each in sorted(parts.items()))
 
 
 def _exchange_of(stage: int, parts: list[Part]) -> Reduce:
@@ -250,8 +271,8 @@ def carried_together(graph: Graph, reduces: Sequence[Reduce]) -> tuple[Reduce, .
 
 def _numbered(reduces: Iterable[Reduce]) -> list[Reduce]:
     """The exchanges with stages and slots that follow each other."""
-    numbered, slot = [], 0
+    numbered, slot, scans = [], 0, 0
     for stage, reduce in enumerate(reduces, 1):
-        numbered.append(replace(reduce, stage=stage, slot=slot))
-        slot += reduce.slots
+        numbered.append(replace(reduce, stage=stage, slot=slot, scans=scans))
+        slot, scans = slot + reduce.slots, scans + reduce.is_scan * len(reduce.results)
     return numbered

@@ -23,14 +23,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd, prod
 
 import torch
 
 from ..errors import Location, UnsupportedError
 from ..frontend.graph import Builder, Graph, Node, Output, Role, View
-from ..frontend.ops import MOVEMENTS, REDUCTIONS, Op, Value, Varies
+from ..frontend.ops import COLLECTIVES, MOVEMENTS, REDUCTIONS, SCANS, Op, Value, Varies
 from .axes import (
     Axis,
     Groups,
@@ -55,6 +55,7 @@ COMBINE = {
 }  # fmt: skip
 # Reductions in which equal elements count, and what leaves their result as it is.
 ONCE = {Op.SUM: 0, Op.PROD: 1}
+TOTAL = {Op.CUMSUM: Op.SUM, Op.CUMPROD: Op.PROD}  # what the last element of a scan is
 
 
 def place(graph: Graph, in_groups: bool = True) -> Graph:
@@ -81,7 +82,7 @@ def _is_placed(graph: Graph) -> bool:
             continue
         if v.inner != (graph.n,) if v.spread else v.inner not in ((), (1,)):
             return False
-        if node.op in REDUCTIONS and node.arg is not None:
+        if node.op in COLLECTIVES and node.arg is not None:
             return False
         of_row = any(graph[i].value.spread for i in node.inputs)
         if node.op is Op.TAKE or (node.op is Op.LOOKUP and node.inputs[0] not in tables):
@@ -179,6 +180,8 @@ class _Placing:
             return self._add(Placed(op, (), arg, (), node))
         if op in REDUCTIONS:
             return self._reduced(node, wanted)
+        if op in SCANS:
+            return self._scanned(node, wanted)
         if op is Op.TAKE:
             leaf = self.graph[inputs[0]]
             row = self._add(Placed(Op.INPUT, (), leaf.arg, (), leaf))
@@ -251,6 +254,65 @@ class _Placing:
             number = self._add(Placed(Op.CONST, (), float(count), (), node))
             found = self._computed(Op.DIV, (found, number), None, node)
         return found
+
+    def _scanned(self, node: Node, wanted: Wanted) -> int:
+        """A scan along the columns, or one element of a scan along what is written out."""
+        (operand,) = node.inputs
+        axis = -1 if node.arg is None else node.arg
+        at, total = len(wanted) + axis, TOTAL[node.op]
+        index, size = wanted[at], self.graph[operand].value.inner[axis]
+        if not index.steps:
+            is_alone = node.value.spread and axis == -1 and not axes_of(wanted)
+            if is_alone and index.start == size - 1:  # of a row: all of it
+                return self._reduced(replace(node, op=total), (*wanted[:at], *wanted[at + 1 :]))
+            if index.start >= MOST_PIECES:
+                raise UnsupportedError(
+                    f"the element {index.start} alone of a {node.op.value}: write "
+                    f"x[:{index.start + 1}].{total.value}()",
+                    node.loc,
+                )
+            found = self._want(operand, wanted)
+            if index.start:
+                before = self._want(node.id, moved_along(wanted, axis, index, -1))
+                found = self._computed(COMBINE[total], (before, found), None, node)
+            return found
+        along, step = max(index.steps, key=lambda each: each[1])
+        if len(index.steps) > 1 and self.in_groups:
+            raise Ungrouped
+        if len(index.steps) > 1:
+            raise Refine(along, 1)
+        if step > 1:
+            raise UnsupportedError(
+                f"one of every {step} elements of a {node.op.value}: return all of them, and take "
+                "a part of the result (out[:, ::2] is a view)",
+                node.loc,
+            )
+        if index.start % along.size:
+            raise Refine(along, gcd(index.start, along.size))
+        if self.in_groups and axes_of(wanted) != (along,):
+            raise Ungrouped
+        found = self._spread(operand, wanted, along, node)
+        axes = self.nodes[found].axes
+        found = self._add(Placed(node.op, (found,), None, axes, node, (), (along,)))
+        outside = tuple(each for each in axes_of(wanted) if each != along)
+        before = None
+        for start in range(-index.start, 0, along.size):  # the pieces before this one
+            piece = self._spread(operand, moved_along(wanted, axis, index, start), along, node)
+            whole = self._add(Placed(total, (piece,), None, outside, node, (), (along,)))
+            pair = before, whole
+            before = whole if before is None else self._computed(COMBINE[total], pair, None, node)
+        if before is None:
+            return found
+        return self._computed(COMBINE[total], (before, found), None, node)
+
+    def _spread(self, operand: int, wanted: Wanted, axis: Axis, node: Node) -> int:
+        """What is wanted of an operand; a row of equal elements if it does not vary there."""
+        found = self._want(operand, wanted)
+        if axis in self.nodes[found].axes:
+            return found
+        one = 1.0 if node.value.dtype.is_floating_point else 1
+        ones = self._add(Placed(Op.CONST, (), one, (axis,), node))
+        return self._computed(Op.MUL, (found, ones), None, node)
 
     def _computed(self, op: Op, inputs: tuple[int, ...], arg: object, node: Node) -> int:
         axes = {axis for i in inputs for axis in self.nodes[i].axes}
@@ -411,11 +473,13 @@ class _Placing:
         return new.finish(outputs, graph.structure)
 
     def _reduction(self, new: Builder, each: Placed, operand: int) -> int:
-        """A reduction of the row, of each group, or of what each group has."""
+        """A reduction or scan of the row, or a reduction of each group, or of what each has."""
         groups, op, loc = self.groups, each.op, each.of.loc
         inside = frozenset(each.inside)
-        if groups is None or not (each.axes or inside <= groups.outer | groups.inner):
+        if groups is None or not inside & (groups.outer | groups.inner):
             return new.add(op, (operand,), None, loc)
+        if op in SCANS:
+            raise Ungrouped
         of_groups, of_elements = bool(inside & groups.outer), bool(inside & groups.inner)
         if each.axes:  # of each group
             if of_groups or not of_elements or not new[operand].value.spread:
@@ -498,10 +562,9 @@ class _Placing:
         return new.add_const(value, Value((), Varies.SCALAR, torch.int64), loc)
 
     def _constant(self, each: Placed) -> Value:
-        v = each.of.value
-        if each.of.op is not Op.CONST:  # it counts the parts of a mean
-            return Value((), Varies.SCALAR, torch.float32)
-        is_row = bool(each.axes)
+        v, is_row = each.of.value, bool(each.axes)
+        if each.of.op is not Op.CONST:  # it counts the parts of a mean, or is the 1 of `_spread`
+            return Value((self.n,) if is_row else (), Varies.SCALAR, v.dtype, None, is_row)
         return Value((self.n,) if is_row else (), v.varies, v.dtype, v.stored, is_row)
 
     def _view(self, shape: tuple[int, ...], wanted: Wanted, is_row: bool) -> View | None:

@@ -17,11 +17,21 @@ from functools import cached_property
 import torch
 
 from ..frontend.graph import Graph, Input, Node, Output, Role
-from ..frontend.ops import REDUCTIONS, Op
+from ..frontend.ops import COLLECTIVES, SCANS, Op
 from .patterns import Function, ancestors, choose_function
 from .precision import seen_in_16_bits
 from .ranks import chains
-from .reductions import MOMENTS, SOFTMAX, Part, Reduce, by_stage, carried_together, with_pairs
+from .reductions import (
+    CUMPROD,
+    CUMSUM,
+    MOMENTS,
+    SOFTMAX,
+    Part,
+    Reduce,
+    by_stage,
+    carried_together,
+    with_pairs,
+)
 from .steps import Compute, Home
 
 LEAVES = frozenset({Op.INPUT, Op.CONST})
@@ -52,7 +62,9 @@ OP_COSTS = {
 }  # fmt: skip
 # These are for a division by what the row has once, whose reciprocal is computed once too.
 SHARED_DIVISOR_COSTS = {Function.EXACT: (6, 0), Function.NEAR: (2, 0)}
-PART_COSTS = {SOFTMAX: 6, MOMENTS: 6}  # instructions for an element; other parts take one
+# Instructions for an element; other parts take one. A scan takes more for each vector.
+PART_COSTS = {SOFTMAX: 6, MOMENTS: 6, CUMSUM: 2, CUMPROD: 2}
+SCAN_COSTS = 18  # instructions of a scan for each vector of a thread, and each word of an element
 # These are instructions for an element of a shifted row that is loaded, and for one that is stored,
 # if words are selected. Where warps branch on the shift (`copy/shifted.py`) they are fewer.
 SHIFTED_LOAD, SHIFTED_STORE = 2.2, 4
@@ -98,7 +110,9 @@ class Sweeps:
     loops: those that go over the chunks of the row.
     reduces: all reductions, in order.
     exchanges: how often threads wait for each other.
-    slots: how many places the exchange buffer has.
+    slots: how many places of the exchange buffer the reductions take.
+    scans: how many scans there are. Each takes a place for each vector of a thread.
+    scan_words: 32-bit words of an element of all that they give.
     joint: the names of the entries whose results come from one exchange.
     has_wide_words: whether 64 bits are exchanged at a time, for several results or for integers.
     carries_two_stages: whether a loop carries reductions of two stages.
@@ -112,6 +126,9 @@ class Sweeps:
         self.reduces = [reduce for sweep in sweeps for reduce in sweep.reduces]
         self.exchanges = sum(reduce.exchanges for reduce in self.reduces)
         self.slots = sum(reduce.slots for reduce in self.reduces)
+        scanned = [id for reduce in self.reduces if reduce.is_scan for id in reduce.results]
+        self.scans = len(scanned)
+        self.scan_words = sum([graph[id].value.dtype.itemsize / 4 for id in scanned])
         at_once = {part.kind.name for r in self.reduces for part in r.parts if part.at_once}
         self.joint = tuple(sorted(at_once))
         dtypes = {graph[id].value.dtype for reduce in self.reduces for id in reduce.results}
@@ -155,6 +172,7 @@ class Work:
     early: what is computed as soon as rows are on their way: what is at indices, and those.
     early_in_loops: the same, if a row is worked on in loops. Rows of tables are not among it.
     has_pair: whether a maximum and the sum of exponentials below it can be one exchange.
+    scans: the scans, which need a row that is held.
     """
 
     def __init__(self, graph: Graph, fastmath: bool = False):
@@ -179,6 +197,7 @@ class Work:
         self._paired = with_pairs(graph, self._by_stage)
         self.stages = len(self._by_stage)
         self.has_pair = len(self._paired) < self.stages
+        self.scans = tuple([node for node in graph if node.op in SCANS])
 
     def _early(self) -> tuple[Compute, ...]:
         """Loads of what is at indices that depend on no reduction, and their indices."""
@@ -262,7 +281,8 @@ class Work:
             read |= dict.fromkeys((o.id for o in sweep.stores), k)
             for reduce in sweep.reduces:
                 read |= dict.fromkeys(reduce.operands(self.graph), k)
-                born |= dict.fromkeys(reduce.made(self.graph), k + 1)
+                # What a thread has scanned of its vectors waits for the rest in registers.
+                born |= dict.fromkeys(reduce.made(self.graph), k + (not reduce.is_scan))
         return [{id for id in born if born[id] <= k < read.get(id, -1)} for k in range(exchanges)]
 
     def held_words(self, held: Sweeps, late_columns: bool) -> float:
@@ -394,7 +414,7 @@ class Work:
 
 def is_late(graph: Graph, take: Node) -> bool:
     """Whether the index of an element is known after a reduction only."""
-    return any(graph[id].op in REDUCTIONS for id in ancestors(graph, [take]))
+    return any(graph[id].op in COLLECTIVES for id in ancestors(graph, [take]))
 
 
 def sweep_costs(

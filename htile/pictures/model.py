@@ -15,7 +15,7 @@ from enum import Enum
 import networkx as nx
 
 from ..frontend.graph import Graph, Input, Node, Role
-from ..frontend.ops import REDUCTIONS, Op, dtype_name
+from ..frontend.ops import COLLECTIVES, REDUCTIONS, SCANS, Op, dtype_name
 from ..lower.reductions import assign_stages
 from .fold import find_rounds
 from .names import INFIX, all_names, counted, expression, flowed, span, strip, type_text
@@ -32,6 +32,7 @@ class Kind(Enum):
     SCALAR = "scalar"
     ELEMENTWISE = "elementwise"
     REDUCTION = "reduction"
+    SCAN = "scan"
     OUTPUT = "output"
 
 
@@ -43,6 +44,7 @@ COLOURS = {
     Kind.SCALAR: ("#e6e8eb", "#5c6670"),
     Kind.ELEMENTWISE: ("#ffffff", "#77828d"),
     Kind.REDUCTION: ("#fbd5cd", "#b8391f"),
+    Kind.SCAN: ("#fde4d3", "#b0561a"),
     Kind.OUTPUT: ("#fdebb8", "#a67400"),
 }
 
@@ -54,8 +56,11 @@ MEANING = {
     Kind.SCALAR: "one number for all rows",
     Kind.ELEMENTWISE: "computed",
     Kind.REDUCTION: "reduced over the row",
+    Kind.SCAN: "combined with all before it in the row",
     Kind.OUTPUT: "returned",
 }
+
+ACROSS = (Kind.REDUCTION, Kind.SCAN)  # of these, threads exchange what they have of a row
 
 KIND_OF_ROLE = {
     Role.ROW: Kind.ROW,
@@ -146,11 +151,13 @@ def kind_of(graph: Graph, node: Node) -> Kind:
             return KIND_OF_ROLE[leaf.role]
     if node.op is Op.CONST:
         return Kind.SCALAR
+    if node.op in SCANS:
+        return Kind.SCAN
     return Kind.REDUCTION if node.op in REDUCTIONS else Kind.ELEMENTWISE
 
 
 def needed_in(graph: Graph, stage: Mapping[int, int]) -> dict[int, int]:
-    """The stage in which each value is first needed; of a reduction its own.
+    """The stage in which each value is first needed; of a reduction or scan its own.
 
     A value that a reduction of stage 2 reads is needed in stage 1. One that is returned is there as
     soon as it can be.
@@ -159,8 +166,8 @@ def needed_in(graph: Graph, stage: Mapping[int, int]) -> dict[int, int]:
     found: dict[int, int] = {}
     for node in reversed(list(graph)):
         readers = [graph[user] for user in graph.users(node.id)]
-        needs = [stage[r.id] - 1 if r.op in REDUCTIONS else found[r.id] for r in readers]
-        is_now = node.op in REDUCTIONS or node.id in returned or not needs
+        needs = [stage[r.id] - 1 if r.op in COLLECTIVES else found[r.id] for r in readers]
+        is_now = node.op in COLLECTIVES or node.id in returned or not needs
         found[node.id] = stage[node.id] if is_now else max(stage[node.id], min(needs))
     return found
 
@@ -263,7 +270,7 @@ class _Model:
                 yield Text(node.loc.text, node.loc.short, Style.FAINT)
             before = node.loc
             text = f"{self.names[id]} = {expression(node, self._operands(id))}"
-            style = Style.BOLD if box.kind is Kind.REDUCTION else Style.PLAIN
+            style = Style.BOLD if box.kind in ACROSS else Style.PLAIN
             yield Text(text, type_text(node.value), style)
             yield from (Text(note, "", Style.FAINT) for note in self._notes(id))
 
@@ -281,7 +288,7 @@ class _Model:
     def _add(self, node: Node) -> None:
         """Give a node a line, in the newest box that it belongs to or in one of its own."""
         kind, stage = kind_of(self.graph, node), self.needed[node.id]
-        place = None if kind is Kind.REDUCTION else node.loc or node.id
+        place = None if kind in ACROSS else node.loc or node.id
         group = (kind, stage, self.loop.get(node.id), place)
         box = self.newest.get(group)
         lines = (self._line_of(i) for i in self._sources(node.id))
@@ -364,7 +371,7 @@ class _Model:
     def _in_order(self, edges: tuple[Edge, ...]) -> tuple[Box, ...]:
         """The boxes by stage, reductions first, each box after those that it reads."""
         place = {
-            key: (box.stage, box.kind is not Kind.REDUCTION, k)
+            key: (box.stage, box.kind not in ACROSS, k)
             for k, (key, box) in enumerate(self.boxes.items())
         }
         flow = nx.DiGraph((edge.start, edge.end) for edge in edges)
@@ -375,10 +382,12 @@ class _Model:
         """The stages that boxes are in; the stages of all rounds where a loop has some in each."""
         for stage in sorted({box.stage for box in self.boxes.values()}):
             ids = [id for box in self.boxes.values() if box.stage == stage for id in box.ids]
-            reduced = [id for id in ids if self.graph[id].op in REDUCTIONS]
+            reduced = [id for id in ids if self.graph[id].op in COLLECTIVES]
             what = "before any reduction" if stage == 0 else "after the last round"
             if reduced:
-                what = f"{counted([self.graph[id].op.value for id in reduced])} behind one barrier"
+                ops = [self.graph[id].op for id in reduced]
+                many = "two barriers" if len({op in SCANS for op in ops}) > 1 else "one barrier"
+                what = f"{counted([op.value for op in ops])} behind {many}"
             rounds = [[self.stage[i] for i in self._each(id)] for id in reduced or ids]
             later = max(rounds, key=lambda stages: stages[-1] - stages[0], default=[stage])
             yield Band(stage, stages_text([k - later[0] + stage for k in later]), what)

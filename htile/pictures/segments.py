@@ -279,7 +279,8 @@ class _Story:
         ctas = self.plan.numerics.cluster_n // self.plan.placement.shares
         what = "one barrier" if ctas == 1 else f"one barrier of {ctas} CTAs"
         what = what if reduce.exchanges else "of what the barrier before brought"
-        box = Box(f"stage{reduce.stage}", Kind.REDUCTION, _cut(texts), rounds=rounds)
+        kind = Kind.SCAN if reduce.is_scan else Kind.REDUCTION
+        box = Box(f"stage{reduce.stage}", kind, _cut(texts), rounds=rounds)
         return Moment(stages_text(stages), [box], [], what, reduce.exchanges)
 
     def _ranks(self, chain: Chain) -> str:

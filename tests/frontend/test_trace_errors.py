@@ -118,7 +118,7 @@ MISTAKES = {
     "torch.relu_": (lambda x: torch.relu_(x), TraceError, "in place"),
     "inplace=": (lambda x: F.relu(x, inplace=True), TraceError, "x = F.relu(x)"),
     "out=": (lambda x, y: torch.add(x, x, out=y), TraceError, "assign the result"),
-    "unknown function": (lambda x: torch.cumsum(x, -1), UnsupportedError, "torch.cumsum is not"),
+    "unknown function": (lambda x: torch.cummax(x, -1), UnsupportedError, "torch.cummax is not"),
     "unknown method": (lambda x: x.median(), UnsupportedError, "x.median is not supported; x.topk"),
     "ranks of int64": (lambda x: x.long().argmax(), DtypeError, "argmax of int64: it takes"),
     "matmul of other sizes": (lambda x: x.view(2, 4) @ x, ShapeError, "must be as long as"),
@@ -420,11 +420,11 @@ def test_modules_whose_names_begin_with_torch_keep_their_errors():
 
 def test_a_helpers_line_is_named_not_its_callers():
     def helper(x):
-        return x.cumsum(-1)
+        return x.cummax(-1)
 
     with pytest.raises(UnsupportedError) as caught:
         traced(lambda x: helper(x) + 1)
-    assert caught.value.loc.text == "return x.cumsum(-1)"
+    assert caught.value.loc.text == "return x.cummax(-1)"
 
 
 def test_an_argument_that_is_none_is_named():

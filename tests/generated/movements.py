@@ -18,7 +18,7 @@ import torch
 
 import htile
 from htile.frontend.graph import Graph, Role, View
-from htile.frontend.ops import REDUCTIONS, Op
+from htile.frontend.ops import REDUCTIONS, SCANS, Op
 
 ELEMENTS = {"small": 256, "all": 20000}  # of one value, at most
 
@@ -71,12 +71,14 @@ class Program:
         return f"# x {self.x}, y {self.y}, w {self.w}, t {self.t}, {self.dtype}\n{self.text}"
 
 
-def program(seed: int, sizes: str = "small", tables: bool = False) -> Program:
+def program(
+    seed: int, sizes: str = "small", tables: bool = False, scans: bool = False
+) -> Program:
     """The program of a seed. sizes: `small`, or `all` with rows up to thousands of elements.
 
-    tables: whether it looks rows of a table up.
+    tables: whether it looks rows of a table up. scans: whether it has cumulative sums.
     """
-    rng = random.Random(f"{'tables' if tables else 'parts'} {sizes} {seed}")
+    rng = random.Random(f"{'tables' if tables else 'scans' if scans else 'parts'} {sizes} {seed}")
     n = rng.choice((8, 12, 16, 24, 40, 48, 64))
     if sizes == "all":
         n = rng.choice((16, 48, 128, 192, 256, 768, 1000, 1024, 2048, 4096, 5120))
@@ -84,7 +86,7 @@ def program(seed: int, sizes: str = "small", tables: bool = False) -> Program:
     x, y = rng.choice(shapes[:2]), rng.choice(shapes)
     w = rng.choice([(n,), (n,), (n // 2,), (2 * n,)])
     t = rng.choice([(5, n), (5, n), (5, n // 2), (5, 2, n // 2), (4, 3, n)]) if tables else ()
-    writer = _Writer(rng, {"x": x, "y": y, "w": w}, ELEMENTS[sizes], t)
+    writer = _Writer(rng, {"x": x, "y": y, "w": w}, ELEMENTS[sizes], t, scans)
     wanted = rng.randint(4, 12)
     for _ in range(6 * wanted):
         if len(writer.lines) == wanted:
@@ -101,9 +103,14 @@ class _Writer:
     """Adds statements whose operands and results have the shapes that torch gives them."""
 
     def __init__(
-        self, rng: random.Random, shapes: dict[str, tuple[int, ...]], most: int, t: tuple[int, ...]
+        self,
+        rng: random.Random,
+        shapes: dict[str, tuple[int, ...]],
+        most: int,
+        t: tuple[int, ...],
+        scans: bool,
     ):
-        self.rng, self.most, self.t = rng, most, t
+        self.rng, self.most, self.t, self.scans = rng, most, t, scans
         self.shapes = dict(shapes)
         self.sizes = dict.fromkeys(shapes, 2.0)  # the largest magnitude of each value
         self.shared = {"w"}
@@ -118,6 +125,8 @@ class _Writer:
         )  # fmt: skip
         if self.t and self.rng.random() < 0.4:
             made = self._look_up()
+        elif self.scans and self.rng.random() < 0.3:
+            made = self._scan(a, self.shapes[a])
         else:
             made = self.rng.choices(kinds, (6, 6, 6, 6, 1, 10, 2))[0](a, self.shapes[a])
         if made is None:
@@ -201,6 +210,19 @@ class _Writer:
             over = ""
         return f"{a}.sum({over}{keep})", (a,), self.sizes[a] * math.prod(shape)
 
+    def _scan(self, a, shape):
+        """Along any axis, also of what has no such axis yet; and an element or a part of it."""
+        if not shape:
+            return None
+        axis = self.rng.randrange(-len(shape), len(shape))
+        text = self.rng.choice((f"{a}.cumsum({axis})",) * 4 + (
+            f"{a}.cumsum(-1)[..., -1]", f"{a}.cumsum(-1)[..., {shape[-1] // 2}:]",
+            f"{a}.cumsum({axis})[0]", f"{a}[..., None].expand(*{a}.shape, 2).cumsum({axis})",
+            f"{a}.sum({axis}, keepdim=True).expand({a}.shape).cumsum(-1)",
+        ))  # fmt: skip
+        size = self.sizes[a] * math.prod(shape) * 2
+        return text, (a,), size
+
     def _rank(self, a, shape):
         if not shape:
             return None
@@ -274,6 +296,9 @@ def interpreted(placed: Graph, traced: Graph, named: dict, lead: tuple[int, ...]
         elif node.op is Op.GROUPED:
             (op, size), (operand,) = node.arg, operands
             found = MEANT[op](operand.reshape((rows, -1, size)), axis=2).repeat(size, 1)
+        elif node.op in SCANS:
+            assert operands[0].shape[1] == n or n == 1, "only rows are scanned"
+            found = MEANT[node.op](np.broadcast_to(operands[0], (rows, n)), axis=1)
         elif node.op is Op.UNBUNDLE:
             found = operands[0][..., node.arg[0]]
         elif node.op is Op.BUNDLE:
@@ -329,7 +354,8 @@ def _places(view: View, n: int, k: int = 0) -> tuple:
 MEANT = {
     Op.ADD: np.add, Op.SUB: np.subtract, Op.MUL: np.multiply, Op.NEG: np.negative,
     Op.FLOORDIV: np.floor_divide, Op.MOD: np.mod,
-    Op.MAXIMUM: np.maximum, Op.MINIMUM: np.minimum, Op.SUM: np.sum, Op.MAX: np.max, Op.MIN: np.min,
+    Op.MAXIMUM: np.maximum, Op.MINIMUM: np.minimum, Op.SUM: np.sum, Op.CUMSUM: np.cumsum,
+    Op.MAX: np.max, Op.MIN: np.min,
     Op.KEY_VALUE: np.real, Op.LT: np.less, Op.GT: np.greater, Op.WHERE: np.where,
     Op.EQ: np.equal, Op.AND: lambda x, y: (x.astype(int) & y.astype(int)),
     Op.RSHIFT: lambda x, y: x.astype(int) >> y.astype(int), Op.CONVERT: lambda x: x,

@@ -699,6 +699,30 @@ class Writer:
         err = 0.0 if exact else a.err * self.n + size
         return self.put(text, [a], a.dtype, lo, hi, a.step, err, shape)
 
+    def cumulative(self):
+        """A sum or product of each element and all before it."""
+        dim = self.one_of(DIMS[1:])
+        if self.rng.random() < 0.25:
+            a = self._row(lambda v: v.dtype is BOOL)
+            return a and self.put(f"{a.name}.cumprod({dim})", [a], I64, 0, 1, 1.0, shape=ROW)
+        a = self._row(lambda v: v.wide or not v.err)
+        if a is None:
+            return None
+        lo, hi = min(a.lo, a.lo * self.n), max(a.hi, a.hi * self.n)
+        text = self.one_of((f"{a.name}.cumsum({dim})", f"torch.cumsum({a.name}, {dim})"))
+        if not a.floating:
+            return self.put(text, [a], I64, lo, hi, 1.0, shape=ROW)
+        size = max(abs(lo), abs(hi))
+        exact = a.step and not a.err and size <= a.step * 2 ** BITS[a.dtype]
+        if not exact and not a.wide:
+            return None
+        if not exact and size > 64:  # to be of a size with other values
+            text, k = f"{text} * {2.0 ** -math.ceil(math.log2(self.n))!r}", self.n
+            lo, hi, size = lo / k, hi / k, size / k
+            return self.put(text, [a], a.dtype, lo, hi, err=a.err + 2 * size, shape=ROW)
+        err = 0.0 if exact else a.err * self.n + size
+        return self.put(text, [a], a.dtype, lo, hi, a.step, err, ROW)
+
     def _mean(self, arguments, shape):
         a = self._row(lambda v: v.wide)
         return a and self.put(
@@ -1045,6 +1069,8 @@ STATEMENTS = {  # how often each kind is tried
 INDICES = (Writer.masked, Writer.masked, Writer.chosen, Writer.chosen, Writer.one_hot)
 BITS_AND_NOISE = (Writer.bits, Writer.bits, Writer.bits, Writer.drawn, Writer.drawn, Writer.dropped)
 # fmt: on
+SCANNED_N = 2048  # Programs of at most so many elements have scans: their rows are held.
+SCANNING = 0.4  # of these programs
 
 
 def program(seed: int, sizes: str = "small", is_first: bool = False) -> Program:
@@ -1090,6 +1116,9 @@ def draw_program(
         returned += _draw_more(noise_rng, writer, BITS_AND_NOISE, kinds)
         exponents_rng = random.Random(f"exponents {sizes} {seed}")
         returned += _draw_more(exponents_rng, writer, (Writer.exponents,), kinds)
+        scans_rng = random.Random(f"scans {sizes} {seed}")
+        if n <= SCANNED_N and scans_rng.random() < SCANNING:
+            returned += _draw_more(scans_rng, writer, (Writer.cumulative,), kinds)
     lines = [f"{a.name} = {a.name}{WIDENED[a.dtype]}" for a in args if a.dtype in WIDENED]
     lines = (*lines, *_live(writer.lines, returned))
     returns = _draw_structure(rng, returned)
@@ -1224,8 +1253,8 @@ def _draw_returned(rng: random.Random, writer: Writer) -> list[V]:
 
 
 def _draw_more(rng: random.Random, writer: Writer, wanted: tuple, kinds: list) -> list[V]:
-    """For some programs one value more, made of indices, bits or exponents; what else is drawn does
-    not depend on it.
+    """For some programs one value more, made of indices, bits, exponents or scans; what else is
+    drawn does not depend on it.
     """
     if rng.random() > 0.4:
         return []

@@ -175,7 +175,7 @@ def test_every_shape():
      "masked_fill", ".prod(", ".var(", "norm(p=", "count_nonzero", ".half()", ".int()", " // ",
      " % ", "lerp", "addcmul", "gelu", "[..., None]", "SCALE", "alpha", "torch.arange(", "gather",
      "one_hot", "torch.tensor(", ".shape[-1]]", " << ", " >> ", "~", "bitwise_xor",
-     "htile.philox", "htile.uniform", "htile.exponential", "htile.dropout"),
+     "htile.philox", "htile.uniform", "htile.exponential", "htile.dropout", ".cumsum("),
 )  # fmt: skip
 def test_spellings_occur(spelling):
     assert sum(spelling in program(seed).text for seed in SEEDS) >= 3

@@ -32,6 +32,7 @@ DTYPES = (torch.bfloat16, torch.float32)
 OF_SHARES = (1025, 12000)  # two shares of a row a CTA
 CLUSTERED = ((2, 20000), (3, 32768))
 PARTED = ((5, 1000), (3, 1003))  # elements of a part; of odd ones too
+SCANNED = ((70, 64), (3, 8191))  # several rows a warp; odd ones of many warps
 INDEXED = ((5, 1000), (3, 1001), (2, 12000))
 
 
@@ -86,6 +87,18 @@ def softmax_less_the_element(x, y: htile.PerRow):
     return torch.softmax(x, -1) - x[y]
 
 
+@htile.rowwise
+def shares_up_to(x):
+    """Two scans of one exchange, and a scan and a sum after it."""
+    up_to, count = x.cumsum(-1), (x > 0).cumsum(-1)
+    return up_to - count * x.amax(), (count % 3).cumsum(-1).sum()
+
+
+@htile.rowwise
+def summed_up(x):
+    return x.cumsum(-1)
+
+
 def parts_of(count: int) -> Callable[..., tuple]:
     """What makes a row of so many parts of N elements each."""
 
@@ -110,6 +123,10 @@ def cases(clusters: bool) -> Iterator[Case]:
     yield Case(of_two_dtypes, examples.load("softmax")[1], 5, 1001)
     function, arguments = examples.load("layernorm")
     yield Case(function.with_plan(shares=2, loader="shared", cluster_n=2), arguments, *OF_SHARES)
+    for m, n in SHAPES + SCANNED + CLUSTERED * clusters:
+        yield Case(shares_up_to, parts_of(1), m, n)
+        for replaced in (None, 0):
+            yield Case(summed_up, parts_of(1), m, n, replaced)
     for replaced in (None, 0):
         for m, n in PARTED:
             for function in (halves, exchanged_halves, pairs):

@@ -92,6 +92,35 @@ def table_kernel(name, n, dtype=BF16, arch="sm_90a", length=9, shift=0, pitch=0,
     return function.inspect(torch.empty_like(x, device="cpu"), pos, table, arch=arch)
 
 
+# functions that scan rows
+def scan_alone(x):
+    return x.cumsum(-1)
+
+
+def scan_products(x):
+    return (x > 0).cumsum(-1, dtype=torch.int32), x.cumprod(-1)
+
+
+def scan_inverse(weights, share: htile.PerRow):
+    up_to = weights.cumsum(-1)
+    return (up_to <= share * weights.sum()).sum()
+
+
+def scan_groups(x):
+    groups = x.softmax(-1).view(8, -1)
+    return groups.cumsum(-1), groups.sum(-1).cumsum(-1), groups.cumsum(0)
+
+
+SCANS = {f.__name__: f for f in (scan_alone, scan_products, scan_inverse, scan_groups)}
+
+
+def scan_kernel(name, n, dtype=F32, arch="sm_90a", **plan):
+    """The inspected kernel of such a function."""
+    values = rows((2,), dtype=F32) if name == "scan_inverse" else []
+    function = htile.rowwise(SCANS[name]).with_plan(**plan)
+    return function.inspect(*rows((2, n), dtype=dtype), *values, arch=arch)
+
+
 ROW = Value((64,), Varies.ROW, F32, None, True)
 COLUMN = Value((64,), Varies.SHARED, F32, None, True)
 PER_ROW = Value((), Varies.ROW, F32)

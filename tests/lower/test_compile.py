@@ -59,7 +59,7 @@ def check(kernel):
         tile = (tile + used.threads * 16) * (lanes + 1) // lanes
     warps = used.threads // 32 * plan.numerics.cluster_n
     # at most 8 bytes for a warp and a slot, and an mbarrier for a slot
-    buffer = (warps + 1) * plan.sweeps.slots * 8
+    buffer = (warps + 1) * plan.slots * 8
     assert tile <= shared <= tile + buffer + 64
     assert re.search(rf"^\.target {kernel.arch}\b", kernel.ptx, re.M)
     assert re.findall(r"\.entry", kernel.ptx) == [".entry"], "one kernel"

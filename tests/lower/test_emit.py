@@ -23,6 +23,7 @@ from tests.lower.cases import (
     example_kernel,
     kernel_of,
     rows,
+    scan_kernel,
     table_kernel,
 )
 
@@ -33,6 +34,7 @@ GOLDEN = [(name, n) for name in EXAMPLES for n in SIZES] + LONG
 
 
 OF_TABLES = [("table_rotary", 128), ("table_norm", 65536), ("table_alone", 1003)]
+OF_SCANS = [("scan_products", 1003), ("scan_inverse", 32768), ("scan_groups", 4096)]
 
 
 @pytest.mark.parametrize(("name", "n"), GOLDEN)
@@ -45,9 +47,14 @@ def test_golden_source_of_what_looks_rows_up(golden, name, n):
     golden(f"{name}_{n}.py", table_kernel(name, n).source)
 
 
+@pytest.mark.parametrize(("name", "n"), OF_SCANS)
+def test_golden_source_of_scans(golden, name, n):
+    golden(f"{name}_{n}.py", scan_kernel(name, n).source)
+
+
 def test_no_golden_file_is_left_over():
     files = {path.name for path in (REPO / "tests" / "golden").glob("*.py")}
-    assert files == {f"{name}_{n}.py" for name, n in GOLDEN + OF_TABLES}
+    assert files == {f"{name}_{n}.py" for name, n in GOLDEN + OF_TABLES + OF_SCANS}
 
 
 # ---- the same text in every process --------------------------------------------------------------
@@ -89,6 +96,8 @@ def test_golden_text_is_lint_clean(tmp_path):
         (tmp_path / f"{name}_{n}.py").write_text(example_kernel(name, n).source)
     for name, n in OF_TABLES:
         (tmp_path / f"{name}_{n}.py").write_text(table_kernel(name, n).source)
+    for name, n in OF_SCANS:
+        (tmp_path / f"{name}_{n}.py").write_text(scan_kernel(name, n).source)
     check_lint(tmp_path)
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import htile
 from htile.errors import LoweringError
 from htile.frontend.graph import Builder, Output, Role
-from htile.frontend.ops import INFER, REDUCTIONS, Op, Value, Varies
+from htile.frontend.ops import COLLECTIVES, INFER, REDUCTIONS, Op, Value, Varies
 from htile.frontend.reference import EVALUATE
 from htile.lower import plans_for
 from htile.lower.choice import FEW_ROWS, choose
@@ -544,7 +544,7 @@ LEAVES = {Op.INPUT, Op.CONST, Op.INDEX}
         (INFER, set(Op)),
         (EMIT, set(Op)),
         (EVALUATE, set(Op) - LEAVES),
-        (OF_OP, REDUCTIONS),
+        (OF_OP, COLLECTIVES),
     ],
     ids=["INFER", "EMIT", "EVALUATE", "OF_OP"],
 )

@@ -28,13 +28,14 @@ from htile.compute import (
     random,
     ranks,
     reduce,
+    scan,
 )
 from htile.compute import math as functions
 from htile.copy import layout
 
 MODULES = (
     accumulate, bits, conversion, division, exchange, exponents, functions, mean, moments, near,
-    operands, powers, products, random, ranks, reduce, layout,
+    operands, powers, products, random, ranks, reduce, scan, layout,
 )  # fmt: skip
 TINY = np.float32(2.0**-126)
 
@@ -320,6 +321,19 @@ class Device:
 
     element_type = Float32  # of the reduction buffer, which the device itself stands for
 
+    @property
+    def shape(self):
+        """That of the reduction buffer, without its slots."""
+        shares, warps, _ = self.threads
+        return 1, (warps, shares)
+
+    def __getitem__(self, where):
+        """A word of the reduction buffer, after an exchange."""
+        _, (warp, share), slot = where
+        found = np.stack([each.words.reshape(self.threads[:2]) for each in self.slots])
+        places = (x.data if isinstance(x, Value) else x for x in (slot, share, warp))
+        return self.slots[0].kind(found[tuple(places)])
+
     def install(self, patch):
         """Put this device in place of CuTe-DSL, by the MonkeyPatch `patch`."""
         names = dict(
@@ -361,7 +375,8 @@ class Device:
     def _slots_of(self, buffer, count):
         """The slots of the buffer, which keep what is left in them if the buffer has `slots`."""
         kept = getattr(buffer, "slots", None)
-        return [Slot(self.threads) for _ in range(count)] if kept is None else kept[:count]
+        self.slots = [Slot(self.threads) for _ in range(count)] if kept is None else kept[:count]
+        return self.slots
 
     def _exchange(self, words, slots, mbar_ptr, phase, abreast):
         """What `htile.compute.exchange.exchange` does: the one word of each warp in each slot."""
@@ -378,10 +393,15 @@ class Device:
             pairs.append(list(zip(*found, strict=True)))
         return pairs, exchange.lanes_of_peers(slots[0][0])
 
-    def _shuffle(self, value, lane):
+    def _shuffle(self, value, lane, mask_and_clamp=31):
         every = np.broadcast_to(value.data, self.threads)
         source = np.broadcast_to(lane.data if isinstance(lane, Value) else lane, self.threads)
+        segments = mask_and_clamp >> 8
+        source = self.lane.data & segments | source & ~segments
         return type(value)(np.take_along_axis(every, source.astype(np.int64), -1))
+
+    def _shuffle_up(self, value, count):
+        return self._shuffle(value, np.where(self.lane.data < count, 0, -count) + self.lane.data)
 
     def _butterfly(self, value, op, threads_in_group=32):
         offset = threads_in_group // 2
@@ -430,6 +450,7 @@ class Device:
                 lane_idx=lambda: self.lane,
                 warp_idx=lambda: self.warp,
                 shuffle_sync=self._shuffle,
+                shuffle_sync_up=self._shuffle_up,
                 warp_reduction=self._butterfly,
                 warp_redux_sync=self._redux,
                 vote_all_sync=self._vote,
