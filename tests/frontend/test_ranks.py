@@ -321,7 +321,7 @@ def test_elements_side_by_side_are_stored_together():
         top = x.view(4, -1).topk(2)
         return top.values, x.topk(3).indices, s + 1
 
-    args = torch.empty(3, 5, 512, device="meta"), torch.empty(3, 5, device="meta")
+    args = torch.empty(3, 5, 384, device="meta"), torch.empty(3, 5, device="meta")
     kernel = f.inspect(*args)
     text = kernel.source
     assert text.count("ctx.store_row_values(") == 5 and text.count("ctx.store_row_value(") == 1
