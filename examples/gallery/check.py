@@ -20,6 +20,19 @@ class Levels:
     step: torch.Tensor
 
 
+@dataclass(frozen=True)
+class Nibbles:
+    """A reference of 4 bits an element, two of them a byte: the elements, not rounded yet.
+
+    The first of two is the lower half of the byte. The levels are those of e2m1.
+    """
+
+    values: torch.Tensor
+
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
 def compare(result, expected) -> float:
     """The largest error in units of what is allowed; raises AssertionError where it is above 1."""
     found = pytree.tree_leaves(result)
@@ -39,6 +52,8 @@ def in_units(out: torch.Tensor, exact) -> torch.Tensor:
     """Each element's error in units of what is allowed; infinite where NaN or infinities differ."""
     if isinstance(exact, Levels):
         return _of_levels(out.double(), exact, _rounding(exact.counts * exact.step, out.dtype))
+    if isinstance(exact, Nibbles):
+        return _of_nibbles(out, exact.values)
     assert out.shape == exact.shape, f"shape {tuple(out.shape)}, expected {tuple(exact.shape)}"
     if not exact.is_floating_point():  # whole numbers by nature, as counts are
         return torch.where(out == exact, 0.0, torch.inf)
@@ -64,6 +79,16 @@ def _of_levels(out: torch.Tensor, exact: Levels, rounding: torch.Tensor) -> torc
         other = (out - level * exact.step).abs()
         errors = torch.where(is_between & (other < errors), other, errors)
     return errors / rounding
+
+
+def _of_nibbles(out: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """For each byte 0 where its levels are the nearest ones, or those of two that are as near."""
+    codes = torch.stack((out & 15, out >> 4), -1).flatten(-2).long()
+    levels = torch.tensor(E2M1, dtype=torch.float64, device=out.device)
+    levels = torch.cat((levels, -levels))
+    distance = (exact[..., None] - levels).abs().amin(-1)
+    is_near = (exact - levels[codes]).abs() <= distance + 2 * NEAR
+    return torch.where(is_near, 0.0, torch.inf).unflatten(-1, (-1, 2)).amax(-1)
 
 
 def _rounding(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -10,6 +10,8 @@ import torch
 
 import htile
 
+from .check import Nibbles
+
 SIZE = 262144, 32
 SMALL = 32, 64
 VARIANTS = ({"kind": "mxfp8"}, {"kind": "mxfp4"}, {"kind": "nvfp4"})
@@ -21,9 +23,10 @@ def packed(y):
     The levels are 0, 0.5, 1, 1.5, 2, 3, 4 and 6; of two that are as near it is the even one.
     """
     size = y.abs()
-    code = (size > 0.25).int() + (size >= 0.75) + (size > 1.25) + (size >= 1.75)
-    code = code + (size > 2.5) + (size >= 3.5) + (size > 5) + 8 * (y < 0)
-    return (code[0::2] | code[1::2] << 4).to(torch.uint8)
+    large = torch.where(size < 4, size.round() + 2, (size / 2).round() + 4)
+    code = torch.where(size < 2, (size * 2).round(), large).clamp(max=7)
+    code = torch.where(y < 0, code + 8, code)
+    return (code[0::2] + 16 * code[1::2]).to(torch.uint8)
 
 
 @htile.rowwise
@@ -48,19 +51,9 @@ def reference(x, kind="mxfp8"):
         groups = values.unflatten(-1, (-1, 16))
         scale = torch.linalg.vector_norm(groups, torch.inf, -1) / 6
         rounded = scale.to(torch.float8_e4m3fn).double()
-        return nibbles((groups / rounded[..., None]).flatten(-2)), scale
+        return Nibbles((groups / rounded[..., None]).flatten(-2)), scale
     _, exponent = torch.frexp(torch.linalg.vector_norm(values, torch.inf, -1))
     exponent = exponent - 1 - (8 if kind == "mxfp8" else 2)
     y = torch.ldexp(values, -exponent[..., None])
     scale = torch.ldexp(torch.ones_like(values[..., 0]), exponent)
-    return (y.clamp(-448, 448) if kind == "mxfp8" else nibbles(y)), scale
-
-
-def nibbles(y):
-    """The reference of `packed`."""
-    levels = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64, device=y.device)
-    distance = (y.abs()[..., None] - levels).abs()
-    is_nearest = distance == distance.amin(-1, keepdim=True)
-    even = torch.arange(8, device=y.device) % 2 == 0
-    code = (is_nearest * torch.where(even, 2.0, 1.0)).argmax(-1) + 8 * (y < 0)
-    return (code[..., 0::2] + 16 * code[..., 1::2]).double()
+    return (y.clamp(-448, 448) if kind == "mxfp8" else Nibbles(y)), scale

@@ -7,7 +7,8 @@ import torch
 
 import htile
 
-from .microscaling import nibbles, packed
+from .check import Nibbles
+from .microscaling import packed
 
 SIZE = 8192, 4096
 SMALL = 64, 48
@@ -33,4 +34,4 @@ def reference(x):
     scale = largest / 6 / unit[..., None]
     rounded = scale.to(torch.float8_e4m3fn).double()
     turned = groups / (unit[..., None] * rounded)[..., None]
-    return nibbles(turned.flatten(-2)), scale, unit
+    return Nibbles(turned.flatten(-2)), scale, unit

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 import htile
 
-from .microscaling import nibbles, packed
+from .check import Nibbles
+from .microscaling import packed
 
 SIZE = 8192, 4096
 SMALL = 64, 48
@@ -34,4 +35,4 @@ def reference(x, weight, whole):
     groups = y.unflatten(-1, (-1, 16))
     scale = torch.linalg.vector_norm(groups, torch.inf, -1) / 6 * whole.double()
     rounded = scale.to(torch.float8_e4m3fn).double()
-    return nibbles((groups * (whole.double() / rounded)[..., None]).flatten(-2)), scale
+    return Nibbles((groups * (whole.double() / rounded)[..., None]).flatten(-2)), scale

@@ -75,6 +75,8 @@ def chains(graph: Graph) -> list[Chain]:
         pieces = _pieces(graph, graph[node.inputs[0]], join)
         before = {_before(graph, piece, node.op) for piece in pieces}
         if all(piece.op is Op.KEY and piece.value.spread for piece in pieces):
+            if not all(_is_distinct(graph, graph[piece.inputs[1]]) for piece in pieces):
+                continue
             links[node.id] = [node.id]
         elif len(before) == 1 and (link := before.pop()) in links:
             masked = tuple(piece.inputs[1] for piece in pieces)
@@ -114,6 +116,19 @@ def _before(graph: Graph, piece: Node, op: Op) -> int | None:
     if not is_rest or is_left.inputs[0] != keys.id:
         return None
     return strip(graph, graph[is_left.inputs[1]]).id
+
+
+def _is_distinct(graph: Graph, index: Node) -> bool:
+    """Whether an index is known to differ from column to column, so that no two keys are equal.
+
+    What each group of columns has once has the number of the group as its index.
+    """
+    if index.op is Op.INDEX or graph.n == 1:
+        return True
+    if index.op in (Op.ADD, Op.MUL, Op.CAST, Op.CONVERT, Op.RESHAPE):
+        varying = [o for o in graph.operands(index) if o.op is not Op.CONST]
+        return len(varying) == 1 and _is_distinct(graph, varying[0])
+    return False
 
 
 def _largest(graph: Graph, index: Node) -> int:

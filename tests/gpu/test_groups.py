@@ -135,7 +135,7 @@ def jobs(arch):
         yield compile_in_place(normalized, args, (0,), arch)
 
 
-@pytest.mark.parametrize(("f", "m", "groups", "size", "dtype"), cases())
+@pytest.mark.parametrize(("f", "m", "groups", "size", "dtype"), list(cases()))
 def test_float64(f, m, groups, size, dtype, device):
     seed(m, groups, size)
     args = arguments(f, m, groups, size, dtype, device)

@@ -102,6 +102,7 @@ def jobs(arch):
         for n, k in TOP_SIZES:
             yield job(ranked, (arguments(n, dtype, "meta"), k), arch)
         for n, k in sorted({(n, k) for n, k, _ in PLANNED}):
+            yield job(ranked, (arguments(n, dtype, "meta"), k), arch)
             for planned in plans_of(n, k, dtype, arch):
                 yield job(planned, (arguments(n, dtype, "meta"), k), arch)
     yield job(grouped, (arguments(GROUPED, F32, "meta"),), arch)
