@@ -18,7 +18,7 @@ from htile.compute.accumulate import (
 from htile.compute.mean import MEAN, RowMean, ThreadPart
 from htile.compute.moments import RowMoments, reduce_moments
 from htile.compute.online import about_finite, online_softmax_reduce, softmax_pair_reduce
-from htile.compute.operands import make_vector
+from htile.compute.operands import make_vector, select
 from htile.compute.products import Product
 from htile.compute.ranks import as_key, first_of_row, in_order
 from htile.compute.reduce import MAX, MIN, identity, row_reduce, thread_reduce, warp_reduce
@@ -105,19 +105,25 @@ class RowReductions(Lookups):
         phase: int | Int32 = 0,
         smaller: bool = False,
         index_bits: int = 0,
+        group: int = 1,
     ) -> list[Int64]:
         """The `count` largest keys of the row in order, or the smallest, with one barrier.
 
         keys: a vector of what `math.key` makes, or a tuple of several for pieces of the row. No two
-            keys of the row are equal.
+            keys of the row are equal, but for those of a group.
         slot: the first of `count` slots of a buffer of Int64.
         index_bits: so many of the lowest bits of each element are zero, and no index has more bits.
             Keys are compared as words of 32 bits then. With 0 they are of 64 bits.
+        group: so many neighbouring columns have the same key, which counts once.
         """
         pieces = keys if isinstance(keys, tuple) else (keys,)
         vectors = [in_order(self._vector(piece, MAX), smaller, index_bits) for piece in pieces]
         vectors = [self._operand(vector, MAX) for vector in vectors]
-        words = [vector[i] for vector in vectors for i in range(cute.size(vector.shape))]
+        step = 1 if group == 1 else self.vec_size
+        words = [vector[i] for vector in vectors for i in range(0, cute.size(vector.shape), step)]
+        if group > 1:
+            is_first = self.tXcX[0][1] % group == 0  # in every chunk, because groups are whole
+            words = [select(is_first, word, identity(MAX, type(word))) for word in words]
         found = first_of_row(words, count, **self._across_row(slot, count, phase))
         return [as_key(key, smaller, index_bits) for key in found]
 

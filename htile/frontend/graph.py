@@ -238,9 +238,17 @@ class Graph:
             rows = [o.id for o in self.operands(node) if o.value.spread and o.op is not Op.CONST]
             is_equal = node.value.spread and rows and found.issuperset(rows)
             is_equal = is_equal and node.op not in SCANS
-            if node.op is Op.GROUPED or is_equal:
+            if node.op is Op.GROUPED or is_equal or self._is_group_number(node):
                 found.add(node.id)
         return frozenset(found)
+
+    def _is_group_number(self, node: Node) -> bool:
+        """Whether it is the number of the group that a column is in."""
+        if node.op is not Op.RSHIFT or self.group_size is None:
+            return False
+        column, count = self.operands(node)
+        is_shifted = column.op is Op.INDEX and count.op is Op.CONST
+        return is_shifted and 1 << count.arg == self.group_size
 
     @cached_property
     def outputs_beside(self) -> tuple[tuple[Output, ...], ...]:

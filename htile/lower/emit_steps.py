@@ -228,6 +228,7 @@ def _ranks(names: Names, part: Part, slot: int) -> list[str]:
     args += [str(len(chain.results)), f"slot={slot}"]
     args += ["smaller=True"] if chain.smaller else []
     args += [f"index_bits={chain.index_bits}"] if chain.index_bits else []
+    args += [f"group={chain.group}"] if chain.group > 1 else []
     call = wrapped_call(f"    {names.ranks[part]} = ctx.ranks(", args, ")")
     return located(call, names.plan.graph[chain.results[0]])
 

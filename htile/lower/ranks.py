@@ -35,12 +35,14 @@ class Chain:
     results: the reductions, in order. keys: the nodes of the keys of each piece of the row.
     smaller: whether the smallest comes first.
     index_bits: how many bits an index takes beside an element, if both fit 32 bits; else 0.
+    group: how many columns have the same key, because it is of a group of them; else 1.
     """
 
     results: tuple[int, ...]
     keys: tuple[int, ...]
     smaller: bool
     index_bits: int
+    group: int = 1
 
     @property
     def sorting(self) -> int:
@@ -75,7 +77,8 @@ def chains(graph: Graph) -> list[Chain]:
         pieces = _pieces(graph, graph[node.inputs[0]], join)
         before = {_before(graph, piece, node.op) for piece in pieces}
         if all(piece.op is Op.KEY and piece.value.spread for piece in pieces):
-            if not all(_is_distinct(graph, graph[piece.inputs[1]]) for piece in pieces):
+            indices = [(graph[each.inputs[1]], _group(graph, each)) for each in pieces]
+            if not all(_is_distinct(graph, index, group) for index, group in indices):
                 continue
             links[node.id] = [node.id]
         elif len(before) == 1 and (link := before.pop()) in links:
@@ -96,7 +99,14 @@ def _chain(graph: Graph, results: list[int]) -> Chain:
     free = min(MOST_BITS, *(_zero_bits(graph, element) for element in elements))
     last = max(_largest(graph, index) for index in indices)
     bits = free if last < 1 << free else 0
-    return Chain(tuple(results), tuple(key.id for key in keys), first.op is Op.MIN, bits)
+    group = min(_group(graph, key) for key in keys)
+    ids = tuple(key.id for key in keys)
+    return Chain(tuple(results), ids, first.op is Op.MIN, bits, group)
+
+
+def _group(graph: Graph, key: Node) -> int:
+    """How many neighbouring columns have the same key."""
+    return graph.group_size if key.id in graph.equal_in_groups else 1
 
 
 def _pieces(graph: Graph, node: Node, join: Op) -> list[Node]:
@@ -118,16 +128,18 @@ def _before(graph: Graph, piece: Node, op: Op) -> int | None:
     return strip(graph, graph[is_left.inputs[1]]).id
 
 
-def _is_distinct(graph: Graph, index: Node) -> bool:
-    """Whether an index is known to differ from column to column, so that no two keys are equal.
+def _is_distinct(graph: Graph, index: Node, group: int) -> bool:
+    """Whether an index is known to differ from column to column, or from group to group of them.
 
-    What each group of columns has once has the number of the group as its index.
+    Keys with such indices are not equal.
     """
     if index.op is Op.INDEX or graph.n == 1:
-        return True
+        return group == 1 or graph.n == 1
+    varying = [o for o in graph.operands(index) if o.op is not Op.CONST]
+    if index.op is Op.RSHIFT and varying[0].op is Op.INDEX:  # the number of the group
+        return len(varying) == 1 and 1 << graph[index.inputs[1]].arg == group
     if index.op in (Op.ADD, Op.MUL, Op.CAST, Op.CONVERT, Op.RESHAPE):
-        varying = [o for o in graph.operands(index) if o.op is not Op.CONST]
-        return len(varying) == 1 and _is_distinct(graph, varying[0])
+        return len(varying) == 1 and _is_distinct(graph, varying[0], group)
     return False
 
 
@@ -137,6 +149,9 @@ def _largest(graph: Graph, index: Node) -> int:
         return graph.n - 1
     if index.op is Op.CONST:
         return index.arg
+    if index.op is Op.RSHIFT:
+        first, count = graph.operands(index)
+        return _largest(graph, first) >> count.arg if count.op is Op.CONST else HIGHEST
     operands = [_largest(graph, operand) for operand in graph.operands(index)]
     if index.op is Op.ADD:
         return sum(operands)

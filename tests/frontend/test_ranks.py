@@ -366,3 +366,15 @@ def test_refused():
             wrong(lambda x, k=k: x.topk(k).values)(x)
     with pytest.raises(ShapeError, match="dim=1"):
         wrong(lambda x: x.topk(2, 1).values)(x)
+
+
+def test_ranks_of_groups_count_each_group_once():
+    """The keys of a group are equal in all of its columns."""
+
+    @htile.rowwise
+    def f(x):
+        best = x.view(8, 32).topk(2).values.sum(-1)
+        return best.topk(4).indices, best.argmax()
+
+    kernel = f.inspect(torch.empty(64, 256, device="meta"))
+    assert "group=32)" in kernel.source and kernel.source.count("ctx.ranks(") == 1
