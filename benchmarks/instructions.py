@@ -1,4 +1,4 @@
-"""How many instructions each elementwise function takes: counted in the machine code of a kernel.
+"""How many instructions each elementwise function takes, and a scan: counted in the machine code.
 
 `python -m benchmarks.instructions` prints them for an element, those of the special function units
 (MUFU) apart. No GPU is needed. A kernel with 16 elements a thread is compared with one of 8, so
@@ -54,6 +54,9 @@ ONE: dict[str, Callable] = {
     "abs": torch.abs,
     "x // 3": lambda x: x // 3.0,
     "x % 3": lambda x: x % 3.0,
+    "cumsum": lambda x: x.cumsum(-1),
+    "cumsum in int64": lambda x: x.cumsum(-1, dtype=torch.int64),
+    "cumprod": lambda x: x.cumprod(-1),
 }
 TWO: dict[str, Callable] = {
     "x / y": lambda x, y: x / y,
