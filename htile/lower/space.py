@@ -247,12 +247,31 @@ class _Placing:
             odd = parts[-1:] if len(parts) % 2 else []
             parts = [self._computed(COMBINE[node.op], pair, None, node) for pair in pairs] + odd
         (found,) = parts
-        if inside:
+        if inside and not set(inside) & set(self.nodes[found].axes):
+            found = self._of_equal(found, prod([axis.size for axis in inside]), node)
+        elif inside:
             self._note((*outside, *inside))
             found = self._add(Placed(node.op, (found,), None, outside, node, (), tuple(inside)))
         if node.op is Op.MEAN and count > 1:
             number = self._add(Placed(Op.CONST, (), float(count), (), node))
             found = self._computed(Op.DIV, (found, number), None, node)
+        return found
+
+    def _of_equal(self, operand: int, count: int, node: Node) -> int:
+        """A reduction of so many equal elements."""
+        if node.op is Op.SUM:
+            kind = float if node.value.dtype.is_floating_point else int
+            number = self._add(Placed(Op.CONST, (), kind(count), (), node))
+            return self._computed(Op.MUL, (operand, number), None, node)
+        if node.op is not Op.PROD:
+            return operand
+        found = None
+        while count:  # by squaring
+            if count % 2:
+                both = found, operand
+                found = operand if found is None else self._computed(Op.MUL, both, None, node)
+            operand = self._computed(Op.MUL, (operand, operand), None, node)
+            count //= 2
         return found
 
     def _scanned(self, node: Node, wanted: Wanted) -> int:

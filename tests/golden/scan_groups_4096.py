@@ -37,13 +37,6 @@ def scan_groups_kernel(
     mOut0_6: cute.Tensor,
     mOut0_7: cute.Tensor,
     mOut1_0: cute.Tensor,
-    mOut1_1: cute.Tensor,
-    mOut1_2: cute.Tensor,
-    mOut1_3: cute.Tensor,
-    mOut1_4: cute.Tensor,
-    mOut1_5: cute.Tensor,
-    mOut1_6: cute.Tensor,
-    mOut1_7: cute.Tensor,
     mOut2_0: cute.Tensor,
     mOut2_1: cute.Tensor,
     mOut2_2: cute.Tensor,
@@ -168,21 +161,16 @@ def scan_groups_kernel(
     ElementwiseStorer(ctx).store(mOut0_5, cumsum5)
     ElementwiseStorer(ctx).store(mOut0_6, cumsum6)
     ElementwiseStorer(ctx).store(mOut0_7, cumsum7)
-    ctx.store_row_value(mOut1_0, sum1)
     add7 = sum1 + sum2  # cases.py:111
-    ctx.store_row_value(mOut1_1, add7)
     add8 = add7 + sum3  # cases.py:111
-    ctx.store_row_value(mOut1_2, add8)
     add9 = add8 + sum4  # cases.py:111
-    ctx.store_row_value(mOut1_3, add9)
     add10 = add9 + sum5  # cases.py:111
-    ctx.store_row_value(mOut1_4, add10)
     add11 = add10 + sum6  # cases.py:111
-    ctx.store_row_value(mOut1_5, add11)
     add12 = add11 + sum7  # cases.py:111
-    ctx.store_row_value(mOut1_6, add12)
     add13 = add12 + sum8  # cases.py:111
-    ctx.store_row_value(mOut1_7, add13)
+    ctx.store_row_values(
+        mOut1_0, (0, 1, 2, 3, 4, 5, 6, 7), (sum1, add7, add8, add9, add10, add11, add12, add13)
+    )
     ElementwiseStorer(ctx).store(mOut2_0, div0)
     add14 = div0 + div1  # cases.py:111
     ElementwiseStorer(ctx).store(mOut2_1, add14)
@@ -226,13 +214,6 @@ def scan_groups(
     mOut0_6 = view_of(mOut0, (6, 0), (0, 1), 512)
     mOut0_7 = view_of(mOut0, (7, 0), (0, 1), 512)
     mOut1_0 = view_of(mOut1, (0,))
-    mOut1_1 = view_of(mOut1, (1,))
-    mOut1_2 = view_of(mOut1, (2,))
-    mOut1_3 = view_of(mOut1, (3,))
-    mOut1_4 = view_of(mOut1, (4,))
-    mOut1_5 = view_of(mOut1, (5,))
-    mOut1_6 = view_of(mOut1, (6,))
-    mOut1_7 = view_of(mOut1, (7,))
     mOut2_0 = view_of(mOut2, (0, 0), (0, 1), 512)
     mOut2_1 = view_of(mOut2, (1, 0), (0, 1), 512)
     mOut2_2 = view_of(mOut2, (2, 0), (0, 1), 512)
@@ -259,13 +240,6 @@ def scan_groups(
         mOut0_6,
         mOut0_7,
         mOut1_0,
-        mOut1_1,
-        mOut1_2,
-        mOut1_3,
-        mOut1_4,
-        mOut1_5,
-        mOut1_6,
-        mOut1_7,
         mOut2_0,
         mOut2_1,
         mOut2_2,
