@@ -10,29 +10,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from itertools import product
-from math import gcd
 
 from ..build.arch import MAX_REGISTERS
-from ..frontend.graph import Graph, Input, Output, Role
-from ..frontend.ops import SCANS
+from ..frontend.graph import Graph, Input, Output
 from .plan import HELD_REGISTERS, ONE_KERNEL_N, ROWS, Form, Numerics, Placement, Plan, Target
 from .reductions import MOMENTS, VERY_LONG_N
 from .steps import Home
+from .vectors import ACCESS_BYTES, WARP, is_shifted, vector_size
 from .work import Sweeps, Work
 
-WARP = 32  # threads
 BLOCKS = (64, 128, 256, 512, 1024)  # threads of a CTA whose rows have 2**k threads each
 PADDING_SAVED = 0.04  # of a row
-ACCESS_BYTES = 16  # The widest load or store moves this many bytes.
 MIN_CLUSTER_N = 8192  # Reducing shorter rows is not worth a cluster, or reading them again.
-# Vectors end where a row ends, if such vectors have WHOLE_BYTES or more, in the mean of all rows.
-# Otherwise vectors have ACCESS_BYTES and rows are shifted, if a row has SHIFTED_VECTORS vectors or
-# more. Rows whose alignment is less than SHIFTED_ALIGN bytes are shifted too. All vectors have
-# WORD_BYTES or more then, because words of so many bytes are shifted.
-WHOLE_BYTES = 4
-SHIFTED_VECTORS = 32
-SHIFTED_ALIGN = 8
-WORD_BYTES = 4
 UNROLLED_CHUNKS = 8  # A loop over at most this many chunks of a thread is written out.
 UNROLL = 4  # The body of a longer loop works on this many chunks, if nothing is prefetched.
 
@@ -55,7 +44,6 @@ FOLDED = 16
 SPARE_REGISTERS = 40  # Addresses, predicates and partial results take this many in the examples.
 COLUMN_REGISTERS = 16  # Columns that are on their way to unrolled loops may take this many.
 ROW_REGISTERS = 32  # Rows and columns that are on their way to unrolled loops may take this many.
-VECTOR_REGISTERS = 128  # One vector of each row and each column may take this many.
 MOST_PREFETCHED = 64  # A loop prefetches if one chunk of all that it reads takes no more.
 LOOP_REGISTERS = 32  # A loop needs this many beside what it computes, reads and writes.
 PART_REGISTERS = 9  # Each reduction that a loop carries beside the first takes this many.
@@ -87,76 +75,6 @@ STREAMED_CTAS = {64: 2, 256: 1, 1024: 4}
 # that fits. STREAMED_CHUNKS are the chunks that a thread has in all of its shares.
 STREAMED_PAIRS = {64: (8,), 256: (16, 8), 1024: (16,)}
 STREAMED_CHUNKS = 32
-
-
-def vector_size(graph: Graph) -> int:
-    """How many neighbouring elements a vector has: 16 bytes of the widest row or column.
-
-    It divides N if such vectors are long enough (`WHOLE_BYTES`; two elements for a scan, which
-    takes as long for a vector as for an element) or rows are short: then every vector of a
-    contiguous tensor is as aligned as it is long. Other rows end inside a vector. It is
-    smaller where the registers of a thread would not hold a vector of each of many inputs, and
-    where groups of columns are smaller.
-    """
-    rows, columns = _sizes(graph)
-    inputs = len(columns) + sum(i.role is Role.ROW for i in graph.inputs)
-    vec = ACCESS_BYTES // max(rows + columns)
-    vec = min(vec, graph.group_size or vec)
-    while vec > 1 and vec * inputs > VECTOR_REGISTERS:
-        vec //= 2
-    whole = gcd(graph.n, vec)
-    if _lies_apart(graph):
-        return whole
-    is_long = graph.n >= SHIFTED_VECTORS * vec and vec * min(rows + columns) >= WORD_BYTES
-    is_short = whole * sum(rows) < WHOLE_BYTES * len(rows)
-    is_short |= whole == 1 and any(node.op in SCANS for node in graph)
-    return vec if is_long and is_short else whole
-
-
-def _sizes(graph: Graph) -> tuple[list[int], ...]:
-    """Bytes of an element of each row, in and out, and of each column and table.
-
-    What has one element a group is not counted, because it is not loaded in vectors.
-    """
-    rows = [i for i in graph.inputs if i.role is Role.ROW]
-    rows += [o for o in graph.outputs if o.is_row]
-    columns = [i for i in graph.inputs if is_vector(graph, i)]
-    return tuple(
-        [each.dtype.itemsize for each in pieces if each.view is None or not each.view.is_of_groups]
-        for pieces in (rows, columns)
-    )
-
-
-def is_vector(graph: Graph, i: Input) -> bool:
-    """Whether vectors of an input are loaded that is no row: of a column, or of a table's rows."""
-    return i.role is Role.COLUMN or (i.role is Role.TABLE and graph[i.id].value.spread)
-
-
-def _lies_apart(graph: Graph) -> bool:
-    """Whether some piece has elements that are no neighbours in memory."""
-    views = [each.view for each in (*graph.inputs, *graph.outputs) if each.view is not None]
-    return not all([view.is_contiguous or view.is_of_groups for view in views])
-
-
-def _has_groups_apart(graph: Graph) -> bool:
-    """Whether some piece has groups that do not follow each other in memory."""
-    views = [each.view for each in (*graph.inputs, *graph.outputs) if each.view is not None]
-    return any([view.groups is not None for view in views])
-
-
-def is_shifted(graph: Graph, align: int) -> bool:
-    """Whether rows are shifted: those that end inside a vector, or whose alignment is too little.
-
-    align: as of `Target`.
-    """
-    vec = vector_size(graph)
-    if _lies_apart(graph) or _has_groups_apart(graph):
-        return False  # an element at a time, or a group
-    if graph.n % vec:
-        return True
-    rows, columns = _sizes(graph)
-    least = min(rows + columns) * vec
-    return align < min(SHIFTED_ALIGN, least) and least >= WORD_BYTES
 
 
 def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:

@@ -13,12 +13,12 @@ from ..frontend.graph import Builder, Graph, Node
 from ..frontend.ops import COLLECTIVES, COMMUTATIVE, Op, Value, Varies
 from ..frontend.reference import EVALUATE
 from .bundles import bundle_neighbours
-from .enumeration import WARP, vector_size
 from .limits import limit_loads
 from .narrow import narrowing
 from .patterns import strip
 from .rewrite import rewrite
 from .space import place
+from .vectors import WARP, vector_size
 
 
 def merge_common_subexpressions(graph: Graph) -> Graph:

@@ -16,8 +16,8 @@ from ..errors import ArgumentError, UnsupportedError
 from ..frontend.graph import Role
 from ..frontend.roles import Call, Signature, Spec
 from ..lower import Lowered, choose, plans_for, printed
-from ..lower.enumeration import is_vector
 from ..lower.plan import Plan, Target, rows_like
+from ..lower.vectors import is_vector
 from ..tune.kept import recall
 from .kernel import Kernel
 from .operands import (

@@ -12,7 +12,7 @@ from ..errors import ArgumentError, GradientError, UnsupportedError
 from ..frontend.captures import freeze
 from ..frontend.graph import Graph, Input, Output, Role
 from ..frontend.roles import Scalar, Signature, Spec, Static
-from ..lower.enumeration import vector_size
+from ..lower.vectors import vector_size
 
 WIDEST_ACCESS = 16  # bytes
 

@@ -18,12 +18,13 @@ from htile.lower import plans_for
 from htile.lower.choice import FEW_ROWS, choose
 from htile.lower.cost import cost
 from htile.lower.emit import emit
-from htile.lower.enumeration import UNROLLED_CHUNKS, enumerate_plans, vector_size
+from htile.lower.enumeration import UNROLLED_CHUNKS, enumerate_plans
 from htile.lower.expressions import EMIT
 from htile.lower.plan import ONE_KERNEL_N, ROWS, Form, Numerics, Target
 from htile.lower.preference import closest_first
 from htile.lower.reductions import OF_OP, VERY_LONG_N
 from htile.lower.steps import ChunkLoop, Load
+from htile.lower.vectors import vector_size
 from tests.lower.cases import ARCH, BF16, EXAMPLES, F32, example_kernel, kernel_of
 
 SIZES = [1, 3, 17, 64, 127, 128, 1000, 1024, 3584, 4096, 5120, 8191, 16384]  # of the GPU tests
