@@ -52,11 +52,24 @@ class RowReductions(Lookups):
     def group_reduce(self, value: cute.TensorSSA, op: cute.ReductionOp, size: int):
         """Reduce each group of `size` neighbouring columns: a vector with its group's in each.
 
-        value: a vector of Float32, Int32, Int64, or of Boolean for MAX (any) and MIN (all).
+        value: a vector, or a scalar of the row, of Float32, Int32, Int64, or of Boolean for MAX
+            (any) and MIN (all).
         op: ADD, MUL, MAX or MIN.
-        size: a power of two, of one to 32 vectors. Rows and chunks end where groups end.
+        size: a power of two, of one to 32 vectors.
+
+        Raises ValueError for other sizes, and where the row or a chunk of it ends inside a group.
         """
+        value = value if isinstance(value, cute.TensorSSA) else self.full(value)
         chunks, lanes = cute.size(value.shape) // self.vec_size, size // self.vec_size
+        if lanes not in (1, 2, 4, 8, 16, 32) or lanes * self.vec_size != size:
+            raise ValueError(
+                f"a group has 1, 2, 4, 8, 16 or 32 vectors of {self.vec_size}, not {size} elements"
+            )
+        if self.config.threads_per_row % lanes or self.shape[1] % size:
+            raise ValueError(
+                f"groups of {size} do not divide the row of {self.shape[1]}, or what its "
+                f"{self.config.threads_per_row} threads have of it at a time"
+            )
         x = self._vector(value, op).reshape((self.vec_size, chunks))
         found = [warp_reduce(thread_reduce(x[None, k], op), op, lanes) for k in range(chunks)]
         each = [element for element in found for _ in range(self.vec_size)]

@@ -63,7 +63,7 @@ def _ends(graph: Graph) -> list[frozenset[End]]:
 
 def _of_use(graph: Graph, node: Node, reader: Node, after: frozenset[End]) -> frozenset[End]:
     """The ends of what one node reads; `after` are those of its result."""
-    if reader.op in REDUCTIONS or reader.op in (Op.TAKE, Op.LOOKUP):
+    if reader.op in REDUCTIONS or reader.op in (Op.TAKE, Op.LOOKUP, Op.GROUPED):
         return frozenset()
     if reader.op is not Op.WHERE or node.id == reader.inputs[0]:
         return after

@@ -52,7 +52,8 @@ def fold_constants(graph: Graph) -> Graph:
         operands = [new[i] for i in inputs]
         if node.op is Op.LSHIFT and operands[1].op is Op.CONST:
             return _multiplied(new, node, inputs)
-        if node.op in COLLECTIVES or not operands or any(o.op is not Op.CONST for o in operands):
+        collects = node.op in COLLECTIVES or node.op is Op.GROUPED
+        if collects or not operands or any(o.op is not Op.CONST for o in operands):
             return None
         if node.value.dtype in STORAGE:
             return None  # no kernel writes down a number of 8 bits

@@ -370,7 +370,7 @@ class _Placing:
         counts = {axis.size for axis in outer}
         if len(counts) > 1 or any([axis.size != size for axis in inner]) or outer & inner:
             raise Ungrouped
-        if size & (size - 1) or not inner <= self._along_memory(everywhere=True):
+        if size & (size - 1) or inner & self._across_memory() or not inner & self._along_memory():
             raise Ungrouped
         groups = Groups(size, *counts, outer, inner)
         n = groups.count * size
@@ -393,18 +393,18 @@ class _Placing:
         is_between = axis.key[0] == "reduced" and steps == {axis.size // size}
         return Refine(axis, size, lies_between=is_between)
 
-    def _along_memory(self, everywhere: bool = False) -> set[Axis]:
-        """The axes that some input varies over along the last axis of its tensor.
+    def _along_memory(self) -> set[Axis]:
+        """The axes that some input varies over along the last axis of its tensor."""
+        return {a for leaf in self._leaves() for a, step in leaf[-1].steps if step <= NEAR}
 
-        everywhere: without those that another input varies over otherwise.
-        """
-        leaves = [each for each in self.nodes if each.op in (Op.INPUT, Op.INDEX) and each.view]
-        near = {axis for leaf in leaves for axis, step in leaf.view[-1].steps if step <= NEAR}
-        if not everywhere:
-            return near
-        far = {axis for leaf in leaves for index in leaf.view[:-1] for axis, _ in index.steps}
-        far |= {axis for leaf in leaves for axis, step in leaf.view[-1].steps if step > NEAR}
-        return near - far
+    def _across_memory(self) -> set[Axis]:
+        """The axes that some input varies over otherwise."""
+        far = {axis for leaf in self._leaves() for index in leaf[:-1] for axis, _ in index.steps}
+        return far | {a for leaf in self._leaves() for a, step in leaf[-1].steps if step > NEAR}
+
+    def _leaves(self) -> list[Wanted]:
+        """What is wanted of each input, and of the numbers of columns."""
+        return [each.view for each in self.nodes if each.op in (Op.INPUT, Op.INDEX) and each.view]
 
     def _refuse_many(self, node: Node, elements: int, size: int, columns: int = 1) -> None:
         """Raise UnsupportedError where an axis would be cut into too many pieces.

@@ -80,8 +80,18 @@ def turned(x: htile.Inner[2], pos: htile.PerRow, cos: htile.Shared, sin: htile.S
     return torch.cat((left * c - right * s, right * c + left * s), -1).to(x.dtype)
 
 
+@htile.rowwise
+def hidden(x: htile.Inner[2], length: htile.PerRow):
+    """A group is of all its elements, also of those that are hidden in the result."""
+    place = torch.arange(x.shape[0] * x.shape[1]).view(x.shape)
+    largest = x.float().amax(-1, keepdim=True)
+    filled = torch.full(x.shape, 2.0).sum(-1)
+    return torch.where(place < length, x.float() - largest, 0.0), filled + largest[:, 0]
+
+
 FUNCTIONS = (
     normalized, quantized, scaled, of_the_row, of_masks, of_pairs, of_halves, numbered, turned,
+    hidden,
 )  # fmt: skip
 
 
@@ -95,6 +105,7 @@ def arguments(f, m, groups, size, dtype=BF16, device="meta"):
         scaled: (x.mul(20).to(torch.int8), drawn(m, groups, dtype=F32)),
         of_masks: (x, drawn(m, dtype=F32)),
         of_halves: (x, drawn(m, groups, size // 2)),
+        hidden: (x, torch.arange(m, device=device) * 3),
         turned: (x, torch.arange(m, device=device) % 10 - 2, *drawn(2, 8, size // 2).unbind()),
     }.get(f, (x,))
 
