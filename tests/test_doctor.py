@@ -97,8 +97,8 @@ def test_system():
 
 def test_torch():
     check = packages.check_torch
-    expect(check(None, None), FAIL, "can not be imported", "pip install -U 'torch>=2.6'")
-    expect(check(torch_like("2.5.1"), CUDA13), FAIL, "2.5.1", "torch>=2.6")
+    expect(check(None, None), FAIL, "can not be imported", "pip install -U 'torch>=2.7'")
+    expect(check(torch_like("2.5.1"), CUDA13), FAIL, "2.5.1", "torch>=2.7")
     expect(check(torch_like("2.13.0+cu130"), CUDA13), OK, "2.13.0+cu130, CUDA 13.0 build")
     expect(check(torch_like("2.10.0+cpu", None), None), OK, "CPU build")
     expect(check(torch_like(cuda=None), CUDA13), WARN, "CPU build", "install a CUDA build")

@@ -165,7 +165,7 @@ def wide(x):
 # These have tests of their own.
 OTHER = {
     Op.CAST, Op.CONVERT, Op.WHERE, Op.TAKE, Op.LOOKUP, Op.UNBUNDLE, Op.BUNDLE, Op.PHILOX,
-    Op.UNIFORM, Op.KEY, Op.KEY_INDEX, Op.KEY_VALUE, Op.LDEXP, *MOVEMENTS,
+    Op.UNIFORM, Op.KEY, Op.KEY_INDEX, Op.KEY_VALUE, Op.LDEXP, Op.GROUPED, *MOVEMENTS,
 }  # fmt: skip
 
 
@@ -483,3 +483,14 @@ def test_only_three_additions_of_a_sum_round_in_float32():
     got, exact = htile.rowwise(lambda x: x.sum())(x).double(), x.double().sum(-1)
     bound = 3 * 2.0**-24 * x.double().abs().sum(-1) + 2.0**-24 * exact.abs()
     assert ((got - exact).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("lead", [(5,), (2, 3), (), (0,), (1,)])
+@pytest.mark.parametrize(("op", "f", "dtype"), cases(REDUCE))
+def test_groups(op, f, dtype, lead):
+    """Each column has what its group of four has."""
+    b = Maker(8)
+    graph = b.graph(b.add(Op.GROUPED, [b.input("x", dtype=dtype)], (op, 4)))
+    x = sample(dtype, *lead, 8)
+    groups = x.unflatten(-1, (2, 4))
+    equal(evaluate(graph, {"x": x}), f(groups)[..., None].expand(groups.shape).flatten(-2))

@@ -232,6 +232,8 @@ class Graph:
     @cached_property
     def equal_in_groups(self) -> frozenset[int]:
         """The nodes whose elements are equal in each group of columns."""
+        if self.group_size is None:
+            return frozenset()
         views = ((i.id, i.view) for i in self.inputs)
         found = {id for id, view in views if view is not None and view.is_of_groups}
         for node in self:
@@ -244,7 +246,7 @@ class Graph:
 
     def _is_group_number(self, node: Node) -> bool:
         """Whether it is the number of the group that a column is in."""
-        if node.op is not Op.RSHIFT or self.group_size is None:
+        if node.op is not Op.RSHIFT:
             return False
         column, count = self.operands(node)
         is_shifted = column.op is Op.INDEX and count.op is Op.CONST

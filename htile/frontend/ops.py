@@ -23,6 +23,8 @@ from .dtypes import FLOAT8, STORAGE, compute_dtype, dtype_name
 class Op(Enum):
     """One operation. Operands of arithmetic and comparisons have one dtype: tracing adds casts."""
 
+    __hash__ = object.__hash__  # That of an Enum is written in Python, and passes ask for it often.
+
     # leaves
     INPUT = "input"  # arg: the parameter's name
     CONST = "const"  # arg: a Python bool, int or float

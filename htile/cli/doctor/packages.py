@@ -13,7 +13,7 @@ from .check import FAIL, OK, WARN, Check, dotted
 from .machine import Driver
 
 PYTHON = (3, 10)
-MINIMUM = {"torch": "2.6", "networkx": "3", "apache-tvm-ffi": "0.1.11"}
+MINIMUM = {"torch": "2.7", "networkx": "3", "apache-tvm-ffi": "0.1.11"}
 DSL_FROM, DSL_BELOW = "4.8", "4.9"
 
 DSL = "nvidia-cutlass-dsl"
