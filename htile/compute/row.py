@@ -135,7 +135,7 @@ class RowReductions(Lookups):
         step = 1 if group == 1 else self.vec_size
         words = [vector[i] for vector in vectors for i in range(0, cute.size(vector.shape), step)]
         if group > 1:
-            is_first = self.tXcX[0][1] % group == 0  # in every chunk, because groups are whole
+            is_first = Boolean(self.tXcX[0][1] % group == 0)  # and so in every chunk
             words = [select(is_first, word, identity(MAX, type(word))) for word in words]
         found = first_of_row(words, count, **self._across_row(slot, count, phase))
         return [as_key(key, smaller, index_bits) for key in found]

@@ -205,7 +205,8 @@ class ElementwiseStorer(Static):
 
 def has_one_a_group(mO: cute.Tensor) -> bool:
     """Whether all columns of a group of a row tensor are one element."""
-    return isinstance(mO.shape[1], tuple) and mO.stride[1][0] == 0
+    step = mO.stride[1][0] if isinstance(mO.shape[1], tuple) else None
+    return isinstance(step, int) and step == 0
 
 
 class PrefetchedChunks(Static):

@@ -239,7 +239,7 @@ class RowTile(Static):
             group's first column stores it.
         """
         # Chunks have whole groups, so a thread that is the first of one is so in every chunk.
-        is_first = self.tXcX[0][1] % mO.shape[1][0] == 0
+        is_first = Boolean(self.tXcX[0][1] % mO.shape[1][0] == 0)
         if const_expr(self.row_in_bounds is not True):
             is_first = is_first & self.row_in_bounds
         predicate = self.predicate_where(self.tXpX, is_first)

@@ -89,9 +89,16 @@ def hidden(x: htile.Inner[2], length: htile.PerRow):
     return torch.where(place < length, x.float() - largest, 0.0), filled + largest[:, 0]
 
 
+@htile.rowwise
+def kept(x: htile.Inner[2]):
+    """Results with an axis of one element at the end, whose strides are known at run time only."""
+    largest = x.float().amax(-1, keepdim=True)
+    return largest, (x - largest)[..., None]
+
+
 FUNCTIONS = (
     normalized, quantized, scaled, of_the_row, of_masks, of_pairs, of_halves, numbered, turned,
-    hidden,
+    hidden, kept,
 )  # fmt: skip
 
 
