@@ -169,6 +169,20 @@ def tensor_dtype(piece: Input | Output) -> torch.dtype:
     return (piece.view.of if piece.view is not None else None) or piece.dtype
 
 
+def memory_of(piece: Input | Output, n: int) -> int:
+    """The bytes of a row of n columns that a piece has in memory, or of its one number.
+
+    Where groups repeat elements, those count once.
+    """
+    is_row = piece.is_row if isinstance(piece, Output) else piece.role is not Role.PER_ROW
+    size, far = (piece.view.groups if piece.view is not None else None) or (n, None)
+    if far is not None and piece.view.is_of_groups:
+        n //= size
+    elif far is not None and not any(far):
+        n = size
+    return (n if is_row else 1) * piece.dtype.itemsize
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """A function of one row, as dataflow; a node's id is its place in `nodes`.

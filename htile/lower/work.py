@@ -16,7 +16,7 @@ from functools import cached_property
 
 import torch
 
-from ..frontend.graph import Graph, Input, Node, Output, Role
+from ..frontend.graph import Graph, Input, Node, Output, Role, memory_of
 from ..frontend.ops import COLLECTIVES, SCANS, Op
 from .patterns import Function, ancestors, choose_function
 from .precision import seen_in_16_bits
@@ -305,11 +305,12 @@ class Work:
     @cached_property
     def bytes_per_row(self) -> tuple[int, int]:
         """Bytes read and written for one row, without the columns that all rows share."""
-        graph, elements = self.graph, {Role.ROW: self.graph.n, Role.PER_ROW: 1}
-        read = sum(elements.get(i.role, 0) * i.dtype.itemsize for i in graph.inputs)
-        read += graph.n * sum([self.source(node).dtype.itemsize for node in self.lookups])
-        written = sum((graph.n if o.is_row else 1) * o.dtype.itemsize for o in graph.outputs)
-        return read, written
+        n, rows = self.graph.n, [self.source(node) for node in self.lookups]
+        rows += [i for i in self.graph.inputs if i.role is Role.ROW]
+        of_row = [i for i in self.graph.inputs if i.role is Role.PER_ROW]
+        found = (rows, of_row, self.graph.outputs)
+        rows, of_row, written = ([memory_of(each, n) for each in pieces] for pieces in found)
+        return sum(rows) + sum(of_row), sum(written)
 
     @cached_property
     def bytes_read_again(self) -> int:
