@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod as prod_of
 
 from ..errors import ShapeError
 from .functions import formulas
@@ -18,6 +19,10 @@ def reduced(op: Op, x: Tensor, dim: object = None, keepdim: bool = False) -> Ten
     kept = tuple(1 if k - len(shape) in axes else size for k, size in enumerate(shape))
     left = kept if keepdim else tuple(s for k, s in enumerate(shape) if k - len(shape) not in axes)
     result, done = x, 0
+    if len(axes) > 1 and axes == tuple(range(-len(axes), 0)) and x._value.spread:
+        # The last axes are reduced as one, so that it does not matter how they cut the row.
+        together = *shape[: -len(axes)], prod_of(shape[-len(axes) :])
+        result, axes, shape = node(Op.RESHAPE, x, arg=together), (-1,), together
     for axis in axes if shape else ():  # those before it are gone, and it counts from the last
         if shape[axis] > 1 or (x._value.spread and axis == -1):
             result = node(op, result, arg=axis if result.ndim > 1 else None)

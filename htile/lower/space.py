@@ -372,10 +372,12 @@ class _Placing:
             raise Ungrouped
         if size & (size - 1) or inner & self._across_memory() or not inner & self._along_memory():
             raise Ungrouped
-        groups = Groups(size, *counts, outer, inner)
-        n = groups.count * size
+        (count,) = counts
+        n = count * size
+        lone = {stack[0] for stack in stacks if len(stack) == 1 and stack[0].size == count != n}
+        groups = Groups(size, count, outer | (lone - inner), inner)
         for axis in (axis for stack in stacks for axis in stack):
-            if axis not in outer | inner and axis.size != n:
+            if axis not in groups.outer | inner and axis.size != n:
                 if axis.size % n:
                     raise Ungrouped
                 raise self._shorter(axis, n)

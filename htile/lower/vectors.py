@@ -47,15 +47,17 @@ def vector_size(graph: Graph) -> int:
 def _sizes(graph: Graph) -> tuple[list[int], ...]:
     """Bytes of an element of each row, in and out, and of each column and table.
 
-    What has one element a group is not counted, because it is not loaded in vectors.
+    What has one element a group is not counted, because it is not loaded in vectors; where there is
+    nothing else, it is.
     """
     rows = [i for i in graph.inputs if i.role is Role.ROW]
     rows += [o for o in graph.outputs if o.is_row]
     columns = [i for i in graph.inputs if is_vector(graph, i)]
-    return tuple(
+    found = tuple(
         [each.dtype.itemsize for each in pieces if each.view is None or not each.view.is_of_groups]
         for pieces in (rows, columns)
     )
+    return found if any(found) else ([each.dtype.itemsize for each in rows], [])
 
 
 def is_vector(graph: Graph, i: Input) -> bool:

@@ -1,0 +1,76 @@
+"""Functions whose columns are groups: which of them are, and what their kernels need."""
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import htile
+from htile.frontend.ops import Op
+from htile.testing import oracle
+
+
+@htile.rowwise
+def one_hot(x: htile.Inner[2], s: htile.Inner[1]):
+    """Nothing is loaded but one element a group."""
+    return (s[:, None] == torch.arange(16)).any(-1)
+
+
+@htile.rowwise
+def shares(x: htile.Inner[2], s: htile.Inner[1]):
+    return x / x.sum(-1, keepdim=True), x.sum(), x.mean((0, 1)), x.argmax(-1)
+
+
+@htile.rowwise
+def scaled(x: htile.Inner[2], s: htile.Inner[1]):
+    return x * s[:, None], s * 2, s.sum(), s.prod(), s.amax()
+
+
+@htile.rowwise
+def cumulative(x: htile.Inner[2], s: htile.Inner[1]):
+    """A scan in groups writes them out."""
+    return x.cumsum(-1), x.amax(-1)
+
+
+@htile.rowwise
+def masked(x: htile.Inner[2], s: htile.Inner[1]):
+    """A group needs all its elements, whatever hides the result."""
+    places = torch.arange(x.shape[0] * x.shape[1]).view(x.shape)
+    return torch.where(places < s[0].long(), x - x.amax(-1, keepdim=True), 0.0)
+
+
+def arguments(groups, size):
+    torch.manual_seed(groups)
+    return torch.rand(3, groups, size) + 0.1, torch.randint(1, 3, (3, groups)) / 2
+
+
+@pytest.mark.parametrize("size", (16, 32))
+@pytest.mark.parametrize("groups", (3, 256))
+@pytest.mark.parametrize("f", (one_hot, shares, scaled, masked), ids=lambda f: f._signature.name)
+def test_any_number_of_groups(f, groups, size):
+    args = arguments(groups, size)
+    for found, exact in zip(
+        pytree.tree_leaves(f(*args)), pytree.tree_leaves(oracle(f, *args)), strict=True
+    ):
+        torch.testing.assert_close(found.double(), exact.double(), rtol=1e-5, atol=1e-6)
+    kernel = f.inspect(*args, arch="sm_90a")
+    assert kernel.graph.group_size == (16 if f is one_hot else size)
+    assert kernel.graph.n == kernel.graph.group_size * groups
+    assert all(i.end is None for i in kernel.graph.inputs)
+    assert kernel.resources.stack == 0
+
+
+def test_scans_in_groups_write_them_out():
+    kernel = cumulative.inspect(*arguments(4, 32), arch="sm_90a")
+    assert kernel.graph.group_size is None and kernel.graph.n == 32
+    assert [node.op for node in kernel.graph].count(Op.CUMSUM) == 4
+
+
+@pytest.mark.parametrize(("dtype", "most"), ((torch.float32, 128), (torch.bfloat16, 256)), ids=str)
+def test_a_group_is_no_longer_than_what_a_warp_holds(dtype, most):
+    @htile.rowwise
+    def largest(x):
+        return x.view(8, -1).amax(-1).to(dtype), x
+
+    for size in (most, 2 * most):
+        graph = largest.inspect(torch.empty(2, 8 * size, dtype=dtype, device="meta")).graph
+        assert graph.group_size == (most if size == most else None)
