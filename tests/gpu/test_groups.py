@@ -96,9 +96,16 @@ def kept(x: htile.Inner[2]):
     return largest, (x - largest)[..., None]
 
 
+@htile.rowwise
+def whole(x: htile.Inner[2], s: htile.Inner[1]):
+    """Reductions of all axes, and of one number a group that no group is reduced to."""
+    shared = x.float() * s[:, None]
+    return shared / shared.abs().sum(), s * 2, s.amax(), (s.abs()[:, None] > torch.arange(2)).all(-1)
+
+
 FUNCTIONS = (
     normalized, quantized, scaled, of_the_row, of_masks, of_pairs, of_halves, numbered, turned,
-    hidden, kept,
+    hidden, kept, whole,
 )  # fmt: skip
 
 
@@ -113,6 +120,7 @@ def arguments(f, m, groups, size, dtype=BF16, device="meta"):
         of_masks: (x, drawn(m, dtype=F32)),
         of_halves: (x, drawn(m, groups, size // 2)),
         hidden: (x, torch.arange(m, device=device) * 3),
+        whole: (x, drawn(m, groups, dtype=F32)),
         turned: (x, torch.arange(m, device=device) % 10 - 2, *drawn(2, 8, size // 2).unbind()),
     }.get(f, (x,))
 
@@ -158,7 +166,7 @@ def test_float64(f, m, groups, size, dtype, device):
     seed(m, groups, size)
     args = arguments(f, m, groups, size, dtype, device)
     result = run(f, *args)
-    if f in (of_the_row, of_halves):  # sums, which torch rounds otherwise
+    if f in (of_the_row, of_halves, whole):  # sums, which torch rounds otherwise
         exact = pytree.tree_leaves(oracle(f, *args))
         for found, right in zip(pytree.tree_leaves(result), exact, strict=True):
             close = dict(rtol=1e-5, atol=1e-5) if found.dtype is F32 else dict(rtol=8e-3, atol=1e-5)
