@@ -362,8 +362,16 @@ class _Placing:
             if len(stack) > 2:
                 raise Refine(stack[0], 1, columns=prod([axis.size for axis in stack[1:]]))
         pairs = [stack for stack in stacks if len(stack) == 2]
-        size = min([last.size for _, last in pairs])
+        sizes = sorted({last.size for _, last in pairs}, reverse=True)
+
+        def most_pieces(size: int) -> int:
+            """Longer axes would be cut into groups of this size, and shorter ones written out."""
+            return max([each // size if each >= size else each for each in sizes])
+
+        size = min(sizes, key=most_pieces)
         for _, last in pairs:
+            if last.size < size:
+                raise Refine(last, 1)
             if last.size % size == 0 and last.size > size:
                 raise self._shorter(last, size)
         outer, inner = (frozenset(axes) for axes in zip(*pairs, strict=True))

@@ -100,7 +100,8 @@ def kept(x: htile.Inner[2]):
 def whole(x: htile.Inner[2], s: htile.Inner[1]):
     """Reductions of all axes, and of one number a group that no group is reduced to."""
     shared = x.float() * s[:, None]
-    return shared / shared.abs().sum(), s * 2, s.amax(), (s.abs()[:, None] > torch.arange(2)).all(-1)
+    above = s.abs()[:, None] > torch.arange(2)
+    return shared / shared.abs().sum(), s * 2, s.amax(), above.all(-1)
 
 
 FUNCTIONS = (
