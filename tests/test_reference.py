@@ -111,6 +111,8 @@ UNARY = {
     Op.NEG: (torch.neg, (F32, I32, I64)),
     Op.ABS: (torch.abs, (F32, I32, I64)),
     Op.SIGN: (torch.sign, (F32, I32, I64)),
+    Op.FLOOR_LOG2: (lambda x: x.double().log2().floor().float(), (F32,)),
+    Op.CEIL_LOG2: (lambda x: x.double().log2().ceil().float(), (F32,)),
     Op.EXPONENT: (lambda x: torch.where(x.isfinite(), torch.frexp(x).exponent, 0), (F32,)),
     Op.NOT: (torch.bitwise_not, (BOOL, I32, I64)),
 }

@@ -93,10 +93,15 @@ def _unary(op: Op) -> Callable:
     return lambda input: node(op, input)
 
 
-def _rounding(op: Op) -> Callable:
+def _rounding(op: Op, of_log2: Op | None = None) -> Callable:
+    """of_log2: the operation for a logarithm to base 2, whose own rounding would show."""
+
     def function(input, *, decimals=0):
         if decimals:
             fail(UnsupportedError, "torch.round(decimals=...) is not supported; scale, then round")
+        made = input._builder[input._id]
+        if of_log2 is not None and made.op is Op.LOG2:
+            return node(of_log2, Tensor(input._builder, *made.inputs))
         return node(op, input) if input._value.dtype is FLOAT else input
 
     return function
@@ -136,8 +141,8 @@ formulas({
 formulas({
     "neg negative": ("-x.", _unary(Op.NEG)),
     "abs absolute": ("The magnitude.", _unary(Op.ABS)),
-    "floor": ("The next integer below.", _rounding(Op.FLOOR)),
-    "ceil": ("The next integer above.", _rounding(Op.CEIL)),
+    "floor": ("The next integer below.", _rounding(Op.FLOOR, Op.FLOOR_LOG2)),
+    "ceil": ("The next integer above.", _rounding(Op.CEIL, Op.CEIL_LOG2)),
     "round": ("The nearest integer, of two the even one.", _rounding(Op.ROUND)),
     "trunc fix": ("The next integer towards zero.", _rounding(Op.TRUNC)),
 }, numeric)  # fmt: skip

@@ -51,6 +51,9 @@ class Op(Enum):
     CEIL = "ceil"
     ROUND = "round"  # half to even, as torch.round
     TRUNC = "trunc"
+    # floor(log2(x)) and ceil(log2(x)), exact: a logarithm may be rounded to a whole number
+    FLOOR_LOG2 = "floor_log2"
+    CEIL_LOG2 = "ceil_log2"
     EXPONENT = "exponent"  # torch.frexp's, of float32 as int32; of 0, infinities and NaN it is 0
     UNIFORM = "uniform"  # of an unsigned word of 32 bits: the number between 0 and 1 in float32
     NOT = "not"  # of integers each bit
@@ -379,6 +382,7 @@ INFER: dict[Op, Rule] = {
     **dict.fromkeys(
         (Op.SQRT, Op.RSQRT, Op.EXP, Op.EXP2, Op.EXPM1, Op.LOG, Op.LOG2, Op.LOG10, Op.LOG1P, Op.SIN,
          Op.COS, Op.TANH, Op.SIGMOID, Op.ERF, Op.FLOOR, Op.CEIL, Op.ROUND, Op.TRUNC, Op.DIV,
+         Op.FLOOR_LOG2, Op.CEIL_LOG2,
          Op.POW), _of(_elementwise, *FLOATS)),
     **dict.fromkeys(
         (Op.NEG, Op.ABS, Op.SIGN, Op.ADD, Op.SUB, Op.MUL, Op.FLOORDIV, Op.MOD, Op.MAXIMUM,

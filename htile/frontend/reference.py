@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import ArgumentError
 from .dtypes import E8M0, FLOAT8, STORAGE
-from .graph import Graph, Node
+from .graph import Graph
 from .ops import COMPARISONS, MOVEMENTS, REDUCTIONS, SCANS, WIDE, Op
 from .philox import uniform_of, words
 
@@ -156,6 +156,14 @@ def _exponent(x: Tensor) -> Tensor:
     return torch.where(x.isfinite(), torch.frexp(x).exponent, 0)
 
 
+def _whole_log2(x: Tensor, is_ceil: bool) -> Tensor:
+    """The floor or the ceiling of log2(x), from the exponent."""
+    mantissa, exponent = torch.frexp(x)
+    whole = (exponent - 1 + ((mantissa > 0.5) & is_ceil)).to(x.dtype)
+    whole = torch.where(x < 1, -whole.abs(), whole)  # between 0.5 and 1 the ceiling is -0.0
+    return torch.where((x > 0) & x.isfinite(), whole, torch.log2(x))
+
+
 MOST = 1000  # of the exponents of powers of two that are float64, with what is far enough beyond
 
 
@@ -174,6 +182,8 @@ _FUNCTIONS: dict[Op, Function] = {
     **{op: getattr(torch, op.value) for op in _NAMESAKES},
     Op.EXP2: _apart(torch.exp2),
     Op.EXPONENT: _exponent,
+    Op.FLOOR_LOG2: partial(_whole_log2, is_ceil=False),
+    Op.CEIL_LOG2: partial(_whole_log2, is_ceil=True),
     Op.LDEXP: _ldexp,
     Op.POW: _apart(torch.pow),
     Op.SIGMOID: lambda x: torch.neg(x).exp_().add_(1).reciprocal_(),
@@ -331,9 +341,7 @@ def evaluate(
     """
     found = [t for t in tensors.values() if isinstance(t, Tensor)]
     device = max(found, key=Tensor.dim).device if found else "cpu"  # that of a row
-    logarithms = {node.id: x for node in graph if (x := logarithm_of(graph, node)) is not None}
-    reads = {node.id: {*node.inputs, logarithms.get(node.id)} - {None} for node in graph}
-    last_use = {i: id for id, read in reads.items() for i in read}
+    last_use = {i: node.id for node in graph for i in node.inputs}
     outputs = {out.id for out in graph.outputs}
     values: dict[int, Tensor] = {}
     count = len(lead)
@@ -357,8 +365,6 @@ def evaluate(
         elif node.op is Op.RESHAPE:
             value = values[node.inputs[0]]
             value = value.reshape((*value.shape[:count], *inner))
-        elif node.id in logarithms:
-            value = _whole_log2(values[logarithms[node.id]], node.op)
         elif node.op in REDUCTIONS:
             value = values[node.inputs[0]].movedim(node.arg or -1, -1)
             value = EVALUATE[node.op]((value,), node.arg, dtype).squeeze(-1)
@@ -376,7 +382,7 @@ def evaluate(
         if value.is_floating_point() and value.dtype is not dtype:
             value = value.to(dtype)  # sums, means and products are rounded once
         values[node.id] = value.expand((*value.shape[:count], *inner))
-        for i in reads[node.id] - outputs:
+        for i in set(node.inputs) - outputs:
             if last_use[i] == node.id:
                 del values[i]
     results = []
@@ -389,26 +395,6 @@ def evaluate(
         value = _aligned(value, count, len(out.inner))
         results.append(torch.empty(shape, dtype=stored, device=device).copy_(value))
     return pytree.tree_unflatten(results, graph.structure)
-
-
-def logarithm_of(graph: Graph, node: Node) -> int | None:
-    """x, if the node is the floor or the ceiling of log2(x).
-
-    It is found from the exponent of x, because a logarithm that is rounded to a whole number would
-    be its own floor.
-    """
-    if node.op not in (Op.FLOOR, Op.CEIL):
-        return None
-    (operand,) = graph.operands(node)
-    return operand.inputs[0] if operand.op is Op.LOG2 else None
-
-
-def _whole_log2(x: Tensor, op: Op) -> Tensor:
-    """The floor or the ceiling of log2(x)."""
-    mantissa, exponent = torch.frexp(x)
-    whole = (exponent - 1 + ((mantissa > 0.5) & (op is Op.CEIL))).to(x.dtype)
-    whole = torch.where(x < 1, -whole.abs(), whole)  # between 0.5 and 1 the ceiling is -0.0
-    return torch.where((x > 0) & x.isfinite(), whole, torch.log2(x))
 
 
 def _aligned(value: Tensor, count: int, rank: int) -> Tensor:

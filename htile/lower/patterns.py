@@ -11,7 +11,6 @@ import torch
 
 from ..frontend.graph import Builder, Graph, Node, Output
 from ..frontend.ops import COMPARISONS, Op
-from ..frontend.reference import logarithm_of
 from .precision import NEAR_OPS
 
 
@@ -28,7 +27,6 @@ class Function(Enum):
     FMA = "fma"  # a * b + c, of the factors of a product that nobody else reads
     FMS = "fms"  # a * b - c
     FNMA = "fnma"  # c - a * b
-    LOG2 = "of log2"  # the floor or ceiling of a logarithm, which the bits of its operand have
     COLUMNS = "of columns"  # the column's number beside what a row has once: one instruction
     FACTORS = "factors"  # a product that a sum over the row alone reads, and adds by fma
 
@@ -49,8 +47,6 @@ def choose_function(
     """
     if _compares_columns(graph, node, in_loops):
         return Function.COLUMNS, node.inputs[1:]
-    if (x := logarithm_of(graph, node)) is not None:
-        return Function.LOG2, (x,)
     if _is_exponential(graph, node):
         return Function.BOUNDED, node.inputs
     if _is_part_of_sum(graph, node):
