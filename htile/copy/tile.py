@@ -236,8 +236,10 @@ class RowTile(Static):
         """Store the one element that each group of columns has into this row of mO.
 
         mO: (M, (size, count)), of which all columns of a group are one element. The thread with the
-            group's first column stores it.
+            group's first column stores it, once all lanes of the warp are here: they may have read
+            what it overwrites.
         """
+        cute.arch.sync_warp()
         # Chunks have whole groups, so a thread that is the first of one is so in every chunk.
         is_first = Boolean(self.tXcX[0][1] % mO.shape[1][0] == 0)
         if const_expr(self.row_in_bounds is not True):
