@@ -99,8 +99,16 @@ class View:
         step = sum(each * size for each, size in zip(steps, flat, strict=True))
         count, far = self.groups or (n, steps)
         jump = sum(each * size for each, size in zip(far, flat, strict=True))
-        places = {first + k // count * jump + k % count * step for k in range(n)}
-        return {place + k for place in places for k in range(self.width)}
+        starts = (first + k * jump for k in range(n // count))
+        groups = [range(s, s + (count - 1) * step + 1, step) if step else (s,) for s in starts]
+        return {place + k for group in groups for place in group for k in range(self.width)}
+
+    def count(self, n: int) -> int:
+        """How many elements of the tensor the n columns have: fewer where groups repeat them."""
+        if self.groups is None:
+            return n
+        size, far = self.groups
+        return n // size if self.is_of_groups else n if any(far) else size
 
     def elements(self, n: int) -> str:
         """`[0, 128:256]`, for a piece of n columns; `[0:32, 0:128]` for one in groups."""
@@ -170,17 +178,10 @@ def tensor_dtype(piece: Input | Output) -> torch.dtype:
 
 
 def memory_of(piece: Input | Output, n: int) -> int:
-    """The bytes of a row of n columns that a piece has in memory, or of its one number.
-
-    Where groups repeat elements, those count once.
-    """
+    """The bytes that a piece has in memory: of a row of n columns, or of its one number."""
     is_row = piece.is_row if isinstance(piece, Output) else piece.role is not Role.PER_ROW
-    size, far = (piece.view.groups if piece.view is not None else None) or (n, None)
-    if far is not None and piece.view.is_of_groups:
-        n //= size
-    elif far is not None and not any(far):
-        n = size
-    return (n if is_row else 1) * piece.dtype.itemsize
+    count = n if piece.view is None else piece.view.count(n)
+    return (count if is_row else 1) * piece.dtype.itemsize
 
 
 @dataclass(frozen=True, eq=False)

@@ -56,8 +56,7 @@ class _Building:
         self.leaves: dict[object, int] = {}
 
     def result(self, pieces: list[list[tuple[int, Wanted]]]) -> Graph:
-        graph, n = self.graph, self.n
-        new = Builder(graph.name, n)
+        graph, n, new = self.graph, self.n, Builder(self.graph.name, self.n)
         ids: dict[int, int] = {}
         leaves = [k for k, each in enumerate(self.nodes) if each.op is Op.INPUT]
         order = {i.id: place for place, i in enumerate(graph.inputs)}
@@ -142,25 +141,24 @@ class _Building:
     def _index(self, new: Builder, each: Placed) -> int:
         """start + step * the number of the column, or of the group and of the column in it."""
         (index,), loc = each.view, each.of.loc
+        if not index.steps:
+            return self._number(new, index.start, loc)
         if self.groups is None:
             near, far, size = sum([step for _, step in index.steps]), 0, self.n
         else:
             (near, far), size = self.groups.steps(index), self.groups.size
-        parts = []
-        if far and far != near * size:
+        if self.groups is None or far == near * size:  # groups follow each other
+            parts = [(new.add_index(self.n), near)]
+        else:
             shift = size.bit_length() - 1
-            parts.append((self._column(new, Op.RSHIFT, shift, loc), far))
-        if near:
-            is_flat = far in (0, near * size) and (far or self.groups is None)
-            column = new.add_index(self.n)
-            parts.append((column if is_flat else self._column(new, Op.AND, size - 1, loc), near))
+            of_group = [(self._column(new, Op.RSHIFT, shift, loc), far)] if far else []
+            in_group = [(self._column(new, Op.AND, size - 1, loc), near)] if near else []
+            parts = of_group + in_group
         found = None
         for part, step in parts:
             if step > 1:
                 part = new.add(Op.MUL, (part, self._number(new, step, loc)), loc=loc)
             found = part if found is None else new.add(Op.ADD, (found, part), loc=loc)
-        if found is None:
-            return self._number(new, index.start, loc)
         if index.start:
             found = new.add(Op.ADD, (found, self._number(new, index.start, loc)), loc=loc)
         return found

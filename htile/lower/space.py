@@ -63,7 +63,7 @@ def place(graph: Graph, in_groups: bool = True) -> Graph:
     """
     if _is_placed(graph):
         return graph
-    if in_groups:
+    if in_groups:  # what is refused in groups too is told by the pass without them
         with suppress(Ungrouped, UnsupportedError):
             return _Placing(graph, in_groups).result()
     return _Placing(graph, in_groups=False).result()
@@ -244,13 +244,10 @@ class _Placing:
             return self._computed(Op.MUL, (operand, number), None, node)
         if node.op is not Op.PROD:
             return operand
-        found = None
-        while count:  # by squaring
-            if count % 2:
-                both = found, operand
-                found = operand if found is None else self._computed(Op.MUL, both, None, node)
-            operand = self._computed(Op.MUL, (operand, operand), None, node)
-            count //= 2
+        found = operand
+        for digit in f"{count:b}"[1:]:  # by squaring, and by a product where the digit is 1
+            for factor in (found, operand) if digit == "1" else (found,):
+                found = self._computed(Op.MUL, (found, factor), None, node)
         return found
 
     def _scanned(self, node: Node, wanted: Wanted) -> int:
@@ -275,7 +272,7 @@ class _Placing:
                 found = self._computed(COMBINE[total], (before, found), None, node)
             return found
         along, step = max(index.steps, key=lambda each: each[1])
-        if len(index.steps) > 1 and self.in_groups:
+        if self.in_groups and axes_of(wanted) != (along,):
             raise Ungrouped
         if len(index.steps) > 1:
             raise Refine(along, 1)
@@ -287,8 +284,6 @@ class _Placing:
             )
         if index.start % along.size:
             raise Refine(along, gcd(index.start, along.size))
-        if self.in_groups and axes_of(wanted) != (along,):
-            raise Ungrouped
         found = self._spread(operand, wanted, along, node)
         axes = self.nodes[found].axes
         found = self._add(Placed(node.op, (found,), None, axes, node, (), (along,)))

@@ -305,12 +305,11 @@ class Work:
     @cached_property
     def bytes_per_row(self) -> tuple[int, int]:
         """Bytes read and written for one row, without the columns that all rows share."""
-        n, rows = self.graph.n, [self.source(node) for node in self.lookups]
-        rows += [i for i in self.graph.inputs if i.role is Role.ROW]
-        of_row = [i for i in self.graph.inputs if i.role is Role.PER_ROW]
-        found = (rows, of_row, self.graph.outputs)
-        rows, of_row, written = ([memory_of(each, n) for each in pieces] for pieces in found)
-        return sum(rows) + sum(of_row), sum(written)
+        read = [i for i in self.graph.inputs if i.role in (Role.ROW, Role.PER_ROW)]
+        read += [self.source(node) for node in self.lookups]
+        sizes = ([memory_of(each, self.graph.n) for each in pieces]
+                 for pieces in (read, self.graph.outputs))  # fmt: skip
+        return tuple(map(sum, sizes))
 
     @cached_property
     def bytes_read_again(self) -> int:
