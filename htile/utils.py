@@ -5,6 +5,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int8, Int32, Int64, Numeric
 
+WARP = 32  # lanes
+
 
 class Static:
     """An object that the body of a dynamic `if` or `for` may use.

@@ -12,9 +12,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Numeric
 from cutlass._mlir.dialects import llvm
 
+from htile.compute.exponents import MAGNITUDE
 from htile.compute.operands import Operand, Vector, lift, make_vector
-
-_MAGNITUDE = 0x7FFFFFFF  # the bits of a float that are not its sign
 
 
 def key(x: Operand, index: Operand, smaller: bool = False) -> Vector | Numeric:
@@ -52,7 +51,7 @@ def _turned(bits: Int32) -> Int32:
 
     Of negative floats the one with larger bits is less.
     """
-    return bits ^ ((bits >> 31) & _MAGNITUDE)
+    return bits ^ ((bits >> 31) & MAGNITUDE)
 
 
 def key_index(keys: Operand, smaller: bool = False) -> Vector | Numeric:

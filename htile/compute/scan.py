@@ -18,9 +18,7 @@ from cutlass import Float32, Int32, Int64, Numeric
 from htile.compute.exchange import exchange, from_word, slots_of, to_word
 from htile.compute.operands import Vector, make_vector, select
 from htile.compute.reduce import ADD, MUL, combine, identity, warp_reduce
-from htile.utils import Static
-
-WARP = 32  # lanes
+from htile.utils import WARP, Static
 
 
 def lane_scan(value: Numeric, op: cute.ReductionOp, lane: Int32, lanes: int) -> Numeric:

@@ -27,12 +27,11 @@ from cutlass._mlir.dialects import llvm
 
 from htile.compute.operands import select
 from htile.copy.vector import vector_copy
-from htile.utils import Static, as_bytes, element_bits
+from htile.utils import WARP, Static, as_bytes, element_bits
 
 if TYPE_CHECKING:
     from htile.copy.tile import RowTile
 
-WARP = 32  # lanes
 WORDS = 4  # of 4 bytes, in a piece of 16 bytes
 
 

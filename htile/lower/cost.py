@@ -25,9 +25,9 @@ from ..build.arch import MAX_REGISTERS
 from ..frontend.graph import Input, Output
 from .plan import Numerics, Plan
 from .steps import Home
+from .vectors import WARP
 from .work import SCAN_COSTS, SHIFTED_LOAD
 
-WARP = 32  # threads
 LINE = 128  # bytes of memory that a multiprocessor accesses at a time
 MOST_THREADS, MOST_BLOCKS = 2048, 32  # of a multiprocessor
 

@@ -27,6 +27,13 @@ STARTS = {MEAN: "mean_sum", SOFTMAX: "softmax_pair", MOMENTS: "welford_triple"}
 
 Header = tuple[str, list[str], str]  # a call that opens a block or a body: head, arguments, tail
 
+# What elements of these dtypes are converted to as soon as they are loaded. Those of bool and uint8
+# are of Int8 where they come from a view.
+CONVERTED = {
+    torch.bfloat16: "Float32", torch.float16: "Float32", torch.bool: "Boolean",
+    torch.uint8: "Uint8",
+}  # fmt: skip
+
 
 def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT) -> list[str]:
     """The lines of a step; `ctx` is the name of the context whose elements it works on."""
@@ -80,13 +87,9 @@ def assign(
 ) -> list[str]:
     """An input, or the node `id` that is an element of it, as the kernel computes with it."""
     start = f"{indent}{names.values[i.id if id is None else id]} = "
-    if i.dtype in (torch.bool, torch.uint8):  # a view of either has elements of Int8
-        return wrapped_call(
-            f"{start}math.convert(", [expression, CUTLASS_TYPES[i.dtype]], ")"
-        )
-    if i.dtype in (torch.bfloat16, torch.float16):
-        return wrapped_call(f"{start}math.convert(", [expression, "Float32"], ")")
-    return [start + expression]
+    if i.dtype not in CONVERTED:
+        return [start + expression]
+    return wrapped_call(f"{start}math.convert(", [expression, CONVERTED[i.dtype]], ")")
 
 
 def reduced(names: Names, id: int) -> str:
