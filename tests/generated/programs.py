@@ -685,7 +685,10 @@ class Writer:
         if a is None:
             return None
         lo, hi = a.lo * self.n, a.hi * self.n
-        text = f"{a.name}.sum({arguments})"
+        return self._added(f"{a.name}.sum({arguments})", a, lo, hi, shape)
+
+    def _added(self, text, a, lo, hi, shape):
+        """What adds up to all elements of a row `a`, and is from lo to hi."""
         if not a.floating:
             return self.put(text, [a], I64, lo, hi, 1.0, shape=shape)
         size = max(abs(lo), abs(hi))
@@ -710,18 +713,7 @@ class Writer:
             return None
         lo, hi = min(a.lo, a.lo * self.n), max(a.hi, a.hi * self.n)
         text = self.one_of((f"{a.name}.cumsum({dim})", f"torch.cumsum({a.name}, {dim})"))
-        if not a.floating:
-            return self.put(text, [a], I64, lo, hi, 1.0, shape=ROW)
-        size = max(abs(lo), abs(hi))
-        exact = a.step and not a.err and size <= a.step * 2 ** BITS[a.dtype]
-        if not exact and not a.wide:
-            return None
-        if not exact and size > 64:  # to be of a size with other values
-            text, k = f"{text} * {2.0 ** -math.ceil(math.log2(self.n))!r}", self.n
-            lo, hi, size = lo / k, hi / k, size / k
-            return self.put(text, [a], a.dtype, lo, hi, err=a.err + 2 * size, shape=ROW)
-        err = 0.0 if exact else a.err * self.n + size
-        return self.put(text, [a], a.dtype, lo, hi, a.step, err, ROW)
+        return self._added(text, a, lo, hi, ROW)
 
     def _mean(self, arguments, shape):
         a = self._row(lambda v: v.wide)
