@@ -1,6 +1,8 @@
 """Small helpers of the primitives: views of tensors, fake tensors for compiling ahead of time, and
 words of bits, with the store into the shared memory of another CTA of the cluster."""
 
+import math
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int8, Int32, Int64, Numeric
@@ -120,7 +122,7 @@ def table_of(
 
 
 def as_rows(
-    tensor: cute.Tensor, lead: tuple | None = None, own: tuple | None = None
+    tensor: cute.Tensor, lead: tuple | None = None, own: tuple | None = None, flat: bool = False
 ) -> cute.Tensor:
     """View (l0, ..., lk, N) as ((lk, ..., l0), N): one number counts the rows.
 
@@ -128,27 +130,34 @@ def as_rows(
     own: for each dimension of `lead`, whether the tensor has it. True: it has the whole dimension.
         False: it has size 1 there, and the rows repeat it. None: it lacks the dimension, and the
         rows repeat it.
+    flat: whether all rows are equally far apart. Then it is (lk * ... * l0, N), and no thread has
+        to divide the number of its row.
     """
-    shape, stride = _collapse(tensor.shape[:-1], tensor.stride[:-1], lead, own)
+    shape, stride = _collapse(tensor.shape[:-1], tensor.stride[:-1], lead, own, flat)
     layout = cute.make_layout((shape, tensor.shape[-1]), stride=(stride, tensor.stride[-1]))
     return cute.make_tensor(tensor.iterator, layout)
 
 
 def as_row_values(
-    tensor: cute.Tensor, inner: int = 0, lead: tuple | None = None, own: tuple | None = None
-) -> cute.Tensor:
+    tensor: cute.Tensor, inner: int = 0, lead: tuple | None = None, own: tuple | None = None,
+    flat: bool = False,
+) -> cute.Tensor:  # fmt: skip
     """View (l0, ..., lk) as ((lk, ..., l0),): one value for each row of `as_rows`.
 
     inner: how many dimensions of size 1 follow the leading ones.
-    lead, own: as for `as_rows`.
+    lead, own, flat: as for `as_rows`.
     """
     rank = len(tensor.shape) - inner
-    shape, stride = _collapse(tensor.shape[:rank], tensor.stride[:rank], lead, own)
+    shape, stride = _collapse(tensor.shape[:rank], tensor.stride[:rank], lead, own, flat)
     return cute.make_tensor(tensor.iterator, cute.make_layout((shape,), stride=(stride,)))
 
 
-def _collapse(shape: tuple, stride: tuple, lead: tuple | None, own: tuple | None) -> tuple:
+def _collapse(
+    shape: tuple, stride: tuple, lead: tuple | None, own: tuple | None, flat: bool
+) -> tuple:
     """The shape and the stride of the one mode that counts the rows."""
+    if flat:
+        return math.prod(shape), stride[-1]
     modes = list(zip(shape, stride, strict=True))
     if lead is not None:
         has = iter(modes)

@@ -111,6 +111,23 @@ def test_a_shortcut_of_fixed_sizes_goes_after_some_others(gpu):
     assert len(gpu.long) == 1 and len(many._returning) == 1
 
 
+def test_rows_that_lie_otherwise_have_another_kernel(gpu):
+    """A kernel for rows that are equally far apart must not be given others."""
+    wide, crossed = torch.randn(2, 3, 128)[..., :64], torch.randn(3, 2, 64).transpose(0, 1)
+    every_second = torch.randn(4, 3, 64)[::2]
+    for first in (torch.randn(2, 3, 64), wide):
+        plain._forget()
+        gpu.long.clear()
+        plain(first)
+        equally = wide, torch.randn(5, 7, 256)[..., 64:128], torch.randn(1, 3, 64)
+        for x in (first, *equally[: 3 * (first is wide)], torch.randn(7, 1, 64)):
+            assert plain(x) is gpu.calls[-1][1] and gpu.calls[-1][0] is x and len(gpu.long) == 1
+        for k, x in enumerate((crossed, every_second, torch.randn(1, 3, 64).expand(2, 3, 64))):
+            assert plain(x) == "the long way" and len(gpu.long) == k + 2
+            assert plain(x) is gpu.calls[-1][1] and len(gpu.long) == k + 2  # of just these sizes
+        assert plain(first) is gpu.calls[-1][1] and len(gpu.long) == 4
+
+
 def test_structures_keywords_and_defaults(gpu):
     x, w = torch.randn(2, 3, 64), torch.nn.Parameter(torch.rand(64), requires_grad=False)
     many(x, w)

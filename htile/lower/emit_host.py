@@ -105,6 +105,7 @@ def _collapse(plan: Plan, names: Names, argument: Input | Output) -> list[str]:
     name = names.tensors[argument]
     args = [name] if is_row else [name, str(len(inner))]
     args += [] if own is None else ["lead", tuple_of(map(str, own))]
+    args += ["flat=True"] if plan.target.flat else []
     verb = "as_rows" if is_row else "as_row_values"
     return [f"    {name} = {verb}({', '.join(args)})"]
 

@@ -46,6 +46,7 @@ class Target:
     align: 16, 8, 4, 2 or 1. Pointers and row strides of all row operands are multiples of so many
         bytes. It is 16 as well where each operand is as aligned as its own vectors are long.
     lead: how many leading dimensions the rows have.
+    flat: whether the rows of every tensor are equally far apart, over all leading dimensions.
     broadcast: inputs that repeat over rows. For each leading dimension it says whether the input
         has it: True, False (of size 1) or None (missing).
     aliases: outputs that are the same memory as an input, as (output name, input name).
@@ -58,6 +59,7 @@ class Target:
     align: int = 16
     fastmath: bool = False
     lead: int = 1
+    flat: bool = False
     broadcast: tuple[tuple[str, tuple[bool | None, ...]], ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
     rows: int = 1

@@ -24,6 +24,7 @@ from .operands import (
     WIDEST_ACCESS,
     alignment,
     as_copied,
+    is_flat,
     needs_copy,
     own_dimensions,
     splits_bundles,
@@ -96,6 +97,25 @@ class Request:
             or splits_bundles([i for i in inputs if i.name == name], tensor)
         )
 
+    @cached_property
+    def is_flat(self) -> bool:
+        """Whether there are several leading dimensions, and all tensors' rows are as those of one.
+
+        Results that are allocated here are contiguous.
+        """
+        lead = len(self.call.lead)
+        if lead < 2:
+            return False
+        of_rows = [
+            (name, tensor) for name, tensor in self.tensors.items()
+            if self.specs[name].role in (Role.ROW, Role.PER_ROW)
+        ]  # fmt: skip
+        return all(is_flat(out, lead) for out in self.outs) and all(
+            own_dimensions(self.specs[name], tensor, self.call.lead) is None
+            and (name in self.copied or is_flat(tensor, lead))
+            for name, tensor in of_rows
+        )
+
     def target(self, arch: Arch) -> Target:
         """What plans are made for."""
         graph, specs = self.specialization.graph, self.specs
@@ -114,6 +134,7 @@ class Request:
             align=alignment(graph, vectors),
             fastmath=self.fastmath,
             lead=len(self.call.lead),
+            flat=self.is_flat,
             broadcast=tuple((n, own) for n, own in repeated.items() if own is not None),
             aliases=tuple((results[k], name) for k, name in self.aliases),
             rows=rows_like(self.rows)[0],

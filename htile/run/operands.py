@@ -172,6 +172,22 @@ def own_dimensions(spec: Spec, tensor: torch.Tensor, lead: tuple) -> tuple[bool 
     return None if all(own) else own
 
 
+def is_flat(tensor: torch.Tensor, lead: int) -> bool:
+    """Whether the rows of a tensor with so many leading dimensions are equally far apart.
+
+    Of dimensions of size 1 the stride does not count, but for the last one's: it is the distance
+    that the kernel takes.
+    """
+    *sizes, size = tensor.shape[:lead]
+    *strides, step = tensor.stride()[:lead]
+    apart = step * size
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if size > 1 and stride != apart:
+            return False
+        apart *= size
+    return True
+
+
 def alignment(graph: Graph, pieces: list[tuple[torch.Tensor | None, Input | Output]]) -> int:
     """The alignment class in bytes: 16 if every vector is as aligned as it is long, else the least.
 

@@ -199,7 +199,8 @@ class Rowwise:
     def _add_shortcuts(self, request: Request, launch: Launch, watched: tuple) -> None:
         """Add shortcuts for calls like this one, unless the function has enough of them.
 
-        Each call adds one for any number of rows. The first call that writes to just these
+        Each call adds one for any number of rows, unless its kernel takes rows that lie anyhow, and
+        so calls that have a faster kernel. The first call that writes to just these
         arguments (or to none) adds one for its own sizes, which is removed after some calls
         of other sizes.
         """
@@ -214,7 +215,8 @@ class Rowwise:
             if next(misses) >= MAX_MISSES and of_any_size:
                 self._set_shortcuts(name, (), of_this_size)
 
-        of_any_size, of_this_size = make(), None
+        is_faster = len(request.call.lead) < 2 or request.is_flat
+        of_any_size, of_this_size = make() if is_faster else None, None
         is_new = not any(each.in_place == request.in_place for each in known)
         if request.call.lead and (is_new or of_any_size is None):
             of_this_size = make(missed)

@@ -176,9 +176,10 @@ class _Writer:
         yield "_ad._current_level < 0"
         if any(tensor.requires_grad for tensor in self.guarded.values()):
             yield "not _grad()"
-        for name in self.guarded if self.written else ():
-            if len(self.changing[name]) > 1:
-                yield f"{name}.is_contiguous()"
+        for name, sizes in self.changing.items():
+            if len(sizes) > 1 and (self.written or self.first.is_flat):
+                is_plain = self.written or self.guarded[name].is_contiguous()
+                yield f"{name}.is_contiguous()" if is_plain else _is_flat(name, len(sizes))
 
     def _strides(self, name: str) -> list[int | None]:
         """The strides that a tensor must have; None where any will do.
@@ -188,6 +189,8 @@ class _Writer:
         numbers of rows, a result must not overlap itself, either.
         """
         tensor, shape = self.guarded[name], self.shapes[name]
+        if self.is_fixed and len(self.sizes) > 1:  # they tell which rows are equally far apart
+            return [*tensor.stride()]
         if not self.written or len(self.changing[name]) > 1:
             if self.written and not tensor.is_contiguous():
                 raise _NotTold
@@ -352,6 +355,15 @@ class _Writer:
         name = f"<htile shortcut of {signature.name}>"
         exec(compile("\n".join(text), name, "exec"), self.captures.fn.__globals__, made)
         return made["_make"](**self.scope)
+
+
+def _is_flat(name: str, lead: int) -> str:
+    """The test that a tensor's rows are equally far apart, as text; see `operands.is_flat`."""
+    tests, apart = [], f"{name}.stride({lead - 1}) * {name}.shape[{lead - 1}]"
+    for k in range(lead - 2, -1, -1):
+        tests.append(f"({name}.shape[{k}] == 1 or {name}.stride({k}) == {apart})")
+        apart += f" * {name}.shape[{k}]"
+    return " and ".join(tests)
 
 
 def _tuple(texts: list[str]) -> str:

@@ -111,6 +111,19 @@ def test_layout(device, layout, dtype, n):
     assert torch.equal(x, before)
 
 
+def test_calls_of_all_layouts_in_turn(device):
+    """None is given the kernel of another one that was called before."""
+    seed("turns")
+    xs = [layout(N, BF16, "cuda") for layout in LAYOUTS.values()]
+    xs += [x.clone() for x in xs] + [x[:1] for x in xs if x.ndim > 2]
+    expected = [softmax(x.reshape(-1, N).contiguous()).view(x.shape) for x in xs]
+    for _ in range(3):
+        for x, y in zip(xs, expected, strict=True):
+            assert_same_bits(softmax(x), y)
+            out = torch.empty_like(y)
+            assert_same_bits(softmax(x, out=out), y)
+
+
 def test_addresses_are_what_their_names_say():
     for by in (16, 8, 4, 2):
         address = LAYOUTS[f"{by} bytes"](N, BF16, "cpu").data_ptr()

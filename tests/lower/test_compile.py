@@ -24,6 +24,7 @@ from htile.errors import CompileError
 from htile.lower.plan import Target
 from tests.digests.cells import Cell
 from tests.lower.cases import ARCH, BF16, EXAMPLES, F16, F32, example_kernel, kernel_of, rows
+from tests.primitives.device_code import machine_instructions
 
 REPO = Path(__file__).parents[2]
 # Bytes that one thread block may use, as the CUDA C++ Programming Guide has it, in KiB.
@@ -125,6 +126,19 @@ def test_a_streamed_row_takes_one_exponential_an_element_and_one_a_chunk(name, l
     exponentials = 8 * (8 + 1) + 1 + 4 + 8 * 8 if loops == 2 else 0
     assert len(re.findall(r"ex2\.approx\.ftz\.f32", ptx)) == exponentials
     assert "div.rn" not in ptx
+
+
+def test_leading_dimensions_cost_nothing_where_rows_are_equally_far_apart():
+    def instructions(x):
+        kernel = EXAMPLES["softmax"][0].inspect(x, arch="sm_90a")
+        return machine_instructions(kernel.artifact.cubin)
+
+    x = torch.empty(64, 8, 8, 3 * 128, dtype=BF16, device="meta")
+    one = instructions(x.view(-1, 384)[:, :128])
+    equally = x[..., 128:256], x[:1, ..., :128], x[:, :1, :, :128].contiguous(), x[0, ..., :128]
+    assert [instructions(each) for each in equally] == [one] * 4
+    apart = x.transpose(0, 1)[..., :128], x[::2, ..., :128].transpose(1, 2), x[:, ::2, :, :128]
+    assert min(instructions(each) for each in apart) > one + 20
 
 
 def test_registers_are_not_spilled_for_thread_blocks():
