@@ -38,7 +38,13 @@ def many(x, weight, residual=None, *, eps: float = 1e-6, flag=True, type="a"):
     return {"y": y.half(), "top": y.amax(-1, keepdim=True), "sum": y.sum()}
 
 
-FUNCTIONS = plain, many, softmax, rmsnorm
+@htile.rowwise
+def chosen(x, unread: htile.PerRow, ends: htile.Static = (1, 2.0), share: htile.Static = 0.5):
+    """What is read of `ends` and `share` is in the kernel; a tensor is not read at all."""
+    return x * share + ends[0] * ends[1]
+
+
+FUNCTIONS = plain, many, chosen, softmax, rmsnorm
 
 
 class Subclass(torch.Tensor):
@@ -143,6 +149,27 @@ def test_structures_keywords_and_defaults(gpu):
         }
         assert kwargs.get("eps", 1e-6) in [a for a in gpu.calls[-1] if isinstance(a, float)]
         assert all(map(torch.Tensor.is_set_to, result.values(), gpu.calls[-1][-3:]))
+
+
+def test_static_values_of_any_kind_and_tensors_that_are_not_read(gpu):
+    for ends in ((1, 2.0), (1, 2), (True, 2.0), (0.0, 1), (-0.0, 1), ((1, 2.0)[0], 3)):
+        chosen._forget()
+        for share in (0.5, -0.0, 0.0):
+            gpu.long.clear()
+            for m in (4, 4, 5, 1):
+                x, unread = torch.randn(m, 64), torch.randn(m)
+                y = chosen(x, unread, ends, share=share)
+                assert len(gpu.long) == 1 and (m == 4 or y is gpu.calls[-1][-1])
+                assert all(t is not unread for call in gpu.calls for t in call)
+    for ends, share in (((1, 2.0), 0.5), ([1, 2.0], 0.5), ((1.0, 2.0), 0.5), ((0.0, 1), 0.0)):
+        gpu.long.clear()
+        with contextlib.suppress(htile.HTileError):  # a list may not be static
+            chosen(x, unread, ends, share)
+        assert len(gpu.long) == 1
+    gpu.long.clear()
+    with pytest.raises(htile.ShapeError):
+        chosen(torch.randn(4, 64), torch.randn(3), ((1, 2.0)[0], 3), 0.0)
+    assert len(gpu.long) == 1
 
 
 X = torch.randn(4, 64)

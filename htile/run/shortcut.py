@@ -21,7 +21,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
-from ..frontend.captures import Captures
+from ..frontend.captures import Captures, freeze
 from ..frontend.graph import Role
 from ..frontend.roles import Static
 from ..lower.plan import rows_like
@@ -112,7 +112,7 @@ class _Writer:
         lead, rows = first.call.lead, [s for s in first.call.specs if s.role is Role.ROW]
         whole = (s.name for s in rows if self.tensors[s.name].shape == (*lead, *s.inner))
         self.like = next(whole, None)
-        if self.like is None or not self.tensors.keys() <= {*self.graph.arguments}:
+        if self.like is None:
             raise _NotTold
         self.sizes = [str(n) if self.is_fixed else f"_m{k}" for k, n in enumerate(lead)]
         self.miss = ["    _missed()", *MISS] if self.is_fixed else MISS
@@ -156,13 +156,16 @@ class _Writer:
                 continue
             if type(value) is float and kind is not Static:
                 yield f"_type({name}) is _float"
-            elif value is None or (isinstance(value, bool) and kind in (None, Static)):
+            elif value is not None and kind not in (None, Static):  # an integer for a float
+                raise _NotTold
+            elif value is None or isinstance(value, bool):
                 yield f"{name} is {value}"
-            elif isinstance(value, int | str | torch.dtype) and kind in (None, Static):
+            elif isinstance(value, int | str | torch.dtype):
                 self.scope |= {f"_static{k}": value, f"_type{k}": type(value)}
                 yield f"_type({name}) is _type{k} and {name} == _static{k}"
             else:
-                raise _NotTold
+                self.scope |= {"_freeze": freeze, f"_static{k}": freeze(value)}
+                yield f"_freeze({name}) == _static{k}"
 
     def _same_tensors(self) -> Iterator[str]:
         """What must hold of the tensors, of gradients and of transforms."""
@@ -230,6 +233,12 @@ class _Writer:
             sizes = [*self.sizes, *map(str, output.inner)]
             shape = "_shape" if output.inner == like else _tuple(sizes)
             wrong += [f"{name}.shape != {shape}"] if name != self.like else []
+        for name in self.tensors:
+            if name in self.graph.arguments:  # the host function compares its sizes
+                continue
+            own = self.guarded[name].ndim - len(self.first.specs[name].inner)
+            wrong += [f"{name}.shape[{k}] != {self.sizes[k - own]}"
+                      for k, size in enumerate(self.shapes[name]) if size is None]  # fmt: skip
         return [*lines, f"if {' or '.join(wrong)}:", *self.miss]
 
     def _allocated(self) -> list[str]:
