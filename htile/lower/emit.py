@@ -176,16 +176,24 @@ def _steps(plan: Plan, names: Names) -> list[str]:
     lines: list[str] = []
     in_loops, first = plan.numerics.in_loops, len(names.opening)
     early = plan.work.early
-    while plan.steps[first] in early or isinstance(plan.steps[first], Fence):
-        if isinstance(plan.steps[first], Fence) or not _looks_up_early(plan):
-            lines += [] if lines else [""]
-            lines += print_step(names, plan.steps[first])
-        first += 1
     stage, is_open, is_prefetched = 0, False, False
+
+    def start(k: int) -> list[str]:
+        """Lines that start to load what the first loop after the k-th step reads."""
+        return prefetch(names, next(j for j in sorted(names.prefetched) if j > k))
+
+    while plan.steps[first] in early or isinstance(plan.steps[first], Fence | Prefetch):
+        step = plan.steps[first]
+        if isinstance(step, Prefetch):
+            lines += ["", *start(first)]
+            is_prefetched = True
+        elif isinstance(step, Fence) or not _looks_up_early(plan):
+            lines += [] if lines else [""]
+            lines += print_step(names, step)
+        first += 1
     for k, step in enumerate(plan.steps[first:], first):
         if isinstance(step, Prefetch):
-            following = next(j for j in sorted(names.prefetched) if j > k)
-            lines += prefetch(names, following)
+            lines += start(k)
             is_prefetched = True
             continue
         if isinstance(step, ChunkLoop) or not is_open:

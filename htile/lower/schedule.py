@@ -42,6 +42,8 @@ def list_steps(
     first = [load for load in loads if load.input.id in read]  # they tell where rows end
     steps: list[Step] = [*first, *work.ends, *(load for load in loads if load not in first)]
     early = work.early if held else work.early_in_loops
+    if early and prefetched and not held:  # they wait for an index that is loaded
+        steps += [Prefetch(reads) for sweep in sweeps.loops[:1] if (reads := sweep.reads(rows))]
     steps += early
     if in_place and any(work.graph[step.id].op is Op.TAKE for step in early):
         steps.append(Fence())  # tables are no memory of results
