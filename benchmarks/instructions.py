@@ -83,7 +83,8 @@ def of_element(
     args = [torch.empty(64, N, device="meta", dtype=dtype) for _ in range(inputs)]
     counts = []
     for threads in (N // 16, N // 8):
-        plan = {"threads_per_row": threads, "num_threads": threads, "loader": "direct"}
+        plan = {"threads_per_row": threads, "num_threads": threads, "form": "held", "cluster_n": 1}
+        plan["loader"] = "direct"
         kernel = htile.rowwise(function).with_plan(**plan).inspect(*args, arch=arch)
         counts.append(counted(kernel.cubin))
     (many, special), (few, less) = counts

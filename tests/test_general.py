@@ -319,6 +319,8 @@ def test_instructions_are_counted_for_an_element():
     assert two[0] - one[0] == 1 and one[1] == two[1] == 0
     count, special = instructions.of_element(lambda x: torch.exp(x), 1)
     assert special == 1 and 6 <= count - one[0] <= 9
+    long, _ = instructions.of_element(lambda x: torch.log(x), 1)  # the default plan is in loops
+    assert 15 <= long - one[0] <= 30
     assert {*instructions.ONE} & {*instructions.TWO} == set()
 
 

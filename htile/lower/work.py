@@ -47,11 +47,11 @@ LOAD_ORDER = (Role.ROW, Role.COLUMN, Role.PER_ROW, Role.DEVICE_SCALAR)  # of wha
 OP_COSTS = {
     Op.SQRT: (15, 1), Op.RSQRT: (4, 1), Op.EXP: (8, 1), Op.EXP2: (4, 1), Op.EXPM1: (23, 0),
     Op.LOG: (24, 0), Op.LOG2: (26, 0), Op.LOG10: (25, 0), Op.LOG1P: (26, 0), Op.SIN: (24, 0),
-    Op.COS: (24, 0), Op.TANH: (15, 2), Op.SIGMOID: (10, 2), Op.ERF: (20, 1), Op.DIV: (16, 1),
+    Op.COS: (24, 0), Op.TANH: (15, 2), Op.SIGMOID: (10, 2), Op.ERF: (20, 1), Op.DIV: (14, 1),
     Op.FLOORDIV: (116, 0), Op.MOD: (77, 0), Op.POW: (88, 2), Op.PHILOX: (40, 0),
     Op.UNIFORM: (3, 0), Op.KEY: (6, 0), Op.GROUPED: (3, 0), Op.EXPONENT: (10, 0),
     Op.LDEXP: (20, 0), Op.FLOOR_LOG2: (12, 0), Op.CEIL_LOG2: (15, 0),
-    Function.BOUNDED: (2, 1), Function.QUOTIENT: (2, 1), Function.NUMBER: (5, 0),
+    Function.BOUNDED: (2, 1), Function.QUOTIENT: (2, 1), Function.NUMBER: (2, 0),
     Function.FAST: (2, 1), Function.GELU: (15, 2),
     (Op.SQRT, Function.NEAR): (4, 1), (Op.EXP, Function.NEAR): (5, 1),
     (Op.EXPM1, Function.NEAR): (6, 1), (Op.LOG, Function.NEAR): (11, 1),
@@ -61,7 +61,7 @@ OP_COSTS = {
     (Op.DIV, Function.NEAR): (7, 1),
 }  # fmt: skip
 # These are for a division by what the row has once, whose reciprocal is computed once too.
-SHARED_DIVISOR_COSTS = {Function.EXACT: (6, 0), Function.NEAR: (2, 0)}
+SHARED_DIVISOR_COSTS = {Function.EXACT: (3, 0), Function.NEAR: (2, 0)}
 # Instructions for an element; other parts take one. A scan takes more for each vector.
 PART_COSTS = {SOFTMAX: 6, MOMENTS: 6, CUMSUM: 2, CUMPROD: 2}
 SCAN_COSTS = 18  # instructions of a scan for each vector of a thread, and each word of an element

@@ -163,11 +163,11 @@ def add_scalar(v, s):
 
 # name: (what takes one instruction with the same operands, function, instructions an element)
 DIVISIONS = {
-    "div": (add_vector, lambda v, s: m.div(*v), 16),
-    "div by a scalar": (add_scalar, lambda v, s: m.div(v[0], s[1]), 6),
-    "div of a number": (add_number, lambda v, s: m.div(1.0, v[0]), 15),
-    "div_number": (add_number, lambda v, s: m.div_number(v[0], 3.0), 5),
-    "div_number below 1/2": (add_number, lambda v, s: m.div_number(v[0], 0.3), 6),
+    "div": (add_vector, lambda v, s: m.div(*v), 14),
+    "div by a scalar": (add_scalar, lambda v, s: m.div(v[0], s[1]), 3),
+    "div of a number": (add_number, lambda v, s: m.div(1.0, v[0]), 13),
+    "div_number": (add_number, lambda v, s: m.div_number(v[0], 3.0), 2),
+    "div_number below 1/2": (add_number, lambda v, s: m.div_number(v[0], 0.3), 2),
     "div_number, a power of two": (add_number, lambda v, s: m.div_number(v[0], 0.25), 1),
     "div_bounded": (add_vector, lambda v, s: m.div_bounded(*v), 2),
     "div_bounded by a scalar": (add_scalar, lambda v, s: m.div_bounded(v[0], s[1]), 1),
