@@ -15,7 +15,7 @@ from htile.compute.operands import Operand, Vector, elementwise, lift, like
 EXPONENT = 0x7F800000  # the bits of a float32 that hold its exponent
 # Those of 1/2, 1, 2 ** 90 and 2 ** 126.
 _HALF, _ONE, _LARGE, HUGE = 126 << 23, 127 << 23, 217 << 23, 253 << 23
-# What an approximate reciprocal, which is off by an ulp, is multiplied by to be below the exact one.
+# What an approximate reciprocal, which is off by an ulp, is multiplied by to be below the true one.
 BELOW = 1 - 2.0**-21
 
 

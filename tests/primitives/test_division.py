@@ -54,8 +54,8 @@ def divided(a, b):
 def check(a, b, got):
     """Quotients of at least EXACT_FROM have IEEE's bits, but for those as near to the next number.
 
-    These are NEAR of an ulp from the middle of two. Smaller quotients are IEEE's number or the next.
-    NaN, infinities and zeros are as in IEEE's division, signs included.
+    These are NEAR of an ulp from the middle of two. Smaller quotients are IEEE's number or the
+    next. NaN, infinities and zeros are as in IEEE's division, signs included.
     """
     with np.errstate(all="ignore"):
         right = a / b
