@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         TraceError,
         UnsupportedError,
     )
-    from .frontend.random import dropout, exponential, philox, uniform
+    from .frontend.random import dropout, exponential, philox, random_words, uniform
     from .frontend.roles import Inner, PerRow, Scalar, Shared, Static
     from .run.rowwise import Rowwise, rowwise
     from .tune.search import Tuned
@@ -49,12 +49,15 @@ __all__ = [
     "dropout",
     "exponential",
     "philox",
+    "random_words",
     "rowwise",
     "uniform",
 ]
 
 _ROLES = dict.fromkeys(("Inner", "PerRow", "Scalar", "Shared", "Static"), "frontend.roles")
-_RANDOM = dict.fromkeys(("dropout", "exponential", "philox", "uniform"), "frontend.random")
+_RANDOM = dict.fromkeys(
+    ("dropout", "exponential", "philox", "random_words", "uniform"), "frontend.random"
+)
 _CACHE = dict.fromkeys(("CacheInfo", "cache_info"), "build.cache")
 _RUN = {"Rowwise": "run.rowwise", "Tuned": "tune.search", "rowwise": "run.rowwise"}
 # The module of each name; it is `errors` for all others.

@@ -167,7 +167,8 @@ def wide(x):
 # These have tests of their own.
 OTHER = {
     Op.CAST, Op.CONVERT, Op.WHERE, Op.TAKE, Op.LOOKUP, Op.UNBUNDLE, Op.BUNDLE, Op.PHILOX,
-    Op.UNIFORM, Op.KEY, Op.KEY_INDEX, Op.KEY_VALUE, Op.LDEXP, Op.GROUPED, *MOVEMENTS,
+    Op.WORD, Op.UNIFORM, Op.EXPONENTIAL, Op.KEY, Op.KEY_INDEX, Op.KEY_VALUE, Op.LDEXP, Op.GROUPED,
+    *MOVEMENTS,
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ VARIANTS = {}, {"p": 0.5}
 
 @htile.rowwise
 def dropout_bits(x, seed: htile.PerRow, block: htile.PerRow, p: float = 0.1):
-    keep = htile.uniform(htile.philox(torch.arange(x.shape[-1]), seed, block)[0]) > p
+    keep = htile.uniform(htile.random_words(torch.arange(x.shape[-1]), seed, block)) > p
     bits = keep.view(-1, 32).int() << torch.arange(32, dtype=torch.int32)
     return torch.where(keep, x / (1 - p), 0.0), bits.sum(-1).int()
 

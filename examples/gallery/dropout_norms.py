@@ -19,7 +19,7 @@ def dropout_norms(
     x, residual, weight, bias, weight1, bias1, scale: htile.PerRow, seed: htile.PerRow,
     p: float = 0.1, eps: float = 1e-5,
 ):  # fmt: skip
-    keep = htile.uniform(htile.philox(torch.arange(x.shape[-1]), seed)[0]) > p
+    keep = htile.uniform(htile.random_words(torch.arange(x.shape[-1]), seed)) > p
     total = torch.where(keep, x * (scale / (1 - p)), 0.0) + residual
     mean = total.mean()
     centered = total - mean

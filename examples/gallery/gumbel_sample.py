@@ -15,7 +15,7 @@ SIZE = 1024, 32000
 @htile.rowwise
 def gumbel_sample(logits, temperature: htile.PerRow, seed: htile.PerRow):
     z = logits / temperature
-    word, *_ = htile.philox(torch.arange(logits.shape[-1]), seed)
+    word = htile.random_words(torch.arange(logits.shape[-1]), seed)
     token = (z - torch.log(htile.exponential(word))).argmax()
     return token, z[token] - torch.logsumexp(z, -1)
 

@@ -11,7 +11,7 @@ HALF = np.uint64(32)
 
 
 def uniform(seed: torch.Tensor, n: int, subsequence: torch.Tensor | None = None) -> torch.Tensor:
-    """(w + 0.5) / 2 ** 32 in float64 for the first word w of each of the counters from 0 to n - 1.
+    """(w + 0.5) / 2 ** 32 in float64 for n words w: the four of counter 0, those of counter 1...
 
     seed: int64, one a row; the result has an axis of n more. subsequence: the upper half of the
     counter, one a row; 0 without.
@@ -20,7 +20,8 @@ def uniform(seed: torch.Tensor, n: int, subsequence: torch.Tensor | None = None)
     above = np.zeros_like(key)
     if subsequence is not None:
         above = subsequence.cpu().numpy().astype(np.uint64)[..., None]
-    counter = np.broadcast_to(np.arange(n, dtype=np.uint64), (*key.shape[:-1], n))
+    count = -(-n // 4)
+    counter = np.broadcast_to(np.arange(count, dtype=np.uint64), (*key.shape[:-1], count))
     words = [counter & LOW, counter >> HALF, above & LOW, above >> HALF]
     keys = [key & LOW, key >> HALF]
     for _ in range(10):
@@ -30,4 +31,5 @@ def uniform(seed: torch.Tensor, n: int, subsequence: torch.Tensor | None = None)
             (first >> HALF) ^ words[3] ^ keys[1], first & LOW,
         ]  # fmt: skip
         keys = [(keys[0] + np.uint64(0x9E3779B9)) & LOW, (keys[1] + np.uint64(0xBB67AE85)) & LOW]
-    return torch.from_numpy((words[0].astype(np.float64) + 0.5) / 2**32).to(seed.device)
+    found = np.stack(np.broadcast_arrays(*words), -1).reshape(*key.shape[:-1], -1)[..., :n]
+    return torch.from_numpy((found.astype(np.float64) + 0.5) / 2**32).to(seed.device)

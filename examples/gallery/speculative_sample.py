@@ -24,7 +24,7 @@ def speculative_sample(
     count = (shares * of_draft < of_target).cumprod(-1).sum()  # up to the first that is not kept
     p, q = target[request * (DRAFTED + 1) + count], draft[request * DRAFTED + count]
     rest = torch.where(count < DRAFTED, torch.where(q < p, p - q, 0.0), p)
-    word, *_ = htile.philox(torch.arange(target.shape[-1]), seed)
+    word = htile.random_words(torch.arange(target.shape[-1]), seed)
     return count, (rest / htile.exponential(word)).argmax()
 
 

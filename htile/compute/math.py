@@ -53,19 +53,20 @@ from htile.compute.powers import (
     sqrt,
 )
 from htile.compute.products import Product, fma, fms, fnma, product
-from htile.compute.random import philox, uniform
+from htile.compute.random import exponential, philox, uniform, word
 
 # fmt: off
 __all__ = [
     "Product", "abs", "bundle", "ceil", "ceil_log2", "convert", "cos", "div", "div_bounded",
-    "div_near", "div_number", "eq", "erf", "exp", "exp2", "exp_bounded", "exp_near", "exp_quotient",
-    "expm1", "expm1_near", "exponent", "floor", "floor_log2", "floordiv", "fma", "fms", "fnma",
-    "ge", "gelu_near", "gt", "invert", "key", "key_index", "key_value", "ldexp", "le", "log",
-    "log1p", "log1p_bounded", "log1p_near", "log2", "log2_near", "log10", "log10_near", "log_near",
-    "logical_and", "logical_not", "logical_or", "logical_xor", "lshift", "lt", "maximum", "minimum",
-    "mod", "ne", "neg", "negative_zero", "philox", "pow", "product", "reciprocal", "round",
-    "round_to", "rshift", "rsqrt", "sigmoid", "sigmoid_near", "sign", "sin", "sqrt", "sqrt_near",
-    "tanh", "tanh_near", "trunc", "unbundle", "uniform", "where",
+    "div_near", "div_number", "eq", "erf", "exp", "exp2", "exp_bounded", "exp_near",
+    "exp_quotient", "expm1", "expm1_near", "exponent", "exponential", "floor", "floor_log2",
+    "floordiv", "fma", "fms", "fnma", "ge", "gelu_near", "gt", "invert", "key", "key_index",
+    "key_value", "ldexp", "le", "log", "log1p", "log1p_bounded", "log1p_near", "log2",
+    "log2_near", "log10", "log10_near", "log_near", "logical_and", "logical_not", "logical_or",
+    "logical_xor", "lshift", "lt", "maximum", "minimum", "mod", "ne", "neg", "negative_zero",
+    "philox", "pow", "product", "reciprocal", "round", "round_to", "rshift", "rsqrt", "sigmoid",
+    "sigmoid_near", "sign", "sin", "sqrt", "sqrt_near", "tanh", "tanh_near", "trunc",
+    "unbundle", "uniform", "where", "word",
 ]
 # fmt: on
 

@@ -6,17 +6,29 @@ numbers: as easy as 1, 2, 3, SC 2011). The constants are those of section 5.3 th
 
 from __future__ import annotations
 
+import math
+
 import cutlass.cute as cute
-from cutlass import Float32, Int64, Uint32, Uint64
+from cutlass import Float32, Int32, Int64, Uint32, Uint64
 from cutlass._mlir.dialects import arith, llvm
 
+from htile.compute.exponents import MANTISSA
 from htile.compute.operands import Vector, elementwise, like, make_vector
+from htile.compute.products import fma
 
 ROUNDS = 10
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 WEYL = 0x9E3779B9, 0xBB67AE85  # what the words of the key grow by from round to round
 TOGETHER = 4  # elements; with all of a thread at once their words would be live at once too
 BELOW_ONE = 1 - 2.0**-24  # the largest float32 below 1
+# log(1 + f) is f + f * f times the polynomial with these coefficients for -1/4 <= f <= 1/2, to a
+# relative error of 2 ** -24.8, by Lawson's algorithm.
+LOG1P = (
+    -0.50000060, 0.33333549, -0.24993442, 0.19977076, -0.16822812, 0.14983919, -0.12067371,
+    0.054132468,
+)  # fmt: skip
+LN2 = math.log(2.0)
+THREE_QUARTERS = 0x3F400000  # the bits of 0.75
 
 
 @elementwise
@@ -37,6 +49,35 @@ def philox(counter, key, subsequence, word=0):
         words = _words(*part)[word].to(Int64)
         found += [words[i] for i in range(len(columns))]
     return make_vector(found, counter.shape, Int64)
+
+
+@elementwise
+def word(index, key, subsequence, vec=1):
+    """Word index % 4 of counter index // 4, as `philox`.
+
+    vec: how many elements, from the first on, have an index that is a multiple of it and those that
+        follow; so do the next ones. If it is a multiple of 4, a counter serves four elements.
+    """
+    size, found = cute.size(index.shape), []
+    step = 4 if vec % 4 == 0 and size % 4 == 0 else 1
+    firsts = range(0, size, step)
+    for k in range(0, len(firsts), TOGETHER):
+        columns = firsts[k : k + TOGETHER]
+        index_, key_, subsequence_ = (
+            make_vector([x[i] for i in columns], (len(columns),), Int64)
+            for x in (index, key, subsequence)
+        )
+        counter = like(index_, arith.shrsi(index_, cute.full_like(index_, 2)))
+        words = [each.to(Int64) for each in _words(counter, key_, subsequence_)]
+        if step == 1:
+            which = index_ & cute.full_like(index_, 3)
+            low, high = (
+                cute.where(which == cute.full_like(which, k), words[k], words[k + 1])
+                for k in (0, 2)
+            )
+            words = [cute.where(which < cute.full_like(which, 2), low, high)]
+        found += [each[i] for i in range(len(columns)) for each in words]
+    return make_vector(found, index.shape, Int64)
 
 
 def _words(counter: Vector, key: Vector, subsequence: Vector) -> tuple[Vector, ...]:
@@ -82,3 +123,24 @@ def uniform(word):
     scale, half = (cute.full_like(number, x) for x in (2.0**-32, 2.0**-33))
     number = cute.math.fma(number, scale, half)
     return like(number, llvm.intr_minnum(number, cute.full_like(number, BELOW_ONE)))
+
+
+@elementwise
+def exponential(word):
+    """-log((w + 0.5) * 2 ** -32) as Float32, of the low 32 bits w of an Int64, to 2 ulp.
+
+    One logarithm serves numbers below and above 1/2. Above, it is of 1 - t, and t is exact near 0.
+    """
+    bits = word.to(Int32)
+    is_high = bits < 0
+    lower = (bits ^ like(bits, arith.shrsi(bits, cute.full_like(bits, 31)))).to(Float32)
+    t = fma(lower, 2.0**-32, 2.0**-33)
+    number = cute.where(is_high, 1.0 - t, t).bitcast(Int32).reshape(t.shape)
+    exponent = (number - THREE_QUARTERS) & ~MANTISSA
+    rest = (number - exponent).bitcast(Float32).reshape(t.shape) - 1.0  # from -1/4 to 1/2
+    rest = cute.where(is_high & (t <= 0.25), -t, rest)
+    polynomial = cute.full_like(t, LOG1P[-1])
+    for coefficient in reversed(LOG1P[:-1]):
+        polynomial = fma(polynomial, rest, coefficient)
+    logarithm = fma(polynomial, rest * rest, rest)
+    return -fma(exponent.to(Float32), LN2 * 2.0**-23, logarithm)

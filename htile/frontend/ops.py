@@ -56,6 +56,7 @@ class Op(Enum):
     CEIL_LOG2 = "ceil_log2"
     EXPONENT = "exponent"  # torch.frexp's, of float32 as int32; of 0, infinities and NaN it is 0
     UNIFORM = "uniform"  # of an unsigned word of 32 bits: the number between 0 and 1 in float32
+    EXPONENTIAL = "exponential"  # of such a word: -log of that number, before it was rounded
     NOT = "not"  # of integers each bit
     CAST = "cast"  # arg: a torch dtype; to a narrower floating type a rounding
     CONVERT = "convert"  # arg: a torch dtype; the change that promotion makes, it declares nothing
@@ -89,6 +90,7 @@ class Op(Enum):
     # three operands
     WHERE = "where"
     PHILOX = "philox"  # arg: which of the four words; of a counter, a key and a subsequence
+    WORD = "word"  # word index % 4 of counter index // 4; of an index, a key and a subsequence
     # movements: each element of the result is one of an operand; axes count from the last, -1
     RESHAPE = "reshape"  # arg: the new inner shape, of as many elements
     SLICE = "slice"  # arg: (axis, start, step, size)
@@ -389,7 +391,8 @@ INFER: dict[Op, Rule] = {
          Op.MINIMUM), _of(_elementwise, *NUMBERS)),
     **dict.fromkeys((Op.NOT, Op.AND, Op.OR, Op.XOR), _of(_elementwise, *MASKS, *INTEGERS)),
     **dict.fromkeys((Op.LSHIFT, Op.RSHIFT), _of(_elementwise, *INTEGERS)),
-    Op.PHILOX: _of(_elementwise, torch.int64), Op.UNIFORM: _of(_uniform, torch.int64),
+    **dict.fromkeys((Op.PHILOX, Op.WORD), _of(_elementwise, torch.int64)),
+    **dict.fromkeys((Op.UNIFORM, Op.EXPONENTIAL), _of(_uniform, torch.int64)),
     **dict.fromkeys(COMPARISONS, _comparison),
     Op.EXPONENT: _of(_exponent, *FLOATS), Op.LDEXP: _ldexp,
     Op.CAST: _cast, Op.CONVERT: _convert, Op.WHERE: _where, Op.RESHAPE: _reshape, Op.SLICE: _slice,

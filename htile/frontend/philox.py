@@ -36,6 +36,13 @@ def words(
     return a, b, c, d
 
 
+def word_of(index: Tensor | int, key: Tensor | int, subsequence: Tensor | int) -> Tensor:
+    """Word `index % 4` of counter `index // 4`; the operands are as those of `words`."""
+    a, b, c, d = words(index >> 2, key, subsequence)
+    which = torch.as_tensor(index & 3, device=a.device)
+    return torch.where(which < 2, torch.where(which == 0, a, b), torch.where(which == 2, c, d))
+
+
 def _halves(x: Tensor | int) -> tuple[Tensor | int, Tensor | int]:
     """The low and the high 32 bits, both unsigned; `>>` repeats the sign."""
     return x & MASK, x >> 32 & MASK
@@ -53,3 +60,12 @@ def uniform_of(word: Tensor) -> Tensor:
     w is rounded to float32 first, then the sum. What would be 1 is the largest number below it.
     """
     return ((word & MASK).to(torch.float32) + 0.5).mul(2.0**-32).clamp(max=BELOW_ONE)
+
+
+def exponential_of(word: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """-log((w + 0.5) * 2 ** -32) of the low 32 bits w of each int64.
+
+    Above 1/2 it is `log1p` of minus the distance from 1, which `uniform_of` has lost.
+    """
+    u, distance = uniform_of(word).to(dtype), uniform_of(~word).to(dtype)
+    return torch.where(u < 0.5, -torch.log(u), -torch.log1p(-distance))

@@ -15,7 +15,7 @@ import torch
 from ..errors import DtypeError, ShapeError, TraceError
 from .factories import index
 from .ops import Op
-from .philox import uniform_of, words
+from .philox import exponential_of, uniform_of, word_of, words
 from .promotion import FLOAT, INT64, convert, scalar
 from .tensor import Tensor, call, fail, node
 
@@ -81,17 +81,49 @@ def philox(
 
 
 def _symbolic_philox(counter, key, subsequence):
-    like = next(x for x in (counter, key, subsequence) if isinstance(x, Tensor))
-    operands = [
-        convert(x, INT64) if isinstance(x, Tensor) else scalar(like, x, INT64)
-        for x in (counter, key, subsequence)
-    ]
+    operands = _as_int64((counter, key, subsequence))
     return tuple(node(Op.PHILOX, *operands, arg=word) for word in range(4))
+
+
+def _as_int64(given: tuple) -> list[Tensor]:
+    """Symbolic tensors and Python integers, of which one is a tensor, as tensors of int64."""
+    like = next(x for x in given if isinstance(x, Tensor))
+    return [convert(x, INT64) if isinstance(x, Tensor) else scalar(like, x, INT64) for x in given]
 
 
 def _real_philox(counter, key, subsequence):
     given = (counter, key, subsequence)
     return words(*(x.long() if isinstance(x, torch.Tensor) else x for x in given))
+
+
+def random_words(
+    index: torch.Tensor | int, key: torch.Tensor | int, subsequence: torch.Tensor | int = 0
+) -> torch.Tensor:
+    """One random word of 32 bits for each index, as an unsigned number in int64.
+
+    It is word `index % 4` of `htile.philox(index // 4, key, subsequence)`. Neighbouring indices
+    share a counter, so words for `torch.arange(x.shape[-1])` take a quarter of what as many calls
+    of `htile.philox` take. So that words are independent, no index may occur twice with one key and
+    one subsequence, and no counter of `htile.philox` be used beside them.
+
+    The arguments are int64, or int32 with their sign, or Python integers. At least one of them is a
+    tensor, and they are broadcast.
+
+    Raises DtypeError for other dtypes, and TraceError for what is no tensor and no integer.
+    """
+    operands = {"index": index, "key": key, "subsequence": subsequence}
+    _integers("random_words", **operands)
+    _some_tensor("random_words", **operands)
+    symbolic, real = _symbolic_words, _real_words
+    return _either("random_words", symbolic, real, index, key, subsequence)
+
+
+def _symbolic_words(*given):
+    return node(Op.WORD, *_as_int64(given))
+
+
+def _real_words(*given):
+    return word_of(*(x.long() if isinstance(x, torch.Tensor) else x for x in given))
 
 
 def uniform(w: torch.Tensor) -> torch.Tensor:
@@ -127,8 +159,16 @@ def exponential(w: torch.Tensor) -> torch.Tensor:
     """
     _integers("exponential", w=w)
     _some_tensor("exponential", w=w)
-    u, distance = uniform(w), uniform(~w)  # ~w has the low bits of 2 ** 32 - 1 - w
-    return torch.where(u < 0.5, -torch.log(u), -torch.log1p(-distance))
+    symbolic, real = _symbolic_exponential, _real_exponential
+    return _either("exponential", symbolic, real, w)
+
+
+def _symbolic_exponential(w):
+    return node(Op.EXPONENTIAL, convert(w, INT64))
+
+
+def _real_exponential(w):
+    return exponential_of(w.long())
 
 
 def dropout(
@@ -137,7 +177,7 @@ def dropout(
     """x / (1 - p) where an element is kept, and 0 where it is dropped, with a probability of p.
 
     Element k of a row is kept where (w + 0.5) * 2 ** -32 > p for w =
-    htile.philox(torch.arange(N), seed)[0][k]. They are compared as integers, so exactly, for the
+    htile.random_words(torch.arange(N), seed)[k]. They are compared as integers, so exactly, for the
     float32 nearest to p. A backward pass computes the same mask of the same seed. Rows of one seed
     have one mask.
 
@@ -162,7 +202,7 @@ def dropout(
 def _dropout(x, p, seed):
     n = x.shape[-1]
     columns = index(x._builder, n) if isinstance(x, Tensor) else torch.arange(n, device=x.device)
-    word, *_ = philox(columns, _beside(x, seed))
+    word = random_words(columns, _beside(x, seed))
     least, scale = _kept_from(_beside(x, p))
     kept = torch.where(word >= least, _wide(x) * scale, 0.0)
     return kept if isinstance(x, Tensor) else kept.to(x.dtype)

@@ -27,7 +27,7 @@ from ..errors import ArgumentError
 from .dtypes import E8M0, FLOAT8, STORAGE
 from .graph import Graph
 from .ops import COMPARISONS, MOVEMENTS, REDUCTIONS, SCANS, WIDE, Op
-from .philox import uniform_of, words
+from .philox import exponential_of, uniform_of, word_of, words
 
 Function = Callable[..., Tensor]
 Rule = Callable[[tuple[Tensor, ...], object, torch.dtype], Tensor]
@@ -278,8 +278,16 @@ def _philox(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tens
     return words(*values)[arg]
 
 
+def _word(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    return word_of(*values)
+
+
 def _uniform(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
     return uniform_of(values[0]).to(dtype)  # the float32 number in either
+
+
+def _exponential(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    return exponential_of(values[0], dtype)
 
 
 def _lookup(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
@@ -320,7 +328,8 @@ EVALUATE: dict[Op, Rule] = {op: _rule(function) for op, function in _FUNCTIONS.i
 EVALUATE |= {Op.CAST: _convert, Op.CONVERT: _convert}
 EVALUATE |= {Op.SLICE: _slice, Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat}
 EVALUATE |= {Op.KEY: _key, Op.KEY_INDEX: _key_index, Op.KEY_VALUE: _key_value}
-EVALUATE |= {Op.PHILOX: _philox, Op.UNIFORM: _uniform}
+EVALUATE |= {Op.PHILOX: _philox, Op.WORD: _word}
+EVALUATE |= {Op.UNIFORM: _uniform, Op.EXPONENTIAL: _exponential}
 EVALUATE |= {Op.UNBUNDLE: _unbundle, Op.BUNDLE: _bundle, Op.TAKE: _take, Op.LOOKUP: _lookup}
 EVALUATE[Op.GROUPED] = _grouped
 

@@ -89,6 +89,11 @@ def _philox(node: Node, args: tuple[str, ...], function: Function) -> str:
     return f"math.philox({', '.join(args)}, word={node.arg})"
 
 
+def _word(node: Node, args: tuple[str, ...], function: Function) -> str:
+    vec = ["vec=ctx.vec_size"] if function is Function.FOURS else []
+    return f"math.word({', '.join([*args, *vec])})"
+
+
 def _grouped(node: Node, args: tuple[str, ...], function: Function) -> str:
     ctx, value = args
     op, size = node.arg
@@ -103,7 +108,8 @@ def _not_computed(node: Node, args: tuple[str, ...], function: Function) -> str:
 EMIT: dict[Op, Expression] = {
     **dict.fromkeys((Op.INPUT, Op.CONST, *MOVEMENTS, *COLLECTIVES), _not_computed),
     Op.INDEX: _index, Op.UNBUNDLE: _unbundle, Op.BUNDLE: _bundle,
-    Op.PHILOX: _philox, Op.UNIFORM: _call("uniform"),
+    Op.PHILOX: _philox, Op.WORD: _word, Op.UNIFORM: _call("uniform"),
+    Op.EXPONENTIAL: _call("exponential"),
     **dict.fromkeys(  # as pictures have them
         (Op.TAKE, Op.LOOKUP), lambda node, args, function: f"{args[0]}[{args[1]}]"),
     Op.NEG: lambda node, args, function: f"-{args[0]}",

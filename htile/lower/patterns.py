@@ -28,6 +28,7 @@ class Function(Enum):
     FMS = "fms"  # a * b - c
     FNMA = "fnma"  # c - a * b
     COLUMNS = "of columns"  # the column's number beside what a row has once: one instruction
+    FOURS = "fours"  # random words of neighbouring columns, four of which share a counter
     FACTORS = "factors"  # a product that a sum over the row alone reads, and adds by fma
 
 
@@ -47,6 +48,8 @@ def choose_function(
     """
     if _compares_columns(graph, node, in_loops):
         return Function.COLUMNS, node.inputs[1:]
+    if node.op is Op.WORD and _counts_columns(graph, graph[node.inputs[0]]):
+        return Function.FOURS, node.inputs
     if _is_exponential(graph, node):
         return Function.BOUNDED, node.inputs
     if _is_part_of_sum(graph, node):
@@ -86,6 +89,16 @@ def _compares_columns(graph: Graph, node: Node, in_loops: bool) -> bool:
     columns, other = graph.operands(node)
     is_index = columns.op is Op.INDEX and columns.value.dtype is torch.int32
     return is_index and (in_loops if other.op is Op.CONST else not other.value.spread)
+
+
+def _counts_columns(graph: Graph, node: Node) -> bool:
+    """Whether it is the column's number, or that and a multiple of 4."""
+    while node.op in (Op.RESHAPE, Op.CONVERT):
+        node = graph[node.inputs[0]]
+    if node.op is Op.ADD:
+        node, number = graph.operands(node)
+        return node.op is Op.INDEX and number.op is Op.CONST and number.arg % 4 == 0
+    return node.op is Op.INDEX
 
 
 def _is_only_returned_in_16_bits(graph: Graph, node: Node) -> bool:

@@ -27,7 +27,9 @@ KEEPING = frozenset({
 })  # fmt: skip
 # Those of which it is so where nothing cancels: all terms have one sign.
 ADDING = frozenset({Op.ADD, Op.SUB, Op.SUM, Op.MEAN})
-NOT_NEGATIVE = frozenset({Op.EXP, Op.EXP2, Op.SIGMOID, Op.ABS, Op.SQRT, Op.RSQRT, Op.UNIFORM})
+NOT_NEGATIVE = frozenset({
+    Op.EXP, Op.EXP2, Op.SIGMOID, Op.ABS, Op.SQRT, Op.RSQRT, Op.UNIFORM, Op.EXPONENTIAL,
+})  # fmt: skip
 # Operations whose result has no negative element if their operand has none, and no positive one if
 # their operand has none.
 OF_OPERANDS_SIGN = frozenset({

@@ -106,6 +106,39 @@ def test_a_kernel_gives_what_torch_gives(n):
     assert_close(f, f(x, seed, step), x, seed, step)
 
 
+def worded(x, seed: htile.PerRow, step: htile.PerRow):
+    column = torch.arange(x.shape[-1])
+    a, b = htile.random_words(column, seed), htile.random_words(column + 8, seed, step)
+    return (
+        a, b, htile.random_words(column + 3, 5, step),
+        htile.random_words(x.shape[-1] - 1 - column, seed), htile.random_words(step, seed),
+        x + htile.uniform(a), htile.random_words(seed, column),
+        htile.random_words(column - 6, seed),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("n", (2, 7, 64, 1003))
+def test_a_word_of_each_index(n):
+    """Each is that of a counter for four, in the graph, in the kernel's and on torch's tensors."""
+    f = htile.rowwise(worded)
+    x, seed, step = torch.zeros(5, n), seeds(5), torch.arange(5, dtype=I32) - 2
+    expected = [torch.stack(each) for each in zip(*map(worded, x, seed, step), strict=True)]
+
+    def right(indices, key, subsequence=0):
+        return [in_python(i // 4, key, subsequence)[i % 4] for i in indices]
+
+    for row, (key, step_) in enumerate(zip(seed.tolist(), step.tolist(), strict=True)):
+        a, b, c, d, e, _, _, far = (each[row].tolist() for each in expected)
+        assert a == right(range(n), key) and b == right(range(8, n + 8), key, step_)
+        assert c == right(range(3, n + 3), 5, step_) and d == a[::-1]
+        assert [e] == right([step_], key)
+        assert far == right(range(-6, n - 6), key)
+    for results in (f(x, seed, step), kernels_graph(f, (x, seed, step), (5,)),
+                    torch.vmap(worded)(x, seed, step)):  # fmt: skip
+        for found, wanted in zip(results, expected, strict=True):
+            exact(found, wanted)
+
+
 def test_shapes_broadcast_on_torchs_tensors():
     found = htile.philox(torch.arange(6), seeds(4)[:, None], torch.tensor(3, dtype=I32))
     assert all(x.shape == (4, 6) and x.dtype is I64 for x in found)
@@ -187,7 +220,8 @@ def test_their_distribution():
 def mask_of(n, p, seed):
     """As it is defined, in Python's integers and fractions."""
     p = torch.tensor(p, dtype=F32).item()
-    return torch.tensor([(in_python(k, seed, 0)[0] + 0.5) * 2.0**-32 > p for k in range(n)])
+    words = (in_python(k // 4, seed, 0)[k % 4] for k in range(n))
+    return torch.tensor([(word + 0.5) * 2.0**-32 > p for word in words])
 
 
 @pytest.mark.parametrize("dtype", (F32, BF16, torch.float16), ids=str)
@@ -282,6 +316,8 @@ REFUSED = {
     "floats as a counter": (lambda x, i: htile.philox(x, 1)[0], DtypeError, "counter is an"),
     "a float as a key": (lambda x, i: htile.philox(i, 1.0)[0], TraceError, "not a float"),
     "a key of 65 bits": (lambda x, i: htile.philox(i, 2**63)[0], DtypeError, "does not fit int64"),
+    "floats as an index": (lambda x, i: htile.random_words(x, 1), DtypeError, "index is an"),
+    "words of numbers": (lambda x, i: htile.random_words(1, 2), TraceError, "is a tensor, such as"),
     "a mask": (lambda x, i: htile.philox(i, i > 0)[0], DtypeError, "not bool"),
     "numbers alone": (lambda x, i: htile.philox(1, 2)[0], TraceError, "is a tensor, such as"),
     "uniform of floats": (lambda x, i: htile.uniform(x), DtypeError, "w.long()"),
@@ -344,7 +380,7 @@ def test_torchs_own_random_numbers_are_refused(name):
 
 
 def test_they_are_functions_of_the_package():
-    for name in ("philox", "uniform", "exponential", "dropout"):
+    for name in ("philox", "random_words", "uniform", "exponential", "dropout"):
         assert getattr(htile, name).__doc__ and name in htile.__all__
     assert issubclass(DtypeError, HTileError)
 

@@ -987,9 +987,11 @@ class Writer:
             return "", []
         key = number(self.rng.randrange(-(2**63), 2**63)) if key is None else key
         rest = number(self.rng.randrange(9)) if rest is None or self.rng.random() < 0.6 else rest
-        columns, k = f"torch.arange({row.name}.shape[-1])", self.rng.randrange(4)
+        columns, k = f"torch.arange({row.name}.shape[-1])", self.rng.randrange(5)
         columns += self.one_of(("", " // 4", " >> 1"))
         named = [v for v in (key, rest) if v.dtype is not None]
+        if k == 4:
+            return f"htile.random_words({columns}, {key.name}, {rest.name})", named
         return f"htile.philox({columns}, {key.name}, {rest.name})[{k}]", named
 
     def drawn(self):

@@ -34,14 +34,17 @@ def draws(x, key: htile.PerRow, step: htile.PerRow):
     return (
         a, b ^ d, e & 255, htile.philox(c // 4, key)[2], htile.philox(key, c, 7)[0],
         htile.philox(step, key)[3], htile.uniform(a), htile.uniform(b) > P, htile.uniform(e).amax(),
+        htile.random_words(c, key), htile.random_words(c + 8, key, step) ^ 5,
+        htile.random_words(c + 3, 5, step), htile.random_words(c * 3 - 7, key),
+        htile.random_words(step, key), htile.random_words(key, c),
     )  # fmt: skip
 
 
 @htile.rowwise
 def noise(x, key: htile.PerRow):
-    w = htile.philox(torch.arange(x.shape[-1]), key)
-    e = htile.exponential(w[0])
-    return e, -torch.log(htile.exponential(w[1])), torch.softmax(x - torch.log(e), -1)
+    w = htile.random_words(torch.arange(x.shape[-1]), key)
+    e, other = htile.exponential(w), htile.philox(torch.arange(x.shape[-1]), key, 1)[1]
+    return e, -torch.log(htile.exponential(other)), torch.softmax(x - torch.log(e), -1)
 
 
 @htile.rowwise
@@ -157,7 +160,7 @@ def test_oracle(f, dtype, n, device):
 def test_noise_is_finite_and_exact_near_one(n, device):
     x, key = of_row(noise, n, F32, device)
     e, gumbel, p = run(noise, x, key)
-    w, *_ = htile.philox(torch.arange(n), key.cpu()[:, None])
+    w = htile.random_words(torch.arange(n), key.cpu()[:, None])
     right = -torch.log1p(-((0xFFFFFFFF - w).double() + 0.5) * 2.0**-32)
     assert ((e.cpu().double() - right).abs() <= 6 * 2.0**-24 * right).all()
     assert gumbel.isfinite().all() and p.isfinite().all()
