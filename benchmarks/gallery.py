@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import math
 import multiprocessing
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -117,7 +118,6 @@ class Worker:
             if time.monotonic() > end:
                 self.compiled[cell.label] = "no time left"
                 continue
-            torch._dynamo.reset()
             try:
                 args = cell.arguments("cuda")
                 function = torch.compile(batched(cell, args), dynamic=False)
@@ -125,6 +125,7 @@ class Worker:
                 self.compiled[cell.label] = function
             except Exception as error:  # whatever torch.compile raises is its result
                 self.compiled[cell.label] = type(error).__name__
+                print(cell.label, str(error)[-600:], file=sys.stderr)
             args = None
             torch.cuda.empty_cache()
 
@@ -158,6 +159,9 @@ class Worker:
     def run(self, said, compiled, turn) -> None:
         """`compiled` is a barrier of all workers; the one that has `turn` may use the GPU."""
         torch.set_default_device("cuda")  # of torch.arange in a function
+        # All cells share the code of `over_rows`; beyond the limit torch runs it as it is.
+        torch._dynamo.config.recompile_limit = 1 << 20
+        torch._dynamo.config.accumulated_recompile_limit = 1 << 20
         self.compile()
         compiled.wait()
         for cell in self.cells:
