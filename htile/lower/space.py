@@ -338,9 +338,10 @@ class _Placing:
         axes = [axis for (axis,) in stacks]
         if len({axis.size for axis in axes}) <= 1:
             return max([axis.size for axis in axes], default=1)
-        # Columns are axes along which neighbours lie near each other in memory.
-        along = self._along_memory()
-        sizes = {axis.size for axis in axes if axis in along} or {axis.size for axis in axes}
+        # Columns are axes along which neighbours lie near each other in memory, and others that are
+        # too long to be written out.
+        along = self._along_memory() or {*axes}
+        sizes = {axis.size for axis in axes if axis in along or axis.size > MOST_PIECES}
         longest = max(sizes)
         n = gcd(*(size for size in sizes if size > MOST_PIECES or size == longest))
         for size in sorted(sizes, reverse=True):

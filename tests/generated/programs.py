@@ -300,6 +300,7 @@ class Writer:
         self.pool: list[V] = []
         self.used: set[str] = set()
         self.scalars: list[V] = []  # Python numbers given at run time
+        self.way: tuple[str, int] | None = None  # how `moved` moves, and the size of groups
 
     # -- values
 
@@ -715,6 +716,42 @@ class Writer:
         text = self.one_of((f"{a.name}.cumsum({dim})", f"torch.cumsum({a.name}, {dim})"))
         return self._added(text, a, lo, hi, ROW)
 
+    def ranked(self):
+        """An element by its rank; of equal ones any may be it."""
+        a = self._row(lambda v: v.dtype not in (BOOL, I64))
+        if a is None:
+            return None
+        k, end = self.rng.randint(1, min(self.n, 8)), self.one_of(("max", "min"))
+        j, largest = self.rng.randrange(k), ", largest=False" if end == "min" else ""
+        text, shape = self.one_of((
+            (f"{a.name}[{a.name}.arg{end}()]", ONE),
+            (f"{a.name}.gather(-1, {a.name}.{end}(-1, keepdim=True).indices)", KEPT),
+            (f"{a.name}.topk({k}{largest}).values[{j}]", ONE),
+            (f"torch.topk({a.name}, {k}{largest})[0][{j}:{j + 1}]", KEPT),
+        ))  # fmt: skip
+        return self.put(text, [a], a.dtype, a.lo, a.hi, a.step, a.err, shape)
+
+    def moved(self):
+        """Elements in another order, or what groups of them have in common; of one way a program.
+        """
+        if self.way is None:
+            sizes = [2**k for k in range(1, 7) if self.n % 2**k == 0 and self.n > 2**k]
+            ways = ["halves", "pairs", *(2 * ["groups"] if sizes else [])] if sizes else [""]
+            self.way = self.one_of(ways), self.one_of(sizes or [1])
+        a, (way, size) = self._row(), self.way
+        if a is None or not way:
+            return None
+        text, lo, hi, step, err = "torch.cat({0}.chunk(2)[::-1])", a.lo, a.hi, a.step, a.err
+        if way == "pairs":
+            text = "torch.stack(({0}[1::2], {0}[0::2]), -1).flatten()"
+        elif way == "groups":
+            name = self.one_of(("any", "all") if a.dtype is BOOL else ("amax", "amin"))
+            if name in ("any", "all") and err:
+                return None
+            groups = f"{{0}}.view(-1, {size})"
+            text = f"{groups}.{name}(-1, keepdim=True).expand(-1, {size}).flatten()"
+        return self.put(text.format(a.name), [a], a.dtype, lo, hi, step, err, ROW)
+
     def _mean(self, arguments, shape):
         a = self._row(lambda v: v.wide)
         return a and self.put(
@@ -1065,6 +1102,8 @@ BITS_AND_NOISE = (Writer.bits, Writer.bits, Writer.bits, Writer.drawn, Writer.dr
 # fmt: on
 SCANNED_N = 2048  # Programs of at most so many elements have scans: their rows are held.
 SCANNING = 0.4  # of these programs
+MOVING = 0.9  # of the other programs
+MOVES = Writer.ranked, Writer.moved, Writer.moved
 
 
 def program(seed: int, sizes: str = "small", is_first: bool = False) -> Program:
@@ -1113,6 +1152,8 @@ def draw_program(
         scans_rng = random.Random(f"scans {sizes} {seed}")
         if n <= SCANNED_N and scans_rng.random() < SCANNING:
             returned += _draw_more(scans_rng, writer, (Writer.cumulative,), kinds)
+        elif (moves_rng := random.Random(f"moves {sizes} {seed}")).random() < MOVING:
+            returned += _draw_more(moves_rng, writer, MOVES, kinds)
     lines = [f"{a.name} = {a.name}{WIDENED[a.dtype]}" for a in args if a.dtype in WIDENED]
     lines = (*lines, *_live(writer.lines, returned))
     returns = _draw_structure(rng, returned)

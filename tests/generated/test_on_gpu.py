@@ -1,7 +1,8 @@
 """1000 random functions on the GPU against the oracle, over sizes, layouts and plans.
 
 A quarter of them run a plan drawn from all that there are, the others the default one. Workers that
-are forked before CUDA is used trace, choose and compile.
+are forked before CUDA is used trace, choose and compile. HTILE_PROGRAMS=1000:3000 in the
+environment runs others.
 """
 
 import multiprocessing
@@ -17,6 +18,7 @@ import htile
 from htile.build.arch import arch_of_capability
 from htile.build.compile import build
 from htile.errors import HTileError
+from htile.frontend.ops import SCANS, Op
 from htile.lower import enumerate_plans
 from htile.lower.steps import Home
 
@@ -26,8 +28,16 @@ from .programs import LONG, program
 pytestmark = pytest.mark.gpu
 
 FOUND = ()  # seeds that once failed; a change of programs.py makes other programs of them
-SEEDS = (*range(1000), *FOUND)
+PROGRAMS = range(*map(int, os.environ.get("HTILE_PROGRAMS", "0:1000").split(":")))
+SEEDS = (*PROGRAMS, *FOUND)
 EXACT = 0.97  # of the programs keep the strict measure
+
+CAPABILITIES = {
+    "column numbers": {Op.INDEX}, "elements at indices": {Op.TAKE}, "rows of tables": {Op.LOOKUP},
+    "ranks": {Op.KEY}, "groups": {Op.GROUPED}, "pairs": {Op.UNBUNDLE, Op.BUNDLE}, "scans": SCANS,
+    "random numbers": {Op.PHILOX, Op.WORD}, "bits": {Op.XOR, Op.LSHIFT, Op.RSHIFT},
+}  # fmt: skip
+HELD_ONLY = {"scans"}
 
 KINDS = Counter()
 beyond = []  # seeds of results beyond the strict measure
@@ -68,7 +78,18 @@ def kinds(plan):
         "ragged" if tile != plan.graph.n else "even",
         f"row {'long' if plan.graph.n in LONG else 'short'}",
     ]  # fmt: skip
-    return [*found, *(f"home {home.value}" for home in set(plan.homes.values()))]
+    found += [f"home {home.value}" for home in set(plan.homes.values())]
+    return [*found, *(f"{num.form.value}: {each}" for each in ["any", *capabilities(plan.graph)])]
+
+
+def capabilities(graph):
+    """What of the language is in a placed graph."""
+    ops, pieces = {node.op for node in graph}, [*graph.inputs, *graph.outputs]
+    found = [name for name, some in CAPABILITIES.items() if ops & some]
+    found += ["parts"] * any(piece.view is not None for piece in pieces)
+    found += ["limits"] * any(i.end is not None for i in graph.inputs)
+    narrow = (p.dtype for p in pieces if p.dtype.itemsize == 1 and p.dtype is not torch.bool)
+    return [*found, *["8 bits"] * any(narrow)]
 
 
 def _pool():
@@ -158,6 +179,10 @@ def test_every_kind_of_plan_is_reached(device):
     expected += [f"cluster {2**k}" for k in range(5)]
     expected += [f"home {home.value}" for home in Home]
     expected += ["ragged", "even", "row long"]
+    names = ["any", *CAPABILITIES, "parts", "limits", "8 bits"]
+    expected += [f"held: {each}" for each in names]
+    expected += [f"{form}: {each}" for form in ("loops", "streamed") for each in names
+                 if each not in HELD_ONLY]  # fmt: skip
     missing = [kind for kind in expected if not drawn[kind]]
     assert not missing, f"{missing} of {sorted(drawn.items())}"
     assert len(beyond) <= (1 - EXACT) * len(SEEDS), beyond
