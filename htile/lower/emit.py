@@ -44,7 +44,7 @@ def _docstring(graph: Graph) -> list[str]:
         ", ".join(dict.fromkeys(f"{each.name} {dtype_name(tensor_dtype(each))}" for each in some))
         for some in (graph.inputs, graph.outputs)
     )
-    title = f'"""{graph.name}: one row of N = {graph.n}'
+    title = f'"""{graph.name}: one row of N {graph.length_text}'
     return [f"{title}.", "", *textwrap.wrap(f"{takes} -> {gives}", WIDTH), '"""', ""]
 
 

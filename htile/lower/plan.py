@@ -258,7 +258,7 @@ class Plan:
     @property
     def is_ragged(self) -> bool:
         """Whether some vectors of threads reach beyond the end of a row."""
-        return self.graph.n % self.numerics.step > 0
+        return not self.graph.fills(self.numerics.step)
 
     def pads(self, loop: ChunkLoop) -> bool:
         """Whether what a loop loads behind the end of a row becomes what its reductions ignore."""

@@ -35,12 +35,14 @@ def vector_size(graph: Graph) -> int:
     vec = min(vec, graph.group_size or vec)
     while vec > 1 and vec * inputs > VECTOR_REGISTERS:
         vec //= 2
-    whole = gcd(graph.n, vec)
+    whole = gcd(graph.multiple or graph.n, vec)
     if _lies_apart(graph):
         return whole
     is_long = graph.n >= SHIFTED_VECTORS * vec and vec * min(rows + columns) >= WORD_BYTES
     is_short = whole * sum(rows) < WHOLE_BYTES * len(rows)
     is_short |= whole == 1 and any(node.op in SCANS for node in graph)
+    if graph.multiple is not None:
+        return whole
     return vec if is_long and is_short else whole
 
 

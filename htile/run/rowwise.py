@@ -29,6 +29,7 @@ from ..build.arch import ARCHS, DEFAULT, arch_named, arch_of_capability
 from ..build.compile import build_ahead
 from ..errors import TraceError
 from ..frontend.captures import Captures
+from ..frontend.dynamic import check_length, in_bucket
 from ..frontend.reference import evaluate
 from ..frontend.roles import Call, Signature, classify
 from ..frontend.tensor import Tensor as Symbolic
@@ -51,7 +52,7 @@ MAX_MISSES = 3  # calls of other sizes, after which a shortcut for one size is r
 _SHORTCUTS = threading.Lock()  # held while the shortcuts of a function are replaced
 
 
-def rowwise(fn: Callable | None = None, *, fastmath: bool = False):
+def rowwise(fn: Callable | None = None, *, fastmath: bool = False, dynamic_n: bool = False):
     """Make a function of one row into one fused kernel over all rows.
 
     Inside `fn` a tensor argument is one row of N elements. The decorated function takes tensors of
@@ -83,8 +84,8 @@ def rowwise(fn: Callable | None = None, *, fastmath: bool = False):
     tensors that require grad. All of them are HTileErrors.
     """
     if fn is None:
-        return functools.partial(rowwise, fastmath=fastmath)
-    return Rowwise(fn, fastmath)
+        return functools.partial(rowwise, fastmath=fastmath, dynamic_n=dynamic_n)
+    return Rowwise(fn, fastmath, dynamic_n=dynamic_n)
 
 
 class Rowwise:
@@ -96,10 +97,11 @@ class Rowwise:
         fastmath: bool = False,
         wanted: Mapping | None = None,
         base: Rowwise | None = None,
+        dynamic_n: bool = False,
     ):
         functools.update_wrapper(self, fn)
         self._fn = fn
-        self._fastmath = fastmath
+        self._fastmath, self._dynamic_n = fastmath, dynamic_n
         self._wanted = dict(wanted or {})
         self._base = base or self  # the one that the name of `fn` means
         self._signature = Signature(fn)
@@ -165,7 +167,8 @@ class Rowwise:
                 check_out(request, out, device)
             if not runs_kernels(device):
                 traced = request.specialization.traced
-                result = evaluate(traced, request.given, lead=call.lead)
+                lead, length = request.call.lead, request.call.length
+                result = evaluate(traced, request.given, lead=lead, length=length)
                 if out is None:
                     return result
                 for target, value in zip(outs, pytree.tree_leaves(result), strict=True):
@@ -192,7 +195,11 @@ class Rowwise:
 
         `Specializations.find` says when it may not.
         """
+        if self._dynamic_n:
+            call = in_bucket(self._signature, call)
         specialization, holds = self._specializations.find(call, captured)
+        if self._dynamic_n:
+            check_length(self._signature.name, specialization.traced, call.length)
         own = self._signature, self._fastmath, self._wanted
         return Request(*own, call, specialization, values, outs, aliases), holds
 
@@ -347,7 +354,8 @@ class Rowwise:
 
         A call raises LoweringError if no plan has them.
         """
-        return Rowwise(self._fn, self._fastmath, {**self._wanted, **wanted}, self._base)
+        more = {**self._wanted, **wanted}
+        return Rowwise(self._fn, self._fastmath, more, self._base, self._dynamic_n)
 
     def __repr__(self) -> str:
         return f"<htile.rowwise {self._signature.name}>"

@@ -1,0 +1,91 @@
+"""Rows of any length: `rowwise(dynamic_n=True)`.
+
+The lengths of rows are divided into *buckets*, and one kernel serves all of a bucket. A function is
+traced for the longest rows of it, its *capacity*. Whatever depends on the length depends on
+`Op.LENGTH`, and the kernel reads the true one off its tensors. So the function may only work on
+whole rows: a part of a row that may have any length has no length of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..errors import ShapeError, UnsupportedError
+from .captures import line_of
+from .graph import Graph, Role
+from .ops import MOVEMENTS, Op
+from .roles import Call, Inner, Shared, Signature, Spec, written
+
+LEAST_CAPACITY = 64  # of rows of two or more elements
+VECTOR_BYTES = 16  # A vector of the widest rows has at most so many.
+
+
+def capacity_of(n: int) -> int:
+    """How many elements the longest rows of the bucket have that rows of n elements are in."""
+    return 1 if n == 1 else max(LEAST_CAPACITY, 1 << (n - 1).bit_length())
+
+
+def in_bucket(signature: Signature, call: Call) -> Call:
+    """The call as its bucket has it: rows of `capacity_of(n)` elements in place of n.
+
+    Calls of a bucket whose rows are whole vectors have a kernel, and the others have one.
+
+    Raises UnsupportedError for arguments that are no whole rows.
+    """
+    capacity, n, loc = capacity_of(call.n), call.n, line_of(written(signature.fn))
+    for spec, kind in zip(call.specs, signature.kinds, strict=True):
+        is_marked = kind is Shared or (kind is not None and issubclass(kind, Inner))
+        has_row = spec.role in (Role.ROW, Role.COLUMN)
+        if has_row and (is_marked or spec.inner != (n,)):
+            what = f"is annotated htile.{kind.__name__}" if is_marked else f"has {spec.inner[-1]}"
+            raise UnsupportedError(
+                f"{signature.name}: {spec.name} {what}, and in a function of rows of any length "
+                f"(dynamic_n=True) all rows, and what they share, have the N elements of the "
+                f"longest ({n}): leave dynamic_n out",
+                loc,
+            )
+    if not any(spec.role is Role.ROW for spec in call.specs):
+        raise UnsupportedError(
+            f"{signature.name}: no argument is a row, whose length a kernel could read "
+            "(dynamic_n=True): leave dynamic_n out",
+            loc,
+        )
+    vector = vector_of(call.specs)
+    specs = tuple(_at_capacity(spec, capacity) for spec in call.specs)
+    multiple = 1 if n % vector else vector
+    return replace(call, specs=specs, n=capacity, multiple=multiple, length=n)
+
+
+def vector_of(specs: tuple[Spec, ...]) -> int:
+    """How many elements a vector of the widest row or column has."""
+    rows = [spec.dtype.itemsize for spec in specs if spec.role in (Role.ROW, Role.COLUMN)]
+    return VECTOR_BYTES // max(rows)
+
+
+def _at_capacity(spec: Spec, capacity: int) -> Spec:
+    return replace(spec, inner=(capacity,)) if spec.role in (Role.ROW, Role.COLUMN) else spec
+
+
+def refuse_parts(graph: Graph) -> None:
+    """Raise UnsupportedError for a trace in which something is no whole row and no number."""
+    for node in graph if graph.n > 1 else ():
+        has_rows = any(operand.value.spread for operand in graph.operands(node))
+        is_moved = node.op in MOVEMENTS and has_rows
+        is_many = node.op is Op.EXPAND and graph.n in node.arg
+        is_other = node.value.spread and node.value.inner != (graph.n,)
+        if node.op is Op.LOOKUP or is_moved or is_many or is_other:
+            raise UnsupportedError(
+                "a part, a view or several rows of one of any length (dynamic_n=True): write "
+                "torch.where to mask elements, pass parts as arguments of their own, or leave "
+                "dynamic_n out",
+                node.loc,
+            )
+
+
+def check_length(name: str, graph: Graph, length: int) -> None:
+    """Raise ShapeError for rows that are shorter than the function needs them."""
+    if length < graph.least:
+        raise ShapeError(
+            f"{name}: rows of {length} elements, of which topk takes {graph.least}; pass rows of "
+            f"at least {graph.least} elements"
+        )
