@@ -62,6 +62,15 @@ def vector_of(specs: tuple[Spec, ...]) -> int:
     return VECTOR_BYTES // max(rows)
 
 
+def of_other_bucket(name: str, call: Call, graph: Graph) -> str:
+    """Python text: whether `name`, a number of elements, is not of the call's bucket."""
+    shortest = max(graph.least, call.n // 2 + 1 if call.n > LEAST_CAPACITY else min(2, call.n))
+    tests, vector = [f"not {shortest} <= {name} <= {call.n}"], vector_of(call.specs)
+    if vector > 1 < call.n:
+        tests.append(f"{name} % {vector}" if call.multiple > 1 else f"not {name} % {vector}")
+    return " or ".join(tests)
+
+
 def _at_capacity(spec: Spec, capacity: int) -> Spec:
     return replace(spec, inner=(capacity,)) if spec.role in (Role.ROW, Role.COLUMN) else spec
 

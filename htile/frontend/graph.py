@@ -205,7 +205,7 @@ class Graph:
     least: int = 1
 
     def fills(self, step: int) -> bool:
-        """Whether the rows are known to be a multiple of so many elements that is the same for all."""
+        """Whether all rows have the same multiple of so many elements."""
         return self.multiple is None and self.n % step == 0
 
     def __getitem__(self, id: int) -> Node:

@@ -133,7 +133,8 @@ def per_row_index(y: object, what: str) -> Tensor:
         fail(DtypeError, f"{what} by {str(y.dtype).removeprefix('torch.')}: an index is an "
              "integer, write y.long()")  # fmt: skip
     if y.ndim > 1:
-        fail(ShapeError, f"{what} by indices of shape {tuple(y._sizes)}: they have one axis at most")
+        shape = tuple(y._sizes)
+        fail(ShapeError, f"{what} by indices of shape {shape}: they have one axis at most")
     if v.spread and prod(v.inner) > 1:
         remedy = "a choice between rows is torch.where(torch.arange(x.shape[-1]) == y, a, b)"
         if what == "F.one_hot" and y.ndim == 1 and y._sizes[0] <= MOST_PARTS:
@@ -197,8 +198,8 @@ def _elements(x: Tensor, y: Tensor, what: str, wraps: bool) -> Tensor:
     if y.ndim != 1 or not 1 < y._sizes[0] <= MOST_PARTS or y._value.dtype is BOOL:
         return element(x, per_row_index(y, what), wraps)
     if (name := _shared_vector(y)) is not None:
-        fail(ShapeError, f"{what} by {name}, of which all rows share the {y._sizes[0]} elements: an "
-             f"index of each row is annotated {name}: htile.PerRow")  # fmt: skip
+        fail(ShapeError, f"{what} by {name}, of which all rows share the {y._sizes[0]} elements: "
+             f"an index of each row is annotated {name}: htile.PerRow")  # fmt: skip
     each = [element(x, per_row_index(y[k], what), wraps) for k in range(y._sizes[0])]
     return cat([unsqueeze(found, -1) for found in each])
 

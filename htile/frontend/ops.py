@@ -29,7 +29,7 @@ class Op(Enum):
     INPUT = "input"  # arg: the parameter's name
     CONST = "const"  # arg: a Python bool, int or float
     INDEX = "index"  # arg: N; the numbers from 0 to N - 1, those of the columns
-    LENGTH = "length"  # arg: its dtype; how many elements the rows of a call have (`Graph.multiple`)
+    LENGTH = "length"  # arg: its dtype; how many elements a row has, if that may differ by call
     # one operand
     NEG = "neg"
     ABS = "abs"

@@ -236,7 +236,8 @@ def broadcast_to(input, size):
         fail(ShapeError, f"expand of a value of shape {tuple(input._sizes)} to {sizes}")
     if not input.ndim and shape == (1,):
         return reshaped(input, shape)
-    return alias(input, input if shape == tuple(input._sizes) else node(Op.EXPAND, input, arg=shape))
+    is_same = shape == input._sizes
+    return alias(input, input if is_same else node(Op.EXPAND, input, arg=shape))
 
 
 def _listed(sizes: tuple) -> object:

@@ -81,7 +81,8 @@ def index_select(input, dim, index):
         fail(ShapeError, f"index_select({dim}, ...) of a value of shape {tuple(input._sizes)}: it "
              "takes rows of a table, index_select(0, ids); of a row write x[pos]")  # fmt: skip
     if index.ndim != 1:
-        fail(ShapeError, f"index_select by indices of shape {tuple(index._sizes)}: write table[pos]")
+        shape = tuple(index._sizes)
+        fail(ShapeError, f"index_select by indices of shape {shape}: write table[pos]")
     return lookup(input, index, "index_select")
 
 
@@ -93,8 +94,8 @@ def embedding(
     if max_norm is not None:
         fail(UnsupportedError, "F.embedding(max_norm=...) changes the table: leave it out")
     if weight.ndim != 2:
-        fail(ShapeError, f"F.embedding of a table of shape {tuple(weight._sizes)}: it has two axes, "
-             "annotate it htile.Shared")  # fmt: skip
+        fail(ShapeError, f"F.embedding of a table of shape {tuple(weight._sizes)}: it has two "
+             "axes, annotate it htile.Shared")  # fmt: skip
     return lookup(weight, input, "F.embedding")
 
 

@@ -113,6 +113,7 @@ class Rowwise:
     def _forget(self) -> None:
         """Forget launches and shortcuts, so that the next call of each kind chooses a plan anew."""
         self._launches.clear()
+        self._buckets: dict[object, Launch] = {}  # of rows of any length, the launch of a bucket
         with _SHORTCUTS:
             self._returning: tuple[Callable, ...] = ()  # the shortcuts of calls without out=
             self._writing: tuple[Callable, ...] = ()  # those of calls with it
@@ -176,7 +177,7 @@ class Rowwise:
                 return out
             # the launch may not be remembered if a static value has changed since the key was made
             holds &= key == call_key(watched[1], signature, values, outs, aliases)
-            launch = prepare(request, device, [*self._launches.values()])
+            launch = self._prepared(request, device, holds)
             if holds and key is not None:
                 if len(self._launches) >= MAX_LAUNCHES:
                     self._launches.clear()
@@ -202,6 +203,24 @@ class Rowwise:
             check_length(self._signature.name, specialization.traced, call.length)
         own = self._signature, self._fastmath, self._wanted
         return Request(*own, call, specialization, values, outs, aliases), holds
+
+    def _prepared(self, request: Request, device: torch.device, holds: bool) -> Launch:
+        """How to launch a call's kernel: as calls of its bucket do that came before, if any did.
+
+        holds: whether it may be remembered.
+        """
+        known = [*self._launches.values()]
+        if not self._dynamic_n:
+            return prepare(request, device, known)
+        arch = arch_of_capability(torch.cuda.get_device_capability(device))
+        key = request.specialization, request.target(arch), request.copied, device, not request.rows
+        launch = self._buckets.get(key)
+        if launch is None:
+            launch = prepare(request, device, known)
+            if holds:
+                self._buckets[key] = launch
+        call = request.call
+        return replace(launch, outputs=request.specialization.shapes(call.lead, call.length))
 
     def _add_shortcuts(self, request: Request, launch: Launch, watched: tuple) -> None:
         """Add shortcuts for calls like this one, unless the function has enough of them.

@@ -33,11 +33,15 @@ class Specialization:
     traced: Graph
     graph: Graph
 
-    def shapes(self, call: Call) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
-        """The shape and dtype of each result for the rows of a call."""
-        inners = (self.inner(result, call.length) for result in self.traced.outputs)
-        named = zip(self.traced.outputs, inners, strict=True)
-        return tuple(((*call.lead, *inner), result.dtype) for result, inner in named)
+    def shapes(
+        self, lead: tuple[int, ...], length: int | None = None
+    ) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
+        """The shape and dtype of each result for rows of the leading shape `lead`.
+
+        length: how many elements the rows have, if that differs from call to call.
+        """
+        results = self.traced.outputs
+        return tuple(((*lead, *self.inner(each, length)), each.dtype) for each in results)
 
     def inner(self, result: Output, length: object) -> tuple:
         """A result's shape for one row; `length` is that of a row of any length, else None."""

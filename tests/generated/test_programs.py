@@ -25,7 +25,7 @@ REPO = Path(__file__).parents[2]
 FOUND = ()  # seeds that once failed; a change of programs.py makes other programs of them
 SEEDS = (*range(300), *FOUND)
 ARCHS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
-LEAVES = (Op.INPUT, Op.CONST, Op.INDEX)
+LEAVES = (Op.INPUT, Op.CONST, Op.INDEX, Op.LENGTH)
 COMPILED = (*range(4, 14), 18, 96)
 STACK = {Op.SIN, Op.COS}  # libdevice reduces huge arguments in local memory
 
