@@ -10,13 +10,17 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 from htile.build.arch import arch_named
+from htile.errors import UnsupportedError
 from htile.frontend.graph import Role
 from htile.frontend.ops import MOVEMENTS, Op
+from htile.frontend.reference import evaluate
 from htile.frontend.roles import classify
 from htile.lower import choose, enumerate_plans
 from htile.lower.plan import ROWS
+from tests.request_of import request_of
 
 from .measure import check
 from .programs import draw_program, program
@@ -47,6 +51,42 @@ def test_reference_is_the_oracle(seed):
         check(p, f, f(*args), args, fair=True)
     except AssertionError as error:
         raise AssertionError(f"{error}\n{p}") from None
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_reference_of_rows_of_any_length_is_the_oracle(seed):
+    """Traced for longer rows; and the graph after the passes is as the one before."""
+    p = program(seed)
+    f, args = p.function(dynamic_n=True), p.arguments()
+    try:
+        result = f(*args)
+    except UnsupportedError as error:  # parts of rows, and torch.arange(1, n + 1)
+        assert "dynamic_n=True" in error.message and error.loc is not None, p
+        return
+    try:
+        check(p, f, result, args, fair=True)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{p}") from None
+    request = request_of(f, args)
+    graph, call = request.specialization.graph, request.call
+    if any(each.view is not None for each in (*graph.inputs, *graph.outputs)):
+        return
+    named = dict(zip(f._signature.names, args, strict=True))
+    placed = evaluate(graph, named, call.lead, length=call.length)
+    pairs = zip(pytree.tree_leaves(placed), pytree.tree_leaves(result), strict=True)
+    for found, expected in pairs:
+        torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_most_programs_have_rows_of_any_length():
+    few = 0
+    for seed in SEEDS:
+        p = program(seed)
+        try:
+            p.function(dynamic_n=True).inspect(*p.arguments(filled=False))
+        except UnsupportedError:
+            few += 1
+    assert few < len(SEEDS) / 2
 
 
 def test_plans_and_text():
