@@ -11,12 +11,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..errors import ShapeError, UnsupportedError
-from .captures import line_of
 from .graph import Graph, Role
 from .ops import MOVEMENTS, Op
-from .roles import Call, Inner, Shared, Signature, Spec, written
+from .roles import Call, Inner, Shared, Signature, Spec
 
 LEAST_CAPACITY = 64  # of rows of two or more elements
+ONLY_WHOLE = (
+    "{} of a row of any length (dynamic_n=True): only a whole row has one. Write x.shape[-1] for "
+    "the size of all of it, torch.where to mask elements, pass parts as arguments, or leave "
+    "dynamic_n out"
+)
 VECTOR_BYTES = 16  # A vector of the widest rows has at most so many.
 
 
@@ -32,24 +36,18 @@ def in_bucket(signature: Signature, call: Call) -> Call:
 
     Raises UnsupportedError for arguments that are no whole rows.
     """
-    capacity, n, loc = capacity_of(call.n), call.n, line_of(written(signature.fn))
+    capacity, n = capacity_of(call.n), call.n
     for spec, kind in zip(call.specs, signature.kinds, strict=True):
-        is_marked = kind is Shared or (kind is not None and issubclass(kind, Inner))
-        has_row = spec.role in (Role.ROW, Role.COLUMN)
-        if has_row and (is_marked or spec.inner != (n,)):
-            what = f"is annotated htile.{kind.__name__}" if is_marked else f"has {spec.inner[-1]}"
+        is_marked = kind is not None and issubclass(kind, Shared | Inner)
+        if spec.role in (Role.ROW, Role.COLUMN) and (is_marked or spec.inner != (n,)):
+            what = f"has {spec.inner[-1]} elements a row"
+            if is_marked:
+                what = f"is annotated htile.{kind.__name__}"
             raise UnsupportedError(
-                f"{signature.name}: {spec.name} {what}, and in a function of rows of any length "
-                f"(dynamic_n=True) all rows, and what they share, have the N elements of the "
-                f"longest ({n}): leave dynamic_n out",
-                loc,
+                f"{signature.name}: {spec.name} {what}; where rows have any length "
+                f"(dynamic_n=True), each row and each vector that all rows share has as many "
+                f"elements as the longest row ({n}); leave dynamic_n out"
             )
-    if not any(spec.role is Role.ROW for spec in call.specs):
-        raise UnsupportedError(
-            f"{signature.name}: no argument is a row, whose length a kernel could read "
-            "(dynamic_n=True): leave dynamic_n out",
-            loc,
-        )
     vector = vector_of(call.specs)
     specs = tuple(_at_capacity(spec, capacity) for spec in call.specs)
     multiple = 1 if n % vector else vector
@@ -83,12 +81,7 @@ def refuse_parts(graph: Graph) -> None:
         is_many = node.op is Op.EXPAND and graph.n in node.arg
         is_other = node.value.spread and node.value.inner != (graph.n,)
         if node.op is Op.LOOKUP or is_moved or is_many or is_other:
-            raise UnsupportedError(
-                "a part, a view or several rows of one of any length (dynamic_n=True): write "
-                "torch.where to mask elements, pass parts as arguments of their own, or leave "
-                "dynamic_n out",
-                node.loc,
-            )
+            raise UnsupportedError(ONLY_WHOLE.format("a part or another shape"), node.loc)
 
 
 def check_length(name: str, graph: Graph, length: int) -> None:

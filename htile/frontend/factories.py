@@ -61,19 +61,18 @@ def _fixed(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> tuple
     if names is None:
         return args, kwargs
     names = ("end",) if func is torch.arange and len(args) == 1 else names
-    named = dict(zip(names, args, strict=False)) | {k: kwargs[k] for k in kwargs if k in names}
-    sizes = [x for v in (*named.values(), *args[len(names) :])
-             for x in (v if isinstance(v, (tuple, list)) else (v,))]  # fmt: skip
-    is_number = any(type(x) is int and x == builder.n > 1 for x in sizes)
-    is_computed = any(isinstance(x, Tensor) and not isinstance(x, Length) for x in sizes)
-    start, step = named.get("start", 0), named.get("step", 1)
-    is_whole = not any(isinstance(x, Length) for x in sizes) or not (
-        isinstance(start, Length) or isinstance(step, Length) or (start, step) != (0, 1)
+    given = dict(zip(names, args, strict=False)) | {k: kwargs[k] for k in names if k in kwargs}
+    start, step = given.pop("start", 0), given.pop("step", 1)
+    sizes = [*given.values(), *args[len(names) :]] if func is not torch.full else [*given.values()]
+    sizes = [x for each in sizes for x in (each if isinstance(each, (tuple, list)) else (each,))]
+    is_whole = all(isinstance(x, Length) or (type(x) is int and x <= 1) for x in sizes)
+    is_counted = not any(isinstance(x, Length) for x in sizes) or (
+        (type(start), start, type(step), step) == (int, 0, int, 1)
     )
-    if is_number or is_computed or not is_whole:
-        fail(UnsupportedError, f"torch.{func.__name__} of other sizes than x.shape[-1] in a "
-             "function of rows of any length (dynamic_n=True): write torch.arange(x.shape[-1]), "
-             "and compute with that")  # fmt: skip
+    if not (is_whole and is_counted):
+        fail(UnsupportedError, f"torch.{func.__name__} of other sizes than x.shape[-1] beside rows "
+             "of any length (dynamic_n=True): write torch.arange(x.shape[-1]), and compute with "
+             "that")  # fmt: skip
 
     def of_graph(x: object) -> object:
         if isinstance(x, (tuple, list)):

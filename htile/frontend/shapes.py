@@ -12,6 +12,7 @@ from math import prod
 import torch
 
 from ..errors import ShapeError, TraceError, UnsupportedError
+from .dynamic import ONLY_WHOLE
 from .functions import attach, formulas, implements
 from .ops import Op, Value, Varies, broadcast_shapes
 from .promotion import BOOL, Number, cast, filled, number, numeric, operand
@@ -99,15 +100,14 @@ def reshaped(x: Tensor, inner: tuple[int, ...]) -> Tensor:
 def fixed(sizes: tuple, x: Tensor) -> tuple:
     """Sizes as the graph of `x` has them, where the length of a row is n.
 
-    Raises UnsupportedError for a number in its place, where the length differs from call to call.
+    Raises UnsupportedError for a number of elements of a row, where that differs from call to call.
     """
     builder = x._builder
     if builder.multiple is None:
         return sizes
-    for size in sizes:
-        if type(size) is int and size == builder.n > 1:
-            fail(UnsupportedError, f"{size} elements in a function of rows of any length "
-                 "(dynamic_n=True): write x.shape[-1]")  # fmt: skip
+    if any(type(size) is int and (size > 1 if x._value.spread else size == builder.n > 1)
+           for size in sizes):  # fmt: skip
+        fail(UnsupportedError, ONLY_WHOLE.format(f"the sizes {sizes}"))
     return tuple(builder.n if isinstance(size, Length) else size for size in sizes)
 
 
