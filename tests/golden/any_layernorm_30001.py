@@ -1,0 +1,89 @@
+"""any_layernorm: one row of N <= 32768.
+
+x bf16, w bf16, b bf16 -> out bf16
+"""
+
+import cuda.bindings.driver as cuda
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int64
+
+from htile.compute import math
+from htile.config import ElementwiseTileConfig
+from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer
+from htile.utils import make_fake_tensor
+
+config = ElementwiseTileConfig(
+    BFloat16,
+    N=32768,
+    num_threads=256,
+    threads_per_row=256,
+    cluster_n=16,
+    stage=2,
+    reduction_dtype=Int64,
+)
+blocks = 4  # of an SM, for which registers are spared
+
+
+@cute.kernel
+def any_layernorm_kernel(
+    mX: cute.Tensor, mW: cute.Tensor, mB: cute.Tensor, mOut: cute.Tensor, tiled_copy: cute.TiledCopy
+):
+    ctx = ElementwiseKernelContext(config)
+    ctx.setup(mX, config.tiler_mn(1), tiled_copy, shared=False)
+    cute.arch.griddepcontrol_wait()  # the kernel before has ended
+    cute.arch.griddepcontrol_launch_dependents()  # the next may start
+
+    # stage 1: mean
+    triple0 = ctx.welford_triple()
+    prefetched0 = ctx.prefetch(8, mX)
+    for chunk, tXrX in prefetched0.take(0, 8):
+        x = math.convert(tXrX.load(), Float32)
+        triple0 = chunk.accumulate(triple0, x)  # cases.py:130
+    prefetched1 = ctx.prefetch(8, mX, mW, mB, backwards=True)
+    mean0, moments0 = ctx.reduce_moments(triple0, slot=0)
+
+    # stage 2: sum
+    sum0 = moments0.about(mean0)
+
+    # output
+    for chunk, tXrX, tXrW, tXrB in prefetched1.take(0, 8):
+        x = math.convert(tXrX.load(), Float32)
+        w = math.convert(tXrW.load(), Float32)
+        b = math.convert(tXrB.load(), Float32)
+        sub0 = x - mean0  # cases.py:130
+        length0 = chunk.shape[1]
+        convert0 = math.convert(length0, Float32)
+        div0 = math.div(sum0, convert0)  # cases.py:130
+        add0 = div0 + 1e-05  # cases.py:130
+        rsqrt0 = math.rsqrt(add0)  # cases.py:130
+        mul0 = sub0 * rsqrt0  # cases.py:130
+        add1 = math.fma(mul0, w, b)  # cases.py:130
+        ElementwiseStorer(chunk).store(mOut, add1)
+
+
+@cute.jit
+def any_layernorm(
+    mX: cute.Tensor, mW: cute.Tensor, mB: cute.Tensor, mOut: cute.Tensor, stream: cuda.CUstream
+):
+    tiled_copy = config.make_vector_copy(1).tiled_copy_2d()
+    any_layernorm_kernel(mX, mW, mB, mOut, tiled_copy).launch(
+        grid=config.grid(mOut.shape[0]),
+        block=config.block,
+        cluster=config.cluster,
+        stream=stream,
+        use_pdl=True,
+        min_blocks_per_mp=blocks,
+        preferred_smem_carveout=-1,
+    )
+
+
+def fake_arguments():
+    """What stands for the tensors when the kernel is compiled."""
+    m = cute.sym_int()
+    n = cute.sym_int()
+    return (
+        make_fake_tensor(BFloat16, (m, n), 1),
+        make_fake_tensor(BFloat16, (n,), 1),
+        make_fake_tensor(BFloat16, (n,), 1),
+        make_fake_tensor(BFloat16, (m, n), 1),
+    )
