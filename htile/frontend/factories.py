@@ -66,9 +66,7 @@ def _fixed(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> tuple
     sizes = [*given.values(), *args[len(names) :]] if func is not torch.full else [*given.values()]
     sizes = [x for each in sizes for x in (each if isinstance(each, (tuple, list)) else (each,))]
     is_whole = all(isinstance(x, Length) or (type(x) is int and x <= 1) for x in sizes)
-    is_counted = not any(isinstance(x, Length) for x in sizes) or (
-        (type(start), start, type(step), step) == (int, 0, int, 1)
-    )
+    is_counted = all(type(x) is int for x in (start, step)) and (start, step) == (0, 1)
     if not (is_whole and is_counted):
         fail(UnsupportedError, f"torch.{func.__name__} of other sizes than x.shape[-1] beside rows "
              "of any length (dynamic_n=True): write torch.arange(x.shape[-1]), and compute with "
