@@ -76,8 +76,12 @@ def rowwise(fn: Callable | None = None, *, fastmath: bool = False, dynamic_n: bo
     other overlap raises ArgumentError. `torch.vmap(f)` treats the batch as a leading dimension.
 
     fastmath: use approximate tanh, log, log2, log10, sin and cos in all of the kernel. If `fn`
-        calls a row-wise function, that becomes part of the kernel: its own fastmath and plan do not
-        count.
+        calls a row-wise function, that becomes part of the kernel: its own fastmath, dynamic_n and
+        plan do not count.
+    dynamic_n: serve rows of up to N elements, the next power of two, with one kernel (and with
+        another one where rows are not whole 16-byte vectors). `x.shape[-1]` then has no Python
+        number inside `fn`, and only whole rows may be worked on: parts, groups and tables raise
+        UnsupportedError. Bits depend on that power of two.
 
     Raises TraceError or UnsupportedError, with the line of `fn`, for what can not be traced,
     ArgumentError, ShapeError or DtypeError for arguments that do not fit, and GradientError for
@@ -300,7 +304,8 @@ class Rowwise:
         It takes what `inspect` takes, and needs no GPU. The kernel is for the dtypes, N, the number
         of leading dimensions, the dimensions that repeat, and the alignment of these tensors. It
         serves any number of rows, with an exception: one row alone may have a kernel of its own,
-        and if N > 2048, so may batches of at least 64, 256 and 1024 rows.
+        and if N > 2048, so may batches of at least 64, 256 and 1024 rows. With `dynamic_n=True` it
+        serves every N of the bucket.
 
         The memory of `meta` tensors counts as allocated by torch, so their rows begin at multiples
         of 16 bytes if N and the strides allow it. For rows that begin elsewhere, pass a view of a
