@@ -84,6 +84,7 @@ def _config(plan: Plan) -> list[str]:
         *(["reduction_dtype=Int64"] if plan.sweeps.has_wide_words else []),
         *([f"copy_bytes={place.copy_bytes}"] if place.copy_bytes < 16 else []),
         *(["shifted=True"] if place.shifted else []),
+        *(["any_end=True"] if plan.may_end_anywhere else []),
     ]
     lines = wrapped_call("config = ElementwiseTileConfig(", args, ")")
     if plan.names_blocks:

@@ -41,8 +41,6 @@ def vector_size(graph: Graph) -> int:
     is_long = graph.n >= SHIFTED_VECTORS * vec and vec * min(rows + columns) >= WORD_BYTES
     is_short = whole * sum(rows) < WHOLE_BYTES * len(rows)
     is_short |= whole == 1 and any(node.op in SCANS for node in graph)
-    if graph.multiple is not None:
-        return whole
     return vec if is_long and is_short else whole
 
 
@@ -87,7 +85,7 @@ def is_shifted(graph: Graph, align: int) -> bool:
     vec = vector_size(graph)
     if _lies_apart(graph) or _has_groups_apart(graph):
         return False  # an element at a time, or a group
-    if graph.n % vec:
+    if (graph.multiple or graph.n) % vec:
         return True
     rows, columns = _sizes(graph)
     least = min(rows + columns) * vec
