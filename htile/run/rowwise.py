@@ -222,6 +222,8 @@ class Rowwise:
         if launch is None:
             launch = prepare(request, device, known)
             if holds:
+                if len(self._buckets) >= MAX_LAUNCHES:
+                    self._buckets.clear()
                 self._buckets[key] = launch
         call = request.call
         return replace(launch, outputs=request.specialization.shapes(call.lead, call.length))
