@@ -61,6 +61,8 @@ class ElementwiseTileConfig:
     shifted: whether rows may begin anywhere in memory, and end inside a vector. They are moved in
         aligned pieces as long as vectors, of 4 bytes or more, and shifted in registers. Then
         `copy_bytes` is for columns only.
+    any_end: whether rows have another length than N, which is known when the kernel runs, and may
+        end at any element. They are shifted.
     reduction_dtype: the dtype of an element of the reduction buffer. It is Float32, or Int64 where
         64-bit values or pairs of numbers are exchanged.
     """
@@ -75,6 +77,7 @@ class ElementwiseTileConfig:
     threads_per_row: int | None = None
     copy_bytes: int = 16
     shifted: bool = False
+    any_end: bool = False
     reduction_dtype: type = Float32
 
     def __post_init__(self) -> None:

@@ -85,6 +85,16 @@ def traced(title: str, body: str, line: str | None = None, kind="TraceError", **
     return Case(title, row(body, **more), kind, line or body)
 
 
+def any_length(body: str, parameters: str = "x", call: str = "f(x)") -> str:
+    """The code of a function of rows of any length."""
+    return row(body, parameters, call).replace("rowwise", "rowwise(dynamic_n=True)", 1)
+
+
+def of_any(title: str, body: str, line: str | None = None, kind="UnsupportedError") -> Case:
+    """A mistake inside such a function."""
+    return Case(title, any_length(body), kind, line or body)
+
+
 def called(title: str, call: str, kind: str = "ArgumentError", parameters: str = "x", **more):
     """A mistake of a call, of which no line is told: the traceback ends there."""
     names = ", ".join(p.split(":")[0].strip() for p in parameters.split(","))
@@ -422,6 +432,35 @@ SECTIONS = (
                 PAIRS, call="y = torch.ones(4, 9)[:, :8]\nf(y, out=y)"), "ArgumentError"),
             Case("Inside another function", row("return x * 2", call="@htile.rowwise\ndef g(x):\n"
                  "    return f(x, out=x)\n\ng(x)"), "TraceError", "return f(x, out=x)"),
+        ),
+    ),
+    Section(
+        "Rows of any length",
+        "In a function of rows of any length, `@htile.rowwise(dynamic_n=True)`, the length is no "
+        "number while the function is traced, and only whole rows have one.",
+        (
+            of_any("A part of a row", "return x[1:]"),
+            of_any("An element at a place", "return x - x[0]"),
+            of_any("Groups", "return x.view(2, -1).sum(-1)"),
+            of_any("Rows that are joined", "return torch.cat((x, x))"),
+            of_any("A row of rows", "return (x[None] * x[:, None]).sum(-1)"),
+            of_any("Sorted", "return x.sort().values"),
+            of_any("A size that is a number", "return F.layer_norm(x, (8,))"),
+            of_any("Columns that do not begin at 0", "return x * torch.arange(1, x.shape[-1] + 1)"),
+            of_any("A loop over the columns",
+                   "for k in range(x.shape[-1]):\n    x = x * k\nreturn x",
+                   "for k in range(x.shape[-1]):", "TraceError"),
+            of_any("A branch on the length", "if x.shape[-1] > 4:\n    x = x * 2\nreturn x",
+                   "if x.shape[-1] > 4:", "TraceError"),
+            of_any("math of the length", "return x / math.sqrt(x.shape[-1])", kind="TraceError"),
+            Case("Two lengths of rows of any length", any_length("return x + y.sum()", "x, y",
+                 "f(x, x[:, :4])"), "UnsupportedError"),
+            Case("A table beside rows of any length", any_length(
+                 "return x + w.sum()", "x, w: htile.Shared", "f(x, x[0])"), "UnsupportedError"),
+            Case("A stack of rows of any length", any_length(
+                 "return x.sum()", "x: htile.Inner[2]", "f(x[None])"), "UnsupportedError"),
+            Case("Fewer elements than topk takes", any_length("return x.topk(9).values"),
+                 "ShapeError"),
         ),
     ),
     Section(

@@ -4,6 +4,7 @@ Some are taken by a shortcut, and all others go the long way; a warm one is litt
 """
 
 import contextlib
+import itertools
 import sys
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from examples.softmax import softmax
 from htile.errors import ArgumentError, GradientError
 from htile.run import launch as launching
 from htile.run import rowwise as jit
-from htile.run import shortcut
+from htile.run import shortcut, specialize
 
 empty_strided = torch._C._dynamo.guards._empty_strided_cpu
 scale = 2.0
@@ -44,7 +45,14 @@ def chosen(x, unread: htile.PerRow, ends: htile.Static = (1, 2.0), share: htile.
     return x * share + ends[0] * ends[1]
 
 
-FUNCTIONS = plain, many, chosen, softmax, rmsnorm
+@htile.rowwise(dynamic_n=True)
+def of_any(x, weight, labels: htile.PerRow):
+    """Rows of any length."""
+    y = torch.softmax(x * weight, -1)
+    return y, (y - y.sum() / x.shape[-1]).amax(-1, keepdim=True), x[labels], x.topk(3).indices
+
+
+FUNCTIONS = plain, many, chosen, softmax, rmsnorm, of_any
 
 
 class Subclass(torch.Tensor):
@@ -443,3 +451,81 @@ def test_a_warm_call_is_little_python(gpu, function, args, outputs, instructions
     assert calls == ["__call__", "is_dynamo_compiling", "_shortcut", "check", *allocations]
     assert executed <= instructions * 1.2
     assert len(gpu.long) == 1
+
+
+# ---- rows of any length --------------------------------------------------------------------------
+
+
+def any_length(m, n, dtype=torch.float32):
+    labels = torch.arange(m) % n
+    return torch.randn(m, n).to(dtype), torch.randn(n).to(dtype), labels
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The names of the steps from a function to its kernel, as often as they were made."""
+    found = []
+    fresh = specialize.Specializations(of_any._fn, of_any._captures)
+    monkeypatch.setattr(of_any, "_specializations", fresh)
+    for module, name in ((specialize, "trace"), (launching, "plans_for"), (launching, "load")):
+        whole = getattr(module, name)
+
+        def counted(*args, _whole=whole, _name=name, **kwargs):
+            found.append(_name)
+            return _whole(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, counted)
+    return found
+
+
+@pytest.mark.parametrize("multiple", [1, 4], ids=["any", "whole vectors"])
+def test_a_new_length_of_a_bucket_is_a_short_call(gpu, made, multiple):
+    """Nothing is traced, planned or loaded, and no shortcut is added."""
+    lengths = [n for n in range(65, 129) if (n % 4 == 0) == (multiple == 4)]
+    of_any(*any_length(5, lengths[3]))
+    steps = ["trace", "plans_for", "load"]
+    assert made == steps and len(gpu.long) == 1
+    for m, n in enumerate(lengths, 3):
+        x, w, labels = any_length(m, n)
+        y, top, taken, indices = of_any(x, w, labels)
+        assert y.shape == (m, n) and y.is_contiguous() and top.shape == (m, 1)
+        assert taken.shape == (m,) and indices.shape == (m, 3)
+    assert made == steps and len(gpu.long) == 1 and len(of_any._returning) <= 2
+
+
+def test_other_buckets_are_other_kernels(gpu, made):
+    """Another capacity, and whole vectors beside others; in any order."""
+    buckets = [(65, 127), (100, 128), (129, 255), (200, 256), (3, 63), (64, 4)]
+    for n in (*itertools.chain(*zip(*buckets, strict=True)), 65, 64):
+        of_any(*any_length(4, n))
+    assert made.count("trace") == made.count("load") == len(buckets)
+
+
+def test_the_long_way_of_a_known_bucket_plans_nothing(gpu, made):
+    of_any(*any_length(5, 100))
+    for n in range(68, 128, 4):
+        of_any._returning = ()
+        of_any(*any_length(5, n))
+    assert made == ["trace", "plans_for", "load"] and len(gpu.long) == 16
+
+
+def test_fewer_elements_than_topk_takes(gpu):
+    of_any(*any_length(5, 3))
+    with pytest.raises(htile.ShapeError, match="topk takes 3"):
+        of_any(*any_length(5, 2))
+
+
+def test_results_of_any_length_are_written(gpu, made):
+    """`out=` of the right length, apart from the arguments or in place of one."""
+    x, w, labels = any_length(5, 100)
+    out = torch.empty(5, 100), torch.empty(5, 1), torch.empty(5), torch.empty(5, 3).long()
+    of_any(x, w, labels, out=out)
+    for n in (104, 72, 128):
+        x, w, labels = any_length(5, n)
+        into = (torch.empty(5, n), *out[1:])
+        assert of_any(x, w, labels, out=into) is into
+    assert made == ["trace", "plans_for", "load"] and len(gpu.long) == 1
+    with pytest.raises(htile.ShapeError, match="must have shape"):
+        of_any(x, w, labels, out=out)
+    with pytest.raises(ArgumentError, match="shares memory"):
+        of_any(x, w, labels, out=(torch.empty(5, 128), w[:5, None], *out[2:]))

@@ -66,4 +66,4 @@ def _compile(function: Rowwise, text: str, arch: str | None) -> None:
     if path is None or not path.exists():
         raise CompileError(f"{kernel.name} is compiled, but can not be kept in the disk cache")
     how = "was there" if there else f"compiled in {took:.1f} s"
-    print(f"{kernel.name}, N = {kernel.graph.n}, {kernel.arch}: {how}", flush=True)
+    print(f"{kernel.name}, N {kernel.graph.length_text}, {kernel.arch}: {how}", flush=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import cutlass
 import cutlass.cute as cute
@@ -288,8 +288,9 @@ class WelfordTriple(_Accumulator):
     def take(self, chunk: RowTile, value: Vector) -> WelfordTriple:
         """With the x of a chunk."""
         if not self.in_pairs:
-            ends = chunk.layout.rest if chunk.layout.may_end_in(chunk.k) else 0
-            return self._merged(chunk.k, chunk.in_row, value, ends)
+            places = [chunk.layout.place_of(i) for i in range(cute.size(value.shape))]
+            in_row = chunk.in_row and [chunk.in_row[place] for place in places]
+            return self._merged(chunk.k, in_row, value, chunk.ends)
         if self.waiting is None:
             new = copy.copy(self)
             new.waiting = value
@@ -303,32 +304,34 @@ class WelfordTriple(_Accumulator):
     def _merged(
         self,
         k: int | Int32,
-        in_row: tuple[Boolean, Boolean] | None,
+        in_row: Sequence[Boolean] | None,
         value: Vector,
-        ends: int = 0,
+        ends: int | Int32 = 0,
     ) -> WelfordTriple:
         """With the k-th vector, if it is in the row.
 
-        in_row: whether its first element is in the row, and whether its last is; None if all are.
+        in_row: whether each of its elements is in the row; None if all are.
         ends: how many elements it has in the row if the row may end in it; 0 if it can not.
         """
+        may_end = not isinstance(ends, int) or ends > 0
         base, rest, squares, outer = self.values
         size = cute.size(value.shape)
         start = value[0]
         starts = (Int32(k) == 0) & (abs(start) < INF)
         base = select(starts, start, base)
         shifted = value - base
-        if ends:
+        if may_end:
             elements = [shifted[i] for i in range(size)]
-            for i in range(ends, size):
-                elements[i] = select(in_row[1], elements[i], Float32(0.0))
+            for i in range(ends if isinstance(ends, int) else 1, size):
+                elements[i] = select(in_row[i], elements[i], Float32(0.0))
             shifted = make_vector(elements, value.shape, Float32)
         total = thread_reduce(shifted, ADD)
         square = thread_reduce(Product(shifted, shifted), ADD)
         weight, number = reciprocal(Float32(k + 1)), size
-        if ends:
-            weight = select(in_row[1], weight, ends * reciprocal(Float32(k * size + ends)))
-            number = select(in_row[1], Float32(size), Float32(ends))
+        if may_end:
+            part = ends if isinstance(ends, int) else Float32(ends)
+            weight = select(in_row[-1], weight, part * reciprocal(Float32(k * size + ends)))
+            number = select(in_row[-1], Float32(size), Float32(ends))
         keep = 1.0 - weight
         merged = number * keep
         if const_expr(in_row is not None):
@@ -336,8 +339,8 @@ class WelfordTriple(_Accumulator):
             total, square, weight, merged = (select(in_row[0], v, Float32(0.0)) for v in some)
             keep = 1.0 - weight
         delta = total * (1.0 / size)
-        if ends:
-            delta = select(in_row[1], delta, quotient(total, ends))
+        if may_end:
+            delta = select(in_row[-1], delta, quotient(total, ends))
         within = cute.math.fma(-total, delta, square)
         within = select(square < INF, within, square)  # inf - inf would be NaN
         gap = delta - rest

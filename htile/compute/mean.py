@@ -126,14 +126,14 @@ class RowMean:
     def of_vectors(
         self,
         x: Vector | Product,
-        in_row: Sequence[tuple[Boolean, Boolean]] | None,
+        in_row: Sequence[tuple[Boolean, ...]] | None,
         share: int | Int32,
     ) -> Vector | Product | Float32 | ThreadPart:
         """What a thread gives to `row_reduce`, if it has all its vectors at once.
 
         x: the vectors, of shape ((vec_size, 1), 1, chunks). Padded elements may have any value.
-        in_row: for each vector, whether its first element is in the row, and whether its last is;
-            None if all are.
+        in_row: for each vector, whether its first element is in the row, and whether its last is,
+            or whether each is (`RowLayout.any_end`); None if all are.
         share: which share of the row they belong to.
         """
         layout = self.layout
@@ -181,7 +181,7 @@ class RowMean:
         return mean_of_warps(means, numbers, one_over_all, width, any_empty)
 
     def _runs(
-        self, vectors: Vector | Product, in_row: Sequence[tuple[Boolean, Boolean]] | None
+        self, vectors: Vector | Product, in_row: Sequence[tuple[Boolean, ...]] | None
     ) -> list[Run]:
         """The runs of a thread's vectors (vec_size, chunks).
 
@@ -201,12 +201,12 @@ class RowMean:
         return runs
 
     def runs_of_vector(
-        self, x: Vector | Product, chunk: int | Int32, in_row: tuple[Boolean, Boolean]
+        self, x: Vector | Product, chunk: int | Int32, in_row: tuple[Boolean, ...]
     ) -> list[Run]:
         """The runs of one vector, which may be padding or have the end of the row in it."""
         runs = []
         for first, last in self.layout.exact_parts(chunk):
-            inside = in_row[0 if last <= self.layout.rest else 1]
+            inside = in_row[self.layout.place_of(last - 1)]
             total = thread_reduce(part_of(x, first, last), ADD)
             runs.append(Run(select(inside, total, Float32(0.0)), last - first, inside))
         return runs

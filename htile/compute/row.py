@@ -263,7 +263,7 @@ class RowReductions(Lookups):
         return cute.where(self.mask, value, self.full(identity(op, value.dtype), value.dtype))
 
     @property
-    def _vectors_in_row(self) -> list[tuple[Boolean, Boolean]]:
+    def _vectors_in_row(self) -> list[tuple[Boolean, ...]]:
         """For each vector of this thread, whether its first and last elements are in the row."""
         return [self._in_row(k) for k in range(cute.size(self.tXcX, mode=[2]))]
 

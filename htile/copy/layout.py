@@ -16,10 +16,11 @@ class RowLayout:
     """How the vectors of a row lie over its shares and threads.
 
     elements: how many elements the row has. If the kernel is compiled for this number, the row may
-        end inside a vector; otherwise it ends where a vector ends.
+        end inside a vector; otherwise only if `any_end` says so.
     vec_size: how many elements a vector has. threads: how many threads work on a share.
     chunks: how many vectors of a share a thread has, padding included.
     shares: how many shares the row has.
+    any_end: whether a row whose length is known when the kernel runs may end inside a vector.
     """
 
     elements: int | Int32
@@ -27,6 +28,7 @@ class RowLayout:
     threads: int
     chunks: int
     shares: int
+    any_end: bool = False
 
     @property
     def is_even(self) -> bool:
@@ -42,7 +44,10 @@ class RowLayout:
 
     @property
     def rest(self) -> int:
-        """How many elements of the row are in the vector that it ends in; 0 if they fill it."""
+        """How many elements of the row are in the vector that it ends in; 0 if they fill it.
+
+        It is 0 as well where only the kernel knows (`any_end`).
+        """
         return self.elements % self.vec_size if isinstance(self.elements, int) else 0
 
     def is_whole(self, chunk: int | Int32, beyond: int = 0) -> bool:
@@ -62,11 +67,20 @@ class RowLayout:
         last = self.elements // self.vec_size
         return chunk == last % (self.threads * self.chunks) // self.threads
 
+    def place_of(self, element: int) -> int:
+        """Which of the Booleans that say what of a vector is in the row is that of an element.
+
+        There are two, of the first element and of the last; or one for each (`any_end`).
+        """
+        return element if self.any_end else int(element >= self.rest)
+
     def exact_parts(self, chunk: int | Int32) -> list[tuple[int, int]]:
         """The elements (first, behind the last) of parts of a vector of this chunk.
 
         Each part is in the row as a whole, or not at all, and has 2**k elements.
         """
+        if self.any_end:
+            return [(k, k + 1) for k in range(self.vec_size)]
         bounds = (0, self.rest, self.vec_size) if self.may_end_in(chunk) else (0, self.vec_size)
         parts = []
         for first, last in pairwise(bounds):

@@ -77,7 +77,8 @@ class RowTile(Static):
     def layout(self) -> RowLayout:
         """How the row lies over its shares and threads."""
         threads, shares = self.config.threads_per_row, self.config.cluster_n
-        return RowLayout(self.shape[1], self.vec_size, threads, self.num_chunks, shares)
+        any_end = self.config.any_end
+        return RowLayout(self.shape[1], self.vec_size, threads, self.num_chunks, shares, any_end)
 
     @property
     def share_in_row(self) -> int | Int32:
@@ -342,24 +343,43 @@ class RowTile(Static):
         if self.is_even_N:
             return None
         vec_size = cute.size(self.tXcX, mode=[0])
-        steps, rest = cute.size(self.tXcX, mode=[2]), self.layout.rest
-        pairs = [self._in_row(k) for k in range(steps)]
-        bits = [pair[0 if i < rest else 1] for pair in pairs for i in range(vec_size)]
+        steps, layout = cute.size(self.tXcX, mode=[2]), self.layout
+        every = [self._in_row(k) for k in range(steps)]
+        which = [layout.place_of(i) for i in range(vec_size)]
+        bits = [each[i] for each in every for i in which]
         return make_vector(bits, self.vector_shape, Boolean)
 
-    def _in_row(self, k: int) -> tuple[Boolean, Boolean]:
-        """Whether the first and the last element of this thread's k-th vector are in the row."""
+    def _in_row(self, k: int) -> tuple[Boolean, ...]:
+        """Whether the first and the last element of this thread's k-th vector are in the row.
+
+        It is told of each element where the row may end at any.
+        """
+        if self.config.any_end:
+            left = self.shape[1] - self.tXcX[(0, 0), 0, k][1]
+            return tuple(Boolean(left > i) for i in range(cute.size(self.tXcX, mode=[0])))
         return self.tXpX[0, 0, k], self.tXpWhole[0, 0, k]
 
     @property
-    def in_row(self) -> tuple[Boolean, Boolean] | None:
+    def in_row(self) -> tuple[Boolean, ...] | None:
         """Whether the first and the last element of this chunk's vector are in the row.
 
-        None if all elements of this chunk are, for all threads.
+        It is told of each element where the row may end at any. None if all elements of this chunk
+        are in the row, for all threads.
         """
         if self.is_even_N or (isinstance(self.k, int) and self.k < self.layout.whole_chunks):
             return None
         return self._in_row(0)
+
+    @property
+    def ends(self) -> int | Int32:
+        """How many elements of this chunk's vector are in the row, if the row may end in it.
+
+        It is 0 if the row cannot, and any number above 0 where none is in the row.
+        """
+        if self.config.any_end:
+            left = self.shape[1] - self.tXcX[0][1]
+            return cutlass.max(cutlass.min(left, self.vec_size), 1)
+        return self.layout.rest if self.layout.may_end_in(self.k) else 0
 
     @property
     def elements_in_row(self) -> int | Int32:
@@ -370,7 +390,7 @@ class RowTile(Static):
         if self.is_even_N:
             return self.num_chunks * self.vec_size
         step, first = self.vec_size * self.config.threads_per_row, self.tXcX[0][1]
-        if not self.layout.rest:
+        if not (self.layout.rest or self.config.any_end):
             left = cutlass.max(self.shape[1] - 1 + step - first, 0)
             return cutlass.min(left // step, self.num_chunks) * self.vec_size
         left = cutlass.max(self.shape[1] - first, 0)

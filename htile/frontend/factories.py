@@ -19,7 +19,7 @@ from .hints import DRAWS, RANDOM
 from .ops import Value, Varies
 from .parts import cat
 from .promotion import FLOAT, INT64, as_stored, cast, supported
-from .tensor import Tensor, fail, location
+from .tensor import Length, Tensor, fail, location
 
 LEAVE_OUT = "leave device out, the kernel runs where its inputs are"
 
@@ -34,6 +34,8 @@ class Factories(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         make = FACTORIES.get(func) or _DRAWS.get(func)
+        if make is not None and self._builder.multiple is not None:
+            args, kwargs = _fixed(self._builder, func, args, kwargs)
         if make is None or any(isinstance(x, Tensor) for x in (*args, *kwargs.values())):
             return func(*args, **kwargs)
         try:
@@ -48,6 +50,34 @@ class Factories(TorchFunctionMode):
             fail(TraceError, f"torch.{func.__name__}(device={device!r}) inside the function: "
                  f"{LEAVE_OUT}")  # fmt: skip
         return result
+
+
+def _fixed(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The arguments with n for the length of a row, where each call may have another length.
+
+    Raises UnsupportedError where they are not those of a whole row.
+    """
+    names = _SIZES.get(func)
+    if names is None:
+        return args, kwargs
+    names = ("end",) if func is torch.arange and len(args) == 1 else names
+    given = dict(zip(names, args, strict=False)) | {k: kwargs[k] for k in names if k in kwargs}
+    start, step = given.pop("start", 0), given.pop("step", 1)
+    sizes = [*given.values(), *args[len(names) :]] if func is not torch.full else [*given.values()]
+    sizes = [x for each in sizes for x in (each if isinstance(each, (tuple, list)) else (each,))]
+    is_whole = all(isinstance(x, Length) or (type(x) is int and x <= 1) for x in sizes)
+    is_counted = all(type(x) is int for x in (start, step)) and (start, step) == (0, 1)
+    if not (is_whole and is_counted):
+        fail(UnsupportedError, f"torch.{func.__name__} of other sizes than x.shape[-1] beside rows "
+             "of any length (dynamic_n=True): write torch.arange(x.shape[-1]), and compute with "
+             "that")  # fmt: skip
+
+    def of_graph(x: object) -> object:
+        if isinstance(x, (tuple, list)):
+            return tuple(map(of_graph, x))
+        return builder.n if isinstance(x, Length) else x
+
+    return tuple(map(of_graph, args)), {k: of_graph(v) for k, v in kwargs.items()}
 
 
 def index(builder: Builder, size: int) -> Tensor:
@@ -130,6 +160,11 @@ def _random(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> NoRe
 FACTORIES: dict[Callable, Callable] = {
     torch.arange: _arange, torch.zeros: _filled(0), torch.ones: _filled(1), torch.full: _full,
     torch.tensor: _number, torch.scalar_tensor: _number,
+}  # fmt: skip
+# Which arguments of these are sizes.
+_SIZES: dict[Callable, tuple[str, ...]] = {
+    torch.arange: ("start", "end", "step"), torch.zeros: ("size",), torch.ones: ("size",),
+    torch.full: ("size",),
 }  # fmt: skip
 # What draws numbers is refused here: it would be drawn once, while the function is traced.
 _DRAWS: dict[Callable, Callable] = {getattr(torch, name): _random for name in DRAWS}

@@ -32,7 +32,7 @@ from .promotion import (
     scalar,
     together,
 )
-from .tensor import FUNCTIONS, Tensor, call, copy, fail, node
+from .tensor import FUNCTIONS, Length, Tensor, call, copy, fail, node
 
 PLACES = {"torch.special": torch.special, "F": torch.nn.functional, "torch": torch}
 """Where torch may have a function. Of one that several modules hold, the last spelling wins."""
@@ -381,7 +381,7 @@ def _in_place(function: Callable) -> Callable:
     def method(self, other):
         result = function(self, other)
         old, new, roles = self._value, result._value, _roles(self)
-        if roles == {Role.SCALAR} and not old.spread:
+        if (roles == {Role.SCALAR} and not old.spread) or isinstance(self, Length):
             return result  # a Python number: the name is bound anew, other names of it are not
         if new.inner != old.inner:
             fail(ShapeError, f"an in-place operator on a value of shape {old.inner} with one of "

@@ -190,6 +190,9 @@ class Graph:
 
     n: how many elements the rows have; the longest of them, before a graph is placed.
     `structure` rebuilds what the user's function returned (a torch pytree specification).
+    multiple: if not None, the rows of a call have any multiple of this up to n elements
+        (`rowwise(dynamic_n=True)`). What is there for n elements is there for so many then.
+    least: how many they must have.
     """
 
     name: str
@@ -198,6 +201,12 @@ class Graph:
     outputs: tuple[Output, ...]
     structure: object
     nodes: tuple[Node, ...] = field(repr=False)
+    multiple: int | None = None
+    least: int = 1
+
+    def fills(self, step: int) -> bool:
+        """Whether all rows have the same multiple of so many elements."""
+        return self.multiple is None and self.n % step == 0
 
     def __getitem__(self, id: int) -> Node:
         if id not in range(len(self.nodes)):
@@ -287,7 +296,7 @@ class Graph:
 
     def __str__(self) -> str:
         inputs = {i.id: self._told(i) for i in self.inputs}
-        lines = [f"graph {self.name}, one row of N = {self.n}"]
+        lines = [f"graph {self.name}, one row of N {self.length_text}"]
         for node in self:
             arg = dtype_name(node.arg) if isinstance(node.arg, torch.dtype) else repr(node.arg)
             arg = node.arg + inputs[node.id] if node.op is Op.INPUT else arg
@@ -302,6 +311,11 @@ class Graph:
             lines.append(f"  return {name} = %{out.id} as {dtype_name(out.dtype)} {kind}")
         return "\n".join(lines)
 
+    @property
+    def length_text(self) -> str:
+        """`= 4096`, or `<= 4096` where the rows of each call may have another length."""
+        return f"{'=' if self.multiple is None else '<='} {self.n}"
+
     def _told(self, i: Input) -> str:
         piece = i.view.elements(self.n) if i.view else ""
         end = f", below %{i.end}" if i.end is not None else ""
@@ -311,8 +325,8 @@ class Graph:
 class Builder:
     """Makes the nodes of one graph; after `finish` it adds none."""
 
-    def __init__(self, name: str, n: int):
-        self.name, self.n = name, n
+    def __init__(self, name: str, n: int, multiple: int | None = None):
+        self.name, self.n, self.multiple, self.least = name, n, multiple, 1
         self.inputs: list[Input] = []
         self._nodes: list[Node] = []
         self._is_finished = False
@@ -358,7 +372,8 @@ class Builder:
         """The graph of what was added, verified."""
         self._is_finished = True
         inputs, nodes = tuple(self.inputs), tuple(self._nodes)
-        graph = Graph(self.name, self.n, inputs, tuple(outputs), structure, nodes)
+        more = self.multiple, self.least
+        graph = Graph(self.name, self.n, inputs, tuple(outputs), structure, nodes, *more)
         verify(graph)
         return graph
 

@@ -22,7 +22,7 @@ from .ops import COLLECTIVES, MOVEMENTS, Op, Varies
 from .parts import MOST_PARTS, cat
 from .parts import getitem as _getitem
 from .promotion import BOOL, FLOAT, INT64, cast, convert
-from .shapes import axis_of, reshaped, unsqueeze
+from .shapes import axis_of, fixed, reshaped, unsqueeze
 from .tensor import FUNCTIONS, Tensor, fail, location, node
 
 EACH_HOT = "torch.stack([F.one_hot(k, n) for k in y.unbind(-1)])"  # of a few indices
@@ -43,8 +43,8 @@ def element(x: Tensor, y: Tensor | int, wraps: bool = False) -> Tensor:
         y = y + n if wraps and y < 0 else y
     elif wraps:
         y = where(y < 0, y + n, y)
-    taken = _taken(x, y, n) if not is_known else None
-    here = index(x._builder, n) == y if taken is None else None
+    taken = _taken(x, y) if not is_known else None
+    here = index(x._builder, x._sizes[-1]) == y if taken is None else None
     if taken is not None:
         found = taken
     elif v.dtype is BOOL:
@@ -64,12 +64,12 @@ def element(x: Tensor, y: Tensor | int, wraps: bool = False) -> Tensor:
 MOST_TAKEN = 64  # operations that are computed again for one element
 
 
-def _taken(x: Tensor, y: Tensor, n: int) -> Tensor | None:
+def _taken(x: Tensor, y: Tensor) -> Tensor | None:
     """The element at an index of each row of what is computed elementwise; None of anything else.
 
     The index is brought into the row; what it gives there is not used if it was beyond.
     """
-    builder = x._builder
+    builder, n = x._builder, x._sizes[-1]
     if n == 1 or not x._value.spread:
         return None
     rows = {i.id for i in builder.inputs if i.role in (Role.ROW, Role.COLUMN)}
@@ -86,7 +86,7 @@ def _taken(x: Tensor, y: Tensor, n: int) -> Tensor | None:
             return None
         chain[id] = None
         todo += each.inputs
-    place = clamp(y, 0, n - 1)
+    place = clamp(y, 0, x.shape[-1] - 1)
     place = reshaped(place, ())
     found: dict[int, int] = {}
     for id in sorted(chain):
@@ -133,11 +133,12 @@ def per_row_index(y: object, what: str) -> Tensor:
         fail(DtypeError, f"{what} by {str(y.dtype).removeprefix('torch.')}: an index is an "
              "integer, write y.long()")  # fmt: skip
     if y.ndim > 1:
-        fail(ShapeError, f"{what} by indices of shape {tuple(y.shape)}: they have one axis at most")
+        shape = tuple(y._sizes)
+        fail(ShapeError, f"{what} by indices of shape {shape}: they have one axis at most")
     if v.spread and prod(v.inner) > 1:
         remedy = "a choice between rows is torch.where(torch.arange(x.shape[-1]) == y, a, b)"
-        if what == "F.one_hot" and y.ndim == 1 and y.shape[0] <= MOST_PARTS:
-            fail(UnsupportedError, f"{what} of {y.shape[0]} indices of a row: write {EACH_HOT}")
+        if what == "F.one_hot" and y.ndim == 1 and y._sizes[0] <= MOST_PARTS:
+            fail(UnsupportedError, f"{what} of {y._sizes[0]} indices of a row: write {EACH_HOT}")
         fail(UnsupportedError, f"{what} by {prod(v.inner)} indices of a row: at most {MOST_PARTS} "
              f"are taken, one by one; {remedy}")  # fmt: skip
     return y
@@ -164,8 +165,8 @@ Tensor.__getitem__ = getitem
 def _of_row(input: Tensor, dim: object, what: str) -> None:
     if dim is not None:
         axis_of(input, dim)
-    if input.ndim != 1 or (input.shape == (1,) and not input._value.spread):
-        fail(ShapeError, f"{what} of a value of shape {tuple(input.shape)}: it takes an "
+    if input.ndim != 1 or (input._sizes == (1,) and not input._value.spread):
+        fail(ShapeError, f"{what} of a value of shape {tuple(input._sizes)}: it takes an "
              "element of a row")  # fmt: skip
 
 
@@ -194,12 +195,12 @@ def take_along_dim(input, indices, dim=None):
 
 def _elements(x: Tensor, y: Tensor, what: str, wraps: bool) -> Tensor:
     """The elements of a row at one index or at each of a few."""
-    if y.ndim != 1 or not 1 < y.shape[0] <= MOST_PARTS or y._value.dtype is BOOL:
+    if y.ndim != 1 or not 1 < y._sizes[0] <= MOST_PARTS or y._value.dtype is BOOL:
         return element(x, per_row_index(y, what), wraps)
     if (name := _shared_vector(y)) is not None:
-        fail(ShapeError, f"{what} by {name}, of which all rows share the {y.shape[0]} elements: an "
-             f"index of each row is annotated {name}: htile.PerRow")  # fmt: skip
-    each = [element(x, per_row_index(y[k], what), wraps) for k in range(y.shape[0])]
+        fail(ShapeError, f"{what} by {name}, of which all rows share the {y._sizes[0]} elements: "
+             f"an index of each row is annotated {name}: htile.PerRow")  # fmt: skip
+    each = [element(x, per_row_index(y[k], what), wraps) for k in range(y._sizes[0])]
     return cat([unsqueeze(found, -1) for found in each])
 
 
@@ -218,6 +219,7 @@ def one_hot(tensor, num_classes=-1):
     the end, where torch raises.
     """
     y = int64(per_row_index(tensor, "F.one_hot"), "F.one_hot")
+    (num_classes,) = fixed((num_classes,), tensor)
     if num_classes < 1:
         fail(ShapeError, f"F.one_hot(num_classes={num_classes}): the number of classes is not "
              "known while tracing, write F.one_hot(y, num_classes=x.shape[-1])")  # fmt: skip

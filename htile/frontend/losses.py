@@ -59,9 +59,9 @@ def cross_entropy(
     near = _finite(m)  # as logsumexp has it, so that a function with both exponentiates once
     total = where(abs(m) == INF, NAN, log(_total(exp(x - near))))
     if isinstance(target, Tensor) and target._value.spread:
-        if target.shape != x.shape:
-            fail(ShapeError, f"cross_entropy of scores of shape {tuple(x.shape)} with shares of "
-                 f"shape {tuple(target.shape)}: there is one for each class. A class of each row "
+        if target._sizes != x._sizes:
+            fail(ShapeError, f"cross_entropy of scores of shape {tuple(x._sizes)} with shares of "
+                 f"shape {tuple(target._sizes)}: there is one for each class. A class of each row "
                  "is annotated htile.PerRow")  # fmt: skip
         return _of_shares(x, near, total, target, weight, ignore_index, label_smoothing)
     y = _class(target, "cross_entropy")
@@ -124,7 +124,7 @@ def _scores(x: object, name: str) -> Tensor:
     if not isinstance(x, Tensor) or not x._value.spread:
         fail(ShapeError, f"{name} of a value that is no row: a row has the scores of all classes")
     if x.ndim > 1:
-        fail(ShapeError, f"{name} of a value of shape {tuple(x.shape)}: it takes the scores of "
+        fail(ShapeError, f"{name} of a value of shape {tuple(x._sizes)}: it takes the scores of "
              "one row; call it for each, as in [loss(row) for row in x.unbind()]")  # fmt: skip
     return floating(x, name)
 
@@ -133,14 +133,14 @@ def _class(y: object, name: str) -> Tensor:
     """The class of a row: int64, of shape ()."""
     if not isinstance(y, Tensor) or y.ndim or y._value.dtype is FLOAT:
         has_axis = isinstance(y, Tensor) and y.ndim > 0
-        what = f"has shape {tuple(y.shape)}" if has_axis else "is no integer"
+        what = f"has shape {tuple(y._sizes)}" if has_axis else "is no integer"
         fail(ShapeError if has_axis else DtypeError, f"the target of {name} {what}: it is one "
              "int64 a row of shape (), an htile.PerRow argument or y[..., 0]")  # fmt: skip
     return int64(per_row_index(y, name), name)
 
 
 def _weights(x: Tensor, weight: object, name: str) -> Tensor:
-    if not isinstance(weight, Tensor) or not weight._value.spread or weight.shape != x.shape:
+    if not isinstance(weight, Tensor) or not weight._value.spread or weight._sizes != x._sizes:
         fail(ShapeError, f"{name}(weight=) is a weight for each class, a tensor of shape (N,)")
     return floating(weight, f"{name}(weight=)")
 

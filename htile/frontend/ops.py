@@ -29,6 +29,7 @@ class Op(Enum):
     INPUT = "input"  # arg: the parameter's name
     CONST = "const"  # arg: a Python bool, int or float
     INDEX = "index"  # arg: N; the numbers from 0 to N - 1, those of the columns
+    LENGTH = "length"  # arg: its dtype; how many elements a row has, if that may differ by call
     # one operand
     NEG = "neg"
     ABS = "abs"
@@ -369,6 +370,10 @@ def not_computed(dtype: torch.dtype) -> str:
     return f"{name} is stored and not computed in: convert it first, {remedy}"
 
 
+def _length(values: tuple[Value, ...], arg: object) -> Value:
+    return Value((), Varies.SCALAR, arg)
+
+
 def _leaf(values: tuple[Value, ...], arg: object) -> Value:
     raise AssertionError("the value of a leaf is given, not inferred")
 
@@ -380,7 +385,7 @@ NUMBERS = (torch.float32, torch.int32, torch.int64)
 # DtypeError or ShapeError.
 # fmt: off
 INFER: dict[Op, Rule] = {
-    Op.INPUT: _leaf, Op.CONST: _leaf, Op.INDEX: _leaf,
+    Op.INPUT: _leaf, Op.CONST: _leaf, Op.INDEX: _leaf, Op.LENGTH: _length,
     **dict.fromkeys(
         (Op.SQRT, Op.RSQRT, Op.EXP, Op.EXP2, Op.EXPM1, Op.LOG, Op.LOG2, Op.LOG10, Op.LOG1P, Op.SIN,
          Op.COS, Op.TANH, Op.SIGMOID, Op.ERF, Op.FLOOR, Op.CEIL, Op.ROUND, Op.TRUNC, Op.DIV,

@@ -22,16 +22,16 @@ MOST_PARTS = 64  # of one axis: each part has its own place in the text of a ker
 
 def part(x: Tensor, axis: int, start: int, size: int, step: int = 1) -> Tensor:
     """`size` elements of an axis, which counts from the last, -1."""
-    if (start, size, step) == (0, x.shape[axis], 1):
+    if (start, size, step) == (0, x._sizes[axis], 1):
         return copy(x)
     if size < 1:
-        fail(ShapeError, f"a part without elements, of a value of shape {tuple(x.shape)}")
+        fail(ShapeError, f"a part without elements, of a value of shape {tuple(x._sizes)}")
     return alias(x, node(Op.SLICE, x, arg=(axis, start, step, size)))
 
 
 def element(x: Tensor, axis: int, place: int) -> Tensor:
     """One element of an axis, without the axis."""
-    size, shape = x.shape[axis], tuple(x.shape)
+    size, shape = x._sizes[axis], tuple(x._sizes)
     if not -size <= place < size:
         fail(ShapeError, f"index {place} of an axis of {size} elements, of shape {shape}")
     if shape == (1,):
@@ -51,7 +51,7 @@ def getitem(x: Tensor, index: object) -> Tensor:
             fail(UnsupportedError, f"indexing with {each!r}: write numbers and slices")
     taken = sum(each is not None and each is not Ellipsis for each in parts)
     if taken > x.ndim:
-        fail(ShapeError, f"{taken} indices of a value of shape {tuple(x.shape)}")
+        fail(ShapeError, f"{taken} indices of a value of shape {tuple(x._sizes)}")
     if sum(each is Ellipsis for each in parts) == 0:
         parts = (*parts, Ellipsis)
     at = next(k for k, each in enumerate(parts) if each is Ellipsis)
@@ -79,8 +79,8 @@ def _sliced(x: Tensor, axis: int, each: slice) -> Tensor:
         fail(UnsupportedError, "a slice with computed bounds has no fixed length: write a mask")
     if each.step is not None and each.step < 1:
         fail(ShapeError, f"the step {each.step} of a slice: torch takes steps of 1 and more")
-    places = range(*each.indices(x.shape[axis]))
-    if places == range(x.shape[axis]):
+    places = range(*each.indices(x._sizes[axis]))
+    if places == range(x._sizes[axis]):
         return x
     return part(x, axis, places.start, len(places), places.step)
 
@@ -98,7 +98,7 @@ def _masked(index: Tensor) -> str:
 def narrow(input, dim, start, length):
     """`length` elements of an axis from `start` on."""
     axis = cut_axis(input, dim, "narrow")
-    size = input.shape[axis]
+    size = input._sizes[axis]
     start = start + size if start < 0 else start
     if not 0 <= start <= start + length <= size:
         fail(ShapeError, f"narrow({dim}, {start}, {length}) of an axis of {size} elements")
@@ -109,7 +109,7 @@ def narrow(input, dim, start, length):
 def split(tensor, split_size_or_sections, dim=0):
     """Parts of an axis: of so many elements each, the last one of the rest; or of these sizes."""
     axis = cut_axis(tensor, dim, "split")
-    size, sizes = tensor.shape[axis], split_size_or_sections
+    size, sizes = tensor._sizes[axis], split_size_or_sections
     if isinstance(sizes, int):
         if sizes < 1:
             fail(ShapeError, f"split into parts of {sizes} elements")
@@ -125,14 +125,14 @@ def chunk(input, chunks, dim=0):
     """An axis in at most so many equal parts; the last one may be shorter."""
     if chunks < 1:
         fail(ShapeError, f"chunk into {chunks} parts")
-    return split(input, -(-input.shape[cut_axis(input, dim, "chunk")] // chunks), dim)
+    return split(input, -(-input._sizes[cut_axis(input, dim, "chunk")] // chunks), dim)
 
 
 @implements("tensor_split")
 def tensor_split(input, indices_or_sections, dim=0):
     """An axis in so many parts, the first ones longer by one; or cut at these places."""
     axis = cut_axis(input, dim, "tensor_split")
-    size, cuts = input.shape[axis], indices_or_sections
+    size, cuts = input._sizes[axis], indices_or_sections
     if isinstance(cuts, int):
         if cuts < 1:
             fail(ShapeError, f"tensor_split into {cuts} parts")
@@ -148,7 +148,7 @@ def tensor_split(input, indices_or_sections, dim=0):
 def unbind(input, dim=0):
     """The elements of an axis, each without the axis."""
     axis = cut_axis(input, dim, "unbind")
-    return tuple(element(input, axis, k) for k in range(_few(input.shape[axis])))
+    return tuple(element(input, axis, k) for k in range(_few(input._sizes[axis])))
 
 
 @implements("select")
@@ -173,7 +173,7 @@ def _length(x: Tensor) -> int:
     if x.ndim == 1 and x._value.spread:
         fail(TraceError, "len(x) is not available while tracing: write x.shape[-1]")
     cut_axis(x, 0, "len")
-    return x.shape[0]
+    return x._sizes[0]
 
 
 Tensor.__iter__, Tensor.__len__ = _iterated, _length
@@ -187,7 +187,7 @@ def cat(tensors, dim=0):
     """The tensors one after the other along an axis."""
     given = _tensors(tensors, "cat")
     axis = axis_of(given[0], dim)
-    shapes = [tuple(t.shape) for t in given]
+    shapes = [tuple(t._sizes) for t in given]
     others = {(*s[:axis], *s[axis:][1:]) for s in shapes}
     if len(others) > 1 or len({len(s) for s in shapes}) > 1 or not shapes[0]:
         fail(ShapeError, f"torch.cat of shapes {', '.join(map(str, shapes))} along {dim}")
@@ -198,8 +198,8 @@ def cat(tensors, dim=0):
 def stack(tensors, dim=0):
     """The tensors beside each other along a new axis."""
     given = _tensors(tensors, "stack")
-    if len({tuple(t.shape) for t in given}) > 1:
-        fail(ShapeError, f"torch.stack of shapes {', '.join(str(tuple(t.shape)) for t in given)}")
+    if len({tuple(t._sizes) for t in given}) > 1:
+        fail(ShapeError, f"torch.stack of shapes {', '.join(str(tuple(t._sizes)) for t in given)}")
     return cat([unsqueeze(t, dim) for t in given], dim)
 
 
@@ -221,7 +221,7 @@ def roll(input, shifts, dims=None):
     if not isinstance(shifts, int) or (dims is None and input.ndim != 1):
         fail(UnsupportedError, "torch.roll takes one shift and one axis here: x.roll(1, -1)")
     axis = cut_axis(input, -1 if dims is None else dims, "roll")
-    size = input.shape[axis]
+    size = input._sizes[axis]
     first = -shifts % size
     if not first:
         return copy(input)
@@ -231,7 +231,7 @@ def roll(input, shifts, dims=None):
 @implements("glu", check=floating)
 def glu(input, dim=-1):
     """The first half of an axis times the sigmoid of the second."""
-    size = input.shape[cut_axis(input, dim, "glu")]
+    size = input._sizes[cut_axis(input, dim, "glu")]
     if size % 2:
         fail(ShapeError, f"glu of an axis of {size} elements: it takes two halves of one length")
     first, second = chunk(input, 2, dim)

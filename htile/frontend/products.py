@@ -21,25 +21,25 @@ KINDS = {1: "a row", 2: "a small matrix"}
 
 def product(a: object, b: object, what: str) -> Tensor:
     """The product of rows and matrices, each with as many axes as `what` takes."""
-    shapes = [tuple(x.shape) if isinstance(x, Tensor) else x for x in (a, b)]
+    shapes = [tuple(x._sizes) if isinstance(x, Tensor) else x for x in (a, b)]
     told = f"{what} of values of shapes {shapes[0]} and {shapes[1]}"
     for x, counts in zip((a, b), SIZES[what], strict=True):
         if not isinstance(x, Tensor) or x.ndim not in counts:
             each = " or ".join(KINDS[count] for count in counts)
             fail(ShapeError, f"{told}: expected {each}; a batch is leading dimensions, or one "
                  "matrix after the other in x.unbind()")  # fmt: skip
-    if a.shape[-1] != b.shape[0]:
+    if a._sizes[-1] != b._sizes[0]:
         fail(ShapeError, f"{told}: the last axis of the first must be as long as the first "
              "axis of the second")  # fmt: skip
-    *written, _ = sorted((*a.shape, *b.shape[1:]))
+    *written, _ = sorted((*a._sizes, *b._sizes[1:]))
     if max(written, default=1) > MOST_PARTS:
         fail(UnsupportedError, f"{told}: all axes but the longest are written out, at most "
              f"{MOST_PARTS} elements of each; call torch.matmul outside the function")  # fmt: skip
     alike(what, floating(a, what), floating(b, what))
     if b.ndim == 1:
         return sum(a * b, -1)
-    if b.shape[1] <= MOST_PARTS < b.shape[0]:  # the long axis is that of the columns
-        return stack([sum(a * b[:, k], -1) for k in range(b.shape[1])], -1)
+    if b._sizes[1] <= MOST_PARTS < b._sizes[0]:  # the long axis is that of the columns
+        return stack([sum(a * b[:, k], -1) for k in range(b._sizes[1])], -1)
     return sum(unsqueeze(a, -1) * b, -2)
 
 

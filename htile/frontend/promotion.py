@@ -14,7 +14,7 @@ import torch
 from ..errors import DtypeError, TraceError
 from .dtypes import FLOAT8, STORAGE
 from .ops import Op, Value, Varies, compute_dtype, dtype_name, join_stored, not_computed
-from .tensor import Tensor, constant, fail, node
+from .tensor import Length, Tensor, constant, fail, node
 
 Number = bool | int | float
 NO_OPERAND = "expected a tensor of the row or a Python number, got {}"
@@ -47,11 +47,15 @@ def _promoted(kinds: frozenset) -> torch.dtype:
     return FLOAT if dtype.is_floating_point else dtype
 
 
+def _kind(x: Tensor | Number) -> tuple[type | torch.dtype, int]:
+    if isinstance(x, Length):
+        return int, -1
+    return (x._value.dtype, x.ndim) if isinstance(x, Tensor) else (type(x), -1)
+
+
 def result_dtype(*operands: Tensor | Number) -> torch.dtype:
     """What torch promotes these to; every floating type is float32."""
-    kinds = frozenset(
-        (x._value.dtype, x.ndim) if isinstance(x, Tensor) else (type(x), -1) for x in operands
-    )
+    kinds = frozenset(map(_kind, operands))
     float8 = next((dtype for dtype, _ in kinds if dtype in FLOAT8), None)
     dtype = float8 or _promoted(kinds)
     if dtype not in (BOOL, torch.int32, INT64, FLOAT):  # int8 and uint8 together are int16

@@ -200,7 +200,7 @@ def dropout(
 
 
 def _dropout(x, p, seed):
-    n = x.shape[-1]
+    n = x._sizes[-1] if isinstance(x, Tensor) else x.shape[-1]
     columns = index(x._builder, n) if isinstance(x, Tensor) else torch.arange(n, device=x.device)
     word = random_words(columns, _beside(x, seed))
     least, scale = _kept_from(_beside(x, p))

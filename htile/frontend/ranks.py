@@ -43,7 +43,7 @@ def _keys(x: Tensor, axis: int, smaller: bool, what: str) -> Tensor:
     if v.dtype not in (FLOAT, INT32):
         name = str(x.dtype).removeprefix("torch.")
         fail(DtypeError, f"{what} of {name}: it takes floats and int32, write x.int()")
-    size = x.shape[axis] if x.ndim else 1
+    size = x._sizes[axis] if x.ndim else 1
     if size == 1 and not (v.spread and axis == -1):
         return node(Op.KEY, x, scalar(x, 0, INT64), arg=smaller)
     places = reshaped(index(x._builder, size), (size, *(1,) * (-1 - axis)))
@@ -53,7 +53,7 @@ def _keys(x: Tensor, axis: int, smaller: bool, what: str) -> Tensor:
 def _first(x: Tensor, dim: object, keepdim: bool, is_largest: bool, what: str) -> Tensor:
     """The index of the first of the largest or smallest elements, or of the first NaN."""
     if dim is None and x.ndim > 1:
-        found = _first(reshaped(x, (x.shape.numel(),)), -1, False, is_largest, what)
+        found = _first(reshaped(x, (x._sizes.numel(),)), -1, False, is_largest, what)
         return reshaped(found, (1,) * x.ndim) if keepdim else found
     axis = axis_of(x, -1 if dim is None else dim)
     smaller = not is_largest
@@ -87,9 +87,15 @@ def _extreme_or_pairwise(name: str, is_largest: bool) -> Callable:
 
 def _ranked(x: Tensor, k: int, axis: int, is_largest: bool, what: str) -> Ranked:
     """The first k elements along an axis, in order."""
+    of_any_length = x._builder.multiple is not None and x._value.spread and axis == -1
+    if of_any_length and what == "sort":
+        fail(UnsupportedError, "sort of a row of any length (dynamic_n=True): write x.topk(k) for "
+             "the first k, or leave dynamic_n out")  # fmt: skip
     if k > MOST_RANKS:
         remedy = "a threshold can be found by bisection, as docs/language.md shows"
         fail(UnsupportedError, f"{what} of {k} elements: at most {MOST_RANKS} are found; {remedy}")
+    if of_any_length:
+        x._builder.least = max(x._builder.least, k)
     keys = _keys(x, axis, not is_largest, what)
     op, last = (Op.MAX, _LOWEST) if is_largest else (Op.MIN, _HIGHEST)
     found = [reduced(op, keys, axis, keepdim=True)]
@@ -106,7 +112,7 @@ def _ranked(x: Tensor, k: int, axis: int, is_largest: bool, what: str) -> Ranked
 @implements("topk")
 def topk(input, k, dim=-1, largest=True, sorted=True):
     """The k largest or smallest elements in order and their indices, k at most 64."""
-    axis, size = axis_of(input, dim), input.shape[dim] if input.ndim else 1
+    axis, size = axis_of(input, dim), input._sizes[dim] if input.ndim else 1
     if type(k) is not int or not 1 <= k <= size:
         fail(ShapeError, f"topk(k={k!r}) of {size} elements: k is a number from 1 to {size}")
     return _ranked(input, k, axis, largest, "topk")
@@ -116,7 +122,7 @@ def topk(input, k, dim=-1, largest=True, sorted=True):
 def sort(input, dim=-1, descending=False, *, stable=True):
     """The elements of an axis of at most 64 in order, and their indices; equal ones keep theirs."""
     axis = axis_of(input, dim)
-    return _ranked(input, input.shape[axis] if input.ndim else 1, axis, descending, "sort")
+    return _ranked(input, input._sizes[axis] if input.ndim else 1, axis, descending, "sort")
 
 
 @implements("argsort")

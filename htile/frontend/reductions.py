@@ -15,7 +15,7 @@ from .tensor import Tensor, copy, fail, node
 
 def reduced(op: Op, x: Tensor, dim: object = None, keepdim: bool = False) -> Tensor:
     """A reduction over an axis, several, or all. An axis of one value per row is dropped."""
-    axes, shape = axes_of(x, dim), tuple(x.shape)
+    axes, shape = axes_of(x, dim), tuple(x._sizes)
     kept = tuple(1 if k - len(shape) in axes else size for k, size in enumerate(shape))
     left = kept if keepdim else tuple(s for k, s in enumerate(shape) if k - len(shape) not in axes)
     result, done = x, 0
@@ -31,12 +31,12 @@ def reduced(op: Op, x: Tensor, dim: object = None, keepdim: bool = False) -> Ten
             result = _without(result, axis)
     if not done and left == shape:
         return copy(x)
-    return result if tuple(result.shape) == left else node(Op.RESHAPE, result, arg=left)
+    return result if tuple(result._sizes) == left else node(Op.RESHAPE, result, arg=left)
 
 
 def _without(x: Tensor, axis: int) -> Tensor:
     """A value without an axis of size 1."""
-    inner = list(x.shape)
+    inner = list(x._sizes)
     del inner[axis]
     return node(Op.RESHAPE, x, arg=tuple(inner))
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import prod
 
 import torch
 from torch import Tensor
@@ -323,7 +324,7 @@ def _bundle(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tens
     return torch.stack(values, -1).flatten(-2).view(WIDE[arg.itemsize * len(values)])
 
 
-# The leaves INPUT, CONST and INDEX have no rule: `evaluate` gives their values.
+# The leaves INPUT, CONST, INDEX and LENGTH have no rule: `evaluate` gives their values.
 EVALUATE: dict[Op, Rule] = {op: _rule(function) for op, function in _FUNCTIONS.items()}
 EVALUATE |= {Op.CAST: _convert, Op.CONVERT: _convert}
 EVALUATE |= {Op.SLICE: _slice, Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat}
@@ -339,12 +340,14 @@ def evaluate(
     tensors: Mapping[str, Tensor | float],
     lead: tuple[int, ...],
     dtype: torch.dtype = torch.float32,
+    length: int | None = None,
 ) -> object:
     """What the graph's function returns for these arguments, in the function's own structure.
 
     lead: the rows' leading shape.
     dtype: what floating values are computed in. Where it is not float32, floating outputs have it
         too, so that a test sees them before their last rounding.
+    length: how many elements the rows have, of a graph of rows of any length.
 
     Outputs are contiguous and share no memory with inputs or each other.
     """
@@ -354,15 +357,17 @@ def evaluate(
     outputs = {out.id for out in graph.outputs}
     values: dict[int, Tensor] = {}
     count = len(lead)
+    rows = (length,)  # the shape of a row of any length
     for node in graph:
-        inner = node.value.inner
+        inner = rows if node.value.spread and length is not None else node.value.inner
         if node.id not in last_use and node.id not in outputs:
             continue  # a row that gives the kernel its shape, and is not read
         if node.op is Op.INDEX:
-            value = torch.arange(node.arg, dtype=node.value.dtype, device=device)
+            value = torch.arange(prod(inner), dtype=node.value.dtype, device=device)
             value = value.reshape((*(1,) * count, *inner))
-        elif node.op in (Op.INPUT, Op.CONST):
-            value = tensors[node.arg] if node.op is Op.INPUT else node.arg
+        elif node.op in (Op.INPUT, Op.CONST, Op.LENGTH):
+            value = length if node.op is Op.LENGTH else node.arg
+            value = tensors[node.arg] if node.op is Op.INPUT else value
             if not isinstance(value, Tensor):
                 of = dtype if node.value.dtype.is_floating_point else node.value.dtype
                 value = torch.tensor(value, dtype=of, device=device)
@@ -397,7 +402,8 @@ def evaluate(
     results = []
     for out in graph.outputs:
         keep = dtype is not torch.float32 and out.dtype.is_floating_point
-        shape, stored = (*lead, *out.inner), dtype if keep else out.dtype
+        inner = rows if graph[out.id].value.spread and length is not None else out.inner
+        shape, stored = (*lead, *inner), dtype if keep else out.dtype
         value = values[out.id]
         if value.dim() > count + len(out.inner):  # one element, in a placed graph
             value = value.reshape((*value.shape[:count], *out.inner))

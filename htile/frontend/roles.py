@@ -85,11 +85,15 @@ class Call:
     """The arguments of one call: a `Spec` for each parameter, N, and the rows' leading shape.
 
     n: the largest last dimension of the rows; without rows, of what they share.
+    multiple, length: of rows of any length (htile.frontend.dynamic), of which n is the capacity:
+        `Graph.multiple`, and how many elements they have in this call.
     """
 
     specs: tuple[Spec, ...]
     n: int
     lead: tuple[int, ...]
+    multiple: int | None = None
+    length: int | None = None
 
 
 _KINDS = (PerRow, Shared, Scalar, Static, float, *_INNER.values())

@@ -15,7 +15,7 @@ from .tensor import Tensor, copy, fail, node
 
 
 def _scanned(op: Op, x: Tensor, axis: int) -> Tensor:
-    if not x.ndim or x.shape[axis] == 1:
+    if not x.ndim or x._sizes[axis] == 1:
         return copy(x)
     return node(op, x, arg=axis if x.ndim > 1 else None)
 

@@ -12,10 +12,11 @@ from math import prod
 import torch
 
 from ..errors import ShapeError, TraceError, UnsupportedError
+from .dynamic import ONLY_WHOLE
 from .functions import attach, formulas, implements
 from .ops import Op, Value, Varies, broadcast_shapes
 from .promotion import BOOL, Number, cast, filled, number, numeric, operand
-from .tensor import FUNCTIONS, SAME, Device, Tensor, alias, constant, fail, node
+from .tensor import FUNCTIONS, SAME, Device, Length, Tensor, alias, constant, fail, node
 
 
 @implements("to", "type")
@@ -68,7 +69,7 @@ def axis_of(x: Tensor, dim: object) -> int:
     if type(dim) is not int or not -max(x.ndim, 1) <= dim < max(x.ndim, 1):
         remedy = "a row has one axis, write dim=-1 or leave it out"
         if x.ndim > 1:
-            remedy = f"a value of shape {tuple(x.shape)} has the axes 0 to {x.ndim - 1}"
+            remedy = f"a value of shape {tuple(x._sizes)} has the axes 0 to {x.ndim - 1}"
         fail(ShapeError, f"dim={dim!r}: {remedy}")
     return dim if dim < 0 else dim - max(x.ndim, 1)
 
@@ -96,12 +97,26 @@ def reshaped(x: Tensor, inner: tuple[int, ...]) -> Tensor:
     return x if x._value.inner == inner else alias(x, node(Op.RESHAPE, x, arg=inner))
 
 
+def fixed(sizes: tuple, x: Tensor) -> tuple:
+    """Sizes as the graph of `x` has them, where the length of a row is n.
+
+    Raises UnsupportedError for a number of elements of a row, where that differs from call to call.
+    """
+    builder = x._builder
+    if builder.multiple is None:
+        return sizes
+    if any(type(size) is int and (size > 1 if x._value.spread else size == builder.n > 1)
+           for size in sizes):  # fmt: skip
+        fail(UnsupportedError, ONLY_WHOLE.format(f"the sizes {sizes}"))
+    return tuple(builder.n if isinstance(size, Length) else size for size in sizes)
+
+
 def _view(input, *shape):
     sizes = _listed(shape)
     if isinstance(sizes, torch.dtype):
         fail(UnsupportedError, f"x.view({sizes}): the bits of a number cannot be read")
-    sizes = tuple(sizes) if isinstance(sizes, (tuple, list)) else (sizes,)
-    return reshaped(input, filled_in(sizes, input.shape.numel(), f"x.view{sizes}", input))
+    sizes = fixed(tuple(sizes) if isinstance(sizes, (tuple, list)) else (sizes,), input)
+    return reshaped(input, filled_in(sizes, input._sizes.numel(), f"x.view{sizes}", input))
 
 
 def filled_in(sizes: tuple, count: int, what: str, x: Tensor) -> tuple[int, ...]:
@@ -112,21 +127,21 @@ def filled_in(sizes: tuple, count: int, what: str, x: Tensor) -> tuple[int, ...]
     if -1 in sizes and known > 0 and count % known == 0:
         sizes = tuple(count // known if size == -1 else size for size in sizes)
     if min(sizes, default=1) < 1 or prod(sizes) != count:
-        fail(ShapeError, f"{what} of a value of shape {tuple(x.shape)}: the sizes do not fit")
+        fail(ShapeError, f"{what} of a value of shape {tuple(x._sizes)}: the sizes do not fit")
     return sizes
 
 
 @implements("unflatten")
 def unflatten(input, dim, sizes):
     """An axis of input as several."""
-    axis, shape = cut_axis(input, dim, "unflatten"), tuple(input.shape)
+    axis, shape = cut_axis(input, dim, "unflatten"), tuple(input._sizes)
     end = axis + len(shape) + 1
     sizes = filled_in(tuple(sizes), shape[axis], f"unflatten({dim}, {tuple(sizes)})", input)
     return reshaped(input, (*shape[: end - 1], *sizes, *shape[end:]))
 
 
 def _flatten(input, start_dim=0, end_dim=-1):
-    shape = tuple(input.shape)
+    shape = tuple(input._sizes)
     first, last = (axis_of(input, dim) + len(shape) for dim in (start_dim, end_dim))
     if not shape:
         return reshaped(input, (1,))
@@ -139,7 +154,7 @@ def _flatten(input, start_dim=0, end_dim=-1):
 @implements("unsqueeze")
 def unsqueeze(input, dim):
     """input with an axis of size 1 more."""
-    shape = tuple(input.shape)
+    shape = tuple(input._sizes)
     if type(dim) is not int or not -len(shape) - 1 <= dim <= len(shape):
         fail(ShapeError, f"unsqueeze({dim!r}) of a value of shape {shape}")
     place = dim if dim >= 0 else dim + len(shape) + 1
@@ -149,7 +164,7 @@ def unsqueeze(input, dim):
 @implements("squeeze")
 def squeeze(input, dim=None):
     """input without its axes of size 1, or without that one."""
-    v, shape = input._value, tuple(input.shape)
+    v, shape = input._value, tuple(input._sizes)
     axes = axes_of(input, dim)
     kept = [size for k, size in enumerate(shape) if k - len(shape) not in axes or size > 1]
     if v.inner != (1,) or not v.spread:
@@ -164,7 +179,7 @@ def permute(input, *dims):
     """input with its axes in another order."""
     axes = tuple(axis_of(input, dim) for dim in _listed(dims))
     if sorted(axes) != list(range(-input.ndim, 0)):
-        fail(ShapeError, f"permute{axes} of a value of shape {tuple(input.shape)}")
+        fail(ShapeError, f"permute{axes} of a value of shape {tuple(input._sizes)}")
     moves = axes != tuple(range(-input.ndim, 0))
     return alias(input, node(Op.PERMUTE, input, arg=axes) if moves else input)
 
@@ -182,7 +197,7 @@ def transpose(input, dim0, dim1):
 
 def _matrix_transposed(input):
     if input.ndim > 2:
-        fail(ShapeError, f"x.t() of a value of shape {tuple(input.shape)}: it takes a matrix, "
+        fail(ShapeError, f"x.t() of a value of shape {tuple(input._sizes)}: it takes a matrix, "
              "write x.transpose(0, -1)")  # fmt: skip
     return transpose(input, 0, -1)
 
@@ -209,19 +224,20 @@ def _as_row(x: Tensor) -> Tensor:
 @implements("broadcast_to")
 def broadcast_to(input, size):
     """input with its axes of size 1, and those that it lacks, repeated."""
-    sizes = tuple(size) if isinstance(size, (tuple, list)) else (size,)
-    own = (None,) * (len(sizes) - input.ndim) + tuple(input.shape)
+    sizes = fixed(tuple(size) if isinstance(size, (tuple, list)) else (size,), input)
+    own = (None,) * (len(sizes) - input.ndim) + tuple(input._sizes)
     shape = tuple(o if s == -1 else s for s, o in zip(sizes, own, strict=False))
-    is_value = input.shape in ((), (1,)) and not input._value.spread
+    is_value = input._sizes in ((), (1,)) and not input._value.spread
     whole = all(type(s) is int and s > 0 for s in shape)  # a new axis has no size for -1 to keep
     if whole and shape == (input._builder.n,) and is_value and shape != (1,):
         return alias(input, _as_row(input))
     fits = whole and len(own) <= len(sizes)
-    if not fits or broadcast_shapes(tuple(input.shape), shape) != shape:
-        fail(ShapeError, f"expand of a value of shape {tuple(input.shape)} to {sizes}")
+    if not fits or broadcast_shapes(tuple(input._sizes), shape) != shape:
+        fail(ShapeError, f"expand of a value of shape {tuple(input._sizes)} to {sizes}")
     if not input.ndim and shape == (1,):
         return reshaped(input, shape)
-    return alias(input, input if shape == tuple(input.shape) else node(Op.EXPAND, input, arg=shape))
+    is_same = shape == input._sizes
+    return alias(input, input if is_same else node(Op.EXPAND, input, arg=shape))
 
 
 def _listed(sizes: tuple) -> object:

@@ -18,7 +18,7 @@ from .composites import INF, NAN, formulas, implements, maximum, where
 from .ops import Op
 from .promotion import FLOAT, cast, convert, floating, not_zero
 from .reductions import amax, amin, named, reduced, sum
-from .shapes import axes_of
+from .shapes import axes_of, fixed
 from .tensor import FUNCTIONS, Tensor, fail
 
 
@@ -45,9 +45,13 @@ def var_mean(input, dim=None, unbiased=True, keepdim=False, *, correction=None):
     average, keep = mean(x, dim, keepdim or x.ndim > 1), keepdim or x.ndim < 2
     deviation = x - average
     squares = reduced(Op.SUM, deviation * deviation, dim, keepdim)
-    count = prod(x.shape[axis] for axis in axes_of(x, dim)) if x.ndim else 1
+    axes = axes_of(x, dim) if x.ndim else ()
+    count = x.shape[-1] if axes == (-1,) else prod(x._sizes[axis] for axis in axes)
+    freedom = count - correction
     average = average if keep else mean(x, dim)
-    return squares / max(0.0, float(count - correction)), average
+    if isinstance(freedom, Tensor):
+        return squares / maximum(convert(freedom, FLOAT), 0.0), average
+    return squares / max(0.0, float(freedom)), average
 
 
 @implements("norm")
@@ -108,11 +112,11 @@ def log_softmax(input, dim=None, dtype=None):
 
 
 def _whole_row(x: Tensor, normalized_shape: object, what: str) -> Tensor:
-    row = tuple(x.shape[-1:])
+    row = tuple(x._sizes[-1:])
     is_one = not isinstance(normalized_shape, (tuple, list))
-    given = (normalized_shape,) if is_one else tuple(normalized_shape)
+    given = fixed((normalized_shape,) if is_one else tuple(normalized_shape), x)
     if not row or given != row or (row == (1,) and not x._value.spread):
-        asked = f"{what} with normalized_shape {given} of a value of shape {tuple(x.shape)}"
+        asked = f"{what} with normalized_shape {given} of a value of shape {tuple(x._sizes)}"
         fail(ShapeError, f"{asked}: a row has shape {(x._builder.n,)}, write x.shape[-1:]")
     return floating(x, what)
 
@@ -120,7 +124,7 @@ def _whole_row(x: Tensor, normalized_shape: object, what: str) -> Tensor:
 def _along(x: Tensor, dim: object, what: str) -> tuple[object, bool]:
     """`dim` and `keepdim` of a reduction whose result goes together with x again."""
     if x.ndim > 1 and type(dim) is not int:
-        fail(ShapeError, f"{what} of a value of shape {tuple(x.shape)}: give one axis, dim=-1")
+        fail(ShapeError, f"{what} of a value of shape {tuple(x._sizes)}: give one axis, dim=-1")
     return dim, x.ndim > 1
 
 

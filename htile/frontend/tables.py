@@ -32,12 +32,12 @@ def lookup(table: Tensor, y: Tensor, what: str = "indexing") -> Tensor:
     masks False.
     """
     _check_table(table)
-    if prod(y.shape) == 1:
+    if prod(y._sizes) == 1:
         found = node(Op.LOOKUP, table, per_row_index(reshaped(y, ()), what))
-        return reshaped(found, (*y.shape, *found.shape))
-    each = unbind(reshaped(y, (prod(y.shape),)), 0)
+        return reshaped(found, (*y._sizes, *found._sizes))
+    each = unbind(reshaped(y, (prod(y._sizes),)), 0)
     rows = stack([lookup(table, index, what) for index in each])
-    return reshaped(rows, (*y.shape, *rows.shape[1:]))
+    return reshaped(rows, (*y._sizes, *rows._sizes[1:]))
 
 
 def _check_table(table: Tensor) -> None:
@@ -46,7 +46,7 @@ def _check_table(table: Tensor) -> None:
     found = builder[table._id]
     while found.op in THROUGH:
         found = builder[found.inputs[0]]
-    shape = tuple(table.shape)
+    shape = tuple(table._sizes)
     if found.op is not Op.INPUT:
         fail(UnsupportedError, f"an index of a computed value of shape {shape}: it chooses rows of "
              "an argument, so write table[pos] * 2 for (table * 2)[pos]")  # fmt: skip
@@ -78,10 +78,11 @@ Tensor.__getitem__ = getitem
 def index_select(input, dim, index):
     """The parts of a table at indices of its first axis: those of a row, one or several."""
     if input.ndim < 2 or axis_of(input, dim) != -input.ndim:
-        fail(ShapeError, f"index_select({dim}, ...) of a value of shape {tuple(input.shape)}: it "
+        fail(ShapeError, f"index_select({dim}, ...) of a value of shape {tuple(input._sizes)}: it "
              "takes rows of a table, index_select(0, ids); of a row write x[pos]")  # fmt: skip
     if index.ndim != 1:
-        fail(ShapeError, f"index_select by indices of shape {tuple(index.shape)}: write table[pos]")
+        shape = tuple(index._sizes)
+        fail(ShapeError, f"index_select by indices of shape {shape}: write table[pos]")
     return lookup(input, index, "index_select")
 
 
@@ -93,8 +94,8 @@ def embedding(
     if max_norm is not None:
         fail(UnsupportedError, "F.embedding(max_norm=...) changes the table: leave it out")
     if weight.ndim != 2:
-        fail(ShapeError, f"F.embedding of a table of shape {tuple(weight.shape)}: it has two axes, "
-             "annotate it htile.Shared")  # fmt: skip
+        fail(ShapeError, f"F.embedding of a table of shape {tuple(weight._sizes)}: it has two "
+             "axes, annotate it htile.Shared")  # fmt: skip
     return lookup(weight, input, "F.embedding")
 
 

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable
 from inspect import signature
+from math import prod
 from typing import NoReturn
 
 import torch
@@ -19,7 +20,7 @@ from ..errors import HTileError, Location, ShapeError, TraceError, UnsupportedEr
 from .graph import Builder, returned_dtype
 from .hints import RANDOM, REFERENCE, advice
 from .libraries import internal
-from .ops import Op, Value
+from .ops import Op, Value, Varies
 
 FUNCTIONS: dict[Callable, tuple[str, Callable]] = {}
 """From each function of torch to its spelling and to the function that does it symbolically."""
@@ -153,6 +154,14 @@ def _no_number(self) -> NoReturn:
     fail(TraceError, _NUMBER)
 
 
+def _no_length(self) -> NoReturn:
+    name = _used(r"\bmath\.(\w+)")
+    root = "n ** 0.5 for math.sqrt(n), " if name == "sqrt" else ""
+    fail(TraceError, "the length of a row differs from call to call (dynamic_n=True), so it has no "
+         f"Python number while tracing: write {root}torch.arange(n) for range(n), torch.where for "
+         "if, or leave dynamic_n out")  # fmt: skip
+
+
 class Tensor(torch.Tensor):
     """A value of the graph under construction; its shape is that of one row, as under vmap.
 
@@ -202,9 +211,17 @@ class Tensor(torch.Tensor):
         return self._builder[self._node].value
 
     @property
-    def shape(self) -> torch.Size:
-        """`(N,)` for a row; `()` or `(1,)` for one value a row; without the leading dimensions."""
+    def _sizes(self) -> torch.Size:
+        """The shape in the graph."""
         return torch.Size(self._value.inner)
+
+    @property
+    def shape(self) -> torch.Size | Shape:
+        """`(N,)` for a row; `()` or `(1,)` for one value a row; without the leading dimensions."""
+        v = self._value
+        if self._builder.multiple is None or not v.spread:
+            return torch.Size(v.inner)
+        return Shape(Length(self._builder) if n == self._builder.n else n for n in v.inner)
 
     @property
     def ndim(self) -> int:
@@ -264,6 +281,40 @@ class Tensor(torch.Tensor):
     __float__ = __int__ = __index__ = __complex__ = _no_number
     __array__ = _refuse("numpy cannot take a symbolic value: write the torch spelling")
     __setitem__ = __delitem__ = _refuse(_ASSIGNMENT)
+
+
+class Length(Tensor):
+    """How many elements the rows of a call have, where each call may have other ones.
+
+    In torch it is an int. It takes part in arithmetic as an int does, and where torch takes a size
+    it is that of a row. No Python number can be made of it.
+    """
+
+    __hash__ = object.__hash__
+
+    @staticmethod
+    def __new__(cls, builder: Builder) -> Length:
+        value = Value((), Varies.SCALAR, torch.int64)
+        return torch.Tensor._make_wrapper_subclass(cls, (), dtype=value.dtype, device="meta")
+
+    def __init__(self, builder: Builder):
+        super().__init__(builder, builder.add(Op.LENGTH, (), torch.int64, location()))
+
+    def __eq__(self, other: object) -> bool | Tensor:
+        return True if isinstance(other, Length) else super().__eq__(other)
+
+    def __ne__(self, other: object) -> bool | Tensor:
+        return False if isinstance(other, Length) else super().__ne__(other)
+
+    __bool__ = __float__ = __int__ = __index__ = __complex__ = _no_length
+
+
+class Shape(tuple):
+    """The shape of a row of any length: `torch.Size` holds ints only."""
+
+    def numel(self) -> int | Tensor:
+        """The product of the sizes."""
+        return self[0] if len(self) == 1 else prod(self)
 
 
 class Device:

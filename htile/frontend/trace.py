@@ -25,6 +25,7 @@ from . import scans as scans
 from . import tables as tables
 from .captures import check_static, line_of
 from .dtypes import DTYPES
+from .dynamic import refuse_parts
 from .factories import LEAVE_OUT, Factories
 from .graph import Builder, Graph, Output, Role, returned_dtype
 from .hints import REFERENCE, advice
@@ -37,14 +38,18 @@ from .tensor import FUNCTIONS, Tensor, is_real
 _VARIES = {Role.ROW: Varies.ROW, Role.PER_ROW: Varies.ROW, Role.COLUMN: Varies.SHARED}
 
 
-def trace(fn: types.FunctionType, specs: Iterable[Spec], n: int) -> Graph:
+def trace(
+    fn: types.FunctionType, specs: Iterable[Spec], n: int, multiple: int | None = None
+) -> Graph:
     """The graph of `fn` for a row of `n` elements; `specs` say what each parameter is.
+
+    multiple: of rows of up to `n` elements, as for `Graph`.
 
     A parameter without a spec keeps its default. Raises an HTileError with the user's line.
     """
     signature, specs, loc = Signature(fn), tuple(specs), line_of(written(fn))
     check_static(fn, {spec.name: spec.value for spec in specs if spec.role is Role.STATIC})
-    builder = Builder(re.sub(r"[^\w<>]", "_", fn.__name__), n)
+    builder = Builder(re.sub(r"[^\w<>]", "_", fn.__name__), n, multiple)
     values = dict(zip(signature.names, signature.defaults, strict=True))
     values |= {spec.name: _argument(builder, spec) for spec in specs}
     try:
@@ -62,7 +67,10 @@ def trace(fn: types.FunctionType, specs: Iterable[Spec], n: int) -> Graph:
     names = _names([path for path, _ in leaves])
     named = zip(names, leaves, strict=True)
     outputs = [_output(builder, loc, name, leaf) for name, (_, leaf) in named]
-    return builder.finish(outputs, structure)
+    graph = builder.finish(outputs, structure)
+    if multiple is not None:
+        refuse_parts(graph)
+    return graph
 
 
 def _argument(builder: Builder, spec: Spec) -> object:

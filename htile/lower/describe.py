@@ -27,7 +27,7 @@ PLACES = {
 def describe(plan: Plan) -> str:
     names = Names(plan)
     lines = [
-        f"plan {plan.graph.name}, N = {plan.graph.n}, {plan.target.arch.name}",
+        f"plan {plan.graph.name}, N {plan.graph.length_text}, {plan.target.arch.name}",
         *(f"  {line}" for line in describe_layout(plan)),
         f"  {describe_traffic(plan)}",
         *(f"  {line}" for line in _describe_steps(plan, names, plan.steps)),

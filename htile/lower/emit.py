@@ -44,7 +44,7 @@ def _docstring(graph: Graph) -> list[str]:
         ", ".join(dict.fromkeys(f"{each.name} {dtype_name(tensor_dtype(each))}" for each in some))
         for some in (graph.inputs, graph.outputs)
     )
-    title = f'"""{graph.name}: one row of N = {graph.n}'
+    title = f'"""{graph.name}: one row of N {graph.length_text}'
     return [f"{title}.", "", *textwrap.wrap(f"{takes} -> {gives}", WIDTH), '"""', ""]
 
 
@@ -84,6 +84,7 @@ def _config(plan: Plan) -> list[str]:
         *(["reduction_dtype=Int64"] if plan.sweeps.has_wide_words else []),
         *([f"copy_bytes={place.copy_bytes}"] if place.copy_bytes < 16 else []),
         *(["shifted=True"] if place.shifted else []),
+        *(["any_end=True"] if plan.may_end_anywhere else []),
     ]
     lines = wrapped_call("config = ElementwiseTileConfig(", args, ")")
     if plan.names_blocks:

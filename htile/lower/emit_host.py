@@ -114,6 +114,7 @@ def fake_arguments(plan: Plan, names: Names) -> list[str]:
     """What stands for the tensors when the host function is compiled."""
     graph, n, count = plan.graph, plan.graph.n, plan.target.lead
     sizes = ["m"] if count == 1 else [f"m{k}" for k in range(count)]
+    whole = str(n) if graph.multiple is None else "n"
     args = []
     for name in names.arguments:
         pieces = [a for a in names.tensors if names.argument(a) == name]
@@ -131,13 +132,16 @@ def fake_arguments(plan: Plan, names: Names) -> list[str]:
             shape = a.view.shape if a.view else graph[a.id].value.inner
             if any(p.view is not None and p.view.at and _is_whole(p.view) for p in pieces):
                 shape = ("cute.sym_int64()", *shape[1:])
-            args.append(f"make_fake_tensor({dtype}, {tuple_of(map(str, shape))}, {divisibility})")
+            shape = (whole,) if graph.multiple is not None else map(str, shape)
+            args.append(f"make_fake_tensor({dtype}, {tuple_of(shape)}, {divisibility})")
         elif isinstance(a, Input) and a.role is Role.DEVICE_SCALAR:
             shape = "(1,)" if graph[a.id].value.inner else "()"
             args.append(f"make_fake_tensor({dtype}, {shape}, stride={shape})")
         else:
             is_row, inner = _row_shape(graph, a)
-            inner = a.view.shape if a.view else inner if inner else (n,) if is_row else inner
+            if not a.view and is_row:
+                inner = (whole,) if graph.multiple is not None else inner or (n,)
+            inner = a.view.shape if a.view else inner
             is_row = any(_row_shape(graph, piece)[0] for piece in pieces) or a.view is not None
             has = _own_dimensions(plan, a) or (True,) * len(sizes)
             lead = [m if own else "1" for m, own in zip(sizes, has, strict=True) if own is not None]
@@ -148,8 +152,14 @@ def fake_arguments(plan: Plan, names: Names) -> list[str]:
         "def fake_arguments():",
         '    """What stands for the tensors when the kernel is compiled."""',
         *(f"    {m} = cute.sym_int()" for m in sizes),
+        *([f"    n = cute.sym_int({_multiple(graph)})"] if graph.multiple is not None else []),
         *wrapped_call("    return (", args, ")" if len(args) > 1 else ",)"),
     ]
+
+
+def _multiple(graph: Graph) -> str:
+    """What the length of a row is a multiple of, as an argument of a symbol."""
+    return f"divisibility={graph.multiple}" if graph.multiple > 1 else ""
 
 
 def _is_shared(plan: Plan, argument: Input | Output) -> bool:

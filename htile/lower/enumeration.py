@@ -114,6 +114,10 @@ class _Enumeration:
         align = ACCESS_BYTES if self.is_shifted else target.align
         self.is_asynchronous = bool(sizes) and min(self.vec * min(sizes), align) >= 4
 
+    def is_whole(self, numerics: Numerics) -> bool:
+        """Whether no vector reaches beyond the end of a row."""
+        return self.work.graph.fills(numerics.step)
+
     @staticmethod
     def _clusters(most: int) -> list[int]:
         return [cluster for cluster in (1, 2, 4, 8, 16) if cluster <= most]
@@ -220,7 +224,7 @@ class _Enumeration:
             if 2 * numerics.step > self.n:
                 continue
             chunks = numerics.chunks(self.n)
-            if chunks <= UNROLLED_CHUNKS and chunks % 2 == 0 and self.n % numerics.step == 0:
+            if chunks <= UNROLLED_CHUNKS and chunks % 2 == 0 and self.is_whole(numerics):
                 numerics = replace(numerics, merged=has_moments)
             # Numerics do not depend on alignment, so what shifted rows take more does not count.
             fits = numerics.share_bytes(self.work) <= self._free_bytes(sweeps, numerics, threads)
@@ -320,7 +324,7 @@ class _Enumeration:
         words = max(map(self._words, moved))
         if words > MOST_PREFETCHED:
             return 0
-        if self.n % numerics.step > 0 and MOMENTS.name in numerics.joint:
+        if not self.is_whole(numerics) and MOMENTS.name in numerics.joint:
             free -= COUNT_REGISTERS
         carried = max(1, *(len(loop.parts) for loop in loops))
         free -= (PART_REGISTERS + SHARE_REGISTERS * turns) * (carried - 1)

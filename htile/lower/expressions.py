@@ -67,6 +67,12 @@ def _index(node: Node, args: tuple[str, ...], function: Function) -> str:
     return cols if node.value.dtype is torch.int32 else f"math.convert({cols}, Int64)"
 
 
+def _length(node: Node, args: tuple[str, ...], function: Function) -> str:
+    """How many elements the row has, which a context has in int32."""
+    (length,) = args
+    return length if node.value.dtype is torch.int32 else f"math.convert({length}, Int64)"
+
+
 def _unbundle(node: Node, args: tuple[str, ...], function: Function) -> str:
     which, count, dtype = node.arg
     return f"math.unbundle({args[0]}, {which}, {count}, {CUTLASS_TYPES[dtype]})"
@@ -107,7 +113,7 @@ def _not_computed(node: Node, args: tuple[str, ...], function: Function) -> str:
 # fmt: off
 EMIT: dict[Op, Expression] = {
     **dict.fromkeys((Op.INPUT, Op.CONST, *MOVEMENTS, *COLLECTIVES), _not_computed),
-    Op.INDEX: _index, Op.UNBUNDLE: _unbundle, Op.BUNDLE: _bundle,
+    Op.INDEX: _index, Op.LENGTH: _length, Op.UNBUNDLE: _unbundle, Op.BUNDLE: _bundle,
     Op.PHILOX: _philox, Op.WORD: _word, Op.UNIFORM: _call("uniform"),
     Op.EXPONENTIAL: _call("exponential"),
     **dict.fromkeys(  # as pictures have them
@@ -139,6 +145,8 @@ def written(node: Node, args: tuple[str, ...], function: Function, ctx: str = "c
     """The expression of a node with these operands; `ctx` is the context that knows the columns."""
     if node.op is Op.INDEX:
         args = (f"{ctx}.cols",)
+    elif node.op is Op.LENGTH:
+        args = (f"{ctx}.shape[1]",)
     elif node.op is Op.GROUPED:
         args = (ctx, *args)
     elif function is Function.COLUMNS:

@@ -25,7 +25,8 @@ Range = tuple[int, int]
 
 
 def ranges(graph: Graph) -> dict[int, Range]:
-    """The lowest and highest value of each node that is made of the column's number in int64.
+    """The lowest and highest value of each node that is made of the column's number in int64, or
+    of the length of a row of any length.
 
     They are of int64, or of int32 where the user has converted them: `torch.arange(n).int()`.
     """
@@ -36,6 +37,9 @@ def ranges(graph: Graph) -> dict[int, Range]:
         if node.op is Op.INDEX:
             if node.value.dtype is INT64:  # one in int32 is narrow already
                 found[node.id] = 0, graph.n - 1
+        elif node.op is Op.LENGTH:
+            if node.value.dtype is INT64:
+                found[node.id] = 1, graph.n
         elif node.op in (Op.CAST, Op.CONVERT):
             if node.inputs[0] in found:
                 found[node.id] = found[node.inputs[0]]
@@ -129,6 +133,8 @@ def narrowing(graph: Graph) -> Rule | None:
     def narrow(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
         if node.op is Op.INDEX:
             return new.add_index(node.arg, INT32, node.loc)
+        if node.op is Op.LENGTH:
+            return new.add(node.op, (), INT32, node.loc)
         if node.id in found:
             if node.op in (Op.CAST, Op.CONVERT):
                 return inputs[0]

@@ -97,7 +97,7 @@ def choose_means(graph: Graph) -> Graph:
             return None
         if not is_shared:
             total = new.add(Op.SUM, inputs, loc=node.loc)
-            number = new.add_const(float(graph.n), Value((), Varies.SCALAR, torch.float32))
+            number = _count(new)
             return new.add(Op.DIV, (total, number), loc=node.loc)
         (operand,) = strip(new, new[inputs[0]]).inputs
         mean = new.add(Op.MEAN, (operand,), loc=node.loc)
@@ -107,14 +107,28 @@ def choose_means(graph: Graph) -> Graph:
     return rewrite(graph, choose)
 
 
+def _count(new: Builder) -> int:
+    """N as a float32."""
+    if new.multiple is None:
+        return new.add_const(float(new.n), Value((), Varies.SCALAR, torch.float32))
+    return new.add(Op.CONVERT, (new.add(Op.LENGTH, (), torch.int64),), torch.float32)
+
+
 def _averaged(graph: Graph, node: Node) -> Node | None:
     """The reduction of a mean, which is the node itself, or a sum that it divides by N."""
     if node.op is Op.MEAN:
         return node
-    if node.op is not Op.DIV or graph[node.inputs[1]].arg != graph.n:
+    if node.op is not Op.DIV or not _is_count(graph, graph[node.inputs[1]]):
         return None
     total = strip(graph, graph[node.inputs[0]])
     return total if total.op is Op.SUM and graph[total.inputs[0]].value.spread else None
+
+
+def _is_count(graph: Graph, node: Node) -> bool:
+    """Whether a node is N."""
+    if graph.multiple is None:
+        return node.arg == graph.n
+    return node.op is Op.CONVERT and graph[node.inputs[0]].op is Op.LENGTH
 
 
 def narrow_indices(graph: Graph) -> Graph:

@@ -56,7 +56,7 @@ class _Building:
         self.leaves: dict[object, int] = {}
 
     def result(self, pieces: list[list[tuple[int, Wanted]]]) -> Graph:
-        graph, n, new = self.graph, self.n, Builder(self.graph.name, self.n)
+        graph, n, new = self.graph, self.n, Builder(self.graph.name, self.n, self.graph.multiple)
         ids: dict[int, int] = {}
         leaves = [k for k, each in enumerate(self.nodes) if each.op is Op.INPUT]
         order = {i.id: place for place, i in enumerate(graph.inputs)}

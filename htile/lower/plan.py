@@ -260,7 +260,13 @@ class Plan:
     @property
     def is_ragged(self) -> bool:
         """Whether some vectors of threads reach beyond the end of a row."""
-        return self.graph.n % self.numerics.step > 0
+        return not self.graph.fills(self.numerics.step)
+
+    @property
+    def may_end_anywhere(self) -> bool:
+        """Whether rows of another length in each call may end inside a vector."""
+        multiple = self.graph.multiple
+        return multiple is not None and multiple % self.numerics.vec_size > 0
 
     def pads(self, loop: ChunkLoop) -> bool:
         """Whether what a loop loads behind the end of a row becomes what its reductions ignore."""

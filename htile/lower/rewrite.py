@@ -21,7 +21,7 @@ def rewrite(graph: Graph, rule: Rule | None = None, outputs: Outputs | None = No
     than those of the graph, of which `found` has the new ids.
     """
     live = _live(graph)
-    new = Builder(graph.name, graph.n)
+    new = Builder(graph.name, graph.n, graph.multiple)
     ids: dict[int, int] = {}
     sources = {i.id: i for i in graph.inputs}
     for node in graph:

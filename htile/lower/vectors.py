@@ -35,7 +35,7 @@ def vector_size(graph: Graph) -> int:
     vec = min(vec, graph.group_size or vec)
     while vec > 1 and vec * inputs > VECTOR_REGISTERS:
         vec //= 2
-    whole = gcd(graph.n, vec)
+    whole = gcd(graph.multiple or graph.n, vec)
     if _lies_apart(graph):
         return whole
     is_long = graph.n >= SHIFTED_VECTORS * vec and vec * min(rows + columns) >= WORD_BYTES
@@ -85,7 +85,7 @@ def is_shifted(graph: Graph, align: int) -> bool:
     vec = vector_size(graph)
     if _lies_apart(graph) or _has_groups_apart(graph):
         return False  # an element at a time, or a group
-    if graph.n % vec:
+    if (graph.multiple or graph.n) % vec:
         return True
     rows, columns = _sizes(graph)
     least = min(rows + columns) * vec

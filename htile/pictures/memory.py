@@ -208,4 +208,4 @@ def _heading(plan: Plan, names: Mapping[int, str]) -> tuple[str, list[str]]:
     numbers = [names[i.id] for i in plan.graph.inputs if i.role is Role.SCALAR]
     if numbers:
         notes.append(f"numbers    {', '.join(numbers)} given at run time")
-    return f"plan {plan.graph.name}, N = {plan.graph.n}, {plan.target.arch.name}", notes
+    return f"plan {plan.graph.name}, N {plan.graph.length_text}, {plan.target.arch.name}", notes

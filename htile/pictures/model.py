@@ -209,7 +209,7 @@ class _Model:
             box.texts = list(self._texts(box))
         self._add_arguments()
         edges = self._edges()
-        headline = f"{self.graph.name}, one row of N = {self.graph.n}"
+        headline = f"{self.graph.name}, one row of N {self.graph.length_text}"
         return Picture(headline, self._in_order(edges), edges, tuple(self._bands()))
 
     def _each(self, id: int) -> tuple[int, ...]:

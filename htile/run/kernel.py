@@ -193,7 +193,7 @@ class Kernel:
         return "\n".join(parts)
 
     def __repr__(self) -> str:
-        return f"<htile kernel {self.name}, N = {self.graph.n}, {self.arch}>"
+        return f"<htile kernel {self.name}, N {self.graph.length_text}, {self.arch}>"
 
 
 def _shown(text: str, draw: Callable[[], str] | None = None) -> str:

@@ -203,7 +203,7 @@ def prepare(
         kernel=kernel,
         source=lowered.source,
         inputs=tuple((index[name], name in request.copied) for name in lowered.graph.arguments),
-        outputs=request.specialization.shapes(request.call.lead),
+        outputs=request.specialization.shapes(request.call.lead, request.call.length),
         structure=lowered.graph.structure,
         device=device,
         is_widest=target.align == WIDEST_ACCESS and not request.copied,

@@ -196,6 +196,7 @@ def alignment(graph: Graph, pieces: list[tuple[torch.Tensor | None, Input | Outp
         vector do not count, because they may begin anywhere (`Placement.shifted`).
     """
     least, vec = WIDEST_ACCESS, vector_size(graph)
+    ends_inside = (graph.multiple or graph.n) % vec > 0
     for tensor, piece in pieces:
         size, view = piece.dtype.itemsize, piece.view
         if view is not None and view.is_of_groups:
@@ -205,7 +206,7 @@ def alignment(graph: Graph, pieces: list[tuple[torch.Tensor | None, Input | Outp
             continue
         own = size // view.width if view is not None else size
         is_row = not isinstance(piece, Input) or piece.role is Role.ROW
-        if (graph.n % vec and is_row) or (tensor is None and view is None):
+        if (ends_inside and is_row) or (tensor is None and view is None):
             continue
         steps = view.start[-1] * own if view is not None else 0
         steps |= view.groups[1][-1] * own if view is not None and view.groups else 0

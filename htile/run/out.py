@@ -45,7 +45,7 @@ def check_out(request: Request, out: object, device: torch.device) -> None:
             f"{function}: out= must have the structure that the function returns "
             f"({len(graph.outputs)} results: {names}), got {_kind(out)}"
         )
-    shapes = request.specialization.shapes(request.call.lead)
+    shapes = request.specialization.shapes(request.call.lead, request.call.length)
     for leaf, result, (shape, dtype) in zip(leaves, graph.outputs, shapes, strict=True):
         what = f"{function}: out= for {result.name}"
         if type(leaf) not in (torch.Tensor, torch.nn.Parameter):

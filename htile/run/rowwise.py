@@ -29,6 +29,7 @@ from ..build.arch import ARCHS, DEFAULT, arch_named, arch_of_capability
 from ..build.compile import build_ahead
 from ..errors import TraceError
 from ..frontend.captures import Captures
+from ..frontend.dynamic import check_length, in_bucket
 from ..frontend.reference import evaluate
 from ..frontend.roles import Call, Signature, classify
 from ..frontend.tensor import Tensor as Symbolic
@@ -51,7 +52,7 @@ MAX_MISSES = 3  # calls of other sizes, after which a shortcut for one size is r
 _SHORTCUTS = threading.Lock()  # held while the shortcuts of a function are replaced
 
 
-def rowwise(fn: Callable | None = None, *, fastmath: bool = False):
+def rowwise(fn: Callable | None = None, *, fastmath: bool = False, dynamic_n: bool = False):
     """Make a function of one row into one fused kernel over all rows.
 
     Inside `fn` a tensor argument is one row of N elements. The decorated function takes tensors of
@@ -75,16 +76,20 @@ def rowwise(fn: Callable | None = None, *, fastmath: bool = False):
     other overlap raises ArgumentError. `torch.vmap(f)` treats the batch as a leading dimension.
 
     fastmath: use approximate tanh, log, log2, log10, sin and cos in all of the kernel. If `fn`
-        calls a row-wise function, that becomes part of the kernel: its own fastmath and plan do not
-        count.
+        calls a row-wise function, that becomes part of the kernel: its own fastmath, dynamic_n and
+        plan do not count.
+    dynamic_n: serve rows of up to N elements, the next power of two, with one kernel (and with
+        another one where rows are not whole 16-byte vectors). `x.shape[-1]` then has no Python
+        number inside `fn`, and only whole rows may be worked on: parts, groups and tables raise
+        UnsupportedError. Bits depend on that power of two.
 
     Raises TraceError or UnsupportedError, with the line of `fn`, for what can not be traced,
     ArgumentError, ShapeError or DtypeError for arguments that do not fit, and GradientError for
     tensors that require grad. All of them are HTileErrors.
     """
     if fn is None:
-        return functools.partial(rowwise, fastmath=fastmath)
-    return Rowwise(fn, fastmath)
+        return functools.partial(rowwise, fastmath=fastmath, dynamic_n=dynamic_n)
+    return Rowwise(fn, fastmath, dynamic_n=dynamic_n)
 
 
 class Rowwise:
@@ -96,10 +101,11 @@ class Rowwise:
         fastmath: bool = False,
         wanted: Mapping | None = None,
         base: Rowwise | None = None,
+        dynamic_n: bool = False,
     ):
         functools.update_wrapper(self, fn)
         self._fn = fn
-        self._fastmath = fastmath
+        self._fastmath, self._dynamic_n = fastmath, dynamic_n
         self._wanted = dict(wanted or {})
         self._base = base or self  # the one that the name of `fn` means
         self._signature = Signature(fn)
@@ -111,6 +117,7 @@ class Rowwise:
     def _forget(self) -> None:
         """Forget launches and shortcuts, so that the next call of each kind chooses a plan anew."""
         self._launches.clear()
+        self._buckets: dict[object, Launch] = {}  # of rows of any length, the launch of a bucket
         with _SHORTCUTS:
             self._returning: tuple[Callable, ...] = ()  # the shortcuts of calls without out=
             self._writing: tuple[Callable, ...] = ()  # those of calls with it
@@ -165,7 +172,8 @@ class Rowwise:
                 check_out(request, out, device)
             if not runs_kernels(device):
                 traced = request.specialization.traced
-                result = evaluate(traced, request.given, lead=call.lead)
+                lead, length = request.call.lead, request.call.length
+                result = evaluate(traced, request.given, lead=lead, length=length)
                 if out is None:
                     return result
                 for target, value in zip(outs, pytree.tree_leaves(result), strict=True):
@@ -173,7 +181,7 @@ class Rowwise:
                 return out
             # the launch may not be remembered if a static value has changed since the key was made
             holds &= key == call_key(watched[1], signature, values, outs, aliases)
-            launch = prepare(request, device, [*self._launches.values()])
+            launch = self._prepared(request, device, holds)
             if holds and key is not None:
                 if len(self._launches) >= MAX_LAUNCHES:
                     self._launches.clear()
@@ -192,9 +200,33 @@ class Rowwise:
 
         `Specializations.find` says when it may not.
         """
+        if self._dynamic_n:
+            call = in_bucket(self._signature, call)
         specialization, holds = self._specializations.find(call, captured)
+        if self._dynamic_n:
+            check_length(self._signature.name, specialization.traced, call.length)
         own = self._signature, self._fastmath, self._wanted
         return Request(*own, call, specialization, values, outs, aliases), holds
+
+    def _prepared(self, request: Request, device: torch.device, holds: bool) -> Launch:
+        """How to launch a call's kernel: as calls of its bucket do that came before, if any did.
+
+        holds: whether it may be remembered.
+        """
+        known = [*self._launches.values()]
+        if not self._dynamic_n:
+            return prepare(request, device, known)
+        arch = arch_of_capability(torch.cuda.get_device_capability(device))
+        key = request.specialization, request.target(arch), request.copied, device, not request.rows
+        launch = self._buckets.get(key)
+        if launch is None:
+            launch = prepare(request, device, known)
+            if holds:
+                if len(self._buckets) >= MAX_LAUNCHES:
+                    self._buckets.clear()
+                self._buckets[key] = launch
+        call = request.call
+        return replace(launch, outputs=request.specialization.shapes(call.lead, call.length))
 
     def _add_shortcuts(self, request: Request, launch: Launch, watched: tuple) -> None:
         """Add shortcuts for calls like this one, unless the function has enough of them.
@@ -276,7 +308,8 @@ class Rowwise:
         It takes what `inspect` takes, and needs no GPU. The kernel is for the dtypes, N, the number
         of leading dimensions, the dimensions that repeat, and the alignment of these tensors. It
         serves any number of rows, with an exception: one row alone may have a kernel of its own,
-        and if N > 2048, so may batches of at least 64, 256 and 1024 rows.
+        and if N > 2048, so may batches of at least 64, 256 and 1024 rows. With `dynamic_n=True` it
+        serves every N of the bucket.
 
         The memory of `meta` tensors counts as allocated by torch, so their rows begin at multiples
         of 16 bytes if N and the strides allow it. For rows that begin elsewhere, pass a view of a
@@ -349,7 +382,8 @@ class Rowwise:
 
         A call raises LoweringError if no plan has them.
         """
-        return Rowwise(self._fn, self._fastmath, {**self._wanted, **wanted}, self._base)
+        more = {**self._wanted, **wanted}
+        return Rowwise(self._fn, self._fastmath, more, self._base, self._dynamic_n)
 
     def __repr__(self) -> str:
         return f"<htile.rowwise {self._signature.name}>"

@@ -22,8 +22,9 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from ..frontend.captures import Captures, freeze
-from ..frontend.graph import Role
-from ..frontend.roles import Static
+from ..frontend.dynamic import of_other_bucket
+from ..frontend.graph import Output, Role
+from ..frontend.roles import Spec, Static
 from ..lower.plan import rows_like
 from .launch import Request
 from .memory import are_disjoint, layout
@@ -94,6 +95,7 @@ class _Writer:
     scope: the values of the names in the text that begin with `_`.
     like: the name of an argument whose shape is that of the rows.
     sizes: the leading sizes of the rows as text: numbers, or names where they may change.
+    length: likewise how many elements a row has, if each call may have rows of another length.
     results: the names of the results in the text.
     written: for each tensor of `out=` its result's name, or that of the argument that it is.
     guarded: the arguments and the tensors of `out=` by their names.
@@ -109,8 +111,11 @@ class _Writer:
         self.graph, self.is_fixed = first.specialization.graph, missed is not None
         self.outputs = first.specialization.traced.outputs
         self.tensors = {n: v for n, v in first.given.items() if isinstance(v, torch.Tensor)}
-        lead, rows = first.call.lead, [s for s in first.call.specs if s.role is Role.ROW]
-        whole = (s.name for s in rows if self.tensors[s.name].shape == (*lead, *s.inner))
+        lead, length = first.call.lead, first.call.length
+        self.length = str(length) if self.is_fixed else "_n"
+        rows = {s.name: s.inner if length is None else (length,)
+                for s in first.call.specs if s.role is Role.ROW}  # fmt: skip
+        whole = (name for name in rows if self.tensors[name].shape == (*lead, *rows[name]))
         self.like = next(whole, None)
         if self.like is None:
             raise _NotTold
@@ -127,9 +132,25 @@ class _Writer:
         self.shapes, self.changing = {}, {}
         for name, tensor in self.guarded.items():
             own, shape = tensor.ndim - len(like[name].inner), tensor.shape
-            free = [k for k in range(own) if not self.is_fixed and shape[k] == lead[k - own]]
+            sizes = {k: self.sizes[k - own] for k in range(own) if shape[k] == lead[k - own]}
+            if self._has_length(like[name]):
+                sizes[own] = self.length
+            free = {} if self.is_fixed else sizes
             self.shapes[name] = [None if k in free else size for k, size in enumerate(shape)]
-            self.changing[name] = [self.sizes[k - own] for k in free]
+            self.changing[name] = [*free.values()]
+
+    def _has_length(self, each: Spec | Output) -> bool:
+        """Whether a tensor has rows, or what they share, of any length."""
+        if self.graph.multiple is None:
+            return False
+        if isinstance(each, Spec):
+            return each.role in (Role.ROW, Role.COLUMN)
+        return self.first.specialization.traced[each.id].value.spread
+
+    def _inner(self, output: Output) -> list[str]:
+        """The shape of a result behind the leading dimensions, as text."""
+        inner = self.first.specialization.inner(output, self.length)
+        return [*map(str, inner)]
 
     def function(self) -> Callable:
         """Write the text, and return the function that it defines."""
@@ -139,7 +160,7 @@ class _Writer:
             *(self._opened() if self.written else []),
             f"if not ({' and '.join(guards)}):",
             *self.miss,
-            *(self._rows_read() if not self.is_fixed and self.sizes else []),
+            *(self._rows_read() if not self.is_fixed and self._any_changes else []),
             *(self._apart() if self.written else self._allocated()),
             "try:",
             f"    _kernel({', '.join(called)})",
@@ -147,6 +168,11 @@ class _Writer:
             *self.miss,
             *self._returned(),
         ])  # fmt: skip
+
+    @property
+    def _any_changes(self) -> bool:
+        """Whether rows may be of another number, or of another length."""
+        return bool(self.sizes) or self.graph.multiple is not None
 
     def _same_values(self) -> Iterator[str]:
         """What must hold of arguments that are no tensors."""
@@ -182,7 +208,7 @@ class _Writer:
         for name, sizes in self.changing.items():
             if len(sizes) > 1 and (self.written or self.first.is_flat):
                 is_plain = self.written or self.guarded[name].is_contiguous()
-                yield f"{name}.is_contiguous()" if is_plain else _is_flat(name, len(sizes))
+                yield f"{name}.is_contiguous()" if is_plain else _is_flat(name, len(self.sizes))
 
     def _strides(self, name: str) -> list[int | None]:
         """The strides that a tensor must have; None where any will do.
@@ -227,18 +253,22 @@ class _Writer:
         fewest, beyond = rows_like(self.first.rows)
         lines = [f"_shape = {self.like}.shape"]
         lines += [f"{size} = _shape[{k}]" for k, size in enumerate(self.sizes)]
-        wrong = [f"not {fewest} <= {' * '.join(self.sizes)} < {beyond}"]
-        like = self.first.specs[self.like].inner
+        wrong = [f"not {fewest} <= {' * '.join(self.sizes)} < {beyond}"] if self.sizes else []
+        if self.graph.multiple is not None:
+            lines.append("_n = _shape[-1]")
+            wrong.append(of_other_bucket("_n", self.first.call, self.first.specialization.traced))
+        like = [self.length] if self.graph.multiple is not None else [
+            *map(str, self.first.specs[self.like].inner)]  # fmt: skip
         for name, output in zip(self.written, self.outputs, strict=False):
-            sizes = [*self.sizes, *map(str, output.inner)]
-            shape = "_shape" if output.inner == like else _tuple(sizes)
+            inner = self._inner(output)
+            shape = "_shape" if inner == like else _tuple([*self.sizes, *inner])
             wrong += [f"{name}.shape != {shape}"] if name != self.like else []
         for name in self.tensors:
             if name in self.graph.arguments:  # the host function compares its sizes
                 continue
-            own = self.guarded[name].ndim - len(self.first.specs[name].inner)
-            wrong += [f"{name}.shape[{k}] != {self.sizes[k - own]}"
-                      for k, size in enumerate(self.shapes[name]) if size is None]  # fmt: skip
+            free = (k for k, size in enumerate(self.shapes[name]) if size is None)
+            pairs = zip(free, self.changing[name], strict=True)
+            wrong += [f"{name}.shape[{k}] != {size}" for k, size in pairs]
         return [*lines, f"if {' or '.join(wrong)}:", *self.miss]
 
     def _allocated(self) -> list[str]:
@@ -248,7 +278,7 @@ class _Writer:
         lines = []
         for k, (name, output) in enumerate(zip(self.results, self.outputs, strict=True)):
             self.scope[f"_dtype{k}"] = output.dtype
-            sizes = [*self.sizes, *map(str, output.inner)]
+            sizes = [*self.sizes, *self._inner(output)]
             strides = [" * ".join(sizes[k + 1 :]) or "1" for k in range(len(sizes))]
             lines.append(f"{name} = _empty({_tuple(sizes)}, {_tuple(strides)}, _dtype{k})")
         return lines + is_elsewhere(self.results[0], device, self.miss)

@@ -11,7 +11,7 @@ import torch
 
 from ..build.recent import Recent
 from ..frontend.captures import Captures
-from ..frontend.graph import Graph, Role
+from ..frontend.graph import Graph, Output, Role
 from ..frontend.roles import Call, Spec
 from ..frontend.tensor import internal
 from ..frontend.trace import trace
@@ -33,9 +33,20 @@ class Specialization:
     traced: Graph
     graph: Graph
 
-    def shapes(self, lead: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
-        """The shape and dtype of each result for rows of the leading shape `lead`."""
-        return tuple(((*lead, *result.inner), result.dtype) for result in self.traced.outputs)
+    def shapes(
+        self, lead: tuple[int, ...], length: int | None = None
+    ) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
+        """The shape and dtype of each result for rows of the leading shape `lead`.
+
+        length: how many elements the rows have, if that differs from call to call.
+        """
+        results = self.traced.outputs
+        return tuple(((*lead, *self.inner(each, length)), each.dtype) for each in results)
+
+    def inner(self, result: Output, length: object) -> tuple:
+        """A result's shape for one row; `length` is that of a row of any length, else None."""
+        is_row = self.traced[result.id].value.spread
+        return (length,) if is_row and self.traced.multiple is not None else result.inner
 
 
 class Specializations:
@@ -54,12 +65,12 @@ class Specializations:
             a captured or static value has changed by the end of the trace, nobody knows which one
             the trace has read, so the graph serves this call and no other.
         """
-        key = captured, call.n, call.specs
+        key = captured, call.n, call.multiple, call.specs
         found = self._known.find(key)
         if found is not None:
             return found, True
         self._warn_if_many(call.specs)
-        traced = trace(self._fn, call.specs, call.n)
+        traced = trace(self._fn, call.specs, call.n, call.multiple)
         found = Specialization(call.specs, traced, run_passes(traced))
         # a new Spec has the guard of its value as that is now: a function may capture others
         specs = tuple(replace(spec) for spec in call.specs)

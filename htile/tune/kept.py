@@ -103,6 +103,7 @@ def _graph(graph: Graph) -> dict[str, object]:
     """What is computed; the function's name and the user's lines do not count."""
     return {
         "n": graph.n,
+        **({} if graph.multiple is None else {"multiple": graph.multiple}),
         "nodes": [[n.op.value, n.inputs, repr(n.arg), repr(n.value)] for n in graph],
         "inputs": list(map(repr, graph.inputs)),
         "outputs": list(map(repr, graph.outputs)),

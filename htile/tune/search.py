@@ -64,8 +64,8 @@ class Tuned:
     def __str__(self) -> str:
         graph = self.plan.graph
         lines = [
-            f"tuned {graph.name}, N = {graph.n}, on {self.gpu}: {self.tried} of {self.plans} plans "
-            f"tried in {self.seconds:.1f} s"
+            f"tuned {graph.name}, N {graph.length_text}, on {self.gpu}: {self.tried} of "
+            f"{self.plans} plans tried in {self.seconds:.1f} s"
         ]
         if self.plan is self.default:
             lines.append(

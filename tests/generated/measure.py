@@ -31,7 +31,8 @@ def reference(f, args):
     """What the graph of `f` gives, evaluated by torch, on any device."""
     request = request_of(f, args)
     named = dict(zip(f._signature.names, args, strict=True))
-    return evaluate(request.specialization.traced, named, lead=request.call.lead)
+    call = request.call
+    return evaluate(request.specialization.traced, named, lead=call.lead, length=call.length)
 
 
 @contextlib.contextmanager

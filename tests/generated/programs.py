@@ -75,14 +75,14 @@ class Program:
         body = "".join(f"    {line}\n" for line in (*self.lines, f"return {self.returns}"))
         return f"def f{self.seed}({params}):\n{body}"
 
-    def function(self) -> htile.Rowwise:
+    def function(self, dynamic_n: bool = False) -> htile.Rowwise:
         """A new decorated function of this text."""
         file = f"program_{self.seed}.py"
         linecache.cache[file] = (len(self.text), None, self.text.splitlines(True), file)
         # Without a __name__, torch.compile does not look for a module that is not there.
         names = {"torch": torch, "F": F, "htile": htile, "SCALE": SCALE}
         exec(compile(self.text, file, "exec", dont_inherit=True), names)
-        return htile.rowwise(names[f"f{self.seed}"])
+        return htile.rowwise(names[f"f{self.seed}"], dynamic_n=dynamic_n)
 
     def arguments(self, device="cpu", lead=None, filled: bool = True, draw: int = 0) -> list:
         """One value a parameter; of another leading shape (then contiguous) if one is given."""

@@ -1,5 +1,6 @@
 """Random functions without a GPU: the reference against the oracle, plans, text, real compiles."""
 
+import contextlib
 import statistics
 import subprocess
 import sys
@@ -10,13 +11,17 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 from htile.build.arch import arch_named
+from htile.errors import UnsupportedError
 from htile.frontend.graph import Role
 from htile.frontend.ops import MOVEMENTS, Op
+from htile.frontend.reference import evaluate
 from htile.frontend.roles import classify
 from htile.lower import choose, enumerate_plans
 from htile.lower.plan import ROWS
+from tests.request_of import request_of
 
 from .measure import check
 from .programs import draw_program, program
@@ -25,7 +30,7 @@ REPO = Path(__file__).parents[2]
 FOUND = ()  # seeds that once failed; a change of programs.py makes other programs of them
 SEEDS = (*range(300), *FOUND)
 ARCHS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
-LEAVES = (Op.INPUT, Op.CONST, Op.INDEX)
+LEAVES = (Op.INPUT, Op.CONST, Op.INDEX, Op.LENGTH)
 COMPILED = (*range(4, 14), 18, 96)
 STACK = {Op.SIN, Op.COS}  # libdevice reduces huge arguments in local memory
 
@@ -47,6 +52,52 @@ def test_reference_is_the_oracle(seed):
         check(p, f, f(*args), args, fair=True)
     except AssertionError as error:
         raise AssertionError(f"{error}\n{p}") from None
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_reference_of_rows_of_any_length_is_the_oracle(seed):
+    """Traced for longer rows; and the graph after the passes is as the one before."""
+    p = program(seed)
+    f, args = p.function(dynamic_n=True), p.arguments()
+    try:
+        result = f(*args)
+    except UnsupportedError as error:  # parts of rows, and torch.arange(1, n + 1)
+        assert "dynamic_n=True" in error.message and error.loc is not None, p
+        return
+    try:
+        check(p, f, result, args, fair=True)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{p}") from None
+    request = request_of(f, args)
+    graph, call = request.specialization.graph, request.call
+    if any(each.view is not None for each in (*graph.inputs, *graph.outputs)):
+        return
+    named = dict(zip(f._signature.names, args, strict=True))
+    placed = evaluate(graph, named, call.lead, length=call.length)
+    pairs = zip(pytree.tree_leaves(placed), pytree.tree_leaves(result), strict=True)
+    for found, expected in pairs:
+        torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_most_programs_have_rows_of_any_length():
+    graphs = []
+    for seed in SEEDS:
+        p = program(seed)
+        with contextlib.suppress(UnsupportedError):
+            f = p.function(dynamic_n=True)
+            graphs.append(f.inspect(*p.arguments(filled=False)).graph)
+    assert len(graphs) > 0.8 * len(SEEDS)
+    lengths = [any(node.op is Op.LENGTH for node in graph) for graph in graphs]
+    assert 0.1 < sum(lengths) / len(graphs) < 0.9
+    assert {graph.multiple > 1 for graph in graphs} == {True, False}
+
+
+@pytest.mark.parametrize("seed", COMPILED)
+def test_kernels_of_rows_of_any_length_compile(seed):
+    p = program(seed)
+    with contextlib.suppress(UnsupportedError):
+        kernel = p.function(dynamic_n=True).inspect(*p.arguments(), arch=ARCHS[seed % 4])
+        assert 0 < kernel.resources.registers <= 255
 
 
 def test_plans_and_text():
@@ -130,7 +181,8 @@ def share(condition) -> float:
 
 def test_shares():
     graphs = [kernel_of(seed).graph for seed in SEEDS]
-    elsewhere = MOVEMENTS - {Op.RESHAPE} | {Op.LOOKUP}  # test_movements.py has these
+    # test_movements.py has these, and rows of any length the last
+    elsewhere = MOVEMENTS - {Op.RESHAPE} | {Op.LOOKUP, Op.LENGTH}
     assert {node.op for graph in graphs for node in graph} == set(Op) - elsewhere
     sizes = [sum(node.op not in LEAVES for node in graph) for graph in graphs]
     assert statistics.median(sizes) >= 8

@@ -121,6 +121,74 @@ def scan_kernel(name, n, dtype=F32, arch="sm_90a", **plan):
     return function.inspect(*rows((2, n), dtype=dtype), *values, arch=arch)
 
 
+# functions of rows of any length, each with how many rows, columns and labels it takes
+def any_softmax(x):
+    return x.softmax(-1), x.logsumexp(-1)
+
+
+def any_layernorm(x, w, b):
+    return torch.nn.functional.layer_norm(x, x.shape, w, b)
+
+
+def any_rmsnorm(x, r, w):
+    y = x + r
+    return y * torch.rsqrt((y * y).sum() / y.shape[-1] + 1e-6) * w, y
+
+
+def any_loss(x, y: htile.PerRow):
+    return torch.nn.functional.cross_entropy(x, y, label_smoothing=0.1)
+
+
+def any_ranks(x):
+    return x.argmax(-1), x.amin(), x.topk(2).values
+
+
+def any_scan(x):
+    return x.cumsum(-1), (x > 0).cumsum(-1, dtype=torch.int32)
+
+
+def any_norm_backward(g, x, w):
+    """The gradient of x / sqrt(mean(x * x)) * w."""
+    n = x.shape[-1]
+    rstd = torch.rsqrt((x * x).sum() / n + 1e-6)
+    gw, y = g * w, x * rstd
+    return rstd * (gw - y * (gw * y).sum() / n)
+
+
+def any_statistics(x, n: htile.PerRow):
+    """Every kind of reduction, of the first n elements and of all, and the columns' numbers."""
+    column = torch.arange(x.shape[-1])
+    first = torch.where(column < n, x, 0.0)
+    last = torch.where(column == x.shape[-1] - 1, x, 0.0).sum()
+    positive = x > 0
+    return (first.sum(), last, x.var(), x.std(correction=0), x.mean(), x.amax(), x.amin(),
+            positive.any(), positive.all(), torch.where(positive, x, 1.0).clamp(max=1.0).prod(),
+            x[n % x.shape[-1]], x.nansum(), first - x.mean())  # fmt: skip
+
+
+ANY_LENGTH = {  # rows, columns and labels of each
+    any_softmax: "x", any_layernorm: "xww", any_rmsnorm: "xxw", any_loss: "xy", any_ranks: "x",
+    any_scan: "x", any_norm_backward: "xxw", any_statistics: "xy",
+}  # fmt: skip
+
+
+def any_length_arguments(f, m, n, dtype=BF16, device="meta"):
+    """Arguments of such a function, `m` rows of `n` elements."""
+    made = {
+        "x": lambda: torch.randn(m, n, device=device).to(dtype),
+        "w": lambda: torch.rand(n, device=device).add(0.5).to(dtype),
+        "y": lambda: torch.arange(m, device=device) * 977 % n,
+    }
+    return [made[kind]() for kind in ANY_LENGTH[f]]
+
+
+def any_length_kernel(name, n, dtype=BF16, arch="sm_90a", **plan):
+    """The inspected kernel of such a function."""
+    f = next(f for f in ANY_LENGTH if f.__name__ == name)
+    function = htile.rowwise(f, dynamic_n=True).with_plan(**plan)
+    return function.inspect(*any_length_arguments(f, 2, n, dtype), arch=arch)
+
+
 ROW = Value((64,), Varies.ROW, F32, None, True)
 COLUMN = Value((64,), Varies.SHARED, F32, None, True)
 PER_ROW = Value((), Varies.ROW, F32)

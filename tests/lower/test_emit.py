@@ -20,6 +20,7 @@ from tests.lower.cases import (
     BF16,
     EXAMPLES,
     F32,
+    any_length_kernel,
     example_kernel,
     kernel_of,
     rows,
@@ -34,6 +35,7 @@ GOLDEN = [(name, n) for name in EXAMPLES for n in SIZES] + LONG
 
 
 OF_TABLES = [("table_rotary", 128), ("table_norm", 65536), ("table_alone", 1003)]
+OF_ANY_LENGTH = [("any_rmsnorm", 4000), ("any_layernorm", 30001)]  # buckets of 4096 and 32768
 OF_SCANS = [("scan_products", 1003), ("scan_inverse", 32768), ("scan_groups", 4096)]
 
 
@@ -52,9 +54,15 @@ def test_golden_source_of_scans(golden, name, n):
     golden(f"{name}_{n}.py", scan_kernel(name, n).source)
 
 
+@pytest.mark.parametrize(("name", "n"), OF_ANY_LENGTH)
+def test_golden_source_of_rows_of_any_length(golden, name, n):
+    golden(f"{name}_{n}.py", any_length_kernel(name, n).source)
+
+
 def test_no_golden_file_is_left_over():
     files = {path.name for path in (REPO / "tests" / "golden").glob("*.py")}
-    assert files == {f"{name}_{n}.py" for name, n in GOLDEN + OF_TABLES + OF_SCANS}
+    every = GOLDEN + OF_TABLES + OF_SCANS + OF_ANY_LENGTH
+    assert files == {f"{name}_{n}.py" for name, n in every}
 
 
 # ---- the same text in every process --------------------------------------------------------------

@@ -1,0 +1,93 @@
+"""Rows of any length: `rowwise(dynamic_n=True)`.
+
+The lengths of rows are divided into *buckets*, and one kernel serves all of a bucket. A function is
+traced for the longest rows of it, its *capacity*. Whatever depends on the length depends on
+`Op.LENGTH`, and the kernel reads the true one off its tensors. So the function may only work on
+whole rows: a part of a row that may have any length has no length of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..errors import ShapeError, UnsupportedError
+from .graph import Graph, Role
+from .ops import MOVEMENTS, Op
+from .roles import Call, Inner, Shared, Signature, Spec
+
+LEAST_CAPACITY = 64  # of rows of two or more elements
+ONLY_WHOLE = (
+    "{} of a row of any length (dynamic_n=True): only a whole row has one. Write x.shape[-1] for "
+    "the size of all of it, torch.where to mask elements, pass parts as arguments, or leave "
+    "dynamic_n out"
+)
+VECTOR_BYTES = 16  # A vector of the widest rows has at most so many.
+
+
+def capacity_of(n: int) -> int:
+    """How many elements the longest rows of the bucket have that rows of n elements are in."""
+    return 1 if n == 1 else max(LEAST_CAPACITY, 1 << (n - 1).bit_length())
+
+
+def in_bucket(signature: Signature, call: Call) -> Call:
+    """The call as its bucket has it: rows of `capacity_of(n)` elements in place of n.
+
+    Calls of a bucket whose rows are whole vectors have a kernel, and the others have one.
+
+    Raises UnsupportedError for arguments that are no whole rows.
+    """
+    capacity, n = capacity_of(call.n), call.n
+    for spec, kind in zip(call.specs, signature.kinds, strict=True):
+        is_marked = kind is not None and issubclass(kind, Shared | Inner)
+        if spec.role in (Role.ROW, Role.COLUMN) and (is_marked or spec.inner != (n,)):
+            what = f"has {spec.inner[-1]} elements a row"
+            if is_marked:
+                what = f"is annotated htile.{kind.__name__}"
+            raise UnsupportedError(
+                f"{signature.name}: {spec.name} {what}; where rows have any length "
+                f"(dynamic_n=True), each row and each vector that all rows share has as many "
+                f"elements as the longest row ({n}); leave dynamic_n out"
+            )
+    vector = vector_of(call.specs)
+    specs = tuple(_at_capacity(spec, capacity) for spec in call.specs)
+    multiple = 1 if n % vector else vector
+    return replace(call, specs=specs, n=capacity, multiple=multiple, length=n)
+
+
+def vector_of(specs: tuple[Spec, ...]) -> int:
+    """How many elements a vector of the widest row or column has."""
+    rows = [spec.dtype.itemsize for spec in specs if spec.role in (Role.ROW, Role.COLUMN)]
+    return VECTOR_BYTES // max(rows)
+
+
+def of_other_bucket(name: str, call: Call, graph: Graph) -> str:
+    """Python text: whether `name`, a number of elements, is not of the call's bucket."""
+    shortest = max(graph.least, call.n // 2 + 1 if call.n > LEAST_CAPACITY else min(2, call.n))
+    tests, vector = [f"not {shortest} <= {name} <= {call.n}"], vector_of(call.specs)
+    if vector > 1 < call.n:
+        tests.append(f"{name} % {vector}" if call.multiple > 1 else f"not {name} % {vector}")
+    return " or ".join(tests)
+
+
+def _at_capacity(spec: Spec, capacity: int) -> Spec:
+    return replace(spec, inner=(capacity,)) if spec.role in (Role.ROW, Role.COLUMN) else spec
+
+
+def refuse_parts(graph: Graph) -> None:
+    """Raise UnsupportedError for a trace in which something is no whole row and no number."""
+    for node in graph if graph.n > 1 else ():
+        has_rows = any(operand.value.spread for operand in graph.operands(node))
+        is_moved = node.op in MOVEMENTS and has_rows
+        is_many = node.op is Op.EXPAND and graph.n in node.arg
+        is_other = node.value.spread and node.value.inner != (graph.n,)
+        if node.op is Op.LOOKUP or is_moved or is_many or is_other:
+            raise UnsupportedError(ONLY_WHOLE.format("a part or another shape"), node.loc)
+
+
+def check_length(name: str, graph: Graph, length: int) -> None:
+    """Raise ShapeError for rows that are shorter than the function needs them."""
+    if length < graph.least:
+        raise ShapeError(
+            f"{name}: rows of {length} elements, of which topk takes {graph.least}; pass rows of "
+            f"at least {graph.least} elements"
+        )

@@ -1,0 +1,258 @@
+"""Functions of rows of any length: what the length is while tracing, and calls on the CPU."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import htile
+from htile.errors import ShapeError, TraceError, UnsupportedError
+from htile.frontend.dynamic import in_bucket, of_other_bucket
+from htile.frontend.graph import Role
+from htile.frontend.ops import Op
+from htile.frontend.roles import Spec, classify
+from htile.frontend.tensor import Length
+from htile.frontend.trace import trace
+from htile.testing import assert_close
+from tests.request_of import request_of
+
+LENGTHS = (1, 2, 3, 8, 63, 64, 65, 100, 1003)
+
+
+@htile.rowwise(dynamic_n=True)
+def softmax(x):
+    return torch.softmax(x, -1)
+
+
+def arithmetic(x):
+    n = x.shape[-1]
+    m = n
+    m += 1  # as of an int: n stays
+    return x * n, x / n, n - x, x.sum() * (1 / n), x + n // 2 - m % 3, x * n**0.5, -n * x, x * m
+
+
+def sizes(x):
+    n, (k,) = x.size(-1), x.shape
+    rows = torch.zeros(n), torch.ones(x.shape), torch.full((k,), 2.0), torch.ones_like(x)
+    one = x.amax().expand(n) + x.sum(-1, keepdim=True).expand(*x.shape) + x.amin().expand_as(x)
+    viewed = x.view(n).reshape(x.shape).view(-1).flatten() + sum(rows)
+    return one, viewed, x.numel() * x, F.layer_norm(x, x.shape[-1:]), F.rms_norm(x, (n,))
+
+
+def columns(x, y: htile.PerRow):
+    n = x.shape[-1]
+    even = torch.arange(n) % 2 == 0
+    middle = torch.where(torch.arange(0, n, dtype=torch.int32) == n // 2, x, 0.0)
+    back = (n - 1 - torch.arange(n)) * x
+    return torch.where(even, x, 0.0), middle, back, F.one_hot(y, n), x[y], x[-1 - y], x[y] * n
+
+
+def statistics(x):
+    biased = x.var(correction=0), x.std(correction=0), torch.var_mean(x, correction=0)[0]
+    return *biased, x.mean(), F.mse_loss(x, torch.zeros_like(x)), x.norm(), x.softmax(-1).sum()
+
+
+def losses(x, y: htile.PerRow):
+    return (F.cross_entropy(x, y), F.cross_entropy(x, y, label_smoothing=0.25),
+            F.cross_entropy(x, x.softmax(-1), label_smoothing=0.5), F.nll_loss(x, y))  # fmt: skip
+
+
+def integers(i):
+    n = i.shape[-1]
+    return i * n, i.sum() // n, i + n, torch.where(i > n, n, i), i.clamp(max=n), (i == n).sum()
+
+
+FUNCTIONS = (arithmetic, sizes, columns, statistics, losses)
+
+
+@pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: f.__name__)
+def test_the_length_is_that_of_the_call(f):
+    """One trace a bucket, and each call has torch's numbers for its own N."""
+    function = htile.rowwise(f, dynamic_n=True)
+    for n in LENGTHS:
+        torch.manual_seed(n)
+        args = [torch.randn(5, n)]
+        if "y" in function._signature.names:
+            args.append(torch.arange(5) % n)
+        assert_close(function, function(*args), *args)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_beside_integers_it_is_an_int(dtype):
+    """So int32 stays int32, as beside a number of Python's."""
+    function, plain = (htile.rowwise(integers, dynamic_n=d) for d in (True, False))
+    for n in (2, 7, 64, 65):
+        i = torch.arange(3 * n, dtype=dtype).view(3, n) - n
+        found, expected = function(i), plain(i)
+        assert [(a.dtype, a.shape) for a in found] == [(b.dtype, b.shape) for b in expected]
+        assert all(map(torch.equal, found, expected))
+
+
+def test_what_a_length_is_equal_to():
+    @htile.rowwise(dynamic_n=True)
+    def f(x, w):
+        n = x.shape[-1]
+        assert n == w.shape[-1] and x.shape == w.shape and (n != w.size(0)) is False
+        assert isinstance(n, Length) and x.shape.numel() == n and x.ndim == 1
+        assert x.sum().shape == () and x.sum(-1, keepdim=True).shape == (1,)
+        assert x.topk(2).values.shape == (2,)
+        return x * w
+
+    assert torch.equal(f(torch.ones(2, 3), torch.ones(3)), torch.ones(2, 3))
+
+
+NUMBERS = {
+    "range": lambda x: sum(x * k for k in range(x.shape[-1])),
+    "an index of a list": lambda x: x * [1, 2, 3][x.shape[-1]],
+    "int": lambda x: x * int(x.shape[-1]),
+    "float": lambda x: x * float(x.shape[-1]),
+    "if": lambda x: x if x.shape[-1] else -x,
+    "a comparison": lambda x: x if x.shape[-1] > 3 else -x,
+    "min": lambda x: x * min(x.shape[-1], 5),
+    "topk": lambda x: x.topk(x.shape[-1]).values,
+    "a format": lambda x: x if f"{x.shape[-1]:d}" else -x,
+    "len": lambda x: x * len(x),
+    "linspace": lambda x: x * torch.linspace(0, 1, x.shape[-1]),
+    "backwards": lambda x: x * torch.arange(x.shape[-1], 0, -1),
+    "half": lambda x: x * torch.arange(x.shape[-1] // 2),
+    "a constant": lambda x: x * torch.zeros(64),
+    "a view of many": lambda x: x.view(64),
+}
+
+
+@pytest.mark.parametrize("what", NUMBERS)
+def test_it_is_no_number(what):
+    f = htile.rowwise(NUMBERS[what], dynamic_n=True)
+    for n in (64, 50):  # also where the number would be the capacity
+        with pytest.raises((TraceError, UnsupportedError, ShapeError)) as raised:
+            f(torch.ones(2, n))
+        assert raised.value.loc is not None and raised.value.loc.file == __file__
+
+
+CUT = {
+    "a part": lambda x: x[2:],
+    "its end": lambda x: x[..., -1],
+    "a step": lambda x: x[::2],
+    "halves": lambda x: x.chunk(2)[0],
+    "unbind": lambda x: x.unbind()[0],
+    "flip": lambda x: x[None].expand(2, x.shape[-1]).sum(0),
+    "cat": lambda x: torch.cat((x, x)),
+    "stack": lambda x: torch.stack((x, x)).sum(0),
+    "groups": lambda x: x.unflatten(-1, (2, -1)).sum(-1),
+    "a new axis": lambda x: x[None].sum(0),
+    "sort": lambda x: x.sort().values,
+    "a matrix": lambda x: (x[:, None] * x).sum(0),
+}
+
+
+@pytest.mark.parametrize("what", CUT)
+def test_only_whole_rows(what):
+    f = htile.rowwise(CUT[what], dynamic_n=True)
+    with pytest.raises(UnsupportedError, match="dynamic_n=True") as raised:
+        f(torch.ones(2, 64))
+    assert raised.value.loc is not None and raised.value.loc.file == __file__
+
+
+def test_one_trace_for_each_bucket(monkeypatch):
+    from htile.run import specialize
+
+    traces, trace = [], specialize.trace
+    monkeypatch.setattr(
+        specialize, "trace", lambda *args: traces.append(args[2:]) or trace(*args)
+    )
+    f = htile.rowwise(lambda x: x * 2, dynamic_n=True)
+    for n in (100, 65, 128, 72, 66, 129, 1, 2, 64, 100, 1):
+        assert f(torch.ones(3, n)).shape == (3, n)
+    assert traces == [(128, 4), (128, 1), (256, 1), (1, 1), (64, 1), (64, 4)]
+
+
+def test_buckets_of_dtypes():
+    """Whole vectors are those of the widest rows."""
+    f = htile.rowwise(lambda x, y: x * y, dynamic_n=True)
+    for x, y, n, multiple in (
+        (torch.bfloat16, torch.bfloat16, 72, 8), (torch.bfloat16, torch.float32, 68, 4),
+        (torch.bool, torch.bool, 80, 16), (torch.float32, torch.int64, 66, 2),
+        (torch.bfloat16, torch.bfloat16, 68, 1),
+    ):  # fmt: skip
+        args = [torch.empty(2, n, dtype=dtype, device="meta") for dtype in (x, y)]
+        call = request_of(f, args).call
+        assert (call.n, call.multiple, call.length) == (128, multiple, n)
+        assert f.inspect(*args).graph.multiple == multiple
+
+
+def test_what_is_of_a_bucket():
+    """The text that shortcuts have is true for exactly the other lengths."""
+    signature = softmax._signature
+    for n in (1, 2, 64, 65, 68, 100, 128, 4096):
+        call = in_bucket(signature, classify(signature, (torch.empty(2, n, device="meta"),)))
+        text = of_other_bucket("k", call, softmax.inspect(torch.empty(2, n)).traced)
+        for k in range(1, 300):
+            other = in_bucket(signature, classify(signature, (torch.empty(2, k, device="meta"),)))
+            same = (other.n, other.multiple) == (call.n, call.multiple)
+            assert bool(eval(text, {"k": k})) != same, (n, k, text)
+
+
+def test_leading_dimensions_broadcasts_and_values_of_rows():
+    @htile.rowwise(dynamic_n=True)
+    def f(x, y, w, t, label: htile.PerRow, scale: float = 2.0, flag: bool = True):
+        z = x * y + w * t * scale
+        return (z if flag else x), z[label]
+
+    for n in (1, 5, 64, 77):
+        x, y, w = torch.randn(3, 1, 4, n), torch.randn(4, n), torch.randn(n)
+        t, label = torch.randn(3, 2, 4, 1), torch.arange(24).view(3, 2, 4) % n
+        for more in ((), (0.5,), (0.5, False)):
+            args = (x, y, w, t, label, *more)
+            assert_close(f, f(*args), *args)
+
+
+def test_one_row_no_rows_and_no_elements():
+    x = torch.randn(77)
+    assert_close(softmax, softmax(x), x)
+    assert softmax(torch.empty(0, 77)).shape == (0, 77)
+    assert softmax(torch.empty(3, 0, 64)).shape == (3, 0, 64)
+    with pytest.raises(ShapeError, match="no elements"):
+        softmax(torch.empty(3, 0))
+
+
+def test_out_vmap_and_calls_of_each_other():
+    x = torch.randn(3, 4, 77)
+    y = torch.empty_like(x)
+    assert softmax(x, out=y) is y and torch.equal(y, softmax(x))
+    assert softmax(y, out=y) is y and torch.equal(y, softmax(softmax(x)))
+    assert torch.equal(torch.vmap(softmax)(x), softmax(x))
+
+    @htile.rowwise(dynamic_n=True)
+    def twice(x):
+        return softmax(softmax(x)) * x.shape[-1]
+
+    assert_close(twice, twice(x), x)
+    with pytest.raises(ShapeError, match=r"must have shape \(3, 4, 77\)"):
+        softmax(x, out=torch.empty(3, 4, 128))
+
+
+def test_it_is_inspected_and_copied_as_others():
+    x = torch.empty(4, 1000, dtype=torch.bfloat16, device="meta")
+    kernel = softmax.inspect(x)
+    assert kernel.graph.n == 1024 and kernel.plan.target.n == 1024
+    assert "N <= 1024" in f"{kernel!r}{kernel.plan}{kernel.graph}{kernel.source}"
+    assert kernel.cost(64).time > 0
+    wide = softmax.with_plan(threads_per_row=128)
+    assert wide.inspect(x).plan.numerics.threads_per_row == 128
+    assert wide.inspect(x).graph.multiple == 8
+    assert copy.deepcopy(softmax) is softmax and pickle.loads(pickle.dumps(softmax)) is softmax
+    assert any(i.role is Role.ROW for i in kernel.graph.inputs)
+
+
+def test_a_function_of_a_length_that_is_fixed_has_ints():
+    seen = []
+
+    def f(x):
+        seen.extend([x.shape, x.size(0)])
+        return x * x.shape[-1]
+
+    graph = trace(f, [Spec("x", Role.ROW, torch.float32, (77,))], 77)
+    assert seen == [torch.Size([77]), 77] and type(seen[0]) is torch.Size and type(seen[1]) is int
+    assert graph.multiple is None and not any(node.op is Op.LENGTH for node in graph)
