@@ -56,7 +56,8 @@ def word(index, key, subsequence, vec=1):
     """Word index % 4 of counter index // 4, as `philox`.
 
     vec: how many elements, from the first on, have an index that is a multiple of it and those that
-        follow; so do the next ones. If it is a multiple of 4, a counter serves four elements.
+        follow; so do the next ones. If it is a multiple of 4, a counter serves four elements, whose
+        keys and subsequences must be the same.
     """
     size, found = cute.size(index.shape), []
     step = 4 if vec % 4 == 0 and size % 4 == 0 else 1
@@ -127,7 +128,7 @@ def uniform(word):
 
 @elementwise
 def exponential(word):
-    """-log((w + 0.5) * 2 ** -32) as Float32, of the low 32 bits w of an Int64, to 2 ulp.
+    """-log((w + 0.5) * 2 ** -32) as Float32, of the low 32 bits w of an Int64, to 3 ulp.
 
     One logarithm serves numbers below and above 1/2. Above, it is of 1 - t, and t is exact near 0.
     """

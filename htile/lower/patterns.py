@@ -28,7 +28,7 @@ class Function(Enum):
     FMS = "fms"  # a * b - c
     FNMA = "fnma"  # c - a * b
     COLUMNS = "of columns"  # the column's number beside what a row has once: one instruction
-    FOURS = "fours"  # random words of neighbouring columns, four of which share a counter
+    FOURS = "fours"  # random words of a row's keys: four neighbouring columns share a counter
     FACTORS = "factors"  # a product that a sum over the row alone reads, and adds by fma
 
 
@@ -48,8 +48,10 @@ def choose_function(
     """
     if _compares_columns(graph, node, in_loops):
         return Function.COLUMNS, node.inputs[1:]
-    if node.op is Op.WORD and _counts_columns(graph, graph[node.inputs[0]]):
-        return Function.FOURS, node.inputs
+    if node.op is Op.WORD:
+        index, *others = graph.operands(node)
+        is_shared = _counts_columns(graph, index) and not any(o.value.spread for o in others)
+        return Function.FOURS if is_shared else Function.EXACT, node.inputs
     if _is_exponential(graph, node):
         return Function.BOUNDED, node.inputs
     if _is_part_of_sum(graph, node):

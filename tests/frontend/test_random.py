@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random as pythons
+import re
 
 import pytest
 import torch
@@ -113,7 +114,7 @@ def worded(x, seed: htile.PerRow, step: htile.PerRow):
         a, b, htile.random_words(column + 3, 5, step),
         htile.random_words(x.shape[-1] - 1 - column, seed), htile.random_words(step, seed),
         x + htile.uniform(a), htile.random_words(seed, column),
-        htile.random_words(column - 6, seed),
+        htile.random_words(column - 6, seed), htile.random_words(column, column + seed),
     )  # fmt: skip
 
 
@@ -128,15 +129,26 @@ def test_a_word_of_each_index(n):
         return [in_python(i // 4, key, subsequence)[i % 4] for i in indices]
 
     for row, (key, step_) in enumerate(zip(seed.tolist(), step.tolist(), strict=True)):
-        a, b, c, d, e, _, _, far = (each[row].tolist() for each in expected)
+        a, b, c, d, e, _, _, far, own = (each[row].tolist() for each in expected)
         assert a == right(range(n), key) and b == right(range(8, n + 8), key, step_)
         assert c == right(range(3, n + 3), 5, step_) and d == a[::-1]
         assert [e] == right([step_], key)
         assert far == right(range(-6, n - 6), key)
+        keys = (torch.arange(n) + seed[row]).tolist()
+        assert own == [right([k], keys[k])[0] for k in range(n)]
     for results in (f(x, seed, step), kernels_graph(f, (x, seed, step), (5,)),
                     torch.vmap(worded)(x, seed, step)):  # fmt: skip
         for found, wanted in zip(results, expected, strict=True):
             exact(found, wanted)
+
+
+def test_only_columns_of_one_key_share_a_counter():
+    x = torch.empty(4, 64, device="meta")
+    seed, step = torch.empty(2, 4, dtype=I64, device="meta")
+    source = htile.rowwise(worded).inspect(x, seed, step, arch="sm_90a").source
+    calls = re.findall(r"math\.word\((.*)\)", source)
+    of_fours = [call for call in calls if call.endswith("vec=ctx.vec_size")]
+    assert len(calls) == 8 and len(of_fours) == 2
 
 
 def test_shapes_broadcast_on_torchs_tensors():

@@ -13,6 +13,7 @@ Inputs come from the CPU and results are compared there, so that no other kernel
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -25,6 +26,12 @@ from examples.handwritten_rmsnorm import rmsnorm_fwd
 from examples.handwritten_softmax import softmax_fwd
 from examples.rmsnorm import residual_arguments, rmsnorm
 from htile.testing import assert_close
+from tests.lower.cases import (
+    any_layernorm,
+    any_length_arguments,
+    any_loss,
+    any_norm_backward,
+)
 
 SHAPES = ((3, 17), (5, 1000), (4, 4096), (3, 1001))
 LONG = ((2, 12000), (2, 15001))  # in chunks; of odd bf16 rows, streamed
@@ -34,6 +41,7 @@ CLUSTERED = ((2, 20000), (3, 32768))
 PARTED = ((5, 1000), (3, 1003))  # elements of a part; of odd ones too
 SCANNED = ((70, 64), (3, 8191))  # several rows a warp; odd ones of many warps
 INDEXED = ((5, 1000), (3, 1001), (2, 12000))
+ANY = ((5, 1000), (3, 1003), (3, 129), (2, 12001))  # of any length: of both buckets, and in loops
 
 
 class Case(NamedTuple):
@@ -121,6 +129,9 @@ def cases(clusters: bool) -> Iterator[Case]:
         for m, n in SHAPES + (LONG + CLUSTERED * clusters if long else ()):
             yield Case(function, arguments, m, n)
     yield Case(of_two_dtypes, examples.load("softmax")[1], 5, 1001)
+    for f in (any_layernorm, any_loss, any_norm_backward):
+        for m, n in ANY:
+            yield Case(htile.rowwise(f, dynamic_n=True), partial(any_length_arguments, f), m, n)
     function, arguments = examples.load("layernorm")
     yield Case(function.with_plan(shares=2, loader="shared", cluster_n=2), arguments, *OF_SHARES)
     for m, n in SHAPES + SCANNED + CLUSTERED * clusters:
