@@ -189,9 +189,11 @@ class _Writer:
             elif isinstance(value, int | str | torch.dtype):
                 self.scope |= {f"_static{k}": value, f"_type{k}": type(value)}
                 yield f"_type({name}) is _type{k} and {name} == _static{k}"
-            else:
+            elif _never_changes(value):
                 self.scope |= {"_freeze": freeze, f"_static{k}": freeze(value)}
                 yield f"_freeze({name}) == _static{k}"
+            else:
+                raise _NotTold
 
     def _same_tensors(self) -> Iterator[str]:
         """What must hold of the tensors, of gradients and of transforms."""
@@ -394,6 +396,13 @@ class _Writer:
         name = f"<htile shortcut of {signature.name}>"
         exec(compile("\n".join(text), name, "exec"), self.captures.fn.__globals__, made)
         return made["_make"](**self.scope)
+
+
+def _never_changes(value: object) -> bool:
+    """Whether a static value is the one that was traced, whatever has run since."""
+    if type(value) is tuple:
+        return all(map(_never_changes, value))
+    return value is None or type(value) in (bool, int, float, str, torch.dtype)
 
 
 def _is_flat(name: str, lead: int) -> str:

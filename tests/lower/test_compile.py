@@ -24,7 +24,6 @@ from htile.errors import CompileError
 from htile.lower.plan import Target
 from tests.digests.cells import Cell
 from tests.lower.cases import ARCH, BF16, EXAMPLES, F16, F32, example_kernel, kernel_of, rows
-from tests.primitives.device_code import machine_instructions
 
 REPO = Path(__file__).parents[2]
 # Bytes that one thread block may use, as the CUDA C++ Programming Guide has it, in KiB.
@@ -129,6 +128,8 @@ def test_a_streamed_row_takes_one_exponential_an_element_and_one_a_chunk(name, l
 
 
 def test_leading_dimensions_cost_nothing_where_rows_are_equally_far_apart():
+    from tests.primitives.device_code import machine_instructions  # it imports CuTe-DSL
+
     def instructions(x):
         kernel = EXAMPLES["softmax"][0].inspect(x, arch="sm_90a")
         return machine_instructions(kernel.artifact.cubin)
