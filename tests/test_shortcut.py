@@ -45,6 +45,11 @@ def chosen(x, unread: htile.PerRow, ends: htile.Static = (1, 2.0), share: htile.
     return x * share + ends[0] * ends[1]
 
 
+@htile.rowwise
+def beside(x, t: htile.PerRow):
+    return x * t
+
+
 @htile.rowwise(dynamic_n=True)
 def of_any(x, weight, labels: htile.PerRow):
     """Rows of any length."""
@@ -52,7 +57,7 @@ def of_any(x, weight, labels: htile.PerRow):
     return y, (y - y.sum() / x.shape[-1]).amax(-1, keepdim=True), x[labels], x.topk(3).indices
 
 
-FUNCTIONS = plain, many, chosen, softmax, rmsnorm, of_any
+FUNCTIONS = plain, many, chosen, beside, softmax, rmsnorm, of_any
 
 
 class Subclass(torch.Tensor):
@@ -140,6 +145,37 @@ def test_rows_that_lie_otherwise_have_another_kernel(gpu):
             assert plain(x) == "the long way" and len(gpu.long) == k + 2
             assert plain(x) is gpu.calls[-1][1] and len(gpu.long) == k + 2  # of just these sizes
         assert plain(first) is gpu.calls[-1][1] and len(gpu.long) == 4
+
+
+def test_strides_of_leading_dimensions_of_size_1_count(gpu):
+    """Torch calls such tensors contiguous. A flat kernel would step by the last of the strides."""
+    x, t, crossed = torch.randn(2, 3, 64), torch.rand(2, 3), torch.randn(1, 2, 64).transpose(0, 1)
+    one, short, values = torch.randn(2, 1, 64), torch.rand(2, 1), torch.rand(1, 2).t()
+    assert crossed.is_contiguous() and crossed.stride() == (64, 128, 1)
+    assert values.is_contiguous() and values.stride() == (1, 2)
+    for f, first, fine, other in (
+        (plain, (x,), (one,), (crossed,)),
+        (chosen, (x, t), (one, short), (crossed, short)),  # which reads no t
+        (beside, (x, t), (one, short), (one, values)),
+    ):
+        for written in (False, True):
+            outs = [{"out": torch.empty_like(a[0])} if written else {} for a in (first, fine)]
+            f._forget()
+            gpu.long.clear()
+            f(*first, **outs[0]), f(*first, **outs[0]), f(*fine, **outs[1])
+            assert len(gpu.long) == 1
+            f(*other, **outs[1])
+            assert len(gpu.long) == 2
+        f(*fine, out=torch.empty(1, 2, 64).transpose(0, 1))
+        assert len(gpu.long) == 3
+
+
+def test_a_tensor_that_is_not_read_may_lack_leading_dimensions(gpu):
+    crossed = torch.arange(12).view(4, 3).t()
+    chosen(torch.randn(2, 3, 4, 64), crossed)
+    for lead in ((5, 3, 4), (2, 3, 4), (1, 3, 4)):
+        y = chosen(torch.randn(*lead, 64), crossed)
+        assert y is gpu.calls[-1][-1] and len(gpu.long) == 1
 
 
 def test_structures_keywords_and_defaults(gpu):

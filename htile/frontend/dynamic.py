@@ -32,10 +32,13 @@ def capacity_of(n: int) -> int:
 def in_bucket(signature: Signature, call: Call) -> Call:
     """The call as its bucket has it: rows of `capacity_of(n)` elements in place of n.
 
-    Calls of a bucket whose rows are whole vectors have a kernel, and the others have one.
+    Calls of a bucket whose rows are whole vectors have a kernel, and the others have one. Rows of
+    one element are no row of any length: their kernel is the one that they have without dynamic_n.
 
     Raises UnsupportedError for arguments that are no whole rows.
     """
+    if call.n == 1:
+        return call
     capacity, n = capacity_of(call.n), call.n
     for spec, kind in zip(call.specs, signature.kinds, strict=True):
         is_marked = kind is not None and issubclass(kind, Shared | Inner)
@@ -62,9 +65,9 @@ def vector_of(specs: tuple[Spec, ...]) -> int:
 
 def of_other_bucket(name: str, call: Call, graph: Graph) -> str:
     """Python text: whether `name`, a number of elements, is not of the call's bucket."""
-    shortest = max(graph.least, call.n // 2 + 1 if call.n > LEAST_CAPACITY else min(2, call.n))
+    shortest = max(graph.least, call.n // 2 + 1 if call.n > LEAST_CAPACITY else 2)
     tests, vector = [f"not {shortest} <= {name} <= {call.n}"], vector_of(call.specs)
-    if vector > 1 < call.n:
+    if vector > 1:
         tests.append(f"{name} % {vector}" if call.multiple > 1 else f"not {name} % {vector}")
     return " or ".join(tests)
 
@@ -75,7 +78,7 @@ def _at_capacity(spec: Spec, capacity: int) -> Spec:
 
 def refuse_parts(graph: Graph) -> None:
     """Raise UnsupportedError for a trace in which something is no whole row and no number."""
-    for node in graph if graph.n > 1 else ():
+    for node in graph:
         has_rows = any(operand.value.spread for operand in graph.operands(node))
         is_moved = node.op in MOVEMENTS and has_rows
         is_many = node.op is Op.EXPAND and graph.n in node.arg

@@ -113,6 +113,8 @@ def _ranked(x: Tensor, k: int, axis: int, is_largest: bool, what: str) -> Ranked
 def topk(input, k, dim=-1, largest=True, sorted=True):
     """The k largest or smallest elements in order and their indices, k at most 64."""
     axis, size = axis_of(input, dim), input._sizes[dim] if input.ndim else 1
+    if isinstance(k, torch.Tensor):
+        int(k)  # it raises, and says why
     if type(k) is not int or not 1 <= k <= size:
         fail(ShapeError, f"topk(k={k!r}) of {size} elements: k is a number from 1 to {size}")
     return _ranked(input, k, axis, largest, "topk")

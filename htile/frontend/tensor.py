@@ -306,6 +306,12 @@ class Length(Tensor):
     def __ne__(self, other: object) -> bool | Tensor:
         return False if isinstance(other, Length) else super().__ne__(other)
 
+    def __divmod__(self, other: object) -> tuple[Tensor, Tensor]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: object) -> tuple[Tensor, Tensor]:
+        return other // self, other % self
+
     __bool__ = __float__ = __int__ = __index__ = __complex__ = _no_length
 
 

@@ -203,7 +203,7 @@ class Rowwise:
         if self._dynamic_n:
             call = in_bucket(self._signature, call)
         specialization, holds = self._specializations.find(call, captured)
-        if self._dynamic_n:
+        if call.length is not None:
             check_length(self._signature.name, specialization.traced, call.length)
         own = self._signature, self._fastmath, self._wanted
         return Request(*own, call, specialization, values, outs, aliases), holds

@@ -4,6 +4,8 @@
 `TensorGuards` compares all tensors and the modes of torch with those of the first call: types,
 dtypes, devices, N, `requires_grad`, dispatch keys (negation, transforms, inference). The compiled
 host function itself checks whatever else tells launches apart: sizes of rows, strides, alignment.
+It does not compare the strides of leading dimensions, which a kernel for rows that are equally far
+apart takes for granted; so the shortcut does.
 
 A shortcut is for the sizes of the first call, or for any number of rows. One that writes to `out=`
 also checks that the results are laid out as they were, and that each lies apart from the other
@@ -208,9 +210,33 @@ class _Writer:
         if any(tensor.requires_grad for tensor in self.guarded.values()):
             yield "not _grad()"
         for name, sizes in self.changing.items():
-            if len(sizes) > 1 and (self.written or self.first.is_flat):
-                is_plain = self.written or self.guarded[name].is_contiguous()
-                yield f"{name}.is_contiguous()" if is_plain else _is_flat(name, len(self.sizes))
+            if len(sizes) < 2:
+                continue
+            if self.written or self.guarded[name].is_contiguous():
+                yield f"{name}.is_contiguous()"
+            if self.first.is_flat and (name in self.written or self._is_read(name)):
+                yield self._flat(name)
+
+    def _is_read(self, name: str) -> bool:
+        """Whether the kernel takes an argument, so that the host function compares its sizes."""
+        return name in self.graph.arguments
+
+    def _flat(self, name: str) -> str:
+        """The test that a tensor's rows are equally far apart, as text; see `operands.is_flat`.
+
+        Of a contiguous tensor it is enough that the last leading dimension says how far: it may
+        have size 1, and then any stride.
+        """
+        tensor, last = self.guarded[name], len(self.sizes) - 1
+        step = f"{name}.stride({last})"
+        if tensor.is_contiguous():
+            sizes = [f"{name}.shape[{k}]" for k in range(last + 1, tensor.ndim)]
+            return f"{step} == {' * '.join(sizes) or '1'}"
+        tests, apart = [], f"{step} * {name}.shape[{last}]"
+        for k in range(last - 1, -1, -1):
+            tests.append(f"({name}.shape[{k}] == 1 or {name}.stride({k}) == {apart})")
+            apart += f" * {name}.shape[{k}]"
+        return " and ".join(tests)
 
     def _strides(self, name: str) -> list[int | None]:
         """The strides that a tensor must have; None where any will do.
@@ -266,7 +292,7 @@ class _Writer:
             shape = "_shape" if inner == like else _tuple([*self.sizes, *inner])
             wrong += [f"{name}.shape != {shape}"] if name != self.like else []
         for name in self.tensors:
-            if name in self.graph.arguments:  # the host function compares its sizes
+            if self._is_read(name):
                 continue
             free = (k for k, size in enumerate(self.shapes[name]) if size is None)
             pairs = zip(free, self.changing[name], strict=True)
@@ -403,15 +429,6 @@ def _never_changes(value: object) -> bool:
     if type(value) is tuple:
         return all(map(_never_changes, value))
     return value is None or type(value) in (bool, int, float, str, torch.dtype)
-
-
-def _is_flat(name: str, lead: int) -> str:
-    """The test that a tensor's rows are equally far apart, as text; see `operands.is_flat`."""
-    tests, apart = [], f"{name}.stride({lead - 1}) * {name}.shape[{lead - 1}]"
-    for k in range(lead - 2, -1, -1):
-        tests.append(f"({name}.shape[{k}] == 1 or {name}.stride({k}) == {apart})")
-        apart += f" * {name}.shape[{k}]"
-    return " and ".join(tests)
 
 
 def _tuple(texts: list[str]) -> str:

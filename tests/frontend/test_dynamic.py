@@ -30,7 +30,11 @@ def arithmetic(x):
     n = x.shape[-1]
     m = n
     m += 1  # as of an int: n stays
-    return x * n, x / n, n - x, x.sum() * (1 / n), x + n // 2 - m % 3, x * n**0.5, -n * x, x * m
+    whole, rest = divmod(n, 3)
+    return (
+        x * n, x / n, n - x, x.sum() * (1 / n), x + n // 2 - m % 3, x * n**0.5, -n * x, x * m,
+        x * whole - rest, x + divmod(1000, n)[1],
+    )  # fmt: skip
 
 
 def sizes(x):
@@ -165,7 +169,21 @@ def test_one_trace_for_each_bucket(monkeypatch):
     f = htile.rowwise(lambda x: x * 2, dynamic_n=True)
     for n in (100, 65, 128, 72, 66, 129, 1, 2, 64, 100, 1):
         assert f(torch.ones(3, n)).shape == (3, n)
-    assert traces == [(128, 4), (128, 1), (256, 1), (1, 1), (64, 1), (64, 4)]
+    assert traces == [(128, 4), (128, 1), (256, 1), (1, None), (64, 1), (64, 4)]
+
+
+def test_rows_of_one_element_are_as_without_it():
+    """There a part is as long as the row, and must not be taken for one."""
+    x = torch.tensor([[1.0], [2.0], [3.0]])
+    for f in (
+        lambda x: torch.stack((x, 2 * x)).sum(0), lambda x: torch.stack((x, 2 * x)).argmax(0),
+        lambda x: torch.cat((x, 2 * x)).sum(), lambda x: torch.cat((x, 2 * x)), lambda x: x[None],
+        lambda x: torch.stack((x, 2 * x)).cumsum(0).sum(0), lambda x: x * x.shape[-1],
+    ):  # fmt: skip
+        expected = torch.stack([f(row) for row in x])
+        for any_n in (False, True):
+            found = htile.rowwise(f, dynamic_n=any_n)(x)
+            assert found.shape == expected.shape and torch.equal(found, expected)
 
 
 def test_buckets_of_dtypes():
@@ -185,7 +203,7 @@ def test_buckets_of_dtypes():
 def test_what_is_of_a_bucket():
     """The text that shortcuts have is true for exactly the other lengths."""
     signature = softmax._signature
-    for n in (1, 2, 64, 65, 68, 100, 128, 4096):
+    for n in (2, 64, 65, 68, 100, 128, 4096):
         call = in_bucket(signature, classify(signature, (torch.empty(2, n, device="meta"),)))
         text = of_other_bucket("k", call, softmax.inspect(torch.empty(2, n)).traced)
         for k in range(1, 300):

@@ -62,6 +62,7 @@ LAYOUTS = {
     "overlapping": lambda n, dtype, d: wide(n=n + 9, dtype=dtype, device=d).as_strided(
         (2, 3, n), (3, 1, 1)
     ),
+    "size 1, crossed": lambda n, dtype, d: wide(1, 4, n=n, dtype=dtype, device=d).transpose(0, 1),
     "size 1, odd strides": lambda n, dtype, d: wide(n=n + 9, dtype=dtype, device=d).as_strided(
         (1, 3, 1, n), (7, 0, 3, 1)
     ),
