@@ -46,6 +46,11 @@ def chosen(x, unread: htile.PerRow, ends: htile.Static = (1, 2.0), share: htile.
 
 
 @htile.rowwise
+def paired(x, w):
+    return x * torch.stack((w[1::2], w[0::2]), -1).flatten()
+
+
+@htile.rowwise
 def beside(x, t: htile.PerRow):
     return x * t
 
@@ -57,7 +62,7 @@ def of_any(x, weight, labels: htile.PerRow):
     return y, (y - y.sum() / x.shape[-1]).amax(-1, keepdim=True), x[labels], x.topk(3).indices
 
 
-FUNCTIONS = plain, many, chosen, beside, softmax, rmsnorm, of_any
+FUNCTIONS = plain, many, chosen, paired, beside, softmax, rmsnorm, of_any
 
 
 class Subclass(torch.Tensor):
@@ -251,6 +256,16 @@ def test_a_kernel_of_narrow_accesses_is_not_tried_first(gpu):
     assert len(gpu.long) == 2 and not plain._returning
     plain(X), plain(X)
     assert len(gpu.long) == 3 and len(plain._launches) == 2
+
+
+def test_pairs_that_begin_inside_a_pair_are_copied(gpu, monkeypatch):
+    """A contiguous view of them is no copy: torch gives the view itself."""
+    monkeypatch.setattr(jit, "run", launching.run)
+    w = torch.randn(65, dtype=torch.bfloat16)[1:]
+    assert w.is_contiguous() and w.data_ptr() % 4
+    paired(torch.randn(3, 64, dtype=torch.bfloat16), w)
+    (_, given, _) = gpu.calls[-1]
+    assert torch.equal(given, w) and given.data_ptr() % 4 == 0
 
 
 def test_what_the_host_function_refuses_goes_the_long_way(gpu):

@@ -128,9 +128,9 @@ def uniform(word):
 
 @elementwise
 def exponential(word):
-    """-log((w + 0.5) * 2 ** -32) as Float32, of the low 32 bits w of an Int64, to 3 ulp.
+    """-log((w + 0.5) * 2 ** -32) as Float32, of the low 32 bits w of an Int64, to 2 ulp.
 
-    One logarithm serves numbers below and above 1/2. Above, it is of 1 - t, and t is exact near 0.
+    One logarithm serves numbers below and above 1/2. Above, it is of 1 - t.
     """
     bits = word.to(Int32)
     is_high = bits < 0
@@ -138,8 +138,10 @@ def exponential(word):
     t = fma(lower, 2.0**-32, 2.0**-33)
     number = cute.where(is_high, 1.0 - t, t).bitcast(Int32).reshape(t.shape)
     exponent = (number - THREE_QUARTERS) & ~MANTISSA
-    rest = (number - exponent).bitcast(Float32).reshape(t.shape) - 1.0  # from -1/4 to 1/2
-    rest = cute.where(is_high & (t <= 0.25), -t, rest)
+    # The number over its power of two, less 1, is from -1/4 to 1/2. Of 1 - t it has no rounding.
+    high = cute.where(exponent < 0, fma(t, -2.0, 1.0), -t)
+    low = (number - exponent).bitcast(Float32).reshape(t.shape) - 1.0
+    rest = cute.where(is_high, high, low)
     polynomial = cute.full_like(t, LOG1P[-1])
     for coefficient in reversed(LOG1P[:-1]):
         polynomial = fma(polynomial, rest, coefficient)

@@ -21,7 +21,7 @@ from .parts import cat
 from .promotion import FLOAT, INT64, cast, scalar
 from .reductions import amax, amin, reduced
 from .shapes import axis_of, reshaped
-from .tensor import Deferred, Tensor, copy, fail, node
+from .tensor import Deferred, Length, Tensor, copy, fail, node
 
 MOST_RANKS = 64  # elements of topk and sort; each takes a reduction
 INT32 = torch.int32
@@ -113,7 +113,7 @@ def _ranked(x: Tensor, k: int, axis: int, is_largest: bool, what: str) -> Ranked
 def topk(input, k, dim=-1, largest=True, sorted=True):
     """The k largest or smallest elements in order and their indices, k at most 64."""
     axis, size = axis_of(input, dim), input._sizes[dim] if input.ndim else 1
-    if isinstance(k, torch.Tensor):
+    if isinstance(k, Length):
         int(k)  # it raises, and says why
     if type(k) is not int or not 1 <= k <= size:
         fail(ShapeError, f"topk(k={k!r}) of {size} elements: k is a number from 1 to {size}")

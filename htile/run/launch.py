@@ -212,11 +212,16 @@ def prepare(
 
 def run(launch: Launch, values: tuple, outs: tuple = ()) -> object:
     """Launch on the current stream; returns `outs` or new results in the user's structure."""
-    arguments = [values[k].contiguous() if copy else values[k] for k, copy in launch.inputs]
+    arguments = [_copy(values[k]) if copy else values[k] for k, copy in launch.inputs]
     outs = outs or [_empty(shape, dtype, launch.device) for shape, dtype in launch.outputs]
     if launch.kernel is not None:
         launch.kernel(*arguments, *outs)
     return pytree.tree_unflatten(outs, launch.structure)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy in memory of its own, also of a contiguous view that begins anywhere."""
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -172,6 +172,12 @@ def test_one_trace_for_each_bucket(monkeypatch):
     assert traces == [(128, 4), (128, 1), (256, 1), (1, None), (64, 1), (64, 4)]
 
 
+def test_topk_of_as_many_as_there_are_has_no_number():
+    f = htile.rowwise(lambda x: x.topk(x.shape[-1]).values, dynamic_n=True)
+    with pytest.raises(TraceError, match="no Python number"):
+        f(torch.randn(2, 100))
+
+
 def test_rows_of_one_element_are_as_without_it():
     """There a part is as long as the row, and must not be taken for one."""
     x = torch.tensor([[1.0], [2.0], [3.0]])

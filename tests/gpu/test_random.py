@@ -36,8 +36,8 @@ def draws(x, key: htile.PerRow, step: htile.PerRow):
         htile.philox(step, key)[3], htile.uniform(a), htile.uniform(b) > P, htile.uniform(e).amax(),
         htile.random_words(c, key), htile.random_words(c + 8, key, step) ^ 5,
         htile.random_words(c + 3, 5, step), htile.random_words(c * 3 - 7, key),
-        htile.random_words(step, key), htile.random_words(key, c), htile.random_words(c, c * 7),
-        htile.random_words(c, key, c // 3),
+        htile.random_words(step, key), htile.random_words(key, c),
+        htile.random_words(c, c * 7 + key), htile.random_words(c, key, c // 3),
     )  # fmt: skip
 
 
