@@ -162,6 +162,8 @@ class Output:
 
     view: which piece of the result it is; None for the whole. Before a graph is placed, `inner` may
         be any shape, and `is_row` says whether its last axis comes from a row.
+    over: the reduction over all rows, `Op.SUM` or `Op.MAX`, of which it is the result. It has shape
+        `inner` then, without leading dimensions. None if each row has a result of its own.
     """
 
     name: str
@@ -170,6 +172,7 @@ class Output:
     inner: tuple[int, ...]
     is_row: bool
     view: View | None = None
+    over: Op | None = None
 
 
 def tensor_dtype(piece: Input | Output) -> torch.dtype:

@@ -408,8 +408,22 @@ def evaluate(
         if value.dim() > count + len(out.inner):  # one element, in a placed graph
             value = value.reshape((*value.shape[:count], *out.inner))
         value = _aligned(value, count, len(out.inner))
+        if out.over is not None:
+            value = _over_rows(value.expand(shape), count, out.over)
+            shape = value.shape
         results.append(torch.empty(shape, dtype=stored, device=device).copy_(value))
     return pytree.tree_unflatten(results, graph.structure)
+
+
+def _over_rows(value: Tensor, count: int, over: Op) -> Tensor:
+    """The reduction of a value over its `count` leading dimensions; of no rows a sum is 0.
+
+    Each column is reduced as `EVALUATE` reduces a row.
+    """
+    rows = value.reshape((prod(value.shape[:count]), *value.shape[count:])).movedim(0, -1)
+    if rows.shape[-1] == 0 and over is Op.SUM:
+        return rows.new_zeros(rows.shape[:-1])
+    return EVALUATE[over]((rows,), None, value.dtype).squeeze(-1)
 
 
 def _aligned(value: Tensor, count: int, rank: int) -> Tensor:

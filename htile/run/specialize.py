@@ -40,8 +40,10 @@ class Specialization:
 
         length: how many elements the rows have, if that differs from call to call.
         """
-        results = self.traced.outputs
-        return tuple(((*lead, *self.inner(each, length)), each.dtype) for each in results)
+        return tuple(
+            ((*(lead if each.over is None else ()), *self.inner(each, length)), each.dtype)
+            for each in self.traced.outputs
+        )
 
     def inner(self, result: Output, length: object) -> tuple:
         """A result's shape for one row; `length` is that of a row of any length, else None."""
