@@ -24,12 +24,16 @@ def unbundle(x: Vector, which: int, count: int, dtype: type[Numeric]) -> Vector:
     return convert(found, Float32) if dtype in (BFloat16, Float16) else found
 
 
-def bundle(*parts: Operand, dtype: type[Numeric]) -> Vector:
-    """A wide element of the same element of each part, which becomes one of `dtype`."""
-    values, _ = lift(*parts)
+def bundle(*parts: Operand, dtype: type[Numeric]) -> Vector | Numeric:
+    """A wide element of the same element of each part, which becomes one of `dtype`.
+
+    It is a scalar if all parts are.
+    """
+    values, is_vector = lift(*parts)
     size, count = cute.size(values[0].shape), len(values)
     mixed = [values[k % count][k // count] for k in range(size * count)]
     narrow = make_vector(mixed, (size * count,), values[0].dtype)
     narrow = narrow if narrow.dtype is dtype else convert(narrow, dtype)
     wide = Int32 if count * dtype.width == 32 else Int64
-    return narrow.bitcast(wide).reshape(values[0].shape)
+    bundles = narrow.bitcast(wide).reshape(values[0].shape)
+    return bundles if is_vector else bundles[0]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..frontend.graph import Role
 from ..frontend.ops import Op
+from .patterns import ancestors
 from .reductions import Reduce
 from .steps import ChunkLoop, Fence, Home, Load, Prefetch, Reload, Step, Store
 from .work import Sweep, Sweeps, Work
@@ -38,7 +39,7 @@ def list_steps(
         for i in work.loaded
         if not (late and i.role is Role.COLUMN)
     ]
-    read = {i.end for i in work.rows} | {id for step in work.ends for id in step.inputs}
+    read = ancestors(work.graph, [work.graph[i.end] for i in work.rows if i.end is not None])
     first = [load for load in loads if load.input.id in read]  # they tell where rows end
     steps: list[Step] = [*first, *work.ends, *(load for load in loads if load not in first)]
     early = work.early if held else work.early_in_loops

@@ -7,12 +7,14 @@ environment runs others.
 
 import multiprocessing
 import os
+import re
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 import htile
 from htile.build.arch import arch_of_capability
@@ -38,6 +40,8 @@ CAPABILITIES = {
     "random numbers": {Op.PHILOX, Op.WORD}, "bits": {Op.XOR, Op.LSHIFT, Op.RSHIFT},
 }  # fmt: skip
 HELD_ONLY = {"scans"}
+# What a CPU checks: on a GPU torch's log2 of a power of two is not exact, not even in float64.
+EXACT_LOG2 = re.compile(r"floor\(torch\.log2|log2\(\)\.ceil")
 
 KINDS = Counter()
 beyond = []  # seeds of results beyond the strict measure
@@ -131,6 +135,9 @@ def test_program(device, seed):
     before = htile.cache_info().compiled
     try:
         result = poisoned(f, args)
+        if EXACT_LOG2.search(p.text):
+            device = torch.device("cpu")
+            result, args = pytree.tree_map(on_cpu, (result, args))
         worst = check(p, f, result, args, device, elements=1 << 16, fair=True)
     except AssertionError as error:
         raise AssertionError(f"{error}\n{p}") from None
@@ -138,6 +145,11 @@ def test_program(device, seed):
         beyond.append(seed)
     assert htile.cache_info().compiled == before, "the kernel was not compiled ahead"
     KINDS.update(entry[3])
+
+
+def on_cpu(value):
+    """A tensor on the CPU; other values as they are."""
+    return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
 def arch_here():

@@ -422,6 +422,15 @@ def many_rows(a, b, c, d, e, f):
     return torch.softmax(a + b + c, -1) * d + e * f.mean()
 
 
+def rows_that_are_off(x, p: htile.PerRow):
+    return torch.where(p.unsqueeze(-1).bool(), x.round(), -1.0)
+
+
+def pairs_of_a_number_a_row(x, n: htile.PerRow):
+    on = (x > n).all().expand(x.shape).float()
+    return torch.stack((on[1::2], on[0::2]), -1).flatten()
+
+
 X = rows((4, 1000))[0]
 PER_ROW, BOOL = torch.empty(4, device="meta"), torch.empty(4, 1000, dtype=torch.bool, device="meta")
 INT32, INT64 = (BOOL.to(dtype) for dtype in (torch.int32, torch.int64))
@@ -448,6 +457,8 @@ KINDS = {
     "everything at once": (everything_at_once, X),
     "one element": (one_element, X[:, :1].contiguous(), X[0, :1].contiguous()),
     "many rows": (many_rows, X, X, X, X.float(), X, X),
+    "rows that are off": (rows_that_are_off, X, PER_ROW),
+    "pairs of a number a row": (pairs_of_a_number_a_row, X, PER_ROW),
     "broadcast rows": (many_rows, X, X[:1], X[:1], X.float(), X, X),
 }
 
