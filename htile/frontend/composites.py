@@ -16,8 +16,17 @@ import torch
 from torch import cos, erf, exp, expm1, log, log1p, remainder, sigmoid, sign, sin, sqrt, tanh, trunc
 
 from ..errors import TraceError
-from .functions import clamp, formulas, implements, maximum, minimum, where
-from .ops import INFER, Op
+from .functions import (
+    arithmetic,
+    bounded,
+    clamp,
+    formulas,
+    implements,
+    maximum,
+    minimum,
+    where,
+)
+from .ops import INFER, Op, Slope
 from .promotion import (
     BOOL,
     FLOAT,
@@ -306,7 +315,7 @@ def hardtanh(input, min_val=-1.0, max_val=1.0):
     """x, but not below min_val nor above max_val."""
     if input._value.dtype is not FLOAT:
         min_val, max_val = int(min_val), int(max_val)
-    return clamp(input, min_val, max_val)
+    return bounded(input, min_val, max_val, Slope.OTHER)
 
 
 @implements("gelu", check=floating)
@@ -345,7 +354,8 @@ def _elu(x: Tensor, alpha: float, scale: float = 1.0, inside: float = 1.0) -> Te
 
 _SELU = 1.0507009873554805, 1.6732632423543772  # scale and alpha of Klambauer et al., 2017
 formulas({
-    "relu": ("The larger of x and 0.", lambda input: maximum(input, 0)),
+    "relu": ("The larger of x and 0.", lambda input:
+        arithmetic(Op.MAXIMUM, input, 0, Slope.OTHER)),
     "relu6": ("x, but not below 0 nor above 6.", lambda input: hardtanh(input, 0, 6)),
     "threshold": ("x where it is above the threshold, value elsewhere.", lambda input, threshold,
         value: where(input <= threshold, value, input)),
@@ -362,7 +372,8 @@ formulas({
         where(input > 0, input, input * negative_slope)),
     "mish": ("x * tanh(softplus(x)).", _mish),
     "softsign": ("x / (1 + |x|).", lambda input: input / (1 + abs(input))),
-    "hardsigmoid": ("x / 6 + 1/2 within [0, 1].", lambda input: clamp(input + 3.0, 0.0, 6.0) / 6.0),
+    "hardsigmoid": ("x / 6 + 1/2 within [0, 1].", lambda input:
+        bounded(input + 3.0, 0.0, 6.0, Slope.OTHER) / 6.0),
     "hardswish": ("x * hardsigmoid(x).", lambda input:
         input * clamp(input + 3.0, 0.0, 6.0) / 6.0),
     "hardshrink": ("x, but 0 within [-lambd, lambd].", lambda input, lambd=0.5:

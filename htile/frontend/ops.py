@@ -1,8 +1,8 @@
 """The operations of the language and their first interpretation: the shape and dtype rule.
 
 Everything that a function may do to a row is one member of `Op`. Each meaning of the language is
-one table from `Op` to a rule: `INFER` here, `EVALUATE` in htile.frontend.reference, `EMIT` in
-htile.lower.expressions. Composites (softmax, layer_norm, clamp) have no member: a trace is made of
+one table from `Op` to a rule: `INFER` here, `EVALUATE` in htile.frontend.reference, `DERIVE` in
+htile.frontend.adjoints, `EMIT` in htile.lower.expressions. Composites (softmax, layer_norm, clamp) have no member: a trace is made of
 their parts.
 """
 
@@ -57,6 +57,7 @@ class Op(Enum):
     CEIL_LOG2 = "ceil_log2"
     EXPONENT = "exponent"  # torch.frexp's, of float32 as int32; of 0, infinities and NaN it is 0
     UNIFORM = "uniform"  # of an unsigned word of 32 bits: the number between 0 and 1 in float32
+    STOP = "stop"  # torch.detach: the value itself, whose derivative is none; none in placed graphs
     EXPONENTIAL = "exponential"  # of such a word: -log of that number, before it was rounded
     NOT = "not"  # of integers each bit
     CAST = "cast"  # arg: a torch dtype; to a narrower floating type a rounding
@@ -119,6 +120,22 @@ class Op(Enum):
     # scans: of each element and all before it; arg: the axis, or None where there is one axis
     CUMSUM = "cumsum"
     CUMPROD = "cumprod"
+
+
+class Slope(Enum):
+    """What torch's function takes for its slope where it has two: the `arg` of such an operation.
+
+    MAXIMUM and MINIMUM of equal operands take half of each without one, as `torch.maximum` does,
+    and SQRT and POW have an infinite slope at 0. Kernels compute the same with it and without it,
+    so `htile.lower.passes` drops it.
+    """
+
+    FIRST = "first"  # that of the first operand; where it is NaN, that of neither, as torch.clamp
+    OTHER = "other"  # not that of the first operand; where this is NaN, its own, as F.relu
+    ZERO = "zero"  # 0 at 0, as a norm
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
 
 
 MOVEMENTS = frozenset({Op.RESHAPE, Op.SLICE, Op.PERMUTE, Op.EXPAND, Op.CAT})
@@ -214,6 +231,10 @@ def _elementwise(values: tuple[Value, ...], arg: object) -> Value:
 def _comparison(values: tuple[Value, ...], arg: object) -> Value:
     _refuse_storage(values)
     return replace(_joined(values, values), dtype=torch.bool, stored=None)
+
+
+def _stop(values: tuple[Value, ...], arg: object) -> Value:
+    return values[0]
 
 
 def _uniform(values: tuple[Value, ...], arg: object) -> Value:
@@ -399,7 +420,7 @@ INFER: dict[Op, Rule] = {
     **dict.fromkeys((Op.PHILOX, Op.WORD), _of(_elementwise, torch.int64)),
     **dict.fromkeys((Op.UNIFORM, Op.EXPONENTIAL), _of(_uniform, torch.int64)),
     **dict.fromkeys(COMPARISONS, _comparison),
-    Op.EXPONENT: _of(_exponent, *FLOATS), Op.LDEXP: _ldexp,
+    Op.EXPONENT: _of(_exponent, *FLOATS), Op.LDEXP: _ldexp, Op.STOP: _stop,
     Op.CAST: _cast, Op.CONVERT: _convert, Op.WHERE: _where, Op.RESHAPE: _reshape, Op.SLICE: _slice,
     Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat, Op.UNBUNDLE: _unbundle,
     Op.BUNDLE: _bundle, Op.TAKE: _take, Op.LOOKUP: _lookup, Op.GROUPED: _grouped, Op.KEY: _key,
