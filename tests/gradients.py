@@ -6,12 +6,14 @@ the arguments and the cotangents, and nothing else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from htile.frontend.derive import derive, differentiable
+from htile.frontend.dynamic import in_bucket
 from htile.frontend.graph import Graph, Role
 from htile.frontend.reference import evaluate
 from htile.frontend.roles import classify
@@ -28,6 +30,7 @@ class Call:
 
     wrt: the floating tensors among them.
     outputs: the names of the results that have a derivative.
+    length: how many elements the rows have, if the graph is one of rows of any length.
     """
 
     f: Rowwise
@@ -37,12 +40,19 @@ class Call:
     lead: tuple[int, ...]
     wrt: tuple[str, ...]
     outputs: tuple[str, ...]
+    length: int | None = None
+
+    def evaluated(self, graph: Graph, more: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What a joint graph gives for the arguments and these gradients, in float64."""
+        return evaluate(graph, {**self.values, **more}, self.lead, F64, length=self.length)
 
 
 def called(f: Rowwise, *args, **kwargs) -> Call:
     """The trace of `f` for these arguments."""
     values = f._signature.bind(args, kwargs)
     call = classify(f._signature, values)
+    inners = {spec.name: tuple(spec.inner) for spec in call.specs}
+    call = in_bucket(f._signature, call) if f._dynamic_n else call
     graph = trace(f._fn, call.specs, call.n, call.multiple)
     roles = {spec.name: spec.role for spec in call.specs}
     named = dict(zip(f._signature.names, values, strict=True))
@@ -51,17 +61,13 @@ def called(f: Rowwise, *args, **kwargs) -> Call:
         for name, v in named.items()
         if isinstance(v, torch.Tensor) and v.is_floating_point() and v.element_size() > 1
     )
-    for name in wrt:
-        value = named[name].detach().to(F64, copy=True)
-        if roles[name] in (Role.ROW, Role.PER_ROW):
-            inner = value.shape[value.dim() - len(_spec(call, name).inner) :]
-            value = value.expand((*call.lead, *inner)).clone()
-        named[name] = value
-    return Call(f, graph, named, roles, call.lead, wrt, differentiable(graph, wrt))
-
-
-def _spec(call, name):
-    return next(spec for spec in call.specs if spec.name == name)
+    for name, value in named.items():
+        if roles.get(name) in (Role.ROW, Role.PER_ROW):
+            named[name] = value.expand((*call.lead, *inners[name])).clone()
+        if name in wrt:
+            named[name] = named[name].detach().to(F64, copy=True)
+    outputs = differentiable(graph, wrt)
+    return Call(f, graph, named, roles, call.lead, wrt, outputs, call.length)
 
 
 def results(call: Call, given: dict[str, object]) -> dict[str, torch.Tensor]:
@@ -75,19 +81,54 @@ def results(call: Call, given: dict[str, object]) -> dict[str, torch.Tensor]:
     run = of_row
     for _ in call.lead:
         run = torch.vmap(run)
-    with bodies_as_written():
+    with bodies_as_written(), _AsMeant():
         out = run(*(given[name] for name in rows)) if rows else of_row()
     names = [out.name for out in call.graph.outputs]
     return dict(zip(names, pytree.tree_leaves(out), strict=True))
+
+
+EXTREMES = {
+    torch.max: torch.amax, torch.min: torch.amin, torch.Tensor.max: torch.amax,
+    torch.Tensor.min: torch.amin,
+}  # fmt: skip
+
+
+class _AsMeant(TorchFunctionMode):
+    """What torch's own derivatives are held back from, where HTile differs on purpose.
+
+    Conversions between floats have the slope 1, and what follows is in float64: torch rounds the
+    gradient of a conversion to the dtype that it converts to. Equal elements share the gradient of
+    `x.max()`, as they do of `x.amax()` and of `x.max()` outside of vmap. The slope of `ldexp` is
+    2 ** e: torch 2.13 has 0 for negative exponents, because it computes the power in integers.
+    """
+
+    NAMES = ("to", "type", "type_as", "float", "half", "bfloat16", "double")
+    CONVERSIONS = frozenset(getattr(torch.Tensor, name) for name in NAMES)
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in EXTREMES and len(args) == 1 and not kwargs:
+            return EXTREMES[func](args[0])
+        if func in (torch.ldexp, torch.Tensor.ldexp):
+            return args[0] * 2.0 ** args[1].double()
+        result = func(*args, **kwargs)
+        if func not in self.CONVERSIONS or not result.is_floating_point():
+            return result
+        x = args[0]
+        if not x.is_floating_point() or result.dtype in (torch.float32, F64):
+            return x.double()
+        return x + (result.double() - x).detach()
 
 
 def cotangents(call: Call, seed: int = 0) -> dict[str, torch.Tensor]:
     """A random gradient for each result that has a derivative."""
     torch.manual_seed(seed)
     outputs = {out.name: out for out in call.graph.outputs}
-    return {
-        name: torch.randn((*call.lead, *outputs[name].inner), dtype=F64) for name in call.outputs
+    inners = {
+        name: (call.length,) if out.is_row and call.length else out.inner
+        for name, out in outputs.items()
     }
+    return {name: torch.randn((*call.lead, *inners[name]), dtype=F64) for name in call.outputs}
 
 
 def autograd(call: Call, given: dict[str, torch.Tensor], second: int | None = None):
@@ -130,8 +171,7 @@ def gradients(call: Call, given: dict[str, torch.Tensor]) -> dict[str, torch.Ten
     """Those of the joint graph, in float64, by the names of the parameters."""
     joint = derive(call.graph, call.wrt, call.outputs)
     assert joint.nodes[: len(call.graph)] == call.graph.nodes
-    tensors = {**call.values, **{f"d_{name}": g for name, g in given.items()}}
-    found = evaluate(joint, tensors, call.lead, F64)
+    found = call.evaluated(joint, {f"d_{name}": g for name, g in given.items()})
     return {name.removeprefix("d_"): g for name, g in found.items()}
 
 
@@ -154,9 +194,11 @@ def assert_close(found: dict, exact: dict, what: str, tolerance: float = 1e-9) -
         )  # fmt: skip
 
 
-def check(f: Rowwise, *args, tolerance: float = 1e-9, **kwargs) -> Call:
-    """Assert that the gradients of `f` are torch's."""
+def check(f: Rowwise, *args, tolerance: float = 1e-9, wrt=None, **kwargs) -> Call:
+    """Assert that the gradients of `f` are torch's, with respect to `wrt` or to all parameters."""
     call = called(f, *args, **kwargs)
+    if wrt is not None:
+        call = replace(call, wrt=wrt, outputs=differentiable(call.graph, wrt))
     given = cotangents(call)
     exact = autograd(call, given)
     assert_close(gradients(call, given), exact, f._signature.name, tolerance)
@@ -173,9 +215,8 @@ def check_second(f: Rowwise, *args, tolerance: float = 1e-8, **kwargs) -> None:
     names = [out.name for out in joint.outputs]
     wanted = [name for name in differentiable(joint, leaves) if name in names]
     twice = derive(joint, leaves, wanted)
-    tensors = {**call.values, **{f"d_{name}": g for name, g in given.items()}}
-    tensors |= {f"d_{name}": more[name] for name in wanted}
-    found = evaluate(twice, tensors, call.lead, F64)
+    tensors = {f"d_{name}": g for name, g in given.items()}
+    found = call.evaluated(twice, tensors | {f"d_{name}": more[name] for name in wanted})
     assert twice.nodes[: len(joint)] == joint.nodes
     found = {name.removeprefix("d_"): g for name, g in found.items()}
     assert_close(found, exact, f"{f._signature.name} twice", tolerance)

@@ -62,6 +62,14 @@ def _factor(of: Callable[[Algebra, int, int], int]) -> Rule:
     return lambda a, step, g: (a.mul(g, of(a, step.operands[0], step.result)),)
 
 
+def _magnitude(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    (x,) = step.operands
+    if step.node.arg is Slope.SIGNED:  # 1 / 0.0 and 1 / -0.0 have signs
+        is_zero = a.node(Op.EQ, x, a.number(0))
+        x = a.node(Op.WHERE, is_zero, a.node(Op.DIV, a.number(1), x), x)
+    return (a.mul(g, a.node(Op.SIGN, x)),)
+
+
 def _root(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
     slope = a.div(g, a.mul(a.number(2), step.result))
     if step.node.arg is not Slope.ZERO:
@@ -140,6 +148,10 @@ def _scaled_by_power(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]
 
 def _choice(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
     mask = step.operands[0]
+    if step.node.arg is Slope.LAST:
+        return None, None, g
+    if step.node.arg is Slope.NAN:
+        return None, None, a.node(Op.WHERE, mask, a.number(math.nan), g)
     return None, Masked(g, mask), Masked(g, mask, holds=False)
 
 
@@ -289,7 +301,7 @@ WITHOUT = (  # whose derivative is 0 or none
 DERIVE: dict[Op, Rule] = {
     **dict.fromkeys(WITHOUT, nothing),
     Op.NEG: lambda a, step, g: (a.neg(g),),
-    Op.ABS: _factor(lambda a, x, y: a.node(Op.SIGN, x)),
+    Op.ABS: _magnitude,
     Op.SQRT: _root,
     Op.RSQRT: lambda a, step, g: (
         a.mul(a.mul(a.number(-0.5), g), a.mul(step.result, a.mul(step.result, step.result))),),

@@ -39,7 +39,8 @@ class Algebra:
         for node in graph:
             inputs = tuple([self.same[i] for i in node.inputs])
             key = _key(node.op, inputs, node.arg, node.value)
-            self.same.append(node.id if node.op is Op.INPUT else self._seen.setdefault(key, node.id))
+            is_input = node.op is Op.INPUT
+            self.same.append(node.id if is_input else self._seen.setdefault(key, node.id))
             self._note(node)
 
     def __getitem__(self, id: int) -> Node:
@@ -80,7 +81,8 @@ class Algebra:
 
     def index(self, size: int) -> int:
         """The numbers from 0 to size - 1 in int64."""
-        key = _key(Op.INDEX, (), size, torch.int64)
+        value = Value((size,), Varies.SHARED, torch.int64, spread=True)
+        key = _key(Op.INDEX, (), size, value)
         id = self._seen.get(key)
         if id is None:
             id = self._seen[key] = self.builder.add_index(size, torch.int64, self.loc)

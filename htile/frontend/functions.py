@@ -327,11 +327,16 @@ formulas({
 @implements("where", method=False)
 def where(condition, input, other):
     """input where the condition holds, other elsewhere; the condition is a mask."""
+    return chosen(condition, input, other)
+
+
+def chosen(condition: object, input: object, other: object, slope: Slope | None = None) -> Tensor:
+    """`torch.where`, with another slope than that of the chosen branch."""
     if operand(condition) is not condition or not isinstance(condition, Tensor):
         fail(TraceError, "torch.where needs a condition on tensors; for a Python bool write if")
     if condition._value.dtype is not BOOL:
         refuse("torch.where", condition, "its condition is a mask, write x != 0")
-    return node(Op.WHERE, condition, *together(input, other, like=condition))
+    return node(Op.WHERE, condition, *together(input, other, like=condition), arg=slope)
 
 
 attach("where", lambda input, condition, other: where(condition, input, other),

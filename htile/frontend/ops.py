@@ -2,8 +2,8 @@
 
 Everything that a function may do to a row is one member of `Op`. Each meaning of the language is
 one table from `Op` to a rule: `INFER` here, `EVALUATE` in htile.frontend.reference, `DERIVE` in
-htile.frontend.adjoints, `EMIT` in htile.lower.expressions. Composites (softmax, layer_norm, clamp) have no member: a trace is made of
-their parts.
+htile.frontend.adjoints, `EMIT` in htile.lower.expressions. Composites (softmax, layer_norm, clamp)
+have no member: a trace is made of their parts.
 """
 
 from __future__ import annotations
@@ -123,16 +123,19 @@ class Op(Enum):
 
 
 class Slope(Enum):
-    """What torch's function takes for its slope where it has two: the `arg` of such an operation.
+    """Which slope torch's function has where the operation has another: the operation's `arg`.
 
-    MAXIMUM and MINIMUM of equal operands take half of each without one, as `torch.maximum` does,
-    and SQRT and POW have an infinite slope at 0. Kernels compute the same with it and without it,
-    so `htile.lower.passes` drops it.
+    Without one, MAXIMUM and MINIMUM of equal operands have half of each one's, as `torch.maximum`,
+    SQRT and POW an infinite one at 0, ABS none there, and WHERE that of the branch it chooses.
+    Kernels compute the same with it and without it, so `htile.lower.passes` drops it.
     """
 
-    FIRST = "first"  # that of the first operand; where it is NaN, that of neither, as torch.clamp
-    OTHER = "other"  # not that of the first operand; where this is NaN, its own, as F.relu
-    ZERO = "zero"  # 0 at 0, as a norm
+    FIRST = "first"  # of equal operands the first one's, and of NaN neither's, as torch.clamp
+    OTHER = "other"  # of equal operands the second one's, of NaN the first one's, as F.relu
+    ZERO = "zero"  # of a root: 0 at 0, as a norm
+    SIGNED = "signed"  # of ABS: 1 at 0.0 and -1 at -0.0
+    LAST = "last"  # of WHERE: that of its last branch, which the other one stands in for
+    NAN = "nan"  # of WHERE: NaN where its result is the NaN of its first branch
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}.{self.name}"

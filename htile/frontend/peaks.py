@@ -45,7 +45,8 @@ def independent_peaks(graph: Graph, outputs: Iterable[int]) -> frozenset[int]:
 
 def _is_independent(graph: Graph, peak: int, outputs: tuple[int, ...]) -> bool:
     # Nodes that do not change have no entry, and those whose change is not known have None.
-    changes: dict[int, Change | None] = {peak: Change(False, 1.0, _stripped(graph[peak].value.inner))}
+    own = Change(False, 1.0, _stripped(graph[peak].value.inner))
+    changes: dict[int, Change | None] = {peak: own}
     for node in graph.nodes[peak + 1 :]:
         if changes.keys().isdisjoint(node.inputs):
             continue
@@ -55,7 +56,9 @@ def _is_independent(graph: Graph, peak: int, outputs: tuple[int, ...]) -> bool:
     return not any(id in changes for id in outputs)
 
 
-def _change(graph: Graph, node: Node, peak: int, changes: dict[int, Change | None]):
+def _change(
+    graph: Graph, node: Node, peak: int, changes: dict[int, Change | None]
+) -> Change | None:
     """How a node changes that reads one that does; None if that is not known."""
     op, inputs = node.op, node.inputs
     if op is Op.EQ and _is_infinite(graph, node, peak):
@@ -95,7 +98,7 @@ def _change(graph: Graph, node: Node, peak: int, changes: dict[int, Change | Non
         return own[1] if own[1] == own[2] else None
     if op in MOVEMENTS:
         return _moved(graph, node, own)
-    if op in (Op.SUM, Op.MEAN) and first.is_factor or op in (Op.MAX, Op.MIN) and not first.is_factor:
+    if op in ((Op.SUM, Op.MEAN) if first.is_factor else (Op.MAX, Op.MIN)):
         return _reduced(node, first)
     if op is Op.CUMSUM and first.is_factor and _size_of(first.along, node.arg or -1) == 1:
         return first
@@ -123,11 +126,12 @@ def _moved(graph: Graph, node: Node, own: list[Change]) -> Change | None:
         return None
     if not first.along or node.op is Op.EXPAND:
         return first
-    old = graph[node.inputs[0]].value.inner
-    if node.op is not Op.RESHAPE or [n for n in old if n > 1] != [n for n in node.value.inner if n > 1]:
+    old, new = graph[node.inputs[0]].value.inner, node.value.inner
+    if node.op is not Op.RESHAPE or [n for n in old if n > 1] != [n for n in new if n > 1]:
         return None
-    sizes = iter([n for n, size in zip(_padded(first.along, len(old)), old, strict=True) if size > 1])
-    return first._replace(along=_stripped([next(sizes) if n > 1 else 1 for n in node.value.inner]))
+    pairs = zip(_padded(first.along, len(old)), old, strict=True)
+    sizes = iter([n for n, size in pairs if size > 1])
+    return first._replace(along=_stripped([next(sizes) if n > 1 else 1 for n in new]))
 
 
 def _reduced(node: Node, change: Change) -> Change | None:

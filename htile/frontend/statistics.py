@@ -15,7 +15,7 @@ from torch import exp, log, log1p, rsqrt
 
 from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError
 from .composites import INF, NAN, clamp, formulas, implements, maximum, where
-from .functions import POWERS
+from .functions import POWERS, chosen
 from .ops import Op, Slope
 from .promotion import FLOAT, cast, convert, floating, not_zero, together
 from .reductions import amax, amin, named, reduced, sum
@@ -112,7 +112,7 @@ def log_softmax(input, dim=None, dtype=None):
     m = amax(x, *over)
     shifted = x - _finite(m)  # as logsumexp has it, so that a function with both exponentiates once
     total = log(reduced(Op.SUM, exp(shifted), *over))
-    return shifted - where(abs(m) == INF, NAN, total)
+    return shifted - chosen(abs(m) == INF, NAN, total, Slope.NAN)
 
 
 # norms
