@@ -25,7 +25,8 @@ FLOAT, INT64 = torch.float32, torch.int64
 class Masked(NamedTuple):
     """A contribution that is only made where a mask is `holds`, and is 0 elsewhere.
 
-    The selection is made last, after all factors: 0 times an infinite factor would be NaN.
+    The selection is made last, after all factors: 0 times an infinite factor would be NaN. So the
+    slope of `where(x > 0, log(x), 0)` at 0 is 0, where torch has NaN.
     """
 
     value: int
@@ -160,7 +161,7 @@ def _choice(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
 
 def _reshape(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
     inner = a.inner(step.operands[0])
-    if math.prod(a.inner(g)) == 1:
+    if a.is_number(g):
         return (a.reshape(g, ()),)
     return (a.reshape(a.widened(g, step.node.value.inner, step.node.value.spread), inner),)
 
@@ -174,7 +175,7 @@ def _slice(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
 
 def _permute(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
     axes = step.node.arg
-    if math.prod(a.inner(g)) == 1:
+    if a.is_number(g):
         return (a.reshape(g, ()),)
     wide = a.widened(g, step.node.value.inner, step.node.value.spread)
     back = tuple(sorted(range(-len(axes), 0), key=lambda axis: axes[axis]))
@@ -257,7 +258,10 @@ def _chosen(a: Algebra, x: int) -> int | None:
 
 
 def _of_product(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
-    """Of PROD: of one zero its element gets the product of the others, of several none does."""
+    """Of PROD: of one zero its element gets the product of the others, of several none does.
+
+    Differentiated again it is torch's where no element is 0.
+    """
     (x,), axis = step.operands, step.node.arg
     g, one, zero = a.unsqueezed(g, axis), a.number(1), a.number(0)
     is_zero = a.node(Op.EQ, x, zero)

@@ -104,6 +104,11 @@ class Algebra:
         """The shape of a node."""
         return self[id].value.inner
 
+    def is_number(self, id: int) -> bool:
+        """Whether a node has one element, which is no row of one."""
+        value = self[id].value
+        return prod(value.inner) == 1 and not value.spread
+
     # Arithmetic
 
     def neg(self, a: int) -> int:
@@ -352,7 +357,7 @@ class Algebra:
             axes = (-1,)
         for axis in axes:  # those before it are gone, and it counts from the last
             a = self.node(Op.SUM, a, arg=axis if len(self.inner(a)) > 1 else None)
-        while kept and kept[0] == 1:
+        while len(kept) > self[a].value.spread and kept[0] == 1:  # but for that of a row of one
             kept = kept[1:]
         return self.reshape(a, kept)
 
