@@ -18,7 +18,7 @@ from .adjoints import CARRIERS, DERIVE, FLOAT, REARRANGED, Masked, Step, nothing
 from .algebra import Algebra
 from .dtypes import FLOAT8, STORAGE
 from .graph import Builder, Graph, Input, Node, Output, Role
-from .ops import Op, Value, Varies
+from .ops import Op, Value, Varies, compute_dtype
 from .peaks import independent_peaks
 
 BOOL = torch.bool
@@ -124,14 +124,22 @@ class _Walk:
         name = f"d_{out.name}"
         while any(i.name == name for i in self.builder.inputs):
             name += "_"
-        value = Value(inner, varies, FLOAT, spread=is_row)
+        value = Value(inner, varies, compute_dtype(out.dtype), spread=is_row)
         id = self.algebra.input(name, role, out.dtype, value)
         if out.id in self.needed:
             self.parts.setdefault(out.id, []).append(Part(id, (), inner, is_row))
 
+    def _in_float32(self, part: Part) -> Part:
+        """A gradient that is given; that of an output of 8 bits has so many, too."""
+        if self.builder[part.value].value.dtype is FLOAT:
+            return part
+        return replace(part, value=self.algebra.node(Op.CAST, part.value, arg=FLOAT))
+
     def gradients(self) -> dict[int, int]:
         """The gradient of each parameter, by the ids of their inputs."""
         algebra, found = self.algebra, {}
+        for parts in self.parts.values():
+            parts[:] = map(self._in_float32, parts)
         for node in reversed(self.graph.nodes):
             parts = self.parts.pop(node.id, None)
             if parts is None:
