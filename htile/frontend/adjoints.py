@@ -17,7 +17,7 @@ from ..errors import GradientError
 from .algebra import Algebra
 from .graph import Node
 from .joined import placed, sliced
-from .ops import COLLECTIVES, COMPARISONS, MOVEMENTS, Op, Slope
+from .ops import COLLECTIVES, COMPARISONS, MOVEMENTS, FirstAlong, Op, Slope
 
 FLOAT, INT64 = torch.float32, torch.int64
 
@@ -233,7 +233,10 @@ def _mean(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
 
 
 def _largest(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
-    """Of MAX and MIN: equal elements share, as in torch.amax; it is NaN for a row with NaN."""
+    """Of MAX and MIN: equal elements share, as in torch.amax; it is NaN for a row with NaN.
+
+    Of x.max(dim) the element has it whose index torch gives, which is the first of equal ones.
+    """
     (x,), axis = step.operands, step.node.arg
     g = a.unsqueezed(g, axis)
     if (mask := _chosen(a, x)) is not None:
@@ -241,9 +244,20 @@ def _largest(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
     is_it = a.node(Op.EQ, x, a.unsqueezed(step.result, axis))
     if not step.node.value.dtype.is_floating_point:
         return (Masked(g, is_it),)
+    if isinstance(axis, FirstAlong):
+        return (Masked(g, _first(a, step.node.op, x, int(axis))),)
     ones = a.node(Op.CONVERT, is_it, arg=FLOAT)
     count = a.unsqueezed(a.node(Op.SUM, ones, arg=axis), axis)
     return (a.mul(a.div(g, count), ones),)
+
+
+def _first(a: Algebra, op: Op, x: int, axis: int) -> int:
+    """The mask of the first of the largest or smallest elements, as argmax finds it, by keys."""
+    inner = a.inner(x)
+    places = a.reshape(a.index(inner[axis]), (inner[axis], *(1,) * (-1 - axis)))
+    keys = a.node(Op.KEY, a.node(Op.NEG, x) if op is Op.MIN else x, places, arg=False)
+    largest = a.node(Op.MAX, keys, arg=axis if len(inner) > 1 else None)
+    return a.node(Op.EQ, keys, a.unsqueezed(largest, axis))
 
 
 def _chosen(a: Algebra, x: int) -> int | None:

@@ -141,6 +141,13 @@ class Slope(Enum):
         return f"{type(self).__name__}.{self.name}"
 
 
+class FirstAlong(int):
+    """The axis of a MAX or MIN whose slope is that of the first of equal elements: x.max(dim)."""
+
+    def __repr__(self) -> str:
+        return f"first along {int(self)}"
+
+
 MOVEMENTS = frozenset({Op.RESHAPE, Op.SLICE, Op.PERMUTE, Op.EXPAND, Op.CAT})
 REDUCTIONS = frozenset({Op.SUM, Op.MEAN, Op.PROD, Op.MAX, Op.MIN, Op.ANY, Op.ALL})
 SCANS = frozenset({Op.CUMSUM, Op.CUMPROD})

@@ -10,7 +10,7 @@ import torch
 
 from ..frontend.dtypes import STORAGE
 from ..frontend.graph import Builder, Graph, Node
-from ..frontend.ops import COLLECTIVES, COMMUTATIVE, Op, Slope, Value, Varies
+from ..frontend.ops import COLLECTIVES, COMMUTATIVE, FirstAlong, Op, Slope, Value, Varies
 from ..frontend.reference import EVALUATE
 from .bundles import bundle_neighbours
 from .limits import limit_loads
@@ -23,12 +23,16 @@ from .vectors import WARP, vector_size
 
 def drop_slopes(graph: Graph) -> Graph:
     """Drop what only a derivative reads: where none goes through, and which slope is meant."""
-    if not any([node.op is Op.STOP or isinstance(node.arg, Slope) for node in graph]):
+    marks = Slope, FirstAlong
+    if not any([node.op is Op.STOP or isinstance(node.arg, marks) for node in graph]):
         return graph
 
     def drop(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
         if isinstance(node.arg, Slope):
             return new.add(node.op, inputs, loc=node.loc)
+        if isinstance(node.arg, FirstAlong):
+            axis = int(node.arg) if len(new[inputs[0]].value.inner) > 1 else None
+            return new.add(node.op, inputs, axis, node.loc)
         return inputs[0] if node.op is Op.STOP else None
 
     return rewrite(graph, drop)

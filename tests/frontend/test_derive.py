@@ -422,6 +422,7 @@ PLACED = {
     "groups": lambda x: x.view(4, 6).amax(-1).exp(),
     "groups of a norm": lambda x: F.layer_norm(x.view(4, 6), (6,)),
     "ranks": lambda x: x.topk(2).values.exp(),
+    "a rank": lambda x: x.max(-1).values.exp(),
 }
 IN_PIECES = {"swiglu", "pairs", "groups", "groups of a norm", "ranks", "the weight of a class"}
 

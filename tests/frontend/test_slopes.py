@@ -120,6 +120,9 @@ MASKED = torch.tensor([[-INF, 1.0, 2.0]])
 REDUCED = {
     "amax": (lambda x: x.amax(-1), TIES, EQUAL, INFINITE, NOTHING, torch.tensor([[NAN, 1.0]])),
     "amin": (lambda x: x.amin(-1), TIES, EQUAL, INFINITE, NOTHING),
+    "max(dim)": (lambda x: x.max(-1).values, TIES, EQUAL, torch.tensor([[1.0, NAN, NAN]])),
+    "min(dim)": (lambda x: x.min(-1, keepdim=True).values, TIES, EQUAL, LEFT),
+    "max(dim) of groups": (lambda x: x.view(2, 3).max(0).values, TIES, EQUAL),
     "the norm": (lambda x: x.norm(), ZEROS, TIES, LEFT, INFINITE),
     "the vector norm": (lambda x: torch.linalg.vector_norm(x), ZEROS, TIES),
     "the norm of order 1": (lambda x: x.norm(p=1), ZEROS, TIES, LEFT),
