@@ -62,7 +62,7 @@ class ArgumentError(HTileError):
 
 
 class GradientError(HTileError):
-    """An input requires grad while grad mode is on; HTile has no gradients yet."""
+    """A derivative is asked for that HTile does not have, of a call or of an operation."""
 
 
 class UnsupportedError(HTileError):

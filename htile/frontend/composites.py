@@ -16,8 +16,18 @@ import torch
 from torch import cos, erf, exp, expm1, log, log1p, remainder, sigmoid, sign, sin, sqrt, tanh, trunc
 
 from ..errors import TraceError
-from .functions import clamp, formulas, implements, maximum, minimum, where
-from .ops import INFER, Op
+from .functions import (
+    arithmetic,
+    bounded,
+    chosen,
+    clamp,
+    formulas,
+    implements,
+    maximum,
+    minimum,
+    where,
+)
+from .ops import INFER, Op, Slope
 from .promotion import (
     BOOL,
     FLOAT,
@@ -93,7 +103,7 @@ def acosh(input):
     """The inverse of cosh; NaN below 1."""
     more = input - 1
     small = log1p(more + sqrt(more * (more + 2)))
-    return where(input < 1, NAN, where(input > LARGE, log(input) + LN2, small))
+    return chosen(input < 1, NAN, where(input > LARGE, log(input) + LN2, small), Slope.NAN)
 
 
 @implements("atan", "arctan", check=real)
@@ -133,7 +143,8 @@ formulas({
 def _xlogy(logarithm: Callable) -> Callable:
     def function(input, other):
         x, y = together(input, other, floating=True)
-        return where(y != y, NAN, where(x == 0, 0.0, x * logarithm(y)))
+        value = chosen(x == 0, 0.0, x * logarithm(y), Slope.LAST)
+        return chosen(y != y, NAN, value, Slope.NAN)
 
     return function
 
@@ -143,17 +154,17 @@ def _logaddexp(power: Callable, unit: float) -> Callable:
         a, b = together(floating(input, "logaddexp"), floating(other, "logaddexp"))
         smaller = log1p(power(-abs(a - b)))
         smaller = smaller if power is exp else smaller / LN2
-        return where(a == b, a + unit, maximum(a, b) + smaller)
+        return chosen(a == b, a + unit, maximum(a, b) + smaller, Slope.LAST)
 
     return function
 
 
-def _fmax(pairwise: Callable) -> Callable:
+def _fmax(op: Op) -> Callable:
     def function(input, other):
         a, b = together(input, other)
         if a._value.dtype is not FLOAT:
-            return pairwise(a, b)
-        return where(a != a, b, where(b != b, a, pairwise(a, b)))
+            return arithmetic(op, a, b)
+        return where(a != a, b, where(b != b, a, node(op, a, b, arg=Slope.FIRST)))
 
     return function
 
@@ -172,8 +183,9 @@ def copysign(input, other):
 def atan2(input, other):
     """The angle of the point (other, input), from -pi to pi."""
     y, x = together(input, other, floating=True)
-    a, b = abs(y), abs(x)
-    longer, shorter = maximum(a, b), minimum(a, b)
+    a, b = (node(Op.ABS, each, arg=Slope.SIGNED) for each in (y, x))
+    longer = node(Op.MAXIMUM, a, b, arg=Slope.OTHER)
+    shorter = node(Op.MINIMUM, a, b, arg=Slope.FIRST)
     ratio = where(longer == 0, 0.0, where(shorter == INF, 1.0, shorter / longer))
     angle = atan(ratio)
     angle = where(a > b, math.pi / 2 - angle, angle)
@@ -291,8 +303,8 @@ formulas({
     "xlog1py": ("input * log1p(other); 0 where input is 0.", _xlogy(log1p)),
     "logaddexp": ("log(exp(input) + exp(other)).", _logaddexp(exp, LN2)),
     "logaddexp2": ("log2(2 ** input + 2 ** other).", _logaddexp(torch.exp2, 1.0)),
-    "fmax": ("The larger; of a NaN and a number the number.", _fmax(maximum)),
-    "fmin": ("The smaller; of a NaN and a number the number.", _fmax(minimum)),
+    "fmax": ("The larger; of a NaN and a number the number.", _fmax(Op.MAXIMUM)),
+    "fmin": ("The smaller; of a NaN and a number the number.", _fmax(Op.MINIMUM)),
     "float_power": ("input ** exponent of reals, in float32.", lambda input, exponent:
         operator.pow(*together(input, exponent, floating=True))),
 })  # fmt: skip
@@ -306,7 +318,7 @@ def hardtanh(input, min_val=-1.0, max_val=1.0):
     """x, but not below min_val nor above max_val."""
     if input._value.dtype is not FLOAT:
         min_val, max_val = int(min_val), int(max_val)
-    return clamp(input, min_val, max_val)
+    return bounded(input, min_val, max_val, Slope.OTHER)
 
 
 @implements("gelu", check=floating)
@@ -345,7 +357,8 @@ def _elu(x: Tensor, alpha: float, scale: float = 1.0, inside: float = 1.0) -> Te
 
 _SELU = 1.0507009873554805, 1.6732632423543772  # scale and alpha of Klambauer et al., 2017
 formulas({
-    "relu": ("The larger of x and 0.", lambda input: maximum(input, 0)),
+    "relu": ("The larger of x and 0.", lambda input:
+        arithmetic(Op.MAXIMUM, input, 0, Slope.OTHER)),
     "relu6": ("x, but not below 0 nor above 6.", lambda input: hardtanh(input, 0, 6)),
     "threshold": ("x where it is above the threshold, value elsewhere.", lambda input, threshold,
         value: where(input <= threshold, value, input)),
@@ -362,9 +375,10 @@ formulas({
         where(input > 0, input, input * negative_slope)),
     "mish": ("x * tanh(softplus(x)).", _mish),
     "softsign": ("x / (1 + |x|).", lambda input: input / (1 + abs(input))),
-    "hardsigmoid": ("x / 6 + 1/2 within [0, 1].", lambda input: clamp(input + 3.0, 0.0, 6.0) / 6.0),
+    "hardsigmoid": ("x / 6 + 1/2 within [0, 1].", lambda input:
+        bounded(input + 3.0, 0.0, 6.0, Slope.OTHER) / 6.0),
     "hardswish": ("x * hardsigmoid(x).", lambda input:
-        input * clamp(input + 3.0, 0.0, 6.0) / 6.0),
+        input * bounded(input + 3.0, 0.0, 6.0, Slope.OTHER) / 6.0),
     "hardshrink": ("x, but 0 within [-lambd, lambd].", lambda input, lambd=0.5:
         where(abs(input) <= lambd, 0.0, input)),
     "softshrink": ("x moved by lambd towards 0.", lambda input, lambd=0.5:

@@ -15,7 +15,7 @@ import torch
 
 from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError
 from .graph import Role
-from .ops import Op, Varies
+from .ops import Op, Slope, Varies
 from .promotion import (
     BOOL,
     FLOAT,
@@ -100,6 +100,8 @@ def _rounding(op: Op, of_log2: Op | None = None) -> Callable:
         if decimals:
             fail(UnsupportedError, "torch.round(decimals=...) is not supported; scale, then round")
         made = input._builder[input._id]
+        while made.op is Op.STOP:
+            made = input._builder[made.inputs[0]]
         if of_log2 is not None and made.op is Op.LOG2:
             return node(of_log2, Tensor(input._builder, *made.inputs))
         return node(op, input) if input._value.dtype is FLOAT else input
@@ -160,8 +162,11 @@ formulas({
 _OF_MASKS = {Op.ADD: Op.OR, Op.MUL: Op.AND, Op.MAXIMUM: Op.OR, Op.MINIMUM: Op.AND}
 
 
-def arithmetic(op: Op, a: object, b: object) -> Tensor:
-    """`a op b` after promotion; of two masks the logical operation that torch means."""
+def arithmetic(op: Op, a: object, b: object, slope: Slope | None = None) -> Tensor:
+    """`a op b` after promotion; of two masks the logical operation that torch means.
+
+    slope: of a MAXIMUM or MINIMUM of floats whose ties are not shared.
+    """
     is_by_zero = op in (Op.FLOORDIV, Op.MOD) and not isinstance(b, Tensor) and operand(b) == 0
     a, b = together(a, b)
     if is_by_zero and a._value.dtype is not FLOAT:
@@ -170,7 +175,7 @@ def arithmetic(op: Op, a: object, b: object) -> Tensor:
         if op not in _OF_MASKS:
             refuse(op.value, a, "convert the masks first, x.int() or x.float()")
         op = _OF_MASKS[op]
-    return node(op, a, b)
+    return node(op, a, b, arg=slope if a._value.dtype is FLOAT else None)
 
 
 def _scaled(a: object, b: object, factor: Number) -> object:
@@ -214,7 +219,7 @@ def _binary(op: Op) -> Callable:
     return lambda input, other: arithmetic(op, input, other)
 
 
-_POWERS = {
+POWERS = {
     1.0: copy,
     2.0: lambda x: x * x,
     3.0: lambda x: x * x * x,
@@ -242,7 +247,7 @@ def pow(input, exponent):
     if e == 0:
         return filled(x, 1)
     if dtype is FLOAT:
-        return _POWERS[e](x) if e in _POWERS else node(Op.POW, *together(x, e))
+        return POWERS[e](x) if e in POWERS else node(Op.POW, *together(x, e))
     if e < 0:
         fail(DtypeError, f"an integer to the power {e}: write x.float() ** {e}")
     result = None
@@ -322,11 +327,16 @@ formulas({
 @implements("where", method=False)
 def where(condition, input, other):
     """input where the condition holds, other elsewhere; the condition is a mask."""
+    return chosen(condition, input, other)
+
+
+def chosen(condition: object, input: object, other: object, slope: Slope | None = None) -> Tensor:
+    """`torch.where`, with another slope than that of the chosen branch."""
     if operand(condition) is not condition or not isinstance(condition, Tensor):
         fail(TraceError, "torch.where needs a condition on tensors; for a Python bool write if")
     if condition._value.dtype is not BOOL:
         refuse("torch.where", condition, "its condition is a mask, write x != 0")
-    return node(Op.WHERE, condition, *together(input, other, like=condition))
+    return node(Op.WHERE, condition, *together(input, other, like=condition), arg=slope)
 
 
 attach("where", lambda input, condition, other: where(condition, input, other),
@@ -346,6 +356,11 @@ def masked_fill(input, mask, value):
 @implements("clamp", "clip")
 def clamp(input, min=None, max=None):
     """input, but not below min nor above max; each is a number, a tensor or None."""
+    return bounded(input, min, max, Slope.FIRST)
+
+
+def bounded(input: Tensor, min: object, max: object, slope: Slope) -> Tensor:
+    """`clamp`, whose slope at the bounds is that of `slope`."""
     bounds = [b for b in (min, max) if b is not None]
     ops = [op for op, b in ((Op.MAXIMUM, min), (Op.MINIMUM, max)) if b is not None]
     if not bounds:
@@ -355,7 +370,7 @@ def clamp(input, min=None, max=None):
         refuse("clamp to a number", input, "write it with & and |")
     x, *bounds = together(input, *bounds)
     for op, bound in zip(ops, bounds, strict=True):
-        x = arithmetic(op, x, bound)
+        x = arithmetic(op, x, bound, slope)
     return x
 
 

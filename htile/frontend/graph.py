@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import Location, TraceError
-from .ops import INFER, SCANS, Op, Value, Varies, dtype_name
+from .ops import INFER, SCANS, Op, Slope, Value, Varies, dtype_name
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -302,6 +302,7 @@ class Graph:
         lines = [f"graph {self.name}, one row of N {self.length_text}"]
         for node in self:
             arg = dtype_name(node.arg) if isinstance(node.arg, torch.dtype) else repr(node.arg)
+            arg = f"slope {node.arg.value}" if isinstance(node.arg, Slope) else arg
             arg = node.arg + inputs[node.id] if node.op is Op.INPUT else arg
             arg = f"{node.arg[0].value} of {node.arg[1]}" if node.op is Op.GROUPED else arg
             read = [f"%{i}" for i in node.inputs] + [arg] * (node.arg is not None)
@@ -334,8 +335,19 @@ class Builder:
         self._nodes: list[Node] = []
         self._is_finished = False
 
+    @classmethod
+    def after(cls, graph: Graph, name: str) -> Builder:
+        """A builder that has the nodes of a graph already, with their ids."""
+        builder = cls(name, graph.n, graph.multiple)
+        builder.least = graph.least
+        builder.inputs, builder._nodes = [*graph.inputs], [*graph.nodes]
+        return builder
+
     def __getitem__(self, id: int) -> Node:
         return self._nodes[id]
+
+    def __len__(self) -> int:
+        return len(self._nodes)
 
     def add(
         self, op: Op, inputs: Iterable[int] = (), arg: object = None, loc: Location | None = None
@@ -371,10 +383,12 @@ class Builder:
         self._nodes.append(Node(id, op, inputs, arg, value, loc))
         return id
 
-    def finish(self, outputs: Iterable[Output], structure: object) -> Graph:
-        """The graph of what was added, verified."""
+    def finish(
+        self, outputs: Iterable[Output], structure: object, nodes: Iterable[Node] | None = None
+    ) -> Graph:
+        """The graph of what was added, or of these of its nodes, numbered anew; verified."""
         self._is_finished = True
-        inputs, nodes = tuple(self.inputs), tuple(self._nodes)
+        inputs, nodes = tuple(self.inputs), tuple(self._nodes if nodes is None else nodes)
         more = self.multiple, self.least
         graph = Graph(self.name, self.n, inputs, tuple(outputs), structure, nodes, *more)
         verify(graph)

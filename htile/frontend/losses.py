@@ -14,8 +14,9 @@ from torch import exp, log
 
 from ..errors import DtypeError, ShapeError, TraceError
 from .composites import INF, NAN, where
+from .functions import chosen
 from .indices import element, int64, per_row_index
-from .ops import Op
+from .ops import Op, Slope
 from .promotion import FLOAT, floating
 from .reductions import amax
 from .statistics import _finite
@@ -57,7 +58,7 @@ def cross_entropy(
     x = _scores(input, "cross_entropy")
     m = amax(x)
     near = _finite(m)  # as logsumexp has it, so that a function with both exponentiates once
-    total = where(abs(m) == INF, NAN, log(_total(exp(x - near))))
+    total = chosen(abs(m) == INF, NAN, log(_total(exp(x - near))), Slope.NAN)
     if isinstance(target, Tensor) and target._value.spread:
         if target._sizes != x._sizes:
             fail(ShapeError, f"cross_entropy of scores of shape {tuple(x._sizes)} with shares of "

@@ -1,9 +1,9 @@
 """The operations of the language and their first interpretation: the shape and dtype rule.
 
 Everything that a function may do to a row is one member of `Op`. Each meaning of the language is
-one table from `Op` to a rule: `INFER` here, `EVALUATE` in htile.frontend.reference, `EMIT` in
-htile.lower.expressions. Composites (softmax, layer_norm, clamp) have no member: a trace is made of
-their parts.
+one table from `Op` to a rule: `INFER` here, `EVALUATE` in htile.frontend.reference, `DERIVE` in
+htile.frontend.adjoints, `EMIT` in htile.lower.expressions. Composites (softmax, layer_norm, clamp)
+have no member: a trace is made of their parts.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Op(Enum):
     CEIL_LOG2 = "ceil_log2"
     EXPONENT = "exponent"  # torch.frexp's, of float32 as int32; of 0, infinities and NaN it is 0
     UNIFORM = "uniform"  # of an unsigned word of 32 bits: the number between 0 and 1 in float32
+    STOP = "stop"  # torch.detach: the value itself, whose derivative is none; none in placed graphs
     EXPONENTIAL = "exponential"  # of such a word: -log of that number, before it was rounded
     NOT = "not"  # of integers each bit
     CAST = "cast"  # arg: a torch dtype; to a narrower floating type a rounding
@@ -119,6 +120,32 @@ class Op(Enum):
     # scans: of each element and all before it; arg: the axis, or None where there is one axis
     CUMSUM = "cumsum"
     CUMPROD = "cumprod"
+
+
+class Slope(Enum):
+    """Which slope torch's function has where the operation has another: the operation's `arg`.
+
+    Without one, MAXIMUM and MINIMUM of equal operands have half of each one's, as `torch.maximum`,
+    SQRT and POW an infinite one at 0, ABS none there, and WHERE that of the branch it chooses.
+    Kernels compute the same with it and without it, so `htile.lower.passes` drops it.
+    """
+
+    FIRST = "first"  # of equal operands the first one's, and of NaN neither's, as torch.clamp
+    OTHER = "other"  # of equal operands the second one's, of NaN the first one's, as F.relu
+    ZERO = "zero"  # of a root: 0 at 0, as a norm
+    SIGNED = "signed"  # of ABS: 1 at 0.0 and -1 at -0.0
+    LAST = "last"  # of WHERE: that of its last branch, which the other one stands in for
+    NAN = "nan"  # of WHERE: NaN where its result is the NaN of its first branch
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
+
+
+class FirstAlong(int):
+    """The axis of a MAX or MIN whose slope is that of the first of equal elements: x.max(dim)."""
+
+    def __repr__(self) -> str:
+        return f"first along {int(self)}"
 
 
 MOVEMENTS = frozenset({Op.RESHAPE, Op.SLICE, Op.PERMUTE, Op.EXPAND, Op.CAT})
@@ -214,6 +241,10 @@ def _elementwise(values: tuple[Value, ...], arg: object) -> Value:
 def _comparison(values: tuple[Value, ...], arg: object) -> Value:
     _refuse_storage(values)
     return replace(_joined(values, values), dtype=torch.bool, stored=None)
+
+
+def _stop(values: tuple[Value, ...], arg: object) -> Value:
+    return values[0]
 
 
 def _uniform(values: tuple[Value, ...], arg: object) -> Value:
@@ -399,7 +430,7 @@ INFER: dict[Op, Rule] = {
     **dict.fromkeys((Op.PHILOX, Op.WORD), _of(_elementwise, torch.int64)),
     **dict.fromkeys((Op.UNIFORM, Op.EXPONENTIAL), _of(_uniform, torch.int64)),
     **dict.fromkeys(COMPARISONS, _comparison),
-    Op.EXPONENT: _of(_exponent, *FLOATS), Op.LDEXP: _ldexp,
+    Op.EXPONENT: _of(_exponent, *FLOATS), Op.LDEXP: _ldexp, Op.STOP: _stop,
     Op.CAST: _cast, Op.CONVERT: _convert, Op.WHERE: _where, Op.RESHAPE: _reshape, Op.SLICE: _slice,
     Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat, Op.UNBUNDLE: _unbundle,
     Op.BUNDLE: _bundle, Op.TAKE: _take, Op.LOOKUP: _lookup, Op.GROUPED: _grouped, Op.KEY: _key,

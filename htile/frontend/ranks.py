@@ -76,7 +76,12 @@ def _extreme_or_pairwise(name: str, is_largest: bool) -> Callable:
             return pairwise(input, dim if other is None else other)
         if dim is None:
             return whole(input, dim, keepdim)
-        values = whole(input, axis_of(input, dim), keepdim)
+        axis = axis_of(input, dim)
+        if input._value.dtype is FLOAT:
+            op = Op.MAX if is_largest else Op.MIN
+            values = reduced(op, input, axis, keepdim, is_first=True)
+        else:
+            values = whole(input, axis, keepdim)
         what = f"x.{name}(dim).indices"
         given = copy(input)  # which keeps its value if input is changed in place
         indices = Deferred(values, lambda: _first(given, dim, keepdim, is_largest, what))

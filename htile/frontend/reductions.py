@@ -7,14 +7,19 @@ from math import prod as prod_of
 
 from ..errors import ShapeError
 from .functions import formulas
-from .ops import Op
+from .ops import FirstAlong, Op
 from .promotion import BOOL, FLOAT, INT64, cast, convert, not_zero
 from .shapes import axes_of
 from .tensor import Tensor, copy, fail, node
 
 
-def reduced(op: Op, x: Tensor, dim: object = None, keepdim: bool = False) -> Tensor:
-    """A reduction over an axis, several, or all. An axis of one value per row is dropped."""
+def reduced(
+    op: Op, x: Tensor, dim: object = None, keepdim: bool = False, is_first: bool = False
+) -> Tensor:
+    """A reduction over an axis, several, or all. An axis of one value per row is dropped.
+
+    is_first: of an extreme of floats, whether the first of equal elements has its slope.
+    """
     axes, shape = axes_of(x, dim), tuple(x._sizes)
     kept = tuple(1 if k - len(shape) in axes else size for k, size in enumerate(shape))
     left = kept if keepdim else tuple(s for k, s in enumerate(shape) if k - len(shape) not in axes)
@@ -25,7 +30,8 @@ def reduced(op: Op, x: Tensor, dim: object = None, keepdim: bool = False) -> Ten
         result, axes, shape = node(Op.RESHAPE, x, arg=together), (-1,), together
     for axis in axes if shape else ():  # those before it are gone, and it counts from the last
         if shape[axis] > 1 or (x._value.spread and axis == -1):
-            result = node(op, result, arg=axis if result.ndim > 1 else None)
+            arg = axis if result.ndim > 1 else None
+            result = node(op, result, arg=FirstAlong(axis) if is_first else arg)
             done += 1
         else:
             result = _without(result, axis)

@@ -15,7 +15,7 @@ from ..errors import ShapeError, TraceError, UnsupportedError
 from .dynamic import ONLY_WHOLE
 from .functions import attach, formulas, implements
 from .ops import Op, Value, Varies, broadcast_shapes
-from .promotion import BOOL, Number, cast, filled, number, numeric, operand
+from .promotion import BOOL, FLOAT, Number, cast, filled, number, numeric, operand
 from .tensor import FUNCTIONS, SAME, Device, Length, Tensor, alias, constant, fail, node
 
 
@@ -258,7 +258,8 @@ formulas({
     "expand": ("The same as torch.broadcast_to(x, sizes).", lambda input, *sizes:
         broadcast_to(input, _listed(sizes))),
     "expand_as": ("x.expand(other.shape).", lambda input, other: broadcast_to(input, other.shape)),
-    "detach": ("input itself.", lambda input: input),
+    "detach": ("input itself, which no derivative goes through.", lambda input:
+        alias(input, node(Op.STOP, input)) if input._value.dtype is FLOAT else input),
     "positive": ("input itself, which is no mask.", lambda input: numeric(input, "+")),
     "view reshape": ("The elements in another shape, of as many.", _view),
     "view_as reshape_as": ("The same as x.view(other.shape).", lambda input, other:

@@ -11,15 +11,16 @@ from collections.abc import Callable
 from math import prod
 
 import torch
-from torch import exp, log, log1p, rsqrt, sqrt
+from torch import exp, log, log1p, rsqrt
 
 from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError
-from .composites import INF, NAN, formulas, implements, maximum, where
-from .ops import Op
-from .promotion import FLOAT, cast, convert, floating, not_zero
+from .composites import INF, NAN, clamp, formulas, implements, maximum, where
+from .functions import POWERS, chosen
+from .ops import Op, Slope
+from .promotion import FLOAT, cast, convert, floating, not_zero, together
 from .reductions import amax, amin, named, reduced, sum
 from .shapes import axes_of, fixed
-from .tensor import FUNCTIONS, Tensor, fail
+from .tensor import FUNCTIONS, Tensor, fail, node
 
 
 def _given(x: Tensor, dtype: torch.dtype | None, what: str) -> Tensor:
@@ -64,13 +65,19 @@ def norm(input, p="fro", dim=None, keepdim=False, dtype=None):
     if isinstance(p, (str, Tensor)):
         fail(UnsupportedError, f"the norm of order {p!r} is not supported; give a number")
     if p == 2:
-        return sqrt(reduced(Op.SUM, x * x, dim, keepdim))
+        return _root(reduced(Op.SUM, x * x, dim, keepdim))
     if p == 0:
         return reduced(Op.SUM, convert(not_zero(x), FLOAT), dim, keepdim)
     if abs(p) == INF:
         return (amax if p > 0 else amin)(abs(x), dim, keepdim)
     power = abs(x) if p == 1 else abs(x) ** p
-    return reduced(Op.SUM, power, dim, keepdim) ** (1.0 / p)
+    total, root = reduced(Op.SUM, power, dim, keepdim), 1.0 / p
+    return total**root if root in POWERS else node(Op.POW, *together(total, root), arg=Slope.ZERO)
+
+
+def _root(x: Tensor) -> Tensor:
+    """The square root, whose slope at 0 is 0, as torch has it in a norm and in a deviation."""
+    return node(Op.SQRT, x, arg=Slope.ZERO)
 
 
 def _finite(m: Tensor) -> Tensor:
@@ -105,7 +112,7 @@ def log_softmax(input, dim=None, dtype=None):
     m = amax(x, *over)
     shifted = x - _finite(m)  # as logsumexp has it, so that a function with both exponentiates once
     total = log(reduced(Op.SUM, exp(shifted), *over))
-    return shifted - where(abs(m) == INF, NAN, total)
+    return shifted - chosen(abs(m) == INF, NAN, total, Slope.NAN)
 
 
 # norms
@@ -163,7 +170,7 @@ def rms_norm(input, normalized_shape, weight=None, eps=None):
 @implements("normalize")
 def normalize(input, p=2.0, dim=1, eps=1e-12):
     """x / max(norm, eps); give dim=-1."""
-    return input / maximum(norm(input, p, dim, input.ndim > 1), eps)
+    return input / clamp(norm(input, p, dim, input.ndim > 1), eps)
 
 
 formulas({
@@ -173,9 +180,9 @@ formulas({
     "var": ("The variance of the row, over N - correction (1).", lambda *args, **kwargs:
         var_mean(*args, **kwargs)[0]),
     "std": ("The standard deviation of the row.", lambda *args, **kwargs:
-        sqrt(var_mean(*args, **kwargs)[0])),
+        _root(var_mean(*args, **kwargs)[0])),
     "std_mean": ("(standard deviation, mean) of the row.", lambda *args, **kwargs:
-        (sqrt((both := var_mean(*args, **kwargs))[0]), both[1])),
+        (_root((both := var_mean(*args, **kwargs))[0]), both[1])),
     "linalg.norm linalg.vector_norm": ("torch.norm(x, ord).",
         lambda x, ord=None, dim=None, keepdim=False, *, dtype=None:
             norm(x, ord, dim, keepdim, dtype)),

@@ -10,7 +10,7 @@ import torch
 
 from ..frontend.dtypes import STORAGE
 from ..frontend.graph import Builder, Graph, Node
-from ..frontend.ops import COLLECTIVES, COMMUTATIVE, Op, Value, Varies
+from ..frontend.ops import COLLECTIVES, COMMUTATIVE, FirstAlong, Op, Slope, Value, Varies
 from ..frontend.reference import EVALUATE
 from .bundles import bundle_neighbours
 from .limits import limit_loads
@@ -19,6 +19,23 @@ from .patterns import strip
 from .rewrite import rewrite
 from .space import place
 from .vectors import WARP, vector_size
+
+
+def drop_slopes(graph: Graph) -> Graph:
+    """Drop what only a derivative reads: where none goes through, and which slope is meant."""
+    marks = Slope, FirstAlong
+    if not any([node.op is Op.STOP or isinstance(node.arg, marks) for node in graph]):
+        return graph
+
+    def drop(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
+        if isinstance(node.arg, Slope):
+            return new.add(node.op, inputs, loc=node.loc)
+        if isinstance(node.arg, FirstAlong):
+            axis = int(node.arg) if len(new[inputs[0]].value.inner) > 1 else None
+            return new.add(node.op, inputs, axis, node.loc)
+        return inputs[0] if node.op is Op.STOP else None
+
+    return rewrite(graph, drop)
 
 
 def merge_common_subexpressions(graph: Graph) -> Graph:
@@ -152,6 +169,7 @@ def run_passes(graph: Graph) -> Graph:
 
     Groups of more elements than the lanes of a warp hold, a vector each, are written out.
     """
+    graph = drop_slopes(graph)
     placed = bundle_neighbours(place(graph))
     if (placed.group_size or 1) > WARP * vector_size(placed):
         placed = bundle_neighbours(place(graph, in_groups=False))

@@ -46,7 +46,7 @@ def a_list(x, y):
 
 
 def views(x, y):
-    for view in (x[...], x[:], x.detach(), x.view(-1), x.view_as(y), +x, x.reshape(N)):
+    for view in (x[...], x[:], x.view(-1), x.view_as(y), +x, x.reshape(N)):
         view += y
     return x
 
@@ -172,6 +172,12 @@ def view_of_another(x, y):
     return z
 
 
+def detached(x):
+    y = x.detach()
+    y += 1
+    return x
+
+
 def new_axis(x):
     total = x.sum()
     kept = total[..., None]
@@ -223,6 +229,7 @@ def integer_mask(x, k):
         (float_view, TraceError, "x.float.*y.clone", "def float_view"),
         (float_view, TraceError, r"the argument x may .* `y [+]= 1` \(test_in_place.py:", "def"),
         (view_of_another, TraceError, "share memory in torch", "def view_of_another"),
+        (detached, TraceError, "share memory in torch", "def detached"),
         (new_axis, TraceError, "share memory in torch", "return x [*] kept"),
         (new_axis, TraceError, r"this tensor may .* `total [+]= 1` \(test_in_place", "return x"),
         (element, TraceError, "share memory in torch", r"return x [+] t"),

@@ -1,0 +1,354 @@
+"""The derivative of each operation: `DERIVE`, the table from `Op` to what its operands contribute.
+
+A rule gets the gradient `g` of the operation's result, and returns for each operand what it
+contributes to that one's gradient. The formulas are torch's (tools/autograd/derivatives.yaml), in
+terms of the result where torch's are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn
+
+import torch
+
+from ..errors import GradientError
+from .algebra import Algebra
+from .graph import Node
+from .joined import placed, sliced
+from .ops import COLLECTIVES, COMPARISONS, MOVEMENTS, FirstAlong, Op, Slope
+
+FLOAT, INT64 = torch.float32, torch.int64
+
+
+class Masked(NamedTuple):
+    """A contribution that is only made where a mask is `holds`, and is 0 elsewhere.
+
+    The selection is made last, after all factors: 0 times an infinite factor would be NaN. So the
+    slope of `where(x > 0, log(x), 0)` at 0 is 0, where torch has NaN.
+    """
+
+    value: int
+    mask: int
+    holds: bool = True
+
+
+class Step(NamedTuple):
+    """An operation whose derivative is taken: its node, its operands and its result, as ids."""
+
+    node: Node
+    operands: tuple[int, ...]
+    result: int
+
+
+Contribution = int | Masked | None
+Rule = Callable[[Algebra, Step, int], tuple[Contribution, ...]]
+
+
+def nothing(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    """The rule of what has no derivative, or one that is 0 everywhere: integers, masks, steps."""
+    return (None,) * len(step.operands)
+
+
+def refuse(node: Node, what: str) -> NoReturn:
+    """Raise GradientError with the user's line."""
+    raise GradientError(what, node.loc)
+
+
+# Functions of one operand, as factors of g, of the operand x and the result y
+
+
+def _factor(of: Callable[[Algebra, int, int], int]) -> Rule:
+    return lambda a, step, g: (a.mul(g, of(a, step.operands[0], step.result)),)
+
+
+def _magnitude(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    (x,) = step.operands
+    if step.node.arg is Slope.SIGNED:  # 1 / 0.0 and 1 / -0.0 have signs
+        is_zero = a.node(Op.EQ, x, a.number(0))
+        x = a.node(Op.WHERE, is_zero, a.node(Op.DIV, a.number(1), x), x)
+    return (a.mul(g, a.node(Op.SIGN, x)),)
+
+
+def _root(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    slope = a.div(g, a.mul(a.number(2), step.result))
+    if step.node.arg is not Slope.ZERO:
+        return (slope,)
+    return (Masked(slope, a.node(Op.EQ, step.result, a.number(0)), holds=False),)
+
+
+def _logarithm(unit: float) -> Rule:
+    def rule(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+        return (a.div(g, a.mul(step.operands[0], a.number(unit))),)
+
+    return rule
+
+
+def _same_float(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    """Of a conversion between floats; the gradient is not rounded."""
+    dtypes = a[step.operands[0]].value.dtype, step.node.value.dtype
+    return (g if all(dtype.is_floating_point for dtype in dtypes) else None,)
+
+
+# Functions of two operands
+
+
+def _product(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    x, y = step.operands
+    if x == y:
+        return a.mul(a.mul(a.number(2), g), x), None
+    return a.mul(g, y), a.mul(g, x)
+
+
+def _quotient(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    x = a.div(g, step.operands[1])
+    return x, a.neg(a.mul(x, step.result))
+
+
+def _remainder(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    return g, a.neg(a.mul(g, a.node(Op.FLOOR, a.node(Op.DIV, *step.operands))))
+
+
+def _power(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    x, e = step.operands
+    zero = a.number(0)
+    slope = a.mul(g, a.mul(e, a.node(Op.POW, x, a.sub(e, a.number(1)))))
+    number = a.constant(e)
+    if number is not None:
+        is_zero = step.node.arg is Slope.ZERO
+        of_base = Masked(slope, a.node(Op.EQ, x, zero), holds=False) if is_zero else slope
+        return None if number == 0 else of_base, None
+    is_flat = a.node(Op.AND, a.node(Op.EQ, x, zero), a.node(Op.GE, e, zero))
+    of_exponent = a.mul(g, a.mul(step.result, a.node(Op.LOG, x)))
+    of_base = Masked(slope, a.node(Op.EQ, e, zero), holds=False)
+    return of_base, Masked(of_exponent, is_flat, holds=False)
+
+
+def _extreme(less: Op, at_least: Op) -> Rule:
+    """Of MAXIMUM and MINIMUM: `less` says that the first operand is not chosen, even if NaN."""
+    no_more = Op.LE if less is Op.LT else Op.GE
+
+    def rule(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+        x, y = step.operands
+        if step.node.arg is Slope.FIRST:
+            return Masked(g, a.node(at_least, x, y)), Masked(g, a.node(less, x, y))
+        if step.node.arg is Slope.OTHER:
+            not_chosen = a.node(no_more, x, y)
+            return Masked(g, not_chosen, holds=False), Masked(g, not_chosen)
+        half = a.node(Op.WHERE, a.node(Op.EQ, x, y), a.mul(g, a.number(0.5)), g)
+        first, second = a.node(less, x, y), a.node(less, y, x)
+        return Masked(half, first, holds=False), Masked(half, second, holds=False)
+
+    return rule
+
+
+def _scaled_by_power(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    return a.node(Op.LDEXP, g, step.operands[1]), None
+
+
+def _choice(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    mask = step.operands[0]
+    if step.node.arg is Slope.LAST:
+        return None, None, g
+    if step.node.arg is Slope.NAN:
+        return None, None, a.node(Op.WHERE, mask, a.number(math.nan), g)
+    return None, Masked(g, mask), Masked(g, mask, holds=False)
+
+
+# Movements. They get `g` without masks, and give contributions of their operand's elements.
+
+
+def _reshape(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    inner = a.inner(step.operands[0])
+    if a.is_number(g):
+        return (a.reshape(g, ()),)
+    return (a.reshape(a.widened(g, step.node.value.inner, step.node.value.spread), inner),)
+
+
+def _slice(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    axis, start, stride, _ = step.node.arg
+    size = a.inner(step.operands[0])[axis]
+    wide = a.widened(g, step.node.value.inner, step.node.value.spread)
+    return (placed(a, wide, axis, start, stride, size),)
+
+
+def _permute(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    axes = step.node.arg
+    if a.is_number(g):
+        return (a.reshape(g, ()),)
+    wide = a.widened(g, step.node.value.inner, step.node.value.spread)
+    back = tuple(sorted(range(-len(axes), 0), key=lambda axis: axes[axis]))
+    return (a.node(Op.PERMUTE, wide, arg=back),)
+
+
+def _expand(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    return (g,)
+
+
+def _cat(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    axis, start, parts = step.node.arg, 0, []
+    for operand in step.operands:
+        size = a.inner(operand)[axis]
+        parts.append(sliced(a, g, axis, start, size))
+        start += size
+    return tuple(parts)
+
+
+def _take(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    row, index = step.operands
+    columns = a.index(a.inner(row)[-1])
+    index = index if a[index].value.dtype is INT64 else a.node(Op.CONVERT, index, arg=INT64)
+    return Masked(g, a.node(Op.EQ, columns, index)), None
+
+
+def _lookup(a: Algebra, step: Step, g: int) -> NoReturn:
+    refuse(step.node, "a row of a table that an index chooses has no derivative for the table: "
+           "pass the rows that are looked up, table[index], as an argument")  # fmt: skip
+
+
+# Keys: the gradient goes to the element whose index a key has. No two keys are equal.
+
+
+def _key(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    return g, None
+
+
+def _of_key(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    return (g,)
+
+
+# Reductions and scans. They get `g` without masks.
+
+
+def _sum(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    return (a.unsqueezed(g, step.node.arg),)
+
+
+def _mean(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    v = a[step.operands[0]].value
+    axis = step.node.arg or -1
+    count = a.count(v.inner[axis], v.spread and axis == -1)
+    return (a.unsqueezed(a.div(g, count), step.node.arg),)
+
+
+def _largest(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    """Of MAX and MIN: equal elements share, as in torch.amax; it is NaN for a row with NaN.
+
+    Of x.max(dim) the element has it whose index torch gives, which is the first of equal ones.
+    """
+    (x,), axis = step.operands, step.node.arg
+    g = a.unsqueezed(g, axis)
+    if (mask := _chosen(a, x)) is not None:
+        return (Masked(g, mask),)
+    is_it = a.node(Op.EQ, x, a.unsqueezed(step.result, axis))
+    if not step.node.value.dtype.is_floating_point:
+        return (Masked(g, is_it),)
+    if isinstance(axis, FirstAlong):
+        return (Masked(g, _first(a, step.node.op, x, int(axis))),)
+    ones = a.node(Op.CONVERT, is_it, arg=FLOAT)
+    count = a.unsqueezed(a.node(Op.SUM, ones, arg=axis), axis)
+    return (a.mul(a.div(g, count), ones),)
+
+
+def _first(a: Algebra, op: Op, x: int, axis: int) -> int:
+    """The mask of the first of the largest or smallest elements, as argmax finds it, by keys."""
+    inner = a.inner(x)
+    places = a.reshape(a.index(inner[axis]), (inner[axis], *(1,) * (-1 - axis)))
+    keys = a.node(Op.KEY, a.node(Op.NEG, x) if op is Op.MIN else x, places, arg=False)
+    largest = a.node(Op.MAX, keys, arg=axis if len(inner) > 1 else None)
+    return a.node(Op.EQ, keys, a.unsqueezed(largest, axis))
+
+
+def _chosen(a: Algebra, x: int) -> int | None:
+    """The mask of the only element that is not -inf, where an index chose it; else None."""
+    node = a[x]
+    if node.op is not Op.WHERE or a.constant(node.inputs[2]) != -math.inf:
+        return None
+    mask = a[node.inputs[0]]
+    is_one = mask.op is Op.EQ and a[mask.inputs[0]].op is Op.INDEX
+    is_one = is_one and math.prod(a.inner(mask.inputs[1])) == 1
+    return mask.id if is_one else None
+
+
+def _of_product(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    """Of PROD: of one zero its element gets the product of the others, of several none does.
+
+    Differentiated again it is torch's where no element is 0.
+    """
+    (x,), axis = step.operands, step.node.arg
+    g, one, zero = a.unsqueezed(g, axis), a.number(1), a.number(0)
+    is_zero = a.node(Op.EQ, x, zero)
+    ones = a.node(Op.CONVERT, is_zero, arg=FLOAT)
+    zeros = a.unsqueezed(a.node(Op.SUM, ones, arg=axis), axis)
+    rest = a.node(Op.PROD, a.node(Op.WHERE, is_zero, one, x), arg=axis)
+    rest = a.unsqueezed(rest, axis)
+    of_zero = a.node(Op.WHERE, a.node(Op.EQ, zeros, one), rest, zero)
+    of_other = a.node(Op.WHERE, a.node(Op.EQ, zeros, zero), a.div(rest, x), zero)
+    return (a.mul(g, a.node(Op.WHERE, is_zero, of_zero, of_other)),)
+
+
+def _cumulative(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    """Of CUMSUM: the sum of each element and all behind it, which is the total less all before it.
+
+    The difference errs by a few units in the last place of the row's largest sum.
+    """
+    axis, value = step.node.arg, step.node.value
+    g = a.widened(g, value.inner, value.spread)
+    total = a.unsqueezed(a.node(Op.SUM, g, arg=axis), axis)
+    before = a.sub(a.node(Op.CUMSUM, g, arg=axis), g)
+    return (a.sub(total, before),)
+
+
+def _cumulative_product(a: Algebra, step: Step, g: int) -> NoReturn:
+    refuse(step.node, "cumprod has no derivative yet: for positive elements write "
+           "torch.exp(torch.log(x).cumsum(-1))")  # fmt: skip
+
+
+def _of_placed(a: Algebra, step: Step, g: int) -> NoReturn:
+    raise AssertionError(f"{step.node} is in a placed graph: a traced one is differentiated")
+
+
+WITHOUT = (  # whose derivative is 0 or none
+    Op.INPUT, Op.CONST, Op.INDEX, Op.LENGTH, Op.STOP, Op.SIGN, Op.FLOOR, Op.CEIL, Op.ROUND,
+    Op.TRUNC, Op.FLOOR_LOG2, Op.CEIL_LOG2, Op.EXPONENT, Op.UNIFORM, Op.EXPONENTIAL, Op.NOT,
+    Op.FLOORDIV, *COMPARISONS, Op.AND, Op.OR, Op.XOR, Op.LSHIFT, Op.RSHIFT, Op.KEY_INDEX,
+    Op.PHILOX, Op.WORD, Op.ANY, Op.ALL,
+)  # fmt: skip
+# fmt: off
+DERIVE: dict[Op, Rule] = {
+    **dict.fromkeys(WITHOUT, nothing),
+    Op.NEG: lambda a, step, g: (a.neg(g),),
+    Op.ABS: _magnitude,
+    Op.SQRT: _root,
+    Op.RSQRT: lambda a, step, g: (
+        a.mul(a.mul(a.number(-0.5), g), a.mul(step.result, a.mul(step.result, step.result))),),
+    Op.EXP: _factor(lambda a, x, y: y),
+    Op.EXP2: _factor(lambda a, x, y: a.mul(a.number(math.log(2)), y)),
+    Op.EXPM1: _factor(lambda a, x, y: a.add(y, a.number(1))),
+    Op.LOG: _logarithm(1.0), Op.LOG2: _logarithm(math.log(2)), Op.LOG10: _logarithm(math.log(10)),
+    Op.LOG1P: lambda a, step, g: (a.div(g, a.add(step.operands[0], a.number(1))),),
+    Op.SIN: _factor(lambda a, x, y: a.node(Op.COS, x)),
+    Op.COS: _factor(lambda a, x, y: a.neg(a.node(Op.SIN, x))),
+    Op.TANH: _factor(lambda a, x, y: a.sub(a.number(1), a.mul(y, y))),
+    Op.SIGMOID: _factor(lambda a, x, y: a.mul(y, a.sub(a.number(1), y))),
+    Op.ERF: _factor(lambda a, x, y: a.mul(
+        a.number(2 / math.sqrt(math.pi)), a.node(Op.EXP, a.neg(a.mul(x, x))))),
+    Op.CAST: _same_float, Op.CONVERT: _same_float,
+    Op.ADD: lambda a, step, g: (g, g), Op.SUB: lambda a, step, g: (g, a.neg(g)),
+    Op.MUL: _product, Op.DIV: _quotient, Op.MOD: _remainder, Op.POW: _power,
+    Op.MAXIMUM: _extreme(Op.LT, Op.GE), Op.MINIMUM: _extreme(Op.GT, Op.LE),
+    Op.LDEXP: _scaled_by_power, Op.WHERE: _choice,
+    Op.RESHAPE: _reshape, Op.SLICE: _slice, Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat,
+    Op.TAKE: _take, Op.LOOKUP: _lookup, Op.KEY: _key, Op.KEY_VALUE: _of_key,
+    Op.SUM: _sum, Op.MEAN: _mean, Op.PROD: _of_product, Op.MAX: _largest, Op.MIN: _largest,
+    Op.CUMSUM: _cumulative, Op.CUMPROD: _cumulative_product,
+    **dict.fromkeys((Op.UNBUNDLE, Op.BUNDLE, Op.GROUPED), _of_placed),
+}
+# fmt: on
+
+REARRANGED = (MOVEMENTS - {Op.EXPAND}) | COLLECTIVES | {Op.TAKE, Op.LOOKUP}
+"""Operations whose result has other elements than the operands: no mask of it goes with them."""
+
+CARRIERS = frozenset({Op.KEY, Op.MAX, Op.MIN, Op.WHERE}) | MOVEMENTS
+"""Operations that give keys, integers that elements are found in again."""

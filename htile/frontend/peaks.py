@@ -1,0 +1,180 @@
+"""What does not depend on a maximum, although it is computed with it.
+
+Softmax and its kin subtract the maximum of a row, and are the same for any other number there. So
+that maximum has no part in their derivative, and its ties need not be counted. The proof: let the
+maximum grow by d, and give each node how it changes with that: it grows by k d, or by the factor
+exp(k d). If no output changes, their derivative with respect to the maximum is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from .graph import Graph, Node
+from .ops import MOVEMENTS, Op
+
+
+class Change(NamedTuple):
+    """How a value changes with a maximum.
+
+    is_factor: whether it grows by the factor exp(k d); if not, it grows by k d.
+    k: how much; 0 for what does not change.
+    along: the shape of d in the value: it has size 1 where d is the same along an axis, and no
+        such sizes before others.
+    """
+
+    is_factor: bool
+    k: float
+    along: tuple[int, ...] = ()
+
+
+STILL = Change(False, 0.0)
+
+
+def independent_peaks(graph: Graph, outputs: Iterable[int]) -> frozenset[int]:
+    """The maxima and minima of floats that none of the outputs depends on, as if they were given.
+
+    Where a maximum is infinite, the outputs may depend on it.
+    """
+    outputs = tuple(outputs)
+    peaks = [n.id for n in graph if n.op in (Op.MAX, Op.MIN) and n.value.dtype.is_floating_point]
+    return frozenset(id for id in peaks if _is_independent(graph, id, outputs))
+
+
+def _is_independent(graph: Graph, peak: int, outputs: tuple[int, ...]) -> bool:
+    # Nodes that do not change have no entry, and those whose change is not known have None.
+    own = Change(False, 1.0, _stripped(graph[peak].value.inner))
+    changes: dict[int, Change | None] = {peak: own}
+    for node in graph.nodes[peak + 1 :]:
+        if changes.keys().isdisjoint(node.inputs):
+            continue
+        change = _change(graph, node, peak, changes)
+        if change is None or change.k:
+            changes[node.id] = change
+    return not any(id in changes for id in outputs)
+
+
+def _change(
+    graph: Graph, node: Node, peak: int, changes: dict[int, Change | None]
+) -> Change | None:
+    """How a node changes that reads one that does; None if that is not known."""
+    op, inputs = node.op, node.inputs
+    if op is Op.EQ and _is_infinite(graph, node, peak):
+        return STILL
+    if op is Op.WHERE and inputs[0] not in changes:
+        if _is_of_infinite(graph, graph[inputs[0]], peak):  # what stands for an infinite maximum
+            return changes.get(inputs[2], STILL)
+    own = [changes.get(i, STILL) for i in inputs]
+    if None in own:
+        return None
+    first = own[0]
+    moved = [c for c in own if c.k]
+    along = moved[0].along
+    if any(c.along != along for c in moved):
+        return None
+    if op in (Op.NEG, Op.CAST, Op.CONVERT):
+        if op is not Op.NEG and not node.value.dtype.is_floating_point:
+            return None
+        return first._replace(k=-first.k) if op is Op.NEG and not first.is_factor else first
+    if op in (Op.ADD, Op.SUB):
+        if first == own[1]:
+            return STILL if op is Op.SUB and not first.is_factor else _doubled(op, first)
+        if any(c.is_factor for c in moved):
+            return None
+        return Change(False, first.k + own[1].k * (1 if op is Op.ADD else -1), along)
+    if op is Op.EXP and not first.is_factor:
+        return first._replace(is_factor=True)
+    if op is Op.LOG and first.is_factor:
+        return first._replace(is_factor=False)
+    if op in (Op.SQRT, Op.RSQRT) and first.is_factor:
+        return first._replace(k=first.k * (0.5 if op is Op.SQRT else -0.5))
+    if op in (Op.MUL, Op.DIV):
+        if all(c.is_factor for c in moved):
+            return Change(True, first.k + own[1].k * (1 if op is Op.MUL else -1), along)
+        return _scaled(graph, node, own)
+    if op is Op.WHERE and not own[0].k:
+        return own[1] if own[1] == own[2] else None
+    if op in MOVEMENTS:
+        return _moved(graph, node, own)
+    if op in ((Op.SUM, Op.MEAN) if first.is_factor else (Op.MAX, Op.MIN)):
+        return _reduced(node, first)
+    if op is Op.CUMSUM and first.is_factor and _size_of(first.along, node.arg or -1) == 1:
+        return first
+    return None
+
+
+def _doubled(op: Op, change: Change) -> Change | None:
+    return change if change.is_factor else change._replace(k=2 * change.k)
+
+
+def _scaled(graph: Graph, node: Node, own: list[Change]) -> Change | None:
+    """Of a product with a number, or a quotient by one."""
+    for value, number in ((0, 1), (1, 0)) if node.op is Op.MUL else ((0, 1),):
+        other = graph[node.inputs[number]]
+        if not own[number].k and other.op is Op.CONST and not own[value].is_factor:
+            k = own[value].k
+            return own[value]._replace(k=k * other.arg if node.op is Op.MUL else k / other.arg)
+    return None
+
+
+def _moved(graph: Graph, node: Node, own: list[Change]) -> Change | None:
+    """Of a movement: of a d that is one number, or where only axes of size 1 come or go."""
+    first = own[0]
+    if any(c != first for c in own):
+        return None
+    if not first.along or node.op is Op.EXPAND:
+        return first
+    old, new = graph[node.inputs[0]].value.inner, node.value.inner
+    if node.op is not Op.RESHAPE or [n for n in old if n > 1] != [n for n in new if n > 1]:
+        return None
+    pairs = zip(_padded(first.along, len(old)), old, strict=True)
+    sizes = iter([n for n, size in pairs if size > 1])
+    return first._replace(along=_stripped([next(sizes) if n > 1 else 1 for n in new]))
+
+
+def _reduced(node: Node, change: Change) -> Change | None:
+    """Of a reduction along an axis that d is the same along."""
+    axis = node.arg or -1
+    if _size_of(change.along, axis) != 1:
+        return None
+    sizes = list(_padded(change.along, -axis))
+    del sizes[axis]
+    return change._replace(along=_stripped(sizes))
+
+
+def _size_of(along: tuple[int, ...], axis: int) -> int:
+    return along[axis] if len(along) >= -axis else 1
+
+
+def _padded(along: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    return (1,) * (rank - len(along)) + along
+
+
+def _stripped(sizes: Iterable[int]) -> tuple[int, ...]:
+    sizes = tuple(sizes)
+    while sizes and sizes[0] == 1:
+        sizes = sizes[1:]
+    return sizes
+
+
+def _is_infinite(graph: Graph, node: Node, peak: int) -> bool:
+    """Whether a comparison asks if the maximum is infinite."""
+    value, number = graph.operands(node)
+    if number.op is not Op.CONST or not isinstance(number.arg, float) or not math.isinf(number.arg):
+        return False
+    value = _without_shape(graph, value)
+    value = _without_shape(graph, graph[value.inputs[0]]) if value.op is Op.ABS else value
+    return value.id == peak
+
+
+def _is_of_infinite(graph: Graph, node: Node, peak: int) -> bool:
+    node = _without_shape(graph, node)
+    return node.op is Op.EQ and _is_infinite(graph, node, peak)
+
+
+def _without_shape(graph: Graph, node: Node) -> Node:
+    while node.op is Op.RESHAPE:
+        node = graph[node.inputs[0]]
+    return node
