@@ -56,7 +56,8 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
             full = tuple(next(left) if d == 0 else v for v, d in zip(chosen, dims, strict=True))
             return signature.invoke(full)
 
-        with bodies_as_written(), terms_marked(), batched[0].device:  # where torch.arange puts its tensor
+        device = batched[0].device  # where torch.arange puts its tensor
+        with bodies_as_written(), terms_marked(), device:
             return torch.vmap(one_row)(*batched)
 
     if not rows:  # vmap refuses an empty batch: take the shapes from one row of ones

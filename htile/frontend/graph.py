@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -152,6 +152,7 @@ class Input:
     id: int
     view: View | None = None
     end: int | None = None
+    over: ClassVar[None] = None  # as of an output that each row has
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,8 +138,9 @@ def _over_rows(over: Op, v: torch.Tensor) -> torch.Tensor:
         return Term(v, over) if _MARKED.get() else v
     dtype = v._builder[v._id].value.dtype
     if v._builder.multiple is not None:
+        remedy = "leave dynamic_n out, or return the row and reduce it outside"
         fail(UnsupportedError, f"{name} in a function of rows of any length (dynamic_n=True) is "
-             "not supported yet: leave dynamic_n out, or return the row and reduce it outside")  # fmt: skip
+             f"not supported yet: {remedy}")  # fmt: skip
     if dtype in STORAGE or (dtype is BOOL and over is Op.MAX):
         told = str(dtype).removeprefix("torch.")
         remedy = "v.int()" if not dtype.is_floating_point else "v.float()"

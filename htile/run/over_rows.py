@@ -1,4 +1,4 @@
-"""Results that are reduced over all rows, as calls have them: refusals, and memory for the parts."""
+"""What calls are refused because a result is reduced over all rows."""
 
 from __future__ import annotations
 
