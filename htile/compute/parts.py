@@ -132,7 +132,7 @@ def _combine_groups(
         cute.arch.barrier()  # what was there before has been read
         cute.autovec_copy(own, mine)
         cute.arch.barrier()
-        far = ((slot ^ distance) - slot) * columns
+        far = cute.assume(((slot ^ distance) - slot) * columns, divby=columns)
         cute.autovec_copy(cute.make_tensor(mine.iterator + far, mine.layout), other)
         own.store(combine(op, own.load(), other.load()))
         distance //= 2

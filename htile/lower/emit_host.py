@@ -36,8 +36,8 @@ def host(plan: Plan, names: Names) -> list[str]:
     grid = f"config.grid({rows})"
     before, after = [], []
     if plan.graph.over_rows:
-        before = [f"    grid = config.grid_of_groups({rows}, {plan.numerics.groups})"]
-        grid, after = "grid", combining_launch(plan, names, "grid")
+        grid, after = names.grid, combining_launch(plan, names)
+        before = [f"    {grid} = config.grid_of_groups({rows}, {plan.numerics.groups})"]
     launch = [
         f"grid={grid}",
         "block=config.block",

@@ -113,12 +113,12 @@ def combining_kernel(plan: Plan, names: Names) -> list[str]:
     return lines
 
 
-def combining_launch(plan: Plan, names: Names, grid: str) -> list[str]:
+def combining_launch(plan: Plan, names: Names) -> list[str]:
     """Its launch, behind that of the loops, whose grid it takes the number of parts from."""
     each = parts_of(plan)
     results = dict.fromkeys(names.tensors[parts.output] for parts in each)
     most = max([plan.graph.n if parts.output.is_row else 1 for parts in each])
-    args = [names.workspace, *results, f"{grid}[0]"]
+    args = [names.workspace, *results, f"{names.grid}[0]"]
     launch = [
         f"grid=[{-(-most // COMBINED)}, {len(each)}, 1]",
         f"block=[{COMBINING_THREADS}, 1, 1]",

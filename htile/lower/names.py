@@ -62,7 +62,7 @@ class Names:
     ranks: of all ranks of a chain together, by part.
     prefetched: of the chunks that are on their way to a loop, by the loop's place in the steps.
     totals: of what a loop over rows adds up, by the result. block, loop, ahead, workspace,
-        combining: of what else there is for such results (`emit_rows.py`).
+        combining, grid: of what else there is for such results (`emit_rows.py`).
     """
 
     def __init__(self, plan: Plan):
@@ -92,6 +92,7 @@ class Names:
             self.block, self.loop = self._unique("block"), self._unique("row_loop")
             self.ahead, self.workspace = self._unique("rows_ahead"), self._unique("mParts")
             self.combining = self._unique(f"{self.function}_combine")
+            self.grid = self._unique("grid")
             self.totals = {output: self._numbered("total") for output in graph.over_rows}
         ends = plan.work.ends
         opening = itertools.takewhile(lambda s: isinstance(s, Load) or s in ends, plan.steps)

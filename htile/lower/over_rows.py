@@ -26,6 +26,7 @@ ELEMENTS = 16  # that a thread has of a row, where nothing else decides it
 # These count 32-bit registers of a thread: for addresses, predicates and what is computed of a few
 # elements at a time.
 OTHER_REGISTERS = 24
+RAGGED_REGISTERS = 16  # more, where rows do not fill the threads
 EXCHANGE_BYTES = 2048  # of shared memory, for what else a CTA keeps there
 BATCH = 16  # bytes that the parts of a result begin at a multiple of
 
@@ -92,6 +93,7 @@ def _of_numerics(work: Work, target: Target, plan: Plan) -> Iterator[Plan]:
     num, arch = plan.numerics, target.arch
     elements = plan.elements_per_thread
     registers = int(_words(work, plan) * elements) + OTHER_REGISTERS
+    registers += RAGGED_REGISTERS * plan.is_ragged
     rows = _rows(num, registers, arch.registers)
     threads = rows * num.threads_per_row
     if registers > min(MAX_REGISTERS, arch.registers // threads):
@@ -125,14 +127,21 @@ def _rows(num: Numerics, registers: int, all_registers: int) -> int:
 
 
 def _words(work: Work, plan: Plan) -> float:
-    """Registers for each element of a row: what is held, columns, and what is added up."""
+    """Registers for each element of a row: what is held, columns, and what is added up.
+
+    It is what ptxas takes for the backward pass of an rmsnorm, with 24 elements a thread.
+    """
+    graph = work.graph
     columns = sum(i.dtype.itemsize / 4 for i in work.columns)
-    added = [part_dtype(work.graph, o).itemsize / 4 for o in work.graph.over_rows if o.is_row]
-    rows = sum(i.dtype.itemsize / 4 for i in work.rows)
-    crossing = work.crossing(plan.sweeps, late_columns=False)
-    names = {i.id for i in work.columns}
-    most = max([work._words(ids - names) for ids in crossing], default=0.0)
-    return columns + sum(added) + max(rows, most, 1.0)
+    added = [part_dtype(graph, o).itemsize / 4 for o in graph.over_rows if o.is_row]
+    rows = {i.id: i.dtype.itemsize / 4 for i in work.rows}  # they stay as they were loaded
+    held = [sum(rows.values()), 1.0]
+    for ids in work.crossing(plan.sweeps, late_columns=False):
+        nodes = [graph[id] for id in ids - {i.id for i in work.columns}]
+        spread = [node for node in nodes if node.value.spread and node.op is not Op.CONST]
+        words = [rows.get(n.id, max(1, n.value.dtype.itemsize / 4)) for n in spread]
+        held.append(sum(words))
+    return columns + sum(added) + max(held)
 
 
 def _may_come_shared(work: Work, plan: Plan) -> bool:
@@ -153,12 +162,14 @@ def preferred(plans: list[Plan], usual: Numerics | None) -> Plan:
         that these results keep their bits.
     """
     same = [plan for plan in plans if usual == replace(plan.numerics, groups=0)]
-    return min(same or plans, key=_distance)
+    numerics = min(same or plans, key=_distance).numerics
+    placed = [plan for plan in plans if plan.numerics == numerics]
+    return min(placed, key=lambda plan: plan.placement.loader != "shared")
 
 
 def _distance(plan: Plan) -> tuple:
-    """Less for plans that are expected to be faster."""
+    """Less for plans whose numerics are expected to be faster. It knows of no placement."""
     num = plan.numerics
     padding = num.step * plan.chunks / plan.graph.n
     share = max(plan.elements_per_thread / ELEMENTS, ELEMENTS / plan.elements_per_thread)
-    return num.cluster_n, padding * share, plan.placement.loader != "shared", plan.slots
+    return num.cluster_n, padding * share, plan.slots, num.threads_per_row
