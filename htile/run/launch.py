@@ -235,6 +235,21 @@ def run(launch: Launch, values: tuple, outs: tuple = ()) -> object:
     return pytree.tree_unflatten(outs, launch.structure)
 
 
+def with_workspace(launch: Launch) -> Callable:
+    """The kernel as a function of arguments and results; it makes the other memory that it needs.
+
+    The memory is of the current stream, as `run` makes it, so a CUDA graph has it for each replay.
+    """
+    kernel, shape, device = launch.kernel, (launch.workspace,), launch.device
+    if not launch.workspace:
+        return kernel
+
+    def launched(*arguments) -> None:
+        kernel(*arguments, torch.empty(shape, dtype=torch.int8, device=device))
+
+    return launched
+
+
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous copy in memory of its own, also of a contiguous view that begins anywhere."""
     return tensor.clone(memory_format=torch.contiguous_format)

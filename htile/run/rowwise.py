@@ -37,7 +37,7 @@ from ..frontend.tensor import fail
 from ..lower import Lowered, printed
 from . import vmap
 from .kernel import Kernel
-from .launch import Launch, Request, prepare, run
+from .launch import Launch, Request, prepare, run, with_workspace
 from .operands import call_key, device_of, refuse_fake, refuse_gradients, runs_kernels
 from .out import check_out, find_aliases, in_order
 from .over_rows import refuse_no_maximum
@@ -245,13 +245,12 @@ class Rowwise:
         arguments (or to none) adds one for its own sizes, which is removed after some calls
         of other sizes.
         """
-        if launch.workspace:
-            return  # no shortcut makes memory for parts of results over all rows
         name = "_writing" if request.outs else "_returning"
         known = getattr(self, name)
         if launch.kernel is None or not launch.is_widest or len(known) >= MAX_SHORTCUTS:
             return
-        make = functools.partial(shortcut, request, launch.kernel, self._captures, watched)
+        kernel = with_workspace(launch)
+        make = functools.partial(shortcut, request, kernel, self._captures, watched)
         misses = itertools.count(1)
 
         def missed() -> None:
