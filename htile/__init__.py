@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         TraceError,
         UnsupportedError,
     )
+    from .frontend.over_rows import max_rows, sum_rows
     from .frontend.random import dropout, exponential, philox, random_words, uniform
     from .frontend.roles import Inner, PerRow, Scalar, Shared, Static
     from .run.rowwise import Rowwise, rowwise
@@ -48,9 +49,11 @@ __all__ = [
     "cache_info",
     "dropout",
     "exponential",
+    "max_rows",
     "philox",
     "random_words",
     "rowwise",
+    "sum_rows",
     "uniform",
 ]
 
@@ -58,10 +61,11 @@ _ROLES = dict.fromkeys(("Inner", "PerRow", "Scalar", "Shared", "Static"), "front
 _RANDOM = dict.fromkeys(
     ("dropout", "exponential", "philox", "random_words", "uniform"), "frontend.random"
 )
+_OVER_ROWS = dict.fromkeys(("max_rows", "sum_rows"), "frontend.over_rows")
 _CACHE = dict.fromkeys(("CacheInfo", "cache_info"), "build.cache")
 _RUN = {"Rowwise": "run.rowwise", "Tuned": "tune.search", "rowwise": "run.rowwise"}
 # The module of each name; it is `errors` for all others.
-_HOMES = {**_RUN, **_ROLES, **_RANDOM, **_CACHE}
+_HOMES = {**_RUN, **_ROLES, **_RANDOM, **_OVER_ROWS, **_CACHE}
 
 
 def __getattr__(name: str) -> object:

@@ -181,6 +181,10 @@ class ElementwiseTileConfig:
         """The launch grid for M rows."""
         return [cute.ceil_div(M, self.rows), self.ctas, 1]
 
+    def grid_of_groups(self, M: int | Int32, groups: int) -> list:
+        """The launch grid for M rows that so many groups work on, each row of a CTA for a group."""
+        return [cutlass.min(cute.ceil_div(M, self.rows), groups // self.rows), self.ctas, 1]
+
     @property
     def block(self) -> list[int]:
         """The launch block."""

@@ -50,6 +50,7 @@ class ElementwiseKernelContext(RowReductions):
         tiled_copy: cute.TiledCopy,
         extra_smem_tensors: int | tuple = 0,
         shared: bool = True,
+        turns: int = 1,
     ) -> None:
         """Find this thread's row and columns, allocate shared memory, and start the cluster.
 
@@ -59,6 +60,8 @@ class ElementwiseKernelContext(RowReductions):
             tuple of their dtypes.
         shared: whether mX gets a tile in shared memory. Without one its rows go straight to
             registers.
+        turns: how many rows of each tensor have a tile of their own, one after the other; with more
+            than 1 a tile has a third mode for them.
         """
         config = self.config
         self.shape, self.tiler_mn = (cute.size(mX, mode=[0]), _columns(mX)), tiler_mn
@@ -83,7 +86,7 @@ class ElementwiseKernelContext(RowReductions):
         extra = extra_smem_tensors
         extra = (mX.element_type,) * extra if isinstance(extra, int) else tuple(extra)
         dtypes = (mX.element_type, *extra) if shared else extra
-        tiles = [self._allocate_tile(smem, dtype) for dtype in dtypes]
+        tiles = [self._allocate_tile(smem, dtype, turns) for dtype in dtypes]
         self.sX = tiles.pop(0) if shared else None
         self.extra_sX = tiles
         buffer, mbar_ptr = config.allocate_reduction_buffer_and_mbar(smem)
@@ -92,18 +95,22 @@ class ElementwiseKernelContext(RowReductions):
             self.staging = self._allocate(smem, Int8, config.staging_bytes)
 
         self.tXgX = self.partition_dest(self.partition_global(mX))
-        has_tile = shared and not config.shifted
+        has_tile = shared and not config.shifted and turns == 1
         self.tXsX = self.partition_dest(self.sX) if has_tile else None
         self.tXrX = self.make_fragment(self.tXgX, mX.element_type)
         self._cluster_pending = config.has_mbars
         config.initialize_cluster(self.tidx, mbar_ptr)
 
-    def _allocate_tile(self, smem: SmemAllocator, dtype: type) -> cute.Tensor | SharedPieces:
-        """A row-major tile of `dtype` in shared memory."""
+    def _allocate_tile(
+        self, smem: SmemAllocator, dtype: type, turns: int
+    ) -> cute.Tensor | SharedPieces:
+        """A row-major tile of `dtype` in shared memory, or one for each turn."""
         if self.config.shifted:
             chunks = self.config.turns * self.num_chunks
             return SharedPieces(self, dtype, chunks, partial(self._allocate, smem))
         layout = cute.make_ordered_layout(self.tiler_mn, order=(1, 0))
+        if turns > 1:
+            layout = cute.make_ordered_layout((*self.tiler_mn, turns), order=(1, 0, 2))
         return smem.allocate_tensor(dtype, layout, byte_alignment=16)
 
     @staticmethod

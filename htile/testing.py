@@ -8,11 +8,13 @@ evaluation, plus two units in the last place of the row's largest magnitude.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch.utils import _pytree as pytree
 
 from .frontend.graph import Role
+from .frontend.over_rows import Term, terms_marked
 from .frontend.roles import classify
 from .run.rowwise import Rowwise
 from .run.vmap import bodies_as_written
@@ -54,7 +56,8 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
             full = tuple(next(left) if d == 0 else v for v, d in zip(chosen, dims, strict=True))
             return signature.invoke(full)
 
-        with bodies_as_written(), batched[0].device:  # where torch.arange puts its tensor
+        device = batched[0].device  # where torch.arange puts its tensor
+        with bodies_as_written(), terms_marked(), device:
             return torch.vmap(one_row)(*batched)
 
     if not rows:  # vmap refuses an empty batch: take the shapes from one row of ones
@@ -63,16 +66,28 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
             one = 1 if call.n > 1 or v.is_floating_point() else 0
             return v.new_full((1, *v.shape[1:]), one)
 
-        result = run(filled)
-        return pytree.tree_map(lambda t: t[:0].reshape((*call.lead, *t.shape[1:])), result)
+        none = pytree.tree_map(lambda t: t[:0], run(filled))
+        return _of_all_rows([none], call.lead)
     # of what all rows share, a row takes a part
     sizes = (s.inner[s.role is Role.COLUMN and len(s.inner) > 1 :] for s in call.specs)
     step = max(1, CHUNK // max(map(math.prod, sizes)))
     chunks = [run(lambda v, k=k: v[k : k + step]) for k in range(0, rows, step)]
-    leaves = zip(*(pytree.tree_leaves(chunk) for chunk in chunks), strict=True)
-    joined = [torch.cat(parts) for parts in leaves]
-    shaped = [t.reshape((*call.lead, *t.shape[1:])) for t in joined]
-    return pytree.tree_unflatten(shaped, pytree.tree_structure(chunks[0]))
+    return _of_all_rows(chunks, call.lead)
+
+
+def _of_all_rows(chunks: list, lead: tuple[int, ...]):
+    """The results of rows that were worked on some at a time."""
+    flat = [pytree.tree_flatten(chunk, lambda leaf: isinstance(leaf, Term)) for chunk in chunks]
+    results = []
+    for parts in zip(*(leaves for leaves, _ in flat), strict=True):
+        if isinstance(parts[0], Term):
+            total = replace(parts[0], value=torch.stack([part.reduced() for part in parts]))
+            result = total.reduced()
+            results.append(result if total.dtype is None else result.to(total.dtype))
+        else:
+            whole = torch.cat(parts)
+            results.append(whole.reshape((*lead, *whole.shape[1:])))
+    return pytree.tree_unflatten(results, flat[0][1])
 
 
 def float32_errors(f: Rowwise, *args, **kwargs) -> list[float]:

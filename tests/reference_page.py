@@ -312,7 +312,8 @@ def _api() -> str:
     parts += _entry("htile.rowwise", htile.rowwise)
     for name in ("inspect", "compile", "tune", "with_plan"):
         parts += _entry(f"f.{name}", getattr(function, name), skip=1)
-    for name in ("philox", "random_words", "uniform", "exponential", "dropout"):
+    over_rows, random = "sum_rows max_rows", "philox random_words uniform exponential dropout"
+    for name in (*over_rows.split(), *random.split()):
         parts += _entry(f"htile.{name}", getattr(htile, name))
     parts += _entry("htile.cache_info", htile.cache_info)
     parts += _fields("htile.CacheInfo", htile.CacheInfo)

@@ -464,6 +464,33 @@ SECTIONS = (
         ),
     ),
     Section(
+        "Sums over rows",
+        "`htile.sum_rows` and `htile.max_rows` reduce over all rows of a call. No row knows the "
+        "result, so it can only be returned.",
+        (
+            traced("A result that a row reads", "return x / htile.sum_rows(x)"),
+            traced("A maximum that a row reads", "largest = htile.max_rows(x)\nreturn x - largest",
+                   "return x - largest"),
+            traced("A sum of what all rows share", "return x, htile.sum_rows(2 * w)",
+                   parameters="x, w", call="f(x, x[0])"),
+            traced("A maximum of a mask", "return htile.max_rows(x > 0)", kind="DtypeError"),
+            traced("A sum in another kind of dtype", "return htile.sum_rows(x).to(torch.int32)",
+                   kind="DtypeError"),
+            of_any("Of rows of any length", "return htile.sum_rows(x)"),
+            Case("A maximum of no rows", row("return htile.max_rows(x)", call="f(x[:0])"),
+                 "ArgumentError"),
+            Case("In `torch.vmap`", row("return htile.sum_rows(x)", call="torch.vmap(f)(x[None])"),
+                 "UnsupportedError"),
+            Case("Of a long row", row(
+                "return htile.sum_rows(2 * x)",
+                call='f.inspect(torch.empty(4, 2**20, device="meta"), arch="sm_90a")'),
+                "UnsupportedError", "return htile.sum_rows(2 * x)"),
+            Case("Of rows that each argument repeats", row(
+                "return htile.sum_rows(x * y)", "x, y", "f.inspect(torch.ones(1, 4, 8), "
+                "torch.ones(3, 1, 8))"), "UnsupportedError", "return htile.sum_rows(x * y)"),
+        ),
+    ),
+    Section(
         "What no kernel can do",
         "",
         (

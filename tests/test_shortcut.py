@@ -62,7 +62,12 @@ def of_any(x, weight, labels: htile.PerRow):
     return y, (y - y.sum() / x.shape[-1]).amax(-1, keepdim=True), x[labels], x.topk(3).indices
 
 
-FUNCTIONS = plain, many, chosen, paired, beside, softmax, rmsnorm, of_any
+@htile.rowwise
+def over_rows(x, w):
+    return x * w, htile.sum_rows(x * w), htile.max_rows(x.sum())
+
+
+FUNCTIONS = plain, many, chosen, paired, beside, softmax, rmsnorm, of_any, over_rows
 
 
 class Subclass(torch.Tensor):
@@ -580,3 +585,37 @@ def test_results_of_any_length_are_written(gpu, made):
         of_any(x, w, labels, out=out)
     with pytest.raises(ArgumentError, match="shares memory"):
         of_any(x, w, labels, out=(torch.empty(5, 128), w[:5, None], *out[2:]))
+
+
+# ---- results over all rows -----------------------------------------------------------------------
+
+
+def test_results_over_all_rows_have_no_leading_dimensions(gpu):
+    w = torch.randn(64)
+    over_rows(torch.randn(2, 4, 64), w)
+    assert len(gpu.long) == 1 and not gpu.calls
+    for lead in ((2, 4), (3, 5), (7, 1)):
+        x = torch.randn(*lead, 64)
+        y, total, largest = over_rows(x, w)
+        assert (y.shape, total.shape, largest.shape) == (x.shape, (64,), ())
+        assert (y.dtype, total.dtype, largest.dtype) == (torch.float32,) * 3
+        *arguments, parts = gpu.calls.pop()
+        assert all(a is b for a, b in zip(arguments, (x, w, y, total, largest), strict=True))
+        plan = over_rows.inspect(x, w, arch="sm_90a").plan
+        assert (parts.dtype, parts.numel()) == (torch.int8, plan.parts * (64 + 1) * 4)
+    assert len(gpu.long) == 1
+
+
+def test_results_over_all_rows_of_out(gpu):
+    w, x = torch.randn(64), torch.randn(5, 64)
+    out = torch.empty(5, 64), torch.empty(64), torch.empty(())
+    over_rows(x, w, out=out)
+    assert len(gpu.long) == 1
+    assert over_rows(x, w, out=out) is out
+    assert len(gpu.long) == 1 and len(gpu.calls) == 1
+    assert all(a is b for a, b in zip(gpu.calls[0][:-1], (x, w, *out), strict=True))
+    with pytest.raises(htile.ShapeError, match=r"out1 must have shape \(64,\)"):
+        over_rows(x, w, out=(out[0], torch.empty(5, 64), out[2]))
+    with pytest.raises(ArgumentError, match="shares memory with w"):
+        over_rows(x, w, out=(out[0], w, out[2]))
+    assert len(gpu.calls) == 1  # neither was launched

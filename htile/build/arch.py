@@ -19,6 +19,9 @@ class Arch:
     shared_bytes: the shared memory that a thread block may use.
     max_cluster: the most thread blocks of a cluster.
     max_threads: the most threads of a thread block.
+    loop_ctas: how many thread blocks of 512 threads loop over rows, for results over all of them.
+        It is less than the multiprocessors of usual GPUs, so that others may work beside. Sums over
+        rows depend on it, so it is the same for all GPUs of the architecture.
     registers: the 32-bit registers of a multiprocessor, all of which one thread block may use.
     dependent_launch: whether a kernel's thread blocks may start while the kernel before on the
         stream ends; they wait for its end before they touch memory (section "Programmatic
@@ -30,6 +33,7 @@ class Arch:
     shared_bytes: int
     max_cluster: int
     max_threads: int = 1024
+    loop_ctas: int = 120
     registers: int = 65536
     dependent_launch: bool = True
     has_float8: bool = True
@@ -45,14 +49,14 @@ class Arch:
 _A100, _CONSUMER, _HOPPER = 163 * 1024, 99 * 1024, 227 * 1024
 
 ARCHS = {
-    (8, 0): Arch("sm_80", _A100, 1, dependent_launch=False, has_float8=False),
-    (8, 6): Arch("sm_86", _CONSUMER, 1, dependent_launch=False, has_float8=False),
-    (8, 9): Arch("sm_89", _CONSUMER, 1, dependent_launch=False),
+    (8, 0): Arch("sm_80", _A100, 1, loop_ctas=96, dependent_launch=False, has_float8=False),
+    (8, 6): Arch("sm_86", _CONSUMER, 1, loop_ctas=72, dependent_launch=False, has_float8=False),
+    (8, 9): Arch("sm_89", _CONSUMER, 1, loop_ctas=112, dependent_launch=False),
     (9, 0): Arch("sm_90a", _HOPPER, 16),
-    (10, 0): Arch("sm_100a", _HOPPER, 16),
-    (10, 3): Arch("sm_103a", _HOPPER, 16),
-    (12, 0): Arch("sm_120a", _CONSUMER, 1),
-    (12, 1): Arch("sm_121a", _CONSUMER, 1),
+    (10, 0): Arch("sm_100a", _HOPPER, 16, loop_ctas=136),
+    (10, 3): Arch("sm_103a", _HOPPER, 16, loop_ctas=136),
+    (12, 0): Arch("sm_120a", _CONSUMER, 1, loop_ctas=152),
+    (12, 1): Arch("sm_121a", _CONSUMER, 1, loop_ctas=40),
 }
 
 DEFAULT = ARCHS[9, 0]

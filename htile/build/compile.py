@@ -133,7 +133,8 @@ def _compile(
         path = Path(folder, "kernel.o")
         compiled.export_to_c(str(path), function_name=ENTRY, export_only_tvm_ffi_symbols=True)
         object_ = path.read_bytes()
-    resources = read_resources(compiled.__cubin__, _dynamic_shared(str(compiled.ir_module)))
+    dynamic = _dynamic_shared(str(compiled.ir_module))
+    resources = read_resources(compiled.__cubin__, dynamic, f"{function}_kernel")
     blocks = module.get("blocks", 0)
     return Artifact(
         source=as_compiled(source, blocks, level),
@@ -260,7 +261,10 @@ def _import_cute():
 
 
 def _dynamic_shared(host_code: str) -> int:
-    """Bytes of dynamic shared memory of the launch, which the lowered host function has as text."""
+    """Bytes of dynamic shared memory of a launch, which the lowered host function has as text.
+
+    Of two launches it is the first one, that of the kernel of the rows.
+    """
     place = re.search(
         r"(%\w+) = llvm\.getelementptr %\w+\[0, 2\] : \(!llvm\.ptr\) -> !llvm\.ptr, "
         r"!llvm\.struct<\(array<3 x i32>, array<3 x i32>, i64, ptr, ptr, i32\)>",

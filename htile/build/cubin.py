@@ -42,10 +42,11 @@ class _Section(NamedTuple):
     size: int = 0
 
 
-def read_resources(cubin: bytes, dynamic_shared: int) -> Resources:
-    """The resources of the only kernel in a cubin."""
+def read_resources(cubin: bytes, dynamic_shared: int, function: str = "") -> Resources:
+    """The resources of the only kernel in a cubin, or of that with `function` in its name."""
     sections = _sections(cubin)
-    (text,) = (name for name in sections if name.startswith(".text."))
+    texts = [name for name in sections if name.startswith(".text.")]
+    (text,) = texts if len(texts) == 1 else [name for name in texts if function in name]
     kernel = text.removeprefix(".text.")
     symbols, names = sections[".symtab"], sections[".strtab"].offset
     figures = {}

@@ -112,11 +112,11 @@ def thread_reduce(x: Vector | Product | Numeric, op: cute.ReductionOp) -> Numeri
         halves = x.reshape((n, 2))
         low, high = halves[None, 0], halves[None, 1]
         x = (low + high if op is ADD else low * high).reshape((n,))
-    return _halved([x[i] for i in range(n)], op)
+    return combine_terms([x[i] for i in range(n)], op)
 
 
-def _halved(terms: list[Numeric], op: cute.ReductionOp) -> Numeric:
-    """Reduce terms by a halving tree. One that has no partner waits for the next step."""
+def combine_terms(terms: list[Numeric], op: cute.ReductionOp) -> Numeric:
+    """Reduce scalars by a halving tree. One that has no partner waits for the next step."""
     while len(terms) > 1:
         half = len(terms) // 2
         rest = terms[2 * half :]
@@ -126,7 +126,7 @@ def _halved(terms: list[Numeric], op: cute.ReductionOp) -> Numeric:
 
 def add_up(terms: list[Numeric]) -> Numeric:
     """The sum of scalars, by a halving tree, which is exact for 2 ** k equal ones."""
-    return _halved(terms, ADD)
+    return combine_terms(terms, ADD)
 
 
 def warp_reduce(value: Numeric, op: cute.ReductionOp, threads_in_group: int = 32) -> Numeric:
@@ -141,7 +141,7 @@ def warp_reduce(value: Numeric, op: cute.ReductionOp, threads_in_group: int = 32
 
 def combine_lanes(terms: list[Numeric], op: cute.ReductionOp, width: int) -> Numeric:
     """Reduce the terms of each group of `width` lanes, which have equally many each."""
-    return warp_reduce(_halved(terms, op), op, width)
+    return warp_reduce(combine_terms(terms, op), op, width)
 
 
 def block_reduce(values, ops, reduction_buffer: cute.Tensor, abreast: int = 1):

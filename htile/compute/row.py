@@ -31,8 +31,11 @@ class RowReductions(Lookups):
 
     slot: the first slot of the reduction buffer that a reduction takes. Each slot is used once, or
         with a barrier between (of the cluster, where the row has one).
-    phase: how often before the slot was used in a cluster, modulo 2.
+    phase: how often before the slot was used in a cluster, modulo 2. That of the context is added:
+        how often rows before this one have used it.
     """
+
+    phase: int | Int32 = 0
 
     def row_reduce(self, values, ops, slot: int = 0, phase: int | Int32 = 0):
         """Reduce values over the row, with one barrier. Padded elements do not count.
@@ -246,7 +249,7 @@ class RowReductions(Lookups):
             threads_per_row=self.config.threads_per_row,
             reduction_buffer=self._slots(slot, count),
             mbar_ptr=None if self.mbar_ptr is None else self.mbar_ptr + slot,
-            phase=phase,
+            phase=phase + self.phase,
             abreast=self.config.abreast,
         )
 

@@ -18,6 +18,14 @@ from htile.copy.vector import are_one
 from htile.utils import Static, as_bytes, element_bits, expand
 
 
+def as_fragment(ctx: RowTile, tile: cute.Tensor) -> cute.Tensor:
+    """Registers with this thread's part of a tile (rows, N) in shared memory."""
+    tXsX = ctx.partition_dest(tile)
+    tXrX = ctx.make_fragment(tXsX, tile.element_type)
+    cute.autovec_copy(as_bytes(tXsX), as_bytes(tXrX))
+    return tXrX
+
+
 class ElementwiseLoader(Static):
     """Loads rows from global to shared memory (cp.async), and from there to registers.
 

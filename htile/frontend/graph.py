@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -152,6 +152,7 @@ class Input:
     id: int
     view: View | None = None
     end: int | None = None
+    over: ClassVar[None] = None  # as of an output that each row has
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +258,11 @@ class Graph:
         return sizes[0] if sizes else None
 
     @cached_property
+    def over_rows(self) -> tuple[Output, ...]:
+        """The outputs that are reductions over all rows."""
+        return tuple([output for output in self.outputs if output.over is not None])
+
+    @cached_property
     def equal_in_groups(self) -> frozenset[int]:
         """The nodes whose elements are equal in each group of columns."""
         if self.group_size is None:
@@ -284,7 +290,7 @@ class Graph:
         """The outputs in order, those together that are elements of a result side by side."""
         found: dict[object, list[Output]] = {}
         for output in self.outputs:
-            is_element = not output.is_row and output.view is not None
+            is_element = not output.is_row and output.view is not None and output.over is None
             key = (output.name, output.view.start[:-1]) if is_element else output
             found.setdefault(key, []).append(output)
         return tuple(map(tuple, found.values()))
@@ -311,6 +317,7 @@ class Graph:
             lines.append(f"  %{node.id:<3} = {what:<32} : {node.value!s:<24}{where}".rstrip())
         for out in self.outputs:
             kind = "row" if out.is_row else f"per-row {list(out.inner)}"
+            kind += f", {out.over.value} over all rows" if out.over is not None else ""
             name = out.name + (out.view.elements(self.n) if out.view else "")
             lines.append(f"  return {name} = %{out.id} as {dtype_name(out.dtype)} {kind}")
         return "\n".join(lines)

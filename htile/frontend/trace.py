@@ -31,6 +31,7 @@ from .graph import Builder, Graph, Output, Role, returned_dtype
 from .hints import REFERENCE, advice
 from .libraries import internal
 from .ops import Value, Varies, compute_dtype
+from .over_rows import OverRows
 from .promotion import NO_OPERAND
 from .roles import Signature, Spec, written
 from .tensor import FUNCTIONS, Tensor, is_real
@@ -104,13 +105,16 @@ def _output(builder: Builder, loc: Location, name: str, leaf: object) -> Output:
         what = "None" if leaf is None else f"a {type(leaf).__name__}"
         remedy = "return only tensors that are computed from the arguments"
         raise TraceError(f"{builder.name} returns {what} as {name}: {remedy}", loc)
-    node = builder[leaf._current(loc)]
+    is_over = isinstance(leaf, OverRows)  # its node is what one row adds
+    node = builder[leaf._node if is_over else leaf._current(loc)]
     value = node.value
     if value.varies is not Varies.ROW:
         what = f"the output {name} of {builder.name} does not depend on any row"
         remedy = "compute it outside the function, or combine it with a row"
         raise TraceError(f"{what}: {remedy}", node.loc or loc)
     is_row = value.spread or prod(value.inner) > 1
+    if is_over:
+        return Output(name, node.id, leaf.dtype, value.inner, is_row, over=leaf._over)
     return Output(name, node.id, returned_dtype(builder, value), value.inner, is_row)
 
 

@@ -9,7 +9,7 @@ from itertools import combinations
 from ..errors import LoweringError, UnsupportedError
 from ..frontend.dtypes import FLOAT8_BY_INSTRUCTION
 from ..frontend.graph import Graph
-from ..frontend.ops import REDUCTIONS, SCANS
+from ..frontend.ops import REDUCTIONS, SCANS, Op
 from .choice import choose
 from .emit import emit
 from .enumeration import enumerate_plans
@@ -45,8 +45,8 @@ def plans_for(
 
     `wanted` keeps only plans with these values of `Numerics` and `Placement` fields. Raises
     LoweringError where no plan is left, for rows and reductions beyond what any plan holds, and for
-    float8 where the architecture does not convert it, and UnsupportedError for scans of rows that
-    no plan holds in registers.
+    float8 where the architecture does not convert it, and UnsupportedError for scans of rows, and
+    results over all rows, that no plan holds in registers.
     """
     if graph.n > MAX_N:
         raise LoweringError(
@@ -65,6 +65,15 @@ def plans_for(
             f"{what}: {target.arch.name} does not hold them in registers. Pass parts of a row as "
             "rows, x.unflatten(-1, (parts, -1)), and add what the parts before have in total",
             scan.loc,
+        )
+    if not plans and graph.over_rows:
+        over = graph.over_rows[0]
+        name = "sum" if over.over is Op.SUM else "amax"
+        raise UnsupportedError(
+            f"{graph.name}: a {over.over.value} over rows of {graph.n} elements, which "
+            f"{target.arch.name} does not hold in registers, is not supported yet: return the row "
+            f"and reduce it outside, y.flatten(0, -2).{name}(0)",
+            graph[over.id].loc,
         )
     if not plans:
         count = sum(node.op in REDUCTIONS for node in graph)

@@ -37,6 +37,8 @@ def _bundle_view(graph: Graph, piece: Input | Output) -> View | None:
     """The piece of bundles that has an input or output; None if it is in none."""
     view, dtype = piece.view, piece.dtype
     is_row = piece.role in (Role.ROW, Role.COLUMN) if isinstance(piece, Input) else piece.is_row
+    if isinstance(piece, Output) and piece.over is not None:
+        return None  # its elements are added one by one
     if view is None or view.steps is None or not is_row or dtype is torch.bool:
         return None
     *outer, step = view.steps

@@ -16,9 +16,12 @@ from dataclasses import replace
 
 from .cost import cost
 from .enumeration import plans_of_work
+from .over_rows import preferred, without_sums
 from .plan import ONE_KERNEL_N, ROWS, Numerics, Plan
 from .preference import closest_first
 from .reductions import VERY_LONG_N
+from .rewrite import rewrite
+from .work import Work
 
 MANY_WEIGHT = 0.7  # of the logarithm of the time of many rows; that of few rows has the rest
 FEW_ROWS = 16
@@ -36,9 +39,22 @@ ABOUT, PADDED = 1.25, 0.04
 
 def choose(plans: list[Plan]) -> Plan:
     """The default among plans of one graph and target."""
+    if plans[0].numerics.groups:
+        return preferred(plans, _usual(plans[0]))
     ordered = closest_first(plans)
     numerics = _choose_numerics(ordered)
     return next(plan for plan in ordered if plan.numerics == numerics)
+
+
+def _usual(plan: Plan) -> Numerics | None:
+    """The numerics of many rows, without the results that are reduced over all of them."""
+    graph = without_sums(plan.graph)
+    if graph is None:
+        return None
+    target = replace(plan.target, align=16, lead=1, broadcast=(), aliases=(), rows=ROWS[-1])
+    work = Work(rewrite(graph), plan.work.fastmath)
+    plans = plans_of_work(work, target)
+    return choose(plans).numerics if plans else None
 
 
 def _choose_numerics(ordered: list[Plan]) -> Numerics:

@@ -61,6 +61,7 @@ def describe_layout(plan: Plan) -> list[str]:
         f"{' and '.join(num.joint)} in one exchange" if num.joint else "",
         "two chunks merged at a time" if num.merged else "",
         f"summed {num.folded} chunks at a time" if num.folded else "",
+        f"{num.groups} groups of rows, {plan.parts} parts" if num.groups else "",
     ]
     part = "one share" if place.shares == 1 else f"{place.shares} shares"
     part = _count(plan.rows_per_block, "row") if num.cluster_n == 1 else part
@@ -114,6 +115,9 @@ def _describe_steps(plan: Plan, names: Names, steps: Iterable[Step]) -> list[str
             case Store(output):
                 value = names.operand(output.id)
                 kind = f"{_named(plan, output)} ({dtype_name(output.dtype)})"
+                if output.over is not None:
+                    lines.append(f"add up    {kind} = {output.over.value} of {value}, over rows")
+                    continue
                 lines.append(f"store     {kind} = {value}")
             case ChunkLoop(inner, parts):
                 back = ", from the last to the first" if step.backwards else ""

@@ -14,7 +14,9 @@ from itertools import takewhile
 
 from ..frontend.graph import Graph, Input, Output, Role, tensor_dtype
 from ..frontend.ops import dtype_name
-from .emit_host import fake_arguments, host, parameters
+from .emit_host import fake_arguments, host, parameters, row_tensors
+from .emit_rows import combining_kernel, is_ahead, loads_once, stores
+from .emit_rows import loop as row_loop
 from .emit_steps import (
     assign,
     loop,
@@ -26,6 +28,7 @@ from .emit_steps import (
 )
 from .expressions import CUTLASS_TYPES, WIDTH, wrapped_call
 from .names import Names
+from .over_rows import TURNS
 from .plan import Plan
 from .reductions import Reduce
 from .steps import ChunkLoop, Fence, Load, Prefetch, Step, Store
@@ -34,7 +37,9 @@ from .steps import ChunkLoop, Fence, Load, Prefetch, Step, Store
 def emit(plan: Plan) -> str:
     """The text of the kernel, its host function and the arguments that it is compiled with."""
     names = Names(plan)
-    parts = (_config(plan), _kernel(plan, names), host(plan, names), fake_arguments(plan, names))
+    parts = [_config(plan), _kernel(plan, names), host(plan, names), fake_arguments(plan, names)]
+    if plan.graph.over_rows:
+        parts.insert(2, combining_kernel(plan, names))
     text = "\n\n\n".join("\n".join(part) for part in parts)
     return "\n".join(_docstring(plan.graph) + _imports(text)) + "\n\n" + text + "\n"
 
@@ -54,6 +59,8 @@ def _imports(text: str) -> list[str]:
     verbs = ("ElementwiseLoader", "GlobalToRegLoader", "ElementwiseStorer")
     dataflow = ["ElementwiseKernelContext", *(name for name in verbs if f"{name}(" in text)]
     views = ("as_row_values", "as_rows", "expand", "make_fake_tensor", "table_of", "view_of")
+    loops = ["RowLoop"] if "RowLoop(" in text else []
+    loops += ["RowsAhead"] if "RowsAhead(" in text else []
     utils = [u for u in views if re.search(rf"\b{u}\(", text)]
     return [
         "import cuda.bindings.driver as cuda",
@@ -63,7 +70,9 @@ def _imports(text: str) -> list[str]:
         "",
         *(["from htile.compute import math"] if "math." in text else []),
         *(["from htile.compute.mean import MEAN"] if re.search(r"\bMEAN\b", text) else []),
+        *(["from htile.compute.parts import OverRows, Parts"] if "OverRows." in text else []),
         "from htile.config import ElementwiseTileConfig",
+        *([f"from htile.copy.row_loop import {', '.join(loops)}"] if loops else []),
         f"from htile.dataflow import {', '.join(sorted(dataflow))}",
         f"from htile.utils import {', '.join(utils)}",
     ]
@@ -78,7 +87,7 @@ def _config(plan: Plan) -> list[str]:
         f"num_threads={place.num_threads}",
         f"threads_per_row={num.threads_per_row}",
         f"cluster_n={num.cluster_n}",
-        f"stage={plan.slots}",
+        f"stage={plan.slots * (TURNS if num.groups else 1)}",
         *([f"shares={place.shares}"] if place.shares > 1 else []),
         *([f"abreast={place.abreast}"] if place.abreast > 1 else []),
         *(["reduction_dtype=Int64"] if plan.sweeps.has_wide_words else []),
@@ -98,13 +107,13 @@ def _primary(plan: Plan) -> Input | Output:
 
     Without rows, it is the first result that is one, or the first.
     """
-    results = [*plan.work.writes, *plan.graph.outputs]
-    return [*plan.work.rows, *plan.work.of(Role.ROW), *results][0]
+    results = [*plan.work.writes, *(o for o in plan.graph.outputs if o.over is None)]
+    numbers = plan.work.of(Role.PER_ROW)  # where all results are over all rows
+    return [*plan.work.rows, *plan.work.of(Role.ROW), *results, *numbers][0]
 
 
 def _kernel(plan: Plan, names: Names) -> list[str]:
-    tensors = dict.fromkeys(names.tensors.values())
-    params = [*parameters(plan, names, tensors), "tiled_copy: cute.TiledCopy"]
+    params = [*parameters(plan, names, row_tensors(plan, names)), "tiled_copy: cute.TiledCopy"]
     tiler = f"config.tiler_mn({plan.numerics.vec_size})"
     primary = names.tensors[_primary(plan)]
     if not (plan.work.of(Role.ROW) or plan.work.writes):
@@ -115,19 +124,30 @@ def _kernel(plan: Plan, names: Names) -> list[str]:
         setup.append("shared=False")
     elif extra:
         setup.append(f"extra_smem_tensors=({', '.join(extra)},)")
+    if is_over_rows := bool(plan.graph.over_rows):
+        setup += [f"turns={TURNS}"] if is_ahead(plan) else []
+    block = names.block if is_over_rows else "ctx"
     wait = "    cute.arch.griddepcontrol_wait()  # the kernel before has ended"
     launch = "    cute.arch.griddepcontrol_launch_dependents()  # the next may start"
     dependent = plan.target.arch.dependent_launch
     return [
         "@cute.kernel",
         *wrapped_call(f"def {names.function}_kernel(", params, "):"),
-        "    ctx = ElementwiseKernelContext(config)",
-        *wrapped_call("    ctx.setup(", setup, ")"),
+        f"    {block} = ElementwiseKernelContext(config)",
+        *wrapped_call(f"    {block}.setup(", setup, ")"),
         *([wait] if dependent else []),
-        *_loads(plan, names),
+        *(_loop_over_rows(plan, names) if is_over_rows else _loads(plan, names)),
         *([launch] if dependent else []),
-        *_steps(plan, names),
+        *(stores(plan, names) if is_over_rows else _steps(plan, names)),
     ]
+
+
+def _loop_over_rows(plan: Plan, names: Names) -> list[str]:
+    """What is loaded once, and the loop over rows, behind which the next kernel may start."""
+    looked_up = plan.work.early if _looks_up_early(plan) else ()
+    early = [line for step in looked_up for line in print_step(names, step)]
+    lines = row_loop(plan, names, [*early, *_steps(plan, names)])
+    return ["", *loads_once(plan, names), *(line.rstrip() for line in lines)]
 
 
 def _loads(plan: Plan, names: Names) -> list[str]:
@@ -204,7 +224,7 @@ def _steps(plan: Plan, names: Names) -> list[str]:
         if isinstance(step, ChunkLoop):
             lines += loop(names, k, is_prefetched)
             is_prefetched = False
-        elif isinstance(step, Store) and not step.output.is_row:
+        elif isinstance(step, Store) and not (step.output.is_row or step.output.over):
             if not _is_beside(names, plan.steps[k - 1], step):  # or it is stored with that one
                 lines += store_values(names, _beside(names, plan.steps[k:]))
         elif isinstance(step, Reduce):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..errors import UnsupportedError
 from ..frontend.graph import Graph, Input, Output, Role, View, tensor_dtype
 from ..frontend.ops import Varies
+from .emit_rows import combining_launch
 from .expressions import CUTLASS_TYPES, lines_of, tuple_of, wrapped_call
 from .names import Names
+from .over_rows import workspace_bytes
 from .plan import Plan
 
 
@@ -20,16 +23,23 @@ def parameters(plan: Plan, names: Names, texts: Iterable[str]) -> list[str]:
 def host(plan: Plan, names: Names) -> list[str]:
     """The function that takes the pieces, makes one mode of leading dimensions, and launches."""
     params = [*parameters(plan, names, names.arguments), "stream: cuda.CUstream"]
-    passed = [*dict.fromkeys(names.tensors.values()), "tiled_copy"]
-    counted = names.tensors[plan.graph.outputs[0]]  # every output has the rows' leading shape
+    params[-1:-1] = [f"{names.workspace}: cute.Tensor"] if plan.graph.over_rows else []
+    passed = [*row_tensors(plan, names), "tiled_copy"]
+    of_rows = _of_rows(plan)
+    counted = names.tensors[of_rows]
     firsts = [a for a in names.tensors if a not in names.places]
     pieces = [line for a in firsts for line in _piece(plan, names, a)]
     lines = [line for a in names.tensors for line in _collapse(plan, names, a)]
     collapsed = [*dict.fromkeys(lines)]  # a tensor may be read as a row and by its elements
     rows = f"cute.size({counted}, mode=[0])" if collapsed else f"{counted}.shape[0]"
-    lead = f"    lead = {names.argument(plan.graph.outputs[0])}.shape[:{plan.target.lead}]"
+    lead = f"    lead = {names.argument(of_rows)}.shape[:{plan.target.lead}]"
+    grid = f"config.grid({rows})"
+    before, after = [], []
+    if plan.graph.over_rows:
+        grid, after = names.grid, combining_launch(plan, names)
+        before = [f"    {grid} = config.grid_of_groups({rows}, {plan.numerics.groups})"]
     launch = [
-        f"grid=config.grid({rows})",
+        f"grid={grid}",
         "block=config.block",
         "cluster=config.cluster",
         "stream=stream",
@@ -43,10 +53,41 @@ def host(plan: Plan, names: Names) -> list[str]:
         *([lead] if plan.target.broadcast else []),
         *pieces,
         *collapsed,
+        *before,
         *wrapped_call(f"    {names.function}_kernel(", passed, ").launch("),
         *lines_of(launch, " " * 8),
         "    )",
+        *after,
     ]
+
+
+def row_tensors(plan: Plan, names: Names) -> list[str]:
+    """The tensors that the kernel of the rows takes, in their order."""
+    over = plan.graph.over_rows
+    tensors = dict.fromkeys(name for each, name in names.tensors.items() if each not in over)
+    return [*tensors, *([names.workspace] if over else [])]
+
+
+def _of_rows(plan: Plan) -> Input | Output:
+    """An argument that has the whole leading shape: a result of each row, or else an input.
+
+    Raises UnsupportedError where all results are over all rows and all inputs repeat over some.
+    """
+    graph = plan.graph
+    for output in graph.outputs:
+        if output.over is None:
+            return output
+    repeated = {name for name, _ in plan.target.broadcast}
+    for i in graph.inputs:
+        is_of_rows = i.role in (Role.ROW, Role.PER_ROW) and _row_shape(graph, i)[1] is not None
+        if is_of_rows and i.name not in repeated:
+            return i
+    raise UnsupportedError(
+        f"{graph.name}: all results are reduced over all rows, and each argument repeats over some "
+        "of their leading dimensions: expand one of them, x.expand(...).contiguous(), or return a "
+        "row beside",
+        graph[graph.outputs[0].id].loc,
+    )
 
 
 def _piece(plan: Plan, names: Names, argument: Input | Output) -> list[str]:
@@ -97,7 +138,7 @@ def _is_whole(view: View) -> bool:
 def _collapse(plan: Plan, names: Names, argument: Input | Output) -> list[str]:
     """Lines that make one mode of an argument's leading dimensions, where it is not one."""
     is_row, inner = _row_shape(plan.graph, argument)
-    if inner is None:
+    if inner is None or (isinstance(argument, Output) and argument.over is not None):
         return []
     own = _own_dimensions(plan, argument)
     if plan.target.lead == 1 and own is None and (is_row or not inner):
@@ -128,6 +169,9 @@ def fake_arguments(plan: Plan, names: Names) -> list[str]:
         divisibility = max(wide, default=1)
         if isinstance(a, Input) and a.role is Role.SCALAR:
             args.append("Float32(0)")
+        elif isinstance(a, Output) and a.over is not None:
+            inner = tuple_of(map(str, a.view.shape if a.view else a.inner))
+            args.append(f"make_fake_tensor({dtype}, {inner}, any_stride=True)")
         elif _is_shared(plan, a):
             shape = a.view.shape if a.view else graph[a.id].value.inner
             if any(p.view is not None and p.view.at and _is_whole(p.view) for p in pieces):
@@ -148,6 +192,8 @@ def fake_arguments(plan: Plan, names: Names) -> list[str]:
             shape = [*lead, *map(str, inner)]
             last = [str(divisibility)] if is_row else ["any_stride=True"]
             args.append(f"make_fake_tensor({', '.join([dtype, tuple_of(shape), *last])})")
+    if graph.over_rows:
+        args.append(f"make_fake_tensor(Int8, ({workspace_bytes(plan)},), align=16)")
     return [
         "def fake_arguments():",
         '    """What stands for the tensors when the kernel is compiled."""',

@@ -68,6 +68,9 @@ def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT)
             return [f"{indent}{ctx}.wait_for_row()  # before anything is overwritten"]
         case Store(output):
             tensor, value = names.tensors[output], names.operand(output.id)
+            if output.over is not None:
+                total = names.totals[output]
+                return [f"{indent}{total} = {total}.take({ctx}, {value})"]
             return [f"{indent}ElementwiseStorer({ctx}).store({tensor}, {value})"]
     raise AssertionError(f"{step} is not printed")
 

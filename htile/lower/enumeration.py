@@ -13,6 +13,7 @@ from itertools import product
 
 from ..build.arch import MAX_REGISTERS
 from ..frontend.graph import Graph, Input, Output
+from .over_rows import plans_over_rows
 from .plan import HELD_REGISTERS, ONE_KERNEL_N, ROWS, Form, Numerics, Placement, Plan, Target
 from .reductions import MOMENTS, VERY_LONG_N
 from .steps import Home
@@ -85,6 +86,8 @@ def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
 def plans_of_work(work: Work, target: Target) -> list[Plan]:
     """The same, of a graph whose work is there already."""
     enumeration = _Enumeration(work, target)
+    if work.graph.over_rows:
+        return list(plans_over_rows(work, target, enumeration.held()))
     plans = list(enumeration.held())
     if work.scans:  # of rows that are held; one CTA may not hold the rows of many inputs
         return plans or list(enumeration.held_in_clusters())

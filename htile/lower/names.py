@@ -27,6 +27,7 @@ RESERVED = frozenset(
         *CUTLASS_TYPES.values(),
         *("ElementwiseTileConfig", "ElementwiseKernelContext", "ElementwiseLoader"),
         *("ElementwiseStorer", "GlobalToRegLoader", "_", "float", "config", "ctx", "l", "I", "O"),
+        *("OverRows", "Parts", "RowLoop", "RowsAhead"),
         *("as_row_values", "as_rows", "expand", "lead", "table_of", "view_of"),
         *(f"m{k}" for k in range(64)),
         *("blocks", "chunk", "cuda", "cute", "cutlass", "fake_arguments", "k", "loader", "m"),
@@ -60,6 +61,8 @@ class Names:
     moments: of what an exchange brings beside its result, by part.
     ranks: of all ranks of a chain together, by part.
     prefetched: of the chunks that are on their way to a loop, by the loop's place in the steps.
+    totals: of what a loop over rows adds up, by the result. block, loop, ahead, workspace,
+        combining, grid: of what else there is for such results (`emit_rows.py`).
     """
 
     def __init__(self, plan: Plan):
@@ -84,6 +87,13 @@ class Names:
         self.moments: dict[Part, str] = {}
         self.ranks: dict[Part, str] = {}
         self.prefetched: dict[int, str] = {}
+        self.totals: dict[Output, str] = {}
+        if graph.over_rows:
+            self.block, self.loop = self._unique("block"), self._unique("row_loop")
+            self.ahead, self.workspace = self._unique("rows_ahead"), self._unique("mParts")
+            self.combining = self._unique(f"{self.function}_combine")
+            self.grid = self._unique("grid")
+            self.totals = {output: self._numbered("total") for output in graph.over_rows}
         ends = plan.work.ends
         opening = itertools.takewhile(lambda s: isinstance(s, Load) or s in ends, plan.steps)
         self.opening = tuple(opening)

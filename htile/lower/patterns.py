@@ -108,7 +108,9 @@ def _is_only_returned_in_16_bits(graph: Graph, node: Node) -> bool:
     returned = [output for output in graph.outputs if output.id == node.id]
     bundles = [graph[id] for id in graph.readers[node.id] if graph[id].op is Op.BUNDLE]
     is_read = len(returned) + len(bundles) < len(graph.readers[node.id])
-    sizes = [o.dtype.itemsize for o in returned] + [each.arg.itemsize for each in bundles]
+    # A term of a sum over rows counts as read: it has to be exact, whatever the sum is stored in.
+    sizes = [o.dtype.itemsize if o.over is None else 4 for o in returned]
+    sizes += [each.arg.itemsize for each in bundles]
     return not is_read and max(sizes) <= 2
 
 

@@ -79,8 +79,8 @@ class _Building:
                 is_row = bool(axes_of(wanted))
                 view = self._view(output.inner, wanted, is_row)
                 inner = output.inner if view is None else (n,) if is_row else ()
-                piece = output.name, ids[k], output.dtype, inner, is_row, view, output.over
-                outputs.append(Output(*piece))
+                kinds = output.dtype, inner, is_row, view, output.over
+                outputs.append(Output(output.name, ids[k], *kinds))
         return new.finish(outputs, graph.structure)
 
     def _reduction(self, new: Builder, each: Placed, operand: int) -> int:

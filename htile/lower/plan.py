@@ -95,6 +95,8 @@ class Numerics:
     merged: whether a mean and the squares about it are summed over two chunks at a time.
     folded: how many chunks are summed before their sum is added to the rest. Terms that are small
         beside a thread's whole sum then do not vanish in it. With 0, all are added one by one.
+    groups: into how many groups rows are dealt, each of which adds its own up, for results that are
+        reduced over all rows (`htile/lower/over_rows.py`). 0 without such results.
     """
 
     vec_size: int
@@ -104,6 +106,7 @@ class Numerics:
     joint: tuple[str, ...] = ()
     merged: bool = False
     folded: int = 0
+    groups: int = 0
 
     def properties(self) -> dict[str, object]:
         """The fields by name, in plain values."""
@@ -230,6 +233,11 @@ class Plan:
         """Rows that one CTA works on."""
         num, place = self.numerics, self.placement
         return place.num_threads // (num.threads_per_row * place.abreast)
+
+    @property
+    def parts(self) -> int:
+        """How many CTAs, or clusters, add rows up, at most. With few rows it is fewer."""
+        return self.numerics.groups // self.rows_per_block
 
     @property
     def turns(self) -> int:

@@ -38,12 +38,16 @@ OF_OPERANDS_SIGN = frozenset({
 })  # fmt: skip
 
 
+SUMMED_BYTES = 4  # of a term of a sum over rows, whatever the sum is stored in
+
+
 def seen_in_16_bits(graph: Graph) -> frozenset[int]:
     """The nodes of which only results of 16 bits or fewer come, by steps that keep relative errors
     small."""
     widest: dict[int, int] = {}
     for output in graph.outputs:
-        widest[output.id] = max(widest.get(output.id, 0), output.dtype.itemsize)
+        size = output.dtype.itemsize if output.over is None else SUMMED_BYTES
+        widest[output.id] = max(widest.get(output.id, 0), size)
     found: set[int] = set()
     signs = _signs(graph)
     for node in reversed(list(graph)):

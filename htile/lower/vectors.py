@@ -51,7 +51,7 @@ def _sizes(graph: Graph) -> tuple[list[int], ...]:
     nothing else, it is.
     """
     rows = [i for i in graph.inputs if i.role is Role.ROW]
-    rows += [o for o in graph.outputs if o.is_row]
+    rows += [o for o in graph.outputs if o.is_row and o.over is None]
     columns = [i for i in graph.inputs if is_vector(graph, i)]
     found = tuple(
         [each.dtype.itemsize for each in pieces if each.view is None or not each.view.is_of_groups]
@@ -67,13 +67,15 @@ def is_vector(graph: Graph, i: Input) -> bool:
 
 def _lies_apart(graph: Graph) -> bool:
     """Whether some piece has elements that are no neighbours in memory."""
-    views = [each.view for each in (*graph.inputs, *graph.outputs) if each.view is not None]
+    pieces = (*graph.inputs, *graph.outputs)
+    views = [each.view for each in pieces if each.view is not None and each.over is None]
     return not all([view.is_contiguous or view.is_of_groups for view in views])
 
 
 def _has_groups_apart(graph: Graph) -> bool:
     """Whether some piece has groups that do not follow each other in memory."""
-    views = [each.view for each in (*graph.inputs, *graph.outputs) if each.view is not None]
+    pieces = (*graph.inputs, *graph.outputs)
+    views = [each.view for each in pieces if each.view is not None and each.over is None]
     return any([view.groups is not None for view in views])
 
 

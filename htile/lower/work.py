@@ -184,7 +184,7 @@ class Work:
         self.rows = tuple(i for i in self.loaded if i.role is Role.ROW)
         self.columns = tuple(i for i in self.loaded if i.role is Role.COLUMN)
         self.lookups = tuple([n for n in graph if n.op is Op.LOOKUP and n.value.spread])
-        self.writes = tuple(output for output in graph.outputs if output.is_row)
+        self.writes = tuple(o for o in graph.outputs if o.is_row and o.over is None)
         self.row_bytes = sum(i.dtype.itemsize for i in self.of(Role.ROW))
         self.column_bytes = sum(i.dtype.itemsize for i in self.columns)
         self.ends = self._made({i.end for i in self.rows} - {None})
@@ -308,8 +308,8 @@ class Work:
         """Bytes read and written for one row, without the columns that all rows share."""
         read = [i for i in self.graph.inputs if i.role in (Role.ROW, Role.PER_ROW)]
         read += [self.source(node) for node in self.lookups]
-        sizes = ([memory_of(each, self.graph.n) for each in pieces]
-                 for pieces in (read, self.graph.outputs))  # fmt: skip
+        written = [output for output in self.graph.outputs if output.over is None]
+        sizes = ([memory_of(each, self.graph.n) for each in pieces] for pieces in (read, written))
         return tuple(map(sum, sizes))
 
     @cached_property

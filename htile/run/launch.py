@@ -14,8 +14,10 @@ from ..build.arch import Arch, arch_of_capability
 from ..build.compile import load
 from ..errors import ArgumentError, UnsupportedError
 from ..frontend.graph import Role
+from ..frontend.ops import Op
 from ..frontend.roles import Call, Signature, Spec
 from ..lower import Lowered, choose, plans_for, printed
+from ..lower.over_rows import workspace_bytes
 from ..lower.plan import Plan, Target, rows_like
 from ..lower.vectors import is_vector
 from ..tune.kept import recall
@@ -110,7 +112,8 @@ class Request:
             (name, tensor) for name, tensor in self.tensors.items()
             if self.specs[name].role in (Role.ROW, Role.PER_ROW)
         ]  # fmt: skip
-        return all(is_flat(out, lead) for out in self.outs) and all(
+        results = zip(self.outs, self.specialization.traced.outputs, strict=False)
+        return all(is_flat(out, lead) for out, each in results if each.over is None) and all(
             own_dimensions(self.specs[name], tensor, self.call.lead) is None
             and (name in self.copied or is_flat(tensor, lead))
             for name, tensor in of_rows
@@ -126,7 +129,8 @@ class Request:
         ]
         results = [result.name for result in self.specialization.traced.outputs]
         written = dict(zip(results, self.outs, strict=False))
-        vectors += [(written.get(o.name), o) for o in graph.outputs if o.is_row]
+        rows = [o for o in graph.outputs if o.is_row and o.over is None]
+        vectors += [(written.get(o.name), o) for o in rows]
         repeated = {n: own_dimensions(specs[n], t, self.call.lead) for n, t in self.tensors.items()}
         return Target(
             n=graph.n,
@@ -160,6 +164,8 @@ class Launch:
     outputs: the shape and dtype of each.
     is_widest: whether its accesses are as wide as they can be, and no input is copied. A narrower
         kernel takes tensors of any alignment, so it must not be the one that is tried first.
+    workspace: bytes of memory that the kernel needs beside, for parts of results over all rows.
+    sums: which outputs are sums over all rows.
     """
 
     kernel: Callable | None
@@ -169,6 +175,8 @@ class Launch:
     structure: object
     device: torch.device
     is_widest: bool
+    workspace: int = 0
+    sums: tuple[int, ...] = ()
 
 
 def prepare(
@@ -207,6 +215,8 @@ def prepare(
         structure=lowered.graph.structure,
         device=device,
         is_widest=target.align == WIDEST_ACCESS and not request.copied,
+        workspace=workspace_bytes(lowered.plan),
+        sums=tuple(k for k, each in enumerate(lowered.traced.outputs) if each.over is Op.SUM),
     )
 
 
@@ -214,9 +224,30 @@ def run(launch: Launch, values: tuple, outs: tuple = ()) -> object:
     """Launch on the current stream; returns `outs` or new results in the user's structure."""
     arguments = [_copy(values[k]) if copy else values[k] for k, copy in launch.inputs]
     outs = outs or [_empty(shape, dtype, launch.device) for shape, dtype in launch.outputs]
-    if launch.kernel is not None:
+    if launch.kernel is None:
+        for k in launch.sums:  # over no rows
+            outs[k].detach().zero_()
+    elif launch.workspace:
+        parts = _empty((launch.workspace,), torch.int8, launch.device)
+        launch.kernel(*arguments, *outs, parts)
+    else:
         launch.kernel(*arguments, *outs)
     return pytree.tree_unflatten(outs, launch.structure)
+
+
+def with_workspace(launch: Launch) -> Callable:
+    """The kernel as a function of arguments and results; it makes the other memory that it needs.
+
+    The memory is of the current stream, as `run` makes it, so a CUDA graph has it for each replay.
+    """
+    kernel, shape, device = launch.kernel, (launch.workspace,), launch.device
+    if not launch.workspace:
+        return kernel
+
+    def launched(*arguments) -> None:
+        kernel(*arguments, torch.empty(shape, dtype=torch.int8, device=device))
+
+    return launched
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ import itertools
 import math
 import threading
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -37,9 +37,10 @@ from ..frontend.tensor import fail
 from ..lower import Lowered, printed
 from . import vmap
 from .kernel import Kernel
-from .launch import Launch, Request, prepare, run
+from .launch import Launch, Request, prepare, run, with_workspace
 from .operands import call_key, device_of, refuse_fake, refuse_gradients, runs_kernels
 from .out import check_out, find_aliases, in_order
+from .over_rows import refuse_no_maximum
 from .shortcut import shortcut
 from .specialize import Specializations
 
@@ -164,6 +165,7 @@ class Rowwise:
             refuse_gradients(signature, values)
             device = device_of(signature, values)
             request, holds = self._request(call, watched[1], values, outs, aliases)
+            refuse_no_maximum(request)
             if out is not None:
                 ordered = in_order(out, structure, request.specialization.graph.structure)
                 if ordered is not out:
@@ -208,6 +210,13 @@ class Rowwise:
         own = self._signature, self._fastmath, self._wanted
         return Request(*own, call, specialization, values, outs, aliases), holds
 
+    def name_over_rows(self, values: Iterable[object]) -> str | None:
+        """The name of a result that is reduced over all rows, for a call with these values."""
+        values = tuple(values)
+        call = classify(self._signature, values)
+        request, _ = self._request(call, self._captures.fingerprint(), values)
+        return next((o.name for o in request.specialization.traced.over_rows), None)
+
     def _prepared(self, request: Request, device: torch.device, holds: bool) -> Launch:
         """How to launch a call's kernel: as calls of its bucket do that came before, if any did.
 
@@ -240,7 +249,8 @@ class Rowwise:
         known = getattr(self, name)
         if launch.kernel is None or not launch.is_widest or len(known) >= MAX_SHORTCUTS:
             return
-        make = functools.partial(shortcut, request, launch.kernel, self._captures, watched)
+        kernel = with_workspace(launch)
+        make = functools.partial(shortcut, request, kernel, self._captures, watched)
         misses = itertools.count(1)
 
         def missed() -> None:

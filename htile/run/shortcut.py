@@ -149,6 +149,10 @@ class _Writer:
             return each.role in (Role.ROW, Role.COLUMN)
         return self.first.specialization.traced[each.id].value.spread
 
+    def _lead(self, output: Output) -> list[str]:
+        """The leading shape of a result, as text."""
+        return self.sizes if output.over is None else []
+
     def _inner(self, output: Output) -> list[str]:
         """The shape of a result behind the leading dimensions, as text."""
         inner = self.first.specialization.inner(output, self.length)
@@ -289,7 +293,8 @@ class _Writer:
             *map(str, self.first.specs[self.like].inner)]  # fmt: skip
         for name, output in zip(self.written, self.outputs, strict=False):
             inner = self._inner(output)
-            shape = "_shape" if inner == like else _tuple([*self.sizes, *inner])
+            whole = inner == like and output.over is None
+            shape = "_shape" if whole else _tuple([*self._lead(output), *inner])
             wrong += [f"{name}.shape != {shape}"] if name != self.like else []
         for name in self.tensors:
             if self._is_read(name):
@@ -306,7 +311,7 @@ class _Writer:
         lines = []
         for k, (name, output) in enumerate(zip(self.results, self.outputs, strict=True)):
             self.scope[f"_dtype{k}"] = output.dtype
-            sizes = [*self.sizes, *self._inner(output)]
+            sizes = [*self._lead(output), *self._inner(output)]
             strides = [" * ".join(sizes[k + 1 :]) or "1" for k in range(len(sizes))]
             lines.append(f"{name} = _empty({_tuple(sizes)}, {_tuple(strides)}, _dtype{k})")
         return lines + is_elsewhere(self.results[0], device, self.miss)

@@ -63,6 +63,11 @@ class _OverBatch(torch.autograd.Function):
     @staticmethod
     def vmap(info, in_dims, call, signature, *values):
         whole = _with_batch(signature, info.batch_size, in_dims[2:], values)
+        if not is_inside(tuple(whole)) and (name := call.name_over_rows(whole)):
+            raise UnsupportedError(
+                f"{signature.name}: its result {name} is reduced over all rows, which torch.vmap "
+                "would take together; call it for each element of the batch, or outside torch.vmap"
+            )
         k = signature._positional
         named = dict(zip(signature.names[k:], whole[k:], strict=True))
         return call(*whole[:k], **named), 0  # the batch is the first dimension of each result

@@ -30,6 +30,7 @@ GROUPS = (
     ("tests/gpu/test_plans.py", "tests/gpu/test_out.py", "tests/gpu/test_documents.py"),
     ("tests/gpu/test_gallery.py", "tests/gpu/test_groups.py"),
     ("tests/gpu/test_ranks.py", "tests/gpu/test_scans.py", "tests/gpu/test_language.py"),
+    ("tests/gpu/test_row_sums.py",),
     ("tests/gpu/test_sanitizer.py", "tests/gpu/test_benchmarks.py"),
 )
 ALONE = ("tests/gpu/test_cache.py", "tests/gpu/test_devices.py")

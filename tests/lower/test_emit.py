@@ -15,6 +15,7 @@ import torch
 
 import htile
 from htile.build.compile import build
+from tests.lower.backward import backward_kernel
 from tests.lower.cases import (
     ARCH,
     BF16,
@@ -36,6 +37,7 @@ GOLDEN = [(name, n) for name in EXAMPLES for n in SIZES] + LONG
 
 OF_TABLES = [("table_rotary", 128), ("table_norm", 65536), ("table_alone", 1003)]
 OF_ANY_LENGTH = [("any_rmsnorm", 4000), ("any_layernorm", 30001)]  # buckets of 4096 and 32768
+OVER_ROWS = [("rmsnorm_backward", 4096), ("layernorm_backward", 1003)]
 OF_SCANS = [("scan_products", 1003), ("scan_inverse", 32768), ("scan_groups", 4096)]
 
 
@@ -54,6 +56,11 @@ def test_golden_source_of_scans(golden, name, n):
     golden(f"{name}_{n}.py", scan_kernel(name, n).source)
 
 
+@pytest.mark.parametrize(("name", "n"), OVER_ROWS)
+def test_golden_source_of_sums_over_rows(golden, name, n):
+    golden(f"{name}_{n}.py", backward_kernel(name, n).source)
+
+
 @pytest.mark.parametrize(("name", "n"), OF_ANY_LENGTH)
 def test_golden_source_of_rows_of_any_length(golden, name, n):
     golden(f"{name}_{n}.py", any_length_kernel(name, n).source)
@@ -61,7 +68,7 @@ def test_golden_source_of_rows_of_any_length(golden, name, n):
 
 def test_no_golden_file_is_left_over():
     files = {path.name for path in (REPO / "tests" / "golden").glob("*.py")}
-    every = GOLDEN + OF_TABLES + OF_SCANS + OF_ANY_LENGTH
+    every = GOLDEN + OF_TABLES + OF_SCANS + OF_ANY_LENGTH + OVER_ROWS
     assert files == {f"{name}_{n}.py" for name, n in every}
 
 

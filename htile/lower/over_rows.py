@@ -1,0 +1,175 @@
+"""Plans of kernels with results that are reduced over all rows, and where their parts lie.
+
+Such a kernel is a loop over rows that are held. Row i belongs to group `i % groups`, and each group
+has the threads of one row of a CTA, or of a cluster. The groups of a CTA combine what they have,
+and a second kernel combines the parts of all CTAs. How many groups there are, and how many of them
+a CTA has, follows from N, the dtypes, the graph and the architecture. So does the order of every
+sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..build.arch import MAX_REGISTERS
+from ..frontend.graph import Graph, Output
+from ..frontend.ops import Op
+from .plan import Numerics, Placement, Plan, Target
+from .work import Work
+
+THREADS = 512  # of all rows that a multiprocessor works on at a time, unless a row has more
+TURNS = 2  # tiles of each row that comes through shared memory: one is on its way
+ELEMENTS = 16  # that a thread has of a row, where nothing else decides it
+# These count 32-bit registers of a thread: for addresses, predicates and what is computed of a few
+# elements at a time.
+OTHER_REGISTERS = 24
+RAGGED_REGISTERS = 16  # more, where rows do not fill the threads
+EXCHANGE_BYTES = 2048  # of shared memory, for what else a CTA keeps there
+BATCH = 16  # bytes that the parts of a result begin at a multiple of
+
+
+@dataclass(frozen=True, slots=True)
+class PartsOf:
+    """Where the parts of a result lie in the workspace.
+
+    dtype: of an element. columns: of a part, padding included; 1 for a number of each row.
+    start: the first byte.
+    """
+
+    output: Output
+    dtype: torch.dtype
+    columns: int
+    start: int
+
+
+def parts_of(plan: Plan) -> list[PartsOf]:
+    """Where the parts of each result over all rows lie."""
+    found, start = [], 0
+    for output in plan.graph.over_rows:
+        dtype = part_dtype(plan.graph, output)
+        columns = plan.numerics.step * plan.chunks if output.is_row else 1
+        found.append(PartsOf(output, dtype, columns, start))
+        size = plan.parts * columns * dtype.itemsize
+        start += -(-size // BATCH) * BATCH
+    return found
+
+
+def part_dtype(graph: Graph, output: Output) -> torch.dtype:
+    """The dtype in which a result is reduced over rows: integers are added in int64."""
+    dtype = graph[output.id].value.dtype
+    return torch.int64 if output.over is Op.SUM and not dtype.is_floating_point else dtype
+
+
+def workspace_bytes(plan: Plan) -> int:
+    """Bytes of global memory that a launch needs for parts; 0 without results over all rows."""
+    parts = parts_of(plan)
+    if not parts:
+        return 0
+    last = parts[-1]
+    return last.start + -(-plan.parts * last.columns * last.dtype.itemsize // BATCH) * BATCH
+
+
+def without_sums(graph: Graph) -> Graph | None:
+    """The graph without such results, of which row results have their numerics; None if empty."""
+    left = tuple(output for output in graph.outputs if output.over is None)
+    return replace(graph, outputs=left) if left else None
+
+
+def plans_over_rows(work: Work, target: Target, held: Iterable[Plan]) -> Iterator[Plan]:
+    """The plans with a loop over rows, of those whose rows are held."""
+    seen: set[Numerics] = set()
+    for plan in held:
+        if plan.numerics in seen:
+            continue
+        seen.add(plan.numerics)
+        yield from _of_numerics(work, target, plan)
+
+
+def _of_numerics(work: Work, target: Target, plan: Plan) -> Iterator[Plan]:
+    """The same of one plan, and of those that differ from it in placement."""
+    num, arch = plan.numerics, target.arch
+    elements = plan.elements_per_thread
+    registers = int(_words(work, plan) * elements) + OTHER_REGISTERS
+    registers += RAGGED_REGISTERS * plan.is_ragged
+    rows = _rows(num, registers, arch.registers)
+    threads = rows * num.threads_per_row
+    if registers > min(MAX_REGISTERS, arch.registers // threads):
+        return
+    fitting = min(max(1, THREADS // threads), arch.registers // (registers * threads))
+    groups = max(1, arch.loop_ctas * fitting // num.cluster_n) * rows
+    numerics = replace(num, groups=groups)
+    tile = elements * threads * sum(i.dtype.itemsize for i in work.rows)
+    scratch = elements * threads * 4 * (rows > 1)
+    buffer = TURNS * plan.slots * (threads // 32 + 1) * num.cluster_n * 8
+    free = arch.shared_bytes // fitting - buffer - EXCHANGE_BYTES
+    if plan.placement.shifted:  # what its stores are staged in
+        free -= threads * 32
+    for loader in ("shared", "direct"):
+        needed = max(TURNS * tile, scratch) if loader == "shared" else scratch
+        if needed > free or (loader == "shared" and not _may_come_shared(work, plan)):
+            continue
+        moves = loader, "early", target.align, plan.placement.shifted
+        yield Plan(work, target, numerics, Placement(threads, *moves, blocks=fitting))
+
+
+def _rows(num: Numerics, registers: int, all_registers: int) -> int:
+    """How many rows a CTA works on: a power of two."""
+    rows = 1
+    while num.cluster_n == 1 and 2 * rows * num.threads_per_row <= THREADS:
+        if 2 * rows * num.threads_per_row * registers > all_registers:
+            break
+        rows *= 2
+    # The threads of a CTA are whole warps.
+    return rows if rows * num.threads_per_row % 32 == 0 else 32 // num.threads_per_row
+
+
+def _words(work: Work, plan: Plan) -> float:
+    """Registers for each element of a row: what is held, columns, and what is added up.
+
+    It is what ptxas takes for the backward pass of an rmsnorm, with 24 elements a thread.
+    """
+    graph = work.graph
+    columns = sum(i.dtype.itemsize / 4 for i in work.columns)
+    added = [part_dtype(graph, o).itemsize / 4 for o in graph.over_rows if o.is_row]
+    rows = {i.id: i.dtype.itemsize / 4 for i in work.rows}  # they stay as they were loaded
+    held = [sum(rows.values()), 1.0]
+    for ids in work.crossing(plan.sweeps, late_columns=False):
+        nodes = [graph[id] for id in ids - {i.id for i in work.columns}]
+        spread = [node for node in nodes if node.value.spread and node.op is not Op.CONST]
+        words = [rows.get(n.id, max(1, n.value.dtype.itemsize / 4)) for n in spread]
+        held.append(sum(words))
+    return columns + sum(added) + max(held)
+
+
+def _may_come_shared(work: Work, plan: Plan) -> bool:
+    """Whether cp.async, of 4 bytes or more, can bring all rows."""
+    views = [i.view for i in work.rows if i.view is not None]
+    if plan.placement.shifted or not work.rows:
+        return False
+    if any(not view.is_contiguous or view.is_of_groups for view in views):
+        return False
+    sizes = [i.dtype.itemsize for i in work.rows]
+    return min(min(plan.numerics.vec_size * size, plan.target.align) for size in sizes) >= 4
+
+
+def preferred(plans: list[Plan], usual: Numerics | None) -> Plan:
+    """The default of plans with a loop over rows.
+
+    usual: the numerics that row results have without the loop. They are taken if they are there, so
+        that these results keep their bits.
+    """
+    same = [plan for plan in plans if usual == replace(plan.numerics, groups=0)]
+    numerics = min(same or plans, key=_distance).numerics
+    placed = [plan for plan in plans if plan.numerics == numerics]
+    return min(placed, key=lambda plan: plan.placement.loader != "shared")
+
+
+def _distance(plan: Plan) -> tuple:
+    """Less for plans whose numerics are expected to be faster. It knows of no placement."""
+    num = plan.numerics
+    padding = num.step * plan.chunks / plan.graph.n
+    share = max(plan.elements_per_thread / ELEMENTS, ELEMENTS / plan.elements_per_thread)
+    return num.cluster_n, padding * share, plan.slots, num.threads_per_row
