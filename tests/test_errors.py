@@ -377,11 +377,14 @@ SECTIONS = (
     ),
     Section(
         "Gradients",
-        "HTile computes no gradients yet, and raises rather than return a result that has none.",
+        "Results have gradients, but for those below.",
         (
-            called("An argument that requires grad", "f(x.requires_grad_())", "GradientError"),
-            called("A parameter", "f(x, torch.nn.Parameter(torch.ones(8)))", "GradientError",
-                   "x, w"),
+            called("`out=` with an argument that requires grad",
+                   "f(x.requires_grad_(), out=torch.empty(4, 8))", "GradientError"),
+            Case("A table whose rows indices choose", row(
+                "return x + table[pos]", "x, table: htile.Shared, pos: htile.PerRow",
+                "f(x, torch.ones(4, 8, requires_grad=True), torch.tensor([0, 1, 2, 3]))",
+            ), "GradientError", "return x + table[pos]"),
         ),
     ),
     Section(

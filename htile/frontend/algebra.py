@@ -333,11 +333,16 @@ class Algebra:
         return is_zero or any(self._stages[i] > 0 for i in (*factors, *divisors))
 
     def _is_deviation(self, a: int, axes: tuple[int, ...]) -> bool:
-        """Whether it is `x - mean(x)` along these axes."""
+        """Whether it is `x - mean(x)` along these axes, of which the mean has one value each.
+
+        In a square a mean over one axis may stand beside the other one.
+        """
         node = self[a]
         if node.op is not Op.SUB or len(axes) != 1:
             return False
         x, average = node.inputs
+        if self._has(average, axes[0]):
+            return False
         while self[average].op is Op.RESHAPE:
             (average,) = self[average].inputs
         average, v = self[average], self[x].value

@@ -334,10 +334,14 @@ class Graph:
 
 
 class Builder:
-    """Makes the nodes of one graph; after `finish` it adds none."""
+    """Makes the nodes of one graph; after `finish` it adds none.
+
+    stops_gradients: whether what is added now has no gradient; see htile.frontend.factories.
+    """
 
     def __init__(self, name: str, n: int, multiple: int | None = None):
         self.name, self.n, self.multiple, self.least = name, n, multiple, 1
+        self.stops_gradients = False
         self.inputs: list[Input] = []
         self._nodes: list[Node] = []
         self._is_finished = False
@@ -381,6 +385,12 @@ class Builder:
     ) -> int:
         """Add the numbers from 0 to size - 1; a trace has them in int64, a kernel in int32."""
         return self._add(Op.INDEX, (), size, Value((size,), Varies.SHARED, dtype, spread=True), loc)
+
+    def copied(self, node: Node, inputs: Iterable[int]) -> int:
+        """Add a node of another graph, which is no input, with these operands."""
+        if node.op in (Op.CONST, Op.INDEX, Op.LENGTH):
+            return self._add(node.op, (), node.arg, node.value, node.loc)
+        return self.add(node.op, inputs, node.arg, node.loc)
 
     def _add(self, op, inputs, arg, value, loc) -> int:
         if self._is_finished:

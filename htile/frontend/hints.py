@@ -32,7 +32,7 @@ HINTS = {
         "item tolist numpy equal allclose": "values are not known while tracing",
         "device cuda cpu is_cuda": "the kernel runs where its inputs are",
         "is_contiguous stride data_ptr storage_offset layout is_leaf": _MEMORY,
-        "grad grad_fn backward": "HTile has no gradients yet; see docs/guide.md",
+        "grad grad_fn backward": "gradients are those of results, outside; see docs/training.md",
         "dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout": RANDOM,
         "feature_alpha_dropout rand_like randn_like randint_like bernoulli multinomial": RANDOM,
         "poisson rrelu gumbel_softmax": RANDOM,

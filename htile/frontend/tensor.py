@@ -374,13 +374,19 @@ class Deferred(Tensor):
 
 
 def node(op: Op, *operands: Tensor, arg: object = None) -> Tensor:
-    """Add an operation to the operands' graph; an error gets the user's line."""
+    """Add an operation to the operands' graph; an error gets the user's line.
+
+    What is computed under `torch.no_grad()` inside the function has no gradient.
+    """
     builder = operands[0]._builder
     if any(t._builder is not builder for t in operands):
         fail(TraceError, "a value of another trace: a traced function may not keep its values")
     loc = location()
     try:
-        return Tensor(builder, builder.add(op, [t._id for t in operands], arg, loc))
+        id = builder.add(op, [t._id for t in operands], arg, loc)
+        if builder.stops_gradients:
+            id = builder.add(Op.STOP, (id,), None, loc)
+        return Tensor(builder, id)
     except ShapeError as error:
         raise ShapeError(error.message + _told(operands), loc) from None
     except HTileError as error:

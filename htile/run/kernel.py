@@ -10,17 +10,21 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..build.arch import DEFAULT
 from ..build.compile import Artifact, build
 from ..build.cubin import Resources
-from ..errors import ArgumentError, CompileError, UnsupportedError
+from ..errors import ArgumentError, CompileError, GradientError, UnsupportedError
 from ..frontend.graph import Graph
 from ..lower import Lowered
 from ..lower.cost import Cost, cost
 from ..lower.names import value_names
 from ..lower.plan import Plan
 from ..pictures import drawable, graph_dot, graph_json, graph_svg, plan_svg
+
+if TYPE_CHECKING:
+    from .gradients import Training
 
 COSTED_ROWS = 1 << 16  # The cost is for so many rows if no number is given; they fill any GPU.
 
@@ -36,12 +40,17 @@ class Kernel:
 
     copied: the parameters whose rows' elements are apart in memory, so that each call makes their
         tensors contiguous first.
+    train: gives the kernels of a call whose results are differentiated.
     """
 
-    def __init__(self, lowered: Lowered, arch: str, copied: frozenset[str] = frozenset()):
+    def __init__(
+        self, lowered: Lowered, arch: str, copied: frozenset[str] = frozenset(),
+        train: Callable[[], Training] | None = None,
+    ):  # fmt: skip
         self.lowered = lowered
         self.arch = arch
         self.copied = copied
+        self._train = train
 
     @property
     def name(self) -> str:
@@ -65,6 +74,30 @@ class Kernel:
         if compiled is None or compiled.blocks == plan.placement.blocks:
             return plan
         return replace(plan, placement=replace(plan.placement, blocks=compiled.blocks))
+
+    @cached_property
+    def training(self) -> Training:
+        """The forward and the backward kernel of such a call that is differentiated, and `saved`.
+
+        Tensors that require grad have gradients, or all floating ones if none does. Cotangents are
+        contiguous. Raises GradientError for what has no gradient.
+        """
+        if self._train is None:
+            raise GradientError(
+                f"{self.name}: the gradients of a backward kernel are found when they are asked "
+                "for, by torch.autograd.grad(..., create_graph=True)"
+            )
+        return self._train()
+
+    @property
+    def backward(self) -> Kernel:
+        """The kernel that computes the gradients."""
+        return self.training.backward
+
+    @property
+    def saved(self) -> tuple[str, ...]:
+        """The names of what the forward pass keeps for the backward kernel."""
+        return self.training.saved
 
     @property
     def source(self) -> str:

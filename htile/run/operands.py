@@ -32,7 +32,7 @@ def call_key(
             has_one_twice(values),
             aliases,
             *map(_value_key, signature.kinds, values),
-            *map(_tensor_key, outs),
+            *map(tensor_key, outs),
         )
         hash(key)
     except (TypeError, AttributeError, RuntimeError):
@@ -43,7 +43,7 @@ def call_key(
 def _value_key(kind: type | None, value: object) -> object:
     """One value's part of the key; numbers that are given at run time count by their type only."""
     if isinstance(value, torch.Tensor):
-        return _tensor_key(value)
+        return tensor_key(value)
     if type(value) is float and kind is not Static:
         return float
     if type(value) is int and kind in (float, Scalar) and abs(value) < 2**63:
@@ -51,7 +51,7 @@ def _value_key(kind: type | None, value: object) -> object:
     return freeze(value)
 
 
-def _tensor_key(value: torch.Tensor) -> tuple:
+def tensor_key(value: torch.Tensor) -> tuple:
     """A tensor's part of the key; its address counts by alignment."""
     return (
         type(value),
@@ -111,8 +111,8 @@ def refuse_fake(signature: Signature, values: tuple, outs: tuple = ()) -> None:
         raise UnsupportedError(f"{signature.name} is called inside FakeTensorMode; {remedy}")
 
 
-def refuse_gradients(signature: Signature, values: tuple) -> None:
-    """Raise GradientError or UnsupportedError for tensors that a derivative is asked of."""
+def refuse_transforms(signature: Signature, values: tuple) -> None:
+    """Raise GradientError for forward-mode tangents, and UnsupportedError inside torch.func."""
     for name, value in _tensors(signature, values):
         if torch._C._functorch.is_functorch_wrapped_tensor(value):
             raise UnsupportedError(
@@ -121,14 +121,16 @@ def refuse_gradients(signature: Signature, values: tuple) -> None:
             )
         if forward_ad._current_level >= 0 and forward_ad.unpack_dual(value).tangent is not None:
             raise GradientError(
-                f"{signature.name}: {name} carries a forward-mode tangent, and HTile does not "
-                f"compute gradients yet; pass forward_ad.unpack_dual({name}).primal"
+                f"{signature.name}: {name} carries a forward-mode tangent, which HTile does not "
+                f"carry on yet; pass forward_ad.unpack_dual({name}).primal"
             )
-        if value.requires_grad and torch.is_grad_enabled():
-            raise GradientError(
-                f"{signature.name}: {name} requires grad, and HTile does not compute gradients "
-                f"yet; pass {name}.detach(), or call it under torch.no_grad()"
-            )
+
+
+def wants_gradients(values: tuple) -> bool:
+    """Whether autograd records how the results depend on one of these values."""
+    return torch.is_grad_enabled() and any(
+        value.requires_grad for value in values if isinstance(value, torch.Tensor)
+    )
 
 
 def needs_copy(spec: Spec, tensor: torch.Tensor) -> bool:

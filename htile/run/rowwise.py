@@ -38,7 +38,14 @@ from ..lower import Lowered, printed
 from . import vmap
 from .kernel import Kernel
 from .launch import Launch, Request, prepare, run, with_workspace
-from .operands import call_key, device_of, refuse_fake, refuse_gradients, runs_kernels
+from .operands import (
+    call_key,
+    device_of,
+    refuse_fake,
+    refuse_transforms,
+    runs_kernels,
+    wants_gradients,
+)
 from .out import check_out, find_aliases, in_order
 from .over_rows import refuse_no_maximum
 from .shortcut import shortcut
@@ -46,6 +53,7 @@ from .specialize import Specializations
 
 if TYPE_CHECKING:
     from ..tune.search import Tuned
+    from .gradients import DifferentiableCalls
 
 MAX_LAUNCHES = 4096  # remembered calls of one function; forgotten all at once beyond
 MAX_SHORTCUTS = 5  # for calls with out=, and as many for calls without it; then none is added
@@ -72,6 +80,8 @@ def rowwise(fn: Callable | None = None, *, fastmath: bool = False, dynamic_n: bo
     CUDA tensors go through the kernel; for all others torch evaluates the same graph. A tensor in
     whose rows the elements are not neighbours in memory is copied first; nothing else ever is.
 
+    Where arguments require grad, results have gradients (docs/training.md).
+
     `out=` takes the tensors that the results are written to: one tensor, or the structure that `fn`
     returns (dicts by their keys, in any order). Each may be the very memory of a row argument. Any
     other overlap raises ArgumentError. `torch.vmap(f)` treats the batch as a leading dimension.
@@ -85,8 +95,8 @@ def rowwise(fn: Callable | None = None, *, fastmath: bool = False, dynamic_n: bo
         UnsupportedError. Bits depend on that power of two.
 
     Raises TraceError or UnsupportedError, with the line of `fn`, for what can not be traced,
-    ArgumentError, ShapeError or DtypeError for arguments that do not fit, and GradientError for
-    tensors that require grad. All of them are HTileErrors.
+    ArgumentError, ShapeError or DtypeError for arguments that do not fit, and GradientError where
+    tensors require grad and the function has no gradient yet. All of them are HTileErrors.
     """
     if fn is None:
         return functools.partial(rowwise, fastmath=fastmath, dynamic_n=dynamic_n)
@@ -118,6 +128,7 @@ class Rowwise:
     def _forget(self) -> None:
         """Forget launches and shortcuts, so that the next call of each kind chooses a plan anew."""
         self._launches.clear()
+        self._differentiated: DifferentiableCalls | None = None
         self._buckets: dict[object, Launch] = {}  # of rows of any length, the launch of a bucket
         with _SHORTCUTS:
             self._returning: tuple[Callable, ...] = ()  # the shortcuts of calls without out=
@@ -155,6 +166,8 @@ class Rowwise:
         leaves, structure = ((), None) if out is None else pytree.tree_flatten(out)
         outs = tuple(leaves)
         refuse_fake(signature, values, outs)
+        if wants_gradients(values):
+            return self._differentiable(values, outs)
         aliases = find_aliases(signature, values, outs)
         watched = self._captures.watched()
         key = call_key(watched[1], signature, values, outs, aliases)
@@ -162,7 +175,7 @@ class Rowwise:
         if launch is None or (out is not None and structure != launch.structure):
             # the call is of a new kind
             call = classify(signature, values)
-            refuse_gradients(signature, values)
+            refuse_transforms(signature, values)
             device = device_of(signature, values)
             request, holds = self._request(call, watched[1], values, outs, aliases)
             refuse_no_maximum(request)
@@ -194,6 +207,15 @@ class Rowwise:
             return result
         increment_version(outs)  # so that autograd sees that saved tensors were written to
         return out
+
+    @property
+    def _differentiable(self) -> DifferentiableCalls:
+        """The calls whose results autograd differentiates."""
+        if self._differentiated is None:
+            from .gradients import DifferentiableCalls  # which inference does not need
+
+            self._differentiated = DifferentiableCalls(self)
+        return self._differentiated
 
     def _request(
         self, call: Call, captured: tuple, values: tuple, outs: tuple = (), aliases: tuple = ()
@@ -310,9 +332,12 @@ class Rowwise:
         else:
             chosen = arch_of_capability(capability) if capability else DEFAULT
         gpu = device if ARCHS.get(capability) == chosen else None
-        return Kernel(request.lower(chosen, gpu), chosen.name, request.copied)
+        train = functools.partial(self._differentiable.kernels, request, chosen)
+        return Kernel(request.lower(chosen, gpu), chosen.name, request.copied, train)
 
-    def compile(self, *args, arch: str | None = None, **kwargs) -> Kernel:
+    def compile(
+        self, *args, arch: str | None = None, backward: bool = False, **kwargs
+    ) -> Kernel:
         """Compile the kernel that `inspect` shows, ahead of a call, and keep it in the disk cache.
 
         It takes what `inspect` takes, and needs no GPU. The kernel is for the dtypes, N, the number
@@ -325,10 +350,15 @@ class Rowwise:
         of 16 bytes if N and the strides allow it. For rows that begin elsewhere, pass a view of a
         CPU tensor, such as `torch.empty(4, 4097)[:, 1:]`.
 
+        backward: compile the kernels of a call whose results are differentiated, too, with
+            contiguous cotangents for all results (`Kernel.training`).
+
         Raises what `inspect` raises, and CompileError where CuTe-DSL is not installed.
         """
         kernel = self.inspect(*args, arch=arch, **kwargs)
-        build_ahead(kernel.lowered.source, kernel.lowered.function, kernel.arch)
+        more = (kernel.training.forward, kernel.backward) if backward else ()
+        for each in (kernel, *more):
+            build_ahead(each.lowered.source, each.lowered.function, each.arch)
         return kernel
 
     def tune(
@@ -358,7 +388,7 @@ class Rowwise:
 
         values = self._signature.bind(args, kwargs)
         call = classify(self._signature, values)
-        refuse_gradients(self._signature, values)
+        refuse_transforms(self._signature, values)
         device = device_of(self._signature, values)
         rows = math.prod(call.lead)
         tune.check(self._signature.name, device, rows, seconds)

@@ -67,7 +67,8 @@ class Specializations:
             a captured or static value has changed by the end of the trace, nobody knows which one
             the trace has read, so the graph serves this call and no other.
         """
-        key = captured, call.n, call.multiple, call.specs
+        # `torch.no_grad()` inside the function means something only where grad mode is on outside
+        key = captured, torch.is_grad_enabled(), call.n, call.multiple, call.specs
         found = self._known.find(key)
         if found is not None:
             return found, True

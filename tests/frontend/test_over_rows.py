@@ -6,8 +6,9 @@ import torch
 import htile
 from htile.errors import ArgumentError, DtypeError, TraceError, UnsupportedError
 from htile.frontend.ops import Op
-from htile.testing import assert_close, oracle
+from htile.testing import assert_close, float32_errors, oracle
 
+DRAWS = 5  # of data, over which torch's own error is the largest
 LEADS = [(), (1,), (5,), (2, 3)]
 
 
@@ -39,7 +40,10 @@ def test_values_are_those_of_the_oracle(lead):
     results = statistics(x, w)
     assert [tuple(each.shape) for each in results] == [(*lead, 24), (24,), (24,), ()]
     assert all(each.dtype is torch.float32 for each in results)
-    assert_close(statistics, results, x, w)
+    # torch's error of the one number that is the sum of all elements may be small by chance
+    draws = [(torch.randn(*lead, 24), torch.randn(24)) for _ in range(DRAWS)]
+    errors = [*map(max, *(float32_errors(statistics, *args) for args in draws))]
+    assert_close(statistics, results, x, w, torch_errors=errors)
 
 
 @pytest.mark.parametrize("lead", LEADS)
@@ -215,6 +219,7 @@ def test_a_batch_of_vmap_is_refused():
         torch.vmap(torch.vmap(summed))(x[None])
 
 
-def test_gradients_are_refused():
-    with pytest.raises(htile.GradientError):
-        summed(torch.randn(4, 8, requires_grad=True))
+def test_a_sum_over_rows_has_the_gradient_of_each_row():
+    x = torch.randn(4, 8, requires_grad=True)
+    g = torch.randn(8)
+    assert torch.equal(torch.autograd.grad(summed(x), x, g)[0], g.expand(4, 8))

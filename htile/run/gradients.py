@@ -1,0 +1,447 @@
+"""Calls whose gradients are asked for: a forward kernel, and a backward kernel when autograd runs.
+
+A `Derivative` is made for one specialization of a function and the arguments that require grad. Its
+backward graph is found and planned in the forward call, so what has no gradient is refused there,
+with the user's line. The backward graph is a function of rows as any other: a gradient of second
+order is the `Derivative` of that graph. For it the statistics that a forward pass keeps are results
+too, which only autograd sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..build.arch import Arch, arch_of_capability
+from ..errors import GradientError, UnsupportedError
+from ..frontend.derive import derive, differentiable
+from ..frontend.graph import Graph, Input, Output, Role
+from ..frontend.ops import Op
+from ..frontend.reference import evaluate
+from ..frontend.roles import Call, Spec, classify
+from ..frontend.saved import Split, split
+from ..lower import run_passes
+from .kernel import Kernel
+from .launch import Launch, Request, prepare, run
+from .operands import call_key, device_of, refuse_transforms, runs_kernels, tensor_key
+from .specialize import Specialization
+
+if TYPE_CHECKING:
+    from .rowwise import Rowwise
+
+Result = TypeVar("Result")
+OF_ROWS = (Role.ROW, Role.PER_ROW)
+MAX_LAUNCHES = 256  # remembered of one graph, and as many kinds of calls of one function
+
+
+class DifferentiableCalls:
+    """The calls of one row-wise function whose results autograd differentiates."""
+
+    def __init__(self, function: Rowwise):
+        self._function = function
+        self._runners: dict[Specialization, Runner] = {}
+        self._known: dict[object, tuple[Runner, tuple[int, ...], object]] = {}
+
+    def __call__(self, values: tuple, outs: tuple) -> object:
+        """What the function returns for these values of its parameters."""
+        function = self._function
+        signature, captures = function._signature, function._captures
+        if outs:
+            raise GradientError(
+                f"{signature.name}: out= with arguments that require grad; return the result, or "
+                "call it under torch.no_grad()"
+            )
+        captured = captures.watched()[1]
+        key = call_key(captured, signature, values, (), ())
+        found = None if key is None else self._known.get(key)
+        if found is None:
+            call = classify(signature, values)
+            refuse_transforms(signature, values)
+            device_of(signature, values)
+            request, holds = function._request(call, captured, values)
+            run, structure = self._runner(request, holds), request.specialization.traced.structure
+            found = run, request.call.lead, structure
+            if holds and key is not None:
+                _keep(self._known, key, found)
+        run, lead, structure = found
+        return pytree.tree_unflatten([*with_gradients(run, values, lead)], structure)
+
+    def _runner(self, request: Request, holds: bool) -> Runner:
+        """The runner of a call's specialization; `holds` says whether it may be remembered."""
+        known = self._runners.get(request.specialization)
+        if known is None:
+            specialization, own = request.specialization, (request.fastmath, dict(request.wanted))
+            known = Runner(specialization.traced, specialization.specs, *own)
+            if holds:
+                _keep(self._runners, request.specialization, known)
+        return known
+
+    def kernels(self, request: Request, arch: Arch) -> Training:
+        """The kernels of a call like this one, where grad mode is on."""
+        with torch.enable_grad():
+            captured = self._function._captures.fingerprint()
+            request, _ = self._function._request(request.call, captured, request.values)
+        run = self._runner(request, holds=False)
+        return training_kernels(run, request.values, request.call.lead, arch)
+
+
+def _keep(known: dict, key: object, value: object) -> None:
+    """Remember a value; of too many all are forgotten at once."""
+    if len(known) >= MAX_LAUNCHES:
+        known.clear()
+    known[key] = value
+
+
+class Parameters(NamedTuple):
+    """The name of a graph and of its arguments, in place of a user's signature."""
+
+    name: str
+    names: tuple[str, ...]
+
+
+class Runner:
+    """Runs one graph on tensors of any device, and remembers the launches.
+
+    specs: what its arguments are, in the order in which `__call__` takes them.
+    like: a graph whose numerics the kernel takes over, so that common results have the same bits.
+    inner: for each argument of rows how many of its dimensions are those of a row.
+    """
+
+    def __init__(
+        self, graph: Graph, specs: tuple[Spec, ...], fastmath: bool, wanted: dict,
+        like: Specialization | None = None,
+    ):  # fmt: skip
+        self.graph, self.specs = graph, specs
+        self.parameters = Parameters(graph.name, tuple(spec.name for spec in specs))
+        self.fastmath, self.wanted, self.like = fastmath, wanted, like
+        self.specialization = Specialization(specs, graph, run_passes(graph))
+        self.inner = {spec.name: len(spec.inner) for spec in specs if spec.role in OF_ROWS}
+        self.derivatives: dict[object, Derivative | None] = {}
+        self._launches: dict[object, tuple[Launch, bool]] = {}
+
+    @cached_property
+    def _of_terms(self) -> Specialization:
+        """The graph whose results are what each row adds, where its own are sums over all rows."""
+        outputs = tuple(
+            o if o.over is None else replace(o, over=None, dtype=self.graph[o.id].value.dtype)
+            for o in self.graph.outputs
+        )
+        graph = replace(self.graph, outputs=outputs)
+        return Specialization(self.specs, graph, run_passes(graph))
+
+    def __call__(self, values: tuple, lead: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+        """The graph's results, in order."""
+        device = next(v.device for v in values if isinstance(v, torch.Tensor))
+        if not runs_kernels(device):
+            given = dict(zip(self.parameters.names, values, strict=True))
+            return tuple(pytree.tree_leaves(evaluate(self.graph, given, lead=lead)))
+        key = lead, *(tensor_key(v) for v in values if isinstance(v, torch.Tensor))
+        found = self._launches.get(key)
+        if found is None:
+            arch = arch_of_capability(torch.cuda.get_device_capability(device))
+            known = [launch for launch, _ in self._launches.values()]
+
+            def prepared(request: Request) -> Launch:
+                return prepare(request, device, known)
+
+            found = self._lowered(prepared, values, lead, arch, device)
+            _keep(self._launches, key, found)
+        launch, is_of_terms = found
+        results = tuple(pytree.tree_leaves(run(launch, values)))
+        if not is_of_terms:
+            return results
+        both = zip(results, self.graph.outputs, strict=True)
+        return tuple(_over_rows(result, output, len(lead)) for result, output in both)
+
+    def _lowered(
+        self, lower: Callable[[Request], Result], values: tuple, lead: tuple[int, ...], arch: Arch,
+        gpu: torch.device | None = None,
+    ) -> tuple[Result, bool]:  # fmt: skip
+        """What `lower` makes of a call, and whether its results are the terms of each row.
+
+        They are where no kernel adds up rows as long as these. torch does so then.
+        """
+        try:
+            return lower(self._request(self.specialization, values, lead, arch, gpu)), False
+        except UnsupportedError:
+            if not self.graph.over_rows:
+                raise
+        return lower(self._request(self._of_terms, values, lead, arch, gpu)), True
+
+    def _request(
+        self, of: Specialization, values: tuple, lead: tuple[int, ...], arch: Arch,
+        gpu: torch.device | None,
+    ) -> Request:  # fmt: skip
+        """The call as plans are made for it."""
+        call, own = Call(self.specs, self.graph.n, lead), (self.fastmath, self.wanted)
+        request = Request(self.parameters, *own, call, of, values)
+        if self.like is None:
+            return request
+        usual = replace(request, specialization=self.like).lower(arch, gpu).plan
+        return replace(request, wanted={**self.wanted, **usual.numerics.properties()})
+
+    def kernel(self, values: tuple, lead: tuple[int, ...], arch: Arch) -> Kernel:
+        """The kernel of a call with tensors of any device."""
+
+        def lower(request: Request) -> Kernel:
+            return Kernel(request.lower(arch), arch.name, request.copied)
+
+        return self._lowered(lower, values, lead, arch)[0]
+
+    def shapes(self, lead: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """The shapes of the results for rows of this leading shape."""
+        return [shape for shape, _ in self.specialization.shapes(lead)]
+
+
+class Training(NamedTuple):
+    """The kernels of a call whose results are differentiated.
+
+    saved: the names of what the backward kernel reads of the forward pass: arguments, results and
+        statistics.
+    """
+
+    forward: Kernel
+    backward: Kernel
+    saved: tuple[str, ...]
+
+
+def _over_rows(result: torch.Tensor, output: Output, lead: int) -> torch.Tensor:
+    """A result over all rows, of what each row adds; other results as they are."""
+    if output.over is None:
+        return result
+    reduce = torch.sum if output.over is Op.SUM else torch.amax
+    return reduce(result, tuple(range(lead))).to(output.dtype)
+
+
+class Backward(NamedTuple):
+    """A backward graph for some cotangents.
+
+    sources: where each argument of `run` comes from: the number of a list, which has the arguments
+        of the forward pass, what is kept of it, and the cotangents, and an index into that list.
+    gradients: for each argument that requires grad the index of its gradient, or None.
+    """
+
+    run: Runner
+    sources: tuple[tuple[int, int], ...]
+    gradients: tuple[int | None, ...]
+
+
+class Derivative:
+    """The forward and backward kernels of a graph for the arguments that require grad.
+
+    wrt: their names.
+    repeated: those of them that have fewer rows than the call. Their gradients are summed by torch
+        from those of all rows, which are float32.
+    """
+
+    def __init__(self, of: Runner, wrt: tuple[str, ...], repeated: frozenset[str]):
+        graph = of.graph
+        if graph.multiple is not None:
+            raise GradientError(
+                f"{graph.name}: gradients of rows of any length (dynamic_n=True) are not computed "
+                "yet; leave dynamic_n out"
+            )
+        self.of, self.wrt, self.repeated = of, wrt, repeated
+        self.results = len(graph.outputs)
+        self._split = self._sufficient(graph)
+        forward = self._split.forward
+        self.forward = of
+        if len(forward.outputs) > self.results:
+            self.forward = Runner(forward, of.specs, of.fastmath, of.wanted, of.specialization)
+        names = differentiable(forward, wrt)
+        self.has_gradient = tuple(o.name in names for o in forward.outputs)
+        rows = self._split.kept
+        kept = {i.name for i in graph.inputs if i.role is not Role.ROW or i.id in rows}
+        self._arguments = tuple(
+            k for k, spec in enumerate(of.specs)
+            if spec.name in kept and spec.role not in (Role.SCALAR, Role.STATIC)
+        )  # fmt: skip
+        self._results = tuple(sorted({*self._split.results.values()}))
+        self._backward: dict[tuple[bool, ...], Backward] = {}
+
+    def _sufficient(self, graph: Graph) -> Split:
+        """The cut for the gradients of all results; what it keeps suffices for each of them."""
+        names = differentiable(graph, self.wrt)
+        joint = self._joint(graph, names)
+        found = split(graph, joint)
+        for name in names if len(names) > 1 else ():
+            alone = self._joint(found.forward, (name,))
+            if split(found.forward, alone, found) is None:
+                return split(graph, joint, whole=True)
+        return found
+
+    def _joint(self, graph: Graph, cotangents: tuple[str, ...]) -> Graph:
+        joint = derive(graph, self.wrt, cotangents)
+        outputs = tuple(
+            replace(o, dtype=torch.float32) if o.name.removeprefix("d_") in self.repeated else o
+            for o in joint.outputs
+        )
+        return replace(joint, outputs=outputs)
+
+    def kept(self, values: tuple, results: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+        """What backward passes read of a forward pass: some of its arguments and results."""
+        return [*(values[k] for k in self._arguments), *(results[k] for k in self._results)]
+
+    def gradients(
+        self, values: tuple, kept: Sequence, cotangents: tuple, lead: tuple[int, ...]
+    ) -> list[torch.Tensor | None]:
+        """The gradient of each argument of `wrt`, in its dtype; None where there is none.
+
+        values: the arguments of the forward pass; of its tensors only what is kept is read.
+        kept: what `kept` gave. cotangents: for each result of `forward` one, or None.
+        """
+        backward, given = self.arguments(values, kept, cotangents)
+        found = with_gradients(backward.run, given, lead)
+        return [None if k is None else found[k] for k in backward.gradients]
+
+    def arguments(self, values: tuple, kept: Sequence, cotangents: tuple) -> tuple[Backward, tuple]:
+        """The backward graph for these cotangents, and its arguments; see `gradients`."""
+        present = tuple([g is not None for g in cotangents])
+        backward = self._backward.get(present)
+        if backward is None:
+            backward = self._backward.setdefault(present, self._backward_for(present))
+        lists = values, kept, cotangents
+        return backward, tuple([lists[number][k] for number, k in backward.sources])
+
+    def _backward_for(self, present: tuple[bool, ...]) -> Backward:
+        """The backward graph for these cotangents. It reads no more than what is kept."""
+        graph, of = self._split.forward, self.of
+        there = [k for k, is_there in enumerate(present) if is_there]
+        joint = self._joint(graph, tuple(graph.outputs[k].name for k in there))
+        cut = split(graph, joint, self._split)
+        if cut is None:
+            raise GradientError(
+                f"{of.graph.name}: this gradient, of second order or of some of the results, reads "
+                "values that the forward pass does not keep; return the reduction that it goes "
+                "through, too, or compute that in a function of its own"
+            )
+        specs = {spec.name: spec for spec in of.specs}
+        specs = {i.name: specs.get(i.name) or _spec(cut.backward, i) for i in cut.backward.inputs}
+        run = Runner(cut.backward, tuple(specs.values()), of.fastmath, {})
+        sources = {spec.name: (0, k) for k, spec in enumerate(of.specs)}
+        sources |= {of.specs[k].name: (1, place) for place, k in enumerate(self._arguments)}
+        count = len(self._arguments)
+        sources |= {n: (1, count + self._results.index(k)) for n, k in cut.results.items()}
+        given = zip(joint.inputs[len(graph.inputs) :], there, strict=True)
+        sources |= {i.name: (2, k) for i, k in given}
+        gradients = {o.name: k for k, o in enumerate(joint.outputs)}
+        return Backward(
+            run,
+            tuple(sources[name] for name in specs),
+            tuple(gradients.get(f"d_{name}") for name in self.wrt),
+        )
+
+
+def _spec(graph: Graph, leaf: Input) -> Spec:
+    return Spec(leaf.name, leaf.role, leaf.dtype, graph[leaf.id].value.inner)
+
+
+def with_gradients(
+    run: Runner, values: tuple, lead: tuple[int, ...]
+) -> tuple[torch.Tensor, ...]:
+    """The results of a graph; autograd knows how they depend on tensors that require grad."""
+    wrt = {}
+    if torch.is_grad_enabled():
+        named = zip(run.parameters.names, values, strict=True)
+        tensors = ((name, v) for name, v in named if isinstance(v, torch.Tensor))
+        wrt = {name: tensor for name, tensor in tensors if tensor.requires_grad}
+    if not wrt:
+        return run(values, lead)
+    key = tuple(wrt), _repeated(run, wrt, lead)
+    if key not in run.derivatives:
+        has_any = differentiable(run.graph, wrt)
+        run.derivatives[key] = Derivative(run, *key) if has_any else None
+    derivative = run.derivatives[key]
+    if derivative is None:
+        return run(values, lead)
+    return _Function.apply(derivative, values, lead, *wrt.values())[: derivative.results]
+
+
+def _repeated(
+    run: Runner, tensors: Mapping[str, torch.Tensor], lead: tuple[int, ...]
+) -> frozenset[str]:
+    """The names of those arguments that have fewer rows than the call."""
+    return frozenset(
+        name for name, tensor in tensors.items()
+        if name in run.inner and tensor.shape[: tensor.ndim - run.inner[name]] != lead
+    )  # fmt: skip
+
+
+def training_kernels(run: Runner, values: tuple, lead: tuple[int, ...], arch: Arch) -> Training:
+    """The kernels of a call for which all tensors that can have gradients require them.
+
+    values: tensors of any device. Only those that require grad do, if any does.
+    """
+    named = dict(zip(run.parameters.names, values, strict=True))
+    leaves = {i.name: i for i in run.graph.inputs if i.role is not Role.SCALAR}
+    floating = [name for name, i in leaves.items() if i.dtype.is_floating_point]
+    wrt = [name for name in floating if named[name].requires_grad]
+    wrt = wrt or [name for name in floating if leaves[name].dtype.itemsize > 1]
+    if not differentiable(run.graph, wrt):
+        raise GradientError(f"{run.graph.name} has no floating result that depends on a tensor")
+    derivative = Derivative(run, tuple(wrt), _repeated(run, {n: named[n] for n in wrt}, lead))
+    forward, results = derivative.forward, []
+    for output, shape in zip(forward.graph.outputs, forward.shapes(lead), strict=True):
+        results.append(torch.empty(shape, dtype=output.dtype, device="meta"))
+    kept = derivative.kept(values, tuple(results))
+    cotangents = tuple(
+        result if has_one and k < derivative.results else None
+        for k, (result, has_one) in enumerate(zip(results, derivative.has_gradient, strict=True))
+    )
+    backward, given = derivative.arguments(values, kept, cotangents)
+    return Training(
+        forward.kernel(values, lead, arch), backward.run.kernel(given, lead, arch),
+        tuple(
+            name for name, (number, _) in zip(
+                backward.run.parameters.names, backward.sources, strict=True
+            ) if number == 1
+        ),
+    )  # fmt: skip
+
+
+def _is_mapped(tensor: torch.Tensor) -> bool:
+    """Whether it is a tensor of `torch.func`, or one that autograd maps over (`is_grads_batched`).
+    """
+    transforms = torch._C._functorch
+    is_legacy = transforms.is_legacy_batchedtensor(tensor)
+    return is_legacy or transforms.is_functorch_wrapped_tensor(tensor)
+
+
+class _Function(torch.autograd.Function):
+    """A `Derivative` in autograd's graph. Statistics are results, too: see the module."""
+
+    @staticmethod
+    def forward(ctx, derivative: Derivative, values: tuple, lead: tuple[int, ...], *wrt):
+        results = derivative.forward(values, lead)
+        ctx.derivative, ctx.lead = derivative, lead
+        ctx.values = tuple([None if isinstance(v, torch.Tensor) else v for v in values])
+        ctx.like = [(value.shape, value.dtype) for value in wrt] if derivative.repeated else ()
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*derivative.kept(values, results))
+        both = zip(results, derivative.has_gradient, strict=True)
+        ctx.mark_non_differentiable(*(result for result, has_one in both if not has_one))
+        return results
+
+    @staticmethod
+    def backward(ctx, *cotangents):
+        for g in cotangents:
+            if g is not None and _is_mapped(g):
+                raise GradientError(
+                    f"{ctx.derivative.of.graph.name}: a backward pass inside torch.vmap, as "
+                    "vectorized Jacobians have it, is not supported yet; write vectorize=False"
+                )
+        cotangents = tuple([None if g is None else g.resolve_neg() for g in cotangents])
+        found = ctx.derivative.gradients(ctx.values, ctx.saved_tensors, cotangents, ctx.lead)
+        repeated = ctx.derivative.repeated
+        if repeated:
+            named = zip(ctx.derivative.wrt, found, ctx.like, strict=True)
+            found = [
+                g.sum_to_size(shape).to(dtype) if g is not None and name in repeated else g
+                for name, g, (shape, dtype) in named
+            ]
+        return None, None, None, *found

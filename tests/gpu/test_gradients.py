@@ -1,0 +1,218 @@
+"""Gradients on a GPU: values, bits, strides, CUDA graphs, streams."""
+
+import importlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils import _pytree as pytree
+
+import htile
+from examples.gallery import NAMES, load
+from htile.build.compile import build
+from tests.test_gradients import EXAMPLES, OF_TABLES, TIED
+from tests.training import assert_gradients, cotangents_of, gradients, leaves_of
+
+from .matrix import BF16, F32, assert_same_bits, seed
+
+pytestmark = pytest.mark.gpu
+
+SIZES = (64, 1003, 4096, 8192, 20000)
+ROWS = 70
+PAIRS = [(name, n) for name in EXAMPLES for n in SIZES]
+GPU_LENGTH = 256  # of rows of the gallery
+RANKED = {"topk_softmax"}  # equal elements, which it has, torch ranks in any order on a GPU
+GALLERY = sorted({*NAMES} - OF_TABLES - TIED - RANKED)
+
+
+@htile.rowwise
+def softmax(x):
+    return torch.softmax(x, -1)
+
+
+@htile.rowwise
+def rmsnorm(x, weight, eps: float = 1e-6):
+    return x * torch.rsqrt((x * x).mean() + eps) * weight
+
+
+@htile.rowwise
+def layernorm(x, weight, bias):
+    return F.layer_norm(x, x.shape, weight, bias)
+
+
+def example(name, n, dtype, device):
+    module = importlib.import_module(f"examples.{name}")
+    seed(name, n)
+    return getattr(module, name), module.arguments(ROWS, n, dtype, device)
+
+
+def of_gallery(name, device):
+    module = load(name)
+    seed(name)
+    size = getattr(module, "SMALL", (GPU_LENGTH,))[0]
+    return getattr(module, name), module.arguments(ROWS, size, BF16, device)
+
+
+def in_worker(make, key, arch):
+    f, args = make(*key, "meta")
+    kernel = f.inspect(*args, arch=arch)
+    try:
+        of_call = kernel.training
+    except htile.GradientError:  # no result has a gradient
+        return
+    for each in (of_call.forward, of_call.backward):
+        build(each.lowered.source, each.lowered.function, arch)
+
+
+def jobs(arch):
+    for name, n in PAIRS:
+        yield in_worker, (example, (name, n, BF16), arch)
+    for name in GALLERY:
+        yield in_worker, (of_gallery, (name,), arch)
+
+
+@pytest.mark.parametrize("name, n", PAIRS)
+def test_examples(device, name, n):
+    f, args = example(name, n, BF16, device)
+    assert_gradients(f, *args)
+
+
+@pytest.mark.parametrize("name", GALLERY)
+def test_gallery(device, name):
+    f, args = of_gallery(name, device)
+    assert_gradients(f, *args)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_results_have_the_bits_that_they_have_without_gradients(device, name):
+    for n in (1003, 4096, 20000):
+        f, args = example(name, n, BF16, device)
+        with torch.no_grad():
+            plain = f(*args)
+        made, _ = leaves_of(args)
+        trained = pytree.tree_map(torch.Tensor.detach, f(*made))
+        assert_same_bits(trained, plain, (name, n))
+
+
+def test_float32_and_many_rows(device):
+    seed("many")
+    for n in (128, 4096):
+        x = torch.randn(3000, n, device=device)
+        weight, bias = torch.rand(n, device=device), torch.randn(n, device=device)
+        assert_gradients(layernorm, x, weight, bias)
+        assert_gradients(rmsnorm, x.to(BF16), weight)
+
+
+def test_cotangents_of_any_strides(device):
+    x = torch.randn(64, 1024, device=device, dtype=BF16, requires_grad=True)
+    w = torch.rand(1024, device=device, dtype=BF16, requires_grad=True)
+    y = rmsnorm(x, w)
+    g = torch.randn(1024, 64, device=device, dtype=BF16)
+    ones = torch.ones((), device=device, dtype=BF16)
+    for given in (g.t(), ones.expand(64, 1024), torch.randn_like(x)[:1].expand(64, 1024)):
+        found = torch.autograd.grad(y, (x, w), given, retain_graph=True)
+        right = torch.autograd.grad(y, (x, w), given.contiguous(), retain_graph=True)
+        assert_same_bits(found, right)
+
+
+def test_the_same_bits_in_every_run_and_stream(device):
+    x = torch.randn(5000, 4096, device=device, dtype=BF16, requires_grad=True)
+    w = torch.rand(4096, device=device, dtype=BF16, requires_grad=True)
+    y = rmsnorm(x, w)
+    g = torch.randn_like(y)
+    first = torch.autograd.grad(y, (x, w), g, retain_graph=True)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    for k in range(20):
+        with torch.cuda.stream(side if k % 2 else torch.cuda.current_stream()):
+            found = torch.autograd.grad(y, (x, w), g, retain_graph=True)
+        torch.cuda.synchronize()
+        assert_same_bits(found, first)
+
+
+def test_a_step_is_captured_and_replayed(device):
+    x = torch.randn(200, 1024, device=device, dtype=BF16, requires_grad=True)
+    w = torch.rand(1024, device=device, dtype=BF16, requires_grad=True)
+    g = torch.randn(200, 1024, device=device, dtype=BF16)
+
+    def step():
+        return torch.autograd.grad(rmsnorm(x, w), (x, w), g)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    for k in range(50):
+        torch.manual_seed(k)
+        with torch.no_grad():
+            x.copy_(torch.randn_like(x))
+            g.copy_(torch.randn_like(g))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_same_bits(found, step())
+
+
+def test_a_first_backward_pass_in_a_capture_is_refused(device):
+    f = htile.rowwise(lambda x: x.sin() * x)
+    x = torch.randn(20, 64, device=device, requires_grad=True)
+    side = torch.cuda.Stream()  # autograd runs a backward pass on the stream of its forward pass
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        y = f(x)
+        g = torch.randn_like(y)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with (
+        pytest.raises(htile.ArgumentError, match="CUDA graph"),
+        torch.cuda.graph(graph, stream=side),
+    ):
+        torch.autograd.grad(y, x, g)
+    torch.cuda.synchronize()
+    right = x.detach().cos() * x.detach() + x.detach().sin()
+    torch.testing.assert_close(torch.autograd.grad(f(x).sum(), x)[0], right)
+
+
+def test_memory_is_what_is_kept(device):
+    """Beside its arguments and results a norm keeps 4 bytes a row, and softmax keeps nothing."""
+    x = torch.randn(4096, 4096, device=device, dtype=BF16, requires_grad=True)
+    w = torch.rand(4096, device=device, dtype=F32, requires_grad=True)
+    for f, args, more in ((softmax, (x,), 0), (rmsnorm, (x, w), 4 * 4096)):
+        y = f(*args)
+        del y
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        y = f(*args)
+        assert torch.cuda.memory_allocated() - before <= y.nbytes + more + 512
+        del y
+
+
+def test_second_order(device):
+    x = torch.randn(50, 512, device=device, requires_grad=True)
+    w = torch.rand(512, device=device, requires_grad=True)
+
+    def penalty(f, dtype):
+        leaves = [t.detach().to(dtype).requires_grad_() for t in (x, w)]
+        (gx,) = torch.autograd.grad(f(*leaves).pow(3).sum(), leaves[:1], create_graph=True)
+        return torch.autograd.grad(gx.square().sum(), leaves)
+
+    def plain(x, w):
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * w
+
+    for got, right in zip(penalty(rmsnorm, F32), penalty(plain, torch.float64), strict=True):
+        torch.testing.assert_close(got.double(), right, rtol=1e-4, atol=1e-3)
+
+
+def test_gradients_agree_with_those_on_the_cpu(device):
+    args = (torch.randn(33, 777), torch.rand(777), torch.randn(777))
+    made, leaves = leaves_of(args)
+    result = layernorm(*made)
+    given = cotangents_of(result)
+    right = gradients([result], leaves, given)
+    on_gpu, on_gpu_leaves = leaves_of(tuple(a.to(device) for a in args))
+    found = gradients([layernorm(*on_gpu)], on_gpu_leaves, [g.to(device) for g in given])
+    for got, exact in zip(found, right, strict=True):
+        torch.testing.assert_close(got.cpu(), exact, rtol=1e-4, atol=1e-4)

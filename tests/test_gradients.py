@@ -1,0 +1,429 @@
+"""Calls whose results autograd differentiates, on the CPU, where torch evaluates the graphs."""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import htile
+from examples.gallery import NAMES
+from htile.errors import GradientError, UnsupportedError
+from tests.training import assert_gradients, cotangents_of, expected, gradients, leaves_of
+
+EXAMPLES = sorted(
+    path.stem
+    for path in pathlib.Path("examples").glob("*.py")
+    if not path.stem.startswith(("_", "char", "handwritten", "run"))
+)
+BF16, F32 = torch.bfloat16, torch.float32
+# Where indices choose rows of a table, the table has no gradient yet.
+OF_TABLES = {
+    "dequantize_groups", "expert_rows", "qk_norm_rotary", "rotary_fp8", "rotary_positions",
+    "rotary_three_positions", "token_shift",
+}  # fmt: skip
+TIED = {"l2_wrap"}  # x.max() shares a gradient among equal elements; under vmap torch's does not
+
+
+@htile.rowwise
+def softmax(x):
+    return torch.softmax(x, -1)
+
+
+@htile.rowwise
+def rmsnorm(x, weight, eps: float = 1e-6):
+    return x * torch.rsqrt((x * x).mean() + eps) * weight
+
+
+@htile.rowwise
+def layernorm(x, weight, bias):
+    return F.layer_norm(x, x.shape, weight, bias)
+
+
+@htile.rowwise
+def log_softmax(x):
+    return torch.log_softmax(x, -1)
+
+
+@htile.rowwise
+def swiglu(gate, up):
+    return F.silu(gate) * up
+
+
+@htile.rowwise
+def residual_norm(x, residual, weight):
+    s = x + residual
+    return s * torch.rsqrt((s * s).mean() + 1e-6) * weight, s
+
+
+@htile.rowwise
+def nll(logits, label: htile.PerRow):
+    return F.cross_entropy(logits, label)
+
+
+@htile.rowwise
+def scaled(x, scale: htile.PerRow, factor: htile.Scalar):
+    return torch.tanh(x) * scale * factor
+
+
+@htile.rowwise
+def many(x):
+    return {"y": x.exp(), "total": x.sum(), "largest": x.argmax(), "mask": x > 0}
+
+
+def row(*shape, dtype=F32, seed=0):
+    made = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=made).to(dtype).requires_grad_()
+
+
+def kept_by(f):
+    """The names of what the backward passes of the last kind of call of `f` read."""
+    (run,) = f._differentiable._runners.values()
+    derivative = [*run.derivatives.values()][-1]
+    results = [derivative.forward.graph.outputs[k].name for k in derivative._results]
+    return [run.specs[k].name for k in derivative._arguments], results
+
+
+# ---- values --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", (F32, BF16), ids=str)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples(name, dtype):
+    module = importlib.import_module(f"examples.{name}")
+    torch.manual_seed(0)
+    assert_gradients(getattr(module, name), *module.arguments(40, 96, dtype, "cpu"))
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES} - OF_TABLES - TIED))
+def test_gallery(name):
+    module = importlib.import_module(f"examples.gallery.{name}")
+    size = getattr(module, "SMALL", (64,))[0]
+    torch.manual_seed(0)
+    assert_gradients(getattr(module, name), *module.arguments(20, size, F32, "cpu"))
+
+
+def test_a_table_has_no_gradient_yet():
+    module = importlib.import_module("examples.gallery.rotary_positions")
+    args, _ = leaves_of(module.arguments(5, 64, F32, "cpu"))
+    with pytest.raises(GradientError, match=r"(?s)no derivative for the table.*rotary_positions"):
+        module.rotary_positions(*args)
+
+
+def test_deviations_beside_another_axis():
+    assert_gradients(square_deviations, row(5, 64))
+
+
+def test_one_value_a_row_and_a_device_scalar():
+    assert_gradients(scaled, row(3, 5, 8), row(3, 5, seed=1), torch.tensor(0.7))
+    assert_gradients(scaled, row(3, 5, 8), row(3, 5, seed=1), torch.tensor([0.7]))
+
+
+def test_rows_that_repeat_get_the_sum_over_their_repetitions():
+    for shape in ((1, 8), (8,), (3, 1, 8)):
+        assert_gradients(swiglu, row(3, 5, 8, dtype=BF16), row(*shape, dtype=BF16, seed=1))
+
+
+def test_rows_of_one_element_and_no_rows():
+    assert_gradients(rmsnorm, row(4, 1), row(1, seed=1))
+    x, w = row(0, 8), row(8)
+    rmsnorm(x, w).sum().backward()
+    assert x.grad.shape == (0, 8) and torch.equal(w.grad, torch.zeros(8))
+
+
+def test_integers_and_masks_among_the_results():
+    x = row(4, 8)
+    found = many(x)
+    assert [name for name, t in found.items() if t.requires_grad] == ["y", "total"]
+    assert_gradients(many, x)
+
+
+@pytest.mark.parametrize("name", (
+    "rmsnorm_casting", "layernorm_saved", "group_norm", "gated_rmsnorm", "dyt", "polynorm",
+    "modulated_norm",
+))  # fmt: skip
+def test_backward_kernels_compile_at_the_sizes_of_models(name):
+    """Those that docs/language.md lists."""
+    module = importlib.import_module(f"examples.gallery.{name}")
+    args = module.arguments(*module.SIZE, BF16, "meta")
+    kernel = getattr(module, name).inspect(*args, arch="sm_90a").backward
+    assert kernel.resources.registers
+
+
+# ---- which gradients are asked for ---------------------------------------------------------------
+
+
+def test_only_what_requires_grad_has_a_gradient():
+    x, w = row(4, 8), row(8, seed=1)
+    y = rmsnorm(x.detach(), w)
+    y.sum().backward()
+    assert x.grad is None and w.grad is not None
+    assert not rmsnorm(x.detach(), w.detach()).requires_grad
+    with torch.no_grad():
+        assert not rmsnorm(x, w).requires_grad
+    with torch.inference_mode():
+        assert rmsnorm(x, w).is_inference()
+
+
+def test_each_result_alone_and_all_together():
+    args = row(4, 8), row(4, 8, seed=1), row(8, seed=2)
+    for chosen in ((0,), (1,), (0, 1)):
+        made, leaves = leaves_of(args)
+        results = residual_norm(*made)
+        given = cotangents_of(results)
+        outs = [results[k] for k in chosen]
+        found = gradients(outs, leaves, [given[k] for k in chosen])
+        zeros = [g if k in chosen else torch.zeros_like(g) for k, g in enumerate(given)]
+        right = expected(residual_norm, torch.float64, args, results, zeros)
+        for got, exact in zip(found, right, strict=True):
+            wanted = torch.zeros_like(exact) if got is None else got.double()
+            torch.testing.assert_close(wanted, exact, rtol=1e-5, atol=1e-6)
+
+
+def test_a_result_that_nobody_differentiates_adds_no_nan():
+    """A cotangent of zeros times an infinite slope would be NaN."""
+
+    @htile.rowwise
+    def roots(x):
+        return x * 2, x.sqrt()
+
+    x = torch.zeros(3, 4, requires_grad=True)
+    doubled, _ = roots(x)
+    doubled.sum().backward()
+    assert torch.equal(x.grad, torch.full((3, 4), 2.0))
+
+
+def test_a_graph_that_is_retained_gives_the_same_twice():
+    x, w = row(4, 8), row(8, seed=1)
+    y = rmsnorm(x, w)
+    first = torch.autograd.grad(y.sum(), (x, w), retain_graph=True)
+    again = torch.autograd.grad(y.sum(), (x, w))
+    assert all(map(torch.equal, first, again))
+
+
+def test_expanded_and_transposed_cotangents():
+    x, w = row(6, 6), row(6, seed=1)
+    g = torch.randn(6, 6)
+    for given in (torch.ones(()).expand(6, 6), g.t(), g[:, :1].expand(6, 6)):
+        found = torch.autograd.grad(rmsnorm(x, w), (x, w), given)
+        right = torch.autograd.grad(rmsnorm(x, w), (x, w), given.contiguous())
+        assert all(map(torch.equal, found, right))
+
+
+def test_what_is_written_to_before_the_backward_pass_is_an_error():
+    x, w = row(4, 8), row(8, seed=1)
+    shifted = x * 1
+    y = rmsnorm(shifted, w)
+    shifted.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_what_is_computed_without_gradients_has_none():
+    """Whether the function was called under `torch.no_grad()` before or not."""
+
+    @htile.rowwise
+    def f(x):
+        with torch.no_grad():
+            largest = x.abs().amax()
+        return x / largest
+
+    x = row(3, 4)
+    right = (1 / x.detach().abs().amax(-1, keepdim=True)).expand(3, 4)
+    with torch.no_grad():
+        f(x)
+    for _ in range(2):
+        torch.testing.assert_close(torch.autograd.grad(f(x).sum(), x)[0], right)
+
+
+# ---- second order --------------------------------------------------------------------------------
+
+@htile.rowwise
+def square_deviations(x):
+    """A mean that stands beside the other axis is no deviation from it."""
+    t = x.view(8, 8)
+    return ((t - t.mean(-1)) * t.exp().mean(-1, keepdim=True)).sum()
+
+
+@htile.rowwise
+def largest_two(x):
+    return x.topk(2)[0].exp().sum() + (x * x).sum()
+
+
+@htile.rowwise
+def sorted_cubes(x):
+    return x.sort(-1)[0] ** 3
+
+
+@htile.rowwise
+def logsumexp(x):
+    return x.logsumexp(-1)
+
+
+TWICE = {
+    "square_deviations": (square_deviations, lambda: (row(3, 64),)),
+    "largest_two": (largest_two, lambda: (row(3, 6),)),
+    "sorted_cubes": (sorted_cubes, lambda: (row(3, 6),)),
+    "logsumexp": (logsumexp, lambda: (row(3, 6),)),
+    "softmax": (softmax, lambda: (row(3, 6),)),
+    "log_softmax": (log_softmax, lambda: (row(3, 6),)),
+    "rmsnorm": (rmsnorm, lambda: (row(3, 6), row(6, seed=1))),
+    "layernorm": (layernorm, lambda: (row(3, 6), row(6, seed=1), row(6, seed=2))),
+    "swiglu": (swiglu, lambda: (row(3, 6), row(3, 6, seed=1))),
+    "residual_norm": (residual_norm, lambda: (row(3, 6), row(3, 6, seed=1), row(6, seed=2))),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_gradients_of_gradients(name):
+    f, arguments = TWICE[name]
+    args = arguments()
+
+    def second(call, dtype):
+        leaves = [a.detach().to(dtype).requires_grad_() for a in args]
+        results = call(leaves)
+        outs = torch.utils._pytree.tree_leaves(results)
+        given = [g.to(dtype).requires_grad_() for g in cotangents_of(f(*args))]
+        first = torch.autograd.grad(outs, leaves, given, create_graph=True)
+        total = sum((g * g).sum() for g in first)
+        return torch.autograd.grad(total, [*leaves, *given], materialize_grads=True)
+
+    from htile.frontend.roles import classify
+    from tests.training import over_rows
+
+    call = classify(f._signature, f._signature.bind(args, {}))
+    found = second(lambda leaves: f(*leaves), F32)
+    right = second(lambda leaves: over_rows(f, call, tuple(leaves)), torch.float64)
+    for got, exact in zip(found, right, strict=True):
+        torch.testing.assert_close(got.double(), exact, rtol=1e-4, atol=1e-5)
+
+
+# ---- what is kept --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("f, args, arguments, results", [
+    (softmax, (row(4, 64, dtype=BF16),), [], ["out"]),
+    (log_softmax, (row(4, 64, dtype=BF16),), ["x"], ["max0", "sum0"]),
+    (rmsnorm, (row(4, 64, dtype=BF16), row(64)), ["x", "weight"], ["rsqrt0"]),
+    (layernorm, (row(4, 64), row(64), row(64)), ["x", "weight", "bias"], ["mean0", "rsqrt0"]),
+    (swiglu, (row(4, 64), row(4, 64)), ["gate", "up"], []),
+    (nll, (row(4, 64), torch.tensor([0, 1, 2, 3])), ["logits", "label"], ["max0", "sum0"]),
+], ids=("softmax", "log_softmax", "rmsnorm", "layernorm", "swiglu", "nll"))  # fmt: skip
+def test_what_is_kept(f, args, arguments, results):
+    """The rows with the fewest bytes, and what a reduction gave; never another row."""
+    fresh = htile.rowwise(f.__wrapped__)
+    fresh(*args)
+    assert kept_by(fresh) == (arguments, results)
+
+
+def test_a_norm_with_a_residual_keeps_the_sum_in_place_of_both_terms():
+    """It is a result, and one row is fewer bytes than two. In bfloat16 it is rounded."""
+    fresh = htile.rowwise(residual_norm.__wrapped__)
+    fresh(row(4, 64), row(4, 64), row(64))
+    assert kept_by(fresh) == (["weight"], ["out1", "rsqrt0"])
+
+
+# ---- where it is refused, and where torch calls it -----------------------------------------------
+
+
+def test_results_that_are_written_are_refused():
+    x = row(4, 8)
+    with pytest.raises(GradientError, match=r"softmax: out= with arguments that require grad"):
+        softmax(x, out=torch.empty(4, 8))
+    with torch.no_grad():
+        softmax(x, out=torch.empty(4, 8))
+
+
+def test_rows_of_any_length_are_refused():
+    f = htile.rowwise(softmax.__wrapped__, dynamic_n=True)
+    with pytest.raises(GradientError, match="dynamic_n=True"):
+        f(row(4, 8))
+    assert not f(row(4, 8).detach()).requires_grad
+
+
+def test_transforms_are_refused_by_name():
+    with pytest.raises(UnsupportedError, match=r"torch\.func"):
+        torch.func.grad(lambda x: softmax(x).sum())(torch.randn(4, 8))
+    with (
+        torch.autograd.forward_ad.dual_level(),
+        pytest.raises(GradientError, match="forward-mode tangent"),
+    ):
+        softmax(torch.autograd.forward_ad.make_dual(torch.randn(4, 8), torch.randn(4, 8)))
+
+
+def test_vectorized_jacobians_are_refused_by_name():
+    with pytest.raises(GradientError, match="vectorize=False"):
+        torch.autograd.functional.jacobian(softmax, torch.randn(2, 3), vectorize=True)
+    x = torch.randn(2, 3)
+    found = torch.autograd.functional.jacobian(softmax, x)
+    right = torch.autograd.functional.jacobian(lambda x: torch.softmax(x, -1), x)
+    torch.testing.assert_close(found, right)
+
+
+def test_the_kernel_that_is_shown_is_the_one_that_trains():
+    @htile.rowwise
+    def f(x):
+        with torch.no_grad():
+            largest = x.abs().amax()
+        return x / largest * x
+
+    x = torch.empty(4, 64, device="meta")
+    shown = str(f.inspect(x).backward.graph)
+    with torch.no_grad():
+        assert str(f.inspect(x).backward.graph) == shown
+
+
+def test_checkpoints_and_hooks():
+    x, w = row(4, 8), row(8, seed=1)
+    plain = torch.autograd.grad(rmsnorm(x, w).sum(), (x, w))
+    y = torch.utils.checkpoint.checkpoint(rmsnorm, x, w, use_reentrant=False)
+    assert all(map(torch.equal, torch.autograd.grad(y.sum(), (x, w)), plain))
+    with torch.autograd.graph.save_on_cpu():
+        y = rmsnorm(x, w)
+    assert all(map(torch.equal, torch.autograd.grad(y.sum(), (x, w)), plain))
+
+
+def test_a_module_trains():
+    class Norm(torch.nn.Module):
+        def __init__(self, n):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(n))
+
+        def forward(self, x):
+            return rmsnorm(x, self.weight)
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), Norm(8), torch.nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    x = torch.randn(64, 8)
+    label, losses = x[:, :3].argmax(-1), []
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = nll(model(x), label).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.3 * losses[0]
+
+
+def test_vmap_of_a_call_has_gradients():
+    x, w = row(3, 4, 8), row(8, seed=1)
+    found = torch.autograd.grad(torch.vmap(rmsnorm, in_dims=(0, None))(x, w).sum(), (x, w))
+    right = torch.autograd.grad(rmsnorm(x, w).sum(), (x, w))
+    for got, exact in zip(found, right, strict=True):
+        torch.testing.assert_close(got, exact)
+
+
+def test_a_kind_of_call_is_prepared_once(monkeypatch):
+    from htile.run import gradients as module
+
+    made = []
+    monkeypatch.setattr(module, "derive", lambda *args: made.append(args) or derive(*args))
+    derive = importlib.import_module("htile.frontend.derive").derive
+    f = htile.rowwise(rmsnorm.__wrapped__)
+    for m in (4, 4, 9):
+        f(row(m, 8), row(8)).sum().backward()
+    assert len(made) == 2  # to find what is kept, and for the cotangents that there are
