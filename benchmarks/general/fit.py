@@ -95,7 +95,7 @@ def cell_of(record: Record, rates: Rates) -> Cell | None:
     pairs: list[tuple[Plan, float]] = []
     for entry in record["plans"]:
         # Plans that were measured before rows could be shifted do not say that they are not.
-        properties = {"shifted": False} | {k: v for k, v in entry.items() if k != "us"}
+        properties = {"shifted": False, "groups": 0} | {k: v for k, v in entry.items() if k != "us"}
         if plan := today.get(_key(properties)):
             pairs.append((plan, entry["us"]))
     if not pairs:

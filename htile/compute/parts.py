@@ -52,7 +52,7 @@ class OverRows(_Accumulator):
         """With a row's values. A row that is out of bounds is left out, whatever was loaded."""
         (old,) = self.values
         is_vector = isinstance(old, cute.TensorSSA)
-        value = value.to(old.dtype)
+        value = old.dtype(value) if isinstance(value, bool | int | float) else value.to(old.dtype)
         if is_vector and not isinstance(value, cute.TensorSSA):
             value = row.full(value)
         new = combine(self.op, old, value)

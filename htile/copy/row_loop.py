@@ -41,7 +41,7 @@ class RowLoop(Static):
                 f"{groups} groups are no multiple of the {ctx.config.rows} rows of a thread block"
             )
         ctx.cluster_wait()
-        self.ctx, self.groups = ctx, groups
+        self.ctx, self.groups, self._memory = ctx, groups, None
         self.first = ctx.bidx * ctx.config.rows
         self.count = (ctx.shape[0] - self.first - 1) // groups + 1
 
@@ -89,10 +89,13 @@ class RowLoop(Static):
         """
         layout = cute.make_layout(shape, stride=(shape[1], 1))
         tile, size = self.ctx.sX, shape[0] * shape[1] * dtype.width // 8
-        if tile is None or cute.size(tile) * element_bits(tile.element_type) // 8 < size:
-            return SmemAllocator().allocate_tensor(dtype, layout, byte_alignment=16)
-        cute.arch.cp_async_wait_group(0)
-        return cute.make_tensor(cute.recast_ptr(tile.iterator, dtype=dtype), layout)
+        if tile is not None and cute.size(tile) * element_bits(tile.element_type) // 8 >= size:
+            cute.arch.cp_async_wait_group(0)
+            return cute.make_tensor(cute.recast_ptr(tile.iterator, dtype=dtype), layout)
+        if self._memory is None or self._memory[1] < size:  # one for all results of a size
+            made = SmemAllocator().allocate_tensor(dtype, layout, byte_alignment=16)
+            self._memory = made, size
+        return cute.make_tensor(cute.recast_ptr(self._memory[0].iterator, dtype=dtype), layout)
 
 
 class RowsAhead(Static):

@@ -64,7 +64,7 @@ def host(plan: Plan, names: Names) -> list[str]:
 def row_tensors(plan: Plan, names: Names) -> list[str]:
     """The tensors that the kernel of the rows takes, in their order."""
     over = plan.graph.over_rows
-    tensors = dict.fromkeys(name for each, name in names.tensors.items() if each not in over)
+    tensors = dict.fromkeys([n for each, n in names.tensors.items() if each not in over])
     return [*tensors, *([names.workspace] if over else [])]
 
 

@@ -35,6 +35,8 @@ def loads_once(plan: Plan, names: Names) -> list[str]:
     if is_ahead(plan):
         tensors = [names.tensors[i] for i in plan.work.rows]
         lines += wrapped_call(f"    {names.ahead} = RowsAhead(", [names.loop, *tensors], ")")
+    for i, name in names.next_values.items():
+        lines.append(f"    {name} = {names.loop}.row(0).load_row_value({names.tensors[i]})")
     return lines
 
 
@@ -46,7 +48,7 @@ def is_ahead(plan: Plan) -> bool:
 def loop(plan: Plan, names: Names, steps: list[str]) -> list[str]:
     """The loop over rows, with what a row loads, and its steps."""
     head = f"    for k in cutlass.range({names.loop}.count, unroll=1):"
-    body = [f"    ctx = {names.loop}.row(k)", *_loads(plan, names), *steps]
+    body = [f"    ctx = {names.loop}.row(k)", *_loads(plan, names), *_next_values(names), *steps]
     return [head, *textwrap.indent("\n".join(body), INDENT).split("\n")]
 
 
@@ -68,13 +70,21 @@ def _loads(plan: Plan, names: Names) -> list[str]:
             end = f", end={names.operand(i.end)}" if i.end is not None else ""
             lines.append(f"    {names.fragments[i]} = loader.start({names.tensors[i]}{end})")
         elif step.input.role is Role.PER_ROW:
-            value = f"ctx.load_row_value({names.tensors[step.input]})"
-            lines += assign(names, step.input, value)
+            lines += assign(names, step.input, names.next_values[step.input])
     lines += ["    loader.finish()"] if has_loader else []
     for step in names.opening:
         if isinstance(step, Load) and step.input.role in (Role.ROW, Role.COLUMN):
             lines += assign(names, step.input, f"{names.fragments[step.input]}.load()")
     return lines
+
+
+def _next_values(names: Names) -> list[str]:
+    """The loads of one value each of the next row, so that no row waits for its own."""
+    following = f"{names.loop}.row(k + 1, is_there=False)"
+    return [
+        f"    {name} = {following}.load_row_value({names.tensors[i]})"
+        for i, name in names.next_values.items()
+    ]
 
 
 def stores(plan: Plan, names: Names) -> list[str]:

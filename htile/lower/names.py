@@ -61,7 +61,8 @@ class Names:
     moments: of what an exchange brings beside its result, by part.
     ranks: of all ranks of a chain together, by part.
     prefetched: of the chunks that are on their way to a loop, by the loop's place in the steps.
-    totals: of what a loop over rows adds up, by the result. block, loop, ahead, workspace,
+    totals: of what a loop over rows adds up, by the result. next_values: of one value each of the
+        next row, by the input. block, loop, ahead, workspace,
         combining, grid: of what else there is for such results (`emit_rows.py`).
     """
 
@@ -94,6 +95,10 @@ class Names:
             self.combining = self._unique(f"{self.function}_combine")
             self.grid = self._unique("grid")
             self.totals = {output: self._numbered("total") for output in graph.over_rows}
+            self.next_values = {
+                i: self._unique(f"next_{self.values[i.id]}")
+                for i in plan.work.loaded if i.role is Role.PER_ROW
+            }  # fmt: skip
         ends = plan.work.ends
         opening = itertools.takewhile(lambda s: isinstance(s, Load) or s in ends, plan.steps)
         self.opening = tuple(opening)

@@ -21,6 +21,8 @@ from .plan import Numerics, Placement, Plan, Target
 from .work import Work
 
 THREADS = 512  # of all rows that a multiprocessor works on at a time, unless a row has more
+# Of a CTA with several rows, which wait for each other. Two such CTAs of a multiprocessor do not.
+CTA_THREADS = 256
 TURNS = 2  # tiles of each row that comes through shared memory: one is on its way
 ELEMENTS = 16  # that a thread has of a row, where nothing else decides it
 # These count 32-bit registers of a thread: for addresses, predicates and what is computed of a few
@@ -102,7 +104,8 @@ def _of_numerics(work: Work, target: Target, plan: Plan) -> Iterator[Plan]:
     groups = max(1, arch.loop_ctas * fitting // num.cluster_n) * rows
     numerics = replace(num, groups=groups)
     tile = elements * threads * sum(i.dtype.itemsize for i in work.rows)
-    scratch = elements * threads * 4 * (rows > 1)
+    sizes = {part_dtype(work.graph, o).itemsize for o in work.graph.over_rows if o.is_row}
+    scratch = elements * threads * sum(sizes) * (rows > 1)  # one for the results of each size
     buffer = TURNS * plan.slots * (threads // 32 + 1) * num.cluster_n * 8
     free = arch.shared_bytes // fitting - buffer - EXCHANGE_BYTES
     if plan.placement.shifted:  # what its stores are staged in
@@ -118,7 +121,7 @@ def _of_numerics(work: Work, target: Target, plan: Plan) -> Iterator[Plan]:
 def _rows(num: Numerics, registers: int, all_registers: int) -> int:
     """How many rows a CTA works on: a power of two."""
     rows = 1
-    while num.cluster_n == 1 and 2 * rows * num.threads_per_row <= THREADS:
+    while num.cluster_n == 1 and 2 * rows * num.threads_per_row <= CTA_THREADS:
         if 2 * rows * num.threads_per_row * registers > all_registers:
             break
         rows *= 2

@@ -24,7 +24,7 @@ from .vectors import WARP, vector_size
 def drop_slopes(graph: Graph) -> Graph:
     """Drop what only a derivative reads: where none goes through, and which slope is meant."""
     marks = Slope, FirstAlong
-    if not any([node.op is Op.STOP or isinstance(node.arg, marks) for node in graph]):
+    if not any([node.op is Op.STOP or type(node.arg) in marks for node in graph]):
         return graph
 
     def drop(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:

@@ -26,6 +26,7 @@ from examples.handwritten_rmsnorm import rmsnorm_fwd
 from examples.handwritten_softmax import softmax_fwd
 from examples.rmsnorm import residual_arguments, rmsnorm
 from htile.testing import assert_close
+from tests.lower.backward import BACKWARD
 from tests.lower.cases import (
     any_layernorm,
     any_length_arguments,
@@ -41,6 +42,9 @@ CLUSTERED = ((2, 20000), (3, 32768))
 PARTED = ((5, 1000), (3, 1003))  # elements of a part; of odd ones too
 SCANNED = ((70, 64), (3, 8191))  # several rows a warp; odd ones of many warps
 INDEXED = ((5, 1000), (3, 1001), (2, 12000))
+# Two rows and more for each group of a loop over rows; odd ones are not loaded ahead.
+SUMMED = ((300, 4096), (2000, 1000), (2000, 1003))
+SUMMED_IN_CLUSTERS = ((130, 16384),)
 ANY = ((5, 1000), (3, 1003), (3, 129), (2, 12001))  # of any length: of both buckets, and in loops
 
 
@@ -122,6 +126,16 @@ def row_and_index(m: int, n: int, dtype: torch.dtype, device: str) -> tuple[torc
     return torch.randn(m, n, device=device).to(dtype), y
 
 
+def of_backward(columns: int) -> Callable[..., tuple]:
+    """What makes the arguments of a backward pass: two tensors of rows, and so many columns."""
+
+    def arguments(m: int, n: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, ...]:
+        rows = [torch.randn(m, n, device=device).to(dtype) for _ in range(2)]
+        return *rows, *(torch.rand(n, device=device).to(dtype) for _ in range(columns))
+
+    return arguments
+
+
 def cases(clusters: bool) -> Iterator[Case]:
     """Each kernel that is run."""
     for function, arguments in [*map(examples.load, examples.NAMES), (rmsnorm, residual_arguments)]:
@@ -132,6 +146,9 @@ def cases(clusters: bool) -> Iterator[Case]:
     for f in (any_layernorm, any_loss, any_norm_backward):
         for m, n in ANY:
             yield Case(htile.rowwise(f, dynamic_n=True), partial(any_length_arguments, f), m, n)
+    for f, columns in BACKWARD.values():
+        for m, n in SUMMED + SUMMED_IN_CLUSTERS * clusters:
+            yield Case(htile.rowwise(f), of_backward(columns), m, n)
     function, arguments = examples.load("layernorm")
     yield Case(function.with_plan(shares=2, loader="shared", cluster_n=2), arguments, *OF_SHARES)
     for m, n in SHAPES + SCANNED + CLUSTERED * clusters:

@@ -7,7 +7,7 @@ import torch
 
 import htile
 from htile.errors import ArgumentError
-from htile.testing import assert_close
+from htile.testing import assert_close, float32_errors
 from tests.lower.backward import layernorm_backward, rmsnorm_backward, totals
 
 pytestmark = pytest.mark.gpu
@@ -18,6 +18,7 @@ SIZES = (64, 1000, 1003, 4096, 6144, 8192)
 SHORT = (1, 2, 3, 5, 8, 24, 100, 130)
 LONG = (16384, 20001, 32768)  # in clusters, where the GPU has them
 MANY = 5000
+DRAWS = 5  # of data, over which torch's own error is the largest
 
 rmsnorm, layernorm = htile.rowwise(rmsnorm_backward), htile.rowwise(layernorm_backward)
 every = htile.rowwise(totals)
@@ -109,7 +110,9 @@ def test_long_rows(n):
 def test_every_kind_of_result(n, dtype):
     x = data(MANY, n, dtype)
     results = every(x)
-    assert_close(every, results, x)
+    # torch's error of few numbers may be small by chance
+    errors = [float32_errors(every, data(MANY + k, n, dtype)) for k in range(DRAWS)]
+    assert_close(every, results, x, torch_errors=[*map(max, *errors)])
     assert torch.equal(results[2], x.float().amax(0))
     assert torch.equal(results[3], (x > 0).sum(0))
 
@@ -122,7 +125,8 @@ def test_numbers_of_rows_about_the_number_of_groups(n, far):
     m = {"twice": 2 * count + 1, "one": 1}.get(far) or count + far
     x = data(m, n, F32)
     results = every(x)
-    assert_close(every, results, x)
+    errors = [float32_errors(every, data(m + k, n, F32)) for k in range(DRAWS)]
+    assert_close(every, results, x, torch_errors=[*map(max, *errors)])
     assert torch.equal(results[2], x.amax(0))
     assert torch.equal(results[3], (x > 0).sum(0))
 
