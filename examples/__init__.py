@@ -2,6 +2,7 @@
 
 Each module of `NAMES` has one decorated function with the module's name, a function
 `arguments(m, n, dtype, device)` that makes arguments for it, and a `main()` that checks it.
+`char_transformer` trains a whole model.
 """
 
 from collections.abc import Callable

@@ -1,13 +1,14 @@
 """HTile: plain PyTorch math for one row, run on every row as one fused GPU kernel.
 
 `import htile` needs no GPU and imports neither CUDA nor `cutlass`. Each of the names below is
-imported when it is first used.
+imported when it is first used, and so is `htile.nn`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from . import nn as nn
     from .build.cache import CacheInfo, cache_info
     from .errors import (
         ArgumentError,
@@ -69,6 +70,8 @@ _HOMES = {**_RUN, **_ROLES, **_RANDOM, **_OVER_ROWS, **_CACHE}
 
 
 def __getattr__(name: str) -> object:
+    if name == "nn":
+        return import_module(".nn", __name__)  # a package, which its import gives its name here
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
     value = getattr(import_module(f".{_HOMES.get(name, 'errors')}", __name__), name)
@@ -77,4 +80,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "nn"})

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 import htile
-from htile import cli, errors, testing
+from htile import cli, errors, nn, testing
 from htile.build.arch import ARCHS, DEFAULT
 from htile.frontend import (  # noqa: F401 (they fill the tables)
     shapes,
@@ -105,7 +105,7 @@ def page() -> str:
     texts = [HEAD, _annotations(), _dtypes(), _operators(), _attributes(), FUNCTIONS_HEAD]
     texts += [_group(module, title) for module, title in GROUPS.items()]
     texts += [_factories()]
-    texts += [_api(), _kernel(), _testing(), _command_line()]
+    texts += [_api(), _kernel(), _modules(), _testing(), _command_line()]
     return "\n".join(part.rstrip() + "\n" for part in texts if part)
 
 
@@ -342,6 +342,14 @@ def _kernel() -> str:
             parts.append(f"| `kernel.{name}` | {_summary(value)} |")
         else:
             parts.append(f"| `kernel.{name}{_signature(value, skip=1)}` | {_summary(value)} |")
+    return "\n".join(parts)
+
+
+def _modules() -> str:
+    parts = ["## Modules: `htile.nn`", "", _markdown(nn), ""]
+    for name in sorted(nn.__all__, key=lambda name: (name == "fuse", name)):
+        if name != "Report":
+            parts += _entry(f"htile.nn.{name}", getattr(nn, name))
     return "\n".join(parts)
 
 

@@ -111,7 +111,7 @@ FLOORS = (
     ("lower",),
     ("pictures", "tune"),
     ("run",),
-    ("testing.py",),
+    ("testing.py", "nn"),
     ("cli",),
     ("__main__.py",),
 )

@@ -1,0 +1,369 @@
+"""`htile.nn.fuse`: what is fused in whole models, what is left, and that both go on as before."""
+
+from __future__ import annotations
+
+import copy
+import io
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import htile
+from examples.char_transformer import compare
+from htile.nn import fuse
+from tests.lookalikes import NORMS, Block, LlamaRMSNorm
+from tests.test_nn import BF16, F32, F64, N, assert_like, row, shaken
+from tests.test_nn import called as called
+
+
+def fused(module):
+    """The module alone, fused."""
+    report = fuse(module)
+    assert list(report.fused) == [""] and not report.left, str(report)
+    return module
+
+
+def reason(module):
+    """Why a module is left."""
+    report = fuse(module)
+    assert "forward" not in vars(module) and not report.fused, str(report)
+    assert list(report.left) == [""]
+    return report.left[""]
+
+
+# ---- what is fused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", (F32, BF16), ids=str)
+@pytest.mark.parametrize("norm", NORMS)
+def test_norms_of_users(called, norm, dtype):
+    own = shaken(norm(N))
+    ours = fused(copy.deepcopy(own))
+    called.clear()
+    assert_like(ours, own, row(3, 5, N), dtype=dtype)
+    assert called == [norm.__name__]
+
+
+OF_TORCH = {
+    "LayerNorm": lambda: torch.nn.LayerNorm(N),
+    "LayerNorm without bias": lambda: torch.nn.LayerNorm(N, bias=False),
+    "RMSNorm": lambda: torch.nn.RMSNorm(N),
+    "GELU": torch.nn.GELU,
+    "SiLU": torch.nn.SiLU,
+    "GLU": torch.nn.GLU,
+    "Softmax": lambda: torch.nn.Softmax(-1),
+    "LogSoftmax": lambda: torch.nn.LogSoftmax(-1),
+}
+
+
+@pytest.mark.parametrize("name", OF_TORCH)
+def test_modules_of_torch(called, name):
+    own = shaken(OF_TORCH[name]())
+    ours = fused(copy.deepcopy(own))
+    called.clear()
+    for dtype in (F32, BF16):
+        assert_like(ours, own, row(3, 5, N), dtype=dtype)
+    assert called == [name.split()[0]] * 2
+
+
+class Gated(torch.nn.Module):
+    """Two inputs, two results, a buffer and an optional argument."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.register_buffer("shift", torch.linspace(0, 1, n))
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, gate, up, bias=None):
+        y = F.silu(gate + self.shift) * up * self.scale
+        return (y if bias is None else y + bias), gate.amax(-1)
+
+
+def test_several_inputs_and_results(called):
+    own = shaken(Gated(N))
+    ours = fused(copy.deepcopy(own))
+    called.clear()
+    x, up = row(3, N), row(3, N, seed=1)
+    assert_like(ours, own, x, up)
+    assert called == ["Gated"]
+    for args, more in (((x, up, x), {}), ((x, up), {"bias": up}), ((x, up[:1]), {})):
+        assert all(map(torch.equal, ours(*args, **more), own(*args, **more)))
+    assert called == ["Gated"], "its own forward takes other arguments"
+
+
+# ---- what is left --------------------------------------------------------------------------------
+
+
+class Rescaled(torch.nn.Module):
+    """It adds up over the batch, which a function of a row cannot see."""
+
+    def forward(self, x):
+        return x / x.abs().max()
+
+
+class Counting(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * 2
+
+
+class Keeping(torch.nn.Module):
+    def forward(self, x):
+        self.last = x
+        return x * 2
+
+
+class Listed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factors = [1.0, 2.0]
+
+    def forward(self, x):
+        return x * self.factors[1]
+
+
+class Unregistered(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.ones(N)
+
+    def forward(self, x):
+        return x * self.scale
+
+
+class Blind(torch.nn.Module):
+    """Its gradient is not that of its values, and only the comparison can tell."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            return torch.exp(x)
+
+
+class Branching(torch.nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+class TwoLengths(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Parameter(torch.ones(8)), torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return x * self.a
+
+
+LEFT = {
+    "Linear": (lambda: torch.nn.Linear(4, 8), r"weight has the shape \(8, 4\); rows share vectors"),
+    "Embedding": (lambda: torch.nn.Embedding(9, 4), "rows share vectors"),
+    "LSTM": (lambda: torch.nn.LSTM(4, 4), "rows share vectors"),
+    "Dropout": (torch.nn.Dropout, "F.dropout is not supported"),
+    "BatchNorm": (lambda: torch.nn.BatchNorm1d(N), "its forward refuses a row: ValueError"),
+    "Identity": (torch.nn.Identity, "it computes nothing"),
+    "in place": (lambda: torch.nn.ReLU(inplace=True), "changes a tensor"),
+    "another dim": (lambda: torch.nn.Softmax(1), "a row has one axis"),
+    "a dim by rank": (torch.nn.Softmax, r"gives other values for rows of shape \(2, 3, 64\)"),
+    "a mean": (torch.nn.MSELoss, "returns other tensors"),
+    "the batch": (Rescaled, r"gives other values for rows of shape \(5, 64\) in f32"),
+    "counts": (Counting, "its forward stores an attribute"),
+    "keeps": (Keeping, "its forward stores self.last"),
+    "a list": (Listed, "reads self.factors: it is a mutable list"),
+    "a tensor": (Unregistered, "reads self.scale, a tensor that is no parameter or buffer"),
+    "no gradient": (Blind, "returns other tensors"),
+    "branches": (Branching, "the truth of a symbolic value is not known"),
+    "lengths": (TwoLengths, "its parameters have several lengths: 4, 8"),
+    "of htile.nn": (lambda: htile.nn.RMSNorm(N), "which has its kernel"),
+    "Dropout in eval": (lambda: torch.nn.Dropout().eval(), "F.dropout is not supported"),
+    "float64": (lambda: LlamaRMSNorm(N).to(F64), "weight: dtype float64 is not supported"),
+    "no forward": (torch.nn.Module, "it has no forward"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_left_and_why(name):
+    make, why = LEFT[name]
+    assert re.search(why, reason(make()))
+
+
+def test_modules_with_hooks_are_left():
+    for kind in ("forward", "forward_pre", "full_backward"):
+        module = LlamaRMSNorm(N)
+        getattr(module, f"register_{kind}_hook")(lambda *args: None)
+        assert reason(module).startswith("it has hooks")
+
+
+def test_a_trial_changes_nothing():
+    for module in (Counting(), Keeping(), torch.nn.BatchNorm1d(N), LlamaRMSNorm(N)):
+        state, held = copy.deepcopy(module.state_dict()), set(vars(module))
+        torch.manual_seed(3)
+        before = torch.get_rng_state()
+        fuse(module).undo()
+        assert torch.equal(torch.get_rng_state(), before)
+        assert set(vars(module)) == held and getattr(module, "calls", 0) == 0
+        assert all(map(torch.equal, module.state_dict().values(), state.values()))
+
+
+# ---- a fused model -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("training", (True, False))
+def test_a_model(called, norm, training):
+    """Of modules of several kinds, inside another module."""
+    torch.manual_seed(0)
+    own = torch.nn.Sequential(Block(N, norm)).train(training)
+    model = copy.deepcopy(own)
+    report = fuse(model)
+    assert list(report.fused) == ["0.before", "0.after", "0.activation"]
+    assert list(report.left) == ["0.up", "0.down", "0.dropout"]
+    text = str(report)
+    assert f"fused 0.before: {norm.__name__}, for rows in f32, bf16, f16" in text
+    assert "left 0.up: its weight has the shape (96, 48)" in text
+    called.clear()
+    assert_like(model, own, row(4, N))
+    assert called == [norm.__name__, "GELU", norm.__name__]
+    assert model.train(not training)(row(4, N)).shape == (4, N)
+
+
+def test_undo(called):
+    model = Block(N)
+    before = {name: set(vars(module)) for name, module in model.named_modules()}
+    report = fuse(model)
+    again = fuse(model)
+    assert not again.fused
+    assert again.left["before"] == "its forward has been replaced already"
+    again.undo()
+    assert "forward" in vars(model.before)
+    report.undo()
+    report.undo()
+    assert before == {name: set(vars(module)) for name, module in model.named_modules()}
+    called.clear()
+    model(row(4, N))
+    assert called == []
+
+
+def test_a_state_dict_is_as_before():
+    own, model = Block(N), Block(N)
+    fuse(model)
+    assert [*model.state_dict()] == [*own.state_dict()]
+    held = io.BytesIO()
+    torch.save(model.state_dict(), held)
+    held.seek(0)
+    own.load_state_dict(torch.load(held))
+    x = row(4, N)
+    torch.testing.assert_close(own(x), model(x))
+    model.load_state_dict({k: v + 1 for k, v in own.state_dict().items()})
+    own.load_state_dict(model.state_dict())
+    torch.testing.assert_close(own(x), model(x))
+
+
+def test_a_copy_has_its_own_parameters(called):
+    model = LlamaRMSNorm(N)
+    fuse(model)
+    twin = copy.deepcopy(model)
+    twin.weight.data.mul_(2)
+    called.clear()
+    x = row(4, N)
+    torch.testing.assert_close(twin(x), 2 * model(x))
+    assert called == ["LlamaRMSNorm"] * 2
+    twin(x).sum().backward()
+    assert twin.weight.grad is not None and model.weight.grad is None
+
+
+def test_a_pickled_model_is_one_that_is_not_fused():
+    model = fused(LlamaRMSNorm(N))
+    held = io.BytesIO()
+    torch.save(model, held)
+    held.seek(0)
+    loaded = torch.load(held, weights_only=False)
+    assert loaded.forward.__func__ is LlamaRMSNorm.forward and loaded.forward.__self__ is loaded
+
+
+def test_attributes_that_change(called):
+    """A kernel fixes what the forward reads, so its own forward serves other values."""
+    model, own, x = fused(LlamaRMSNorm(N)), LlamaRMSNorm(N), 0.01 * row(4, N)
+    model.variance_epsilon = own.variance_epsilon = 0.1
+    called.clear()
+    assert torch.equal(model(x), own(x)) and called == []
+    model.variance_epsilon = 1e-6
+    torch.testing.assert_close(model(x), LlamaRMSNorm(N)(x))
+    assert called == ["LlamaRMSNorm"]
+
+
+def test_parameters_that_are_replaced(called):
+    model, x = fused(torch.nn.LayerNorm(N, bias=False)), row(4, N)
+    model.weight = torch.nn.Parameter(torch.full((N,), 2.0))
+    called.clear()
+    torch.testing.assert_close(model(x), F.layer_norm(x, (N,), torch.full((N,), 2.0)))
+    assert called == ["LayerNorm"]
+    model.bias = torch.nn.Parameter(torch.ones(N))
+    assert torch.equal(model(x), F.layer_norm(x, (N,), model.weight, model.bias))
+    assert called == ["LayerNorm"]
+
+
+def test_calls_that_no_kernel_serves_are_the_modules_own(called):
+    own = shaken(torch.nn.LayerNorm(N))
+    model = fused(copy.deepcopy(own))
+    called.clear()
+    x = row(4, N)
+    assert torch.equal(model(x[0]), own(x[0]))
+    assert torch.equal(model(input=x), own(input=x))
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x), own(x))
+    jacobian = torch.func.jacrev(model)(x[0])
+    assert torch.equal(jacobian, torch.func.jacrev(own)(x[0]))
+    assert torch.equal(copy.deepcopy(model).double()(x.double()), own.double()(x.double()))
+    assert called == []
+    with pytest.raises(RuntimeError, match="normalized_shape"):
+        model(row(4, N + 1))
+
+
+def test_hooks_that_are_added_later_run():
+    model, seen = fused(LlamaRMSNorm(N)), []
+    model.register_forward_hook(lambda module, args, result: seen.append(result.shape))
+    model(row(4, N))
+    assert seen == [(4, N)]
+
+
+def test_a_model_on_the_meta_device():
+    with torch.device("meta"):
+        model = Block(N)
+    report = fuse(model)
+    assert list(report.fused) == ["before", "after", "activation"]
+    model = model.to_empty(device="cpu")
+    torch.nn.init.ones_(model.before.weight)
+    torch.testing.assert_close(model.before(row(4, N)), LlamaRMSNorm(N)(row(4, N)))
+
+
+@pytest.mark.parametrize(
+    "mode", (torch.inference_mode, torch.no_grad, lambda: torch.autocast("cpu", BF16))
+)
+def test_fuse_compares_alike_in_every_mode(mode):
+    model = Block(N)
+    with mode():
+        report = fuse(model)
+    assert str(report) == str(fuse(Block(N)))
+    assert list(report.fused) == ["before", "after", "activation"]
+
+
+def test_modules_that_are_the_same_share_their_kernels():
+    model = torch.nn.Sequential(*(LlamaRMSNorm(N) for _ in range(3)), LlamaRMSNorm(N, eps=1e-5))
+    fuse(model)
+    functions = [module.forward.__func__ for module in model]
+    assert functions[0] is functions[1] is functions[2] is not functions[3]
+
+
+def test_a_transformer_learns_the_same(capsys):
+    """The example: the losses of both models differ by rounding, which grows from step to step."""
+    theirs, ours = compare(12, "cpu")
+    assert len(ours) == len(theirs) == 12
+    torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=1e-3, atol=0)
+    assert ours[-1] < 0.8 * ours[0]
+    said = capsys.readouterr().out
+    assert "9 modules are fused" in said and "left head: its weight has the shape" in said
