@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import htile
 from examples.gallery import NAMES
 from htile.errors import GradientError, UnsupportedError
+from htile.frontend.ops import REDUCTIONS
 from tests.training import assert_gradients, cotangents_of, expected, gradients, leaves_of
 
 EXAMPLES = sorted(
@@ -317,6 +318,33 @@ def test_what_is_kept(f, args, arguments, results):
     fresh = htile.rowwise(f.__wrapped__)
     fresh(*args)
     assert kept_by(fresh) == (arguments, results)
+
+
+@pytest.mark.parametrize("f, count", [(softmax, 1), (rmsnorm, 1), (layernorm, 2), (swiglu, 0)])
+def test_no_reduction_of_the_forward_pass_is_repeated(f, count):
+    """The backward kernel reads all that is kept, and reduces only what it has of its own."""
+    x, w = torch.empty(4, 64, device="meta"), torch.empty(64, device="meta")
+    args = {softmax: (x,), swiglu: (x, x.clone())}.get(f, (x, w, w.clone()))
+    kernel = f.inspect(*args[: len(f._signature.names)] if f is not rmsnorm else (x, w))
+    reductions = [node for node in kernel.backward.graph if node.op in REDUCTIONS]
+    assert len(reductions) == count
+    fresh = htile.rowwise(f.__wrapped__)
+    fresh(*(torch.ones(a.shape, requires_grad=True) for a in args[: 2 if f is rmsnorm else 3]))
+    arguments, results = kept_by(fresh)
+    assert {*kernel.saved} == {*arguments, *results} - ({"bias"} if f is layernorm else set())
+
+
+def test_a_maximum_of_computed_values_is_found_again():
+    """Else no value might be equal to it: kernels may compute them with other last bits."""
+
+    @htile.rowwise
+    def scaled(x, w):
+        y = torch.sin(x) * w
+        return y / y.abs().amax()
+
+    x, w = torch.empty(4, 64, device="meta"), torch.empty(64, device="meta")
+    assert not any(name.startswith("max") for name in scaled.inspect(x, w).saved)
+    assert_gradients(scaled, row(40, 64), row(64, seed=1))
 
 
 def test_a_norm_with_a_residual_keeps_the_sum_in_place_of_both_terms():

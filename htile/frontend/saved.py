@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 import torch
@@ -27,6 +28,7 @@ from .ops import COLLECTIVES, MOVEMENTS, Op, Varies
 SMALL = 8  # a statistic has at most 1 / SMALL of a row's elements
 # A rounded result may stand for itself where its error stays as it is, relative to each element.
 KEEPS_ERRORS = MOVEMENTS | {Op.MUL, Op.NEG, Op.CONVERT}
+EXACT = MOVEMENTS - {Op.CAT} | {Op.ABS, Op.NEG, Op.CAST, Op.CONVERT}  # the same bits in any kernel
 BEGINS = COLLECTIVES | {Op.TAKE, Op.LOOKUP}
 
 
@@ -88,6 +90,27 @@ class _Cut:
                 for operand in joint[id].inputs:
                     self.readers.setdefault(operand, []).append(joint[id])
 
+    @cached_property
+    def compared(self) -> set[int]:
+        """The largest and smallest of computed values that are compared with these again.
+
+        The backward kernel might compute the values with other bits than the forward one did. Then
+        none would be equal to a maximum that is kept, so it is found again.
+        """
+        found = set()
+        for id in self.needed:
+            node = self.graph[id]
+            readers = self.readers.get(id, ())
+            todo = [reader for reader in readers if reader.op in MOVEMENTS]
+            readers = [*readers, *(r for each in todo for r in self.readers.get(each.id, ()))]
+            if node.op in (Op.MAX, Op.MIN) and any(reader.op is Op.EQ for reader in readers):
+                operand = self.graph[node.inputs[0]]
+                while operand.op in EXACT:
+                    operand = self.graph[operand.inputs[0]]
+                if operand.op is not Op.INPUT:
+                    found.add(id)
+        return found
+
     def cheapest(self, kept: Split | None, whole: bool) -> frozenset[int] | None:
         """The nodes to keep; see `split`. None where no allowed set suffices."""
         reached = sorted(self._live(self.needed, lambda node: False))
@@ -96,16 +119,21 @@ class _Cut:
         # The element of a key is kept beside the key: a gradient of second order goes through it.
         begins = {
             n.id for n in nodes if (n.op in BEGINS and self._is_small(n)) or n.op is Op.KEY_VALUE
-        }
-        if kept is not None:  # a reduction that is not kept is repeated, if its row is there
+        } - self.compared
+        if kept is not None:
             costs = {id: cost if id in kept.kept else UNLIMITED for id, cost in costs.items()}
-            begins &= kept.kept
-        operands = {n.id: () if n.id in begins else costs.keys() & {*n.inputs} for n in nodes}
-        found = cheapest_cut(
-            costs, operands, sorted(begins | costs.keys() & self.row_arguments),
-            sorted(costs.keys() & {*self.needed}),
-        )  # fmt: skip
+        found = self._cut(costs, begins)
+        if found is None and kept is not None:  # repeat what is not kept, if its row is there
+            found = self._cut(costs, begins & kept.kept)
         return found if found is None or not whole else found | self.row_arguments
+
+    def _cut(self, costs: dict[int, int], begins: set[int]) -> frozenset[int] | None:
+        """The cheapest cut behind row arguments and these nodes."""
+        operands = {
+            id: () if id in begins else costs.keys() & {*self.graph[id].inputs} for id in costs
+        }
+        sources = begins | (costs.keys() & self.row_arguments)
+        return cheapest_cut(costs, operands, sorted(sources), sorted(costs.keys() & {*self.needed}))
 
     def _bytes(self, node: Node, whole: bool) -> int:
         """Bytes of each row that keeping a value takes; unlimited where it can not be kept.
@@ -115,6 +143,8 @@ class _Cut:
         size = prod(node.value.inner)
         if node.id in self.row_arguments:
             return self.inputs[node.id].dtype.itemsize * size
+        if node.id in self.compared:
+            return UNLIMITED
         if node.op is Op.KEY_VALUE or (node.id in self.behind and self._is_small(node)):
             return node.value.dtype.itemsize * size
         outputs = [o for o in self.graph.outputs if o.id == node.id and self._may_stand(o)]
