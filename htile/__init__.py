@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     )
     from .frontend.over_rows import max_rows, sum_rows
     from .frontend.random import dropout, exponential, philox, random_words, uniform
-    from .frontend.roles import Inner, PerRow, Scalar, Shared, Static
+    from .frontend.roles import Inner, Matrix, PerRow, Scalar, Shared, Static
     from .run.rowwise import Rowwise, rowwise
     from .tune.search import Tuned
 
@@ -38,6 +38,7 @@ __all__ = [
     "HTileError",
     "Inner",
     "LoweringError",
+    "Matrix",
     "PerRow",
     "Rowwise",
     "Scalar",
@@ -58,7 +59,9 @@ __all__ = [
     "uniform",
 ]
 
-_ROLES = dict.fromkeys(("Inner", "PerRow", "Scalar", "Shared", "Static"), "frontend.roles")
+_ROLES = dict.fromkeys(
+    ("Inner", "Matrix", "PerRow", "Scalar", "Shared", "Static"), "frontend.roles"
+)
 _RANDOM = dict.fromkeys(
     ("dropout", "exponential", "philox", "random_words", "uniform"), "frontend.random"
 )

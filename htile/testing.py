@@ -11,6 +11,7 @@ import math
 from dataclasses import replace
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from .frontend.graph import Role
@@ -57,7 +58,7 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
             return signature.invoke(full)
 
         device = batched[0].device  # where torch.arange puts its tensor
-        with bodies_as_written(), terms_marked(), device:
+        with bodies_as_written(), terms_marked(), _Products(dtype), device:
             return torch.vmap(one_row)(*batched)
 
     if not rows:  # vmap refuses an empty batch: take the shapes from one row of ones
@@ -73,6 +74,29 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
     step = max(1, CHUNK // max(map(math.prod, sizes)))
     chunks = [run(lambda v, k=k: v[k : k + step]) for k in range(0, rows, step)]
     return _of_all_rows(chunks, call.lead)
+
+
+class _Products(TorchFunctionMode):
+    """Computes products with matrices in one dtype: a row may be rounded to another one before."""
+
+    FUNCTIONS = (
+        torch.nn.functional.linear, torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm,
+        torch.Tensor.__matmul__, torch.Tensor.__rmatmul__,
+    )  # fmt: skip
+
+    def __init__(self, dtype: torch.dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function in self.FUNCTIONS:
+            args = [v.to(self.dtype) if _is_floating(v) else v for v in args]
+            kwargs = {k: v.to(self.dtype) if _is_floating(v) else v for k, v in (kwargs or {}).items()}
+        return function(*args, **(kwargs or {}))
+
+
+def _is_floating(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def _of_all_rows(chunks: list, lead: tuple[int, ...]):

@@ -121,6 +121,11 @@ def table_of(
     return cute.make_tensor(pointer, cute.make_layout(shape, stride=strides))
 
 
+def transposed(mT: cute.Tensor) -> cute.Tensor:
+    """A matrix with its two modes exchanged; no element moves."""
+    return cute.make_tensor(mT.iterator, cute.select(mT.layout, mode=[1, 0]))
+
+
 def as_rows(
     tensor: cute.Tensor, lead: tuple | None = None, own: tuple | None = None, flat: bool = False
 ) -> cute.Tensor:

@@ -305,6 +305,11 @@ def _cumulative_product(a: Algebra, step: Step, g: int) -> NoReturn:
            "torch.exp(torch.log(x).cumsum(-1))")  # fmt: skip
 
 
+def _of_matmul(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    refuse(step.node, "the gradient of a product with a matrix: call F.linear outside of the "
+           "function for the part that is trained, or pass detached tensors")  # fmt: skip
+
+
 def _of_placed(a: Algebra, step: Step, g: int) -> NoReturn:
     raise AssertionError(f"{step.node} is in a placed graph: a traced one is differentiated")
 
@@ -343,7 +348,7 @@ DERIVE: dict[Op, Rule] = {
     Op.TAKE: _take, Op.LOOKUP: _lookup, Op.KEY: _key, Op.KEY_VALUE: _of_key,
     Op.SUM: _sum, Op.MEAN: _mean, Op.PROD: _of_product, Op.MAX: _largest, Op.MIN: _largest,
     Op.CUMSUM: _cumulative, Op.CUMPROD: _cumulative_product,
-    **dict.fromkeys((Op.UNBUNDLE, Op.BUNDLE, Op.GROUPED), _of_placed),
+    Op.MATMUL: _of_matmul, **dict.fromkeys((Op.UNBUNDLE, Op.BUNDLE, Op.GROUPED), _of_placed),
 }
 # fmt: on
 

@@ -29,6 +29,7 @@ class Role(Enum):
     ROW = "row"  # (*lead, N), or (*lead, *inner) annotated htile.Inner[k]
     COLUMN = "column"  # (N,), shared by all rows, or any shape annotated htile.Shared
     TAKEN = "taken"  # a row or column of which only elements at indices are read, in placed graphs
+    MATRIX = "matrix"  # (N, K) or (K, N), annotated htile.Matrix, which rows are multiplied by
     TABLE = "table"  # shared by all rows, of which indices choose rows, in placed graphs
     PER_ROW = "per-row"  # (*lead, 1), or (*lead) annotated htile.PerRow
     SCALAR = "scalar"  # a Python float, given at run time

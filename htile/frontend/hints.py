@@ -24,7 +24,7 @@ HINTS = {
     name: hint
     for names, hint in {
         "median kthvalue mode quantile unique searchsorted msort": _RANKS,
-        "inner linear bmm vdot addmm addmv baddbmm einsum tensordot": _PRODUCT,
+        "inner bmm vdot addmm addmv baddbmm einsum tensordot": _PRODUCT,
         "outer ger": "write a[:, None] * b",
         "cummax cummin logcumsumexp diff flip conv1d max_pool1d": _ALONG,
         "pad hstack vstack dstack column_stack block_diag repeat tile repeat_interleave": _PARTS,

@@ -103,6 +103,9 @@ class Op(Enum):
     # Of what all rows share and an index of each row: its part at that place of the first axis. A
     # negative index counts from the end. Beyond the ends all of it is NaN, or 0, or False.
     LOOKUP = "lookup"
+    # Of a row (K,) and a matrix that all rows share: the row of N products. arg: whether the matrix
+    # is (N, K), as F.linear takes it, and not (K, N).
+    MATMUL = "matmul"
     # bundles: neighbouring elements of memory as one wide element, in placed graphs only
     UNBUNDLE = "unbundle"  # arg: (which element, of how many, its dtype)
     BUNDLE = "bundle"  # arg: the dtype of the elements; any number of operands
@@ -247,12 +250,9 @@ def _stop(values: tuple[Value, ...], arg: object) -> Value:
     return values[0]
 
 
-def _uniform(values: tuple[Value, ...], arg: object) -> Value:
-    return replace(values[0], dtype=torch.float32, stored=None)
-
-
-def _exponent(values: tuple[Value, ...], arg: object) -> Value:
-    return replace(values[0], dtype=torch.int32, stored=None)
+def _made(dtype: torch.dtype) -> Rule:
+    """The rule of one operand whose result has this dtype."""
+    return lambda values, arg: replace(values[0], dtype=dtype, stored=None)
 
 
 def _ldexp(values: tuple[Value, ...], arg: object) -> Value:
@@ -342,6 +342,13 @@ def _lookup(values: tuple[Value, ...], arg: object) -> Value:
     return replace(_shaped(table, table.inner[1:]), varies=varies)
 
 
+def _matmul(values: tuple[Value, ...], arg: object) -> Value:
+    row, matrix = values
+    n, k = matrix.inner if arg else matrix.inner[::-1]
+    assert row.inner == (k,) and row.spread and len(matrix.inner) == 2, f"a row: {values}"
+    return Value((n,), row.varies, torch.float32, spread=True)
+
+
 def _unbundle(values: tuple[Value, ...], arg: object) -> Value:
     return replace(values[0], dtype=compute_dtype(arg[2]), stored=None)
 
@@ -428,13 +435,13 @@ INFER: dict[Op, Rule] = {
     **dict.fromkeys((Op.NOT, Op.AND, Op.OR, Op.XOR), _of(_elementwise, *MASKS, *INTEGERS)),
     **dict.fromkeys((Op.LSHIFT, Op.RSHIFT), _of(_elementwise, *INTEGERS)),
     **dict.fromkeys((Op.PHILOX, Op.WORD), _of(_elementwise, torch.int64)),
-    **dict.fromkeys((Op.UNIFORM, Op.EXPONENTIAL), _of(_uniform, torch.int64)),
+    **dict.fromkeys((Op.UNIFORM, Op.EXPONENTIAL), _of(_made(torch.float32), torch.int64)),
     **dict.fromkeys(COMPARISONS, _comparison),
-    Op.EXPONENT: _of(_exponent, *FLOATS), Op.LDEXP: _ldexp, Op.STOP: _stop,
+    Op.EXPONENT: _of(_made(torch.int32), *FLOATS), Op.LDEXP: _ldexp, Op.STOP: _stop,
     Op.CAST: _cast, Op.CONVERT: _convert, Op.WHERE: _where, Op.RESHAPE: _reshape, Op.SLICE: _slice,
     Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat, Op.UNBUNDLE: _unbundle,
-    Op.BUNDLE: _bundle, Op.TAKE: _take, Op.LOOKUP: _lookup, Op.GROUPED: _grouped, Op.KEY: _key,
-    Op.KEY_INDEX: _of_key, Op.KEY_VALUE: _of_key,
+    Op.BUNDLE: _bundle, Op.TAKE: _take, Op.LOOKUP: _lookup, Op.MATMUL: _matmul,
+    Op.GROUPED: _grouped, Op.KEY: _key, Op.KEY_INDEX: _of_key, Op.KEY_VALUE: _of_key,
     **dict.fromkeys((Op.SUM, Op.PROD, Op.MAX, Op.MIN), _of(_reduction, *NUMBERS)),
     Op.MEAN: _of(_reduction, *FLOATS),
     **dict.fromkeys((Op.ANY, Op.ALL), _of(_reduction, *MASKS)),

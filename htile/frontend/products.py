@@ -1,13 +1,15 @@
 """Products of rows and small matrices, each as sums of products.
 
-Along the columns a product is a reduction. The other axes are written out, so a matrix has few rows
-or few columns: it is no matter of tensor cores.
+Along the columns a product is a reduction. The other axes are written out, so such a matrix has few
+rows or few columns: it is no matter of tensor cores. Large ones are arguments that are annotated
+htile.Matrix (htile.frontend.matrices).
 """
 
 from __future__ import annotations
 
 from ..errors import ShapeError, UnsupportedError
 from .functions import implements
+from .matrices import is_matrix, multiplied
 from .parts import MOST_PARTS, stack
 from .promotion import alike, floating
 from .reductions import sum
@@ -21,6 +23,8 @@ KINDS = {1: "a row", 2: "a small matrix"}
 
 def product(a: object, b: object, what: str) -> Tensor:
     """The product of rows and matrices, each with as many axes as `what` takes."""
+    if isinstance(b, Tensor) and is_matrix(b):
+        return multiplied(a, b, what)
     shapes = [tuple(x._sizes) if isinstance(x, Tensor) else x for x in (a, b)]
     told = f"{what} of values of shapes {shapes[0]} and {shapes[1]}"
     for x, counts in zip((a, b), SIZES[what], strict=True):

@@ -306,6 +306,13 @@ def _lookup(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tens
     return torch.where(is_there, found, found.new_tensor(NAN if found.is_floating_point() else 0))
 
 
+def _matmul(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    """Of rows (*lead, K) and a matrix (1, ..., N, K), for `evaluate` to round."""
+    row, matrix = values[0].double(), values[1].double()
+    matrix = matrix.reshape(matrix.shape[-2:])
+    return torch.matmul(row, matrix.T if arg else matrix)
+
+
 def _grouped(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
     op, size = arg
     groups = values[0].unflatten(-1, (-1, size))
@@ -333,7 +340,7 @@ EVALUATE |= {Op.KEY: _key, Op.KEY_INDEX: _key_index, Op.KEY_VALUE: _key_value}
 EVALUATE |= {Op.PHILOX: _philox, Op.WORD: _word}
 EVALUATE |= {Op.UNIFORM: _uniform, Op.EXPONENTIAL: _exponential}
 EVALUATE |= {Op.UNBUNDLE: _unbundle, Op.BUNDLE: _bundle, Op.TAKE: _take, Op.LOOKUP: _lookup}
-EVALUATE[Op.GROUPED] = _grouped
+EVALUATE |= {Op.GROUPED: _grouped, Op.MATMUL: _matmul}
 
 
 def evaluate(
@@ -389,7 +396,7 @@ def evaluate(
         elif node.op is Op.EXPAND:  # new axes are behind the leading dimensions
             value = _aligned(values[node.inputs[0]], count, len(inner))
             value = EVALUATE[node.op]((value,), node.arg, dtype)
-        elif node.op in MOVEMENTS or node.op in (Op.TAKE, Op.LOOKUP):
+        elif node.op in MOVEMENTS or node.op in (Op.TAKE, Op.LOOKUP, Op.MATMUL):
             value = EVALUATE[node.op](tuple(values[i] for i in node.inputs), node.arg, dtype)
         else:
             operands = tuple(_aligned(values[i], count, len(inner)) for i in node.inputs)

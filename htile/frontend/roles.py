@@ -51,6 +51,13 @@ class Shared:
     """
 
 
+class Matrix:
+    """Annotation: a matrix that rows are multiplied by: F.linear(x, W), x @ W. All rows share it.
+
+    It has two dimensions and 16-bit floats: (N, K) for F.linear, (K, N) for x @ W.
+    """
+
+
 class Scalar:
     """Annotation: one number for the whole call: a float, or a tensor of shape () or (1,)."""
 
@@ -96,7 +103,7 @@ class Call:
     length: int | None = None
 
 
-_KINDS = (PerRow, Shared, Scalar, Static, float, *_INNER.values())
+_KINDS = (PerRow, Shared, Matrix, Scalar, Static, float, *_INNER.values())
 MARKERS = {kind.__name__: kind for kind in _KINDS}
 _MISSING = inspect.Parameter.empty
 _UNRESOLVED = (NameError, AttributeError, TypeError, ValueError, SyntaxError, LookupError)
@@ -240,6 +247,9 @@ def classify(signature: Signature, values: tuple[object, ...]) -> Call:
             raise ShapeError(f"{told}{shape}; pass one number, or drop the annotation")
         if kind is Shared:
             _check_shared(name, parameter, shape)
+        if kind is Matrix:
+            specs[parameter] = _matrix_spec(name, parameter, value)
+            continue
         if kind in _INNER.values():
             _check_inner(name, parameter, shape, kind.rank)
             inners[parameter] = kind.rank
@@ -329,6 +339,18 @@ def _check_shared(name: str, parameter: str, shape: tuple) -> None:
             f"{name}: {parameter} is annotated htile.Shared and has no elements, got {shape}; "
             "pass one of at least one element"
         )
+
+
+def _matrix_spec(name: str, parameter: str, tensor: torch.Tensor) -> Spec:
+    what, shape = f"{name}: {parameter} is annotated htile.Matrix", tuple(tensor.shape)
+    if len(shape) != 2 or 0 in shape:
+        raise ShapeError(f"{what}: expected two dimensions of at least one element, got {shape}")
+    if tensor.dtype not in (torch.bfloat16, torch.float16):
+        raise DtypeError(
+            f"{what}: expected bfloat16 or float16, as tensor cores multiply them with float32 "
+            f"sums, got {tensor.dtype}; convert it with .to(torch.bfloat16)"
+        )
+    return Spec(parameter, Role.MATRIX, tensor.dtype, shape)
 
 
 def _check_inner(name: str, parameter: str, shape: tuple, rank: int) -> None:

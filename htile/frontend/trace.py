@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import HTileError, Location, ShapeError, TraceError
 from . import losses as losses  # fill the table, as what they import does
+from . import matrices as matrices
 from . import parts as parts
 from . import products as products
 from . import ranks as ranks
@@ -36,7 +37,10 @@ from .promotion import NO_OPERAND
 from .roles import Signature, Spec, written
 from .tensor import FUNCTIONS, Tensor, is_real
 
-_VARIES = {Role.ROW: Varies.ROW, Role.PER_ROW: Varies.ROW, Role.COLUMN: Varies.SHARED}
+_VARIES = {
+    Role.ROW: Varies.ROW, Role.PER_ROW: Varies.ROW, Role.COLUMN: Varies.SHARED,
+    Role.MATRIX: Varies.SHARED,
+}  # fmt: skip
 
 
 def trace(
@@ -69,6 +73,7 @@ def trace(
     named = zip(names, leaves, strict=True)
     outputs = [_output(builder, loc, name, leaf) for name, (_, leaf) in named]
     graph = builder.finish(outputs, structure)
+    matrices.check_uses(graph)
     if multiple is not None:
         refuse_parts(graph)
     return graph

@@ -64,6 +64,12 @@ class DifferentiableCalls:
             refuse_transforms(signature, values)
             device_of(signature, values)
             request, holds = function._request(call, captured, values)
+            if request.specialization.has_products:
+                raise GradientError(
+                    f"{signature.name}: products with matrices have no gradients yet; call "
+                    "F.linear outside of the function for what is trained, or call it under "
+                    "torch.no_grad()"
+                )
             run, structure = self._runner(request, holds), request.specialization.traced.structure
             found = run, request.call.lead, structure
             if holds and key is not None:

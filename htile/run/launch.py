@@ -178,6 +178,10 @@ class Launch:
     workspace: int = 0
     sums: tuple[int, ...] = ()
 
+    def __call__(self, values: tuple, outs: tuple = ()) -> object:
+        """`run` for these values of the parameters."""
+        return run(self, values, outs)
+
 
 def prepare(
     request: Request,

@@ -196,13 +196,18 @@ class Rowwise:
                 return out
             # the launch may not be remembered if a static value has changed since the key was made
             holds &= key == call_key(watched[1], signature, values, outs, aliases)
-            launch = self._prepared(request, device, holds)
+            if request.specialization.has_products:
+                from .products import ProductLaunch  # which other functions do not need
+
+                launch = ProductLaunch(request, device)
+            else:
+                launch = self._prepared(request, device, holds)
             if holds and key is not None:
                 if len(self._launches) >= MAX_LAUNCHES:
                     self._launches.clear()
                 self._launches[key] = launch
                 self._add_shortcuts(request, launch, watched)
-        result = run(launch, values, outs)
+        result = launch(values, outs)
         if out is None:
             return result
         increment_version(outs)  # so that autograd sees that saved tensors were written to

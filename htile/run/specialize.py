@@ -6,12 +6,14 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
 from ..build.recent import Recent
 from ..frontend.captures import Captures
 from ..frontend.graph import Graph, Output, Role
+from ..frontend.ops import Op
 from ..frontend.roles import Call, Spec
 from ..frontend.tensor import internal
 from ..frontend.trace import trace
@@ -26,12 +28,18 @@ class Specialization:
     """A function for arguments of these roles, dtypes and inner shapes.
 
     It refers to no tensor, and tells what a call computes and what its results are. `graph` is
-    `traced` after the passes, and what kernels are made from: rows of `graph.n` elements.
+    `traced` after the passes, and what kernels are made from: rows of `graph.n` elements. If there
+    are products with matrices, it is `traced` itself, which htile.run.products takes apart.
     """
 
     specs: tuple[Spec, ...]
     traced: Graph
     graph: Graph
+
+    @cached_property
+    def has_products(self) -> bool:
+        """Whether rows are multiplied by matrices, so that there may be several kernels."""
+        return any(node.op is Op.MATMUL for node in self.traced)
 
     def shapes(
         self, lead: tuple[int, ...], length: int | None = None
@@ -74,7 +82,9 @@ class Specializations:
             return found, True
         self._warn_if_many(call.specs)
         traced = trace(self._fn, call.specs, call.n, call.multiple)
-        found = Specialization(call.specs, traced, run_passes(traced))
+        found = Specialization(call.specs, traced, traced)
+        if not found.has_products:
+            found = replace(found, graph=run_passes(traced))
         # a new Spec has the guard of its value as that is now: a function may capture others
         specs = tuple(replace(spec) for spec in call.specs)
         holds = self._captures.fingerprint() == captured and specs == call.specs

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 import torch
 
 from ..errors import UnsupportedError
-from ..frontend.roles import PerRow, Scalar, Shared, Signature
+from ..frontend.roles import Matrix, PerRow, Scalar, Shared, Signature
 
 _AS_WRITTEN: ContextVar[bool] = ContextVar("htile_bodies_as_written", default=False)
 
@@ -87,7 +87,7 @@ def _with_batch(
     ranks = {  # in one call, of the tensors whose role is told by their dimensions
         name: value.dim() - (name in mapped)
         for name, value in whole.items()
-        if isinstance(value, torch.Tensor) and kinds[name] not in (PerRow, Scalar, Shared)
+        if isinstance(value, torch.Tensor) and kinds[name] not in (PerRow, Scalar, Shared, Matrix)
     }
     rank = max(ranks.values(), default=0)
     for name, dim in mapped.items():

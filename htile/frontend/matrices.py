@@ -1,0 +1,129 @@
+"""Products of a row and a matrix that all rows share: `F.linear(x, W)`, `x @ W`, `x @ W.T`.
+
+The matrix is an argument that is annotated htile.Matrix, or the transpose of one. Both operands
+have 16 bits, and sums are float32. So the left operand is a row argument of 16 bits, or a value that
+`.to` has rounded to such a dtype. A row argument times one value of the row is the same as the
+product times that value, and becomes that. Nothing else is rounded without the user's word.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ..errors import DtypeError, ShapeError, UnsupportedError
+from .dtypes import dtype_name
+from .graph import Graph, Input, Node, Role
+from .ops import Op, Varies
+from .tensor import FUNCTIONS, Tensor, fail, node
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+class Found(NamedTuple):
+    """A matrix argument, and whether it was transposed."""
+
+    input: Input
+    is_transposed: bool
+
+
+def _matrix(x: Tensor) -> Found | None:
+    """The matrix argument that a value is, or is the transpose of; None for other values."""
+    builder, id, is_transposed = x._builder, x._id, False
+    while builder[id].op is Op.PERMUTE and builder[id].arg == (-1, -2):
+        id, is_transposed = builder[id].inputs[0], not is_transposed
+    given = next((i for i in builder.inputs if i.id == id and i.role is Role.MATRIX), None)
+    return None if given is None else Found(given, is_transposed)
+
+
+def is_matrix(x: Tensor) -> bool:
+    """Whether a value is a matrix argument, or the transpose of one."""
+    return _matrix(x) is not None
+
+
+def multiplied(x: object, matrix: Tensor, what: str) -> Tensor:
+    """x @ matrix, of a row (K,) and a matrix (K, N)."""
+    found, (k, _) = _matrix(matrix), tuple(matrix._sizes)
+    if not isinstance(x, Tensor) or x.ndim != 1 or not x._value.spread:
+        shape = tuple(x._sizes) if isinstance(x, Tensor) else x
+        fail(ShapeError, f"{what} of {shape} and the matrix {found.input.name}: expected a row "
+             f"({k},) on the left; a batch is leading dimensions of the row")  # fmt: skip
+    if x._sizes[0] != k:
+        fail(ShapeError, f"{what} of a row of {x._sizes[0]} elements and the matrix "
+             f"{found.input.name}, whose columns have {k}: they must be as long; F.linear takes a "
+             "matrix (N, K), and x @ W one of (K, N)")  # fmt: skip
+    left, factors = _left(x, found.input, what)
+    given = Tensor(x._builder, found.input.id)
+    product = node(Op.MATMUL, left, given, arg=found.is_transposed)
+    for factor in factors:
+        product = product * factor
+    return product
+
+
+def _left(x: Tensor, matrix: Input, what: str) -> tuple[Tensor, list[Tensor]]:
+    """The left operand, of 16 bits, and the values of the row that its product is multiplied by."""
+    builder, factors = x._builder, []
+    value = builder[x._id]
+    while value.op is Op.MUL and _dtype(x) is None:
+        rows = [i for i in value.inputs if builder[i].value.spread]
+        others = [i for i in value.inputs if not builder[i].value.spread]
+        if len(rows) != 1 or builder[others[0]].value.varies is Varies.SHARED:
+            break
+        factors.append(Tensor(builder, others[0]))
+        x = Tensor(builder, rows[0])
+        value = builder[x._id]
+    dtype = _dtype(x)
+    if dtype is None:
+        fail(UnsupportedError, f"{what} of a value that is computed in float32: tensor cores "
+             f"multiply 16-bit floats; round it, x.to({matrix.dtype}), or multiply after the "
+             "product by what is one number of the row")  # fmt: skip
+    if dtype is not matrix.dtype:
+        names = f"{dtype_name(dtype)} and {dtype_name(matrix.dtype)}"
+        fail(DtypeError, f"{what} of a row and a matrix of different dtypes, {names}: round the "
+             f"row, x.to({matrix.dtype}), or pass {matrix.name} in {dtype}")  # fmt: skip
+    if value.op is Op.CAST and builder[value.inputs[0]].op is Op.INPUT:
+        given = Tensor(builder, value.inputs[0])
+        x = given if _dtype(given) is dtype else x  # it had that dtype before
+    return x, factors
+
+
+def _dtype(x: Tensor) -> torch.dtype | None:
+    """The 16-bit float that a value is exactly; None for what is computed in float32."""
+    value = x._builder[x._id]
+    if value.op is Op.INPUT:
+        given = next(i for i in x._builder.inputs if i.id == value.id)
+        return given.dtype if given.dtype in HALVES and given.role is Role.ROW else None
+    return value.arg if value.op is Op.CAST and value.arg in HALVES else None
+
+
+def check_uses(graph: Graph) -> None:
+    """Raise UnsupportedError where a matrix is read by anything but a product."""
+    matrices = {i.id: i.name for i in graph.inputs if i.role is Role.MATRIX}
+    for id, name in matrices.items():
+        for user in _users(graph, id):
+            fail(UnsupportedError, f"{user.op.value} of {name}, which is annotated htile.Matrix: "
+                 "it is only multiplied by rows, F.linear(x, W), x @ W or x @ W.T. A tensor whose "
+                 "elements a row reads is annotated htile.Shared", user.loc)  # fmt: skip
+
+
+def _users(graph: Graph, id: int) -> list[Node]:
+    """What reads a matrix or its transpose, without products."""
+    found = []
+    for user in map(graph.__getitem__, graph.users(id)):
+        is_turned = user.op is Op.PERMUTE and user.arg == (-1, -2)
+        if user.op is not Op.MATMUL:
+            found += _users(graph, user.id) if is_turned else [user]
+    return found
+
+
+def linear(input, weight, bias=None):
+    """The products of a row (K,) with the rows of a matrix (N, K), plus a bias."""
+    if not isinstance(weight, Tensor) or not is_matrix(weight):
+        fail(UnsupportedError, "F.linear by what is no matrix argument: annotate the weight, "
+             "`weight: htile.Matrix`")  # fmt: skip
+    product = multiplied(input, weight.T, "F.linear")
+    return product if bias is None else product + bias
+
+
+FUNCTIONS[torch.nn.functional.linear] = "F.linear", linear
