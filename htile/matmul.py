@@ -151,8 +151,8 @@ class MatmulKernelContext(Static):
         self.config = config
 
     def setup(
-        self, left: tuple, rights: tuple, stored: tuple | None, tiled_mma: cute.TiledMma, tiles: tuple,
-        shape: tuple,
+        self, left: tuple, rights: tuple, stored: tuple | None, tiled_mma: cute.TiledMma,
+        tiles: tuple, shape: tuple,
     ) -> None:  # fmt: skip
         """Allocate shared memory and start the pipeline.
 
@@ -278,7 +278,7 @@ class MatmulKernelContext(Static):
         self.pipeline.consumer_wait(read)
         self._multiply_chunk(read.index, True)
         read.advance()
-        for k in cutlass.range(1, self.chunks, unroll=1):
+        for _ in cutlass.range(1, self.chunks, unroll=1):
             self.pipeline.consumer_wait(read)
             self._multiply_chunk(read.index)
             warpgroup.wait_group(1)

@@ -1,8 +1,8 @@
 """Products of a row and a matrix that all rows share: `F.linear(x, W)`, `x @ W`, `x @ W.T`.
 
 The matrix is an argument that is annotated htile.Matrix, or the transpose of one. Both operands
-have 16 bits, and sums are float32. So the left operand is a row argument of 16 bits, or a value that
-`.to` has rounded to such a dtype. A row argument times one value of the row is the same as the
+have 16 bits, and sums are float32. So the left operand is a row argument of 16 bits, or a value
+that `.to` has rounded to such a dtype. A row argument times one value of the row is the same as the
 product times that value, and becomes that. Nothing else is rounded without the user's word.
 """
 

@@ -18,8 +18,8 @@ from .emit_steps import CONVERTED
 from .expressions import (
     CUTLASS_TYPES,
     INDENT,
-    literal,
     lines_of,
+    literal,
     located,
     tuple_of,
     wrapped_call,
@@ -108,9 +108,7 @@ def fused(graph: Graph, products: tuple[Product, ...], n: int) -> Fused | None:
         if i.name in named:
             start = 0 if view is None else view.start[0]
             operands.append(Operand(i, named[i.name], start))
-        elif i.role not in (Role.ROW, Role.COLUMN, Role.PER_ROW, Role.SCALAR, Role.DEVICE_SCALAR):
-            return None
-        elif i.dtype not in LOADED:
+        elif i.role not in (Role.ROW, Role.COLUMN, Role.PER_ROW, Role.SCALAR, Role.DEVICE_SCALAR) or i.dtype not in LOADED:
             return None
     lefts = {o.product.left for o in operands}
     is_whole = all(o.is_row and o.view is None and o.over is None for o in graph.outputs)

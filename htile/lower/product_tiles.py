@@ -1,7 +1,7 @@
-"""Which tile a kernel of products has, for a number of rows: the one that is expected to be fastest.
+"""Which tile a kernel of products has: the one that is expected to be fastest for a number of rows.
 
-A tile changes no bit of a result. It is chosen among a few, so a function has a few kernels, each of
-which serves any number of rows.
+A tile changes no bit of a result. It is chosen among a few, so a function has a few kernels. Each
+of them serves any number of rows.
 """
 
 from __future__ import annotations
@@ -18,27 +18,33 @@ TILE_CYCLES = 1500  # for what nothing hides of a tile: the first loads, and wha
 ELEMENT_CYCLES = 0.03  # for what is computed of an element, and stored
 
 SHARED_BYTES = 200 * 1024  # for the stages of a thread block
+CLUSTERS = (1, 2, 4)  # thread blocks along the rows that share the matrix's tiles
 BOXES = (16, 32, 64)  # rows of the left operand that are loaded, where there are no more
 MN_BLOCK = 64  # columns that a swizzled line has of a matrix (K, N)
 
 
-def tiles(kernel: Fused, majors: str) -> list[Tile]:
-    """The tiles that the kernel can have, without those of few rows."""
-    found = [
-        Tile(256, rows=128, cluster=2), Tile(128, rows=128, cluster=1),
-        Tile(128, rows=64, cluster=1, warp_groups=1), Tile(64, rows=64, cluster=1, warp_groups=1),
-    ]  # fmt: skip
-    count, least = len(kernel.operands), MN_BLOCK if majors == "mn" else 1
+def tiles(kernel: Fused, major: str) -> list[Tile]:
+    """The tiles that the kernel can have, without the number of stages.
+
+    A warpgroup has 64 rows. With less than 128 columns, one of them leaves more thread blocks for
+    few rows than two.
+    """
+    count, least = len(kernel.operands), MN_BLOCK if major == "mn" else 1
+    shapes = [(128, 256), (128, 128), (64, 256), (64, 128), (64, 64)]
     return [
-        tile for tile in found
-        if tile.columns // count % kernel.chunk == 0 and tile.columns // count >= kernel.chunk
-        and tile.columns // count % least == 0
+        Tile(columns, rows, cluster, warp_groups=rows // 64)
+        for rows, columns in shapes for cluster in CLUSTERS
+        if columns // count % kernel.chunk == columns // count % least == 0
+        and columns // count >= kernel.chunk and (rows, cluster) != (128, 4)
     ]  # fmt: skip
 
 
-def choose_tile(kernel: Fused, majors: str, rows: int, processors: int) -> Tile | None:
+def choose_tile(kernel: Fused, major: str, rows: int, processors: int) -> Tile | None:
     """The tile for so many rows, on a GPU of so many multiprocessors; None if none is possible."""
-    found = [_for_rows(tile, rows) for tile in tiles(kernel, majors)]
+    found = [
+        _for_rows(tile, rows) for tile in tiles(kernel, major)
+        if tile.cluster == 1 or rows > tile.rows * (tile.cluster - 1)  # no thread block is idle
+    ]  # fmt: skip
     return min(found, key=lambda tile: cycles(kernel, tile, rows, processors), default=None)
 
 
@@ -55,12 +61,14 @@ def cycles(kernel: Fused, tile: Tile, rows: int, processors: int) -> float:
     """About how long the kernel takes on a GPU."""
     columns = tile.columns // len(kernel.operands)
     k = kernel.operands[0].product.k
-    high = ceil(rows / (tile.rows * tile.cluster)) * tile.cluster
-    count = high * ceil(kernel.n / columns)
-    waves = ceil(count / processors)
-    loaded = 2 * ((tile.a_rows or tile.rows) + tile.columns / tile.cluster)
-    busy = min(count, processors) / processors
-    from_memory = 2 * tile.columns / max(high, 1) / MEMORY_BYTES_PER_CYCLE * busy
-    step = max(tile.rows * tile.columns / PRODUCTS_PER_CYCLE, loaded / BYTES_PER_CYCLE, from_memory)
+    clusters = ceil(rows / (tile.rows * tile.cluster)) * ceil(kernel.n / columns)
+    waves = ceil(clusters / (processors // tile.cluster))
+    own_rows = tile.a_rows or tile.rows
+    from_l2 = 2 * (own_rows + tile.columns / tile.cluster) / BYTES_PER_CYCLE
+    products = tile.rows * tile.columns / PRODUCTS_PER_CYCLE
+    multiplied = k * max(products, from_l2)
+    # All that is read of memory, by those multiprocessors that are at work: few rows wait for it.
+    busy = clusters * tile.cluster / waves
+    read = 2 * k * (rows + kernel.n * len(kernel.operands)) / (MEMORY_BYTES_PER_CYCLE * busy)
     after = TILE_CYCLES + ELEMENT_CYCLES * tile.rows * tile.columns
-    return waves * (k * step + after)
+    return max(waves * multiplied, read) + waves * after

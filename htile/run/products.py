@@ -8,7 +8,9 @@ GPUs, and operands that the tensor memory accelerator does not load, get their p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,7 +23,7 @@ from ..frontend.graph import Builder, Graph, Output, Role
 from ..frontend.ops import REDUCTIONS
 from ..lower import run_passes
 from ..lower.column_groups import cut_reductions
-from ..lower.emit_products import Fused, emit, fused
+from ..lower.emit_products import Fused, Operand, emit, fused
 from ..lower.names import kernel_name
 from ..lower.product_tiles import choose_tile
 from ..lower.products import Level, Product, levels
@@ -54,11 +56,6 @@ class ProductStep:
     then: RowStep | None
     alone: tuple[Fused, ...]
     whole: RowStep
-
-    @property
-    def results(self) -> tuple[str, ...]:
-        """The names of the results of the kernel."""
-        return tuple(o.name for o in self.kernel.graph.outputs)
 
 
 _STEPS: WeakKeyDictionary[Graph, list] = WeakKeyDictionary()
@@ -104,25 +101,32 @@ def _stored(graph: Graph, product: Product) -> Fused:
     return fused(made, (product,), value.inner[0])
 
 
+Values = dict[str, object]  # arguments by parameter, and what the steps have computed by name
+Action = Callable[[Values], None]  # a step, on the values so far
+
+
 class ProductLaunch:
-    """How to run a call with products: the steps, for values of the function's parameters."""
+    """How to run calls of one kind that have products.
+
+    What is found out of the tensors of the first call holds for all such calls: their sizes,
+    strides and alignments are the same.
+    """
 
     kernel = source = None  # of a single one, as a Launch has it
 
     def __init__(self, request: Request, device: torch.device):
-        specialization = request.specialization
-        self.names = request.signature.names
-        self.specs = {spec.name: spec for spec in request.call.specs}
-        self.lead, self.device = request.call.lead, device
-        self.rows = request.rows
+        specialization, self.lead = request.specialization, request.call.lead
+        self.names, self.fastmath = request.signature.names, request.fastmath
+        self.rows, self.device = request.rows, device
         self.structure = specialization.traced.structure
         self.results = tuple(o.name for o in specialization.traced.outputs)
         self.shapes = specialization.shapes(self.lead)
-        self.fastmath = request.fastmath
+        of_rows = [s for s in request.call.specs if s.role in (Role.ROW, Role.PER_ROW)]
+        self.inner = {spec.name: spec.inner for spec in of_rows}
         self.steps = steps_of(request)
         self.arch = arch_of_capability(torch.cuda.get_device_capability(device))
         self.processors = torch.cuda.get_device_properties(device).multi_processor_count
-        self._loaded: dict[tuple, object] = {}
+        self._actions: list[Action] | None = None
         if torch.cuda.is_current_stream_capturing():
             name = request.signature.name
             raise ArgumentError(
@@ -132,99 +136,121 @@ class ProductLaunch:
 
     def __call__(self, values: tuple, outs: tuple = ()) -> object:
         """The results for these values, or `outs` with them."""
-        found = {
-            name: self._flat(name, value)
-            for name, value in zip(self.names, values, strict=True)
-        }  # fmt: skip
-        for step in self.steps:
-            if isinstance(step, RowStep):
-                self._run_rows(step, found)
-            else:
-                self._multiply(step, found)
-        made = [found[f"result {name}"].reshape(shape)
-                for name, (shape, _) in zip(self.results, self.shapes, strict=True)]  # fmt: skip
+        found: Values = dict(zip(self.names, values, strict=True))
+        for name, inner in self.inner.items():
+            found[name] = _flat(found[name], (*self.lead, *inner), (self.rows, *inner))
+        if self._actions is None:
+            self._actions = []
+            for step in self.steps:
+                self._begin(step, found)
+        else:
+            for action in self._actions:
+                action(found)
+        made = [found[_key(name, self.results)] for name in self.results]
+        if len(self.lead) != 1:
+            made = [m.reshape(shape) for m, (shape, _) in zip(made, self.shapes, strict=True)]
         if outs:
             for out, result in zip(outs, made, strict=True):
                 out.detach().copy_(result)
             made = outs
         return pytree.tree_unflatten(list(made), self.structure)
 
-    def _flat(self, name: str, value: object) -> object:
-        """An argument with one leading dimension, if it is one of rows."""
-        spec = self.specs[name]
-        if spec.role not in (Role.ROW, Role.PER_ROW):
-            return value
-        shape = (*self.lead, *spec.inner)
-        value = value if value.shape == shape else value.expand(shape)
-        return value.reshape((self.rows, *spec.inner))
-
-    def _keep(self, name: str, tensor: torch.Tensor, found: dict) -> None:
-        found[f"result {name}" if name in self.results else name] = tensor
-
-    def _run_rows(self, step: RowStep, found: dict) -> None:
-        values = tuple(found[name] for name in step.run.parameters.names)
-        for name, result in zip(step.results, step.run(values, (self.rows,)), strict=True):
-            self._keep(name, result, found)
-
-    def _multiply(self, step: ProductStep, found: dict) -> None:
-        if step.kernel is not None and self._launch(step.kernel, found):
+    def _begin(self, step: RowStep | ProductStep, found: Values) -> None:
+        """Run a step for the first time, and keep how."""
+        if isinstance(step, RowStep):
+            self._do(self._of_rows(step), found)
+            return
+        fused_ = None if step.kernel is None else self._of_products(step.kernel, found)
+        if fused_ is not None:
+            self._do(fused_, found)
             if step.then is not None:
-                self._run_rows(step.then, found)
+                self._do(self._of_rows(step.then), found)
             return
         for kernel, product in zip(step.alone, step.products, strict=True):
-            if not self._launch(kernel, found):
-                left, right = found[product.left], found[product.matrix]
-                right = right.t() if product.is_transposed else right
-                found[product.name] = torch.mm(left, right, out_dtype=torch.float32)
-        self._run_rows(step.whole, found)
+            self._do(self._of_products(kernel, found) or partial(_by_torch, product), found)
+        self._do(self._of_rows(step.whole), found)
 
-    def _launch(self, kernel: Fused, found: dict) -> bool:
-        """Whether the kernel computes its results here, which it then has done."""
-        left = found[kernel.operands[0].product.left]
-        if left.stride(-1) != 1:
-            left = left.contiguous()
-        rights = [_columns(found[o.product.matrix], o, kernel.n) for o in kernel.operands]
-        majors = {_major(right) for right in rights}
+    def _do(self, action: Action, found: Values) -> None:
+        action(found)
+        self._actions.append(action)
+
+    def _of_rows(self, step: RowStep) -> Action:
+        names, lead = step.run.parameters.names, (self.rows,)
+        keys = [_key(name, self.results) for name in step.results]
+
+        def run_rows(found: Values) -> None:
+            found.update(zip(keys, step.run(tuple([found[n] for n in names]), lead), strict=True))
+
+        return run_rows
+
+    def _of_products(self, kernel: Fused, found: Values) -> Action | None:
+        """The kernel for operands such as these; None where it does not take them."""
+        left = kernel.operands[0].product.left
+        columns = [_columns(found[o.product.matrix], o, kernel.n) for o in kernel.operands]
+        majors = {_major(each) for each in columns}
         if self.arch.name != TENSOR_CORES or len(majors) != 1 or None in majors:
-            return False
+            return None
+        if not all(map(_is_loaded_by_tma, (_dense(found[left]), *columns))):
+            return None
         (major,) = majors
-        if not all(map(_is_loaded_by_tma, (left, *rights))):
-            return False
-        results = [
-            torch.empty(
-                (self.rows, kernel.n if o.inner[0] == kernel.graph.n else o.inner[0]),
-                dtype=o.dtype, device=self.device)
+        others = [_argument(found[i.name], i, kernel.n) for i in kernel.others]
+        tile = choose_tile(kernel, major, self.rows, self.processors)
+        if tile is None:
+            return None
+        source = emit(kernel, tile, major, _in_pairs(kernel, others), self.fastmath)
+        function = load(build(source, kernel_name(kernel.graph), self.arch.name))
+        clusters, device, rows = self.processors // tile.cluster, self.device, self.rows
+        made = [
+            (_key(o.name, self.results), (rows, _width(kernel, o)), o.dtype)
             for o in kernel.graph.outputs
         ]  # fmt: skip
-        others = [_argument(found[i.name], i, kernel.n) for i in kernel.others]
-        if self.rows:
-            function, clusters = self._function(kernel, major, _in_pairs(kernel, others))
-            if function is None:
-                return False
-            rights = [right if major == "k" else right.t() for right in rights]
-            function(left, *rights, *others, *results, clusters)
-        for output, result in zip(kernel.graph.outputs, results, strict=True):
-            self._keep(output.name, result, found)
-        return True
 
-    def _function(self, kernel: Fused, major: str, in_pairs: bool) -> tuple:
-        """The loaded kernel, and how many clusters it has at most."""
-        key = id(kernel), major, in_pairs
-        if key not in self._loaded:
-            tile = choose_tile(kernel, major, self.rows, self.processors)
-            function = None
-            if tile is not None:
-                source = emit(kernel, tile, major, in_pairs, self.fastmath)
-                function = load(build(source, kernel_name(kernel.graph), self.arch.name))
-            clusters = self.processors // (tile.cluster if tile else 1)
-            self._loaded[key] = function, clusters
-        return self._loaded[key]
+        def multiply(found: Values) -> None:
+            given = [_columns(found[o.product.matrix], o, kernel.n) for o in kernel.operands]
+            given = given if major == "k" else [each.t() for each in given]
+            others = [_argument(found[i.name], i, kernel.n) for i in kernel.others]
+            results = [torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype in made]
+            if rows:
+                function(_dense(found[left]), *given, *others, *results, clusters)
+            for (key, _, _), result in zip(made, results, strict=True):
+                found[key] = result
+
+        return multiply
 
 
-def _columns(matrix: torch.Tensor, operand, n: int) -> torch.Tensor:
+def _key(name: str, results: tuple[str, ...]) -> str:
+    """The name of a value: a result may have that of an argument."""
+    return f"result {name}" if name in results else name
+
+
+def _flat(value: torch.Tensor, whole: tuple, flat: tuple) -> torch.Tensor:
+    """An argument of rows with one leading dimension."""
+    if value.shape == flat:
+        return value
+    return value.expand(whole).reshape(flat)
+
+
+def _dense(left: torch.Tensor) -> torch.Tensor:
+    return left if left.stride(-1) == 1 else left.contiguous()
+
+
+def _width(kernel: Fused, output: Output) -> int:
+    """How many elements a result has of a row: its columns, or its groups of them."""
+    return kernel.n if output.inner[0] == kernel.graph.n else output.inner[0]
+
+
+def _by_torch(product: Product, found: Values) -> None:
+    """A product in float32, as torch computes it."""
+    left, right = found[product.left], found[product.matrix]
+    right = right.t() if product.is_transposed else right
+    found[product.name] = torch.mm(left, right, out_dtype=torch.float32)
+
+
+def _columns(matrix: torch.Tensor, operand: Operand, n: int) -> torch.Tensor:
     """The part of a matrix, as (n, K), that an operand's columns come of."""
     matrix = matrix if operand.product.is_transposed else matrix.t()
-    return matrix[operand.start : operand.start + n]
+    is_whole = operand.start == 0 and len(matrix) == n
+    return matrix if is_whole else matrix[operand.start : operand.start + n]
 
 
 def _major(matrix: torch.Tensor) -> str | None:
@@ -258,7 +284,8 @@ def _argument(value: object, i, n: int) -> object:
     if i.role is Role.DEVICE_SCALAR:
         return value.reshape(1)
     if i.role is Role.PER_ROW:
-        return value.reshape(value.shape[0])
+        return value if value.ndim == 1 else value.reshape(value.shape[0])
     start = i.view.start[0] if i.view is not None else 0
     value = value if value.stride(-1) == 1 else value.contiguous()
-    return value[..., start : start + n]
+    is_whole = start == 0 and value.shape[-1] == n
+    return value if is_whole else value[..., start : start + n]
