@@ -14,7 +14,7 @@ import htile
 
 REPO = Path(__file__).parents[1]
 FILES = sorted((REPO / "htile").rglob("*.py"))
-PRIMITIVES = {"config.py", "dataflow.py", "utils.py"}
+PRIMITIVES = {"config.py", "dataflow.py", "matmul.py", "utils.py"}
 
 
 def python(code, cwd):

@@ -53,6 +53,9 @@ def multiplied(x: object, matrix: Tensor, what: str) -> Tensor:
         fail(ShapeError, f"{what} of a row of {x._sizes[0]} elements and the matrix "
              f"{found.input.name}, whose columns have {k}: they must be as long; F.linear takes a "
              "matrix (N, K), and x @ W one of (K, N)")  # fmt: skip
+    if x._builder.multiple is not None:
+        fail(UnsupportedError, f"{what} in a function of rows of any length (dynamic_n=True): "
+             "leave dynamic_n out")  # fmt: skip
     left, factors = _left(x, found.input, what)
     given = Tensor(x._builder, found.input.id)
     product = node(Op.MATMUL, left, given, arg=found.is_transposed)

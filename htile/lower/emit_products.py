@@ -32,6 +32,7 @@ from .products import Product
 from .work import Work
 
 HALVES = (torch.bfloat16, torch.float16)
+ROLES = (Role.ROW, Role.COLUMN, Role.PER_ROW, Role.SCALAR, Role.DEVICE_SCALAR)
 LOADED = (*HALVES, torch.float32, torch.int32, torch.int64)  # dtypes of what bodies read
 UNFUSED = frozenset({
     Op.LENGTH, Op.TAKE, Op.LOOKUP, Op.BUNDLE, Op.UNBUNDLE, Op.KEY, Op.KEY_INDEX, Op.KEY_VALUE,
@@ -108,7 +109,7 @@ def fused(graph: Graph, products: tuple[Product, ...], n: int) -> Fused | None:
         if i.name in named:
             start = 0 if view is None else view.start[0]
             operands.append(Operand(i, named[i.name], start))
-        elif i.role not in (Role.ROW, Role.COLUMN, Role.PER_ROW, Role.SCALAR, Role.DEVICE_SCALAR) or i.dtype not in LOADED:
+        elif i.role not in ROLES or i.dtype not in LOADED:
             return None
     lefts = {o.product.left for o in operands}
     is_whole = all(o.is_row and o.view is None and o.over is None for o in graph.outputs)

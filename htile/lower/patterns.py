@@ -178,10 +178,12 @@ def _is_read_once(graph: Graph, node: Node) -> bool:
     return is_product and len(readers) == 1 and readers != (node.id,)
 
 
-def subtracted(graph: Graph, node: Node, op: Op) -> Node | None:
+def subtracted(graph: Graph, node: Node, op: Op, in_groups: bool = False) -> Node | None:
     """The reduction of x by `op`, if the node is x minus it.
 
     logsumexp subtracts 0 in place of an infinite maximum.
+
+    in_groups: whether it may be the reduction of a group of columns.
     """
     if node.op is not Op.SUB:
         return None
@@ -193,7 +195,8 @@ def subtracted(graph: Graph, node: Node, op: Op) -> Node | None:
         if not (is_zero and _is_infinite(graph, condition, peak)):
             return None
         m = peak
-    return m if m.op is op and m.inputs == (x.id,) else None
+    is_found = m.op is op or (in_groups and m.op is Op.GROUPED and m.arg[0] is op)
+    return m if is_found and m.inputs == (x.id,) else None
 
 
 def _is_infinite(graph: Graph, condition: Node, x: Node) -> bool:
@@ -207,7 +210,9 @@ def _is_infinite(graph: Graph, condition: Node, x: Node) -> bool:
 
 def _is_exponential(graph: Graph, node: Node) -> bool:
     """Whether it is exp(x - max(x)), which is at most 1: errors that grow with |x| do not show."""
-    return node.op is Op.EXP and subtracted(graph, graph[node.inputs[0]], Op.MAX) is not None
+    if node.op is not Op.EXP:
+        return False
+    return subtracted(graph, graph[node.inputs[0]], Op.MAX, in_groups=True) is not None
 
 
 def _is_part_of_sum(graph: Graph, node: Node) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from ..build.arch import Arch, arch_of_capability
 from ..errors import GradientError, UnsupportedError
 from ..frontend.derive import derive, differentiable
-from ..frontend.graph import Graph, Input, Output, Role
+from ..frontend.graph import Graph, Output, Role
 from ..frontend.ops import Op
 from ..frontend.reference import evaluate
 from ..frontend.roles import Call, Spec, classify
@@ -29,7 +29,7 @@ from ..lower import run_passes
 from .kernel import Kernel
 from .launch import Launch, Request, prepare, run
 from .operands import call_key, device_of, refuse_transforms, runs_kernels, tensor_key
-from .specialize import Specialization
+from .specialize import Specialization, spec_of
 
 if TYPE_CHECKING:
     from .rowwise import Rowwise
@@ -45,7 +45,7 @@ class DifferentiableCalls:
     def __init__(self, function: Rowwise):
         self._function = function
         self._runners: dict[Specialization, Runner] = {}
-        self._known: dict[object, tuple[Runner, tuple[int, ...], object]] = {}
+        self._known: dict[object, tuple[Callable[[tuple], Sequence], object]] = {}
 
     def __call__(self, values: tuple, outs: tuple) -> object:
         """What the function returns for these values of its parameters."""
@@ -64,18 +64,19 @@ class DifferentiableCalls:
             refuse_transforms(signature, values)
             device_of(signature, values)
             request, holds = function._request(call, captured, values)
-            if request.specialization.has_products:
-                raise GradientError(
-                    f"{signature.name}: products with matrices have no gradients yet; call "
-                    "F.linear outside of the function for what is trained, or call it under "
-                    "torch.no_grad()"
-                )
-            run, structure = self._runner(request, holds), request.specialization.traced.structure
-            found = run, request.call.lead, structure
+            found = self._applied(request, holds), request.specialization.traced.structure
             if holds and key is not None:
                 _keep(self._known, key, found)
-        run, lead, structure = found
-        return pytree.tree_unflatten([*with_gradients(run, values, lead)], structure)
+        apply, structure = found
+        return pytree.tree_unflatten([*apply(values)], structure)
+
+    def _applied(self, request: Request, holds: bool) -> Callable[[tuple], Sequence]:
+        """What gives the results, which autograd differentiates, for calls like this one."""
+        if request.specialization.has_products:
+            from .product_gradients import TrainedProducts  # which few calls need
+
+            return TrainedProducts(request)
+        return partial(with_gradients, self._runner(request, holds), lead=request.call.lead)
 
     def _runner(self, request: Request, holds: bool) -> Runner:
         """The runner of a call's specialization; `holds` says whether it may be remembered."""
@@ -327,7 +328,7 @@ class Derivative:
                 "through, too, or compute that in a function of its own"
             )
         specs = {spec.name: spec for spec in of.specs}
-        specs = {i.name: specs.get(i.name) or _spec(cut.backward, i) for i in cut.backward.inputs}
+        specs = {i.name: specs.get(i.name) or spec_of(cut.backward, i) for i in cut.backward.inputs}
         run = Runner(cut.backward, tuple(specs.values()), of.fastmath, {})
         sources = {spec.name: (0, k) for k, spec in enumerate(of.specs)}
         sources |= {of.specs[k].name: (1, place) for place, k in enumerate(self._arguments)}
@@ -341,10 +342,6 @@ class Derivative:
             tuple(sources[name] for name in specs),
             tuple(gradients.get(f"d_{name}") for name in self.wrt),
         )
-
-
-def _spec(graph: Graph, leaf: Input) -> Spec:
-    return Spec(leaf.name, leaf.role, leaf.dtype, graph[leaf.id].value.inner)
 
 
 def with_gradients(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..build.arch import DEFAULT
-from ..build.compile import Artifact, build
+from ..build.compile import Artifact, build, build_ahead
 from ..build.cubin import Resources
 from ..errors import ArgumentError, CompileError, GradientError, UnsupportedError
 from ..frontend.graph import Graph
@@ -113,6 +113,10 @@ class Kernel:
             self.__dict__["artifact"] = artifact  # `save` asks for it
             self.save(folder)
         return artifact
+
+    def build_ahead(self) -> None:
+        """Compile the kernel, and keep it in the disk cache for other processes."""
+        build_ahead(self.lowered.source, self.lowered.function, self.arch)
 
     @property
     def ptx(self) -> str:

@@ -145,7 +145,12 @@ class Request:
         )
 
     def plans(self, arch: Arch) -> list[Plan]:
-        """Every plan that has what is wanted."""
+        """Every plan that has what is wanted. A function with products has no plan to choose."""
+        if self.specialization.has_products:
+            raise UnsupportedError(
+                f"{self.signature.name} has products with matrices, whose tiles are chosen by the "
+                "number of rows: there are no plans to tune or to ask for"
+            )
         return plans_for(self.specialization.graph, self.target(arch), self.wanted)
 
     def lower(self, arch: Arch, gpu: torch.device | None = None) -> Lowered:

@@ -16,20 +16,21 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils import _pytree as pytree
 
-from ..build.arch import arch_of_capability
+from ..build.arch import Arch, arch_of_capability
 from ..build.compile import build, load
 from ..errors import ArgumentError
 from ..frontend.graph import Builder, Graph, Output, Role
 from ..frontend.ops import REDUCTIONS
 from ..lower import run_passes
 from ..lower.column_groups import cut_reductions
-from ..lower.emit_products import Fused, Operand, emit, fused
+from ..lower.emit_products import Fused, Operand, Tile, emit, fused
 from ..lower.names import kernel_name
 from ..lower.product_tiles import choose_tile
 from ..lower.products import Level, Product, levels
-from .gradients import Runner, _spec
+from .gradients import OF_ROWS, Runner
 from .launch import Request
 from .operands import WIDEST_ACCESS
+from .specialize import spec_of
 
 TENSOR_CORES = "sm_90a"  # the architecture that kernels with products are emitted for
 
@@ -86,7 +87,7 @@ def _step(level: Level, fastmath: bool, wanted: dict) -> RowStep | ProductStep:
 
 
 def _row_step(graph: Graph, fastmath: bool, wanted: dict) -> RowStep:
-    specs = tuple(_spec(graph, i) for i in graph.inputs)
+    specs = tuple(spec_of(graph, i) for i in graph.inputs)
     return RowStep(Runner(graph, specs, fastmath, wanted), tuple(o.name for o in graph.outputs))
 
 
@@ -105,6 +106,36 @@ Values = dict[str, object]  # arguments by parameter, and what the steps have co
 Action = Callable[[Values], None]  # a step, on the values so far
 
 
+@dataclass(frozen=True)
+class Text:
+    """The emitted kernel for some operands; `major` says how the matrices lie in memory."""
+
+    source: str
+    function: str
+    tile: Tile
+    major: str
+
+
+def text_for(
+    kernel: Fused, found: Values, rows: int, arch: Arch, processors: int, fastmath: bool
+) -> Text | None:
+    """The kernel for operands of any device such as these; None where it does not take them."""
+    left = kernel.operands[0].product.left
+    columns = [_columns(found[o.product.matrix], o, kernel.n) for o in kernel.operands]
+    majors = {_major(each) for each in columns}
+    if arch.name != TENSOR_CORES or len(majors) != 1 or None in majors:
+        return None
+    if not all(map(_is_loaded_by_tma, (_dense(found[left]), *columns))):
+        return None
+    (major,) = majors
+    tile = choose_tile(kernel, major, rows, processors)
+    if tile is None:
+        return None
+    others = [_argument(found[i.name], i, kernel.n) for i in kernel.others]
+    source = emit(kernel, tile, major, _in_pairs(kernel, others), fastmath)
+    return Text(source, kernel_name(kernel.graph), tile, major)
+
+
 class ProductLaunch:
     """How to run calls of one kind that have products.
 
@@ -121,8 +152,7 @@ class ProductLaunch:
         self.structure = specialization.traced.structure
         self.results = tuple(o.name for o in specialization.traced.outputs)
         self.shapes = specialization.shapes(self.lead)
-        of_rows = [s for s in request.call.specs if s.role in (Role.ROW, Role.PER_ROW)]
-        self.inner = {spec.name: spec.inner for spec in of_rows}
+        self.inner = {s.name: s.inner for s in request.call.specs if s.role in OF_ROWS}
         self.steps = steps_of(request)
         self.arch = arch_of_capability(torch.cuda.get_device_capability(device))
         self.processors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -138,7 +168,7 @@ class ProductLaunch:
         """The results for these values, or `outs` with them."""
         found: Values = dict(zip(self.names, values, strict=True))
         for name, inner in self.inner.items():
-            found[name] = _flat(found[name], (*self.lead, *inner), (self.rows, *inner))
+            found[name] = flat(found[name], (*self.lead, *inner), (self.rows, *inner))
         if self._actions is None:
             self._actions = []
             for step in self.steps:
@@ -146,7 +176,7 @@ class ProductLaunch:
         else:
             for action in self._actions:
                 action(found)
-        made = [found[_key(name, self.results)] for name in self.results]
+        made = [found[key_of(name, self.results)] for name in self.results]
         if len(self.lead) != 1:
             made = [m.reshape(shape) for m, (shape, _) in zip(made, self.shapes, strict=True)]
         if outs:
@@ -176,7 +206,7 @@ class ProductLaunch:
 
     def _of_rows(self, step: RowStep) -> Action:
         names, lead = step.run.parameters.names, (self.rows,)
-        keys = [_key(name, self.results) for name in step.results]
+        keys = [key_of(name, self.results) for name in step.results]
 
         def run_rows(found: Values) -> None:
             found.update(zip(keys, step.run(tuple([found[n] for n in names]), lead), strict=True))
@@ -185,25 +215,14 @@ class ProductLaunch:
 
     def _of_products(self, kernel: Fused, found: Values) -> Action | None:
         """The kernel for operands such as these; None where it does not take them."""
-        left = kernel.operands[0].product.left
-        columns = [_columns(found[o.product.matrix], o, kernel.n) for o in kernel.operands]
-        majors = {_major(each) for each in columns}
-        if self.arch.name != TENSOR_CORES or len(majors) != 1 or None in majors:
+        text = text_for(kernel, found, self.rows, self.arch, self.processors, self.fastmath)
+        if text is None:
             return None
-        if not all(map(_is_loaded_by_tma, (_dense(found[left]), *columns))):
-            return None
-        (major,) = majors
-        others = [_argument(found[i.name], i, kernel.n) for i in kernel.others]
-        tile = choose_tile(kernel, major, self.rows, self.processors)
-        if tile is None:
-            return None
-        source = emit(kernel, tile, major, _in_pairs(kernel, others), self.fastmath)
-        function = load(build(source, kernel_name(kernel.graph), self.arch.name))
-        clusters, device, rows = self.processors // tile.cluster, self.device, self.rows
-        made = [
-            (_key(o.name, self.results), (rows, _width(kernel, o)), o.dtype)
-            for o in kernel.graph.outputs
-        ]  # fmt: skip
+        function = load(build(text.source, text.function, self.arch.name))
+        left, major = kernel.operands[0].product.left, text.major
+        clusters, device, rows = self.processors // text.tile.cluster, self.device, self.rows
+        made = [(key_of(o.name, self.results), (rows, width(kernel, o)), o.dtype)
+                for o in kernel.graph.outputs]  # fmt: skip
 
         def multiply(found: Values) -> None:
             given = [_columns(found[o.product.matrix], o, kernel.n) for o in kernel.operands]
@@ -217,13 +236,18 @@ class ProductLaunch:
 
         return multiply
 
+    def stored(self, kernel: Fused, product: Product, found: Values) -> torch.Tensor:
+        """A product in float32, of its two operands; `kernel` is the one that stores it."""
+        (self._of_products(kernel, found) or partial(_by_torch, product))(found)
+        return found[product.name]
 
-def _key(name: str, results: tuple[str, ...]) -> str:
+
+def key_of(name: str, results: tuple[str, ...]) -> str:
     """The name of a value: a result may have that of an argument."""
     return f"result {name}" if name in results else name
 
 
-def _flat(value: torch.Tensor, whole: tuple, flat: tuple) -> torch.Tensor:
+def flat(value: torch.Tensor, whole: tuple, flat: tuple) -> torch.Tensor:
     """An argument of rows with one leading dimension."""
     if value.shape == flat:
         return value
@@ -234,7 +258,7 @@ def _dense(left: torch.Tensor) -> torch.Tensor:
     return left if left.stride(-1) == 1 else left.contiguous()
 
 
-def _width(kernel: Fused, output: Output) -> int:
+def width(kernel: Fused, output: Output) -> int:
     """How many elements a result has of a row: its columns, or its groups of them."""
     return kernel.n if output.inner[0] == kernel.graph.n else output.inner[0]
 
@@ -263,7 +287,8 @@ def _major(matrix: torch.Tensor) -> str | None:
 def _is_loaded_by_tma(matrix: torch.Tensor) -> bool:
     """Whether the tensor memory accelerator loads a matrix: it is aligned to 16 bytes."""
     apart = max(matrix.stride(0), matrix.stride(1)) * matrix.element_size()
-    return matrix.data_ptr() % WIDEST_ACCESS == 0 and apart % WIDEST_ACCESS == 0
+    start = 0 if matrix.device.type == "meta" else matrix.data_ptr()
+    return start % WIDEST_ACCESS == 0 and apart % WIDEST_ACCESS == 0
 
 
 def _in_pairs(kernel: Fused, others: list) -> bool:
@@ -271,7 +296,7 @@ def _in_pairs(kernel: Fused, others: list) -> bool:
     both = zip(kernel.others, others, strict=True)
     read = [value for i, value in both if i.role in (Role.ROW, Role.COLUMN)]
     return kernel.n % 2 == 0 and all(
-        value.data_ptr() % (2 * value.element_size()) == 0
+        (value.device.type == "meta" or value.data_ptr() % (2 * value.element_size()) == 0)
         and all(step % 2 == 0 for step in value.stride()[:-1])
         for value in read
     )

@@ -26,7 +26,6 @@ from torch.compiler import is_dynamo_compiling
 from torch.utils import _pytree as pytree
 
 from ..build.arch import ARCHS, DEFAULT, arch_named, arch_of_capability
-from ..build.compile import build_ahead
 from ..errors import TraceError
 from ..frontend.captures import Captures
 from ..frontend.dynamic import check_length, in_bucket
@@ -336,6 +335,10 @@ class Rowwise:
             chosen = arch_named(arch)
         else:
             chosen = arch_of_capability(capability) if capability else DEFAULT
+        if request.specialization.has_products:
+            from .product_kernels import ProductKernels
+
+            return ProductKernels(request, chosen)
         gpu = device if ARCHS.get(capability) == chosen else None
         train = functools.partial(self._differentiable.kernels, request, chosen)
         return Kernel(request.lower(chosen, gpu), chosen.name, request.copied, train)
@@ -361,9 +364,8 @@ class Rowwise:
         Raises what `inspect` raises, and CompileError where CuTe-DSL is not installed.
         """
         kernel = self.inspect(*args, arch=arch, **kwargs)
-        more = (kernel.training.forward, kernel.backward) if backward else ()
-        for each in (kernel, *more):
-            build_ahead(each.lowered.source, each.lowered.function, each.arch)
+        for each in (kernel, *((kernel.training.forward, kernel.backward) if backward else ())):
+            each.build_ahead()
         return kernel
 
     def tune(

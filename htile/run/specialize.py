@@ -12,7 +12,7 @@ import torch
 
 from ..build.recent import Recent
 from ..frontend.captures import Captures
-from ..frontend.graph import Graph, Output, Role
+from ..frontend.graph import Graph, Input, Output, Role
 from ..frontend.ops import Op
 from ..frontend.roles import Call, Spec
 from ..frontend.tensor import internal
@@ -57,6 +57,11 @@ class Specialization:
         """A result's shape for one row; `length` is that of a row of any length, else None."""
         is_row = self.traced[result.id].value.spread
         return (length,) if is_row and self.traced.multiple is not None else result.inner
+
+
+def spec_of(graph: Graph, leaf: Input) -> Spec:
+    """What an input of a graph is, as a parameter of a function."""
+    return Spec(leaf.name, leaf.role, leaf.dtype, graph[leaf.id].value.inner)
 
 
 class Specializations:

@@ -1,0 +1,74 @@
+"""Calls with matrix products whose results autograd differentiates.
+
+What is before and after the products are row functions, which have kernels for their gradients. The
+products themselves are stored in float32, and their gradients are two products more, by torch: of
+the gradient, rounded to the dtype of the operands, with each of them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .gradients import with_gradients
+from .launch import Request
+from .operands import device_of, runs_kernels
+from .products import OF_ROWS, ProductLaunch, ProductStep, RowStep, Values, flat, key_of, steps_of
+
+
+class TrainedProducts:
+    """The results of calls of one kind, for values of the function's parameters."""
+
+    def __init__(self, request: Request):
+        device, traced = device_of(request.signature, request.values), request.specialization.traced
+        self.launch = ProductLaunch(request, device) if runs_kernels(device) else None
+        self.names, self.lead, self.rows = request.signature.names, request.call.lead, request.rows
+        self.inner = {s.name: s.inner for s in request.call.specs if s.role in OF_ROWS}
+        self.steps = steps_of(request)
+        self.results = tuple(output.name for output in traced.outputs)
+        self.shapes = [shape for shape, _ in request.specialization.shapes(self.lead)]
+
+    def __call__(self, values: tuple) -> list[torch.Tensor]:
+        found: Values = dict(zip(self.names, values, strict=True))
+        for name, inner in self.inner.items():
+            found[name] = flat(found[name], (*self.lead, *inner), (self.rows, *inner))
+        for step in self.steps:
+            if isinstance(step, ProductStep):
+                for product in step.products:
+                    operands = found[product.left], found[product.matrix]
+                    found[product.name] = _Product.apply(self, step, product, *operands)
+                step = step.whole
+            self._run_rows(step, found)
+        made = (found[key_of(name, self.results)] for name in self.results)
+        return [each.reshape(shape) for each, shape in zip(made, self.shapes, strict=True)]
+
+    def _run_rows(self, step: RowStep, found: Values) -> None:
+        given = tuple(found[name] for name in step.run.parameters.names)
+        results = with_gradients(step.run, given, (self.rows,))
+        for name, result in zip(step.results, results, strict=True):
+            found[key_of(name, self.results)] = result
+
+
+class _Product(torch.autograd.Function):
+    """The product of rows (M, K) and a matrix, in float32."""
+
+    @staticmethod
+    def forward(ctx, of: TrainedProducts, step: ProductStep, product, left, matrix):
+        ctx.save_for_backward(left, matrix)
+        ctx.is_transposed = product.is_transposed
+        right = matrix.t() if product.is_transposed else matrix
+        if of.launch is None:
+            return torch.mm(left.double(), right.double()).float()
+        k = step.products.index(product)
+        return of.launch.stored(step.alone[k], product, {product.left: left, product.matrix: matrix})
+
+    @staticmethod
+    def backward(ctx, gradient):
+        left, matrix = ctx.saved_tensors
+        gradient = gradient.to(left.dtype)
+        of_left = of_matrix = None
+        if ctx.needs_input_grad[3]:
+            of_left = torch.mm(gradient, matrix if ctx.is_transposed else matrix.t())
+        if ctx.needs_input_grad[4]:
+            of_matrix = torch.mm(left.t(), gradient)
+            of_matrix = of_matrix.t() if ctx.is_transposed else of_matrix
+        return None, None, None, of_left, of_matrix
