@@ -167,9 +167,9 @@ def major_of(name: str, matrix: torch.Tensor) -> str:
 
 def line_alignment(matrix: torch.Tensor, major: str = "k") -> int:
     """What the lines of a matrix start and end at multiples of, in bytes, at most 16."""
-    length, distance = matrix.shape[major == "k"], matrix.stride(major != "k")
-    size = matrix.element_size()
-    return math.gcd(16, matrix.data_ptr(), length * size, distance * size)
+    lines, size = (0, 1) if major == "k" else (1, 0), matrix.element_size()
+    between, along = matrix.stride(lines[0]) * size, matrix.shape[lines[1]] * size
+    return math.gcd(16, matrix.data_ptr(), between, along)
 
 
 def fake_operand(dtype: type, rows, columns, major: str = "k", align: int = 16) -> cute.Tensor:
