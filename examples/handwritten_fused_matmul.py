@@ -217,11 +217,11 @@ def fused_matmul(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Ten
     if major_of("a", a) != "k":
         raise ValueError(f"the rows of a must be contiguous, but its strides are {a.stride()}")
     b_major, c_major = major_of("b", b), major_of("c", c)
+    out = torch.empty(a.shape[0], c.shape[0], dtype=a.dtype, device=a.device)
+    if not b.numel():
+        return out.zero_()
     for name, matrix, major in (("a", a, "k"), ("b", b, b_major), ("c", c, c_major)):
         check_alignment(name, major, line_alignment(matrix, major))
-    out = torch.empty(a.shape[0], c.shape[0], dtype=a.dtype, device=a.device)
-    if not a.shape[1]:
-        return out.zero_()
     if out.numel():
         kernel = compile_fused(
             a.dtype, device_arch(a.device), b_major, c_major, out_bytes=line_alignment(out)

@@ -216,9 +216,11 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if major_of("a", a) != "k":
         raise ValueError(f"the rows of a must be contiguous, but its strides are {a.stride()}")
     b_major = major_of("b", b)
+    out = torch.empty(a.shape[0], b.shape[0], dtype=a.dtype, device=a.device)
+    if not a.shape[1]:
+        return out.zero_()
     check_alignment("a", "k", line_alignment(a))
     check_alignment("b", b_major, line_alignment(b, b_major))
-    out = torch.empty(a.shape[0], b.shape[0], dtype=a.dtype, device=a.device)
     if out.numel():
         arch, out_bytes = device_arch(a.device), line_alignment(out)
         compile_matmul(a.dtype, arch, b_major, out_bytes=out_bytes)(a, b, out)

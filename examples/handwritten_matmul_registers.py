@@ -101,6 +101,8 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"the rows of a must be contiguous, but its strides are {a.stride()}")
     b_major = major_of("b", b)
     out = torch.empty(a.shape[0], b.shape[0], dtype=a.dtype, device=a.device)
+    if not a.shape[1]:
+        return out.zero_()
     if out.numel():
         pairs = (
             line_alignment(a) % PAIR == 0,
