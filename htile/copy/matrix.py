@@ -180,14 +180,18 @@ class RegToSharedStorer(Static):
     """Writes the sums of a product from registers to a shared tile, rounded to its dtype.
 
     That is stmatrix where the architecture has it (sm_90 and newer), or else pairs of elements.
+
+    Raises ValueError for a tile that is not K-major: the sums of a row are neighbours.
     """
 
     def __init__(
         self, tile: SharedTile, sX: cute.Tensor, mma: cute.TiledMma, thread: Int32,
         has_stmatrix: bool,
     ):  # fmt: skip
+        if tile.major != "k":
+            raise ValueError(f'sums are stored to tiles with major "k", not {tile.major!r}')
         self.dtype = tile.dtype
-        if const_expr(has_stmatrix and tile.dtype.width == 16 and tile.major == "k"):
+        if const_expr(has_stmatrix and tile.dtype.width == 16):
             op = warp.StMatrix8x8x16bOp(False, MATRICES)
             self.atom = cute.make_copy_atom(op, tile.dtype)
         else:

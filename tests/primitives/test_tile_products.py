@@ -92,6 +92,16 @@ def test_through_shared_memory(sizes, out_bytes, major, arch, order):
     assert is_right(a, b, run(kernel, (128, 128), (a, b), matrix(m, n, BF16), **order))
 
 
+@pytest.mark.parametrize("name", ["shared", "registers"])
+def test_rows_that_are_more_than_32_bits_of_elements_apart(name):
+    """Memory that nobody touches costs nothing."""
+    far = (1 << 31) + 8
+    a, b = torch.empty(far + 64, dtype=BF16).as_strided((2, 64), (far, 1)), matrix(8, 64, BF16)
+    a.copy_(matrix(2, 64, BF16))
+    out = run(compiled(name, BF16, "sm_80", "k"), (64, 64), (a, b), matrix(2, 8, BF16))
+    assert is_right(a, b, out)
+
+
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_120a"])
 def test_through_shared_memory_on_newer_architectures(arch):
     a, b = matrix(136, 200, BF16), matrix(120, 200, BF16)

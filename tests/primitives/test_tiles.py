@@ -14,6 +14,7 @@ from cutlass.utils import hopper_helpers
 from htile.compute.gemm import tiled_mma
 from htile.copy.matrix import (
     GlobalToRegLoader,
+    RegToSharedStorer,
     SharedToRegLoader,
     check_alignment,
     line_copy,
@@ -309,6 +310,8 @@ def test_a_copy_deals_every_element_once(dtype, shape, major, swizzle, copy_byte
          'operand must be "a" or "b", got \'c\''),
         (lambda: SharedToRegLoader(SharedTile(BFloat16, (16, 16)), None, None, "A", 0),
          'operand must be "a" or "b", got \'A\''),
+        (lambda: RegToSharedStorer(SharedTile(BFloat16, (16, 16), "mn"), None, None, 0, True),
+         'sums are stored to tiles with major "k", not \'mn\''),
     ],
 )  # fmt: skip
 def test_products_and_loaders_that_cannot_be(body, message):
