@@ -31,6 +31,7 @@ from htile.types.shared import ALIGNMENT, SharedTile
 from htile.utils import make_fake_tensor
 
 DTYPES = {torch.float16: cutlass.Float16, torch.bfloat16: cutlass.BFloat16}
+TWO_BY_TWO = WarpLayout(2, 2)
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class MatmulConfig:
     dtype: type
     b_major: str = "k"
     tile: tuple[int, int, int] = (128, 128, 32)
-    warps: WarpLayout = WarpLayout(2, 2)  # noqa: RUF009 (it is frozen)
+    warps: WarpLayout = TWO_BY_TWO
     stages: int = 4
 
     def __post_init__(self) -> None:

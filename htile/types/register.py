@@ -151,11 +151,12 @@ class AccumulatorTile(RegTile):
 
     def load_row(self, i: int, first: int = 0, count: int | None = None) -> cute.TensorSSA:
         """`count` elements of the thread's row `i`, from its element `first` on, as a vector."""
-        return self._row(self.fragment, i, first, count).load().reshape((self._count(count),))
+        row = self._row(i, first, self.places.num_columns if count is None else count)
+        return row.load().reshape((cute.size(row),))
 
     def store_row(self, i: int, values: cute.TensorSSA, first: int = 0) -> None:
         """Set elements of the thread's row `i`, from its element `first` on."""
-        row = self._row(self.fragment, i, first, cute.size(values.shape))
+        row = self._row(i, first, cute.size(values.shape))
         row.store(values.reshape(row.shape))
 
     def as_operand(self, dtype: type[Numeric]) -> cute.Tensor:
@@ -180,12 +181,7 @@ class AccumulatorTile(RegTile):
         layout = cute.make_layout(shape, stride=((1, 2, pair), block, 2 * pair))
         return cute.make_tensor(rounded.iterator, layout)
 
-    def _count(self, count: int | None) -> int:
-        return self.places.num_columns if count is None else count
-
-    def _row(self, fragment: cute.Tensor, i: int, first: int, count: int | None) -> cute.Tensor:
-        """A view (2, pairs) of a row's elements."""
-        layout = cute.make_layout(
-            (2, self._count(count) // 2), stride=(1, self.places.register(0, 2))
-        )
-        return cute.make_tensor(fragment.iterator + self.places.register(i, first), layout)
+    def _row(self, i: int, first: int, count: int) -> cute.Tensor:
+        """A view (2, pairs) of `count` elements of a row. Pairs are not divided."""
+        layout = cute.make_layout((2, count // 2), stride=(1, self.places.register(0, 2)))
+        return cute.make_tensor(self.fragment.iterator + self.places.register(i, first), layout)

@@ -155,8 +155,9 @@ class Warp:
             return
         if values.dtype != bool:
             values = values.view(f"u{values.dtype.itemsize}")
-        old = self.registers.get(name, np.zeros_like(values))
-        self.registers[name] = np.where(active, values, old)
+        if not active.all() and name in self.registers:
+            values = np.where(active, values, self.registers[name])
+        self.registers[name] = values
 
     def _address(self, text: str) -> np.ndarray:
         base, _, offset = text[1:-1].partition("+")
@@ -177,7 +178,7 @@ class Warp:
             self._set(active, part, halves[:, i])
 
     def _add(self, active, opcode, operands):
-        a, b = (self._value(text, opcode[1]) for text in operands[1:])
+        a, b = (self._value(text, opcode[-1]) for text in operands[1:])
         self._set(active, operands[0], a + b)
 
     def _sub(self, active, opcode, operands):
@@ -234,14 +235,14 @@ class Warp:
         self._set(active, operands[0], np.where(self.registers[operands[3]], a, b))
 
     def _cvt(self, active, opcode, operands):
-        if opcode[1] == "rn":
+        if opcode[2] in ("bf16x2", "f16x2"):
             high, low = (self._value(text, "f32") for text in operands[1:])
             dtype = {"bf16x2": torch.bfloat16, "f16x2": torch.float16}[opcode[2]]
             pair = torch.from_numpy(np.stack((low, high), 1)).to(dtype)
             self._set(active, operands[0], pair.view(torch.uint8).numpy().view(np.uint32)[:, 0])
         else:
-            value = self._value(operands[1], opcode[2])
-            self._set(active, operands[0], value.astype(INTEGERS[opcode[1]]))
+            value = self._value(operands[1], opcode[-1])
+            self._set(active, operands[0], value.astype(INTEGERS.get(opcode[-2], np.float32)))
 
     def _shfl(self, active, opcode, operands):
         assert opcode[1:3] == ["sync", "idx"] and active.all()

@@ -74,13 +74,12 @@ def is_right(a, b, out):
 
 
 ORDERS = [{"late": True}, {"late": False}, {"late": False, "reverse": True}]
+RUNS = [*(("sm_80", order) for order in ORDERS), ("sm_90a", ORDERS[0])]
 # M, N and K, and bytes that rows of C start and end at multiples of
 SIZES = [((1, 8, 8), 16), ((136, 120, 200), 16), ((17, 129, 64), 2), ((130, 4, 136), 8)]
 
 
-@pytest.mark.parametrize(
-    ("arch", "order"), [*(("sm_80", order) for order in ORDERS), ("sm_90a", ORDERS[0])], ids=str
-)
+@pytest.mark.parametrize(("arch", "order"), RUNS, ids=str)
 @pytest.mark.parametrize("major", MAJORS)
 @pytest.mark.parametrize(("sizes", "out_bytes"), SIZES)
 def test_through_shared_memory(sizes, out_bytes, major, arch, order):
@@ -103,10 +102,12 @@ def test_rows_that_are_more_than_32_bits_of_elements_apart(name):
 
 
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_120a"])
-def test_through_shared_memory_on_newer_architectures(arch):
+@pytest.mark.parametrize("name", ["shared", "registers"])
+def test_newer_architectures(name, arch):
     a, b = matrix(136, 200, BF16), matrix(120, 200, BF16)
-    kernel = compiled("shared", BF16, arch, "k")
-    assert is_right(a, b, run(kernel, (128, 128), (a, b), matrix(136, 120, BF16)))
+    tile = (128, 128) if name == "shared" else (64, 64)
+    out = run(compiled(name, BF16, arch, "k"), tile, (a, b), matrix(136, 120, BF16))
+    assert is_right(a, b, out)
 
 
 @pytest.mark.parametrize(
@@ -142,14 +143,21 @@ def test_over_registers(sizes, major):
     assert is_right(a, b, run(kernel, (64, 64), (a, b), matrix(m, n, F16)))
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=str)
-@pytest.mark.parametrize("majors", [("k", "k"), ("mn", "mn"), ("k", "mn")])
-@pytest.mark.parametrize("sizes", [(1, 8, 8, 8), (130, 136, 72, 24), (16, 72, 200, 136)])
-def test_two_products(sizes, majors, order):
+TWO_PRODUCTS = [((130, 136, 72, 24), ("k", "mn"), *run) for run in RUNS]
+TWO_PRODUCTS += [((17, 72, 40, 8), ("k", "k"), arch, ORDERS[0]) for arch in ARCHS]
+TWO_PRODUCTS += [
+    (sizes, majors, "sm_80", ORDERS[0])
+    for sizes in ((1, 8, 8, 8), (16, 72, 200, 136))
+    for majors in (("mn", "mn"), ("k", "k"))
+]
+
+
+@pytest.mark.parametrize(("sizes", "majors", "arch", "order"), TWO_PRODUCTS, ids=str)
+def test_two_products(sizes, majors, arch, order):
     m, n, k, p = sizes
     torch.manual_seed(k)
     operands = matrix(m, k, BF16), matrix(n, k, BF16, majors[0]), matrix(p, n, BF16, majors[1])
-    kernel = compiled("fused", BF16, "sm_80", *majors)
+    kernel = compiled("fused", BF16, arch, *majors)
     out = run(kernel, (128, 128), operands, matrix(m, p, BF16), **order)
     a, b, c = (each.double() for each in operands)
     exact = a @ b.T @ c.T

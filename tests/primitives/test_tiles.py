@@ -5,15 +5,18 @@ import math
 
 import cutlass.cute as cute
 import pytest
-from cutlass import BFloat16, Float8E4M3FN, Float16, Float32
+import torch
+from cutlass import BFloat16, Float8E4M3FN, Float16, Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
 from htile.compute.gemm import tiled_mma
+from htile.compute.operands import make_vector
 from htile.copy.matrix import (
     GlobalToRegLoader,
+    RegToGlobalStorer,
     RegToSharedStorer,
     SharedToRegLoader,
     check_alignment,
@@ -24,6 +27,7 @@ from htile.types.register import AccumulatorMap, AccumulatorTile, WarpLayout
 from htile.types.shared import SharedTile
 from htile.utils import make_fake_tensor
 from tests.primitives.device_code import ARCHS, compile_for
+from tests.primitives.ptx_device import launch
 
 
 def traced(body, arch="sm_90a"):
@@ -236,25 +240,35 @@ def nested_coords(shape):
     return found
 
 
-def test_rows_of_sums():
-    """What is stored to a row of a thread comes back from it, and from nowhere else."""
-    places = AccumulatorMap((64, 64), WarpLayout(2, 2))
+@pytest.mark.parametrize("places", [p for p in MAPS if not p.wgmma], ids=str)
+def test_rows_of_sums(places):
+    """A kernel sets every sum to its row and its column, by the map, and they are stored there."""
+    rows, columns = places.shape
 
-    def body():
-        acc = AccumulatorTile(tiled_mma(BFloat16, places.warps), places)
-        found = []
+    @cute.kernel
+    def kernel(mO: cute.Tensor, mma: cute.TiledMma):
+        thread, _, _ = cute.arch.thread_idx()
+        acc = AccumulatorTile(mma, places)
         for i in range(places.num_rows):
-            row = acc._row(acc.fragment, i, 4, 8).layout
-            start = places.register(i, 4)
-            found.append([start + row((j % 2, j // 2)) for j in range(8)])
-        acc.fill(1.0)
-        acc.store_row(1, acc.load_row(0, 4, 8) + 1.0, first=4)
-        return found, acc.load_row(1).shape
+            for j in range(0, places.num_columns, 2):
+                numbers = [1000 * places.row(thread, i) + places.column(thread, j + c)
+                           for c in range(2)]  # fmt: skip
+                acc.store_row(i, make_vector(numbers, (2,), Int32).to(Float32), first=j)
+            acc.store_row(i, acc.load_row(i) + 0.5)
+        RegToGlobalStorer(mma, thread, True).store(acc, GlobalTile(mO, places.shape, (0, 0)))
 
-    found, shape = traced(body)
-    assert shape == (places.num_columns,)
-    for i, registers in enumerate(found):
-        assert registers == [places.register(i, 4 + j) for j in range(8)]
+    @cute.jit
+    def host(mO: cute.Tensor, stream):
+        block = [places.warps.num_threads, 1, 1]
+        mma = tiled_mma(BFloat16, places.warps)
+        kernel(mO, mma).launch(grid=[1, 1, 1], block=block, stream=stream)
+
+    shape = cute.sym_int(), cute.sym_int()
+    compiled = compile_for(host, make_fake_tensor(Float32, shape, 2), arch="sm_80")
+    out = torch.full((rows - 3, columns - 2), torch.nan)  # the tile sticks out
+    launch(compiled.__ptx__, (1, 1), [out])
+    numbers = 1000 * torch.arange(rows - 3)[:, None] + torch.arange(columns - 2)
+    assert out.equal(numbers + 0.5)
 
 
 @pytest.mark.parametrize(
