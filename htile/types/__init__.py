@@ -1,1 +1,1 @@
-"""Register tiles, which view the values that a thread holds."""
+"""Tiles in global memory, in shared memory and in registers: where each element is."""

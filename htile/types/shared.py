@@ -97,10 +97,15 @@ class SharedTile:
         return cute.tile_to_shape(atom, (*self.shape, self.stages), order=order)
 
     def allocate(self, smem: SmemAllocator) -> cute.Tensor:
-        """Allocate the tile. The result is a tensor (rows, columns, stages).
+        """Allocate the tile. The result is a tensor (rows, columns, stages)."""
+        return self.over(smem.allocate(self.nbytes, ALIGNMENT))
+
+    def over(self, start: cute.Pointer) -> cute.Tensor:
+        """The tile in shared memory that is there already, aligned to `ALIGNMENT` bytes.
 
         The swizzle belongs to the pointer of the tensor, and its layout is plain: this is the form
         that MMA descriptors, TMA and ldmatrix accept alike.
         """
         layout = self.layout
-        return smem.allocate_tensor(self.dtype, layout.outer, ALIGNMENT, swizzle=layout.inner)
+        pointer = cute.recast_ptr(start, layout.inner, dtype=self.dtype)
+        return cute.make_tensor(pointer, layout.outer)

@@ -1,16 +1,33 @@
 """Tiles in shared memory and in registers: their layouts, against what CuTe says of them."""
 
+import itertools
+import math
+
 import cutlass.cute as cute
 import pytest
-from cutlass import BFloat16, Float8E4M3FN, Float16, Float32
-from cutlass.cute.nvgpu import warpgroup
+import torch
+from cutlass import BFloat16, Float8E4M3FN, Float16, Float32, Int32
+from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
+from htile.compute.gemm import tiled_mma
+from htile.compute.operands import make_vector
+from htile.copy.matrix import (
+    GlobalToRegLoader,
+    RegToGlobalStorer,
+    RegToSharedStorer,
+    SharedToRegLoader,
+    check_alignment,
+    line_copy,
+)
+from htile.types.global_tile import GlobalTile, TileIterator
+from htile.types.register import AccumulatorMap, AccumulatorTile, WarpLayout
 from htile.types.shared import SharedTile
 from htile.utils import make_fake_tensor
 from tests.primitives.device_code import ARCHS, compile_for
+from tests.primitives.ptx_device import launch
 
 
 def traced(body, arch="sm_90a"):
@@ -44,7 +61,7 @@ def place(tile, layout, coord):
 # dtype, shape, major, bytes of a swizzled line
 TILES = [
     (BFloat16, (128, 64), "k", 128),
-    (BFloat16, (64, 256), "k", 128),
+    (BFloat16, (32, 128), "k", 128),
     (Float16, (16, 32), "k", 64),
     (BFloat16, (8, 48), "k", 32),
     (BFloat16, (64, 8), "k", 0),
@@ -113,18 +130,13 @@ def test_allocated(arch):
         return tensor.shape, str(tensor.iterator.type), tensor.iterator.alignment
 
     shape, pointer, alignment = traced(body, arch)
-    assert [cute_size(s) for s in shape] == [128, 64, 4]
+    assert [size_of(mode) for mode in shape] == [128, 64, 4]
     assert "S<3,4,3>" in pointer and alignment == 1024
 
 
-def cute_size(shape):
-    """The product of a nested tuple of numbers."""
-    if isinstance(shape, int):
-        return shape
-    size = 1
-    for part in shape:
-        size *= cute_size(part)
-    return size
+def size_of(mode):
+    """The product of the numbers of a mode, which may be nested."""
+    return mode if isinstance(mode, int) else math.prod(map(size_of, mode))
 
 
 @pytest.mark.parametrize(
@@ -141,3 +153,212 @@ def cute_size(shape):
 def test_shared_tiles_that_cannot_be(arguments, message):
     with pytest.raises(ValueError, match=message):
         SharedTile(*arguments)
+
+
+# ---- which thread holds which sum ----------------------------------------------------------------
+
+MAPS = [
+    AccumulatorMap((64, 64), WarpLayout(2, 2)),
+    AccumulatorMap((64, 96), WarpLayout(2, 2)),
+    AccumulatorMap((128, 48), WarpLayout(4, 1)),
+    AccumulatorMap((16, 128), WarpLayout(1, 4)),
+    AccumulatorMap((64, 8), WarpLayout(4, 1), wgmma=True),
+    AccumulatorMap((128, 24), WarpLayout(4, 1), wgmma=True),
+    AccumulatorMap((256, 8), WarpLayout(8, 1), wgmma=True),
+]
+
+
+def mma_of(places):
+    """The product of CuTe that a map belongs to."""
+    if not places.wgmma:
+        return tiled_mma(BFloat16, places.warps)
+    groups, k = (places.warps.rows // 4, 1, 1), OperandMajorMode.K
+    tile = 64, places.shape[1]
+    return hopper_helpers.make_trivial_tiled_mma(BFloat16, BFloat16, k, k, Float32, groups, tile)
+
+
+@pytest.mark.parametrize("places", MAPS, ids=str)
+def test_accumulator_map(places):
+    """Every register of every lane, against the partition of coordinates that CuTe makes."""
+
+    def body():
+        mma, found = mma_of(places), {}
+        coords = cute.make_identity_tensor(places.shape)
+        fragment = cute.make_rmem_tensor(mma.partition_shape_C(places.shape), Float32).layout
+        for thread in range(places.warps.num_threads):
+            part = mma.get_slice(thread).partition_C(coords)
+            for i in range(cute.size(part)):
+                found[thread, fragment(cute.make_identity_layout(fragment.shape)(i))] = part[i]
+        return found
+
+    found = traced(body)
+    assert len(found) == math.prod(places.shape)
+    for thread in range(places.warps.num_threads):
+        for i in range(places.num_rows):
+            for j in range(places.num_columns):
+                place = places.row(thread, i), places.column(thread, j)
+                assert found[thread, places.register(i, j)] == place
+    assert len(set(found.values())) == len(found), "each sum is held once"
+
+
+def test_the_operand_of_a_further_product_is_as_the_sums_lie():
+    """Each element of the left operand is where `as_operand` finds it, in the same thread."""
+    places = AccumulatorMap((64, 48), WarpLayout(2, 1))
+
+    def body():
+        mma, found = tiled_mma(BFloat16, places.warps), []
+        acc = AccumulatorTile(mma, places)
+        acc.fill(0)
+        layout = acc.as_operand(BFloat16).layout
+        coords = cute.make_identity_tensor(places.shape)
+        wanted = cute.make_rmem_tensor(mma.partition_shape_A(places.shape), BFloat16)
+        assert str(layout.shape) == str(wanted.shape)
+        for thread in range(places.warps.num_threads):
+            part = mma.get_slice(thread).partition_A(coords)
+            found += [(thread, layout(part_coord), part[part_coord])
+                      for part_coord in nested_coords(layout.shape)]  # fmt: skip
+        return found
+
+    held = {
+        (thread, places.register(i, j)): (places.row(thread, i), places.column(thread, j))
+        for thread in range(places.warps.num_threads)
+        for i in range(places.num_rows)
+        for j in range(places.num_columns)
+    }
+    found = traced(body)
+    assert len(found) == len(held)
+    assert all(held[thread, register] == place for thread, register, place in found)
+
+
+def nested_coords(shape):
+    """All coordinates of a nested shape."""
+    if isinstance(shape, int):
+        return range(shape)
+    found = [()]
+    for mode in shape:
+        found = [(*before, each) for before in found for each in nested_coords(mode)]
+    return found
+
+
+@pytest.mark.parametrize("places", [p for p in MAPS if not p.wgmma], ids=str)
+def test_rows_of_sums(places):
+    """A kernel sets every sum to its row and its column, by the map, and they are stored there."""
+    rows, columns = places.shape
+
+    @cute.kernel
+    def kernel(mO: cute.Tensor, mma: cute.TiledMma):
+        thread, _, _ = cute.arch.thread_idx()
+        acc = AccumulatorTile(mma, places)
+        for i in range(places.num_rows):
+            for j in range(0, places.num_columns, 2):
+                numbers = [1000 * places.row(thread, i) + places.column(thread, j + c)
+                           for c in range(2)]  # fmt: skip
+                acc.store_row(i, make_vector(numbers, (2,), Int32).to(Float32), first=j)
+            acc.store_row(i, acc.load_row(i) + 0.5)
+        RegToGlobalStorer(mma, thread, True).store(acc, GlobalTile(mO, places.shape, (0, 0)))
+
+    @cute.jit
+    def host(mO: cute.Tensor, stream):
+        block = [places.warps.num_threads, 1, 1]
+        mma = tiled_mma(BFloat16, places.warps)
+        kernel(mO, mma).launch(grid=[1, 1, 1], block=block, stream=stream)
+
+    shape = cute.sym_int(), cute.sym_int()
+    compiled = compile_for(host, make_fake_tensor(Float32, shape, 2), arch="sm_80")
+    out = torch.full((rows - 3, columns - 2), torch.nan)  # the tile sticks out
+    launch(compiled.__ptx__, (1, 1), [out])
+    numbers = 1000 * torch.arange(rows - 3)[:, None] + torch.arange(columns - 2)
+    assert out.equal(numbers + 0.5)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: AccumulatorMap((64, 64), WarpLayout(8, 1)), "8x1 warps hold a multiple of 128x8"),
+        (lambda: AccumulatorMap((64, 20), WarpLayout(1, 1)), "multiple of 16x8 sums, not 64x20"),
+        (lambda: AccumulatorMap((64, 64), WarpLayout(2, 1), True), "2x1 warps are none"),
+        (lambda: AccumulatorMap((64, 64), WarpLayout(4, 2), True), "4x2 warps are none"),
+    ],
+)
+def test_maps_that_cannot_be(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+# ---- copy plans ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("copy_bytes", [16, 4])
+@pytest.mark.parametrize(("dtype", "shape", "major", "swizzle"), TILES)
+def test_a_copy_deals_every_element_once(dtype, shape, major, swizzle, copy_bytes):
+    """And the pieces of a line go to neighbouring threads."""
+    tile, width = SharedTile(dtype, shape, major), copy_bytes * 8 // dtype.width
+
+    def body():
+        coords, found = cute.make_identity_tensor(shape), []
+        for thread in range(32):
+            part = line_copy(tile, 32, copy_bytes).get_slice(thread).partition_S(coords)
+            found.append([part[i] for i in range(cute.size(part))])
+        return found
+
+    lines = shape[0] if major == "k" else shape[1]
+    pieces = max(swizzle, 16) // copy_bytes
+    if 32 % pieces or lines % (32 // pieces):
+        message = f"32 threads, {pieces} on a line, do not copy {lines} lines evenly"
+        with pytest.raises(ValueError, match=message):
+            traced(body)
+        return
+    found = traced(body)
+    assert sorted(itertools.chain(*found)) == [*itertools.product(*map(range, shape))]
+    along = major == "k"
+    first = [sorted(part[:width]) for part in found[:pieces]]
+    line = [coord[along] for piece in first for coord in piece]
+    assert line == list(range(pieces * width))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (lambda: tiled_mma(Float32, WarpLayout(1, 1)), "takes BFloat16 or Float16 operands here"),
+        (lambda: GlobalToRegLoader(tiled_mma(BFloat16, WarpLayout(1, 1)), "c", 0, True),
+         'operand must be "a" or "b", got \'c\''),
+        (lambda: SharedToRegLoader(SharedTile(BFloat16, (16, 16)), None, None, "A", 0),
+         'operand must be "a" or "b", got \'A\''),
+        (lambda: RegToSharedStorer(SharedTile(BFloat16, (16, 16), "mn"), None, None, 0, True),
+         'sums are stored to tiles with major "k", not \'mn\''),
+    ],
+)  # fmt: skip
+def test_products_and_loaders_that_cannot_be(body, message):
+    with pytest.raises(ValueError, match=message):
+        traced(body)
+
+
+def test_an_accumulator_spread_over_warps_is_no_operand():
+    def body():
+        places = AccumulatorMap((32, 32), WarpLayout(1, 2))
+        return AccumulatorTile(tiled_mma(BFloat16, places.warps), places).as_operand(BFloat16)
+
+    with pytest.raises(ValueError, match="all of them in one warp; 32 columns are in 2"):
+        traced(body)
+
+
+def test_alignment_that_is_not_enough():
+    check_alignment("a", "k", 16)
+    message = "b is copied in pieces of 16 bytes, but its rows start or end at multiples of 8 bytes"
+    with pytest.raises(ValueError, match=message):
+        check_alignment("b", "k", 8)
+    with pytest.raises(ValueError, match="its columns start or end at multiples of 2 bytes"):
+        check_alignment("b", "mn", 2)
+
+
+def test_tiles_of_a_matrix():
+    """An iterator counts the tiles that cover K, and a tile knows its place in the matrix."""
+
+    def body():
+        start = cute.make_rmem_tensor((1,), Float32).iterator
+        tiles = TileIterator(cute.make_tensor(start, cute.make_layout((100, 40))), (64, 16), 1)
+        tile = tiles[2]
+        assert isinstance(tile, GlobalTile)
+        return tiles.count, tile.matrix_shape, tile.coords[0, 0], tile.coords[63, 15]
+
+    assert traced(body) == (3, (100, 40), (64, 32), (127, 47))

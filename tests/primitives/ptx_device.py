@@ -1,0 +1,387 @@
+"""Runs the PTX of a kernel over tiles, lane by lane with numpy, where there is no GPU.
+
+It knows the instructions that such kernels use, and raises AttributeError for any other. An access
+outside the tensors of the call, or one that is not aligned, raises AssertionError. A warp runs as
+far as it can before another one does, and cp.async moves its bytes either at once or when the
+thread waits for them: whatever needs a barrier or a wait that is not there goes wrong in one of
+the two.
+"""
+
+import itertools
+import operator
+import re
+import struct
+
+import numpy as np
+import torch
+
+WARP = 32  # lanes
+SHARED_BYTES = 227 * 1024  # what a thread block may use at most, on sm_90
+SHARED_START = 1024  # the address of dynamic shared memory, aligned as kernels ask for it
+APART = 1 << 33  # bytes between tensors: offsets that wrap at 32 bits lead nowhere
+
+INTEGERS = {
+    "s16": np.int16, "u16": np.uint16, "b16": np.uint16, "s32": np.int32, "u32": np.uint32,
+    "b32": np.uint32, "s64": np.int64, "u64": np.uint64, "b64": np.uint64,
+}  # fmt: skip
+COMPARE = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+           "eq": operator.eq, "ne": operator.ne}  # fmt: skip
+BITWISE = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+
+
+class Memory:
+    """Global memory: tensors far apart from each other. No byte beside them may be used."""
+
+    def __init__(self, tensors):
+        self.bytes, self.start = [], []
+        for i, tensor in enumerate(tensors):
+            storage = tensor.untyped_storage()
+            flat = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+            self.bytes.append(flat)
+            self.start.append((i + 1) * APART)
+        self.address = [
+            start + tensor.storage_offset() * tensor.element_size()
+            for start, tensor in zip(self.start, tensors, strict=True)
+        ]
+
+    def at(self, address: int, size: int) -> np.ndarray:
+        """The bytes at an address, as a view."""
+        which = address // APART - 1
+        assert 0 <= which < len(self.bytes), f"no tensor is at {address:#x}"
+        offset = address - self.start[which]
+        assert address % size == 0, f"{address:#x} is not aligned to {size} bytes"
+        assert offset + size <= len(self.bytes[which]), f"tensor {which} ends before {address:#x}"
+        return self.bytes[which][offset : offset + size]
+
+
+class Shared:
+    """The shared memory of a thread block. It holds NaNs at first."""
+
+    def __init__(self, size: int):
+        self.bytes = np.full(size, 0xFF, np.uint8)
+
+    def at(self, address: int, size: int) -> np.ndarray:
+        offset = address - SHARED_START
+        assert address % size == 0, f"{address:#x} is not aligned to {size} bytes"
+        assert 0 <= offset <= len(self.bytes) - size, f"shared memory does not reach {address:#x}"
+        return self.bytes[offset : offset + size]
+
+
+def parse(ptx: str) -> tuple[list, dict]:
+    """(instructions, labels) of the only kernel of a PTX module.
+
+    An instruction is (predicate or None, whether it is negated, its opcode's parts, operands).
+    """
+    body = re.sub(r"//.*", "", ptx[ptx.index("\n{") + 2 : ptx.rindex("}")])
+    instructions, labels = [], {}
+    for statement in body.split(";"):
+        while match := re.match(r"\s*(\$\w+):", statement):
+            labels[match[1]] = len(instructions)
+            statement = statement[match.end() :]
+        statement = " ".join(statement.split())
+        if not statement or statement[0] == ".":  # the end, or a declaration
+            continue
+        match = re.fullmatch(r"(?:@(!?)(%p\d+) )?([\w.]+) ?(.*)", statement)
+        assert match, f"not understood: {statement}"
+        operands = [
+            tuple(part.strip() for part in text[1:-1].split(",")) if text[0] == "{" else text
+            for text in re.findall(r"\{[^}]*\}|\[[^]]*\]|[^,\s]+", match[4])
+        ]
+        instructions.append((match[2], match[1] == "!", match[3].split("."), operands))
+    return instructions, labels
+
+
+class Warp:
+    """32 lanes, each at an instruction of its own. Those that are furthest behind go first."""
+
+    def __init__(self, program, index, block, parameters, shared, memory, late):
+        self.instructions, self.labels = program
+        self.block, self.parameters = block, parameters
+        self.shared, self.memory, self.late = shared, memory, late
+        self.thread = np.arange(WARP, dtype=np.uint32) + np.uint32(WARP * index)
+        self.registers = {}
+        self.place = np.zeros(WARP, np.int64)
+        self.started, self.groups = [], []  # copies by cp.async, of all lanes together
+
+    @property
+    def has_ended(self) -> bool:
+        return bool((self.place >= len(self.instructions)).all())
+
+    def run(self) -> None:
+        """Go on until a barrier of the block, or the end."""
+        while not self.has_ended:
+            at = int(self.place.min())
+            active = self.place == at
+            predicate, negated, opcode, operands = self.instructions[at]
+            self.place[active] += 1
+            if predicate:
+                active = active & (self.registers[predicate] != negated)
+            if opcode[0] == "bra":
+                self.place[active] = self.labels[operands[0]]
+            elif opcode[0] == "ret":
+                self.place[active] = len(self.instructions)
+            elif opcode[0] == "bar":
+                assert active.all(), "all lanes of a warp meet a barrier together"
+                return
+            else:
+                getattr(self, f"_{opcode[0]}")(active, opcode, operands)
+
+    # ---- operands
+
+    def _value(self, text, kind: str) -> np.ndarray:
+        """An operand as 32 numbers of a dtype such as s32 or f32."""
+        dtype = np.dtype(INTEGERS.get(kind, np.float32))
+        if isinstance(text, tuple):
+            half = f"u{dtype.itemsize * 4}"
+            parts = np.stack([self._value(part, half) for part in text], 1)
+            return parts.view(dtype)[:, 0]
+        if text in self.registers:
+            bits = self.registers[text]
+            if bits.dtype == bool:
+                return bits
+            return bits.astype(f"u{dtype.itemsize}").view(dtype)
+        special = {"%tid.x": self.thread, "%ctaid.x": self.block[0], "%ctaid.y": self.block[1],
+                   "__dynamic_shmem__0": SHARED_START}  # fmt: skip
+        if text in special:
+            return np.full(WARP, special[text], dtype)
+        if text.startswith("0f"):
+            return np.full(WARP, int(text[2:], 16), np.uint32).view(dtype)
+        size = 8 * dtype.itemsize
+        return np.full(WARP, int(text, 0) % (1 << size), f"u{size // 8}").view(dtype)
+
+    def _set(self, active, name: str, values: np.ndarray) -> None:
+        """Registers are kept as bits, except predicates."""
+        if name == "_":
+            return
+        if values.dtype != bool:
+            values = values.view(f"u{values.dtype.itemsize}")
+        if not active.all() and name in self.registers:
+            values = np.where(active, values, self.registers[name])
+        self.registers[name] = values
+
+    def _address(self, text: str) -> np.ndarray:
+        base, _, offset = text[1:-1].partition("+")
+        kind = "u64" if base.startswith("%rd") else "u32"
+        return self._value(base, kind).astype(np.int64) + int(offset or 0)
+
+    # ---- arithmetic
+
+    def _mov(self, active, opcode, operands):
+        target, source = operands
+        kind = opcode[1]
+        value = self._value(source, kind)
+        if not isinstance(target, tuple):
+            self._set(active, target, value)
+            return
+        halves = value[:, None].view(f"u{value.dtype.itemsize // 2}")
+        for i, part in enumerate(target):
+            self._set(active, part, halves[:, i])
+
+    def _add(self, active, opcode, operands):
+        a, b = (self._value(text, opcode[-1]) for text in operands[1:])
+        self._set(active, operands[0], a + b)
+
+    def _sub(self, active, opcode, operands):
+        a, b = (self._value(text, opcode[1]) for text in operands[1:])
+        self._set(active, operands[0], a - b)
+
+    def _neg(self, active, opcode, operands):
+        self._set(active, operands[0], -self._value(operands[1], opcode[1]))
+
+    def _mul(self, active, opcode, operands):
+        a, b = (self._value(text, opcode[2]) for text in operands[1:])
+        if opcode[1] == "wide":
+            wide = np.int64 if opcode[2][0] == "s" else np.uint64
+            a, b = a.astype(wide), b.astype(wide)
+        self._set(active, operands[0], a * b)
+
+    def _mad(self, active, opcode, operands):
+        a, b, c = (self._value(text, opcode[2]) for text in operands[1:])
+        assert opcode[1] == "lo"
+        self._set(active, operands[0], a * b + c)
+
+    def _div(self, active, opcode, operands):
+        a, b = (self._value(text, opcode[1]) for text in operands[1:])
+        self._set(active, operands[0], np.fix(a / b).astype(a.dtype))  # exact for 32 bits
+
+    def _rem(self, active, opcode, operands):
+        a, b = (self._value(text, opcode[1]) for text in operands[1:])
+        self._set(active, operands[0], np.fmod(a, b))
+
+    def _bitwise(self, active, opcode, operands):
+        kind = "u32" if opcode[1] == "pred" else opcode[1]
+        a, b = (self._value(text, kind) for text in operands[1:])
+        self._set(active, operands[0], BITWISE[opcode[0]](a, b))
+
+    _and = _or = _xor = _bitwise
+
+    def _not(self, active, opcode, operands):
+        self._set(active, operands[0], ~self._value(operands[1], opcode[1]))
+
+    def _shl(self, active, opcode, operands):
+        a, by = self._value(operands[1], opcode[1]), self._value(operands[2], "u32")
+        self._set(active, operands[0], a << by.astype(a.dtype))
+
+    def _shr(self, active, opcode, operands):
+        a, by = self._value(operands[1], opcode[1]), self._value(operands[2], "u32")
+        self._set(active, operands[0], a >> by.astype(a.dtype))
+
+    def _setp(self, active, opcode, operands):
+        a, b = (self._value(text, opcode[2]) for text in operands[1:])
+        self._set(active, operands[0], COMPARE[opcode[1]](a, b))
+
+    def _selp(self, active, opcode, operands):
+        a, b = (self._value(text, opcode[1]) for text in operands[1:3])
+        self._set(active, operands[0], np.where(self.registers[operands[3]], a, b))
+
+    def _cvt(self, active, opcode, operands):
+        if opcode[2] in ("bf16x2", "f16x2"):
+            high, low = (self._value(text, "f32") for text in operands[1:])
+            dtype = {"bf16x2": torch.bfloat16, "f16x2": torch.float16}[opcode[2]]
+            pair = torch.from_numpy(np.stack((low, high), 1)).to(dtype)
+            self._set(active, operands[0], pair.view(torch.uint8).numpy().view(np.uint32)[:, 0])
+        else:
+            value = self._value(operands[1], opcode[-1])
+            self._set(active, operands[0], value.astype(INTEGERS.get(opcode[-2], np.float32)))
+
+    def _shfl(self, active, opcode, operands):
+        assert opcode[1:3] == ["sync", "idx"] and active.all()
+        source = self._value(operands[2], "u32") % np.uint32(WARP)
+        self._set(active, operands[0], self._value(operands[1], "u32")[source])
+
+    # ---- memory
+
+    def _access(self, opcode, operands):
+        """(names of registers, addresses, bytes of each element, the memory) of a load or store."""
+        target, place = operands if opcode[0] == "ld" else operands[::-1]
+        target = target if isinstance(target, tuple) else (target,)
+        memory = {"shared": self.shared, "global": self.memory}[opcode[1]]
+        return target, self._address(place), int(opcode[-1][1:]) // 8, memory
+
+    def _ld(self, active, opcode, operands):
+        if opcode[1] == "param":
+            name, _, offset = operands[1][1:-1].partition("+")
+            names = operands[0] if isinstance(operands[0], tuple) else (operands[0],)
+            data, size = self.parameters[int(name.rpartition("_")[2])], int(opcode[-1][1:]) // 8
+            for i, each in enumerate(names):
+                at = int(offset or 0) + i * size
+                bits = np.frombuffer(data[at : at + size], f"u{size}")
+                self._set(active, each, np.repeat(bits, WARP))
+            return
+        names, addresses, size, memory = self._access(opcode, operands)
+        found = np.zeros((WARP, len(names)), f"u{size}")
+        for lane in np.flatnonzero(active):
+            found[lane] = memory.at(int(addresses[lane]), size * len(names)).view(found.dtype)
+        for i, each in enumerate(names):
+            self._set(active, each, found[:, i])
+
+    def _st(self, active, opcode, operands):
+        names, addresses, size, memory = self._access(opcode, operands)
+        values = np.stack([self._value(each, f"u{8 * size}") for each in names], 1)
+        for lane in np.flatnonzero(active):
+            memory.at(int(addresses[lane]), size * len(names))[:] = values[lane].view(np.uint8)
+
+    def _cp(self, active, opcode, operands):
+        if opcode[2] == "commit_group":
+            self.groups.append(self.started)
+            self.started = []
+        elif opcode[2] == "wait_group":
+            keep = int(operands[0])
+            ready = self.groups[: len(self.groups) - keep]
+            self.groups = self.groups[len(ready) :]
+            for copy in itertools.chain.from_iterable(ready):
+                self._arrive(*copy)
+        else:
+            assert opcode[1:] == ["async", "cg", "shared", "global"] and operands[2] == "16"
+            read = self._value(operands[3], "u32") if len(operands) > 3 else np.full(WARP, 16)
+            to, source = self._address(operands[0]), self._address(operands[1])
+            for lane in np.flatnonzero(active):
+                copy = int(to[lane]), int(source[lane]), int(read[lane])
+                if self.late:
+                    self.started.append(copy)
+                else:
+                    self._arrive(*copy)
+
+    def _arrive(self, to: int, source: int, read: int) -> None:
+        piece = self.shared.at(to, 16)
+        piece[:] = 0
+        if read:
+            piece[:read] = self.memory.at(source, 16)[:read]
+
+    # ---- matrices
+
+    def _rows(self, address: np.ndarray, count: int) -> list[np.ndarray]:
+        """Rows of 16 bytes: those of matrix i are where lanes 8 i to 8 i + 7 say."""
+        return [self.shared.at(int(address[lane]), 16) for lane in range(8 * count)]
+
+    def _ldmatrix(self, active, opcode, operands):
+        assert active.all()
+        names = operands[0] if isinstance(operands[0], tuple) else (operands[0],)
+        rows = np.stack(self._rows(self._address(operands[1]), len(names))).view(np.uint16)
+        for i, name in enumerate(names):
+            matrix = rows[8 * i : 8 * i + 8]
+            matrix = matrix.T if "trans" in opcode else matrix
+            pairs = np.ascontiguousarray(matrix).view(np.uint32)  # lane 4 r + c: pair c of row r
+            self._set(active, name, pairs.reshape(WARP))
+
+    def _stmatrix(self, active, opcode, operands):
+        assert active.all() and "trans" not in opcode
+        names = operands[1] if isinstance(operands[1], tuple) else (operands[1],)
+        rows = self._rows(self._address(operands[0]), len(names))
+        for i, name in enumerate(names):
+            matrix = self._value(name, "u32").reshape(8, 4).view(np.uint8)
+            for row in range(8):
+                rows[8 * i + row][:] = matrix[row]
+
+    def _mma(self, active, opcode, operands):
+        assert active.all() and opcode[3:6] == ["m16n8k16", "row", "col"] and opcode[6] == "f32"
+        dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[opcode[7]]
+
+        def quarters(names):
+            """Each register as a matrix 8x8 of its pairs, lane 4 r + c holding pair c of row r."""
+            for name in names:
+                bits = self._value(name, "u32").reshape(8, 4).view(np.int16)
+                yield torch.from_numpy(bits.copy()).view(dtype).double().numpy()
+
+        d, a, b, c = operands
+        a0, a1, a2, a3 = quarters(a)  # rows 0 and 8 of columns 0, then of columns 8
+        b0, b1 = quarters(b)  # one row for each column of the product
+        left = np.block([[a0, a2], [a1, a3]])
+        product = left @ np.hstack((b0, b1)).T
+        sums = np.stack([self._value(name, "f32") for name in c], 1).reshape(8, 4, 2, 2)
+        # of lane 4 r + q: rows r and r + 8, columns 2 q and 2 q + 1
+        sums = sums + product.reshape(2, 8, 4, 2).transpose(1, 2, 0, 3)
+        for i, name in enumerate(d):
+            self._set(active, name, sums.reshape(WARP, 4)[:, i].astype(np.float32))
+
+
+def parameter_of(tensor: torch.Tensor, address: int) -> bytes:
+    """A matrix as a kernel's parameter: the pointer, both sizes, and the stride that is not 1."""
+    stride = tensor.stride(0) if tensor.stride(1) == 1 else tensor.stride(1)
+    return struct.pack("<QiiQ", address, *tensor.shape, stride)
+
+
+def launch(ptx: str, grid: tuple[int, int], tensors: list[torch.Tensor], late=True, reverse=False):
+    """Run a kernel whose parameters are matrices, which are tensors in the memory of the host.
+
+    late: whether cp.async moves its bytes when they are waited for, or at once.
+    reverse: whether the last warp goes first.
+    """
+    program = parse(ptx)
+    (threads,) = re.findall(r"\.reqntid (\d+)", ptx)
+    memory = Memory(tensors)
+    parameters = [
+        parameter_of(tensor, address)
+        for tensor, address in zip(tensors, memory.address, strict=True)
+    ]
+    for block in itertools.product(*map(range, grid)):
+        shared = Shared(SHARED_BYTES)
+        warps = [
+            Warp(program, i, block, parameters, shared, memory, late)
+            for i in range(int(threads) // WARP)
+        ]
+        while warps:
+            for warp in reversed(warps) if reverse else warps:
+                warp.run()
+            assert len({warp.has_ended for warp in warps}) == 1, "a warp ends before a barrier"
+            warps = [warp for warp in warps if not warp.has_ended]
