@@ -25,6 +25,7 @@ from cutlass.memory import SmemAllocator
 from htile.compute.conversion import convert
 from htile.compute.reduce import make_vector, thread_reduce, warp_reduce
 from htile.copy.tma import GlobalToSharedLoader, SharedToGlobalStorer
+from htile.types.register import AccumulatorMap, AccumulatorTile, WarpLayout
 from htile.types.shared import SharedTile
 from htile.utils import Static
 
@@ -75,6 +76,11 @@ class MatmulTileConfig:
     def blocks(self) -> int:
         """How many times 64 rows a warpgroup has."""
         return self.tile[0] // BLOCK // self.warp_groups
+
+    @property
+    def places(self) -> AccumulatorMap:
+        """Which sums of the tile a thread has."""
+        return AccumulatorMap(self.tile, WarpLayout(4 * self.warp_groups, 1), wgmma=True)
 
     @property
     def loaded_rows(self) -> int:
@@ -202,7 +208,7 @@ class MatmulKernelContext(Static):
         thread = tiled_mma.get_slice(self.group * WARPGROUP)
         self.tCrA = tiled_mma.make_fragment_A(thread.partition_A(sA))
         self.tCrB = tiled_mma.make_fragment_B(thread.partition_B(sB))
-        self.acc = cute.make_rmem_tensor(tiled_mma.partition_shape_C(c.tile), Float32)
+        self.acc = AccumulatorTile(tiled_mma, c.places)
         _, _, self.first = cute.arch.block_idx()  # a cluster's tiles: first, first + stride...
         _, _, self.stride = cute.arch.grid_dim()
         self.total = self.tiles_m * self.tiles_n
@@ -264,7 +270,8 @@ class MatmulKernelContext(Static):
             if is_first and block < 2:  # the first product overwrites the accumulators
                 self.tiled_mma.set(warpgroup.Field.ACCUMULATE, block > 0)
             at = (None, None, block, stage)
-            cute.gemm(self.tiled_mma, self.acc, self.tCrA[at], self.tCrB[at], self.acc)
+            sums = self.acc.fragment
+            cute.gemm(self.tiled_mma, sums, self.tCrA[at], self.tCrB[at], sums)
         warpgroup.commit_group()
 
     @cute.jit
@@ -295,10 +302,9 @@ class TileRows(Static):
     def __init__(self, ctx: MatmulKernelContext, index):
         self.ctx, self.config = ctx, ctx.config
         c, self.tile = ctx.config, ctx.tile_at(index)
-        self.lane = cute.arch.lane_idx()
-        self.count, self.vec_size = 2 * c.blocks, c.chunk // QUAD
-        first = ctx.warp % 4 * 16 + self.lane // 4 + BLOCK * ctx.group
-        self.m, self.n = self.tile[0] * c.tile[0] + first, self.tile[1] * c.columns
+        self.thread = ctx.tidx - WARPGROUP  # of those that multiply
+        self.places, self.vec_size = c.places, c.chunk // QUAD
+        self.m, self.n = self.tile[0] * c.tile[0], self.tile[1] * c.columns
         if const_expr(c.stored is not None):
             atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), c.stored)
             mma = c.tiled_mma(1)
@@ -308,13 +314,14 @@ class TileRows(Static):
 
     def row(self, r: int):
         """The row of the whole product that is the thread's r-th."""
-        return self.m + 8 * (r % 2) + BLOCK * self.config.warp_groups * (r // 2)
+        return self.m + self.places.row(self.thread, r)
 
     def load_row_value(self, mT: cute.Tensor) -> cute.TensorSSA:
         """An element of a tensor (M,) for each row. Behind the last row it is the last one's."""
         last = self.ctx.shape[0] - 1
-        values = [mT[cutlass.min(self.row(r), last)] for r in range(self.count)]
-        return make_vector(values, (self.count,), mT.element_type)
+        count = self.places.num_rows
+        values = [mT[cutlass.min(self.row(r), last)] for r in range(count)]
+        return make_vector(values, (count,), mT.element_type)
 
     def chunks(self):
         """The chunks of all rows, which are to be worked on one after the other."""
@@ -354,15 +361,13 @@ class TileChunk(Static):
         self.rows, self.k, self.r = rows, k, r
         self.vec_size = rows.vec_size
         self.layout = cute.make_layout((2, self.vec_size // 2), stride=(1, 4))
-        self.n = rows.n + k * rows.config.chunk + rows.lane % QUAD * 2
+        self.n = rows.n + k * rows.config.chunk + rows.places.column(rows.thread, 0)
 
     def read(self, product: int = 0) -> cute.TensorSSA:
         """The elements of a product, in float32."""
         c = self.rows.config
-        first = product * c.columns // 2 + self.k * 2 * self.vec_size
-        first += self.r // 2 * (c.tile[1] // 2) + 2 * (self.r % 2)
-        view = cute.make_tensor(self.rows.ctx.acc.iterator + first, self.layout)
-        return view.load().reshape((self.vec_size,))
+        first = (product * c.columns + self.k * c.chunk) // QUAD
+        return self.rows.ctx.acc.load_row(self.r, first, self.vec_size)
 
     def of(self, values):
         """What this row has of values that a thread has one a row of."""
@@ -452,5 +457,5 @@ class TileChunk(Static):
         """Store the chunk's element of a result (M, groups)."""
         m, chunks = self.rows.row(self.r), self.rows.config.columns // self.rows.config.chunk
         group = self.rows.tile[1] * chunks + self.k
-        if self.rows.lane % QUAD == 0 and m < mP.shape[0] and group < mP.shape[1]:
+        if self.rows.thread % QUAD == 0 and m < mP.shape[0] and group < mP.shape[1]:
             mP[m, group] = value

@@ -25,6 +25,7 @@ from .promotion import BOOL, FLOAT, INT64, cast, convert
 from .shapes import axis_of, fixed, reshaped, unsqueeze
 from .tensor import FUNCTIONS, Tensor, fail, location, node
 
+ENDS = {Op.INPUT, Op.TAKE, Op.LOOKUP, Op.MATMUL}  # They are elementwise in none of their operands.
 EACH_HOT = "torch.stack([F.one_hot(k, n) for k in y.unbind(-1)])"  # of a few indices
 
 
@@ -81,7 +82,7 @@ def _taken(x: Tensor, y: Tensor) -> Tensor | None:
         if id in chain or not each.value.spread:
             continue
         is_leaf = id in rows or each.op in (Op.CONST, Op.INDEX)
-        is_elementwise = each.op not in MOVEMENTS | COLLECTIVES | {Op.INPUT, Op.TAKE, Op.LOOKUP}
+        is_elementwise = each.op not in MOVEMENTS | COLLECTIVES | ENDS
         if each.value.inner != (n,) or len(chain) == MOST_TAKEN or not (is_leaf or is_elementwise):
             return None
         chain[id] = None

@@ -45,6 +45,9 @@ def is_matrix(x: Tensor) -> bool:
 def multiplied(x: object, matrix: Tensor, what: str) -> Tensor:
     """x @ matrix, of a row (K,) and a matrix (K, N)."""
     found, (k, _) = _matrix(matrix), tuple(matrix._sizes)
+    if matrix._builder.multiple is not None:
+        fail(UnsupportedError, f"{what} in a function of rows of any length (dynamic_n=True): "
+             "leave dynamic_n out")  # fmt: skip
     if not isinstance(x, Tensor) or x.ndim != 1 or not x._value.spread:
         shape = tuple(x._sizes) if isinstance(x, Tensor) else x
         fail(ShapeError, f"{what} of {shape} and the matrix {found.input.name}: expected a row "
@@ -53,9 +56,6 @@ def multiplied(x: object, matrix: Tensor, what: str) -> Tensor:
         fail(ShapeError, f"{what} of a row of {x._sizes[0]} elements and the matrix "
              f"{found.input.name}, whose columns have {k}: they must be as long; F.linear takes a "
              "matrix (N, K), and x @ W one of (K, N)")  # fmt: skip
-    if x._builder.multiple is not None:
-        fail(UnsupportedError, f"{what} in a function of rows of any length (dynamic_n=True): "
-             "leave dynamic_n out")  # fmt: skip
     left, factors = _left(x, found.input, what)
     given = Tensor(x._builder, found.input.id)
     product = node(Op.MATMUL, left, given, arg=found.is_transposed)

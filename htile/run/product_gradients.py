@@ -58,8 +58,8 @@ class _Product(torch.autograd.Function):
         right = matrix.t() if product.is_transposed else matrix
         if of.launch is None:
             return torch.mm(left.double(), right.double()).float()
-        k = step.products.index(product)
-        return of.launch.stored(step.alone[k], product, {product.left: left, product.matrix: matrix})
+        kernel = step.alone[step.products.index(product)]
+        return of.launch.stored(kernel, product, {product.left: left, product.matrix: matrix})
 
     @staticmethod
     def backward(ctx, gradient):

@@ -15,6 +15,7 @@ import torch
 
 import htile
 from htile.build.compile import build
+from tests import products
 from tests.lower.backward import backward_kernel
 from tests.lower.cases import (
     ARCH,
@@ -38,6 +39,7 @@ GOLDEN = [(name, n) for name in EXAMPLES for n in SIZES] + LONG
 OF_TABLES = [("table_rotary", 128), ("table_norm", 65536), ("table_alone", 1003)]
 OF_ANY_LENGTH = [("any_rmsnorm", 4000), ("any_layernorm", 30001)]  # buckets of 4096 and 32768
 OVER_ROWS = [("rmsnorm_backward", 4096), ("layernorm_backward", 1003)]
+OF_PRODUCTS = [("product_swiglu", 4096), ("product_nll", 1003), ("product_project", 512)]
 OF_SCANS = [("scan_products", 1003), ("scan_inverse", 32768), ("scan_groups", 4096)]
 
 
@@ -66,9 +68,20 @@ def test_golden_source_of_rows_of_any_length(golden, name, n):
     golden(f"{name}_{n}.py", any_length_kernel(name, n).source)
 
 
+@pytest.mark.parametrize(("name", "n"), OF_PRODUCTS)
+def test_golden_source_of_products(golden, name, n):
+    golden(f"{name}_{n}.py", product_source(name, n))
+
+
+def product_source(name, n):
+    f = getattr(products, name.removeprefix("product_"))
+    first, *_ = f.inspect(*products.arguments(f, 4096, n, 64)).kernels
+    return first.source
+
+
 def test_no_golden_file_is_left_over():
     files = {path.name for path in (REPO / "tests" / "golden").glob("*.py")}
-    every = GOLDEN + OF_TABLES + OF_SCANS + OF_ANY_LENGTH + OVER_ROWS
+    every = GOLDEN + OF_TABLES + OF_SCANS + OF_ANY_LENGTH + OVER_ROWS + OF_PRODUCTS
     assert files == {f"{name}_{n}.py" for name, n in every}
 
 
@@ -113,6 +126,8 @@ def test_golden_text_is_lint_clean(tmp_path):
         (tmp_path / f"{name}_{n}.py").write_text(table_kernel(name, n).source)
     for name, n in OF_SCANS:
         (tmp_path / f"{name}_{n}.py").write_text(scan_kernel(name, n).source)
+    for name, n in OF_PRODUCTS:
+        (tmp_path / f"{name}_{n}.py").write_text(product_source(name, n))
     check_lint(tmp_path)
 
 

@@ -1,0 +1,28 @@
+"""Functions with matrix products on a GPU, in processes with a time limit."""
+
+import pytest
+
+from tests.products import FUNCTIONS
+
+from .test_handwritten_matmul import run
+
+pytestmark = pytest.mark.gpu
+
+NAMES = [f._signature.name for f in FUNCTIONS]
+GROUPS = [NAMES[k::3] for k in range(3)]
+
+
+@pytest.mark.parametrize("names", GROUPS, ids="-".join)
+@pytest.mark.parametrize("what", ["values", "layouts", "bits", "gradients"])
+def test_products(what, names):
+    assert run("tests.gpu.row_products", what, *names).endswith("right\n")
+
+
+@pytest.mark.parametrize("name", ["linear", "nll", "mlp"])
+def test_graphs_and_streams(name):
+    """10000 launches on two streams do not hang."""
+    assert run("tests.gpu.row_products", "graphs", name).endswith("right\n")
+
+
+def test_the_example_for_hopper_checks_itself():
+    assert "B mn-major" in run("examples.handwritten_hopper_matmul")

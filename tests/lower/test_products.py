@@ -1,0 +1,83 @@
+"""Kernels of products: what they are compiled to, and which tile they get."""
+
+import itertools
+
+import pytest
+import torch
+
+from htile.build.compile import build
+from htile.lower.emit_products import Tile, emit
+from htile.lower.names import kernel_name
+from htile.lower.product_tiles import cycles, tiles
+from htile.run.products import ProductStep, steps_of
+from tests import products
+from tests.products import FUNCTIONS, arguments
+from tests.test_products import request_of
+
+SHARED_LIMIT = 227 * 1024  # bytes of shared memory of a thread block of sm_90a
+H200 = 132  # multiprocessors
+
+
+def fused_of(f, n, k, m=4):
+    """The first kernel of a function's products."""
+    steps = steps_of(request_of(f, arguments(f, m, n, k)))
+    step = next(s for s in steps if isinstance(s, ProductStep))
+    return step.kernel or step.alone[0]
+
+
+@pytest.mark.parametrize("f", FUNCTIONS, ids=[f._signature.name for f in FUNCTIONS])
+def test_kernels_compile_without_a_stack(f):
+    kernels = [k for k in f.inspect(*arguments(f, 4096, 512, 128)).kernels if hasattr(k, "text")]
+    assert kernels
+    for kernel in kernels:
+        assert kernel.resources.stack == 0
+        assert kernel.resources.dynamic_shared <= SHARED_LIMIT
+
+
+@pytest.mark.parametrize("major", ["k", "mn"])
+@pytest.mark.parametrize("f", [products.swiglu, products.project, products.gelu],
+                         ids=lambda f: f._signature.name)  # fmt: skip
+def test_every_tile_compiles_without_a_stack(f, major):
+    """Also where few rows are loaded, and where elements are read one by one."""
+    kernel = fused_of(f, 512, 128)
+    for tile, a_rows in itertools.product(tiles(kernel, major), (0, 16)):
+        if a_rows and (tile.rows, tile.cluster) != (64, 1):
+            continue
+        tile = Tile(tile.columns, tile.rows, tile.cluster, 3, a_rows, tile.warp_groups)
+        source = emit(kernel, tile, major, in_pairs=not a_rows)
+        assert build(source, kernel_name(kernel.graph), "sm_90a").resources.stack == 0
+
+
+def test_a_tile_has_whole_chunks_of_each_product():
+    functions = products.swiglu, products.nll, products.linear
+    for f, major in itertools.product(functions, ("k", "mn")):
+        kernel = fused_of(f, 1000, 64)
+        for tile in tiles(kernel, major):
+            columns = tile.columns // len(kernel.operands)
+            assert columns % kernel.chunk == 0 and (major == "k" or columns % 64 == 0)
+
+
+def chosen(m, n=4096, k=4096):
+    f = products.linear
+    weight = torch.empty(n, k, dtype=torch.bfloat16, device="meta")
+    x = torch.empty(m, k, dtype=torch.bfloat16, device="meta")
+    (kernel,) = f.inspect(x, weight).kernels
+    return kernel.text.tile, fused_of(f, 8, 8)
+
+
+def test_tiles_follow_from_the_number_of_rows():
+    """Few rows are loaded as few, and no thread block of a cluster is idle."""
+    for m, box in ((1, 16), (16, 16), (17, 32), (64, 64)):
+        tile, _ = chosen(m)
+        assert (tile.rows, tile.cluster) == (64, 1) and (tile.a_rows or 64) == box
+    for m in (65, 128, 200, 1000, 5000):
+        tile, _ = chosen(m)
+        assert tile.rows * (tile.cluster - 1) < m and tile.a_rows == 0
+    assert chosen(8192)[0] == Tile(256, 128, 2, 4)
+
+
+def test_more_rows_take_no_less_time():
+    kernel = fused_of(products.linear, 4096, 64)
+    for tile in tiles(kernel, "k"):
+        times = [cycles(kernel, tile, m, H200) for m in (300, 500, 4000, 30000)]
+        assert times == sorted(times)

@@ -1,0 +1,259 @@
+"""Functions with matrix products on the CPU: meaning, gradients, how they are cut, what is refused.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import htile
+from htile.errors import ArgumentError, DtypeError, HTileError, ShapeError, UnsupportedError
+from htile.frontend.ops import Op
+from htile.frontend.reference import evaluate
+from htile.frontend.roles import classify
+from htile.lower.column_groups import GROUP
+from htile.run.products import ProductStep, steps_of
+from htile.testing import assert_close
+from tests import products
+from tests.products import BF16, F16, FUNCTIONS, arguments
+
+NAMES = [f._signature.name for f in FUNCTIONS]
+SIZES = ((1, 8, 8), (5, 300, 40), (7, 258, 130), (3, 128, 64))
+every_function = pytest.mark.parametrize("f", FUNCTIONS, ids=NAMES)
+
+
+def request_of(f, args):
+    values = f._signature.bind(args, {})
+    return f._request(classify(f._signature, values), f._captures.fingerprint(), values)[0]
+
+
+@every_function
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_the_reference_means_what_the_function_says(f, size):
+    for dtype in (BF16, F16):
+        args = arguments(f, *size, dtype)
+        assert_close(f, f(*args), *args)
+
+
+@every_function
+def test_leading_dimensions_of_any_number(f):
+    args = arguments(f, 6, 24, 16)
+    whole = f(*args)
+    of_rows = [i for i, v in enumerate(args) if isinstance(v, torch.Tensor) and len(v) == 6]
+    apart = [v.unflatten(0, (2, 3)) if i in of_rows else v for i, v in enumerate(args)]
+    found = f(*apart)
+    pairs = zip(torch.utils._pytree.tree_leaves(whole), torch.utils._pytree.tree_leaves(found),
+                strict=True)  # fmt: skip
+    assert all(b.shape[:2] == (2, 3) and a.equal(b.flatten(0, 1)) for a, b in pairs)
+
+
+# How a function is cut
+
+
+def product_of(product, found):
+    """A product in float32, of operands on the CPU."""
+    matrix = found[product.matrix].double()
+    return (found[product.left].double() @ (matrix.T if product.is_transposed else matrix)).float()
+
+
+def run_steps(f, args):
+    """The function's results by what runs on a GPU, each kernel evaluated by torch.
+
+    Behind the end of rows the kernel of a product reads other numbers of the tensor, here 7.
+    """
+    request = request_of(f, args)
+    rows, found = args[0].shape[0], dict(request.given)
+    for step in steps_of(request):
+        then = step
+        if isinstance(step, ProductStep):
+            given = found | {p.name: product_of(p, found) for p in step.products}
+            if step.kernel is None:
+                found, then = given, step.whole
+            else:
+                found |= of_groups(step.kernel, given, rows)
+                then = step.then
+        if then is not None:
+            values = tuple(found[name] for name in then.run.parameters.names)
+            found |= zip(then.results, then.run(values, (rows,)), strict=True)
+    return [found[o.name] for o in request.specialization.traced.outputs]
+
+
+def of_groups(kernel, given, rows):
+    """The results of the kernel of a product, by name."""
+    graph, missing, padded = kernel.graph, kernel.graph.n - kernel.n, {}
+    for i in graph.inputs:
+        value = given[i.name]
+        if isinstance(value, torch.Tensor) and graph[i.id].value.spread:
+            start = i.view.start[0] if i.view is not None else 0
+            value = F.pad(value[..., start : start + kernel.n].float(), (0, missing), value=7.0)
+        padded[f"input{i.id}"] = value
+    whole = replace(
+        graph,
+        inputs=tuple(replace(i, name=f"input{i.id}", view=None) for i in graph.inputs),
+        outputs=tuple(replace(o, inner=(graph.n,)) for o in graph.outputs),
+        nodes=tuple(replace(n, arg=f"input{n.id}") if n.op is Op.INPUT else n for n in graph),
+    )
+    made = evaluate(whole, padded, (rows,))
+    return {
+        o.name: each[:, : kernel.n] if o.inner[0] == graph.n else each[:, ::GROUP]
+        for o, each in zip(graph.outputs, made, strict=True)
+    }
+
+
+@every_function
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_what_runs_on_a_gpu_computes_the_same(f, size):
+    args = arguments(f, *size)
+    result = torch.utils._pytree.tree_unflatten(
+        run_steps(f, args), request_of(f, args).specialization.traced.structure
+    )
+    assert_close(f, result, *args)
+
+
+def test_which_functions_are_one_kernel():
+    """A row kernel combines what groups of columns give; a softmax takes the whole product."""
+    fused = {}
+    for f in FUNCTIONS:
+        steps = steps_of(request_of(f, arguments(f, 4, 256, 64)))
+        is_fused = all(s.kernel is not None for s in steps if isinstance(s, ProductStep))
+        more = [s.then is not None for s in steps if isinstance(s, ProductStep) and is_fused]
+        fused[f._signature.name] = len(steps) + sum(more) if is_fused else None
+    assert fused == {
+        "linear": 1, "matmul": 1, "gelu": 1, "swiglu": 1, "packed_swiglu": 1, "nll": 2,
+        "statistics": 2, "project": 2, "norm_linear": 2, "mlp": 2, "softmax": None, "three": None,
+        "turned": 2, "variance": None, "bounded": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [100, 256, 300])
+def test_edges_of_a_sum_that_is_cut(n):
+    """Groups of -inf, +inf and NaN, and offsets: what torch.logsumexp gives."""
+    k = 8
+    rows = torch.randn(12, k).to(BF16)
+    head = torch.randn(n, k).to(BF16)
+    head[: n // 2, 0] = float("-inf")
+    rows[:, 0] = torch.tensor([1.0, 0.5, -1, 0, 1, 1, 1, 1, 1, 1, 1, 1])
+    rows[4:6] *= 1e4
+    rows[6] = float("nan")
+    rows[7] = float("inf")
+    head[n - 1, 1] = float("inf")
+    rows[8, 1], rows[9, 1] = 1.0, -1.0
+    labels = torch.arange(12) * (n - 1) // 11
+    (found,) = run_steps(products.nll, (rows, head, labels))
+    z = rows.double() @ head.double().T
+    expected = z.logsumexp(-1) - z.gather(-1, labels[:, None])[:, 0]
+    assert torch.allclose(found.double(), expected, 1e-5, 1e-3, equal_nan=True)
+
+
+def test_a_label_beyond_the_row_gives_nan():
+    x, head, _ = arguments(products.nll, 4, 300, 16)
+    labels = torch.tensor([300, -301, 299, -300])
+    for found in (products.nll(x, head, labels), run_steps(products.nll, (x, head, labels))[0]):
+        assert found.isnan().tolist() == [True, True, False, False]
+
+
+# Gradients
+
+
+@pytest.mark.parametrize("f", [f for f in FUNCTIONS if f is not products.mlp],
+                         ids=[n for n in NAMES if n != "mlp"])  # fmt: skip
+def test_gradients(f):
+    """Against autograd in float64 of the same function; products' gradients are rounded once."""
+    args = arguments(f, 6, 40, 24)
+    ours = [v.clone().requires_grad_() if v.is_floating_point() else v for v in args]
+    exact = [v.double().requires_grad_() if v.is_floating_point() else v for v in args]
+    dims = tuple(None if kind is htile.Matrix or (v.ndim == 1 and f is products.gelu) else 0
+                 for kind, v in zip(f._signature.kinds, args, strict=False))  # fmt: skip
+    results = torch.utils._pytree.tree_leaves(f(*ours))
+    expected = torch.utils._pytree.tree_leaves(torch.vmap(f._fn, in_dims=dims)(*exact))
+    made = torch.Generator().manual_seed(1)
+    weights = [torch.randn(r.shape, generator=made) for r in results]
+    sum((r.float() * w).sum() for r, w in zip(results, weights, strict=True)).backward()
+    sum((r * w).sum() for r, w in zip(expected, weights, strict=True)).backward()
+    for a, b in zip(ours, exact, strict=True):
+        if a.is_floating_point():
+            assert a.grad.dtype is a.dtype and a.grad.shape == a.shape
+            assert (a.grad.double() - b.grad).norm() <= 0.02 * b.grad.norm() + 1e-3
+
+
+def test_gradients_through_a_value_that_was_rounded():
+    args = arguments(products.mlp, 6, 40, 24)
+    ours = [v.clone().requires_grad_() for v in args]
+    exact = [v.double().requires_grad_() for v in args]
+    products.mlp(*ours).float().square().sum().backward()
+    x, up, down = exact
+    (F.linear(F.gelu(F.linear(x, up)), down) + x).square().sum().backward()
+    for a, b in zip(ours, exact, strict=True):
+        assert (a.grad.double() - b.grad).norm() <= 0.02 * b.grad.norm()
+
+
+# What is refused
+
+
+def of(function, *args):
+    return lambda: htile.rowwise(function)(*args)
+
+
+def scaled(x, W: htile.Matrix):
+    return x @ (W * 2)
+
+
+def read(x, W: htile.Matrix):
+    return F.linear(x, W) + W.sum()
+
+
+def twice(x, W: htile.Matrix):
+    return F.linear(x + x, W)
+
+
+def unannotated(x, W):
+    return F.linear(x, W)
+
+
+def plain(x, W: htile.Matrix):
+    return F.linear(x, W)
+
+
+def other_way(x, W: htile.Matrix):
+    return x @ W
+
+
+X, W = torch.ones(4, 16, dtype=BF16), torch.ones(24, 16, dtype=BF16)
+REFUSED = [
+    (of(scaled, X, W.T), UnsupportedError, "mul of W, which is annotated htile.Matrix"),
+    (of(read, X, W), UnsupportedError, "it is only multiplied by rows"),
+    (of(twice, X, W), UnsupportedError, "round it, x.to(torch.bfloat16)"),
+    (of(unannotated, X, X), UnsupportedError, "annotate the weight, `weight: htile.Matrix`"),
+    (of(plain, X.float(), W.float()), DtypeError, "convert it with .to(torch.bfloat16)"),
+    (of(plain, X.half(), W), DtypeError, "x.to(torch.bfloat16), or pass W in torch.float16"),
+    (of(other_way, X, W), ShapeError, "F.linear takes a matrix (N, K), and x @ W one of (K, N)"),
+    (of(plain, X, W[0]), ShapeError, "expected two dimensions"),
+    (of(plain, X, W[:0]), ShapeError, "of at least one element"),
+    (lambda: htile.rowwise(plain, dynamic_n=True)(X, W), UnsupportedError, "dynamic_n"),
+    (lambda: products.linear(X, W, out=torch.empty(4, 16)), ShapeError, "(4, 24)"),
+    (lambda: products.linear.tune(X, W), ArgumentError, "CUDA tensors"),
+    (lambda: products.linear.inspect(X, W).training, UnsupportedError, "before and after"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), REFUSED)
+def test_what_is_refused(call, kind, words):
+    with pytest.raises(HTileError) as caught:
+        call()
+    assert type(caught.value) is kind and words in str(caught.value)
+
+
+def test_results_are_written_to_out():
+    args = arguments(products.project, 4, 24, 16)
+    expected = products.project(*args)
+    out = torch.empty(4, 24, dtype=BF16), torch.empty(4)
+    assert products.project(*args, out=out) is out
+    assert all(a.equal(b) for a, b in zip(out, expected, strict=True))
+
+
+def test_no_rows():
+    for f in FUNCTIONS:
+        args = arguments(f, 3, 16, 8)
+        none = [v[:0] if isinstance(v, torch.Tensor) and len(v) == 3 else v for v in args]
+        assert all(len(r) == 0 for r in torch.utils._pytree.tree_leaves(f(*none)))
