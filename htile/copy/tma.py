@@ -60,8 +60,13 @@ class SharedToGlobalStorer(Static):
         return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), mT, layout, box)
 
     def store(self, stage, at: tuple) -> None:
-        """Start to store a stage as the tile at (row, column) in tiles; one thread asks for it."""
-        gT = cute.local_tile(self.mT, self.box, at)
+        """Start to store a stage as the tile at (row, column) in tiles; one thread asks for it.
+
+        A tile may lie behind the matrix, so it is found by its offset: if there is one tile only,
+        CuTe takes every number for that of the first.
+        """
+        offset = at[0] * self.box[0], at[1] * self.box[1]
+        gT = cute.local_tile(cute.domain_offset(offset, self.mT), self.box, (0, 0))
         parts = cute.group_modes(self.sT, 0, 2), cute.group_modes(gT, 0, 2)
         sT, gT = cpasync.tma_partition(self.atom, 0, cute.make_layout(1), *parts)
         cute.copy(self.atom, sT[None, stage], gT)

@@ -18,7 +18,7 @@ TILE_CYCLES = 1500  # for what nothing hides of a tile: the first loads, and wha
 ELEMENT_CYCLES = 0.03  # for what is computed of an element, and stored
 
 SHARED_BYTES = 200 * 1024  # for the stages of a thread block
-CLUSTERS = (1, 2, 4)  # thread blocks along the rows that share the matrix's tiles
+CLUSTERS = (1, 2)  # thread blocks along the rows that share the matrix's tiles
 BOXES = (16, 32, 64)  # rows of the left operand that are loaded, where there are no more
 MN_BLOCK = 64  # columns that a swizzled line has of a matrix (K, N)
 
@@ -35,7 +35,7 @@ def tiles(kernel: Fused, major: str) -> list[Tile]:
         Tile(columns, rows, cluster, warp_groups=rows // 64)
         for rows, columns in shapes for cluster in CLUSTERS
         if columns // count % kernel.chunk == columns // count % least == 0
-        and columns // count >= kernel.chunk and (rows, cluster) != (128, 4)
+        and columns // count >= kernel.chunk
     ]  # fmt: skip
 
 

@@ -17,8 +17,9 @@ ALIGNED = ((1, 8, 8), (17, 136, 40), (64, 128, 64), (129, 1000, 264), (1000, 100
            (4096, 512, 4096), (0, 8, 8), (8, 0, 8), (16, 16, 0))  # fmt: skip
 ODD_COLUMNS = ((300, 129, 72), (64, 4, 200), (5, 1, 8))
 UNALIGNED = ((1, 1, 1), (77, 101, 50), (65, 130, 33))
-FUSED = ((1, 8, 8, 8), (130, 136, 72, 24), (64, 64, 32, 128), (1000, 1000, 512, 300),
-         (300, 2048, 1024, 129), (0, 8, 8, 8), (8, 0, 8, 8), (8, 8, 0, 8))  # fmt: skip
+FUSED = ((1, 8, 8, 8), (130, 136, 72, 24), (64, 64, 32, 128), (1000, 1000, 512, 304),
+         (300, 2048, 1024, 136), (0, 8, 8, 8), (8, 0, 8, 8), (8, 8, 0, 8))  # fmt: skip
+FUSED_ODD = ((300, 1000, 512, 129), (5, 64, 32, 1))  # if the rows of the last matrix are contiguous
 
 
 def matrix(rows: int, columns: int, dtype: torch.dtype, major: str) -> torch.Tensor:
@@ -60,7 +61,8 @@ def of_one_product(name: str, dtype: torch.dtype, major: str) -> int:
 def of_two_products(dtype: torch.dtype, majors: str) -> int:
     """Compare two products of every size with float64; how many there were."""
     b_major, c_major = majors.split(",")
-    for m, n, k, p in FUSED:
+    sizes = FUSED + (FUSED_ODD if c_major == "k" else ())
+    for m, n, k, p in sizes:
         a, b = matrix(m, k, dtype, "k"), matrix(n, k, dtype, b_major)
         c = matrix(p, n, dtype, c_major)
         if dtype == torch.float16:  # the first product must be in its range
@@ -72,7 +74,7 @@ def of_two_products(dtype: torch.dtype, majors: str) -> int:
         for rows in SEVERAL:
             again = handwritten_fused_matmul.fused_matmul(a[:rows], b, c)
             assert again.equal(out[:rows]), f"{rows} of {m} rows: other bits"
-    return len(FUSED)
+    return len(sizes)
 
 
 def main(name: str, dtype: str, majors: str) -> None:
