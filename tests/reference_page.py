@@ -69,6 +69,7 @@ GROUPS = {
     "indices": "Elements at an index",
     "ranks": "Elements by rank",
     "products": "Products of rows and small matrices",
+    "matrices": "Products with matrices",
     "tables": "Rows of a table",
     "shapes": "Dtypes, constants and shapes",
     "parts": "Parts of an axis, and what joins them",

@@ -17,8 +17,10 @@ MEMORY_BYTES_PER_CYCLE = 20  # that it gets from memory, if all of them load
 TILE_CYCLES = 1500  # for what nothing hides of a tile: the first loads, and what follows the sums
 ELEMENT_CYCLES = 0.03  # for what is computed of an element, and stored
 
+CLOSE = 1.03  # Of tiles whose times differ by no more than this, the largest is taken.
 SHARED_BYTES = 200 * 1024  # for the stages of a thread block
-CLUSTERS = (1, 2)  # thread blocks along the rows that share the matrix's tiles
+COLUMNS = (256, 224, 192, 160, 128, 96, 64)  # of a tile
+CLUSTERS = (2, 1)  # thread blocks along the rows that share the matrix's tiles
 BOXES = (16, 32, 64)  # rows of the left operand that are loaded, where there are no more
 MN_BLOCK = 64  # columns that a swizzled line has of a matrix (K, N)
 
@@ -26,16 +28,14 @@ MN_BLOCK = 64  # columns that a swizzled line has of a matrix (K, N)
 def tiles(kernel: Fused, major: str) -> list[Tile]:
     """The tiles that the kernel can have, without the number of stages.
 
-    A warpgroup has 64 rows. With less than 128 columns, one of them leaves more thread blocks for
-    few rows than two.
+    A warpgroup has 64 rows. One of them leaves more thread blocks for few rows than two.
     """
     count, least = len(kernel.operands), MN_BLOCK if major == "mn" else 1
-    shapes = [(128, 256), (128, 128), (64, 256), (64, 128), (64, 64)]
     return [
         Tile(columns, rows, cluster, warp_groups=rows // 64)
-        for rows, columns in shapes for cluster in CLUSTERS
-        if columns // count % kernel.chunk == columns // count % least == 0
-        and columns // count >= kernel.chunk
+        for rows in (128, 64) for columns in COLUMNS for cluster in CLUSTERS
+        if columns % count == 0 and columns // count >= kernel.chunk
+        and columns // count % kernel.chunk == columns // count % least == 0
     ]  # fmt: skip
 
 
@@ -45,7 +45,9 @@ def choose_tile(kernel: Fused, major: str, rows: int, processors: int) -> Tile |
         _for_rows(tile, rows) for tile in tiles(kernel, major)
         if tile.cluster == 1 or rows > tile.rows * (tile.cluster - 1)  # no thread block is idle
     ]  # fmt: skip
-    return min(found, key=lambda tile: cycles(kernel, tile, rows, processors), default=None)
+    times = [cycles(kernel, tile, rows, processors) for tile in found]
+    limit = CLOSE * min(times, default=0)
+    return next((tile for tile, time in zip(found, times, strict=True) if time <= limit), None)
 
 
 def _for_rows(tile: Tile, rows: int) -> Tile:

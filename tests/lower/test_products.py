@@ -40,9 +40,8 @@ def test_kernels_compile_without_a_stack(f):
 def test_every_tile_compiles_without_a_stack(f, major):
     """Also where few rows are loaded, and where elements are read one by one."""
     kernel = fused_of(f, 512, 128)
-    for tile, a_rows in itertools.product(tiles(kernel, major), (0, 16)):
-        if a_rows and (tile.rows, tile.cluster) != (64, 1):
-            continue
+    for k, tile in enumerate(tiles(kernel, major)):
+        a_rows = 16 if (tile.rows, tile.cluster) == (64, 1) and k % 4 else 0
         tile = Tile(tile.columns, tile.rows, tile.cluster, 3, a_rows, tile.warp_groups)
         source = emit(kernel, tile, major, in_pairs=not a_rows)
         assert build(source, kernel_name(kernel.graph), "sm_90a").resources.stack == 0
