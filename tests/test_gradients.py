@@ -240,6 +240,22 @@ def test_what_is_computed_without_gradients_has_none():
         torch.testing.assert_close(torch.autograd.grad(f(x).sum(), x)[0], right)
 
 
+def test_what_is_detached_has_none():
+    """Neither a result, nor a gradient that is differentiated again."""
+
+    @htile.rowwise
+    def f(x, w):
+        return x.detach() * 2, (x.detach() * w).sum()
+
+    x, w = row(3, 4), row(4, seed=1)
+    doubled, total = f(x, w)
+    assert not doubled.requires_grad and total.requires_grad
+    assert not htile.rowwise(lambda x: (x.detach() * 2).sum())(x).requires_grad
+    (of_w,) = torch.autograd.grad(total.sum(), w, create_graph=True)
+    torch.testing.assert_close(of_w, x.detach().sum(0))
+    assert not of_w.requires_grad
+
+
 # ---- second order --------------------------------------------------------------------------------
 
 @htile.rowwise
