@@ -65,6 +65,9 @@ def _factor(of: Callable[[Algebra, int, int], int]) -> Rule:
 
 def _magnitude(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
     (x,) = step.operands
+    if step.node.arg is Slope.RIGHT:
+        below = a.node(Op.LT, x, a.number(0))
+        return (a.mul(g, a.node(Op.WHERE, below, a.number(-1), a.number(1))),)
     if step.node.arg is Slope.SIGNED:  # 1 / 0.0 and 1 / -0.0 have signs
         is_zero = a.node(Op.EQ, x, a.number(0))
         x = a.node(Op.WHERE, is_zero, a.node(Op.DIV, a.number(1), x), x)
