@@ -223,12 +223,13 @@ def test_what_is_written_to_before_the_backward_pass_is_an_error():
         y.sum().backward()
 
 
-def test_what_is_computed_without_gradients_has_none():
+@pytest.mark.parametrize("mode", (torch.no_grad, torch.inference_mode))
+def test_what_is_computed_without_gradients_has_none(mode):
     """Whether the function was called under `torch.no_grad()` before or not."""
 
     @htile.rowwise
     def f(x):
-        with torch.no_grad():
+        with mode():
             largest = x.abs().amax()
         return x / largest
 

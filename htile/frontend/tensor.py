@@ -376,7 +376,7 @@ class Deferred(Tensor):
 def node(op: Op, *operands: Tensor, arg: object = None) -> Tensor:
     """Add an operation to the operands' graph; an error gets the user's line.
 
-    What is computed under `torch.no_grad()` inside the function has no gradient.
+    What is computed in `torch.no_grad()` or `torch.inference_mode()` inside has no gradient.
     """
     builder = operands[0]._builder
     if any(t._builder is not builder for t in operands):
@@ -384,7 +384,7 @@ def node(op: Op, *operands: Tensor, arg: object = None) -> Tensor:
     loc = location()
     try:
         id = builder.add(op, [t._id for t in operands], arg, loc)
-        if builder.stops_gradients:
+        if builder.records and not torch.is_grad_enabled():
             id = builder.add(Op.STOP, (id,), None, loc)
         return Tensor(builder, id)
     except ShapeError as error:
