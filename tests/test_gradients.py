@@ -241,6 +241,26 @@ def test_what_is_computed_without_gradients_has_none(mode):
         torch.testing.assert_close(torch.autograd.grad(f(x).sum(), x)[0], right)
 
 
+WHOLE = {
+    "clone": lambda x: x.clone(),
+    "expand": lambda x: x.expand(8), "cat": lambda x: torch.cat([x]),
+    "split": lambda x: x.split(8)[0], "squeeze": lambda x: x.squeeze(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_copy_and_a_whole_part_without_gradients_have_none(name):
+    whole = WHOLE[name]
+
+    @htile.rowwise
+    def f(x):
+        with torch.no_grad():
+            y = whole(x)
+        return x * y
+
+    assert_gradients(f, row(3, 8))
+
+
 def test_what_is_detached_has_none():
     """Neither a result, nor a gradient that is differentiated again."""
 
