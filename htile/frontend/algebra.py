@@ -17,7 +17,7 @@ import torch
 
 from .graph import Builder, Graph, Node, Role
 from .joined import joined_parts
-from .ops import COLLECTIVES, COMMUTATIVE, Op, Value, Varies, broadcast_shapes
+from .ops import COLLECTIVES, COMMUTATIVE, Op, Slope, Value, Varies, broadcast_shapes
 
 FLOAT = torch.float32
 _SPREAD_OVER = (Op.MUL, Op.DIV, Op.NEG)  # what a factor is found under
@@ -34,6 +34,7 @@ class Algebra:
         self._count = len(graph)  # of the nodes that are those of the graph; derived ones follow
         self._kept = {out.id for out in graph.outputs}  # which are there anyway: not taken apart
         self._seen: dict[object, int] = {}
+        self._always: int | None = None  # the mask that holds everywhere
         self._stages: list[int] = []  # how many reductions are on the longest way to each node
         self.same: list[int] = []  # the first node of the graph that computes what each one does
         for node in graph:
@@ -82,6 +83,14 @@ class Algebra:
             id = self._seen[key] = self.builder.add_const(float(x), value, self.loc)
             self._note(self[id])
         return id
+
+    def zero_like(self, a: int) -> int:
+        """0 with the slope of a value that is 0, which no kernel computes for it."""
+        if self._always is None:
+            value = Value((), Varies.SCALAR, torch.bool)
+            self._always = self.builder.add_const(True, value, self.loc)
+            self._note(self[self._always])
+        return self.node(Op.WHERE, self._always, self.number(0.0), a, arg=Slope.LAST)
 
     def index(self, size: int) -> int:
         """The numbers from 0 to size - 1 in int64."""

@@ -132,6 +132,13 @@ def test_second_order_where_parts_have_corners(name):
     check_second(htile.rowwise(lambda x: f(x)), torch.tensor([[-2.0, -0.5, 0.0, 0.0, 1.0, 3.0]]))
 
 
+def test_second_order_of_products_with_zeros():
+    zeros = torch.tensor([[2.0, 3.0, -1.0, 0.5], [2.0, 0.0, -1.0, 0.5], [0.0, 3.0, 0.0, 0.5],
+                          [0.0, 0.0, 0.0, 2.0]])  # fmt: skip
+    check_second(htile.rowwise(lambda x: x.prod()), zeros)
+    check_second(htile.rowwise(lambda x: x.view(2, 2).prod(-1).sum() * x.prod()), zeros)
+
+
 INFINITE = torch.tensor([[INF, 1.0, 2.0]])
 NOTHING = torch.tensor([[-INF, -INF, -INF]])
 MASKED = torch.tensor([[-INF, 1.0, 2.0]])
