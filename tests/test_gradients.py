@@ -261,6 +261,34 @@ def test_a_copy_and_a_whole_part_without_gradients_have_none(name):
     assert_gradients(f, row(3, 8))
 
 
+def test_a_value_that_changes_without_gradients_keeps_its_own():
+    """As in torch, where `+=` under no_grad does not tell autograd of the change."""
+
+    @htile.rowwise
+    def f(x, w):
+        y, z = x * 2, torch.zeros_like(x)
+        with torch.no_grad():
+            y += w * x
+            z += x
+            t = x.exp()
+            t *= x
+        return y * x + z * w + t * x
+
+    assert_gradients(f, row(3, 8), row(8, seed=1))
+    plain = htile.rowwise(lambda x, w: x * 2 + w)
+    changing = htile.rowwise(lambda x, w: _changed(x, w))
+    meta = torch.empty(4, 64, device="meta"), torch.empty(64, device="meta")
+    kinds = [[node.op for node in g.inspect(*meta).graph.nodes] for g in (changing, plain)]
+    assert kinds[0] == kinds[1]
+
+
+def _changed(x, w):
+    y = x * 2
+    with torch.no_grad():
+        y += w
+    return y
+
+
 def test_what_is_detached_has_none():
     """Neither a result, nor a gradient that is differentiated again."""
 
