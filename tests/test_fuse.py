@@ -51,6 +51,7 @@ OF_TORCH = {
     "LayerNorm without bias": lambda: torch.nn.LayerNorm(N, bias=False),
     "RMSNorm": lambda: torch.nn.RMSNorm(N),
     "GELU": torch.nn.GELU,
+    "PReLU": torch.nn.PReLU,
     "SiLU": torch.nn.SiLU,
     "GLU": torch.nn.GLU,
     "Softmax": lambda: torch.nn.Softmax(-1),
@@ -219,7 +220,7 @@ LEFT = {
     "branches": (Branching, "the truth of a symbolic value is not known"),
     "lengths": (TwoLengths, "its parameters have several lengths: 4, 8"),
     "of htile.nn": (lambda: htile.nn.RMSNorm(N), "which has its kernel"),
-    "Dropout in eval": (lambda: torch.nn.Dropout().eval(), "F.dropout is not supported"),
+    "Dropout in eval": (lambda: torch.nn.Dropout().eval(), "it computes nothing"),
     "float64": (lambda: LlamaRMSNorm(N).to(F64), "weight: dtype float64 is not supported"),
     "no forward": (torch.nn.Module, "it has no forward"),
 }  # fmt: skip
@@ -229,6 +230,26 @@ LEFT = {
 def test_what_is_left_and_why(name):
     make, why = LEFT[name]
     assert re.search(why, reason(make()))
+
+
+class Dropping(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(N))
+
+    def forward(self, x):
+        return F.dropout(x * self.weight, 0.5, self.training)
+
+
+def test_dropout_in_eval_mode(called):
+    """In training mode the module's own forward runs."""
+    model = Dropping().eval()
+    assert htile.nn.fuse(model).fused
+    called.clear()
+    x = torch.ones(3, N)
+    assert torch.equal(model(x), x) and called
+    called.clear()
+    assert (model.train()(x) == 0).any() and not called
 
 
 def test_a_module_without_gradients():

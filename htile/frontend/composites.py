@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import cos, erf, exp, expm1, log, log1p, remainder, sigmoid, sign, sin, sqrt, tanh, trunc
 
-from ..errors import TraceError
+from ..errors import TraceError, UnsupportedError
 from .functions import (
     arithmetic,
     bounded,
@@ -41,7 +41,7 @@ from .promotion import (
     result_dtype,
     together,
 )
-from .tensor import Tensor, copy, fail, node
+from .tensor import Tensor, copy, fail, node, unsupported
 
 INF, NAN, LN2 = math.inf, math.nan, math.log(2.0)
 FAR = 1000  # a power of two so far that every float32 times it is 0 or infinite
@@ -335,6 +335,24 @@ def gelu(input, *, approximate="none"):
         fail(TraceError, f"gelu(approximate={approximate!r}): expected 'none' or 'tanh'")
     slope = 2 * math.sqrt(2.0 / math.pi)  # (1 + tanh(z)) / 2 is sigmoid(2 z)
     return input * sigmoid(input * (slope + slope * 0.044715 * (input * input)))
+
+
+@implements("dropout", check=floating)
+def dropout(input, p=0.5, training=True):
+    """x, where training is False or p is 0; what draws is htile.dropout."""
+    if training and p != 0:
+        unsupported("F.dropout")
+    return input
+
+
+@implements("prelu", check=floating)
+def prelu(input, weight):
+    """x above 0, weight * x below, for a weight of one element."""
+    alike("prelu", input, weight)
+    if weight._value.spread or weight._sizes.numel() != 1:
+        fail(UnsupportedError, f"prelu with a weight of shape {tuple(weight._sizes)}: torch has "
+             "one for each channel, and a row has none; write torch.where(x > 0, x, weight * x)")
+    return where(input > 0, input, weight.reshape(()) * input)
 
 
 @implements("softplus", check=floating)
