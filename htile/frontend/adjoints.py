@@ -101,6 +101,10 @@ def _product(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
     x, y = step.operands
     if x == y:
         return a.mul(a.mul(a.number(2), g), x), None
+    if step.node.arg is Slope.ZERO:
+        is_steep = a.node(Op.NOT, a.node(Op.GT, y, a.number(-math.inf)))
+        is_flat = a.node(Op.AND, a.node(Op.EQ, x, a.number(0)), is_steep)
+        return Masked(a.mul(g, y), is_flat, holds=False), a.mul(g, x)
     return a.mul(g, y), a.mul(g, x)
 
 

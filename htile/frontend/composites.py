@@ -147,7 +147,7 @@ formulas({
 def _xlogy(logarithm: Callable) -> Callable:
     def function(input, other):
         x, y = together(input, other, floating=True)
-        value = chosen(x == 0, 0.0, x * logarithm(y), Slope.LAST)
+        value = chosen(x == 0, 0.0, node(Op.MUL, x, logarithm(y), arg=Slope.ZERO), Slope.LAST)
         return chosen(y != y, NAN, value, Slope.NAN)
 
     return function

@@ -100,6 +100,8 @@ PAIRS = {
     "clamp": lambda x, y: x.clamp(y, y + 1), "lerp": lambda x, y: torch.lerp(x, y, 0.3),
     "lerp by itself": lambda x, y: torch.lerp(x, y, x),
     "xlogy": lambda x, y: torch.xlogy(x, y.abs() + 0.5),
+    "xlogy of zeros": lambda x, y: torch.xlogy(x, y),
+    "xlog1py of zeros": lambda x, y: torch.special.xlog1py(x, y - 1),
     "xlog1py": lambda x, y: torch.special.xlog1py(x, y.abs()),
     "smooth_l1": lambda x, y: F.smooth_l1_loss(x, y), "l1": lambda x, y: F.l1_loss(x, y),
     "huber": lambda x, y: F.huber_loss(x, y), "mse": lambda x, y: F.mse_loss(x, y),
