@@ -14,10 +14,13 @@ from __future__ import annotations
 import argparse
 import math
 import multiprocessing
+import queue
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from multiprocessing.queues import Queue
 from statistics import median
 
 import torch
@@ -123,7 +126,7 @@ class Worker:
                 function = torch.compile(batched(cell, args), dynamic=False)
                 function(*filter(_is_tensor, args))
                 self.compiled[cell.label] = function
-            except Exception as error:  # whatever torch.compile raises is its result
+            except (*failures(), torch.cuda.OutOfMemoryError) as error:
                 self.compiled[cell.label] = type(error).__name__
                 print(cell.label, str(error)[-600:], file=sys.stderr)
             args = None
@@ -169,6 +172,21 @@ class Worker:
                 said.put(self.row(cell))
 
 
+def lines_of(said: Queue, processes: Sequence[BaseProcess], count: int) -> Iterator[str]:
+    """So many lines of the workers. If one of them dies, the others are ended: they wait for it."""
+    for _ in range(count):
+        while True:
+            is_dead = any(process.exitcode for process in processes)
+            try:
+                yield said.get(timeout=1)
+                break
+            except queue.Empty:
+                if is_dead:
+                    for process in processes:
+                        process.terminate()
+                    raise SystemExit("a worker has died; its error is above") from None
+
+
 def main(arguments: list[str] | None = None, say: Callable[[str], None] = print) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gallery", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="kernels; by default all")
@@ -194,8 +212,8 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
     processes = [context.Process(target=w.run, args=(said, barrier, turn)) for w in shares]
     for process in processes:
         process.start()
-    for _ in cells:
-        say(said.get())
+    for line in lines_of(said, processes, len(cells)):
+        say(line)
     for process in processes:
         process.join()
 

@@ -88,6 +88,7 @@ OPERATORS = {
 
 # What is passed for a parameter of this name where functions are traced for their results.
 SAMPLES = {
+    "training": False,
     "fill_value": 1, "threshold": 0, "value": 1, "dim": -1, "min": 0, "exponent": 2, "chunks": 2,
     "split_size_or_sections": 4, "indices_or_sections": 2, "start": 0, "length": 4, "index": 0,
     "dim0": 0, "dim1": -1, "source": 0, "destination": -1, "shifts": 1,

@@ -6,6 +6,7 @@ import functools
 import gc
 import io
 import json
+import multiprocessing
 import re
 import sys
 import types
@@ -31,6 +32,7 @@ from benchmarks import (
     throughput,
     timing,
 )
+from benchmarks import gallery as gallery_benchmark
 from benchmarks.cell import Method, compare, occupancy, size
 from benchmarks.check import Sample
 from benchmarks.contenders import NAMES, build
@@ -711,3 +713,23 @@ def test_plans_are_shown_beside_the_default(monkeypatch):
         f"      6.00  0.750  {names[4]}",
         f"     10.00  0.450  {names[0]}  (default)",
     ]
+
+
+def _dies() -> None:
+    raise SystemExit(3)
+
+
+def test_the_gallery_ends_when_a_worker_dies():
+    context = multiprocessing.get_context("spawn")
+    said, barrier = context.Queue(), context.Barrier(2)
+    processes = [context.Process(target=_dies), context.Process(target=barrier.wait)]
+    for process in processes:
+        process.start()
+    said.put("a line")
+    lines = gallery_benchmark.lines_of(said, processes, 2)
+    assert next(lines) == "a line"
+    with pytest.raises(SystemExit, match="a worker has died"):
+        next(lines)
+    for process in processes:
+        process.join(timeout=60)
+    assert [process.exitcode is not None for process in processes] == [True, True]

@@ -51,6 +51,7 @@ OF_TORCH = {
     "LayerNorm without bias": lambda: torch.nn.LayerNorm(N, bias=False),
     "RMSNorm": lambda: torch.nn.RMSNorm(N),
     "GELU": torch.nn.GELU,
+    "PReLU": torch.nn.PReLU,
     "SiLU": torch.nn.SiLU,
     "GLU": torch.nn.GLU,
     "Softmax": lambda: torch.nn.Softmax(-1),
@@ -113,6 +114,38 @@ class Counting(torch.nn.Module):
         return x * 2
 
 
+class CountingInABuffer(torch.nn.Module):
+    """As BatchNorm counts batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x):
+        self.calls += 1
+        return x * 2
+
+
+class Averaging(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("average", torch.zeros(N))
+
+    def forward(self, x):
+        self.average = 0.9 * self.average + 0.1
+        return x * 2
+
+
+class Caching(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("last", None)
+
+    def forward(self, x):
+        self.last = x * 2
+        return self.last
+
+
 class Keeping(torch.nn.Module):
     def forward(self, x):
         self.last = x
@@ -137,9 +170,14 @@ class Unregistered(torch.nn.Module):
         return x * self.scale
 
 
-class Blind(torch.nn.Module):
-    """Its gradient is not that of its values, and only the comparison can tell."""
+class Masking(torch.nn.Module):
+    """Its gradient in torch is NaN, and only the comparison can tell."""
 
+    def forward(self, x):
+        return torch.where(x < 100, x, (x * 0).sqrt())
+
+
+class Blind(torch.nn.Module):
     def forward(self, x):
         with torch.no_grad():
             return torch.exp(x)
@@ -172,14 +210,17 @@ LEFT = {
     "a mean": (torch.nn.MSELoss, "returns other tensors"),
     "the batch": (Rescaled, r"gives other values for rows of shape \(5, 64\) in f32"),
     "counts": (Counting, "its forward stores an attribute"),
+    "counts in a buffer": (CountingInABuffer, "its forward changes self.calls"),
+    "keeps in a buffer": (Averaging, "its forward stores self.average"),
+    "keeps in a buffer that was none": (Caching, "its forward stores self.last"),
     "keeps": (Keeping, "its forward stores self.last"),
     "a list": (Listed, "reads self.factors: it is a mutable list"),
     "a tensor": (Unregistered, "reads self.scale, a tensor that is no parameter or buffer"),
-    "no gradient": (Blind, "returns other tensors"),
+    "a gradient of its own": (Masking, "gives other values"),
     "branches": (Branching, "the truth of a symbolic value is not known"),
     "lengths": (TwoLengths, "its parameters have several lengths: 4, 8"),
     "of htile.nn": (lambda: htile.nn.RMSNorm(N), "which has its kernel"),
-    "Dropout in eval": (lambda: torch.nn.Dropout().eval(), "F.dropout is not supported"),
+    "Dropout in eval": (lambda: torch.nn.Dropout().eval(), "it computes nothing"),
     "float64": (lambda: LlamaRMSNorm(N).to(F64), "weight: dtype float64 is not supported"),
     "no forward": (torch.nn.Module, "it has no forward"),
 }  # fmt: skip
@@ -189,6 +230,35 @@ LEFT = {
 def test_what_is_left_and_why(name):
     make, why = LEFT[name]
     assert re.search(why, reason(make()))
+
+
+class Dropping(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(N))
+
+    def forward(self, x):
+        return F.dropout(x * self.weight, 0.5, self.training)
+
+
+def test_dropout_in_eval_mode(called):
+    """In training mode the module's own forward runs."""
+    model = Dropping().eval()
+    assert htile.nn.fuse(model).fused
+    called.clear()
+    x = torch.ones(3, N)
+    assert torch.equal(model(x), x) and called
+    called.clear()
+    assert (model.train()(x) == 0).any() and not called
+
+
+def test_a_module_without_gradients():
+    model = Blind()
+    assert htile.nn.fuse(model).fused
+    x = torch.randn(2, 3, N, requires_grad=True)
+    y = model(x)
+    assert not y.requires_grad
+    torch.testing.assert_close(y, x.detach().exp())
 
 
 def test_modules_with_hooks_are_left():

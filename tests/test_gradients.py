@@ -223,12 +223,13 @@ def test_what_is_written_to_before_the_backward_pass_is_an_error():
         y.sum().backward()
 
 
-def test_what_is_computed_without_gradients_has_none():
+@pytest.mark.parametrize("mode", (torch.no_grad, torch.inference_mode))
+def test_what_is_computed_without_gradients_has_none(mode):
     """Whether the function was called under `torch.no_grad()` before or not."""
 
     @htile.rowwise
     def f(x):
-        with torch.no_grad():
+        with mode():
             largest = x.abs().amax()
         return x / largest
 
@@ -238,6 +239,70 @@ def test_what_is_computed_without_gradients_has_none():
         f(x)
     for _ in range(2):
         torch.testing.assert_close(torch.autograd.grad(f(x).sum(), x)[0], right)
+
+
+WHOLE = {
+    "clone": lambda x: x.clone(),
+    "expand": lambda x: x.expand(8), "cat": lambda x: torch.cat([x]),
+    "split": lambda x: x.split(8)[0], "squeeze": lambda x: x.squeeze(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_copy_and_a_whole_part_without_gradients_have_none(name):
+    whole = WHOLE[name]
+
+    @htile.rowwise
+    def f(x):
+        with torch.no_grad():
+            y = whole(x)
+        return x * y
+
+    assert_gradients(f, row(3, 8))
+
+
+def test_a_value_that_changes_without_gradients_keeps_its_own():
+    """As in torch, where `+=` under no_grad does not tell autograd of the change."""
+
+    @htile.rowwise
+    def f(x, w):
+        y, z = x * 2, torch.zeros_like(x)
+        with torch.no_grad():
+            y += w * x
+            z += x
+            t = x.exp()
+            t *= x
+        return y * x + z * w + t * x
+
+    assert_gradients(f, row(3, 8), row(8, seed=1))
+    plain = htile.rowwise(lambda x, w: x * 2 + w)
+    changing = htile.rowwise(lambda x, w: _changed(x, w))
+    meta = torch.empty(4, 64, device="meta"), torch.empty(64, device="meta")
+    kinds = [[node.op for node in g.inspect(*meta).graph.nodes] for g in (changing, plain)]
+    assert kinds[0] == kinds[1]
+
+
+def _changed(x, w):
+    y = x * 2
+    with torch.no_grad():
+        y += w
+    return y
+
+
+def test_what_is_detached_has_none():
+    """Neither a result, nor a gradient that is differentiated again."""
+
+    @htile.rowwise
+    def f(x, w):
+        return x.detach() * 2, (x.detach() * w).sum()
+
+    x, w = row(3, 4), row(4, seed=1)
+    doubled, total = f(x, w)
+    assert not doubled.requires_grad and total.requires_grad
+    assert not htile.rowwise(lambda x: (x.detach() * 2).sum())(x).requires_grad
+    (of_w,) = torch.autograd.grad(total.sum(), w, create_graph=True)
+    torch.testing.assert_close(of_w, x.detach().sum(0))
+    assert not of_w.requires_grad
 
 
 # ---- second order --------------------------------------------------------------------------------

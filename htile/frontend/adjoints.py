@@ -65,6 +65,9 @@ def _factor(of: Callable[[Algebra, int, int], int]) -> Rule:
 
 def _magnitude(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
     (x,) = step.operands
+    if step.node.arg is Slope.RIGHT:
+        below = a.node(Op.LT, x, a.number(0))
+        return (a.mul(g, a.node(Op.WHERE, below, a.number(-1), a.number(1))),)
     if step.node.arg is Slope.SIGNED:  # 1 / 0.0 and 1 / -0.0 have signs
         is_zero = a.node(Op.EQ, x, a.number(0))
         x = a.node(Op.WHERE, is_zero, a.node(Op.DIV, a.number(1), x), x)
@@ -98,6 +101,10 @@ def _product(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
     x, y = step.operands
     if x == y:
         return a.mul(a.mul(a.number(2), g), x), None
+    if step.node.arg is Slope.ZERO:
+        is_steep = a.node(Op.NOT, a.node(Op.GT, y, a.number(-math.inf)))
+        is_flat = a.node(Op.AND, a.node(Op.EQ, x, a.number(0)), is_steep)
+        return Masked(a.mul(g, y), is_flat, holds=False), a.mul(g, x)
     return a.mul(g, y), a.mul(g, x)
 
 
@@ -274,17 +281,24 @@ def _chosen(a: Algebra, x: int) -> int | None:
 def _of_product(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
     """Of PROD: of one zero its element gets the product of the others, of several none does.
 
-    Differentiated again it is torch's where no element is 0.
+    `small` is the sum of all zeros, and so it stands for the one that a gradient of second order
+    asks about: for another element the product of the rest has it as a factor, if there is one
+    zero, and for a zero it is the other one, if there are two.
     """
     (x,), axis = step.operands, step.node.arg
     g, one, zero = a.unsqueezed(g, axis), a.number(1), a.number(0)
     is_zero = a.node(Op.EQ, x, zero)
     ones = a.node(Op.CONVERT, is_zero, arg=FLOAT)
     zeros = a.unsqueezed(a.node(Op.SUM, ones, arg=axis), axis)
-    rest = a.node(Op.PROD, a.node(Op.WHERE, is_zero, one, x), arg=axis)
-    rest = a.unsqueezed(rest, axis)
-    of_zero = a.node(Op.WHERE, a.node(Op.EQ, zeros, one), rest, zero)
-    of_other = a.node(Op.WHERE, a.node(Op.EQ, zeros, zero), a.div(rest, x), zero)
+    factors = a.node(Op.WHERE, is_zero, one, x)
+    rest = a.unsqueezed(a.node(Op.PROD, factors, arg=axis), axis)
+    small = a.node(Op.SUM, a.node(Op.WHERE, is_zero, x, zero), arg=axis)
+    small, of_all = a.unsqueezed(small, axis), a.div(rest, factors)
+    is_one, is_two = (a.node(Op.EQ, zeros, a.number(count)) for count in (1, 2))
+    of_two = a.zero_like(a.node(Op.WHERE, is_two, a.mul(rest, a.sub(small, x)), zero))
+    of_one = a.zero_like(a.node(Op.WHERE, is_one, a.mul(of_all, small), zero))
+    of_zero = a.node(Op.WHERE, is_one, rest, of_two)
+    of_other = a.node(Op.WHERE, a.node(Op.EQ, zeros, zero), of_all, of_one)
     return (a.mul(g, a.node(Op.WHERE, is_zero, of_zero, of_other)),)
 
 

@@ -17,7 +17,7 @@ import torch
 
 from .graph import Builder, Graph, Node, Role
 from .joined import joined_parts
-from .ops import COLLECTIVES, COMMUTATIVE, Op, Value, Varies, broadcast_shapes
+from .ops import COLLECTIVES, COMMUTATIVE, Op, Slope, Value, Varies, broadcast_shapes
 
 FLOAT = torch.float32
 _SPREAD_OVER = (Op.MUL, Op.DIV, Op.NEG)  # what a factor is found under
@@ -31,9 +31,10 @@ class Algebra:
 
     def __init__(self, builder: Builder, graph: Graph):
         self.builder, self.loc = builder, None
-        self.given = len(graph)  # the nodes before this one are those of the graph
+        self._count = len(graph)  # of the nodes that are those of the graph; derived ones follow
         self._kept = {out.id for out in graph.outputs}  # which are there anyway: not taken apart
         self._seen: dict[object, int] = {}
+        self._always: int | None = None  # the mask that holds everywhere
         self._stages: list[int] = []  # how many reductions are on the longest way to each node
         self.same: list[int] = []  # the first node of the graph that computes what each one does
         for node in graph:
@@ -45,6 +46,10 @@ class Algebra:
 
     def __getitem__(self, id: int) -> Node:
         return self.builder[id]
+
+    def is_derived(self, id: int) -> bool:
+        """Whether a node is part of the derivative, and not of the graph that is derived."""
+        return id >= self._count
 
     def _note(self, node: Node) -> None:
         before = max([self._stages[i] for i in node.inputs], default=0)
@@ -78,6 +83,14 @@ class Algebra:
             id = self._seen[key] = self.builder.add_const(float(x), value, self.loc)
             self._note(self[id])
         return id
+
+    def zero_like(self, a: int) -> int:
+        """0 with the slope of a value that is 0, which no kernel computes for it."""
+        if self._always is None:
+            value = Value((), Varies.SCALAR, torch.bool)
+            self._always = self.builder.add_const(True, value, self.loc)
+            self._note(self[self._always])
+        return self.node(Op.WHERE, self._always, self.number(0.0), a, arg=Slope.LAST)
 
     def index(self, size: int) -> int:
         """The numbers from 0 to size - 1 in int64."""
@@ -118,7 +131,7 @@ class Algebra:
             return self.number(-number)
         if node.op is Op.NEG:
             return node.inputs[0]
-        if node.op is Op.SUB and a >= self.given:
+        if node.op is Op.SUB and self.is_derived(a):
             return self.sub(*node.inputs[::-1])
         if node.op is Op.MUL:
             for x, y in (node.inputs, node.inputs[::-1]):
@@ -156,7 +169,7 @@ class Algebra:
         """What both are divided by, where the quotients are part of the derivative."""
         x, y = self[a], self[b]
         is_common = x.op is y.op is Op.DIV and x.inputs[1] == y.inputs[1]
-        return x.inputs[1] if is_common and min(a, b) >= self.given else None
+        return x.inputs[1] if is_common and self.is_derived(min(a, b)) else None
 
     def mul(self, a: int, b: int) -> int:
         """a * b."""
@@ -177,9 +190,9 @@ class Algebra:
                 return self.neg(self.mul(self[c].inputs[0], other))
         for c, other in ((a, b), (b, a)):
             node = self[other]
-            if node.op is Op.DIV and other >= self.given:  # c * (d / e) is (c / e) * d
+            if node.op is Op.DIV and self.is_derived(other):  # c * (d / e) is (c / e) * d
                 quotient = self._seen.get((Op.DIV, (c, node.inputs[1]), None))
-                if quotient is not None and quotient < self.given:
+                if quotient is not None and not self.is_derived(quotient):
                     return self.mul(quotient, node.inputs[0])
         for c, other in ((a, b), (b, a)):
             node = self[other]
@@ -243,7 +256,7 @@ class Algebra:
         """The same elements in another shape."""
         if self.inner(a) == inner:
             return a
-        if self[a].op is Op.RESHAPE and a >= self.given:
+        if self[a].op is Op.RESHAPE and self.is_derived(a):
             return self.reshape(self[a].inputs[0], inner)
         return self.node(Op.RESHAPE, a, arg=inner)
 
@@ -255,7 +268,7 @@ class Algebra:
             return self.reshape(a, inner)
         return self.node(Op.MUL, a, self.filled(1.0, inner, spread))
 
-    def fitted(self, a: int, rank: int) -> int:
+    def without_leading_ones(self, a: int, rank: int) -> int:
         """A value without the axes of size 1 that are before the last `rank`."""
         inner = self.inner(a)
         return self.reshape(a, inner[len(inner) - rank :]) if len(inner) > rank else a
@@ -265,15 +278,15 @@ class Algebra:
     def total(self, a: int, shape: tuple[int, ...], spread: bool, axes: tuple[int, ...]) -> int:
         """The sum over axes of what `a` stands for, which has this shape; they have size 1 then."""
         for axis in axes:
-            if not self._has(a, axis) and shape[axis] > 1:
+            if not self._has_axis(a, axis) and shape[axis] > 1:
                 return self.mul(
                     self.total(a, shape, spread, tuple(x for x in axes if x != axis)),
                     self.count(shape[axis], spread and axis == -1),
                 )
-        own = tuple(axis for axis in axes if self._has(a, axis))
+        own = tuple(axis for axis in axes if self._has_axis(a, axis))
         return self._sum(a, own) if own else a
 
-    def _has(self, a: int, axis: int) -> bool:
+    def _has_axis(self, a: int, axis: int) -> bool:
         v = self[a].value
         return len(v.inner) >= -axis and (v.inner[axis] > 1 or (axis == -1 and v.spread))
 
@@ -283,7 +296,7 @@ class Algebra:
         node = self[a]
         if a in self._kept:
             return self._reduced(a, axes)
-        if node.op in (Op.ADD, Op.SUB) and any(self._is_apart(i, axes) for i in node.inputs):
+        if node.op in (Op.ADD, Op.SUB) and any(self._sums_early(i, axes) for i in node.inputs):
             v = node.value
             first, second = (self.total(i, v.inner, v.spread, axes) for i in node.inputs)
             return self.add(first, second) if node.op is Op.ADD else self.sub(first, second)
@@ -293,7 +306,7 @@ class Algebra:
         product = rest[0]
         for each in rest[1:]:
             product = self.mul(product, each)
-        result = self._sum(product, axes) if all(self._has(product, x) for x in axes) else None
+        result = self._sum(product, axes) if all(self._has_axis(product, x) for x in axes) else None
         if result is None:  # the product is a number
             return self._reduced(a, axes)
         for each in factors:
@@ -308,7 +321,7 @@ class Algebra:
         while todo:
             id = todo.pop()
             node = self[id]
-            if not any(self._has(id, axis) for axis in axes):
+            if not any(self._has_axis(id, axis) for axis in axes):
                 factors.append(id)
             elif id in self._kept or node.op not in _SPREAD_OVER:
                 rest.append(id)
@@ -317,16 +330,16 @@ class Algebra:
             elif node.op is Op.NEG:
                 factors.append(self.number(-1.0))
                 todo += node.inputs
-            elif not any(self._has(node.inputs[1], axis) for axis in axes):
+            elif not any(self._has_axis(node.inputs[1], axis) for axis in axes):
                 divisors.append(node.inputs[1])
                 todo.append(node.inputs[0])
             else:
                 rest.append(id)
         return sorted(factors), sorted(divisors), sorted(rest)
 
-    def _is_apart(self, a: int, axes: tuple[int, ...]) -> bool:
+    def _sums_early(self, a: int, axes: tuple[int, ...]) -> bool:
         """Whether the sum of a term is 0, or can begin before all factors of the term are known."""
-        if not any(self._has(a, axis) for axis in axes):
+        if not any(self._has_axis(a, axis) for axis in axes):
             return self._stages[a] > 0
         factors, divisors, rest = self._factors(a, axes)
         is_zero = len(rest) == 1 and self._is_deviation(rest[0], axes)
@@ -341,12 +354,12 @@ class Algebra:
         if node.op is not Op.SUB or len(axes) != 1:
             return False
         x, average = node.inputs
-        if self._has(average, axes[0]):
+        if self._has_axis(average, axes[0]):
             return False
         while self[average].op is Op.RESHAPE:
             (average,) = self[average].inputs
         average, v = self[average], self[x].value
-        if average.op is Op.DIV and self._has(x, axes[0]):
+        if average.op is Op.DIV and self._has_axis(x, axes[0]):
             if average.inputs[1] != self.count(v.inner[axes[0]], v.spread and axes[0] == -1):
                 return False
             average = self[average.inputs[0]]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import cos, erf, exp, expm1, log, log1p, remainder, sigmoid, sign, sin, sqrt, tanh, trunc
 
-from ..errors import TraceError
+from ..errors import TraceError, UnsupportedError
 from .functions import (
     arithmetic,
     bounded,
@@ -23,7 +23,6 @@ from .functions import (
     clamp,
     formulas,
     implements,
-    maximum,
     minimum,
     where,
 )
@@ -42,7 +41,7 @@ from .promotion import (
     result_dtype,
     together,
 )
-from .tensor import Tensor, copy, fail, node
+from .tensor import Tensor, copy, fail, node, unsupported
 
 INF, NAN, LN2 = math.inf, math.nan, math.log(2.0)
 FAR = 1000  # a power of two so far that every float32 times it is 0 or infinite
@@ -52,6 +51,11 @@ LARGE = 1e9  # where x * x + 1 is x * x and half of exp(x) is cosh(x)
 def odd(x: Tensor, value: Tensor) -> Tensor:
     """An odd function of `x`, whose value at its magnitude is given; at zero it is `x`."""
     return where(x == 0, x, where(x < 0, -value, value))
+
+
+def magnitude(x: Tensor) -> Tensor:
+    """|x| as a part of a function that is smooth at 0: its slope there is 1, not torch's 0."""
+    return node(Op.ABS, x, arg=Slope.RIGHT)
 
 
 def is_negative(x: Tensor) -> Tensor:
@@ -85,7 +89,7 @@ def sinh(input):
 @implements("cosh", check=real)
 def cosh(input):
     """The hyperbolic cosine."""
-    a = abs(input)
+    a = magnitude(input)
     half, whole = exp(a * 0.5), exp(a)
     return where(a < 40, 0.5 * whole + 0.5 / whole, 0.5 * half * half)
 
@@ -143,7 +147,7 @@ formulas({
 def _xlogy(logarithm: Callable) -> Callable:
     def function(input, other):
         x, y = together(input, other, floating=True)
-        value = chosen(x == 0, 0.0, x * logarithm(y), Slope.LAST)
+        value = chosen(x == 0, 0.0, node(Op.MUL, x, logarithm(y), arg=Slope.ZERO), Slope.LAST)
         return chosen(y != y, NAN, value, Slope.NAN)
 
     return function
@@ -152,9 +156,10 @@ def _xlogy(logarithm: Callable) -> Callable:
 def _logaddexp(power: Callable, unit: float) -> Callable:
     def function(input, other):
         a, b = together(floating(input, "logaddexp"), floating(other, "logaddexp"))
-        smaller = log1p(power(-abs(a - b)))
+        smaller = log1p(power(-magnitude(a - b)))
         smaller = smaller if power is exp else smaller / LN2
-        return chosen(a == b, a + unit, maximum(a, b) + smaller, Slope.LAST)
+        larger = node(Op.MAXIMUM, a, b, arg=Slope.FIRST)
+        return chosen(a == b, a + unit, larger + smaller, Slope.LAST)
 
     return function
 
@@ -224,9 +229,9 @@ def ldexp(input, other):
 @implements("hypot")
 def hypot(input, other):
     """sqrt(input ** 2 + other ** 2)."""
-    a, b = (abs(floating(x, "hypot")) for x in (input, other))
-    top = maximum(a, b)
-    ratio = minimum(a, b) / top
+    a, b = (magnitude(floating(x, "hypot")) for x in (input, other))
+    top = arithmetic(Op.MAXIMUM, a, b, Slope.FIRST)
+    ratio = arithmetic(Op.MINIMUM, a, b, Slope.OTHER) / top
     length = top * sqrt(1 + ratio * ratio)
     return where((a == INF) | (b == INF), INF, where(top == 0, 0.0, length))
 
@@ -332,11 +337,30 @@ def gelu(input, *, approximate="none"):
     return input * sigmoid(input * (slope + slope * 0.044715 * (input * input)))
 
 
+@implements("dropout", check=floating)
+def dropout(input, p=0.5, training=True):
+    """x, where training is False or p is 0; what draws is htile.dropout."""
+    if training and p != 0:
+        unsupported("F.dropout")
+    return input
+
+
+@implements("prelu", check=floating)
+def prelu(input, weight):
+    """x above 0, weight * x below, for a weight of one element."""
+    alike("prelu", input, weight)
+    if weight._value.spread or weight._sizes.numel() != 1:
+        fail(UnsupportedError, f"prelu with a weight of shape {tuple(weight._sizes)}: torch has "
+             "one for each channel, and a row has none; write torch.where(x > 0, x, weight * x)")
+    return where(input > 0, input, weight.reshape(()) * input)
+
+
 @implements("softplus", check=floating)
 def softplus(input, beta=1.0, threshold=20.0):
     """log(1 + exp(beta x)) / beta; x where beta x is above the threshold."""
     scaled = input if beta == 1 else input * beta
-    smooth = maximum(scaled, 0.0) + log1p(exp(-abs(scaled)))
+    larger = arithmetic(Op.MAXIMUM, scaled, 0.0, Slope.FIRST)
+    smooth = larger + log1p(exp(-magnitude(scaled)))
     smooth = smooth if beta == 1 else smooth / beta
     if beta == 1 and threshold >= 20:  # there it is x in float32
         return smooth
@@ -366,7 +390,7 @@ formulas({
 formulas({
     "silu": ("x * sigmoid(x).", lambda input: input * sigmoid(input)),
     "logsigmoid": ("log(sigmoid(x)).", lambda input:
-        minimum(input, 0.0) - log1p(exp(-abs(input)))),
+        arithmetic(Op.MINIMUM, input, 0.0, Slope.OTHER) - log1p(exp(-magnitude(input)))),
     "elu": ("x above 0, alpha * (exp(x) - 1) below.", lambda input, alpha=1.0: _elu(input, alpha)),
     "celu": ("x above 0, alpha * (exp(x / alpha) - 1) below.", lambda input, alpha=1.0:
         _elu(input, alpha, 1.0, alpha)),

@@ -155,18 +155,19 @@ class _Walk:
                 continue
             operands = tuple([algebra.same[i] for i in node.inputs])
             step = Step(node, operands, algebra.same[node.id])
-            for i, given in zip(node.inputs, DERIVE[node.op](algebra, step, g), strict=True):
-                if given is not None and i in self.needed:
-                    self._contribute(node, i, given, masks)
+            contributions = DERIVE[node.op](algebra, step, g)
+            for i, contribution in zip(node.inputs, contributions, strict=True):
+                if contribution is not None and i in self.needed:
+                    self._contribute(node, i, contribution, masks)
         return found
 
-    def _contribute(self, node: Node, i: int, given: int | Masked, masks: tuple) -> None:
-        if isinstance(given, Masked):
-            given, masks = given.value, (*masks, (given.mask, given.holds))
-        if self.algebra.constant(given) == 0:
+    def _contribute(self, node: Node, i: int, value: int | Masked, masks: tuple) -> None:
+        if isinstance(value, Masked):
+            value, masks = value.value, (*masks, (value.mask, value.holds))
+        if self.algebra.constant(value) == 0:
             return
         of = self.graph[i] if node.op in REARRANGED else node
-        part = Part(given, masks, of.value.inner, of.value.spread)
+        part = Part(value, masks, of.value.inner, of.value.spread)
         self.parts.setdefault(i, []).append(part)
 
     def _joined(self, parts: list[Part], value: Value) -> tuple[int, tuple]:
@@ -185,7 +186,7 @@ class _Walk:
                 g, masks = algebra.select(g, masks), ()
             if axes:
                 g = algebra.total(g, inner, spread, axes)
-            found.append((algebra.fitted(g, len(value.inner)), masks))
+            found.append((algebra.without_leading_ones(g, len(value.inner)), masks))
         return self._added(found)
 
     def _added(self, parts: list[tuple[int, tuple]]) -> tuple[int, tuple]:

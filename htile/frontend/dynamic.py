@@ -21,7 +21,7 @@ ONLY_WHOLE = (
     "the size of all of it, torch.where to mask elements, pass parts as arguments, or leave "
     "dynamic_n out"
 )
-VECTOR_BYTES = 16  # A vector of the widest rows has at most so many.
+ACCESS_BYTES = 16  # The widest load or store moves this many, and a vector of the widest rows.
 
 
 def capacity_of(n: int) -> int:
@@ -60,7 +60,7 @@ def in_bucket(signature: Signature, call: Call) -> Call:
 def vector_of(specs: tuple[Spec, ...]) -> int:
     """How many elements a vector of the widest row or column has."""
     rows = [spec.dtype.itemsize for spec in specs if spec.role in (Role.ROW, Role.COLUMN)]
-    return VECTOR_BYTES // max(rows)
+    return ACCESS_BYTES // max(rows)
 
 
 def of_other_bucket(name: str, call: Call, graph: Graph) -> str:

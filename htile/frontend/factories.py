@@ -25,21 +25,14 @@ LEAVE_OUT = "leave device out, the kernel runs where its inputs are"
 
 
 class Factories(TorchFunctionMode):
-    """In here torch's factories give symbolic values.
-
-    It also hears of `torch.no_grad()` inside the function. What is computed there has no gradient,
-    which matters only where grad mode is on outside.
-    """
+    """In here torch's factories give symbolic values."""
 
     def __init__(self, builder: Builder):
         super().__init__()
         self._builder = builder
-        self._has_gradients = torch.is_grad_enabled()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func is torch._C._set_grad_enabled:
-            self._builder.stops_gradients = self._has_gradients and not args[0]
         make = FACTORIES.get(func) or _DRAWS.get(func)
         if make is not None and self._builder.multiple is not None:
             args, kwargs = _fixed(self._builder, func, args, kwargs)

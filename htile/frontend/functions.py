@@ -15,7 +15,7 @@ import torch
 
 from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError
 from .graph import Role
-from .ops import Op, Slope, Varies
+from .ops import Op, Slope, Value, Varies
 from .promotion import (
     BOOL,
     FLOAT,
@@ -32,7 +32,7 @@ from .promotion import (
     scalar,
     together,
 )
-from .tensor import FUNCTIONS, Length, Tensor, call, copy, fail, node
+from .tensor import FUNCTIONS, Length, Tensor, call, copy, fail, location, node
 
 PLACES = {"torch.special": torch.special, "F": torch.nn.functional, "torch": torch}
 """Where torch may have a function. Of one that several modules hold, the last spelling wins."""
@@ -407,10 +407,21 @@ def _in_place(function: Callable) -> Callable:
         if not torch.can_cast(new.dtype, old.dtype):
             fail(DtypeError, f"an in-place operator cannot put {new.dtype} into {old.dtype}: write "
                  "x = x + ... for x += ...")  # fmt: skip
-        self._assign(into(result, old)._id)
+        new = into(result, old)
+        if self._builder.records and not torch.is_grad_enabled() and old.dtype is FLOAT:
+            new = _with_slope_of(self, new)
+        self._assign(new._id)
         return self
 
     return method
+
+
+def _with_slope_of(old: Tensor, new: Tensor) -> Tensor:
+    """What torch makes of a tensor that changes in place under no_grad: it keeps its gradient."""
+    builder = old._builder
+    always = builder.add_const(True, Value((), Varies.SCALAR, BOOL), location())
+    with torch.enable_grad():
+        return node(Op.WHERE, Tensor(builder, always), new, old, arg=Slope.LAST)
 
 
 def _roles(x: Tensor) -> set[Role]:

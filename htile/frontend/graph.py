@@ -337,12 +337,13 @@ class Graph:
 class Builder:
     """Makes the nodes of one graph; after `finish` it adds none.
 
-    stops_gradients: whether what is added now has no gradient; see htile.frontend.factories.
+    records: whether grad mode was on where a trace began, so that what is computed in
+        `torch.no_grad()` or `torch.inference_mode()` inside the function has no gradient.
     """
 
     def __init__(self, name: str, n: int, multiple: int | None = None):
         self.name, self.n, self.multiple, self.least = name, n, multiple, 1
-        self.stops_gradients = False
+        self.records = False
         self.inputs: list[Input] = []
         self._nodes: list[Node] = []
         self._is_finished = False

@@ -61,7 +61,7 @@ def joined_parts(algebra: Algebra, a: int, b: int) -> int | None:
     Both must be of the derivative. Values in a shape of their own are joined before it.
     """
     x, y = algebra[a], algebra[b]
-    if min(a, b) < algebra.given or x.op is not y.op or x.value.inner != y.value.inner:
+    if not algebra.is_derived(min(a, b)) or x.op is not y.op or x.value.inner != y.value.inner:
         return None
     if x.op is Op.RESHAPE or (x.op is Op.SLICE and x.arg == y.arg):
         (first,), (second,) = x.inputs, y.inputs

@@ -135,8 +135,9 @@ class Slope(Enum):
 
     FIRST = "first"  # of equal operands the first one's, and of NaN neither's, as torch.clamp
     OTHER = "other"  # of equal operands the second one's, of NaN the first one's, as F.relu
-    ZERO = "zero"  # of a root: 0 at 0, as a norm
+    ZERO = "zero"  # of a root: 0 at 0, as a norm; of MUL: 0 for a 0 times -inf or NaN, as xlogy
     SIGNED = "signed"  # of ABS: 1 at 0.0 and -1 at -0.0
+    RIGHT = "right"  # of ABS: 1 at 0, so that a smooth function of it has all its derivatives there
     LAST = "last"  # of WHERE: that of its last branch, which the other one stands in for
     NAN = "nan"  # of WHERE: NaN where its result is the NaN of its first branch
 

@@ -14,8 +14,8 @@ import torch
 from torch import exp, log, log1p, rsqrt
 
 from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError
-from .composites import INF, NAN, clamp, formulas, implements, maximum, where
-from .functions import POWERS, chosen
+from .composites import INF, NAN, clamp, formulas, implements, magnitude, where
+from .functions import POWERS, chosen, maximum
 from .ops import Op, Slope
 from .promotion import FLOAT, cast, convert, floating, not_zero, together
 from .reductions import amax, amin, named, reduced, sum
@@ -239,14 +239,14 @@ def _loss(name: str, doc: str, element: Callable, is_weighted_mean: bool = False
 
 
 def _smooth_l1(x: Tensor, target: Tensor, beta: float = 1.0) -> Tensor:
-    distance = abs(x - target)
     if beta == 0:
-        return distance
+        return abs(x - target)
+    distance = magnitude(x - target)
     return where(distance < beta, 0.5 * distance * distance / beta, distance - 0.5 * beta)
 
 
 def _huber(x: Tensor, target: Tensor, delta: float = 1.0) -> Tensor:
-    distance = abs(x - target)
+    distance = magnitude(x - target)
     return where(distance <= delta, 0.5 * distance * distance, delta * (distance - 0.5 * delta))
 
 

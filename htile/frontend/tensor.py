@@ -373,10 +373,16 @@ class Deferred(Tensor):
         self._made = id
 
 
+def _recorded(builder: Builder, id: int, loc: Location | None) -> int:
+    """A value that is computed here, which has no gradient where autograd records nothing."""
+    is_stopped = builder.records and not torch.is_grad_enabled()
+    return builder.add(Op.STOP, (id,), None, loc) if is_stopped else id
+
+
 def node(op: Op, *operands: Tensor, arg: object = None) -> Tensor:
     """Add an operation to the operands' graph; an error gets the user's line.
 
-    What is computed under `torch.no_grad()` inside the function has no gradient.
+    What is computed in `torch.no_grad()` or `torch.inference_mode()` inside has no gradient.
     """
     builder = operands[0]._builder
     if any(t._builder is not builder for t in operands):
@@ -384,9 +390,7 @@ def node(op: Op, *operands: Tensor, arg: object = None) -> Tensor:
     loc = location()
     try:
         id = builder.add(op, [t._id for t in operands], arg, loc)
-        if builder.stops_gradients:
-            id = builder.add(Op.STOP, (id,), None, loc)
-        return Tensor(builder, id)
+        return Tensor(builder, _recorded(builder, id, loc))
     except ShapeError as error:
         raise ShapeError(error.message + _told(operands), loc) from None
     except HTileError as error:
@@ -409,7 +413,7 @@ def constant(like: Tensor, number: object, value: Value) -> Tensor:
 
 def copy(x: Tensor) -> Tensor:
     """The same value as a tensor of its own, which an in-place operator changes alone."""
-    return Tensor(x._builder, x._id)
+    return Tensor(x._builder, _recorded(x._builder, x._id, location()))
 
 
 def alias(x: Tensor, y: Tensor) -> Tensor:

@@ -55,6 +55,7 @@ def trace(
     signature, specs, loc = Signature(fn), tuple(specs), line_of(written(fn))
     check_static(fn, {spec.name: spec.value for spec in specs if spec.role is Role.STATIC})
     builder = Builder(re.sub(r"[^\w<>]", "_", fn.__name__), n, multiple)
+    builder.records = torch.is_grad_enabled()
     values = dict(zip(signature.names, signature.defaults, strict=True))
     values |= {spec.name: _argument(builder, spec) for spec in specs}
     try:

@@ -12,12 +12,13 @@ from functools import cached_property
 from itertools import product
 
 from ..build.arch import MAX_REGISTERS
+from ..frontend.dynamic import ACCESS_BYTES
 from ..frontend.graph import Graph, Input, Output
 from .over_rows import plans_over_rows
 from .plan import HELD_REGISTERS, ONE_KERNEL_N, ROWS, Form, Numerics, Placement, Plan, Target
 from .reductions import MOMENTS, VERY_LONG_N
 from .steps import Home
-from .vectors import ACCESS_BYTES, WARP, is_shifted, vector_size
+from .vectors import WARP, is_shifted, vector_size
 from .work import Sweeps, Work
 
 BLOCKS = (64, 128, 256, 512, 1024)  # threads of a CTA whose rows have 2**k threads each

@@ -28,6 +28,8 @@ def drop_slopes(graph: Graph) -> Graph:
         return graph
 
     def drop(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
+        if node.arg is Slope.LAST and new[inputs[0]].arg is True:
+            return inputs[1]
         if isinstance(node.arg, Slope):
             return new.add(node.op, inputs, loc=node.loc)
         if isinstance(node.arg, FirstAlong):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from math import gcd
 
+from ..frontend.dynamic import ACCESS_BYTES
 from ..frontend.graph import Graph, Input, Role
 from ..frontend.ops import SCANS
 
 WARP = 32  # threads
-ACCESS_BYTES = 16  # The widest load or store moves this many bytes.
 # Vectors end where a row ends, if such vectors have WHOLE_BYTES or more, in the mean of all rows.
 # Otherwise vectors have ACCESS_BYTES and rows are shifted, if a row has SHIFTED_VECTORS vectors or
 # more. Rows whose alignment is less than SHIFTED_ALIGN bytes are shifted too. All vectors have

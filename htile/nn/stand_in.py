@@ -19,6 +19,7 @@ from ..errors import TraceError
 from ..frontend.captures import freeze
 from ..frontend.libraries import library_of
 from ..frontend.reads import reads_of
+from ..frontend.tensor import Tensor as Symbolic
 from ..run.rowwise import Rowwise, rowwise
 
 PLACES = ("_parameters", "_buffers")  # the dicts of a module that hold its tensors
@@ -134,7 +135,7 @@ def _is_same(one: object, other: object) -> bool:
 def run_with(forward: Forward, values: tuple, attributes: dict[str, object]) -> object:
     """Call a forward with a stand-in that has these attributes.
 
-    Raises TraceError if it stores anything.
+    Raises TraceError if it stores anything, and if it changes a tensor that is traced in place.
     """
     kind, count = forward.kind, len(forward.inputs)
     own = {name: value for name, value in vars(torch.nn.Module()).items() if name != "training"}
@@ -152,6 +153,8 @@ def run_with(forward: Forward, values: tuple, attributes: dict[str, object]) -> 
         own |= {name: attributes[name] for name in hiding}
         own["_modules"] = attributes  # where torch.nn.Module.__getattr__ looks last
     vars(stand_in).update(own)
+    tensors = {place: dict(own[place]) for place in PLACES}
+    before = [value._id if isinstance(value, Symbolic) else None for value in values[count:]]
     try:
         result = kind.forward(stand_in, *values[:count])
     except TypeError as error:
@@ -159,8 +162,13 @@ def run_with(forward: Forward, values: tuple, attributes: dict[str, object]) -> 
             raise TraceError("its forward stores an attribute, so it is no function") from None
         raise
     stored = [n for n, v in vars(stand_in).items() if n not in own or own[n] is not v]
+    for place in PLACES:
+        stored += [n for n, v in own[place].items() if tensors[place].get(n, own) is not v]
     if stored:
         raise TraceError(f"its forward stores self.{stored[0]}, so it is no function")
+    for (_, name), value, id in zip(forward.tensors, values[count:], before, strict=True):
+        if isinstance(value, Symbolic) and value._id != id:
+            raise TraceError(f"its forward changes self.{name}, so it is no function")
     return result
 
 

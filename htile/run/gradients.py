@@ -361,7 +361,8 @@ def with_gradients(
         run.derivatives[key] = Derivative(run, *key) if has_any else None
     derivative = run.derivatives[key]
     if derivative is None:
-        return run(values, lead)
+        with torch.no_grad():  # where torch evaluates the graph, it is not to record that
+            return run(values, lead)
     return _Function.apply(derivative, values, lead, *wrt.values())[: derivative.results]
 
 

@@ -92,6 +92,8 @@ UNARY = {
     "celu, alpha": (lambda x: F.celu(x, 0.7), every()),
     "shrinks": (lambda x: F.hardshrink(x, 0.25) + F.softshrink(x, 2.0), every()),
     "threshold": (lambda x: F.threshold(x, 0.3, -7.0), every()),
+    "prelu": (lambda x: F.prelu(x, torch.full((1,), 0.3, dtype=x.dtype)), every()),
+    "dropout of nothing": (lambda x: F.dropout(x, 0.3, False) + F.dropout(x, p=0.0), every()),
 }  # fmt: skip
 BINARY = {
     **{name: (getattr(torch, name), pairs()) for name in OF_TWO.split()},

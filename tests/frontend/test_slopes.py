@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import htile
 from htile.frontend.ops import Op
-from tests.gradients import autograd, called, cotangents, gradients
+from tests.gradients import autograd, called, check_second, cotangents, gradients
 
 INF, NAN = math.inf, math.nan
 EDGES = torch.tensor([[-95.0, -6.0, -3.0, -2.0, -1.0, -0.5, -0.0, 0.0, 0.5, 0.7, 1.0, 2.0, 3.0, 6.0,
@@ -100,6 +100,8 @@ PAIRS = {
     "clamp": lambda x, y: x.clamp(y, y + 1), "lerp": lambda x, y: torch.lerp(x, y, 0.3),
     "lerp by itself": lambda x, y: torch.lerp(x, y, x),
     "xlogy": lambda x, y: torch.xlogy(x, y.abs() + 0.5),
+    "xlogy of zeros": lambda x, y: torch.xlogy(x, y),
+    "xlog1py of zeros": lambda x, y: torch.special.xlog1py(x, y - 1),
     "xlog1py": lambda x, y: torch.special.xlog1py(x, y.abs()),
     "smooth_l1": lambda x, y: F.smooth_l1_loss(x, y), "l1": lambda x, y: F.l1_loss(x, y),
     "huber": lambda x, y: F.huber_loss(x, y), "mse": lambda x, y: F.mse_loss(x, y),
@@ -112,6 +114,31 @@ PAIRS = {
 @pytest.mark.parametrize("name", PAIRS)
 def test_pairs(name):
     assert compared(PAIRS[name], LEFT, RIGHT) == []
+
+
+# Functions that are smooth where a part of them, such as |x|, is not, with arguments there
+SMOOTH = {
+    "cosh": lambda x: torch.cosh(x), "softplus": lambda x: F.softplus(x),
+    "logsigmoid": lambda x: F.logsigmoid(x), "logaddexp": lambda x: torch.logaddexp(x, x * x),
+    "logaddexp2": lambda x: torch.logaddexp2(x, 0 * x),
+    "hypot": lambda x: torch.hypot(1 + x, 1 - x) + torch.hypot(x, x - 1),
+    "huber": lambda x: F.huber_loss(x, 0.5 * x, delta=7.0),
+    "smooth_l1": lambda x: F.smooth_l1_loss(x, 0.5 * x, beta=7.0),
+    "cross entropy of logits": lambda x: F.binary_cross_entropy_with_logits(x, x.detach() + 0.5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_second_order_where_parts_have_corners(name):
+    f = SMOOTH[name]
+    check_second(htile.rowwise(lambda x: f(x)), torch.tensor([[-2.0, -0.5, 0.0, 0.0, 1.0, 3.0]]))
+
+
+def test_second_order_of_products_with_zeros():
+    zeros = torch.tensor([[2.0, 3.0, -1.0, 0.5], [2.0, 0.0, -1.0, 0.5], [0.0, 3.0, 0.0, 0.5],
+                          [0.0, 0.0, 0.0, 2.0]])  # fmt: skip
+    check_second(htile.rowwise(lambda x: x.prod()), zeros)
+    check_second(htile.rowwise(lambda x: x.view(2, 2).prod(-1).sum() * x.prod()), zeros)
 
 
 INFINITE = torch.tensor([[INF, 1.0, 2.0]])

@@ -4,13 +4,12 @@ import importlib
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 import htile
 from examples.gallery import NAMES, load
 from htile.build.compile import build
-from tests.test_gradients import EXAMPLES, OF_TABLES, TIED
+from tests.test_gradients import EXAMPLES, OF_TABLES, TIED, layernorm, rmsnorm, softmax
 from tests.training import assert_gradients, cotangents_of, gradients, leaves_of
 
 from .matrix import BF16, F32, assert_same_bits, seed
@@ -23,21 +22,6 @@ PAIRS = [(name, n) for name in EXAMPLES for n in SIZES]
 GPU_LENGTH = 256  # of rows of the gallery
 RANKED = {"topk_softmax"}  # equal elements, which it has, torch ranks in any order on a GPU
 GALLERY = sorted({*NAMES} - OF_TABLES - TIED - RANKED)
-
-
-@htile.rowwise
-def softmax(x):
-    return torch.softmax(x, -1)
-
-
-@htile.rowwise
-def rmsnorm(x, weight, eps: float = 1e-6):
-    return x * torch.rsqrt((x * x).mean() + eps) * weight
-
-
-@htile.rowwise
-def layernorm(x, weight, bias):
-    return F.layer_norm(x, x.shape, weight, bias)
 
 
 def example(name, n, dtype, device):
