@@ -271,6 +271,12 @@ def _sample(function: Callable, dtype: torch.dtype, is_row: bool) -> tuple[list,
         value = Value(inner, Varies.ROW, torch.int64)
         return Tensor(builder, builder.add_input("y", Role.PER_ROW, torch.int64, value))
 
+    if function.__module__.endswith(".matrices"):
+        value = Value((N, N), Varies.SHARED, FLOAT, spread=False)
+        weight = Tensor(builder, builder.add_input("W", Role.MATRIX, torch.bfloat16, value))
+        value = Value((N,), Varies.ROW, FLOAT, spread=True)
+        return [Tensor(builder, builder.add_input("x", Role.ROW, torch.bfloat16, value)), weight], {}
+
     if function.__module__.endswith(".tables"):
         value = Value((N, N), Varies.SHARED, dtype, spread=True)
         table = Tensor(builder, builder.add_input("table", Role.COLUMN, dtype, value))
