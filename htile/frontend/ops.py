@@ -213,8 +213,15 @@ def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
     """
     rank = max(map(len, shapes), default=0)
     columns = zip(*((1,) * (rank - len(s)) + tuple(s) for s in shapes), strict=True)
-    wide = [set(sizes) - {1} or {1} for sizes in columns]
-    return tuple(size for (size,) in wide) if all(len(w) == 1 for w in wide) else None
+    wide = []
+    for sizes in columns:  # which may be torch's symbols, that have no hash
+        size = 1
+        for each in sizes:
+            if size != 1 and each != 1 and each != size:
+                return None
+            size = each if size == 1 else size
+        wide.append(size)
+    return tuple(wide)
 
 
 Rule = Callable[[tuple[Value, ...], object], Value]

@@ -96,6 +96,7 @@ class Call:
     length: int | None = None
 
 
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # the types of tensors that a call takes
 _KINDS = (PerRow, Shared, Scalar, Static, float, *_INNER.values())
 MARKERS = {kind.__name__: kind for kind in _KINDS}
 _MISSING = inspect.Parameter.empty
@@ -351,14 +352,31 @@ def _check_per_row(name: str, parameter: str, shape: tuple, lead: tuple[int, ...
     )
 
 
-def _check_tensor(name: str, parameter: str, tensor: torch.Tensor) -> None:
-    what = f"{name}: {parameter}"
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+def stands_in(kind: type) -> bool:
+    """Whether torch traces with tensors of this type in the place of plain ones."""
+    if kind in PLAIN:
+        return False
+    fake = sys.modules.get("torch._subclasses.fake_tensor")
+    functional = sys.modules.get("torch._subclasses.functional_tensor")
+    return (fake is not None and issubclass(kind, fake.FakeTensor)) or (
+        functional is not None and issubclass(kind, functional.FunctionalTensor)
+    )
+
+
+def refuse_subclass(name: str, parameter: str, kind: type) -> None:
+    """Raise UnsupportedError for tensors of other types than torch's own."""
+    if kind not in PLAIN:
         raise UnsupportedError(
-            f"{what} is a {type(tensor).__name__}; HTile takes torch.Tensor and "
+            f"{name}: {parameter} is a {kind.__name__}; HTile takes torch.Tensor and "
             "torch.nn.Parameter only, no other tensor subclass yet; pass a plain tensor, for "
             f"instance {parameter}.as_subclass(torch.Tensor)"
         )
+
+
+def _check_tensor(name: str, parameter: str, tensor: torch.Tensor) -> None:
+    what = f"{name}: {parameter}"
+    if not stands_in(type(tensor)):
+        refuse_subclass(name, parameter, type(tensor))
     if tensor.is_nested:
         dense = f"{parameter}.to_padded_tensor(0.0)"
         raise UnsupportedError(f"{what} is a nested tensor; pass a dense one, for instance {dense}")

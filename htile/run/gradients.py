@@ -9,34 +9,27 @@ too, which only autograd sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
-from ..build.arch import Arch, arch_of_capability
-from ..errors import GradientError, UnsupportedError
+from ..build.arch import Arch
+from ..errors import GradientError
 from ..frontend.derive import derive, differentiable
-from ..frontend.graph import Graph, Input, Output, Role
-from ..frontend.ops import Op
-from ..frontend.reference import evaluate
-from ..frontend.roles import Call, Spec, classify
+from ..frontend.graph import Graph, Input, Role
+from ..frontend.roles import Spec, classify
 from ..frontend.saved import Split, split
-from ..lower import run_passes
 from .kernel import Kernel
-from .launch import Launch, Request, prepare, run
-from .operands import call_key, device_of, refuse_transforms, runs_kernels, tensor_key
+from .launch import Request
+from .operands import call_key, device_of, refuse_transforms
+from .runner import Runner, keep
 from .specialize import Specialization
 
 if TYPE_CHECKING:
     from .rowwise import Rowwise
-
-Result = TypeVar("Result")
-OF_ROWS = (Role.ROW, Role.PER_ROW)
-MAX_LAUNCHES = 256  # remembered of one graph, and as many kinds of calls of one function
 
 
 class DifferentiableCalls:
@@ -67,7 +60,7 @@ class DifferentiableCalls:
             run, structure = self._runner(request, holds), request.specialization.traced.structure
             found = run, request.call.lead, structure
             if holds and key is not None:
-                _keep(self._known, key, found)
+                keep(self._known, key, found)
         run, lead, structure = found
         return pytree.tree_unflatten([*with_gradients(run, values, lead)], structure)
 
@@ -78,7 +71,7 @@ class DifferentiableCalls:
             specialization, own = request.specialization, (request.fastmath, dict(request.wanted))
             known = Runner(specialization.traced, specialization.specs, *own)
             if holds:
-                _keep(self._runners, request.specialization, known)
+                keep(self._runners, request.specialization, known)
         return known
 
     def kernels(self, request: Request, arch: Arch) -> Training:
@@ -88,114 +81,6 @@ class DifferentiableCalls:
             request, _ = self._function._request(request.call, captured, request.values)
         run = self._runner(request, holds=False)
         return training_kernels(run, request.values, request.call.lead, arch)
-
-
-def _keep(known: dict, key: object, value: object) -> None:
-    """Remember a value; of too many all are forgotten at once."""
-    if len(known) >= MAX_LAUNCHES:
-        known.clear()
-    known[key] = value
-
-
-class Parameters(NamedTuple):
-    """The name of a graph and of its arguments, in place of a user's signature."""
-
-    name: str
-    names: tuple[str, ...]
-
-
-class Runner:
-    """Runs one graph on tensors of any device, and remembers the launches.
-
-    specs: what its arguments are, in the order in which `__call__` takes them.
-    like: a graph whose numerics the kernel takes over, so that common results have the same bits.
-    inner: for each argument of rows how many of its dimensions are those of a row.
-    """
-
-    def __init__(
-        self, graph: Graph, specs: tuple[Spec, ...], fastmath: bool, wanted: dict,
-        like: Specialization | None = None,
-    ):  # fmt: skip
-        self.graph, self.specs = graph, specs
-        self.parameters = Parameters(graph.name, tuple(spec.name for spec in specs))
-        self.fastmath, self.wanted, self.like = fastmath, wanted, like
-        self.specialization = Specialization(specs, graph, run_passes(graph))
-        self.inner = {spec.name: len(spec.inner) for spec in specs if spec.role in OF_ROWS}
-        self.derivatives: dict[object, Derivative | None] = {}
-        self._launches: dict[object, tuple[Launch, bool]] = {}
-
-    @cached_property
-    def _of_terms(self) -> Specialization:
-        """The graph whose results are what each row adds, where its own are sums over all rows."""
-        outputs = tuple(
-            o if o.over is None else replace(o, over=None, dtype=self.graph[o.id].value.dtype)
-            for o in self.graph.outputs
-        )
-        graph = replace(self.graph, outputs=outputs)
-        return Specialization(self.specs, graph, run_passes(graph))
-
-    def __call__(self, values: tuple, lead: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-        """The graph's results, in order."""
-        device = next(v.device for v in values if isinstance(v, torch.Tensor))
-        if not runs_kernels(device):
-            given = dict(zip(self.parameters.names, values, strict=True))
-            return tuple(pytree.tree_leaves(evaluate(self.graph, given, lead=lead)))
-        key = lead, *(tensor_key(v) for v in values if isinstance(v, torch.Tensor))
-        found = self._launches.get(key)
-        if found is None:
-            arch = arch_of_capability(torch.cuda.get_device_capability(device))
-            known = [launch for launch, _ in self._launches.values()]
-
-            def prepared(request: Request) -> Launch:
-                return prepare(request, device, known)
-
-            found = self._lowered(prepared, values, lead, arch, device)
-            _keep(self._launches, key, found)
-        launch, is_of_terms = found
-        results = tuple(pytree.tree_leaves(run(launch, values)))
-        if not is_of_terms:
-            return results
-        both = zip(results, self.graph.outputs, strict=True)
-        return tuple(_over_rows(result, output, len(lead)) for result, output in both)
-
-    def _lowered(
-        self, lower: Callable[[Request], Result], values: tuple, lead: tuple[int, ...], arch: Arch,
-        gpu: torch.device | None = None,
-    ) -> tuple[Result, bool]:  # fmt: skip
-        """What `lower` makes of a call, and whether its results are the terms of each row.
-
-        They are where no kernel adds up rows as long as these. torch does so then.
-        """
-        try:
-            return lower(self._request(self.specialization, values, lead, arch, gpu)), False
-        except UnsupportedError:
-            if not self.graph.over_rows:
-                raise
-        return lower(self._request(self._of_terms, values, lead, arch, gpu)), True
-
-    def _request(
-        self, of: Specialization, values: tuple, lead: tuple[int, ...], arch: Arch,
-        gpu: torch.device | None,
-    ) -> Request:  # fmt: skip
-        """The call as plans are made for it."""
-        call, own = Call(self.specs, self.graph.n, lead), (self.fastmath, self.wanted)
-        request = Request(self.parameters, *own, call, of, values)
-        if self.like is None:
-            return request
-        usual = replace(request, specialization=self.like).lower(arch, gpu).plan
-        return replace(request, wanted={**self.wanted, **usual.numerics.properties()})
-
-    def kernel(self, values: tuple, lead: tuple[int, ...], arch: Arch) -> Kernel:
-        """The kernel of a call with tensors of any device."""
-
-        def lower(request: Request) -> Kernel:
-            return Kernel(request.lower(arch), arch.name, request.copied)
-
-        return self._lowered(lower, values, lead, arch)[0]
-
-    def shapes(self, lead: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """The shapes of the results for rows of this leading shape."""
-        return [shape for shape, _ in self.specialization.shapes(lead)]
 
 
 class Training(NamedTuple):
@@ -208,14 +93,6 @@ class Training(NamedTuple):
     forward: Kernel
     backward: Kernel
     saved: tuple[str, ...]
-
-
-def _over_rows(result: torch.Tensor, output: Output, lead: int) -> torch.Tensor:
-    """A result over all rows, of what each row adds; other results as they are."""
-    if output.over is None:
-        return result
-    reduce = torch.sum if output.over is Op.SUM else torch.amax
-    return reduce(result, tuple(range(lead))).to(output.dtype)
 
 
 class Backward(NamedTuple):
@@ -252,7 +129,9 @@ class Derivative:
         forward = self._split.forward
         self.forward = of
         if len(forward.outputs) > self.results:
-            self.forward = Runner(forward, of.specs, of.fastmath, of.wanted, of.specialization)
+            part = of, part_name(wrt, repeated)
+            own = of.specs, of.fastmath, of.wanted
+            self.forward = Runner(forward, *own, of.specialization, part)
         names = differentiable(forward, wrt)
         self.has_gradient = tuple(o.name in names for o in forward.outputs)
         rows = self._split.kept
@@ -302,14 +181,17 @@ class Derivative:
     def arguments(self, values: tuple, kept: Sequence, cotangents: tuple) -> tuple[Backward, tuple]:
         """The backward graph for these cotangents, and its arguments; see `gradients`."""
         present = tuple([g is not None for g in cotangents])
-        backward = self._backward.get(present)
-        if backward is None:
-            backward = self._backward.setdefault(present, self._backward_for(present))
+        backward = self.backward(present)
         lists = values, kept, cotangents
         return backward, tuple([lists[number][k] for number, k in backward.sources])
 
+    def backward(self, present: tuple[bool, ...]) -> Backward:
+        """The backward graph for the cotangents that are `present`."""
+        known = self._backward.get(present)
+        return known or self._backward.setdefault(present, self._backward_for(present))
+
     def _backward_for(self, present: tuple[bool, ...]) -> Backward:
-        """The backward graph for these cotangents. It reads no more than what is kept."""
+        """The same, made anew. It reads no more than what is kept."""
         graph, of = self._split.forward, self.of
         there = [k for k, is_there in enumerate(present) if is_there]
         joint = self._joint(graph, tuple(graph.outputs[k].name for k in there))
@@ -322,7 +204,8 @@ class Derivative:
             )
         specs = {spec.name: spec for spec in of.specs}
         specs = {i.name: specs.get(i.name) or _spec(cut.backward, i) for i in cut.backward.inputs}
-        run = Runner(cut.backward, tuple(specs.values()), of.fastmath, {})
+        part = of, part_name(self.wrt, self.repeated, present)
+        run = Runner(cut.backward, tuple(specs.values()), of.fastmath, {}, part=part)
         sources = {spec.name: (0, k) for k, spec in enumerate(of.specs)}
         sources |= {of.specs[k].name: (1, place) for place, k in enumerate(self._arguments)}
         count = len(self._arguments)
@@ -352,14 +235,39 @@ def with_gradients(
         wrt = {name: tensor for name, tensor in tensors if tensor.requires_grad}
     if not wrt:
         return run(values, lead)
-    key = tuple(wrt), _repeated(run, wrt, lead)
-    if key not in run.derivatives:
-        has_any = differentiable(run.graph, wrt)
-        run.derivatives[key] = Derivative(run, *key) if has_any else None
-    derivative = run.derivatives[key]
+    derivative = derivative_of(run, tuple(wrt), _repeated(run, wrt, lead))
     if derivative is None:
         return run(values, lead)
     return _Function.apply(derivative, values, lead, *wrt.values())[: derivative.results]
+
+
+def derivative_of(
+    run: Runner, wrt: tuple[str, ...], repeated: frozenset[str]
+) -> Derivative | None:
+    """The derivative of a runner's graph; None where no result depends on these arguments."""
+    key = wrt, repeated
+    if key not in run.derivatives:
+        has_any = differentiable(run.graph, wrt)
+        run.derivatives[key] = Derivative(run, *key) if has_any else None
+    return run.derivatives[key]
+
+
+def part_name(
+    wrt: tuple[str, ...], repeated: frozenset[str], present: tuple[bool, ...] | None = None
+) -> str:
+    """The name of a derivative's forward graph, or of its backward graph for some cotangents."""
+    there = "" if present is None else "".join("01"[each] for each in present)
+    return f"{','.join(wrt)};{','.join(sorted(repeated))};{there}"
+
+
+def part_named(run: Runner, name: str) -> Runner:
+    """The runner that `part_name` names, of a derivative of this one."""
+    wrt, repeated, there = name.split(";")
+    of = tuple(wrt.split(",")), frozenset(repeated.split(",") if repeated else ())
+    derivative = derivative_of(run, *of)
+    if there:
+        return derivative.backward(tuple([each == "1" for each in there])).run
+    return derivative.forward
 
 
 def _repeated(
