@@ -336,7 +336,7 @@ WRONG = {
     "another name": (lambda: plain(y=X), ArgumentError),
     "no tensor": (lambda: plain([1.0]), ArgumentError),
     "a scalar": (lambda: plain(torch.tensor(1.0)), ArgumentError),
-    "inside grad": (lambda: torch.func.grad(lambda x: plain(x).sum())(X), htile.HTileError),
+    "functionalized": (lambda: torch.func.functionalize(plain)(X), htile.UnsupportedError),
 }
 
 

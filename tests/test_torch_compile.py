@@ -485,6 +485,18 @@ def test_an_exported_program_runs(strict, monkeypatch):
         decomposed.module()(y)
 
 
+def test_torch_func_of_an_exported_program_is_refused():
+    class Scaled(torch.nn.Module):
+        def forward(self, x):
+            return scaled(x)
+
+    program = torch.export.export(Scaled(), (rows(4, N),)).module()
+    with pytest.raises(htile.UnsupportedError, match="apply it to the function itself"):
+        torch.func.grad(lambda x: program(x).sum())(rows(4, N))
+    with pytest.raises(RuntimeError, match="Batching rule not implemented for htile::call"):
+        torch.vmap(program)(rows(3, 4, N))
+
+
 def test_a_program_of_another_process_says_what_is_missing():
     with pytest.raises(htile.UnsupportedError, match="import the module that defines gone"):
         torch.ops.htile.run("gone/0123|x;;1", [rows(4, N)], [], [4])

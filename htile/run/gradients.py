@@ -17,16 +17,23 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..build.arch import Arch
-from ..errors import GradientError
+from ..errors import GradientError, UnsupportedError
 from ..frontend.derive import derive, differentiable
 from ..frontend.graph import Graph, Input, Role
 from ..frontend.roles import Spec, classify
 from ..frontend.saved import Split, split
 from .kernel import Kernel
 from .launch import Request
-from .operands import call_key, device_of, refuse_transforms
-from .runner import Runner, keep
+from .operands import (
+    call_key,
+    device_of,
+    is_differentiated,
+    is_inside_transform,
+    refuse_transforms,
+)
+from .runner import Runner, keep, over_rows
 from .specialize import Specialization
+from .vmap import batched
 
 if TYPE_CHECKING:
     from .rowwise import Rowwise
@@ -44,6 +51,8 @@ class DifferentiableCalls:
         """What the function returns for these values of its parameters."""
         function = self._function
         signature, captures = function._signature, function._captures
+        if outs and is_inside_transform(values):
+            raise UnsupportedError(f"{signature.name}: out= inside torch.func; return the result")
         if outs:
             raise GradientError(
                 f"{signature.name}: out= with arguments that require grad; return the result, or "
@@ -228,17 +237,23 @@ def with_gradients(
     run: Runner, values: tuple, lead: tuple[int, ...]
 ) -> tuple[torch.Tensor, ...]:
     """The results of a graph; autograd knows how they depend on tensors that require grad."""
-    wrt = {}
+    wrt, is_transformed = {}, is_inside_transform(values)
     if torch.is_grad_enabled():
         named = zip(run.parameters.names, values, strict=True)
         tensors = ((name, v) for name, v in named if isinstance(v, torch.Tensor))
-        wrt = {name: tensor for name, tensor in tensors if tensor.requires_grad}
-    if not wrt:
-        return run(values, lead)
-    derivative = derivative_of(run, tuple(wrt), _repeated(run, wrt, lead))
+        requires_grad = is_differentiated if is_transformed else _requires_grad
+        wrt = {name: tensor for name, tensor in tensors if requires_grad(tensor)}
+    derivative = derivative_of(run, tuple(wrt), _repeated(run, wrt, lead)) if wrt else None
+    if is_transformed:
+        forward = run if derivative is None else derivative.forward
+        return _Transformed.apply(derivative, forward, lead, *values)[: len(run.graph.outputs)]
     if derivative is None:
         return run(values, lead)
     return _Function.apply(derivative, values, lead, *wrt.values())[: derivative.results]
+
+
+def _requires_grad(tensor: torch.Tensor) -> bool:
+    return tensor.requires_grad
 
 
 def derivative_of(
@@ -326,13 +341,7 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def forward(ctx, derivative: Derivative, values: tuple, lead: tuple[int, ...], *wrt):
         results = derivative.forward(values, lead)
-        ctx.derivative, ctx.lead = derivative, lead
-        ctx.values = tuple([None if isinstance(v, torch.Tensor) else v for v in values])
-        ctx.like = [(value.shape, value.dtype) for value in wrt] if derivative.repeated else ()
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*derivative.kept(values, results))
-        both = zip(results, derivative.has_gradient, strict=True)
-        ctx.mark_non_differentiable(*(result for result, has_one in both if not has_one))
+        _set_up(ctx, derivative, values, lead, wrt, results)
         return results
 
     @staticmethod
@@ -343,13 +352,83 @@ class _Function(torch.autograd.Function):
                     f"{ctx.derivative.of.graph.name}: a backward pass inside torch.vmap, as "
                     "vectorized Jacobians have it, is not supported yet; write vectorize=False"
                 )
-        cotangents = tuple([None if g is None else g.resolve_neg() for g in cotangents])
-        found = ctx.derivative.gradients(ctx.values, ctx.saved_tensors, cotangents, ctx.lead)
-        repeated = ctx.derivative.repeated
-        if repeated:
-            named = zip(ctx.derivative.wrt, found, ctx.like, strict=True)
-            found = [
-                g.sum_to_size(shape).to(dtype) if g is not None and name in repeated else g
-                for name, g, (shape, dtype) in named
-            ]
-        return None, None, None, *found
+        return None, None, None, *_gradients(ctx, cotangents)
+
+
+class _Transformed(torch.autograd.Function):
+    """The same inside torch.func, with all values, which torch takes from one level to the next.
+
+    Without a derivative it is a graph that only `torch.vmap` maps over.
+    """
+
+    @staticmethod
+    def forward(derivative: Derivative | None, run: Runner, lead: tuple[int, ...], *values):
+        return run(values, lead)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        derivative, run, lead, *values = inputs
+        ctx.names = run.parameters.names
+        if derivative is None:
+            ctx.derivative = None
+            ctx.mark_non_differentiable(*output)
+            return
+        named = dict(zip(ctx.names, values, strict=True))
+        _set_up(ctx, derivative, values, lead, [named[name] for name in derivative.wrt], output)
+
+    @staticmethod
+    def backward(ctx, *cotangents):
+        found = {}
+        if ctx.derivative is not None:
+            found = dict(zip(ctx.derivative.wrt, _gradients(ctx, cotangents), strict=True))
+        return None, None, None, *(found.get(name) for name in ctx.names)
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        raise GradientError(
+            "a row-wise function does not carry forward-mode tangents (torch.func.jvp, jacfwd, "
+            "hessian) yet; write torch.func.vjp, jacrev, or jacrev(jacrev(f))"
+        )
+
+    @staticmethod
+    def vmap(info, in_dims, derivative, run, lead, *values):
+        whole = batched(run, info.batch_size, in_dims[3:], values, lead)
+        rows = info.batch_size, *lead
+        over = run.graph.over_rows
+        if not over:
+            results = _Transformed.apply(derivative, run, rows, *whole)
+        elif any(isinstance(v, torch.Tensor) and is_differentiated(v) for v in whole):
+            raise GradientError(
+                f"{run.graph.name}: a gradient of sums over rows inside torch.vmap, which is "
+                "differentiated again, is not supported yet; call it for each element of the batch"
+            )
+        else:
+            terms = _Transformed.apply(None, run.of_terms, rows, *whole)
+            both = zip(terms, run.graph.outputs, strict=True)
+            results = tuple(over_rows(result, output, 1, len(rows)) for result, output in both)
+        return results, (0,) * len(results)
+
+
+def _set_up(ctx, derivative, values, lead, wrt, results) -> None:
+    """Keep what a backward pass reads; `wrt` are the values of `derivative.wrt`."""
+    ctx.derivative, ctx.lead = derivative, lead
+    ctx.values = tuple([None if isinstance(v, torch.Tensor) else v for v in values])
+    ctx.like = [(value.shape, value.dtype) for value in wrt] if derivative.repeated else ()
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*derivative.kept(values, results))
+    both = zip(results, derivative.has_gradient, strict=True)
+    ctx.mark_non_differentiable(*(result for result, has_one in both if not has_one))
+
+
+def _gradients(ctx, cotangents: tuple) -> Sequence[torch.Tensor | None]:
+    """The gradients of what the derivative is for."""
+    cotangents = tuple([None if g is None else g.resolve_neg() for g in cotangents])
+    found = ctx.derivative.gradients(ctx.values, ctx.saved_tensors, cotangents, ctx.lead)
+    repeated = ctx.derivative.repeated
+    if repeated:
+        named = zip(ctx.derivative.wrt, found, ctx.like, strict=True)
+        found = [
+            g.sum_to_size(shape).to(dtype) if g is not None and name in repeated else g
+            for name, g, (shape, dtype) in named
+        ]
+    return found

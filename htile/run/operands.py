@@ -124,18 +124,40 @@ def without_modes() -> AbstractContextManager:
 
 
 def refuse_transforms(signature: Signature, values: tuple) -> None:
-    """Raise GradientError for forward-mode tangents, and UnsupportedError inside torch.func."""
+    """Raise GradientError for forward-mode tangents, and UnsupportedError for `functionalize`."""
+    transforms = torch._C._functorch
+    has_ended = transforms.peek_interpreter_stack() is None
     for name, value in _tensors(signature, values):
-        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+        if transforms.is_functionaltensor(value) or (
+            has_ended and transforms.is_functorch_wrapped_tensor(value)
+        ):
             raise UnsupportedError(
-                f"{signature.name}: {name} is inside torch.func (grad, jvp, functionalize), which "
-                "is not supported yet; call it outside"
+                f"{signature.name}: {name} is inside torch.func.functionalize, or comes of a "
+                "transform that has ended, which is not supported; call it outside"
             )
         if forward_ad._current_level >= 0 and forward_ad.unpack_dual(value).tangent is not None:
             raise GradientError(
                 f"{signature.name}: {name} carries a forward-mode tangent, which HTile does not "
                 f"carry on yet; pass forward_ad.unpack_dual({name}).primal"
             )
+
+
+def is_inside_transform(values: tuple) -> bool:
+    """Whether a transform of torch.func works on one of these values: grad, vjp, vmap."""
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return False
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return any(isinstance(value, torch.Tensor) and is_wrapped(value) for value in values)
+
+
+def is_differentiated(tensor: torch.Tensor) -> bool:
+    """Whether a gradient for the tensor may be asked for, in any transform around the call."""
+    transforms = torch._C._functorch
+    while transforms.is_functorch_wrapped_tensor(tensor):
+        if transforms.is_gradtrackingtensor(tensor):
+            return tensor.is_floating_point()
+        tensor = transforms.get_unwrapped(tensor)
+    return tensor.requires_grad
 
 
 def wants_gradients(values: tuple) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch.library import register_fake
 from torch.utils import _pytree as pytree
 
-from ..errors import TraceError
+from ..errors import TraceError, UnsupportedError
 from ..frontend.captures import line_of
 from ..frontend.roles import classify, written
 from .gradients import part_named, with_gradients
@@ -92,6 +92,11 @@ def _call(function: str, tensors: list[torch.Tensor], numbers: list[float]) -> l
     values = values_of(runner.specs, tensors, numbers)
     lead = classify(signature, values).lead
     refuse_transforms(signature, values)
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors):
+        raise UnsupportedError(
+            f"{signature.name}: torch.func of a program that torch has compiled or exported is not "
+            "supported yet; apply it to the function itself"
+        )
     device_of(signature, values)
     if not is_recorded(values):
         check(function, lead)

@@ -42,6 +42,7 @@ from .launch import Launch, Request, prepare, run, with_workspace
 from .operands import (
     call_key,
     device_of,
+    is_inside_transform,
     is_recorded,
     refuse_fake,
     refuse_transforms,
@@ -175,7 +176,7 @@ class Rowwise:
             from .compiled import call_recorded  # which few processes need
 
             return call_recorded(self, args, kwargs if out is None else {**kwargs, "out": out})
-        if wants_gradients(values):
+        if wants_gradients(values) or is_inside_transform(values):
             return self._differentiable(values, outs)
         aliases = find_aliases(signature, values, outs)
         watched = self._captures.watched()

@@ -82,14 +82,14 @@ class Runner:
         return f"{of.name}|{which}"
 
     @cached_property
-    def _of_terms(self) -> Specialization:
-        """The graph whose results are what each row adds, where its own are sums over all rows."""
+    def of_terms(self) -> Runner:
+        """A runner of what each row adds, where the results of the graph are sums over all rows."""
         outputs = tuple(
             o if o.over is None else replace(o, over=None, dtype=self.graph[o.id].value.dtype)
             for o in self.graph.outputs
         )
         graph = replace(self.graph, outputs=outputs)
-        return Specialization(self.specs, graph, run_passes(graph))
+        return Runner(graph, self.specs, self.fastmath, self.wanted, part=(self, "terms"))
 
     def __call__(self, values: tuple, lead: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
         """The graph's results, in order."""
@@ -123,7 +123,7 @@ class Runner:
         if not is_of_terms:
             return results
         both = zip(results, self.graph.outputs, strict=True)
-        return tuple(_over_rows(result, output, len(lead)) for result, output in both)
+        return tuple(over_rows(result, output, 0, len(lead)) for result, output in both)
 
     def _lowered(
         self, lower: Callable[[Request], Result], values: tuple, lead: tuple[int, ...], arch: Arch,
@@ -138,7 +138,7 @@ class Runner:
         except UnsupportedError:
             if not self.graph.over_rows:
                 raise
-        return lower(self._request(self._of_terms, values, lead, arch, gpu)), True
+        return lower(self._request(self.of_terms.specialization, values, lead, arch, gpu)), True
 
     def _request(
         self, of: Specialization, values: tuple, lead: tuple[int, ...], arch: Arch,
@@ -165,9 +165,12 @@ class Runner:
         return [shape for shape, _ in self.specialization.shapes(lead)]
 
 
-def _over_rows(result: torch.Tensor, output: Output, lead: int) -> torch.Tensor:
-    """A result over all rows, of what each row adds; other results as they are."""
+def over_rows(result: torch.Tensor, output: Output, first: int, end: int) -> torch.Tensor:
+    """A result over all rows, of what each row adds; other results as they are.
+
+    first, end: which of the leading dimensions are reduced.
+    """
     if output.over is None:
         return result
     reduce = torch.sum if output.over is Op.SUM else torch.amax
-    return reduce(result, tuple(range(lead))).to(output.dtype)
+    return reduce(result, tuple(range(first, end))).to(output.dtype)
