@@ -21,9 +21,9 @@ if TYPE_CHECKING:
         TraceError,
         UnsupportedError,
     )
+    from .frontend.annotations import Inner, Matrix, PerRow, Scalar, Shared, Static
     from .frontend.over_rows import max_rows, sum_rows
     from .frontend.random import dropout, exponential, philox, random_words, uniform
-    from .frontend.roles import Inner, Matrix, PerRow, Scalar, Shared, Static
     from .run.rowwise import Rowwise, rowwise
     from .tune.search import Tuned
 
@@ -60,7 +60,7 @@ __all__ = [
 ]
 
 _ROLES = dict.fromkeys(
-    ("Inner", "Matrix", "PerRow", "Scalar", "Shared", "Static"), "frontend.roles"
+    ("Inner", "Matrix", "PerRow", "Scalar", "Shared", "Static"), "frontend.annotations"
 )
 _RANDOM = dict.fromkeys(
     ("dropout", "exponential", "philox", "random_words", "uniform"), "frontend.random"

@@ -25,11 +25,11 @@ from htile.frontend import (  # noqa: F401 (they fill the tables)
     shapes,
     trace,
 )
+from htile.frontend.annotations import Inner, PerRow, Scalar, Shared, Static
 from htile.frontend.dtypes import STORAGE
 from htile.frontend.factories import FACTORIES
 from htile.frontend.graph import Builder, Role
 from htile.frontend.ops import Value, Varies, compute_dtype, dtype_name
-from htile.frontend.roles import Inner, PerRow, Scalar, Shared, Static
 from htile.frontend.tensor import FUNCTIONS, Tensor
 from htile.run.kernel import Kernel
 from htile.tune.search import Tuned
@@ -272,10 +272,11 @@ def _sample(function: Callable, dtype: torch.dtype, is_row: bool) -> tuple[list,
         return Tensor(builder, builder.add_input("y", Role.PER_ROW, torch.int64, value))
 
     if function.__module__.endswith(".matrices"):
-        value = Value((N, N), Varies.SHARED, FLOAT, spread=False)
+        value = Value((N, N), Varies.SHARED, torch.float32)
         weight = Tensor(builder, builder.add_input("W", Role.MATRIX, torch.bfloat16, value))
-        value = Value((N,), Varies.ROW, FLOAT, spread=True)
-        return [Tensor(builder, builder.add_input("x", Role.ROW, torch.bfloat16, value)), weight], {}
+        value = Value((N,), Varies.ROW, torch.float32, spread=True)
+        x = Tensor(builder, builder.add_input("x", Role.ROW, torch.bfloat16, value))
+        return [x, weight], {}
 
     if function.__module__.endswith(".tables"):
         value = Value((N, N), Varies.SHARED, dtype, spread=True)

@@ -372,7 +372,7 @@ SECTIONS = (
                    "UnsupportedError"),
             called("Sparse", "f(x.to_sparse())", "UnsupportedError"),
             called("Nested", "f(torch.nested.nested_tensor([x, x]))", "UnsupportedError"),
-            called("`torch.func`", "torch.func.grad(lambda x: f(x).sum())(x)", "UnsupportedError"),
+            called("`functionalize`", "torch.func.functionalize(f)(x)", "UnsupportedError"),
         ),
     ),
     Section(

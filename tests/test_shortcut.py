@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 
 import htile
@@ -325,7 +325,6 @@ WRONG = {
     "a sparse column": (lambda: many(X, X[0].to_sparse()), htile.HTileError),
     "mkldnn": (lambda: plain(X.to_mkldnn()), htile.HTileError),
     "subclass": (lambda: plain(X.as_subclass(Subclass)), htile.HTileError),
-    "fake": (lambda: plain(FakeTensorMode().from_tensor(X)), htile.HTileError),
     "a longer column": (lambda: many(X, torch.randn(65)), htile.ShapeError),
     "a list as a column": (lambda: many(X, [1.0]), htile.HTileError),
     "a negated column": (lambda: many(X, torch._neg_view(X[0])), htile.UnsupportedError),
@@ -337,8 +336,15 @@ WRONG = {
     "another name": (lambda: plain(y=X), ArgumentError),
     "no tensor": (lambda: plain([1.0]), ArgumentError),
     "a scalar": (lambda: plain(torch.tensor(1.0)), ArgumentError),
-    "inside grad": (lambda: torch.func.grad(lambda x: plain(x).sum())(X), htile.HTileError),
+    "functionalized": (lambda: torch.func.functionalize(plain)(X), htile.UnsupportedError),
 }
+
+
+def test_a_fake_tensor_gives_fake_results(gpu):
+    plain(X)
+    calls = len(gpu.calls)
+    found = plain(FakeTensorMode().from_tensor(X))
+    assert type(found) is FakeTensor and found.shape == X.shape and len(gpu.calls) == calls
 
 
 @pytest.mark.parametrize("name", WRONG)

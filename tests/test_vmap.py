@@ -105,13 +105,6 @@ def test_what_the_batch_would_make_something_else_of_is_refused():
     refused(lambda: torch.vmap(lambda x: norm(x, out=x))(square))
 
 
-def test_transforms_are_refused_by_name():
-    with pytest.raises(UnsupportedError, match=r"norm: x is inside torch.func \(grad"):
-        torch.func.grad(lambda x: torch.vmap(norm)(x)[0].sum())(torch.randn(3, 8))
-    with pytest.raises(UnsupportedError, match=r"norm: x is inside torch.func \(grad"):
-        torch.vmap(torch.func.grad(lambda x: norm(x)[1].sum()))(torch.randn(3, 8))
-
-
 def test_the_body_itself_is_run_where_a_result_is_held_against_it():
     x = X[0].double()
     with bodies_as_written():

@@ -17,7 +17,8 @@ from ..errors import GradientError
 from .algebra import Algebra
 from .graph import Node
 from .joined import placed, sliced
-from .ops import COLLECTIVES, COMPARISONS, MOVEMENTS, FirstAlong, Op, Slope
+from .ops import COLLECTIVES, COMPARISONS, MOVEMENTS, Op
+from .slopes import FirstAlong, Slope
 
 FLOAT, INT64 = torch.float32, torch.int64
 

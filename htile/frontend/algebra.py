@@ -17,7 +17,8 @@ import torch
 
 from .graph import Builder, Graph, Node, Role
 from .joined import joined_parts
-from .ops import COLLECTIVES, COMMUTATIVE, Op, Slope, Value, Varies, broadcast_shapes
+from .ops import COLLECTIVES, COMMUTATIVE, Op, Value, Varies, broadcast_shapes
+from .slopes import Slope
 
 FLOAT = torch.float32
 _SPREAD_OVER = (Op.MUL, Op.DIV, Op.NEG)  # what a factor is found under

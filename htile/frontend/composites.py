@@ -26,7 +26,7 @@ from .functions import (
     minimum,
     where,
 )
-from .ops import INFER, Op, Slope
+from .ops import INFER, Op
 from .promotion import (
     BOOL,
     FLOAT,
@@ -41,6 +41,7 @@ from .promotion import (
     result_dtype,
     together,
 )
+from .slopes import Slope
 from .tensor import Tensor, copy, fail, node, unsupported
 
 INF, NAN, LN2 = math.inf, math.nan, math.log(2.0)

@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..errors import ShapeError, UnsupportedError
+from .annotations import Inner, Shared
 from .graph import Graph, Role
 from .ops import MOVEMENTS, Op
-from .roles import Call, Inner, Shared, Signature, Spec
+from .roles import Call, Signature, Spec
 
 LEAST_CAPACITY = 64  # of rows of two or more elements
 ONLY_WHOLE = (

@@ -15,7 +15,7 @@ import torch
 
 from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError
 from .graph import Role
-from .ops import Op, Slope, Value, Varies
+from .ops import Op, Value, Varies
 from .promotion import (
     BOOL,
     FLOAT,
@@ -32,6 +32,7 @@ from .promotion import (
     scalar,
     together,
 )
+from .slopes import Slope
 from .tensor import FUNCTIONS, Length, Tensor, call, copy, fail, location, node
 
 PLACES = {"torch.special": torch.special, "F": torch.nn.functional, "torch": torch}

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from ..errors import Location, TraceError
-from .ops import INFER, SCANS, Op, Slope, Value, Varies, dtype_name
+from .ops import INFER, SCANS, Op, Value, Varies, dtype_name
+from .slopes import Slope
 
 if TYPE_CHECKING:
     import networkx as nx

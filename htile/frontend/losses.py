@@ -16,9 +16,10 @@ from ..errors import DtypeError, ShapeError, TraceError
 from .composites import INF, NAN, where
 from .functions import chosen
 from .indices import element, int64, per_row_index
-from .ops import Op, Slope
+from .ops import Op
 from .promotion import FLOAT, floating
 from .reductions import amax
+from .slopes import Slope
 from .statistics import _finite
 from .tensor import FUNCTIONS, Tensor, fail, node
 

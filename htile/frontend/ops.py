@@ -125,33 +125,6 @@ class Op(Enum):
     CUMPROD = "cumprod"
 
 
-class Slope(Enum):
-    """Which slope torch's function has where the operation has another: the operation's `arg`.
-
-    Without one, MAXIMUM and MINIMUM of equal operands have half of each one's, as `torch.maximum`,
-    SQRT and POW an infinite one at 0, ABS none there, and WHERE that of the branch it chooses.
-    Kernels compute the same with it and without it, so `htile.lower.passes` drops it.
-    """
-
-    FIRST = "first"  # of equal operands the first one's, and of NaN neither's, as torch.clamp
-    OTHER = "other"  # of equal operands the second one's, of NaN the first one's, as F.relu
-    ZERO = "zero"  # of a root: 0 at 0, as a norm; of MUL: 0 for a 0 times -inf or NaN, as xlogy
-    SIGNED = "signed"  # of ABS: 1 at 0.0 and -1 at -0.0
-    RIGHT = "right"  # of ABS: 1 at 0, so that a smooth function of it has all its derivatives there
-    LAST = "last"  # of WHERE: that of its last branch, which the other one stands in for
-    NAN = "nan"  # of WHERE: NaN where its result is the NaN of its first branch
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}.{self.name}"
-
-
-class FirstAlong(int):
-    """The axis of a MAX or MIN whose slope is that of the first of equal elements: x.max(dim)."""
-
-    def __repr__(self) -> str:
-        return f"first along {int(self)}"
-
-
 MOVEMENTS = frozenset({Op.RESHAPE, Op.SLICE, Op.PERMUTE, Op.EXPAND, Op.CAT})
 REDUCTIONS = frozenset({Op.SUM, Op.MEAN, Op.PROD, Op.MAX, Op.MIN, Op.ANY, Op.ALL})
 SCANS = frozenset({Op.CUMSUM, Op.CUMPROD})
@@ -217,8 +190,15 @@ def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
     """
     rank = max(map(len, shapes), default=0)
     columns = zip(*((1,) * (rank - len(s)) + tuple(s) for s in shapes), strict=True)
-    wide = [set(sizes) - {1} or {1} for sizes in columns]
-    return tuple(size for (size,) in wide) if all(len(w) == 1 for w in wide) else None
+    wide = []
+    for sizes in columns:  # which may be torch's symbols, that have no hash
+        size = 1
+        for each in sizes:
+            if size != 1 and each != 1 and each != size:
+                return None
+            size = each if size == 1 else size
+        wide.append(size)
+    return tuple(wide)
 
 
 Rule = Callable[[tuple[Value, ...], object], Value]

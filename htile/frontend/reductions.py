@@ -7,9 +7,10 @@ from math import prod as prod_of
 
 from ..errors import ShapeError
 from .functions import formulas
-from .ops import FirstAlong, Op
+from .ops import Op
 from .promotion import BOOL, FLOAT, INT64, cast, convert, not_zero
 from .shapes import axes_of
+from .slopes import FirstAlong
 from .tensor import Tensor, copy, fail, node
 
 

@@ -17,53 +17,10 @@ from dataclasses import dataclass, field
 import torch
 
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
+from .annotations import INNER, MOST_AXES, Matrix, PerRow, Scalar, Shared, Static
 from .captures import closure, freeze, line_of
 from .graph import Role
 from .ops import broadcast_shapes, compute_dtype
-
-
-class PerRow:
-    """Annotation: a tensor of the leading shape, one value per row (`labels: htile.PerRow`)."""
-
-
-class Inner:
-    """Annotation `htile.Inner[k]`: the last k dimensions of the tensor belong to a row, k up to 3.
-
-    A stack of K rows, shape `(*lead, K, N)`, is `htile.Inner[2]`.
-    """
-
-    rank: int
-
-    def __class_getitem__(cls, rank: int) -> type:
-        if type(rank) is not int or not 1 <= rank <= MOST_AXES:
-            raise ArgumentError(f"htile.Inner[{rank!r}]: expected a number from 1 to {MOST_AXES}")
-        return _INNER[rank]
-
-
-MOST_AXES = 3  # of a row's shape
-_INNER = {k: type(f"Inner[{k}]", (Inner,), {"rank": k}) for k in range(1, MOST_AXES + 1)}
-
-
-class Shared:
-    """Annotation: a tensor that is the same for every row, which the function gets as a whole.
-
-    It has one to three dimensions. `table[pos]` is a row of a table (P, D).
-    """
-
-
-class Matrix:
-    """Annotation: a matrix that rows are multiplied by: F.linear(x, W), x @ W. All rows share it.
-
-    It has two dimensions and 16-bit floats: (N, K) for F.linear, (K, N) for x @ W.
-    """
-
-
-class Scalar:
-    """Annotation: one number for the whole call: a float, or a tensor of shape () or (1,)."""
-
-
-class Static:
-    """Annotation: a Python value that is fixed in the kernel; each value compiles anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +60,8 @@ class Call:
     length: int | None = None
 
 
-_KINDS = (PerRow, Shared, Matrix, Scalar, Static, float, *_INNER.values())
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # the types of tensors that a call takes
+_KINDS = (PerRow, Shared, Matrix, Scalar, Static, float, *INNER.values())
 MARKERS = {kind.__name__: kind for kind in _KINDS}
 _MISSING = inspect.Parameter.empty
 _UNRESOLVED = (NameError, AttributeError, TypeError, ValueError, SyntaxError, LookupError)
@@ -250,7 +208,7 @@ def classify(signature: Signature, values: tuple[object, ...]) -> Call:
         if kind is Matrix:
             specs[parameter] = _matrix_spec(name, parameter, value)
             continue
-        if kind in _INNER.values():
+        if kind in INNER.values():
             _check_inner(name, parameter, shape, kind.rank)
             inners[parameter] = kind.rank
         if kind is not PerRow and (kind is Scalar or not shape):
@@ -373,14 +331,31 @@ def _check_per_row(name: str, parameter: str, shape: tuple, lead: tuple[int, ...
     )
 
 
-def _check_tensor(name: str, parameter: str, tensor: torch.Tensor) -> None:
-    what = f"{name}: {parameter}"
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+def stands_in(kind: type) -> bool:
+    """Whether torch traces with tensors of this type in the place of plain ones."""
+    if kind in PLAIN:
+        return False
+    fake = sys.modules.get("torch._subclasses.fake_tensor")
+    functional = sys.modules.get("torch._subclasses.functional_tensor")
+    return (fake is not None and issubclass(kind, fake.FakeTensor)) or (
+        functional is not None and issubclass(kind, functional.FunctionalTensor)
+    )
+
+
+def refuse_subclass(name: str, parameter: str, kind: type) -> None:
+    """Raise UnsupportedError for tensors of other types than torch's own."""
+    if kind not in PLAIN:
         raise UnsupportedError(
-            f"{what} is a {type(tensor).__name__}; HTile takes torch.Tensor and "
+            f"{name}: {parameter} is a {kind.__name__}; HTile takes torch.Tensor and "
             "torch.nn.Parameter only, no other tensor subclass yet; pass a plain tensor, for "
             f"instance {parameter}.as_subclass(torch.Tensor)"
         )
+
+
+def _check_tensor(name: str, parameter: str, tensor: torch.Tensor) -> None:
+    what = f"{name}: {parameter}"
+    if not stands_in(type(tensor)):
+        refuse_subclass(name, parameter, type(tensor))
     if tensor.is_nested:
         dense = f"{parameter}.to_padded_tensor(0.0)"
         raise UnsupportedError(f"{what} is a nested tensor; pass a dense one, for instance {dense}")

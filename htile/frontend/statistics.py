@@ -16,10 +16,11 @@ from torch import exp, log, log1p, rsqrt
 from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError
 from .composites import INF, NAN, clamp, formulas, implements, magnitude, where
 from .functions import POWERS, chosen, maximum
-from .ops import Op, Slope
+from .ops import Op
 from .promotion import FLOAT, cast, convert, floating, not_zero, together
 from .reductions import amax, amin, named, reduced, sum
 from .shapes import axes_of, fixed
+from .slopes import Slope
 from .tensor import FUNCTIONS, Tensor, fail, node
 
 

@@ -10,8 +10,9 @@ import torch
 
 from ..frontend.dtypes import STORAGE
 from ..frontend.graph import Builder, Graph, Node
-from ..frontend.ops import COLLECTIVES, COMMUTATIVE, FirstAlong, Op, Slope, Value, Varies
+from ..frontend.ops import COLLECTIVES, COMMUTATIVE, Op, Value, Varies
 from ..frontend.reference import EVALUATE
+from ..frontend.slopes import FirstAlong, Slope
 from .bundles import bundle_neighbours
 from .limits import limit_loads
 from .narrow import narrowing

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import ShapeError
-from ..frontend.roles import PerRow, Scalar, Static
+from ..frontend.annotations import PerRow, Scalar, Static
 from ..run.rowwise import rowwise
 from .guards import fits
 

@@ -11,46 +11,55 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
-from ..build.arch import Arch, arch_of_capability
+from ..build.arch import Arch
 from ..errors import GradientError, UnsupportedError
 from ..frontend.derive import derive, differentiable
-from ..frontend.graph import Graph, Output, Role
-from ..frontend.ops import Op
-from ..frontend.reference import evaluate
-from ..frontend.roles import Call, Spec, classify
+from ..frontend.graph import Graph, Role
+from ..frontend.roles import classify
 from ..frontend.saved import Split, split
-from ..lower import run_passes
 from .kernel import Kernel
-from .launch import Launch, Request, prepare, run
-from .operands import call_key, device_of, refuse_transforms, runs_kernels, tensor_key
+from .launch import Request
+from .operands import (
+    call_key,
+    device_of,
+    is_differentiated,
+    is_inside_transform,
+    refuse_transforms,
+)
+from .runner import Runner, keep, over_rows
 from .specialize import Specialization, spec_of
+from .vmap import batched
 
 if TYPE_CHECKING:
     from .rowwise import Rowwise
 
-Result = TypeVar("Result")
-OF_ROWS = (Role.ROW, Role.PER_ROW)
-MAX_LAUNCHES = 256  # remembered of one graph, and as many kinds of calls of one function
+
+Results = Callable[[tuple], Sequence]  # of a graph, for the values of its parameters
 
 
 class DifferentiableCalls:
-    """The calls of one row-wise function whose results autograd differentiates."""
+    """The calls of one row-wise function whose results autograd differentiates.
 
-    def __init__(self, function: Rowwise):
-        self._function = function
+    of_products: makes what gives the results of a function with matrix products.
+    """
+
+    def __init__(self, function: Rowwise, of_products: Callable[[Request], Results]):
+        self._function, self._of_products = function, of_products
         self._runners: dict[Specialization, Runner] = {}
-        self._known: dict[object, tuple[Callable[[tuple], Sequence], object]] = {}
+        self._known: dict[object, tuple[Results, object]] = {}
 
     def __call__(self, values: tuple, outs: tuple) -> object:
         """What the function returns for these values of its parameters."""
         function = self._function
         signature, captures = function._signature, function._captures
+        if outs and is_inside_transform(values):
+            raise UnsupportedError(f"{signature.name}: out= inside torch.func; return the result")
         if outs:
             raise GradientError(
                 f"{signature.name}: out= with arguments that require grad; return the result, or "
@@ -66,16 +75,19 @@ class DifferentiableCalls:
             request, holds = function._request(call, captured, values)
             found = self._applied(request, holds), request.specialization.traced.structure
             if holds and key is not None:
-                _keep(self._known, key, found)
+                keep(self._known, key, found)
         apply, structure = found
         return pytree.tree_unflatten([*apply(values)], structure)
 
-    def _applied(self, request: Request, holds: bool) -> Callable[[tuple], Sequence]:
+    def _applied(self, request: Request, holds: bool) -> Results:
         """What gives the results, which autograd differentiates, for calls like this one."""
         if request.specialization.has_products:
-            from .product_gradients import TrainedProducts  # which few calls need
-
-            return TrainedProducts(request)
+            if is_inside_transform(request.values):
+                name = request.signature.name
+                raise UnsupportedError(
+                    f"{name}: products with matrices inside torch.func are not supported yet"
+                )
+            return self._of_products(request)
         return partial(with_gradients, self._runner(request, holds), lead=request.call.lead)
 
     def _runner(self, request: Request, holds: bool) -> Runner:
@@ -85,7 +97,7 @@ class DifferentiableCalls:
             specialization, own = request.specialization, (request.fastmath, dict(request.wanted))
             known = Runner(specialization.traced, specialization.specs, *own)
             if holds:
-                _keep(self._runners, request.specialization, known)
+                keep(self._runners, request.specialization, known)
         return known
 
     def kernels(self, request: Request, arch: Arch) -> Training:
@@ -95,114 +107,6 @@ class DifferentiableCalls:
             request, _ = self._function._request(request.call, captured, request.values)
         run = self._runner(request, holds=False)
         return training_kernels(run, request.values, request.call.lead, arch)
-
-
-def _keep(known: dict, key: object, value: object) -> None:
-    """Remember a value; of too many all are forgotten at once."""
-    if len(known) >= MAX_LAUNCHES:
-        known.clear()
-    known[key] = value
-
-
-class Parameters(NamedTuple):
-    """The name of a graph and of its arguments, in place of a user's signature."""
-
-    name: str
-    names: tuple[str, ...]
-
-
-class Runner:
-    """Runs one graph on tensors of any device, and remembers the launches.
-
-    specs: what its arguments are, in the order in which `__call__` takes them.
-    like: a graph whose numerics the kernel takes over, so that common results have the same bits.
-    inner: for each argument of rows how many of its dimensions are those of a row.
-    """
-
-    def __init__(
-        self, graph: Graph, specs: tuple[Spec, ...], fastmath: bool, wanted: dict,
-        like: Specialization | None = None,
-    ):  # fmt: skip
-        self.graph, self.specs = graph, specs
-        self.parameters = Parameters(graph.name, tuple(spec.name for spec in specs))
-        self.fastmath, self.wanted, self.like = fastmath, wanted, like
-        self.specialization = Specialization(specs, graph, run_passes(graph))
-        self.inner = {spec.name: len(spec.inner) for spec in specs if spec.role in OF_ROWS}
-        self.derivatives: dict[object, Derivative | None] = {}
-        self._launches: dict[object, tuple[Launch, bool]] = {}
-
-    @cached_property
-    def _of_terms(self) -> Specialization:
-        """The graph whose results are what each row adds, where its own are sums over all rows."""
-        outputs = tuple(
-            o if o.over is None else replace(o, over=None, dtype=self.graph[o.id].value.dtype)
-            for o in self.graph.outputs
-        )
-        graph = replace(self.graph, outputs=outputs)
-        return Specialization(self.specs, graph, run_passes(graph))
-
-    def __call__(self, values: tuple, lead: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-        """The graph's results, in order."""
-        device = next(v.device for v in values if isinstance(v, torch.Tensor))
-        if not runs_kernels(device):
-            given = dict(zip(self.parameters.names, values, strict=True))
-            return tuple(pytree.tree_leaves(evaluate(self.graph, given, lead=lead)))
-        key = lead, *(tensor_key(v) for v in values if isinstance(v, torch.Tensor))
-        found = self._launches.get(key)
-        if found is None:
-            arch = arch_of_capability(torch.cuda.get_device_capability(device))
-            known = [launch for launch, _ in self._launches.values()]
-
-            def prepared(request: Request) -> Launch:
-                return prepare(request, device, known)
-
-            found = self._lowered(prepared, values, lead, arch, device)
-            _keep(self._launches, key, found)
-        launch, is_of_terms = found
-        results = tuple(pytree.tree_leaves(run(launch, values)))
-        if not is_of_terms:
-            return results
-        both = zip(results, self.graph.outputs, strict=True)
-        return tuple(_over_rows(result, output, len(lead)) for result, output in both)
-
-    def _lowered(
-        self, lower: Callable[[Request], Result], values: tuple, lead: tuple[int, ...], arch: Arch,
-        gpu: torch.device | None = None,
-    ) -> tuple[Result, bool]:  # fmt: skip
-        """What `lower` makes of a call, and whether its results are the terms of each row.
-
-        They are where no kernel adds up rows as long as these. torch does so then.
-        """
-        try:
-            return lower(self._request(self.specialization, values, lead, arch, gpu)), False
-        except UnsupportedError:
-            if not self.graph.over_rows:
-                raise
-        return lower(self._request(self._of_terms, values, lead, arch, gpu)), True
-
-    def _request(
-        self, of: Specialization, values: tuple, lead: tuple[int, ...], arch: Arch,
-        gpu: torch.device | None,
-    ) -> Request:  # fmt: skip
-        """The call as plans are made for it."""
-        call, own = Call(self.specs, self.graph.n, lead), (self.fastmath, self.wanted)
-        request = Request(self.parameters, *own, call, of, values)
-        if self.like is None:
-            return request
-        usual = replace(request, specialization=self.like).lower(arch, gpu).plan
-        return replace(request, wanted={**self.wanted, **usual.numerics.properties()})
-
-    def kernel(self, values: tuple, lead: tuple[int, ...], arch: Arch) -> Kernel:
-        """The kernel of a call with tensors of any device."""
-
-        def lower(request: Request) -> Kernel:
-            return Kernel(request.lower(arch), arch.name, request.copied)
-
-        return self._lowered(lower, values, lead, arch)[0]
-
-    def shapes(self, lead: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """The shapes of the results for rows of this leading shape."""
-        return [shape for shape, _ in self.specialization.shapes(lead)]
 
 
 class Training(NamedTuple):
@@ -215,14 +119,6 @@ class Training(NamedTuple):
     forward: Kernel
     backward: Kernel
     saved: tuple[str, ...]
-
-
-def _over_rows(result: torch.Tensor, output: Output, lead: int) -> torch.Tensor:
-    """A result over all rows, of what each row adds; other results as they are."""
-    if output.over is None:
-        return result
-    reduce = torch.sum if output.over is Op.SUM else torch.amax
-    return reduce(result, tuple(range(lead))).to(output.dtype)
 
 
 class Backward(NamedTuple):
@@ -259,7 +155,9 @@ class Derivative:
         forward = self._split.forward
         self.forward = of
         if len(forward.outputs) > self.results:
-            self.forward = Runner(forward, of.specs, of.fastmath, of.wanted, of.specialization)
+            part = of, part_name(wrt, repeated)
+            own = of.specs, of.fastmath, of.wanted
+            self.forward = Runner(forward, *own, of.specialization, part)
         names = differentiable(forward, wrt)
         self.has_gradient = tuple(o.name in names for o in forward.outputs)
         rows = self._split.kept
@@ -309,14 +207,17 @@ class Derivative:
     def arguments(self, values: tuple, kept: Sequence, cotangents: tuple) -> tuple[Backward, tuple]:
         """The backward graph for these cotangents, and its arguments; see `gradients`."""
         present = tuple([g is not None for g in cotangents])
-        backward = self._backward.get(present)
-        if backward is None:
-            backward = self._backward.setdefault(present, self._backward_for(present))
+        backward = self.backward(present)
         lists = values, kept, cotangents
         return backward, tuple([lists[number][k] for number, k in backward.sources])
 
+    def backward(self, present: tuple[bool, ...]) -> Backward:
+        """The backward graph for the cotangents that are `present`."""
+        known = self._backward.get(present)
+        return known or self._backward.setdefault(present, self._backward_for(present))
+
     def _backward_for(self, present: tuple[bool, ...]) -> Backward:
-        """The backward graph for these cotangents. It reads no more than what is kept."""
+        """The same, made anew. It reads no more than what is kept."""
         graph, of = self._split.forward, self.of
         there = [k for k, is_there in enumerate(present) if is_there]
         joint = self._joint(graph, tuple(graph.outputs[k].name for k in there))
@@ -329,7 +230,8 @@ class Derivative:
             )
         specs = {spec.name: spec for spec in of.specs}
         specs = {i.name: specs.get(i.name) or spec_of(cut.backward, i) for i in cut.backward.inputs}
-        run = Runner(cut.backward, tuple(specs.values()), of.fastmath, {})
+        part = of, part_name(self.wrt, self.repeated, present)
+        run = Runner(cut.backward, tuple(specs.values()), of.fastmath, {}, part=part)
         sources = {spec.name: (0, k) for k, spec in enumerate(of.specs)}
         sources |= {of.specs[k].name: (1, place) for place, k in enumerate(self._arguments)}
         count = len(self._arguments)
@@ -348,22 +250,53 @@ def with_gradients(
     run: Runner, values: tuple, lead: tuple[int, ...]
 ) -> tuple[torch.Tensor, ...]:
     """The results of a graph; autograd knows how they depend on tensors that require grad."""
-    wrt = {}
+    wrt, is_transformed = {}, is_inside_transform(values)
     if torch.is_grad_enabled():
         named = zip(run.parameters.names, values, strict=True)
         tensors = ((name, v) for name, v in named if isinstance(v, torch.Tensor))
-        wrt = {name: tensor for name, tensor in tensors if tensor.requires_grad}
-    if not wrt:
-        return run(values, lead)
-    key = tuple(wrt), _repeated(run, wrt, lead)
-    if key not in run.derivatives:
-        has_any = differentiable(run.graph, wrt)
-        run.derivatives[key] = Derivative(run, *key) if has_any else None
-    derivative = run.derivatives[key]
+        requires_grad = is_differentiated if is_transformed else _requires_grad
+        wrt = {name: tensor for name, tensor in tensors if requires_grad(tensor)}
+    derivative = derivative_of(run, tuple(wrt), _repeated(run, wrt, lead)) if wrt else None
+    if is_transformed:
+        forward = run if derivative is None else derivative.forward
+        return _Transformed.apply(derivative, forward, lead, *values)[: len(run.graph.outputs)]
     if derivative is None:
         with torch.no_grad():  # where torch evaluates the graph, it is not to record that
             return run(values, lead)
     return _Function.apply(derivative, values, lead, *wrt.values())[: derivative.results]
+
+
+def _requires_grad(tensor: torch.Tensor) -> bool:
+    return tensor.requires_grad
+
+
+def derivative_of(
+    run: Runner, wrt: tuple[str, ...], repeated: frozenset[str]
+) -> Derivative | None:
+    """The derivative of a runner's graph; None where no result depends on these arguments."""
+    key = wrt, repeated
+    if key not in run.derivatives:
+        has_any = differentiable(run.graph, wrt)
+        run.derivatives[key] = Derivative(run, *key) if has_any else None
+    return run.derivatives[key]
+
+
+def part_name(
+    wrt: tuple[str, ...], repeated: frozenset[str], present: tuple[bool, ...] | None = None
+) -> str:
+    """The name of a derivative's forward graph, or of its backward graph for some cotangents."""
+    there = "" if present is None else "".join("01"[each] for each in present)
+    return f"{','.join(wrt)};{','.join(sorted(repeated))};{there}"
+
+
+def part_named(run: Runner, name: str) -> Runner:
+    """The runner that `part_name` names, of a derivative of this one."""
+    wrt, repeated, there = name.split(";")
+    of = tuple(wrt.split(",")), frozenset(repeated.split(",") if repeated else ())
+    derivative = derivative_of(run, *of)
+    if there:
+        return derivative.backward(tuple([each == "1" for each in there])).run
+    return derivative.forward
 
 
 def _repeated(
@@ -422,13 +355,7 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def forward(ctx, derivative: Derivative, values: tuple, lead: tuple[int, ...], *wrt):
         results = derivative.forward(values, lead)
-        ctx.derivative, ctx.lead = derivative, lead
-        ctx.values = tuple([None if isinstance(v, torch.Tensor) else v for v in values])
-        ctx.like = [(value.shape, value.dtype) for value in wrt] if derivative.repeated else ()
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*derivative.kept(values, results))
-        both = zip(results, derivative.has_gradient, strict=True)
-        ctx.mark_non_differentiable(*(result for result, has_one in both if not has_one))
+        _set_up(ctx, derivative, values, lead, wrt, results)
         return results
 
     @staticmethod
@@ -439,13 +366,83 @@ class _Function(torch.autograd.Function):
                     f"{ctx.derivative.of.graph.name}: a backward pass inside torch.vmap, as "
                     "vectorized Jacobians have it, is not supported yet; write vectorize=False"
                 )
-        cotangents = tuple([None if g is None else g.resolve_neg() for g in cotangents])
-        found = ctx.derivative.gradients(ctx.values, ctx.saved_tensors, cotangents, ctx.lead)
-        repeated = ctx.derivative.repeated
-        if repeated:
-            named = zip(ctx.derivative.wrt, found, ctx.like, strict=True)
-            found = [
-                g.sum_to_size(shape).to(dtype) if g is not None and name in repeated else g
-                for name, g, (shape, dtype) in named
-            ]
-        return None, None, None, *found
+        return None, None, None, *_gradients(ctx, cotangents)
+
+
+class _Transformed(torch.autograd.Function):
+    """The same inside torch.func, with all values, which torch takes from one level to the next.
+
+    Without a derivative it is a graph that only `torch.vmap` maps over.
+    """
+
+    @staticmethod
+    def forward(derivative: Derivative | None, run: Runner, lead: tuple[int, ...], *values):
+        return run(values, lead)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        derivative, run, lead, *values = inputs
+        ctx.names = run.parameters.names
+        if derivative is None:
+            ctx.derivative = None
+            ctx.mark_non_differentiable(*output)
+            return
+        named = dict(zip(ctx.names, values, strict=True))
+        _set_up(ctx, derivative, values, lead, [named[name] for name in derivative.wrt], output)
+
+    @staticmethod
+    def backward(ctx, *cotangents):
+        found = {}
+        if ctx.derivative is not None:
+            found = dict(zip(ctx.derivative.wrt, _gradients(ctx, cotangents), strict=True))
+        return None, None, None, *(found.get(name) for name in ctx.names)
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        raise GradientError(
+            "a row-wise function does not carry forward-mode tangents (torch.func.jvp, jacfwd, "
+            "hessian) yet; write torch.func.vjp, jacrev, or jacrev(jacrev(f))"
+        )
+
+    @staticmethod
+    def vmap(info, in_dims, derivative, run, lead, *values):
+        whole = batched(run, info.batch_size, in_dims[3:], values, lead)
+        rows = info.batch_size, *lead
+        over = run.graph.over_rows
+        if not over:
+            results = _Transformed.apply(derivative, run, rows, *whole)
+        elif any(isinstance(v, torch.Tensor) and is_differentiated(v) for v in whole):
+            raise GradientError(
+                f"{run.graph.name}: a gradient of sums over rows inside torch.vmap, which is "
+                "differentiated again, is not supported yet; call it for each element of the batch"
+            )
+        else:
+            terms = _Transformed.apply(None, run.of_terms, rows, *whole)
+            both = zip(terms, run.graph.outputs, strict=True)
+            results = tuple(over_rows(result, output, 1, len(rows)) for result, output in both)
+        return results, (0,) * len(results)
+
+
+def _set_up(ctx, derivative, values, lead, wrt, results) -> None:
+    """Keep what a backward pass reads; `wrt` are the values of `derivative.wrt`."""
+    ctx.derivative, ctx.lead = derivative, lead
+    ctx.values = tuple([None if isinstance(v, torch.Tensor) else v for v in values])
+    ctx.like = [(value.shape, value.dtype) for value in wrt] if derivative.repeated else ()
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*derivative.kept(values, results))
+    both = zip(results, derivative.has_gradient, strict=True)
+    ctx.mark_non_differentiable(*(result for result, has_one in both if not has_one))
+
+
+def _gradients(ctx, cotangents: tuple) -> Sequence[torch.Tensor | None]:
+    """The gradients of what the derivative is for."""
+    cotangents = tuple([None if g is None else g.resolve_neg() for g in cotangents])
+    found = ctx.derivative.gradients(ctx.values, ctx.saved_tensors, cotangents, ctx.lead)
+    repeated = ctx.derivative.repeated
+    if repeated:
+        named = zip(ctx.derivative.wrt, found, ctx.like, strict=True)
+        found = [
+            g.sum_to_size(shape).to(dtype) if g is not None and name in repeated else g
+            for name, g, (shape, dtype) in named
+        ]
+    return found

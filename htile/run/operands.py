@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch.autograd import forward_ad
 
 from ..errors import ArgumentError, GradientError, UnsupportedError
+from ..frontend.annotations import Scalar, Static
 from ..frontend.captures import freeze
 from ..frontend.graph import Graph, Input, Output, Role
-from ..frontend.roles import Scalar, Signature, Spec, Static
+from ..frontend.roles import Signature, Spec, stands_in
 from ..lower.vectors import vector_size
 
 WIDEST_ACCESS = 16  # bytes
@@ -94,36 +95,70 @@ def _tensors(signature: Signature, values: tuple) -> list[tuple[str, torch.Tenso
     return [(name, value) for name, value in named if isinstance(value, torch.Tensor)]
 
 
-def refuse_fake(signature: Signature, values: tuple, outs: tuple = ()) -> None:
-    """Raise UnsupportedError for FakeTensors, and for a call inside FakeTensorMode."""
-    module = sys.modules.get("torch._subclasses.fake_tensor")
-    if module is None:  # nobody has imported it, so there are none
-        return
-    remedy = (
-        "FakeTensors, so torch.compile and torch.export, are not supported yet; to see the kernel "
-        f"of a call without data pass meta tensors to {signature.name}.inspect, "
-        "torch.empty(..., device='meta')"
-    )
-    for name, value in [*_tensors(signature, values), *(("out=", out) for out in outs)]:
-        if isinstance(value, module.FakeTensor):
-            raise UnsupportedError(f"{signature.name}: {name} is a FakeTensor; {remedy}")
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
-        raise UnsupportedError(f"{signature.name} is called inside FakeTensorMode; {remedy}")
+def is_recorded(values: tuple) -> bool:
+    """Whether torch traces the call, as `torch.export` does: it makes a graph of what is called."""
+    if any(isinstance(value, torch.Tensor) and stands_in(type(value)) for value in values):
+        return True
+    if not torch._C._len_torch_dispatch_stack():
+        return False
+    keys, mode = torch._C._TorchDispatchModeKey, torch._C._get_dispatch_mode
+    return any(mode(key) is not None for key in (keys.FAKE, keys.PROXY, keys.FUNCTIONAL))
+
+
+def refuse_fake(signature: Signature, values: tuple) -> None:
+    """Raise UnsupportedError for what torch traces with, where a kernel of tensors is asked for."""
+    if is_recorded(values):
+        raise UnsupportedError(
+            f"{signature.name}: torch traces here, with FakeTensors; to see the kernel of a call "
+            f"without data pass meta tensors to {signature.name}.inspect, "
+            "torch.empty(..., device='meta')"
+        )
+
+
+def without_modes() -> AbstractContextManager:
+    """In here torch computes with numbers, also where it records what a program does."""
+    if not torch._C._len_torch_dispatch_stack():
+        return nullcontext()
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
 
 
 def refuse_transforms(signature: Signature, values: tuple) -> None:
-    """Raise GradientError for forward-mode tangents, and UnsupportedError inside torch.func."""
+    """Raise GradientError for forward-mode tangents, and UnsupportedError for `functionalize`."""
+    transforms = torch._C._functorch
+    has_ended = transforms.peek_interpreter_stack() is None
     for name, value in _tensors(signature, values):
-        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+        if transforms.is_functionaltensor(value) or (
+            has_ended and transforms.is_functorch_wrapped_tensor(value)
+        ):
             raise UnsupportedError(
-                f"{signature.name}: {name} is inside torch.func (grad, jvp, functionalize), which "
-                "is not supported yet; call it outside"
+                f"{signature.name}: {name} is inside torch.func.functionalize, or comes of a "
+                "transform that has ended, which is not supported; call it outside"
             )
         if forward_ad._current_level >= 0 and forward_ad.unpack_dual(value).tangent is not None:
             raise GradientError(
                 f"{signature.name}: {name} carries a forward-mode tangent, which HTile does not "
                 f"carry on yet; pass forward_ad.unpack_dual({name}).primal"
             )
+
+
+def is_inside_transform(values: tuple) -> bool:
+    """Whether a transform of torch.func works on one of these values: grad, vjp, vmap."""
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return False
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return any(isinstance(value, torch.Tensor) and is_wrapped(value) for value in values)
+
+
+def is_differentiated(tensor: torch.Tensor) -> bool:
+    """Whether a gradient for the tensor may be asked for, in any transform around the call."""
+    transforms = torch._C._functorch
+    while transforms.is_functorch_wrapped_tensor(tensor):
+        if transforms.is_gradtrackingtensor(tensor):
+            return tensor.is_floating_point()
+        tensor = transforms.get_unwrapped(tensor)
+    return tensor.requires_grad
 
 
 def wants_gradients(values: tuple) -> bool:

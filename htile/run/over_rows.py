@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from ..errors import ArgumentError
+from ..frontend.graph import Graph
 from ..frontend.ops import Op
 
-if TYPE_CHECKING:
-    from .launch import Request
 
-
-def refuse_no_maximum(request: Request) -> None:
+def refuse_no_maximum(graph: Graph, lead: tuple[int, ...]) -> None:
     """Raise ArgumentError for a maximum over the rows of a call that has none."""
-    if math.prod(request.call.lead):
+    if math.prod(lead):
         return
-    for output in request.specialization.traced.over_rows:
+    for output in graph.over_rows:
         if output.over is Op.MAX:
             raise ArgumentError(
-                f"{request.signature.name}: the result {output.name} is a maximum over all rows, "
-                f"and there are none (leading shape {request.call.lead}); do not call it then"
+                f"{graph.name}: the result {output.name} is a maximum over all rows, and there are "
+                f"none (leading shape {lead}); do not call it then"
             )

@@ -27,9 +27,9 @@ from ..lower.emit_products import Fused, Operand, Tile, emit, fused
 from ..lower.names import kernel_name
 from ..lower.product_tiles import choose_tile
 from ..lower.products import Level, Product, levels
-from .gradients import OF_ROWS, Runner
 from .launch import Request
 from .operands import WIDEST_ACCESS
+from .runner import OF_ROWS, Runner
 from .specialize import spec_of
 
 TENSOR_CORES = "sm_90a"  # the architecture that kernels with products are emitted for

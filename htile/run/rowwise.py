@@ -36,10 +36,13 @@ from ..frontend.tensor import fail
 from ..lower import Lowered, printed
 from . import vmap
 from .kernel import Kernel
+from .known import numbered
 from .launch import Launch, Request, prepare, run, with_workspace
 from .operands import (
     call_key,
     device_of,
+    is_inside_transform,
+    is_recorded,
     refuse_fake,
     refuse_transforms,
     runs_kernels,
@@ -122,6 +125,8 @@ class Rowwise:
         self._captures = Captures(fn)
         self._specializations = Specializations(fn, self._captures)
         self._launches: dict[object, Launch] = {}
+        self._number = numbered(self)
+        self._reads: Callable[[], tuple] | None = None  # for Dynamo; see htile.run.compiled
         self._forget()
 
     def _forget(self) -> None:
@@ -135,7 +140,9 @@ class Rowwise:
 
     def __call__(self, *args, **kwargs):
         if is_dynamo_compiling():
-            return _call_of_htile_rowwise(self, args, kwargs)
+            from .compiled import call  # which Dynamo reads
+
+            return call(self, args, kwargs)
         try:
             for call in self._writing if kwargs and "out" in kwargs else self._returning:
                 result = call(*args, **kwargs)
@@ -164,8 +171,11 @@ class Rowwise:
         # the key is what tells kinds of calls apart
         leaves, structure = ((), None) if out is None else pytree.tree_flatten(out)
         outs = tuple(leaves)
-        refuse_fake(signature, values, outs)
-        if wants_gradients(values):
+        if is_recorded((*values, *outs)):
+            from .compiled import call_recorded  # which few processes need
+
+            return call_recorded(self, args, kwargs if out is None else {**kwargs, "out": out})
+        if wants_gradients(values) or is_inside_transform(values):
             return self._differentiable(values, outs)
         aliases = find_aliases(signature, values, outs)
         watched = self._captures.watched()
@@ -177,7 +187,7 @@ class Rowwise:
             refuse_transforms(signature, values)
             device = device_of(signature, values)
             request, holds = self._request(call, watched[1], values, outs, aliases)
-            refuse_no_maximum(request)
+            refuse_no_maximum(request.specialization.traced, request.call.lead)
             if out is not None:
                 ordered = in_order(out, structure, request.specialization.graph.structure)
                 if ordered is not out:
@@ -217,8 +227,9 @@ class Rowwise:
         """The calls whose results autograd differentiates."""
         if self._differentiated is None:
             from .gradients import DifferentiableCalls  # which inference does not need
+            from .product_gradients import TrainedProducts
 
-            self._differentiated = DifferentiableCalls(self)
+            self._differentiated = DifferentiableCalls(self, TrainedProducts)
         return self._differentiated
 
     def _request(
@@ -434,16 +445,3 @@ class Rowwise:
 
     def __repr__(self) -> str:
         return f"<htile.rowwise {self._signature.name}>"
-
-
-@torch._disable_dynamo  # `torch.compiler.disable` would import torch._dynamo too, for a second
-def _call_of_htile_rowwise(function: Rowwise, args: tuple, kwargs: dict):
-    """A graph break for `torch.compile`, which shows the reason below with `fullgraph=True`."""
-    return function(*args, **kwargs)
-
-
-_call_of_htile_rowwise._torchdynamo_disable = True
-_call_of_htile_rowwise._torchdynamo_disable_msg = (
-    "HTile does not support torch.compile yet: a call of a row-wise function is a graph break. "
-    "Compile without fullgraph=True, or call the function outside torch.compile"
-)

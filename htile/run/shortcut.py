@@ -23,10 +23,11 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
+from ..frontend.annotations import Static
 from ..frontend.captures import Captures, freeze
 from ..frontend.dynamic import of_other_bucket
 from ..frontend.graph import Output, Role
-from ..frontend.roles import Spec, Static
+from ..frontend.roles import Spec
 from ..lower.plan import rows_like
 from .launch import Request
 from .memory import are_disjoint, layout

@@ -8,11 +8,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..errors import UnsupportedError
-from ..frontend.roles import Matrix, PerRow, Scalar, Shared, Signature
+from ..frontend.annotations import Matrix, PerRow, Scalar, Shared
+from ..frontend.graph import Role
+from ..frontend.roles import Signature
+
+if TYPE_CHECKING:
+    from .runner import Runner
 
 _AS_WRITTEN: ContextVar[bool] = ContextVar("htile_bodies_as_written", default=False)
 
@@ -71,6 +77,29 @@ class _OverBatch(torch.autograd.Function):
         k = signature._positional
         named = dict(zip(signature.names[k:], whole[k:], strict=True))
         return call(*whole[:k], **named), 0  # the batch is the first dimension of each result
+
+
+def batched(
+    run: Runner, batch: int, dims: tuple, values: tuple, lead: tuple[int, ...]
+) -> list[object]:
+    """The arguments of a runner with the batch as the first dimension of the rows.
+
+    dims: for each value the dimension that vmap maps over; None for one that is not mapped.
+    """
+    whole = []
+    for spec, value, dim in zip(run.specs, values, dims, strict=True):
+        if isinstance(value, torch.Tensor) and dim is not None:
+            if spec.role not in (Role.ROW, Role.PER_ROW):
+                name = run.graph.name
+                raise UnsupportedError(
+                    f"{name}: torch.vmap maps over {spec.name}, which all rows of a call share; "
+                    f"call {name} for each element of the batch, or outside torch.vmap"
+                )
+            value = value.movedim(dim, 0)
+            missing = 1 + len(lead) + len(spec.inner) - value.dim()
+            value = value.reshape(batch, *(1,) * missing, *value.shape[1:])
+        whole.append(value)
+    return whole
 
 
 def _with_batch(

@@ -19,8 +19,9 @@ from htile.errors import GradientError
 from htile.frontend.adjoints import DERIVE
 from htile.frontend.derive import derive, differentiable
 from htile.frontend.graph import Role
-from htile.frontend.ops import COLLECTIVES, Op, Slope
+from htile.frontend.ops import COLLECTIVES, Op
 from htile.frontend.reference import evaluate
+from htile.frontend.slopes import Slope
 from htile.lower.passes import run_passes
 from htile.lower.patterns import ancestors
 from tests.gradients import F64, called, check, check_second, cotangents, gradients

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from htile.errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
+from htile.frontend.annotations import PerRow, Scalar, Static
 from htile.frontend.graph import Role
-from htile.frontend.roles import PerRow, Scalar, Signature, Spec, Static, classify
+from htile.frontend.roles import Signature, Spec, classify
 from htile.frontend.trace import trace
 
 if typing.TYPE_CHECKING:

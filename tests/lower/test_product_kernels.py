@@ -12,7 +12,7 @@ from htile.lower.product_tiles import cycles, tiles
 from htile.run.products import ProductStep, steps_of
 from tests import products
 from tests.products import FUNCTIONS, arguments
-from tests.test_products import request_of
+from tests.test_matrices import request_of
 
 SHARED_LIMIT = 227 * 1024  # bytes of shared memory of a thread block of sm_90a
 H200 = 132  # multiprocessors

@@ -1,0 +1,153 @@
+"""`htile::run`, the operation that a graph of rows is where torch makes graphs of programs.
+
+torch does not look inside. It asks only for the shapes, dtypes and strides of the results, which
+follow from the traced graph: no kernel is compiled for them.
+
+A graph has a name: the function's, with a digest of what the graph computes and of HTile's own
+text, and so the same in each process. That is how the caches of torch know a function from its
+former self. The name of a backward graph says how it comes of the forward graph, so that a process
+whose graph comes from such a cache finds it too.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch.library import Library, register_fake
+
+from ..errors import GradientError, UnsupportedError
+from ..frontend.graph import Role
+from ..frontend.roles import Spec
+from .operands import wants_gradients
+from .over_rows import refuse_no_maximum
+
+if TYPE_CHECKING:
+    from .runner import Runner
+
+HTILE = Path(__file__).parents[1]
+TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+LIBRARY = Library("htile", "DEF")
+LIBRARY.define(
+    "run(str graph, Tensor[] tensors, float[] numbers, SymInt[] lead) -> Tensor[]", tags=TAGS
+)
+RUN = torch.ops.htile.run.default
+
+
+@dataclass(frozen=True)
+class Named:
+    """A graph that has a name.
+
+    check: raises where the graph is no longer what the user's function computes.
+    part: the runner of a graph that comes of a runner's graph, by the rest of its name.
+    """
+
+    runner: Runner
+    check: Callable[[], None] | None = None
+    part: Callable[[Runner, str], Runner] | None = None
+
+
+NAMED: dict[str, Named] = {}  # all that torch's graphs have called
+
+
+def content_name(runner: Runner) -> str:
+    """The name and a digest of what a runner computes, without the lines of the user's file."""
+    graph = runner.graph
+    parts = (
+        [(node.op.name, node.inputs, repr(node.arg), repr(node.value)) for node in graph],
+        [repr(each) for each in (*graph.inputs, *graph.outputs)],
+        (graph.n, graph.multiple, graph.least),
+        [(spec.name, spec.role.value, str(spec.dtype), spec.inner) for spec in runner.specs],
+        (runner.fastmath, sorted((name, repr(value)) for name, value in runner.wanted.items())),
+        _own_text(),
+    )
+    return f"{graph.name}/{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]}"
+
+
+@functools.cache
+def _own_text() -> str:
+    """A digest of the text of HTile, whose next version may give the same graph other shapes."""
+    digest = hashlib.sha256()
+    for path in sorted(HTILE.rglob("*.py")):
+        digest.update(path.relative_to(HTILE).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def run_in_graph(
+    runner: Runner, values: tuple, lead: tuple[int, ...]
+) -> tuple[torch.Tensor, ...]:
+    """The results of a runner as those of an operation, which torch's modes see."""
+    NAMED.setdefault(runner.name, Named(runner))
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return tuple(RUN(runner.name, tensors, _numbers(runner.specs, values), lead))
+
+
+def _numbers(specs: Sequence[Spec], values: Sequence) -> list[float]:
+    """Those of the arguments that are numbers."""
+    both = zip(specs, values, strict=True)
+    return [float(value) for spec, value in both if spec.role is Role.SCALAR]
+
+
+def values_of(specs: Sequence[Spec], tensors: list[torch.Tensor], numbers: list[float]) -> tuple:
+    """One value for each parameter."""
+    tensors, numbers, values = iter(tensors), iter(numbers), []
+    for spec in specs:
+        is_static, is_number = spec.role is Role.STATIC, spec.role is Role.SCALAR
+        values.append(spec.value if is_static else next(numbers if is_number else tensors))
+    return tuple(values)
+
+
+def runner_named(name: str) -> Runner:
+    """The runner of this name, which may be a part of one that this process knows."""
+    known = NAMED.get(name)
+    if known is None:
+        whole, is_part, part = name.rpartition("|")
+        root = NAMED.get(name.partition("|")[0])
+        if not is_part or root is None or root.part is None:
+            raise UnsupportedError(
+                f"the graph {name} is not known to this process; import the module that defines "
+                f"{name.partition('/')[0]}, and trace or export the program again"
+            )
+        known = NAMED.setdefault(name, Named(root.part(runner_named(whole), part)))
+    return known.runner
+
+
+def check(name: str, lead: tuple[int, ...]) -> None:
+    """Raise for a forward graph that is not what its function computes, and for no maximum."""
+    whole, _, part = name.partition("|")
+    root = NAMED.get(whole)
+    if root is None or root.check is None or (part and not part.endswith(";")) or "|" in part:
+        return
+    root.check()
+    refuse_no_maximum(root.runner.graph, lead)
+
+
+def _run(
+    graph: str, tensors: list[torch.Tensor], numbers: list[float], lead: list[int]
+) -> list[torch.Tensor]:
+    runner, lead = runner_named(graph), tuple(lead)
+    if wants_gradients(tuple(tensors)):
+        raise GradientError(
+            f"{runner.graph.name}: this program was decomposed for inference, so its results have "
+            "no gradients; run it under torch.no_grad()"
+        )
+    check(graph, lead)
+    values = values_of(runner.specs, tensors, numbers)
+    return [*runner.computed(values, lead, tensors[0].device)]
+
+
+def _run_fake(
+    graph: str, tensors: list[torch.Tensor], numbers: list[float], lead: list[int]
+) -> list[torch.Tensor]:
+    shapes, device = runner_named(graph).specialization.shapes(tuple(lead)), tensors[0].device
+    return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes]
+
+
+LIBRARY.impl("run", _run, "CompositeExplicitAutograd")
+register_fake("htile::run", _run_fake, lib=LIBRARY)

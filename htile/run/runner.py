@@ -1,0 +1,176 @@
+"""A graph as a function of tensors: kernels on a GPU, the reference elsewhere; see `Runner`.
+
+Calls that are differentiated are made of runners: one for the forward graph, one for each backward
+graph. So are calls that torch compiles or exports (`ops.py`): there a runner is one operation of
+torch's graph, which knows it by its `name`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..build.arch import Arch, arch_of_capability
+from ..errors import UnsupportedError
+from ..frontend.graph import Graph, Output, Role
+from ..frontend.ops import Op
+from ..frontend.reference import evaluate
+from ..frontend.roles import PLAIN, Call, Spec
+from ..lower import run_passes
+from .kernel import Kernel
+from .launch import Launch, Request, prepare, run
+from .operands import runs_kernels, tensor_key, without_modes
+from .specialize import Specialization
+
+if TYPE_CHECKING:
+    from .gradients import Derivative
+
+Result = TypeVar("Result")
+OF_ROWS = (Role.ROW, Role.PER_ROW)
+MAX_LAUNCHES = 256  # remembered of one graph
+
+
+def keep(known: dict, key: object, value: object) -> None:
+    """Remember a value; of too many all are forgotten at once."""
+    if len(known) >= MAX_LAUNCHES:
+        known.clear()
+    known[key] = value
+
+
+class Parameters(NamedTuple):
+    """The name of a graph and of its arguments, in place of a user's signature."""
+
+    name: str
+    names: tuple[str, ...]
+
+
+class Runner:
+    """Runs one graph on tensors of any device, and remembers the launches.
+
+    specs: what its arguments are, in the order in which `__call__` takes them.
+    like: a graph whose numerics the kernel takes over, so that common results have the same bits.
+    inner: for each argument of rows how many of its dimensions are those of a row.
+    part: for a graph that comes of another one's, that one's runner, and which graph it is.
+    """
+
+    def __init__(
+        self, graph: Graph, specs: tuple[Spec, ...], fastmath: bool, wanted: dict,
+        like: Specialization | None = None, part: tuple[Runner, str] | None = None,
+    ):  # fmt: skip
+        self.graph, self.specs = graph, specs
+        self.parameters = Parameters(graph.name, tuple(spec.name for spec in specs))
+        self.fastmath, self.wanted, self.like, self._part = fastmath, wanted, like, part
+        with without_modes():
+            self.specialization = Specialization(specs, graph, run_passes(graph))
+        self.inner = {spec.name: len(spec.inner) for spec in specs if spec.role in OF_ROWS}
+        self.derivatives: dict[object, Derivative | None] = {}
+        self._launches: dict[object, tuple[Launch, bool]] = {}
+
+    @cached_property
+    def name(self) -> str:
+        """The name by which torch's graphs call it; see htile.run.ops."""
+        from .ops import content_name  # which few processes need
+
+        if self._part is None:
+            return f"{content_name(self)}!"  # no root of a compiled graph; see `ops.Root`
+        of, which = self._part
+        return f"{of.name}|{which}"
+
+    @cached_property
+    def of_terms(self) -> Runner:
+        """A runner of what each row adds, where the results of the graph are sums over all rows."""
+        outputs = tuple(
+            o if o.over is None else replace(o, over=None, dtype=self.graph[o.id].value.dtype)
+            for o in self.graph.outputs
+        )
+        graph = replace(self.graph, outputs=outputs)
+        return Runner(graph, self.specs, self.fastmath, self.wanted, part=(self, "terms"))
+
+    def __call__(self, values: tuple, lead: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+        """The graph's results, in order."""
+        first = next(v for v in values if isinstance(v, torch.Tensor))
+        if torch._C._len_torch_dispatch_stack() or type(first) not in PLAIN:
+            from .ops import run_in_graph  # which few processes need
+
+            return run_in_graph(self, values, lead)
+        return self.computed(values, lead, first.device)
+
+    def computed(
+        self, values: tuple, lead: tuple[int, ...], device: torch.device
+    ) -> tuple[torch.Tensor, ...]:
+        """The results as numbers; `__call__` leaves it to torch's modes what they make of it."""
+        if not runs_kernels(device):
+            given = dict(zip(self.parameters.names, values, strict=True))
+            return tuple(pytree.tree_leaves(evaluate(self.graph, given, lead=lead)))
+        key = lead, *(tensor_key(v) for v in values if isinstance(v, torch.Tensor))
+        found = self._launches.get(key)
+        if found is None:
+            arch = arch_of_capability(torch.cuda.get_device_capability(device))
+            known = [launch for launch, _ in self._launches.values()]
+
+            def prepared(request: Request) -> Launch:
+                return prepare(request, device, known)
+
+            found = self._lowered(prepared, values, lead, arch, device)
+            keep(self._launches, key, found)
+        launch, is_of_terms = found
+        results = tuple(pytree.tree_leaves(run(launch, values)))
+        if not is_of_terms:
+            return results
+        both = zip(results, self.graph.outputs, strict=True)
+        return tuple(over_rows(result, output, 0, len(lead)) for result, output in both)
+
+    def _lowered(
+        self, lower: Callable[[Request], Result], values: tuple, lead: tuple[int, ...], arch: Arch,
+        gpu: torch.device | None = None,
+    ) -> tuple[Result, bool]:  # fmt: skip
+        """What `lower` makes of a call, and whether its results are the terms of each row.
+
+        They are where no kernel adds up rows as long as these. torch does so then.
+        """
+        try:
+            return lower(self._request(self.specialization, values, lead, arch, gpu)), False
+        except UnsupportedError:
+            if not self.graph.over_rows:
+                raise
+        return lower(self._request(self.of_terms.specialization, values, lead, arch, gpu)), True
+
+    def _request(
+        self, of: Specialization, values: tuple, lead: tuple[int, ...], arch: Arch,
+        gpu: torch.device | None,
+    ) -> Request:  # fmt: skip
+        """The call as plans are made for it."""
+        call, own = Call(self.specs, self.graph.n, lead), (self.fastmath, self.wanted)
+        request = Request(self.parameters, *own, call, of, values)
+        if self.like is None:
+            return request
+        usual = replace(request, specialization=self.like).lower(arch, gpu).plan
+        return replace(request, wanted={**self.wanted, **usual.numerics.properties()})
+
+    def kernel(self, values: tuple, lead: tuple[int, ...], arch: Arch) -> Kernel:
+        """The kernel of a call with tensors of any device."""
+
+        def lower(request: Request) -> Kernel:
+            return Kernel(request.lower(arch), arch.name, request.copied)
+
+        return self._lowered(lower, values, lead, arch)[0]
+
+    def shapes(self, lead: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """The shapes of the results for rows of this leading shape."""
+        return [shape for shape, _ in self.specialization.shapes(lead)]
+
+
+def over_rows(result: torch.Tensor, output: Output, first: int, end: int) -> torch.Tensor:
+    """A result over all rows, of what each row adds; other results as they are.
+
+    first, end: which of the leading dimensions are reduced.
+    """
+    if output.over is None:
+        return result
+    reduce = torch.sum if output.over is Op.SUM else torch.amax
+    return reduce(result, tuple(range(first, end))).to(output.dtype)

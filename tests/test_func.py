@@ -1,0 +1,177 @@
+"""torch.func of row-wise functions: gradients, one for each sample, Jacobians, second order.
+
+They are held against torch's own functions in float64.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import functional_call, grad, hessian, jacrev, jvp, vjp, vmap
+from torch.utils._pytree import tree_map
+
+import htile
+from htile import GradientError, UnsupportedError
+
+M, N, B = 5, 8, 3
+
+
+@htile.rowwise
+def softmax(x):
+    return torch.softmax(x, -1)
+
+
+@htile.rowwise
+def rmsnorm(x, weight, eps: float = 1e-6):
+    return x * torch.rsqrt((x * x).mean() + eps) * weight
+
+
+@htile.rowwise
+def added(x, y):
+    return x * y.exp()
+
+
+@htile.rowwise
+def loss(x, target: htile.PerRow):
+    return torch.logsumexp(x, -1) - x[target]
+
+
+def plain_softmax(x):
+    return torch.softmax(x, -1)
+
+
+def plain_rmsnorm(x, weight, eps=1e-6):
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps) * weight
+
+
+def plain_loss(x, target):
+    return F.cross_entropy(x, target, reduction="none")
+
+
+def row(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def total(function):
+    """A number that depends on each result in another way."""
+    return lambda *given: (function(*given).sin() + 1).square().sum()
+
+
+def check(make, ours, right, *tensors):
+    """Assert that a transform of our function gives what it gives of torch's in float64."""
+    wide = [t.double() if t.is_floating_point() else t for t in tensors]
+    found, exact = make(ours)(*tensors), make(right)(*wide)
+    torch.testing.assert_close(
+        tree_map(torch.Tensor.double, found), exact, rtol=1e-4, atol=1e-5
+    )
+
+
+OF_BOTH = {
+    "grad": (lambda f: grad(total(f), (0, 1)), row(M, N)),
+    "the gradient of a weight alone": (lambda f: grad(total(f), 1), row(M, N)),
+    "vjp": (lambda f: lambda x, w: vjp(f, x, w)[1](x + 1), row(M, N)),
+    "jacrev": (lambda f: jacrev(f, (0, 1)), row(M, N)),
+    "one for each sample": (lambda f: vmap(grad(total(f), (0, 1)), (0, None)), row(B, M, N)),
+    "samples of one row": (lambda f: vmap(grad(total(f), (0, 1)), (0, None)), row(B, N)),
+    "samples in the last dimension": (
+        lambda f: vmap(grad(total(f), (0, 1)), (2, None), 1), row(M, N, B)
+    ),
+    "of a batch": (lambda f: grad(total(vmap(f, (0, None))), (0, 1)), row(B, M, N)),
+    "of batches": (
+        lambda f: vmap(vmap(grad(total(f), (0, 1)), (0, None)), (0, None)), row(2, B, M, N)
+    ),
+    "second order": (lambda f: grad(total(grad(total(f))), (0, 1)), row(M, N)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_BOTH)
+def test_gradients_of_rows_and_of_what_they_share(name):
+    make, x = OF_BOTH[name]
+    check(make, rmsnorm, plain_rmsnorm, x, row(N, seed=1))
+
+
+@pytest.mark.parametrize("make", [
+    lambda f: grad(total(f)), lambda f: vmap(grad(total(f))), lambda f: jacrev(jacrev(total(f))),
+    lambda f: grad(total(grad(total(f)))), lambda f: vmap(jacrev(f)),
+])  # fmt: skip
+def test_gradients_of_rows(make):
+    check(make, softmax, plain_softmax, row(M, N))
+
+
+def test_losses_of_samples():
+    targets = torch.arange(B * M).view(B, M) % N
+    for make in (grad, lambda f: vmap(grad(f))):
+        for reduce in (torch.sum, torch.mean):
+            check(lambda f, m=make, r=reduce: m(lambda x, t: r(f(x, t))), loss, plain_loss,
+                  row(B, M, N) if make is not grad else row(M, N),
+                  targets if make is not grad else targets[0])  # fmt: skip
+
+
+def test_rows_that_repeat():
+    check(lambda f: grad(total(f), (0, 1)), added, lambda x, y: x * y.exp(), row(M, N), row(1, N))
+
+
+def test_autograd_outside_of_a_transform():
+    for make in (lambda f: vmap(f, (0, None)), lambda f: lambda x, w: grad(total(f))(x[0], w)):
+        def outer(f, make=make):
+            def run(x, w):
+                x, w = (t.clone().requires_grad_() for t in (x, w))
+                return torch.autograd.grad(make(f)(x, w).sin().sum(), (x, w))
+
+            return run
+
+        check(outer, rmsnorm, plain_rmsnorm, row(B, M, N), row(N, seed=1))
+
+
+def test_a_module_as_a_function():
+    class Norm(torch.nn.Module):
+        def __init__(self, norm):
+            super().__init__()
+            self.weight, self.norm = torch.nn.Parameter(row(N, seed=1)), norm
+
+        def forward(self, x):
+            return self.norm(x, self.weight)
+
+    def of(norm):
+        module = Norm(norm)
+
+        def run(x):
+            given = {"weight": module.weight.detach().to(x.dtype)}
+            return grad(lambda given: total(lambda x: functional_call(module, given, x))(x))(given)
+
+        return run
+
+    check(of, rmsnorm, plain_rmsnorm, row(M, N))
+
+
+def test_gradients_have_the_dtypes_of_arguments_and_integers_none():
+    found = grad(total(lambda x, w: rmsnorm(x, w).float()), (0, 1))(row(M, N).bfloat16(), row(N))
+    assert [each.dtype for each in found] == [torch.bfloat16, torch.float32]
+    double = htile.rowwise(lambda x: x * 2)
+    assert not grad(lambda x: double(x.int()).sum() + x.sum() * 0)(row(M, N)).any()
+
+
+FORWARD = {
+    "jvp": lambda x: jvp(softmax, (x,), (x,)),
+    "jvp of grad": lambda x: jvp(grad(total(softmax)), (x,), (x,)),
+    "grad of jvp": lambda x: grad(lambda x: jvp(softmax, (x,), (x,))[1].sum())(x),
+    "jvp of vmap": lambda x: jvp(vmap(softmax), (x,), (x,)),
+    "vmap of jvp": lambda x: vmap(lambda x: jvp(softmax, (x,), (x,))[1])(x),
+    "hessian": hessian(total(softmax)),
+}
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_forward_mode_tangents_are_refused_not_dropped(name):
+    with pytest.raises(GradientError, match="forward-mode tangent"):
+        FORWARD[name](row(M, N))
+
+
+def test_what_is_refused():
+    x, w = row(M, N), row(B, N)
+    with pytest.raises(UnsupportedError, match="vmap maps over weight, which all rows"):
+        vmap(grad(total(rmsnorm)))(row(B, M, N), w)
+    with pytest.raises(UnsupportedError, match=r"softmax: out= inside torch\.func"):
+        grad(lambda x: softmax(x, out=torch.empty(M, N)).sum())(x)
+    weight = row(N).requires_grad_()
+    with pytest.raises(GradientError, match="for each element of the batch"):
+        vmap(grad(lambda x: total(rmsnorm)(x, weight)))(row(B, M, N)).sum().backward()
