@@ -39,7 +39,7 @@ LEFT_OUT = {
     "logsumexp", "softmax", "log_softmax", "cosine_similarity",
     "permute", "t", "narrow", "split", "chunk", "tensor_split", "unbind", "transpose", "swapaxes",
     "swapdims", "movedim", "moveaxis", "unflatten", "flatten", "ravel", "select", "roll", "cat",
-    "concat", "concatenate", "stack", "split_with_sizes",
+    "concat", "concatenate", "stack", "split_with_sizes", "dropout",
     "float_power",  # torch gives float64
 }  # fmt: skip
 OWN = {}  # a spelling of each function

@@ -130,7 +130,7 @@ MISTAKES = {
     "dot of matrices": (lambda x: x.view(2, 4).dot(x), ShapeError, "expected a row;"),
     "einsum": (lambda x: torch.einsum("i,i->", x, x), UnsupportedError, "write a @ b"),
     "outer": (lambda x, y: torch.outer(x, y), UnsupportedError, "a[:, None] * b"),
-    "F.linear": (lambda x, y: F.linear(x, y), UnsupportedError, "F.linear is not supported"),
+    "F.linear": (lambda x, y: F.linear(x, y), UnsupportedError, "annotate the weight"),
     "F.dropout": (lambda x: F.dropout(x), UnsupportedError, "random numbers"),
     "erfinv": (lambda x: torch.erfinv(x), UnsupportedError, "torch.erfinv is not supported"),
     "device": (lambda x: torch.ones(2, device=x.device), TraceError, "leave device out"),
