@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from .frontend.graph import Role
 from .frontend.over_rows import Term, terms_marked
-from .frontend.roles import classify
+from .frontend.roles import Spec, classify
 from .run.rowwise import Rowwise
 from .run.vmap import bodies_as_written
 
@@ -69,11 +69,16 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
 
         none = pytree.tree_map(lambda t: t[:0], run(filled))
         return _of_all_rows([none], call.lead)
-    # of what all rows share, a row takes a part
-    sizes = (s.inner[s.role is Role.COLUMN and len(s.inner) > 1 :] for s in call.specs)
-    step = max(1, CHUNK // max(map(math.prod, sizes)))
+    step = max(1, CHUNK // max(map(_elements, call.specs)))
     chunks = [run(lambda v, k=k: v[k : k + step]) for k in range(0, rows, step)]
     return _of_all_rows(chunks, call.lead)
+
+
+def _elements(spec: Spec) -> int:
+    """How many elements a row takes of an argument: of what all rows share, a part."""
+    if spec.role is Role.MATRIX:
+        return max(spec.inner)
+    return math.prod(spec.inner[spec.role is Role.COLUMN and len(spec.inner) > 1 :])
 
 
 class _Products(TorchFunctionMode):

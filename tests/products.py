@@ -104,6 +104,8 @@ def arguments(f, m, n, k, dtype=BF16, device="cpu", seed=0):
         mlp: lambda: (normal(k, n, scale=n**-0.5),),
         three: lambda: (normal(n, k, scale=k**-0.5), normal(n, k, scale=k**-0.5)),
     }
+    if f is packed_swiglu:
+        return x, normal(2 * n, k, scale=k**-0.5)
     if f is matmul:
         return x, normal(k, n, scale=k**-0.5)
     if f is project:

@@ -17,7 +17,7 @@ MEMORY_BYTES_PER_CYCLE = 20  # that it gets from memory, if all of them load
 TILE_CYCLES = 1500  # for what nothing hides of a tile: the first loads, and what follows the sums
 ELEMENT_CYCLES = 0.03  # for what is computed of an element, and stored
 
-CLOSE = 1.03  # Of tiles whose times differ by no more than this, the largest is taken.
+CLOSE = 1.03  # Of tiles whose times differ by no more than this, that which loads least is taken.
 SHARED_BYTES = 200 * 1024  # for the stages of a thread block
 COLUMNS = (256, 224, 192, 160, 128, 96, 64)  # of a tile
 CLUSTERS = (2, 1)  # thread blocks along the rows that share the matrix's tiles
@@ -46,8 +46,21 @@ def choose_tile(kernel: Fused, major: str, rows: int, processors: int) -> Tile |
         if tile.cluster == 1 or rows > tile.rows * (tile.cluster - 1)  # no thread block is idle
     ]  # fmt: skip
     times = [cycles(kernel, tile, rows, processors) for tile in found]
-    limit = CLOSE * min(times, default=0)
-    return next((tile for tile, time in zip(found, times, strict=True) if time <= limit), None)
+    close = [
+        tile for tile, time in zip(found, times, strict=True) if time <= CLOSE * min(times)
+    ]  # fmt: skip
+    return min(close, key=lambda tile: loaded(kernel, tile, rows), default=None)
+
+
+def _clusters(kernel: Fused, tile: Tile, rows: int) -> int:
+    columns = tile.columns // len(kernel.operands)
+    return ceil(rows / (tile.rows * tile.cluster)) * ceil(kernel.n / columns)
+
+
+def loaded(kernel: Fused, tile: Tile, rows: int) -> float:
+    """How many rows of both operands all thread blocks load of L2; a cluster shares columns."""
+    of_each = (tile.a_rows or tile.rows) + tile.columns / tile.cluster
+    return _clusters(kernel, tile, rows) * tile.cluster * of_each
 
 
 def _for_rows(tile: Tile, rows: int) -> Tile:
@@ -61,16 +74,15 @@ def _for_rows(tile: Tile, rows: int) -> Tile:
 
 def cycles(kernel: Fused, tile: Tile, rows: int, processors: int) -> float:
     """About how long the kernel takes on a GPU."""
-    columns = tile.columns // len(kernel.operands)
     k = kernel.operands[0].product.k
-    clusters = ceil(rows / (tile.rows * tile.cluster)) * ceil(kernel.n / columns)
+    clusters = _clusters(kernel, tile, rows)
     waves = ceil(clusters / (processors // tile.cluster))
     own_rows = tile.a_rows or tile.rows
     from_l2 = 2 * (own_rows + tile.columns / tile.cluster) / BYTES_PER_CYCLE
     products = tile.rows * tile.columns / PRODUCTS_PER_CYCLE
     multiplied = k * max(products, from_l2)
     # All that is read of memory, by those multiprocessors that are at work: few rows wait for it.
-    busy = clusters * tile.cluster / waves
+    busy = min(clusters * tile.cluster, processors)
     read = 2 * k * (rows + kernel.n * len(kernel.operands)) / (MEMORY_BYTES_PER_CYCLE * busy)
     after = TILE_CYCLES + ELEMENT_CYCLES * tile.rows * tile.columns
     return max(waves * multiplied, read) + waves * after
