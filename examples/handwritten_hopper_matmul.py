@@ -15,7 +15,8 @@ import torch
 from cutlass import Int32
 
 from examples.handwritten_matmul import error_bound
-from htile.matmul import MatmulKernelContext, MatmulTileConfig, TileRows
+from htile.compute.tile_rows import TileRows
+from htile.matmul import MatmulKernelContext, MatmulTileConfig
 from htile.utils import make_fake_tensor
 
 DTYPES = {torch.float16: cutlass.Float16, torch.bfloat16: cutlass.BFloat16}

@@ -1,10 +1,10 @@
-"""Kernels in which rows are products: the tile, the context, and a thread's rows of a tile.
+"""Kernels in which rows are products: the tile and the context.
 
 A thread block loads tiles of both operands through shared memory, and its warpgroups multiply them
 on the tensor cores (wgmma). One warp loads, and one or two warpgroups of 128 threads multiply. A
 block is persistent: it goes from tile to tile, and loads the next one while the last one is worked
-on and stored. What follows a product is written for a thread's rows of the tile (`TileRows`), a
-chunk of columns at a time (`TileChunk`), as row kernels are.
+on and stored. What follows a product is written for a thread's rows of the tile
+(`htile/compute/tile_rows.py`), a chunk of columns at a time, as row kernels are.
 
 Products are summed over K in order, and no sum is split. So the bits of a row depend on that row
 and the matrix alone: not on the tile, the cluster, the number of rows or the place in the batch.
@@ -18,21 +18,17 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import BFloat16, Float32, Int32, Int64, const_expr
-from cutlass.cute.nvgpu import warp, warpgroup
+from cutlass import BFloat16, Float32, Int64, const_expr
+from cutlass.cute.nvgpu import warpgroup
 from cutlass.memory import SmemAllocator
 
-from htile.compute.conversion import convert
-from htile.compute.reduce import make_vector, thread_reduce, warp_reduce
+from htile.compute.tile_rows import BLOCK, WARPGROUP
 from htile.copy.tma import GlobalToSharedLoader, SharedToGlobalStorer
 from htile.types.register import AccumulatorMap, AccumulatorTile, WarpLayout
 from htile.types.shared import SharedTile
 from htile.utils import Static
 
-WARPGROUP = 128  # threads
-BLOCK = 64  # rows that one instruction of a warpgroup multiplies
 K_CHUNK = 64  # elements of K that are loaded as one stage
-QUAD = 4  # lanes that have the columns of one row of a tile
 
 
 @dataclass(frozen=True)
@@ -294,168 +290,3 @@ class MatmulKernelContext(Static):
             release.advance()
         warpgroup.wait_group(0)
         self.pipeline.consumer_release(release)
-
-
-class TileRows(Static):
-    """The rows of one tile as a thread has them: two of each 64, and of these a quarter."""
-
-    def __init__(self, ctx: MatmulKernelContext, index):
-        self.ctx, self.config = ctx, ctx.config
-        c, self.tile = ctx.config, ctx.tile_at(index)
-        self.thread = ctx.tidx - WARPGROUP  # of those that multiply
-        self.places, self.vec_size = c.places, c.chunk // QUAD
-        self.m, self.n = self.tile[0] * c.tile[0], self.tile[1] * c.columns
-        if const_expr(c.stored is not None):
-            atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), c.stored)
-            mma = c.tiled_mma(1)
-            self.copy = cute.make_tiled_copy_S(atom, cute.make_tiled_copy_C_atom(atom, mma))
-            self.tRsO = self.copy.get_slice(ctx.tidx % WARPGROUP).partition_D(ctx.storer.sT)
-            self.rO = cute.make_rmem_tensor(self.tRsO.shape[:3], c.stored)
-
-    def row(self, r: int):
-        """The row of the whole product that is the thread's r-th."""
-        return self.m + self.places.row(self.thread, r)
-
-    def load_row_value(self, mT: cute.Tensor) -> cute.TensorSSA:
-        """An element of a tensor (M,) for each row. Behind the last row it is the last one's."""
-        last = self.ctx.shape[0] - 1
-        count = self.places.num_rows
-        values = [mT[cutlass.min(self.row(r), last)] for r in range(count)]
-        return make_vector(values, (count,), mT.element_type)
-
-    def chunks(self):
-        """The chunks of all rows, which are to be worked on one after the other."""
-        c = self.config
-        count = c.columns // c.chunk
-        for block in range(c.blocks):
-            for k in range(count):
-                self.has_stored = False
-                for half in range(2):
-                    yield TileChunk(self, k, 2 * block + half)
-                if self.has_stored:
-                    self._flush(k, block, block * count + k)
-
-    @cute.jit
-    def _flush(self, k: cutlass.Constexpr, block: cutlass.Constexpr, count: cutlass.Constexpr):
-        """Store the chunk that all rows of a block have by now."""
-        ctx, c = self.ctx, self.config
-        stage = ctx.group * c.STORE_STAGES + count % c.STORE_STAGES
-        if ctx.warp % 4 == 0:
-            SharedToGlobalStorer.wait(c.STORE_STAGES - 1)
-        cute.arch.barrier(barrier_id=1 + ctx.group, number_of_threads=WARPGROUP)
-        cute.copy(self.copy, self.rO, self.tRsO[None, None, None, stage])
-        cute.arch.fence_proxy("async.shared", space="cta")
-        cute.arch.barrier(barrier_id=1 + ctx.group, number_of_threads=WARPGROUP)
-        if ctx.warp % 4 == 0:
-            row = self.tile[0] * (c.tile[0] // BLOCK) + ctx.group + c.warp_groups * block
-            ctx.storer.store(stage, (row, self.tile[1] * (c.columns // c.chunk) + k))
-
-
-class TileChunk(Static):
-    """Some columns of one of a thread's rows.
-
-    A thread has 2 of each 8 columns. Its elements are a vector, in the order of the columns.
-    """
-
-    def __init__(self, rows: TileRows, k: int, r: int):
-        self.rows, self.k, self.r = rows, k, r
-        self.vec_size = rows.vec_size
-        self.layout = cute.make_layout((2, self.vec_size // 2), stride=(1, 4))
-        self.n = rows.n + k * rows.config.chunk + rows.places.column(rows.thread, 0)
-
-    def read(self, product: int = 0) -> cute.TensorSSA:
-        """The elements of a product, in float32."""
-        c = self.rows.config
-        first = (product * c.columns + self.k * c.chunk) // QUAD
-        return self.rows.ctx.acc.load_row(self.r, first, self.vec_size)
-
-    def of(self, values):
-        """What this row has of values that a thread has one a row of."""
-        return values[self.r] if isinstance(values, cute.TensorSSA) else values
-
-    @property
-    def columns(self) -> list:
-        """The numbers of the columns."""
-        return [self.n + 8 * (i // 2) + i % 2 for i in range(self.vec_size)]
-
-    @property
-    def cols(self) -> cute.TensorSSA:
-        """The numbers of the columns, as a vector."""
-        return make_vector(self.columns, (self.vec_size,), Int32)
-
-    @property
-    def offsets(self) -> cute.TensorSSA:
-        """How far behind the first column of the thread each of its columns is."""
-        return make_vector([Int32(8 * (i // 2) + i % 2) for i in range(self.vec_size)],
-                           (self.vec_size,), Int32)  # fmt: skip
-
-    def offset_of(self, column):
-        """How far behind the first column of the thread this one is."""
-        return column - self.n
-
-    def load_column(self, mW: cute.Tensor, in_pairs: bool = True) -> cute.TensorSSA:
-        """The elements of a vector (N,). Behind its end they are other elements of it.
-
-        in_pairs: whether two neighbours may be loaded at a time: N is even, and so is the address.
-        """
-        return self._load(mW, mW.shape[0], in_pairs)
-
-    def load_row(self, mX: cute.Tensor, in_pairs: bool = True) -> cute.TensorSSA:
-        """The elements of a tensor (M, N). Out of its bounds they are other elements of it."""
-        m = cutlass.min(self.rows.row(self.r), self.rows.ctx.shape[0] - 1)
-        return self._load(mX[m, None], mX.shape[1], in_pairs)
-
-    def _load(self, row: cute.Tensor, n, in_pairs: bool) -> cute.TensorSSA:
-        dtype, values = row.element_type, []
-        if not in_pairs:
-            for column in self.columns:
-                values.append(row[cutlass.min(column, n - 1)])
-            return make_vector(values, (self.vec_size,), dtype)
-        found = cute.make_rmem_tensor((2, self.vec_size // 2), dtype)
-        for j in range(self.vec_size // 2):
-            at = row.iterator + cutlass.min(self.n + 8 * j, n - 2)
-            pair = cute.make_tensor(at.align(2 * dtype.width // 8), cute.make_layout(2))
-            cute.autovec_copy(pair, found[None, j])
-        return found.load().reshape((self.vec_size,))
-
-    def group_reduce(self, value: cute.TensorSSA, op, size: int) -> cute.TensorSSA:
-        """The reduction of the chunk, which is a group of columns, in all its elements."""
-        assert size == self.rows.config.chunk, "a group is a chunk"
-        return warp_reduce(thread_reduce(value, op), op, QUAD)
-
-    def store(self, value) -> None:
-        """Store the elements of the result that is stored as whole tiles."""
-        rows = self.rows
-        rows.has_stored = True
-        view = cute.make_tensor(rows.rO.iterator + 2 * (self.r % 2), self.layout)
-        value = cute.full((self.vec_size,), value) if isinstance(value, cutlass.Numeric) else value
-        view.store(convert(value, rows.config.stored).reshape(view.shape))
-
-    @cute.jit
-    def store_direct(self, mO, value, in_pairs: cutlass.Constexpr = True):
-        """Store the elements of a result (M, N) without staging."""
-        m = self.rows.row(self.r)
-        stored = convert(value, mO.element_type)
-        elements = cute.make_rmem_tensor((2, self.vec_size // 2), mO.element_type)
-        elements.store(stored.reshape(elements.shape))
-        for j in cutlass.range_constexpr(self.vec_size // 2):
-            n = self.n + 8 * j
-            if const_expr(in_pairs):
-                at = mO[m, None].iterator + n
-                pair = cute.make_tensor(
-                    at.align(2 * mO.element_type.width // 8), cute.make_layout(2)
-                )
-                if m < mO.shape[0] and n < mO.shape[1]:
-                    cute.autovec_copy(elements[None, j], pair)
-            else:
-                for i in cutlass.range_constexpr(2):
-                    if m < mO.shape[0] and n + i < mO.shape[1]:
-                        mO[m, n + i] = elements[i, j]
-
-    @cute.jit
-    def store_group(self, mP, value):
-        """Store the chunk's element of a result (M, groups)."""
-        m, chunks = self.rows.row(self.r), self.rows.config.columns // self.rows.config.chunk
-        group = self.rows.tile[1] * chunks + self.k
-        if self.rows.thread % QUAD == 0 and m < mP.shape[0] and group < mP.shape[1]:
-            mP[m, group] = value

@@ -174,7 +174,8 @@ class _Text:
             f"from cutlass import {', '.join(types)}",
             "",
             *(["from htile.compute import math"] if "math." in text else []),
-            "from htile.matmul import MatmulKernelContext, MatmulTileConfig, TileRows",
+            "from htile.compute.tile_rows import TileRows",
+            "from htile.matmul import MatmulKernelContext, MatmulTileConfig",
             "from htile.utils import make_fake_tensor"
             + (", transposed" if "transposed(" in text else ""),
         ]
@@ -226,7 +227,6 @@ class _Text:
             "        ctx.begin()",
             "        index, chunks = ctx.first + 0, Int32(0)",
             "        while index < ctx.total:",
-            "            ctx.multiply(chunks)",
             "            rows = TileRows(ctx, index)",
             *self._body(INDENT * 3),
             "            chunks += ctx.chunks",
@@ -249,6 +249,7 @@ class _Text:
         live = {i for step in computes.values() for i in step.inputs}
         live |= {output.id for output in graph.outputs}
         before, inside, deeper = [], [], indent + INDENT
+        ahead: list[str] = []  # tensors of which the chunks have elements
         operands = {o.input.id: k for k, o in enumerate(self.kernel.operands)}
         for i in graph.inputs:
             if i.id not in live:
@@ -258,10 +259,9 @@ class _Text:
                 inside.append(f"{deeper}{name} = chunk.read({operands[i.id]})")
             elif i.role in (Role.ROW, Role.COLUMN):
                 self.values[i.id] = name = self._numbered("loaded")
-                verb = "load_row" if i.role is Role.ROW else "load_column"
-                pairs = f", in_pairs={self.in_pairs}"
-                inside.append(self._converted(
-                    f"{deeper}{name} = ", f"chunk.{verb}({self.tensors[i.id]}{pairs})", i.dtype))
+                ahead.append(self.tensors[i.id])
+                if i.dtype in CONVERTED:
+                    inside.append(self._converted(f"{deeper}{name} = ", name, i.dtype))
             elif i.role is Role.SCALAR:
                 self.values[i.id] = self.tensors[i.id]
             else:
@@ -279,7 +279,14 @@ class _Text:
             head = f"{deeper if node.value.spread else indent}{self.values[id]} = "
             lines += located(wrapped_expression(head, self._expression(node, step)), node)
         inside += self._stores(deeper)
-        return [*before, f"{indent}for chunk in rows.chunks():", *inside]
+        lines, loop, taken = [], "rows.chunks()", ["chunk"]
+        if ahead:
+            args = [*ahead, f"in_pairs={self.in_pairs}"]
+            lines = wrapped_call(f"{indent}ahead = rows.prefetch(", args, ")")
+            loop = "rows.chunks(ahead)"
+            taken += [f"loaded{k}" for k in range(len(ahead))]
+        lines += [*before, f"{indent}ctx.multiply(chunks)"]
+        return [*lines, f"{indent}for {', '.join(taken)} in {loop}:", *inside]
 
     def _converted(self, start: str, text: str, dtype: torch.dtype) -> str:
         kind = CONVERTED.get(dtype)

@@ -6,7 +6,8 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64
 
 from htile.compute import math
-from htile.matmul import MatmulKernelContext, MatmulTileConfig, TileRows
+from htile.compute.tile_rows import TileRows
+from htile.matmul import MatmulKernelContext, MatmulTileConfig
 from htile.utils import make_fake_tensor
 
 config = MatmulTileConfig(
@@ -53,7 +54,6 @@ def nll_kernel(
         ctx.begin()
         index, chunks = ctx.first + 0, Int32(0)
         while index < ctx.total:
-            ctx.multiply(chunks)
             rows = TileRows(ctx, index)
             given0 = rows.load_row_value(mLabel_0)
             lt1 = math.lt(given0, Int64(0))  # products.py:40
@@ -62,6 +62,7 @@ def nll_kernel(
             maximum0 = math.maximum(where3, Int64(-1))  # products.py:40
             minimum0 = math.minimum(maximum0, Int64(1003))  # products.py:40
             convert0 = math.convert(minimum0, Int32)  # products.py:40
+            ctx.multiply(chunks)
             for chunk in rows.chunks():
                 product0 = chunk.read(0)
                 index0 = chunk.cols

@@ -6,19 +6,20 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32
 
 from htile.compute import math
-from htile.matmul import MatmulKernelContext, MatmulTileConfig, TileRows
+from htile.compute.tile_rows import TileRows
+from htile.matmul import MatmulKernelContext, MatmulTileConfig
 from htile.utils import make_fake_tensor, transposed
 
 config = MatmulTileConfig(
     BFloat16,
-    tile=(64, 256),
-    cluster=(4, 1),
-    stages=5,
+    tile=(128, 128),
+    cluster=(2, 1),
+    stages=6,
     products=1,
     majors=("mn",),
     chunk=128,
     stored=None,
-    warp_groups=1,
+    warp_groups=2,
 )
 
 
@@ -52,11 +53,12 @@ def project_kernel(
         ctx.begin()
         index, chunks = ctx.first + 0, Int32(0)
         while index < ctx.total:
-            ctx.multiply(chunks)
             rows = TileRows(ctx, index)
-            for chunk in rows.chunks():
+            ahead = rows.prefetch(mResidual_0, in_pairs=True)
+            ctx.multiply(chunks)
+            for chunk, loaded0 in rows.chunks(ahead):
                 product0 = chunk.read(0)
-                loaded0 = math.convert(chunk.load_row(mResidual_0, in_pairs=True), Float32)
+                loaded0 = math.convert(loaded0, Float32)
                 add0 = product0 + loaded0  # products.py:51
                 mul0 = add0 * add0  # products.py:52
                 grouped0 = chunk.group_reduce(mul0, cute.ReductionOp.ADD, 128)

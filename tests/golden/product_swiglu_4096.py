@@ -6,7 +6,8 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Int32
 
 from htile.compute import math
-from htile.matmul import MatmulKernelContext, MatmulTileConfig, TileRows
+from htile.compute.tile_rows import TileRows
+from htile.matmul import MatmulKernelContext, MatmulTileConfig
 from htile.utils import make_fake_tensor
 
 config = MatmulTileConfig(
@@ -53,8 +54,8 @@ def swiglu_kernel(
         ctx.begin()
         index, chunks = ctx.first + 0, Int32(0)
         while index < ctx.total:
-            ctx.multiply(chunks)
             rows = TileRows(ctx, index)
+            ctx.multiply(chunks)
             for chunk in rows.chunks():
                 product0 = chunk.read(0)
                 product1 = chunk.read(1)

@@ -1,0 +1,235 @@
+"""A thread's rows of a tile of products, and the chunks of columns that it works on.
+
+What is emitted for rows that are products calls these: a chunk has the elements of the products, of
+other rows and of columns, reduces groups of columns, and stores results.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, const_expr
+from cutlass.cute.nvgpu import warp
+
+from htile.compute.conversion import convert
+from htile.compute.reduce import make_vector, thread_reduce, warp_reduce
+from htile.copy.tma import SharedToGlobalStorer
+from htile.utils import Static
+
+if TYPE_CHECKING:
+    from htile.matmul import MatmulKernelContext
+
+WARPGROUP = 128  # threads
+BLOCK = 64  # rows that one instruction of a warpgroup multiplies
+QUAD = 4  # lanes that have the columns of one row of a tile
+
+
+class TileRows(Static):
+    """The rows of one tile as a thread has them: two of each 64, and of these a quarter."""
+
+    def __init__(self, ctx: MatmulKernelContext, index):
+        self.ctx, self.config = ctx, ctx.config
+        c, self.tile = ctx.config, ctx.tile_at(index)
+        self.thread = ctx.tidx - WARPGROUP  # of those that multiply
+        self.places, self.vec_size = c.places, c.chunk // QUAD
+        self.m, self.n = self.tile[0] * c.tile[0], self.tile[1] * c.columns
+        if const_expr(c.stored is not None):
+            atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), c.stored)
+            mma = c.tiled_mma(1)
+            self.copy = cute.make_tiled_copy_S(atom, cute.make_tiled_copy_C_atom(atom, mma))
+            self.tRsO = self.copy.get_slice(ctx.tidx % WARPGROUP).partition_D(ctx.storer.sT)
+            self.rO = cute.make_rmem_tensor(self.tRsO.shape[:3], c.stored)
+
+    def row(self, r: int):
+        """The row of the whole product that is the thread's r-th."""
+        return self.m + self.places.row(self.thread, r)
+
+    def load_row_value(self, mT: cute.Tensor) -> cute.TensorSSA:
+        """An element of a tensor (M,) for each row. Behind the last row it is the last one's."""
+        last = self.ctx.shape[0] - 1
+        count = self.places.num_rows
+        values = [mT[cutlass.min(self.row(r), last)] for r in range(count)]
+        return make_vector(values, (count,), mT.element_type)
+
+    def prefetch(self, *tensors: cute.Tensor, in_pairs: bool = True) -> LoadedAhead:
+        """What the chunks have of tensors (M, N) and (N,). The first chunks are loaded now."""
+        return LoadedAhead(self, tensors, in_pairs)
+
+    def chunks(self, ahead: LoadedAhead | None = None):
+        """The chunks of all rows, which are to be worked on one after the other.
+
+        ahead: from `prefetch`; the elements of its tensors are given with each chunk.
+        """
+        c = self.config
+        count = c.columns // c.chunk
+        for i in range(c.blocks * count):
+            self.has_stored = False
+            loaded = None if ahead is None else ahead.take(i)
+            for half in range(2):
+                chunk = TileChunk(self, i % count, 2 * (i // count) + half)
+                yield chunk if loaded is None else (chunk, *loaded[half])
+            if self.has_stored:
+                self._flush(i % count, i // count, i)
+
+    @cute.jit
+    def _flush(self, k: cutlass.Constexpr, block: cutlass.Constexpr, count: cutlass.Constexpr):
+        """Store the chunk that all rows of a block have by now."""
+        ctx, c = self.ctx, self.config
+        stage = ctx.group * c.STORE_STAGES + count % c.STORE_STAGES
+        if ctx.warp % 4 == 0:
+            SharedToGlobalStorer.wait(c.STORE_STAGES - 1)
+        cute.arch.barrier(barrier_id=1 + ctx.group, number_of_threads=WARPGROUP)
+        cute.copy(self.copy, self.rO, self.tRsO[None, None, None, stage])
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.barrier(barrier_id=1 + ctx.group, number_of_threads=WARPGROUP)
+        if ctx.warp % 4 == 0:
+            row = self.tile[0] * (c.tile[0] // BLOCK) + ctx.group + c.warp_groups * block
+            ctx.storer.store(stage, (row, self.tile[1] * (c.columns // c.chunk) + k))
+
+
+class LoadedAhead(Static):
+    """The elements of tensors for the chunks of some rows, a few chunks before they are needed.
+
+    Nothing moves a load across the barriers of a store, so it would be waited for in each chunk.
+    """
+
+    DEPTH = 3  # chunks; each takes registers for two rows
+
+    def __init__(self, rows: TileRows, tensors: tuple, in_pairs: bool):
+        self.rows, self.tensors, self.in_pairs = rows, tensors, in_pairs
+        self.per_block = rows.config.columns // rows.config.chunk
+        self.count = rows.config.blocks * self.per_block
+        self.loaded = [self._load(i) for i in range(min(self.DEPTH, self.count))]
+
+    def take(self, i: int) -> list[list]:
+        """What chunk i has, for each of its two rows; another one is loaded in its place."""
+        if i + self.DEPTH < self.count:
+            self.loaded.append(self._load(i + self.DEPTH))
+        return self.loaded[i]
+
+    def _load(self, i: int) -> list[list]:
+        found: list[list] = [[], []]
+        for tensor in self.tensors:
+            is_column = len(tensor.shape) == 1
+            for half in range(2):
+                if is_column and half:  # both rows have the same
+                    found[half].append(found[0][-1])
+                    continue
+                chunk = TileChunk(
+                    self.rows, i % self.per_block, 2 * (i // self.per_block) + half
+                )
+                load = chunk.load_column if is_column else chunk.load_row
+                found[half].append(load(tensor, self.in_pairs))
+        return found
+
+
+class TileChunk(Static):
+    """Some columns of one of a thread's rows.
+
+    A thread has 2 of each 8 columns. Its elements are a vector, in the order of the columns.
+    """
+
+    def __init__(self, rows: TileRows, k: int, r: int):
+        self.rows, self.k, self.r = rows, k, r
+        self.vec_size = rows.vec_size
+        self.layout = cute.make_layout((2, self.vec_size // 2), stride=(1, 4))
+        self.n = rows.n + k * rows.config.chunk + rows.places.column(rows.thread, 0)
+
+    def read(self, product: int = 0) -> cute.TensorSSA:
+        """The elements of a product, in float32."""
+        c = self.rows.config
+        first = (product * c.columns + self.k * c.chunk) // QUAD
+        return self.rows.ctx.acc.load_row(self.r, first, self.vec_size)
+
+    def of(self, values):
+        """What this row has of values that a thread has one a row of."""
+        return values[self.r] if isinstance(values, cute.TensorSSA) else values
+
+    @property
+    def columns(self) -> list:
+        """The numbers of the columns."""
+        return [self.n + 8 * (i // 2) + i % 2 for i in range(self.vec_size)]
+
+    @property
+    def cols(self) -> cute.TensorSSA:
+        """The numbers of the columns, as a vector."""
+        return make_vector(self.columns, (self.vec_size,), Int32)
+
+    @property
+    def offsets(self) -> cute.TensorSSA:
+        """How far behind the first column of the thread each of its columns is."""
+        return make_vector([Int32(8 * (i // 2) + i % 2) for i in range(self.vec_size)],
+                           (self.vec_size,), Int32)  # fmt: skip
+
+    def offset_of(self, column):
+        """How far behind the first column of the thread this one is."""
+        return column - self.n
+
+    def load_column(self, mW: cute.Tensor, in_pairs: bool = True) -> cute.TensorSSA:
+        """The elements of a vector (N,). Behind its end they are other elements of it.
+
+        in_pairs: whether two neighbours may be loaded at a time: N is even, and so is the address.
+        """
+        return self._load(mW, mW.shape[0], in_pairs)
+
+    def load_row(self, mX: cute.Tensor, in_pairs: bool = True) -> cute.TensorSSA:
+        """The elements of a tensor (M, N). Out of its bounds they are other elements of it."""
+        m = cutlass.min(self.rows.row(self.r), self.rows.ctx.shape[0] - 1)
+        return self._load(mX[m, None], mX.shape[1], in_pairs)
+
+    def _load(self, row: cute.Tensor, n, in_pairs: bool) -> cute.TensorSSA:
+        dtype, values = row.element_type, []
+        if not in_pairs:
+            for column in self.columns:
+                values.append(row[cutlass.min(column, n - 1)])
+            return make_vector(values, (self.vec_size,), dtype)
+        found = cute.make_rmem_tensor((2, self.vec_size // 2), dtype)
+        for j in range(self.vec_size // 2):
+            at = row.iterator + cutlass.min(self.n + 8 * j, n - 2)
+            pair = cute.make_tensor(at.align(2 * dtype.width // 8), cute.make_layout(2))
+            cute.autovec_copy(pair, found[None, j])
+        return found.load().reshape((self.vec_size,))
+
+    def group_reduce(self, value: cute.TensorSSA, op, size: int) -> cute.TensorSSA:
+        """The reduction of the chunk, which is a group of columns, in all its elements."""
+        assert size == self.rows.config.chunk, "a group is a chunk"
+        return warp_reduce(thread_reduce(value, op), op, QUAD)
+
+    def store(self, value) -> None:
+        """Store the elements of the result that is stored as whole tiles."""
+        rows = self.rows
+        rows.has_stored = True
+        view = cute.make_tensor(rows.rO.iterator + 2 * (self.r % 2), self.layout)
+        value = cute.full((self.vec_size,), value) if isinstance(value, cutlass.Numeric) else value
+        view.store(convert(value, rows.config.stored).reshape(view.shape))
+
+    @cute.jit
+    def store_direct(self, mO, value, in_pairs: cutlass.Constexpr = True):
+        """Store the elements of a result (M, N) without staging."""
+        m = self.rows.row(self.r)
+        stored = convert(value, mO.element_type)
+        elements = cute.make_rmem_tensor((2, self.vec_size // 2), mO.element_type)
+        elements.store(stored.reshape(elements.shape))
+        for j in cutlass.range_constexpr(self.vec_size // 2):
+            n = self.n + 8 * j
+            if const_expr(in_pairs):
+                at = mO[m, None].iterator + n
+                pair = cute.make_tensor(
+                    at.align(2 * mO.element_type.width // 8), cute.make_layout(2)
+                )
+                if m < mO.shape[0] and n < mO.shape[1]:
+                    cute.autovec_copy(elements[None, j], pair)
+            else:
+                for i in cutlass.range_constexpr(2):
+                    if m < mO.shape[0] and n + i < mO.shape[1]:
+                        mO[m, n + i] = elements[i, j]
+
+    @cute.jit
+    def store_group(self, mP, value):
+        """Store the chunk's element of a result (M, groups)."""
+        m, chunks = self.rows.row(self.r), self.rows.config.columns // self.rows.config.chunk
+        group = self.rows.tile[1] * chunks + self.k
+        if self.rows.thread % QUAD == 0 and m < mP.shape[0] and group < mP.shape[1]:
+            mP[m, group] = value
