@@ -25,7 +25,7 @@ from htile.frontend import (  # noqa: F401 (they fill the tables)
     shapes,
     trace,
 )
-from htile.frontend.annotations import Inner, PerRow, Scalar, Shared, Static
+from htile.frontend.annotations import Inner, Matrix, PerRow, Scalar, Shared, Static
 from htile.frontend.dtypes import STORAGE
 from htile.frontend.factories import FACTORIES
 from htile.frontend.graph import Builder, Role
@@ -116,7 +116,7 @@ def page() -> str:
 
 def _annotations() -> str:
     lines = ["## Annotations of parameters", "", "| annotation | the argument |", "|---|---|"]
-    for kind in (PerRow, Inner, Shared, Scalar, Static):
+    for kind in (PerRow, Inner, Shared, Matrix, Scalar, Static):
         text = _summary(kind).removeprefix("Annotation: ")
         lines.append(f"| `htile.{kind.__name__}` | {text} |")
     lines += [

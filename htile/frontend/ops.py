@@ -213,8 +213,8 @@ def _joined(values: tuple[Value, ...], of: tuple[Value, ...]) -> Value:
         shapes = " and ".join(map(str, sorted(inners)))
         raise ShapeError(f"values of shapes {shapes} do not go together")
     assert len({v.dtype for v in of}) == 1, f"operands of different dtypes: {of}"
-    varies = min((v.varies for v in values), key=_ORDER.index)
-    spread = any(v.spread for v in values)
+    varies = min([v.varies for v in values], key=_ORDER.index)
+    spread = any([v.spread for v in values])
     return Value(inner, varies, of[0].dtype, join_stored(of), spread)
 
 

@@ -74,7 +74,8 @@ def trace(
     named = zip(names, leaves, strict=True)
     outputs = [_output(builder, loc, name, leaf) for name, (_, leaf) in named]
     graph = builder.finish(outputs, structure)
-    matrices.check_uses(graph)
+    if Role.MATRIX in [spec.role for spec in specs]:
+        matrices.check_uses(graph)
     if multiple is not None:
         refuse_parts(graph)
     return graph

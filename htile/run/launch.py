@@ -183,10 +183,6 @@ class Launch:
     workspace: int = 0
     sums: tuple[int, ...] = ()
 
-    def __call__(self, values: tuple, outs: tuple = ()) -> object:
-        """`run` for these values of the parameters."""
-        return run(self, values, outs)
-
 
 def prepare(
     request: Request,
@@ -229,8 +225,13 @@ def prepare(
     )
 
 
-def run(launch: Launch, values: tuple, outs: tuple = ()) -> object:
-    """Launch on the current stream; returns `outs` or new results in the user's structure."""
+def run(launch: Launch | Callable, values: tuple, outs: tuple = ()) -> object:
+    """Launch on the current stream; returns `outs` or new results in the user's structure.
+
+    A launch of several kernels is a function of the same values (htile.run.products).
+    """
+    if not isinstance(launch, Launch):
+        return launch(values, outs)
     arguments = [_copy(values[k]) if copy else values[k] for k, copy in launch.inputs]
     outs = outs or [_empty(shape, dtype, launch.device) for shape, dtype in launch.outputs]
     if launch.kernel is None:

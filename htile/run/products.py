@@ -8,7 +8,7 @@ GPUs, and operands that the tensor memory accelerator does not load, get their p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -157,6 +157,7 @@ class ProductLaunch:
         self.arch = arch_of_capability(torch.cuda.get_device_capability(device))
         self.processors = torch.cuda.get_device_properties(device).multi_processor_count
         self._actions: list[Action] | None = None
+        self._stored: dict[str, Action] = {}
         if torch.cuda.is_current_stream_capturing():
             name = request.signature.name
             raise ArgumentError(
@@ -170,9 +171,7 @@ class ProductLaunch:
         for name, inner in self.inner.items():
             found[name] = flat(found[name], (*self.lead, *inner), (self.rows, *inner))
         if self._actions is None:
-            self._actions = []
-            for step in self.steps:
-                self._begin(step, found)
+            self._actions = [action for step in self.steps for action in self._begun(step, found)]
         else:
             for action in self._actions:
                 action(found)
@@ -185,24 +184,26 @@ class ProductLaunch:
             made = outs
         return pytree.tree_unflatten(list(made), self.structure)
 
-    def _begin(self, step: RowStep | ProductStep, found: Values) -> None:
-        """Run a step for the first time, and keep how."""
+    def _begun(self, step: RowStep | ProductStep, found: Values) -> Iterator[Action]:
+        """Run a step for the first time; gives how, one kernel after the other."""
+        for action in self._actions_of(step, found):
+            action(found)
+            yield action
+
+    def _actions_of(self, step: RowStep | ProductStep, found: Values) -> Iterator[Action]:
+        """The kernels of a step. What one computes is in `found` before the next is asked for."""
         if isinstance(step, RowStep):
-            self._do(self._of_rows(step), found)
+            yield self._of_rows(step)
             return
-        fused_ = None if step.kernel is None else self._of_products(step.kernel, found)
-        if fused_ is not None:
-            self._do(fused_, found)
+        whole = None if step.kernel is None else self._of_products(step.kernel, found)
+        if whole is not None:
+            yield whole
             if step.then is not None:
-                self._do(self._of_rows(step.then), found)
+                yield self._of_rows(step.then)
             return
         for kernel, product in zip(step.alone, step.products, strict=True):
-            self._do(self._of_products(kernel, found) or partial(_by_torch, product), found)
-        self._do(self._of_rows(step.whole), found)
-
-    def _do(self, action: Action, found: Values) -> None:
-        action(found)
-        self._actions.append(action)
+            yield self._of_products(kernel, found) or partial(_by_torch, product)
+        yield self._of_rows(step.whole)
 
     def _of_rows(self, step: RowStep) -> Action:
         names, lead = step.run.parameters.names, (self.rows,)
@@ -238,7 +239,10 @@ class ProductLaunch:
 
     def stored(self, kernel: Fused, product: Product, found: Values) -> torch.Tensor:
         """A product in float32, of its two operands; `kernel` is the one that stores it."""
-        (self._of_products(kernel, found) or partial(_by_torch, product))(found)
+        if product.name not in self._stored:
+            action = self._of_products(kernel, found) or partial(_by_torch, product)
+            self._stored[product.name] = action
+        self._stored[product.name](found)
         return found[product.name]
 
 

@@ -216,7 +216,7 @@ class Rowwise:
                     self._launches.clear()
                 self._launches[key] = launch
                 self._add_shortcuts(request, launch, watched)
-        result = launch(values, outs)
+        result = run(launch, values, outs)
         if out is None:
             return result
         increment_version(outs)  # so that autograd sees that saved tensors were written to

@@ -39,7 +39,7 @@ class Specialization:
     @cached_property
     def has_products(self) -> bool:
         """Whether rows are multiplied by matrices, so that there may be several kernels."""
-        return any(node.op is Op.MATMUL for node in self.traced)
+        return Op.MATMUL in [node.op for node in self.traced]
 
     def shapes(
         self, lead: tuple[int, ...], length: int | None = None

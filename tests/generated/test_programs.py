@@ -182,8 +182,9 @@ def share(condition) -> float:
 
 def test_shares():
     graphs = [kernel_of(seed).graph for seed in SEEDS]
-    # test_movements.py has these, rows of any length LENGTH, and no kernel STOP
-    elsewhere = MOVEMENTS - {Op.RESHAPE} | {Op.LOOKUP, Op.LENGTH, Op.STOP}
+    # test_movements.py has these, rows of any length LENGTH, test_matrices.py MATMUL. No kernel has
+    # STOP.
+    elsewhere = MOVEMENTS - {Op.RESHAPE} | {Op.LOOKUP, Op.LENGTH, Op.STOP, Op.MATMUL}
     assert {node.op for graph in graphs for node in graph} == set(Op) - elsewhere
     sizes = [sum(node.op not in LEAVES for node in graph) for graph in graphs]
     assert statistics.median(sizes) >= 8
@@ -204,7 +205,7 @@ def test_every_role_and_dtype():
         inner |= {o.inner for o in kernel_of(seed).graph.outputs if not o.is_row}
     every = {torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64, torch.bool}
     of_bytes = {torch.float8_e4m3fn, torch.int8, torch.uint8}
-    assert roles == set(Role) - {Role.TAKEN, Role.TABLE}  # placed graphs have them
+    assert roles == set(Role) - {Role.TAKEN, Role.TABLE, Role.MATRIX}  # of placed graphs; products
     assert {dtype for role, dtype in dtypes if role is Role.ROW} == every | of_bytes
     assert {dtype for role, dtype in dtypes if role is Role.PER_ROW} >= every
     assert results == every | of_bytes | {torch.float8_e5m2}
