@@ -95,18 +95,19 @@ class LoadedAhead(Static):
     Nothing moves a load across the barriers of a store, so it would be waited for in each chunk.
     """
 
-    DEPTH = 3  # chunks; each takes registers for two rows
+    COLUMNS = 96  # that are loaded ahead, of two rows; a chunk at least
 
     def __init__(self, rows: TileRows, tensors: tuple, in_pairs: bool):
         self.rows, self.tensors, self.in_pairs = rows, tensors, in_pairs
         self.per_block = rows.config.columns // rows.config.chunk
         self.count = rows.config.blocks * self.per_block
-        self.loaded = [self._load(i) for i in range(min(self.DEPTH, self.count))]
+        self.depth = max(1, self.COLUMNS // rows.config.chunk)
+        self.loaded = [self._load(i) for i in range(min(self.depth, self.count))]
 
     def take(self, i: int) -> list[list]:
         """What chunk i has, for each of its two rows; another one is loaded in its place."""
-        if i + self.DEPTH < self.count:
-            self.loaded.append(self._load(i + self.DEPTH))
+        if i + self.depth < self.count:
+            self.loaded.append(self._load(i + self.depth))
         return self.loaded[i]
 
     def _load(self, i: int) -> list[list]:
