@@ -95,13 +95,13 @@ class LoadedAhead(Static):
     Nothing moves a load across the barriers of a store, so it would be waited for in each chunk.
     """
 
-    COLUMNS = 96  # that are loaded ahead, of two rows; a chunk at least
+    COLUMNS = 96  # that are loaded ahead, of two rows; of wider chunks none, to save registers
 
     def __init__(self, rows: TileRows, tensors: tuple, in_pairs: bool):
         self.rows, self.tensors, self.in_pairs = rows, tensors, in_pairs
         self.per_block = rows.config.columns // rows.config.chunk
         self.count = rows.config.blocks * self.per_block
-        self.depth = max(1, self.COLUMNS // rows.config.chunk)
+        self.depth = self.COLUMNS // rows.config.chunk
         self.loaded = [self._load(i) for i in range(min(self.depth, self.count))]
 
     def take(self, i: int) -> list[list]:
