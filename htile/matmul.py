@@ -3,7 +3,8 @@
 A thread block loads tiles of both operands through shared memory, and its warpgroups multiply them
 on the tensor cores (wgmma). One warp loads, and one or two warpgroups of 128 threads multiply. A
 block is persistent: it goes from tile to tile, and loads the next one while the last one is worked
-on and stored. What follows a product is written for a thread's rows of the tile
+on and stored. Tiles that are left when no more of them keep all thread blocks busy may be cut into
+narrower ones. What follows a product is written for a thread's rows of the tile
 (`htile/compute/tile_rows.py`), a chunk of columns at a time, as row kernels are.
 
 Products are summed over K in order, and no sum is split. So the bits of a row depend on that row
@@ -12,7 +13,7 @@ and the matrix alone: not on the tile, the cluster, the number of rows or the pl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
@@ -47,6 +48,7 @@ class MatmulTileConfig:
     a_rows: how many rows of the left operand are loaded; fewer than those of the tile if there are
         no more. The others are not stored.
     warp_groups: how many warpgroups multiply, each of them `tile[0] / warp_groups` rows.
+    parts: how many narrower tiles each tile is cut into that is left for the last wave; 1 for none.
     """
 
     dtype: type = BFloat16
@@ -59,9 +61,15 @@ class MatmulTileConfig:
     stored: type | None = BFloat16
     a_rows: int = 0
     warp_groups: int = 2
+    parts: int = 1
 
     STORE_STAGES = 2  # tiles of a warpgroup that are being stored, or are filled meanwhile
     LOADER_REGISTERS, MATH_REGISTERS = 40, 232  # of a thread that loads, and one that multiplies
+
+    @property
+    def narrow(self) -> MatmulTileConfig:
+        """The same kernel's narrower tile for what is left."""
+        return replace(self, tile=(self.tile[0], self.tile[1] // self.parts), parts=1)
 
     @property
     def columns(self) -> int:
@@ -154,15 +162,16 @@ class MatmulKernelContext(Static):
 
     def setup(
         self, left: tuple, rights: tuple, stored: tuple | None, tiled_mma: cute.TiledMma,
-        tiles: tuple, shape: tuple,
+        tiles: tuple, shape: tuple, narrow_atoms: tuple = (),
     ) -> None:  # fmt: skip
         """Allocate shared memory and start the pipeline.
 
         left, rights, stored: (atom, coordinates) of the operands and the result, from the config.
         tiles: how many clusters of tiles there are, along rows and columns.
         shape: (M, N) of the product.
+        narrow_atoms: those of the matrices from `config.narrow`, if there are narrower tiles.
         """
-        c, self.tiled_mma, self.shape = self.config, tiled_mma, shape
+        c, self.shape = self.config, shape
         self.tiles_m, self.tiles_n = tiles
         self.tidx, _, _ = cute.arch.thread_idx()
         self.warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -193,22 +202,35 @@ class MatmulKernelContext(Static):
         box = c.loaded_rows, K_CHUNK
         gA = cute.local_tile(left[1], box, (None, None))
         sA_box = cute.local_tile(sA, (*box, c.stages), (0, 0, 0)) if c.a_rows else sA
-        self.loads = [GlobalToSharedLoader(left[0], gA, sA_box, coord[1], sizes[1], masks[0])]
-        part = c.columns, K_CHUNK
+        self.left = GlobalToSharedLoader(left[0], gA, sA_box, coord[1], sizes[1], masks[0])
+        self.chunks = cute.size(gA, mode=[3])
+        _, _, self.first = cute.arch.block_idx()  # a cluster's tiles: first, first + stride...
+        _, _, self.stride = cute.arch.grid_dim()
+        self.total = self.tiles_m * self.tiles_n
+        self._begin_products(tiled_mma, sA, sB, rights, masks[1])
+        self.narrow = None
+        if c.parts > 1:
+            rest = self.total % self.stride
+            self.total -= rest
+            both = zip(narrow_atoms, rights, strict=True)
+            self.narrow = NarrowTiles(
+                self, rest, sA, sB, [(atom, mB) for atom, (_, mB) in both], masks[1]
+            )
+        pipeline.pipeline_init_wait(cluster_shape_mn=sizes)
+
+    def _begin_products(self, tiled_mma, sA, sB, rights, mask) -> None:
+        """Set up what depends on the width of a tile: loads of the matrices, and accumulators."""
+        c, self.tiled_mma = self.config, tiled_mma
+        self.rights, part = [], (c.columns, K_CHUNK)
         for p, (atom, mB) in enumerate(rights):
             gB = cute.local_tile(mB, part, (None, None))
             sP = cute.local_tile(sB, (*part, c.stages), (p, 0, 0))
-            loader = GlobalToSharedLoader(atom, gB, sP, coord[0], sizes[0], masks[1])
-            self.loads.append(loader)
-        self.chunks = cute.size(gA, mode=[3])
+            loader = GlobalToSharedLoader(atom, gB, sP, self.coord[0], c.cluster[0], mask)
+            self.rights.append(loader)
         thread = tiled_mma.get_slice(self.group * WARPGROUP)
         self.tCrA = tiled_mma.make_fragment_A(thread.partition_A(sA))
         self.tCrB = tiled_mma.make_fragment_B(thread.partition_B(sB))
         self.acc = AccumulatorTile(tiled_mma, c.places)
-        _, _, self.first = cute.arch.block_idx()  # a cluster's tiles: first, first + stride...
-        _, _, self.stride = cute.arch.grid_dim()
-        self.total = self.tiles_m * self.tiles_n
-        pipeline.pipeline_init_wait(cluster_shape_mn=sizes)
 
     @property
     def is_loader(self):
@@ -230,22 +252,30 @@ class MatmulKernelContext(Static):
         """Load all tiles of the thread block, as one warp."""
         cute.arch.setmaxregister_decrease(self.config.LOADER_REGISTERS)
         if self.warp == 0:
-            index = self.first + 0
             state = pipeline.make_pipeline_state(
                 pipeline.PipelineUserType.Producer, self.config.stages
             )
-            while index < self.total:
-                m, n = self.tile_at(index)
-                for k in cutlass.range(self.chunks, unroll=1):
-                    self.pipeline.producer_acquire(state)
-                    barrier = self.pipeline.producer_get_barrier(state)
-                    self.loads[0].load(m, k, state.index, barrier)
-                    for right in self.loads[1:]:
-                        right.load(n, k, state.index, barrier)
-                    self.pipeline.producer_commit(state)
-                    state.advance()
-                index += self.stride
+            state = self._load_all(state)
+            if const_expr(self.narrow is not None):
+                state = self.narrow._load_all(state)
             self.pipeline.producer_tail(state)
+
+    @cute.jit
+    def _load_all(self, state: pipeline.PipelineState):
+        """Load this thread block's tiles of one width; gives the pipeline's state after them."""
+        index = self.first + 0
+        while index < self.total:
+            m, n = self.tile_at(index)
+            for k in cutlass.range(self.chunks, unroll=1):
+                self.pipeline.producer_acquire(state)
+                barrier = self.pipeline.producer_get_barrier(state)
+                self.left.load(m, k, state.index, barrier)
+                for right in self.rights:
+                    right.load(n, k, state.index, barrier)
+                self.pipeline.producer_commit(state)
+                state.advance()
+            index += self.stride
+        return state
 
     def begin(self) -> None:
         """Take the registers of a thread that multiplies."""
@@ -290,3 +320,33 @@ class MatmulKernelContext(Static):
             release.advance()
         warpgroup.wait_group(0)
         self.pipeline.consumer_release(release)
+
+
+class NarrowTiles(MatmulKernelContext):
+    """The tiles that are left, cut into narrower ones, as a context of the same kernel.
+
+    It shares all but the width with the kernel's `wide` context, the stages of shared memory and
+    the pipeline included, and comes after it.
+    """
+
+    def __init__(self, wide: MatmulKernelContext, rest, sA, sB, rights: list, mask):
+        super().__init__(wide.config.narrow)
+        c, self.wide = self.config, wide
+        self.shape, self.tidx, self.warp, self.group = wide.shape, wide.tidx, wide.warp, wide.group
+        self.coord, self.storer, self.left = wide.coord, wide.storer, wide.left
+        self.first, self.stride, self.chunks = wide.first, wide.stride, wide.chunks
+        self.total = rest * wide.config.parts
+        full = wide.pipeline.sync_object_full
+        full = full.recast_to_new_op_type(full.op_type)  # a copy, with the same barriers
+        full.tx_count = c.chunk_bytes
+        self.pipeline = replace(wide.pipeline, sync_object_full=full)
+        # A stage begins where the wide one does, so that none is written while it is still read.
+        sB = cute.local_tile(sB, (c.tile[1], K_CHUNK, c.stages), (0, 0, 0))
+        self._begin_products(c.tiled_mma(), sA, sB, rights, mask)
+
+    def tile_at(self, index) -> tuple:
+        """(row, column) of this thread block's narrow tile."""
+        parts = self.wide.config.parts
+        wide = index // parts
+        m, n = self.wide.tile_at(self.wide.total + wide)
+        return m, n * parts + index - wide * parts

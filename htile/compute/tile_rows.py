@@ -78,8 +78,8 @@ class TileRows(Static):
         """Store the chunk that all rows of a block have by now."""
         ctx, c = self.ctx, self.config
         stage = ctx.group * c.STORE_STAGES + count % c.STORE_STAGES
-        if ctx.warp % 4 == 0:
-            SharedToGlobalStorer.wait(c.STORE_STAGES - 1)
+        if ctx.warp % 4 == 0:  # a tile's first chunk may have the stage of the last tile's last one
+            SharedToGlobalStorer.wait(c.STORE_STAGES - 1 if count else 0)
         cute.arch.barrier(barrier_id=1 + ctx.group, number_of_threads=WARPGROUP)
         cute.copy(self.copy, self.rO, self.tRsO[None, None, None, stage])
         cute.arch.fence_proxy("async.shared", space="cta")

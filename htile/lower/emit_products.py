@@ -60,6 +60,7 @@ class Tile:
     stages: int = 4
     a_rows: int = 0
     warp_groups: int = 2
+    parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,9 @@ class _Text:
         return f"{what}{count}"
 
     def whole(self) -> str:
-        parts = [self._config(), self._kernel(), self._host(), self._fake_arguments()]
+        parts = [
+            self._config(), self._tiles(), self._kernel(), self._host(), self._fake_arguments(),
+        ]  # fmt: skip
         text = "\n\n\n".join("\n".join(part) for part in parts)
         return "\n".join(self._head(text)) + "\n\n" + text + "\n"
 
@@ -194,27 +197,29 @@ class _Text:
             f"stored={CUTLASS_TYPES[staged.dtype] if staged else None}",
             *([f"a_rows={tile.a_rows}"] if tile.a_rows else []),
             f"warp_groups={tile.warp_groups}",
+            *([f"parts={tile.parts}"] if tile.parts > 1 else []),
         ]
         return wrapped_call("config = MatmulTileConfig(", args, ")")
 
     # The kernel
 
     def _kernel(self) -> list[str]:
-        kernel, outputs = self.kernel, self.graph.outputs
-        count = len(kernel.operands)
+        kernel, count = self.kernel, len(self.kernel.operands)
         atoms = ["left", *(f"right{k}" for k in range(count))]
         params = [p for a in atoms for p in (f"{a}_atom: cute.CopyAtom", f"{a}: cute.Tensor")]
+        params += [f"{atom}: cute.CopyAtom" for atom in self._narrow_atoms()]
         staged = kernel.staged
         params += ["out_atom: cute.CopyAtom", "out: cute.Tensor"] if staged else []
-        params += self._given()
-        params += [f"{n}: cute.Tensor" for n, o in zip(self.results, outputs, strict=True)
-                   if o is not staged]  # fmt: skip
+        params += self._tensors()
         params += ["tiled_mma: cute.TiledMma", "tiles_m: Int32", "tiles_n: Int32", "rows_m: Int32"]
         rights = tuple_of(f"(right{k}_atom, right{k})" for k in range(count))
         setup = [
             "(left_atom, left)", rights, "(out_atom, out)" if staged else "None", "tiled_mma",
             "(tiles_m, tiles_n)", f"(rows_m, {kernel.n})",
+            *([tuple_of(self._narrow_atoms())] if self.tile.parts > 1 else []),
         ]  # fmt: skip
+        tensors = [name.split(":")[0] for name in self._tensors()]
+        work = f"{self.name}_tiles("
         return [
             "@cute.kernel",
             *wrapped_call(f"def {self.name}_kernel(", params, "):"),
@@ -225,15 +230,37 @@ class _Text:
             "        ctx.load_tiles()",
             "    else:",
             "        ctx.begin()",
-            "        index, chunks = ctx.first + 0, Int32(0)",
-            "        while index < ctx.total:",
-            "            rows = TileRows(ctx, index)",
-            *self._body(INDENT * 3),
-            "            chunks += ctx.chunks",
-            "            index += ctx.stride",
+            *wrapped_call(f"        chunks = {work}", ["ctx", "Int32(0)", *tensors], ")"),
+            *(wrapped_call(f"        {work}", ["ctx.narrow", "chunks", *tensors], ")")
+              if self.tile.parts > 1 else []),
             "        ctx.end()",
             "    cute.arch.griddepcontrol_launch_dependents()  # the next may start",
         ]
+
+    def _narrow_atoms(self) -> list[str]:
+        """What loads the matrices' parts of narrower tiles, if there are any."""
+        count = len(self.kernel.operands) if self.tile.parts > 1 else 0
+        return [f"right{k}_narrow" for k in range(count)]
+
+    def _tiles(self) -> list[str]:
+        """The function that works on the tiles of a context, wide or narrow ones."""
+        return [
+            "@cute.jit",
+            *wrapped_call(f"def {self.name}_tiles(", ["ctx", "chunks", *self._tensors()], "):"),
+            "    index = ctx.first + 0",
+            "    while index < ctx.total:",
+            "        rows = TileRows(ctx, index)",
+            *self._body(INDENT * 2),
+            "        chunks += ctx.chunks",
+            "        index += ctx.stride",
+            "    return chunks",
+        ]
+
+    def _tensors(self) -> list[str]:
+        """The parameters of the kernel that the work on a tile has."""
+        results = zip(self.results, self.graph.outputs, strict=True)
+        direct = [f"{n}: cute.Tensor" for n, o in results if o is not self.kernel.staged]
+        return self._given() + direct
 
     def _given(self) -> list[str]:
         """The parameters that are no products."""
@@ -337,6 +364,10 @@ class _Text:
             right = f"mRight{k}" if self.major == "k" else f"transposed(mRight{k})"
             lines.append(f"    right{k}_atom, right{k} = config.right_atom({right})")
             passed += [f"right{k}_atom", f"right{k}"]
+        for k, atom in enumerate(self._narrow_atoms()):
+            right = f"mRight{k}" if self.major == "k" else f"transposed(mRight{k})"
+            lines.append(f"    {atom}, _ = config.narrow.right_atom({right})")
+            passed.append(atom)
         if staged:
             name = self.results[outputs.index(staged)]
             lines.append(f"    out_atom, out = config.store_atom({name})")

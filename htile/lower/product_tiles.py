@@ -6,13 +6,15 @@ of them serves any number of rows.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
 from .emit_products import Fused, Tile
 
 # These count for one multiprocessor of sm_90a, in clock cycles.
 PRODUCTS_PER_CYCLE = 2048  # of the tensor cores
-BYTES_PER_CYCLE = 40  # that a multiprocessor gets from L2
+BYTES_PER_CYCLE = 40  # that a multiprocessor gets from L2, if all of them load
+ALONE_BYTES_PER_CYCLE = 64  # that it gets from L2 at most
 MEMORY_BYTES_PER_CYCLE = 20  # that it gets from memory, if all of them load
 TILE_CYCLES = 1500  # for what nothing hides of a tile: the first loads, and what follows the sums
 ELEMENT_CYCLES = 0.03  # for what is computed of an element, and stored
@@ -21,6 +23,8 @@ CLOSE = 1.03  # Of tiles whose times differ by no more than this, that which loa
 SHARED_BYTES = 200 * 1024  # for the stages of a thread block
 COLUMNS = (256, 224, 192, 160, 128, 96, 64)  # of a tile
 CLUSTERS = (2, 1)  # thread blocks along the rows that share the matrix's tiles
+PARTS = (1, 2, 4)  # narrower tiles that one of the last wave is cut into
+NARROWEST = 64  # columns of a narrower tile
 BOXES = (16, 32, 64)  # rows of the left operand that are loaded, where there are no more
 MN_BLOCK = 64  # columns that a swizzled line has of a matrix (K, N)
 
@@ -30,12 +34,11 @@ def tiles(kernel: Fused, major: str) -> list[Tile]:
 
     A warpgroup has 64 rows. One of them leaves more thread blocks for few rows than two.
     """
-    count, least = len(kernel.operands), MN_BLOCK if major == "mn" else 1
+    least = max(kernel.chunk, MN_BLOCK if major == "mn" else 1) * len(kernel.operands)
     return [
-        Tile(columns, rows, cluster, warp_groups=rows // 64)
-        for rows in (128, 64) for columns in COLUMNS for cluster in CLUSTERS
-        if columns % count == 0 and columns // count >= kernel.chunk
-        and columns // count % kernel.chunk == columns // count % least == 0
+        Tile(columns, rows, cluster, warp_groups=rows // 64, parts=parts)
+        for rows in (128, 64) for columns in COLUMNS for cluster in CLUSTERS for parts in PARTS
+        if columns % (parts * least) == 0 and (parts == 1 or columns // parts >= NARROWEST)
     ]  # fmt: skip
 
 
@@ -45,11 +48,9 @@ def choose_tile(kernel: Fused, major: str, rows: int, processors: int) -> Tile |
         _for_rows(tile, rows) for tile in tiles(kernel, major)
         if tile.cluster == 1 or rows > tile.rows * (tile.cluster - 1)  # no thread block is idle
     ]  # fmt: skip
-    times = [cycles(kernel, tile, rows, processors) for tile in found]
-    close = [
-        tile for tile, time in zip(found, times, strict=True) if time <= CLOSE * min(times)
-    ]  # fmt: skip
-    return min(close, key=lambda tile: loaded(kernel, tile, rows), default=None)
+    times = {tile: cycles(kernel, tile, rows, processors) for tile in found}
+    close = [tile for tile, time in times.items() if time <= CLOSE * min(times.values())]
+    return min(close, key=lambda t: (loaded(kernel, t, rows), times[t]), default=None)
 
 
 def _clusters(kernel: Fused, tile: Tile, rows: int) -> int:
@@ -69,20 +70,34 @@ def _for_rows(tile: Tile, rows: int) -> Tile:
     a_rows = boxes[0] if boxes and tile.rows == 64 else 0
     bytes_ = 2 * 64 * (tile.rows + tile.columns)
     stages = min(SHARED_BYTES // bytes_, 12)
-    return Tile(tile.columns, tile.rows, tile.cluster, stages, a_rows, tile.warp_groups)
+    return replace(tile, stages=stages, a_rows=a_rows)
 
 
 def cycles(kernel: Fused, tile: Tile, rows: int, processors: int) -> float:
     """About how long the kernel takes on a GPU."""
-    k = kernel.operands[0].product.k
-    clusters = _clusters(kernel, tile, rows)
-    waves = ceil(clusters / (processors // tile.cluster))
-    own_rows = tile.a_rows or tile.rows
-    from_l2 = 2 * (own_rows + tile.columns / tile.cluster) / BYTES_PER_CYCLE
-    products = tile.rows * tile.columns / PRODUCTS_PER_CYCLE
-    multiplied = k * max(products, from_l2)
+    clusters, slots = _clusters(kernel, tile, rows), processors // tile.cluster
+    waves, rest = divmod(clusters, slots)
+    time = waves * _wave(kernel, tile, slots, processors)
+    if waves and tile.parts > 1:
+        rest *= tile.parts
+        tile = replace(tile, columns=tile.columns // tile.parts)
+    full, rest = divmod(rest, slots)
+    for count, each in ((full, slots), (1, rest)):
+        time += count * _wave(kernel, tile, each, processors) if each else 0.0
     # All that is read of memory, by those multiprocessors that are at work: few rows wait for it.
-    busy = min(clusters * tile.cluster, processors)
+    k, busy = kernel.operands[0].product.k, min(clusters * tile.cluster, processors)
     read = 2 * k * (rows + kernel.n * len(kernel.operands)) / (MEMORY_BYTES_PER_CYCLE * busy)
-    after = TILE_CYCLES + ELEMENT_CYCLES * tile.rows * tile.columns
-    return max(waves * multiplied, read) + waves * after
+    return max(time, read + _after(tile))
+
+
+def _wave(kernel: Fused, tile: Tile, clusters: int, processors: int) -> float:
+    """About how long so many clusters of thread blocks take for a tile each, beside each other."""
+    busy = clusters * tile.cluster / processors
+    from_l2 = min(BYTES_PER_CYCLE / busy, ALONE_BYTES_PER_CYCLE)
+    loads = 2 * ((tile.a_rows or tile.rows) + tile.columns / tile.cluster) / from_l2
+    products = tile.rows * tile.columns / PRODUCTS_PER_CYCLE
+    return kernel.operands[0].product.k * max(products, loads) + _after(tile)
+
+
+def _after(tile: Tile) -> float:
+    return TILE_CYCLES + ELEMENT_CYCLES * tile.rows * tile.columns

@@ -23,6 +23,51 @@ config = MatmulTileConfig(
 )
 
 
+@cute.jit
+def nll_tiles(
+    ctx,
+    chunks,
+    mLabel_0: cute.Tensor,
+    mMaxOfGroups2_0: cute.Tensor,
+    mSumOfGroups10_0: cute.Tensor,
+    mMaxOfGroups27_0: cute.Tensor,
+):
+    index = ctx.first + 0
+    while index < ctx.total:
+        rows = TileRows(ctx, index)
+        given0 = rows.load_row_value(mLabel_0)
+        lt1 = math.lt(given0, Int64(0))  # products.py:40
+        add0 = given0 + Int64(1003)  # products.py:40
+        where3 = math.where(lt1, add0, given0)  # products.py:40
+        maximum0 = math.maximum(where3, Int64(-1))  # products.py:40
+        minimum0 = math.minimum(maximum0, Int64(1003))  # products.py:40
+        convert0 = math.convert(minimum0, Int32)  # products.py:40
+        ctx.multiply(chunks)
+        for chunk in rows.chunks():
+            product0 = chunk.read(0)
+            index0 = chunk.cols
+            lt0 = math.lt(index0, Int32(1003))
+            where0 = math.where(lt0, product0, -Float32.inf)
+            grouped0 = chunk.group_reduce(where0, cute.ReductionOp.MAX, 128)
+            abs0 = math.abs(grouped0)
+            eq0 = math.eq(abs0, Float32.inf)
+            where1 = math.where(eq0, 0.0, grouped0)
+            sub0 = product0 - where1
+            exp0 = math.exp(sub0)
+            where2 = math.where(lt0, exp0, 0.0)
+            grouped1 = chunk.group_reduce(where2, cute.ReductionOp.ADD, 128)
+            eq1 = math.eq(chunk.offsets, chunk.offset_of(chunk.of(convert0)))  # products.py:40
+            where4 = math.where(eq1, product0, -Float32.inf)  # products.py:40
+            where5 = math.where(lt0, where4, -Float32.inf)
+            grouped2 = chunk.group_reduce(where5, cute.ReductionOp.MAX, 128)
+            chunk.store_group(mMaxOfGroups2_0, grouped0)
+            chunk.store_group(mSumOfGroups10_0, grouped1)
+            chunk.store_group(mMaxOfGroups27_0, grouped2)
+        chunks += ctx.chunks
+        index += ctx.stride
+    return chunks
+
+
 @cute.kernel
 def nll_kernel(
     left_atom: cute.CopyAtom,
@@ -52,39 +97,9 @@ def nll_kernel(
         ctx.load_tiles()
     else:
         ctx.begin()
-        index, chunks = ctx.first + 0, Int32(0)
-        while index < ctx.total:
-            rows = TileRows(ctx, index)
-            given0 = rows.load_row_value(mLabel_0)
-            lt1 = math.lt(given0, Int64(0))  # products.py:40
-            add0 = given0 + Int64(1003)  # products.py:40
-            where3 = math.where(lt1, add0, given0)  # products.py:40
-            maximum0 = math.maximum(where3, Int64(-1))  # products.py:40
-            minimum0 = math.minimum(maximum0, Int64(1003))  # products.py:40
-            convert0 = math.convert(minimum0, Int32)  # products.py:40
-            ctx.multiply(chunks)
-            for chunk in rows.chunks():
-                product0 = chunk.read(0)
-                index0 = chunk.cols
-                lt0 = math.lt(index0, Int32(1003))
-                where0 = math.where(lt0, product0, -Float32.inf)
-                grouped0 = chunk.group_reduce(where0, cute.ReductionOp.MAX, 128)
-                abs0 = math.abs(grouped0)
-                eq0 = math.eq(abs0, Float32.inf)
-                where1 = math.where(eq0, 0.0, grouped0)
-                sub0 = product0 - where1
-                exp0 = math.exp(sub0)
-                where2 = math.where(lt0, exp0, 0.0)
-                grouped1 = chunk.group_reduce(where2, cute.ReductionOp.ADD, 128)
-                eq1 = math.eq(chunk.offsets, chunk.offset_of(chunk.of(convert0)))  # products.py:40
-                where4 = math.where(eq1, product0, -Float32.inf)  # products.py:40
-                where5 = math.where(lt0, where4, -Float32.inf)
-                grouped2 = chunk.group_reduce(where5, cute.ReductionOp.MAX, 128)
-                chunk.store_group(mMaxOfGroups2_0, grouped0)
-                chunk.store_group(mSumOfGroups10_0, grouped1)
-                chunk.store_group(mMaxOfGroups27_0, grouped2)
-            chunks += ctx.chunks
-            index += ctx.stride
+        chunks = nll_tiles(
+            ctx, Int32(0), mLabel_0, mMaxOfGroups2_0, mSumOfGroups10_0, mMaxOfGroups27_0
+        )
         ctx.end()
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 

@@ -23,6 +23,28 @@ config = MatmulTileConfig(
 )
 
 
+@cute.jit
+def project_tiles(
+    ctx, chunks, mResidual_0: cute.Tensor, mOut0_0: cute.Tensor, mSumOfGroups4_0: cute.Tensor
+):
+    index = ctx.first + 0
+    while index < ctx.total:
+        rows = TileRows(ctx, index)
+        ahead = rows.prefetch(mResidual_0, in_pairs=True)
+        ctx.multiply(chunks)
+        for chunk, loaded0 in rows.chunks(ahead):
+            product0 = chunk.read(0)
+            loaded0 = math.convert(loaded0, Float32)
+            add0 = product0 + loaded0  # products.py:51
+            mul0 = add0 * add0  # products.py:52
+            grouped0 = chunk.group_reduce(mul0, cute.ReductionOp.ADD, 128)
+            chunk.store_direct(mOut0_0, add0, in_pairs=True)
+            chunk.store_group(mSumOfGroups4_0, grouped0)
+        chunks += ctx.chunks
+        index += ctx.stride
+    return chunks
+
+
 @cute.kernel
 def project_kernel(
     left_atom: cute.CopyAtom,
@@ -51,21 +73,7 @@ def project_kernel(
         ctx.load_tiles()
     else:
         ctx.begin()
-        index, chunks = ctx.first + 0, Int32(0)
-        while index < ctx.total:
-            rows = TileRows(ctx, index)
-            ahead = rows.prefetch(mResidual_0, in_pairs=True)
-            ctx.multiply(chunks)
-            for chunk, loaded0 in rows.chunks(ahead):
-                product0 = chunk.read(0)
-                loaded0 = math.convert(loaded0, Float32)
-                add0 = product0 + loaded0  # products.py:51
-                mul0 = add0 * add0  # products.py:52
-                grouped0 = chunk.group_reduce(mul0, cute.ReductionOp.ADD, 128)
-                chunk.store_direct(mOut0_0, add0, in_pairs=True)
-                chunk.store_group(mSumOfGroups4_0, grouped0)
-            chunks += ctx.chunks
-            index += ctx.stride
+        chunks = project_tiles(ctx, Int32(0), mResidual_0, mOut0_0, mSumOfGroups4_0)
         ctx.end()
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 

@@ -23,6 +23,24 @@ config = MatmulTileConfig(
 )
 
 
+@cute.jit
+def swiglu_tiles(ctx, chunks):
+    index = ctx.first + 0
+    while index < ctx.total:
+        rows = TileRows(ctx, index)
+        ctx.multiply(chunks)
+        for chunk in rows.chunks():
+            product0 = chunk.read(0)
+            product1 = chunk.read(1)
+            sigmoid0 = math.sigmoid_near(product0)  # products.py:28
+            mul0 = product0 * sigmoid0  # products.py:28
+            mul1 = mul0 * product1  # products.py:28
+            chunk.store(mul1)
+        chunks += ctx.chunks
+        index += ctx.stride
+    return chunks
+
+
 @cute.kernel
 def swiglu_kernel(
     left_atom: cute.CopyAtom,
@@ -52,19 +70,7 @@ def swiglu_kernel(
         ctx.load_tiles()
     else:
         ctx.begin()
-        index, chunks = ctx.first + 0, Int32(0)
-        while index < ctx.total:
-            rows = TileRows(ctx, index)
-            ctx.multiply(chunks)
-            for chunk in rows.chunks():
-                product0 = chunk.read(0)
-                product1 = chunk.read(1)
-                sigmoid0 = math.sigmoid_near(product0)  # products.py:28
-                mul0 = product0 * sigmoid0  # products.py:28
-                mul1 = mul0 * product1  # products.py:28
-                chunk.store(mul1)
-            chunks += ctx.chunks
-            index += ctx.stride
+        chunks = swiglu_tiles(ctx, Int32(0))
         ctx.end()
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 

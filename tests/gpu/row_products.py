@@ -5,10 +5,14 @@ limit, because a kernel whose barriers do not match hangs.
 """
 
 import sys
+from dataclasses import replace
 
 import torch
 from torch.utils import _pytree as pytree
 
+import htile
+from htile.lower.product_tiles import choose_tile, tiles
+from htile.run import products as run
 from htile.testing import assert_close
 from tests import products
 from tests.products import BF16, F16, FUNCTIONS, arguments
@@ -88,6 +92,24 @@ def bits(name: str) -> None:
             part = [v[at : at + m] if len(v) == 4096 else v for v in args]
             for a, b in zip(whole, pytree.tree_leaves(f(*part)), strict=True):
                 assert a[at : at + m].equal(b), (name, m, at)
+
+
+def narrow(name: str) -> None:
+    """Where the tiles of the last wave are cut into narrower ones, the bits are the same."""
+    f = named(name)
+    args = arguments(f, 1900, 5200, 192, device="cuda")  # more tiles than a GPU works on at a time
+    expected = pytree.tree_leaves(f(*args))
+    for parts in (2, 4):
+
+        def most_cut(kernel, major, rows, processors, parts=parts):
+            found = [t for t in tiles(kernel, major) if t.columns == 256 and t.parts <= parts]
+            return replace(max(found, key=lambda t: (t.rows, t.cluster, t.parts)), stages=4)
+
+        run.choose_tile = most_cut
+        again = htile.rowwise(f._fn)
+        for a, b in zip(expected, pytree.tree_leaves(again(*args)), strict=True):
+            assert a.equal(b), (name, parts)
+    run.choose_tile = choose_tile
 
 
 def gradients(name: str) -> None:

@@ -1,6 +1,7 @@
 """Kernels of products: what they are compiled to, and which tile they get."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ def test_every_tile_compiles_without_a_stack(f, major):
     kernel = fused_of(f, 512, 128)
     for k, tile in enumerate(tiles(kernel, major)):
         a_rows = 16 if (tile.rows, tile.cluster) == (64, 1) and k % 4 else 0
-        tile = Tile(tile.columns, tile.rows, tile.cluster, 3, a_rows, tile.warp_groups)
+        tile = replace(tile, stages=3, a_rows=a_rows)
         source = emit(kernel, tile, major, in_pairs=not a_rows)
         assert build(source, kernel_name(kernel.graph), "sm_90a").resources.stack == 0
 
@@ -52,7 +53,7 @@ def test_a_tile_has_whole_chunks_of_each_product():
     for f, major in itertools.product(functions, ("k", "mn")):
         kernel = fused_of(f, 1000, 64)
         for tile in tiles(kernel, major):
-            columns = tile.columns // len(kernel.operands)
+            columns = tile.columns // tile.parts // len(kernel.operands)
             assert columns % kernel.chunk == 0 and (major == "k" or columns % 64 == 0)
 
 
@@ -73,6 +74,19 @@ def test_tiles_follow_from_the_number_of_rows():
         tile, _ = chosen(m)
         assert tile.rows * (tile.cluster - 1) < m and tile.a_rows == 0
     assert chosen(8192)[0] == Tile(256, 128, 2, 4)
+
+
+def test_tiles_are_cut_where_few_are_left():
+    """8192x4096 are 7.75 waves of tiles, and 5000x11008 are 13.03 of them."""
+    assert chosen(8192)[0].parts == 1
+    assert chosen(5000, 11008, 5120)[0].parts > 1
+
+
+def test_a_cut_takes_no_more_time_where_one_tile_is_left():
+    kernel = fused_of(products.linear, 256 * (H200 // 2 + 1), 4096)
+    tile = Tile(256, 128, 2)
+    times = [cycles(kernel, replace(tile, parts=parts), 256, H200) for parts in (1, 2, 4)]
+    assert times == sorted(times, reverse=True) and times[0] > times[2]
 
 
 def test_more_rows_take_no_less_time():
