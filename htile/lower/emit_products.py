@@ -219,7 +219,11 @@ class _Text:
             *([tuple_of(self._narrow_atoms())] if self.tile.parts > 1 else []),
         ]  # fmt: skip
         tensors = [name.split(":")[0] for name in self._tensors()]
-        work = f"{self.name}_tiles("
+        work, first = f"{self.name}_tiles(", ["ctx", "Int32(0)", *tensors]
+        loops = wrapped_call(f"        {work}", first, ")")
+        if self.tile.parts > 1:
+            loops = wrapped_call(f"        chunks = {work}", first, ")")
+            loops += wrapped_call(f"        {work}", ["ctx.narrow", "chunks", *tensors], ")")
         return [
             "@cute.kernel",
             *wrapped_call(f"def {self.name}_kernel(", params, "):"),
@@ -230,9 +234,7 @@ class _Text:
             "        ctx.load_tiles()",
             "    else:",
             "        ctx.begin()",
-            *wrapped_call(f"        chunks = {work}", ["ctx", "Int32(0)", *tensors], ")"),
-            *(wrapped_call(f"        {work}", ["ctx.narrow", "chunks", *tensors], ")")
-              if self.tile.parts > 1 else []),
+            *loops,
             "        ctx.end()",
             "    cute.arch.griddepcontrol_launch_dependents()  # the next may start",
         ]

@@ -13,17 +13,16 @@ from .emit_products import Fused, Tile
 
 # These count for one multiprocessor of sm_90a, in clock cycles.
 PRODUCTS_PER_CYCLE = 2048  # of the tensor cores
-BYTES_PER_CYCLE = 40  # that a multiprocessor gets from L2, if all of them load
-ALONE_BYTES_PER_CYCLE = 64  # that it gets from L2 at most
+BYTES_PER_CYCLE = 44  # that a multiprocessor gets from L2
 MEMORY_BYTES_PER_CYCLE = 20  # that it gets from memory, if all of them load
 TILE_CYCLES = 1500  # for what nothing hides of a tile: the first loads, and what follows the sums
 ELEMENT_CYCLES = 0.03  # for what is computed of an element, and stored
 
-CLOSE = 1.03  # Of tiles whose times differ by no more than this, that which loads least is taken.
+CLOSE = 1.02  # Of tiles whose times differ by no more than this, that which loads least is taken.
 SHARED_BYTES = 200 * 1024  # for the stages of a thread block
 COLUMNS = (256, 224, 192, 160, 128, 96, 64)  # of a tile
 CLUSTERS = (2, 1)  # thread blocks along the rows that share the matrix's tiles
-PARTS = (1, 2, 4)  # narrower tiles that one of the last wave is cut into
+PARTS = (1, 2)  # narrower tiles that one of the last wave is cut into
 NARROWEST = 64  # columns of a narrower tile
 BOXES = (16, 32, 64)  # rows of the left operand that are loaded, where there are no more
 MN_BLOCK = 64  # columns that a swizzled line has of a matrix (K, N)
@@ -75,29 +74,23 @@ def _for_rows(tile: Tile, rows: int) -> Tile:
 
 def cycles(kernel: Fused, tile: Tile, rows: int, processors: int) -> float:
     """About how long the kernel takes on a GPU."""
-    clusters, slots = _clusters(kernel, tile, rows), processors // tile.cluster
+    k, clusters = kernel.operands[0].product.k, _clusters(kernel, tile, rows)
+    slots = processors // tile.cluster
     waves, rest = divmod(clusters, slots)
-    time = waves * _wave(kernel, tile, slots, processors)
+    narrow = tile
     if waves and tile.parts > 1:
-        rest *= tile.parts
-        tile = replace(tile, columns=tile.columns // tile.parts)
-    full, rest = divmod(rest, slots)
-    for count, each in ((full, slots), (1, rest)):
-        time += count * _wave(kernel, tile, each, processors) if each else 0.0
+        narrow, rest = replace(tile, columns=tile.columns // tile.parts), rest * tile.parts
+    counted = (tile, waves), (narrow, ceil(rest / slots))
+    multiplied = k * sum(count * _of_element_of_k(each) for each, count in counted)
     # All that is read of memory, by those multiprocessors that are at work: few rows wait for it.
-    k, busy = kernel.operands[0].product.k, min(clusters * tile.cluster, processors)
+    busy = min(clusters * tile.cluster, processors)
     read = 2 * k * (rows + kernel.n * len(kernel.operands)) / (MEMORY_BYTES_PER_CYCLE * busy)
-    return max(time, read + _after(tile))
+    after = sum(count * (TILE_CYCLES + ELEMENT_CYCLES * each.rows * each.columns)
+                for each, count in counted)  # fmt: skip
+    return max(multiplied, read) + after
 
 
-def _wave(kernel: Fused, tile: Tile, clusters: int, processors: int) -> float:
-    """About how long so many clusters of thread blocks take for a tile each, beside each other."""
-    busy = clusters * tile.cluster / processors
-    from_l2 = min(BYTES_PER_CYCLE / busy, ALONE_BYTES_PER_CYCLE)
-    loads = 2 * ((tile.a_rows or tile.rows) + tile.columns / tile.cluster) / from_l2
-    products = tile.rows * tile.columns / PRODUCTS_PER_CYCLE
-    return kernel.operands[0].product.k * max(products, loads) + _after(tile)
-
-
-def _after(tile: Tile) -> float:
-    return TILE_CYCLES + ELEMENT_CYCLES * tile.rows * tile.columns
+def _of_element_of_k(tile: Tile) -> float:
+    """Cycles of a tile for each element of K: those of its products, or of what they wait for."""
+    from_l2 = 2 * ((tile.a_rows or tile.rows) + tile.columns / tile.cluster) / BYTES_PER_CYCLE
+    return max(tile.rows * tile.columns / PRODUCTS_PER_CYCLE, from_l2)

@@ -97,9 +97,7 @@ def nll_kernel(
         ctx.load_tiles()
     else:
         ctx.begin()
-        chunks = nll_tiles(
-            ctx, Int32(0), mLabel_0, mMaxOfGroups2_0, mSumOfGroups10_0, mMaxOfGroups27_0
-        )
+        nll_tiles(ctx, Int32(0), mLabel_0, mMaxOfGroups2_0, mSumOfGroups10_0, mMaxOfGroups27_0)
         ctx.end()
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 

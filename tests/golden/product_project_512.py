@@ -73,7 +73,7 @@ def project_kernel(
         ctx.load_tiles()
     else:
         ctx.begin()
-        chunks = project_tiles(ctx, Int32(0), mResidual_0, mOut0_0, mSumOfGroups4_0)
+        project_tiles(ctx, Int32(0), mResidual_0, mOut0_0, mSumOfGroups4_0)
         ctx.end()
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 

@@ -70,7 +70,7 @@ def swiglu_kernel(
         ctx.load_tiles()
     else:
         ctx.begin()
-        chunks = swiglu_tiles(ctx, Int32(0))
+        swiglu_tiles(ctx, Int32(0))
         ctx.end()
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 

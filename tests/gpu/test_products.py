@@ -13,7 +13,7 @@ GROUPS = [NAMES[k::3] for k in range(3)]
 
 
 @pytest.mark.parametrize("names", GROUPS, ids="-".join)
-@pytest.mark.parametrize("what", ["values", "layouts", "bits", "gradients"])
+@pytest.mark.parametrize("what", ["values", "layouts", "bits", "narrow", "gradients"])
 def test_products(what, names):
     assert run("tests.gpu.row_products", what, *names).endswith("right\n")
 

@@ -41,7 +41,8 @@ def test_kernels_compile_without_a_stack(f):
 def test_every_tile_compiles_without_a_stack(f, major):
     """Also where few rows are loaded, and where elements are read one by one."""
     kernel = fused_of(f, 512, 128)
-    for k, tile in enumerate(tiles(kernel, major)):
+    found = [t for t in tiles(kernel, major) if t.parts == 1 or (t.rows, t.cluster) == (128, 2)]
+    for k, tile in enumerate(found):
         a_rows = 16 if (tile.rows, tile.cluster) == (64, 1) and k % 4 else 0
         tile = replace(tile, stages=3, a_rows=a_rows)
         source = emit(kernel, tile, major, in_pairs=not a_rows)
@@ -77,16 +78,16 @@ def test_tiles_follow_from_the_number_of_rows():
 
 
 def test_tiles_are_cut_where_few_are_left():
-    """8192x4096 are 7.75 waves of tiles, and 5000x11008 are 13.03 of them."""
+    """8192x4096 are 7.75 waves of tiles of 128x256, and 4608x5120 are 5.45 of them."""
     assert chosen(8192)[0].parts == 1
-    assert chosen(5000, 11008, 5120)[0].parts > 1
+    assert chosen(4608, 5120, 5120)[0].parts == 2
 
 
 def test_a_cut_takes_no_more_time_where_one_tile_is_left():
     kernel = fused_of(products.linear, 256 * (H200 // 2 + 1), 4096)
     tile = Tile(256, 128, 2)
-    times = [cycles(kernel, replace(tile, parts=parts), 256, H200) for parts in (1, 2, 4)]
-    assert times == sorted(times, reverse=True) and times[0] > times[2]
+    times = [cycles(kernel, replace(tile, parts=parts), 256, H200) for parts in (1, 2)]
+    assert times == sorted(times, reverse=True) and times[0] > times[1]
 
 
 def test_more_rows_take_no_less_time():
