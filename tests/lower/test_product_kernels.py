@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from htile.build.arch import DEFAULT
 from htile.build.compile import build
 from htile.lower.emit_products import Tile, emit
 from htile.lower.names import kernel_name
@@ -40,7 +41,7 @@ def test_kernels_compile_without_a_stack(f):
 def test_every_tile_compiles_without_a_stack(f, major):
     """Also where few rows are loaded, and where elements are read one by one."""
     kernel = fused_of(f, 512, 128)
-    for k, tile in enumerate(tiles(kernel, major)):
+    for k, tile in enumerate(tiles(kernel, major, DEFAULT)):
         a_rows = 16 if (tile.rows, tile.cluster) == (64, 1) and k % 4 else 0
         tile = Tile(tile.columns, tile.rows, tile.cluster, 3, a_rows, tile.warp_groups)
         source = emit(kernel, tile, major, in_pairs=not a_rows)
@@ -51,7 +52,7 @@ def test_a_tile_has_whole_chunks_of_each_product():
     functions = products.swiglu, products.nll, products.linear
     for f, major in itertools.product(functions, ("k", "mn")):
         kernel = fused_of(f, 1000, 64)
-        for tile in tiles(kernel, major):
+        for tile in tiles(kernel, major, DEFAULT):
             columns = tile.columns // len(kernel.operands)
             assert columns % kernel.chunk == 0 and (major == "k" or columns % 64 == 0)
 
@@ -77,6 +78,6 @@ def test_tiles_follow_from_the_number_of_rows():
 
 def test_more_rows_take_no_less_time():
     kernel = fused_of(products.linear, 4096, 64)
-    for tile in tiles(kernel, "k"):
+    for tile in tiles(kernel, "k", DEFAULT):
         times = [cycles(kernel, tile, m, H200) for m in (300, 500, 4000, 30000)]
         assert times == sorted(times)

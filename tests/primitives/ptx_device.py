@@ -212,6 +212,9 @@ class Warp:
     def _rcp(self, active, opcode, operands):
         self._calculate(active, np.reciprocal, opcode, operands)
 
+    def _rsqrt(self, active, opcode, operands):
+        self._calculate(active, lambda x: np.reciprocal(np.sqrt(x)), opcode, operands)
+
     def _tanh(self, active, opcode, operands):
         self._calculate(active, np.tanh, opcode, operands)
 
