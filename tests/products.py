@@ -1,12 +1,9 @@
 """Functions with matrix products, and their arguments, for tests with and without a GPU."""
 
-from dataclasses import replace
-
 import torch
 import torch.nn.functional as F
 
 import htile
-from htile.build.arch import arch_named
 
 BF16, F16 = torch.bfloat16, torch.float16
 
@@ -89,11 +86,6 @@ def variance(x, W: htile.Matrix):
 @htile.rowwise
 def bounded(x, W: htile.Matrix, cap: float = 30.0):
     return torch.tanh(F.linear(x, W) / cap) * cap
-
-
-def without_wgmma(name):
-    """An architecture as if it had no wgmma, so that warps multiply by mma.sync."""
-    return replace(arch_named(name), has_wgmma=False)
 
 
 def arguments(f, m, n, k, dtype=BF16, device="cpu", seed=0):

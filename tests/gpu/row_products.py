@@ -1,7 +1,8 @@
 """Runs functions with products on a GPU: `python -m tests.gpu.row_products values swiglu`.
 
-It prints `right` at the end. `test_products.py` starts it in a process of its own with a time
-limit, because a kernel whose barriers do not match hangs.
+`warps values swiglu` runs the kernel for GPUs without wgmma. It prints `right` at the end.
+`test_products.py` starts it in a process of its own with a time limit, because a kernel whose
+barriers do not match hangs.
 """
 
 import sys
@@ -12,6 +13,7 @@ from torch.utils import _pytree as pytree
 from htile.testing import assert_close
 from tests import products
 from tests.products import BF16, F16, FUNCTIONS, arguments
+from tests.without_wgmma import force
 
 SIZES = ((1, 512, 256), (17, 1000, 328), (64, 2048, 1024), (129, 1001, 512), (300, 776, 64),
          (1000, 256, 2048), (5, 264, 40), (2, 8, 8), (70, 16, 64), (700, 100, 72))  # fmt: skip
@@ -140,9 +142,14 @@ def named(name: str):
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    what, *names = sys.argv[1:]
+    is_forced = sys.argv[1] == "warps"
+    texts = force() if is_forced else []
+    what, *names = sys.argv[1 + is_forced :]
     for each in names or [f._signature.name for f in FUNCTIONS]:
         if what == "gradients" and named(each) is products.mlp:
             continue  # its float64 form does not round
         globals()[what](each)
+        assert not is_forced or any(text is not None for text in texts), "torch has multiplied"
+        assert not is_forced or all(text is None or text.tile.warps for text in texts)
+        texts.clear()
     print("right")
