@@ -23,7 +23,7 @@ from cutlass import BFloat16, Float32, Int64, const_expr
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.memory import SmemAllocator
 
-from htile.compute.tile_rows import BLOCK, WARPGROUP
+from htile.compute.tile_rows import BLOCK, WARPGROUP, place_in_band
 from htile.copy.tma import GlobalToSharedLoader, SharedToGlobalStorer
 from htile.types.register import AccumulatorMap, AccumulatorTile, WarpLayout
 from htile.types.shared import SharedTile
@@ -155,8 +155,6 @@ class MatmulTileConfig:
 class MatmulKernelContext(Static):
     """What a kernel with products sets up first. It is made and used inside one @cute.kernel."""
 
-    GROUP = 8  # clusters along the rows that follow each other, so that L2 has what they share
-
     def __init__(self, config: MatmulTileConfig):
         self.config = config
 
@@ -175,6 +173,7 @@ class MatmulKernelContext(Static):
         self.tiles_m, self.tiles_n = tiles
         self.tidx, _, _ = cute.arch.thread_idx()
         self.warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        self.thread = self.tidx - WARPGROUP  # of those that multiply
         self.group = self.warp // 4 - 1  # the warpgroup; -1 for the one that loads
         smem, sizes = SmemAllocator(), c.cluster
         layout = cute.make_layout((*sizes, 1))
@@ -238,13 +237,9 @@ class MatmulKernelContext(Static):
         return self.group < 0
 
     def tile_at(self, index) -> tuple:
-        """(row, column) of this thread block's tile: groups of clusters along the rows."""
+        """(row, column) of this thread block's tile: bands of clusters along the rows."""
         c = self.config
-        band = index // (self.GROUP * self.tiles_n)
-        inside = index - band * (self.GROUP * self.tiles_n)
-        height = cutlass.min(self.tiles_m - band * self.GROUP, self.GROUP)
-        n = inside // height
-        m = band * self.GROUP + inside - n * height
+        m, n = place_in_band(index, (self.tiles_m, self.tiles_n))
         return m * c.cluster[0] + self.coord[0], n * c.cluster[1] + self.coord[1]
 
     @cute.jit

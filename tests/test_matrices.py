@@ -57,9 +57,10 @@ def product_of(product, found):
     return (found[product.left].double() @ (matrix.T if product.is_transposed else matrix)).float()
 
 
-def run_steps(f, args):
+def run_steps(f, args, computed=None):
     """The function's results by what runs on a GPU, each kernel evaluated by torch.
 
+    computed: how the kernel of a product is evaluated; by default `of_groups`.
     Behind the end of rows the kernel of a product reads other numbers of the tensor, here 7.
     """
     request = request_of(f, args)
@@ -71,7 +72,7 @@ def run_steps(f, args):
             if step.kernel is None:
                 found, then = given, step.whole
             else:
-                found |= of_groups(step.kernel, given, rows)
+                found |= (computed or of_groups)(step.kernel, given, rows)
                 then = step.then
         if then is not None:
             values = tuple(found[name] for name in then.run.parameters.names)

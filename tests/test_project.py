@@ -14,7 +14,7 @@ import htile
 
 REPO = Path(__file__).parents[1]
 FILES = sorted((REPO / "htile").rglob("*.py"))
-PRIMITIVES = {"config.py", "dataflow.py", "matmul.py", "utils.py"}
+PRIMITIVES = {"config.py", "dataflow.py", "matmul.py", "utils.py", "warp_matmul.py"}
 
 
 def python(code, cwd):
@@ -106,7 +106,7 @@ def test_the_walk_sees_relative_imports():
 # From the ground up. A module imports from its own part and from those on lower floors.
 FLOORS = (
     ("errors.py", "__init__.py"),  # which imports the public names when they are first used
-    ("utils.py", "copy", "compute", "types", "config.py", "dataflow.py", "matmul.py"),  # primitives
+    (*PRIMITIVES, "copy", "compute", "types"),
     ("frontend", "build"),
     ("lower",),
     ("pictures", "tune"),

@@ -26,6 +26,7 @@ class Arch:
     dependent_launch: whether a kernel's thread blocks may start while the kernel before on the
         stream ends; they wait for its end before they touch memory (section "Programmatic
         Dependent Launch").
+    has_wgmma: whether four warps multiply together (`wgmma`), and not only each by itself.
     has_float8: whether there are instructions that convert to and from float8_e4m3fn and e5m2.
     """
 
@@ -37,6 +38,7 @@ class Arch:
     registers: int = 65536
     dependent_launch: bool = True
     has_float8: bool = True
+    has_wgmma: bool = False
 
     def fitting(self, tiles: int) -> int:
         """Thread blocks of a multiprocessor, if each has so many bytes of tiles in shared memory.
@@ -52,7 +54,7 @@ ARCHS = {
     (8, 0): Arch("sm_80", _A100, 1, loop_ctas=96, dependent_launch=False, has_float8=False),
     (8, 6): Arch("sm_86", _CONSUMER, 1, loop_ctas=72, dependent_launch=False, has_float8=False),
     (8, 9): Arch("sm_89", _CONSUMER, 1, loop_ctas=112, dependent_launch=False),
-    (9, 0): Arch("sm_90a", _HOPPER, 16),
+    (9, 0): Arch("sm_90a", _HOPPER, 16, has_wgmma=True),
     (10, 0): Arch("sm_100a", _HOPPER, 16, loop_ctas=136),
     (10, 3): Arch("sm_103a", _HOPPER, 16, loop_ctas=136),
     (12, 0): Arch("sm_120a", _CONSUMER, 1, loop_ctas=152),

@@ -45,7 +45,8 @@ LEFT_SECONDS = 600  # a file that is still being written after so long was left 
 HTILE = Path(__file__).parents[1]
 # The files that are compiled into a kernel beside its own text, and those that compile it.
 PRIMITIVES = (
-    "config.py", "dataflow.py", "matmul.py", "utils.py", "compute/*.py", "copy/*.py", "types/*.py",
+    "config.py", "dataflow.py", "matmul.py", "warp_matmul.py", "utils.py",
+    "compute/*.py", "copy/*.py", "types/*.py",
 )  # fmt: skip
 COMPILER = ("build/compile.py", "build/artifact.py", "build/cubin.py")
 # The variables of CuTe-DSL that change no code; any other one may.

@@ -27,8 +27,9 @@ def tiled_mma(dtype: type[Numeric], warps: WarpLayout) -> cute.TiledMma:
 
 
 def gemm(
-    mma: cute.TiledMma, a: RegTile | cute.Tensor, b: RegTile | cute.Tensor, acc: AccumulatorTile
-) -> None:
+    mma: cute.TiledMma, a: RegTile | cute.Tensor, b: RegTile | cute.Tensor,
+    acc: AccumulatorTile | cute.Tensor,
+) -> None:  # fmt: skip
     """acc += a b^T over the whole K of two operands in registers, base tile by base tile."""
-    a, b = (each.fragment if isinstance(each, RegTile) else each for each in (a, b))
-    cute.gemm(mma, acc.fragment, a, b, acc.fragment)
+    a, b, acc = (each.fragment if isinstance(each, RegTile) else each for each in (a, b, acc))
+    cute.gemm(mma, acc, a, b, acc)

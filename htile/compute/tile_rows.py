@@ -20,20 +20,37 @@ from htile.utils import Static
 
 if TYPE_CHECKING:
     from htile.matmul import MatmulKernelContext
+    from htile.warp_matmul import WarpMatmulContext
 
 WARPGROUP = 128  # threads
 BLOCK = 64  # rows that one instruction of a warpgroup multiplies
 QUAD = 4  # lanes that have the columns of one row of a tile
+BAND = 8  # tiles along the rows that follow each other, so that L2 has what they share
+
+
+def place_in_band(index, tiles: tuple) -> tuple:
+    """(row, column) of a tile by its number: bands of `BAND` tiles along the rows.
+
+    tiles: how many there are, along rows and columns.
+    """
+    tiles_m, tiles_n = tiles
+    band = index // (BAND * tiles_n)
+    inside = index - band * (BAND * tiles_n)
+    height = cutlass.min(tiles_m - band * BAND, BAND)
+    n = inside // height
+    return band * BAND + inside - n * height, n
 
 
 class TileRows(Static):
-    """The rows of one tile as a thread has them: two of each 64, and of these a quarter."""
+    """The rows of one tile as a thread has them: two of each block, and of these a quarter.
 
-    def __init__(self, ctx: MatmulKernelContext, index):
+    ctx: of a kernel of wgmma (htile/matmul.py) or of mma.sync (htile/warp_matmul.py).
+    """
+
+    def __init__(self, ctx: MatmulKernelContext | WarpMatmulContext, index):
         self.ctx, self.config = ctx, ctx.config
         c, self.tile = ctx.config, ctx.tile_at(index)
-        self.thread = ctx.tidx - WARPGROUP  # of those that multiply
-        self.places, self.vec_size = c.places, c.chunk // QUAD
+        self.thread, self.places, self.vec_size = ctx.thread, c.places, c.chunk // QUAD
         self.m, self.n = self.tile[0] * c.tile[0], self.tile[1] * c.columns
         if const_expr(c.stored is not None):
             atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), c.stored)

@@ -1,7 +1,8 @@
 """Prints the kernel of products and of what is computed of them, over the primitives of matmul.py.
 
 What is printed for each element is what a row kernel has (`expressions.py`). Only where values come
-from and go to differs: a product is read from the accumulators of a tile.
+from and go to differs: a product is read from the accumulators of a tile. `emit_warp_products.py`
+prints the kernel for architectures without wgmma.
 """
 
 from __future__ import annotations
@@ -52,7 +53,11 @@ class Operand:
 
 @dataclass(frozen=True)
 class Tile:
-    """The tile of a kernel; `MatmulTileConfig` says what the numbers are."""
+    """The tile of a kernel; `MatmulTileConfig` and `WarpMatmulConfig` say what the numbers are.
+
+    warps: how many multiply, each by itself (mma.sync); 0 where warpgroups do (wgmma).
+    is_dependent: whether the kernel may start while the one before ends.
+    """
 
     columns: int
     rows: int = 128
@@ -61,6 +66,8 @@ class Tile:
     a_rows: int = 0
     warp_groups: int = 2
     parts: int = 1
+    warps: int = 0
+    is_dependent: bool = True
 
 
 @dataclass(frozen=True)
@@ -130,10 +137,16 @@ def emit(kernel: Fused, tile: Tile, major: str, in_pairs: bool, fastmath: bool =
     major: "k" if the matrices lie in memory as (N, K), "mn" if they do as (K, N).
     in_pairs: whether two neighbours of what is read beside them may be loaded at a time.
     """
-    return _Text(kernel, tile, major, in_pairs, fastmath).whole()
+    return Text(kernel, tile, major, in_pairs, fastmath).whole()
 
 
-class _Text:
+class Text:
+    """The text of a kernel; a subclass prints other ways to multiply."""
+
+    primitives = "from htile.matmul import MatmulKernelContext, MatmulTileConfig"
+    launched_with = ("clusters: Int32", "stream: cuda.CUstream")
+    given_last = ("Int32(1)",)  # what stands for the clusters
+
     def __init__(self, kernel: Fused, tile: Tile, major: str, in_pairs: bool, fastmath: bool):
         self.kernel, self.tile, self.graph = kernel, tile, kernel.graph
         self.major, self.in_pairs = major, in_pairs
@@ -144,6 +157,11 @@ class _Text:
         self.tensors = {i.id: self._named("m", i.name) for i in kernel.others}
         self.results = [self._named("m", o.name) for o in self.graph.outputs]
         self.dtype = CUTLASS_TYPES[self._left_dtype()]
+        self.staged = self._staged()
+
+    def _staged(self) -> Output | None:
+        """The result that is stored as whole tiles."""
+        return self.kernel.staged
 
     def _left_dtype(self) -> torch.dtype:
         return self.kernel.operands[0].product.dtype
@@ -158,9 +176,9 @@ class _Text:
 
     def whole(self) -> str:
         parts = [
-            self._config(), self._tiles(), self._kernel(), self._host(), self._fake_arguments(),
+            self._config(), self._loop(), self._kernel(), self._host(), self._fake_arguments(),
         ]  # fmt: skip
-        text = "\n\n\n".join("\n".join(part) for part in parts)
+        text = "\n\n\n".join("\n".join(part) for part in parts if part)
         return "\n".join(self._head(text)) + "\n\n" + text + "\n"
 
     def _head(self, text: str) -> list[str]:
@@ -172,20 +190,21 @@ class _Text:
             f'{"s" * (count > 1)} of {dtype_name(self._left_dtype())}."""',
             "",
             "import cuda.bindings.driver as cuda",
-            "import cutlass",
+            *(["import cutlass"] if "cutlass." in text else []),
             "import cutlass.cute as cute",
             f"from cutlass import {', '.join(types)}",
             "",
-            *(["from htile.compute import math"] if "math." in text else []),
-            "from htile.compute.tile_rows import TileRows",
-            "from htile.matmul import MatmulKernelContext, MatmulTileConfig",
-            "from htile.utils import make_fake_tensor"
-            + (", transposed" if "transposed(" in text else ""),
-        ]
+            *sorted([
+                *(["from htile.compute import math"] if "math." in text else []),
+                "from htile.compute.tile_rows import TileRows",
+                self.primitives,
+                "from htile.utils import make_fake_tensor"
+                + (", transposed" if "transposed(" in text else ""),
+            ]),
+        ]  # fmt: skip
 
     def _config(self) -> list[str]:
-        tile, kernel = self.tile, self.kernel
-        staged = kernel.staged
+        tile, kernel, staged = self.tile, self.kernel, self.staged
         args = [
             self.dtype,
             f"tile=({tile.rows}, {tile.columns})",
@@ -204,18 +223,26 @@ class _Text:
     # The kernel
 
     def _kernel(self) -> list[str]:
-        kernel, count = self.kernel, len(self.kernel.operands)
-        atoms = ["left", *(f"right{k}" for k in range(count))]
-        params = [p for a in atoms for p in (f"{a}_atom: cute.CopyAtom", f"{a}: cute.Tensor")]
-        params += [f"{atom}: cute.CopyAtom" for atom in self._narrow_atoms()]
-        staged = kernel.staged
-        params += ["out_atom: cute.CopyAtom", "out: cute.Tensor"] if staged else []
-        params += self._tensors()
+        params = [*self._operands(), *self._tensors()]
         params += ["tiled_mma: cute.TiledMma", "tiles_m: Int32", "tiles_n: Int32", "rows_m: Int32"]
-        rights = tuple_of(f"(right{k}_atom, right{k})" for k in range(count))
+        head = wrapped_call(f"def {self.name}_kernel(", params, "):")
+        return ["@cute.kernel", *head, *self._tiles()]
+
+    def _operands(self) -> list[str]:
+        """The parameters for both operands, and for the result that is stored as whole tiles."""
+        atoms = ["left", *self._rights(), *(["out"] if self.staged else [])]
+        both = [p for a in atoms for p in (f"{a}_atom: cute.CopyAtom", f"{a}: cute.Tensor")]
+        return both + [f"{atom}: cute.CopyAtom" for atom in self._narrow_atoms()]
+
+    def _rights(self) -> list[str]:
+        return [f"right{k}" for k in range(len(self.kernel.operands))]
+
+    def _tiles(self) -> list[str]:
+        """The statements of the kernel."""
         setup = [
-            "(left_atom, left)", rights, "(out_atom, out)" if staged else "None", "tiled_mma",
-            "(tiles_m, tiles_n)", f"(rows_m, {kernel.n})",
+            "(left_atom, left)", tuple_of(f"({each}_atom, {each})" for each in self._rights()),
+            "(out_atom, out)" if self.staged else "None", "tiled_mma", "(tiles_m, tiles_n)",
+            f"(rows_m, {self.kernel.n})",
             *([tuple_of(self._narrow_atoms())] if self.tile.parts > 1 else []),
         ]  # fmt: skip
         tensors = [name.split(":")[0] for name in self._tensors()]
@@ -225,8 +252,6 @@ class _Text:
             loops = wrapped_call(f"        chunks = {work}", first, ")")
             loops += wrapped_call(f"        {work}", ["ctx.narrow", "chunks", *tensors], ")")
         return [
-            "@cute.kernel",
-            *wrapped_call(f"def {self.name}_kernel(", params, "):"),
             "    ctx = MatmulKernelContext(config)",
             *wrapped_call("    ctx.setup(", setup, ")"),
             "    cute.arch.griddepcontrol_wait()  # the kernel before has ended",
@@ -244,7 +269,7 @@ class _Text:
         count = len(self.kernel.operands) if self.tile.parts > 1 else 0
         return [f"right{k}_narrow" for k in range(count)]
 
-    def _tiles(self) -> list[str]:
+    def _loop(self) -> list[str]:
         """The function that works on the tiles of a context, wide or narrow ones."""
         return [
             "@cute.jit",
@@ -261,7 +286,7 @@ class _Text:
     def _tensors(self) -> list[str]:
         """The parameters of the kernel that the work on a tile has."""
         results = zip(self.results, self.graph.outputs, strict=True)
-        direct = [f"{n}: cute.Tensor" for n, o in results if o is not self.kernel.staged]
+        direct = [f"{n}: cute.Tensor" for n, o in results if o is not self.staged]
         return self._given() + direct
 
     def _given(self) -> list[str]:
@@ -314,8 +339,12 @@ class _Text:
             lines = wrapped_call(f"{indent}ahead = rows.prefetch(", args, ")")
             loop = "rows.chunks(ahead)"
             taken += [f"loaded{k}" for k in range(len(ahead))]
-        lines += [*before, f"{indent}ctx.multiply(chunks)"]
+        lines = self._multiplied([*lines, *before], indent)
         return [*lines, f"{indent}for {', '.join(taken)} in {loop}:", *inside]
+
+    def _multiplied(self, loads: list[str], indent: str) -> list[str]:
+        """The statement that multiplies, beside those that load something else."""
+        return [*loads, f"{indent}ctx.multiply(chunks)"]
 
     def _converted(self, start: str, text: str, dtype: torch.dtype) -> str:
         kind = CONVERTED.get(dtype)
@@ -345,7 +374,7 @@ class _Text:
             node = self.graph[output.id]
             if node.op is Op.GROUPED and output.inner != (self.graph.n,):
                 lines.append(f"{indent}chunk.store_group({name}, {value})")
-            elif output is kernel.staged:
+            elif output is self.staged:
                 lines.append(f"{indent}chunk.store({value})")
             else:
                 pairs = kernel.n % 2 == 0
@@ -355,36 +384,21 @@ class _Text:
     # The host function
 
     def _host(self) -> list[str]:
-        kernel, outputs = self.kernel, self.graph.outputs
-        count, staged = len(kernel.operands), kernel.staged
+        kernel, outputs, staged = self.kernel, self.graph.outputs, self.staged
+        count = len(kernel.operands)
         params = ["mLeft: cute.Tensor", *(f"mRight{k}: cute.Tensor" for k in range(count))]
         params += self._given() + [f"{name}: cute.Tensor" for name in self.results]
-        params += ["clusters: Int32", "stream: cuda.CUstream"]
-        passed = ["left_atom", "left"]
-        lines = ["    left_atom, left = config.left_atom(mLeft)"]
-        for k in range(count):
-            right = f"mRight{k}" if self.major == "k" else f"transposed(mRight{k})"
-            lines.append(f"    right{k}_atom, right{k} = config.right_atom({right})")
-            passed += [f"right{k}_atom", f"right{k}"]
-        for k, atom in enumerate(self._narrow_atoms()):
-            right = f"mRight{k}" if self.major == "k" else f"transposed(mRight{k})"
-            lines.append(f"    {atom}, _ = config.narrow.right_atom({right})")
-            passed.append(atom)
-        if staged:
-            name = self.results[outputs.index(staged)]
-            lines.append(f"    out_atom, out = config.store_atom({name})")
-            passed += ["out_atom", "out"]
+        params += self.launched_with
+        lines, passed = self._passed()
         passed += [self.tensors[i.id] for i in kernel.others]
         passed += [n for n, o in zip(self.results, outputs, strict=True) if o is not staged]
         lines.append(f"    tiles_m, tiles_n = config.tiles(mLeft.shape[0], {kernel.n})")
         passed += ["config.tiled_mma()", "Int32(tiles_m)", "Int32(tiles_n)"]
         passed += ["Int32(mLeft.shape[0])"]
         launch = [
-            "grid=[*config.cluster, cutlass.min(clusters, tiles_m * tiles_n)]",
-            "block=config.block",
-            "cluster=[*config.cluster, 1]",
+            *self._grid(),
             "stream=stream",
-            "use_pdl=True",
+            *(["use_pdl=True"] if self.tile.is_dependent else []),
             "min_blocks_per_mp=1",
             "preferred_smem_carveout=-1",
         ]
@@ -395,6 +409,33 @@ class _Text:
             *wrapped_call(f"    {self.name}_kernel(", passed, ").launch("),
             *lines_of(launch, " " * 8),
             "    )",
+        ]
+
+    def _passed(self) -> tuple[list[str], list[str]]:
+        """What the host function does with operands, and what it passes of them to the kernel."""
+        lines, passed = ["    left_atom, left = config.left_atom(mLeft)"], ["left_atom", "left"]
+        for name, matrix in zip(self._rights(), self._matrices(), strict=True):
+            lines.append(f"    {name}_atom, {name} = config.right_atom({matrix})")
+            passed += [f"{name}_atom", name]
+        if self.staged:
+            name = self.results[self.graph.outputs.index(self.staged)]
+            lines.append(f"    out_atom, out = config.store_atom({name})")
+            passed += ["out_atom", "out"]
+        for name, matrix in zip(self._narrow_atoms(), self._matrices(), strict=False):
+            lines.append(f"    {name}, _ = config.narrow.right_atom({matrix})")
+            passed.append(name)
+        return lines, passed
+
+    def _matrices(self) -> list[str]:
+        """The matrices as (N, K)."""
+        names = [f"mRight{k}" for k in range(len(self.kernel.operands))]
+        return names if self.major == "k" else [f"transposed({name})" for name in names]
+
+    def _grid(self) -> list[str]:
+        return [
+            "grid=[*config.cluster, cutlass.min(clusters, tiles_m * tiles_n)]",
+            "block=config.block",
+            "cluster=[*config.cluster, 1]",
         ]
 
     def _fake_arguments(self) -> list[str]:
@@ -421,11 +462,11 @@ class _Text:
         for output in self.graph.outputs:
             dtype, (width,) = CUTLASS_TYPES[output.dtype], output.inner
             if width == self.graph.n:
-                width, step = n, 8 if output is kernel.staged else 2 if n % 2 == 0 else 1
+                width, step = n, 8 if output is self.staged else 2 if n % 2 == 0 else 1
             else:
                 step = 1
             args.append(f"make_fake_tensor({dtype}, (m, {width}), {step})")
-        args.append("Int32(1)")
+        args += self.given_last
         return [
             "def fake_arguments():",
             '    """What stands for the tensors when the kernel is compiled."""',

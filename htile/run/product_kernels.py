@@ -46,7 +46,8 @@ class ProductKernel:
         except CompileError as error:
             used = f"not compiled: {error.message}"
         tile = self.text.tile
-        shape = f"{tile.rows}x{tile.columns}, clusters of {tile.cluster}, {tile.stages} stages"
+        shared = f"{tile.warps} warps" if tile.warps else f"clusters of {tile.cluster}"
+        shape = f"{tile.rows}x{tile.columns}, {shared}, {tile.stages} stages"
         parts = {
             "graph": str(self.graph), "tile": shape, "source": self.source,
             f"resources, {self.arch}": used,

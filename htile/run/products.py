@@ -1,9 +1,9 @@
 """Calls of functions with matrix products: which kernels run, one after the other, and on what.
 
-`htile.lower.products` cuts the function into levels. On GPUs that multiply by wgmma (sm_90a), a
-level with products is one kernel, if what follows its products allows it (`emit_products.fused`).
-If it does not, a kernel stores the products in float32 and a row kernel goes on from there. Other
-GPUs, and operands that the tensor memory accelerator does not load, get their products from torch.
+`htile.lower.products` cuts the function into levels. A level with products is one kernel, if what
+follows its products allows it (`emit_products.fused`). If it does not, a kernel stores the products
+in float32 and a row kernel goes on from there. Operands that are not aligned to 16 bytes get their
+products from torch.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ..build.compile import build, load
 from ..errors import ArgumentError
 from ..frontend.graph import Builder, Graph, Output, Role
 from ..frontend.ops import REDUCTIONS
-from ..lower import run_passes
+from ..lower import emit_products, emit_warp_products, run_passes
 from ..lower.column_groups import cut_reductions
-from ..lower.emit_products import Fused, Operand, Tile, emit, fused
+from ..lower.emit_products import Fused, Operand, Tile, fused
 from ..lower.names import kernel_name
 from ..lower.product_tiles import choose_tile
 from ..lower.products import Level, Product, levels
@@ -31,8 +31,6 @@ from .launch import Request
 from .operands import WIDEST_ACCESS
 from .runner import OF_ROWS, Runner
 from .specialize import spec_of
-
-TENSOR_CORES = "sm_90a"  # the architecture that kernels with products are emitted for
 
 
 @dataclass(frozen=True)
@@ -123,15 +121,16 @@ def text_for(
     left = kernel.operands[0].product.left
     columns = [_columns(found[o.product.matrix], o, kernel.n) for o in kernel.operands]
     majors = {_major(each) for each in columns}
-    if arch.name != TENSOR_CORES or len(majors) != 1 or None in majors:
+    if len(majors) != 1 or None in majors:
         return None
-    if not all(map(_is_loaded_by_tma, (_dense(found[left]), *columns))):
+    if not all(map(_is_aligned, (_dense(found[left]), *columns))):
         return None
     (major,) = majors
-    tile = choose_tile(kernel, major, rows, processors)
-    if tile is None:
+    tile = choose_tile(kernel, major, rows, processors, arch)
+    if tile is None or (tile.warps and not all(_is_whole(each, major) for each in columns)):
         return None
     others = [_argument(found[i.name], i, kernel.n) for i in kernel.others]
+    emit = emit_warp_products.emit if tile.warps else emit_products.emit
     source = emit(kernel, tile, major, _in_pairs(kernel, others), fastmath)
     return Text(source, kernel_name(kernel.graph), tile, major)
 
@@ -221,7 +220,8 @@ class ProductLaunch:
             return None
         function = load(build(text.source, text.function, self.arch.name))
         left, major = kernel.operands[0].product.left, text.major
-        clusters, device, rows = self.processors // text.tile.cluster, self.device, self.rows
+        device, rows = self.device, self.rows
+        clusters = () if text.tile.warps else (self.processors // text.tile.cluster,)
         made = [(key_of(o.name, self.results), (rows, width(kernel, o)), o.dtype)
                 for o in kernel.graph.outputs]  # fmt: skip
 
@@ -231,7 +231,7 @@ class ProductLaunch:
             others = [_argument(found[i.name], i, kernel.n) for i in kernel.others]
             results = [torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype in made]
             if rows:
-                function(_dense(found[left]), *given, *others, *results, clusters)
+                function(_dense(found[left]), *given, *others, *results, *clusters)
             for (key, _, _), result in zip(made, results, strict=True):
                 found[key] = result
 
@@ -288,11 +288,20 @@ def _major(matrix: torch.Tensor) -> str | None:
     return "mn" if matrix.stride(0) == 1 else None
 
 
-def _is_loaded_by_tma(matrix: torch.Tensor) -> bool:
-    """Whether the tensor memory accelerator loads a matrix: it is aligned to 16 bytes."""
+def _is_aligned(matrix: torch.Tensor) -> bool:
+    """Whether each line of a matrix begins at a multiple of 16 bytes, as what loads it needs."""
     apart = max(matrix.stride(0), matrix.stride(1)) * matrix.element_size()
     start = 0 if matrix.device.type == "meta" else matrix.data_ptr()
     return start % WIDEST_ACCESS == 0 and apart % WIDEST_ACCESS == 0
+
+
+def _is_whole(matrix: torch.Tensor, major: str) -> bool:
+    """Whether the lines of operands, of which this is the right one, are whole pieces of 16 bytes.
+
+    The tensor memory accelerator knows where a line ends, and cp.async copies whole pieces.
+    """
+    lengths = {matrix.shape[1], matrix.shape[1 if major == "k" else 0]}
+    return all(n * matrix.element_size() % WIDEST_ACCESS == 0 for n in lengths)
 
 
 def _in_pairs(kernel: Fused, others: list) -> bool:

@@ -147,7 +147,16 @@ class AccumulatorTile(RegTile):
     def __init__(self, mma: cute.TiledMma, places: AccumulatorMap):
         """mma: a product of `htile.compute.gemm`. places: the map that belongs to it."""
         super().__init__(mma.partition_shape_C(places.shape), Float32)
-        self.places = places
+        self.mma, self.places = mma, places
+
+    def of_columns(self, first: int, count: int) -> cute.Tensor:
+        """The sums of `count` columns of the tile, from column `first` on, for `gemm`.
+
+        Both are multiples of the columns that the product takes at a time, which is mma.sync.
+        """
+        shape = self.mma.partition_shape_C((self.places.shape[0], count))
+        start = self.places.register(0, first * self.places.num_columns // self.places.shape[1])
+        return cute.make_tensor(self.fragment.iterator + start, cute.make_layout(shape))
 
     def load_row(self, i: int, first: int = 0, count: int | None = None) -> cute.TensorSSA:
         """`count` elements of the thread's row `i`, from its element `first` on, as a vector."""

@@ -1,7 +1,8 @@
 """Runs functions with products on a GPU: `python -m tests.gpu.row_products values swiglu`.
 
-It prints `right` at the end. `test_products.py` starts it in a process of its own with a time
-limit, because a kernel whose barriers do not match hangs.
+`warps values swiglu` runs the kernel for GPUs without wgmma. It prints `right` at the end.
+`test_products.py` starts it in a process of its own with a time limit, because a kernel whose
+barriers do not match hangs.
 """
 
 import sys
@@ -16,6 +17,7 @@ from htile.run import products as run
 from htile.testing import assert_close
 from tests import products
 from tests.products import BF16, F16, FUNCTIONS, arguments
+from tests.without_wgmma import force
 
 SIZES = ((1, 512, 256), (17, 1000, 328), (64, 2048, 1024), (129, 1001, 512), (300, 776, 64),
          (1000, 256, 2048), (5, 264, 40), (2, 8, 8), (70, 16, 64), (700, 100, 72))  # fmt: skip
@@ -100,8 +102,8 @@ def narrow(name: str) -> None:
     args = arguments(f, 1900, 5200, 192, device="cuda")  # more tiles than a GPU works on at a time
     expected = pytree.tree_leaves(f(*args))
 
-    def cut(kernel, major, rows, processors):
-        found = [t for t in tiles(kernel, major) if t.columns == 256 and t.parts > 1]
+    def cut(kernel, major, rows, processors, arch):
+        found = [t for t in tiles(kernel, major, arch) if t.columns == 256 and t.parts > 1]
         return replace(max(found, key=lambda t: (t.rows, t.cluster)), stages=4)
 
     run.choose_tile = cut
@@ -161,9 +163,14 @@ def named(name: str):
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    what, *names = sys.argv[1:]
+    is_forced = sys.argv[1] == "warps"
+    texts = force() if is_forced else []
+    what, *names = sys.argv[1 + is_forced :]
     for each in names or [f._signature.name for f in FUNCTIONS]:
         if what == "gradients" and named(each) is products.mlp:
             continue  # its float64 form does not round
         globals()[what](each)
+        assert not is_forced or any(text is not None for text in texts), "torch has multiplied"
+        assert not is_forced or all(text is None or text.tile.warps for text in texts)
+        texts.clear()
     print("right")

@@ -18,6 +18,13 @@ def test_products(what, names):
     assert run("tests.gpu.row_products", what, *names).endswith("right\n")
 
 
+@pytest.mark.parametrize("names", [["linear", "swiglu", "mlp"], ["nll", "project"]], ids="-".join)
+@pytest.mark.parametrize("what", ["values", "layouts", "bits", "gradients"])
+def test_products_as_without_wgmma(what, names):
+    """Warps multiply by mma.sync, as they do where there is no wgmma."""
+    assert run("tests.gpu.row_products", "warps", what, *names).endswith("right\n")
+
+
 @pytest.mark.parametrize("name", ["linear", "nll", "mlp"])
 def test_graphs_and_streams(name):
     """10000 launches on two streams do not hang."""

@@ -40,6 +40,7 @@ OF_TABLES = [("table_rotary", 128), ("table_norm", 65536), ("table_alone", 1003)
 OF_ANY_LENGTH = [("any_rmsnorm", 4000), ("any_layernorm", 30001)]  # buckets of 4096 and 32768
 OVER_ROWS = [("rmsnorm_backward", 4096), ("layernorm_backward", 1003)]
 OF_PRODUCTS = [("product_swiglu", 4096), ("product_nll", 1003), ("product_project", 512)]
+OF_PRODUCTS += [("warp_product_swiglu", 4096), ("warp_product_project", 512)]  # without wgmma
 OF_SCANS = [("scan_products", 1003), ("scan_inverse", 32768), ("scan_groups", 4096)]
 
 
@@ -74,8 +75,9 @@ def test_golden_source_of_products(golden, name, n):
 
 
 def product_source(name, n):
-    f = getattr(products, name.removeprefix("product_"))
-    first, *_ = f.inspect(*products.arguments(f, 4096, n, 64)).kernels
+    f = getattr(products, name.rpartition("_")[2])
+    arch = "sm_80" if name.startswith("warp") else "sm_90a"
+    first, *_ = f.inspect(*products.arguments(f, 4096, n, 64), arch=arch).kernels
     return first.source
 
 

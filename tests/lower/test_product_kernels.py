@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from htile.build.arch import DEFAULT
 from htile.build.compile import build
 from htile.lower.emit_products import Tile, emit
 from htile.lower.names import kernel_name
@@ -41,7 +42,8 @@ def test_kernels_compile_without_a_stack(f):
 def test_every_tile_compiles_without_a_stack(f, major):
     """Also where few rows are loaded, and where elements are read one by one."""
     kernel = fused_of(f, 512, 128)
-    found = [t for t in tiles(kernel, major) if t.parts == 1 or (t.rows, t.cluster) == (128, 2)]
+    found = tiles(kernel, major, DEFAULT)
+    found = [t for t in found if t.parts == 1 or (t.rows, t.cluster) == (128, 2)]
     for k, tile in enumerate(found):
         a_rows = 16 if (tile.rows, tile.cluster) == (64, 1) and k % 4 else 0
         tile = replace(tile, stages=3, a_rows=a_rows)
@@ -53,7 +55,7 @@ def test_a_tile_has_whole_chunks_of_each_product():
     functions = products.swiglu, products.nll, products.linear
     for f, major in itertools.product(functions, ("k", "mn")):
         kernel = fused_of(f, 1000, 64)
-        for tile in tiles(kernel, major):
+        for tile in tiles(kernel, major, DEFAULT):
             columns = tile.columns // tile.parts // len(kernel.operands)
             assert columns % kernel.chunk == 0 and (major == "k" or columns % 64 == 0)
 
@@ -92,6 +94,6 @@ def test_a_cut_takes_no_more_time_where_one_tile_is_left():
 
 def test_more_rows_take_no_less_time():
     kernel = fused_of(products.linear, 4096, 64)
-    for tile in tiles(kernel, "k"):
+    for tile in tiles(kernel, "k", DEFAULT):
         times = [cycles(kernel, tile, m, H200) for m in (300, 500, 4000, 30000)]
         assert times == sorted(times)

@@ -177,22 +177,56 @@ class Warp:
         for i, part in enumerate(target):
             self._set(active, part, halves[:, i])
 
+    def _calculate(self, active, function, opcode, operands):
+        """A function of operands of one dtype. Two floats in 64 bits (f32x2) are taken apart."""
+        is_pair = opcode[-1] == "f32x2"
+        values = [self._value(text, "b64" if is_pair else opcode[-1]) for text in operands[1:]]
+        values = [value.view(np.float32) for value in values] if is_pair else values
+        with np.errstate(all="ignore"):
+            result = function(*values)
+        self._set(active, operands[0], result.view(np.uint64) if is_pair else result)
+
     def _add(self, active, opcode, operands):
-        a, b = (self._value(text, opcode[-1]) for text in operands[1:])
-        self._set(active, operands[0], a + b)
+        self._calculate(active, np.add, opcode, operands)
 
     def _sub(self, active, opcode, operands):
-        a, b = (self._value(text, opcode[1]) for text in operands[1:])
-        self._set(active, operands[0], a - b)
+        self._calculate(active, np.subtract, opcode, operands)
+
+    def _fma(self, active, opcode, operands):
+        self._calculate(active, _fused, opcode, operands)
+
+    def _abs(self, active, opcode, operands):
+        self._calculate(active, np.abs, opcode, operands)
+
+    def _max(self, active, opcode, operands):
+        is_loud = "NaN" in opcode or opcode[-1][0] != "f"
+        self._calculate(active, np.maximum if is_loud else np.fmax, opcode, operands)
+
+    def _min(self, active, opcode, operands):
+        is_loud = "NaN" in opcode or opcode[-1][0] != "f"
+        self._calculate(active, np.minimum if is_loud else np.fmin, opcode, operands)
+
+    def _ex2(self, active, opcode, operands):
+        self._calculate(active, np.exp2, opcode, operands)
+
+    def _rcp(self, active, opcode, operands):
+        self._calculate(active, np.reciprocal, opcode, operands)
+
+    def _rsqrt(self, active, opcode, operands):
+        self._calculate(active, lambda x: np.reciprocal(np.sqrt(x)), opcode, operands)
+
+    def _tanh(self, active, opcode, operands):
+        self._calculate(active, np.tanh, opcode, operands)
 
     def _neg(self, active, opcode, operands):
         self._set(active, operands[0], -self._value(operands[1], opcode[1]))
 
     def _mul(self, active, opcode, operands):
-        a, b = (self._value(text, opcode[2]) for text in operands[1:])
-        if opcode[1] == "wide":
-            wide = np.int64 if opcode[2][0] == "s" else np.uint64
-            a, b = a.astype(wide), b.astype(wide)
+        if opcode[1] != "wide":
+            self._calculate(active, np.multiply, opcode, operands)
+            return
+        wide = np.int64 if opcode[2][0] == "s" else np.uint64
+        a, b = (self._value(text, opcode[2]).astype(wide) for text in operands[1:])
         self._set(active, operands[0], a * b)
 
     def _mad(self, active, opcode, operands):
@@ -245,9 +279,14 @@ class Warp:
             self._set(active, operands[0], value.astype(INTEGERS.get(opcode[-2], np.float32)))
 
     def _shfl(self, active, opcode, operands):
-        assert opcode[1:3] == ["sync", "idx"] and active.all()
+        assert opcode[1] == "sync" and opcode[2] in ("idx", "bfly") and active.all()
         source = self._value(operands[2], "u32") % np.uint32(WARP)
+        if opcode[2] == "bfly":
+            source = source ^ np.arange(WARP, dtype=np.uint32)
         self._set(active, operands[0], self._value(operands[1], "u32")[source])
+
+    def _griddepcontrol(self, active, opcode, operands):
+        """There is no kernel before or after."""
 
     # ---- memory
 
@@ -355,25 +394,55 @@ class Warp:
             self._set(active, name, sums.reshape(WARP, 4)[:, i].astype(np.float32))
 
 
+def _fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a b + c: the product of two floats is exact in 64 bits."""
+    return (a.astype(np.float64) * b + c).astype(np.float32)
+
+
 def parameter_of(tensor: torch.Tensor, address: int) -> bytes:
     """A matrix as a kernel's parameter: the pointer, both sizes, and the stride that is not 1."""
     stride = tensor.stride(0) if tensor.stride(1) == 1 else tensor.stride(1)
     return struct.pack("<QiiQ", address, *tensor.shape, stride)
 
 
-def launch(ptx: str, grid: tuple[int, int], tensors: list[torch.Tensor], late=True, reverse=False):
+def parameters_of_emitted(ptx: str, arguments: list, addresses: list[int]) -> list[bytes]:
+    """The parameters of an emitted kernel: tensors and numbers.
+
+    Of a tensor they are the pointer, the number of rows if the kernel does not know it, and the
+    distance of the rows if they are any, as its size tells.
+    """
+    sizes = re.findall(r"_param_\d+(?:\[(\d+)\])?[,\n]", ptx[: ptx.index("\n{")])
+    packed, places = [], iter(addresses)
+    for value, size in zip(arguments, sizes, strict=True):
+        if not isinstance(value, torch.Tensor):
+            packed.append(struct.pack("<i" if isinstance(value, int) else "<f", value))
+            continue
+        rows = (len(value),) if size == "24" else ()
+        apart = (value.stride(0),) if size in ("16", "24") else ()
+        form = {0: "<Q", 1: "<QQ", 2: "<QixxxxQ"}[len(rows) + len(apart)]
+        packed.append(struct.pack(form, next(places), *rows, *apart))
+    return packed
+
+
+def launch(
+    ptx: str, grid: tuple[int, int], arguments: list, late=True, reverse=False, is_emitted=False
+):
     """Run a kernel whose parameters are matrices, which are tensors in the memory of the host.
 
     late: whether cp.async moves its bytes when they are waited for, or at once.
     reverse: whether the last warp goes first.
+    is_emitted: whether it is the kernel of a row function, which has other parameters too.
     """
     program = parse(ptx)
     (threads,) = re.findall(r"\.reqntid (\d+)", ptx)
-    memory = Memory(tensors)
-    parameters = [
-        parameter_of(tensor, address)
-        for tensor, address in zip(tensors, memory.address, strict=True)
-    ]
+    memory = Memory([each for each in arguments if isinstance(each, torch.Tensor)])
+    if is_emitted:
+        parameters = parameters_of_emitted(ptx, arguments, memory.address)
+    else:
+        parameters = [
+            parameter_of(tensor, address)
+            for tensor, address in zip(arguments, memory.address, strict=True)
+        ]
     for block in itertools.product(*map(range, grid)):
         shared = Shared(SHARED_BYTES)
         warps = [
