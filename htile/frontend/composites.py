@@ -42,7 +42,7 @@ from .promotion import (
     together,
 )
 from .slopes import Slope
-from .tensor import Tensor, copy, fail, node, unsupported
+from .tensor import FUNCTIONS, SAME, Tensor, copy, fail, node, unsupported
 
 INF, NAN, LN2 = math.inf, math.nan, math.log(2.0)
 FAR = 1000  # a power of two so far that every float32 times it is 0 or infinite
@@ -344,6 +344,9 @@ def dropout(input, p=0.5, training=True):
     if training and p != 0:
         unsupported("F.dropout")
     return input
+
+
+SAME.add(FUNCTIONS[torch.nn.functional.dropout][1])
 
 
 @implements("prelu", check=floating)
