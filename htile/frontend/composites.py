@@ -191,7 +191,7 @@ def atan2(input, other):
     y, x = together(input, other, floating=True)
     a, b = (node(Op.ABS, each, arg=Slope.SIGNED) for each in (y, x))
     longer = node(Op.MAXIMUM, a, b, arg=Slope.OTHER)
-    shorter = node(Op.MINIMUM, a, b, arg=Slope.FIRST)
+    shorter = node(Op.MINIMUM, a, b, arg=Slope.LEFT)
     ratio = where(longer == 0, 0.0, where(shorter == INF, 1.0, shorter / longer))
     angle = atan(ratio)
     angle = where(a > b, math.pi / 2 - angle, angle)
@@ -231,10 +231,10 @@ def ldexp(input, other):
 def hypot(input, other):
     """sqrt(input ** 2 + other ** 2)."""
     a, b = (magnitude(floating(x, "hypot")) for x in (input, other))
-    top = arithmetic(Op.MAXIMUM, a, b, Slope.FIRST)
+    top = arithmetic(Op.MAXIMUM, a, b, Slope.LEFT)
     ratio = arithmetic(Op.MINIMUM, a, b, Slope.OTHER) / top
     length = top * sqrt(1 + ratio * ratio)
-    return where((a == INF) | (b == INF), INF, where(top == 0, 0.0, length))
+    return where((a == INF) | (b == INF), INF, chosen(top == 0, 0.0, length, Slope.LAST))
 
 
 @implements("fmod")
