@@ -474,6 +474,16 @@ def test_transforms_are_refused_by_name():
         softmax(torch.autograd.forward_ad.make_dual(torch.randn(4, 8), torch.randn(4, 8)))
 
 
+def test_tangents_of_results_and_of_cotangents_are_refused():
+    forward_ad, x, t = torch.autograd.forward_ad, row(4, 8), torch.ones(4, 8)
+    y = softmax(x)
+    with forward_ad.dual_level():
+        with pytest.raises(GradientError, match="softmax: out carries a forward-mode tangent"):
+            softmax(x.detach(), out=forward_ad.make_dual(torch.empty(4, 8), t))
+        with pytest.raises(GradientError, match="d_out carries a forward-mode tangent"):
+            torch.autograd.grad(y, x, forward_ad.make_dual(torch.ones(4, 8), t))
+
+
 def test_vectorized_jacobians_are_refused_by_name():
     with pytest.raises(GradientError, match="vectorize=False"):
         torch.autograd.functional.jacobian(softmax, torch.randn(2, 3), vectorize=True)

@@ -135,11 +135,16 @@ def refuse_transforms(signature: Signature, values: tuple) -> None:
                 f"{signature.name}: {name} is inside torch.func.functionalize, or comes of a "
                 "transform that has ended, which is not supported; call it outside"
             )
-        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(value).tangent is not None:
-            raise GradientError(
-                f"{signature.name}: {name} carries a forward-mode tangent, which HTile does not "
-                f"carry on yet; pass forward_ad.unpack_dual({name}).primal"
-            )
+        refuse_tangent(signature.name, name, value)
+
+
+def refuse_tangent(function: str, name: str, tensor: torch.Tensor) -> None:
+    """Raise GradientError for a tensor with a forward-mode tangent, which would be dropped."""
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
+        raise GradientError(
+            f"{function}: {name} carries a forward-mode tangent, which HTile does not carry on "
+            f"yet; pass forward_ad.unpack_dual({name}).primal"
+        )
 
 
 def is_inside_transform(values: tuple) -> bool:
