@@ -242,9 +242,13 @@ def test_what_is_computed_without_gradients_has_none(mode):
 
 
 WHOLE = {
-    "clone": lambda x: x.clone(),
+    "clone": lambda x: x.clone(), "to": lambda x: x.to(x.device, copy=True),
     "expand": lambda x: x.expand(8), "cat": lambda x: torch.cat([x]),
     "split": lambda x: x.split(8)[0], "squeeze": lambda x: x.squeeze(),
+    "view": lambda x: x.view(8), "reshape": lambda x: x.reshape(8), "ravel": lambda x: x.ravel(),
+    "view_as": lambda x: x.view_as(x), "unflatten": lambda x: x.unflatten(0, (8,)),
+    "slice": lambda x: x[:], "ellipsis": lambda x: x[...], "narrow": lambda x: x.narrow(0, 0, 8),
+    "a transpose, copied": lambda x: x.view(2, 4).t().contiguous().view(8),
 }  # fmt: skip
 
 
@@ -259,6 +263,29 @@ def test_a_copy_and_a_whole_part_without_gradients_have_none(name):
         return x * y
 
     assert_gradients(f, row(3, 8))
+
+
+ITSELF = {
+    "float": lambda x: x.float(), "to its dtype": lambda x: x.to(x.dtype),
+    "to its device": lambda x: x.to(x.device), "type_as": lambda x: x.type_as(x),
+    "contiguous": lambda x: x.contiguous(), "flatten": lambda x: x.flatten(),
+    "positive": lambda x: +x, "dropout": lambda x: F.dropout(x, 0.5, training=False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ITSELF)
+def test_what_torch_gives_itself_back_for_keeps_its_gradient(name):
+    """Autograd has nothing to record then, under `torch.no_grad()` as elsewhere."""
+    itself, x = ITSELF[name], row(3, 8)
+
+    def f(x):
+        with torch.no_grad():
+            y = itself(x)
+        return x * y
+
+    (right,) = torch.autograd.grad(torch.vmap(f)(x).sum(), x)
+    assert torch.equal(right, 2 * x)
+    assert torch.equal(torch.autograd.grad(htile.rowwise(f)(x).sum(), x)[0], right)
 
 
 def test_a_value_that_changes_without_gradients_keeps_its_own():
@@ -445,6 +472,16 @@ def test_transforms_are_refused_by_name():
         pytest.raises(GradientError, match="forward-mode tangent"),
     ):
         softmax(torch.autograd.forward_ad.make_dual(torch.randn(4, 8), torch.randn(4, 8)))
+
+
+def test_tangents_of_results_and_of_cotangents_are_refused():
+    forward_ad, x, t = torch.autograd.forward_ad, row(4, 8), torch.ones(4, 8)
+    y = softmax(x)
+    with forward_ad.dual_level():
+        with pytest.raises(GradientError, match="softmax: out carries a forward-mode tangent"):
+            softmax(x.detach(), out=forward_ad.make_dual(torch.empty(4, 8), t))
+        with pytest.raises(GradientError, match="d_out carries a forward-mode tangent"):
+            torch.autograd.grad(y, x, forward_ad.make_dual(torch.ones(4, 8), t))
 
 
 def test_vectorized_jacobians_are_refused_by_name():

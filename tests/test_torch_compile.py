@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from torch._dynamo.exc import Unsupported
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -385,10 +386,24 @@ def test_an_error_names_the_line_of_the_function():
 def test_what_is_not_compiled_breaks_the_graph():
     x = rows(5, N)
     assert "dynamic_n=True in torch.compile" in cause(lambda x: of_any_length(x), x)
-    assert "torch.func (vmap, grad, jvp) inside" in cause(torch.vmap(softmax), x[None])
+    said = cause(torch.vmap(softmax), x[None])
+    assert "torch.func (vmap, grad, jvp) and forward_ad inside" in said
     for function in (of_any_length, torch.vmap(softmax)):
         broken = torch.compile(lambda x, f=function: f(x * 2), backend="eager")
         assert same(broken(x[None]), function(x[None] * 2))
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_tangent_is_refused_not_dropped(backend, is_warm):
+    """Whether the program is compiled before there are tangents, or with them."""
+    x, compiled = rows(5, N), fullgraph(lambda x: softmax(x), backend=backend)
+    if is_warm:
+        compiled(x)
+    with torch.autograd.forward_ad.dual_level():
+        given = torch.autograd.forward_ad.make_dual(x, x)
+        with pytest.raises((htile.GradientError, Unsupported), match=r"forward-mode|forward_ad"):
+            compiled(given)
 
 
 @pytest.mark.parametrize("tensor", ["x", "out"])
@@ -478,11 +493,16 @@ def test_an_exported_program_runs(strict, monkeypatch):
         assert same(each.module()(y), right)
         assert same(gradients(each.module(), y), gradients(program.module(), y))
     decomposed = program.run_decompositions()
-    assert operations(decomposed.graph) == ["htile.run.default"] * 3
+    assert operations(decomposed.graph) == ["htile.infer.default"] * 3
+    infers = decomposed.module()
     with torch.no_grad():
-        assert same(decomposed.module()(y), right)
+        assert same(infers(y), right)
     with pytest.raises(htile.GradientError, match="decomposed for inference"):
-        decomposed.module()(y)
+        infers(y)
+    with pytest.raises(htile.GradientError, match="decomposed for inference"):
+        torch.func.grad(lambda y: infers(y).sum())(y)
+    with torch.no_grad(), pytest.raises(htile.GradientError, match="forward-mode tangent"):
+        torch.func.jvp(infers, (y,), (y,))
 
 
 def test_torch_func_of_an_exported_program_is_refused():

@@ -18,7 +18,7 @@ from cutlass import Float32, Int32, Numeric
 from htile.compute.division import EXPONENT, HUGE, rcp
 from htile.compute.operands import Operand, Vector, elementwise, lift
 from htile.compute.powers import LOG2_E, exp2, sigmoid
-from htile.compute.products import fma
+from htile.compute.products import fma, polynomial
 
 LN2 = math.log(2.0)
 TINY = 2.0**-126  # approximate functions take a smaller number for 0
@@ -124,8 +124,5 @@ def gelu_near(x):
     """x times the share of a normal distribution below x."""
     size = cute.math.absf(x)
     t = rcp(fma(size, SHIFT, 1.0))
-    share = SHARE[-1]
-    for coefficient in reversed(SHARE[:-1]):
-        share = fma(share, t, coefficient)
-    share = share * t * exp2(x * (-0.5 * LOG2_E) * x, fastmath=True)
+    share = polynomial(t, SHARE) * t * exp2(x * (-0.5 * LOG2_E) * x, fastmath=True)
     return x * cute.where(x < 0.0, share, 1.0 - share)

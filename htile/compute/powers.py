@@ -12,6 +12,7 @@ from cutlass import Numeric
 
 from htile.compute.division import div, rcp
 from htile.compute.operands import Operand, Vector, elementwise
+from htile.compute.products import polynomial
 
 LOG2_E = math.log2(math.e)
 # The polynomial p of degree 7 for which x + p(x) x^2 is nearest to log(1 + x) on [0, 1], by Remez's
@@ -97,10 +98,7 @@ def log1p(x):
 @elementwise
 def log1p_bounded(x):
     """log(1 + x) to 2 ulp for 0 <= x <= 1, in 9 instructions."""
-    result = cute.full_like(x, LOG1P[-1])
-    for coefficient in reversed(LOG1P[:-1]):
-        result = cute.math.fma(result, x, cute.full_like(x, coefficient))
-    return cute.math.fma(result, x * x, x)
+    return cute.math.fma(polynomial(x, LOG1P), x * x, x)
 
 
 @elementwise

@@ -6,7 +6,7 @@ product it would pick depends on what else is in the kernel, and so would the bi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import cutlass.cute as cute
 from cutlass import Float32
@@ -57,6 +57,14 @@ def product(a: Operand, b: Operand) -> Product:
 def fma(a, b, c):
     """The sum a * b + c, rounded once."""
     return cute.math.fma(a, b, c)
+
+
+def polynomial(x: Vector, coefficients: Sequence[float]) -> Vector:
+    """The polynomial with these coefficients, that of x ** 0 first, by Horner's rule."""
+    total = cute.full_like(x, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        total = cute.math.fma(total, x, cute.full_like(x, coefficient))
+    return total
 
 
 @elementwise

@@ -14,7 +14,7 @@ from cutlass._mlir.dialects import arith, llvm
 
 from htile.compute.exponents import MANTISSA
 from htile.compute.operands import Vector, elementwise, like, make_vector
-from htile.compute.products import fma
+from htile.compute.products import fma, polynomial
 
 ROUNDS = 10
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
@@ -142,8 +142,5 @@ def exponential(word):
     high = cute.where(exponent < 0, fma(t, -2.0, 1.0), -t)
     low = (number - exponent).bitcast(Float32).reshape(t.shape) - 1.0
     rest = cute.where(is_high, high, low)
-    polynomial = cute.full_like(t, LOG1P[-1])
-    for coefficient in reversed(LOG1P[:-1]):
-        polynomial = fma(polynomial, rest, coefficient)
-    logarithm = fma(polynomial, rest * rest, rest)
+    logarithm = fma(polynomial(rest, LOG1P), rest * rest, rest)
     return -fma(exponent.to(Float32), LN2 * 2.0**-23, logarithm)

@@ -141,6 +141,9 @@ def _extreme(less: Op, at_least: Op) -> Rule:
         x, y = step.operands
         if step.node.arg is Slope.FIRST:
             return Masked(g, a.node(at_least, x, y)), Masked(g, a.node(less, x, y))
+        if step.node.arg is Slope.LEFT:
+            first, second = a.node(less, x, y), a.node(at_least, x, y)
+            return Masked(g, first, holds=False), Masked(g, second, holds=False)
         if step.node.arg is Slope.OTHER:
             not_chosen = a.node(no_more, x, y)
             return Masked(g, not_chosen, holds=False), Masked(g, not_chosen)

@@ -42,7 +42,7 @@ from .promotion import (
     together,
 )
 from .slopes import Slope
-from .tensor import Tensor, copy, fail, node, unsupported
+from .tensor import FUNCTIONS, SAME, Tensor, copy, fail, node, unsupported
 
 INF, NAN, LN2 = math.inf, math.nan, math.log(2.0)
 FAR = 1000  # a power of two so far that every float32 times it is 0 or infinite
@@ -191,7 +191,7 @@ def atan2(input, other):
     y, x = together(input, other, floating=True)
     a, b = (node(Op.ABS, each, arg=Slope.SIGNED) for each in (y, x))
     longer = node(Op.MAXIMUM, a, b, arg=Slope.OTHER)
-    shorter = node(Op.MINIMUM, a, b, arg=Slope.FIRST)
+    shorter = node(Op.MINIMUM, a, b, arg=Slope.LEFT)
     ratio = where(longer == 0, 0.0, where(shorter == INF, 1.0, shorter / longer))
     angle = atan(ratio)
     angle = where(a > b, math.pi / 2 - angle, angle)
@@ -231,10 +231,10 @@ def ldexp(input, other):
 def hypot(input, other):
     """sqrt(input ** 2 + other ** 2)."""
     a, b = (magnitude(floating(x, "hypot")) for x in (input, other))
-    top = arithmetic(Op.MAXIMUM, a, b, Slope.FIRST)
+    top = arithmetic(Op.MAXIMUM, a, b, Slope.LEFT)
     ratio = arithmetic(Op.MINIMUM, a, b, Slope.OTHER) / top
     length = top * sqrt(1 + ratio * ratio)
-    return where((a == INF) | (b == INF), INF, where(top == 0, 0.0, length))
+    return where((a == INF) | (b == INF), INF, chosen(top == 0, 0.0, length, Slope.LAST))
 
 
 @implements("fmod")
@@ -344,6 +344,9 @@ def dropout(input, p=0.5, training=True):
     if training and p != 0:
         unsupported("F.dropout")
     return input
+
+
+SAME.add(FUNCTIONS[torch.nn.functional.dropout][1])
 
 
 @implements("prelu", check=floating)

@@ -113,7 +113,7 @@ class _Walk:
         if out.over not in (None, Op.SUM):
             raise GradientError(
                 f"{out.name} is a {out.over.value} over all rows, which has no derivative yet: "
-                "return what it is taken of, and reduce it outside",
+                "return what it is taken of, and reduce it outside, or take it of v.detach()",
                 self.graph[out.id].loc,
             )
         role = Role.ROW if is_row else Role.PER_ROW

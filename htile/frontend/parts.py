@@ -15,7 +15,7 @@ from .functions import implements
 from .ops import Op
 from .promotion import floating, together
 from .shapes import axis_of, cut_axis, reshaped, squeeze, unsqueeze
-from .tensor import Tensor, alias, copy, fail, node, refuse_iteration
+from .tensor import Tensor, alias, copy, fail, node, refuse_iteration, viewed
 
 MOST_PARTS = 64  # of one axis: each part has its own place in the text of a kernel
 
@@ -23,7 +23,7 @@ MOST_PARTS = 64  # of one axis: each part has its own place in the text of a ker
 def part(x: Tensor, axis: int, start: int, size: int, step: int = 1) -> Tensor:
     """`size` elements of an axis, which counts from the last, -1."""
     if (start, size, step) == (0, x._sizes[axis], 1):
-        return copy(x)
+        return alias(x, x)
     if size < 1:
         fail(ShapeError, f"a part without elements, of a value of shape {tuple(x._sizes)}")
     return alias(x, node(Op.SLICE, x, arg=(axis, start, step, size)))
@@ -56,7 +56,7 @@ def getitem(x: Tensor, index: object) -> Tensor:
         parts = (*parts, Ellipsis)
     at = next(k for k, each in enumerate(parts) if each is Ellipsis)
     parts = (*parts[:at], *(slice(None),) * (x.ndim - taken), *parts[at + 1 :])
-    result, axis = x, -sum(each is not None for each in parts)
+    result, axis = viewed(x), -sum(each is not None for each in parts)
     for place, each in enumerate(parts):
         behind = sum(other is not None for other in parts[place + 1 :])
         if each is None:

@@ -16,7 +16,7 @@ from .dynamic import ONLY_WHOLE
 from .functions import attach, formulas, implements
 from .ops import Op, Value, Varies, broadcast_shapes
 from .promotion import BOOL, FLOAT, Number, cast, filled, number, numeric, operand
-from .tensor import FUNCTIONS, SAME, Device, Length, Tensor, alias, constant, fail, node
+from .tensor import FUNCTIONS, SAME, Device, Length, Tensor, alias, constant, fail, node, viewed
 
 
 @implements("to", "type")
@@ -29,11 +29,22 @@ def to(input, *args, dtype=None, device=None, copy=False, non_blocking=False, me
         shown = ", ".join(map(repr, given_dtypes))
         fail(TraceError, f"x.to({shown}): only x.to(dtype) inside a row; devices do not change")
     if not given_dtypes:
-        return alias(input, input)
+        return input if copy else _itself(input)  # which is copied by who calls this
     dtype = getattr(given_dtypes[0], "dtype", given_dtypes[0])
-    result, v = cast(input, dtype), input._value
-    is_alias = (v.stored or v.dtype) is dtype and not copy  # torch gives x itself back
-    return alias(input, result) if is_alias else result
+    v = input._value
+    if input.dtype is dtype and not copy:
+        return _itself(input, lambda: cast(input, dtype))
+    result = cast(input, dtype)
+    return alias(input, result) if (v.stored or v.dtype) is dtype and not copy else result
+
+
+def _itself(x: Tensor, made: Callable[[], Tensor] | None = None) -> Tensor:
+    """What torch gives `x` itself back for, also where autograd records nothing.
+
+    made: gives the same value with what is declared of it.
+    """
+    with torch.enable_grad():
+        return alias(x, made() if made else x)
 
 
 def _to(dtype: torch.dtype) -> Callable:
@@ -94,7 +105,7 @@ def axes_of(x: Tensor, dim: object) -> tuple[int, ...]:
 
 def reshaped(x: Tensor, inner: tuple[int, ...]) -> Tensor:
     """The same elements in another shape, in torch a view; x itself for its own shape."""
-    return x if x._value.inner == inner else alias(x, node(Op.RESHAPE, x, arg=inner))
+    return viewed(x) if x._value.inner == inner else alias(x, node(Op.RESHAPE, x, arg=inner))
 
 
 def fixed(sizes: tuple, x: Tensor) -> tuple:
@@ -148,7 +159,17 @@ def _flatten(input, start_dim=0, end_dim=-1):
     if first > last:
         fail(ShapeError, f"flatten({start_dim}, {end_dim}) of a value of shape {shape}: the axis "
              "to begin with comes after the one to end with")  # fmt: skip
+    if first == last:
+        return input
     return reshaped(input, (*shape[:first], prod(shape[first : last + 1]), *shape[last + 1 :]))
+
+
+def _contiguous(input, *, memory_format=None):
+    node, builder = input._builder[input._id], input._builder
+    while node.op in (Op.RESHAPE, Op.STOP):
+        node = builder[node.inputs[0]]
+    is_apart = node.op in (Op.PERMUTE, Op.EXPAND, Op.SLICE)  # then torch copies the elements
+    return alias(input, input) if is_apart else _itself(input)
 
 
 @implements("unsqueeze")
@@ -254,7 +275,7 @@ formulas({
         input.dtype.is_floating_point),
     "dim": ("The number of axes.", lambda input: input.ndim),
     "numel": ("The number of elements of the row.", lambda input: input.shape.numel()),
-    "contiguous": ("input.", lambda input, *, memory_format=None: alias(input, input)),
+    "contiguous": ("input.", _contiguous),
     "expand": ("The same as torch.broadcast_to(x, sizes).", lambda input, *sizes:
         broadcast_to(input, _listed(sizes))),
     "expand_as": ("x.expand(other.shape).", lambda input, other: broadcast_to(input, other.shape)),
@@ -265,11 +286,11 @@ formulas({
     "view_as reshape_as": ("The same as x.view(other.shape).", lambda input, other:
         _view(input, other.shape)),
     "flatten": ("The axes from start_dim to end_dim as one.", _flatten),
-    "ravel": ("All axes as one.", _flatten),
+    "ravel": ("All axes as one.", lambda input: reshaped(input, (input._sizes.numel(),))),
     "t": ("The transpose of a matrix; a row is itself.", _matrix_transposed),
     "movedim moveaxis": ("input with one axis at another place.", _moved),
 })  # fmt: skip
-_SAME = "detach positive reshape flatten ravel view_as"
+_SAME = "detach positive reshape unflatten flatten ravel view_as"
 SAME |= {FUNCTIONS[getattr(torch.Tensor, name)][1] for name in _SAME.split()}
 Tensor.__pos__ = vars(Tensor)["positive"]
 

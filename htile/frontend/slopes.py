@@ -14,6 +14,7 @@ class Slope(Enum):
     """
 
     FIRST = "first"  # of equal operands the first one's, and of NaN neither's, as torch.clamp
+    LEFT = "left"  # of equal operands the first one's, and of NaN both's, so that it is NaN
     OTHER = "other"  # of equal operands the second one's, of NaN the first one's, as F.relu
     ZERO = "zero"  # of a root: 0 at 0, as a norm; of MUL: 0 for a 0 times -inf or NaN, as xlogy
     SIGNED = "signed"  # of ABS: 1 at 0.0 and -1 at -0.0

@@ -416,6 +416,11 @@ def copy(x: Tensor) -> Tensor:
     return Tensor(x._builder, _recorded(x._builder, x._id, location()))
 
 
+def viewed(x: Tensor) -> Tensor:
+    """A view of all of `x`: `x` itself, but for its gradient where autograd records nothing."""
+    return alias(x, x) if x._builder.records and not torch.is_grad_enabled() else x
+
+
 def alias(x: Tensor, y: Tensor) -> Tensor:
     """`y`, noted as an alias of `x`: in torch they may share memory."""
     y = copy(y) if y is x else y

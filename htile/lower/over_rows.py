@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..build.arch import MAX_REGISTERS
+from ..frontend.dynamic import ACCESS_BYTES
 from ..frontend.graph import Graph, Output
 from ..frontend.ops import Op
 from .plan import Numerics, Placement, Plan, Target
@@ -30,7 +31,6 @@ ELEMENTS = 16  # that a thread has of a row, where nothing else decides it
 OTHER_REGISTERS = 24
 RAGGED_REGISTERS = 16  # more, where rows do not fill the threads
 EXCHANGE_BYTES = 2048  # of shared memory, for what else a CTA keeps there
-BATCH = 16  # bytes that the parts of a result begin at a multiple of
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,13 @@ def parts_of(plan: Plan) -> list[PartsOf]:
         dtype = part_dtype(plan.graph, output)
         columns = plan.numerics.step * plan.chunks if output.is_row else 1
         found.append(PartsOf(output, dtype, columns, start))
-        size = plan.parts * columns * dtype.itemsize
-        start += -(-size // BATCH) * BATCH
+        start += _whole_accesses(plan.parts * columns * dtype.itemsize)
     return found
+
+
+def _whole_accesses(size: int) -> int:
+    """So many bytes, or a few more, so that the widest accesses take all of them."""
+    return -(-size // ACCESS_BYTES) * ACCESS_BYTES
 
 
 def part_dtype(graph: Graph, output: Output) -> torch.dtype:
@@ -71,7 +75,7 @@ def workspace_bytes(plan: Plan) -> int:
     if not parts:
         return 0
     last = parts[-1]
-    return last.start + -(-plan.parts * last.columns * last.dtype.itemsize // BATCH) * BATCH
+    return last.start + _whole_accesses(plan.parts * last.columns * last.dtype.itemsize)
 
 
 def without_sums(graph: Graph) -> Graph | None:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
+from torch.autograd import forward_ad
 from torch.compiler import assume_constant_result, is_exporting
 from torch.utils import _pytree as pytree
 
@@ -157,11 +158,12 @@ def _asked(number: str, count: int, named: tuple[str, ...]) -> tuple[bool, tuple
     has_out = "out" in named and "out" not in signature.names
     named = tuple(name for name in named if not has_out or name != "out")
     try:
-        if torch._C._functorch.peek_interpreter_stack() is not None:
+        is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
+        if is_transformed or forward_ad._current_level >= 0:
             raise UnsupportedError(
-                f"{signature.name}: torch.func (vmap, grad, jvp) inside torch.compile or "
-                "torch.export is not supported yet; compile what it is applied to, or call it "
-                "outside"
+                f"{signature.name}: torch.func (vmap, grad, jvp) and forward_ad inside "
+                "torch.compile or torch.export are not supported yet; compile what they are "
+                "applied to, or call it outside"
             )
         places = _places(signature, count, named)
         function._reads = function._reads or _reader(function._captures)

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from ..build.arch import Arch, arch_of_capability
 from ..build.compile import load
 from ..errors import ArgumentError, UnsupportedError
+from ..frontend.dynamic import ACCESS_BYTES
 from ..frontend.graph import Role
 from ..frontend.ops import Op
 from ..frontend.roles import Call, Signature, Spec
@@ -22,15 +23,7 @@ from ..lower.plan import Plan, Target, rows_like
 from ..lower.vectors import is_vector
 from ..tune.kept import recall
 from .kernel import Kernel
-from .operands import (
-    WIDEST_ACCESS,
-    alignment,
-    as_copied,
-    is_flat,
-    needs_copy,
-    own_dimensions,
-    splits_bundles,
-)
+from .operands import alignment, as_copied, is_flat, needs_copy, own_dimensions, splits_bundles
 from .specialize import Specialization
 
 MAX_ROWS = 2**31 - 1  # of one call: rows are counted in 32 bits
@@ -219,7 +212,7 @@ def prepare(
         outputs=request.specialization.shapes(request.call.lead, request.call.length),
         structure=lowered.graph.structure,
         device=device,
-        is_widest=target.align == WIDEST_ACCESS and not request.copied,
+        is_widest=target.align == ACCESS_BYTES and not request.copied,
         workspace=workspace_bytes(lowered.plan),
         sums=tuple(k for k, each in enumerate(lowered.traced.outputs) if each.over is Op.SUM),
     )

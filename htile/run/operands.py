@@ -11,11 +11,10 @@ from torch.autograd import forward_ad
 from ..errors import ArgumentError, GradientError, UnsupportedError
 from ..frontend.annotations import Scalar, Static
 from ..frontend.captures import freeze
+from ..frontend.dynamic import ACCESS_BYTES
 from ..frontend.graph import Graph, Input, Output, Role
 from ..frontend.roles import Signature, Spec, stands_in
 from ..lower.vectors import vector_size
-
-WIDEST_ACCESS = 16  # bytes
 
 
 def call_key(
@@ -60,7 +59,7 @@ def tensor_key(value: torch.Tensor) -> tuple:
         value.shape,
         value.stride(),
         value.device,
-        value.data_ptr() % WIDEST_ACCESS if value.device.type != "meta" else 0,
+        value.data_ptr() % ACCESS_BYTES if value.device.type != "meta" else 0,
         value.requires_grad,
         value.is_neg(),
         value.is_inference(),
@@ -136,11 +135,16 @@ def refuse_transforms(signature: Signature, values: tuple) -> None:
                 f"{signature.name}: {name} is inside torch.func.functionalize, or comes of a "
                 "transform that has ended, which is not supported; call it outside"
             )
-        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(value).tangent is not None:
-            raise GradientError(
-                f"{signature.name}: {name} carries a forward-mode tangent, which HTile does not "
-                f"carry on yet; pass forward_ad.unpack_dual({name}).primal"
-            )
+        refuse_tangent(signature.name, name, value)
+
+
+def refuse_tangent(function: str, name: str, tensor: torch.Tensor) -> None:
+    """Raise GradientError for a tensor with a forward-mode tangent, which would be dropped."""
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
+        raise GradientError(
+            f"{function}: {name} carries a forward-mode tangent, which HTile does not carry on "
+            f"yet; pass forward_ad.unpack_dual({name}).primal"
+        )
 
 
 def is_inside_transform(values: tuple) -> bool:
@@ -232,7 +236,7 @@ def alignment(graph: Graph, pieces: list[tuple[torch.Tensor | None, Input | Outp
         that is allocated here, whose whole rows are as aligned as N allows. Rows that end inside a
         vector do not count, because they may begin anywhere (`Placement.shifted`).
     """
-    least, vec = WIDEST_ACCESS, vector_size(graph)
+    least, vec = ACCESS_BYTES, vector_size(graph)
     ends_inside = (graph.multiple or graph.n) % vec > 0
     for tensor, piece in pieces:
         size, view = piece.dtype.itemsize, piece.view
@@ -248,7 +252,7 @@ def alignment(graph: Graph, pieces: list[tuple[torch.Tensor | None, Input | Outp
         steps = view.start[-1] * own if view is not None else 0
         steps |= view.groups[1][-1] * own if view is not None and view.groups else 0
         steps |= view.shape[-1] * own if tensor is None else _address_bits(tensor)
-        aligned = steps & -steps or WIDEST_ACCESS
-        if aligned < min(vec * size, WIDEST_ACCESS):
+        aligned = steps & -steps or ACCESS_BYTES
+        if aligned < min(vec * size, ACCESS_BYTES):
             least = min(least, aligned)
     return least

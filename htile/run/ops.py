@@ -25,7 +25,7 @@ from torch.library import Library, register_fake
 from ..errors import GradientError, UnsupportedError
 from ..frontend.graph import Role
 from ..frontend.roles import Spec
-from .operands import wants_gradients
+from .operands import refuse_tangent, wants_gradients
 from .over_rows import refuse_no_maximum
 
 if TYPE_CHECKING:
@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 HTILE = Path(__file__).parents[1]
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 LIBRARY = Library("htile", "DEF")
-LIBRARY.define(
-    "run(str graph, Tensor[] tensors, float[] numbers, SymInt[] lead) -> Tensor[]", tags=TAGS
-)
-RUN = torch.ops.htile.run.default
+for _name in ("run", "infer"):
+    _schema = "(str graph, Tensor[] tensors, float[] numbers, SymInt[] lead) -> Tensor[]"
+    LIBRARY.define(_name + _schema, tags=TAGS)
+RUN, INFER = torch.ops.htile.run.default, torch.ops.htile.infer.default
+KEPT = "="  # ends the name of the graph of an exported program
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,15 @@ def _own_text() -> str:
 def run_in_graph(
     runner: Runner, values: tuple, lead: tuple[int, ...]
 ) -> tuple[torch.Tensor, ...]:
-    """The results of a runner as those of an operation, which torch's modes see."""
+    """The results of a runner as those of an operation, which torch's modes see.
+
+    Of an exported program that is decomposed it is `htile::infer`, which refuses gradients: whoever
+    has the program may ask for them, and the graph has no backward part.
+    """
+    operation = INFER if KEPT in runner.name and "|" not in runner.name else RUN
     NAMED.setdefault(runner.name, Named(runner))
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    return tuple(RUN(runner.name, tensors, _numbers(runner.specs, values), lead))
+    return tuple(operation(runner.name, tensors, _numbers(runner.specs, values), lead))
 
 
 def _numbers(specs: Sequence[Spec], values: Sequence) -> list[float]:
@@ -128,15 +134,19 @@ def check(name: str, lead: tuple[int, ...]) -> None:
     refuse_no_maximum(root.runner.graph, lead)
 
 
-def _run(
-    graph: str, tensors: list[torch.Tensor], numbers: list[float], lead: list[int]
-) -> list[torch.Tensor]:
-    runner, lead = runner_named(graph), tuple(lead)
+def _refuse_gradients(runner: Runner, tensors: list[torch.Tensor]) -> None:
     if wants_gradients(tuple(tensors)):
         raise GradientError(
             f"{runner.graph.name}: this program was decomposed for inference, so its results have "
             "no gradients; run it under torch.no_grad()"
         )
+
+
+def _run(
+    graph: str, tensors: list[torch.Tensor], numbers: list[float], lead: list[int]
+) -> list[torch.Tensor]:
+    runner, lead = runner_named(graph), tuple(lead)
+    _refuse_gradients(runner, tensors)
     check(graph, lead)
     values = values_of(runner.specs, tensors, numbers)
     return [*runner.computed(values, lead, tensors[0].device)]
@@ -149,5 +159,19 @@ def _run_fake(
     return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes]
 
 
-LIBRARY.impl("run", _run, "CompositeExplicitAutograd")
-register_fake("htile::run", _run_fake, lib=LIBRARY)
+def _infer(
+    graph: str, tensors: list[torch.Tensor], numbers: list[float], lead: list[int]
+) -> list[torch.Tensor]:
+    """What autograd and the transforms of torch.func call; `_run` does not see what these track."""
+    runner = runner_named(graph)
+    for tensor in tensors:
+        refuse_tangent(runner.graph.name, "an argument", tensor)
+    _refuse_gradients(runner, tensors)
+    with torch._C._AutoDispatchBelowAutograd():
+        return INFER(graph, tensors, numbers, lead)
+
+
+for _name in ("run", "infer"):
+    LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
+    register_fake(f"htile::{_name}", _run_fake, lib=LIBRARY)
+LIBRARY.impl("infer", _infer, "Autograd")

@@ -12,7 +12,7 @@ from ..frontend.roles import Signature
 from ..lower.work import is_late
 from .launch import Request
 from .memory import layout, overlaps_itself, share_memory
-from .operands import splits_bundles
+from .operands import refuse_tangent, splits_bundles
 
 
 def in_order(out: object, given: pytree.TreeSpec, structure: pytree.TreeSpec) -> object:
@@ -63,6 +63,7 @@ def check_out(request: Request, out: object, device: torch.device) -> None:
                 f"{what} requires grad, and writing to it would not be recorded; pass "
                 "a tensor that does not, or call under torch.no_grad()"
             )
+        refuse_tangent(function, "out", leaf)
         if leaf.is_neg():
             raise ArgumentError(f"{what} is a negated view; pass out.resolve_neg()")
         if result.is_row and leaf.shape[-1] > 1 and leaf.stride(-1) != 1:

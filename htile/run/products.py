@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from ..build.arch import Arch, arch_of_capability
 from ..build.compile import build, load
 from ..errors import ArgumentError
+from ..frontend.dynamic import ACCESS_BYTES
 from ..frontend.graph import Builder, Graph, Output, Role
 from ..frontend.ops import REDUCTIONS
 from ..lower import emit_products, emit_warp_products, run_passes
@@ -28,7 +29,6 @@ from ..lower.names import kernel_name
 from ..lower.product_tiles import choose_tile
 from ..lower.products import Level, Product, levels
 from .launch import Request
-from .operands import WIDEST_ACCESS
 from .runner import OF_ROWS, Runner
 from .specialize import spec_of
 
@@ -292,7 +292,7 @@ def _is_aligned(matrix: torch.Tensor) -> bool:
     """Whether each line of a matrix begins at a multiple of 16 bytes, as what loads it needs."""
     apart = max(matrix.stride(0), matrix.stride(1)) * matrix.element_size()
     start = 0 if matrix.device.type == "meta" else matrix.data_ptr()
-    return start % WIDEST_ACCESS == 0 and apart % WIDEST_ACCESS == 0
+    return start % ACCESS_BYTES == 0 and apart % ACCESS_BYTES == 0
 
 
 def _is_whole(matrix: torch.Tensor, major: str) -> bool:

@@ -21,7 +21,7 @@ from ..frontend.roles import classify, written
 from .gradients import part_named, with_gradients
 from .launch import Request
 from .operands import device_of, is_recorded, refuse_transforms
-from .ops import LIBRARY, NAMED, TAGS, Named, check, content_name, runner_named, values_of
+from .ops import KEPT, LIBRARY, NAMED, TAGS, Named, check, content_name, runner_named, values_of
 from .runner import Runner
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def root_of(function: Rowwise, request: Request, captured: tuple, is_kept: bool)
     runner = Runner(request.specialization.traced, request.specialization.specs, *own)
     digest = content_name(runner)
     for k in count():  # functions of the same content are told apart, for they capture other things
-        name = f"{digest}{'=' * is_kept}{f'~{k}' if k else ''}"
+        name = f"{digest}{KEPT * is_kept}{f'~{k}' if k else ''}"
         root = _ROOTS.setdefault(name, Root(function, runner, None if is_kept else set()))
         if root.function is function:
             break

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from ..build.arch import Arch, arch_of_capability
@@ -24,7 +25,7 @@ from ..frontend.roles import PLAIN, Call, Spec
 from ..lower import run_passes
 from .kernel import Kernel
 from .launch import Launch, Request, prepare, run
-from .operands import runs_kernels, tensor_key, without_modes
+from .operands import refuse_tangent, runs_kernels, tensor_key, without_modes
 from .specialize import Specialization
 
 if TYPE_CHECKING:
@@ -104,6 +105,10 @@ class Runner:
         self, values: tuple, lead: tuple[int, ...], device: torch.device
     ) -> tuple[torch.Tensor, ...]:
         """The results as numbers; `__call__` leaves it to torch's modes what they make of it."""
+        if forward_ad._current_level >= 0:  # so that no gradient of an argument has lost a tangent
+            for name, value in zip(self.parameters.names, values, strict=True):
+                if isinstance(value, torch.Tensor):
+                    refuse_tangent(self.graph.name, name, value)
         if not runs_kernels(device):
             given = dict(zip(self.parameters.names, values, strict=True))
             return tuple(pytree.tree_leaves(evaluate(self.graph, given, lead=lead)))

@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import htile
 from htile.errors import DtypeError, HTileError, ShapeError, TraceError
@@ -156,7 +157,7 @@ def test_the_left_operand_keeps_its_dtype():
     assert (h.dtype, kept.dtype) == (BF16, torch.float32)
     assert torch.equal(h, (x.to(BF16).float() + y).to(BF16))
     assert torch.equal(kept, x + y.to(BF16).float())
-    assert htile.rowwise(bf16)(x.to(BF16), y)[1].dtype is BF16
+    assert htile.rowwise(inner)(x.to(BF16), y).dtype is BF16
     assert htile.rowwise(integers)(j, i, x)[0].dtype is I32
 
 
@@ -248,6 +249,35 @@ def test_what_may_or_may_not_change_is_refused(f, kind, words, line):
         compiled(*args)
     assert type(caught.value) is kind
     assert re.match(line, caught.value.loc.text)
+
+
+WHOLE = {
+    "narrow": lambda z: z.narrow(0, 0, N), "split": lambda z: z.split(N)[0],
+    "chunk": lambda z: z.chunk(1)[0], "tensor_split": lambda z: z.tensor_split(1)[0],
+    "unbind": lambda z: z[None].unbind(0)[0], "to": lambda z: z.to(z.dtype),
+    "type_as": lambda z: z.type_as(z), "unflatten": lambda z: z.unflatten(0, (N,)),
+    "dropout": lambda z: F.dropout(z, 0.5, training=False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16], ids=str)
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_change_of_the_whole_of_a_tensor_is_seen_or_refused(name, dtype):
+    """In torch it is the tensor itself or a view of all of it, so the tensor changes too."""
+    whole = WHOLE[name]
+
+    def f(x):
+        z = x * 2
+        y = whole(z)
+        y += 1
+        return z
+
+    compiled, x = htile.rowwise(f), torch.ones(2, N, dtype=dtype)
+    if name in ("unflatten", "dropout"):
+        assert torch.equal(compiled(x), torch.full_like(x, 3.0))
+        return
+    with pytest.raises(TraceError, match="share memory in torch"):
+        compiled(x)
 
 
 def test_what_is_stale_may_be_made_from_the_argument():

@@ -113,6 +113,19 @@ def test_a_maximum_keeps_nan():
     assert_close(largest, largest(x), x)
 
 
+def test_a_maximum_has_no_gradient_yet():
+    """A call is refused only where the maximum depends on what requires grad."""
+    scaled = htile.rowwise(lambda x, w: (x * w, htile.max_rows(x.abs())))
+    fixed = htile.rowwise(lambda x: (x * 2, htile.max_rows(x.detach().abs())))
+    x, w = torch.randn(4, 8), torch.randn(8, requires_grad=True)
+    scaled(x, w)[0].sum().backward()
+    torch.testing.assert_close(w.grad, x.sum(0))
+    with pytest.raises(htile.GradientError, match=r"take it of v\.detach\(\)"):
+        scaled(x.requires_grad_(), w)
+    y, largest = fixed(x)
+    assert y.requires_grad and not largest.requires_grad
+
+
 def test_out():
     x, out = torch.randn(6, 8), torch.empty(8)
     assert summed(x, out=out) is out

@@ -96,7 +96,7 @@ PAIRS = {
     "minimum": lambda x, y: torch.minimum(x, y), "fmax": lambda x, y: torch.fmax(x, y),
     "fmin": lambda x, y: torch.fmin(x, y), "logaddexp": lambda x, y: torch.logaddexp(x, y),
     "logaddexp2": lambda x, y: torch.logaddexp2(x, y),
-    "copysign": lambda x, y: torch.copysign(x, y),
+    "hypot": lambda x, y: torch.hypot(x, y), "copysign": lambda x, y: torch.copysign(x, y),
     "clamp": lambda x, y: x.clamp(y, y + 1), "lerp": lambda x, y: torch.lerp(x, y, 0.3),
     "lerp by itself": lambda x, y: torch.lerp(x, y, x),
     "xlogy": lambda x, y: torch.xlogy(x, y.abs() + 0.5),
@@ -114,6 +114,12 @@ PAIRS = {
 @pytest.mark.parametrize("name", PAIRS)
 def test_pairs(name):
     assert compared(PAIRS[name], LEFT, RIGHT) == []
+
+
+@pytest.mark.parametrize("name", ("hypot", "maximum", "minimum", "logaddexp", "atan2", "div"))
+def test_pairs_with_nan(name):
+    left, right = torch.tensor([[NAN, 1.0, NAN, 0.0]]), torch.tensor([[2.0, NAN, NAN, NAN]])
+    assert compared(PAIRS[name], left, right) == []
 
 
 # Functions that are smooth where a part of them, such as |x|, is not, with arguments there
