@@ -13,9 +13,13 @@ GROUPS = [NAMES[k::3] for k in range(3)]
 
 
 @pytest.mark.parametrize("names", GROUPS, ids="-".join)
-@pytest.mark.parametrize("what", ["values", "layouts", "bits", "gradients"])
+@pytest.mark.parametrize("what", ["values", "layouts", "bits", "gradients", "chunks"])
 def test_products(what, names):
     assert run("tests.gpu.row_products", what, *names).endswith("right\n")
+
+
+def test_logits_are_never_stored():
+    assert run("tests.gpu.row_products", "memory", "nll").endswith("right\n")
 
 
 @pytest.mark.parametrize("name", ["linear", "nll", "mlp"])
