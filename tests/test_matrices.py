@@ -1,5 +1,4 @@
-"""Functions with matrix products on the CPU: meaning, gradients, how they are cut, what is refused.
-"""
+"""Functions with matrix products on the CPU: meaning, how they are cut, what is refused."""
 
 from dataclasses import replace
 
@@ -152,41 +151,6 @@ def test_a_label_beyond_the_row_gives_nan():
     labels = torch.tensor([300, -301, 299, -300])
     for found in (products.nll(x, head, labels), run_steps(products.nll, (x, head, labels))[0]):
         assert found.isnan().tolist() == [True, True, False, False]
-
-
-# Gradients
-
-
-@pytest.mark.parametrize("f", [f for f in FUNCTIONS if f is not products.mlp],
-                         ids=[n for n in NAMES if n != "mlp"])  # fmt: skip
-def test_gradients(f):
-    """Against autograd in float64 of the same function; products' gradients are rounded once."""
-    args = arguments(f, 6, 40, 24)
-    ours = [v.clone().requires_grad_() if v.is_floating_point() else v for v in args]
-    exact = [v.double().requires_grad_() if v.is_floating_point() else v for v in args]
-    dims = tuple(None if kind is htile.Matrix or (v.ndim == 1 and f is products.gelu) else 0
-                 for kind, v in zip(f._signature.kinds, args, strict=False))  # fmt: skip
-    results = torch.utils._pytree.tree_leaves(f(*ours))
-    expected = torch.utils._pytree.tree_leaves(torch.vmap(f._fn, in_dims=dims)(*exact))
-    made = torch.Generator().manual_seed(1)
-    weights = [torch.randn(r.shape, generator=made) for r in results]
-    sum((r.float() * w).sum() for r, w in zip(results, weights, strict=True)).backward()
-    sum((r * w).sum() for r, w in zip(expected, weights, strict=True)).backward()
-    for a, b in zip(ours, exact, strict=True):
-        if a.is_floating_point():
-            assert a.grad.dtype is a.dtype and a.grad.shape == a.shape
-            assert (a.grad.double() - b.grad).norm() <= 0.02 * b.grad.norm() + 1e-3
-
-
-def test_gradients_through_a_value_that_was_rounded():
-    args = arguments(products.mlp, 6, 40, 24)
-    ours = [v.clone().requires_grad_() for v in args]
-    exact = [v.double().requires_grad_() for v in args]
-    products.mlp(*ours).float().square().sum().backward()
-    x, up, down = exact
-    (F.linear(F.gelu(F.linear(x, up)), down) + x).square().sum().backward()
-    for a, b in zip(ours, exact, strict=True):
-        assert (a.grad.double() - b.grad).norm() <= 0.02 * b.grad.norm()
 
 
 # What is refused

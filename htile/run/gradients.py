@@ -349,6 +349,15 @@ def _is_mapped(tensor: torch.Tensor) -> bool:
     return is_legacy or transforms.is_functorch_wrapped_tensor(tensor)
 
 
+def refuse_mapped(name: str, cotangents: tuple[torch.Tensor | None, ...]) -> None:
+    """Raise GradientError for a backward pass of which `torch.vmap` makes several."""
+    if any(g is not None and _is_mapped(g) for g in cotangents):
+        raise GradientError(
+            f"{name}: a backward pass inside torch.vmap, as vectorized Jacobians have it, is not "
+            "supported yet; write vectorize=False"
+        )
+
+
 class _Function(torch.autograd.Function):
     """A `Derivative` in autograd's graph. Statistics are results, too: see the module."""
 
@@ -360,12 +369,7 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *cotangents):
-        for g in cotangents:
-            if g is not None and _is_mapped(g):
-                raise GradientError(
-                    f"{ctx.derivative.of.graph.name}: a backward pass inside torch.vmap, as "
-                    "vectorized Jacobians have it, is not supported yet; write vectorize=False"
-                )
+        refuse_mapped(ctx.derivative.of.graph.name, cotangents)
         return None, None, None, *_gradients(ctx, cotangents)
 
 

@@ -1,45 +1,66 @@
 """Calls with matrix products whose results autograd differentiates.
 
 What is before and after the products are row functions, which have kernels for their gradients. The
-products themselves are stored in float32, and their gradients are two products more, by torch: of
-the gradient, rounded to the dtype of the operands, with each of them.
+gradients of a product are two products more, by torch. Products are computed again in chunks for
+them, or stored once in float32; `product_chunks.py` has the former, and says when.
 """
 
 from __future__ import annotations
 
 import torch
 
+from ..lower.products import Product
 from .gradients import with_gradients
 from .launch import Request
 from .operands import device_of, runs_kernels
+from .product_chunks import TrainedStep
 from .products import OF_ROWS, ProductLaunch, ProductStep, RowStep, Values, flat, key_of, steps_of
 
 
 class TrainedProducts:
-    """The results of calls of one kind, for values of the function's parameters."""
+    """The results of calls of one kind, for values of the function's parameters.
+
+    launch: what runs their kernels on a GPU; None on other devices.
+    """
 
     def __init__(self, request: Request):
-        device, traced = device_of(request.signature, request.values), request.specialization.traced
-        self.launch = ProductLaunch(request, device) if runs_kernels(device) else None
+        self.device = device_of(request.signature, request.values)
+        traced = request.specialization.traced
+        self.launch = ProductLaunch(request, self.device) if runs_kernels(self.device) else None
         self.names, self.lead, self.rows = request.signature.names, request.call.lead, request.rows
         self.inner = {s.name: s.inner for s in request.call.specs if s.role in OF_ROWS}
-        self.steps = steps_of(request)
         self.results = tuple(output.name for output in traced.outputs)
         self.shapes = [shape for shape, _ in request.specialization.shapes(self.lead)]
+        self.steps = [TrainedStep(self, step) if isinstance(step, ProductStep) else step
+                      for step in steps_of(request)]  # fmt: skip
 
     def __call__(self, values: tuple) -> list[torch.Tensor]:
         found: Values = dict(zip(self.names, values, strict=True))
         for name, inner in self.inner.items():
             found[name] = flat(found[name], (*self.lead, *inner), (self.rows, *inner))
         for step in self.steps:
-            if isinstance(step, ProductStep):
-                for product in step.products:
-                    operands = found[product.left], found[product.matrix]
-                    found[product.name] = _Product.apply(self, step, product, *operands)
-                step = step.whole
-            self._run_rows(step, found)
+            if isinstance(step, TrainedStep):
+                step(found)
+            else:
+                self._run_rows(step, found)
         made = (found[key_of(name, self.results)] for name in self.results)
         return [each.reshape(shape) for each, shape in zip(made, self.shapes, strict=True)]
+
+    def product(self, step: ProductStep, product: Product, found: Values) -> torch.Tensor:
+        """The product of some rows and a matrix, in float32."""
+        left, matrix = found[product.left], found[product.matrix]
+        if self.launch is None:
+            right = matrix.t() if product.is_transposed else matrix
+            return torch.mm(left.double(), right.double()).float()
+        kernel = step.alone[step.products.index(product)]
+        return self.launch.stored(kernel, product, {product.left: left, product.matrix: matrix})
+
+    def run_stored(self, step: ProductStep, found: Values) -> None:
+        """Add the results of a step to `found`; its products are stored for the backward pass."""
+        for product in step.products:
+            operands = found[product.left], found[product.matrix]
+            found[product.name] = _Product.apply(self, step, product, *operands)
+        self._run_rows(step.whole, found)
 
     def _run_rows(self, step: RowStep, found: Values) -> None:
         given = tuple(found[name] for name in step.run.parameters.names)
@@ -52,23 +73,20 @@ class _Product(torch.autograd.Function):
     """The product of rows (M, K) and a matrix, in float32."""
 
     @staticmethod
-    def forward(ctx, of: TrainedProducts, step: ProductStep, product, left, matrix):
+    def forward(ctx, of: TrainedProducts, step: ProductStep, product: Product, left, matrix):
         ctx.save_for_backward(left, matrix)
         ctx.is_transposed = product.is_transposed
-        right = matrix.t() if product.is_transposed else matrix
-        if of.launch is None:
-            return torch.mm(left.double(), right.double()).float()
-        kernel = step.alone[step.products.index(product)]
-        return of.launch.stored(kernel, product, {product.left: left, product.matrix: matrix})
+        return of.product(step, product, {product.left: left, product.matrix: matrix})
 
     @staticmethod
     def backward(ctx, gradient):
         left, matrix = ctx.saved_tensors
         gradient = gradient.to(left.dtype)
         of_left = of_matrix = None
-        if ctx.needs_input_grad[3]:
-            of_left = torch.mm(gradient, matrix if ctx.is_transposed else matrix.t())
-        if ctx.needs_input_grad[4]:
-            of_matrix = torch.mm(left.t(), gradient)
-            of_matrix = of_matrix.t() if ctx.is_transposed else of_matrix
+        with torch.autocast(left.device.type, enabled=False):
+            if ctx.needs_input_grad[3]:
+                of_left = torch.mm(gradient, matrix if ctx.is_transposed else matrix.t())
+            if ctx.needs_input_grad[4]:
+                of_matrix = torch.mm(left.t(), gradient)
+                of_matrix = of_matrix.t() if ctx.is_transposed else of_matrix
         return None, None, None, of_left, of_matrix

@@ -126,7 +126,7 @@ def text_for(
     if not all(map(_is_aligned, (_dense(found[left]), *columns))):
         return None
     (major,) = majors
-    tile = choose_tile(kernel, major, rows, processors, arch)
+    tile = choose_tile(kernel, major, max(rows, 1), processors, arch)
     if tile is None or (tile.warps and not all(_is_whole(each, major) for each in columns)):
         return None
     others = [_argument(found[i.name], i, kernel.n) for i in kernel.others]
@@ -156,7 +156,8 @@ class ProductLaunch:
         self.arch = arch_of_capability(torch.cuda.get_device_capability(device))
         self.processors = torch.cuda.get_device_properties(device).multi_processor_count
         self._actions: list[Action] | None = None
-        self._stored: dict[str, Action] = {}
+        self._stored: dict[str, tuple[int, Action]] = {}  # with the most rows that it takes
+        self._fused_steps: dict[str, list[Action]] = {}
         if torch.cuda.is_current_stream_capturing():
             name = request.signature.name
             raise ArgumentError(
@@ -194,15 +195,20 @@ class ProductLaunch:
         if isinstance(step, RowStep):
             yield self._of_rows(step)
             return
-        whole = None if step.kernel is None else self._of_products(step.kernel, found)
-        if whole is not None:
-            yield whole
-            if step.then is not None:
-                yield self._of_rows(step.then)
+        fused = self._fused(step, found)
+        if fused:
+            yield from fused
             return
         for kernel, product in zip(step.alone, step.products, strict=True):
             yield self._of_products(kernel, found) or partial(_by_torch, product)
         yield self._of_rows(step.whole)
+
+    def _fused(self, step: ProductStep, found: Values) -> list[Action]:
+        """The kernels of a step that do not store its products; none if it has no such kernels."""
+        kernel = None if step.kernel is None else self._of_products(step.kernel, found)
+        if kernel is None:
+            return []
+        return [kernel] if step.then is None else [kernel, self._of_rows(step.then)]
 
     def _of_rows(self, step: RowStep) -> Action:
         names, lead = step.run.parameters.names, (self.rows,)
@@ -214,22 +220,27 @@ class ProductLaunch:
         return run_rows
 
     def _of_products(self, kernel: Fused, found: Values) -> Action | None:
-        """The kernel for operands such as these; None where it does not take them."""
-        text = text_for(kernel, found, self.rows, self.arch, self.processors, self.fastmath)
+        """The kernel for operands such as these; None where it does not take them.
+
+        It takes fewer rows, too.
+        """
+        rows = found[kernel.operands[0].product.left].shape[0]
+        text = text_for(kernel, found, rows, self.arch, self.processors, self.fastmath)
         if text is None:
             return None
         function = load(build(text.source, text.function, self.arch.name))
         left, major = kernel.operands[0].product.left, text.major
-        device, rows = self.device, self.rows
         clusters = () if text.tile.warps else (self.processors // text.tile.cluster,)
-        made = [(key_of(o.name, self.results), (rows, width(kernel, o)), o.dtype)
+        device = self.device
+        made = [(key_of(o.name, self.results), width(kernel, o), o.dtype)
                 for o in kernel.graph.outputs]  # fmt: skip
 
         def multiply(found: Values) -> None:
             given = [_columns(found[o.product.matrix], o, kernel.n) for o in kernel.operands]
             given = given if major == "k" else [each.t() for each in given]
             others = [_argument(found[i.name], i, kernel.n) for i in kernel.others]
-            results = [torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype in made]
+            rows = found[left].shape[0]
+            results = [torch.empty(rows, n, dtype=dtype, device=device) for _, n, dtype in made]
             if rows:
                 function(_dense(found[left]), *given, *others, *results, *clusters)
             for (key, _, _), result in zip(made, results, strict=True):
@@ -237,12 +248,23 @@ class ProductLaunch:
 
         return multiply
 
+    def run_fused(self, step: ProductStep, found: Values) -> bool:
+        """Run a step without storing its products; whether it has kernels that do so."""
+        key = step.products[0].name
+        if key not in self._fused_steps:
+            self._fused_steps[key] = self._fused(step, found)
+        for action in self._fused_steps[key]:
+            action(found)
+        return bool(self._fused_steps[key])
+
     def stored(self, kernel: Fused, product: Product, found: Values) -> torch.Tensor:
         """A product in float32, of its two operands; `kernel` is the one that stores it."""
-        if product.name not in self._stored:
+        rows = found[product.left].shape[0]
+        most, action = self._stored.get(product.name, (-1, None))
+        if rows > most:
             action = self._of_products(kernel, found) or partial(_by_torch, product)
-            self._stored[product.name] = action
-        self._stored[product.name](found)
+            self._stored[product.name] = rows, action
+        action(found)
         return found[product.name]
 
 
@@ -301,7 +323,7 @@ def _is_whole(matrix: torch.Tensor, major: str) -> bool:
     The tensor memory accelerator knows where a line ends, and cp.async copies whole pieces.
     """
     lengths = {matrix.shape[1], matrix.shape[1 if major == "k" else 0]}
-    return all(n * matrix.element_size() % WIDEST_ACCESS == 0 for n in lengths)
+    return all(n * matrix.element_size() % ACCESS_BYTES == 0 for n in lengths)
 
 
 def _in_pairs(kernel: Fused, others: list) -> bool:

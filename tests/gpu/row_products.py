@@ -12,7 +12,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 import htile
+from benchmarks import linear_cross_entropy
 from htile.lower.product_tiles import choose_tile, tiles
+from htile.run import product_chunks
 from htile.run import products as run
 from htile.testing import assert_close
 from tests import products
@@ -114,7 +116,12 @@ def narrow(name: str) -> None:
 
 
 def gradients(name: str) -> None:
-    """Gradients against autograd in float64, and the bits of results that are differentiated."""
+    """Gradients against autograd in float64, of products that the forward pass stores."""
+    product_chunks.FLOPS_PER_BYTE = 0
+    compare_gradients(name)
+
+
+def compare_gradients(name: str) -> None:
     f = named(name)
     args = arguments(f, 60, 256, 128, device="cuda")
     ours = [v.clone().requires_grad_() if v.is_floating_point() else v for v in args]
@@ -127,6 +134,59 @@ def gradients(name: str) -> None:
     for a, b in zip(ours, exact, strict=True):
         if a.is_floating_point():
             assert (a.grad.double() - b.grad).norm() <= 0.02 * b.grad.norm() + 1e-3
+
+
+def chunks(name: str) -> None:
+    """The same of products that are computed again in chunks of about 40 rows; no rows, and bits.
+    """
+    product_chunks.FLOPS_PER_BYTE, product_chunks.CHUNK_BYTES = 10**9, 1
+    compare_gradients(name)
+    f = named(name)
+    args = arguments(f, 60, 256, 128, device="cuda")
+    expected = pytree.tree_leaves(f(*args))
+    for none in (False, True):
+        given = [v[:0] if none and len(v) == 60 else v.clone() for v in args]
+        given = [v.requires_grad_() if v.is_floating_point() else v for v in given]
+        results = pytree.tree_leaves(f(*given))
+        passes = []
+        for _ in range(2):
+            sum(r.float().square().sum() for r in results).backward(retain_graph=True)
+            passes.append([v.grad for v in given if v.is_floating_point()])
+            for v in given:
+                v.grad = None
+        for a, b in zip(*passes, strict=True):
+            assert a.equal(b) and not (none and a.any())
+        assert none or all(a.equal(b) for a, b in zip(results, expected, strict=True))
+
+
+def memory(name: str) -> None:
+    """Logits are never stored: what a pass takes, and its gradients against float64."""
+    f, (m, n, k) = named(name), (8192, 32000, 1024)
+    args = arguments(f, m, n, k, device="cuda")
+    h, head = (v.requires_grad_() for v in args[:2])
+    labels = args[2] % n
+    loss = f(h, head, labels)
+    torch.autograd.grad(loss.mean(), (h, head))
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    loss = f(h, head, labels)
+    forward = torch.cuda.max_memory_allocated() - before
+    found = torch.autograd.grad(loss.mean(), (h, head))
+    both = torch.cuda.max_memory_allocated() - before
+    logits = 4 * m * n
+    # Float32 sums of the matrix's gradient, the gradient of h, and a chunk.
+    chunk = max(product_chunks.CHUNK_BYTES, head.nbytes)
+    print(f"forward {forward / logits:.3f}, both {both / logits:.3f} of the logits")
+    assert forward <= 0.05 * logits
+    assert both <= 2 * head.nbytes + h.nbytes + chunk + 0.02 * logits <= 0.3 * logits
+    with torch.no_grad():
+        right = linear_cross_entropy.exact(h, head, labels)
+        z = h.double() @ head.double().t()
+        expected = z.logsumexp(-1) - z.gather(-1, labels[:, None])[:, 0]
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
+    for a, b in zip(found, right, strict=True):
+        assert (a - b).norm() <= 0.006 * b.norm(), ((a - b).norm() / b.norm()).item()
 
 
 def graphs(name: str) -> None:
@@ -167,7 +227,7 @@ if __name__ == "__main__":
     texts = force() if is_forced else []
     what, *names = sys.argv[1 + is_forced :]
     for each in names or [f._signature.name for f in FUNCTIONS]:
-        if what == "gradients" and named(each) is products.mlp:
+        if what in ("gradients", "chunks") and named(each) is products.mlp:
             continue  # its float64 form does not round
         globals()[what](each)
         assert not is_forced or any(text is not None for text in texts), "torch has multiplied"

@@ -13,7 +13,7 @@ GROUPS = [NAMES[k::3] for k in range(3)]
 
 
 @pytest.mark.parametrize("names", GROUPS, ids="-".join)
-@pytest.mark.parametrize("what", ["values", "layouts", "bits", "narrow", "gradients"])
+@pytest.mark.parametrize("what", ["values", "layouts", "bits", "narrow", "gradients", "chunks"])
 def test_products(what, names):
     assert run("tests.gpu.row_products", what, *names).endswith("right\n")
 
@@ -23,6 +23,10 @@ def test_products(what, names):
 def test_products_as_without_wgmma(what, names):
     """Warps multiply by mma.sync, as they do where there is no wgmma."""
     assert run("tests.gpu.row_products", "warps", what, *names).endswith("right\n")
+
+
+def test_logits_are_never_stored():
+    assert run("tests.gpu.row_products", "memory", "nll").endswith("right\n")
 
 
 @pytest.mark.parametrize("name", ["linear", "nll", "mlp"])

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from htile.build.arch import DEFAULT
+from htile.build.arch import ARCHS, DEFAULT
 from htile.build.compile import build
 from htile.lower.emit_products import Tile, emit
 from htile.lower.names import kernel_name
 from htile.lower.product_tiles import cycles, tiles
-from htile.run.products import ProductStep, steps_of
+from htile.run.products import ProductStep, steps_of, text_for
 from tests import products
 from tests.products import FUNCTIONS, arguments
 from tests.test_matrices import request_of
@@ -58,6 +58,13 @@ def test_a_tile_has_whole_chunks_of_each_product():
         for tile in tiles(kernel, major, DEFAULT):
             columns = tile.columns // tile.parts // len(kernel.operands)
             assert columns % kernel.chunk == 0 and (major == "k" or columns % 64 == 0)
+
+
+def test_a_kernel_for_no_rows_is_that_for_one():
+    args = arguments(products.linear, 4, 256, 64)
+    kernel, found = fused_of(products.linear, 256, 64), {"x": args[0], "W": args[1]}
+    none, one = (text_for(kernel, found, rows, ARCHS[9, 0], H200, False) for rows in (0, 1))
+    assert none == one and none is not None
 
 
 def chosen(m, n=4096, k=4096):
