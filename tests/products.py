@@ -88,6 +88,12 @@ def bounded(x, W: htile.Matrix, cap: float = 30.0):
     return torch.tanh(F.linear(x, W) / cap) * cap
 
 
+@htile.rowwise
+def masked(x, W: htile.Matrix, length: htile.PerRow):
+    z = F.linear(x, W)
+    return torch.where(torch.arange(z.shape[-1]) < length, F.silu(z), 0.0)
+
+
 def arguments(f, m, n, k, dtype=BF16, device="cpu", seed=0):
     """Arguments of one of these functions: m rows of k elements, and products of n."""
     made = torch.Generator().manual_seed(seed)
@@ -100,6 +106,7 @@ def arguments(f, m, n, k, dtype=BF16, device="cpu", seed=0):
         gelu: lambda: (normal(width),),
         swiglu: lambda: (normal(n, k, scale=k**-0.5),),
         nll: lambda: (torch.randint(-n, n, (m,), generator=made).to(device),),
+        masked: lambda: (torch.randint(n + 1, (m,), generator=made).to(device),),
         statistics: lambda: (normal(m).float(),),
         mlp: lambda: (normal(k, n, scale=n**-0.5),),
         three: lambda: (normal(n, k, scale=k**-0.5), normal(n, k, scale=k**-0.5)),
@@ -115,5 +122,5 @@ def arguments(f, m, n, k, dtype=BF16, device="cpu", seed=0):
 
 FUNCTIONS = (
     linear, matmul, gelu, swiglu, packed_swiglu, nll, statistics, project, norm_linear, mlp,
-    softmax, three, turned, variance, bounded,
+    softmax, three, turned, variance, bounded, masked,
 )  # fmt: skip

@@ -122,7 +122,7 @@ def test_which_functions_are_one_kernel():
     assert fused == {
         "linear": 1, "matmul": 1, "gelu": 1, "swiglu": 1, "packed_swiglu": 1, "nll": 2,
         "statistics": 2, "project": 2, "norm_linear": 2, "mlp": 2, "softmax": None, "three": None,
-        "turned": 2, "variance": None, "bounded": 1,
+        "turned": 2, "variance": None, "bounded": 1, "masked": 1,
     }  # fmt: skip
 
 
@@ -144,6 +144,54 @@ def test_edges_of_a_sum_that_is_cut(n):
     z = rows.double() @ head.double().T
     expected = z.logsumexp(-1) - z.gather(-1, labels[:, None])[:, 0]
     assert torch.allclose(found.double(), expected, 1e-5, 1e-3, equal_nan=True)
+
+
+ELEMENTS = {
+    "of a product, in its row": lambda x, W, r: (x @ W) - (x @ W)[3],
+    "of a product, beside a sum": lambda x, W, r: ((x @ W).sum(), (x @ W)[-1]),
+    "of a product, alone": lambda x, W, r: (x @ W)[2],
+    "of another row": lambda x, W, r: ((x @ W).sum() + r[2], x @ W + r[1]),
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_single_elements(name):
+    """A kernel of products reads whole rows, so an element is read by the row kernel behind it."""
+    body = ELEMENTS[name]
+
+    @htile.rowwise
+    def f(x, W: htile.Matrix, r):
+        return body(x, W, r)
+
+    args = torch.randn(4, 16).to(BF16), torch.randn(16, 40).to(BF16), torch.randn(4, 40)
+    result = torch.utils._pytree.tree_unflatten(
+        run_steps(f, args), request_of(f, args).specialization.traced.structure
+    )
+    assert_close(f, result, *args)
+
+
+@htile.rowwise
+def queries_and_keys(x, q: htile.Matrix, k: htile.Matrix):
+    return F.linear(x, q), F.linear(x, k).amax()
+
+
+@htile.rowwise
+def of_two_norms(x, W: htile.Matrix, r):
+    return F.linear(F.normalize(x, dim=-1).to(BF16), W) + F.normalize(r, dim=-1)
+
+
+@pytest.mark.parametrize("f", [queries_and_keys, of_two_norms], ids=lambda f: f._signature.name)
+def test_rows_of_different_lengths(f):
+    """Those of one level are kernels of their own."""
+    x, matrix = torch.randn(4, 231).to(BF16), torch.randn(1016, 231).to(BF16)
+    args = x, matrix, matrix[:200] if f is queries_and_keys else torch.randn(4, 1016)
+    result = run_steps(f, args)
+    assert_close(f, result if len(result) > 1 else result[0], *args)
+    for own in args:
+        own.requires_grad_()
+    results = torch.utils._pytree.tree_leaves(f(*args))
+    sum(r.float().sum() for r in results).backward()
+    assert all(own.grad.isfinite().all() for own in args)
 
 
 def test_a_label_beyond_the_row_gives_nan():

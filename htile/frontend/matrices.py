@@ -48,7 +48,11 @@ def multiplied(x: object, matrix: Tensor, what: str) -> Tensor:
     if matrix._builder.multiple is not None:
         fail(UnsupportedError, f"{what} in a function of rows of any length (dynamic_n=True): "
              "leave dynamic_n out")  # fmt: skip
-    if not isinstance(x, Tensor) or x.ndim != 1 or not x._value.spread:
+    if isinstance(x, Tensor) and x.ndim == 1 and not x._value.spread:
+        fail(UnsupportedError, f"{what} of one number of the row, expanded to ({x._sizes[0]},): "
+             f"multiply the sums of {found.input.name} by that number, {found.input.name}.sum(...) "
+             "is a column that all rows share")  # fmt: skip
+    if not isinstance(x, Tensor) or x.ndim != 1:
         shape = tuple(x._sizes) if isinstance(x, Tensor) else x
         fail(ShapeError, f"{what} of {shape} and the matrix {found.input.name}: expected a row "
              f"({k},) on the left; a batch is leading dimensions of the row")  # fmt: skip

@@ -164,6 +164,8 @@ class _Cutting:
                 ids[id] = combined(node)
             elif node.op is Op.INPUT:
                 given = sources[id]
+                if given.view is not None:  # one element of a row
+                    raise _NeedsWholeRows
                 ids[id] = new.add_input(given.name, given.role, given.dtype, node.value)
             elif node.op is Op.CONST:
                 ids[id] = new.add_const(node.arg, node.value, node.loc)

@@ -8,7 +8,7 @@ prints the kernel for architectures without wgmma.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -106,6 +106,8 @@ def fused(graph: Graph, products: tuple[Product, ...], n: int) -> Fused | None:
     Its products must have one left operand, and its results must be rows, or one number for each
     group.
     """
+    # A chunk reads all its columns, also those that a mask of the row leaves out.
+    graph = replace(graph, inputs=tuple(replace(i, end=None) for i in graph.inputs))
     named = {product.name: product for product in products}
     operands = []
     for i in graph.inputs:
@@ -115,6 +117,8 @@ def fused(graph: Graph, products: tuple[Product, ...], n: int) -> Fused | None:
         if view is not None and (view.width > 1 or view.at is not None):
             return None
         if i.name in named:
+            if not graph[i.id].value.spread:  # one element of a product
+                return None
             start = 0 if view is None else view.start[0]
             operands.append(Operand(i, named[i.name], start))
         elif i.role not in ROLES or i.dtype not in LOADED:

@@ -66,41 +66,43 @@ def levels(traced: Graph) -> list[Level]:
 class _Cut:
     def __init__(self, traced: Graph):
         self.traced = traced
-        self.level = _level_of(traced)
+        self.level, self.of_rows = _level_of(traced), _of_rows(traced)
         self.arguments = {i.id: i for i in traced.inputs}
         taken = {i.name for i in traced.inputs} | {o.name for o in traced.outputs}
         self._taken = taken
         self.passed: dict[int, str] = {}  # the values that one level passes on, by node
-        found = [self._at(k) for k in range(max(self.level), -1, -1)]
-        self.levels = [level for level in reversed(found) if level is not None]
+        found = [level for k in range(max(self.level), -1, -1) for level in self._at(k)[::-1]]
+        self.levels = found[::-1]
 
-    def _at(self, level: int) -> Level | None:
-        """The kernel of a level; later ones have said what they read."""
-        results = [o for o in self.traced.outputs if self.level[o.id] == level]
-        wanted = [id for id in self.passed if self.level[id] == level]
-        if not results and not wanted:
-            return None
-        nodes, products = self._collect(level, [*(o.id for o in results), *wanted])
-        return self._built(level, results, wanted, nodes, products)
+    def _at(self, level: int) -> list[Level]:
+        """The kernels of a level, one for rows of each length; later ones have said what they read.
+        """
+        kernels: dict[frozenset[int], tuple[list[Output], list[int]]] = {}
+        for output in self.traced.outputs:
+            if self.level[output.id] == level:
+                kernels.setdefault(self._lengths(level, output.id), ([], []))[0].append(output)
+        for id in self.passed:
+            if self.level[id] == level:
+                kernels.setdefault(self._lengths(level, id), ([], []))[1].append(id)
+        return [self._built(level, *goals) for goals in kernels.values()]
 
-    def _collect(self, level: int, goals: list[int]) -> tuple[list[int], list[Product]]:
-        """The nodes that are computed for the goals, and the products that they read."""
-        traced, todo, seen = self.traced, list(goals), set()
-        products: dict[int, Product] = {}
+    def _lengths(self, level: int, goal: int) -> frozenset[int]:
+        """How many elements the rows have that a goal is computed of."""
+        values = [self.traced[id].value for id in self._collect(level, [goal])]
+        return frozenset(v.inner[-1] for v in values if v.spread and v.inner)
+
+    def _collect(self, level: int, goals: list[int]) -> list[int]:
+        """The nodes that are computed for the goals, and the values that these read."""
+        todo, seen = list(goals), {}
         while todo:
             id = todo.pop()
             if id in seen:
                 continue
-            seen.add(id)
-            node = traced[id]
-            if node.op is Op.MATMUL and self.level[id] == level:
-                products[id] = self._product(node)
-            elif self._is_passed(node, level):
-                if id not in self.passed:
-                    self.passed[id] = self._name(node.op.value)
-            else:
+            seen[id] = node = self.traced[id]
+            is_product = node.op is Op.MATMUL and self.level[id] == level
+            if not is_product and not self._is_passed(node, level):
                 todo += node.inputs
-        return sorted(seen), [products[id] for id in sorted(products)]
+        return list(seen)
 
     def _product(self, node: Node) -> Product:
         left, matrix = node.inputs
@@ -119,6 +121,7 @@ class _Cut:
         if self.level[node.id] == level or node.op in (Op.INPUT, Op.CONST, Op.INDEX):
             return False
         of_row = node.op in COLLECTIVES or (node.op is Op.TAKE and self.level[node.id] > 0)
+        of_row = of_row and self.of_rows[node.id]  # A kernel has a row among its inputs.
         return node.op is Op.MATMUL or node.id in self.passed or of_row
 
     def _name(self, what: str) -> str:
@@ -128,11 +131,15 @@ class _Cut:
         self._taken.add(name)
         return name
 
-    def _built(
-        self, level: int, results: list[Output], wanted: list[int], nodes: list[int],
-        products: list[Product],
-    ) -> Level:  # fmt: skip
-        traced = self.traced
+    def _built(self, level: int, results: list[Output], wanted: list[int]) -> Level:
+        traced, found = self.traced, {}
+        nodes = self._collect(level, [*(o.id for o in results), *wanted])
+        for node in map(traced.__getitem__, nodes):
+            if node.op is Op.MATMUL and self.level[node.id] == level:
+                found[node.id] = self._product(node)
+            elif node.id not in self.passed and self._is_passed(node, level):
+                self.passed[node.id] = self._name(node.op.value)
+        nodes, products = sorted(nodes), [found[id] for id in sorted(found)]
         spread = [traced[id].value for id in nodes if traced[id].value.spread]
         builder = Builder(traced.name, max((v.inner[-1] for v in spread if v.inner), default=1))
         ids: dict[int, int] = {}
@@ -184,4 +191,14 @@ def _level_of(traced: Graph) -> list[int]:
     for node in traced:
         before = max((found[i] for i in node.inputs), default=0)
         found.append(before + (node.op is Op.MATMUL))
+    return found
+
+
+def _of_rows(traced: Graph) -> list[bool]:
+    """For each node whether it is computed of a row's elements: of an argument, or a product."""
+    rows = {i.id for i in traced.inputs if i.role is Role.ROW}
+    found: list[bool] = []
+    for node in traced:
+        is_row = node.id in rows or node.op is Op.MATMUL
+        found.append(is_row or any(found[i] for i in node.inputs))
     return found

@@ -12,8 +12,7 @@ import functools
 import time
 import traceback
 
-from htile.build.compile import build
-
+from . import products
 from .measure import check
 from .programs import Program, program, reduced
 
@@ -23,9 +22,9 @@ def failure(p: Program, arch: str | None = None) -> str | None:
     try:
         f, args = p.function(), p.arguments()
         if arch is not None:
-            kernel = f.inspect(*args, arch=arch)
-            used = build(kernel.source, kernel.lowered.function, arch).resources
-            return f"stack frame of {used.stack} bytes" if used.stack else None
+            shown = f.inspect(*args, arch=arch)
+            stack = max(k.resources.stack for k in getattr(shown, "kernels", (shown,)))
+            return f"stack frame of {stack} bytes" if stack else None
         f.inspect(*args)
         check(p, f, f(*args), args, fair=True)
     except Exception as error:
@@ -44,12 +43,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", default="0:5000", help="FROM:TO")
     parser.add_argument("--sizes", default="small", choices=("small", "all"))
+    parser.add_argument("--products", action="store_true", help="programs with matrix products")
     parser.add_argument("--compile", metavar="ARCH", help="compile each, such as for sm_90a")
     options = parser.parse_args()
     low, high = map(int, options.seeds.split(":"))
+    make = products.program if options.products else program
     started, kinds = time.monotonic(), collections.Counter()
     for seed in range(low, high):
-        p = program(seed, options.sizes)
+        p = make(seed, options.sizes)
         what = failure(p, options.compile)
         if what is None:
             continue

@@ -41,18 +41,23 @@ LEADS = {
 
 @dataclass(frozen=True)
 class Arg:
-    """One parameter. kind: how its values are drawn; layout: how they lie in memory."""
+    """One parameter. kind: how its values are drawn; layout: how they lie in memory.
+
+    sizes: those of a matrix, and of a row or column that has not N elements.
+    """
 
     name: str
-    role: str  # row, column, kept, per_row, scalar, device, static
+    role: str  # row, column, kept, per_row, scalar, device, static, matrix
     dtype: torch.dtype | None = None
     kind: str = ""
     layout: tuple = ("plain",)
     value: object = None
+    sizes: tuple[int, ...] = ()
 
     @property
     def annotation(self) -> str:
-        marker = {"per_row": "htile.PerRow", "scalar": "float", "static": "htile.Static"}
+        marker = {"per_row": "htile.PerRow", "scalar": "float", "static": "htile.Static",
+                  "matrix": "htile.Matrix"}  # fmt: skip
         return f": {marker[self.role]}" if self.role in marker else ""
 
 
@@ -97,7 +102,9 @@ class Program:
         return self.arguments(device, lead=(rows,), draw=1 + draw)
 
     def __str__(self) -> str:
-        shapes = ", ".join(f"{a.name}={a.role} {a.dtype or a.value} {a.layout}" for a in self.args)
+        shapes = ", ".join(
+            f"{a.name}={a.role} {a.dtype or a.value} {a.layout}{a.sizes or ''}" for a in self.args
+        )
         plan = f"\n# variant {self.variant}" if self.variant is not None else ""
         return f"# seed {self.seed}: N = {self.n}, lead {self.lead}\n# {shapes}{plan}\n{self.text}"
 
@@ -105,12 +112,18 @@ class Program:
 def _argument(a: Arg, lead: tuple, n: int, device, plain: bool, filled: bool):
     if a.role in ("scalar", "static"):
         return a.value
+    sizes = a.sizes or (n,)
     shape = {
-        "row": (*lead, n), "column": (n,), "kept": (*lead, 1), "per_row": lead, "device": (),
+        "row": (*lead, *sizes), "column": sizes, "kept": (*lead, 1), "per_row": lead, "device": (),
+        "matrix": sizes,
     }[a.role]  # fmt: skip
     if plain and a.role == "column":  # as rows, so that there are as many of them
-        shape = (*lead, n)
+        shape = (*lead, *sizes)
     layout, *numbers = ("plain",) if plain else a.layout
+    if a.role == "matrix":
+        is_turned = layout == "transposed"
+        drawn = _drawn(a, shape[::-1] if is_turned else shape, device, filled)
+        return drawn.t() if is_turned else drawn
     if layout == "expanded":  # stride 0 over all rows
         one = (1,) * len(lead) + shape[len(lead) :]
         return _drawn(a, one, device, filled).expand(shape)
@@ -148,7 +161,8 @@ def _drawn(a: Arg, shape: tuple, device, filled: bool) -> torch.Tensor:
         whole = torch.randint(-16, 17, shape, device=device)
         return (whole / 8).to(a.dtype) if a.kind == "grid" else whole.to(a.dtype)
     low, high, _ = RANGES[a.kind]
-    return (torch.rand(shape, device=device) * (high - low) + low).to(a.dtype)
+    drawn = torch.rand(shape, device=device) * (high - low) + low
+    return (drawn * a.value if a.kind == "weight" else drawn).to(a.dtype)
 
 
 RANGES = {  # kind: lowest, highest, and what all values are multiples of (0: of nothing)
@@ -158,6 +172,7 @@ RANGES = {  # kind: lowest, highest, and what all values are multiples of (0: of
     "grid": (-2, 2, 1 / 8),
     "smooth": (-2, 2, 0),
     "positive": (0.5, 1.5, 0),
+    "weight": (-1, 1, 0),  # times the value of the argument
 }
 SCALE = 0.75  # captured by some programs
 _WORD = re.compile(r"\w+")

@@ -8,6 +8,8 @@ racecheck does not follow the fence and the relaxed cluster barrier between an m
 initialization and its first use, and reports those two writes as a race. Of the memory of other
 blocks it sees nothing.
 
+Functions with products run, too, with `--no-clusters` of so few rows that no tiles are shared.
+
 Inputs come from the CPU and results are compared there, so that no other kernel runs on the GPU.
 """
 
@@ -26,6 +28,7 @@ from examples.handwritten_rmsnorm import rmsnorm_fwd
 from examples.handwritten_softmax import softmax_fwd
 from examples.rmsnorm import residual_arguments, rmsnorm
 from htile.testing import assert_close
+from tests import products
 from tests.lower.backward import BACKWARD
 from tests.lower.cases import (
     any_layernorm,
@@ -46,6 +49,11 @@ INDEXED = ((5, 1000), (3, 1001), (2, 12000))
 SUMMED = ((300, 4096), (2000, 1000), (2000, 1003))
 SUMMED_IN_CLUSTERS = ((130, 16384),)
 ANY = ((5, 1000), (3, 1003), (3, 129), (2, 12001))  # of any length: of both buckets, and in loops
+# Functions, columns and elements of K. Most have columns that are not those of whole tiles.
+PRODUCTS = ((products.linear, 512, 256), (products.swiglu, 136, 72), (products.nll, 296, 136),
+            (products.project, 264, 64), (products.statistics, 256, 64),
+            (products.masked, 136, 40), (products.mlp, 264, 128), (products.gelu, 1001, 72))
+PRODUCT_ROWS, CLUSTERED_ROWS = (1, 40), (300,)
 
 
 class Case(NamedTuple):
@@ -186,7 +194,23 @@ def main(clusters: bool) -> None:
             assert_close(called, result, *args)
             right += 1
     by_hand(SHAPES + CLUSTERED[1:] * clusters)
+    of_products(PRODUCT_ROWS + CLUSTERED_ROWS * clusters)
     print(f"{right} kernels right")
+
+
+def of_products(rows: tuple[int, ...]) -> None:
+    """Functions with products, of matrices (N, K) and of such that lie in memory as (K, N)."""
+    for function, n, k in PRODUCTS:
+        for m in rows:
+            args = products.arguments(function, m, n, k)
+            for turned in (False, True) if n % 8 == 0 else (False,):  # else torch multiplies
+                given = [
+                    on_gpu(v.t()).t() if turned and kind is htile.Matrix else on_gpu(v)
+                    for kind, v in zip(function._signature.kinds, args, strict=False)
+                ]
+                result = pytree.tree_map(torch.Tensor.cpu, function(*given))
+                assert_close(function, result, *args)
+    print(f"{len(PRODUCTS)} functions with products right")
 
 
 def on_gpu(tensor: torch.Tensor) -> torch.Tensor:

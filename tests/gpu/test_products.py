@@ -35,5 +35,11 @@ def test_graphs_and_streams(name):
     assert run("tests.gpu.row_products", "graphs", name).endswith("right\n")
 
 
+@pytest.mark.parametrize("first", range(0, 128, 64))
+def test_generated_programs(first):
+    found = run("tests.gpu.product_programs", f"{first}:{first + 64}")
+    assert "64 programs right" in found
+
+
 def test_the_example_for_hopper_checks_itself():
     assert "B mn-major" in run("examples.handwritten_hopper_matmul")

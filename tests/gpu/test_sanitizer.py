@@ -1,4 +1,4 @@
-"""compute-sanitizer over every example at three sizes, and over rows in chunks."""
+"""compute-sanitizer over every example at three sizes, over rows in chunks, and over products."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .sanitize import DTYPES, cases
+from .sanitize import DTYPES, PRODUCTS, cases
 
 pytestmark = pytest.mark.gpu
 
@@ -42,3 +42,4 @@ def test_sanitizer(tool):
     assert CLEAN[tool] in output, output[-8000:]
     count = len(DTYPES) * len(list(cases(clusters=not options)))
     assert f"{count} kernels right" in output, output[-8000:]
+    assert f"{len(PRODUCTS)} functions with products right" in output, output[-8000:]

@@ -1,6 +1,7 @@
 """Kernels of products: what they are compiled to, and which tile they get."""
 
 import itertools
+import time
 from dataclasses import replace
 
 import pytest
@@ -49,6 +50,19 @@ def test_every_tile_compiles_without_a_stack(f, major):
         tile = replace(tile, stages=3, a_rows=a_rows)
         source = emit(kernel, tile, major, in_pairs=not a_rows)
         assert build(source, kernel_name(kernel.graph), "sm_90a").resources.stack == 0
+
+
+@pytest.mark.parametrize("m", [1, 4096])
+@pytest.mark.parametrize("f", [products.swiglu, products.gelu, products.nll],
+                         ids=lambda f: f._signature.name)  # fmt: skip
+def test_compile_times(f, m, monkeypatch):
+    """A kernel takes at most 3 s to compile, of the processor's time, after the first one."""
+    monkeypatch.setenv("HTILE_CACHE_DIR", "")
+    _ = products.linear.inspect(*arguments(products.linear, 1, 64, 64)).kernels[0].resources
+    kernel = f.inspect(*arguments(f, m, 512 if f is products.nll else 4096, 256)).kernels[0]
+    start = time.process_time()
+    _ = kernel.artifact
+    assert time.process_time() - start < 3
 
 
 def test_a_tile_has_whole_chunks_of_each_product():
