@@ -327,7 +327,8 @@ class NarrowTiles(MatmulKernelContext):
     def __init__(self, wide: MatmulKernelContext, rest, sA, sB, rights: list, mask):
         super().__init__(wide.config.narrow)
         c, self.wide = self.config, wide
-        self.shape, self.tidx, self.warp, self.group = wide.shape, wide.tidx, wide.warp, wide.group
+        self.shape, self.tidx, self.thread = wide.shape, wide.tidx, wide.thread
+        self.warp, self.group = wide.warp, wide.group
         self.coord, self.storer, self.left = wide.coord, wide.storer, wide.left
         self.first, self.stride, self.chunks = wide.first, wide.stride, wide.chunks
         self.total = rest * wide.config.parts

@@ -22,7 +22,7 @@ ELEMENT_CYCLES = 0.03  # for what is computed of an element, and stored
 WARP_PRODUCTS_PER_CYCLE = 1024
 SHARED_BYTES_PER_CYCLE = 128  # that all warps read of shared memory
 
-CLOSE = 1.02  # Of tiles whose times differ by no more than this, that which loads least is taken.
+CLOSE = 1.03  # Of tiles whose times differ by no more than this, that which loads least is taken.
 SHARED_BYTES = 200 * 1024  # for the stages of a thread block
 COLUMNS = (256, 224, 192, 160, 128, 96, 64)  # of a tile
 CLUSTERS = (2, 1)  # thread blocks along the rows that share the matrix's tiles
