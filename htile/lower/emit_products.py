@@ -29,6 +29,7 @@ from .expressions import (
 from .names import kernel_name
 from .patterns import Function
 from .products import Product
+from .steps import Compute
 from .work import Work
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -136,6 +137,15 @@ def emit(kernel: Fused, tile: Tile, major: str, in_pairs: bool, fastmath: bool =
     return _Text(kernel, tile, major, in_pairs, fastmath).whole()
 
 
+def computed(kernel: Fused, fastmath: bool = False) -> tuple[dict[int, str], dict[int, str]]:
+    """The names of a kernel's values in its text, and the expressions of those it computes."""
+    text = _Text(kernel, Tile(0), "k", False, fastmath)
+    text.whole()
+    made = {id: step for id, step in text.computes.items() if id in text.values}
+    expressions = {id: text._expression(kernel.graph[id], step) for id, step in made.items()}
+    return text.values, expressions
+
+
 class _Text:
     def __init__(self, kernel: Fused, tile: Tile, major: str, in_pairs: bool, fastmath: bool):
         self.kernel, self.tile, self.graph = kernel, tile, kernel.graph
@@ -147,6 +157,11 @@ class _Text:
         self.tensors = {i.id: self._named("m", i.name) for i in kernel.others}
         self.results = [self._named("m", o.name) for o in self.graph.outputs]
         self.dtype = CUTLASS_TYPES[self._left_dtype()]
+
+    @property
+    def computes(self) -> dict[int, Compute]:
+        """What is computed, by node."""
+        return {step.id: step for sweep in self.work.held.all for step in sweep.computes}
 
     def _left_dtype(self) -> torch.dtype:
         return self.kernel.operands[0].product.dtype
@@ -247,9 +262,7 @@ class _Text:
 
     def _body(self, indent: str) -> list[str]:
         """What is computed of a tile: numbers of its rows first, then chunk after chunk."""
-        graph, computes = self.graph, {}
-        for sweep in self.work.held.all:
-            computes |= {step.id: step for step in sweep.computes}
+        graph, computes = self.graph, self.computes
         live = {i for step in computes.values() for i in step.inputs}
         live |= {output.id for output in graph.outputs}
         before, inside, deeper = [], [], indent + INDENT
