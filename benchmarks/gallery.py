@@ -6,6 +6,10 @@ A share of 1 means that the kernel takes as long as a copy of as many bytes as i
 write. There are as many rows as make 64 MiB or more. `--compile` adds the share that torch.compile
 reaches with the same function over all rows, by `torch.vmap` in float32.
 
+Functions with products (`gallery.PRODUCTS`) are timed where they are named. They have the rows that
+`SIZE` says, and torch.compile gets them in their own dtype. A copy says little of them:
+`benchmarks.products` has cuBLAS beside them.
+
 Processes compile side by side. Then each times its kernels while the others wait.
 """
 
@@ -58,16 +62,17 @@ class Cell:
     def arguments(self, device: str) -> tuple:
         """As many rows as read LEAST_BYTES."""
         module = gallery.load(self.name)
-        m, n = module.SIZE
-        args = module.arguments(m, n, torch.bfloat16, "meta")
+        m, *sizes = module.SIZE
+        args = module.arguments(m, *sizes, torch.bfloat16, "meta")
         read = sum(each.nbytes for each in args if isinstance(each, torch.Tensor))
         rows = min(max(m, m * LEAST_BYTES // max(read, 1)), MOST_ROWS)
-        return module.arguments(rows, n, torch.bfloat16, device)
+        return module.arguments(rows, *sizes, torch.bfloat16, device)
 
-    def request(self) -> tuple[str, str, str]:
-        """Its kernel, as `build` takes it."""
-        kernel = self.function.inspect(*self.arguments("meta"), arch=ARCH, **self.variant)
-        return kernel.source, kernel.lowered.function, ARCH
+    def requests(self) -> list[tuple[str, str, str]]:
+        """Its kernels, as `build` takes them."""
+        shown = self.function.inspect(*self.arguments("meta"), arch=ARCH, **self.variant)
+        return [(kernel.source, kernel.lowered.function, ARCH)
+                for kernel in getattr(shown, "kernels", (shown,))]  # fmt: skip
 
 
 def batched(cell: Cell, args: tuple) -> Callable[..., list[torch.Tensor]]:
@@ -81,9 +86,10 @@ def batched(cell: Cell, args: tuple) -> Callable[..., list[torch.Tensor]]:
     order = [_is_tensor(v) for v in values]
     dtypes = [each.dtype for each in pytree.tree_leaves(cell.function(*args, **cell.variant))]
     count = math.prod(call.lead)
+    has_products = any(spec.role is Role.MATRIX for spec in specs)
 
     def rows_of(t, spec):
-        wide = t.float() if t.dtype in NARROW else t
+        wide = t.float() if t.dtype in NARROW and not has_products else t
         if spec.role not in (Role.ROW, Role.PER_ROW):
             return wide
         return wide.expand((*call.lead, *spec.inner)).reshape((count, *spec.inner))
@@ -195,12 +201,13 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
     parser.add_argument("--workers", type=int, default=1, help="processes that compile and time")
     parser.add_argument("--seconds", type=float, default=600.0, help="that torch.compile has")
     options = parser.parse_args(arguments)
-    unknown = [name for name in options.names if name not in gallery.NAMES]
+    known = gallery.NAMES + gallery.PRODUCTS
+    unknown = [name for name in options.names if name not in known]
     if unknown:
         parser.error(f"no such kernel: {', '.join(unknown)}")
     names = options.names or gallery.NAMES
     cells = [Cell(name, each) for name in names for each in gallery.variants(name)]
-    build_all([cell.request() for cell in cells])
+    build_all([request for cell in cells for request in cell.requests()])
     more = " torch.compile |" if options.compile else ""
     say(f"| kernel | rows | microseconds | share of a copy |{more}")
     say("|---" * (5 if options.compile else 4) + "|")

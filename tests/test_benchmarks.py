@@ -27,6 +27,7 @@ from benchmarks import (
     host,
     limit,
     plans,
+    products,
     report,
     startup,
     throughput,
@@ -733,3 +734,35 @@ def test_the_gallery_ends_when_a_worker_dies():
     for process in processes:
         process.join(timeout=60)
     assert [process.exitcode is not None for process in processes] == [True, True]
+
+
+# ---- products ----------------------------------------------------------------------------------
+
+OF_PRODUCTS = [c for make in (products.product, products.fused, products.vocabulary)
+               for c in make(24, 64, 32)]  # fmt: skip
+
+
+@pytest.mark.parametrize("cell", OF_PRODUCTS, ids=lambda cell: cell.title)
+def test_contenders_of_products_are_right_or_left_out(cell, capsys):
+    """On the CPU those of HTile, and what stands for cuBLAS; other libraries are not there."""
+    calls = products.calls_of(cell, ["htile", "htile (K, N)", "pair", "quack", "liger", "cut"])
+    assert set(calls) == {"htile", "htile (K, N)", "pair"} & set(cell.makers)
+    absent = {"quack", "liger", "cut"} & set(cell.makers)
+    said = capsys.readouterr().err
+    assert all(f"{name}: ModuleNotFoundError" in said for name in absent)
+    told = products.line(cell, "1.0", {"htile": 1.25}, ["htile", "cut"], ".3f")
+    assert told.startswith(f"| {cell.title} | 24x64x32 | 1.0 | 1.250 |")
+    assert ("–" in told) == ("cut" in cell.makers)
+    cell.bare()
+
+
+def test_a_wrong_product_is_not_timed(capsys):
+    cell = OF_PRODUCTS[0]
+    makers = {"htile": lambda *args: lambda: products.linear(*args) * 1.05}
+    wrong = dataclasses.replace(cell, makers=makers)
+    assert products.calls_of(wrong, ["htile"]) == {}
+    assert "wrong: an error of" in capsys.readouterr().err
+
+
+def test_all_contenders_of_products_have_a_cell():
+    assert {name for cell in OF_PRODUCTS for name in cell.makers} == set(products.CONTENDERS)

@@ -13,13 +13,24 @@ from torch.utils import _pytree as pytree
 
 import examples
 from examples import gallery
-from examples.gallery import CASES, NAMES, __main__, catalogue, load, variants
+from examples.gallery import (
+    CASES,
+    NAMES,
+    PRODUCT_CASES,
+    PRODUCTS,
+    __main__,
+    catalogue,
+    load,
+    variants,
+)
 from examples.gallery.check import Levels, compare, in_units
+from tests.test_matrices import run_steps
 
 REPO = Path(__file__).parents[1]
 BF16, F32 = torch.bfloat16, torch.float32
 M = 6  # rows: no other size is this, so that it tells what has rows
 LENGTHS = 64, 33
+PAIRS = (64, 40), (300, 128)  # columns of a matrix, and elements of the row that it multiplies
 LONGEST_BODY = 25  # lines
 IN_FLOAT32 = ("sinkhorn", "top_p")  # whatever the dtype of the model is
 ROWS_IN_FLOAT32 = {"dropout_norms": (2,)}  # those of several results that are
@@ -42,9 +53,9 @@ IN_PLACE = {
 def prepared(name, k, which=0, dtype=BF16):
     """The function of a case, its reference, arguments, and keyword arguments."""
     module = load(name)
-    n = getattr(module, "SMALL", LENGTHS)[which]
+    sizes = getattr(module, "SMALL", PAIRS if name in PRODUCTS else LENGTHS)[which]
     torch.manual_seed(zlib.crc32(name.encode()))
-    args = module.arguments(M, n, dtype, "cpu")
+    args = module.arguments(M, *(sizes if name in PRODUCTS else (sizes,)), dtype, "cpu")
     return getattr(module, name), module.reference, args, variants(name)[k]
 
 
@@ -62,8 +73,19 @@ def test_float64(name, k, which, dtype):
             assert found.dtype is expected
 
 
+@pytest.mark.parametrize(("which", "dtype"), ((0, BF16), (1, torch.float16)), ids=str)
+@pytest.mark.parametrize(("name", "k"), PRODUCT_CASES)
+def test_products_in_float64(name, k, which, dtype):
+    """What a call gives, and what the kernels do that a GPU runs, evaluated by torch."""
+    f, reference, args, variant = prepared(name, k, which, dtype)
+    exact = reference(*args, **variant)
+    compare(f(*args, **variant), exact)
+    structure = pytree.tree_structure(exact)
+    compare(pytree.tree_unflatten(run_steps(f, args, variant), structure), exact)
+
+
 @pytest.mark.parametrize("lead", ((1,), (2, 3), (3, 1, 2)), ids=str)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", (*NAMES, *PRODUCTS))
 def test_leading_dimensions(name, lead):
     """A row means the same by itself and among others, whatever dimensions are before it."""
     f, reference, args, variant = prepared(name, 0)
@@ -92,7 +114,7 @@ def test_in_place(name):
     compare(out, exact)
 
 
-@pytest.mark.parametrize(("name", "k"), CASES)
+@pytest.mark.parametrize(("name", "k"), CASES + PRODUCT_CASES)
 def test_a_wrong_result_is_seen(name, k):
     """One element that is off by a few units of its dtype, in each result."""
     f, reference, args, variant = prepared(name, k)
@@ -125,7 +147,7 @@ def test_levels():
         assert (errors.max() <= 1) == is_right, counts
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", (*NAMES, *PRODUCTS))
 def test_a_person_reads_it_at_a_glance(name):
     f = getattr(load(name), name)
     (function,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(f)))).body
@@ -144,9 +166,21 @@ def test_its_kernel_keeps_everything_in_registers(name, k):
     assert m >= 1024 and not used.stack
 
 
+@pytest.mark.parametrize(("name", "k"), PRODUCT_CASES)
+def test_its_kernels_of_products_spill_nothing(name, k):
+    """The same of kernels with matrices, of which only the router stores a product."""
+    module = load(name)
+    args = [v.to("meta") for v in module.arguments(2, *module.SIZE[1:], BF16, "meta")]
+    shown = getattr(module, name).inspect(*args, arch="sm_90a", **variants(name)[k])
+    assert all(kernel.resources.stack == 0 for kernel in shown.kernels) and not shown.by_torch
+    stores = any("product0 (f32)" in kernel.plan_text.partition("store")[2]
+                 for kernel in shown.kernels)  # fmt: skip
+    assert stores == (name == "linear_router")
+
+
 def test_every_file_is_listed():
     files = {path.stem for path in Path(gallery.__file__).parent.glob("*.py")}
-    assert files == {*NAMES, "__init__", "__main__", "check", "noise"}
+    assert files == {*NAMES, *PRODUCTS, "__init__", "__main__", "check", "noise"}
 
 
 def test_the_page_names_what_is_here():
@@ -189,6 +223,15 @@ def test_the_command_goes_on_after_a_wrong_result(capsys, monkeypatch):
     first, second, *_, count = capsys.readouterr().out.splitlines()
     assert "WRONG on cpu: result 0" in first and "right on cpu" in second
     assert count.startswith("1 of the 90 kernels") and "1 wrong" in count
+
+
+def test_the_command_checks_products(capsys, monkeypatch):
+    monkeypatch.setattr(__main__, "ROWS", 2)
+    monkeypatch.setattr(__main__, "PRODUCT_CASES", [("rmsnorm_linear", 0), ("linear_router", 0)])
+    assert __main__.check_products() == 0
+    *lines, count = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["rmsnorm_linear", "linear_router"]
+    assert count == "2 of 2 kernels with products ran on cpu and were right"
 
 
 def test_swizzled_scales():

@@ -22,8 +22,8 @@ SIZES = ((1, 8, 8), (5, 300, 40), (7, 258, 130), (3, 128, 64))
 every_function = pytest.mark.parametrize("f", FUNCTIONS, ids=NAMES)
 
 
-def request_of(f, args):
-    values = f._signature.bind(args, {})
+def request_of(f, args, kwargs=None):
+    values = f._signature.bind(args, kwargs or {})
     return f._request(classify(f._signature, values), f._captures.fingerprint(), values)[0]
 
 
@@ -56,13 +56,13 @@ def product_of(product, found):
     return (found[product.left].double() @ (matrix.T if product.is_transposed else matrix)).float()
 
 
-def run_steps(f, args, computed=None):
+def run_steps(f, args, kwargs=None, computed=None):
     """The function's results by what runs on a GPU, each kernel evaluated by torch.
 
     computed: how the kernel of a product is evaluated; by default `of_groups`.
     Behind the end of rows the kernel of a product reads other numbers of the tensor, here 7.
     """
-    request = request_of(f, args)
+    request = request_of(f, args, kwargs)
     rows, found = args[0].shape[0], dict(request.given)
     for step in steps_of(request):
         then = step

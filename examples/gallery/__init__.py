@@ -11,6 +11,9 @@ Each module of `NAMES` has:
 - `VARIANTS`, where there are several: keyword arguments that the function and the reference take;
 - `SMALL`, where rows of 64 and 33 elements make no sense: the lengths that the tests use instead.
 
+Those of `PRODUCTS` multiply rows by matrices: `SIZE` and `arguments` have a further number, the
+elements of the row that is multiplied, and `SMALL` has pairs. Their rows have 16 bits.
+
 A reference returns what is not rounded yet, also where the function returns float8 or integers. How
 near a result has to be to it is in `check.py`. `python -m examples.gallery` checks them all, and
 counts how many kernels of the table in docs/language.md they are.
@@ -118,6 +121,11 @@ NAMES = (
     "penalties",
 )
 
+PRODUCTS = (
+    "linear_swiglu", "rmsnorm_linear", "linear_residual", "linear_gelu", "linear_cross_entropy",
+    "linear_router",
+)  # fmt: skip
+
 
 def load(name: str) -> ModuleType:
     """The module of one kernel."""
@@ -145,3 +153,4 @@ def catalogue() -> dict[int, tuple[frozenset[str], str]]:
 
 
 CASES = [(name, k) for name in NAMES for k in range(len(variants(name)))]
+PRODUCT_CASES = [(name, k) for name in PRODUCTS for k in range(len(variants(name)))]

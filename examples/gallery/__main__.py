@@ -1,4 +1,7 @@
-"""`python -m examples.gallery`: every kernel against its reference, one line each, and a count."""
+"""`python -m examples.gallery [products]`: each kernel against its reference, and a count.
+
+With `products` those with matrices alone, at the size that they have in a model but for the rows.
+"""
 
 import sys
 
@@ -7,7 +10,7 @@ import torch
 import examples
 from htile.testing import assert_close
 
-from . import CASES, catalogue, load, variants
+from . import CASES, PRODUCT_CASES, catalogue, load, variants
 from .check import compare
 
 ROWS = 60  # as the GPU tests have, so that both take the same compiled kernels
@@ -33,10 +36,19 @@ def main() -> int:
     return len(wrong)
 
 
+def check_products() -> int:
+    """Check the kernels with matrices, on the GPU if there is one; how many are wrong."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    right = [_is_right(name, k, device) for name, k in PRODUCT_CASES]
+    print(f"{sum(right)} of {len(right)} kernels with products ran on {device} and were right")
+    return right.count(False)
+
+
 def _is_right(name: str, k: int, device: str) -> bool:
     """Run a variant of a kernel of the gallery, and say how it went."""
     module, variant = load(name), variants(name)[k]
-    args = module.arguments(ROWS, module.SIZE[1], torch.bfloat16, device)
+    args = module.arguments(ROWS, *module.SIZE[1:], torch.bfloat16, device)
     chosen = " ".join(str(value).removeprefix("torch.") for value in variant.values())
     start = f"{name:<24} {chosen:<14}"
     try:
@@ -63,4 +75,5 @@ def _is_example_right(path: str, device: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(min(main(), 1))
+    check = check_products if sys.argv[1:] == ["products"] else main
+    sys.exit(min(check(), 1))

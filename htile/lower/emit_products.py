@@ -8,13 +8,11 @@ prints the kernel for architectures without wgmma.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 
 import torch
 
-from ..frontend.graph import Graph, Input, Node, Output, Role
-from ..frontend.ops import SCANS, Op, dtype_name
-from .column_groups import GROUP
+from ..frontend.graph import Node, Output, Role
+from ..frontend.ops import Op, dtype_name
 from .emit_steps import CONVERTED
 from .expressions import (
     CUTLASS_TYPES,
@@ -27,112 +25,11 @@ from .expressions import (
     wrapped_expression,
     written,
 )
+from .fused import Fused, Tile
 from .names import kernel_name
 from .patterns import Function
-from .products import Product
+from .steps import Compute
 from .work import Work
-
-HALVES = (torch.bfloat16, torch.float16)
-ROLES = (Role.ROW, Role.COLUMN, Role.PER_ROW, Role.SCALAR, Role.DEVICE_SCALAR)
-LOADED = (*HALVES, torch.float32, torch.int32, torch.int64)  # dtypes of what bodies read
-UNFUSED = frozenset({
-    Op.LENGTH, Op.TAKE, Op.LOOKUP, Op.BUNDLE, Op.UNBUNDLE, Op.KEY, Op.KEY_INDEX, Op.KEY_VALUE,
-}) | SCANS  # fmt: skip
-WIDTHS = (1, 2, 4)  # numbers of products that a tile has side by side
-CHUNK = 32  # columns that a thread works on at a time where there are no groups
-
-
-@dataclass(frozen=True)
-class Operand:
-    """One product of a kernel: the columns from `start` on of a product of the function."""
-
-    input: Input
-    product: Product
-    start: int
-
-
-@dataclass(frozen=True)
-class Tile:
-    """The tile of a kernel; `MatmulTileConfig` and `WarpMatmulConfig` say what the numbers are.
-
-    warps: how many multiply, each by itself (mma.sync); 0 where warpgroups do (wgmma).
-    is_dependent: whether the kernel may start while the one before ends.
-    """
-
-    columns: int
-    rows: int = 128
-    cluster: int = 1
-    stages: int = 4
-    a_rows: int = 0
-    warp_groups: int = 2
-    parts: int = 1
-    warps: int = 0
-    is_dependent: bool = True
-
-
-@dataclass(frozen=True)
-class Fused:
-    """What one kernel computes of the products of one row.
-
-    graph: a placed graph. operands: its inputs that are products. n: their columns, of which the
-        graph may have more, for whole groups.
-    """
-
-    graph: Graph
-    operands: tuple[Operand, ...]
-    n: int
-
-    @property
-    def chunk(self) -> int:
-        """Columns of a chunk: those of a group, if there are groups."""
-        return GROUP if self.graph.group_size is not None else CHUNK
-
-    @property
-    def others(self) -> list[Input]:
-        """The inputs that are no products, in the order in which the host function takes them."""
-        return [i for i in self.graph.inputs if i.id not in {o.input.id for o in self.operands}]
-
-    @property
-    def staged(self) -> Output | None:
-        """The result that is stored as whole tiles: the first of 16 bits whose rows are aligned."""
-        if self.graph.group_size is not None or self.n % 8:
-            return None
-        return next((o for o in self.graph.outputs if o.dtype in HALVES), None)
-
-
-def fused(graph: Graph, products: tuple[Product, ...], n: int) -> Fused | None:
-    """What a placed graph is as one kernel; None where one kernel does not compute it.
-
-    Its products must have one left operand, and its results must be rows, or one number for each
-    group.
-    """
-    # A chunk reads all its columns, also those that a mask of the row leaves out.
-    graph = replace(graph, inputs=tuple(replace(i, end=None) for i in graph.inputs))
-    named = {product.name: product for product in products}
-    operands = []
-    for i in graph.inputs:
-        view = i.view
-        if view is not None and (len(view.shape) > 1 or not view.is_contiguous or view.groups):
-            return None
-        if view is not None and (view.width > 1 or view.at is not None):
-            return None
-        if i.name in named:
-            if not graph[i.id].value.spread:  # one element of a product
-                return None
-            start = 0 if view is None else view.start[0]
-            operands.append(Operand(i, named[i.name], start))
-        elif i.role not in ROLES or i.dtype not in LOADED:
-            return None
-    lefts = {o.product.left for o in operands}
-    is_whole = all(o.is_row and o.view is None and o.over is None for o in graph.outputs)
-    is_body = not any(node.op in UNFUSED for node in graph)
-    if len(lefts) != 1 or not is_whole or not is_body:
-        return None
-    if len(operands) not in WIDTHS or any(o.dtype not in LOADED for o in graph.outputs):
-        return None
-    if any(i.view is not None for i in graph.inputs if i.role not in (Role.ROW, Role.COLUMN)):
-        return None
-    return Fused(graph, tuple(operands), n)
 
 
 def emit(kernel: Fused, tile: Tile, major: str, in_pairs: bool, fastmath: bool = False) -> str:
@@ -142,6 +39,15 @@ def emit(kernel: Fused, tile: Tile, major: str, in_pairs: bool, fastmath: bool =
     in_pairs: whether two neighbours of what is read beside them may be loaded at a time.
     """
     return Text(kernel, tile, major, in_pairs, fastmath).whole()
+
+
+def computed(kernel: Fused, fastmath: bool = False) -> tuple[dict[int, str], dict[int, str]]:
+    """The names of a kernel's values in its text, and the expressions of those it computes."""
+    text = Text(kernel, Tile(0), "k", False, fastmath)
+    text.whole()
+    made = {id: step for id, step in text.computes.items() if id in text.values}
+    expressions = {id: text._expression(kernel.graph[id], step) for id, step in made.items()}
+    return text.values, expressions
 
 
 class Text:
@@ -166,6 +72,11 @@ class Text:
     def _staged(self) -> Output | None:
         """The result that is stored as whole tiles."""
         return self.kernel.staged
+
+    @property
+    def computes(self) -> dict[int, Compute]:
+        """What is computed, by node."""
+        return {step.id: step for sweep in self.work.held.all for step in sweep.computes}
 
     def _left_dtype(self) -> torch.dtype:
         return self.kernel.operands[0].product.dtype
@@ -301,9 +212,7 @@ class Text:
 
     def _body(self, indent: str) -> list[str]:
         """What is computed of a tile: numbers of its rows first, then chunk after chunk."""
-        graph, computes = self.graph, {}
-        for sweep in self.work.held.all:
-            computes |= {step.id: step for step in sweep.computes}
+        graph, computes = self.graph, self.computes
         live = {i for step in computes.values() for i in step.inputs}
         live |= {output.id for output in graph.outputs}
         before, inside, deeper = [], [], indent + INDENT

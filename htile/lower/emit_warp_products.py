@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from ..frontend.graph import Output
 from . import emit_products
-from .emit_products import Fused, Tile
 from .expressions import INDENT, tuple_of, wrapped_call
+from .fused import Fused, Tile
 
 
 def emit(kernel: Fused, tile: Tile, major: str, in_pairs: bool, fastmath: bool = False) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import ceil
 
 from ..build.arch import Arch
-from .emit_products import Fused, Tile
+from .fused import Fused, Tile
 
 # These count for one multiprocessor of sm_90a, in clock cycles.
 PRODUCTS_PER_CYCLE = 2048  # of the tensor cores

@@ -10,9 +10,13 @@ the user's code.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from ..frontend.graph import Graph
 from ..lower.plan import Plan
+
+if TYPE_CHECKING:
+    from ..lower.product_plan import ProductPlan
 
 __all__ = ["drawable", "graph_dot", "graph_json", "graph_svg", "plan_svg"]
 
@@ -51,11 +55,14 @@ def graph_svg(graph: Graph, names: Names | None = None) -> str:
     return draw_graph(graph, names).svg()
 
 
-def plan_svg(plan: Plan) -> str:
-    """A row's way through memory as SVG. Without matplotlib an UnsupportedError."""
-    from .memory import draw_plan
+def plan_svg(plan: Plan | ProductPlan) -> str:
+    """A row's or a tile's way through memory as SVG. Without matplotlib an UnsupportedError."""
+    if isinstance(plan, Plan):
+        from .memory import draw_plan as draw
+    else:
+        from .products import draw_product_plan as draw
 
-    return draw_plan(plan).svg()
+    return draw(plan).svg()
 
 
 # Notebooks ask an object for its picture by this name. It is given to both classes here, so that

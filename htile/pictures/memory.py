@@ -50,8 +50,13 @@ WIRE = "#59607a"
 def draw_plan(plan: Plan) -> Canvas:
     """The plan, drawn. Raises UnsupportedError without matplotlib."""
     names = all_names(plan.graph, value_names(plan))
-    moments, bars = moments_of(plan, names)
-    title, notes = _heading(plan, names)
+    return draw_moments(*_heading(plan, names), *moments_of(plan, names))
+
+
+def draw_moments(
+    title: str, notes: list[str], moments: list[Moment], bars: list[Bar]
+) -> Canvas:
+    """Moments below each other, and bars beside them; notes are lines below the title."""
     columns = columns_of(moments, bars)
     across = sum(column.width + BETWEEN_COLUMNS for column in columns) - BETWEEN_COLUMNS
     width = max([across, width_of(title, 13), *map(width_of, notes)])

@@ -165,17 +165,21 @@ class Kernel:
             return f"not known for {self.arch}"
         return f"{self.cost()}, for {COSTED_ROWS} rows on an H200"
 
+    @property
+    def _names(self) -> dict[int, str]:
+        return value_names(self.plan)
+
     def graph_dot(self) -> str:
         """The graph as DOT text, a cluster for each stage."""
-        return graph_dot(self.graph, value_names(self.plan))
+        return graph_dot(self.graph, self._names)
 
     def graph_json(self) -> str:
         """The graph as JSON: `networkx.node_link_graph(json.loads(text), edges="edges")`."""
-        return graph_json(self.graph, value_names(self.plan))
+        return graph_json(self.graph, self._names)
 
     def graph_svg(self) -> str:
         """The graph as a picture. Raises UnsupportedError without matplotlib."""
-        return graph_svg(self.graph, value_names(self.plan))
+        return graph_svg(self.graph, self._names)
 
     def plan_svg(self) -> str:
         """A row's way through memory as a picture. Raises UnsupportedError without matplotlib."""

@@ -2,57 +2,52 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import torch
 
 from ..build.arch import Arch
-from ..build.compile import Artifact, build, build_ahead
-from ..build.cubin import Resources
-from ..errors import CompileError, UnsupportedError
+from ..build.compile import Artifact
+from ..errors import UnsupportedError
 from ..frontend.graph import Graph
-from .kernel import Kernel
+from ..lower import Lowered
+from ..lower.product_plan import ProductPlan
+from .kernel import COSTED_ROWS, Kernel
 from .launch import Request
 from .products import OF_ROWS, ProductStep, RowStep, Text, Values, flat, steps_of, text_for, width
 
 PROCESSORS = 132  # multiprocessors of an H100 and an H200, which the tile is chosen for
 
 
-class ProductKernel:
+class ProductKernel(Kernel):
     """One kernel of products and of what is computed of them."""
 
-    def __init__(self, graph: Graph, text: Text, arch: str):
-        self.graph, self.text, self.arch = graph, text, arch
-        self.name, self.source, self.function = graph.name, text.source, text.function
-
-    @cached_property
-    def artifact(self) -> Artifact:
-        """The compiled kernel. Raises CompileError where CuTe-DSL is not installed."""
-        return build(self.source, self.function, self.arch)
-
-    def build_ahead(self) -> None:
-        """Compile the kernel, and keep it in the disk cache for other processes."""
-        build_ahead(self.source, self.function, self.arch)
+    def __init__(self, traced: Graph, plan: ProductPlan, text: Text):
+        lowered = Lowered(traced, plan.kernel.graph, plan, text.source, text.function)
+        super().__init__(lowered, plan.arch)
+        self.text = text
 
     @property
-    def resources(self) -> Resources:
-        """Registers, stack and shared memory."""
-        return self.artifact.resources
+    def plan(self) -> ProductPlan:
+        """The tile, who loads and multiplies, and what is done with the sums."""
+        return self.lowered.plan
 
-    def __str__(self) -> str:
-        try:
-            used = str(self.resources)
-        except CompileError as error:
-            used = f"not compiled: {error.message}"
-        tile = self.text.tile
-        shared = f"{tile.warps} warps" if tile.warps else f"clusters of {tile.cluster}"
-        shape = f"{tile.rows}x{tile.columns}, {shared}, {tile.stages} stages"
-        parts = {
-            "graph": str(self.graph), "tile": shape, "source": self.source,
-            f"resources, {self.arch}": used,
-        }  # fmt: skip
-        return "\n\n".join(f"== {title} ==\n{text.rstrip()}" for title, text in parts.items())
+    def cost(self, rows: int = COSTED_ROWS) -> NoReturn:
+        """Raises UnsupportedError: the cost of products is not known."""
+        raise UnsupportedError(f"{self.name}: {self.cost_text}; time it on a GPU")
+
+    @property
+    def cost_text(self) -> str:
+        """That the cost is not known."""
+        return "not known of kernels with products"
+
+    @property
+    def _names(self) -> dict[int, str]:
+        return self.plan.names
 
 
 class ProductKernels:
@@ -81,7 +76,57 @@ class ProductKernels:
     @property
     def source(self) -> str:
         """The text of all kernels."""
-        return "\n\n".join(kernel.source for kernel in self.kernels)
+        return self._of_each(lambda kernel: kernel.source)
+
+    @property
+    def graph(self) -> str:
+        """The graphs of all kernels, as text."""
+        return self._of_each(lambda kernel: kernel.graph)
+
+    @property
+    def plan_text(self) -> str:
+        """The plans of all kernels in the order in which they run, and what torch computes."""
+        told = "".join(f"{name} is computed by torch\n" for name in self.by_torch)
+        return told + self._of_each(lambda kernel: kernel.plan_text)
+
+    @property
+    def artifact(self) -> tuple[Artifact, ...]:
+        """The compiled kernels."""
+        return tuple(kernel.artifact for kernel in self.kernels)
+
+    @property
+    def ptx(self) -> str:
+        """The PTX of all kernels."""
+        return self._of_each(lambda kernel: kernel.ptx)
+
+    @property
+    def resources(self) -> str:
+        """Registers, stack and shared memory of each kernel, as text."""
+        return self._of_each(lambda kernel: kernel.resources)
+
+    @property
+    def cost_text(self) -> str:
+        """The cost of each kernel, as text, where it is known."""
+        return self._of_each(lambda kernel: kernel.cost_text)
+
+    def save(self, folder: str | os.PathLike) -> Path:
+        """Write all kernels under `folder/NAME-ARCH-DIGEST`, in a folder each; returns that folder.
+
+        It compiles them. `plan.txt` has the plans in the order in which they run.
+        """
+        digest = hashlib.sha256(f"{self.arch}\n{self.source}".encode()).hexdigest()[:12]
+        path = Path(folder) / f"{self.name}-{self.arch}-{digest}"
+        for number, kernel in enumerate(self.kernels, 1):
+            kernel.save(path / str(number))
+        (path / "plan.txt").write_text(f"{self.plan_text}\n", encoding="utf-8")
+        return path
+
+    def _of_each(self, text: Callable[[Kernel], object]) -> str:
+        """A text of each kernel, under its number where there are several."""
+        count = len(self.kernels)
+        heads = [f"kernel {k} of {count}\n" if count > 1 else "" for k in range(1, count + 1)]
+        pairs = zip(heads, self.kernels, strict=True)
+        return "\n\n".join(f"{head}{str(text(kernel)).rstrip()}" for head, kernel in pairs)
 
     @property
     def training(self) -> NoReturn:
@@ -117,7 +162,9 @@ class ProductKernels:
         self._run_rows(step.whole, found)
 
     def _add(self, kernel, text: Text, found: Values) -> None:
-        self.kernels += (ProductKernel(kernel.graph, text, self.arch),)
+        fastmath = self._request.fastmath
+        plan = ProductPlan(kernel, text.tile, text.major, self.arch, fastmath)
+        self.kernels += (ProductKernel(self.traced, plan, text),)
         for output in kernel.graph.outputs:
             found[output.name] = _empty((self._rows, width(kernel, output)), output.dtype)
 
@@ -131,6 +178,10 @@ class ProductKernels:
         """All kernels on one page; it compiles them."""
         told = "".join(f"{name} is computed by torch\n" for name in self.by_torch)
         return f"== traced ==\n{self.traced}\n{told}\n" + "\n\n".join(map(str, self.kernels))
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what each kernel shows."""
+        return "\n".join(kernel._repr_html_() for kernel in self.kernels)
 
     def __repr__(self) -> str:
         return f"<htile kernels {self.name}, {len(self.kernels)} of them, {self.arch}>"

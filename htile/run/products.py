@@ -1,7 +1,7 @@
 """Calls of functions with matrix products: which kernels run, one after the other, and on what.
 
 `htile.lower.products` cuts the function into levels. A level with products is one kernel, if what
-follows its products allows it (`emit_products.fused`). If it does not, a kernel stores the products
+follows its products allows it (`fused.fused`). If it does not, a kernel stores the products
 in float32 and a row kernel goes on from there. Operands that are not aligned to 16 bytes get their
 products from torch.
 """
@@ -24,7 +24,7 @@ from ..frontend.graph import Builder, Graph, Output, Role
 from ..frontend.ops import REDUCTIONS
 from ..lower import emit_products, emit_warp_products, run_passes
 from ..lower.column_groups import cut_reductions
-from ..lower.emit_products import Fused, Operand, Tile, fused
+from ..lower.fused import Fused, Operand, Tile, fused
 from ..lower.names import kernel_name
 from ..lower.product_tiles import choose_tile
 from ..lower.products import Level, Product, levels

@@ -43,3 +43,8 @@ def test_generated_programs(first):
 
 def test_the_example_for_hopper_checks_itself():
     assert "B mn-major" in run("examples.handwritten_hopper_matmul")
+
+
+def test_the_gallery():
+    """At the sizes of models, against references in float64."""
+    assert "7 of 7 kernels with products ran on cuda" in run("examples.gallery", "products")

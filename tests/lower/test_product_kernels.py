@@ -9,7 +9,8 @@ import torch
 
 from htile.build.arch import ARCHS, DEFAULT
 from htile.build.compile import build
-from htile.lower.emit_products import Tile, emit
+from htile.lower.emit_products import emit
+from htile.lower.fused import Tile
 from htile.lower.names import kernel_name
 from htile.lower.product_tiles import cycles, tiles
 from htile.run.products import ProductStep, steps_of, text_for

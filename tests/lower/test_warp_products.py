@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from htile.build.compile import build
 from htile.lower import emit_warp_products, product_tiles
-from htile.lower.emit_products import Tile
+from htile.lower.fused import Tile
 from htile.lower.names import kernel_name
 from htile.lower.product_tiles import choose_tile, cycles, tiles
 from htile.run import products as running
@@ -142,7 +142,7 @@ def evaluated(arch="sm_80", tile=None, change=None, **order):
 
 
 def results(f, args, **how):
-    return run_steps(f, args, evaluated(**how))
+    return run_steps(f, args, computed=evaluated(**how))
 
 
 def check(f, args, **how):

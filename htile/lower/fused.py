@@ -1,0 +1,114 @@
+"""What one kernel computes of the products of a row, whether one can, and the tile that it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..frontend.graph import Graph, Input, Output, Role
+from ..frontend.ops import SCANS, Op
+from .column_groups import GROUP
+from .products import Product
+
+HALVES = (torch.bfloat16, torch.float16)
+ROLES = (Role.ROW, Role.COLUMN, Role.PER_ROW, Role.SCALAR, Role.DEVICE_SCALAR)
+LOADED = (*HALVES, torch.float32, torch.int32, torch.int64)  # dtypes of what bodies read
+UNFUSED = frozenset({
+    Op.LENGTH, Op.TAKE, Op.LOOKUP, Op.BUNDLE, Op.UNBUNDLE, Op.KEY, Op.KEY_INDEX, Op.KEY_VALUE,
+}) | SCANS  # fmt: skip
+WIDTHS = (1, 2, 4)  # numbers of products that a tile has side by side
+CHUNK = 32  # columns that a thread works on at a time where there are no groups
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One product of a kernel: the columns from `start` on of a product of the function."""
+
+    input: Input
+    product: Product
+    start: int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The tile of a kernel; `MatmulTileConfig` and `WarpMatmulConfig` say what the numbers are.
+
+    warps: how many multiply, each by itself (mma.sync); 0 where warpgroups do (wgmma).
+    is_dependent: whether the kernel may start while the one before ends.
+    """
+
+    columns: int
+    rows: int = 128
+    cluster: int = 1
+    stages: int = 4
+    a_rows: int = 0
+    warp_groups: int = 2
+    parts: int = 1
+    warps: int = 0
+    is_dependent: bool = True
+
+
+@dataclass(frozen=True)
+class Fused:
+    """What one kernel computes of the products of one row.
+
+    graph: a placed graph. operands: its inputs that are products. n: their columns, of which the
+        graph may have more, for whole groups.
+    """
+
+    graph: Graph
+    operands: tuple[Operand, ...]
+    n: int
+
+    @property
+    def chunk(self) -> int:
+        """Columns of a chunk: those of a group, if there are groups."""
+        return GROUP if self.graph.group_size is not None else CHUNK
+
+    @property
+    def others(self) -> list[Input]:
+        """The inputs that are no products, in the order in which the host function takes them."""
+        return [i for i in self.graph.inputs if i.id not in {o.input.id for o in self.operands}]
+
+    @property
+    def staged(self) -> Output | None:
+        """The result that is stored as whole tiles: the first of 16 bits whose rows are aligned."""
+        if self.graph.group_size is not None or self.n % 8:
+            return None
+        return next((o for o in self.graph.outputs if o.dtype in HALVES), None)
+
+
+def fused(graph: Graph, products: tuple[Product, ...], n: int) -> Fused | None:
+    """What a placed graph is as one kernel; None where one kernel does not compute it.
+
+    Its products must have one left operand, and its results must be rows, or one number for each
+    group.
+    """
+    # A chunk reads all its columns, also those that a mask of the row leaves out.
+    graph = replace(graph, inputs=tuple(replace(i, end=None) for i in graph.inputs))
+    named = {product.name: product for product in products}
+    operands = []
+    for i in graph.inputs:
+        view = i.view
+        if view is not None and (len(view.shape) > 1 or not view.is_contiguous or view.groups):
+            return None
+        if view is not None and (view.width > 1 or view.at is not None):
+            return None
+        if i.name in named:
+            if not graph[i.id].value.spread:  # one element of a product
+                return None
+            start = 0 if view is None else view.start[0]
+            operands.append(Operand(i, named[i.name], start))
+        elif i.role not in ROLES or i.dtype not in LOADED:
+            return None
+    lefts = {o.product.left for o in operands}
+    is_whole = all(o.is_row and o.view is None and o.over is None for o in graph.outputs)
+    is_body = not any(node.op in UNFUSED for node in graph)
+    if len(lefts) != 1 or not is_whole or not is_body:
+        return None
+    if len(operands) not in WIDTHS or any(o.dtype not in LOADED for o in graph.outputs):
+        return None
+    if any(i.view is not None for i in graph.inputs if i.role not in (Role.ROW, Role.COLUMN)):
+        return None
+    return Fused(graph, tuple(operands), n)
