@@ -24,6 +24,7 @@ OPTIONAL = {
     "annotationlib": "is in Python from 3.14 on",
     "cuda": "comes with CuTe-DSL, which exists for Linux only",
     "cutlass": "CuTe-DSL exists for Linux only",
+    "cut_cross_entropy": "a peer of the benchmarks, which needs a GPU",
     "liger_kernel": "a peer of the benchmarks, which needs a GPU",
     "nowhere": "does not exist: a test imports it where it must not be evaluated",
     "quack": "a peer of the benchmarks, which needs a GPU",

@@ -114,8 +114,8 @@ class ProductPlan:
             f"numerics   {', '.join(numerics)}",
             f"placement  {', '.join(placement)}",
             f"warps      {warps}",
-            f"stages     {tile.stages} of {self.stage_elements} elements of K, {self.stage_bytes >> 10} KiB "
-            "each in shared memory",
+            f"stages     {tile.stages} of {self.stage_elements} elements of K, "
+            f"{self.stage_bytes >> 10} KiB each in shared memory",
         ]
 
     def loads(self) -> list[tuple[str, str]]:

@@ -342,11 +342,9 @@ def training_kernels(run: Runner, values: tuple, lead: tuple[int, ...], arch: Ar
 
 
 def _is_mapped(tensor: torch.Tensor) -> bool:
-    """Whether it is a tensor of `torch.func`, or one that autograd maps over (`is_grads_batched`).
-    """
-    transforms = torch._C._functorch
-    is_legacy = transforms.is_legacy_batchedtensor(tensor)
-    return is_legacy or transforms.is_functorch_wrapped_tensor(tensor)
+    """Whether `torch.func` made the tensor, or autograd maps over it (`is_grads_batched`)."""
+    made = torch._C._functorch
+    return made.is_legacy_batchedtensor(tensor) or made.is_functorch_wrapped_tensor(tensor)
 
 
 def refuse_mapped(name: str, cotangents: tuple[torch.Tensor | None, ...]) -> None:
