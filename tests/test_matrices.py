@@ -194,6 +194,25 @@ def test_rows_of_different_lengths(f):
     assert all(own.grad.isfinite().all() for own in args)
 
 
+@htile.rowwise
+def unguarded(x, W: htile.Matrix):
+    z = F.linear(x, W)
+    return (z - z.max()).exp().sum()
+
+
+@pytest.mark.parametrize("low", [150, 300])
+def test_a_sum_below_an_infinite_maximum_is_nan(low):
+    """Where all of a row are -inf, or some are +inf: nothing makes the maximum finite here."""
+    rows, head = torch.randn(2, 8).to(BF16), torch.randn(300, 8).to(BF16)
+    rows[:, 0] = torch.tensor([1.0, -1.0])
+    head[:low, 0] = float("-inf")
+    (found,) = run_steps(unguarded, (rows, head))
+    z = rows.double() @ head.double().T
+    expected = (z - z.amax(-1, keepdim=True)).exp().sum(-1)
+    assert expected.isnan().tolist() == [low == 300, True]
+    assert torch.allclose(found.double(), expected, 1e-5, equal_nan=True)
+
+
 def test_a_label_beyond_the_row_gives_nan():
     x, head, _ = arguments(products.nll, 4, 300, 16)
     labels = torch.tensor([300, -301, 299, -300])

@@ -179,11 +179,11 @@ class _Cutting:
             peak, partial = self._kind(node), partials[node.id]
             if peak is not None:
                 difference = placed[placed[node.inputs[0]].inputs[0]]
-                below = _finite(new, partials[peak.id])
+                # A group of which all are -inf keeps that: its sum is 0, or NaN where the row's
+                # maximum is -inf and nothing has made it finite.
+                below = _finite(new, partials[peak.id], keeps_low=True)
                 moved = new.add(Op.SUB, (below, made(difference.inputs[1])))
-                # A group of which all are -inf has a sum of 0, whatever that is moved by.
-                factor = new.add(Op.EXP, (_where_low(new, partials[peak.id], moved),))
-                partial = new.add(Op.MUL, (partial, factor))
+                partial = new.add(Op.MUL, (partial, new.add(Op.EXP, (moved,))))
             total = new.add(COMBINED[node.op], (partial,), loc=node.loc)
             if node.op is Op.MEAN:
                 count = new.add_const(float(placed.n), Value((), Varies.SCALAR, torch.float32))
@@ -206,15 +206,9 @@ def _widened(new: Builder, given: Input, value: Value, whole: int) -> int:
     return new.add_input(given.name, given.role, given.dtype, value, given.view)
 
 
-def _finite(new: Builder, peak: int) -> int:
-    """A maximum; 0 where it is infinite."""
+def _finite(new: Builder, peak: int, keeps_low: bool = False) -> int:
+    """A maximum; 0 where it is infinite, or only where it is +inf."""
     number = Value((), Varies.SCALAR, torch.float32)
-    is_infinite = new.add(Op.EQ, (new.add(Op.ABS, (peak,)), new.add_const(inf, number)))
+    size = peak if keeps_low else new.add(Op.ABS, (peak,))
+    is_infinite = new.add(Op.EQ, (size, new.add_const(inf, number)))
     return new.add(Op.WHERE, (is_infinite, new.add_const(0.0, number), peak))
-
-
-def _where_low(new: Builder, peak: int, moved: int) -> int:
-    """By how much sums are moved; -inf where the maximum of the group is -inf."""
-    number = Value((), Varies.SCALAR, torch.float32)
-    lowest = new.add_const(-inf, number)
-    return new.add(Op.WHERE, (new.add(Op.EQ, (peak, lowest)), lowest, moved))
