@@ -40,7 +40,11 @@ def tiles(kernel: Fused, major: str) -> list[Tile]:
 
 
 def choose_tile(kernel: Fused, major: str, rows: int, processors: int) -> Tile | None:
-    """The tile for so many rows, on a GPU of so many multiprocessors; None if none is possible."""
+    """The tile for so many rows, on a GPU of so many multiprocessors; None if none is possible.
+
+    For no rows, which no kernel is launched for, it is that of one row.
+    """
+    rows = max(rows, 1)
     found = [
         _for_rows(tile, rows) for tile in tiles(kernel, major)
         if tile.cluster == 1 or rows > tile.rows * (tile.cluster - 1)  # no thread block is idle

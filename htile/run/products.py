@@ -219,10 +219,10 @@ class ProductLaunch:
         text = text_for(kernel, found, self.rows, self.arch, self.processors, self.fastmath)
         if text is None:
             return None
-        function = load(build(text.source, text.function, self.arch.name))
+        function = load(build(text.source, text.function, self.arch.name)) if self.rows else None
         left, major = kernel.operands[0].product.left, text.major
-        clusters, device, rows = self.processors // text.tile.cluster, self.device, self.rows
-        made = [(key_of(o.name, self.results), (rows, width(kernel, o)), o.dtype)
+        clusters, device = self.processors // text.tile.cluster, self.device
+        made = [(key_of(o.name, self.results), (self.rows, width(kernel, o)), o.dtype)
                 for o in kernel.graph.outputs]  # fmt: skip
 
         def multiply(found: Values) -> None:
@@ -230,7 +230,7 @@ class ProductLaunch:
             given = given if major == "k" else [each.t() for each in given]
             others = [_argument(found[i.name], i, kernel.n) for i in kernel.others]
             results = [torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype in made]
-            if rows:
+            if function is not None:
                 function(_dense(found[left]), *given, *others, *results, clusters)
             for (key, _, _), result in zip(made, results, strict=True):
                 found[key] = result
