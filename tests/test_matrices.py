@@ -284,8 +284,19 @@ def test_results_are_written_to_out():
     assert all(a.equal(b) for a, b in zip(out, expected, strict=True))
 
 
+def first_rows(args, count, of):
+    return [v[:count] if isinstance(v, torch.Tensor) and len(v) == of else v for v in args]
+
+
 def test_no_rows():
     for f in FUNCTIONS:
-        args = arguments(f, 3, 16, 8)
-        none = [v[:0] if isinstance(v, torch.Tensor) and len(v) == 3 else v for v in args]
+        none = first_rows(arguments(f, 3, 16, 8), 0, of=3)
         assert all(len(r) == 0 for r in torch.utils._pytree.tree_leaves(f(*none)))
+
+
+def test_no_rows_have_the_kernels_of_one_row():
+    for f in FUNCTIONS:
+        args = arguments(f, 3, 16, 8)
+        none, one = (f.inspect(*first_rows(args, count, of=3)).kernels for count in (0, 1))
+        texts = [[k.source for k in kernels if hasattr(k, "text")] for kernels in (none, one)]
+        assert len(none) == len(one) and texts[0] == texts[1] != []

@@ -69,7 +69,11 @@ def _is_possible(kernel: Fused, tile: Tile, major: str) -> bool:
 
 
 def choose_tile(kernel: Fused, major: str, rows: int, processors: int, arch: Arch) -> Tile | None:
-    """The tile for so many rows, on a GPU of so many multiprocessors; None if none is possible."""
+    """The tile for so many rows, on a GPU of so many multiprocessors; None if none is possible.
+
+    For no rows, which no kernel is launched for, it is that of one row.
+    """
+    rows = max(rows, 1)
     found = [
         _for_rows(tile, rows, arch) for tile in tiles(kernel, major, arch)
         if tile.cluster == 1 or rows > tile.rows * (tile.cluster - 1)  # no thread block is idle

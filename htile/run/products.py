@@ -126,7 +126,7 @@ def text_for(
     if not all(map(_is_aligned, (_dense(found[left]), *columns))):
         return None
     (major,) = majors
-    tile = choose_tile(kernel, major, max(rows, 1), processors, arch)
+    tile = choose_tile(kernel, major, rows, processors, arch)
     if tile is None or (tile.warps and not all(_is_whole(each, major) for each in columns)):
         return None
     others = [_argument(found[i.name], i, kernel.n) for i in kernel.others]
@@ -228,7 +228,7 @@ class ProductLaunch:
         text = text_for(kernel, found, rows, self.arch, self.processors, self.fastmath)
         if text is None:
             return None
-        function = load(build(text.source, text.function, self.arch.name))
+        function = load(build(text.source, text.function, self.arch.name)) if rows else None
         left, major = kernel.operands[0].product.left, text.major
         clusters = () if text.tile.warps else (self.processors // text.tile.cluster,)
         device = self.device
