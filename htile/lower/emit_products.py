@@ -96,7 +96,7 @@ def fused(graph: Graph, products: tuple[Product, ...], n: int) -> Fused | None:
     """What a placed graph is as one kernel; None where one kernel does not compute it.
 
     Its products must have one left operand, and its results must be rows, or one number for each
-    group.
+    group. A thread works on one group at a time, so all groups have `GROUP` columns.
     """
     named = {product.name: product for product in products}
     operands = []
@@ -113,7 +113,9 @@ def fused(graph: Graph, products: tuple[Product, ...], n: int) -> Fused | None:
             return None
     lefts = {o.product.left for o in operands}
     is_whole = all(o.is_row and o.view is None and o.over is None for o in graph.outputs)
-    is_body = not any(node.op in UNFUSED for node in graph)
+    is_body = not any(
+        node.op in UNFUSED or (node.op is Op.GROUPED and node.arg[1] != GROUP) for node in graph
+    )
     if len(lefts) != 1 or not is_whole or not is_body:
         return None
     if len(operands) not in WIDTHS or any(o.dtype not in LOADED for o in graph.outputs):
@@ -243,9 +245,9 @@ class _Text:
 
     def _body(self, indent: str) -> list[str]:
         """What is computed of a tile: numbers of its rows first, then chunk after chunk."""
-        graph, computes = self.graph, {}
-        for sweep in self.work.held.all:
-            computes |= {step.id: step for step in sweep.computes}
+        graph, sweeps = self.graph, self.work.held.all
+        steps = [*self.work.before, *(step for sweep in sweeps for step in sweep.computes)]
+        computes = {step.id: step for step in steps}
         live = {i for step in computes.values() for i in step.inputs}
         live |= {output.id for output in graph.outputs}
         before, inside, deeper = [], [], indent + INDENT
