@@ -215,19 +215,24 @@ class TileChunk(Static):
         assert size == self.rows.config.chunk, "a group is a chunk"
         return warp_reduce(thread_reduce(value, op), op, QUAD)
 
+    def _vector(self, value) -> cute.TensorSSA:
+        """The elements of a result; what a group is reduced to is one number for all of them."""
+        if isinstance(value, cutlass.Numeric):
+            return make_vector([value] * self.vec_size, (self.vec_size,), type(value))
+        return value
+
     def store(self, value) -> None:
         """Store the elements of the result that is stored as whole tiles."""
         rows = self.rows
         rows.has_stored = True
         view = cute.make_tensor(rows.rO.iterator + 2 * (self.r % 2), self.layout)
-        value = cute.full((self.vec_size,), value) if isinstance(value, cutlass.Numeric) else value
-        view.store(convert(value, rows.config.stored).reshape(view.shape))
+        view.store(convert(self._vector(value), rows.config.stored).reshape(view.shape))
 
     @cute.jit
     def store_direct(self, mO, value, in_pairs: cutlass.Constexpr = True):
         """Store the elements of a result (M, N) without staging."""
         m = self.rows.row(self.r)
-        stored = convert(value, mO.element_type)
+        stored = convert(self._vector(value), mO.element_type)
         elements = cute.make_rmem_tensor((2, self.vec_size // 2), mO.element_type)
         elements.store(stored.reshape(elements.shape))
         for j in cutlass.range_constexpr(self.vec_size // 2):

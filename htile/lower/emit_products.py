@@ -76,7 +76,8 @@ class Text:
     @property
     def computes(self) -> dict[int, Compute]:
         """What is computed, by node."""
-        return {step.id: step for sweep in self.work.held.all for step in sweep.computes}
+        steps = [*self.work.before, *(s for sweep in self.work.held.all for s in sweep.computes)]
+        return {step.id: step for step in steps}
 
     def _left_dtype(self) -> torch.dtype:
         return self.kernel.operands[0].product.dtype

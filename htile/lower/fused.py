@@ -83,7 +83,7 @@ def fused(graph: Graph, products: tuple[Product, ...], n: int) -> Fused | None:
     """What a placed graph is as one kernel; None where one kernel does not compute it.
 
     Its products must have one left operand, and its results must be rows, or one number for each
-    group.
+    group. A thread works on one group at a time, so all groups have `GROUP` columns.
     """
     # A chunk reads all its columns, also those that a mask of the row leaves out.
     graph = replace(graph, inputs=tuple(replace(i, end=None) for i in graph.inputs))
@@ -104,7 +104,9 @@ def fused(graph: Graph, products: tuple[Product, ...], n: int) -> Fused | None:
             return None
     lefts = {o.product.left for o in operands}
     is_whole = all(o.is_row and o.view is None and o.over is None for o in graph.outputs)
-    is_body = not any(node.op in UNFUSED for node in graph)
+    is_body = not any(
+        node.op in UNFUSED or (node.op is Op.GROUPED and node.arg[1] != GROUP) for node in graph
+    )
     if len(lefts) != 1 or not is_whole or not is_body:
         return None
     if len(operands) not in WIDTHS or any(o.dtype not in LOADED for o in graph.outputs):

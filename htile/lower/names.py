@@ -28,6 +28,8 @@ RESERVED = frozenset(
         *("ElementwiseTileConfig", "ElementwiseKernelContext", "ElementwiseLoader"),
         *("ElementwiseStorer", "GlobalToRegLoader", "_", "float", "config", "ctx", "l", "I", "O"),
         *("OverRows", "Parts", "RowLoop", "RowsAhead"),
+        *("MatmulKernelContext", "MatmulTileConfig", "TileRows", "transposed"),
+        *("WarpMatmulConfig", "WarpMatmulContext"),
         *("as_row_values", "as_rows", "expand", "lead", "table_of", "view_of"),
         *(f"m{k}" for k in range(64)),
         *("blocks", "chunk", "cuda", "cute", "cutlass", "fake_arguments", "k", "loader", "m"),

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+import htile
 from htile.build.arch import ARCHS, DEFAULT
 from htile.build.compile import build
 from htile.lower.emit_products import emit
@@ -14,9 +16,10 @@ from htile.lower.fused import Tile
 from htile.lower.names import kernel_name
 from htile.lower.product_tiles import cycles, tiles
 from htile.run.products import ProductStep, steps_of, text_for
+from htile.testing import assert_close
 from tests import products
 from tests.products import FUNCTIONS, arguments
-from tests.test_matrices import request_of
+from tests.test_matrices import request_of, run_steps
 
 SHARED_LIMIT = 227 * 1024  # bytes of shared memory of a thread block of sm_90a
 H200 = 132  # multiprocessors
@@ -36,6 +39,54 @@ def test_kernels_compile_without_a_stack(f):
     for kernel in kernels:
         assert kernel.resources.stack == 0
         assert kernel.resources.dynamic_shared <= SHARED_LIMIT
+
+
+@htile.rowwise
+def until(x, W: htile.Matrix, length: htile.PerRow):
+    z = F.linear(x, W)
+    return torch.where(torch.arange(z.shape[-1]) < length, z, 0.0)
+
+
+@htile.rowwise
+def scaled(x, W: htile.Matrix, size: int):
+    z = F.linear(x, W).view(-1, size)
+    return (z / z.abs().amax(-1, keepdim=True)).view(-1)
+
+
+@htile.rowwise
+def peaks(x, W: htile.Matrix, size: int):
+    z = F.linear(x, W).view(-1, size)
+    return z.amax(-1, keepdim=True).expand(*z.shape).reshape(-1)
+
+
+@htile.rowwise
+def TileRows(x, W: htile.Matrix):
+    return F.linear(x, W)
+
+
+@htile.rowwise
+def transposed(x, W: htile.Matrix):
+    return x @ W
+
+
+X, W = arguments(products.linear, 5, 256, 64)
+LENGTHS = torch.randint(0, 256, (5,))
+
+
+@pytest.mark.parametrize(("f", "args", "kernels"), [
+    (until, (X, W, LENGTHS), 1), (scaled, (X, W, 32), 2), (scaled, (X, W, 128), 1),
+    (peaks, (X, W, 64), 2), (peaks, (X, W, 128), 1), (TileRows, (X, W), 1),
+    (transposed, (X, W.t().contiguous()), 1),
+], ids=lambda value: getattr(value, "__name__", None))  # fmt: skip
+def test_more_functions_compile(f, args, kernels):
+    """Where rows end, groups of a row's own, and functions that are named as what kernels import.
+
+    Only groups of 128 columns are reduced by the kernel of the product.
+    """
+    found = f.inspect(*args).kernels
+    assert len(found) == kernels and found[0].resources.stack == 0
+    (result,) = run_steps(f, args)
+    assert_close(f, result, *args)
 
 
 @pytest.mark.parametrize("major", ["k", "mn"])
