@@ -33,6 +33,7 @@ from .runner import OF_ROWS, Runner
 from .specialize import spec_of
 
 TENSOR_CORES = "sm_90a"  # the architecture that kernels with products are emitted for
+GIVES_FLOAT32 = "dtype" in torch.ops.aten.mm.overloads()  # of operands of 16 bits, on a GPU
 
 
 @dataclass(frozen=True)
@@ -122,12 +123,11 @@ def text_for(
     """The kernel for operands of any device such as these; None where it does not take them."""
     left = kernel.operands[0].product.left
     columns = [_columns(found[o.product.matrix], o, kernel.n) for o in kernel.operands]
-    majors = {_major(each) for each in columns}
-    if arch.name != TENSOR_CORES or len(majors) != 1 or None in majors:
+    major = _major(columns[0])
+    if arch.name != TENSOR_CORES or not _is_loaded_by_tma(_dense(found[left]), "k"):
         return None
-    if not all(map(_is_loaded_by_tma, (_dense(found[left]), *columns))):
+    if not all(_is_loaded_by_tma(each, major) for each in columns):
         return None
-    (major,) = majors
     tile = choose_tile(kernel, major, rows, processors)
     if tile is None:
         return None
@@ -202,7 +202,7 @@ class ProductLaunch:
                 yield self._of_rows(step.then)
             return
         for kernel, product in zip(step.alone, step.products, strict=True):
-            yield self._of_products(kernel, found) or partial(_by_torch, product)
+            yield self._of_products(kernel, found) or partial(by_torch, product)
         yield self._of_rows(step.whole)
 
     def _of_rows(self, step: RowStep) -> Action:
@@ -240,7 +240,7 @@ class ProductLaunch:
     def stored(self, kernel: Fused, product: Product, found: Values) -> torch.Tensor:
         """A product in float32, of its two operands; `kernel` is the one that stores it."""
         if product.name not in self._stored:
-            action = self._of_products(kernel, found) or partial(_by_torch, product)
+            action = self._of_products(kernel, found) or partial(by_torch, product)
             self._stored[product.name] = action
         self._stored[product.name](found)
         return found[product.name]
@@ -267,11 +267,18 @@ def width(kernel: Fused, output: Output) -> int:
     return kernel.n if output.inner[0] == kernel.graph.n else output.inner[0]
 
 
-def _by_torch(product: Product, found: Values) -> None:
-    """A product in float32, as torch computes it."""
+def by_torch(product: Product, found: Values) -> None:
+    """A product in float32, as torch computes it.
+
+    torch 2.7 gives a product the dtype of its operands, as torch does on a CPU. There they become
+    float32 first, which holds them exactly, as TF32 does.
+    """
     left, right = found[product.left], found[product.matrix]
     right = right.t() if product.is_transposed else right
-    found[product.name] = torch.mm(left, right, out_dtype=torch.float32)
+    if GIVES_FLOAT32 and left.is_cuda:
+        found[product.name] = torch.mm(left, right, out_dtype=torch.float32)
+    else:
+        found[product.name] = torch.mm(left.float(), right.float())
 
 
 def _columns(matrix: torch.Tensor, operand: Operand, n: int) -> torch.Tensor:
@@ -281,18 +288,21 @@ def _columns(matrix: torch.Tensor, operand: Operand, n: int) -> torch.Tensor:
     return matrix if is_whole else matrix[operand.start : operand.start + n]
 
 
-def _major(matrix: torch.Tensor) -> str | None:
-    """Which neighbours of a matrix (N, K) are contiguous; None if none are."""
-    if matrix.stride(1) == 1:
-        return "k"
-    return "mn" if matrix.stride(0) == 1 else None
+def _major(matrix: torch.Tensor) -> str:
+    """Along which dimension of a matrix (N, K) a line of contiguous elements can be."""
+    return "k" if matrix.stride(1) == 1 else "mn"
 
 
-def _is_loaded_by_tma(matrix: torch.Tensor) -> bool:
-    """Whether the tensor memory accelerator loads a matrix: it is aligned to 16 bytes."""
-    apart = max(matrix.stride(0), matrix.stride(1)) * matrix.element_size()
-    start = 0 if matrix.device.type == "meta" else matrix.data_ptr()
-    return start % WIDEST_ACCESS == 0 and apart % WIDEST_ACCESS == 0
+def _is_loaded_by_tma(matrix: torch.Tensor, major: str) -> bool:
+    """Whether the tensor memory accelerator loads a matrix (N, K).
+
+    Its lines are contiguous and do not overlap, and they begin at multiples of 16 bytes. A tensor
+    on the meta device has an address, too: that of a view is its offset.
+    """
+    between, along = (0, 1) if major == "k" else (1, 0)
+    apart, size = matrix.stride(between), matrix.element_size()
+    is_line = matrix.stride(along) == 1 and apart >= matrix.shape[along]
+    return is_line and matrix.data_ptr() % WIDEST_ACCESS == apart * size % WIDEST_ACCESS == 0
 
 
 def _in_pairs(kernel: Fused, others: list) -> bool:
@@ -300,7 +310,7 @@ def _in_pairs(kernel: Fused, others: list) -> bool:
     both = zip(kernel.others, others, strict=True)
     read = [value for i, value in both if i.role in (Role.ROW, Role.COLUMN)]
     return kernel.n % 2 == 0 and all(
-        (value.device.type == "meta" or value.data_ptr() % (2 * value.element_size()) == 0)
+        value.data_ptr() % (2 * value.element_size()) == 0
         and all(step % 2 == 0 for step in value.stride()[:-1])
         for value in read
     )
