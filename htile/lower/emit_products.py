@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..frontend.dtypes import HALVES
 from ..frontend.graph import Graph, Input, Node, Output, Role
 from ..frontend.ops import SCANS, Op, dtype_name
 from .column_groups import GROUP
@@ -31,7 +32,6 @@ from .patterns import Function
 from .products import Product
 from .work import Work
 
-HALVES = (torch.bfloat16, torch.float16)
 ROLES = (Role.ROW, Role.COLUMN, Role.PER_ROW, Role.SCALAR, Role.DEVICE_SCALAR)
 LOADED = (*HALVES, torch.float32, torch.int32, torch.int64)  # dtypes of what bodies read
 UNFUSED = frozenset({
