@@ -16,6 +16,7 @@ from cutlass.memory import SmemAllocator
 
 from examples.handwritten_matmul import (
     DTYPES,
+    StagedOperands,
     check_operands,
     fake_operand,
     line_alignment,
@@ -103,7 +104,7 @@ class FusedMatmul:
         self, mA: cute.Tensor, mB: cute.Tensor, mC: cute.Tensor, mD: cute.Tensor,
         mma: cute.TiledMma,
     ):  # fmt: skip
-        config, stages, threads = self.config, self.config.stages, self.config.warps.num_threads
+        config, threads = self.config, self.config.warps.num_threads
         thread, _, _ = cute.arch.thread_idx()
         m, p, _ = cute.arch.block_idx()
 
@@ -111,8 +112,8 @@ class FusedMatmul:
         gCs = TileIterator(mC, config.c.shape, p)
         gD = GlobalTile(mD, config.d.shape, (m, p))
         smem = SmemAllocator()
-        operands = config.a.nbytes + config.b.nbytes + config.c.nbytes
-        start = smem.allocate(max(operands, config.d.nbytes), ALIGNMENT)
+        staged = config.a.nbytes + config.b.nbytes + config.c.nbytes
+        start = smem.allocate(max(staged, config.d.nbytes), ALIGNMENT)
         sA, sB = config.a.over(start), config.b.over(start + config.a.nbytes)
         sC = config.c.over(start + config.a.nbytes + config.b.nbytes)
         sD = config.d.over(start)
@@ -120,52 +121,41 @@ class FusedMatmul:
         outer = AccumulatorTile(mma, AccumulatorMap(config.d.shape, config.warps))
         outer.fill(0)
 
-        to_sA = GlobalToSharedLoader(config.a, sA, threads, thread)
-        to_sB = GlobalToSharedLoader(config.b, sB, threads, thread)
+        operands = StagedOperands(config.a, config.b, sA, sB, mma, threads, thread)
         to_sC = GlobalToSharedLoader(config.c, sC, threads, thread)
-        to_rA = SharedToRegLoader(config.a, sA, mma, "a", thread)
-        to_rB = SharedToRegLoader(config.b, sB, mma, "b", thread)
         to_rC = SharedToRegLoader(config.c, sC, mma, "b", thread)
-        rA, rB, rC = to_rA.make_tile(), to_rB.make_tile(), to_rC.make_tile()
+        rC = to_rC.make_tile()
 
         # The tiles of A and B are one stream over all blocks of N, so that loads stay ahead of
         # their use where a block of N ends. Tiles beyond N are zeros.
-        num_k = gAs.count
-        for stage in cutlass.range_constexpr(stages - 1):
-            to_sA.load(gAs[stage % num_k], stage)
-            to_sB.load(TileIterator(mB, config.b.shape, stage // num_k)[stage % num_k], stage)
-            cute.arch.cp_async_commit_group()
-        cute.arch.cp_async_wait_group(stages - 2)
-        cute.arch.sync_threads()
-        to_rA.load(0, 0, rA)
-        to_rB.load(0, 0, rB)
+        num_k, ahead = gAs.count, operands.ahead
+        for stage in cutlass.range_constexpr(ahead):
+            gBs = TileIterator(mB, config.b.shape, stage // num_k)
+            operands.load(gAs[stage % num_k], gBs[stage % num_k], stage)
+        operands.wait()
+        operands.read(0, 0)
 
-        stage, free = cutlass.Int32(0), cutlass.Int32(stages - 1)
-        next_n, next_k = (stages - 1) // num_k, (stages - 1) % num_k
+        stage, free = cutlass.Int32(0), cutlass.Int32(ahead)
+        next_n, next_k = ahead // num_k, ahead % num_k
         for n in cutlass.range(gCs.count, unroll=1):
             to_sC.load(gCs[n], 0)  # the commit of the next tiles of A and B is its commit, too
             inner.fill(0)
             for _ in cutlass.range(num_k, unroll=1):
-                following = stage + 1 if stage + 1 < stages else 0
-                for block in cutlass.range_constexpr(to_rA.blocks):
-                    if cutlass.const_expr(block == to_rA.blocks - 1):
-                        # Every warp has read all of this stage, and the next one has arrived.
-                        cute.arch.cp_async_wait_group(stages - 2)
-                        cute.arch.sync_threads()
-                        to_rA.load(following, 0, rA)
-                        to_rB.load(following, 0, rB)
+                following = stage + 1 if stage + 1 < config.stages else 0
+                for block in cutlass.range_constexpr(operands.blocks):
+                    if cutlass.const_expr(block == operands.blocks - 1):
+                        operands.wait()  # Every warp has read all of this stage; the next is there.
+                        operands.read(following, 0)
                     else:
-                        to_rA.load(stage, block + 1, rA)
-                        to_rB.load(stage, block + 1, rB)
+                        operands.read(stage, block + 1)
                     if cutlass.const_expr(block == 0):
                         # The stage that was read last is free since the barrier above.
-                        to_sA.load(gAs[next_k], free)
-                        to_sB.load(TileIterator(mB, config.b.shape, next_n)[next_k], free)
-                        cute.arch.cp_async_commit_group()
+                        gBs = TileIterator(mB, config.b.shape, next_n)
+                        operands.load(gAs[next_k], gBs[next_k], free)
                         is_last = next_k + 1 == num_k
                         next_n = next_n + 1 if is_last else next_n
                         next_k = 0 if is_last else next_k + 1
-                    gemm(mma, rA.block(block), rB.block(block), inner)
+                    operands.multiply(block, inner)
                 free, stage = stage, following
 
             # The second product takes the sums of the first as they lie.
@@ -214,8 +204,6 @@ def fused_matmul(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Ten
     if a.shape[1] != b.shape[1] or b.shape[0] != c.shape[1]:
         shapes = ", ".join(str(tuple(each.shape)) for each in (a, b, c))
         raise ValueError(f"expected shapes (M, K), (N, K) and (P, N), got {shapes}")
-    if major_of("a", a) != "k":
-        raise ValueError(f"the rows of a must be contiguous, but its strides are {a.stride()}")
     b_major, c_major = major_of("b", b), major_of("c", c)
     out = torch.empty(a.shape[0], c.shape[0], dtype=a.dtype, device=a.device)
     if not b.numel():

@@ -14,12 +14,11 @@ import cutlass.cute as cute
 import torch
 from cutlass import Int32
 
-from examples.handwritten_matmul import error_bound
+from examples.handwritten_matmul import DTYPES, check_product, error_bound, line_alignment
 from htile.compute.tile_rows import TileRows
+from htile.copy.matrix import check_alignment
 from htile.matmul import MatmulKernelContext, MatmulTileConfig
 from htile.utils import make_fake_tensor
-
-DTYPES = {torch.float16: cutlass.Float16, torch.bfloat16: cutlass.BFloat16}
 
 
 class Matmul:
@@ -85,12 +84,15 @@ def compile_matmul(dtype: torch.dtype, major: str = "k", **fields):
 
 def matmul(a: torch.Tensor, b: torch.Tensor, **fields) -> torch.Tensor:
     """a @ b.T of CUDA tensors (M, K) and (N, K); N and all lines are multiples of 8 elements."""
-    major = "k" if b.stride(1) == 1 else "mn"
-    make = torch.empty if a.shape[1] else torch.zeros
-    out = make(a.shape[0], b.shape[0], dtype=a.dtype, device=a.device)
-    processors = torch.cuda.get_device_properties(a.device).multi_processor_count
-    cluster = fields.get("cluster", MatmulTileConfig.cluster)
-    if out.numel() and a.shape[1]:
+    major = check_product(a, b)
+    out = torch.empty(a.shape[0], b.shape[0], dtype=a.dtype, device=a.device)
+    if not a.shape[1]:
+        return out.zero_()
+    for name, matrix, lines in (("a", a, "k"), ("b", b, major), ("the result", out, "k")):
+        check_alignment(name, lines, line_alignment(matrix, lines))
+    if out.numel():
+        processors = torch.cuda.get_device_properties(a.device).multi_processor_count
+        cluster = fields.get("cluster", MatmulTileConfig.cluster)
         function = compile_matmul(a.dtype, major, **fields)
         function(a, b, out, processors // (cluster[0] * cluster[1]))
     return out

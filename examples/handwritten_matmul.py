@@ -28,7 +28,7 @@ from htile.copy.matrix import (
 from htile.types.global_tile import GlobalTile, TileIterator
 from htile.types.register import AccumulatorMap, AccumulatorTile, WarpLayout
 from htile.types.shared import ALIGNMENT, SharedTile
-from htile.utils import make_fake_tensor
+from htile.utils import Static, make_fake_tensor
 
 DTYPES = {torch.float16: cutlass.Float16, torch.bfloat16: cutlass.BFloat16}
 TWO_BY_TWO = WarpLayout(2, 2)
@@ -72,6 +72,47 @@ class MatmulConfig:
         return SharedTile(self.dtype, self.tile[:2])
 
 
+class StagedOperands(Static):
+    """Both operands of a product: stages of them in shared memory, and one's K in registers.
+
+    a, b: the shared tiles. sA, sB: their tensors, with as many stages.
+    """
+
+    def __init__(
+        self, a: SharedTile, b: SharedTile, sA: cute.Tensor, sB: cute.Tensor, mma: cute.TiledMma,
+        threads: int, thread: cutlass.Int32,
+    ):  # fmt: skip
+        self.mma, self.ahead = mma, a.stages - 1
+        self.to_shared = [
+            GlobalToSharedLoader(tile, sX, threads, thread) for tile, sX in ((a, sA), (b, sB))
+        ]
+        self.to_registers = [
+            SharedToRegLoader(a, sA, mma, "a", thread), SharedToRegLoader(b, sB, mma, "b", thread)
+        ]  # fmt: skip
+        self.registers = [loader.make_tile() for loader in self.to_registers]
+        self.blocks = self.to_registers[0].blocks
+
+    def load(self, gA: GlobalTile, gB: GlobalTile, stage) -> None:
+        """Start to copy a tile of each operand to a stage."""
+        for loader, tile in zip(self.to_shared, (gA, gB), strict=True):
+            loader.load(tile, stage)
+        cute.arch.cp_async_commit_group()
+
+    def wait(self) -> None:
+        """Wait for the oldest stage that is on its way, and until all warps have come here."""
+        cute.arch.cp_async_wait_group(self.ahead - 1)
+        cute.arch.sync_threads()
+
+    def read(self, stage, block: int) -> None:
+        """Read a block of K of a stage to registers."""
+        for loader, tile in zip(self.to_registers, self.registers, strict=True):
+            loader.load(stage, block, tile)
+
+    def multiply(self, block: int, acc: AccumulatorTile) -> None:
+        """Add the product of a block that was read."""
+        gemm(self.mma, *(tile.block(block) for tile in self.registers), acc)
+
+
 class Matmul:
     """Write A B^T to C (M, N), for mA (M, K) and mB (N, K).
 
@@ -109,41 +150,27 @@ class Matmul:
         acc = AccumulatorTile(mma, places)
         acc.fill(0)
 
-        to_sA = GlobalToSharedLoader(config.a, sA, threads, thread)
-        to_sB = GlobalToSharedLoader(config.b, sB, threads, thread)
-        to_rA = SharedToRegLoader(config.a, sA, mma, "a", thread)
-        to_rB = SharedToRegLoader(config.b, sB, mma, "b", thread)
-        rA, rB = to_rA.make_tile(), to_rB.make_tile()
-
         # The first stages are loaded ahead. Tiles beyond K are zeros.
-        for stage in cutlass.range_constexpr(config.stages - 1):
-            to_sA.load(gAs[stage], stage)
-            to_sB.load(gBs[stage], stage)
-            cute.arch.cp_async_commit_group()
-        cute.arch.cp_async_wait_group(config.stages - 2)
-        cute.arch.sync_threads()
-        to_rA.load(0, 0, rA)
-        to_rB.load(0, 0, rB)
+        operands = StagedOperands(config.a, config.b, sA, sB, mma, threads, thread)
+        ahead = operands.ahead
+        for stage in cutlass.range_constexpr(ahead):
+            operands.load(gAs[stage], gBs[stage], stage)
+        operands.wait()
+        operands.read(0, 0)
 
-        stage, free = cutlass.Int32(0), cutlass.Int32(config.stages - 1)
+        stage, free = cutlass.Int32(0), cutlass.Int32(ahead)
         for k in cutlass.range(gAs.count, unroll=1):
             following = stage + 1 if stage + 1 < config.stages else 0
-            for block in cutlass.range_constexpr(to_rA.blocks):
-                if cutlass.const_expr(block == to_rA.blocks - 1):
-                    # Every warp has read all of this stage, and the next one has arrived.
-                    cute.arch.cp_async_wait_group(config.stages - 2)
-                    cute.arch.sync_threads()
-                    to_rA.load(following, 0, rA)
-                    to_rB.load(following, 0, rB)
+            for block in cutlass.range_constexpr(operands.blocks):
+                if cutlass.const_expr(block == operands.blocks - 1):
+                    operands.wait()  # Every warp has read all of this stage; the next is there.
+                    operands.read(following, 0)
                 else:
-                    to_rA.load(stage, block + 1, rA)
-                    to_rB.load(stage, block + 1, rB)
+                    operands.read(stage, block + 1)
                 if cutlass.const_expr(block == 0):
                     # The stage that was read last is free since the barrier above.
-                    to_sA.load(gAs[k + config.stages - 1], free)
-                    to_sB.load(gBs[k + config.stages - 1], free)
-                    cute.arch.cp_async_commit_group()
-                gemm(mma, rA.block(block), rB.block(block), acc)
+                    operands.load(gAs[k + ahead], gBs[k + ahead], free)
+                operands.multiply(block, acc)
             free, stage = stage, following
 
         # Through shared memory, so that whole lines are written.
@@ -198,11 +225,25 @@ def compile_matmul(dtype, arch, b_major="k", *, out_bytes=16, options="", **vari
 
 
 def check_operands(**operands: torch.Tensor) -> None:
-    """Raise ValueError unless all operands are matrices of one dtype, of 16 bits."""
+    """Raise ValueError unless all operands are matrices of one dtype, of 16 bits.
+
+    The rows of the left operand, a, must be contiguous, too.
+    """
     dtypes = {each.dtype for each in operands.values()}
     if len(dtypes) > 1 or not dtypes <= set(DTYPES) or any(o.dim() != 2 for o in operands.values()):
         got = ", ".join(f"{name} {o.dtype} {tuple(o.shape)}" for name, o in operands.items())
         raise ValueError(f"expected matrices of one dtype of {list(DTYPES)}, got {got}")
+    if major_of("a", operands["a"]) != "k":
+        strides = operands["a"].stride()
+        raise ValueError(f"the rows of a must be contiguous, but its strides are {strides}")
+
+
+def check_product(a: torch.Tensor, b: torch.Tensor) -> str:
+    """Which neighbours of b are contiguous. Raises ValueError unless a b^T can be computed."""
+    check_operands(a=a, b=b)
+    if a.shape[1] != b.shape[1]:
+        raise ValueError(f"a {tuple(a.shape)} and b {tuple(b.shape)} differ in K")
+    return major_of("b", b)
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -211,12 +252,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     The rows of a are contiguous. Of b, either rows or columns are, so a (K, N) matrix w is
     multiplied as matmul(a, w.T).
     """
-    check_operands(a=a, b=b)
-    if a.shape[1] != b.shape[1]:
-        raise ValueError(f"a {tuple(a.shape)} and b {tuple(b.shape)} differ in K")
-    if major_of("a", a) != "k":
-        raise ValueError(f"the rows of a must be contiguous, but its strides are {a.stride()}")
-    b_major = major_of("b", b)
+    b_major = check_product(a, b)
     out = torch.empty(a.shape[0], b.shape[0], dtype=a.dtype, device=a.device)
     if not a.shape[1]:
         return out.zero_()

@@ -14,11 +14,10 @@ import torch
 
 from examples.handwritten_matmul import (
     DTYPES,
-    check_operands,
+    check_product,
     error_bound,
     fake_operand,
     line_alignment,
-    major_of,
 )
 from examples.handwritten_softmax import device_arch
 from htile.compute.gemm import gemm, tiled_mma
@@ -94,12 +93,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
     The rows of a are contiguous. Of b, either rows or columns are.
     """
-    check_operands(a=a, b=b)
-    if a.shape[1] != b.shape[1]:
-        raise ValueError(f"a {tuple(a.shape)} and b {tuple(b.shape)} differ in K")
-    if major_of("a", a) != "k":
-        raise ValueError(f"the rows of a must be contiguous, but its strides are {a.stride()}")
-    b_major = major_of("b", b)
+    b_major = check_product(a, b)
     out = torch.empty(a.shape[0], b.shape[0], dtype=a.dtype, device=a.device)
     if not a.shape[1]:
         return out.zero_()

@@ -12,14 +12,15 @@ from htile.frontend.ops import Op
 from htile.frontend.reference import evaluate
 from htile.frontend.roles import classify
 from htile.lower.column_groups import GROUP
-from htile.run.products import ProductStep, steps_of
+from htile.run.products import ProductStep, by_torch, key_of, steps_of
 from htile.testing import assert_close
 from tests import products
 from tests.products import BF16, F16, FUNCTIONS, arguments
 
 NAMES = [f._signature.name for f in FUNCTIONS]
-SIZES = ((1, 8, 8), (5, 300, 40), (7, 258, 130), (3, 128, 64))
+SIZES = ((1, 8, 8), (5, 300, 40), (7, 258, 130), (3, 128, 64), (4, 1, 12))
 every_function = pytest.mark.parametrize("f", FUNCTIONS, ids=NAMES)
+pytestmark = pytest.mark.filterwarnings("ignore:var")  # of one element is NaN, which torch says
 
 
 def request_of(f, args, kwargs=None):
@@ -64,6 +65,7 @@ def run_steps(f, args, kwargs=None, computed=None):
     """
     request = request_of(f, args, kwargs)
     rows, found = args[0].shape[0], dict(request.given)
+    names = tuple(o.name for o in request.specialization.traced.outputs)
     for step in steps_of(request):
         then = step
         if isinstance(step, ProductStep):
@@ -71,12 +73,14 @@ def run_steps(f, args, kwargs=None, computed=None):
             if step.kernel is None:
                 found, then = given, step.whole
             else:
-                found |= (computed or of_groups)(step.kernel, given, rows)
+                made = (computed or of_groups)(step.kernel, given, rows)
+                found |= {key_of(name, names): value for name, value in made.items()}
                 then = step.then
         if then is not None:
             values = tuple(found[name] for name in then.run.parameters.names)
-            found |= zip(then.results, then.run(values, (rows,)), strict=True)
-    return [found[o.name] for o in request.specialization.traced.outputs]
+            keys = [key_of(name, names) for name in then.results]
+            found |= zip(keys, then.run(values, (rows,)), strict=True)
+    return [found[key_of(name, names)] for name in names]
 
 
 def of_groups(kernel, given, rows):
@@ -300,3 +304,69 @@ def test_no_rows_have_the_kernels_of_one_row():
         none, one = (f.inspect(*first_rows(args, count, of=3)).kernels for count in (0, 1))
         texts = [[k.source for k in kernels if hasattr(k, "text")] for kernels in (none, one)]
         assert len(none) == len(one) and texts[0] == texts[1] != []
+
+
+# Which kernels run
+
+
+@htile.rowwise
+def named_as_arguments(x, up: htile.Matrix, down: htile.Matrix):
+    h = F.relu(F.linear(x, up)).to(x.dtype)
+    return {"x": h, "y": torch.softmax(F.linear(h, down) + x, -1)}
+
+
+def test_a_result_with_the_name_of_an_argument():
+    """What later kernels read is the argument, here with rows that must be copied."""
+    x, up, down = arguments(products.mlp, 4, 24, 16)
+    x = x.t().contiguous().t()
+    found = run_steps(named_as_arguments, (x, up, down))
+    assert_close(named_as_arguments, dict(zip("xy", found, strict=True)), x, up, down)
+    *_, last = named_as_arguments.inspect(x, up, down).kernels
+    assert last.copied == {"x"}
+
+
+def kernels_of(f, *args):
+    """How many kernels have products, and the products that torch computes."""
+    found = f.inspect(*args)
+    return sum(hasattr(kernel, "text") for kernel in found.kernels), len(found.by_torch)
+
+
+def meta(*shape):
+    return torch.empty(shape, dtype=BF16, device="meta")
+
+
+def test_operands_that_the_hardware_does_not_load():
+    """Lines that overlap, or begin elsewhere than at multiples of 16 bytes: torch multiplies."""
+    f, weight, x = products.linear, meta(24, 16), meta(4, 16)
+    one, none = (1, 0), (0, 1)
+    assert kernels_of(f, x, weight) == kernels_of(f, x[:, :8], weight[:, 8:]) == one
+    assert kernels_of(f, x, meta(16, 24).t()) == one
+    assert kernels_of(f, x.t().contiguous().t(), weight) == one
+    assert kernels_of(f, meta(4, 24)[:, 4:20], weight) == none
+    assert kernels_of(f, x, meta(24, 20)[:, :16]) == none
+    assert kernels_of(f, x.as_strided((4, 16), (8, 1)), weight) == none
+    assert kernels_of(f, x, weight.as_strided((24, 16), (8, 1))) == none
+    assert kernels_of(f, x, weight[:1].expand(24, 16)) == none
+    assert kernels_of(f, meta(1, 8).t(), meta(24, 8)[:, :1]) == none
+
+
+def test_parts_of_a_matrix_begin_anywhere():
+    """Here the second part begins at a multiple of 8 bytes, so that the product is stored."""
+    f, x = products.packed_swiglu, meta(4, 16)
+    for n, stored in ((96, False), (100, True)):
+        kernels = f.inspect(x, meta(16, 2 * n).t()).kernels
+        assert len(kernels) == 1 + stored
+        assert len(f.inspect(x, meta(2 * n, 16)).kernels) == 1
+
+
+@pytest.mark.parametrize("f", [products.linear, products.matmul], ids=lambda f: f._signature.name)
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_products_of_torch_are_float32_without_out_dtype(f, dtype):
+    """As torch 2.7 computes them on a GPU, and every torch on a CPU."""
+    args = arguments(f, 5, 300, 1000, dtype)
+    (step,) = steps_of(request_of(f, args))
+    (product,), found = step.products, dict(zip("xW", args, strict=True))
+    exact = product_of(product, found)
+    by_torch(product, found)
+    assert found[product.name].dtype is torch.float32
+    assert (found[product.name] - exact).abs().max() < 1e-4

@@ -25,7 +25,7 @@ def piece_elements(dtype: type[Numeric], copy_bytes: int = PIECE) -> int:
 
 
 def check_alignment(name: str, major: str, align: int) -> None:
-    """Raise ValueError unless cp.async can copy an operand in pieces of 16 bytes.
+    """Raise ValueError unless cp.async or TMA can copy a matrix in pieces of 16 bytes.
 
     align: bytes that the start, the length and the distance of its lines are multiples of.
     """

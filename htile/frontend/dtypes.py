@@ -43,6 +43,7 @@ DTYPES = {
     )
 }
 
+HALVES = (torch.bfloat16, torch.float16)  # which tensor cores multiply
 E8M0 = torch.float8_e8m0fnu  # powers of two and NaN: a byte has the exponent, from -127 to 127
 FLOAT8_BY_INSTRUCTION = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
 FLOAT8 = FLOAT8_BY_INSTRUCTION | {E8M0}

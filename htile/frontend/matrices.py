@@ -13,12 +13,10 @@ from typing import NamedTuple
 import torch
 
 from ..errors import DtypeError, ShapeError, UnsupportedError
-from .dtypes import dtype_name
+from .dtypes import HALVES, dtype_name
 from .graph import Graph, Input, Node, Role
 from .ops import Op, Varies
 from .tensor import FUNCTIONS, Tensor, fail, node
-
-HALVES = (torch.bfloat16, torch.float16)
 
 
 class Found(NamedTuple):

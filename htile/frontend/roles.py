@@ -19,6 +19,7 @@ import torch
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from .annotations import INNER, MOST_AXES, Matrix, PerRow, Scalar, Shared, Static
 from .captures import closure, freeze, line_of
+from .dtypes import HALVES
 from .graph import Role
 from .ops import broadcast_shapes, compute_dtype
 
@@ -303,7 +304,7 @@ def _matrix_spec(name: str, parameter: str, tensor: torch.Tensor) -> Spec:
     what, shape = f"{name}: {parameter} is annotated htile.Matrix", tuple(tensor.shape)
     if len(shape) != 2 or 0 in shape:
         raise ShapeError(f"{what}: expected two dimensions of at least one element, got {shape}")
-    if tensor.dtype not in (torch.bfloat16, torch.float16):
+    if tensor.dtype not in HALVES:
         raise DtypeError(
             f"{what}: expected bfloat16 or float16, as tensor cores multiply them with float32 "
             f"sums, got {tensor.dtype}; convert it with .to(torch.bfloat16)"

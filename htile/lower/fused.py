@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..frontend.dtypes import HALVES
 from ..frontend.graph import Graph, Input, Output, Role
 from ..frontend.ops import SCANS, Op
 from .column_groups import GROUP
 from .products import Product
 
-HALVES = (torch.bfloat16, torch.float16)
 ROLES = (Role.ROW, Role.COLUMN, Role.PER_ROW, Role.SCALAR, Role.DEVICE_SCALAR)
 LOADED = (*HALVES, torch.float32, torch.int32, torch.int64)  # dtypes of what bodies read
 UNFUSED = frozenset({

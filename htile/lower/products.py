@@ -45,17 +45,12 @@ class Product:
 class Level:
     """One kernel: its graph, and the products among its inputs.
 
-    The graph is a traced one. Its inputs are products, arguments, and values of earlier levels;
-    `outputs` names its results: values for later levels, and results of the whole function.
+    The graph is a traced one. Its inputs are products, arguments, and values of earlier levels. Its
+    outputs are results of the whole function, and values for later levels.
     """
 
     graph: Graph
     products: tuple[Product, ...]
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """The names of the results, in order."""
-        return tuple(output.name for output in self.graph.outputs)
 
 
 def levels(traced: Graph) -> list[Level]:

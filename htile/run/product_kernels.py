@@ -18,7 +18,18 @@ from ..lower import Lowered
 from ..lower.product_plan import ProductPlan
 from .kernel import COSTED_ROWS, Kernel
 from .launch import Request
-from .products import OF_ROWS, ProductStep, RowStep, Text, Values, flat, steps_of, text_for, width
+from .products import (
+    OF_ROWS,
+    ProductStep,
+    RowStep,
+    Text,
+    Values,
+    flat,
+    key_of,
+    steps_of,
+    text_for,
+    width,
+)
 
 PROCESSORS = 132  # multiprocessors of an H100 and an H200, which the tile is chosen for
 
@@ -61,6 +72,7 @@ class ProductKernels:
         self.traced = request.specialization.traced
         self.name, self.arch = request.signature.name, arch.name
         self._request, self._arch, self._rows = request, arch, request.rows
+        self._results = tuple(output.name for output in self.traced.outputs)
         self.kernels: tuple[Kernel | ProductKernel, ...] = ()
         self.by_torch: tuple[str, ...] = ()
         inner = {s.name: s.inner for s in request.call.specs if s.role in OF_ROWS}
@@ -166,13 +178,15 @@ class ProductKernels:
         plan = ProductPlan(kernel, text.tile, text.major, self.arch, fastmath)
         self.kernels += (ProductKernel(self.traced, plan, text),)
         for output in kernel.graph.outputs:
-            found[output.name] = _empty((self._rows, width(kernel, output)), output.dtype)
+            shape = self._rows, width(kernel, output)
+            found[key_of(output.name, self._results)] = _empty(shape, output.dtype)
 
     def _run_rows(self, step: RowStep, found: Values) -> None:
         values = tuple(found[name] for name in step.run.parameters.names)
         self.kernels += (step.run.kernel(values, (self._rows,), self._arch),)
         results = zip(step.run.graph.outputs, step.run.shapes((self._rows,)), strict=True)
-        found |= {output.name: _empty(shape, output.dtype) for output, shape in results}
+        for output, shape in results:
+            found[key_of(output.name, self._results)] = _empty(shape, output.dtype)
 
     def __str__(self) -> str:
         """All kernels on one page; it compiles them."""

@@ -32,6 +32,8 @@ from .launch import Request
 from .runner import OF_ROWS, Runner
 from .specialize import spec_of
 
+GIVES_FLOAT32 = "dtype" in torch.ops.aten.mm.overloads()  # of operands of 16 bits, on a GPU
+
 
 @dataclass(frozen=True)
 class RowStep:
@@ -120,12 +122,9 @@ def text_for(
     """The kernel for operands of any device such as these; None where it does not take them."""
     left = kernel.operands[0].product.left
     columns = [_columns(found[o.product.matrix], o, kernel.n) for o in kernel.operands]
-    majors = {_major(each) for each in columns}
-    if len(majors) != 1 or None in majors:
+    major = _major(columns[0])
+    if not _has_lines(_dense(found[left]), "k") or not all(_has_lines(c, major) for c in columns):
         return None
-    if not all(map(_is_aligned, (_dense(found[left]), *columns))):
-        return None
-    (major,) = majors
     tile = choose_tile(kernel, major, rows, processors, arch)
     if tile is None or (tile.warps and not all(_is_whole(each, major) for each in columns)):
         return None
@@ -200,7 +199,7 @@ class ProductLaunch:
             yield from fused
             return
         for kernel, product in zip(step.alone, step.products, strict=True):
-            yield self._of_products(kernel, found) or partial(_by_torch, product)
+            yield self._of_products(kernel, found) or partial(by_torch, product)
         yield self._of_rows(step.whole)
 
     def _fused(self, step: ProductStep, found: Values) -> list[Action]:
@@ -262,7 +261,7 @@ class ProductLaunch:
         rows = found[product.left].shape[0]
         most, action = self._stored.get(product.name, (-1, None))
         if rows > most:
-            action = self._of_products(kernel, found) or partial(_by_torch, product)
+            action = self._of_products(kernel, found) or partial(by_torch, product)
             self._stored[product.name] = rows, action
         action(found)
         return found[product.name]
@@ -289,11 +288,18 @@ def width(kernel: Fused, output: Output) -> int:
     return kernel.n if output.inner[0] == kernel.graph.n else output.inner[0]
 
 
-def _by_torch(product: Product, found: Values) -> None:
-    """A product in float32, as torch computes it."""
+def by_torch(product: Product, found: Values) -> None:
+    """A product in float32, as torch computes it.
+
+    torch 2.7 gives a product the dtype of its operands, as torch does on a CPU. There they become
+    float32 first, which holds them exactly, as TF32 does.
+    """
     left, right = found[product.left], found[product.matrix]
     right = right.t() if product.is_transposed else right
-    found[product.name] = torch.mm(left, right, out_dtype=torch.float32)
+    if GIVES_FLOAT32 and left.is_cuda:
+        found[product.name] = torch.mm(left, right, out_dtype=torch.float32)
+    else:
+        found[product.name] = torch.mm(left.float(), right.float())
 
 
 def _columns(matrix: torch.Tensor, operand: Operand, n: int) -> torch.Tensor:
@@ -303,18 +309,21 @@ def _columns(matrix: torch.Tensor, operand: Operand, n: int) -> torch.Tensor:
     return matrix if is_whole else matrix[operand.start : operand.start + n]
 
 
-def _major(matrix: torch.Tensor) -> str | None:
-    """Which neighbours of a matrix (N, K) are contiguous; None if none are."""
-    if matrix.stride(1) == 1:
-        return "k"
-    return "mn" if matrix.stride(0) == 1 else None
+def _major(matrix: torch.Tensor) -> str:
+    """Along which dimension of a matrix (N, K) a line of contiguous elements can be."""
+    return "k" if matrix.stride(1) == 1 else "mn"
 
 
-def _is_aligned(matrix: torch.Tensor) -> bool:
-    """Whether each line of a matrix begins at a multiple of 16 bytes, as what loads it needs."""
-    apart = max(matrix.stride(0), matrix.stride(1)) * matrix.element_size()
-    start = 0 if matrix.device.type == "meta" else matrix.data_ptr()
-    return start % ACCESS_BYTES == 0 and apart % ACCESS_BYTES == 0
+def _has_lines(matrix: torch.Tensor, major: str) -> bool:
+    """Whether the lines of a matrix (N, K) are what kernels load: TMA, or cp.async.
+
+    They are contiguous and do not overlap, and they begin at multiples of 16 bytes. A tensor on the
+    meta device has an address, too: that of a view is its offset.
+    """
+    between, along = (0, 1) if major == "k" else (1, 0)
+    apart, size = matrix.stride(between), matrix.element_size()
+    is_line = matrix.stride(along) == 1 and apart >= matrix.shape[along]
+    return is_line and matrix.data_ptr() % ACCESS_BYTES == apart * size % ACCESS_BYTES == 0
 
 
 def _is_whole(matrix: torch.Tensor, major: str) -> bool:
@@ -331,7 +340,7 @@ def _in_pairs(kernel: Fused, others: list) -> bool:
     both = zip(kernel.others, others, strict=True)
     read = [value for i, value in both if i.role in (Role.ROW, Role.COLUMN)]
     return kernel.n % 2 == 0 and all(
-        (value.device.type == "meta" or value.data_ptr() % (2 * value.element_size()) == 0)
+        value.data_ptr() % (2 * value.element_size()) == 0
         and all(step % 2 == 0 for step in value.stride()[:-1])
         for value in read
     )

@@ -22,7 +22,8 @@ from tests.products import BF16, F16, FUNCTIONS, arguments
 from tests.without_wgmma import force
 
 SIZES = ((1, 512, 256), (17, 1000, 328), (64, 2048, 1024), (129, 1001, 512), (300, 776, 64),
-         (1000, 256, 2048), (5, 264, 40), (2, 8, 8), (70, 16, 64), (700, 100, 72))  # fmt: skip
+         (1000, 256, 2048), (5, 264, 40), (2, 8, 8), (70, 16, 64), (700, 100, 72),
+         (0, 64, 32), (9, 1, 64), (33, 72, 100))  # fmt: skip
 SEVERAL = (1, 17, 64, 129)  # numbers of rows with which a row must have the same bits
 LAUNCHES = 10000
 

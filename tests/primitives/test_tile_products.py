@@ -6,7 +6,12 @@ import re
 import pytest
 import torch
 
-from examples import handwritten_fused_matmul, handwritten_matmul, handwritten_matmul_registers
+from examples import (
+    handwritten_fused_matmul,
+    handwritten_hopper_matmul,
+    handwritten_matmul,
+    handwritten_matmul_registers,
+)
 from htile.build.compile import _dynamic_shared
 from htile.build.cubin import read_resources
 from htile.types.register import WarpLayout
@@ -213,9 +218,16 @@ def test_an_access_beyond_a_tensor_is_seen():
         (lambda f: f(matrix(4, 8, BF16, space=4)), "multiples of 8 bytes only: pad them"),
     ],
 )  # fmt: skip
-def test_operands_that_are_refused(call, message):
+@pytest.mark.parametrize("example", [handwritten_matmul, handwritten_hopper_matmul],
+                         ids=lambda module: module.__name__)  # fmt: skip
+def test_operands_that_are_refused(example, call, message):
     with pytest.raises(ValueError, match=message):
-        call(lambda a: handwritten_matmul.matmul(a, matrix(16, 8, BF16)))
+        call(lambda a: example.matmul(a, matrix(16, 8, BF16)))
+
+
+def test_the_example_for_hopper_refuses_results_that_tma_does_not_store():
+    with pytest.raises(ValueError, match=r"the result is copied .* multiples of 8 bytes only"):
+        handwritten_hopper_matmul.matmul(matrix(16, 8, BF16), matrix(12, 8, BF16))
 
 
 def test_a_configuration_that_cannot_be():
