@@ -123,6 +123,8 @@ def text_for(
     left = kernel.operands[0].product.left
     columns = [_columns(found[o.product.matrix], o, kernel.n) for o in kernel.operands]
     major = _major(columns[0])
+    if 1 in columns[0].shape:  # TMA of a matrix of one line was seen to be an illegal instruction
+        return None
     if not _has_lines(_dense(found[left]), "k") or not all(_has_lines(c, major) for c in columns):
         return None
     tile = choose_tile(kernel, major, rows, processors, arch)

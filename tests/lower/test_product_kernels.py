@@ -133,6 +133,15 @@ def test_a_kernel_for_no_rows_is_that_for_one():
     assert none == one and none is not None
 
 
+@pytest.mark.parametrize(("n", "k"), [(1, 64), (64, 1)])
+def test_torch_multiplies_a_matrix_of_one_line(n, k):
+    """Also where it is a part of a wider one, whose lines begin at multiples of 16 bytes."""
+    left, matrix = torch.zeros(4, 64, dtype=torch.bfloat16), torch.zeros(64, 64).bfloat16()
+    found = {"x": left[:, :k], "W": matrix[:n, :k]}
+    kernel = fused_of(products.linear, n, k)
+    assert text_for(kernel, found, 4, ARCHS[9, 0], H200, False) is None
+
+
 def chosen(m, n=4096, k=4096):
     f = products.linear
     weight = torch.empty(n, k, dtype=torch.bfloat16, device="meta")
