@@ -68,17 +68,22 @@ def _is_possible(kernel: Fused, tile: Tile, major: str) -> bool:
     return not rest and columns > 0 and columns % kernel.chunk == columns % least == 0
 
 
+def candidates(kernel: Fused, major: str, rows: int, arch: Arch) -> list[Tile]:
+    """The tiles for so many rows, with as many stages as fit."""
+    found = [
+        _for_rows(tile, rows, arch) for tile in tiles(kernel, major, arch)
+        if tile.cluster == 1 or rows > tile.rows * (tile.cluster - 1)  # no thread block is idle
+    ]  # fmt: skip
+    return [tile for tile in found if not tile.warps or tile.stages >= WARP_STAGES[0]]
+
+
 def choose_tile(kernel: Fused, major: str, rows: int, processors: int, arch: Arch) -> Tile | None:
     """The tile for so many rows, on a GPU of so many multiprocessors; None if none is possible.
 
     For no rows, which no kernel is launched for, it is that of one row.
     """
     rows = max(rows, 1)
-    found = [
-        _for_rows(tile, rows, arch) for tile in tiles(kernel, major, arch)
-        if tile.cluster == 1 or rows > tile.rows * (tile.cluster - 1)  # no thread block is idle
-    ]  # fmt: skip
-    found = [tile for tile in found if not tile.warps or tile.stages >= WARP_STAGES[0]]
+    found = candidates(kernel, major, rows, arch)
     times = {tile: cycles(kernel, tile, rows, processors) for tile in found}
     close = [tile for tile, time in times.items() if time <= CLOSE * min(times.values())]
     return min(close, key=lambda t: (loaded(kernel, t, rows), times[t]), default=None)

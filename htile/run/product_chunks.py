@@ -21,7 +21,7 @@ import torch
 
 from .gradients import refuse_mapped
 from .product_derivatives import Gradient, gradient_of
-from .products import OF_ROWS, ProductStep, Values, key_of
+from .products import GIVES_FLOAT32, OF_ROWS, ProductStep, Values, key_of
 
 if TYPE_CHECKING:
     from .product_gradients import TrainedProducts
@@ -254,6 +254,9 @@ def multiplied(
     if not a.is_cuda:
         exact = torch.mm(a.double(), b.double())
         return exact.to(dtype) if total is None else total.add_(exact)
+    if not GIVES_FLOAT32 and (total is not None or dtype is not a.dtype):
+        wide = torch.mm(a.float(), b.float())
+        return wide.to(dtype) if total is None else total.add_(wide)
     if total is not None:
         return torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
     return torch.mm(a, b) if dtype is a.dtype else torch.mm(a, b, out_dtype=dtype)
