@@ -1,4 +1,4 @@
-"""What all tests share: the `gpu` mark, golden files, and folders of their own."""
+"""What all tests share: the `gpu` mark, golden files, calls, and folders of their own."""
 
 import os
 import shutil
@@ -50,6 +50,22 @@ def pytest_collection_modifyitems(items):
 def pytest_unconfigure():
     if not IS_WORKER and not SHARED:
         shutil.rmtree(CACHE, ignore_errors=True)
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """The names of the row-wise functions that are called."""
+    from htile.run.rowwise import Rowwise  # as late as possible: workers are forked
+
+    names = []
+    before = Rowwise.__call__
+
+    def call(self, *args, **kwargs):
+        names.append(self.__name__)
+        return before(self, *args, **kwargs)
+
+    monkeypatch.setattr(Rowwise, "__call__", call)
+    return names
 
 
 @pytest.fixture

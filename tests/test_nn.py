@@ -16,7 +16,6 @@ from torch.utils import _pytree as pytree
 import htile
 from htile import nn
 from htile.nn import modules
-from htile.run.rowwise import Rowwise
 from tests.training import largest_of
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
@@ -59,20 +58,6 @@ def shaken(module):
     for parameter in module.parameters():
         parameter.data = 0.5 + torch.rand(parameter.shape, generator=made).to(parameter)
     return module
-
-
-@pytest.fixture
-def called(monkeypatch):
-    """The names of the row-wise functions that are called."""
-    names = []
-    before = Rowwise.__call__
-
-    def call(self, *args, **kwargs):
-        names.append(self.__name__)
-        return before(self, *args, **kwargs)
-
-    monkeypatch.setattr(Rowwise, "__call__", call)
-    return names
 
 
 # ---- torch's modules -----------------------------------------------------------------------------

@@ -346,10 +346,11 @@ def stands_in(kind: type) -> bool:
 def refuse_subclass(name: str, parameter: str, kind: type) -> None:
     """Raise UnsupportedError for tensors of other types than torch's own."""
     if kind not in PLAIN:
+        plain = "to_local()" if hasattr(kind, "to_local") else "as_subclass(torch.Tensor)"
         raise UnsupportedError(
             f"{name}: {parameter} is a {kind.__name__}; HTile takes torch.Tensor and "
             "torch.nn.Parameter only, no other tensor subclass yet; pass a plain tensor, for "
-            f"instance {parameter}.as_subclass(torch.Tensor)"
+            f"instance {parameter}.{plain}"
         )
 
 

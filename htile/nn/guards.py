@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-PLAIN = (torch.Tensor, torch.nn.Parameter)
+from ..frontend.roles import PLAIN
+from ..run.detours import is_distributed
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def fits(*tensors: torch.Tensor | None) -> bool:
+def fits(*tensors: torch.Tensor | None, inner: int = 1) -> bool:
     """Whether a row-wise function may be called with these tensors here; None counts as absent.
 
+    inner: how many of the last dimensions of the first one are a row.
+
     It may not where torch would do something else than compute: while it compiles or exports, in
-    torch.func and forward mode, in modes that watch operations, and for subclasses of tensors. It
-    may not either for float64, which kernels do not compute, for rows without elements, and under
-    autocast in 16 bits, which chooses the dtypes of results.
+    torch.func and forward mode, in modes that watch operations, and for subclasses of tensors other
+    than DTensors of whole rows. It may not either for float64, which kernels do not compute, for
+    rows without elements, and under autocast in 16 bits, which chooses the dtypes of results.
     """
     if is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return False
@@ -26,7 +32,9 @@ def fits(*tensors: torch.Tensor | None) -> bool:
     for tensor in tensors:
         if tensor is None:
             continue
-        if type(tensor) not in PLAIN or tensor.dtype not in DTYPES or tensor.is_neg():
+        if type(tensor) not in PLAIN and not is_split_in_rows(tensors, inner):
+            return False
+        if tensor.dtype not in DTYPES or tensor.is_neg():
             return False
         if tensor.ndim and tensor.shape[-1] == 0:
             return False
@@ -38,3 +46,24 @@ def fits(*tensors: torch.Tensor | None) -> bool:
         if tensor.layout is not torch.strided:
             return False
     return True
+
+
+def is_split_in_rows(tensors: Iterable[torch.Tensor | None], inner: int = 1) -> bool:
+    """Whether all tensors are DTensors, and processes have whole rows of them.
+
+    The first tensor is one of rows, and so are all others of its rank; the rest is what rows share.
+    """
+    given = [tensor for tensor in tensors if tensor is not None]
+    if not is_distributed(given):
+        return False
+    from ..run.distributed import have_whole_rows  # which few processes need
+
+    return have_whole_rows(given, inner)
+
+
+def lie_alike(tensor: torch.Tensor, rows: torch.Tensor) -> bool:
+    """Whether each process has of a tensor what belongs to its part of these rows, which fit."""
+    if type(tensor) in PLAIN or type(rows) in PLAIN:
+        return type(tensor) in PLAIN and type(rows) in PLAIN
+    is_on_mesh = is_distributed((tensor,)) and tensor.device_mesh == rows.device_mesh
+    return is_on_mesh and tensor.placements == rows.placements

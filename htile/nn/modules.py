@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from ..errors import ShapeError
 from ..frontend.annotations import PerRow, Scalar, Static
 from ..run.rowwise import rowwise
-from .guards import fits
+from .guards import fits, lie_alike
 
 EPS = torch.finfo(torch.float32).eps  # what torch's RMSNorm adds if it is given none
 
@@ -121,7 +121,7 @@ class RMSNorm(torch.nn.RMSNorm):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The norm of each row."""
         weight, shape = self.weight, self.normalized_shape
-        if not fits(x, weight) or not _ends_in(x, shape):
+        if not fits(x, weight, inner=len(shape)) or not _ends_in(x, shape):
             return super().forward(x)
         return _over_last(_rms_norm, x, shape, weight, eps=EPS if self.eps is None else self.eps)
 
@@ -138,7 +138,7 @@ class LayerNorm(torch.nn.LayerNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The norm of each row."""
         weight, bias, shape = self.weight, self.bias, self.normalized_shape
-        if not fits(input, weight, bias) or not _ends_in(input, shape):
+        if not fits(input, weight, bias, inner=len(shape)) or not _ends_in(input, shape):
             return super().forward(input)
         return _over_last(_layer_norm, input, shape, weight, bias, eps=self.eps)
 
@@ -198,6 +198,7 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         weight = self.weight
         is_usual = (
             fits(input, weight)
+            and lie_alike(target, input)
             and target.dtype is torch.int64
             and target.device == input.device
             and input.ndim in (1, 2)
@@ -234,7 +235,8 @@ class AddRMSNorm(torch.nn.RMSNorm):
         """The norm of the sum, and the sum."""
         weight, shape = self.weight, self.normalized_shape
         is_one_kind = x.shape == residual.shape and x.dtype is residual.dtype
-        if not is_one_kind or not fits(x, residual, weight) or not _ends_in(x, shape):
+        fit = is_one_kind and fits(x, residual, weight, inner=len(shape))
+        if not fit or not _ends_in(x, shape):
             total = x + residual
             return super().forward(total), total
         eps = EPS if self.eps is None else self.eps

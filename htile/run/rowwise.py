@@ -35,6 +35,7 @@ from ..frontend.tensor import Tensor as Symbolic
 from ..frontend.tensor import fail
 from ..lower import Lowered, printed
 from . import vmap
+from .detours import detour_of
 from .kernel import Kernel
 from .known import numbered
 from .launch import Launch, Request, prepare, run, with_workspace
@@ -42,7 +43,6 @@ from .operands import (
     call_key,
     device_of,
     is_inside_transform,
-    is_recorded,
     refuse_fake,
     refuse_transforms,
     runs_kernels,
@@ -171,10 +171,8 @@ class Rowwise:
         # the key is what tells kinds of calls apart
         leaves, structure = ((), None) if out is None else pytree.tree_flatten(out)
         outs = tuple(leaves)
-        if is_recorded((*values, *outs)):
-            from .compiled import call_recorded  # which few processes need
-
-            return call_recorded(self, args, kwargs if out is None else {**kwargs, "out": out})
+        if detour := detour_of((*values, *outs)):
+            return detour(self, args, kwargs if out is None else {**kwargs, "out": out})
         if wants_gradients(values) or is_inside_transform(values):
             return self._differentiable(values, outs)
         aliases = find_aliases(signature, values, outs)

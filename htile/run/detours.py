@@ -1,0 +1,37 @@
+"""Which calls of a row-wise function go another way, by the types of their tensors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+
+import torch
+
+from ..frontend.roles import PLAIN
+from .operands import is_recorded
+
+
+def detour_of(values: tuple) -> Callable[..., object] | None:
+    """What takes a call with these values, as (function, args, kwargs); None for a usual call.
+
+    It is imported here, because few processes need it.
+    """
+    if not torch._C._len_torch_dispatch_stack() and not any(
+        isinstance(value, torch.Tensor) and type(value) not in PLAIN for value in values
+    ):
+        return None
+    if is_recorded(values):
+        from .compiled import call_recorded
+
+        return call_recorded
+    if is_distributed(values):
+        from .distributed import call_on_local_rows
+
+        return call_on_local_rows
+    return None
+
+
+def is_distributed(values: Iterable[object]) -> bool:
+    """Whether a DTensor is among them. There is none before torch's module of them is imported."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(value, module.DTensor) for value in values)
