@@ -312,6 +312,7 @@ MODULES = {
     "RMSNorm": (lambda m: m.RMSNorm(8), ROWS),
     "LayerNorm of two dimensions": (lambda m: m.LayerNorm((6, 8)), ROWS),
     "LayerNorm without parameters": (lambda m: m.LayerNorm(8, elementwise_affine=False), SECOND),
+    "GroupNorm": (lambda m: m.GroupNorm(2, 6), ROWS),
     "Softmax": (lambda m: m.Softmax(-1), SECOND),
 }
 

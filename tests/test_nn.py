@@ -73,6 +73,13 @@ PAIRS = {
     "LayerNorm plain": (lambda m: m.LayerNorm(N, elementwise_affine=False, eps=1e-3), (2, 1, N)),
     "LayerNorm of two dimensions": (lambda m: m.LayerNorm((6, 8)), (3, 6, 8)),
     "LayerNorm of one row of two": (lambda m: m.LayerNorm((6, 8)), (6, 8)),
+    "GroupNorm": (lambda m: m.GroupNorm(4, 12), (3, 12, 5, 7)),
+    "GroupNorm of positions by the power of two": (lambda m: m.GroupNorm(2, 80), (2, 80, 4, 2)),
+    "GroupNorm without positions": (lambda m: m.GroupNorm(4, 12, eps=1e-2), (3, 12)),
+    "GroupNorm of one group": (lambda m: m.GroupNorm(1, 6), (2, 6, 11)),
+    "GroupNorm of one channel": (lambda m: m.GroupNorm(6, 6), (2, 6, 3, 3)),
+    "GroupNorm of one sample": (lambda m: m.GroupNorm(3, 6), (1, 6, 2, 3, 2)),
+    "GroupNorm plain": (lambda m: m.GroupNorm(2, 90, affine=False), (3, 90, 7)),
     "Softmax": (lambda m: m.Softmax(-1), (3, 5, N)),
     "Softmax of one row": (lambda m: m.Softmax(0), (N,)),
     "Softmax by number": (lambda m: m.Softmax(2), (3, 5, N)),
@@ -80,7 +87,7 @@ PAIRS = {
 }  # fmt: skip
 FUNCTION = {
     "RMSNorm": "_rms_norm", "LayerNorm": "_layer_norm", "Softmax": "_softmax",
-    "LogSoftmax": "_log_softmax",
+    "LogSoftmax": "_log_softmax", "GroupNorm": "_group_norm", "GroupNorm plain": "_layer_norm",
 }  # fmt: skip
 
 
@@ -91,7 +98,7 @@ def test_modules_of_torch(called, name, dtype):
     ours, theirs = shaken(make(nn)), shaken(make(torch.nn))
     assert isinstance(ours, type(theirs)) and repr(ours) == repr(theirs)
     assert_like(ours, theirs, row(*shape), dtype=dtype)
-    assert called == [FUNCTION[name.split()[0]]]
+    assert called == [FUNCTION.get(name) or FUNCTION[name.split()[0]]]
 
 
 TARGET = torch.tensor([3, 0, 47, 5, 5, -100, 20])
@@ -129,6 +136,10 @@ def test_what_no_kernel_gives_is_torchs_own(called):
     for ours, theirs, args in (
         (nn.RMSNorm(N, dtype=F64), torch.nn.RMSNorm(N, dtype=F64), (wide,)),
         (nn.LayerNorm(N, dtype=F64), torch.nn.LayerNorm(N, dtype=F64), (wide,)),
+        (nn.GroupNorm(5, 5, dtype=F64), torch.nn.GroupNorm(5, 5, dtype=F64), (wide,)),
+        (nn.GroupNorm(1, 66), torch.nn.GroupNorm(1, 66), (row(2, 66, 9),)),
+        (nn.GroupNorm(2, 6), torch.nn.GroupNorm(2, 6), (row(2, 5, 6).transpose(1, 2),)),
+        (nn.GroupNorm(2, 6), torch.nn.GroupNorm(2, 6), (row(2, 6, 0),)),
         (nn.Softmax(1), torch.nn.Softmax(1), (x,)),
         (nn.LogSoftmax(0), torch.nn.LogSoftmax(0), (x,)),
         (nn.Softmax(-1), torch.nn.Softmax(-1), (wide,)),
@@ -141,6 +152,8 @@ def test_what_no_kernel_gives_is_torchs_own(called):
         assert torch.equal(ours(*args), theirs(*args))
     assert called == []
     for wrong in (lambda m: m.LayerNorm(N)(row(3, N + 1)), lambda m: m.RMSNorm(N)(row(3, 1)),
+                  lambda m: m.GroupNorm(2, 6)(row(3, 5)), lambda m: m.GroupNorm(6, 6)(row(1, 6)),
+                  lambda m: m.GroupNorm(2, 6)(row(6)), lambda m: m.GroupNorm(2, 6)(torch.ones(())),
                   lambda m: m.CrossEntropyLoss()(row(3, N), TARGET)):  # fmt: skip
         with pytest.raises((RuntimeError, ValueError)) as theirs:
             wrong(torch.nn)

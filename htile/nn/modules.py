@@ -14,11 +14,14 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import ShapeError
-from ..frontend.annotations import PerRow, Scalar, Static
+from ..frontend.annotations import Inner, PerRow, Scalar, Static
 from ..run.rowwise import rowwise
 from .guards import fits, lie_alike
 
 EPS = torch.finfo(torch.float32).eps  # what torch's RMSNorm adds if it is given none
+
+WRITTEN_OUT = 32  # channels of a group for each of which a kernel may have text of its own
+TOGETHER = 256  # positions, a power of two, that threads tell apart without such text
 
 
 @rowwise
@@ -35,6 +38,15 @@ def _add_rms_norm(x, residual, weight, eps: float):
 @rowwise
 def _layer_norm(x, weight, bias, eps: float):
     return F.layer_norm(x, x.shape, weight, bias, eps)
+
+
+@rowwise
+def _group_norm(x: Inner[2], weight: Inner[1], bias: Inner[1], eps: float):
+    """Of one group of one sample: (channels, positions), and a weight and a bias a channel."""
+    centered = x - x.mean()
+    y = centered * torch.rsqrt((centered * centered).mean() + eps)
+    y = y if weight is None else y * weight[:, None]
+    return y if bias is None else y + bias[:, None]
 
 
 @rowwise
@@ -141,6 +153,43 @@ class LayerNorm(torch.nn.LayerNorm):
         if not fits(input, weight, bias, inner=len(shape)) or not _ends_in(input, shape):
             return super().forward(input)
         return _over_last(_layer_norm, input, shape, weight, bias, eps=self.eps)
+
+
+def _is_short(channels: int, positions: int) -> bool:
+    """Whether a kernel that tells the channels of a group apart is no long text."""
+    is_power = positions & (positions - 1) == 0
+    return channels <= WRITTEN_OUT or (is_power and positions <= TOGETHER)
+
+
+class GroupNorm(torch.nn.GroupNorm):
+    """`(x - mean) / sqrt(variance + eps) * weight + bias`, as `torch.nn.GroupNorm` (Wu, He, 2018).
+
+    input: (B, C, *positions), contiguous, float32, bfloat16 or float16. weight and bias: (C,), of
+    any of these dtypes. The result has the shape and the dtype of input. A row of the kernel is a
+    group of channels with all of their positions.
+
+    torch's forward computes all others: inputs that are not contiguous, as those in the memory
+    format channels_last, and float64. With a weight or a bias it also computes groups of more than
+    32 channels, unless the number of positions is a power of two up to 256, or 1: a kernel would
+    have the text for each of the channels.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The norm of each group of channels of each sample."""
+        weight, bias, groups, channels = self.weight, self.bias, self.num_groups, self.num_channels
+        fit = input.ndim > 1 and fits(input, weight, bias, inner=input.ndim - 1)
+        is_usual = fit and input.shape[1] == channels and input.is_contiguous()
+        batch, own, positions = len(input) if fit else 0, channels // groups, prod(input.shape[2:])
+        if not is_usual or batch * own * positions < 2:  # torch refuses one value alone
+            return super().forward(input)
+        if weight is None and bias is None:
+            rows = input.view(batch, groups, own * positions)
+            return _layer_norm(rows, None, None, self.eps).view(input.shape)
+        if not _is_short(own, positions):
+            return super().forward(input)
+        of_channels = (c if c is None else c.view(groups, own) for c in (weight, bias))
+        rows = input.view(batch, groups, own, positions)
+        return _group_norm(rows, *of_channels, self.eps).view(input.shape)
 
 
 def _is_last(dim: int | None, x: torch.Tensor) -> bool:
