@@ -15,7 +15,6 @@ from examples.char_transformer import compare
 from htile.nn import fuse
 from tests.lookalikes import NORMS, Block, LlamaRMSNorm
 from tests.test_nn import BF16, F32, F64, N, assert_like, row, shaken
-from tests.test_nn import called as called
 
 
 def fused(module):

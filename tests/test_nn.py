@@ -74,7 +74,8 @@ PAIRS = {
     "LayerNorm of two dimensions": (lambda m: m.LayerNorm((6, 8)), (3, 6, 8)),
     "LayerNorm of one row of two": (lambda m: m.LayerNorm((6, 8)), (6, 8)),
     "GroupNorm": (lambda m: m.GroupNorm(4, 12), (3, 12, 5, 7)),
-    "GroupNorm of positions by the power of two": (lambda m: m.GroupNorm(2, 80), (2, 80, 4, 2)),
+    "GroupNorm of positions by the power of two": (lambda m: m.GroupNorm(1, 70), (2, 70, 16, 8)),
+    "GroupNorm of many channels": (lambda m: m.GroupNorm(2, 40), (2, 40, 9)),
     "GroupNorm without positions": (lambda m: m.GroupNorm(4, 12, eps=1e-2), (3, 12)),
     "GroupNorm of one group": (lambda m: m.GroupNorm(1, 6), (2, 6, 11)),
     "GroupNorm of one channel": (lambda m: m.GroupNorm(6, 6), (2, 6, 3, 3)),
@@ -99,6 +100,18 @@ def test_modules_of_torch(called, name, dtype):
     assert isinstance(ours, type(theirs)) and repr(ours) == repr(theirs)
     assert_like(ours, theirs, row(*shape), dtype=dtype)
     assert called == [FUNCTION.get(name) or FUNCTION[name.split()[0]]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_group_norm_that_is_called_has_a_kernel(dtype):
+    """Forward and backward, for the most channels, and for the most positions of many."""
+    most = modules.TOGETHER // dtype.itemsize
+    for channels, positions in ((modules.WRITTEN_OUT, 3137), (512, most), (65, most // 2), (70, 1)):
+        x = torch.empty(2, 4, channels, positions, device="meta", dtype=dtype)
+        for of_channels in DTYPES:
+            weight = torch.empty(4, channels, device="meta", dtype=of_channels)
+            kernel = modules._group_norm.inspect(x, weight, weight, 1e-5)
+            assert kernel.source and kernel.backward.source
 
 
 TARGET = torch.tensor([3, 0, 47, 5, 5, -100, 20])
@@ -137,7 +150,8 @@ def test_what_no_kernel_gives_is_torchs_own(called):
         (nn.RMSNorm(N, dtype=F64), torch.nn.RMSNorm(N, dtype=F64), (wide,)),
         (nn.LayerNorm(N, dtype=F64), torch.nn.LayerNorm(N, dtype=F64), (wide,)),
         (nn.GroupNorm(5, 5, dtype=F64), torch.nn.GroupNorm(5, 5, dtype=F64), (wide,)),
-        (nn.GroupNorm(1, 66), torch.nn.GroupNorm(1, 66), (row(2, 66, 9),)),
+        (nn.GroupNorm(1, 21), torch.nn.GroupNorm(1, 21), (row(2, 21, 9),)),
+        (nn.GroupNorm(1, 21), torch.nn.GroupNorm(1, 21), (row(2, 21, 16, 16),)),
         (nn.GroupNorm(2, 6), torch.nn.GroupNorm(2, 6), (row(2, 5, 6).transpose(1, 2),)),
         (nn.GroupNorm(2, 6), torch.nn.GroupNorm(2, 6), (row(2, 6, 0),)),
         (nn.Softmax(1), torch.nn.Softmax(1), (x,)),

@@ -20,8 +20,8 @@ from .guards import fits, lie_alike
 
 EPS = torch.finfo(torch.float32).eps  # what torch's RMSNorm adds if it is given none
 
-WRITTEN_OUT = 32  # channels of a group for each of which a kernel may have text of its own
-TOGETHER = 256  # positions, a power of two, that threads tell apart without such text
+WRITTEN_OUT = 20  # channels of a group that a kernel has text for, which compiles in seconds
+TOGETHER = 512  # bytes of a channel up to which a kernel needs no such text, if a power of two
 
 
 @rowwise
@@ -155,10 +155,10 @@ class LayerNorm(torch.nn.LayerNorm):
         return _over_last(_layer_norm, input, shape, weight, bias, eps=self.eps)
 
 
-def _is_short(channels: int, positions: int) -> bool:
+def _is_short(channels: int, positions: int, size: int) -> bool:
     """Whether a kernel that tells the channels of a group apart is no long text."""
     is_power = positions & (positions - 1) == 0
-    return channels <= WRITTEN_OUT or (is_power and positions <= TOGETHER)
+    return channels <= WRITTEN_OUT or (is_power and positions * size <= TOGETHER)
 
 
 class GroupNorm(torch.nn.GroupNorm):
@@ -170,8 +170,8 @@ class GroupNorm(torch.nn.GroupNorm):
 
     torch's forward computes all others: inputs that are not contiguous, as those in the memory
     format channels_last, and float64. With a weight or a bias it also computes groups of more than
-    32 channels, unless the number of positions is a power of two up to 256, or 1: a kernel would
-    have the text for each of the channels.
+    20 channels, unless the number of positions is a power of two, up to 128 in float32 and 256 in
+    16 bits: a kernel would have text for each of the channels.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -185,7 +185,7 @@ class GroupNorm(torch.nn.GroupNorm):
         if weight is None and bias is None:
             rows = input.view(batch, groups, own * positions)
             return _layer_norm(rows, None, None, self.eps).view(input.shape)
-        if not _is_short(own, positions):
+        if not _is_short(own, positions, input.element_size()):
             return super().forward(input)
         of_channels = (c if c is None else c.view(groups, own) for c in (weight, bias))
         rows = input.view(batch, groups, own, positions)

@@ -151,7 +151,7 @@ def _places(function: str, spec: Spec, call: Call, tensor: DTensor) -> list[int 
             places.append(None)
             continue
         if type(placement) is not Shard:
-            _refuse(function, spec.name, tensor, k, Replicate(), "which are no whole rows")
+            _refuse(function, spec.name, tensor, k, Replicate(), "which are neither split rows nor whole ones")
         dimension = placement.dim % tensor.ndim
         if dimension >= own:
             why, wanted = "but all rows share it: it is whole in each process", Replicate()
