@@ -239,7 +239,7 @@ REFUSED = {
     ),
     "partial sums": (
         lambda put: scaled(put(X, PARTIAL)),
-        r"x has the placements \[Partial\(sum\)\], which are neither split rows nor whole ones.*x\.redistribute",
+        r"x has the placements \[Partial\(sum\)\], which are neither split.*x\.redistribute",
     ),
     "partial sums of a vector": (
         lambda put: scaled(put(X, ROWS), put(W, PARTIAL)), r"weight has .*weight\.redistribute"

@@ -151,7 +151,8 @@ def _places(function: str, spec: Spec, call: Call, tensor: DTensor) -> list[int 
             places.append(None)
             continue
         if type(placement) is not Shard:
-            _refuse(function, spec.name, tensor, k, Replicate(), "which are neither split rows nor whole ones")
+            why = "which are neither split rows nor whole ones"
+            _refuse(function, spec.name, tensor, k, Replicate(), why)
         dimension = placement.dim % tensor.ndim
         if dimension >= own:
             why, wanted = "but all rows share it: it is whole in each process", Replicate()
