@@ -9,9 +9,10 @@ the parts of one, so such a call is refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.utils import _pytree as pytree
 
@@ -19,6 +20,9 @@ from ..errors import UnsupportedError
 from ..frontend.graph import Output, Role
 from ..frontend.ops import Op
 from ..frontend.roles import PLAIN, Call, Spec, classify
+
+if TYPE_CHECKING:
+    from .rowwise import Rowwise
 
 
 class _Rows(NamedTuple):
@@ -48,7 +52,7 @@ class _Rows(NamedTuple):
         )
 
 
-def call_on_local_rows(function, args: tuple, kwargs: dict) -> object:
+def call_on_local_rows(function: Rowwise, args: tuple, kwargs: dict) -> object:
     """What a row-wise function gives for DTensors, as DTensors that are split as the rows are.
 
     Raises UnsupportedError where a process alone cannot compute that.
@@ -97,7 +101,7 @@ def have_whole_rows(tensors: Sequence[torch.Tensor], inner: int = 1) -> bool:
     )
 
 
-def _mesh_of(function: str, tensors: dict[str, torch.Tensor]):
+def _mesh_of(function: str, tensors: dict[str, torch.Tensor]) -> DeviceMesh:
     """The mesh of all tensors. Raises UnsupportedError where they have none, or several."""
     first = next(name for name, tensor in tensors.items() if isinstance(tensor, DTensor))
     mesh = tensors[first].device_mesh
@@ -209,7 +213,7 @@ def _local(tensor: DTensor, rows: _Rows) -> torch.Tensor:
     return local if type(local) in PLAIN else local.clone()  # which waits for what is on its way
 
 
-def _whole(local: torch.Tensor, output: Output, rows: _Rows, mesh) -> DTensor:
+def _whole(local: torch.Tensor, output: Output, rows: _Rows, mesh: DeviceMesh) -> DTensor:
     """The DTensor of which this process has computed a part."""
     lead = () if output.over is not None else rows.lead
     shape = torch.Size((*lead, *local.shape[len(lead) :]))
