@@ -17,6 +17,7 @@ from htile.frontend.dynamic import in_bucket
 from htile.frontend.graph import Graph, Role
 from htile.frontend.reference import evaluate
 from htile.frontend.roles import classify
+from htile.frontend.tangents import tangents
 from htile.frontend.trace import trace
 from htile.run.rowwise import Rowwise
 from htile.run.vmap import bodies_as_written
@@ -203,6 +204,30 @@ def check(f: Rowwise, *args, tolerance: float = 1e-9, wrt=None, **kwargs) -> Cal
     exact = autograd(call, given)
     assert_close(gradients(call, given), exact, f._signature.name, tolerance)
     return call
+
+
+def check_tangents(f: Rowwise, *args, tolerance: float = 1e-9, wrt=None, **kwargs) -> None:
+    """Assert that the tangents of `f` are torch's, with respect to `wrt` or to all parameters.
+
+    Those of results of 8 bits are rounded to so many, and so they are not compared here.
+    """
+    call = called(f, *args, **kwargs)
+    wrt = call.wrt if wrt is None else wrt
+    torch.manual_seed(0)
+    given = {name: torch.randn_like(call.values[name]) for name in wrt}
+
+    def of(*values):
+        found = results(call, call.values | dict(zip(wrt, values, strict=True)))
+        return {out.name: found[out.name] for out in call.graph.outputs
+                if out.dtype.is_floating_point and out.dtype.itemsize > 1}  # fmt: skip
+
+    _, exact = torch.func.jvp(of, tuple(call.values[name] for name in wrt), tuple(given.values()))
+    pushed, found = tangents(call.graph, wrt), {}
+    if pushed is not None:
+        found = call.evaluated(pushed, {f"t_{name}": t for name, t in given.items()})
+        found = {name.removeprefix("t_"): t for name, t in found.items()}
+        found = {name: t for name, t in found.items() if name in exact}
+    assert_close(found, exact, f"tangents of {f._signature.name}", tolerance)
 
 
 def check_second(f: Rowwise, *args, tolerance: float = 1e-8, **kwargs) -> None:

@@ -22,6 +22,7 @@ from .ops import Op, Value, Varies, compute_dtype
 from .peaks import independent_peaks
 
 BOOL = torch.bool
+Masks = tuple[tuple[int, bool], ...]
 TENSORS = (Role.ROW, Role.COLUMN, Role.PER_ROW, Role.DEVICE_SCALAR)
 
 
@@ -35,14 +36,14 @@ class Part:
     """
 
     value: int
-    masks: tuple[tuple[int, bool], ...]
+    masks: Masks
     inner: tuple[int, ...]
     spread: bool
 
 
 def differentiable(graph: Graph, wrt: Collection[str]) -> tuple[str, ...]:
     """The names of the outputs that have a derivative with respect to one of these parameters."""
-    needed = _needed(graph, wrt, frozenset())
+    needed = depending(graph, wrt, frozenset())
     return tuple(out.name for out in graph.outputs if out.id in needed and _is_float(graph[out.id]))
 
 
@@ -65,7 +66,7 @@ def derive(graph: Graph, wrt: Collection[str], cotangents: Collection[str]) -> G
     derivative, and for a parameter of 8 bits or an output that is a maximum over rows.
     """
     given = [out for out in graph.outputs if out.name in cotangents and _is_float(graph[out.id])]
-    needed = _needed(graph, wrt, independent_peaks(graph, [out.id for out in given]))
+    needed = depending(graph, wrt, independent_peaks(graph, [out.id for out in given]))
     builder = Builder.after(graph, f"{graph.name}_backward")
     walk = _Walk(graph, builder, needed)
     for out in given:
@@ -84,7 +85,7 @@ def _is_float(node: Node) -> bool:
     return node.value.dtype.is_floating_point
 
 
-def _needed(graph: Graph, wrt: Collection[str], peaks: frozenset[int]) -> set[int]:
+def depending(graph: Graph, wrt: Collection[str], peaks: frozenset[int]) -> set[int]:
     """The nodes that have a derivative with respect to a parameter; keys have one, too."""
     found = {i.id for i in graph.inputs if i.name in wrt and i.role in TENSORS}
     found = {id for id in found if _is_float(graph[id])}
@@ -181,45 +182,13 @@ class _Walk:
             groups.setdefault(key, []).append((part.value, part.masks))
         found = []
         for (axes, inner, spread), group in groups.items():
-            g, masks = self._added(group)
+            g, masks = added(algebra, group)
             if axes or (len(inner) > len(value.inner) and masks):
                 g, masks = algebra.select(g, masks), ()
             if axes:
                 g = algebra.total(g, inner, spread, axes)
             found.append((algebra.without_leading_ones(g, len(value.inner)), masks))
-        return self._added(found)
-
-    def _added(self, parts: list[tuple[int, tuple]]) -> tuple[int, tuple]:
-        """The sum of values under masks. What is under a mask, or where it does not hold, is one.
-
-        Masks that all of them are under are left, and the others applied.
-        """
-        algebra, under = self.algebra, {}
-        todo = [*reversed(parts)]
-        while todo:
-            value, masks = todo.pop()
-            if masks in under:
-                todo.append((algebra.add(under.pop(masks), value), masks))
-                continue
-            if masks:
-                *rest, (mask, holds) = masks
-                opposite = (*rest, (mask, not holds))
-                if opposite in under:
-                    both = (value, under.pop(opposite)) if holds else (under.pop(opposite), value)
-                    chosen = both[0]
-                    if both[0] != both[1]:
-                        chosen = algebra.node(Op.WHERE, mask, *both)
-                    todo.append((chosen, tuple(rest)))
-                    continue
-            under[masks] = value
-        if len(under) == 1:
-            ((masks, value),) = under.items()
-            return value, masks
-        total = None
-        for masks, value in under.items():
-            value = algebra.select(value, masks)
-            total = value if total is None else algebra.add(total, value)
-        return total, ()
+        return added(algebra, found)
 
     def output(self, i: Input, g: int) -> Output:
         """The gradient of a parameter as an output."""
@@ -231,24 +200,60 @@ class _Walk:
         value, is_row = self.graph[i.id].value, i.role in (Role.ROW, Role.COLUMN)
         g = self.algebra.widened(g, value.inner, is_row)
         if self.builder[g].value.varies is not Varies.ROW:
-            g = self._of_row(i, g)
+            g = of_row(self.algebra, g, i.id)
         over = Op.SUM if i.role in (Role.COLUMN, Role.DEVICE_SCALAR) else None
         return Output(f"d_{i.name}", g, i.dtype, value.inner, is_row, over=over)
 
-    def _of_row(self, i: Input, g: int) -> int:
-        """A value that is the same for all rows, as one of each row: kernels give no other.
 
-        It is chosen, whatever an element of the row is, and so it keeps its bits.
-        """
-        node, inner = self.algebra.node, self.algebra.inner
-        rows = [each.id for each in self.builder.inputs if each.role in (Role.ROW, Role.PER_ROW)]
-        x = i.id if i.id in rows else rows[0]
-        if self.builder[x].value.dtype in STORAGE | {BOOL}:
-            x = node(Op.CAST, x, arg=FLOAT)
-        mask = node(Op.EQ, x, x)
-        while inner(mask) not in ((), inner(g)):
-            mask = node(Op.ANY, mask, arg=-1 if len(inner(mask)) > 1 else None)
-        return node(Op.WHERE, mask, g, g)
+def added(algebra: Algebra, parts: list[tuple[int, Masks]]) -> tuple[int, Masks]:
+    """The sum of values under masks. What is under a mask, or where it does not hold, is one.
+
+    Masks that all of them are under are left, and the others applied.
+    """
+    under: dict[Masks, int] = {}
+    todo = [*reversed(parts)]
+    while todo:
+        value, masks = todo.pop()
+        if masks in under:
+            todo.append((algebra.add(under.pop(masks), value), masks))
+            continue
+        if masks:
+            *rest, (mask, holds) = masks
+            opposite = (*rest, (mask, not holds))
+            if opposite in under:
+                both = (value, under.pop(opposite)) if holds else (under.pop(opposite), value)
+                chosen = both[0]
+                if both[0] != both[1]:
+                    chosen = algebra.node(Op.WHERE, mask, *both)
+                todo.append((chosen, tuple(rest)))
+                continue
+        under[masks] = value
+    if len(under) == 1:
+        ((masks, value),) = under.items()
+        return value, masks
+    total = None
+    for masks, value in under.items():
+        value = algebra.select(value, masks)
+        total = value if total is None else algebra.add(total, value)
+    return total, ()
+
+
+def of_row(algebra: Algebra, g: int, like: int | None = None) -> int:
+    """A value that is the same for all rows, as one of each row: kernels give no other.
+
+    It is chosen, whatever an element of the row is, and so it keeps its bits.
+
+    like: the input whose element that is, if it is one of rows.
+    """
+    node, inner, builder = algebra.node, algebra.inner, algebra.builder
+    rows = [each.id for each in builder.inputs if each.role in (Role.ROW, Role.PER_ROW)]
+    x = like if like in rows else rows[0]
+    if builder[x].value.dtype in STORAGE | {BOOL}:
+        x = node(Op.CAST, x, arg=FLOAT)
+    mask = node(Op.EQ, x, x)
+    while inner(mask) not in ((), inner(g)):
+        mask = node(Op.ANY, mask, arg=-1 if len(inner(mask)) > 1 else None)
+    return node(Op.WHERE, mask, g, g)
 
 
 def _shared_axes(part: Part, value: Value) -> tuple[int, ...]:
