@@ -224,7 +224,8 @@ def check_tangents(f: Rowwise, *args, tolerance: float = 1e-9, wrt=None, **kwarg
     _, exact = torch.func.jvp(of, tuple(call.values[name] for name in wrt), tuple(given.values()))
     pushed, found = tangents(call.graph, wrt), {}
     if pushed is not None:
-        found = call.evaluated(pushed, {f"t_{name}": t for name, t in given.items()})
+        both = {name: given[of] for name, of in pushed.parameters.items()}
+        found = call.evaluated(pushed.graph, both)
         found = {name.removeprefix("t_"): t for name, t in found.items()}
         found = {name: t for name, t in found.items() if name in exact}
     assert_close(found, exact, f"tangents of {f._signature.name}", tolerance)

@@ -372,8 +372,8 @@ def test_forward_mode_goes_the_long_way(gpu):
     plain(X)
     with forward_ad.dual_level():
         plain(X)
-        with pytest.raises(GradientError):
-            plain(forward_ad.make_dual(X, X))
+        plain._differentiated = lambda values, outs: "differentiated"
+        assert plain(forward_ad.make_dual(X, X)) == "differentiated"
     assert len(gpu.long) == 3
 
 

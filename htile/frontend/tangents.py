@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import NamedTuple
 
 from torch.utils import _pytree as pytree
 
@@ -25,7 +26,17 @@ Rule = Callable[[Algebra, Step, int], int]
 """The tangent of a result, of that of the first operand, which has all of the operand's axes."""
 
 
-def tangents(graph: Graph, wrt: Collection[str]) -> Graph | None:
+class Pushed(NamedTuple):
+    """The graph of the tangents of another graph's results.
+
+    parameters: for each input that is a tangent, by its name, the name of the parameter.
+    """
+
+    graph: Graph
+    parameters: dict[str, str]
+
+
+def tangents(graph: Graph, wrt: Collection[str]) -> Pushed | None:
     """The graph of the tangents of the results of `graph`; None where all of them are 0.
 
     graph: as traced, with values of any inner shape; or a graph that was derived.
@@ -49,19 +60,21 @@ def tangents(graph: Graph, wrt: Collection[str]) -> Graph | None:
     push.parameters(needed)
     push.results(needed)
     found = [push.output(out) for out in outputs if out.id in push.found]
-    return _alone(builder, found) if found else None
+    return Pushed(_alone(builder, found), push.given) if found else None
 
 
 class _Push:
     """From the parameters to the results.
 
     found: the tangent of each node that has one. It may lack axes that it is the same along.
+    given: the parameter of each input that is a tangent, by their names.
     """
 
     def __init__(self, graph: Graph, builder: Builder):
         self.graph, self.builder = graph, builder
         self.algebra = Algebra(builder, graph)
         self.found: dict[int, int] = {}
+        self.given: dict[str, str] = {}
 
     def parameters(self, needed: Collection[int]) -> None:
         """Add an input for the tangent of each parameter."""
@@ -70,6 +83,7 @@ class _Push:
                 name = self._free(f"t_{i.name}")
                 value = self.graph[i.id].value
                 self.found[i.id] = self.algebra.input(name, i.role, i.dtype, value)
+                self.given[name] = i.name
 
     def _free(self, name: str) -> str:
         while any(i.name == name for i in self.builder.inputs):

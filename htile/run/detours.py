@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from ..frontend.roles import PLAIN
-from .operands import is_recorded
+from .operands import is_inside_transform, is_recorded
 
 
 def detour_of(values: tuple) -> Callable[..., object] | None:
@@ -20,7 +20,7 @@ def detour_of(values: tuple) -> Callable[..., object] | None:
         isinstance(value, torch.Tensor) and type(value) not in PLAIN for value in values
     ):
         return None
-    if is_recorded(values):
+    if is_recorded(values) and not is_inside_transform(values):
         from .compiled import call_recorded
 
         return call_recorded

@@ -1,28 +1,26 @@
 """Calls whose gradients are asked for: a forward kernel, and a backward kernel when autograd runs.
 
-A `Derivative` is made for one specialization of a function and the arguments that require grad. Its
-backward graph is found and planned in the forward call, so what has no gradient is refused there,
-with the user's line. The backward graph is a function of rows as any other: a gradient of second
-order is the `Derivative` of that graph. For it the statistics that a forward pass keeps are results
-too, which only autograd sees.
+So are calls inside torch.func, and calls with tangents. torch goes from one transform to the next.
+In each of them it asks for gradients (`grad`, `vjp`), for tangents (`jvp`), or for the results of a
+whole batch (`vmap`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from ..build.arch import Arch
 from ..errors import GradientError, UnsupportedError
-from ..frontend.derive import derive, differentiable
-from ..frontend.graph import Graph, Role
+from ..frontend.derive import differentiable
+from ..frontend.graph import Role
 from ..frontend.roles import classify
-from ..frontend.saved import Split, split
+from .derivatives import Derivative, derivative_of, refuse_any_length
 from .kernel import Kernel
 from .launch import Request
 from .operands import (
@@ -33,8 +31,9 @@ from .operands import (
     refuse_transforms,
 )
 from .runner import Runner, keep, over_rows
-from .specialize import Specialization, spec_of
-from .vmap import batched
+from .specialize import Specialization
+from .tangents import TANGENTS, tangents_of
+from .vmap import batched, mapped_and_shared
 
 if TYPE_CHECKING:
     from .rowwise import Rowwise
@@ -59,7 +58,9 @@ class DifferentiableCalls:
         function = self._function
         signature, captures = function._signature, function._captures
         if outs and is_inside_transform(values):
-            raise UnsupportedError(f"{signature.name}: out= inside torch.func; return the result")
+            raise UnsupportedError(
+                f"{signature.name}: out= inside torch.func or with tangents; return the result"
+            )
         if outs:
             raise GradientError(
                 f"{signature.name}: out= with arguments that require grad; return the result, or "
@@ -85,7 +86,8 @@ class DifferentiableCalls:
             if is_inside_transform(request.values):
                 name = request.signature.name
                 raise UnsupportedError(
-                    f"{name}: products with matrices inside torch.func are not supported yet"
+                    f"{name}: products with matrices inside torch.func, or of tangents, are not "
+                    "supported yet; call F.linear outside, and pass its result"
                 )
             return self._of_products(request)
         return partial(with_gradients, self._runner(request, holds), lead=request.call.lead)
@@ -121,131 +123,6 @@ class Training(NamedTuple):
     saved: tuple[str, ...]
 
 
-class Backward(NamedTuple):
-    """A backward graph for some cotangents.
-
-    sources: where each argument of `run` comes from: the number of a list, which has the arguments
-        of the forward pass, what is kept of it, and the cotangents, and an index into that list.
-    gradients: for each argument that requires grad the index of its gradient, or None.
-    """
-
-    run: Runner
-    sources: tuple[tuple[int, int], ...]
-    gradients: tuple[int | None, ...]
-
-
-class Derivative:
-    """The forward and backward kernels of a graph for the arguments that require grad.
-
-    wrt: their names.
-    repeated: those of them that have fewer rows than the call. Their gradients are summed by torch
-        from those of all rows, which are float32.
-    """
-
-    def __init__(self, of: Runner, wrt: tuple[str, ...], repeated: frozenset[str]):
-        graph = of.graph
-        if graph.multiple is not None:
-            raise GradientError(
-                f"{graph.name}: gradients of rows of any length (dynamic_n=True) are not computed "
-                "yet; leave dynamic_n out"
-            )
-        self.of, self.wrt, self.repeated = of, wrt, repeated
-        self.results = len(graph.outputs)
-        self._split = self._sufficient(graph)
-        forward = self._split.forward
-        self.forward = of
-        if len(forward.outputs) > self.results:
-            part = of, part_name(wrt, repeated)
-            own = of.specs, of.fastmath, of.wanted
-            self.forward = Runner(forward, *own, of.specialization, part)
-        names = differentiable(forward, wrt)
-        self.has_gradient = tuple(o.name in names for o in forward.outputs)
-        rows = self._split.kept
-        kept = {i.name for i in graph.inputs if i.role is not Role.ROW or i.id in rows}
-        self._arguments = tuple(
-            k for k, spec in enumerate(of.specs)
-            if spec.name in kept and spec.role not in (Role.SCALAR, Role.STATIC)
-        )  # fmt: skip
-        self._results = tuple(sorted({*self._split.results.values()}))
-        self._backward: dict[tuple[bool, ...], Backward] = {}
-
-    def _sufficient(self, graph: Graph) -> Split:
-        """The cut for the gradients of all results; what it keeps suffices for each of them."""
-        names = differentiable(graph, self.wrt)
-        joint = self._joint(graph, names)
-        found = split(graph, joint)
-        for name in names if len(names) > 1 else ():
-            alone = self._joint(found.forward, (name,))
-            if split(found.forward, alone, found) is None:
-                return split(graph, joint, whole=True)
-        return found
-
-    def _joint(self, graph: Graph, cotangents: tuple[str, ...]) -> Graph:
-        joint = derive(graph, self.wrt, cotangents)
-        outputs = tuple(
-            replace(o, dtype=torch.float32) if o.name.removeprefix("d_") in self.repeated else o
-            for o in joint.outputs
-        )
-        return replace(joint, outputs=outputs)
-
-    def kept(self, values: tuple, results: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-        """What backward passes read of a forward pass: some of its arguments and results."""
-        return [*(values[k] for k in self._arguments), *(results[k] for k in self._results)]
-
-    def gradients(
-        self, values: tuple, kept: Sequence, cotangents: tuple, lead: tuple[int, ...]
-    ) -> list[torch.Tensor | None]:
-        """The gradient of each argument of `wrt`, in its dtype; None where there is none.
-
-        values: the arguments of the forward pass; of its tensors only what is kept is read.
-        kept: what `kept` gave. cotangents: for each result of `forward` one, or None.
-        """
-        backward, given = self.arguments(values, kept, cotangents)
-        found = with_gradients(backward.run, given, lead)
-        return [None if k is None else found[k] for k in backward.gradients]
-
-    def arguments(self, values: tuple, kept: Sequence, cotangents: tuple) -> tuple[Backward, tuple]:
-        """The backward graph for these cotangents, and its arguments; see `gradients`."""
-        present = tuple([g is not None for g in cotangents])
-        backward = self.backward(present)
-        lists = values, kept, cotangents
-        return backward, tuple([lists[number][k] for number, k in backward.sources])
-
-    def backward(self, present: tuple[bool, ...]) -> Backward:
-        """The backward graph for the cotangents that are `present`."""
-        known = self._backward.get(present)
-        return known or self._backward.setdefault(present, self._backward_for(present))
-
-    def _backward_for(self, present: tuple[bool, ...]) -> Backward:
-        """The same, made anew. It reads no more than what is kept."""
-        graph, of = self._split.forward, self.of
-        there = [k for k, is_there in enumerate(present) if is_there]
-        joint = self._joint(graph, tuple(graph.outputs[k].name for k in there))
-        cut = split(graph, joint, self._split)
-        if cut is None:
-            raise GradientError(
-                f"{of.graph.name}: this gradient, of second order or of some of the results, reads "
-                "values that the forward pass does not keep; return the reduction that it goes "
-                "through, too, or compute that in a function of its own"
-            )
-        specs = {spec.name: spec for spec in of.specs}
-        specs = {i.name: specs.get(i.name) or spec_of(cut.backward, i) for i in cut.backward.inputs}
-        part = of, part_name(self.wrt, self.repeated, present)
-        run = Runner(cut.backward, tuple(specs.values()), of.fastmath, {}, part=part)
-        sources = {spec.name: (0, k) for k, spec in enumerate(of.specs)}
-        sources |= {of.specs[k].name: (1, place) for place, k in enumerate(self._arguments)}
-        count = len(self._arguments)
-        sources |= {n: (1, count + self._results.index(k)) for n, k in cut.results.items()}
-        given = zip(joint.inputs[len(graph.inputs) :], there, strict=True)
-        sources |= {i.name: (2, k) for i, k in given}
-        gradients = {o.name: k for k, o in enumerate(joint.outputs)}
-        return Backward(
-            run,
-            tuple(sources[name] for name in specs),
-            tuple(gradients.get(f"d_{name}") for name in self.wrt),
-        )
-
-
 def with_gradients(
     run: Runner, values: tuple, lead: tuple[int, ...]
 ) -> tuple[torch.Tensor, ...]:
@@ -258,6 +135,7 @@ def with_gradients(
         wrt = {name: tensor for name, tensor in tensors if requires_grad(tensor)}
     derivative = derivative_of(run, tuple(wrt), _repeated(run, wrt, lead)) if wrt else None
     if is_transformed:
+        refuse_any_length(run.graph)
         forward = run if derivative is None else derivative.forward
         return _Transformed.apply(derivative, forward, lead, *values)[: len(run.graph.outputs)]
     if derivative is None:
@@ -270,27 +148,12 @@ def _requires_grad(tensor: torch.Tensor) -> bool:
     return tensor.requires_grad
 
 
-def derivative_of(
-    run: Runner, wrt: tuple[str, ...], repeated: frozenset[str]
-) -> Derivative | None:
-    """The derivative of a runner's graph; None where no result depends on these arguments."""
-    key = wrt, repeated
-    if key not in run.derivatives:
-        has_any = differentiable(run.graph, wrt)
-        run.derivatives[key] = Derivative(run, *key) if has_any else None
-    return run.derivatives[key]
-
-
-def part_name(
-    wrt: tuple[str, ...], repeated: frozenset[str], present: tuple[bool, ...] | None = None
-) -> str:
-    """The name of a derivative's forward graph, or of its backward graph for some cotangents."""
-    there = "" if present is None else "".join("01"[each] for each in present)
-    return f"{','.join(wrt)};{','.join(sorted(repeated))};{there}"
-
-
 def part_named(run: Runner, name: str) -> Runner:
-    """The runner that `part_name` names, of a derivative of this one."""
+    """The runner of this name, of what comes of this one's graph."""
+    kind, is_other, names = name.partition(":")
+    if is_other:
+        names = tuple(names.split(","))
+        return tangents_of(run, names).run if kind == TANGENTS else run.unshared(names)
     wrt, repeated, there = name.split(";")
     of = tuple(wrt.split(",")), frozenset(repeated.split(",") if repeated else ())
     derivative = derivative_of(run, *of)
@@ -372,9 +235,9 @@ class _Function(torch.autograd.Function):
 
 
 class _Transformed(torch.autograd.Function):
-    """The same inside torch.func, with all values, which torch takes from one level to the next.
+    """A call with all values, which torch takes from one level to the next.
 
-    Without a derivative it is a graph that only `torch.vmap` maps over.
+    Without a derivative it has tangents only. Statistics of a derivative are results, too.
     """
 
     @staticmethod
@@ -384,42 +247,47 @@ class _Transformed(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         derivative, run, lead, *values = inputs
-        ctx.names = run.parameters.names
-        if derivative is None:
-            ctx.derivative = None
-            ctx.mark_non_differentiable(*output)
-            return
-        named = dict(zip(ctx.names, values, strict=True))
-        _set_up(ctx, derivative, values, lead, [named[name] for name in derivative.wrt], output)
+        ctx.derivative, ctx.run, ctx.lead = derivative, run, lead
+        if derivative is not None:
+            named = dict(zip(run.parameters.names, values, strict=True))
+            wrt = [named[name] for name in derivative.wrt]
+            _set_up(ctx, derivative, values, lead, wrt, output)
+        has_slope = (False,) * len(output) if derivative is None else derivative.has_gradient
+        if forward_ad._current_level >= 0:
+            tensors = [v if isinstance(v, torch.Tensor) else None for v in values]
+            ctx.others = [None if isinstance(v, torch.Tensor) else v for v in values]
+            ctx.save_for_forward(*tensors)
+            has_slope = run.has_gradient
+        ctx.set_materialize_grads(False)
+        both = zip(output, has_slope, strict=True)
+        ctx.mark_non_differentiable(*(result for result, has_one in both if not has_one))
 
     @staticmethod
     def backward(ctx, *cotangents):
-        found = {}
-        if ctx.derivative is not None:
-            found = dict(zip(ctx.derivative.wrt, _gradients(ctx, cotangents), strict=True))
-        return None, None, None, *(found.get(name) for name in ctx.names)
+        found, derivative = {}, ctx.derivative
+        if derivative is not None:
+            both = zip(cotangents, derivative.has_gradient, strict=True)
+            cotangents = [g if has_one else None for g, has_one in both]
+            if any(g is not None for g in cotangents):
+                found = dict(zip(derivative.wrt, _gradients(ctx, cotangents), strict=True))
+        return None, None, None, *(found.get(name) for name in ctx.run.parameters.names)
 
     @staticmethod
     def jvp(ctx, *tangents):
-        raise GradientError(
-            "a row-wise function does not carry forward-mode tangents (torch.func.jvp, jacfwd, "
-            "hessian) yet; write torch.func.vjp, jacrev, or jacrev(jacrev(f))"
-        )
+        both = zip(ctx.saved_tensors, ctx.others, strict=True)
+        values = tuple([other if tensor is None else tensor for tensor, other in both])
+        return _pushed(ctx, values, tangents[3:])
 
     @staticmethod
     def vmap(info, in_dims, derivative, run, lead, *values):
-        whole = batched(run, info.batch_size, in_dims[3:], values, lead)
-        rows = info.batch_size, *lead
-        over = run.graph.over_rows
-        if not over:
+        dims, rows = in_dims[3:], (info.batch_size, *lead)
+        if shared := mapped_and_shared(run, dims):
+            run = run.unshared(shared)
+        whole = batched(run, info.batch_size, dims, values, lead)
+        if not shared and not run.graph.over_rows:
             results = _Transformed.apply(derivative, run, rows, *whole)
-        elif any(isinstance(v, torch.Tensor) and is_differentiated(v) for v in whole):
-            raise GradientError(
-                f"{run.graph.name}: a gradient of sums over rows inside torch.vmap, which is "
-                "differentiated again, is not supported yet; call it for each element of the batch"
-            )
-        else:
-            terms = _Transformed.apply(None, run.of_terms, rows, *whole)
+        else:  # another graph, which has a derivative of its own
+            terms = with_gradients(run.of_terms if run.graph.over_rows else run, whole, rows)
             both = zip(terms, run.graph.outputs, strict=True)
             results = tuple(over_rows(result, output, 1, len(rows)) for result, output in both)
         return results, (0,) * len(results)
@@ -439,7 +307,9 @@ def _set_up(ctx, derivative, values, lead, wrt, results) -> None:
 def _gradients(ctx, cotangents: tuple) -> Sequence[torch.Tensor | None]:
     """The gradients of what the derivative is for."""
     cotangents = tuple([None if g is None else g.resolve_neg() for g in cotangents])
-    found = ctx.derivative.gradients(ctx.values, ctx.saved_tensors, cotangents, ctx.lead)
+    backward, given = ctx.derivative.arguments(ctx.values, ctx.saved_tensors, cotangents)
+    results = with_gradients(backward.run, given, ctx.lead)
+    found = [None if k is None else results[k] for k in backward.gradients]
     repeated = ctx.derivative.repeated
     if repeated:
         named = zip(ctx.derivative.wrt, found, ctx.like, strict=True)
@@ -448,3 +318,31 @@ def _gradients(ctx, cotangents: tuple) -> Sequence[torch.Tensor | None]:
             for name, g, (shape, dtype) in named
         ]
     return found
+
+
+def _pushed(ctx, values: tuple, given: Sequence) -> tuple[torch.Tensor | None, ...]:
+    """The tangent of each result that has a derivative.
+
+    given: for each of the arguments its tangent, or None.
+    """
+    run, lead = ctx.run, ctx.lead
+    if any(t is not None and torch._C._functorch.is_legacy_batchedtensor(t) for t in given):
+        raise GradientError(
+            f"{run.graph.name}: tangents of a vectorized Jacobian of torch.autograd.functional are "
+            "not supported; write torch.func.jacfwd"
+        )
+    given = [None if t is None or t._is_zerotensor() else t.resolve_neg() for t in given]
+    named = zip(run.parameters.names, given, strict=True)
+    pushed = tangents_of(run, tuple([name for name, t in named if t is not None]))
+    results = ()
+    if pushed is not None:
+        lists = values, given
+        results = with_gradients(pushed.run, tuple([lists[n][k] for n, k in pushed.sources]), lead)
+    shapes = run.specialization.shapes(lead)
+    places = [None] * len(shapes) if pushed is None else pushed.results
+    first = next(v for v in values if isinstance(v, torch.Tensor))
+    return tuple(
+        None if not has_one else results[k] if k is not None
+        else torch.zeros((), dtype=dtype, device=first.device).expand(shape)
+        for k, (shape, dtype), has_one in zip(places, shapes, run.has_gradient, strict=True)
+    )  # fmt: skip

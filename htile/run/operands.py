@@ -22,7 +22,7 @@ def call_key(
 ) -> object:
     """What tells calls apart that need different launches; None for what no call takes."""
     if forward_ad._current_level >= 0:
-        return None  # a tensor's key does not show a tangent, which `refuse_gradients` looks for
+        return None  # a tensor's key does not show whether it has a tangent
     try:
         key = (
             captured,
@@ -124,7 +124,7 @@ def without_modes() -> AbstractContextManager:
 
 
 def refuse_transforms(signature: Signature, values: tuple) -> None:
-    """Raise GradientError for forward-mode tangents, and UnsupportedError for `functionalize`."""
+    """Raise UnsupportedError for `functionalize`, and for what is left of other transforms."""
     transforms = torch._C._functorch
     has_ended = transforms.peek_interpreter_stack() is None
     for name, value in _tensors(signature, values):
@@ -135,32 +135,41 @@ def refuse_transforms(signature: Signature, values: tuple) -> None:
                 f"{signature.name}: {name} is inside torch.func.functionalize, or comes of a "
                 "transform that has ended, which is not supported; call it outside"
             )
-        refuse_tangent(signature.name, name, value)
+
+
+def has_tangent(tensor: torch.Tensor) -> bool:
+    """Whether a tensor carries a forward-mode tangent."""
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def refuse_tangent(function: str, name: str, tensor: torch.Tensor) -> None:
-    """Raise GradientError for a tensor with a forward-mode tangent, which would be dropped."""
-    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
+    """Raise GradientError for a tensor whose tangent would be dropped."""
+    if has_tangent(tensor):
         raise GradientError(
-            f"{function}: {name} carries a forward-mode tangent, which HTile does not carry on "
-            f"yet; pass forward_ad.unpack_dual({name}).primal"
+            f"{function}: {name} carries a forward-mode tangent, which is not carried on here; "
+            f"pass forward_ad.unpack_dual({name}).primal"
         )
 
 
 def is_inside_transform(values: tuple) -> bool:
-    """Whether a transform of torch.func works on one of these values: grad, vjp, vmap."""
-    if torch._C._functorch.peek_interpreter_stack() is None:
+    """Whether a transform of torch.func works on one of these values, or one has a tangent."""
+    is_any = torch._C._functorch.peek_interpreter_stack() is not None
+    if not is_any and forward_ad._current_level < 0:
         return False
     is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return any(isinstance(value, torch.Tensor) and is_wrapped(value) for value in values)
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return any(is_any and is_wrapped(value) for value in tensors) or any(map(has_tangent, tensors))
 
 
 def is_differentiated(tensor: torch.Tensor) -> bool:
     """Whether a gradient for the tensor may be asked for, in any transform around the call."""
     transforms = torch._C._functorch
+    levels = transforms.get_interpreter_stack() or ()
+    forward = [each.level() for each in levels if each.key() == transforms.TransformType.Jvp]
     while transforms.is_functorch_wrapped_tensor(tensor):
         if transforms.is_gradtrackingtensor(tensor):
-            return tensor.is_floating_point()
+            if transforms.maybe_get_level(tensor) not in forward:
+                return tensor.is_floating_point()
         tensor = transforms.get_unwrapped(tensor)
     return tensor.requires_grad
 

@@ -18,18 +18,21 @@ from torch.utils import _pytree as pytree
 
 from ..build.arch import Arch, arch_of_capability
 from ..errors import UnsupportedError
+from ..frontend.derive import differentiable
 from ..frontend.graph import Graph, Output, Role
 from ..frontend.ops import Op
 from ..frontend.reference import evaluate
 from ..frontend.roles import PLAIN, Call, Spec
+from ..frontend.unshared import unshared
 from ..lower import run_passes
 from .kernel import Kernel
 from .launch import Launch, Request, prepare, run
 from .operands import refuse_tangent, runs_kernels, tensor_key, without_modes
-from .specialize import Specialization
+from .specialize import Specialization, spec_of
 
 if TYPE_CHECKING:
-    from .gradients import Derivative
+    from .derivatives import Derivative
+    from .tangents import Tangents
 
 Result = TypeVar("Result")
 OF_ROWS = (Role.ROW, Role.PER_ROW)
@@ -70,6 +73,8 @@ class Runner:
             self.specialization = Specialization(specs, graph, run_passes(graph))
         self.inner = {spec.name: len(spec.inner) for spec in specs if spec.role in OF_ROWS}
         self.derivatives: dict[object, Derivative | None] = {}
+        self.tangents: dict[tuple[str, ...], Tangents | None] = {}
+        self._unshared: dict[tuple[str, ...], Runner] = {}
         self._launches: dict[object, tuple[Launch, bool]] = {}
 
     @cached_property
@@ -83,6 +88,12 @@ class Runner:
         return f"{of.name}|{which}"
 
     @cached_property
+    def has_gradient(self) -> tuple[bool, ...]:
+        """For each result whether it has a derivative with respect to any argument."""
+        names = differentiable(self.graph, self.parameters.names)
+        return tuple(o.name in names for o in self.graph.outputs)
+
+    @cached_property
     def of_terms(self) -> Runner:
         """A runner of what each row adds, where the results of the graph are sums over all rows."""
         outputs = tuple(
@@ -91,6 +102,19 @@ class Runner:
         )
         graph = replace(self.graph, outputs=outputs)
         return Runner(graph, self.specs, self.fastmath, self.wanted, part=(self, "terms"))
+
+    def unshared(self, names: tuple[str, ...]) -> Runner:
+        """A runner for arguments of these names that differ from row to row, if all rows shared
+        them."""
+        found = self._unshared.get(names)
+        if found is None:
+            graph = unshared(self.graph, names)
+            made = {i.name: spec_of(graph, i) for i in graph.inputs if i.name in names}
+            specs = tuple(made.get(spec.name) or spec for spec in self.specs)
+            part = self, f"unshared:{','.join(names)}"
+            found = Runner(graph, specs, self.fastmath, self.wanted, part=part)
+            self._unshared[names] = found
+        return found
 
     def __call__(self, values: tuple, lead: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
         """The graph's results, in order."""
@@ -105,7 +129,7 @@ class Runner:
         self, values: tuple, lead: tuple[int, ...], device: torch.device
     ) -> tuple[torch.Tensor, ...]:
         """The results as numbers; `__call__` leaves it to torch's modes what they make of it."""
-        if forward_ad._current_level >= 0:  # so that no gradient of an argument has lost a tangent
+        if forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled():  # none is dropped
             for name, value in zip(self.parameters.names, values, strict=True):
                 if isinstance(value, torch.Tensor):
                     refuse_tangent(self.graph.name, name, value)

@@ -81,7 +81,7 @@ class _OverBatch(torch.autograd.Function):
 
 def batched(
     run: Runner, batch: int, dims: tuple, values: tuple, lead: tuple[int, ...]
-) -> list[object]:
+) -> tuple:
     """The arguments of a runner with the batch as the first dimension of the rows.
 
     dims: for each value the dimension that vmap maps over; None for one that is not mapped.
@@ -89,17 +89,20 @@ def batched(
     whole = []
     for spec, value, dim in zip(run.specs, values, dims, strict=True):
         if isinstance(value, torch.Tensor) and dim is not None:
-            if spec.role not in (Role.ROW, Role.PER_ROW):
-                name = run.graph.name
-                raise UnsupportedError(
-                    f"{name}: torch.vmap maps over {spec.name}, which all rows of a call share; "
-                    f"call {name} for each element of the batch, or outside torch.vmap"
-                )
             value = value.movedim(dim, 0)
             missing = 1 + len(lead) + len(spec.inner) - value.dim()
             value = value.reshape(batch, *(1,) * missing, *value.shape[1:])
         whole.append(value)
-    return whole
+    return tuple(whole)
+
+
+def mapped_and_shared(run: Runner, dims: tuple) -> tuple[str, ...]:
+    """The names of the arguments that vmap maps over, although all rows of a call share them."""
+    both = zip(run.specs, dims, strict=True)
+    return tuple([
+        spec.name for spec, dim in both
+        if dim is not None and spec.role in (Role.COLUMN, Role.DEVICE_SCALAR, Role.MATRIX)
+    ])  # fmt: skip
 
 
 def _with_batch(

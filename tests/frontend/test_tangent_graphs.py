@@ -33,7 +33,7 @@ def rows(*lead, n=N, seed=0):
 
 def tangents_of(f, *args):
     call = called(htile.rowwise(f), *args)
-    return tangents(call.graph, call.wrt)
+    return tangents(call.graph, call.wrt).graph
 
 
 # ---- values --------------------------------------------------------------------------------------

@@ -1,0 +1,164 @@
+"""The forward and backward graphs of calls that are differentiated, and what is kept between them.
+
+A `Derivative` is made for one specialization of a function and the arguments that require grad. Its
+backward graph is found and planned in the forward call, so what has no gradient is refused there,
+with the user's line. The backward graph is a function of rows as any other: a gradient of second
+order is the `Derivative` of that graph. For it the statistics that a forward pass keeps are results
+too, which only autograd sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from ..errors import GradientError
+from ..frontend.derive import derive, differentiable
+from ..frontend.graph import Graph, Role
+from ..frontend.saved import Split, split
+from .runner import Runner
+from .specialize import spec_of
+
+
+class Backward(NamedTuple):
+    """A backward graph for some cotangents.
+
+    sources: where each argument of `run` comes from: the number of a list, which has the arguments
+        of the forward pass, what is kept of it, and the cotangents, and an index into that list.
+    gradients: for each argument that requires grad the index of its gradient, or None.
+    """
+
+    run: Runner
+    sources: tuple[tuple[int, int], ...]
+    gradients: tuple[int | None, ...]
+
+
+class Derivative:
+    """The forward and backward kernels of a graph for the arguments that require grad.
+
+    wrt: their names.
+    repeated: those of them that have fewer rows than the call. Their gradients are summed by torch
+        from those of all rows, which are float32.
+    """
+
+    def __init__(self, of: Runner, wrt: tuple[str, ...], repeated: frozenset[str]):
+        graph = of.graph
+        refuse_any_length(graph)
+        self.of, self.wrt, self.repeated = of, wrt, repeated
+        self.results = len(graph.outputs)
+        self._split = self._sufficient(graph)
+        forward = self._split.forward
+        self.forward = of
+        if len(forward.outputs) > self.results:
+            part = of, part_name(wrt, repeated)
+            own = of.specs, of.fastmath, of.wanted
+            self.forward = Runner(forward, *own, of.specialization, part)
+        names = differentiable(forward, wrt)
+        self.has_gradient = tuple(o.name in names for o in forward.outputs)
+        rows = self._split.kept
+        kept = {i.name for i in graph.inputs if i.role is not Role.ROW or i.id in rows}
+        self._arguments = tuple(
+            k for k, spec in enumerate(of.specs)
+            if spec.name in kept and spec.role not in (Role.SCALAR, Role.STATIC)
+        )  # fmt: skip
+        self._results = tuple(sorted({*self._split.results.values()}))
+        self._backward: dict[tuple[bool, ...], Backward] = {}
+
+    def _sufficient(self, graph: Graph) -> Split:
+        """The cut for the gradients of all results; what it keeps suffices for each of them."""
+        names = differentiable(graph, self.wrt)
+        joint = self._joint(graph, names)
+        found = split(graph, joint)
+        for name in names if len(names) > 1 else ():
+            alone = self._joint(found.forward, (name,))
+            if split(found.forward, alone, found) is None:
+                return split(graph, joint, whole=True)
+        return found
+
+    def _joint(self, graph: Graph, cotangents: tuple[str, ...]) -> Graph:
+        joint = derive(graph, self.wrt, cotangents)
+        outputs = tuple(
+            replace(o, dtype=torch.float32) if o.name.removeprefix("d_") in self.repeated else o
+            for o in joint.outputs
+        )
+        return replace(joint, outputs=outputs)
+
+    def kept(self, values: tuple, results: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+        """What backward passes read of a forward pass: some of its arguments and results."""
+        return [*(values[k] for k in self._arguments), *(results[k] for k in self._results)]
+
+    def arguments(self, values: tuple, kept: Sequence, cotangents: tuple) -> tuple[Backward, tuple]:
+        """The backward graph for these cotangents, and its arguments.
+
+        values: the arguments of the forward pass; of its tensors only what is kept is read.
+        kept: what `kept` gave. cotangents: for each result of `forward` one, or None.
+        """
+        present = tuple([g is not None for g in cotangents])
+        backward = self.backward(present)
+        lists = values, kept, cotangents
+        return backward, tuple([lists[number][k] for number, k in backward.sources])
+
+    def backward(self, present: tuple[bool, ...]) -> Backward:
+        """The backward graph for the cotangents that are `present`."""
+        known = self._backward.get(present)
+        return known or self._backward.setdefault(present, self._backward_for(present))
+
+    def _backward_for(self, present: tuple[bool, ...]) -> Backward:
+        """The same, made anew. It reads no more than what is kept."""
+        graph, of = self._split.forward, self.of
+        there = [k for k, is_there in enumerate(present) if is_there]
+        joint = self._joint(graph, tuple(graph.outputs[k].name for k in there))
+        cut = split(graph, joint, self._split)
+        if cut is None:
+            raise GradientError(
+                f"{of.graph.name}: this gradient, of second order or of some of the results, reads "
+                "values that the forward pass does not keep; return the reduction that it goes "
+                "through, too, or compute that in a function of its own"
+            )
+        specs = {spec.name: spec for spec in of.specs}
+        specs = {i.name: specs.get(i.name) or spec_of(cut.backward, i) for i in cut.backward.inputs}
+        part = of, part_name(self.wrt, self.repeated, present)
+        run = Runner(cut.backward, tuple(specs.values()), of.fastmath, {}, part=part)
+        sources = {spec.name: (0, k) for k, spec in enumerate(of.specs)}
+        sources |= {of.specs[k].name: (1, place) for place, k in enumerate(self._arguments)}
+        count = len(self._arguments)
+        sources |= {n: (1, count + self._results.index(k)) for n, k in cut.results.items()}
+        given = zip(joint.inputs[len(graph.inputs) :], there, strict=True)
+        sources |= {i.name: (2, k) for i, k in given}
+        gradients = {o.name: k for k, o in enumerate(joint.outputs)}
+        return Backward(
+            run,
+            tuple(sources[name] for name in specs),
+            tuple(gradients.get(f"d_{name}") for name in self.wrt),
+        )
+
+
+def refuse_any_length(graph: Graph) -> None:
+    """Raise GradientError for a graph of rows of any length."""
+    if graph.multiple is not None:
+        raise GradientError(
+            f"{graph.name}: gradients of rows of any length (dynamic_n=True) are not computed yet; "
+            "leave dynamic_n out"
+        )
+
+
+def derivative_of(
+    run: Runner, wrt: tuple[str, ...], repeated: frozenset[str]
+) -> Derivative | None:
+    """The derivative of a runner's graph; None where no result depends on these arguments."""
+    key = wrt, repeated
+    if key not in run.derivatives:
+        has_any = differentiable(run.graph, wrt)
+        run.derivatives[key] = Derivative(run, *key) if has_any else None
+    return run.derivatives[key]
+
+
+def part_name(
+    wrt: tuple[str, ...], repeated: frozenset[str], present: tuple[bool, ...] | None = None
+) -> str:
+    """The name of a derivative's forward graph, or of its backward graph for some cotangents."""
+    there = "" if present is None else "".join("01"[each] for each in present)
+    return f"{','.join(wrt)};{','.join(sorted(repeated))};{there}"
