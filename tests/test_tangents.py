@@ -9,6 +9,14 @@ from torch.utils._pytree import tree_map
 
 import htile
 from htile import GradientError, UnsupportedError
+from htile.build.arch import DEFAULT
+from htile.frontend.roles import classify
+from htile.frontend.trace import trace
+from htile.run.gradients import part_named
+from htile.run.runner import Runner
+from htile.run.tangents import tangents_of
+from htile.run.vmap import batched, mapped_and_shared
+from tests.frontend import test_derive as derivatives
 from tests.test_func import (
     B,
     M,
@@ -244,6 +252,27 @@ def test_hessians_of_losses_and_sums_over_rows():
           summed, plain_summed, x, w)  # fmt: skip
 
 
+def test_without_gradients_and_in_batches_of_dual_numbers():
+    x, t, w = row(B, M, N), row(B, M, N, seed=1), row(N, seed=2)
+    right = jvp(plain_rmsnorm, (x.double(), w.double()), (t.double(), w.double()))[1].float()
+    for of in (rmsnorm, vmap(rmsnorm, (0, None))):
+        with torch.no_grad(), forward_ad.dual_level():
+            y = of(forward_ad.make_dual(x, t), forward_ad.make_dual(w, w))
+            torch.testing.assert_close(forward_ad.unpack_dual(y).tangent, right)
+        with torch.no_grad():
+            torch.testing.assert_close(jvp(of, (x, w), (t, w))[1], right)
+
+
+def test_tangents_of_tables():
+    @htile.rowwise
+    def looked_up(x, table: htile.Shared, index: htile.PerRow):
+        return x * table[index].exp()
+
+    check(pushed(2), lambda x, table, i: looked_up(x, table, i),
+          lambda x, table, i: x * table[i].exp(), row(M, N), row(3, N, seed=1),
+          torch.arange(M) % 3, row(M, N, seed=2), row(3, N, seed=3))  # fmt: skip
+
+
 def test_gradients_and_tangents_of_dual_numbers():
     """Forward over reverse, and reverse over forward."""
 
@@ -294,8 +323,6 @@ def test_rounded_results_have_rounded_tangents():
 
 
 def test_one_call_of_a_kernel_gives_the_tangents(monkeypatch):
-    from htile.run.runner import Runner
-
     computed, names = Runner.computed, []
 
     def counted(self, *args):
@@ -305,6 +332,45 @@ def test_one_call_of_a_kernel_gives_the_tangents(monkeypatch):
     monkeypatch.setattr(Runner, "computed", counted)
     jvp(rmsnorm, (row(M, N), row(N)), (row(M, N), row(N)))
     assert names == ["rmsnorm", "rmsnorm_tangents"]
+
+
+# ---- its kernels ---------------------------------------------------------------------------------
+
+
+def pushed_runner(f, args):
+    """A call's runner, that of its tangents for all floating arguments, its arguments, the rows."""
+    args = f._signature.bind(args, {})
+    call = classify(f._signature, args)
+    graph = trace(f._fn, call.specs, call.n)
+    run = Runner(graph, call.specs, False, {})
+    both = zip(run.parameters.names, args, strict=True)
+    tensors = [(name, arg) for name, arg in both if isinstance(arg, torch.Tensor)]
+    made = tangents_of(run, tuple(name for name, arg in tensors if arg.is_floating_point()))
+    lists = args, args
+    return run, made.run, tuple(lists[number][k] for number, k in made.sources), call.lead
+
+
+@pytest.mark.parametrize("name", derivatives.SHAPES)
+def test_kernels_can_be_made(name):
+    """Also of tangents of a batch, of which all rows of a sample share some."""
+    f = htile.rowwise(derivatives.SHAPES[name])
+    args = tuple(derivatives._argument(p, k) for k, p in enumerate(f._signature.names))
+    _, run, values, lead = pushed_runner(f, args)
+    assert f"{f._signature.name}_tangents" in run.kernel(values, lead, DEFAULT).source
+    dims = tuple(0 if name.startswith("t_") else None for name in run.parameters.names)
+    if shared := mapped_and_shared(run, dims):
+        values = tuple(v[None] if dim == 0 else v for v, dim in zip(values, dims, strict=True))
+        values, run = batched(run, 1, dims, values, lead), run.unshared(shared)
+        assert run.kernel(values, (1, *lead), DEFAULT).source
+
+
+def test_the_graphs_of_tangents_are_found_by_their_names():
+    """So a process finds them whose program comes of a cache of torch."""
+    run, made, *_ = pushed_runner(rmsnorm, (row(M, N), row(N)))
+    whole, _, part = made.name.rpartition("|")
+    assert whole == run.name and part_named(run, part) is made
+    samples = made.unshared(("t_weight",))
+    assert part_named(made, samples.name.rpartition("|")[2]) is samples
 
 
 # ---- what is refused -----------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 
 import torch
+from torch.autograd import forward_ad
 
 from ..frontend.roles import PLAIN
 from .operands import is_inside_transform, is_recorded
@@ -20,7 +21,7 @@ def detour_of(values: tuple) -> Callable[..., object] | None:
         isinstance(value, torch.Tensor) and type(value) not in PLAIN for value in values
     ):
         return None
-    if is_recorded(values) and not is_inside_transform(values):
+    if is_recorded(values) and not is_linearized(values):
         from .compiled import call_recorded
 
         return call_recorded
@@ -29,6 +30,17 @@ def detour_of(values: tuple) -> Callable[..., object] | None:
 
         return call_on_local_rows
     return None
+
+
+def is_linearized(values: tuple) -> bool:
+    """Whether `torch.func.linearize` records the call.
+
+    It computes with numbers, and keeps the graph of the tangents for this process, so the call
+    need not be an operation that others find again.
+    """
+    if forward_ad._current_level < 0 or not is_inside_transform(values):
+        return False
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None
 
 
 def is_distributed(values: Iterable[object]) -> bool:
