@@ -296,6 +296,33 @@ def test_gradients_and_tangents_of_dual_numbers():
     check(make, rmsnorm, plain_rmsnorm, row(M, N), row(N, seed=1), row(M, N, seed=2))
 
 
+def test_a_result_may_have_a_gradient_or_a_tangent():
+    def function(x, w):
+        return x * 2, x.detach() * w
+
+    def make(f):
+        def run(x, w):
+            w = w.clone().requires_grad_()
+            with forward_ad.dual_level():
+                both = f(forward_ad.make_dual(x, x.sin()), w)
+                (first, tangent), (second, none) = map(unpacked, both)
+                of_weight = torch.autograd.grad((first + second).sum(), w)
+            return tangent, none.detach(), of_weight
+
+        return run
+
+    check(make, htile.rowwise(function), function, row(M, N), row(N, seed=1))
+
+
+def test_ties_and_third_order():
+    """A backward pass reads the maximum that the forward pass kept, with its tangent."""
+    x = torch.tensor([[1.0, 3.0, 3.0, 0.0], [2.0, 2.0, 2.0, 2.0]])
+    summed = htile.rowwise(lambda x: torch.logsumexp(x, -1))
+    for make in (lambda f: hessian(total(f)), lambda f: jacfwd(hessian(total(f)))):
+        check(make, summed, lambda x: torch.logsumexp(x, -1), x)
+        check(make, softmax, plain_softmax, x)
+
+
 def test_no_tangents_where_none_is_due():
     x, t = row(M, N), row(M, N, seed=1)
     places = htile.rowwise(lambda x: (x.argmax(), x.detach() * 2 + x.floor()))

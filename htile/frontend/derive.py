@@ -97,6 +97,23 @@ def depending(graph: Graph, wrt: Collection[str], peaks: frozenset[int]) -> set[
     return found
 
 
+def refuse_extreme(graph: Graph, out: Output) -> None:
+    """Raise GradientError for an output that is a maximum over rows."""
+    if out.over not in (None, Op.SUM):
+        raise GradientError(
+            f"{out.name} is a {out.over.value} over all rows, which has no derivative yet: "
+            "return what it is taken of, and reduce it outside, or take it of v.detach()",
+            graph[out.id].loc,
+        )
+
+
+def free_name(builder: Builder, name: str) -> str:
+    """The name of a new input: this one, with `_` behind it where it is taken."""
+    while any(i.name == name for i in builder.inputs):
+        name += "_"
+    return name
+
+
 class _Walk:
     """From the results back to the parameters.
 
@@ -111,20 +128,13 @@ class _Walk:
     def give(self, out: Output) -> None:
         """Add the input that is the gradient of an output."""
         inner, is_row = out.inner, out.is_row
-        if out.over not in (None, Op.SUM):
-            raise GradientError(
-                f"{out.name} is a {out.over.value} over all rows, which has no derivative yet: "
-                "return what it is taken of, and reduce it outside, or take it of v.detach()",
-                self.graph[out.id].loc,
-            )
+        refuse_extreme(self.graph, out)
         role = Role.ROW if is_row else Role.PER_ROW
         varies = Varies.ROW
         if out.over is not None:
             role = Role.COLUMN if is_row else Role.DEVICE_SCALAR
             varies = Varies.SHARED if is_row else Varies.SCALAR
-        name = f"d_{out.name}"
-        while any(i.name == name for i in self.builder.inputs):
-            name += "_"
+        name = free_name(self.builder, f"d_{out.name}")
         value = Value(inner, varies, compute_dtype(out.dtype), spread=is_row)
         id = self.algebra.input(name, role, out.dtype, value)
         if out.id in self.needed:

@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 from torch.utils import _pytree as pytree
 
-from ..errors import GradientError
 from .adjoints import DERIVE, FLOAT, Masked, Step
 from .algebra import Algebra
-from .derive import Masks, added, depending, of_row
+from .derive import Masks, added, depending, free_name, of_row, refuse_extreme
 from .dtypes import FLOAT8
 from .graph import Builder, Graph, Output
 from .ops import Op, Varies
@@ -80,15 +79,10 @@ class _Push:
         """Add an input for the tangent of each parameter."""
         for i in self.graph.inputs:
             if i.id in needed:
-                name = self._free(f"t_{i.name}")
+                name = free_name(self.builder, f"t_{i.name}")
                 value = self.graph[i.id].value
                 self.found[i.id] = self.algebra.input(name, i.role, i.dtype, value)
                 self.given[name] = i.name
-
-    def _free(self, name: str) -> str:
-        while any(i.name == name for i in self.builder.inputs):
-            name += "_"
-        return name
 
     def results(self, needed: Collection[int]) -> None:
         """Find the tangents of these nodes."""
@@ -122,12 +116,7 @@ class _Push:
 
     def output(self, out: Output) -> Output:
         """The tangent of an output, as an output."""
-        if out.over not in (None, Op.SUM):
-            raise GradientError(
-                f"{out.name} is a {out.over.value} over all rows, which has no derivative yet: "
-                "return what it is taken of, and reduce it outside, or take it of v.detach()",
-                self.graph[out.id].loc,
-            )
+        refuse_extreme(self.graph, out)
         algebra = self.algebra
         algebra.loc = None
         t = algebra.widened(_in_float32(algebra, self.found[out.id]), out.inner, out.is_row)

@@ -248,23 +248,24 @@ class _Transformed(torch.autograd.Function):
     def setup_context(ctx, inputs, output):
         derivative, run, lead, *values = inputs
         ctx.derivative, ctx.run, ctx.lead = derivative, run, lead
-        if derivative is not None:
+        if derivative is None:
+            ctx.set_materialize_grads(False)
+            ctx.mark_non_differentiable(*output)
+        else:
             named = dict(zip(run.parameters.names, values, strict=True))
             wrt = [named[name] for name in derivative.wrt]
             _set_up(ctx, derivative, values, lead, wrt, output)
-        has_slope = (False,) * len(output) if derivative is None else derivative.has_gradient
-        if forward_ad._current_level >= 0:
-            tensors = [v if isinstance(v, torch.Tensor) else None for v in values]
+        if forward_ad._current_level >= 0:  # a result without a gradient may have a tangent
             ctx.others = [None if isinstance(v, torch.Tensor) else v for v in values]
-            ctx.save_for_forward(*tensors)
-            has_slope = run.has_gradient
-        ctx.set_materialize_grads(False)
-        both = zip(output, has_slope, strict=True)
-        ctx.mark_non_differentiable(*(result for result, has_one in both if not has_one))
+            ctx.save_for_forward(*(v if isinstance(v, torch.Tensor) else None for v in values))
+            both = zip(output, run.has_gradient, strict=True)
+            ctx.mark_non_differentiable(*(result for result, has_one in both if not has_one))
 
     @staticmethod
     def backward(ctx, *cotangents):
         found, derivative = {}, ctx.derivative
+        if torch._C._functorch.peek_interpreter_stack() is None:
+            refuse_mapped(ctx.run.graph.name, cotangents)
         if derivative is not None:
             both = zip(cotangents, derivative.has_gradient, strict=True)
             cotangents = [g if has_one else None for g, has_one in both]
