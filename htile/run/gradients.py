@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 
 
 Results = Callable[[tuple], Sequence]  # of a graph, for the values of its parameters
+NO_TANGENTS = (
+    "a row-wise function does not carry forward-mode tangents (torch.func.jvp, jacfwd, hessian) "
+    "yet; write torch.func.vjp, jacrev, or jacrev(jacrev(f))"
+)
 
 
 class DifferentiableCalls:
@@ -82,11 +86,6 @@ class DifferentiableCalls:
     def _applied(self, request: Request, holds: bool) -> Results:
         """What gives the results, which autograd differentiates, for calls like this one."""
         if request.specialization.has_products:
-            if is_inside_transform(request.values):
-                name = request.signature.name
-                raise UnsupportedError(
-                    f"{name}: products with matrices inside torch.func are not supported yet"
-                )
             return self._of_products(request)
         return partial(with_gradients, self._runner(request, holds), lead=request.call.lead)
 
@@ -401,10 +400,7 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx, *tangents):
-        raise GradientError(
-            "a row-wise function does not carry forward-mode tangents (torch.func.jvp, jacfwd, "
-            "hessian) yet; write torch.func.vjp, jacrev, or jacrev(jacrev(f))"
-        )
+        raise GradientError(NO_TANGENTS)
 
     @staticmethod
     def vmap(info, in_dims, derivative, run, lead, *values):

@@ -90,16 +90,20 @@ def batched(
     for spec, value, dim in zip(run.specs, values, dims, strict=True):
         if isinstance(value, torch.Tensor) and dim is not None:
             if spec.role not in (Role.ROW, Role.PER_ROW):
-                name = run.graph.name
-                raise UnsupportedError(
-                    f"{name}: torch.vmap maps over {spec.name}, which all rows of a call share; "
-                    f"call {name} for each element of the batch, or outside torch.vmap"
-                )
+                raise UnsupportedError(shared_by_rows(run.graph.name, spec.name))
             value = value.movedim(dim, 0)
             missing = 1 + len(lead) + len(spec.inner) - value.dim()
             value = value.reshape(batch, *(1,) * missing, *value.shape[1:])
         whole.append(value)
     return whole
+
+
+def shared_by_rows(function: str, name: str) -> str:
+    """Why an argument may not differ from sample to sample, and what to do."""
+    return (
+        f"{function}: torch.vmap maps over {name}, which all rows of a call share; call {function} "
+        "for each element of the batch, or outside torch.vmap"
+    )
 
 
 def _with_batch(
@@ -120,6 +124,8 @@ def _with_batch(
     }
     rank = max(ranks.values(), default=0)
     for name, dim in mapped.items():
+        if kinds[name] is Matrix:
+            raise UnsupportedError(shared_by_rows(signature.name, name))
         if kinds[name] is not PerRow and ranks.get(name, 0) < max(1, min(rank, 2)):
             raise UnsupportedError(
                 f"{signature.name}: torch.vmap maps over {name}, which all rows of a call share; "
