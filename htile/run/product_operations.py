@@ -41,7 +41,8 @@ from .products import ProductStep, RowStep, Values, steps_of
 from .runner import Made, Operation, Parameters, keep
 from .specialize import spec_of
 
-STEP, ROWS, PRODUCT = "step", "rows", "product"  # parts of a call's name, behind a step's number
+STEP, ROWS, PRODUCT = "step", "rows", "product"  # what a part is, in its name
+NO_TENSORS = (Role.SCALAR, Role.STATIC)
 
 
 class ProductRunner(Operation):
@@ -272,9 +273,6 @@ class StepGradient(Operation):
         return tuple(gradients[name].contiguous() for name in self.names)
 
 
-NO_TENSORS = (Role.SCALAR, Role.STATIC)
-
-
 @dataclass(frozen=True, eq=False)
 class StoredProduct(Operation):
     """A product of rows and a matrix, in float32."""
@@ -370,7 +368,7 @@ class StepOfOperations(TrainedStep):
 _TRANSFORMED: WeakKeyDictionary[Graph, ProductRunner] = WeakKeyDictionary()
 
 
-def trained_products(request: Request):
+def trained_products(request: Request) -> TrainedProducts:
     """What gives the results of a call that is differentiated, for values of the parameters."""
     if not is_inside_transform(request.values):
         return TrainedProducts(request)
