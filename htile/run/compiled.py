@@ -23,11 +23,10 @@ from torch.compiler import assume_constant_result, is_exporting
 from torch.utils import _pytree as pytree
 
 from ..errors import ArgumentError, GradientError, HTileError, UnsupportedError
-from ..frontend.annotations import MOST_AXES, Inner, PerRow, Shared, Static
+from ..frontend.annotations import MOST_AXES, Inner, Matrix, PerRow, Shared, Static
 from ..frontend.captures import Captures, closure
 from ..frontend.graph import Role
 from ..frontend.roles import Signature, classify, refuse_subclass, stands_in
-from .gradients import derivative_of
 from .known import FUNCTIONS
 from .operands import without_modes
 from .roots import CALL, RUN_, root_of
@@ -180,7 +179,7 @@ def _dimensions(kind: type | None) -> int:
         return STATIC
     if isinstance(kind, type) and issubclass(kind, Inner):
         return kind.rank
-    return {PerRow: 0, Shared: MOST_AXES}.get(kind, 1)
+    return {PerRow: 0, Matrix: 2, Shared: MOST_AXES}.get(kind, 1)
 
 
 def _places(signature: Signature, count: int, named: tuple[str, ...]) -> dict[str, int]:
@@ -229,12 +228,6 @@ def _operation(function: Rowwise, places: dict[str, int], told: tuple, outs: tup
     ]
     captured = function._captures.fingerprint()
     request, _ = function._request(classify(signature, tuple(values)), captured, tuple(values))
-    if request.specialization.has_products:
-        raise UnsupportedError(
-            f"{signature.name}: products with matrices in torch.compile(fullgraph=True) or "
-            "torch.export are not supported yet; call F.linear outside of the function, or leave "
-            "fullgraph out"
-        )
     structure = request.specialization.traced.structure
     count = structure.num_leaves
     model = _model(signature.name, pytree.tree_unflatten(range(count), structure))
@@ -246,7 +239,7 @@ def _operation(function: Rowwise, places: dict[str, int], told: tuple, outs: tup
         wrt = tuple(spec.name for spec in root.runner.specs if tensors.get(spec.name, (False,))[-1])
         leaves = {i.name for i in root.runner.graph.inputs}
         if wrt and leaves.issuperset(wrt):
-            derivative_of(root.runner, wrt, frozenset())  # so that it is refused here, if it is
+            root.refuse_no_derivative(wrt)
     tensors, numbers = [], []
     for spec, value in zip(root.runner.specs, values, strict=True):
         if spec.role is Role.SCALAR:

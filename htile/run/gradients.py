@@ -83,12 +83,6 @@ class DifferentiableCalls:
     def _applied(self, request: Request, holds: bool) -> Results:
         """What gives the results, which autograd differentiates, for calls like this one."""
         if request.specialization.has_products:
-            if is_inside_transform(request.values):
-                name = request.signature.name
-                raise UnsupportedError(
-                    f"{name}: products with matrices inside torch.func, or of tangents, are not "
-                    "supported yet; call F.linear outside, and pass its result"
-                )
             return self._of_products(request)
         return partial(with_gradients, self._runner(request, holds), lead=request.call.lead)
 

@@ -29,7 +29,8 @@ from .operands import refuse_tangent, wants_gradients
 from .over_rows import refuse_no_maximum
 
 if TYPE_CHECKING:
-    from .runner import Runner
+    from .product_operations import ProductRunner
+    from .runner import Operation, Runner
 
 HTILE = Path(__file__).parents[1]
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
@@ -49,15 +50,15 @@ class Named:
     part: the runner of a graph that comes of a runner's graph, by the rest of its name.
     """
 
-    runner: Runner
+    runner: Operation
     check: Callable[[], None] | None = None
-    part: Callable[[Runner, str], Runner] | None = None
+    part: Callable[[Operation, str], Operation] | None = None
 
 
 NAMED: dict[str, Named] = {}  # all that torch's graphs have called
 
 
-def content_name(runner: Runner) -> str:
+def content_name(runner: Runner | ProductRunner) -> str:
     """The name and a digest of what a runner computes, without the lines of the user's file."""
     graph = runner.graph
     parts = (
@@ -81,7 +82,7 @@ def _own_text() -> str:
 
 
 def run_in_graph(
-    runner: Runner, values: tuple, lead: tuple[int, ...]
+    runner: Operation, values: tuple, lead: tuple[int, ...]
 ) -> tuple[torch.Tensor, ...]:
     """The results of a runner as those of an operation, which torch's modes see.
 
@@ -109,7 +110,7 @@ def values_of(specs: Sequence[Spec], tensors: list[torch.Tensor], numbers: list[
     return tuple(values)
 
 
-def runner_named(name: str) -> Runner:
+def runner_named(name: str) -> Operation:
     """The runner of this name, which may be a part of one that this process knows."""
     known = NAMED.get(name)
     if known is None:
@@ -126,15 +127,16 @@ def runner_named(name: str) -> Runner:
 
 def check(name: str, lead: tuple[int, ...]) -> None:
     """Raise for a forward graph that is not what its function computes, and for no maximum."""
-    whole, _, part = name.partition("|")
+    whole, *parts = name.split("|")
     root = NAMED.get(whole)
-    if root is None or root.check is None or (part and not part.endswith(";")) or "|" in part:
+    is_backward = any(";" in part and not part.endswith(";") for part in parts)
+    if root is None or root.check is None or is_backward:
         return
     root.check()
     refuse_no_maximum(root.runner.graph, lead)
 
 
-def _refuse_gradients(runner: Runner, tensors: list[torch.Tensor]) -> None:
+def _refuse_gradients(runner: Operation, tensors: list[torch.Tensor]) -> None:
     if wants_gradients(tuple(tensors)):
         raise GradientError(
             f"{runner.graph.name}: this program was decomposed for inference, so its results have "
@@ -155,8 +157,8 @@ def _run(
 def _run_fake(
     graph: str, tensors: list[torch.Tensor], numbers: list[float], lead: list[int]
 ) -> list[torch.Tensor]:
-    shapes, device = runner_named(graph).specialization.shapes(tuple(lead)), tensors[0].device
-    return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes]
+    made, device = runner_named(graph).made(tensors, tuple(lead)), tensors[0].device
+    return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in made]
 
 
 def _infer(

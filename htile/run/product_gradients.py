@@ -7,14 +7,18 @@ them, or stored once in float32; `product_chunks.py` has the former, and says wh
 
 from __future__ import annotations
 
+import math
+
 import torch
 
+from ..errors import UnsupportedError
 from ..lower.products import Product
 from .gradients import with_gradients
 from .launch import Request
 from .operands import device_of, runs_kernels
 from .product_chunks import TrainedStep
 from .products import OF_ROWS, ProductLaunch, ProductStep, RowStep, Values, flat, key_of, steps_of
+from .vmap import shared_by_rows
 
 
 class TrainedProducts:
@@ -23,16 +27,23 @@ class TrainedProducts:
     launch: what runs their kernels on a GPU; None on other devices.
     """
 
-    def __init__(self, request: Request):
-        self.device = device_of(request.signature, request.values)
+    def __init__(self, request: Request, device: torch.device | None = None):
+        self.device = device or device_of(request.signature, request.values)
         traced = request.specialization.traced
-        self.launch = ProductLaunch(request, self.device) if runs_kernels(self.device) else None
-        self.names, self.lead, self.rows = request.signature.names, request.call.lead, request.rows
+        self.launch = self.launched(request)
+        self.names, self.lead = request.signature.names, request.call.lead
+        self.rows = math.prod(self.lead)
         self.inner = {s.name: s.inner for s in request.call.specs if s.role in OF_ROWS}
         self.results = tuple(output.name for output in traced.outputs)
         self.shapes = [shape for shape, _ in request.specialization.shapes(self.lead)]
-        self.steps = [TrainedStep(self, step) if isinstance(step, ProductStep) else step
+        self.steps = [self.step(step) if isinstance(step, ProductStep) else step
                       for step in steps_of(request)]  # fmt: skip
+
+    def launched(self, request: Request) -> ProductLaunch | None:
+        return ProductLaunch(request, self.device) if runs_kernels(self.device) else None
+
+    def step(self, step: ProductStep) -> TrainedStep:
+        return TrainedStep(self, step)
 
     def __call__(self, values: tuple) -> list[torch.Tensor]:
         found: Values = dict(zip(self.names, values, strict=True))
@@ -73,10 +84,15 @@ class _Product(torch.autograd.Function):
     """The product of rows (M, K) and a matrix, in float32."""
 
     @staticmethod
-    def forward(ctx, of: TrainedProducts, step: ProductStep, product: Product, left, matrix):
-        ctx.save_for_backward(left, matrix)
-        ctx.is_transposed = product.is_transposed
+    def forward(of: TrainedProducts, step: ProductStep, product: Product, left, matrix):
         return of.product(step, product, {product.left: left, product.matrix: matrix})
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, _, product, left, matrix = inputs
+        ctx.save_for_backward(left, matrix)
+        ctx.save_for_forward(left, matrix)
+        ctx.is_transposed = product.is_transposed
 
     @staticmethod
     def backward(ctx, gradient):
@@ -90,3 +106,20 @@ class _Product(torch.autograd.Function):
                 of_matrix = torch.mm(left.t(), gradient)
                 of_matrix = of_matrix.t() if ctx.is_transposed else of_matrix
         return None, None, None, of_left, of_matrix
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        (left, matrix), (of_left, of_matrix) = ctx.saved_tensors, tangents[3:]
+        terms = []
+        for a, b in ((of_left, matrix), (left, of_matrix)):
+            if a is not None and b is not None:
+                terms.append(torch.mm(a, b.t() if ctx.is_transposed else b).float())
+        return sum(terms)
+
+    @staticmethod
+    def vmap(info, in_dims, of, step, product, left, matrix):
+        if in_dims[4] is not None:
+            raise UnsupportedError(shared_by_rows(step.whole.run.graph.name, product.matrix))
+        rows = left.movedim(in_dims[3], 0)
+        found = _Product.apply(of, step, product, rows.flatten(0, 1), matrix)
+        return found.unflatten(0, rows.shape[:2]), 0

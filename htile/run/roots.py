@@ -7,6 +7,7 @@ graph. `htile::run_` is a call with `out=`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from torch.utils import _pytree as pytree
 from ..errors import TraceError, UnsupportedError
 from ..frontend.captures import line_of
 from ..frontend.roles import classify, written
+from .derivatives import derivative_of
 from .gradients import part_named, with_gradients
 from .launch import Request
 from .operands import device_of, is_recorded, refuse_transforms
@@ -25,6 +27,7 @@ from .ops import KEPT, LIBRARY, NAMED, TAGS, Named, check, content_name, runner_
 from .runner import Runner
 
 if TYPE_CHECKING:
+    from .product_operations import ProductRunner
     from .rowwise import Rowwise
 
 for _schema in (
@@ -44,8 +47,21 @@ class Root:
     """
 
     function: Rowwise
-    runner: Runner
+    runner: Runner | ProductRunner
     captured: set[tuple] | None
+
+    def results(self, values: tuple, lead: tuple[int, ...]) -> Sequence[torch.Tensor]:
+        """Those of a call; autograd knows how they depend on tensors that require grad."""
+        if self.runner.specialization.has_products:
+            return self.runner.results(values, lead)
+        return with_gradients(self.runner, values, lead)
+
+    def refuse_no_derivative(self, wrt: tuple[str, ...]) -> None:
+        """Raise GradientError where there is no derivative for these arguments."""
+        if self.runner.specialization.has_products:
+            self.runner.refuse_no_derivative(wrt)
+        else:
+            derivative_of(self.runner, wrt, frozenset())
 
     def check(self) -> None:
         """Raise TraceError where the function would compute something else by now."""
@@ -70,8 +86,7 @@ def root_of(function: Rowwise, request: Request, captured: tuple, is_kept: bool)
     captured: the fingerprint of what was captured when the call was traced.
     is_kept: whether the graph is to compute the same, whatever becomes of captured values.
     """
-    own = request.fastmath, dict(request.wanted)
-    runner = Runner(request.specialization.traced, request.specialization.specs, *own)
+    runner, part = _runner(request)
     digest = content_name(runner)
     for k in count():  # functions of the same content are told apart, for they capture other things
         name = f"{digest}{KEPT * is_kept}{f'~{k}' if k else ''}"
@@ -80,10 +95,20 @@ def root_of(function: Rowwise, request: Request, captured: tuple, is_kept: bool)
             break
     if root.runner is runner:
         runner.name = name
-        NAMED[name] = Named(runner, root.check, part_named)
+        NAMED[name] = Named(runner, root.check, part)
     if root.captured is not None:
         root.captured.add(captured)
     return root
+
+
+def _runner(request: Request) -> tuple[Runner | ProductRunner, Callable]:
+    """What runs the whole function, and what finds the parts of it by their names."""
+    if request.specialization.has_products:
+        from .product_operations import ProductRunner, part_of_products
+
+        return ProductRunner(request), part_of_products
+    own = request.fastmath, dict(request.wanted)
+    return Runner(request.specialization.traced, request.specialization.specs, *own), part_named
 
 
 def _call(function: str, tensors: list[torch.Tensor], numbers: list[float]) -> list[torch.Tensor]:
@@ -100,7 +125,7 @@ def _call(function: str, tensors: list[torch.Tensor], numbers: list[float]) -> l
     device_of(signature, values)
     if not is_recorded(values):
         check(function, lead)
-    return [*with_gradients(runner, values, lead)]
+    return [*_ROOTS[function].results(values, lead)]
 
 
 def _run_with_out(

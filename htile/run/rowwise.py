@@ -225,9 +225,9 @@ class Rowwise:
         """The calls whose results autograd differentiates."""
         if self._differentiated is None:
             from .gradients import DifferentiableCalls  # which inference does not need
-            from .product_gradients import TrainedProducts
+            from .product_operations import trained_products
 
-            self._differentiated = DifferentiableCalls(self, TrainedProducts)
+            self._differentiated = DifferentiableCalls(self, trained_products)
         return self._differentiated
 
     def _request(

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .tangents import Tangents
 
 Result = TypeVar("Result")
+Made = tuple[tuple[tuple[int, ...], torch.dtype], ...]  # the shape and dtype of each result
 OF_ROWS = (Role.ROW, Role.PER_ROW)
 MAX_LAUNCHES = 256  # remembered of one graph
 
@@ -53,7 +54,24 @@ class Parameters(NamedTuple):
     names: tuple[str, ...]
 
 
-class Runner:
+class Operation:
+    """What may be one operation of torch's graph, which knows it by its name.
+
+    It has the `graph` whose name errors show, the `specs` of its arguments, and `computed`, which
+    gives its results as numbers.
+    """
+
+    def __call__(self, values: tuple, lead: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+        """The results, in order. torch's modes make of them what they like."""
+        first = next(v for v in values if isinstance(v, torch.Tensor))
+        if torch._C._len_torch_dispatch_stack() or type(first) not in PLAIN:
+            from .ops import run_in_graph  # which few processes need
+
+            return run_in_graph(self, values, lead)
+        return self.computed(values, lead, first.device)
+
+
+class Runner(Operation):
     """Runs one graph on tensors of any device, and remembers the launches.
 
     specs: what its arguments are, in the order in which `__call__` takes them.
@@ -64,7 +82,7 @@ class Runner:
 
     def __init__(
         self, graph: Graph, specs: tuple[Spec, ...], fastmath: bool, wanted: dict,
-        like: Specialization | None = None, part: tuple[Runner, str] | None = None,
+        like: Specialization | None = None, part: tuple[Operation, str] | None = None,
     ):  # fmt: skip
         self.graph, self.specs = graph, specs
         self.parameters = Parameters(graph.name, tuple(spec.name for spec in specs))
@@ -86,6 +104,11 @@ class Runner:
             return f"{content_name(self)}!"  # no root of a compiled graph; see `ops.Root`
         of, which = self._part
         return f"{of.name}|{which}"
+
+    def become_part(self, of: Operation, which: str) -> Runner:
+        """Have the name of a part of another operation from now on."""
+        self._part = of, which
+        return self
 
     @cached_property
     def has_gradient(self) -> tuple[bool, ...]:
@@ -116,19 +139,10 @@ class Runner:
             self._unshared[names] = found
         return found
 
-    def __call__(self, values: tuple, lead: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-        """The graph's results, in order."""
-        first = next(v for v in values if isinstance(v, torch.Tensor))
-        if torch._C._len_torch_dispatch_stack() or type(first) not in PLAIN:
-            from .ops import run_in_graph  # which few processes need
-
-            return run_in_graph(self, values, lead)
-        return self.computed(values, lead, first.device)
-
     def computed(
         self, values: tuple, lead: tuple[int, ...], device: torch.device
     ) -> tuple[torch.Tensor, ...]:
-        """The results as numbers; `__call__` leaves it to torch's modes what they make of it."""
+        """The results as numbers, of the kernel or of the reference."""
         if forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled():  # none is dropped
             for name, value in zip(self.parameters.names, values, strict=True):
                 if isinstance(value, torch.Tensor):
@@ -192,6 +206,10 @@ class Runner:
     def shapes(self, lead: tuple[int, ...]) -> list[tuple[int, ...]]:
         """The shapes of the results for rows of this leading shape."""
         return [shape for shape, _ in self.specialization.shapes(lead)]
+
+    def made(self, tensors: list[torch.Tensor], lead: tuple[int, ...]) -> Made:
+        """The shape and dtype of each result of a call with these tensors."""
+        return self.specialization.shapes(lead)
 
 
 def over_rows(result: torch.Tensor, output: Output, first: int, end: int) -> torch.Tensor:

@@ -105,6 +105,14 @@ def mapped_and_shared(run: Runner, dims: tuple) -> tuple[str, ...]:
     ])  # fmt: skip
 
 
+def shared_by_rows(function: str, name: str) -> str:
+    """Why an argument may not differ from sample to sample, and what to do."""
+    return (
+        f"{function}: torch.vmap maps over {name}, which all rows of a call share; call {function} "
+        "for each element of the batch, or outside torch.vmap"
+    )
+
+
 def _with_batch(
     signature: Signature, batch: int, dims: tuple[int | None, ...], values: tuple
 ) -> list[object]:
@@ -123,6 +131,8 @@ def _with_batch(
     }
     rank = max(ranks.values(), default=0)
     for name, dim in mapped.items():
+        if kinds[name] is Matrix:
+            raise UnsupportedError(shared_by_rows(signature.name, name))
         if kinds[name] is not PerRow and ranks.get(name, 0) < max(1, min(rank, 2)):
             raise UnsupportedError(
                 f"{signature.name}: torch.vmap maps over {name}, which all rows of a call share; "

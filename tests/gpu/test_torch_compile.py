@@ -5,6 +5,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from htile.build.compile import build
+from tests import products
 from tests.test_gradients import residual_norm, rmsnorm, softmax
 
 from .matrix import BF16, F32, assert_same_bits, seed
@@ -69,6 +70,30 @@ def test_results_and_gradients_have_the_bits_of_eager_calls(device, name, n, bac
         assert_same_bits(compiled(*tensors), function(*tensors), (name, n, dtype))
         found, right = (passes(f, tensors, cotangents) for f in (compiled, function))
         assert_same_bits(found, right, (name, n, dtype))
+
+
+@pytest.mark.parametrize(("backend", "k"), [("aot_eager", 256), ("inductor", 256),
+                                            ("aot_eager", 1024)])  # fmt: skip
+def test_products_have_the_bits_of_eager_calls(device, backend, k):
+    """The gradients are one operation with K = 256. With K = 1024 torch multiplies for them."""
+    for function in (products.gelu, products.swiglu):
+        compiled = torch.compile(lambda *given, f=function: f(*given), fullgraph=True,
+                                 backend=backend)  # fmt: skip
+        tensors = products.arguments(function, 256, 512, k, BF16, device)
+        assert_same_bits(compiled(*tensors), function(*tensors), function)
+        cotangents = [torch.randn(256, 512, device=device, dtype=BF16)]
+        found, right = (passes(f, tensors, cotangents) for f in (compiled, function))
+        assert_same_bits(found, right, function)
+
+
+def test_a_product_in_cuda_graphs(device):
+    x, weight, bias = products.arguments(products.gelu, 256, 512, 256, BF16, device)
+    compiled = torch.compile(lambda x: products.gelu(x, weight, bias), fullgraph=True,
+                             mode="reduce-overhead")  # fmt: skip
+    for step in range(5):
+        torch.compiler.cudagraph_mark_step_begin()
+        y = x + step
+        assert_same_bits(compiled(y).clone(), products.gelu(y, weight, bias), step)
 
 
 def test_what_inductor_compiles_around_a_call_does_not_change_it(device):
