@@ -28,6 +28,7 @@ OPTIONAL = {
     "liger_kernel": "a peer of the benchmarks, which needs a GPU",
     "nowhere": "does not exist: a test imports it where it must not be evaluated",
     "quack": "a peer of the benchmarks, which needs a GPU",
+    "transformers": "whose models a benchmark trains, on a GPU",
     "triton": "comes with the CUDA build of torch",
     "tvm_ffi_orcjit": "loads kernels where no linker is, and is not needed elsewhere",
 }

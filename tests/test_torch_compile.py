@@ -565,6 +565,12 @@ def test_a_selective_checkpoint_saves_an_operation_or_runs_it_twice(policy, back
     assert ran == [*forward, "x,weight;;10"]
 
 
+def test_the_operation_is_there_before_a_call():
+    """A policy asks for it at the first operation of any library."""
+    program = "import torch, htile; htile.rowwise(lambda x: -x); torch.ops.htile.run.default"
+    subprocess.run([sys.executable, "-c", program], cwd=REPO, check=True)
+
+
 @pytest.mark.parametrize("backend", [None, *BACKENDS])
 def test_a_checkpoint_runs_the_forward_pass_again(backend):
     def function(x, w):

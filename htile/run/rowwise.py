@@ -34,7 +34,7 @@ from ..frontend.roles import Call, Signature, classify
 from ..frontend.tensor import Tensor as Symbolic
 from ..frontend.tensor import fail
 from ..lower import Lowered, printed
-from . import vmap
+from . import ops, vmap
 from .detours import detour_of
 from .kernel import Kernel
 from .known import numbered
@@ -56,6 +56,8 @@ from .specialize import Specializations
 if TYPE_CHECKING:
     from ..tune.search import Tuned
     from .gradients import DifferentiableCalls
+
+OPERATION = ops.RUN  # policies of checkpoints may ask for it before any call is one
 
 MAX_LAUNCHES = 4096  # remembered calls of one function; forgotten all at once beyond
 MAX_SHORTCUTS = 5  # for calls with out=, and as many for calls without it; then none is added
