@@ -74,17 +74,19 @@ class DifferentiableCalls:
             refuse_transforms(signature, values)
             device_of(signature, values)
             request, holds = function._request(call, captured, values)
-            found = self._applied(request, holds), request.specialization.traced.structure
+            structure = request.specialization.traced.structure
+            found = self._applied(request, holds), None if structure.is_leaf() else structure
             if holds and key is not None:
                 keep(self._known, key, found)
         apply, structure = found
-        return pytree.tree_unflatten([*apply(values)], structure)
+        results = apply(values)
+        return results[0] if structure is None else pytree.tree_unflatten([*results], structure)
 
     def _applied(self, request: Request, holds: bool) -> Results:
         """What gives the results, which autograd differentiates, for calls like this one."""
         if request.specialization.has_products:
             return self._of_products(request)
-        return partial(with_gradients, self._runner(request, holds), lead=request.call.lead)
+        return recorded(self._runner(request, holds), request.values, request.call.lead)
 
     def _runner(self, request: Request, holds: bool) -> Runner:
         """The runner of a call's specialization; `holds` says whether it may be remembered."""
@@ -133,9 +135,35 @@ def with_gradients(
         forward = run if derivative is None else derivative.forward
         return _Transformed.apply(derivative, forward, lead, *values)[: len(run.graph.outputs)]
     if derivative is None:
+        if not torch.is_grad_enabled():
+            return run(values, lead)
         with torch.no_grad():  # where torch evaluates the graph, it is not to record that
             return run(values, lead)
     return _Function.apply(derivative, values, lead, *wrt.values())[: derivative.results]
+
+
+def recorded(run: Runner, like: tuple, lead: tuple[int, ...]) -> Results:
+    """`with_gradients` for values of which the same ones require grad as of these.
+
+    What depends on that alone is found once, because it takes the host's time in each call.
+    """
+    usual = partial(with_gradients, run, lead=lead)
+    wrt = [k for k, value in enumerate(like) if isinstance(value, torch.Tensor)]
+    wrt = tuple(k for k in wrt if like[k].requires_grad)
+    if is_inside_transform(like) or not wrt:
+        return usual
+    tensors = {run.parameters.names[k]: like[k] for k in wrt}
+    derivative = derivative_of(run, tuple(tensors), _repeated(run, tensors, lead))
+    if derivative is None:
+        return usual
+    end = derivative.results
+
+    def results(values: tuple) -> Sequence:
+        if is_inside_transform(values) or not torch.is_grad_enabled():
+            return usual(values)
+        return _Function.apply(derivative, values, lead, *[values[k] for k in wrt])[:end]
+
+    return results
 
 
 def _requires_grad(tensor: torch.Tensor) -> bool:

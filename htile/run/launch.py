@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -225,6 +225,11 @@ def run(launch: Launch | Callable, values: tuple, outs: tuple = ()) -> object:
     """
     if not isinstance(launch, Launch):
         return launch(values, outs)
+    return pytree.tree_unflatten(results_of(launch, values, outs), launch.structure)
+
+
+def results_of(launch: Launch, values: tuple, outs: Sequence = ()) -> Sequence[torch.Tensor]:
+    """Launch on the current stream; returns `outs` or new results in the kernel's order."""
     arguments = [_copy(values[k]) if copy else values[k] for k, copy in launch.inputs]
     outs = outs or [_empty(shape, dtype, launch.device) for shape, dtype in launch.outputs]
     if launch.kernel is None:
@@ -235,7 +240,7 @@ def run(launch: Launch | Callable, values: tuple, outs: tuple = ()) -> object:
         launch.kernel(*arguments, *outs, parts)
     else:
         launch.kernel(*arguments, *outs)
-    return pytree.tree_unflatten(outs, launch.structure)
+    return outs
 
 
 def with_workspace(launch: Launch) -> Callable:

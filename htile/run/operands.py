@@ -59,7 +59,7 @@ def tensor_key(value: torch.Tensor) -> tuple:
         value.shape,
         value.stride(),
         value.device,
-        value.data_ptr() % ACCESS_BYTES if value.device.type != "meta" else 0,
+        0 if value.is_meta else value.data_ptr() % ACCESS_BYTES,
         value.requires_grad,
         value.is_neg(),
         value.is_inference(),

@@ -26,7 +26,7 @@ from ..frontend.roles import PLAIN, Call, Spec
 from ..frontend.unshared import unshared
 from ..lower import run_passes
 from .kernel import Kernel
-from .launch import Launch, Request, prepare, run
+from .launch import Launch, Request, prepare, results_of
 from .operands import refuse_tangent, runs_kernels, tensor_key, without_modes
 from .specialize import Specialization, spec_of
 
@@ -150,7 +150,7 @@ class Runner(Operation):
         if not runs_kernels(device):
             given = dict(zip(self.parameters.names, values, strict=True))
             return tuple(pytree.tree_leaves(evaluate(self.graph, given, lead=lead)))
-        key = lead, *(tensor_key(v) for v in values if isinstance(v, torch.Tensor))
+        key = lead, *[tensor_key(v) for v in values if isinstance(v, torch.Tensor)]
         found = self._launches.get(key)
         if found is None:
             arch = arch_of_capability(torch.cuda.get_device_capability(device))
@@ -162,7 +162,7 @@ class Runner(Operation):
             found = self._lowered(prepared, values, lead, arch, device)
             keep(self._launches, key, found)
         launch, is_of_terms = found
-        results = tuple(pytree.tree_leaves(run(launch, values)))
+        results = tuple(results_of(launch, values))
         if not is_of_terms:
             return results
         both = zip(results, self.graph.outputs, strict=True)
