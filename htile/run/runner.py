@@ -78,6 +78,7 @@ class Runner(Operation):
     like: a graph whose numerics the kernel takes over, so that common results have the same bits.
     inner: for each argument of rows how many of its dimensions are those of a row.
     part: for a graph that comes of another one's, that one's runner, and which graph it is.
+    noted: what is told of each new launch of the graph, if given.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Runner(Operation):
         self.tangents: dict[tuple[str, ...], Tangents | None] = {}
         self._unshared: dict[tuple[str, ...], Runner] = {}
         self._launches: dict[object, tuple[Launch, bool]] = {}
+        self.noted: Callable[[Request, Launch], None] | None = None
 
     @cached_property
     def name(self) -> str:
@@ -150,14 +152,17 @@ class Runner(Operation):
         if not runs_kernels(device):
             given = dict(zip(self.parameters.names, values, strict=True))
             return tuple(pytree.tree_leaves(evaluate(self.graph, given, lead=lead)))
-        key = lead, *[tensor_key(v) for v in values if isinstance(v, torch.Tensor)]
+        key = _key(values, lead)
         found = self._launches.get(key)
         if found is None:
             arch = arch_of_capability(torch.cuda.get_device_capability(device))
             known = [launch for launch, _ in self._launches.values()]
 
             def prepared(request: Request) -> Launch:
-                return prepare(request, device, known)
+                launch = prepare(request, device, known)
+                if self.noted is not None and request.specialization is self.specialization:
+                    self.noted(request, launch)
+                return launch
 
             found = self._lowered(prepared, values, lead, arch, device)
             keep(self._launches, key, found)
@@ -167,6 +172,11 @@ class Runner(Operation):
             return results
         both = zip(results, self.graph.outputs, strict=True)
         return tuple(over_rows(result, output, 0, len(lead)) for result, output in both)
+
+    def launch_of(self, values: tuple, lead: tuple[int, ...]) -> Launch | None:
+        """The launch of a call that has been made; None where torch computed or added up."""
+        launch, is_of_terms = self._launches.get(_key(values, lead), (None, True))
+        return None if is_of_terms else launch
 
     def _lowered(
         self, lower: Callable[[Request], Result], values: tuple, lead: tuple[int, ...], arch: Arch,
@@ -210,6 +220,11 @@ class Runner(Operation):
     def made(self, tensors: list[torch.Tensor], lead: tuple[int, ...]) -> Made:
         """The shape and dtype of each result of a call with these tensors."""
         return self.specialization.shapes(lead)
+
+
+def _key(values: tuple, lead: tuple[int, ...]) -> tuple:
+    """What tells calls of one graph apart that need different launches."""
+    return lead, *[tensor_key(v) for v in values if isinstance(v, torch.Tensor)]
 
 
 def over_rows(result: torch.Tensor, output: Output, first: int, end: int) -> torch.Tensor:
