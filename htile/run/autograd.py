@@ -7,7 +7,6 @@ for tangents (`jvp`), or for the results of a whole batch (`vmap`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -276,9 +275,8 @@ def _gradients(call: Call, kept: tuple, cotangents: tuple) -> Sequence[torch.Ten
     derivative, numbers, lead, like = call
     cotangents = tuple([None if g is None else g.resolve_neg() for g in cotangents])
     backward, given = derivative.arguments(numbers, kept, cotangents)
-    if backward.run.noted is None:
-        backward.run.noted = partial(add_backward, derivative, backward)
     results = with_gradients(backward.run, given, lead)
+    add_backward(derivative, backward, given, lead)
     found = [None if k is None else results[k] for k in backward.gradients]
     if derivative.repeated:
         named = zip(derivative.wrt, found, like, strict=True)

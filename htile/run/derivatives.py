@@ -85,6 +85,7 @@ class Derivative:
         )
         self._backward: dict[tuple[bool, ...], Backward] = {}
         self.shortcuts: tuple[Callable, ...] = ()  # of backward passes; see short_gradients.py
+        self.tries = 0  # to add some
 
     def _hides_statistics(self, kept: set[str]) -> bool:
         """Whether autograd need not know of the statistics, because those that they depend on are

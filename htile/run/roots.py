@@ -96,7 +96,7 @@ def root_of(function: Rowwise, request: Request, captured: tuple, is_kept: bool)
             break
     if root.runner is runner:
         runner.name = name
-        NAMED[name] = Named(runner, root.check, part)
+        NAMED[name] = Named(runner, root.check, part, None if is_kept else function._captures)
     if root.captured is not None:
         root.captured.add(captured)
     return root

@@ -78,7 +78,6 @@ class Runner(Operation):
     like: a graph whose numerics the kernel takes over, so that common results have the same bits.
     inner: for each argument of rows how many of its dimensions are those of a row.
     part: for a graph that comes of another one's, that one's runner, and which graph it is.
-    noted: what is told of each new launch of the graph, if given.
     """
 
     def __init__(
@@ -95,7 +94,6 @@ class Runner(Operation):
         self.tangents: dict[tuple[str, ...], Tangents | None] = {}
         self._unshared: dict[tuple[str, ...], Runner] = {}
         self._launches: dict[object, tuple[Launch, bool]] = {}
-        self.noted: Callable[[Request, Launch], None] | None = None
 
     @cached_property
     def name(self) -> str:
@@ -159,10 +157,7 @@ class Runner(Operation):
             known = [launch for launch, _ in self._launches.values()]
 
             def prepared(request: Request) -> Launch:
-                launch = prepare(request, device, known)
-                if self.noted is not None and request.specialization is self.specialization:
-                    self.noted(request, launch)
-                return launch
+                return prepare(request, device, known)
 
             found = self._lowered(prepared, values, lead, arch, device)
             keep(self._launches, key, found)
@@ -177,6 +172,13 @@ class Runner(Operation):
         """The launch of a call that has been made; None where torch computed or added up."""
         launch, is_of_terms = self._launches.get(_key(values, lead), (None, True))
         return None if is_of_terms else launch
+
+    def request(self, values: tuple, lead: tuple[int, ...]) -> Request:
+        """A call of the graph."""
+        call = Call(self.specs, self.graph.n, lead)
+        return Request(
+            self.parameters, self.fastmath, self.wanted, call, self.specialization, values
+        )
 
     def _lowered(
         self, lower: Callable[[Request], Result], values: tuple, lead: tuple[int, ...], arch: Arch,

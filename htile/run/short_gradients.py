@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import torch
 from torch.utils import _pytree as pytree
 
 from ..frontend.captures import Captures
@@ -19,7 +20,7 @@ from .derivatives import Backward, Derivative
 from .launch import Launch, Request
 from .operands import needs_copy
 from .short_text import NotTold, Writer, tuple_of
-from .shortcut import ONE, CallWriter, Missed, add
+from .shortcut import ONE, CallWriter, Missed, add_after
 
 
 class RecordedWriter(CallWriter):
@@ -114,7 +115,12 @@ class BackwardWriter(Writer):
 
 
 def add_backward(
-    derivative: Derivative, backward: Backward, first: Request, launch: Launch
+    derivative: Derivative, backward: Backward, values: tuple, lead: tuple[int, ...]
 ) -> None:
-    """Add shortcuts for backward passes like the one of which this is the first launch."""
-    add(derivative, "shortcuts", BackwardWriter, first, launch, derivative, backward)
+    """Add shortcuts for backward passes like this one, which no shortcut has taken.
+
+    values: the arguments of its graph.
+    """
+    is_usual = not torch.is_grad_enabled() and not torch._C._len_torch_dispatch_stack()
+    if is_usual:
+        add_after(derivative, BackwardWriter, backward.run, values, lead, derivative, backward)

@@ -12,6 +12,7 @@ import inspect
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils import _pytree as pytree
@@ -22,8 +23,12 @@ from .launch import Launch, Request
 from .operands import has_one_twice
 from .short_text import NotTold, Writer, tuple_of
 
+if TYPE_CHECKING:
+    from .runner import Runner
+
 ONE = pytree.tree_structure(0)  # the structure of a single tensor
 MAX_SHORTCUTS = 5  # of one kind that are added to a tuple; then none is
+MAX_TRIES = 16  # to add some to the tuple of one graph
 MAX_MISSES = 3  # calls of other sizes, after which a shortcut for one size is removed
 _LOCK = threading.Lock()  # held while a tuple of shortcuts is replaced
 
@@ -55,6 +60,21 @@ def add(owner: object, name: str, writer: type[Writer], first: Request, *more: o
     if first.call.lead and (of_any_size is None or (writer, first.in_place) not in kinds):
         of_this_size = _shortcut(writer, first, missed, *more)
     _replace(owner, name, (of_this_size, of_any_size))
+
+
+def add_after(
+    owner: object, writer: type[Writer], run: Runner, values: tuple, lead: tuple[int, ...],
+    *more: object,
+) -> None:  # fmt: skip
+    """Add shortcuts to `owner.shortcuts` after a call of a graph that none of them has taken.
+
+    So few times are tried, counted by `owner.tries`, that calls that can not be told from others
+    lose little time.
+    """
+    launch = run.launch_of(values, lead) if owner.tries < MAX_TRIES else None
+    if launch is not None:
+        owner.tries += 1
+        add(owner, "shortcuts", writer, run.request(values, lead), launch, *more)
 
 
 def clear(owner: object, *names: str) -> None:
@@ -125,7 +145,7 @@ class CallWriter(Writer):
         return parameters
 
     def guards(self) -> list[str]:
-        return [*self._same_values(), *self.same_tensors(), *self._same_captures()]
+        return [*self._same_values(), *self.same_tensors(), *self.same_captures()]
 
     def modes(self) -> Iterator[str]:
         if any(tensor.requires_grad for tensor in self.guarded.values()):
@@ -152,7 +172,7 @@ class CallWriter(Writer):
             else:
                 raise NotTold
 
-    def _same_captures(self) -> Iterator[str]:
+    def same_captures(self) -> Iterator[str]:
         """What must hold of captured values. The shortcut sees the same globals as the function."""
         watched, captured = self.watched
         self.scope |= {"_captured": captured, "_captures": self.captures.fingerprint}
