@@ -5,11 +5,17 @@ is made for dtypes, a number of dimensions, sizes of a row, neighbouring element
 all rows must be as many.
 """
 
+from dataclasses import replace
+
 import torch
+import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 from htile.frontend.graph import Role
+from htile.frontend.ops import Op
 from htile.frontend.reference import evaluate
+from htile.lower.column_groups import GROUP
+from htile.run import products
 
 OF_ROWS = (Role.ROW, Role.PER_ROW)
 
@@ -66,3 +72,86 @@ def _lead(name, value, dtype, inner, role, target, repeated) -> list[tuple[int, 
         if any(each % 16 for each in (value.data_ptr(), *steps)):
             raise ValueError(f"Misaligned {name}")
     return [] if name in repeated or role not in OF_ROWS else [tuple(value.shape[:own])]
+
+
+def multiplying(launched: list, monkeypatch):
+    """What `idle_gpu` loads of products, whose text tells which kernel it is.
+
+    The operands are aligned, and lie as TMA reads them: their lines do not overlap.
+    """
+    known = {}
+    text_for = products.text_for
+
+    def noted(kernel, *rest):
+        text = text_for(kernel, *rest)
+        if text is not None:
+            known[text.source] = kernel, text
+        return text
+
+    monkeypatch.setattr(products, "text_for", noted)
+
+    def load(source):
+        kernel, text = known[source]
+        count, graph = len(kernel.operands), kernel.graph
+        first = kernel.operands[0].product
+
+        def host(left, *given):
+            rights, given = given[:count], given[count:]
+            others, results = given[: len(kernel.others)], given[len(kernel.others) :]
+            rows = left.shape[0]
+            shape = (kernel.n, first.k) if text.major == "k" else (first.k, kernel.n)
+            for matrix, sizes in ((left, (rows, first.k)), *((r, shape) for r in rights)):
+                _check_lines(matrix, sizes, first.dtype)
+            parts = [r if text.major == "k" else r.t() for r in rights]
+            values = {o.input.id: left.double() @ part.double().t()
+                      for o, part in zip(kernel.operands, parts, strict=True)}  # fmt: skip
+            for i, value in zip(kernel.others, others, strict=True):
+                if isinstance(value, torch.Tensor):
+                    if value.dtype is not i.dtype:
+                        raise TypeError(f"Mismatched dtype of {i.name}")
+                    if i.role in OF_ROWS and len(value) != rows:
+                        raise ValueError(f"Mismatched rows of {i.name}")
+                values[i.id] = value
+            launched.append((text.function, (left, *rights, *others, *results)))
+            found = _of_groups(kernel, values, rows)
+            for output, result in zip(graph.outputs, results, strict=False):
+                if result.dtype is not output.dtype or len(result) != rows:
+                    raise TypeError(f"Mismatched result {output.name}")
+                result.data.copy_(found[output.name])
+
+        return host
+
+    return load
+
+
+def _check_lines(matrix, sizes, dtype) -> None:
+    step = matrix.stride(0) * matrix.element_size()
+    if matrix.dtype is not dtype or tuple(matrix.shape) != sizes or matrix.stride(1) != 1:
+        raise ValueError("Mismatched operand")
+    if matrix.data_ptr() % 16 or step % 16:
+        raise ValueError("Misaligned operand")
+    assert matrix.stride(0) >= sizes[1] or len(matrix) == 1, "no check of the host function"
+
+
+def _of_groups(kernel, values: dict, rows: int) -> dict:
+    """The results of a kernel of products by name, of its inputs by node."""
+    graph, missing = kernel.graph, kernel.graph.n - kernel.n
+    padded = {}
+    for i in graph.inputs:
+        value = values[i.id]
+        if isinstance(value, torch.Tensor) and graph[i.id].value.spread:
+            value = F.pad(value.detach().float(), (0, missing), value=7.0)
+        elif isinstance(value, torch.Tensor):
+            value = value.detach()
+        padded[f"input{i.id}"] = value
+    whole = replace(
+        graph,
+        inputs=tuple(replace(i, name=f"input{i.id}", view=None) for i in graph.inputs),
+        outputs=tuple(replace(o, inner=(graph.n,)) for o in graph.outputs),
+        nodes=tuple(replace(n, arg=f"input{n.id}") if n.op is Op.INPUT else n for n in graph),
+    )
+    made = evaluate(whole, padded, (rows,))
+    return {
+        o.name: each[:, : kernel.n] if o.inner[0] == graph.n else each[:, ::GROUP]
+        for o, each in zip(graph.outputs, made, strict=True)
+    }

@@ -177,7 +177,7 @@ class Rowwise:
         aliases = find_aliases(signature, values, outs)
         watched = self._captures.watched()
         key = call_key(watched[1], signature, values, outs, aliases)
-        launch = None if key is None else self._launches.get(key)
+        launch, of_products = None if key is None else self._launches.get(key), None
         if launch is None or (out is not None and structure != launch.structure):
             # the call is of a new kind
             call = classify(signature, values)
@@ -215,7 +215,13 @@ class Rowwise:
                 if not request.specialization.has_products:
                     writer = OutWriter if outs else CallWriter
                     self._add_shortcuts(writer, request, watched, launch)
+                elif not outs:
+                    of_products = request
         result = run(launch, values, outs)
+        if of_products is not None:  # it knows its kernels now
+            from .short_products import add_products
+
+            add_products(self, "_returning", of_products, launch, self._captures, watched)
         if out is None:
             return result
         increment_version(outs)  # so that autograd sees that saved tensors were written to

@@ -71,8 +71,6 @@ class Writer:
 
     def __init__(self, first: Request, missed: Callable[[], None] | None, launch: Launch):
         self.first, self.launch = first, launch
-        if launch.kernel is None or not launch.is_widest:
-            raise NotTold
         self.graph, self.is_fixed = first.specialization.graph, missed is not None
         self.outputs = first.specialization.traced.outputs
         self.tensors = {n: v for n, v in first.given.items() if isinstance(v, torch.Tensor)}
@@ -86,8 +84,9 @@ class Writer:
             raise NotTold
         self.sizes = [str(n) if self.is_fixed else f"_m{k}" for k, n in enumerate(lead)]
         self.miss = ["    _missed()", *MISS] if self.is_fixed else MISS
-        self.scope = {"_kernel": launch.kernel, "_refused": REFUSED, "_missed": missed,
-                      "_type": type, "_len": len, "_float": float}  # fmt: skip
+        self.scope = {"_refused": REFUSED, "_missed": missed, "_type": type, "_len": len,
+                      "_float": float}  # fmt: skip
+        self.take_launch()
         self.results = self.named_results()
         named = zip(first.in_place, self.results, strict=False)
         self.written = [name or result for name, result in named]
@@ -104,6 +103,12 @@ class Writer:
             self.changing[name] = [*free.values()]
 
     # What a subclass may say otherwise
+
+    def take_launch(self) -> None:
+        """Look at the launch. Raises NotTold where others are to be tried first."""
+        if self.launch.kernel is None or not self.launch.is_widest:
+            raise NotTold
+        self.scope["_kernel"] = self.launch.kernel
 
     def named_results(self) -> list[str]:
         return [f"_out{k}" for k in range(len(self.outputs))]
@@ -155,7 +160,7 @@ class Writer:
             *self.opened(),
             f"if not ({' and '.join(self.guards())}):",
             *self.miss,
-            *(self._rows_read() if not self.is_fixed and self._any_changes else []),
+            *(self.rows_read() if not self.is_fixed and self._any_changes else []),
             *self.memory(),
             "try:",
             *(f"    {line}" for line in self.launched()),
@@ -207,7 +212,7 @@ class Writer:
         self.scope["_same"] = torch._C._dynamo.guards.TensorGuards(
             *self.guarded.values(),
             dynamic_dims_sizes=[*self.shapes.values()],
-            dynamic_dims_strides=[self._strides(name) for name in self.guarded],
+            dynamic_dims_strides=[self.strides_of(name) for name in self.guarded],
         ).check
         self.scope |= {"_ad": forward_ad, "_grad": torch.is_grad_enabled,
                        "_watching": torch._C._len_torch_dispatch_stack}  # fmt: skip
@@ -219,10 +224,10 @@ class Writer:
                 continue
             if self.written or self.guarded[name].is_contiguous():
                 yield f"{name}.is_contiguous()"
-            if self.first.is_flat and (name in self.written or self._is_read(name)):
+            if self.first.is_flat and (name in self.written or self.is_read(name)):
                 yield self._flat(name)
 
-    def _is_read(self, name: str) -> bool:
+    def is_read(self, name: str) -> bool:
         """Whether the kernel takes an argument, so that the host function compares its sizes."""
         return name in self.graph.arguments
 
@@ -243,7 +248,7 @@ class Writer:
             apart += f" * {name}.shape[{k}]"
         return " and ".join(tests)
 
-    def _strides(self, name: str) -> list[int | None]:
+    def strides_of(self, name: str) -> list[int | None]:
         """The strides that a tensor must have; None where any will do.
 
         Where results are written, sizes and strides must tell which bytes a tensor spans. So all
@@ -267,7 +272,7 @@ class Writer:
         steps = zip(self.shapes[name], self.guarded[name].stride(), strict=True)
         return 1 + sum((size - 1) * stride for size, stride in steps if size is not None)
 
-    def _rows_read(self) -> list[str]:
+    def rows_read(self) -> list[str]:
         """Lines that read how many rows there are, and leave if kernel or results have others."""
         fewest, beyond = rows_like(self.first.rows)
         lines = [f"_shape = {self.like}.shape"]
@@ -280,7 +285,7 @@ class Writer:
             *map(str, self.first.specs[self.like].inner)]  # fmt: skip
         wrong += self.wrong_results(like)
         for name in self.tensors:
-            if self._is_read(name):
+            if self.is_read(name):
                 continue
             free = (k for k, size in enumerate(self.shapes[name]) if size is None)
             pairs = zip(free, self.changing[name], strict=True)
@@ -293,11 +298,15 @@ class Writer:
         The memory is of the current stream, as a launch makes it, so a CUDA graph has it for each
         replay.
         """
-        self.scope["_empty"] = allocator(self.device)
+        self.allocate()
         if not self.launch.workspace:
             return []
         self.scope["_bytes"] = torch.int8
         return [f"_parts = _empty(({self.launch.workspace},), (1,), _bytes)"]
+
+    def allocate(self) -> None:
+        """Have the function in the scope that makes memory."""
+        self.scope["_empty"] = allocator(self.device)
 
     def is_elsewhere(self, name: str) -> list[str]:
         return is_elsewhere(name, self.device, self.miss)

@@ -52,14 +52,14 @@ def add(owner: object, name: str, writer: type[Writer], first: Request, *more: o
 
     def missed() -> None:
         if next(misses) >= MAX_MISSES and of_any_size:
-            _replace(owner, name, (), of_this_size)
+            replace_shortcuts(owner, name, (), of_this_size)
 
     is_faster = len(first.call.lead) < 2 or first.is_flat
     of_any_size = _shortcut(writer, first, None, *more) if is_faster else None
     of_this_size = None
     if first.call.lead and (of_any_size is None or (writer, first.in_place) not in kinds):
         of_this_size = _shortcut(writer, first, missed, *more)
-    _replace(owner, name, (of_this_size, of_any_size))
+    replace_shortcuts(owner, name, (of_this_size, of_any_size))
 
 
 def add_after(
@@ -84,9 +84,10 @@ def clear(owner: object, *names: str) -> None:
             setattr(owner, name, ())
 
 
-def _replace(
+def replace_shortcuts(
     owner: object, name: str, added: Iterable[Callable | None], removed: Callable | None = None
 ) -> None:
+    """Add shortcuts to a tuple, and remove one."""
     with _LOCK:
         these = *getattr(owner, name), *added
         setattr(owner, name, tuple(each for each in these if each not in (None, removed)))
