@@ -31,10 +31,11 @@ class ProductWriter(CallWriter):
     """
 
     launch: ProductLaunch
+    any_changes = True  # kernels are looked up by the number of rows, whatever it is
 
     def take_launch(self) -> None:
         lead, specs = self.first.call.lead, self.first.call.specs
-        self.rows = f"_m{0}" if len(lead) == 1 else "_rows" if lead else "1"
+        self.rows = "_m0" if len(lead) == 1 else "_rows" if lead else "1"
         self.scope |= {"_view": torch._C._dynamo.guards._reinterpret_tensor, "_kernels": {}}
         self.found: dict[str, tuple[str, object]] = {}
         self.flattened, self.allocated, self.calls, self.taken = [], [], [], []

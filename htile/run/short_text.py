@@ -160,7 +160,7 @@ class Writer:
             *self.opened(),
             f"if not ({' and '.join(self.guards())}):",
             *self.miss,
-            *(self.rows_read() if not self.is_fixed and self._any_changes else []),
+            *(self.rows_read() if not self.is_fixed and self.any_changes else []),
             *self.memory(),
             "try:",
             *(f"    {line}" for line in self.launched()),
@@ -203,7 +203,7 @@ class Writer:
         return self.tensors[self.like].device
 
     @property
-    def _any_changes(self) -> bool:
+    def any_changes(self) -> bool:
         """Whether rows may be of another number, or of another length."""
         return bool(self.sizes) or self.graph.multiple is not None
 
