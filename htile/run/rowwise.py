@@ -151,6 +151,23 @@ class Rowwise:
             pass
         return self._call(args, kwargs)
 
+    def taken(self, *args) -> object:
+        """What a shortcut gives; None if none takes the call, or if torch compiles or watches.
+
+        For callers who have conditions of their own, as modules have, and who have made each call
+        before that left a shortcut: what it takes fits these conditions, too.
+        """
+        if is_dynamo_compiling() or torch._C._len_torch_dispatch_stack():
+            return None
+        try:
+            for call in self._returning:
+                result = call(*args)
+                if result is not None:
+                    return result
+        except (TypeError, NameError, ValueError):  # see `CallWriter`
+            pass
+        return None
+
     def _call(self, args: tuple, kwargs: dict):
         """A call that no shortcut takes."""
         out = None
