@@ -3,6 +3,7 @@
 Each kernel computes what it means, so gradients are those of float64 whichever way a call goes.
 """
 
+import sys
 import threading
 from functools import partial
 from types import SimpleNamespace
@@ -172,6 +173,45 @@ def test_numbers_are_those_of_the_call(gpu):
         x, w = (a.detach() for a in args)
         torch.testing.assert_close(of_x, 2 * x * w * gain + eps)
     assert gpu.long == ["backward"]  # of a cotangent that is expanded, which is another kind
+
+
+def called(call) -> list[str]:
+    """The names of the functions of Python and C that a call calls."""
+    names = []
+
+    def profile(frame, event, arg):
+        if event in ("call", "c_call"):
+            names.append(frame.f_code.co_name if event == "call" else arg.__name__)
+
+    sys.setprofile(profile)
+    call()
+    sys.setprofile(None)
+    return names[1:-1]  # without `call` itself and the end of the profile
+
+
+def test_a_warm_pass_is_little_python():
+    """Each direction makes exactly these calls: of Python, of torch, and of the kernel."""
+    empty, g = "_empty_strided_cpu", torch.randn(5, 64)
+    layernorm._forget()
+    with idle_gpu(lambda kernel: lambda *arguments: None):
+        x, w, b = args = arguments("layernorm")[1]
+        for _ in range(3):
+            both(layernorm, args)
+        forward = called(lambda: layernorm(x, w, b))
+        y = layernorm(x, w, b)
+        run = torch.autograd.Variable._execution_engine.run_backward
+        given = ((y,), (g,), False, False, args, True)
+        backward = called(lambda: run(*given, accumulate_grad=False))
+    layernorm._forget()
+    assert forward == [
+        "__call__", "is_dynamo_compiling", "_shortcut", "check", "is_grad_enabled",
+        "_len_torch_dispatch_stack", *(empty,) * 3, "<lambda>", "apply", "forward",
+        "save_for_backward",
+    ]  # fmt: skip
+    assert backward == [
+        "run_backward", "backward", "_shortcut", "check", "is_grad_enabled",
+        "_len_torch_dispatch_stack", *(empty,) * 4, "<lambda>",
+    ]  # fmt: skip
 
 
 # ---- what each shortcut refuses ------------------------------------------------------------------
