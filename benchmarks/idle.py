@@ -8,7 +8,6 @@ function that does nothing, and so nothing is computed, compiled or launched.
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -16,11 +15,22 @@ from unittest import mock
 
 import torch
 
-from htile.run import launch, products, short_text
+from htile.run import (
+    launch,
+    operands,
+    product_gradients,
+    product_operations,
+    products,
+    rowwise,
+    runner,
+    short_text,
+)
 from htile.run.launch import Kernel
 
 CAPABILITY = (9, 0)  # of an H200
 PROCESSORS = 132
+# The modules that ask which devices have kernels.
+ASKING = operands, product_gradients, product_operations, rowwise, runner
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # what mallopt sets
 
 
@@ -51,9 +61,8 @@ def idle_gpu(load: Load = nothing, load_products: Load = nothing) -> Iterator[No
         (products, "build", lambda source, function, arch: source),
         (short_text, "allocator", lambda device: empty),
     ]
-    for name, module in [*sys.modules.items()]:
-        if name.startswith("htile.run.") and "runs_kernels" in vars(module):
-            given.append((module, "runs_kernels", lambda device: device.type != "meta"))
+    for module in ASKING:
+        given.append((module, "runs_kernels", lambda device: device.type != "meta"))
     with ExitStack() as stack:
         for owner, name, value in given:
             stack.enter_context(mock.patch.object(owner, name, value))

@@ -3,8 +3,10 @@
 Each kernel computes what it means, so gradients are those of float64 whichever way a call goes.
 """
 
+import gc
 import sys
 import threading
+import weakref
 from functools import partial
 from types import SimpleNamespace
 
@@ -578,6 +580,22 @@ def test_the_public_way(monkeypatch, name):
             assert_gradients(f, *args)
         assert f._returning
     f._forget()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_keeps_tensors_alive(gpu, name):
+    f, args = arguments(name)
+    for _ in range(3):
+        results = f(*args)
+        found = torch.autograd.grad(
+            outs_of(results), leaves_of(args), cotangents_of(results), allow_unused=True
+        )
+    gpu.launched.clear()
+    alive = [weakref.ref(t) for t in (*args, *torch.utils._pytree.tree_leaves(results), *found)
+             if isinstance(t, torch.Tensor)]  # fmt: skip
+    del args, results, found
+    gc.collect()  # of what refused a launch, a traceback may hold the arguments
+    assert not any(each() is not None for each in alive)
 
 
 def test_two_threads(gpu):

@@ -1,6 +1,8 @@
 """Repeated calls of functions with matrix products, on a GPU that the CPU stands for."""
 
 import contextlib
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -203,3 +205,16 @@ def test_two_kinds_share_no_kernels(gpu):
             for n in (256, 512):
                 right(products.linear, *arguments(products.linear, 5, n, 64, dtype))
     assert gpu.long == 4
+
+
+@pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: f._signature.name)
+def test_nothing_keeps_tensors_alive(gpu, f):
+    args = arguments(f, 5, 256, 64)
+    for _ in range(3):
+        results = f(*args)
+    gpu.launched.clear()
+    tensors = [*args, *torch.utils._pytree.tree_leaves(results)]
+    alive = [weakref.ref(t) for t in tensors if isinstance(t, torch.Tensor)]
+    del args, results, tensors
+    gc.collect()  # of what refused a launch, a traceback may hold the arguments
+    assert not any(each() is not None for each in alive)

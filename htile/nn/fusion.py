@@ -202,7 +202,7 @@ def _replacement(
         if not kwargs and not is_compiling():
             tensors = forward.values_of(self)
             if forward.holds_for(self):
-                found = row.taken(*args, *tensors)  # of tensors that are as some that it took
+                found = row._taken(*args, *tensors)  # of tensors that are as some that it took
                 if found is not None:
                     return found
                 if takes(args, tensors):

@@ -134,7 +134,7 @@ class RMSNorm(torch.nn.RMSNorm):
         """The norm of each row."""
         weight, shape = self.weight, self.normalized_shape
         eps = EPS if self.eps is None else self.eps
-        found = _rms_norm.taken(x, weight, eps) if len(shape) == 1 else None
+        found = _rms_norm._taken(x, weight, eps) if len(shape) == 1 else None
         if found is not None and x.shape[-1:] == shape:
             return found
         if not fits(x, weight, inner=len(shape)) or not _ends_in(x, shape):
@@ -154,7 +154,7 @@ class LayerNorm(torch.nn.LayerNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The norm of each row."""
         weight, bias, shape = self.weight, self.bias, self.normalized_shape
-        found = _layer_norm.taken(input, weight, bias, self.eps) if len(shape) == 1 else None
+        found = _layer_norm._taken(input, weight, bias, self.eps) if len(shape) == 1 else None
         if found is not None and input.shape[-1:] == shape:
             return found
         if not fits(input, weight, bias, inner=len(shape)) or not _ends_in(input, shape):
@@ -215,7 +215,7 @@ class Softmax(torch.nn.Softmax):
         """The softmax of each row."""
         if not _is_last(self.dim, input):
             return super().forward(input)
-        if (found := _softmax.taken(input)) is not None:
+        if (found := _softmax._taken(input)) is not None:
             return found
         return _softmax(input) if fits(input) else super().forward(input)
 
@@ -232,7 +232,7 @@ class LogSoftmax(torch.nn.LogSoftmax):
         """The logarithm of the softmax of each row."""
         if not _is_last(self.dim, input):
             return super().forward(input)
-        if (found := _log_softmax.taken(input)) is not None:
+        if (found := _log_softmax._taken(input)) is not None:
             return found
         return _log_softmax(input) if fits(input) else super().forward(input)
 
@@ -257,7 +257,7 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         """The loss of all rows, or with reduction="none" that of each."""
         weight, reduction = self.weight, self.reduction
         fixed = self.ignore_index, self.label_smoothing, reduction
-        found = _cross_entropy.taken(input, target, weight, *fixed)
+        found = _cross_entropy._taken(input, target, weight, *fixed)
         if found is not None:
             return self._reduced(found, input, target)
         is_usual = (
@@ -303,7 +303,7 @@ class AddRMSNorm(torch.nn.RMSNorm):
         """The norm of the sum, and the sum."""
         weight, shape = self.weight, self.normalized_shape
         eps = EPS if self.eps is None else self.eps
-        found = _add_rms_norm.taken(x, residual, weight, eps) if len(shape) == 1 else None
+        found = _add_rms_norm._taken(x, residual, weight, eps) if len(shape) == 1 else None
         if found is not None and x.shape[-1:] == shape:
             return found
         is_one_kind = x.shape == residual.shape and x.dtype is residual.dtype
@@ -344,7 +344,7 @@ class SwiGLU(torch.nn.Module):
 
     def forward(self, gate: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:
         """The gated values of each row."""
-        found = _swiglu_of_halves.taken(gate) if up is None else _swiglu.taken(gate, up)
+        found = _swiglu_of_halves._taken(gate) if up is None else _swiglu._taken(gate, up)
         if found is not None:
             return found
         if up is None:
@@ -375,9 +375,9 @@ class GEGLU(torch.nn.Module):
         """The gated values of each row."""
         approximate = self.approximate
         if up is None:
-            found = _geglu_of_halves.taken(gate, approximate)
+            found = _geglu_of_halves._taken(gate, approximate)
         else:
-            found = _geglu.taken(gate, up, approximate)
+            found = _geglu._taken(gate, up, approximate)
         if found is not None:
             return found
         if up is None:
@@ -435,7 +435,7 @@ class DyT(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The values of each row."""
         alpha, weight, bias = self.alpha, self.weight, self.bias
-        found = _dyt.taken(x, alpha, weight, bias)
+        found = _dyt._taken(x, alpha, weight, bias)
         if found is not None and x.shape[-1] == self.normalized_shape:
             return found
         if fits(x, alpha, weight, bias) and x.ndim > 0 and x.shape[-1] == self.normalized_shape:

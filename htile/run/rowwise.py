@@ -151,7 +151,7 @@ class Rowwise:
             pass
         return self._call(args, kwargs)
 
-    def taken(self, *args) -> object:
+    def _taken(self, *args) -> object:
         """What a shortcut gives; None if none takes the call, or if torch compiles or watches.
 
         For callers who have conditions of their own, as modules have, and who have made each call

@@ -36,7 +36,7 @@ FUSED = {norm.__name__: lambda norm=norm: norm(N) for norm in NORMS} | OF_TORCH
 @pytest.fixture
 def calls(monkeypatch):
     """The names of the row-wise functions that are called with tensors on the GPU."""
-    names, before, taken = [], Rowwise.__call__, Rowwise.taken
+    names, before, taken = [], Rowwise.__call__, Rowwise._taken
 
     def call(self, *args, **kwargs):
         if args[0].is_cuda:
@@ -49,7 +49,7 @@ def calls(monkeypatch):
         return found
 
     monkeypatch.setattr(Rowwise, "__call__", call)
-    monkeypatch.setattr(Rowwise, "taken", short)
+    monkeypatch.setattr(Rowwise, "_taken", short)
     return names
 
 
