@@ -29,6 +29,7 @@ from .operands import (
     is_differentiated,
     is_inside_transform,
     refuse_transforms,
+    unwrapped,
 )
 from .runner import Runner, keep, over_rows
 from .specialize import Specialization
@@ -330,7 +331,8 @@ def _set_up(ctx, derivative, values, lead, wrt, results) -> None:
 def _gradients(ctx, cotangents: tuple) -> Sequence[torch.Tensor | None]:
     """The gradients of what the derivative is for."""
     cotangents = tuple([None if g is None else g.resolve_neg() for g in cotangents])
-    backward, given = ctx.derivative.arguments(ctx.values, ctx.saved_tensors, cotangents)
+    saved = [unwrapped(tensor) for tensor in ctx.saved_tensors]
+    backward, given = ctx.derivative.arguments(ctx.values, saved, cotangents)
     results = with_gradients(backward.run, given, ctx.lead)
     found = [None if k is None else results[k] for k in backward.gradients]
     repeated = ctx.derivative.repeated
