@@ -199,15 +199,19 @@ class _Building:
     def _give_shape(self, new: Builder) -> None:
         """Add a row that is not read, if none is: the kernel takes its shape from one.
 
-        Where no row argument is so long, it takes its shape from a result.
+        Where no row argument is so long, it takes its shape from a result, or else from a row whose
+        first element stands for all.
         """
         if any(i.role is Role.ROW for i in new.inputs):
             return
-        for source in self.graph.inputs:
-            inner = self.graph[source.id].value.inner
-            if source.role is Role.ROW and inner[-1] >= self.n:
-                value = Value((self.n,), Varies.ROW, self.graph[source.id].value.dtype, None, True)
-                starts, steps = (0,) * len(inner), (0,) * (len(inner) - 1) + (1,)
-                view = None if inner == (self.n,) else View(inner, starts, steps)
-                new.add_input(source.name, Role.ROW, source.dtype, value, view)
-                return
+        rows = [i for i in self.graph.inputs if i.role is Role.ROW]
+        lengths = {i.id: self.graph[i.id].value.inner[-1] for i in rows}
+        source = next((i for i in rows if lengths[i.id] >= self.n), None)
+        if source is None and any(o.is_row and o.over is None for o in self.graph.outputs):
+            return
+        source = source or rows[0]
+        inner, step = self.graph[source.id].value.inner, int(lengths[source.id] >= self.n)
+        value = Value((self.n,), Varies.ROW, self.graph[source.id].value.dtype, None, True)
+        steps = (0,) * (len(inner) - 1) + (step,)
+        view = None if inner == (self.n,) else View(inner, (0,) * len(inner), steps)
+        new.add_input(source.name, Role.ROW, source.dtype, value, view)
