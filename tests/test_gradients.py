@@ -197,6 +197,14 @@ def test_a_result_that_nobody_differentiates_adds_no_nan():
     assert torch.equal(x.grad, torch.full((3, 4), 2.0))
 
 
+def test_a_result_of_which_what_follows_has_no_gradient():
+    """autograd then runs its backward pass without any cotangent."""
+    two = htile.rowwise(lambda y, k: (y * 2, k * 3))
+    x, k = row(4, 8), row(4, 8, seed=1)
+    two(softmax(x), k)[1].sum().backward()
+    assert x.grad is None and torch.equal(k.grad, torch.full((4, 8), 3.0))
+
+
 def test_a_graph_that_is_retained_gives_the_same_twice():
     x, w = row(4, 8), row(8, seed=1)
     y = rmsnorm(x, w)

@@ -291,9 +291,8 @@ class _Transformed(torch.autograd.Function):
             refuse_mapped(ctx.run.graph.name, cotangents)
         if derivative is not None:
             both = zip(cotangents, derivative.has_gradient, strict=True)
-            cotangents = [g if has_one else None for g, has_one in both]
-            if any(g is not None for g in cotangents):
-                found = dict(zip(derivative.wrt, _gradients(ctx, cotangents), strict=True))
+            cotangents = tuple([g if has_one else None for g, has_one in both])
+            found = dict(zip(derivative.wrt, _gradients(ctx, cotangents), strict=True))
         return None, None, None, *(found.get(name) for name in ctx.run.parameters.names)
 
     @staticmethod
@@ -329,7 +328,12 @@ def _set_up(ctx, derivative, values, lead, wrt, results) -> None:
 
 
 def _gradients(ctx, cotangents: tuple) -> Sequence[torch.Tensor | None]:
-    """The gradients of what the derivative is for."""
+    """The gradients of what the derivative is for.
+
+    There may be no cotangent at all, where what follows has none for any of the results.
+    """
+    if all(g is None for g in cotangents):
+        return [None] * len(ctx.derivative.wrt)
     cotangents = tuple([None if g is None else g.resolve_neg() for g in cotangents])
     saved = [unwrapped(tensor) for tensor in ctx.saved_tensors]
     backward, given = ctx.derivative.arguments(ctx.values, saved, cotangents)
