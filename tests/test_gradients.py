@@ -205,6 +205,33 @@ def test_a_result_of_which_what_follows_has_no_gradient():
     assert x.grad is None and torch.equal(k.grad, torch.full((4, 8), 3.0))
 
 
+OF_NO_ROW = {
+    "a value of each row": lambda x, t: t * 2,
+    "beside a sum that is kept": lambda x, t: x.sum() * t.exp(),
+    "of values of rows alone": lambda x, t: t.sin() * t,
+}
+
+
+@pytest.mark.parametrize("lead", ((5,), (2, 5)), ids=str)
+@pytest.mark.parametrize("name", OF_NO_ROW)
+def test_backward_kernels_that_read_no_row(name, lead):
+    """They take their shape from a value of each row, also of one that repeats or lies anyhow."""
+    body = OF_NO_ROW[name]
+
+    @htile.rowwise
+    def f(x, t: htile.PerRow):
+        return body(x, t)
+
+    x = torch.randn(*lead, 8)
+    for t in (row(*lead), row(*lead, 2)[..., 1], row(1, *lead[1:]), row(*lead, dtype=BF16)):
+        assert_gradients(f, x, t)
+        t = t.detach().requires_grad_()
+        assert torch.autograd.grad(f(x, t).sum(), t)[0].shape == t.shape
+        assert f.inspect(x, t).backward.resources.stack == 0
+        tangent = torch.func.jvp(lambda t: f(x, t), (t,), (t,))[1]
+        assert tangent.shape == lead
+
+
 def test_a_graph_that_is_retained_gives_the_same_twice():
     x, w = row(4, 8), row(8, seed=1)
     y = rmsnorm(x, w)

@@ -199,19 +199,21 @@ class _Building:
     def _give_shape(self, new: Builder) -> None:
         """Add a row that is not read, if none is: the kernel takes its shape from one.
 
-        Where no row argument is so long, it takes its shape from a result, or else from a row whose
-        first element stands for all.
+        Where no row argument is so long, it takes its shape from a result, or else from an argument
+        whose first element stands for all: a row, or a value of each row.
         """
         if any(i.role is Role.ROW for i in new.inputs):
             return
-        rows = [i for i in self.graph.inputs if i.role is Role.ROW]
-        lengths = {i.id: self.graph[i.id].value.inner[-1] for i in rows}
-        source = next((i for i in rows if lengths[i.id] >= self.n), None)
+        sources = {i: self.graph[i.id].value.inner for i in self.graph.inputs
+                   if i.role in (Role.ROW, Role.PER_ROW)}  # fmt: skip
+        rows = [i for i in sources if i.role is Role.ROW]
+        source = next((i for i in rows if sources[i][-1] >= self.n), None)
         if source is None and any(o.is_row and o.over is None for o in self.graph.outputs):
             return
-        source = source or rows[0]
-        inner, step = self.graph[source.id].value.inner, int(lengths[source.id] >= self.n)
+        step = int(source is not None)
+        source = source or next(iter([*rows, *sources]))
+        inner = sources[source]
         value = Value((self.n,), Varies.ROW, self.graph[source.id].value.dtype, None, True)
-        steps = (0,) * (len(inner) - 1) + (step,)
-        view = None if inner == (self.n,) else View(inner, (0,) * len(inner), steps)
+        starts, steps = (0,) * len(inner), (*(0,) * (len(inner) - 1), step)[: len(inner)]
+        view = None if inner == (self.n,) and step else View(inner, starts, steps)
         new.add_input(source.name, Role.ROW, source.dtype, value, view)

@@ -151,9 +151,6 @@ class _Cut:
                 ids[id] = builder.add_input(given.name, given.role, given.dtype, node.value)
             else:
                 ids[id] = builder.copied(node, [ids[i] for i in node.inputs])
-        if not any(i.role is Role.ROW for i in builder.inputs):  # a kernel takes its shape from one
-            row = next(i for i in traced.inputs if i.role is Role.ROW)
-            builder.add_input(row.name, row.role, row.dtype, traced[row.id].value)
         outputs = [Output(o.name, ids[o.id], o.dtype, o.inner, o.is_row, over=o.over)
                    for o in results]  # fmt: skip
         outputs += [self._passed_on(id, ids[id]) for id in wanted]
