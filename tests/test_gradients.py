@@ -205,9 +205,33 @@ def test_a_result_of_which_what_follows_has_no_gradient():
     assert x.grad is None and torch.equal(k.grad, torch.full((4, 8), 3.0))
 
 
+ZERO = {
+    "a difference": lambda x, k: (x - x).sum() + k - k,
+    "a product": lambda x, k: (x * 0.0, x.exp() * k),
+    "a maximum less itself": lambda x, k: (x * k).amax() - (x * k).amax(),
+    "one result of several": lambda x, k: (x.sin() + (k - k), torch.lerp(k, k, 0.3)),
+}
+
+
+@pytest.mark.parametrize("name", ZERO)
+def test_gradients_that_are_found_to_be_zero_are_zeros(name):
+    """As they are in torch, alone and beside others."""
+    f, args = htile.rowwise(ZERO[name]), (row(4, 8), row(4, 1, seed=1))
+    assert_gradients(f, *args)
+    for k in range(len(torch.utils._pytree.tree_leaves(f(*args)))):
+        found, right = (torch.utils._pytree.tree_leaves(of(*args))[k]
+                        for of in (f, torch.vmap(ZERO[name])))  # fmt: skip
+        found, right = (torch.autograd.grad(each.sum(), args, allow_unused=True)
+                        for each in (found, right))  # fmt: skip
+        for got, exact in zip(found, right, strict=True):
+            assert (got is None) == (exact is None)
+            assert got is None or torch.allclose(got, exact)
+
+
 OF_NO_ROW = {
     "a value of each row": lambda x, t: t * 2,
     "beside a sum that is kept": lambda x, t: x.sum() * t.exp(),
+    "a zero": lambda x, t: (x * 0.0).sum() + (t - t),
     "of values of rows alone": lambda x, t: t.sin() * t,
 }
 
