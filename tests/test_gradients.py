@@ -512,6 +512,9 @@ def test_results_that_are_written_are_refused():
     x = row(4, 8)
     with pytest.raises(GradientError, match=r"softmax: out= with arguments that require grad"):
         softmax(x, out=torch.empty(4, 8))
+    for out in ((), [], {}):
+        with pytest.raises(GradientError, match=r"softmax: out= with arguments that require grad"):
+            softmax(x, out=out)
     with torch.no_grad():
         softmax(x, out=torch.empty(4, 8))
 
