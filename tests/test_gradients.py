@@ -505,6 +505,18 @@ def test_a_norm_with_a_residual_keeps_the_sum_in_place_of_both_terms():
     assert kept_by(fresh) == (["weight"], ["out1", "rsqrt0"])
 
 
+@pytest.mark.parametrize("function", (torch.logsumexp, torch.softmax, torch.log_softmax))
+def test_rows_of_one_element_are_differentiated_twice(function):
+    """They are kept as rows, and not as statistics of them, of which a maximum is not found."""
+    f, x = htile.rowwise(lambda x: function(x, -1)), row(3, 1)
+    (first,) = torch.autograd.grad(f(x).square().sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sin().sum(), x)
+    wide = x.detach().double().requires_grad_()
+    (first,) = torch.autograd.grad(function(wide, -1).square().sum(), wide, create_graph=True)
+    (right,) = torch.autograd.grad(first.sin().sum(), wide)
+    torch.testing.assert_close(second.double(), right, rtol=1e-5, atol=1e-5)
+
+
 # ---- where it is refused, and where torch calls it -----------------------------------------------
 
 
