@@ -63,7 +63,9 @@ class _Building:
         leaves.sort(key=lambda k: (order[self.nodes[k].of.id], starts_of(self.nodes[k].view)))
         for k in leaves:
             ids[k] = self._leaf(new, self.nodes[k])
-        self._give_shape(new)
+        both = zip(graph.outputs, pieces, strict=True)
+        has_row = any(axes_of(each) for o, found in both if o.over is None for _, each in found)
+        self._give_shape(new, has_row)
         for k, each in enumerate(self.nodes):
             if each.op is Op.CONST:
                 ids[k] = new.add_const(each.arg, self._constant(each), each.of.loc)
@@ -196,11 +198,13 @@ class _Building:
         follows = far == tuple(step * size for step in steps)
         return steps, None if follows else (size, far)
 
-    def _give_shape(self, new: Builder) -> None:
+    def _give_shape(self, new: Builder, has_row: bool) -> None:
         """Add a row that is not read, if none is: the kernel takes its shape from one.
 
         Where no row argument is so long, it takes its shape from a result, or else from an argument
         whose first element stands for all: a row, or a value of each row.
+
+        has_row: whether a result, or a piece of one, is a row.
         """
         if any(i.role is Role.ROW for i in new.inputs):
             return
@@ -208,7 +212,7 @@ class _Building:
                    if i.role in (Role.ROW, Role.PER_ROW)}  # fmt: skip
         rows = [i for i in sources if i.role is Role.ROW]
         source = next((i for i in rows if sources[i][-1] >= self.n), None)
-        if source is None and any(o.is_row and o.over is None for o in self.graph.outputs):
+        if source is None and has_row:
             return
         step = int(source is not None)
         source = source or next(iter([*rows, *sources]))
