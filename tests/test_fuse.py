@@ -365,6 +365,84 @@ def test_attributes_that_change(called):
     assert called == ["LlamaRMSNorm"]
 
 
+SCALE = 2.0
+
+
+class Answering(torch.nn.Module):
+    def __getattr__(self, name):
+        return SCALE if name == "scale" else super().__getattr__(name)
+
+    def forward(self, x):
+        return torch.softmax(x * self.scale, -1)
+
+
+class Measured(torch.nn.Module):
+    def __len__(self):
+        return int(SCALE)
+
+    def forward(self, x):
+        return torch.softmax(x * len(self), -1)
+
+
+class Activated(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.activation = lambda x: x * SCALE
+
+    def forward(self, x):
+        return self.activation(torch.softmax(x, -1))
+
+
+class Asking(torch.nn.Module):
+    def forward(self, x):
+        y = torch.softmax(x, -1)
+        y = y * (self.gain if hasattr(self, "gain") else 1.0) * getattr(self, "share", 1.0)
+        return self.after(y) if hasattr(self, "after") else y
+
+
+class Registered(torch.nn.Module):
+    def forward(self, x):
+        y = torch.softmax(x, -1)
+        return y * self.gain if "gain" in self._parameters else y
+
+
+def rescaled(module):
+    global SCALE
+    SCALE *= 1.5
+
+
+def gain():
+    return torch.nn.Parameter(torch.full((1,), 3.0))
+
+
+CHANGES = {
+    "what __getattr__ reads": (Answering, rescaled),
+    "what __len__ reads": (Measured, rescaled),
+    "what a function that is an attribute reads": (Activated, rescaled),
+    "an attribute that was not there": (Asking, lambda m: setattr(m, "gain", 3.0)),
+    "a parameter that was not there": (Asking, lambda m: setattr(m, "gain", gain())),
+    "a parameter that was not registered": (Registered, lambda m: setattr(m, "gain", gain())),
+    "a module that was not there": (Asking, lambda m: setattr(m, "after", torch.nn.Sigmoid())),
+    "an attribute that its class lacked": (Asking, lambda m: setattr(type(m), "share", 3.0)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_a_forward_reads_changes(name, called):
+    kind, change = CHANGES[name]
+    kind = type(kind.__name__, (kind,), {})  # whose attributes no other test has
+    own, fused = kind(), kind()
+    assert htile.nn.fuse(fused).fused
+    x, before = torch.randn(3, N), None
+    for step in (lambda module: None, change):
+        step(own)
+        if step is not rescaled:
+            step(fused)
+        torch.testing.assert_close(fused(x), own(x))
+        assert before is None or not torch.allclose(own(x), before), "the step changes it"
+        before = own(x)
+
+
 def test_parameters_that_are_replaced(called):
     model, x = fused(torch.nn.LayerNorm(N, bias=False)), row(4, N)
     model.weight = torch.nn.Parameter(torch.full((N,), 2.0))

@@ -184,6 +184,12 @@ def test_in_place_is_bit_for_bit_what_it_is_elsewhere(dtype):
     assert torch.equal(x, y) and torch.equal(h, added)
 
 
+def test_strides_of_dimensions_of_size_1_do_not_count_in_place():
+    x = torch.randn(2, 3, 8)[:1]
+    out, right = x.as_strided((1, 3, 8), (7, 8, 1)), softmax(x)
+    assert softmax(x, out=out) is out and torch.equal(x, right)
+
+
 def test_two_rows_that_change_places():
     x, y = rows(M), rows(M)
     expected = exchanged(x, y)

@@ -70,7 +70,10 @@ def place(graph: Graph, in_groups: bool = True) -> Graph:
 
 
 def _is_placed(graph: Graph) -> bool:
-    """Whether there are only rows of n elements and numbers, and no movement of a row."""
+    """Whether there are only rows of n elements and numbers, one row at least, and no movement."""
+    rows = [i for i in graph.inputs if i.role is Role.ROW]
+    if not rows and not any(o.is_row and o.over is None for o in graph.outputs):
+        return False
     tables = {i.id for i in graph.inputs if i.role is Role.TABLE}
     for node in graph:
         v = node.value

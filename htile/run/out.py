@@ -11,7 +11,7 @@ from ..frontend.ops import Op
 from ..frontend.roles import Signature
 from ..lower.work import is_late
 from .launch import Request
-from .memory import layout, overlaps_itself, share_memory
+from .memory import are_same, overlaps_itself, share_memory
 from .operands import refuse_tangent, splits_bundles
 
 
@@ -105,7 +105,7 @@ def find_aliases(signature: Signature, values: tuple, outs: tuple) -> tuple[tupl
             raise ArgumentError(f"{signature.name}: two tensors of out= share memory")
         for name, value in zip(signature.names, values, strict=True):
             if isinstance(value, torch.Tensor) and share_memory(out, value):
-                if layout(out) != layout(value):
+                if not are_same(out, value):
                     raise _overlap(signature.name, name)
                 aliases.append((k, name))
     return tuple(aliases)

@@ -190,7 +190,7 @@ class Rowwise:
         if detour := detour_of((*values, *outs)):
             return detour(self, args, kwargs if out is None else {**kwargs, "out": out})
         if wants_gradients(values) or is_inside_transform(values):
-            return self._differentiable(values, outs)
+            return self._differentiable(values, out is not None)
         aliases = find_aliases(signature, values, outs)
         watched = self._captures.watched()
         key = call_key(watched[1], signature, values, outs, aliases)
