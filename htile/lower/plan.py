@@ -18,7 +18,7 @@ from enum import Enum
 from functools import cached_property
 
 from ..build.arch import Arch
-from ..frontend.graph import Graph
+from ..frontend.graph import Graph, Role
 from .describe import describe, describe_layout
 from .reductions import SUM, Part, Reduce
 from .schedule import list_steps
@@ -196,6 +196,12 @@ class Plan:
             return Home.REGISTERS
         return Home.SHARED if self.placement.loader == "shared" else Home.REREAD
 
+    @property
+    def _overwrites_a_number(self) -> bool:
+        """Whether an output is the memory of an input of which a row has one element to load."""
+        names = {name for _, name in self.target.aliases}
+        return any(i.role is Role.PER_ROW and i.name in names for i in self.graph.inputs)
+
     @cached_property
     def steps(self) -> tuple[Step, ...]:
         """What a thread does for its row, in order."""
@@ -205,6 +211,7 @@ class Plan:
             self.rows_home,
             late_columns=self.placement.columns == "late",
             in_place=bool(self.target.aliases),
+            waits=self._overwrites_a_number,
             prefetched=self.placement.prefetch > 0,
         )
 
