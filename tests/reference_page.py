@@ -221,10 +221,11 @@ def _group(module: str, title: str) -> str:
 def _factories() -> str:
     """What makes tensors of numbers alone."""
     names = ", ".join(f"`torch.{function.__name__}`" for function in FACTORIES)
-    return f"### Tensors of numbers\n\n{names}: of shape `(N,)`, `()` or `(1,)`, " + (
-        "in the dtype that torch gives them. Leave `device` out. `torch.arange(x.shape[-1])` is "
-        "the number of each column.\nTensors of other shapes are real ones, with which nothing "
-        "can be computed here."
+    return f"### Tensors of numbers\n\n{names}: of any shape, in " + (
+        "the dtype that torch gives them. `device` is `x.device`, or left out. "
+        "`torch.arange(x.shape[-1])` is the number of each column. `x.new_zeros`, `x.new_ones`, "
+        "`x.new_full` and `x.new_tensor` have the dtype of x.\nOther functions make real "
+        "tensors, with which nothing can be computed here: pass these as arguments."
     )
 
 

@@ -15,7 +15,7 @@ from .functions import implements
 from .ops import Op
 from .promotion import floating, together
 from .shapes import axis_of, cut_axis, reshaped, squeeze, unsqueeze
-from .tensor import Tensor, alias, copy, fail, node, refuse_iteration, viewed
+from .tensor import Length, Tensor, alias, copy, fail, node, refuse_iteration, viewed
 
 MOST_PARTS = 64  # of one axis: each part has its own place in the text of a kernel
 
@@ -170,10 +170,10 @@ def _iterated(x: Tensor):
 
 
 def _length(x: Tensor) -> int:
-    if x.ndim == 1 and x._value.spread:
-        fail(TraceError, "len(x) is not available while tracing: write x.shape[-1]")
     cut_axis(x, 0, "len")
-    return x._sizes[0]
+    if isinstance(x.shape[0], Length):
+        fail(TraceError, "len(x) differs from call to call (dynamic_n=True): write x.shape[-1]")
+    return x.shape[0]
 
 
 Tensor.__iter__, Tensor.__len__ = _iterated, _length

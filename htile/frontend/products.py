@@ -71,5 +71,6 @@ def dot(input, tensor):
     return product(input, tensor, "dot")
 
 
-Tensor.__matmul__ = matmul
-Tensor.__rmatmul__ = lambda self, other: matmul(other, self)
+_matmul = vars(Tensor)["matmul"]
+Tensor.__matmul__ = _matmul
+Tensor.__rmatmul__ = lambda self, other: _matmul(other, self)

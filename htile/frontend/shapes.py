@@ -65,11 +65,19 @@ def full_like(
     requires_grad=False,
 ):  # fmt: skip
     """A constant of the shape of input."""
-    if isinstance(operand(fill_value), Tensor):
-        fail(UnsupportedError, "full_like of a traced value: write value.expand_as(x)")
     if not isinstance(device, (Device, type(None))):
         fail(TraceError, f"device={device!r}: a constant is where the row is; leave it out")
-    return filled(input, fill_value, dtype)
+    if not isinstance(operand(fill_value), Tensor):
+        return filled(input, fill_value, dtype)
+    value = as_number(fill_value, "torch.full_like", "write value.expand_as(x)")
+    return broadcast_to(to(value, dtype or input.dtype), input.shape)
+
+
+def as_number(x: Tensor, what: str, remedy: str) -> Tensor:
+    """A value that torch makes a Python number of, without a gradient: one for all rows."""
+    if x.ndim or x._value.varies is Varies.ROW:
+        fail(TraceError, f"{what} of a symbolic value: {remedy}")
+    return torch.detach(x)
 
 
 # axes

@@ -243,8 +243,8 @@ class Tensor(torch.Tensor):
 
     @property
     def device(self) -> Device:
-        """That of the arguments: it may be compared with another one, and given to `.to`."""
-        return Device()
+        """That of the arguments: it may be compared with another one, and given to torch."""
+        return Device("x.device")
 
     def size(self, dim: int | None = None):
         """The shape, or its size at `dim`."""
@@ -325,18 +325,37 @@ class Shape(tuple):
         return self[0] if len(self) == 1 else prod(self)
 
 
-class Device:
-    """The device of a symbolic value; a graph serves every device, so no trace knows it."""
+class Device(str):
+    """The device of a symbolic value; a graph serves every device, so no trace knows it.
+
+    torch's factories take it, because it is text. It names no device, and tells nothing else.
+    """
 
     __hash__ = None
+    __slots__ = ()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Device) or self._refuse(f"compared with {other!r}")
 
-    def __getattr__(self, name: str):
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __getattribute__(self, name: str):
         if name.startswith("_"):
-            raise AttributeError(name)
+            return super().__getattribute__(name)
         self._refuse(f"asked for its {name}")
+
+    def __repr__(self) -> str:
+        return "x.device"
+
+    def __str__(self) -> str:
+        self._refuse("asked for its name")
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
+
+    def __contains__(self, part: object) -> bool:
+        self._refuse(f"asked whether its name has {part!r}")
 
     def _refuse(self, what: str) -> NoReturn:
         fail(TraceError, f"x.device is {what}, but it is not known while tracing: "

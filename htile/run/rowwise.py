@@ -88,7 +88,8 @@ def rowwise(fn: Callable | None = None, *, fastmath: bool = False, dynamic_n: bo
 
     `out=` takes the tensors that the results are written to: one tensor, or the structure that `fn`
     returns (dicts by their keys, in any order). Each may be the very memory of a row argument or of
-    a value for each row. Any other overlap raises ArgumentError. `torch.vmap(f)` treats the batch as a leading dimension.
+    a value for each row. Any other overlap raises ArgumentError. `torch.vmap(f)` treats the batch
+    as a leading dimension.
 
     fastmath: use approximate tanh, log, log2, log10, sin and cos in all of the kernel. If `fn`
         calls a row-wise function, that becomes part of the kernel: its own fastmath, dynamic_n and

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 import types
 from pathlib import Path
 
@@ -98,7 +99,7 @@ MISTAKES = {
     "built-in sum": (lambda x: sum(x), TraceError, "x.sum()"),
     "loop": (loop, TraceError, "one by one"),
     "unpacking": (lambda x: [*x], TraceError, "one by one"),
-    "len": (lambda x: x * len(x), TraceError, "x.shape[-1]"),
+    "len of a number": (lambda x: x * len(x.sum()), ShapeError, "it is one number"),
     "float": (lambda x: float(x.sum()), TraceError, "x.to(dtype)"),
     "int": (lambda x: int(x.sum()), TraceError, "x.to(dtype)"),
     "index": (lambda x, i: [1, 2][i], TraceError, "static argument"),
@@ -133,12 +134,22 @@ MISTAKES = {
     "F.linear": (lambda x, y: F.linear(x, y), UnsupportedError, "annotate the weight"),
     "F.dropout": (lambda x: F.dropout(x), UnsupportedError, "random numbers"),
     "erfinv": (lambda x: torch.erfinv(x), UnsupportedError, "torch.erfinv is not supported"),
-    "device": (lambda x: torch.ones(2, device=x.device), TraceError, "leave device out"),
+    "device": (lambda x: torch.ones(2, device="cuda"), TraceError, "device=x.device"),
+    "device of a value": (lambda x: torch.tensor(x, device="cpu"), TraceError, "device=x.device"),
     "device of zeros_like": (
-        lambda x: torch.zeros_like(x, device=x.device), TraceError, "leave device out"
+        lambda x: torch.zeros_like(x, device="cpu"), TraceError, "leave it out"
     ),
     "device compared": (lambda x: x.device == "cuda", TraceError, "where its inputs are"),
+    "device compared, left": (
+        lambda x: operator.eq("cuda", x.device), TraceError, "where its inputs are"
+    ),
+    "device told apart": (lambda x: x.device != "cpu", TraceError, "where its inputs are"),
     "device type": (lambda x: x.device.type, TraceError, "asked for its type"),
+    "device as text": (lambda x: str(x.device), TraceError, "asked for its name"),
+    "device in a text": (lambda x: f"{x.device}", TraceError, "asked for its name"),
+    "device in words": (lambda x: "cuda" in x.device, TraceError, "its name has 'cuda'"),
+    "device of torch": (lambda x: torch.device(x.device), TraceError, "where its inputs are"),
+    "device of eye": (lambda x: x @ torch.eye(8, device=x.device), TraceError, "pass it as"),
     "item": (lambda x: x.sum().item(), UnsupportedError, "not known while tracing"),
     "cuda": (lambda x: x.cuda(), UnsupportedError, "x.cuda"),
     "view": (lambda x: x.view(3, 4), ShapeError, "the sizes do not fit"),
@@ -153,7 +164,14 @@ MISTAKES = {
     "torch.logical_and": (lambda k: torch.logical_and(k, True), TraceError, "torch.full_like"),
     "torch.exp, too many": (lambda x: torch.exp(x, 3), TraceError, "torch.exp"),
     "torch.tensor": (lambda x: torch.tensor(x), TraceError, "it is a tensor already"),
-    "torch.tensor of a list": (lambda x: torch.tensor([1.0, x]), TraceError, "torch.tensor"),
+    "torch.tensor of a list": (lambda x: torch.tensor([1.0, x]), TraceError, "torch.stack"),
+    "torch.tensor of a text": (lambda x: torch.tensor([x.sum(), "a"]), TraceError, "torch.stack"),
+    "linspace of ints": (
+        lambda x: x * torch.linspace(0, 7, 8, dtype=torch.int64), UnsupportedError, "torch.arange"
+    ),
+    "full_like of a row": (lambda x: torch.full_like(x, x), TraceError, "'fill_value'"),
+    "full_like of a sum": (lambda x: torch.full_like(x, x.sum()), TraceError, "value.expand_as"),
+    "full of a sum": (lambda x: torch.full((8,), x.sum()) * x, TraceError, "value.expand"),
     "full_like of nothing": (lambda x: torch.full_like(x, None), TraceError, "'fill_value'"),
     "captured tensor": (lambda x: x * WEIGHT, TraceError, "pass it as an argument"),
     "captured tensor, left": (lambda x: WEIGHT * x, TraceError, "pass it as an argument"),
