@@ -55,7 +55,12 @@ dtype is refused. Every floating value is computed in float32.
 
 `dim` names an axis without the leading dimensions: a row has one, which is `-1` or `0`. `axis` and
 `keepdims` are taken too.
-`out=` and `inplace=True` are refused inside a function: assign the result.
+`out=` is refused inside a function: assign the result.
+
+`x += y`, methods that end in `_` (`x.mul_(y)`, `x.masked_fill_(mask, 0)`, `x.copy_(y)`),
+`inplace=True` and `x[:n] = y` change the tensor `x` and every name of it, as in torch. They never
+write to the caller's memory. What was made from `x` before and may share its memory in torch, such
+as `y = x[:n]`, raises an error where it is used after that.
 """
 
 # The modules of htile.frontend that fill the table, in the order of this page.

@@ -6,6 +6,7 @@ such a call. `Factories` is a mode of torch, which hears of every call while a f
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -17,6 +18,7 @@ from .dtypes import STORAGE
 from .functions import attach
 from .graph import Builder
 from .hints import DRAWS, RANDOM
+from .libraries import internal
 from .ops import Value, Varies
 from .parts import cat
 from .promotion import FLOAT, INT64, as_stored, cast, supported
@@ -36,6 +38,8 @@ class Factories(TorchFunctionMode):
         if isinstance(kwargs.get("device"), Device):
             kwargs = {key: kwargs[key] for key in kwargs if key != "device"}
         make = FACTORIES.get(func) or _DRAWS.get(func)
+        if func is torch.empty and internal(sys._getframe(1).f_code.co_filename):
+            make = None  # HTile and the modules of torch want memory
         if make is not None and self._builder.multiple is not None:
             args, kwargs = _fixed(self._builder, func, args, kwargs)
         if any(isinstance(x, Tensor) for x in (*args, *kwargs.values())):
@@ -201,7 +205,7 @@ def _linspace(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> Te
 # From each factory to what makes its symbolic result, or None for a real one.
 FACTORIES: dict[Callable, Callable] = {
     torch.arange: _arange, torch.zeros: _filled(0), torch.ones: _filled(1), torch.full: _full,
-    torch.linspace: _linspace,
+    torch.empty: _filled(0), torch.linspace: _linspace,
     **dict.fromkeys((torch.tensor, torch.scalar_tensor, torch.as_tensor, torch.asarray), _number),
 }  # fmt: skip
 
@@ -225,7 +229,7 @@ OF_VALUES: dict[Callable, Callable] = {
 # Which arguments of these are sizes.
 _SIZES: dict[Callable, tuple[str, ...]] = {
     torch.arange: ("start", "end", "step"), torch.zeros: ("size",), torch.ones: ("size",),
-    torch.full: ("size",),
+    torch.full: ("size",), torch.empty: ("size",),
 }  # fmt: skip
 # What draws numbers is refused here: it would be drawn once, while the function is traced.
 _DRAWS: dict[Callable, Callable] = {getattr(torch, name): _random for name in DRAWS}
@@ -244,7 +248,9 @@ def _new(function: Callable) -> Callable:
 
 for _name, _doc in {
     "zeros": "Zeros of this shape.", "ones": "Ones of this shape.",
+    "empty": "Zeros of this shape, to be overwritten.",
     "full": "A constant of this shape.", "tensor": "torch.tensor(data).",
 }.items():  # fmt: skip
     _doc = f"{_doc[:-1]}, in the dtype of input."
-    attach(f"new_{_name}", _new(getattr(torch, _name)), _doc)
+    _function = torch.zeros if _name == "empty" else getattr(torch, _name)
+    attach(f"new_{_name}", _new(_function), _doc)

@@ -40,7 +40,6 @@ HINTS = {
         "erfc erfcx erfinv lgamma digamma polygamma i0 i1 igamma": _INACCURATE,
         "nonzero": "write (x != 0).sum() to count",
         "double": "float64 is not supported; write x.float()",
-        "empty_like": "write torch.zeros_like",
     }.items()
     for name in names.split()
 }

@@ -277,6 +277,7 @@ def _listed(sizes: tuple) -> object:
 formulas({
     "zeros_like": ("Zeros of the shape of input.", _like(0)),
     "ones_like": ("Ones of the shape of input.", _like(1)),
+    "empty_like": ("Zeros of the shape of input, to be overwritten.", _like(0)),
     "type_as": ("input in the dtype of other.", lambda input, other: to(input, other)),
     "is_complex": ("False.", lambda input: False),
     "is_floating_point": ("Whether the dtype is a floating one.", lambda input:

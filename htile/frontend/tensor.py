@@ -25,6 +25,9 @@ from .ops import Op, Value, Varies
 FUNCTIONS: dict[Callable, tuple[str, Callable]] = {}
 """From each function of torch to its spelling and to the function that does it symbolically."""
 
+IN_PLACE: dict[Callable, Callable] = {}
+"""From an entry to the one that changes its first argument, for those that take `inplace=True`."""
+
 SAME: set[Callable] = set()
 """The entries whose result is the very tensor that they are given, as in torch: `x.detach()`."""
 
@@ -60,7 +63,6 @@ def is_real(value: object) -> bool:
 
 
 _INSTEAD = {
-    "zero": "x = torch.zeros_like(x)", "fill": "x = torch.full_like(x, value)", "copy": "x = y",
     **dict.fromkeys(
         ("bernoulli", "cauchy", "dropout", "exponential", "geometric", "log_normal", "normal",
          "random", "uniform"), f"a new value; {RANDOM}"),
@@ -83,8 +85,7 @@ def call(spelling: str, function: Callable | None, args: tuple, kwargs: dict) ->
     if kwargs:
         if kwargs.get("out") is not None:
             fail(TraceError, f"{spelling}(out=...) inside a traced function; assign the result")
-        if kwargs.get("inplace"):
-            fail(TraceError, f"{spelling}(inplace=True) changes a tensor; write x = {spelling}(x)")
+        function = IN_PLACE[function] if kwargs.get("inplace") else function
         kwargs = {_KEYWORDS.get(k, k): v for k, v in kwargs.items() if k not in _IGNORED}
     try:
         result = function(*args, **kwargs)
@@ -114,7 +115,6 @@ _ITERATION = (
     "the elements of a row cannot be visited one by one: write an expression of the whole row, "
     "or a reduction (x.sum(), x.max()) for the built-in sum(x) and max(x)"
 )
-_ASSIGNMENT = "a row cannot be changed in place: write x = torch.where(mask, value, x)"
 _STALE = (
     "{} may share memory in torch with the tensor that {} has changed in place (as x and x.float() "
     "do), so it may have changed too: write y = y + ... for y += ..., or y = y.clone()"
@@ -281,8 +281,8 @@ class Tensor(torch.Tensor):
 
     __bool__ = __contains__ = _refuse(_TRUTH)
     __float__ = __int__ = __index__ = __complex__ = _no_number
+    __delitem__ = _refuse("the elements of a row cannot be deleted: write a slice or a mask")
     __array__ = _refuse("numpy cannot take a symbolic value: write the torch spelling")
-    __setitem__ = __delitem__ = _refuse(_ASSIGNMENT)
 
 
 class Length(Tensor):

@@ -59,7 +59,7 @@ def both(x):
 
 
 def assign(x):
-    x[0] = 1.0
+    x[x.argmax()] = 1.0
     return x
 
 
@@ -113,11 +113,11 @@ MISTAKES = {
     "computed bounds": (lambda x, i: x[: i.max()], UnsupportedError, "computed bounds"),
     "masking": (lambda x: x[x > 0], UnsupportedError, "torch.where(mask, x, other)"),
     "a list of indices": (lambda x: x[[0, 1]], UnsupportedError, "write numbers and slices"),
-    "assignment": (assign, TraceError, "torch.where(mask, value, x)"),
-    "masked assignment": (assign_masked, TraceError, "torch.where(mask, value, x)"),
-    "add_": (lambda x: x.add_(1), TraceError, "x = x.add(...)"),
-    "torch.relu_": (lambda x: torch.relu_(x), TraceError, "in place"),
-    "inplace=": (lambda x: F.relu(x, inplace=True), TraceError, "x = F.relu(x)"),
+    "assignment": (assign, UnsupportedError, "torch.where(torch.arange(x.shape[-1]) == y, value"),
+    "masked assignment": (assign_masked, UnsupportedError, "torch.where(mask, value, x)"),
+    "transpose_": (lambda x: x.transpose_(0, -1), TraceError, "x = x.transpose(...)"),
+    "torch.dropout_": (lambda x: torch.dropout_(x, 0.5, True), UnsupportedError, "htile.dropout"),
+    "inplace=": (lambda x: F.dropout(x, inplace=True), UnsupportedError, "htile.dropout"),
     "out=": (lambda x, y: torch.add(x, x, out=y), TraceError, "assign the result"),
     "unknown function": (lambda x: torch.cummax(x, -1), UnsupportedError, "torch.cummax is not"),
     "unknown method": (lambda x: x.median(), UnsupportedError, "x.median is not supported; x.topk"),
@@ -255,7 +255,7 @@ MISTAKES = {
     "to float64": (lambda x: x.to(torch.float64), DtypeError, "float64"),
     "sum to float64": (lambda x: x.sum(dtype=torch.float64), DtypeError, "float64"),
     "ones in int8": (lambda x: torch.ones_like(x, dtype=torch.int8), DtypeError, "int8"),
-    "a zero in place": (lambda x: x.zero_(), TraceError, "write x = torch.zeros_like"),
+    "a resize in place": (lambda x: x.resize_(4), TraceError, "write a new value"),
     "random in place": (lambda x: x.uniform_(), TraceError, "write a new value"),
     "a shift": (lambda x: x << 1, DtypeError, "<< of f32"),
     "erfc": (lambda x: torch.erfc(x), UnsupportedError, "no accurate form"),
@@ -362,12 +362,12 @@ def test_mistake(name):
         assert foreign not in str(error).replace(__file__, "")
 
 
-EXACT_LINES = {branch: "if x.sum() > 0:", loop: "for value in x:", assign: "x[0] = 1.0"}
+EXACT_LINES = {branch: "if x.sum() > 0:", loop: "for value in x:", assign: "x[x.argmax()] = 1.0"}
 
 
 @pytest.mark.parametrize("fn", EXACT_LINES)
 def test_the_line_is_the_users(fn):
-    with pytest.raises(TraceError) as caught:
+    with pytest.raises(HTileError) as caught:
         traced(fn)
     assert caught.value.loc.text == EXACT_LINES[fn]
     assert EXACT_LINES[fn] in str(caught.value)
