@@ -96,9 +96,7 @@ def _unary(op: Op) -> Callable:
 def _rounding(op: Op, of_log2: Op | None = None) -> Callable:
     """of_log2: the operation for a logarithm to base 2, whose own rounding would show."""
 
-    def function(input, *, decimals=0):
-        if decimals:
-            fail(UnsupportedError, "torch.round(decimals=...) is not supported; scale, then round")
+    def function(input):
         made = input._builder[input._id]
         while made.op is Op.STOP:
             made = input._builder[made.inputs[0]]
@@ -107,6 +105,17 @@ def _rounding(op: Op, of_log2: Op | None = None) -> Callable:
         return node(op, input) if input._value.dtype is FLOAT else input
 
     return function
+
+
+def _rounded(input: Tensor, *, decimals: int = 0) -> Tensor:
+    if not decimals:
+        return _rounding(Op.ROUND)(input)
+    if input._value.dtype is not FLOAT:
+        refuse("round(decimals=...)", input, "leave decimals out")
+    power = 10.0 ** abs(decimals)
+    return node(Op.ROUND, input * power) / power if decimals > 0 else (
+        node(Op.ROUND, input / power) * power
+    )
 
 
 def _of_bits(what: str, *operands_: object) -> None:
@@ -145,7 +154,7 @@ formulas({
     "abs absolute": ("The magnitude.", _unary(Op.ABS)),
     "floor": ("The next integer below.", _rounding(Op.FLOOR, Op.FLOOR_LOG2)),
     "ceil": ("The next integer above.", _rounding(Op.CEIL, Op.CEIL_LOG2)),
-    "round": ("The nearest integer, of two the even one.", _rounding(Op.ROUND)),
+    "round": ("The nearest integer, of two the even one; or of so many decimals.", _rounded),
     "trunc fix": ("The next integer towards zero.", _rounding(Op.TRUNC)),
 }, numeric)  # fmt: skip
 formulas({

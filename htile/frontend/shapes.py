@@ -314,4 +314,10 @@ def _transposed(x: Tensor) -> Tensor:
     return transpose(x, -2, -1)
 
 
+def _data(x: Tensor) -> Tensor:
+    """x.detach()."""
+    return x.detach()
+
+
 Tensor.T, Tensor.mT = property(_reversed_axes), property(_transposed)
+Tensor.data = property(_data)

@@ -129,8 +129,34 @@ MISTAKES = {
     "matmul of two dtypes": (lambda x: x.half() @ x.bfloat16(), DtypeError, "y.to(x.dtype)"),
     "mv of rows": (lambda x: torch.mv(x, x), ShapeError, "expected a small matrix"),
     "dot of matrices": (lambda x: x.view(2, 4).dot(x), ShapeError, "expected a row;"),
-    "einsum": (lambda x: torch.einsum("i,i->", x, x), UnsupportedError, "write a @ b"),
-    "outer": (lambda x, y: torch.outer(x, y), UnsupportedError, "a[:, None] * b"),
+    "einsum of too many letters": (lambda x: torch.einsum("ij->i", x), ShapeError, "a letter for"),
+    "einsum of too few": (lambda x: torch.einsum("i,i", x), ShapeError, "a letter for each axis"),
+    "einsum of a diagonal": (
+        lambda x: torch.einsum("ii->i", x[:4].view(2, 2)), UnsupportedError, "a letter stands once"
+    ),
+    "einsum to a letter from nowhere": (
+        lambda x: torch.einsum("i->j", x), UnsupportedError, "those of the result in an operand"
+    ),
+    "einsum of two sizes": (
+        lambda x: torch.einsum("i,i", x, x[:3]), ShapeError, "i has 8 and 3 elements"
+    ),
+    "einsum of signs": (lambda x: torch.einsum("i;i", x), TraceError, '"k,kn->n"'),
+    "einsum of integers": (lambda i: torch.einsum("i->", i), DtypeError, "x.float()"),
+    "outer of matrices": (lambda x: torch.outer(x.view(2, 4), x), ShapeError, "a[..., None] * b"),
+    "inner of matrices": (lambda x: torch.inner(x.view(2, 4), x), ShapeError, "expected a row"),
+    "repeat of too few axes": (lambda x: x.view(2, 4).repeat(2), ShapeError, "for each axis"),
+    "repeat of no times": (lambda x: x.repeat(0), ShapeError, "1 and more"),
+    "repeat_interleave of a row": (
+        lambda x, i: x.repeat_interleave(i), UnsupportedError, "by a Tensor: it takes one number"
+    ),
+    "pad of one end": (lambda x: F.pad(x, (1,)), ShapeError, "two integers for each axis"),
+    "pad of nothing": (lambda x: F.pad(x, (-4, -4)), ShapeError, "leaves no elements"),
+    "pad that reflects": (
+        lambda x: F.pad(x, (1, 1), mode="reflect"), UnsupportedError, "torch.cat"
+    ),
+    "diff of one element": (lambda x: x[:1].diff(), ShapeError, "diff 1 times of an axis of 1"),
+    "complex": (lambda x: torch.complex(x, x), UnsupportedError, "a, b = x[0::2], x[1::2]"),
+    "decimals of integers": (lambda i: i.round(decimals=1), DtypeError, "leave decimals out"),
     "F.linear": (lambda x, y: F.linear(x, y), UnsupportedError, "annotate the weight"),
     "F.dropout": (lambda x: F.dropout(x), UnsupportedError, "random numbers"),
     "erfinv": (lambda x: torch.erfinv(x), UnsupportedError, "torch.erfinv is not supported"),
@@ -156,7 +182,7 @@ MISTAKES = {
     "view of two unknown sizes": (lambda x: x.view(-1, -1), ShapeError, "one of them -1"),
     "transpose": (lambda x: x.transpose(0, 1), ShapeError, "dim=1"),
     "permute": (lambda x: x.view(2, 4).permute(0, 0), ShapeError, "permute"),
-    "flip": (lambda x: x.flip(0), UnsupportedError, "along the row"),
+    "flip": (lambda x: x.flip(0), UnsupportedError, "pass x.flip(-1) as an argument"),
     "torch.maximum": (lambda x: torch.maximum(x, 0.0), TraceError, "x.clamp(min=0.0)"),
     "torch.minimum": (lambda x: torch.minimum(x, 1), TraceError, "x.clamp(max=0.0)"),
     "torch.minimum, reflected": (lambda x: torch.minimum(1.0, x), TraceError, "full_like"),
@@ -222,7 +248,6 @@ MISTAKES = {
     "nothing like it": (lambda x: x.qqqq(), UnsupportedError, "docs/reference.md lists"),
     "chunk": (lambda x: x.chunk(0), ShapeError, "chunk into 0 parts"),
     "narrow": (lambda x: x.narrow(0, 4, 8), ShapeError, "narrow(0, 4, 8)"),
-    "pad": (lambda x: F.pad(x, (1, 1)), UnsupportedError, "torch.cat"),
     "group_norm": (lambda x: F.group_norm(x, 2), UnsupportedError, "a leading dimension"),
     "bits": (lambda x: x.view(torch.int32), UnsupportedError, "bits of a number"),
     "size_average": (
@@ -325,7 +350,6 @@ MISTAKES = {
         lambda x, t: F.nll_loss(x, t, ignore_index=0.5), TraceError, "expected a Python integer"),
     "clamp to nothing": (lambda x: x.clamp(), TraceError, "min, max or both"),
     "rounding_mode": (lambda x: torch.div(x, x, rounding_mode="up"), TraceError, "'floor'"),
-    "decimals": (lambda x: torch.round(x, decimals=2), UnsupportedError, "scale"),
     "unknown keyword": (lambda x: x.sum(where=x > 0), UnsupportedError, "keepdim=False"),
     "nuclear norm": (lambda x: torch.norm(x, p="nuc"), UnsupportedError, "'nuc'"),
     "gelu": (lambda x: F.gelu(x, approximate="no"), TraceError, "'none' or 'tanh'"),
