@@ -20,7 +20,7 @@ from .factories import index as places_of
 from .functions import OPERATORS, attach, masked_fill
 from .graph import Role
 from .ops import Op, Value, Varies, broadcast_shapes
-from .parts import cat, part, stack
+from .parts import cat, part, stack, too_many
 from .promotion import BOOL, FLOAT, filled, into, operand
 from .shapes import broadcast_to, reshaped, squeeze, unsqueeze
 from .slopes import Slope
@@ -155,7 +155,7 @@ def _cut(x: Tensor, parts: tuple) -> list[tuple[int, int | slice]]:
     """Of which axes a part is meant, and which. Raises ShapeError for too many indices."""
     taken = sum(each is not Ellipsis for each in parts)
     if taken > x.ndim or len(parts) - taken > 1:
-        fail(ShapeError, f"{taken} indices of a value of shape {tuple(x._sizes)}")
+        fail(ShapeError, too_many(taken, x))
     parts = parts if Ellipsis in parts else (*parts, Ellipsis)
     at = parts.index(Ellipsis)
     before = [(k - x.ndim, each) for k, each in enumerate(parts[:at])]

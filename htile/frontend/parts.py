@@ -51,7 +51,7 @@ def getitem(x: Tensor, index: object) -> Tensor:
             fail(UnsupportedError, f"indexing with {each!r}: write numbers and slices")
     taken = sum(each is not None and each is not Ellipsis for each in parts)
     if taken > x.ndim:
-        fail(ShapeError, f"{taken} indices of a value of shape {tuple(x._sizes)}")
+        fail(ShapeError, too_many(taken, x))
     if sum(each is Ellipsis for each in parts) == 0:
         parts = (*parts, Ellipsis)
     at = next(k for k, each in enumerate(parts) if each is Ellipsis)
@@ -68,6 +68,14 @@ def getitem(x: Tensor, index: object) -> Tensor:
             result = element(result, axis, each)
             axis += 1
     return result
+
+
+def too_many(taken: int, x: Tensor) -> str:
+    """The message for more indices than a value has axes."""
+    told = f"{taken} {'index' if taken == 1 else 'indices'} of a value of shape {tuple(x._sizes)}"
+    if not x.ndim:
+        return f"{told}: it is one number of the row; x[None] and x[..., None] give it an axis"
+    return f"{told}: it has no leading dimensions inside the function, write x[:n] for x[:, :n]"
 
 
 def _sliced(x: Tensor, axis: int, each: slice) -> Tensor:

@@ -17,7 +17,7 @@ from typing import NoReturn
 import torch
 
 from ..errors import HTileError, Location, ShapeError, TraceError, UnsupportedError
-from .graph import Builder, returned_dtype
+from .graph import Builder, Role, returned_dtype
 from .hints import RANDOM, REFERENCE, advice
 from .libraries import internal
 from .ops import Op, Value, Varies
@@ -421,7 +421,9 @@ def _told(operands: tuple[Tensor, ...]) -> str:
     nodes = {t._node: t._builder[t._node] for t in operands}
     named = [n for n in nodes.values() if n.op is Op.INPUT]
     shapes = ", ".join(f"{n.arg} {n.value.inner}" for n in named)
-    advice = "; a value for each row is annotated htile.PerRow" if len(named) > 1 else ""
+    shared = {i.id for i in operands[0]._builder.inputs if i.role is Role.COLUMN}
+    is_vector = any(n.id in shared and len(n.value.inner) == 1 for n in named)
+    advice = "; a value for each row is annotated htile.PerRow" if is_vector else ""
     return f": inside the function {shapes}{advice}" if named else ""
 
 

@@ -13,11 +13,13 @@ thread does between two exchanges. A *CTA* is a thread block.
 from __future__ import annotations
 
 from bisect import bisect
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from functools import cached_property
 
 from ..build.arch import Arch
+from ..errors import LoweringError
 from ..frontend.graph import Graph, Role
 from .describe import describe, describe_layout
 from .reductions import SUM, Part, Reduce
@@ -37,6 +39,14 @@ def rows_like(rows: int) -> tuple[int, int]:
     """(fewest, limit): a batch of fewest <= k < limit rows is placed as one of `rows` rows is."""
     k = max(bisect(ROWS, rows), 1)
     return ROWS[k - 1], (*ROWS, 2**31)[k]
+
+
+def check_names(wanted: Iterable[str]) -> None:
+    """Raise LoweringError for what is no property of a plan."""
+    there = [field.name for kind in (Numerics, Placement) for field in fields(kind)]
+    for name in wanted:
+        if name not in there:
+            raise LoweringError(f"a plan has no {name!r}; it has {', '.join(there)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from ..frontend.reference import evaluate
 from ..frontend.roles import Call, Signature, classify
 from ..frontend.tensor import Tensor as Symbolic
 from ..frontend.tensor import fail
-from ..lower import Lowered, printed
+from ..lower import Lowered, check_names, printed
 from . import ops, vmap
 from .detours import detour_of
 from .kernel import Kernel
@@ -439,8 +439,9 @@ class Rowwise:
 
             wide = softmax.with_plan(threads_per_row=256, loader="shared")
 
-        A call raises LoweringError if no plan has them.
+        Raises LoweringError for other names. A call raises it if no plan has these values.
         """
+        check_names(wanted)
         more = {**self._wanted, **wanted}
         return Rowwise(self._fn, self._fastmath, more, self._base, self._dynamic_n)
 

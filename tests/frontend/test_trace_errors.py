@@ -68,6 +68,10 @@ def assign_masked(x):
     return x
 
 
+def assign_in_two(x):
+    x[:, 0] = 1.0
+
+
 def sizes(x):
     shape = x.shape
     return x / shape[1]
@@ -109,6 +113,10 @@ MISTAKES = {
     "beyond the end": (lambda x: x[8], ShapeError, "index 8 of an axis of 8 elements"),
     "nothing of a row": (lambda x: x[8:], ShapeError, "a part without elements"),
     "two indices": (lambda x: x[0, 1], ShapeError, "2 indices of a value of shape (8,)"),
+    "a leading dimension": (lambda x: x[:, 1:], ShapeError, "write x[:n] for x[:, :n]"),
+    "an index of a number": (lambda x: x.sum()[:, None], ShapeError, "x[..., None]"),
+    "assignment to a leading dimension": (assign_in_two, ShapeError, "write x[:n] for x[:, :n]"),
+    "a vector of another length": (lambda x, w: x[:4] * 2 * w, ShapeError, "htile.PerRow"),
     "a negative step": (lambda x: x[::-1], ShapeError, "steps of 1 and more"),
     "computed bounds": (lambda x, i: x[: i.max()], UnsupportedError, "computed bounds"),
     "masking": (lambda x: x[x > 0], UnsupportedError, "torch.where(mask, x, other)"),
