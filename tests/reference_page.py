@@ -57,10 +57,11 @@ dtype is refused. Every floating value is computed in float32.
 `keepdims` are taken too.
 `out=` is refused inside a function: assign the result.
 
-`x += y`, methods that end in `_` (`x.mul_(y)`, `x.masked_fill_(mask, 0)`, `x.copy_(y)`),
-`inplace=True` and `x[:n] = y` change the tensor `x` and every name of it, as in torch. They never
-write to the caller's memory. What was made from `x` before and may share its memory in torch, such
-as `y = x[:n]`, raises an error where it is used after that.
+`x += y`, functions and methods with a `_` behind (`x.mul_(y)`, `torch.relu_(x)`), `x.copy_`,
+`x.fill_`, `x.zero_`, `torch.fill_`, `torch.zero_`, `inplace=True` and `x[:n] = y` change the tensor
+`x` and every name of it, as in torch. They never write to the caller's memory. What was made from
+`x` before and may share its memory in torch, such as `y = x[:n]`, raises an error where it is used
+after that.
 """
 
 # The modules of htile.frontend that fill the table, in the order of this page.
@@ -229,8 +230,9 @@ def _factories() -> str:
     return f"### Tensors of numbers\n\n{names}: of any shape, in " + (
         "the dtype that torch gives them. `device` is `x.device`, or left out. "
         "`torch.arange(x.shape[-1])` is the number of each column. `x.new_zeros`, `x.new_ones`, "
-        "`x.new_full` and `x.new_tensor` have the dtype of x.\nOther functions make real "
-        "tensors, with which nothing can be computed here: pass these as arguments."
+        "`x.new_empty`, `x.new_full` and `x.new_tensor` have the dtype of x.\nOther "
+        "functions make real tensors, with which nothing can be computed here: pass these as "
+        "arguments."
     )
 
 

@@ -150,7 +150,8 @@ def _no_number(self) -> NoReturn:
     _refuse_copies()
     name = _used(r"\bmath\.(\w+)")
     if name and hasattr(torch, name):
-        fail(TraceError, f"math.{name} takes Python numbers only: write torch.{name}")
+        fail(TraceError, f"math.{name} takes Python numbers only: write torch.{name}(x), and of a "
+             f"number s that is given at run time torch.{name}(torch.tensor(s))")  # fmt: skip
     fail(TraceError, _NUMBER)
 
 

@@ -266,6 +266,7 @@ def test_tensors_of_a_number_that_is_given_at_run_time():
         return (
             torch.full(x.shape, s) * x, x * x.new_full((1,), s), x * torch.tensor(s), t.sum() * x,
             torch.scalar_tensor(s) - x, x * torch.as_tensor(s), x.new_tensor(s) + x,
+            x * torch.sqrt(torch.tensor(s)),
         )  # fmt: skip
 
     x = torch.randn(3, N)
