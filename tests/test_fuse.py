@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import re
+import warnings
 
 import pytest
 import torch
@@ -113,6 +114,15 @@ class Counting(torch.nn.Module):
         return x * 2
 
 
+class Doubling(torch.nn.Module):
+    """Changes the tensor of its caller, which no gradient tells."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            x *= 2
+        return x + 1
+
+
 class CountingInABuffer(torch.nn.Module):
     """As BatchNorm counts batches."""
 
@@ -203,7 +213,8 @@ LEFT = {
     "Dropout": (torch.nn.Dropout, "F.dropout is not supported"),
     "BatchNorm": (lambda: torch.nn.BatchNorm1d(N), "its forward refuses a row: ValueError"),
     "Identity": (torch.nn.Identity, "it computes nothing"),
-    "in place": (lambda: torch.nn.ReLU(inplace=True), "changes a tensor"),
+    "in place": (lambda: torch.nn.ReLU(inplace=True), "changes its argument input"),
+    "in place without gradients": (Doubling, "changes its argument x"),
     "another dim": (lambda: torch.nn.Softmax(1), "a row has one axis"),
     "a dim by rank": (torch.nn.Softmax, r"gives other values for rows of shape \(2, 3, 64\)"),
     "a mean": (torch.nn.MSELoss, "returns other tensors"),
@@ -497,6 +508,18 @@ def test_fuse_compares_alike_in_every_mode(mode):
         report = fuse(model)
     assert str(report) == str(fuse(Block(N)))
     assert list(report.fused) == ["before", "after", "activation"]
+
+
+def test_warnings_of_torch_about_the_comparison_are_not_told():
+    """Rows of 16 bits beside a weight of 32 are a case that the user may not have."""
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            fused(torch.nn.RMSNorm(N))
+    finally:
+        torch.set_warn_always(always)
 
 
 def test_modules_that_are_the_same_share_their_kernels():

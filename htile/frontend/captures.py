@@ -56,6 +56,7 @@ _REMEDIES = (
     (object, "pass what it holds as arguments, or capture a frozen dataclass"),
 )
 _HIDDEN = frozenset({"__globals__", "__closure__", "__code__"})  # what they hold is not followed
+_OF_NUMPY = "ufunc", "_ArrayFunctionDispatcher"  # the classes of functions of numpy
 _MISSING = object()
 
 
@@ -388,7 +389,7 @@ class _Walk:
         if isinstance(value, types.MethodType) or type(owner) in (str, bytes, tuple, list, dict):
             key = self.value(f"{name}.__self__", owner)
             return key, value.__name__, self.value(name, getattr(value, "__func__", None))
-        is_function = isinstance(value, types.BuiltinFunctionType) or cls.__name__ == "ufunc"
+        is_function = isinstance(value, types.BuiltinFunctionType) or cls.__name__ in _OF_NUMPY
         is_torchs = cls.__module__ == "torch._ops"
         if isinstance(value, _DESCRIPTORS) or is_torchs or (origin and is_function):
             return value

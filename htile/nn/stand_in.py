@@ -168,7 +168,7 @@ def run_with(forward: Forward, values: tuple, attributes: dict[str, object]) -> 
         own["_modules"] = attributes  # where torch.nn.Module.__getattr__ looks last
     vars(stand_in).update(own)
     tensors = {place: dict(own[place]) for place in PLACES}
-    before = [value._id if isinstance(value, Symbolic) else None for value in values[count:]]
+    before = [value._id if isinstance(value, Symbolic) else None for value in values]
     try:
         result = kind.forward(stand_in, *values[:count])
     except TypeError as error:
@@ -180,9 +180,12 @@ def run_with(forward: Forward, values: tuple, attributes: dict[str, object]) -> 
         stored += [n for n, v in own[place].items() if tensors[place].get(n, own) is not v]
     if stored:
         raise TraceError(f"its forward stores self.{stored[0]}, so it is no function")
-    for (_, name), value, id in zip(forward.tensors, values[count:], before, strict=True):
+    names = *(f"its argument {name}" for name in forward.inputs), *(
+        f"self.{name}" for _, name in forward.tensors
+    )
+    for name, value, id in zip(names, values, before, strict=True):
         if isinstance(value, Symbolic) and value._id != id:
-            raise TraceError(f"its forward changes self.{name}, so it is no function")
+            raise TraceError(f"its forward changes {name}, so it is no function")
     return result
 
 

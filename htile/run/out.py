@@ -33,8 +33,7 @@ def in_order(out: object, given: pytree.TreeSpec, structure: pytree.TreeSpec) ->
 def check_out(request: Request, out: object, device: torch.device) -> None:
     """Raise if structure, type, shape, dtype, device or layout of `out` is wrong.
 
-    Raise as well if a result is an argument that is no row, because threads other than the one that
-    writes an element read it.
+    Raise as well if a result is an argument that all rows share, because other rows read it.
     """
     function, graph = request.signature.name, request.specialization.traced
     placed = request.specialization.graph
@@ -82,7 +81,7 @@ def check_out(request: Request, out: object, device: torch.device) -> None:
                 "as an expanded tensor has; pass a tensor of its own memory"
             )
     for k, name in request.aliases:
-        if request.specs[name].role is not Role.ROW:
+        if request.specs[name].role not in (Role.ROW, Role.PER_ROW):
             raise _overlap(function, name)
         if _crosses(placed, name, graph.outputs[k]):
             raise ArgumentError(
@@ -123,7 +122,8 @@ def _crosses(placed: Graph, name: str, result: Output) -> bool:
     if any(is_late(placed, take) for take in takes):
         return True
     whole = View((placed.n,), (0,), (1,))
-    read = [i.view or whole for i in leaves.values() if i.role is not Role.TAKEN]
+    before = (Role.TAKEN, Role.PER_ROW)
+    read = [i.view or whole for i in leaves.values() if i.role not in before]
     written = [o.view or whole for o in placed.outputs if o.name == result.name]
     return any(a.shape == b.shape and a.meets(b, placed.n) for a in read for b in written)
 
@@ -144,8 +144,8 @@ def _of_another_dtype(message: str, graph: Graph, result: Output) -> DtypeError:
 
 def _overlap(function: str, name: str) -> ArgumentError:
     return ArgumentError(
-        f"{function}: out= shares memory with {name}, but is not exactly a row argument (the same "
-        "address, shape and strides); pass a tensor of its own"
+        f"{function}: out= shares memory with {name}, but is not exactly an argument that differs "
+        "from row to row (the same address, shape and strides); pass a tensor of its own"
     )
 
 
