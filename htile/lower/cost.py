@@ -25,6 +25,7 @@ from ..build.arch import MAX_REGISTERS
 from ..frontend.graph import Input, Output
 from .plan import Numerics, Plan
 from .steps import Home
+from .values import value_costs
 from .vectors import WARP
 from .work import SCAN_COSTS, SHIFTED_LOAD
 
@@ -154,7 +155,8 @@ class Features(NamedTuple):
     columns: bytes of columns that thread blocks read.
     moved: elements that threads load or store, padding included, of all rows and columns.
     accesses: loads and stores of vectors of them.
-    computed: instructions for elements. special: those of them for MUFU.
+    computed: instructions for elements and for values of rows.
+    special: those for MUFU, of elements.
     code: doublings of the kernel's code beyond FAST_CODE.
     threads, blocks: how many there are.
     lacking: registers that each thread lacks.
@@ -236,7 +238,7 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
         columns=groups * n * sum([i.dtype.itemsize for i in column_loads]),
         moved=moved,
         accesses=moved / num.vec_size,
-        computed=elements * computed + blocks * place.num_threads * _rounds(plan),
+        computed=elements * computed + blocks * place.num_threads * value_costs(plan),
         special=elements * special,
         code=max(0.0, log2(_code(plan) / FAST_CODE)),
         threads=blocks * place.num_threads,
@@ -267,17 +269,6 @@ def _looked_up(plan: Plan) -> list[Input]:
     return [work.source(node) for node in work.lookups for id in computed if id == node.id]
 
 
-def _rounds(plan: Plan) -> int:
-    """Instructions of a thread for the ranks of rows, beside those for its elements."""
-    if not plan.work.chains or plan.numerics.in_loops:
-        return 0
-    num = plan.numerics
-    lanes, elements = min(num.threads_per_row, WARP), plan.elements_per_thread
-    own = sum([chain.rounds(lanes, elements) for chain in plan.work.chains])
-    is_several = num.threads_per_row > WARP or num.cluster_n > 1
-    return own + is_several * sum([chain.rounds(WARP, 1) for chain in plan.work.chains])
-
-
 def _lines(num: Numerics, moved: Iterable[Input | Output]) -> float:
     """Lines of memory for an element of each of these, as warps access them.
 
@@ -294,7 +285,8 @@ def _waits(plan: Plan) -> tuple[int, int, int]:
     """Of one thread block: iterations of loops, and how often it waits for memory and for L2."""
     place, loops, rows_home = plan.placement, plan.sweeps.loops, plan.rows_home
     if rows_home is Home.REGISTERS:
-        return 0, 1, int(place.columns == "late" and bool(plan.work.columns))
+        memory_waits = 1 + bool(plan.work.lookups)  # rows of tables wait for their indices
+        return 0, memory_waits, int(place.columns == "late" and bool(plan.work.columns))
     together = max(place.unroll, place.prefetch)  # chunks that are waited for together
     if place.prefetch and plan.is_unrolled and rows_home is Home.REREAD:
         together = place.prefetch
@@ -348,7 +340,7 @@ def _held_registers(plan: Plan) -> float:
     work, sweeps, is_late = plan.work, plan.sweeps, plan.placement.columns == "late"
     fixed, of_loaded, of_held, of_instruction, of_column, of_result = HELD
     least = min(1.0, 1 / plan.numerics.vec_size)  # two elements of 16 bits take one register
-    loaded = work.rows if is_late else work.rows + work.columns
+    loaded = [*work.rows, *_looked_up(plan), *(() if is_late else work.columns)]
     words = sum([max(i.dtype.itemsize / 4, least) for i in loaded])
     each = of_loaded * words + of_held * work.held_words(sweeps, is_late)
     each += of_instruction * min(MOST_COUNTED, sweeps.costs[0])
