@@ -1,4 +1,4 @@
-"""What the gallery's benchmark counts without a GPU: bytes, instructions, and what bounds a kernel."""
+"""What the gallery's benchmark counts without a GPU: bytes, instructions, what bounds a kernel."""
 
 import torch
 
@@ -82,7 +82,8 @@ def test_waits_have_to_be_sure():
 def test_a_line_of_the_table():
     record = {
         "label": "f", "rows": 8, "us": {"kernel": 20.0, "limit": 10.0, "quack": 40.0},
-        "kind": "instructions", "issued": 15.0, "absent": {"Liger": "", "torch.compile": "KeyError"},
+        "kind": "instructions", "issued": 15.0,
+        "absent": {"Liger": "", "torch.compile": "KeyError"},
     }  # fmt: skip
     said = gallery.line(record, ["torch.compile", "quack", "Liger"])
     assert said == "| f | 8 | 20.0 | 0.50 | instructions, 0.75 of it | KeyError | 0.25 |  |"

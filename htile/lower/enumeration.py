@@ -184,7 +184,7 @@ class _Enumeration:
         of_row = numerics.threads_per_row
         for threads in (of_row, 2 * of_row) if numerics.is_between_powers else BLOCKS:
             rows = threads // of_row
-            if threads < of_row or threads > BLOCKS[-1] or (rows > 32 and threads > 128):
+            if threads < of_row or threads > BLOCKS[-1] or (rows > 32 and threads > 256):
                 continue
             if registers * threads > self.arch.registers or (numerics.cluster_n > 1 < rows):
                 continue

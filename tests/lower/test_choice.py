@@ -122,3 +122,12 @@ def test_what_a_row_has_once_costs_every_thread():
     per_thread = {p.numerics.threads_per_row: features(p, 4096).computed for p in _every(plan)}
     assert value_costs(plan) > 200
     assert per_thread[32] > 1.5 * per_thread[8], "32 threads repeat what 8 would do once"
+
+
+def test_short_rows_come_in_large_thread_blocks():
+    """A multiprocessor starts a thread block every 150 ns, which bounds rows of 32 elements."""
+    plan = inspect(lambda x: x / x.abs().amax(), (1 << 20, 32))
+    assert plan.placement.num_threads == 256 and plan.rows_per_block == 64
+    half = replace(plan, placement=replace(plan.placement, num_threads=128))
+    found, other = cost(plan, 1 << 20), cost(half, 1 << 20)
+    assert found.blocks < 0.6 * other.blocks and found.time < 0.9 * other.time
