@@ -418,6 +418,16 @@ class RowTile(Static):
         """How far a column, from -1 to N, is behind the first of this thread."""
         return Int32(column) - self.tXcX[0][1]
 
+    def of_one_chunk(self, x: cute.TensorSSA) -> cute.TensorSSA:
+        """The elements that the first chunk of this thread has, as a vector of one chunk."""
+        return make_vector([x[i] for i in range(self.vec_size)], (self.vec_size,), x.dtype)
+
+    def in_every_chunk(self, x: cute.TensorSSA) -> cute.TensorSSA:
+        """A vector of which every chunk has the elements of a vector of one chunk."""
+        count = cute.size(self.tXcX)
+        words = [x[i % self.vec_size] for i in range(count)]
+        return make_vector(words, self.vector_shape, x.dtype)
+
     def full(
         self, value: Numeric | float, dtype: type[Numeric] | None = None
     ) -> cute.TensorSSA:

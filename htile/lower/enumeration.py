@@ -190,6 +190,8 @@ class _Enumeration:
                 continue
             free = self._free_bytes(sweeps, numerics, threads)
             staging = self._staging_bytes(numerics, threads)
+            lanes = min(of_row, WARP)
+            staging += sum([c.scratch(threads, lanes, elements) for c in self.work.chains])
             shared = rows * self._padded(share, numerics) + staging
             for loader, tiles in (("shared", shared), ("direct", staging)):
                 if tiles <= free and (loader == "direct" or self.is_asynchronous):

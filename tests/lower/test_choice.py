@@ -11,10 +11,9 @@ from benchmarks.general import fit
 from benchmarks.general.population import FUNCTIONS
 from benchmarks.kernels import DTYPES, KERNELS
 from htile.lower import choice, enumerate_plans
-from htile.lower.cost import cost, features
+from htile.lower.cost import _value_costs, cost, features
 from htile.lower.plan import ROWS
 from htile.lower.preference import closest_first
-from htile.lower.values import value_costs
 from tests.lower.cases import BF16, EXAMPLES
 
 
@@ -112,7 +111,7 @@ def test_rows_of_tables_take_registers_and_wait_for_their_indices():
 def test_what_a_row_has_once_costs_every_thread():
     function, arguments = EXAMPLES["rmsnorm"]
     norm = function.inspect(*arguments(8, 4096, BF16, "meta"), arch="sm_90a").plan
-    assert 4 <= value_costs(norm) <= 30
+    assert 4 <= _value_costs(norm) <= 30
 
     def gates(x):
         values, indices = x.topk(8)
@@ -120,7 +119,7 @@ def test_what_a_row_has_once_costs_every_thread():
 
     plan = inspect(gates, (8, 256))
     per_thread = {p.numerics.threads_per_row: features(p, 4096).computed for p in _every(plan)}
-    assert value_costs(plan) > 200
+    assert _value_costs(plan) > 200
     assert per_thread[32] > 1.5 * per_thread[8], "32 threads repeat what 8 would do once"
 
 
