@@ -7,7 +7,7 @@ from functools import partial
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, Numeric, as_numeric, const_expr
+from cutlass import Boolean, Int32, Int64, Numeric, Uint32, as_numeric, const_expr
 from cutlass._mlir import ir
 
 from htile.compute.conversion import to_stored
@@ -162,10 +162,26 @@ class RowTile(Static):
         row: another row than that of the thread, for a tensor of rows that an index chooses.
         """
         tiler = self.tiler_mn if tiler_mn is None else tiler_mn
-        row = self.row if row is None else row
+        row = self.row_place if row is None else row
         start = mT.iterator + cute.crd2idx((row, 0), mT.layout)
         layout = cute.make_layout((tiler[0], mT.shape[1]), stride=(0, mT.stride[1]))
         return cute.local_tile(cute.make_tensor(start, layout), tiler, (0, self.tile))
+
+    @property
+    def row_place(self) -> Int32 | tuple[Int32, ...]:
+        """The number of this thread's row, or its place in each leading dimension, if they are more.
+
+        The rows of all tensors have the leading dimensions of mX. Without its place, each tensor
+        would divide the number of the row by sizes that the compiler takes for its own.
+        """
+        if not isinstance(self.leading, tuple):
+            return self.row
+        left, place = Uint32(self.row), []
+        for size in self.leading[:-1]:
+            more = left // Uint32(size)
+            place.append(Int32(left - more * Uint32(size)))
+            left = more
+        return (*place, Int32(left))
 
     def partition_dest(self, gT: cute.Tensor) -> cute.Tensor:
         """This thread's part of a tile: ((vec_size, 1), 1, num_vectors)."""
@@ -327,7 +343,7 @@ class RowTile(Static):
 
     def _at_row(self, mT: cute.Tensor, count: int = 1) -> cute.Tensor:
         """This row's element of a tensor (M,) or ((...),), and `count - 1` behind it."""
-        offset = cute.crd2idx((self.row,), cute.make_layout((*mT.shape,), stride=(*mT.stride,)))
+        offset = cute.crd2idx((self.row_place,), cute.make_layout((*mT.shape,), stride=(*mT.stride,)))
         return cute.make_tensor(mT.iterator + offset, cute.make_layout(count))
 
     # Vectors that the map gives

@@ -34,6 +34,9 @@ MOST_THREADS, MOST_BLOCKS = 2048, 32  # of a multiprocessor
 
 # About how many instructions a load and a store of a vector's element take, where code is counted.
 LOAD_CODE, STORE_CODE = 1.5, 2
+# The address of each tensor beside the first FEW_TENSORS takes a thread so many instructions more,
+# and so many the place of its row in each leading dimension but the first.
+ADDRESS, FEW_TENSORS, DIVISION = 8, 4, 25
 FAST_CODE = 1024  # instructions of a kernel, written out, that are issued without delay
 
 
@@ -248,8 +251,12 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
 
 
 def _value_costs(plan: Plan) -> int:
-    """Instructions of a thread for what its row has once, ranks among it."""
-    found = plan.sweeps.value_costs + plan.work.value_costs
+    """Instructions of a thread for what its row has once: values, ranks and addresses."""
+    work, target = plan.work, plan.target
+    found = plan.sweeps.value_costs + work.value_costs
+    tensors = len(work.loaded) + len(work.lookups) + len(work.writes)
+    found += ADDRESS * max(0, tensors - FEW_TENSORS)
+    found += 0 if target.flat else DIVISION * (target.lead - 1)
     if not plan.work.chains or plan.numerics.in_loops:
         return found
     num = plan.numerics

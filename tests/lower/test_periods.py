@@ -1,6 +1,5 @@
 """What repeats along a row is computed for one chunk of a thread. Its PTX runs on numpy."""
 
-import numpy as np
 import pytest
 import torch
 

@@ -445,13 +445,22 @@ def parameters_of_emitted(ptx: str, arguments: list, addresses: list[int]) -> li
     """The parameters of an emitted kernel: tensors and numbers.
 
     Of a tensor they are the pointer, the number of rows if the kernel does not know it, and the
-    distance of the rows if they are any, as its size tells.
+    distance of the rows if they are any, as its size tells. Of one with more leading dimensions
+    they are the sizes of these, from the last to the first, and their strides.
     """
     sizes = re.findall(r"_param_\d+(?:\[(\d+)\])?[,\n]", ptx[: ptx.index("\n{")])
     packed, places = [], iter(addresses)
     for value, size in zip(arguments, sizes, strict=True):
         if not isinstance(value, torch.Tensor):
             packed.append(struct.pack("<i" if isinstance(value, int) else "<f", value))
+            continue
+        if value.ndim > 2 and size != "24":
+            is_value = int(size) == 8 + 12 * value.ndim + 4 * (value.ndim % 2)  # one for each row
+            lead = value.ndim - (not is_value)
+            sizes_of = struct.pack(f"<{lead}i{'xxxx' * (lead % 2)}", *value.shape[:lead][::-1])
+            strides = struct.pack(f"<{lead}Q", *value.stride()[:lead][::-1])
+            packed.append(struct.pack("<Q", next(places)) + sizes_of + strides)
+            assert len(packed[-1]) == int(size), (len(packed[-1]), size, value.shape)
             continue
         rows = (len(value),) if size == "24" else ()
         apart = (value.stride(0),) if size in ("16", "24") else ()
