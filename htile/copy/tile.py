@@ -7,7 +7,7 @@ from functools import partial
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, Numeric, Uint32, as_numeric, const_expr
+from cutlass import Boolean, Int32, Int64, Numeric, as_numeric, const_expr
 from cutlass._mlir import ir
 
 from htile.compute.conversion import to_stored
@@ -16,13 +16,14 @@ from htile.config import ElementwiseTileConfig
 from htile.copy.layout import RowLayout
 from htile.copy.shifted import Pieces, PiecesInFlight, SharedPieces
 from htile.copy.vector import are_neighbours, are_one, copy_firsts, predicate_k, vector_copy
-from htile.utils import Static, as_bytes, element_bits, expand
+from htile.utils import Static, as_bytes, element_bits, expand, place_of_row
 
 
 class RowTile(Static):
     """The part of a row that this thread works on, once `ElementwiseKernelContext.setup` is done.
 
-    config: the tile's configuration. shape: (rows, N) of the row tensors.
+    config: the tile's configuration. shape: (rows, N) of the row tensors. leading: the number of
+        rows, or the sizes of several leading dimensions, as `as_rows` has them.
     tidx, row: this thread, and its row. row_in_bounds: whether there is such a row; the Python True
         where a CTA has one row, because the grid is exact then.
     tile: which tile of columns this CTA, or this chunk, has. tiler_mn: its (rows, columns).
@@ -169,19 +170,8 @@ class RowTile(Static):
 
     @property
     def row_place(self) -> Int32 | tuple[Int32, ...]:
-        """The number of this thread's row, or its place in each leading dimension, if they are more.
-
-        The rows of all tensors have the leading dimensions of mX. Without its place, each tensor
-        would divide the number of the row by sizes that the compiler takes for its own.
-        """
-        if not isinstance(self.leading, tuple):
-            return self.row
-        left, place = Uint32(self.row), []
-        for size in self.leading[:-1]:
-            more = left // Uint32(size)
-            place.append(Int32(left - more * Uint32(size)))
-            left = more
-        return (*place, Int32(left))
+        """The number of this thread's row, or its place in each of several leading dimensions."""
+        return place_of_row(self.row, self.leading)
 
     def partition_dest(self, gT: cute.Tensor) -> cute.Tensor:
         """This thread's part of a tile: ((vec_size, 1), 1, num_vectors)."""
@@ -343,7 +333,8 @@ class RowTile(Static):
 
     def _at_row(self, mT: cute.Tensor, count: int = 1) -> cute.Tensor:
         """This row's element of a tensor (M,) or ((...),), and `count - 1` behind it."""
-        offset = cute.crd2idx((self.row_place,), cute.make_layout((*mT.shape,), stride=(*mT.stride,)))
+        layout = cute.make_layout((*mT.shape,), stride=(*mT.stride,))
+        offset = cute.crd2idx((self.row_place,), layout)
         return cute.make_tensor(mT.iterator + offset, cute.make_layout(count))
 
     # Vectors that the map gives

@@ -64,9 +64,8 @@ def test_one_chunk_is_computed(f, dtype):
     out = torch.zeros(3, 1024).to(dtype)
     launch(kernel.ptx, (2, 1), [x, *more, out], is_emitted=True)
     expected = htile.rowwise(f)(x, *more)
-    assert np.allclose(
-        out.float(), expected.float(), rtol=2e-2 if dtype is BF16 else 1e-5, atol=1e-5
-    )
+    rtol = 1e-2 if dtype is BF16 else 1e-5
+    torch.testing.assert_close(out.float(), expected.float(), rtol=rtol, atol=1e-5)
 
 
 def test_chunks_that_lie_otherwise_compute_their_own():
