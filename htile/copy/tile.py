@@ -163,7 +163,8 @@ class RowTile(Static):
         row: another row than that of the thread, for a tensor of rows that an index chooses.
         """
         tiler = self.tiler_mn if tiler_mn is None else tiler_mn
-        row = self.row_place if row is None else row
+        if row is None:  # a column has the same elements in all rows, however these are numbered
+            row = self.row_place if isinstance(mT.shape[0], tuple) else self.row
         start = mT.iterator + cute.crd2idx((row, 0), mT.layout)
         layout = cute.make_layout((tiler[0], mT.shape[1]), stride=(0, mT.stride[1]))
         return cute.local_tile(cute.make_tensor(start, layout), tiler, (0, self.tile))
