@@ -46,8 +46,7 @@ class Lookups(RowTile):
             return self._look_up_shifted(mT, row, is_there, tXrT)
         _fill_with_nothing(tXrT)
         width = self.num_copy_elems(mT.element_type) if are_neighbours(tXgT) else 1
-        columns = None if const_expr(self.is_even_N) else self.tXpX
-        predicate = self.predicate_where(columns, is_there)
+        predicate = self.predicate_where(self.tXpX, is_there)
         vector_copy(tXgT, tXrT, pred=predicate, num_copy_elems=width)
         return tXrT
 

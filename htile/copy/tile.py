@@ -73,6 +73,16 @@ class RowTile(Static):
         """Which chunk of its share the k-th vector of this context is in."""
         return self.k if cute.size(self.tXcX, mode=[2]) == 1 else k % self.num_chunks
 
+    def is_whole_vector(self, k: int) -> bool:
+        """Whether the k-th vector of this context is in the row, for all threads of all shares."""
+        return self.is_even_N or self.layout.is_whole(self.chunk_of(k))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all vectors of this context are in the row, for all threads of all shares."""
+        vectors = range(cute.size(self.tXcX, mode=[2]))
+        return self.is_even_N or all(self.is_whole_vector(k) for k in vectors)
+
     @property
     def layout(self) -> RowLayout:
         """How the row lies over its shares and threads."""
@@ -90,12 +100,12 @@ class RowTile(Static):
     @property
     def tXpX(self) -> cute.Tensor | None:
         """One Boolean for each vector: is its first column in the row? None if all are."""
-        return None if self.is_even_N else self._made_predicates()[0]
+        return None if self.is_whole else self._made_predicates()[0]
 
     @property
     def tXpWhole(self) -> cute.Tensor | None:
         """One Boolean for each vector: is its last column in the row? None if all are."""
-        return None if self.is_even_N else self._made_predicates()[2]
+        return None if self.is_whole else self._made_predicates()[2]
 
     @property
     def tXpCopy(self) -> cute.Tensor | None:
@@ -105,7 +115,7 @@ class RowTile(Static):
         and stored by itself: layernorm of 6144 float32 elements takes 134 registers on sm_90a, and
         with a branch 255 and a stack frame.
         """
-        if const_expr(self.is_even_N and self.row_in_bounds is True and self.end is None):
+        if const_expr(self.is_whole and self.row_in_bounds is True and self.end is None):
             return None
         return self._made_predicates()[1]
 
@@ -123,12 +133,23 @@ class RowTile(Static):
         """
         if self._predicates is None:
             with ir.InsertionPoint.after(self.tXcX.value.owner):
-                columns = None if self.is_even_N else predicate_k(self.tXcX, self.shape[1])
+                columns = None if self.is_whole else self._columns_below(self.shape[1])
                 whole = columns
-                if self.layout.rest:
-                    whole = predicate_k(self.tXcX, self.shape[1] - self.vec_size + 1)
+                if columns is not None and self.layout.rest:
+                    whole = self._columns_below(self.shape[1] - self.vec_size + 1)
                 self._predicates = columns, self._copy_predicate(columns), whole
         return self._predicates
+
+    def _columns_below(self, limit: int | Int32) -> cute.Tensor:
+        """One Boolean for each vector: is its first column below a limit? True if it is whole.
+
+        A compiler does not know which share of a row a CTA of a cluster has, so it would compare.
+        """
+        columns = predicate_k(self.tXcX, limit)
+        for k in range(cute.size(self.tXcX, mode=[2])):
+            if self.is_whole_vector(k):
+                columns[0, 0, k] = Boolean(True)
+        return columns
 
     def _copy_predicate(self, columns: cute.Tensor | None) -> cute.Tensor:
         """The predicates of the columns and row_in_bounds together."""
@@ -274,7 +295,7 @@ class RowTile(Static):
         tXrW = self.make_fragment(tXgW, mW.element_type) if into is None else into
         if self.is_shifted_column(mW):
             return PiecesInFlight(self, Pieces(self, rows)).load(self).into(tXrW)
-        if const_expr(not self.is_even_N):
+        if const_expr(not self.is_whole):
             tXrW.fill(tXrW.element_type(0))
         width = self.num_copy_elems(mW.element_type) if are_neighbours(tXgW) else 1
         self.vector_copy_fn(tXgW, tXrW, num_copy_elems=width)
@@ -340,7 +361,7 @@ class RowTile(Static):
     @property
     def mask(self) -> cute.TensorSSA | None:
         """A Boolean vector: is the element a column of the row? None if all are."""
-        if self.is_even_N:
+        if self.is_whole:
             return None
         vec_size = cute.size(self.tXcX, mode=[0])
         steps, layout = cute.size(self.tXcX, mode=[2]), self.layout
@@ -354,6 +375,8 @@ class RowTile(Static):
 
         It is told of each element where the row may end at any.
         """
+        if self.is_whole_vector(k):
+            return (Boolean(True),) * (self.vec_size if self.config.any_end else 2)
         if self.config.any_end:
             left = self.shape[1] - self.tXcX[(0, 0), 0, k][1]
             return tuple(Boolean(left > i) for i in range(cute.size(self.tXcX, mode=[0])))
@@ -366,7 +389,7 @@ class RowTile(Static):
         It is told of each element where the row may end at any. None if all elements of this chunk
         are in the row, for all threads.
         """
-        if self.is_even_N or (isinstance(self.k, int) and self.k < self.layout.whole_chunks):
+        if self.is_whole:
             return None
         return self._in_row(0)
 
