@@ -10,13 +10,13 @@ from cutlass import Boolean, Float8E8M0FNU, Int8, Int32, Int64, const_expr
 
 from htile.compute.conversion import to_stored
 from htile.compute.operands import select
+from htile.copy.row_values import RowValues
 from htile.copy.shifted import Pieces, PiecesInFlight
-from htile.copy.tile import RowTile
 from htile.copy.vector import are_neighbours, vector_copy
 from htile.utils import as_bytes
 
 
-class Lookups(RowTile):
+class Lookups(RowValues):
     """A row tile that loads what an index of its row chooses."""
 
     @cute.jit

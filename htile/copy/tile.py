@@ -10,7 +10,6 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Numeric, as_numeric, const_expr
 from cutlass._mlir import ir
 
-from htile.compute.conversion import to_stored
 from htile.compute.operands import make_vector
 from htile.config import ElementwiseTileConfig
 from htile.copy.layout import RowLayout
@@ -306,14 +305,6 @@ class RowTile(Static):
         vector = self.vec_size * element_bits(mW.element_type) // 8
         return self.config.shifted and self.config.copy_bytes < min(vector, 16)
 
-    @cute.jit
-    def load_row_value(self, mT):
-        """Load this row's element of a tensor (M,). It is 0 if there is no such row."""
-        value = mT.element_type(0)
-        if self.row_in_bounds:
-            value = to_stored(self._at_row(mT)[0], mT.element_type)
-        return value
-
     def wait_for_row(self) -> None:
         """Wait until all threads that work on rows with this one are here."""
         self.cluster_wait()
@@ -321,35 +312,6 @@ class RowTile(Static):
         if const_expr(self.config.ctas > 1):
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
-
-    def store_row_value(self, mT, value):
-        """Store this row's element of a tensor (M,). One thread of the row does it."""
-        self.store_row_values(mT, (0,), (value,))
-
-    @cute.jit
-    def store_row_values(self, mT, places: cutlass.Constexpr, values: tuple):
-        """Store what lies so many places behind this row's element of a tensor (M,).
-
-        One thread of the row does it, behind one branch and with one address.
-        """
-        is_writer = self.tidx % self.config.threads_per_row == 0
-        if const_expr(self.config.ctas > 1):
-            is_writer = is_writer and self.cluster_y == 0
-        if const_expr(self.config.abreast > 1):
-            is_writer = is_writer and self.beside == 0
-        if const_expr(self.row_in_bounds is not True):
-            is_writer = is_writer and self.row_in_bounds
-        if is_writer:
-            elements = self._at_row(mT, max(places) + 1)
-            for k in cutlass.range_constexpr(len(values)):
-                value = to_stored(values[k], mT.element_type)
-                # The elements are of Int8 where mT is Boolean, which a view forgets.
-                elements[places[k]] = to_stored(value, elements.element_type)
-
-    def _at_row(self, mT: cute.Tensor, count: int = 1) -> cute.Tensor:
-        """This row's element of a tensor (M,) or ((...),), and `count - 1` behind it."""
-        offset = cute.crd2idx((self.row,), cute.make_layout((*mT.shape,), stride=(*mT.stride,)))
-        return cute.make_tensor(mT.iterator + offset, cute.make_layout(count))
 
     # Vectors that the map gives
 
