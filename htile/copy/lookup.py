@@ -11,7 +11,6 @@ from cutlass import Boolean, Float8E8M0FNU, Int8, Int32, Int64, const_expr
 from htile.compute.conversion import to_stored
 from htile.compute.operands import select
 from htile.copy.row_values import RowValues
-from htile.copy.shifted import Pieces, PiecesInFlight
 from htile.copy.vector import are_neighbours, vector_copy
 from htile.utils import as_bytes
 
@@ -55,7 +54,7 @@ class Lookups(RowValues):
         """The same, of rows that may begin anywhere in memory."""
         _fill_with_nothing(tXrT)
         if is_there:
-            PiecesInFlight(self, Pieces(self, mT, row)).load(self).into(tXrT)
+            self.load_shifted(mT, tXrT, row)
         return tXrT
 
     @cute.jit

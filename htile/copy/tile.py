@@ -13,8 +13,15 @@ from cutlass._mlir import ir
 from htile.compute.operands import make_vector
 from htile.config import ElementwiseTileConfig
 from htile.copy.layout import RowLayout
-from htile.copy.shifted import Pieces, PiecesInFlight, SharedPieces
-from htile.copy.vector import are_neighbours, are_one, copy_firsts, predicate_k, vector_copy
+from htile.copy.shifted import Pieces, PiecesInFlight
+from htile.copy.vector import (
+    are_neighbours,
+    are_one,
+    copy_firsts,
+    copy_hidden,
+    predicate_k,
+    vector_copy,
+)
 from htile.utils import Static, as_bytes, element_bits, expand
 
 
@@ -32,6 +39,7 @@ class RowTile(Static):
 
     config: ElementwiseTileConfig
     end: Int32 | None = None  # see `until`
+    is_row = True  # whether the context is of a whole row, and not of a chunk
 
     def _take_columns(self) -> None:
         """Take the columns of `tile`: their coordinates, and what comes of them."""
@@ -49,7 +57,7 @@ class RowTile(Static):
         """
         part = copy.copy(self)
         part.tiler_mn = (self.tiler_mn[0], self.vec_size * self.config.threads_per_row)
-        part.k, part.share = k, share
+        part.k, part.share, part.is_row = k, share, False
         part.tile = (self.rank * self.config.turns + share) * self.num_chunks + k
         part._take_columns()
         return part
@@ -230,9 +238,19 @@ class RowTile(Static):
         tXgX = self.partition_dest(self.partition_global(mX))
         tXrX = self.make_fragment(tXgX, mX.element_type) if into is None else into
         if self.config.shifted:
-            return PiecesInFlight(self, Pieces(self, mX)).load(self).into(tXrX)
+            return self.load_shifted(mX, tXrX)
         self.load_direct(tXgX, tXrX, padding)
         return tXrX
+
+    def load_shifted(
+        self, mX: cute.Tensor, tXrX: cute.Tensor, row: Int64 | None = None
+    ) -> cute.Tensor:
+        """Load this thread's part of a row that begins anywhere into a fragment, which is returned.
+
+        row: as for `Pieces`.
+        """
+        count = cute.size(self.tXcX, mode=[2])
+        return PiecesInFlight(self, Pieces(self, mX, row), count).load(self).into(tXrX)
 
     def load_direct(self, tXgX: cute.Tensor, tXrX: cute.Tensor, padding: float = 0) -> None:
         """Copy a partition from global memory to registers.
@@ -269,12 +287,13 @@ class RowTile(Static):
         tXgO = self.partition_dest(self.partition_global(mO))
         copy_firsts(tXrO, tXgO, predicate)
 
-    def read_row(self, tile: cute.Tensor | SharedPieces) -> cute.Tensor:
-        """Read this chunk of a row from the tile that `ElementwiseLoader.keep` has filled."""
+    def read_row(self, tile: cute.Tensor) -> cute.Tensor:
+        """Read this chunk of a row from where a loader's `keep` has brought it."""
         k = self.share * self.num_chunks + self.k
-        if self.config.shifted:
+        if tile.memspace == cute.AddressSpace.rmem:
             fragment = cute.make_rmem_tensor(self.vector_shape, tile.element_type)
-            return tile.read(fragment, k)
+            copy_hidden(as_bytes(tile)[(None, 0), 0, k], as_bytes(fragment)[(None, 0), 0, 0])
+            return fragment
         tXsX = self.partition_dest(cute.local_tile(tile, self.tiler_mn, (0, k)))
         tXrX = self.make_fragment(tXsX)
         cute.autovec_copy(as_bytes(tXsX), as_bytes(tXrX))
@@ -293,7 +312,7 @@ class RowTile(Static):
         tXgW = self.partition_dest(self.partition_global(rows))
         tXrW = self.make_fragment(tXgW, mW.element_type) if into is None else into
         if self.is_shifted_column(mW):
-            return PiecesInFlight(self, Pieces(self, rows)).load(self).into(tXrW)
+            return self.load_shifted(rows, tXrW)
         if const_expr(not self.is_whole):
             tXrW.fill(tXrW.element_type(0))
         width = self.num_copy_elems(mW.element_type) if are_neighbours(tXgW) else 1

@@ -24,9 +24,10 @@ from typing import NamedTuple
 from ..build.arch import MAX_REGISTERS
 from ..frontend.graph import Input, Output
 from .plan import Numerics, Plan
+from .shifting import ON_THEIR_WAY, shifting
 from .steps import Home
 from .vectors import WARP
-from .work import SCAN_COSTS, SHIFTED_LOAD
+from .work import SCAN_COSTS
 
 LINE = 128  # bytes of memory that a multiprocessor accesses at a time
 MOST_THREADS, MOST_BLOCKS = 2048, 32  # of a multiprocessor
@@ -219,16 +220,13 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
     shared = 0.0
     if place.loader == "shared":  # once in, and out for each loop
         shared = elements * work.row_bytes / LINE * (1 + loops)
-    pieces = 1
+    of_thread = _rounds(plan)
     if place.shifted:  # two accesses read a vector, and stores go through shared memory
-        computed += sweeps.shifting
-        if rows_home is Home.REGISTERS:
-            computed += SHIFTED_LOAD * len(work.rows)
-        shared += elements * sum([o.dtype.itemsize for o in work.writes]) / LINE * 2
-        if place.loader == "shared":
-            shared += elements * work.row_bytes / LINE * loops
-        else:
-            pieces = 2
+        shared += elements * _lines(num, row_loads)  # The second access finds its lines in L1.
+        each, once = shifting(work, rows_home)
+        computed, of_thread = computed + each, of_thread + once
+        times = 3 if rows_home is Home.SHARED else 2  # once in, and two vectors or one out
+        shared += elements * sum([o.dtype.itemsize for o in work.writes]) / LINE * times
     return Features(
         bytes=rows * (read + written),
         again=rows * plan.bytes_read_again(),
@@ -236,14 +234,13 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
         columns=groups * n * sum([i.dtype.itemsize for i in column_loads]),
         moved=moved,
         accesses=moved / num.vec_size,
-        computed=elements * computed + blocks * place.num_threads * _rounds(plan),
+        computed=elements * computed + blocks * place.num_threads * of_thread,
         special=elements * special,
         code=max(0.0, log2(_code(plan) / FAST_CODE)),
         threads=blocks * place.num_threads,
         blocks=blocks,
         lacking=lacking,
-        read=elements
-        * (pieces * _lines(num, row_loads) + _lines(num, column_loads) * shared_columns),
+        read=elements * (_lines(num, row_loads) + _lines(num, column_loads) * shared_columns),
         written=elements * _lines(num, work.writes),
         shared=shared,
         resident=fit,
@@ -300,8 +297,10 @@ def _waits(plan: Plan) -> tuple[int, int, int]:
         together = place.prefetch
     trips = plan.turns * ceil(plan.chunks / together)
     iterations = len(loops) * plan.turns * ceil(plan.chunks / place.unroll)
-    if rows_home is Home.SHARED:
-        return iterations, 1, trips * sum([bool(loop.columns) for loop in loops])
+    if rows_home in (Home.SHARED, Home.PACKED):
+        together = ON_THEIR_WAY[rows_home] if place.shifted else plan.turns * plan.chunks
+        waits = ceil(plan.turns * plan.chunks / together)
+        return iterations, waits, trips * sum([bool(loop.columns) for loop in loops])
     return iterations, trips, trips * max(0, len(loops) - 1)  # no loop: nothing of a row is read
 
 
@@ -337,6 +336,8 @@ def _registers(plan: Plan) -> float:
     elif plan.is_unrolled:
         fixed, of_word, of_ahead = UNROLLED_SHARED
         needed = fixed + vec * (of_word * words + of_ahead * loaded * place.prefetch)
+        if plan.rows_home is Home.PACKED:
+            needed += plan.turns * plan.elements_per_thread * plan.work.row_bytes / 4
     else:
         fixed, of_chunk, of_ahead = LOOPED_SHARED
         needed = fixed + vec * (of_chunk * at_once + of_ahead * of_columns * ahead)
@@ -365,14 +366,10 @@ def _resident(plan: Plan) -> tuple[int, float]:
     """Thread blocks that fit on a multiprocessor, and the registers that each thread lacks."""
     arch, threads = plan.target.arch, plan.placement.num_threads
     needed, most = _registers(plan), _allowed(plan, 1)
-    tiles = 0
-    if plan.placement.loader == "shared":
-        shares = plan.rows_per_block * plan.placement.shares
-        tiles = shares * plan.numerics.share_bytes(plan.work)
     registers = -(-int(min(max(needed, 24), most)) // 8) * 8
     fit = min(
         arch.registers // (registers * threads),
-        arch.fitting(tiles),
+        arch.fitting(plan.tile_bytes),
         MOST_THREADS // threads,
         MOST_BLOCKS,
     )

@@ -66,9 +66,6 @@ SHARED_DIVISOR_COSTS = {Function.EXACT: (3, 0), Function.NEAR: (2, 0)}
 # Instructions for an element; other parts take one. A scan takes more for each vector.
 PART_COSTS = {SOFTMAX: 6, MOMENTS: 6, CUMSUM: 2, CUMPROD: 2}
 SCAN_COSTS = 18  # instructions of a scan for each vector of a thread, and each word of an element
-# These are instructions for an element of a shifted row that is loaded, and for one that is stored,
-# if words are selected. Where warps branch on the shift (`copy/shifted.py`) they are fewer.
-SHIFTED_LOAD, SHIFTED_STORE = 2.2, 4
 
 
 @dataclass(frozen=True)
@@ -151,11 +148,6 @@ class Sweeps:
         """How many rows and columns are loaded, without rows that are held; how many are stored."""
         loads = sum(len(s.rows) + len(s.columns) for s in self.all)
         return loads, sum(len(s.stores) for s in self.all)
-
-    @cached_property
-    def shifting(self) -> float:
-        """Instructions more for each element, if rows are shifted; without rows that are held."""
-        return sum(SHIFTED_LOAD * len(s.rows) + SHIFTED_STORE * len(s.stores) for s in self.all)
 
 
 class Work:
