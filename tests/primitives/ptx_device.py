@@ -21,8 +21,9 @@ SHARED_START = 1024  # the address of dynamic shared memory, aligned as kernels 
 APART = 1 << 33  # bytes between tensors: offsets that wrap at 32 bits lead nowhere
 
 INTEGERS = {
-    "s16": np.int16, "u16": np.uint16, "b16": np.uint16, "s32": np.int32, "u32": np.uint32,
-    "b32": np.uint32, "s64": np.int64, "u64": np.uint64, "b64": np.uint64,
+    "s8": np.int8, "u8": np.uint8, "b8": np.uint8, "s16": np.int16, "u16": np.uint16,
+    "b16": np.uint16, "s32": np.int32, "u32": np.uint32, "b32": np.uint32, "s64": np.int64,
+    "u64": np.uint64, "b64": np.uint64,
 }  # fmt: skip
 NAN = np.uint32(0x7FFFFFFF).view(np.float32)  # what conversions make of a NaN of 16 bits
 COMPARE = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
