@@ -51,7 +51,7 @@ def test_the_divisions_count():
 
 def test_a_column_beside_them_has_no_leading_dimensions():
     @htile.rowwise
-    def scaled(x, y, w: htile.Inner[1]):
+    def scaled(x, y, w):
         return x * w + y
 
     x, y = apart(3, 4, 5)
