@@ -65,6 +65,15 @@ class Algebra:
             self._note(self[id])
         return id
 
+    def copied(self, node: Node, inputs: tuple[int, ...]) -> int:
+        """A node of another graph, which is no input, with these operands."""
+        key = _key(node.op, inputs, node.arg, node.value)
+        id = self._seen.get(key)
+        if id is None:
+            id = self._seen[key] = self.builder.copied(node, inputs)
+            self._note(self[id])
+        return id
+
     def input(self, name: str, role: Role, dtype: torch.dtype, value: Value) -> int:
         """A leaf that the caller passes."""
         id = self.builder.add_input(name, role, dtype, value)

@@ -117,8 +117,13 @@ class Captures:
     def __init__(self, fn: types.FunctionType | type, is_static: bool = False):
         self.fn = fn
         self.is_static = is_static
+        self._others: tuple[types.FunctionType, ...] = ()
         self._known: dict[tuple, tuple] = {}
         self._state: tuple[tuple, tuple] | None = None
+
+    def follow(self, other: types.FunctionType) -> None:
+        """Count what another function captures, too, in place of one that was followed before."""
+        self._others, self._state = (other,), None
 
     def fingerprint(self) -> tuple:
         """The captured values as a hashable tuple: the same object as long as nothing changed.
@@ -139,8 +144,9 @@ class Captures:
         if isinstance(self.fn, type):
             captured = walk.every_member(self.fn)
         else:
-            captured = walk.function(self.fn, is_root=not self.is_static) + walk.members()
+            captured = walk.function(self.fn, is_root=not self.is_static)
             captured = captured if self.is_static else captured[2:]
+            captured += (*map(walk.function, self._others), *walk.members())
         if len(self._known) >= KNOWN:
             self._known.clear()
         captured = self._known.setdefault(captured, captured)
@@ -362,6 +368,10 @@ class _Walk:
     def _other(self, name: str, value: object, top: object) -> object:
         """The key of what holds code or attributes: functions, methods, classes, modules."""
         if type(value).__module__.partition(".")[0] == "htile":  # another decorated function
+            if hasattr(value, "_backward"):
+                self.watched.append((attrgetter("_backward"), value, value._backward))
+                if value._backward is not None:
+                    return self.function(value.__wrapped__), self.function(value._backward.fn)
             value = getattr(value, "__wrapped__", value)
         cls, origin, owner = type(value), library_of(value), getattr(value, "__self__", None)
         if any(value is setting for setting in SETTINGS):

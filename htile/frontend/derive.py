@@ -14,8 +14,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import GradientError
-from .adjoints import CARRIERS, DERIVE, FLOAT, REARRANGED, Masked, Step, nothing
+from .adjoints import DERIVE, FLOAT, REARRANGED, Masked, Step, reached
 from .algebra import Algebra
+from .custom import firsts, gradients, key_of
 from .dtypes import FLOAT8, STORAGE
 from .graph import Builder, Graph, Input, Node, Output, Role
 from .ops import Op, Value, Varies, compute_dtype
@@ -88,13 +89,7 @@ def _is_float(node: Node) -> bool:
 def depending(graph: Graph, wrt: Collection[str], peaks: frozenset[int]) -> set[int]:
     """The nodes that have a derivative with respect to a parameter; keys have one, too."""
     found = {i.id for i in graph.inputs if i.name in wrt and i.role in TENSORS}
-    found = {id for id in found if _is_float(graph[id])}
-    for node in graph:
-        if DERIVE[node.op] is nothing or node.id in peaks:
-            continue
-        if (_is_float(node) or node.op in CARRIERS) and not found.isdisjoint(node.inputs):
-            found.add(node.id)
-    return found
+    return reached(graph, {id for id in found if _is_float(graph[id])}, peaks)
 
 
 def refuse_extreme(graph: Graph, out: Output) -> None:
@@ -124,6 +119,8 @@ class _Walk:
         self.graph, self.builder, self.needed = graph, builder, needed
         self.algebra = Algebra(builder, graph)
         self.parts: dict[int, list[Part]] = {}
+        self.firsts = firsts(graph)
+        self.given: dict[object, dict[int, int]] = {key: {} for key in self.firsts}
 
     def give(self, out: Output) -> None:
         """Add the input that is the gradient of an output."""
@@ -152,6 +149,9 @@ class _Walk:
         for parts in self.parts.values():
             parts[:] = map(self._in_float32, parts)
         for node in reversed(self.graph.nodes):
+            if node.op is Op.CUSTOM:
+                self._custom(node)
+                continue
             parts = self.parts.pop(node.id, None)
             if parts is None:
                 continue
@@ -171,6 +171,24 @@ class _Walk:
                 if contribution is not None and i in self.needed:
                     self._contribute(node, i, contribution, masks)
         return found
+
+    def _custom(self, node: Node) -> None:
+        """Of a result of a call whose backward pass the user has written.
+
+        That is asked when the gradients of all results are known.
+        """
+        algebra, parts, key = self.algebra, self.parts.pop(node.id, None), key_of(node)
+        given, k = self.given[key], node.arg.result
+        if parts is not None:
+            algebra.loc = node.loc
+            g = algebra.select(*self._joined(parts, node.value))
+            if algebra.constant(g) != 0:
+                g = algebra.widened(g, node.value.inner, node.value.spread)
+                given[k] = algebra.add(given[k], g) if k in given else g
+        if given and self.firsts[key] == node.id:
+            for i, g in gradients(algebra, node, given):
+                if i in self.needed:
+                    self._contribute(node, i, g, ())
 
     def _contribute(self, node: Node, i: int, value: int | Masked, masks: tuple) -> None:
         if isinstance(value, Masked):

@@ -311,6 +311,7 @@ class Graph:
         for node in self:
             arg = dtype_name(node.arg) if isinstance(node.arg, torch.dtype) else repr(node.arg)
             arg = f"slope {node.arg.value}" if isinstance(node.arg, Slope) else arg
+            arg = str(node.arg) if node.op is Op.CUSTOM else arg
             arg = node.arg + inputs[node.id] if node.op is Op.INPUT else arg
             arg = f"{node.arg[0].value} of {node.arg[1]}" if node.op is Op.GROUPED else arg
             read = [f"%{i}" for i in node.inputs] + [arg] * (node.arg is not None)

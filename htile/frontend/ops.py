@@ -58,6 +58,9 @@ class Op(Enum):
     EXPONENT = "exponent"  # torch.frexp's, of float32 as int32; of 0, infinities and NaN it is 0
     UNIFORM = "uniform"  # of an unsigned word of 32 bits: the number between 0 and 1 in float32
     STOP = "stop"  # torch.detach: the value itself, whose derivative is none; none in placed graphs
+    # The value itself, whose derivative the user has written, of all operands behind it. arg: a
+    # htile.frontend.custom.Link. None in placed graphs.
+    CUSTOM = "custom"
     EXPONENTIAL = "exponential"  # of such a word: -log of that number, before it was rounded
     NOT = "not"  # of integers each bit
     CAST = "cast"  # arg: a torch dtype; to a narrower floating type a rounding
@@ -227,7 +230,7 @@ def _comparison(values: tuple[Value, ...], arg: object) -> Value:
     return replace(_joined(values, values), dtype=torch.bool, stored=None)
 
 
-def _stop(values: tuple[Value, ...], arg: object) -> Value:
+def _first(values: tuple[Value, ...], arg: object) -> Value:
     return values[0]
 
 
@@ -418,8 +421,9 @@ INFER: dict[Op, Rule] = {
     **dict.fromkeys((Op.PHILOX, Op.WORD), _of(_elementwise, torch.int64)),
     **dict.fromkeys((Op.UNIFORM, Op.EXPONENTIAL), _of(_made(torch.float32), torch.int64)),
     **dict.fromkeys(COMPARISONS, _comparison),
-    Op.EXPONENT: _of(_made(torch.int32), *FLOATS), Op.LDEXP: _ldexp, Op.STOP: _stop,
-    Op.CAST: _cast, Op.CONVERT: _convert, Op.WHERE: _where, Op.RESHAPE: _reshape, Op.SLICE: _slice,
+    Op.EXPONENT: _of(_made(torch.int32), *FLOATS), Op.LDEXP: _ldexp,
+    Op.STOP: _first, Op.CUSTOM: _first, Op.CAST: _cast, Op.CONVERT: _convert,
+    Op.WHERE: _where, Op.RESHAPE: _reshape, Op.SLICE: _slice,
     Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat, Op.UNBUNDLE: _unbundle,
     Op.BUNDLE: _bundle, Op.TAKE: _take, Op.LOOKUP: _lookup, Op.MATMUL: _matmul,
     Op.GROUPED: _grouped, Op.KEY: _key, Op.KEY_INDEX: _of_key, Op.KEY_VALUE: _of_key,

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from ..errors import GradientError
+from ..frontend.custom import kept_by
 from ..frontend.derive import derive, differentiable
 from ..frontend.graph import Graph, Role
 from ..frontend.saved import Split, split
@@ -71,7 +72,10 @@ class Derivative:
         """The cut for the gradients of all results; what it keeps suffices for each of them."""
         names = differentiable(graph, self.wrt)
         joint = self._joint(graph, names)
-        found = split(graph, joint)
+        named = kept_by(graph)
+        found = split(graph, joint, named=named)
+        if named is not None:
+            return found
         for name in names if len(names) > 1 else ():
             alone = self._joint(found.forward, (name,))
             if split(found.forward, alone, found) is None:
@@ -111,7 +115,7 @@ class Derivative:
         graph, of = self._split.forward, self.of
         there = [k for k, is_there in enumerate(present) if is_there]
         joint = self._joint(graph, tuple(graph.outputs[k].name for k in there))
-        cut = split(graph, joint, self._split)
+        cut = split(graph, joint, self._split, named=kept_by(graph))
         if cut is None:
             raise GradientError(
                 f"{of.graph.name}: this gradient, of second order or of some of the results, reads "

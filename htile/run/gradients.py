@@ -329,6 +329,8 @@ def _set_up(ctx, derivative, values, lead, wrt, results) -> None:
 
 def _gradients(ctx, cotangents: tuple) -> Sequence[torch.Tensor | None]:
     """The gradients of what the derivative is for."""
+    if all([g is None for g in cotangents]):  # as of statistics that second order does not reach
+        return [None] * len(ctx.derivative.wrt)
     cotangents = tuple([None if g is None else g.resolve_neg() for g in cotangents])
     backward, given = ctx.derivative.arguments(ctx.values, ctx.saved_tensors, cotangents)
     results = with_gradients(backward.run, given, ctx.lead)
