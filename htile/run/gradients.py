@@ -190,7 +190,10 @@ def _repeated(
     """The names of those arguments that have fewer rows than the call."""
     return frozenset(
         name for name, tensor in tensors.items()
-        if name in run.inner and tensor.shape[: tensor.ndim - run.inner[name]] != lead
+        if name in run.inner and (
+            tensor.ndim - run.inner[name] != len(lead)  # first, for sizes may be symbols of torch
+            or tensor.shape[: len(lead)] != lead
+        )
     )  # fmt: skip
 
 
