@@ -619,5 +619,25 @@ def test_what_torch_func_is_refused():
         vmap(lambda t: jvp(lambda W: products.gelu(x, W, bias), (t,), (W,)))(several)
     with pytest.raises(UnsupportedError, match=r"gelu: out= inside torch\.func"):
         grad(lambda x: products.gelu(x, W, bias, out=torch.empty(M, N, dtype=BF16)).sum())(x)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"torch\.func \(vmap, grad, jvp\)"):
-        fullgraph(grad(total(products.gelu)), backend="eager")(x, W, bias)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"gelu: out= inside torch\.func"):
+        fullgraph(lambda x, out: grad(lambda x: products.gelu(x, W, bias, out=out).sum())(x),
+                  backend="eager")(x, torch.empty(M, N, dtype=BF16))  # fmt: skip
+
+
+ALONE = {
+    "vmap": (lambda f: vmap(f, ROWS_ONLY), (BATCH, 5)),
+    "jvp": (lambda f: lambda x, W, b: jvp(f, (x, W, b), (x, W, b)), (M,)),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", (*OF_BOTH, *ALONE))
+def test_transforms_in_a_compiled_graph(name, backend):
+    make, lead = (OF_BOTH | ALONE)[name]
+    _, W, bias = arguments(products.gelu, M, N, K)
+    x = torch.randn(*lead, K, generator=torch.Generator().manual_seed(2)).to(BF16)
+    torch.compiler.reset()
+    found = fullgraph(make(products.gelu), backend=backend)(x, W, bias)
+    right = make(plain(products.gelu))(x.double(), W.double(), bias.double())
+    assert all(a.dtype is BF16 for a in tree_leaves(found))
+    assert is_close(found, right, 0.03 if name.startswith("second") else 2 * CLOSE)

@@ -229,6 +229,12 @@ def training_kernels(run: Runner, values: tuple, lead: tuple[int, ...], arch: Ar
     )  # fmt: skip
 
 
+def _is_pushed() -> bool:
+    """Whether tangents are asked for. A compiled graph does not set torch's level of them."""
+    peek, jvp = torch._C._functorch.peek_interpreter_stack(), torch._C._functorch.TransformType.Jvp
+    return forward_ad._current_level >= 0 or (peek is not None and peek.key() == jvp)
+
+
 def _is_mapped(tensor: torch.Tensor) -> bool:
     """Whether `torch.func` made the tensor, or autograd maps over it (`is_grads_batched`)."""
     made = torch._C._functorch
@@ -280,7 +286,7 @@ class _Transformed(torch.autograd.Function):
             named = dict(zip(run.parameters.names, values, strict=True))
             wrt = [named[name] for name in derivative.wrt]
             _set_up(ctx, derivative, values, lead, wrt, output)
-        if forward_ad._current_level >= 0:  # a result without a gradient may have a tangent
+        if _is_pushed():  # a result without a gradient may have a tangent
             ctx.others = [None if isinstance(v, torch.Tensor) else v for v in values]
             ctx.save_for_forward(*(v if isinstance(v, torch.Tensor) else None for v in values))
             both = zip(output, run.has_gradient, strict=True)

@@ -111,21 +111,31 @@ def _runner(request: Request) -> tuple[Runner | ProductRunner, Callable]:
     return Runner(request.specialization.traced, request.specialization.specs, *own), part_named
 
 
-def _call(function: str, tensors: list[torch.Tensor], numbers: list[float]) -> list[torch.Tensor]:
-    runner = runner_named(function)
-    signature = _ROOTS[function].function._signature
-    values = values_of(runner.specs, tensors, numbers)
+def call_transformed(
+    function: str, tensors: list[torch.Tensor], numbers: list[float]
+) -> list[torch.Tensor]:
+    """`htile::call` where torch.func works on the tensors: a function of a compiled graph.
+
+    Inside an operation torch's transforms have no way to another one. Whoever compiles the graph
+    goes through this function, and finds the operations of forward and backward graphs in it.
+    """
+    runner, root = runner_named(function), _ROOTS[function]
+    signature, values = root.function._signature, values_of(runner.specs, tensors, numbers)
     lead = classify(signature, values).lead
     refuse_transforms(signature, values)
-    if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors):
-        raise UnsupportedError(
-            f"{signature.name}: torch.func of a program that torch has compiled or exported is not "
-            "supported yet; apply it to the function itself"
-        )
     device_of(signature, values)
     if not is_recorded(values):
         check(function, lead)
-    return [*_ROOTS[function].results(values, lead)]
+    return [*root.results(values, lead)]
+
+
+def _call(function: str, tensors: list[torch.Tensor], numbers: list[float]) -> list[torch.Tensor]:
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors):
+        raise UnsupportedError(
+            f"{runner_named(function).graph.name}: torch.func of a program that torch has compiled "
+            "or exported is not supported yet; apply it to the function itself"
+        )
+    return call_transformed(function, tensors, numbers)
 
 
 def _run_with_out(
