@@ -172,6 +172,42 @@ def one_row() -> dict[str, torch.Tensor]:
     return {name: each.full_tensor() for name, each in found.items()}
 
 
+SEVERAL = 3, 4  # tokens of one graph after the other
+
+
+def compiled() -> dict[str, torch.Tensor]:
+    """Losses and gradients of a function with modules in torch.compile, without a graph break.
+
+    The graph for a second number of tokens is that for any number.
+    """
+    mesh, found = init_device_mesh("cpu", (torch.distributed.get_world_size(),)), {}
+    gate, norm = htile.nn.SwiGLU(), htile.nn.RMSNorm(WIDTH, eps=1e-6)
+    of = {
+        name: distribute_tensor(p, mesh, [Replicate()]).requires_grad_()
+        for name, p in parameters().items() if name in ("weight", "gain", "scale")
+    }  # fmt: skip
+    norm.weight = of["scale"] = torch.nn.Parameter(of["scale"].detach())
+
+    def loss_of(x):
+        h = rms_norm(x, of["weight"], of["gain"])
+        y = gate(norm(h) + h)
+        assert y.placements == (Shard(0),)
+        return (y * y).sum()
+
+    for way in ("static", "dynamic"):
+        torch.compiler.reset()
+        options = {"fullgraph": True, "backend": "aot_eager", "dynamic": way == "dynamic"}
+        graph = torch.compile(loss_of, **options)
+        for tokens in SEVERAL:
+            x = distribute_tensor(drawn(5, tokens, WIDTH), mesh, [Shard(0)]).requires_grad_()
+            loss = graph(x)
+            wrt = {"x": x, **of}
+            found[f"{way} loss {tokens}"] = loss.full_tensor()
+            for name, g in zip(wrt, torch.autograd.grad(loss, [*wrt.values()]), strict=True):
+                found[f"{way} {name} {tokens}"] = g.full_tensor()
+    return found
+
+
 @htile.rowwise
 def linear_cross_entropy(h, head: htile.Matrix, label: htile.PerRow):
     """The loss of each row, of its product with a matrix."""
@@ -269,7 +305,7 @@ def in_16_bits() -> dict[str, torch.Tensor]:
 
 RUNS: dict[str, Callable[[], dict]] = {
     "split_rows": split_rows, "of_each_role": of_each_role, "fully_sharded": fully_sharded,
-    "in_16_bits": in_16_bits, "one_row": one_row, "products": products,
+    "in_16_bits": in_16_bits, "one_row": one_row, "products": products, "compiled": compiled,
 }  # fmt: skip
 
 

@@ -31,9 +31,9 @@ def fits(*tensors: torch.Tensor | None, inner: int = 1) -> bool:
 
     Dynamo follows it, so in torch.compile the answer belongs to the kind of call that is compiled.
     """
-    if _is_transformed():
+    if _is_transformed_or_exported():
         return False
-    is_read = is_dynamo_compiling() and not is_exporting()
+    is_read = is_dynamo_compiling()
     if not is_read and (is_compiling() or torch._C._len_torch_dispatch_stack() > 0):
         return False
     device = None
@@ -57,10 +57,13 @@ def fits(*tensors: torch.Tensor | None, inner: int = 1) -> bool:
 
 
 @assume_constant_result
-def _is_transformed() -> bool:
-    """Whether torch.func or forward mode work here; a constant where Dynamo asks."""
+def _is_transformed_or_exported() -> bool:
+    """Whether torch.func, forward mode or torch.export work here.
+
+    Where Dynamo asks it is a constant. Dynamo of torch 2.11 itself takes `is_exporting()` for True.
+    """
     is_any = torch._C._functorch.peek_interpreter_stack() is not None
-    return is_any or forward_ad._current_level >= 0
+    return is_any or forward_ad._current_level >= 0 or is_exporting()
 
 
 def is_split_in_rows(tensors: Iterable[torch.Tensor | None], inner: int = 1) -> bool:

@@ -10,6 +10,7 @@ import torch
 from ..build.arch import ARCHS, DEFAULT, arch_named, arch_of_capability
 from ..frontend.captures import Captures
 from ..frontend.roles import Signature, classify
+from .detours import as_in_a_process
 from .kernel import Kernel
 from .operands import device_of, refuse_fake, runs_kernels
 
@@ -26,7 +27,8 @@ class Ahead:
     def inspect(self, *args, arch: str | None = None, **kwargs) -> Kernel:
         """The kernel that a call with these arguments (but no `out=`) runs, without running it.
 
-        The tensors may be on any device, `meta` included, so no GPU is needed:
+        The tensors may be on any device, `meta` included, so no GPU is needed. Of DTensors it is
+        the kernel of this process:
 
             x = torch.empty(64, 4096, dtype=torch.bfloat16, device="meta")
             print(softmax.inspect(x, arch="sm_100a"))
@@ -35,7 +37,7 @@ class Ahead:
 
         Raises what a call raises for its arguments, and CompileError for an unknown architecture.
         """
-        values = self._signature.bind(args, kwargs)
+        values = as_in_a_process(self, self._signature.bind(args, kwargs))
         refuse_fake(self._signature, values)
         call = classify(self._signature, values)
         device = device_of(self._signature, values)
@@ -103,4 +105,5 @@ class Ahead:
         """
         from .tuning import tuned  # which few calls need
 
-        return tuned(self, self._signature.bind(args, kwargs), seconds, numerics, progress)
+        values = as_in_a_process(self, self._signature.bind(args, kwargs))
+        return tuned(self, values, seconds, numerics, progress)

@@ -27,9 +27,10 @@ from ..frontend.annotations import MOST_AXES, Inner, Matrix, PerRow, Shared, Sta
 from ..frontend.captures import Captures, closure
 from ..frontend.graph import Role
 from ..frontend.roles import Signature, classify, refuse_subclass, stands_in
+from .detours import is_dtensor
 from .known import FUNCTIONS
 from .operands import without_modes
-from .roots import CALL, RUN_, call_transformed, root_of
+from .roots import CALL, RUN_, call_distributed, call_transformed, root_of
 
 if TYPE_CHECKING:
     from .rowwise import Rowwise
@@ -83,9 +84,11 @@ def _recorded(function: Rowwise, args: tuple, kwargs: dict) -> tuple[bool, objec
     planned = _planned(number, len(args), tuple(named), told, outs, captured)
     if planned is None:
         return False, None
-    name, places, numbers, model = planned
+    name, places, numbers, model, are_distributed = planned
     tensors = [values[k] for k in places]
     counted = [default if k == DEFAULT else float(values[k]) for k, default in numbers]
+    if are_distributed:
+        return True, _built(model, call_distributed(name, tensors, counted))
     if is_transformed:
         return True, _built(model, call_transformed(name, tensors, counted))
     if out is None:
@@ -260,7 +263,12 @@ def _operation(function: Rowwise, places: dict[str, int], told: tuple, outs: tup
                     "torch.compile does not see; pass it as an argument"
                 )
             tensors.append(places[spec.name])
-    return root.runner.name, tuple(tensors), tuple(numbers), model
+    are_distributed = any(is_dtensor(each[0]) for each in told)
+    if are_distributed and outs is not None:
+        raise UnsupportedError(f"{signature.name}: out= with DTensors; return the result")
+    if are_distributed:
+        torch.compiler.allow_in_graph(call_distributed)
+    return root.runner.name, tuple(tensors), tuple(numbers), model, are_distributed
 
 
 def _stand_in(function: str, name: str, told: tuple) -> object:
@@ -275,7 +283,7 @@ def _stand_in(function: str, name: str, told: tuple) -> object:
             f"{function}: {name} is a {rest[0]}, which torch.compile can not tell from others; "
             "pass a number, a string, a dtype or a tuple of them"
         )
-    if not stands_in(kind):
+    if not stands_in(kind) and not is_dtensor(kind):
         refuse_subclass(function, name, kind)
     dtype, ndim, inner, _ = rest
     shape = (*(STAND_IN,) * (ndim - len(inner)), *inner)

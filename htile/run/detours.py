@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd import forward_ad
 
 from ..frontend.roles import PLAIN
 from .operands import is_inside_transform, is_recorded
+
+if TYPE_CHECKING:
+    from .rowwise import Rowwise
 
 
 def detour_of(values: tuple) -> Callable[..., object] | None:
@@ -21,15 +25,24 @@ def detour_of(values: tuple) -> Callable[..., object] | None:
         isinstance(value, torch.Tensor) and type(value) not in PLAIN for value in values
     ):
         return None
-    if is_recorded(values) and not is_linearized(values):
-        from .compiled import call_recorded
-
-        return call_recorded
     if is_distributed(values):
         from .distributed import call_on_local_rows
 
         return call_on_local_rows
+    if is_recorded(values) and not is_linearized(values):
+        from .compiled import call_recorded
+
+        return call_recorded
     return None
+
+
+def as_in_a_process(function: Rowwise, values: tuple) -> tuple:
+    """The values that the kernel of a call gets: of DTensors what this process has of them."""
+    if not is_distributed(values):
+        return values
+    from .distributed import local_values
+
+    return local_values(function, values)
 
 
 def is_linearized(values: tuple) -> bool:
@@ -45,5 +58,10 @@ def is_linearized(values: tuple) -> bool:
 
 def is_distributed(values: Iterable[object]) -> bool:
     """Whether a DTensor is among them. There is none before torch's module of them is imported."""
+    return any(is_dtensor(type(value)) for value in values)
+
+
+def is_dtensor(kind: type) -> bool:
+    """Whether a type is that of DTensors."""
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and any(isinstance(value, module.DTensor) for value in values)
+    return module is not None and issubclass(kind, module.DTensor)

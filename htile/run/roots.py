@@ -24,7 +24,7 @@ from .gradients import part_named, with_gradients
 from .launch import Request
 from .operands import device_of, is_recorded, refuse_transforms
 from .ops import KEPT, LIBRARY, NAMED, TAGS, Named, check, content_name, runner_named, values_of
-from .runner import Runner
+from .runner import Operation, Runner
 
 if TYPE_CHECKING:
     from .product_operations import ProductRunner
@@ -120,13 +120,29 @@ def call_transformed(
     goes through this function, and finds the operations of forward and backward graphs in it.
     """
     runner, root = runner_named(function), _ROOTS[function]
-    signature, values = root.function._signature, values_of(runner.specs, tensors, numbers)
+    signature, values = root.function._signature, _values(runner, tensors, numbers)
     lead = classify(signature, values).lead
     refuse_transforms(signature, values)
     device_of(signature, values)
     if not is_recorded(values):
         check(function, lead)
     return [*root.results(values, lead)]
+
+
+def call_distributed(
+    function: str, tensors: list[torch.Tensor], numbers: list[float]
+) -> list[torch.Tensor]:
+    """`htile::call` of DTensors, a function of a compiled graph, too: torch goes through it, from
+    them to what this process has of each, and back."""
+    runner, root = runner_named(function), _ROOTS[function]
+    values, k = _values(runner, tensors, numbers), root.function._signature._positional
+    named = dict(zip(runner.parameters.names[k:], values[k:], strict=True))
+    return pytree.tree_leaves(root.function(*values[:k], **named))
+
+
+def _values(runner: Operation, tensors: list[torch.Tensor], numbers: list[float]) -> tuple:
+    """One for each parameter; a symbol of a number becomes the number, as in an operation."""
+    return values_of(runner.specs, tensors, [float(number) for number in numbers])
 
 
 def _call(function: str, tensors: list[torch.Tensor], numbers: list[float]) -> list[torch.Tensor]:
