@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import htile
-from examples.gallery import NAMES
+from examples.gallery import NAMES, variants
 from htile.errors import GradientError, UnsupportedError
 from htile.frontend.ops import REDUCTIONS
 from tests.training import assert_gradients, cotangents_of, expected, gradients, leaves_of
@@ -21,11 +21,6 @@ EXAMPLES = sorted(
     if not path.stem.startswith(("_", "char", "handwritten", "run"))
 )
 BF16, F32 = torch.bfloat16, torch.float32
-# Where indices choose rows of a table, the table has no gradient yet.
-OF_TABLES = {
-    "dequantize_groups", "expert_rows", "qk_norm_rotary", "rotary_fp8", "rotary_positions",
-    "rotary_three_positions", "token_shift",
-}  # fmt: skip
 TIED = {"l2_wrap"}  # x.max() shares a gradient among equal elements; under vmap torch's does not
 
 
@@ -99,19 +94,19 @@ def test_examples(name, dtype):
     assert_gradients(getattr(module, name), *module.arguments(40, 96, dtype, "cpu"))
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES} - OF_TABLES - TIED))
+@pytest.mark.parametrize("name", sorted({*NAMES} - TIED))
 def test_gallery(name):
     module = importlib.import_module(f"examples.gallery.{name}")
     size = getattr(module, "SMALL", (64,))[0]
     torch.manual_seed(0)
-    assert_gradients(getattr(module, name), *module.arguments(20, size, F32, "cpu"))
+    f, args = getattr(module, name), module.arguments(20, size, F32, "cpu")
+    assert_gradients(f, *args, *without_default(f, args, variants(name)[0]))
 
 
-def test_a_table_has_no_gradient_yet():
-    module = importlib.import_module("examples.gallery.rotary_positions")
-    args, _ = leaves_of(module.arguments(5, 64, F32, "cpu"))
-    with pytest.raises(GradientError, match=r"(?s)no derivative for the table.*rotary_positions"):
-        module.rotary_positions(*args)
+def without_default(f, args, variant):
+    """The values of a variant for the parameters behind these that have none."""
+    parameters = f._signature.parameters[len(args) :]
+    return [variant[p.name] for p in parameters if p.default is p.empty]
 
 
 def test_deviations_beside_another_axis():

@@ -379,11 +379,22 @@ def test_grad_modes_autocast_and_checkpoints_are_as_in_eager_mode(way, backend):
             assert same(found, products.gelu(*args)) and not found.requires_grad
 
 
-def test_what_has_no_derivative_is_refused_where_the_call_is_traced():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_table_has_a_gradient(backend):
     x, W = arguments(products.linear, M, N, K)
     args = leaves((x, W, torch.randn(9, N, dtype=torch.float32), torch.arange(M) % 9))
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="has no derivative for the table"):
-        fullgraph(lambda *args: with_a_table(*args), backend="eager")(*args)
+    compiled = fullgraph(lambda *args: with_a_table(*args), backend=backend)
+    assert same(gradients(compiled, args), gradients(with_a_table, args))
+
+
+def test_what_has_no_derivative_is_refused_where_the_call_is_traced():
+    @htile.rowwise
+    def multiplied(x, W: htile.Matrix):
+        return F.linear(x, W).cumprod(-1)
+
+    args = leaves(arguments(products.linear, M, N, K))
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="cumprod has no derivative yet"):
+        fullgraph(lambda *args: multiplied(*args), backend="eager")(*args)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

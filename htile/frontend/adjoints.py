@@ -214,8 +214,7 @@ def _take(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
 
 
 def _lookup(a: Algebra, step: Step, g: int) -> NoReturn:
-    refuse(step.node, "a row of a table that an index chooses has no derivative for the table: "
-           "pass the rows that are looked up, table[index], as an argument")  # fmt: skip
+    raise AssertionError("what it contributes is no value of a row: see htile.frontend.scattered")
 
 
 # Keys: the gradient goes to the element whose index a key has. No two keys are equal.

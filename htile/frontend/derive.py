@@ -21,6 +21,7 @@ from .dtypes import FLOAT8, STORAGE
 from .graph import Builder, Graph, Input, Node, Output, Role
 from .ops import Op, Value, Varies, compute_dtype
 from .peaks import independent_peaks
+from .scattered import Chosen
 
 BOOL = torch.bool
 Masks = tuple[tuple[int, bool], ...]
@@ -61,7 +62,7 @@ def derive(graph: Graph, wrt: Collection[str], cotangents: Collection[str]) -> G
     for an output that is a sum over rows. A name that is taken gets `_` behind it. Its outputs are
     `d_<parameter>`, in the order of `wrt`, of the parameter's shape and dtype. That of a parameter
     that all rows share is a sum over all rows (`Output.over`). A parameter that no cotangent
-    depends on has none.
+    depends on has none. Those of tables whose rows an index chooses follow (`Graph.scattered`).
 
     Raises GradientError where no parameter has a gradient, where an operation on the way has no
     derivative, and for a parameter of 8 bits or an output that is a maximum over rows.
@@ -76,10 +77,16 @@ def derive(graph: Graph, wrt: Collection[str], cotangents: Collection[str]) -> G
     inputs = {i.name: i for i in graph.inputs if i.id in gradients}
     asked = [inputs[name] for name in dict.fromkeys(wrt) if name in inputs]
     outputs = [walk.output(i, gradients[i.id]) for i in asked]
+    for i in graph.inputs:
+        if i.id in walk.chosen.tables:
+            refuse_8_bits(i)
+    scattered = walk.chosen.outputs({out.name for out in outputs})
+    outputs += [out for _, *both in scattered for out in map(walk.of_rows, both)]
     if not outputs:
         of = " and ".join(cotangents) or "nothing"
         raise GradientError(f"{of} of {graph.name} has no derivative for {' and '.join(wrt)}")
-    return _pruned(builder, outputs, len(graph) + len(given))
+    joint = _pruned(builder, outputs, len(graph) + len(given))
+    return replace(joint, scattered=tuple(of for of, *_ in scattered))
 
 
 def _is_float(node: Node) -> bool:
@@ -102,6 +109,14 @@ def refuse_extreme(graph: Graph, out: Output) -> None:
         )
 
 
+def refuse_8_bits(i: Input) -> None:
+    """Raise GradientError for a parameter of 8 bits."""
+    if i.dtype in FLOAT8:
+        name = str(i.dtype).removeprefix("torch.")
+        raise GradientError(f"{i.name} is {name}, which no gradient is stored in: convert it "
+                            "before the call, x.float()")  # fmt: skip
+
+
 def free_name(builder: Builder, name: str) -> str:
     """The name of a new input: this one, with `_` behind it where it is taken."""
     while any(i.name == name for i in builder.inputs):
@@ -119,6 +134,7 @@ class _Walk:
         self.graph, self.builder, self.needed = graph, builder, needed
         self.algebra = Algebra(builder, graph)
         self.parts: dict[int, list[Part]] = {}
+        self.chosen = Chosen(graph, self.algebra)
         self.firsts = firsts(graph)
         self.given: dict[object, dict[int, int]] = {key: {} for key in self.firsts}
 
@@ -163,6 +179,9 @@ class _Walk:
                 continue
             if node.op is Op.INPUT:
                 found[node.id] = g
+                continue
+            if node.op is Op.LOOKUP:
+                self.chosen.add(node, g)
                 continue
             operands = tuple([algebra.same[i] for i in node.inputs])
             step = Step(node, operands, algebra.same[node.id])
@@ -218,12 +237,14 @@ class _Walk:
             found.append((algebra.without_leading_ones(g, len(value.inner)), masks))
         return added(algebra, found)
 
+    def of_rows(self, out: Output) -> Output:
+        """An output that belongs to each row, also if it is the same for all."""
+        is_row = self.builder[out.id].value.varies is Varies.ROW
+        return out if is_row else replace(out, id=of_row(self.algebra, out.id))
+
     def output(self, i: Input, g: int) -> Output:
         """The gradient of a parameter as an output."""
-        if i.dtype in FLOAT8:
-            name = str(i.dtype).removeprefix("torch.")
-            raise GradientError(f"{i.name} is {name}, which no gradient is stored in: convert it "
-                                "before the call, x.float()")  # fmt: skip
+        refuse_8_bits(i)
         self.algebra.loc = None
         value, is_row = self.graph[i.id].value, i.role in (Role.ROW, Role.COLUMN)
         g = self.algebra.widened(g, value.inner, is_row)

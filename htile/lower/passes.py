@@ -27,7 +27,10 @@ _ITSELF = (Op.STOP, Op.CUSTOM)  # which are their first operand, but to a deriva
 def drop_slopes(graph: Graph) -> Graph:
     """Drop what only a derivative reads: where none goes through, and which slope is meant."""
     marks = Slope, FirstAlong
-    if not any([node.op in _ITSELF or type(node.arg) in marks for node in graph]):
+    if not any([
+        node.op in _ITSELF or type(node.arg) in marks or (node.op is Op.LOOKUP and node.arg)
+        for node in graph
+    ]):  # fmt: skip
         return graph
 
     def drop(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
@@ -38,6 +41,8 @@ def drop_slopes(graph: Graph) -> Graph:
         if isinstance(node.arg, FirstAlong):
             axis = int(node.arg) if len(new[inputs[0]].value.inner) > 1 else None
             return new.add(node.op, inputs, axis, node.loc)
+        if node.op is Op.LOOKUP:
+            return new.add(node.op, inputs, loc=node.loc)
         return inputs[0] if node.op in _ITSELF else None
 
     return rewrite(graph, drop)

@@ -14,7 +14,7 @@ from torch.compiler import (
 )
 
 from ..frontend.roles import PLAIN
-from ..run.detours import is_distributed
+from ..run.operands import is_distributed
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -27,9 +27,8 @@ from ..frontend.annotations import MOST_AXES, Inner, Matrix, PerRow, Shared, Sta
 from ..frontend.captures import Captures, closure
 from ..frontend.graph import Role
 from ..frontend.roles import Signature, classify, refuse_subclass, stands_in
-from .detours import is_dtensor
 from .known import FUNCTIONS
-from .operands import without_modes
+from .operands import is_dtensor, without_modes
 from .roots import CALL, RUN_, call_distributed, call_transformed, root_of
 
 if TYPE_CHECKING:

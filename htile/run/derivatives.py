@@ -20,6 +20,7 @@ from ..frontend.custom import kept_by
 from ..frontend.derive import derive, differentiable
 from ..frontend.graph import Graph, Role
 from ..frontend.saved import Split, split
+from ..frontend.scattered import Scattered
 from .runner import Runner
 from .specialize import spec_of
 
@@ -30,11 +31,14 @@ class Backward(NamedTuple):
     sources: where each argument of `run` comes from: the number of a list, which has the arguments
         of the forward pass, what is kept of it, and the cotangents, and an index into that list.
     gradients: for each argument that requires grad the index of its gradient, or None.
+    scattered: for each part of a gradient that is to be added up of rows (htile.run.tables) which
+        gradient that is, and the indices of what is added and of where.
     """
 
     run: Runner
     sources: tuple[tuple[int, int], ...]
     gradients: tuple[int | None, ...]
+    scattered: tuple[tuple[int, int, int, Scattered], ...]
 
 
 class Derivative:
@@ -84,9 +88,9 @@ class Derivative:
 
     def _joint(self, graph: Graph, cotangents: tuple[str, ...]) -> Graph:
         joint = derive(graph, self.wrt, cotangents)
+        in_float32 = {f"d_{name}" for name in (*self.repeated, *(s.table for s in joint.scattered))}
         outputs = tuple(
-            replace(o, dtype=torch.float32) if o.name.removeprefix("d_") in self.repeated else o
-            for o in joint.outputs
+            replace(o, dtype=torch.float32) if o.name in in_float32 else o for o in joint.outputs
         )
         return replace(joint, outputs=outputs)
 
@@ -133,10 +137,15 @@ class Derivative:
         given = zip(joint.inputs[len(graph.inputs) :], there, strict=True)
         sources |= {i.name: (2, k) for i, k in given}
         gradients = {o.name: k for k, o in enumerate(joint.outputs)}
+        scattered = tuple(
+            (self.wrt.index(of.table), gradients[of.rows], gradients[of.at], of)
+            for of in joint.scattered
+        )
         return Backward(
             run,
             tuple(sources[name] for name in specs),
             tuple(gradients.get(f"d_{name}") for name in self.wrt),
+            scattered,
         )
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd import forward_ad
 
 from ..frontend.roles import PLAIN
-from .operands import is_inside_transform, is_recorded
+from .operands import is_distributed, is_inside_transform, is_recorded
 
 if TYPE_CHECKING:
     from .rowwise import Rowwise
@@ -54,14 +53,3 @@ def is_linearized(values: tuple) -> bool:
     if forward_ad._current_level < 0 or not is_inside_transform(values):
         return False
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None
-
-
-def is_distributed(values: Iterable[object]) -> bool:
-    """Whether a DTensor is among them. There is none before torch's module of them is imported."""
-    return any(is_dtensor(type(value)) for value in values)
-
-
-def is_dtensor(kind: type) -> bool:
-    """Whether a type is that of DTensors."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and issubclass(kind, module.DTensor)

@@ -351,6 +351,10 @@ def _gradients(ctx, cotangents: tuple) -> Sequence[torch.Tensor | None]:
             g.sum_to_size(shape).to(dtype) if g is not None and name in repeated else g
             for name, g, (shape, dtype) in named
         ]
+    if backward.scattered:
+        from .tables import with_rows  # which few functions need
+
+        found = with_rows(found, results, backward.scattered)
     return found
 
 

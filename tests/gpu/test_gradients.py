@@ -7,9 +7,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 import htile
-from examples.gallery import NAMES, load
+from examples.gallery import NAMES, load, variants
 from htile.build.compile import build
-from tests.test_gradients import EXAMPLES, OF_TABLES, TIED, layernorm, rmsnorm, softmax
+from tests.test_gradients import EXAMPLES, TIED, layernorm, rmsnorm, softmax, without_default
 from tests.training import assert_gradients, cotangents_of, gradients, leaves_of
 
 from .matrix import BF16, F32, assert_same_bits, seed
@@ -21,7 +21,7 @@ ROWS = 70
 PAIRS = [(name, n) for name in EXAMPLES for n in SIZES]
 GPU_LENGTH = 256  # of rows of the gallery
 RANKED = {"topk_softmax"}  # equal elements, which it has, torch ranks in any order on a GPU
-GALLERY = sorted({*NAMES} - OF_TABLES - TIED - RANKED)
+GALLERY = sorted({*NAMES} - TIED - RANKED)
 
 
 def example(name, n, dtype, device):
@@ -34,7 +34,8 @@ def of_gallery(name, device):
     module = load(name)
     seed(name)
     size = getattr(module, "SMALL", (GPU_LENGTH,))[0]
-    return getattr(module, name), module.arguments(ROWS, size, BF16, device)
+    f, args = getattr(module, name), module.arguments(ROWS, size, BF16, device)
+    return f, (*args, *without_default(f, args, variants(name)[0]))
 
 
 def in_worker(make, key, arch):
