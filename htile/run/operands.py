@@ -90,10 +90,10 @@ def is_distributed(values: Iterable[object]) -> bool:
     return any(is_dtensor(type(value)) for value in values)
 
 
-def is_dtensor(kind: type) -> bool:
-    """Whether a type is that of DTensors."""
+def is_dtensor(kind: object) -> bool:
+    """Whether it is the type of DTensors."""
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and issubclass(kind, module.DTensor)
+    return module is not None and isinstance(kind, type) and issubclass(kind, module.DTensor)
 
 
 def runs_kernels(device: torch.device) -> bool:
