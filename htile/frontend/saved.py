@@ -163,7 +163,8 @@ class _Cut:
         """The two graphs, with these nodes kept."""
         joint, taken = self.joint, {i.name for i in self.joint.inputs}
         live = self._live((o.id for o in joint.outputs), lambda node: node.id in kept)
-        new = Builder(f"{self.graph.name}_backward", self.graph.n)
+        new = Builder(f"{self.graph.name}_backward", self.graph.n, self.graph.multiple)
+        new.least = self.graph.least
         outputs, results, ids = [*self.graph.outputs], {}, {}
 
         def leaf(node: Node, output: Output) -> int:

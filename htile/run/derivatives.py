@@ -51,7 +51,6 @@ class Derivative:
 
     def __init__(self, of: Runner, wrt: tuple[str, ...], repeated: frozenset[str]):
         graph = of.graph
-        refuse_any_length(graph)
         self.of, self.wrt, self.repeated = of, wrt, repeated
         self.results = len(graph.outputs)
         self._split = self._sufficient(graph)
@@ -150,11 +149,11 @@ class Derivative:
 
 
 def refuse_any_length(graph: Graph) -> None:
-    """Raise GradientError for a graph of rows of any length."""
+    """Raise GradientError for a graph of rows of any length, in a transform."""
     if graph.multiple is not None:
         raise GradientError(
-            f"{graph.name}: gradients of rows of any length (dynamic_n=True) are not computed yet; "
-            "leave dynamic_n out"
+            f"{graph.name}: torch.func and tangents of rows of any length (dynamic_n=True) are not "
+            "supported yet; leave dynamic_n out"
         )
 
 

@@ -211,7 +211,8 @@ def training_kernels(run: Runner, values: tuple, lead: tuple[int, ...], arch: Ar
         raise GradientError(f"{run.graph.name} has no floating result that depends on a tensor")
     derivative = Derivative(run, tuple(wrt), _repeated(run, {n: named[n] for n in wrt}, lead))
     forward, results = derivative.forward, []
-    for output, shape in zip(forward.graph.outputs, forward.shapes(lead), strict=True):
+    shapes = forward.shapes(lead, run.length(values))
+    for output, shape in zip(forward.graph.outputs, shapes, strict=True):
         results.append(torch.empty(shape, dtype=output.dtype, device="meta"))
     kept = derivative.kept(values, tuple(results))
     cotangents = tuple(

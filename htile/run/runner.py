@@ -94,6 +94,7 @@ class Runner(Operation):
         self.tangents: dict[tuple[str, ...], Tangents | None] = {}
         self._unshared: dict[tuple[str, ...], Runner] = {}
         self._launches: dict[object, tuple[Launch, bool]] = {}
+        self._buckets: dict[object, Launch] = {}  # of rows of any length, the launch of a bucket
 
     @cached_property
     def name(self) -> str:
@@ -139,6 +140,14 @@ class Runner(Operation):
             self._unshared[names] = found
         return found
 
+    def length(self, values: tuple) -> int | None:
+        """How many elements the rows of a call have, if each call may have rows of other ones."""
+        if self.graph.multiple is None:
+            return None
+        whole = (self.graph.n,)
+        both = zip(self.specs, values, strict=True)
+        return next(v.shape[-1] for s, v in both if s.role is Role.ROW and s.inner == whole)
+
     def computed(
         self, values: tuple, lead: tuple[int, ...], device: torch.device
     ) -> tuple[torch.Tensor, ...]:
@@ -149,7 +158,8 @@ class Runner(Operation):
                     refuse_tangent(self.graph.name, name, value)
         if not runs_kernels(device):
             given = dict(zip(self.parameters.names, values, strict=True))
-            return tuple(pytree.tree_leaves(evaluate(self.graph, given, lead=lead)))
+            found = evaluate(self.graph, given, lead=lead, length=self.length(values))
+            return tuple(pytree.tree_leaves(found))
         key = lead, *[tensor_key(v) for v in values if isinstance(v, torch.Tensor)]
         found = self._launches.get(key)
         if found is None:
@@ -157,7 +167,13 @@ class Runner(Operation):
             known = [launch for launch, _ in self._launches.values()]
 
             def prepared(request: Request) -> Launch:
-                return prepare(request, device, known)
+                if self.graph.multiple is None:
+                    return prepare(request, device, known)
+                kind = request.target(arch), request.copied, device, not request.rows
+                if kind not in self._buckets:
+                    keep(self._buckets, kind, prepare(request, device, known))
+                call, of = request.call, request.specialization
+                return replace(self._buckets[kind], outputs=of.shapes(call.lead, call.length))
 
             found = self._lowered(prepared, values, lead, arch, device)
             keep(self._launches, key, found)
@@ -174,9 +190,11 @@ class Runner(Operation):
     ) -> tuple[Result, bool]:  # fmt: skip
         """What `lower` makes of a call, and whether its results are the terms of each row.
 
-        They are where no kernel adds up rows as long as these. torch does so then.
+        They are where no kernel adds up rows as long as these, or of any length: torch does so.
         """
         try:
+            if self.graph.multiple is not None and self.graph.over_rows:
+                raise UnsupportedError("sums over rows of any length")
             return lower(self._request(self.specialization, values, lead, arch, gpu)), False
         except UnsupportedError:
             if not self.graph.over_rows:
@@ -188,7 +206,8 @@ class Runner(Operation):
         gpu: torch.device | None,
     ) -> Request:  # fmt: skip
         """The call as plans are made for it."""
-        call, own = Call(self.specs, self.graph.n, lead), (self.fastmath, self.wanted)
+        graph, own = self.graph, (self.fastmath, self.wanted)
+        call = Call(self.specs, graph.n, lead, graph.multiple, self.length(values))
         request = Request(self.parameters, *own, call, of, values)
         if self.like is None:
             return request
@@ -203,9 +222,9 @@ class Runner(Operation):
 
         return self._lowered(lower, values, lead, arch)[0]
 
-    def shapes(self, lead: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """The shapes of the results for rows of this leading shape."""
-        return [shape for shape, _ in self.specialization.shapes(lead)]
+    def shapes(self, lead: tuple[int, ...], length: int | None = None) -> list[tuple[int, ...]]:
+        """The shapes of the results for rows of this leading shape, and of this length."""
+        return [shape for shape, _ in self.specialization.shapes(lead, length)]
 
     def made(self, tensors: list[torch.Tensor], lead: tuple[int, ...]) -> Made:
         """The shape and dtype of each result of a call with these tensors."""
