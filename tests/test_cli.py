@@ -131,6 +131,26 @@ def test_several_parts_and_all(capsys):
     assert titles("--all", "--arch", "sm_100a") == every
 
 
+def test_the_passes_of_training(capsys):
+    where = ["show", "examples.rmsnorm:rmsnorm", "--args", "x=bf16[4,4096] weight=f32[4096]"]
+    assert cli.main([*where, "--backward", "--graph", "--plan"]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith("== kept ==\nx         an argument in bf16, 8192 bytes a row\n")
+    assert "rsqrt0    a result in f32, 4 bytes a row\n" in page
+    assert "plan rmsnorm_backward, N = 4096" in page and "sum over all rows" in page
+    assert cli.main([*where, "--joint", "--graph"]) == 0
+    graph = capsys.readouterr().out
+    for text in ("input eps", "input d_out", "return out =", "return d_x =", "return d_weight ="):
+        assert text in graph
+    with pytest.raises(SystemExit):
+        cli.main([*where, "--joint", "--backward"])
+    products = ["show", "examples.gallery.linear_gelu:linear_gelu", "--args",
+                "x=bf16[64,64] weight=bf16[64,64] bias=bf16[64]"]  # fmt: skip
+    for option in ("--backward", "--joint"):
+        assert cli.main([*products, option]) == 1
+        assert "inspect these functions" in capsys.readouterr().err
+
+
 def test_save_writes_the_files_and_says_where(capsys, tmp_path):
     code, out, err = main(capsys, *SOFTMAX, "--save", str(tmp_path / "dump"))
     (folder,) = (tmp_path / "dump").iterdir()

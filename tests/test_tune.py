@@ -324,6 +324,51 @@ def doubled(x):
     return x * 2.0
 
 
+def training_rows(x, w):
+    return x.requires_grad_(), w.requires_grad_()
+
+
+def of_passes(f, *args):
+    """The plans of both passes that calls run, which `inspect` shows of tensors on the GPU."""
+    training = f.inspect(*args).training
+    return training.forward.plan, training.backward.plan
+
+
+@pytest.mark.parametrize("numerics", [False, True])
+def test_the_passes_of_training_are_tuned(machine, numerics):
+    args = training_rows(rows(), torch.empty(4096, device="meta", dtype=torch.bfloat16))
+    before = of_passes(norm, *args)
+    tried = {}
+    for name, plan in zip(("forward", "backward"), before, strict=True):
+        found = enumerate_plans(plan.graph, plan.target)
+        like = found if numerics and name == "backward" else [
+            p for p in found if p.numerics == plan.numerics
+        ]  # fmt: skip
+        tried[name] = next(p for p in like[::-1] if emit(p) != emit(plan))
+        machine.costs[emit(tried[name])] = 70.0
+    tuned = norm.tune(*args, numerics=numerics)
+    assert same(tuned.forward.plan, tried["forward"])
+    assert same(tuned.backward.plan, tried["backward"])
+    assert all(map(same, of_passes(norm, *args), (tuned.forward.plan, tuned.backward.plan)))
+    assert tuned.forward.plan.numerics == norm.inspect(*args).plan.numerics, "y keeps its bits"
+    assert "the backward pass: tuned norm_backward" in str(tuned)
+    if not numerics:
+        assert tuned.backward.plan.numerics == before[1].numerics
+
+
+def test_without_gradients_no_pass_is_tuned(machine):
+    args = rows(), torch.empty(4096, device="meta", dtype=torch.bfloat16)
+    tuned = norm.tune(*args)
+    assert tuned.forward is tuned.backward is None
+    with torch.no_grad():
+        tuned = norm.tune(*training_rows(*args))
+    assert tuned.forward is tuned.backward is None
+    positive = htile.rowwise(lambda x: x > 0)
+    assert positive.tune(rows().requires_grad_()).backward is None
+    tuned = softmax.tune(rows().requires_grad_())
+    assert tuned.forward is None and tuned.backward is not None, "its result is what is kept"
+
+
 def test_all_plans_of_a_map_are_tried(machine):
     """Nothing is reduced, so no plan changes bits. Other numbers of rows keep their default."""
     x, many = rows(4), rows(4096)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +15,7 @@ from .operands import device_of, refuse_fake, runs_kernels
 
 if TYPE_CHECKING:
     from ..tune.search import Tuned
+    from .training import Training
 
 
 class Ahead:
@@ -52,7 +52,12 @@ class Ahead:
 
             return ProductKernels(request, chosen)
         gpu = device if ARCHS.get(capability) == chosen else None
-        train = functools.partial(self._differentiable.kernels, request, chosen)
+
+        def train() -> Training:
+            from .training import training_kernels  # which few need
+
+            return training_kernels(self, request, chosen, gpu)
+
         return Kernel(request.lower(chosen, gpu), chosen.name, request.copied, train)
 
     def compile(
@@ -90,7 +95,9 @@ class Ahead:
         only if it is faster beyond the noise, twice. From then on similar calls run it, in all
         processes that share the disk cache, on GPUs of this name, until `python -m htile cache
         --clear`. The results of the timed calls are thrown away, and the arguments are not written
-        to.
+        to. If an argument requires grad, the kernels of both passes are tuned, too, and each takes as
+        long. They are `forward` and `backward` of what is returned; a forward pass that keeps no
+        number of a row is the kernel itself.
 
             print(softmax.tune(logits, seconds=30))
 

@@ -9,7 +9,7 @@ too, which only autograd sees.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -74,18 +74,19 @@ class Derivative:
     def _sufficient(self, graph: Graph) -> Split:
         """The cut for the gradients of all results; what it keeps suffices for each of them."""
         names = differentiable(graph, self.wrt)
-        joint = self._joint(graph, names)
+        joint = self.joint(graph, names)
         named = kept_by(graph)
         found = split(graph, joint, named=named)
         if named is not None:
             return found
         for name in names if len(names) > 1 else ():
-            alone = self._joint(found.forward, (name,))
+            alone = self.joint(found.forward, (name,))
             if split(found.forward, alone, found) is None:
                 return split(graph, joint, whole=True)
         return found
 
-    def _joint(self, graph: Graph, cotangents: tuple[str, ...]) -> Graph:
+    def joint(self, graph: Graph, cotangents: tuple[str, ...]) -> Graph:
+        """What a graph computes, and the gradients of the arguments for these results."""
         joint = derive(graph, self.wrt, cotangents)
         in_float32 = {f"d_{name}" for name in (*self.repeated, *(s.table for s in joint.scattered))}
         outputs = tuple(
@@ -117,7 +118,7 @@ class Derivative:
         """The same, made anew. It reads no more than what is kept."""
         graph, of = self._split.forward, self.of
         there = [k for k, is_there in enumerate(present) if is_there]
-        joint = self._joint(graph, tuple(graph.outputs[k].name for k in there))
+        joint = self.joint(graph, tuple(graph.outputs[k].name for k in there))
         cut = split(graph, joint, self._split, named=kept_by(graph))
         if cut is None:
             raise GradientError(
@@ -166,6 +167,19 @@ def derivative_of(
         has_any = differentiable(run.graph, wrt)
         run.derivatives[key] = Derivative(run, *key) if has_any else None
     return run.derivatives[key]
+
+
+def repeated_among(
+    run: Runner, tensors: Mapping[str, torch.Tensor], lead: tuple[int, ...]
+) -> frozenset[str]:
+    """The names of those arguments that have fewer rows than the call."""
+    return frozenset(
+        name for name, tensor in tensors.items()
+        if name in run.inner and (
+            tensor.ndim - run.inner[name] != len(lead)  # first, for sizes may be symbols of torch
+            or tensor.shape[: len(lead)] != lead
+        )
+    )  # fmt: skip
 
 
 def part_name(

@@ -7,21 +7,17 @@ whole batch (`vmap`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
-from ..build.arch import Arch
 from ..errors import GradientError, UnsupportedError
-from ..frontend.derive import differentiable
-from ..frontend.graph import Role
 from ..frontend.roles import classify
-from .derivatives import Derivative, derivative_of, refuse_any_length
-from .kernel import Kernel
+from .derivatives import Derivative, derivative_of, refuse_any_length, repeated_among
 from .launch import Request
 from .operands import (
     call_key,
@@ -98,26 +94,6 @@ class DifferentiableCalls:
                 keep(self._runners, request.specialization, known)
         return known
 
-    def kernels(self, request: Request, arch: Arch) -> Training:
-        """The kernels of a call like this one, where grad mode is on."""
-        with torch.enable_grad():
-            captured = self._function._captures.fingerprint()
-            request, _ = self._function._request(request.call, captured, request.values)
-        run = self._runner(request, holds=False)
-        return training_kernels(run, request.values, request.call.lead, arch)
-
-
-class Training(NamedTuple):
-    """The kernels of a call whose results are differentiated.
-
-    saved: the names of what the backward kernel reads of the forward pass: arguments, results and
-        statistics.
-    """
-
-    forward: Kernel
-    backward: Kernel
-    saved: tuple[str, ...]
-
 
 def with_gradients(
     run: Runner, values: tuple, lead: tuple[int, ...]
@@ -129,7 +105,7 @@ def with_gradients(
         tensors = ((name, v) for name, v in named if isinstance(v, torch.Tensor))
         requires_grad = is_differentiated if is_transformed else _requires_grad
         wrt = {name: tensor for name, tensor in tensors if requires_grad(tensor)}
-    derivative = derivative_of(run, tuple(wrt), _repeated(run, wrt, lead)) if wrt else None
+    derivative = derivative_of(run, tuple(wrt), repeated_among(run, wrt, lead)) if wrt else None
     if is_transformed:
         refuse_any_length(run.graph)
         forward = run if derivative is None else derivative.forward
@@ -153,7 +129,7 @@ def recorded(run: Runner, like: tuple, lead: tuple[int, ...]) -> Results:
     if is_inside_transform(like) or not wrt:
         return usual
     tensors = {run.parameters.names[k]: like[k] for k in wrt}
-    derivative = derivative_of(run, tuple(tensors), _repeated(run, tensors, lead))
+    derivative = derivative_of(run, tuple(tensors), repeated_among(run, tensors, lead))
     if derivative is None:
         return usual
     end = derivative.results
@@ -182,52 +158,6 @@ def part_named(run: Runner, name: str) -> Runner:
     if there:
         return derivative.backward(tuple([each == "1" for each in there])).run
     return derivative.forward
-
-
-def _repeated(
-    run: Runner, tensors: Mapping[str, torch.Tensor], lead: tuple[int, ...]
-) -> frozenset[str]:
-    """The names of those arguments that have fewer rows than the call."""
-    return frozenset(
-        name for name, tensor in tensors.items()
-        if name in run.inner and (
-            tensor.ndim - run.inner[name] != len(lead)  # first, for sizes may be symbols of torch
-            or tensor.shape[: len(lead)] != lead
-        )
-    )  # fmt: skip
-
-
-def training_kernels(run: Runner, values: tuple, lead: tuple[int, ...], arch: Arch) -> Training:
-    """The kernels of a call for which all tensors that can have gradients require them.
-
-    values: tensors of any device. Only those that require grad do, if any does.
-    """
-    named = dict(zip(run.parameters.names, values, strict=True))
-    leaves = {i.name: i for i in run.graph.inputs if i.role is not Role.SCALAR}
-    floating = [name for name, i in leaves.items() if i.dtype.is_floating_point]
-    wrt = [name for name in floating if named[name].requires_grad]
-    wrt = wrt or [name for name in floating if leaves[name].dtype.itemsize > 1]
-    if not differentiable(run.graph, wrt):
-        raise GradientError(f"{run.graph.name} has no floating result that depends on a tensor")
-    derivative = Derivative(run, tuple(wrt), _repeated(run, {n: named[n] for n in wrt}, lead))
-    forward, results = derivative.forward, []
-    shapes = forward.shapes(lead, run.length(values))
-    for output, shape in zip(forward.graph.outputs, shapes, strict=True):
-        results.append(torch.empty(shape, dtype=output.dtype, device="meta"))
-    kept = derivative.kept(values, tuple(results))
-    cotangents = tuple(
-        result if has_one and k < derivative.results else None
-        for k, (result, has_one) in enumerate(zip(results, derivative.has_gradient, strict=True))
-    )
-    backward, given = derivative.arguments(values, kept, cotangents)
-    return Training(
-        forward.kernel(values, lead, arch), backward.run.kernel(given, lead, arch),
-        tuple(
-            name for name, (number, _) in zip(
-                backward.run.parameters.names, backward.sources, strict=True
-            ) if number == 1
-        ),
-    )  # fmt: skip
 
 
 def _is_pushed() -> bool:

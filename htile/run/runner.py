@@ -175,7 +175,7 @@ class Runner(Operation):
                 call, of = request.call, request.specialization
                 return replace(self._buckets[kind], outputs=of.shapes(call.lead, call.length))
 
-            found = self._lowered(prepared, values, lead, arch, device)
+            found = self.lowered(prepared, values, lead, arch, device)
             keep(self._launches, key, found)
         launch, is_of_terms = found
         results = tuple(results_of(launch, values))
@@ -184,7 +184,7 @@ class Runner(Operation):
         both = zip(results, self.graph.outputs, strict=True)
         return tuple(over_rows(result, output, 0, len(lead)) for result, output in both)
 
-    def _lowered(
+    def lowered(
         self, lower: Callable[[Request], Result], values: tuple, lead: tuple[int, ...], arch: Arch,
         gpu: torch.device | None = None,
     ) -> tuple[Result, bool]:  # fmt: skip
@@ -214,13 +214,18 @@ class Runner(Operation):
         usual = replace(request, specialization=self.like).lower(arch, gpu).plan
         return replace(request, wanted={**self.wanted, **usual.numerics.properties()})
 
-    def kernel(self, values: tuple, lead: tuple[int, ...], arch: Arch) -> Kernel:
-        """The kernel of a call with tensors of any device."""
+    def kernel(
+        self, values: tuple, lead: tuple[int, ...], arch: Arch, gpu: torch.device | None = None
+    ) -> Kernel:
+        """The kernel of a call with tensors of any device.
+
+        gpu: the one whose tuned plans count.
+        """
 
         def lower(request: Request) -> Kernel:
-            return Kernel(request.lower(arch), arch.name, request.copied)
+            return Kernel(request.lower(arch, gpu), arch.name, request.copied)
 
-        return self._lowered(lower, values, lead, arch)[0]
+        return self.lowered(lower, values, lead, arch, gpu)[0]
 
     def shapes(self, lead: tuple[int, ...], length: int | None = None) -> list[tuple[int, ...]]:
         """The shapes of the results for rows of this leading shape, and of this length."""
