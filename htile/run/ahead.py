@@ -95,9 +95,9 @@ class Ahead:
         only if it is faster beyond the noise, twice. From then on similar calls run it, in all
         processes that share the disk cache, on GPUs of this name, until `python -m htile cache
         --clear`. The results of the timed calls are thrown away, and the arguments are not written
-        to. If an argument requires grad, the kernels of both passes are tuned, too, and each takes as
-        long. They are `forward` and `backward` of what is returned; a forward pass that keeps no
-        number of a row is the kernel itself.
+        to. If an argument requires grad, the kernels of both passes are tuned, too, and each of
+        them takes as long. What is returned has them as `forward` and `backward`. A forward pass
+        that keeps no number of a row is the kernel itself.
 
             print(softmax.tune(logits, seconds=30))
 
