@@ -277,7 +277,8 @@ def _results(
         if not isinstance(leaf, Tensor):
             backward.fail(f"{backward.of.name} returns a {type(leaf).__name__} as {name}, and has "
                           "a backward pass of its own: return tensors only")  # fmt: skip
-        is_over, value = isinstance(leaf, OverRows), leaf._builder[leaf._node].value
+        is_over = isinstance(leaf, OverRows)  # its node is what one row adds
+        value = leaf._builder[leaf._node if is_over else leaf._id].value
         if own in asked and is_over:
             backward.fail(f"{own} is a result over all rows, which the backward pass of one row "
                           f"does not know: {_take_out(own)}", UnsupportedError)  # fmt: skip

@@ -27,7 +27,7 @@ _FOLDERS = {
 # Modules of Python whose functions give the same result for the same arguments, always.
 _PURE = (
     "abc array bisect builtins cmath collections collections_abc contextlib copy dataclasses "
-    "decimal enum fractions functools heapq itertools keyword logging math numbers operator re "
+    "enum fractions functools heapq itertools keyword logging math numbers operator re "
     "statistics string struct textwrap types typing warnings"
 )
 
@@ -70,8 +70,10 @@ def library_of(thing: object) -> str:
         module = getattr(thing, "__module__", None)
         if module == "builtins" and isinstance(thing, type):
             return "" if thing.__flags__ & _HEAP_TYPE else "builtins"  # `exec` says builtins too
-        owner = getattr(thing, "__self__", None)
-        owner = getattr(thing, "__objclass__", None) if owner is None else owner
+        owner = None  # of a method; the metaclass of a class may answer to any name
+        if not isinstance(thing, type):
+            owner = getattr(thing, "__self__", None)
+            owner = getattr(thing, "__objclass__", None) if owner is None else owner
         if owner is not None:
             return library_of(owner if isinstance(owner, (type, types.ModuleType)) else type(owner))
         thing = sys.modules.get(module, sys.modules.get(type(thing).__module__))
@@ -99,3 +101,17 @@ def reads_state(function: object) -> bool:
     if origin == "numpy":
         return "random" in (getattr(function, "__module__", None) or "")
     return origin != "htile" and origin.removeprefix("_") not in _PURE.split()
+
+
+def own_classes(cls: type) -> list[type]:
+    """The user's classes among those that a class and its metaclass inherit from."""
+    return [each for each in (*cls.__mro__, *type(cls).__mro__) if not library_of(each)]
+
+
+def own_members(owner: object) -> list[str]:
+    """The names of what a class, a module of the user or a dict has."""
+    if isinstance(owner, types.ModuleType) and library_of(owner):
+        return []
+    places = map(vars, own_classes(owner)) if isinstance(owner, type) else [
+        owner if isinstance(owner, dict) else vars(owner)]  # fmt: skip
+    return [name for place in places for name in place if name[:2] != "__"]

@@ -13,7 +13,6 @@ import torch
 
 from ..errors import HTileError, Location, ShapeError, TraceError
 from .dtypes import DTYPES
-from .factories import LEAVE_OUT
 from .hints import REFERENCE, advice
 from .libraries import internal
 from .tensor import FUNCTIONS
@@ -50,8 +49,6 @@ def retell(error: Exception) -> None:
                  "write n = x.shape[-1]", ShapeError)  # fmt: skip
     if match := _ARGUMENT.search(text):
         name, argument, expected, kind = match.groups()
-        if kind == "Device":
-            tell(f"torch.{name}(device=x.device) inside the function: {LEAVE_OUT}")
         remedy = f": {_instead(name)}" if expected == "Tensor" else ""
         tell(f"torch.{name} takes a {expected} as {argument!r}, not a {kind}{remedy}")
     if match := _COMBINATION.search(text):
@@ -59,6 +56,8 @@ def retell(error: Exception) -> None:
     if match := _LISTED.search(text):
         remedy = "write torch.full_like(x, value) for a number"
         tell(f"torch joins tensors, and element {match[1]} of the list is a {match[2]}: {remedy}")
+    if "Invalid device string: 'x.device'" in text:
+        tell("torch.device(x.device) inside the function: the kernel runs where its inputs are")
     if re.search("not support ufuncs|unsupported operand.*numpy", text):
         tell("numpy cannot compute with a symbolic value: write the torch function (torch.exp)")
     if match := _NAME.match(text):

@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import HTileError, TraceError
+from . import in_place as in_place
 from . import losses as losses  # fill the table, as what they import does
 from . import matrices as matrices
 from . import parts as parts
