@@ -161,6 +161,19 @@ def test_save_writes_the_files_and_says_where(capsys, tmp_path):
     assert out == (folder / "kernel.py").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("option", ["--backward", "--joint"])
+def test_the_passes_of_training_are_saved_and_drawn(capsys, tmp_path, option):
+    where = ["show", "examples.rmsnorm:rmsnorm", "--args", "x=bf16[4,4096] weight=f32[4096]"]
+    assert cli.main([*where, option, "--save", str(tmp_path)]) == 0
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.startswith("rmsnorm_backward-sm_90a-")
+    for file in ("graph.svg", "plan.svg"):
+        text = (folder / file).read_text(encoding="utf-8")
+        assert "<svg" in text and "d_out" in text, file
+    assert "d_weight" in (folder / "plan.txt").read_text(encoding="utf-8")
+    assert str(folder) in capsys.readouterr().err
+
+
 def test_save_where_nothing_can_be_written(capsys, tmp_path):
     (tmp_path / "file").write_text("")
     for place in (str(tmp_path / "file"), "a\0b", "a" * 5000):
