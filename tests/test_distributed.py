@@ -31,13 +31,16 @@ REPO = Path(__file__).parents[1]
 SECONDS = 100  # after which processes are ended that have not found each other
 
 
-def processes(runs, world, folder):
-    """What each of `world` processes has found, by name, after these runs."""
+def processes(runs, world, folder, *device):
+    """What each of `world` processes has found, by name, after these runs.
+
+    device: "cuda" for processes that have a GPU each.
+    """
     command = [sys.executable, "-m", "tests.distributed", runs]
     own = os.environ | {"PYTHONPATH": str(REPO)}
     started = [
         subprocess.Popen(
-            [*command, str(rank), str(world), str(folder)], cwd=REPO, env=own,
+            [*command, str(rank), str(world), str(folder), *device], cwd=REPO, env=own,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for rank in range(world)
@@ -48,7 +51,7 @@ def processes(runs, world, folder):
         for process in started:
             process.kill()
     assert all(process.returncode == 0 for process in started), "\n".join(told)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
+    return [torch.load(folder / f"{rank}.pt", map_location="cpu") for rank in range(world)]
 
 
 @pytest.fixture(scope="module")
