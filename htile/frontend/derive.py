@@ -62,8 +62,9 @@ def derive(graph: Graph, wrt: Collection[str], cotangents: Collection[str]) -> G
     for an output that is a sum over rows. A name that is taken gets `_` behind it. Its outputs are
     `d_<parameter>`, in the order of `wrt`, of the parameter's shape and dtype. That of a parameter
     that all rows share is a sum over all rows (`Output.over`). A parameter that no output of a
-    cotangent depends on has none. One that is found to be 0 everywhere, as of `x - x`, is that.
-    Those of tables whose rows an index chooses follow (`Graph.scattered`).
+    cotangent depends on has none. One that is found to be 0 everywhere, as of `x - x`, is that,
+    unless a backward pass of the user's own says that there is none. Those of tables whose rows an
+    index chooses follow (`Graph.scattered`).
 
     Raises GradientError where no parameter has a gradient, where an operation on the way has no
     derivative, and for a parameter of 8 bits or an output that is a maximum over rows.
@@ -76,13 +77,13 @@ def derive(graph: Graph, wrt: Collection[str], cotangents: Collection[str]) -> G
         walk.give(out)
     gradients = walk.gradients()
     inputs, ends = {i.name: i for i in graph.inputs if i.id in needed}, [out.id for out in given]
-    outputs = []
+    outputs, own = [], frozenset(node.id for node in graph if node.op is Op.CUSTOM)
     for i in [inputs[name] for name in dict.fromkeys(wrt) if name in inputs]:
         if i.id in gradients:
             outputs.append(walk.output(i, gradients[i.id]))
         elif i.id in walk.chosen.tables:
             refuse_8_bits(i)
-        elif not depending(graph, (i.name,), frozenset()).isdisjoint(ends):
+        elif not depending(graph, (i.name,), own).isdisjoint(ends):
             outputs.append(walk.output(i, walk.algebra.number(0.0)))
     scattered = walk.chosen.outputs({out.name for out in outputs})
     outputs += [out for _, *both in scattered for out in map(walk.of_rows, both)]
