@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 
 from htile.run import (
+    ahead,
     launch,
     operands,
     product_gradients,
@@ -30,7 +31,7 @@ from htile.run.launch import Kernel
 CAPABILITY = (9, 0)  # of an H200
 PROCESSORS = 132
 # The modules that ask which devices have kernels.
-ASKING = operands, product_gradients, product_operations, rowwise, runner
+ASKING = ahead, operands, product_gradients, product_operations, rowwise, runner
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # what mallopt sets
 
 

@@ -1,11 +1,14 @@
 """Times backward passes beside those of other libraries, and beside an addition of the same rows.
 
     python -m benchmarks.training [--contenders htile compile quack liger] [--shapes 32768x4096]
+    python -m benchmarks.training --memory [--json FILE]
 
 A share of 1 means that a backward pass takes as long as an addition of two tensors that moves as
 many bytes: those of the rows that it must read, of the cotangent, and of the gradients of rows. The
 gradients of weights and biases are part of each pass, too. A pass is `torch.autograd.grad`,
 captured in a CUDA graph, so that no time of the host is in it. Tensors are bfloat16.
+
+With `--memory` it measures the peak memory of a forward and a backward pass instead.
 
 The host's time of both passes is what `python -m benchmarks.calls` measures.
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -29,6 +33,8 @@ SHAPES = (
     (12000, 11008),
 )  # fmt: skip
 CONTENDERS = ("htile", "compile", "quack", "liger")
+OF_MEMORY = ("htile", "torch", "compile", "quack", "liger")
+LOSS = "cross_entropy"  # of which only memory is measured
 CLOSE = 0.02  # of the largest gradient: who is farther from float64 takes no part
 DTYPE = torch.bfloat16
 
@@ -158,16 +164,28 @@ def shares(name: str, m: int, n: int, contenders: list[str], rounds: int) -> dic
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=[*CONTENDERS])
-    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=[*KERNELS])
-    shapes = [f"{m}x{n}" for m, n in SHAPES]
-    parser.add_argument("--shapes", nargs="+", default=shapes, help="such as 32768x4096")
+    parser.add_argument("--contenders", nargs="+", choices=OF_MEMORY)
+    parser.add_argument("--kernels", nargs="+", choices=[*KERNELS, LOSS])
+    parser.add_argument("--shapes", nargs="+", help="such as 32768x4096")
+    parser.add_argument("--memory", action="store_true", help="measure memory in place of time")
+    parser.add_argument("--json", type=Path, help="a file for the bytes, with --memory")
     options = parser.parse_args()
+    given = options.shapes and [tuple(map(int, shape.split("x"))) for shape in options.shapes]
+    if options.memory:
+        from benchmarks import training_memory  # which takes what is above
+
+        names = options.kernels or [*KERNELS, LOSS]
+        who = options.contenders or OF_MEMORY
+        training_memory.main(names, given or training_memory.SHAPES, who, options.json)
+        return
+    options.contenders = options.contenders or [*CONTENDERS]
+    options.kernels = options.kernels or [*KERNELS]
+    if LOSS in options.kernels:
+        parser.error(f"of {LOSS} only --memory is measured")
     print(f"| backward of | rows x N | {' | '.join(options.contenders)} |")
     print(f"|---|---|{'---|' * len(options.contenders)}")
     for name in options.kernels:
-        for shape in options.shapes:
-            m, n = map(int, shape.split("x"))
+        for m, n in given or SHAPES:
             found = shares(name, m, n, options.contenders, options.rounds)
             texts = [f"{found[c]:.2f}" if c in found else "–" for c in options.contenders]
             print(f"| {name} | {m}x{n} | {' | '.join(texts)} |", flush=True)

@@ -1,7 +1,9 @@
 """What each of several processes computes for tests/test_distributed.py, with gloo on the CPU.
 
-    python -m tests.distributed RUN RANK WORLD FOLDER
+    python -m tests.distributed RUN RANK WORLD FOLDER [cuda]
 
+With `cuda` each of them has a GPU of its own, and they speak through NCCL
+(tests/gpu/test_distributed.py).
 It saves what it has found as FOLDER/RANK.pt: whole tensors by name.
 """
 
@@ -31,15 +33,16 @@ import htile.nn
 WAIT = timedelta(seconds=60)  # for the other processes
 BATCH, TOKENS, WIDTH, CLASSES = 4, 3, 24, 11
 STEPS, RATE = 3, 0.5  # of training
+DEVICE = "cpu"  # of all tensors in the processes
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 def labels() -> torch.Tensor:
     made = torch.Generator().manual_seed(9)
-    return torch.randint(0, CLASSES, (BATCH, TOKENS), generator=made)
+    return torch.randint(0, CLASSES, (BATCH, TOKENS), generator=made).to(DEVICE)
 
 
 # ---- training with rows that are split -----------------------------------------------------------
@@ -61,7 +64,7 @@ def parameters() -> dict[str, torch.Tensor]:
     """What the model below begins with."""
     return {
         "weight": 1 + drawn(WIDTH, seed=1) / 4,
-        "gain": torch.tensor(1.5),
+        "gain": torch.tensor(1.5, device=DEVICE),
         "up": drawn(2 * WIDTH, WIDTH, seed=2) / 4,
         "scale": 1 + drawn(WIDTH, seed=3) / 4,
         "head": drawn(CLASSES, WIDTH, seed=4) / 4,
@@ -70,7 +73,7 @@ def parameters() -> dict[str, torch.Tensor]:
 
 def split_rows() -> dict[str, torch.Tensor]:
     """Losses and gradients of a model whose batch is split over the processes."""
-    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    mesh = init_device_mesh(DEVICE, (torch.distributed.get_world_size(),))
     whole = [Replicate()]
     x = distribute_tensor(drawn(BATCH, TOKENS, WIDTH), mesh, [Shard(0)]).requires_grad_()
     label = distribute_tensor(labels(), mesh, [Shard(0)])
@@ -111,7 +114,8 @@ def arguments() -> dict[str, torch.Tensor]:
     """Those of `many`."""
     return {
         "x": drawn(*LEAD, 8), "repeated": drawn(LEAD[1], 8, seed=1), "weight": drawn(8, seed=2),
-        "shift": drawn(*LEAD, seed=3), "table": drawn(2, 8, seed=4), "gain": torch.tensor(0.7),
+        "shift": drawn(*LEAD, seed=3), "table": drawn(2, 8, seed=4),
+        "gain": torch.tensor(0.7, device=DEVICE),
     }  # fmt: skip
 
 
@@ -119,7 +123,7 @@ def of_each_role() -> dict[str, torch.Tensor]:
     """Results and gradients of `many` with rows that are split in several ways."""
     world, found = torch.distributed.get_world_size(), {}
     if world == 4:
-        mesh = init_device_mesh("cpu", (2, 2))
+        mesh = init_device_mesh(DEVICE, (2, 2))
         ways = {
             "both": ([Shard(0), Shard(1)], [Replicate(), Shard(0)]),
             "first": ([Shard(0), Replicate()], [Replicate(), Replicate()]),
@@ -127,7 +131,7 @@ def of_each_role() -> dict[str, torch.Tensor]:
             "whole": ([Replicate(), Replicate()], [Replicate(), Replicate()]),
         }
     else:
-        mesh = init_device_mesh("cpu", (world,))
+        mesh = init_device_mesh(DEVICE, (world,))
         ways = {"rows": ([Shard(0)], [Replicate()]), "second": ([Shard(1)], [Shard(0)])}
     for way, (of_rows, of_repeated) in ways.items():
         of = {"x": of_rows, "shift": of_rows, "repeated": of_repeated}
@@ -159,7 +163,7 @@ def objective(results: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def one_row() -> dict[str, torch.Tensor]:
     """Results and gradients of one row, of which all processes but the first have none."""
-    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    mesh = init_device_mesh(DEVICE, (torch.distributed.get_world_size(),))
     x = distribute_tensor(drawn(1, WIDTH), mesh, [Shard(0)]).requires_grad_()
     of = parameters()
     weight, gain = (
@@ -172,6 +176,42 @@ def one_row() -> dict[str, torch.Tensor]:
     return {name: each.full_tensor() for name, each in found.items()}
 
 
+SEVERAL = 3, 4  # tokens of one graph after the other
+
+
+def compiled() -> dict[str, torch.Tensor]:
+    """Losses and gradients of a function with modules in torch.compile, without a graph break.
+
+    The graph for a second number of tokens is that for any number.
+    """
+    mesh, found = init_device_mesh(DEVICE, (torch.distributed.get_world_size(),)), {}
+    gate, norm = htile.nn.SwiGLU(), htile.nn.RMSNorm(WIDTH, eps=1e-6)
+    of = {
+        name: distribute_tensor(p, mesh, [Replicate()]).requires_grad_()
+        for name, p in parameters().items() if name in ("weight", "gain", "scale")
+    }  # fmt: skip
+    norm.weight = of["scale"] = torch.nn.Parameter(of["scale"].detach())
+
+    def loss_of(x):
+        h = rms_norm(x, of["weight"], of["gain"])
+        y = gate(norm(h) + h)
+        assert y.placements == (Shard(0),)
+        return (y * y).sum()
+
+    for way in ("static", "dynamic"):
+        torch.compiler.reset()
+        options = {"fullgraph": True, "backend": "aot_eager", "dynamic": way == "dynamic"}
+        graph = torch.compile(loss_of, **options)
+        for tokens in SEVERAL:
+            x = distribute_tensor(drawn(5, tokens, WIDTH), mesh, [Shard(0)]).requires_grad_()
+            loss = graph(x)
+            wrt = {"x": x, **of}
+            found[f"{way} loss {tokens}"] = loss.full_tensor()
+            for name, g in zip(wrt, torch.autograd.grad(loss, [*wrt.values()]), strict=True):
+                found[f"{way} {name} {tokens}"] = g.full_tensor()
+    return found
+
+
 @htile.rowwise
 def linear_cross_entropy(h, head: htile.Matrix, label: htile.PerRow):
     """The loss of each row, of its product with a matrix."""
@@ -181,7 +221,7 @@ def linear_cross_entropy(h, head: htile.Matrix, label: htile.PerRow):
 
 def products() -> dict[str, torch.Tensor]:
     """Losses and gradients of a function with a product, in bfloat16."""
-    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    mesh = init_device_mesh(DEVICE, (torch.distributed.get_world_size(),))
     x, head = drawn(BATCH, TOKENS, WIDTH).bfloat16(), parameters()["head"].bfloat16()
     x = distribute_tensor(x, mesh, [Shard(0)]).requires_grad_()
     head = distribute_tensor(head, mesh, [Replicate()]).requires_grad_()
@@ -199,7 +239,7 @@ class Norm(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.weight = torch.nn.Parameter(1 + drawn(WIDTH, seed=6) / 4)
+        self.weight = torch.nn.Parameter(torch.ones(WIDTH))
 
     def forward(self, x):
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
@@ -226,7 +266,8 @@ class Model(torch.nn.Module):
         self.blocks = torch.nn.ModuleList([Block(of), Block(of)])
         self.own, self.head = Norm(), torch.nn.Linear(WIDTH, CLASSES, bias=False)
         for seed, parameter in enumerate(self.parameters()):
-            parameter.data = drawn(*parameter.shape, seed=seed) / 4 + (parameter.ndim == 1)
+            new = drawn(*parameter.shape, seed=seed).to(parameter.device)
+            parameter.data = new / 4 + (parameter.ndim == 1)
 
     def forward(self, x):
         for block in self.blocks:
@@ -240,9 +281,9 @@ def fully_sharded(dtype: torch.dtype | None = None, steps: int = STEPS) -> dict[
     dtype: that of the forward and backward passes.
     """
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    found, loss_of, model = {}, htile.nn.CrossEntropyLoss(), Model(htile.nn)
+    found, loss_of, model = {}, htile.nn.CrossEntropyLoss(), Model(htile.nn).to(DEVICE)
     assert "own" in htile.nn.fuse(model).fused
-    options = {"mesh": init_device_mesh("cpu", (world,)), "mp_policy": MixedPrecisionPolicy(dtype)}
+    options = {"mesh": init_device_mesh(DEVICE, (world,)), "mp_policy": MixedPrecisionPolicy(dtype)}
     for block in model.blocks:
         fully_shard(block, **options)
     fully_shard(model, **options)
@@ -269,16 +310,21 @@ def in_16_bits() -> dict[str, torch.Tensor]:
 
 RUNS: dict[str, Callable[[], dict]] = {
     "split_rows": split_rows, "of_each_role": of_each_role, "fully_sharded": fully_sharded,
-    "in_16_bits": in_16_bits, "one_row": one_row, "products": products,
+    "in_16_bits": in_16_bits, "one_row": one_row, "products": products, "compiled": compiled,
 }  # fmt: skip
 
 
 def main() -> None:
+    global DEVICE
     run, rank, world, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    DEVICE = sys.argv[5] if len(sys.argv) > 5 else DEVICE
     torch.set_num_threads(1)
+    if DEVICE == "cuda":
+        torch.cuda.set_device(rank)
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world, timeout=WAIT
-    )
+        "nccl" if DEVICE == "cuda" else "gloo", init_method=f"file://{folder}/meeting", rank=rank,
+        world_size=world, timeout=WAIT,
+    )  # fmt: skip
     found = {}
     for name in run.split(","):
         found |= {f"{name}: {key}": value.detach() for key, value in RUNS[name]().items()}

@@ -15,8 +15,10 @@ from torch.utils import _pytree as pytree
 from htile.frontend.derive import derive, differentiable
 from htile.frontend.dynamic import in_bucket
 from htile.frontend.graph import Graph, Role
-from htile.frontend.reference import evaluate
+from htile.frontend.ops import Op
+from htile.frontend.reference import EVALUATE, evaluate
 from htile.frontend.roles import classify
+from htile.frontend.scattered import Scattered
 from htile.frontend.tangents import tangents
 from htile.frontend.trace import trace
 from htile.run.rowwise import Rowwise
@@ -173,7 +175,21 @@ def gradients(call: Call, given: dict[str, torch.Tensor]) -> dict[str, torch.Ten
     joint = derive(call.graph, call.wrt, call.outputs)
     assert joint.nodes[: len(call.graph)] == call.graph.nodes
     found = call.evaluated(joint, {f"d_{name}": g for name, g in given.items()})
+    for of in joint.scattered:
+        g = scattered(of, found.pop(of.rows), found.pop(of.at), call.values[of.table])
+        found[f"d_{of.table}"] = found.get(f"d_{of.table}", 0) + g
     return {name.removeprefix("d_"): g for name, g in found.items()}
+
+
+def scattered(of: Scattered, added: torch.Tensor, at: torch.Tensor, table: torch.Tensor):
+    """The gradient of a table to whose rows this is added, by autograd of its movements."""
+    table = torch.zeros_like(table).requires_grad_()
+    moved = table
+    for op, arg, _ in reversed(of.moves):
+        moved = EVALUATE[op]((moved,), arg, F64) if op is not Op.RESHAPE else moved.reshape(arg)
+    assert moved.shape == of.shape
+    g = torch.zeros_like(moved).index_add(0, at.flatten(), added.reshape(-1, *of.shape[1:]))
+    return torch.autograd.grad(moved, table, g)[0]
 
 
 def assert_close(found: dict, exact: dict, what: str, tolerance: float = 1e-9) -> None:

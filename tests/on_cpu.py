@@ -32,25 +32,37 @@ def computing(launched: list):
             names = kernel.graph.arguments
             results = given[len(names) : len(names) + len(traced.outputs)]
             named, lead = dict(zip(names, given, strict=False)), []
+            length = _length(traced, inputs, named)
             for name, value in named.items():
                 leaf, inner = inputs[name]
                 if leaf.role is Role.SCALAR:
                     continue
-                lead += _lead(name, value, leaf.dtype, tuple(inner), leaf.role, target, repeated)
+                inner = tuple(inner) if length is None or not inner else (length,)
+                lead += _lead(name, value, leaf.dtype, inner, leaf.role, target, repeated)
             for output, result in zip(traced.outputs, results, strict=True):
                 role = Role.ROW if output.over is None else Role.COLUMN
-                lead += _lead(output.name, result, output.dtype, output.inner, role, target, {})
+                inner = output.inner if length is None or not output.inner else (length,)
+                lead += _lead(output.name, result, output.dtype, inner, role, target, {})
             if len({*lead}) > 1:
                 raise ValueError(f"Mismatched sizes: {lead}")
             launched.append((kernel.name, given))
             with torch.no_grad():
-                found = pytree.tree_leaves(evaluate(traced, named, lead=lead[0] if lead else ()))
+                found = evaluate(traced, named, lead=lead[0] if lead else (), length=length)
+                found = pytree.tree_leaves(found)
                 for result, value in zip(results, found, strict=True):
                     result.data.copy_(value)  # a kernel does not count versions, either
 
         return host
 
     return load
+
+
+def _length(traced, inputs, named) -> int | None:
+    """How many elements rows of any length have, in the memory of the first one."""
+    if traced.multiple is None:
+        return None
+    rows = (name for name, (i, inner) in inputs.items() if i.role is Role.ROW and name in named)
+    return next(named[name].shape[-1] for name in rows)
 
 
 def _lead(name, value, dtype, inner, role, target, repeated) -> list[tuple[int, ...]]:

@@ -34,6 +34,8 @@ from benchmarks import (
     startup,
     throughput,
     timing,
+    training,
+    training_memory,
 )
 from benchmarks import gallery as gallery_benchmark
 from benchmarks.cell import Method, compare, occupancy, size
@@ -799,3 +801,56 @@ def test_calls_on_a_gpu_that_runs_nothing(monkeypatch, capsys, tmp_path):
     torch.testing.assert_close(htile.rowwise(calls.KERNELS["softmax"].function)(x), x.softmax(-1))
     for f in calls.PRODUCTS.values():
         f._forget()
+
+
+# ---- the peak memory of both passes --------------------------------------------------------------
+
+
+def test_the_peak_memory_of_training(monkeypatch, capsys, tmp_path):
+    """Each contender runs both passes of each cell; one that is absent has a dash in the table."""
+    steps = []
+
+    def peak(step):
+        found = step()
+        steps.append([each.shape for each in found])
+        return sum(each.nbytes for each in found)
+
+    monkeypatch.setattr(training_memory, "peak", peak)
+    monkeypatch.setattr(training_memory, "DEVICE", "cpu")
+    file = tmp_path / "memory.json"
+    options = ["--memory", "--shapes", "6x64", "--json", str(file)]
+    who = ["--contenders", "htile", "torch", "quack"]
+    monkeypatch.setattr(sys, "argv", ["training", *options, *who])
+    training.main()
+    found, moved = json.loads(file.read_text()), 6 * 64 * 2
+    assert {*found} == {f"{name} 6x64" for name in (*training.KERNELS, training.LOSS)}
+    for cell, of in found.items():
+        kernel = training.KERNELS.get(cell.partition(" ")[0])
+        rows, vectors = (1, 0) if kernel is None else (kernel.rows, kernel.vectors)
+        assert of == dict.fromkeys(("htile", "torch"), rows * moved + vectors * 128)
+    text = capsys.readouterr().out
+    assert "| softmax 6x64 | 0.0 | 0.0 | – |" in text
+    assert "quack takes no part in cross_entropy 6x64" in text
+    monkeypatch.setattr(sys, "argv", ["training", "--kernels", training.LOSS])
+    with pytest.raises(SystemExit):
+        training.main()
+    assert "only --memory" in capsys.readouterr().err
+
+
+def test_a_peak_is_what_a_step_adds(monkeypatch):
+    """Of what a warm step takes; what was there before does not count."""
+    there, calls = types.SimpleNamespace(now=100, most=900), []
+
+    def step():
+        calls.append(None)
+        there.most = max(there.most, there.now + 50)
+
+    cuda = {
+        "synchronize": lambda: None, "empty_cache": lambda: None,
+        "memory_allocated": lambda: there.now,
+        "reset_peak_memory_stats": lambda: setattr(there, "most", there.now),
+        "max_memory_allocated": lambda: there.most,
+    }  # fmt: skip
+    for name, value in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    assert training_memory.peak(step) == 50 and len(calls) == 3

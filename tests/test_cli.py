@@ -131,6 +131,26 @@ def test_several_parts_and_all(capsys):
     assert titles("--all", "--arch", "sm_100a") == every
 
 
+def test_the_passes_of_training(capsys):
+    where = ["show", "examples.rmsnorm:rmsnorm", "--args", "x=bf16[4,4096] weight=f32[4096]"]
+    assert cli.main([*where, "--backward", "--graph", "--plan"]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith("== kept ==\nx         an argument in bf16, 8192 bytes a row\n")
+    assert "rsqrt0    a result in f32, 4 bytes a row\n" in page
+    assert "plan rmsnorm_backward, N = 4096" in page and "sum over all rows" in page
+    assert cli.main([*where, "--joint", "--graph"]) == 0
+    graph = capsys.readouterr().out
+    for text in ("input eps", "input d_out", "return out =", "return d_x =", "return d_weight ="):
+        assert text in graph
+    with pytest.raises(SystemExit):
+        cli.main([*where, "--joint", "--backward"])
+    products = ["show", "examples.gallery.linear_gelu:linear_gelu", "--args",
+                "x=bf16[64,64] weight=bf16[64,64] bias=bf16[64]"]  # fmt: skip
+    for option in ("--backward", "--joint"):
+        assert cli.main([*products, option]) == 1
+        assert "inspect these functions" in capsys.readouterr().err
+
+
 def test_save_writes_the_files_and_says_where(capsys, tmp_path):
     code, out, err = main(capsys, *SOFTMAX, "--save", str(tmp_path / "dump"))
     (folder,) = (tmp_path / "dump").iterdir()
@@ -139,6 +159,19 @@ def test_save_writes_the_files_and_says_where(capsys, tmp_path):
     assert (folder / "kernel.ptx").exists() and (folder / "kernel.cubin").exists()
     _, out, _ = main(capsys, *SOFTMAX, "--save", str(tmp_path / "dump"), "--source")
     assert out == (folder / "kernel.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("option", ["--backward", "--joint"])
+def test_the_passes_of_training_are_saved_and_drawn(capsys, tmp_path, option):
+    where = ["show", "examples.rmsnorm:rmsnorm", "--args", "x=bf16[4,4096] weight=f32[4096]"]
+    assert cli.main([*where, option, "--save", str(tmp_path)]) == 0
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.startswith("rmsnorm_backward-sm_90a-")
+    for file in ("graph.svg", "plan.svg"):
+        text = (folder / file).read_text(encoding="utf-8")
+        assert "<svg" in text and "d_out" in text, file
+    assert "d_weight" in (folder / "plan.txt").read_text(encoding="utf-8")
+    assert str(folder) in capsys.readouterr().err
 
 
 def test_save_where_nothing_can_be_written(capsys, tmp_path):

@@ -31,13 +31,16 @@ REPO = Path(__file__).parents[1]
 SECONDS = 100  # after which processes are ended that have not found each other
 
 
-def processes(runs, world, folder):
-    """What each of `world` processes has found, by name, after these runs."""
+def processes(runs, world, folder, *device):
+    """What each of `world` processes has found, by name, after these runs.
+
+    device: "cuda" for processes that have a GPU each.
+    """
     command = [sys.executable, "-m", "tests.distributed", runs]
     own = os.environ | {"PYTHONPATH": str(REPO)}
     started = [
         subprocess.Popen(
-            [*command, str(rank), str(world), str(folder)], cwd=REPO, env=own,
+            [*command, str(rank), str(world), str(folder), *device], cwd=REPO, env=own,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for rank in range(world)
@@ -48,13 +51,18 @@ def processes(runs, world, folder):
         for process in started:
             process.kill()
     assert all(process.returncode == 0 for process in started), "\n".join(told)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
+    return [torch.load(folder / f"{rank}.pt", map_location="cpu") for rank in range(world)]
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     runs = "split_rows,of_each_role,one_row,products,fully_sharded,in_16_bits"
     return processes(runs, 2, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def two_that_compile(tmp_path_factory):
+    return processes("compiled", 2, tmp_path_factory.mktemp("compiled"))
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +114,23 @@ def test_training_with_rows_that_are_split(two):
             with torch.no_grad():
                 p -= run.RATE * g
     assert_each_found(two, "split_rows", exact)
+
+
+def test_torch_compile(two_that_compile):
+    """In one graph, forward and backward, for rows of which processes have different numbers."""
+    exact = {}
+    for tokens in run.SEVERAL:
+        x = run.drawn(5, tokens, run.WIDTH).double().requires_grad_()
+        of = {name: p.double().requires_grad_() for name, p in run.parameters().items()}
+        h = rms_norm(x) * of["weight"] * of["gain"]
+        loss = (gated(rms_norm(h) * of["scale"] + h) ** 2).sum()
+        wrt = {"x": x, **{name: of[name] for name in ("weight", "gain", "scale")}}
+        gradients = torch.autograd.grad(loss, [*wrt.values()])
+        for way in ("static", "dynamic"):
+            exact[f"{way} loss {tokens}"] = loss
+            names = (f"{way} {name} {tokens}" for name in wrt)
+            exact |= zip(names, gradients, strict=True)
+    assert_each_found(two_that_compile, "compiled", exact)
 
 
 class Plain:
@@ -273,8 +298,19 @@ REFUSED = {
     ),
     "out=": (lambda put: scaled(put(X, ROWS), out=put(X, ROWS)), "out= with DTensors"),
     "out= for plain rows": (lambda put: scaled(X, out=put(X, ROWS)), "out= with DTensors"),
-    "inspect": (lambda put: scaled.inspect(put(X, ROWS)), r"x is a DTensor.*x\.to_local\(\)"),
+    "inspect": (lambda put: scaled.inspect(put(X, LAST)), r"x has .*which splits each row"),
+    "tune": (lambda put: scaled.tune(put(X, LAST)), r"x has .*which splits each row"),
+    "torch.compile with out=": (
+        lambda put: _compiled(lambda x, out: scaled(x, out=out), put(X, ROWS), put(X, ROWS)),
+        "out= with DTensors",
+    ),
 }
+
+
+def _compiled(function, *args):
+    """The call in torch.compile, where it breaks the graph."""
+    torch.compiler.reset()
+    return torch.compile(function, backend="eager")(*args)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -291,6 +327,24 @@ def test_what_one_process_cannot_compute_is_refused(mesh, name):
     for each in (put, put_to_train):
         with pytest.raises(UnsupportedError, match=message):
             call(each)
+
+
+def test_torch_compile_says_why_placements_are_refused(mesh):
+    x = DTensor.from_local(X, mesh, LAST, run_check=False)
+    with pytest.raises(RuntimeError, match=r"x has .*which splits each row"):
+        _compiled(lambda x: scaled(x), x)
+
+
+@pytest.mark.parametrize("backward", (False, True))
+def test_inspect_and_compile_are_those_of_a_process(mesh, backward):
+    """The kernel of as many rows as the process has."""
+    x = distribute_tensor(X, mesh, ROWS).requires_grad_(backward)
+    weight = distribute_tensor(W, mesh, WHOLE)
+    kernel = scaled.inspect(x, weight)
+    assert kernel.source == scaled.inspect(X, W).source
+    plain = scaled.inspect(X.clone().requires_grad_(backward), W)
+    assert kernel.backward.source == plain.backward.source
+    assert scaled.compile(x, weight, backward=backward).plan.stages == kernel.plan.stages
 
 
 def test_meshes_that_differ(mesh):

@@ -102,6 +102,13 @@ def called(title: str, call: str, kind: str = "ArgumentError", parameters: str =
     return Case(title, row(body, parameters, call), kind, **more)
 
 
+def backward(title: str, parameters: str, result: str, kind="TraceError", forward="x * 2") -> Case:
+    """A backward pass of one's own that does not fit."""
+    own = f"@f.backward\ndef backward({parameters}):\n    return {result}"
+    code = row(f"return {forward}", call=f"{own}\n\nf(x.requires_grad_())")
+    return Case(title, code, kind, "@f.backward")
+
+
 def written(title: str, call: str, kind: str = "ArgumentError") -> Case:
     """A hazard of `out=`."""
     body, parameters = "return x * 2", "x"
@@ -385,10 +392,24 @@ SECTIONS = (
         (
             called("`out=` with an argument that requires grad",
                    "f(x.requires_grad_(), out=torch.empty(4, 8))", "GradientError"),
-            Case("A table whose rows indices choose", row(
-                "return x + table[pos]", "x, table: htile.Shared, pos: htile.PerRow",
-                "f(x, torch.ones(4, 8, requires_grad=True), torch.tensor([0, 1, 2, 3]))",
-            ), "GradientError", "return x + table[pos]"),
+            Case("A cumulative product", row(
+                "return x.cumprod(-1)", call="f(x.requires_grad_())"
+            ), "GradientError", "return x.cumprod(-1)"),
+        ),
+    ),
+    Section(
+        "A backward pass of one's own",
+        "Its parameters are those of the function, its results and their gradients. It returns a "
+        "gradient for each tensor.",
+        (
+            backward("A parameter that is not known", "y, d_out", "d_out * y"),
+            backward("Too many gradients", "x, d_out", "d_out, d_out * x"),
+            backward("A gradient of another shape", "d_out", "d_out[:4]", "ShapeError"),
+            backward("A gradient that is a mask", "d_out", "d_out > 0", "DtypeError"),
+            backward("A gradient that is summed already", "d_out", "htile.sum_rows(d_out)"),
+            backward("A result whose gradient is not taken", "d_out0", "d_out0",
+                     forward="x * 2, x.sum()"),
+            backward("A gradient of a mask", "d_out0, d_out1", "d_out0", forward="x * 2, x > 0"),
         ),
     ),
     Section(

@@ -6,7 +6,7 @@ They are held against torch's own functions in float64.
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.func import functional_call, grad, jacrev, jvp, vjp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.utils._pytree import tree_map
 
 import htile
@@ -33,6 +33,9 @@ def added(x, y):
 @htile.rowwise
 def loss(x, target: htile.PerRow):
     return torch.logsumexp(x, -1) - x[target]
+
+
+of_any_length = htile.rowwise(lambda x: torch.softmax(x, -1), dynamic_n=True)
 
 
 def plain_softmax(x):
@@ -94,6 +97,78 @@ def test_gradients_of_rows_and_of_what_they_share(name):
 ])  # fmt: skip
 def test_gradients_of_rows(make):
     check(make, softmax, plain_softmax, row(M, N))
+
+
+COMPILED = OF_BOTH | {
+    "jvp": (lambda f: lambda x, w: jvp(f, (x, w), (x + 1, w * 2)), row(M, N)),
+    "jacfwd": (lambda f: jacfwd(f), row(M, N)),  # torch 2.11 compiles it of one argument only
+    "hessian": (lambda f: hessian(total(f), 1), row(M, N)),
+    "the tangent of a gradient": (
+        lambda f: lambda x, w: jvp(lambda x: grad(total(f), 1)(x, w), (x,), (x + 1,)), row(M, N)
+    ),
+    "vmap": (lambda f: vmap(f, (0, None)), row(B, M, N)),
+    "vmap of vmap": (lambda f: vmap(vmap(f, (0, None)), (1, None)), row(B, 2, M, N)),
+    "a weight of each sample": (
+        lambda f: lambda x, w: vmap(grad(total(f), (0, 1)))(x, torch.stack([w, w + 1, w + 2])),
+        row(B, M, N),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ("eager", "aot_eager"))
+@pytest.mark.parametrize("name", COMPILED)
+def test_transforms_in_a_compiled_graph(name, backend):
+    """In one graph, which has the operations of forward and backward passes."""
+    make, x = COMPILED[name]
+    torch.compiler.reset()
+
+    def compiled(f):
+        is_ours = f is rmsnorm
+        return torch.compile(make(f), fullgraph=True, backend=backend) if is_ours else make(f)
+
+    check(compiled, rmsnorm, plain_rmsnorm, x, row(N, seed=1))
+
+
+def test_autograd_of_a_compiled_graph_with_transforms():
+    def outer(f):
+        inner = lambda x, w: grad(total(f), 1)(x, w).sin().sum()  # noqa: E731
+        if f is rmsnorm:
+            inner = torch.compile(inner, fullgraph=True, backend="aot_eager", dynamic=True)
+
+        def run(x, w):
+            x, w = (t.clone().requires_grad_() for t in (x, w))
+            return torch.autograd.grad(inner(x, w), (x, w))
+
+        return run
+
+    torch.compiler.reset()
+    run = outer(rmsnorm)
+    for m in (M, M + 4):
+        check(lambda f: run if f is rmsnorm else outer(f), rmsnorm, plain_rmsnorm, row(m, N),
+              row(N, seed=1))  # fmt: skip
+
+
+SCALE = 2.0
+
+
+def test_captured_values_of_a_compiled_graph_with_transforms(monkeypatch):
+    f = htile.rowwise(lambda x: x * SCALE)
+    run = grad(lambda x: f(x).sum())
+    run = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for scale in (2.0, 3.0):
+        monkeypatch.setitem(globals(), "SCALE", scale)
+        assert torch.equal(run(row(M, N)), torch.full((M, N), scale))
+
+
+def test_what_compiled_transforms_refuse():
+    x = row(M, N)
+    table = torch.compile(grad(lambda x: of_any_length(x).sum()), fullgraph=True, backend="eager")
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"dynamic_n=True in torch\.compile"):
+        table(x)
+    written = torch.compile(grad(lambda x: softmax(x, out=torch.empty(M, N)).sum()), fullgraph=True,
+                            backend="eager")  # fmt: skip
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"out= inside torch\.func"):
+        written(x)
 
 
 def test_a_weight_of_each_sample():

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import htile
-from examples.gallery import NAMES
+from examples.gallery import NAMES, variants
 from htile.errors import GradientError, UnsupportedError
 from htile.frontend.ops import REDUCTIONS
 from tests.training import assert_gradients, cotangents_of, expected, gradients, leaves_of
@@ -21,11 +21,6 @@ EXAMPLES = sorted(
     if not path.stem.startswith(("_", "char", "handwritten", "run"))
 )
 BF16, F32 = torch.bfloat16, torch.float32
-# Where indices choose rows of a table, the table has no gradient yet.
-OF_TABLES = {
-    "dequantize_groups", "expert_rows", "qk_norm_rotary", "rotary_fp8", "rotary_positions",
-    "rotary_three_positions", "token_shift",
-}  # fmt: skip
 TIED = {"l2_wrap"}  # x.max() shares a gradient among equal elements; under vmap torch's does not
 
 
@@ -99,19 +94,64 @@ def test_examples(name, dtype):
     assert_gradients(getattr(module, name), *module.arguments(40, 96, dtype, "cpu"))
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES} - OF_TABLES - TIED))
+@pytest.mark.parametrize("name", sorted({*NAMES} - TIED))
 def test_gallery(name):
     module = importlib.import_module(f"examples.gallery.{name}")
     size = getattr(module, "SMALL", (64,))[0]
     torch.manual_seed(0)
-    assert_gradients(getattr(module, name), *module.arguments(20, size, F32, "cpu"))
+    f, args = getattr(module, name), module.arguments(20, size, F32, "cpu")
+    assert_gradients(f, *args, *without_default(f, args, variants(name)[0]))
 
 
-def test_a_table_has_no_gradient_yet():
-    module = importlib.import_module("examples.gallery.rotary_positions")
-    args, _ = leaves_of(module.arguments(5, 64, F32, "cpu"))
-    with pytest.raises(GradientError, match=r"(?s)no derivative for the table.*rotary_positions"):
-        module.rotary_positions(*args)
+def without_default(f, args, variant):
+    """The values of a variant for the parameters behind these that have none."""
+    parameters = f._signature.parameters[len(args) :]
+    return [variant[p.name] for p in parameters if p.default is p.empty]
+
+
+ANY_LENGTH = {
+    f.__name__: htile.rowwise(f.__wrapped__, dynamic_n=True)
+    for f in (softmax, log_softmax, rmsnorm, layernorm, swiglu, residual_norm, nll)
+}
+
+
+@pytest.mark.parametrize("dtype", (F32, BF16), ids=str)
+@pytest.mark.parametrize("n", (1, 2, 3, 64, 65, 100, 128, 1000, 1024))
+@pytest.mark.parametrize("name", ANY_LENGTH)
+def test_rows_of_any_length(name, n, dtype):
+    f = ANY_LENGTH[name]
+    rows = [row(5, n, dtype=dtype, seed=k) for k in (1, 2)]
+    columns = [row(n, dtype=dtype, seed=k) for k in (3, 4)]
+    args = {
+        "rmsnorm": (rows[0], columns[0]), "layernorm": (rows[0], *columns), "swiglu": rows,
+        "residual_norm": (*rows, columns[0]), "nll": (rows[0], torch.arange(5) % n),
+    }.get(name, rows[:1])  # fmt: skip
+    assert_gradients(f, *args)
+    with torch.no_grad():
+        plain = torch.utils._pytree.tree_leaves(f(*args))
+    assert all(map(torch.equal, torch.utils._pytree.tree_leaves(f(*args)), plain))
+
+
+def test_second_order_of_rows_of_any_length():
+    args = row(4, 100), row(100, seed=1)
+
+    def second(f):
+        first = torch.autograd.grad(f(*args).pow(3).sum(), args, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), args)
+
+    for got, right in zip(second(ANY_LENGTH["rmsnorm"]), second(rmsnorm), strict=True):
+        torch.testing.assert_close(got, right)
+
+
+def test_one_derivative_serves_a_bucket(monkeypatch):
+    from htile.run import derivatives as module
+
+    made, derive = [], module.derive
+    monkeypatch.setattr(module, "derive", lambda *args: made.append(args) or derive(*args))
+    f = htile.rowwise(rmsnorm.__wrapped__, dynamic_n=True)
+    for n in (66, 100, 128, 66):
+        f(row(4, n), row(n)).sum().backward()
+    assert len(made) == 2 * 2  # rows are whole vectors or not
 
 
 def test_deviations_beside_another_axis():
@@ -542,11 +582,11 @@ def test_results_that_are_written_are_refused():
         softmax(x, out=torch.empty(4, 8))
 
 
-def test_rows_of_any_length_are_refused():
-    f = htile.rowwise(softmax.__wrapped__, dynamic_n=True)
-    with pytest.raises(GradientError, match="dynamic_n=True"):
-        f(row(4, 8))
-    assert not f(row(4, 8).detach()).requires_grad
+def test_torch_func_of_rows_of_any_length_is_refused():
+    f = ANY_LENGTH["softmax"]
+    for make in (torch.func.grad, lambda f: torch.func.vmap(torch.func.grad(f))):
+        with pytest.raises(GradientError, match=r"softmax: torch\.func .* \(dynamic_n=True\)"):
+            make(lambda x: f(x).sum())(torch.randn(4, 8))
 
 
 def test_functionalize_is_refused_by_name():

@@ -197,11 +197,85 @@ def test_under_autocast_torch_chooses_the_dtypes(called):
     assert called == ["_layer_norm"]
 
 
-def test_torch_compile_sees_torchs_own_modules(called):
+def operations(graph):
+    """The names of the operations of torch that a compiled graph calls."""
+    targets = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    return [t.name() for t in targets if isinstance(t, torch._ops.OpOverload)]
+
+
+def compiled_like(module, *calls):
+    """The operations of a module in torch.compile, in one graph that serves all calls.
+
+    Each call's results and gradients have the bits of those outside.
+    """
+    torch.compiler.reset()
+    graphs, counts = [], []
+
+    def backend(graph, example):
+        graphs.append(graph)
+        return aot_eager(graph, example)
+
+    aot_eager = torch._dynamo.lookup_backend("aot_eager")
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend=backend)
+    for args in calls:
+        given = [a.requires_grad_() if a.is_floating_point() else a for a in args]
+        of = [*(a for a in given if a.requires_grad), *module.parameters()]
+        found = []
+        for each in (module, compiled):
+            outs = pytree.tree_leaves(each(*given))
+            found.append([*outs, *torch.autograd.grad([o.sin().sum() for o in outs], of)])
+        assert all(map(torch.equal, *found))
+        assert [t.dtype for t in found[0]] == [t.dtype for t in found[1]]
+        counts.append(len(graphs))
+    assert len(set(counts)) == 1  # at the first call torch may trace twice
+    return operations(graphs[-1])
+
+
+BATCHES = (17, 11, 4)  # the first is no other size, which torch would take for the same one
+
+
+@pytest.mark.parametrize("dtype", (F32, BF16), ids=str)
+@pytest.mark.parametrize("name", [n for n, (_, shape) in PAIRS.items() if len(shape) > 2])
+def test_in_torch_compile_a_module_is_one_operation(name, dtype):
+    make, shape = PAIRS[name]
+    module = shaken(make(nn)).to(dtype)
+    calls = [(row(m, *shape[1:], dtype=dtype),) for m in BATCHES]
+    assert compiled_like(module, *calls) == ["htile::call"]
+
+
+def test_in_torch_compile_all_others_are_one_operation():
+    pairs = [(row(m, 5, N), row(m, 5, N, seed=1)) for m in BATCHES]
+    for module in (nn.SwiGLU(), nn.GEGLU("tanh"), nn.AddRMSNorm(N)):
+        assert compiled_like(shaken(module), *pairs) == ["htile::call"]
+    for module in (nn.SwiGLU(), nn.GEGLU(), nn.DyT(N)):
+        assert compiled_like(shaken(module), *[(x,) for x, _ in pairs]) == ["htile::call"]
+    for options in LOSSES[:3]:
+        for reduction in ("mean", "sum", "none"):
+            loss = nn.CrossEntropyLoss(**options, reduction=reduction)
+            calls = [(row(m, N), torch.arange(m) % 6) for m in BATCHES]
+            assert compiled_like(loss, *calls) == ["htile::call"]
+
+
+def test_in_torch_compile_torchs_own_forward_is_what_it_is_outside():
     x, module = row(4, N), shaken(nn.RMSNorm(N))
-    compiled = torch.compile(module, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x), module(x))
-    assert called == ["_rms_norm"]
+    assert compiled_like(copy.deepcopy(module).double(), (x.double(),)) == []
+    assert compiled_like(nn.Softmax(0), (row(4, N),)) == []
+    with torch.autocast("cpu", BF16):
+        assert compiled_like(module, (x,)) == ["htile::call"]
+        assert compiled_like(copy.deepcopy(module).to(BF16), (x.detach().to(BF16),)) == []
+    found = torch.compile(lambda x: torch.func.grad(lambda x: module(x).sum())(x), fullgraph=True,
+                          backend="eager")(x.detach())  # fmt: skip
+    right = torch.autograd.grad(module(x).sum(), x)[0]
+    torch.testing.assert_close(found, right)
+
+
+@pytest.mark.parametrize("strict", (False, True))
+def test_an_exported_program_has_torchs_own_forward(called, strict):
+    """So it runs where HTile is not installed."""
+    module, x = shaken(nn.RMSNorm(N)), row(4, N)
+    program = torch.export.export(module, (x,), strict=strict)
+    assert called == [] and "htile" not in str(program.graph)
+    torch.testing.assert_close(program.module()(x), module(x))
 
 
 def test_torch_func_and_tangents_are_torchs_own(called):

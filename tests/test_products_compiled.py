@@ -379,21 +379,38 @@ def test_grad_modes_autocast_and_checkpoints_are_as_in_eager_mode(way, backend):
             assert same(found, products.gelu(*args)) and not found.requires_grad
 
 
-def test_what_has_no_derivative_is_refused_where_the_call_is_traced():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_table_has_a_gradient(backend):
     x, W = arguments(products.linear, M, N, K)
     args = leaves((x, W, torch.randn(9, N, dtype=torch.float32), torch.arange(M) % 9))
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="has no derivative for the table"):
-        fullgraph(lambda *args: with_a_table(*args), backend="eager")(*args)
+    compiled = fullgraph(lambda *args: with_a_table(*args), backend=backend)
+    assert same(gradients(compiled, args), gradients(with_a_table, args))
+
+
+def test_what_has_no_derivative_is_refused_where_the_call_is_traced():
+    @htile.rowwise
+    def multiplied(x, W: htile.Matrix):
+        return F.linear(x, W).cumprod(-1)
+
+    args = leaves(arguments(products.linear, M, N, K))
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="cumprod has no derivative yet"):
+        fullgraph(lambda *args: multiplied(*args), backend="eager")(*args)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_tangent_is_refused_not_dropped(backend):
+def test_a_tangent_is_never_dropped(backend):
+    """Where the graph runs as it was recorded, the operation has tangents; elsewhere none."""
     x, W = arguments(products.linear, M, N, K)
     compiled = fullgraph(lambda *args: products.linear(*args), backend=backend)
     for with_gradient in (False, True):
         compiled(x, W.clone().requires_grad_(with_gradient))
         with torch.autograd.forward_ad.dual_level():
             given = torch.autograd.forward_ad.make_dual(x, x)
+            if backend == "eager":
+                found = compiled(given, W.clone().requires_grad_(with_gradient))
+                tangent = torch.autograd.forward_ad.unpack_dual(found).tangent
+                assert is_close(tangent, x.double() @ W.double().t())
+                continue
             kinds = GradientError, torch._dynamo.exc.Unsupported, NotImplementedError
             with pytest.raises(kinds, match=r"forward-mode|forward_ad|forward mode AD"):
                 compiled(given, W.clone().requires_grad_(with_gradient))
@@ -619,5 +636,25 @@ def test_what_torch_func_is_refused():
         vmap(lambda t: jvp(lambda W: products.gelu(x, W, bias), (t,), (W,)))(several)
     with pytest.raises(UnsupportedError, match=r"gelu: out= inside torch\.func"):
         grad(lambda x: products.gelu(x, W, bias, out=torch.empty(M, N, dtype=BF16)).sum())(x)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"torch\.func \(vmap, grad, jvp\)"):
-        fullgraph(grad(total(products.gelu)), backend="eager")(x, W, bias)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"gelu: out= inside torch\.func"):
+        fullgraph(lambda x, out: grad(lambda x: products.gelu(x, W, bias, out=out).sum())(x),
+                  backend="eager")(x, torch.empty(M, N, dtype=BF16))  # fmt: skip
+
+
+ALONE = {
+    "vmap": (lambda f: vmap(f, ROWS_ONLY), (BATCH, 5)),
+    "jvp": (lambda f: lambda x, W, b: jvp(f, (x, W, b), (x, W, b)), (M,)),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", (*OF_BOTH, *ALONE))
+def test_transforms_in_a_compiled_graph(name, backend):
+    make, lead = (OF_BOTH | ALONE)[name]
+    _, W, bias = arguments(products.gelu, M, N, K)
+    x = torch.randn(*lead, K, generator=torch.Generator().manual_seed(2)).to(BF16)
+    torch.compiler.reset()
+    found = fullgraph(make(products.gelu), backend=backend)(x, W, bias)
+    right = make(plain(products.gelu))(x.double(), W.double(), bias.double())
+    assert all(a.dtype is BF16 for a in tree_leaves(found))
+    assert is_close(found, right, 0.03 if name.startswith("second") else 2 * CLOSE)

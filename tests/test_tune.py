@@ -16,12 +16,14 @@ import torch
 import htile
 from htile import cli, lower
 from htile.build import cache
+from htile.build.arch import arch_named
 from htile.errors import ArgumentError, LoweringError
 from htile.lower import choose, enumerate_plans, printed
 from htile.lower.cost import cost
 from htile.lower.emit import emit
+from htile.run import ahead, rowwise
 from htile.run import launch as launching
-from htile.run import rowwise as jit
+from htile.run import tuning as calls
 from htile.tune import search as tuning
 from htile.tune.statistics import Estimate
 from tests.request_of import request_of
@@ -53,10 +55,12 @@ class Machine:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: self.name)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        monkeypatch.setattr(jit, "device_of", lambda signature, values: CUDA)
+        for module in (ahead, calls, rowwise):
+            monkeypatch.setattr(module, "device_of", lambda signature, values: CUDA)
         monkeypatch.setattr(launching.Kernel, "artifact", property(lambda kernel: kernel.source))
         monkeypatch.setattr(launching, "load", self.load)
-        monkeypatch.setattr(jit, "run", lambda launch, values, outs=(): launch.kernel())
+        for module in (calls, rowwise):
+            monkeypatch.setattr(module, "run", lambda launch, values, outs=(): launch.kernel())
         monkeypatch.setattr(tuning, "time_on", self.time)
         monkeypatch.setattr(tuning, "building", lambda requests: nullcontext(list))
 
@@ -91,7 +95,7 @@ def candidates(found, current, m):
 def plans(f, *args):
     """The plans that calls may run, as `tune` tries them, and the numerics of the default."""
     plan = f.inspect(*args, arch="sm_80").plan  # no tuned one: another architecture's
-    target = request_of(f, args).target(jit.arch_named("sm_90a"))
+    target = request_of(f, args).target(arch_named("sm_90a"))
     found = enumerate_plans(plan.graph, target)
     default = choose(found)
     return candidates(found, default, len(args[0])), default.numerics
@@ -233,11 +237,11 @@ def test_calls_of_the_kind_run_the_winner(machine):
 
 FRESH = """
 import sys, torch
-from htile.run import rowwise as jit
+from htile.run import ahead
 from tests.test_tune import softmax, rows
 torch.cuda.get_device_capability = lambda device: (9, 0)
 torch.cuda.get_device_name = lambda device: sys.argv[1]
-jit.device_of = lambda signature, values: torch.device("cuda", 0)
+ahead.device_of = lambda signature, values: torch.device("cuda", 0)
 print(softmax.inspect(rows()).plan.properties())
 """
 
@@ -318,6 +322,51 @@ def test_numerics_are_kept_for_every_batch_and_alignment(machine):
 @htile.rowwise
 def doubled(x):
     return x * 2.0
+
+
+def training_rows(x, w):
+    return x.requires_grad_(), w.requires_grad_()
+
+
+def of_passes(f, *args):
+    """The plans of both passes that calls run, which `inspect` shows of tensors on the GPU."""
+    training = f.inspect(*args).training
+    return training.forward.plan, training.backward.plan
+
+
+@pytest.mark.parametrize("numerics", [False, True])
+def test_the_passes_of_training_are_tuned(machine, numerics):
+    args = training_rows(rows(), torch.empty(4096, device="meta", dtype=torch.bfloat16))
+    before = of_passes(norm, *args)
+    tried = {}
+    for name, plan in zip(("forward", "backward"), before, strict=True):
+        found = enumerate_plans(plan.graph, plan.target)
+        like = found if numerics and name == "backward" else [
+            p for p in found if p.numerics == plan.numerics
+        ]  # fmt: skip
+        tried[name] = next(p for p in like[::-1] if emit(p) != emit(plan))
+        machine.costs[emit(tried[name])] = 70.0
+    tuned = norm.tune(*args, numerics=numerics)
+    assert same(tuned.forward.plan, tried["forward"])
+    assert same(tuned.backward.plan, tried["backward"])
+    assert all(map(same, of_passes(norm, *args), (tuned.forward.plan, tuned.backward.plan)))
+    assert tuned.forward.plan.numerics == norm.inspect(*args).plan.numerics, "y keeps its bits"
+    assert "the backward pass: tuned norm_backward" in str(tuned)
+    if not numerics:
+        assert tuned.backward.plan.numerics == before[1].numerics
+
+
+def test_without_gradients_no_pass_is_tuned(machine):
+    args = rows(), torch.empty(4096, device="meta", dtype=torch.bfloat16)
+    tuned = norm.tune(*args)
+    assert tuned.forward is tuned.backward is None
+    with torch.no_grad():
+        tuned = norm.tune(*training_rows(*args))
+    assert tuned.forward is tuned.backward is None
+    positive = htile.rowwise(lambda x: x > 0)
+    assert positive.tune(rows().requires_grad_()).backward is None
+    tuned = softmax.tune(rows().requires_grad_())
+    assert tuned.forward is None and tuned.backward is not None, "its result is what is kept"
 
 
 def test_all_plans_of_a_map_are_tried(machine):

@@ -24,6 +24,7 @@ SUMMARY = "show the graph, plan, kernel and resources of a row-wise function; no
 EXAMPLES = (
     'show examples.softmax:softmax --args "x=bf16[4096,8192]"',
     'show examples/rmsnorm.py:rmsnorm --args "x=bf16[64,4096] weight=f32[4096] eps=1e-5" --all',
+    'show examples.softmax:softmax --args "x=bf16[4096,8192]" --backward',
     "show mymodule:f --args \"x=f16[8,512:1024,1] mode='fast'\" --arch sm_100a --save dump",
 )
 SECTIONS = {
@@ -51,6 +52,15 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--arch", metavar="NAME", help="the architecture, such as sm_100a (default: sm_90a)"
     )
+    passes = parser.add_mutually_exclusive_group()
+    passes.add_argument(
+        "--backward", action="store_true",
+        help="the kernel of the backward pass, and what the forward pass keeps for it",
+    )  # fmt: skip
+    passes.add_argument(
+        "--joint", action="store_true",
+        help="one kernel of both passes, which no call runs: what the derivative is made of",
+    )  # fmt: skip
     parser.add_argument("--save", metavar="FOLDER", help="write all of it to files in this folder")
     parts = parser.add_argument_group(
         "what to print (one alone: without a heading; default: all but the PTX)"
@@ -65,6 +75,11 @@ def run(options: Namespace) -> int:
     function = find(options.function)
     args, kwargs = arguments(function, parse(options.args))
     kernel = function.inspect(*args, arch=options.arch, **kwargs)
+    kept = {}
+    if options.backward:
+        kept, kernel = {"kept": str(kernel.training.saved)}, kernel.training.backward
+    elif options.joint:
+        kernel = kernel.training.joint
     saved = None
     if options.save is not None:
         try:
@@ -75,9 +90,9 @@ def run(options: Namespace) -> int:
     if len(asked) == 1:
         print(_section(kernel, asked[0]).rstrip())
     elif asked:
-        _print_page(_sections(kernel, asked), kernel.arch)
+        _print_page(kept | _sections(kernel, asked), kernel.arch)
     else:
-        _print_page(_default_page(kernel, saved), kernel.arch)
+        _print_page(kept | _default_page(kernel, saved), kernel.arch)
     if saved is not None:
         print(f"saved in {saved}", file=sys.stderr)
     return 0

@@ -8,7 +8,7 @@ terms of the result where torch's are.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple, NoReturn
 
 import torch
@@ -214,8 +214,7 @@ def _take(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
 
 
 def _lookup(a: Algebra, step: Step, g: int) -> NoReturn:
-    refuse(step.node, "a row of a table that an index chooses has no derivative for the table: "
-           "pass the rows that are looked up, table[index], as an argument")  # fmt: skip
+    raise AssertionError("what it contributes is no value of a row: see htile.frontend.scattered")
 
 
 # Keys: the gradient goes to the element whose index a key has. No two keys are equal.
@@ -328,6 +327,10 @@ def _of_matmul(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
            "function for the part that is trained, or pass detached tensors")  # fmt: skip
 
 
+def _of_custom(a: Algebra, step: Step, g: int) -> NoReturn:
+    raise AssertionError("its operands are found together: see htile.frontend.custom")
+
+
 def _of_placed(a: Algebra, step: Step, g: int) -> NoReturn:
     raise AssertionError(f"{step.node} is in a placed graph: a traced one is differentiated")
 
@@ -366,12 +369,29 @@ DERIVE: dict[Op, Rule] = {
     Op.TAKE: _take, Op.LOOKUP: _lookup, Op.KEY: _key, Op.KEY_VALUE: _of_key,
     Op.SUM: _sum, Op.MEAN: _mean, Op.PROD: _of_product, Op.MAX: _largest, Op.MIN: _largest,
     Op.CUMSUM: _cumulative, Op.CUMPROD: _cumulative_product,
-    Op.MATMUL: _of_matmul, **dict.fromkeys((Op.UNBUNDLE, Op.BUNDLE, Op.GROUPED), _of_placed),
+    Op.CUSTOM: _of_custom, Op.MATMUL: _of_matmul,
+    **dict.fromkeys((Op.UNBUNDLE, Op.BUNDLE, Op.GROUPED), _of_placed),
 }
 # fmt: on
 
-REARRANGED = (MOVEMENTS - {Op.EXPAND}) | COLLECTIVES | {Op.TAKE, Op.LOOKUP}
+REARRANGED = (MOVEMENTS - {Op.EXPAND}) | COLLECTIVES | {Op.TAKE, Op.LOOKUP, Op.CUSTOM}
 """Operations whose result has other elements than the operands: no mask of it goes with them."""
+
+def reached(
+    nodes: Iterable[Node], found: set[int], without: Collection[int] = ()
+) -> set[int]:
+    """The nodes that have a derivative with respect to those `found`, and these; keys have one.
+
+    nodes: in order, behind those. without: nodes that have none.
+    """
+    for node in nodes:
+        if DERIVE[node.op] is nothing or node.id in without:
+            continue
+        is_float = node.value.dtype.is_floating_point
+        if (is_float or node.op in CARRIERS) and not found.isdisjoint(node.inputs):
+            found.add(node.id)
+    return found
+
 
 CARRIERS = frozenset({Op.KEY, Op.MAX, Op.MIN, Op.WHERE}) | MOVEMENTS
 """Operations that give keys, integers that elements are found in again."""

@@ -65,6 +65,15 @@ class Algebra:
             self._note(self[id])
         return id
 
+    def copied(self, node: Node, inputs: tuple[int, ...]) -> int:
+        """A node of another graph, which is no input, with these operands."""
+        key = _key(node.op, inputs, node.arg, node.value)
+        id = self._seen.get(key)
+        if id is None:
+            id = self._seen[key] = self.builder.copied(node, inputs)
+            self._note(self[id])
+        return id
+
     def input(self, name: str, role: Role, dtype: torch.dtype, value: Value) -> int:
         """A leaf that the caller passes."""
         id = self.builder.add_input(name, role, dtype, value)
@@ -77,11 +86,17 @@ class Algebra:
 
     def filled(self, x: float, inner: tuple[int, ...], spread: bool = False) -> int:
         """The number in every element of a shape."""
-        value = Value(inner, Varies.SCALAR, FLOAT, None, spread)
-        key = _key(Op.CONST, (), float(x), value)
+        return self._constant(float(x), Value(inner, Varies.SCALAR, FLOAT, None, spread))
+
+    def integer(self, x: int) -> int:
+        """The number in int64, of shape ()."""
+        return self._constant(x, Value((), Varies.SCALAR, torch.int64))
+
+    def _constant(self, x: object, value: Value) -> int:
+        key = _key(Op.CONST, (), x, value)
         id = self._seen.get(key)
         if id is None:
-            id = self._seen[key] = self.builder.add_const(float(x), value, self.loc)
+            id = self._seen[key] = self.builder.add_const(x, value, self.loc)
             self._note(self[id])
         return id
 

@@ -23,7 +23,7 @@ import torch
 
 from ..errors import Location, TraceError
 from .hints import DRAWS, RANDOM
-from .libraries import SETTINGS, library_of, reads_state
+from .libraries import SETTINGS, library_of, own_classes, own_members, reads_state
 from .reads import CONSTRUCTORS, reads_of, special_methods
 
 ATOMS = frozenset(
@@ -111,8 +111,13 @@ class Captures:
     def __init__(self, fn: types.FunctionType | type, is_static: bool = False):
         self.fn = fn
         self.is_static = is_static
+        self._others: tuple[types.FunctionType, ...] = ()
         self._known: dict[tuple, tuple] = {}
         self._state: tuple[tuple, tuple] | None = None
+
+    def follow(self, other: types.FunctionType) -> None:
+        """Count what another function captures, too, in place of one that was followed before."""
+        self._others, self._state = (other,), None
 
     def fingerprint(self) -> tuple:
         """The captured values as a hashable tuple: the same object as long as nothing changed.
@@ -133,8 +138,9 @@ class Captures:
         if isinstance(self.fn, type):
             captured = walk.every_member(self.fn)
         else:
-            captured = walk.function(self.fn, is_root=not self.is_static) + walk.members()
+            captured = walk.function(self.fn, is_root=not self.is_static)
             captured = captured if self.is_static else captured[2:]
+            captured += (*map(walk.function, self._others), *walk.members())
         if len(self._known) >= KNOWN:
             self._known.clear()
         captured = self._known.setdefault(captured, captured)
@@ -263,7 +269,7 @@ class _Walk:
             if library_of(owner):
                 return getattr(owner, name, _MISSING)
             owner = vars(owner)
-        places = list(map(vars, _classes(owner))) if isinstance(owner, type) else [owner]
+        places = list(map(vars, own_classes(owner))) if isinstance(owner, type) else [owner]
         for k, place in enumerate(places):
             if name in place:
                 self.watched += [(p.get, name, p.get(name)) for p in places[: k + 1]]
@@ -287,12 +293,12 @@ class _Walk:
             for name, owner in list(self._owners.values()):
                 looked_up = dict.fromkeys(self._names, passed)
                 if isinstance(owner, type):
-                    for each in _classes(owner):
+                    for each in own_classes(owner):
                         looked_up |= dict.fromkeys(special_methods(each), passed)
                     if "super" in self._names:
-                        self._owners |= {id(c): (c.__name__, c) for c in _classes(owner)}
+                        self._owners |= {id(c): (c.__name__, c) for c in own_classes(owner)}
                 if self._is_any:
-                    looked_up = dict.fromkeys(_members(owner), (TraceError,)) | looked_up
+                    looked_up = dict.fromkeys(own_members(owner), (TraceError,)) | looked_up
                 for attribute, passed_over in looked_up.items():
                     place = id(owner), attribute
                     if place in keys:
@@ -307,7 +313,7 @@ class _Walk:
     def every_member(self, cls: type) -> tuple:
         """The keys of all members of a class that can be followed."""
         self.members_of(cls)
-        self._names |= {name: None for each in _classes(cls) for name in vars(each)}
+        self._names |= {name: None for each in own_classes(cls) for name in vars(each)}
         return self.members(is_strict=False)
 
     def members_of(self, cls: type) -> tuple:
@@ -361,6 +367,10 @@ class _Walk:
     def _other(self, name: str, value: object, top: object) -> object:
         """The key of what holds code or attributes: functions, methods, classes, modules."""
         if type(value).__module__.partition(".")[0] == "htile":  # another decorated function
+            if hasattr(value, "_backward"):
+                self.watched.append((attrgetter("_backward"), value, value._backward))
+                if value._backward is not None:
+                    return self.function(value.__wrapped__), self.function(value._backward.fn)
             value = getattr(value, "__wrapped__", value)
         cls, origin, owner = type(value), library_of(value), getattr(value, "__self__", None)
         if any(value is setting for setting in SETTINGS):
@@ -422,20 +432,6 @@ def _is_frozen_dataclass(cls: type) -> bool:
     """Whether no attribute of its objects can be set; a subclass is to be decorated as well."""
     parameters = vars(cls).get("__dataclass_params__")
     return parameters is not None and parameters.frozen
-
-
-def _classes(cls: type) -> list[type]:
-    """The user's classes among those that a class and its metaclass inherit from."""
-    return [each for each in (*cls.__mro__, *type(cls).__mro__) if not library_of(each)]
-
-
-def _members(owner: object) -> list[str]:
-    """The names of what a class, a module of the user or a dict has."""
-    if isinstance(owner, types.ModuleType) and library_of(owner):
-        return []
-    places = map(vars, _classes(owner)) if isinstance(owner, type) else [
-        owner if isinstance(owner, dict) else vars(owner)]  # fmt: skip
-    return [name for place in places for name in place if name[:2] != "__"]
 
 
 def _behind(member: object) -> object:

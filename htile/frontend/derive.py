@@ -14,12 +14,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import GradientError
-from .adjoints import CARRIERS, DERIVE, FLOAT, REARRANGED, Masked, Step, nothing
+from .adjoints import DERIVE, FLOAT, REARRANGED, Masked, Step, reached
 from .algebra import Algebra
+from .custom import firsts, gradients, key_of
 from .dtypes import FLOAT8, STORAGE
 from .graph import Builder, Graph, Input, Node, Output, Role
 from .ops import Op, Value, Varies, compute_dtype
 from .peaks import independent_peaks
+from .scattered import Chosen
 
 BOOL = torch.bool
 Masks = tuple[tuple[int, bool], ...]
@@ -60,7 +62,9 @@ def derive(graph: Graph, wrt: Collection[str], cotangents: Collection[str]) -> G
     for an output that is a sum over rows. A name that is taken gets `_` behind it. Its outputs are
     `d_<parameter>`, in the order of `wrt`, of the parameter's shape and dtype. That of a parameter
     that all rows share is a sum over all rows (`Output.over`). A parameter that no output of a
-    cotangent depends on has none. One that is found to be 0 everywhere, as of `x - x`, is that.
+    cotangent depends on has none. One that is found to be 0 everywhere, as of `x - x`, is that,
+    unless a backward pass of the user's own says that there is none. Those of tables whose rows an
+    index chooses follow (`Graph.scattered`).
 
     Raises GradientError where no parameter has a gradient, where an operation on the way has no
     derivative, and for a parameter of 8 bits or an output that is a maximum over rows.
@@ -73,16 +77,21 @@ def derive(graph: Graph, wrt: Collection[str], cotangents: Collection[str]) -> G
         walk.give(out)
     gradients = walk.gradients()
     inputs, ends = {i.name: i for i in graph.inputs if i.id in needed}, [out.id for out in given]
-    outputs = []
+    outputs, own = [], frozenset(node.id for node in graph if node.op is Op.CUSTOM)
     for i in [inputs[name] for name in dict.fromkeys(wrt) if name in inputs]:
         if i.id in gradients:
             outputs.append(walk.output(i, gradients[i.id]))
-        elif not depending(graph, (i.name,), frozenset()).isdisjoint(ends):
+        elif i.id in walk.chosen.tables:
+            refuse_8_bits(i)
+        elif not depending(graph, (i.name,), own).isdisjoint(ends):
             outputs.append(walk.output(i, walk.algebra.number(0.0)))
+    scattered = walk.chosen.outputs({out.name for out in outputs})
+    outputs += [out for _, *both in scattered for out in map(walk.of_rows, both)]
     if not outputs:
         of = " and ".join(cotangents) or "nothing"
         raise GradientError(f"{of} of {graph.name} has no derivative for {' and '.join(wrt)}")
-    return _pruned(builder, outputs, len(graph) + len(given))
+    joint = _pruned(builder, outputs, len(graph) + len(given))
+    return replace(joint, scattered=tuple(of for of, *_ in scattered))
 
 
 def _is_float(node: Node) -> bool:
@@ -92,13 +101,7 @@ def _is_float(node: Node) -> bool:
 def depending(graph: Graph, wrt: Collection[str], peaks: frozenset[int]) -> set[int]:
     """The nodes that have a derivative with respect to a parameter; keys have one, too."""
     found = {i.id for i in graph.inputs if i.name in wrt and i.role in TENSORS}
-    found = {id for id in found if _is_float(graph[id])}
-    for node in graph:
-        if DERIVE[node.op] is nothing or node.id in peaks:
-            continue
-        if (_is_float(node) or node.op in CARRIERS) and not found.isdisjoint(node.inputs):
-            found.add(node.id)
-    return found
+    return reached(graph, {id for id in found if _is_float(graph[id])}, peaks)
 
 
 def refuse_extreme(graph: Graph, out: Output) -> None:
@@ -109,6 +112,14 @@ def refuse_extreme(graph: Graph, out: Output) -> None:
             "return what it is taken of, and reduce it outside, or take it of v.detach()",
             graph[out.id].loc,
         )
+
+
+def refuse_8_bits(i: Input) -> None:
+    """Raise GradientError for a parameter of 8 bits."""
+    if i.dtype in FLOAT8:
+        name = str(i.dtype).removeprefix("torch.")
+        raise GradientError(f"{i.name} is {name}, which no gradient is stored in: convert it "
+                            "before the call, x.float()")  # fmt: skip
 
 
 def free_name(builder: Builder, name: str) -> str:
@@ -128,6 +139,9 @@ class _Walk:
         self.graph, self.builder, self.needed = graph, builder, needed
         self.algebra = Algebra(builder, graph)
         self.parts: dict[int, list[Part]] = {}
+        self.chosen = Chosen(graph, self.algebra)
+        self.firsts = firsts(graph)
+        self.given: dict[object, dict[int, int]] = {key: {} for key in self.firsts}
 
     def give(self, out: Output) -> None:
         """Add the input that is the gradient of an output."""
@@ -156,6 +170,9 @@ class _Walk:
         for parts in self.parts.values():
             parts[:] = map(self._in_float32, parts)
         for node in reversed(self.graph.nodes):
+            if node.op is Op.CUSTOM:
+                self._custom(node)
+                continue
             parts = self.parts.pop(node.id, None)
             if parts is None:
                 continue
@@ -168,6 +185,9 @@ class _Walk:
             if node.op is Op.INPUT:
                 found[node.id] = g
                 continue
+            if node.op is Op.LOOKUP:
+                self.chosen.add(node, g)
+                continue
             operands = tuple([algebra.same[i] for i in node.inputs])
             step = Step(node, operands, algebra.same[node.id])
             contributions = DERIVE[node.op](algebra, step, g)
@@ -175,6 +195,24 @@ class _Walk:
                 if contribution is not None and i in self.needed:
                     self._contribute(node, i, contribution, masks)
         return found
+
+    def _custom(self, node: Node) -> None:
+        """Of a result of a call whose backward pass the user has written.
+
+        That is asked when the gradients of all results are known.
+        """
+        algebra, parts, key = self.algebra, self.parts.pop(node.id, None), key_of(node)
+        given, k = self.given[key], node.arg.result
+        if parts is not None:
+            algebra.loc = node.loc
+            g = algebra.select(*self._joined(parts, node.value))
+            if algebra.constant(g) != 0:
+                g = algebra.widened(g, node.value.inner, node.value.spread)
+                given[k] = algebra.add(given[k], g) if k in given else g
+        if given and self.firsts[key] == node.id:
+            for i, g in gradients(algebra, node, given):
+                if i in self.needed:
+                    self._contribute(node, i, g, ())
 
     def _contribute(self, node: Node, i: int, value: int | Masked, masks: tuple) -> None:
         if isinstance(value, Masked):
@@ -204,12 +242,14 @@ class _Walk:
             found.append((algebra.without_leading_ones(g, len(value.inner)), masks))
         return added(algebra, found)
 
+    def of_rows(self, out: Output) -> Output:
+        """An output that belongs to each row, also if it is the same for all."""
+        is_row = self.builder[out.id].value.varies is Varies.ROW
+        return out if is_row else replace(out, id=of_row(self.algebra, out.id))
+
     def output(self, i: Input, g: int) -> Output:
         """The gradient of a parameter as an output."""
-        if i.dtype in FLOAT8:
-            name = str(i.dtype).removeprefix("torch.")
-            raise GradientError(f"{i.name} is {name}, which no gradient is stored in: convert it "
-                                "before the call, x.float()")  # fmt: skip
+        refuse_8_bits(i)
         self.algebra.loc = None
         value, is_row = self.graph[i.id].value, i.role in (Role.ROW, Role.COLUMN)
         g = self.algebra.widened(g, value.inner, is_row)

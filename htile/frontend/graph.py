@@ -199,6 +199,7 @@ class Graph:
     multiple: if not None, the rows of a call have any multiple of this up to n elements
         (`rowwise(dynamic_n=True)`). What is there for n elements is there for so many then.
     least: how many they must have.
+    scattered: of a joint graph the outputs that are gradients of tables (htile.frontend.scattered).
     """
 
     name: str
@@ -209,6 +210,7 @@ class Graph:
     nodes: tuple[Node, ...] = field(repr=False)
     multiple: int | None = None
     least: int = 1
+    scattered: tuple = ()
 
     def fills(self, step: int) -> bool:
         """Whether all rows have the same multiple of so many elements."""
@@ -311,6 +313,7 @@ class Graph:
         for node in self:
             arg = dtype_name(node.arg) if isinstance(node.arg, torch.dtype) else repr(node.arg)
             arg = f"slope {node.arg.value}" if isinstance(node.arg, Slope) else arg
+            arg = str(node.arg) if node.op is Op.CUSTOM else arg
             arg = node.arg + inputs[node.id] if node.op is Op.INPUT else arg
             arg = f"{node.arg[0].value} of {node.arg[1]}" if node.op is Op.GROUPED else arg
             read = [f"%{i}" for i in node.inputs] + [arg] * (node.arg is not None)

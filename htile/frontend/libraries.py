@@ -101,3 +101,17 @@ def reads_state(function: object) -> bool:
     if origin == "numpy":
         return "random" in (getattr(function, "__module__", None) or "")
     return origin != "htile" and origin.removeprefix("_") not in _PURE.split()
+
+
+def own_classes(cls: type) -> list[type]:
+    """The user's classes among those that a class and its metaclass inherit from."""
+    return [each for each in (*cls.__mro__, *type(cls).__mro__) if not library_of(each)]
+
+
+def own_members(owner: object) -> list[str]:
+    """The names of what a class, a module of the user or a dict has."""
+    if isinstance(owner, types.ModuleType) and library_of(owner):
+        return []
+    places = map(vars, own_classes(owner)) if isinstance(owner, type) else [
+        owner if isinstance(owner, dict) else vars(owner)]  # fmt: skip
+    return [name for place in places for name in place if name[:2] != "__"]

@@ -58,6 +58,9 @@ class Op(Enum):
     EXPONENT = "exponent"  # torch.frexp's, of float32 as int32; of 0, infinities and NaN it is 0
     UNIFORM = "uniform"  # of an unsigned word of 32 bits: the number between 0 and 1 in float32
     STOP = "stop"  # torch.detach: the value itself, whose derivative is none; none in placed graphs
+    # The value itself, whose derivative the user has written, of all operands behind it. arg: a
+    # htile.frontend.custom.Link. None in placed graphs.
+    CUSTOM = "custom"
     EXPONENTIAL = "exponential"  # of such a word: -log of that number, before it was rounded
     NOT = "not"  # of integers each bit
     CAST = "cast"  # arg: a torch dtype; to a narrower floating type a rounding
@@ -101,7 +104,8 @@ class Op(Enum):
     CAT = "cat"  # arg: the axis; any number of operands
     TAKE = "take"  # of a row and an index of each row, which is in the row: the element there
     # Of what all rows share and an index of each row: its part at that place of the first axis. A
-    # negative index counts from the end. Beyond the ends all of it is NaN, or 0, or False.
+    # negative index counts from the end. Beyond the ends all of it is NaN, or 0, or False. arg: the
+    # index that has no gradient, or None; None in placed graphs.
     LOOKUP = "lookup"
     # Of a row (K,) and a matrix that all rows share: the row of N products. arg: whether the matrix
     # is (N, K), as F.linear takes it, and not (K, N).
@@ -227,7 +231,7 @@ def _comparison(values: tuple[Value, ...], arg: object) -> Value:
     return replace(_joined(values, values), dtype=torch.bool, stored=None)
 
 
-def _stop(values: tuple[Value, ...], arg: object) -> Value:
+def _first(values: tuple[Value, ...], arg: object) -> Value:
     return values[0]
 
 
@@ -418,8 +422,9 @@ INFER: dict[Op, Rule] = {
     **dict.fromkeys((Op.PHILOX, Op.WORD), _of(_elementwise, torch.int64)),
     **dict.fromkeys((Op.UNIFORM, Op.EXPONENTIAL), _of(_made(torch.float32), torch.int64)),
     **dict.fromkeys(COMPARISONS, _comparison),
-    Op.EXPONENT: _of(_made(torch.int32), *FLOATS), Op.LDEXP: _ldexp, Op.STOP: _stop,
-    Op.CAST: _cast, Op.CONVERT: _convert, Op.WHERE: _where, Op.RESHAPE: _reshape, Op.SLICE: _slice,
+    Op.EXPONENT: _of(_made(torch.int32), *FLOATS), Op.LDEXP: _ldexp,
+    Op.STOP: _first, Op.CUSTOM: _first, Op.CAST: _cast, Op.CONVERT: _convert,
+    Op.WHERE: _where, Op.RESHAPE: _reshape, Op.SLICE: _slice,
     Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat, Op.UNBUNDLE: _unbundle,
     Op.BUNDLE: _bundle, Op.TAKE: _take, Op.LOOKUP: _lookup, Op.MATMUL: _matmul,
     Op.GROUPED: _grouped, Op.KEY: _key, Op.KEY_INDEX: _of_key, Op.KEY_VALUE: _of_key,

@@ -198,7 +198,7 @@ _FUNCTIONS: dict[Op, Function] = {
     Op.XOR: torch.bitwise_xor,
     Op.LSHIFT: torch.bitwise_left_shift,
     Op.RSHIFT: torch.bitwise_right_shift,
-    Op.STOP: lambda x: x,
+    Op.STOP: lambda x: x, Op.CUSTOM: lambda x, *read: x,
     Op.RESHAPE: lambda x: x,  # `evaluate` reshapes: it knows how many leading dimensions there are
     Op.SUM: _sum,
     Op.MEAN: lambda x: _sum(x) / x.shape[-1],  # of equal elements it is that element, as torch's

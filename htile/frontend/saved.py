@@ -50,16 +50,18 @@ class Split:
 
 
 def split(
-    graph: Graph, joint: Graph, kept: Split | None = None, whole: bool = False
-) -> Split | None:
+    graph: Graph, joint: Graph, kept: Split | None = None, whole: bool = False,
+    named: frozenset[int] | None = None,
+) -> Split | None:  # fmt: skip
     """Cut the joint graph of a traced `graph`, whose first nodes are those of `graph`.
 
     kept: another cut of the same function, whose `forward` is `graph`. Only what that one keeps may
         be kept then. The result is None where this does not suffice.
     whole: keep all rows that are arguments, which suffices for any other cut.
+    named: keep what is needed of these nodes, which suffices.
     """
     cut = _Cut(graph, joint)
-    found = cut.cheapest(kept, whole)
+    found = cut.cheapest(kept, whole) if named is None else cut.needed_of(named)
     return None if found is None else cut.split(found)
 
 
@@ -127,6 +129,12 @@ class _Cut:
             found = self._cut(costs, begins & kept.kept)
         return found if found is None or not whole else found | self.row_arguments
 
+    def needed_of(self, named: frozenset[int]) -> frozenset[int]:
+        """What the joint graph reads of these nodes, and of arguments, where they are kept."""
+        ids = (out.id for out in self.joint.outputs)
+        live = self._live(ids, lambda node: node.id in named)
+        return frozenset(live & (named | self.row_arguments))
+
     def _cut(self, costs: dict[int, int], begins: set[int]) -> frozenset[int] | None:
         """The cheapest cut behind row arguments and these nodes."""
         operands = {
@@ -155,7 +163,8 @@ class _Cut:
         """The two graphs, with these nodes kept."""
         joint, taken = self.joint, {i.name for i in self.joint.inputs}
         live = self._live((o.id for o in joint.outputs), lambda node: node.id in kept)
-        new = Builder(f"{self.graph.name}_backward", self.graph.n)
+        new = Builder(f"{self.graph.name}_backward", self.graph.n, self.graph.multiple)
+        new.least = self.graph.least
         outputs, results, ids = [*self.graph.outputs], {}, {}
 
         def leaf(node: Node, output: Output) -> int:

@@ -19,24 +19,30 @@ from .indices import per_row_index
 from .ops import Op
 from .parts import stack, unbind
 from .promotion import BOOL
+from .scattered import Padding
 from .shapes import axis_of, reshaped
 from .tensor import FUNCTIONS, Tensor, fail, node
 
 THROUGH = frozenset({Op.RESHAPE, Op.SLICE, Op.PERMUTE})  # movements that a table may have made
 
 
-def lookup(table: Tensor, y: Tensor, what: str = "indexing") -> Tensor:
+def lookup(
+    table: Tensor, y: Tensor, what: str = "indexing", padding: int | None = None
+) -> Tensor:
     """The parts of a table (P, *inner) at integers of any shape: (*y.shape, *inner).
+
+    padding: an index whose part of the table gets no gradient.
 
     A negative index counts from the end. Beyond the ends the result is NaN, of integers 0, and of
     masks False.
     """
     _check_table(table)
     if prod(y._sizes) == 1:
-        found = node(Op.LOOKUP, table, per_row_index(reshaped(y, ()), what))
+        arg = None if padding is None else Padding(padding)
+        found = node(Op.LOOKUP, table, per_row_index(reshaped(y, ()), what), arg=arg)
         return reshaped(found, (*y._sizes, *found._sizes))
     each = unbind(reshaped(y, (prod(y._sizes),)), 0)
-    rows = stack([lookup(table, index, what) for index in each])
+    rows = stack([lookup(table, index, what, padding) for index in each])
     return reshaped(rows, (*y._sizes, *rows._sizes[1:]))
 
 
@@ -93,10 +99,14 @@ def embedding(
     """The rows of a table at the indices; a negative one counts from the end."""
     if max_norm is not None:
         fail(UnsupportedError, "F.embedding(max_norm=...) changes the table: leave it out")
+    if scale_grad_by_freq or sparse:
+        name = "sparse" if sparse else "scale_grad_by_freq"
+        fail(UnsupportedError, f"F.embedding({name}=True) asks for another gradient than that of "
+             "the rows: leave it out, or call it outside")  # fmt: skip
     if weight.ndim != 2:
         fail(ShapeError, f"F.embedding of a table of shape {tuple(weight._sizes)}: it has two "
              "axes, annotate it htile.Shared")  # fmt: skip
-    return lookup(weight, input, "F.embedding")
+    return lookup(weight, input, "F.embedding", padding_idx)
 
 
 FUNCTIONS[torch.nn.functional.embedding] = "F.embedding", embedding

@@ -7,15 +7,27 @@ in place of the gradient. `PUSH` has the rules of the operations that are not of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
 from torch.utils import _pytree as pytree
 
+from ..errors import GradientError
 from .adjoints import DERIVE, FLOAT, Masked, Step
 from .algebra import Algebra
-from .derive import Masks, added, depending, free_name, of_row, refuse_extreme
+from .captures import line_of
+from .custom import named_operands, spliced
+from .derive import (
+    Masks,
+    added,
+    depending,
+    derive,
+    differentiable,
+    free_name,
+    of_row,
+    refuse_extreme,
+)
 from .dtypes import FLOAT8
 from .graph import Builder, Graph, Output
 from .ops import Op, Varies
@@ -96,7 +108,9 @@ class _Push:
             step = Step(node, operands, algebra.same[node.id])
             if all(t is None for t in given):
                 continue
-            if node.op is Op.DIV:
+            if node.op is Op.CUSTOM:
+                t = self._custom(step)
+            elif node.op is Op.DIV:
                 t = _quotient(algebra, step, given)
             elif node.op in PUSH:
                 t = PUSH[node.op](algebra, step, self._whole(node.inputs[0]))
@@ -107,7 +121,38 @@ class _Push:
             if algebra.constant(t) != 0:
                 self.found[node.id] = t
 
+    def _custom(self, step: Step) -> int:
+        """Of a result whose backward pass the user has written.
+
+        That is linear in the gradient of the result, so its own derivative with respect to it
+        has the tangents of the arguments in the place of gradients.
+        """
+        algebra, link = self.algebra, step.node.arg
+        call, name = link.call, link.call.results[link.result].gradient
+        arguments = dict(zip(call.tensors, step.node.inputs[1 + len(call.read) :], strict=True))
+        values = [algebra[i].value for i in step.operands[1:]]
+        graph = call.graph(values, (link.result,), algebra.builder)
+        asked = [] if graph is None else [
+            out.name for out in graph.outputs if arguments[out.name] in self.found
+        ]  # fmt: skip
+        asked = asked and [n for n in differentiable(graph, (name,)) if n in asked]
+        if not asked:
+            return algebra.number(0.0)
+        back = derive(graph, (name,), asked)
+        if next(i.id for i in back.inputs if i.name == name) in _live(back, back.outputs):
+            raise GradientError(
+                f"{call.backward.signature.name} is not linear in {name}, so it has no tangents",
+                line_of(call.backward.fn),
+            )
+        result = step.node.value
+        given = {name: algebra.filled(0.0, result.inner, result.spread)}
+        for i, argument in zip(back.inputs[len(graph.inputs) :], asked, strict=True):
+            given[i.name] = self._whole(arguments[argument])
+        ids = spliced(algebra, back, named_operands(algebra, step.node) | given)
+        return ids[back.outputs[0].id]
+
     def _whole(self, id: int) -> int:
+
         """The tangent of a node with all axes of the node."""
         value, t = self.graph[id].value, self.found.get(id)
         if t is None:
@@ -177,12 +222,18 @@ PUSH: dict[Op, Rule] = {
 }
 
 
+def _live(graph: Graph | Builder, outputs: Iterable[Output]) -> set[int]:
+    """The nodes that these outputs are computed of."""
+    live = {out.id for out in outputs}
+    for id in range(len(graph) - 1, -1, -1):
+        if id in live:
+            live.update(graph[id].inputs)
+    return live
+
+
 def _alone(builder: Builder, outputs: list[Output]) -> Graph:
     """A graph of what these outputs need, and of nothing else."""
-    live = {out.id for out in outputs}
-    for id in range(len(builder) - 1, -1, -1):
-        if id in live:
-            live.update(builder[id].inputs)
+    live = _live(builder, outputs)
     new, ids = Builder(builder.name, builder.n), {}
     inputs = {i.id: i for i in builder.inputs}
     for id in sorted(live):

@@ -236,7 +236,7 @@ class Tensor(torch.Tensor):
         So `y.to(x.dtype)` gives back what came in, as in torch. Arithmetic is float32 either way.
         """
         node = self._builder[self._node]
-        while node.op is Op.STOP:
+        while node.op in (Op.STOP, Op.CUSTOM):
             node = self._builder[node.inputs[0]]
         if node.op is Op.INPUT:
             return next(i.dtype for i in self._builder.inputs if i.id == node.id)

@@ -113,7 +113,8 @@ def _not_computed(node: Node, args: tuple[str, ...], function: Function) -> str:
 # fmt: off
 EMIT: dict[Op, Expression] = {
     **dict.fromkeys(
-        (Op.INPUT, Op.CONST, Op.STOP, Op.MATMUL, *MOVEMENTS, *COLLECTIVES), _not_computed),
+        (Op.INPUT, Op.CONST, Op.STOP, Op.CUSTOM, Op.MATMUL, *MOVEMENTS, *COLLECTIVES),
+        _not_computed),
     Op.INDEX: _index, Op.LENGTH: _length, Op.UNBUNDLE: _unbundle, Op.BUNDLE: _bundle,
     Op.PHILOX: _philox, Op.WORD: _word, Op.UNIFORM: _call("uniform"),
     Op.EXPONENTIAL: _call("exponential"),

@@ -21,11 +21,16 @@ from .rewrite import rewrite
 from .space import place
 from .vectors import WARP, vector_size
 
+_ITSELF = (Op.STOP, Op.CUSTOM)  # which are their first operand, but to a derivative
+
 
 def drop_slopes(graph: Graph) -> Graph:
     """Drop what only a derivative reads: where none goes through, and which slope is meant."""
     marks = Slope, FirstAlong
-    if not any([node.op is Op.STOP or type(node.arg) in marks for node in graph]):
+    if not any([
+        node.op in _ITSELF or type(node.arg) in marks or (node.op is Op.LOOKUP and node.arg)
+        for node in graph
+    ]):  # fmt: skip
         return graph
 
     def drop(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
@@ -36,7 +41,9 @@ def drop_slopes(graph: Graph) -> Graph:
         if isinstance(node.arg, FirstAlong):
             axis = int(node.arg) if len(new[inputs[0]].value.inner) > 1 else None
             return new.add(node.op, inputs, axis, node.loc)
-        return inputs[0] if node.op is Op.STOP else None
+        if node.op is Op.LOOKUP:
+            return new.add(node.op, inputs, loc=node.loc)
+        return inputs[0] if node.op in _ITSELF else None
 
     return rewrite(graph, drop)
 

@@ -6,10 +6,15 @@ from collections.abc import Iterable
 
 import torch
 from torch.autograd import forward_ad
-from torch.compiler import is_compiling
+from torch.compiler import (
+    assume_constant_result,
+    is_compiling,
+    is_dynamo_compiling,
+    is_exporting,
+)
 
 from ..frontend.roles import PLAIN
-from ..run.detours import is_distributed
+from ..run.operands import is_distributed
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -19,14 +24,17 @@ def fits(*tensors: torch.Tensor | None, inner: int = 1) -> bool:
 
     inner: how many of the last dimensions of the first one are a row.
 
-    It may not where torch would do something else than compute: while it compiles or exports, in
-    torch.func and forward mode, in modes that watch operations, and for subclasses of tensors other
-    than DTensors of whole rows. It may not either for float64, which kernels do not compute, for
-    rows without elements, and under autocast in 16 bits, which chooses the dtypes of results.
+    It may not where torch would do something else than compute: while it exports, in torch.func and
+    forward mode, in modes that watch operations, and for subclasses of tensors other than DTensors
+    of whole rows. It may not either for float64, which kernels do not compute, for rows without
+    elements, and under autocast in 16 bits, which chooses the dtypes of results.
+
+    Dynamo follows it, so in torch.compile the answer belongs to the kind of call that is compiled.
     """
-    if is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+    if _is_transformed_or_exported():
         return False
-    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+    is_read = is_dynamo_compiling()
+    if not is_read and (is_compiling() or torch._C._len_torch_dispatch_stack() > 0):
         return False
     device = None
     for tensor in tensors:
@@ -34,7 +42,7 @@ def fits(*tensors: torch.Tensor | None, inner: int = 1) -> bool:
             continue
         if type(tensor) not in PLAIN and not is_split_in_rows(tensors, inner):
             return False
-        if tensor.dtype not in DTYPES or tensor.is_neg():
+        if tensor.dtype not in DTYPES or (not is_read and tensor.is_neg()):
             return False
         if tensor.ndim and tensor.shape[-1] == 0:
             return False
@@ -46,6 +54,16 @@ def fits(*tensors: torch.Tensor | None, inner: int = 1) -> bool:
         if tensor.layout is not torch.strided:
             return False
     return True
+
+
+@assume_constant_result
+def _is_transformed_or_exported() -> bool:
+    """Whether torch.func, forward mode or torch.export work here.
+
+    Where Dynamo asks it is a constant. Dynamo of torch 2.11 itself takes `is_exporting()` for True.
+    """
+    is_any = torch._C._functorch.peek_interpreter_stack() is not None
+    return is_any or forward_ad._current_level >= 0 or is_exporting()
 
 
 def is_split_in_rows(tensors: Iterable[torch.Tensor | None], inner: int = 1) -> bool:

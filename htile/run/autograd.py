@@ -6,14 +6,14 @@ for tangents (`jvp`), or for the results of a whole batch (`vmap`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch.autograd import forward_ad
 
 from ..errors import GradientError
-from .derivatives import Derivative, derivative_of, refuse_any_length
+from .derivatives import Derivative, derivative_of, refuse_any_length, repeated_among
 from .operands import is_differentiated, is_inside_transform, unwrapped
 from .runner import Runner, over_rows
 from .short_gradients import add_backward
@@ -31,7 +31,7 @@ def with_gradients(
         tensors = ((name, v) for name, v in named if isinstance(v, torch.Tensor))
         requires_grad = is_differentiated if is_transformed else _requires_grad
         wrt = {name: tensor for name, tensor in tensors if requires_grad(tensor)}
-    derivative = derivative_of(run, tuple(wrt), repeated(run, wrt, lead)) if wrt else None
+    derivative = derivative_of(run, tuple(wrt), repeated_among(run, wrt, lead)) if wrt else None
     if is_transformed:
         refuse_any_length(run.graph)
         forward = run if derivative is None else derivative.forward
@@ -59,7 +59,7 @@ class Recorded:
         self._wrt = tuple(k for k in tensors if like[k].requires_grad)
         if self._wrt and not is_inside_transform(like):
             named = {run.parameters.names[k]: like[k] for k in self._wrt}
-            self.derivative = derivative_of(run, tuple(named), repeated(run, named, lead))
+            self.derivative = derivative_of(run, tuple(named), repeated_among(run, named, lead))
 
     def __call__(self, values: tuple) -> Sequence[torch.Tensor]:
         derivative = self.derivative
@@ -73,14 +73,10 @@ def _requires_grad(tensor: torch.Tensor) -> bool:
     return tensor.requires_grad
 
 
-def repeated(
-    run: Runner, tensors: Mapping[str, torch.Tensor], lead: tuple[int, ...]
-) -> frozenset[str]:
-    """The names of those arguments that have fewer rows than the call."""
-    return frozenset(
-        name for name, tensor in tensors.items()
-        if name in run.inner and tensor.shape[: tensor.ndim - run.inner[name]] != lead
-    )  # fmt: skip
+def _is_pushed() -> bool:
+    """Whether tangents are asked for. A compiled graph does not set torch's level of them."""
+    peek, jvp = torch._C._functorch.peek_interpreter_stack(), torch._C._functorch.TransformType.Jvp
+    return forward_ad._current_level >= 0 or (peek is not None and peek.key() == jvp)
 
 
 def _is_mapped(tensor: torch.Tensor) -> bool:
@@ -221,7 +217,7 @@ class _Transformed(torch.autograd.Function):
             _set_up(ctx, derivative, values, lead, wrt, output)
             both = zip(output, derivative.has_gradient, strict=True)
             ctx.mark_non_differentiable(*(result for result, has_one in both if not has_one))
-        if forward_ad._current_level >= 0:  # a result without a gradient may have a tangent
+        if _is_pushed():  # a result without a gradient may have a tangent
             ctx.others = [None if isinstance(v, torch.Tensor) else v for v in values]
             ctx.save_for_forward(*(v if isinstance(v, torch.Tensor) else None for v in values))
             both = zip(output, run.has_gradient, strict=True)
@@ -275,7 +271,7 @@ def _gradients(call: Call, kept: tuple, cotangents: tuple) -> Sequence[torch.Ten
     There may be no cotangent at all, where what follows has none for any of the results.
     """
     derivative, numbers, lead, like = call
-    if all(g is None for g in cotangents):
+    if all([g is None for g in cotangents]):
         return [None] * len(derivative.wrt)
     cotangents = tuple([None if g is None else g.resolve_neg() for g in cotangents])
     kept = tuple([unwrapped(tensor) for tensor in kept])
@@ -289,6 +285,10 @@ def _gradients(call: Call, kept: tuple, cotangents: tuple) -> Sequence[torch.Ten
             g.sum_to_size(shape).to(dtype) if g is not None and name in derivative.repeated else g
             for name, g, (shape, dtype) in named
         ]
+    if backward.scattered:
+        from .tables import with_rows  # which few functions need
+
+        found = with_rows(found, results, backward.scattered)
     return found
 
 

@@ -28,8 +28,8 @@ from ..frontend.captures import Captures, closure
 from ..frontend.graph import Role
 from ..frontend.roles import Signature, classify, refuse_subclass, stands_in
 from .known import FUNCTIONS
-from .operands import without_modes
-from .roots import CALL, RUN_, root_of
+from .operands import is_dtensor, without_modes
+from .roots import CALL, RUN_, call_distributed, call_transformed, root_of
 
 if TYPE_CHECKING:
     from .rowwise import Rowwise
@@ -72,7 +72,7 @@ def _recorded(function: Rowwise, args: tuple, kwargs: dict) -> tuple[bool, objec
     asked = _asked(number, len(args), tuple(named))
     if asked is None:
         return False, None
-    has_out, dimensions = asked
+    has_out, is_transformed, dimensions = asked
     out = named.pop("out") if has_out else None
     values = [*args, *named.values()]
     told = tuple([_told(value, count) for value, count in zip(values, dimensions, strict=True)])
@@ -83,9 +83,13 @@ def _recorded(function: Rowwise, args: tuple, kwargs: dict) -> tuple[bool, objec
     planned = _planned(number, len(args), tuple(named), told, outs, captured)
     if planned is None:
         return False, None
-    name, places, numbers, model = planned
+    name, places, numbers, model, are_distributed = planned
     tensors = [values[k] for k in places]
     counted = [default if k == DEFAULT else float(values[k]) for k, default in numbers]
+    if are_distributed:
+        return True, _built(model, call_distributed(name, tensors, counted))
+    if is_transformed:
+        return True, _built(model, call_transformed(name, tensors, counted))
     if out is None:
         return True, _built(model, CALL(name, tensors, counted))
     RUN_(name, tensors, counted, _leaves(model, out))
@@ -147,8 +151,9 @@ def _leaves(model: tuple, out: object) -> list:
 
 
 @assume_constant_result
-def _asked(number: str, count: int, named: tuple[str, ...]) -> tuple[bool, tuple] | None:
-    """Whether there is `out=`, and for each other value what `_told` is to tell; None if refused.
+def _asked(number: str, count: int, named: tuple[str, ...]) -> tuple[bool, bool, tuple] | None:
+    """Whether there is `out=`, whether torch.func works on the call, and for each value but `out`
+    what `_told` is to tell; None if refused.
 
     count: how many arguments are given by position. named: the names of the others.
     """
@@ -158,11 +163,17 @@ def _asked(number: str, count: int, named: tuple[str, ...]) -> tuple[bool, tuple
     named = tuple(name for name in named if not has_out or name != "out")
     try:
         is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
-        if is_transformed or forward_ad._current_level >= 0:
+        if is_transformed and has_out:
             raise UnsupportedError(
-                f"{signature.name}: torch.func (vmap, grad, jvp) and forward_ad inside "
-                "torch.compile or torch.export are not supported yet; compile what they are "
-                "applied to, or call it outside"
+                f"{signature.name}: out= inside torch.func or with tangents; return the result"
+            )
+        if is_transformed and not is_exporting():
+            torch.compiler.allow_in_graph(call_transformed)
+        elif is_transformed or forward_ad._current_level >= 0:
+            raise UnsupportedError(
+                f"{signature.name}: torch.func inside torch.export, and forward_ad inside "
+                "torch.compile or torch.export are not supported yet; compile or export what they "
+                "are applied to, or call it outside"
             )
         places = _places(signature, count, named)
         function._reads = function._reads or _reader(function._captures)
@@ -170,7 +181,7 @@ def _asked(number: str, count: int, named: tuple[str, ...]) -> tuple[bool, tuple
         return _refuse(function, error)
     kinds = dict(zip(signature.names, signature.kinds, strict=True))
     asked = {place: _dimensions(kinds[name]) for name, place in places.items()}
-    return has_out, tuple(asked[k] for k in range(count + len(named)))
+    return has_out, is_transformed, tuple(asked[k] for k in range(count + len(named)))
 
 
 def _dimensions(kind: type | None) -> int:
@@ -251,7 +262,12 @@ def _operation(function: Rowwise, places: dict[str, int], told: tuple, outs: tup
                     "torch.compile does not see; pass it as an argument"
                 )
             tensors.append(places[spec.name])
-    return root.runner.name, tuple(tensors), tuple(numbers), model
+    are_distributed = any(is_dtensor(each[0]) for each in told)
+    if are_distributed and outs is not None:
+        raise UnsupportedError(f"{signature.name}: out= with DTensors; return the result")
+    if are_distributed:
+        torch.compiler.allow_in_graph(call_distributed)
+    return root.runner.name, tuple(tensors), tuple(numbers), model, are_distributed
 
 
 def _stand_in(function: str, name: str, told: tuple) -> object:
@@ -266,7 +282,7 @@ def _stand_in(function: str, name: str, told: tuple) -> object:
             f"{function}: {name} is a {rest[0]}, which torch.compile can not tell from others; "
             "pass a number, a string, a dtype or a tuple of them"
         )
-    if not stands_in(kind):
+    if not stands_in(kind) and not is_dtensor(kind):
         refuse_subclass(function, name, kind)
     dtype, ndim, inner, _ = rest
     shape = (*(STAND_IN,) * (ndim - len(inner)), *inner)

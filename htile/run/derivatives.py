@@ -8,16 +8,18 @@ order is the `Derivative` of that graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
 from ..errors import GradientError
+from ..frontend.custom import kept_by
 from ..frontend.derive import derive, differentiable
 from ..frontend.graph import Graph, Role
 from ..frontend.saved import Split, split
+from ..frontend.scattered import Scattered
 from .runner import Runner
 from .specialize import spec_of
 
@@ -29,12 +31,15 @@ class Backward(NamedTuple):
     sources: where each argument of `run` comes from: the number of a list, which has the arguments
         of the forward pass, what is kept of it, and the cotangents, and an index into that list.
     gradients: for each argument that requires grad the index of its gradient, or None.
+    scattered: for each part of a gradient that is to be added up of rows (htile.run.tables) which
+        gradient that is, and the indices of what is added and of where.
     """
 
     run: Runner
     present: tuple[bool, ...]
     sources: tuple[tuple[int, int], ...]
     gradients: tuple[int | None, ...]
+    scattered: tuple[tuple[int, int, int, Scattered], ...]
 
 
 class Derivative:
@@ -55,7 +60,6 @@ class Derivative:
 
     def __init__(self, of: Runner, wrt: tuple[str, ...], repeated: frozenset[str]):
         graph = of.graph
-        refuse_any_length(graph)
         self.of, self.wrt, self.repeated = of, wrt, repeated
         self.results = len(graph.outputs)
         self._split = self._sufficient(graph)
@@ -103,19 +107,23 @@ class Derivative:
     def _sufficient(self, graph: Graph) -> Split:
         """The cut for the gradients of all results; what it keeps suffices for each of them."""
         names = differentiable(graph, self.wrt)
-        joint = self._joint(graph, names)
-        found = split(graph, joint)
+        joint = self.joint(graph, names)
+        named = kept_by(graph)
+        found = split(graph, joint, named=named)
+        if named is not None:
+            return found
         for name in names if len(names) > 1 else ():
-            alone = self._joint(found.forward, (name,))
+            alone = self.joint(found.forward, (name,))
             if split(found.forward, alone, found) is None:
                 return split(graph, joint, whole=True)
         return found
 
-    def _joint(self, graph: Graph, cotangents: tuple[str, ...]) -> Graph:
+    def joint(self, graph: Graph, cotangents: tuple[str, ...]) -> Graph:
+        """What a graph computes, and the gradients of the arguments for these results."""
         joint = derive(graph, self.wrt, cotangents)
+        in_float32 = {f"d_{name}" for name in (*self.repeated, *(s.table for s in joint.scattered))}
         outputs = tuple(
-            replace(o, dtype=torch.float32) if o.name.removeprefix("d_") in self.repeated else o
-            for o in joint.outputs
+            replace(o, dtype=torch.float32) if o.name in in_float32 else o for o in joint.outputs
         )
         return replace(joint, outputs=outputs)
 
@@ -145,8 +153,8 @@ class Derivative:
         """The same, made anew. It reads no more than what is kept."""
         graph, of = self._split.forward, self.of
         there = [k for k, is_there in enumerate(present) if is_there]
-        joint = self._joint(graph, tuple(graph.outputs[k].name for k in there))
-        cut = split(graph, joint, self._split)
+        joint = self.joint(graph, tuple(graph.outputs[k].name for k in there))
+        cut = split(graph, joint, self._split, named=kept_by(graph))
         if cut is None:
             raise GradientError(
                 f"{of.graph.name}: this gradient, of second order or of some of the results, reads "
@@ -164,20 +172,25 @@ class Derivative:
         given = zip(joint.inputs[len(graph.inputs) :], there, strict=True)
         sources |= {i.name: (2, k) for i, k in given}
         gradients = {o.name: k for k, o in enumerate(joint.outputs)}
+        scattered = tuple(
+            (self.wrt.index(of.table), gradients[of.rows], gradients[of.at], of)
+            for of in joint.scattered
+        )
         return Backward(
             run,
             present,
             tuple(sources[name] for name in specs),
             tuple(gradients.get(f"d_{name}") for name in self.wrt),
+            scattered,
         )
 
 
 def refuse_any_length(graph: Graph) -> None:
-    """Raise GradientError for a graph of rows of any length."""
+    """Raise GradientError for a graph of rows of any length, in a transform."""
     if graph.multiple is not None:
         raise GradientError(
-            f"{graph.name}: gradients of rows of any length (dynamic_n=True) are not computed yet; "
-            "leave dynamic_n out"
+            f"{graph.name}: torch.func and tangents of rows of any length (dynamic_n=True) are not "
+            "supported yet; leave dynamic_n out"
         )
 
 
@@ -190,6 +203,19 @@ def derivative_of(
         has_any = differentiable(run.graph, wrt)
         run.derivatives[key] = Derivative(run, *key) if has_any else None
     return run.derivatives[key]
+
+
+def repeated_among(
+    run: Runner, tensors: Mapping[str, torch.Tensor], lead: tuple[int, ...]
+) -> frozenset[str]:
+    """The names of those arguments that have fewer rows than the call."""
+    return frozenset(
+        name for name, tensor in tensors.items()
+        if name in run.inner and (
+            tensor.ndim - run.inner[name] != len(lead)  # first, for sizes may be symbols of torch
+            or tensor.shape[: len(lead)] != lead
+        )
+    )  # fmt: skip
 
 
 def part_name(

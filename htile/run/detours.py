@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd import forward_ad
 
 from ..frontend.roles import PLAIN
-from .operands import is_inside_transform, is_recorded
+from .operands import is_distributed, is_inside_transform, is_recorded
+
+if TYPE_CHECKING:
+    from .rowwise import Rowwise
 
 
 def detour_of(values: tuple) -> Callable[..., object] | None:
@@ -21,15 +24,24 @@ def detour_of(values: tuple) -> Callable[..., object] | None:
         isinstance(value, torch.Tensor) and type(value) not in PLAIN for value in values
     ):
         return None
-    if is_recorded(values) and not is_linearized(values):
-        from .compiled import call_recorded
-
-        return call_recorded
     if is_distributed(values):
         from .distributed import call_on_local_rows
 
         return call_on_local_rows
+    if is_recorded(values) and not is_linearized(values):
+        from .compiled import call_recorded
+
+        return call_recorded
     return None
+
+
+def as_in_a_process(function: Rowwise, values: tuple) -> tuple:
+    """The values that the kernel of a call gets: of DTensors what this process has of them."""
+    if not is_distributed(values):
+        return values
+    from .distributed import local_values
+
+    return local_values(function, values)
 
 
 def is_linearized(values: tuple) -> bool:
@@ -41,9 +53,3 @@ def is_linearized(values: tuple) -> bool:
     if forward_ad._current_level < 0 or not is_inside_transform(values):
         return False
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None
-
-
-def is_distributed(values: Iterable[object]) -> bool:
-    """Whether a DTensor is among them. There is none before torch's module of them is imported."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and any(isinstance(value, module.DTensor) for value in values)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils import _pytree as pytree
 
 from ..errors import UnsupportedError
@@ -60,7 +61,27 @@ def call_on_local_rows(function: Rowwise, args: tuple, kwargs: dict) -> object:
     signature = function._signature
     if "out" in kwargs and "out" not in signature.names:
         raise UnsupportedError(f"{signature.name}: out= with DTensors; return the result")
-    values = signature.bind(args, kwargs)
+    local, outputs, rows, mesh = _localized(function, signature.bind(args, kwargs))
+    k = signature._positional
+    given = dict(zip(signature.names[k:], local[k:], strict=True))
+    leaves, structure = pytree.tree_flatten(function(*local[:k], **given))
+    results = [_whole(*each, rows, mesh) for each in zip(leaves, outputs, strict=True)]
+    return pytree.tree_unflatten(results, structure)
+
+
+def local_values(function: Rowwise, values: tuple) -> tuple:
+    """The values of a call with DTensors that the kernel of this process gets.
+
+    Raises what the call raises.
+    """
+    return _localized(function, values)[0]
+
+
+def _localized(
+    function: Rowwise, values: tuple
+) -> tuple[tuple, Sequence[Output], _Rows, DeviceMesh]:
+    """The values of this process, the results of the function, the rows and their mesh."""
+    signature = function._signature
     named = dict(zip(signature.names, values, strict=True))
     tensors = {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
     mesh = _mesh_of(signature.name, tensors)
@@ -70,13 +91,8 @@ def call_on_local_rows(function: Rowwise, args: tuple, kwargs: dict) -> object:
     request, _ = function._request(call, function._captures.fingerprint(), like)
     outputs = request.specialization.traced.outputs
     _refuse_maximum(signature.name, outputs, rows)
-    for name, tensor in tensors.items():
-        named[name] = _local(tensor, rows)
-    k = signature._positional
-    given = dict(list(named.items())[k:])
-    leaves, structure = pytree.tree_flatten(function(*[*named.values()][:k], **given))
-    results = [_whole(*each, rows, mesh) for each in zip(leaves, outputs, strict=True)]
-    return pytree.tree_unflatten(results, structure)
+    named |= {name: _local(tensor, rows) for name, tensor in tensors.items()}
+    return tuple(named.values()), outputs, rows, mesh
 
 
 def have_whole_rows(tensors: Sequence[torch.Tensor], inner: int = 1) -> bool:
@@ -85,13 +101,18 @@ def have_whole_rows(tensors: Sequence[torch.Tensor], inner: int = 1) -> bool:
     The first tensor is one of rows, and so are all others of its rank. The rest is what rows share.
 
     inner: how many of the last dimensions are a row.
+
+    Dynamo follows it. It knows the types of placements by `isinstance` only (torch 2.11).
     """
     if not all(isinstance(tensor, DTensor) for tensor in tensors):
         return False
     first = tensors[0]
     whole = (Replicate(),) * first.device_mesh.ndim
     own = all(
-        type(p) is Replicate or (type(p) is Shard and p.dim % first.ndim < first.ndim - inner)
+        isinstance(p, Replicate) or (
+            isinstance(p, Shard) and not isinstance(p, _StridedShard)
+            and p.dim % first.ndim < first.ndim - inner
+        )
         for p in first.placements
     )
     return own and all(

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils import _pytree as pytree
 
-from ..build.arch import Arch
 from ..errors import GradientError, UnsupportedError
-from ..frontend.derive import differentiable
-from ..frontend.graph import Role
 from ..frontend.roles import classify
-from .autograd import ENTRY, Recorded, repeated
-from .derivatives import Derivative, derivative_of
-from .kernel import Kernel
+from .autograd import ENTRY, Recorded
+from .derivatives import derivative_of
 from .launch import Request
 from .operands import call_key, device_of, is_inside_transform, refuse_transforms
 from .runner import Runner, keep
@@ -105,26 +101,6 @@ class DifferentiableCalls:
                 keep(self._runners, request.specialization, known)
         return known
 
-    def kernels(self, request: Request, arch: Arch) -> Training:
-        """The kernels of a call like this one, where grad mode is on."""
-        with torch.enable_grad():
-            captured = self._function._captures.fingerprint()
-            request, _ = self._function._request(request.call, captured, request.values)
-        run = self._runner(request, holds=False)
-        return training_kernels(run, request.values, request.call.lead, arch)
-
-
-class Training(NamedTuple):
-    """The kernels of a call whose results are differentiated.
-
-    saved: the names of what the backward kernel reads of the forward pass: arguments, results and
-        statistics.
-    """
-
-    forward: Kernel
-    backward: Kernel
-    saved: tuple[str, ...]
-
 
 def part_named(run: Runner, name: str) -> Runner:
     """The runner of this name, of what comes of this one's graph."""
@@ -138,35 +114,3 @@ def part_named(run: Runner, name: str) -> Runner:
     if there:
         return derivative.backward(tuple([each == "1" for each in there])).run
     return derivative.forward
-
-
-def training_kernels(run: Runner, values: tuple, lead: tuple[int, ...], arch: Arch) -> Training:
-    """The kernels of a call for which all tensors that can have gradients require them.
-
-    values: tensors of any device. Only those that require grad do, if any does.
-    """
-    named = dict(zip(run.parameters.names, values, strict=True))
-    leaves = {i.name: i for i in run.graph.inputs if i.role is not Role.SCALAR}
-    floating = [name for name, i in leaves.items() if i.dtype.is_floating_point]
-    wrt = [name for name in floating if named[name].requires_grad]
-    wrt = wrt or [name for name in floating if leaves[name].dtype.itemsize > 1]
-    if not differentiable(run.graph, wrt):
-        raise GradientError(f"{run.graph.name} has no floating result that depends on a tensor")
-    derivative = Derivative(run, tuple(wrt), repeated(run, {n: named[n] for n in wrt}, lead))
-    forward, results = derivative.forward, []
-    for output, shape in zip(forward.graph.outputs, forward.shapes(lead), strict=True):
-        results.append(torch.empty(shape, dtype=output.dtype, device="meta"))
-    kept = derivative.kept(values, tuple(results))
-    cotangents = tuple(
-        result if has_one and k < derivative.results else None
-        for k, (result, has_one) in enumerate(zip(results, derivative.has_gradient, strict=True))
-    )
-    backward, given = derivative.arguments(values, kept, cotangents)
-    return Training(
-        forward.kernel(values, lead, arch), backward.run.kernel(given, lead, arch),
-        tuple(
-            name for name, (number, _) in zip(
-                backward.run.parameters.names, backward.sources, strict=True
-            ) if number == 1
-        ),
-    )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -82,6 +83,17 @@ def device_of(signature: Signature, values: tuple) -> torch.device:
             "move them with .to(device)"
         )
     return named[0][1].device
+
+
+def is_distributed(values: Iterable[object]) -> bool:
+    """Whether a DTensor is among them. There is none before torch's module of them is imported."""
+    return any(is_dtensor(type(value)) for value in values)
+
+
+def is_dtensor(kind: object) -> bool:
+    """Whether it is the type of DTensors."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(kind, type) and issubclass(kind, module.DTensor)
 
 
 def runs_kernels(device: torch.device) -> bool:

@@ -23,7 +23,8 @@ import torch
 from torch.library import Library, register_fake
 
 from ..errors import GradientError, UnsupportedError
-from ..frontend.graph import Role
+from ..frontend.graph import Graph, Role
+from ..frontend.ops import Op
 from ..frontend.roles import Spec
 from .operands import refuse_tangent, wants_gradients
 from .over_rows import refuse_no_maximum
@@ -70,7 +71,7 @@ def content_name(runner: Runner | ProductRunner) -> str:
     """The name and a digest of what a runner computes, without the lines of the user's file."""
     graph = runner.graph
     parts = (
-        [(node.op.name, node.inputs, repr(node.arg), repr(node.value)) for node in graph],
+        _contents(graph),
         [repr(each) for each in (*graph.inputs, *graph.outputs)],
         (graph.n, graph.multiple, graph.least),
         [(spec.name, spec.role.value, str(spec.dtype), spec.inner) for spec in runner.specs],
@@ -78,6 +79,22 @@ def content_name(runner: Runner | ProductRunner) -> str:
         _own_text(),
     )
     return f"{graph.name}/{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]}"
+
+
+def _contents(graph: Graph | None) -> list[tuple]:
+    """The nodes of a graph; of a result whose backward pass the user has written, also that."""
+    if graph is None:
+        return []
+    found = [(node.op.name, node.inputs, repr(node.value)) for node in graph]
+    for k, node in enumerate(graph):
+        if node.op is not Op.CUSTOM:
+            found[k] += (repr(node.arg),)
+            continue
+        call, values = node.arg.call, [graph[i].value for i in node.inputs[1:]]
+        back = call.graph(values, range(len(call.results)), graph)
+        names = [] if back is None else [(out.name, out.id) for out in back.outputs]
+        found[k] += (node.arg.result, names, _contents(back))
+    return found
 
 
 @functools.cache

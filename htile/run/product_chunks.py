@@ -86,8 +86,10 @@ class TrainedStep:
         would not write it. To multiply again takes less time than that if K is small. Otherwise it
         takes a third more products. That is saved where those that are stored take no more memory
         than a chunk would, or not much more than the rows that are there before and after them, as
-        in a layer. Logits take many times that.
+        in a layer. Logits take many times that. Gradients of tables need a row kernel of its own.
         """
+        if gradient.has_tables:
+            return True
         read = [p for p in self.step.products if gradient.reads(p)]
         size = sum(self._widths[p.name] * torch.float32.itemsize for p in read)
         if sum(2 * p.k * self._widths[p.name] for p in read) <= size * FLOPS_PER_BYTE:

@@ -33,6 +33,7 @@ class Gradient:
     over_rows: those of them that are sums over all rows.
     same: for other arguments the result whose cotangent is their gradient.
     sources: for each parameter of `run` the result whose cotangent it is, or None for an argument.
+    has_tables: whether there are gradients of tables, too, which this does not compute.
     """
 
     results: tuple[str, ...]
@@ -41,6 +42,7 @@ class Gradient:
     over_rows: frozenset[str]
     same: dict[str, str]
     sources: tuple[str | None, ...]
+    has_tables: bool = False
 
     def reads(self, product: Product) -> bool:
         """Whether the product itself is needed, and not only its gradient."""
@@ -88,6 +90,8 @@ def _derived(
     added: arguments whose gradients are written to: none of them may be a cotangent.
     """
     joint = derive(of.graph, tuple(dtypes), results)
+    if joint.scattered:
+        return Gradient(results, None, (), frozenset(), {}, (), has_tables=True)
     both = zip(joint.inputs[len(of.graph.inputs) :], results, strict=True)
     cotangents = {i.id: (i, result) for i, result in both}
     outputs: dict[str, Output] = {}

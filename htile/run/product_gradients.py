@@ -112,9 +112,11 @@ class _Product(torch.autograd.Function):
     def jvp(ctx, *tangents):
         of_left, of_matrix = tangents[3:]
         # torch turns forward mode off here, for the transforms around this one, too. With it, the
-        # operands are to be without the tangents that they have in this one.
+        # operands are to be without the tangents that they have in this one. torch has one level of
+        # tangents, which a compiled graph does not tell forward_ad of.
         with forward_ad._set_fwd_grad_enabled(True):
-            left, matrix = (forward_ad.unpack_dual(each).primal for each in ctx.saved_tensors)
+            saved = ctx.saved_tensors
+            left, matrix = (forward_ad.unpack_dual(each, level=0).primal for each in saved)
             terms = []
             for a, b in ((of_left, matrix), (left, of_matrix)):
                 if a is not None and b is not None:

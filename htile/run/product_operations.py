@@ -93,11 +93,12 @@ class ProductRunner(Operation):
 
     def results(self, values: tuple, lead: tuple[int, ...]) -> list[torch.Tensor]:
         """The results of a call; autograd knows how they depend on tensors that require grad."""
-        if not wants_gradients(values):
+        is_transformed = is_inside_transform(values)
+        if not is_transformed and not wants_gradients(values):
             with torch.no_grad():
                 return [*self(values, lead)]
         device = next(v.device for v in values if isinstance(v, torch.Tensor))
-        if is_recorded(values):
+        if is_transformed or is_recorded(values):
             return self.operations(lead, device)(values)
         return self.trained(self, values, lead, device)(values)
 

@@ -25,7 +25,7 @@ from .gradients import part_named
 from .launch import Request
 from .operands import device_of, is_recorded, refuse_transforms
 from .ops import KEPT, LIBRARY, NAMED, TAGS, Named, check, content_name, runner_named, values_of
-from .runner import Runner
+from .runner import Operation, Runner
 
 if TYPE_CHECKING:
     from .product_operations import ProductRunner
@@ -112,21 +112,47 @@ def _runner(request: Request) -> tuple[Runner | ProductRunner, Callable]:
     return Runner(request.specialization.traced, request.specialization.specs, *own), part_named
 
 
-def _call(function: str, tensors: list[torch.Tensor], numbers: list[float]) -> list[torch.Tensor]:
-    runner = runner_named(function)
-    signature = _ROOTS[function].function._signature
-    values = values_of(runner.specs, tensors, numbers)
+def call_transformed(
+    function: str, tensors: list[torch.Tensor], numbers: list[float]
+) -> list[torch.Tensor]:
+    """`htile::call` where torch.func works on the tensors: a function of a compiled graph.
+
+    Inside an operation torch's transforms have no way to another one. Whoever compiles the graph
+    goes through this function, and finds the operations of forward and backward graphs in it.
+    """
+    runner, root = runner_named(function), _ROOTS[function]
+    signature, values = root.function._signature, _values(runner, tensors, numbers)
     lead = classify(signature, values).lead
     refuse_transforms(signature, values)
-    if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors):
-        raise UnsupportedError(
-            f"{signature.name}: torch.func of a program that torch has compiled or exported is not "
-            "supported yet; apply it to the function itself"
-        )
     device_of(signature, values)
     if not is_recorded(values):
         check(function, lead)
-    return [*_ROOTS[function].results(values, lead)]
+    return [*root.results(values, lead)]
+
+
+def call_distributed(
+    function: str, tensors: list[torch.Tensor], numbers: list[float]
+) -> list[torch.Tensor]:
+    """`htile::call` of DTensors, a function of a compiled graph, too: torch goes through it, from
+    them to what this process has of each, and back."""
+    runner, root = runner_named(function), _ROOTS[function]
+    values, k = _values(runner, tensors, numbers), root.function._signature._positional
+    named = dict(zip(runner.parameters.names[k:], values[k:], strict=True))
+    return pytree.tree_leaves(root.function(*values[:k], **named))
+
+
+def _values(runner: Operation, tensors: list[torch.Tensor], numbers: list[float]) -> tuple:
+    """One for each parameter; a symbol of a number becomes the number, as in an operation."""
+    return values_of(runner.specs, tensors, [float(number) for number in numbers])
+
+
+def _call(function: str, tensors: list[torch.Tensor], numbers: list[float]) -> list[torch.Tensor]:
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors):
+        raise UnsupportedError(
+            f"{runner_named(function).graph.name}: torch.func of a program that torch has compiled "
+            "or exported is not supported yet; apply it to the function itself"
+        )
+    return call_transformed(function, tensors, numbers)
 
 
 def _run_with_out(

@@ -12,8 +12,8 @@ evaluates the traced graph instead.
 from __future__ import annotations
 
 import functools
-import math
 import types
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from torch.autograd.graph import increment_version
 from torch.compiler import is_dynamo_compiling
 from torch.utils import _pytree as pytree
 
-from ..build.arch import ARCHS, DEFAULT, arch_named, arch_of_capability
+from ..build.arch import arch_of_capability
 from ..errors import TraceError
 from ..frontend.captures import Captures
 from ..frontend.dynamic import check_length, in_bucket
@@ -31,17 +31,16 @@ from ..frontend.reference import evaluate
 from ..frontend.roles import Call, Signature, classify
 from ..frontend.tensor import Tensor as Symbolic
 from ..frontend.tensor import fail
-from ..lower import Lowered, check_names, printed
+from ..lower import check_names
 from . import ops, vmap
+from .ahead import Ahead
 from .detours import detour_of
-from .kernel import Kernel
 from .known import numbered
 from .launch import Launch, Request, prepare, run
 from .operands import (
     call_key,
     device_of,
     is_inside_transform,
-    refuse_fake,
     refuse_transforms,
     runs_kernels,
     wants_gradients,
@@ -53,7 +52,7 @@ from .shortcut import CallWriter, add, clear
 from .specialize import Specializations
 
 if TYPE_CHECKING:
-    from ..tune.search import Tuned
+    from ..frontend.custom import CustomBackward
     from .gradients import DifferentiableCalls
     from .short_text import Writer
 
@@ -105,7 +104,7 @@ def rowwise(fn: Callable | None = None, *, fastmath: bool = False, dynamic_n: bo
     return Rowwise(fn, fastmath, dynamic_n=dynamic_n)
 
 
-class Rowwise:
+class Rowwise(Ahead):
     """A row-wise function; see `rowwise`."""
 
     def __init__(
@@ -121,9 +120,12 @@ class Rowwise:
         self._fastmath, self._dynamic_n = fastmath, dynamic_n
         self._wanted = dict(wanted or {})
         self._base = base or self  # the one that the name of `fn` means
+        self._variants = weakref.WeakSet() if base is None else base._variants  # with other plans
+        self._variants.add(self)
         self._signature = Signature(fn)
-        self._captures = Captures(fn)
-        self._specializations = Specializations(fn, self._captures)
+        self._captures = Captures(fn) if base is None else base._captures
+        known = None if base is None else base._specializations
+        self._specializations = known or Specializations(fn, self._captures)
         self._launches: dict[object, Launch] = {}
         self._number = numbered(self)
         self._reads: Callable[[], tuple] | None = None  # for Dynamo; see htile.run.compiled
@@ -182,7 +184,7 @@ class Rowwise:
             if out is not None:
                 name = f"{signature.name}(out=...)"
                 fail(TraceError, f"{name} inside a traced function; assign the result")
-            return self._fn(*args, **kwargs)
+            return self._fn(*args, **kwargs) if self._backward is None else self._backward(values)
         if vmap.is_inside(values):
             return vmap.call_over_batch(self, signature, values, out)
         # the key is what tells kinds of calls apart
@@ -321,109 +323,35 @@ class Rowwise:
     def __deepcopy__(self, memo):
         return self
 
-    def inspect(self, *args, arch: str | None = None, **kwargs) -> Kernel:
-        """The kernel that a call with these arguments (but no `out=`) runs, without running it.
+    @property
+    def _backward(self) -> CustomBackward | None:
+        """The backward pass that the user has written, with which calls are traced."""
+        return self._specializations.backward
 
-        The tensors may be on any device, `meta` included, so no GPU is needed:
+    def backward(self, fn: Callable) -> Callable:
+        """Make `fn` the backward pass of this function, in place of the one that HTile derives.
 
-            x = torch.empty(64, 4096, dtype=torch.bfloat16, device="meta")
-            print(softmax.inspect(x, arch="sm_100a"))
+            @softmax.backward
+            def softmax_backward(out, d_out):
+                return out * (d_out - (out * d_out).sum())
 
-        arch: the architecture; by default that of the tensors' GPU, else sm_90a.
+        fn: a function of one row, too. Its parameters say what a forward pass keeps: some of this
+            function's parameters, of its results (`out`; `out0`, `out1`...; or the keys and fields
+            of what it returns), and of their gradients (`d_out`). It returns a gradient for each
+            tensor of a call that can have one, in the order of the parameters: of the shape that
+            the tensor has for one row, or a number, or None. HTile sums what all rows share.
 
-        Raises what a call raises for its arguments, and CompileError for an unknown architecture.
+        It is transposed for forward mode, derived for second order, and used where other row-wise
+        functions call this one. Returns `fn`. Calls raise HTileErrors with a line of `fn` where it
+        does not fit.
         """
-        values = self._signature.bind(args, kwargs)
-        refuse_fake(self._signature, values)
-        call = classify(self._signature, values)
-        device = device_of(self._signature, values)
-        request, _ = self._request(call, self._captures.fingerprint(), values)
-        capability = torch.cuda.get_device_capability(device) if runs_kernels(device) else None
-        if arch is not None:
-            chosen = arch_named(arch)
-        else:
-            chosen = arch_of_capability(capability) if capability else DEFAULT
-        if request.specialization.has_products:
-            from .product_kernels import ProductKernels
+        from ..frontend.custom import CustomBackward  # which few functions need
 
-            return ProductKernels(request, chosen)
-        gpu = device if ARCHS.get(capability) == chosen else None
-        train = functools.partial(self._differentiable.kernels, request, chosen)
-        return Kernel(request.lower(chosen, gpu), chosen.name, request.copied, train)
-
-    def compile(
-        self, *args, arch: str | None = None, backward: bool = False, **kwargs
-    ) -> Kernel:
-        """Compile the kernel that `inspect` shows, ahead of a call, and keep it in the disk cache.
-
-        It takes what `inspect` takes, and needs no GPU. The kernel is for the dtypes, N, the number
-        of leading dimensions, the dimensions that repeat, and the alignment of these tensors. It
-        serves any number of rows, with an exception: one row alone may have a kernel of its own,
-        and if N > 2048, so may batches of at least 64, 256 and 1024 rows. With `dynamic_n=True` it
-        serves every N of the bucket.
-
-        The memory of `meta` tensors counts as allocated by torch, so their rows begin at multiples
-        of 16 bytes if N and the strides allow it. For rows that begin elsewhere, pass a view of a
-        CPU tensor, such as `torch.empty(4, 4097)[:, 1:]`.
-
-        backward: compile the kernels of a call whose results are differentiated, too, with
-            contiguous cotangents for all results (`Kernel.training`).
-
-        Raises what `inspect` raises, and CompileError where CuTe-DSL is not installed.
-        """
-        kernel = self.inspect(*args, arch=arch, **kwargs)
-        for each in (kernel, *((kernel.training.forward, kernel.backward) if backward else ())):
-            each.build_ahead()
-        return kernel
-
-    def tune(
-        self, *args, seconds: float = 60.0, numerics: bool = False, progress: bool = True, **kwargs
-    ) -> Tuned:
-        """Time the kernel's plans on the GPU with these CUDA tensors, and keep the fastest.
-
-        Plans are tried in the order of their expected times, and compiled ahead in processes side
-        by side. Each is timed beside the default one, in turns, with a cold L2 cache. A plan wins
-        only if it is faster beyond the noise, twice. From then on similar calls run it, in all
-        processes that share the disk cache, on GPUs of this name, until `python -m htile cache
-        --clear`. The results of the timed calls are thrown away, and the arguments are not written
-        to.
-
-            print(softmax.tune(logits, seconds=30))
-
-        seconds: how long to go on. No other plan is begun after that.
-        numerics: also try plans that sum in another order. All batches of this N and these dtypes
-            then get the bits of the winner. Without it, no bit of a result changes.
-        progress: show a bar on stderr, if that is a terminal.
-
-        If a parameter of `fn` has one of these three names, pass it by position. Raises
-        ArgumentError for tensors that are not on a GPU or have no rows, while a CUDA graph is
-        captured, and where the disk cache is turned off.
-        """
-        from ..tune import search as tune  # which few calls need
-
-        values = self._signature.bind(args, kwargs)
-        call = classify(self._signature, values)
-        refuse_transforms(self._signature, values)
-        device = device_of(self._signature, values)
-        rows = math.prod(call.lead)
-        tune.check(self._signature.name, device, rows, seconds)
-        request, _ = self._request(call, self._captures.fingerprint(), values)
-        arch = arch_of_capability(torch.cuda.get_device_capability(device))
-        plans = request.plans(arch)
-        copied = request.copied
-        whole = tuple(v.contiguous() if n in copied else v for n, v in request.given.items())
-        request = replace(request, values=whole)
-
-        lower = functools.partial(printed, request.specialization.traced)
-
-        def launcher(lowered: Lowered) -> Callable[[], object]:
-            return functools.partial(run, prepare(request, device, lowered=lowered), whole)
-
-        tuned = tune.tune(
-            plans, self._wanted, device, rows, lower, launcher, seconds, numerics, progress
-        )
-        self._forget()
-        return tuned
+        self._specializations.backward = CustomBackward(self._signature, fn)
+        self._captures.follow(fn)
+        for each in self._variants:
+            each._forget()
+        return fn
 
     def with_plan(self, **wanted) -> Rowwise:
         """This function with a plan of these properties in place of the default one.

@@ -94,6 +94,7 @@ class Runner(Operation):
         self.tangents: dict[tuple[str, ...], Tangents | None] = {}
         self._unshared: dict[tuple[str, ...], Runner] = {}
         self._launches: dict[object, tuple[Launch, bool]] = {}
+        self._buckets: dict[object, Launch] = {}  # of rows of any length, the launch of a bucket
 
     @cached_property
     def name(self) -> str:
@@ -139,6 +140,14 @@ class Runner(Operation):
             self._unshared[names] = found
         return found
 
+    def length(self, values: tuple) -> int | None:
+        """How many elements the rows of a call have, if each call may have rows of other ones."""
+        if self.graph.multiple is None:
+            return None
+        whole = (self.graph.n,)
+        both = zip(self.specs, values, strict=True)
+        return next(v.shape[-1] for s, v in both if s.role is Role.ROW and s.inner == whole)
+
     def computed(
         self, values: tuple, lead: tuple[int, ...], device: torch.device
     ) -> tuple[torch.Tensor, ...]:
@@ -149,7 +158,8 @@ class Runner(Operation):
                     refuse_tangent(self.graph.name, name, value)
         if not runs_kernels(device):
             given = dict(zip(self.parameters.names, values, strict=True))
-            return tuple(pytree.tree_leaves(evaluate(self.graph, given, lead=lead)))
+            found = evaluate(self.graph, given, lead=lead, length=self.length(values))
+            return tuple(pytree.tree_leaves(found))
         key = _key(values, lead)
         found = self._launches.get(key)
         if found is None:
@@ -157,9 +167,15 @@ class Runner(Operation):
             known = [launch for launch, _ in self._launches.values()]
 
             def prepared(request: Request) -> Launch:
-                return prepare(request, device, known)
+                if self.graph.multiple is None:
+                    return prepare(request, device, known)
+                kind = request.target(arch), request.copied, device, not request.rows
+                if kind not in self._buckets:
+                    keep(self._buckets, kind, prepare(request, device, known))
+                call, of = request.call, request.specialization
+                return replace(self._buckets[kind], outputs=of.shapes(call.lead, call.length))
 
-            found = self._lowered(prepared, values, lead, arch, device)
+            found = self.lowered(prepared, values, lead, arch, device)
             keep(self._launches, key, found)
         launch, is_of_terms = found
         results = tuple(results_of(launch, values))
@@ -175,20 +191,23 @@ class Runner(Operation):
 
     def request(self, values: tuple, lead: tuple[int, ...]) -> Request:
         """A call of the graph."""
-        call = Call(self.specs, self.graph.n, lead)
+        graph = self.graph
+        call = Call(self.specs, graph.n, lead, graph.multiple, self.length(values))
         return Request(
             self.parameters, self.fastmath, self.wanted, call, self.specialization, values
         )
 
-    def _lowered(
+    def lowered(
         self, lower: Callable[[Request], Result], values: tuple, lead: tuple[int, ...], arch: Arch,
         gpu: torch.device | None = None,
     ) -> tuple[Result, bool]:  # fmt: skip
         """What `lower` makes of a call, and whether its results are the terms of each row.
 
-        They are where no kernel adds up rows as long as these. torch does so then.
+        They are where no kernel adds up rows as long as these, or of any length: torch does so.
         """
         try:
+            if self.graph.multiple is not None and self.graph.over_rows:
+                raise UnsupportedError("sums over rows of any length")
             return lower(self._request(self.specialization, values, lead, arch, gpu)), False
         except UnsupportedError:
             if not self.graph.over_rows:
@@ -200,24 +219,28 @@ class Runner(Operation):
         gpu: torch.device | None,
     ) -> Request:  # fmt: skip
         """The call as plans are made for it."""
-        call, own = Call(self.specs, self.graph.n, lead), (self.fastmath, self.wanted)
-        request = Request(self.parameters, *own, call, of, values)
+        request = replace(self.request(values, lead), specialization=of)
         if self.like is None:
             return request
         usual = replace(request, specialization=self.like).lower(arch, gpu).plan
         return replace(request, wanted={**self.wanted, **usual.numerics.properties()})
 
-    def kernel(self, values: tuple, lead: tuple[int, ...], arch: Arch) -> Kernel:
-        """The kernel of a call with tensors of any device."""
+    def kernel(
+        self, values: tuple, lead: tuple[int, ...], arch: Arch, gpu: torch.device | None = None
+    ) -> Kernel:
+        """The kernel of a call with tensors of any device.
+
+        gpu: the one whose tuned plans count.
+        """
 
         def lower(request: Request) -> Kernel:
-            return Kernel(request.lower(arch), arch.name, request.copied)
+            return Kernel(request.lower(arch, gpu), arch.name, request.copied)
 
-        return self._lowered(lower, values, lead, arch)[0]
+        return self.lowered(lower, values, lead, arch, gpu)[0]
 
-    def shapes(self, lead: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """The shapes of the results for rows of this leading shape."""
-        return [shape for shape, _ in self.specialization.shapes(lead)]
+    def shapes(self, lead: tuple[int, ...], length: int | None = None) -> list[tuple[int, ...]]:
+        """The shapes of the results for rows of this leading shape, and of this length."""
+        return [shape for shape, _ in self.specialization.shapes(lead, length)]
 
     def made(self, tensors: list[torch.Tensor], lead: tuple[int, ...]) -> Made:
         """The shape and dtype of each result of a call with these tensors."""

@@ -83,6 +83,8 @@ class BackwardWriter(Writer):
         self.derivative, self.backward = derivative, backward
         if derivative.repeated or any(backward.present[derivative.recorded :]):
             raise NotTold
+        if backward.scattered:  # torch adds up what the kernel gives
+            raise NotTold
         if not all(needs_copy(first.specs[name], self.tensors[name]) for name in first.copied):
             raise NotTold  # they begin inside a bundle of elements, which strides do not tell
         self.names = dict(zip(backward.sources, first.signature.names, strict=True))

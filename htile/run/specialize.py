@@ -12,6 +12,7 @@ import torch
 
 from ..build.recent import Recent
 from ..frontend.captures import Captures
+from ..frontend.custom import CustomBackward
 from ..frontend.graph import Graph, Input, Output, Role
 from ..frontend.ops import Op
 from ..frontend.roles import Call, Spec
@@ -70,6 +71,7 @@ class Specializations:
     def __init__(self, fn: Callable, captures: Captures):
         self._fn = fn
         self._captures = captures
+        self.backward: CustomBackward | None = None  # that the user has written
         self._known: Recent[Specialization] = Recent(MAX_SPECIALIZATIONS)
         self._statics: dict[str, set] = {}
 
@@ -86,7 +88,7 @@ class Specializations:
         if found is not None:
             return found, True
         self._warn_if_many(call.specs)
-        traced = trace(self._fn, call.specs, call.n, call.multiple)
+        traced = trace(self._fn, call.specs, call.n, call.multiple, self.backward)
         found = Specialization(call.specs, traced, traced)
         if not found.has_products:
             found = replace(found, graph=run_passes(traced))

@@ -43,6 +43,8 @@ class Tuned:
     us, default_us: the medians of both in microseconds, of the same rounds.
     ratio: the winner's time over the default's, with its 95 % interval.
     file: the file that keeps the winner; None where it could not be written.
+    forward, backward: what was found for the two passes of calls that are differentiated; None
+        where they were not tuned, and where the forward pass is the kernel of all other calls.
     """
 
     gpu: str
@@ -55,6 +57,8 @@ class Tuned:
     default_us: float
     ratio: Estimate
     file: Path | None
+    forward: Tuned | None = None
+    backward: Tuned | None = None
 
     @property
     def gain(self) -> Estimate:
@@ -81,6 +85,8 @@ class Tuned:
         if self.plan.numerics != self.default.numerics and not self.plan.work.is_map:
             lines.append("  sums are in another order than by default, so bits differ")
         lines.append(f"  kept in {self.file}" if self.file else "  not kept")
+        passes = (("the forward pass", self.forward), ("the backward pass", self.backward))
+        lines += [f"{name}: {tuned}" for name, tuned in passes if tuned is not None]
         return "\n".join(lines)
 
 

@@ -164,7 +164,7 @@ def test_one_trace_for_each_bucket(monkeypatch):
 
     traces, trace = [], specialize.trace
     monkeypatch.setattr(
-        specialize, "trace", lambda *args: traces.append(args[2:]) or trace(*args)
+        specialize, "trace", lambda *args: traces.append(args[2:4]) or trace(*args)
     )
     f = htile.rowwise(lambda x: x * 2, dynamic_n=True)
     for n in (100, 65, 128, 72, 66, 129, 1, 2, 64, 100, 1):

@@ -13,12 +13,14 @@ from htile.run.rowwise import Rowwise
 from tests.lookalikes import NORMS, Block
 from tests.test_fuse import OF_TORCH
 from tests.test_nn import (
+    BATCHES,
     LOSSES,
     PAIRS,
     PlainAddRMSNorm,
     PlainDyT,
     PlainGEGLU,
     PlainSwiGLU,
+    compiled_like,
     largest_of,
     passes,
     row,
@@ -82,6 +84,14 @@ def test_cross_entropy(device, calls, k, reduction):
     target[::7] = options.get("ignore_index", -100)
     assert_like(ours, theirs, row(ROWS, N).to(device), target, dtype=BF16)
     assert calls == ["_cross_entropy"]
+
+
+@pytest.mark.parametrize("name", ("RMSNorm", "LayerNorm", "GroupNorm", "Softmax"))
+def test_modules_in_torch_compile(device, name):
+    make, shape = PAIRS[name]
+    module = shaken(make(nn)).to(device, BF16)
+    calls = [(row(m, *shape[1:], dtype=BF16).to(device),) for m in BATCHES]
+    assert compiled_like(module, *calls) == ["htile::call"]
 
 
 def test_modules_of_their_own(device, calls):

@@ -1,0 +1,88 @@
+"""What torch or Python refuses before HTile sees it, told again with the user's line.
+
+torch checks some arguments before it asks `__torch_function__`, and Python knows nothing of rows.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from typing import NoReturn
+
+import torch
+
+from ..errors import HTileError, Location, ShapeError, TraceError
+from .dtypes import DTYPES
+from .hints import REFERENCE, advice
+from .libraries import internal
+from .tensor import FUNCTIONS
+
+RETOLD = (TypeError, RuntimeError, ValueError, IndexError, AttributeError)  # what `retell` knows
+
+_ARGUMENT = re.compile(r"(\w+)\(\): argument '(\w+)' .*must be (.+), not (\w+)")
+_COMBINATION = re.compile(r"(\w+)\(\) received an invalid combination of arguments")
+_LISTED = re.compile(r"expected Tensor as element (\d+) in argument 0, but got (\w+)")
+_SIGNATURE = re.compile(r"^(\w+)\(\) (?:takes|got|missing) ")
+_REFUSED = re.compile(r"'Tensor' (object|and)|and 'Tensor'|must be real number, not Tensor")
+_NAME = re.compile(r"module '(torch(?:\.\w+)*)' has no attribute '(\w+)'")
+_MODULES = {"torch", "torch.nn", "torch.nn.functional", "torch.special", "torch.linalg"}
+_SHAPE = re.compile(r"not enough values to unpack|tuple index out of range")
+
+
+def retell(error: Exception) -> None:
+    """Raise an HTileError for what torch, numpy or Python refused to do with a symbolic tensor."""
+    stack = list(traceback.walk_tb(error.__traceback__))
+    users = [(frame, line) for frame, line in stack if not internal(frame.f_code.co_filename)]
+    if not users:
+        return
+    frame, line = users[-1]
+    text, loc = str(error), Location(frame.f_code.co_filename, line)
+
+    def tell(message: str, kind: type[HTileError] = TraceError) -> NoReturn:
+        raise kind(message, loc) from None
+
+    if _SHAPE.match(text):
+        held = "|".join(name for name, v in frame.f_locals.items() if isinstance(v, torch.Size))
+        uses = rf"\b({held or '(?!)'})\[(?!(-1|0)\])|(?<!=)= *({held or '(?!)'})\s*(#|$)"
+        if re.search(rf"\.(shape|size\(\))|{uses}", loc.text):
+            tell("inside the function a row has the shape (N,), without the leading dimensions: "
+                 "write n = x.shape[-1]", ShapeError)  # fmt: skip
+    if match := _ARGUMENT.search(text):
+        name, argument, expected, kind = match.groups()
+        remedy = f": {_instead(name)}" if expected == "Tensor" else ""
+        tell(f"torch.{name} takes a {expected} as {argument!r}, not a {kind}{remedy}")
+    if match := _COMBINATION.search(text):
+        tell(f"torch.{match[1]} does not take these arguments: {_instead(match[1])}")
+    if match := _LISTED.search(text):
+        remedy = "write torch.full_like(x, value) for a number"
+        tell(f"torch joins tensors, and element {match[1]} of the list is a {match[2]}: {remedy}")
+    if "Invalid device string: 'x.device'" in text:
+        tell("torch.device(x.device) inside the function: the kernel runs where its inputs are")
+    if re.search("not support ufuncs|unsupported operand.*numpy", text):
+        tell("numpy cannot compute with a symbolic value: write the torch function (torch.exp)")
+    if match := _NAME.match(text):
+        tell(f"{match[1]} has no {match[2]}; {_elsewhere(*match.groups())}")
+    if frame is not stack[-1][0]:
+        return
+    if (match := _SIGNATURE.match(text)) and re.search(rf"\b(torch|F)\.{match[1]}\(", loc.text):
+        tell(f"torch.{match[1]} does not take these arguments")
+    if _REFUSED.search(text):
+        tell(f"this cannot be done with a symbolic value: {text.splitlines()[0]}")
+
+
+def _elsewhere(module: str, name: str) -> str:
+    """What to write for a name that a module of torch lacks: its spelling in another module."""
+    if module not in _MODULES:
+        return REFERENCE
+    dtypes = [str(dtype) for dtype, of in DTYPES.items() if of.computed]
+    known = {s: s.rpartition(".")[2] for s in (*dtypes, *(s for s, _ in FUNCTIONS.values()))}
+    found = sorted(spelling for spelling, last in known.items() if last == name)
+    return f"write {' or '.join(found)}" if found else advice(name, known.values())
+
+
+def _instead(name: str) -> str:
+    clamp = {"maximum": "min", "max": "min", "minimum": "max", "min": "max"}.get(name)
+    if clamp:
+        name = {"max": "maximum", "min": "minimum"}.get(name, name)
+        return f"write torch.{name}(x, torch.full_like(x, 0.0)) or x.clamp({clamp}=0.0)"
+    return f"write torch.full_like(x, value) for a number in torch.{name}"
