@@ -52,12 +52,13 @@ def kernel_of(n: int, k: int) -> Fused:
 
 def name(tile: Tile) -> str:
     """`128x256, 2, 1`: rows, columns, thread blocks of a cluster, parts of a last wave's tile."""
-    return f"{tile.rows}x{tile.columns}, {tile.cluster}, {tile.parts}"
+    turns = ", in turns" if tile.in_turns else ""
+    return f"{tile.rows}x{tile.columns}, {tile.cluster}, {tile.parts}{turns}"
 
 
 def possible(n: int, k: int, m: int) -> list[Tile]:
     """The tiles among which one is chosen for so many rows."""
-    return product_tiles.candidates(kernel_of(n, k), "k", m, DEFAULT)
+    return product_tiles.tiles(kernel_of(n, k), "k", DEFAULT, m)
 
 
 def measure(file: Path, rounds: int) -> None:
@@ -89,15 +90,14 @@ def timed(functions: dict[str, Callable], n: int, k: int, m: int, rounds: int) -
 
 
 def regrets(records: list[dict]) -> dict[str, float]:
-    """The chosen tile's time over that of the fastest one, by size."""
+    """The chosen tile's time over that of the fastest one, by size, of those that were timed."""
     found = {}
     for r in records:
-        chosen = product_tiles.choose_tile(
-            kernel_of(r["n"], r["k"]), "k", r["m"], PROCESSORS, DEFAULT
-        )
-        us = {name(tile): r["us"][name(tile)] for tile in possible(r["n"], r["k"], r["m"])}
-        size = f"{r['m']}x{r['n']}x{r['k']}: {name(chosen)}"
-        found[size] = us[name(chosen)] / min(us.values())
+        n, k, m, us = r["n"], r["k"], r["m"], r["us"]
+        timed = [tile for tile in possible(n, k, m) if name(tile) in us]
+        chosen = product_tiles.fastest(kernel_of(n, k), timed, m, PROCESSORS)
+        fastest = min(us[name(tile)] for tile in timed)
+        found[f"{m}x{n}x{k}: {name(chosen)}"] = us[name(chosen)] / fastest
     return found
 
 

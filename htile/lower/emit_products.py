@@ -132,6 +132,7 @@ class Text:
             f"stored={CUTLASS_TYPES[staged.dtype] if staged else None}",
             *([f"a_rows={tile.a_rows}"] if tile.a_rows else []),
             f"warp_groups={tile.warp_groups}",
+            *(["in_turns=True"] if tile.in_turns else []),
             *([f"parts={tile.parts}"] if tile.parts > 1 else []),
         ]
         return wrapped_call("config = MatmulTileConfig(", args, ")")
@@ -162,11 +163,11 @@ class Text:
             *([tuple_of(self._narrow_atoms())] if self.tile.parts > 1 else []),
         ]  # fmt: skip
         tensors = [name.split(":")[0] for name in self._tensors()]
-        work, first = f"{self.name}_tiles(", ["ctx", "Int32(0)", *tensors]
+        work, first = f"{self.name}_tiles(", ["ctx", "tile", *tensors]
         loops = wrapped_call(f"        {work}", first, ")")
         if self.tile.parts > 1:
-            loops = wrapped_call(f"        chunks = {work}", first, ")")
-            loops += wrapped_call(f"        {work}", ["ctx.narrow", "chunks", *tensors], ")")
+            loops = wrapped_call(f"        tile = {work}", first, ")")
+            loops += wrapped_call(f"        {work}", ["ctx.narrow", "tile", *tensors], ")")
         return [
             "    ctx = MatmulKernelContext(config)",
             *wrapped_call("    ctx.setup(", setup, ")"),
@@ -174,7 +175,7 @@ class Text:
             "    if ctx.is_loader:",
             "        ctx.load_tiles()",
             "    else:",
-            "        ctx.begin()",
+            "        tile = ctx.begin()",
             *loops,
             "        ctx.end()",
             "    cute.arch.griddepcontrol_launch_dependents()  # the next may start",
@@ -189,14 +190,12 @@ class Text:
         """The function that works on the tiles of a context, wide or narrow ones."""
         return [
             "@cute.jit",
-            *wrapped_call(f"def {self.name}_tiles(", ["ctx", "chunks", *self._tensors()], "):"),
-            "    index = ctx.first + 0",
-            "    while index < ctx.total:",
-            "        rows = TileRows(ctx, index)",
+            *wrapped_call(f"def {self.name}_tiles(", ["ctx", "tile", *self._tensors()], "):"),
+            "    while ctx.index_of(tile) < ctx.total:",
+            "        rows = TileRows(ctx, ctx.index_of(tile))",
             *self._body(INDENT * 2),
-            "        chunks += ctx.chunks",
-            "        index += ctx.stride",
-            "    return chunks",
+            "        tile += ctx.step",
+            "    return tile",
         ]
 
     def _tensors(self) -> list[str]:
@@ -258,7 +257,7 @@ class Text:
 
     def _multiplied(self, loads: list[str], indent: str) -> list[str]:
         """The statement that multiplies, beside those that load something else."""
-        return [*loads, f"{indent}ctx.multiply(chunks)"]
+        return [*loads, f"{indent}ctx.multiply(tile)"]
 
     def _converted(self, start: str, text: str, dtype: torch.dtype) -> str:
         kind = CONVERTED.get(dtype)

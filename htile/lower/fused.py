@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -11,6 +12,7 @@ from ..frontend.graph import Graph, Input, Output, Role
 from ..frontend.ops import SCANS, Op
 from .column_groups import GROUP
 from .products import Product
+from .work import Work
 
 ROLES = (Role.ROW, Role.COLUMN, Role.PER_ROW, Role.SCALAR, Role.DEVICE_SCALAR)
 LOADED = (*HALVES, torch.float32, torch.int32, torch.int64)  # dtypes of what bodies read
@@ -44,6 +46,7 @@ class Tile:
     stages: int = 4
     a_rows: int = 0
     warp_groups: int = 2
+    in_turns: bool = False
     parts: int = 1
     warps: int = 0
     is_dependent: bool = True
@@ -65,6 +68,16 @@ class Fused:
     def chunk(self) -> int:
         """Columns of a chunk: those of a group, if there are groups."""
         return GROUP if self.graph.group_size is not None else CHUNK
+
+    @cached_property
+    def instructions(self) -> tuple[int, int]:
+        """How many an element takes, and how many of these are for the special function units."""
+        return Work(self.graph).held.costs
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes of an element of all other rows that are read."""
+        return sum(i.dtype.itemsize for i in self.others if i.role is Role.ROW)
 
     @property
     def others(self) -> list[Input]:

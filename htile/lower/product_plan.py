@@ -83,6 +83,11 @@ class ProductPlan:
         return [f"{kind} {k}" for k in range(count)]
 
     @property
+    def worker_rows(self) -> int:
+        """Rows of a tile that a worker multiplies."""
+        return self.tile.rows if self.tile.in_turns else self.tile.rows // len(self.workers)
+
+    @property
     def staged(self) -> Output | None:
         """The result that goes through shared memory."""
         return None if self.tile.warps else self.kernel.staged
@@ -108,6 +113,7 @@ class ProductPlan:
             placement.append(f"those of the last wave are cut in {tile.parts}")
         groups = f"{tile.warp_groups} warpgroup{'s' * (tile.warp_groups > 1)}"
         warps = f"1 warp loads, {groups} of 128 threads multiply and store"
+        warps += ", each its own tiles, in turns" if tile.in_turns else ""
         if tile.warps:
             warps = f"{tile.warps} warps load, multiply and store"
         return [
@@ -154,11 +160,13 @@ class ProductPlan:
         lines += self._reads(False) + [f"    compute   {text}" for text in self.computes(False)]
         lines.append(f"    for each {self.stage_elements} elements of K")
         both = " and ".join((self.loads()[0][0], ", ".join(self.matrices)))
-        rows, worker = self.tile.rows // len(self.workers), self.workers[0].split()[0]
+        rows, worker = self.worker_rows, self.workers[0].split()[0]
         who = "all warps" if self.tile.warps else "the warp that loads"
         lines.append(f"      load      {both} to a stage that is free, by {who}")
         lines.append(f"      multiply  {rows} rows a {worker}, while the "
                      "next stage is waited for; then the stage is free")  # fmt: skip
+        if self.tile.in_turns:
+            lines.append("    meanwhile the other warpgroup works on the sums of the tile before")
         lines.append(f"    for each {self.kernel.chunk} columns of a thread's rows")
         for operand in self.kernel.operands:
             if operand.input.id in self.names:

@@ -13,9 +13,16 @@ GROUPS = [NAMES[k::3] for k in range(3)]
 
 
 @pytest.mark.parametrize("names", GROUPS, ids="-".join)
-@pytest.mark.parametrize("what", ["values", "layouts", "bits", "narrow", "gradients", "chunks"])
+@pytest.mark.parametrize("what", ["values", "layouts", "bits", "gradients", "chunks"])
 def test_products(what, names):
     assert run("tests.gpu.row_products", what, *names).endswith("right\n")
+
+
+@pytest.mark.parametrize("name", ["linear", "matmul", "gelu", "swiglu", "nll", "project", "masked"])
+@pytest.mark.parametrize("what", ["forms", "turns"])
+def test_forms_of_tiles(what, name):
+    """Both schedules, all kinds of widths, clusters and cuts."""
+    assert run("tests.gpu.row_products", what, name).endswith("right\n")
 
 
 @pytest.mark.parametrize("names", [["linear", "swiglu", "mlp"], ["nll", "project"]], ids="-".join)
