@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warp
 
 from htile.compute.conversion import convert
@@ -235,6 +235,23 @@ class TileChunk(Static):
         """The reduction of the chunk, which is a group of columns, in all its elements."""
         assert size == self.rows.config.chunk, "a group is a chunk"
         return warp_reduce(thread_reduce(value, op), op, QUAD)
+
+    @cute.jit
+    def group_element(self, value: cute.TensorSSA, column, end=None):
+        """The element at a column of the row, in all lanes of the quad; -inf if it is not here.
+
+        end: the number of columns, if the chunk may reach behind the row.
+        """
+        # Few of the chunks have it, and no others look at all their elements.
+        found, first = -Float32.inf, self.rows.n + self.start
+        is_here = column >= first and column < first + self.rows.config.chunk
+        if const_expr(end is not None):
+            is_here = is_here and column < end
+        if is_here:
+            others = cute.full_like(value, -Float32.inf)
+            picked = cute.where(self.offsets == self.offset_of(column), value, others)
+            found = thread_reduce(picked, cute.ReductionOp.MAX)
+        return warp_reduce(found, cute.ReductionOp.MAX, QUAD)
 
     def _vector(self, value) -> cute.TensorSSA:
         """The elements of a result; what a group is reduced to is one number for all of them."""

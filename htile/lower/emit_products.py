@@ -27,7 +27,6 @@ from .expressions import (
 )
 from .fused import Fused, Tile
 from .names import kernel_name
-from .patterns import Function
 from .steps import Compute
 from .work import Work
 
@@ -60,7 +59,7 @@ class Text:
     def __init__(self, kernel: Fused, tile: Tile, major: str, in_pairs: bool, fastmath: bool):
         self.kernel, self.tile, self.graph = kernel, tile, kernel.graph
         self.major, self.in_pairs = major, in_pairs
-        self.work = Work(kernel.graph, fastmath)
+        self.work = Work(kernel.graph, fastmath, in_tiles=True)
         self.name = kernel_name(kernel.graph)
         self.counts: dict[str, int] = {}
         self.values: dict[int, str] = {}
@@ -264,11 +263,8 @@ class Text:
         return f"{start}math.convert({text}, {kind})" if kind else start + text
 
     def _expression(self, node: Node, step) -> str:
-        function, inputs = step.function, step.inputs
-        if function is Function.FOURS:  # a thread has pairs of neighbours
-            function = Function.EXACT
-        args = tuple(self._operand(i, node.value.spread) for i in inputs)
-        return written(node, args, function, "chunk")
+        args = tuple(self._operand(i, node.value.spread) for i in step.inputs)
+        return written(node, args, step.function, "chunk")
 
     def _operand(self, id: int, in_chunk: bool) -> str:
         node = self.graph[id]

@@ -72,7 +72,7 @@ class Fused:
     @cached_property
     def instructions(self) -> tuple[int, int]:
         """How many an element takes, and how many of these are for the special function units."""
-        return Work(self.graph).held.costs
+        return Work(self.graph, in_tiles=True).held.costs
 
     @cached_property
     def row_bytes(self) -> int:

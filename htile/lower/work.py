@@ -53,7 +53,7 @@ OP_COSTS = {
     Op.EXPONENT: (10, 0), Op.LDEXP: (20, 0), Op.FLOOR_LOG2: (12, 0), Op.CEIL_LOG2: (15, 0),
     Function.FOURS: (16, 0),
     Function.BOUNDED: (2, 1), Function.QUOTIENT: (2, 1), Function.NUMBER: (2, 0),
-    Function.FAST: (2, 1), Function.GELU: (15, 2),
+    Function.FAST: (2, 1), Function.GELU: (15, 2), Function.ELEMENT: (0, 0),
     (Op.SQRT, Function.NEAR): (4, 1), (Op.EXP, Function.NEAR): (5, 1),
     (Op.EXPM1, Function.NEAR): (6, 1), (Op.LOG, Function.NEAR): (11, 1),
     (Op.LOG2, Function.NEAR): (11, 1), (Op.LOG10, Function.NEAR): (11, 1),
@@ -176,8 +176,8 @@ class Work:
     scans: the scans, which need a row that is held.
     """
 
-    def __init__(self, graph: Graph, fastmath: bool = False):
-        self.graph, self.fastmath = graph, fastmath
+    def __init__(self, graph: Graph, fastmath: bool = False, in_tiles: bool = False):
+        self.graph, self.fastmath, self.in_tiles = graph, fastmath, in_tiles
         read = {i for node in graph for i in node.inputs} | {out.id for out in graph.outputs}
         loaded = [i for i in graph.inputs if i.role in LOAD_ORDER and i.id in read]
         self.loaded = tuple(sorted(loaded, key=lambda i: LOAD_ORDER.index(i.role)))
@@ -406,7 +406,8 @@ class Work:
             if id not in steps:
                 node = self.graph[id]
                 near = node.value.spread and id in self._seen_in_16_bits
-                chosen = choose_function(self.graph, node, self.fastmath, near, in_loops)
+                how = self.fastmath, near, in_loops, self.in_tiles
+                chosen = choose_function(self.graph, node, *how)
                 steps[id] = Compute(id, *chosen)
                 todo += [i for i in steps[id].inputs if i not in done]
         done.update(steps)

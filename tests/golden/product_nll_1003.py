@@ -55,10 +55,7 @@ def nll_tiles(
             exp0 = math.exp(sub0)
             where2 = math.where(lt0, exp0, 0.0)
             grouped1 = chunk.group_reduce(where2, cute.ReductionOp.ADD, 128)
-            eq1 = math.eq(chunk.offsets, chunk.offset_of(chunk.of(convert0)))  # products.py:40
-            where4 = math.where(eq1, product0, -Float32.inf)  # products.py:40
-            where5 = math.where(lt0, where4, -Float32.inf)
-            grouped2 = chunk.group_reduce(where5, cute.ReductionOp.MAX, 128)
+            grouped2 = chunk.group_element(product0, chunk.of(convert0), Int32(1003))
             chunk.store_group(mMaxOfGroups2_0, grouped0)
             chunk.store_group(mSumOfGroups10_0, grouped1)
             chunk.store_group(mMaxOfGroups27_0, grouped2)

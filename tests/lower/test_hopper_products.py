@@ -150,6 +150,26 @@ def test_functions_in_turns(f, columns):
     check(f, args, Tile(columns, 128, 2, 3, in_turns=True))
 
 
+@pytest.mark.parametrize("n", [264, 256])
+def test_elements_at_labels(n):
+    """At both ends of each group and of the row, of rows that have infinities and NaN elsewhere."""
+    labels = torch.tensor([0, 1, 127, 128, 129, 254, 255, n - 1, -1, -n])
+    h, head, _ = arguments(products.nll, len(labels), n, 40)
+    head[3], head[200] = torch.inf, torch.nan
+    h = h.abs()
+    tile = Tile(128, 64, 1, 3, warp_groups=1)
+    made = []
+
+    def evaluate(kernel, found, rows):
+        made.append(evaluated(tile)(kernel, found, rows))
+        return made[-1]
+
+    run_steps(products.nll, (h, head, labels), computed=evaluate)
+    (name,) = [name for name in made[0] if name.startswith("max")][1:]
+    z = (h.double() @ head.double().T).float()
+    torch.testing.assert_close(made[0][name].amax(1), z[range(len(labels)), labels])
+
+
 @pytest.mark.parametrize("late", [True, False])
 @pytest.mark.parametrize("seed", range(3))
 def test_orders_of_what_happens(late, seed):

@@ -110,6 +110,15 @@ def test_tiles_compile_without_a_stack(f, major):
         assert used.stack == 0 and used.dynamic_shared <= SHARED_LIMIT
 
 
+def test_an_element_at_a_label_is_looked_for_where_it_is():
+    """Not all elements are compared with the label, but each group with its columns."""
+    for n, end in ((1000, ", Int32(1000))"), (1024, "))")):
+        source = emit(fused_of(products.nll, n, 64), Tile(256, 128, 2), "k", True)
+        (line,) = [line for line in source.splitlines() if "group_element" in line]
+        assert end in line and "math.eq(chunk.offsets" not in source
+        assert source.count("group_reduce") == 2
+
+
 @pytest.mark.parametrize("m", [1, 4096])
 @pytest.mark.parametrize("f", [products.swiglu, products.gelu, products.nll],
                          ids=lambda f: f._signature.name)  # fmt: skip
@@ -213,10 +222,11 @@ def of_size(f, n, k):
 
 def test_what_follows_a_product_is_hidden_where_it_takes_long():
     """In turns where much is computed or read and waves are full; together where K is long."""
+
     def turns(f, m, n, k):
         return choose_tile(of_size(f, n, k), "k", m, H200, DEFAULT).in_turns
 
-    full = 128 * 12, 192 * 11  # each thread block has whole waves of tiles of 128x192
+    full = 128 * 24, 192 * 55  # ten waves of tiles of 128x192
     assert turns(products.gelu, *full, 4096)
     assert not turns(products.linear, 4096, 4096, 4096)
     assert not turns(products.gelu, 4096, 4096, 65536)

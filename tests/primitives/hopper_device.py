@@ -380,7 +380,8 @@ class HopperWarp(Warp):
         row = np.arange(16) + 16 * (self.index % 4)
         a = self._operand(left, row, k, majors[0] == "1", dtype)
         b = self._operand(right, np.arange(n), k, majors[1] == "1", dtype)
-        product = (a @ b.T).reshape(2, 8, n // 8, 4, 2)
+        with np.errstate(all="ignore"):
+            product = (a @ b.T).reshape(2, 8, n // 8, 4, 2)
         # Lane 4 r + q has rows r and r + 8, columns 2 q and 2 q + 1 of each 8.
         product = product.transpose(1, 3, 2, 0, 4).reshape(WARP, len(names))
         if adds:
