@@ -22,6 +22,7 @@ from htile.lower.cost import cost
 from htile.lower.emit import emit
 from htile.run import launch as launching
 from htile.run import rowwise as jit
+from htile.run import tuning as timed
 from htile.tune import search as tuning
 from htile.tune.statistics import Estimate
 from tests.request_of import request_of
@@ -56,7 +57,8 @@ class Machine:
         monkeypatch.setattr(jit, "device_of", lambda signature, values: CUDA)
         monkeypatch.setattr(launching.Kernel, "artifact", property(lambda kernel: kernel.source))
         monkeypatch.setattr(launching, "load", self.load)
-        monkeypatch.setattr(jit, "run", lambda launch, values, outs=(): launch.kernel())
+        for module in (jit, timed):
+            monkeypatch.setattr(module, "run", lambda launch, values, outs=(): launch.kernel())
         monkeypatch.setattr(tuning, "time_on", self.time)
         monkeypatch.setattr(tuning, "building", lambda requests: nullcontext(list))
 

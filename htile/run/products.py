@@ -26,11 +26,11 @@ from ..lower import emit_products, emit_warp_products, run_passes
 from ..lower.column_groups import cut_reductions
 from ..lower.fused import Fused, Operand, Tile, fused
 from ..lower.names import kernel_name
-from ..lower.product_tiles import choose_tile
 from ..lower.products import Level, Product, levels
 from .launch import Request
 from .runner import OF_ROWS, Runner
 from .specialize import spec_of
+from .tiles import choose_tile
 
 GIVES_FLOAT32 = "dtype" in torch.ops.aten.mm.overloads()  # of operands of 16 bits, on a GPU
 

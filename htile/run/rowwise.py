@@ -33,7 +33,6 @@ from ..frontend.reference import evaluate
 from ..frontend.roles import Call, Signature, classify
 from ..frontend.tensor import Tensor as Symbolic
 from ..frontend.tensor import fail
-from ..lower import Lowered, printed
 from . import ops, vmap
 from .detours import detour_of
 from .kernel import Kernel
@@ -55,6 +54,7 @@ from .specialize import Specializations
 
 if TYPE_CHECKING:
     from ..tune.search import Tuned
+    from ..tune.tiles import TunedProducts
     from .gradients import DifferentiableCalls
 
 OPERATION = ops.RUN  # policies of checkpoints may ask for it before any call is one
@@ -381,7 +381,7 @@ class Rowwise:
 
     def tune(
         self, *args, seconds: float = 60.0, numerics: bool = False, progress: bool = True, **kwargs
-    ) -> Tuned:
+    ) -> Tuned | TunedProducts:
         """Time the kernel's plans on the GPU with these CUDA tensors, and keep the fastest.
 
         Plans are tried in the order of their expected times, and compiled ahead in processes side
@@ -395,36 +395,29 @@ class Rowwise:
 
         seconds: how long to go on. No other plan is begun after that.
         numerics: also try plans that sum in another order. All batches of this N and these dtypes
-            then get the bits of the winner. Without it, no bit of a result changes.
+            then get the bits of the winner. Without it, no bit of a result changes. Products with
+            matrices are only summed in one order: other tiles are tried, and the result is a
+            `TunedProducts`.
         progress: show a bar on stderr, if that is a terminal.
 
         If a parameter of `fn` has one of these three names, pass it by position. Raises
         ArgumentError for tensors that are not on a GPU or have no rows, while a CUDA graph is
         captured, and where the disk cache is turned off.
         """
-        from ..tune import search as tune  # which few calls need
+        from ..tune.search import check  # which few calls need
+        from .tuning import tune_products, tune_rows
 
         values = self._signature.bind(args, kwargs)
         call = classify(self._signature, values)
         refuse_transforms(self._signature, values)
         device = device_of(self._signature, values)
         rows = math.prod(call.lead)
-        tune.check(self._signature.name, device, rows, seconds)
+        check(self._signature.name, device, rows, seconds)
         request, _ = self._request(call, self._captures.fingerprint(), values)
-        arch = arch_of_capability(torch.cuda.get_device_capability(device))
-        plans = request.plans(arch)
-        copied = request.copied
-        whole = tuple(v.contiguous() if n in copied else v for n, v in request.given.items())
-        request = replace(request, values=whole)
-
-        lower = functools.partial(printed, request.specialization.traced)
-
-        def launcher(lowered: Lowered) -> Callable[[], object]:
-            return functools.partial(run, prepare(request, device, lowered=lowered), whole)
-
-        tuned = tune.tune(
-            plans, self._wanted, device, rows, lower, launcher, seconds, numerics, progress
-        )
+        if request.specialization.has_products:
+            tuned = tune_products(request, device, seconds, progress)
+        else:
+            tuned = tune_rows(request, device, self._wanted, seconds, numerics, progress)
         self._forget()
         return tuned
 

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from benchmarks import linear_cross_entropy
 from htile.run import product_chunks
+from htile.run.product_kernels import ProductKernel
 from htile.testing import assert_close
 from tests import products
 from tests.forced_tiles import compile_ahead, count_of, each_form, forced, fresh, in_turns
@@ -137,6 +138,19 @@ def turns(name: str) -> None:
 def repeat(f, args) -> None:
     """Calls on two streams all have the same results."""
     repeat(f, args)
+
+
+def tuned(name: str) -> None:
+    """The tile that wins has the same bits, and later calls have it."""
+    f, args = fresh(named(name)), arguments(named(name), 1500, 2048, 512, device="cuda")
+    expected = pytree.tree_leaves(f(*args))
+    found = f.tune(*args, seconds=20, progress=False)
+    print(found)
+    assert all(each.tried > 1 for each in found.kernels)
+    for a, b in zip(expected, pytree.tree_leaves(f(*args)), strict=True):
+        assert a.equal(b)
+    shown = [k for k in f.inspect(*args).kernels if isinstance(k, ProductKernel)]
+    assert [k.plan.tile for k in shown] == [each.plan.tile for each in found.kernels]
 
 
 def gradients(name: str) -> None:

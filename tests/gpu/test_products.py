@@ -25,6 +25,12 @@ def test_forms_of_tiles(what, name):
     assert run("tests.gpu.row_products", what, name).endswith("right\n")
 
 
+@pytest.mark.parametrize("name", ["gelu", "nll"])
+def test_tuned_tiles(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("HTILE_CACHE_DIR", str(tmp_path / "cache"))
+    assert run("tests.gpu.row_products", "tuned", name).endswith("right\n")
+
+
 @pytest.mark.parametrize("names", [["linear", "swiglu", "mlp"], ["nll", "project"]], ids="-".join)
 @pytest.mark.parametrize("what", ["values", "layouts", "bits", "gradients"])
 def test_products_as_without_wgmma(what, names):
