@@ -18,8 +18,8 @@ from .fused import Fused, Tile
 # These count for one multiprocessor of sm_90a, in clock cycles.
 PRODUCTS_PER_CYCLE = 2048  # of the tensor cores
 BYTES_PER_CYCLE = 40  # that a multiprocessor gets from L2
-MEMORY_BYTES_PER_CYCLE = 20  # that it gets from memory, if all of them load
-ALONE_BYTES_PER_CYCLE = 24  # that it gets from memory, if few of them load
+MEMORY_BYTES_PER_CYCLE = 18  # that it gets from memory, if all of them load
+ALONE_BYTES_PER_CYCLE = 22  # that it gets from memory, if few of them load
 TILE_CYCLES = 1500  # for what nothing hides of a tile: the first loads, and the wait for the sums
 TURN_CYCLES = 800  # of a tile, if warpgroups work in turns: from one's last product to the other's
 ELEMENT_CYCLES = 0.03  # for an element that is stored
@@ -30,14 +30,14 @@ ALONE = 2  # One warpgroup takes so much longer for an element than two together
 WARP_PRODUCTS_PER_CYCLE = 1024
 SHARED_BYTES_PER_CYCLE = 128  # that all warps read of shared memory
 
-CLOSE = 1.02  # Of tiles whose times differ by no more than this, that which loads least is taken.
-RARE = 1.02  # An unusual tile is only taken if it is expected to save more than this.
+CLOSE = 1.01  # Of tiles whose times differ by no more than this, that which loads least is taken.
+RARE = 1.03  # An unusual tile is only taken if it is expected to save more than this.
 USUAL, USUAL_ROWS = 32, 128  # Tiles are usual with multiples of so many columns, and so many rows.
 SHARED_BYTES = 227 * 1024  # of a thread block
 MOST_STAGES = 12
 # Rows of a tile, warpgroups, whether these work in turns, and the fewest and the most columns. A
 # thread has at most 192 sums.
-SHAPES = ((128, 2, False, 64, 256), (64, 1, False, 64, 256), (256, 2, False, 64, 192),
+SHAPES = ((128, 2, False, 64, 256), (64, 1, False, 32, 256), (256, 2, False, 64, 192),
           (128, 2, True, 128, 192))  # fmt: skip
 CLUSTERS = (2, 1)  # thread blocks along the rows that share the matrix's tiles
 PARTS = (1, 2)  # narrower tiles that one of the last wave is cut into
@@ -104,6 +104,8 @@ def _is_possible(kernel: Fused, tile: Tile, major: str) -> bool:
     chunk = kernel.chunk if tile.warps or kernel.graph.group_size is not None else WGMMA_COLUMNS
     least = max(8 * tile.warps, 1)
     if major == "mn":  # all parts of a stage have the swizzled lines of the whole
+        if tile.columns < MN_LINES[0]:  # boxes of less than a line of the L2 would be many
+            return False
         least = next((size for size in MN_LINES if tile.columns % size == 0), MN_LINES[0])
     is_whole = not rest and columns >= kernel.chunk and columns % chunk == columns % least == 0
     return is_whole and not (_has_many_sums(tile) and any(i.role in READ for i in kernel.others))

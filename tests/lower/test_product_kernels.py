@@ -244,15 +244,11 @@ def test_what_follows_a_product_is_hidden_where_it_takes_long():
 def test_unusual_tiles_are_rare():
     """A function that is called with all kinds of rows has few kernels."""
     kernel = of_size(products.linear, 5120, 4096)
-    found = {
-        replace(choose_tile(kernel, "k", m, H200, DEFAULT), stages=0, a_rows=0)
-        for m in range(1, 9000, 37)
-    }
-    assert len(found) <= 24
+    found = [replace(choose_tile(kernel, "k", m, H200, DEFAULT), stages=0, a_rows=0)
+             for m in range(1, 9000, 37)]  # fmt: skip
+    assert len(set(found)) <= 24
     usual = [tile for tile in found if tile.columns % 32 == 0 and tile.rows < 256]
-    assert len(usual) >= len(found) / 2
-    for tile in found:
-        assert tile in usual or tile.columns % 8 == 0
+    assert len(usual) >= 0.6 * len(found)
 
 
 def test_unusual_tiles_where_waves_are_full():
