@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import htile
 from htile.build.compile import build_all
-from htile.lower.product_tiles import choose_tile, tiles
+from htile.lower.product_tiles import tiles
 from htile.run import products as run
 from htile.run.product_kernels import ProductKernel
 from tests.products import some_tiles
@@ -17,11 +17,11 @@ def forced(pick):
     def choose(kernel, major, rows, processors, arch):
         return pick(tiles(kernel, major, arch))
 
-    run.choose_tile = choose
+    own, run.choose_tile = run.choose_tile, choose
     try:
         yield
     finally:
-        run.choose_tile = choose_tile
+        run.choose_tile = own
 
 
 def each_form(k):
