@@ -7,9 +7,7 @@ many bytes: those of the rows that it must read, of the cotangent, and of the gr
 gradients of weights and biases are part of each pass, too. A pass is `torch.autograd.grad`,
 captured in a CUDA graph, so that no time of the host is in it. Tensors are bfloat16.
 
-    python -m benchmarks.training --host [--contenders torch htile compile quack liger]
-
-The host's microseconds for a forward and a backward pass together, with 8 rows of 4096 elements.
+The host's time of both passes is what `python -m benchmarks.calls` measures.
 """
 
 from __future__ import annotations
@@ -17,14 +15,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
 
 import torch
 import torch.nn.functional as F
 
 import htile
-from benchmarks import timing
 from benchmarks.contenders import failures
 from htile.tune.timing import interleave
 
@@ -33,8 +29,6 @@ SHAPES = (
     (12000, 11008),
 )  # fmt: skip
 CONTENDERS = ("htile", "compile", "quack", "liger")
-OF_HOST = (8, 4096)  # rows and elements, so few that the host waits for no GPU
-CALLS = 100  # of a round of the host's time
 CLOSE = 0.02  # of the largest gradient: who is farther from float64 takes no part
 DTYPE = torch.bfloat16
 
@@ -161,43 +155,14 @@ def shares(name: str, m: int, n: int, contenders: list[str], rounds: int) -> dic
     return {contender: limit / median(found) for contender, found in times.items()}
 
 
-def on_host(name: str, contenders: list[str], rounds: int) -> dict[str, float]:
-    """The host's microseconds for both passes of each contender."""
-    kernel = KERNELS[name]
-    leaves = [arg.requires_grad_() for arg in kernel.arguments(*OF_HOST)]
-    cotangent = torch.randn(*OF_HOST, device="cuda", dtype=DTYPE)
-    runs = {}
-    for contender in contenders:
-        try:
-            function = forward(kernel, contender)
-            run = partial(_both, function, leaves, cotangent)
-            run()
-        except failures() as error:
-            print(f"  {contender} takes no part in {name}: {str(error)[:120]}")
-            continue
-        runs[contender] = run
-    return {c: median(found) for c, found in timing.host(runs, rounds, CALLS).items()}
-
-
-def _both(function: Callable, leaves: list[torch.Tensor], cotangent: torch.Tensor) -> None:
-    torch.autograd.grad(function(*leaves), leaves, cotangent)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
-    every = ("torch", *CONTENDERS)
-    parser.add_argument("--contenders", nargs="+", choices=every, default=[*CONTENDERS])
-    parser.add_argument("--host", action="store_true")
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=[*CONTENDERS])
     parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=[*KERNELS])
     shapes = [f"{m}x{n}" for m, n in SHAPES]
     parser.add_argument("--shapes", nargs="+", default=shapes, help="such as 32768x4096")
     options = parser.parse_args()
-    if options.host:
-        for name in options.kernels:
-            found = on_host(name, options.contenders, options.rounds)
-            print(name, ", ".join(f"{c} {spent:.1f}" for c, spent in found.items()), flush=True)
-        return
     print(f"| backward of | rows x N | {' | '.join(options.contenders)} |")
     print(f"|---|---|{'---|' * len(options.contenders)}")
     for name in options.kernels:

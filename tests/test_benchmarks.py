@@ -21,11 +21,13 @@ import htile
 from benchmarks import __main__ as command
 from benchmarks import (
     anchors,
+    calls,
     compile_time,
     contenders,
     few_rows,
     fresh,
     host,
+    idle,
     limit,
     plans,
     products,
@@ -785,3 +787,34 @@ def test_anchors_need_a_gpu(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         anchors.main([])
     assert "needs a GPU" in capsys.readouterr().err
+
+
+# ---- the host's time of calls --------------------------------------------------------------------
+
+
+def test_calls_on_a_gpu_that_runs_nothing(monkeypatch, capsys, tmp_path):
+    """All are measured, by functions that take the way of a GPU; then the CPU is one again."""
+    monkeypatch.setattr(calls, "CALLS", 2)
+    monkeypatch.setattr(calls, "keep_memory", lambda: None)  # it would be kept for other tests
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    file = tmp_path / "calls.json"
+    options = ["--idle", "--rounds", "2", "--json", str(file)]
+    kernels = ["--kernels", "rmsnorm", "swiglu", "products"]
+    monkeypatch.setattr(sys, "argv", ["calls", *options, *kernels])
+    calls.main()
+    figures = json.loads(file.read_text())
+    passes = {"inference", "forward", "both"}
+    assert {k: {c: {*v} for c, v in f.items()} for k, f in figures.items()} == {
+        "rmsnorm": {"htile": passes, "torch": passes},
+        "swiglu": {"htile": passes, "torch": passes},
+        "products": {"htile": {*calls.PRODUCTS}, "torch": {"linear"}},
+    }
+    assert all(t > 0 for f in figures.values() for v in f.values() for t in v.values())
+    assert capsys.readouterr().out.count("htile") == 3
+    asking = {f"htile.run.{path.stem}" for path in (fresh.REPO / "htile" / "run").glob("*.py")
+              if "runs_kernels" in path.read_text(encoding="utf-8")}  # fmt: skip
+    assert {module.__name__ for module in idle.ASKING} == asking
+    x = torch.randn(2, 8)
+    torch.testing.assert_close(htile.rowwise(calls.KERNELS["softmax"].function)(x), x.softmax(-1))
+    for f in calls.PRODUCTS.values():
+        f._forget()

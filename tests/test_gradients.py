@@ -84,8 +84,8 @@ def kept_by(f):
     """The names of what the backward passes of the last kind of call of `f` read."""
     (run,) = f._differentiable._runners.values()
     derivative = [*run.derivatives.values()][-1]
-    results = [derivative.forward.graph.outputs[k].name for k in derivative._results]
-    return [run.specs[k].name for k in derivative._arguments], results
+    results = [derivative.forward.graph.outputs[k].name for k in derivative.kept_results]
+    return [run.specs[k].name for k in derivative.kept_arguments], results
 
 
 # ---- values --------------------------------------------------------------------------------------

@@ -565,7 +565,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(launching.Kernel, "artifact", property(lambda kernel: kernel.source))
     monkeypatch.setattr(launching, "load", load)
     monkeypatch.setattr(running, "run", run)
-    monkeypatch.setattr(running, "shortcut", lambda *arguments: None)
+    monkeypatch.setattr(running, "add", lambda *arguments: None)
     return pretended
 
 

@@ -19,7 +19,7 @@ from examples.softmax import softmax
 from htile.errors import ArgumentError, GradientError
 from htile.run import launch as launching
 from htile.run import rowwise as jit
-from htile.run import shortcut, specialize
+from htile.run import short_text, shortcut, specialize
 
 empty_strided = torch._C._dynamo.guards._empty_strided_cpu
 scale = 2.0
@@ -103,7 +103,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(jit, "runs_kernels", lambda device: device.type != "meta")
     monkeypatch.setattr(launching.Kernel, "artifact", property(lambda kernel: kernel.source))
     monkeypatch.setattr(launching, "load", load)
-    monkeypatch.setattr(shortcut, "allocator", lambda device: empty_strided)
+    monkeypatch.setattr(short_text, "allocator", lambda device: empty_strided)
     monkeypatch.setattr(jit, "run", lambda launch, values, outs: "the long way")
     monkeypatch.setattr(jit.Rowwise, "_call", call)
     for f in FUNCTIONS:
@@ -136,7 +136,7 @@ def test_a_shortcut_of_fixed_sizes_goes_after_some_others(gpu):
         assert result["y"].shape == other.shape and result["y"].is_contiguous()
         assert result["top"].shape == (*lead, 1) and result["sum"].shape == lead
         misses = sum(each != (2, 3) for each in sizes[: k + 1])
-        assert (first in many._returning) == (misses < jit.MAX_MISSES)
+        assert (first in many._returning) == (misses < shortcut.MAX_MISSES)
     assert len(gpu.long) == 1 and len(many._returning) == 1
 
 
@@ -395,7 +395,7 @@ def test_inference_has_shortcuts_of_its_own(gpu):
 def test_memory_is_that_of_the_arguments_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     quick = torch._C._dynamo.guards._empty_strided_cuda
-    allocate = shortcut.allocator
+    allocate = short_text.allocator
     assert allocate(torch.device("cuda", 1)) is quick is not allocate(torch.device("cuda", 0))
     made = allocate(torch.device("meta"))((2, 3), (3, 1), torch.half)
     assert (made.shape, made.dtype, made.device.type) == ((2, 3), torch.half, "meta")
@@ -405,8 +405,8 @@ def test_memory_is_that_of_the_arguments_device(monkeypatch):
 def test_outputs_on_another_gpu_are_no_outputs(monkeypatch, count):
     """The quick function makes them there once another GPU is the current one."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    miss = shortcut.MISS
-    lines = shortcut.is_elsewhere("_out0", torch.device("cuda", 1), miss)
+    miss = short_text.MISS
+    lines = short_text.is_elsewhere("_out0", torch.device("cuda", 1), miss)
     code = "\n".join(["def leaves(_out0):", *(f"    {line}" for line in lines), "    return 0"])
     scope = {}
     exec(code, scope)
@@ -414,7 +414,7 @@ def test_outputs_on_another_gpu_are_no_outputs(monkeypatch, count):
         made = SimpleNamespace(get_device=lambda index=index: index)
         missed = scope["leaves"](made) is None
         assert missed == (count > 1 and index != 1)
-    assert shortcut.is_elsewhere("_out0", torch.device("cpu"), miss) == []
+    assert short_text.is_elsewhere("_out0", torch.device("cpu"), miss) == []
 
 
 def test_a_captured_value_that_changes(gpu, monkeypatch):
@@ -440,7 +440,7 @@ def helper(x, factor=1.0):
 
 def test_every_kind_of_captured_value_is_looked_at(gpu, monkeypatch):
     """It is a global (one of them hidden by a parameter), a builtin, a default, or a cell."""
-    monkeypatch.setattr(jit, "MAX_SHORTCUTS", 6)
+    monkeypatch.setattr(shortcut, "MAX_SHORTCUTS", 6)
     gain = 2.0
 
     def f(x, scale: float = 1.0):
@@ -471,7 +471,7 @@ def test_every_kind_of_captured_value_is_looked_at(gpu, monkeypatch):
 def test_only_so_many(gpu):
     for n in range(1, 12):
         plain(torch.randn(4, n))
-    assert len(plain._returning) == jit.MAX_SHORTCUTS
+    assert len(plain._returning) == shortcut.MAX_SHORTCUTS
     before = len(gpu.long)
     plain(torch.randn(4, 11))
     assert len(gpu.long) == before + 1

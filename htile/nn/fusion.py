@@ -186,8 +186,8 @@ def _replacement(
     """
     count, own = len(forward.inputs), forward.kind.forward
 
-    def takes(module: torch.nn.Module, inputs: tuple, tensors: list) -> bool:
-        if len(inputs) != count or not fits(*inputs, *tensors) or not forward.holds_for(module):
+    def takes(inputs: tuple, tensors: list) -> bool:
+        if len(inputs) != count or not fits(*inputs, *tensors):
             return False
         shape = getattr(inputs[0], "shape", ())
         if len(shape) < 2 or (length is not None and shape[-1] != length):
@@ -201,8 +201,12 @@ def _replacement(
     def forward_of_rows(self, *args, **kwargs):
         if not kwargs and not is_compiling():
             tensors = forward.values_of(self)
-            if takes(self, args, tensors):
-                return row(*args, *tensors)
+            if forward.holds_for(self):
+                found = row._taken(*args, *tensors)  # of tensors that are as some that it took
+                if found is not None:
+                    return found
+                if takes(args, tensors):
+                    return row(*args, *tensors)
         return own(self, *args, **kwargs)
 
     # Pickled, a method is its name and its object: a pickled model is one that is not fused.

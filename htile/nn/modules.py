@@ -133,9 +133,13 @@ class RMSNorm(torch.nn.RMSNorm):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The norm of each row."""
         weight, shape = self.weight, self.normalized_shape
+        eps = EPS if self.eps is None else self.eps
+        found = _rms_norm._taken(x, weight, eps) if len(shape) == 1 else None
+        if found is not None and x.shape[-1:] == shape:
+            return found
         if not fits(x, weight, inner=len(shape)) or not _ends_in(x, shape):
             return super().forward(x)
-        return _over_last(_rms_norm, x, shape, weight, eps=EPS if self.eps is None else self.eps)
+        return _over_last(_rms_norm, x, shape, weight, eps=eps)
 
 
 class LayerNorm(torch.nn.LayerNorm):
@@ -150,6 +154,9 @@ class LayerNorm(torch.nn.LayerNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The norm of each row."""
         weight, bias, shape = self.weight, self.bias, self.normalized_shape
+        found = _layer_norm._taken(input, weight, bias, self.eps) if len(shape) == 1 else None
+        if found is not None and input.shape[-1:] == shape:
+            return found
         if not fits(input, weight, bias, inner=len(shape)) or not _ends_in(input, shape):
             return super().forward(input)
         return _over_last(_layer_norm, input, shape, weight, bias, eps=self.eps)
@@ -206,9 +213,11 @@ class Softmax(torch.nn.Softmax):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The softmax of each row."""
-        if not _is_last(self.dim, input) or not fits(input):
+        if not _is_last(self.dim, input):
             return super().forward(input)
-        return _softmax(input)
+        if (found := _softmax._taken(input)) is not None:
+            return found
+        return _softmax(input) if fits(input) else super().forward(input)
 
 
 class LogSoftmax(torch.nn.LogSoftmax):
@@ -221,9 +230,11 @@ class LogSoftmax(torch.nn.LogSoftmax):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The logarithm of the softmax of each row."""
-        if not _is_last(self.dim, input) or not fits(input):
+        if not _is_last(self.dim, input):
             return super().forward(input)
-        return _log_softmax(input)
+        if (found := _log_softmax._taken(input)) is not None:
+            return found
+        return _log_softmax(input) if fits(input) else super().forward(input)
 
 
 def _fits_classes(weight: torch.Tensor | None, x: torch.Tensor) -> bool:
@@ -244,7 +255,11 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """The loss of all rows, or with reduction="none" that of each."""
-        weight = self.weight
+        weight, reduction = self.weight, self.reduction
+        fixed = self.ignore_index, self.label_smoothing, reduction
+        found = _cross_entropy._taken(input, target, weight, *fixed)
+        if found is not None:
+            return self._reduced(found, input, target)
         is_usual = (
             fits(input, weight)
             and lie_alike(target, input)
@@ -253,13 +268,17 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
             and input.ndim in (1, 2)
             and target.shape == input.shape[:-1]
             and _fits_classes(weight, input)
-            and self.reduction in ("none", "sum", "mean")
+            and reduction in ("none", "sum", "mean")
         )
         if not is_usual:
             return super().forward(input, target)
         rows, classes = (input, target) if input.ndim > 1 else (input[None], target[None])
-        fixed = self.ignore_index, self.label_smoothing, self.reduction
-        found = _cross_entropy(rows, classes, weight, *fixed)
+        return self._reduced(_cross_entropy(rows, classes, weight, *fixed), input, target)
+
+    def _reduced(
+        self, found: torch.Tensor | tuple, input: torch.Tensor, target: torch.Tensor
+    ) -> torch.Tensor:
+        """The loss as the module gives it, of what the kernel does."""
         if self.reduction == "none":
             return found.view(target.shape)
         if self.reduction == "sum":
@@ -283,12 +302,15 @@ class AddRMSNorm(torch.nn.RMSNorm):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The norm of the sum, and the sum."""
         weight, shape = self.weight, self.normalized_shape
+        eps = EPS if self.eps is None else self.eps
+        found = _add_rms_norm._taken(x, residual, weight, eps) if len(shape) == 1 else None
+        if found is not None and x.shape[-1:] == shape:
+            return found
         is_one_kind = x.shape == residual.shape and x.dtype is residual.dtype
         fit = is_one_kind and fits(x, residual, weight, inner=len(shape))
         if not fit or not _ends_in(x, shape):
             total = x + residual
             return super().forward(total), total
-        eps = EPS if self.eps is None else self.eps
         if len(shape) == 1 and x.ndim > 1:
             return _add_rms_norm(x, residual, weight, eps)
         rows = *(x.shape[: x.ndim - len(shape)] or (1,)), prod(shape)
@@ -322,6 +344,9 @@ class SwiGLU(torch.nn.Module):
 
     def forward(self, gate: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:
         """The gated values of each row."""
+        found = _swiglu_of_halves._taken(gate) if up is None else _swiglu._taken(gate, up)
+        if found is not None:
+            return found
         if up is None:
             _check_halves(gate, "SwiGLU")
             if fits(gate):
@@ -349,6 +374,12 @@ class GEGLU(torch.nn.Module):
     def forward(self, gate: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:
         """The gated values of each row."""
         approximate = self.approximate
+        if up is None:
+            found = _geglu_of_halves._taken(gate, approximate)
+        else:
+            found = _geglu._taken(gate, up, approximate)
+        if found is not None:
+            return found
         if up is None:
             _check_halves(gate, "GEGLU")
             if fits(gate):
@@ -404,6 +435,9 @@ class DyT(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The values of each row."""
         alpha, weight, bias = self.alpha, self.weight, self.bias
+        found = _dyt._taken(x, alpha, weight, bias)
+        if found is not None and x.shape[-1] == self.normalized_shape:
+            return found
         if fits(x, alpha, weight, bias) and x.ndim > 0 and x.shape[-1] == self.normalized_shape:
             return _dyt(x if x.ndim > 1 else x[None], alpha, weight, bias).view(x.shape)
         y = torch.tanh(alpha * x)

@@ -3,13 +3,12 @@
 A `Derivative` is made for one specialization of a function and the arguments that require grad. Its
 backward graph is found and planned in the forward call, so what has no gradient is refused there,
 with the user's line. The backward graph is a function of rows as any other: a gradient of second
-order is the `Derivative` of that graph. For it the statistics that a forward pass keeps are results
-too, which only autograd sees.
+order is the `Derivative` of that graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -26,12 +25,14 @@ from .specialize import spec_of
 class Backward(NamedTuple):
     """A backward graph for some cotangents.
 
+    present: for each result of the forward pass whether it has a cotangent.
     sources: where each argument of `run` comes from: the number of a list, which has the arguments
         of the forward pass, what is kept of it, and the cotangents, and an index into that list.
     gradients: for each argument that requires grad the index of its gradient, or None.
     """
 
     run: Runner
+    present: tuple[bool, ...]
     sources: tuple[tuple[int, int], ...]
     gradients: tuple[int | None, ...]
 
@@ -42,6 +43,14 @@ class Derivative:
     wrt: their names.
     repeated: those of them that have fewer rows than the call. Their gradients are summed by torch
         from those of all rows, which are float32.
+    kept_arguments, kept_results: which arguments and results of `forward` a backward pass reads.
+    kept_statistics: the places of statistics among all that is kept.
+    has_gradient: for each result of `forward` whether it has a derivative.
+    hides_statistics: whether the statistics, if there are any, are no results of autograd's node.
+        It costs time of each pass if they are. They must be where an argument that they depend on
+        is not kept: a gradient of second order goes through them.
+    recorded: how many results of `forward` are those of the node.
+    without_gradient: the indices of those that have no derivative.
     """
 
     def __init__(self, of: Runner, wrt: tuple[str, ...], repeated: frozenset[str]):
@@ -60,12 +69,36 @@ class Derivative:
         self.has_gradient = tuple(o.name in names for o in forward.outputs)
         rows = self._split.kept
         kept = {i.name for i in graph.inputs if i.role is not Role.ROW or i.id in rows}
-        self._arguments = tuple(
+        self.kept_arguments = tuple(
             k for k, spec in enumerate(of.specs)
             if spec.name in kept and spec.role not in (Role.SCALAR, Role.STATIC)
         )  # fmt: skip
-        self._results = tuple(sorted({*self._split.results.values()}))
+        self.kept_results = tuple(sorted({*self._split.results.values()}))
+        count = len(self.kept_arguments)
+        self.kept_statistics = tuple(
+            count + place for place, k in enumerate(self.kept_results) if k >= self.results
+        )
+        self.hides_statistics = self._hides_statistics(kept)
+        self.recorded = self.results if self.hides_statistics else len(forward.outputs)
+        self.without_gradient = tuple(
+            k for k, has_one in enumerate(self.has_gradient[: self.recorded]) if not has_one
+        )
         self._backward: dict[tuple[bool, ...], Backward] = {}
+        self.shortcuts: tuple[Callable, ...] = ()  # of backward passes; see short_gradients.py
+        self.tries = 0  # to add some
+
+    def _hides_statistics(self, kept: set[str]) -> bool:
+        """Whether autograd need not know of the statistics, because those that they depend on are
+        kept.
+
+        kept: the names of the arguments that are.
+        """
+        forward, hidden = self.forward.graph, self.results
+        names = {output.name for output in forward.outputs[hidden:]}
+        others = [name for name in self.wrt if name not in kept]
+        return bool(names) and all(
+            names.isdisjoint(differentiable(forward, (name,))) for name in others
+        )
 
     def _sufficient(self, graph: Graph) -> Split:
         """The cut for the gradients of all results; what it keeps suffices for each of them."""
@@ -88,14 +121,16 @@ class Derivative:
 
     def kept(self, values: tuple, results: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
         """What backward passes read of a forward pass: some of its arguments and results."""
-        return [*(values[k] for k in self._arguments), *(results[k] for k in self._results)]
+        return [*(values[k] for k in self.kept_arguments), *(results[k] for k in self.kept_results)]
 
     def arguments(self, values: tuple, kept: Sequence, cotangents: tuple) -> tuple[Backward, tuple]:
         """The backward graph for these cotangents, and its arguments.
 
         values: the arguments of the forward pass; of its tensors only what is kept is read.
-        kept: what `kept` gave. cotangents: for each result of `forward` one, or None.
+        kept: what `kept` gave. cotangents: for each result of `forward` one, or None; those of
+            statistics may be left out.
         """
+        cotangents = *cotangents, *(None,) * (len(self.has_gradient) - len(cotangents))
         present = tuple([g is not None for g in cotangents])
         backward = self.backward(present)
         lists = values, kept, cotangents
@@ -123,14 +158,15 @@ class Derivative:
         part = of, part_name(self.wrt, self.repeated, present)
         run = Runner(cut.backward, tuple(specs.values()), of.fastmath, {}, part=part)
         sources = {spec.name: (0, k) for k, spec in enumerate(of.specs)}
-        sources |= {of.specs[k].name: (1, place) for place, k in enumerate(self._arguments)}
-        count = len(self._arguments)
-        sources |= {n: (1, count + self._results.index(k)) for n, k in cut.results.items()}
+        sources |= {of.specs[k].name: (1, place) for place, k in enumerate(self.kept_arguments)}
+        count = len(self.kept_arguments)
+        sources |= {n: (1, count + self.kept_results.index(k)) for n, k in cut.results.items()}
         given = zip(joint.inputs[len(graph.inputs) :], there, strict=True)
         sources |= {i.name: (2, k) for i, k in given}
         gradients = {o.name: k for k, o in enumerate(joint.outputs)}
         return Backward(
             run,
+            present,
             tuple(sources[name] for name in specs),
             tuple(gradients.get(f"d_{name}") for name in self.wrt),
         )

@@ -160,8 +160,8 @@ class Launch:
     kernel: None where there are no rows.
     inputs: for each, in kernel order, (index of the value, whether to make it contiguous first).
     outputs: the shape and dtype of each.
-    is_widest: whether its accesses are as wide as they can be, and no input is copied. A narrower
-        kernel takes tensors of any alignment, so it must not be the one that is tried first.
+    is_widest: whether its accesses are as wide as they can be. A narrower kernel takes tensors of
+        any alignment, so it must not be the one that is tried first.
     workspace: bytes of memory that the kernel needs beside, for parts of results over all rows.
     sums: which outputs are sums over all rows.
     """
@@ -212,7 +212,7 @@ def prepare(
         outputs=request.specialization.shapes(request.call.lead, request.call.length),
         structure=lowered.graph.structure,
         device=device,
-        is_widest=target.align == ACCESS_BYTES and not request.copied,
+        is_widest=target.align == ACCESS_BYTES,
         workspace=workspace_bytes(lowered.plan),
         sums=tuple(k for k, each in enumerate(lowered.traced.outputs) if each.over is Op.SUM),
     )
@@ -230,7 +230,7 @@ def run(launch: Launch | Callable, values: tuple, outs: tuple = ()) -> object:
 
 def results_of(launch: Launch, values: tuple, outs: Sequence = ()) -> Sequence[torch.Tensor]:
     """Launch on the current stream; returns `outs` or new results in the kernel's order."""
-    arguments = [_copy(values[k]) if copy else values[k] for k, copy in launch.inputs]
+    arguments = [copied(values[k]) if copy else values[k] for k, copy in launch.inputs]
     outs = outs or [_empty(shape, dtype, launch.device) for shape, dtype in launch.outputs]
     if launch.kernel is None:
         for k in launch.sums:  # over no rows
@@ -243,22 +243,7 @@ def results_of(launch: Launch, values: tuple, outs: Sequence = ()) -> Sequence[t
     return outs
 
 
-def with_workspace(launch: Launch) -> Callable:
-    """The kernel as a function of arguments and results; it makes the other memory that it needs.
-
-    The memory is of the current stream, as `run` makes it, so a CUDA graph has it for each replay.
-    """
-    kernel, shape, device = launch.kernel, (launch.workspace,), launch.device
-    if not launch.workspace:
-        return kernel
-
-    def launched(*arguments) -> None:
-        kernel(*arguments, torch.empty(shape, dtype=torch.int8, device=device))
-
-    return launched
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
+def copied(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous copy in memory of its own, also of a contiguous view that begins anywhere."""
     return tensor.clone(memory_format=torch.contiguous_format)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .gradients import refuse_mapped
+from .autograd import refuse_mapped
 from .product_derivatives import Gradient, gradient_of
 from .products import GIVES_FLOAT32, OF_ROWS, ProductStep, Values, key_of
 

@@ -13,7 +13,7 @@ import torch
 
 from ..errors import UnsupportedError
 from ..lower.products import Product
-from .gradients import with_gradients
+from .autograd import with_gradients
 from .launch import Request
 from .operands import device_of, runs_kernels
 from .product_chunks import TrainedStep

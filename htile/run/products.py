@@ -27,7 +27,7 @@ from ..lower.column_groups import cut_reductions
 from ..lower.fused import Fused, Operand, Tile, fused
 from ..lower.names import kernel_name
 from ..lower.products import Level, Product, levels
-from .launch import Request
+from .launch import Launch, Request
 from .runner import OF_ROWS, Runner
 from .specialize import spec_of
 from .tiles import choose_tile
@@ -103,7 +103,7 @@ def _stored(graph: Graph, product: Product) -> Fused:
 
 
 Values = dict[str, object]  # arguments by parameter, and what the steps have computed by name
-Action = Callable[[Values], None]  # a step, on the values so far
+Action = Callable[[Values], None]  # a kernel, on the values so far: `Rows`, `Multiply` or torch
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def text_for(
 ) -> Text | None:
     """The kernel for operands of any device such as these; None where it does not take them."""
     left = kernel.operands[0].product.left
-    columns = [_columns(found[o.product.matrix], o, kernel.n) for o in kernel.operands]
+    columns = [columns_of(found[o.product.matrix], o, kernel.n) for o in kernel.operands]
     major = _major(columns[0])
     if 1 in columns[0].shape:  # TMA of a matrix of one line was seen to be an illegal instruction
         return None
@@ -130,10 +130,66 @@ def text_for(
     tile = choose_tile(kernel, major, rows, processors, arch)
     if tile is None or (tile.warps and not all(_is_whole(each, major) for each in columns)):
         return None
-    others = [_argument(found[i.name], i, kernel.n) for i in kernel.others]
+    others = [argument(found[i.name], i, kernel.n) for i in kernel.others]
     emit = emit_warp_products.emit if tile.warps else emit_products.emit
     source = emit(kernel, tile, major, _in_pairs(kernel, others), fastmath)
     return Text(source, kernel_name(kernel.graph), tile, major)
+
+
+@dataclass
+class Rows:
+    """A row kernel that is run on the values so far.
+
+    keys: the names of its results there.
+    launch: how it was launched the first time; None where torch added up rows.
+    """
+
+    run: Runner
+    keys: tuple[str, ...]
+    rows: int
+    launch: Launch | None = None
+    has_run: bool = False
+
+    def __call__(self, found: Values) -> None:
+        values = tuple([found[name] for name in self.run.parameters.names])
+        found.update(zip(self.keys, self.run(values, (self.rows,)), strict=True))
+        if not self.has_run:
+            self.launch, self.has_run = self.run.launch_of(values, (self.rows,)), True
+
+
+@dataclass(frozen=True)
+class Multiply:
+    """A kernel of products that is run on the values so far.
+
+    function: None where there are no rows.
+    clusters: what it is given behind the results.
+    made: the name, the width and the dtype of each result.
+    """
+
+    kernel: Fused
+    function: Callable[..., None] | None
+    major: str
+    clusters: tuple[int, ...]
+    made: tuple[tuple[str, int, torch.dtype], ...]
+    device: torch.device
+
+    @property
+    def left(self) -> str:
+        """The name of the rows that are multiplied."""
+        return self.kernel.operands[0].product.left
+
+    def __call__(self, found: Values) -> None:
+        kernel, left = self.kernel, found[self.left]
+        given = [columns_of(found[o.product.matrix], o, kernel.n) for o in kernel.operands]
+        given = given if self.major == "k" else [each.t() for each in given]
+        others = [argument(found[i.name], i, kernel.n) for i in kernel.others]
+        rows = left.shape[0]
+        results = [torch.empty(rows, n, dtype=dtype, device=self.device)
+                   for _, n, dtype in self.made]  # fmt: skip
+        if self.function is not None and rows:
+            self.function(_dense(left), *given, *others, *results, *self.clusters)
+        for (key, _, _), result in zip(self.made, results, strict=True):
+            found[key] = result
 
 
 class ProductLaunch:
@@ -156,7 +212,7 @@ class ProductLaunch:
         self.steps = steps_of(request)
         self.arch = arch_of_capability(torch.cuda.get_device_capability(device))
         self.processors = torch.cuda.get_device_properties(device).multi_processor_count
-        self._actions: list[Action] | None = None
+        self.actions: list[Action] | None = None
         self._stored: dict[str, tuple[int, Action]] = {}  # with the most rows that it takes
         self._fused_steps: dict[str, list[Action]] = {}
         if torch.cuda.is_current_stream_capturing():
@@ -171,10 +227,10 @@ class ProductLaunch:
         found: Values = dict(zip(self.names, values, strict=True))
         for name, inner in self.inner.items():
             found[name] = flat(found[name], (*self.lead, *inner), (self.rows, *inner))
-        if self._actions is None:
-            self._actions = [action for step in self.steps for action in self._begun(step, found)]
+        if self.actions is None:
+            self.actions = [action for step in self.steps for action in self._begun(step, found)]
         else:
-            for action in self._actions:
+            for action in self.actions:
                 action(found)
         made = [found[key_of(name, self.results)] for name in self.results]
         if len(self.lead) != 1:
@@ -211,16 +267,11 @@ class ProductLaunch:
             return []
         return [kernel] if step.then is None else [kernel, self._of_rows(step.then)]
 
-    def _of_rows(self, step: RowStep) -> Action:
-        names, lead = step.run.parameters.names, (self.rows,)
-        keys = [key_of(name, self.results) for name in step.results]
+    def _of_rows(self, step: RowStep) -> Rows:
+        keys = tuple(key_of(name, self.results) for name in step.results)
+        return Rows(step.run, keys, self.rows)
 
-        def run_rows(found: Values) -> None:
-            found.update(zip(keys, step.run(tuple([found[n] for n in names]), lead), strict=True))
-
-        return run_rows
-
-    def _of_products(self, kernel: Fused, found: Values) -> Action | None:
+    def _of_products(self, kernel: Fused, found: Values) -> Multiply | None:
         """The kernel for operands such as these; None where it does not take them.
 
         It takes fewer rows, too.
@@ -230,24 +281,10 @@ class ProductLaunch:
         if text is None:
             return None
         function = load(build(text.source, text.function, self.arch.name)) if rows else None
-        left, major = kernel.operands[0].product.left, text.major
         clusters = () if text.tile.warps else (self.processors // text.tile.cluster,)
-        device = self.device
-        made = [(key_of(o.name, self.results), width(kernel, o), o.dtype)
-                for o in kernel.graph.outputs]  # fmt: skip
-
-        def multiply(found: Values) -> None:
-            given = [_columns(found[o.product.matrix], o, kernel.n) for o in kernel.operands]
-            given = given if major == "k" else [each.t() for each in given]
-            others = [_argument(found[i.name], i, kernel.n) for i in kernel.others]
-            rows = found[left].shape[0]
-            results = [torch.empty(rows, n, dtype=dtype, device=device) for _, n, dtype in made]
-            if rows:
-                function(_dense(found[left]), *given, *others, *results, *clusters)
-            for (key, _, _), result in zip(made, results, strict=True):
-                found[key] = result
-
-        return multiply
+        made = tuple((key_of(o.name, self.results), width(kernel, o), o.dtype)
+                     for o in kernel.graph.outputs)  # fmt: skip
+        return Multiply(kernel, function, text.major, clusters, made, self.device)
 
     def run_fused(self, step: ProductStep, found: Values) -> bool:
         """Run a step without storing its products; whether it has kernels that do so."""
@@ -304,7 +341,7 @@ def by_torch(product: Product, found: Values) -> None:
         found[product.name] = torch.mm(left.float(), right.float())
 
 
-def _columns(matrix: torch.Tensor, operand: Operand, n: int) -> torch.Tensor:
+def columns_of(matrix: torch.Tensor, operand: Operand, n: int) -> torch.Tensor:
     """The part of a matrix, as (n, K), that an operand's columns come of."""
     matrix = matrix if operand.product.is_transposed else matrix.t()
     is_whole = operand.start == 0 and len(matrix) == n
@@ -348,7 +385,7 @@ def _in_pairs(kernel: Fused, others: list) -> bool:
     )
 
 
-def _argument(value: object, i, n: int) -> object:
+def argument(value: object, i, n: int) -> object:
     """An input as the kernel takes it: rows, columns and numbers of rows without other axes."""
     if i.role is Role.SCALAR:
         return float(value)

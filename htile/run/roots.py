@@ -19,8 +19,9 @@ from torch.utils import _pytree as pytree
 from ..errors import TraceError, UnsupportedError
 from ..frontend.captures import line_of
 from ..frontend.roles import classify, written
+from .autograd import with_gradients
 from .derivatives import derivative_of
-from .gradients import part_named, with_gradients
+from .gradients import part_named
 from .launch import Request
 from .operands import device_of, is_recorded, refuse_transforms
 from .ops import KEPT, LIBRARY, NAMED, TAGS, Named, check, content_name, runner_named, values_of
@@ -95,7 +96,7 @@ def root_of(function: Rowwise, request: Request, captured: tuple, is_kept: bool)
             break
     if root.runner is runner:
         runner.name = name
-        NAMED[name] = Named(runner, root.check, part)
+        NAMED[name] = Named(runner, root.check, part, None if is_kept else function._captures)
     if root.captured is not None:
         root.captured.add(captured)
     return root

@@ -12,9 +12,7 @@ evaluates the traced graph instead.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-import threading
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -37,7 +35,7 @@ from . import ops, vmap
 from .detours import detour_of
 from .kernel import Kernel
 from .known import numbered
-from .launch import Launch, Request, prepare, run, with_workspace
+from .launch import Launch, Request, prepare, run
 from .operands import (
     call_key,
     device_of,
@@ -49,20 +47,19 @@ from .operands import (
 )
 from .out import check_out, find_aliases, in_order
 from .over_rows import refuse_no_maximum
-from .shortcut import shortcut
+from .short_out import OutWriter
+from .shortcut import CallWriter, add, clear
 from .specialize import Specializations
 
 if TYPE_CHECKING:
     from ..tune.search import Tuned
     from ..tune.tiles import TunedProducts
     from .gradients import DifferentiableCalls
+    from .short_text import Writer
 
 OPERATION = ops.RUN  # policies of checkpoints may ask for it before any call is one
 
 MAX_LAUNCHES = 4096  # remembered calls of one function; forgotten all at once beyond
-MAX_SHORTCUTS = 5  # for calls with out=, and as many for calls without it; then none is added
-MAX_MISSES = 3  # calls of other sizes, after which a shortcut for one size is removed
-_SHORTCUTS = threading.Lock()  # held while the shortcuts of a function are replaced
 
 
 def rowwise(fn: Callable | None = None, *, fastmath: bool = False, dynamic_n: bool = False):
@@ -129,6 +126,8 @@ class Rowwise:
         self._launches: dict[object, Launch] = {}
         self._number = numbered(self)
         self._reads: Callable[[], tuple] | None = None  # for Dynamo; see htile.run.compiled
+        self._returning: tuple[Callable, ...] = ()  # the shortcuts of calls without out=
+        self._writing: tuple[Callable, ...] = ()  # those of calls with it
         self._forget()
 
     def _forget(self) -> None:
@@ -136,9 +135,7 @@ class Rowwise:
         self._launches.clear()
         self._differentiated: DifferentiableCalls | None = None
         self._buckets: dict[object, Launch] = {}  # of rows of any length, the launch of a bucket
-        with _SHORTCUTS:
-            self._returning: tuple[Callable, ...] = ()  # the shortcuts of calls without out=
-            self._writing: tuple[Callable, ...] = ()  # those of calls with it
+        clear(self, "_returning", "_writing")
 
     def __call__(self, *args, **kwargs):
         if is_dynamo_compiling():
@@ -150,9 +147,26 @@ class Rowwise:
                 result = call(*args, **kwargs)
                 if result is not None:
                     return result
-        except (TypeError, NameError, ValueError):  # see `shortcut`
+        except (TypeError, NameError, ValueError):  # see `CallWriter`
             pass
         return self._call(args, kwargs)
+
+    def _taken(self, *args) -> object:
+        """What a shortcut gives; None if none takes the call, or if torch compiles or watches.
+
+        For callers who have conditions of their own, as modules have, and who have made each call
+        before that left a shortcut: what it takes fits these conditions, too.
+        """
+        if is_dynamo_compiling() or torch._C._len_torch_dispatch_stack():
+            return None
+        try:
+            for call in self._returning:
+                result = call(*args)
+                if result is not None:
+                    return result
+        except (TypeError, NameError, ValueError):  # see `CallWriter`
+            pass
+        return None
 
     def _call(self, args: tuple, kwargs: dict):
         """A call that no shortcut takes."""
@@ -180,7 +194,7 @@ class Rowwise:
         aliases = find_aliases(signature, values, outs)
         watched = self._captures.watched()
         key = call_key(watched[1], signature, values, outs, aliases)
-        launch = None if key is None else self._launches.get(key)
+        launch, of_products = None if key is None else self._launches.get(key), None
         if launch is None or (out is not None and structure != launch.structure):
             # the call is of a new kind
             call = classify(signature, values)
@@ -215,8 +229,16 @@ class Rowwise:
                 if len(self._launches) >= MAX_LAUNCHES:
                     self._launches.clear()
                 self._launches[key] = launch
-                self._add_shortcuts(request, launch, watched)
+                if not request.specialization.has_products:
+                    writer = OutWriter if outs else CallWriter
+                    self._add_shortcuts(writer, request, watched, launch)
+                elif not outs:
+                    of_products = request
         result = run(launch, values, outs)
+        if of_products is not None:  # it knows its kernels now
+            from .short_products import add_products
+
+            add_products(self, "_returning", of_products, launch, self._captures, watched)
         if out is None:
             return result
         increment_version(outs)  # so that autograd sees that saved tensors were written to
@@ -274,39 +296,13 @@ class Rowwise:
         call = request.call
         return replace(launch, outputs=request.specialization.shapes(call.lead, call.length))
 
-    def _add_shortcuts(self, request: Request, launch: Launch, watched: tuple) -> None:
-        """Add shortcuts for calls like this one, unless the function has enough of them.
-
-        Each call adds one for any number of rows, unless its kernel takes rows that lie anyhow, and
-        so calls that have a faster kernel. The first call that writes to just these
-        arguments (or to none) adds one for its own sizes, which is removed after some calls
-        of other sizes.
-        """
-        name = "_writing" if request.outs else "_returning"
-        known = getattr(self, name)
-        if launch.kernel is None or not launch.is_widest or len(known) >= MAX_SHORTCUTS:
-            return
-        kernel = with_workspace(launch)
-        make = functools.partial(shortcut, request, kernel, self._captures, watched)
-        misses = itertools.count(1)
-
-        def missed() -> None:
-            if next(misses) >= MAX_MISSES and of_any_size:
-                self._set_shortcuts(name, (), of_this_size)
-
-        is_faster = len(request.call.lead) < 2 or request.is_flat
-        of_any_size, of_this_size = make() if is_faster else None, None
-        is_new = not any(each.in_place == request.in_place for each in known)
-        if request.call.lead and (is_new or of_any_size is None):
-            of_this_size = make(missed)
-        self._set_shortcuts(name, (of_this_size, of_any_size))
-
-    def _set_shortcuts(self, name: str, added: tuple, removed: Callable | None = None) -> None:
-        with _SHORTCUTS:
-            these = *getattr(self, name), *added
-            setattr(self, name, tuple(each for each in these if each not in (None, removed)))
-            if "out" in self._signature.names:  # it is an argument like any other
-                self._writing = self._returning
+    def _add_shortcuts(self, writer: type[Writer], request: Request, *more: object) -> None:
+        """Add shortcuts for calls like this one, unless the function has enough of them."""
+        names = ["_writing" if request.outs else "_returning"]
+        if "out" in self._signature.names:  # it is an argument like any other
+            names = ["_writing", "_returning"]
+        for name in names:
+            add(self, name, writer, request, self._captures, *more)
 
     def __get__(self, instance, owner=None):
         """Bind as a method. `self` is a static argument, such as a frozen dataclass."""

@@ -150,7 +150,7 @@ class Runner(Operation):
         if not runs_kernels(device):
             given = dict(zip(self.parameters.names, values, strict=True))
             return tuple(pytree.tree_leaves(evaluate(self.graph, given, lead=lead)))
-        key = lead, *[tensor_key(v) for v in values if isinstance(v, torch.Tensor)]
+        key = _key(values, lead)
         found = self._launches.get(key)
         if found is None:
             arch = arch_of_capability(torch.cuda.get_device_capability(device))
@@ -167,6 +167,18 @@ class Runner(Operation):
             return results
         both = zip(results, self.graph.outputs, strict=True)
         return tuple(over_rows(result, output, 0, len(lead)) for result, output in both)
+
+    def launch_of(self, values: tuple, lead: tuple[int, ...]) -> Launch | None:
+        """The launch of a call that has been made; None where torch computed or added up."""
+        launch, is_of_terms = self._launches.get(_key(values, lead), (None, True))
+        return None if is_of_terms else launch
+
+    def request(self, values: tuple, lead: tuple[int, ...]) -> Request:
+        """A call of the graph."""
+        call = Call(self.specs, self.graph.n, lead)
+        return Request(
+            self.parameters, self.fastmath, self.wanted, call, self.specialization, values
+        )
 
     def _lowered(
         self, lower: Callable[[Request], Result], values: tuple, lead: tuple[int, ...], arch: Arch,
@@ -210,6 +222,11 @@ class Runner(Operation):
     def made(self, tensors: list[torch.Tensor], lead: tuple[int, ...]) -> Made:
         """The shape and dtype of each result of a call with these tensors."""
         return self.specialization.shapes(lead)
+
+
+def _key(values: tuple, lead: tuple[int, ...]) -> tuple:
+    """What tells calls of one graph apart that need different launches."""
+    return lead, *[tensor_key(v) for v in values if isinstance(v, torch.Tensor)]
 
 
 def over_rows(result: torch.Tensor, output: Output, first: int, end: int) -> torch.Tensor:

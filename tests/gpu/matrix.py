@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 import examples
 from examples.rmsnorm import residual_arguments, rmsnorm
 from htile.build.compile import build
-from htile.run import shortcut
+from htile.run import short_text
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 DTYPES = (BF16, F16, F32)
@@ -52,7 +52,7 @@ def poison_shortcuts() -> None:
 
     It does not go through torch's dispatcher, which does so for `torch.empty`.
     """
-    allocator = shortcut.allocator
+    allocator = short_text.allocator
 
     def poisoning(device):
         allocate = allocator(device)
@@ -68,7 +68,7 @@ def poison_shortcuts() -> None:
 
         return empty
 
-    shortcut.allocator = poisoning
+    short_text.allocator = poisoning
 
 
 def run(f, *args, **kwargs):

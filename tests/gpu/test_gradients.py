@@ -114,6 +114,40 @@ def test_the_same_bits_in_every_run_and_stream(device):
         assert_same_bits(found, first)
 
 
+def cotangent_of(kind, y):
+    g = torch.randn_like(y)
+    if kind == "misaligned":
+        return torch.empty(g.numel() + 1, device=g.device, dtype=g.dtype)[1:].view_as(g).copy_(g)
+    if kind == "transposed":
+        return g.t().contiguous().t()
+    return {"expanded": g[:1].expand_as(g), "one": g[:1, :1].expand_as(g)}.get(kind, g)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_passes_that_come_again_have_the_bits_of_the_first(device, name):
+    """They take shortcuts, on any stream; other cotangents and rows must not be taken for these."""
+    f, args = example(name, 4096, BF16, device)
+    made, leaves = leaves_of(args)
+    side = torch.cuda.Stream()
+    for kind in ("usual", "expanded", "one", "misaligned", "transposed", "usual"):
+        first = None
+        for stream in (torch.cuda.current_stream(), side, side):
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                outs = [t for t in pytree.tree_leaves(f(*made)) if t.requires_grad]
+                torch.manual_seed(0)
+                given = [cotangent_of(kind, y) if y.ndim == 2 else torch.ones_like(y) for y in outs]
+                found = torch.autograd.grad(outs, leaves, given, allow_unused=True)
+                results = [*outs, *(g for g in found if g is not None)]
+            torch.cuda.synchronize()
+            first = results if first is None else first
+            assert_same_bits(results, first)
+    assert any(each.kind[0].__name__ == "RecordedWriter" for each in f._returning)
+    assert_gradients(f, *args)
+    f, args = example(name, 4096, BF16, device)
+    assert_gradients(f, *[a[:9].clone() if a.ndim > 1 or len(a) == ROWS else a for a in args])
+
+
 def test_a_step_is_captured_and_replayed(device):
     x = torch.randn(200, 1024, device=device, dtype=BF16, requires_grad=True)
     w = torch.rand(1024, device=device, dtype=BF16, requires_grad=True)

@@ -42,10 +42,10 @@ def evaluated(tile, clusters=2, change=None, **order):
     """
 
     def evaluate(kernel, found, rows):
-        given = [running._columns(found[o.product.matrix], o, kernel.n) for o in kernel.operands]
+        given = [running.columns_of(found[o.product.matrix], o, kernel.n) for o in kernel.operands]
         major = running._major(given[0])
         given = given if major == "k" else [each.t() for each in given]
-        others = [running._argument(found[i.name], i, kernel.n) for i in kernel.others]
+        others = [running.argument(found[i.name], i, kernel.n) for i in kernel.others]
         source = emit(kernel, tile, major, running._in_pairs(kernel, others))
         made = {
             o.name: torch.full((rows, running.width(kernel, o)), torch.nan).to(o.dtype)

@@ -118,9 +118,9 @@ def evaluated(arch="sm_80", tile=None, change=None, **order):
 
     def evaluate(kernel, found, rows):
         text = running.text_for(kernel, found, rows, without_wgmma(arch), A100, False)
-        columns = [running._columns(found[o.product.matrix], o, kernel.n) for o in kernel.operands]
+        columns = [running.columns_of(found[o.product.matrix], o, kernel.n) for o in kernel.operands]
         columns = columns if text.major == "k" else [each.t() for each in columns]
-        others = [running._argument(found[i.name], i, kernel.n) for i in kernel.others]
+        others = [running.argument(found[i.name], i, kernel.n) for i in kernel.others]
         source, own = text.source, text.tile
         if tile is not None:
             is_paired, own = running._in_pairs(kernel, others), tile
