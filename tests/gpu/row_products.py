@@ -143,7 +143,18 @@ def turns(name: str) -> None:
 
 def repeat(f, args) -> None:
     """Calls on two streams all have the same results."""
-    repeat(f, args)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    expected, found = pytree.tree_leaves(f(*args)), {}
+    torch.cuda.synchronize()
+    for k in range(LAUNCHES // 2):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                found[stream] = pytree.tree_leaves(f(*args))
+        if k % 100 == 0:
+            torch.cuda.synchronize()
+    torch.cuda.synchronize()
+    for results in found.values():
+        assert all(a.equal(b) for a, b in zip(results, expected, strict=True))
 
 
 def tuned(name: str) -> None:
