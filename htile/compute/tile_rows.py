@@ -15,6 +15,7 @@ from cutlass.cute.nvgpu import warp
 
 from htile.compute.conversion import convert
 from htile.compute.reduce import make_vector, thread_reduce, warp_reduce
+from htile.compute.tile_reduce import QUAD, RowMeans, RowPartial
 from htile.copy.tma import SharedToGlobalStorer
 from htile.utils import Static
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 WARPGROUP = 128  # threads
 BLOCK = 64  # rows that one instruction of a warpgroup multiplies
-QUAD = 4  # lanes that have the columns of one row of a tile
 BAND = 8  # tiles along the rows that follow each other, so that L2 has what they share
 
 
@@ -73,6 +73,14 @@ class TileRows(Static):
     def prefetch(self, *tensors: cute.Tensor, in_pairs: bool = True) -> LoadedAhead:
         """What the chunks have of tensors (M, N) and (N,). The first chunks are loaded now."""
         return LoadedAhead(self, tensors, in_pairs)
+
+    def partial(self, op: cute.ReductionOp) -> RowPartial:
+        """A reduction of each row, where the tile has all its columns."""
+        return RowPartial(self, op)
+
+    def partial_mean(self) -> RowMeans:
+        """The mean of each row, where the tile has all its columns."""
+        return RowMeans(self)
 
     @property
     def count(self) -> int:

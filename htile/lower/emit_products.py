@@ -11,23 +11,12 @@ import re
 
 import torch
 
-from ..frontend.graph import Node, Output, Role
-from ..frontend.ops import Op, dtype_name
-from .emit_steps import CONVERTED
-from .expressions import (
-    CUTLASS_TYPES,
-    INDENT,
-    lines_of,
-    literal,
-    located,
-    tuple_of,
-    wrapped_call,
-    wrapped_expression,
-    written,
-)
+from ..frontend.graph import Output, Role
+from ..frontend.ops import dtype_name
+from .expressions import CUTLASS_TYPES, INDENT, lines_of, tuple_of, wrapped_call
 from .fused import Fused, Tile
 from .names import kernel_name
-from .steps import Compute
+from .product_body import Body
 from .work import Work
 
 
@@ -49,7 +38,7 @@ def computed(kernel: Fused, fastmath: bool = False) -> tuple[dict[int, str], dic
     return text.values, expressions
 
 
-class Text:
+class Text(Body):
     """The text of a kernel; a subclass prints other ways to multiply."""
 
     primitives = "from htile.matmul import MatmulKernelContext, MatmulTileConfig"
@@ -63,6 +52,7 @@ class Text:
         self.name = kernel_name(kernel.graph)
         self.counts: dict[str, int] = {}
         self.values: dict[int, str] = {}
+        self.depths: dict[int, int] = {}
         self.tensors = {i.id: self._named("m", i.name) for i in kernel.others}
         self.results = [self._named("m", o.name) for o in self.graph.outputs]
         self.dtype = CUTLASS_TYPES[self._left_dtype()]
@@ -71,12 +61,6 @@ class Text:
     def _staged(self) -> Output | None:
         """The result that is stored as whole tiles."""
         return self.kernel.staged
-
-    @property
-    def computes(self) -> dict[int, Compute]:
-        """What is computed, by node."""
-        steps = [*self.work.before, *(s for sweep in self.work.held.all for s in sweep.computes)]
-        return {step.id: step for step in steps}
 
     def _left_dtype(self) -> torch.dtype:
         return self.kernel.operands[0].product.dtype
@@ -209,86 +193,9 @@ class Text:
         return [f"{self.tensors[i.id]}: {kind.get(i.role, 'cute.Tensor')}"
                 for i in self.kernel.others]  # fmt: skip
 
-    def _body(self, indent: str) -> list[str]:
-        """What is computed of a tile: numbers of its rows first, then chunk after chunk."""
-        graph, computes = self.graph, self.computes
-        live = {i for step in computes.values() for i in step.inputs}
-        live |= {output.id for output in graph.outputs}
-        before, inside, deeper = [], [], indent + INDENT
-        ahead: list[str] = []  # tensors of which the chunks have elements
-        operands = {o.input.id: k for k, o in enumerate(self.kernel.operands)}
-        for i in graph.inputs:
-            if i.id not in live:
-                continue
-            if i.id in operands:
-                self.values[i.id] = name = self._numbered("product")
-                inside.append(f"{deeper}{name} = chunk.read({operands[i.id]})")
-            elif i.role in (Role.ROW, Role.COLUMN):
-                self.values[i.id] = name = self._numbered("loaded")
-                ahead.append(self.tensors[i.id])
-                if i.dtype in CONVERTED:
-                    inside.append(self._converted(f"{deeper}{name} = ", name, i.dtype))
-            elif i.role is Role.SCALAR:
-                self.values[i.id] = self.tensors[i.id]
-            else:
-                self.values[i.id] = name = self._numbered("given")
-                tensor = self.tensors[i.id]
-                is_one = i.role is Role.DEVICE_SCALAR
-                text = f"{tensor}[0]" if is_one else f"rows.load_row_value({tensor})"
-                before.append(self._converted(f"{indent}{name} = ", text, i.dtype))
-        for id in sorted(computes):
-            node, step = graph[id], computes[id]
-            if node.op is Op.RESHAPE:
-                continue
-            lines = inside if node.value.spread else before
-            self.values[id] = self._numbered(node.op.value)
-            head = f"{deeper if node.value.spread else indent}{self.values[id]} = "
-            lines += located(wrapped_expression(head, self._expression(node, step)), node)
-        inside += self._stores(deeper)
-        lines, loop, taken = [], "rows.chunks()", ["chunk"]
-        if ahead:
-            args = [*ahead, f"in_pairs={self.in_pairs}"]
-            lines = wrapped_call(f"{indent}ahead = rows.prefetch(", args, ")")
-            loop = "rows.chunks(ahead)"
-            taken += [f"loaded{k}" for k in range(len(ahead))]
-        lines = self._multiplied([*lines, *before], indent)
-        return [*lines, f"{indent}for {', '.join(taken)} in {loop}:", *inside]
-
     def _multiplied(self, loads: list[str], indent: str) -> list[str]:
         """The statement that multiplies, beside those that load something else."""
         return [*loads, f"{indent}ctx.multiply(tile)"]
-
-    def _converted(self, start: str, text: str, dtype: torch.dtype) -> str:
-        kind = CONVERTED.get(dtype)
-        return f"{start}math.convert({text}, {kind})" if kind else start + text
-
-    def _expression(self, node: Node, step) -> str:
-        args = tuple(self._operand(i, node.value.spread) for i in step.inputs)
-        return written(node, args, step.function, "chunk")
-
-    def _operand(self, id: int, in_chunk: bool) -> str:
-        node = self.graph[id]
-        if node.op is Op.RESHAPE:
-            return self._operand(node.inputs[0], in_chunk)
-        if node.op is Op.CONST:
-            return literal(node.arg, node.value.dtype)
-        name = self.values[id]
-        is_number = not node.value.spread and node.value.varies.value == "row"
-        return f"chunk.of({name})" if in_chunk and is_number else name
-
-    def _stores(self, indent: str) -> list[str]:
-        lines, kernel = [], self.kernel
-        for name, output in zip(self.results, self.graph.outputs, strict=True):
-            value = self._operand(output.id, True)
-            node = self.graph[output.id]
-            if node.op is Op.GROUPED and output.inner != (self.graph.n,):
-                lines.append(f"{indent}chunk.store_group({name}, {value})")
-            elif output is self.staged:
-                lines.append(f"{indent}chunk.store({value})")
-            else:
-                pairs = kernel.n % 2 == 0
-                lines.append(f"{indent}chunk.store_direct({name}, {value}, in_pairs={pairs})")
-        return lines
 
     # The host function
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..frontend.graph import Input, Output, Role
-from ..frontend.ops import Op, dtype_name
+from ..frontend.ops import REDUCTIONS, Op, dtype_name
 from .column_groups import GROUP
 from .emit_products import computed
 from .expressions import WIDTH
 from .fused import Fused, Tile
+from .patterns import strip
 from .product_tiles import WARP_K
 
 K_CHUNK = 64  # elements of K that a stage has
@@ -103,6 +104,8 @@ class ProductPlan:
                     "sums over K in order"]  # fmt: skip
         if kernel.graph.group_size is not None:
             numerics.append(f"groups of {GROUP} columns reduced")
+        if kernel.is_whole:
+            numerics.append("rows reduced in the tile that has all their columns")
         shape = f"tiles of {tile.rows} rows and {self.columns} columns"
         placement = [shape + " of each product" * (count > 1)]
         if tile.cluster > 1:
@@ -136,11 +139,23 @@ class ProductPlan:
         return [i for i in self.kernel.others if (i.role in OF_TILES) == of_tiles]
 
     def computes(self, of_elements: bool) -> list[str]:
-        """What is computed of elements, or once for a row, as lines."""
+        """What is computed of elements, or once for a row before, as lines.
+
+        Reductions of whole rows, and numbers that depend on them, are among what is of elements.
+        """
         graph, (names, expressions) = self.kernel.graph, self._computed
+        texts = {id: text.replace("math.", "") for id, text in expressions.items()}
+        inside = {node.id for node in graph if node.value.spread}
+        if self.kernel.is_whole:
+            for node in graph:
+                if node.op in REDUCTIONS:
+                    of = names[strip(graph, graph[node.inputs[0]]).id]
+                    texts[node.id] = f"{node.op.value} of {of} in the row"
+                if inside & {*node.inputs}:
+                    inside.add(node.id)
         return [
-            f"{names[id]} = {text.replace('math.', '')}" for id, text in sorted(expressions.items())
-            if graph[id].op is not Op.RESHAPE and graph[id].value.spread == of_elements
+            f"{names[id]} = {text}" for id, text in sorted(texts.items())
+            if graph[id].op is not Op.RESHAPE and (id in inside) == of_elements
         ]  # fmt: skip
 
     def stores(self) -> list[tuple[str, str]]:
@@ -167,7 +182,8 @@ class ProductPlan:
                      "next stage is waited for; then the stage is free")  # fmt: skip
         if self.tile.in_turns:
             lines.append("    meanwhile the other warpgroup works on the sums of the tile before")
-        lines.append(f"    for each {self.kernel.chunk} columns of a thread's rows")
+        again = ", and again after each stage of reductions" if self.kernel.is_whole else ""
+        lines.append(f"    for each {self.kernel.chunk} columns of a thread's rows{again}")
         for operand in self.kernel.operands:
             if operand.input.id in self.names:
                 name = self.names[operand.input.id]

@@ -47,6 +47,7 @@ BOXES = (16, 32)  # rows of the left operand that are loaded, where there are no
 MANY = 1 << 20  # rows, for which all tiles are possible
 MN_LINES = 64, 32  # columns that a swizzled line has of a matrix (K, N), in whole tiles of them
 MOST_SUMS = 128  # of a thread that has registers for what is read beside products
+WHOLE_SUMS = 96  # of one that goes over its rows several times, if not one warpgroup multiplies
 READ = (Role.ROW, Role.COLUMN)
 # Rows, columns and warps of tiles without wgmma. A thread has at most 128 sums.
 WARP_TILES = (
@@ -108,15 +109,29 @@ def _is_possible(kernel: Fused, tile: Tile, major: str) -> bool:
             return False
         least = next((size for size in MN_LINES if tile.columns % size == 0), MN_LINES[0])
     is_whole = not rest and columns >= kernel.chunk and columns % chunk == columns % least == 0
-    return is_whole and not (_has_many_sums(tile) and any(i.role in READ for i in kernel.others))
+    if kernel.is_whole and not _has_all_columns(kernel, tile, columns):
+        return False
+    is_read = any(i.role in READ for i in kernel.others)
+    return is_whole and not (is_read and _has_many_sums(kernel, tile))
 
 
-def _has_many_sums(tile: Tile) -> bool:
+def _has_all_columns(kernel: Fused, tile: Tile, columns: int) -> bool:
+    """Whether rows are whole chunks, and as few of them as there can be, of a tile."""
+    if tile.parts > 1 or columns % kernel.chunk or columns < kernel.n:
+        return False
+    return bool(tile.warps) or columns - kernel.chunk < max(kernel.n, 64 // len(kernel.operands))
+
+
+def _has_many_sums(kernel: Fused, tile: Tile) -> bool:
     """Whether a thread has no registers for what is read beside products and nothing hides that.
 
     In turns, the products of the other warpgroup hide it.
     """
-    return not tile.in_turns and tile.rows * tile.columns > MOST_SUMS * tile.warp_groups * 128
+    threads = 32 * tile.warps or 128 * (1 if tile.in_turns else tile.warp_groups)
+    sums = tile.rows * tile.columns // threads
+    if kernel.is_whole and tile.warp_groups > 1:
+        return sums > WHOLE_SUMS
+    return not tile.in_turns and sums > MOST_SUMS
 
 
 def choose_tile(kernel: Fused, major: str, rows: int, processors: int, arch: Arch) -> Tile | None:

@@ -14,7 +14,7 @@ from benchmarks import linear_cross_entropy
 from htile.run import product_chunks
 from htile.run.product_kernels import ProductKernel
 from htile.testing import assert_close
-from tests import products
+from tests import products, whole_rows
 from tests.forced_tiles import compile_ahead, count_of, each_form, forced, fresh, in_turns
 from tests.products import BF16, F16, FUNCTIONS, arguments
 from tests.without_wgmma import force
@@ -126,6 +126,36 @@ def forms(name: str) -> None:
                 part = [v[:rows] if len(v) == m else v for v in args]
                 for a, b in zip(expected, pytree.tree_leaves(again(*part)), strict=True):
                     assert a[:rows].equal(b), (name, i, rows)
+
+
+WHOLE_SIZES = (8, 72), (100, 264), (128, 256)  # N and K: all columns of a row are in one tile
+
+
+def whole(name: str) -> None:
+    """Rows that are reduced in a tile: values, and the same bits in all forms and numbers of rows.
+    """
+    f, m = named(name), FORMED[0]
+    made = [whole_rows.arguments(f, m, n, k) for n, k in WHOLE_SIZES]
+    picks = [[each_form(i) for i in range(count_of(f, args))] for args in made]
+    for args, of_size in zip(made, picks, strict=True):
+        compile_ahead(f, args, of_size)
+    for args, of_size in zip(made, picks, strict=True):
+        args = [v.cuda() for v in args]
+        (kernel,) = f.inspect(*args).kernels
+        assert isinstance(kernel, ProductKernel) and kernel.plan.kernel.is_whole
+        results = f(*args)
+        assert_close(f, results, *args)
+        results = pytree.tree_leaves(results)
+        turned = [v.t().contiguous().t() if v.ndim == 2 and len(v) != m else v for v in args]
+        assert all(a.equal(b) for a, b in zip(results, pytree.tree_leaves(f(*turned)), strict=True))
+        for i, pick in enumerate(of_size):
+            again = fresh(f)
+            with forced(pick):
+                for rows in (*SEVERAL, m):
+                    part = [v[m - rows :] if len(v) == m else v for v in args]
+                    for a, b in zip(results, pytree.tree_leaves(again(*part)), strict=True):
+                        assert a[m - rows :].equal(b), (name, len(args[1]), i, rows)
+    repeat(f, args)
 
 
 def turns(name: str) -> None:
@@ -263,7 +293,8 @@ def graphs(name: str) -> None:
 
 
 def named(name: str):
-    return next(f for f in FUNCTIONS if f._signature.name == name)
+    every = (*FUNCTIONS, *whole_rows.WHOLE)
+    return next(f for f in every if f._signature.name == name)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.products import FUNCTIONS
+from tests.whole_rows import WHOLE
 
 from .test_handwritten_matmul import run
 
@@ -23,6 +24,11 @@ def test_products(what, names):
 def test_forms_of_tiles(what, name):
     """Both schedules, all kinds of widths, clusters and cuts."""
     assert run("tests.gpu.row_products", what, name).endswith("right\n")
+
+
+@pytest.mark.parametrize("name", [f._signature.name for f in WHOLE])
+def test_rows_that_are_reduced_in_a_tile(name):
+    assert run("tests.gpu.row_products", "whole", name).endswith("right\n")
 
 
 @pytest.mark.parametrize("name", ["gelu", "nll"])
