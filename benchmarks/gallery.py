@@ -1,10 +1,17 @@
-"""Times the kernels of `examples/gallery` beside a copy of the same bytes, at their natural sizes.
+"""Times the kernels of `examples/gallery` beside a kernel that moves the same bytes.
 
-    python -m benchmarks.gallery [NAME ...] [--compile] [--rounds 11] [--workers 4]
+    python -m benchmarks.gallery [NAME ...] [--compile] [--peers] [--rounds 11] [--workers 4]
+    python -m benchmarks.gallery [NAME ...] --bounds
 
-A share of 1 means that the kernel takes as long as a copy of as many bytes as it must read and
-write. There are as many rows as make 64 MiB or more. `--compile` adds the share that torch.compile
-reaches with the same function over all rows, by `torch.vmap` in float32.
+A share of 1 means that the kernel takes as long as one that reads and writes as many bytes as it
+must (`limit.of_mix`). There are as many rows as make 64 MiB or more. `--compile` adds the share
+that torch.compile reaches with the same function over all rows, by `torch.vmap` in float32, and
+`--peers` those of quack and Liger, where they have the kernel.
+
+Each cell says what bounds it: memory, instructions or waits (`gallery_bounds`). Of those bound by
+instructions it says which share of that bound the kernel reaches. `--bounds` prints what bounds
+them without a GPU. `--plans FILE` times other plans beside the default: the file has, by label, the
+properties of one, as JSON.
 
 Functions with products (`gallery.PRODUCTS`) are timed where they are named. They have the rows that
 `SIZE` says, and torch.compile gets them in their own dtype. A copy says little of them:
@@ -16,40 +23,48 @@ Processes compile side by side. Then each times its kernels while the others wai
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import multiprocessing
 import queue
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
+from pathlib import Path
 from statistics import median
 
 import torch
 from torch.utils import _pytree as pytree
 
+from benchmarks import gallery_bounds
 from benchmarks.contenders import failures
-from benchmarks.limit import copy_of
+from benchmarks.gallery_peers import PEERS
+from benchmarks.limit import fastest, of_mix
 from examples import gallery
 from htile.build.compile import build_all
+from htile.errors import HTileError
 from htile.frontend.graph import Role
 from htile.frontend.roles import classify
 from htile.tune.timing import interleave
 
 LEAST_BYTES = 64 << 20  # of what a kernel reads; smaller tensors would stay in the L2 cache
-MOST_ROWS = 1 << 18
+MOST_ROWS = 1 << 21
 ARCH = "sm_90a"
+COMPILE, OTHER = "torch.compile", "other plan"
 NARROW = (torch.bfloat16, torch.float16)  # what torch.compile is given in float32
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A kernel of the gallery with one choice of its keyword arguments."""
+    """A kernel of the gallery with one choice of its keyword arguments, by default as planned."""
 
     name: str
     variant: dict
+    plan: dict = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -57,7 +72,8 @@ class Cell:
 
     @property
     def function(self) -> Callable:
-        return getattr(gallery.load(self.name), self.name)
+        found = getattr(gallery.load(self.name), self.name)
+        return found.with_plan(**self.plan) if self.plan else found
 
     def arguments(self, device: str) -> tuple:
         """As many rows as read LEAST_BYTES."""
@@ -67,6 +83,12 @@ class Cell:
         read = sum(each.nbytes for each in args if isinstance(each, torch.Tensor))
         rows = min(max(m, m * LEAST_BYTES // max(read, 1)), MOST_ROWS)
         return module.arguments(rows, *sizes, torch.bfloat16, device)
+
+    def bounds(self) -> gallery_bounds.Bounds | None:
+        """What bounds it; nothing is known of functions with products."""
+        if self.name in gallery.PRODUCTS:
+            return None
+        return gallery_bounds.bounds(self.function, self.arguments("meta"), self.variant, ARCH)
 
     def requests(self) -> list[tuple[str, str, str]]:
         """Its kernels, as `build` takes them."""
@@ -110,20 +132,35 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
 
 
+def line(found: dict, contenders: Sequence[str]) -> str:
+    """A record as a line of the table."""
+    us, kind = found["us"], found.get("kind", "")
+    columns = [found["label"], str(found.get("rows", "")), f"{us['kernel']:.1f}"]
+    columns.append(f"{us['limit'] / us['kernel']:.2f}")
+    if kind == "instructions":  # it can take no less than memory does
+        kind += f", {max(found['issued'], us['limit']) / us['kernel']:.2f} of it"
+    columns.append(kind)
+    for name in contenders:
+        absent = found["absent"].get(name, "")
+        columns.append(f"{us['limit'] / us[name]:.2f}" if name in us else absent)
+    return f"| {' | '.join(columns)} |"
+
+
 @dataclass
 class Worker:
     """Times its share of the cells, when all workers have compiled theirs."""
 
     cells: Sequence[Cell]
-    with_compile: bool
+    contenders: Sequence[str]  # beside the kernel: torch.compile, the peers, another plan
     rounds: int
     seconds: float  # after which nothing more is compiled by torch
+    plans: dict[str, dict] = field(default_factory=dict)
     compiled: dict[str, Callable | str] = field(default_factory=dict)  # or why there is none
 
     def compile(self) -> None:
         """Have torch compile the functions, each with the tensors that it will be called with."""
         end = time.monotonic() + self.seconds
-        for cell in self.cells if self.with_compile else ():
+        for cell in self.cells if COMPILE in self.contenders else ():
             if time.monotonic() > end:
                 self.compiled[cell.label] = "no time left"
                 continue
@@ -138,32 +175,56 @@ class Worker:
             args = None
             torch.cuda.empty_cache()
 
-    def row(self, cell: Cell) -> str:
-        """The line of the table of one cell."""
+    def beside(self, cell: Cell, args: tuple, outs: object) -> dict[str, Callable | str]:
+        """What is timed beside the kernel, by name; why not, of what there is none."""
+        given, found = [*filter(_is_tensor, args)], {}
+        for name in self.contenders:
+            if name == COMPILE:
+                function = self.compiled.get(cell.label, "")
+            elif name == OTHER:
+                other = replace(cell, plan=self.plans.get(cell.label, {}))
+                planned = partial(other.function, *args, **cell.variant, out=outs)
+                found[name] = planned if other.plan else ""
+                continue
+            else:
+                function = PEERS[name](cell.name, cell.variant) or ""
+            found[name] = partial(function, *given) if callable(function) else function
+        return found
+
+    def timed(self, cell: Cell) -> dict:
+        """The microseconds of a cell, by what took them, and what bounds it."""
+        args = cell.arguments("cuda")
+        outs = cell.function(*args, **cell.variant)
+        beside = {}
+        for name, call in self.beside(cell, args, outs).items():
+            try:
+                beside[name] = call if isinstance(call, str) else (call(), call)[1]
+            except (*failures(), HTileError, torch.cuda.OutOfMemoryError) as error:
+                beside[name] = type(error).__name__
+                print(cell.label, name, str(error)[-600:], file=sys.stderr)
+        bounds, tensors = cell.bounds(), [*filter(_is_tensor, (*args, *pytree.tree_leaves(outs)))]
+        total = sum(t.nbytes for t in tensors)
+        read, written = (bounds.read, bounds.written) if bounds else (total // 2, total // 2)
+        limit = fastest(of_mix(read, written, tensors[0].device), interleave)
+        contenders = {"kernel": lambda: cell.function(*args, **cell.variant, out=outs)}
+        contenders |= {"limit": limit.call} | {k: v for k, v in beside.items() if callable(v)}
+        times = {name: median(us) for name, us in interleave(contenders, self.rounds).items()}
+        found = {"label": cell.label, "us": times, "limit": limit.name}
+        found["absent"] = {name: why for name, why in beside.items() if isinstance(why, str)}
+        if bounds is not None:
+            found |= {"rows": bounds.rows, "read": read, "written": written, "kind": bounds.kind}
+            found["issued"] = bounds.issued / 1e3
+        return found
+
+    def row(self, cell: Cell) -> tuple[str, dict]:
+        """The line of the table of one cell, and the same as a record."""
         try:
-            args = cell.arguments("cuda")
-            f, variant = cell.function, cell.variant
-            outs = f(*args, **variant)
-            contenders = {"kernel": lambda: f(*args, **variant, out=outs)}
-            tensors = [*filter(_is_tensor, (*args, *pytree.tree_leaves(outs)))]
-            copy = copy_of(sum(t.nbytes for t in tensors), tensors[0].device)
-            contenders["copy"] = copy.call
-            function = self.compiled.get(cell.label)
-            if callable(function):
-                given = [*filter(_is_tensor, args)]
-                contenders["compile"] = lambda: function(*given)
-            times = {k: median(v) for k, v in interleave(contenders, self.rounds).items()}
+            found = self.timed(cell)
         except (*failures(), torch.cuda.OutOfMemoryError) as error:
-            return f"| {cell.label} | {type(error).__name__} | | |"
+            return f"| {cell.label} | {type(error).__name__} |" + " |" * 4, {"label": cell.label}
         finally:
             torch.cuda.empty_cache()
-        rows = max(t.shape[:-1].numel() for t in tensors)
-        columns = [cell.label, str(rows), f"{times['kernel']:.1f}"]
-        columns.append(f"{times['copy'] / times['kernel']:.2f}")
-        if self.with_compile:
-            found = times.get("compile")
-            columns.append(f"{times['copy'] / found:.2f}" if found else str(function))
-        return f"| {' | '.join(columns)} |"
+        return line(found, self.contenders), found
 
     def run(self, said, compiled, turn) -> None:
         """`compiled` is a barrier of all workers; the one that has `turn` may use the GPU."""
@@ -178,8 +239,8 @@ class Worker:
                 said.put(self.row(cell))
 
 
-def lines_of(said: Queue, processes: Sequence[BaseProcess], count: int) -> Iterator[str]:
-    """So many lines of the workers. If one of them dies, the others are ended: they wait for it."""
+def lines_of(said: Queue, processes: Sequence[BaseProcess], count: int) -> Iterator:
+    """What the workers say, so often. If one dies, the others are ended: they wait for it."""
     for _ in range(count):
         while True:
             is_dead = any(process.exitcode for process in processes)
@@ -198,6 +259,10 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
     parser.add_argument("names", nargs="*", metavar="NAME", help="kernels; by default all")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--compile", action="store_true", help="beside torch.compile")
+    parser.add_argument("--peers", action="store_true", help="beside quack and Liger")
+    parser.add_argument("--plans", type=Path, help="beside these plans")
+    parser.add_argument("--bounds", action="store_true", help="what bounds them; no GPU needed")
+    parser.add_argument("--json", type=Path, help="where the records go")
     parser.add_argument("--workers", type=int, default=1, help="processes that compile and time")
     parser.add_argument("--seconds", type=float, default=600.0, help="that torch.compile has")
     options = parser.parse_args(arguments)
@@ -207,22 +272,38 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
         parser.error(f"no such kernel: {', '.join(unknown)}")
     names = options.names or gallery.NAMES
     cells = [Cell(name, each) for name in names for each in gallery.variants(name)]
-    build_all([request for cell in cells for request in cell.requests()])
-    more = " torch.compile |" if options.compile else ""
-    say(f"| kernel | rows | microseconds | share of a copy |{more}")
-    say("|---" * (5 if options.compile else 4) + "|")
+    requests = [request for cell in cells for request in cell.requests()]
+    if options.bounds:
+        build_all(requests, options.workers)
+        found = [(cell.label, cell.bounds()) for cell in cells if cell.name in gallery.NAMES]
+        for text in gallery_bounds.table(found):
+            say(text)
+        return
+    plans = json.loads(options.plans.read_text()) if options.plans else {}
+    for cell in cells:
+        if cell.label in plans:
+            requests += replace(cell, plan=plans[cell.label]).requests()
+    build_all(requests)
+    contenders = [COMPILE] * options.compile + [*PEERS] * options.peers + [OTHER] * bool(plans)
+    heads = ["kernel", "rows", "microseconds", "share of the limit", "bound by", *contenders]
+    say(f"| {' | '.join(heads)} |")
+    say("|---" * len(heads) + "|")
     context = multiprocessing.get_context("spawn")
     workers = min(options.workers, len(cells))
     said, barrier, turn = context.Queue(), context.Barrier(workers), context.Lock()
-    settings = options.compile, options.rounds, options.seconds
+    settings = contenders, options.rounds, options.seconds, plans
     shares = [Worker(cells[k::workers], *settings) for k in range(workers)]
     processes = [context.Process(target=w.run, args=(said, barrier, turn)) for w in shares]
     for process in processes:
         process.start()
-    for line in lines_of(said, processes, len(cells)):
-        say(line)
+    records = []
+    for text, record in lines_of(said, processes, len(cells)):
+        say(text)
+        records.append(record)
     for process in processes:
         process.join()
+    if options.json:
+        options.json.write_text(json.dumps(records, indent=1))
 
 
 if __name__ == "__main__":

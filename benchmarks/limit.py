@@ -5,7 +5,7 @@ nothing at 4096. Of rows that are only read they are 8 % at N = 64, and Triton's
 Where torch and Triton have more than one such kernel, the fastest of the cell is the limit.
 
 For rows of other numbers or of several dtypes the limit is a copy of as many bytes in all, or a
-read of as many where no row is written.
+read of as many where no row is written. `of_mix` reads and writes as many bytes of each.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from statistics import median
 import torch
 
 from benchmarks.kernels import Kernel
+
+ALIKE = 0.02  # Reads and writes whose bytes differ by less, as a share, are those of a copy.
+MIX_BLOCKS = (2048, 4096, 8192)  # int32 of the larger tensor that a program of a mix has
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,31 @@ def copy_of(count: int, device: torch.device) -> Candidate:
     out = torch.empty_like(x)
     call = lambda: out.copy_(x)  # noqa: E731
     return Candidate("copy_ of as many bytes", call, lambda: torch.equal(out, x))
+
+
+def of_mix(read: int, written: int, device: torch.device) -> list[Candidate]:
+    """Kernels that read and write so many bytes, which make a launch of one kernel.
+
+    They read all before they write, as a row function does that reduces its row. Where as many are
+    written as are read, a copy is one of them. Without Triton there is a copy of as many in all.
+    """
+    x = torch.arange(max(read // 4, 1), dtype=torch.int32, device=device)
+    out = torch.empty(max(written // 4, 1), dtype=torch.int32, device=device)
+    found, triton = [], _triton(x)
+    if abs(read - written) <= ALIKE * max(read, written) or triton is None:
+        found.append(copy_of(read + written, device))
+    for block in MIX_BLOCKS if triton is not None else ():
+
+        def right(block=block):
+            programs, reads, writes = triton.shares(x.numel(), out.numel(), block)
+            first = torch.arange(programs, device=device) * reads  # x ascends
+            peaks = (first + reads - 1).clamp(max=x.numel() - 1).int()
+            peaks[first >= x.numel()] = -(2**31)  # the last programs have nothing to read
+            return torch.equal(out, peaks.repeat_interleave(writes)[: out.numel()])
+
+        call = functools.partial(triton.mix, x, out, block)
+        found.append(Candidate(f"triton mix of {block}", call, right))
+    return found
 
 
 def _reads(kernel: Kernel, args: tuple, rows: list[torch.Tensor], values: int) -> list[Candidate]:

@@ -1,4 +1,5 @@
-"""Limit kernels that torch has none of, in Triton: rows that are only read, two copies in a launch.
+"""Limit kernels that torch has none of, in Triton: rows that are only read, two copies in a launch,
+and any mix of bytes that are read and written.
 
 Rows are flat, contiguous int32. Imported only where Triton is installed.
 """
@@ -31,6 +32,18 @@ def _copy_two(a, b, c, d, count, BLOCK: tl.constexpr):
     tl.store(d + index, second, mask=index < count)
 
 
+@triton.jit
+def _mix(x, out, count, results, reads, writes, READS: tl.constexpr, WRITES: tl.constexpr):
+    program = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, READS)
+    index = program * reads + place
+    values = tl.load(x + index, mask=(place < reads) & (index < count), other=-2147483648)
+    peak = tl.max(values, axis=0)
+    place = tl.arange(0, WRITES)
+    index = program * writes + place
+    tl.store(out + index, peak + place * 0, mask=(place < writes) & (index < results))
+
+
 def read(x, peaks, given, copies):
     """Read x, and copy a value of each row to each of the results.
 
@@ -48,3 +61,23 @@ def read(x, peaks, given, copies):
 def copy_two(a, b, c, d):
     """a into c and b into d, all of one size."""
     _copy_two[(triton.cdiv(a.numel(), BLOCK),)](a, b, c, d, a.numel(), BLOCK=BLOCK, num_warps=8)
+
+
+def shares(count, results, block):
+    """Into how many programs a mix is divided, and how many int32 each reads and writes.
+
+    Each has at most `block` of the larger tensor, in whole runs of 16: Triton's accesses are wide
+    then.
+    """
+    programs = triton.cdiv(max(count, results), block)
+    return programs, *(16 * triton.cdiv(triton.cdiv(n, programs), 16) for n in (count, results))
+
+
+def mix(x, out, block):
+    """Read x, and write to each program's share of out the largest of what the program has read."""
+    count, results = x.numel(), out.numel()
+    programs, reads, writes = shares(count, results, block)
+    _mix[(programs,)](
+        x, out, count, results, reads, writes, READS=triton.next_power_of_2(reads),
+        WRITES=triton.next_power_of_2(writes), num_warps=8 if block > 2048 else 4,
+    )  # fmt: skip

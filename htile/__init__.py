@@ -1,7 +1,7 @@
 """HTile: plain PyTorch math for one row, run on every row as one fused GPU kernel.
 
 `import htile` needs no GPU and imports neither CUDA nor `cutlass`. Each of the names below is
-imported when it is first used, and so is `htile.nn`.
+imported when it is first used, and so are `htile.nn` and `htile.testing`.
 """
 
 from importlib import import_module
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from . import nn as nn
+    from . import testing as testing
     from .build.cache import CacheInfo, cache_info
     from .errors import (
         ArgumentError,
@@ -62,6 +63,7 @@ __all__ = [
     "uniform",
 ]
 
+_MODULES = ("nn", "testing")
 _ROLES = dict.fromkeys(
     ("Inner", "Matrix", "PerRow", "Scalar", "Shared", "Static"), "frontend.annotations"
 )
@@ -77,8 +79,8 @@ _HOMES = {**_RUN, **_ROLES, **_RANDOM, **_OVER_ROWS, **_CACHE}
 
 
 def __getattr__(name: str) -> object:
-    if name == "nn":
-        return import_module(".nn", __name__)  # a package, which its import gives its name here
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)  # whose import gives it its name here
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
     value = getattr(import_module(f".{_HOMES.get(name, 'errors')}", __name__), name)
@@ -87,4 +89,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "nn"})
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -65,6 +65,7 @@ class ElementwiseKernelContext(RowReductions):
         """
         config = self.config
         self.shape, self.tiler_mn = (cute.size(mX, mode=[0]), _columns(mX)), tiler_mn
+        self.leading = mX.shape[0]
         self.tidx, _, _ = cute.arch.thread_idx()
         self.bidx, _, _ = cute.arch.block_idx()
         self.cluster_y = cute.arch.block_idx()[1] if const_expr(config.ctas > 1) else 0

@@ -5,7 +5,7 @@ import math
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int8, Int32, Int64, Numeric
+from cutlass import Boolean, Int8, Int32, Int64, Numeric, Uint32
 
 WARP = 32  # lanes
 
@@ -174,6 +174,22 @@ def _collapse(
     if len(modes) == 1:
         return modes[0]
     return tuple(s for s, _ in modes), tuple(d for _, d in modes)
+
+
+def place_of_row(row: Int32, leading: int | Int32 | tuple) -> Int32 | tuple[Int32, ...]:
+    """The number of a row in one leading dimension, or its place in each of those of `as_rows`.
+
+    The rows of all tensors have the same leading dimensions. Without this place, each tensor would
+    divide the number of the row by sizes that the compiler takes for its own.
+    """
+    if not isinstance(leading, tuple):
+        return row
+    left, place = Uint32(row), []
+    for size in leading[:-1]:
+        more = left // Uint32(size)
+        place.append(Int32(left - more * Uint32(size)))
+        left = more
+    return (*place, Int32(left))
 
 
 def as_bytes(tensor: cute.Tensor) -> cute.Tensor:

@@ -56,7 +56,13 @@ dtype is refused. Every floating value is computed in float32.
 
 `dim` names an axis without the leading dimensions: a row has one, which is `-1` or `0`. `axis` and
 `keepdims` are taken too.
-`out=` and `inplace=True` are refused inside a function: assign the result.
+`out=` is refused inside a function: assign the result.
+
+`x += y`, functions and methods with a `_` behind (`x.mul_(y)`, `torch.relu_(x)`), `x.copy_`,
+`x.fill_`, `x.zero_`, `torch.fill_`, `torch.zero_`, `inplace=True` and `x[:n] = y` change the tensor
+`x` and every name of it, as in torch. They never write to the caller's memory. What was made from
+`x` before and may share its memory in torch, such as `y = x[:n]`, raises an error where it is used
+after that.
 """
 
 # The modules of htile.frontend that fill the table, in the order of this page.
@@ -93,7 +99,7 @@ SAMPLES = {
     "fill_value": 1, "threshold": 0, "value": 1, "dim": -1, "min": 0, "exponent": 2, "chunks": 2,
     "split_size_or_sections": 4, "indices_or_sections": 2, "start": 0, "length": 4, "index": 0,
     "dim0": 0, "dim1": -1, "source": 0, "destination": -1, "shifts": 1,
-    "num_classes": 8, "k": 2,
+    "num_classes": 8, "k": 2, "repeats": 2, "pad": (1, 1),
 }  # fmt: skip
 PLACES = {"index": (), "indices": (1,)}  # an index of each row, by its shape
 AS_ASKED = (shapes.to,)  # whose result has the dtype that is written
@@ -222,10 +228,12 @@ def _group(module: str, title: str) -> str:
 def _factories() -> str:
     """What makes tensors of numbers alone."""
     names = ", ".join(f"`torch.{function.__name__}`" for function in FACTORIES)
-    return f"### Tensors of numbers\n\n{names}: of shape `(N,)`, `()` or `(1,)`, " + (
-        "in the dtype that torch gives them. Leave `device` out. `torch.arange(x.shape[-1])` is "
-        "the number of each column.\nTensors of other shapes are real ones, with which nothing "
-        "can be computed here."
+    return f"### Tensors of numbers\n\n{names}: of any shape, in " + (
+        "the dtype that torch gives them. `device` is `x.device`, or left out. "
+        "`torch.arange(x.shape[-1])` is the number of each column. `x.new_zeros`, `x.new_ones`, "
+        "`x.new_empty`, `x.new_full` and `x.new_tensor` have the dtype of x.\nOther "
+        "functions make real tensors, with which nothing can be computed here: pass these as "
+        "arguments."
     )
 
 
@@ -298,6 +306,10 @@ def _sample(function: Callable, dtype: torch.dtype, is_row: bool) -> tuple[list,
             arguments.append((N,) if is_row else (1,))
         elif p.name == "dims" and p.kind is p.VAR_POSITIONAL:
             arguments.append(-1)
+        elif p.name == "repeats" and p.kind is p.VAR_POSITIONAL:
+            arguments.append(2)
+        elif p.name == "equation":
+            arguments += ["i->i", tensor("x", dtype)]
         elif p.name == "tensors":
             arguments.append([tensor("x", dtype), tensor("y", dtype)])
         elif function.__name__ != "select" and p.name in places:

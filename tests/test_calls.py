@@ -299,7 +299,8 @@ def test_a_plan_that_there_is_not_says_what_there_is():
     with pytest.raises(LoweringError, match=r"scaled: no plan has \{'num_threads': 7\} at N = 16"):
         scaled.with_plan(num_threads=7).inspect(x)
     with pytest.raises(LoweringError, match="a plan has no 'threads'; it has vec_size, thread"):
-        scaled.with_plan(threads=7).inspect(x)
+        scaled.with_plan(threads=7)
+    assert scaled.with_plan(**scaled.inspect(x).plan.properties()).inspect(x).source
 
 
 def values_of(plans, name, **given):

@@ -88,8 +88,8 @@ POINTS = {
     "before the plan": (launching, "plans_for", True),
     "before the compilation": (launching, "load", True),
     "after the compilation": (launching, "load", False),
-    "before the shortcuts": (jit, "shortcut", True),
-    "after the shortcuts": (jit, "shortcut", False),
+    "before the shortcuts": (jit, "add", True),
+    "after the shortcuts": (jit, "add", False),
 }
 
 

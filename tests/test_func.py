@@ -6,7 +6,7 @@ They are held against torch's own functions in float64.
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.func import functional_call, grad, jacrev, vjp, vmap
+from torch.func import functional_call, grad, jacrev, jvp, vjp, vmap
 from torch.utils._pytree import tree_map
 
 import htile
@@ -134,6 +134,43 @@ def test_autograd_outside_of_a_transform():
             return run
 
         check(outer, rmsnorm, plain_rmsnorm, row(B, M, N), row(N, seed=1))
+
+
+@pytest.mark.parametrize("which", (0, 1))
+def test_a_pullback_is_differentiated_for_what_it_closes_over(which):
+    """It runs when the transform that made it has ended, which wraps what it has kept."""
+
+    def pulled(f):
+        def run(*given):
+            def of_one(t):
+                return f(*given[:which], t, *given[which + 1 :])
+
+            y, pull = vjp(of_one, given[which])
+            return pull(y.cos() + given[0])[0]
+
+        return run
+
+    def outer(f):
+        def run(*given):
+            given = [t.clone().requires_grad_() for t in given]
+            return torch.autograd.grad(pulled(f)(*given).sin().sum(), given)
+
+        return run
+
+    for make in (outer, lambda f: grad(total(pulled(f)), (0, 1))):
+        check(make, rmsnorm, plain_rmsnorm, row(M, N), row(N, seed=1))
+        check(make, added, lambda x, y: x * y.exp(), row(M, N), row(M, N, seed=1))
+
+
+def test_transforms_of_one_argument_in_a_batch_of_another():
+    x, w = row(B, M, N), row(N, seed=1)
+    for make in (
+        lambda f: vmap(lambda x, w: vjp(lambda w: f(x, w), w)[1](x.sin())[0], (0, None)),
+        lambda f: vmap(lambda x, w: jacrev(f, 1)(x, w), (0, None)),
+        lambda f: vmap(lambda x, w: jvp(lambda w: f(x, w), (w,), (w.cos(),))[1], (0, None)),
+        lambda f: grad(total(lambda x, w: vmap(lambda x: grad(total(f), 1)(x, w))(x)), (0, 1)),
+    ):
+        check(make, rmsnorm, plain_rmsnorm, x, w)
 
 
 def test_a_module_as_a_function():

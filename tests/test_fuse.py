@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import re
+import warnings
 
 import pytest
 import torch
@@ -113,6 +114,15 @@ class Counting(torch.nn.Module):
         return x * 2
 
 
+class Doubling(torch.nn.Module):
+    """Changes the tensor of its caller, which no gradient tells."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            x *= 2
+        return x + 1
+
+
 class CountingInABuffer(torch.nn.Module):
     """As BatchNorm counts batches."""
 
@@ -203,7 +213,8 @@ LEFT = {
     "Dropout": (torch.nn.Dropout, "F.dropout is not supported"),
     "BatchNorm": (lambda: torch.nn.BatchNorm1d(N), "its forward refuses a row: ValueError"),
     "Identity": (torch.nn.Identity, "it computes nothing"),
-    "in place": (lambda: torch.nn.ReLU(inplace=True), "changes a tensor"),
+    "in place": (lambda: torch.nn.ReLU(inplace=True), "changes its argument input"),
+    "in place without gradients": (Doubling, "changes its argument x"),
     "another dim": (lambda: torch.nn.Softmax(1), "a row has one axis"),
     "a dim by rank": (torch.nn.Softmax, r"gives other values for rows of shape \(2, 3, 64\)"),
     "a mean": (torch.nn.MSELoss, "returns other tensors"),
@@ -365,6 +376,84 @@ def test_attributes_that_change(called):
     assert called == ["LlamaRMSNorm"]
 
 
+SCALE = 2.0
+
+
+class Answering(torch.nn.Module):
+    def __getattr__(self, name):
+        return SCALE if name == "scale" else super().__getattr__(name)
+
+    def forward(self, x):
+        return torch.softmax(x * self.scale, -1)
+
+
+class Measured(torch.nn.Module):
+    def __len__(self):
+        return int(SCALE)
+
+    def forward(self, x):
+        return torch.softmax(x * len(self), -1)
+
+
+class Activated(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.activation = lambda x: x * SCALE
+
+    def forward(self, x):
+        return self.activation(torch.softmax(x, -1))
+
+
+class Asking(torch.nn.Module):
+    def forward(self, x):
+        y = torch.softmax(x, -1)
+        y = y * (self.gain if hasattr(self, "gain") else 1.0) * getattr(self, "share", 1.0)
+        return self.after(y) if hasattr(self, "after") else y
+
+
+class Registered(torch.nn.Module):
+    def forward(self, x):
+        y = torch.softmax(x, -1)
+        return y * self.gain if "gain" in self._parameters else y
+
+
+def rescaled(module):
+    global SCALE
+    SCALE *= 1.5
+
+
+def gain():
+    return torch.nn.Parameter(torch.full((1,), 3.0))
+
+
+CHANGES = {
+    "what __getattr__ reads": (Answering, rescaled),
+    "what __len__ reads": (Measured, rescaled),
+    "what a function that is an attribute reads": (Activated, rescaled),
+    "an attribute that was not there": (Asking, lambda m: setattr(m, "gain", 3.0)),
+    "a parameter that was not there": (Asking, lambda m: setattr(m, "gain", gain())),
+    "a parameter that was not registered": (Registered, lambda m: setattr(m, "gain", gain())),
+    "a module that was not there": (Asking, lambda m: setattr(m, "after", torch.nn.Sigmoid())),
+    "an attribute that its class lacked": (Asking, lambda m: setattr(type(m), "share", 3.0)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_a_forward_reads_changes(name, called):
+    kind, change = CHANGES[name]
+    kind = type(kind.__name__, (kind,), {})  # whose attributes no other test has
+    own, fused = kind(), kind()
+    assert htile.nn.fuse(fused).fused
+    x, before = torch.randn(3, N), None
+    for step in (lambda module: None, change):
+        step(own)
+        if step is not rescaled:
+            step(fused)
+        torch.testing.assert_close(fused(x), own(x))
+        assert before is None or not torch.allclose(own(x), before), "the step changes it"
+        before = own(x)
+
+
 def test_parameters_that_are_replaced(called):
     model, x = fused(torch.nn.LayerNorm(N, bias=False)), row(4, N)
     model.weight = torch.nn.Parameter(torch.full((N,), 2.0))
@@ -419,6 +508,18 @@ def test_fuse_compares_alike_in_every_mode(mode):
         report = fuse(model)
     assert str(report) == str(fuse(Block(N)))
     assert list(report.fused) == ["before", "after", "activation"]
+
+
+def test_warnings_of_torch_about_the_comparison_are_not_told():
+    """Rows of 16 bits beside a weight of 32 are a case that the user may not have."""
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            fused(torch.nn.RMSNorm(N))
+    finally:
+        torch.set_warn_always(always)
 
 
 def test_modules_that_are_the_same_share_their_kernels():

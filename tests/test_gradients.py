@@ -197,6 +197,76 @@ def test_a_result_that_nobody_differentiates_adds_no_nan():
     assert torch.equal(x.grad, torch.full((3, 4), 2.0))
 
 
+def test_a_result_of_which_what_follows_has_no_gradient():
+    """autograd then runs its backward pass without any cotangent."""
+    two = htile.rowwise(lambda y, k: (y * 2, k * 3))
+    x, k = row(4, 8), row(4, 8, seed=1)
+    two(softmax(x), k)[1].sum().backward()
+    assert x.grad is None and torch.equal(k.grad, torch.full((4, 8), 3.0))
+
+
+ZERO = {
+    "a difference": lambda x, k: (x - x).sum() + k - k,
+    "a product": lambda x, k: (x * 0.0, x.exp() * k),
+    "a maximum less itself": lambda x, k: (x * k).amax() - (x * k).amax(),
+    "one result of several": lambda x, k: (x.sin() + (k - k), torch.lerp(k, k, 0.3)),
+}
+
+
+@pytest.mark.parametrize("name", ZERO)
+def test_gradients_that_are_found_to_be_zero_are_zeros(name):
+    """As they are in torch, alone and beside others."""
+    f, args = htile.rowwise(ZERO[name]), (row(4, 8), row(4, 1, seed=1))
+    assert_gradients(f, *args)
+    for k in range(len(torch.utils._pytree.tree_leaves(f(*args)))):
+        found, right = (torch.utils._pytree.tree_leaves(of(*args))[k]
+                        for of in (f, torch.vmap(ZERO[name])))  # fmt: skip
+        found, right = (torch.autograd.grad(each.sum(), args, allow_unused=True)
+                        for each in (found, right))  # fmt: skip
+        for got, exact in zip(found, right, strict=True):
+            assert (got is None) == (exact is None)
+            assert got is None or torch.allclose(got, exact)
+
+
+OF_NO_ROW = {
+    "a value of each row": lambda x, t: t * 2,
+    "beside a sum that is kept": lambda x, t: x.sum() * t.exp(),
+    "a zero": lambda x, t: (x * 0.0).sum() + (t - t),
+    "of values of rows alone": lambda x, t: t.sin() * t,
+}
+
+
+@pytest.mark.parametrize("lead", ((5,), (2, 5)), ids=str)
+@pytest.mark.parametrize("name", OF_NO_ROW)
+def test_backward_kernels_that_read_no_row(name, lead):
+    """They take their shape from a value of each row, also of one that repeats or lies anyhow."""
+    body = OF_NO_ROW[name]
+
+    @htile.rowwise
+    def f(x, t: htile.PerRow):
+        return body(x, t)
+
+    x = torch.randn(*lead, 8)
+    for t in (row(*lead), row(*lead, 2)[..., 1], row(1, *lead[1:]), row(*lead, dtype=BF16)):
+        assert_gradients(f, x, t)
+        t = t.detach().requires_grad_()
+        assert torch.autograd.grad(f(x, t).sum(), t)[0].shape == t.shape
+        assert f.inspect(x, t).backward.resources.stack == 0
+        tangent = torch.func.jvp(lambda t: f(x, t), (t,), (t,))[1]
+        assert tangent.shape == lead
+
+
+def test_a_row_whose_elements_are_written_one_by_one():
+    """Beside an index of more elements: no row is so long, and no piece of a result is a row."""
+
+    @htile.rowwise
+    def f(x):
+        k = (torch.arange(100) * 0).sum() % x.shape[-1]
+        return torch.where(torch.arange(100) > x.shape[-1], x[k], 0.0).amax()
+
+    assert_gradients(f, row(4, 7))
+
+
 def test_a_graph_that_is_retained_gives_the_same_twice():
     x, w = row(4, 8), row(8, seed=1)
     y = rmsnorm(x, w)
@@ -446,6 +516,18 @@ def test_a_norm_with_a_residual_keeps_the_sum_in_place_of_both_terms():
     assert kept_by(fresh) == (["weight"], ["out1", "rsqrt0"])
 
 
+@pytest.mark.parametrize("function", (torch.logsumexp, torch.softmax, torch.log_softmax))
+def test_rows_of_one_element_are_differentiated_twice(function):
+    """They are kept as rows, and not as statistics of them, of which a maximum is not found."""
+    f, x = htile.rowwise(lambda x: function(x, -1)), row(3, 1)
+    (first,) = torch.autograd.grad(f(x).square().sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sin().sum(), x)
+    wide = x.detach().double().requires_grad_()
+    (first,) = torch.autograd.grad(function(wide, -1).square().sum(), wide, create_graph=True)
+    (right,) = torch.autograd.grad(first.sin().sum(), wide)
+    torch.testing.assert_close(second.double(), right, rtol=1e-5, atol=1e-5)
+
+
 # ---- where it is refused, and where torch calls it -----------------------------------------------
 
 
@@ -453,6 +535,9 @@ def test_results_that_are_written_are_refused():
     x = row(4, 8)
     with pytest.raises(GradientError, match=r"softmax: out= with arguments that require grad"):
         softmax(x, out=torch.empty(4, 8))
+    for out in ((), [], {}):
+        with pytest.raises(GradientError, match=r"softmax: out= with arguments that require grad"):
+            softmax(x, out=out)
     with torch.no_grad():
         softmax(x, out=torch.empty(4, 8))
 

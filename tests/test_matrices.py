@@ -57,6 +57,19 @@ def product_of(product, found):
     return (found[product.left].double() @ (matrix.T if product.is_transposed else matrix)).float()
 
 
+def test_a_result_of_no_row():
+    """Its kernel takes its shape from a row that it does not read."""
+
+    @htile.rowwise
+    def f(x, W: htile.Matrix, t: htile.PerRow):
+        z = x @ W
+        return (torch.arange(z.shape[-1]) % 4).sum() * t, t * 2, z.sum()
+
+    args = torch.randn(5, 16).to(BF16), torch.randn(16, 40).to(BF16), torch.randn(5)
+    assert_close(f, tuple(run_steps(f, args)), *args)
+    assert all(kernel.resources.stack == 0 for kernel in f.inspect(*args).kernels)
+
+
 def run_steps(f, args, kwargs=None, computed=None):
     """The function's results by what runs on a GPU, each kernel evaluated by torch.
 

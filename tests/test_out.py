@@ -184,6 +184,12 @@ def test_in_place_is_bit_for_bit_what_it_is_elsewhere(dtype):
     assert torch.equal(x, y) and torch.equal(h, added)
 
 
+def test_strides_of_dimensions_of_size_1_do_not_count_in_place():
+    x = torch.randn(2, 3, 8)[:1]
+    out, right = x.as_strided((1, 3, 8), (7, 8, 1)), softmax(x)
+    assert softmax(x, out=out) is out and torch.equal(x, right)
+
+
 def test_two_rows_that_change_places():
     x, y = rows(M), rows(M)
     expected = exchanged(x, y)
@@ -261,8 +267,8 @@ EXPANDED = torch.randn(1, N).expand(M, N)
 ONE = "must have the structure that the function returns (1 results: out), got "
 TWO = "must have the structure that the function returns (2 results: out0, out1), got "
 SHARES = (
-    "out= shares memory with {}, but is not exactly a row argument (the same address, shape and "
-    "strides); pass a tensor of its own"
+    "out= shares memory with {}, but is not exactly an argument that differs from row to row (the "
+    "same address, shape and strides); pass a tensor of its own"
 )
 
 
@@ -384,7 +390,7 @@ HAZARDS = {
         rmsnorm, (rows(M), WIDE[0, :N]), X, ArgumentError, SHARES.format("weight")
     ),
     "one value a row": (
-        scaled, (rows(M), FLAT[:M]), (rows(M), FLAT[:M]), ArgumentError, SHARES.format("t")
+        scaled, (rows(M), FLAT[:M]), (rows(M), FLAT[1 : M + 1]), ArgumentError, SHARES.format("t")
     ),
     "a number of the device": (
         scaled, (rows(M), torch.ones(M), FLAT[2]), (rows(M), FLAT[:M]), ArgumentError,
@@ -522,7 +528,7 @@ def swapped(x):
 
 @htile.rowwise
 def moved(x):
-    return torch.cat((x[1:5], x[4:]))
+    return torch.cat((x[2:6], x[4:]))
 
 
 @htile.rowwise
@@ -557,7 +563,47 @@ def test_an_element_at_an_index_is_read_before_its_row_is_overwritten():
     assert "wait_for_row" not in less_an_element.inspect(meta, y.to("meta")).source
 
 
-@pytest.mark.parametrize("f", [moved, less_the_counted, less_the_first], ids=lambda f: f.__name__)
+@htile.rowwise
+def counted(x, t: htile.PerRow):
+    return x * t, t + 1
+
+
+@htile.rowwise
+def counted_inside(x, t: htile.Inner[1]):
+    return x * t.sum(), t + 1
+
+
+@htile.rowwise
+def stepped(x, t: htile.PerRow):
+    t = t + 0.1 * ((x * x).mean() - t)
+    return x * torch.rsqrt(t), t
+
+
+@pytest.mark.parametrize("n", [8, 4096, 60000, 300000])
+@pytest.mark.parametrize("f", [counted, counted_inside, stepped], ids=lambda f: f.__name__)
+def test_a_number_of_each_row_is_read_by_all_threads_before_one_overwrites_it(f, n):
+    x, t = rows(M, n=n), torch.rand(M) + 1
+    t = t if f is not counted_inside else t[:, None]
+    expected, outs = f(x, t), (x, t)
+    lowered = request_of(f, (x, t), outs).lower(ARCH["sm_90a"])
+    text = lowered.source
+    loads, waits = text.index("load_row_value"), text.index("wait_for_row")
+    assert loads < waits < min(text.index(".store("), text.index("store_row_value"))
+    assert text.count("wait_for_row") == 1 and text.rindex("load_row_value") < waits
+    alone = request_of(f, (x, t), (x, torch.empty_like(t))).lower(ARCH["sm_90a"])
+    assert "wait_for_row" not in alone.source, "nothing else waits"
+    f(x, t, out=outs)
+    assert torch.equal(x, expected[0]) and torch.equal(t, expected[1])
+
+
+def test_the_first_element_of_a_row_in_place():
+    x = torch.arange(16.0).view(2, 8)
+    assert torch.equal(less_the_first(x, out=x), torch.arange(8.0).expand(2, 8))
+    text = request_of(less_the_first, (x,), (x,)).lower(ARCH["sm_90a"]).source
+    assert text.index("load_row_value") < text.index("wait_for_row") < text.index(".store(")
+
+
+@pytest.mark.parametrize("f", [moved, less_the_counted], ids=lambda f: f.__name__)
 def test_elements_that_others_would_read_too_late(f):
     """Other threads read the element after a reduction, or hold it in another column."""
     x = torch.randn(2, 8)

@@ -22,6 +22,14 @@ FORWARD = {
     "grad of jvp": lambda f, x, W, b: grad(
         lambda x, W: jvp(lambda W: total(f)(x, W, b), (W,), (W,))[1], (0, 1)
     )(x, W),
+    "jvp of jvp": lambda f, x, W, b: jvp(
+        lambda W: jvp(lambda x: f(x, W, b), (x,), (x + 1,))[1], (W,), (W.flip(0),)
+    ),
+    "jvp of jvp, of both": lambda f, x, W, b: jvp(
+        lambda x, W: jvp(lambda x, W: f(x, W, b), (x, W), (x.sin(), W))[1],
+        (x, W), (x + 1, W.flip(0)),
+    ),
+    "jacfwd of jacfwd": lambda f, x, W, b: jacfwd(jacfwd(total(f)), 1)(x[:1], W[:16], b[:16]),
     "jvp of vmap": lambda f, x, W, b: jvp(lambda x: vmap(f, OF_ONE)(x, W, b), (x,), (x + 1,)),
     "vmap of jvp": lambda f, x, W, b: vmap(
         lambda x: jvp(lambda x, W: f(x, W, b), (x, W), (x + 1, W))[1]

@@ -68,6 +68,7 @@ print(sorted(m for m in set(sys.modules) - before if not m.startswith("_")))
 from htile import *
 print(sorted(m for m in set(sys.modules) - before if m in ("htile.run.rowwise", "networkx")))
 assert rowwise is htile.rowwise is htile.run.rowwise.rowwise and "rowwise" in vars(htile)
+assert htile.testing.assert_close and htile.nn.fuse and {"nn", "testing"} <= set(dir(htile))
 """
 
 

@@ -33,10 +33,14 @@ def unread(x, W: htile.Matrix, t: htile.PerRow):
     return F.linear(x, W)
 
 
+LAUNCHED = []  # of all tests, because a function's row kernels outlive the test that made them
+
+
 @pytest.fixture
 def gpu(monkeypatch):
     """`launched` has each kernel's name and tensors, `long` is how many calls went the long way."""
-    found = SimpleNamespace(launched=[], long=0)
+    LAUNCHED.clear()
+    found = SimpleNamespace(launched=LAUNCHED, long=0)
     whole = Rowwise._call
 
     def call(self, args, kwargs):

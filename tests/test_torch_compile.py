@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import namedtuple
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from torch._dynamo.exc import Unsupported
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -363,6 +364,24 @@ def test_out_of_a_structure():
     out = Parts(torch.empty(5, N), [torch.empty(5), {"moved": torch.empty(5, N)}])
     assert fullgraph(lambda x, out: parts(x, 3, *others, out=out) and None)(x, out) is None
     assert same(out, empty)
+
+
+def test_named_tuples_of_one_name():
+    """And of the names of other structures: each function gives its own."""
+    kinds = [namedtuple("Pair", "first second"), namedtuple("Pair", "second first")]
+    kinds += [namedtuple(name, "first second") for name in ("tuple", "list", "dict", "result")]
+
+    def function(kind):
+        return htile.rowwise(lambda x: kind(x + 1, [kind(x.sum(), x * 2)]))
+
+    functions, x = [function(kind) for kind in kinds], torch.randn(3, N)
+    results = torch.compile(lambda x: [f(x) for f in functions], backend="aot_eager")(x)
+    for kind, f, found in zip(kinds, functions, results, strict=True):
+        assert type(found) is type(found[1][0]) is kind
+        assert same(found, f(x))
+        outs = tree_map(torch.zeros_like, found)
+        torch.compile(lambda x, out, f=f: f(x, out=out), backend="aot_eager")(x, outs)
+        assert torch.equal(outs[1][0][1], x * 2)
 
 
 # what is refused is a graph break, so that eager mode does what it does, or raises

@@ -114,6 +114,7 @@ def assert_gradients(f: htile.Rowwise, *args) -> None:
     outs = [t for t in pytree.tree_leaves(results) if has_gradient(t)]
     given = cotangents_of(results)
     found = gradients(outs, leaves, given)
+    assert_no_gradient(f, args, results)
     exact = expected(f, torch.float64, args, results, given)
     errors = [0.0] * len(leaves)
     for seed in range(DRAWS):
@@ -131,6 +132,20 @@ def assert_gradients(f: htile.Rowwise, *args) -> None:
         assert got.dtype == leaf.dtype and got.shape == leaf.shape
         unit = torch.finfo(leaf.dtype).eps * largest_of(right)
         torch.testing.assert_close(got.double(), right, rtol=0, atol=2 * error + 2 * unit)
+
+
+def assert_no_gradient(f: htile.Rowwise, args: tuple, results: object) -> None:
+    """Assert that a result of `f` that requires no grad has none: torch's are zeros, if any."""
+    call = classify(f._signature, f._signature.bind(args, {}))
+    made, leaves = leaves_of(args)
+    both = zip(pytree.tree_leaves(over_rows(f, call, tuple(made))), pytree.tree_leaves(results),
+               strict=True)  # fmt: skip
+    for right, result in both:
+        if has_gradient(right) and not result.requires_grad:
+            found = torch.autograd.grad(
+                right.double().sum(), leaves, retain_graph=True, allow_unused=True
+            )
+            assert all(g is None or not g.any() for g in found)
 
 
 def largest_of(x: torch.Tensor) -> float:

@@ -26,15 +26,20 @@ def key(x: Operand, index: Operand, smaller: bool = False) -> Vector | Numeric:
         low = index[i if are_vector else 0].to(Int32)
         element = x[i if is_vector else 0]
         words.append(low if smaller else low ^ -1)
-        words.append(_ordered(element) if x.dtype is Float32 else element)
+        words.append(ordered(element) if x.dtype is Float32 else element)
     keys = make_vector(words, (len(words),), Int32).bitcast(Int64).reshape(shape)
     return keys if is_vector or are_vector else keys[0]
 
 
-def _ordered(x: Float32) -> Int32:
+def ordered(x: Float32) -> Int32:
     """A number that is in the order of the floats."""
     x = _one_nan(x + 0.0)  # -0.0 + 0.0 is 0.0
     return _turned(x.bitcast(Int32))
+
+
+def unordered(rank: Int32) -> Float32:
+    """The float that `ordered` made this number of; any NaN of the numbers of NaN."""
+    return _turned(rank).bitcast(Float32)
 
 
 def _one_nan(x: Float32) -> Float32:
@@ -63,7 +68,7 @@ def key_value(keys: Operand, dtype: type[Numeric]) -> Vector | Numeric:
     """The elements in keys, of Float32 or Int32."""
     if dtype is Int32:
         return _parts(keys, lambda low, high: high)
-    return _parts(keys, lambda low, high: _turned(high).bitcast(Float32))
+    return _parts(keys, lambda low, high: unordered(high))
 
 
 def _parts(keys: Operand, function) -> Vector | Numeric:

@@ -19,6 +19,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 
+from htile.compute.candidates import ElementKeys, Keys, Search, first_of_many
 from htile.compute.exchange import PeerList, exchange, lists_of_peers, slots_of
 from htile.compute.operands import Vector, make_vector, select
 from htile.compute.reduce import MAX, identity, warp_reduce
@@ -57,23 +58,32 @@ def _joined(low: Int32, high: Int32) -> Int64:
 
 
 def first_of_row(
-    keys: list[Key],
+    keys: list[Key] | ElementKeys,
     count: int,
     threads_per_row: int,
     reduction_buffer: cute.Tensor | None = None,
     mbar_ptr: cute.Pointer | None = None,
     phase: int | Int32 = 0,
     abreast: int = 1,
+    listing_threads: int = 0,
 ) -> list[Key]:
     """The `count` largest keys of a row in order, in every thread.
 
     keys: those of this thread, all as `in_order` makes them. What is no element of the row has the
-        lowest number of the dtype.
+        lowest number of the dtype. Or `ElementKeys`, if candidates are listed.
     reduction_buffer, mbar_ptr, phase, abreast: as for `row_reduce`; the buffer is of Int64, and has
         a slot for each key that is found.
+    listing_threads: the threads of the thread block, if they list candidates and sort no others
+        (`htile.compute.candidates`); else 0.
     """
-    dtype, lanes = type(keys[0]), min(threads_per_row, 32)
-    found = _rounds(_first_sorted(keys, count), count, lanes)
+    dtype = keys.dtype if isinstance(keys, ElementKeys) else type(keys[0])
+    lanes = min(threads_per_row, 32)
+    if listing_threads:
+        listed = keys if isinstance(keys, ElementKeys) else Keys(keys)
+        search = Search(count, lanes, listing_threads, _first_sorted, _rounds)
+        found = first_of_many(listed, search)
+    else:
+        found = _rounds(_first_sorted(keys, count), count, lanes)
     if mbar_ptr is None and threads_per_row <= 32:
         return found
     words = tuple((key if dtype is Int64 else key.to(Int64),) for key in found)

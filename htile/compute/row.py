@@ -15,6 +15,7 @@ from htile.compute.accumulate import (
     TwoLevelSum,
     WelfordTriple,
 )
+from htile.compute.candidates import ElementKeys
 from htile.compute.mean import MEAN, RowMean, ThreadPart
 from htile.compute.moments import RowMoments, reduce_moments
 from htile.compute.online import about_finite, online_softmax_reduce, softmax_pair_reduce
@@ -122,6 +123,8 @@ class RowReductions(Lookups):
         smaller: bool = False,
         index_bits: int = 0,
         group: int = 1,
+        candidates: bool = False,
+        elements=None,
     ) -> list[Int64]:
         """The `count` largest keys of the row in order, or the smallest, with one barrier.
 
@@ -131,8 +134,19 @@ class RowReductions(Lookups):
         index_bits: so many of the lowest bits of each element are zero, and no index has more bits.
             Keys are compared as words of 32 bits then. With 0 they are of 64 bits.
         group: so many neighbouring columns have the same key, which counts once.
+        candidates: whether a thread sorts only keys that may be among the first ones.
+        elements: the vectors of Float32 that the largest keys are of, which saves instructions.
         """
         pieces = keys if isinstance(keys, tuple) else (keys,)
+        across = self._across_row(slot, count, phase)
+        if candidates:
+            across["listing_threads"] = self.config.num_threads
+        if candidates and elements is not None and self.is_even_N:
+            elements = elements if isinstance(elements, tuple) else (elements,)
+            floats = [x[i] for x in elements for i in range(cute.size(x.shape))]
+            low = [key[i].to(Int32) for key in pieces for i in range(cute.size(key.shape))]
+            found = first_of_row(ElementKeys(floats, low, index_bits), count, **across)
+            return [as_key(key, smaller, index_bits) for key in found]
         vectors = [in_order(self._vector(piece, MAX), smaller, index_bits) for piece in pieces]
         vectors = [self._operand(vector, MAX) for vector in vectors]
         step = 1 if group == 1 else self.vec_size
@@ -140,7 +154,7 @@ class RowReductions(Lookups):
         if group > 1:
             is_first = Boolean(self.tXcX[0][1] % group == 0)  # and so in every chunk
             words = [select(is_first, word, identity(MAX, type(word))) for word in words]
-        found = first_of_row(words, count, **self._across_row(slot, count, phase))
+        found = first_of_row(words, count, **across)
         return [as_key(key, smaller, index_bits) for key in found]
 
     # Chunk by chunk

@@ -41,7 +41,7 @@ def _lane_before(value: Numeric, first: Numeric | float, lane: Int32, lanes: int
     return select(lane > 0, cute.arch.shuffle_sync_up(value, 1), first)
 
 
-def _last_lane(value: Numeric, lanes: int) -> Numeric:
+def last_lane(value: Numeric, lanes: int) -> Numeric:
     """What the last lane of this lane's group has."""
     if lanes == 1:
         return value
@@ -110,7 +110,7 @@ class _OfWarp(Static):
         nothing = x.dtype(identity(op, x.dtype))
         upto = [lane_scan(vector[-1], op, lane, lanes) for vector in self.vectors]
         self.before = [_lane_before(value, nothing, lane, lanes) for value in upto]
-        self.totals = [_last_lane(value, lanes) for value in upto]
+        self.totals = [last_lane(value, lanes) for value in upto]
 
     def behind(self, before: list[Numeric | None]) -> Vector:
         """Each element combined with what its warp has before it, and with that before the warp.
@@ -186,7 +186,7 @@ def _before_warps(
         before = _lane_before(upto, nothing, lane, WARP)
         found.append(before if carried is None else combine(op, carried, before))
         if start + WARP < last:
-            total = _last_lane(upto, WARP)
+            total = last_lane(upto, WARP)
             carried = total if carried is None else combine(op, carried, total)
     return [
         cute.arch.shuffle_sync(found[k * places // WARP], k * places % WARP + warp)

@@ -27,7 +27,9 @@ class Lookups(RowTile):
         """
         value = mT.element_type(0)
         if self.row_in_bounds:
-            place = (self.row, Int32(column)) if const_expr(cute.rank(mT) > 1) else (Int32(column),)
+            place = (Int32(column),)
+            if const_expr(cute.rank(mT) > 1):
+                place = (self.row_place, Int32(column))
             start = mT.iterator + cute.crd2idx(place, mT.layout)
             element = cute.make_tensor(start, cute.make_layout(1))
             value = to_stored(element[0], mT.element_type)

@@ -16,13 +16,14 @@ from htile.config import ElementwiseTileConfig
 from htile.copy.layout import RowLayout
 from htile.copy.shifted import Pieces, PiecesInFlight, SharedPieces
 from htile.copy.vector import are_neighbours, are_one, copy_firsts, predicate_k, vector_copy
-from htile.utils import Static, as_bytes, element_bits, expand
+from htile.utils import Static, as_bytes, element_bits, expand, place_of_row
 
 
 class RowTile(Static):
     """The part of a row that this thread works on, once `ElementwiseKernelContext.setup` is done.
 
-    config: the tile's configuration. shape: (rows, N) of the row tensors.
+    config: the tile's configuration. shape: (rows, N) of the row tensors. leading: the number of
+        rows, or the sizes of several leading dimensions, as `as_rows` has them.
     tidx, row: this thread, and its row. row_in_bounds: whether there is such a row; the Python True
         where a CTA has one row, because the grid is exact then.
     tile: which tile of columns this CTA, or this chunk, has. tiler_mn: its (rows, columns).
@@ -162,10 +163,15 @@ class RowTile(Static):
         row: another row than that of the thread, for a tensor of rows that an index chooses.
         """
         tiler = self.tiler_mn if tiler_mn is None else tiler_mn
-        row = self.row if row is None else row
+        row = self.row_place if row is None else row
         start = mT.iterator + cute.crd2idx((row, 0), mT.layout)
         layout = cute.make_layout((tiler[0], mT.shape[1]), stride=(0, mT.stride[1]))
         return cute.local_tile(cute.make_tensor(start, layout), tiler, (0, self.tile))
+
+    @property
+    def row_place(self) -> Int32 | tuple[Int32, ...]:
+        """The number of this thread's row, or its place in each of several leading dimensions."""
+        return place_of_row(self.row, self.leading)
 
     def partition_dest(self, gT: cute.Tensor) -> cute.Tensor:
         """This thread's part of a tile: ((vec_size, 1), 1, num_vectors)."""
@@ -327,7 +333,8 @@ class RowTile(Static):
 
     def _at_row(self, mT: cute.Tensor, count: int = 1) -> cute.Tensor:
         """This row's element of a tensor (M,) or ((...),), and `count - 1` behind it."""
-        offset = cute.crd2idx((self.row,), cute.make_layout((*mT.shape,), stride=(*mT.stride,)))
+        layout = cute.make_layout((*mT.shape,), stride=(*mT.stride,))
+        offset = cute.crd2idx((self.row_place,), layout)
         return cute.make_tensor(mT.iterator + offset, cute.make_layout(count))
 
     # Vectors that the map gives
@@ -417,6 +424,16 @@ class RowTile(Static):
     def offset_of(self, column: int | Int32) -> Int32:
         """How far a column, from -1 to N, is behind the first of this thread."""
         return Int32(column) - self.tXcX[0][1]
+
+    def of_one_chunk(self, x: cute.TensorSSA) -> cute.TensorSSA:
+        """The elements that the first chunk of this thread has, as a vector of one chunk."""
+        return make_vector([x[i] for i in range(self.vec_size)], (self.vec_size,), x.dtype)
+
+    def in_every_chunk(self, x: cute.TensorSSA) -> cute.TensorSSA:
+        """A vector of which every chunk has the elements of a vector of one chunk."""
+        count = cute.size(self.tXcX)
+        words = [x[i % self.vec_size] for i in range(count)]
+        return make_vector(words, self.vector_shape, x.dtype)
 
     def full(
         self, value: Numeric | float, dtype: type[Numeric] | None = None

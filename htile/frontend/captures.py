@@ -24,7 +24,7 @@ import torch
 from ..errors import Location, TraceError
 from .hints import DRAWS, RANDOM
 from .libraries import SETTINGS, library_of, reads_state
-from .reads import reads_of
+from .reads import CONSTRUCTORS, reads_of, special_methods
 
 ATOMS = frozenset(
     {type(None), type(...), type(NotImplemented), bool, int, str, bytes, range, torch.dtype}
@@ -43,17 +43,10 @@ _DESCRIPTORS = (
 )
 # The modules of Python whose hashable objects never change.
 _VALUES = "collections dataclasses datetime decimal fractions pathlib re typing uuid"
-# The special methods that Python calls by itself, those of them that dataclasses write, those that
-# make an object, and the names by which code asks for a copy of one.
-_PROTOCOL = (
-    "call getattr getattribute get getitem iter next len bool contains index int float enter exit "
-    "hash eq ne lt le gt ge add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod "
-    "rmod pow rpow and rand or ror xor rxor lshift rlshift rshift rrshift matmul rmatmul neg pos "
-    "abs invert round floor ceil trunc torch_function"
-)
-_SPECIAL = frozenset(f"__{name}__" for name in _PROTOCOL.split())
-_GENERATED = ("__eq__", "__hash__", "__lt__", "__le__", "__gt__", "__ge__")
-_CONSTRUCTORS = dict.fromkeys(("__init__", "__new__", "__post_init__"))
+# The special methods that dataclasses write.
+_GENERATED = ("__eq__", "__hash__", "__lt__", "__le__", "__gt__", "__ge__", "__repr__",
+              "__setattr__", "__delattr__")  # fmt: skip
+_CONSTRUCTORS = dict.fromkeys(CONSTRUCTORS)
 _COPIES = frozenset({"__class__", "type", "replace", "_replace", "_make"})
 _REMEDIES = (
     (list, "capture a tuple"),
@@ -63,6 +56,7 @@ _REMEDIES = (
     (object, "pass what it holds as arguments, or capture a frozen dataclass"),
 )
 _HIDDEN = frozenset({"__globals__", "__closure__", "__code__"})  # what they hold is not followed
+_OF_NUMPY = "ufunc", "_ArrayFunctionDispatcher"  # the classes of functions of numpy
 _MISSING = object()
 
 
@@ -176,6 +170,7 @@ class _Walk:
         self.watched: list[tuple] = []
         self._names: dict[str, None] = {}  # that the code read so far may ask any object for
         self._words: dict[str, None] = {}  # those of them that it has as strings, for `getattr`
+        self._is_any = False  # whether that code computes names to ask for
         self._absent: set[tuple[int, str]] = set()  # what was asked for and is not there
         self._owners: dict[int, tuple[str, object]] = {}  # the objects it may ask, by id
         self._functions: dict[int, int] = {}
@@ -194,6 +189,7 @@ class _Walk:
         captured, cells, reads = [], closure(fn), reads_of(fn.__code__)
         self._names |= dict.fromkeys(reads.attributes + reads.words)
         self._words |= dict.fromkeys(reads.words)
+        self._is_any |= reads.is_any
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
             self.watched.append((attrgetter("cell_contents"), cell, cells.get(name)))
         for is_cell, name, attributes in reads.paths:
@@ -289,19 +285,22 @@ class _Walk:
             if _COPIES & self._names.keys():
                 self._names |= _CONSTRUCTORS
             for name, owner in list(self._owners.values()):
-                looked_up = [*self._names]
+                looked_up = dict.fromkeys(self._names, passed)
                 if isinstance(owner, type):
-                    looked_up += [n for c in _classes(owner) for n in vars(c) if n in _SPECIAL]
+                    for each in _classes(owner):
+                        looked_up |= dict.fromkeys(special_methods(each), passed)
                     if "super" in self._names:
                         self._owners |= {id(c): (c.__name__, c) for c in _classes(owner)}
-                for attribute in looked_up:
+                if self._is_any:
+                    looked_up = dict.fromkeys(_members(owner), (TraceError,)) | looked_up
+                for attribute, passed_over in looked_up.items():
                     place = id(owner), attribute
                     if place in keys:
                         continue
                     value = self._attribute(owner, attribute, attribute in self._words)
                     if value is not _MISSING:
                         keys[place] = None
-                        with suppress(*passed):
+                        with suppress(*passed_over):
                             keys[place] = self.path(f"{name}.{attribute}", _behind(value), ())
         return tuple(keys.values())
 
@@ -379,15 +378,18 @@ class _Walk:
             self._names |= _CONSTRUCTORS if not origin else {value.__name__: None}
             return (value, *self.members_of(value))
         if isinstance(value, types.FunctionType) and origin:  # a decorator's holds the user's
+            if origin == "functools" and hasattr(value, "registry"):
+                self._refuse(f"uses {name!r}, a functools.singledispatch, whose functions may be "
+                             "replaced unseen: call the one that is meant")  # fmt: skip
             inner = (f for f in closure(value).values() if isinstance(f, types.FunctionType))
-            return value, *(self.function(f) for f in inner if not library_of(f))
+            return value, *(self.value(name, f) for f in inner if not library_of(f))
         if isinstance(value, types.FunctionType):
             is_generated = value.__code__.co_filename == "<string>"
             return value if is_generated and value.__name__ in _GENERATED else self.function(value)
         if isinstance(value, types.MethodType) or type(owner) in (str, bytes, tuple, list, dict):
             key = self.value(f"{name}.__self__", owner)
             return key, value.__name__, self.value(name, getattr(value, "__func__", None))
-        is_function = isinstance(value, types.BuiltinFunctionType) or cls.__name__ == "ufunc"
+        is_function = isinstance(value, types.BuiltinFunctionType) or cls.__name__ in _OF_NUMPY
         is_torchs = cls.__module__ == "torch._ops"
         if isinstance(value, _DESCRIPTORS) or is_torchs or (origin and is_function):
             return value
@@ -425,6 +427,15 @@ def _is_frozen_dataclass(cls: type) -> bool:
 def _classes(cls: type) -> list[type]:
     """The user's classes among those that a class and its metaclass inherit from."""
     return [each for each in (*cls.__mro__, *type(cls).__mro__) if not library_of(each)]
+
+
+def _members(owner: object) -> list[str]:
+    """The names of what a class, a module of the user or a dict has."""
+    if isinstance(owner, types.ModuleType) and library_of(owner):
+        return []
+    places = map(vars, _classes(owner)) if isinstance(owner, type) else [
+        owner if isinstance(owner, dict) else vars(owner)]  # fmt: skip
+    return [name for place in places for name in place if name[:2] != "__"]
 
 
 def _behind(member: object) -> object:

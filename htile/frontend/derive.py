@@ -59,8 +59,8 @@ def derive(graph: Graph, wrt: Collection[str], cotangents: Collection[str]) -> G
     or one value per row as the output is, and a column or device scalar, the same for every row,
     for an output that is a sum over rows. A name that is taken gets `_` behind it. Its outputs are
     `d_<parameter>`, in the order of `wrt`, of the parameter's shape and dtype. That of a parameter
-    that all rows share is a sum over all rows (`Output.over`). A parameter that no cotangent
-    depends on has none.
+    that all rows share is a sum over all rows (`Output.over`). A parameter that no output of a
+    cotangent depends on has none. One that is found to be 0 everywhere, as of `x - x`, is that.
 
     Raises GradientError where no parameter has a gradient, where an operation on the way has no
     derivative, and for a parameter of 8 bits or an output that is a maximum over rows.
@@ -72,9 +72,13 @@ def derive(graph: Graph, wrt: Collection[str], cotangents: Collection[str]) -> G
     for out in given:
         walk.give(out)
     gradients = walk.gradients()
-    inputs = {i.name: i for i in graph.inputs if i.id in gradients}
-    asked = [inputs[name] for name in dict.fromkeys(wrt) if name in inputs]
-    outputs = [walk.output(i, gradients[i.id]) for i in asked]
+    inputs, ends = {i.name: i for i in graph.inputs if i.id in needed}, [out.id for out in given]
+    outputs = []
+    for i in [inputs[name] for name in dict.fromkeys(wrt) if name in inputs]:
+        if i.id in gradients:
+            outputs.append(walk.output(i, gradients[i.id]))
+        elif not depending(graph, (i.name,), frozenset()).isdisjoint(ends):
+            outputs.append(walk.output(i, walk.algebra.number(0.0)))
     if not outputs:
         of = " and ".join(cotangents) or "nothing"
         raise GradientError(f"{of} of {graph.name} has no derivative for {' and '.join(wrt)}")

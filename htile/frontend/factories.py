@@ -6,6 +6,7 @@ such a call. `Factories` is a mode of torch, which hears of every call while a f
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -14,14 +15,15 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import DtypeError, TraceError, UnsupportedError
 from .dtypes import STORAGE
+from .functions import attach
 from .graph import Builder
 from .hints import DRAWS, RANDOM
+from .libraries import internal
 from .ops import Value, Varies
 from .parts import cat
 from .promotion import FLOAT, INT64, as_stored, cast, supported
-from .tensor import Length, Tensor, fail, location
-
-LEAVE_OUT = "leave device out, the kernel runs where its inputs are"
+from .shapes import as_number
+from .tensor import Device, Length, Tensor, copy, fail, location
 
 
 class Factories(TorchFunctionMode):
@@ -33,10 +35,17 @@ class Factories(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if isinstance(kwargs.get("device"), Device):
+            kwargs = {key: kwargs[key] for key in kwargs if key != "device"}
         make = FACTORIES.get(func) or _DRAWS.get(func)
+        if func is torch.empty and internal(sys._getframe(1).f_code.co_filename):
+            make = None  # HTile and the modules of torch want memory
         if make is not None and self._builder.multiple is not None:
             args, kwargs = _fixed(self._builder, func, args, kwargs)
-        if make is None or any(isinstance(x, Tensor) for x in (*args, *kwargs.values())):
+        if any(isinstance(x, Tensor) for x in (*args, *kwargs.values())):
+            _check_device(func, kwargs)
+            return OF_VALUES.get(func, func)(*args, **kwargs)
+        if make is None:
             return func(*args, **kwargs)
         try:
             more = {k: kwargs[k] for k in kwargs if k != "device"}
@@ -45,11 +54,16 @@ class Factories(TorchFunctionMode):
             fail(TraceError, f"torch.{func.__name__}: {str(error).splitlines()[0]}")
         if result is None:
             return func(*args, **kwargs)
-        if kwargs.get("device") is not None:
-            device = str(kwargs["device"])
-            fail(TraceError, f"torch.{func.__name__}(device={device!r}) inside the function: "
-                 f"{LEAVE_OUT}")  # fmt: skip
+        _check_device(func, kwargs)
         return result
+
+
+def _check_device(func: Callable, kwargs: dict) -> None:
+    device = kwargs.get("device")
+    if func in FACTORIES and device is not None:
+        where = f"torch.{func.__name__}(device={str(device)!r}) inside the function"
+        fail(TraceError, f"{where}: leave device out, or write device=x.device; the kernel runs "
+             "where its inputs are")  # fmt: skip
 
 
 def _fixed(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -124,6 +138,8 @@ def _full(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> Tensor
 def _number(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> Tensor | None:
     """`torch.tensor(2.0)`, and of a list of numbers; of other things torch makes a real tensor."""
     value = args[0] if args else kwargs.get("data")
+    if isinstance(value, (list, tuple)) and any(isinstance(x, Tensor) for x in value):
+        return _listed(builder, value, **{key: kwargs[key] for key in kwargs if key != "data"})
     if isinstance(value, (list, tuple)) and all(isinstance(x, bool | int | float) for x in value):
         real = func(*args, **kwargs, device="meta")
         each = [_constant(builder, x, torch.Size([1]), _dtype(real, kwargs)) for x in value]
@@ -132,6 +148,18 @@ def _number(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> Tens
         return None
     real = func(*args, **kwargs, device="meta")
     return _constant(builder, value, real.shape, _dtype(real, kwargs))
+
+
+def _listed(builder: Builder, values: list, dtype=None, requires_grad=False) -> Tensor:
+    """`torch.tensor` of a list of numbers and of values that are one number each."""
+    each = [
+        x if isinstance(x, Tensor) else _number(builder, torch.tensor, (x,), {}) for x in values
+    ]
+    if any(x is None or x.ndim for x in each):
+        fail(TraceError, "torch.tensor of a list takes numbers: write torch.stack or torch.cat")
+    values = [as_number(x, "torch.tensor", "write torch.stack") for x in each]
+    joined = cat([x.view(1) for x in values])
+    return joined if dtype is None else joined.to(dtype)
 
 
 def _arange(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> Tensor | None:
@@ -156,15 +184,73 @@ def _random(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> NoRe
     fail(UnsupportedError, f"torch.{func.__name__} gives other numbers for each call; {RANDOM}")
 
 
+def _linspace(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> Tensor | None:
+    """Numbers at equal distances, in float32, from both ends to the middle, as torch has them."""
+    if builder.multiple is not None:
+        fail(UnsupportedError, "torch.linspace beside rows of any length (dynamic_n=True) is not "
+             "supported: write torch.arange(x.shape[-1]), and compute with that")  # fmt: skip
+    real = func(*args, **kwargs, device="meta")
+    if not real.numel():
+        return None
+    given = dict(zip(("start", "end", "steps"), args, strict=False)) | kwargs
+    start, end, dtype = given["start"], given["end"], _dtype(real, kwargs)
+    if not dtype.is_floating_point:
+        fail(UnsupportedError, "torch.linspace of integers is not supported: write torch.arange")
+    last = real.numel() - 1
+    place, step = cast(index(builder, last + 1), FLOAT), (end - start) / max(last, 1)
+    result = torch.where(2 * place < last, start + step * place, end - step * (last - place))
+    return cast(result if last else place + start, dtype)
+
+
 # From each factory to what makes its symbolic result, or None for a real one.
 FACTORIES: dict[Callable, Callable] = {
     torch.arange: _arange, torch.zeros: _filled(0), torch.ones: _filled(1), torch.full: _full,
-    torch.tensor: _number, torch.scalar_tensor: _number,
+    torch.empty: _filled(0), torch.linspace: _linspace,
+    **dict.fromkeys((torch.tensor, torch.scalar_tensor, torch.as_tensor, torch.asarray), _number),
+}  # fmt: skip
+
+
+# Of a value that all rows share: torch makes a number of it, which has no gradient.
+
+
+def _copied(data, *, dtype=None, device=None, requires_grad=False):
+    value = as_number(data, "torch.tensor", "it is a tensor already, use it as it is")
+    return copy(value) if dtype is None else value.to(dtype)
+
+
+def _spread(size, fill_value, *, dtype=None, device=None, requires_grad=False):
+    value = as_number(fill_value, "torch.full", "write value.expand(size)")
+    return (value if dtype is None else value.to(dtype)).expand(size)
+
+
+OF_VALUES: dict[Callable, Callable] = {
+    torch.tensor: _copied, torch.scalar_tensor: _copied, torch.full: _spread,
 }  # fmt: skip
 # Which arguments of these are sizes.
 _SIZES: dict[Callable, tuple[str, ...]] = {
     torch.arange: ("start", "end", "step"), torch.zeros: ("size",), torch.ones: ("size",),
-    torch.full: ("size",),
+    torch.full: ("size",), torch.empty: ("size",),
 }  # fmt: skip
 # What draws numbers is refused here: it would be drawn once, while the function is traced.
 _DRAWS: dict[Callable, Callable] = {getattr(torch, name): _random for name in DRAWS}
+
+
+# Methods of a tensor, whose dtype the new one has.
+
+
+def _new(function: Callable) -> Callable:
+    def method(input, *args, dtype=None, device=None, requires_grad=False):
+        device = None if isinstance(device, Device) else device
+        return function(*args, dtype=dtype or input.dtype, device=device)  # of the mode
+
+    return method
+
+
+for _name, _doc in {
+    "zeros": "Zeros of this shape.", "ones": "Ones of this shape.",
+    "empty": "Zeros of this shape, to be overwritten.",
+    "full": "A constant of this shape.", "tensor": "torch.tensor(data).",
+}.items():  # fmt: skip
+    _doc = f"{_doc[:-1]}, in the dtype of input."
+    _function = torch.zeros if _name == "empty" else getattr(torch, _name)
+    attach(f"new_{_name}", _new(_function), _doc)

@@ -14,8 +14,7 @@ from collections.abc import Callable
 import torch
 
 from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError
-from .graph import Role
-from .ops import Op, Value, Varies
+from .ops import Op
 from .promotion import (
     BOOL,
     FLOAT,
@@ -33,7 +32,7 @@ from .promotion import (
     together,
 )
 from .slopes import Slope
-from .tensor import FUNCTIONS, Length, Tensor, call, copy, fail, location, node
+from .tensor import FUNCTIONS, Tensor, call, copy, fail, node
 
 PLACES = {"torch.special": torch.special, "F": torch.nn.functional, "torch": torch}
 """Where torch may have a function. Of one that several modules hold, the last spelling wins."""
@@ -97,9 +96,7 @@ def _unary(op: Op) -> Callable:
 def _rounding(op: Op, of_log2: Op | None = None) -> Callable:
     """of_log2: the operation for a logarithm to base 2, whose own rounding would show."""
 
-    def function(input, *, decimals=0):
-        if decimals:
-            fail(UnsupportedError, "torch.round(decimals=...) is not supported; scale, then round")
+    def function(input):
         made = input._builder[input._id]
         while made.op is Op.STOP:
             made = input._builder[made.inputs[0]]
@@ -108,6 +105,17 @@ def _rounding(op: Op, of_log2: Op | None = None) -> Callable:
         return node(op, input) if input._value.dtype is FLOAT else input
 
     return function
+
+
+def _rounded(input: Tensor, *, decimals: int = 0) -> Tensor:
+    if not decimals:
+        return _rounding(Op.ROUND)(input)
+    if input._value.dtype is not FLOAT:
+        refuse("round(decimals=...)", input, "leave decimals out")
+    power = 10.0 ** abs(decimals)
+    return node(Op.ROUND, input * power) / power if decimals > 0 else (
+        node(Op.ROUND, input / power) * power
+    )
 
 
 def _of_bits(what: str, *operands_: object) -> None:
@@ -146,7 +154,7 @@ formulas({
     "abs absolute": ("The magnitude.", _unary(Op.ABS)),
     "floor": ("The next integer below.", _rounding(Op.FLOOR, Op.FLOOR_LOG2)),
     "ceil": ("The next integer above.", _rounding(Op.CEIL, Op.CEIL_LOG2)),
-    "round": ("The nearest integer, of two the even one.", _rounding(Op.ROUND)),
+    "round": ("The nearest integer, of two the even one; or of so many decimals.", _rounded),
     "trunc fix": ("The next integer towards zero.", _rounding(Op.TRUNC)),
 }, numeric)  # fmt: skip
 formulas({
@@ -391,58 +399,17 @@ def _comparable(function: Callable) -> Callable:
     )
 
 
-def _in_place(function: Callable) -> Callable:
-    """`x += y` and its kin: `x` itself gets the new value, in its own shape and dtype."""
-
-    def method(self, other):
-        result = function(self, other)
-        old, new, roles = self._value, result._value, _roles(self)
-        if (roles == {Role.SCALAR} and not old.spread) or isinstance(self, Length):
-            return result  # a Python number: the name is bound anew, other names of it are not
-        if new.inner != old.inner:
-            fail(ShapeError, f"an in-place operator on a value of shape {old.inner} with one of "
-                 f"shape {new.inner}: write x = x + ... for x += ...")  # fmt: skip
-        if new.varies is Varies.ROW is not old.varies and roles:
-            fail(TraceError, "an in-place operator puts what differs from row to row into a value "
-                 "that all rows share: write x = x + ... for x += ...")  # fmt: skip
-        if not torch.can_cast(new.dtype, old.dtype):
-            fail(DtypeError, f"an in-place operator cannot put {new.dtype} into {old.dtype}: write "
-                 "x = x + ... for x += ...")  # fmt: skip
-        new = into(result, old)
-        if self._builder.records and not torch.is_grad_enabled() and old.dtype is FLOAT:
-            new = _with_slope_of(self, new)
-        self._assign(new._id)
-        return self
-
-    return method
-
-
-def _with_slope_of(old: Tensor, new: Tensor) -> Tensor:
-    """What torch makes of a tensor that changes in place under no_grad: it keeps its gradient."""
-    builder = old._builder
-    always = builder.add_const(True, Value((), Varies.SCALAR, BOOL), location())
-    with torch.enable_grad():
-        return node(Op.WHERE, Tensor(builder, always), new, old, arg=Slope.LAST)
-
-
-def _roles(x: Tensor) -> set[Role]:
-    """The roles of the arguments that a value is computed of."""
-    used = {x._id}
-    for id in range(x._id, -1, -1):
-        used |= set(x._builder[id].inputs) if id in used else set()
-    return {i.role for i in x._builder.inputs if i.id in used}
-
-
 _METHODS = vars(Tensor)
-for _name, _method in {
+OPERATORS = {
     "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide",
     "mod": "remainder", "pow": "pow", "and": "bitwise_and", "or": "bitwise_or",
     "xor": "bitwise_xor", "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
-}.items():  # fmt: skip
+}  # fmt: skip
+"""The special methods of two operands, and the methods that do the same."""
+for _name, _method in OPERATORS.items():
     _function = _METHODS[_method]
     setattr(Tensor, f"__{_name}__", lambda self, other, f=_function: f(self, other))
     setattr(Tensor, f"__r{_name}__", lambda self, other, f=_function: f(other, self))
-    setattr(Tensor, f"__i{_name}__", _in_place(_function))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(Tensor, f"__{_name}__", _comparable(_METHODS[_name]))
 for _name, _method in {"neg": "neg", "abs": "abs", "invert": "bitwise_not", "round": "round",

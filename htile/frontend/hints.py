@@ -7,10 +7,14 @@ from collections.abc import Iterable
 
 REFERENCE = "docs/reference.md lists what there is"
 
-_RANKS = "x.topk(k), x.sort() of at most 64 elements, and x.argmax() are there"
+_RANKS = (
+    "x.topk(k), x.sort() of at most 64 elements, and x.argmax() are there; a threshold among more "
+    "can be found by bisection, as docs/language.md shows"
+)
 _PRODUCT = "write a @ b for the product of rows and small matrices, or (a * b).sum(dim)"
 _ALONG = "along the row there are reductions, x.cumsum(dim) and x.cumprod(dim)"
 _PARTS = "write it with torch.cat, torch.stack and slices"
+_COMPLEX = "complex numbers are two floats each: take them apart, a, b = x[0::2], x[1::2]"
 _INACCURATE = "no accurate form of it is built yet"
 _MEMORY = "a row has no memory of its own while tracing; leave it out"
 RANDOM = (
@@ -18,17 +22,26 @@ RANDOM = (
     "htile.uniform(htile.philox(torch.arange(x.shape[-1]), seed)[0])"
 )
 DRAWS = "rand", "randn", "randint", "randperm", "normal"  # functions of torch, of sizes alone
-_INDEX = "x[y] is the element at one index a row, and torch.arange(x.shape[-1]) == y its mask"
+_INDEX = (
+    "x[y] is the element at one index a row; another one is put there by "
+    "torch.where(torch.arange(x.shape[-1]) == y, value, x)"
+)
 _GROUPS = "pass the groups as a leading dimension, x.unflatten(-1, (groups, -1))"
 HINTS = {
     name: hint
     for names, hint in {
         "median kthvalue mode quantile unique searchsorted msort": _RANKS,
-        "inner bmm vdot addmm addmv baddbmm einsum tensordot": _PRODUCT,
-        "outer ger": "write a[:, None] * b",
-        "cummax cummin logcumsumexp diff flip conv1d max_pool1d": _ALONG,
-        "pad hstack vstack dstack column_stack block_diag repeat tile repeat_interleave": _PARTS,
-        "scatter take index_fill": _INDEX,
+        "bmm addmm addmv baddbmm tensordot": _PRODUCT,
+        "cummax cummin logcumsumexp": _ALONG,
+        "flip fliplr flipud": "a row is not turned round: pass x.flip(-1) as an argument",
+        "conv1d avg_pool1d max_pool1d": "neighbours are x[1:] and x[:-1], groups x.view(-1, k)",
+        "unfold": "groups of neighbours are x.view(-1, k)",
+        "dstack block_diag": _PARTS,
+        "scatter take index_fill scatter_add scatter_reduce index_add index_put index_copy": _INDEX,
+        "masked_select masked_scatter": "it has no fixed length: write torch.where(mask, x, other)",
+        "complex polar view_as_complex view_as_real": _COMPLEX,
+        "tril triu": "compare torch.arange(x.shape[-1]) with the row's number, an htile.PerRow",
+        "histc bincount bucketize": "count by comparisons, (x < edge).sum(), one for each edge",
         "item tolist numpy equal allclose": "values are not known while tracing",
         "device cuda cpu is_cuda": "the kernel runs where its inputs are",
         "is_contiguous stride data_ptr storage_offset layout is_leaf": _MEMORY,
@@ -40,7 +53,6 @@ HINTS = {
         "erfc erfcx erfinv lgamma digamma polygamma i0 i1 igamma": _INACCURATE,
         "nonzero": "write (x != 0).sum() to count",
         "double": "float64 is not supported; write x.float()",
-        "empty_like": "write torch.zeros_like",
     }.items()
     for name in names.split()
 }

@@ -27,7 +27,7 @@ _FOLDERS = {
 # Modules of Python whose functions give the same result for the same arguments, always.
 _PURE = (
     "abc array bisect builtins cmath collections collections_abc contextlib copy dataclasses "
-    "decimal enum fractions functools heapq itertools keyword logging math numbers operator re "
+    "enum fractions functools heapq itertools keyword logging math numbers operator re "
     "statistics string struct textwrap types typing warnings"
 )
 
@@ -70,8 +70,10 @@ def library_of(thing: object) -> str:
         module = getattr(thing, "__module__", None)
         if module == "builtins" and isinstance(thing, type):
             return "" if thing.__flags__ & _HEAP_TYPE else "builtins"  # `exec` says builtins too
-        owner = getattr(thing, "__self__", None)
-        owner = getattr(thing, "__objclass__", None) if owner is None else owner
+        owner = None  # of a method; the metaclass of a class may answer to any name
+        if not isinstance(thing, type):
+            owner = getattr(thing, "__self__", None)
+            owner = getattr(thing, "__objclass__", None) if owner is None else owner
         if owner is not None:
             return library_of(owner if isinstance(owner, (type, types.ModuleType)) else type(owner))
         thing = sys.modules.get(module, sys.modules.get(type(thing).__module__))

@@ -13,9 +13,9 @@ import torch
 from ..errors import ShapeError, TraceError, UnsupportedError
 from .functions import implements
 from .ops import Op
-from .promotion import floating, together
-from .shapes import axis_of, cut_axis, reshaped, squeeze, unsqueeze
-from .tensor import Tensor, alias, copy, fail, node, refuse_iteration, viewed
+from .promotion import BOOL, filled, floating, together
+from .shapes import _listed, axis_of, broadcast_to, cut_axis, reshaped, squeeze, unsqueeze
+from .tensor import Length, Tensor, alias, copy, fail, node, refuse_iteration, viewed
 
 MOST_PARTS = 64  # of one axis: each part has its own place in the text of a kernel
 
@@ -51,7 +51,7 @@ def getitem(x: Tensor, index: object) -> Tensor:
             fail(UnsupportedError, f"indexing with {each!r}: write numbers and slices")
     taken = sum(each is not None and each is not Ellipsis for each in parts)
     if taken > x.ndim:
-        fail(ShapeError, f"{taken} indices of a value of shape {tuple(x._sizes)}")
+        fail(ShapeError, too_many(taken, x))
     if sum(each is Ellipsis for each in parts) == 0:
         parts = (*parts, Ellipsis)
     at = next(k for k, each in enumerate(parts) if each is Ellipsis)
@@ -68,6 +68,14 @@ def getitem(x: Tensor, index: object) -> Tensor:
             result = element(result, axis, each)
             axis += 1
     return result
+
+
+def too_many(taken: int, x: Tensor) -> str:
+    """The message for more indices than a value has axes."""
+    told = f"{taken} {'index' if taken == 1 else 'indices'} of a value of shape {tuple(x._sizes)}"
+    if not x.ndim:
+        return f"{told}: it is one number of the row; x[None] and x[..., None] give it an axis"
+    return f"{told}: it has no leading dimensions inside the function, write x[:n] for x[:, :n]"
 
 
 def _sliced(x: Tensor, axis: int, each: slice) -> Tensor:
@@ -170,10 +178,10 @@ def _iterated(x: Tensor):
 
 
 def _length(x: Tensor) -> int:
-    if x.ndim == 1 and x._value.spread:
-        fail(TraceError, "len(x) is not available while tracing: write x.shape[-1]")
     cut_axis(x, 0, "len")
-    return x._sizes[0]
+    if isinstance(x.shape[0], Length):
+        fail(TraceError, "len(x) differs from call to call (dynamic_n=True): write x.shape[-1]")
+    return x.shape[0]
 
 
 Tensor.__iter__, Tensor.__len__ = _iterated, _length
@@ -213,6 +221,108 @@ def _tensors(tensors: object, what: str) -> tuple[Tensor, ...]:
     _few(len(tensors))
     dtypes = {t._value.dtype for t in tensors}
     return tensors if len(dtypes) == 1 else together(*tensors)
+
+
+@implements("hstack", method=False)
+def hstack(tensors):
+    """torch.cat along the first axis of rows, and along the second of matrices."""
+    given = [x[None] if isinstance(x, Tensor) and not x.ndim else x for x in tensors]
+    return cat(given, 1 if isinstance(given[0], Tensor) and given[0].ndim > 1 else 0)
+
+
+@implements("vstack", "row_stack", method=False)
+def vstack(tensors):
+    """torch.cat along the first axis, of rows as matrices of one row."""
+    given = [x.reshape(1, -1) if isinstance(x, Tensor) and x.ndim < 2 else x for x in tensors]
+    return cat(given, 0)
+
+
+@implements("column_stack", method=False)
+def column_stack(tensors):
+    """torch.cat along the second axis, of rows as matrices of one column."""
+    given = [x.reshape(-1, 1) if isinstance(x, Tensor) and x.ndim < 2 else x for x in tensors]
+    return cat(given, 1)
+
+
+def _repeated(x: Tensor, counts: tuple[int, ...], what: str) -> Tensor:
+    """`x` as often along each axis; new axes come first."""
+    if not all(type(count) is int and count > 0 for count in counts) or len(counts) < x.ndim:
+        fail(ShapeError, f"{what} of a value of shape {tuple(x._sizes)}: expected a number of "
+             "copies, of 1 and more, for each axis")  # fmt: skip
+    sizes = (1,) * (len(counts) - x.ndim) + tuple(x._sizes)
+    apart = [each for size in sizes for each in (1, size)]
+    wide = [each for pair in zip(counts, sizes, strict=True) for each in pair]
+    whole = tuple(count * size for count, size in zip(counts, sizes, strict=True))
+    return copy(reshaped(broadcast_to(reshaped(x, tuple(apart)), tuple(wide)), whole))
+
+
+@implements("repeat")
+def repeat(input, *repeats):
+    """input so many times along each axis."""
+    counts = _listed(repeats)
+    counts = tuple(counts) if isinstance(counts, (tuple, list)) else (counts,)
+    return _repeated(input, counts, f"repeat{repeats}")
+
+
+@implements("tile")
+def tile(input, *repeats):
+    """input so many times along each of the last axes."""
+    counts = _listed(repeats)
+    counts = tuple(counts) if isinstance(counts, (tuple, list)) else (counts,)
+    return _repeated(input, (1,) * (input.ndim - len(counts)) + counts, f"tile{repeats}")
+
+
+@implements("repeat_interleave")
+def repeat_interleave(input, repeats, dim=None, *, output_size=None):
+    """Each element of an axis so many times, one after the other."""
+    if type(repeats) is not int or repeats < 1:
+        given = f"a {type(repeats).__name__}" if type(repeats) is not int else repeats
+        fail(UnsupportedError, f"repeat_interleave by {given}: it takes one number, of 1 and more, "
+             "for all elements")  # fmt: skip
+    x = reshaped(input, (input._sizes.numel(),)) if dim is None else input
+    axis = cut_axis(x, -1 if dim is None else dim, "repeat_interleave")
+    end, sizes = axis + x.ndim + 1, list(x._sizes)
+    wide = broadcast_to(unsqueeze(x, end), (*sizes[:end], repeats, *sizes[end:]))
+    sizes[end - 1] *= repeats
+    return copy(reshaped(wide, tuple(sizes)))
+
+
+@implements("pad", method=False)
+def pad(input, pad, mode="constant", value=None):
+    """input with so many elements of one value more at the ends of its last axes; fewer below 0."""
+    if mode != "constant":
+        fail(UnsupportedError, f"F.pad(mode={mode!r}) is not supported: write it with torch.cat")
+    if len(pad) % 2 or len(pad) > 2 * input.ndim or not all(type(k) is int for k in pad):
+        fail(ShapeError, f"F.pad by {tuple(pad)} of a value of shape {tuple(input._sizes)}: "
+             "expected two integers for each axis, those of the last axis first")  # fmt: skip
+    x = input
+    for k, (before, behind) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        axis = -1 - k
+        start, end = max(-before, 0), x._sizes[axis] - max(-behind, 0)
+        if end <= start:
+            fail(ShapeError, f"F.pad by {tuple(pad)} leaves no elements of an axis of "
+                 f"{x._sizes[axis]}")  # fmt: skip
+        x = part(x, axis, start, end - start)
+        sizes = [(*x._sizes[:axis], n, *x._sizes[axis:][1:]) for n in (before, behind)]
+        first, last = [[filled(x, value or 0, inner=size)] if n > 0 else []
+                       for n, size in zip((before, behind), sizes, strict=True)]  # fmt: skip
+        x = cat([*first, x, *last], axis)
+    return copy(x) if x is input else x
+
+
+@implements("diff")
+def diff(input, n=1, dim=-1, prepend=None, append=None):
+    """The differences of neighbours along an axis; n times, each time of one element less."""
+    axis = cut_axis(input, dim, "diff")
+    ends = [[each] if each is not None else [] for each in (prepend, append)]
+    x = cat([*ends[0], input, *ends[1]], axis)
+    if not 0 <= n < x._sizes[axis]:
+        fail(ShapeError, f"diff {n} times of an axis of {x._sizes[axis]} elements")
+    for _ in range(n):
+        size = x._sizes[axis] - 1
+        first, second = part(x, axis, 0, size), part(x, axis, 1, size)
+        x = first ^ second if x._value.dtype is BOOL else second - first
+    return x
 
 
 @implements("roll")

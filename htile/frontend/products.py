@@ -7,16 +7,23 @@ htile.Matrix (htile.frontend.matrices).
 
 from __future__ import annotations
 
-from ..errors import ShapeError, UnsupportedError
-from .functions import implements
+from collections.abc import Callable
+
+import torch
+
+from ..errors import ShapeError, TraceError, UnsupportedError
+from .functions import formulas, implements
 from .matrices import is_matrix, multiplied
 from .parts import MOST_PARTS, stack
 from .promotion import alike, floating
 from .reductions import sum
-from .shapes import unsqueeze
-from .tensor import Tensor, fail
+from .shapes import permute, unsqueeze
+from .tensor import FUNCTIONS, Tensor, fail
 
-SIZES = {"matmul": ((1, 2), (1, 2)), "mm": ((2,), (2,)), "mv": ((2,), (1,)), "dot": ((1,), (1,))}
+SIZES = {
+    "matmul": ((1, 2), (1, 2)), "mm": ((2,), (2,)), "mv": ((2,), (1,)),
+    **dict.fromkeys(("dot", "inner", "vdot"), ((1,), (1,))),
+}  # fmt: skip
 
 KINDS = {1: "a row", 2: "a small matrix"}
 
@@ -71,5 +78,78 @@ def dot(input, tensor):
     return product(input, tensor, "dot")
 
 
-Tensor.__matmul__ = matmul
-Tensor.__rmatmul__ = lambda self, other: matmul(other, self)
+def _dot_of_rows(what: str) -> Callable:
+    def function(input, other):
+        return product(input, other, what)
+
+    return function
+
+
+@implements("outer", "ger")
+def outer(input, vec2):
+    """input[:, None] * vec2, of two rows or parts of rows."""
+    if input.ndim != 1 or vec2.ndim != 1:
+        shapes = f"{tuple(input._sizes)} and {tuple(vec2._sizes)}"
+        fail(ShapeError, f"outer of values of shapes {shapes}: it takes one axis of each, write "
+             "a[..., None] * b")  # fmt: skip
+    return unsqueeze(input, -1) * vec2
+
+
+def einsum(equation, *operands):
+    """The sums of products that the letters of the axes say, as in "k,kn->n"; of floats."""
+    terms, letters, told = _terms(equation, operands)
+    sizes: dict[str, int] = {}
+    for term, x in zip(terms, operands, strict=True):
+        for letter, size in zip(term, floating(x, "einsum")._sizes, strict=True):
+            if sizes.setdefault(letter, size) != size:
+                fail(ShapeError, f"{told}: {letter} has {sizes[letter]} and {size} elements")
+    order = sorted(sizes, key=lambda letter: sizes[letter])  # the longest axis is the last
+    if any(sizes[letter] > MOST_PARTS for letter in order[:-1]):
+        fail(UnsupportedError, f"{told}: all axes but the longest are written out, at most "
+             f"{MOST_PARTS} elements of each; call torch.einsum outside the function")  # fmt: skip
+    alike("einsum", *operands)
+    total = None
+    for term, x in zip(terms, operands, strict=True):
+        x = permute(x, [term.index(letter) for letter in order if letter in term])
+        for place, letter in enumerate(order):
+            x = x if letter in term else unsqueeze(x, place)
+        total = x if total is None else total * x
+    summed = [place for place, letter in enumerate(order) if letter not in letters]
+    total = sum(total, tuple(summed)) if summed else total
+    left = [letter for letter in order if letter in letters]
+    return permute(total, [left.index(letter) for letter in letters])
+
+
+def _terms(equation: object, operands: tuple) -> tuple[list[str], str, str]:
+    """The letters of each operand, those of the result, and a beginning for messages."""
+    told = f"einsum({equation!r})"
+    text = equation.replace(" ", "").replace("...", "") if isinstance(equation, str) else ""
+    left, arrow, right = text.partition("->")
+    terms, letters = left.split(","), left.replace(",", "")
+    once = "".join(sorted(letter for letter in set(letters) if letters.count(letter) == 1))
+    right = right if arrow else once
+    if not (letters + right).isalpha() and letters + right:
+        fail(TraceError, f'{told}: expected letters of axes, such as "k,kn->n"')
+    shapes = [tuple(x._sizes) if isinstance(x, Tensor) else x for x in operands]
+    if [len(term) for term in terms] != [len(s) if isinstance(s, tuple) else s for s in shapes]:
+        fail(ShapeError, f"{told} of values of shapes {', '.join(map(str, shapes))}: there is a "
+             "letter for each axis of each; the leading dimensions are left out")  # fmt: skip
+    repeats = [term for term in (*terms, right) if len(set(term)) < len(term)]
+    if repeats or not set(right) <= set(letters):
+        fail(UnsupportedError, f"{told}: a letter stands once in each operand and in the result, "
+             "and those of the result in an operand")  # fmt: skip
+    if any(is_matrix(x) for x in operands):
+        fail(UnsupportedError, f"{told} of an htile.Matrix: write F.linear(x, W) or x @ W")
+    return terms, right, told
+
+
+FUNCTIONS[torch.einsum] = "torch.einsum", einsum
+formulas({
+    "inner": ("The sum of the products of two rows of floats.", _dot_of_rows("inner")),
+    "vdot": ("The sum of the products of two rows of floats.", _dot_of_rows("vdot")),
+    "linalg.vecdot": ("(x * y).sum(dim), of floats.", lambda x, y, *, dim=-1:
+        sum(floating(x, "vecdot") * floating(y, "vecdot"), dim)),
+})  # fmt: skip
+_matmul = vars(Tensor)["matmul"]
+Tensor.__matmul__ = _matmul
+Tensor.__rmatmul__ = lambda self, other: _matmul(other, self)

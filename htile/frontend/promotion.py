@@ -91,14 +91,16 @@ def as_stored(value: Number, dtype: torch.dtype) -> Number:
     return held.fill_(number(value, supported(dtype))).item()
 
 
-def filled(x: Tensor, value: Number, dtype: torch.dtype | None = None) -> Tensor:
-    """A constant of the shape of `x`, and of its dtype unless another is given."""
+def filled(
+    x: Tensor, value: Number, dtype: torch.dtype | None = None, inner: tuple | None = None
+) -> Tensor:
+    """A constant of the shape and the dtype of `x`, unless others are given."""
     v = x._value
     computed = v.dtype if dtype is None else supported(dtype)
     if computed in STORAGE:
         fail(DtypeError, f"a constant of {computed}: write it in float32 and convert the result")
     stored = v.stored if dtype is None else dtype
-    shown = Value(v.inner, Varies.SCALAR, computed, stored, v.spread)
+    shown = Value(inner or v.inner, Varies.SCALAR, computed, stored, v.spread)
     return constant(x, as_stored(value, stored or computed), shown)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod as prod_of
+from typing import NamedTuple
 
 from ..errors import ShapeError
 from .functions import formulas
@@ -75,6 +76,17 @@ def named(dim: object) -> object:
     return dim
 
 
+class Extremes(NamedTuple):
+    """What `x.aminmax()` returns."""
+
+    min: Tensor
+    max: Tensor
+
+
+def _aminmax(input, *, dim=None, keepdim=False):
+    return Extremes(amin(input, dim, keepdim), amax(input, dim, keepdim))
+
+
 def _quantified(op: Op) -> Callable:
     return lambda input, dim=None, keepdim=False: reduced(op, not_zero(input), named(dim), keepdim)
 
@@ -86,6 +98,7 @@ formulas({
     "prod": ("The product of the row; int64 of integers and masks.", prod),
     "amax": ("The largest element; NaN if any is.", amax),
     "amin": ("The smallest element; NaN if any is.", amin),
+    "aminmax": ("(.min, .max): amin and amax.", _aminmax),
     "any": ("Whether any element is nonzero.", _quantified(Op.ANY)),
     "all": ("Whether all elements are nonzero.", _quantified(Op.ALL)),
 })  # fmt: skip

@@ -269,8 +269,8 @@ def _rows(
     if lead is None:
         raise ShapeError(
             f"{name}: leading dimensions of the row arguments do not broadcast, got {listed}; "
-            "all dimensions but the last must agree or be 1. A tensor that all rows share, as a "
-            "table, is annotated htile.Shared"
+            "all dimensions but the last must agree or be 1. What all rows share is annotated: a "
+            "matrix that rows are multiplied by htile.Matrix, a table htile.Shared"
         )
     return n, lead, is_one_row
 
@@ -407,6 +407,8 @@ def _value_spec(name: str, parameter: str, kind: type | None, value: object) -> 
         fixed = f"if it is fixed in the kernel, annotate it `{parameter}: htile.Static`"
         remedy = _REMEDY.get(cls, fixed)
     expected = "expected a tensor, float, int, bool, str, None or dtype"
+    if cls in (list, tuple) and any(isinstance(each, torch.Tensor) for each in value):
+        remedy = "pass each tensor as an argument of its own, or torch.stack of them"
     raise ArgumentError(f"{what}: {expected}, got {cls.__name__}; {remedy}")
 
 

@@ -211,9 +211,9 @@ class _Cut:
         return found
 
     def _is_small(self, node: Node) -> bool:
-        """Whether a value takes little memory beside a row."""
+        """Whether a value takes little memory beside a row. A row of one element does not."""
         size = prod(node.value.inner)
-        return size == 1 or (not node.value.spread and size * SMALL <= self.widest)
+        return not node.value.spread and (size == 1 or size * SMALL <= self.widest)
 
     def _may_stand(self, output: Output) -> bool:
         """Whether a result in memory is as good as the value that it was rounded from.

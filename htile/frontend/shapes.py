@@ -65,11 +65,19 @@ def full_like(
     requires_grad=False,
 ):  # fmt: skip
     """A constant of the shape of input."""
-    if isinstance(operand(fill_value), Tensor):
-        fail(UnsupportedError, "full_like of a traced value: write value.expand_as(x)")
     if not isinstance(device, (Device, type(None))):
         fail(TraceError, f"device={device!r}: a constant is where the row is; leave it out")
-    return filled(input, fill_value, dtype)
+    if not isinstance(operand(fill_value), Tensor):
+        return filled(input, fill_value, dtype)
+    value = as_number(fill_value, "torch.full_like", "write value.expand_as(x)")
+    return broadcast_to(to(value, dtype or input.dtype), input.shape)
+
+
+def as_number(x: Tensor, what: str, remedy: str) -> Tensor:
+    """A value that torch makes a Python number of, without a gradient: one for all rows."""
+    if x.ndim or x._value.varies is Varies.ROW:
+        fail(TraceError, f"{what} of a symbolic value: {remedy}")
+    return torch.detach(x)
 
 
 # axes
@@ -269,6 +277,7 @@ def _listed(sizes: tuple) -> object:
 formulas({
     "zeros_like": ("Zeros of the shape of input.", _like(0)),
     "ones_like": ("Ones of the shape of input.", _like(1)),
+    "empty_like": ("Zeros of the shape of input, to be overwritten.", _like(0)),
     "type_as": ("input in the dtype of other.", lambda input, other: to(input, other)),
     "is_complex": ("False.", lambda input: False),
     "is_floating_point": ("Whether the dtype is a floating one.", lambda input:
@@ -305,4 +314,10 @@ def _transposed(x: Tensor) -> Tensor:
     return transpose(x, -2, -1)
 
 
+def _data(x: Tensor) -> Tensor:
+    """x.detach()."""
+    return x.detach()
+
+
 Tensor.T, Tensor.mT = property(_reversed_axes), property(_transposed)
+Tensor.data = property(_data)

@@ -6,6 +6,7 @@ reduces over the row, as torch does for one row.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from math import prod
@@ -187,6 +188,9 @@ formulas({
     "linalg.norm linalg.vector_norm": ("torch.norm(x, ord).",
         lambda x, ord=None, dim=None, keepdim=False, *, dtype=None:
             norm(x, ord, dim, keepdim, dtype)),
+    "pairwise_distance": ("norm(x1 - x2 + eps, p), along the last axis.",
+        lambda x1, x2, p=2.0, eps=1e-6, keepdim=False: norm(x1 - x2 + eps, p, -1, keepdim)),
+    "dist": ("norm(input - other, p).", lambda input, other, p=2.0: norm(input - other, p)),
     "softmin": ("softmax(-x).", lambda input, dim=None, dtype=None: softmax(-input, dim, dtype)),
     "count_nonzero": ("How many elements are not zero.", lambda input, dim=None:
         sum(not_zero(input), dim)),
@@ -255,6 +259,16 @@ def _kl(x: Tensor, target: Tensor, log_target: bool = False) -> Tensor:
     return exp(target) * (target - x) if log_target else torch.xlogy(target, target) - target * x
 
 
+def _poisson(
+    x: Tensor, target: Tensor, log_input: bool = True, full: bool = False, eps: float = 1e-8
+) -> Tensor:
+    loss = exp(x) - target * x if log_input else x - target * log(x + eps)
+    if not full:
+        return loss
+    stirling = target * log(target) - target + 0.5 * log(2 * math.pi * target)
+    return loss + where(target <= 1, 0.0, stirling)
+
+
 def _entropy(x: Tensor, target: Tensor) -> Tensor:
     """Binary cross entropy; a logarithm is never below -100, as in torch."""
     yes, no = maximum(log(x), -100.0), maximum(log1p(-x), -100.0)
@@ -273,5 +287,8 @@ _loss("l1_loss", "|input - target|.", lambda x, t: abs(x - t), is_weighted_mean=
 _loss("smooth_l1_loss", "A parabola within beta, the distance beyond.", _smooth_l1)
 _loss("huber_loss", "A parabola within delta, a line beyond.", _huber)
 _loss("kl_div", "target * (log(target) - input), where input is a logarithm.", _kl)
+_loss("soft_margin_loss", "log(1 + exp(-target * input)).", lambda x, t:
+      -torch.nn.functional.logsigmoid(t * x))  # fmt: skip
+_loss("poisson_nll_loss", "exp(input) - target * input.", _poisson)
 _loss("binary_cross_entropy", "The cross entropy of a probability.", _entropy)
 _loss("binary_cross_entropy_with_logits", "That of sigmoid(input).", _entropy_of_logits)

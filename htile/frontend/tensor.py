@@ -17,13 +17,16 @@ from typing import NoReturn
 import torch
 
 from ..errors import HTileError, Location, ShapeError, TraceError, UnsupportedError
-from .graph import Builder, returned_dtype
+from .graph import Builder, Role, returned_dtype
 from .hints import RANDOM, REFERENCE, advice
 from .libraries import internal
 from .ops import Op, Value, Varies
 
 FUNCTIONS: dict[Callable, tuple[str, Callable]] = {}
 """From each function of torch to its spelling and to the function that does it symbolically."""
+
+IN_PLACE: dict[Callable, Callable] = {}
+"""From an entry to the one that changes its first argument, for those that take `inplace=True`."""
 
 SAME: set[Callable] = set()
 """The entries whose result is the very tensor that they are given, as in torch: `x.detach()`."""
@@ -60,7 +63,6 @@ def is_real(value: object) -> bool:
 
 
 _INSTEAD = {
-    "zero": "x = torch.zeros_like(x)", "fill": "x = torch.full_like(x, value)", "copy": "x = y",
     **dict.fromkeys(
         ("bernoulli", "cauchy", "dropout", "exponential", "geometric", "log_normal", "normal",
          "random", "uniform"), f"a new value; {RANDOM}"),
@@ -83,8 +85,7 @@ def call(spelling: str, function: Callable | None, args: tuple, kwargs: dict) ->
     if kwargs:
         if kwargs.get("out") is not None:
             fail(TraceError, f"{spelling}(out=...) inside a traced function; assign the result")
-        if kwargs.get("inplace"):
-            fail(TraceError, f"{spelling}(inplace=True) changes a tensor; write x = {spelling}(x)")
+        function = IN_PLACE[function] if kwargs.get("inplace") else function
         kwargs = {_KEYWORDS.get(k, k): v for k, v in kwargs.items() if k not in _IGNORED}
     try:
         result = function(*args, **kwargs)
@@ -114,7 +115,6 @@ _ITERATION = (
     "the elements of a row cannot be visited one by one: write an expression of the whole row, "
     "or a reduction (x.sum(), x.max()) for the built-in sum(x) and max(x)"
 )
-_ASSIGNMENT = "a row cannot be changed in place: write x = torch.where(mask, value, x)"
 _STALE = (
     "{} may share memory in torch with the tensor that {} has changed in place (as x and x.float() "
     "do), so it may have changed too: write y = y + ... for y += ..., or y = y.clone()"
@@ -150,7 +150,8 @@ def _no_number(self) -> NoReturn:
     _refuse_copies()
     name = _used(r"\bmath\.(\w+)")
     if name and hasattr(torch, name):
-        fail(TraceError, f"math.{name} takes Python numbers only: write torch.{name}")
+        fail(TraceError, f"math.{name} takes Python numbers only: write torch.{name}(x), and of a "
+             f"number s that is given at run time torch.{name}(torch.tensor(s))")  # fmt: skip
     fail(TraceError, _NUMBER)
 
 
@@ -243,8 +244,8 @@ class Tensor(torch.Tensor):
 
     @property
     def device(self) -> Device:
-        """That of the arguments: it may be compared with another one, and given to `.to`."""
-        return Device()
+        """That of the arguments: it may be compared with another one, and given to torch."""
+        return Device("x.device")
 
     def size(self, dim: int | None = None):
         """The shape, or its size at `dim`."""
@@ -281,8 +282,8 @@ class Tensor(torch.Tensor):
 
     __bool__ = __contains__ = _refuse(_TRUTH)
     __float__ = __int__ = __index__ = __complex__ = _no_number
+    __delitem__ = _refuse("the elements of a row cannot be deleted: write a slice or a mask")
     __array__ = _refuse("numpy cannot take a symbolic value: write the torch spelling")
-    __setitem__ = __delitem__ = _refuse(_ASSIGNMENT)
 
 
 class Length(Tensor):
@@ -325,18 +326,37 @@ class Shape(tuple):
         return self[0] if len(self) == 1 else prod(self)
 
 
-class Device:
-    """The device of a symbolic value; a graph serves every device, so no trace knows it."""
+class Device(str):
+    """The device of a symbolic value; a graph serves every device, so no trace knows it.
+
+    torch's factories take it, because it is text. It names no device, and tells nothing else.
+    """
 
     __hash__ = None
+    __slots__ = ()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Device) or self._refuse(f"compared with {other!r}")
 
-    def __getattr__(self, name: str):
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __getattribute__(self, name: str):
         if name.startswith("_"):
-            raise AttributeError(name)
+            return super().__getattribute__(name)
         self._refuse(f"asked for its {name}")
+
+    def __repr__(self) -> str:
+        return "x.device"
+
+    def __str__(self) -> str:
+        self._refuse("asked for its name")
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
+
+    def __contains__(self, part: object) -> bool:
+        self._refuse(f"asked whether its name has {part!r}")
 
     def _refuse(self, what: str) -> NoReturn:
         fail(TraceError, f"x.device is {what}, but it is not known while tracing: "
@@ -402,7 +422,9 @@ def _told(operands: tuple[Tensor, ...]) -> str:
     nodes = {t._node: t._builder[t._node] for t in operands}
     named = [n for n in nodes.values() if n.op is Op.INPUT]
     shapes = ", ".join(f"{n.arg} {n.value.inner}" for n in named)
-    advice = "; a value for each row is annotated htile.PerRow" if len(named) > 1 else ""
+    shared = {i.id for i in operands[0]._builder.inputs if i.role is Role.COLUMN}
+    is_vector = any(n.id in shared and len(n.value.inner) == 1 for n in named)
+    advice = "; a value for each row is annotated htile.PerRow" if is_vector else ""
     return f": inside the function {shapes}{advice}" if named else ""
 
 

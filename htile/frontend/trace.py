@@ -17,6 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import HTileError, Location, ShapeError, TraceError
+from . import in_place as in_place
 from . import losses as losses  # fill the table, as what they import does
 from . import matrices as matrices
 from . import parts as parts
@@ -27,7 +28,7 @@ from . import tables as tables
 from .captures import check_static, line_of
 from .dtypes import DTYPES
 from .dynamic import refuse_parts
-from .factories import LEAVE_OUT, Factories
+from .factories import Factories
 from .graph import Builder, Graph, Output, Role, returned_dtype
 from .hints import REFERENCE, advice
 from .libraries import internal
@@ -166,8 +167,6 @@ def _retell(error: Exception) -> None:
                  "write n = x.shape[-1]", ShapeError)  # fmt: skip
     if match := _ARGUMENT.search(text):
         name, argument, expected, kind = match.groups()
-        if kind == "Device":
-            tell(f"torch.{name}(device=x.device) inside the function: {LEAVE_OUT}")
         remedy = f": {_instead(name)}" if expected == "Tensor" else ""
         tell(f"torch.{name} takes a {expected} as {argument!r}, not a {kind}{remedy}")
     if match := _COMBINATION.search(text):
@@ -175,6 +174,8 @@ def _retell(error: Exception) -> None:
     if match := _LISTED.search(text):
         remedy = "write torch.full_like(x, value) for a number"
         tell(f"torch joins tensors, and element {match[1]} of the list is a {match[2]}: {remedy}")
+    if "Invalid device string: 'x.device'" in text:
+        tell("torch.device(x.device) inside the function: the kernel runs where its inputs are")
     if re.search("not support ufuncs|unsupported operand.*numpy", text):
         tell("numpy cannot compute with a symbolic value: write the torch function (torch.exp)")
     if match := _NAME.match(text):

@@ -15,7 +15,7 @@ from .emit import emit
 from .enumeration import enumerate_plans
 from .names import kernel_name
 from .passes import run_passes
-from .plan import Plan, Target
+from .plan import Plan, Target, check_names
 
 __all__ = ["Lowered", "choose", "emit", "enumerate_plans", "plans_for", "printed", "run_passes"]
 
@@ -88,10 +88,8 @@ def _matching(
     graph: Graph, target: Target, plans: list[Plan], wanted: Mapping[str, object]
 ) -> list[Plan]:
     """The plans that have all that is wanted. Raises LoweringError where there are none."""
+    check_names(wanted)
     properties = [plan.properties() for plan in plans]
-    for name in wanted:
-        if name not in properties[0]:
-            raise LoweringError(f"a plan has no {name!r}; it has {', '.join(properties[0])}")
 
     def having(names: Iterable[str]) -> list[int]:
         return [k for k, p in enumerate(properties) if all(p[n] == wanted[n] for n in names)]

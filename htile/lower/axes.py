@@ -66,6 +66,7 @@ class Refine(Exception):
     columns: how many elements a piece has along other axes.
     lies_between: the elements of a block lie between those of the others, and do not follow each
         other.
+    ends: the places of the axis where joined parts end, if it may be cut there instead.
     """
 
     def __init__(
@@ -75,9 +76,10 @@ class Refine(Exception):
         is_split: bool = False,
         columns: int = 1,
         lies_between: bool = False,
+        ends: tuple[int, ...] = (),
     ):
         self.axis, self.size, self.is_split, self.columns = axis, size, is_split, columns
-        self.lies_between = lies_between
+        self.lies_between, self.ends = lies_between, ends
 
 
 class Ungrouped(Exception):

@@ -39,7 +39,7 @@ def _bundle_view(graph: Graph, piece: Input | Output) -> View | None:
     is_row = piece.role in (Role.ROW, Role.COLUMN) if isinstance(piece, Input) else piece.is_row
     if isinstance(piece, Output) and piece.over is not None:
         return None  # its elements are added one by one
-    if view is None or view.steps is None or not is_row or dtype is torch.bool:
+    if view is None or not view.steps or not is_row or dtype is torch.bool:
         return None
     *outer, step = view.steps
     if any(outer) or step not in (2, 4) or step * dtype.itemsize not in WIDE:

@@ -6,8 +6,9 @@ many aligned rows and by few, in the geometric mean of both. Where nothing is re
 give the same bits, so few rows may have other numerics than many.
 
 The model has errors: where the numerics that were measured to be fast (`preference`) are expected
-to take about as long, they are taken. The placement is the one that `preference` prefers of those
-that these numerics have.
+to take about as long, they are taken. How long that is depends on whether they were measured for
+such functions. The placement is the one that `preference` prefers of those that these numerics
+have.
 """
 
 from __future__ import annotations
@@ -33,8 +34,11 @@ MANY_BYTES = 256 << 20  # of all rows, where they are many
 SLOW = 1.25
 # Preferred numerics are taken if they are expected to take at most ABOUT times as long as the best,
 # and if they pad rows by at most PADDED, a share of the row. Rows that are shifted or padded by
-# more were not measured.
-ABOUT, PADDED = 1.25, 0.04
+# more were not measured. Of functions that were not measured it is at most ALIKE times as long.
+ABOUT, PADDED, ALIKE = 1.25, 0.04, 1.02
+# Functions were measured that have at most so many rows, columns and results, and that take at most
+# so many instructions for an element of a row that is held.
+MEASURED_TENSORS, MEASURED_INSTRUCTIONS = 2, 12
 
 
 def choose(plans: list[Plan]) -> Plan:
@@ -87,12 +91,20 @@ def _choose_numerics(ordered: list[Plan]) -> Numerics:
 
     means = {numerics: mean(numerics) for numerics in asked}
     best = min(means, key=means.__getitem__)
-    is_about_as_fast = means[usual] <= ABOUT * means[best]
-    return usual if is_about_as_fast and _was_measured(placed[usual][0]) else best
+    about = ABOUT if _is_like_measured(work) else ALIKE
+    is_about_as_fast = means[usual] <= about * means[best]
+    return usual if is_about_as_fast and _has_measured_rows(placed[usual][0]) else best
 
 
-def _was_measured(plan: Plan) -> bool:
-    """Whether `preference` was measured on such rows."""
+def _is_like_measured(work: Work) -> bool:
+    """Whether `preference` was measured on such functions."""
+    tensors = work.rows, work.columns, work.writes
+    is_small = max(map(len, tensors)) <= MEASURED_TENSORS and not (work.lookups or work.chains)
+    return is_small and work.held.costs[0] <= MEASURED_INSTRUCTIONS
+
+
+def _has_measured_rows(plan: Plan) -> bool:
+    """Whether it was measured on such rows."""
     padded = plan.numerics.step * plan.chunks
     return not plan.placement.shifted and padded <= (1 + PADDED) * plan.graph.n
 

@@ -21,32 +21,22 @@ from dataclasses import dataclass
 from math import ceil, log2
 from typing import NamedTuple
 
-from ..build.arch import MAX_REGISTERS
 from ..frontend.graph import Input, Output
+from .instructions import SCAN_COSTS, SHIFTED_LOAD
+from .periods import instructions_saved
 from .plan import Numerics, Plan
+from .registers import allowed, estimated_registers, looked_up
 from .steps import Home
 from .vectors import WARP
-from .work import SCAN_COSTS, SHIFTED_LOAD
 
 LINE = 128  # bytes of memory that a multiprocessor accesses at a time
 MOST_THREADS, MOST_BLOCKS = 2048, 32  # of a multiprocessor
 
-# About how many registers ptxas gives a thread, fitted to 695 compiled plans of the fitting half.
-# The numbers of a tuple are registers: of any thread, and for each element of what its comment
-# names.
-HELD = (15, 0.65, 0.22, 0.04, 0.3, 0.1)  # loaded, held, instruction, column, result
-MOST_COUNTED = 50  # More instructions than these need no more registers.
-# A thread of a loop works on one chunk at a time, or on several (`unroll`), up to MOST_AT_ONCE.
-LOOPED_SHARED = (20, 0.3, 0.6)  # word of a chunk that is worked on; column that is prefetched
-LOOPED_REREAD = (24, 0.32, 0.46, 1.3)  # the same; word; what is prefetched
-UNROLLED_SHARED = (15, 0.83, 0.2)  # word; what is prefetched
-UNROLLED_REREAD = (12, 0.6, 1.0)  # word; what is prefetched
-MOST_AT_ONCE = 4
-# A held row may take this many times the registers that are spared for it. The compiler finds room.
-SQUEEZED = 1.25
-
 # About how many instructions a load and a store of a vector's element take, where code is counted.
 LOAD_CODE, STORE_CODE = 1.5, 2
+# The address of each tensor beside the first FEW_TENSORS takes a thread so many instructions more,
+# and so many the place of its row in each leading dimension but the first.
+ADDRESS, FEW_TENSORS, DIVISION = 8, 4, 25
 FAST_CODE = 1024  # instructions of a kernel, written out, that are issued without delay
 
 
@@ -154,7 +144,8 @@ class Features(NamedTuple):
     columns: bytes of columns that thread blocks read.
     moved: elements that threads load or store, padding included, of all rows and columns.
     accesses: loads and stores of vectors of them.
-    computed: instructions for elements. special: those of them for MUFU.
+    computed: instructions for elements and for values of rows.
+    special: those for MUFU, of elements.
     code: doublings of the kernel's code beyond FAST_CODE.
     threads, blocks: how many there are.
     lacking: registers that each thread lacks.
@@ -201,7 +192,8 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
     blocks = groups * num.cluster_n // place.shares
     elements = groups * rows_per_block * num.step * plan.chunks
     read, written = work.bytes_per_row
-    computed, special = sweeps.costs
+    saved, special_saved = instructions_saved(plan)
+    computed, special = sweeps.costs[0] - saved, sweeps.costs[1] - special_saved
     computed += SCAN_COSTS * sweeps.scan_words / num.vec_size
     loops, row_loads, column_loads = 1, work.rows, work.columns
     if rows_home is not Home.REGISTERS:
@@ -209,7 +201,7 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
         column_loads = [i for s in sweeps.all for i in s.columns]
     if rows_home is Home.REREAD:
         row_loads = [i for s in sweeps.loops for i in s.rows]
-    row_loads = [*row_loads, *_looked_up(plan)]
+    row_loads = [*row_loads, *looked_up(plan)]
     moved = elements * (len(row_loads) + len(column_loads) + len(work.writes))
     fit, lacking = _resident(plan)
     in_flight = rates.multiprocessors * fit * place.shares / num.cluster_n * rows_per_block
@@ -236,7 +228,7 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
         columns=groups * n * sum([i.dtype.itemsize for i in column_loads]),
         moved=moved,
         accesses=moved / num.vec_size,
-        computed=elements * computed + blocks * place.num_threads * _rounds(plan),
+        computed=elements * computed + blocks * place.num_threads * _value_costs(plan),
         special=elements * special,
         code=max(0.0, log2(_code(plan) / FAST_CODE)),
         threads=blocks * place.num_threads,
@@ -258,24 +250,20 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
     )
 
 
-def _looked_up(plan: Plan) -> list[Input]:
-    """The tables of which rows are loaded, as often as they are."""
-    work = plan.work
-    if plan.rows_home is Home.REGISTERS:
-        return [work.source(node) for node in work.lookups]
-    computed = [step.id for loop in plan.sweeps.loops for step in loop.computes]
-    return [work.source(node) for node in work.lookups for id in computed if id == node.id]
-
-
-def _rounds(plan: Plan) -> int:
-    """Instructions of a thread for the ranks of rows, beside those for its elements."""
+def _value_costs(plan: Plan) -> int:
+    """Instructions of a thread for what its row has once: values, ranks and addresses."""
+    work, target = plan.work, plan.target
+    found = plan.sweeps.value_costs + work.value_costs
+    tensors = len(work.loaded) + len(work.lookups) + len(work.writes)
+    found += ADDRESS * max(0, tensors - FEW_TENSORS)
+    found += 0 if target.flat else DIVISION * (target.lead - 1)
     if not plan.work.chains or plan.numerics.in_loops:
-        return 0
+        return found
     num = plan.numerics
     lanes, elements = min(num.threads_per_row, WARP), plan.elements_per_thread
     own = sum([chain.rounds(lanes, elements) for chain in plan.work.chains])
     is_several = num.threads_per_row > WARP or num.cluster_n > 1
-    return own + is_several * sum([chain.rounds(WARP, 1) for chain in plan.work.chains])
+    return found + own + is_several * sum([chain.rounds(WARP, 1) for chain in plan.work.chains])
 
 
 def _lines(num: Numerics, moved: Iterable[Input | Output]) -> float:
@@ -294,7 +282,8 @@ def _waits(plan: Plan) -> tuple[int, int, int]:
     """Of one thread block: iterations of loops, and how often it waits for memory and for L2."""
     place, loops, rows_home = plan.placement, plan.sweeps.loops, plan.rows_home
     if rows_home is Home.REGISTERS:
-        return 0, 1, int(place.columns == "late" and bool(plan.work.columns))
+        memory_waits = 1 + bool(plan.work.lookups)  # rows of tables wait for their indices
+        return 0, memory_waits, int(place.columns == "late" and bool(plan.work.columns))
     together = max(place.unroll, place.prefetch)  # chunks that are waited for together
     if place.prefetch and plan.is_unrolled and rows_home is Home.REREAD:
         together = place.prefetch
@@ -315,60 +304,17 @@ def _code(plan: Plan) -> float:
     return max(1.0, each * plan.numerics.vec_size * plan.placement.unroll * shares)
 
 
-def _registers(plan: Plan) -> float:
-    """About how many registers a thread would use if it could have any number."""
-    place, sweeps = plan.placement, plan.sweeps
-    if not plan.numerics.in_loops:
-        needed = _held_registers(plan)
-        spared = _allowed(plan, place.blocks) if place.blocks else MAX_REGISTERS
-        return min(needed, spared) if needed <= SQUEEZED * spared else needed
-    vec, words, ahead = plan.numerics.vec_size, sweeps.words, max(1, place.prefetch)
-    of_columns = plan.work.column_bytes / 4
-    loaded = plan.work.row_bytes / 4 + of_columns
-    at_once = words * min(MOST_AT_ONCE, place.unroll)
-    if plan.rows_home is Home.REREAD:
-        if plan.is_unrolled:
-            fixed, of_word, of_ahead = UNROLLED_REREAD
-            needed = fixed + vec * (of_word * words + of_ahead * loaded * ahead)
-        else:
-            fixed, of_chunk, of_word, of_ahead = LOOPED_REREAD
-            needed = of_chunk * at_once + of_word * words + of_ahead * loaded * ahead
-            needed = fixed + vec * needed
-    elif plan.is_unrolled:
-        fixed, of_word, of_ahead = UNROLLED_SHARED
-        needed = fixed + vec * (of_word * words + of_ahead * loaded * place.prefetch)
-    else:
-        fixed, of_chunk, of_ahead = LOOPED_SHARED
-        needed = fixed + vec * (of_chunk * at_once + of_ahead * of_columns * ahead)
-    return min(needed, _allowed(plan, place.blocks)) if place.blocks > 1 else needed
-
-
-def _held_registers(plan: Plan) -> float:
-    """Those of a thread that holds its elements of a row."""
-    work, sweeps, is_late = plan.work, plan.sweeps, plan.placement.columns == "late"
-    fixed, of_loaded, of_held, of_instruction, of_column, of_result = HELD
-    least = min(1.0, 1 / plan.numerics.vec_size)  # two elements of 16 bits take one register
-    loaded = work.rows if is_late else work.rows + work.columns
-    words = sum([max(i.dtype.itemsize / 4, least) for i in loaded])
-    each = of_loaded * words + of_held * work.held_words(sweeps, is_late)
-    each += of_instruction * min(MOST_COUNTED, sweeps.costs[0])
-    each += of_column * len(work.columns) + of_result * len(work.writes)
-    return fixed + plan.elements_per_thread * each
-
-
-def _allowed(plan: Plan, blocks: int) -> int:
-    """The most registers of a thread, if so many thread blocks are to fit."""
-    return min(MAX_REGISTERS, plan.target.arch.registers // (plan.placement.num_threads * blocks))
-
-
 def _resident(plan: Plan) -> tuple[int, float]:
     """Thread blocks that fit on a multiprocessor, and the registers that each thread lacks."""
     arch, threads = plan.target.arch, plan.placement.num_threads
-    needed, most = _registers(plan), _allowed(plan, 1)
+    needed, most = estimated_registers(plan), allowed(plan, 1)
     tiles = 0
     if plan.placement.loader == "shared":
         shares = plan.rows_per_block * plan.placement.shares
         tiles = shares * plan.numerics.share_bytes(plan.work)
+    if plan.work.chains and not plan.numerics.in_loops:
+        of_row = threads, min(plan.numerics.threads_per_row, WARP), plan.elements_per_thread
+        tiles += sum([chain.scratch(*of_row) for chain in plan.work.chains])
     registers = -(-int(min(max(needed, 24), most)) // 8) * 8
     fit = min(
         arch.registers // (registers * threads),

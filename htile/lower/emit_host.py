@@ -187,6 +187,7 @@ def fake_arguments(plan: Plan, names: Names) -> list[str]:
                 inner = (whole,) if graph.multiple is not None else inner or (n,)
             inner = a.view.shape if a.view else inner
             is_row = any(_row_shape(graph, piece)[0] for piece in pieces) or a.view is not None
+            is_row &= inner != ()  # else its kernel takes its shape from one value of each row
             has = _own_dimensions(plan, a) or (True,) * len(sizes)
             lead = [m if own else "1" for m, own in zip(sizes, has, strict=True) if own is not None]
             shape = [*lead, *map(str, inner)]

@@ -19,8 +19,10 @@ from .expressions import (
     wrapped_expression,
 )
 from .names import Names
+from .ranks import Chain
 from .reductions import MEAN, MOMENTS, SOFTMAX, Part, Reduce
 from .steps import ChunkLoop, Compute, Fence, Home, Load, Reload, Step, Store
+from .vectors import WARP
 
 # The verb of the context that starts to carry a part, for those that need more than a vector.
 STARTS = {MEAN: "mean_sum", SOFTMAX: "softmax_pair", MOMENTS: "welford_triple"}
@@ -63,7 +65,10 @@ def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT)
                     taken = f"{ctx}.look_up({', '.join(args)}).load()"
                 return located(assign(names, leaf, taken, indent, id), node)
             head = f"{indent}{names.values[id]} = "
-            return located(wrapped_expression(head, names.expression(step, ctx)), node)
+            lines = located(wrapped_expression(head, names.expression(step, ctx)), node)
+            if id in names.repeated:
+                lines.append(f"{head}{ctx}.in_every_chunk({names.values[id]})")
+            return lines
         case Fence():
             return [f"{indent}{ctx}.wait_for_row()  # before anything is overwritten"]
         case Store(output):
@@ -235,8 +240,23 @@ def _ranks(names: Names, part: Part, slot: int) -> list[str]:
     args += ["smaller=True"] if chain.smaller else []
     args += [f"index_bits={chain.index_bits}"] if chain.index_bits else []
     args += [f"group={chain.group}"] if chain.group > 1 else []
+    lanes = min(names.plan.numerics.threads_per_row, WARP)
+    lists = chain.lists(lanes, names.plan.elements_per_thread)
+    args += ["candidates=True"] if lists else []
+    args += [f"elements={elements}"] if lists and (elements := _elements(names, chain)) else []
     call = wrapped_call(f"    {names.ranks[part]} = ctx.ranks(", args, ")")
     return located(call, names.plan.graph[chain.results[0]])
+
+
+def _elements(names: Names, chain: Chain) -> str | None:
+    """The elements of the keys of a chain, where they are rows of floats; the largest is first."""
+    graph = names.plan.graph
+    found = [graph[graph[key].inputs[0]] for key in chain.keys]
+    are_rows = all(each.value.spread and each.op is not Op.CONST for each in found)
+    if chain.smaller or not are_rows or any(x.value.dtype is not torch.float32 for x in found):
+        return None
+    texts = [names.operand(each.id) for each in found]
+    return tuple_of(texts) if len(texts) > 1 else texts[0]
 
 
 def reduce_carried(names: Names, step: Reduce) -> list[str]:

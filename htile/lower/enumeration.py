@@ -184,12 +184,14 @@ class _Enumeration:
         of_row = numerics.threads_per_row
         for threads in (of_row, 2 * of_row) if numerics.is_between_powers else BLOCKS:
             rows = threads // of_row
-            if threads < of_row or threads > BLOCKS[-1] or (rows > 32 and threads > 128):
+            if threads < of_row or threads > BLOCKS[-1] or (rows > 32 and threads > 256):
                 continue
             if registers * threads > self.arch.registers or (numerics.cluster_n > 1 < rows):
                 continue
             free = self._free_bytes(sweeps, numerics, threads)
             staging = self._staging_bytes(numerics, threads)
+            lanes = min(of_row, WARP)
+            staging += sum([c.scratch(threads, lanes, elements) for c in self.work.chains])
             shared = rows * self._padded(share, numerics) + staging
             for loader, tiles in (("shared", shared), ("direct", staging)):
                 if tiles <= free and (loader == "direct" or self.is_asynchronous):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ..frontend.graph import Graph, Input, Output, Role
 from ..frontend.ops import Op
 from .expressions import CUTLASS_TYPES, literal, written
+from .periods import once, read_by_others
 from .reductions import MOMENTS, SOFTMAX, Part, Reduce
 from .steps import ChunkLoop, Compute, Home, Load, Prefetch, Step
 
@@ -63,6 +64,7 @@ class Names:
     moments: of what an exchange brings beside its result, by part.
     ranks: of all ranks of a chain together, by part.
     prefetched: of the chunks that are on their way to a loop, by the loop's place in the steps.
+    once, repeated: what is computed of one chunk, and what of it becomes that of every chunk.
     totals: of what a loop over rows adds up, by the result. next_values: of one value each of the
         next row, by the input. block, loop, ahead, workspace,
         combining, grid: of what else there is for such results (`emit_rows.py`).
@@ -85,6 +87,8 @@ class Names:
         self.arguments = tuple(self._arguments.values())
         # What is at an index is loaded from a tensor, which is no value.
         self.values |= {i.id: self.tensors[i] for i in graph.inputs if i.role in CHOSEN_FROM}
+        self.once = once(plan)
+        self.repeated = read_by_others(plan, self.once)
         self.fragments: dict[Input, str] = {}
         self.carried: dict[Part, str] = {}
         self.moments: dict[Part, str] = {}
@@ -121,7 +125,16 @@ class Names:
     def expression(self, step: Compute, ctx: str = "ctx") -> str:
         """The text of what a step computes; `ctx` is the context that knows the columns."""
         args = tuple(map(self.operand, step.inputs))
+        if step.id in self.once:
+            args = tuple(map(self._of_one_chunk, step.inputs, args))
         return written(self.plan.graph[step.id], args, step.function, ctx)
+
+    def _of_one_chunk(self, id: int, text: str) -> str:
+        """An operand of what is computed of one chunk."""
+        node = self.plan.graph[id]
+        is_whole = node.value.spread and node.op is not Op.CONST
+        is_whole = is_whole and (id not in self.once or id in self.repeated)
+        return f"ctx.of_one_chunk({text})" if is_whole else text
 
     def _name_steps(self, steps: Sequence[Step]) -> None:
         """Names in the order of the text."""

@@ -4,10 +4,14 @@ What is computed of the column's number and of numbers alone has a range that is
 kernel runs. If it fits int32, it is computed in int32. A comparison with an int64 that a row has
 once is one in int32 too: that one is first brought to the range and one number more on each side,
 which changes no comparison. Whatever else reads such a value reads it converted to int64.
+
+The index of an element that was found by its rank is the number of a column too. A comparison that
+ranges decide is no comparison, and nothing is brought into a range that it is in already.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -22,6 +26,9 @@ MIRRORED = {Op.LT: Op.GT, Op.GT: Op.LT, Op.LE: Op.GE, Op.GE: Op.LE, Op.EQ: Op.EQ
 INT32, INT64 = torch.int32, torch.int64
 LIMITS = torch.iinfo(INT32)
 Range = tuple[int, int]
+TAKES_BOTH = frozenset({Op.CAST, Op.CONVERT, Op.TAKE, Op.LOOKUP})  # an int32 as well as an int64
+# What gives one of several keys, or the same ones. There are as many keys as ranks, so never none.
+KEEPS_KEYS = frozenset({Op.MAX, Op.MIN, Op.MAXIMUM, Op.MINIMUM, Op.WHERE, Op.RESHAPE, Op.GROUPED})
 
 
 def ranges(graph: Graph) -> dict[int, Range]:
@@ -31,10 +38,24 @@ def ranges(graph: Graph) -> dict[int, Range]:
     They are of int64, or of int32 where the user has converted them: `torch.arange(n).int()`.
     """
     found: dict[int, Range] = {}
+    in_keys: dict[int, Range | None] = {}  # of the indices in them
     for node in graph:
         if node.value.dtype not in (INT32, INT64):
             continue
-        if node.op is Op.INDEX:
+        if node.op is Op.WHERE and (same := _chosen(graph, node, found)) is not None:
+            if same in found:
+                found[node.id] = found[same]
+            continue
+        if node.op is Op.KEY:
+            index = graph[node.inputs[1]]
+            in_keys[node.id] = found.get(index.id) or _number(index)
+        elif node.op in KEEPS_KEYS and any(i in in_keys for i in node.inputs):
+            in_keys[node.id] = _joined(graph, node, in_keys)
+        elif node.op is Op.KEY_INDEX:
+            range_ = in_keys.get(node.inputs[0])
+            if range_ and graph.users(node.id):  # one that is returned and no more stays as it is
+                found[node.id] = range_
+        elif node.op is Op.INDEX:
             if node.value.dtype is INT64:  # one in int32 is narrow already
                 found[node.id] = 0, graph.n - 1
         elif node.op is Op.LENGTH:
@@ -44,11 +65,35 @@ def ranges(graph: Graph) -> dict[int, Range]:
             if node.inputs[0] in found:
                 found[node.id] = found[node.inputs[0]]
         elif any(i in found for i in node.inputs):
-            operands = [found.get(o.id) or _number(o) for o in graph.operands(node)]
+            operands = _known(graph.operands(node), found)
             range_ = None if None in operands else _range(node.op, operands)
             if range_ and LIMITS.min < range_[0] and range_[1] < LIMITS.max:
                 found[node.id] = range_
     return found
+
+
+def _chosen(graph: Graph, node: Node, found: dict[int, Range]) -> int | None:
+    """What a choice always is, if ranges decide its comparison."""
+    condition, *choices = graph.operands(node)
+    if condition.op not in COMPARISONS:
+        return None
+    holds = _decided(condition.op, _known(graph.operands(condition), found))
+    if holds is None or choices[not holds].value.inner != node.value.inner:
+        return None
+    return choices[not holds].id
+
+
+def _known(operands: Iterable[Node], found: dict[int, Range]) -> list[Range | None]:
+    return [found.get(each.id) or _number(each) for each in operands]
+
+
+def _joined(graph: Graph, node: Node, in_keys: dict[int, Range | None]) -> Range | None:
+    """The range of the indices in keys that come of others. A number stands for no key."""
+    operands = graph.operands(node)[1:] if node.op is Op.WHERE else graph.operands(node)
+    ends = [in_keys.get(each.id) for each in operands if each.op is not Op.CONST]
+    if None in ends:
+        return None
+    return min(low for low, _ in ends), max(high for _, high in ends)
 
 
 def _number(node: Node) -> Range | None:
@@ -94,6 +139,35 @@ def _of_bits(op: Op, a: Range, b: Range) -> Range:
     return (0 if lo >= 0 <= low else -(1 << bits)), (1 << bits) - 1
 
 
+def _decided(op: Op, operands: list[Range | None]) -> bool | None:
+    """Whether a comparison always holds, or never does; None if it depends on values."""
+    if None in operands:
+        return None
+    (lo, hi), (low, high) = operands
+    if op in (Op.EQ, Op.NE):
+        return op is Op.NE if hi < low or high < lo else None
+    if op in (Op.GT, Op.GE):
+        (lo, hi), (low, high), op = (low, high), (lo, hi), MIRRORED[op]
+    always, never = (hi < low, lo >= high) if op is Op.LT else (hi <= low, lo > high)
+    return True if always else False if never else None
+
+
+def without_known(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
+    """A rule of `rewrite`: what is left of choices and masks of which a part is known."""
+    known = [new[i].arg if new[i].op is Op.CONST else None for i in inputs]
+    kept = None
+    if node.op is Op.WHERE and known[0] is not None:
+        kept = inputs[1 if known[0] else 2]
+    elif node.op in (Op.AND, Op.OR) and new[inputs[0]].value.dtype is torch.bool:
+        neutral = node.op is Op.AND
+        kept = next((inputs[1 - k] for k in (0, 1) if known[k] is neutral), None)
+    if kept is None:
+        return None
+    value = new[kept].value
+    same = value.inner, value.dtype, value.stored
+    return kept if same == (node.value.inner, node.value.dtype, node.value.stored) else None
+
+
 def narrowing(graph: Graph) -> Rule | None:
     """The rule with which `rewrite` does it; None where a graph has no index."""
     found = ranges(graph)
@@ -130,19 +204,36 @@ def narrowing(graph: Graph) -> Rule | None:
         operands = zip(graph.operands(node), inputs, strict=True)
         return [id if o.id in found else number(new, o, o.arg) for o, id in operands]
 
+    def within(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
+        """The operand that a maximum or minimum always is."""
+        for old, id in zip(node.inputs, inputs, strict=True):
+            if found.get(old) == found[node.id] and new[id].value.inner == node.value.inner:
+                return id
+        return None
+
     def narrow(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
         if node.op is Op.INDEX:
             return new.add_index(node.arg, INT32, node.loc)
         if node.op is Op.LENGTH:
             return new.add(node.op, (), INT32, node.loc)
+        if node.op is Op.KEY_INDEX and node.id in found:
+            index = new.add(node.op, inputs, node.arg, node.loc)
+            return new.add(Op.CONVERT, (index,), INT32, node.loc)
         if node.id in found:
             if node.op in (Op.CAST, Op.CONVERT):
                 return inputs[0]
+            if node.op is Op.WHERE:
+                return inputs[node.inputs.index(_chosen(graph, node, found))]
+            if node.op in (Op.MAXIMUM, Op.MINIMUM) and (same := within(new, node, inputs)):
+                return same
             return new.add(node.op, in_int32(new, node, inputs), node.arg, node.loc)
         known = [i in found for i in node.inputs]
         if not any(known):
             return None
         if node.op in COMPARISONS:
+            holds = _decided(node.op, _known(graph.operands(node), found))
+            if holds is not None:
+                return new.add_const(holds, node.value, node.loc)
             others = [o for o in graph.operands(node) if o.id not in found]
             if all(not o.value.spread or o.op is Op.CONST for o in others):
                 (range_, *_) = (found[i] for i in node.inputs if i in found)
@@ -153,7 +244,7 @@ def narrowing(graph: Graph) -> Rule | None:
                 if others and not known[0]:  # the column's number comes first
                     return new.add(MIRRORED[node.op], operands[::-1], node.arg, node.loc)
                 return new.add(node.op, operands, node.arg, node.loc)
-        if node.op in (Op.CAST, Op.CONVERT) or (node.op is Op.KEY and not known[0]):
+        if node.op in TAKES_BOTH or (node.op is Op.KEY and not known[0]):
             return new.add(node.op, inputs, node.arg, node.loc)
         is_wide = [o.id in found and o.value.dtype is INT64 for o in graph.operands(node)]
         operands = [widened(new, i) if wide else i for i, wide in zip(inputs, is_wide, strict=True)]

@@ -15,7 +15,7 @@ from ..frontend.reference import EVALUATE
 from ..frontend.slopes import FirstAlong, Slope
 from .bundles import bundle_neighbours
 from .limits import limit_loads
-from .narrow import narrowing
+from .narrow import narrowing, without_known
 from .patterns import strip
 from .rewrite import rewrite
 from .space import place
@@ -154,8 +154,10 @@ def _is_count(graph: Graph, node: Node) -> bool:
 def narrow_indices(graph: Graph) -> Graph:
     """Number columns in int32 where that is enough; see `htile.lower.narrow`."""
     rule = narrowing(graph)
-    narrowed = rewrite(graph, rule)
-    return narrowed if rule is None else merge_common_subexpressions(narrowed)
+    if rule is None:
+        return rewrite(graph)
+    narrowed = rewrite(rewrite(graph, rule), without_known)
+    return merge_common_subexpressions(narrowed)
 
 
 PASSES = (

@@ -10,7 +10,7 @@ from math import inf, isclose, sqrt
 import torch
 
 from ..frontend.graph import Builder, Graph, Node, Output
-from ..frontend.ops import COMPARISONS, Op
+from ..frontend.ops import COLLECTIVES, COMPARISONS, MOVEMENTS, Op
 from .precision import NEAR_OPS
 
 
@@ -257,6 +257,41 @@ def _is_part_of_sum(graph: Graph, node: Node) -> bool:
     part, whole = graph.operands(node)
     whole = strip(graph, whole)
     return whole.op is Op.SUM and whole.inputs == (part.id,) and _is_exponential(graph, part)
+
+
+# These do not follow from their operands element by element, or not in a thread alone.
+_NOT_ELEMENTWISE = frozenset({
+    Op.INPUT, Op.INDEX, Op.LENGTH, Op.TAKE, Op.LOOKUP, Op.BUNDLE, Op.UNBUNDLE, Op.GROUPED,
+    Op.PHILOX, Op.WORD, Op.KEY, *COLLECTIVES, *MOVEMENTS,
+})  # fmt: skip
+
+
+def periods(graph: Graph) -> dict[int, int]:
+    """After how many columns a value repeats, by the id of its node; powers of two.
+
+    That is what is computed of the column's number in its group, of values of the row and of
+    numbers.
+    """
+    found: dict[int, int] = {}
+    for node in graph:
+        if not node.value.spread:
+            continue
+        if period := _of_number(graph, node):
+            found[node.id] = period
+        elif node.op not in _NOT_ELEMENTWISE:
+            spread = [o.id for o in graph.operands(node) if o.value.spread and o.op is not Op.CONST]
+            if spread and found.keys() >= {*spread}:
+                found[node.id] = max(found[id] for id in spread)
+    return found
+
+
+def _of_number(graph: Graph, node: Node) -> int | None:
+    """The size of the groups, if the node is the column's number in its group."""
+    if node.op is not Op.AND or node.value.dtype is torch.bool:
+        return None
+    number, mask = graph.operands(node)
+    is_number = number.op is Op.INDEX and mask.op is Op.CONST and mask.arg > 0
+    return mask.arg + 1 if is_number and mask.arg & (mask.arg + 1) == 0 else None
 
 
 def strip(graph: Graph | Builder, node: Node) -> Node:

@@ -63,7 +63,9 @@ class _Building:
         leaves.sort(key=lambda k: (order[self.nodes[k].of.id], starts_of(self.nodes[k].view)))
         for k in leaves:
             ids[k] = self._leaf(new, self.nodes[k])
-        self._give_shape(new)
+        both = zip(graph.outputs, pieces, strict=True)
+        has_row = any(axes_of(each) for o, found in both if o.over is None for _, each in found)
+        self._give_shape(new, has_row)
         for k, each in enumerate(self.nodes):
             if each.op is Op.CONST:
                 ids[k] = new.add_const(each.arg, self._constant(each), each.of.loc)
@@ -196,18 +198,26 @@ class _Building:
         follows = far == tuple(step * size for step in steps)
         return steps, None if follows else (size, far)
 
-    def _give_shape(self, new: Builder) -> None:
+    def _give_shape(self, new: Builder, has_row: bool) -> None:
         """Add a row that is not read, if none is: the kernel takes its shape from one.
 
-        Where no row argument is so long, it takes its shape from a result.
+        Where no row argument is so long, it takes its shape from a result, or else from an argument
+        whose first element stands for all: a row, or a value of each row.
+
+        has_row: whether a result, or a piece of one, is a row.
         """
         if any(i.role is Role.ROW for i in new.inputs):
             return
-        for source in self.graph.inputs:
-            inner = self.graph[source.id].value.inner
-            if source.role is Role.ROW and inner[-1] >= self.n:
-                value = Value((self.n,), Varies.ROW, self.graph[source.id].value.dtype, None, True)
-                starts, steps = (0,) * len(inner), (0,) * (len(inner) - 1) + (1,)
-                view = None if inner == (self.n,) else View(inner, starts, steps)
-                new.add_input(source.name, Role.ROW, source.dtype, value, view)
-                return
+        sources = {i: self.graph[i.id].value.inner for i in self.graph.inputs
+                   if i.role in (Role.ROW, Role.PER_ROW)}  # fmt: skip
+        rows = [i for i in sources if i.role is Role.ROW]
+        source = next((i for i in rows if sources[i][-1] >= self.n), None)
+        if source is None and has_row:
+            return
+        step = int(source is not None)
+        source = source or next(iter([*rows, *sources]))
+        inner = sources[source]
+        value = Value((self.n,), Varies.ROW, self.graph[source.id].value.dtype, None, True)
+        starts, steps = (0,) * len(inner), (*(0,) * (len(inner) - 1), step)[: len(inner)]
+        view = None if inner == (self.n,) and step else View(inner, starts, steps)
+        new.add_input(source.name, Role.ROW, source.dtype, value, view)

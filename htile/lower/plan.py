@@ -13,12 +13,14 @@ thread does between two exchanges. A *CTA* is a thread block.
 from __future__ import annotations
 
 from bisect import bisect
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from functools import cached_property
 
 from ..build.arch import Arch
-from ..frontend.graph import Graph
+from ..errors import LoweringError
+from ..frontend.graph import Graph, Role
 from .describe import describe, describe_layout
 from .reductions import SUM, Part, Reduce
 from .schedule import list_steps
@@ -37,6 +39,14 @@ def rows_like(rows: int) -> tuple[int, int]:
     """(fewest, limit): a batch of fewest <= k < limit rows is placed as one of `rows` rows is."""
     k = max(bisect(ROWS, rows), 1)
     return ROWS[k - 1], (*ROWS, 2**31)[k]
+
+
+def check_names(wanted: Iterable[str]) -> None:
+    """Raise LoweringError for what is no property of a plan."""
+    there = [field.name for kind in (Numerics, Placement) for field in fields(kind)]
+    for name in wanted:
+        if name not in there:
+            raise LoweringError(f"a plan has no {name!r}; it has {', '.join(there)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +206,12 @@ class Plan:
             return Home.REGISTERS
         return Home.SHARED if self.placement.loader == "shared" else Home.REREAD
 
+    @property
+    def _overwrites_a_number(self) -> bool:
+        """Whether an output is the memory of an input of which a row has one element to load."""
+        names = {name for _, name in self.target.aliases}
+        return any(i.role is Role.PER_ROW and i.name in names for i in self.graph.inputs)
+
     @cached_property
     def steps(self) -> tuple[Step, ...]:
         """What a thread does for its row, in order."""
@@ -205,6 +221,7 @@ class Plan:
             self.rows_home,
             late_columns=self.placement.columns == "late",
             in_place=bool(self.target.aliases),
+            waits=self._overwrites_a_number,
             prefetched=self.placement.prefetch > 0,
         )
 

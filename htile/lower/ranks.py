@@ -25,6 +25,11 @@ ZERO_BITS = {torch.bfloat16: 16, torch.float16: 13, **dict.fromkeys(FLOAT8, 13)}
 MOST_MOVED = 1024  # keys that a thread moves up in all rounds
 MOST_SORTED = 16  # A thread has about so many elements.
 MOST_BITS = 16  # of an index beside an element
+# A thread lists candidates if it has so many keys or more, or twice as many of 32 bits, for so
+# many ranks, and if so many lanes or more work on its row. That takes about so many instructions
+# for each key, and beside.
+LEAST_LISTED, LISTED_RANKS, LISTING_LANES = 16, range(3, 33), 8
+LISTING, LISTS = 5, 90
 KEPT = {Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM, Op.WHERE, Op.CONVERT, Op.RESHAPE, Op.LOOKUP}
 
 
@@ -44,16 +49,49 @@ class Chain:
     index_bits: int
     group: int = 1
 
+    def lists(self, lanes: int, elements: int) -> bool:
+        """Whether a thread of so many elements lists candidates, and sorts no others.
+
+        That is `htile.compute.candidates`. Lanes that work on one row bring them together.
+        """
+        least = LEAST_LISTED * (2 if self.index_bits else 1)
+        is_many = elements * len(self.keys) >= least and lanes >= LISTING_LANES
+        return is_many and len(self.results) in LISTED_RANKS and self.group == 1
+
+    def scratch(self, threads: int, lanes: int, elements: int) -> int:
+        """Bytes of shared memory for keys and candidates of so many threads."""
+        if not self.lists(lanes, elements):
+            return 0
+        places = max(lanes, 2 << (len(self.results) - 1).bit_length())
+        staged = -(-elements * len(self.keys) // 4) * 4 * threads
+        return (staged + places * threads // lanes) * (4 if self.index_bits else 8)
+
     @property
     def sorting(self) -> int:
-        """About how many instructions a thread takes to sort, for each of its elements."""
+        """About how many instructions a thread takes for each of its elements, if it has many."""
+        is_listed = len(self.results) in LISTED_RANKS and self.group == 1
+        return LISTING if is_listed else self._sorting
+
+    @property
+    def _sorting(self) -> int:
+        """The same, if it sorts all of them."""
         steps = (min(len(self.results), MOST_SORTED) - 1).bit_length()
         comparisons = steps * (steps + 1) / 4 + 1 + steps / 2  # in runs, and in merges of them
         return round(comparisons * (2 if self.index_bits else 5))
 
     def rounds(self, lanes: int, elements: int) -> int:
-        """About how many a thread of so many elements takes for all rounds of so many lanes."""
-        whole, step, words = (4, 2, 1) if self.index_bits else (8, 6, 2)
+        """About how many a thread of so many elements takes for all rounds of so many lanes.
+
+        Where it lists no candidates, it takes more for each element too.
+        """
+        count = len(self.results)
+        if self.lists(lanes, elements):
+            bound = self._rounds(lanes, 1, narrow=True)
+            return bound + LISTS + self._rounds(lanes, max(1, 2 * count // lanes))
+        return (self._sorting - self.sorting) * elements + self._rounds(lanes, elements)
+
+    def _rounds(self, lanes: int, elements: int, narrow: bool = False) -> int:
+        whole, step, words = (4, 2, 1) if self.index_bits or narrow else (8, 6, 2)
         each = whole if lanes == 32 else 2 + step * (lanes.bit_length() - 1)
         count = len(self.results)
         return count * (each + words * min(elements, count // 2))

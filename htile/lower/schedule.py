@@ -18,6 +18,7 @@ def list_steps(
     rows: Home,
     late_columns: bool = False,
     in_place: bool = False,
+    waits: bool = False,
     prefetched: bool = True,
 ) -> tuple[Step, ...]:
     """The steps of a kernel whose rows live at `rows` between the exchanges.
@@ -30,6 +31,8 @@ def list_steps(
     in_place: an output is the memory of an input, so a held row is computed whole before anything
         is stored. A loop needs no such care: a thread stores a chunk after it has read all of it,
         and for the last time.
+    waits: an output is the memory of an input of which all threads of a row read one element, which
+        one of them will overwrite.
     prefetched: whether what a loop reads from global memory is loaded ahead of its use.
     """
     held = rows is Home.REGISTERS
@@ -46,8 +49,9 @@ def list_steps(
     if early and prefetched and not held:  # they wait for an index that is loaded
         steps += [Prefetch(reads) for sweep in sweeps.loops[:1] if (reads := sweep.reads(rows))]
     steps += early
-    if in_place and any(work.graph[step.id].op is Op.TAKE for step in early):
-        steps.append(Fence())  # tables are no memory of results
+    takes = any(work.graph[step.id].op is Op.TAKE for step in early)
+    if waits or (in_place and takes):  # tables are no memory of results
+        steps.append(Fence())
     for sweep in _stored_at_the_end(sweeps.all) if held and in_place else sweeps.all:
         body: list[Step] = [] if held or not sweep.rows else [Reload(sweep.rows, rows)]
         body += [Load(i) for i in sweep.columns] if late else []

@@ -23,7 +23,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from math import gcd, prod
 
 from ..errors import UnsupportedError
@@ -41,17 +40,11 @@ from .axes import (
     reshaped,
     row_chosen,
 )
+from .collectives import MOST_PIECES, Collectives
 from .placed import Placed, built
 
-MOST_PIECES = 64  # that an axis is cut into
 LEAST_COLUMNS = 8  # A piece of fewer elements takes more than one access for 16 bytes.
 NEAR = 4  # elements of memory between neighbouring columns, at most
-# What combines two pieces of an axis that is reduced.
-COMBINE = {
-    Op.SUM: Op.ADD, Op.MEAN: Op.ADD, Op.PROD: Op.MUL, Op.MAX: Op.MAXIMUM, Op.MIN: Op.MINIMUM,
-    Op.ANY: Op.OR, Op.ALL: Op.AND,
-}  # fmt: skip
-TOTAL = {Op.CUMSUM: Op.SUM, Op.CUMPROD: Op.PROD}  # what the last element of a scan is
 
 
 def place(graph: Graph, in_groups: bool = True) -> Graph:
@@ -70,7 +63,10 @@ def place(graph: Graph, in_groups: bool = True) -> Graph:
 
 
 def _is_placed(graph: Graph) -> bool:
-    """Whether there are only rows of n elements and numbers, and no movement of a row."""
+    """Whether there are only rows of n elements and numbers, one row at least, and no movement."""
+    rows = [i for i in graph.inputs if i.role is Role.ROW]
+    if not rows and not any(o.is_row and o.over is None for o in graph.outputs):
+        return False
     tables = {i.id for i in graph.inputs if i.role is Role.TABLE}
     for node in graph:
         v = node.value
@@ -88,7 +84,7 @@ def _is_placed(graph: Graph) -> bool:
     return True
 
 
-class _Placing:
+class _Placing(Collectives):
     """One pass over a graph."""
 
     def __init__(self, graph: Graph, in_groups: bool):
@@ -97,6 +93,8 @@ class _Placing:
         # For each axis its factors, the outer ones first: how many elements, and whether they are
         # columns. The others are written out.
         self.factors: dict[tuple, list[tuple[int, bool]]] = {}
+        # For each reduction where the parts end that are reduced by themselves.
+        self.ends: dict[int, list[int]] = {}
 
     def result(self) -> Graph:
         while True:
@@ -200,112 +198,9 @@ class _Placing:
         # It reaches over an end: the longest of its axes is cut there.
         longest, step = max(index.steps, key=lambda each: each[1] * (each[0].size - 1))
         rest = index.last - index.start - step * (longest.size - 1)  # what the other axes add
-        block = longest.size
-        for end in ends[:-1]:
-            for edge in {end - index.start, end - index.start - rest}:
-                if 0 < -(-edge // step) < longest.size:
-                    block = gcd(block, -(-edge // step))
-        raise Refine(longest, block)
-
-    def _reduced(self, node: Node, wanted: Wanted) -> int:
-        (operand,) = node.inputs
-        axis = -1 if node.arg is None else node.arg
-        shape = self.graph[operand].value.inner
-        at = len(shape) + axis
-        key = ("reduced", node.id, 0)
-        if key not in self.factors and any(index.steps for index in wanted[at:]):
-            self.factors[key] = [(shape[at], False)]  # columns lie inside of it
-            self._refuse_many(node, shape[at], 1)
-        parts, inside = [], []
-        for index, inside in self._blocks(key, shape[at]):  # noqa: B007 (they are the same)
-            parts.append(self._want(operand, (*wanted[:at], index, *wanted[at:])))
-        outside = axes_of(wanted)
-        count = len(parts)
-        while len(parts) > 1:
-            pairs = zip(parts[::2], parts[1::2], strict=False)
-            odd = parts[-1:] if len(parts) % 2 else []
-            parts = [self._computed(COMBINE[node.op], pair, None, node) for pair in pairs] + odd
-        (found,) = parts
-        if inside and not set(inside) & set(self.nodes[found].axes):
-            found = self._of_equal(found, prod([axis.size for axis in inside]), node)
-        elif inside:
-            self._note((*outside, *inside))
-            found = self._add(Placed(node.op, (found,), None, outside, node, (), tuple(inside)))
-        if node.op is Op.MEAN and count > 1:
-            number = self._add(Placed(Op.CONST, (), float(count), (), node))
-            found = self._computed(Op.DIV, (found, number), None, node)
-        return found
-
-    def _of_equal(self, operand: int, count: int, node: Node) -> int:
-        """A reduction of so many equal elements."""
-        if node.op is Op.SUM:
-            kind = float if node.value.dtype.is_floating_point else int
-            number = self._add(Placed(Op.CONST, (), kind(count), (), node))
-            return self._computed(Op.MUL, (operand, number), None, node)
-        if node.op is not Op.PROD:
-            return operand
-        found = operand
-        for digit in f"{count:b}"[1:]:  # by squaring, and by a product where the digit is 1
-            for factor in (found, operand) if digit == "1" else (found,):
-                found = self._computed(Op.MUL, (found, factor), None, node)
-        return found
-
-    def _scanned(self, node: Node, wanted: Wanted) -> int:
-        """A scan along the columns, or one element of a scan along what is written out."""
-        (operand,) = node.inputs
-        axis = -1 if node.arg is None else node.arg
-        at, total = len(wanted) + axis, TOTAL[node.op]
-        index, size = wanted[at], self.graph[operand].value.inner[axis]
-        if not index.steps:
-            is_alone = node.value.spread and axis == -1 and not axes_of(wanted)
-            if is_alone and index.start == size - 1:  # of a row: all of it
-                return self._reduced(replace(node, op=total), (*wanted[:at], *wanted[at + 1 :]))
-            if index.start >= MOST_PIECES:
-                raise UnsupportedError(
-                    f"the element {index.start} alone of a {node.op.value}: write "
-                    f"x[:{index.start + 1}].{total.value}()",
-                    node.loc,
-                )
-            found = self._want(operand, wanted)
-            if index.start:
-                before = self._want(node.id, moved_along(wanted, axis, index, -1))
-                found = self._computed(COMBINE[total], (before, found), None, node)
-            return found
-        along, step = max(index.steps, key=lambda each: each[1])
-        if self.in_groups and axes_of(wanted) != (along,):
-            raise Ungrouped
-        if len(index.steps) > 1:
-            raise Refine(along, 1)
-        if step > 1:
-            raise UnsupportedError(
-                f"one of every {step} elements of a {node.op.value}: return all of them, and take "
-                "a part of the result (out[:, ::2] is a view)",
-                node.loc,
-            )
-        if index.start % along.size:
-            raise Refine(along, gcd(index.start, along.size))
-        found = self._spread(operand, wanted, along, node)
-        axes = self.nodes[found].axes
-        found = self._add(Placed(node.op, (found,), None, axes, node, (), (along,)))
-        outside = tuple(each for each in axes_of(wanted) if each != along)
-        before = None
-        for start in range(-index.start, 0, along.size):  # the pieces before this one
-            piece = self._spread(operand, moved_along(wanted, axis, index, start), along, node)
-            whole = self._add(Placed(total, (piece,), None, outside, node, (), (along,)))
-            pair = before, whole
-            before = whole if before is None else self._computed(COMBINE[total], pair, None, node)
-        if before is None:
-            return found
-        return self._computed(COMBINE[total], (before, found), None, node)
-
-    def _spread(self, operand: int, wanted: Wanted, axis: Axis, node: Node) -> int:
-        """What is wanted of an operand; a row of equal elements if it does not vary there."""
-        found = self._want(operand, wanted)
-        if axis in self.nodes[found].axes:
-            return found
-        one = 1.0 if node.value.dtype.is_floating_point else 1
-        ones = self._add(Placed(Op.CONST, (), one, (axis,), node))
-        return self._computed(Op.MUL, (found, ones), None, node)
+        edges = {e for end in ends[:-1] for e in (end - index.start, end - index.start - rest)}
+        places = sorted(p for p in {-(-edge // step) for edge in edges} if 0 < p < longest.size)
+        raise Refine(longest, gcd(longest.size, *places), ends=() if rest else tuple(places))
 
     def _computed(self, op: Op, inputs: tuple[int, ...], arg: object, node: Node) -> int:
         axes = {axis for i in inputs for axis in self.nodes[i].axes}
@@ -422,8 +317,8 @@ class _Placing:
             shape = f"{pieces} pieces of {each} element{'s' * (each > 1)}"
             raise UnsupportedError(
                 f"an axis of {elements} elements would be cut into {shape}, at most {MOST_PIECES} "
-                "are written out: pass the parts as arguments of their own (x[:, :n] and x[:, n:] "
-                "are views), and groups as rows (x.unflatten(-1, (groups, -1)))",
+                "are written out: pass and return the parts by themselves (x[:, :n] and x[:, n:] "
+                "are views, of out= too), and groups as rows (x.unflatten(-1, (groups, -1)))",
                 node.loc,
             )
 
@@ -437,6 +332,10 @@ class _Placing:
                 self.lookups[axis].loc,
             )
         factors = self.factors[axis.key]
+        is_whole = what == "reduced" and factors == [(axis.size, True)]
+        if is_whole and request.ends and axis.size // size > MOST_PIECES:
+            self._reduce_apart(axis, request.ends)
+            return
         if not request.is_split:
             id = self.graph.outputs[k].id if what == "out" else k
             self._refuse_many(self.graph[id], axis.size, size, request.columns)
@@ -444,3 +343,13 @@ class _Placing:
         cut = cut[::-1] if request.lies_between else cut
         factors[axis.place : axis.place + 1] = cut
         factors[:] = [each for each in factors if each[0] > 1] or [(1, False)]
+
+    def _reduce_apart(self, axis: Axis, places: tuple[int, ...]) -> None:
+        """Reduce the parts of an axis by themselves that end at these places of it."""
+        _, id, k = axis.key
+        ends = self.ends.get(id, [])
+        start = ([0, *ends])[k]
+        self.ends[id] = sorted({*ends, *(start + place for place in places)})
+        old = [key for key in self.factors if key[:2] == ("reduced", id)]
+        for key in old:  # the parts have other numbers now
+            del self.factors[key]

@@ -18,14 +18,11 @@ import torch
 
 from ..frontend.graph import Graph, Input, Node, Output, Role, memory_of
 from ..frontend.ops import COLLECTIVES, SCANS, Op
-from .patterns import Function, ancestors, choose_function
+from .instructions import LEAVES, SHIFTED_LOAD, SHIFTED_STORE, sweep_costs, value_costs
+from .patterns import Function, ancestors, choose_function, periods
 from .precision import seen_in_16_bits
 from .ranks import chains
 from .reductions import (
-    CUMPROD,
-    CUMSUM,
-    MOMENTS,
-    SOFTMAX,
     Part,
     Reduce,
     by_stage,
@@ -34,42 +31,10 @@ from .reductions import (
 )
 from .steps import Compute, Home
 
-LEAVES = frozenset({Op.INPUT, Op.CONST})
 # From so many inputs on, all are converted to float32 before the first is computed with. Elements
 # of fewer stay as they are in memory until then.
 MANY_INPUTS = 6
 LOAD_ORDER = (Role.ROW, Role.COLUMN, Role.PER_ROW, Role.DEVICE_SCALAR)  # of what is in memory
-
-# About how many instructions a thread takes for an element, and how many of these are for the
-# special function units (MUFU), in the machine code (SASS) of sm_90a. `python -m
-# benchmarks.instructions` counts them. A key that names both the operation and the device function
-# counts first, then the device function alone. What is not here takes one instruction.
-OP_COSTS = {
-    Op.SQRT: (15, 1), Op.RSQRT: (4, 1), Op.EXP: (8, 1), Op.EXP2: (4, 1), Op.EXPM1: (23, 0),
-    Op.LOG: (24, 0), Op.LOG2: (26, 0), Op.LOG10: (25, 0), Op.LOG1P: (26, 0), Op.SIN: (24, 0),
-    Op.COS: (24, 0), Op.TANH: (15, 2), Op.SIGMOID: (10, 2), Op.ERF: (20, 1), Op.DIV: (14, 1),
-    Op.FLOORDIV: (116, 0), Op.MOD: (77, 0), Op.POW: (88, 2), Op.PHILOX: (40, 0), Op.WORD: (60, 0),
-    Op.UNIFORM: (3, 0), Op.EXPONENTIAL: (28, 0), Op.KEY: (6, 0), Op.GROUPED: (3, 0),
-    Op.EXPONENT: (10, 0), Op.LDEXP: (20, 0), Op.FLOOR_LOG2: (12, 0), Op.CEIL_LOG2: (15, 0),
-    Function.FOURS: (16, 0),
-    Function.BOUNDED: (2, 1), Function.QUOTIENT: (2, 1), Function.NUMBER: (2, 0),
-    Function.FAST: (2, 1), Function.GELU: (15, 2), Function.ELEMENT: (0, 0),
-    (Op.SQRT, Function.NEAR): (4, 1), (Op.EXP, Function.NEAR): (5, 1),
-    (Op.EXPM1, Function.NEAR): (6, 1), (Op.LOG, Function.NEAR): (11, 1),
-    (Op.LOG2, Function.NEAR): (11, 1), (Op.LOG10, Function.NEAR): (11, 1),
-    (Op.LOG1P, Function.NEAR): (6, 1), (Op.LOG1P, Function.BOUNDED): (9, 0),
-    (Op.SIGMOID, Function.NEAR): (4, 2), (Op.TANH, Function.NEAR): (9, 2),
-    (Op.DIV, Function.NEAR): (7, 1),
-}  # fmt: skip
-# These are for a division by what the row has once, whose reciprocal is computed once too.
-SHARED_DIVISOR_COSTS = {Function.EXACT: (3, 0), Function.NEAR: (2, 0)}
-# Instructions for an element; other parts take one. A scan takes more for each vector.
-PART_COSTS = {SOFTMAX: 6, MOMENTS: 6, CUMSUM: 2, CUMPROD: 2}
-SCAN_COSTS = 18  # instructions of a scan for each vector of a thread, and each word of an element
-# These are instructions for an element of a shifted row that is loaded, and for one that is stored,
-# if words are selected. Where warps branch on the shift (`copy/shifted.py`) they are fewer.
-SHIFTED_LOAD, SHIFTED_STORE = 2.2, 4
-
 
 @dataclass(frozen=True)
 class Sweep:
@@ -145,6 +110,14 @@ class Sweeps:
         if not self.loops:  # what a held row is reduced by
             found += [sweep_costs(self.graph, (), reduce.parts) for reduce in self.reduces]
         return sum([count for count, _ in found]), sum([special for _, special in found])
+
+    @cached_property
+    def value_costs(self) -> int:
+        """Instructions of a thread for what its row has once."""
+        steps = [step for sweep in self.all for step in (*sweep.computes, *sweep.then)]
+        stored = [o for s in self.all for o in s.stores if not self.graph[o.id].value.spread]
+        computes = [step for step in steps if isinstance(step, Compute)]
+        return value_costs(self.graph, computes, len(stored))
 
     @cached_property
     def moved(self) -> tuple[int, int]:
@@ -230,6 +203,16 @@ class Work:
     def is_map(self) -> bool:
         """Whether nothing is reduced: then bits do not depend on how threads divide a row."""
         return not self.stages
+
+    @cached_property
+    def periods(self) -> dict[int, int]:
+        """After how many columns values repeat, by their ids."""
+        return periods(self.graph)
+
+    @cached_property
+    def value_costs(self) -> int:
+        """Instructions of a thread for what its row has before the first sweep."""
+        return value_costs(self.graph, self.before)
 
     @cached_property
     def repeats_exp(self) -> bool:
@@ -417,33 +400,3 @@ class Work:
 def is_late(graph: Graph, take: Node) -> bool:
     """Whether the index of an element is known after a reduction only."""
     return any(graph[id].op in COLLECTIVES for id in ancestors(graph, [take]))
-
-
-def sweep_costs(
-    graph: Graph, computes: tuple[Compute, ...], parts: tuple[Part, ...]
-) -> tuple[int, int]:
-    """Instructions of a sweep for each element, and those of them for MUFU."""
-    chains = {part.chain for part in parts} - {None}
-    plain = [PART_COSTS.get(part.kind, 1) for part in parts if part.chain is None]
-    count, special = sum(plain) + sum([chain.sorting for chain in chains]), 0
-    counters = set()  # four words of one counter take about what one takes
-    for step in computes:
-        if graph[step.id].op is Op.PHILOX:
-            if step.inputs in counters:
-                continue
-            counters.add(step.inputs)
-        own, own_special = _step_costs(graph, step)
-        count, special = count + own, special + own_special
-    return count, special
-
-
-def _step_costs(graph: Graph, step: Compute) -> tuple[int, int]:
-    """Those of a step; what is computed once a row, or once a group, does not count."""
-    node, function = graph[step.id], step.function
-    if not node.value.spread or (step.id in graph.equal_in_groups and node.op is not Op.GROUPED):
-        return 0, 0
-    is_shared = node.op is Op.DIV and not graph[step.inputs[1]].value.spread
-    if is_shared and function in SHARED_DIVISOR_COSTS:
-        return SHARED_DIVISOR_COSTS[function]
-    keys = (node.op, function), function, node.op
-    return next((OP_COSTS[key] for key in keys if key in OP_COSTS), (1, 0))

@@ -6,6 +6,8 @@ of the module itself, which is how much of it the dtype explains.
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch.utils import _pytree as pytree
 
@@ -45,7 +47,11 @@ def agreeing_dtypes(
         of_all = *(of_rows for _ in forward.inputs), *(
             of_tensors if dtype.is_floating_point else dtype for dtype in dtypes
         )
-        with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        with (
+            torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False),
+            warnings.catch_warnings(),
+        ):  # fmt: skip
+            warnings.simplefilter("ignore")  # of torch, about dtypes that the user did not ask for
             reason = _disagreement(forward, row, shapes, of_all, length)
         if reason is None:
             agreed[of_all] = None

@@ -18,7 +18,7 @@ import torch
 from ..errors import TraceError
 from ..frontend.captures import freeze
 from ..frontend.libraries import library_of
-from ..frontend.reads import reads_of
+from ..frontend.reads import reads_of, special_methods
 from ..frontend.tensor import Tensor as Symbolic
 from ..run.rowwise import Rowwise, rowwise
 
@@ -36,6 +36,7 @@ class Forward:
     attributes: what else of the module the forward reads: by name a value that cannot change in
         place.
     members: what it reads of its classes, as (class, name, value).
+    missed: the names of attributes that it asks for, as by `hasattr`, and that are not there.
     """
 
     kind: type[torch.nn.Module]
@@ -44,6 +45,7 @@ class Forward:
     absent: tuple[tuple[str, str], ...]
     attributes: tuple[tuple[str, object], ...]
     members: tuple[tuple[type, str, object], ...]
+    missed: tuple[str, ...] = ()
 
     def __call__(self, *values: torch.Tensor) -> object:
         """What the forward gives for these inputs and tensors."""
@@ -58,6 +60,11 @@ class Forward:
                 return False
         if any(held[place].get(name) is not None for place, name in self.absent):
             return False
+        count = sum(len(held[place]) for place in (*PLACES, "_modules"))
+        if count != len(self.tensors) + len(self.absent):
+            return False  # there are parameters, buffers or modules that were not there
+        if any(name in held or hasattr(self.kind, name) for name in self.missed):
+            return False
         return all(vars(owner).get(name) is value for owner, name, value in self.members)
 
     def values_of(self, module: torch.nn.Module) -> list[torch.Tensor]:
@@ -68,10 +75,11 @@ class Forward:
     def rowwise(self) -> Rowwise:
         """The forward as a row-wise function of the inputs and the tensors."""
         code = tuple(v for _, _, member in self.members for v in _functions(member))
+        read = (*code, *(value for _, value in self.attributes))
         run = _hidden(self)
 
         def forward(*values):
-            return run(code, values)  # `code` is read here, so that what it captures is followed
+            return run(read, values)  # `read` is read here, so that what it captures is followed
 
         return rowwise(self.as_function(forward))
 
@@ -95,7 +103,7 @@ def _hidden(forward: Forward):
     Of a captured class its constructor would be, which no call of a forward runs.
     """
 
-    def run(code: tuple, values: tuple) -> object:
+    def run(read: tuple, values: tuple) -> object:
         return forward(*values)
 
     return run
@@ -107,6 +115,12 @@ class _Recorded(dict):
     def __init__(self, values: Mapping[str, object]):
         super().__init__(values)
         self.read: dict[str, object] = {}
+        self.missed: dict[str, None] = {}
+
+    def __contains__(self, name: str) -> bool:
+        is_there = super().__contains__(name)
+        self.missed |= {} if is_there else {name: None}
+        return is_there
 
     def __getitem__(self, name: str) -> object:
         value = super().__getitem__(name)
@@ -154,7 +168,7 @@ def run_with(forward: Forward, values: tuple, attributes: dict[str, object]) -> 
         own["_modules"] = attributes  # where torch.nn.Module.__getattr__ looks last
     vars(stand_in).update(own)
     tensors = {place: dict(own[place]) for place in PLACES}
-    before = [value._id if isinstance(value, Symbolic) else None for value in values[count:]]
+    before = [value._id if isinstance(value, Symbolic) else None for value in values]
     try:
         result = kind.forward(stand_in, *values[:count])
     except TypeError as error:
@@ -166,9 +180,12 @@ def run_with(forward: Forward, values: tuple, attributes: dict[str, object]) -> 
         stored += [n for n, v in own[place].items() if tensors[place].get(n, own) is not v]
     if stored:
         raise TraceError(f"its forward stores self.{stored[0]}, so it is no function")
-    for (_, name), value, id in zip(forward.tensors, values[count:], before, strict=True):
+    names = *(f"its argument {name}" for name in forward.inputs), *(
+        f"self.{name}" for _, name in forward.tensors
+    )
+    for name, value, id in zip(names, values, before, strict=True):
         if isinstance(value, Symbolic) and value._id != id:
-            raise TraceError(f"its forward changes self.{name}, so it is no function")
+            raise TraceError(f"its forward changes {name}, so it is no function")
     return result
 
 
@@ -194,13 +211,14 @@ def forward_of(
         return run_with(forward, values, recorded)
 
     found = run(forward.as_function(recording))
-    return replace(forward, attributes=tuple(recorded.read.items())), found
+    read, missed = tuple(recorded.read.items()), tuple(recorded.missed)
+    return replace(forward, attributes=read, missed=missed), found
 
 
 def _members(kind: type) -> Iterator[tuple[type, str, object]]:
     """What the forward of a class may read of the user's classes, through all that it names."""
     users = [each for each in kind.__mro__ if not library_of(each)]
-    names, done = ["forward"], set()
+    names, done = ["forward", *(n for each in users for n in special_methods(each))], set()
     for name in names:  # it grows
         for owner in users:
             if name in done or name not in vars(owner):

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from ..errors import GradientError
 from .derivatives import Derivative, derivative_of, refuse_any_length
-from .operands import is_differentiated, is_inside_transform
+from .operands import is_differentiated, is_inside_transform, unwrapped
 from .runner import Runner, over_rows
 from .short_gradients import add_backward
 from .tangents import tangents_of
@@ -234,10 +234,9 @@ class _Transformed(torch.autograd.Function):
             refuse_mapped(ctx.run.graph.name, cotangents)
         if derivative is not None:
             both = zip(cotangents, derivative.has_gradient, strict=True)
-            cotangents = [g if has_one else None for g, has_one in both]
-            if any(g is not None for g in cotangents):
-                gradients = _gradients(ctx.call, ctx.saved_tensors, cotangents)
-                found = dict(zip(derivative.wrt, gradients, strict=True))
+            cotangents = tuple([g if has_one else None for g, has_one in both])
+            gradients = _gradients(ctx.call, ctx.saved_tensors, cotangents)
+            found = dict(zip(derivative.wrt, gradients, strict=True))
         return None, None, None, *(found.get(name) for name in ctx.run.parameters.names)
 
     @staticmethod
@@ -271,9 +270,15 @@ def _set_up(ctx, derivative, values, lead, wrt, results) -> None:
 
 
 def _gradients(call: Call, kept: tuple, cotangents: tuple) -> Sequence[torch.Tensor | None]:
-    """The gradients of what the derivative is for, by the tensors that were kept."""
+    """The gradients of what the derivative is for, by the tensors that were kept.
+
+    There may be no cotangent at all, where what follows has none for any of the results.
+    """
     derivative, numbers, lead, like = call
+    if all(g is None for g in cotangents):
+        return [None] * len(derivative.wrt)
     cotangents = tuple([None if g is None else g.resolve_neg() for g in cotangents])
+    kept = tuple([unwrapped(tensor) for tensor in kept])
     backward, given = derivative.arguments(numbers, kept, cotangents)
     results = with_gradients(backward.run, given, lead)
     add_backward(derivative, backward, given, lead)

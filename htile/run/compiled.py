@@ -280,10 +280,11 @@ def _model(function: str, results: object) -> tuple:
         return (RESULT, results)
     if kind is dict:
         return ("dict", tuple((key, _model(function, part)) for key, part in results.items()))
-    if hasattr(kind, "_fields"):
-        _NAMED_TUPLES[kind.__name__] = kind
     if hasattr(kind, "_fields") or kind in (tuple, list):
-        return (kind.__name__, tuple(_model(function, part) for part in results))
+        name = kind.__name__
+        while _NAMED_TUPLES.setdefault(name, kind) is not kind:  # another one has this name
+            name += "'"
+        return (name, tuple(_model(function, part) for part in results))
     raise UnsupportedError(
         f"{function} returns a {kind.__name__}, which a compiled graph does not; return a tensor, "
         "or tuples, lists and dicts of them"
@@ -305,13 +306,15 @@ def _check_structure(function: str, model: tuple, outs: tuple) -> None:
         named, order = dict(inside), [key for key, _ in parts]
         parts = [part for _, part in parts]
         inside = [named[key] for key in order] if {*named} == {*order} else []
-    if kind != given or len(parts) != len(inside):
+    if kind.rstrip("'") != given or len(parts) != len(inside):
         raise ArgumentError(f"{function}: out= must have the structure that the function returns")
     for part, each in zip(parts, inside, strict=True):
         _check_structure(function, part, each)
 
 
-_NAMED_TUPLES: dict[str, type] = {}  # those that functions return, by name
+# Those that functions return, by name. Of several with one name, or with that of a structure, all
+# but the first have "'" behind it.
+_NAMED_TUPLES: dict[str, type] = dict(tuple=tuple, list=list, dict=dict, result=type)
 _REFUSALS: dict[str, HTileError] = {}  # by the number of the function, until it is raised
 
 

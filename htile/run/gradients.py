@@ -46,15 +46,15 @@ class DifferentiableCalls:
         self._runners: dict[Specialization, Runner] = {}
         self._known: dict[object, tuple[Results, object]] = {}
 
-    def __call__(self, values: tuple, outs: tuple) -> object:
-        """What the function returns for these values of its parameters."""
+    def __call__(self, values: tuple, has_out: bool) -> object:
+        """What the function returns for these values of its parameters; `out=` is refused."""
         function = self._function
         signature, captures = function._signature, function._captures
-        if outs and is_inside_transform(values):
+        if has_out and is_inside_transform(values):
             raise UnsupportedError(
                 f"{signature.name}: out= inside torch.func or with tangents; return the result"
             )
-        if outs:
+        if has_out:
             raise GradientError(
                 f"{signature.name}: out= with arguments that require grad; return the result, or "
                 "call it under torch.no_grad()"

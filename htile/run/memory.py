@@ -16,6 +16,14 @@ def layout(tensor: torch.Tensor) -> tuple:
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
+def are_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are the same elements. Strides of dimensions of size 1 do not count."""
+    if (a.data_ptr(), a.dtype, a.shape) != (b.data_ptr(), b.dtype, b.shape):
+        return False
+    both = zip(a.shape, a.stride(), b.stride(), strict=True)
+    return all(size == 1 or one == other for size, one, other in both)
+
+
 def extent(tensor: torch.Tensor) -> int:
     """Bytes from the first byte of a tensor that has elements to the end of its last element."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)

@@ -137,6 +137,17 @@ def refuse_transforms(signature: Signature, values: tuple) -> None:
             )
 
 
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor inside those of transforms that have ended, as a backward pass behind them has it.
+
+    The outer tensor says that it needs no gradient where an outer transform, or autograd, asks for
+    one.
+    """
+    while torch._C._functorch.is_dead_tensor_wrapper(tensor):
+        tensor = torch._C._functorch.unwrap_if_dead(tensor)
+    return tensor
+
+
 def has_tangent(tensor: torch.Tensor) -> bool:
     """Whether a tensor carries a forward-mode tangent."""
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None

@@ -11,7 +11,7 @@ from ..frontend.ops import Op
 from ..frontend.roles import Signature
 from ..lower.work import is_late
 from .launch import Request
-from .memory import layout, overlaps_itself, share_memory
+from .memory import are_same, overlaps_itself, share_memory
 from .operands import refuse_tangent, splits_bundles
 
 
@@ -33,8 +33,7 @@ def in_order(out: object, given: pytree.TreeSpec, structure: pytree.TreeSpec) ->
 def check_out(request: Request, out: object, device: torch.device) -> None:
     """Raise if structure, type, shape, dtype, device or layout of `out` is wrong.
 
-    Raise as well if a result is an argument that is no row, because threads other than the one that
-    writes an element read it.
+    Raise as well if a result is an argument that all rows share, because other rows read it.
     """
     function, graph = request.signature.name, request.specialization.traced
     placed = request.specialization.graph
@@ -82,7 +81,7 @@ def check_out(request: Request, out: object, device: torch.device) -> None:
                 "as an expanded tensor has; pass a tensor of its own memory"
             )
     for k, name in request.aliases:
-        if request.specs[name].role is not Role.ROW:
+        if request.specs[name].role not in (Role.ROW, Role.PER_ROW):
             raise _overlap(function, name)
         if _crosses(placed, name, graph.outputs[k]):
             raise ArgumentError(
@@ -105,7 +104,7 @@ def find_aliases(signature: Signature, values: tuple, outs: tuple) -> tuple[tupl
             raise ArgumentError(f"{signature.name}: two tensors of out= share memory")
         for name, value in zip(signature.names, values, strict=True):
             if isinstance(value, torch.Tensor) and share_memory(out, value):
-                if layout(out) != layout(value):
+                if not are_same(out, value):
                     raise _overlap(signature.name, name)
                 aliases.append((k, name))
     return tuple(aliases)
@@ -123,7 +122,8 @@ def _crosses(placed: Graph, name: str, result: Output) -> bool:
     if any(is_late(placed, take) for take in takes):
         return True
     whole = View((placed.n,), (0,), (1,))
-    read = [i.view or whole for i in leaves.values() if i.role is not Role.TAKEN]
+    before = (Role.TAKEN, Role.PER_ROW)
+    read = [i.view or whole for i in leaves.values() if i.role not in before]
     written = [o.view or whole for o in placed.outputs if o.name == result.name]
     return any(a.shape == b.shape and a.meets(b, placed.n) for a in read for b in written)
 
@@ -144,8 +144,8 @@ def _of_another_dtype(message: str, graph: Graph, result: Output) -> DtypeError:
 
 def _overlap(function: str, name: str) -> ArgumentError:
     return ArgumentError(
-        f"{function}: out= shares memory with {name}, but is not exactly a row argument (the same "
-        "address, shape and strides); pass a tensor of its own"
+        f"{function}: out= shares memory with {name}, but is not exactly an argument that differs "
+        "from row to row (the same address, shape and strides); pass a tensor of its own"
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch.autograd import forward_ad
 
 from ..errors import UnsupportedError
 from ..lower.products import Product
@@ -109,12 +110,16 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx, *tangents):
-        (left, matrix), (of_left, of_matrix) = ctx.saved_tensors, tangents[3:]
-        terms = []
-        for a, b in ((of_left, matrix), (left, of_matrix)):
-            if a is not None and b is not None:
-                terms.append(torch.mm(a, b.t() if ctx.is_transposed else b).float())
-        return sum(terms)
+        of_left, of_matrix = tangents[3:]
+        # torch turns forward mode off here, for the transforms around this one, too. With it, the
+        # operands are to be without the tangents that they have in this one.
+        with forward_ad._set_fwd_grad_enabled(True):
+            left, matrix = (forward_ad.unpack_dual(each).primal for each in ctx.saved_tensors)
+            terms = []
+            for a, b in ((of_left, matrix), (left, of_matrix)):
+                if a is not None and b is not None:
+                    terms.append(torch.mm(a, b.t() if ctx.is_transposed else b).float())
+            return sum(terms)
 
     @staticmethod
     def vmap(info, in_dims, of, step, product, left, matrix):

@@ -31,6 +31,7 @@ from ..frontend.reference import evaluate
 from ..frontend.roles import Call, Signature, classify
 from ..frontend.tensor import Tensor as Symbolic
 from ..frontend.tensor import fail
+from ..lower import check_names
 from . import ops, vmap
 from .detours import detour_of
 from .kernel import Kernel
@@ -84,8 +85,9 @@ def rowwise(fn: Callable | None = None, *, fastmath: bool = False, dynamic_n: bo
     Where arguments require grad, results have gradients (docs/training.md).
 
     `out=` takes the tensors that the results are written to: one tensor, or the structure that `fn`
-    returns (dicts by their keys, in any order). Each may be the very memory of a row argument. Any
-    other overlap raises ArgumentError. `torch.vmap(f)` treats the batch as a leading dimension.
+    returns (dicts by their keys, in any order). Each may be the very memory of a row argument or of
+    a value for each row. Any other overlap raises ArgumentError. `torch.vmap(f)` treats the batch
+    as a leading dimension.
 
     fastmath: use approximate tanh, log, log2, log10, sin and cos in all of the kernel. If `fn`
         calls a row-wise function, that becomes part of the kernel: its own fastmath, dynamic_n and
@@ -190,7 +192,7 @@ class Rowwise:
         if detour := detour_of((*values, *outs)):
             return detour(self, args, kwargs if out is None else {**kwargs, "out": out})
         if wants_gradients(values) or is_inside_transform(values):
-            return self._differentiable(values, outs)
+            return self._differentiable(values, out is not None)
         aliases = find_aliases(signature, values, outs)
         watched = self._captures.watched()
         key = call_key(watched[1], signature, values, outs, aliases)
@@ -427,8 +429,9 @@ class Rowwise:
 
             wide = softmax.with_plan(threads_per_row=256, loader="shared")
 
-        A call raises LoweringError if no plan has them.
+        Raises LoweringError for other names. A call raises it if no plan has these values.
         """
+        check_names(wanted)
         more = {**self._wanted, **wanted}
         return Rowwise(self._fn, self._fastmath, more, self._base, self._dynamic_n)
 

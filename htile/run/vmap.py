@@ -37,9 +37,14 @@ def bodies_as_written() -> Iterator[None]:
 
 
 def is_inside(values: tuple) -> bool:
-    """Whether `torch.vmap` maps over a tensor of the call."""
-    is_mapped = torch._C._functorch.is_batchedtensor
-    return any(isinstance(value, torch.Tensor) and is_mapped(value) for value in values)
+    """Whether `torch.vmap` maps over a tensor of the call, and no transform within it over another.
+
+    What is within has the call first, such as `torch.func.vjp` of a weight in a batch of rows.
+    """
+    made = torch._C._functorch
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    mapped = [made.maybe_get_level(t) for t in tensors if made.is_batchedtensor(t)]
+    return bool(mapped) and max(mapped) == max(map(made.maybe_get_level, tensors))
 
 
 def call_over_batch(call: Callable, signature: Signature, values: tuple, out: object) -> object:

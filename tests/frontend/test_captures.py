@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from htile.errors import TraceError
 from htile.frontend.captures import Captures, freeze
+from htile.run.rowwise import rowwise
 
 VALUE = None
 
@@ -258,6 +259,13 @@ def test_methods_of_frozen_dataclasses():
 
 def test_what_is_torchs_is_not_looked_into():
     assert len(Captures(uses_modules_only).fingerprint()) == 3
+
+
+def test_functions_of_numpy_that_share_a_name_with_an_attribute_of_a_tensor():
+    def root(x):
+        return x * np.sqrt(x.shape[-1]) + np.prod(x.shape)
+
+    assert torch.equal(rowwise(root)(torch.ones(2, 4)), torch.full((2, 4), 6.0))
 
 
 def test_an_unchanged_fingerprint_calls_no_function_of_python():

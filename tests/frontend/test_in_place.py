@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import htile
-from htile.errors import DtypeError, HTileError, ShapeError, TraceError
+from htile.errors import DtypeError, HTileError, ShapeError, TraceError, UnsupportedError
 from htile.testing import assert_close
 
 M, N = 3, 9
@@ -136,10 +136,62 @@ def inner(x, y):
     return x
 
 
+def methods(x, y, i, k):
+    z = x.clone()
+    z.sub_(y.max()).exp_().mul_(2).clamp_(max=3.0).masked_fill_(k, -1.0)
+    torch.relu_(z).add_(y, alpha=0.5)
+    i.add_(1).bitwise_and_(3)
+    k.logical_not_()
+    x.lerp_(y, 0.25).eq_(0.0)
+    return z, i, k, x, y.zero_() + z, torch.empty_like(z).copy_(i), z.new_empty(N).fill_(2.0) * z
+
+
+def through_modules(x, y):
+    F.silu(x, inplace=True)
+    torch.nn.LeakyReLU(0.2, inplace=True)(y)
+    return x, F.elu_(y), F.dropout(x, training=False, inplace=True)
+
+
+def an_alias_of_a_method(x, y):
+    r = x
+    assert x.mul_(y) is x and F.relu(x, inplace=True) is x
+    return r
+
+
+def at_places(x, y, t):
+    x[0] = y.sum()
+    x[-1], x[2:4] = 3.0, t[0]
+    x[1:8:3] = -1.0
+    y[...] = x * 2
+    y[:] = y + 1
+    t[...] = 2.0
+    return x, y, t
+
+
+def parts_of_rows(x, y):
+    a, b, c = torch.empty_like(x), torch.zeros_like(x), x.new_zeros(N + 2)
+    a[::3], a[1::3], a[2::3] = x[6:], -x[:3], y[:3]
+    b[:4], b[5:] = x[5:], y[:4]
+    c[1:-1] = x
+    return a, b, c
+
+
+def parts_of_matrices(x, y):
+    m, r = x.view(3, 3) * 1, y[:3]
+    m[0] = r
+    m[:, 1] = r
+    m[..., 2] = m[..., 0].clone()
+    m[1:] = m[1:] * 2
+    m[:, ::3] = 5.0
+    return m, m[1]
+
+
 @pytest.mark.parametrize(
     "f",
     [an_alias, a_caller, a_list, views, every_operator, what_was_computed_before, a_copy,
-     a_value_per_row, an_accumulator, a_number, integers, masks, a_column, inner],
+     a_value_per_row, an_accumulator, a_number, integers, masks, a_column, inner, methods,
+     through_modules, an_alias_of_a_method, at_places, parts_of_rows,
+     parts_of_matrices],
 )  # fmt: skip
 def test_it_is_torchs(f):
     compiled, given = htile.rowwise(f), arguments()
@@ -224,6 +276,77 @@ def integer_mask(x, k):
     return x * k
 
 
+def at_an_index(x, i):
+    x[i[0]] = 0.0
+    return x
+
+
+def at_a_mask(x):
+    x[x > 0] = 0.0
+    return x
+
+
+def beyond_the_end(x):
+    x[9] = 0.0
+    return x
+
+
+def nothing(x):
+    x[4:4] = 0.0
+    return x
+
+
+def a_longer_part(x):
+    x[:3] = x[:4]
+    return x
+
+
+def floats_among_integers(x, i):
+    i[:3] = x[:3]
+    return i
+
+
+def parts_of_two_axes(x):
+    m = x.view(3, 3) * 1
+    m[:2, :2] = 0.0
+    return m
+
+
+def every_other(x):
+    x[::2] = x[:5]
+    return x
+
+
+def a_list_of_places(x):
+    x[[0, 1]] = 0.0
+    return x
+
+
+def an_axis_too_many(x):
+    x[:, 0] = 0.0
+    return x
+
+
+def a_text(x):
+    x[0] = "a"
+    return x
+
+
+def a_view_of_what_was_assigned_to(x):
+    a = x[:3]
+    x[0] = 1.0
+    return a * 2
+
+
+def deleted(x):
+    del x[0]
+    return x
+
+
+def transposed(x):
+    return x.t_()
+
+
 @pytest.mark.parametrize(
     ("f", "kind", "words", "line"),
     [
@@ -235,11 +358,25 @@ def integer_mask(x, k):
         (new_axis, TraceError, r"this tensor may .* `total [+]= 1` \(test_in_place", "return x"),
         (element, TraceError, "share memory in torch", r"return x [+] t"),
         (expanded, TraceError, "share memory in torch", "def expanded"),
-        (of_another_shape, ShapeError, r"shape \(\) with one of shape \(9,\)", "total [+]= x"),
+        (of_another_shape, ShapeError, r"shape \(\) to one of shape \(9,\)", "total [+]= x"),
         (of_all_rows, TraceError, "that all rows share", "w [+]= x"),
         (of_a_device_scalar, TraceError, "that all rows share", "d [+]= x.sum"),
         (fraction, DtypeError, "torch.float32 into torch.int64", "i [+]= 0.5"),
         (integer_mask, DtypeError, "torch.int64 into torch.bool", "k [+]= 1"),
+        (at_an_index, UnsupportedError, "torch.arange.x.shape.-1.. == y", "x.i.0.. = 0"),
+        (at_a_mask, UnsupportedError, "x = torch.where.mask, value, x", "x.x > 0. ="),
+        (beyond_the_end, ShapeError, "index 9 of an axis of 9 elements", "x.9. = 0"),
+        (nothing, ShapeError, "x.4:4. = y: .* has no elements", "x.4:4. ="),
+        (a_longer_part, ShapeError, "x.:3. = y of shape .4,.: .* shape .3,.", "x.:3. ="),
+        (floats_among_integers, DtypeError, "torch.float32 into torch.int64", "i.:3. ="),
+        (parts_of_two_axes, UnsupportedError, "one axis after another", "m.:2, :2. ="),
+        (every_other, UnsupportedError, "x.::2. = y: .* torch.cat or torch.where", "x.::2."),
+        (a_list_of_places, UnsupportedError, "numbers and slices", "x..0, 1.. ="),
+        (an_axis_too_many, ShapeError, "2 indices of a value of shape", "x.:, 0. ="),
+        (a_text, TraceError, "got str", "x.0. ="),
+        (a_view_of_what_was_assigned_to, TraceError, "`x.0. = 1.0`", "return a"),
+        (deleted, TraceError, "cannot be deleted", "del x.0."),
+        (transposed, TraceError, "x = x.t", "return x.t_"),
     ],
 )
 def test_what_may_or_may_not_change_is_refused(f, kind, words, line):
@@ -310,3 +447,37 @@ def test_dtype_and_shape_may_be_asked_for_after_a_change():
 
     x = arguments()["x"].to(BF16)
     assert torch.equal(f(x), (x.float() + 1).to(BF16))
+
+
+def test_gradients_of_what_is_assigned():
+    def f(x, y):
+        out = torch.empty_like(x)
+        out[:4], out[4:] = x[5:] * y[:4], y[:5]
+        return out.masked_fill_(out > 1, 0.0).mul_(x.sum())
+
+    x, y = (torch.randn(M, N, dtype=torch.float64) for _ in range(2))
+    ones = torch.ones(M, N, dtype=torch.float64)
+    want = torch.autograd.functional.vjp(torch.vmap(f), (x, y), ones)[1]
+    mine = x.float().requires_grad_(), y.float().requires_grad_()
+    got = torch.autograd.grad(htile.rowwise(f)(*mine).sum(), mine)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b.float())
+
+
+def test_rows_of_any_length_change_as_a_whole():
+    @htile.rowwise(dynamic_n=True)
+    def f(x):
+        x.clamp_(max=0)
+        x[:] = x * 2
+        return x
+
+    x = torch.randn(M, 100)
+    assert torch.equal(f(x), x.clamp(max=0) * 2)
+    part = htile.rowwise(nothing_at_the_start, dynamic_n=True)
+    with pytest.raises(UnsupportedError, match="dynamic_n=True"):
+        part(x)
+
+
+def nothing_at_the_start(x):
+    x[:3] = 0.0
+    return x

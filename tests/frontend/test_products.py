@@ -35,6 +35,26 @@ def projected(x, weight: htile.Inner[2]):
     return torch.relu(x) @ weight
 
 
+@htile.rowwise
+def einsums_of_rows(x, y):
+    return (
+        torch.einsum("i,i->", x, y), torch.einsum("i,i->i", x, y), torch.einsum("i,i", x, y),
+        torch.einsum("...i,...i->...", x, y), torch.einsum("i->", x), torch.einsum("a", x),
+        torch.einsum("i , i", [x, y]), torch.inner(x, y), torch.vdot(x, y),
+        torch.linalg.vecdot(x, y), torch.outer(x[:3], y), torch.ger(y[:2], x[:2]),
+    )  # fmt: skip
+
+
+@htile.rowwise
+def einsums_of_matrices(a: htile.Inner[2], b: htile.Inner[2]):
+    return (
+        torch.einsum("ij,jk->ik", a, b), torch.einsum("ij,jk", a, b), torch.einsum("ij->ji", b),
+        torch.einsum("kj,nk->nj", b, a), torch.einsum("ij,jk->k", a, b), torch.einsum("ij->j", b),
+        torch.einsum("ij,jk,lk->il", a, b, b), torch.einsum("j,jk->k", a[0], b),
+        torch.einsum("ij,kj->ikj", b, b[:2]), torch.linalg.vecdot(b, b[:1], dim=0),
+    )  # fmt: skip
+
+
 def random(*shape, dtype=torch.float32, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
@@ -66,6 +86,35 @@ def test_product(name, dtype):
     is_row = [r.dim() > 1 and f is not of_a_row for r in given]
     assert [r.dtype for r in given] == [dtype if row else torch.float32 for row in is_row]
     assert f.inspect(*args).source
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_einsum(dtype):
+    for f, first, second in (
+        (einsums_of_rows, (5, 40), (5, 40)), (einsums_of_rows, (5, 40), (40,)),
+        (einsums_of_matrices, (5, 3, 4), (5, 4, 20)), (einsums_of_matrices, (3, 4), (5, 4, 20)),
+    ):  # fmt: skip
+        args = random(*first, dtype=dtype), random(*second, dtype=dtype, seed=1)
+        assert_close(f, f(*args), *args)
+        assert f.inspect(*args).source
+
+
+def test_einsum_of_large_matrices():
+    @htile.rowwise
+    def f(x, weight: htile.Inner[2]):
+        return torch.einsum("k,kn->n", x, weight)
+
+    with pytest.raises(UnsupportedError, match="at most 64 elements of each"):
+        f(random(5, 65), random(65, 66))
+    x, weight = random(5, 64), random(64, 66, seed=1)
+    torch.testing.assert_close(f(x, weight), x @ weight, rtol=1e-4, atol=1e-4)
+
+    @htile.rowwise
+    def of_a_matrix(x, weight: htile.Matrix):
+        return torch.einsum("k,nk->n", x, weight)
+
+    with pytest.raises(UnsupportedError, match=r"write F\.linear"):
+        of_a_matrix(x.bfloat16(), weight.T.bfloat16())
 
 
 def test_a_product_of_large_matrices():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.functional import pad
 from torch.utils import _pytree as pytree
 
 import htile
@@ -35,6 +36,23 @@ MOVEMENTS = {
     "t": lambda x: (x.t() * 2, x.view(2, 4).t()),
     "view_as": lambda x: x.view_as(torch.zeros(2, 4)).sum(0),
     "glu": lambda x: torch.nn.functional.glu(x),
+    "repeat": lambda x: (x.repeat(3), x.repeat(2, 1), x.view(2, 4).repeat(1, 2), x.repeat((1,))),
+    "repeat of a number": lambda x: (x.sum().repeat(3), x.sum().repeat(2, 2)),
+    "tile": lambda x: (x.tile(2), torch.tile(x.view(2, 4), (3, 1)), x.view(2, 4).tile(2)),
+    "repeat_interleave": lambda x: (x.repeat_interleave(3), x.view(2, 4).repeat_interleave(2, 0),
+                                    x.view(2, 4).repeat_interleave(2), x.sum().repeat_interleave(2),
+                                    torch.repeat_interleave(x.view(-1, 2).sum(-1), 2) * x),
+    "hstack": lambda x: (torch.hstack((x, x[:3])), torch.hstack((x.view(2, 4), x.view(4, 2).t())),
+                         torch.hstack((x.sum(), x.amax()))),
+    "vstack": lambda x: (torch.vstack((x, -x)), torch.vstack((x[:4], x.view(2, 4)))),
+    "column_stack": lambda x: (torch.column_stack((x, -x)),
+                               torch.column_stack((x[:2], x.view(2, 4)))),
+    "pad": lambda x: (pad(x, (2, 2)), pad(x, (0, 8), value=-1.5), pad(x, (-2, 4)), pad(x, (0, 0)),
+                      pad(x.view(2, 4), (1, 1, 0, 2)), pad(x.int(), (4, -4), value=3)),
+    "shifted": lambda x: x - pad(x, (1, 0))[:-1],
+    "diff": lambda x: (x.diff(), x.diff(n=3), torch.diff(x.view(2, 4), dim=0), x.diff(n=0),
+                       torch.diff(x, prepend=x[:1], append=x[-2:]), (x > 0).diff(), x.int().diff()),
+    "data": lambda x: x.data * 2,
 }
 
 

@@ -373,6 +373,56 @@ FOLLOWED = {
             return x * space.X
         steps = [lambda: (x, Space), lambda: setattr(Space, "X", 3.0) or (x, Space)]
         """,
+    "a name that is computed": """
+        class Config:
+            scale_of_rows = 2.0
+        def f(x, of: htile.Static):
+            return x * getattr(Config, f"scale_of_{of}")
+        def change():
+            Config.scale_of_rows = 3.0
+            return x, "rows"
+        steps = [lambda: (x, "rows"), change]
+        """,
+    "a name of a module that is computed": """
+        def f(x, of: htile.Static):
+            return x * getattr(settings, of.upper(), 1.0)
+        def change():
+            settings.EPS = 3.0
+            return x, "eps"
+        steps = [lambda: (x, "eps"), change]
+        """,
+    "names in one string": """
+        class Config:
+            low = high = 2.0
+        def f(x):
+            return x * sum(getattr(Config, name) for name in "low high".split())
+        def change():
+            Config.high = 3.0
+            return (x,)
+        steps = [lambda: (x,), change]
+        """,
+    "a path of attributes": """
+        class Inner:
+            eps = 2.0
+        class Config:
+            inner = Inner
+        def f(x):
+            return x * operator.attrgetter("inner.eps")(Config)
+        def change():
+            Inner.eps = 3.0
+            return (x,)
+        steps = [lambda: (x,), change]
+        """,
+    "a field of a format": """
+        class Config:
+            eps = 2.0
+        def f(x):
+            return x * float("{0.eps}".format(Config))
+        def change():
+            Config.eps = 3.0
+            return (x,)
+        steps = [lambda: (x,), change]
+        """,
     "a function's attribute": """
         def helper(x):
             return x * helper.k
@@ -607,6 +657,18 @@ REFUSED = {
         def f(x):
             return x * helper()
         """),
+    "a singledispatch": ("uses 'helper', a functools.singledispatch", """
+        @functools.singledispatch
+        def helper(value):
+            return 2.0
+        def f(x):
+            return x * helper(1)
+        """),
+    "a context of decimal numbers": ("uses 'decimal.getcontext'", """
+        import decimal
+        def f(x):
+            return x * decimal.getcontext().prec
+        """),
     "an object that hashes by value": ("s is static.*a mutable Scale", """
         class Scale:
             k = 2.0
@@ -677,6 +739,18 @@ TAKEN = {
             pair = Pair(helper(x), inner(x))
             return sum((pair.low, pair.high)) if isinstance(pair, tuple) else x
         """,
+    "classes with methods that no call runs": """
+        LOG = []
+        @dataclass(frozen=True)
+        class Config:
+            eps: float = 0.5
+            def __repr__(self):
+                return f"Config {len(LOG)}"
+        CONFIG = Config()
+        def f(x):
+            'It says {nothing} of % and of LOG.'
+            return x * CONFIG.eps * getattr(CONFIG, "scale", 2.0) * getattr(Config, "eps", x.sum())
+        """,
     "an import of a library": """
         def f(x):
             import math
@@ -697,6 +771,71 @@ TAKEN = {
             return x * 2 if torch.compiler.is_compiling() or torch.jit.is_scripting() else x
         """,
 }
+
+
+# What runs a special method of a class: how it is defined, and how it is used.
+SPECIAL = {
+    "__str__": ("def __str__(self): return str(VALUE)", "float(str(OF))"),
+    "__str__, by %": ("def __str__(self): return str(VALUE)", "float('%s' % OF)"),
+    "__format__": ("def __format__(self, how): return str(VALUE)", "float(f'{OF}')"),
+    "__repr__": ("def __repr__(self): return str(VALUE)", "float(repr(OF))"),
+    "__iadd__": ("def __iadd__(self, other): return VALUE", "added(OF)"),
+    "__divmod__": ("def __divmod__(self, other): return VALUE, 0", "divmod(OF, 2)[0]"),
+    "__reversed__": ("def __reversed__(self): return iter((VALUE,))", "next(reversed(OF))"),
+    "__copy__": ("def __copy__(self): return VALUE", "copy.copy(OF)"),
+    "__setitem__": ("pass", "stored()"),
+    "keys": ("keys, __getitem__ = (lambda self: 'abc'[: int(VALUE)]), (lambda self, key: 1)",
+             "len(dict(OF))"),
+    "__class_getitem__": ("def __class_getitem__(cls, key): return VALUE", "Kind[1]"),
+    "__init_subclass__": ("def __init_subclass__(cls): cls.k = VALUE", "subclass().k"),
+    "__set_name__": ("def __set_name__(self, owner, name): owner.k = VALUE", "holder().k"),
+    "__mro_entries__": ("def __mro_entries__(self, bases): return (of_value(),)", "inherited().k"),
+    "__instancecheck__": ("pass", "(2.0 if isinstance(1, Asked) else 3.0)"),
+    "__subclasscheck__": ("pass", "(2.0 if issubclass(int, Asked) else 3.0)"),
+    "__getattr__ of a metaclass": ("pass", "Asked.anything"),
+}  # fmt: skip
+SPECIAL_OF = """
+    import copy
+    @dataclass(frozen=True, repr=False)
+    class Kind:
+        {method}
+    class Meta(type):
+        def __instancecheck__(cls, one):
+            return VALUE > 2.5
+        __subclasscheck__ = __instancecheck__
+        def __getattr__(cls, name):
+            return VALUE
+    class Asked(metaclass=Meta):
+        pass
+    def of_value():
+        return type("Of", (), {{"k": VALUE}})
+    def added(one):
+        one += 1
+        return one
+    class Keeping:
+        def __setitem__(self, key, value):
+            self.value = value * VALUE
+    def stored():
+        one = Keeping()
+        one[0] = 1.0
+        return one.value
+    def subclass():
+        class Sub(Kind):
+            pass
+        return Sub
+    def holder():
+        class Holder:
+            one = Kind()
+        return Holder
+    def inherited():
+        class Heir(OF):
+            pass
+        return Heir
+    OF = Kind()
+    def f(x):
+        return x * {use}
+    steps = [lambda: (x,), lambda: rebind(3.0)]
+    """
 
 
 @pytest.fixture
@@ -735,6 +874,18 @@ def test_followed(run, name):
         results.append(f(*args).float())
         assert torch.equal(compiled(*args), results[-1])
     assert not torch.equal(results[0], results[1]), "the step changes what f gives"
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_methods_are_followed(run, name):
+    method, use = SPECIAL[name]
+    f, steps = run(SPECIAL_OF.format(method=method, use=use))
+    compiled, results = htile.rowwise(f), []
+    for step in steps:
+        args = step()
+        results.append(f(*args))
+        assert torch.equal(compiled(*args), results[-1])
+    assert not torch.equal(*results), "the step changes what f gives"
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
+import htile
 from htile.errors import HTileError
 from htile.frontend import ops as ops_
 from htile.frontend.functions import FUNCTIONS
@@ -216,6 +217,22 @@ CASES = {
                            x.sum().view(-1), torch.flatten(x), x.reshape(-1).contiguous()),
     "devices": lambda x, y: (x.to(x.device), x.to(y.device, x.dtype), x.to(y),
                              x * (x.device == y.device)),
+    "devices of factories": lambda x, i: (
+        i * torch.arange(x.shape[-1], device=x.device), i + torch.ones(len(x), device=i.device),
+        x * torch.tensor(2.0, device=x.device), x + torch.zeros_like(x, device=x.device),
+        x + torch.full((), 0.5, device=x.device)),
+    "new": lambda x, i: (x + x.new_zeros(x.shape), x * x.new_ones(x.shape[-1]), x + x.new_ones(()),
+                         i * i.new_full((x.shape[-1],), 3), x * x.new_tensor(2), i.new_ones(1) * i),
+    "full_like of a number": lambda x, i, s: (x * torch.full_like(x, s), i + torch.full_like(i, s)),
+    "aminmax": lambda x, i: (*torch.aminmax(x), *x.aminmax(dim=-1, keepdim=True), i.aminmax().max),
+    "decimals": lambda x: (x.round(decimals=2), torch.round(x * 1000, decimals=-2)),
+    "distances": lambda x, y: (torch.dist(x, y), torch.dist(x, y, 1), F.pairwise_distance(x, y),
+                               F.pairwise_distance(x, y, 3, 1e-3, True)),
+    "margins": lambda x, y: (F.soft_margin_loss(x, y.sign()),
+                             F.soft_margin_loss(x, y.sign(), reduction="none")),
+    "poisson": lambda x, p: (F.poisson_nll_loss(x, p), F.poisson_nll_loss(x, p * 3, full=True),
+                             F.poisson_nll_loss(p, p, log_input=False, reduction="sum")),
+    "len": lambda x: (x / len(x), x * len(x[None])),
     "sticky": lambda z: (z - z.max()).sum(),
 }  # fmt: skip
 
@@ -231,6 +248,37 @@ ONE = [n for n in CASES if n not in ("var.nan", "per_row.rows", "layer_norm", "r
 @pytest.mark.parametrize("name", ONE)
 def test_numbers_of_one_column(name):
     check(CASES[name], n=1)
+
+
+@pytest.mark.parametrize("ends", [(-1, 3), (0.5, -2.5), (7, 7)])
+@pytest.mark.parametrize("n", [1, 2, 7, 100])
+def test_linspace(n, ends):
+    f = htile.rowwise(lambda x: x + torch.linspace(*ends, n, device=x.device))
+    error = (f(torch.zeros(2, n)) - torch.linspace(*ends, n, dtype=torch.float64)).abs().max()
+    assert error <= 4e-7
+    halves = htile.rowwise(lambda x: x + torch.linspace(*ends, steps=n, dtype=torch.float16))
+    assert halves(torch.zeros(2, n)).dtype is torch.float16
+
+
+def test_tensors_of_a_number_that_is_given_at_run_time():
+    def f(x, s: float):
+        t = torch.tensor([s, 2.0, 1 - s])
+        return (
+            torch.full(x.shape, s) * x, x * x.new_full((1,), s), x * torch.tensor(s), t.sum() * x,
+            torch.scalar_tensor(s) - x, x * torch.as_tensor(s), x.new_tensor(s) + x,
+            x * torch.sqrt(torch.tensor(s)),
+        )  # fmt: skip
+
+    x = torch.randn(3, N)
+    for got, want in zip(htile.rowwise(f)(x, 0.7), f(x, 0.7), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_a_number_that_torch_makes_of_a_tensor_has_no_gradient():
+    f = htile.rowwise(lambda x, s: x * torch.full_like(x, s) * torch.tensor(s) * torch.tensor([s]))
+    x, s = torch.ones(2, N, requires_grad=True), torch.tensor(2.0, requires_grad=True)
+    assert torch.autograd.grad(f(x, s).sum(), s, allow_unused=True) == (None,)
+    assert torch.equal(torch.autograd.grad(f(x, s).sum(), x)[0], torch.full((2, N), 8.0))
 
 
 def test_keepdim_is_not_a_row_at_one_column():

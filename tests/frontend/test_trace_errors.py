@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 import types
 from pathlib import Path
 
@@ -58,13 +59,17 @@ def both(x):
 
 
 def assign(x):
-    x[0] = 1.0
+    x[x.argmax()] = 1.0
     return x
 
 
 def assign_masked(x):
     x[x < 0] = 0.0
     return x
+
+
+def assign_in_two(x):
+    x[:, 0] = 1.0
 
 
 def sizes(x):
@@ -98,7 +103,7 @@ MISTAKES = {
     "built-in sum": (lambda x: sum(x), TraceError, "x.sum()"),
     "loop": (loop, TraceError, "one by one"),
     "unpacking": (lambda x: [*x], TraceError, "one by one"),
-    "len": (lambda x: x * len(x), TraceError, "x.shape[-1]"),
+    "len of a number": (lambda x: x * len(x.sum()), ShapeError, "it is one number"),
     "float": (lambda x: float(x.sum()), TraceError, "x.to(dtype)"),
     "int": (lambda x: int(x.sum()), TraceError, "x.to(dtype)"),
     "index": (lambda x, i: [1, 2][i], TraceError, "static argument"),
@@ -108,15 +113,19 @@ MISTAKES = {
     "beyond the end": (lambda x: x[8], ShapeError, "index 8 of an axis of 8 elements"),
     "nothing of a row": (lambda x: x[8:], ShapeError, "a part without elements"),
     "two indices": (lambda x: x[0, 1], ShapeError, "2 indices of a value of shape (8,)"),
+    "a leading dimension": (lambda x: x[:, 1:], ShapeError, "write x[:n] for x[:, :n]"),
+    "an index of a number": (lambda x: x.sum()[:, None], ShapeError, "x[..., None]"),
+    "assignment to a leading dimension": (assign_in_two, ShapeError, "write x[:n] for x[:, :n]"),
+    "a vector of another length": (lambda x, w: x[:4] * 2 * w, ShapeError, "htile.PerRow"),
     "a negative step": (lambda x: x[::-1], ShapeError, "steps of 1 and more"),
     "computed bounds": (lambda x, i: x[: i.max()], UnsupportedError, "computed bounds"),
     "masking": (lambda x: x[x > 0], UnsupportedError, "torch.where(mask, x, other)"),
     "a list of indices": (lambda x: x[[0, 1]], UnsupportedError, "write numbers and slices"),
-    "assignment": (assign, TraceError, "torch.where(mask, value, x)"),
-    "masked assignment": (assign_masked, TraceError, "torch.where(mask, value, x)"),
-    "add_": (lambda x: x.add_(1), TraceError, "x = x.add(...)"),
-    "torch.relu_": (lambda x: torch.relu_(x), TraceError, "in place"),
-    "inplace=": (lambda x: F.relu(x, inplace=True), TraceError, "x = F.relu(x)"),
+    "assignment": (assign, UnsupportedError, "torch.where(torch.arange(x.shape[-1]) == y, value"),
+    "masked assignment": (assign_masked, UnsupportedError, "torch.where(mask, value, x)"),
+    "transpose_": (lambda x: x.transpose_(0, -1), TraceError, "x = x.transpose(...)"),
+    "torch.dropout_": (lambda x: torch.dropout_(x, 0.5, True), UnsupportedError, "htile.dropout"),
+    "inplace=": (lambda x: F.dropout(x, inplace=True), UnsupportedError, "htile.dropout"),
     "out=": (lambda x, y: torch.add(x, x, out=y), TraceError, "assign the result"),
     "unknown function": (lambda x: torch.cummax(x, -1), UnsupportedError, "torch.cummax is not"),
     "unknown method": (lambda x: x.median(), UnsupportedError, "x.median is not supported; x.topk"),
@@ -128,24 +137,60 @@ MISTAKES = {
     "matmul of two dtypes": (lambda x: x.half() @ x.bfloat16(), DtypeError, "y.to(x.dtype)"),
     "mv of rows": (lambda x: torch.mv(x, x), ShapeError, "expected a small matrix"),
     "dot of matrices": (lambda x: x.view(2, 4).dot(x), ShapeError, "expected a row;"),
-    "einsum": (lambda x: torch.einsum("i,i->", x, x), UnsupportedError, "write a @ b"),
-    "outer": (lambda x, y: torch.outer(x, y), UnsupportedError, "a[:, None] * b"),
+    "einsum of too many letters": (lambda x: torch.einsum("ij->i", x), ShapeError, "a letter for"),
+    "einsum of too few": (lambda x: torch.einsum("i,i", x), ShapeError, "a letter for each axis"),
+    "einsum of a diagonal": (
+        lambda x: torch.einsum("ii->i", x[:4].view(2, 2)), UnsupportedError, "a letter stands once"
+    ),
+    "einsum to a letter from nowhere": (
+        lambda x: torch.einsum("i->j", x), UnsupportedError, "those of the result in an operand"
+    ),
+    "einsum of two sizes": (
+        lambda x: torch.einsum("i,i", x, x[:3]), ShapeError, "i has 8 and 3 elements"
+    ),
+    "einsum of signs": (lambda x: torch.einsum("i;i", x), TraceError, '"k,kn->n"'),
+    "einsum of integers": (lambda i: torch.einsum("i->", i), DtypeError, "x.float()"),
+    "outer of matrices": (lambda x: torch.outer(x.view(2, 4), x), ShapeError, "a[..., None] * b"),
+    "inner of matrices": (lambda x: torch.inner(x.view(2, 4), x), ShapeError, "expected a row"),
+    "repeat of too few axes": (lambda x: x.view(2, 4).repeat(2), ShapeError, "for each axis"),
+    "repeat of no times": (lambda x: x.repeat(0), ShapeError, "1 and more"),
+    "repeat_interleave of a row": (
+        lambda x, i: x.repeat_interleave(i), UnsupportedError, "by a Tensor: it takes one number"
+    ),
+    "pad of one end": (lambda x: F.pad(x, (1,)), ShapeError, "two integers for each axis"),
+    "pad of nothing": (lambda x: F.pad(x, (-4, -4)), ShapeError, "leaves no elements"),
+    "pad that reflects": (
+        lambda x: F.pad(x, (1, 1), mode="reflect"), UnsupportedError, "torch.cat"
+    ),
+    "diff of one element": (lambda x: x[:1].diff(), ShapeError, "diff 1 times of an axis of 1"),
+    "complex": (lambda x: torch.complex(x, x), UnsupportedError, "a, b = x[0::2], x[1::2]"),
+    "decimals of integers": (lambda i: i.round(decimals=1), DtypeError, "leave decimals out"),
     "F.linear": (lambda x, y: F.linear(x, y), UnsupportedError, "annotate the weight"),
     "F.dropout": (lambda x: F.dropout(x), UnsupportedError, "random numbers"),
     "erfinv": (lambda x: torch.erfinv(x), UnsupportedError, "torch.erfinv is not supported"),
-    "device": (lambda x: torch.ones(2, device=x.device), TraceError, "leave device out"),
+    "device": (lambda x: torch.ones(2, device="cuda"), TraceError, "device=x.device"),
+    "device of a value": (lambda x: torch.tensor(x, device="cpu"), TraceError, "device=x.device"),
     "device of zeros_like": (
-        lambda x: torch.zeros_like(x, device=x.device), TraceError, "leave device out"
+        lambda x: torch.zeros_like(x, device="cpu"), TraceError, "leave it out"
     ),
     "device compared": (lambda x: x.device == "cuda", TraceError, "where its inputs are"),
+    "device compared, left": (
+        lambda x: operator.eq("cuda", x.device), TraceError, "where its inputs are"
+    ),
+    "device told apart": (lambda x: x.device != "cpu", TraceError, "where its inputs are"),
     "device type": (lambda x: x.device.type, TraceError, "asked for its type"),
+    "device as text": (lambda x: str(x.device), TraceError, "asked for its name"),
+    "device in a text": (lambda x: f"{x.device}", TraceError, "asked for its name"),
+    "device in words": (lambda x: "cuda" in x.device, TraceError, "its name has 'cuda'"),
+    "device of torch": (lambda x: torch.device(x.device), TraceError, "where its inputs are"),
+    "device of eye": (lambda x: x @ torch.eye(8, device=x.device), TraceError, "pass it as"),
     "item": (lambda x: x.sum().item(), UnsupportedError, "not known while tracing"),
     "cuda": (lambda x: x.cuda(), UnsupportedError, "x.cuda"),
     "view": (lambda x: x.view(3, 4), ShapeError, "the sizes do not fit"),
     "view of two unknown sizes": (lambda x: x.view(-1, -1), ShapeError, "one of them -1"),
     "transpose": (lambda x: x.transpose(0, 1), ShapeError, "dim=1"),
     "permute": (lambda x: x.view(2, 4).permute(0, 0), ShapeError, "permute"),
-    "flip": (lambda x: x.flip(0), UnsupportedError, "along the row"),
+    "flip": (lambda x: x.flip(0), UnsupportedError, "pass x.flip(-1) as an argument"),
     "torch.maximum": (lambda x: torch.maximum(x, 0.0), TraceError, "x.clamp(min=0.0)"),
     "torch.minimum": (lambda x: torch.minimum(x, 1), TraceError, "x.clamp(max=0.0)"),
     "torch.minimum, reflected": (lambda x: torch.minimum(1.0, x), TraceError, "full_like"),
@@ -153,7 +198,14 @@ MISTAKES = {
     "torch.logical_and": (lambda k: torch.logical_and(k, True), TraceError, "torch.full_like"),
     "torch.exp, too many": (lambda x: torch.exp(x, 3), TraceError, "torch.exp"),
     "torch.tensor": (lambda x: torch.tensor(x), TraceError, "it is a tensor already"),
-    "torch.tensor of a list": (lambda x: torch.tensor([1.0, x]), TraceError, "torch.tensor"),
+    "torch.tensor of a list": (lambda x: torch.tensor([1.0, x]), TraceError, "torch.stack"),
+    "torch.tensor of a text": (lambda x: torch.tensor([x.sum(), "a"]), TraceError, "torch.stack"),
+    "linspace of ints": (
+        lambda x: x * torch.linspace(0, 7, 8, dtype=torch.int64), UnsupportedError, "torch.arange"
+    ),
+    "full_like of a row": (lambda x: torch.full_like(x, x), TraceError, "'fill_value'"),
+    "full_like of a sum": (lambda x: torch.full_like(x, x.sum()), TraceError, "value.expand_as"),
+    "full of a sum": (lambda x: torch.full((8,), x.sum()) * x, TraceError, "value.expand"),
     "full_like of nothing": (lambda x: torch.full_like(x, None), TraceError, "'fill_value'"),
     "captured tensor": (lambda x: x * WEIGHT, TraceError, "pass it as an argument"),
     "captured tensor, left": (lambda x: WEIGHT * x, TraceError, "pass it as an argument"),
@@ -204,7 +256,6 @@ MISTAKES = {
     "nothing like it": (lambda x: x.qqqq(), UnsupportedError, "docs/reference.md lists"),
     "chunk": (lambda x: x.chunk(0), ShapeError, "chunk into 0 parts"),
     "narrow": (lambda x: x.narrow(0, 4, 8), ShapeError, "narrow(0, 4, 8)"),
-    "pad": (lambda x: F.pad(x, (1, 1)), UnsupportedError, "torch.cat"),
     "group_norm": (lambda x: F.group_norm(x, 2), UnsupportedError, "a leading dimension"),
     "bits": (lambda x: x.view(torch.int32), UnsupportedError, "bits of a number"),
     "size_average": (
@@ -237,7 +288,7 @@ MISTAKES = {
     "to float64": (lambda x: x.to(torch.float64), DtypeError, "float64"),
     "sum to float64": (lambda x: x.sum(dtype=torch.float64), DtypeError, "float64"),
     "ones in int8": (lambda x: torch.ones_like(x, dtype=torch.int8), DtypeError, "int8"),
-    "a zero in place": (lambda x: x.zero_(), TraceError, "write x = torch.zeros_like"),
+    "a resize in place": (lambda x: x.resize_(4), TraceError, "write a new value"),
     "random in place": (lambda x: x.uniform_(), TraceError, "write a new value"),
     "a shift": (lambda x: x << 1, DtypeError, "<< of f32"),
     "erfc": (lambda x: torch.erfc(x), UnsupportedError, "no accurate form"),
@@ -307,7 +358,6 @@ MISTAKES = {
         lambda x, t: F.nll_loss(x, t, ignore_index=0.5), TraceError, "expected a Python integer"),
     "clamp to nothing": (lambda x: x.clamp(), TraceError, "min, max or both"),
     "rounding_mode": (lambda x: torch.div(x, x, rounding_mode="up"), TraceError, "'floor'"),
-    "decimals": (lambda x: torch.round(x, decimals=2), UnsupportedError, "scale"),
     "unknown keyword": (lambda x: x.sum(where=x > 0), UnsupportedError, "keepdim=False"),
     "nuclear norm": (lambda x: torch.norm(x, p="nuc"), UnsupportedError, "'nuc'"),
     "gelu": (lambda x: F.gelu(x, approximate="no"), TraceError, "'none' or 'tanh'"),
@@ -344,12 +394,12 @@ def test_mistake(name):
         assert foreign not in str(error).replace(__file__, "")
 
 
-EXACT_LINES = {branch: "if x.sum() > 0:", loop: "for value in x:", assign: "x[0] = 1.0"}
+EXACT_LINES = {branch: "if x.sum() > 0:", loop: "for value in x:", assign: "x[x.argmax()] = 1.0"}
 
 
 @pytest.mark.parametrize("fn", EXACT_LINES)
 def test_the_line_is_the_users(fn):
-    with pytest.raises(TraceError) as caught:
+    with pytest.raises(HTileError) as caught:
         traced(fn)
     assert caught.value.loc.text == EXACT_LINES[fn]
     assert EXACT_LINES[fn] in str(caught.value)

@@ -355,7 +355,9 @@ MEANT = {
     Op.ADD: np.add, Op.SUB: np.subtract, Op.MUL: np.multiply, Op.NEG: np.negative,
     Op.FLOORDIV: np.floor_divide, Op.MOD: np.mod,
     Op.MAXIMUM: np.maximum, Op.MINIMUM: np.minimum, Op.SUM: np.sum, Op.CUMSUM: np.cumsum,
-    Op.MAX: np.max, Op.MIN: np.min,
+    Op.MAX: np.max, Op.MIN: np.min, Op.ANY: np.any, Op.ALL: np.all, Op.DIV: np.divide,
+    Op.MEAN: lambda x, **along: x[:, :1] + np.mean(x - x[:, :1], **along),  # as exact as HTile's
+    Op.OR: np.logical_or,
     Op.KEY_VALUE: np.real, Op.LT: np.less, Op.GT: np.greater, Op.WHERE: np.where,
     Op.EQ: np.equal, Op.AND: lambda x, y: (x.astype(int) & y.astype(int)),
     Op.RSHIFT: lambda x, y: x.astype(int) >> y.astype(int), Op.CONVERT: lambda x: x,

@@ -13,9 +13,9 @@ from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer, GlobalTo
 from htile.utils import make_fake_tensor
 
 config = ElementwiseTileConfig(
-    BFloat16, N=4096, num_threads=256, threads_per_row=256, cluster_n=1, stage=3
+    BFloat16, N=4096, num_threads=128, threads_per_row=128, cluster_n=1, stage=3
 )
-blocks = 5  # of an SM, for which registers are spared
+blocks = 6  # of an SM, for which registers are spared
 
 
 @cute.kernel

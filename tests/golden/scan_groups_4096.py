@@ -13,9 +13,9 @@ from htile.dataflow import ElementwiseKernelContext, ElementwiseLoader, Elementw
 from htile.utils import make_fake_tensor, view_of
 
 config = ElementwiseTileConfig(
-    Float32, N=512, num_threads=128, threads_per_row=64, cluster_n=1, stage=26
+    Float32, N=512, num_threads=128, threads_per_row=128, cluster_n=1, stage=18
 )
-blocks = 3  # of an SM, for which registers are spared
+blocks = 6  # of an SM, for which registers are spared
 
 
 @cute.kernel

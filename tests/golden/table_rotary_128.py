@@ -13,9 +13,8 @@ from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer, GlobalTo
 from htile.utils import make_fake_tensor, table_of, view_of
 
 config = ElementwiseTileConfig(
-    BFloat16, N=64, num_threads=128, threads_per_row=4, cluster_n=1, stage=0
+    BFloat16, N=64, num_threads=128, threads_per_row=8, cluster_n=1, stage=0
 )
-blocks = 0  # of an SM, as the compiler likes
 
 
 @cute.kernel
@@ -76,8 +75,6 @@ def table_rotary(
         cluster=config.cluster,
         stream=stream,
         use_pdl=True,
-        min_blocks_per_mp=blocks,
-        preferred_smem_carveout=-1,
     )
 
 

@@ -31,6 +31,18 @@ def exchanged(x, y):
 
 
 @htile.rowwise
+def counted(x, t: htile.PerRow):
+    """All threads of a row read a number that one of them overwrites, with no exchange before."""
+    return x * t, t + 1
+
+
+@htile.rowwise
+def stepped(x, t: htile.PerRow):
+    t = t + 0.1 * ((x * x).mean() - t)
+    return x * torch.rsqrt(t), t
+
+
+@htile.rowwise
 def described(x):
     return {"y": x * 2, "top": x.amax(-1, keepdim=True), "positive": [(x > 0).sum(), x > 0]}
 
@@ -43,6 +55,10 @@ def rows(m, n, dtype, device):
     return (torch.randn(m, n, device=device).to(dtype),)
 
 
+def rows_and_numbers(m, n, dtype, device):
+    return torch.randn(m, n, device=device).to(dtype), torch.rand(m, device=device) + 1
+
+
 # name: (function, arguments, which arguments the results replace, in order)
 IN_PLACE = {
     "softmax": (softmax, rows, (0,)),
@@ -50,6 +66,8 @@ IN_PLACE = {
     "rmsnorm, crossed": (rmsnorm, residual_arguments, (2, 0)),
     "exchanged": (exchanged, pair, (1, 0)),
     "not exchanged": (exchanged, pair, (0, 1)),
+    "a number of each row": (counted, rows_and_numbers, (0, 1)),
+    "a number of each row, reduced": (stepped, rows_and_numbers, (0, 1)),
 }
 SIZES, ROWS = (1000, 4096, 32768), 133
 DTYPES = (BF16, F32)

@@ -70,6 +70,12 @@ def grouped(x, w):
 
 
 @htile.rowwise
+def softmax_with_sink(x, sink: htile.Inner[1]):
+    joined = torch.cat((x, sink))
+    return joined.softmax(-1)[:-1], joined.mean(), joined.argmax()
+
+
+@htile.rowwise
 def turned_pairs(x, y):
     a, b = x[0::2], x[1::2]
     return torch.stack((a - b * y, a), -1).flatten(), (a * b).sum()
@@ -123,6 +129,7 @@ def cases(device="meta"):
         yield rotated_pairs, (rows(m, 2 * n), rows(n), rows(n))
         yield rotated_pairs, (rows(m, 2 * n, dtype=F32), rows(n), rows(n))
         yield grouped, (rows(m, 4 * n), rows(n))
+        yield softmax_with_sink, (rows(m, n), rows(m, 1, dtype=F32))
         if n < 10000:
             yield attended, (rows(m, 3, n), rows(n))
             yield mixed, (rows(m, 4, 4, dtype=F32), rows(m, 4, n))

@@ -346,6 +346,10 @@ def no_row_is_read(x, t: htile.PerRow):
     return torch.zeros_like(x) + t
 
 
+def no_row_is_so_long(x, t: htile.PerRow):
+    return (torch.arange(1500) * t).sum(-1)
+
+
 def a_number_a_row(x):
     return torch.zeros_like(x) + x.sum()
 
@@ -437,6 +441,7 @@ INT32, INT64 = (BOOL.to(dtype) for dtype in (torch.int32, torch.int64))
 KINDS = {
     "only per-row": (only_per_row, X, PER_ROW),
     "no row is read": (no_row_is_read, X, PER_ROW),
+    "no row is so long": (no_row_is_so_long, X, PER_ROW),
     "a number a row": (a_number_a_row, X),
     "constant sum": (constant_sum, X),
     "constant mean": (constant_mean, X),

@@ -262,3 +262,32 @@ def test_it_compiles_without_a_stack(body, n, arch):
 def test_elements_of_integers_compile(dtype):
     for n in (1003, 1 << 20):
         assert of(lambda x, y: x[y], n, dtype).resources.stack == 0
+
+
+def chosen(x, k):
+    """The elements of another row at the places of the k largest, which are in the row."""
+    return torch.exp(x).gather(-1, x.topk(k).indices)
+
+
+KNOWN = {
+    "gather": lambda x: chosen(x, 3),
+    "an index": lambda x: (x * 2)[x.argmax()],
+    "an index that counts back": lambda x: (x * 2)[x.argmin() - N],
+    "of a part": lambda x: (x * 2)[x[:2048].argmax() + 7],
+    "a comparison": lambda x: torch.where(x.argmax() < N, x.sum(), 0.0),
+}
+
+
+@pytest.mark.parametrize("f", KNOWN.values(), ids=KNOWN)
+def test_what_a_rank_has_for_an_index_is_in_the_row(f):
+    """So nothing checks it, and nothing is put in the place of what would be beyond the row."""
+    kernel = kernel_of(f, meta(64, N))
+    ops = {node.op for node in kernel.graph if not node.value.spread}
+    assert not {Op.GE, Op.LT, Op.AND, Op.WHERE, Op.MAXIMUM, Op.MINIMUM} & ops
+    assert I64 not in dtypes(kernel.graph, Op.CONVERT)
+
+
+def test_an_index_that_may_be_beyond_the_row_is_checked():
+    for f in (lambda x: x[x.argmax() + 1], lambda x, y: x[torch.maximum(x.argmax(), y)]):
+        kernel = kernel_of(f, meta(64, N)) if f.__code__.co_argcount == 1 else of(f)
+        assert {Op.LT, Op.WHERE} <= {node.op for node in kernel.graph if not node.value.spread}

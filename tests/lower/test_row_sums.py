@@ -109,6 +109,17 @@ def test_names_of_the_user_are_no_names_of_the_kernel():
     assert kernel_of(scaled, *rows((2, 64)), 2.0, 3.0, 4.0).resources.stack == 0
 
 
+@pytest.mark.parametrize("n", (1000, 2000))
+def test_a_sum_of_no_row_compiles(n):
+    """Of values of rows and of indices, of which there are as many as a row has, or more."""
+
+    def of_no_row(x, t: htile.PerRow):
+        return htile.sum_rows((torch.arange(n) * t).sum(-1)), htile.sum_rows(torch.arange(n) * t)
+
+    x, t = torch.empty(4, 1000, device="meta"), torch.empty(4, device="meta")
+    assert kernel_of(of_no_row, x, t).resources.stack == 0
+
+
 def test_rows_that_no_plan_holds_are_refused():
     def doubled(x):
         return htile.sum_rows(2 * x)

@@ -118,9 +118,11 @@ def evaluated(arch="sm_80", tile=None, change=None, **order):
 
     def evaluate(kernel, found, rows):
         text = running.text_for(kernel, found, rows, without_wgmma(arch), A100, False)
-        columns = [running.columns_of(found[o.product.matrix], o, kernel.n)
-                   for o in kernel.operands]  # fmt: skip
-        columns = columns if text.major == "k" else [each.t() for each in columns]
+        columns = [
+            running.columns_of(found[o.product.matrix], o, kernel.n) for o in kernel.operands
+        ]
+        if text.major != "k":
+            columns = [each.t() for each in columns]
         others = [running.argument(found[i.name], i, kernel.n) for i in kernel.others]
         source, own = text.source, text.tile
         if tile is not None:

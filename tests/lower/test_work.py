@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import htile
-from htile.lower import enumeration, plan, reductions, schedule, work
+from htile.lower import enumeration, instructions, plan, reductions, schedule, work
 from htile.lower.patterns import Function
 from htile.lower.precision import NEAR_OPS
 from tests.lower.cases import BF16, EXAMPLES
@@ -57,5 +57,5 @@ def test_an_exponential_that_loops_would_repeat():
 
 
 def test_every_short_function_has_a_cost_of_its_own():
-    pairs = [key for key in work.OP_COSTS if isinstance(key, tuple)]
+    pairs = [key for key in instructions.OP_COSTS if isinstance(key, tuple)]
     assert {op for op, function in pairs if function is Function.NEAR} == NEAR_OPS

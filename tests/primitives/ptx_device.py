@@ -26,6 +26,8 @@ INTEGERS = {
 }  # fmt: skip
 COMPARE = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
            "eq": operator.eq, "ne": operator.ne}  # fmt: skip
+# How many of the machine's instructions some of 64 bits take.
+WIDE = dict.fromkeys(("setp", "selp", "and", "or", "xor", "add", "sub"), 2) | {"max": 3, "min": 3}
 BITWISE = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 
 
@@ -100,7 +102,7 @@ class Warp:
         self.shared, self.memory, self.late = shared, memory, late
         self.thread = np.arange(WARP, dtype=np.uint32) + np.uint32(WARP * index)
         self.registers = {}
-        self.place = np.zeros(WARP, np.int64)
+        self.place, self.executed = np.zeros(WARP, np.int64), 0
         self.started, self.groups = [], []  # copies by cp.async, of all lanes together
 
     @property
@@ -114,6 +116,7 @@ class Warp:
             active = self.place == at
             predicate, negated, opcode, operands = self.instructions[at]
             self.place[active] += 1
+            self.executed += WIDE.get(opcode[0], 1) if opcode[-1][1:] == "64" else 1
             if predicate:
                 active = active & (self.registers[predicate] != negated)
             if opcode[0] == "bra":
@@ -122,7 +125,8 @@ class Warp:
                 self.place[active] = len(self.instructions)
             elif opcode[0] == "bar":
                 assert active.all(), "all lanes of a warp meet a barrier together"
-                return
+                if opcode[1] != "warp":
+                    return
             else:
                 getattr(self, f"_{opcode[0]}")(active, opcode, operands)
 
@@ -140,7 +144,8 @@ class Warp:
             if bits.dtype == bool:
                 return bits
             return bits.astype(f"u{dtype.itemsize}").view(dtype)
-        special = {"%tid.x": self.thread, "%ctaid.x": self.block[0], "%ctaid.y": self.block[1],
+        special = {"%tid.x": self.thread, "%laneid": self.thread % WARP,
+                   "%ctaid.x": self.block[0], "%ctaid.y": self.block[1],
                    "__dynamic_shmem__0": SHARED_START}  # fmt: skip
         if text in special:
             return np.full(WARP, special[text], dtype)
@@ -184,6 +189,8 @@ class Warp:
         values = [value.view(np.float32) for value in values] if is_pair else values
         with np.errstate(all="ignore"):
             result = function(*values)
+        if "NaN" in opcode:  # PTX says which NaN it is
+            result = np.where(np.isnan(result), np.uint32(0x7FFFFFFF).view(np.float32), result)
         self._set(active, operands[0], result.view(np.uint64) if is_pair else result)
 
     def _add(self, active, opcode, operands):
@@ -262,7 +269,9 @@ class Warp:
 
     def _setp(self, active, opcode, operands):
         a, b = (self._value(text, opcode[2]) for text in operands[1:])
-        self._set(active, operands[0], COMPARE[opcode[1]](a, b))
+        is_loose = len(opcode[1]) == 3  # it holds of NaN
+        found = COMPARE[opcode[1][:2]](a, b)
+        self._set(active, operands[0], found | np.isnan(a) | np.isnan(b) if is_loose else found)
 
     def _selp(self, active, opcode, operands):
         a, b = (self._value(text, opcode[1]) for text in operands[1:3])
@@ -279,11 +288,38 @@ class Warp:
             self._set(active, operands[0], value.astype(INTEGERS.get(opcode[-2], np.float32)))
 
     def _shfl(self, active, opcode, operands):
-        assert opcode[1] == "sync" and opcode[2] in ("idx", "bfly") and active.all()
+        assert opcode[1] == "sync" and opcode[2] in ("idx", "bfly", "up") and active.all()
         source = self._value(operands[2], "u32") % np.uint32(WARP)
+        if opcode[2] == "up":
+            assert operands[3] == "0", "the whole warp is one segment"
+            lane = np.arange(WARP, dtype=np.uint32)
+            source = np.where(lane >= source, lane - source, lane)
+        elif opcode[2] == "idx":
+            source = self._in_segment(source, self._value(operands[3], "u32"))
         if opcode[2] == "bfly":
             source = source ^ np.arange(WARP, dtype=np.uint32)
         self._set(active, operands[0], self._value(operands[1], "u32")[source])
+
+    @staticmethod
+    def _in_segment(source: np.ndarray, clamp: np.ndarray) -> np.ndarray:
+        """The lane that idx reads of, where the mask in `clamp` divides the warp into segments."""
+        mask, lane = clamp >> np.uint32(8) & np.uint32(31), np.arange(WARP, dtype=np.uint32)
+        return (lane & mask) | (source & ~mask)
+
+    def _redux(self, active, opcode, operands):
+        assert opcode[1] == "sync" and active.all()
+        values = self._value(operands[1], opcode[3])
+        found = {"max": values.max, "min": values.min}[opcode[2]]()
+        self._set(active, operands[0], np.full(WARP, found, values.dtype))
+
+    def _vote(self, active, opcode, operands):
+        assert opcode[1:] == ["sync", "all", "pred"] and active.all()
+        self._set(active, operands[0], np.full(WARP, bool(self._value(operands[1], "u32").all())))
+
+    def _popc(self, active, opcode, operands):
+        bits = self._value(operands[1], "u32")
+        counts = np.unpackbits(bits[:, None].view(np.uint8), axis=1).sum(1)
+        self._set(active, operands[0], counts.astype(np.uint32))
 
     def _griddepcontrol(self, active, opcode, operands):
         """There is no kernel before or after."""
@@ -409,13 +445,22 @@ def parameters_of_emitted(ptx: str, arguments: list, addresses: list[int]) -> li
     """The parameters of an emitted kernel: tensors and numbers.
 
     Of a tensor they are the pointer, the number of rows if the kernel does not know it, and the
-    distance of the rows if they are any, as its size tells.
+    distance of the rows if they are any, as its size tells. Of one with more leading dimensions
+    they are the sizes of these, from the last to the first, and their strides.
     """
     sizes = re.findall(r"_param_\d+(?:\[(\d+)\])?[,\n]", ptx[: ptx.index("\n{")])
     packed, places = [], iter(addresses)
     for value, size in zip(arguments, sizes, strict=True):
         if not isinstance(value, torch.Tensor):
             packed.append(struct.pack("<i" if isinstance(value, int) else "<f", value))
+            continue
+        if value.ndim > 2 and size != "24":
+            is_value = int(size) == 8 + 12 * value.ndim + 4 * (value.ndim % 2)  # one for each row
+            lead = value.ndim - (not is_value)
+            sizes_of = struct.pack(f"<{lead}i{'xxxx' * (lead % 2)}", *value.shape[:lead][::-1])
+            strides = struct.pack(f"<{lead}Q", *value.stride()[:lead][::-1])
+            packed.append(struct.pack("<Q", next(places)) + sizes_of + strides)
+            assert len(packed[-1]) == int(size), (len(packed[-1]), size, value.shape)
             continue
         rows = (len(value),) if size == "24" else ()
         apart = (value.stride(0),) if size in ("16", "24") else ()
@@ -432,7 +477,10 @@ def launch(
     late: whether cp.async moves its bytes when they are waited for, or at once.
     reverse: whether the last warp goes first.
     is_emitted: whether it is the kernel of a row function, which has other parameters too.
+
+    Returns about how many instructions of the machine a warp has executed, in the mean.
     """
+    executed: list[int] = []
     program = parse(ptx)
     (threads,) = re.findall(r"\.reqntid (\d+)", ptx)
     memory = Memory([each for each in arguments if isinstance(each, torch.Tensor)])
@@ -449,8 +497,11 @@ def launch(
             Warp(program, i, block, parameters, shared, memory, late)
             for i in range(int(threads) // WARP)
         ]
+        every = warps
         while warps:
             for warp in reversed(warps) if reverse else warps:
                 warp.run()
             assert len({warp.has_ended for warp in warps}) == 1, "a warp ends before a barrier"
             warps = [warp for warp in warps if not warp.has_ended]
+        executed += [warp.executed for warp in every]
+    return sum(executed) / len(executed)

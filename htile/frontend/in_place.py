@@ -1,0 +1,221 @@
+"""What changes a tensor in place: `x += y`, `x.mul_(y)`, `x[:n] = y`, `F.relu(x, inplace=True)`.
+
+The tensor refers to another value from then on, in its own shape and dtype (`Tensor._assign`). The
+memory of an argument is never written.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import EllipsisType
+
+import torch
+
+from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError
+from . import composites as composites  # fill the table, of which all entries are read here
+from . import scans as scans
+from .dynamic import ONLY_WHOLE
+from .factories import index as places_of
+from .functions import OPERATORS, attach, masked_fill
+from .graph import Role
+from .ops import Op, Value, Varies, broadcast_shapes
+from .parts import cat, part, stack, too_many
+from .promotion import BOOL, FLOAT, filled, into, operand
+from .shapes import broadcast_to, reshaped, squeeze, unsqueeze
+from .slopes import Slope
+from .tensor import FUNCTIONS, IN_PLACE, SAME, Length, Tensor, fail, location, node
+
+
+def change(x: Tensor, new: Tensor) -> Tensor:
+    """`x`, which has the elements of `new` from now on.
+
+    Raises ShapeError, TraceError or DtypeError where torch cannot put them there.
+    """
+    old, value = x._value, new._value
+    if value.inner != old.inner:
+        fail(ShapeError, f"a change in place of a value of shape {old.inner} to one of shape "
+             f"{value.inner}: write x = x + ... for x += ...")  # fmt: skip
+    if value.varies is Varies.ROW is not old.varies and _roles(x):
+        fail(TraceError, "a change in place puts what differs from row to row into a value "
+             "that all rows share: write x = x + ... for x += ...")  # fmt: skip
+    if not torch.can_cast(value.dtype, old.dtype):
+        fail(DtypeError, f"a change in place cannot put {value.dtype} into {old.dtype}: write "
+             "x = x + ... for x += ...")  # fmt: skip
+    new = into(new, old)
+    if x._builder.records and not torch.is_grad_enabled() and old.dtype is FLOAT:
+        new = _with_slope_of(x, new)
+    x._assign(new._id)
+    return x
+
+
+def _with_slope_of(old: Tensor, new: Tensor) -> Tensor:
+    """What torch makes of a tensor that changes in place under no_grad: it keeps its gradient."""
+    builder = old._builder
+    always = builder.add_const(True, Value((), Varies.SCALAR, BOOL), location())
+    with torch.enable_grad():
+        return node(Op.WHERE, Tensor(builder, always), new, old, arg=Slope.LAST)
+
+
+def _roles(x: Tensor) -> set[Role]:
+    """The roles of the arguments that a value is computed of."""
+    used = {x._id}
+    for id in range(x._id, -1, -1):
+        used |= set(x._builder[id].inputs) if id in used else set()
+    return {i.role for i in x._builder.inputs if i.id in used}
+
+
+def _operator(function: Callable) -> Callable:
+    def method(self, other):
+        result = function(self, other)
+        is_number = _roles(self) == {Role.SCALAR} and not self._value.spread
+        if is_number or isinstance(self, Length):
+            return result  # a Python number: the name is bound anew, other names of it are not
+        return change(self, result)
+
+    return method
+
+
+for _name, _method in OPERATORS.items():
+    setattr(Tensor, f"__i{_name}__", _operator(vars(Tensor)[_method]))
+
+
+# methods, and functions of torch
+
+
+def _changing(function: Callable) -> Callable:
+    @functools.wraps(function)
+    def changed(input, *args, **kwargs):
+        return change(input, function(input, *args, **kwargs))
+
+    changed.__module__ = __name__  # the reference has a group for each module
+    SAME.add(changed)
+    return changed
+
+
+# Of these torch changes the shape or the history, and not the elements.
+_OTHER = {"detach", "squeeze", "unsqueeze", "swapaxes", "swapdims", "t", "transpose"}
+for _function, (_spelling, _entry) in list(FUNCTIONS.items()):
+    _prefix, _, _name = _spelling.rpartition(".")
+    _module = {"x": torch.Tensor, "torch": torch, "F": torch.nn.functional}.get(_prefix)
+    if _prefix == "F":
+        IN_PLACE[_entry] = _changing(_entry)
+    if _name in _OTHER or not hasattr(_module, f"{_name}_"):
+        continue
+    if _prefix == "x":
+        attach(f"{_name}_", _changing(_entry))
+    else:
+        FUNCTIONS[getattr(_module, f"{_name}_")] = f"{_spelling}_", _changing(_entry)
+
+
+def _filled(input, value):
+    is_number = not isinstance(operand(value), Tensor)
+    return filled(input, value) if is_number else broadcast_to(value, input.shape)
+
+
+def _copied(input, src, non_blocking=False):
+    return broadcast_to(src, input.shape)
+
+
+attach("fill_", _changing(_filled), "x with this value in all of its elements.")
+attach("zero_", _changing(lambda input: filled(input, 0)), "x with zeros.")
+attach("copy_", _changing(_copied), "x with the elements of another tensor.")
+FUNCTIONS[torch.fill_] = "torch.fill_", FUNCTIONS[torch.Tensor.fill_][1]
+FUNCTIONS[torch.zero_] = "torch.zero_", FUNCTIONS[torch.Tensor.zero_][1]
+
+
+# x[...] = value
+
+
+def setitem(x: Tensor, index: object, value: object) -> None:
+    """Give a part of one axis other elements: a number, or what is broadcast to its shape."""
+    parts = index if isinstance(index, tuple) else (index,)
+    for each in parts:
+        if isinstance(each, Tensor):
+            if each._value.dtype is BOOL:
+                fail(UnsupportedError, "x[mask] = value: write x = torch.where(mask, value, x)")
+            fail(UnsupportedError, "x[y] = value at an index of each row: write "
+                 "x = torch.where(torch.arange(x.shape[-1]) == y, value, x)")  # fmt: skip
+        if type(each) not in (int, slice, EllipsisType):
+            fail(UnsupportedError, f"x[{each!r}] = value: write numbers and slices")
+    cut = _cut(x, parts)
+    if len(cut) > 1:
+        fail(UnsupportedError, "x[...] = y of parts of several axes: write one axis after another, "
+             "or torch.where with a mask")  # fmt: skip
+    axis, place = cut[0] if cut else (-1, slice(None))
+    if x._builder.multiple is not None and place != slice(None):
+        fail(UnsupportedError, ONLY_WHOLE.format("a part"))
+    change(x, _with_part(x, axis, place, value))
+
+
+Tensor.__setitem__ = setitem
+
+
+def _cut(x: Tensor, parts: tuple) -> list[tuple[int, int | slice]]:
+    """Of which axes a part is meant, and which. Raises ShapeError for too many indices."""
+    taken = sum(each is not Ellipsis for each in parts)
+    if taken > x.ndim or len(parts) - taken > 1:
+        fail(ShapeError, too_many(taken, x))
+    parts = parts if Ellipsis in parts else (*parts, Ellipsis)
+    at = parts.index(Ellipsis)
+    before = [(k - x.ndim, each) for k, each in enumerate(parts[:at])]
+    behind = [(k - len(parts), each) for k, each in enumerate(parts) if k > at]
+    return [(axis, each) for axis, each in before + behind if each != slice(None)]
+
+
+def _with_part(x: Tensor, axis: int, place: int | slice, value: object) -> Tensor:
+    """`x` with another value in a part of an axis."""
+    size, told = x._sizes[axis] if x.ndim else 1, f"x[{_shown(place)}] = y"
+    if isinstance(place, int) and not -size <= place < size:
+        fail(ShapeError, f"index {place} of an axis of {size} elements, of shape {tuple(x._sizes)}")
+    chosen = range(place % size, place % size + 1) if isinstance(place, int) else range(size)[place]
+    if not len(chosen) or chosen.step < 1:
+        fail(ShapeError, f"{told}: the part of an axis of {size} elements has no elements")
+    if not isinstance(operand(value), Tensor) or value._sizes.numel() == 1:
+        value = squeeze(value.reshape(1), -1) if isinstance(value, Tensor) else value
+        return masked_fill(x, _mask(x, axis, chosen), value)
+    if isinstance(place, int) and value.ndim == x.ndim - 1:
+        value = unsqueeze(value, axis)
+    if len(chosen) == size and place == slice(None):
+        return broadcast_to(value, x.shape)
+    shape = [len(chosen) if k - x.ndim == axis else each for k, each in enumerate(x._sizes)]
+    if broadcast_shapes(tuple(value._sizes), tuple(shape)) != tuple(shape):
+        fail(ShapeError, f"{told} of shape {tuple(value._sizes)}: the part has the shape "
+             f"{tuple(shape)}")  # fmt: skip
+    if not torch.can_cast(value._value.dtype, x._value.dtype):
+        fail(DtypeError, f"{told} cannot put {value._value.dtype} into {x._value.dtype}: "
+             "convert y, or x before")  # fmt: skip
+    value = into(broadcast_to(value, tuple(shape)), x._value)
+    if len(chosen) == size:
+        return value
+    if chosen.step == 1:
+        ends = (0, chosen.start), (chosen.stop, size)
+        first, last = ([part(x, axis, a, b - a)] if b > a else [] for a, b in ends)
+        return cat([*first, value, *last], axis)
+    if size % chosen.step or len(chosen) * chosen.step != size:
+        fail(UnsupportedError, f"{told}: a step goes through all {size} elements of the axis, and "
+             "divides them; write torch.cat or torch.where")  # fmt: skip
+    step, sizes = chosen.step, tuple(x._sizes)
+    each = [value if k == chosen.start else part(x, axis, k, size // step, step)
+            for k in range(step)]  # fmt: skip
+    end = axis + len(sizes) + 1
+    return reshaped(stack(each, end), sizes)
+
+
+def _shown(place: int | slice) -> str:
+    if isinstance(place, int):
+        return str(place)
+    text = ":".join("" if k is None else str(k) for k in (place.start, place.stop, place.step))
+    return text.removesuffix(":") if place.step is None else text
+
+
+def _mask(x: Tensor, axis: int, chosen: range) -> Tensor:
+    """A mask of the elements of an axis that have one of these places."""
+    size = x._sizes[axis] if x.ndim else 1
+    if len(chosen) == size:
+        return filled(x, True, BOOL)
+    place = places_of(x._builder, size)
+    inside = (place >= chosen.start) & (place < chosen.stop)
+    if chosen.step > 1:
+        inside = inside & ((place - chosen.start) % chosen.step == 0)
+    return broadcast_to(inside.view(size, *(1,) * (-1 - axis)), x.shape)

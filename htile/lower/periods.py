@@ -1,0 +1,55 @@
+"""Values that repeat along a row, of which a thread computes what one of its chunks has.
+
+The columns of a group are numbered by `index & (size - 1)`. What is computed of such numbers, of
+values that a row has once and of numbers repeats after `size` columns. Where the chunks of a thread
+lie whole periods apart, they all have the same: the angles of a rotary embedding, for one, are the
+same in every head.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .instructions import sweep_costs
+from .patterns import Function
+from .steps import Compute
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+LEAST = 16  # instructions for an element of all such values; fewer are not worth the text
+
+
+def once(plan: Plan) -> frozenset[int]:
+    """The values of which a thread that holds its row computes one chunk, and repeats it."""
+    return frozenset(step.id for step in _steps(plan))
+
+
+def instructions_saved(plan: Plan) -> tuple[float, float]:
+    """Those for an element of the row that are not needed, and those of them for MUFU."""
+    steps = _steps(plan)
+    if not steps:
+        return 0.0, 0.0
+    costs = sweep_costs(plan.graph, steps, ())
+    return tuple(cost * (1 - 1 / plan.chunks) for cost in costs)
+
+
+def _steps(plan: Plan) -> tuple[Compute, ...]:
+    num = plan.numerics
+    if num.in_loops or plan.chunks == 1 or not (found := plan.work.periods):
+        return ()
+    apart = num.vec_size * num.threads_per_row  # columns between the chunks of a thread
+    steps = [step for sweep in plan.sweeps.all for step in sweep.computes]
+    steps = [s for s in steps if s.id in found and s.function is not Function.COLUMNS]
+    steps = tuple([s for s in steps if apart % found[s.id] == 0])
+    return steps if sweep_costs(plan.graph, steps, ())[0] >= LEAST else ()
+
+
+def read_by_others(plan: Plan, ids: frozenset[int]) -> frozenset[int]:
+    """Those of these values that something reads which is computed of every chunk."""
+    graph = plan.graph
+    read = {output.id for output in graph.outputs}
+    for sweep in plan.sweeps.all:
+        read |= {i for step in sweep.computes if step.id not in ids for i in step.inputs}
+        read |= {id for reduce in sweep.reduces for id in reduce.operands(graph)}
+    return ids & read

@@ -1,0 +1,49 @@
+"""Rows in several leading dimensions that are not equally far apart. The PTX runs on numpy."""
+
+import torch
+
+import htile
+from htile.lower.cost import features
+from tests.primitives.ptx_device import launch
+
+
+@htile.rowwise
+def turned(x, y):
+    a, b = x.chunk(2)
+    return torch.cat((a * y[:32] - b, b + a)), (x * y).sum()
+
+
+def apart(*lead, n=64):
+    """Rows of three leading dimensions, two of which lie in memory in the other order."""
+    a, b, c = lead
+    return torch.randn(a, c, b, n).transpose(1, 2), torch.randn(b, a, c, n).transpose(0, 1)
+
+
+def test_the_number_of_a_row_is_divided_once_for_all_tensors():
+    """Seven tensors, each of two pieces or of one number a row, in three leading dimensions."""
+    x, y = apart(3, 4, 5)
+    kernel = turned.inspect(x, y, arch="sm_90a")
+    assert kernel.source.count("as_rows(") + kernel.source.count("as_row_values(") == 7
+    assert "flat=True" not in kernel.source
+    assert kernel.ptx.count("div.") == 2 and "rem." not in kernel.ptx
+
+
+def test_every_row_is_that_of_its_place():
+    x, y = apart(3, 4, 5)
+    kernel = turned.inspect(x, y, arch="sm_90a")
+    out, total = torch.zeros(3, 4, 5, 64), torch.zeros(3, 4, 5)
+    pieces = [half for t in (x, y, out) for half in (t[..., :32], t[..., 32:])]
+    blocks = -(-60 // kernel.plan.rows_per_block)
+    launch(kernel.ptx, (blocks, 1), [*pieces, total], is_emitted=True)
+    expected, of_rows = turned(x, y)
+    torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(total, of_rows, rtol=1e-5, atol=1e-5)
+
+
+def test_the_divisions_count():
+    x, y = apart(3, 4, 5)
+    found = turned.inspect(x, y, arch="sm_90a").plan
+    flat = turned.inspect(x.contiguous(), y.contiguous(), arch="sm_90a").plan
+    assert found.numerics == flat.numerics, "numerics hang on no strides"
+    more = features(found, 60).computed - features(flat, 60).computed
+    assert more == 50 * features(flat, 60).threads
