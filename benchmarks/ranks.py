@@ -112,7 +112,7 @@ def rows(m: int, n: int, dtype: torch.dtype) -> torch.Tensor:
 
 def numbers(x: torch.Tensor) -> torch.Tensor:
     """What tells whether two results are the same: any NaN is as good as another."""
-    return x.nan_to_num(nan=12345.0) if x.is_floating_point() else x
+    return x.float().nan_to_num(nan=12345.0) if x.is_floating_point() else x
 
 
 def line(label: str, us: dict[str, float], verdict: str) -> str:

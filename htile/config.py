@@ -202,16 +202,6 @@ class ElementwiseTileConfig:
         return VectorCopy(self.dtype, self.threads_per_row, self.num_threads, vec_size)
 
     @property
-    def staging_bytes(self) -> int:
-        """Bytes of shared memory through which shifted rows are stored.
-
-        Each group of lanes of a warp that work on one row has a vector for each lane, of 16 bytes
-        at most, and one more.
-        """
-        lanes = min(self.threads_per_row, 32)
-        return self.num_threads // lanes * (lanes + 1) * 16
-
-    @property
     def reduce_layout(self) -> ReduceLayout:
         """The layout of the reduction buffer."""
         warps = self.num_threads // (32 * self.abreast)

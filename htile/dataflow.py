@@ -7,10 +7,8 @@ and the storer (`htile/copy/loaders.py`) bring rows to registers and back.
 
 from __future__ import annotations
 
-from functools import partial
-
 import cutlass.cute as cute
-from cutlass import Int8, Int32, const_expr
+from cutlass import Int32, const_expr
 from cutlass.memory import SmemAllocator
 
 from htile.compute.row import RowReductions
@@ -21,7 +19,7 @@ from htile.copy.loaders import (
     GlobalToRegLoader,
     PrefetchedChunks,
 )
-from htile.copy.shifted import SharedPieces
+from htile.copy.shifted import Staging
 
 __all__ = [
     "ElementwiseKernelContext",
@@ -92,32 +90,28 @@ class ElementwiseKernelContext(RowReductions):
         self.extra_sX = tiles
         buffer, mbar_ptr = config.allocate_reduction_buffer_and_mbar(smem)
         self.reduction_buffer, self.mbar_ptr = buffer, mbar_ptr
-        if config.shifted:
-            self.staging = self._allocate(smem, Int8, config.staging_bytes)
+        self.staging = Staging(self) if config.shifted else None
 
         self.tXgX = self.partition_dest(self.partition_global(mX))
-        has_tile = shared and not config.shifted and turns == 1
+        has_tile = shared and turns == 1
         self.tXsX = self.partition_dest(self.sX) if has_tile else None
         self.tXrX = self.make_fragment(self.tXgX, mX.element_type)
         self._cluster_pending = config.has_mbars
         config.initialize_cluster(self.tidx, mbar_ptr)
 
-    def _allocate_tile(
-        self, smem: SmemAllocator, dtype: type, turns: int
-    ) -> cute.Tensor | SharedPieces:
-        """A row-major tile of `dtype` in shared memory, or one for each turn."""
-        if self.config.shifted:
-            chunks = self.config.turns * self.num_chunks
-            return SharedPieces(self, dtype, chunks, partial(self._allocate, smem))
+    def _allocate_tile(self, smem: SmemAllocator, dtype: type, turns: int) -> cute.Tensor:
+        """A row-major tile of `dtype` in shared memory, or one for each turn.
+
+        A vector follows it where a shifted result may take its place (`StagedRow`).
+        """
         layout = cute.make_ordered_layout(self.tiler_mn, order=(1, 0))
         if turns > 1:
             layout = cute.make_ordered_layout((*self.tiler_mn, turns), order=(1, 0, 2))
-        return smem.allocate_tensor(dtype, layout, byte_alignment=16)
-
-    @staticmethod
-    def _allocate(smem: SmemAllocator, dtype: type, count: int) -> cute.Tensor:
-        """So many elements of shared memory."""
-        return smem.allocate_tensor(dtype, cute.make_layout(count), byte_alignment=16)
+        more = self.vec_size if self.config.shifted else 0
+        memory = smem.allocate_tensor(
+            dtype, cute.make_layout(cute.cosize(layout) + more), byte_alignment=16
+        )
+        return cute.make_tensor(memory.iterator, layout)
 
     # The pipeline of one tensor, as a whole
 

@@ -95,11 +95,11 @@ class ElementKeys:
         return Boolean(number < unordered(bound)) == Boolean(False)
 
     def staged(self) -> list[Key]:
-        """The bits of the element beside those of the index."""
+        """The bits of the element beside those of the index, in whose place a NaN may have bits."""
         words = [element.bitcast(Int32) for element in self.elements]
         if self.index_bits:
-            low = (1 << self.index_bits) - 1
-            return [word | (index & low) for word, index in zip(words, self.low, strict=True)]
+            low, both = (1 << self.index_bits) - 1, zip(words, self.low, strict=True)
+            return [(word & ~low) | (index & low) for word, index in both]
         return [_joined(index, word) for index, word in zip(self.low, words, strict=True)]
 
     def of_staged(self, word: Key) -> Key:

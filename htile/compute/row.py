@@ -271,12 +271,12 @@ class RowReductions(Lookups):
         """What is reduced: a full vector whose padded elements hold the identity of `op`."""
         value = self._vector(value, op)
         if op is MEAN:
-            in_row = None if self.is_even_N else self._vectors_in_row
+            in_row = None if self.is_whole else self._vectors_in_row
             return self.row_mean.of_vectors(value, in_row, self.share_in_row)
-        if self.is_even_N:
+        if self.is_whole:
             return value
-        if isinstance(value, Product):  # the identity of a lane stands for the rounded product
-            value = value.rounded()
+        if isinstance(value, Product):  # of two zeros: a factor of padding may be infinite
+            return value.map(lambda factor: cute.where(self.mask, factor, self.full(0.0, Float32)))
         return cute.where(self.mask, value, self.full(identity(op, value.dtype), value.dtype))
 
     @property

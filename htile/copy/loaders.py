@@ -12,7 +12,15 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int8, Int32, Numeric, Uint8, const_expr
 
 from htile.compute.conversion import to_stored
-from htile.copy.shifted import Pieces, PiecesInFlight, SharedPieces, store_shifted
+from htile.copy.shifted import (
+    Pieces,
+    PiecesInFlight,
+    RowOnChip,
+    StagedRow,
+    batches,
+    memory_of,
+    most_staged,
+)
 from htile.copy.tile import RowTile
 from htile.copy.vector import are_one
 from htile.utils import Static, as_bytes, element_bits, expand
@@ -53,12 +61,13 @@ class ElementwiseLoader(Static):
         tXgX = ctx.partition_dest(ctx.partition_global(mX))
         tXrX = ctx.make_fragment(tXgX, mX.element_type)
         if ctx.config.shifted:
-            sX.fill(ctx, mX)
-            self.started.append((sX, tXrX))
+            tXsX = ctx.partition_dest(sX)
+            RowOnChip(ctx, mX, tXsX)
+            self.started.append((tXsX, tXrX))
             return tXrX
         return self.start_into(tXgX, ctx.partition_dest(sX), tXrX, end)
 
-    def keep(self, mX: cute.Tensor, end: Int32 | None = None) -> cute.Tensor | SharedPieces:
+    def keep(self, mX: cute.Tensor, end: Int32 | None = None) -> cute.Tensor:
         """Issue the load of a row tensor that stays in shared memory, and return its tile.
 
         After `finish`, `ctx.chunk(k).read_row(tile)` reads it. `end` and what is raised are as for
@@ -66,7 +75,7 @@ class ElementwiseLoader(Static):
         """
         ctx, sX = self.ctx, self._take(mX)
         if ctx.config.shifted:
-            sX.fill(ctx, mX)
+            RowOnChip(ctx, mX, ctx.partition_dest(sX))
             return sX
         tXgX, tXsX = ctx.partition_dest(ctx.partition_global(mX)), ctx.partition_dest(sX)
         if are_one(tXgX):
@@ -77,7 +86,7 @@ class ElementwiseLoader(Static):
         ctx.until(end).copy_row(tXgX, tXsX, is_async=True)
         return sX
 
-    def _take(self, mX: cute.Tensor) -> cute.Tensor | SharedPieces:
+    def _take(self, mX: cute.Tensor) -> cute.Tensor:
         """The next free tile, which has to fit the tensor."""
         if not self.free:
             raise ValueError("no tile of shared memory is left: raise extra_smem_tensors")
@@ -111,14 +120,11 @@ class ElementwiseLoader(Static):
     def finish(self) -> None:
         """Wait until every started fragment is valid.
 
-        No barrier is needed where each thread reads only what it has copied itself. Shifted rows
-        are read by the lanes of the warp that has copied them.
+        No barrier is needed, because each thread reads only what it has copied itself.
         """
         cute.arch.cp_async_commit_group()
         self.ctx.cluster_wait()
         cute.arch.cp_async_wait_group(0)
-        if self.ctx.config.shifted:
-            cute.arch.sync_warp()
         self._read(self.started)
         self.finished, self.started = self.finished + self.started, []
 
@@ -127,15 +133,12 @@ class ElementwiseLoader(Static):
         cute.arch.sync_warp()  # without any barrier between, the compiler keeps the first copy
         self._read(self.finished)
 
-    def _read(self, parts: list[tuple[cute.Tensor | SharedPieces, cute.Tensor]]) -> None:
+    def _read(self, parts: list[tuple[cute.Tensor, cute.Tensor]]) -> None:
         """Copy from shared memory to registers.
 
         No predicate is needed: where cp.async has read nothing it has written zeros.
         """
         for tXsX, tXrX in parts:
-            if isinstance(tXsX, SharedPieces):
-                tXsX.read(tXrX)
-                continue
             cute.autovec_copy(as_bytes(tXsX), as_bytes(tXrX))
 
     def load(self, mX: cute.Tensor) -> cute.Tensor:
@@ -167,7 +170,18 @@ class GlobalToRegLoader(Static):
         if not ctx.config.shifted:
             return ctx.until(end).load_row(mX)
         fragment = cute.make_rmem_tensor(ctx.vector_shape, mX.element_type)
-        self.started.append((PiecesInFlight(ctx, Pieces(ctx, mX)).load(ctx), fragment))
+        pieces = PiecesInFlight(ctx, Pieces(ctx, mX), cute.size(fragment, mode=[2]))
+        self.started.append((pieces.load(ctx), fragment))
+        return fragment
+
+    def keep(self, mX: cute.Tensor, end: Int32 | None = None) -> cute.Tensor:
+        """Load a shifted row into a fragment that loops read, some vectors at a time.
+
+        After `finish`, `ctx.chunk(k).read_row(fragment)` reads it. Shifted rows are loaded whole,
+        so that `end` has no effect.
+        """
+        fragment = cute.make_rmem_tensor(self.ctx.vector_shape, mX.element_type)
+        RowOnChip(self.ctx, mX, fragment)
         return fragment
 
     def finish(self) -> None:
@@ -192,16 +206,7 @@ class ElementwiseStorer(Static):
 
     def store(self, mO: cute.Tensor, y: cute.TensorSSA | Numeric | float) -> None:
         """Store a vector, or a scalar for the whole row, into this row of mO, as its dtype."""
-        ctx = self.ctx
-        # A view of a Boolean or Uint8 tensor has elements of Int8, and so has a tensor of Int8.
-        is_8_bits = getattr(y, "dtype", Boolean) in (Int8, Uint8)
-        is_mask = mO.element_type is Int8 and not is_8_bits
-        y = to_stored(y, Boolean if is_mask else mO.element_type)
-        y = y if isinstance(y, cute.TensorSSA) else ctx.full(y)
-        if const_expr(y.dtype is Boolean):  # the DSL would store the True of a vector as 255
-            y = cute.where(y, ctx.full(1, Int8), ctx.full(0, Int8))
-        tXrO = cute.make_rmem_tensor(ctx.vector_shape, y.dtype)
-        tXrO.store(y)
+        ctx, tXrO = self.ctx, as_stored(self.ctx, mO, y)
         if ctx.config.shifted:
             store_shifted(ctx, mO, tXrO)
             return
@@ -209,6 +214,75 @@ class ElementwiseStorer(Static):
             ctx.store_of_groups(mO, tXrO)
             return
         ctx.copy_row(tXrO, ctx.partition_dest(ctx.partition_global(mO)))
+
+    def keep(self, mO: cute.Tensor, tile: cute.Tensor | None = None) -> KeptRow:
+        """Keep a result on chip until loops over chunks have made all of it. Its rows are shifted.
+
+        tile: the tile or the fragment of a row that no thread reads after it has made the same
+            chunk of the result, and whose elements have as many bytes. The result takes its place.
+            By default there is shared memory of its own.
+        """
+        return KeptRow(self.ctx, mO, tile)
+
+
+class KeptRow(Static):
+    """A result of a row that loops over its chunks make, on chip until it is stored."""
+
+    def __init__(self, ctx: RowTile, mO: cute.Tensor, tile: cute.Tensor | None):
+        self.ctx, self.mO, self.row, self.fragment = ctx, mO, None, None
+        if tile is not None and tile.memspace == cute.AddressSpace.rmem:
+            self.fragment = cute.recast_tensor(as_bytes(tile), as_bytes(mO).element_type)
+            return
+        vectors = cute.size(ctx.tXcX, mode=[2]) * ctx.config.num_threads
+        size = ctx.vec_size * element_bits(mO.element_type) // 8
+        memory = memory_of(vectors, size) if tile is None else tile.iterator
+        self.row = StagedRow(ctx, mO, memory)
+
+    def put(self, chunk: RowTile, y: cute.TensorSSA | Numeric | float) -> None:
+        """Put a vector, or a scalar for all of it, to the place of a chunk, as its dtype."""
+        k = chunk.share * chunk.num_chunks + chunk.k
+        vector = as_stored(chunk, self.mO, y)[(None, 0), 0, 0]
+        if self.fragment is not None:
+            cute.autovec_copy(vector, self.fragment[(None, 0), 0, k])
+        else:
+            self.row.put(k, vector)
+
+    def store(self) -> None:
+        """Store the whole result. All threads have put it."""
+        if self.fragment is not None:
+            store_shifted(self.ctx, self.mO, self.fragment)
+        else:
+            self.row.store()
+
+
+def store_shifted(ctx: RowTile, mO: cute.Tensor, tXrO: cute.Tensor) -> None:
+    """Store a fragment to a row that may begin anywhere."""
+    vectors = cute.size(tXrO, mode=[2])
+    size = ctx.vec_size * element_bits(tXrO.element_type) // 8
+    most = most_staged(ctx.config.num_threads)
+    memory = ctx.staging.of(min(vectors, most), size)
+    for first, count in batches(vectors, most):
+        row = StagedRow(ctx, mO, memory, first, count)
+        row.wait()  # until all have stored what was staged before
+        for k in range(count):
+            row.put(k, tXrO[(None, 0), 0, first + k])
+        row.store(tXrO)
+
+
+def as_stored(
+    ctx: RowTile, mO: cute.Tensor, y: cute.TensorSSA | Numeric | float
+) -> cute.Tensor:
+    """A fragment with a vector, or a scalar for all of it, as the dtype of mO is stored."""
+    # A view of a Boolean or Uint8 tensor has elements of Int8, and so has a tensor of Int8.
+    is_8_bits = getattr(y, "dtype", Boolean) in (Int8, Uint8)
+    is_mask = mO.element_type is Int8 and not is_8_bits
+    y = to_stored(y, Boolean if is_mask else mO.element_type)
+    y = y if isinstance(y, cute.TensorSSA) else ctx.full(y)
+    if const_expr(y.dtype is Boolean):  # the DSL would store the True of a vector as 255
+        y = cute.where(y, ctx.full(1, Int8), ctx.full(0, Int8))
+    tXrO = cute.make_rmem_tensor(ctx.vector_shape, y.dtype)
+    tXrO.store(y)
+    return tXrO
 
 
 def has_one_a_group(mO: cute.Tensor) -> bool:
@@ -275,7 +349,7 @@ class PrefetchedChunks(Static):
     ) -> cute.Tensor | PiecesInFlight:
         """Load what a chunk has of one tensor."""
         if pieces is not None:
-            return (PiecesInFlight(chunk, pieces) if into is None else into).load(chunk)
+            return (PiecesInFlight(chunk, pieces, 1) if into is None else into).load(chunk)
         if cute.rank(mT) > 1:
             return chunk.until(end).load_row(mT, into, self.padding)
         return chunk.load_column(mT, into)

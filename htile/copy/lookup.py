@@ -10,13 +10,12 @@ from cutlass import Boolean, Float8E8M0FNU, Int8, Int32, Int64, const_expr
 
 from htile.compute.conversion import to_stored
 from htile.compute.operands import select
-from htile.copy.shifted import Pieces, PiecesInFlight
-from htile.copy.tile import RowTile
+from htile.copy.row_values import RowValues
 from htile.copy.vector import are_neighbours, vector_copy
 from htile.utils import as_bytes
 
 
-class Lookups(RowTile):
+class Lookups(RowValues):
     """A row tile that loads what an index of its row chooses."""
 
     @cute.jit
@@ -48,8 +47,7 @@ class Lookups(RowTile):
             return self._look_up_shifted(mT, row, is_there, tXrT)
         _fill_with_nothing(tXrT)
         width = self.num_copy_elems(mT.element_type) if are_neighbours(tXgT) else 1
-        columns = None if const_expr(self.is_even_N) else self.tXpX
-        predicate = self.predicate_where(columns, is_there)
+        predicate = self.predicate_where(self.tXpX, is_there)
         vector_copy(tXgT, tXrT, pred=predicate, num_copy_elems=width)
         return tXrT
 
@@ -58,7 +56,7 @@ class Lookups(RowTile):
         """The same, of rows that may begin anywhere in memory."""
         _fill_with_nothing(tXrT)
         if is_there:
-            PiecesInFlight(self, Pieces(self, mT, row)).load(self).into(tXrT)
+            self.load_shifted(mT, tXrT, row)
         return tXrT
 
     @cute.jit

@@ -2,9 +2,10 @@
 
 Memory is accessed in pieces, each as long as a vector and aligned to its own length. A row that
 begins inside a piece has every vector in two neighbouring pieces. A load takes both and shifts the
-vector out of them. A store goes the other way round: each lane shifts a piece out of its own vector
-and that of the next lane, which it finds in shared memory. The elements at both ends of what the
-lanes of a warp have of a row are stored one by one.
+vector out of them. A store goes the other way round: vectors are put beside each other in shared
+memory, as they lie in the row, and each thread shifts a piece out of its own vector and the one
+that follows. What a thread block has of a row it stores in whole pieces, but for the elements
+before the first of them and behind the last, which are stored one by one.
 
 Which thread has which element does not depend on where a row begins.
 
@@ -16,14 +17,15 @@ writes elements of the row alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int8, Int32, Int64, Numeric
+from cutlass import Boolean, Int8, Int32, Int64, const_expr
+from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
+from cutlass.memory import SmemAllocator
 
 from htile.compute.operands import select
 from htile.copy.vector import vector_copy
@@ -33,6 +35,13 @@ if TYPE_CHECKING:
     from htile.copy.tile import RowTile
 
 WORDS = 4  # of 4 bytes, in a piece of 16 bytes
+# So many vectors of a thread are on their way at a time: to shared memory, to registers where loops
+# read them, and from shared memory to a result. Each takes the registers of two pieces.
+TO_TILE, TO_REGISTERS, TO_RESULT = 3, 5, 4
+# A thread block stages so many bytes of a held result at a time, at most, if its vectors have 16.
+# Results of all sizes fit into 99 KiB together, so that any row can be staged on every GPU.
+STAGED_BYTES = 48 << 10
+WRITTEN_OUT = 16  # More vectors of a thread than these are moved in a loop.
 
 
 class RowStart(Static):
@@ -52,12 +61,9 @@ class RowStart(Static):
         start = mT.iterator + cute.crd2idx((ctx.row if row is None else row, 0), mT.layout)
         self.address = start.toint()
 
-    def view(self, address: Int64, column: int | Int32, elements: int) -> cute.Tensor:
-        """Elements from a column on, counted from `address`, as a partition of one vector.
-
-        They are aligned to as many bytes as they have.
-        """
-        address, size = address + Int64(column) * self.itemsize, elements * self.itemsize
+    def view(self, address: Int64, elements: int) -> cute.Tensor:
+        """Elements at an address, aligned to as many bytes, as a partition of one vector."""
+        size = elements * self.itemsize
         pointer = cute.make_ptr(self.dtype, address, cute.AddressSpace.gmem, assumed_align=size)
         return cute.make_tensor(pointer, one_vector(elements))
 
@@ -91,37 +97,35 @@ class Pieces(Static):
         elements = ctx.shape[1] + (self.shift >> start.log2_itemsize)
         self.last = (elements - 1) & -ctx.vec_size
 
-    def of_vector(self, ctx: RowTile, k: int, beyond: int = 0) -> cute.Tensor:
+    def of_vector(self, ctx: RowTile, k: int | Int32, beyond: int = 0) -> cute.Tensor:
         """The first piece of the thread's k-th vector in this context, or one `beyond` it."""
-        column = ctx.tXcX[(0, 0), 0, k][1] + beyond * ctx.vec_size
-        if not ctx.layout.is_whole(ctx.chunk_of(k), beyond):
+        column, more = ctx.tXcX[(0, 0), 0, 0][1], 0
+        if ctx.layout.is_whole(ctx.chunk_of(k), beyond):
+            more = (k * ctx.config.threads_per_row + beyond) * ctx.vec_size
+        else:
+            column = ctx.tXcX[(0, 0), 0, k][1] + beyond * ctx.vec_size
             column = cutlass.min(column, self.last)
-        return self.at(column)
-
-    def at(self, column: int | Int32) -> cute.Tensor:
-        """The piece that begins at a column, counted from the first piece."""
-        return self.start.view(self.below, column, self.start.vec_size)
+        # What is known is added last, so that it becomes a part of the instruction.
+        address = self.below + Int64(column) * self.start.itemsize + more * self.start.itemsize
+        return self.start.view(address, ctx.vec_size)
 
 
 class PiecesInFlight(Static):
-    """Both pieces of each vector of a thread, on their way to registers.
+    """Both pieces of each of `count` vectors of a thread, on their way to registers."""
 
-    ctx: the context whose vectors are loaded, or one with as many.
-    """
-
-    def __init__(self, ctx: RowTile, pieces: Pieces):
-        self.pieces, self.shape = pieces, ctx.vector_shape
-        self.count = cute.size(ctx.tXcX, mode=[2])
+    def __init__(self, ctx: RowTile, pieces: Pieces, count: int):
+        self.pieces, self.count = pieces, count
+        self.shape = ((ctx.vec_size, 1), 1, count)
         # A thread with a single vector does not branch, because loops load single vectors ahead. A
         # branch would make all of them wait for each.
-        self.branches = ctx.config.threads_per_row >= WARP and self.count > 1
-        self.both = [pieces.start.fragment(self.count) for _ in range(2)]
+        self.branches = ctx.config.threads_per_row >= WARP and count > 1
+        self.both = [pieces.start.fragment(count) for _ in range(2)]
 
-    def load(self, ctx: RowTile) -> PiecesInFlight:
-        """Issue the loads of the context's vectors."""
+    def load(self, ctx: RowTile, first: int | Int32 = 0) -> PiecesInFlight:
+        """Issue the loads of the context's vectors from the one with the number `first` on."""
         for k in range(self.count):
             for beyond, part in enumerate(self.both):
-                source = self.pieces.of_vector(ctx, k, beyond)
+                source = self.pieces.of_vector(ctx, first + k, beyond)
                 cute.autovec_copy(source[(None, 0), 0, 0], part[(None, 0), 0, k])
         return self
 
@@ -130,127 +134,206 @@ class PiecesInFlight(Static):
         return shift_out(*self.both, self.pieces.shift, fragment, self.branches)
 
 
-class SharedPieces(Static):
-    """A tile of shared memory with the pieces that the lanes of a warp have of a row.
+class Batches(Static):
+    """Something that is done with some vectors of a thread at a time."""
 
-    For each chunk and each group of lanes that works on one row there are as many pieces as lanes,
-    and one more, which the last lane needs too.
+    def for_all(self, count: int, most: int) -> None:
+        """Do it with the vectors 0 to `count - 1`, at most `most` at a time."""
+        done = 0
+        if count > WRITTEN_OUT:
+            done = count // most * most
+            self._in_loop(done, most)
+        if done < count:
+            for first, size in batches(count - done, most):
+                self.batch(done + first, size)
 
-    allocate: gives so many elements of shared memory, aligned to 16 bytes.
+    @cute.jit
+    def _in_loop(self, done: cutlass.Constexpr, most: cutlass.Constexpr):
+        for first in cutlass.range(0, done, most, unroll=1):
+            self.batch(first, most)
+
+    def batch(self, first: int | Int32, count: int) -> None:
+        """Do it with `count` vectors from `first` on."""
+        raise NotImplementedError
+
+
+def batches(count: int, most: int) -> list[tuple[int, int]]:
+    """(first, size) of as few batches as possible of `count`, which have about as many."""
+    number = -(-count // most)
+    bounds = [k * count // number for k in range(number + 1)]
+    return [(first, last - first) for first, last in pairwise(bounds)]
+
+
+class RowOnChip(Batches):
+    """Brings all vectors of a thread's row to where loops read them.
+
+    places: a partition of a tile in shared memory, or a fragment. Each thread reads what it brings.
+    """
+
+    def __init__(self, ctx: RowTile, mX: cute.Tensor, places: cute.Tensor):
+        self.ctx, self.pieces, self.places = ctx, Pieces(ctx, mX), as_bytes(places)
+        is_fragment = places.memspace == cute.AddressSpace.rmem
+        self.for_all(cute.size(ctx.tXcX, mode=[2]), TO_REGISTERS if is_fragment else TO_TILE)
+
+    def batch(self, first: int | Int32, count: int) -> None:
+        """Bring some vectors."""
+        fragment = self.pieces.start.fragment(count)
+        PiecesInFlight(self.ctx, self.pieces, count).load(self.ctx, first).into(fragment)
+        for k in range(count):
+            cute.autovec_copy(fragment[(None, 0), 0, k], self.places[(None, 0), 0, first + k])
+
+
+def most_staged(threads: int) -> int:
+    """How many vectors each thread stages at a time, if it holds its row."""
+    return max(1, STAGED_BYTES // (threads * 4 * WORDS))
+
+
+def memory_of(vectors: int, size: int) -> cute.Pointer:
+    """New shared memory for so many vectors of `size` bytes, and for one more."""
+    layout = cute.make_layout((vectors + 1) * size)
+    return SmemAllocator().allocate_tensor(Int8, layout, byte_alignment=16).iterator
+
+
+class Staging(Static):
+    """The shared memory through which all results of a kernel are stored whose rows are held.
+
+    ctx: the context of a whole row, which is set up.
+    """
+
+    def __init__(self, ctx: RowTile):
+        self.anchor, self.threads, self.memory = ctx.tXcX, ctx.config.num_threads, {}
+
+    def of(self, vectors: int, size: int) -> cute.Pointer:
+        """Memory for so many vectors of `size` bytes of each thread.
+
+        Whoever asks first may be in the body of a dynamic `if` or `for`, so that it is allocated
+        where all that follows can use it.
+        """
+        if (vectors, size) not in self.memory:
+            with ir.InsertionPoint.after(self.anchor.value.owner):
+                self.memory[vectors, size] = memory_of(vectors * self.threads, size)
+        return self.memory[vectors, size]
+
+
+class StagedRow(Batches):
+    """A result of this thread's row in shared memory, from where it is stored in whole pieces.
+
+    ctx: the context of the whole row, or of a chunk of it. mO: rows (M, N).
+    memory: for all vectors of the context's threads, in the order of the row, and one vector more.
+        What several rows or shares of the thread block have lies behind each other.
+    first, count: of the context's vectors, those that are stored; by default all.
+
+    All threads that work on the row make each call together.
     """
 
     def __init__(
         self,
         ctx: RowTile,
-        dtype: type[Numeric],
-        chunks: int,
-        allocate: Callable[[type[Numeric], int], cute.Tensor],
+        mO: cute.Tensor,
+        memory: cute.Pointer,
+        first: int = 0,
+        count: int | None = None,
     ):
-        self.lanes, self.chunks = min(ctx.config.threads_per_row, WARP), chunks
-        self.groups = ctx.config.num_threads // self.lanes
-        self.element_type, self.vec_size = dtype, ctx.vec_size
-        group = (self.lanes + 1) * ctx.vec_size
-        stored = Int8 if dtype is Boolean else dtype
-        memory = allocate(stored, chunks * self.groups * group)
-        shape = (ctx.vec_size, self.lanes + 1, self.groups, chunks)
-        stride = (1, ctx.vec_size, group, group * self.groups)
-        self.places = cute.make_tensor(memory.iterator, cute.make_layout(shape, stride=stride))
-        self.lane, self.group = ctx.tidx % self.lanes, ctx.tidx // self.lanes
+        config, self.ctx, self.start = ctx.config, ctx, RowStart(ctx, mO)
+        each, vec_size = config.threads_per_row, ctx.vec_size
+        vectors = cute.size(ctx.tXcX, mode=[2])
+        self.first, self.count = first, vectors if count is None else count
+        # All shares of a thread block follow each other in the row, but some chunks of them do not.
+        self.is_all = self.count == vectors > 1
+        self.threads = each * config.abreast if self.is_all else each
+        self.thread = ctx.tidx % self.threads
+        place = self.thread // each * (self.count * each) + self.thread % each
+        elements = self.threads * self.count * vec_size
+        memory = cute.recast_ptr(memory, dtype=self.start.dtype)
+        self.memory = memory + ctx.tidx // self.threads * elements
+        self.places = cute.make_tensor(
+            self.memory + place * vec_size,
+            cute.make_layout((vec_size, self.count, 2), stride=(1, each * vec_size, vec_size)),
+        )
+        column = ctx.tXcX[(0, 0), 0, first][1] - place * vec_size  # of the first element
+        number = cutlass.min(cutlass.max(ctx.shape[1] - column, 0), elements)
+        if ctx.row_in_bounds is not True:
+            number = select(ctx.row_in_bounds, number, 0)
+        self.number = number  # of elements of the row
+        self.address = self.start.address + Int64(column) * self.start.itemsize
+        self.head_bytes = -Int32(self.start.address) & (self.start.size - 1)
+        self.head = self.head_bytes >> self.start.log2_itemsize  # before the first whole piece
+        self.target = self.address + self.head_bytes.to(Int64) + Int64(place * self.start.size)
+        self.left = number - self.head - (place + 1) * vec_size  # behind the thread's first piece
+        self.own = None
 
-    def fill(self, ctx: RowTile, mX: cute.Tensor) -> None:
-        """Issue the copies of all chunks of this thread's row (cp.async)."""
-        self.pieces = pieces = Pieces(ctx, mX)
-        for k in range(self.chunks):
-            self._copy(pieces.of_vector(ctx, k), self.lane, k)
-        for chunk in range(0, self.chunks, self.lanes):
-            self._fill_end(ctx, self.lane + chunk)
+    def wait(self) -> None:
+        """Wait for all threads that work on the row."""
+        if self.threads <= WARP:
+            cute.arch.sync_warp()
+        else:
+            cute.arch.sync_threads()
+
+    def put(self, k: int | Int32, vector: cute.Tensor) -> None:
+        """Put the k-th vector of the thread to its place. It is stored by `store`."""
+        cute.autovec_copy(vector, self.places[None, k, 0])
+
+    def store(self, own: cute.Tensor | None = None) -> None:
+        """Store what all threads have put.
+
+        own: all vectors of the context's thread, if it has them in registers.
+        """
+        self.wait()
+        self.own = own
+        self.for_all(self.count, TO_RESULT if own is None else 2 * TO_RESULT)
+        self._store_ends()
+
+    def batch(self, first: int | Int32, count: int) -> None:
+        """Store some pieces of this thread."""
+        ctx, start = self.ctx, self.start
+        own, following, pieces = (start.fragment(count) for _ in range(3))
+        for k in range(count):
+            if self.own is not None:
+                source = self.own[(None, 0), 0, self.first + first + k]
+            else:
+                source = self.places[None, first + k, 0]
+            cute.autovec_copy(source, own[(None, 0), 0, k])
+            cute.autovec_copy(self.places[None, first + k, 1], following[(None, 0), 0, k])
+        is_warp = ctx.config.threads_per_row >= WARP
+        shift_out(own, following, self.head_bytes, pieces, is_warp)
+        each = ctx.config.threads_per_row
+        for k in range(count):
+            elements = (first + k) * (each * ctx.vec_size)
+            target = start.view(self.target + elements * start.itemsize, ctx.vec_size)
+            predicate = None if self._is_inside(first + k) else single(self.left >= elements)
+            piece = cute.make_tensor(pieces[(None, 0), 0, k].iterator, target.layout)
+            vector_copy(piece, target, pred=predicate, num_copy_elems=ctx.vec_size)
+
+    def _is_inside(self, k: int | Int32) -> bool:
+        """Whether the piece behind the start of the k-th vector is whole, for all threads."""
+        ctx = self.ctx
+        if ctx.row_in_bounds is not True or not ctx.is_row or isinstance(k, Int32):
+            return False
+        is_last = k == self.count - 1 and not self.is_all
+        return not is_last and ctx.layout.is_whole(ctx.chunk_of(self.first + k), beyond=1)
 
     @cute.jit
-    def _fill_end(self, ctx, chunk):
-        """Bring the piece behind the lanes' vectors of a chunk. Each lane does it for another."""
-        if chunk < self.chunks:
-            first = ctx.tXcX[(0, 0), 0, 0][1] + (self.lanes - self.lane) * self.vec_size
-            column = first + chunk * (self.vec_size * ctx.config.threads_per_row)
-            piece = self.pieces.at(cutlass.min(column, self.pieces.last))
-            self._copy(piece, self.lanes, chunk)
+    def _store_ends(self):
+        """Store what lies before the first whole piece and behind the last."""
+        most = 2 * self.start.vec_size
+        if const_expr(self.threads <= WARP):
+            for i in cutlass.range_constexpr(0, most, self.threads):
+                self._store_end(self.thread + i)
+        else:
+            if self.thread < most:
+                self._store_end(self.thread)
 
-    def _copy(self, source: cute.Tensor, lane: int | Int32, chunk: int | Int32) -> None:
-        """Copy a piece to the place of a lane in a chunk."""
-        target = cute.make_tensor(self._place(lane, chunk).iterator, source.layout)
-        vector_copy(source, target, is_async=True, num_copy_elems=self.vec_size)
-
-    def _place(self, lane: int | Int32, chunk: int | Int32) -> cute.Tensor:
-        """The piece of a lane in a chunk."""
-        return self.places[None, lane, self.group, chunk]
-
-    def read(self, fragment: cute.Tensor, first: int | Int32 = 0) -> cute.Tensor:
-        """Shift this thread's vectors from a chunk on into a fragment, which is returned."""
-        count = cute.size(fragment, mode=[2])
-        both = [self.pieces.start.fragment(count) for _ in range(2)]
-        for k in range(count):
-            for beyond, part in enumerate(both):
-                place = self._place(self.lane + beyond, first + k)
-                cute.autovec_copy(place, part[(None, 0), 0, k])
-        return shift_out(*both, self.pieces.shift, fragment, self.lanes == WARP)
-
-
-def store_shifted(ctx: RowTile, mO: cute.Tensor, fragment: cute.Tensor) -> None:
-    """Store a thread's vectors of a row (M, N), whose elements the fragment has as bytes.
-
-    All lanes of a warp call this together.
-    """
-    start, vec_size = RowStart(ctx, mO), ctx.vec_size
-    lanes = min(ctx.config.threads_per_row, WARP)
-    lane, group = ctx.tidx % lanes, ctx.tidx // lanes
-    pointer = cute.recast_ptr(ctx.staging.iterator, dtype=start.dtype)
-    # The lanes have the same bytes for outputs of every dtype. Other lanes may store another one.
-    groups = ctx.config.num_threads // lanes
-    own_elements = ctx.config.staging_bytes // groups // start.itemsize
-    layout = cute.make_layout((vec_size, lanes + 1, groups), stride=(1, vec_size, own_elements))
-    staged = cute.make_tensor(pointer, layout)[None, None, group]
-    head_bytes = -Int32(start.address) & (start.size - 1)  # before the first piece in the row
-    head = head_bytes >> start.log2_itemsize
-    above = start.address + head_bytes.to(Int64)
-    own, following, piece = (start.fragment(1) for _ in range(3))
-    for k in range(cute.size(fragment, mode=[2])):
-        column = ctx.tXcX[(0, 0), 0, k][1]
-        first = column - lane * vec_size  # of the lanes' first element
-        count = cutlass.min(cutlass.max(ctx.shape[1] - first, 0), lanes * vec_size)
-        if ctx.row_in_bounds is not True:
-            count = select(ctx.row_in_bounds, count, 0)
-        cute.autovec_copy(fragment[(None, 0), 0, k], own[(None, 0), 0, 0])
-        cute.arch.sync_warp()  # what was staged before has been read
-        cute.autovec_copy(own[(None, 0), 0, 0], staged[None, lane])
-        cute.arch.sync_warp()
-        cute.autovec_copy(staged[None, lane + 1], following[(None, 0), 0, 0])
-        shift_out(own, following, head_bytes, piece, lanes == WARP)
-        is_whole = head + (lane + 1) * vec_size <= count
-        target = start.view(above, column, vec_size)
-        vector_copy(piece, target, pred=single(is_whole), num_copy_elems=vec_size)
-        _store_ends(start, staged, lane, lanes, head, first, count)
-
-
-def _store_ends(
-    start: RowStart,
-    staged: cute.Tensor,
-    lane: Int32,
-    lanes: int,
-    head: Int32,
-    first: Int32,
-    count: Int32,
-) -> None:
-    """Store what lies before the first whole piece and behind the last, one element a lane."""
-    vec_size = start.vec_size
-    behind = head + ((count - head) & -vec_size)
-    for i in range(0, 2 * vec_size, lanes):
-        place = lane + i
+    def _store_end(self, place: Int32) -> None:
+        """Store an element: of the first `vec_size` of these, or of those behind the last piece."""
+        start, number, vec_size = self.start, self.number, self.start.vec_size
+        behind = self.head + ((number - self.head) & -vec_size)
         is_head = place < vec_size
         element = select(is_head, place, behind + place - vec_size)
-        wanted = (element < count) & ((element < head) == is_head)
+        wanted = (element < number) & ((element < self.head) == is_head)
         element = select(wanted, element, 0)
-        target = start.view(start.address, first + element, 1)
+        target = start.view(self.address + Int64(element) * start.itemsize, 1)
         value = cute.make_rmem_tensor(target.layout, start.dtype)
-        value[0] = cute.make_tensor(staged.iterator + element, target.layout)[0]
+        value[0] = cute.make_tensor(self.memory + element, target.layout)[0]
         vector_copy(value, target, pred=single(wanted), num_copy_elems=1)
 
 
@@ -270,9 +353,8 @@ def shift_out(
     word, behind = max(itemsize, 4), int(itemsize < 4)  # a last word that bytes are taken from
     count = cute.size(fragment, mode=[2])
     words = cute.size(result) // count
-    bits = (shift & 3) * 8
     if branches and behind and words == WORDS:
-        _branch(low, high, shift >> 2, bits, result)
+        _branch(low, high, shift, result)
         return fragment
     for k in range(count):
         found = [part[k * words + i] for part in (low, high) for i in range(words)]
@@ -285,43 +367,50 @@ def shift_out(
             ]
             step //= 2
         for i in range(words):
-            result[k * words + i] = _funnel(found[i], found[i + 1], bits) if behind else found[i]
+            result[k * words + i] = _funnel(found[i], found[i + 1], shift) if behind else found[i]
     return fragment
 
 
 @cute.jit
-def _branch(low, high, first, bits, result):
-    """Take each vector from word `first` and some bits on: one branch for each number of words."""
+def _branch(low, high, shift, result):
+    """Take each vector from `shift` bytes on: one branch for each number of words."""
+    first = shift >> 2
     if first < 2:
         if first == 0:
-            _take(0, low, high, bits, result)
+            _take(0, low, high, shift, result)
         else:
-            _take(1, low, high, bits, result)
+            _take(1, low, high, shift, result)
     else:
         if first == 2:
-            _take(2, low, high, bits, result)
+            _take(2, low, high, shift, result)
         else:
-            _take(3, low, high, bits, result)
+            _take(3, low, high, shift, result)
 
 
-def _take(first: int, low, high, bits: Int32, result) -> None:
+def _take(first: int, low, high, shift: Int32, result) -> None:
     """What one of the branches does.
 
     Neighbouring branches have different instructions, which do the same. A compiler would move
     equal ones behind the branches, and would then have to move words to where these find them.
     """
-    which = 0x3210 + (bits >> 3) * 0x1111  # the bytes of both words that prmt takes
     for k in range(0, cute.size(result), WORDS):
         found = [part[k + i] for part in (low, high) for i in range(WORDS)]
         for i, (one, other) in enumerate(pairwise(found[first : first + WORDS + 1])):
-            is_odd = first % 2
-            value = cute.arch.prmt(one, other, which) if is_odd else _funnel(one, other, bits)
-            result[k + i] = value
+            result[k + i] = (_extract if first % 2 else _funnel)(one, other, shift)
 
 
-def _funnel(low: Int32, high: Int32, bits: Int32) -> Int32:
-    """The 32 bits from the given one on, of the 64 that two words have."""
+def _funnel(low: Int32, high: Int32, shift: Int32) -> Int32:
+    """The four bytes from number `shift % 4` on, of the eight that two words have."""
+    bits = shift * 8  # of which only those below 32 count
     return Int32(llvm.intr_fshr(high.ir_value(), low.ir_value(), bits.ir_value()))
+
+
+def _extract(low: Int32, high: Int32, shift: Int32) -> Int32:
+    """The same as `_funnel`, with an instruction that no compiler moves to another branch."""
+    words = [word.ir_value() for word in (low, high, shift)]
+    text = "prmt.b32.f4e $0, $1, $2, $3;"
+    found = llvm.inline_asm(Int32.mlir_type, words, text, "=r,r,r,r", has_side_effects=True)
+    return Int32(found)
 
 
 def one_vector(elements: int) -> cute.Layout:

@@ -10,12 +10,18 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Numeric, as_numeric, const_expr
 from cutlass._mlir import ir
 
-from htile.compute.conversion import to_stored
 from htile.compute.operands import make_vector
 from htile.config import ElementwiseTileConfig
 from htile.copy.layout import RowLayout
-from htile.copy.shifted import Pieces, PiecesInFlight, SharedPieces
-from htile.copy.vector import are_neighbours, are_one, copy_firsts, predicate_k, vector_copy
+from htile.copy.shifted import Pieces, PiecesInFlight
+from htile.copy.vector import (
+    are_neighbours,
+    are_one,
+    copy_firsts,
+    copy_hidden,
+    predicate_k,
+    vector_copy,
+)
 from htile.utils import Static, as_bytes, element_bits, expand, place_of_row
 
 
@@ -34,6 +40,7 @@ class RowTile(Static):
 
     config: ElementwiseTileConfig
     end: Int32 | None = None  # see `until`
+    is_row = True  # whether the context is of a whole row, and not of a chunk
 
     def _take_columns(self) -> None:
         """Take the columns of `tile`: their coordinates, and what comes of them."""
@@ -51,7 +58,7 @@ class RowTile(Static):
         """
         part = copy.copy(self)
         part.tiler_mn = (self.tiler_mn[0], self.vec_size * self.config.threads_per_row)
-        part.k, part.share = k, share
+        part.k, part.share, part.is_row = k, share, False
         part.tile = (self.rank * self.config.turns + share) * self.num_chunks + k
         part._take_columns()
         return part
@@ -74,6 +81,16 @@ class RowTile(Static):
         """Which chunk of its share the k-th vector of this context is in."""
         return self.k if cute.size(self.tXcX, mode=[2]) == 1 else k % self.num_chunks
 
+    def is_whole_vector(self, k: int) -> bool:
+        """Whether the k-th vector of this context is in the row, for all threads of all shares."""
+        return self.is_even_N or self.layout.is_whole(self.chunk_of(k))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all vectors of this context are in the row, for all threads of all shares."""
+        vectors = range(cute.size(self.tXcX, mode=[2]))
+        return self.is_even_N or all(self.is_whole_vector(k) for k in vectors)
+
     @property
     def layout(self) -> RowLayout:
         """How the row lies over its shares and threads."""
@@ -91,12 +108,12 @@ class RowTile(Static):
     @property
     def tXpX(self) -> cute.Tensor | None:
         """One Boolean for each vector: is its first column in the row? None if all are."""
-        return None if self.is_even_N else self._made_predicates()[0]
+        return None if self.is_whole else self._made_predicates()[0]
 
     @property
     def tXpWhole(self) -> cute.Tensor | None:
         """One Boolean for each vector: is its last column in the row? None if all are."""
-        return None if self.is_even_N else self._made_predicates()[2]
+        return None if self.is_whole else self._made_predicates()[2]
 
     @property
     def tXpCopy(self) -> cute.Tensor | None:
@@ -106,7 +123,7 @@ class RowTile(Static):
         and stored by itself: layernorm of 6144 float32 elements takes 134 registers on sm_90a, and
         with a branch 255 and a stack frame.
         """
-        if const_expr(self.is_even_N and self.row_in_bounds is True and self.end is None):
+        if const_expr(self.is_whole and self.row_in_bounds is True and self.end is None):
             return None
         return self._made_predicates()[1]
 
@@ -124,12 +141,23 @@ class RowTile(Static):
         """
         if self._predicates is None:
             with ir.InsertionPoint.after(self.tXcX.value.owner):
-                columns = None if self.is_even_N else predicate_k(self.tXcX, self.shape[1])
+                columns = None if self.is_whole else self._columns_below(self.shape[1])
                 whole = columns
-                if self.layout.rest:
-                    whole = predicate_k(self.tXcX, self.shape[1] - self.vec_size + 1)
+                if columns is not None and self.layout.rest:
+                    whole = self._columns_below(self.shape[1] - self.vec_size + 1)
                 self._predicates = columns, self._copy_predicate(columns), whole
         return self._predicates
+
+    def _columns_below(self, limit: int | Int32) -> cute.Tensor:
+        """One Boolean for each vector: is its first column below a limit? True if it is whole.
+
+        A compiler does not know which share of a row a CTA of a cluster has, so it would compare.
+        """
+        columns = predicate_k(self.tXcX, limit)
+        for k in range(cute.size(self.tXcX, mode=[2])):
+            if self.is_whole_vector(k):
+                columns[0, 0, k] = Boolean(True)
+        return columns
 
     def _copy_predicate(self, columns: cute.Tensor | None) -> cute.Tensor:
         """The predicates of the columns and row_in_bounds together."""
@@ -163,7 +191,8 @@ class RowTile(Static):
         row: another row than that of the thread, for a tensor of rows that an index chooses.
         """
         tiler = self.tiler_mn if tiler_mn is None else tiler_mn
-        row = self.row_place if row is None else row
+        if row is None:  # a column has the same elements in all rows, however these are numbered
+            row = self.row_place if isinstance(mT.shape[0], tuple) else self.row
         start = mT.iterator + cute.crd2idx((row, 0), mT.layout)
         layout = cute.make_layout((tiler[0], mT.shape[1]), stride=(0, mT.stride[1]))
         return cute.local_tile(cute.make_tensor(start, layout), tiler, (0, self.tile))
@@ -216,9 +245,19 @@ class RowTile(Static):
         tXgX = self.partition_dest(self.partition_global(mX))
         tXrX = self.make_fragment(tXgX, mX.element_type) if into is None else into
         if self.config.shifted:
-            return PiecesInFlight(self, Pieces(self, mX)).load(self).into(tXrX)
+            return self.load_shifted(mX, tXrX)
         self.load_direct(tXgX, tXrX, padding)
         return tXrX
+
+    def load_shifted(
+        self, mX: cute.Tensor, tXrX: cute.Tensor, row: Int64 | None = None
+    ) -> cute.Tensor:
+        """Load this thread's part of a row that begins anywhere into a fragment, which is returned.
+
+        row: as for `Pieces`.
+        """
+        count = cute.size(self.tXcX, mode=[2])
+        return PiecesInFlight(self, Pieces(self, mX, row), count).load(self).into(tXrX)
 
     def load_direct(self, tXgX: cute.Tensor, tXrX: cute.Tensor, padding: float = 0) -> None:
         """Copy a partition from global memory to registers.
@@ -255,12 +294,13 @@ class RowTile(Static):
         tXgO = self.partition_dest(self.partition_global(mO))
         copy_firsts(tXrO, tXgO, predicate)
 
-    def read_row(self, tile: cute.Tensor | SharedPieces) -> cute.Tensor:
-        """Read this chunk of a row from the tile that `ElementwiseLoader.keep` has filled."""
+    def read_row(self, tile: cute.Tensor) -> cute.Tensor:
+        """Read this chunk of a row from where a loader's `keep` has brought it."""
         k = self.share * self.num_chunks + self.k
-        if self.config.shifted:
+        if tile.memspace == cute.AddressSpace.rmem:
             fragment = cute.make_rmem_tensor(self.vector_shape, tile.element_type)
-            return tile.read(fragment, k)
+            copy_hidden(as_bytes(tile)[(None, 0), 0, k], as_bytes(fragment)[(None, 0), 0, 0])
+            return fragment
         tXsX = self.partition_dest(cute.local_tile(tile, self.tiler_mn, (0, k)))
         tXrX = self.make_fragment(tXsX)
         cute.autovec_copy(as_bytes(tXsX), as_bytes(tXrX))
@@ -279,8 +319,8 @@ class RowTile(Static):
         tXgW = self.partition_dest(self.partition_global(rows))
         tXrW = self.make_fragment(tXgW, mW.element_type) if into is None else into
         if self.is_shifted_column(mW):
-            return PiecesInFlight(self, Pieces(self, rows)).load(self).into(tXrW)
-        if const_expr(not self.is_even_N):
+            return self.load_shifted(rows, tXrW)
+        if const_expr(not self.is_whole):
             tXrW.fill(tXrW.element_type(0))
         width = self.num_copy_elems(mW.element_type) if are_neighbours(tXgW) else 1
         self.vector_copy_fn(tXgW, tXrW, num_copy_elems=width)
@@ -291,14 +331,6 @@ class RowTile(Static):
         vector = self.vec_size * element_bits(mW.element_type) // 8
         return self.config.shifted and self.config.copy_bytes < min(vector, 16)
 
-    @cute.jit
-    def load_row_value(self, mT):
-        """Load this row's element of a tensor (M,). It is 0 if there is no such row."""
-        value = mT.element_type(0)
-        if self.row_in_bounds:
-            value = to_stored(self._at_row(mT)[0], mT.element_type)
-        return value
-
     def wait_for_row(self) -> None:
         """Wait until all threads that work on rows with this one are here."""
         self.cluster_wait()
@@ -306,36 +338,6 @@ class RowTile(Static):
         if const_expr(self.config.ctas > 1):
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
-
-    def store_row_value(self, mT, value):
-        """Store this row's element of a tensor (M,). One thread of the row does it."""
-        self.store_row_values(mT, (0,), (value,))
-
-    @cute.jit
-    def store_row_values(self, mT, places: cutlass.Constexpr, values: tuple):
-        """Store what lies so many places behind this row's element of a tensor (M,).
-
-        One thread of the row does it, behind one branch and with one address.
-        """
-        is_writer = self.tidx % self.config.threads_per_row == 0
-        if const_expr(self.config.ctas > 1):
-            is_writer = is_writer and self.cluster_y == 0
-        if const_expr(self.config.abreast > 1):
-            is_writer = is_writer and self.beside == 0
-        if const_expr(self.row_in_bounds is not True):
-            is_writer = is_writer and self.row_in_bounds
-        if is_writer:
-            elements = self._at_row(mT, max(places) + 1)
-            for k in cutlass.range_constexpr(len(values)):
-                value = to_stored(values[k], mT.element_type)
-                # The elements are of Int8 where mT is Boolean, which a view forgets.
-                elements[places[k]] = to_stored(value, elements.element_type)
-
-    def _at_row(self, mT: cute.Tensor, count: int = 1) -> cute.Tensor:
-        """This row's element of a tensor (M,) or ((...),), and `count - 1` behind it."""
-        layout = cute.make_layout((*mT.shape,), stride=(*mT.stride,))
-        offset = cute.crd2idx((self.row_place,), layout)
-        return cute.make_tensor(mT.iterator + offset, cute.make_layout(count))
 
     # Vectors that the map gives
 
@@ -347,7 +349,7 @@ class RowTile(Static):
     @property
     def mask(self) -> cute.TensorSSA | None:
         """A Boolean vector: is the element a column of the row? None if all are."""
-        if self.is_even_N:
+        if self.is_whole:
             return None
         vec_size = cute.size(self.tXcX, mode=[0])
         steps, layout = cute.size(self.tXcX, mode=[2]), self.layout
@@ -361,6 +363,8 @@ class RowTile(Static):
 
         It is told of each element where the row may end at any.
         """
+        if self.is_whole_vector(k):
+            return (Boolean(True),) * (self.vec_size if self.config.any_end else 2)
         if self.config.any_end:
             left = self.shape[1] - self.tXcX[(0, 0), 0, k][1]
             return tuple(Boolean(left > i) for i in range(cute.size(self.tXcX, mode=[0])))
@@ -373,7 +377,7 @@ class RowTile(Static):
         It is told of each element where the row may end at any. None if all elements of this chunk
         are in the row, for all threads.
         """
-        if self.is_even_N or (isinstance(self.k, int) and self.k < self.layout.whole_chunks):
+        if self.is_whole:
             return None
         return self._in_row(0)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int8, Int32, Numeric, const_expr
+from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import cpasync
 
 from htile.utils import as_bytes, element_bits
@@ -144,6 +145,22 @@ def vector_copy(
         step = pred.layout.stride[2]
         mask = cute.make_tensor(pred.iterator, cute.make_layout(shape, stride=(0, 0, step)))
         cute.copy(atom, src, dst, pred=mask)
+
+
+def copy_hidden(src: cute.Tensor, dst: cute.Tensor) -> None:
+    """Copy a vector in registers. Of narrow elements a compiler does not know that they are equal.
+
+    It would convert them once, and keep the wider numbers until the last loop reads them.
+    """
+    if element_bits(src.element_type) > 16:
+        cute.autovec_copy(src, dst)
+        return
+    src, dst = cute.recast_tensor(src, Int32), cute.recast_tensor(dst, Int32)
+    for i in range(cute.size(dst)):
+        word, text = [src[i].ir_value()], "mov.b32 $0, $1;"
+        dst[i] = Int32(
+            llvm.inline_asm(Int32.mlir_type, word, text, "=r,r", has_side_effects=True)
+        )
 
 
 def predicate_k(tAcA: cute.Tensor, limit: int | Int32) -> cute.Tensor:

@@ -8,7 +8,8 @@ give the same bits, so few rows may have other numerics than many.
 The model has errors: where the numerics that were measured to be fast (`preference`) are expected
 to take about as long, they are taken. How long that is depends on whether they were measured for
 such functions. The placement is the one that `preference` prefers of those that these numerics
-have.
+have. Loops over shifted rows were not measured, so that their placement is the one that is expected
+to take the least time.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ from dataclasses import replace
 from .cost import cost
 from .enumeration import plans_of_work
 from .over_rows import preferred, without_sums
-from .plan import ONE_KERNEL_N, ROWS, Numerics, Plan
+from .plan import ONE_KERNEL_N, ROWS, Numerics, Plan, Target
 from .preference import closest_first
 from .reductions import VERY_LONG_N
 from .rewrite import rewrite
 from .work import Work
 
-MANY_WEIGHT = 0.7  # of the logarithm of the time of many rows; that of few rows has the rest
+# Of the logarithm of the time of many rows; that of few rows has the rest. Many shifted rows have
+# more, because their instructions count there.
+MANY_WEIGHT, SHIFTED_WEIGHT = 0.7, 0.8
 FEW_ROWS = 16
 # A key is a number of `ROWS`. The value is how many rows such a batch is taken to have.
 FEW = {1: FEW_ROWS, 64: 128}
+SOME_ROWS = 512  # The same, of those in between few and many.
 MANY_BYTES = 256 << 20  # of all rows, where they are many
 # Numerics that take more than SLOW times as long as others for many rows are not asked how long
 # they take for few, unless they are the preferred ones.
@@ -47,7 +51,28 @@ def choose(plans: list[Plan]) -> Plan:
         return preferred(plans, _usual(plans[0]))
     ordered = closest_first(plans)
     numerics = _choose_numerics(ordered)
-    return next(plan for plan in ordered if plan.numerics == numerics)
+    placed = [plan for plan in ordered if plan.numerics == numerics]
+    return _placed(placed, _usual_rows(placed[0])) if _is_modelled(placed[0].target) else placed[0]
+
+
+def _placed(plans: list[Plan], rows: int) -> Plan:
+    """The placement that so many rows have, of plans with the same numerics.
+
+    plans: the preferred first.
+    """
+    if not (plans[0].placement.shifted and plans[0].numerics.in_loops):
+        return plans[0]
+    return min(plans, key=lambda plan: cost(plan, rows).time)
+
+
+def _is_modelled(target: Target) -> bool:
+    """Whether costs are known. Those of GPUs without clusters are not, nor those of long rows."""
+    return target.arch.max_cluster > 1 and target.n <= VERY_LONG_N
+
+
+def _usual_rows(plan: Plan) -> int:
+    """How many rows a batch is taken to have, of a class of numbers of rows."""
+    return FEW.get(plan.target.rows) or (_many(plan) if plan.target.rows == ROWS[-1] else SOME_ROWS)
 
 
 def _usual(plan: Plan) -> Numerics | None:
@@ -64,8 +89,7 @@ def _usual(plan: Plan) -> Numerics | None:
 def _choose_numerics(ordered: list[Plan]) -> Numerics:
     """The numerics that the default has, of those of these plans, the preferred first."""
     target, work = ordered[0].target, ordered[0].work
-    # The costs of GPUs without clusters are not known, nor those of very long rows.
-    if target.arch.max_cluster == 1 or target.n > VERY_LONG_N:
+    if not _is_modelled(target):
         return ordered[0].numerics
     many_aligned = replace(target, align=16, lead=1, broadcast=(), aliases=(), rows=ROWS[-1])
     has_own = work.is_map and target.n > ONE_KERNEL_N  # for each class of numbers of rows
@@ -79,10 +103,11 @@ def _choose_numerics(ordered: list[Plan]) -> Numerics:
     placed: dict[Numerics, list[Plan]] = {}
     for plan in ordered:
         placed.setdefault(plan.numerics, []).append(plan)
-    many = {numerics: cost(plans[0], rows).time for numerics, plans in placed.items()}
+    many = {num: cost(_placed(plans, rows), rows).time for num, plans in placed.items()}
     longest = SLOW * min(many.values())
     asked = [numerics for numerics, time in many.items() if time <= longest or numerics == usual]
-    weight = 1 if has_own else MANY_WEIGHT
+    weight = SHIFTED_WEIGHT if ordered[0].placement.shifted else MANY_WEIGHT
+    weight = 1 if has_own else weight
 
     def mean(numerics: Numerics) -> float:
         # Few rows have placements of their own, of which one is about as fast as the best of these.

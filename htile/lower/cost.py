@@ -22,10 +22,11 @@ from math import ceil, log2
 from typing import NamedTuple
 
 from ..frontend.graph import Input, Output
-from .instructions import SCAN_COSTS, SHIFTED_LOAD
+from .instructions import SCAN_COSTS
 from .periods import instructions_saved
 from .plan import Numerics, Plan
 from .registers import allowed, estimated_registers, looked_up
+from .shifting import ON_THEIR_WAY, shifting
 from .steps import Home
 from .vectors import WARP
 
@@ -211,16 +212,13 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
     shared = 0.0
     if place.loader == "shared":  # once in, and out for each loop
         shared = elements * work.row_bytes / LINE * (1 + loops)
-    pieces = 1
+    of_thread = _value_costs(plan)
     if place.shifted:  # two accesses read a vector, and stores go through shared memory
-        computed += sweeps.shifting
-        if rows_home is Home.REGISTERS:
-            computed += SHIFTED_LOAD * len(work.rows)
-        shared += elements * sum([o.dtype.itemsize for o in work.writes]) / LINE * 2
-        if place.loader == "shared":
-            shared += elements * work.row_bytes / LINE * loops
-        else:
-            pieces = 2
+        shared += elements * _lines(num, row_loads)  # The second access finds its lines in L1.
+        each, once = shifting(work, rows_home)
+        computed, of_thread = computed + each, of_thread + once
+        times = 3 if rows_home is Home.SHARED else 2  # once in, and two vectors or one out
+        shared += elements * sum([o.dtype.itemsize for o in work.writes]) / LINE * times
     return Features(
         bytes=rows * (read + written),
         again=rows * plan.bytes_read_again(),
@@ -228,14 +226,13 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
         columns=groups * n * sum([i.dtype.itemsize for i in column_loads]),
         moved=moved,
         accesses=moved / num.vec_size,
-        computed=elements * computed + blocks * place.num_threads * _value_costs(plan),
+        computed=elements * computed + blocks * place.num_threads * of_thread,
         special=elements * special,
         code=max(0.0, log2(_code(plan) / FAST_CODE)),
         threads=blocks * place.num_threads,
         blocks=blocks,
         lacking=lacking,
-        read=elements
-        * (pieces * _lines(num, row_loads) + _lines(num, column_loads) * shared_columns),
+        read=elements * (_lines(num, row_loads) + _lines(num, column_loads) * shared_columns),
         written=elements * _lines(num, work.writes),
         shared=shared,
         resident=fit,
@@ -289,8 +286,10 @@ def _waits(plan: Plan) -> tuple[int, int, int]:
         together = place.prefetch
     trips = plan.turns * ceil(plan.chunks / together)
     iterations = len(loops) * plan.turns * ceil(plan.chunks / place.unroll)
-    if rows_home is Home.SHARED:
-        return iterations, 1, trips * sum([bool(loop.columns) for loop in loops])
+    if rows_home in (Home.SHARED, Home.PACKED):
+        together = ON_THEIR_WAY[rows_home] if place.shifted else plan.turns * plan.chunks
+        waits = ceil(plan.turns * plan.chunks / together)
+        return iterations, waits, trips * sum([bool(loop.columns) for loop in loops])
     return iterations, trips, trips * max(0, len(loops) - 1)  # no loop: nothing of a row is read
 
 
@@ -308,10 +307,7 @@ def _resident(plan: Plan) -> tuple[int, float]:
     """Thread blocks that fit on a multiprocessor, and the registers that each thread lacks."""
     arch, threads = plan.target.arch, plan.placement.num_threads
     needed, most = estimated_registers(plan), allowed(plan, 1)
-    tiles = 0
-    if plan.placement.loader == "shared":
-        shares = plan.rows_per_block * plan.placement.shares
-        tiles = shares * plan.numerics.share_bytes(plan.work)
+    tiles = plan.tile_bytes
     if plan.work.chains and not plan.numerics.in_loops:
         of_row = threads, min(plan.numerics.threads_per_row, WARP), plan.elements_per_thread
         tiles += sum([chain.scratch(*of_row) for chain in plan.work.chains])

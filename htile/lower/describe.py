@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 PLACES = {
     Home.REGISTERS: "in registers",
+    Home.PACKED: "in registers, as in memory",
     Home.SHARED: "in shared memory",
     Home.REREAD: "read again",
     Home.RECOMPUTE: "computed again",
@@ -97,11 +98,12 @@ def _describe_steps(plan: Plan, names: Names, steps: Iterable[Step]) -> list[str
                 end = f", below {names.operand(i.end)}" if i.end is not None else ""
                 lines.append(f"load      {kind} to {PLACES[home].removeprefix('in ')}{end}")
             case Reload(inputs, home):
-                where = "shared" if home is Home.SHARED else "global"
+                where = "shared memory" if home is Home.SHARED else "global memory"
+                where = "registers" if home is Home.PACKED else where
                 named = ", ".join(_named(plan, i) for i in inputs)
                 ends = dict.fromkeys(names.operand(i.end) for i in inputs if i.end is not None)
                 below = f", below {', '.join(ends)}" if ends and home is Home.REREAD else ""
-                lines.append(f"read      {named} from {where} memory{below}")
+                lines.append(f"read      {named} from {where}{below}")
             case Prefetch(inputs):
                 chunks = _count(plan.placement.prefetch, "chunk")
                 named = ", ".join(_named(plan, i) for i in inputs)

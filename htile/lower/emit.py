@@ -31,7 +31,7 @@ from .names import Names
 from .over_rows import TURNS
 from .plan import Plan
 from .reductions import Reduce
-from .steps import ChunkLoop, Fence, Load, Prefetch, Step, Store
+from .steps import ChunkLoop, Fence, Home, Load, Prefetch, Step, Store
 
 
 def emit(plan: Plan) -> str:
@@ -154,7 +154,7 @@ def _loads(plan: Plan, names: Names) -> list[str]:
     """What is loaded before anything is computed; the rows are in flight meanwhile."""
     in_loops = plan.numerics.in_loops
     is_shared = plan.placement.loader == "shared"
-    has_loader = bool(plan.work.rows) and (is_shared or not in_loops)
+    has_loader = bool(plan.work.rows) and plan.rows_home is not Home.REREAD
     lines = []
     if has_loader:
         kind = "ElementwiseLoader" if is_shared else "GlobalToRegLoader"

@@ -46,7 +46,7 @@ def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT)
                 verb = "load_row" if i.role is Role.ROW else "load_column"
                 part = f"{ctx}.until({names.operand(i.end)})" if i.end is not None else ctx
                 read = f"{part}.{verb}({names.tensors[i]})"
-                if step.home is Home.SHARED:
+                if step.home in (Home.SHARED, Home.PACKED):
                     read = f"{ctx}.read_row({names.fragments[i]})"
                 elif ctx == "chunk" and names.plan.placement.prefetch:
                     read = names.fragments[i]
@@ -76,6 +76,8 @@ def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT)
             if output.over is not None:
                 total = names.totals[output]
                 return [f"{indent}{total} = {total}.take({ctx}, {value})"]
+            if output in names.kept:
+                return [f"{indent}{names.kept[output]}.put({ctx}, {value})"]
             return [f"{indent}ElementwiseStorer({ctx}).store({tensor}, {value})"]
     raise AssertionError(f"{step} is not printed")
 
@@ -129,6 +131,8 @@ def loop(names: Names, k: int, is_prefetched: bool) -> list[str]:
     lines = [f"    {names.carried[part]} = ctx.{_start(names, loop, part)}" for part in loop.parts]
     if k in names.prefetched and not is_prefetched:
         lines += prefetch(names, k)
+    kept = [s.output for s in loop.steps if isinstance(s, Store) and s.output in names.kept]
+    lines += [line for output in kept for line in _keep(names, output)]
     outer = INDENT
     if plan.turns > 1:
         lines.append(f"    for s in cutlass.range_constexpr({plan.turns}):")
@@ -141,7 +145,14 @@ def loop(names: Names, k: int, is_prefetched: bool) -> list[str]:
         lines += _body(names, loop, indent)
     if plan.turns > 1:  # nothing more is added in this share
         lines += _folds(names, loop.parts, outer)
-    return lines
+    return lines + [f"    {names.kept[output]}.store()" for output in kept]
+
+
+def _keep(names: Names, output: Output) -> list[str]:
+    """Say where a result stays until a loop has made all of it."""
+    place = names.plan.kept[output]
+    args = [names.tensors[output], *([names.fragments[place]] if place is not None else [])]
+    return wrapped_call(f"    {names.kept[output]} = ElementwiseStorer(ctx).keep(", args, ")")
 
 
 def _start(names: Names, loop: ChunkLoop, part: Part) -> str:

@@ -17,6 +17,7 @@ from ..frontend.graph import Graph, Input, Output
 from .over_rows import plans_over_rows
 from .plan import HELD_REGISTERS, ONE_KERNEL_N, ROWS, Form, Numerics, Placement, Plan, Target
 from .reductions import MOMENTS, VERY_LONG_N
+from .shifting import ON_THEIR_WAY, shifting, staged_bytes
 from .steps import Home
 from .vectors import WARP, is_shifted, vector_size
 from .work import Sweeps, Work
@@ -47,6 +48,8 @@ SPARE_REGISTERS = 40  # Addresses, predicates and partial results take this many
 COLUMN_REGISTERS = 16  # Columns that are on their way to unrolled loops may take this many.
 ROW_REGISTERS = 32  # Rows and columns that are on their way to unrolled loops may take this many.
 MOST_PREFETCHED = 64  # A loop prefetches if one chunk of all that it reads takes no more.
+MOST_PACKED = 40  # The rows that a thread has packed take no more.
+PACKED_REGISTERS = 8  # Loops over packed rows need this many beside those and what they compute.
 LOOP_REGISTERS = 32  # A loop needs this many beside what it computes, reads and writes.
 PART_REGISTERS = 9  # Each reduction that a loop carries beside the first takes this many.
 SHARE_REGISTERS = 2  # It takes this many more for each share of the row.
@@ -63,6 +66,8 @@ COLUMN_THREADS = 1536  # This is for short rows with columns.
 TWO_STAGE_THREADS = 1536  # This is for loops that carry reductions of two stages.
 STREAMED_THREADS = 1280  # This is for such loops if they are unrolled and read global memory.
 CROWDED_THREADS = 1024  # This is for other loops whose threads are crowded.
+
+LOADERS = {Home.SHARED: "shared", Home.PACKED: "packed", Home.REREAD: "direct"}
 
 LONG_SHARES = 4  # If there are many very long rows, one CTA may have this many shares of a row.
 # A CTA may have several shares of a row that is kept in shared memory, from as many rows on as a
@@ -189,12 +194,15 @@ class _Enumeration:
             if registers * threads > self.arch.registers or (numerics.cluster_n > 1 < rows):
                 continue
             free = self._free_bytes(sweeps, numerics, threads)
-            staging = self._staging_bytes(numerics, threads)
             lanes = min(of_row, WARP)
-            staging += sum([c.scratch(threads, lanes, elements) for c in self.work.chains])
-            shared = rows * self._padded(share, numerics) + staging
-            for loader, tiles in (("shared", shared), ("direct", staging)):
-                if tiles <= free and (loader == "direct" or self.is_asynchronous):
+            listed = sum([c.scratch(threads, lanes, elements) for c in self.work.chains])
+            loaders = {"shared": rows * share} if self.is_asynchronous else {}
+            loaders["direct"] = 0
+            if self.is_shifted:  # such rows come through registers anyway
+                loaders = {"direct": staged_bytes(self.work, self.vec, chunks, threads)}
+            for loader, tiles in loaders.items():
+                tiles += listed
+                if tiles <= free:
                     blocks = self._blocks(sweeps, threads, held, tiles)
                     moves = (loader, columns, self.target.align, self.is_shifted)
                     placement = Placement(threads, *moves, blocks=blocks)
@@ -237,6 +245,8 @@ class _Enumeration:
             # Rows that are read only once, because nothing is reduced, need not be kept.
             if fits and self.work.stages and self.is_asynchronous:
                 yield from self._loop_plans(numerics, Home.SHARED)
+            if fits and self.work.stages and self.is_shifted:
+                yield from self._loop_plans(numerics, Home.PACKED)
             if fits:
                 yield from self._loop_plans(numerics, Home.REREAD)
             if len(loops) == 1 or not fits or self.n > VERY_LONG_N:
@@ -254,22 +264,35 @@ class _Enumeration:
                 continue
             if min(registers, MAX_REGISTERS) * threads > self.arch.registers:
                 continue
+            packed = turns * chunks * self._words(self.work.rows) if rows is Home.PACKED else 0
+            if packed and (packed > MOST_PACKED or chunks > UNROLLED_CHUNKS):
+                continue
             prefetch = self._prefetch(numerics, rows, threads, turns)
+            loader = LOADERS[rows]
             unroll = chunks
             if chunks > UNROLLED_CHUNKS:
                 unroll = prefetch or (UNROLL if self._reads[rows] <= ROW_REGISTERS else 1)
             most = MOST_CODE if unroll == chunks else self.most_looped
-            tiles = shares * self._tile_bytes(numerics) if rows is Home.SHARED else 0
-            tiles += self._staging_bytes(numerics, threads)
-            if tiles > self._free_bytes(loops, numerics, numerics.threads_per_row):
+            moves = (loader, "late", self.target.align, self.is_shifted)
+            placement = Placement(threads, *moves, shares, abreast, unroll, prefetch)
+            tiles = Plan(self.work, self.target, numerics, placement).tile_bytes
+            # One vector more follows each row in shared memory, if results may take its place.
+            more = ACCESS_BYTES * (len(self.work.rows) + len(self.work.writes)) * self.is_shifted
+            if tiles + more > self._free_bytes(loops, numerics, numerics.threads_per_row):
                 continue
             if shares > 1 and (
-                self._written_out(chunks, unroll, prefetch) * turns > most
+                self._written_out(chunks, unroll, prefetch, rows) * turns > most
                 or self.arch.fitting(tiles) < KEPT_BLOCKS
             ):
                 continue
             blocks = 0
-            if loops.carries_two_stages and numerics.form is Form.LOOPS:
+            if packed:
+                needed = packed + self.vec * loops.words + prefetch * self._reads[rows]
+                needed += max(0, packed - MOST_PACKED / 2) / 4  # so much more code needs more
+                needed = max(needed, self._on_their_way(turns * chunks))
+                needed = -(-int(PACKED_REGISTERS + needed) // 8) * 8
+                blocks = max(1, self.arch.registers // (threads * needed))
+            elif loops.carries_two_stages and numerics.form is Form.LOOPS:
                 blocks = min(TWO_STAGE_THREADS // threads, self.arch.fitting(tiles))
                 if rows is Home.REREAD and prefetch:  # what is on its way takes registers too
                     needed = LOOP_REGISTERS + self.vec * loops.words + prefetch * self._reads[rows]
@@ -280,11 +303,7 @@ class _Enumeration:
                 blocks = 1  # or some registers are spilled, so that two CTAs fit
             elif threads >= 512 and registers > CROWDED_REGISTERS:
                 blocks = CROWDED_THREADS // threads
-            loader = "shared" if rows is Home.SHARED else "direct"
-            counts = (shares, abreast, unroll, prefetch, blocks)
-            moves = (loader, "late", self.target.align, self.is_shifted)
-            placement = Placement(threads, *moves, *counts)
-            yield Plan(self.work, self.target, numerics, placement)
+            yield Plan(self.work, self.target, numerics, replace(placement, blocks=blocks))
 
     @cached_property
     def _reads(self) -> dict[Home, float]:
@@ -292,24 +311,29 @@ class _Enumeration:
 
         A key says where the rows live.
         """
-        loops, homes = self.work.loops.loops, (Home.SHARED, Home.REREAD)
+        loops, homes = self.work.loops.loops, (Home.SHARED, Home.PACKED, Home.REREAD)
         return {
             home: max((self._words(loop.reads(home)) for loop in loops), default=0.0)
             for home in homes
         }
 
+    def _on_their_way(self, vectors: int) -> float:
+        """Registers for the pieces that a thread waits for at a time, of packed rows."""
+        most = min(vectors, ON_THEIR_WAY[Home.PACKED])
+        return 2 * most * max([self._words((i,)) for i in self.work.rows])
+
     def _words(self, moved: tuple[Input | Output, ...]) -> float:
         """Registers for a chunk of each."""
         return sum(max(1, self.vec * each.dtype.itemsize / 4) for each in moved)
 
-    def _written_out(self, chunks: int, unroll: int, prefetch: int) -> int:
+    def _written_out(self, chunks: int, unroll: int, prefetch: int, rows: Home) -> int:
         """Instructions of a share of the row in all loops, if they are emitted so."""
         bodies = unroll
         if prefetch and unroll < chunks:  # a group, and the rest behind the last whole group
             bodies = prefetch + chunks % prefetch + (prefetch if chunks >= 2 * prefetch else 0)
         instructions = sum(loop.instructions for loop in self.work.loops.loops)
-        if self.is_shifted:
-            instructions += self.work.loops.shifting
+        if self.is_shifted and rows is Home.REREAD:
+            instructions += shifting(self.work, rows)[0]
         return int(bodies * self.vec * instructions)
 
     def _prefetch(self, numerics: Numerics, rows: Home, threads: int, turns: int) -> int:
@@ -336,7 +360,7 @@ class _Enumeration:
         free -= (PART_REGISTERS + SHARE_REGISTERS * turns) * (carried - 1)
         free -= ADDRESS_REGISTERS * max(0, max(map(len, moved)) - FEW_TENSORS)
         for count in (4, 2):
-            code = turns * self._written_out(chunks, count, count)
+            code = turns * self._written_out(chunks, count, count, rows)
             if count * words <= free and code <= self.most_looped:
                 return count
         return 1
@@ -365,18 +389,6 @@ class _Enumeration:
         for shares, count in product((2, 4, 8), abreast):
             if count <= shares <= min(most, cluster, turns * count):
                 yield shares, count
-
-    def _tile_bytes(self, numerics: Numerics) -> int:
-        """Bytes of shared memory that a share of a row takes, of all rows that are read."""
-        return self._padded(numerics.share_bytes(self.work), numerics)
-
-    def _staging_bytes(self, numerics: Numerics, threads: int) -> int:
-        """Bytes through which the threads of a CTA store shifted rows."""
-        return self._padded(threads * ACCESS_BYTES, numerics) if self.is_shifted else 0
-
-    def _padded(self, tiles: int, numerics: Numerics) -> int:
-        """Bytes of tiles, with the piece more that the lanes of a warp have of shifted rows."""
-        return tiles + tiles // min(numerics.threads_per_row, 32) if self.is_shifted else tiles
 
     def _free_bytes(self, sweeps: Sweeps, numerics: Numerics, threads: int) -> int:
         """Shared memory that the exchange buffer, its mbarriers and alignment leave for tiles.

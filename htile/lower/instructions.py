@@ -42,9 +42,6 @@ SHARED_DIVISOR_COSTS = {Function.EXACT: (3, 0), Function.NEAR: (2, 0)}
 # Instructions for an element; other parts take one. A scan takes more for each vector.
 PART_COSTS = {SOFTMAX: 6, MOMENTS: 6, CUMSUM: 2, CUMPROD: 2}
 SCAN_COSTS = 18  # instructions of a scan for each vector of a thread, and each word of an element
-# These are instructions for an element of a shifted row that is loaded, and for one that is stored,
-# if words are selected. Where warps branch on the shift (`copy/shifted.py`) they are fewer.
-SHIFTED_LOAD, SHIFTED_STORE = 2.2, 4
 TAKEN = 8  # instructions for what is at an index: its address, the load, and what converts it
 STORED = 3  # instructions for a result that a row has once
 

@@ -63,6 +63,7 @@ class Names:
     carried: of what a loop carries, by part.
     moments: of what an exchange brings beside its result, by part.
     ranks: of all ranks of a chain together, by part.
+    kept: of results that loops keep on chip (`Plan.kept`).
     prefetched: of the chunks that are on their way to a loop, by the loop's place in the steps.
     once, repeated: what is computed of one chunk, and what of it becomes that of every chunk.
     totals: of what a loop over rows adds up, by the result. next_values: of one value each of the
@@ -109,10 +110,11 @@ class Names:
         opening = itertools.takewhile(lambda s: isinstance(s, Load) or s in ends, plan.steps)
         self.opening = tuple(opening)
         for i in (step.input for step in self.opening if isinstance(step, Load)):
-            if i.role is not Role.ROW or plan.rows_home is Home.REGISTERS:
+            if i.role is not Role.ROW or plan.rows_home in (Home.REGISTERS, Home.PACKED):
                 self.fragments[i] = self._unique("tXr" + self.tensors[i][1:])
             elif plan.rows_home is Home.SHARED:
                 self.fragments[i] = self._unique("s" + self.tensors[i][1:])
+        self.kept = {o: self._unique("kept" + self.tensors[o][1:]) for o in plan.kept}
         self._name_steps(plan.steps)
 
     def operand(self, id: int) -> str:

@@ -19,6 +19,7 @@ from ..frontend.dynamic import ACCESS_BYTES
 from ..frontend.graph import Graph, Output
 from ..frontend.ops import Op
 from .plan import Numerics, Placement, Plan, Target
+from .shifting import staged_bytes
 from .work import Work
 
 THREADS = 512  # of all rows that a multiprocessor works on at a time, unless a row has more
@@ -112,8 +113,10 @@ def _of_numerics(work: Work, target: Target, plan: Plan) -> Iterator[Plan]:
     scratch = elements * threads * sum(sizes) * (rows > 1)  # one for the results of each size
     buffer = TURNS * plan.slots * (threads // 32 + 1) * num.cluster_n * 8
     free = arch.shared_bytes // fitting - buffer - EXCHANGE_BYTES
-    if plan.placement.shifted:  # what its stores are staged in
-        free -= threads * 32
+    # Shifted results are stored by some of it. The groups must not depend on whether they are.
+    staged = staged_bytes(work, num.vec_size, plan.chunks, threads)
+    if scratch + staged > free:
+        return
     for loader in ("shared", "direct"):
         needed = max(TURNS * tile, scratch) if loader == "shared" else scratch
         if needed > free or (loader == "shared" and not _may_come_shared(work, plan)):

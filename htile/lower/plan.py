@@ -20,10 +20,11 @@ from functools import cached_property
 
 from ..build.arch import Arch
 from ..errors import LoweringError
-from ..frontend.graph import Graph, Role
+from ..frontend.graph import Graph, Input, Output, Role
 from .describe import describe, describe_layout
 from .reductions import SUM, Part, Reduce
 from .schedule import list_steps
+from .shifting import staged_bytes
 from .steps import ChunkLoop, Home, Step
 from .work import Sweeps, Work
 
@@ -79,8 +80,8 @@ class Form(Enum):
     """How a row is kept between its sweeps.
 
     HELD: it is in registers.
-    LOOPS: it is in shared memory, or in global memory with the loader `direct`. Each sweep is a
-        loop over its chunks.
+    LOOPS: it is in shared memory, in global memory with the loader `direct`, or in registers with
+        the loader `packed`. Each sweep is a loop over its chunks.
     STREAMED: it is in global memory, from where each sweep reads it in a loop. This is for rows
         that do not fit into shared memory, that are read only once, or that are very long.
     """
@@ -153,6 +154,7 @@ class Placement:
 
     num_threads: how many threads a CTA has.
     loader: how rows get to registers: `shared` (by cp.async through shared memory) or `direct`.
+        If rows are shifted, loops may find them in registers, as they are in memory (`packed`).
     columns: when columns are loaded: `early` (while the rows are on their way) or `late` (where
         they are first used).
     copy_bytes: the widest memory access. If rows are shifted, this is for columns only.
@@ -204,7 +206,8 @@ class Plan:
         """Where a row lives between its sweeps."""
         if not self.numerics.in_loops:
             return Home.REGISTERS
-        return Home.SHARED if self.placement.loader == "shared" else Home.REREAD
+        homes = {"shared": Home.SHARED, "packed": Home.PACKED, "direct": Home.REREAD}
+        return homes[self.placement.loader]
 
     @property
     def _overwrites_a_number(self) -> bool:
@@ -224,6 +227,38 @@ class Plan:
             waits=self._overwrites_a_number,
             prefetched=self.placement.prefetch > 0,
         )
+
+    @cached_property
+    def kept(self) -> dict[Output, Input | None]:
+        """Results that loops keep on chip until all of each is made, if rows are shifted.
+
+        A thread stores pieces of what other threads have made, so that they wait for each other
+        once, and not for each chunk. A value is the row whose place the result takes. It has
+        elements of as many bytes, and is read for the last time by the loop that stores. None means
+        shared memory of its own.
+        """
+        if not (self.placement.shifted and self.rows_home in (Home.SHARED, Home.PACKED)):
+            return {}
+        rows, found = list(self.work.rows), {}
+        for output in self.work.writes:
+            same = [i for i in rows if i.dtype.itemsize == output.dtype.itemsize][:1]
+            rows = [i for i in rows if i not in same]
+            found[output] = same[0] if same else None
+        return found
+
+    @cached_property
+    def tile_bytes(self) -> int:
+        """Bytes of shared memory of a CTA for rows, and to store shifted ones by."""
+        num, place, work = self.numerics, self.placement, self.work
+        if self.rows_home is Home.REREAD:
+            # Each chunk is stored by itself.
+            return place.shifted * staged_bytes(work, num.vec_size, 1, place.num_threads)
+        tiles = self.rows_per_block * place.shares * num.share_bytes(work)
+        tiles *= place.loader == "shared"
+        if place.shifted and self.rows_home in (Home.REGISTERS, Home.PACKED):
+            tiles += staged_bytes(work, num.vec_size, self.turns * self.chunks, place.num_threads)
+        own = [o.dtype.itemsize for o, taken in self.kept.items() if taken is None]
+        return tiles + place.num_threads * self.turns * self.elements_per_thread * sum(own)
 
     @property
     def homes(self) -> dict[int, Home]:

@@ -45,6 +45,8 @@ def estimated_registers(plan: Plan) -> float:
     elif plan.is_unrolled:
         fixed, of_word, of_ahead = UNROLLED_SHARED
         needed = fixed + vec * (of_word * words + of_ahead * loaded * place.prefetch)
+        if plan.rows_home is Home.PACKED:
+            needed += plan.turns * plan.elements_per_thread * plan.work.row_bytes / 4
     else:
         fixed, of_chunk, of_ahead = LOOPED_SHARED
         needed = fixed + vec * (of_chunk * at_once + of_ahead * of_columns * ahead)

@@ -14,6 +14,7 @@ class Home(Enum):
     """Where a value lives between the step that makes it and the last that reads it."""
 
     REGISTERS = "registers"
+    PACKED = "packed"  # It is in registers, with as many bits as in memory, and read by loops.
     SHARED = "shared"
     REREAD = "reread"  # It is in global memory, and is read from there again.
     RECOMPUTE = "recompute"
@@ -29,7 +30,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """Bring a chunk of row inputs to registers, from shared (SHARED) or global memory (REREAD)."""
+    """Bring a chunk of row inputs to registers, from shared (SHARED) or global memory (REREAD).
+
+    If it is in registers already (PACKED), it is converted to what is computed with.
+    """
 
     inputs: tuple[Input, ...]
     home: Home

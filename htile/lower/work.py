@@ -18,7 +18,7 @@ import torch
 
 from ..frontend.graph import Graph, Input, Node, Output, Role, memory_of
 from ..frontend.ops import COLLECTIVES, SCANS, Op
-from .instructions import LEAVES, SHIFTED_LOAD, SHIFTED_STORE, sweep_costs, value_costs
+from .instructions import LEAVES, sweep_costs, value_costs
 from .patterns import Function, ancestors, choose_function, periods
 from .precision import seen_in_16_bits
 from .ranks import chains
@@ -124,11 +124,6 @@ class Sweeps:
         """How many rows and columns are loaded, without rows that are held; how many are stored."""
         loads = sum(len(s.rows) + len(s.columns) for s in self.all)
         return loads, sum(len(s.stores) for s in self.all)
-
-    @cached_property
-    def shifting(self) -> float:
-        """Instructions more for each element, if rows are shifted; without rows that are held."""
-        return sum(SHIFTED_LOAD * len(s.rows) + SHIFTED_STORE * len(s.stores) for s in self.all)
 
 
 class Work:

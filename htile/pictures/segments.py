@@ -25,6 +25,7 @@ from .names import flowed, span, strip
 
 HOMES = {
     Home.REGISTERS: "in registers",
+    Home.PACKED: "in registers, as in memory",
     Home.SHARED: "in shared memory",
     Home.REREAD: "read again",
     Home.RECOMPUTE: "computed again",
@@ -202,8 +203,8 @@ class _Story:
         yield Moment("global memory", list(self._inputs((i, None) for i in rows)))
         at = 1
         if self.plan.placement.loader == "shared":
-            access = f"{self.plan.placement.copy_bytes} bytes an access"
-            how = f"cp.async, {'to be shifted' if self.plan.placement.shifted else access}"
+            how = f"cp.async, {self.plan.placement.copy_bytes} bytes an access"
+            how = "shifted on the way" if self.plan.placement.shifted else how
             texts = [*self._named(rows), Text(how, "", Style.FAINT)]
             yield Moment("shared memory", [Box("shared", Kind.ROW, texts)])
             at += 1

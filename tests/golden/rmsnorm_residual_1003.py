@@ -13,7 +13,7 @@ from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer, GlobalTo
 from htile.utils import make_fake_tensor
 
 config = ElementwiseTileConfig(
-    BFloat16, N=1003, num_threads=128, threads_per_row=128, cluster_n=1, stage=1, shifted=True
+    BFloat16, N=1003, num_threads=128, threads_per_row=64, cluster_n=1, stage=1, shifted=True
 )
 
 

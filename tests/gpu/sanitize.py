@@ -39,9 +39,10 @@ from tests.lower.cases import (
 )
 
 SHAPES = ((3, 17), (5, 1000), (4, 4096), (3, 1001))
-LONG = ((2, 12000), (2, 15001))  # in chunks; of odd bf16 rows, streamed
+LONG = ((2, 12000), (2, 15001))  # in chunks; of odd bf16 rows, which are shifted
 DTYPES = (torch.bfloat16, torch.float32)
 OF_SHARES = (1025, 12000)  # two shares of a row a CTA
+OF_SHIFTED = (3, 9003)  # shifted rows that live in shared memory, in registers, or nowhere on chip
 CLUSTERED = ((2, 20000), (3, 32768))
 PARTED = ((5, 1000), (3, 1003))  # elements of a part; of odd ones too
 SCANNED = ((70, 64), (3, 8191))  # several rows a warp; odd ones of many warps
@@ -61,13 +62,17 @@ IN_TURNS_ROWS = 2100
 
 
 class Case(NamedTuple):
-    """A function and one size of its arguments. replaced: the argument that the result replaces."""
+    """A function and one size of its arguments, of each dtype.
+
+    replaced: the argument that the result replaces.
+    """
 
     function: htile.Rowwise
     arguments: Callable[..., tuple]
     m: int
     n: int
     replaced: int | None = None
+    dtypes: tuple[torch.dtype, ...] = DTYPES
 
 
 @htile.rowwise
@@ -163,6 +168,7 @@ def cases(clusters: bool) -> Iterator[Case]:
             yield Case(htile.rowwise(f), of_backward(columns), m, n)
     function, arguments = examples.load("layernorm")
     yield Case(function.with_plan(shares=2, loader="shared", cluster_n=2), arguments, *OF_SHARES)
+    yield from shifted_in_loops()
     for m, n in SHAPES + SCANNED + CLUSTERED * clusters:
         yield Case(shares_up_to, parts_of(1), m, n)
         for replaced in (None, 0):
@@ -179,10 +185,20 @@ def cases(clusters: bool) -> Iterator[Case]:
         yield Case(looped, row_and_index, m, n, replaced)
 
 
+def shifted_in_loops() -> Iterator[Case]:
+    """Loops over shifted rows, of 16 bits, wherever these live; also in place of what is read."""
+    for name in ("softmax", "layernorm"):
+        function, arguments = examples.load(name)
+        for loader in ("shared", "packed", "direct"):
+            looped = function.with_plan(form="loops", loader=loader, cluster_n=1)
+            for replaced in (None, 0):
+                yield Case(looped, arguments, *OF_SHIFTED, replaced, (torch.bfloat16,))
+
+
 def main(clusters: bool) -> None:
     right = 0
-    for function, arguments, m, n, replaced in cases(clusters):
-        for dtype in DTYPES:
+    for function, arguments, m, n, replaced, dtypes in cases(clusters):
+        for dtype in dtypes:
             torch.manual_seed(0)
             args = arguments(m, n, dtype, "cpu")
             plan = function.inspect(*args, arch="sm_90a").plan

@@ -24,6 +24,7 @@ from htile.errors import CompileError
 from htile.lower.plan import Target
 from tests.digests.cells import Cell
 from tests.lower.cases import ARCH, BF16, EXAMPLES, F16, F32, example_kernel, kernel_of, rows
+from tests.lower.staging import staged_bytes
 
 REPO = Path(__file__).parents[2]
 # Bytes that one thread block may use, as the CUDA C++ Programming Guide has it, in KiB.
@@ -54,9 +55,8 @@ def check(kernel):
     if plan.placement.loader == "shared":
         elements = plan.elements_per_thread * used.threads
         tile = sum(elements * i.dtype.itemsize for i in plan.graph.inputs if i.role.value == "row")
-    if plan.placement.shifted:  # a piece more for each group of lanes; and what stores go through
-        lanes = min(plan.numerics.threads_per_row, 32)
-        tile = (tile + used.threads * 16) * (lanes + 1) // lanes
+    if plan.placement.shifted:
+        tile += staged_bytes(plan)
     warps = used.threads // 32 * plan.numerics.cluster_n
     # at most 8 bytes for a warp and a slot, and an mbarrier for a slot
     buffer = (warps + 1) * plan.slots * 8

@@ -47,3 +47,15 @@ def test_the_divisions_count():
     assert found.numerics == flat.numerics, "numerics hang on no strides"
     more = features(found, 60).computed - features(flat, 60).computed
     assert more == 50 * features(flat, 60).threads
+
+
+def test_a_column_beside_them_has_no_leading_dimensions():
+    @htile.rowwise
+    def scaled(x, y, w: htile.Inner[1]):
+        return x * w + y
+
+    x, y = apart(3, 4, 5)
+    w, out = torch.randn(64), torch.zeros(3, 4, 5, 64)
+    kernel = scaled.inspect(x, y, w, arch="sm_90a")
+    launch(kernel.ptx, (-(-60 // kernel.plan.rows_per_block), 1), [x, y, w, out], is_emitted=True)
+    torch.testing.assert_close(out, scaled(x, y, w), rtol=1e-6, atol=1e-6)

@@ -21,9 +21,11 @@ SHARED_START = 1024  # the address of dynamic shared memory, aligned as kernels 
 APART = 1 << 33  # bytes between tensors: offsets that wrap at 32 bits lead nowhere
 
 INTEGERS = {
-    "s16": np.int16, "u16": np.uint16, "b16": np.uint16, "s32": np.int32, "u32": np.uint32,
-    "b32": np.uint32, "s64": np.int64, "u64": np.uint64, "b64": np.uint64,
+    "s8": np.int8, "u8": np.uint8, "b8": np.uint8, "s16": np.int16, "u16": np.uint16,
+    "b16": np.uint16, "s32": np.int32, "u32": np.uint32, "b32": np.uint32, "s64": np.int64,
+    "u64": np.uint64, "b64": np.uint64,
 }  # fmt: skip
+NAN = np.uint32(0x7FFFFFFF).view(np.float32)  # what conversions make of a NaN of 16 bits
 COMPARE = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
            "eq": operator.eq, "ne": operator.ne}  # fmt: skip
 # How many of the machine's instructions some of 64 bits take.
@@ -283,6 +285,9 @@ class Warp:
             dtype = {"bf16x2": torch.bfloat16, "f16x2": torch.float16}[opcode[2]]
             pair = torch.from_numpy(np.stack((low, high), 1)).to(dtype)
             self._set(active, operands[0], pair.view(torch.uint8).numpy().view(np.uint32)[:, 0])
+        elif opcode[-1] == "f16":
+            value = self._value(operands[1], "u16").view(np.float16).astype(np.float32)
+            self._set(active, operands[0], np.where(np.isnan(value), NAN, value))
         else:
             value = self._value(operands[1], opcode[-1])
             self._set(active, operands[0], value.astype(INTEGERS.get(opcode[-2], np.float32)))
