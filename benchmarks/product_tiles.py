@@ -3,8 +3,9 @@
     python -m benchmarks.product_tiles [--measure FILE.xz] [--grid]
 
 Without a file it reads `product-tiles-h200.jsonl.xz`, which `--measure` has written on an H200: the
-microseconds of each tile of a bare product, at sizes that `benchmarks.products` does not have. With
-`--grid` it shows what other constants of the tile's model would choose; so they were fitted.
+microseconds of tiles of a product and of what follows it, at sizes that `benchmarks.products` does
+not have. With `--grid` it shows what other constants of the tile's model would choose; so they were
+fitted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import itertools
 import json
 import lzma
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -22,10 +23,9 @@ from statistics import geometric_mean, median
 import torch
 
 from benchmarks.general.fit import records_of
-from benchmarks.products import captured, linear, normal
+from benchmarks.products import captured, gelu_linear, linear, normal, residual_linear
 from htile.build.arch import DEFAULT
 from htile.build.compile import build_all, load
-from htile.frontend.graph import Graph
 from htile.lower import product_tiles, run_passes
 from htile.lower.emit_products import emit
 from htile.lower.fused import Fused, Tile, fused
@@ -35,69 +35,115 @@ from htile.tune.timing import interleave
 
 TIMES = Path(__file__).with_name("product-tiles-h200.jsonl.xz")
 SIZES = ((5120, 5120), (2560, 10240), (14336, 5120), (50304, 2048), (9728, 4096), (6144, 7168))
-ROWS = (96, 192, 256, 384, 512, 768, 1024, 1536, 2304, 3072, 4608, 6000)
+ROWS = (1, 16, 64, 96, 192, 256, 384, 512, 768, 1024, 1536, 2304, 3072, 4608, 6000)
+FEW, MANY = (1, 16, 128, 512, 2304), (1024, 2304, 4608)
 PROCESSORS = 132  # multiprocessors of an H200
-GRID = {"BYTES_PER_CYCLE": (36, 40, 44, 48), "CLOSE": (1.0, 1.01, 1.02, 1.03, 1.05)}
+GRID = {"BYTES_PER_CYCLE": (36, 40, 44, 48), "CLOSE": (1.0, 1.01, 1.02, 1.03),
+        "TURN_CYCLES": (400, 800, 1200), "RARE": (1.0, 1.02, 1.03, 1.05)}  # fmt: skip
+TIMED = 10  # tiles of a size that are timed: the ones that are expected to be fastest
 WORST = 5  # sizes that are named
 
 
+@dataclass(frozen=True)
+class Form:
+    """A function whose tiles are timed: how its matrix lies in memory, and numbers of rows.
+
+    sizes: N and K.
+    """
+
+    function: str
+    major: str
+    rows: tuple[int, ...]
+    sizes: tuple[tuple[int, int], ...] = SIZES[::2]
+
+
+FORMS = (Form("linear", "k", ROWS, SIZES), Form("linear", "mn", FEW), Form("gelu", "k", MANY),
+         Form("residual", "k", MANY))  # fmt: skip
+CASES = [(form, n, k) for form in FORMS for n, k in form.sizes]
+FUNCTIONS = {"linear": linear, "gelu": gelu_linear, "residual": residual_linear}
+
+
+def arguments(function: str, n: int, k: int, m: int, make: Callable) -> list[torch.Tensor]:
+    """What the function takes, made by `make(*shape)`."""
+    beside = {"linear": (), "gelu": ((n,),), "residual": ((m, n),)}[function]
+    return [make(*shape) for shape in ((m, k), (n, k), *beside)]
+
+
 @cache
-def kernel_of(n: int, k: int) -> Fused:
-    """The kernel of a bare product of bfloat16."""
-    x, weight = (torch.empty(s, k, dtype=torch.bfloat16, device="meta") for s in (4, n))
-    traced: Graph = linear.inspect(x, weight).traced
-    (level,) = levels(traced)
+def kernel_of(n: int, k: int, function: str = "linear") -> Fused:
+    """The kernel of a function with one product of bfloat16."""
+    given = arguments(function, n, k, 4, partial(torch.empty, dtype=torch.bfloat16, device="meta"))
+    (level,) = levels(FUNCTIONS[function].inspect(*given).traced)
     return fused(run_passes(level.graph), level.products, n)
 
 
 def name(tile: Tile) -> str:
     """`128x256, 2, 1`: rows, columns, thread blocks of a cluster, parts of a last wave's tile."""
-    return f"{tile.rows}x{tile.columns}, {tile.cluster}, {tile.parts}"
+    turns = ", in turns" if tile.in_turns else ""
+    return f"{tile.rows}x{tile.columns}, {tile.cluster}, {tile.parts}{turns}"
 
 
-def possible(n: int, k: int, m: int) -> list[Tile]:
+def possible(kernel: Fused, major: str, m: int) -> list[Tile]:
     """The tiles among which one is chosen for so many rows."""
-    return product_tiles.candidates(kernel_of(n, k), "k", m, DEFAULT)
+    return product_tiles.tiles(kernel, major, DEFAULT, m)
+
+
+def timed(kernel: Fused, major: str, m: int) -> list[Tile]:
+    """Those that are timed: what is expected to be fast, and the best one of each form."""
+    found = possible(kernel, major, m)
+    found.sort(key=lambda tile: product_tiles.cycles(kernel, tile, m, PROCESSORS))
+    best: dict[tuple, Tile] = {}
+    for tile in found:
+        best.setdefault((tile.rows, tile.in_turns, tile.columns % 32 == 0), tile)
+    return list(dict.fromkeys([*found[:TIMED], *best.values()]))
 
 
 def measure(file: Path, rounds: int) -> None:
-    """Time all tiles at all sizes on this GPU, into a file that xz compresses."""
-    lines = []
-    for n, k in SIZES:
-        kernel, requests = kernel_of(n, k), {}
-        for tile in itertools.chain(*(possible(n, k, m) for m in ROWS)):
-            source = emit(kernel, replace(tile, a_rows=0), "k", True)
-            requests[name(tile)] = source, kernel_name(kernel.graph), DEFAULT.name
-        built = zip(requests, build_all(list(requests.values())), strict=True)
-        functions = {key: load(artifact) for key, artifact in built}
-        for m in ROWS:
-            us = timed(functions, n, k, m, rounds)
-            lines.append(json.dumps({"n": n, "k": k, "m": m, "us": us}) + "\n")
+    """Time tiles at all sizes on this GPU, into a file that xz compresses."""
+    requests, lines = {}, []
+    for form, n, k in CASES:
+        kernel = kernel_of(n, k, form.function)
+        for tile in itertools.chain(*(timed(kernel, form.major, m) for m in form.rows)):
+            source = emit(kernel, replace(tile, a_rows=0), form.major, True)
+            key = n, k, form, name(tile)
+            requests[key] = source, kernel_name(kernel.graph), DEFAULT.name
+    built = zip(requests, build_all(list(requests.values())), strict=True)
+    functions = {key: load(artifact) for key, artifact in built}
+    for form, n, k in CASES:
+        for m in form.rows:
+            us = times_of(functions, n, k, m, form, rounds)
+            record = {"n": n, "k": k, "m": m, "function": form.function, "major": form.major}
+            lines.append(json.dumps(record | {"us": us}) + "\n")
     with lzma.open(file, "wt", encoding="utf-8") as opened:
         opened.writelines(lines)
 
 
-def timed(functions: dict[str, Callable], n: int, k: int, m: int, rounds: int) -> dict[str, float]:
-    """The microseconds of each tile that is possible at a size, and of cuBLAS."""
-    x, weight, out = normal(m, k), normal(n, k), normal(m, n)
+def times_of(
+    functions: dict[tuple, Callable], n: int, k: int, m: int, form: Form, rounds: int
+) -> dict[str, float]:
+    """The microseconds of tiles at a size, and of cuBLAS's product."""
+    x, weight, *others = arguments(form.function, n, k, m, normal)
+    out = normal(m, n)
     calls: dict[str, Callable] = {"cublas": partial(torch.mm, x, weight.t(), out=out)}
-    for tile in possible(n, k, m):
-        given = x, weight, out, PROCESSORS // tile.cluster
-        calls[name(tile)] = partial(functions[name(tile)], *given)
+    matrix = weight if form.major == "k" else weight.t().contiguous()
+    for tile in timed(kernel_of(n, k, form.function), form.major, m):
+        given = x, matrix, *others, out, PROCESSORS // tile.cluster
+        calls[name(tile)] = partial(functions[n, k, form, name(tile)], *given)
     captured_calls = {key: captured(call) for key, call in calls.items()}
     return {key: median(times) for key, times in interleave(captured_calls, rounds).items()}
 
 
 def regrets(records: list[dict]) -> dict[str, float]:
-    """The chosen tile's time over that of the fastest one, by size."""
+    """The chosen tile's time over that of the fastest one, by size, of those that were timed."""
     found = {}
     for r in records:
-        chosen = product_tiles.choose_tile(
-            kernel_of(r["n"], r["k"]), "k", r["m"], PROCESSORS, DEFAULT
-        )
-        us = {name(tile): r["us"][name(tile)] for tile in possible(r["n"], r["k"], r["m"])}
-        size = f"{r['m']}x{r['n']}x{r['k']}: {name(chosen)}"
-        found[size] = us[name(chosen)] / min(us.values())
+        function, major = r.get("function", "linear"), r.get("major", "k")
+        kernel, m, us = kernel_of(r["n"], r["k"], function), r["m"], r["us"]
+        known = [tile for tile in possible(kernel, major, m) if name(tile) in us]
+        chosen = product_tiles.fastest(kernel, known, m, PROCESSORS)
+        fastest = min(us[name(tile)] for tile in known)
+        size = f"{function} {m}x{r['n']}x{r['k']} {major}: {name(chosen)}"
+        found[size] = us[name(chosen)] / fastest
     return found
 
 

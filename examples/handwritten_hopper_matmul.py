@@ -55,14 +55,12 @@ class Matmul:
         if ctx.is_loader:
             ctx.load_tiles()
         else:
-            ctx.begin()
-            index, chunks = ctx.first + 0, Int32(0)
-            while index < ctx.total:
-                ctx.multiply(chunks)
-                for chunk in TileRows(ctx, index).chunks():
+            tile = ctx.begin()
+            while ctx.index_of(tile) < ctx.total:
+                ctx.multiply(tile)
+                for chunk in TileRows(ctx, ctx.index_of(tile)).chunks():
                     chunk.store(chunk.read())
-                chunks += ctx.chunks
-                index += ctx.stride
+                tile += ctx.step
             ctx.end()
 
 

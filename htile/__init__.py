@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .frontend.random import dropout, exponential, philox, random_words, uniform
     from .run.rowwise import Rowwise, rowwise
     from .tune.search import Tuned
+    from .tune.tiles import TunedProducts, TunedTile
 
 __version__ = "0.2.0"
 
@@ -48,6 +49,8 @@ __all__ = [
     "Static",
     "TraceError",
     "Tuned",
+    "TunedProducts",
+    "TunedTile",
     "UnsupportedError",
     "cache_info",
     "dropout",
@@ -69,7 +72,8 @@ _RANDOM = dict.fromkeys(
 )
 _OVER_ROWS = dict.fromkeys(("max_rows", "sum_rows"), "frontend.over_rows")
 _CACHE = dict.fromkeys(("CacheInfo", "cache_info"), "build.cache")
-_RUN = {"Rowwise": "run.rowwise", "Tuned": "tune.search", "rowwise": "run.rowwise"}
+_RUN = {"Rowwise": "run.rowwise", "Tuned": "tune.search", "TunedProducts": "tune.tiles",
+        "TunedTile": "tune.tiles", "rowwise": "run.rowwise"}
 # The module of each name; it is `errors` for all others.
 _HOMES = {**_RUN, **_ROLES, **_RANDOM, **_OVER_ROWS, **_CACHE}
 

@@ -7,6 +7,10 @@ on and stored. Tiles that are left when no more of them keep all thread blocks b
 narrower ones. What follows a product is written for a thread's rows of the tile
 (`htile/compute/tile_rows.py`), a chunk of columns at a time, as row kernels are.
 
+Two warpgroups work together on one tile, or in turns: each has tiles of its own, and one multiplies
+while the other computes what follows its products. `MatmulKernelContext.multiply` says why neither
+waits for the other for ever.
+
 Products are summed over K in order, and no sum is split. So the bits of a row depend on that row
 and the matrix alone: not on the tile, the cluster, the number of rows or the place in the batch.
 """
@@ -19,7 +23,7 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import BFloat16, Float32, Int64, const_expr
+from cutlass import BFloat16, Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.memory import SmemAllocator
 
@@ -47,7 +51,9 @@ class MatmulTileConfig:
         there is none. It has 16 bits.
     a_rows: how many rows of the left operand are loaded; fewer than those of the tile if there are
         no more. The others are not stored.
-    warp_groups: how many warpgroups multiply, each of them `tile[0] / warp_groups` rows.
+    warp_groups: how many warpgroups multiply: each of them `tile[0] / warp_groups` rows of a tile,
+        or, in turns, the whole of every second tile.
+    in_turns: whether the two warpgroups have tiles of their own.
     parts: how many narrower tiles each tile is cut into that is left for the last wave; 1 for none.
     """
 
@@ -61,10 +67,11 @@ class MatmulTileConfig:
     stored: type | None = BFloat16
     a_rows: int = 0
     warp_groups: int = 2
+    in_turns: bool = False
     parts: int = 1
 
     STORE_STAGES = 2  # tiles of a warpgroup that are being stored, or are filled meanwhile
-    LOADER_REGISTERS, MATH_REGISTERS = 40, 232  # of a thread that loads, and one that multiplies
+    LOADER_REGISTERS, MATH_REGISTERS = 24, 240  # of a thread that loads, and one that multiplies
 
     @property
     def narrow(self) -> MatmulTileConfig:
@@ -77,14 +84,24 @@ class MatmulTileConfig:
         return self.tile[1] // self.products
 
     @property
+    def sharers(self) -> int:
+        """How many warpgroups share a tile."""
+        return 1 if self.in_turns else self.warp_groups
+
+    @property
     def blocks(self) -> int:
         """How many times 64 rows a warpgroup has."""
-        return self.tile[0] // BLOCK // self.warp_groups
+        return self.tile[0] // BLOCK // self.sharers
 
     @property
     def places(self) -> AccumulatorMap:
         """Which sums of the tile a thread has."""
-        return AccumulatorMap(self.tile, WarpLayout(4 * self.warp_groups, 1), wgmma=True)
+        return AccumulatorMap(self.tile, WarpLayout(4 * self.sharers, 1), wgmma=True)
+
+    @property
+    def free_registers(self) -> int:
+        """Registers that a thread has beside its sums."""
+        return self.MATH_REGISTERS - self.places.num_registers
 
     @property
     def loaded_rows(self) -> int:
@@ -128,9 +145,9 @@ class MatmulTileConfig:
         return cute.ceil_div(m, rows), cute.ceil_div(n, columns)
 
     def tiled_mma(self, groups: int | None = None) -> cute.TiledMma:
-        """The instruction of `groups` warpgroups, or of all of them."""
+        """The instruction of `groups` warpgroups, or of all that share a tile."""
         modes = {"k": cute.nvgpu.OperandMajorMode.K, "mn": cute.nvgpu.OperandMajorMode.MN}
-        atoms = (self.warp_groups if groups is None else groups, 1, 1)
+        atoms = (self.sharers if groups is None else groups, 1, 1)
         return sm90.make_trivial_tiled_mma(
             self.dtype, self.dtype, modes["k"], modes[self.majors[0]], Float32, atoms,
             (BLOCK, self.tile[1]),
@@ -139,17 +156,17 @@ class MatmulTileConfig:
     def left_atom(self, mA: cute.Tensor):
         """(atom, coordinates) that load the left operand (M, K)."""
         box = self.loaded_rows, K_CHUNK
-        staged = SharedTile(self.dtype, box, "k", self.stages).layout
+        staged = SharedTile(self.dtype, box, "k").stage_layout
         return GlobalToSharedLoader.atom_of(mA, staged, box, self.cluster[1])
 
     def right_atom(self, mB: cute.Tensor):
         """(atom, coordinates) that load a matrix (N, K)."""
         box = self.columns, K_CHUNK
-        return GlobalToSharedLoader.atom_of(mB, self.part_tile.layout, box, self.cluster[0])
+        return GlobalToSharedLoader.atom_of(mB, self.part_tile.stage_layout, box, self.cluster[0])
 
     def store_atom(self, mO: cute.Tensor):
         """(atom, coordinates) that store a result (M, N)."""
-        return SharedToGlobalStorer.atom_of(mO, self.store_tile.layout, (BLOCK, self.chunk))
+        return SharedToGlobalStorer.atom_of(mO, self.store_tile.stage_layout, (BLOCK, self.chunk))
 
 
 class MatmulKernelContext(Static):
@@ -170,11 +187,13 @@ class MatmulKernelContext(Static):
         narrow_atoms: those of the matrices from `config.narrow`, if there are narrower tiles.
         """
         c, self.shape = self.config, shape
+        assert c.stages > 1, "one stage is loaded while another one is multiplied"
         self.tiles_m, self.tiles_n = tiles
         self.tidx, _, _ = cute.arch.thread_idx()
         self.warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        self.thread = self.tidx - WARPGROUP  # of those that multiply
         self.group = self.warp // 4 - 1  # the warpgroup; -1 for the one that loads
+        self.place = 0 if c.in_turns else self.group  # among the warpgroups of a tile
+        self.thread = self.tidx % WARPGROUP + self.place * WARPGROUP  # of those of a tile
         smem, sizes = SmemAllocator(), c.cluster
         layout = cute.make_layout((*sizes, 1))
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
@@ -186,7 +205,7 @@ class MatmulKernelContext(Static):
             box = (BLOCK, c.chunk)
             self.storer = SharedToGlobalStorer(*stored, c.store_tile.allocate(smem), box)
         # Each warp of every thread block that reads a stage tells those that fill it.
-        readers = (sizes[0] + sizes[1] - 1) * 4 * c.warp_groups
+        readers = (sizes[0] + sizes[1] - 1) * 4 * c.sharers
         self.pipeline = pipeline.PipelineTmaAsync.create(
             barrier_storage=smem.allocate_array(Int64, 2 * c.stages),
             num_stages=c.stages,
@@ -196,6 +215,7 @@ class MatmulKernelContext(Static):
             cta_layout_vmnk=cute.make_layout((1, *sizes, 1)),
             defer_sync=True,
         )
+        self.turns = self._begin_turns(smem) if c.in_turns else None
         pipeline.pipeline_init_arrive(cluster_shape_mn=sizes, is_relaxed=True)
 
         box = c.loaded_rows, K_CHUNK
@@ -205,7 +225,7 @@ class MatmulKernelContext(Static):
         self.chunks = cute.size(gA, mode=[3])
         _, _, self.first = cute.arch.block_idx()  # a cluster's tiles: first, first + stride...
         _, _, self.stride = cute.arch.grid_dim()
-        self.total = self.tiles_m * self.tiles_n
+        self.total, self.before = self.tiles_m * self.tiles_n, 0
         self._begin_products(tiled_mma, sA, sB, rights, masks[1])
         self.narrow = None
         if c.parts > 1:
@@ -217,6 +237,15 @@ class MatmulKernelContext(Static):
             )
         pipeline.pipeline_init_wait(cluster_shape_mn=sizes)
 
+    @cute.jit
+    def _begin_turns(self, smem: SmemAllocator):
+        """A barrier for each warpgroup, at which the other one says that its turn has come."""
+        turns = smem.allocate_array(Int64, 2)
+        if self.tidx < 2:
+            cute.arch.mbarrier_init(turns + self.tidx, WARPGROUP)
+        cute.arch.mbarrier_init_fence()
+        return turns
+
     def _begin_products(self, tiled_mma, sA, sB, rights, mask) -> None:
         """Set up what depends on the width of a tile: loads of the matrices, and accumulators."""
         c, self.tiled_mma = self.config, tiled_mma
@@ -226,7 +255,7 @@ class MatmulKernelContext(Static):
             sP = cute.local_tile(sB, (*part, c.stages), (p, 0, 0))
             loader = GlobalToSharedLoader(atom, gB, sP, self.coord[0], c.cluster[0], mask)
             self.rights.append(loader)
-        thread = tiled_mma.get_slice(self.group * WARPGROUP)
+        thread = tiled_mma.get_slice(self.place * WARPGROUP)
         self.tCrA = tiled_mma.make_fragment_A(thread.partition_A(sA))
         self.tCrB = tiled_mma.make_fragment_B(thread.partition_B(sB))
         self.acc = AccumulatorTile(tiled_mma, c.places)
@@ -235,6 +264,15 @@ class MatmulKernelContext(Static):
     def is_loader(self):
         """Whether the thread is in the warpgroup that loads."""
         return self.group < 0
+
+    @property
+    def step(self) -> int:
+        """How many of the thread block's tiles a warpgroup goes on by."""
+        return self.config.warp_groups // self.config.sharers
+
+    def index_of(self, tile):
+        """The number among all tiles of this width of the thread block's tile number `tile`."""
+        return self.first + (tile - self.before) * self.stride
 
     def tile_at(self, index) -> tuple:
         """(row, column) of this thread block's tile: bands of clusters along the rows."""
@@ -272,9 +310,10 @@ class MatmulKernelContext(Static):
             index += self.stride
         return state
 
-    def begin(self) -> None:
-        """Take the registers of a thread that multiplies."""
+    def begin(self):
+        """Take the registers of a thread that multiplies; the number of its first tile."""
         cute.arch.setmaxregister_increase(self.config.MATH_REGISTERS)
+        return self.group + 0 if self.config.in_turns else Int32(0)
 
     def end(self) -> None:
         """Wait for the last stores."""
@@ -296,12 +335,32 @@ class MatmulKernelContext(Static):
         warpgroup.commit_group()
 
     @cute.jit
-    def multiply(self, chunks):
-        """The products of one tile, `chunks` after the first of this thread block.
+    def multiply(self, tile):
+        """The products of the thread block's tile number `tile`.
 
-        The products of one chunk are in flight while the next one is waited for.
+        The products of one chunk are in flight while the next one is waited for. In turns, a
+        warpgroup begins when the other one has issued all products of the tile before.
+
+        No wait lasts for ever. Let the chunks of all tiles of a thread block have numbers in the
+        order of the tiles. The thread blocks of a cluster have the same ones, because each of
+        their tiles has all chunks of K.
+
+        - Chunk c is loaded once all of the cluster have given back chunk c - stages.
+        - It is issued once it is loaded and chunk c - 1 is issued. The first one of a tile waits,
+          too, for what follows the products of the warpgroup's own tile before. That waits for
+          nothing here: its stores and barriers are the warpgroup's, and so are loads of other rows.
+        - It is given back once it is computed and, if its tile goes on, chunk c + 1 is issued.
+
+        There are two stages or more. So each of these waits for what is earlier in the order
+        "load c, issue c, give back c - 1" only, and the earliest that has not happened can happen.
+        A turn is not missed, either: a warpgroup's next one is announced by threads that wait for
+        all of its threads to have announced the other's.
         """
+        chunks = tile * self.chunks
         read, release = self._state_after(chunks), self._state_after(chunks)
+        if const_expr(self.config.in_turns):
+            # The first turn is there from the start: of its barrier no phase need be over.
+            cute.arch.mbarrier_wait(self.turns + self.group, (tile // 2 + 1 - self.group) % 2)
         warpgroup.fence()
         self.pipeline.consumer_wait(read)
         self._multiply_chunk(read.index, True)
@@ -313,6 +372,8 @@ class MatmulKernelContext(Static):
             self.pipeline.consumer_release(release)
             read.advance()
             release.advance()
+        if const_expr(self.config.in_turns):
+            cute.arch.mbarrier_arrive(self.turns + (1 - self.group))
         warpgroup.wait_group(0)
         self.pipeline.consumer_release(release)
 
@@ -328,10 +389,11 @@ class NarrowTiles(MatmulKernelContext):
         super().__init__(wide.config.narrow)
         c, self.wide = self.config, wide
         self.shape, self.tidx, self.thread = wide.shape, wide.tidx, wide.thread
-        self.warp, self.group = wide.warp, wide.group
+        self.warp, self.group, self.place = wide.warp, wide.group, wide.place
+        self.turns = wide.turns
         self.coord, self.storer, self.left = wide.coord, wide.storer, wide.left
         self.first, self.stride, self.chunks = wide.first, wide.stride, wide.chunks
-        self.total = rest * wide.config.parts
+        self.total, self.before = rest * wide.config.parts, wide.total // wide.stride
         full = wide.pipeline.sync_object_full
         full = full.recast_to_new_op_type(full.op_type)  # a copy, with the same barriers
         full.tx_count = c.chunk_bytes

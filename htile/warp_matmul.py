@@ -28,6 +28,7 @@ from htile.types.shared import SharedTile
 from htile.utils import Static
 
 K_CHUNK = 32  # elements of K that are loaded as one stage
+MOST_REGISTERS = 255  # of a thread
 SLICE = 64  # columns of the matrices that a warp has in registers at a time, at most
 
 
@@ -73,6 +74,11 @@ class WarpMatmulConfig:
     def places(self) -> AccumulatorMap:
         """Which sums of the tile a thread has."""
         return AccumulatorMap(self.tile, self.layout)
+
+    @property
+    def free_registers(self) -> int:
+        """Registers that a thread has beside its sums."""
+        return MOST_REGISTERS - self.places.num_registers
 
     @property
     def blocks(self) -> int:

@@ -120,6 +120,22 @@ def arguments(f, m, n, k, dtype=BF16, device="cpu", seed=0):
     return x, weight, *more.get(f, tuple)()
 
 
+def some_tiles(found):
+    """Of each form of some tiles the narrowest and the widest, and two between them."""
+    forms = {}
+    for tile in found:
+        form = tile.rows, tile.warps, tile.in_turns, tile.cluster, tile.parts
+        forms.setdefault(form, []).append(tile)
+    picked = []
+    for k, of_form in enumerate(forms.values()):
+        of_form.sort(key=lambda tile: tile.columns)
+        odd = [t for t in of_form[1:-1] if t.columns % 16] or of_form[1:-1]
+        even = [t for t in of_form[1:-1] if t not in odd] or odd
+        between = [each[k % len(each)] for each in (odd, even) if each]
+        picked += dict.fromkeys([of_form[0], *between, of_form[-1]])
+    return picked
+
+
 FUNCTIONS = (
     linear, matmul, gelu, swiglu, packed_swiglu, nll, statistics, project, norm_linear, mlp,
     softmax, three, turned, variance, bounded, masked,

@@ -33,6 +33,7 @@ from htile.frontend.ops import Value, Varies, compute_dtype, dtype_name
 from htile.frontend.tensor import FUNCTIONS, Tensor
 from htile.run.kernel import Kernel
 from htile.tune.search import Tuned
+from htile.tune.tiles import TunedProducts, TunedTile
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
 
@@ -339,6 +340,8 @@ def _api() -> str:
     parts += _entry("htile.cache_info", htile.cache_info)
     parts += _fields("htile.CacheInfo", htile.CacheInfo)
     parts += _fields("htile.Tuned", Tuned)
+    parts += _fields("htile.TunedProducts", TunedProducts)
+    parts += _fields("htile.TunedTile", TunedTile)
     parts += ["### Errors", "", "All are subclasses of `htile.HTileError`. Its `message` is the "
               "text, and its `loc` the line of yours, or None. [Errors](errors.md) shows each of "
               "them.", "", "| class | when |", "|---|---|"]  # fmt: skip

@@ -20,6 +20,7 @@ from rich.console import Console
 import htile
 from benchmarks import __main__ as command
 from benchmarks import (
+    anchors,
     calls,
     compile_time,
     contenders,
@@ -770,6 +771,24 @@ def test_a_wrong_product_is_not_timed(capsys):
 
 def test_all_contenders_of_products_have_a_cell():
     assert {name for cell in OF_PRODUCTS for name in cell.makers} == set(products.CONTENDERS)
+
+
+def test_clock_and_power_are_medians_of_whole_lines():
+    told = "1980, 512.40\n1965, 498.00\n[N/A], 3\n1950, 505.00\n19"
+    assert anchors.readings(told) == (1965, 505)
+    assert anchors.readings("") is None and anchors.readings("1980, 5") is None
+    meter = anchors.Meter()
+    times = {"cublas": [100.0, 102.0, 101.0], "htile": [50.5]}
+    assert anchors.line((1000, 1000, 1000), "rests", times, meter) == (
+        "| 1000x1000x1000 | rests | 101.0 | 20 | – | – | 2.000 | – | – |"
+    )
+
+
+def test_anchors_need_a_gpu(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        anchors.main([])
+    assert "needs a GPU" in capsys.readouterr().err
 
 
 # ---- the host's time of calls --------------------------------------------------------------------

@@ -10,11 +10,14 @@ from htile.errors import UnsupportedError
 from htile.pictures import graph_dot, plan_svg
 from htile.pictures.products import draw_product_plan, moments_of
 from htile.run.product_kernels import ProductKernel
-from tests import products
+from tests import products, whole_rows
 from tests.products import FUNCTIONS, arguments
 from tests.test_pictures import assert_no_labels_overlap, parse
+from tests.whole_rows import gated_norm, norm_after
 
-every_function = pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: f._signature.name)
+every_function = pytest.mark.parametrize(
+    "f", (*FUNCTIONS, norm_after, gated_norm), ids=lambda f: f._signature.name
+)
 SWIGLU = ["show", "tests/products.py:swiglu", "--args",
           "x=bf16[4096,512] gate=bf16[1024,512] up=bf16[1024,512]"]  # fmt: skip
 NLL = ["show", "tests/products.py:nll", "--args",
@@ -22,7 +25,9 @@ NLL = ["show", "tests/products.py:nll", "--args",
 
 
 def kernels_of(f, m=4096, n=512, k=256):
-    return f.inspect(*arguments(f, m, n, k)).kernels
+    is_whole = f in whole_rows.WHOLE[1:]
+    return f.inspect(*(whole_rows.arguments(f, m, 96, 128) if is_whole else
+                       arguments(f, m, n, k))).kernels  # fmt: skip
 
 
 def test_the_plan_of_two_products():

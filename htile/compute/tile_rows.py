@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warp
 
 from htile.compute.conversion import convert
 from htile.compute.reduce import make_vector, thread_reduce, warp_reduce
+from htile.compute.tile_reduce import QUAD, RowMeans, RowPartial
 from htile.copy.tma import SharedToGlobalStorer
 from htile.utils import Static
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 WARPGROUP = 128  # threads
 BLOCK = 64  # rows that one instruction of a warpgroup multiplies
-QUAD = 4  # lanes that have the columns of one row of a tile
 BAND = 8  # tiles along the rows that follow each other, so that L2 has what they share
 
 
@@ -74,25 +74,49 @@ class TileRows(Static):
         """What the chunks have of tensors (M, N) and (N,). The first chunks are loaded now."""
         return LoadedAhead(self, tensors, in_pairs)
 
+    def partial(self, op: cute.ReductionOp) -> RowPartial:
+        """A reduction of each row, where the tile has all its columns."""
+        return RowPartial(self, op)
+
+    def partial_mean(self) -> RowMeans:
+        """The mean of each row, where the tile has all its columns."""
+        return RowMeans(self)
+
+    @property
+    def count(self) -> int:
+        """How many chunks the rows of a block have."""
+        return -(-self.config.columns // self.config.chunk)
+
+    @property
+    def num_chunks(self) -> int:
+        """How many pairs of chunks all rows have, one pair for each two rows of a block."""
+        return self.config.blocks * self.count
+
+    def chunk(self, i: int, half: int) -> TileChunk:
+        """The chunk of one of the two rows of pair `i`.
+
+        All chunks are equally wide. So the last one of a row may have columns of the one before,
+        which are computed and stored twice, with the same bits.
+        """
+        c, (block, k) = self.config, divmod(i, self.count)
+        return TileChunk(self, k, min(k * c.chunk, c.columns - c.chunk), 2 * block + half)
+
     def chunks(self, ahead: LoadedAhead | None = None):
         """The chunks of all rows, which are to be worked on one after the other.
 
         ahead: from `prefetch`; the elements of its tensors are given with each chunk.
         """
-        c = self.config
-        count = c.columns // c.chunk
-        for i in range(c.blocks * count):
+        for i in range(self.num_chunks):
             self.has_stored = False
-            loaded = None if ahead is None else ahead.take(i)
             for half in range(2):
-                chunk = TileChunk(self, i % count, 2 * (i // count) + half)
-                yield chunk if loaded is None else (chunk, *loaded[half])
+                chunk = self.chunk(i, half)
+                yield chunk if ahead is None else (chunk, *ahead.take(i, half))
             if self.has_stored:
-                self._flush(i % count, i // count, i)
+                self._flush(chunk.start, i // self.count, i)
 
     @cute.jit
-    def _flush(self, k: cutlass.Constexpr, block: cutlass.Constexpr, count: cutlass.Constexpr):
-        """Store the chunk that all rows of a block have by now."""
+    def _flush(self, start: cutlass.Constexpr, block: cutlass.Constexpr, count: cutlass.Constexpr):
+        """Store the chunk that all rows of a block have by now, from column `start` on."""
         ctx, c = self.ctx, self.config
         stage = ctx.group * c.STORE_STAGES + count % c.STORE_STAGES
         if ctx.warp % 4 == 0:  # a tile's first chunk may have the stage of the last tile's last one
@@ -102,45 +126,49 @@ class TileRows(Static):
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.barrier(barrier_id=1 + ctx.group, number_of_threads=WARPGROUP)
         if ctx.warp % 4 == 0:
-            row = self.tile[0] * (c.tile[0] // BLOCK) + ctx.group + c.warp_groups * block
-            ctx.storer.store(stage, (row, self.tile[1] * (c.columns // c.chunk) + k))
+            row = self.m + BLOCK * (ctx.place + c.sharers * block)
+            ctx.storer.store(stage, (row, self.n + start))
 
 
 class LoadedAhead(Static):
     """The elements of tensors for the chunks of some rows, a few chunks before they are needed.
 
     Nothing moves a load across the barriers of a store, so it would be waited for in each chunk.
+    Where the sums leave few registers, each chunk is loaded when it is worked on.
     """
 
     COLUMNS = 96  # that are loaded ahead, of two rows; of wider chunks none, to save registers
+    ROOM = 96  # registers beside the sums from which on there is room for what is loaded ahead
 
     def __init__(self, rows: TileRows, tensors: tuple, in_pairs: bool):
         self.rows, self.tensors, self.in_pairs = rows, tensors, in_pairs
-        self.per_block = rows.config.columns // rows.config.chunk
-        self.count = rows.config.blocks * self.per_block
-        self.depth = self.COLUMNS // rows.config.chunk
-        self.loaded = [self._load(i) for i in range(min(self.depth, self.count))]
+        has_room = rows.config.free_registers >= self.ROOM
+        self.depth = self.COLUMNS // rows.config.chunk if has_room else 0
+        self.loaded: dict[tuple[int, int], list] = {}
+        for i in range(min(self.depth, rows.num_chunks)):
+            self._load(i, 0)
+            self._load(i, 1)
 
-    def take(self, i: int) -> list[list]:
-        """What chunk i has, for each of its two rows; another one is loaded in its place."""
-        if i + self.depth < self.count:
-            self.loaded.append(self._load(i + self.depth))
-        return self.loaded[i]
+    def take(self, i: int, half: int) -> list:
+        """What chunk i of one of its two rows has; another one is loaded in its place."""
+        ahead = i + self.depth
+        if ahead < self.rows.num_chunks and (self.depth == 0 or half == 0):
+            self._load(ahead, half)
+            if self.depth:
+                self._load(ahead, 1)
+        return self.loaded.pop((i, half))
 
-    def _load(self, i: int) -> list[list]:
-        found: list[list] = [[], []]
-        for tensor in self.tensors:
-            is_column = len(tensor.shape) == 1
-            for half in range(2):
-                if is_column and half:  # both rows have the same
-                    found[half].append(found[0][-1])
-                    continue
-                chunk = TileChunk(
-                    self.rows, i % self.per_block, 2 * (i // self.per_block) + half
-                )
-                load = chunk.load_column if is_column else chunk.load_row
-                found[half].append(load(tensor, self.in_pairs))
-        return found
+    def _load(self, i: int, half: int) -> None:
+        found = []
+        for k, tensor in enumerate(self.tensors):
+            chunk = self.rows.chunk(i, half)
+            if len(tensor.shape) > 1:
+                found.append(chunk.load_row(tensor, self.in_pairs))
+            elif half and (i, 0) in self.loaded:  # both rows have the same
+                found.append(self.loaded[i, 0][k])
+            else:
+                found.append(chunk.load_column(tensor, self.in_pairs))
+        self.loaded[i, half] = found
 
 
 class TileChunk(Static):
@@ -149,16 +177,17 @@ class TileChunk(Static):
     A thread has 2 of each 8 columns. Its elements are a vector, in the order of the columns.
     """
 
-    def __init__(self, rows: TileRows, k: int, r: int):
-        self.rows, self.k, self.r = rows, k, r
+    def __init__(self, rows: TileRows, k: int, start: int, r: int):
+        """k: which of the row's chunks it is. start: its first column in the tile. r: the row."""
+        self.rows, self.k, self.start, self.r = rows, k, start, r
         self.vec_size = rows.vec_size
         self.layout = cute.make_layout((2, self.vec_size // 2), stride=(1, 4))
-        self.n = rows.n + k * rows.config.chunk + rows.places.column(rows.thread, 0)
+        self.n = rows.n + start + rows.places.column(rows.thread, 0)
 
     def read(self, product: int = 0) -> cute.TensorSSA:
         """The elements of a product, in float32."""
         c = self.rows.config
-        first = (product * c.columns + self.k * c.chunk) // QUAD
+        first = (product * c.columns + self.start) // QUAD
         return self.rows.ctx.acc.load_row(self.r, first, self.vec_size)
 
     def of(self, values):
@@ -215,6 +244,23 @@ class TileChunk(Static):
         assert size == self.rows.config.chunk, "a group is a chunk"
         return warp_reduce(thread_reduce(value, op), op, QUAD)
 
+    @cute.jit
+    def group_element(self, value: cute.TensorSSA, column, end=None):
+        """The element at a column of the row, in all lanes of the quad; -inf if it is not here.
+
+        end: the number of columns, if the chunk may reach behind the row.
+        """
+        # Few of the chunks have it, and no others look at all their elements.
+        found, first = -Float32.inf, self.rows.n + self.start
+        is_here = column >= first and column < first + self.rows.config.chunk
+        if const_expr(end is not None):
+            is_here = is_here and column < end
+        if is_here:
+            others = cute.full_like(value, -Float32.inf)
+            picked = cute.where(self.offsets == self.offset_of(column), value, others)
+            found = thread_reduce(picked, cute.ReductionOp.MAX)
+        return warp_reduce(found, cute.ReductionOp.MAX, QUAD)
+
     def _vector(self, value) -> cute.TensorSSA:
         """The elements of a result; what a group is reduced to is one number for all of them."""
         if isinstance(value, cutlass.Numeric):
@@ -252,7 +298,6 @@ class TileChunk(Static):
     @cute.jit
     def store_group(self, mP, value):
         """Store the chunk's element of a result (M, groups)."""
-        m, chunks = self.rows.row(self.r), self.rows.config.columns // self.rows.config.chunk
-        group = self.rows.tile[1] * chunks + self.k
+        m, group = self.rows.row(self.r), self.rows.tile[1] * self.rows.count + self.k
         if self.rows.thread % QUAD == 0 and m < mP.shape[0] and group < mP.shape[1]:
             mP[m, group] = value

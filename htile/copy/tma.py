@@ -30,12 +30,11 @@ class GlobalToSharedLoader(Static):
     def atom_of(mT: cute.Tensor, layout: cute.ComposedLayout, box: tuple[int, int], count: int):
         """(atom, tensor of coordinates) for boxes of a matrix, which `count` thread blocks share.
 
-        layout: that of the tile in shared memory, with its stages.
+        layout: that of one stage in shared memory.
         """
         op = cpasync.CopyBulkTensorTileG2SOp()
         if count > 1:
             op = cpasync.CopyBulkTensorTileG2SMulticastOp()
-        layout = cute.slice_(layout, (None, None, 0))
         return cpasync.make_tiled_tma_atom(op, mT, layout, box, num_multicast=count)
 
     def load(self, tile, k, stage, barrier) -> None:
@@ -56,16 +55,13 @@ class SharedToGlobalStorer(Static):
     @staticmethod
     def atom_of(mT: cute.Tensor, layout: cute.ComposedLayout, box: tuple[int, int]):
         """(atom, tensor of coordinates) for boxes of a matrix."""
-        layout = cute.slice_(layout, (None, None, 0))
         return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), mT, layout, box)
 
-    def store(self, stage, at: tuple) -> None:
-        """Start to store a stage as the tile at (row, column) in tiles; one thread asks for it.
+    def store(self, stage, offset: tuple) -> None:
+        """Start to store a stage as the tile whose first element is `offset`, (row, column).
 
-        A tile may lie behind the matrix, so it is found by its offset: if there is one tile only,
-        CuTe takes every number for that of the first.
+        One thread asks for it. The tile may reach behind the matrix, or lie there.
         """
-        offset = at[0] * self.box[0], at[1] * self.box[1]
         gT = cute.local_tile(cute.domain_offset(offset, self.mT), self.box, (0, 0))
         parts = cute.group_modes(self.sT, 0, 2), cute.group_modes(gT, 0, 2)
         sT, gT = cpasync.tma_partition(self.atom, 0, cute.make_layout(1), *parts)

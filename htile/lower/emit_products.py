@@ -11,24 +11,12 @@ import re
 
 import torch
 
-from ..frontend.graph import Node, Output, Role
-from ..frontend.ops import Op, dtype_name
-from .emit_steps import CONVERTED
-from .expressions import (
-    CUTLASS_TYPES,
-    INDENT,
-    lines_of,
-    literal,
-    located,
-    tuple_of,
-    wrapped_call,
-    wrapped_expression,
-    written,
-)
+from ..frontend.graph import Output, Role
+from ..frontend.ops import dtype_name
+from .expressions import CUTLASS_TYPES, INDENT, lines_of, tuple_of, wrapped_call
 from .fused import Fused, Tile
 from .names import kernel_name
-from .patterns import Function
-from .steps import Compute
+from .product_body import Body
 from .work import Work
 
 
@@ -50,7 +38,7 @@ def computed(kernel: Fused, fastmath: bool = False) -> tuple[dict[int, str], dic
     return text.values, expressions
 
 
-class Text:
+class Text(Body):
     """The text of a kernel; a subclass prints other ways to multiply."""
 
     primitives = "from htile.matmul import MatmulKernelContext, MatmulTileConfig"
@@ -60,10 +48,11 @@ class Text:
     def __init__(self, kernel: Fused, tile: Tile, major: str, in_pairs: bool, fastmath: bool):
         self.kernel, self.tile, self.graph = kernel, tile, kernel.graph
         self.major, self.in_pairs = major, in_pairs
-        self.work = Work(kernel.graph, fastmath)
+        self.work = Work(kernel.graph, fastmath, in_tiles=True)
         self.name = kernel_name(kernel.graph)
         self.counts: dict[str, int] = {}
         self.values: dict[int, str] = {}
+        self.depths: dict[int, int] = {}
         self.tensors = {i.id: self._named("m", i.name) for i in kernel.others}
         self.results = [self._named("m", o.name) for o in self.graph.outputs]
         self.dtype = CUTLASS_TYPES[self._left_dtype()]
@@ -72,12 +61,6 @@ class Text:
     def _staged(self) -> Output | None:
         """The result that is stored as whole tiles."""
         return self.kernel.staged
-
-    @property
-    def computes(self) -> dict[int, Compute]:
-        """What is computed, by node."""
-        steps = [*self.work.before, *(s for sweep in self.work.held.all for s in sweep.computes)]
-        return {step.id: step for step in steps}
 
     def _left_dtype(self) -> torch.dtype:
         return self.kernel.operands[0].product.dtype
@@ -132,6 +115,7 @@ class Text:
             f"stored={CUTLASS_TYPES[staged.dtype] if staged else None}",
             *([f"a_rows={tile.a_rows}"] if tile.a_rows else []),
             f"warp_groups={tile.warp_groups}",
+            *(["in_turns=True"] if tile.in_turns else []),
             *([f"parts={tile.parts}"] if tile.parts > 1 else []),
         ]
         return wrapped_call("config = MatmulTileConfig(", args, ")")
@@ -162,11 +146,11 @@ class Text:
             *([tuple_of(self._narrow_atoms())] if self.tile.parts > 1 else []),
         ]  # fmt: skip
         tensors = [name.split(":")[0] for name in self._tensors()]
-        work, first = f"{self.name}_tiles(", ["ctx", "Int32(0)", *tensors]
+        work, first = f"{self.name}_tiles(", ["ctx", "tile", *tensors]
         loops = wrapped_call(f"        {work}", first, ")")
         if self.tile.parts > 1:
-            loops = wrapped_call(f"        chunks = {work}", first, ")")
-            loops += wrapped_call(f"        {work}", ["ctx.narrow", "chunks", *tensors], ")")
+            loops = wrapped_call(f"        tile = {work}", first, ")")
+            loops += wrapped_call(f"        {work}", ["ctx.narrow", "tile", *tensors], ")")
         return [
             "    ctx = MatmulKernelContext(config)",
             *wrapped_call("    ctx.setup(", setup, ")"),
@@ -174,7 +158,7 @@ class Text:
             "    if ctx.is_loader:",
             "        ctx.load_tiles()",
             "    else:",
-            "        ctx.begin()",
+            "        tile = ctx.begin()",
             *loops,
             "        ctx.end()",
             "    cute.arch.griddepcontrol_launch_dependents()  # the next may start",
@@ -189,14 +173,12 @@ class Text:
         """The function that works on the tiles of a context, wide or narrow ones."""
         return [
             "@cute.jit",
-            *wrapped_call(f"def {self.name}_tiles(", ["ctx", "chunks", *self._tensors()], "):"),
-            "    index = ctx.first + 0",
-            "    while index < ctx.total:",
-            "        rows = TileRows(ctx, index)",
+            *wrapped_call(f"def {self.name}_tiles(", ["ctx", "tile", *self._tensors()], "):"),
+            "    while ctx.index_of(tile) < ctx.total:",
+            "        rows = TileRows(ctx, ctx.index_of(tile))",
             *self._body(INDENT * 2),
-            "        chunks += ctx.chunks",
-            "        index += ctx.stride",
-            "    return chunks",
+            "        tile += ctx.step",
+            "    return tile",
         ]
 
     def _tensors(self) -> list[str]:
@@ -211,89 +193,9 @@ class Text:
         return [f"{self.tensors[i.id]}: {kind.get(i.role, 'cute.Tensor')}"
                 for i in self.kernel.others]  # fmt: skip
 
-    def _body(self, indent: str) -> list[str]:
-        """What is computed of a tile: numbers of its rows first, then chunk after chunk."""
-        graph, computes = self.graph, self.computes
-        live = {i for step in computes.values() for i in step.inputs}
-        live |= {output.id for output in graph.outputs}
-        before, inside, deeper = [], [], indent + INDENT
-        ahead: list[str] = []  # tensors of which the chunks have elements
-        operands = {o.input.id: k for k, o in enumerate(self.kernel.operands)}
-        for i in graph.inputs:
-            if i.id not in live:
-                continue
-            if i.id in operands:
-                self.values[i.id] = name = self._numbered("product")
-                inside.append(f"{deeper}{name} = chunk.read({operands[i.id]})")
-            elif i.role in (Role.ROW, Role.COLUMN):
-                self.values[i.id] = name = self._numbered("loaded")
-                ahead.append(self.tensors[i.id])
-                if i.dtype in CONVERTED:
-                    inside.append(self._converted(f"{deeper}{name} = ", name, i.dtype))
-            elif i.role is Role.SCALAR:
-                self.values[i.id] = self.tensors[i.id]
-            else:
-                self.values[i.id] = name = self._numbered("given")
-                tensor = self.tensors[i.id]
-                is_one = i.role is Role.DEVICE_SCALAR
-                text = f"{tensor}[0]" if is_one else f"rows.load_row_value({tensor})"
-                before.append(self._converted(f"{indent}{name} = ", text, i.dtype))
-        for id in sorted(computes):
-            node, step = graph[id], computes[id]
-            if node.op is Op.RESHAPE:
-                continue
-            lines = inside if node.value.spread else before
-            self.values[id] = self._numbered(node.op.value)
-            head = f"{deeper if node.value.spread else indent}{self.values[id]} = "
-            lines += located(wrapped_expression(head, self._expression(node, step)), node)
-        inside += self._stores(deeper)
-        lines, loop, taken = [], "rows.chunks()", ["chunk"]
-        if ahead:
-            args = [*ahead, f"in_pairs={self.in_pairs}"]
-            lines = wrapped_call(f"{indent}ahead = rows.prefetch(", args, ")")
-            loop = "rows.chunks(ahead)"
-            taken += [f"loaded{k}" for k in range(len(ahead))]
-        lines = self._multiplied([*lines, *before], indent)
-        return [*lines, f"{indent}for {', '.join(taken)} in {loop}:", *inside]
-
     def _multiplied(self, loads: list[str], indent: str) -> list[str]:
         """The statement that multiplies, beside those that load something else."""
-        return [*loads, f"{indent}ctx.multiply(chunks)"]
-
-    def _converted(self, start: str, text: str, dtype: torch.dtype) -> str:
-        kind = CONVERTED.get(dtype)
-        return f"{start}math.convert({text}, {kind})" if kind else start + text
-
-    def _expression(self, node: Node, step) -> str:
-        function, inputs = step.function, step.inputs
-        if function is Function.FOURS:  # a thread has pairs of neighbours
-            function = Function.EXACT
-        args = tuple(self._operand(i, node.value.spread) for i in inputs)
-        return written(node, args, function, "chunk")
-
-    def _operand(self, id: int, in_chunk: bool) -> str:
-        node = self.graph[id]
-        if node.op is Op.RESHAPE:
-            return self._operand(node.inputs[0], in_chunk)
-        if node.op is Op.CONST:
-            return literal(node.arg, node.value.dtype)
-        name = self.values[id]
-        is_number = not node.value.spread and node.value.varies.value == "row"
-        return f"chunk.of({name})" if in_chunk and is_number else name
-
-    def _stores(self, indent: str) -> list[str]:
-        lines, kernel = [], self.kernel
-        for name, output in zip(self.results, self.graph.outputs, strict=True):
-            value = self._operand(output.id, True)
-            node = self.graph[output.id]
-            if node.op is Op.GROUPED and output.inner != (self.graph.n,):
-                lines.append(f"{indent}chunk.store_group({name}, {value})")
-            elif output is self.staged:
-                lines.append(f"{indent}chunk.store({value})")
-            else:
-                pairs = kernel.n % 2 == 0
-                lines.append(f"{indent}chunk.store_direct({name}, {value}, in_pairs={pairs})")
-        return lines
+        return [*loads, f"{indent}ctx.multiply(tile)"]
 
     # The host function
 

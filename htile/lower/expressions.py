@@ -101,9 +101,11 @@ def _word(node: Node, args: tuple[str, ...], function: Function) -> str:
 
 
 def _grouped(node: Node, args: tuple[str, ...], function: Function) -> str:
-    ctx, value = args
+    ctx, *operands = args
+    if function is Function.ELEMENT:
+        return f"{ctx}.group_element({', '.join(operands)})"
     op, size = node.arg
-    return f"{ctx}.group_reduce({value}, {OF_OP[op].combine}, {size})"
+    return f"{ctx}.group_reduce({operands[0]}, {OF_OP[op].combine}, {size})"
 
 
 def _not_computed(node: Node, args: tuple[str, ...], function: Function) -> str:

@@ -29,7 +29,7 @@ OP_COSTS = {
     Op.EXPONENT: (10, 0), Op.LDEXP: (20, 0), Op.FLOOR_LOG2: (12, 0), Op.CEIL_LOG2: (15, 0),
     Function.FOURS: (16, 0),
     Function.BOUNDED: (2, 1), Function.QUOTIENT: (2, 1), Function.NUMBER: (2, 0),
-    Function.FAST: (2, 1), Function.GELU: (15, 2),
+    Function.FAST: (2, 1), Function.GELU: (15, 2), Function.ELEMENT: (0, 0),
     (Op.SQRT, Function.NEAR): (4, 1), (Op.EXP, Function.NEAR): (5, 1),
     (Op.EXPM1, Function.NEAR): (6, 1), (Op.LOG, Function.NEAR): (11, 1),
     (Op.LOG2, Function.NEAR): (11, 1), (Op.LOG10, Function.NEAR): (11, 1),

@@ -29,6 +29,7 @@ class Function(Enum):
     FNMA = "fnma"  # c - a * b
     COLUMNS = "of columns"  # the column's number beside what a row has once: one instruction
     FOURS = "fours"  # random words of a row's keys: four neighbouring columns share a counter
+    ELEMENT = "element"  # the one of a group of a tile that a column's number picks, if it is there
     FACTORS = "factors"  # a product that a sum over the row alone reads, and adds by fma
 
 
@@ -36,7 +37,8 @@ FAST_OPS = frozenset({Op.TANH, Op.LOG, Op.LOG2, Op.LOG10, Op.SIN, Op.COS})
 
 
 def choose_function(
-    graph: Graph, node: Node, fastmath: bool, near: bool, in_loops: bool = False
+    graph: Graph, node: Node, fastmath: bool, near: bool, in_loops: bool = False,
+    in_tiles: bool = False,
 ) -> tuple[Function, tuple[int, ...]]:
     """The device function for a node, and the nodes that it takes.
 
@@ -45,12 +47,16 @@ def choose_function(
 
     near: whether it is an element that is only seen in 16 bits (`seen_in_16_bits`).
     in_loops: whether a loop computes exponentials again that one before it has summed.
+    in_tiles: whether the rows are products, of which a thread has pairs of neighbours.
     """
+    if in_tiles and (picked := _element_of(graph, node)):
+        return Function.ELEMENT, picked
     if _compares_columns(graph, node, in_loops):
         return Function.COLUMNS, node.inputs[1:]
     if node.op is Op.WORD:
         index, *others = graph.operands(node)
         is_shared = _counts_columns(graph, index) and not any(o.value.spread for o in others)
+        is_shared = is_shared and not in_tiles
         return Function.FOURS if is_shared else Function.EXACT, node.inputs
     if _is_exponential(graph, node):
         return Function.BOUNDED, node.inputs
@@ -78,6 +84,32 @@ def choose_function(
     if _is_read_once(graph, node) and graph[graph.readers[node.id][0]].op in (Op.SUM, Op.MEAN):
         return Function.FACTORS, node.inputs
     return Function.FAST if is_fast else Function.EXACT, node.inputs
+
+
+def _element_of(graph: Graph, node: Node) -> tuple[int, ...]:
+    """What a group's maximum takes, if all but the element at a column's number are -inf there.
+
+    That is the row and the number, and the row's end if columns behind it do not count; else
+    nothing.
+    """
+    if node.op is not Op.GROUPED or node.arg[0] is not Op.MAX:
+        return ()
+    chosen, ends = graph[node.inputs[0]], ()
+    if before := _where_column(graph, chosen, Op.LT):
+        chosen, ends = graph[before[0]], before[1:]
+    picked = _where_column(graph, chosen, Op.EQ)
+    return (*picked, *ends) if picked else ()
+
+
+def _where_column(graph: Graph, node: Node, comparison: Op) -> tuple[int, ...]:
+    """(x, number) if it is x where a column compares so with a number of the row, else -inf."""
+    if node.op is not Op.WHERE:
+        return ()
+    condition, x, other = graph.operands(node)
+    if condition.op is not comparison or other.op is not Op.CONST or other.arg != -inf:
+        return ()
+    column, number = graph.operands(condition)
+    return (x.id, number.id) if column.op is Op.INDEX and not number.value.spread else ()
 
 
 def _compares_columns(graph: Graph, node: Node, in_loops: bool) -> bool:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..frontend.graph import Input, Output, Role
-from ..frontend.ops import Op, dtype_name
+from ..frontend.ops import REDUCTIONS, Op, dtype_name
 from .column_groups import GROUP
 from .emit_products import computed
 from .expressions import WIDTH
 from .fused import Fused, Tile
+from .patterns import strip
 from .product_tiles import WARP_K
 
 K_CHUNK = 64  # elements of K that a stage has
@@ -83,6 +84,11 @@ class ProductPlan:
         return [f"{kind} {k}" for k in range(count)]
 
     @property
+    def worker_rows(self) -> int:
+        """Rows of a tile that a worker multiplies."""
+        return self.tile.rows if self.tile.in_turns else self.tile.rows // len(self.workers)
+
+    @property
     def staged(self) -> Output | None:
         """The result that goes through shared memory."""
         return None if self.tile.warps else self.kernel.staged
@@ -98,6 +104,8 @@ class ProductPlan:
                     "sums over K in order"]  # fmt: skip
         if kernel.graph.group_size is not None:
             numerics.append(f"groups of {GROUP} columns reduced")
+        if kernel.is_whole:
+            numerics.append("rows reduced in the tile that has all their columns")
         shape = f"tiles of {tile.rows} rows and {self.columns} columns"
         placement = [shape + " of each product" * (count > 1)]
         if tile.cluster > 1:
@@ -108,6 +116,7 @@ class ProductPlan:
             placement.append(f"those of the last wave are cut in {tile.parts}")
         groups = f"{tile.warp_groups} warpgroup{'s' * (tile.warp_groups > 1)}"
         warps = f"1 warp loads, {groups} of 128 threads multiply and store"
+        warps += ", each its own tiles, in turns" if tile.in_turns else ""
         if tile.warps:
             warps = f"{tile.warps} warps load, multiply and store"
         return [
@@ -130,11 +139,23 @@ class ProductPlan:
         return [i for i in self.kernel.others if (i.role in OF_TILES) == of_tiles]
 
     def computes(self, of_elements: bool) -> list[str]:
-        """What is computed of elements, or once for a row, as lines."""
+        """What is computed of elements, or once for a row before, as lines.
+
+        Reductions of whole rows, and numbers that depend on them, are among what is of elements.
+        """
         graph, (names, expressions) = self.kernel.graph, self._computed
+        texts = {id: text.replace("math.", "") for id, text in expressions.items()}
+        inside = {node.id for node in graph if node.value.spread}
+        if self.kernel.is_whole:
+            for node in graph:
+                if node.op in REDUCTIONS:
+                    of = names[strip(graph, graph[node.inputs[0]]).id]
+                    texts[node.id] = f"{node.op.value} of {of} in the row"
+                if inside & {*node.inputs}:
+                    inside.add(node.id)
         return [
-            f"{names[id]} = {text.replace('math.', '')}" for id, text in sorted(expressions.items())
-            if graph[id].op is not Op.RESHAPE and graph[id].value.spread == of_elements
+            f"{names[id]} = {text}" for id, text in sorted(texts.items())
+            if graph[id].op is not Op.RESHAPE and (id in inside) == of_elements
         ]  # fmt: skip
 
     def stores(self) -> list[tuple[str, str]]:
@@ -154,12 +175,15 @@ class ProductPlan:
         lines += self._reads(False) + [f"    compute   {text}" for text in self.computes(False)]
         lines.append(f"    for each {self.stage_elements} elements of K")
         both = " and ".join((self.loads()[0][0], ", ".join(self.matrices)))
-        rows, worker = self.tile.rows // len(self.workers), self.workers[0].split()[0]
+        rows, worker = self.worker_rows, self.workers[0].split()[0]
         who = "all warps" if self.tile.warps else "the warp that loads"
         lines.append(f"      load      {both} to a stage that is free, by {who}")
         lines.append(f"      multiply  {rows} rows a {worker}, while the "
                      "next stage is waited for; then the stage is free")  # fmt: skip
-        lines.append(f"    for each {self.kernel.chunk} columns of a thread's rows")
+        if self.tile.in_turns:
+            lines.append("    meanwhile the other warpgroup works on the sums of the tile before")
+        again = ", and again after each stage of reductions" if self.kernel.is_whole else ""
+        lines.append(f"    for each {self.kernel.chunk} columns of a thread's rows{again}")
         for operand in self.kernel.operands:
             if operand.input.id in self.names:
                 name = self.names[operand.input.id]

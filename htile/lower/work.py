@@ -144,8 +144,8 @@ class Work:
     scans: the scans, which need a row that is held.
     """
 
-    def __init__(self, graph: Graph, fastmath: bool = False):
-        self.graph, self.fastmath = graph, fastmath
+    def __init__(self, graph: Graph, fastmath: bool = False, in_tiles: bool = False):
+        self.graph, self.fastmath, self.in_tiles = graph, fastmath, in_tiles
         read = {i for node in graph for i in node.inputs} | {out.id for out in graph.outputs}
         loaded = [i for i in graph.inputs if i.role in LOAD_ORDER and i.id in read]
         self.loaded = tuple(sorted(loaded, key=lambda i: LOAD_ORDER.index(i.role)))
@@ -384,7 +384,8 @@ class Work:
             if id not in steps:
                 node = self.graph[id]
                 near = node.value.spread and id in self._seen_in_16_bits
-                chosen = choose_function(self.graph, node, self.fastmath, near, in_loops)
+                how = self.fastmath, near, in_loops, self.in_tiles
+                chosen = choose_function(self.graph, node, *how)
                 steps[id] = Compute(id, *chosen)
                 todo += [i for i in steps[id].inputs if i not in done]
         done.update(steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..frontend.graph import Input
 from ..frontend.ops import dtype_name
+from ..lower.fused import Tile
 from ..lower.product_plan import ProductPlan
 from .canvas import Canvas
 from .memory import draw_moments
@@ -31,8 +32,8 @@ def moments_of(plan: ProductPlan) -> tuple[list[Moment], list[Bar]]:
                what="free stages are filled"),
         Moment("tensor cores", [
             _box(worker, Kind.REDUCTION, f"{worker} multiplies",
-                 f"{tile.rows // len(plan.workers)} x {tile.columns}") for worker in plan.workers
-        ], what=f"{BLOCK_ROWS} rows at a time" if not tile.warps else ""),
+                 f"{plan.worker_rows} x {tile.columns}") for worker in plan.workers
+        ], what=_how(tile)),
     ]  # fmt: skip
     before = _box_of("row", plan.computes(False))
     beside = [_given(plan, i) for i in plan.given(False) + plan.given(True)]
@@ -54,6 +55,13 @@ def moments_of(plan: ProductPlan) -> tuple[list[Moment], list[Bar]]:
         Bar(0, Kind.ROW, ("stages", "in shared memory", shared), 1, 2, True),
         Bar(1, Kind.REDUCTION, ("sums", "in registers", sums), 2, 3, True),
     ]
+
+
+def _how(tile: Tile) -> str:
+    """How the workers multiply."""
+    if tile.warps:
+        return ""
+    return f"{BLOCK_ROWS} rows at a time" + ", in turns" * tile.in_turns
 
 
 def _box(key: str, kind: Kind, name: str, more: str = "") -> Box:

@@ -15,6 +15,7 @@ from .operands import device_of, refuse_fake, runs_kernels
 
 if TYPE_CHECKING:
     from ..tune.search import Tuned
+    from ..tune.tiles import TunedProducts
     from .training import Training
 
 
@@ -87,7 +88,7 @@ class Ahead:
 
     def tune(
         self, *args, seconds: float = 60.0, numerics: bool = False, progress: bool = True, **kwargs
-    ) -> Tuned:
+    ) -> Tuned | TunedProducts:
         """Time the kernel's plans on the GPU with these CUDA tensors, and keep the fastest.
 
         Plans are tried in the order of their expected times, and compiled ahead in processes side
@@ -103,7 +104,9 @@ class Ahead:
 
         seconds: how long to go on. No other plan is begun after that.
         numerics: also try plans that sum in another order. All batches of this N and these dtypes
-            then get the bits of the winner. Without it, no bit of a result changes.
+            then get the bits of the winner. Without it, no bit of a result changes. Products with
+            matrices are only summed in one order: other tiles are tried, and the result is a
+            `TunedProducts`. Their backward passes are not tuned.
         progress: show a bar on stderr, if that is a terminal.
 
         If a parameter of `fn` has one of these three names, pass it by position. Raises

@@ -138,11 +138,11 @@ class Request:
         )
 
     def plans(self, arch: Arch) -> list[Plan]:
-        """Every plan that has what is wanted. A function with products has no plan to choose."""
+        """Every plan that has what is wanted. A function with products has tiles, no plans."""
         if self.specialization.has_products:
             raise UnsupportedError(
-                f"{self.signature.name} has products with matrices, whose tiles are chosen by the "
-                "number of rows: there are no plans to tune or to ask for"
+                f"{self.signature.name} has products with matrices, whose tiles follow from the "
+                "number of rows, or from tune: there are no plans to ask for"
             )
         return plans_for(self.specialization.graph, self.target(arch), self.wanted)
 

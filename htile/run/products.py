@@ -24,13 +24,13 @@ from ..frontend.graph import Builder, Graph, Output, Role
 from ..frontend.ops import REDUCTIONS
 from ..lower import emit_products, emit_warp_products, run_passes
 from ..lower.column_groups import cut_reductions
-from ..lower.fused import Fused, Operand, Tile, fused
+from ..lower.fused import Fused, Operand, Tile, fused, whole_rows
 from ..lower.names import kernel_name
-from ..lower.product_tiles import choose_tile
 from ..lower.products import Level, Product, levels
 from .launch import Launch, Request
 from .runner import OF_ROWS, Runner
 from .specialize import spec_of
+from .tiles import choose_tile
 
 GIVES_FLOAT32 = "dtype" in torch.ops.aten.mm.overloads()  # of operands of 16 bits, on a GPU
 
@@ -75,12 +75,13 @@ def _step(level: Level, fastmath: bool, wanted: dict) -> RowStep | ProductStep:
     if not level.products:
         return _row_step(level.graph, fastmath, wanted)
     placed = run_passes(level.graph)
-    graph, then = placed, None
-    if any(node.op in REDUCTIONS for node in placed):
+    kernel, graph, then = whole_rows(placed, level.products), placed, None
+    if kernel is None and any(node.op in REDUCTIONS for node in placed):
         cut = cut_reductions(placed)
         graph = None if cut is None else cut.of_groups
         then = None if cut is None else _row_step(cut.of_row, fastmath, wanted)
-    kernel = None if graph is None else fused(graph, level.products, placed.n)
+    if kernel is None and graph is not None:
+        kernel = fused(graph, level.products, placed.n)
     whole = _row_step(level.graph, fastmath, wanted)
     alone = tuple(_stored(level.graph, product) for product in level.products)
     return ProductStep(level.products, kernel, then if kernel else None, alone, whole)

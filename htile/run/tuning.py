@@ -1,9 +1,10 @@
-"""Calls whose plans are timed: `Rowwise.tune`."""
+"""Calls that are timed with other plans, or with other tiles of their products: `Rowwise.tune`."""
 
 from __future__ import annotations
 
 import functools
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,9 +15,13 @@ from ..build.arch import Arch, arch_of_capability
 from ..frontend.roles import classify
 from ..lower import Lowered, printed
 from ..tune import search
+from ..tune.tiles import Asked, TunedProducts, TunedTile, tune_tile
 from .launch import Request, prepare, run
 from .operands import device_of, refuse_transforms, wants_gradients
+from .product_kernels import ProductKernel, ProductKernels
+from .products import ProductLaunch
 from .runner import Runner
+from .tiles import choices, trying
 from .training import passes_of
 
 if TYPE_CHECKING:
@@ -25,7 +30,7 @@ if TYPE_CHECKING:
 
 def tuned(
     function: Rowwise, values: tuple, seconds: float, numerics: bool, progress: bool
-) -> search.Tuned:
+) -> search.Tuned | TunedProducts:
     """Time the plans of a call with these values, and keep the fastest; see `Rowwise.tune`."""
     name = function._signature.name
     call = classify(function._signature, values)
@@ -36,10 +41,13 @@ def tuned(
     request, _ = function._request(call, function._captures.fingerprint(), values)
 
     def tune(request: Request, wanted: Mapping) -> search.Tuned:
-        return _tuned(request, wanted, device, seconds, numerics, progress)
+        return _of_rows(request, wanted, device, seconds, numerics, progress)
 
-    found = tune(request, function._wanted)
-    if wants_gradients(values):
+    if request.specialization.has_products:
+        found = _of_products(request, device, seconds, progress)
+    else:
+        found = tune(request, function._wanted)
+    if wants_gradients(values) and not request.specialization.has_products:
         found = replace(found, **_of_passes(function, request, device, tune))
     function._forget()
     return found
@@ -66,11 +74,11 @@ def _arch(device: torch.device) -> Arch:
     return arch_of_capability(torch.cuda.get_device_capability(device))
 
 
-def _tuned(
+def _of_rows(
     request: Request, wanted: Mapping, device: torch.device, seconds: float, numerics: bool,
     progress: bool,
 ) -> search.Tuned:  # fmt: skip
-    """What is found for the kernel of one request."""
+    """What is found for the kernel of one request, which has no products."""
     plans, copied = request.plans(_arch(device)), request.copied
     whole = tuple(v.contiguous() if n in copied else v for n, v in request.given.items())
     request = replace(request, values=whole)
@@ -82,3 +90,38 @@ def _tuned(
     return search.tune(
         plans, wanted, device, request.rows, lower, launcher, seconds, numerics, progress
     )
+
+
+def _of_products(
+    request: Request, device: torch.device, seconds: float, progress: bool
+) -> TunedProducts:
+    """Search for the fastest tile of each kernel of products, and keep them.
+
+    Whole calls are timed. The tiles that were found for one kernel are there for the next one.
+    """
+    arch, given = _arch(device), request.given.values()
+    values = tuple(v.detach() if isinstance(v, torch.Tensor) else v for v in given)
+    end = time.monotonic() + seconds
+    with torch.cuda.device(device), choices() as chosen:
+        ProductLaunch(request, device)(values)
+    found: list[TunedTile] = []
+    for k, (asked, default) in enumerate(chosen):
+        asked = Asked(*asked)
+        left = max(end - time.monotonic(), 0.0) / (len(chosen) - k)
+
+        def requests(tile, kernel=asked.kernel) -> list[tuple[str, str, str]]:
+            with trying(kernel, tile):
+                kernels = ProductKernels(request, arch).kernels
+            texts = [each.text for each in kernels if isinstance(each, ProductKernel)]
+            return [(text.source, text.function, arch.name) for text in texts]
+
+        def called(tile, kernel=asked.kernel) -> Callable[[], object]:
+            with torch.cuda.device(device), trying(kernel, tile):
+                launch = ProductLaunch(request, device)
+                launch(values)
+            return functools.partial(launch, values)
+
+        found.append(
+            tune_tile(asked, default, device, requests, called, left, request.fastmath, progress)
+        )
+    return TunedProducts(tuple(found))

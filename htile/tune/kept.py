@@ -38,8 +38,8 @@ def recall(plans: list[Plan], wanted: Wanted, device: torch.device) -> Plan:
     device: the GPU; only a plan that was tuned on one of its name counts.
     """
     kept = in_force(plans, wanted, device)
-    if len(kept) > 1 and _folder_there():
-        found = _read(_about(kept[0], wanted, device))
+    if len(kept) > 1 and folder_there():
+        found = read(_about(kept[0], wanted, device))
         for plan in kept:
             if plan.properties() == found:
                 return plan
@@ -54,8 +54,8 @@ def in_force(plans: list[Plan], wanted: Wanted, device: torch.device) -> list[Pl
     if plans[0].work.is_map:
         return plans
     numerics = choose(plans).numerics
-    if len(plans) > 1 and _folder_there():
-        found = _read(_about_numerics(plans[0], wanted, device))
+    if len(plans) > 1 and folder_there():
+        found = read(_about_numerics(plans[0], wanted, device))
         numerics = next((p.numerics for p in plans if p.numerics.properties() == found), numerics)
     return [plan for plan in plans if plan.numerics == numerics]
 
@@ -70,9 +70,9 @@ def keep(plan: Plan, wanted: Wanted, device: torch.device, numerics: bool) -> Pa
     """
     if numerics and not plan.work.is_map:
         of_numerics = _about_numerics(plan, wanted, device)
-        if _write(of_numerics, plan.numerics.properties()) is None:
+        if write(of_numerics, plan.numerics.properties()) is None:
             return None
-    return _write(_about(plan, wanted, device), plan.properties())
+    return write(_about(plan, wanted, device), plan.properties())
 
 
 def _about(plan: Plan, wanted: Wanted, device: torch.device) -> dict[str, object]:
@@ -89,17 +89,20 @@ def _about_numerics(plan: Plan, wanted: Wanted, device: torch.device) -> dict[st
 
 
 def _common(plan: Plan, wanted: Wanted, device: torch.device) -> dict[str, object]:
+    return {**of_machine(device), "graph": of_graph(plan.graph), "wanted": dict(wanted)}
+
+
+def of_machine(device: torch.device | int) -> dict[str, object]:
+    """The GPU, and what kernels are made with."""
     chosen = variant()
     return {
         "format": FORMAT,
-        "graph": _graph(plan.graph),
-        "wanted": dict(wanted),
         "gpu": torch.cuda.get_device_name(device),
         "versions": None if chosen is None else cache.versions(chosen.name),
     }
 
 
-def _graph(graph: Graph) -> dict[str, object]:
+def of_graph(graph: Graph) -> dict[str, object]:
     """What is computed; the function's name and the user's lines do not count."""
     return {
         "n": graph.n,
@@ -119,13 +122,13 @@ def _folder() -> Path | None:
     return None if folder is None else folder / cache.TUNED
 
 
-def _folder_there() -> bool:
+def folder_there() -> bool:
     """Whether anything was ever tuned; if not, as is usual, no file is looked for."""
     folder = _folder()
     return folder is not None and folder.is_dir()
 
 
-def _read(about: dict[str, object]) -> object:
+def read(about: dict[str, object]) -> object:
     """What was kept for this; None where nothing was, or nothing that can be read."""
     key = _key(about)
     path = _folder() / f"{key}.json"
@@ -142,7 +145,7 @@ def _read(about: dict[str, object]) -> object:
     return content.get("plan")
 
 
-def _write(about: dict[str, object], plan: dict[str, object]) -> Path | None:
+def write(about: dict[str, object], plan: dict[str, object]) -> Path | None:
     folder = _folder()
     if folder is None:
         return None

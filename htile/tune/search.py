@@ -203,14 +203,16 @@ def search(
     seconds: float,
     show: Callable[[int, str], None] = lambda done, text: None,
     clock: Callable[[], float] = time.monotonic,
+    name: Callable[[Plan], str] | None = None,
 ) -> Found:
     """The fastest of `plans`; the first of them is the default.
 
+    name: what `show` is told of a plan; of a tile it is another function.
     measure: times functions side by side for a number of rounds, as `timing.interleave` does.
     show: called with the number of plans that are done and a description of the next step.
     """
     start = clock()
-    default = plans[0]
+    default, name = plans[0], name or _short
     show(0, "the default")
     call = prepare(default)
     own = measure({"default": call}, ROUNDS)["default"]
@@ -224,14 +226,14 @@ def search(
     for k, plan in enumerate(plans[1:], 1):
         if clock() - start >= seconds:
             break
-        show(k, _short(plan))
+        show(k, name(plan))
         other = prepare(plan)
         _, ratio = beside(other, ROUNDS)
         found = replace(found, tried=k + 1)
         if ratio.high < 1:
             faster.append((ratio.median, k, other))
     for _, k, other in sorted(faster, key=lambda one: one[:2]):
-        show(found.tried, f"again, {_short(plans[k])}")
+        show(found.tried, f"again, {name(plans[k])}")
         times, ratio = beside(other, AGAIN)
         if ratio.high < 1:
             us, default_us = median(times["plan"]), median(times["default"])

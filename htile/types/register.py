@@ -120,6 +120,11 @@ class AccumulatorMap:
         """How many elements of each of its rows a thread has: two of every 8."""
         return self.shape[1] // (4 * self.warps.columns)
 
+    @property
+    def num_registers(self) -> int:
+        """How many sums a thread holds."""
+        return self.num_rows * self.num_columns
+
     def row(self, thread: int | Int32, i: int) -> int | Int32:
         """The row of the tile that a thread's row `i` is."""
         warp = thread // WARP % self.warps.rows

@@ -92,9 +92,17 @@ class SharedTile:
         Its parts count in different units: `outer` in elements, and the swizzle `inner` in bytes,
         because it belongs to a pointer.
         """
+        return self._tiled((*self.shape, self.stages))
+
+    @property
+    def stage_layout(self) -> cute.ComposedLayout:
+        """The layout of one stage, over (rows, columns)."""
+        return self._tiled(self.shape)
+
+    def _tiled(self, shape: tuple[int, ...]) -> cute.ComposedLayout:
         atom = warpgroup.make_smem_layout_atom(_KINDS[self.major, self.swizzle_bytes], self.dtype)
         order = (0, 1, 2) if self.major == "k" else (1, 0, 2)
-        return cute.tile_to_shape(atom, (*self.shape, self.stages), order=order)
+        return cute.tile_to_shape(atom, shape, order=order[: len(shape)])
 
     def allocate(self, smem: SmemAllocator) -> cute.Tensor:
         """Allocate the tile. The result is a tensor (rows, columns, stages)."""

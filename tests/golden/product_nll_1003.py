@@ -26,15 +26,14 @@ config = MatmulTileConfig(
 @cute.jit
 def nll_tiles(
     ctx,
-    chunks,
+    tile,
     mLabel_0: cute.Tensor,
     mMaxOfGroups2_0: cute.Tensor,
     mSumOfGroups10_0: cute.Tensor,
     mMaxOfGroups27_0: cute.Tensor,
 ):
-    index = ctx.first + 0
-    while index < ctx.total:
-        rows = TileRows(ctx, index)
+    while ctx.index_of(tile) < ctx.total:
+        rows = TileRows(ctx, ctx.index_of(tile))
         given0 = rows.load_row_value(mLabel_0)
         lt1 = math.lt(given0, Int64(0))  # products.py:40
         add0 = given0 + Int64(1003)  # products.py:40
@@ -42,7 +41,7 @@ def nll_tiles(
         maximum0 = math.maximum(where3, Int64(-1))  # products.py:40
         minimum0 = math.minimum(maximum0, Int64(1003))  # products.py:40
         convert0 = math.convert(minimum0, Int32)  # products.py:40
-        ctx.multiply(chunks)
+        ctx.multiply(tile)
         for chunk in rows.chunks():
             product0 = chunk.read(0)
             index0 = chunk.cols
@@ -56,16 +55,12 @@ def nll_tiles(
             exp0 = math.exp(sub0)
             where2 = math.where(lt0, exp0, 0.0)
             grouped1 = chunk.group_reduce(where2, cute.ReductionOp.ADD, 128)
-            eq1 = math.eq(chunk.offsets, chunk.offset_of(chunk.of(convert0)))  # products.py:40
-            where4 = math.where(eq1, product0, -Float32.inf)  # products.py:40
-            where5 = math.where(lt0, where4, -Float32.inf)
-            grouped2 = chunk.group_reduce(where5, cute.ReductionOp.MAX, 128)
+            grouped2 = chunk.group_element(product0, chunk.of(convert0), Int32(1003))
             chunk.store_group(mMaxOfGroups2_0, grouped0)
             chunk.store_group(mSumOfGroups10_0, grouped1)
             chunk.store_group(mMaxOfGroups27_0, grouped2)
-        chunks += ctx.chunks
-        index += ctx.stride
-    return chunks
+        tile += ctx.step
+    return tile
 
 
 @cute.kernel
@@ -96,8 +91,8 @@ def nll_kernel(
     if ctx.is_loader:
         ctx.load_tiles()
     else:
-        ctx.begin()
-        nll_tiles(ctx, Int32(0), mLabel_0, mMaxOfGroups2_0, mSumOfGroups10_0, mMaxOfGroups27_0)
+        tile = ctx.begin()
+        nll_tiles(ctx, tile, mLabel_0, mMaxOfGroups2_0, mSumOfGroups10_0, mMaxOfGroups27_0)
         ctx.end()
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 

@@ -25,13 +25,12 @@ config = MatmulTileConfig(
 
 @cute.jit
 def project_tiles(
-    ctx, chunks, mResidual_0: cute.Tensor, mOut0_0: cute.Tensor, mSumOfGroups4_0: cute.Tensor
+    ctx, tile, mResidual_0: cute.Tensor, mOut0_0: cute.Tensor, mSumOfGroups4_0: cute.Tensor
 ):
-    index = ctx.first + 0
-    while index < ctx.total:
-        rows = TileRows(ctx, index)
+    while ctx.index_of(tile) < ctx.total:
+        rows = TileRows(ctx, ctx.index_of(tile))
         ahead = rows.prefetch(mResidual_0, in_pairs=True)
-        ctx.multiply(chunks)
+        ctx.multiply(tile)
         for chunk, loaded0 in rows.chunks(ahead):
             product0 = chunk.read(0)
             loaded0 = math.convert(loaded0, Float32)
@@ -40,9 +39,8 @@ def project_tiles(
             grouped0 = chunk.group_reduce(mul0, cute.ReductionOp.ADD, 128)
             chunk.store_direct(mOut0_0, add0, in_pairs=True)
             chunk.store_group(mSumOfGroups4_0, grouped0)
-        chunks += ctx.chunks
-        index += ctx.stride
-    return chunks
+        tile += ctx.step
+    return tile
 
 
 @cute.kernel
@@ -72,8 +70,8 @@ def project_kernel(
     if ctx.is_loader:
         ctx.load_tiles()
     else:
-        ctx.begin()
-        project_tiles(ctx, Int32(0), mResidual_0, mOut0_0, mSumOfGroups4_0)
+        tile = ctx.begin()
+        project_tiles(ctx, tile, mResidual_0, mOut0_0, mSumOfGroups4_0)
         ctx.end()
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 

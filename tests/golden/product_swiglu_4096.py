@@ -12,23 +12,24 @@ from htile.utils import make_fake_tensor
 
 config = MatmulTileConfig(
     BFloat16,
-    tile=(128, 256),
+    tile=(128, 192),
     cluster=(2, 1),
-    stages=4,
+    stages=5,
     products=2,
     majors=("k",),
     chunk=32,
     stored=BFloat16,
     warp_groups=2,
+    in_turns=True,
+    parts=2,
 )
 
 
 @cute.jit
-def swiglu_tiles(ctx, chunks):
-    index = ctx.first + 0
-    while index < ctx.total:
-        rows = TileRows(ctx, index)
-        ctx.multiply(chunks)
+def swiglu_tiles(ctx, tile):
+    while ctx.index_of(tile) < ctx.total:
+        rows = TileRows(ctx, ctx.index_of(tile))
+        ctx.multiply(tile)
         for chunk in rows.chunks():
             product0 = chunk.read(0)
             product1 = chunk.read(1)
@@ -36,9 +37,8 @@ def swiglu_tiles(ctx, chunks):
             mul0 = product0 * sigmoid0  # products.py:28
             mul1 = mul0 * product1  # products.py:28
             chunk.store(mul1)
-        chunks += ctx.chunks
-        index += ctx.stride
-    return chunks
+        tile += ctx.step
+    return tile
 
 
 @cute.kernel
@@ -51,6 +51,8 @@ def swiglu_kernel(
     right1: cute.Tensor,
     out_atom: cute.CopyAtom,
     out: cute.Tensor,
+    right0_narrow: cute.CopyAtom,
+    right1_narrow: cute.CopyAtom,
     tiled_mma: cute.TiledMma,
     tiles_m: Int32,
     tiles_n: Int32,
@@ -64,13 +66,15 @@ def swiglu_kernel(
         tiled_mma,
         (tiles_m, tiles_n),
         (rows_m, 4096),
+        (right0_narrow, right1_narrow),
     )
     cute.arch.griddepcontrol_wait()  # the kernel before has ended
     if ctx.is_loader:
         ctx.load_tiles()
     else:
-        ctx.begin()
-        swiglu_tiles(ctx, Int32(0))
+        tile = ctx.begin()
+        tile = swiglu_tiles(ctx, tile)
+        swiglu_tiles(ctx.narrow, tile)
         ctx.end()
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
@@ -88,6 +92,8 @@ def swiglu(
     right0_atom, right0 = config.right_atom(mRight0)
     right1_atom, right1 = config.right_atom(mRight1)
     out_atom, out = config.store_atom(mOut_0)
+    right0_narrow, _ = config.narrow.right_atom(mRight0)
+    right1_narrow, _ = config.narrow.right_atom(mRight1)
     tiles_m, tiles_n = config.tiles(mLeft.shape[0], 4096)
     swiglu_kernel(
         left_atom,
@@ -98,6 +104,8 @@ def swiglu(
         right1,
         out_atom,
         out,
+        right0_narrow,
+        right1_narrow,
         config.tiled_mma(),
         Int32(tiles_m),
         Int32(tiles_n),

@@ -10,7 +10,7 @@ from htile.utils import make_fake_tensor, transposed
 from htile.warp_matmul import WarpMatmulConfig, WarpMatmulContext
 
 config = WarpMatmulConfig(
-    BFloat16, tile=(128, 128), stages=5, products=1, major="mn", chunk=128, warps=4
+    BFloat16, tile=(64, 128), stages=6, products=1, major="mn", chunk=128, warps=4
 )
 
 

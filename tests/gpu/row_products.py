@@ -6,18 +6,16 @@ barriers do not match hangs.
 """
 
 import sys
-from dataclasses import replace
 
 import torch
 from torch.utils import _pytree as pytree
 
-import htile
 from benchmarks import linear_cross_entropy
-from htile.lower.product_tiles import choose_tile, tiles
 from htile.run import product_chunks
-from htile.run import products as run
+from htile.run.product_kernels import ProductKernel
 from htile.testing import assert_close
-from tests import products
+from tests import products, whole_rows
+from tests.forced_tiles import compile_ahead, count_of, each_form, forced, fresh, in_turns
 from tests.products import BF16, F16, FUNCTIONS, arguments
 from tests.without_wgmma import force
 
@@ -105,21 +103,101 @@ def bits(name: str) -> None:
                 assert a[at : at + m].equal(b), (name, m, at)
 
 
-def narrow(name: str) -> None:
-    """Where the tiles of the last wave are cut into narrower ones, the bits are the same."""
+FORMED = 2500, 1000, 328  # M, N and K: several tiles for each thread block, none of them whole
+
+
+def forms(name: str) -> None:
+    """Every form of tile in every number of rows has the bits of the tile that is chosen.
+
+    Some of the tiles of the last wave are cut into narrower ones.
+    """
+    f, (m, n, k) = named(name), FORMED
+    args = [v.to("meta") for v in arguments(f, m, n, k)]
+    picks = [each_form(i) for i in range(count_of(f, args))]
+    compile_ahead(f, args, picks)
+    args = arguments(f, m, n, k, device="cuda")
+    expected = f(*args)
+    assert_close(f, expected, *args)
+    expected = pytree.tree_leaves(expected)
+    for i, pick in enumerate(picks):
+        again = fresh(f)
+        with forced(pick):
+            for rows in (*SEVERAL, m):
+                part = [v[:rows] if len(v) == m else v for v in args]
+                for a, b in zip(expected, pytree.tree_leaves(again(*part)), strict=True):
+                    assert a[:rows].equal(b), (name, i, rows)
+
+
+WHOLE_SIZES = (8, 72), (100, 264), (128, 256)  # N and K: all columns of a row are in one tile
+
+
+def whole(name: str) -> None:
+    """Rows that are reduced in a tile: values, and the same bits in all forms and numbers of rows.
+    """
+    f, m = named(name), FORMED[0]
+    made = [whole_rows.arguments(f, m, n, k) for n, k in WHOLE_SIZES]
+    picks = [[each_form(i) for i in range(count_of(f, args))] for args in made]
+    for args, of_size in zip(made, picks, strict=True):
+        compile_ahead(f, args, of_size)
+    for args, of_size in zip(made, picks, strict=True):
+        args = [v.cuda() for v in args]
+        (kernel,) = f.inspect(*args).kernels
+        assert isinstance(kernel, ProductKernel) and kernel.plan.kernel.is_whole
+        results = f(*args)
+        assert_close(f, results, *args)
+        results = pytree.tree_leaves(results)
+        turned = [v.t().contiguous().t() if v.ndim == 2 and len(v) != m else v for v in args]
+        assert all(a.equal(b) for a, b in zip(results, pytree.tree_leaves(f(*turned)), strict=True))
+        for i, pick in enumerate(of_size):
+            again = fresh(f)
+            with forced(pick):
+                for rows in (*SEVERAL, m):
+                    part = [v[m - rows :] if len(v) == m else v for v in args]
+                    for a, b in zip(results, pytree.tree_leaves(again(*part)), strict=True):
+                        assert a[m - rows :].equal(b), (name, len(args[1]), i, rows)
+    repeat(f, args)
+
+
+def turns(name: str) -> None:
+    """Values of all sizes in turns, and many launches on two streams without a hang."""
     f = named(name)
-    args = arguments(f, 1900, 5200, 192, device="cuda")  # more tiles than a GPU works on at a time
+    compile_ahead(f, [v.to("meta") for v in arguments(f, 2000, 2048, 256)], [in_turns])
+    with forced(in_turns):
+        own = fresh(f)
+        for m, n, k in SIZES:
+            args = arguments(f, m, n, k, device="cuda")
+            assert_close(f, own(*args), *args)
+        args = arguments(f, 2000, 2048, 256, device="cuda")
+        repeat(own, args)
+
+
+def repeat(f, args) -> None:
+    """Calls on two streams all have the same results."""
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    expected, found = pytree.tree_leaves(f(*args)), {}
+    torch.cuda.synchronize()
+    for k in range(LAUNCHES // 2):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                found[stream] = pytree.tree_leaves(f(*args))
+        if k % 100 == 0:
+            torch.cuda.synchronize()
+    torch.cuda.synchronize()
+    for results in found.values():
+        assert all(a.equal(b) for a, b in zip(results, expected, strict=True))
+
+
+def tuned(name: str) -> None:
+    """The tile that wins has the same bits, and later calls have it."""
+    f, args = fresh(named(name)), arguments(named(name), 1500, 2048, 512, device="cuda")
     expected = pytree.tree_leaves(f(*args))
-
-    def cut(kernel, major, rows, processors, arch):
-        found = [t for t in tiles(kernel, major, arch) if t.columns == 256 and t.parts > 1]
-        return replace(max(found, key=lambda t: (t.rows, t.cluster)), stages=4)
-
-    run.choose_tile = cut
-    again = htile.rowwise(f._fn)
-    for a, b in zip(expected, pytree.tree_leaves(again(*args)), strict=True):
-        assert a.equal(b), name
-    run.choose_tile = choose_tile
+    found = f.tune(*args, seconds=20, progress=False)
+    print(found)
+    assert all(each.tried > 1 for each in found.kernels)
+    for a, b in zip(expected, pytree.tree_leaves(f(*args)), strict=True):
+        assert a.equal(b)
+    shown = [k for k in f.inspect(*args).kernels if isinstance(k, ProductKernel)]
+    assert [k.plan.tile for k in shown] == [each.plan.tile for each in found.kernels]
 
 
 def gradients(name: str) -> None:
@@ -211,22 +289,12 @@ def graphs(name: str) -> None:
         graph.replay()
         for a, b in zip(captured, pytree.tree_leaves(f(*args)), strict=True):
             assert a.equal(b)
-    streams = [torch.cuda.Stream() for _ in range(2)]
-    expected, found = pytree.tree_leaves(f(*args)), {}
-    torch.cuda.synchronize()
-    for k in range(LAUNCHES // 2):
-        for stream in streams:
-            with torch.cuda.stream(stream):
-                found[stream] = pytree.tree_leaves(f(*args))
-        if k % 100 == 0:
-            torch.cuda.synchronize()
-    torch.cuda.synchronize()
-    for results in found.values():
-        assert all(a.equal(b) for a, b in zip(results, expected, strict=True))
+    repeat(f, args)
 
 
 def named(name: str):
-    return next(f for f in FUNCTIONS if f._signature.name == name)
+    every = (*FUNCTIONS, *whole_rows.WHOLE)
+    return next(f for f in every if f._signature.name == name)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from examples.handwritten_softmax import softmax_fwd
 from examples.rmsnorm import residual_arguments, rmsnorm
 from htile.testing import assert_close
 from tests import products
+from tests.forced_tiles import forced, fresh
 from tests.lower.backward import BACKWARD
 from tests.lower.cases import (
     any_layernorm,
@@ -55,6 +56,9 @@ PRODUCTS = ((products.linear, 512, 256), (products.swiglu, 136, 72), (products.n
             (products.project, 264, 64), (products.statistics, 256, 64),
             (products.masked, 136, 40), (products.mlp, 264, 128), (products.gelu, 1001, 72))
 PRODUCT_ROWS, CLUSTERED_ROWS = (1, 40), (300,)
+# More tiles of 128x128 than an H200 has multiprocessors, so some work on two in turns.
+IN_TURNS = ((products.linear, 1080, 72), (products.gelu, 1080, 40), (products.nll, 1080, 72))
+IN_TURNS_ROWS = 2100
 
 
 class Case(NamedTuple):
@@ -226,7 +230,17 @@ def of_products(rows: tuple[int, ...]) -> None:
                 ]
                 result = pytree.tree_map(torch.Tensor.cpu, function(*given))
                 assert_close(function, result, *args)
-    print(f"{len(PRODUCTS)} functions with products right")
+    for function, n, k in IN_TURNS:
+        own, args = fresh(function), products.arguments(function, IN_TURNS_ROWS, n, k)
+        with forced(alone_in_turns):
+            result = pytree.tree_map(torch.Tensor.cpu, own(*map(on_gpu, args)))
+        assert_close(function, result, *args)
+    print(f"{len(PRODUCTS)} functions with products right, {len(IN_TURNS)} of them in turns")
+
+
+def alone_in_turns(found: list) -> object:
+    """The tile of which no other thread block shares anything."""
+    return next(tile for tile in found if tile.in_turns and (tile.cluster, tile.parts) == (1, 1))
 
 
 def on_gpu(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.products import FUNCTIONS
+from tests.whole_rows import WHOLE
 
 from .test_handwritten_matmul import run
 
@@ -13,9 +14,27 @@ GROUPS = [NAMES[k::3] for k in range(3)]
 
 
 @pytest.mark.parametrize("names", GROUPS, ids="-".join)
-@pytest.mark.parametrize("what", ["values", "layouts", "bits", "narrow", "gradients", "chunks"])
+@pytest.mark.parametrize("what", ["values", "layouts", "bits", "gradients", "chunks"])
 def test_products(what, names):
     assert run("tests.gpu.row_products", what, *names).endswith("right\n")
+
+
+@pytest.mark.parametrize("name", ["linear", "matmul", "gelu", "swiglu", "nll", "project", "masked"])
+@pytest.mark.parametrize("what", ["forms", "turns"])
+def test_forms_of_tiles(what, name):
+    """Both schedules, all kinds of widths, clusters and cuts."""
+    assert run("tests.gpu.row_products", what, name).endswith("right\n")
+
+
+@pytest.mark.parametrize("name", [f._signature.name for f in WHOLE])
+def test_rows_that_are_reduced_in_a_tile(name):
+    assert run("tests.gpu.row_products", "whole", name).endswith("right\n")
+
+
+@pytest.mark.parametrize("name", ["gelu", "nll"])
+def test_tuned_tiles(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("HTILE_CACHE_DIR", str(tmp_path / "cache"))
+    assert run("tests.gpu.row_products", "tuned", name).endswith("right\n")
 
 
 @pytest.mark.parametrize("names", [["linear", "swiglu", "mlp"], ["nll", "project"]], ids="-".join)

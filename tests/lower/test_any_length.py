@@ -132,14 +132,14 @@ def test_a_mean_is_a_sum_over_the_length_or_a_mean():
 
 def test_tuned_plans_are_those_of_the_bucket():
     """A plan is kept for a graph: that of rows of any length is another one."""
-    from htile.tune.kept import _graph
+    from htile.tune.kept import of_graph
 
     f = next(iter(ANY_LENGTH))
     graphs = []
     for n, dynamic_n in ((1024, True), (1000, True), (1001, True), (1024, False)):
         function = htile.rowwise(f, dynamic_n=dynamic_n)
         request = request_of(function, any_length_arguments(f, 2, n))
-        graphs.append(_graph(request.specialization.graph))
+        graphs.append(of_graph(request.specialization.graph))
     assert graphs[0] == graphs[1] != graphs[2] and graphs[3] not in graphs[:3]
     assert "multiple" not in graphs[3]
 

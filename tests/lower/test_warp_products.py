@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from htile.build.compile import build
-from htile.lower import emit_warp_products, product_tiles
+from htile.lower import emit_warp_products
 from htile.lower.fused import Tile
 from htile.lower.names import kernel_name
 from htile.lower.product_tiles import choose_tile, cycles, tiles
@@ -68,7 +68,6 @@ def test_every_tile_compiles_without_a_stack(f, major):
     """Also where elements are read one by one."""
     kernel, arch = fused_of(f, 512, 128), without_wgmma("sm_80")
     for k, tile in enumerate(tiles(kernel, major, arch)):
-        tile = product_tiles._for_rows(tile, 4096, arch)
         source = emit_warp_products.emit(kernel, tile, major, in_pairs=k % 2 == 0)
         used = build(source, kernel_name(kernel.graph), "sm_80").resources
         check_resources(used, tile, arch)
@@ -236,7 +235,7 @@ def test_bits_do_not_hang_on_the_tile_or_the_number_of_rows():
         expected = results(f, args)
         kernel, arch = fused_of(f, 136, 72), without_wgmma("sm_80")
         for tile in tiles(kernel, "k" if f is products.packed_swiglu else "mn", arch):
-            found = results(f, args, tile=product_tiles._for_rows(tile, 70, arch))
+            found = results(f, args, tile=tile)
             assert all(a.equal(b) for a, b in zip(expected, found, strict=True)), tile
         for at, m in ((0, 1), (33, 17)):
             part = [v[at : at + m] if len(v) == 70 else v for v in args]

@@ -85,7 +85,7 @@ def parse(ptx: str) -> tuple[list, dict]:
         statement = " ".join(statement.split())
         if not statement or statement[0] == ".":  # the end, or a declaration
             continue
-        match = re.fullmatch(r"(?:@(!?)(%p\d+) )?([\w.]+) ?(.*)", statement)
+        match = re.fullmatch(r"(?:@(!?)(%p\d+) )?([\w.:]+) ?(.*)", statement)
         assert match, f"not understood: {statement}"
         operands = [
             tuple(part.strip() for part in text[1:-1].split(",")) if text[0] == "{" else text
