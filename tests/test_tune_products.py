@@ -150,7 +150,7 @@ def test_no_tile_is_looked_up_before_cuda_is_used(machine, monkeypatch):
 def test_wrong_use(machine, monkeypatch):
     with pytest.raises(ArgumentError, match="no rows"):
         products.linear.tune(*arguments(m=0))
-    monkeypatch.setattr(jit, "device_of", lambda signature, values: torch.device("cpu"))
+    monkeypatch.setattr(tuning, "device_of", lambda signature, values: torch.device("cpu"))
     with pytest.raises(ArgumentError, match="got tensors on cpu"):
         products.linear.tune(*arguments())
 
