@@ -267,7 +267,8 @@ class _Walk:
         """
         if isinstance(owner, types.ModuleType):
             if library_of(owner):
-                return getattr(owner, name, _MISSING)
+                is_of_all = hasattr(types.ModuleType, name) and name not in vars(owner)
+                return _MISSING if is_of_all else getattr(owner, name, _MISSING)
             owner = vars(owner)
         places = list(map(vars, own_classes(owner))) if isinstance(owner, type) else [owner]
         for k, place in enumerate(places):

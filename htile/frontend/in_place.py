@@ -33,6 +33,9 @@ def change(x: Tensor, new: Tensor) -> Tensor:
     Raises ShapeError, TraceError or DtypeError where torch cannot put them there.
     """
     old, value = x._value, new._value
+    if x._repeats:
+        fail(TraceError, "a change in place of elements that expand repeats, which share memory in "
+             "torch: write x = x + ... for x += ..., or expand(...).clone()")  # fmt: skip
     if value.inner != old.inner:
         fail(ShapeError, f"a change in place of a value of shape {old.inner} to one of shape "
              f"{value.inner}: write x = x + ... for x += ...")  # fmt: skip
@@ -109,8 +112,12 @@ for _function, (_spelling, _entry) in list(FUNCTIONS.items()):
 
 
 def _filled(input, value):
-    is_number = not isinstance(operand(value), Tensor)
-    return filled(input, value) if is_number else broadcast_to(value, input.shape)
+    if not isinstance(operand(value), Tensor):
+        return filled(input, value)
+    if value.ndim:
+        fail(ShapeError, f"fill_ takes a value without axes, got one of shape {value._sizes}: "
+             "write copy_")  # fmt: skip
+    return broadcast_to(value, input.shape)
 
 
 def _copied(input, src, non_blocking=False):

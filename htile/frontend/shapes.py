@@ -259,14 +259,22 @@ def broadcast_to(input, size):
     is_value = input._sizes in ((), (1,)) and not input._value.spread
     whole = all(type(s) is int and s > 0 for s in shape)  # a new axis has no size for -1 to keep
     if whole and shape == (input._builder.n,) and is_value and shape != (1,):
-        return alias(input, _as_row(input))
+        return _repeated(input, _as_row(input))
     fits = whole and len(own) <= len(sizes)
     if not fits or broadcast_shapes(tuple(input._sizes), shape) != shape:
         fail(ShapeError, f"expand of a value of shape {tuple(input._sizes)} to {sizes}")
     if not input.ndim and shape == (1,):
         return reshaped(input, shape)
-    is_same = shape == input._sizes
-    return alias(input, input if is_same else node(Op.EXPAND, input, arg=shape))
+    if shape == input._sizes:
+        return alias(input, input)
+    return _repeated(input, node(Op.EXPAND, input, arg=shape))
+
+
+def _repeated(x: Tensor, y: Tensor) -> Tensor:
+    """`y`, an alias of `x` some elements of which share memory in torch if it has more of them."""
+    y = alias(x, y)
+    y._repeats |= prod(y._sizes) > prod(x._sizes)
+    return y
 
 
 def _listed(sizes: tuple) -> object:

@@ -185,9 +185,9 @@ class Tensor(torch.Tensor):
 
     def __init__(self, builder: Builder, id: int):
         self._builder, self._node = builder, id
-        # Where an alias of this tensor was changed in place: one list that all aliases share. It is
-        # empty until a change, and the tensor that is changed gets a new, empty list then.
+        # Where an alias was changed in place: a list that all share. What changes gets another.
         self._changes: list[str] = []
+        self._repeats = False  # whether elements share memory, as those that expand repeats do
 
     def _current(self, loc: Location | None = None) -> int:
         """The id of the node, to compute with at this line."""
@@ -446,5 +446,5 @@ def viewed(x: Tensor) -> Tensor:
 def alias(x: Tensor, y: Tensor) -> Tensor:
     """`y`, noted as an alias of `x`: in torch they may share memory."""
     y = copy(y) if y is x else y
-    y._changes = x._changes
+    y._changes, y._repeats = x._changes, x._repeats
     return y

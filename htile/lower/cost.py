@@ -35,9 +35,7 @@ MOST_THREADS, MOST_BLOCKS = 2048, 32  # of a multiprocessor
 
 # About how many instructions a load and a store of a vector's element take, where code is counted.
 LOAD_CODE, STORE_CODE = 1.5, 2
-# The address of each tensor beside the first FEW_TENSORS takes a thread so many instructions more,
-# and so many the place of its row in each leading dimension but the first.
-ADDRESS, FEW_TENSORS, DIVISION = 8, 4, 25
+DIVISION = 25  # instructions of a thread for the place of its row in a leading dimension
 FAST_CODE = 1024  # instructions of a kernel, written out, that are issued without delay
 
 
@@ -202,7 +200,8 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
         column_loads = [i for s in sweeps.all for i in s.columns]
     if rows_home is Home.REREAD:
         row_loads = [i for s in sweeps.loops for i in s.rows]
-    row_loads = [*row_loads, *looked_up(plan)]
+    if work.lookups:
+        row_loads = [*row_loads, *looked_up(plan)]
     moved = elements * (len(row_loads) + len(column_loads) + len(work.writes))
     fit, lacking = _resident(plan)
     in_flight = rates.multiprocessors * fit * place.shares / num.cluster_n * rows_per_block
@@ -251,8 +250,6 @@ def _value_costs(plan: Plan) -> int:
     """Instructions of a thread for what its row has once: values, ranks and addresses."""
     work, target = plan.work, plan.target
     found = plan.sweeps.value_costs + work.value_costs
-    tensors = len(work.loaded) + len(work.lookups) + len(work.writes)
-    found += ADDRESS * max(0, tensors - FEW_TENSORS)
     found += 0 if target.flat else DIVISION * (target.lead - 1)
     if not plan.work.chains or plan.numerics.in_loops:
         return found
@@ -271,8 +268,10 @@ def _lines(num: Numerics, moved: Iterable[Input | Output]) -> float:
     """
     elements = min(num.threads_per_row, WARP) * num.vec_size
     beyond = 0.7 if num.vec_size == 1 else 0.0
-    lines = [max(1.0, elements * each.dtype.itemsize / LINE + beyond) for each in moved]
-    return sum(lines) / elements
+    lines = 0.0
+    for each in moved:
+        lines += max(1.0, elements * each.dtype.itemsize / LINE + beyond)
+    return lines / elements
 
 
 def _waits(plan: Plan) -> tuple[int, int, int]:

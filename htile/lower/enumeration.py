@@ -194,8 +194,9 @@ class _Enumeration:
             if registers * threads > self.arch.registers or (numerics.cluster_n > 1 < rows):
                 continue
             free = self._free_bytes(sweeps, numerics, threads)
-            lanes = min(of_row, WARP)
-            listed = sum([c.scratch(threads, lanes, elements) for c in self.work.chains])
+            listed = 0
+            for chain in self.work.chains:
+                listed += chain.scratch(threads, min(of_row, WARP), elements)
             loaders = {"shared": rows * share} if self.is_asynchronous else {}
             loaders["direct"] = 0
             if self.is_shifted:  # such rows come through registers anyway

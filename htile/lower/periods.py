@@ -27,8 +27,7 @@ def once(plan: Plan) -> frozenset[int]:
 
 def instructions_saved(plan: Plan) -> tuple[float, float]:
     """Those for an element of the row that are not needed, and those of them for MUFU."""
-    steps = _steps(plan)
-    if not steps:
+    if not plan.work.periods or not (steps := _steps(plan)):
         return 0.0, 0.0
     costs = sweep_costs(plan.graph, steps, ())
     return tuple(cost * (1 - 1 / plan.chunks) for cost in costs)

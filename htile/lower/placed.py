@@ -11,6 +11,7 @@ from ..errors import Location
 from ..frontend.graph import Builder, Graph, Node, Output, Role, View
 from ..frontend.ops import SCANS, Op, Value, Varies
 from .axes import Axis, Groups, Ungrouped, Wanted, axes_of, row_chosen, starts_of
+from .vectors import is_vector
 
 # Reductions in which equal elements count, and what leaves their result as it is.
 ONCE = {Op.SUM: 0, Op.PROD: 1}
@@ -201,8 +202,9 @@ class _Building:
     def _give_shape(self, new: Builder, has_row: bool) -> None:
         """Add a row that is not read, if none is: the kernel takes its shape from one.
 
-        Where no row argument is so long, it takes its shape from a result, or else from an argument
-        whose first element stands for all: a row, or a value of each row.
+        Where no row argument is so long, it takes its shape from a result, which may be a number of
+        each row where tables or columns are read. Or else it takes it from an argument whose first
+        element stands for all: a row, or a value of each row.
 
         has_row: whether a result, or a piece of one, is a row.
         """
@@ -212,7 +214,9 @@ class _Building:
                    if i.role in (Role.ROW, Role.PER_ROW)}  # fmt: skip
         rows = [i for i in sources if i.role is Role.ROW]
         source = next((i for i in rows if sources[i][-1] >= self.n), None)
-        if source is None and has_row:
+        has_number = any(not o.is_row and o.over is None for o in self.graph.outputs)
+        has_vector = any(is_vector(new, i) for i in new.inputs)  # of which there are columns
+        if source is None and (has_row or (has_number and has_vector)):
             return
         step = int(source is not None)
         source = source or next(iter([*rows, *sources]))

@@ -250,12 +250,14 @@ class Plan:
     def tile_bytes(self) -> int:
         """Bytes of shared memory of a CTA for rows, and to store shifted ones by."""
         num, place, work = self.numerics, self.placement, self.work
-        if self.rows_home is Home.REREAD:
-            # Each chunk is stored by itself.
-            return place.shifted * staged_bytes(work, num.vec_size, 1, place.num_threads)
-        tiles = self.rows_per_block * place.shares * num.share_bytes(work)
-        tiles *= place.loader == "shared"
-        if place.shifted and self.rows_home in (Home.REGISTERS, Home.PACKED):
+        tiles = 0
+        if place.loader == "shared":
+            tiles = self.rows_per_block * place.shares * num.share_bytes(work)
+        if not place.shifted:
+            return tiles
+        if self.rows_home is Home.REREAD:  # each chunk is stored by itself
+            return staged_bytes(work, num.vec_size, 1, place.num_threads)
+        if self.rows_home in (Home.REGISTERS, Home.PACKED):
             tiles += staged_bytes(work, num.vec_size, self.turns * self.chunks, place.num_threads)
         own = [o.dtype.itemsize for o, taken in self.kept.items() if taken is None]
         return tiles + place.num_threads * self.turns * self.elements_per_thread * sum(own)

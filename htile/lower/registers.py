@@ -58,8 +58,10 @@ def _held_registers(plan: Plan) -> float:
     work, sweeps, is_late = plan.work, plan.sweeps, plan.placement.columns == "late"
     fixed, of_loaded, of_held, of_instruction, of_column, of_result = HELD
     least = min(1.0, 1 / plan.numerics.vec_size)  # two elements of 16 bits take one register
-    loaded = [*work.rows, *looked_up(plan), *(() if is_late else work.columns)]
-    words = sum([max(i.dtype.itemsize / 4, least) for i in loaded])
+    words = 0.0
+    tables = looked_up(plan) if work.lookups else ()
+    for i in (*work.rows, *tables, *(() if is_late else work.columns)):
+        words += max(i.dtype.itemsize / 4, least)
     each = of_loaded * words + of_held * work.held_words(sweeps, is_late)
     each += of_instruction * min(MOST_COUNTED, sweeps.costs[0])
     each += of_column * len(work.columns) + of_result * len(work.writes)

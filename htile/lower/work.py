@@ -18,7 +18,7 @@ import torch
 
 from ..frontend.graph import Graph, Input, Node, Output, Role, memory_of
 from ..frontend.ops import COLLECTIVES, SCANS, Op
-from .instructions import LEAVES, sweep_costs, value_costs
+from .instructions import ADDRESS, FEW_TENSORS, LEAVES, sweep_costs, value_costs
 from .patterns import Function, ancestors, choose_function, periods
 from .precision import seen_in_16_bits
 from .ranks import chains
@@ -206,8 +206,10 @@ class Work:
 
     @cached_property
     def value_costs(self) -> int:
-        """Instructions of a thread for what its row has before the first sweep."""
-        return value_costs(self.graph, self.before)
+        """Instructions of a thread for what its row has before the first sweep, and addresses."""
+        tensors = len(self.loaded) + len(self.lookups) + len(self.writes)
+        addresses = ADDRESS * max(0, tensors - FEW_TENSORS)
+        return value_costs(self.graph, self.before) + addresses
 
     @cached_property
     def repeats_exp(self) -> bool:

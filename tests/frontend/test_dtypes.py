@@ -39,7 +39,7 @@ LEFT_OUT = {
     "logsumexp", "softmax", "log_softmax", "cosine_similarity",
     "permute", "t", "narrow", "split", "chunk", "tensor_split", "unbind", "transpose", "swapaxes",
     "swapdims", "movedim", "moveaxis", "unflatten", "flatten", "ravel", "select", "roll", "cat",
-    "concat", "concatenate", "stack", "split_with_sizes", "dropout",
+    "concat", "concatenate", "stack", "split_with_sizes", "dropout", "dropout_", "tile", "einsum",
     "float_power",  # torch gives float64
 }  # fmt: skip
 OWN = {}  # a spelling of each function
@@ -109,7 +109,7 @@ def compare(function, operands) -> str | None:
 
 REDUCES = (
     "sum", "prod", "amax", "amin", "max", "min", "mean", "var", "std", "norm", "dist", "dot",
-    "matmul",
+    "matmul", "inner",
 )  # fmt: skip
 
 

@@ -250,6 +250,15 @@ def expanded(x, t):
     return row
 
 
+def repeated(x):
+    rows = x.expand(2, -1)
+    return rows.add_(1)
+
+
+def filled_with_a_row(x, y):
+    return x.fill_(y)
+
+
 def of_another_shape(x):
     total = x.sum()
     total += x
@@ -358,6 +367,8 @@ def transposed(x):
         (new_axis, TraceError, r"this tensor may .* `total [+]= 1` \(test_in_place", "return x"),
         (element, TraceError, "share memory in torch", r"return x [+] t"),
         (expanded, TraceError, "share memory in torch", "def expanded"),
+        (repeated, TraceError, "that expand repeats", "return rows.add_"),
+        (filled_with_a_row, ShapeError, "without axes, got one of shape", "return x.fill_"),
         (of_another_shape, ShapeError, r"shape \(\) to one of shape \(9,\)", "total [+]= x"),
         (of_all_rows, TraceError, "that all rows share", "w [+]= x"),
         (of_a_device_scalar, TraceError, "that all rows share", "d [+]= x.sum"),

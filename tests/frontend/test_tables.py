@@ -392,7 +392,7 @@ def test_a_table_without_the_annotation():
     def unannotated(x, pos: htile.PerRow, table):
         return x + table[pos]
 
-    refused(ShapeError, "as a table, is annotated htile.Shared", unannotated,
+    refused(ShapeError, "a table htile.Shared", unannotated,
             random(M, N), positions(M), random(P, N))  # fmt: skip
 
 

@@ -13,9 +13,9 @@ from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer, GlobalTo
 from htile.utils import make_fake_tensor
 
 config = ElementwiseTileConfig(
-    BFloat16, N=1003, num_threads=128, threads_per_row=64, cluster_n=1, stage=3, shifted=True
+    BFloat16, N=1003, num_threads=128, threads_per_row=32, cluster_n=1, stage=3, shifted=True
 )
-blocks = 10  # of an SM, for which registers are spared
+blocks = 6  # of an SM, for which registers are spared
 
 
 @cute.kernel
