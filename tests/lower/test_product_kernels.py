@@ -119,18 +119,30 @@ def test_an_element_at_a_label_is_looked_for_where_it_is():
         assert source.count("group_reduce") == 2
 
 
+ALONE = 1.2  # seconds that `seconds_of` linear takes where nothing else uses the processor
+
+
+def seconds_of(f, m, n, k):
+    """Of the processor's time, for the kernel of a product to be compiled."""
+    kernel = f.inspect(*arguments(f, m, n, k)).kernels[0]
+    start = time.process_time()
+    _ = kernel.artifact
+    return time.process_time() - start
+
+
 @pytest.mark.parametrize("m", [1, 4096])
 @pytest.mark.parametrize("f", [products.swiglu, products.gelu, products.nll],
                          ids=lambda f: f._signature.name)  # fmt: skip
 def test_compile_times(f, m, monkeypatch):
-    """A kernel takes at most 3 s to compile, of the processor's time, once modules are loaded."""
+    """A kernel takes at most 3 s to compile, once all modules are loaded.
+
+    Another process on the same core makes a second longer, as the time of another kernel shows.
+    """
     monkeypatch.setenv("HTILE_CACHE_DIR", "")
     n = 512 if f is products.nll else 4096
-    _ = f.inspect(*arguments(f, m, n, 128)).kernels[0].artifact  # which loads what it needs
-    kernel = f.inspect(*arguments(f, m, n, 256)).kernels[0]
-    start = time.process_time()
-    _ = kernel.artifact
-    assert time.process_time() - start < 3
+    seconds_of(f, m, n, 128), seconds_of(products.linear, 4096, 4096, 128)  # which load modules
+    taken, plain = seconds_of(f, m, n, 256), seconds_of(products.linear, 4096, 4096, 256)
+    assert taken / max(1.0, plain / ALONE) < 3
 
 
 def test_a_tile_has_whole_lines_and_groups():
