@@ -1,7 +1,8 @@
 """`python -m tests.gpu`: all tests that need a GPU, in processes side by side. `make gpu-test`.
 
 One process would take half an hour. Each group below is a pytest of its own, on one of the GPUs in
-turn. They share a folder of compiled kernels. What is timed runs at the end, alone. Arguments go to
+turn. They share a folder of compiled kernels. What is timed, or needs all GPUs, runs at the end,
+alone. Arguments go to
 every pytest. The exit code is 1 if any of them failed.
 """
 
@@ -21,9 +22,11 @@ ROOT = Path(__file__).parents[2]
 CPU_CORES_A_GROUP = 2  # with fewer, groups wait for each other's compilations
 MOST_OUTPUT = 20000  # characters that are shown of a group that failed, from its end
 
-# The longest first. Files that no group names run with the last one.
+# The longest first. Files that no group names follow, each on its own.
 GROUPS = (
     ("tests/gpu/test_clusters.py",),
+    ("tests/gpu/test_products.py",),
+    ("tests/gpu/test_gradients.py",),
     ("tests/gpu/test_layouts.py", "tests/gpu/test_examples.py"),
     ("tests/generated",),
     ("tests/gpu/test_edges.py", "tests/gpu/test_handwritten.py"),
@@ -33,7 +36,7 @@ GROUPS = (
     ("tests/gpu/test_row_sums.py",),
     ("tests/gpu/test_sanitizer.py", "tests/gpu/test_benchmarks.py"),
 )
-ALONE = ("tests/gpu/test_cache.py", "tests/gpu/test_devices.py")
+ALONE = ("tests/gpu/test_cache.py", "tests/gpu/test_devices.py", "tests/gpu/test_distributed.py")
 
 
 @dataclass(frozen=True)
@@ -56,13 +59,13 @@ class Result:
         return (self.output.strip().splitlines() or ["no output"])[-1]
 
 
-def rest() -> tuple[str, ...]:
-    """The files with tests for a GPU that no group names."""
+def rest() -> tuple[tuple[str, ...], ...]:
+    """A group for each file with tests for a GPU that no group names."""
     named = {path for group in (*GROUPS, ALONE) for path in group}
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     marked = [f for f in files if "mark.gpu" in f.read_text(encoding="utf-8")]
     paths = [str(f.relative_to(ROOT)) for f in marked]
-    return tuple(p for p in paths if not any(p.startswith(name) for name in named))
+    return tuple((p,) for p in paths if not any(p.startswith(name) for name in named))
 
 
 def run(files: tuple[str, ...], gpu: str | None, cache: str, arguments: list[str]) -> Result:
@@ -96,13 +99,11 @@ def main(arguments: list[str]) -> int:
     """Run all groups; the exit code."""
     start = time.monotonic()
     names = itertools.cycle(gpus() or ["0"])
-    workers = max(1, min(len(GROUPS) + 1, (os.cpu_count() or 1) // CPU_CORES_A_GROUP))
+    groups = *GROUPS, *rest()
+    workers = max(1, min(len(groups), (os.cpu_count() or 1) // CPU_CORES_A_GROUP))
     with tempfile.TemporaryDirectory(prefix="htile-tests-cache-") as cache:
         with ThreadPoolExecutor(workers) as pool:
-            futures = [
-                pool.submit(run, files, next(names), cache, arguments)
-                for files in (*GROUPS, rest())
-            ]
+            futures = [pool.submit(run, files, next(names), cache, arguments) for files in groups]
             results = [future.result() for future in futures]
         results += [run((file,), None, cache, arguments) for file in ALONE]
     wrong = [result for result in results if not result.is_right]
