@@ -2,8 +2,7 @@
 
 One process would take half an hour. Each group below is a pytest of its own, on one of the GPUs in
 turn. They share a folder of compiled kernels. What is timed, or needs all GPUs, runs at the end,
-alone. Arguments go to
-every pytest. The exit code is 1 if any of them failed.
+alone. Arguments go to every pytest. The exit code is 1 if any of them failed.
 """
 
 from __future__ import annotations
