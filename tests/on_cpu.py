@@ -5,17 +5,21 @@ is made for dtypes, a number of dimensions, sizes of a row, neighbouring element
 all rows must be as many.
 """
 
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
+from benchmarks.idle import idle_gpu
 from htile.frontend.graph import Role
 from htile.frontend.ops import Op
 from htile.frontend.reference import evaluate
 from htile.lower.column_groups import GROUP
-from htile.run import products
+from htile.run import autograd, products
+from htile.run.rowwise import Rowwise
 
 OF_ROWS = (Role.ROW, Role.PER_ROW)
 
@@ -63,6 +67,33 @@ def _length(traced, inputs, named) -> int | None:
         return None
     rows = (name for name, (i, inner) in inputs.items() if i.role is Role.ROW and name in named)
     return next(named[name].shape[-1] for name in rows)
+
+
+@contextmanager
+def watched_passes(monkeypatch, functions):
+    """A GPU that the CPU stands for, and on which these functions have run nothing yet.
+
+    `launched` has each kernel's name and tensors, `long` which passes took the long way.
+    """
+    launched, long = [], []
+    call, gradients = Rowwise._call, autograd._gradients
+
+    def called(self, args, kwargs):
+        long.append("forward")
+        return call(self, args, kwargs)
+
+    def found(*args):
+        long.append("backward")
+        return gradients(*args)
+
+    monkeypatch.setattr(Rowwise, "_call", called)
+    monkeypatch.setattr(autograd, "_gradients", found)
+    for f in functions:
+        f._forget()
+    with idle_gpu(computing(launched)):
+        yield SimpleNamespace(launched=launched, long=long)
+    for f in functions:  # they would launch nothing in the tests of other modules, too
+        f._forget()
 
 
 def _lead(name, value, dtype, inner, role, target, repeated) -> list[tuple[int, ...]]:
@@ -125,7 +156,7 @@ def multiplying(launched: list, monkeypatch):
                         raise ValueError(f"Mismatched rows of {i.name}")
                 values[i.id] = value
             launched.append((text.function, (left, *rights, *others, *results)))
-            found = _of_groups(kernel, values, rows)
+            found = results_of_groups(kernel, values, rows)
             for output, result in zip(graph.outputs, results, strict=False):
                 if result.dtype is not output.dtype or len(result) != rows:
                     raise TypeError(f"Mismatched result {output.name}")
@@ -145,7 +176,7 @@ def _check_lines(matrix, sizes, dtype) -> None:
     assert matrix.stride(0) >= sizes[1] or len(matrix) == 1, "no check of the host function"
 
 
-def _of_groups(kernel, values: dict, rows: int) -> dict:
+def results_of_groups(kernel, values: dict, rows: int) -> dict:
     """The results of a kernel of products by name, of its inputs by node."""
     graph, missing = kernel.graph, kernel.graph.n - kernel.n
     padded = {}

@@ -1,6 +1,5 @@
 """Functions with matrix products on the CPU: meaning, how they are cut, what is refused."""
 
-from dataclasses import replace
 
 import pytest
 import torch
@@ -8,13 +7,11 @@ import torch.nn.functional as F
 
 import htile
 from htile.errors import ArgumentError, DtypeError, HTileError, ShapeError, UnsupportedError
-from htile.frontend.ops import Op
-from htile.frontend.reference import evaluate
 from htile.frontend.roles import classify
-from htile.lower.column_groups import GROUP
 from htile.run.products import ProductStep, by_torch, key_of, steps_of
 from htile.testing import assert_close
 from tests import products
+from tests.on_cpu import results_of_groups
 from tests.products import BF16, F16, FUNCTIONS, arguments
 
 NAMES = [f._signature.name for f in FUNCTIONS]
@@ -98,24 +95,14 @@ def run_steps(f, args, kwargs=None, computed=None):
 
 def of_groups(kernel, given, rows):
     """The results of the kernel of a product, by name."""
-    graph, missing, padded = kernel.graph, kernel.graph.n - kernel.n, {}
-    for i in graph.inputs:
+    values = {}
+    for i in kernel.graph.inputs:
         value = given[i.name]
-        if isinstance(value, torch.Tensor) and graph[i.id].value.spread:
+        if isinstance(value, torch.Tensor) and kernel.graph[i.id].value.spread:
             start = i.view.start[0] if i.view is not None else 0
-            value = F.pad(value[..., start : start + kernel.n].float(), (0, missing), value=7.0)
-        padded[f"input{i.id}"] = value
-    whole = replace(
-        graph,
-        inputs=tuple(replace(i, name=f"input{i.id}", view=None) for i in graph.inputs),
-        outputs=tuple(replace(o, inner=(graph.n,)) for o in graph.outputs),
-        nodes=tuple(replace(n, arg=f"input{n.id}") if n.op is Op.INPUT else n for n in graph),
-    )
-    made = evaluate(whole, padded, (rows,))
-    return {
-        o.name: each[:, : kernel.n] if o.inner[0] == graph.n else each[:, ::GROUP]
-        for o, each in zip(graph.outputs, made, strict=True)
-    }
+            value = value[..., start : start + kernel.n]
+        values[i.id] = value
+    return results_of_groups(kernel, values, rows)
 
 
 @every_function

@@ -3,17 +3,13 @@
 The CPU stands for a GPU. Gradients are held against torch's in float64.
 """
 
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import htile
-from benchmarks.idle import idle_gpu
-from htile.run import autograd
-from htile.run.rowwise import Rowwise
-from tests.on_cpu import computing
+from tests.on_cpu import watched_passes
 from tests.test_short_gradients import row
 
 factor = 2.0
@@ -44,27 +40,8 @@ def any_norm(x, w):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """`launched` has each kernel's name and tensors, `long` what took the long way."""
-    launched, long = [], []
-    call, gradients = Rowwise._call, autograd._gradients
-
-    def called(self, args, kwargs):
-        long.append("forward")
-        return call(self, args, kwargs)
-
-    def found(*args):
-        long.append("backward")
-        return gradients(*args)
-
-    monkeypatch.setattr(Rowwise, "_call", called)
-    monkeypatch.setattr(autograd, "_gradients", found)
-    functions = embedded, any_softmax, any_norm
-    for f in functions:
-        f._forget()
-    with idle_gpu(computing(launched)):
-        yield SimpleNamespace(launched=launched, long=long)
-    for f in functions:
-        f._forget()
+    with watched_passes(monkeypatch, (embedded, any_softmax, any_norm)) as found:
+        yield found
 
 
 def own():

@@ -8,7 +8,6 @@ import sys
 import threading
 import weakref
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,8 +28,7 @@ from examples.rmsnorm import rmsnorm
 from examples.softmax import softmax
 from htile.errors import GradientError
 from htile.run import autograd, short_text
-from htile.run.rowwise import Rowwise
-from tests.on_cpu import computing
+from tests.on_cpu import computing, watched_passes
 from tests.training import assert_gradients, cotangents_of, expected
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -96,26 +94,8 @@ NAMES = [f._signature.name for f in FUNCTIONS]
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """`launched` has each kernel's name and tensors, `long` what took the long way."""
-    launched, long = [], []
-    call, gradients = Rowwise._call, autograd._gradients
-
-    def called(self, args, kwargs):
-        long.append("forward")
-        return call(self, args, kwargs)
-
-    def found(*args):
-        long.append("backward")
-        return gradients(*args)
-
-    monkeypatch.setattr(Rowwise, "_call", called)
-    monkeypatch.setattr(autograd, "_gradients", found)
-    for f in FUNCTIONS:
-        f._forget()
-    with idle_gpu(computing(launched)):
-        yield SimpleNamespace(launched=launched, long=long)
-    for f in FUNCTIONS:  # they would launch nothing in the tests of other modules, too
-        f._forget()
+    with watched_passes(monkeypatch, FUNCTIONS) as found:
+        yield found
 
 
 def leaves_of(args):

@@ -66,8 +66,9 @@ class Keys:
 class ElementKeys:
     """The same of floats, of which the largest comes first. The elements are compared.
 
-    low: the lower words of their keys of Int64. index_bits: how many of the lowest bits of a key of
-    32 bits are those of its index; 0 if keys have 64 bits.
+    low: the lower words of their keys of Int64; the bits above those of an index are set.
+    index_bits: how many of the lowest bits of a key of 32 bits are those of its index; 0 if keys
+        have 64 bits.
     """
 
     elements: list[Float32]
@@ -99,7 +100,7 @@ class ElementKeys:
         words = [element.bitcast(Int32) for element in self.elements]
         if self.index_bits:
             low, both = (1 << self.index_bits) - 1, zip(words, self.low, strict=True)
-            return [(word & ~low) | (index & low) for word, index in both]
+            return [(word | low) & index for word, index in both]
         return [_joined(index, word) for index, word in zip(self.low, words, strict=True)]
 
     def of_staged(self, word: Key) -> Key:
