@@ -308,8 +308,8 @@ def _resident(plan: Plan) -> tuple[int, float]:
     needed, most = estimated_registers(plan), allowed(plan, 1)
     tiles = plan.tile_bytes
     if plan.work.chains and not plan.numerics.in_loops:
-        of_row = threads, min(plan.numerics.threads_per_row, WARP), plan.elements_per_thread
-        tiles += sum([chain.scratch(*of_row) for chain in plan.work.chains])
+        of_row = plan.numerics.threads_per_row, plan.elements_per_thread
+        tiles += plan.work.rank_bytes(threads, *of_row)
     registers = -(-int(min(max(needed, 24), most)) // 8) * 8
     fit = min(
         arch.registers // (registers * threads),

@@ -194,9 +194,8 @@ class _Enumeration:
             if registers * threads > self.arch.registers or (numerics.cluster_n > 1 < rows):
                 continue
             free = self._free_bytes(sweeps, numerics, threads)
-            listed = 0
-            for chain in self.work.chains:
-                listed += chain.scratch(threads, min(of_row, WARP), elements)
+            chains = self.work.chains
+            listed = self.work.rank_bytes(threads, of_row, elements) if chains else 0
             loaders = {"shared": rows * share} if self.is_asynchronous else {}
             loaders["direct"] = 0
             if self.is_shifted:  # such rows come through registers anyway

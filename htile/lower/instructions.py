@@ -44,8 +44,8 @@ PART_COSTS = {SOFTMAX: 6, MOMENTS: 6, CUMSUM: 2, CUMPROD: 2}
 SCAN_COSTS = 18  # instructions of a scan for each vector of a thread, and each word of an element
 TAKEN = 8  # instructions for what is at an index: its address, the load, and what converts it
 STORED = 3  # instructions for a result that a row has once
-# The address of each tensor beside the first FEW_TENSORS takes a thread so many instructions more.
-ADDRESS, FEW_TENSORS = 8, 4
+# The address of each tensor beside the first FREE_ADDRESSES takes a thread so many instructions.
+ADDRESS, FREE_ADDRESSES = 8, 4
 
 
 def sweep_costs(

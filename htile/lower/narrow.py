@@ -171,83 +171,103 @@ def without_known(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | No
 def narrowing(graph: Graph) -> Rule | None:
     """The rule with which `rewrite` does it; None where a graph has no index."""
     found = ranges(graph)
-    if not found:
-        return None
-    wide: dict[int, int] = {}  # from a value in int32 to the same in int64
+    return _Narrowing(graph, found) if found else None
 
-    def widened(new: Builder, id: int) -> int:
-        if id not in wide:
-            wide[id] = new.add(Op.CONVERT, (id,), INT64, new[id].loc)
-        return wide[id]
 
-    def number(new: Builder, like: Node, value: int) -> int:
-        return new.add_const(value, replace(like.value, dtype=INT32, stored=None), like.loc)
+class _Narrowing:
+    """The rule for a graph, and the ranges of its values.
 
-    def limited(new: Builder, node: Node, id: int, range_: Range) -> int:
-        """What a row has once, in int32: as it is, or one number beyond the range."""
-        low, high = max(range_[0] - 1, LIMITS.min), min(range_[1] + 1, LIMITS.max)
-        if node.op is Op.CONST:
-            return number(new, node, min(max(node.arg, low), high))
-        source = strip(new, new[id])
-        if source.op is Op.CONVERT and new[source.inputs[0]].value.dtype is INT32:
-            id = source.inputs[0]
-        value = new[id].value
-        scalar = replace(value, inner=(), dtype=value.dtype)
-        at_least = new.add(Op.MAXIMUM, (id, new.add_const(low, scalar)), loc=node.loc)
-        within = new.add(Op.MINIMUM, (at_least, new.add_const(high, scalar)), loc=node.loc)
-        if value.dtype is INT32:
-            return within
-        return new.add(Op.CONVERT, (within,), INT32, node.loc)
+    wide: from a value in int32 to the same in int64.
+    """
 
-    def in_int32(new: Builder, node: Node, inputs: tuple[int, ...]) -> list[int]:
-        """The operands of an operation whose operands all have ranges."""
-        operands = zip(graph.operands(node), inputs, strict=True)
-        return [id if o.id in found else number(new, o, o.arg) for o, id in operands]
+    def __init__(self, graph: Graph, found: dict[int, Range]):
+        self.graph, self.found = graph, found
+        self.wide: dict[int, int] = {}
 
-    def within(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
-        """The operand that a maximum or minimum always is."""
-        for old, id in zip(node.inputs, inputs, strict=True):
-            if found.get(old) == found[node.id] and new[id].value.inner == node.value.inner:
-                return id
-        return None
-
-    def narrow(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
+    def __call__(self, new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
         if node.op is Op.INDEX:
             return new.add_index(node.arg, INT32, node.loc)
         if node.op is Op.LENGTH:
             return new.add(node.op, (), INT32, node.loc)
-        if node.op is Op.KEY_INDEX and node.id in found:
+        if node.op is Op.KEY_INDEX and node.id in self.found:
             index = new.add(node.op, inputs, node.arg, node.loc)
             return new.add(Op.CONVERT, (index,), INT32, node.loc)
-        if node.id in found:
-            if node.op in (Op.CAST, Op.CONVERT):
-                return inputs[0]
-            if node.op is Op.WHERE:
-                return inputs[node.inputs.index(_chosen(graph, node, found))]
-            if node.op in (Op.MAXIMUM, Op.MINIMUM) and (same := within(new, node, inputs)):
-                return same
-            return new.add(node.op, in_int32(new, node, inputs), node.arg, node.loc)
-        known = [i in found for i in node.inputs]
-        if not any(known):
+        if node.id in self.found:
+            return self._ranged(new, node, inputs)
+        if not any(i in self.found for i in node.inputs):
             return None
-        if node.op in COMPARISONS:
-            holds = _decided(node.op, _known(graph.operands(node), found))
-            if holds is not None:
-                return new.add_const(holds, node.value, node.loc)
-            others = [o for o in graph.operands(node) if o.id not in found]
-            if all(not o.value.spread or o.op is Op.CONST for o in others):
-                (range_, *_) = (found[i] for i in node.inputs if i in found)
-                pairs = zip(graph.operands(node), inputs, strict=True)
-                operands = [
-                    id if o.id in found else limited(new, o, id, range_) for o, id in pairs
-                ]
-                if others and not known[0]:  # the column's number comes first
-                    return new.add(MIRRORED[node.op], operands[::-1], node.arg, node.loc)
-                return new.add(node.op, operands, node.arg, node.loc)
-        if node.op in TAKES_BOTH or (node.op is Op.KEY and not known[0]):
+        if node.op in COMPARISONS and (compared := self._compared(new, node, inputs)) is not None:
+            return compared
+        is_of_others = node.op is Op.KEY and node.inputs[0] not in self.found
+        if node.op in TAKES_BOTH or is_of_others:
             return new.add(node.op, inputs, node.arg, node.loc)
-        is_wide = [o.id in found and o.value.dtype is INT64 for o in graph.operands(node)]
-        operands = [widened(new, i) if wide else i for i, wide in zip(inputs, is_wide, strict=True)]
+        both = zip(self.graph.operands(node), inputs, strict=True)
+        operands = [
+            self._widened(new, id) if o.id in self.found and o.value.dtype is INT64 else id
+            for o, id in both
+        ]
         return new.add(node.op, operands, node.arg, node.loc)
 
-    return narrow
+    def _ranged(self, new: Builder, node: Node, inputs: tuple[int, ...]) -> int:
+        """An operation of which a range is known, in int32."""
+        if node.op in (Op.CAST, Op.CONVERT):
+            return inputs[0]
+        if node.op is Op.WHERE:
+            return inputs[node.inputs.index(_chosen(self.graph, node, self.found))]
+        if node.op in (Op.MAXIMUM, Op.MINIMUM) and (same := self._within(new, node, inputs)):
+            return same
+        both = zip(self.graph.operands(node), inputs, strict=True)  # all have ranges
+        operands = [id if o.id in self.found else _in_int32(new, o, o.arg) for o, id in both]
+        return new.add(node.op, operands, node.arg, node.loc)
+
+    def _within(self, new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
+        """The operand that a maximum or minimum always is."""
+        for old, id in zip(node.inputs, inputs, strict=True):
+            is_same = self.found.get(old) == self.found[node.id]
+            if is_same and new[id].value.inner == node.value.inner:
+                return id
+        return None
+
+    def _compared(self, new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
+        """A comparison in int32; None where the other operand differs from column to column."""
+        before = self.graph.operands(node)
+        holds = _decided(node.op, _known(before, self.found))
+        if holds is not None:
+            return new.add_const(holds, node.value, node.loc)
+        others = [o for o in before if o.id not in self.found]
+        if any(o.value.spread and o.op is not Op.CONST for o in others):
+            return None
+        (range_, *_) = (self.found[i] for i in node.inputs if i in self.found)
+        operands = [
+            id if o.id in self.found else _limited(new, o, id, range_)
+            for o, id in zip(before, inputs, strict=True)
+        ]
+        if others and node.inputs[0] not in self.found:  # the column's number comes first
+            return new.add(MIRRORED[node.op], operands[::-1], node.arg, node.loc)
+        return new.add(node.op, operands, node.arg, node.loc)
+
+    def _widened(self, new: Builder, id: int) -> int:
+        if id not in self.wide:
+            self.wide[id] = new.add(Op.CONVERT, (id,), INT64, new[id].loc)
+        return self.wide[id]
+
+
+def _in_int32(new: Builder, like: Node, value: int) -> int:
+    return new.add_const(value, replace(like.value, dtype=INT32, stored=None), like.loc)
+
+
+def _limited(new: Builder, node: Node, id: int, range_: Range) -> int:
+    """What a row has once, in int32: as it is, or one number beyond the range."""
+    low, high = max(range_[0] - 1, LIMITS.min), min(range_[1] + 1, LIMITS.max)
+    if node.op is Op.CONST:
+        return _in_int32(new, node, min(max(node.arg, low), high))
+    source = strip(new, new[id])
+    if source.op is Op.CONVERT and new[source.inputs[0]].value.dtype is INT32:
+        id = source.inputs[0]
+    value = new[id].value
+    scalar = replace(value, inner=(), dtype=value.dtype)
+    at_least = new.add(Op.MAXIMUM, (id, new.add_const(low, scalar)), loc=node.loc)
+    within = new.add(Op.MINIMUM, (at_least, new.add_const(high, scalar)), loc=node.loc)
+    if value.dtype is INT32:
+        return within
+    return new.add(Op.CONVERT, (within,), INT32, node.loc)

@@ -18,7 +18,7 @@ import torch
 
 from ..frontend.graph import Graph, Input, Node, Output, Role, memory_of
 from ..frontend.ops import COLLECTIVES, SCANS, Op
-from .instructions import ADDRESS, FEW_TENSORS, LEAVES, sweep_costs, value_costs
+from .instructions import ADDRESS, FREE_ADDRESSES, LEAVES, sweep_costs, value_costs
 from .patterns import Function, ancestors, choose_function, periods
 from .precision import seen_in_16_bits
 from .ranks import chains
@@ -30,6 +30,7 @@ from .reductions import (
     with_pairs,
 )
 from .steps import Compute, Home
+from .vectors import WARP
 
 # From so many inputs on, all are converted to float32 before the first is computed with. Elements
 # of fewer stay as they are in memory until then.
@@ -208,8 +209,13 @@ class Work:
     def value_costs(self) -> int:
         """Instructions of a thread for what its row has before the first sweep, and addresses."""
         tensors = len(self.loaded) + len(self.lookups) + len(self.writes)
-        addresses = ADDRESS * max(0, tensors - FEW_TENSORS)
+        addresses = ADDRESS * max(0, tensors - FREE_ADDRESSES)
         return value_costs(self.graph, self.before) + addresses
+
+    def rank_bytes(self, threads: int, threads_per_row: int, elements: int) -> int:
+        """Shared memory in which the threads of a CTA that hold rows list candidates for ranks."""
+        lanes = min(threads_per_row, WARP)
+        return sum([chain.scratch(threads, lanes, elements) for chain in self.chains])
 
     @cached_property
     def repeats_exp(self) -> bool:

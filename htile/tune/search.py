@@ -32,8 +32,29 @@ ROUNDS = 40  # in which a plan is timed beside the default
 AGAIN = 160  # rounds of the second run, of a plan that was faster in the first
 
 
+class BesideDefault:
+    """What both results of `tune` say of a winner and the default, whose times are their fields."""
+
+    @property
+    def gain(self) -> Estimate:
+        """How many per cent of the default's time the winner saves."""
+        return self.ratio.map(lambda ratio: 100 * (1 - ratio))
+
+    def _told(self, heading: str, timed: str) -> list[str]:
+        """The lines of both. timed: what takes the times."""
+        if self.plan is self.default:
+            times = f"the default stays, {self.default_us:.2f} µs{timed}: none was faster beyond "
+            times += "the noise"
+        else:
+            gain = self.gain
+            times = f"{self.default_us:.2f} µs{timed} by default, now {self.us:.2f} µs: "
+            times += f"{gain.median:.1f} % less (95 % interval {gain.low:.1f} to {gain.high:.1f})"
+        lines = [times, *self.plan.layout(), f"kept in {self.file}" if self.file else "not kept"]
+        return [heading, *(f"  {line}" for line in lines)]
+
+
 @dataclass(frozen=True)
-class Tuned:
+class Tuned(BesideDefault):
     """What `tune` found; `str` says it in words.
 
     gpu: the name of the GPU.
@@ -60,31 +81,15 @@ class Tuned:
     forward: Tuned | None = None
     backward: Tuned | None = None
 
-    @property
-    def gain(self) -> Estimate:
-        """How many per cent of the default's time the winner saves."""
-        return self.ratio.map(lambda ratio: 100 * (1 - ratio))
-
     def __str__(self) -> str:
         graph = self.plan.graph
-        lines = [
+        lines = self._told(
             f"tuned {graph.name}, N {graph.length_text}, on {self.gpu}: {self.tried} of "
-            f"{self.plans} plans tried in {self.seconds:.1f} s"
-        ]
-        if self.plan is self.default:
-            lines.append(
-                f"  the default stays, {self.default_us:.2f} µs: none was faster beyond the noise"
-            )
-        else:
-            gain = self.gain
-            lines.append(
-                f"  {self.default_us:.2f} µs by default, now {self.us:.2f} µs: {gain.median:.1f} % "
-                f"less (95 % interval {gain.low:.1f} to {gain.high:.1f})"
-            )
-        lines += [f"  {line}" for line in self.plan.layout()]
+            f"{self.plans} plans tried in {self.seconds:.1f} s",
+            "",
+        )
         if self.plan.numerics != self.default.numerics and not self.plan.work.is_map:
-            lines.append("  sums are in another order than by default, so bits differ")
-        lines.append(f"  kept in {self.file}" if self.file else "  not kept")
+            lines.insert(-1, "  sums are in another order than by default, so bits differ")
         passes = (("the forward pass", self.forward), ("the backward pass", self.backward))
         lines += [f"{name}: {tuned}" for name, tuned in passes if tuned is not None]
         return "\n".join(lines)

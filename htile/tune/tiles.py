@@ -18,7 +18,7 @@ from ..lower.fused import Fused, Tile
 from ..lower.product_plan import ProductPlan
 from ..lower.product_tiles import cycles, tiles
 from .kept_tiles import keep_tile
-from .search import search, shown, time_on
+from .search import BesideDefault, search, shown, time_on
 from .statistics import Estimate
 
 MOST = 64  # tiles of a kernel that are tried; the others are expected to be slow
@@ -36,7 +36,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class TunedTile:
+class TunedTile(BesideDefault):
     """What `tune` found for one kernel of products; `str` says it in words.
 
     gpu: the name of the GPU.
@@ -59,31 +59,13 @@ class TunedTile:
     ratio: Estimate
     file: Path | None
 
-    @property
-    def gain(self) -> Estimate:
-        """How many per cent of the time of a call with the default the winner saves."""
-        return self.ratio.map(lambda ratio: 100 * (1 - ratio))
-
     def __str__(self) -> str:
         kernel = self.plan.kernel
-        lines = [
+        heading = (
             f"tuned {kernel.graph.name}, N = {kernel.n}, on {self.gpu}: {self.tried} of "
             f"{self.tiles} tiles tried in {self.seconds:.1f} s"
-        ]
-        if self.plan is self.default:
-            lines.append(
-                f"  the default stays, {self.default_us:.2f} µs a call: none was faster beyond the "
-                "noise"
-            )
-        else:
-            gain = self.gain
-            lines.append(
-                f"  {self.default_us:.2f} µs a call by default, now {self.us:.2f} µs: "
-                f"{gain.median:.1f} % less (95 % interval {gain.low:.1f} to {gain.high:.1f})"
-            )
-        lines += [f"  {line}" for line in self.plan.layout()]
-        lines.append(f"  kept in {self.file}" if self.file else "  not kept")
-        return "\n".join(lines)
+        )
+        return "\n".join(self._told(heading, " a call"))
 
 
 @dataclass(frozen=True)
