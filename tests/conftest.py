@@ -36,10 +36,14 @@ def pytest_addoption(parser):
     parser.addoption(
         "--update-golden", action="store_true", help="rewrite tests/golden with what is emitted"
     )
+    parser.addoption("--part", metavar="K/N", help="only every N-th test, from the K-th on")
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Skip what needs a GPU where there is none; run tests/gpu, which forks workers, first."""
+    if part := config.getoption("--part"):
+        first, step = map(int, part.split("/"))
+        items[:] = items[first::step]
     if any(item.get_closest_marker("gpu") for item in items) and not has_gpu():
         for item in items:
             if item.get_closest_marker("gpu"):

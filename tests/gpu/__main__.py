@@ -1,48 +1,84 @@
 """`python -m tests.gpu`: all tests that need a GPU, in processes side by side. `make gpu-test`.
 
-One process would take half an hour. Each group below is a pytest of its own, on one of the GPUs in
-turn. They share a folder of compiled kernels. What is timed, or needs all GPUs, runs at the end,
-alone. Arguments go to every pytest. The exit code is 1 if any of them failed.
+One process would take an hour, most of it to compile kernels. So one pool of workers compiles what
+each group of files lists in `jobs`, and the group's pytest starts as soon as its kernels are there,
+on one of the GPUs in turn. What is timed, or needs all GPUs, runs at the end, alone. Arguments go
+to every pytest. The exit code is 1 if any of them failed. Stopped early, it says how far each came.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import itertools
+import multiprocessing
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from htile.build.arch import arch_of_capability
 
 ROOT = Path(__file__).parents[2]
-CPU_CORES_A_GROUP = 2  # with fewer, groups wait for each other's compilations
+CPU_CORES_A_GROUP = 2
 MOST_OUTPUT = 20000  # characters that are shown of a group that failed, from its end
+SECONDS_TO_STOP = 10  # for a pytest to say what failed, when all are stopped
+CAPABILITY = "import torch; print(*torch.cuda.get_device_capability())"
 
-# The longest first. Files that no group names follow, each on its own.
+# Those that take longest once their kernels are there come first. A number after the path is how
+# many processes share the file. Files that are not named here follow, each on its own.
 GROUPS = (
-    ("tests/gpu/test_clusters.py",),
-    ("tests/gpu/test_products.py",),
-    ("tests/gpu/test_gradients.py",),
-    ("tests/gpu/test_layouts.py", "tests/gpu/test_examples.py"),
-    ("tests/generated",),
-    ("tests/gpu/test_edges.py", "tests/gpu/test_handwritten.py"),
-    ("tests/gpu/test_plans.py", "tests/gpu/test_out.py", "tests/gpu/test_documents.py"),
-    ("tests/gpu/test_gallery.py", "tests/gpu/test_groups.py"),
-    ("tests/gpu/test_ranks.py", "tests/gpu/test_scans.py", "tests/gpu/test_language.py"),
-    ("tests/gpu/test_row_sums.py",),
-    ("tests/gpu/test_sanitizer.py", "tests/gpu/test_benchmarks.py"),
+    ("tests/gpu/test_products.py", 6),
+    ("tests/gpu/test_sanitizer.py", 3),
+    ("tests/gpu/test_nn.py", 2),
+    ("tests/gpu/test_torch_compile.py", 1),
+    ("tests/gpu/test_gradients.py", 2),
+    ("tests/gpu/test_handwritten_matmul.py", 1),
+    ("tests/generated", 1),
+    ("tests/gpu/test_clusters.py", 1),
+    ("tests/gpu/test_examples.py", 1),
+    ("tests/gpu/test_layouts.py", 1),
 )
-ALONE = ("tests/gpu/test_cache.py", "tests/gpu/test_devices.py", "tests/gpu/test_distributed.py")
+ALONE = ("tests/gpu/test_cache.py", "tests/gpu/test_devices.py", "tests/gpu/test_distributed.py",
+         "tests/gpu/test_benchmarks.py")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Group:
+    """The tests of a file or a folder, or every `of`-th of them."""
+
+    path: str
+    part: int = 0
+    of: int = 1
+
+    @property
+    def name(self) -> str:
+        """How it is called in what is printed."""
+        name = Path(self.path).stem.removeprefix("test_")
+        return name if self.of == 1 else f"{name} {self.part + 1}/{self.of}"
+
+    @property
+    def modules(self) -> list[str]:
+        """Its modules' names."""
+        path = ROOT / self.path
+        files = sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
+        return [".".join(f.relative_to(ROOT).with_suffix("").parts) for f in files if has_gpu(f)]
 
 
 @dataclass(frozen=True)
 class Result:
     """What a pytest said."""
 
-    name: str
+    group: Group
     code: int
     seconds: float
     output: str
@@ -52,38 +88,24 @@ class Result:
         """Whether no test failed; a group may hold none that the arguments select."""
         return self.code in (0, 5)
 
-    @property
-    def summary(self) -> str:
-        """Its last line."""
-        return (self.output.strip().splitlines() or ["no output"])[-1]
+
+def has_gpu(file: Path) -> bool:
+    """Whether a file holds tests for a GPU."""
+    return "mark.gpu" in file.read_text(encoding="utf-8")
 
 
-def rest() -> tuple[tuple[str, ...], ...]:
-    """A group for each file with tests for a GPU that no group names."""
-    named = {path for group in (*GROUPS, ALONE) for path in group}
-    files = sorted((ROOT / "tests").rglob("test_*.py"))
-    marked = [f for f in files if "mark.gpu" in f.read_text(encoding="utf-8")]
-    paths = [str(f.relative_to(ROOT)) for f in marked]
-    return tuple((p,) for p in paths if not any(p.startswith(name) for name in named))
+def last_line(text: str) -> str:
+    """The last line that says something."""
+    return (text.strip().splitlines() or ["no output"])[-1]
 
 
-def run(files: tuple[str, ...], gpu: str | None, cache: str, arguments: list[str]) -> Result:
-    """One pytest of these files, on one GPU, or on all for None."""
-    name = ", ".join(Path(file).stem.removeprefix("test_") for file in files)
-    environ = os.environ | {"HTILE_TESTS_CACHE": cache}
-    if gpu is not None:
-        environ["CUDA_VISIBLE_DEVICES"] = gpu
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *arguments, *files]
-    start = time.monotonic()
-    done = subprocess.run(
-        command, cwd=ROOT, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    result = Result(name, done.returncode, time.monotonic() - start, done.stdout)
-    mark = "passed" if result.is_right else "FAILED"
-    print(f"{mark} in {result.seconds:4.0f} s  {name}: {result.summary}", flush=True)
-    if not result.is_right:
-        print(result.output[-MOST_OUTPUT:], flush=True)
-    return result
+def groups() -> list[Group]:
+    """All groups but those that run alone."""
+    named = [path for path, _ in GROUPS] + list(ALONE)
+    files = [f for f in sorted((ROOT / "tests").rglob("test_*.py")) if has_gpu(f)]
+    paths = [str(f.relative_to(ROOT)) for f in files]
+    rest = [(p, 1) for p in paths if not any(p.startswith(name) for name in named)]
+    return [Group(path, k, of) for path, of in (*GROUPS, *rest) for k in range(of)]
 
 
 def gpus() -> list[str]:
@@ -94,19 +116,108 @@ def gpus() -> list[str]:
     return [str(k) for k, line in enumerate(listed.splitlines()) if line.startswith("GPU ")]
 
 
+class Kernels:
+    """What the groups need compiled, each kernel once, by a pool of workers."""
+
+    def __init__(self, pool: ProcessPoolExecutor, arch: str) -> None:
+        self.pool, self.arch = pool, arch
+        self.futures: dict[tuple, Future] = {}
+
+    def of(self, group: Group) -> list[Future]:
+        """A group's compilations, under way. What fails there fails in its test."""
+        modules = [importlib.import_module(name) for name in group.modules]
+        jobs = [job for m in modules for job in getattr(m, "jobs", lambda arch: ())(self.arch)]
+        for job in jobs:
+            if job not in self.futures:
+                self.futures[job] = self.pool.submit(job[0], *job[1])
+        return [self.futures[job] for job in jobs]
+
+
+class Run:
+    """The groups' processes: which have ended and which have not."""
+
+    def __init__(self, folder: str, arguments: list[str]) -> None:
+        self.folder, self.arguments = Path(folder), arguments
+        self.start = time.monotonic()
+        self.under_way: dict[Group, tuple[subprocess.Popen, Path]] = {}
+
+    def __call__(self, group: Group, gpu: str | None, after: list[Future]) -> Result:
+        """One pytest on one GPU, or on all for None, once its kernels are compiled."""
+        wait(after)
+        output = self.folder / f"{group.name.replace('/', ' of ')}.log"
+        environ = {"OMP_NUM_THREADS": str(CPU_CORES_A_GROUP), **os.environ}
+        if gpu is not None:
+            environ["CUDA_VISIBLE_DEVICES"] = gpu
+        part = [] if group.of == 1 else [f"--part={group.part}/{group.of}"]
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *part]
+        start = time.monotonic()
+        with output.open("w") as file:
+            process = subprocess.Popen(
+                [*command, *self.arguments, group.path],
+                cwd=ROOT, env=environ, stdout=file, stderr=subprocess.STDOUT,
+                start_new_session=True,  # only `stop` interrupts it
+            )  # fmt: skip
+            self.under_way[group] = process, output
+            process.wait()
+        del self.under_way[group]
+        text = output.read_text(errors="replace")
+        result = Result(group, process.returncode, time.monotonic() - start, text)
+        mark = "passed" if result.is_right else "FAILED"
+        print(f"{mark} in {result.seconds:4.0f} s  {group.name}: {last_line(text)}", flush=True)
+        if not result.is_right:
+            print(text[-MOST_OUTPUT:], flush=True)
+        return result
+
+    def stop(self, *_) -> NoReturn:
+        """End every pytest, which says what failed until then, and this process."""
+        print(f"stopped after {time.monotonic() - self.start:.0f} s", flush=True)
+        left = dict(self.under_way)
+        for process, _output in left.values():
+            process.send_signal(signal.SIGINT)
+        for group, (process, output) in left.items():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(SECONDS_TO_STOP)
+            process.kill()
+            text = output.read_text(errors="replace")
+            print(f"not ended: {group.name}: {last_line(text)}", flush=True)
+            if " failed" in last_line(text):
+                print(text[-MOST_OUTPUT:], flush=True)
+        for worker in multiprocessing.active_children():
+            worker.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os._exit(1)
+
+
 def main(arguments: list[str]) -> int:
     """Run all groups; the exit code."""
-    start = time.monotonic()
+    asked = subprocess.run([sys.executable, "-c", CAPABILITY], capture_output=True, text=True)
+    if asked.returncode:
+        sys.exit("tests.gpu: torch finds no GPU that it can use")
+    arch = arch_of_capability(tuple(map(int, asked.stdout.split()))).name
+    cores = os.cpu_count() or 1
     names = itertools.cycle(gpus() or ["0"])
-    groups = *GROUPS, *rest()
-    workers = max(1, min(len(groups), (os.cpu_count() or 1) // CPU_CORES_A_GROUP))
-    with tempfile.TemporaryDirectory(prefix="htile-tests-cache-") as cache:
-        with ThreadPoolExecutor(workers) as pool:
-            futures = [pool.submit(run, files, next(names), cache, arguments) for files in groups]
+    context = multiprocessing.get_context("fork")  # this process never uses CUDA
+    with tempfile.TemporaryDirectory(prefix="htile-tests-") as folder:
+        for variable in ("HTILE_TESTS_CACHE", "HTILE_CACHE_DIR"):
+            os.environ[variable] = str(Path(folder, "cache"))
+        os.environ["CUTE_DSL_DUMP_DIR"] = folder  # CuTe-DSL would write into the working folder
+        run = Run(folder, arguments)
+        # One torch thread a worker: torch's own threads do not survive a fork.
+        with (
+            ProcessPoolExecutor(cores, context, torch.set_num_threads, (1,)) as pool,
+            ThreadPoolExecutor(max(1, cores // CPU_CORES_A_GROUP)) as threads,
+        ):
+            wait([pool.submit(time.sleep, 0.1) for _ in range(cores)])  # workers before threads
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, run.stop)
+            kernels = Kernels(pool, arch)
+            futures = [
+                threads.submit(run, group, next(names), kernels.of(group)) for group in groups()
+            ]
             results = [future.result() for future in futures]
-        results += [run((file,), None, cache, arguments) for file in ALONE]
+        results += [run(Group(path), None, []) for path in ALONE]
     wrong = [result for result in results if not result.is_right]
-    took = time.monotonic() - start
+    took = time.monotonic() - run.start
     print(f"{len(results) - len(wrong)} of {len(results)} groups passed in {took:.0f} s")
     return int(bool(wrong))
 

@@ -15,6 +15,8 @@ from htile.build.arch import arch_of_capability
 
 from . import matrix
 
+# `python -m tests.gpu` has compiled everything before, and runs several of these.
+WORKERS = 2 if "HTILE_TESTS_CACHE" in os.environ else os.cpu_count()
 CAPABILITY = "import torch; print(*torch.cuda.get_device_capability())"
 
 
@@ -37,7 +39,7 @@ def built(request, arch):
     jobs = [job for m in modules for job in getattr(m, "jobs", lambda arch: ())(arch)]
     context = multiprocessing.get_context("fork")
     # one thread each: torch's own do not survive a fork, and would be waited for
-    with ProcessPoolExecutor(os.cpu_count(), context, torch.set_num_threads, (1,)) as pool:
+    with ProcessPoolExecutor(WORKERS, context, torch.set_num_threads, (1,)) as pool:
         futures = {job: pool.submit(job[0], *job[1]) for job in dict.fromkeys(jobs)}
     results = {job: f.result() for job, f in futures.items() if f.exception() is None}
     for (function, arguments), artifact in results.items():

@@ -35,7 +35,7 @@ def test_sanitizer(tool):
         [sanitizer, "--tool", tool, "--error-exitcode", "1", "--target-processes", "all",
          "--report-api-errors", "no",  # CuTe-DSL asks the driver for functions that it may lack
          sys.executable, str(ROOT / "tests/gpu/sanitize.py"), *options],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300,
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=580,
     )  # fmt: skip
     output = done.stdout + done.stderr
     assert done.returncode == 0, output[-8000:]
