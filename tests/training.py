@@ -7,6 +7,8 @@ it shares nothing with HTile's own derivatives.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import cycle
 
 import torch
 from torch.utils import _pytree as pytree
@@ -102,12 +104,15 @@ def expected(
     return gradients(outs, leaves, cotangents)
 
 
-def assert_gradients(f: htile.Rowwise, *args) -> None:
+def assert_gradients(f: htile.Rowwise, *args, others: Sequence[tuple] = ()) -> None:
     """Assert that autograd through `f` gives the gradients of its Python, in the bound below.
 
     The error of each is at most twice that of torch's own float32 evaluation, plus two units in the
     last place of the gradient's largest magnitude. torch's error is the largest over several
     cotangents, because that of few numbers may be small by chance.
+
+    others: arguments of the same shapes, over which torch's error is the largest as well. Where
+        there are few rows, the rows have their part in the chance.
     """
     made, leaves = leaves_of(args)
     results = f(*made)
@@ -117,11 +122,12 @@ def assert_gradients(f: htile.Rowwise, *args) -> None:
     assert_no_gradient(f, args, results)
     exact = expected(f, torch.float64, args, results, given)
     errors = [0.0] * len(leaves)
-    for seed in range(DRAWS):
+    draws = max(DRAWS, 1 + len(others))
+    for seed, drawn in zip(range(draws), cycle((args, *others)), strict=False):
         cotangents = cotangents_of(results, seed)
         pairs = zip(
-            expected(f, torch.float32, args, results, cotangents),
-            expected(f, torch.float64, args, results, cotangents), strict=True,
+            expected(f, torch.float32, drawn, results, cotangents),
+            expected(f, torch.float64, drawn, results, cotangents), strict=True,
         )  # fmt: skip
         largest = [0.0 if right is None else largest_of(one - right) for one, right in pairs]
         errors = [*map(max, errors, largest)]

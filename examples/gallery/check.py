@@ -9,6 +9,7 @@ from htile.testing import ulp
 
 UNITS = 1.0  # of the last place of a row's largest magnitude, in the dtype of the result
 UNITS_32 = 32.0  # of float32's last place there: what the arithmetic may lose
+TERMS_AT_A_TIME = 16  # of a sum of products that tensor cores add in one step
 NEAR = 1e-3  # of a level or of a unit: a number so near the middle of two may become either
 
 
@@ -33,14 +34,18 @@ class Nibbles:
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
-def compare(result, expected) -> float:
-    """The largest error in units of what is allowed; raises AssertionError where it is above 1."""
+def compare(result, expected, k: int = 0) -> float:
+    """The largest error in units of what is allowed; raises AssertionError where it is above 1.
+
+    k: the length of the sums in products with matrices. Tensor cores add 16 terms at a time, and
+        cut off what is below the last place of the sum so far, so that errors add up.
+    """
     found = pytree.tree_leaves(result)
     exact = pytree.tree_leaves(expected)
     assert pytree.tree_structure(result) == pytree.tree_structure(expected)
     worst = 0.0
     for k, (out, right) in enumerate(zip(found, exact, strict=True)):
-        errors = in_units(out, right)
+        errors = in_units(out, right, k)
         worst = max(worst, errors.max().item())
         at = errors.argmax()
         number = out.flatten()[at].item()
@@ -48,10 +53,10 @@ def compare(result, expected) -> float:
     return worst
 
 
-def in_units(out: torch.Tensor, exact) -> torch.Tensor:
+def in_units(out: torch.Tensor, exact, k: int = 0) -> torch.Tensor:
     """Each element's error in units of what is allowed; infinite where NaN or infinities differ."""
     if isinstance(exact, Levels):
-        return _of_levels(out.double(), exact, _rounding(exact.counts * exact.step, out.dtype))
+        return _of_levels(out.double(), exact, _rounding(exact.counts * exact.step, out.dtype, k))
     if isinstance(exact, Nibbles):
         return _of_nibbles(out, exact.values)
     assert out.shape == exact.shape, f"shape {tuple(out.shape)}, expected {tuple(exact.shape)}"
@@ -64,7 +69,7 @@ def in_units(out: torch.Tensor, exact) -> torch.Tensor:
     if out.element_size() == 1:  # the nearest one, for each element by itself
         return (out.double() - exact).abs() / (ulp(exact.abs(), out.dtype) * (0.5 + NEAR))
     out, dtype = out.double(), out.dtype
-    errors = (out - exact).abs() / _rounding(exact, dtype)
+    errors = (out - exact).abs() / _rounding(exact, dtype, k)
     same = (out == exact) | (out.isnan() & exact.isnan())
     return torch.where(exact.isfinite(), errors, torch.where(same, 0.0, torch.inf)).nan_to_num(
         nan=torch.inf
@@ -91,9 +96,10 @@ def _of_nibbles(out: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     return torch.where(is_near, 0.0, torch.inf).unflatten(-1, (-1, 2)).amax(-1)
 
 
-def _rounding(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _rounding(exact: torch.Tensor, dtype: torch.dtype, k: int) -> torch.Tensor:
     """What the arithmetic and one rounding may change, for each row."""
     magnitude = torch.where(exact.isfinite(), exact.abs(), 0.0)
     if magnitude.ndim:
         magnitude = magnitude.amax(-1, keepdim=True)
-    return UNITS * ulp(magnitude, dtype) + UNITS_32 * ulp(magnitude, torch.float32)
+    lost = UNITS_32 + k / TERMS_AT_A_TIME
+    return UNITS * ulp(magnitude, dtype) + lost * ulp(magnitude, torch.float32)

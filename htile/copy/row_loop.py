@@ -72,6 +72,7 @@ class RowLoop(Static):
         """The context whose row is the number of the CTA, or cluster; of its first group only."""
         part, ctx = copy.copy(self.ctx), self.ctx
         part.row, part.row_in_bounds = ctx.bidx, True
+        part.leading = ctx.shape[0]  # CTAs are counted in one dimension, also if rows are not
         if const_expr(ctx.config.rows > 1):
             part.row_in_bounds = ctx.row == self.first
         return part

@@ -138,14 +138,16 @@ class Batches(Static):
     """Something that is done with some vectors of a thread at a time."""
 
     def for_all(self, count: int, most: int) -> None:
-        """Do it with the vectors 0 to `count - 1`, at most `most` at a time."""
+        """Do it with the vectors 0 to `count - 1`, at most `most` at a time.
+
+        The last one is never in a loop, so that its batch knows that it is the last.
+        """
         done = 0
         if count > WRITTEN_OUT:
-            done = count // most * most
+            done = (count - 1) // most * most
             self._in_loop(done, most)
-        if done < count:
-            for first, size in batches(count - done, most):
-                self.batch(done + first, size)
+        for first, size in batches(count - done, most):
+            self.batch(done + first, size)
 
     @cute.jit
     def _in_loop(self, done: cutlass.Constexpr, most: cutlass.Constexpr):
@@ -189,8 +191,8 @@ def most_staged(threads: int) -> int:
 
 
 def memory_of(vectors: int, size: int) -> cute.Pointer:
-    """New shared memory for so many vectors of `size` bytes, and for one more."""
-    layout = cute.make_layout((vectors + 1) * size)
+    """New shared memory for so many vectors of `size` bytes."""
+    layout = cute.make_layout(vectors * size)
     return SmemAllocator().allocate_tensor(Int8, layout, byte_alignment=16).iterator
 
 
@@ -219,7 +221,7 @@ class StagedRow(Batches):
     """A result of this thread's row in shared memory, from where it is stored in whole pieces.
 
     ctx: the context of the whole row, or of a chunk of it. mO: rows (M, N).
-    memory: for all vectors of the context's threads, in the order of the row, and one vector more.
+    memory: for all vectors of the context's threads, in the order of the row.
         What several rows or shares of the thread block have lies behind each other.
     first, count: of the context's vectors, those that are stored; by default all.
 
@@ -249,6 +251,12 @@ class StagedRow(Batches):
         self.places = cute.make_tensor(
             self.memory + place * vec_size,
             cute.make_layout((vec_size, self.count, 2), stride=(1, each * vec_size, vec_size)),
+        )
+        # Behind the last vector of all lies what other threads have. Itself is taken in its place,
+        # because no piece is stored that would have any of it.
+        following = place + (self.count - 1) * each + Int32(self.thread != self.threads - 1)
+        self.behind_last = cute.make_tensor(
+            self.memory + following * vec_size, cute.make_layout(vec_size)
         )
         column = ctx.tXcX[(0, 0), 0, first][1] - place * vec_size  # of the first element
         number = cutlass.min(cutlass.max(ctx.shape[1] - column, 0), elements)
@@ -293,7 +301,9 @@ class StagedRow(Batches):
             else:
                 source = self.places[None, first + k, 0]
             cute.autovec_copy(source, own[(None, 0), 0, k])
-            cute.autovec_copy(self.places[None, first + k, 1], following[(None, 0), 0, k])
+            is_last = isinstance(first, int) and first + k == self.count - 1
+            behind = self.behind_last if is_last else self.places[None, first + k, 1]
+            cute.autovec_copy(behind, following[(None, 0), 0, k])
         is_warp = ctx.config.threads_per_row >= WARP
         shift_out(own, following, self.head_bytes, pieces, is_warp)
         each = ctx.config.threads_per_row

@@ -59,3 +59,17 @@ def test_a_column_beside_them_has_no_leading_dimensions():
     kernel = scaled.inspect(x, y, w, arch="sm_90a")
     launch(kernel.ptx, (-(-60 // kernel.plan.rows_per_block), 1), [x, y, w, out], is_emitted=True)
     torch.testing.assert_close(out, scaled(x, y, w), rtol=1e-6, atol=1e-6)
+
+
+def test_a_number_summed_over_them():
+    """The gradient of a scalar: each CTA has a part of it, and CTAs have one dimension."""
+
+    @htile.rowwise
+    def times(x, y, scale: htile.Scalar):
+        return x * y * scale
+
+    x, y = (t.to("meta").requires_grad_() for t in apart(3, 4, 5))
+    scale = torch.empty((), device="meta", requires_grad=True)
+    training = times.inspect(x, y, scale, arch="sm_90a").training
+    assert "Parts(" in training.backward.source
+    assert training.backward.ptx
