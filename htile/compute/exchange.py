@@ -14,7 +14,9 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Numeric
 
 from htile.compute.operands import select
-from htile.utils import bits32, elem_pointer, pack64, store_shared_remote, unpack64
+from htile.utils import WARP, bits32, elem_pointer, pack64, store_shared_remote, unpack64
+
+BARRIERS = 16  # of a CTA. The first one is for all of its threads.
 
 
 def slots_of(buffer: cute.Tensor, count: int) -> tuple[cute.Tensor, ...]:
@@ -155,15 +157,27 @@ def _first_place(slot: cute.Tensor, shares: int, abreast: int) -> tuple:
     return group // abreast, warp % warps_per_row, group % abreast * shares
 
 
+def barrier_of_row(row: Int32, rows: int, threads: int) -> None:
+    """Wait for all `threads` that work on one of the `rows` of a CTA: the one of this number.
+
+    Rows do not wait for each other, if there is a barrier for each.
+    """
+    if 1 < rows < BARRIERS:
+        cute.arch.barrier(barrier_id=1 + row, number_of_threads=threads)
+    else:
+        cute.arch.barrier()
+
+
 @cute.jit
 def _exchange_block(words: tuple, slots: tuple, abreast: cutlass.Constexpr):
     """Lane 0 of each warp leaves the warp's words. One barrier is for all slots."""
     row, warp, first = _first_place(slots[0], len(words[0]), abreast)
+    rows, (warps_per_row, _) = slots[0].shape
     if cute.arch.lane_idx() == 0:
         for i in cutlass.range_constexpr(len(words)):
             for s in cutlass.range_constexpr(len(words[i])):
                 slots[i][row, (warp, first + s)] = words[i][s]
-    cute.arch.barrier()
+    barrier_of_row(row, rows, WARP * warps_per_row * abreast)
 
 
 @cute.jit

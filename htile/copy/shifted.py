@@ -27,6 +27,7 @@ from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 from cutlass.memory import SmemAllocator
 
+from htile.compute.exchange import barrier_of_row
 from htile.compute.operands import select
 from htile.copy.vector import vector_copy
 from htile.utils import WARP, Static, as_bytes, element_bits
@@ -283,7 +284,10 @@ class StagedRow(Batches):
         """Wait for all threads that work on the row."""
         if self.threads <= WARP:
             cute.arch.sync_warp()
-        else:
+        elif self.threads == self.ctx.config.threads_per_row * self.ctx.config.abreast:
+            rows = self.ctx.config.num_threads // self.threads
+            barrier_of_row(self.ctx.tidx // self.threads, rows, self.threads)
+        else:  # the numbers of barriers are those of whole rows
             cute.arch.sync_threads()
 
     def put(self, k: int | Int32, vector: cute.Tensor) -> None:
