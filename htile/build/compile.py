@@ -88,7 +88,8 @@ def _build(source: str, function: str, arch: str) -> Artifact:
     start = time.perf_counter()
     module = load_source(source)
     built = _compile(cute, module, source, function, arch)
-    for blocks, level in _other_ways(module.get("blocks"), built.resources, arch):
+    counted_on = "RowLoop" in module  # there are groups of rows for so many thread blocks
+    for blocks, level in _other_ways(module.get("blocks"), built.resources, arch, counted_on):
         if not built.resources.stack:
             break
         module["blocks"] = blocks
@@ -99,14 +100,21 @@ def _build(source: str, function: str, arch: str) -> Artifact:
     return built
 
 
-def _other_ways(blocks: int | None, used: Resources, arch: str) -> list[tuple[int, int]]:
+def _other_ways(
+    blocks: int | None, used: Resources, arch: str, counted_on: bool
+) -> list[tuple[int, int]]:
     """What to try after so many thread blocks: other numbers of them, each with a level of ptxas.
 
     With 0 the compiler decides, and it may spill a few registers to fit one block more. For 1 it
     may use all registers that there are. Level 2 spills where 3 does not, and the other way round.
+
+    counted_on: whether a multiprocessor has to have so many. If it had fewer, the others would wait
+        until these have ended, which takes longer than a few registers that are spilled.
     """
     if blocks is None:
         return []
+    if counted_on:
+        return [(blocks, 2)]
     fit = blocks or arch_named(arch).registers // (used.registers * used.threads)
     fewer = [fit - 1] if fit > 2 else []
     return [*((other, LEVEL) for other in (*fewer, 0, 1) if other != blocks), (blocks, 2)]

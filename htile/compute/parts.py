@@ -16,6 +16,7 @@ from cutlass.memory import SmemAllocator
 from htile.compute.accumulate import _Accumulator
 from htile.compute.conversion import to_stored
 from htile.compute.operands import Vector, select
+from htile.compute.products import Product
 from htile.compute.reduce import combine, combine_terms, identity
 from htile.copy.row_loop import RowLoop
 from htile.copy.tile import RowTile
@@ -48,14 +49,19 @@ class OverRows(_Accumulator):
         """What the group has."""
         return self.values[0]
 
-    def take(self, row: RowTile, value: Vector | Numeric) -> OverRows:
+    def take(self, row: RowTile, value: Vector | Numeric | Product) -> OverRows:
         """With a row's values. A row that is out of bounds is left out, whatever was loaded."""
         (old,) = self.values
         is_vector = isinstance(old, cute.TensorSSA)
-        value = old.dtype(value) if isinstance(value, bool | int | float) else value.to(old.dtype)
-        if is_vector and not isinstance(value, cute.TensorSSA):
-            value = row.full(value)
-        new = combine(self.op, old, value)
+        if isinstance(value, Product):
+            vectors = value.map(lambda v: v if isinstance(v, cute.TensorSSA) else row.full(v))
+            new = vectors.plus(old)
+        else:
+            is_number = isinstance(value, bool | int | float)
+            value = old.dtype(value) if is_number else value.to(old.dtype)
+            if is_vector and not isinstance(value, cute.TensorSSA):
+                value = row.full(value)
+            new = combine(self.op, old, value)
         if const_expr(row.row_in_bounds is True):
             return self._with(new)
         if not is_vector:

@@ -30,7 +30,7 @@ class Function(Enum):
     COLUMNS = "of columns"  # the column's number beside what a row has once: one instruction
     FOURS = "fours"  # random words of a row's keys: four neighbouring columns share a counter
     ELEMENT = "element"  # the one of a group of a tile that a column's number picks, if it is there
-    FACTORS = "factors"  # a product that a sum over the row alone reads, and adds by fma
+    FACTORS = "factors"  # a product that a sum alone reads, over the row or all rows: adds by fma
 
 
 FAST_OPS = frozenset({Op.TANH, Op.LOG, Op.LOG2, Op.LOG10, Op.SIN, Op.COS})
@@ -82,6 +82,8 @@ def choose_function(
         rest = (i for i in node.inputs if i != product)
         return Function.FMA if node.op is Op.ADD else kind, (*graph[product].inputs, *rest)
     if _is_read_once(graph, node) and graph[graph.readers[node.id][0]].op in (Op.SUM, Op.MEAN):
+        return Function.FACTORS, node.inputs
+    if _is_only_summed_over_rows(graph, node):
         return Function.FACTORS, node.inputs
     return Function.FAST if is_fast else Function.EXACT, node.inputs
 
@@ -205,9 +207,20 @@ def _is_product(graph: Graph, node: Node) -> bool:
 
 def _is_read_once(graph: Graph, node: Node) -> bool:
     """Whether it is a product of floats, one an element, that one node alone reads."""
-    is_product = node.op is Op.MUL and node.value.dtype is torch.float32 and node.value.spread
     readers = graph.readers[node.id]
-    return is_product and len(readers) == 1 and readers != (node.id,)
+    return _is_product_of_floats(node) and len(readers) == 1 and readers != (node.id,)
+
+
+def _is_only_summed_over_rows(graph: Graph, node: Node) -> bool:
+    """Whether it is a product of floats, one an element, that one sum over all rows alone reads."""
+    if not _is_product_of_floats(node) or graph.readers[node.id] != (node.id,):
+        return False
+    (output,) = (output for output in graph.outputs if output.id == node.id)
+    return output.over is Op.SUM
+
+
+def _is_product_of_floats(node: Node) -> bool:
+    return node.op is Op.MUL and node.value.dtype is torch.float32 and node.value.spread
 
 
 def subtracted(graph: Graph, node: Node, op: Op, in_groups: bool = False) -> Node | None:

@@ -73,7 +73,7 @@ def layernorm_backward_kernel(
         sub2 = math.fnma(mul2, div1, sub1)  # backward.py:20
         mul4 = sub2 * rsqrt0  # backward.py:20
         ElementwiseStorer(ctx).store(mOut0, mul4)
-        mul5 = dy * mul2  # backward.py:21
+        mul5 = math.product(dy, mul2)  # backward.py:21
         total0 = total0.take(ctx, mul5)
         total1 = total1.take(ctx, dy)
     cute.arch.griddepcontrol_launch_dependents()  # the next may start

@@ -66,7 +66,7 @@ def rmsnorm_backward_kernel(
         mul5 = sub0 * rsqrt0  # backward.py:12
         ElementwiseStorer(ctx).store(mOut0, mul5)
         mul6 = dy * x  # backward.py:13
-        mul7 = mul6 * rsqrt0  # backward.py:13
+        mul7 = math.product(mul6, rsqrt0)  # backward.py:13
         total0 = total0.take(ctx, mul7)
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
