@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import htile
 from htile.build.compile import build_all
-from htile.lower.product_tiles import tiles
+from htile.lower.products.tiles import tiles
 from htile.run import products as run
 from htile.run.product_kernels import ProductKernel
 from tests.products import some_tiles

@@ -17,7 +17,7 @@ from benchmarks.idle import idle_gpu
 from htile.frontend.graph import Role
 from htile.frontend.ops import Op
 from htile.frontend.reference import evaluate
-from htile.lower.column_groups import GROUP
+from htile.lower.products.column_groups import GROUP
 from htile.run import autograd, products
 from htile.run.rowwise import Rowwise
 

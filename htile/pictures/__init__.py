@@ -16,7 +16,7 @@ from ..frontend.graph import Graph
 from ..lower.plan import Plan
 
 if TYPE_CHECKING:
-    from ..lower.product_plan import ProductPlan
+    from ..lower.products.plan import ProductPlan
 
 __all__ = ["drawable", "graph_dot", "graph_json", "graph_svg", "plan_svg"]
 

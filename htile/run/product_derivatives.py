@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from ..frontend.derive import derive, differentiable
 from ..frontend.graph import Builder, Graph, Output
 from ..frontend.ops import Op
-from ..lower.products import Product
+from ..lower.products.levels import Product
 from .products import OF_ROWS, ProductStep
 from .runner import Runner
 from .specialize import spec_of

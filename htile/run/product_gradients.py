@@ -13,7 +13,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ..errors import UnsupportedError
-from ..lower.products import Product
+from ..lower.products.levels import Product
 from .autograd import with_gradients
 from .launch import Request
 from .operands import device_of, runs_kernels

@@ -15,7 +15,7 @@ from ..build.compile import Artifact
 from ..errors import UnsupportedError
 from ..frontend.graph import Graph
 from ..lower import Lowered
-from ..lower.product_plan import ProductPlan
+from ..lower.products.plan import ProductPlan
 from .kernel import COSTED_ROWS, Kernel
 from .launch import Request
 from .products import (

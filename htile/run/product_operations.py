@@ -23,7 +23,7 @@ from ..frontend.derive import differentiable
 from ..frontend.graph import Graph, Role
 from ..frontend.reference import evaluate
 from ..frontend.roles import Call, Spec
-from ..lower.products import Product
+from ..lower.products.levels import Product
 from .derivatives import derivative_of, part_name
 from .gradients import part_named
 from .launch import Request

@@ -1,8 +1,8 @@
 """Calls of functions with matrix products: which kernels run, one after the other, and on what.
 
-`htile.lower.products` cuts the function into levels. A level with products is one kernel, if what
-follows its products allows it (`fused.fused`). If it does not, a kernel stores the products
-in float32 and a row kernel goes on from there. Operands that are not aligned to 16 bytes get their
+`htile.lower.products.levels` cuts the function into levels. A level with products is one kernel, if
+what follows its products allows it (`fused.fused`). If it does not, a kernel stores the products in
+float32 and a row kernel goes on from there. Operands that are not aligned to 16 bytes get their
 products from torch.
 """
 
@@ -22,11 +22,13 @@ from ..errors import ArgumentError
 from ..frontend.dynamic import ACCESS_BYTES
 from ..frontend.graph import Builder, Graph, Output, Role
 from ..frontend.ops import REDUCTIONS
-from ..lower import emit_products, emit_warp_products, run_passes
-from ..lower.column_groups import cut_reductions
-from ..lower.fused import Fused, Operand, Tile, fused, whole_rows
+from ..lower import run_passes
 from ..lower.names import kernel_name
-from ..lower.products import Level, Product, levels
+from ..lower.products import emit as emit_products
+from ..lower.products import emit_warp as emit_warp_products
+from ..lower.products.column_groups import cut_reductions
+from ..lower.products.fused import Fused, Operand, Tile, fused, whole_rows
+from ..lower.products.levels import Level, Product, levels
 from .launch import Launch, Request
 from .runner import OF_ROWS, Runner
 from .specialize import spec_of

@@ -4,7 +4,7 @@
 import pytest
 from torch.utils import _pytree as pytree
 
-from htile.lower.fused import WIDTHS
+from htile.lower.products.fused import WIDTHS
 from htile.run.product_kernels import ProductKernel
 from htile.run.products import ProductStep, steps_of
 from tests.request_of import request_of

@@ -6,14 +6,14 @@ import textwrap
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..frontend.graph import Input, Output, Role
-from ..frontend.ops import REDUCTIONS, Op, dtype_name
+from ...frontend.graph import Input, Output, Role
+from ...frontend.ops import REDUCTIONS, Op, dtype_name
+from ..expressions import WIDTH
+from ..patterns import strip
 from .column_groups import GROUP
-from .emit_products import computed
-from .expressions import WIDTH
+from .emit import computed
 from .fused import Fused, Tile
-from .patterns import strip
-from .product_tiles import WARP_K
+from .tiles import WARP_K
 
 K_CHUNK = 64  # elements of K that a stage has
 OF_TILES = (Role.ROW, Role.COLUMN)  # What chunks read; the others are numbers of a row or of all.

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil
 
-from ..build.arch import Arch
-from ..frontend.graph import Role
+from ...build.arch import Arch
+from ...frontend.graph import Role
 from .fused import Fused, Tile
 
 # These count for one multiprocessor of sm_90a, in clock cycles.

@@ -19,9 +19,9 @@ from math import prod
 import torch
 from torch.utils import _pytree as pytree
 
-from ..frontend.dtypes import compute_dtype
-from ..frontend.graph import Builder, Graph, Node, Output, Role
-from ..frontend.ops import COLLECTIVES, Op, Value
+from ...frontend.dtypes import compute_dtype
+from ...frontend.graph import Builder, Graph, Node, Output, Role
+from ...frontend.ops import COLLECTIVES, Op, Value
 
 
 @dataclass(frozen=True, slots=True)

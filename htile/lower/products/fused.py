@@ -7,12 +7,12 @@ from functools import cached_property
 
 import torch
 
-from ..frontend.dtypes import HALVES
-from ..frontend.graph import Graph, Input, Output, Role
-from ..frontend.ops import COLLECTIVES, SCANS, Op
+from ...frontend.dtypes import HALVES
+from ...frontend.graph import Graph, Input, Output, Role
+from ...frontend.ops import COLLECTIVES, SCANS, Op
+from ..work import Work
 from .column_groups import GROUP
-from .products import Product
-from .work import Work
+from .levels import Product
 
 ROLES = (Role.ROW, Role.COLUMN, Role.PER_ROW, Role.SCALAR, Role.DEVICE_SCALAR)
 LOADED = (*HALVES, torch.float32, torch.int32, torch.int64)  # dtypes of what bodies read

@@ -1,20 +1,20 @@
 """Prints the kernel of products for architectures without wgmma, over the primitives of
-warp_matmul.py. What is computed of the products is printed as `emit_products.py` does."""
+warp_matmul.py. What is computed of the products is printed as `emit.py` does."""
 
 from __future__ import annotations
 
-from ..frontend.graph import Output
-from . import emit_products
-from .expressions import INDENT, tuple_of, wrapped_call
+from ...frontend.graph import Output
+from ..expressions import INDENT, tuple_of, wrapped_call
+from .emit import Text
 from .fused import Fused, Tile
 
 
 def emit(kernel: Fused, tile: Tile, major: str, in_pairs: bool, fastmath: bool = False) -> str:
-    """The text of the kernel; the arguments are those of `emit_products.emit`."""
+    """The text of the kernel; the arguments are those of `emit.emit`."""
     return _Text(kernel, tile, major, in_pairs, fastmath).whole()
 
 
-class _Text(emit_products.Text):
+class _Text(Text):
     primitives = "from htile.warp_matmul import WarpMatmulConfig, WarpMatmulContext"
     launched_with = ("stream: cuda.CUstream",)
     given_last = ()

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 import torch
 
-from ..frontend.graph import Graph, Node, Output, Role
-from ..frontend.ops import REDUCTIONS, Op
-from .emit_steps import CONVERTED
-from .expressions import (
+from ...frontend.graph import Graph, Node, Output, Role
+from ...frontend.ops import REDUCTIONS, Op
+from ..emit_steps import CONVERTED
+from ..expressions import (
     INDENT,
     literal,
     located,
@@ -21,10 +21,10 @@ from .expressions import (
     wrapped_expression,
     written,
 )
+from ..reductions import OF_OP
+from ..steps import Compute
+from ..work import Work
 from .fused import Fused
-from .reductions import OF_OP
-from .steps import Compute
-from .work import Work
 
 
 class Body:
