@@ -155,7 +155,7 @@ class Value:
     """What a node computes, for one row.
 
     inner: the shape that `torch.vmap` shows: `()`, `(1,)`, `(N,)`; any shape before a graph is
-        placed (htile.lower.space).
+        placed (htile.lower.passes.space).
     varies: see `Varies`.
     dtype: what it is computed in: float32, int32, int64 or bool; or one of `STORAGE`, whose values
         are converted and stored only.

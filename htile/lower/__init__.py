@@ -14,7 +14,7 @@ from .choice import choose
 from .emit import emit
 from .enumeration import enumerate_plans
 from .names import kernel_name
-from .passes import run_passes
+from .passes.simplify import run_passes
 from .plan import Plan, Target, check_names
 
 __all__ = ["Lowered", "choose", "emit", "enumerate_plans", "plans_for", "printed", "run_passes"]

@@ -19,10 +19,10 @@ from dataclasses import replace
 from .cost import cost
 from .enumeration import plans_of_work
 from .over_rows import preferred, without_sums
+from .passes.rewrite import rewrite
 from .plan import ONE_KERNEL_N, ROWS, Numerics, Plan, Target
 from .preference import closest_first
 from .reductions import VERY_LONG_N
-from .rewrite import rewrite
 from .work import Work
 
 # Of the logarithm of the time of many rows; that of few rows has the rest. Many shifted rows have

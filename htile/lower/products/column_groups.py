@@ -19,10 +19,10 @@ from torch.utils import _pytree as pytree
 
 from ...frontend.graph import Builder, Graph, Input, Node, Output, Role
 from ...frontend.ops import REDUCTIONS, Op, Value, Varies
-from ..passes import merge_common_subexpressions
+from ..passes.rewrite import rewrite
+from ..passes.simplify import merge_common_subexpressions
 from ..patterns import ancestors, strip
 from ..reductions import OF_OP
-from ..rewrite import rewrite
 
 GROUP = 128  # columns of a product that are reduced together
 COMBINED = {Op.SUM: Op.SUM, Op.MEAN: Op.SUM, Op.MAX: Op.MAX, Op.MIN: Op.MIN, Op.PROD: Op.PROD}

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import torch
 
-from ..frontend.graph import Builder, Graph, Input, Node, Output, Role, View
-from ..frontend.ops import WIDE, Op
+from ...frontend.graph import Builder, Graph, Input, Node, Output, Role, View
+from ...frontend.ops import WIDE, Op
 from .rewrite import Outputs, Rule, rewrite
 
 

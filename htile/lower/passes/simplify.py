@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import torch
 
-from ..frontend.dtypes import STORAGE
-from ..frontend.graph import Builder, Graph, Node
-from ..frontend.ops import COLLECTIVES, COMMUTATIVE, Op, Value, Varies
-from ..frontend.reference import EVALUATE
-from ..frontend.slopes import FirstAlong, Slope
+from ...frontend.dtypes import STORAGE
+from ...frontend.graph import Builder, Graph, Node
+from ...frontend.ops import COLLECTIVES, COMMUTATIVE, Op, Value, Varies
+from ...frontend.reference import EVALUATE
+from ...frontend.slopes import FirstAlong, Slope
+from ..patterns import strip
+from ..vectors import WARP, vector_size
 from .bundles import bundle_neighbours
 from .limits import limit_loads
 from .narrow import narrowing, without_known
-from .patterns import strip
 from .rewrite import rewrite
 from .space import place
-from .vectors import WARP, vector_size
 
 _ITSELF = (Op.STOP, Op.CUSTOM)  # which are their first operand, but to a derivative
 
@@ -159,7 +159,7 @@ def _is_count(graph: Graph, node: Node) -> bool:
 
 
 def narrow_indices(graph: Graph) -> Graph:
-    """Number columns in int32 where that is enough; see `htile.lower.narrow`."""
+    """Number columns in int32 where that is enough; see `narrow.py`."""
     rule = narrowing(graph)
     if rule is None:
         return rewrite(graph)

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import torch
 
-from ..frontend.graph import Builder, Graph, Node, Output, Role
-from ..frontend.ops import REDUCTIONS, Op, Value, Varies
-from .patterns import ancestors, strip
+from ...frontend.graph import Builder, Graph, Node, Output, Role
+from ...frontend.ops import REDUCTIONS, Op, Value, Varies
+from ..patterns import ancestors, strip
 from .rewrite import rewrite
 
 INT32 = torch.int32

@@ -16,9 +16,9 @@ from dataclasses import replace
 
 import torch
 
-from ..frontend.graph import Builder, Graph, Node
-from ..frontend.ops import COMPARISONS, Op
-from .patterns import strip
+from ...frontend.graph import Builder, Graph, Node
+from ...frontend.ops import COMPARISONS, Op
+from ..patterns import strip
 from .rewrite import Rule
 
 # The comparison with its operands exchanged.

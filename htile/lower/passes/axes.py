@@ -1,4 +1,4 @@
-"""Axes, and which elements of them are wanted: what `htile.lower.space` reckons with.
+"""Axes, and which elements of them are wanted: what `space.py` reckons with.
 
 Of a value is wanted one `Index` for each of its axes: a number, plus the columns times a step. A
 movement of elements changes these indices.

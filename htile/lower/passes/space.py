@@ -25,9 +25,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from math import gcd, prod
 
-from ..errors import UnsupportedError
-from ..frontend.graph import Graph, Node, Output, Role
-from ..frontend.ops import COLLECTIVES, MOVEMENTS, REDUCTIONS, SCANS, Op
+from ...errors import UnsupportedError
+from ...frontend.graph import Graph, Node, Output, Role
+from ...frontend.ops import COLLECTIVES, MOVEMENTS, REDUCTIONS, SCANS, Op
 from .axes import (
     Axis,
     Groups,

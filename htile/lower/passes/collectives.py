@@ -1,4 +1,4 @@
-"""What is wanted of reductions and scans, as a part of placing a graph (`htile.lower.space`).
+"""What is wanted of reductions and scans, as a part of placing a graph (`space.py`).
 
 The order in which a reduction takes its elements is free, so an axis that is reduced may be cut as
 the placing asks for: into blocks of one size, or at the ends of the parts that were joined.
@@ -10,9 +10,9 @@ from dataclasses import replace
 from itertools import pairwise
 from math import gcd, prod
 
-from ..errors import UnsupportedError
-from ..frontend.graph import Node
-from ..frontend.ops import Op
+from ...errors import UnsupportedError
+from ...frontend.graph import Node
+from ...frontend.ops import Op
 from .axes import Axis, Index, Refine, Ungrouped, Wanted, axes_of, moved_along
 from .placed import Placed
 

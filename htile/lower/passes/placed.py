@@ -1,4 +1,4 @@
-"""Builds the placed graph of what `htile.lower.space` has found to be wanted."""
+"""Builds the placed graph of what `space.py` has found to be wanted."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from math import prod
 
 import torch
 
-from ..errors import Location
-from ..frontend.graph import Builder, Graph, Node, Output, Role, View
-from ..frontend.ops import SCANS, Op, Value, Varies
+from ...errors import Location
+from ...frontend.graph import Builder, Graph, Node, Output, Role, View
+from ...frontend.ops import SCANS, Op, Value, Varies
+from ..vectors import is_vector
 from .axes import Axis, Groups, Ungrouped, Wanted, axes_of, row_chosen, starts_of
-from .vectors import is_vector
 
 # Reductions in which equal elements count, and what leaves their result as it is.
 ONCE = {Op.SUM: 0, Op.PROD: 1}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..frontend.graph import Builder, Graph, Node, Output, Role
-from ..frontend.ops import Op
-from .patterns import ancestors
+from ...frontend.graph import Builder, Graph, Node, Output, Role
+from ...frontend.ops import Op
+from ..patterns import ancestors
 
 Rule = Callable[[Builder, Node, tuple[int, ...]], "int | None"]
 Outputs = Callable[[Builder, list[Output]], list[Output]]
