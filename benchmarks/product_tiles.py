@@ -27,7 +27,7 @@ from benchmarks.products import captured, gelu_linear, linear, normal, residual_
 from htile.build.arch import DEFAULT
 from htile.build.compile import build_all, load
 from htile.lower import run_passes
-from htile.lower.names import kernel_name
+from htile.lower.emission.names import kernel_name
 from htile.lower.products import tiles as product_tiles
 from htile.lower.products.emit import emit
 from htile.lower.products.fused import Fused, Tile, fused

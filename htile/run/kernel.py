@@ -19,7 +19,7 @@ from ..errors import ArgumentError, CompileError, GradientError, UnsupportedErro
 from ..frontend.graph import Graph
 from ..lower import Lowered
 from ..lower.cost import Cost, cost
-from ..lower.names import value_names
+from ..lower.emission.names import value_names
 from ..lower.plan import Plan
 from ..pictures import drawable, graph_dot, graph_json, graph_svg, plan_svg
 

@@ -23,7 +23,7 @@ from ..frontend.dynamic import ACCESS_BYTES
 from ..frontend.graph import Builder, Graph, Output, Role
 from ..frontend.ops import REDUCTIONS
 from ..lower import run_passes
-from ..lower.names import kernel_name
+from ..lower.emission.names import kernel_name
 from ..lower.products import emit as emit_products
 from ..lower.products import emit_warp as emit_warp_products
 from ..lower.products.column_groups import cut_reductions

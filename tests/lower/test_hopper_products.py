@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from htile.build.compile import build
-from htile.lower.names import kernel_name
+from htile.lower.emission.names import kernel_name
 from htile.lower.products.emit import emit
 from htile.lower.products.fused import Tile
 from htile.run import products as running

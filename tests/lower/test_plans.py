@@ -17,9 +17,9 @@ from htile.frontend.reference import EVALUATE
 from htile.lower import plans_for
 from htile.lower.choice import FEW_ROWS, choose
 from htile.lower.cost import cost
-from htile.lower.emit import emit
+from htile.lower.emission.emit import emit
+from htile.lower.emission.expressions import EMIT
 from htile.lower.enumeration import UNROLLED_CHUNKS, enumerate_plans
-from htile.lower.expressions import EMIT
 from htile.lower.plan import ONE_KERNEL_N, ROWS, Form, Numerics, Target
 from htile.lower.preference import closest_first
 from htile.lower.reductions import OF_OP, VERY_LONG_N

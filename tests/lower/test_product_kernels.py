@@ -13,7 +13,7 @@ import htile
 from benchmarks import product_tiles as product_times
 from htile.build.arch import ARCHS, DEFAULT
 from htile.build.compile import build
-from htile.lower.names import kernel_name
+from htile.lower.emission.names import kernel_name
 from htile.lower.products.emit import emit
 from htile.lower.products.fused import Tile
 from htile.lower.products.tiles import choose_tile, cycles, fastest, tiles

@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from htile.build.compile import build
-from htile.lower.names import kernel_name
+from htile.lower.emission.names import kernel_name
 from htile.lower.products import emit_warp as emit_warp_products
 from htile.lower.products.fused import Tile
 from htile.lower.products.tiles import choose_tile, cycles, tiles

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import htile
 from htile.build.arch import ARCHS, DEFAULT
 from htile.build.compile import build
-from htile.lower.names import kernel_name
+from htile.lower.emission.names import kernel_name
 from htile.lower.products.emit import emit
 from htile.lower.products.fused import WHOLE_BYTES, Tile
 from htile.lower.products.tiles import choose_tile, tiles

@@ -12,8 +12,7 @@ import torch
 
 from ...frontend.graph import Graph, Node, Output, Role
 from ...frontend.ops import REDUCTIONS, Op
-from ..emit_steps import CONVERTED
-from ..expressions import (
+from ..emission.expressions import (
     INDENT,
     literal,
     located,
@@ -21,6 +20,7 @@ from ..expressions import (
     wrapped_expression,
     written,
 )
+from ..emission.steps import CONVERTED
 from ..reductions import OF_OP
 from ..steps import Compute
 from ..work import Work

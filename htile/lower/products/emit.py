@@ -1,8 +1,8 @@
 """Prints the kernel of products and of what is computed of them, over the primitives of matmul.py.
 
-What is printed for each element is what a row kernel has (`expressions.py`). Only where values come
-from and go to differs: a product is read from the accumulators of a tile. `emit_warp.py` prints the
-kernel for architectures without wgmma.
+What is printed for each element is what a row kernel has (`emission/expressions.py`). Only where
+values come from and go to differs: a product is read from the accumulators of a tile.
+`emit_warp.py` prints the kernel for architectures without wgmma.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 
 from ...frontend.graph import Output, Role
 from ...frontend.ops import dtype_name
-from ..expressions import CUTLASS_TYPES, INDENT, lines_of, tuple_of, wrapped_call
-from ..names import kernel_name
+from ..emission.expressions import CUTLASS_TYPES, INDENT, lines_of, tuple_of, wrapped_call
+from ..emission.names import kernel_name
 from ..work import Work
 from .body import Body
 from .fused import Fused, Tile

@@ -4,7 +4,7 @@ warp_matmul.py. What is computed of the products is printed as `emit.py` does.""
 from __future__ import annotations
 
 from ...frontend.graph import Output
-from ..expressions import INDENT, tuple_of, wrapped_call
+from ..emission.expressions import INDENT, tuple_of, wrapped_call
 from .emit import Text
 from .fused import Fused, Tile
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from ...frontend.graph import Input, Output, Role
 from ...frontend.ops import REDUCTIONS, Op, dtype_name
-from ..expressions import WIDTH
+from ..emission.expressions import WIDTH
 from ..patterns import strip
 from .column_groups import GROUP
 from .emit import computed

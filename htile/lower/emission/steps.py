@@ -7,8 +7,12 @@ from collections.abc import Iterable
 
 import torch
 
-from ..frontend.graph import Input, Output, Role
-from ..frontend.ops import Op
+from ...frontend.graph import Input, Output, Role
+from ...frontend.ops import Op
+from ..ranks import Chain
+from ..reductions import MEAN, MOMENTS, SOFTMAX, Part, Reduce
+from ..steps import ChunkLoop, Compute, Fence, Home, Load, Reload, Step, Store
+from ..vectors import WARP
 from .expressions import (
     CUTLASS_TYPES,
     INDENT,
@@ -19,10 +23,6 @@ from .expressions import (
     wrapped_expression,
 )
 from .names import Names
-from .ranks import Chain
-from .reductions import MEAN, MOMENTS, SOFTMAX, Part, Reduce
-from .steps import ChunkLoop, Compute, Fence, Home, Load, Reload, Step, Store
-from .vectors import WARP
 
 # The verb of the context that starts to carry a part, for those that need more than a vector.
 STARTS = {MEAN: "mean_sum", SOFTMAX: "softmax_pair", MOMENTS: "welford_triple"}

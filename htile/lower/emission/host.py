@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..errors import UnsupportedError
-from ..frontend.graph import Graph, Input, Output, Role, View, tensor_dtype
-from ..frontend.ops import Varies
-from .emit_rows import combining_launch
+from ...errors import UnsupportedError
+from ...frontend.graph import Graph, Input, Output, Role, View, tensor_dtype
+from ...frontend.ops import Varies
+from ..over_rows import workspace_bytes
+from ..plan import Plan
 from .expressions import CUTLASS_TYPES, lines_of, tuple_of, wrapped_call
 from .names import Names
-from .over_rows import workspace_bytes
-from .plan import Plan
+from .rows import combining_launch
 
 
 def parameters(plan: Plan, names: Names, texts: Iterable[str]) -> list[str]:

@@ -1,8 +1,8 @@
 """Prints a plan as the source text of one CuTe-DSL kernel over HTile's primitives.
 
 It decides nothing: each step of the plan has a way to be printed, each operation an expression in
-`EMIT`. The same plan gives the same text, in every process. `emit_steps` prints the steps,
-`emit_host` the host function and what it is compiled with.
+`EMIT`. The same plan gives the same text, in every process. `steps.py` prints the steps,
+`host.py` the host function and what it is compiled with.
 """
 
 from __future__ import annotations
@@ -12,12 +12,18 @@ import textwrap
 from collections.abc import Sequence
 from itertools import takewhile
 
-from ..frontend.graph import Graph, Input, Output, Role, tensor_dtype
-from ..frontend.ops import dtype_name
-from .emit_host import fake_arguments, host, parameters, row_tensors
-from .emit_rows import combining_kernel, is_ahead, loads_once, stores
-from .emit_rows import loop as row_loop
-from .emit_steps import (
+from ...frontend.graph import Graph, Input, Output, Role, tensor_dtype
+from ...frontend.ops import dtype_name
+from ..over_rows import TURNS
+from ..plan import Plan
+from ..reductions import Reduce
+from ..steps import ChunkLoop, Fence, Home, Load, Prefetch, Step, Store
+from .expressions import CUTLASS_TYPES, WIDTH, wrapped_call
+from .host import fake_arguments, host, parameters, row_tensors
+from .names import Names
+from .rows import combining_kernel, is_ahead, loads_once, stores
+from .rows import loop as row_loop
+from .steps import (
     assign,
     loop,
     prefetch,
@@ -26,12 +32,6 @@ from .emit_steps import (
     reduce_held,
     store_values,
 )
-from .expressions import CUTLASS_TYPES, WIDTH, wrapped_call
-from .names import Names
-from .over_rows import TURNS
-from .plan import Plan
-from .reductions import Reduce
-from .steps import ChunkLoop, Fence, Home, Load, Prefetch, Step, Store
 
 
 def emit(plan: Plan) -> str:

@@ -8,12 +8,12 @@ from math import copysign, inf, isnan
 
 import torch
 
-from ..frontend.dtypes import DTYPES
-from ..frontend.graph import Node
-from ..frontend.ops import COLLECTIVES, MOVEMENTS, Op
-from .patterns import Function
-from .precision import NEAR_OPS
-from .reductions import OF_OP
+from ...frontend.dtypes import DTYPES
+from ...frontend.graph import Node
+from ...frontend.ops import COLLECTIVES, MOVEMENTS, Op
+from ..patterns import Function
+from ..precision import NEAR_OPS
+from ..reductions import OF_OP
 
 WIDTH = 100  # A line has at most so many characters.
 INDENT = " " * 4

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import textwrap
 
-from ..frontend.graph import Role
-from .emit_steps import assign, print_step
+from ...frontend.graph import Role
+from ..over_rows import PartsOf, part_dtype, parts_of
+from ..plan import Plan
+from ..reductions import OF_OP
+from ..steps import Load
 from .expressions import CUTLASS_TYPES, INDENT, wrapped_call
 from .names import Names
-from .over_rows import PartsOf, part_dtype, parts_of
-from .plan import Plan
-from .reductions import OF_OP
-from .steps import Load
+from .steps import assign, print_step
 
 COMBINED = 32  # columns that a CTA of the second kernel works on
 COMBINING_THREADS = 512

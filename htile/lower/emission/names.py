@@ -11,15 +11,15 @@ import keyword
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..frontend.graph import Graph, Input, Output, Role
-from ..frontend.ops import Op
+from ...frontend.graph import Graph, Input, Output, Role
+from ...frontend.ops import Op
+from ..periods import once, read_by_others
+from ..reductions import MOMENTS, SOFTMAX, Part, Reduce
+from ..steps import ChunkLoop, Compute, Home, Load, Prefetch, Step
 from .expressions import CUTLASS_TYPES, literal, written
-from .periods import once, read_by_others
-from .reductions import MOMENTS, SOFTMAX, Part, Reduce
-from .steps import ChunkLoop, Compute, Home, Load, Prefetch, Step
 
 if TYPE_CHECKING:
-    from .plan import Plan
+    from ..plan import Plan
 
 # Names of the emitted module and of Python. CuTe-DSL shadows `pred` inside a dynamic `if`.
 RESERVED = frozenset(
@@ -68,7 +68,7 @@ class Names:
     once, repeated: what is computed of one chunk, and what of it becomes that of every chunk.
     totals: of what a loop over rows adds up, by the result. next_values: of one value each of the
         next row, by the input. block, loop, ahead, workspace,
-        combining, grid: of what else there is for such results (`emit_rows.py`).
+        combining, grid: of what else there is for such results (`rows.py`).
     """
 
     def __init__(self, plan: Plan):
