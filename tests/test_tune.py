@@ -19,7 +19,7 @@ from htile.build import cache
 from htile.build.arch import arch_named
 from htile.errors import ArgumentError, LoweringError
 from htile.lower import choose, enumerate_plans, printed
-from htile.lower.cost import cost
+from htile.lower.choice.cost import cost
 from htile.lower.emission.emit import emit
 from htile.run import ahead, rowwise
 from htile.run import launch as launching

@@ -10,10 +10,10 @@ from ..errors import LoweringError, UnsupportedError
 from ..frontend.dtypes import FLOAT8_BY_INSTRUCTION
 from ..frontend.graph import Graph
 from ..frontend.ops import REDUCTIONS, SCANS, Op
-from .choice import choose
+from .choice.default import choose
+from .choice.enumeration import enumerate_plans
 from .emission.emit import emit
 from .emission.names import kernel_name
-from .enumeration import enumerate_plans
 from .passes.simplify import run_passes
 from .plan import Plan, Target, check_names
 

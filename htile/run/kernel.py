@@ -18,7 +18,7 @@ from ..build.cubin import Resources
 from ..errors import ArgumentError, CompileError, GradientError, UnsupportedError
 from ..frontend.graph import Graph
 from ..lower import Lowered
-from ..lower.cost import Cost, cost
+from ..lower.choice.cost import Cost, cost
 from ..lower.emission.names import value_names
 from ..lower.plan import Plan
 from ..pictures import drawable, graph_dot, graph_json, graph_svg, plan_svg

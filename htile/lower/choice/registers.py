@@ -6,10 +6,10 @@ registers: of any thread, and for each element of what its comment names.
 
 from __future__ import annotations
 
-from ..build.arch import MAX_REGISTERS
-from ..frontend.graph import Input
-from .plan import Plan
-from .steps import Home
+from ...build.arch import MAX_REGISTERS
+from ...frontend.graph import Input
+from ..plan import Plan
+from ..steps import Home
 
 HELD = (15, 0.65, 0.22, 0.04, 0.3, 0.1)  # loaded, held, instruction, column, result
 MOST_COUNTED = 50  # More instructions than these need no more registers.

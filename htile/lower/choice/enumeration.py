@@ -11,16 +11,16 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import product
 
-from ..build.arch import MAX_REGISTERS
-from ..frontend.dynamic import ACCESS_BYTES
-from ..frontend.graph import Graph, Input, Output
-from .over_rows import plans_over_rows
-from .plan import HELD_REGISTERS, ONE_KERNEL_N, ROWS, Form, Numerics, Placement, Plan, Target
-from .reductions import MOMENTS, VERY_LONG_N
-from .shifting import ON_THEIR_WAY, shifting, staged_bytes
-from .steps import Home
-from .vectors import WARP, is_shifted, vector_size
-from .work import Sweeps, Work
+from ...build.arch import MAX_REGISTERS
+from ...frontend.dynamic import ACCESS_BYTES
+from ...frontend.graph import Graph, Input, Output
+from ..over_rows import plans_over_rows
+from ..plan import HELD_REGISTERS, ONE_KERNEL_N, ROWS, Form, Numerics, Placement, Plan, Target
+from ..reductions import MOMENTS, VERY_LONG_N
+from ..shifting import ON_THEIR_WAY, shifting, staged_bytes
+from ..steps import Home
+from ..vectors import WARP, is_shifted, vector_size
+from ..work import Sweeps, Work
 
 BLOCKS = (64, 128, 256, 512, 1024)  # threads of a CTA whose rows have 2**k threads each
 PADDING_SAVED = 0.04  # of a row

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..over_rows import preferred, without_sums
+from ..passes.rewrite import rewrite
+from ..plan import ONE_KERNEL_N, ROWS, Numerics, Plan, Target
+from ..reductions import VERY_LONG_N
+from ..work import Work
 from .cost import cost
 from .enumeration import plans_of_work
-from .over_rows import preferred, without_sums
-from .passes.rewrite import rewrite
-from .plan import ONE_KERNEL_N, ROWS, Numerics, Plan, Target
 from .preference import closest_first
-from .reductions import VERY_LONG_N
-from .work import Work
 
 # Of the logarithm of the time of many rows; that of few rows has the rest. Many shifted rows have
 # more, because their instructions count there.

@@ -1,7 +1,7 @@
 """Which plans were measured to be fast, by the form of the work and the length of the row.
 
-The cost model does not tell plans apart that differ by a few per cent. Of those, `choice` takes the
-one that is the closest to this table. It was measured on an H200, on rows that are not shifted.
+The cost model does not tell plans apart that differ by a few per cent. Of those, `default` takes
+the one that is the closest to this table. It was measured on an H200, on rows that are not shifted.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log2
 
-from ..build.arch import Arch
-from ..frontend.graph import Role
-from .plan import Form, Plan, Target
-from .reductions import VERY_LONG_N
-from .work import Work
+from ...build.arch import Arch
+from ...frontend.graph import Role
+from ..plan import Form, Plan, Target
+from ..reductions import VERY_LONG_N
+from ..work import Work
 
 MANY_ROWS = 1024  # So many rows fill a GPU.
 SHORT_N = 8192  # Rows of more elements are divided over CTAs.

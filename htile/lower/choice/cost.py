@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from math import ceil, log2
 from typing import NamedTuple
 
-from ..frontend.graph import Input, Output
+from ...frontend.graph import Input, Output
+from ..periods import instructions_saved
+from ..plan import Numerics, Plan
+from ..shifting import ON_THEIR_WAY, shifting
+from ..steps import Home
+from ..vectors import WARP
 from .instructions import SCAN_COSTS
-from .periods import instructions_saved
-from .plan import Numerics, Plan
 from .registers import allowed, estimated_registers, looked_up
-from .shifting import ON_THEIR_WAY, shifting
-from .steps import Home
-from .vectors import WARP
 
 LINE = 128  # bytes of memory that a multiprocessor accesses at a time
 MOST_THREADS, MOST_BLOCKS = 2048, 32  # of a multiprocessor

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 
 import torch
 
-from ..frontend.graph import Graph
-from ..frontend.ops import Op
-from .patterns import Function
-from .reductions import CUMPROD, CUMSUM, MOMENTS, SOFTMAX, Part
-from .steps import Compute
+from ...frontend.graph import Graph
+from ...frontend.ops import Op
+from ..patterns import Function
+from ..reductions import CUMPROD, CUMSUM, MOMENTS, SOFTMAX, Part
+from ..steps import Compute
 
 LEAVES = frozenset({Op.INPUT, Op.CONST})
 # For an element, and how many of these are for the special function units (MUFU). A key that names
