@@ -49,7 +49,7 @@ class Ahead:
         else:
             chosen = arch_of_capability(capability) if capability else DEFAULT
         if request.specialization.has_products:
-            from .product_kernels import ProductKernels
+            from .products.kernels import ProductKernels
 
             return ProductKernels(request, chosen)
         gpu = device if ARCHS.get(capability) == chosen else None

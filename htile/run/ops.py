@@ -33,7 +33,7 @@ from .shortcut import add_after
 
 if TYPE_CHECKING:
     from ..frontend.captures import Captures
-    from .product_operations import ProductRunner
+    from .products.operations import ProductRunner
     from .runner import Operation, Runner
 
 HTILE = Path(__file__).parents[1]

@@ -28,7 +28,7 @@ from .ops import KEPT, LIBRARY, NAMED, TAGS, Named, check, content_name, runner_
 from .runner import Operation, Runner
 
 if TYPE_CHECKING:
-    from .product_operations import ProductRunner
+    from .products.operations import ProductRunner
     from .rowwise import Rowwise
 
 for _schema in (
@@ -105,7 +105,7 @@ def root_of(function: Rowwise, request: Request, captured: tuple, is_kept: bool)
 def _runner(request: Request) -> tuple[Runner | ProductRunner, Callable]:
     """What runs the whole function, and what finds the parts of it by their names."""
     if request.specialization.has_products:
-        from .product_operations import ProductRunner, part_of_products
+        from .products.operations import ProductRunner, part_of_products
 
         return ProductRunner(request), part_of_products
     own = request.fastmath, dict(request.wanted)

@@ -223,7 +223,7 @@ class Rowwise(Ahead):
             # the launch may not be remembered if a static value has changed since the key was made
             holds &= key == call_key(watched[1], signature, values, outs, aliases)
             if request.specialization.has_products:
-                from .products import ProductLaunch  # which other functions do not need
+                from .products.calls import ProductLaunch  # which other functions do not need
 
                 launch = ProductLaunch(request, device)
             else:
@@ -252,7 +252,7 @@ class Rowwise(Ahead):
         """The calls whose results autograd differentiates."""
         if self._differentiated is None:
             from .gradients import DifferentiableCalls  # which inference does not need
-            from .product_operations import trained_products
+            from .products.operations import trained_products
 
             self._differentiated = DifferentiableCalls(self, trained_products)
         return self._differentiated

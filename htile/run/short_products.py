@@ -15,7 +15,7 @@ from ..frontend.captures import Captures
 from ..frontend.graph import Role
 from .launch import Request
 from .operands import has_one_twice
-from .products import OF_ROWS, Multiply, ProductLaunch, Rows, argument, columns_of, key_of
+from .products.calls import OF_ROWS, Multiply, ProductLaunch, Rows, argument, columns_of, key_of
 from .short_text import NotTold, tuple_of
 from .shortcut import MAX_SHORTCUTS, CallWriter, replace_shortcuts
 

@@ -18,10 +18,10 @@ from ..tune import search
 from ..tune.tiles import Asked, TunedProducts, TunedTile, tune_tile
 from .launch import Request, prepare, run
 from .operands import device_of, refuse_transforms, wants_gradients
-from .product_kernels import ProductKernel, ProductKernels
-from .products import ProductLaunch
+from .products.calls import ProductLaunch
+from .products.kernels import ProductKernel, ProductKernels
+from .products.tiles import choices, trying
 from .runner import Runner
-from .tiles import choices, trying
 from .training import passes_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from htile.build.compile import build
 from htile.lower.emission.names import kernel_name
 from htile.lower.products.emit import emit
 from htile.lower.products.fused import Tile
-from htile.run import products as running
+from htile.run.products import calls as running
 from htile.testing import assert_close
 from tests import products
 from tests.primitives.hopper_device import Map, launch

@@ -17,7 +17,7 @@ from htile.lower.emission.names import kernel_name
 from htile.lower.products.emit import emit
 from htile.lower.products.fused import Tile
 from htile.lower.products.tiles import choose_tile, cycles, fastest, tiles
-from htile.run.products import ProductStep, steps_of, text_for
+from htile.run.products.calls import ProductStep, steps_of, text_for
 from htile.testing import assert_close
 from tests import products
 from tests.products import FUNCTIONS, arguments

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .autograd import refuse_mapped
-from .product_derivatives import Gradient, gradient_of
-from .products import GIVES_FLOAT32, OF_ROWS, ProductStep, Values, key_of
+from ..autograd import refuse_mapped
+from .calls import GIVES_FLOAT32, OF_ROWS, ProductStep, Values, key_of
+from .derivatives import Gradient, gradient_of
 
 if TYPE_CHECKING:
-    from .product_gradients import TrainedProducts
+    from .gradients import TrainedProducts
 
 Tensors = dict[str, torch.Tensor]  # by argument, or by result
 

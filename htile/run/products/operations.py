@@ -19,15 +19,15 @@ from torch.autograd import forward_ad
 from torch.compiler import is_exporting
 from torch.utils import _pytree as pytree
 
-from ..frontend.derive import differentiable
-from ..frontend.graph import Graph, Role
-from ..frontend.reference import evaluate
-from ..frontend.roles import Call, Spec
-from ..lower.products.levels import Product
-from .derivatives import derivative_of, part_name
-from .gradients import part_named
-from .launch import Request
-from .operands import (
+from ...frontend.derive import differentiable
+from ...frontend.graph import Graph, Role
+from ...frontend.reference import evaluate
+from ...frontend.roles import Call, Spec
+from ...lower.products.levels import Product
+from ..derivatives import derivative_of, part_name
+from ..gradients import part_named
+from ..launch import Request
+from ..operands import (
     device_of,
     is_inside_transform,
     is_recorded,
@@ -36,12 +36,12 @@ from .operands import (
     tensor_key,
     wants_gradients,
 )
-from .product_chunks import Tensors, TrainedStep
-from .product_derivatives import Gradient, gradient_of
-from .product_gradients import TrainedProducts
-from .products import ProductStep, RowStep, Values, steps_of
-from .runner import Made, Operation, Parameters, keep
-from .specialize import spec_of
+from ..runner import Made, Operation, Parameters, keep
+from ..specialize import spec_of
+from .calls import ProductStep, RowStep, Values, steps_of
+from .chunks import Tensors, TrainedStep
+from .derivatives import Gradient, gradient_of
+from .gradients import TrainedProducts
 
 STEP, ROWS, PRODUCT = "step", "rows", "product"  # what a part is, in its name
 NO_TENSORS = (Role.SCALAR, Role.STATIC)
@@ -84,7 +84,7 @@ class ProductRunner(Operation):
     @cached_property
     def name(self) -> str:
         """The name by which torch's graphs call it, unless a root gives it another one."""
-        from .ops import content_name  # which few processes need
+        from ..ops import content_name  # which few processes need
 
         return f"{content_name(self)}!"
 

@@ -16,22 +16,22 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils import _pytree as pytree
 
-from ..build.arch import Arch, arch_of_capability
-from ..build.compile import build, load
-from ..errors import ArgumentError
-from ..frontend.dynamic import ACCESS_BYTES
-from ..frontend.graph import Builder, Graph, Output, Role
-from ..frontend.ops import REDUCTIONS
-from ..lower import run_passes
-from ..lower.emission.names import kernel_name
-from ..lower.products import emit as emit_products
-from ..lower.products import emit_warp as emit_warp_products
-from ..lower.products.column_groups import cut_reductions
-from ..lower.products.fused import Fused, Operand, Tile, fused, whole_rows
-from ..lower.products.levels import Level, Product, levels
-from .launch import Launch, Request
-from .runner import OF_ROWS, Runner
-from .specialize import spec_of
+from ...build.arch import Arch, arch_of_capability
+from ...build.compile import build, load
+from ...errors import ArgumentError
+from ...frontend.dynamic import ACCESS_BYTES
+from ...frontend.graph import Builder, Graph, Output, Role
+from ...frontend.ops import REDUCTIONS
+from ...lower import run_passes
+from ...lower.emission.names import kernel_name
+from ...lower.products import emit as emit_products
+from ...lower.products import emit_warp as emit_warp_products
+from ...lower.products.column_groups import cut_reductions
+from ...lower.products.fused import Fused, Operand, Tile, fused, whole_rows
+from ...lower.products.levels import Level, Product, levels
+from ..launch import Launch, Request
+from ..runner import OF_ROWS, Runner
+from ..specialize import spec_of
 from .tiles import choose_tile
 
 GIVES_FLOAT32 = "dtype" in torch.ops.aten.mm.overloads()  # of operands of 16 bits, on a GPU

@@ -2,7 +2,7 @@
 
 What is before and after the products are row functions, which have kernels for their gradients. The
 gradients of a product are two products more, by torch. Products are computed again in chunks for
-them, or stored once in float32; `product_chunks.py` has the former, and says when.
+them, or stored once in float32; `chunks.py` has the former, and says when.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import math
 import torch
 from torch.autograd import forward_ad
 
-from ..errors import UnsupportedError
-from ..lower.products.levels import Product
-from .autograd import with_gradients
-from .launch import Request
-from .operands import device_of, runs_kernels
-from .product_chunks import TrainedStep
-from .products import OF_ROWS, ProductLaunch, ProductStep, RowStep, Values, flat, key_of, steps_of
-from .vmap import shared_by_rows
+from ...errors import UnsupportedError
+from ...lower.products.levels import Product
+from ..autograd import with_gradients
+from ..launch import Request
+from ..operands import device_of, runs_kernels
+from ..vmap import shared_by_rows
+from .calls import OF_ROWS, ProductLaunch, ProductStep, RowStep, Values, flat, key_of, steps_of
+from .chunks import TrainedStep
 
 
 class TrainedProducts:

@@ -10,15 +10,15 @@ from typing import NoReturn
 
 import torch
 
-from ..build.arch import Arch
-from ..build.compile import Artifact
-from ..errors import UnsupportedError
-from ..frontend.graph import Graph
-from ..lower import Lowered
-from ..lower.products.plan import ProductPlan
-from .kernel import COSTED_ROWS, Kernel
-from .launch import Request
-from .products import (
+from ...build.arch import Arch
+from ...build.compile import Artifact
+from ...errors import UnsupportedError
+from ...frontend.graph import Graph
+from ...lower import Lowered
+from ...lower.products.plan import ProductPlan
+from ..kernel import COSTED_ROWS, Kernel
+from ..launch import Request
+from .calls import (
     OF_ROWS,
     ProductStep,
     RowStep,

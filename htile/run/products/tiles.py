@@ -9,10 +9,10 @@ from contextvars import ContextVar
 
 import torch
 
-from ..build.arch import Arch
-from ..lower.products import tiles as product_tiles
-from ..lower.products.fused import Fused, Tile
-from ..tune.kept_tiles import recall_tile
+from ...build.arch import Arch
+from ...lower.products import tiles as product_tiles
+from ...lower.products.fused import Fused, Tile
+from ...tune.kept_tiles import recall_tile
 
 # Tiles that `tune` tries, by kernel, and what it learns of a call: the arguments of `choose_tile`
 # with the tile that follows.

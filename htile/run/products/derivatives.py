@@ -14,13 +14,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils import _pytree as pytree
 
-from ..frontend.derive import derive, differentiable
-from ..frontend.graph import Builder, Graph, Output
-from ..frontend.ops import Op
-from ..lower.products.levels import Product
-from .products import OF_ROWS, ProductStep
-from .runner import Runner
-from .specialize import spec_of
+from ...frontend.derive import derive, differentiable
+from ...frontend.graph import Builder, Graph, Output
+from ...frontend.ops import Op
+from ...lower.products.levels import Product
+from ..runner import Runner
+from ..specialize import spec_of
+from .calls import OF_ROWS, ProductStep
 
 
 @dataclass(frozen=True)
