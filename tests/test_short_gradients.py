@@ -27,7 +27,8 @@ from examples.layernorm import layernorm
 from examples.rmsnorm import rmsnorm
 from examples.softmax import softmax
 from htile.errors import GradientError
-from htile.run import autograd, short_text
+from htile.run import autograd
+from htile.run.shortcuts import text as short_text
 from tests.on_cpu import computing, watched_passes
 from tests.training import assert_gradients, cotangents_of, expected
 

@@ -16,7 +16,7 @@ from ..errors import GradientError
 from .derivatives import Derivative, derivative_of, refuse_any_length, repeated_among
 from .operands import is_differentiated, is_inside_transform, unwrapped
 from .runner import Runner, over_rows
-from .short_gradients import add_backward
+from .shortcuts.gradients import add_backward
 from .tangents import tangents_of
 from .vmap import batched, mapped_and_shared
 

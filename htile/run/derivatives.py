@@ -88,7 +88,7 @@ class Derivative:
             k for k, has_one in enumerate(self.has_gradient[: self.recorded]) if not has_one
         )
         self._backward: dict[tuple[bool, ...], Backward] = {}
-        self.shortcuts: tuple[Callable, ...] = ()  # of backward passes; see short_gradients.py
+        self.shortcuts: tuple[Callable, ...] = ()  # of backward passes; see shortcuts/gradients.py
         self.tries = 0  # to add some
 
     def _hides_statistics(self, kept: set[str]) -> bool:

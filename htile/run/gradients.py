@@ -20,7 +20,7 @@ from .derivatives import derivative_of
 from .launch import Request
 from .operands import call_key, device_of, is_inside_transform, refuse_transforms
 from .runner import Runner, keep
-from .short_gradients import RecordedWriter
+from .shortcuts.gradients import RecordedWriter
 from .specialize import Specialization
 from .tangents import TANGENTS, tangents_of
 

@@ -28,8 +28,8 @@ from ..frontend.ops import Op
 from ..frontend.roles import Spec
 from .operands import refuse_tangent, wants_gradients
 from .over_rows import refuse_no_maximum
-from .short_operations import OperationWriter
-from .shortcut import add_after
+from .shortcuts.operations import OperationWriter
+from .shortcuts.shortcut import add_after
 
 if TYPE_CHECKING:
     from ..frontend.captures import Captures
@@ -53,7 +53,7 @@ class Named:
     check: raises where the graph is no longer what the user's function computes.
     part: the runner of a graph that comes of a runner's graph, by the rest of its name.
     captures: what `check` looks at.
-    shortcuts: for repeated calls; see short_operations.py.
+    shortcuts: for repeated calls; see shortcuts/operations.py.
     """
 
     runner: Operation

@@ -1,8 +1,8 @@
 """`@rowwise`: a Python function of one row that is called with tensors of many rows.
 
 A call asks the shortcuts first, each of which is a function for calls like an earlier one
-(`shortcut.py`). If none takes it, it goes the long way, `_call`, which makes a key of what tells
-kinds of calls apart. If a launch is remembered under that key, it runs.
+(`shortcuts/shortcut.py`). If none takes it, it goes the long way, `_call`, which makes a key of
+what tells kinds of calls apart. If a launch is remembered under that key, it runs.
 
 A call of a new kind finds the role of each argument (`frontend/roles.py`). It gets a trace
 (`specialize.py`), and then a plan and a kernel (`launch.py`). If the tensors are on no GPU, torch
@@ -47,14 +47,14 @@ from .operands import (
 )
 from .out import check_out, find_aliases, in_order
 from .over_rows import refuse_no_maximum
-from .short_out import OutWriter
-from .shortcut import CallWriter, add, clear
+from .shortcuts.out import OutWriter
+from .shortcuts.shortcut import CallWriter, add, clear
 from .specialize import Specializations
 
 if TYPE_CHECKING:
     from ..frontend.custom import CustomBackward
     from .gradients import DifferentiableCalls
-    from .short_text import Writer
+    from .shortcuts.text import Writer
 
 OPERATION = ops.RUN  # policies of checkpoints may ask for it before any call is one
 
@@ -239,7 +239,7 @@ class Rowwise(Ahead):
                     of_products = request
         result = run(launch, values, outs)
         if of_products is not None:  # it knows its kernels now
-            from .short_products import add_products
+            from .shortcuts.products import add_products
 
             add_products(self, "_returning", of_products, launch, self._captures, watched)
         if out is None:

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.utils import _pytree as pytree
 
-from ..frontend.captures import Captures
-from ..frontend.graph import Role
-from .derivatives import Backward, Derivative
-from .launch import Launch, Request
-from .operands import needs_copy
-from .short_text import NotTold, Writer, tuple_of
+from ...frontend.captures import Captures
+from ...frontend.graph import Role
+from ..derivatives import Backward, Derivative
+from ..launch import Launch, Request
+from ..operands import needs_copy
 from .shortcut import ONE, CallWriter, Missed, add_after
+from .text import NotTold, Writer, tuple_of
 
 
 class RecordedWriter(CallWriter):

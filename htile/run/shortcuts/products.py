@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 import torch
 
-from ..frontend.captures import Captures
-from ..frontend.graph import Role
-from .launch import Request
-from .operands import has_one_twice
-from .products.calls import OF_ROWS, Multiply, ProductLaunch, Rows, argument, columns_of, key_of
-from .short_text import NotTold, tuple_of
+from ...frontend.captures import Captures
+from ...frontend.graph import Role
+from ..launch import Request
+from ..operands import has_one_twice
+from ..products.calls import OF_ROWS, Multiply, ProductLaunch, Rows, argument, columns_of, key_of
 from .shortcut import MAX_SHORTCUTS, CallWriter, replace_shortcuts
+from .text import NotTold, tuple_of
 
 MAX_NUMBERS = 4096  # of rows whose kernels a shortcut has; forgotten all at once beyond
 

@@ -1,8 +1,8 @@
 """A repeated call as a function of its own: a few checks, the results, the launch.
 
 A writer writes it for one launch, in Python, with the user's parameters. A shortcut is for the
-sizes of the first call, or for any number of rows. `short_text.py` has what it checks of tensors,
-`short_out.py` what it does about `out=`, and `short_gradients.py` calls that are differentiated.
+sizes of the first call, or for any number of rows. `text.py` has what it checks of tensors,
+`out.py` what it does about `out=`, and `gradients.py` calls that are differentiated.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils import _pytree as pytree
 
-from ..frontend.annotations import Static
-from ..frontend.captures import Captures, freeze
-from .launch import Launch, Request
-from .operands import has_one_twice
-from .short_text import NotTold, Writer, tuple_of
+from ...frontend.annotations import Static
+from ...frontend.captures import Captures, freeze
+from ..launch import Launch, Request
+from ..operands import has_one_twice
+from .text import NotTold, Writer, tuple_of
 
 if TYPE_CHECKING:
-    from .runner import Runner
+    from ..runner import Runner
 
 ONE = pytree.tree_structure(0)  # the structure of a single tensor
 MAX_SHORTCUTS = 5  # of one kind that are added to a tuple; then none is

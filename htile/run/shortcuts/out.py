@@ -12,9 +12,9 @@ import math
 import torch
 from torch.utils import _pytree as pytree
 
-from .memory import are_disjoint, layout
-from .short_text import MISS, NotTold, tuple_of
+from ..memory import are_disjoint, layout
 from .shortcut import ONE, CallWriter
+from .text import MISS, NotTold, tuple_of
 
 
 class OutWriter(CallWriter):

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch.autograd import forward_ad
 
-from ..frontend.dynamic import of_other_bucket
-from ..frontend.graph import Output, Role
-from ..frontend.roles import Spec
-from ..lower.plan import rows_like
-from .launch import Launch, Request, copied
+from ...frontend.dynamic import of_other_bucket
+from ...frontend.graph import Output, Role
+from ...frontend.roles import Spec
+from ...lower.plan import rows_like
+from ..launch import Launch, Request, copied
 
 # The exceptions by which the host function and the conversion of a tensor refuse. A launch that
 # fails counts as refused too: the long way launches again, and raises.

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..frontend.captures import Captures
-from ..frontend.graph import Role
-from .launch import Launch, Request
+from ...frontend.captures import Captures
+from ...frontend.graph import Role
+from ..launch import Launch, Request
 from .shortcut import CallWriter, Missed
 
 
