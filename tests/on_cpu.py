@@ -18,7 +18,7 @@ from htile.frontend.graph import Role
 from htile.frontend.ops import Op
 from htile.frontend.reference import evaluate
 from htile.lower.products.column_groups import GROUP
-from htile.run import autograd
+from htile.run.differentiation import autograd
 from htile.run.products import calls as products
 from htile.run.rowwise import Rowwise
 

@@ -16,7 +16,7 @@ from .operands import device_of, refuse_fake, runs_kernels
 if TYPE_CHECKING:
     from ..tune.search import Tuned
     from ..tune.tiles import TunedProducts
-    from .training import Training
+    from .differentiation.training import Training
 
 
 class Ahead:
@@ -55,7 +55,7 @@ class Ahead:
         gpu = device if ARCHS.get(capability) == chosen else None
 
         def train() -> Training:
-            from .training import training_kernels  # which few need
+            from .differentiation.training import training_kernels  # which few need
 
             return training_kernels(self, request, chosen, gpu)
 

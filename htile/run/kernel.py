@@ -24,7 +24,7 @@ from ..lower.plan import Plan
 from ..pictures import drawable, graph_dot, graph_json, graph_svg, plan_svg
 
 if TYPE_CHECKING:
-    from .training import Training
+    from .differentiation.training import Training
 
 COSTED_ROWS = 1 << 16  # The cost is for so many rows if no number is given; they fill any GPU.
 

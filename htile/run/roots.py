@@ -19,9 +19,9 @@ from torch.utils import _pytree as pytree
 from ..errors import TraceError, UnsupportedError
 from ..frontend.captures import line_of
 from ..frontend.roles import classify, written
-from .autograd import with_gradients
-from .derivatives import derivative_of
-from .gradients import part_named
+from .differentiation.autograd import with_gradients
+from .differentiation.derivatives import derivative_of
+from .differentiation.gradients import part_named
 from .launch import Request
 from .operands import device_of, is_recorded, refuse_transforms
 from .ops import KEPT, LIBRARY, NAMED, TAGS, Named, check, content_name, runner_named, values_of

@@ -53,7 +53,7 @@ from .specialize import Specializations
 
 if TYPE_CHECKING:
     from ..frontend.custom import CustomBackward
-    from .gradients import DifferentiableCalls
+    from .differentiation.gradients import DifferentiableCalls
     from .shortcuts.text import Writer
 
 OPERATION = ops.RUN  # policies of checkpoints may ask for it before any call is one
@@ -251,7 +251,8 @@ class Rowwise(Ahead):
     def _differentiable(self) -> DifferentiableCalls:
         """The calls whose results autograd differentiates."""
         if self._differentiated is None:
-            from .gradients import DifferentiableCalls  # which inference does not need
+            # Inference needs neither.
+            from .differentiation.gradients import DifferentiableCalls
             from .products.operations import trained_products
 
             self._differentiated = DifferentiableCalls(self, trained_products)

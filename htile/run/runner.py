@@ -31,8 +31,8 @@ from .operands import refuse_tangent, runs_kernels, tensor_key, without_modes
 from .specialize import Specialization, spec_of
 
 if TYPE_CHECKING:
-    from .derivatives import Derivative
-    from .tangents import Tangents
+    from .differentiation.derivatives import Derivative
+    from .differentiation.tangents import Tangents
 
 Result = TypeVar("Result")
 Made = tuple[tuple[tuple[int, ...], torch.dtype], ...]  # the shape and dtype of each result

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..autograd import refuse_mapped
+from ..differentiation.autograd import refuse_mapped
 from .calls import GIVES_FLOAT32, OF_ROWS, ProductStep, Values, key_of
 from .derivatives import Gradient, gradient_of
 

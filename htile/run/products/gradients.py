@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from ...errors import UnsupportedError
 from ...lower.products.levels import Product
-from ..autograd import with_gradients
+from ..differentiation.autograd import with_gradients
 from ..launch import Request
 from ..operands import device_of, runs_kernels
 from ..vmap import shared_by_rows

@@ -24,8 +24,8 @@ from ...frontend.graph import Graph, Role
 from ...frontend.reference import evaluate
 from ...frontend.roles import Call, Spec
 from ...lower.products.levels import Product
-from ..derivatives import derivative_of, part_name
-from ..gradients import part_named
+from ..differentiation.derivatives import derivative_of, part_name
+from ..differentiation.gradients import part_named
 from ..launch import Request
 from ..operands import (
     device_of,

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ...frontend.captures import Captures
 from ...frontend.graph import Role
-from ..derivatives import Backward, Derivative
+from ..differentiation.derivatives import Backward, Derivative
 from ..launch import Launch, Request
 from ..operands import needs_copy
 from .shortcut import ONE, CallWriter, Missed, add_after

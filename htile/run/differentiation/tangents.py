@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..frontend.tangents import tangents
+from ...frontend.tangents import tangents
+from ..runner import Runner
+from ..specialize import spec_of
 from .derivatives import refuse_any_length
-from .runner import Runner
-from .specialize import spec_of
 
 TANGENTS = "tangents"  # begins the name of such a graph, as one that comes of another
 

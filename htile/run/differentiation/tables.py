@@ -13,9 +13,9 @@ from math import prod
 import torch
 from torch.library import register_fake
 
-from ..frontend.ops import Op
-from ..frontend.scattered import Scattered
-from .operands import is_inside_transform, is_recorded
+from ...frontend.ops import Op
+from ...frontend.scattered import Scattered
+from ..operands import is_inside_transform, is_recorded
 
 LIBRARY = torch.library.Library("htile", "FRAGMENT")
 

@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 from torch.autograd import forward_ad
 
-from ..errors import GradientError
+from ...errors import GradientError
+from ..operands import is_differentiated, is_inside_transform, unwrapped
+from ..runner import Runner, over_rows
+from ..shortcuts.gradients import add_backward
+from ..vmap import batched, mapped_and_shared
 from .derivatives import Derivative, derivative_of, refuse_any_length, repeated_among
-from .operands import is_differentiated, is_inside_transform, unwrapped
-from .runner import Runner, over_rows
-from .shortcuts.gradients import add_backward
 from .tangents import tangents_of
-from .vmap import batched, mapped_and_shared
 
 
 def with_gradients(

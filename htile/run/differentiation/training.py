@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from ..build.arch import Arch
-from ..errors import GradientError
-from ..frontend.derive import differentiable
-from ..frontend.dtypes import dtype_name
-from ..frontend.graph import Graph, Role
-from ..lower.describe import describe_traffic
+from ...build.arch import Arch
+from ...errors import GradientError
+from ...frontend.derive import differentiable
+from ...frontend.dtypes import dtype_name
+from ...frontend.graph import Graph, Role
+from ...lower.describe import describe_traffic
+from ..kernel import Kernel
+from ..launch import Request
+from ..runner import Runner
+from ..specialize import spec_of
 from .derivatives import Backward, Derivative, derivative_of, repeated_among
-from .kernel import Kernel
-from .launch import Request
-from .runner import Runner
-from .specialize import spec_of
 
 if TYPE_CHECKING:
-    from .rowwise import Rowwise
+    from ..rowwise import Rowwise
 
 
 class Saved(tuple):

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils import _pytree as pytree
 
-from ..errors import GradientError, UnsupportedError
-from ..frontend.roles import classify
+from ...errors import GradientError, UnsupportedError
+from ...frontend.roles import classify
+from ..launch import Request
+from ..operands import call_key, device_of, is_inside_transform, refuse_transforms
+from ..runner import Runner, keep
+from ..shortcuts.gradients import RecordedWriter
+from ..specialize import Specialization
 from .autograd import ENTRY, Recorded
 from .derivatives import derivative_of
-from .launch import Request
-from .operands import call_key, device_of, is_inside_transform, refuse_transforms
-from .runner import Runner, keep
-from .shortcuts.gradients import RecordedWriter
-from .specialize import Specialization
 from .tangents import TANGENTS, tangents_of
 
 if TYPE_CHECKING:
-    from .rowwise import Rowwise
+    from ..rowwise import Rowwise
 
 
 Results = Callable[[tuple], Sequence]  # of a graph, for the values of its parameters

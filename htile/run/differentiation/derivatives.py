@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 import torch
 
-from ..errors import GradientError
-from ..frontend.custom import kept_by
-from ..frontend.derive import derive, differentiable
-from ..frontend.graph import Graph, Role
-from ..frontend.saved import Split, split
-from ..frontend.scattered import Scattered
-from .runner import Runner
-from .specialize import spec_of
+from ...errors import GradientError
+from ...frontend.custom import kept_by
+from ...frontend.derive import derive, differentiable
+from ...frontend.graph import Graph, Role
+from ...frontend.saved import Split, split
+from ...frontend.scattered import Scattered
+from ..runner import Runner
+from ..specialize import spec_of
 
 
 class Backward(NamedTuple):
@@ -31,7 +31,7 @@ class Backward(NamedTuple):
     sources: where each argument of `run` comes from: the number of a list, which has the arguments
         of the forward pass, what is kept of it, and the cotangents, and an index into that list.
     gradients: for each argument that requires grad the index of its gradient, or None.
-    scattered: for each part of a gradient that is to be added up of rows (htile.run.tables) which
+    scattered: for each part of a gradient that is to be added up of rows (`tables.py`) which
         gradient that is, and the indices of what is added and of where.
     """
 
