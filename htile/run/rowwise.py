@@ -32,10 +32,9 @@ from ..frontend.roles import Call, Signature, classify
 from ..frontend.tensor import Tensor as Symbolic
 from ..frontend.tensor import fail
 from ..lower import check_names
-from . import ops, vmap
+from . import vmap
 from .ahead import Ahead
 from .detours import detour_of
-from .known import numbered
 from .launch import Launch, Request, prepare, run
 from .operands import (
     call_key,
@@ -45,6 +44,8 @@ from .operands import (
     runs_kernels,
     wants_gradients,
 )
+from .operations import ops
+from .operations.known import numbered
 from .out import check_out, find_aliases, in_order
 from .over_rows import refuse_no_maximum
 from .shortcuts.out import OutWriter
@@ -128,7 +129,7 @@ class Rowwise(Ahead):
         self._specializations = known or Specializations(fn, self._captures)
         self._launches: dict[object, Launch] = {}
         self._number = numbered(self)
-        self._reads: Callable[[], tuple] | None = None  # for Dynamo; see htile.run.compiled
+        self._reads: Callable[[], tuple] | None = None  # for Dynamo; see operations/compiled.py
         self._returning: tuple[Callable, ...] = ()  # the shortcuts of calls without out=
         self._writing: tuple[Callable, ...] = ()  # those of calls with it
         self._forget()
@@ -142,7 +143,7 @@ class Rowwise(Ahead):
 
     def __call__(self, *args, **kwargs):
         if is_dynamo_compiling():
-            from .compiled import call  # which Dynamo reads
+            from .operations.compiled import call  # which Dynamo reads
 
             return call(self, args, kwargs)
         try:

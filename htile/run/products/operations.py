@@ -84,7 +84,7 @@ class ProductRunner(Operation):
     @cached_property
     def name(self) -> str:
         """The name by which torch's graphs call it, unless a root gives it another one."""
-        from ..ops import content_name  # which few processes need
+        from ..operations.ops import content_name  # which few processes need
 
         return f"{content_name(self)}!"
 

@@ -22,21 +22,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch.library import Library, register_fake
 
-from ..errors import GradientError, UnsupportedError
-from ..frontend.graph import Graph, Role
-from ..frontend.ops import Op
-from ..frontend.roles import Spec
-from .operands import refuse_tangent, wants_gradients
-from .over_rows import refuse_no_maximum
-from .shortcuts.operations import OperationWriter
-from .shortcuts.shortcut import add_after
+from ...errors import GradientError, UnsupportedError
+from ...frontend.graph import Graph, Role
+from ...frontend.ops import Op
+from ...frontend.roles import Spec
+from ..operands import refuse_tangent, wants_gradients
+from ..over_rows import refuse_no_maximum
+from ..shortcuts.operations import OperationWriter
+from ..shortcuts.shortcut import add_after
 
 if TYPE_CHECKING:
-    from ..frontend.captures import Captures
-    from .products.operations import ProductRunner
-    from .runner import Operation, Runner
+    from ...frontend.captures import Captures
+    from ..products.operations import ProductRunner
+    from ..runner import Operation, Runner
 
-HTILE = Path(__file__).parents[1]
+HTILE = Path(__file__).parents[2]
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 LIBRARY = Library("htile", "DEF")
 for _name in ("run", "infer"):

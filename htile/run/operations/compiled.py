@@ -22,17 +22,17 @@ from torch.autograd import forward_ad
 from torch.compiler import assume_constant_result, is_exporting
 from torch.utils import _pytree as pytree
 
-from ..errors import ArgumentError, GradientError, HTileError, UnsupportedError
-from ..frontend.annotations import MOST_AXES, Inner, Matrix, PerRow, Shared, Static
-from ..frontend.captures import Captures, closure
-from ..frontend.graph import Role
-from ..frontend.roles import Signature, classify, refuse_subclass, stands_in
+from ...errors import ArgumentError, GradientError, HTileError, UnsupportedError
+from ...frontend.annotations import MOST_AXES, Inner, Matrix, PerRow, Shared, Static
+from ...frontend.captures import Captures, closure
+from ...frontend.graph import Role
+from ...frontend.roles import Signature, classify, refuse_subclass, stands_in
+from ..operands import is_dtensor, without_modes
 from .known import FUNCTIONS
-from .operands import is_dtensor, without_modes
 from .roots import CALL, RUN_, call_distributed, call_transformed, root_of
 
 if TYPE_CHECKING:
-    from .rowwise import Rowwise
+    from ..rowwise import Rowwise
 
 ATOMS = (bool, str, type(None), torch.dtype, tuple)  # with int and float: what Dynamo can tell
 GUARDED = (bool, int, float, str, type(None), torch.dtype)  # captured values that Dynamo watches

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
-    from .rowwise import Rowwise
+    from ..rowwise import Rowwise
 
 FUNCTIONS: WeakValueDictionary[str, Rowwise] = WeakValueDictionary()
 _NUMBERS = itertools.count()

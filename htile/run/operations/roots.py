@@ -16,20 +16,20 @@ import torch
 from torch.library import register_fake
 from torch.utils import _pytree as pytree
 
-from ..errors import TraceError, UnsupportedError
-from ..frontend.captures import line_of
-from ..frontend.roles import classify, written
-from .differentiation.autograd import with_gradients
-from .differentiation.derivatives import derivative_of
-from .differentiation.gradients import part_named
-from .launch import Request
-from .operands import device_of, is_recorded, refuse_transforms
+from ...errors import TraceError, UnsupportedError
+from ...frontend.captures import line_of
+from ...frontend.roles import classify, written
+from ..differentiation.autograd import with_gradients
+from ..differentiation.derivatives import derivative_of
+from ..differentiation.gradients import part_named
+from ..launch import Request
+from ..operands import device_of, is_recorded, refuse_transforms
+from ..runner import Operation, Runner
 from .ops import KEPT, LIBRARY, NAMED, TAGS, Named, check, content_name, runner_named, values_of
-from .runner import Operation, Runner
 
 if TYPE_CHECKING:
-    from .products.operations import ProductRunner
-    from .rowwise import Rowwise
+    from ..products.operations import ProductRunner
+    from ..rowwise import Rowwise
 
 for _schema in (
     "call(str function, Tensor[] tensors, float[] numbers) -> Tensor[]",
@@ -105,7 +105,7 @@ def root_of(function: Rowwise, request: Request, captured: tuple, is_kept: bool)
 def _runner(request: Request) -> tuple[Runner | ProductRunner, Callable]:
     """What runs the whole function, and what finds the parts of it by their names."""
     if request.specialization.has_products:
-        from .products.operations import ProductRunner, part_of_products
+        from ..products.operations import ProductRunner, part_of_products
 
         return ProductRunner(request), part_of_products
     own = request.fastmath, dict(request.wanted)
