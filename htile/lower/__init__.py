@@ -1,4 +1,8 @@
-"""From a traced graph to the source of its kernel: passes, plans, choice, emission."""
+"""From a traced graph to the source of its kernel: passes, plans, choice, emission.
+
+A plan and what it is made of are the modules here. The packages `passes`, `choice` and `emission`
+are the steps around it, and `products` has all three for functions with matrix products.
+"""
 
 from __future__ import annotations
 
