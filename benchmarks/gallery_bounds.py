@@ -19,7 +19,15 @@ from htile.build.arch import arch_named
 from htile.frontend.graph import Role
 from htile.frontend.ops import Op
 from htile.frontend.roles import classify
-from htile.lower.cost import CONSTANTS, H200, MOST_BLOCKS, MOST_THREADS, Cost, estimate, features
+from htile.lower.choice.cost import (
+    CONSTANTS,
+    H200,
+    MOST_BLOCKS,
+    MOST_THREADS,
+    Cost,
+    estimate,
+    features,
+)
 from htile.lower.vectors import WARP
 
 ISSUED, SPECIAL = 4 * WARP, 16  # of a multiprocessor in a cycle: instructions, and those of MUFU

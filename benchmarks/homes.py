@@ -21,8 +21,8 @@ from benchmarks import limit, plans, throughput
 from benchmarks.kernels import KERNELS
 from htile.build.compile import build_all
 from htile.lower import Lowered, enumerate_plans
-from htile.lower.choice import choose
-from htile.lower.cost import cost
+from htile.lower.choice.cost import cost
+from htile.lower.choice.default import choose
 from htile.lower.steps import Home
 
 MEASURED = ("softmax", "rmsnorm", "layernorm", "softmax_backward")

@@ -15,18 +15,12 @@ from unittest import mock
 
 import torch
 
-from htile.run import (
-    ahead,
-    launch,
-    operands,
-    product_gradients,
-    product_operations,
-    products,
-    rowwise,
-    runner,
-    short_text,
-)
+from htile.run import ahead, launch, operands, rowwise, runner
 from htile.run.launch import Kernel
+from htile.run.products import calls as products
+from htile.run.products import gradients as product_gradients
+from htile.run.products import operations as product_operations
+from htile.run.shortcuts import text as short_text
 
 CAPABILITY = (9, 0)  # of an H200
 PROCESSORS = 132

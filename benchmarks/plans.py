@@ -1,7 +1,8 @@
 """Which plans of a kernel are fast on this GPU: many of them in one run, beside the limit kernel.
 
 `python -m benchmarks.plans softmax --cells 4096x32768 64x32768` shows what the table in
-`htile/lower/preference.py` is made from. Few rows are timed in a CUDA graph, many with a cold L2.
+`htile/lower/choice/preference.py` is made from. Few rows are timed in a CUDA graph, many with a
+cold L2.
 """
 
 from __future__ import annotations

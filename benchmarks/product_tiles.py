@@ -26,11 +26,12 @@ from benchmarks.general.fit import records_of
 from benchmarks.products import captured, gelu_linear, linear, normal, residual_linear
 from htile.build.arch import DEFAULT
 from htile.build.compile import build_all, load
-from htile.lower import product_tiles, run_passes
-from htile.lower.emit_products import emit
-from htile.lower.fused import Fused, Tile, fused
-from htile.lower.names import kernel_name
-from htile.lower.products import levels
+from htile.lower import run_passes
+from htile.lower.emission.names import kernel_name
+from htile.lower.products import tiles as product_tiles
+from htile.lower.products.emit import emit
+from htile.lower.products.fused import Fused, Tile, fused
+from htile.lower.products.levels import levels
 from htile.tune.timing import interleave
 
 TIMES = Path(__file__).with_name("product-tiles-h200.jsonl.xz")

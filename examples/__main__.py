@@ -22,7 +22,7 @@ import torch
 import htile
 from examples import NAMES, load
 from examples.run import TORCH
-from htile.lower.names import value_names
+from htile.lower.emission.names import value_names
 from htile.pictures.model import Style, picture_of
 from htile.run.kernel import Kernel
 from htile.testing import assert_close

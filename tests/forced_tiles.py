@@ -4,9 +4,9 @@ from contextlib import contextmanager
 
 import htile
 from htile.build.compile import build_all
-from htile.lower.product_tiles import tiles
-from htile.run import products as run
-from htile.run.product_kernels import ProductKernel
+from htile.lower.products.tiles import tiles
+from htile.run.products import calls as run
+from htile.run.products.kernels import ProductKernel
 from tests.products import some_tiles
 
 

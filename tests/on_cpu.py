@@ -17,8 +17,9 @@ from benchmarks.idle import idle_gpu
 from htile.frontend.graph import Role
 from htile.frontend.ops import Op
 from htile.frontend.reference import evaluate
-from htile.lower.column_groups import GROUP
-from htile.run import autograd, products
+from htile.lower.products.column_groups import GROUP
+from htile.run.differentiation import autograd
+from htile.run.products import calls as products
 from htile.run.rowwise import Rowwise
 
 OF_ROWS = (Role.ROW, Role.PER_ROW)

@@ -813,8 +813,10 @@ def test_calls_on_a_gpu_that_runs_nothing(monkeypatch, capsys, tmp_path):
     }
     assert all(t > 0 for f in figures.values() for v in f.values() for t in v.values())
     assert capsys.readouterr().out.count("htile") == 3
-    asking = {f"htile.run.{path.stem}" for path in (fresh.REPO / "htile" / "run").glob("*.py")
-              if "runs_kernels" in path.read_text(encoding="utf-8")}  # fmt: skip
+    files = [path for path in (fresh.REPO / "htile" / "run").rglob("*.py")
+             if "runs_kernels" in path.read_text(encoding="utf-8")]  # fmt: skip
+    names = (path.relative_to(fresh.REPO).with_suffix("") for path in files)
+    asking = {".".join(name.parts) for name in names}
     assert {module.__name__ for module in idle.ASKING} == asking
     x = torch.randn(2, 8)
     torch.testing.assert_close(htile.rowwise(calls.KERNELS["softmax"].function)(x), x.softmax(-1))

@@ -376,7 +376,7 @@ def test_the_name_in_a_graph_tells_backward_passes_apart():
         run = torch.compile(lambda x: f(x).sum(), fullgraph=True, backend="aot_eager")
         found = torch.autograd.grad(run(x), x)[0]
         assert torch.equal(found, torch.full((3, 4), scale))
-        from htile.run.roots import _ROOTS
+        from htile.run.operations.roots import _ROOTS
 
         return next(name for name, root in _ROOTS.items() if root.function is f)
 

@@ -5,7 +5,7 @@ import torch
 import htile
 from benchmarks import gallery, gallery_bounds, limit
 from benchmarks.gallery_bounds import Bounds, bytes_read
-from htile.lower.cost import H200, Cost
+from htile.lower.choice.cost import H200, Cost
 
 BF16 = torch.bfloat16
 

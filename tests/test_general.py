@@ -29,7 +29,8 @@ from benchmarks.kernels import DTYPES, KERNELS, LENIENT, STRICT
 from benchmarks.report import show
 from benchmarks.results import append, key, record
 from htile.build import cache
-from htile.lower import cost, enumerate_plans
+from htile.lower import enumerate_plans
+from htile.lower.choice import cost
 
 BF16 = torch.bfloat16
 

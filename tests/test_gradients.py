@@ -144,7 +144,7 @@ def test_second_order_of_rows_of_any_length():
 
 
 def test_one_derivative_serves_a_bucket(monkeypatch):
-    from htile.run import derivatives as module
+    from htile.run.differentiation import derivatives as module
 
     made, derive = [], module.derive
     monkeypatch.setattr(module, "derive", lambda *args: made.append(args) or derive(*args))
@@ -658,7 +658,7 @@ def test_vmap_of_a_call_has_gradients():
 
 
 def test_a_kind_of_call_is_prepared_once(monkeypatch):
-    from htile.run import derivatives as module
+    from htile.run.differentiation import derivatives as module
 
     made = []
     monkeypatch.setattr(module, "derive", lambda *args: made.append(args) or derive(*args))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 import htile
 from htile.errors import ArgumentError, DtypeError, HTileError, ShapeError, UnsupportedError
 from htile.frontend.roles import classify
-from htile.run.products import ProductStep, by_torch, key_of, steps_of
+from htile.run.products.calls import ProductStep, by_torch, key_of, steps_of
 from htile.testing import assert_close
 from tests import products
 from tests.on_cpu import results_of_groups

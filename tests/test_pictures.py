@@ -19,7 +19,7 @@ import torch.nn.functional as F
 import htile
 from htile.frontend.graph import Role
 from htile.frontend.ops import REDUCTIONS, Op, dtype_name
-from htile.lower.names import value_names
+from htile.lower.emission.names import value_names
 from htile.lower.reductions import Reduce, assign_stages
 from htile.lower.steps import Home
 from htile.pictures import graph_dot, graph_json, graph_svg, plan_svg
@@ -1047,7 +1047,7 @@ def run(code, *seeds):
 
 DIGESTS = """
 import hashlib
-from htile.lower.names import value_names
+from htile.lower.emission.names import value_names
 from htile.pictures import graph_dot, graph_json, graph_svg, plan_svg
 from tests.lower.cases import example_kernel, random_graph
 from tests.test_pictures import KERNELS

@@ -11,10 +11,10 @@ from torch.utils.checkpoint import checkpoint
 
 import htile
 from htile.errors import GradientError
-from htile.run import product_chunks
-from htile.run.product_chunks import TrainedStep
-from htile.run.product_derivatives import gradient_of
-from htile.run.product_gradients import TrainedProducts
+from htile.run.products import chunks as product_chunks
+from htile.run.products.chunks import TrainedStep
+from htile.run.products.derivatives import gradient_of
+from htile.run.products.gradients import TrainedProducts
 from tests import products
 from tests.products import BF16, F16, FUNCTIONS, arguments
 from tests.test_matrices import request_of

@@ -9,7 +9,7 @@ from htile import cli
 from htile.errors import UnsupportedError
 from htile.pictures import graph_dot, plan_svg
 from htile.pictures.products import draw_product_plan, moments_of
-from htile.run.product_kernels import ProductKernel
+from htile.run.products.kernels import ProductKernel
 from tests import products, whole_rows
 from tests.products import FUNCTIONS, arguments
 from tests.test_pictures import assert_no_labels_overlap, parse

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 import htile
 from htile.errors import GradientError, UnsupportedError
-from htile.run import product_chunks
+from htile.run.products import chunks as product_chunks
 from tests import products
 from tests.products import BF16, FUNCTIONS, arguments
 from tests.test_product_gradients import (
@@ -309,7 +309,7 @@ import torch, htile
 import torch.nn.functional as F
 from torch._dynamo.utils import counters
 from torch._functorch.aot_autograd import make_boxed_func
-from htile.run import product_chunks
+from htile.run.products import chunks as product_chunks
 
 product_chunks.FLOPS_PER_BYTE = 0
 product_chunks.STORED_SHARE = 0 if CHUNKS else 10**9

@@ -27,7 +27,8 @@ from examples.layernorm import layernorm
 from examples.rmsnorm import rmsnorm
 from examples.softmax import softmax
 from htile.errors import GradientError
-from htile.run import autograd, short_text
+from htile.run.differentiation import autograd
+from htile.run.shortcuts import text as short_text
 from tests.on_cpu import computing, watched_passes
 from tests.training import assert_gradients, cotangents_of, expected
 
@@ -550,7 +551,7 @@ def test_without_what_torch_keeps_to_itself(monkeypatch):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_public_way(monkeypatch, name):
-    monkeypatch.setattr("htile.run.gradients.ENTRY", autograd._Launched.apply)
+    monkeypatch.setattr("htile.run.differentiation.gradients.ENTRY", autograd._Launched.apply)
     node = autograd._Launched._backward_cls
     monkeypatch.delattr(node, "apply")
     f, args = arguments(name)

@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 import htile
 from benchmarks.idle import idle_gpu
 from htile.errors import GradientError, TraceError
-from htile.run import ops
+from htile.run.operations import ops
 from htile.testing import assert_close
 from tests.on_cpu import computing
 from tests.training import assert_gradients

@@ -12,8 +12,8 @@ from torch.autograd import forward_ad
 
 import htile
 from benchmarks.idle import idle_gpu
-from htile.run import short_text
 from htile.run.rowwise import Rowwise
+from htile.run.shortcuts import text as short_text
 from htile.testing import assert_close
 from tests import products
 from tests.on_cpu import computing, multiplying

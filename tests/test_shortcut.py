@@ -19,7 +19,9 @@ from examples.softmax import softmax
 from htile.errors import ArgumentError, GradientError
 from htile.run import launch as launching
 from htile.run import rowwise as jit
-from htile.run import short_text, shortcut, specialize
+from htile.run import specialize
+from htile.run.shortcuts import shortcut
+from htile.run.shortcuts import text as short_text
 
 empty_strided = torch._C._dynamo.guards._empty_strided_cpu
 scale = 2.0

@@ -12,9 +12,9 @@ from htile import GradientError, UnsupportedError
 from htile.build.arch import DEFAULT
 from htile.frontend.roles import classify
 from htile.frontend.trace import trace
-from htile.run.gradients import part_named
+from htile.run.differentiation.gradients import part_named
+from htile.run.differentiation.tangents import tangents_of
 from htile.run.runner import Runner
-from htile.run.tangents import tangents_of
 from htile.run.vmap import batched, mapped_and_shared
 from tests.frontend import test_derive as derivatives
 from tests.test_func import (

@@ -29,6 +29,7 @@ from torch.utils.checkpoint import (
 
 import htile
 from htile.run import runner as running
+from htile.run.operations import ops
 from htile.testing import assert_close
 
 REPO = Path(__file__).parents[1]
@@ -305,7 +306,7 @@ PROGRAM = """
 import json, sys
 import torch, htile
 from torch._dynamo.utils import counters
-from htile.run.ops import NAMED
+from htile.run.operations.ops import NAMED
 
 @htile.rowwise
 def norm(x, w):
@@ -589,6 +590,10 @@ def test_the_operation_is_there_before_a_call():
     """A policy asks for it at the first operation of any library."""
     program = "import torch, htile; htile.rowwise(lambda x: -x); torch.ops.htile.run.default"
     subprocess.run([sys.executable, "-c", program], cwd=REPO, check=True)
+
+
+def test_the_names_of_graphs_depend_on_all_of_htiles_text():
+    assert REPO / "htile" == ops.HTILE
 
 
 @pytest.mark.parametrize("backend", [None, *BACKENDS])

@@ -19,8 +19,8 @@ from htile.build import cache
 from htile.build.arch import arch_named
 from htile.errors import ArgumentError, LoweringError
 from htile.lower import choose, enumerate_plans, printed
-from htile.lower.cost import cost
-from htile.lower.emit import emit
+from htile.lower.choice.cost import cost
+from htile.lower.emission.emit import emit
 from htile.run import ahead, rowwise
 from htile.run import launch as launching
 from htile.run import tuning as calls

@@ -10,10 +10,10 @@ import torch
 from htile.build import cache
 from htile.build.arch import DEFAULT
 from htile.errors import ArgumentError
-from htile.lower.product_tiles import tiles
+from htile.lower.products.tiles import tiles
 from htile.run import ahead, rowwise, tuning
-from htile.run import tiles as chosen
-from htile.run.product_kernels import PROCESSORS, ProductKernel, ProductKernels
+from htile.run.products import tiles as chosen
+from htile.run.products.kernels import PROCESSORS, ProductKernel, ProductKernels
 from htile.tune import tiles as search
 from tests import products
 

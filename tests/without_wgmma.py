@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from htile.build.arch import arch_named, arch_of_capability
-from htile.run import products
+from htile.run.products import calls as products
 
 
 def without_wgmma(name):

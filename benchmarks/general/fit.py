@@ -27,7 +27,7 @@ import torch
 from benchmarks.kernels import DTYPES, KERNELS
 from benchmarks.results import Record, load
 from htile.lower import enumerate_plans
-from htile.lower.cost import CONSTANTS, H200, Constants, Features, Rates, estimate, features
+from htile.lower.choice.cost import CONSTANTS, H200, Constants, Features, Rates, estimate, features
 from htile.lower.plan import Plan
 
 from .population import FITTING, FUNCTIONS, HALVES, JUDGING, half

@@ -29,7 +29,7 @@ from benchmarks.plans import launches, request, timed
 from benchmarks.results import Record, key, record
 from htile.build.compile import building
 from htile.lower import Lowered, enumerate_plans, printed
-from htile.lower.cost import cost
+from htile.lower.choice.cost import cost
 
 from .population import FEW_ROWS, FITTING, FUNCTIONS, LENGTHS, Cell, half, rows_of
 from .suite import method

@@ -2,8 +2,8 @@
 
 Everything that a function may do to a row is one member of `Op`. Each meaning of the language is
 one table from `Op` to a rule: `INFER` here, `EVALUATE` in htile.frontend.reference, `DERIVE` in
-htile.frontend.adjoints, `EMIT` in htile.lower.expressions. Composites (softmax, layer_norm, clamp)
-have no member: a trace is made of their parts.
+htile.frontend.adjoints, `EMIT` in htile.lower.emission.expressions. Composites (softmax,
+layer_norm, clamp) have no member: a trace is made of their parts.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Value:
     """What a node computes, for one row.
 
     inner: the shape that `torch.vmap` shows: `()`, `(1,)`, `(N,)`; any shape before a graph is
-        placed (htile.lower.space).
+        placed (htile.lower.passes.space).
     varies: see `Varies`.
     dtype: what it is computed in: float32, int32, int64 or bool; or one of `STORAGE`, whose values
         are converted and stored only.

@@ -1,7 +1,8 @@
 """Gradients of tables: what each row adds to a row of the table that an index of it chooses.
 
 No kernel adds to a place that an index chooses, in an order that is always the same. So the joint
-graph gives, of each row, what is added and the index, and torch adds it up (htile.run.tables).
+graph gives, of each row, what is added and the index, and torch adds it up
+(htile.run.differentiation.tables).
 """
 
 from __future__ import annotations

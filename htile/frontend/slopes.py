@@ -10,7 +10,7 @@ class Slope(Enum):
 
     Without one, MAXIMUM and MINIMUM of equal operands have half of each one's, as `torch.maximum`,
     SQRT and POW an infinite one at 0, ABS none there, and WHERE that of the branch it chooses.
-    Kernels compute the same with it and without it, so `htile.lower.passes` drops it.
+    Kernels compute the same with it and without it, so `htile.lower.passes.simplify` drops it.
     """
 
     FIRST = "first"  # of equal operands the first one's, and of NaN neither's, as torch.clamp

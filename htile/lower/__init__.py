@@ -1,4 +1,8 @@
-"""From a traced graph to the source of its kernel: passes, plans, choice, emission."""
+"""From a traced graph to the source of its kernel: passes, plans, choice, emission.
+
+A plan and what it is made of are the modules here. The packages `passes`, `choice` and `emission`
+are the steps around it, and `products` has all three for functions with matrix products.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,11 @@ from ..errors import LoweringError, UnsupportedError
 from ..frontend.dtypes import FLOAT8_BY_INSTRUCTION
 from ..frontend.graph import Graph
 from ..frontend.ops import REDUCTIONS, SCANS, Op
-from .choice import choose
-from .emit import emit
-from .enumeration import enumerate_plans
-from .names import kernel_name
-from .passes import run_passes
+from .choice.default import choose
+from .choice.enumeration import enumerate_plans
+from .emission.emit import emit
+from .emission.names import kernel_name
+from .passes.simplify import run_passes
 from .plan import Plan, Target, check_names
 
 __all__ = ["Lowered", "choose", "emit", "enumerate_plans", "plans_for", "printed", "run_passes"]

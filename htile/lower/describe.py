@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ..frontend.ops import Op, dtype_name
-from .expressions import WIDTH
-from .names import Names
+from .emission.expressions import WIDTH
+from .emission.names import Names
 from .reductions import Part, Reduce
 from .steps import ChunkLoop, Compute, Home, Load, Prefetch, Reload, Step, Store
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .instructions import sweep_costs
+from .choice.instructions import sweep_costs
 from .patterns import Function
 from .steps import Compute
 

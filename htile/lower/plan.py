@@ -1,8 +1,8 @@
 """The plan: everything that is decided about a kernel before its text is printed.
 
 *Numerics* say which thread holds which element, and so in which order sums are taken. *Placement*
-says how rows get to threads and back. The steps follow from these two and from the graph. `emit`
-prints a plan and decides nothing.
+says how rows get to threads and back. The steps follow from these two and from the graph.
+`emission` prints a plan and decides nothing.
 
 A *vector* is a run of neighbouring elements that one thread holds. A *chunk* is one vector of each
 thread. A *share* is one of the equal parts that a row is cut into. A *column* is an input that all

@@ -1,5 +1,5 @@
-"""What one graph asks of a kernel, computed once: `enumeration`, `choice`, `schedule` and the
-pictures read it.
+"""What one graph asks of a kernel, computed once: `choice`, `schedule` and the pictures
+read it.
 
 A row is worked on in sweeps. Between two exchanges a thread does one sweep over its elements of the
 row. A row that is held in registers is loaded once, and each sweep goes on from what the one before
@@ -18,7 +18,7 @@ import torch
 
 from ..frontend.graph import Graph, Input, Node, Output, Role, memory_of
 from ..frontend.ops import COLLECTIVES, SCANS, Op
-from .instructions import ADDRESS, FREE_ADDRESSES, LEAVES, sweep_costs, value_costs
+from .choice.instructions import ADDRESS, FREE_ADDRESSES, LEAVES, sweep_costs, value_costs
 from .patterns import Function, ancestors, choose_function, periods
 from .precision import seen_in_16_bits
 from .ranks import chains

@@ -2,9 +2,9 @@
 
 matplotlib is imported when the first picture is drawn, never before, and so is what draws it: a
 call of a kernel needs none of it. The same graph gives the same bytes in every process. Values
-have the names of the emitted source where the caller has them (`htile.lower.names.value_names`).
-Otherwise they are named in the same manner, which is the same where the source has the order of
-the user's code.
+have the names of the emitted source where the caller has them (`value_names` of
+`htile.lower.emission.names`). Otherwise they are named in the same manner, which is the same where
+the source has the order of the user's code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..frontend.graph import Graph
 from ..lower.plan import Plan
 
 if TYPE_CHECKING:
-    from ..lower.product_plan import ProductPlan
+    from ..lower.products.plan import ProductPlan
 
 __all__ = ["drawable", "graph_dot", "graph_json", "graph_svg", "plan_svg"]
 

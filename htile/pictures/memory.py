@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from ..frontend.graph import Role
 from ..lower.describe import describe_traffic
-from ..lower.names import value_names
+from ..lower.emission.names import value_names
 from ..lower.plan import Plan
 from .boxes import (
     ACCENT,

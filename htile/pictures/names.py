@@ -11,7 +11,7 @@ import torch
 
 from ..frontend.graph import Graph, Node
 from ..frontend.ops import Op, Value, dtype_name
-from ..lower.names import RESERVED
+from ..lower.emission.names import RESERVED
 
 MOST_NAMES = 8  # rows of names
 NAMES_WIDTH = 40  # columns of such a row

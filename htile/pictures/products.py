@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..frontend.graph import Input
 from ..frontend.ops import dtype_name
-from ..lower.fused import Tile
-from ..lower.product_plan import ProductPlan
+from ..lower.products.fused import Tile
+from ..lower.products.plan import ProductPlan
 from .canvas import Canvas
 from .memory import draw_moments
 from .model import KIND_OF_ROLE, Box, Kind, Style, Text

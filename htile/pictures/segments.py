@@ -14,7 +14,7 @@ import torch
 
 from ..frontend.graph import Input, Output, Role
 from ..frontend.ops import Op, dtype_name
-from ..lower.expressions import written
+from ..lower.emission.expressions import written
 from ..lower.plan import Plan
 from ..lower.ranks import Chain
 from ..lower.reductions import SOFTMAX, Part, Reduce

@@ -16,7 +16,7 @@ from .operands import device_of, refuse_fake, runs_kernels
 if TYPE_CHECKING:
     from ..tune.search import Tuned
     from ..tune.tiles import TunedProducts
-    from .training import Training
+    from .differentiation.training import Training
 
 
 class Ahead:
@@ -49,13 +49,13 @@ class Ahead:
         else:
             chosen = arch_of_capability(capability) if capability else DEFAULT
         if request.specialization.has_products:
-            from .product_kernels import ProductKernels
+            from .products.kernels import ProductKernels
 
             return ProductKernels(request, chosen)
         gpu = device if ARCHS.get(capability) == chosen else None
 
         def train() -> Training:
-            from .training import training_kernels  # which few need
+            from .differentiation.training import training_kernels  # which few need
 
             return training_kernels(self, request, chosen, gpu)
 

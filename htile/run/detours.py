@@ -29,7 +29,7 @@ def detour_of(values: tuple) -> Callable[..., object] | None:
 
         return call_on_local_rows
     if is_recorded(values) and not is_linearized(values):
-        from .compiled import call_recorded
+        from .operations.compiled import call_recorded
 
         return call_recorded
     return None

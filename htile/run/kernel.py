@@ -18,13 +18,13 @@ from ..build.cubin import Resources
 from ..errors import ArgumentError, CompileError, GradientError, UnsupportedError
 from ..frontend.graph import Graph
 from ..lower import Lowered
-from ..lower.cost import Cost, cost
-from ..lower.names import value_names
+from ..lower.choice.cost import Cost, cost
+from ..lower.emission.names import value_names
 from ..lower.plan import Plan
 from ..pictures import drawable, graph_dot, graph_json, graph_svg, plan_svg
 
 if TYPE_CHECKING:
-    from .training import Training
+    from .differentiation.training import Training
 
 COSTED_ROWS = 1 << 16  # The cost is for so many rows if no number is given; they fill any GPU.
 

@@ -221,7 +221,7 @@ def prepare(
 def run(launch: Launch | Callable, values: tuple, outs: tuple = ()) -> object:
     """Launch on the current stream; returns `outs` or new results in the user's structure.
 
-    A launch of several kernels is a function of the same values (htile.run.products).
+    A launch of several kernels is a function of the same values (htile.run.products.calls).
     """
     if not isinstance(launch, Launch):
         return launch(values, outs)

@@ -1,8 +1,8 @@
 """`@rowwise`: a Python function of one row that is called with tensors of many rows.
 
 A call asks the shortcuts first, each of which is a function for calls like an earlier one
-(`shortcut.py`). If none takes it, it goes the long way, `_call`, which makes a key of what tells
-kinds of calls apart. If a launch is remembered under that key, it runs.
+(`shortcuts/shortcut.py`). If none takes it, it goes the long way, `_call`, which makes a key of
+what tells kinds of calls apart. If a launch is remembered under that key, it runs.
 
 A call of a new kind finds the role of each argument (`frontend/roles.py`). It gets a trace
 (`specialize.py`), and then a plan and a kernel (`launch.py`). If the tensors are on no GPU, torch
@@ -32,10 +32,9 @@ from ..frontend.roles import Call, Signature, classify
 from ..frontend.tensor import Tensor as Symbolic
 from ..frontend.tensor import fail
 from ..lower import check_names
-from . import ops, vmap
+from . import vmap
 from .ahead import Ahead
 from .detours import detour_of
-from .known import numbered
 from .launch import Launch, Request, prepare, run
 from .operands import (
     call_key,
@@ -45,16 +44,18 @@ from .operands import (
     runs_kernels,
     wants_gradients,
 )
+from .operations import ops
+from .operations.known import numbered
 from .out import check_out, find_aliases, in_order
 from .over_rows import refuse_no_maximum
-from .short_out import OutWriter
-from .shortcut import CallWriter, add, clear
+from .shortcuts.out import OutWriter
+from .shortcuts.shortcut import CallWriter, add, clear
 from .specialize import Specializations
 
 if TYPE_CHECKING:
     from ..frontend.custom import CustomBackward
-    from .gradients import DifferentiableCalls
-    from .short_text import Writer
+    from .differentiation.gradients import DifferentiableCalls
+    from .shortcuts.text import Writer
 
 OPERATION = ops.RUN  # policies of checkpoints may ask for it before any call is one
 
@@ -128,7 +129,7 @@ class Rowwise(Ahead):
         self._specializations = known or Specializations(fn, self._captures)
         self._launches: dict[object, Launch] = {}
         self._number = numbered(self)
-        self._reads: Callable[[], tuple] | None = None  # for Dynamo; see htile.run.compiled
+        self._reads: Callable[[], tuple] | None = None  # for Dynamo; see operations/compiled.py
         self._returning: tuple[Callable, ...] = ()  # the shortcuts of calls without out=
         self._writing: tuple[Callable, ...] = ()  # those of calls with it
         self._forget()
@@ -142,7 +143,7 @@ class Rowwise(Ahead):
 
     def __call__(self, *args, **kwargs):
         if is_dynamo_compiling():
-            from .compiled import call  # which Dynamo reads
+            from .operations.compiled import call  # which Dynamo reads
 
             return call(self, args, kwargs)
         try:
@@ -223,7 +224,7 @@ class Rowwise(Ahead):
             # the launch may not be remembered if a static value has changed since the key was made
             holds &= key == call_key(watched[1], signature, values, outs, aliases)
             if request.specialization.has_products:
-                from .products import ProductLaunch  # which other functions do not need
+                from .products.calls import ProductLaunch  # which other functions do not need
 
                 launch = ProductLaunch(request, device)
             else:
@@ -239,7 +240,7 @@ class Rowwise(Ahead):
                     of_products = request
         result = run(launch, values, outs)
         if of_products is not None:  # it knows its kernels now
-            from .short_products import add_products
+            from .shortcuts.products import add_products
 
             add_products(self, "_returning", of_products, launch, self._captures, watched)
         if out is None:
@@ -251,8 +252,9 @@ class Rowwise(Ahead):
     def _differentiable(self) -> DifferentiableCalls:
         """The calls whose results autograd differentiates."""
         if self._differentiated is None:
-            from .gradients import DifferentiableCalls  # which inference does not need
-            from .product_operations import trained_products
+            # Inference needs neither.
+            from .differentiation.gradients import DifferentiableCalls
+            from .products.operations import trained_products
 
             self._differentiated = DifferentiableCalls(self, trained_products)
         return self._differentiated

@@ -1,8 +1,8 @@
 """A graph as a function of tensors: kernels on a GPU, the reference elsewhere; see `Runner`.
 
 Calls that are differentiated are made of runners: one for the forward graph, one for each backward
-graph. So are calls that torch compiles or exports (`ops.py`): there a runner is one operation of
-torch's graph, which knows it by its `name`.
+graph. So are calls that torch compiles or exports (`operations`): there a runner is one operation
+of torch's graph, which knows it by its `name`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from .operands import refuse_tangent, runs_kernels, tensor_key, without_modes
 from .specialize import Specialization, spec_of
 
 if TYPE_CHECKING:
-    from .derivatives import Derivative
-    from .tangents import Tangents
+    from .differentiation.derivatives import Derivative
+    from .differentiation.tangents import Tangents
 
 Result = TypeVar("Result")
 Made = tuple[tuple[tuple[int, ...], torch.dtype], ...]  # the shape and dtype of each result
@@ -65,7 +65,7 @@ class Operation:
         """The results, in order. torch's modes make of them what they like."""
         first = next(v for v in values if isinstance(v, torch.Tensor))
         if torch._C._len_torch_dispatch_stack() or type(first) not in PLAIN:
-            from .ops import run_in_graph  # which few processes need
+            from .operations.ops import run_in_graph  # which few processes need
 
             return run_in_graph(self, values, lead)
         return self.computed(values, lead, first.device)
@@ -98,8 +98,8 @@ class Runner(Operation):
 
     @cached_property
     def name(self) -> str:
-        """The name by which torch's graphs call it; see htile.run.ops."""
-        from .ops import content_name  # which few processes need
+        """The name by which torch's graphs call it; see operations/ops.py."""
+        from .operations.ops import content_name  # which few processes need
 
         if self._part is None:
             return f"{content_name(self)}!"  # no root of a compiled graph; see `ops.Root`

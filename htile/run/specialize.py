@@ -30,7 +30,7 @@ class Specialization:
 
     It refers to no tensor, and tells what a call computes and what its results are. `graph` is
     `traced` after the passes, and what kernels are made from: rows of `graph.n` elements. If there
-    are products with matrices, it is `traced` itself, which htile.run.products takes apart.
+    are products with matrices, it is `traced` itself, which htile.run.products.calls takes apart.
     """
 
     specs: tuple[Spec, ...]

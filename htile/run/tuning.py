@@ -16,13 +16,13 @@ from ..frontend.roles import classify
 from ..lower import Lowered, printed
 from ..tune import search
 from ..tune.tiles import Asked, TunedProducts, TunedTile, tune_tile
+from .differentiation.training import passes_of
 from .launch import Request, prepare, run
 from .operands import device_of, refuse_transforms, wants_gradients
-from .product_kernels import ProductKernel, ProductKernels
-from .products import ProductLaunch
+from .products.calls import ProductLaunch
+from .products.kernels import ProductKernel, ProductKernels
+from .products.tiles import choices, trying
 from .runner import Runner
-from .tiles import choices, trying
-from .training import passes_of
 
 if TYPE_CHECKING:
     from .rowwise import Rowwise

@@ -21,7 +21,7 @@ import torch
 from ..build import cache, files
 from ..build.artifact import variant
 from ..frontend.graph import Graph
-from ..lower.choice import choose
+from ..lower.choice.default import choose
 from ..lower.plan import Plan
 
 logger = logging.getLogger("htile.tune")

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from ..build.arch import Arch
-from ..lower.fused import Fused, Tile
-from ..lower.product_tiles import tiles
+from ..lower.products.fused import Fused, Tile
+from ..lower.products.tiles import tiles
 from .kept import folder_there, of_graph, of_machine, read, write
 
 BLOCK = 64  # rows; numbers of them that begin as many blocks have the same tuned tile

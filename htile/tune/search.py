@@ -22,7 +22,7 @@ from ..build.cache import cache_folder
 from ..build.compile import building
 from ..errors import ArgumentError, CompileError
 from ..lower import Lowered, choose
-from ..lower.cost import cost
+from ..lower.choice.cost import cost
 from ..lower.plan import Plan
 from .kept import Wanted, in_force, keep, recall
 from .statistics import Estimate, paired

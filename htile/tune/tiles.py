@@ -14,9 +14,9 @@ import torch
 from ..build.arch import Arch
 from ..build.compile import building
 from ..errors import CompileError
-from ..lower.fused import Fused, Tile
-from ..lower.product_plan import ProductPlan
-from ..lower.product_tiles import cycles, tiles
+from ..lower.products.fused import Fused, Tile
+from ..lower.products.plan import ProductPlan
+from ..lower.products.tiles import cycles, tiles
 from .kept_tiles import keep_tile
 from .search import BesideDefault, search, shown, time_on
 from .statistics import Estimate

@@ -10,7 +10,7 @@ import torch
 import htile
 from htile.errors import DtypeError
 from htile.frontend.ops import Op
-from htile.lower.narrow import _range
+from htile.lower.passes.narrow import _range
 from tests.frontend.test_indices import exact, kernels_graph
 from tests.lower.cases import kernel_of
 

@@ -22,7 +22,7 @@ from htile.frontend.graph import Role
 from htile.frontend.ops import COLLECTIVES, Op
 from htile.frontend.reference import evaluate
 from htile.frontend.slopes import Slope
-from htile.lower.passes import run_passes
+from htile.lower.passes.simplify import run_passes
 from htile.lower.patterns import ancestors
 from tests.gradients import F64, called, check, check_second, cotangents, gradients
 from tests.test_gallery import prepared

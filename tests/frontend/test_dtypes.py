@@ -20,7 +20,7 @@ from htile.frontend.graph import Role
 from htile.frontend.reference import evaluate
 from htile.frontend.roles import Spec
 from htile.frontend.trace import trace
-from htile.lower.expressions import CUTLASS_TYPES
+from htile.lower.emission.expressions import CUTLASS_TYPES
 
 M, N = 2, 5
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16

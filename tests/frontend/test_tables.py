@@ -20,7 +20,7 @@ from htile.frontend.reference import evaluate
 from htile.frontend.roles import classify
 from htile.frontend.trace import trace
 from htile.lower import run_passes
-from htile.lower.space import place
+from htile.lower.passes.space import place
 from htile.testing import assert_close, oracle
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32

@@ -17,7 +17,7 @@ from htile.frontend.adjoints import DERIVE, REARRANGED, nothing
 from htile.frontend.graph import Role
 from htile.frontend.ops import COLLECTIVES, Op
 from htile.frontend.tangents import PUSH, tangents
-from htile.lower.passes import run_passes
+from htile.lower.passes.simplify import run_passes
 from tests.frontend import test_derive as derivatives
 from tests.frontend import test_slopes as slopes
 from tests.gradients import called, check_tangents

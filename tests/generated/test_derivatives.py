@@ -12,7 +12,7 @@ import torch
 
 from htile.errors import UnsupportedError
 from htile.frontend.derive import derive
-from htile.lower.passes import run_passes
+from htile.lower.passes.simplify import run_passes
 from tests.gradients import assert_close, called, check, check_second
 
 from . import movements

@@ -13,8 +13,8 @@ from htile.frontend.ops import MOVEMENTS, Op
 from htile.frontend.reference import evaluate
 from htile.frontend.roles import classify
 from htile.frontend.trace import trace
-from htile.lower.bundles import bundle_neighbours
-from htile.lower.space import place
+from htile.lower.passes.bundles import bundle_neighbours
+from htile.lower.passes.space import place
 from htile.testing import oracle
 
 from .movements import interpreted, program

@@ -4,9 +4,9 @@
 import pytest
 from torch.utils import _pytree as pytree
 
-from htile.lower.fused import WIDTHS
-from htile.run.product_kernels import ProductKernel
-from htile.run.products import ProductStep, steps_of
+from htile.lower.products.fused import WIDTHS
+from htile.run.products.calls import ProductStep, steps_of
+from htile.run.products.kernels import ProductKernel
 from tests.request_of import request_of
 from tests.test_matrices import run_steps
 

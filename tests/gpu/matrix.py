@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 import examples
 from examples.rmsnorm import residual_arguments, rmsnorm
 from htile.build.compile import build
-from htile.run import short_text
+from htile.run.shortcuts import text as short_text
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 DTYPES = (BF16, F16, F32)

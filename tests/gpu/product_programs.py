@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
-from htile.run.product_kernels import ProductKernel
+from htile.run.products.kernels import ProductKernel
 from tests.generated.measure import check
 from tests.generated.products import program
 from tests.generated.test_on_gpu import poisoned

@@ -11,8 +11,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from benchmarks import linear_cross_entropy
-from htile.run import product_chunks
-from htile.run.product_kernels import ProductKernel
+from htile.run.products import chunks as product_chunks
+from htile.run.products.kernels import ProductKernel
 from htile.testing import assert_close
 from tests import products, whole_rows
 from tests.forced_tiles import compile_ahead, count_of, each_form, forced, fresh, in_turns

@@ -10,10 +10,11 @@ import htile
 from benchmarks.general import fit
 from benchmarks.general.population import FUNCTIONS
 from benchmarks.kernels import DTYPES, KERNELS
-from htile.lower import choice, enumerate_plans
-from htile.lower.cost import _value_costs, cost, features
+from htile.lower import enumerate_plans
+from htile.lower.choice import default as choice
+from htile.lower.choice.cost import _value_costs, cost, features
+from htile.lower.choice.preference import closest_first
 from htile.lower.plan import ROWS
-from htile.lower.preference import closest_first
 from tests.lower.cases import BF16, EXAMPLES
 
 

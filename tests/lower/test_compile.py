@@ -304,7 +304,7 @@ def registers_of_section(cubin):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_forced_plans_compile_without_a_stack(name):
     """The plans are the extremes: the most and fewest elements a thread, and most rows a block."""
-    from htile.lower.enumeration import enumerate_plans
+    from htile.lower.choice.enumeration import enumerate_plans
 
     for n in (1000, 4096):
         graph = example_kernel(name, n).graph

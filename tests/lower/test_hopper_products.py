@@ -9,10 +9,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from htile.build.compile import build
-from htile.lower.emit_products import emit
-from htile.lower.fused import Tile
-from htile.lower.names import kernel_name
-from htile.run import products as running
+from htile.lower.emission.names import kernel_name
+from htile.lower.products.emit import emit
+from htile.lower.products.fused import Tile
+from htile.run.products import calls as running
 from htile.testing import assert_close
 from tests import products
 from tests.primitives.hopper_device import Map, launch

@@ -11,7 +11,7 @@ import htile
 from htile.errors import UnsupportedError
 from htile.frontend.roles import classify
 from htile.frontend.trace import trace
-from htile.lower.space import place
+from htile.lower.passes.space import place
 from htile.testing import assert_close, oracle
 from tests.generated.movements import interpreted
 

@@ -3,7 +3,7 @@
 import torch
 
 import htile
-from htile.lower.cost import features
+from htile.lower.choice.cost import features
 from tests.primitives.ptx_device import launch
 
 

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 import htile
 from htile.frontend.graph import Output, Role
 from htile.frontend.reference import evaluate
-from htile.lower.rewrite import rewrite
+from htile.lower.passes.rewrite import rewrite
 from tests.lower.cases import ARCH
 
 I32, NAN = torch.int32, float("nan")

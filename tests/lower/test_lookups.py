@@ -9,7 +9,7 @@ import torch
 import htile
 from htile.frontend.ops import Op
 from htile.lower import printed
-from htile.lower.enumeration import enumerate_plans
+from htile.lower.choice.enumeration import enumerate_plans
 from htile.lower.plan import Form, Target
 from htile.lower.steps import ChunkLoop, Compute, Fence, Reduce
 from htile.lower.work import Work

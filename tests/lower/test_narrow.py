@@ -12,10 +12,10 @@ import htile
 from benchmarks.instructions import of_element
 from htile.frontend.ops import Op
 from htile.frontend.reference import evaluate
-from htile.lower.narrow import ranges
-from htile.lower.passes import narrow_indices
+from htile.lower.passes.narrow import ranges
+from htile.lower.passes.rewrite import rewrite
+from htile.lower.passes.simplify import narrow_indices
 from htile.lower.patterns import Function
-from htile.lower.rewrite import rewrite
 from tests.lower.cases import BF16, F32, kernel_of
 from tests.primitives.device_code import ARCHS, sections
 

@@ -10,8 +10,8 @@ import torch
 from htile.frontend.graph import Builder, Role, verify
 from htile.frontend.ops import Op, Value, Varies
 from htile.frontend.reference import evaluate
-from htile.lower.passes import PASSES, merge_common_subexpressions, run_passes
-from htile.lower.rewrite import rewrite
+from htile.lower.passes.rewrite import rewrite
+from htile.lower.passes.simplify import PASSES, merge_common_subexpressions, run_passes
 from tests.lower.cases import (
     BF16,
     COLUMN,

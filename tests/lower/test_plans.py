@@ -15,13 +15,13 @@ from htile.frontend.graph import Builder, Output, Role
 from htile.frontend.ops import COLLECTIVES, INFER, REDUCTIONS, Op, Value, Varies
 from htile.frontend.reference import EVALUATE
 from htile.lower import plans_for
-from htile.lower.choice import FEW_ROWS, choose
-from htile.lower.cost import cost
-from htile.lower.emit import emit
-from htile.lower.enumeration import UNROLLED_CHUNKS, enumerate_plans
-from htile.lower.expressions import EMIT
+from htile.lower.choice.cost import cost
+from htile.lower.choice.default import FEW_ROWS, choose
+from htile.lower.choice.enumeration import UNROLLED_CHUNKS, enumerate_plans
+from htile.lower.choice.preference import closest_first
+from htile.lower.emission.emit import emit
+from htile.lower.emission.expressions import EMIT
 from htile.lower.plan import ONE_KERNEL_N, ROWS, Form, Numerics, Target
-from htile.lower.preference import closest_first
 from htile.lower.reductions import OF_OP, VERY_LONG_N
 from htile.lower.steps import ChunkLoop, Load
 from htile.lower.vectors import vector_size

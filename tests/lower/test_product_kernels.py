@@ -13,11 +13,11 @@ import htile
 from benchmarks import product_tiles as product_times
 from htile.build.arch import ARCHS, DEFAULT
 from htile.build.compile import build
-from htile.lower.emit_products import emit
-from htile.lower.fused import Tile
-from htile.lower.names import kernel_name
-from htile.lower.product_tiles import choose_tile, cycles, fastest, tiles
-from htile.run.products import ProductStep, steps_of, text_for
+from htile.lower.emission.names import kernel_name
+from htile.lower.products.emit import emit
+from htile.lower.products.fused import Tile
+from htile.lower.products.tiles import choose_tile, cycles, fastest, tiles
+from htile.run.products.calls import ProductStep, steps_of, text_for
 from htile.testing import assert_close
 from tests import products
 from tests.products import FUNCTIONS, arguments

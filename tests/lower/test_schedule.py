@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import htile
 from htile.frontend.graph import Role
 from htile.frontend.ops import REDUCTIONS, Op
-from htile.lower.passes import run_passes
+from htile.lower.passes.simplify import run_passes
 from htile.lower.patterns import Function
 from htile.lower.reductions import MAX, MIN, MOMENTS, OF_OP, SOFTMAX, SUM, Reduce
 from htile.lower.schedule import list_steps

@@ -9,12 +9,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from htile.build.compile import build
-from htile.lower import emit_warp_products
-from htile.lower.fused import Tile
-from htile.lower.names import kernel_name
-from htile.lower.product_tiles import choose_tile, cycles, tiles
-from htile.run import products as running
-from htile.run.product_kernels import ProductKernels
+from htile.lower.emission.names import kernel_name
+from htile.lower.products import emit_warp as emit_warp_products
+from htile.lower.products.fused import Tile
+from htile.lower.products.tiles import choose_tile, cycles, tiles
+from htile.run.products import calls as running
+from htile.run.products.kernels import ProductKernels
 from htile.testing import assert_close
 from tests import products
 from tests.lower.test_product_kernels import fused_of

@@ -7,11 +7,11 @@ import torch.nn.functional as F
 import htile
 from htile.build.arch import ARCHS, DEFAULT
 from htile.build.compile import build
-from htile.lower.emit_products import emit
-from htile.lower.fused import WHOLE_BYTES, Tile
-from htile.lower.names import kernel_name
-from htile.lower.product_tiles import choose_tile, tiles
-from htile.run.products import RowStep, steps_of
+from htile.lower.emission.names import kernel_name
+from htile.lower.products.emit import emit
+from htile.lower.products.fused import WHOLE_BYTES, Tile
+from htile.lower.products.tiles import choose_tile, tiles
+from htile.run.products.calls import RowStep, steps_of
 from htile.testing import assert_close
 from tests import products
 from tests.lower import test_hopper_products as hopper

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import htile
-from htile.lower import enumeration, instructions, plan, reductions, schedule, work
+from htile.lower import plan, reductions, schedule, work
+from htile.lower.choice import enumeration, instructions
 from htile.lower.patterns import Function
 from htile.lower.precision import NEAR_OPS
 from tests.lower.cases import BF16, EXAMPLES

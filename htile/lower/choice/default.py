@@ -1,0 +1,139 @@
+"""Which of a graph's plans is the default.
+
+Its numerics are those that the cost model expects to take the least time. They have to serve every
+number of rows and every alignment, because bits must not depend on these. So they are judged by
+many aligned rows and by few, in the geometric mean of both. Where nothing is reduced all numerics
+give the same bits, so few rows may have other numerics than many.
+
+The model has errors: where the numerics that were measured to be fast (`preference`) are expected
+to take about as long, they are taken. How long that is depends on whether they were measured for
+such functions. The placement is the one that `preference` prefers of those that these numerics
+have. Loops over shifted rows were not measured, so that their placement is the one that is expected
+to take the least time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..over_rows import preferred, without_sums
+from ..passes.rewrite import rewrite
+from ..plan import ONE_KERNEL_N, ROWS, Numerics, Plan, Target
+from ..reductions import VERY_LONG_N
+from ..work import Work
+from .cost import cost
+from .enumeration import plans_of_work
+from .preference import closest_first
+
+# Of the logarithm of the time of many rows; that of few rows has the rest. Many shifted rows have
+# more, because their instructions count there.
+MANY_WEIGHT, SHIFTED_WEIGHT = 0.7, 0.8
+FEW_ROWS = 16
+# A key is a number of `ROWS`. The value is how many rows such a batch is taken to have.
+FEW = {1: FEW_ROWS, 64: 128}
+SOME_ROWS = 512  # The same, of those in between few and many.
+MANY_BYTES = 256 << 20  # of all rows, where they are many
+# Numerics that take more than SLOW times as long as others for many rows are not asked how long
+# they take for few, unless they are the preferred ones.
+SLOW = 1.25
+# Preferred numerics are taken if they are expected to take at most ABOUT times as long as the best,
+# and if they pad rows by at most PADDED, a share of the row. Rows that are shifted or padded by
+# more were not measured. Of functions that were not measured it is at most ALIKE times as long.
+ABOUT, PADDED, ALIKE = 1.25, 0.04, 1.02
+# Functions were measured that have at most so many rows, columns and results, and that take at most
+# so many instructions for an element of a row that is held.
+MEASURED_TENSORS, MEASURED_INSTRUCTIONS = 2, 12
+
+
+def choose(plans: list[Plan]) -> Plan:
+    """The default among plans of one graph and target."""
+    if plans[0].numerics.groups:
+        return preferred(plans, _usual(plans[0]))
+    ordered = closest_first(plans)
+    numerics = _choose_numerics(ordered)
+    placed = [plan for plan in ordered if plan.numerics == numerics]
+    return _placed(placed, _usual_rows(placed[0])) if _is_modelled(placed[0].target) else placed[0]
+
+
+def _placed(plans: list[Plan], rows: int) -> Plan:
+    """The placement that so many rows have, of plans with the same numerics.
+
+    plans: the preferred first.
+    """
+    if not (plans[0].placement.shifted and plans[0].numerics.in_loops):
+        return plans[0]
+    return min(plans, key=lambda plan: cost(plan, rows).time)
+
+
+def _is_modelled(target: Target) -> bool:
+    """Whether costs are known. Those of GPUs without clusters are not, nor those of long rows."""
+    return target.arch.max_cluster > 1 and target.n <= VERY_LONG_N
+
+
+def _usual_rows(plan: Plan) -> int:
+    """How many rows a batch is taken to have, of a class of numbers of rows."""
+    return FEW.get(plan.target.rows) or (_many(plan) if plan.target.rows == ROWS[-1] else SOME_ROWS)
+
+
+def _usual(plan: Plan) -> Numerics | None:
+    """The numerics of many rows, without the results that are reduced over all of them."""
+    graph = without_sums(plan.graph)
+    if graph is None:
+        return None
+    target = replace(plan.target, align=16, lead=1, broadcast=(), aliases=(), rows=ROWS[-1])
+    work = Work(rewrite(graph), plan.work.fastmath)
+    plans = plans_of_work(work, target)
+    return choose(plans).numerics if plans else None
+
+
+def _choose_numerics(ordered: list[Plan]) -> Numerics:
+    """The numerics that the default has, of those of these plans, the preferred first."""
+    target, work = ordered[0].target, ordered[0].work
+    if not _is_modelled(target):
+        return ordered[0].numerics
+    many_aligned = replace(target, align=16, lead=1, broadcast=(), aliases=(), rows=ROWS[-1])
+    has_own = work.is_map and target.n > ONE_KERNEL_N  # for each class of numbers of rows
+    if has_own and target.rows in FEW:
+        return min(ordered, key=lambda plan: cost(plan, FEW[target.rows]).time).numerics
+    if not has_own and target != many_aligned:
+        known = {plan.numerics for plan in ordered}
+        every = plans_of_work(work, many_aligned)
+        ordered = closest_first([plan for plan in every if plan.numerics in known])
+    usual, rows = ordered[0].numerics, _many(ordered[0])
+    placed: dict[Numerics, list[Plan]] = {}
+    for plan in ordered:
+        placed.setdefault(plan.numerics, []).append(plan)
+    many = {num: cost(_placed(plans, rows), rows).time for num, plans in placed.items()}
+    longest = SLOW * min(many.values())
+    asked = [numerics for numerics, time in many.items() if time <= longest or numerics == usual]
+    weight = SHIFTED_WEIGHT if ordered[0].placement.shifted else MANY_WEIGHT
+    weight = 1 if has_own else weight
+
+    def mean(numerics: Numerics) -> float:
+        # Few rows have placements of their own, of which one is about as fast as the best of these.
+        few = min([cost(plan, FEW_ROWS).time for plan in placed[numerics]])
+        return many[numerics] ** weight * few ** (1 - weight)
+
+    means = {numerics: mean(numerics) for numerics in asked}
+    best = min(means, key=means.__getitem__)
+    about = ABOUT if _is_like_measured(work) else ALIKE
+    is_about_as_fast = means[usual] <= about * means[best]
+    return usual if is_about_as_fast and _has_measured_rows(placed[usual][0]) else best
+
+
+def _is_like_measured(work: Work) -> bool:
+    """Whether `preference` was measured on such functions."""
+    tensors = work.rows, work.columns, work.writes
+    is_small = max(map(len, tensors)) <= MEASURED_TENSORS and not (work.lookups or work.chains)
+    return is_small and work.held.costs[0] <= MEASURED_INSTRUCTIONS
+
+
+def _has_measured_rows(plan: Plan) -> bool:
+    """Whether it was measured on such rows."""
+    padded = plan.numerics.step * plan.chunks
+    return not plan.placement.shifted and padded <= (1 + PADDED) * plan.graph.n
+
+
+def _many(plan: Plan) -> int:
+    """How many rows fill a GPU, and keep its memory busy for a while."""
+    return max(ROWS[-1], MANY_BYTES // (plan.graph.n * max(1, plan.work.row_bytes)))

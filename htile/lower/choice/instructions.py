@@ -1,0 +1,101 @@
+"""About how many instructions a thread takes: for an element of a row, and for its values.
+
+They are those of the machine code (SASS) of sm_90a, as `python -m benchmarks.instructions` counts
+them. Plans are chosen by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from ...frontend.graph import Graph
+from ...frontend.ops import Op
+from ..patterns import Function
+from ..reductions import CUMPROD, CUMSUM, MOMENTS, SOFTMAX, Part
+from ..steps import Compute
+
+LEAVES = frozenset({Op.INPUT, Op.CONST})
+# For an element, and how many of these are for the special function units (MUFU). A key that names
+# both the operation and the device function counts first, then the device function alone. What is
+# not here takes one instruction.
+OP_COSTS = {
+    Op.SQRT: (15, 1), Op.RSQRT: (4, 1), Op.EXP: (8, 1), Op.EXP2: (4, 1), Op.EXPM1: (23, 0),
+    Op.LOG: (24, 0), Op.LOG2: (26, 0), Op.LOG10: (25, 0), Op.LOG1P: (26, 0), Op.SIN: (24, 0),
+    Op.COS: (24, 0), Op.TANH: (15, 2), Op.SIGMOID: (10, 2), Op.ERF: (20, 1), Op.DIV: (14, 1),
+    Op.FLOORDIV: (116, 0), Op.MOD: (77, 0), Op.POW: (88, 2), Op.PHILOX: (40, 0), Op.WORD: (60, 0),
+    Op.UNIFORM: (3, 0), Op.EXPONENTIAL: (28, 0), Op.KEY: (6, 0), Op.GROUPED: (3, 0),
+    Op.EXPONENT: (10, 0), Op.LDEXP: (20, 0), Op.FLOOR_LOG2: (12, 0), Op.CEIL_LOG2: (15, 0),
+    Function.FOURS: (16, 0),
+    Function.BOUNDED: (2, 1), Function.QUOTIENT: (2, 1), Function.NUMBER: (2, 0),
+    Function.FAST: (2, 1), Function.GELU: (15, 2), Function.ELEMENT: (0, 0),
+    (Op.SQRT, Function.NEAR): (4, 1), (Op.EXP, Function.NEAR): (5, 1),
+    (Op.EXPM1, Function.NEAR): (6, 1), (Op.LOG, Function.NEAR): (11, 1),
+    (Op.LOG2, Function.NEAR): (11, 1), (Op.LOG10, Function.NEAR): (11, 1),
+    (Op.LOG1P, Function.NEAR): (6, 1), (Op.LOG1P, Function.BOUNDED): (9, 0),
+    (Op.SIGMOID, Function.NEAR): (4, 2), (Op.TANH, Function.NEAR): (9, 2),
+    (Op.DIV, Function.NEAR): (7, 1),
+}  # fmt: skip
+# These are for a division by what the row has once, whose reciprocal is computed once too.
+SHARED_DIVISOR_COSTS = {Function.EXACT: (3, 0), Function.NEAR: (2, 0)}
+# Instructions for an element; other parts take one. A scan takes more for each vector.
+PART_COSTS = {SOFTMAX: 6, MOMENTS: 6, CUMSUM: 2, CUMPROD: 2}
+SCAN_COSTS = 18  # instructions of a scan for each vector of a thread, and each word of an element
+TAKEN = 8  # instructions for what is at an index: its address, the load, and what converts it
+STORED = 3  # instructions for a result that a row has once
+# The address of each tensor beside the first FREE_ADDRESSES takes a thread so many instructions.
+ADDRESS, FREE_ADDRESSES = 8, 4
+
+
+def sweep_costs(
+    graph: Graph, computes: tuple[Compute, ...], parts: tuple[Part, ...]
+) -> tuple[int, int]:
+    """Instructions of a sweep for each element, and those of them for MUFU."""
+    chains = {part.chain for part in parts} - {None}
+    plain = [PART_COSTS.get(part.kind, 1) for part in parts if part.chain is None]
+    count, special = sum(plain) + sum([chain.sorting for chain in chains]), 0
+    counters = set()  # four words of one counter take about what one takes
+    for step in computes:
+        if graph[step.id].op is Op.PHILOX:
+            if step.inputs in counters:
+                continue
+            counters.add(step.inputs)
+        own, own_special = _step_costs(graph, step)
+        count, special = count + own, special + own_special
+    return count, special
+
+
+def _step_costs(graph: Graph, step: Compute) -> tuple[int, int]:
+    """Those of a step; what is computed once a row, or once a group, does not count."""
+    node, function = graph[step.id], step.function
+    if not node.value.spread or (step.id in graph.equal_in_groups and node.op is not Op.GROUPED):
+        return 0, 0
+    is_shared = node.op is Op.DIV and not graph[step.inputs[1]].value.spread
+    if is_shared and function in SHARED_DIVISOR_COSTS:
+        return SHARED_DIVISOR_COSTS[function]
+    return _listed(node.op, function)
+
+
+def _listed(op: Op, function: Function) -> tuple[int, int]:
+    keys = (op, function), function, op
+    return next((OP_COSTS[key] for key in keys if key in OP_COSTS), (1, 0))
+
+
+def value_costs(graph: Graph, computes: Iterable[Compute], stored: int = 0) -> int:
+    """Those of a thread for values that its row has once, `stored` of which are results.
+
+    Every thread of the row computes them. So they count the more, the fewer elements each has.
+    """
+    return STORED * stored + sum([_value_costs(graph, step) for step in computes])
+
+
+def _value_costs(graph: Graph, step: Compute) -> int:
+    """Those of one value; 64 bits take twice as many."""
+    node = graph[step.id]
+    if node.value.spread or node.op is Op.RESHAPE or node.op in LEAVES:
+        return 0
+    if node.op is Op.TAKE:
+        return TAKEN
+    is_wide = any(graph[id].value.dtype is torch.int64 for id in (node.id, *node.inputs))
+    return _listed(node.op, step.function)[0] * (2 if is_wide else 1)

@@ -1,0 +1,220 @@
+"""The names of the emitted text: of the user's parameters, of tensors and of every value.
+
+They are given in the order in which a kernel is printed, so that `max0` comes before `max1`. The
+plan's description and the pictures use the same names.
+"""
+
+from __future__ import annotations
+
+import itertools
+import keyword
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...frontend.graph import Graph, Input, Output, Role
+from ...frontend.ops import Op
+from ..periods import once, read_by_others
+from ..reductions import MOMENTS, SOFTMAX, Part, Reduce
+from ..steps import ChunkLoop, Compute, Home, Load, Prefetch, Step
+from .expressions import CUTLASS_TYPES, literal, written
+
+if TYPE_CHECKING:
+    from ..plan import Plan
+
+# Names of the emitted module and of Python. CuTe-DSL shadows `pred` inside a dynamic `if`.
+RESERVED = frozenset(
+    {
+        *keyword.kwlist,
+        *CUTLASS_TYPES.values(),
+        *("ElementwiseTileConfig", "ElementwiseKernelContext", "ElementwiseLoader"),
+        *("ElementwiseStorer", "GlobalToRegLoader", "_", "float", "config", "ctx", "l", "I", "O"),
+        *("OverRows", "Parts", "RowLoop", "RowsAhead"),
+        *("MatmulKernelContext", "MatmulTileConfig", "TileRows", "transposed"),
+        *("WarpMatmulConfig", "WarpMatmulContext"),
+        *("as_row_values", "as_rows", "expand", "lead", "table_of", "view_of"),
+        *(f"m{k}" for k in range(64)),
+        *("blocks", "chunk", "cuda", "cute", "cutlass", "fake_arguments", "k", "loader", "m"),
+        *("make_fake_tensor", "math", "MEAN", "pred", "range", "s", "stream", "tiled_copy"),
+    }
+)
+
+CHOSEN_FROM = (Role.TAKEN, Role.TABLE)  # What is at an index is read of such an input.
+# What a loop carries for two reductions at once.
+CARRIED = {SOFTMAX: "pair", MOMENTS: "triple"}
+
+
+def kernel_name(graph: Graph) -> str:
+    """The name of the host function: the user's function's, made an identifier."""
+    name = "".join(c if c.isalnum() and c.isascii() else "_" for c in graph.name).strip("_")
+    name = name if name and not name[0].isdigit() else f"kernel_{name}"
+    return name + "_" if name in RESERVED or name in ("cutlass", "htile") else name
+
+
+class Names:
+    """Every name of one plan's text, and what is loaded at its start.
+
+    values: of nodes that are computed, reduced or passed, by id.
+    tensors: of inputs and outputs, as the kernel's parameters, in their order. Elements of a result
+        that lie side by side have the name of the first.
+    places: of the others, how far behind the first each of them lies.
+    arguments: of what the host function takes, in its order; an input may be a piece of one.
+    opening: the steps that load what is loaded first, and tell where rows end.
+    fragments: of inputs, as tiles in shared memory (`sX`) or registers (`tXrX`).
+    carried: of what a loop carries, by part.
+    moments: of what an exchange brings beside its result, by part.
+    ranks: of all ranks of a chain together, by part.
+    kept: of results that loops keep on chip (`Plan.kept`).
+    prefetched: of the chunks that are on their way to a loop, by the loop's place in the steps.
+    once, repeated: what is computed of one chunk, and what of it becomes that of every chunk.
+    totals: of what a loop over rows adds up, by the result. next_values: of one value each of the
+        next row, by the input. block, loop, ahead, workspace,
+        combining, grid: of what else there is for such results (`rows.py`).
+    """
+
+    def __init__(self, plan: Plan):
+        self.plan, graph = plan, plan.graph
+        self.function = kernel_name(graph)
+        self._taken = set(RESERVED) | {self.function, f"{self.function}_kernel"}
+        self._counts: dict[str, int] = {}
+        self.values = {i.id: self._value(i) for i in graph.inputs if i.role not in CHOSEN_FROM}
+        self._arguments: dict[tuple[type, str], str] = {}
+        self.tensors = {i: self._tensor(i) for i in graph.inputs}
+        self.places: dict[Output, int] = {}
+        for first, *others in graph.outputs_beside:
+            self.tensors[first] = self._tensor(first)
+            for output in others:
+                self.tensors[output] = self.tensors[first]
+                self.places[output] = output.view.start[-1] - first.view.start[-1]
+        self.arguments = tuple(self._arguments.values())
+        # What is at an index is loaded from a tensor, which is no value.
+        self.values |= {i.id: self.tensors[i] for i in graph.inputs if i.role in CHOSEN_FROM}
+        self.once = once(plan)
+        self.repeated = read_by_others(plan, self.once)
+        self.fragments: dict[Input, str] = {}
+        self.carried: dict[Part, str] = {}
+        self.moments: dict[Part, str] = {}
+        self.ranks: dict[Part, str] = {}
+        self.prefetched: dict[int, str] = {}
+        self.totals: dict[Output, str] = {}
+        if graph.over_rows:
+            self.block, self.loop = self._unique("block"), self._unique("row_loop")
+            self.ahead, self.workspace = self._unique("rows_ahead"), self._unique("mParts")
+            self.combining = self._unique(f"{self.function}_combine")
+            self.grid = self._unique("grid")
+            self.totals = {output: self._numbered("total") for output in graph.over_rows}
+            self.next_values = {
+                i: self._unique(f"next_{self.values[i.id]}")
+                for i in plan.work.loaded if i.role is Role.PER_ROW
+            }  # fmt: skip
+        ends = plan.work.ends
+        opening = itertools.takewhile(lambda s: isinstance(s, Load) or s in ends, plan.steps)
+        self.opening = tuple(opening)
+        for i in (step.input for step in self.opening if isinstance(step, Load)):
+            if i.role is not Role.ROW or plan.rows_home in (Home.REGISTERS, Home.PACKED):
+                self.fragments[i] = self._unique("tXr" + self.tensors[i][1:])
+            elif plan.rows_home is Home.SHARED:
+                self.fragments[i] = self._unique("s" + self.tensors[i][1:])
+        self.kept = {o: self._unique("kept" + self.tensors[o][1:]) for o in plan.kept}
+        self._name_steps(plan.steps)
+
+    def operand(self, id: int) -> str:
+        """The text of a value that is read: its name, or the number itself."""
+        node = self.plan.graph[id]
+        if node.op is Op.RESHAPE:
+            return self.operand(node.inputs[0])
+        return literal(node.arg, node.value.dtype) if node.op is Op.CONST else self.values[id]
+
+    def expression(self, step: Compute, ctx: str = "ctx") -> str:
+        """The text of what a step computes; `ctx` is the context that knows the columns."""
+        args = tuple(map(self.operand, step.inputs))
+        if step.id in self.once:
+            args = tuple(map(self._of_one_chunk, step.inputs, args))
+        return written(self.plan.graph[step.id], args, step.function, ctx)
+
+    def _of_one_chunk(self, id: int, text: str) -> str:
+        """An operand of what is computed of one chunk."""
+        node = self.plan.graph[id]
+        is_whole = node.value.spread and node.op is not Op.CONST
+        is_whole = is_whole and (id not in self.once or id in self.repeated)
+        return f"ctx.of_one_chunk({text})" if is_whole else text
+
+    def _name_steps(self, steps: Sequence[Step]) -> None:
+        """Names in the order of the text."""
+        graph, numerics = self.plan.graph, self.plan.numerics
+        for k, step in enumerate(steps):
+            match step:
+                case ChunkLoop():
+                    for part in step.parts:
+                        self._fresh(part.results[0])
+                        self.carried[part] = self.values[part.results[0]]
+                        if part.carries_two_stages:
+                            self.carried[part] = self._numbered(CARRIED[part.kind])
+                    for i in step.reads:
+                        if i not in self.fragments:
+                            self.fragments[i] = self._unique("tXr" + self.tensors[i][1:])
+                    if step.reads and self.plan.placement.prefetch and k not in self.prefetched:
+                        self.prefetched[k] = self._numbered("prefetched")
+                    self._name_steps(step.steps)
+                case Prefetch():
+                    loop = next(j for j in range(k, len(steps)) if isinstance(steps[j], ChunkLoop))
+                    self.prefetched[loop] = self._numbered("prefetched")
+                case Reduce():
+                    for part in dict.fromkeys(step.parts):
+                        if part.chain is not None:
+                            name = self.ranks[part] = self._numbered("ranks")
+                            each = {id: f"{name}[{k}]" for k, id in enumerate(part.results)}
+                            self.values |= each
+                    made = step.results if numerics.in_loops else step.made(graph)
+                    for id in made:
+                        if id not in self.values:
+                            self._fresh(id)
+                    part = step.parts[0]
+                    if part.kind is MOMENTS and part.at_once and step.exchanges:
+                        self.moments[part] = self._numbered("moments")
+                case Compute(id) if id not in self.values and graph[id].op is not Op.RESHAPE:
+                    self._fresh(id)
+
+    def _unique(self, name: str) -> str:
+        while name in self._taken:
+            name += "_"
+        self._taken.add(name)
+        return name
+
+    def argument(self, piece: Input | Output) -> str:
+        """The host function's parameter that an input or output is, or is a piece of."""
+        return self._arguments[type(piece), piece.name]
+
+    def _value(self, i: Input) -> str:
+        return self._unique(i.name) if i.view is None else self._piece(i.name)
+
+    def _tensor(self, argument: Input | Output) -> str:
+        key = type(argument), argument.name
+        if key not in self._arguments:
+            if isinstance(argument, Input) and argument.role is Role.SCALAR:
+                self._arguments[key] = self.values[argument.id]
+            else:
+                camel = "".join(part[:1].upper() + part[1:] for part in argument.name.split("_"))
+                self._arguments[key] = self._unique(f"m{camel}")
+        name = self._arguments[key]
+        return name if argument.view is None else self._piece(name)
+
+    def _piece(self, whole: str) -> str:
+        """`x0`, `x1`: the name of the whole and a count."""
+        return self._numbered(f"{whole}_" if whole[-1].isdigit() else whole)
+
+    def _fresh(self, id: int) -> None:
+        """`max0`, `max1`: the operation and a count."""
+        self.values[id] = self._numbered(self.plan.graph[id].op.value)
+
+    def _numbered(self, what: str) -> str:
+        while True:
+            count = self._counts.get(what, 0)
+            self._counts[what] = count + 1
+            if (name := f"{what}{count}") not in self._taken:
+                self._taken.add(name)
+                return name
+
+
+def value_names(plan: Plan) -> dict[int, str]:
+    """The name that the emitted text has for each value, by the id of its node."""
+    return dict(Names(plan).values)

@@ -1,0 +1,142 @@
+"""Prints a loop over rows, and the kernel that combines what the loops of all CTAs have."""
+
+from __future__ import annotations
+
+import textwrap
+
+from ...frontend.graph import Role
+from ..over_rows import PartsOf, part_dtype, parts_of
+from ..plan import Plan
+from ..reductions import OF_OP
+from ..steps import Load
+from .expressions import CUTLASS_TYPES, INDENT, wrapped_call
+from .names import Names
+from .steps import assign, print_step
+
+COMBINED = 32  # columns that a CTA of the second kernel works on
+COMBINING_THREADS = 512
+
+
+def loads_once(plan: Plan, names: Names) -> list[str]:
+    """What all rows share, what is added up, and the loop itself."""
+    block, lines = names.block, []
+    for i in (step.input for step in names.opening if isinstance(step, Load)):
+        if i.role is Role.COLUMN:
+            lines.append(f"    {names.fragments[i]} = {block}.load_column({names.tensors[i]})")
+        elif i.role is Role.DEVICE_SCALAR:
+            lines += assign(names, i, f"{names.tensors[i]}[0]")
+    for output in plan.graph.over_rows:
+        dtype = CUTLASS_TYPES[part_dtype(plan.graph, output)]
+        given = OF_OP[output.over].combine, dtype
+        start, args = ("of_rows", (block, *given)) if output.is_row else ("of_values", given)
+        call = f"    {names.totals[output]} = OverRows.{start}("
+        lines += wrapped_call(call, list(args), ")")
+    lines.append(f"    {names.loop} = RowLoop({block}, {plan.numerics.groups})")
+    if is_ahead(plan):
+        tensors = [names.tensors[i] for i in plan.work.rows]
+        lines += wrapped_call(f"    {names.ahead} = RowsAhead(", [names.loop, *tensors], ")")
+    for i, name in names.next_values.items():
+        lines.append(f"    {name} = {names.loop}.row(0).load_row_value({names.tensors[i]})")
+    return lines
+
+
+def is_ahead(plan: Plan) -> bool:
+    """Whether the next row is on its way through shared memory while one is worked on."""
+    return plan.placement.loader == "shared" and bool(plan.work.rows)
+
+
+def loop(plan: Plan, names: Names, steps: list[str]) -> list[str]:
+    """The loop over rows, with what a row loads, and its steps."""
+    head = f"    for k in cutlass.range({names.loop}.count, unroll=1):"
+    body = [f"    ctx = {names.loop}.row(k)", *_loads(plan, names), *_next_values(names), *steps]
+    return [head, *textwrap.indent("\n".join(body), INDENT).split("\n")]
+
+
+def _loads(plan: Plan, names: Names) -> list[str]:
+    """The loads of one row."""
+    rows, lines = plan.work.rows, []
+    fragments = [names.fragments[i] for i in rows]
+    has_loader = bool(rows) and not is_ahead(plan)
+    if is_ahead(plan):
+        comma = "," if len(fragments) == 1 else ""
+        lines.append(f"    {', '.join(fragments)}{comma} = {names.ahead}.take(k)")
+    elif rows:
+        lines.append("    loader = GlobalToRegLoader(ctx)")
+    for step in names.opening:
+        if not isinstance(step, Load):
+            lines += print_step(names, step)
+        elif step.input.role is Role.ROW and has_loader:
+            i = step.input
+            end = f", end={names.operand(i.end)}" if i.end is not None else ""
+            lines.append(f"    {names.fragments[i]} = loader.start({names.tensors[i]}{end})")
+        elif step.input.role is Role.PER_ROW:
+            lines += assign(names, step.input, names.next_values[step.input])
+    lines += ["    loader.finish()"] if has_loader else []
+    for step in names.opening:
+        if isinstance(step, Load) and step.input.role in (Role.ROW, Role.COLUMN):
+            lines += assign(names, step.input, f"{names.fragments[step.input]}.load()")
+    return lines
+
+
+def _next_values(names: Names) -> list[str]:
+    """The loads of one value each of the next row, so that no row waits for its own."""
+    following = f"{names.loop}.row(k + 1, is_there=False)"
+    return [
+        f"    {name} = {following}.load_row_value({names.tensors[i]})"
+        for i, name in names.next_values.items()
+    ]
+
+
+def stores(plan: Plan, names: Names) -> list[str]:
+    """What follows the loop: each CTA stores its part of each result."""
+    lines = ["", "    # the part of this CTA"]
+    for parts in parts_of(plan):
+        args = [names.loop, names.totals[parts.output]]
+        lines.append(f"    {_parts(plan, names, parts)}.store({', '.join(args)})")
+    return lines
+
+
+def _parts(plan: Plan, names: Names, parts: PartsOf) -> str:
+    dtype = CUTLASS_TYPES[parts.dtype]
+    args = [names.workspace, parts.start, dtype, plan.parts, parts.columns]
+    return f"Parts({', '.join(map(str, args))})"
+
+
+def combining_kernel(plan: Plan, names: Names) -> list[str]:
+    """The kernel that combines the parts of all results."""
+    results = dict.fromkeys(names.tensors[each.output] for each in parts_of(plan))
+    params = [f"{names.workspace}: cute.Tensor", *(f"{name}: cute.Tensor" for name in results)]
+    lines = [
+        "@cute.kernel",
+        *wrapped_call(f"def {names.combining}(", [*params, "parts: Int32"], "):"),
+    ]
+    if plan.target.arch.dependent_launch:
+        lines += [
+            "    cute.arch.griddepcontrol_wait()  # all parts are there",
+            "    cute.arch.griddepcontrol_launch_dependents()  # the next may start",
+        ]
+    for place, each in enumerate(parts_of(plan)):
+        columns = plan.graph.n if each.output.is_row else 1
+        args = [OF_OP[each.output.over].combine, names.tensors[each.output], str(columns), "parts"]
+        args += [f"place={place}"] if place else []
+        lines += wrapped_call(f"    {_parts(plan, names, each)}.combine(", args, ")")
+    return lines
+
+
+def combining_launch(plan: Plan, names: Names) -> list[str]:
+    """Its launch, behind that of the loops, whose grid it takes the number of parts from."""
+    each = parts_of(plan)
+    results = dict.fromkeys(names.tensors[parts.output] for parts in each)
+    most = max([plan.graph.n if parts.output.is_row else 1 for parts in each])
+    args = [names.workspace, *results, f"{names.grid}[0]"]
+    launch = [
+        f"grid=[{-(-most // COMBINED)}, {len(each)}, 1]",
+        f"block=[{COMBINING_THREADS}, 1, 1]",
+        "stream=stream",
+        *(["use_pdl=True"] if plan.target.arch.dependent_launch else []),
+    ]
+    return [
+        *wrapped_call(f"    {names.combining}(", args, ").launch("),
+        *(f"        {each}," for each in launch),
+        "    )",
+    ]

@@ -1,0 +1,296 @@
+"""Prints the steps of a plan: what a thread does with its elements of a row, or of one chunk of it,
+the loops over chunks, and the exchanges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from ...frontend.graph import Input, Output, Role
+from ...frontend.ops import Op
+from ..ranks import Chain
+from ..reductions import MEAN, MOMENTS, SOFTMAX, Part, Reduce
+from ..steps import ChunkLoop, Compute, Fence, Home, Load, Reload, Step, Store
+from ..vectors import WARP
+from .expressions import (
+    CUTLASS_TYPES,
+    INDENT,
+    literal,
+    located,
+    tuple_of,
+    wrapped_call,
+    wrapped_expression,
+)
+from .names import Names
+
+# The verb of the context that starts to carry a part, for those that need more than a vector.
+STARTS = {MEAN: "mean_sum", SOFTMAX: "softmax_pair", MOMENTS: "welford_triple"}
+
+Header = tuple[str, list[str], str]  # a call that opens a block or a body: head, arguments, tail
+
+# What elements of these dtypes are converted to as soon as they are loaded. Those of bool and uint8
+# are of Int8 where they come from a view.
+CONVERTED = {
+    torch.bfloat16: "Float32", torch.float16: "Float32", torch.bool: "Boolean",
+    torch.uint8: "Uint8",
+}  # fmt: skip
+
+
+def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT) -> list[str]:
+    """The lines of a step; `ctx` is the name of the context whose elements it works on."""
+    match step:
+        case Load() | Reload():
+            lines = []
+            for i in step.inputs if isinstance(step, Reload) else (step.input,):
+                verb = "load_row" if i.role is Role.ROW else "load_column"
+                part = f"{ctx}.until({names.operand(i.end)})" if i.end is not None else ctx
+                read = f"{part}.{verb}({names.tensors[i]})"
+                if step.home in (Home.SHARED, Home.PACKED):
+                    read = f"{ctx}.read_row({names.fragments[i]})"
+                elif ctx == "chunk" and names.plan.placement.prefetch:
+                    read = names.fragments[i]
+                lines += assign(names, i, f"{read}.load()", indent)
+            return lines
+        case Compute(id):
+            node = names.plan.graph[id]
+            if node.op is Op.RESHAPE:
+                return []
+            if node.op in (Op.TAKE, Op.LOOKUP):
+                leaf = names.plan.work.source(node)
+                args = [names.tensors[leaf], names.operand(node.inputs[1])]
+                verb = "load_element" if node.op is Op.TAKE else "look_up_element"
+                taken = f"{ctx}.{verb}({', '.join(args)})"
+                if node.value.spread:
+                    taken = f"{ctx}.look_up({', '.join(args)}).load()"
+                return located(assign(names, leaf, taken, indent, id), node)
+            head = f"{indent}{names.values[id]} = "
+            lines = located(wrapped_expression(head, names.expression(step, ctx)), node)
+            if id in names.repeated:
+                lines.append(f"{head}{ctx}.in_every_chunk({names.values[id]})")
+            return lines
+        case Fence():
+            return [f"{indent}{ctx}.wait_for_row()  # before anything is overwritten"]
+        case Store(output):
+            tensor, value = names.tensors[output], names.operand(output.id)
+            if output.over is not None:
+                total = names.totals[output]
+                return [f"{indent}{total} = {total}.take({ctx}, {value})"]
+            if output in names.kept:
+                return [f"{indent}{names.kept[output]}.put({ctx}, {value})"]
+            return [f"{indent}ElementwiseStorer({ctx}).store({tensor}, {value})"]
+    raise AssertionError(f"{step} is not printed")
+
+
+def store_values(names: Names, outputs: list[Output]) -> list[str]:
+    """The store of a value of the row, or of several that lie side by side."""
+    tensor, values = names.tensors[outputs[0]], [names.operand(each.id) for each in outputs]
+    places = [str(names.places.get(each, 0)) for each in outputs]
+    if places == ["0"]:
+        return [f"{INDENT}ctx.store_row_value({tensor}, {values[0]})"]
+    args = [tensor, tuple_of(places), tuple_of(values)]
+    return wrapped_call(f"{INDENT}ctx.store_row_values(", args, ")")
+
+
+def assign(
+    names: Names, i: Input, expression: str, indent: str = INDENT, id: int | None = None
+) -> list[str]:
+    """An input, or the node `id` that is an element of it, as the kernel computes with it."""
+    start = f"{indent}{names.values[i.id if id is None else id]} = "
+    if i.dtype not in CONVERTED:
+        return [start + expression]
+    return wrapped_call(f"{start}math.convert(", [expression, CONVERTED[i.dtype]], ")")
+
+
+def reduced(names: Names, id: int) -> str:
+    """An operand of a reduction; a number gets its type, which the reduction asks for."""
+    node = names.plan.graph[id]
+    text = names.operand(id)
+    return f"{CUTLASS_TYPES[node.value.dtype]}({text})" if node.op is Op.CONST else text
+
+
+def prefetch(names: Names, k: int) -> list[str]:
+    """Start to load what the loop at the k-th step reads from global memory."""
+    plan, loop = names.plan, names.plan.steps[k]
+    args = [str(plan.placement.prefetch), *(names.tensors[i] for i in loop.reads)]
+    args += ["backwards=True"] if loop.backwards else []
+    if any(i.end is not None for i in loop.reads):
+        ends = ("None" if i.end is None else names.operand(i.end) for i in loop.reads)
+        args.append(f"ends={tuple_of(ends)}")
+    if plan.pads(loop):
+        args.append(f"padding={literal(loop.padding, torch.float32)}")
+    return wrapped_call(f"    {names.prefetched[k]} = ctx.prefetch(", args, ")")
+
+
+def loop(names: Names, k: int, is_prefetched: bool) -> list[str]:
+    """The loop at the k-th step: what it carries, and its body.
+
+    is_prefetched: whether its first chunks are on their way already.
+    """
+    plan, loop = names.plan, names.plan.steps[k]
+    lines = [f"    {names.carried[part]} = ctx.{_start(names, loop, part)}" for part in loop.parts]
+    if k in names.prefetched and not is_prefetched:
+        lines += prefetch(names, k)
+    kept = [s.output for s in loop.steps if isinstance(s, Store) and s.output in names.kept]
+    lines += [line for output in kept for line in _keep(names, output)]
+    outer = INDENT
+    if plan.turns > 1:
+        lines.append(f"    for s in cutlass.range_constexpr({plan.turns}):")
+        outer += INDENT
+    for headers in _headers(names, k, loop):
+        indent = outer
+        for head, args, tail in headers:
+            lines += wrapped_call(indent + head, args, tail)
+            indent += INDENT if tail.endswith(":") else ""
+        lines += _body(names, loop, indent)
+    if plan.turns > 1:  # nothing more is added in this share
+        lines += _folds(names, loop.parts, outer)
+    return lines + [f"    {names.kept[output]}.store()" for output in kept]
+
+
+def _keep(names: Names, output: Output) -> list[str]:
+    """Say where a result stays until a loop has made all of it."""
+    place = names.plan.kept[output]
+    args = [names.tensors[output], *([names.fragments[place]] if place is not None else [])]
+    return wrapped_call(f"    {names.kept[output]} = ElementwiseStorer(ctx).keep(", args, ")")
+
+
+def _start(names: Names, loop: ChunkLoop, part: Part) -> str:
+    """The call that starts to carry a part."""
+    plan = names.plan
+    if part.kind in STARTS:
+        in_pairs = part.kind is MOMENTS and plan.numerics.merged
+        return f"{STARTS[part.kind]}({'in_pairs=True' if in_pairs else ''})"
+    if part in plan.folds(loop):
+        return "two_level_sum()"
+    dtype = plan.graph[part.operand(plan.graph)].value.dtype
+    kind = [] if dtype is torch.float32 else [CUTLASS_TYPES[dtype]]
+    return f"partial({', '.join([part.kind.combine, *kind])})"
+
+
+def _headers(names: Names, k: int, loop: ChunkLoop) -> list[list[Header]]:
+    """What stands above each of a loop's bodies: of its groups of chunks, and of the rest."""
+    plan, place = names.plan, names.plan.placement
+    if k not in names.prefetched:
+        over = ("for k in cutlass.range_constexpr(", ["ctx.num_chunks"], "):")
+        if not plan.is_unrolled:
+            unroll = f"unroll={place.unroll}"
+            over = ("for k in cutlass.range(", ["ctx.num_chunks", unroll], "):")
+        return [[over, ("chunk = ctx.chunk(", ["k", "s"] if plan.turns > 1 else ["k"], ")")]]
+    taken = ", ".join(["chunk", *(names.fragments[i] for i in loop.reads)])
+
+    def take(first: object, count: int) -> Header:
+        args = [str(first), str(count), *(["share=s"] if plan.turns > 1 else [])]
+        return f"for {taken} in {names.prefetched[k]}.take(", args, "):"
+
+    if plan.is_unrolled:
+        return [[take(0, plan.chunks)]]
+    step = place.prefetch
+    most = plan.chunks // step * step - step  # the rest is of static numbers
+    over = ("for k in cutlass.range(", ["0", str(most), str(step), "unroll=1"], "):")
+    return [[over, take("k", step)], [take(most, plan.chunks - most)]]
+
+
+def _body(names: Names, loop: ChunkLoop, indent: str) -> list[str]:
+    plan, lines = names.plan, []
+    for step in loop.steps:
+        lines += print_step(names, step, "chunk", indent)
+    for part in loop.parts:
+        name = names.carried[part]
+        args = [name, reduced(names, part.operand(plan.graph))]
+        args += ["padded=True"] if plan.pads(loop) else []
+        call = f"{indent}{name} = chunk.accumulate({', '.join(args)})"
+        lines += located([call], plan.graph[part.results[0]])
+    if folded := plan.folds(loop):
+        last = plan.numerics.folded - 1  # a power of two less one: `&` leaves no branch if unrolled
+        lines.append(f"{indent}if chunk.k & {last} == {last}:")
+        lines += _folds(names, folded, indent + INDENT)
+    return lines
+
+
+def _folds(names: Names, parts: Iterable[Part], indent: str) -> list[str]:
+    """The inner level of each part added to the outer."""
+    share = "s" if names.plan.turns > 1 else ""
+    carried = (names.carried[part] for part in parts)
+    return [f"{indent}{name} = {name}.fold({share})" for name in carried]
+
+
+def reduce_held(names: Names, step: Reduce) -> list[str]:
+    """The reductions of a stage of a row that is held."""
+    graph, slot = names.plan.graph, names.plan.slot(step)
+    results = ", ".join(names.values[id] for id in step.made(graph))
+    first = graph[step.results[0]]
+    if step.is_pair:
+        verb = "online_logsumexp" if step.parts[0].finite else "online_softmax"
+        x = names.operand(step.operands(graph)[0])
+        return located([f"    {results} = ctx.{verb}({x}, slot={slot})"], first)
+    alone = [part for part in step.parts if part.chain is None]
+    lines: list[str] = []
+    if alone:
+        results = ", ".join(names.values[id] for part in alone for id in part.results)
+        values = ", ".join(reduced(names, graph[p.results[0]].inputs[0]) for p in alone)
+        ops = ", ".join(part.kind.combine for part in alone)
+        if len(alone) > 1:
+            values, ops = f"({values})", f"({ops})"
+        args, verb = [values, ops, f"slot={slot}"], "row_scan" if step.is_scan else "row_reduce"
+        lines = located(wrapped_call(f"    {results} = ctx.{verb}(", args, ")"), first)
+        slot += len(alone)
+    for part in dict.fromkeys(step.parts):
+        if part.chain is not None:
+            lines += _ranks(names, part, slot)
+            slot += len(part.results)
+    return lines
+
+
+def _ranks(names: Names, part: Part, slot: int) -> list[str]:
+    """The ranks of a chain, from its first slot on."""
+    chain = part.chain
+    keys = [names.operand(id) for id in chain.keys]
+    args = [tuple_of(keys) if len(keys) > 1 else keys[0]]
+    args += [str(len(chain.results)), f"slot={slot}"]
+    args += ["smaller=True"] if chain.smaller else []
+    args += [f"index_bits={chain.index_bits}"] if chain.index_bits else []
+    args += [f"group={chain.group}"] if chain.group > 1 else []
+    lanes = min(names.plan.numerics.threads_per_row, WARP)
+    lists = chain.lists(lanes, names.plan.elements_per_thread)
+    args += ["candidates=True"] if lists else []
+    args += [f"elements={elements}"] if lists and (elements := _elements(names, chain)) else []
+    call = wrapped_call(f"    {names.ranks[part]} = ctx.ranks(", args, ")")
+    return located(call, names.plan.graph[chain.results[0]])
+
+
+def _elements(names: Names, chain: Chain) -> str | None:
+    """The elements of the keys of a chain, where they are rows of floats; the largest is first."""
+    graph = names.plan.graph
+    found = [graph[graph[key].inputs[0]] for key in chain.keys]
+    are_rows = all(each.value.spread and each.op is not Op.CONST for each in found)
+    if chain.smaller or not are_rows or any(x.value.dtype is not torch.float32 for x in found):
+        return None
+    texts = [names.operand(each.id) for each in found]
+    return tuple_of(texts) if len(texts) > 1 else texts[0]
+
+
+def reduce_carried(names: Names, step: Reduce) -> list[str]:
+    """The results of a stage, from what loops have carried."""
+    part, slot = step.parts[0], names.plan.slot(step)
+    results = ", ".join(names.values[id] for id in step.results)
+    if step.is_pair:
+        args = f"{names.carried[part]}, slot={slot}{', finite=True' if part.finite else ''}"
+        return [f"    {results} = ctx.reduce_pair({args})"]
+    if not step.exchanges:
+        (reference,) = part.references
+        about = f"{names.moments[part]}.about({names.operand(reference)})"
+        return wrapped_call(f"    {results} = ", [about], "")
+    if part.at_once:
+        head = f"    {results}, {names.moments[part]} = ctx.reduce_moments("
+        return wrapped_call(head, [names.carried[part], f"slot={slot}"], ")")
+    carried = []
+    for part, id in zip(step.parts, step.results, strict=True):
+        name, place = names.carried[part], part.results.index(id)
+        if place > 0:
+            name += f".about({names.operand(part.references[place - 1])})"
+        elif part.carries_two_stages:
+            name += ".first"
+        carried.append(name)
+    given = f"({', '.join(carried)})" if len(carried) > 1 else carried[0]
+    return wrapped_call(f"    {results} = ctx.reduce_partials(", [given, f"slot={slot}"], ")")

@@ -1,0 +1,5 @@
+"""Passes: each takes a graph and returns a new one, before anything is planned.
+
+`simplify.py` has the simple ones and says in which order all run. `space.py` places a graph on one
+row, with `axes.py`, `collectives.py` and `placed.py`. `rewrite.py` is what most passes are made of.
+"""

@@ -1,0 +1,149 @@
+"""What is wanted of reductions and scans, as a part of placing a graph (`space.py`).
+
+The order in which a reduction takes its elements is free, so an axis that is reduced may be cut as
+the placing asks for: into blocks of one size, or at the ends of the parts that were joined.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from math import gcd, prod
+
+from ...errors import UnsupportedError
+from ...frontend.graph import Node
+from ...frontend.ops import Op
+from .axes import Axis, Index, Refine, Ungrouped, Wanted, axes_of, moved_along
+from .placed import Placed
+
+MOST_PIECES = 64  # that an axis is cut into
+# What combines two pieces of an axis that is reduced.
+COMBINE = {
+    Op.SUM: Op.ADD, Op.MEAN: Op.ADD, Op.PROD: Op.MUL, Op.MAX: Op.MAXIMUM, Op.MIN: Op.MINIMUM,
+    Op.ANY: Op.OR, Op.ALL: Op.AND,
+}  # fmt: skip
+TOTAL = {Op.CUMSUM: Op.SUM, Op.CUMPROD: Op.PROD}  # what the last element of a scan is
+
+
+class Collectives:
+    """The methods of a placing for these operations."""
+
+    def _reduced(self, node: Node, wanted: Wanted) -> int:
+        """A reduction, of each part by itself where its axis is cut at the ends of parts."""
+        (operand,) = node.inputs
+        shape = self.graph[operand].value.inner
+        at = len(shape) + (-1 if node.arg is None else node.arg)
+        found = None
+        for k, (start, end) in enumerate(pairwise([0, *self.ends.get(node.id, ()), shape[at]])):
+            part = self._reduced_part(node, wanted, at, k, start, end - start)
+            if found is None:
+                found = part
+            elif node.op is Op.MEAN:  # of equal elements it is exactly that element
+                share = self._add(Placed(Op.CONST, (), (end - start) / end, (), node))
+                more = self._computed(Op.SUB, (part, found), None, node)
+                more = self._computed(Op.MUL, (more, share), None, node)
+                found = self._computed(Op.ADD, (found, more), None, node)
+            else:
+                found = self._computed(COMBINE[node.op], (found, part), None, node)
+        return found
+
+    def _reduced_part(
+        self, node: Node, wanted: Wanted, at: int, k: int, start: int, size: int
+    ) -> int:
+        """The reduction of the k-th part of an axis."""
+        (operand,) = node.inputs
+        key = ("reduced", node.id, k)
+        if key not in self.factors and any(index.steps for index in wanted[at:]):
+            self.factors[key] = [(size, False)]  # columns lie inside of it
+            self._refuse_many(node, size, 1)
+        parts, inside = [], []
+        for index, inside in self._blocks(key, size):  # noqa: B007 (they are the same)
+            place = Index(start).plus(index)
+            parts.append(self._want(operand, (*wanted[:at], place, *wanted[at:])))
+        outside = axes_of(wanted)
+        count = len(parts)
+        while len(parts) > 1:
+            pairs = zip(parts[::2], parts[1::2], strict=False)
+            odd = parts[-1:] if len(parts) % 2 else []
+            parts = [self._computed(COMBINE[node.op], pair, None, node) for pair in pairs] + odd
+        (found,) = parts
+        if inside and not set(inside) & set(self.nodes[found].axes):
+            found = self._of_equal(found, prod([axis.size for axis in inside]), node)
+        elif inside:
+            self._note((*outside, *inside))
+            found = self._add(Placed(node.op, (found,), None, outside, node, (), tuple(inside)))
+        if node.op is Op.MEAN and count > 1:
+            number = self._add(Placed(Op.CONST, (), float(count), (), node))
+            found = self._computed(Op.DIV, (found, number), None, node)
+        return found
+
+    def _of_equal(self, operand: int, count: int, node: Node) -> int:
+        """A reduction of so many equal elements."""
+        if node.op is Op.SUM:
+            kind = float if node.value.dtype.is_floating_point else int
+            number = self._add(Placed(Op.CONST, (), kind(count), (), node))
+            return self._computed(Op.MUL, (operand, number), None, node)
+        if node.op is not Op.PROD:
+            return operand
+        found = operand
+        for digit in f"{count:b}"[1:]:  # by squaring, and by a product where the digit is 1
+            for factor in (found, operand) if digit == "1" else (found,):
+                found = self._computed(Op.MUL, (found, factor), None, node)
+        return found
+
+    def _scanned(self, node: Node, wanted: Wanted) -> int:
+        """A scan along the columns, or one element of a scan along what is written out."""
+        (operand,) = node.inputs
+        axis = -1 if node.arg is None else node.arg
+        at, total = len(wanted) + axis, TOTAL[node.op]
+        index, size = wanted[at], self.graph[operand].value.inner[axis]
+        if not index.steps:
+            is_alone = node.value.spread and axis == -1 and not axes_of(wanted)
+            if is_alone and index.start == size - 1:  # of a row: all of it
+                return self._reduced(replace(node, op=total), (*wanted[:at], *wanted[at + 1 :]))
+            if index.start >= MOST_PIECES:
+                raise UnsupportedError(
+                    f"the element {index.start} alone of a {node.op.value}: write "
+                    f"x[:{index.start + 1}].{total.value}()",
+                    node.loc,
+                )
+            found = self._want(operand, wanted)
+            if index.start:
+                before = self._want(node.id, moved_along(wanted, axis, index, -1))
+                found = self._computed(COMBINE[total], (before, found), None, node)
+            return found
+        along, step = max(index.steps, key=lambda each: each[1])
+        if self.in_groups and axes_of(wanted) != (along,):
+            raise Ungrouped
+        if len(index.steps) > 1:
+            raise Refine(along, 1)
+        if step > 1:
+            raise UnsupportedError(
+                f"one of every {step} elements of a {node.op.value}: return all of them, and take "
+                "a part of the result (out[:, ::2] is a view)",
+                node.loc,
+            )
+        if index.start % along.size:
+            raise Refine(along, gcd(index.start, along.size))
+        found = self._spread(operand, wanted, along, node)
+        axes = self.nodes[found].axes
+        found = self._add(Placed(node.op, (found,), None, axes, node, (), (along,)))
+        outside = tuple(each for each in axes_of(wanted) if each != along)
+        before = None
+        for start in range(-index.start, 0, along.size):  # the pieces before this one
+            piece = self._spread(operand, moved_along(wanted, axis, index, start), along, node)
+            whole = self._add(Placed(total, (piece,), None, outside, node, (), (along,)))
+            pair = before, whole
+            before = whole if before is None else self._computed(COMBINE[total], pair, None, node)
+        if before is None:
+            return found
+        return self._computed(COMBINE[total], (before, found), None, node)
+
+    def _spread(self, operand: int, wanted: Wanted, axis: Axis, node: Node) -> int:
+        """What is wanted of an operand; a row of equal elements if it does not vary there."""
+        found = self._want(operand, wanted)
+        if axis in self.nodes[found].axes:
+            return found
+        one = 1.0 if node.value.dtype.is_floating_point else 1
+        ones = self._add(Placed(Op.CONST, (), one, (axis,), node))
+        return self._computed(Op.MUL, (found, ones), None, node)

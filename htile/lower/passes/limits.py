@@ -1,0 +1,127 @@
+"""Up to which column a row is read, where `torch.where` says so.
+
+Under `torch.where(columns < length, f(x), y)` nothing depends on the elements of x from `length`
+on. If that holds for all that reads x, the kernel does not load them. The condition may compare the
+column's number with an integer that a row has before anything is loaded of it, combine such masks
+by `&`, `|` and `~`, or be a mask of each row, which reads all of it or nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ...frontend.graph import Builder, Graph, Node, Output, Role
+from ...frontend.ops import REDUCTIONS, Op, Value, Varies
+from ..patterns import ancestors, strip
+from .rewrite import rewrite
+
+INT32 = torch.int32
+# For a comparison of a column with an end: what is added to the end so that columns below it are
+# those for which it holds; and for which it does not hold.
+HOLDS = {Op.LT: 0, Op.LE: 1, Op.EQ: 1}
+FAILS = {Op.GE: 0, Op.GT: 1, Op.NE: 1}
+# An integer of each row and what is added to it; or a mask of each row, and for which of its values
+# the row is read.
+End = tuple[int, int | bool]
+
+
+def limit_loads(graph: Graph) -> Graph:
+    """The graph whose inputs say where their rows may end (`Input.end`); itself if none does."""
+    if Op.WHERE not in {node.op for node in graph.nodes}:
+        return graph
+    ends = _ends(graph)
+    rows = [i for i in graph.inputs if i.role is Role.ROW and ends[i.id]]
+    if not rows:
+        return graph
+
+    def with_ends(new: Builder, outputs: list[Output]) -> list[Output]:
+        made: dict[object, int] = {}
+        for k, i in enumerate(new.inputs):
+            if ends[i.id] and i.role is Role.ROW:
+                new.inputs[k] = replace(i, end=_end(new, ends[i.id], made))
+        return outputs
+
+    limited = rewrite(graph, outputs=with_ends)
+    assert limited.nodes[: len(graph)] == graph.nodes, "ends are told by numbers of nodes"
+    return limited
+
+
+def _ends(graph: Graph) -> list[frozenset[End]]:
+    """For each node the ends from which on no element of it is read."""
+    outputs = {output.id for output in graph.outputs}
+    found: list[frozenset[End]] = [frozenset()] * len(graph)
+    for node in reversed(graph.nodes):
+        if node.id in outputs or not node.value.spread:
+            continue
+        readers = [graph[id] for id in graph.users(node.id)]
+        uses = [_of_use(graph, node, reader, found[reader.id]) for reader in readers]
+        found[node.id] = frozenset.intersection(*uses) if uses else frozenset()
+    return found
+
+
+def _of_use(graph: Graph, node: Node, reader: Node, after: frozenset[End]) -> frozenset[End]:
+    """The ends of what one node reads; `after` are those of its result."""
+    if reader.op in REDUCTIONS or reader.op in (Op.TAKE, Op.LOOKUP, Op.GROUPED):
+        return frozenset()
+    if reader.op is not Op.WHERE or node.id == reader.inputs[0]:
+        return after
+    condition, chosen, other = reader.inputs
+    if chosen == other:
+        return after
+    return after | _bounds(graph, graph[condition], holds=node.id == chosen)
+
+
+def _bounds(graph: Graph, condition: Node, holds: bool) -> frozenset[End]:
+    """The ends of the columns for which a condition holds, or does not hold."""
+    if condition.op is Op.NOT:
+        return _bounds(graph, graph[condition.inputs[0]], not holds)
+    if condition.op is (Op.AND if holds else Op.OR):
+        return frozenset().union(*(_bounds(graph, o, holds) for o in graph.operands(condition)))
+    if not condition.value.spread:
+        is_known = condition.op is not Op.CONST and _is_known_early(graph, condition)
+        return frozenset({(condition.id, holds)}) if is_known else frozenset()
+    more = (HOLDS if holds else FAILS).get(condition.op)
+    if more is None:
+        return frozenset()
+    column, end = graph.operands(condition)
+    first = 0
+    if column.op is Op.ADD and graph[column.inputs[1]].op is Op.CONST:  # of a part of the row
+        first, column = graph[column.inputs[1]].arg, graph[column.inputs[0]]
+    fits = column.op is Op.INDEX and column.value.dtype is end.value.dtype is INT32
+    if not fits or end.value.spread or end.op is Op.CONST or not _is_known_early(graph, end):
+        return frozenset()
+    return frozenset({(end.id, more - first)})
+
+
+def _is_known_early(graph: Graph, node: Node) -> bool:
+    """Whether a value of each row comes of no row and no element of one."""
+    made = [graph[id] for id in ancestors(graph, [node])]
+    roles = {i.id: i.role for i in graph.inputs}
+    return not any(
+        each.value.spread or each.op in REDUCTIONS or each.op in (Op.TAKE, Op.LOOKUP)
+        or roles.get(each.id) in (Role.ROW, Role.COLUMN)
+        for each in made
+    )  # fmt: skip
+
+
+def _end(new: Builder, ends: frozenset[End], made: dict[object, int]) -> int:
+    """The node of the lowest of some ends."""
+
+    def number(value: int) -> int:
+        return new.add_const(value, Value((), Varies.SCALAR, INT32))
+
+    found = None
+    for id, more in sorted(ends):
+        if (id, more) not in made:
+            end = strip(new, new[id]).id
+            if isinstance(more, bool):
+                read = (number(new.n), number(0)) if more else (number(0), number(new.n))
+                end = new.add(Op.WHERE, (end, *read))
+            elif more:
+                end = new.add(Op.ADD, (end, number(more)))
+            made[id, more] = end
+        both = found, made[id, more]
+        found = made[id, more] if found is None else new.add(Op.MINIMUM, both)
+    return found

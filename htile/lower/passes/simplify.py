@@ -1,0 +1,191 @@
+"""Passes over the graph: each takes a graph and returns a new, verified one.
+
+They leave a number for what is one, one node for one value, and no node that nobody reads. All
+other arithmetic is left to MLIR.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ...frontend.dtypes import STORAGE
+from ...frontend.graph import Builder, Graph, Node
+from ...frontend.ops import COLLECTIVES, COMMUTATIVE, Op, Value, Varies
+from ...frontend.reference import EVALUATE
+from ...frontend.slopes import FirstAlong, Slope
+from ..patterns import strip
+from ..vectors import WARP, vector_size
+from .bundles import bundle_neighbours
+from .limits import limit_loads
+from .narrow import narrowing, without_known
+from .rewrite import rewrite
+from .space import place
+
+_ITSELF = (Op.STOP, Op.CUSTOM)  # which are their first operand, but to a derivative
+
+
+def drop_slopes(graph: Graph) -> Graph:
+    """Drop what only a derivative reads: where none goes through, and which slope is meant."""
+    marks = Slope, FirstAlong
+    if not any([
+        node.op in _ITSELF or type(node.arg) in marks or (node.op is Op.LOOKUP and node.arg)
+        for node in graph
+    ]):  # fmt: skip
+        return graph
+
+    def drop(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
+        if node.arg is Slope.LAST and new[inputs[0]].arg is True:
+            return inputs[1]
+        if isinstance(node.arg, Slope):
+            return new.add(node.op, inputs, loc=node.loc)
+        if isinstance(node.arg, FirstAlong):
+            axis = int(node.arg) if len(new[inputs[0]].value.inner) > 1 else None
+            return new.add(node.op, inputs, axis, node.loc)
+        if node.op is Op.LOOKUP:
+            return new.add(node.op, inputs, loc=node.loc)
+        return inputs[0] if node.op in _ITSELF else None
+
+    return rewrite(graph, drop)
+
+
+def merge_common_subexpressions(graph: Graph) -> Graph:
+    """Keep one node of those that compute the same.
+
+    So exp(x * w - max(w * x)) is 1 at the maximum, because the two products are one.
+    """
+    seen: dict[object, int] = {}
+
+    def merge(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
+        if node.op is Op.INPUT:
+            seen[node.id, "input"] = len(seen)
+            return None
+        # repr tells 1, 1.0 and True apart, and 0.0 from -0.0
+        operands = tuple(sorted(inputs)) if node.op in COMMUTATIVE else inputs
+        key = (node.op, operands, repr(node.arg), None if operands else node.value)
+        fresh = len(seen)  # ids ascend with the nodes that are kept
+        id = seen.setdefault(key, fresh)
+        return None if id == fresh else id
+
+    return rewrite(graph, merge)
+
+
+def fold_constants(graph: Graph) -> Graph:
+    """Replace what is computed from numbers only by its number, rounded as the kernel rounds.
+
+    A left shift by a number becomes a product.
+    """
+
+    def fold(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
+        operands = [new[i] for i in inputs]
+        if node.op is Op.LSHIFT and operands[1].op is Op.CONST:
+            return _multiplied(new, node, inputs)
+        collects = node.op in COLLECTIVES or node.op is Op.GROUPED
+        if collects or not operands or any(o.op is not Op.CONST for o in operands):
+            return None
+        if node.value.dtype in STORAGE:
+            return None  # no kernel writes down a number of 8 bits
+        if node.op in (Op.FLOORDIV, Op.MOD) and operands[1].arg == 0:
+            return None  # torch raises for integers; the kernel does not
+        numbers = tuple(torch.tensor([o.arg], dtype=o.value.dtype, device="cpu") for o in operands)
+        result = EVALUATE[node.op](numbers, node.arg, torch.float32)
+        return new.add_const(result.item(), node.value, node.loc)
+
+    return rewrite(graph, fold)
+
+
+def _multiplied(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
+    """x << count as a product, if the width has so many bits.
+
+    CuTe-DSL 4.8.1 crashes where a product is shifted by a constant.
+    """
+    x, count = inputs
+    shift, top = new[count].arg, 8 * node.value.dtype.itemsize - 1
+    if not 0 <= shift <= top:
+        return None
+    factor = 1 << shift if shift < top else -1 << top  # the largest power is the lowest integer
+    return new.add(Op.MUL, (x, new.add_const(factor, new[count].value)), loc=node.loc)
+
+
+def choose_means(graph: Graph) -> Graph:
+    """Make a mean MEAN where its operand has other readers, and a sum divided by N elsewhere.
+
+    MEAN of equal elements is exactly that element, so `x - x.mean()` is 0 for them. A sum rounds on
+    its way, but costs less where a row is padded. Where nothing else reads the operand, no
+    difference is taken that would show the rounding. So the mean of equal elements that is only
+    returned may be a unit in the last place off.
+    """
+
+    def choose(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
+        reduction = _averaged(graph, node)
+        if reduction is None:
+            return None
+        is_shared = len(set(graph.readers[reduction.inputs[0]])) > 1
+        if is_shared == (node.op is Op.MEAN):
+            return None
+        if not is_shared:
+            total = new.add(Op.SUM, inputs, loc=node.loc)
+            number = _count(new)
+            return new.add(Op.DIV, (total, number), loc=node.loc)
+        (operand,) = strip(new, new[inputs[0]]).inputs
+        mean = new.add(Op.MEAN, (operand,), loc=node.loc)
+        inner = node.value.inner
+        return new.add(Op.RESHAPE, (mean,), inner, node.loc) if inner else mean
+
+    return rewrite(graph, choose)
+
+
+def _count(new: Builder) -> int:
+    """N as a float32."""
+    if new.multiple is None:
+        return new.add_const(float(new.n), Value((), Varies.SCALAR, torch.float32))
+    return new.add(Op.CONVERT, (new.add(Op.LENGTH, (), torch.int64),), torch.float32)
+
+
+def _averaged(graph: Graph, node: Node) -> Node | None:
+    """The reduction of a mean, which is the node itself, or a sum that it divides by N."""
+    if node.op is Op.MEAN:
+        return node
+    if node.op is not Op.DIV or not _is_count(graph, graph[node.inputs[1]]):
+        return None
+    total = strip(graph, graph[node.inputs[0]])
+    return total if total.op is Op.SUM and graph[total.inputs[0]].value.spread else None
+
+
+def _is_count(graph: Graph, node: Node) -> bool:
+    """Whether a node is N."""
+    if graph.multiple is None:
+        return node.arg == graph.n
+    return node.op is Op.CONVERT and graph[node.inputs[0]].op is Op.LENGTH
+
+
+def narrow_indices(graph: Graph) -> Graph:
+    """Number columns in int32 where that is enough; see `narrow.py`."""
+    rule = narrowing(graph)
+    if rule is None:
+        return rewrite(graph)
+    narrowed = rewrite(rewrite(graph, rule), without_known)
+    return merge_common_subexpressions(narrowed)
+
+
+PASSES = (
+    fold_constants,
+    merge_common_subexpressions,
+    choose_means,
+    merge_common_subexpressions,
+    narrow_indices,
+)
+
+
+def run_passes(graph: Graph) -> Graph:
+    """The placed graph of a traced one, as kernels are made of it.
+
+    Groups of more elements than the lanes of a warp hold, a vector each, are written out.
+    """
+    graph = drop_slopes(graph)
+    placed = bundle_neighbours(place(graph))
+    if (placed.group_size or 1) > WARP * vector_size(placed):
+        placed = bundle_neighbours(place(graph, in_groups=False))
+    graph = placed
+    for apply in PASSES:
+        graph = apply(graph)
+    return limit_loads(graph)

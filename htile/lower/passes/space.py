@@ -1,0 +1,355 @@
+"""Places a traced graph on one row: values of any shape become rows of n elements, or numbers.
+
+A traced value may have several axes, and parts of a row may be taken and joined. In a placed graph
+there is one axis of n columns and no movement: every value is a row of n elements, or one number of
+the row. A value becomes one or more pieces, each of them a node: the halves of a row are two, and a
+stack of four rows is four. A leaf and an output have a `View`, which says where in the tensor the
+elements of the piece lie.
+
+The pass works by demand, from the outputs. What is wanted of a node is one `Index` for each of its
+axes: a number, plus the columns times a step. A movement changes the index and wants its operand at
+that. Where an index reaches over an end of a joined part, and where an axis is not the columns, the
+axis is *written out*: cut into blocks, each of which is wanted by itself. A request to do so is
+remembered, and the pass begins anew. It ends, because axes only become shorter.
+
+Two axes may be the columns together: then the row is in groups of neighbours, and the inner axis
+counts those of a group. A value of each group is a row too, whose columns are equal in each group.
+Groups are of a power of two of elements, so that neighbouring lanes of a warp have each of them.
+Where that cannot be, the pass begins anew without groups, and the outer axis is written out.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import suppress
+from math import gcd, prod
+
+from ...errors import UnsupportedError
+from ...frontend.graph import Graph, Node, Output, Role
+from ...frontend.ops import COLLECTIVES, MOVEMENTS, REDUCTIONS, SCANS, Op
+from .axes import (
+    Axis,
+    Groups,
+    Index,
+    Refine,
+    Ungrouped,
+    Wanted,
+    axes_of,
+    moved_along,
+    reshaped,
+    row_chosen,
+)
+from .collectives import MOST_PIECES, Collectives
+from .placed import Placed, built
+
+LEAST_COLUMNS = 8  # A piece of fewer elements takes more than one access for 16 bytes.
+NEAR = 4  # elements of memory between neighbouring columns, at most
+
+
+def place(graph: Graph, in_groups: bool = True) -> Graph:
+    """The placed graph of a traced one; itself if it is placed.
+
+    in_groups: whether the columns may be groups of neighbours.
+
+    Raises UnsupportedError, with the user's line, where rows are cut into too many pieces.
+    """
+    if _is_placed(graph):
+        return graph
+    if in_groups:  # what is refused in groups too is told by the pass without them
+        with suppress(Ungrouped, UnsupportedError):
+            return _Placing(graph, in_groups).result()
+    return _Placing(graph, in_groups=False).result()
+
+
+def _is_placed(graph: Graph) -> bool:
+    """Whether there are only rows of n elements and numbers, one row at least, and no movement."""
+    rows = [i for i in graph.inputs if i.role is Role.ROW]
+    if not rows and not any(o.is_row and o.over is None for o in graph.outputs):
+        return False
+    tables = {i.id for i in graph.inputs if i.role is Role.TABLE}
+    for node in graph:
+        v = node.value
+        if node.id in tables:
+            continue
+        if v.inner != (graph.n,) if v.spread else v.inner not in ((), (1,)):
+            return False
+        if node.op in COLLECTIVES and node.arg is not None:
+            return False
+        of_row = any(graph[i].value.spread for i in node.inputs)
+        if node.op is Op.TAKE or (node.op is Op.LOOKUP and node.inputs[0] not in tables):
+            return False
+        if node.op in MOVEMENTS and (node.op is not Op.RESHAPE or of_row):
+            return False
+    return True
+
+
+class _Placing(Collectives):
+    """One pass over a graph."""
+
+    def __init__(self, graph: Graph, in_groups: bool):
+        self.graph, self.in_groups = graph, in_groups
+        self.groups: Groups | None = None
+        # For each axis its factors, the outer ones first: how many elements, and whether they are
+        # columns. The others are written out.
+        self.factors: dict[tuple, list[tuple[int, bool]]] = {}
+        # For each reduction where the parts end that are reduced by themselves.
+        self.ends: dict[int, list[int]] = {}
+
+    def result(self) -> Graph:
+        while True:
+            self.nodes: list[Placed] = []
+            self.known: dict[object, int] = {}
+            self.stacks: set[tuple[Axis, ...]] = set()
+            self.lookups: dict[Axis, Node] = {}
+            try:
+                pieces = [list(self._pieces(k, out)) for k, out in enumerate(self.graph.outputs)]
+                n = self._columns()
+            except Refine as request:
+                self._refine(request)
+                continue
+            return built(self.graph, self.nodes, pieces, n, self.groups)
+
+    # What is wanted
+
+    def _pieces(self, k: int, output: Output) -> Iterator[tuple[int, Wanted]]:
+        """The pieces of an output: the node of each, and where in the output it lies."""
+        each = [list(self._blocks(("out", k, d), size)) for d, size in enumerate(output.inner)]
+        for blocks in itertools.product(*each):
+            wanted = tuple(index for index, _ in blocks)
+            self._note(tuple(axis for _, axes in blocks for axis in axes))
+            yield self._want(output.id, wanted), wanted
+
+    def _blocks(self, key: tuple, size: int) -> Iterator[tuple[Index, list[Axis]]]:
+        """Each block of an axis that is written out, and the axes of columns in it."""
+        factors = self.factors.setdefault(key, [(size, size > 1)])
+        steps = [prod(size for size, _ in factors[k + 1 :]) for k in range(len(factors))]
+        columns, written = [], []
+        for k, (size, is_column) in enumerate(factors):
+            if is_column:
+                columns.append((Axis(key, k, size), steps[k]))
+            else:
+                written.append([block * steps[k] for block in range(size)])
+        for starts in itertools.product(*written):
+            yield Index(sum(starts), tuple(sorted(columns))), [axis for axis, _ in columns]
+
+    def _note(self, axes: tuple[Axis, ...]) -> None:
+        if axes:
+            self.stacks.add(axes)
+
+    def _want(self, id: int, wanted: Wanted) -> int:
+        """The place in `nodes` of what is wanted of a node of the traced graph."""
+        key = id, wanted
+        if key not in self.known:
+            self.known[key] = self._lowered(self.graph[id], wanted)
+        return self.known[key]
+
+    def _lowered(self, node: Node, wanted: Wanted) -> int:
+        op, arg, inputs = node.op, node.arg, node.inputs
+        if op is Op.INPUT and (chosen := row_chosen(wanted)) is not None:
+            table = self._add(Placed(op, (), arg, axes_of(wanted), node, wanted))
+            _, axis, _ = chosen
+            found = table, self._want(axis.key[1], ())
+            return self._add(Placed(Op.LOOKUP, found, None, axes_of(wanted), self.lookups[axis]))
+        if op in (Op.INPUT, Op.INDEX) or (op is Op.CONST and node.value.spread):
+            return self._add(Placed(op, (), arg, axes_of(wanted), node, wanted))
+        if op is Op.CONST:
+            return self._add(Placed(op, (), arg, (), node))
+        if op in REDUCTIONS:
+            return self._reduced(node, wanted)
+        if op in SCANS:
+            return self._scanned(node, wanted)
+        if op is Op.TAKE:
+            leaf = self.graph[inputs[0]]
+            row = self._add(Placed(Op.INPUT, (), leaf.arg, (), leaf))
+            return self._add(Placed(op, (row, self._want(inputs[1], ())), arg, (), node))
+        if op is Op.LOOKUP:
+            axis = Axis(("index", inputs[1], 0), 0, self.graph[inputs[0]].value.inner[0])
+            self.lookups.setdefault(axis, node)
+            return self._want(inputs[0], (Index(0, ((axis, 1),)), *wanted))
+        if op not in MOVEMENTS or op is Op.EXPAND:
+            found = tuple(self._want(i, self._broadcast(i, wanted)) for i in inputs)
+            return found[0] if op is Op.EXPAND else self._computed(op, found, arg, node)
+        if op is Op.SLICE:
+            axis, start, step, _ = arg
+            return self._want(inputs[0], moved_along(wanted, axis, wanted[axis].times(step), start))
+        if op is Op.PERMUTE:
+            order = sorted(range(-len(arg), 0), key=lambda axis: arg[axis])
+            return self._want(inputs[0], tuple(wanted[axis] for axis in order))
+        if op is Op.CAT:
+            return self._joined(node, wanted)
+        old = self.graph[inputs[0]].value.inner
+        return self._want(inputs[0], reshaped(wanted, node.value.inner, old))
+
+    def _broadcast(self, id: int, wanted: Wanted) -> Wanted:
+        """What is wanted of an operand: an axis of size 1 has one element."""
+        shape = self.graph[id].value.inner
+        behind = wanted[len(wanted) - len(shape) :]
+        return tuple(Index(0) if n == 1 else i for n, i in zip(shape, behind, strict=True))
+
+    def _joined(self, node: Node, wanted: Wanted) -> int:
+        """The operand whose part holds all that is wanted."""
+        index, axis = wanted[node.arg], node.arg
+        sizes = [self.graph[i].value.inner[axis] for i in node.inputs]
+        ends = [*itertools.accumulate(sizes)]
+        for i, size, end in zip(node.inputs, sizes, ends, strict=True):
+            if end - size <= index.start and index.last < end:
+                return self._want(i, moved_along(wanted, axis, index, size - end))
+        # It reaches over an end: the longest of its axes is cut there.
+        longest, step = max(index.steps, key=lambda each: each[1] * (each[0].size - 1))
+        rest = index.last - index.start - step * (longest.size - 1)  # what the other axes add
+        edges = {e for end in ends[:-1] for e in (end - index.start, end - index.start - rest)}
+        places = sorted(p for p in {-(-edge // step) for edge in edges} if 0 < p < longest.size)
+        raise Refine(longest, gcd(longest.size, *places), ends=() if rest else tuple(places))
+
+    def _computed(self, op: Op, inputs: tuple[int, ...], arg: object, node: Node) -> int:
+        axes = {axis for i in inputs for axis in self.nodes[i].axes}
+        return self._add(Placed(op, tuple(inputs), arg, tuple(sorted(axes)), node))
+
+    def _add(self, placed: Placed) -> int:
+        key = placed.op, placed.inputs, repr(placed.arg), placed.axes, placed.view, placed.inside
+        if placed.op is Op.CONST:
+            key = (*key, placed.of.value.dtype, placed.of.value.stored)
+        if key not in self.known:
+            self.known[key] = len(self.nodes)
+            self.nodes.append(placed)
+        return self.known[key]
+
+    # The columns
+
+    def _columns(self) -> int:
+        """How many columns there are, if all axes agree. Raises Refine if they do not."""
+        stacks = sorted(self.stacks)
+        if self.in_groups and any([len(stack) > 1 for stack in stacks]):
+            self.groups = self._in_groups(stacks)
+            return self.groups.count * self.groups.size
+        for stack in stacks:
+            if len(stack) > 1:  # written out is the outer axis, because neighbours are columns then
+                fits = stack[0].size <= MOST_PIECES and stack[-1].size >= LEAST_COLUMNS
+                shortest = min(stack, key=lambda axis: (axis.size, axis))
+                cut = stack[0] if fits else shortest
+                others = prod(axis.size for axis in stack) // cut.size
+                raise Refine(cut, 1, columns=others)
+        axes = [axis for (axis,) in stacks]
+        if len({axis.size for axis in axes}) <= 1:
+            return max([axis.size for axis in axes], default=1)
+        # Columns are axes along which neighbours lie near each other in memory, and others that are
+        # too long to be written out.
+        along = self._along_memory() or {*axes}
+        sizes = {axis.size for axis in axes if axis in along or axis.size > MOST_PIECES}
+        longest = max(sizes)
+        n = gcd(*(size for size in sizes if size > MOST_PIECES or size == longest))
+        for size in sorted(sizes, reverse=True):
+            if n % size == 0 and n // size <= MOST_PIECES and size >= LEAST_COLUMNS:
+                n = size
+        for axis in axes:
+            if axis.size != n:
+                raise Refine(axis, 1) if axis.size % n else self._shorter(axis, n)
+        raise AssertionError(f"axes of {sizes} columns agree")
+
+    def _in_groups(self, stacks: list[tuple[Axis, ...]]) -> Groups:
+        """The groups of the columns. Raises Ungrouped where there can be none, or Refine."""
+        for stack in stacks:
+            if len(stack) > 2:
+                raise Refine(stack[0], 1, columns=prod([axis.size for axis in stack[1:]]))
+        pairs = [stack for stack in stacks if len(stack) == 2]
+        sizes = sorted({last.size for _, last in pairs}, reverse=True)
+
+        def most_pieces(size: int) -> int:
+            """Longer axes would be cut into groups of this size, and shorter ones written out."""
+            return max([each // size if each >= size else each for each in sizes])
+
+        size = min(sizes, key=most_pieces)
+        for _, last in pairs:
+            if last.size < size:
+                raise Refine(last, 1)
+            if last.size % size == 0 and last.size > size:
+                raise self._shorter(last, size)
+        outer, inner = (frozenset(axes) for axes in zip(*pairs, strict=True))
+        counts = {axis.size for axis in outer}
+        if len(counts) > 1 or any([axis.size != size for axis in inner]) or outer & inner:
+            raise Ungrouped
+        if size & (size - 1) or inner & self._across_memory() or not inner & self._along_memory():
+            raise Ungrouped
+        (count,) = counts
+        n = count * size
+        lone = {stack[0] for stack in stacks if len(stack) == 1 and stack[0].size == count != n}
+        groups = Groups(size, count, outer | (lone - inner), inner)
+        for axis in (axis for stack in stacks for axis in stack):
+            if axis not in groups.outer | inner and axis.size != n:
+                if axis.size % n:
+                    raise Ungrouped
+                raise self._shorter(axis, n)
+        return groups
+
+    def _shorter(self, axis: Axis, size: int) -> Refine:
+        """The request to cut an axis into blocks of `size`.
+
+        The order in which a reduction takes its elements is free. So its blocks lie between each
+        other where the pieces of other axes of this length do: then they are the same pieces.
+        """
+        leaves = [each.view[-1].steps for each in self.nodes if each.op is Op.INPUT and each.view]
+        others = [dict(leaf) for leaf in leaves if leaf and axis not in dict(leaf)]
+        steps = {min(leaf.values()) for leaf in others}
+        is_between = axis.key[0] == "reduced" and steps == {axis.size // size}
+        return Refine(axis, size, lies_between=is_between)
+
+    def _along_memory(self) -> set[Axis]:
+        """The axes that some input varies over along the last axis of its tensor."""
+        return {a for leaf in self._leaves() for a, step in leaf[-1].steps if step <= NEAR}
+
+    def _across_memory(self) -> set[Axis]:
+        """The axes that some input varies over otherwise."""
+        far = {axis for leaf in self._leaves() for index in leaf[:-1] for axis, _ in index.steps}
+        return far | {a for leaf in self._leaves() for a, step in leaf[-1].steps if step > NEAR}
+
+    def _leaves(self) -> list[Wanted]:
+        """What is wanted of each input, and of the numbers of columns."""
+        return [each.view for each in self.nodes if each.op in (Op.INPUT, Op.INDEX) and each.view]
+
+    def _refuse_many(self, node: Node, elements: int, size: int, columns: int = 1) -> None:
+        """Raise UnsupportedError where an axis would be cut into too many pieces.
+
+        columns: how many elements a piece has along other axes.
+        """
+        pieces, each = elements // size, size * columns
+        if pieces > MOST_PIECES:
+            shape = f"{pieces} pieces of {each} element{'s' * (each > 1)}"
+            raise UnsupportedError(
+                f"an axis of {elements} elements would be cut into {shape}, at most {MOST_PIECES} "
+                "are written out: pass and return the parts by themselves (x[:, :n] and x[:, n:] "
+                "are views, of out= too), and groups as rows (x.unflatten(-1, (groups, -1)))",
+                node.loc,
+            )
+
+    def _refine(self, request: Refine) -> None:
+        axis, size = request.axis, request.size
+        what, k, _ = axis.key
+        if axis.is_index:
+            raise UnsupportedError(
+                f"an index of {axis.size} parts that lie across the rows of a table: look up a row "
+                "first, and take parts of it",
+                self.lookups[axis].loc,
+            )
+        factors = self.factors[axis.key]
+        is_whole = what == "reduced" and factors == [(axis.size, True)]
+        if is_whole and request.ends and axis.size // size > MOST_PIECES:
+            self._reduce_apart(axis, request.ends)
+            return
+        if not request.is_split:
+            id = self.graph.outputs[k].id if what == "out" else k
+            self._refuse_many(self.graph[id], axis.size, size, request.columns)
+        cut = [(axis.size // size, request.is_split), (size, True)]
+        cut = cut[::-1] if request.lies_between else cut
+        factors[axis.place : axis.place + 1] = cut
+        factors[:] = [each for each in factors if each[0] > 1] or [(1, False)]
+
+    def _reduce_apart(self, axis: Axis, places: tuple[int, ...]) -> None:
+        """Reduce the parts of an axis by themselves that end at these places of it."""
+        _, id, k = axis.key
+        ends = self.ends.get(id, [])
+        start = ([0, *ends])[k]
+        self.ends[id] = sorted({*ends, *(start + place for place in places)})
+        old = [key for key in self.factors if key[:2] == ("reduced", id)]
+        for key in old:  # the parts have other numbers now
+            del self.factors[key]
