@@ -15,8 +15,6 @@ from cutlass import Int32, Numeric, const_expr
 from cutlass.memory import SmemAllocator
 
 from htile.copy.loaders import as_fragment
-from htile.copy.shifted import one_vector, single
-from htile.copy.vector import vector_copy
 from htile.utils import Static, element_bits
 
 if TYPE_CHECKING:
@@ -108,18 +106,11 @@ class RowsAhead(Static):
 
     loop: the loop, whose context has `TURNS` tiles in shared memory for each tensor.
     tensors: the row tensors (M, N). The loads of the first row start here.
-    values: tensors (M,) of 4 or 8 bytes an element, of which a row has one. They come the same way,
-        because a load to a register would make the next read of shared memory wait for it, where
-        the two have one scoreboard. Each thread has a copy of its own.
     """
 
-    def __init__(self, loop: RowLoop, *tensors: cute.Tensor, values: tuple[cute.Tensor, ...] = ()):
-        self.loop, self.tensors, self.values = loop, tensors, values
+    def __init__(self, loop: RowLoop, *tensors: cute.Tensor):
+        self.loop, self.tensors = loop, tensors
         self.tiles = [loop.ctx.sX, *loop.ctx.extra_sX]
-        shape = TURNS, loop.ctx.config.num_threads
-        layout = cute.make_layout(shape, stride=(shape[1], 1))
-        smem = SmemAllocator()
-        self.places = [smem.allocate_tensor(mT.element_type, layout, 16) for mT in values]
         self._start(0)
 
     def _start(self, k: int | Int32) -> None:
@@ -129,11 +120,6 @@ class RowsAhead(Static):
             tXgX = row.partition_dest(row.partition_global(mX))
             tXsX = row.partition_dest(tile[None, None, k % TURNS])
             row.copy_row(tXgX, tXsX, is_async=True)
-        is_there = None if row.row_in_bounds is True else single(row.row_in_bounds)
-        for mT, place in zip(self.values, self.places, strict=True):
-            source = cute.make_tensor(row.at_row(mT).iterator, one_vector(1))
-            own = cute.make_tensor(self._own(place, k).iterator, one_vector(1))
-            vector_copy(source, own, pred=is_there, is_async=True)
         cute.arch.cp_async_commit_group()
 
     def take(self, k: Int32) -> tuple[cute.Tensor, ...]:
@@ -146,12 +132,3 @@ class RowsAhead(Static):
         return tuple(
             as_fragment(self.loop.ctx, tile[None, None, k % TURNS]) for tile in self.tiles
         )
-
-    def value(self, k: Int32, number: int) -> Numeric:
-        """What the k-th row, which was taken, has of one of the `values`."""
-        return self._own(self.places[number], k)[0]
-
-    def _own(self, place: cute.Tensor, k: int | Int32) -> cute.Tensor:
-        """This thread's copy of the value of the k-th row."""
-        offset = k % TURNS * self.loop.ctx.config.num_threads + self.loop.ctx.tidx
-        return cute.make_tensor(place.iterator + offset, cute.make_layout(1))

@@ -18,7 +18,7 @@ class RowValues(RowTile):
         """Load this row's element of a tensor (M,). It is 0 if there is no such row."""
         value = mT.element_type(0)
         if self.row_in_bounds:
-            value = to_stored(self.at_row(mT)[0], mT.element_type)
+            value = to_stored(self._at_row(mT)[0], mT.element_type)
         return value
 
     def store_row_value(self, mT, value):
@@ -39,13 +39,13 @@ class RowValues(RowTile):
         if const_expr(self.row_in_bounds is not True):
             is_writer = is_writer and self.row_in_bounds
         if is_writer:
-            elements = self.at_row(mT, max(places) + 1)
+            elements = self._at_row(mT, max(places) + 1)
             for k in cutlass.range_constexpr(len(values)):
                 value = to_stored(values[k], mT.element_type)
                 # The elements are of Int8 where mT is Boolean, which a view forgets.
                 elements[places[k]] = to_stored(value, elements.element_type)
 
-    def at_row(self, mT: cute.Tensor, count: int = 1) -> cute.Tensor:
+    def _at_row(self, mT: cute.Tensor, count: int = 1) -> cute.Tensor:
         """This row's element of a tensor (M,) or ((...),), and `count - 1` behind it."""
         layout = cute.make_layout((*mT.shape,), stride=(*mT.stride,))
         offset = cute.crd2idx((self.row_place,), layout)

@@ -111,7 +111,6 @@ def _of_numerics(work: Work, target: Target, plan: Plan) -> Iterator[Plan]:
     tile = elements * threads * sum(i.dtype.itemsize for i in work.rows)
     sizes = {part_dtype(work.graph, o).itemsize for o in work.graph.over_rows if o.is_row}
     scratch = elements * threads * sum(sizes) * (rows > 1)  # one for the results of each size
-    values = TURNS * threads * sum(i.dtype.itemsize for i in work.copied_values)
     buffer = TURNS * plan.slots * (threads // 32 + 1) * num.cluster_n * 8
     free = arch.shared_bytes // fitting - buffer - EXCHANGE_BYTES
     # Shifted results are stored by some of it. The groups must not depend on whether they are.
@@ -119,7 +118,7 @@ def _of_numerics(work: Work, target: Target, plan: Plan) -> Iterator[Plan]:
     if scratch + staged > free:
         return
     for loader in ("shared", "direct"):
-        needed = max(TURNS * tile, scratch) + values if loader == "shared" else scratch
+        needed = max(TURNS * tile, scratch) if loader == "shared" else scratch
         if needed > free or (loader == "shared" and not _may_come_shared(work, plan)):
             continue
         moves = loader, "early", target.align, plan.placement.shifted

@@ -271,17 +271,6 @@ class Plan:
         return dict.fromkeys(sorted(set().union(*crossing)), Home.REGISTERS)
 
     @property
-    def rows_ahead(self) -> bool:
-        """Whether a loop over rows has the next one on its way through shared memory."""
-        is_loop = bool(self.numerics.groups)
-        return is_loop and self.placement.loader == "shared" and bool(self.work.rows)
-
-    @property
-    def values_ahead(self) -> list[Input]:
-        """The numbers of the next row that are on their way with it."""
-        return self.work.copied_values if self.rows_ahead else []
-
-    @property
     def names_blocks(self) -> bool:
         """Whether the kernel's text says how many CTAs of a multiprocessor registers suffice for.
 

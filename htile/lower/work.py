@@ -200,11 +200,6 @@ class Work:
         """Whether nothing is reduced: then bits do not depend on how threads divide a row."""
         return not self.stages
 
-    @property
-    def copied_values(self) -> list[Input]:
-        """The numbers of a row that cp.async can bring to shared memory: those of 4 bytes or 8."""
-        return [i for i in self.loaded if i.role is Role.PER_ROW and i.dtype.itemsize >= 4]
-
     @cached_property
     def periods(self) -> dict[int, int]:
         """After how many columns values repeat, by their ids."""

@@ -21,7 +21,7 @@ from ..steps import ChunkLoop, Fence, Home, Load, Prefetch, Step, Store
 from .expressions import CUTLASS_TYPES, WIDTH, wrapped_call
 from .host import fake_arguments, host, parameters, row_tensors
 from .names import Names
-from .rows import combining_kernel, loads_once, stores
+from .rows import combining_kernel, is_ahead, loads_once, stores
 from .rows import loop as row_loop
 from .steps import (
     assign,
@@ -125,7 +125,7 @@ def _kernel(plan: Plan, names: Names) -> list[str]:
     elif extra:
         setup.append(f"extra_smem_tensors=({', '.join(extra)},)")
     if is_over_rows := bool(plan.graph.over_rows):
-        setup += [f"turns={TURNS}"] if plan.rows_ahead else []
+        setup += [f"turns={TURNS}"] if is_ahead(plan) else []
     block = names.block if is_over_rows else "ctx"
     wait = "    cute.arch.griddepcontrol_wait()  # the kernel before has ended"
     launch = "    cute.arch.griddepcontrol_launch_dependents()  # the next may start"

@@ -67,7 +67,7 @@ class Names:
     prefetched: of the chunks that are on their way to a loop, by the loop's place in the steps.
     once, repeated: what is computed of one chunk, and what of it becomes that of every chunk.
     totals: of what a loop over rows adds up, by the result. next_values: of one value each of the
-        next row that come to registers, by the input. block, loop, ahead, workspace,
+        next row, by the input. block, loop, ahead, workspace,
         combining, grid: of what else there is for such results (`rows.py`).
     """
 
@@ -104,7 +104,7 @@ class Names:
             self.totals = {output: self._numbered("total") for output in graph.over_rows}
             self.next_values = {
                 i: self._unique(f"next_{self.values[i.id]}")
-                for i in plan.work.loaded if i.role is Role.PER_ROW and i not in plan.values_ahead
+                for i in plan.work.loaded if i.role is Role.PER_ROW
             }  # fmt: skip
         ends = plan.work.ends
         opening = itertools.takewhile(lambda s: isinstance(s, Load) or s in ends, plan.steps)

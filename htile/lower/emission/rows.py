@@ -9,7 +9,7 @@ from ..over_rows import PartsOf, part_dtype, parts_of
 from ..plan import Plan
 from ..reductions import OF_OP
 from ..steps import Load
-from .expressions import CUTLASS_TYPES, INDENT, tuple_of, wrapped_call
+from .expressions import CUTLASS_TYPES, INDENT, wrapped_call
 from .names import Names
 from .steps import assign, print_step
 
@@ -32,14 +32,17 @@ def loads_once(plan: Plan, names: Names) -> list[str]:
         call = f"    {names.totals[output]} = OverRows.{start}("
         lines += wrapped_call(call, list(args), ")")
     lines.append(f"    {names.loop} = RowLoop({block}, {plan.numerics.groups})")
-    if plan.rows_ahead:
-        args = [names.loop, *(names.tensors[i] for i in plan.work.rows)]
-        if values := [names.tensors[i] for i in plan.values_ahead]:
-            args.append(f"values={tuple_of(values)}")
-        lines += wrapped_call(f"    {names.ahead} = RowsAhead(", args, ")")
+    if is_ahead(plan):
+        tensors = [names.tensors[i] for i in plan.work.rows]
+        lines += wrapped_call(f"    {names.ahead} = RowsAhead(", [names.loop, *tensors], ")")
     for i, name in names.next_values.items():
         lines.append(f"    {name} = {names.loop}.row(0).load_row_value({names.tensors[i]})")
     return lines
+
+
+def is_ahead(plan: Plan) -> bool:
+    """Whether the next row is on its way through shared memory while one is worked on."""
+    return plan.placement.loader == "shared" and bool(plan.work.rows)
 
 
 def loop(plan: Plan, names: Names, steps: list[str]) -> list[str]:
@@ -53,13 +56,12 @@ def _loads(plan: Plan, names: Names) -> list[str]:
     """The loads of one row."""
     rows, lines = plan.work.rows, []
     fragments = [names.fragments[i] for i in rows]
-    has_loader = bool(rows) and not plan.rows_ahead
-    if plan.rows_ahead:
+    has_loader = bool(rows) and not is_ahead(plan)
+    if is_ahead(plan):
         comma = "," if len(fragments) == 1 else ""
         lines.append(f"    {', '.join(fragments)}{comma} = {names.ahead}.take(k)")
     elif rows:
         lines.append("    loader = GlobalToRegLoader(ctx)")
-    ahead = plan.values_ahead
     for step in names.opening:
         if not isinstance(step, Load):
             lines += print_step(names, step)
@@ -67,9 +69,6 @@ def _loads(plan: Plan, names: Names) -> list[str]:
             i = step.input
             end = f", end={names.operand(i.end)}" if i.end is not None else ""
             lines.append(f"    {names.fragments[i]} = loader.start({names.tensors[i]}{end})")
-        elif step.input in ahead:
-            number = ahead.index(step.input)
-            lines += assign(names, step.input, f"{names.ahead}.value(k, {number})")
         elif step.input.role is Role.PER_ROW:
             lines += assign(names, step.input, names.next_values[step.input])
     lines += ["    loader.finish()"] if has_loader else []
