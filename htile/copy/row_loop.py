@@ -15,7 +15,7 @@ from cutlass import Int32, Numeric, const_expr
 from cutlass.memory import SmemAllocator
 
 from htile.copy.loaders import as_fragment
-from htile.utils import Static, element_bits
+from htile.utils import WARP, Static, element_bits
 
 if TYPE_CHECKING:
     from htile.dataflow import ElementwiseKernelContext
@@ -69,6 +69,34 @@ class RowLoop(Static):
             part.mbar_ptr = ctx.mbar_ptr + turn * slots
             part.phase = k // TURNS % 2
         return part
+
+    @property
+    def batch(self) -> int:
+        """How many rows each thread's warp loads the numbers of at a time: one for each lane."""
+        return min(WARP, self.ctx.config.threads_per_row)
+
+    @cute.jit
+    def values(self, k, tensors: tuple, held: tuple):
+        """What this lane has of the numbers of some rows, once those of the k-th are loaded.
+
+        tensors: tensors (M,) of 4 bytes an element. held: what the lane had of each in the row
+            before; any number in the first.
+
+        Every `batch` rows, each lane loads the numbers of another row. With a load in each row, the
+        next read of shared memory would wait for it, where the two have one scoreboard.
+        """
+        if k % self.batch == 0:
+            row = self.row(k + self.ctx.tidx % self.batch, is_there=False)
+            held = tuple(row.load_row_value(mT) for mT in tensors)
+        return held
+
+    def value(self, k: Int32, held: Numeric) -> Numeric:
+        """The number of the k-th row, of what the lanes have."""
+        place = k % self.batch
+        if self.batch < WARP:
+            lane = cute.arch.lane_idx()
+            place += lane - lane % self.batch
+        return cute.arch.shuffle_sync(held, place)
 
     def of_part(self) -> ElementwiseKernelContext:
         """The context whose row is the number of the CTA, or cluster; of its first group only."""

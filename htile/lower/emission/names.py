@@ -66,8 +66,8 @@ class Names:
     kept: of results that loops keep on chip (`Plan.kept`).
     prefetched: of the chunks that are on their way to a loop, by the loop's place in the steps.
     once, repeated: what is computed of one chunk, and what of it becomes that of every chunk.
-    totals: of what a loop over rows adds up, by the result. next_values: of one value each of the
-        next row, by the input. block, loop, ahead, workspace,
+    totals: of what a loop over rows adds up, by the result. next_values: of the numbers
+        of the next row or rows, by the input. block, loop, ahead, workspace,
         combining, grid: of what else there is for such results (`rows.py`).
     """
 
@@ -103,7 +103,7 @@ class Names:
             self.grid = self._unique("grid")
             self.totals = {output: self._numbered("total") for output in graph.over_rows}
             self.next_values = {
-                i: self._unique(f"next_{self.values[i.id]}")
+                i: self._unique(f"row_{self.values[i.id]}")
                 for i in plan.work.loaded if i.role is Role.PER_ROW
             }  # fmt: skip
         ends = plan.work.ends

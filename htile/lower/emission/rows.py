@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import textwrap
 
-from ...frontend.graph import Role
+import torch
+
+from ...frontend.graph import Input, Role
 from ..over_rows import PartsOf, part_dtype, parts_of
 from ..plan import Plan
 from ..reductions import OF_OP
 from ..steps import Load
-from .expressions import CUTLASS_TYPES, INDENT, wrapped_call
+from .expressions import CUTLASS_TYPES, INDENT, tuple_of, wrapped_call
 from .names import Names
 from .steps import assign, print_step
 
+LANES = 16  # of a row, at least, that load the numbers of as many rows at a time
 COMBINED = 32  # columns that a CTA of the second kernel works on
 COMBINING_THREADS = 512
 
@@ -36,8 +39,18 @@ def loads_once(plan: Plan, names: Names) -> list[str]:
         tensors = [names.tensors[i] for i in plan.work.rows]
         lines += wrapped_call(f"    {names.ahead} = RowsAhead(", [names.loop, *tensors], ")")
     for i, name in names.next_values.items():
-        lines.append(f"    {name} = {names.loop}.row(0).load_row_value({names.tensors[i]})")
+        first = f"{names.loop}.row(0).load_row_value({names.tensors[i]})"
+        zero = f"{CUTLASS_TYPES[i.dtype]}(0)"
+        lines.append(f"    {name} = {zero if in_batches(plan, i) else first}")
     return lines
+
+
+def in_batches(plan: Plan, i: Input) -> bool:
+    """Whether the lanes of a warp load a number each of several rows, which they then hand around.
+
+    Rows of few threads have few lanes, and shuffles move 4 bytes.
+    """
+    return plan.numerics.threads_per_row >= LANES and i.dtype in (torch.float32, torch.int32)
 
 
 def is_ahead(plan: Plan) -> bool:
@@ -48,8 +61,21 @@ def is_ahead(plan: Plan) -> bool:
 def loop(plan: Plan, names: Names, steps: list[str]) -> list[str]:
     """The loop over rows, with what a row loads, and its steps."""
     head = f"    for k in cutlass.range({names.loop}.count, unroll=1):"
-    body = [f"    ctx = {names.loop}.row(k)", *_loads(plan, names), *_next_values(names), *steps]
+    body = [
+        f"    ctx = {names.loop}.row(k)", *_batch(plan, names), *_loads(plan, names),
+        *_next_values(names), *steps,
+    ]  # fmt: skip
     return [head, *textwrap.indent("\n".join(body), INDENT).split("\n")]
+
+
+def _batch(plan: Plan, names: Names) -> list[str]:
+    """The loads of the numbers of several rows, in some turns of the loop."""
+    given = {names.tensors[i]: n for i, n in names.next_values.items() if in_batches(plan, i)}
+    if not given:
+        return []
+    held = tuple_of(given.values())
+    args = ["k", tuple_of(given), held]
+    return wrapped_call(f"    {held} = {names.loop}.values(", args, ")")
 
 
 def _loads(plan: Plan, names: Names) -> list[str]:
@@ -70,7 +96,10 @@ def _loads(plan: Plan, names: Names) -> list[str]:
             end = f", end={names.operand(i.end)}" if i.end is not None else ""
             lines.append(f"    {names.fragments[i]} = loader.start({names.tensors[i]}{end})")
         elif step.input.role is Role.PER_ROW:
-            lines += assign(names, step.input, names.next_values[step.input])
+            value = names.next_values[step.input]
+            if in_batches(plan, step.input):
+                value = f"{names.loop}.value(k, {value})"
+            lines += assign(names, step.input, value)
     lines += ["    loader.finish()"] if has_loader else []
     for step in names.opening:
         if isinstance(step, Load) and step.input.role in (Role.ROW, Role.COLUMN):
@@ -83,8 +112,8 @@ def _next_values(names: Names) -> list[str]:
     following = f"{names.loop}.row(k + 1, is_there=False)"
     return [
         f"    {name} = {following}.load_row_value({names.tensors[i]})"
-        for i, name in names.next_values.items()
-    ]
+        for i, name in names.next_values.items() if not in_batches(names.plan, i)
+    ]  # fmt: skip
 
 
 def stores(plan: Plan, names: Names) -> list[str]:
