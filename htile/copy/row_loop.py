@@ -72,26 +72,31 @@ class RowLoop(Static):
 
     @property
     def batch(self) -> int:
-        """How many rows each thread's warp loads the numbers of at a time: one for each lane."""
+        """How many rows the lanes of a warp hold the numbers of, one each."""
         return min(WARP, self.ctx.config.threads_per_row)
 
-    @cute.jit
-    def values(self, k, tensors: tuple, held: tuple):
-        """What this lane has of the numbers of some rows, once those of the k-th are loaded.
+    def values(self, k: int | Int32, tensors: tuple[cute.Tensor, ...]) -> tuple[Numeric, ...]:
+        """What this lane holds for a batch of rows from the k-th on: the numbers of one of them.
 
-        tensors: tensors (M,) of 4 bytes an element. held: what the lane had of each in the row
-            before; any number in the first.
-
-        Every `batch` rows, each lane loads the numbers of another row. With a load in each row, the
-        next read of shared memory would wait for it, where the two have one scoreboard.
+        tensors: tensors (M,) of 4 bytes an element.
         """
-        if k % self.batch == 0:
-            row = self.row(k + self.ctx.tidx % self.batch, is_there=False)
-            held = tuple(row.load_row_value(mT) for mT in tensors)
+        row = self.row(k + self.ctx.tidx % self.batch, is_there=False)
+        return tuple(row.load_row_value(mT) for mT in tensors)
+
+    @cute.jit
+    def next_values(self, k, tensors: tuple, held: tuple):
+        """What this lane holds for the row after the k-th, whose numbers have been read.
+
+        held: what it holds for the k-th. Only after the last row of a batch is anything loaded.
+        With a load in each row, the next read of shared memory would wait for it, where the two
+        have one scoreboard.
+        """
+        if (k + 1) % self.batch == 0:
+            held = self.values(k + 1, tensors)
         return held
 
     def value(self, k: Int32, held: Numeric) -> Numeric:
-        """The number of the k-th row, of what the lanes have."""
+        """The number of the k-th row, of what the lanes hold of one tensor."""
         place = k % self.batch
         if self.batch < WARP:
             lane = cute.arch.lane_idx()

@@ -11,26 +11,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import sqrt
+from typing import NamedTuple
 
 import torch
 
-from ..build.arch import MAX_REGISTERS
+from ..build.arch import MAX_REGISTERS, Arch
 from ..frontend.dynamic import ACCESS_BYTES
 from ..frontend.graph import Graph, Output
 from ..frontend.ops import Op
 from .plan import Numerics, Placement, Plan, Target
 from .shifting import staged_bytes
+from .vectors import WARP
 from .work import Work
 
-THREADS = 512  # of all rows that a multiprocessor works on at a time, unless a row has more
-# Of a CTA with several rows, which wait for each other. Two such CTAs of a multiprocessor do not.
-CTA_THREADS = 256
+CTA_THREADS = 512  # of all rows of a CTA, unless one has more
+MOST_BLOCKS = 4  # CTAs of a multiprocessor
+# Bytes of the rows that a multiprocessor works on at a time. With fewer, memory waits for the next
+# rows; with more, the compiler lacks registers. The backward passes of RMS norm, layer norm and DyT
+# were fastest so on an H200, at 8 lengths, among all numbers of rows and CTAs.
+FEWEST_BYTES, MOST_BYTES = 32 << 10, 40 << 10
 TURNS = 2  # tiles of each row that comes through shared memory: one is on its way
 ELEMENTS = 16  # that a thread has of a row, where nothing else decides it
 # These count 32-bit registers of a thread: for addresses, predicates and what is computed of a few
 # elements at a time.
 OTHER_REGISTERS = 24
 RAGGED_REGISTERS = 16  # more, where rows do not fill the threads
+PARTS_OF_SM = 4  # parts of a multiprocessor, each of which has warps and registers of its own
 EXCHANGE_BYTES = 2048  # of shared memory, for what else a CTA keeps there
 
 
@@ -97,43 +104,82 @@ def plans_over_rows(work: Work, target: Target, held: Iterable[Plan]) -> Iterato
 
 def _of_numerics(work: Work, target: Target, plan: Plan) -> Iterator[Plan]:
     """The same of one plan, and of those that differ from it in placement."""
-    num, arch = plan.numerics, target.arch
-    elements = plan.elements_per_thread
-    registers = int(_words(work, plan) * elements) + OTHER_REGISTERS
-    registers += RAGGED_REGISTERS * plan.is_ragged
-    rows = _rows(num, registers, arch.registers)
-    threads = rows * num.threads_per_row
-    if registers > min(MAX_REGISTERS, arch.registers // threads):
+    fitting = [way for way in _ways(work, target, plan) if way.free >= 0]
+    if not fitting:
         return
-    fitting = min(max(1, THREADS // threads), arch.registers // (registers * threads))
-    groups = max(1, arch.loop_ctas * fitting // num.cluster_n) * rows
-    numerics = replace(num, groups=groups)
-    tile = elements * threads * sum(i.dtype.itemsize for i in work.rows)
-    sizes = {part_dtype(work.graph, o).itemsize for o in work.graph.over_rows if o.is_row}
-    scratch = elements * threads * sum(sizes) * (rows > 1)  # one for the results of each size
-    buffer = TURNS * plan.slots * (threads // 32 + 1) * num.cluster_n * 8
-    free = arch.shared_bytes // fitting - buffer - EXCHANGE_BYTES
-    # Shifted results are stored by some of it. The groups must not depend on whether they are.
-    staged = staged_bytes(work, num.vec_size, plan.chunks, threads)
-    if scratch + staged > free:
-        return
+    way = min(fitting, key=lambda way: (_shortage(plan, way.rows * way.blocks), way.blocks))
+    groups = max(1, target.arch.loop_ctas * way.blocks // plan.numerics.cluster_n) * way.rows
+    numerics = replace(plan.numerics, groups=groups)
+    threads = way.rows * numerics.threads_per_row
     for loader in ("shared", "direct"):
-        needed = max(TURNS * tile, scratch) if loader == "shared" else scratch
-        if needed > free or (loader == "shared" and not _may_come_shared(work, plan)):
+        if loader == "shared" and (not way.has_tiles or not _may_come_shared(work, plan)):
             continue
         moves = loader, "early", target.align, plan.placement.shifted
-        yield Plan(work, target, numerics, Placement(threads, *moves, blocks=fitting))
+        yield Plan(work, target, numerics, Placement(threads, *moves, blocks=way.blocks))
 
 
-def _rows(num: Numerics, registers: int, all_registers: int) -> int:
-    """How many rows a CTA works on: a power of two."""
-    rows = 1
-    while num.cluster_n == 1 and 2 * rows * num.threads_per_row <= CTA_THREADS:
-        if 2 * rows * num.threads_per_row * registers > all_registers:
-            break
-        rows *= 2
-    # The threads of a CTA are whole warps.
-    return rows if rows * num.threads_per_row % 32 == 0 else 32 // num.threads_per_row
+class _Way(NamedTuple):
+    """How many rows a CTA works on, and how many CTAs of a multiprocessor have registers.
+
+    free: bytes of shared memory that a CTA has beside what it needs; negative if it lacks some.
+    has_tiles: whether the rows may come through shared memory.
+    """
+
+    rows: int
+    blocks: int
+    free: int
+    has_tiles: bool
+
+
+def _ways(work: Work, target: Target, plan: Plan) -> Iterator[_Way]:
+    """All that there are registers for."""
+    num, arch, elements = plan.numerics, target.arch, plan.elements_per_thread
+    registers = int(_words(work, plan) * elements) + OTHER_REGISTERS
+    registers += RAGGED_REGISTERS * plan.is_ragged
+    sizes = {part_dtype(work.graph, o).itemsize for o in work.graph.over_rows if o.is_row}
+    for rows in _numbers_of_rows(num):
+        threads = rows * num.threads_per_row
+        tile = elements * threads * sum(i.dtype.itemsize for i in work.rows)
+        scratch = elements * threads * sum(sizes) * (rows > 1)  # one for the results of each size
+        # Shifted results are stored by some. The groups must not depend on whether they are.
+        staged = staged_bytes(work, num.vec_size, plan.chunks, threads)
+        buffer = TURNS * plan.slots * (threads // 32 + 1) * num.cluster_n * 8
+        for blocks in range(1, MOST_BLOCKS + 1):
+            if registers < _registers_of(arch, threads, blocks):
+                free = arch.shared_bytes // blocks - buffer - EXCHANGE_BYTES
+                has_tiles = max(TURNS * tile, scratch) <= free
+                yield _Way(rows, blocks, free - scratch - staged, has_tiles)
+
+
+def _numbers_of_rows(num: Numerics) -> list[int]:
+    """How many rows a CTA may work on: powers of two, of which the threads are whole warps."""
+    each, found = num.threads_per_row, [1]
+    while num.cluster_n == 1 and 2 * found[-1] * each <= CTA_THREADS:
+        found.append(2 * found[-1])
+    whole = [rows for rows in found if rows * each % WARP == 0]
+    return whole or [WARP // each]
+
+
+def _registers_of(arch: Arch, threads: int, blocks: int) -> int:
+    """Registers of a thread, if a multiprocessor has so many CTAs.
+
+    Each of its four parts has a quarter of them, for a quarter of the warps. A warp takes a
+    multiple of 8 for each of its lanes.
+    """
+    warps = -(-blocks * (threads // WARP) // PARTS_OF_SM)
+    return min(MAX_REGISTERS, arch.registers // PARTS_OF_SM // (warps * WARP) // 8 * 8)
+
+
+def _shortage(plan: Plan, rows: int) -> float:
+    """How much longer it is expected to take, if a multiprocessor works on so many rows at a time.
+
+    It is rounded, so that what is about as good is chosen by other reasons.
+    """
+    graph, num = plan.graph, plan.numerics
+    size = rows * graph.n // num.cluster_n * sum(i.dtype.itemsize for i in plan.work.rows)
+    padding = num.step * plan.chunks / graph.n
+    factor = max(1.0, FEWEST_BYTES / max(1, size), size / MOST_BYTES)
+    return round(factor * sqrt(padding), 2)
 
 
 def _words(work: Work, plan: Plan) -> float:
@@ -168,18 +214,18 @@ def _may_come_shared(work: Work, plan: Plan) -> bool:
 def preferred(plans: list[Plan], usual: Numerics | None) -> Plan:
     """The default of plans with a loop over rows.
 
-    usual: the numerics that row results have without the loop. They are taken if they are there, so
-        that these results keep their bits.
+    usual: the numerics that row results have without the loop. If rows are reduced, they are taken
+        where they are there, so that these results keep their bits.
     """
-    same = [plan for plan in plans if usual == replace(plan.numerics, groups=0)]
+    same = [plan for plan in plans if usual == replace(plan.numerics, groups=0) and plan.slots]
     numerics = min(same or plans, key=_distance).numerics
     placed = [plan for plan in plans if plan.numerics == numerics]
     return min(placed, key=lambda plan: plan.placement.loader != "shared")
 
 
 def _distance(plan: Plan) -> tuple:
-    """Less for plans whose numerics are expected to be faster. It knows of no placement."""
-    num = plan.numerics
-    padding = num.step * plan.chunks / plan.graph.n
-    share = max(plan.elements_per_thread / ELEMENTS, ELEMENTS / plan.elements_per_thread)
-    return num.cluster_n, padding * share, plan.slots, num.threads_per_row
+    """Less for plans that are expected to be faster."""
+    num, place = plan.numerics, plan.placement
+    rows = place.num_threads // num.threads_per_row * place.blocks
+    far = abs(plan.elements_per_thread - ELEMENTS)
+    return _shortage(plan, rows), num.cluster_n, place.blocks, far, num.threads_per_row

@@ -74,28 +74,28 @@ def test_every_plan_of_given_numerics_adds_in_the_same_groups():
     assert chosen.properties() == kernel.plan.properties()
     same = [plan for plan in plans if plan.numerics == kernel.plan.numerics]
     assert {plan.placement.loader for plan in same} == {"shared", "direct"}
-    assert {plan.rows_per_block for plan in same} == {1}
+    assert {plan.rows_per_block for plan in same} == {2}
     assert all(plan.numerics.groups and not plan.numerics.in_loops for plan in plans)
 
 
 def test_the_workspace_does_not_grow_with_the_rows():
     plan = backward_kernel("layernorm_backward", 4096).plan
     first, second = parts_of(plan)
-    assert (first.start, second.start) == (0, 240 * 4096 * 4)
-    assert workspace_bytes(plan) == 2 * 240 * 4096 * 4
-    assert plan.numerics.groups == plan.parts == 240
+    assert (first.start, second.start) == (0, 120 * 4096 * 4)
+    assert workspace_bytes(plan) == 2 * 120 * 4096 * 4
+    assert (plan.numerics.groups, plan.parts) == (240, 120)
 
 
 def test_the_plan_says_what_is_added_up():
     text = str(backward_kernel("rmsnorm_backward", 4096).plan)
-    assert "240 groups of rows, 240 parts" in text
+    assert "240 groups of rows, 120 parts" in text
     assert "add up    out1 (f32) = sum of" in text
 
 
 def test_the_kernel_is_shown_and_loads_without_a_gpu():
     kernel = backward_kernel("rmsnorm_backward", 4096)
     page = str(kernel)
-    assert "_combine" in page and "240 parts" in page
+    assert "_combine" in page and "120 parts" in page
     assert load(kernel.artifact) is not None
     assert kernel.cost().time > 0
     assert "rmsnorm_backward" in kernel.graph_dot() and kernel.graph_json()

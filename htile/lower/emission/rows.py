@@ -38,10 +38,10 @@ def loads_once(plan: Plan, names: Names) -> list[str]:
     if is_ahead(plan):
         tensors = [names.tensors[i] for i in plan.work.rows]
         lines += wrapped_call(f"    {names.ahead} = RowsAhead(", [names.loop, *tensors], ")")
+    lines += _batch(names, "values", ["0"])
     for i, name in names.next_values.items():
-        first = f"{names.loop}.row(0).load_row_value({names.tensors[i]})"
-        zero = f"{CUTLASS_TYPES[i.dtype]}(0)"
-        lines.append(f"    {name} = {zero if in_batches(plan, i) else first}")
+        if not in_batches(plan, i):
+            lines.append(f"    {name} = {names.loop}.row(0).load_row_value({names.tensors[i]})")
     return lines
 
 
@@ -62,20 +62,23 @@ def loop(plan: Plan, names: Names, steps: list[str]) -> list[str]:
     """The loop over rows, with what a row loads, and its steps."""
     head = f"    for k in cutlass.range({names.loop}.count, unroll=1):"
     body = [
-        f"    ctx = {names.loop}.row(k)", *_batch(plan, names), *_loads(plan, names),
-        *_next_values(names), *steps,
+        f"    ctx = {names.loop}.row(k)", *_loads(plan, names),
+        *_batch(names, "next_values", ["k"]), *_next_values(names), *steps,
     ]  # fmt: skip
     return [head, *textwrap.indent("\n".join(body), INDENT).split("\n")]
 
 
-def _batch(plan: Plan, names: Names) -> list[str]:
-    """The loads of the numbers of several rows, in some turns of the loop."""
-    given = {names.tensors[i]: n for i, n in names.next_values.items() if in_batches(plan, i)}
+def _batch(names: Names, verb: str, args: list[str]) -> list[str]:
+    """The loads of the numbers of a batch of rows, of which each lane holds some.
+
+    verb: the method of the loop. args: what it takes before the tensors and what is held.
+    """
+    given = {names.tensors[i]: n for i, n in names.next_values.items() if in_batches(names.plan, i)}
     if not given:
         return []
     held = tuple_of(given.values())
-    args = ["k", tuple_of(given), held]
-    return wrapped_call(f"    {held} = {names.loop}.values(", args, ")")
+    args = [*args, tuple_of(given), *([held] if verb == "next_values" else [])]
+    return wrapped_call(f"    {held} = {names.loop}.{verb}(", args, ")")
 
 
 def _loads(plan: Plan, names: Names) -> list[str]:
