@@ -217,7 +217,7 @@ def _of_weights(a: Algebra, step: Step, t: int) -> int:
 
 MOVED = (Op.RESHAPE, Op.SLICE, Op.PERMUTE, Op.EXPAND, Op.TAKE, Op.LOOKUP)
 PUSH: dict[Op, Rule] = {
-    **dict.fromkeys((*MOVED, Op.SUM, Op.MEAN, Op.CUMSUM), _as_it_is),
+    **dict.fromkeys((*MOVED, Op.SUM, Op.MEAN, Op.CUMSUM, Op.SUM_FROM_END), _as_it_is),
     **dict.fromkeys((Op.MAX, Op.MIN, Op.PROD), _of_weights),
 }
 

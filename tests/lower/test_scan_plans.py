@@ -1,6 +1,8 @@
 """Plans of scans: rows are held, a place of the exchange buffer for each vector, and what is
 refused; and real compiles without a GPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from htile.build.arch import ARCHS
 from htile.errors import UnsupportedError
 from htile.frontend.ops import Op
 from htile.lower import choose, enumerate_plans
+from htile.lower.limits import limit_loads
 from htile.lower.plan import ROWS, Form, Target
 from htile.lower.steps import Home
 from tests.lower.cases import ARCH, BF16, F32, SCANS, scan_kernel
@@ -77,6 +80,29 @@ def test_what_no_element_of_a_scan_shows_is_not_loaded():
     args = torch.empty(2, 4096, device="meta"), torch.empty(2, dtype=torch.int64, device="meta")
     (row, _) = f.inspect(*args).graph.inputs
     assert row.end is not None
+
+
+@pytest.mark.parametrize("op", [Op.CUMSUM, Op.SUM_FROM_END])
+def test_what_is_summed_from_the_end_is_loaded(op):
+    """Where a sum from the end is hidden from a column on, what lies behind it is in the sums."""
+
+    @htile.rowwise
+    def f(x, end: htile.PerRow):
+        return torch.where(torch.arange(x.shape[-1]) < end, x.cumsum(-1), 0.0)
+
+    args = torch.empty(2, 4096, device="meta"), torch.empty(2, dtype=torch.int64, device="meta")
+    graph = f.inspect(*args).graph
+    nodes = tuple(replace(node, op=op) if node.op is Op.CUMSUM else node for node in graph)
+    inputs = tuple(replace(i, end=None) for i in graph.inputs)
+    (row, _) = limit_loads(replace(graph, inputs=inputs, nodes=nodes)).inputs
+    assert (row.end is None) == (op is Op.SUM_FROM_END)
+
+
+def test_scans_both_ways_share_an_exchange():
+    f = htile.rowwise(lambda x, y: (x.cumsum(-1) * y).cumsum(-1).sum() + (x * y).cumsum(-1))
+    x = torch.empty(2, 4096, device="meta", requires_grad=True)
+    kernel = f.inspect(x, torch.empty_like(x, requires_grad=True), arch="sm_90a").backward
+    assert "from_end=(False, True)" in kernel.source or "from_end=(True, False)" in kernel.source
 
 
 def test_odd_rows_are_shifted():
