@@ -15,6 +15,7 @@ import torch
 
 from ..errors import GradientError
 from .algebra import Algebra
+from .cumulative_products import CumulativeProduct
 from .graph import Node
 from .joined import placed, sliced
 from .ops import COLLECTIVES, COMPARISONS, MOVEMENTS, Op
@@ -316,9 +317,10 @@ def _cumulative(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
     return (a.node(back[step.node.op], g, arg=step.node.arg),)
 
 
-def _cumulative_product(a: Algebra, step: Step, g: int) -> NoReturn:
-    refuse(step.node, "cumprod has no derivative yet: for positive elements write "
-           "torch.exp(torch.log(x).cumsum(-1))")  # fmt: skip
+def _cumulative_product(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    value = step.node.value
+    g = a.widened(g, value.inner, value.spread)
+    return (CumulativeProduct(a, step.operands[0], step.result, step.node.arg).gradient(g),)
 
 
 def _of_matmul(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:

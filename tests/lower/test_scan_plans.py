@@ -8,13 +8,17 @@ import torch
 
 import htile
 from htile.build.arch import ARCHS
+from htile.build.compile import build
 from htile.errors import UnsupportedError
+from htile.frontend.derive import derive
 from htile.frontend.ops import Op
-from htile.lower import choose, enumerate_plans
+from htile.frontend.tangents import tangents
+from htile.lower import choose, enumerate_plans, plans_for, printed, run_passes
 from htile.lower.limits import limit_loads
 from htile.lower.plan import ROWS, Form, Target
 from htile.lower.steps import Home
-from tests.lower.cases import ARCH, BF16, F32, SCANS, scan_kernel
+from tests.gradients import called
+from tests.lower.cases import ARCH, BF16, F32, GRADIENTS, SCANS, scan_backward, scan_kernel
 from tests.lower.test_compile import COMPILED, check
 
 I32 = torch.int32
@@ -154,6 +158,32 @@ def test_scans_of_long_rows_compile(n):
     kernel = scan_kernel("scan_inverse", n)
     assert kernel.plan.numerics.cluster_n > 1
     check(kernel)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("n", (1, 7, 64, 1000, 1003, 4096, 8192, 32768, 131072))
+@pytest.mark.parametrize("name", ["sums", "products"])
+def test_gradients_compile_without_a_stack(name, n, dtype):
+    check(scan_backward(name, n, dtype))
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.parametrize("arch", COMPILED)
+def test_gradients_compile_on_all_gpus(name, arch):
+    for n, dtype in ((64, F32), (4096, BF16), (8192, F32)):
+        check(scan_backward(name, n, dtype, arch))
+
+
+@pytest.mark.parametrize("n", (64, 1003, 8192))
+def test_more_derivatives_of_products_compile_without_a_stack(n):
+    """The gradient of second order, and the tangents."""
+    call = called(htile.rowwise(GRADIENTS["products"]), torch.empty(2, n))
+    joint = derive(call.graph, ("x",), ("out",))
+    twice = derive(joint, ("x", "d_out"), ("d_x",))
+    for graph in (twice, tangents(call.graph, ("x",)).graph):
+        plans = plans_for(run_passes(graph), Target(n, ARCH["sm_90a"]))
+        kernel = printed(graph, choose(plans))
+        assert build(kernel.source, kernel.function, "sm_90a").resources.stack == 0
 
 
 def test_every_architecture_has_plans():
