@@ -157,6 +157,9 @@ REDUCE = {
 SCANNED = {
     Op.CUMSUM: (lambda x: x.cumsum(-1, dtype=wide(x)).to(x.dtype), NUMBERS),
     Op.CUMPROD: (lambda x: x.cumprod(-1, dtype=wide(x)).to(x.dtype), NUMBERS),
+    Op.SUM_FROM_END: (
+        lambda x: x.flip(-1).cumsum(-1, dtype=wide(x)).flip(-1).to(x.dtype), NUMBERS
+    ),
 }
 
 

@@ -80,22 +80,28 @@ class RowReductions(Lookups):
         result = make_vector(each, self.vector_shape, x.dtype)
         return result != 0 if value.dtype is Boolean else result
 
-    def row_scan(self, values, ops, slot: int = 0, phase: int | Int32 = 0):
+    def row_scan(self, values, ops, slot: int = 0, phase: int | Int32 = 0, from_end=False):
         """Each element combined with all before it in the row, with one barrier.
 
         values: one or a tuple: vectors, or scalars of the row that stand for N equal elements.
         ops: ADD or MUL for each value. Each takes `num_chunks` slots, the first those from `slot`.
+        from_end: for each value whether elements are combined with all behind them.
 
         The context is of a whole row, and each of its shares has a CTA of its own.
         """
         if not isinstance(values, tuple):
-            return self.row_scan((values,), (ops,), slot, phase)[0]
+            return self.row_scan((values,), (ops,), slot, phase, (from_end,))[0]
         if self.config.shares > 1 or cute.size(self.tXcX, mode=[2]) != self.num_chunks:
             raise ValueError("a scan is of all of a row: each of its shares takes a CTA")
         across = self._across_row(slot, self.num_chunks * len(values), phase)
         del across["abreast"]
-        values = tuple(self._vector(v, op) for v, op in zip(values, ops, strict=True))
-        return row_scan(values, ops, self.vec_size, share=self.share_in_row, **across)
+        from_end = from_end or (False,) * len(values)
+        values = tuple(
+            self._operand(v, op) if back else self._vector(v, op)
+            for v, op, back in zip(values, ops, from_end, strict=True)
+        )
+        across |= dict(share=self.share_in_row, from_end=from_end)
+        return row_scan(values, ops, self.vec_size, **across)
 
     def online_softmax(self, x: cute.TensorSSA, slot: int = 0, phase: int | Int32 = 0):
         """The row's maximum m, the sum of exp(x - m) and the vector exp(x - m).

@@ -8,12 +8,16 @@ and its vector.
 
 Nothing that lies behind an element counts in it, so padding behind the end of a row never does.
 
+A scan from the end is the same with the columns counted from the end: elements, lanes, chunks,
+warps and shares are taken in the opposite order. Padding comes first there, and has to be the
+identity.
+
 The order of every sum depends on four numbers alone: how many elements a vector has, how many
 vectors a thread, how many threads a row, and how many CTAs.
 """
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Numeric
+from cutlass import Boolean, Float32, Int32, Int64, Numeric
 
 from htile.compute.exchange import exchange, from_word, slots_of, to_word
 from htile.compute.operands import Vector, make_vector, select
@@ -21,32 +25,55 @@ from htile.compute.reduce import ADD, MUL, combine, identity, warp_reduce
 from htile.utils import WARP, Static
 
 
-def lane_scan(value: Numeric, op: cute.ReductionOp, lane: Int32, lanes: int) -> Numeric:
+def lane_scan(
+    value: Numeric, op: cute.ReductionOp, lane: Int32, lanes: int, from_end: bool = False
+) -> Numeric:
     """What each lane of a group has, combined with what the lanes before it have.
 
     lanes: how many lanes a group has, a power of two. lane: which of its group this is.
+    from_end: combined with what the lanes behind it have.
     """
     step = 1
     while step < lanes:
-        before = cute.arch.shuffle_sync_up(value, step)
-        value = select(lane >= step, combine(op, before, value), value)
+        before, is_there = _lane_apart(value, step, lane, lanes, from_end)
+        value = select(is_there, combine(op, before, value), value)
         step *= 2
     return value
 
 
-def _lane_before(value: Numeric, first: Numeric | float, lane: Int32, lanes: int) -> Numeric:
-    """What the lane before this one has; `first` in the first lane of a group."""
+def _lane_apart(
+    value: Numeric, step: int, lane: Int32, lanes: int, from_end: bool
+) -> tuple[Numeric, Boolean]:
+    """What the lane has that is `step` lanes before this one, and whether its group has such a one.
+
+    from_end: of the lane that is so many behind it.
+    """
+    if from_end:
+        return cute.arch.shuffle_sync_down(value, step), lane < lanes - step
+    return cute.arch.shuffle_sync_up(value, step), lane >= step
+
+
+def _lane_before(
+    value: Numeric, first: Numeric | float, lane: Int32, lanes: int, from_end: bool = False
+) -> Numeric:
+    """What the lane before this one has, or behind it; `first` where the group has none there."""
     if lanes == 1:
         return type(value)(first)
-    return select(lane > 0, cute.arch.shuffle_sync_up(value, 1), first)
+    before, is_there = _lane_apart(value, 1, lane, lanes, from_end)
+    return select(is_there, before, first)
 
 
-def last_lane(value: Numeric, lanes: int) -> Numeric:
-    """What the last lane of this lane's group has."""
+def last_lane(value: Numeric, lanes: int, from_end: bool = False) -> Numeric:
+    """What the last lane of this lane's group has, or the first one, which is last from the end."""
     if lanes == 1:
         return value
     segments = (WARP - lanes) << 8 | (WARP - 1)
-    return cute.arch.shuffle_sync(value, lanes - 1, mask_and_clamp=segments)
+    return cute.arch.shuffle_sync(value, 0 if from_end else lanes - 1, mask_and_clamp=segments)
+
+
+def _counted(place: int | Int32, count: int, from_end: bool) -> int | Int32:
+    """A place among so many, counted from the first one or from the last one."""
+    return count - 1 - place if from_end else place
 
 
 def row_scan(
@@ -58,6 +85,7 @@ def row_scan(
     mbar_ptr: cute.Pointer | None = None,
     phase: int | Int32 = 0,
     share: int | Int32 = 0,
+    from_end=False,
 ):
     """Each element combined with all before it in the row, in the order of the columns.
 
@@ -70,24 +98,27 @@ def row_scan(
         has the row.
     mbar_ptr, phase: as for `htile.compute.reduce.cluster_reduce`.
     share: which share of the row the CTA has. Those of lower numbers come before it.
+    from_end: whether each element is combined with all behind it; a tuple as `op`. What lies behind
+        the end of the row holds the identity there.
     """
     if not isinstance(x, tuple):
         args = threads_per_row, reduction_buffer, mbar_ptr, phase, share
-        return row_scan((x,), (op,), vec_size, *args)[0]
+        return row_scan((x,), (op,), vec_size, *args, (from_end,))[0]
+    from_end = from_end or (False,) * len(x)
     for value, each in zip(x, op, strict=True):
         if value.dtype not in (Float32, Int32, Int64):
             raise TypeError(f"row_scan takes Float32, Int32 and Int64, not {value.dtype}")
         if each not in (ADD, MUL):
             raise ValueError(f"row_scan takes ADD and MUL, not {each}")
     lanes = min(threads_per_row, WARP)
-    parts = [_OfWarp(*each, vec_size, lanes) for each in zip(x, op, strict=True)]
+    parts = [_OfWarp(*each, vec_size, lanes) for each in zip(x, op, from_end, strict=True)]
     if reduction_buffer is None:
         before = [_before_chunks(part.totals[:-1], part.op) for part in parts]
     else:
         totals = [part.totals for part in parts]
         _exchange(totals, reduction_buffer, mbar_ptr, phase)
         before = [
-            _before_warps(part.totals, part.op, reduction_buffer, k * len(part.totals), share)
+            _before_warps(part, reduction_buffer, k * len(part.totals), share)
             for k, part in enumerate(parts)
         ]
     return tuple(part.behind(each) for part, each in zip(parts, before, strict=True))
@@ -96,21 +127,25 @@ def row_scan(
 class _OfWarp(Static):
     """What the lanes of a warp that work on one row have scanned of a value.
 
-    totals: what these lanes have of each chunk in total.
+    totals: what these lanes have of each chunk in total. From the end, the last chunk is first.
     """
 
-    def __init__(self, x: Vector, op: cute.ReductionOp, vec_size: int, lanes: int):
-        self.shape, self.dtype, self.op = x.shape, x.dtype, op
-        elements = [x[i] for i in range(cute.size(x.shape))]
+    def __init__(self, x: Vector, op: cute.ReductionOp, from_end: bool, vec_size: int, lanes: int):
+        self.shape, self.dtype, self.op, self.from_end = x.shape, x.dtype, op, from_end
+        elements = self._in_order([x[i] for i in range(cute.size(x.shape))])
         self.vectors = [elements[i : i + vec_size] for i in range(0, len(elements), vec_size)]
         for vector in self.vectors:
             for i in range(1, vec_size):
                 vector[i] = combine(op, vector[i - 1], vector[i])
         lane = cute.arch.lane_idx() % lanes
         nothing = x.dtype(identity(op, x.dtype))
-        upto = [lane_scan(vector[-1], op, lane, lanes) for vector in self.vectors]
-        self.before = [_lane_before(value, nothing, lane, lanes) for value in upto]
-        self.totals = [last_lane(value, lanes) for value in upto]
+        upto = [lane_scan(vector[-1], op, lane, lanes, from_end) for vector in self.vectors]
+        self.before = [_lane_before(value, nothing, lane, lanes, from_end) for value in upto]
+        self.totals = [last_lane(value, lanes, from_end) for value in upto]
+
+    def _in_order(self, elements: list[Numeric]) -> list[Numeric]:
+        """The elements of a thread in the order of the scan, and those of a scan in their own."""
+        return elements[::-1] if self.from_end else elements
 
     def behind(self, before: list[Numeric | None]) -> Vector:
         """Each element combined with what its warp has before it, and with that before the warp.
@@ -121,7 +156,7 @@ class _OfWarp(Static):
         for vector, in_warp, of_others in zip(self.vectors, self.before, before, strict=True):
             first = in_warp if of_others is None else combine(self.op, of_others, in_warp)
             found += [combine(self.op, first, element) for element in vector]
-        return make_vector(found, self.shape, self.dtype)
+        return make_vector(self._in_order(found), self.shape, self.dtype)
 
 
 def _exchange(
@@ -144,11 +179,7 @@ def _before_chunks(totals: list[Numeric], op: cute.ReductionOp) -> list[Numeric 
 
 
 def _before_warps(
-    totals: list[Numeric],
-    op: cute.ReductionOp,
-    buffer: cute.Tensor,
-    slot: int,
-    share: int | Int32,
+    part: _OfWarp, buffer: cute.Tensor, slot: int, share: int | Int32
 ) -> list[Numeric]:
     """For each chunk what comes before this warp's part of it, of what all warps have in total.
 
@@ -158,7 +189,8 @@ def _before_warps(
 
     slot: that of the first chunk.
     """
-    dtype, chunks = type(totals[0]), len(totals)
+    op, from_end, chunks = part.op, part.from_end, len(part.totals)
+    dtype = type(part.totals[0])
     warps, shares = buffer.shape[1]
     row, warp = cute.arch.warp_idx() // warps, cute.arch.warp_idx() % warps
     lane = cute.arch.lane_idx()
@@ -166,7 +198,7 @@ def _before_warps(
     places = 1 << (warps - 1).bit_length()
     carried = None
     if shares > 1:
-        carried = _before_share(buffer, slot, dtype, op, row, share, chunks)
+        carried = _before_share(part, buffer, slot, row, share)
     found, last = [], chunks * places
     for start in range(0, last, WARP):
         chunk, of_chunk = (start + lane) // places, lane % places
@@ -178,6 +210,7 @@ def _before_warps(
             is_there = is_warp if is_there is None else is_there & is_warp
         if is_there is not None:
             chunk, of_chunk = select(is_there, chunk, 0), select(is_there, of_chunk, 0)
+        of_chunk = _counted(of_chunk, warps, from_end)
         value = from_word(buffer[row, (of_chunk, share), slot + chunk], dtype)
         if is_there is not None:
             value = select(is_there, value, nothing)
@@ -188,6 +221,7 @@ def _before_warps(
         if start + WARP < last:
             total = last_lane(upto, WARP)
             carried = total if carried is None else combine(op, carried, total)
+    warp = _counted(warp, warps, from_end)
     return [
         cute.arch.shuffle_sync(found[k * places // WARP], k * places % WARP + warp)
         for k in range(chunks)
@@ -195,25 +229,21 @@ def _before_warps(
 
 
 def _before_share(
-    buffer: cute.Tensor,
-    slot: int,
-    dtype: type[Numeric],
-    op: cute.ReductionOp,
-    row: Int32,
-    share: Int32,
-    chunks: int,
+    part: _OfWarp, buffer: cute.Tensor, slot: int, row: Int32, share: Int32
 ) -> Numeric:
     """What all shares before this one have in total, in every lane."""
+    op, from_end, dtype = part.op, part.from_end, type(part.totals[0])
     warps, shares = buffer.shape[1]
-    lane = cute.arch.lane_idx()
+    lane, share = cute.arch.lane_idx(), _counted(share, shares, from_end)
     nothing = dtype(identity(op, dtype))
-    of_share = warps * chunks
+    of_share = warps * len(part.totals)
     found = nothing
     for start in range(0, (shares - 1) * of_share, WARP):  # the last share comes before none
         place = start + lane
         of = place // of_share
         is_before = of < share
-        of, inside = select(is_before, of, 0), place % of_share
-        word = buffer[row, (inside % warps, of), slot + inside // warps]
+        of, inside = _counted(select(is_before, of, 0), shares, from_end), place % of_share
+        warp = _counted(inside % warps, warps, from_end)
+        word = buffer[row, (warp, of), slot + inside // warps]
         found = combine(op, found, select(is_before, from_word(word, dtype), nothing))
     return warp_reduce(found, op, WARP)

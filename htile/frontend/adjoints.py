@@ -15,6 +15,7 @@ import torch
 
 from ..errors import GradientError
 from .algebra import Algebra
+from .cumulative_products import CumulativeProduct
 from .graph import Node
 from .joined import placed, sliced
 from .ops import COLLECTIVES, COMPARISONS, MOVEMENTS, Op
@@ -306,20 +307,20 @@ def _of_product(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
 
 
 def _cumulative(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
-    """Of CUMSUM: the sum of each element and all behind it, which is the total less all before it.
+    """Of CUMSUM and SUM_FROM_END: each is the other one of the gradients.
 
-    The difference errs by a few units in the last place of the row's largest sum.
+    The total less all before an element would have the error of the total, however little is
+    behind it.
     """
-    axis, value = step.node.arg, step.node.value
+    value, back = step.node.value, {Op.CUMSUM: Op.SUM_FROM_END, Op.SUM_FROM_END: Op.CUMSUM}
     g = a.widened(g, value.inner, value.spread)
-    total = a.unsqueezed(a.node(Op.SUM, g, arg=axis), axis)
-    before = a.sub(a.node(Op.CUMSUM, g, arg=axis), g)
-    return (a.sub(total, before),)
+    return (a.node(back[step.node.op], g, arg=step.node.arg),)
 
 
-def _cumulative_product(a: Algebra, step: Step, g: int) -> NoReturn:
-    refuse(step.node, "cumprod has no derivative yet: for positive elements write "
-           "torch.exp(torch.log(x).cumsum(-1))")  # fmt: skip
+def _cumulative_product(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    value = step.node.value
+    g = a.widened(g, value.inner, value.spread)
+    return (CumulativeProduct(a, step.operands[0], step.result, step.node.arg).gradient(g),)
 
 
 def _of_matmul(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
@@ -368,7 +369,7 @@ DERIVE: dict[Op, Rule] = {
     Op.RESHAPE: _reshape, Op.SLICE: _slice, Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat,
     Op.TAKE: _take, Op.LOOKUP: _lookup, Op.KEY: _key, Op.KEY_VALUE: _of_key,
     Op.SUM: _sum, Op.MEAN: _mean, Op.PROD: _of_product, Op.MAX: _largest, Op.MIN: _largest,
-    Op.CUMSUM: _cumulative, Op.CUMPROD: _cumulative_product,
+    Op.CUMSUM: _cumulative, Op.SUM_FROM_END: _cumulative, Op.CUMPROD: _cumulative_product,
     Op.CUSTOM: _of_custom, Op.MATMUL: _of_matmul,
     **dict.fromkeys((Op.UNBUNDLE, Op.BUNDLE, Op.GROUPED), _of_placed),
 }

@@ -127,11 +127,12 @@ class Op(Enum):
     # scans: of each element and all before it; arg: the axis, or None where there is one axis
     CUMSUM = "cumsum"
     CUMPROD = "cumprod"
+    SUM_FROM_END = "sum_from_end"  # of each element and all behind it: derivatives are made of it
 
 
 MOVEMENTS = frozenset({Op.RESHAPE, Op.SLICE, Op.PERMUTE, Op.EXPAND, Op.CAT})
 REDUCTIONS = frozenset({Op.SUM, Op.MEAN, Op.PROD, Op.MAX, Op.MIN, Op.ANY, Op.ALL})
-SCANS = frozenset({Op.CUMSUM, Op.CUMPROD})
+SCANS = frozenset({Op.CUMSUM, Op.CUMPROD, Op.SUM_FROM_END})
 COLLECTIVES = REDUCTIONS | SCANS  # They need all elements of a row before any of their result.
 COMMUTATIVE = frozenset(
     {Op.ADD, Op.MUL, Op.MAXIMUM, Op.MINIMUM, Op.EQ, Op.NE, Op.AND, Op.OR, Op.XOR}
@@ -431,6 +432,6 @@ INFER: dict[Op, Rule] = {
     **dict.fromkeys((Op.SUM, Op.PROD, Op.MAX, Op.MIN), _of(_reduction, *NUMBERS)),
     Op.MEAN: _of(_reduction, *FLOATS),
     **dict.fromkeys((Op.ANY, Op.ALL), _of(_reduction, *MASKS)),
-    **dict.fromkeys((Op.CUMSUM, Op.CUMPROD), _of(_scan, *NUMBERS)),
+    **dict.fromkeys(SCANS, _of(_scan, *NUMBERS)),
 }
 # fmt: on

@@ -100,8 +100,8 @@ def _change(
         return _moved(graph, node, own)
     if op in ((Op.SUM, Op.MEAN) if first.is_factor else (Op.MAX, Op.MIN)):
         return _reduced(node, first)
-    if op is Op.CUMSUM and first.is_factor and _size_of(first.along, node.arg or -1) == 1:
-        return first
+    if op in (Op.CUMSUM, Op.SUM_FROM_END) and first.is_factor:
+        return first if _size_of(first.along, node.arg or -1) == 1 else None
     return None
 
 

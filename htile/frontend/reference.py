@@ -209,6 +209,7 @@ _FUNCTIONS: dict[Op, Function] = {
     Op.ALL: partial(torch.all, dim=-1, keepdim=True),
     Op.CUMSUM: _scan(torch.cumsum),
     Op.CUMPROD: _scan(torch.cumprod),
+    Op.SUM_FROM_END: lambda x: _scan(torch.cumsum)(x.flip(-1)).flip(-1),
 }
 
 

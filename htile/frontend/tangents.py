@@ -17,6 +17,7 @@ from ..errors import GradientError
 from .adjoints import DERIVE, FLOAT, Masked, Step
 from .algebra import Algebra
 from .captures import line_of
+from .cumulative_products import CumulativeProduct
 from .custom import named_operands, spliced
 from .derive import (
     Masks,
@@ -215,10 +216,14 @@ def _of_weights(a: Algebra, step: Step, t: int) -> int:
     return a.node(Op.SUM, t, arg=axis if axis is None else int(axis))
 
 
+def _of_products(a: Algebra, step: Step, t: int) -> int:
+    return CumulativeProduct(a, step.operands[0], step.result, step.node.arg).tangent(t)
+
+
 MOVED = (Op.RESHAPE, Op.SLICE, Op.PERMUTE, Op.EXPAND, Op.TAKE, Op.LOOKUP)
 PUSH: dict[Op, Rule] = {
-    **dict.fromkeys((*MOVED, Op.SUM, Op.MEAN, Op.CUMSUM), _as_it_is),
-    **dict.fromkeys((Op.MAX, Op.MIN, Op.PROD), _of_weights),
+    **dict.fromkeys((*MOVED, Op.SUM, Op.MEAN, Op.CUMSUM, Op.SUM_FROM_END), _as_it_is),
+    **dict.fromkeys((Op.MAX, Op.MIN, Op.PROD), _of_weights), Op.CUMPROD: _of_products,
 }
 
 

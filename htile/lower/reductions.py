@@ -58,10 +58,11 @@ RANKS = Reduction("ranks", LARGER, -inf)
 
 CUMSUM = Reduction("cumsum", ADD, 0.0, slots=0)
 CUMPROD = Reduction("cumprod", MUL, 1.0, slots=0)
+SUM_FROM_END = Reduction("sum_from_end", ADD, 0.0, slots=0)
 
 OF_OP: Mapping[Op, Reduction] = {
     Op.SUM: SUM, Op.MEAN: MEAN, Op.PROD: PROD, Op.MAX: MAX, Op.MIN: MIN, Op.ANY: ANY, Op.ALL: ALL,
-    Op.CUMSUM: CUMSUM, Op.CUMPROD: CUMPROD,
+    Op.CUMSUM: CUMSUM, Op.CUMPROD: CUMPROD, Op.SUM_FROM_END: SUM_FROM_END,
 }  # fmt: skip
 
 # A mean and the squares about it come of one exchange, except for rows of more than JOINT_N and
@@ -122,7 +123,7 @@ class Reduce:
     @property
     def is_scan(self) -> bool:
         """Whether its results are rows: they are scans."""
-        return self.parts[0].kind in (CUMSUM, CUMPROD)
+        return self.parts[0].kind in (CUMSUM, CUMPROD, SUM_FROM_END)
 
     @property
     def is_pair(self) -> bool:

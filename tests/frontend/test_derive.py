@@ -286,25 +286,16 @@ def test_sums_over_rows(name):
 
 def test_a_maximum_over_rows_is_refused():
     call = called(htile.rowwise(lambda x: x * 2), rows(M))
-    with pytest.raises(GradientError, match="out is a max over all rows"):
+    with pytest.raises(GradientError, match="out is a max over all rows") as raised:
         derive(_over_rows(call.graph, Op.MAX), ("x",), ("out",))
+    assert raised.value.loc.short.startswith("test_derive.py:")
 
 
-REFUSED = {
-    "cumprod": (lambda x: x.cumprod(-1), "write torch.exp(torch.log(x).cumsum(-1))"),
-    "float8": (lambda x: x.float() * 2, "x is float8_e4m3fn, which no gradient is stored in"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name):
-    f, message = REFUSED[name]
-    x = rows(M) if name != "float8" else rows(M).to(torch.float8_e4m3fn)
-    graph = called(htile.rowwise(f), x).graph
-    with pytest.raises(GradientError) as raised:
+def test_gradients_in_8_bits_are_refused():
+    x = rows(M).to(torch.float8_e4m3fn)
+    graph = called(htile.rowwise(lambda x: x.float() * 2), x).graph
+    with pytest.raises(GradientError, match="x is float8_e4m3fn, which no gradient is stored in"):
         derive(graph, ("x",), ("out",))
-    assert message in raised.value.message
-    assert name == "float8" or raised.value.loc.short.startswith("test_derive.py:")
 
 
 # ---- what is short -------------------------------------------------------------------------------
@@ -453,12 +444,13 @@ def test_kernels_can_be_made_of_examples(name):
 
 
 def test_cumsum_keeps_accuracy():
-    """In float32 the sums of all behind an element are taken of the total, of the row's size."""
+    """What is behind an element is as exact as it is small, however large the sum of the row is."""
     call = called(htile.rowwise(lambda x: x.cumsum(-1)), rows(64, n=4096))
-    given = cotangents(call)
-    exact = gradients(call, given)["x"]
+    given = {"out": cotangents(call)["out"].abs() * torch.logspace(0, -20, 4096, dtype=F64)}
+    given = {name: g.float() for name, g in given.items()}
+    exact = given["out"].double().flip(-1).cumsum(-1).flip(-1)
     joint = derive(call.graph, call.wrt, call.outputs)
-    tensors = {"x": call.values["x"].float(), "d_out": given["out"].float()}
+    assert derived(joint, call.graph) == [Op.INPUT, Op.SUM_FROM_END]
+    tensors = {"x": call.values["x"].float(), "d_out": given["out"]}
     found = evaluate(joint, tensors, call.lead)["d_x"]
-    errors = (found - exact).abs().amax(-1) / exact.abs().amax(-1)
-    assert errors.max() < 4 * torch.finfo(F32).eps
+    assert ((found / exact - 1).abs() <= torch.finfo(F32).eps).all()

@@ -22,7 +22,7 @@ from tests.request_of import request_of
 
 APPROXIMATE = (
     Op.RSQRT, Op.EXP, Op.EXP2, Op.EXPM1, Op.LOG, Op.LOG2, Op.LOG10, Op.LOG1P, Op.SIN, Op.COS,
-    Op.TANH, Op.SIGMOID, Op.ERF, Op.POW, Op.SUM, Op.MEAN, Op.PROD, Op.CUMSUM,
+    Op.TANH, Op.SIGMOID, Op.ERF, Op.POW, Op.SUM, Op.MEAN, Op.PROD, Op.CUMSUM, Op.CUMPROD,
 )  # fmt: skip
 BATCHES = 3
 
@@ -69,6 +69,7 @@ def approximate():
     before = {op: EVALUATE[op] for op in APPROXIMATE}
     rules = before | {Op.SUM: total, Op.MEAN: mean, Op.PROD: halving(torch.mul)}
     rules |= {Op.CUMSUM: lambda values, arg, dtype: values[0].cumsum(-1)}
+    rules |= {Op.CUMPROD: lambda values, arg, dtype: values[0].cumprod(-1)}
     EVALUATE.update({op: noisy(rule) for op, rule in rules.items()})
     try:
         yield

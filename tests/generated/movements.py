@@ -355,6 +355,8 @@ MEANT = {
     Op.ADD: np.add, Op.SUB: np.subtract, Op.MUL: np.multiply, Op.NEG: np.negative,
     Op.FLOORDIV: np.floor_divide, Op.MOD: np.mod,
     Op.MAXIMUM: np.maximum, Op.MINIMUM: np.minimum, Op.SUM: np.sum, Op.CUMSUM: np.cumsum,
+    Op.PROD: np.prod, Op.CUMPROD: np.cumprod,
+    Op.SUM_FROM_END: lambda x, axis: np.flip(np.cumsum(np.flip(x, axis), axis), axis),
     Op.MAX: np.max, Op.MIN: np.min, Op.ANY: np.any, Op.ALL: np.all, Op.DIV: np.divide,
     Op.MEAN: lambda x, **along: x[:, :1] + np.mean(x - x[:, :1], **along),  # as exact as HTile's
     Op.OR: np.logical_or,

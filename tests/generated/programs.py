@@ -720,10 +720,12 @@ class Writer:
 
     def cumulative(self):
         """A sum or product of each element and all before it."""
-        dim = self.one_of(DIMS[1:])
-        if self.rng.random() < 0.25:
+        dim, kind = self.one_of(DIMS[1:]), self.rng.random()
+        if kind < 0.25:
             a = self._row(lambda v: v.dtype is BOOL)
             return a and self.put(f"{a.name}.cumprod({dim})", [a], I64, 0, 1, 1.0, shape=ROW)
+        if kind < 0.4:
+            return self._multiplied(f"cumprod({dim})", ROW)
         a = self._row(lambda v: v.wide or not v.err)
         if a is None:
             return None
@@ -805,11 +807,15 @@ class Writer:
         if mask is not None and self.rng.random() < 0.6:
             text = f"torch.where({mask.name}, -1, 1).prod({arguments})"
             return self.put(text, [mask], I64, -1, 1, 1.0, shape=shape)
+        return self._multiplied(f"prod({arguments})", shape)
+
+    def _multiplied(self, method, shape):
+        """Products of elements that are so near 1 that none is large."""
         a = self._row(lambda v: v.wide and v.size <= 4)
         if a is None:
             return None
         small = 2.0 ** -math.ceil(math.log2(2 * self.n))
-        text = f"(1.0 + {a.name} * {small!r}).prod({arguments})"
+        text = f"(1.0 + {a.name} * {small!r}).{method}"
         size = math.exp(a.size / 2)
         # each factor is rounded, in torch as in a kernel: what differs is the order of the product
         return self.put(text, [a], F64, 1 / size, size, err=size * (a.err + 8), shape=shape)

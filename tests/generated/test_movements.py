@@ -1,6 +1,7 @@
 """Random functions of parts: the traced reference and the placed graph against the oracle."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -56,6 +57,25 @@ def test_placed_is_traced_is_the_oracle(seed, kind):
         results = interpreted(graph, traced, named, call.lead)
         for found, exact in zip(results, expected, strict=True):
             assert found.shape == exact.shape and np.array_equal(found, exact), f"{p}\n{graph}"
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_scans_from_the_end(seed):
+    """Only derivatives have them, so they take the place of the cumulative sums of a program."""
+    p, f, args, call, traced = placed_of(seed, kind="scans")
+    turned = {Op.CUMSUM: Op.SUM_FROM_END}
+    nodes = tuple(replace(node, op=turned.get(node.op, node.op)) for node in traced)
+    traced = replace(traced, nodes=nodes)
+    named = dict(zip(f._signature.names, args, strict=True))
+    expected = pytree.tree_leaves(evaluate(traced, named, call.lead, torch.float64))
+    try:
+        placed = place(traced)
+    except UnsupportedError as error:
+        said = "pieces", "across the rows", "elements of a sum_from_end", "alone of a sum_from_end"
+        assert any(text in error.message for text in said), error.message
+        return
+    for found, exact in zip(interpreted(placed, traced, named, call.lead), expected, strict=True):
+        assert np.array_equal(found, exact.numpy()), f"{p}\n{placed}"
 
 
 def test_few_are_refused():

@@ -8,6 +8,7 @@ from torch.utils import _pytree as pytree
 
 import htile
 from examples.gallery import NAMES, load, variants
+from htile.build.arch import arch_named
 from htile.build.compile import build
 from tests.test_gradients import EXAMPLES, TIED, layernorm, rmsnorm, softmax, without_default
 from tests.training import assert_gradients, cotangents_of, gradients, leaves_of
@@ -23,6 +24,24 @@ GPU_LENGTH = 256  # of rows of the gallery
 BUSY = 1000  # products of another stream, of about 0.2 ms each
 RANKED = {"topk_softmax"}  # equal elements, which it has, torch ranks in any order on a GPU
 GALLERY = sorted({*NAMES} - TIED - RANKED)
+
+
+SCANS = {
+    "sums": htile.rowwise(lambda x: x.cumsum(-1)),
+    "products": htile.rowwise(lambda x: x.cumprod(-1)),
+}
+SCANNED = [(name, n, dtype) for name in SCANS for n in (1, 7, 64, 1003, 4096, 20001, 65536)
+           for dtype in (F32, BF16)]  # fmt: skip
+
+
+def scanned(name, n, dtype, device):
+    """Rows whose products neither overflow nor vanish; some have a zero, or two."""
+    seed(name, n, dtype)
+    x = torch.exp2(torch.randn(ROWS, n, device=device) * 0.05)
+    x *= torch.where(torch.rand(ROWS, n, device=device) < 0.5, -1.0, 1.0)
+    for row, zeros in enumerate(((0,), (n - 1,), (n // 2,), (n // 3, n // 2), (0, n - 1)), 3):
+        x[row, list(zeros)] = 0.0
+    return SCANS[name], (x.to(dtype),)
 
 
 def example(name, n, dtype, device):
@@ -55,6 +74,20 @@ def jobs(arch):
         yield in_worker, (example, (name, n, BF16), arch)
     for name in GALLERY:
         yield in_worker, (of_gallery, (name,), arch)
+    for key in SCANNED:
+        if is_held(*key, arch):
+            yield in_worker, (scanned, key, arch)
+
+
+def is_held(name, n, dtype, arch):
+    """Whether registers hold the rows of a gradient; long ones need clusters."""
+    f, (x,) = scanned(name, n, dtype, "meta")
+    try:
+        f.inspect(x.requires_grad_(), arch=arch).backward.plan  # noqa: B018 (it may be refused)
+    except htile.UnsupportedError:
+        assert n > 8192 and arch_named(arch).max_cluster == 1
+        return False
+    return True
 
 
 @pytest.mark.parametrize("name, n", PAIRS)
@@ -67,6 +100,27 @@ def test_examples(device, name, n):
 def test_gallery(device, name):
     f, args = of_gallery(name, device)
     assert_gradients(f, *args)
+
+
+@pytest.mark.parametrize("name, n, dtype", SCANNED)
+def test_scans(device, arch, name, n, dtype):
+    """The bound is relative to the sum of the magnitudes of what is added up."""
+    if not is_held(name, n, dtype, arch):
+        return
+    f, (x,) = scanned(name, n, dtype, device)
+    g = torch.randn(ROWS, n, device=device).to(dtype)
+
+    def gradient_of(f, x, g):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(f(x), x, g)[0].double()
+
+    plain = torch.cumsum if name == "sums" else torch.cumprod
+    exact = gradient_of(lambda x: plain(x, -1), x.double(), g.double())
+    size = gradient_of(lambda x: plain(x, -1), x.double().abs(), g.double().abs())
+    found = gradient_of(f, x, g)
+    of_result = 0.0 if dtype is F32 else 2.0**-8
+    bound = 2.0**-24 * (16 + 12 * n**0.5) * size + of_result * exact.abs()
+    assert ((found - exact).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -235,3 +235,25 @@ def random_graph(seed: int, size: int = 40) -> Graph:
     outputs = [row_output(spread[-1], "last"), row_output(rng.choice(spread), "any")]
     outputs += [per_row_output(id, f"value{k}") for k, id in enumerate(single[-2:])]
     return b.finish(outputs, None)
+
+
+# functions whose gradients have scans
+def sums(x):
+    return x.cumsum(-1)
+
+
+def products(x):
+    return x.cumprod(-1)
+
+
+def sums_of_groups(x):
+    return x.view(8, -1).cumsum(-1) * x.view(8, -1).cumsum(0)
+
+
+GRADIENTS = {f.__name__: f for f in (sums, products, sums_of_groups)}
+
+
+def scan_backward(name, n, dtype=F32, arch="sm_90a"):
+    """The kernel of the gradient of one of `GRADIENTS`."""
+    (x,) = rows((2, n), dtype=dtype)
+    return htile.rowwise(GRADIENTS[name]).inspect(x.requires_grad_(), arch=arch).backward

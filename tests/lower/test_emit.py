@@ -26,6 +26,7 @@ from tests.lower.cases import (
     example_kernel,
     kernel_of,
     rows,
+    scan_backward,
     scan_kernel,
     table_kernel,
 )
@@ -43,6 +44,7 @@ OF_PRODUCTS = [("product_swiglu", 4096), ("product_nll", 1003), ("product_projec
 OF_PRODUCTS += [("warp_product_swiglu", 4096), ("warp_product_project", 512)]  # without wgmma
 OF_PRODUCTS += [("product_softmax", 104)]  # whose rows are reduced in the tile
 OF_SCANS = [("scan_products", 1003), ("scan_inverse", 32768), ("scan_groups", 4096)]
+OF_SCANS_BACK = [("sums", 4096), ("products", 1003)]
 
 
 @pytest.mark.parametrize(("name", "n"), GOLDEN)
@@ -58,6 +60,11 @@ def test_golden_source_of_what_looks_rows_up(golden, name, n):
 @pytest.mark.parametrize(("name", "n"), OF_SCANS)
 def test_golden_source_of_scans(golden, name, n):
     golden(f"{name}_{n}.py", scan_kernel(name, n).source)
+
+
+@pytest.mark.parametrize(("name", "n"), OF_SCANS_BACK)
+def test_golden_source_of_gradients_of_scans(golden, name, n):
+    golden(f"{name}_backward_{n}.py", scan_backward(name, n).source)
 
 
 @pytest.mark.parametrize(("name", "n"), OVER_ROWS)
@@ -85,7 +92,8 @@ def product_source(name, n):
 def test_no_golden_file_is_left_over():
     files = {path.name for path in (REPO / "tests" / "golden").glob("*.py")}
     every = GOLDEN + OF_TABLES + OF_SCANS + OF_ANY_LENGTH + OVER_ROWS + OF_PRODUCTS
-    assert files == {f"{name}_{n}.py" for name, n in every}
+    of_gradients = {f"{name}_backward_{n}.py" for name, n in OF_SCANS_BACK}
+    assert files == {f"{name}_{n}.py" for name, n in every} | of_gradients
 
 
 # ---- the same text in every process --------------------------------------------------------------

@@ -1,17 +1,24 @@
 """Plans of scans: rows are held, a place of the exchange buffer for each vector, and what is
 refused; and real compiles without a GPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import htile
 from htile.build.arch import ARCHS
+from htile.build.compile import build
 from htile.errors import UnsupportedError
+from htile.frontend.derive import derive
 from htile.frontend.ops import Op
-from htile.lower import choose, enumerate_plans
+from htile.frontend.tangents import tangents
+from htile.lower import choose, enumerate_plans, plans_for, printed, run_passes
+from htile.lower.passes.limits import limit_loads
 from htile.lower.plan import ROWS, Form, Target
 from htile.lower.steps import Home
-from tests.lower.cases import ARCH, BF16, F32, SCANS, scan_kernel
+from tests.gradients import called
+from tests.lower.cases import ARCH, BF16, F32, GRADIENTS, SCANS, scan_backward, scan_kernel
 from tests.lower.test_compile import COMPILED, check
 
 I32 = torch.int32
@@ -79,6 +86,29 @@ def test_what_no_element_of_a_scan_shows_is_not_loaded():
     assert row.end is not None
 
 
+@pytest.mark.parametrize("op", [Op.CUMSUM, Op.SUM_FROM_END])
+def test_what_is_summed_from_the_end_is_loaded(op):
+    """Where a sum from the end is hidden from a column on, what lies behind it is in the sums."""
+
+    @htile.rowwise
+    def f(x, end: htile.PerRow):
+        return torch.where(torch.arange(x.shape[-1]) < end, x.cumsum(-1), 0.0)
+
+    args = torch.empty(2, 4096, device="meta"), torch.empty(2, dtype=torch.int64, device="meta")
+    graph = f.inspect(*args).graph
+    nodes = tuple(replace(node, op=op) if node.op is Op.CUMSUM else node for node in graph)
+    inputs = tuple(replace(i, end=None) for i in graph.inputs)
+    (row, _) = limit_loads(replace(graph, inputs=inputs, nodes=nodes)).inputs
+    assert (row.end is None) == (op is Op.SUM_FROM_END)
+
+
+def test_scans_both_ways_share_an_exchange():
+    f = htile.rowwise(lambda x, y: (x.cumsum(-1) * y).cumsum(-1).sum() + (x * y).cumsum(-1))
+    x = torch.empty(2, 4096, device="meta", requires_grad=True)
+    kernel = f.inspect(x, torch.empty_like(x, requires_grad=True), arch="sm_90a").backward
+    assert "from_end=(False, True)" in kernel.source or "from_end=(True, False)" in kernel.source
+
+
 def test_odd_rows_are_shifted():
     """So that a scan has few vectors; a sum of such rows of float32 has vectors of one element."""
     assert scan_kernel("scan_alone", 1003).plan.numerics.vec_size == 4
@@ -128,6 +158,32 @@ def test_scans_of_long_rows_compile(n):
     kernel = scan_kernel("scan_inverse", n)
     assert kernel.plan.numerics.cluster_n > 1
     check(kernel)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("n", (1, 7, 64, 1000, 1003, 4096, 8192, 32768, 131072))
+@pytest.mark.parametrize("name", ["sums", "products"])
+def test_gradients_compile_without_a_stack(name, n, dtype):
+    check(scan_backward(name, n, dtype))
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.parametrize("arch", COMPILED)
+def test_gradients_compile_on_all_gpus(name, arch):
+    for n, dtype in ((64, F32), (4096, BF16), (8192, F32)):
+        check(scan_backward(name, n, dtype, arch))
+
+
+@pytest.mark.parametrize("n", (64, 1003, 8192))
+def test_more_derivatives_of_products_compile_without_a_stack(n):
+    """The gradient of second order, and the tangents."""
+    call = called(htile.rowwise(GRADIENTS["products"]), torch.empty(2, n))
+    joint = derive(call.graph, ("x",), ("out",))
+    twice = derive(joint, ("x", "d_out"), ("d_x",))
+    for graph in (twice, tangents(call.graph, ("x",)).graph):
+        plans = plans_for(run_passes(graph), Target(n, ARCH["sm_90a"]))
+        kernel = printed(graph, choose(plans))
+        assert build(kernel.source, kernel.function, "sm_90a").resources.stack == 0
 
 
 def test_every_architecture_has_plans():

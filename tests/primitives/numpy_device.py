@@ -403,6 +403,10 @@ class Device:
     def _shuffle_up(self, value, count):
         return self._shuffle(value, np.where(self.lane.data < count, 0, -count) + self.lane.data)
 
+    def _shuffle_down(self, value, count):
+        lane = self.lane.data
+        return self._shuffle(value, np.where(lane + count > 31, 0, count) + lane)
+
     def _butterfly(self, value, op, threads_in_group=32):
         offset = threads_in_group // 2
         while offset:
@@ -451,6 +455,7 @@ class Device:
                 warp_idx=lambda: self.warp,
                 shuffle_sync=self._shuffle,
                 shuffle_sync_up=self._shuffle_up,
+                shuffle_sync_down=self._shuffle_down,
                 warp_reduction=self._butterfly,
                 warp_redux_sync=self._redux,
                 vote_all_sync=self._vote,

@@ -35,8 +35,11 @@ def names(layout):
     return "v{}-c{}-t{}-s{}".format(*layout)
 
 
-def scanned(rows, op, layout, monkeypatch):
-    """Rows through the code of the primitives: as many as a warp has, of padded length."""
+def scanned(rows, op, layout, monkeypatch, from_end=False):
+    """Rows through the code of the primitives: as many as a warp has, of padded length.
+
+    A scan from the start shares the exchange.
+    """
     vec, chunks, threads, shares = layout
     warps, lanes = max(threads // 32, 1), min(threads, 32)
     device = Device(shares, warps)
@@ -45,7 +48,8 @@ def scanned(rows, op, layout, monkeypatch):
     mine = tiles.transpose(1, 3, 0, 4, 2, 5)  # shares, warps, rows of a warp, lanes, chunks, vec
     x = Vector(np.ascontiguousarray(mine).reshape(shares, warps, 32, chunks * vec))
     buffer = device if threads > 32 or shares > 1 else None
-    *_, found = row_scan((x, x), (ADD, op), vec, threads, buffer, share=device.share)
+    both = {"share": device.share, "from_end": (False, from_end)}
+    *_, found = row_scan((x, x), (ADD, op), vec, threads, buffer, **both)
     found = found.data.reshape(shares, warps, 32 // lanes, lanes, chunks, vec)
     return found.transpose(2, 0, 4, 1, 3, 5).reshape(rows.shape)
 
@@ -86,6 +90,33 @@ def test_scans_of_floats(op, layout, monkeypatch):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=names)
+@pytest.mark.parametrize("op", SCANS, ids=("sum", "product"))
+def test_scans_from_the_end(op, layout, monkeypatch):
+    """They are the scans of the row turned round, to the bit: the threads are turned round too."""
+    for dtype in (np.int32, np.int64, np.float32):
+        x = drawn(layout, dtype, op)
+        turned = np.ascontiguousarray(x[:, ::-1])
+        expected = scanned(turned, op, layout, monkeypatch)[:, ::-1]
+        found = scanned(x, op, layout, monkeypatch, from_end=True)
+        assert found.dtype == dtype and np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=names)
+def test_what_lies_before_an_element_does_not_count_from_the_end(layout, monkeypatch):
+    """Neither what the row has there nor the other rows of a warp, whatever it is."""
+    x = drawn(layout, np.float32, ADD)
+    whole = scanned(x, ADD, layout, monkeypatch, from_end=True)
+    n = x.shape[1] // 3
+    for before in (np.nan, np.inf, 0.0):
+        y = x.copy()
+        y[:, :n] = before
+        y[1::2] = np.nan
+        found = scanned(y, ADD, layout, monkeypatch, from_end=True)
+        assert np.array_equal(found[::2, n:], whole[::2, n:])
+        assert np.isnan(found[1::2]).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=names)
 def test_what_lies_behind_an_element_does_not_count(layout, monkeypatch):
     """Neither padding nor the next row of a warp, whatever it is."""
     x = drawn(layout, np.float32, ADD)
@@ -112,7 +143,7 @@ def test_nan_and_infinity_reach_what_comes_after_them(value, layout, monkeypatch
         assert np.array_equal(found[:, at:], np.full_like(found[:, at:], value), equal_nan=True)
 
 
-def compile_scan(dtype, N, op=ADD, arch="sm_90a", vec_size=4, stage=64, **options):
+def compile_scan(dtype, N, op=ADD, arch="sm_90a", vec_size=4, stage=64, from_end=False, **options):
     """Compile the scan of a row."""
     buffer = Int64 if dtype is Int64 else Float32
     config = ElementwiseTileConfig(dtype, N, stage=stage, reduction_dtype=buffer, **options)
@@ -122,7 +153,7 @@ def compile_scan(dtype, N, op=ADD, arch="sm_90a", vec_size=4, stage=64, **option
         ctx = ElementwiseKernelContext(config)
         ctx.setup(mX, config.tiler_mn(vec_size), tiled_copy, shared=False)
         x = GlobalToRegLoader(ctx).load(mX).load()
-        ElementwiseStorer(ctx).store(mO, ctx.row_scan(x, op))
+        ElementwiseStorer(ctx).store(mO, ctx.row_scan(x, op, from_end=from_end))
 
     @cute.jit
     def scan(mX, mO, stream: cuda.CUstream):
@@ -147,8 +178,9 @@ def test_scans_compile_without_a_stack(dtype, arch):
         every += [{"cluster_n": 4}, {"cluster_n": 16, "threads_per_row": 160}]
     for options in every:
         N = 4096 if options["cluster_n"] > 1 else 12 * options.get("threads_per_row", 128)
-        for op in SCANS:
-            assert stack_frame(compile_scan(dtype, N, op, arch, **options).__cubin__) == 0
+        for op, from_end in ((ADD, False), (MUL, False), (ADD, True)):
+            scan = compile_scan(dtype, N, op, arch, from_end=from_end, **options)
+            assert stack_frame(scan.__cubin__) == 0
 
 
 def test_what_no_scan_takes():

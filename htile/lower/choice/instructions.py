@@ -13,7 +13,7 @@ import torch
 from ...frontend.graph import Graph
 from ...frontend.ops import Op
 from ..patterns import Function
-from ..reductions import CUMPROD, CUMSUM, MOMENTS, SOFTMAX, Part
+from ..reductions import CUMPROD, CUMSUM, MOMENTS, SOFTMAX, SUM_FROM_END, Part
 from ..steps import Compute
 
 LEAVES = frozenset({Op.INPUT, Op.CONST})
@@ -40,7 +40,7 @@ OP_COSTS = {
 # These are for a division by what the row has once, whose reciprocal is computed once too.
 SHARED_DIVISOR_COSTS = {Function.EXACT: (3, 0), Function.NEAR: (2, 0)}
 # Instructions for an element; other parts take one. A scan takes more for each vector.
-PART_COSTS = {SOFTMAX: 6, MOMENTS: 6, CUMSUM: 2, CUMPROD: 2}
+PART_COSTS = {SOFTMAX: 6, MOMENTS: 6, CUMSUM: 2, CUMPROD: 2, SUM_FROM_END: 2}
 SCAN_COSTS = 18  # instructions of a scan for each vector of a thread, and each word of an element
 TAKEN = 8  # instructions for what is at an index: its address, the load, and what converts it
 STORED = 3  # instructions for a result that a row has once

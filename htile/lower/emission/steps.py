@@ -10,7 +10,7 @@ import torch
 from ...frontend.graph import Input, Output, Role
 from ...frontend.ops import Op
 from ..ranks import Chain
-from ..reductions import MEAN, MOMENTS, SOFTMAX, Part, Reduce
+from ..reductions import MEAN, MOMENTS, SOFTMAX, SUM_FROM_END, Part, Reduce
 from ..steps import ChunkLoop, Compute, Fence, Home, Load, Reload, Step, Store
 from ..vectors import WARP
 from .expressions import (
@@ -230,9 +230,11 @@ def reduce_held(names: Names, step: Reduce) -> list[str]:
         results = ", ".join(names.values[id] for part in alone for id in part.results)
         values = ", ".join(reduced(names, graph[p.results[0]].inputs[0]) for p in alone)
         ops = ", ".join(part.kind.combine for part in alone)
+        from_end = ", ".join(str(part.kind is SUM_FROM_END) for part in alone)
         if len(alone) > 1:
-            values, ops = f"({values})", f"({ops})"
+            values, ops, from_end = f"({values})", f"({ops})", f"({from_end})"
         args, verb = [values, ops, f"slot={slot}"], "row_scan" if step.is_scan else "row_reduce"
+        args += [f"from_end={from_end}"] if "True" in from_end else []
         lines = located(wrapped_call(f"    {results} = ctx.{verb}(", args, ")"), first)
         slot += len(alone)
     for part in dict.fromkeys(step.parts):

@@ -22,7 +22,8 @@ COMBINE = {
     Op.SUM: Op.ADD, Op.MEAN: Op.ADD, Op.PROD: Op.MUL, Op.MAX: Op.MAXIMUM, Op.MIN: Op.MINIMUM,
     Op.ANY: Op.OR, Op.ALL: Op.AND,
 }  # fmt: skip
-TOTAL = {Op.CUMSUM: Op.SUM, Op.CUMPROD: Op.PROD}  # what the last element of a scan is
+# What the last element of a scan is, or the first one of a scan from the end.
+TOTAL = {Op.CUMSUM: Op.SUM, Op.CUMPROD: Op.PROD, Op.SUM_FROM_END: Op.SUM}
 
 
 class Collectives:
@@ -97,19 +98,23 @@ class Collectives:
         axis = -1 if node.arg is None else node.arg
         at, total = len(wanted) + axis, TOTAL[node.op]
         index, size = wanted[at], self.graph[operand].value.inner[axis]
+        is_from_end = node.op is Op.SUM_FROM_END
+        back = 1 if is_from_end else -1  # towards what comes first
+        rest = size - 1 - index.last if is_from_end else index.start  # elements that come first
         if not index.steps:
             is_alone = node.value.spread and axis == -1 and not axes_of(wanted)
-            if is_alone and index.start == size - 1:  # of a row: all of it
+            if is_alone and rest == size - 1:  # of a row: all of it
                 return self._reduced(replace(node, op=total), (*wanted[:at], *wanted[at + 1 :]))
-            if index.start >= MOST_PIECES:
+            if rest >= MOST_PIECES:
+                part = f"{index.start}:" if is_from_end else f":{index.start + 1}"
                 raise UnsupportedError(
                     f"the element {index.start} alone of a {node.op.value}: write "
-                    f"x[:{index.start + 1}].{total.value}()",
+                    f"x[{part}].{total.value}()",
                     node.loc,
                 )
             found = self._want(operand, wanted)
-            if index.start:
-                before = self._want(node.id, moved_along(wanted, axis, index, -1))
+            if rest:
+                before = self._want(node.id, moved_along(wanted, axis, index, back))
                 found = self._computed(COMBINE[total], (before, found), None, node)
             return found
         along, step = max(index.steps, key=lambda each: each[1])
@@ -123,15 +128,16 @@ class Collectives:
                 "a part of the result (out[:, ::2] is a view)",
                 node.loc,
             )
-        if index.start % along.size:
-            raise Refine(along, gcd(index.start, along.size))
+        if rest % along.size:
+            raise Refine(along, gcd(rest, along.size))
         found = self._spread(operand, wanted, along, node)
         axes = self.nodes[found].axes
         found = self._add(Placed(node.op, (found,), None, axes, node, (), (along,)))
         outside = tuple(each for each in axes_of(wanted) if each != along)
         before = None
-        for start in range(-index.start, 0, along.size):  # the pieces before this one
-            piece = self._spread(operand, moved_along(wanted, axis, index, start), along, node)
+        for start in range(rest, 0, -along.size):  # the pieces before this one
+            place = moved_along(wanted, axis, index, back * start)
+            piece = self._spread(operand, place, along, node)
             whole = self._add(Placed(total, (piece,), None, outside, node, (), (along,)))
             pair = before, whole
             before = whole if before is None else self._computed(COMBINE[total], pair, None, node)

@@ -22,6 +22,7 @@ INT32 = torch.int32
 # those for which it holds; and for which it does not hold.
 HOLDS = {Op.LT: 0, Op.LE: 1, Op.EQ: 1}
 FAILS = {Op.GE: 0, Op.GT: 1, Op.NE: 1}
+READ_WHOLE = frozenset({Op.TAKE, Op.LOOKUP, Op.GROUPED, Op.SUM_FROM_END})  # and all reductions
 # An integer of each row and what is added to it; or a mask of each row, and for which of its values
 # the row is read.
 End = tuple[int, int | bool]
@@ -63,7 +64,7 @@ def _ends(graph: Graph) -> list[frozenset[End]]:
 
 def _of_use(graph: Graph, node: Node, reader: Node, after: frozenset[End]) -> frozenset[End]:
     """The ends of what one node reads; `after` are those of its result."""
-    if reader.op in REDUCTIONS or reader.op in (Op.TAKE, Op.LOOKUP, Op.GROUPED):
+    if reader.op in REDUCTIONS or reader.op in READ_WHOLE:
         return frozenset()
     if reader.op is not Op.WHERE or node.id == reader.inputs[0]:
         return after
