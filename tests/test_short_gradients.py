@@ -64,7 +64,13 @@ def with_parts(x, w):
     return y, x.argmax(-1), (y * x).sum()
 
 
-FUNCTIONS = softmax, rmsnorm, layernorm, swiglu, residual_norm, nll, scaled, with_parts
+@htile.rowwise
+def doubled(x):
+    """Its backward pass keeps nothing."""
+    return x * 2.0
+
+
+FUNCTIONS = softmax, rmsnorm, layernorm, swiglu, residual_norm, nll, scaled, with_parts, doubled
 
 
 class Other(torch.Tensor):
@@ -87,6 +93,7 @@ def arguments(name, m=5, n=64, seed=0):
         "nll": (nll, (x, torch.arange(m) % n)),
         "scaled": (scaled, (x, w)),
         "with_parts": (with_parts, (x, w)),
+        "doubled": (doubled, (x,)),
     }[name]
 
 

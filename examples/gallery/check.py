@@ -44,12 +44,12 @@ def compare(result, expected, k: int = 0) -> float:
     exact = pytree.tree_leaves(expected)
     assert pytree.tree_structure(result) == pytree.tree_structure(expected)
     worst = 0.0
-    for k, (out, right) in enumerate(zip(found, exact, strict=True)):
+    for place, (out, right) in enumerate(zip(found, exact, strict=True)):
         errors = in_units(out, right, k)
         worst = max(worst, errors.max().item())
         at = errors.argmax()
         number = out.flatten()[at].item()
-        assert worst <= 1, f"result {k}: {number:.9g}, {worst:.3g} times the error that is allowed"
+        assert worst <= 1, f"result {place}: {number:.9g}, {worst:.3g} times the error that is allowed"
     return worst
 
 

@@ -99,7 +99,8 @@ class BackwardWriter(Writer):
         kept = [self.names.get((1, k), f"_kept{k}") for k in range(count)]
         cotangents = [self.names.get((2, k), f"_g{k}") for k in range(derivative.recorded)]
         numbers = [f"{name} = _call[1][{k}]" for (of, k), name in self.names.items() if of == 0]
-        return [*numbers, f"{', '.join(kept)}, = _kept", f"{', '.join(cotangents)}, = _cotangents"]
+        unpacked = [f"{', '.join(kept)}, = _kept"] if kept else []
+        return [*numbers, *unpacked, f"{', '.join(cotangents)}, = _cotangents"]
 
     def guards(self) -> list[str]:
         for k, is_there in enumerate(self.backward.present[: self.derivative.recorded]):
