@@ -37,7 +37,8 @@ def processes(runs, world, folder, *device):
     device: "cuda" for processes that have a GPU each.
     """
     command = [sys.executable, "-m", "tests.distributed", runs]
-    own = os.environ | {"PYTHONPATH": str(REPO)}
+    paths = [str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])]
+    own = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     started = [
         subprocess.Popen(
             [*command, str(rank), str(world), str(folder), *device], cwd=REPO, env=own,

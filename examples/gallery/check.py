@@ -49,7 +49,8 @@ def compare(result, expected, k: int = 0) -> float:
         worst = max(worst, errors.max().item())
         at = errors.argmax()
         number = out.flatten()[at].item()
-        assert worst <= 1, f"result {place}: {number:.9g}, {worst:.3g} times the error that is allowed"
+        told = f"result {place}: {number:.9g}, {worst:.3g} times the error that is allowed"
+        assert worst <= 1, told
     return worst
 
 
