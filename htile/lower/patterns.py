@@ -81,9 +81,7 @@ def choose_function(
         kind = Function.FMS if product == node.inputs[0] else Function.FNMA
         rest = (i for i in node.inputs if i != product)
         return Function.FMA if node.op is Op.ADD else kind, (*graph[product].inputs, *rest)
-    if _is_read_once(graph, node) and graph[graph.readers[node.id][0]].op in (Op.SUM, Op.MEAN):
-        return Function.FACTORS, node.inputs
-    if _is_only_summed_over_rows(graph, node):
+    if node.op is Op.MUL and _is_only_summed(graph, node):
         return Function.FACTORS, node.inputs
     return Function.FAST if is_fast else Function.EXACT, node.inputs
 
@@ -207,20 +205,21 @@ def _is_product(graph: Graph, node: Node) -> bool:
 
 def _is_read_once(graph: Graph, node: Node) -> bool:
     """Whether it is a product of floats, one an element, that one node alone reads."""
+    is_product = node.op is Op.MUL and node.value.dtype is torch.float32 and node.value.spread
     readers = graph.readers[node.id]
-    return _is_product_of_floats(node) and len(readers) == 1 and readers != (node.id,)
+    return is_product and len(readers) == 1 and readers != (node.id,)
 
 
-def _is_only_summed_over_rows(graph: Graph, node: Node) -> bool:
-    """Whether it is a product of floats, one an element, that one sum over all rows alone reads."""
-    if not _is_product_of_floats(node) or graph.readers[node.id] != (node.id,):
+def _is_only_summed(graph: Graph, node: Node) -> bool:
+    """Whether a sum over the row or over all rows alone reads a product of floats, an element each.
+    """
+    if _is_read_once(graph, node):
+        return graph[graph.readers[node.id][0]].op in (Op.SUM, Op.MEAN)
+    is_result = node.value.dtype is torch.float32 and graph.readers[node.id] == (node.id,)
+    if not is_result or not node.value.spread:
         return False
     (output,) = (output for output in graph.outputs if output.id == node.id)
     return output.over is Op.SUM
-
-
-def _is_product_of_floats(node: Node) -> bool:
-    return node.op is Op.MUL and node.value.dtype is torch.float32 and node.value.spread
 
 
 def subtracted(graph: Graph, node: Node, op: Op, in_groups: bool = False) -> Node | None:

@@ -15,8 +15,8 @@ from htile.frontend.derive import derive
 from htile.frontend.ops import COLLECTIVES
 from htile.frontend.reference import evaluate
 from htile.frontend.tangents import tangents
-from htile.lower.passes import drop_slopes, run_passes
-from htile.lower.space import place
+from htile.lower.passes.simplify import drop_slopes, run_passes
+from htile.lower.passes.space import place
 from tests.generated.movements import interpreted
 from tests.gradients import F64, called, check, check_second, check_tangents, cotangents
 from tests.training import assert_gradients
