@@ -37,7 +37,8 @@ import torch
 
 import htile
 
-REPO = Path(__file__).parents[1]
+from .processes import REPO, environment
+
 MADE_ELSEWHERE = ("errors.md", "reference.md")  # by test_errors.py and reference_page.py
 PAGES = (
     "README.md",
@@ -184,15 +185,10 @@ def run_command(text: str, folder: Path) -> subprocess.CompletedProcess:
     if not (folder / "examples").exists():
         (folder / "examples").symlink_to(REPO / "examples", target_is_directory=True)
     command = re.sub(r"(?<!\S)python ", f"{shlex.quote(sys.executable)} ", text, count=1)
+    environ = environment(COLUMNS="100")
     return subprocess.run(
-        command, shell=True, cwd=folder, env=environment(), capture_output=True, text=True
+        command, shell=True, cwd=folder, env=environ, capture_output=True, text=True
     )
-
-
-def environment() -> dict[str, str]:
-    """What a command runs in: it finds the packages of this repository, and of this process."""
-    paths = [str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "100"}
 
 
 @contextlib.contextmanager

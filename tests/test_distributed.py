@@ -5,10 +5,8 @@ tests/distributed.py is what each process runs. Here plain torch computes the sa
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,8 +24,8 @@ import htile
 import htile.nn
 from htile.errors import UnsupportedError
 from tests import distributed as run
+from tests.processes import REPO, environment
 
-REPO = Path(__file__).parents[1]
 SECONDS = 100  # after which processes are ended that have not found each other
 
 
@@ -37,11 +35,9 @@ def processes(runs, world, folder, *device):
     device: "cuda" for processes that have a GPU each.
     """
     command = [sys.executable, "-m", "tests.distributed", runs]
-    paths = [str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])]
-    own = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     started = [
         subprocess.Popen(
-            [*command, str(rank), str(world), str(folder), *device], cwd=REPO, env=own,
+            [*command, str(rank), str(world), str(folder), *device], cwd=REPO, env=environment(),
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for rank in range(world)

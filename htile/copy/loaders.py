@@ -260,13 +260,10 @@ def store_shifted(ctx: RowTile, mO: cute.Tensor, tXrO: cute.Tensor) -> None:
     vectors = cute.size(tXrO, mode=[2])
     size = ctx.vec_size * element_bits(tXrO.element_type) // 8
     most = most_staged(ctx.config.num_threads)
-    staged = min(vectors, most)
-    memory = ctx.staging.of(staged, size)
+    memory = ctx.staging.of(min(vectors, most), size)
     for first, count in batches(vectors, most):
         row = StagedRow(ctx, mO, memory, first, count)
-        is_first = ctx.staging.is_first_use(staged, size)
-        if not (is_first and ctx.is_row):  # chunks of a row may be stored in a loop
-            row.wait()  # until all have stored what was staged before
+        row.wait()  # until all have stored what was staged before
         for k in range(count):
             row.put(k, tXrO[(None, 0), 0, first + k])
         row.store(tXrO)

@@ -42,8 +42,6 @@ class RowLoop(Static):
             )
         ctx.cluster_wait()
         self.ctx, self.groups, self._memory = ctx, groups, None
-        if const_expr(ctx.staging is not None):
-            ctx.staging.in_loop = True
         self.first = ctx.bidx * ctx.config.rows
         self.count = (ctx.shape[0] - self.first - 1) // groups + 1
 

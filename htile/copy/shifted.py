@@ -201,13 +201,10 @@ class Staging(Static):
     """The shared memory through which all results of a kernel are stored whose rows are held.
 
     ctx: the context of a whole row, which is set up.
-
-    in_loop: whether the kernel stores the results of several rows, in a loop.
     """
 
     def __init__(self, ctx: RowTile):
         self.anchor, self.threads, self.memory = ctx.tXcX, ctx.config.num_threads, {}
-        self.in_loop, self._used = False, set()
 
     def of(self, vectors: int, size: int) -> cute.Pointer:
         """Memory for so many vectors of `size` bytes of each thread.
@@ -219,12 +216,6 @@ class Staging(Static):
             with ir.InsertionPoint.after(self.anchor.value.owner):
                 self.memory[vectors, size] = memory_of(vectors * self.threads, size)
         return self.memory[vectors, size]
-
-    def is_first_use(self, vectors: int, size: int) -> bool:
-        """Whether nothing was staged in this memory before. From now on, something was."""
-        is_first = not self.in_loop and (vectors, size) not in self._used
-        self._used.add((vectors, size))
-        return is_first
 
 
 class StagedRow(Batches):

@@ -26,13 +26,12 @@ from typing import NoReturn
 
 import torch
 
-from htile.build.arch import arch_of_capability
+from .matrix import arch_of_the_gpu, jobs_of
 
 ROOT = Path(__file__).parents[2]
 CPU_CORES_A_GROUP = 2
 MOST_OUTPUT = 20000  # characters that are shown of a group that failed, from its end
 SECONDS_TO_STOP = 10  # for a pytest to say what failed, when all are stopped
-CAPABILITY = "import torch; print(*torch.cuda.get_device_capability())"
 
 # Those that take longest once their kernels are there come first. A number after the path is how
 # many processes share the file. Files that are not named here follow, each on its own.
@@ -71,7 +70,7 @@ class Group:
         """Its modules' names."""
         path = ROOT / self.path
         files = sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
-        return [".".join(f.relative_to(ROOT).with_suffix("").parts) for f in files if has_gpu(f)]
+        return [".".join(f.relative_to(ROOT).with_suffix("").parts) for f in files if needs_gpu(f)]
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class Result:
         return self.code in (0, 5)
 
 
-def has_gpu(file: Path) -> bool:
+def needs_gpu(file: Path) -> bool:
     """Whether a file holds tests for a GPU."""
     return "mark.gpu" in file.read_text(encoding="utf-8")
 
@@ -102,7 +101,7 @@ def last_line(text: str) -> str:
 def groups() -> list[Group]:
     """All groups but those that run alone."""
     named = [path for path, _ in GROUPS] + list(ALONE)
-    files = [f for f in sorted((ROOT / "tests").rglob("test_*.py")) if has_gpu(f)]
+    files = [f for f in sorted((ROOT / "tests").rglob("test_*.py")) if needs_gpu(f)]
     paths = [str(f.relative_to(ROOT)) for f in files]
     rest = [(p, 1) for p in paths if not any(p.startswith(name) for name in named)]
     return [Group(path, k, of) for path, of in (*GROUPS, *rest) for k in range(of)]
@@ -126,7 +125,7 @@ class Kernels:
     def of(self, group: Group) -> list[Future]:
         """A group's compilations, under way. What fails there fails in its test."""
         modules = [importlib.import_module(name) for name in group.modules]
-        jobs = [job for m in modules for job in getattr(m, "jobs", lambda arch: ())(self.arch)]
+        jobs = jobs_of(modules, self.arch)
         for job in jobs:
             if job not in self.futures:
                 self.futures[job] = self.pool.submit(job[0], *job[1])
@@ -190,10 +189,6 @@ class Run:
 
 def main(arguments: list[str]) -> int:
     """Run all groups; the exit code."""
-    asked = subprocess.run([sys.executable, "-c", CAPABILITY], capture_output=True, text=True)
-    if asked.returncode:
-        sys.exit("tests.gpu: torch finds no GPU that it can use")
-    arch = arch_of_capability(tuple(map(int, asked.stdout.split()))).name
     cores = os.cpu_count() or 1
     names = itertools.cycle(gpus() or ["0"])
     context = multiprocessing.get_context("fork")  # this process never uses CUDA
@@ -210,7 +205,7 @@ def main(arguments: list[str]) -> int:
             wait([pool.submit(time.sleep, 0.1) for _ in range(cores)])  # workers before threads
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, run.stop)
-            kernels = Kernels(pool, arch)
+            kernels = Kernels(pool, arch_of_the_gpu())
             futures = [
                 threads.submit(run, group, next(names), kernels.of(group)) for group in groups()
             ]

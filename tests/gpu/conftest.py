@@ -2,8 +2,6 @@
 
 import multiprocessing
 import os
-import subprocess
-import sys
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
@@ -11,21 +9,17 @@ import torch
 
 import htile
 from htile.build import compile as compiler
-from htile.build.arch import arch_of_capability
 
 from . import matrix
 
 # `python -m tests.gpu` has compiled everything before, and runs several of these.
 WORKERS = 2 if "HTILE_TESTS_CACHE" in os.environ else os.cpu_count()
-CAPABILITY = "import torch; print(*torch.cuda.get_device_capability())"
 
 
 @pytest.fixture(scope="session")
 def arch():
-    """The GPU's architecture, asked in another process: this one must not use CUDA yet."""
-    asked = subprocess.run([sys.executable, "-c", CAPABILITY], capture_output=True, text=True)
-    assert asked.returncode == 0, asked.stderr
-    return arch_of_capability(tuple(map(int, asked.stdout.split()))).name
+    """The GPU's architecture."""
+    return matrix.arch_of_the_gpu()
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +30,7 @@ def built(request, arch):
     """
     assert not torch.cuda.is_initialized(), "workers must be forked before CUDA is used"
     modules = dict.fromkeys(item.module for item in request.session.items)
-    jobs = [job for m in modules for job in getattr(m, "jobs", lambda arch: ())(arch)]
+    jobs = matrix.jobs_of(modules, arch)
     context = multiprocessing.get_context("fork")
     # one thread each: torch's own do not survive a fork, and would be waited for
     with ProcessPoolExecutor(WORKERS, context, torch.set_num_threads, (1,)) as pool:

@@ -1,13 +1,18 @@
 """What the GPU tests have in common: the examples, their sizes, and how a test runs one."""
 
 import contextlib
+import subprocess
+import sys
 import zlib
+from collections.abc import Iterable
+from types import ModuleType
 
 import torch
 from torch.utils import _pytree as pytree
 
 import examples
 from examples.rmsnorm import residual_arguments, rmsnorm
+from htile.build.arch import arch_of_capability
 from htile.build.compile import build
 from htile.run.shortcuts import text as short_text
 
@@ -28,6 +33,19 @@ def short(value) -> str | None:
 def seed(*what) -> None:
     """Seed torch with something that is the same in every process."""
     torch.manual_seed(zlib.crc32(repr(what).encode()))
+
+
+def arch_of_the_gpu() -> str:
+    """The GPU's architecture, asked in another process, because this one may not use CUDA yet."""
+    code = "import torch; print(*torch.cuda.get_device_capability())"
+    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert asked.returncode == 0, asked.stderr
+    return arch_of_capability(tuple(map(int, asked.stdout.split()))).name
+
+
+def jobs_of(modules: Iterable[ModuleType], arch: str) -> list[tuple]:
+    """What these test modules need compiled: each a function and its arguments, for a worker."""
+    return [job for m in modules for job in getattr(m, "jobs", lambda arch: ())(arch)]
 
 
 def job(f, args, arch: str, **kwargs) -> tuple:

@@ -1,7 +1,6 @@
 """The disk cache on the GPU: what a fresh process computes, and how soon."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 from htile.build import cache
+from tests.processes import environment
 
 from .matrix import BF16, EXAMPLES
 
@@ -59,11 +59,8 @@ def start(folder, code, *arguments):
     """Start a process with that cache; its code is in a file, as a user's is."""
     file = folder.parent / "fresh.py"
     file.write_text(code, encoding="utf-8")
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environ = os.environ | {
-        "HTILE_CACHE_DIR": str(folder), "PYTHONPATH": os.pathsep.join(paths)
-    }  # fmt: skip
     command = [sys.executable, str(file), *arguments]
+    environ = environment(HTILE_CACHE_DIR=str(folder))
     return subprocess.Popen(
         command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -21,7 +21,7 @@ COMMANDS = [
 
 
 def run(command, folder):
-    environ = documents.environment()
+    environ = documents.environment(COLUMNS="100")
     done = subprocess.run(
         command, cwd=folder, env=environ, capture_output=True, text=True, timeout=600
     )

@@ -1,17 +1,16 @@
 """The products written by hand over tiles, on a GPU, in processes with a time limit."""
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+
+from tests.processes import REPO, environment
 
 from . import products
 
 pytestmark = pytest.mark.gpu
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 480  # for a process: some compile a dozen kernels, beside others that do the same
 EXAMPLES = ("handwritten_matmul_registers", "handwritten_matmul", "handwritten_fused_matmul")
 ONE, TWO = ("k", "mn"), ("k,k", "mn,mn", "k,mn")
@@ -23,10 +22,8 @@ CASES = [(name, dtype, major)
 def run(*module_and_arguments: str) -> str:
     """What a module prints that runs in a process with a time limit."""
     done = subprocess.run(
-        [sys.executable, "-m", *module_and_arguments], cwd=ROOT, text=True, timeout=SECONDS,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(
-            [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])},
+        [sys.executable, "-m", *module_and_arguments], cwd=REPO, text=True, timeout=SECONDS,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment(),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:]
     return done.stdout

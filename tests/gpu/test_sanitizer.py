@@ -4,15 +4,15 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+
+from tests.processes import REPO, environment
 
 from .sanitize import PRODUCTS, cases
 
 pytestmark = pytest.mark.gpu
 
-ROOT = Path(__file__).parents[2]
 CLEAN = {
     "memcheck": "ERROR SUMMARY: 0 errors",
     "racecheck": "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)",
@@ -25,17 +25,13 @@ def test_sanitizer(tool):
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     assert os.path.exists(sanitizer), "compute-sanitizer of the CUDA toolkit is not installed"
     options = ["--no-clusters"] if tool == "racecheck" else []
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",  # an allocation a tensor: their ends are seen
-    }
+    # With an allocation for each tensor, the ends of tensors are seen.
+    environ = environment(PYTORCH_NO_CUDA_MEMORY_CACHING="1")
     done = subprocess.run(
         [sanitizer, "--tool", tool, "--error-exitcode", "1", "--target-processes", "all",
          "--report-api-errors", "no",  # CuTe-DSL asks the driver for functions that it may lack
-         sys.executable, str(ROOT / "tests/gpu/sanitize.py"), *options],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=580,
+         sys.executable, str(REPO / "tests/gpu/sanitize.py"), *options],
+        cwd=REPO, env=environ, capture_output=True, text=True, timeout=580,
     )  # fmt: skip
     output = done.stdout + done.stderr
     assert done.returncode == 0, output[-8000:]

@@ -38,7 +38,9 @@ def loads_once(plan: Plan, names: Names) -> list[str]:
     if is_ahead(plan):
         tensors = [names.tensors[i] for i in plan.work.rows]
         lines += wrapped_call(f"    {names.ahead} = RowsAhead(", [names.loop, *tensors], ")")
-    lines += _batch(names, "values", ["0"])
+    if batch := _batch(names):
+        tensors, held = batch
+        lines += wrapped_call(f"    {held} = {names.loop}.values(", ["0", tensors], ")")
     for i, name in names.next_values.items():
         if not in_batches(plan, i):
             lines.append(f"    {name} = {names.loop}.row(0).load_row_value({names.tensors[i]})")
@@ -61,24 +63,15 @@ def is_ahead(plan: Plan) -> bool:
 def loop(plan: Plan, names: Names, steps: list[str]) -> list[str]:
     """The loop over rows, with what a row loads, and its steps."""
     head = f"    for k in cutlass.range({names.loop}.count, unroll=1):"
-    body = [
-        f"    ctx = {names.loop}.row(k)", *_loads(plan, names),
-        *_batch(names, "next_values", ["k"]), *_next_values(names), *steps,
-    ]  # fmt: skip
+    body = [f"    ctx = {names.loop}.row(k)", *_loads(plan, names), *_next_values(names), *steps]
     return [head, *textwrap.indent("\n".join(body), INDENT).split("\n")]
 
 
-def _batch(names: Names, verb: str, args: list[str]) -> list[str]:
-    """The loads of the numbers of a batch of rows, of which each lane holds some.
-
-    verb: the method of the loop. args: what it takes before the tensors and what is held.
+def _batch(names: Names) -> tuple[str, str] | None:
+    """The tensors whose numbers come in batches of rows, and what a lane holds of them, as tuples.
     """
     given = {names.tensors[i]: n for i, n in names.next_values.items() if in_batches(names.plan, i)}
-    if not given:
-        return []
-    held = tuple_of(given.values())
-    args = [*args, tuple_of(given), *([held] if verb == "next_values" else [])]
-    return wrapped_call(f"    {held} = {names.loop}.{verb}(", args, ")")
+    return (tuple_of(given), tuple_of(given.values())) if given else None
 
 
 def _loads(plan: Plan, names: Names) -> list[str]:
@@ -111,9 +104,14 @@ def _loads(plan: Plan, names: Names) -> list[str]:
 
 
 def _next_values(names: Names) -> list[str]:
-    """The loads of one value each of the next row, so that no row waits for its own."""
-    following = f"{names.loop}.row(k + 1, is_there=False)"
-    return [
+    """The loads of the numbers of the next row, or batch of rows, so that no row waits for its own.
+    """
+    lines, following = [], f"{names.loop}.row(k + 1, is_there=False)"
+    if batch := _batch(names):
+        tensors, held = batch
+        args = ["k", tensors, held]
+        lines += wrapped_call(f"    {held} = {names.loop}.next_values(", args, ")")
+    return lines + [
         f"    {name} = {following}.load_row_value({names.tensors[i]})"
         for i, name in names.next_values.items() if not in_batches(names.plan, i)
     ]  # fmt: skip

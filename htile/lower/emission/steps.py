@@ -230,11 +230,12 @@ def reduce_held(names: Names, step: Reduce) -> list[str]:
         results = ", ".join(names.values[id] for part in alone for id in part.results)
         values = ", ".join(reduced(names, graph[p.results[0]].inputs[0]) for p in alone)
         ops = ", ".join(part.kind.combine for part in alone)
-        from_end = ", ".join(str(part.kind is SUM_FROM_END) for part in alone)
+        from_end = [part.kind is SUM_FROM_END for part in alone]
         if len(alone) > 1:
-            values, ops, from_end = f"({values})", f"({ops})", f"({from_end})"
+            values, ops = f"({values})", f"({ops})"
         args, verb = [values, ops, f"slot={slot}"], "row_scan" if step.is_scan else "row_reduce"
-        args += [f"from_end={from_end}"] if "True" in from_end else []
+        if any(from_end):
+            args.append(f"from_end={tuple(from_end) if len(alone) > 1 else True}")
         lines = located(wrapped_call(f"    {results} = ctx.{verb}(", args, ")"), first)
         slot += len(alone)
     for part in dict.fromkeys(step.parts):
