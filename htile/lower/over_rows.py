@@ -28,8 +28,7 @@ from .work import Work
 CTA_THREADS = 512  # of all rows of a CTA, unless one has more
 MOST_BLOCKS = 4  # CTAs of a multiprocessor
 # Bytes of the rows that a multiprocessor works on at a time. With fewer, memory waits for the next
-# rows; with more, the compiler lacks registers. The backward passes of RMS norm, layer norm and DyT
-# were fastest so on an H200, at 8 lengths, among all numbers of rows and CTAs.
+# rows; with more, the compiler lacks registers. docs/traps.md says what they were chosen with.
 FEWEST_BYTES, MOST_BYTES = 32 << 10, 40 << 10
 TURNS = 2  # tiles of each row that comes through shared memory: one is on its way
 ELEMENTS = 16  # that a thread has of a row, where nothing else decides it
