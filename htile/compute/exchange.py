@@ -11,12 +11,14 @@ time, each on as many shares: the shares of one group come before those of the n
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Numeric
+from cutlass import Boolean, Float32, Int32, Int64, Numeric, const_expr
 
 from htile.compute.operands import select
 from htile.utils import WARP, bits32, elem_pointer, pack64, store_shared_remote, unpack64
 
 BARRIERS = 16  # of a CTA. The first one is for all of its threads.
+# Threads of a CTA of which no more fit on a multiprocessor, even if each has all its barriers.
+LARGE_CTA = 512
 
 
 def slots_of(buffer: cute.Tensor, count: int) -> tuple[cute.Tensor, ...]:
@@ -157,15 +159,21 @@ def _first_place(slot: cute.Tensor, shares: int, abreast: int) -> tuple:
     return group // abreast, warp % warps_per_row, group % abreast * shares
 
 
-def barrier_of_row(row: Int32, rows: int, threads: int) -> None:
+@cute.jit
+def barrier_of_row(row, rows: cutlass.Constexpr, threads: cutlass.Constexpr):
     """Wait for all `threads` that work on one of the `rows` of a CTA: the one of this number.
 
-    Rows do not wait for each other, if there is a barrier for each.
+    Rows do not wait for each other, if there is a barrier for each. For the number of a barrier in
+    a register ptxas sets all 16 aside, so a small CTA has its numbers written out.
     """
-    if 1 < rows < BARRIERS:
+    if const_expr(rows == 1 or rows >= BARRIERS):
+        cute.arch.barrier()
+    elif const_expr(rows * threads >= LARGE_CTA):
         cute.arch.barrier(barrier_id=1 + row, number_of_threads=threads)
     else:
-        cute.arch.barrier()
+        for k in cutlass.range_constexpr(rows):
+            if row == k:
+                cute.arch.barrier(barrier_id=1 + k, number_of_threads=threads)
 
 
 @cute.jit

@@ -21,6 +21,7 @@ from htile.build import compile as compiler
 from htile.build.arch import ARCHS, arch_named, arch_of_capability
 from htile.build.compile import _compile, build, load_source
 from htile.errors import CompileError
+from htile.lower import enumerate_plans, printed
 from htile.lower.plan import Target
 from tests.digests.cells import Cell
 from tests.lower.cases import ARCH, BF16, EXAMPLES, F16, F32, example_kernel, kernel_of, rows
@@ -293,19 +294,44 @@ def test_resources_against_another_source(name, tmp_path):
 
 
 def registers_of_section(cubin):
+    return text_header(cubin)[7] >> 24
+
+
+def barriers_of_section(cubin):
+    """How many of its 16 barriers a thread block has set aside."""
+    return text_header(cubin)[2] >> 20 & 31
+
+
+def text_header(cubin):
+    """The header of the only section of code, as a tuple of an ELF section's ten fields."""
     (table,) = struct.unpack_from("<Q", cubin, 0x28)
     size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
     headers = [struct.unpack_from("<IIQQQQIIQQ", cubin, table + k * size) for k in range(count)]
     start = headers[names][4]
     (text,) = (h for h in headers if cubin[start + h[0] :].startswith(b".text."))
-    return text[7] >> 24
+    return text
+
+
+@pytest.mark.parametrize("n", [1000, 1003, 1536])
+def test_barriers_leave_room_for_other_thread_blocks(n):
+    """A multiprocessor has 64 barriers, which must not limit the thread blocks that fit on it."""
+    kernel = example_kernel("softmax", n)
+    several = {}
+    for plan in enumerate_plans(kernel.graph, kernel.plan.target):
+        rows, threads = plan.rows_per_block, plan.placement.num_threads
+        if rows > 1 and threads // rows > 32 and not plan.numerics.in_loops:
+            several.setdefault((rows, threads), plan)
+    assert {rows for rows, _ in several} >= {2, 4}
+    for (rows, threads), plan in several.items():
+        one = printed(kernel.lowered.traced, plan)
+        cubin = build(one.source, one.function, kernel.arch).cubin
+        barriers = barriers_of_section(cubin)
+        assert barriers >= 1 and barriers * (2048 // threads) <= 64, (rows, threads, barriers)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_forced_plans_compile_without_a_stack(name):
     """The plans are the extremes: the most and fewest elements a thread, and most rows a block."""
-    from htile.lower.choice.enumeration import enumerate_plans
-
     for n in (1000, 4096):
         graph = example_kernel(name, n).graph
         plans = enumerate_plans(graph, Target(n, ARCH["sm_90a"]))
