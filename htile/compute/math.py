@@ -19,7 +19,15 @@ from cutlass._mlir.dialects import llvm
 from htile.compute.bits import invert, lshift, rshift
 from htile.compute.bundles import bundle, unbundle
 from htile.compute.conversion import convert, round_to
-from htile.compute.division import div, div_bounded, div_number, floordiv, mod, reciprocal
+from htile.compute.division import (
+    div,
+    div_bounded,
+    div_number,
+    div_shared,
+    floordiv,
+    mod,
+    reciprocal,
+)
 from htile.compute.exponents import ceil_log2, exponent, floor_log2, ldexp
 from htile.compute.keys import key, key_index, key_value
 from htile.compute.near import (
@@ -58,7 +66,7 @@ from htile.compute.random import exponential, philox, uniform, word
 # fmt: off
 __all__ = [
     "Product", "abs", "bundle", "ceil", "ceil_log2", "convert", "cos", "div", "div_bounded",
-    "div_near", "div_number", "eq", "erf", "exp", "exp2", "exp_bounded", "exp_near",
+    "div_near", "div_number", "div_shared", "eq", "erf", "exp", "exp2", "exp_bounded", "exp_near",
     "exp_quotient", "expm1", "expm1_near", "exponent", "exponential", "floor", "floor_log2",
     "floordiv", "fma", "fms", "fnma", "ge", "gelu_near", "gt", "invert", "key", "key_index",
     "key_value", "ldexp", "le", "log", "log1p", "log1p_bounded", "log1p_near", "log2",

@@ -13,10 +13,10 @@ from __future__ import annotations
 import math
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Numeric
+from cutlass import Numeric
 
 from htile.compute.division import EXPONENT, HUGE, rcp
-from htile.compute.operands import Operand, Vector, elementwise, lift
+from htile.compute.operands import Operand, Vector, bits_of, elementwise, float_of, lift
 from htile.compute.powers import LOG2_E, exp2, sigmoid
 from htile.compute.products import fma, polynomial
 
@@ -43,11 +43,11 @@ def div_near(a: Operand, b: Operand) -> Vector | Numeric:
     if isinstance(b, int | float) and 2.0**-100 <= abs(b) <= 2.0**100:
         return a * (1 / b)
     (b,), any_vector = lift(b)
-    exponent = (b.bitcast(Int32) & EXPONENT).reshape(b.shape)
+    exponent = bits_of(b) & EXPONENT
     largest = cute.full_like(exponent, HUGE - (1 << 23))
     exponent = cute.where(exponent < largest, exponent, largest)
     # The divisor is brought to [1/2, 1), or as near as 2 ** 126 and 2 ** -126 bring it.
-    scale = (HUGE - exponent).bitcast(Float32).reshape(b.shape)
+    scale = float_of(HUGE - exponent)
     reciprocal = rcp(b * scale)
     if not any_vector:
         reciprocal, scale = reciprocal[0], scale[0]

@@ -50,6 +50,7 @@ ACCURACY = {
     "erf": (torch.erf, 3, 0.0),
     "sigmoid": (torch.sigmoid, 4, 2.0**-125),
     "div": (torch.div, 0.501, 0.0),
+    "div_shared": (torch.div, 0.501, 0.0),
     "div_bounded": (torch.div, 3, 2.0**-126),
     "div_near": (torch.div, 4, 0.0),
     # 2 ** -14 of the result, where it is normal
@@ -59,7 +60,7 @@ ACCURACY = {
     "exp_quotient": (lambda x, total: x.exp() / total, 2**8, 2.0**-126),
 }
 # What is lost, absolutely, before the last rounding: a part of a quotient that may be subnormal.
-LOST = {"div": 2.0**-150}
+LOST = {"div": 1.5 * 2.0**-149, "div_shared": 2.0**-150}
 EXACT = {
     "neg": torch.neg,
     "abs": torch.abs,

@@ -128,7 +128,7 @@ EMIT: dict[Op, Expression] = {
     Op.MUL: _by_function(_binary("*"), factors="product", gelu="gelu_near"),
     Op.DIV: _by_function(
         _call("div"), bounded="div_bounded", near="div_near", number="div_number",
-        quotient="exp_quotient"),
+        shared="div_shared", quotient="exp_quotient"),
     **{op: _by_function(_call(op.value), bounded=f"{op.value}_bounded", near=f"{op.value}_near")
        for op in NEAR_OPS - {Op.DIV}},
     **{op: _call(op.value) for op in (
