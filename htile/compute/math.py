@@ -6,8 +6,8 @@ operands have one dtype; functions of floats take Float32. Every function is inl
 are keywords. Counts of instructions are of SASS, for one element, on sm_90a.
 
 Emitted kernels say `from htile.compute import math`, and then `math.exp(x)`. The functions
-themselves are in this module and in `powers`, `exponents`, `division`, `near`, `products`,
-`conversion`, `bits` and `random`.
+themselves are in this module and in `powers`, `logarithms`, `exponents`, `division`, `near`,
+`products`, `conversion`, `bits` and `random`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from htile.compute.division import (
 )
 from htile.compute.exponents import ceil_log2, exponent, floor_log2, ldexp
 from htile.compute.keys import key, key_index, key_value
+from htile.compute.logarithms import log, log1p, log1p_bounded, log2, log10
 from htile.compute.near import (
     div_near,
     exp_near,
@@ -40,7 +41,6 @@ from htile.compute.near import (
     log10_near,
     log_near,
     sigmoid_near,
-    sqrt_near,
     tanh_near,
 )
 from htile.compute.operands import Operand, Vector, elementwise, lift, like
@@ -50,11 +50,6 @@ from htile.compute.powers import (
     exp_bounded,
     exp_quotient,
     expm1,
-    log,
-    log1p,
-    log1p_bounded,
-    log2,
-    log10,
     pow,
     rsqrt,
     sigmoid,
@@ -73,7 +68,7 @@ __all__ = [
     "log2_near", "log10", "log10_near", "log_near", "logical_and", "logical_not", "logical_or",
     "logical_xor", "lshift", "lt", "maximum", "minimum", "mod", "ne", "neg", "negative_zero",
     "philox", "pow", "product", "reciprocal", "round", "round_to", "rshift", "rsqrt", "sigmoid",
-    "sigmoid_near", "sign", "sin", "sqrt", "sqrt_near", "tanh", "tanh_near", "trunc",
+    "sigmoid_near", "sign", "sin", "sqrt", "tanh", "tanh_near", "trunc",
     "unbundle", "uniform", "where", "word",
 ]
 # fmt: on

@@ -15,13 +15,12 @@ import math
 import cutlass.cute as cute
 from cutlass import Numeric
 
-from htile.compute.division import EXPONENT, HUGE, rcp
+from htile.compute.division import EXPONENT, HUGE, TINY, rcp
+from htile.compute.logarithms import LN2
 from htile.compute.operands import Operand, Vector, bits_of, elementwise, float_of, lift
 from htile.compute.powers import LOG2_E, exp2, sigmoid
 from htile.compute.products import fma, polynomial
 
-LN2 = math.log(2.0)
-TINY = 2.0**-126  # approximate functions take a smaller number for 0
 # A power series takes over where its variable is smaller than this in magnitude. The variable is
 # the operand, or for log, log2 and log10 the operand minus 1. The second number is for tanh.
 SERIES_BELOW, TANH_SERIES_BELOW = 2.0**-7, 2.0**-4
@@ -52,14 +51,6 @@ def div_near(a: Operand, b: Operand) -> Vector | Numeric:
     if not any_vector:
         reciprocal, scale = reciprocal[0], scale[0]
     return a * scale * reciprocal
-
-
-@elementwise
-def sqrt_near(x):
-    """The square root."""
-    is_tiny = x < TINY
-    root = cute.math.sqrt(cute.where(is_tiny, x * 2.0**64, x), fastmath=True)
-    return cute.where(is_tiny, root * 2.0**-32, root)
 
 
 @elementwise
