@@ -29,12 +29,17 @@ LN2_LOW = math.log(2.0) - LN2_HIGH
 EXPM1 = (0.499999991, 0.166666914, 0.0416670463, 0.00832790137, 0.00138861471, 0.000226491954)
 
 
-@elementwise
-def sqrt(x):
-    """The square root to 2 ulp, of subnormal x too: `sqrt.approx`, 4 instructions.
+def sqrt(x: Operand) -> Vector | Numeric:
+    """The square root. A number that a row has once is rounded correctly.
 
-    Its documentation says that the relative error is at most 2 ** -23.
+    Elements are within 2 ulp, subnormal ones too, in 4 instructions by `sqrt.approx`. Its
+    documentation says that the relative error is at most 2 ** -23.
     """
+    return _approximate_sqrt(x) if isinstance(x, Vector) else cute.math.sqrt(x)
+
+
+@elementwise
+def _approximate_sqrt(x):
     is_tiny = x < TINY
     root = cute.math.sqrt(cute.where(is_tiny, x * 2.0**64, x), fastmath=True)
     return cute.where(is_tiny, root * 2.0**-32, root)
