@@ -7,11 +7,12 @@ import struct
 from fractions import Fraction
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Numeric
+from cutlass import Float32, Numeric
 from cutlass._mlir.dialects import llvm
 
-from htile.compute.operands import Operand, Vector, elementwise, lift, like
+from htile.compute.operands import Operand, Vector, bits_of, elementwise, float_of, lift, like
 
+TINY = 2.0**-126  # approximate functions take a smaller number for 0
 EXPONENT = 0x7F800000  # the bits of a float32 that hold its exponent
 # Those of 1/2, 1, 2 ** 90 and 2 ** 126.
 _HALF, _ONE, _LARGE, HUGE = 126 << 23, 127 << 23, 217 << 23, 253 << 23
@@ -29,11 +30,40 @@ def div(a: Operand, b: Operand) -> Vector | Numeric:
     """a / b to 0.500001 ulp: exact where the quotient is a float32, IEEE's but for 1 in 2 ** 20.
 
     A result below 2 ** -101 (4e-31) in magnitude is the nearest number or one beside it, because
-    what is added to it loses digits to underflow. To scale small dividends would cost every
-    element three instructions.
+    what is added to it loses digits to underflow. Below 2 ** -124 it is within 2 ulp. There is none
+    of the slow path of `div.rn`, a call that costs live registers and a stack frame. It takes 10
+    instructions, and 3 for a divisor that the row shares.
+    """
+    is_shared = isinstance(a, Vector) and not isinstance(b, Vector)
+    return div_shared(a, b) if is_shared else _div(a, b)
 
-    There is none of the slow path of `div.rn`, a call that costs live registers and a stack frame.
-    It takes 3 instructions for a divisor that the row shares, 14 otherwise.
+
+@elementwise
+def _div(a, b):
+    """a / b, by a reciprocal and one correction.
+
+    The correction is that of P. Markstein, IA-64 and Elementary Functions, 2000. A power of two
+    brings a divisor below 4 to (1/2, 1], and another one is made a quarter. So the dividend
+    overflows only where the quotient does, and is no smaller than half of it. The correction is
+    left out where the error is not smaller than the dividend: where an infinity, a NaN or 0 has
+    made it infinite, NaN or 0. It is left out as well where the first quotient overflows, so that
+    one within 2 ulp of the largest float32 may become infinite.
+    """
+    size = like(b, llvm.intr_minnum(cute.math.absf(b), cute.full_like(b, 4.0)))
+    # Of 2 ** k its exponent is that of 2 ** -k, of what is between two powers that of the larger's.
+    scale = float_of((2 * _ONE - bits_of(size)) & EXPONENT)
+    a, b = a * scale, b * scale
+    rough = rcp(b)
+    quotient = a * rough
+    error = cute.math.fma(-b, quotient, a)
+    is_error = cute.math.absf(error) < cute.math.absf(a)
+    return cute.where(is_error, cute.math.fma(error, rough, quotient), quotient)
+
+
+def div_shared(a: Operand, b: Operand) -> Vector | Numeric:
+    """a / b as `div`, of a divisor that many dividends share: 3 instructions for each of them.
+
+    The reciprocal is the sum of two numbers, which the compiler computes once for equal divisors.
     """
     (b,), any_vector = lift(b)
     scale = _scale(b)
@@ -50,16 +80,16 @@ def div(a: Operand, b: Operand) -> Vector | Numeric:
 
 
 def _scale(b: Vector) -> Vector:
-    """The power of two that a divisor and its dividend are multiplied by.
+    """The power of two that a shared divisor and its dividends are multiplied by.
 
     A divisor below 1/2 is brought to [1/2, 1), or as near as 2 ** 126 brings it. Its dividend is
     then no smaller than half of the quotient, however small it was, and overflows only where the
     quotient does. A divisor of 2 ** 90 or more, of whose reciprocal the second part might be
     subnormal, is made smaller. Both operands of others stay as they are.
     """
-    exponent = (b.bitcast(Int32) & EXPONENT).reshape(b.shape)
+    exponent = bits_of(b) & EXPONENT
     at_most_half = cute.where(exponent < _HALF, exponent, cute.full_like(exponent, _HALF))
-    scale = (_HALF + _ONE - at_most_half).bitcast(Float32).reshape(b.shape)
+    scale = float_of(_HALF + _ONE - at_most_half)
     return cute.where(exponent < _LARGE, scale, cute.full_like(b, 2.0**-64))
 
 

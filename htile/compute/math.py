@@ -6,8 +6,8 @@ operands have one dtype; functions of floats take Float32. Every function is inl
 are keywords. Counts of instructions are of SASS, for one element, on sm_90a.
 
 Emitted kernels say `from htile.compute import math`, and then `math.exp(x)`. The functions
-themselves are in this module and in `powers`, `exponents`, `division`, `near`, `products`,
-`conversion`, `bits` and `random`.
+themselves are in this module and in `powers`, `logarithms`, `exponents`, `division`, `near`,
+`products`, `conversion`, `bits` and `random`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,18 @@ from cutlass._mlir.dialects import llvm
 from htile.compute.bits import invert, lshift, rshift
 from htile.compute.bundles import bundle, unbundle
 from htile.compute.conversion import convert, round_to
-from htile.compute.division import div, div_bounded, div_number, floordiv, mod, reciprocal
+from htile.compute.division import (
+    div,
+    div_bounded,
+    div_number,
+    div_shared,
+    floordiv,
+    mod,
+    reciprocal,
+)
 from htile.compute.exponents import ceil_log2, exponent, floor_log2, ldexp
 from htile.compute.keys import key, key_index, key_value
+from htile.compute.logarithms import log, log1p, log1p_bounded, log2, log10
 from htile.compute.near import (
     div_near,
     exp_near,
@@ -32,7 +41,6 @@ from htile.compute.near import (
     log10_near,
     log_near,
     sigmoid_near,
-    sqrt_near,
     tanh_near,
 )
 from htile.compute.operands import Operand, Vector, elementwise, lift, like
@@ -42,11 +50,6 @@ from htile.compute.powers import (
     exp_bounded,
     exp_quotient,
     expm1,
-    log,
-    log1p,
-    log1p_bounded,
-    log2,
-    log10,
     pow,
     rsqrt,
     sigmoid,
@@ -58,14 +61,14 @@ from htile.compute.random import exponential, philox, uniform, word
 # fmt: off
 __all__ = [
     "Product", "abs", "bundle", "ceil", "ceil_log2", "convert", "cos", "div", "div_bounded",
-    "div_near", "div_number", "eq", "erf", "exp", "exp2", "exp_bounded", "exp_near",
+    "div_near", "div_number", "div_shared", "eq", "erf", "exp", "exp2", "exp_bounded", "exp_near",
     "exp_quotient", "expm1", "expm1_near", "exponent", "exponential", "floor", "floor_log2",
     "floordiv", "fma", "fms", "fnma", "ge", "gelu_near", "gt", "invert", "key", "key_index",
     "key_value", "ldexp", "le", "log", "log1p", "log1p_bounded", "log1p_near", "log2",
     "log2_near", "log10", "log10_near", "log_near", "logical_and", "logical_not", "logical_or",
     "logical_xor", "lshift", "lt", "maximum", "minimum", "mod", "ne", "neg", "negative_zero",
     "philox", "pow", "product", "reciprocal", "round", "round_to", "rshift", "rsqrt", "sigmoid",
-    "sigmoid_near", "sign", "sin", "sqrt", "sqrt_near", "tanh", "tanh_near", "trunc",
+    "sigmoid_near", "sign", "sin", "sqrt", "tanh", "tanh_near", "trunc",
     "unbundle", "uniform", "where", "word",
 ]
 # fmt: on

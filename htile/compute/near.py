@@ -13,15 +13,14 @@ from __future__ import annotations
 import math
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Numeric
+from cutlass import Numeric
 
-from htile.compute.division import EXPONENT, HUGE, rcp
-from htile.compute.operands import Operand, Vector, elementwise, lift
+from htile.compute.division import EXPONENT, HUGE, TINY, rcp
+from htile.compute.logarithms import LN2
+from htile.compute.operands import Operand, Vector, bits_of, elementwise, float_of, lift
 from htile.compute.powers import LOG2_E, exp2, sigmoid
 from htile.compute.products import fma, polynomial
 
-LN2 = math.log(2.0)
-TINY = 2.0**-126  # approximate functions take a smaller number for 0
 # A power series takes over where its variable is smaller than this in magnitude. The variable is
 # the operand, or for log, log2 and log10 the operand minus 1. The second number is for tanh.
 SERIES_BELOW, TANH_SERIES_BELOW = 2.0**-7, 2.0**-4
@@ -43,23 +42,15 @@ def div_near(a: Operand, b: Operand) -> Vector | Numeric:
     if isinstance(b, int | float) and 2.0**-100 <= abs(b) <= 2.0**100:
         return a * (1 / b)
     (b,), any_vector = lift(b)
-    exponent = (b.bitcast(Int32) & EXPONENT).reshape(b.shape)
+    exponent = bits_of(b) & EXPONENT
     largest = cute.full_like(exponent, HUGE - (1 << 23))
     exponent = cute.where(exponent < largest, exponent, largest)
     # The divisor is brought to [1/2, 1), or as near as 2 ** 126 and 2 ** -126 bring it.
-    scale = (HUGE - exponent).bitcast(Float32).reshape(b.shape)
+    scale = float_of(HUGE - exponent)
     reciprocal = rcp(b * scale)
     if not any_vector:
         reciprocal, scale = reciprocal[0], scale[0]
     return a * scale * reciprocal
-
-
-@elementwise
-def sqrt_near(x):
-    """The square root."""
-    is_tiny = x < TINY
-    root = cute.math.sqrt(cute.where(is_tiny, x * 2.0**64, x), fastmath=True)
-    return cute.where(is_tiny, root * 2.0**-32, root)
 
 
 @elementwise

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Numeric, as_numeric
+from cutlass import Float32, Int32, Numeric, as_numeric
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import vector as mlir_vector
 
@@ -22,6 +22,16 @@ Operand = Vector | Numeric | bool | int | float
 def like(vector: Vector, value: ir.Value) -> Vector:
     """A raw MLIR value as a vector of the shape and dtype of `vector`."""
     return Vector(value, vector.shape, vector.dtype)
+
+
+def bits_of(x: Vector) -> Vector:
+    """The bits of floats, as Int32."""
+    return x.bitcast(Int32).reshape(x.shape)
+
+
+def float_of(bits: Vector) -> Vector:
+    """The floats that have these bits."""
+    return bits.bitcast(Float32).reshape(bits.shape)
 
 
 def make_vector(values: list, shape: tuple, dtype: type[Numeric]) -> Vector:

@@ -1,4 +1,4 @@
-"""Roots, exponentials, logarithms and powers.
+"""Roots, exponentials and powers.
 
 Counts of instructions are of SASS, for one element, on sm_90a.
 """
@@ -9,24 +9,40 @@ import math
 
 import cutlass.cute as cute
 from cutlass import Numeric
+from cutlass._mlir.dialects import llvm
 
-from htile.compute.division import div, rcp
-from htile.compute.operands import Operand, Vector, elementwise
+from htile.compute.division import TINY, div, rcp
+from htile.compute.operands import Operand, Vector, bits_of, elementwise, float_of, like
 from htile.compute.products import polynomial
 
 LOG2_E = math.log2(math.e)
-# The polynomial p of degree 7 for which x + p(x) x^2 is nearest to log(1 + x) on [0, 1], by Remez's
-# algorithm: it is off by 2 ** -24.8 of the value at most.
-LOG1P = [float.fromhex(number) for number in (
-    "-0x1.ffff14p-2", "0x1.5535dap-2", "-0x1.fd1322p-3", "0x1.884456p-3",
-    "-0x1.19ad96p-3", "0x1.446c16p-4", "-0x1.ec9958p-6", "0x1.5f9714p-8",
-)]  # fmt: skip
+# -18 is where e ** x - 1 has become -1, MOST the largest power of two that is a float32.
+LEAST, MOST = -18.0, 127
+# A number up to 2 ** 22 in magnitude that is added to ROUNDER is rounded to a whole one. The low
+# bits of the sum have it with 127 more, as an exponent is stored.
+ROUNDER = 1.5 * 2.0**23 + 127
+LN2_HIGH = float.fromhex("0x1.62e430p-1")  # the nearest float32 to log(2)
+LN2_LOW = math.log(2.0) - LN2_HIGH
+# The polynomial p of degree 5 for which f + p(f) f^2 is nearest to e ** f - 1, in relation to it
+# for |f| <= log(2) / 2, and to e ** f from there to log(2), by Lawson's algorithm: it is off by
+# 2 ** -28 at most.
+EXPM1 = (0.499999991, 0.166666914, 0.0416670463, 0.00832790137, 0.00138861471, 0.000226491954)
+
+
+def sqrt(x: Operand) -> Vector | Numeric:
+    """The square root. A number that a row has once is rounded correctly.
+
+    Elements are within 2 ulp, subnormal ones too, in 4 instructions by `sqrt.approx`. Its
+    documentation says that the relative error is at most 2 ** -23.
+    """
+    return _approximate_sqrt(x) if isinstance(x, Vector) else cute.math.sqrt(x)
 
 
 @elementwise
-def sqrt(x):
-    """The square root, correctly rounded."""
-    return cute.math.sqrt(x)
+def _approximate_sqrt(x):
+    is_tiny = x < TINY
+    root = cute.math.sqrt(cute.where(is_tiny, x * 2.0**64, x), fastmath=True)
+    return cute.where(is_tiny, root * 2.0**-32, root)
 
 
 @elementwise
@@ -62,43 +78,22 @@ def exp2(x, fastmath=False):
 
 @elementwise
 def expm1(x):
-    """e ** x - 1, without cancellation near 0."""
-    return cute.math.expm1(x)
+    """e ** x - 1 to 2 ulp, without cancellation near 0: 17 instructions.
 
-
-@elementwise
-def log(x, fastmath=False):
-    """The natural logarithm.
-
-    With `fastmath` the absolute error stays small near 1, where the result is small itself; the
-    relative error does not.
+    It is 2 ** n * (e ** f - 1) + (2 ** n - 1), where n is the nearest whole number to x / log(2),
+    but not beyond 127, and f the rest. So f may be up to log(2), or where the result is infinite,
+    larger.
     """
-    return cute.math.log(x, fastmath=fastmath)
-
-
-@elementwise
-def log2(x, fastmath=False):
-    """The logarithm to base 2. `fastmath` is as for `log`."""
-    return cute.math.log2(x, fastmath=fastmath)
-
-
-@elementwise
-def log10(x, fastmath=False):
-    """The logarithm to base 10. `fastmath` is as for `log`."""
-    # cute.math.log10 takes 5 instructions with its own fastmath.
-    return log2(x, fastmath=True) * math.log10(2) if fastmath else cute.math.log10(x)
-
-
-@elementwise
-def log1p(x):
-    """log(1 + x), without cancellation near 0."""
-    return cute.math.log1p(x)
-
-
-@elementwise
-def log1p_bounded(x):
-    """log(1 + x) to 2 ulp for 0 <= x <= 1, in 9 instructions."""
-    return cute.math.fma(polynomial(x, LOG1P), x * x, x)
+    bounded = like(x, llvm.intr_maximum(x, cute.full_like(x, LEAST)))
+    low_bits = cute.math.fma(bounded, *(cute.full_like(x, k) for k in (LOG2_E, ROUNDER)))
+    low_bits = like(x, llvm.intr_minnum(low_bits, cute.full_like(x, ROUNDER + MOST)))
+    n = low_bits - ROUNDER
+    f = cute.math.fma(n, cute.full_like(x, -LN2_HIGH), bounded)
+    f = cute.math.fma(n, cute.full_like(x, -LN2_LOW), f)
+    power = float_of(bits_of(low_bits) * (1 << 23))
+    result = cute.math.fma(polynomial(f, EXPM1), f * f, f)
+    result = cute.math.fma(result, power, power - 1.0)
+    return cute.math.copysign(result, x)  # f is 0.0 for -0.0
 
 
 @elementwise

@@ -6,13 +6,12 @@ numbers: as easy as 1, 2, 3, SC 2011). The constants are those of section 5.3 th
 
 from __future__ import annotations
 
-import math
-
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32, Uint64
 from cutlass._mlir.dialects import arith, llvm
 
 from htile.compute.exponents import MANTISSA
+from htile.compute.logarithms import LN2
 from htile.compute.operands import Vector, elementwise, like, make_vector
 from htile.compute.products import fma, polynomial
 
@@ -27,7 +26,6 @@ LOG1P = (
     -0.50000060, 0.33333549, -0.24993442, 0.19977076, -0.16822812, 0.14983919, -0.12067371,
     0.054132468,
 )  # fmt: skip
-LN2 = math.log(2.0)
 THREE_QUARTERS = 0x3F400000  # the bits of 0.75
 
 

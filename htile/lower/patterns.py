@@ -21,6 +21,7 @@ class Function(Enum):
     BOUNDED = "bounded"  # the operand's range makes a short one as exact as the output needs
     QUOTIENT = "as a power"  # an exponential over a known sum of them, for 16-bit results
     NUMBER = "by a number"  # as exact, through the reciprocal and one correction
+    SHARED = "shared"  # as exact, by a divisor that the elements of a group share
     NEAR = "near"  # a shorter one, because its result is only seen in 16 bits
     GELU = "gelu"  # as near, of a product that is x times the normal distribution function of x
     FAST = "fast"  # asked for by fastmath=True
@@ -76,6 +77,8 @@ def choose_function(
         divisor = graph[node.inputs[1]]
         if divisor.op is Op.CONST and 2.0**-100 <= abs(divisor.arg) <= 2.0**100:
             return Function.NUMBER, node.inputs  # its reciprocal is neither huge nor tiny
+        if divisor.value.spread and divisor.id in graph.equal_in_groups:
+            return Function.SHARED, node.inputs
     product = _added_product(graph, node)
     if product is not None:
         kind = Function.FMS if product == node.inputs[0] else Function.FNMA

@@ -21,8 +21,8 @@ from htile.testing import assert_close, float32_errors, oracle, ulp
 from tests.request_of import request_of
 
 APPROXIMATE = (
-    Op.RSQRT, Op.EXP, Op.EXP2, Op.EXPM1, Op.LOG, Op.LOG2, Op.LOG10, Op.LOG1P, Op.SIN, Op.COS,
-    Op.TANH, Op.SIGMOID, Op.ERF, Op.POW, Op.SUM, Op.MEAN, Op.PROD, Op.CUMSUM, Op.CUMPROD,
+    Op.SQRT, Op.RSQRT, Op.EXP, Op.EXP2, Op.EXPM1, Op.LOG, Op.LOG2, Op.LOG10, Op.LOG1P, Op.SIN,
+    Op.COS, Op.TANH, Op.SIGMOID, Op.ERF, Op.POW, Op.SUM, Op.MEAN, Op.PROD, Op.CUMSUM, Op.CUMPROD,
 )  # fmt: skip
 BATCHES = 3
 

@@ -19,6 +19,7 @@ from htile.compute import (
     division,
     exchange,
     exponents,
+    logarithms,
     mean,
     moments,
     near,
@@ -34,8 +35,8 @@ from htile.compute import math as functions
 from htile.copy import layout
 
 MODULES = (
-    accumulate, bits, conversion, division, exchange, exponents, functions, mean, moments, near,
-    operands, powers, products, random, ranks, reduce, scan, layout,
+    accumulate, bits, conversion, division, exchange, exponents, functions, logarithms, mean,
+    moments, near, operands, powers, products, random, ranks, reduce, scan, layout,
 )  # fmt: skip
 TINY = np.float32(2.0**-126)
 
@@ -74,6 +75,29 @@ def rcp_approx(x):
     is_far &= ~ones
     near = np.where(is_far, far, near)
     return np.where(np.abs(near) < TINY, np.copysign(np.float32(0), near), near)
+
+
+def lg2_approx(x):
+    """The logarithm to base 2, without subnormal numbers: lg2.approx.ftz.
+
+    It is off by up to 2 ** -22 absolutely from 1/2 to 2, and relatively elsewhere.
+    """
+    flushed = np.where(np.abs(x) < TINY, np.copysign(np.float32(0), x), x)
+    value = np.log2(flushed.astype(np.float64))
+    size = np.maximum(np.abs(value), 1) * 2.0**-22
+    return np.where(np.isfinite(value), value + _part(x) * size, value).astype(np.float32)
+
+
+def sqrt_approx(x):
+    """The square root, without subnormal numbers, to 2 ** -23 of it: sqrt.approx.ftz."""
+    flushed = np.where(np.abs(x) < TINY, np.copysign(np.float32(0), x), x)
+    return (np.sqrt(flushed.astype(np.float64)) * (1 + _part(x) * 0.75 * 2.0**-23)).astype("f")
+
+
+def _part(x):
+    """The share of its largest error that an approximation has: -1, 0 or 1, as the bits have it."""
+    bits = np.ascontiguousarray(x).view(np.uint32).reshape(np.shape(x))
+    return (bits % np.uint32(1013) % np.uint32(3)).astype(np.float64) - 1
 
 
 def exp(x):
@@ -473,11 +497,11 @@ class Device:
                 exp2=_applied(exact(np.exp2)),
                 floor=_applied(np.floor),
                 fma=_applied(fma),
-                log2=_applied(exact(np.log2)),
+                log2=lambda x, fastmath=False: apply(lg2_approx if fastmath else exact(np.log2), x),
                 rcp=_applied(rcp_approx),
                 rem=_applied(np.fmod),
                 roundeven=_applied(np.rint),
-                sqrt=_applied(np.sqrt),
+                sqrt=lambda x, fastmath=False: apply(sqrt_approx if fastmath else np.sqrt, x),
                 trunc=_applied(np.trunc),
             ),
         )

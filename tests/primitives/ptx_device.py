@@ -215,6 +215,17 @@ class Warp:
         is_loud = "NaN" in opcode or opcode[-1][0] != "f"
         self._calculate(active, np.minimum if is_loud else np.fmin, opcode, operands)
 
+    def _lg2(self, active, opcode, operands):
+        self._calculate(active, np.log2, opcode, operands)
+
+    def _sqrt(self, active, opcode, operands):
+        self._calculate(active, np.sqrt, opcode, operands)
+
+    def _copysign(self, active, opcode, operands):
+        sign, size, kind = operands[1], operands[2], opcode[-1]
+        found = np.copysign(self._value(size, kind), self._value(sign, kind))
+        self._set(active, operands[0], found)
+
     def _ex2(self, active, opcode, operands):
         self._calculate(active, np.exp2, opcode, operands)
 

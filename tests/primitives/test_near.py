@@ -51,5 +51,5 @@ def test_near_functions(on_numpy, name):
 
 def test_the_sign_of_zero_is_kept(on_numpy):
     zeros = np.float32([0.0, -0.0])
-    for name in ("sqrt", "expm1", "log1p", "tanh", "gelu"):
+    for name in ("expm1", "log1p", "tanh", "gelu"):
         assert (np.signbit(on_numpy(f"{name}_near", zeros)) == [False, True]).all(), name

@@ -128,14 +128,14 @@ EMIT: dict[Op, Expression] = {
     Op.MUL: _by_function(_binary("*"), factors="product", gelu="gelu_near"),
     Op.DIV: _by_function(
         _call("div"), bounded="div_bounded", near="div_near", number="div_number",
-        quotient="exp_quotient"),
+        shared="div_shared", quotient="exp_quotient"),
     **{op: _by_function(_call(op.value), bounded=f"{op.value}_bounded", near=f"{op.value}_near")
        for op in NEAR_OPS - {Op.DIV}},
     **{op: _call(op.value) for op in (
-        Op.ABS, Op.SIGN, Op.RSQRT, Op.EXP2, Op.SIN, Op.COS, Op.ERF, Op.FLOOR, Op.CEIL, Op.ROUND,
-        Op.TRUNC, Op.FLOOR_LOG2, Op.CEIL_LOG2, Op.EXPONENT, Op.LDEXP, Op.FLOORDIV, Op.MOD, Op.POW,
-        Op.MAXIMUM, Op.MINIMUM, Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE, Op.WHERE, Op.LSHIFT,
-        Op.RSHIFT)},
+        Op.ABS, Op.SIGN, Op.SQRT, Op.RSQRT, Op.EXP2, Op.SIN, Op.COS, Op.ERF, Op.FLOOR, Op.CEIL,
+        Op.ROUND, Op.TRUNC, Op.FLOOR_LOG2, Op.CEIL_LOG2, Op.EXPONENT, Op.LDEXP, Op.FLOORDIV, Op.MOD,
+        Op.POW, Op.MAXIMUM, Op.MINIMUM, Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE, Op.WHERE,
+        Op.LSHIFT, Op.RSHIFT)},
     Op.NOT: _of_masks("logical_not", _call("invert")),
     Op.AND: _of_masks("logical_and", _binary("&")), Op.OR: _of_masks("logical_or", _binary("|")),
     Op.XOR: _of_masks("logical_xor", _binary("^")),

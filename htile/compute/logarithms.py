@@ -1,0 +1,116 @@
+"""Logarithms.
+
+Counts of instructions are of SASS, for one element, on sm_90a.
+"""
+
+from __future__ import annotations
+
+import math
+
+import cutlass.cute as cute
+from cutlass._mlir.dialects import llvm
+
+from htile.compute.division import TINY, rcp
+from htile.compute.operands import Vector, bits_of, elementwise, float_of, like
+from htile.compute.products import polynomial
+
+LN2 = math.log(2.0)
+# A number up to 2 ** 22 in magnitude that is added to ROUNDER is rounded to a whole one, which the
+# low bits of the sum have.
+ROUNDER = 1.5 * 2.0**23
+FOUR = 129 << 23  # the bits of 4.0
+UP = 32  # the exponent of the power of two that makes all subnormal numbers normal
+# With s = f / (2 + f), log(1 + f) is 2 s + s z p(z), where z is s * s. Of the polynomials p of
+# degree 2, the one with these coefficients is nearest for 1 + f from 2 ** -0.5 to 2 ** 0.5, by
+# Lawson's algorithm. The relative error is below 2 ** -30.
+ATANH = (0.66666776, 0.3997752, 0.29872511)
+# The polynomial p of degree 7 for which x + p(x) x^2 is nearest to log(1 + x) on [0, 1], by Remez's
+# algorithm: it is off by 2 ** -24.8 of the value at most.
+LOG1P = [float.fromhex(number) for number in (
+    "-0x1.ffff14p-2", "0x1.5535dap-2", "-0x1.fd1322p-3", "0x1.884456p-3",
+    "-0x1.19ad96p-3", "0x1.446c16p-4", "-0x1.ec9958p-6", "0x1.5f9714p-8",
+)]  # fmt: skip
+
+
+@elementwise
+def log(x, fastmath=False):
+    """The natural logarithm to 2 ulp: 18 instructions.
+
+    With `fastmath` the absolute error stays small near 1, where the result is small itself; the
+    relative error does not.
+    """
+    if fastmath:
+        return cute.math.log(x, fastmath=True)
+    is_tiny = x < TINY
+    x = cute.where(is_tiny, x * 2.0**UP, x)
+    rounded = _rounded_log2(x)
+    rounders = (cute.full_like(x, number) for number in (ROUNDER - UP, ROUNDER))
+    less = rounded - cute.where(is_tiny, *rounders)
+    near_one = float_of(bits_of(x) + _at_exponent(rounded))  # x over its power of two
+    return _log(less, near_one - 1.0)
+
+
+@elementwise
+def log2(x, fastmath=False):
+    """The logarithm to base 2. `fastmath` is as for `log`."""
+    return cute.math.log2(x, fastmath=fastmath)
+
+
+@elementwise
+def log10(x, fastmath=False):
+    """The logarithm to base 10. `fastmath` is as for `log`."""
+    # cute.math.log10 takes 5 instructions with its own fastmath.
+    return log2(x, fastmath=True) * math.log10(2) if fastmath else cute.math.log10(x)
+
+
+@elementwise
+def log1p(x):
+    """log(1 + x) to 2 ulp, without cancellation near 0: 18 instructions.
+
+    Where 1 + x is near a power of two p, (1 + x) / p - 1 is x / p - (1 - 1 / p). The difference in
+    parentheses is exact but where p is so large that nothing depends on its last digits. All is
+    computed four times as large, because 1 / p may be subnormal and 4 / p is not.
+    """
+    rounded = _rounded_log2(1.0 + x)
+    scale = float_of(_at_exponent(rounded) + FOUR)
+    f = cute.math.fma(x, scale, -(4.0 - scale))
+    return _log(rounded - ROUNDER, f, times=4) * 0.25
+
+
+@elementwise
+def log1p_bounded(x):
+    """log(1 + x) to 2 ulp for 0 <= x <= 1, in 9 instructions."""
+    return cute.math.fma(polynomial(x, LOG1P), x * x, x)
+
+
+def _rounded_log2(x: Vector) -> Vector:
+    """ROUNDER - n, where n is the logarithm to base 2, rounded to a whole number.
+
+    The approximate logarithm is as good as any here, and it gives what becomes of 0, infinity, NaN
+    and negative numbers: n is infinite or NaN, and so is the sum that it is a term of. The other
+    terms have to be finite there.
+    """
+    return ROUNDER - cute.math.log2(x, fastmath=True)
+
+
+def _at_exponent(rounded: Vector) -> Vector:
+    """-n at the place of an exponent, of `_rounded_log2`."""
+    return bits_of(rounded) * (1 << 23)
+
+
+def _log(less: Vector, f: Vector, times: int = 1) -> Vector:
+    """log(1 + f) - less * log(2), for 1 + f from 2 ** -0.5 to 2 ** 0.5, about.
+
+    times: a power of two that f is given multiplied by, and the result too.
+
+    2 s, the first term of the series in s = f / (2 + f), is f - s f. So f itself is a term, and
+    the error of the quotient is that of a small part of the result. Where `less` is infinite or
+    NaN, f may be infinite too: a number takes its place. Signs are such that of f = -0.0 and no
+    `less` comes -0.0.
+    """
+    f = like(f, llvm.intr_minnum(f, cute.full_like(f, 1.0 * times)))
+    s = f * rcp(f + 2.0 * times)
+    z = s * s
+    rest = cute.math.fma(polynomial(z, [times * number for number in ATANH]), z, -f)
+    rest = cute.math.fma(s, rest, f)
+    return cute.math.fma(less, cute.full_like(f, -LN2 * times), rest)
