@@ -4,6 +4,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -51,3 +52,20 @@ def test_starting_up_and_compiling_are_timed(tmp_path):
     )
     assert first > second
     assert ("compile_time", "", 512) in seconds
+
+
+def test_known_kernels_run_at_the_speed_of_memory(tmp_path):
+    """They have 0.95 or more of the limit on an H200 (docs/performance.md).
+
+    Thread blocks have eight rows of half a warp each, two rows of two warps each, or one row.
+    """
+    records = run(
+        tmp_path / "r.jsonl", "--suite", "throughput", "--kernels", "softmax", "rmsnorm",
+        "layernorm", "--cells", "262144x256", "32768x1024", "65536x1000", "16384x8192",
+        "--rounds", "9", "--contenders", "htile", "limit",
+    )  # fmt: skip
+    shares = {}
+    for record in records:
+        us = {name: median(found["times"]) for name, found in record["contenders"].items()}
+        shares[record["kernel"], record["n"]] = us["limit"] / us["htile"]
+    assert len(shares) == 12 and min(shares.values()) >= 0.85, shares
