@@ -25,13 +25,22 @@ class Levels:
 class Nibbles:
     """A reference of 4 bits an element, two of them a byte: the elements, not rounded yet.
 
-    The first of two is the lower half of the byte. The levels are those of e2m1.
+    The first of two is the lower half of the byte. The levels are those of e2m1. Elements that are
+    divided by a scale of 8 bits are given for both of its `roundings`.
     """
 
     values: torch.Tensor
+    others: torch.Tensor | None = None
 
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def roundings(scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a scale may become in float8_e4m3fn: two numbers if it is in the middle of them."""
+    a_little = 2.0**-20
+    less, more = scale * (1 - a_little), scale * (1 + a_little)
+    return less.to(torch.float8_e4m3fn).double(), more.to(torch.float8_e4m3fn).double()
 
 
 def compare(result, expected, k: int = 0) -> float:
@@ -59,7 +68,8 @@ def in_units(out: torch.Tensor, exact, k: int = 0) -> torch.Tensor:
     if isinstance(exact, Levels):
         return _of_levels(out.double(), exact, _rounding(exact.counts * exact.step, out.dtype, k))
     if isinstance(exact, Nibbles):
-        return _of_nibbles(out, exact.values)
+        both = (exact.values, exact.values if exact.others is None else exact.others)
+        return torch.minimum(*(_of_nibbles(out, values) for values in both))
     assert out.shape == exact.shape, f"shape {tuple(out.shape)}, expected {tuple(exact.shape)}"
     if not exact.is_floating_point():  # whole numbers by nature, as counts are
         return torch.where(out == exact, 0.0, torch.inf)

@@ -10,7 +10,7 @@ import torch
 
 import htile
 
-from .check import Nibbles
+from .check import Nibbles, roundings
 
 SIZE = 262144, 32
 SMALL = 32, 64
@@ -50,8 +50,8 @@ def reference(x, kind="mxfp8"):
     if kind == "nvfp4":
         groups = values.unflatten(-1, (-1, 16))
         scale = torch.linalg.vector_norm(groups, torch.inf, -1) / 6
-        rounded = scale.to(torch.float8_e4m3fn).double()
-        return Nibbles((groups / rounded[..., None]).flatten(-2)), scale
+        turned = (groups / each[..., None] for each in roundings(scale))
+        return Nibbles(*(y.flatten(-2) for y in turned)), scale
     _, exponent = torch.frexp(torch.linalg.vector_norm(values, torch.inf, -1))
     exponent = exponent - 1 - (8 if kind == "mxfp8" else 2)
     y = torch.ldexp(values, -exponent[..., None])

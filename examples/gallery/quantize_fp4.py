@@ -7,7 +7,7 @@ import torch
 
 import htile
 
-from .check import Nibbles
+from .check import Nibbles, roundings
 from .microscaling import packed
 
 SIZE = 8192, 4096
@@ -32,6 +32,5 @@ def reference(x):
     largest = torch.linalg.vector_norm(groups, torch.inf, -1)
     unit = torch.linalg.vector_norm(largest, torch.inf, -1) / (448 * 6)
     scale = largest / 6 / unit[..., None]
-    rounded = scale.to(torch.float8_e4m3fn).double()
-    turned = groups / (unit[..., None] * rounded)[..., None]
-    return Nibbles(turned.flatten(-2)), scale, unit
+    turned = (groups / (unit[..., None] * each)[..., None] for each in roundings(scale))
+    return Nibbles(*(y.flatten(-2) for y in turned)), scale, unit

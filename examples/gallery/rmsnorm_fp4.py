@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import htile
 
-from .check import Nibbles
+from .check import Nibbles, roundings
 from .microscaling import packed
 
 SIZE = 8192, 4096
@@ -34,5 +34,5 @@ def reference(x, weight, whole):
     y = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
     groups = y.unflatten(-1, (-1, 16))
     scale = torch.linalg.vector_norm(groups, torch.inf, -1) / 6 * whole.double()
-    rounded = scale.to(torch.float8_e4m3fn).double()
-    return Nibbles((groups * (whole.double() / rounded)[..., None]).flatten(-2)), scale
+    turned = (groups * (whole.double() / each)[..., None] for each in roundings(scale))
+    return Nibbles(*(y.flatten(-2) for y in turned)), scale
