@@ -219,7 +219,10 @@ def div(input, other, *, rounding_mode=None):
     if rounding_mode not in (None, "trunc"):
         fail(TraceError, f"rounding_mode={rounding_mode!r}: expected None, 'floor' or 'trunc'")
     if rounding_mode and not result_dtype(operand(input), operand(other)).is_floating_point:
-        fail(UnsupportedError, "rounding_mode='trunc' of integers is not supported; use x // y")
+        below = arithmetic(Op.FLOORDIV, input, other)
+        rest = arithmetic(Op.MOD, input, other)  # of the divisor's sign
+        is_less = (rest != 0) & ((rest < 0) != (operand(input) < 0))
+        return below + is_less
     quotient = node(Op.DIV, *together(input, other, floating=True))
     return node(Op.TRUNC, quotient) if rounding_mode else quotient
 

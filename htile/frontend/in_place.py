@@ -12,7 +12,7 @@ from types import EllipsisType
 
 import torch
 
-from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError
+from ..errors import DtypeError, HTileError, ShapeError, TraceError, UnsupportedError
 from . import composites as composites  # fill the table, of which all entries are read here
 from . import scans as scans
 from .dynamic import ONLY_WHOLE
@@ -48,8 +48,29 @@ def change(x: Tensor, new: Tensor) -> Tensor:
     new = into(new, old)
     if x._builder.records and not torch.is_grad_enabled() and old.dtype is FLOAT:
         new = _with_slope_of(x, new)
-    x._assign(new._id)
+    id = new._id
+    if not _changes_whole(x, new):
+        x._assign(id)
     return x
+
+
+def _changes_whole(x: Tensor, new: Tensor) -> bool:
+    """Change what `x` is a part of, and `x` too; whether that can be written.
+
+    If not, or if `x` is no part that shares memory, nothing is changed. The two may be used from
+    then on, and no other alias of them.
+    """
+    if x._part_of is None or x._part_of[0]._changes is not x._changes:
+        return False
+    whole, index = x._part_of
+    id = new._id
+    try:
+        changed = _with_index(whole, index, new)
+    except HTileError:
+        return False
+    change(whole, changed)
+    x._node, x._changes = id, whole._changes
+    return True
 
 
 def _with_slope_of(old: Tensor, new: Tensor) -> Tensor:
@@ -135,7 +156,19 @@ FUNCTIONS[torch.zero_] = "torch.zero_", FUNCTIONS[torch.Tensor.zero_][1]
 
 
 def setitem(x: Tensor, index: object, value: object) -> None:
-    """Give a part of one axis other elements: a number, or what is broadcast to its shape."""
+    """Give a part of one axis other elements: a number, or what is broadcast to its shape.
+
+    After `x[index] += y` Python sets the part that has changed, and with it `x`, once more.
+    """
+    is_part = isinstance(value, Tensor) and value._part_of is not None
+    if is_part and value._part_of[0] is x and value._changes is x._changes:
+        if value._part_of[1] == index and not x._changes:
+            return
+    change(x, _with_index(x, index, value))
+
+
+def _with_index(x: Tensor, index: object, value: object) -> Tensor:
+    """`x` with another value in the part that an index chooses."""
     parts = index if isinstance(index, tuple) else (index,)
     for each in parts:
         if isinstance(each, Tensor):
@@ -152,7 +185,7 @@ def setitem(x: Tensor, index: object, value: object) -> None:
     axis, place = cut[0] if cut else (-1, slice(None))
     if x._builder.multiple is not None and place != slice(None):
         fail(UnsupportedError, ONLY_WHOLE.format("a part"))
-    change(x, _with_part(x, axis, place, value))
+    return _with_part(x, axis, place, value)
 
 
 Tensor.__setitem__ = setitem

@@ -67,6 +67,8 @@ def getitem(x: Tensor, index: object) -> Tensor:
         else:
             result = element(result, axis, each)
             axis += 1
+    if result is not x and None not in parts:
+        result._part_of = x, index
     return result
 
 

@@ -188,6 +188,7 @@ class Tensor(torch.Tensor):
         # Where an alias was changed in place: a list that all share. What changes gets another.
         self._changes: list[str] = []
         self._repeats = False  # whether elements share memory, as those that expand repeats do
+        self._part_of: tuple[Tensor, object] | None = None  # x and the index, of x[index]
 
     def _current(self, loc: Location | None = None) -> int:
         """The id of the node, to compute with at this line."""

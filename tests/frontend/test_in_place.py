@@ -186,12 +186,38 @@ def parts_of_matrices(x, y):
     return m, m[1]
 
 
+def parts_in_place(x, y):
+    """Of a part, of a part of a part, of one that is given away and set, and of matrices."""
+    a, b, c, m = x.clone(), y.clone(), x * y, x.view(3, 3).clone()
+    a[:4] += y[5:]
+    a[::3] *= 2
+    a[-1] -= a[0]
+    a[2:7].mul_(3).clamp_(max=1)
+    few = b[2:8]
+    fewer = few[1:3]
+    fewer *= 5
+    few += 1
+    half = c[:4]
+    half += 1
+    c[4:8] = half
+    m[0] += 1
+    m[:, 1] *= m[:, 2]
+    m[1][1:] -= y[:2]
+    return a, b, few, c, m
+
+
+def a_part_of_no_axes(x, t):
+    one = t[0]
+    one *= 2
+    return x + t
+
+
 @pytest.mark.parametrize(
     "f",
     [an_alias, a_caller, a_list, views, every_operator, what_was_computed_before, a_copy,
      a_value_per_row, an_accumulator, a_number, integers, masks, a_column, inner, methods,
      through_modules, an_alias_of_a_method, at_places, parts_of_rows,
-     parts_of_matrices],
+     parts_of_matrices, parts_in_place, a_part_of_no_axes],
 )  # fmt: skip
 def test_it_is_torchs(f):
     compiled, given = htile.rowwise(f), arguments()
@@ -238,10 +264,17 @@ def new_axis(x):
     return x * kept
 
 
-def element(x, t):
-    one = t[0]
-    one *= 2
-    return x + t
+def overlapping(x):
+    first, second = x[:4], x[2:6]
+    second += 1
+    return first * 2
+
+
+def changed_as_a_whole(x):
+    part = x[:4]
+    part += 1
+    x *= 2
+    return part + 1
 
 
 def expanded(x, t):
@@ -365,7 +398,8 @@ def transposed(x):
         (detached, TraceError, "share memory in torch", "def detached"),
         (new_axis, TraceError, "share memory in torch", "return x [*] kept"),
         (new_axis, TraceError, r"this tensor may .* `total [+]= 1` \(test_in_place", "return x"),
-        (element, TraceError, "share memory in torch", r"return x [+] t"),
+        (overlapping, TraceError, "share memory in torch", r"return first [*] 2"),
+        (changed_as_a_whole, TraceError, "share memory in torch", r"return part [+] 1"),
         (expanded, TraceError, "share memory in torch", "def expanded"),
         (repeated, TraceError, "that expand repeats", "return rows.add_"),
         (filled_with_a_row, ShapeError, "without axes, got one of shape", "return x.fill_"),
@@ -464,6 +498,7 @@ def test_gradients_of_what_is_assigned():
     def f(x, y):
         out = torch.empty_like(x)
         out[:4], out[4:] = x[5:] * y[:4], y[:5]
+        out[2:6] *= x[:4]
         return out.masked_fill_(out > 1, 0.0).mul_(x.sum())
 
     x, y = (torch.randn(M, N, dtype=torch.float64) for _ in range(2))

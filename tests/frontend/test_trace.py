@@ -160,6 +160,8 @@ CASES = {
     "elu": lambda x: (F.elu(x, 0.5), F.leaky_relu(x, 0.2)),
     "div.modes": lambda x, y: (torch.div(x, y, rounding_mode="floor"), torch.true_divide(x, y),
                                torch.div(x, y, rounding_mode="trunc"), torch.floor_divide(x, y)),
+    "div.integers": lambda i, q: tuple(torch.div(a, b, rounding_mode="trunc")
+                                       for a, b in ((i, q), (i, -q), (i, 3), (5, q))),
     "alpha": lambda x, y: (torch.add(x, y, alpha=2), torch.sub(x, 3, alpha=0.5), x.add(y)),
     "rsub": lambda x, y: (torch.rsub(x, y), torch.rsub(x, 1.0), torch.subtract(x, y)),
     "addcmul": lambda x, y, p: (torch.addcmul(x, y, p, value=0.5), x.addcdiv(y, p),
