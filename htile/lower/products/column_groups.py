@@ -17,7 +17,7 @@ from math import inf
 import torch
 from torch.utils import _pytree as pytree
 
-from ...frontend.graph import Builder, Graph, Input, Node, Output, Role
+from ...frontend.graph import Builder, Graph, Node, Output, Role
 from ...frontend.ops import REDUCTIONS, Op, Value, Varies
 from ..passes.rewrite import rewrite
 from ..passes.simplify import merge_common_subexpressions
@@ -107,10 +107,12 @@ class _Cutting:
             if id not in ids:
                 node = placed[id]
                 inputs = [made(i) for i in node.inputs]
+                value = replace(node.value, inner=(whole,)) if node.value.spread else node.value
                 if node.op is Op.INPUT:
-                    ids[id] = _widened(new, sources[id], node.value, whole)
+                    i = sources[id]
+                    ids[id] = new.add_input(i.name, i.role, i.dtype, value, i.view)
                 elif node.op is Op.CONST:
-                    ids[id] = new.add_const(node.arg, node.value, node.loc)
+                    ids[id] = new.add_const(node.arg, value, node.loc)
                 elif node.op is Op.INDEX:
                     ids[id] = new.add_index(whole, node.value.dtype, node.loc)
                 else:
@@ -199,11 +201,6 @@ class _Cutting:
 def _partial(node: Node) -> str:
     """The name of what the groups give for a reduction."""
     return f"{node.op.value}_of_groups_{node.id}"
-
-
-def _widened(new: Builder, given: Input, value: Value, whole: int) -> int:
-    value = replace(value, inner=(whole,)) if value.spread else value
-    return new.add_input(given.name, given.role, given.dtype, value, given.view)
 
 
 def _finite(new: Builder, peak: int, keeps_low: bool = False) -> int:
