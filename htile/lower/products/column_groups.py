@@ -65,6 +65,8 @@ class _Cutting:
         for output in self.rows:
             if self._reductions_below((output.id,)):
                 raise _NeedsWholeRows
+        if {o.name for o in self.rows} & {o.name for o in self.numbers}:
+            raise _NeedsWholeRows  # a result of pieces of both kinds
         self.count = -(-placed.n // GROUP)
 
     def _reductions_below(self, ids: tuple[int, ...]) -> set[int]:
@@ -193,9 +195,28 @@ class _Cutting:
             inner = node.value.inner
             return new.add(Op.RESHAPE, (total,), inner) if inner else total
 
-        outputs = [replace(o, id=made(o.id)) for o in self.numbers]
+        def whole(pieces: list[Output]) -> Output:
+            """A result, of the numbers that are its pieces: a traced graph knows no pieces."""
+            first, ids = pieces[0], [made(o.id) for o in pieces]
+            if first.view is None:
+                return replace(first, id=ids[0])
+            parts = [new.add(Op.RESHAPE, (id,), (1,)) for id in ids]
+            joined = new.add(Op.CAT, parts, -1) if len(parts) > 1 else parts[0]
+            shape = first.view.shape
+            joined = new.add(Op.RESHAPE, (joined,), shape)
+            return replace(first, id=joined, inner=shape, view=None)
+
+        pieces: dict[str, list[Output]] = {}
+        for output in self.numbers:
+            pieces.setdefault(output.name, []).append(output)
+        outputs = [whole(sorted(each, key=_place)) for each in pieces.values()]
         structure = pytree.tree_structure((0,) * len(outputs))
         return rewrite(new.finish(outputs, structure))
+
+
+def _place(piece: Output) -> tuple[int, ...]:
+    """Where a number lies in its result."""
+    return () if piece.view is None else piece.view.start
 
 
 def _partial(node: Node) -> str:
