@@ -444,6 +444,30 @@ def test_what_is_detached_has_none():
 
 # ---- second order --------------------------------------------------------------------------------
 
+
+@htile.rowwise
+def normed(x, w):
+    return x * torch.rsqrt((x * x).mean() + 1e-6) * w.exp()
+
+
+def exact_norm(x, w):
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * w.exp()
+
+
+@pytest.mark.parametrize("names", ["w", "x", "xw"])
+def test_a_statistic_that_does_not_depend_on_what_requires_grad(names):
+    """It is a constant of a gradient that is differentiated again."""
+    given, found = {"x": row(3, 8), "w": row(8, seed=1)}, []
+    for dtype in (torch.float32, torch.float64):
+        args = {n: t.detach().to(dtype).requires_grad_(n in names) for n, t in given.items()}
+        wrt = [args[n] for n in names]
+        y = normed(*args.values()) if dtype is torch.float32 else exact_norm(*args.values())
+        first = torch.autograd.grad(y.square().sum(), wrt, create_graph=True)
+        found.append(torch.autograd.grad(sum(g.sin().sum() for g in first), wrt))
+    for mine, exact in zip(*found, strict=True):
+        torch.testing.assert_close(mine.double(), exact, rtol=1e-4, atol=1e-4)
+
+
 @htile.rowwise
 def square_deviations(x):
     """A mean that stands beside the other axis is no deviation from it."""

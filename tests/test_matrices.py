@@ -115,6 +115,29 @@ def test_what_runs_on_a_gpu_computes_the_same(f, size):
     assert_close(f, result, *args)
 
 
+PIECES = {
+    "stacked": lambda z, s: torch.stack([z.amax(-1), s, torch.ones(()), z.sum(-1)]),
+    "of a table": lambda z, s: z.view(2, 2, -1).logsumexp(-1) * s,
+    "expanded": lambda z, s: (z.amax(-1).expand(3), z, z.mean(-1, keepdim=True)),
+    "over all rows": lambda z, s: htile.sum_rows(torch.stack([z.amax(-1), z.amin(-1) * s])),
+}
+
+
+@pytest.mark.parametrize("n", [144, 256, 300])
+@pytest.mark.parametrize("name", PIECES)
+def test_a_result_of_several_numbers_is_whole(name, n):
+    """The row kernel that combines groups of columns gives all numbers of it."""
+    of = PIECES[name]
+
+    @htile.rowwise
+    def f(x, W: htile.Matrix, s: htile.PerRow):
+        return of(F.linear(x, W), s)
+
+    args = *arguments(products.linear, 5, n, 64)[:2], torch.randn(5)
+    results, structure = run_steps(f, args), request_of(f, args).specialization.traced.structure
+    assert_close(f, torch.utils._pytree.tree_unflatten(results, structure), *args)
+
+
 def test_which_functions_are_one_kernel():
     """A row kernel combines what groups of columns give; a wide softmax takes the whole product."""
     fused = {}

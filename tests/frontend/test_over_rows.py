@@ -101,6 +101,16 @@ def test_no_rows():
         statistics(x, torch.randn(24))
 
 
+def test_a_maximum_of_no_rows_is_refused_with_gradients_too():
+    """On a GPU it would be memory that nothing has written to."""
+    scaled = htile.rowwise(lambda x, w: (x * w, htile.max_rows(x)))
+    x, w = torch.randn(0, 8), torch.randn(8, requires_grad=True)
+    with pytest.raises(ArgumentError, match="out1 is a maximum over all rows, and there are none"):
+        scaled(x, w)
+    with pytest.raises(ArgumentError, match="out1 is a maximum over all rows, and there are none"):
+        torch.func.grad(lambda w: scaled(x, w)[0].sum())(w.detach())
+
+
 def test_a_maximum_keeps_nan():
     x = torch.randn(4, 8)
     x[2, 3] = torch.nan

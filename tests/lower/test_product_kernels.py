@@ -94,6 +94,21 @@ def test_more_functions_compile(f, args, kernels):
 FORMS = [products.swiglu, products.project, products.gelu, products.norm_linear]
 
 
+@htile.rowwise
+def beside_zeros(x, W: htile.Matrix):
+    z = F.linear(x, W)
+    return torch.where(z > 0, z, torch.zeros_like(z)).logsumexp(-1)
+
+
+def test_a_constant_row_is_as_wide_as_the_groups_of_columns():
+    """The last group goes beyond the row."""
+    args = products.arguments(products.linear, 8, 144, 64)
+    kernels = beside_zeros.inspect(*args).kernels
+    assert len(kernels) == 2 and kernels[0].resources.stack == 0
+    (result,) = run_steps(beside_zeros, args)
+    assert_close(beside_zeros, result, *args)
+
+
 @pytest.mark.parametrize("major", ["k", "mn"])
 @pytest.mark.parametrize("f", FORMS, ids=lambda f: f._signature.name)
 def test_tiles_compile_without_a_stack(f, major):

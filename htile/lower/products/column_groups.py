@@ -17,7 +17,7 @@ from math import inf
 import torch
 from torch.utils import _pytree as pytree
 
-from ...frontend.graph import Builder, Graph, Input, Node, Output, Role
+from ...frontend.graph import Builder, Graph, Node, Output, Role
 from ...frontend.ops import REDUCTIONS, Op, Value, Varies
 from ..passes.rewrite import rewrite
 from ..passes.simplify import merge_common_subexpressions
@@ -65,6 +65,8 @@ class _Cutting:
         for output in self.rows:
             if self._reductions_below((output.id,)):
                 raise _NeedsWholeRows
+        if {o.name for o in self.rows} & {o.name for o in self.numbers}:
+            raise _NeedsWholeRows  # a result of pieces of both kinds
         self.count = -(-placed.n // GROUP)
 
     def _reductions_below(self, ids: tuple[int, ...]) -> set[int]:
@@ -107,10 +109,12 @@ class _Cutting:
             if id not in ids:
                 node = placed[id]
                 inputs = [made(i) for i in node.inputs]
+                value = replace(node.value, inner=(whole,)) if node.value.spread else node.value
                 if node.op is Op.INPUT:
-                    ids[id] = _widened(new, sources[id], node.value, whole)
+                    i = sources[id]
+                    ids[id] = new.add_input(i.name, i.role, i.dtype, value, i.view)
                 elif node.op is Op.CONST:
-                    ids[id] = new.add_const(node.arg, node.value, node.loc)
+                    ids[id] = new.add_const(node.arg, value, node.loc)
                 elif node.op is Op.INDEX:
                     ids[id] = new.add_index(whole, node.value.dtype, node.loc)
                 else:
@@ -191,19 +195,33 @@ class _Cutting:
             inner = node.value.inner
             return new.add(Op.RESHAPE, (total,), inner) if inner else total
 
-        outputs = [replace(o, id=made(o.id)) for o in self.numbers]
+        def whole(pieces: list[Output]) -> Output:
+            """A result, of the numbers that are its pieces: a traced graph knows no pieces."""
+            first, ids = pieces[0], [made(o.id) for o in pieces]
+            if first.view is None:
+                return replace(first, id=ids[0])
+            parts = [new.add(Op.RESHAPE, (id,), (1,)) for id in ids]
+            joined = new.add(Op.CAT, parts, -1) if len(parts) > 1 else parts[0]
+            shape = first.view.shape
+            joined = new.add(Op.RESHAPE, (joined,), shape)
+            return replace(first, id=joined, inner=shape, view=None)
+
+        pieces: dict[str, list[Output]] = {}
+        for output in self.numbers:
+            pieces.setdefault(output.name, []).append(output)
+        outputs = [whole(sorted(each, key=_place)) for each in pieces.values()]
         structure = pytree.tree_structure((0,) * len(outputs))
         return rewrite(new.finish(outputs, structure))
+
+
+def _place(piece: Output) -> tuple[int, ...]:
+    """Where a number lies in its result."""
+    return () if piece.view is None else piece.view.start
 
 
 def _partial(node: Node) -> str:
     """The name of what the groups give for a reduction."""
     return f"{node.op.value}_of_groups_{node.id}"
-
-
-def _widened(new: Builder, given: Input, value: Value, whole: int) -> int:
-    value = replace(value, inner=(whole,)) if value.spread else value
-    return new.add_input(given.name, given.role, given.dtype, value, given.view)
 
 
 def _finite(new: Builder, peak: int, keeps_low: bool = False) -> int:

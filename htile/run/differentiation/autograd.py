@@ -155,7 +155,11 @@ class _Statistics(torch.autograd.Function):
         ctx.call, kept = given
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*kept)
-        return tuple(kept[k].clone() for k in ctx.call[0].kept_statistics)
+        derivative = ctx.call[0]
+        found = tuple(kept[k].clone() for k in derivative.kept_statistics)
+        both = zip(found, derivative.has_gradient[derivative.results :], strict=True)
+        ctx.mark_non_differentiable(*(each for each, has_one in both if not has_one))
+        return found
 
     @staticmethod
     def backward(ctx, *cotangents):

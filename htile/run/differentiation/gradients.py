@@ -17,6 +17,7 @@ from ...errors import GradientError, UnsupportedError
 from ...frontend.roles import classify
 from ..launch import Request
 from ..operands import call_key, device_of, is_inside_transform, refuse_transforms
+from ..over_rows import refuse_no_maximum
 from ..runner import Runner, keep
 from ..shortcuts.gradients import RecordedWriter
 from ..specialize import Specialization
@@ -65,6 +66,7 @@ class DifferentiableCalls:
             refuse_transforms(signature, values)
             device_of(signature, values)
             request, holds = function._request(call, captured, values)
+            refuse_no_maximum(request.specialization.traced, request.call.lead)
             structure = request.specialization.traced.structure
             found = self._applied(request, holds), None if structure.is_leaf() else structure
             if holds and key is not None:
