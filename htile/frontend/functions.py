@@ -219,7 +219,9 @@ def div(input, other, *, rounding_mode=None):
     if rounding_mode not in (None, "trunc"):
         fail(TraceError, f"rounding_mode={rounding_mode!r}: expected None, 'floor' or 'trunc'")
     if rounding_mode and not result_dtype(operand(input), operand(other)).is_floating_point:
-        fail(UnsupportedError, "rounding_mode='trunc' of integers is not supported; use x // y")
+        fail(UnsupportedError, "rounding_mode='trunc' of integers is not supported; x // y rounds "
+             "down, which is the same where x and y have one sign. For others write "
+             "torch.where((x < 0) != (y < 0), -(-x // y), x // y)")  # fmt: skip
     quotient = node(Op.DIV, *together(input, other, floating=True))
     return node(Op.TRUNC, quotient) if rounding_mode else quotient
 
