@@ -42,8 +42,8 @@ HEAD = """\
 
 Everything that a row-wise function may use, and everything that `htile` offers. This page is made
 from the code by `python -m tests.documents --write`, and a test holds that it is up to date. The
-[guide](guide.md) explains how the parts go together, and [errors](errors.md) shows what each
-mistake raises.
+[guide](guide.md) explains how the parts go together, and [errors](errors.md) shows what mistakes
+raise.
 """
 
 FUNCTIONS_HEAD = """\

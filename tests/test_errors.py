@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import linecache
+import re
 import textwrap
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -33,8 +34,12 @@ HEAD = """\
 Every error that HTile raises is an `htile.HTileError`, of one class for each kind of mistake. Its
 message says what was expected, what came, and what to do; where a line of yours is to blame, it
 ends with that line. This page is made by `python -m tests.test_errors --write docs/errors.md`,
-from code that the tests run: each block of code below raises exactly the message under it.
+from code that the tests run: each block of code below raises exactly the message under it. It has
+examples of each kind of mistake, but not every message. One that is not here says by itself what to
+write instead.
+"""
 
+BEGIN = """\
 Each example begins with
 
 ```python
@@ -48,7 +53,7 @@ x = torch.randn(4, 8)
 ```
 """
 
-PRELUDE = HEAD[HEAD.index("import math") : HEAD.rindex("```")]
+PRELUDE = BEGIN[BEGIN.index("import math") : BEGIN.rindex("```")]
 
 
 @dataclass(frozen=True)
@@ -235,6 +240,7 @@ SECTIONS = (
                    "ShapeError"),
             traced("A shape that is not the row's", "return F.layer_norm(x, (4,))",
                    kind="ShapeError"),
+            traced("A part without elements", "return x[4:4]", kind="ShapeError"),
         ),
     ),
     Section(
@@ -592,9 +598,19 @@ def message(error: errors.HTileError) -> str:
     return str(error).replace(halted, "No module named 'cutlass'")
 
 
+def contents() -> str:
+    """A line for each section: what it is about, and the classes of its errors."""
+    lines = []
+    for section in SECTIONS:
+        anchor = re.sub(r"[^\w\- ]", "", section.title).lower().replace(" ", "-")
+        kinds = ", ".join(f"`{kind}`" for kind in sorted({case.kind for case in section.cases}))
+        lines.append(f"- [{section.title}](#{anchor}): {kinds}\n")
+    return "".join(lines)
+
+
 def page() -> str:
     """docs/errors.md."""
-    parts = [HEAD]
+    parts = [HEAD, contents(), BEGIN]
     for section in SECTIONS:
         parts.append(f"## {section.title}\n")
         if section.advice:

@@ -201,6 +201,9 @@ def test_the_page_names_what_is_here():
     assert set(NAMES) <= named, "each of the gallery is in the table"
     said = re.search(r"(\d+) of the 90\s+are written and tested here, and (\d+) more in part", text)
     assert said and (written, in_part) == tuple(map(int, said.groups()))
+    readme = (REPO / "README.md").read_text("utf-8")
+    said = re.search(r"has (\d+) of \[90 hand-written kernels\].*and parts of (\d+) more", readme)
+    assert said and (written, in_part) == tuple(map(int, said.groups()))
 
 
 def test_the_command_prints_a_line_for_each(capsys, monkeypatch):

@@ -27,13 +27,13 @@ from .tensor import FUNCTIONS, Tensor, fail, node
 def nll_loss(
     input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"
 ):
-    """-input[target], where input is a logarithm; reduction is 'mean', 'sum' or 'none'.
+    """-input[target], where input is a logarithm; reduction is 'mean', 'sum' or 'none'. A target
+    that is `ignore_index` gives NaN for 'mean', the default, and 0 for 'none' and 'sum'.
 
     input: a floating row (N,). target: its class, int64 of shape (). weight: floating, (N,).
-    The result has shape (). A target that is `ignore_index` gives 0, and NaN for 'mean', which
-    divides by the weight of the class, as torch's NLLLoss does. Another one beyond the row gives
-    NaN, where torch raises. Raises ShapeError and DtypeError for other arguments, and TraceError
-    for `size_average` and `reduce`.
+    The result has shape (). For 'mean' it is divided by the weight of the class, as torch's NLLLoss
+    does it. Another target beyond the row gives NaN, where torch raises. Raises ShapeError and
+    DtypeError for other arguments, and TraceError for `size_average` and `reduce`.
     """
     _check(reduction, size_average, reduce, ignore_index, "nll_loss")
     x, y = _scores(input, "nll_loss"), _class(target, "nll_loss")
@@ -45,7 +45,8 @@ def cross_entropy(
     input, target, weight=None, size_average=None, ignore_index=-100, reduce=None,
     reduction="mean", label_smoothing=0.0,
 ):  # fmt: skip
-    """-log_softmax(input)[target]; the target may be a row of shares too.
+    """-log_softmax(input)[target]; the target may be a row of shares too. A target that is
+    `ignore_index` gives NaN for reduction='mean', the default, and 0 for 'none' and 'sum'.
 
     With label_smoothing e it is (1 - e) * loss + e / N * -(weight * log_softmax(input)).sum(), as
     torch's CrossEntropyLoss has it. Of shares it is -(shares * weight * log_softmax(input)).sum(),

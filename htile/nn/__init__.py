@@ -2,6 +2,8 @@
 
     norm = htile.nn.RMSNorm(4096)             # where torch.nn.RMSNorm(4096) would stand
     report = htile.nn.fuse(model)             # modules of any library, as they are
+
+docs/training.md has more of both.
 """
 
 from .fusion import Report, fuse

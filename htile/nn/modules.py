@@ -127,7 +127,7 @@ class RMSNorm(torch.nn.RMSNorm):
     x: (*lead, *normalized_shape), float32, bfloat16 or float16. weight: normalized_shape, of any of
     these dtypes. The result has the shape and the dtype of x.
 
-    torch's forward computes all others, float64 among them, and raises what torch raises.
+    For other shapes and dtypes, such as float64, torch's own forward runs, with torch's errors.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -148,7 +148,7 @@ class LayerNorm(torch.nn.LayerNorm):
     x: (*lead, *normalized_shape), float32, bfloat16 or float16. weight and bias: normalized_shape,
     of any of these dtypes. The result has the shape and the dtype of x.
 
-    torch's forward computes all others, float64 among them, and raises what torch raises.
+    For other shapes and dtypes, such as float64, torch's own forward runs, with torch's errors.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -175,10 +175,10 @@ class GroupNorm(torch.nn.GroupNorm):
     any of these dtypes. The result has the shape and the dtype of input. A row of the kernel is a
     group of channels with all of their positions.
 
-    torch's forward computes all others: inputs that are not contiguous, as those in the memory
-    format channels_last, and float64. With a weight or a bias it also computes groups of more than
-    20 channels, unless the number of positions is a power of two, up to 128 in float32 and 256 in
-    16 bits: a kernel would have text for each of the channels.
+    For other dtypes, such as float64, and inputs that are not contiguous, as those in the memory
+    format channels_last, torch's own forward runs. With a weight or a bias it also runs for groups
+    of more than 20 channels, unless the number of positions is a power of two, up to 128 in float32
+    and 256 in 16 bits: a kernel would have text for each of the channels.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -208,7 +208,7 @@ class Softmax(torch.nn.Softmax):
 
     x: (*lead, N), float32, bfloat16 or float16. The result has the shape and the dtype of x.
 
-    torch's forward computes all others: another dim, or none, and float64.
+    For another dim or none, and for other dtypes, such as float64, torch's own forward runs.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -225,7 +225,7 @@ class LogSoftmax(torch.nn.LogSoftmax):
 
     x: (*lead, N), float32, bfloat16 or float16. The result has the shape and the dtype of x.
 
-    torch's forward computes all others: another dim, or none, and float64.
+    For another dim or none, and for other dtypes, such as float64, torch's own forward runs.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -249,8 +249,8 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
     (), or that of target with reduction="none". With a weight, a mean divides by the sum of the
     weights of the targets, as in torch. A target beyond the classes gives NaN, where torch raises.
 
-    torch's forward computes all others: probabilities as targets, scores (M, C, d1, ...) with
-    dimensions behind the classes, and float64. So flatten the scores of tokens to two dimensions.
+    For probabilities as targets, scores (M, C, d1, ...) with dimensions behind the classes, and
+    other dtypes torch's own forward runs. So flatten the scores of tokens to two dimensions.
     """
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -294,7 +294,7 @@ class AddRMSNorm(torch.nn.RMSNorm):
     float16. Both results have this shape and dtype. The norm is that of the sum before it is
     rounded. Parameters and their initialization are those of `torch.nn.RMSNorm`.
 
-    torch computes all others, with the norm of the rounded sum, and raises what torch raises.
+    Other shapes and dtypes are computed by torch: the norm is that of the rounded sum.
     """
 
     def forward(
@@ -339,7 +339,7 @@ class SwiGLU(torch.nn.Module):
     this shape and dtype. Of one tensor (*lead, 2 * N) the first half is the gate, as where the two
     projections are one matrix. The module has no parameters.
 
-    torch computes all others, such as float64. Raises ShapeError for one tensor of odd length.
+    Other shapes and dtypes are computed by torch. One tensor of odd length raises ShapeError.
     """
 
     def forward(self, gate: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:
@@ -364,7 +364,7 @@ class GEGLU(torch.nn.Module):
     this shape and dtype. Of one tensor (*lead, 2 * N) the first half is the gate; where the gate is
     the second one, as in diffusers, pass the two halves. The module has no parameters.
 
-    torch computes all others, such as float64. Raises ShapeError for one tensor of odd length.
+    Other shapes and dtypes are computed by torch. One tensor of odd length raises ShapeError.
     """
 
     def __init__(self, approximate: str = "none"):
@@ -404,7 +404,7 @@ class DyT(torch.nn.Module):
     x: (*lead, N), float32, bfloat16 or float16, and parameters of any of these dtypes. The result
     has the shape and the dtype of x.
 
-    torch computes all others, such as float64, and raises what torch raises.
+    Other shapes and dtypes, such as float64, are computed by torch, with torch's errors.
     """
 
     def __init__(

@@ -68,8 +68,10 @@ def rowwise(fn: Callable | None = None, *, fastmath: bool = False, dynamic_n: bo
     Inside `fn` a tensor argument is one row of N elements. The decorated function takes tensors of
     shape `(*lead, N)` and returns what `fn` returns for each row: rows as `(*lead, N)`, one value
     per row as `(*lead)`, or as `(*lead, 1)` with `keepdim=True`. Floating values are float32
-    inside. A row of them comes back in the dtype of the first floating row argument, and one of
-    them per row in float32, unless `.to(dtype)` says otherwise.
+    inside. A row of them comes back in the dtype of the first row argument of 16-bit or wider
+    floats, and one of them per row in float32, unless `.to(dtype)` says otherwise. An `htile.Inner`
+    argument counts as a row; shared vectors, tensors `(*lead, 1)` and `htile.PerRow` do not. Where
+    no argument counts, a row has the dtype of the first table or matrix, and else float32.
 
         @htile.rowwise
         def rmsnorm(x, weight, eps: float = 1e-6):
@@ -79,7 +81,7 @@ def rowwise(fn: Callable | None = None, *, fastmath: bool = False, dynamic_n: bo
         rmsnorm(x, w, out=x)        # in place
 
     CUDA tensors go through the kernel; for all others torch evaluates the same graph. A tensor in
-    whose rows the elements are not neighbours in memory is copied first; nothing else ever is.
+    whose rows the elements are not neighbours in memory is copied first; no other tensor is.
 
     Where arguments require grad, results have gradients (docs/training.md).
 
