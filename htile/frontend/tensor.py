@@ -185,8 +185,7 @@ class Tensor(torch.Tensor):
 
     def __init__(self, builder: Builder, id: int):
         self._builder, self._node = builder, id
-        # Where an alias was changed in place: a list that all share. What changes gets another.
-        self._changes: list[str] = []
+        self._changes: list[str] = []  # of an alias, in place: all share it; what changes gets another
         self._repeats = False  # whether elements share memory, as those that expand repeats do
         self._part_of: tuple[Tensor, object] | None = None  # x and the index, of x[index]
 
