@@ -185,7 +185,7 @@ class Tensor(torch.Tensor):
 
     def __init__(self, builder: Builder, id: int):
         self._builder, self._node = builder, id
-        self._changes: list[str] = []  # of an alias, in place: all share it; what changes gets another
+        self._changes: list[str] = []  # of aliases, in place: all share it, and what changes leaves
         self._repeats = False  # whether elements share memory, as those that expand repeats do
         self._part_of: tuple[Tensor, object] | None = None  # x and the index, of x[index]
 
