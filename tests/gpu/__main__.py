@@ -2,12 +2,14 @@
 
 One process would take an hour, most of it to compile kernels. So one pool of workers compiles what
 each group of files lists in `jobs`, and the group's pytest starts as soon as its kernels are there,
-on one of the GPUs in turn. What is timed, or needs all GPUs, runs at the end, alone. Arguments go
-to every pytest. The exit code is 1 if any of them failed. Stopped early, it says how far each came.
+on one of the GPUs in turn. What is timed, or needs all GPUs, runs at the end, alone. With
+`--only edges clusters` those files alone are run. Other arguments go to every pytest. The exit code
+is 1 if any of them failed. Stopped early, it says how far each came.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 import itertools
@@ -18,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -99,7 +102,7 @@ def last_line(text: str) -> str:
 
 
 def groups() -> list[Group]:
-    """All groups but those that run alone."""
+    """All groups but those that run alone, the longest first."""
     named = [path for path, _ in GROUPS] + list(ALONE)
     files = [f for f in sorted((ROOT / "tests").rglob("test_*.py")) if needs_gpu(f)]
     paths = [str(f.relative_to(ROOT)) for f in files]
@@ -119,17 +122,24 @@ class Kernels:
     """What the groups need compiled, each kernel once, by a pool of workers."""
 
     def __init__(self, pool: ProcessPoolExecutor, arch: str) -> None:
-        self.pool, self.arch = pool, arch
+        self.pool, self.arch, self.lock = pool, arch, threading.Lock()
         self.futures: dict[tuple, Future] = {}
 
-    def of(self, group: Group) -> list[Future]:
-        """A group's compilations, under way. What fails there fails in its test."""
-        modules = [importlib.import_module(name) for name in group.modules]
-        jobs = jobs_of(modules, self.arch)
-        for job in jobs:
-            if job not in self.futures:
-                self.futures[job] = self.pool.submit(job[0], *job[1])
-        return [self.futures[job] for job in jobs]
+    def compile(self, group: Group) -> None:
+        """Compile what a group needs. A worker lists it, because that takes a part of a minute.
+
+        What fails in a compilation fails in its test.
+        """
+        jobs = self.pool.submit(_jobs, group.modules, self.arch).result()
+        with self.lock:
+            for job in jobs:
+                if job not in self.futures:
+                    self.futures[job] = self.pool.submit(job[0], *job[1])
+        wait([self.futures[job] for job in jobs])
+
+
+def _jobs(modules: list[str], arch: str) -> list[tuple]:
+    return jobs_of([importlib.import_module(name) for name in modules], arch)
 
 
 class Run:
@@ -140,9 +150,10 @@ class Run:
         self.start = time.monotonic()
         self.under_way: dict[Group, tuple[subprocess.Popen, Path]] = {}
 
-    def __call__(self, group: Group, gpu: str | None, after: list[Future]) -> Result:
+    def __call__(self, group: Group, gpu: str | None, kernels: Kernels | None = None) -> Result:
         """One pytest on one GPU, or on all for None, once its kernels are compiled."""
-        wait(after)
+        if kernels is not None:
+            kernels.compile(group)
         output = self.folder / f"{group.name.replace('/', ' of ')}.log"
         environ = {"OMP_NUM_THREADS": str(CPU_CORES_A_GROUP), **os.environ}
         if gpu is not None:
@@ -188,7 +199,19 @@ class Run:
 
 
 def main(arguments: list[str]) -> int:
-    """Run all groups; the exit code."""
+    """Run all groups, or those that are asked for; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu", add_help=False)
+    parser.add_argument("--only", nargs="+", metavar="NAME")
+    options, arguments = parser.parse_known_args(arguments)
+
+    def asked_for(found: list[Group]) -> list[Group]:
+        return [g for g in found if options.only is None or Group(g.path).name in options.only]
+
+    every = [*groups(), *map(Group, ALONE)]
+    together, alone = asked_for(groups()), asked_for([Group(path) for path in ALONE])
+    if not together + alone:
+        known = ", ".join(sorted({Group(group.path).name for group in every}))
+        parser.error(f"--only takes some of these: {known}")
     cores = os.cpu_count() or 1
     names = itertools.cycle(gpus() or ["0"])
     context = multiprocessing.get_context("fork")  # this process never uses CUDA
@@ -206,11 +229,9 @@ def main(arguments: list[str]) -> int:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, run.stop)
             kernels = Kernels(pool, arch_of_the_gpu())
-            futures = [
-                threads.submit(run, group, next(names), kernels.of(group)) for group in groups()
-            ]
+            futures = [threads.submit(run, group, next(names), kernels) for group in together]
             results = [future.result() for future in futures]
-        results += [run(Group(path), None, []) for path in ALONE]
+        results += [run(group, None) for group in alone]
     wrong = [result for result in results if not result.is_right]
     took = time.monotonic() - run.start
     print(f"{len(results) - len(wrong)} of {len(results)} groups passed in {took:.0f} s")
