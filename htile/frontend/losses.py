@@ -27,8 +27,9 @@ from .tensor import FUNCTIONS, Tensor, fail, node
 def nll_loss(
     input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"
 ):
-    """-input[target], where input is a logarithm; reduction is 'mean', 'sum' or 'none'. A target
-    that is `ignore_index` gives NaN for 'mean', the default, and 0 for 'none' and 'sum'.
+    """-input[target], where input is a logarithm; reduction is 'mean', 'sum' or 'none'.
+
+    A target that is `ignore_index` gives NaN for 'mean', the default, and 0 for 'none' and 'sum'.
 
     input: a floating row (N,). target: its class, int64 of shape (). weight: floating, (N,).
     The result has shape (). For 'mean' it is divided by the weight of the class, as torch's NLLLoss
