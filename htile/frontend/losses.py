@@ -28,7 +28,6 @@ def nll_loss(
     input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"
 ):
     """-input[target], where input is a logarithm; reduction is 'mean', 'sum' or 'none'.
-
     A target that is `ignore_index` gives NaN for 'mean', the default, and 0 for 'none' and 'sum'.
 
     input: a floating row (N,). target: its class, int64 of shape (). weight: floating, (N,).
@@ -46,8 +45,9 @@ def cross_entropy(
     input, target, weight=None, size_average=None, ignore_index=-100, reduce=None,
     reduction="mean", label_smoothing=0.0,
 ):  # fmt: skip
-    """-log_softmax(input)[target]; the target may be a row of shares too. A target that is
-    `ignore_index` gives NaN for reduction='mean', the default, and 0 for 'none' and 'sum'.
+    """-log_softmax(input)[target]; the target may be a row of shares too.
+    A target that is `ignore_index` gives NaN for reduction='mean', the default, and 0 for 'none'
+    and 'sum'.
 
     With label_smoothing e it is (1 - e) * loss + e / N * -(weight * log_softmax(input)).sum(), as
     torch's CrossEntropyLoss has it. Of shares it is -(shares * weight * log_softmax(input)).sum(),
