@@ -17,7 +17,8 @@ from htile.compute.operands import select
 from htile.utils import WARP, bits32, elem_pointer, pack64, store_shared_remote, unpack64
 
 BARRIERS = 16  # of a CTA. The first one is for all of its threads.
-# Threads of a CTA of which no more fit on a multiprocessor, even if each has all its barriers.
+# Threads of a CTA. A multiprocessor has 64 barriers, so that four CTAs may set all 16 aside, and no
+# more than four of so many threads fit on it.
 LARGE_CTA = 512
 
 

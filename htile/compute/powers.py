@@ -18,9 +18,9 @@ from htile.compute.products import polynomial
 LOG2_E = math.log2(math.e)
 # -18 is where e ** x - 1 has become -1, MOST the largest power of two that is a float32.
 LEAST, MOST = -18.0, 127
-# A number up to 2 ** 22 in magnitude that is added to ROUNDER is rounded to a whole one. The low
-# bits of the sum have it with 127 more, as an exponent is stored.
-ROUNDER = 1.5 * 2.0**23 + 127
+# A number up to 2 ** 22 in magnitude that is added to EXPONENT_ROUNDER is rounded to a whole one.
+# The low bits of the sum have it with 127 more, as an exponent is stored.
+EXPONENT_ROUNDER = 1.5 * 2.0**23 + 127
 LN2_HIGH = float.fromhex("0x1.62e430p-1")  # the nearest float32 to log(2)
 LN2_LOW = math.log(2.0) - LN2_HIGH
 # The polynomial p of degree 5 for which f + p(f) f^2 is nearest to e ** f - 1, in relation to it
@@ -81,9 +81,9 @@ def expm1(x):
     larger.
     """
     bounded = like(x, llvm.intr_maximum(x, cute.full_like(x, LEAST)))
-    low_bits = cute.math.fma(bounded, *(cute.full_like(x, k) for k in (LOG2_E, ROUNDER)))
-    low_bits = like(x, llvm.intr_minnum(low_bits, cute.full_like(x, ROUNDER + MOST)))
-    n = low_bits - ROUNDER
+    low_bits = cute.math.fma(bounded, *(cute.full_like(x, k) for k in (LOG2_E, EXPONENT_ROUNDER)))
+    low_bits = like(x, llvm.intr_minnum(low_bits, cute.full_like(x, EXPONENT_ROUNDER + MOST)))
+    n = low_bits - EXPONENT_ROUNDER
     f = cute.math.fma(n, cute.full_like(x, -LN2_HIGH), bounded)
     f = cute.math.fma(n, cute.full_like(x, -LN2_LOW), f)
     power = float_of(bits_of(low_bits) * (1 << 23))

@@ -66,7 +66,7 @@ def _changes_whole(x: Tensor, new: Tensor) -> bool:
     id = new._id
     try:
         changed = _with_index(whole, index, new)
-    except HTileError:
+    except HTileError:  # `x` alone changes then, so that a use of the whole raises
         return False
     change(whole, changed)
     x._node, x._changes = id, whole._changes

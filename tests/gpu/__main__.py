@@ -207,11 +207,12 @@ def main(arguments: list[str]) -> int:
     def asked_for(found: list[Group]) -> list[Group]:
         return [g for g in found if options.only is None or Group(g.path).name in options.only]
 
-    every = [*groups(), *map(Group, ALONE)]
-    together, alone = asked_for(groups()), asked_for([Group(path) for path in ALONE])
-    if not together + alone:
-        known = ", ".join(sorted({Group(group.path).name for group in every}))
-        parser.error(f"--only takes some of these: {known}")
+    together, alone = groups(), [Group(path) for path in ALONE]
+    known = sorted({Group(group.path).name for group in (*together, *alone)})
+    if wrong := set(options.only or ()) - set(known):
+        names = ", ".join(known)
+        parser.error(f"no tests are called {', '.join(sorted(wrong))}; --only takes {names}")
+    together, alone = asked_for(together), asked_for(alone)
     cores = os.cpu_count() or 1
     names = itertools.cycle(gpus() or ["0"])
     context = multiprocessing.get_context("fork")  # this process never uses CUDA
