@@ -18,7 +18,14 @@ import torch
 
 from ..frontend.graph import Graph, Input, Node, Output, Role, memory_of
 from ..frontend.ops import COLLECTIVES, SCANS, Op
-from .choice.instructions import ADDRESS, FREE_ADDRESSES, LEAVES, sweep_costs, value_costs
+from .choice.instructions import (
+    ADDRESS,
+    FREE_ADDRESSES,
+    LEAVES,
+    LOOKED_UP,
+    sweep_costs,
+    value_costs,
+)
 from .patterns import Function, ancestors, choose_function, periods
 from .precision import seen_in_16_bits
 from .ranks import chains
@@ -210,7 +217,8 @@ class Work:
         """Instructions of a thread for what its row has before the first sweep, and addresses."""
         tensors = len(self.loaded) + len(self.lookups) + len(self.writes)
         addresses = ADDRESS * max(0, tensors - FREE_ADDRESSES)
-        return value_costs(self.graph, self.before) + addresses
+        looked_up = LOOKED_UP * len(self.lookups)
+        return value_costs(self.graph, self.before) + addresses + looked_up
 
     def rank_bytes(self, threads: int, threads_per_row: int, elements: int) -> int:
         """Shared memory in which the threads of a CTA that hold rows list candidates for ranks."""
@@ -293,10 +301,15 @@ class Work:
     def bytes_per_row(self) -> tuple[int, int]:
         """Bytes read and written for one row, without the columns that all rows share."""
         read = [i for i in self.graph.inputs if i.role in (Role.ROW, Role.PER_ROW)]
-        read += [self.source(node) for node in self.lookups]
         written = [output for output in self.graph.outputs if output.over is None]
         sizes = ([memory_of(each, self.graph.n) for each in pieces] for pieces in (read, written))
-        return tuple(map(sum, sizes))
+        of_rows, of_results = map(sum, sizes)
+        return of_rows + self.table_bytes, of_results
+
+    @cached_property
+    def table_bytes(self) -> int:
+        """Those bytes read for one row that are rows of tables."""
+        return sum([memory_of(self.source(node), self.graph.n) for node in self.lookups])
 
     @cached_property
     def bytes_read_again(self) -> int:

@@ -14,7 +14,7 @@ from htile.dataflow import ElementwiseKernelContext, ElementwiseLoader, Elementw
 from htile.utils import make_fake_tensor, table_of
 
 config = ElementwiseTileConfig(
-    BFloat16, N=65536, num_threads=256, threads_per_row=256, cluster_n=8, stage=1
+    BFloat16, N=65536, num_threads=128, threads_per_row=128, cluster_n=8, stage=1
 )
 blocks = 0  # of an SM, as the compiler likes
 

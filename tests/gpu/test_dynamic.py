@@ -166,8 +166,8 @@ def test_bits_depend_on_the_row_alone(name, dtype, n, device, arch):
     for by in (1, 16):
         assert_same_bits(run(f, *(apart(a, by) for a in args)), expected, f"{by} apart")
     again = htile.rowwise(PLAIN[f], dynamic_n=True)
-    near = [other for other in SIZES if capacity_of(other) == capacity_of(n)]
-    others = [other for other in near if fits(f, other, arch)]
+    lengths = [other for other, of_other in CASES if of_other is dtype and fits(f, other, arch)]
+    others = [other for other in lengths if capacity_of(other) == capacity_of(n)]
     for other in (*others[::-1], n):
         last = run(again, *(args if other == n else arguments(f, other, dtype, device)))
     assert_same_bits(last, expected, "after other lengths")

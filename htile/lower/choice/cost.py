@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from math import ceil, log2
 from typing import NamedTuple
 
-from ...frontend.graph import Input, Output
+from ...frontend.graph import Input, Output, Role, memory_of
+from ..patterns import ancestors
 from ..periods import instructions_saved
 from ..plan import Numerics, Plan
 from ..shifting import ON_THEIR_WAY, shifting
@@ -30,12 +31,15 @@ from ..vectors import WARP
 from .instructions import SCAN_COSTS
 from .registers import allowed, estimated_registers, looked_up
 
+OF_EACH_ROW = frozenset({Role.ROW, Role.TAKEN, Role.PER_ROW})
 LINE = 128  # bytes of memory that a multiprocessor accesses at a time
 MOST_THREADS, MOST_BLOCKS = 2048, 32  # of a multiprocessor
 
 # About how many instructions a load and a store of a vector's element take, where code is counted.
 LOAD_CODE, STORE_CODE = 1.5, 2
-DIVISION = 25  # instructions of a thread for the place of its row in a leading dimension
+# Instructions of a thread for the place of its row in a leading dimension beside the first one, and
+# for what each tensor's address takes there.
+DIVISION, STEP = 25, 6
 FAST_CODE = 1024  # instructions of a kernel, written out, that are issued without delay
 
 
@@ -140,7 +144,9 @@ class Features(NamedTuple):
     bytes: between memory and chip, if every byte moves once.
     again: bytes of rows that are read again.
     in_flight: bytes of all rows that are worked on at a time.
-    columns: bytes of columns that thread blocks read.
+    columns: bytes of columns that thread blocks read, and of rows of tables that rows beside each
+        other share.
+    tables: bytes of other rows of tables. They come from the L2 cache.
     moved: elements that threads load or store, padding included, of all rows and columns.
     accesses: loads and stores of vectors of them.
     computed: instructions for elements and for values of rows.
@@ -161,6 +167,7 @@ class Features(NamedTuple):
     again: float
     in_flight: float
     columns: float
+    tables: float
     moved: float
     accesses: float
     computed: float
@@ -218,11 +225,13 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
         computed, of_thread = computed + each, of_thread + once
         times = 3 if rows_home is Home.SHARED else 2  # once in, and two vectors or one out
         shared += elements * sum([o.dtype.itemsize for o in work.writes]) / LINE * times
+    own, shared_by_rows = _of_tables(plan) if work.lookups else (0, 0)
     return Features(
-        bytes=rows * (read + written),
+        bytes=rows * (read + written - own - shared_by_rows),
         again=rows * plan.bytes_read_again(),
         in_flight=min(rows, in_flight) * n * work.row_bytes,
-        columns=groups * n * sum([i.dtype.itemsize for i in column_loads]),
+        columns=groups * n * sum([i.dtype.itemsize for i in column_loads]) + rows * shared_by_rows,
+        tables=rows * own,
         moved=moved,
         accesses=moved / num.vec_size,
         computed=elements * computed + blocks * place.num_threads * of_thread,
@@ -250,7 +259,10 @@ def _value_costs(plan: Plan) -> int:
     """Instructions of a thread for what its row has once: values, ranks and addresses."""
     work, target = plan.work, plan.target
     found = plan.sweeps.value_costs + work.value_costs
-    found += 0 if target.flat else DIVISION * (target.lead - 1)
+    if target.lead > 1 and not target.flat:
+        tensors = [i for i in work.graph.inputs if i.role in OF_EACH_ROW]
+        steps = STEP * (len(tensors) + len(work.writes))
+        found += (DIVISION + steps) * (target.lead - 1)
     if not plan.work.chains or plan.numerics.in_loops:
         return found
     num = plan.numerics
@@ -258,6 +270,22 @@ def _value_costs(plan: Plan) -> int:
     own = sum([chain.rounds(lanes, elements) for chain in plan.work.chains])
     is_several = num.threads_per_row > WARP or num.cluster_n > 1
     return found + own + is_several * sum([chain.rounds(WARP, 1) for chain in plan.work.chains])
+
+
+def _of_tables(plan: Plan) -> tuple[int, int]:
+    """Bytes of rows of tables for one row: those of its own, and those that its neighbours share.
+
+    Rows beside each other share them where no index has the last leading dimension.
+    """
+    work, graph = plan.work, plan.graph
+    repeated = {name for name, own in plan.target.broadcast if not own[-1]}
+    shared = 0
+    for node in work.lookups:
+        of_index = ancestors(graph, [graph[node.inputs[1]]])
+        those = [i for i in graph.inputs if i.id in of_index and i.role in OF_EACH_ROW]
+        if all([i.name in repeated for i in those]):
+            shared += memory_of(work.source(node), graph.n)
+    return work.table_bytes - shared, shared
 
 
 def _lines(num: Numerics, moved: Iterable[Input | Output]) -> float:
@@ -360,7 +388,7 @@ def estimate(f, rates: Rates, c, larger=max, smaller=min):
     """
     missed = larger(1 - c.hits * rates.cache_bytes / larger(f.in_flight, 1.0), 0.0)
     memory = (f.bytes + f.again * missed) / smaller(rates.memory, f.busy * c.single)
-    cache = (f.bytes + f.again + f.columns * c.columns) / rates.cache
+    cache = (f.bytes + f.again + f.tables + f.columns * c.columns) / rates.cache
     cycles = f.busy * rates.clock  # of all multiprocessors, a nanosecond
     exchanges = f.warp + f.block + f.cluster
     of_thread = c.thread + c.exchange * exchanges + c.spilled * f.lacking

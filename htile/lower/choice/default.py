@@ -92,6 +92,8 @@ def _choose_numerics(ordered: list[Plan]) -> Numerics:
     if not _is_modelled(target):
         return ordered[0].numerics
     many_aligned = replace(target, align=16, lead=1, broadcast=(), aliases=(), rows=ROWS[-1])
+    if work.is_map:
+        many_aligned = replace(target, align=16, aliases=(), rows=ROWS[-1])
     has_own = work.is_map and target.n > ONE_KERNEL_N  # for each class of numbers of rows
     if has_own and target.rows in FEW:
         return min(ordered, key=lambda plan: cost(plan, FEW[target.rows]).time).numerics

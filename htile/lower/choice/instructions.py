@@ -44,6 +44,9 @@ SHARED_DIVISOR_COSTS = {Function.EXACT: (3, 0), Function.NEAR: (2, 0)}
 PART_COSTS = {SOFTMAX: 6, MOMENTS: 6, CUMSUM: 2, CUMPROD: 2, SUM_FROM_END: 2}
 SCAN_COSTS = 18  # instructions of a scan for each vector of a thread, and each word of an element
 TAKEN = 8  # instructions for what is at an index: its address, the load, and what converts it
+# Instructions of a thread for a row of a table, beside those that load its elements: whether the
+# index is one of the table, the address, and what the elements are if it is not.
+LOOKED_UP = 24
 STORED = 3  # instructions for a result that a row has once
 # The address of each tensor beside the first FREE_ADDRESSES takes a thread so many instructions.
 ADDRESS, FREE_ADDRESSES = 8, 4
