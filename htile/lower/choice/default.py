@@ -8,8 +8,9 @@ give the same bits, so few rows may have other numerics than many.
 The model has errors: where the numerics that were measured to be fast (`preference`) are expected
 to take about as long, they are taken. How long that is depends on whether they were measured for
 such functions. The placement is the one that `preference` prefers of those that these numerics
-have. Loops over shifted rows were not measured, so that their placement is the one that is expected
-to take the least time.
+have. Of functions that were not measured, one that is expected to be clearly faster goes before it.
+Loops over shifted rows were not measured either, so that their placement is the one that is
+expected to take the least time.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ MANY_BYTES = 256 << 20  # of all rows, where they are many
 SLOW = 1.25
 # Preferred numerics are taken if they are expected to take at most ABOUT times as long as the best,
 # and if they pad rows by at most PADDED, a share of the row. Rows that are shifted or padded by
-# more were not measured. Of functions that were not measured it is at most ALIKE times as long.
-ABOUT, PADDED, ALIKE = 1.25, 0.04, 1.02
+# more were not measured. Of functions that were not measured it is at most ALIKE times as long, and
+# the preferred placement is taken if it is expected to take at most CLEARLY times as long.
+ABOUT, PADDED, ALIKE, CLEARLY = 1.25, 0.04, 1.02, 1.1
 # Functions were measured that have at most so many rows, columns and results, and that take at most
 # so many instructions for an element of a row that is held.
 MEASURED_TENSORS, MEASURED_INSTRUCTIONS = 2, 12
@@ -60,9 +62,14 @@ def _placed(plans: list[Plan], rows: int) -> Plan:
 
     plans: the preferred first.
     """
-    if not (plans[0].placement.shifted and plans[0].numerics.in_loops):
-        return plans[0]
-    return min(plans, key=lambda plan: cost(plan, rows).time)
+    usual = plans[0]
+    is_measured = not (usual.placement.shifted and usual.numerics.in_loops)
+    if is_measured and _is_like_measured(usual.work):
+        return usual
+    times = [cost(plan, rows).time for plan in plans]
+    if is_measured and times[0] <= CLEARLY * min(times):
+        return usual
+    return plans[times.index(min(times))]
 
 
 def _is_modelled(target: Target) -> bool:
