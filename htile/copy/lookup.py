@@ -34,11 +34,17 @@ class Lookups(RowValues):
             value = to_stored(element[0], mT.element_type)
         return value
 
-    def look_up(self, mT: cute.Tensor, index: Int32 | Int64) -> cute.Tensor:
+    def look_up(
+        self, mT: cute.Tensor, index: Int32 | Int64, first: int = 0, end: int | None = None
+    ) -> cute.Tensor:
         """Load this thread's part of the row of a table (P, N) at an index of the thread's row.
 
         A negative index counts from the end. Beyond the ends nothing is read, and the fragment has
         NaN, or 0, or False. Padded columns become that too, or any number where rows are shifted.
+
+        first, end: only the columns from `first` on and before `end` are needed. Vectors that have
+            none of them are not read, and become NaN, or 0, or False, or any number where rows are
+            shifted.
         """
         row, is_there = self._row_of_table(mT, index)
         tXgT = self.partition_dest(self.partition_global(mT, row=row))
@@ -47,7 +53,10 @@ class Lookups(RowValues):
             return self._look_up_shifted(mT, row, is_there, tXrT)
         _fill_with_nothing(tXrT)
         width = self.num_copy_elems(mT.element_type) if are_neighbours(tXgT) else 1
-        predicate = self.predicate_where(self.tXpX, is_there)
+        needed = self.tXpX
+        if const_expr(end is not None):
+            needed = self.predicate_between(first, end)
+        predicate = self.predicate_where(needed, is_there)
         vector_copy(tXgT, tXrT, pred=predicate, num_copy_elems=width)
         return tXrT
 

@@ -178,6 +178,16 @@ class RowTile(Static):
             each[0, 0, k] = columns[0, 0, k] & condition
         return each
 
+    def predicate_between(self, first: int, end: int) -> cute.Tensor:
+        """The predicates of the vectors that have columns from `first` on and before `end`."""
+        below = predicate_k(self.tXcX, end)
+        for k in range(cute.size(self.tXcX, mode=[2])):
+            column = self.tXcX[(0, 0), 0, k][1]
+            below[0, 0, k] = below[0, 0, k] & (column + self.vec_size > first)
+            if const_expr(self.tXpX is not None):
+                below[0, 0, k] = below[0, 0, k] & self.tXpX[0, 0, k]
+        return below
+
     # Partitions
 
     def partition_global(

@@ -54,7 +54,7 @@ def test_others_take_what_is_expected_to_be_the_fastest(f, shapes, dtypes):
     for each in closest_first(plans):
         placed.setdefault(each.numerics, []).append(each)
     rows, weight = choice._many(plans[0]), 1 if plan.work.is_map else choice.MANY_WEIGHT
-    times = {numerics: [cost(each, rows).time for each in same] for numerics, same in placed.items()}
+    times = {num: [cost(each, rows).time for each in same] for num, same in placed.items()}
     many = {
         numerics: each[0] if each[0] <= choice.CLEARLY * min(each) else min(each)
         for numerics, each in times.items()
@@ -66,7 +66,7 @@ def test_others_take_what_is_expected_to_be_the_fastest(f, shapes, dtypes):
 
     asked = [numerics for numerics in placed if many[numerics] <= choice.SLOW * min(many.values())]
     chosen = choice.choose(plans)
-    assert cost(chosen, rows).time == many[chosen.numerics], "or another placement is clearly faster"
+    assert cost(chosen, rows).time == many[chosen.numerics], "unless another is clearly faster"
     assert mean(chosen.numerics) <= choice.ALIKE * min(map(mean, asked))
 
 

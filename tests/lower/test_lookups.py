@@ -16,6 +16,7 @@ from htile.lower.work import Work
 from htile.run.kernel import Kernel
 from tests.lower.cases import ARCH, BF16, F32, TABLES, rows, table_kernel
 from tests.lower.test_compile import check
+from tests.primitives.ptx_device import launch
 
 
 def accesses(kernel):
@@ -203,3 +204,81 @@ def test_a_function_may_have_no_row_and_no_row_of_results():
         kernel = product.inspect(indices, indices, *rows((9, n)))
         assert f"ctx.setup(expand(mOut, 1, {n})" in kernel.source.replace("\n        ", "")
         check(kernel)
+
+
+COLUMNS, TABLE_ROWS = 64, 7
+
+
+def of_two_rows(x, i: htile.PerRow, j: htile.PerRow, table: htile.Shared, mask: htile.Static):
+    return x * torch.where(mask(torch.arange(x.shape[-1])), table[i], table[j])
+
+
+# Masks of columns, and the columns that are read of the row that is chosen where they hold, and of
+# the other one.
+MASKS = {
+    "below": (lambda c: c < 16, (0, 16), (16, 64)),
+    "up to": (lambda c: c <= 16, (0, 17), (17, 64)),
+    "from": (lambda c: c >= 40, (40, 64), (0, 40)),
+    "above": (lambda c: c > 40, (41, 64), (0, 41)),
+    "one": (lambda c: c == 5, (5, 6), None),
+    "all but one": (lambda c: c != 5, None, (5, 6)),
+    "between": (lambda c: (c >= 9) & (c < 23), (9, 23), None),
+    "beside": (lambda c: (c < 9) | (c >= 23), None, (9, 23)),
+    "not": (lambda c: ~(c < 16), (16, 64), (0, 16)),
+    "none": (lambda c: (c < 9) & (c > 23), (0, 0), None),
+    "nothing known": (lambda c: c % 2 == 0, None, None),
+}
+
+
+def arguments_of_two_rows(m=5):
+    i, j = torch.randint(TABLE_ROWS, (2, m))
+    return torch.randn(m, COLUMNS), i, j, torch.randn(TABLE_ROWS, COLUMNS)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_columns_that_no_result_needs_are_not_loaded(name):
+    mask, *expected = MASKS[name]
+    f = htile.rowwise(of_two_rows)
+    kernel = f.inspect(*arguments_of_two_rows(), mask=mask, arch="sm_90a")
+    assert [node.arg for node in kernel.graph if node.op is Op.LOOKUP] == expected
+    needed = mask(torch.arange(COLUMNS))
+    for span, of_row in zip(expected, (needed, ~needed), strict=True):
+        first, end = span or (0, COLUMNS)
+        assert not of_row[:first].any() and not of_row[end:].any()
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_results_where_columns_are_not_loaded(name):
+    """The PTX runs on numpy. Vectors of four columns may begin or end inside of what is needed."""
+    torch.manual_seed(0)
+    mask = MASKS[name][0]
+    f = htile.rowwise(of_two_rows)
+    args = x, i, j, table = arguments_of_two_rows()
+    kernel = f.inspect(*args, mask=mask, arch="sm_90a")
+    out = torch.zeros_like(x)
+    blocks = -(-x.shape[0] // kernel.plan.rows_per_block)
+    launch(kernel.ptx, (blocks, 1), [*args, out], is_emitted=True)
+    chosen = torch.where(mask(torch.arange(COLUMNS)), table[i], table[j])
+    assert torch.equal(out, x * chosen)
+    assert torch.equal(out, f(*args, mask=mask))
+
+
+def test_columns_of_a_part_are_counted_from_its_start():
+    def halves(x, i: htile.PerRow, table: htile.Shared):
+        turned = torch.where(torch.arange(x.shape[-1]) < 40, table[i], x)
+        a, b = turned.chunk(2)
+        return torch.cat((a - b, a + b))
+
+    x, i, _, table = arguments_of_two_rows()
+    graph = htile.rowwise(halves).inspect(x, i, table, arch="sm_90a").graph
+    assert [node.arg for node in graph if node.op is Op.LOOKUP] == [None, (0, 8)]
+
+
+def test_columns_are_loaded_that_another_result_needs():
+    def both(x, i: htile.PerRow, table: htile.Shared):
+        row = table[i]
+        return torch.where(torch.arange(x.shape[-1]) < 16, row, x), row.sum()
+
+    x, i, _, table = arguments_of_two_rows()
+    graph = htile.rowwise(both).inspect(x, i, table, arch="sm_90a").graph
+    assert [node.arg for node in graph if node.op is Op.LOOKUP] == [None]

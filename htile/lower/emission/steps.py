@@ -62,6 +62,7 @@ def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT)
                 verb = "load_element" if node.op is Op.TAKE else "look_up_element"
                 taken = f"{ctx}.{verb}({', '.join(args)})"
                 if node.value.spread:
+                    args += map(str, node.arg or ())  # the columns that are read of it
                     taken = f"{ctx}.look_up({', '.join(args)}).load()"
                 return located(assign(names, leaf, taken, indent, id), node)
             head = f"{indent}{names.values[id]} = "

@@ -1,9 +1,12 @@
-"""Up to which column a row is read, where `torch.where` says so.
+"""Which columns of a row are read, and which of a table's row, where `torch.where` says so.
 
 Under `torch.where(columns < length, f(x), y)` nothing depends on the elements of x from `length`
 on. If that holds for all that reads x, the kernel does not load them. The condition may compare the
 column's number with an integer that a row has before anything is loaded of it, combine such masks
 by `&`, `|` and `~`, or be a mask of each row, which reads all of it or nothing.
+
+Rows of tables are limited on both sides, by constants: `torch.where(columns < 16, table[i],
+table[j])` loads 16 columns of the first row and all others of the second one.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from dataclasses import replace
 import torch
 
 from ...frontend.graph import Builder, Graph, Node, Output, Role
-from ...frontend.ops import REDUCTIONS, Op, Value, Varies
+from ...frontend.ops import REDUCTIONS, SCANS, Op, Value, Varies
 from ..patterns import ancestors, strip
 from .rewrite import rewrite
 
@@ -26,12 +29,14 @@ READ_WHOLE = frozenset({Op.TAKE, Op.LOOKUP, Op.GROUPED, Op.SUM_FROM_END})  # and
 # An integer of each row and what is added to it; or a mask of each row, and for which of its values
 # the row is read.
 End = tuple[int, int | bool]
+Span = tuple[int, int]  # of columns: the first one, and the one behind the last
 
 
 def limit_loads(graph: Graph) -> Graph:
     """The graph whose inputs say where their rows may end (`Input.end`); itself if none does."""
     if Op.WHERE not in {node.op for node in graph.nodes}:
         return graph
+    graph = _limit_lookups(graph)
     ends = _ends(graph)
     rows = [i for i in graph.inputs if i.role is Role.ROW and ends[i.id]]
     if not rows:
@@ -87,13 +92,18 @@ def _bounds(graph: Graph, condition: Node, holds: bool) -> frozenset[End]:
     if more is None:
         return frozenset()
     column, end = graph.operands(condition)
-    first = 0
-    if column.op is Op.ADD and graph[column.inputs[1]].op is Op.CONST:  # of a part of the row
-        first, column = graph[column.inputs[1]].arg, graph[column.inputs[0]]
+    column, first = _column(graph, column)
     fits = column.op is Op.INDEX and column.value.dtype is end.value.dtype is INT32
     if not fits or end.value.spread or end.op is Op.CONST or not _is_known_early(graph, end):
         return frozenset()
     return frozenset({(end.id, more - first)})
+
+
+def _column(graph: Graph, node: Node) -> tuple[Node, int]:
+    """The number of a column, and what is added to it in a part of the row."""
+    if node.op is Op.ADD and graph[node.inputs[1]].op is Op.CONST:
+        return graph[node.inputs[0]], graph[node.inputs[1]].arg
+    return node, 0
 
 
 def _is_known_early(graph: Graph, node: Node) -> bool:
@@ -105,6 +115,79 @@ def _is_known_early(graph: Graph, node: Node) -> bool:
         or roles.get(each.id) in (Role.ROW, Role.COLUMN)
         for each in made
     )  # fmt: skip
+
+
+def _limit_lookups(graph: Graph) -> Graph:
+    """The graph whose lookups say which of their columns are read; itself if all read all."""
+    lookups = [node.id for node in graph if node.op is Op.LOOKUP and node.value.spread]
+    if not lookups:
+        return graph
+    spans = _spans(graph)
+    limited = {id: spans[id] for id in lookups if spans[id] != (0, graph.n)}
+    if not limited:
+        return graph
+    def limit(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
+        if node.id not in limited:
+            return None
+        return new.add(Op.LOOKUP, inputs, limited[node.id], node.loc)
+
+    return rewrite(graph, limit)
+
+
+def _spans(graph: Graph) -> list[Span]:
+    """For each node the columns that are read of it: the first one, and the one behind the last."""
+    outputs = {output.id for output in graph.outputs}
+    found: list[Span] = [(0, 0)] * len(graph)
+    for node in reversed(graph.nodes):
+        spans = [(0, graph.n)] if node.id in outputs else []
+        for reader in (graph[id] for id in graph.users(node.id)):
+            spans.append(_span_of_use(graph, node, reader, found[reader.id]))
+        found[node.id] = _around(spans)
+    return found
+
+
+def _span_of_use(graph: Graph, node: Node, reader: Node, after: Span) -> Span:
+    """The columns of what one node reads; `after` are those that are read of its result."""
+    if reader.op in REDUCTIONS | SCANS or reader.op in READ_WHOLE or not reader.value.spread:
+        return 0, graph.n
+    condition, chosen, other = reader.inputs if reader.op is Op.WHERE else (node.id, 0, 0)
+    if node.id == condition or chosen == other:
+        return after
+    return _both(after, _where(graph, graph[condition], holds=node.id == chosen))
+
+
+def _where(graph: Graph, condition: Node, holds: bool) -> Span:
+    """Columns beside which a condition never holds, or beside which it always does."""
+    every = 0, graph.n
+    if condition.op is Op.NOT:
+        return _where(graph, graph[condition.inputs[0]], not holds)
+    if condition.op in (Op.AND, Op.OR):
+        sides = [_where(graph, each, holds) for each in graph.operands(condition)]
+        return _both(*sides) if (condition.op is Op.AND) is holds else _around(sides)
+    if condition.op not in HOLDS and condition.op not in FAILS:
+        return every
+    column, number = graph.operands(condition)
+    column, first = _column(graph, column)
+    if column.op is not Op.INDEX or number.op is not Op.CONST:
+        return every
+    start = number.arg - first
+    end = start + (HOLDS if condition.op in HOLDS else FAILS)[condition.op]
+    below = holds is (condition.op in HOLDS)
+    if condition.op in (Op.EQ, Op.NE):
+        return _both(every, (start, end)) if below else every
+    return _both(every, (0, end) if below else (end, graph.n))
+
+
+def _both(one: Span, other: Span) -> Span:
+    """The columns that are in both; (0, 0) if none is."""
+    first, end = max(one[0], other[0]), min(one[1], other[1])
+    return (first, end) if first < end else (0, 0)
+
+
+def _around(spans: list[Span]) -> Span:
+    """All columns from the first one that is in a span to the last one."""
+    there = [span for span in spans if span[0] < span[1]]
+    return (min(a for a, _ in there), max(b for _, b in there)) if there else (0, 0)
 
 
 def _end(new: Builder, ends: frozenset[End], made: dict[object, int]) -> int:
