@@ -533,7 +533,7 @@ TWO = (
      "out2 is bool, which has no gradient: take d_out2 out of its parameters"),
     ("(d_out1): return d_out1", "TraceError",
      "out0 has a gradient, which backward does not take: give it the parameter d_out0, or return "
-     "out0.detach()"),
+     "out0.detach(), which is a constant in gradients of second order"),
     ("(d_out0): return d_out0", "TraceError", TWO.format("1 gradient")),
     ("(d_out0): return d_out0, None, None", "TraceError", TWO.format("3 gradients")),
     ("(d_out0, x): return x > 0, None", "DtypeError",
@@ -542,7 +542,10 @@ TWO = (
      "backward returns int64 as the gradient of x: return floating values"),
     ("(d_out0): return None, d_out0.view(2, 2)", "ShapeError",
      "backward returns a value of shape (2, 2) as the gradient of weight, which has the shape (4,) "
-     "for one row: return a value of this shape, such as the .sum() of a row"),
+     "for one row: return a value of this shape; HTile sums it over the rows"),
+    ("(d_out0): return d_out0, d_out0.sum()", "ShapeError",
+     "backward returns a value of shape () as the gradient of weight, which has the shape (4,) "
+     "for one row: return a value of this shape; HTile sums it over the rows"),
     ("(d_out0): return d_out0, htile.sum_rows(d_out0)", "TraceError",
      "backward returns a result over all rows as the gradient of weight: return what one row adds "
      "to it, and HTile sums that over the rows"),

@@ -182,6 +182,9 @@ def test_a_weight_of_each_sample():
         return torch.softmax(x * s, -1)
 
     check(lambda f: vmap(grad(total(f), (0, 1))), htile.rowwise(scaled), scaled, x, w[:, 0])
+    for dim, number in ((None, w[0, 0]), (0, w[:, 0])):  # samples of one row and a number
+        make = lambda f, dim=dim: vmap(grad(total(f), (0, 1)), (0, dim))  # noqa: E731
+        check(make, htile.rowwise(scaled), scaled, x[:, 0], number)
     check(lambda f: lambda x, w: grad(lambda x, w: total(lambda x, w: vmap(grad(total(f)))(x, w))(
         x, w), (0, 1))(x, w), rmsnorm, plain_rmsnorm, x, w)  # fmt: skip
 

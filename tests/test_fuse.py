@@ -33,6 +33,17 @@ def reason(module):
     return report.left[""]
 
 
+def test_what_is_left_names_the_module_that_is_there_for_it():
+    for module in (torch.nn.LayerNorm((3, 8)), torch.nn.GroupNorm(2, 8)):
+        assert reason(module).endswith(f"; use htile.nn.{type(module).__name__}")
+    assert "use htile.nn" not in reason(torch.nn.Linear(8, 8))
+
+
+def test_what_is_no_module_is_refused():
+    with pytest.raises(htile.ArgumentError, match="got a function"):
+        fuse(lambda x: x)
+
+
 # ---- what is fused -------------------------------------------------------------------------------
 
 

@@ -232,12 +232,18 @@ class CustomCall:
             self.backward.fail(f"{told.format(dtype)}: return floating values", DtypeError)
         if prod(value.inner) == 1 and value.inner:
             id, value = builder.add(Op.RESHAPE, (id,), ()), replace(value, inner=())
-        if broadcast_shapes(value.inner, of.inner) != of.inner:
+        # A number of each row would count once for each element of what all rows share.
+        is_repeated = value.varies is Varies.ROW and of.varies is not Varies.ROW
+        fits = value.inner == of.inner if is_repeated else (
+            broadcast_shapes(value.inner, of.inner) == of.inner
+        )  # fmt: skip
+        if not fits:
+            such = "" if prod(of.inner) > 1 else ", such as the .sum() of a row"
             self.backward.fail(
                 f"{told.format(f'a value of shape {value.inner}')}, which has the shape {of.inner} "
-                "for one row: return a value of this shape, such as the .sum() of a row",
+                f"for one row: return a value of this shape{such}; HTile sums it over the rows",
                 ShapeError,
-            )  # fmt: skip
+            )
         if value.inner == of.inner:
             return id
         ones = builder.add_const(1.0, Value(of.inner, Varies.SCALAR, FLOAT, spread=of.spread))
@@ -302,7 +308,8 @@ def _results(
         if of.gradient is None and leaf._node in known:
             backward.fail(
                 f"{name} has a gradient, which {backward.signature.name} does not take: give it "
-                f"the parameter {_free(f'd_{name}', taken)}, or return {name}.detach()"
+                f"the parameter {_free(f'd_{name}', taken)}, or return {name}.detach(), which is a "
+                "constant in gradients of second order"
             )
     return tuple(found)
 

@@ -324,6 +324,8 @@ def _check_per_row(name: str, parameter: str, shape: tuple, lead: tuple[int, ...
     if broadcast_shapes(shape, lead) == lead:
         return
     hint = "pass one value for each row"
+    if broadcast_shapes(shape, lead) is not None:
+        hint = "it adds no rows: expand the rows, so that there is one for each value"
     if len(shape) == len(lead) + 1 and shape[-1] == 1:
         hint = f"drop the last dimension, {parameter}.squeeze(-1)"
     raise ShapeError(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.compiler import is_compiling
 
-from ..errors import HTileError, TraceError
+from ..errors import ArgumentError, HTileError, TraceError
 from ..frontend.captures import freeze
 from ..frontend.dtypes import dtype_name
 from ..frontend.graph import Graph
@@ -77,14 +77,21 @@ def fuse(model: torch.nn.Module) -> Report:
     something; modules with hooks, which may change what they compute with; modules in float64. Do
     not pass a fused model to `torch.nn.DataParallel`: its replicas would share one module's
     parameters.
+
+    Raises ArgumentError for what is no module.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentError(
+            f"htile.nn.fuse: expected a torch.nn.Module, got a {type(model).__name__}; of a "
+            "function itself, write @htile.rowwise"
+        )
     report, known = Report({}, {}, []), {}
     for name, module in model.named_modules():
         if next(module.children(), None) is not None:
             continue
         found = _refusal(module) or _fused(module, known)
         if isinstance(found, str):
-            report.left[name] = found
+            report.left[name] = found + _instead_of(type(module))
             continue
         kind, dtypes = type(module).__name__, dict.fromkeys(each[0] for each in found.dtypes)
         report.fused[name] = f"{kind}, for rows in {', '.join(map(dtype_name, dtypes))}"
@@ -130,6 +137,14 @@ def _refusal(module: torch.nn.Module) -> str | None:
                     "matrices"
                 )
     return None
+
+
+def _instead_of(kind: type[torch.nn.Module]) -> str:
+    """What to use in place of a module of torch that is left, if `htile.nn` has a class for it."""
+    from .. import nn
+
+    is_torchs = getattr(torch.nn, kind.__name__, None) is kind
+    return f"; use htile.nn.{kind.__name__}" if is_torchs and kind.__name__ in nn.__all__ else ""
 
 
 def _fused(module: torch.nn.Module, known: dict) -> Fused | str:
