@@ -275,9 +275,9 @@ def _is_part_of_sum(graph: Graph, node: Node) -> bool:
 
 
 # These do not follow from their operands element by element, or not in a thread alone.
-_NOT_ELEMENTWISE = frozenset({
-    Op.INPUT, Op.INDEX, Op.LENGTH, Op.TAKE, Op.LOOKUP, Op.BUNDLE, Op.UNBUNDLE, Op.GROUPED,
-    Op.PHILOX, Op.WORD, Op.KEY, *COLLECTIVES, *MOVEMENTS,
+NOT_ELEMENTWISE = frozenset({
+    Op.INPUT, Op.CONST, Op.INDEX, Op.LENGTH, Op.TAKE, Op.LOOKUP, Op.MATMUL, Op.BUNDLE, Op.UNBUNDLE,
+    Op.GROUPED, Op.PHILOX, Op.WORD, Op.KEY, *COLLECTIVES, *MOVEMENTS,
 })  # fmt: skip
 
 
@@ -293,7 +293,7 @@ def periods(graph: Graph) -> dict[int, int]:
             continue
         if period := _of_number(graph, node):
             found[node.id] = period
-        elif node.op not in _NOT_ELEMENTWISE:
+        elif node.op not in NOT_ELEMENTWISE:
             spread = [o.id for o in graph.operands(node) if o.value.spread and o.op is not Op.CONST]
             if spread and found.keys() >= {*spread}:
                 found[node.id] = max(found[id] for id in spread)

@@ -1,5 +1,6 @@
 """Passes: each takes a graph and returns a new one, before anything is planned.
 
 `simplify.py` has the simple ones and says in which order all run. `space.py` places a graph on one
-row, with `axes.py`, `collectives.py` and `placed.py`. `rewrite.py` is what most passes are made of.
+row, with `axes.py`, `collectives.py` and `placed.py`; `by_column.py` spares it some of the joins.
+`rewrite.py` is what most passes are made of.
 """

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from ...frontend.graph import Node
+
 
 @dataclass(frozen=True, order=True)
 class Axis:
@@ -67,6 +69,7 @@ class Refine(Exception):
     lies_between: the elements of a block lie between those of the others, and do not follow each
         other.
     ends: the places of the axis where joined parts end, if it may be cut there instead.
+    asking: the movement that cannot be without the cut, if it is one.
     """
 
     def __init__(
@@ -77,9 +80,10 @@ class Refine(Exception):
         columns: int = 1,
         lies_between: bool = False,
         ends: tuple[int, ...] = (),
+        asking: Node | None = None,
     ):
         self.axis, self.size, self.is_split, self.columns = axis, size, is_split, columns
-        self.lies_between, self.ends = lies_between, ends
+        self.lies_between, self.ends, self.asking = lies_between, ends, asking
 
 
 class Ungrouped(Exception):
@@ -134,19 +138,19 @@ def moved_along(wanted: Wanted, axis: int, index: Index, start: int) -> Wanted:
     return (*wanted[:place], index.plus(Index(start)), *wanted[place + 1 :])
 
 
-def reshaped(wanted: Wanted, new: tuple[int, ...], old: tuple[int, ...]) -> Wanted:
-    """What is wanted of a value of shape `old`, of which `new` is another shape."""
-    flat = Index(0)
+def reshaped(wanted: Wanted, node: Node, old: tuple[int, ...]) -> Wanted:
+    """What is wanted of a value of shape `old`, of which a node is another shape."""
+    new, flat = node.value.inner, Index(0)
     for k, index in enumerate(wanted):
         flat = flat.plus(index.times(prod(new[k + 1 :])))
     found: list[Index] = []
     for size in reversed(old[1:]):
-        flat, rest = _divided(flat, size)
+        flat, rest = _divided(flat, size, node)
         found.insert(0, rest)
     return (flat, *found) if old else ()
 
 
-def _divided(index: Index, size: int) -> tuple[Index, Index]:
+def _divided(index: Index, size: int, node: Node) -> tuple[Index, Index]:
     """Quotient and remainder by the size of an axis. Raises Refine for what does not divide."""
     if size == 1:
         return index, Index(0)
@@ -157,10 +161,11 @@ def _divided(index: Index, size: int) -> tuple[Index, Index]:
         elif step * (axis.size - 1) < size:
             below.append((axis, step))
         elif size % step == 0 and axis.size % (size // step) == 0:
-            raise Refine(axis, size // step, is_split=True)
+            raise Refine(axis, size // step, is_split=True, asking=node)
         else:
-            raise Refine(axis, 1)
+            raise Refine(axis, 1, asking=node)
     rest = Index(index.start % size, tuple(below))
     if rest.last >= size:  # it carries into the quotient
-        raise Refine(max(below, key=lambda each: each[1] * each[0].size)[0], 1)
+        largest, _ = max(below, key=lambda each: each[1] * each[0].size)
+        raise Refine(largest, 1, asking=node)
     return Index(index.start // size, tuple(above)), rest

@@ -121,7 +121,7 @@ class Collectives:
         if self.in_groups and axes_of(wanted) != (along,):
             raise Ungrouped
         if len(index.steps) > 1:
-            raise Refine(along, 1)
+            raise Refine(along, 1, asking=node)
         if step > 1:
             raise UnsupportedError(
                 f"one of every {step} elements of a {node.op.value}: return all of them, and take "
@@ -129,7 +129,7 @@ class Collectives:
                 node.loc,
             )
         if rest % along.size:
-            raise Refine(along, gcd(rest, along.size))
+            raise Refine(along, gcd(rest, along.size), asking=node)
         found = self._spread(operand, wanted, along, node)
         axes = self.nodes[found].axes
         found = self._add(Placed(node.op, (found,), None, axes, node, (), (along,)))

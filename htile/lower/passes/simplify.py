@@ -6,8 +6,11 @@ other arithmetic is left to MLIR.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 
+from ...errors import UnsupportedError
 from ...frontend.dtypes import STORAGE
 from ...frontend.graph import Builder, Graph, Node
 from ...frontend.ops import COLLECTIVES, COMMUTATIVE, Op, Value, Varies
@@ -16,6 +19,7 @@ from ...frontend.slopes import FirstAlong, Slope
 from ..patterns import strip
 from ..vectors import WARP, vector_size
 from .bundles import bundle_neighbours
+from .by_column import choose_by_column
 from .limits import limit_loads
 from .narrow import narrowing, without_known
 from .rewrite import rewrite
@@ -176,15 +180,30 @@ PASSES = (
 )
 
 
+def _placed(graph: Graph, in_groups: bool = True) -> Graph:
+    """The placed graph of a traced one, without joins that would cut it into too many pieces.
+
+    With them, where these pieces are what a result has: the first elements of a row, by themselves.
+    """
+    chosen = choose_by_column(graph)
+    try:
+        return place(chosen, in_groups)
+    except UnsupportedError:
+        if chosen is not graph:
+            with suppress(UnsupportedError):
+                return place(graph, in_groups)
+        raise
+
+
 def run_passes(graph: Graph) -> Graph:
     """The placed graph of a traced one, as kernels are made of it.
 
     Groups of more elements than the lanes of a warp hold, a vector each, are written out.
     """
     graph = drop_slopes(graph)
-    placed = bundle_neighbours(place(graph))
+    placed = bundle_neighbours(_placed(graph))
     if (placed.group_size or 1) > WARP * vector_size(placed):
-        placed = bundle_neighbours(place(graph, in_groups=False))
+        placed = bundle_neighbours(_placed(graph, in_groups=False))
     graph = placed
     for apply in PASSES:
         graph = apply(graph)

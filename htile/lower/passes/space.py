@@ -179,7 +179,7 @@ class _Placing(Collectives):
         if op is Op.CAT:
             return self._joined(node, wanted)
         old = self.graph[inputs[0]].value.inner
-        return self._want(inputs[0], reshaped(wanted, node.value.inner, old))
+        return self._want(inputs[0], reshaped(wanted, node, old))
 
     def _broadcast(self, id: int, wanted: Wanted) -> Wanted:
         """What is wanted of an operand: an axis of size 1 has one element."""
@@ -200,7 +200,8 @@ class _Placing(Collectives):
         rest = index.last - index.start - step * (longest.size - 1)  # what the other axes add
         edges = {e for end in ends[:-1] for e in (end - index.start, end - index.start - rest)}
         places = sorted(p for p in {-(-edge // step) for edge in edges} if 0 < p < longest.size)
-        raise Refine(longest, gcd(longest.size, *places), ends=() if rest else tuple(places))
+        size, ends = gcd(longest.size, *places), () if rest else tuple(places)
+        raise Refine(longest, size, ends=ends, asking=node)
 
     def _computed(self, op: Op, inputs: tuple[int, ...], arg: object, node: Node) -> int:
         axes = {axis for i in inputs for axis in self.nodes[i].axes}
@@ -337,8 +338,8 @@ class _Placing(Collectives):
             self._reduce_apart(axis, request.ends)
             return
         if not request.is_split:
-            id = self.graph.outputs[k].id if what == "out" else k
-            self._refuse_many(self.graph[id], axis.size, size, request.columns)
+            node = self.graph[self.graph.outputs[k].id if what == "out" else k]
+            self._refuse_many(request.asking or node, axis.size, size, request.columns)
         cut = [(axis.size // size, request.is_split), (size, True)]
         cut = cut[::-1] if request.lies_between else cut
         factors[axis.place : axis.place + 1] = cut

@@ -1,0 +1,173 @@
+"""Joined parts that lie where they come from become a choice by the number of the column.
+
+`x[:4] += 1` is `torch.cat((x[:4] + 1, x[4:]))`, and that is `torch.where(column < 4, x + 1, x)`.
+Placing (`space.py`) cuts a row where joined parts end, into blocks of one size, and each of these
+is code of its own. It computes nothing twice, so it is left to do so where the blocks are few.
+Where they are too many, each part is computed of whole rows instead: it is *lifted*. Beside its own
+columns a lifted part may be anything, because the choice takes nothing from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import accumulate
+from math import gcd
+
+import torch
+
+from ...frontend.dtypes import STORAGE
+from ...frontend.graph import Builder, Graph, Node
+from ...frontend.ops import Op, Value, Varies
+from ..patterns import NOT_ELEMENTWISE
+from .collectives import MOST_PIECES
+from .rewrite import rewrite
+
+Span = tuple[int, int]  # of columns: the first one, and the one behind the last
+
+
+def choose_by_column(graph: Graph) -> Graph:
+    """The graph without joins that cut rows into too many pieces, where parts can be lifted."""
+    if not any([_is_cut(graph, node) for node in graph]):
+        return graph
+    rule = _Rule(graph)
+    found = rewrite(graph, rule)
+    return rewrite(found) if rule.has_found else graph  # without the parts that nobody reads now
+
+
+def _is_cut(graph: Graph, node: Node) -> bool:
+    """Whether placing would cut a row that is joined here into too many pieces."""
+    if node.op is not Op.CAT or len(node.value.inner) > 1 or len(node.inputs) > MOST_PIECES:
+        return False
+    return node.value.inner[0] // gcd(*_ends(graph, node)) > MOST_PIECES
+
+
+def _ends(graph: Graph, node: Node, start: int = 0) -> Iterator[int]:
+    """Where the parts of a row end that are joined here, and those that are parts of these."""
+    for i in node.inputs:
+        part = graph[i]
+        if part.op is Op.CAT:
+            yield from _ends(graph, part, start)
+        start += part.value.inner[0]
+        yield start
+
+
+def _is_read_across(graph: Graph, node: Node) -> bool:
+    """Whether something reads more of a joined row than one part of it."""
+    ends = [*accumulate(graph[i].value.inner[0] for i in node.inputs)]
+    for reader in (graph[id] for id in graph.readers[node.id]):
+        if reader.id == node.id or reader.op is not Op.SLICE:
+            return True
+        _, start, step, size = reader.arg
+        if any([start < end <= start + (size - 1) * step for end in ends]):
+            return True
+    return False
+
+
+class _Rule:
+    """The rule of the rewriting.
+
+    ids: those of the new graph, of the nodes that have been read.
+    """
+
+    def __init__(self, graph: Graph):
+        self.graph, self.has_found = graph, False
+        self.ids: dict[int, int] = {}
+
+    def __call__(self, new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
+        self.ids.update(zip(node.inputs, inputs, strict=True))
+        if not _is_cut(self.graph, node) or not _is_read_across(self.graph, node):
+            return None
+        (n,) = node.value.inner
+        found = _Lifting(self.graph, new, self.ids, n).chosen(node, 0, (0, n))
+        if found is None or replace(new[found].value, varies=node.value.varies) != node.value:
+            return None
+        self.has_found = True
+        return found
+
+
+class _Lifting:
+    """Lifts the parts of one row of n elements.
+
+    A node is lifted to a column if its first element is in that column of the result, the second
+    one in the next, and so on. The span has the columns of it that are read. A result is None where
+    a node cannot be lifted there; one element for all columns will do as well as a row.
+    """
+
+    def __init__(self, graph: Graph, new: Builder, ids: dict[int, int], n: int):
+        self.graph, self.new, self.ids, self.n = graph, new, ids, n
+        self.known: dict[tuple[int, int, Span], int | None] = {}
+
+    def chosen(self, node: Node, column: int, span: Span) -> int | None:
+        """What is joined, as a choice among the parts that the span has columns of."""
+        if node.value.dtype in STORAGE:  # torch.where takes none of these
+            return None
+        parts: list[tuple[int, int]] = []  # where each one ends, and its node
+        end = column
+        for i in node.inputs:
+            start, end = end, end + self.graph[i].value.inner[0]
+            if end <= span[0] or span[1] <= start:
+                continue
+            part = self._lifted(i, start, (max(start, span[0]), min(end, span[1])))
+            if part is None:
+                return None
+            if parts and parts[-1][1] == part:
+                parts.pop()
+            parts.append((end, part))
+        _, found = parts.pop()
+        for end, part in reversed(parts):
+            is_part = self.new.add(Op.LT, (self._index(), self._number(end)), loc=node.loc)
+            found = self.new.add(Op.WHERE, (is_part, part, found), loc=node.loc)
+        return found
+
+    def _lifted(self, id: int, column: int, span: Span) -> int | None:
+        key = id, column, span
+        if key not in self.known:
+            node = self.graph[id]
+            found = self._lifted_node(node, column, span)
+            is_one = found is None and node.value.inner == (1,)
+            self.known[key] = self.ids[id] if is_one else found
+        return self.known[key]
+
+    def _lifted_node(self, node: Node, column: int, span: Span) -> int | None:
+        op, new, inner = node.op, self.new, node.value.inner
+        if len(inner) != 1:
+            return None
+        if inner == (self.n,) and column == 0:
+            found = self.chosen(node, column, span) if _is_cut(self.graph, node) else None
+            return self.ids[node.id] if found is None else found
+        if op is Op.CONST:
+            return new.add_const(node.arg, replace(node.value, inner=(1,), spread=False), node.loc)
+        if op is Op.INDEX:
+            index = self._index(node.value.dtype)
+            first = self._number(column, node.value.dtype)
+            return new.add(Op.SUB, (index, first), loc=node.loc) if column else index
+        if op is Op.SLICE:
+            _, start, step, _ = node.arg
+            return self._lifted(node.inputs[0], column - start, span) if step == 1 else None
+        if op is Op.EXPAND:
+            return self._expanded(node, column, span)
+        if op is Op.CAT:
+            return self.chosen(node, column, span)
+        return None if op in NOT_ELEMENTWISE else self._computed(node, column, span)
+
+    def _expanded(self, node: Node, column: int, span: Span) -> int | None:
+        (operand,) = node.inputs
+        shape = self.graph[operand].value.inner
+        if shape == node.value.inner:
+            return self._lifted(operand, column, span)
+        return self.new.add(Op.RESHAPE, (self.ids[operand],), (1,), node.loc)
+
+    def _computed(self, node: Node, column: int, span: Span) -> int | None:
+        """An elementwise operation; an operand in another shape is one element for all columns."""
+        operands = []
+        for i in node.inputs:
+            is_part = self.graph[i].value.inner == node.value.inner
+            operands.append(self._lifted(i, column, span) if is_part else self.ids[i])
+        return None if None in operands else self.new.add(node.op, operands, node.arg, node.loc)
+
+    def _index(self, dtype: torch.dtype = torch.int64) -> int:
+        return self.new.add_index(self.n, dtype)
+
+    def _number(self, number: int, dtype: torch.dtype = torch.int64) -> int:
+        return self.new.add_const(number, Value((), Varies.SCALAR, dtype))

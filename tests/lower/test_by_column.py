@@ -1,0 +1,308 @@
+"""Parts that are joined where they come from: whole rows, of which the column's number chooses."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from math import gcd
+
+import numpy as np
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import htile
+from htile.errors import UnsupportedError
+from htile.frontend.graph import Graph
+from htile.frontend.ops import MOVEMENTS, Op
+from htile.frontend.reference import evaluate
+from htile.frontend.roles import classify
+from htile.frontend.trace import trace
+from htile.lower.passes.by_column import choose_by_column
+from htile.lower.passes.simplify import drop_slopes, run_passes
+from htile.lower.passes.space import place
+from tests.generated.movements import MEANT, interpreted
+from tests.lower.cases import kernel_of
+
+BF16, F32, F64, I32 = torch.bfloat16, torch.float32, torch.float64, torch.int32
+NAMED = {Op.GE: np.greater_equal, Op.DIV: np.divide}  # beside those that generated programs have
+
+
+def first(x):
+    x[:4] += 1
+    return x
+
+
+def first_of_cat(x):
+    return torch.cat([x[:1] * 2, x[1:]])
+
+
+def last(x):
+    x[-3:] *= 3
+    return x, x.amax()
+
+
+def middle(x):
+    x[3:90] *= -1
+    return x * 2, x.sum()
+
+
+def several(x):
+    for start in range(0, 40, 9):
+        x[start : start + 4] += x[start : start + 4] * start
+    return x
+
+
+def one_in_another(x):
+    y = x[2:60]
+    y[3:40] += 1
+    y[5:7].mul_(4)
+    x[4:9] -= y[2:7]
+    return x
+
+
+def counted(x):
+    x[2:9] *= torch.arange(7)
+    x[20:61] = torch.where(torch.arange(41) > 5, x[20:61], torch.arange(20, 61))
+    return x
+
+
+def with_others(x, w, t: htile.PerRow):
+    x[:4] *= w[:4]
+    x[6:9] = t - x[6:9]
+    x[9:20] = t.expand(11) + w[9:20]
+    return x, (x * w).sum()
+
+
+def with_numbers(x, w, t: htile.PerRow):
+    x[:3] *= torch.tensor([1.0, -2.0, 3.0])
+    x[3:5] = x[7:8]
+    return torch.cat((t[None], x[1:61], w[61:67], torch.zeros(len(x) - 67)))
+
+
+def one_element_of_another_column(x):
+    return torch.cat((x[5:6], x[1:9] + x[70:71], x[9:]))
+
+
+def of_what_is_reduced(x):
+    x[:5] -= x[:5].amax()
+    x[7:] += x.sum()
+    return x - x.amax(), x[:3].sum()
+
+
+def of_a_scan(x):
+    s = x.cumsum(-1)
+    s[:3] = 1 - s[:3]
+    return s
+
+
+def without_zeros(x):
+    x[1:6] //= torch.arange(1, 6)
+    x[9:] %= 5
+    return x
+
+
+def of_a_matrix(x: htile.Inner[2]):
+    row = x[1]
+    row[:3] += x[0, :3]
+    return row + x[0], row.amax()
+
+
+FUNCTIONS = (
+    first, first_of_cat, last, middle, several, one_in_another, counted, with_others, with_numbers,
+    one_element_of_another_column, of_what_is_reduced, of_a_scan, without_zeros, of_a_matrix,
+)  # fmt: skip
+
+
+def arguments(f, n, dtype=F32, rows=3):
+    """Integers, so that all sums are exact."""
+    g = torch.Generator().manual_seed(n)
+    shapes = {"x": (rows, 2, n) if f is of_a_matrix else (rows, n), "w": (n,), "t": (rows,)}
+    names = htile.rowwise(f)._signature.names
+    made = {name: torch.randint(-9, 10, shapes[name], generator=g) for name in names}
+    return {name: each.to(dtype) for name, each in made.items()}
+
+
+def traced_of(f, named) -> tuple[Graph, tuple[int, ...]]:
+    call = classify(htile.rowwise(f)._signature, tuple(named.values()))
+    return drop_slopes(trace(f, call.specs, call.n)), call.lead
+
+
+def joined_rows(graph) -> list[int]:
+    """Into how many pieces the rows are cut that are joined of parts."""
+    found = []
+    for node in (node for node in graph if node.op is Op.CAT and len(node.value.inner) == 1):
+        ends = accumulate(graph[i].value.inner[0] for i in node.inputs)
+        found.append(node.value.inner[0] // gcd(*ends))
+    return found
+
+
+def in_torch(f, named):
+    """What the function gives in float64, row by row, in torch and without HTile."""
+    lead = len(named["x"])
+    wide = {name: each.to(F64) for name, each in named.items()}
+    rows = [{k: v if k == "w" else v[m].clone() for k, v in wide.items()} for m in range(lead)]
+    found = [pytree.tree_leaves(f(**row)) for row in rows]
+    return [torch.stack(each) for each in zip(*found, strict=True)]
+
+
+@pytest.mark.parametrize("n", [131, 4096, 4099])
+@pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: f.__name__)
+def test_the_placed_graph_is_torch(f, n, monkeypatch):
+    for op, meant in NAMED.items():
+        monkeypatch.setitem(MEANT, op, meant)
+    named = arguments(f, n)
+    traced, lead = traced_of(f, named)
+    chosen = choose_by_column(traced)
+    assert chosen is not traced and not joined_rows(chosen)
+    with np.errstate(divide="ignore", invalid="ignore"):  # beside its columns a part is anything
+        for graph in (place(chosen), run_passes(traced)):
+            results = interpreted(graph, traced, named, lead)
+            for found, exact in zip(results, in_torch(f, named), strict=True):
+                assert found.shape == exact.shape and np.array_equal(found, exact.numpy())
+    assert run_passes(traced).n == n and len(chosen) < 100, "no part of the row is written out"
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, I32])
+@pytest.mark.parametrize("f", [f for f in FUNCTIONS if f not in (with_numbers, without_zeros)],
+                         ids=lambda f: f.__name__)  # fmt: skip
+def test_a_choice_changes_no_bit(f, dtype):
+    named = arguments(f, 4099, dtype)
+    if dtype.is_floating_point:
+        named = {name: torch.randn(each.shape).to(dtype) for name, each in named.items()}
+    traced, lead = traced_of(f, named)
+    chosen = choose_by_column(traced)
+    assert chosen is not traced
+    results = [pytree.tree_leaves(evaluate(graph, named, lead)) for graph in (traced, chosen)]
+    for expected, found in zip(*results, strict=True):
+        assert found.dtype is expected.dtype and torch.equal(found, expected)
+
+
+def test_one_join_is_one_choice():
+    traced, _ = traced_of(first, {"x": torch.ones(2, 4096)})
+    ops = [node.op for node in choose_by_column(traced)]
+    assert ops.count(Op.WHERE) == 1 and not MOVEMENTS.intersection(ops)
+
+
+def test_nested_joins_are_one_choice():
+    """A part of a row that was joined before is the part that lies there."""
+
+    def f(x):
+        x[:4] += 1
+        x[:4] *= 2
+        return x
+
+    traced, _ = traced_of(f, {"x": torch.ones(2, 4096)})
+    assert [node.op for node in choose_by_column(traced)].count(Op.WHERE) == 1
+
+
+def half(x):
+    x[: len(x) // 2] += 1
+    return x.softmax(-1)
+
+
+def quarters(x):
+    a, b, c, d = x.chunk(4)
+    return torch.cat((a, b * 2, c, d + 1))
+
+
+def by_themselves(x):
+    x[:4] += 1
+    return x[:4] * 2, x[4:]
+
+
+def elsewhere(x):
+    return torch.cat((x[100:], -x[:100]))
+
+
+def of_two_parts(x):
+    x[:4] += x[4:8]
+    return x.softmax(-1)
+
+
+def random_numbers(x):
+    x[:4] += htile.uniform(htile.philox(torch.arange(4), 7)[0])
+    return x
+
+
+@pytest.mark.parametrize("f", [half, quarters, by_themselves, elsewhere, of_two_parts,
+                               random_numbers])  # fmt: skip
+def test_what_is_left_as_it_is(f):
+    """Few pieces, parts that nothing reads together, and what is no part of one row."""
+    traced, _ = traced_of(f, {"x": torch.ones(2, 4096)})
+    assert choose_by_column(traced) is traced
+
+
+def test_elements_of_eight_bits_are_not_chosen():
+    traced, _ = traced_of(lambda x: torch.cat((x[4:8], x[4:])), {"x": torch.ones(2, 4096).char()})
+    assert choose_by_column(traced) is traced
+
+
+def test_a_row_that_is_returned_in_pieces_keeps_them():
+    """Sums of whole rows and 129 of 130 columns agree only where the joins cut the rows too."""
+
+    def f(x):
+        x[8:] += x.sum()
+        x[:109] += 1
+        return x[:1], x[1:]
+
+    traced, lead = traced_of(f, {"x": torch.ones(2, 130)})
+    with pytest.raises(UnsupportedError):
+        place(choose_by_column(traced))
+    found = interpreted(run_passes(traced), traced, {"x": torch.ones(2, 130)}, lead)
+    assert [each.shape for each in found] == [(2, 1), (2, 129)]
+
+
+@pytest.mark.parametrize(
+    ("f", "line"),
+    [
+        (of_two_parts, "x[:4] += x[4:8]"),
+        (elsewhere, "return torch.cat((x[100:], -x[:100]))"),
+        (random_numbers, "x[:4] += htile.uniform(htile.philox(torch.arange(4), 7)[0])"),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_a_refusal_names_the_line_that_cuts(f, line):
+    with pytest.raises(UnsupportedError, match="pieces") as caught:
+        kernel_of(f, torch.ones(3, 4096))
+    assert caught.value.loc.text == line
+
+
+def test_a_refusal_names_the_line_of_a_scan():
+    def f(x):
+        sums = x.cumsum(-1)
+        return sums[100:] * 2
+
+    with pytest.raises(UnsupportedError, match="pieces") as caught:
+        kernel_of(f, torch.ones(3, 4093))
+    assert caught.value.loc.text == "sums = x.cumsum(-1)"
+
+
+@pytest.mark.parametrize("n", [4096, 65537, 131072])
+@pytest.mark.parametrize("f", [first_of_cat, counted, with_others, several],
+                         ids=lambda f: f.__name__)  # fmt: skip
+def test_kernels_compile(f, n):
+    kernel = kernel_of(f, *arguments(f, n, BF16).values())
+    assert kernel.resources.stack == 0 and kernel.graph.n == n
+    assert kernel.backward.cubin and kernel.backward.graph.n == n
+
+
+def softmax(x):
+    x[:4] += 1
+    return x.softmax(-1)
+
+
+@pytest.mark.parametrize("f", [softmax, first_of_cat, last, several, one_in_another, counted,
+                               with_others, with_numbers, of_a_scan],
+                         ids=lambda f: f.__name__)  # fmt: skip
+def test_gradients(f):
+    named = {name: torch.randn(each.shape) for name, each in arguments(f, 300).items()}
+    mine = {name: each.clone().requires_grad_() for name, each in named.items()}
+    wide = {name: each.double().requires_grad_() for name, each in named.items()}
+    results = pytree.tree_leaves(htile.rowwise(f)(*mine.values()))
+    exact = in_torch(f, wide)
+    cotangents = [torch.randn(each.shape) for each in results]
+    found = torch.autograd.grad(results, [*mine.values()], cotangents)
+    theirs = torch.autograd.grad(exact, [*wide.values()], [each.double() for each in cotangents])
+    for a, b in zip(found, theirs, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
+    assert kernel_of(f, *named.values()).backward.graph.n == 300, "the row is in no pieces"
