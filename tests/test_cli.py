@@ -1,6 +1,7 @@
 """`python -m htile`: the language of --args, finding functions, pages, errors and exit codes."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -129,6 +130,28 @@ def test_several_parts_and_all(capsys):
     assert titles("--plan", "--graph") == ["graph", "plan"]
     every = ["graph", "plan", "source", "ptx, sm_100a", "resources, sm_100a", "cost"]
     assert titles("--all", "--arch", "sm_100a") == every
+
+
+def test_the_kernels_of_both_passes_are_compiled_ahead(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("HTILE_CACHE_DIR", str(tmp_path))
+    where = ["compile", "examples.rmsnorm:rmsnorm", "--args", "x=bf16[4,64] weight=f32[64]"]
+    names = ["rmsnorm", "rmsnorm", "rmsnorm_backward"]  # inference, and what keeps a statistic
+    for how in (r"compiled in \d+\.\d s", "was there"):
+        code, out, _ = main(capsys, *where, "--backward")
+        *lines, folder = out.splitlines()
+        assert code == 0 and folder == f"in {tmp_path}"
+        for name, line in zip(names, lines, strict=True):
+            assert re.fullmatch(f"{name}, N = 64, sm_90a: {how}", line), line
+
+
+def test_the_kernels_of_products_are_compiled_ahead(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("HTILE_CACHE_DIR", str(tmp_path))
+    where = ["compile", "examples.gallery.linear_gelu:linear_gelu", "--args",
+             "x=bf16[64,64] weight=bf16[64,64] bias=bf16[64]"]  # fmt: skip
+    code, out, _ = main(capsys, *where)
+    assert code == 0 and re.match(r"linear_gelu, N = 64, sm_90a: compiled in \d+\.\d s\n", out), out
+    code, _, err = main(capsys, *where, "--backward")
+    assert code == 1 and "inspect these functions" in err
 
 
 def test_the_passes_of_training(capsys):

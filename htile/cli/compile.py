@@ -12,12 +12,14 @@ from .terminal import UsageError
 from .values import GRAMMAR, parse
 
 if TYPE_CHECKING:
+    from ..run.kernel import Kernel
     from ..run.rowwise import Rowwise
 
 SUMMARY = "compile a row-wise function into the disk cache, for later processes; no GPU needed"
 EXAMPLES = (
     'compile examples.softmax:softmax --args "x=bf16[64,8192]" --arch sm_90a --arch sm_100a',
     'compile mymodule:f --args "x=f16[8,512] w=f16[512]" --args "x=f16[8,768] w=f16[768]"',
+    'compile examples.softmax:softmax --args "x=bf16[64,8192]" --backward',
 )
 
 
@@ -36,6 +38,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--arch", action="append", metavar="NAME",
         help="the architecture, such as sm_100a (default: sm_90a); give it once for each",
     )  # fmt: skip
+    parser.add_argument(
+        "--backward", action="store_true",
+        help="the kernels of both passes, too, for calls whose results are differentiated",
+    )  # fmt: skip
     parser.epilog = f"{GRAMMAR}\n\n{parser.epilog}"
 
 
@@ -48,20 +54,29 @@ def run(options: Namespace) -> int:
     function = find(options.function)
     for text in options.args or [""]:
         for arch in options.arch or [None]:
-            _compile(function, text, arch)
+            _compile(function, text, arch, options.backward)
     print(f"in {folder}")
     return 0
 
 
-def _compile(function: Rowwise, text: str, arch: str | None) -> None:
+def _compile(function: Rowwise, text: str, arch: str | None, backward: bool) -> None:
+    args, kwargs = arguments(function, parse(text))
+    shown = function.inspect(*args, arch=arch, **kwargs)
+    training = shown.training if backward else None
+    for kernel in getattr(shown, "kernels", (shown,)):  # of a function with products, several
+        _compile_kernel(kernel)
+    if training is not None:
+        _compile_kernel(training.forward)
+        _compile_kernel(training.backward)
+
+
+def _compile_kernel(kernel: Kernel) -> None:
     from ..build.cache import path_of
 
-    args, kwargs = arguments(function, parse(text))
-    kernel = function.inspect(*args, arch=arch, **kwargs)
     path = path_of(kernel.source, kernel.lowered.function, kernel.arch)
     there = path is not None and path.exists()
     start = time.perf_counter()
-    function.compile(*args, arch=arch, **kwargs)
+    kernel.build_ahead()
     took = time.perf_counter() - start
     if path is None or not path.exists():
         raise CompileError(f"{kernel.name} is compiled, but can not be kept in the disk cache")

@@ -55,6 +55,9 @@ class Training:
     def __init__(self, forward: Kernel, backward: Kernel, saved: Saved, both: Callable[[], Kernel]):
         self.forward, self.backward, self.saved, self._both = forward, backward, saved, both
 
+    def __repr__(self) -> str:
+        return f"<htile kernels of both passes: {self.forward!r}, {self.backward!r}>"
+
     @cached_property
     def joint(self) -> Kernel:
         """The kernel of both passes at once, of arguments and cotangents.
