@@ -141,10 +141,9 @@ def _refusal(module: torch.nn.Module) -> str | None:
 
 def _instead_of(kind: type[torch.nn.Module]) -> str:
     """What to use in place of a module of torch that is left, if `htile.nn` has a class for it."""
-    from .. import nn
-
-    is_torchs = getattr(torch.nn, kind.__name__, None) is kind
-    return f"; use htile.nn.{kind.__name__}" if is_torchs and kind.__name__ in nn.__all__ else ""
+    own = [each for each in kind.__subclasses__() if each.__module__ == f"{__package__}.modules"]
+    same = [each.__name__ for each in own if each.__name__ == kind.__name__]
+    return f"; use htile.nn.{same[0]}" if same else ""
 
 
 def _fused(module: torch.nn.Module, known: dict) -> Fused | str:

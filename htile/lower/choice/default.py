@@ -79,6 +79,8 @@ def _is_modelled(target: Target) -> bool:
 
 def _usual_rows(plan: Plan) -> int:
     """How many rows a batch is taken to have, of a class of numbers of rows."""
+    if plan.target.n <= ONE_KERNEL_N:
+        return _many(plan)
     return FEW.get(plan.target.rows) or (_many(plan) if plan.target.rows == ROWS[-1] else SOME_ROWS)
 
 
