@@ -135,7 +135,7 @@ def test_several_parts_and_all(capsys):
 def test_the_kernels_of_both_passes_are_compiled_ahead(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("HTILE_CACHE_DIR", str(tmp_path))
     where = ["compile", "examples.rmsnorm:rmsnorm", "--args", "x=bf16[4,64] weight=f32[64]"]
-    names = ["rmsnorm", "rmsnorm", "rmsnorm_backward"]  # inference, and what keeps a statistic
+    names = ["rmsnorm", "rmsnorm with a gradient", "rmsnorm_backward"]
     for how in (r"compiled in \d+\.\d s", "was there"):
         code, out, _ = main(capsys, *where, "--backward")
         *lines, folder = out.splitlines()

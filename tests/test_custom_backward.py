@@ -225,6 +225,36 @@ def test_values_of_other_shapes_and_sums_over_rows():
         torch.testing.assert_close(got, exact)
 
 
+@pytest.mark.parametrize("shape", [(1,), (1, 1)], ids=str)
+def test_the_gradient_of_one_element_is_a_number_of_the_row(shape):
+    @htile.rowwise
+    def f(x, w: htile.Shared):
+        return x * w.view(())
+
+    @f.backward
+    def backward(x, w, d_out):
+        return d_out * w.view(()), (d_out * x).sum()
+
+    x, w, g = row(5, 3), row(*shape, seed=1), torch.randn(5, 3)
+    found = torch.autograd.grad(f(x, w), (x, w), g)
+    torch.testing.assert_close(found[0], g * w.view(()))
+    torch.testing.assert_close(found[1], (g * x).sum().view(shape))
+
+
+def test_a_gradient_of_one_axis_less_has_the_elements_of_its_argument():
+    @htile.rowwise
+    def f(x, table: htile.Shared):
+        return x * table[0]
+
+    @f.backward
+    def backward(x, table, d_out):
+        return d_out * table[0], d_out * x
+
+    x, table, g = row(5, 4), row(1, 4, seed=1), torch.randn(5, 4)
+    found = torch.autograd.grad(f(x, table), (x, table), g)
+    torch.testing.assert_close(found[1], (g * x).sum(0, keepdim=True))
+
+
 def test_a_name_of_an_argument_is_the_argument():
     @htile.rowwise
     def f(x, out, d_out):

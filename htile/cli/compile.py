@@ -66,11 +66,11 @@ def _compile(function: Rowwise, text: str, arch: str | None, backward: bool) -> 
     for kernel in getattr(shown, "kernels", (shown,)):  # of a function with products, several
         _compile_kernel(kernel)
     if training is not None:
-        _compile_kernel(training.forward)
+        _compile_kernel(training.forward, " with a gradient")
         _compile_kernel(training.backward)
 
 
-def _compile_kernel(kernel: Kernel) -> None:
+def _compile_kernel(kernel: Kernel, what: str = "") -> None:
     from ..build.cache import path_of
 
     path = path_of(kernel.source, kernel.lowered.function, kernel.arch)
@@ -81,4 +81,4 @@ def _compile_kernel(kernel: Kernel) -> None:
     if path is None or not path.exists():
         raise CompileError(f"{kernel.name} is compiled, but can not be kept in the disk cache")
     how = "was there" if there else f"compiled in {took:.1f} s"
-    print(f"{kernel.name}, N {kernel.graph.length_text}, {kernel.arch}: {how}", flush=True)
+    print(f"{kernel.name}{what}, N {kernel.graph.length_text}, {kernel.arch}: {how}", flush=True)

@@ -232,16 +232,14 @@ class CustomCall:
             self.backward.fail(f"{told.format(dtype)}: return floating values", DtypeError)
         if prod(value.inner) == 1 and value.inner:
             id, value = builder.add(Op.RESHAPE, (id,), ()), replace(value, inner=())
-        # A number of each row would count once for each element of what all rows share.
-        is_repeated = value.varies is Varies.ROW and of.varies is not Varies.ROW
-        fits = value.inner == of.inner if is_repeated else (
-            broadcast_shapes(value.inner, of.inner) == of.inner
-        )  # fmt: skip
-        if not fits:
-            such = "" if prod(of.inner) > 1 else ", such as the .sum() of a row"
+        fits = broadcast_shapes(value.inner, of.inner) == of.inner
+        # A value of each row that is repeated would be added to several elements of what all rows
+        # share, which is seldom the gradient of these.
+        is_of_row = value.varies is Varies.ROW and of.varies is not Varies.ROW
+        if not fits or (is_of_row and prod(value.inner) != prod(of.inner)):
             self.backward.fail(
                 f"{told.format(f'a value of shape {value.inner}')}, which has the shape {of.inner} "
-                f"for one row: return a value of this shape{such}; HTile sums it over the rows",
+                "for one row: return a value of this shape; HTile sums it over the rows",
                 ShapeError,
             )
         if value.inner == of.inner:

@@ -105,7 +105,8 @@ class Op(Enum):
     TAKE = "take"  # of a row and an index of each row, which is in the row: the element there
     # Of what all rows share and an index of each row: its part at that place of the first axis. A
     # negative index counts from the end. Beyond the ends all of it is NaN, or 0, or False. arg: the
-    # index that has no gradient, or None; None in placed graphs.
+    # index that has no gradient, or None; in placed graphs the columns that are read, as the first
+    # one and the one behind the last, or None for all.
     LOOKUP = "lookup"
     # Of a row (K,) and a matrix that all rows share: the row of N products. arg: whether the matrix
     # is (N, K), as F.linear takes it, and not (K, N).

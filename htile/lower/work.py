@@ -309,7 +309,12 @@ class Work:
     @cached_property
     def table_bytes(self) -> int:
         """Those bytes read for one row that are rows of tables."""
-        return sum([memory_of(self.source(node), self.graph.n) for node in self.lookups])
+        return sum([self.bytes_looked_up(node) for node in self.lookups])
+
+    def bytes_looked_up(self, node: Node) -> int:
+        """The bytes that a lookup reads for one row: of the columns of the table that it needs."""
+        first, end = node.arg or (0, self.graph.n)
+        return memory_of(self.source(node), self.graph.n) * (end - first) // self.graph.n
 
     @cached_property
     def bytes_read_again(self) -> int:

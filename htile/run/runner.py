@@ -259,7 +259,7 @@ def over_rows(result: torch.Tensor, output: Output, first: int, end: int) -> tor
     """
     if output.over is None:
         return result
-    if first == end:  # torch takes no dimensions for all of them
+    if first == end:  # an empty tuple of dimensions means all of them to torch
         return result.to(output.dtype)
     reduce = torch.sum if output.over is Op.SUM else torch.amax
     return reduce(result, tuple(range(first, end))).to(output.dtype)

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 import htile
 from htile.errors import UnsupportedError
-from htile.frontend.graph import Graph
+from htile.frontend.graph import Graph, Role
 from htile.frontend.ops import MOVEMENTS, Op
 from htile.frontend.reference import evaluate
 from htile.frontend.roles import classify
@@ -291,9 +291,28 @@ def softmax(x):
     return x.softmax(-1)
 
 
-@pytest.mark.parametrize("f", [softmax, first_of_cat, last, several, one_in_another, counted,
-                               with_others, with_numbers, of_a_scan],
-                         ids=lambda f: f.__name__)  # fmt: skip
+DIFFERENTIATED = (
+    softmax, first_of_cat, last, several, one_in_another, counted, with_others, with_numbers,
+    of_a_scan,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("f", DIFFERENTIATED, ids=lambda f: f.__name__)
+def test_a_choice_changes_no_bit_of_gradients(f):
+    named = {name: torch.randn(each.shape) for name, each in arguments(f, 4099).items()}
+    traced = drop_slopes(kernel_of(f, *named.values()).backward.lowered.traced)
+    chosen, lead = choose_by_column(traced), named["x"].shape[:1]
+    assert chosen is not traced
+    given = {}
+    for i in traced.inputs:
+        of_rows = lead if i.role in (Role.ROW, Role.PER_ROW) else ()
+        given[i.name] = torch.randn(*of_rows, *traced[i.id].value.inner)
+    results = [pytree.tree_leaves(evaluate(graph, given, lead)) for graph in (traced, chosen)]
+    for expected, found in zip(*results, strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("f", DIFFERENTIATED, ids=lambda f: f.__name__)
 def test_gradients(f):
     named = {name: torch.randn(each.shape) for name, each in arguments(f, 300).items()}
     mine = {name: each.clone().requires_grad_() for name, each in named.items()}

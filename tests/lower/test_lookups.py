@@ -16,7 +16,7 @@ from htile.lower.work import Work
 from htile.run.kernel import Kernel
 from tests.lower.cases import ARCH, BF16, F32, TABLES, rows, table_kernel
 from tests.lower.test_compile import check
-from tests.primitives.ptx_device import launch
+from tests.primitives.ptx_device import APART, Memory, launch
 
 
 def accesses(kernel):
@@ -226,6 +226,7 @@ MASKS = {
     "beside": (lambda c: (c < 9) | (c >= 23), None, (9, 23)),
     "not": (lambda c: ~(c < 16), (16, 64), (0, 16)),
     "none": (lambda c: (c < 9) & (c > 23), (0, 0), None),
+    "beyond the largest integer": (lambda c: c.int() + (2**31 - 1) < 0, None, None),
     "nothing known": (lambda c: c % 2 == 0, None, None),
 }
 
@@ -248,10 +249,18 @@ def test_columns_that_no_result_needs_are_not_loaded(name):
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_results_where_columns_are_not_loaded(name):
+def test_results_where_columns_are_not_loaded(name, monkeypatch):
     """The PTX runs on numpy. Vectors of four columns may begin or end inside of what is needed."""
     torch.manual_seed(0)
-    mask = MASKS[name][0]
+    mask, *spans = MASKS[name]
+    read = set()  # the elements of the table, which is the fourth tensor
+
+    def at(self, address, size, at=Memory.at):
+        if address // APART == 4:
+            read.update(range(address % APART // 4, (address % APART + size) // 4))
+        return at(self, address, size)
+
+    monkeypatch.setattr(Memory, "at", at)
     f = htile.rowwise(of_two_rows)
     args = x, i, j, table = arguments_of_two_rows()
     kernel = f.inspect(*args, mask=mask, arch="sm_90a")
@@ -261,6 +270,12 @@ def test_results_where_columns_are_not_loaded(name):
     chosen = torch.where(mask(torch.arange(COLUMNS)), table[i], table[j])
     assert torch.equal(out, x * chosen)
     assert torch.equal(out, f(*args, mask=mask))
+    needed = set()
+    for indices, span in zip((i, j), spans, strict=True):
+        first, end = span or (0, COLUMNS)
+        vectors = range(first // 4 * 4, -(-end // 4) * 4)
+        needed |= {row * COLUMNS + column for row in indices.tolist() for column in vectors}
+    assert read == needed
 
 
 def test_columns_of_a_part_are_counted_from_its_start():

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from math import ceil, log2
 from typing import NamedTuple
 
-from ...frontend.graph import Input, Output, Role, memory_of
+from ...frontend.graph import Input, Output, Role
 from ..patterns import ancestors
 from ..periods import instructions_saved
 from ..plan import Numerics, Plan
@@ -284,7 +284,7 @@ def _of_tables(plan: Plan) -> tuple[int, int]:
         of_index = ancestors(graph, [graph[node.inputs[1]]])
         those = [i for i in graph.inputs if i.id in of_index and i.role in OF_EACH_ROW]
         if all([i.name in repeated for i in those]):
-            shared += memory_of(work.source(node), graph.n)
+            shared += work.bytes_looked_up(node)
     return work.table_bytes - shared, shared
 
 

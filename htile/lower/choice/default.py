@@ -8,8 +8,8 @@ give the same bits, so few rows may have other numerics than many.
 The model has errors: where the numerics that were measured to be fast (`preference`) are expected
 to take about as long, they are taken. How long that is depends on whether they were measured for
 such functions. The placement is the one that `preference` prefers of those that these numerics
-have. Of functions that were not measured, one that is expected to be clearly faster goes before it.
-Loops over shifted rows were not measured either, so that their placement is the one that is
+have. For functions that were not measured, another one is taken if it is expected to be clearly
+faster. Loops over shifted rows were not measured either, so that their placement is the one that is
 expected to take the least time.
 """
 

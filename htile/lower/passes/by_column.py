@@ -125,6 +125,7 @@ class _Lifting:
         if key not in self.known:
             node = self.graph[id]
             found = self._lifted_node(node, column, span)
+            # One element, whatever it is computed of, is repeated in all columns.
             is_one = found is None and node.value.inner == (1,)
             self.known[key] = self.ids[id] if is_one else found
         return self.known[key]

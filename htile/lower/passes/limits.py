@@ -21,6 +21,7 @@ from ..patterns import ancestors, strip
 from .rewrite import rewrite
 
 INT32 = torch.int32
+LARGEST = 2**31 - 1  # of them
 # For a comparison of a column with an end: what is added to the end so that columns below it are
 # those for which it holds; and for which it does not hold.
 HOLDS = {Op.LT: 0, Op.LE: 1, Op.EQ: 1}
@@ -101,9 +102,12 @@ def _bounds(graph: Graph, condition: Node, holds: bool) -> frozenset[End]:
 
 def _column(graph: Graph, node: Node) -> tuple[Node, int]:
     """The number of a column, and what is added to it in a part of the row."""
-    if node.op is Op.ADD and graph[node.inputs[1]].op is Op.CONST:
-        return graph[node.inputs[0]], graph[node.inputs[1]].arg
-    return node, 0
+    if node.op is not Op.ADD or graph[node.inputs[1]].op is not Op.CONST:
+        return node, 0
+    first = graph[node.inputs[1]].arg
+    if node.value.dtype is INT32 and not -LARGEST <= first <= LARGEST - graph.n:
+        return node, 0  # the sum may be beyond the largest integer, and go on from the smallest
+    return graph[node.inputs[0]], first
 
 
 def _is_known_early(graph: Graph, node: Node) -> bool:
@@ -126,6 +130,7 @@ def _limit_lookups(graph: Graph) -> Graph:
     limited = {id: spans[id] for id in lookups if spans[id] != (0, graph.n)}
     if not limited:
         return graph
+
     def limit(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
         if node.id not in limited:
             return None
@@ -157,7 +162,7 @@ def _span_of_use(graph: Graph, node: Node, reader: Node, after: Span) -> Span:
 
 
 def _where(graph: Graph, condition: Node, holds: bool) -> Span:
-    """Columns beside which a condition never holds, or beside which it always does."""
+    """The columns outside of which a condition never holds; or, for not `holds`, always does."""
     every = 0, graph.n
     if condition.op is Op.NOT:
         return _where(graph, graph[condition.inputs[0]], not holds)
@@ -185,7 +190,7 @@ def _both(one: Span, other: Span) -> Span:
 
 
 def _around(spans: list[Span]) -> Span:
-    """All columns from the first one that is in a span to the last one."""
+    """All columns from the first one that is in a span to the last one, those between included."""
     there = [span for span in spans if span[0] < span[1]]
     return (min(a for a, _ in there), max(b for _, b in there)) if there else (0, 0)
 
