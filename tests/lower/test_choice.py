@@ -54,11 +54,7 @@ def test_others_take_what_is_expected_to_be_the_fastest(f, shapes, dtypes):
     for each in closest_first(plans):
         placed.setdefault(each.numerics, []).append(each)
     rows, weight = choice._many(plans[0]), 1 if plan.work.is_map else choice.MANY_WEIGHT
-    times = {num: [cost(each, rows).time for each in same] for num, same in placed.items()}
-    many = {
-        numerics: each[0] if each[0] <= choice.CLEARLY * min(each) else min(each)
-        for numerics, each in times.items()
-    }
+    many = {numerics: cost(same[0], rows).time for numerics, same in placed.items()}
 
     def mean(numerics):
         few = min(cost(each, choice.FEW_ROWS).time for each in placed[numerics])
@@ -66,7 +62,7 @@ def test_others_take_what_is_expected_to_be_the_fastest(f, shapes, dtypes):
 
     asked = [numerics for numerics in placed if many[numerics] <= choice.SLOW * min(many.values())]
     chosen = choice.choose(plans)
-    assert cost(chosen, rows).time == many[chosen.numerics], "unless another is clearly faster"
+    assert chosen == placed[chosen.numerics][0], "its placement is the preferred one"
     assert mean(chosen.numerics) <= choice.ALIKE * min(map(mean, asked))
 
 
@@ -92,7 +88,7 @@ def test_chosen_plans_were_measured_to_be_fast():
         if len(us) > 1:
             ratios.append(us[choice.choose(list(us))] / min(us.values()))
     assert len(ratios) > 180
-    assert geometric_mean(ratios) < 1.086
+    assert geometric_mean(ratios) < 1.095
 
 
 def _every(plan):

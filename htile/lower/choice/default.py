@@ -8,9 +8,8 @@ give the same bits, so few rows may have other numerics than many.
 The model has errors: where the numerics that were measured to be fast (`preference`) are expected
 to take about as long, they are taken. How long that is depends on whether they were measured for
 such functions. The placement is the one that `preference` prefers of those that these numerics
-have. For functions that were not measured, another one is taken if it is expected to be clearly
-faster. Loops over shifted rows were not measured either, so that their placement is the one that is
-expected to take the least time.
+have. Loops over shifted rows were not measured, so that their placement is the one that is expected
+to take the least time.
 """
 
 from __future__ import annotations
@@ -39,9 +38,8 @@ MANY_BYTES = 256 << 20  # of all rows, where they are many
 SLOW = 1.25
 # Preferred numerics are taken if they are expected to take at most ABOUT times as long as the best,
 # and if they pad rows by at most PADDED, a share of the row. Rows that are shifted or padded by
-# more were not measured. Of functions that were not measured it is at most ALIKE times as long, and
-# the preferred placement is taken if it is expected to take at most CLEARLY times as long.
-ABOUT, PADDED, ALIKE, CLEARLY = 1.25, 0.04, 1.02, 1.1
+# more were not measured. Of functions that were not measured it is at most ALIKE times as long.
+ABOUT, PADDED, ALIKE = 1.25, 0.04, 1.02
 # Functions were measured that have at most so many rows, columns and results, and that take at most
 # so many instructions for an element of a row that is held.
 MEASURED_TENSORS, MEASURED_INSTRUCTIONS = 2, 12
@@ -62,14 +60,9 @@ def _placed(plans: list[Plan], rows: int) -> Plan:
 
     plans: the preferred first.
     """
-    usual = plans[0]
-    is_measured = not (usual.placement.shifted and usual.numerics.in_loops)
-    if is_measured and _is_like_measured(usual.work):
-        return usual
-    times = [cost(plan, rows).time for plan in plans]
-    if is_measured and times[0] <= CLEARLY * min(times):
-        return usual
-    return plans[times.index(min(times))]
+    if not (plans[0].placement.shifted and plans[0].numerics.in_loops):
+        return plans[0]
+    return min(plans, key=lambda plan: cost(plan, rows).time)
 
 
 def _is_modelled(target: Target) -> bool:
@@ -79,8 +72,6 @@ def _is_modelled(target: Target) -> bool:
 
 def _usual_rows(plan: Plan) -> int:
     """How many rows a batch is taken to have, of a class of numbers of rows."""
-    if plan.target.n <= ONE_KERNEL_N:
-        return _many(plan)
     return FEW.get(plan.target.rows) or (_many(plan) if plan.target.rows == ROWS[-1] else SOME_ROWS)
 
 
@@ -100,9 +91,9 @@ def _choose_numerics(ordered: list[Plan]) -> Numerics:
     target, work = ordered[0].target, ordered[0].work
     if not _is_modelled(target):
         return ordered[0].numerics
-    many_aligned = replace(target, align=16, lead=1, broadcast=(), aliases=(), rows=ROWS[-1])
-    if work.is_map:
-        many_aligned = replace(target, align=16, aliases=(), rows=ROWS[-1])
+    # The bits of a map hang on no numerics, so its own leading dimensions may count.
+    leading = {} if work.is_map else {"lead": 1, "broadcast": ()}
+    many_aligned = replace(target, align=16, aliases=(), rows=ROWS[-1], **leading)
     has_own = work.is_map and target.n > ONE_KERNEL_N  # for each class of numbers of rows
     if has_own and target.rows in FEW:
         return min(ordered, key=lambda plan: cost(plan, FEW[target.rows]).time).numerics
