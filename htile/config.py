@@ -53,6 +53,8 @@ class ElementwiseTileConfig:
         a row do not wait for each other.
     shares: how many shares one CTA works on. A cluster then has `cluster_n / shares` CTAs.
     abreast: how many of these shares it works on at the same time, each with threads of its own.
+    apart: whether the CTAs of a row start apart from each other, in no cluster. They can not wait
+        for each other, so nothing is exchanged.
     num_threads: how many threads a CTA has. As many rows as these threads are enough for make one
         tile.
     threads_per_row: how many threads work on a share: 1, 2, 4, 8, 16 or a multiple of 32.
@@ -73,6 +75,7 @@ class ElementwiseTileConfig:
     stage: int = 1
     shares: int = 1
     abreast: int = 1
+    apart: bool = False
     num_threads: int | None = None
     threads_per_row: int | None = None
     copy_bytes: int = 16
@@ -125,6 +128,8 @@ class ElementwiseTileConfig:
                 f"shares ({self.shares}) must divide cluster_n ({self.cluster_n}): "
                 "every CTA works on as many shares of a row"
             )
+        if self.apart and self.stage:
+            raise ValueError(f"CTAs apart from each other exchange nothing, got stage={self.stage}")
         if self.shares % self.abreast or self.num_threads % (self.threads_per_row * self.abreast):
             raise ValueError(
                 f"{self.num_threads} threads do not work on {self.abreast} of {self.shares} shares "
@@ -178,8 +183,9 @@ class ElementwiseTileConfig:
         return self.tiler_mn(vec_size)[1] * self.abreast * self.ctas == self.N
 
     def grid(self, M: int | Int32) -> list:
-        """The launch grid for M rows."""
-        return [cute.ceil_div(M, self.rows), self.ctas, 1]
+        """The launch grid for M rows. CTAs that are apart have one axis, a row's side by side."""
+        tiles = cute.ceil_div(M, self.rows)
+        return [tiles * self.ctas, 1, 1] if self.apart else [tiles, self.ctas, 1]
 
     def grid_of_groups(self, M: int | Int32, groups: int) -> list:
         """The launch grid for M rows that so many groups work on, each row of a CTA for a group."""
@@ -192,8 +198,8 @@ class ElementwiseTileConfig:
 
     @property
     def cluster(self) -> list[int] | None:
-        """The launch cluster, or None where one CTA has the whole row."""
-        return [1, self.ctas, 1] if self.ctas > 1 else None
+        """The launch cluster, or None where one CTA has the whole row, or CTAs are apart."""
+        return [1, self.ctas, 1] if self.ctas > 1 and not self.apart else None
 
     def make_vector_copy(self, vec_size: int | None = None) -> VectorCopy:
         """The map of threads to elements, with `vec_size` elements a vector."""

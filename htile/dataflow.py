@@ -65,8 +65,11 @@ class ElementwiseKernelContext(RowReductions):
         self.shape, self.tiler_mn = (cute.size(mX, mode=[0]), _columns(mX)), tiler_mn
         self.leading = mX.shape[0]
         self.tidx, _, _ = cute.arch.thread_idx()
-        self.bidx, _, _ = cute.arch.block_idx()
-        self.cluster_y = cute.arch.block_idx()[1] if const_expr(config.ctas > 1) else 0
+        self.bidx, self.cluster_y, _ = cute.arch.block_idx()
+        if const_expr(config.apart):
+            self.bidx, self.cluster_y = self.bidx // config.ctas, self.bidx % config.ctas
+        elif const_expr(config.ctas == 1):
+            self.cluster_y = 0
         # With one row a CTA, the grid is exact, and no row is out of bounds.
         group = self.tidx // config.threads_per_row
         self.row = self.bidx * config.rows + group // config.abreast

@@ -22,7 +22,7 @@ import argparse
 import json
 import lzma
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import geometric_mean
 
@@ -95,12 +95,10 @@ def cell_of(record: Record, rates: Rates) -> Cell | None:
     args = kernel.arguments(record["m"], record["n"], DTYPES[record["dtype"]], "meta")
     found = kernel.function.inspect(*args)
     plans = enumerate_plans(found.graph, found.plan.target)
-    today = {_key(plan.properties()): plan for plan in plans}
+    today = {_key(plan.properties()): plan for plan in map(in_cluster, plans)}
     pairs: list[tuple[Plan, float]] = []
     for entry in record["plans"]:
-        # Plans that were measured before rows could be shifted do not say that they are not.
-        properties = {"shifted": False, "groups": 0} | {k: v for k, v in entry.items() if k != "us"}
-        if plan := today.get(_key(properties)):
+        if plan := today.get(_key(properties_of(entry))):
             pairs.append((plan, entry["us"]))
     if not pairs:
         return None
@@ -108,6 +106,20 @@ def cell_of(record: Record, rates: Rates) -> Cell | None:
     stacked = [torch.tensor(column, dtype=F64) for column in zip(*rows, strict=True)]
     us = torch.tensor([us for _, us in pairs], dtype=F64)
     return Cell(name(record), Features(*stacked), us)
+
+
+def properties_of(entry: dict) -> dict:
+    """The properties of a plan that was measured.
+
+    Records do not say what no plan had at the time: shifted rows, groups, CTAs that start apart.
+    """
+    known = {"shifted": False, "groups": 0, "apart": False}
+    return known | {k: v for k, v in entry.items() if k != "us"}
+
+
+def in_cluster(plan: Plan) -> Plan:
+    """The same plan as it was measured, where today its CTAs start apart."""
+    return replace(plan, placement=replace(plan.placement, apart=False))
 
 
 def half_of(record: Record) -> str:

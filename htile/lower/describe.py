@@ -69,6 +69,7 @@ def describe_layout(plan: Plan) -> list[str]:
     placement = [
         f"{place.num_threads} threads and {part} a CTA",
         f"{place.abreast} at a time" if place.abreast > 1 else "",
+        "in no cluster" if place.apart else "",
         f"{place.loader} loads, {place.columns} columns, {place.copy_bytes}-byte accesses",
         "shifted rows" if place.shifted else "",
         f"{_count(place.unroll, 'chunk')} in a loop's body" if num.in_loops else "",

@@ -167,6 +167,7 @@ class Placement:
     prefetch: how many chunks ahead of its use a loop loads what it reads from global memory.
     blocks: how many CTAs of a multiprocessor the registers suffice for. With 0, the compiler
         decides.
+    apart: whether the CTAs of a row start apart from each other, in no cluster.
     """
 
     num_threads: int
@@ -179,6 +180,7 @@ class Placement:
     unroll: int = 1
     prefetch: int = 0
     blocks: int = 0
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -292,6 +294,11 @@ class Plan:
     def parts(self) -> int:
         """How many CTAs, or clusters, add rows up, at most. With few rows it is fewer."""
         return self.numerics.groups // self.rows_per_block
+
+    @property
+    def ctas(self) -> int:
+        """How many CTAs work on one row."""
+        return self.numerics.cluster_n // self.placement.shares
 
     @property
     def turns(self) -> int:

@@ -277,7 +277,7 @@ class _Story:
             (op,) = self.graph[id].inputs
             line = f"{self.names[id]} = {self.graph[id].op.value}({self._operand(op)})"
             texts.append(Text(line, "", Style.BOLD))
-        ctas = self.plan.numerics.cluster_n // self.plan.placement.shares
+        ctas = self.plan.ctas
         what = "one barrier" if ctas == 1 else f"one barrier of {ctas} CTAs"
         what = what if reduce.exchanges else "of what the barrier before brought"
         kind = Kind.SCAN if reduce.is_scan else Kind.REDUCTION

@@ -3,7 +3,9 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+import htile
 from htile.lower import enumerate_plans
 from htile.testing import assert_close
 
@@ -15,6 +17,26 @@ NAMES = ("softmax", "rmsnorm_residual", "capped_softmax")
 SIZES, DTYPES = (1000, 4096, 8191), (BF16, F32)
 CASES = [(name, n, dtype) for name in NAMES for n in SIZES for dtype in DTYPES]
 CASES += [("softmax", 9003, BF16)]  # loops over rows that begin anywhere
+APART = (8200, 12288, 20001)  # lengths of maps whose thread blocks start in no cluster
+EVERY = 9  # of whose plans one of so many is tried
+
+
+@htile.rowwise
+def computing(x, scale: htile.PerRow, weight):
+    return torch.tanh(x * scale) * torch.log1p(torch.exp(-x * weight)) + F.gelu(x), x * weight
+
+
+def of_computing(m, n, device):
+    """Two leading dimensions, of which the first is 2."""
+    x = torch.randn(2, m // 2, n, device=device).to(BF16)
+    return x, torch.rand(2, m // 2, device=device), torch.rand(n, device=device)
+
+
+def plans_apart(n, arch):
+    """(the function with that plan forced, the plan) for some plans of a map."""
+    kernel = computing.inspect(*of_computing(600, n, "meta"), arch=arch)
+    for plan in enumerate_plans(kernel.graph, kernel.plan.target)[::EVERY]:
+        yield computing.with_plan(**plan.properties()), plan
 
 
 def plans(name, n, dtype, arch):
@@ -31,6 +53,9 @@ def jobs(arch):
     for name, n, dtype in CASES:
         for forced, _ in plans(name, n, dtype, arch):
             yield job(forced, EXAMPLES[name][1](7, n, dtype, "meta"), arch)
+    for n in APART:
+        for forced, _ in plans_apart(n, arch):
+            yield job(forced, of_computing(600, n, "meta"), arch)
 
 
 @pytest.mark.parametrize(
@@ -60,3 +85,17 @@ def test_every_plan(device, arch, name, n, dtype):
     loaders = {"direct"} if is_shifted else {"direct", "shared"}
     loaders |= {"shared", "packed"} if is_shifted and n > 8192 else set()
     assert len(results) > 1 and {place.loader for place in placements} == loaders
+
+
+@pytest.mark.parametrize("n", APART)
+def test_thread_blocks_that_start_apart(device, arch, n):
+    seed("apart", n)
+    args = of_computing(600, n, device)
+    results, apart = [], []
+    for forced, plan in plans_apart(n, arch):
+        results.append(run(forced, *args))
+        apart.append(plan.placement.apart)
+        for found, first in zip(results[-1], results[0], strict=True):
+            assert_same_bits(found, first, plan.placement)
+    assert_close(computing, results[0], *args)
+    assert sum(apart) > 2

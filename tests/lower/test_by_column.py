@@ -17,7 +17,7 @@ from htile.frontend.ops import MOVEMENTS, Op
 from htile.frontend.reference import evaluate
 from htile.frontend.roles import classify
 from htile.frontend.trace import trace
-from htile.lower.passes.by_column import choose_by_column
+from htile.lower.passes.by_column import choose_by_column, reduce_by_column
 from htile.lower.passes.simplify import drop_slopes, run_passes
 from htile.lower.passes.space import place
 from tests.generated.movements import MEANT, interpreted
@@ -284,6 +284,75 @@ def test_kernels_compile(f, n):
     kernel = kernel_of(f, *arguments(f, n, BF16).values())
     assert kernel.resources.stack == 0 and kernel.graph.n == n
     assert kernel.backward.cubin and kernel.backward.graph.n == n
+
+
+def below_a_mean(x):
+    return x - x[4:99].mean()
+
+
+def of_both_ends(x):
+    return x * x[3:90].amax() + x[90:].amin() - x[:7].sum()
+
+
+def of_products(x, w):
+    y = x[1:100] * w[1:100] - 1
+    return x + y.sum(), y[2:9].amax()
+
+
+def of_signs(x):
+    positive = x > 0
+    number = positive[5:77].any() * 2 + positive[2:4].all()
+    return x * number, torch.where(positive[1:30], 1, -1).prod() + x[-2:].sum()
+
+
+def of_integers(x):
+    y = x.to(torch.int32)
+    return x + y[7:20].amax(), y[9:50].amin() - y[1:].sum()
+
+
+REDUCED = below_a_mean, of_both_ends, of_products, of_signs, of_integers
+
+
+@pytest.mark.parametrize("n", [131, 4096, 4099])
+@pytest.mark.parametrize("f", REDUCED, ids=lambda f: f.__name__)
+def test_a_part_is_reduced_beside_its_row(f, n, monkeypatch):
+    for op, meant in NAMED.items():
+        monkeypatch.setitem(MEANT, op, meant)
+    named = arguments(f, n)
+    traced, lead = traced_of(f, named)
+    with pytest.raises(UnsupportedError):
+        place(traced)
+    placed = run_passes(traced)
+    for graph in (place(reduce_by_column(traced)), placed):
+        results = interpreted(graph, traced, named, lead)
+        for found, exact in zip(results, in_torch(f, named), strict=True):
+            np.testing.assert_allclose(found, exact.numpy(), rtol=1e-6)
+    assert placed.n == n and len(placed) < 60
+
+
+def test_a_part_that_is_reduced_alone_is_all_that_is_read():
+    traced, _ = traced_of(lambda x: x[4:68].sum(), {"x": torch.ones(2, 4099)})
+    assert run_passes(traced).n == 64
+
+
+def test_parts_that_lie_elsewhere_are_refused():
+    def f(x):
+        return x - (x[1:] - x[:-1]).abs().sum()
+
+    with pytest.raises(UnsupportedError, match="pieces"):
+        kernel_of(f, torch.ones(3, 4096))
+
+
+def test_a_gradient_of_what_is_added_to_a_part():
+    def f(x, t: htile.PerRow):
+        x[4:200] += t
+        return x
+
+    x, t = torch.randn(3, 300), torch.randn(3, requires_grad=True)
+    cotangent = torch.randn(3, 300)
+    htile.rowwise(f)(x, t).backward(cotangent)
+    torch.testing.assert_close(t.grad, cotangent[:, 4:200].sum(-1))
+    assert kernel_of(f, x.requires_grad_(), t).backward.graph.n == 300
 
 
 def softmax(x):

@@ -79,11 +79,11 @@ def test_chosen_plans_were_measured_to_be_fast():
         plan = known.function.inspect(*args).plan
         if choice._is_like_measured(plan.work):
             continue
-        names = {str(sorted(p.properties().items())): p for p in _every(plan)}
+        every = map(fit.in_cluster, _every(plan))
+        names = {str(sorted(p.properties().items())): p for p in every}
         us = {}
         for entry in record["plans"]:
-            given = {"shifted": False, "groups": 0} | {k: v for k, v in entry.items() if k != "us"}
-            if p := names.get(str(sorted(given.items()))):
+            if p := names.get(str(sorted(fit.properties_of(entry).items()))):
                 us[p] = entry["us"]
         if len(us) > 1:
             ratios.append(us[choice.choose(list(us))] / min(us.values()))

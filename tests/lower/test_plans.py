@@ -708,3 +708,42 @@ def test_every_plan_has_a_cost_even_if_no_row_is_read(n):
             for rows in (1, 1 << 20):
                 parts = vars(cost(plan, rows)).values()
                 assert all(part >= 0 for part in parts), plan
+
+
+def test_thread_blocks_of_maps_that_compute_much_start_apart():
+    def computing(x):
+        return torch.tanh(x) * torch.log1p(torch.exp(-x)) + F.gelu(x)
+
+    def light(x):
+        return x * 2
+
+    def reduced(x):
+        return computing(x) / x.sum()
+
+    def plan_of(function, m, n=24576, **more):
+        return htile.rowwise(function).inspect(torch.empty(m, n, dtype=BF16, device="meta"), **more)
+
+    found = plan_of(computing, 4096)
+    assert found.plan.placement.apart and found.plan.ctas > 1
+    assert "apart=True" in found.source and "in no cluster" in str(found.plan)
+    plans = enumerate_plans(found.graph, found.plan.target)
+    assert {plan.placement.apart for plan in plans if plan.ctas > 1} == {True}
+    assert not any(plan.placement.apart for plan in plans if plan.ctas == 1)
+    others = plan_of(computing, 64), plan_of(light, 4096), plan_of(reduced, 4096)
+    assert not any(each.plan.placement.apart for each in others)
+    in_place = replace(found.plan.target, aliases=(("out", "x"),))
+    assert not any(plan.placement.apart for plan in enumerate_plans(found.graph, in_place))
+
+
+def test_a_grid_of_thread_blocks_that_start_apart_has_one_axis():
+    from cutlass import BFloat16
+
+    from htile.config import ElementwiseTileConfig
+
+    sizes = {"N": 24576, "cluster_n": 4, "num_threads": 128, "threads_per_row": 128}
+    together = ElementwiseTileConfig(BFloat16, stage=0, **sizes)
+    apart = ElementwiseTileConfig(BFloat16, stage=0, apart=True, **sizes)
+    assert (together.grid(7), together.cluster) == ([7, 4, 1], [1, 4, 1])
+    assert (apart.grid(7), apart.cluster) == ([28, 1, 1], None)
+    with pytest.raises(ValueError, match="apart from each other exchange nothing, got stage=1"):
+        ElementwiseTileConfig(BFloat16, stage=1, apart=True, **sizes)

@@ -40,6 +40,7 @@ LOAD_CODE, STORE_CODE = 1.5, 2
 # Instructions of a thread for the place of its row in a leading dimension beside the first one, and
 # for what each tensor's address takes there.
 DIVISION, STEP = 25, 6
+COMPUTING = 0.75  # of the memory's time, from which on the issue of instructions counts, too
 FAST_CODE = 1024  # instructions of a kernel, written out, that are issued without delay
 
 
@@ -245,7 +246,7 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
         shared=shared,
         resident=fit,
         busy=min(blocks, rates.multiprocessors),
-        doublings=log2(num.cluster_n),
+        doublings=0.0 if place.apart else log2(num.cluster_n),
         warp=sweeps.exchanges * spans_warp,
         block=sweeps.exchanges * (num.cluster_n == 1 and not spans_warp),
         cluster=sweeps.exchanges * (num.cluster_n > 1),
@@ -412,6 +413,12 @@ def estimate(f, rates: Rates, c, larger=max, smaller=min):
     parts = (memory, cache, issue, special, accesses, blocks, waits)
     together = sum([part**c.blend for part in parts]) ** (1 / c.blend)
     return (*parts, around, together + around)
+
+
+def is_computing(plan: Plan, rows: int) -> bool:
+    """Whether the instructions of so many rows take nearly as long as their memory, or longer."""
+    found = cost(plan, rows)
+    return found.issue >= COMPUTING * found.memory
 
 
 def cost(plan: Plan, rows: int, rates: Rates = H200, constants: Constants = CONSTANTS) -> Cost:

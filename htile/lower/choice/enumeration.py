@@ -21,6 +21,7 @@ from ..shifting import ON_THEIR_WAY, shifting, staged_bytes
 from ..steps import Home
 from ..vectors import WARP, is_shifted, vector_size
 from ..work import Sweeps, Work
+from .cost import is_computing
 
 BLOCKS = (64, 128, 256, 512, 1024)  # threads of a CTA whose rows have 2**k threads each
 PADDING_SAVED = 0.04  # of a row
@@ -69,6 +70,7 @@ CROWDED_THREADS = 1024  # This is for other loops whose threads are crowded.
 
 LOADERS = {Home.SHARED: "shared", Home.PACKED: "packed", Home.REREAD: "direct"}
 
+FEWEST_APART = 256  # From so many rows on, the CTAs of a row may start apart from each other.
 LONG_SHARES = 4  # If there are many very long rows, one CTA may have this many shares of a row.
 # A CTA may have several shares of a row that is kept in shared memory, from as many rows on as a
 # key says. The values are the most shares, the most chunks that a thread has in all of them, and
@@ -99,7 +101,28 @@ def plans_of_work(work: Work, target: Target) -> list[Plan]:
         return plans or list(enumeration.held_in_clusters())
     if work.graph.n >= MIN_CLUSTER_N or not plans:
         plans += enumeration.in_loops()
-    return plans
+    return _apart(plans) if _may_start_apart(work, target) else plans
+
+
+def _may_start_apart(work: Work, target: Target) -> bool:
+    """Whether the CTAs of a row do not wait for each other, and rows are so many that it counts."""
+    return work.is_map and not target.aliases and target.rows >= FEWEST_APART
+
+
+def _apart(plans: list[Plan]) -> list[Plan]:
+    """The same plans, whose CTAs start in no clusters if they compute about as long as they move.
+
+    The CTAs of a cluster start together, when there is room for all of them. Until then, the room
+    of those that have ended is empty. Where memory is what all wait for, that costs nothing, and
+    clusters are even a little faster. `docs/traps.md` has the figures.
+    """
+    divided = [plan for plan in plans if plan.ctas > 1]
+    if not divided or not is_computing(divided[0], ROWS[-1]):
+        return plans
+    return [
+        replace(plan, placement=replace(plan.placement, apart=True)) if plan.ctas > 1 else plan
+        for plan in plans
+    ]
 
 
 class _Enumeration:

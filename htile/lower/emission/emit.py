@@ -90,6 +90,7 @@ def _config(plan: Plan) -> list[str]:
         f"stage={plan.slots * (TURNS if num.groups else 1)}",
         *([f"shares={place.shares}"] if place.shares > 1 else []),
         *([f"abreast={place.abreast}"] if place.abreast > 1 else []),
+        *(["apart=True"] if place.apart else []),
         *(["reduction_dtype=Int64"] if plan.sweeps.has_wide_words else []),
         *([f"copy_bytes={place.copy_bytes}"] if place.copy_bytes < 16 else []),
         *(["shifted=True"] if place.shifted else []),

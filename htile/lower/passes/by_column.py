@@ -1,10 +1,13 @@
-"""Joined parts that lie where they come from become a choice by the number of the column.
+"""Parts of rows become whole rows, of which the number of the column chooses what counts.
 
 `x[:4] += 1` is `torch.cat((x[:4] + 1, x[4:]))`, and that is `torch.where(column < 4, x + 1, x)`.
 Placing (`space.py`) cuts a row where joined parts end, into blocks of one size, and each of these
 is code of its own. It computes nothing twice, so it is left to do so where the blocks are few.
 Where they are too many, each part is computed of whole rows instead: it is *lifted*. Beside its own
 columns a lifted part may be anything, because the choice takes nothing from there.
+
+A part that is reduced beside whole rows, as in `x - x[4:2000].mean()`, is lifted too, where a row
+would be cut into too many blocks. The reduction takes what changes nothing in all other columns.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate
-from math import gcd
+from math import gcd, inf
 
 import torch
 
@@ -23,6 +26,10 @@ from ..patterns import NOT_ELEMENTWISE
 from .collectives import MOST_PIECES
 from .rewrite import rewrite
 
+# What a reduction of these kinds combines with x to x.
+NEUTRAL = {
+    Op.SUM: 0, Op.MEAN: 0, Op.PROD: 1, Op.MAX: -inf, Op.MIN: inf, Op.ANY: False, Op.ALL: True,
+}  # fmt: skip
 Span = tuple[int, int]  # of columns: the first one, and the one behind the last
 
 
@@ -31,6 +38,16 @@ def choose_by_column(graph: Graph) -> Graph:
     if not any([_is_cut(graph, node) for node in graph]):
         return graph
     rule = _Rule(graph)
+    found = rewrite(graph, rule)
+    return rewrite(found) if rule.has_found else graph  # without the parts that nobody reads now
+
+
+def reduce_by_column(graph: Graph) -> Graph:
+    """The graph whose reductions of parts of rows take whole rows, where the parts can be lifted.
+
+    It reads more than a part, so it is for graphs that cannot be placed otherwise.
+    """
+    rule = _Reducing(graph)
     found = rewrite(graph, rule)
     return rewrite(found) if rule.has_found else graph  # without the parts that nobody reads now
 
@@ -86,6 +103,46 @@ class _Rule:
         return found
 
 
+class _Reducing(_Rule):
+    """The rule of `reduce_by_column`."""
+
+    def __call__(self, new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
+        self.ids.update(zip(node.inputs, inputs, strict=True))
+        if node.op not in NEUTRAL:
+            return None
+        part = self.graph[node.inputs[0]]
+        taken = self._taken(part)
+        if taken is None:
+            return None
+        start, n = taken
+        lifting = _Lifting(self.graph, new, self.ids, n)
+        end = start + part.value.inner[0]
+        found = lifting.reduced(node, start, end)
+        if found is None or replace(new[found].value, varies=node.value.varies) != node.value:
+            return None
+        self.has_found = True
+        return found
+
+    def _taken(self, part: Node) -> tuple[int, int] | None:
+        """Where in a longer row a part begins, and how long the row is; None if it is no part."""
+        size, start = part.value.inner[-1:], 0
+        opaque = NOT_ELEMENTWISE - {Op.SLICE}
+        while len(part.value.inner) == 1 and part.op not in opaque:
+            operands = [self.graph[i] for i in part.inputs]
+            if part.op is Op.SLICE:
+                _, first, step, _ = part.arg
+                start += first
+                if step != 1:
+                    return None
+            else:
+                operands = [each for each in operands if each.value.inner == part.value.inner]
+            if not operands:
+                break
+            part = next((each for each in operands if each.op is Op.SLICE), operands[0])
+        is_part = len(part.value.inner) == 1 and part.value.inner != size
+        return (start, *part.value.inner) if is_part else None
+
+
 class _Lifting:
     """Lifts the parts of one row of n elements.
 
@@ -119,6 +176,23 @@ class _Lifting:
             is_part = self.new.add(Op.LT, (self._index(), self._number(end)), loc=node.loc)
             found = self.new.add(Op.WHERE, (is_part, part, found), loc=node.loc)
         return found
+
+    def reduced(self, node: Node, start: int, end: int) -> int | None:
+        """A reduction of what is lifted to the columns from `start` to `end`."""
+        dtype = self.graph[node.inputs[0]].value.dtype
+        lifted = self._lifted(node.inputs[0], start, (start, end))
+        if lifted is None or dtype in STORAGE or not self.new[lifted].value.spread:
+            return None
+        for op, column in ((Op.GE, start), (Op.LT, end)):
+            if 0 < column < self.n:
+                is_there = self.new.add(op, (self._index(), self._number(column)), loc=node.loc)
+                neutral = self._number(_neutral(node.op, dtype), dtype)
+                lifted = self.new.add(Op.WHERE, (is_there, lifted, neutral), loc=node.loc)
+        if node.op is not Op.MEAN:
+            return self.new.add(node.op, (lifted,), node.arg, node.loc)
+        total = self.new.add(Op.SUM, (lifted,), node.arg, node.loc)
+        count = self._number(float(end - start), dtype)
+        return self.new.add(Op.DIV, (total, count), loc=node.loc)
 
     def _lifted(self, id: int, column: int, span: Span) -> int | None:
         key = id, column, span
@@ -170,5 +244,14 @@ class _Lifting:
     def _index(self, dtype: torch.dtype = torch.int64) -> int:
         return self.new.add_index(self.n, dtype)
 
-    def _number(self, number: int, dtype: torch.dtype = torch.int64) -> int:
+    def _number(self, number: object, dtype: torch.dtype = torch.int64) -> int:
         return self.new.add_const(number, Value((), Varies.SCALAR, dtype))
+
+
+def _neutral(op: Op, dtype: torch.dtype) -> object:
+    """What a reduction combines with any x of this dtype to x."""
+    neutral = NEUTRAL[op]
+    if dtype.is_floating_point or dtype is torch.bool:
+        return float(neutral) if dtype.is_floating_point else neutral
+    limits = torch.iinfo(dtype)
+    return {-inf: limits.min, inf: limits.max}.get(neutral, neutral)

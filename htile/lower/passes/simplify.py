@@ -19,7 +19,7 @@ from ...frontend.slopes import FirstAlong, Slope
 from ..patterns import strip
 from ..vectors import WARP, vector_size
 from .bundles import bundle_neighbours
-from .by_column import choose_by_column
+from .by_column import choose_by_column, reduce_by_column
 from .limits import limit_loads
 from .narrow import narrowing, without_known
 from .rewrite import rewrite
@@ -184,14 +184,16 @@ def _placed(graph: Graph, in_groups: bool = True) -> Graph:
     """The placed graph of a traced one, without joins that would cut it into too many pieces.
 
     With them, where these pieces are what a result has: the first elements of a row, by themselves.
+    What is refused either way is placed without reductions of parts of rows.
     """
     chosen = choose_by_column(graph)
     try:
         return place(chosen, in_groups)
     except UnsupportedError:
-        if chosen is not graph:
-            with suppress(UnsupportedError):
-                return place(graph, in_groups)
+        for other in (graph, reduce_by_column(chosen)):
+            if other is not chosen:
+                with suppress(UnsupportedError):
+                    return place(other, in_groups)
         raise
 
 
