@@ -1,4 +1,4 @@
-"""Parts of rows become whole rows, of which the number of the column chooses what counts.
+"""Parts of rows become whole rows, where the number of the column chooses what counts.
 
 `x[:4] += 1` is `torch.cat((x[:4] + 1, x[4:]))`, and that is `torch.where(column < 4, x + 1, x)`.
 Placing (`space.py`) cuts a row where joined parts end, into blocks of one size, and each of these
@@ -26,6 +26,7 @@ from ..patterns import NOT_ELEMENTWISE
 from .collectives import MOST_PIECES
 from .rewrite import rewrite
 
+FEW_PIECES = 8  # Rows that are cut into so many are as fast as whole ones (docs/traps.md).
 # What a reduction of these kinds combines with x to x.
 NEUTRAL = {
     Op.SUM: 0, Op.MEAN: 0, Op.PROD: 1, Op.MAX: -inf, Op.MIN: inf, Op.ANY: False, Op.ALL: True,
@@ -45,7 +46,7 @@ def choose_by_column(graph: Graph) -> Graph:
 def reduce_by_column(graph: Graph) -> Graph:
     """The graph whose reductions of parts of rows take whole rows, where the parts can be lifted.
 
-    It reads more than a part, so it is for graphs that cannot be placed otherwise.
+    It reads more than a part, so it is for rows that would be cut into many pieces.
     """
     rule = _Reducing(graph)
     found = rewrite(graph, rule)
@@ -56,7 +57,7 @@ def _is_cut(graph: Graph, node: Node) -> bool:
     """Whether placing would cut a row that is joined here into too many pieces."""
     if node.op is not Op.CAT or len(node.value.inner) > 1 or len(node.inputs) > MOST_PIECES:
         return False
-    return node.value.inner[0] // gcd(*_ends(graph, node)) > MOST_PIECES
+    return node.value.inner[0] // gcd(*_ends(graph, node)) > FEW_PIECES
 
 
 def _ends(graph: Graph, node: Node, start: int = 0) -> Iterator[int]:

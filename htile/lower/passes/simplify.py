@@ -12,19 +12,20 @@ import torch
 
 from ...errors import UnsupportedError
 from ...frontend.dtypes import STORAGE
-from ...frontend.graph import Builder, Graph, Node
+from ...frontend.graph import Builder, Graph, Node, Role
 from ...frontend.ops import COLLECTIVES, COMMUTATIVE, Op, Value, Varies
 from ...frontend.reference import EVALUATE
 from ...frontend.slopes import FirstAlong, Slope
 from ..patterns import strip
 from ..vectors import WARP, vector_size
 from .bundles import bundle_neighbours
-from .by_column import choose_by_column, reduce_by_column
+from .by_column import FEW_PIECES, choose_by_column, reduce_by_column
 from .limits import limit_loads
 from .narrow import narrowing, without_known
 from .rewrite import rewrite
 from .space import place
 
+MORE_READ = 1.25  # Whole rows may take so many times as many elements as their parts.
 _ITSELF = (Op.STOP, Op.CUSTOM)  # which are their first operand, but to a derivative
 
 
@@ -181,20 +182,36 @@ PASSES = (
 
 
 def _placed(graph: Graph, in_groups: bool = True) -> Graph:
-    """The placed graph of a traced one, without joins that would cut it into too many pieces.
+    """The placed graph of a traced one.
 
-    With them, where these pieces are what a result has: the first elements of a row, by themselves.
-    What is refused either way is placed without reductions of parts of rows.
+    Where rows would be cut into many pieces, parts of them are computed of whole rows if they can
+    be, unless that reads much more. Where rows are refused either way, the error is that of the
+    former.
     """
+    best = refused = None
+    with suppress(UnsupportedError):
+        best = place(graph, in_groups)
+        if len(best) <= FEW_PIECES * len(graph):
+            return best
     chosen = choose_by_column(graph)
-    try:
-        return place(chosen, in_groups)
-    except UnsupportedError:
-        for other in (graph, reduce_by_column(chosen)):
-            if other is not chosen:
-                with suppress(UnsupportedError):
-                    return place(other, in_groups)
-        raise
+    for other in dict.fromkeys((chosen, reduce_by_column(chosen))):
+        if other is graph and best is not None:
+            continue
+        try:
+            found = place(other, in_groups)
+        except UnsupportedError as error:
+            refused = refused or error
+            continue
+        if best is None or (len(found) < len(best) and _read(found) <= MORE_READ * _read(best)):
+            best = found
+    if best is None:
+        raise refused
+    return best
+
+
+def _read(placed: Graph) -> int:
+    """How many elements of all rows are read for each row."""
+    return placed.n * sum([i.role is Role.ROW for i in placed.inputs])
 
 
 def run_passes(graph: Graph) -> Graph:
