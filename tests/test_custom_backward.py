@@ -576,6 +576,9 @@ TWO = (
     ("(d_out0): return d_out0, d_out0.sum()", "ShapeError",
      "backward returns a value of shape () as the gradient of weight, which has the shape (4,) "
      "for one row: return a value of this shape; HTile sums it over the rows"),
+    ("(d_out0): return d_out0.sum(), None", "ShapeError",
+     "backward returns a value of shape () as the gradient of x, which has the shape (4,) "
+     "for one row: return a value of this shape; HTile sums it over the rows"),
     ("(d_out0): return d_out0, htile.sum_rows(d_out0)", "TraceError",
      "backward returns a result over all rows as the gradient of weight: return what one row adds "
      "to it, and HTile sums that over the rows"),

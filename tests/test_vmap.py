@@ -124,3 +124,16 @@ def test_static_tuples(s):
     x = torch.randn(2, 3, 4)
     assert torch.equal(torch.vmap(f, (0, None))(x, s), f(x, s))
     assert torch.equal(torch.vmap(lambda x: f(x, s))(x), f(x, s))
+
+
+def test_values_per_row_that_make_rows_of_a_vector():
+    @htile.rowwise
+    def scaled(s: htile.PerRow, w):
+        return (s * w).softmax(-1)
+
+    s, w = torch.randn(3, 4), torch.randn(9)
+    exact = (s.double()[..., None] * w.double()).softmax(-1)
+    torch.testing.assert_close(torch.vmap(lambda s: scaled(s, w))(s).double(), exact)
+    torch.testing.assert_close(torch.vmap(lambda s: scaled(s, w))(s[0]).double(), exact[0])
+    with pytest.raises(UnsupportedError, match="maps over w, which all rows of a call share"):
+        torch.vmap(lambda w: scaled(s[0], w))(torch.randn(2, 9))

@@ -116,7 +116,10 @@ def _quotient(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
 
 
 def _remainder(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
-    return g, a.neg(a.mul(g, a.node(Op.FLOOR, a.node(Op.DIV, *step.operands))))
+    """The quotient is that of the remainder: the one that is divided may round to the next."""
+    x, y = step.operands
+    quotient = a.node(Op.ROUND, a.div(a.sub(x, step.result), y))
+    return g, a.neg(a.mul(g, quotient))
 
 
 def _power(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:

@@ -236,7 +236,8 @@ class CustomCall:
         # A value of each row that is repeated would be added to several elements of what all rows
         # share, which is seldom the gradient of these.
         is_of_row = value.varies is Varies.ROW and of.varies is not Varies.ROW
-        if not fits or (is_of_row and prod(value.inner) != prod(of.inner)):
+        is_one = not value.inner and value.varies is Varies.ROW  # a sum, where elements are asked
+        if not fits or ((is_of_row or is_one) and prod(value.inner) != prod(of.inner)):
             self.backward.fail(
                 f"{told.format(f'a value of shape {value.inner}')}, which has the shape {of.inner} "
                 "for one row: return a value of this shape; HTile sums it over the rows",

@@ -220,10 +220,10 @@ def classify(signature: Signature, values: tuple[object, ...]) -> Call:
 
     for parameter, tensor in shared.items():
         specs[parameter] = Spec(parameter, Role.COLUMN, tensor.dtype, tuple(tensor.shape))
-    if tensors or not (per_row and shared):
+    if _has_rows(tensors, inners) or not (per_row and (shared or tensors)) or (tensors and not any(tensor.ndim for tensor in per_row.values())):
         n, lead, is_one_row = _rows(name, tensors, inners)
-    else:  # rows that only indices choose
-        n, lead, is_one_row = _of_per_row(name, per_row, shared)
+    else:  # each value per row makes a row of what all rows share
+        n, lead, is_one_row = _of_per_row(name, per_row, shared | tensors)
     for parameter, tensor in tensors.items():
         shape = tuple(tensor.shape)
         role, inner = Role.ROW, shape[-inners.get(parameter, 1) :]
@@ -236,6 +236,11 @@ def classify(signature: Signature, values: tuple[object, ...]) -> Call:
         _check_per_row(name, parameter, tuple(tensor.shape), lead)
         specs[parameter] = Spec(parameter, Role.PER_ROW, tensor.dtype)
     return Call(tuple(specs[p] for p in signature.names), n, lead)
+
+
+def _has_rows(tensors: dict[str, torch.Tensor], inners: dict[str, int]) -> bool:
+    """Whether a tensor has more dimensions than its rows have axes, or rows of several axes."""
+    return any(tensor.ndim > 1 or p in inners for p, tensor in tensors.items())
 
 
 def _rows(
@@ -278,7 +283,15 @@ def _rows(
 def _of_per_row(
     name: str, per_row: dict[str, torch.Tensor], shared: dict[str, torch.Tensor]
 ) -> tuple[int, tuple[int, ...], bool]:
-    """What `_rows` gives, of a call whose only rows are values per row."""
+    """What `_rows` gives, of a call whose only rows are values per row.
+
+    shared: the tables and vectors that all rows share.
+    """
+    empty = {p: tuple(t.shape) for p, t in shared.items() if 0 in t.shape}
+    if empty:
+        listed = ", ".join(f"{p} {shape}" for p, shape in empty.items())
+        raise ShapeError(f"{name}: a row has no elements (N = 0), got {listed}; pass rows of at "
+                         "least one element")  # fmt: skip
     shapes = {parameter: tuple(tensor.shape) for parameter, tensor in per_row.items()}
     lead = broadcast_shapes(*shapes.values())
     if lead is None:

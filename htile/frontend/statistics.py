@@ -72,7 +72,7 @@ def norm(input, p="fro", dim=None, keepdim=False, dtype=None):
         return reduced(Op.SUM, convert(not_zero(x), FLOAT), dim, keepdim)
     if abs(p) == INF:
         return (amax if p > 0 else amin)(abs(x), dim, keepdim)
-    power = abs(x) if p == 1 else abs(x) ** p
+    power = abs(x) if p == 1 else abs(x) ** p if p > 1 else _steep(abs(x), p)
     total, root = reduced(Op.SUM, power, dim, keepdim), 1.0 / p
     return total**root if root in POWERS else node(Op.POW, *together(total, root), arg=Slope.ZERO)
 
@@ -80,6 +80,11 @@ def norm(input, p="fro", dim=None, keepdim=False, dtype=None):
 def _root(x: Tensor) -> Tensor:
     """The square root, whose slope at 0 is 0, as torch has it in a norm and in a deviation."""
     return node(Op.SQRT, x, arg=Slope.ZERO)
+
+
+def _steep(x: Tensor, p: float) -> Tensor:
+    """x ** p for p < 1, whose slope at 0 is 0, as torch has it in a norm."""
+    return _root(x) if p == 0.5 else node(Op.POW, *together(x, p), arg=Slope.ZERO)
 
 
 def _finite(m: Tensor) -> Tensor:
@@ -247,12 +252,13 @@ def _smooth_l1(x: Tensor, target: Tensor, beta: float = 1.0) -> Tensor:
     if beta == 0:
         return abs(x - target)
     distance = magnitude(x - target)
-    return where(distance < beta, 0.5 * distance * distance / beta, distance - 0.5 * beta)
+    # A NaN belongs to the parabola, so that its gradient is NaN too.
+    return where(distance >= beta, distance - 0.5 * beta, 0.5 * distance * distance / beta)
 
 
 def _huber(x: Tensor, target: Tensor, delta: float = 1.0) -> Tensor:
     distance = magnitude(x - target)
-    return where(distance <= delta, 0.5 * distance * distance, delta * (distance - 0.5 * delta))
+    return where(distance > delta, delta * (distance - 0.5 * delta), 0.5 * distance * distance)
 
 
 def _kl(x: Tensor, target: Tensor, log_target: bool = False) -> Tensor:

@@ -134,7 +134,12 @@ def _with_batch(
         for name, value in whole.items()
         if isinstance(value, torch.Tensor) and kinds[name] not in (PerRow, Scalar, Shared, Matrix)
     }
-    rank = max(ranks.values(), default=0)
+    per_row = [  # the dimensions of the rows that one call has, if each value makes a row
+        1 + value.dim() - (name in mapped)
+        for name, value in whole.items()
+        if isinstance(value, torch.Tensor) and kinds[name] is PerRow
+    ]
+    rank = max([*ranks.values(), *per_row], default=0) if ranks else 0
     for name, dim in mapped.items():
         if kinds[name] is Matrix:
             raise UnsupportedError(shared_by_rows(signature.name, name))
@@ -147,7 +152,8 @@ def _with_batch(
         value = whole[name].movedim(dim, 0)
         missing = rank - value.dim() + (kinds[name] is not PerRow)
         whole[name] = value.reshape(batch, *(1,) * missing, *value.shape[1:])
-    if rank and not mapped.keys() & ranks.keys():  # only values of rows are: the rows are repeated
+    # If only values of rows are mapped, the rows are repeated, unless these values make the rows.
+    if rank in ranks.values() and not mapped.keys() & ranks.keys():
         name = max(ranks, key=ranks.get)
         whole[name] = whole[name].expand(batch, *whole[name].shape)
     return [*whole.values()]

@@ -133,6 +133,15 @@ def test_annotated_per_row(x, labels, lead):
     assert got.specs[1] == Spec("labels", PER_ROW, torch.int64)
 
 
+@pytest.mark.parametrize("lead", [(5,), (1,), (0,), (2, 3)])
+def test_values_per_row_make_rows_of_a_vector(lead):
+    got = call(labelled, t(4), t(*lead, dtype=torch.int64))
+    assert (got.n, got.lead) == (4, lead)
+    assert got.specs[0] == Spec("x", Role.COLUMN, torch.float32, (4,))
+    with pytest.raises(ShapeError, match=r"no elements \(N = 0\), got x \(0,\)"):
+        call(labelled, t(0), t(*lead, dtype=torch.int64))
+
+
 @pytest.mark.parametrize("wrapped", [math.sqrt, torch.exp, functools.partial(two, y=2.0)])
 def test_annotations_where_a_builtin_or_a_partial_is_wrapped(wrapped):
     @functools.wraps(wrapped, assigned=())
@@ -316,7 +325,7 @@ class Mode(enum.Enum):
         (labelled, (t(5, 4), t(5, 1)), ShapeError, r"labels\.squeeze\(-1\)"),
         (labelled, (t(5, 4), t(5, 4)), ShapeError, "labels is annotated htile.PerRow"),
         (labelled, (t(1, 4), t(5)), ShapeError, r"leading shape \(1,\)"),
-        (labelled, (t(4), t(4)), ShapeError, r"leading shape \(\)"),
+        (labelled, (t(1, 4), t(5, 5)), ShapeError, r"leading shape \(1,\)"),
         (labelled, (1, t(4)), ArgumentError, "expected a row argument"),
         (scaled, (t(5, 4), t(5)), ShapeError, r"s is annotated htile.Scalar.*got \(5,\)"),
         (scaled, (t(5, 4), t(1, 1)), ShapeError, "s is annotated htile.Scalar"),

@@ -122,6 +122,28 @@ def test_pairs_with_nan(name):
     assert compared(PAIRS[name], left, right) == []
 
 
+@pytest.mark.parametrize("name", ("huber", "smooth_l1"))
+def test_losses_of_nan(name):
+    left, right = torch.tensor([[NAN, 1.0, 3.0, 0.2]]), torch.zeros(1, 4)
+    assert compared(PAIRS[name], left, right) == []
+
+
+@pytest.mark.parametrize("f", [torch.remainder, torch.fmod], ids=lambda f: f.__name__)
+def test_a_quotient_that_rounds_to_the_next_integer(f):
+    """Of 1 and 0.1 in float32 the remainder is 0.0999..., and the quotient is rounded to 10."""
+    t, p = torch.meshgrid(torch.arange(1.0, 999), torch.arange(1, 100) / 100, indexing="ij")
+    p = p.clone().requires_grad_()
+    rest = htile.rowwise(lambda t, p: f(t, p))(t, p)
+    rest.sum().backward()
+    quotient = ((t.double() - rest.double()) / p.double()).round()
+    assert torch.equal(p.grad.double(), -quotient) and not torch.equal(quotient, t.div(p).trunc())
+
+
+@pytest.mark.parametrize("p", [-2.0, -1.0, 0.3, 0.5, 0.9, 1.0, 1.5, 3.0])
+def test_norms_of_zeros(p):
+    assert compared(lambda x: x.norm(p), torch.tensor([[0.0, 1.0, 4.0, -2.0]])) == []
+
+
 # Functions that are smooth where a part of them, such as |x|, is not, with arguments there
 SMOOTH = {
     "cosh": lambda x: torch.cosh(x), "softplus": lambda x: F.softplus(x),
