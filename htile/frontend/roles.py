@@ -220,10 +220,10 @@ def classify(signature: Signature, values: tuple[object, ...]) -> Call:
 
     for parameter, tensor in shared.items():
         specs[parameter] = Spec(parameter, Role.COLUMN, tensor.dtype, tuple(tensor.shape))
-    if _has_rows(tensors, inners) or not (per_row and (shared or tensors)) or (tensors and not any(tensor.ndim for tensor in per_row.values())):
-        n, lead, is_one_row = _rows(name, tensors, inners)
-    else:  # each value per row makes a row of what all rows share
+    if _are_of_values(tensors, per_row, shared, inners):
         n, lead, is_one_row = _of_per_row(name, per_row, shared | tensors)
+    else:
+        n, lead, is_one_row = _rows(name, tensors, inners)
     for parameter, tensor in tensors.items():
         shape = tuple(tensor.shape)
         role, inner = Role.ROW, shape[-inners.get(parameter, 1) :]
@@ -238,9 +238,16 @@ def classify(signature: Signature, values: tuple[object, ...]) -> Call:
     return Call(tuple(specs[p] for p in signature.names), n, lead)
 
 
-def _has_rows(tensors: dict[str, torch.Tensor], inners: dict[str, int]) -> bool:
-    """Whether a tensor has more dimensions than its rows have axes, or rows of several axes."""
-    return any(tensor.ndim > 1 or p in inners for p, tensor in tensors.items())
+def _are_of_values(
+    tensors: dict[str, torch.Tensor], per_row: dict[str, torch.Tensor],
+    shared: dict[str, torch.Tensor], inners: dict[str, int],
+) -> bool:  # fmt: skip
+    """Whether each value per row makes a row, of what all rows share."""
+    if any(tensor.ndim > 1 or p in inners for p, tensor in tensors.items()):
+        return False
+    if tensors:  # without dimensions, a value belongs to one row alone
+        return any(tensor.ndim for tensor in per_row.values())
+    return bool(per_row and shared)
 
 
 def _rows(

@@ -15,6 +15,7 @@ from htile.frontend.reference import evaluate
 from htile.frontend.roles import classify
 from htile.frontend.trace import trace
 from htile.lower.passes.bundles import bundle_neighbours
+from htile.lower.passes.simplify import place_well
 from htile.lower.passes.space import place
 from htile.testing import oracle
 
@@ -45,15 +46,16 @@ def test_placed_is_traced_is_the_oracle(seed, kind):
     reference = pytree.tree_leaves(evaluate(traced, named, call.lead, torch.float64))
     for found, exact in zip(reference, expected, strict=True):
         assert found.shape == exact.shape and np.array_equal(found.numpy(), exact), p
-    try:
-        placed = place(traced)
-    except UnsupportedError as error:
-        said = "pieces", "across the rows", "elements of a cumsum", "alone of a cumsum"
-        assert any(text in error.message for text in said), error.message
-        assert error.loc is not None
-        return
-    assert not any(node.op in MOVEMENTS and node.op is not Op.RESHAPE for node in placed), p
-    for graph in (placed, bundle_neighbours(placed)):
+    graphs = []
+    for way in (place, place_well):
+        try:
+            graphs.append(way(traced))
+        except UnsupportedError as error:
+            said = "pieces", "across the rows", "elements of a cumsum", "alone of a cumsum"
+            assert any(text in error.message for text in said), error.message
+            assert error.loc is not None
+    for graph in [*graphs, *map(bundle_neighbours, graphs)]:
+        assert not any(node.op in MOVEMENTS and node.op is not Op.RESHAPE for node in graph), p
         results = interpreted(graph, traced, named, call.lead)
         for found, exact in zip(results, expected, strict=True):
             assert found.shape == exact.shape and np.array_equal(found, exact), f"{p}\n{graph}"

@@ -291,3 +291,17 @@ def test_an_index_that_may_be_beyond_the_row_is_checked():
     for f in (lambda x: x[x.argmax() + 1], lambda x, y: x[torch.maximum(x.argmax(), y)]):
         kernel = kernel_of(f, meta(64, N)) if f.__code__.co_argcount == 1 else of(f)
         assert {Op.LT, Op.WHERE} <= {node.op for node in kernel.graph if not node.value.spread}
+
+
+def test_masks_that_are_added_are_counted_in_32_bits():
+    def f(x, y):
+        masks = torch.stack([x > k for k in range(5)])
+        return x * masks.sum(0), y * (masks.sum(0) // 2)
+
+    kernel = kernel_of(f, meta(64, N), meta(64, N))
+    assert I64 not in dtypes(kernel.graph, Op.CONVERT) and I64 not in dtypes(kernel.graph, Op.ADD)
+    x, y = torch.randn(2, 3, 50)
+    count = sum((x > k).double() for k in range(5))
+    found = htile.rowwise(f)(x, y)
+    torch.testing.assert_close(found[0].double(), x.double() * count)
+    torch.testing.assert_close(found[1].double(), y.double() * (count // 2))

@@ -105,7 +105,7 @@ class Collectives:
             is_alone = node.value.spread and axis == -1 and not axes_of(wanted)
             if is_alone and rest == size - 1:  # of a row: all of it
                 return self._reduced(replace(node, op=total), (*wanted[:at], *wanted[at + 1 :]))
-            if rest >= MOST_PIECES:
+            if rest >= self.most:
                 part = f"{index.start}:" if is_from_end else f":{index.start + 1}"
                 raise UnsupportedError(
                     f"the element {index.start} alone of a {node.op.value}: write "

@@ -5,7 +5,8 @@ kernel runs. If it fits int32, it is computed in int32. A comparison with an int
 once is one in int32 too: that one is first brought to the range and one number more on each side,
 which changes no comparison. Whatever else reads such a value reads it converted to int64.
 
-The index of an element that was found by its rank is the number of a column too. A comparison that
+The index of an element that was found by its rank is the number of a column too, and masks that are
+added to each other have a range. A comparison that
 ranges decide is no comparison, and nothing is brought into a range that it is in already.
 """
 
@@ -64,12 +65,21 @@ def ranges(graph: Graph) -> dict[int, Range]:
         elif node.op in (Op.CAST, Op.CONVERT):
             if node.inputs[0] in found:
                 found[node.id] = found[node.inputs[0]]
+            elif _is_counted(graph, node):
+                found[node.id] = 0, 1
         elif any(i in found for i in node.inputs):
             operands = _known(graph.operands(node), found)
             range_ = None if None in operands else _range(node.op, operands)
             if range_ and LIMITS.min < range_[0] and range_[1] < LIMITS.max:
                 found[node.id] = range_
     return found
+
+
+def _is_counted(graph: Graph, node: Node) -> bool:
+    """Whether this is a mask as int64, which is added to others: a sum over a short axis."""
+    readers = graph.users(node.id)
+    is_mask = graph[node.inputs[0]].value.dtype is torch.bool and node.value.dtype is INT64
+    return is_mask and bool(readers) and all(graph[id].op is Op.ADD for id in readers)
 
 
 def _chosen(graph: Graph, node: Node, found: dict[int, Range]) -> int | None:
@@ -211,7 +221,9 @@ class _Narrowing:
     def _ranged(self, new: Builder, node: Node, inputs: tuple[int, ...]) -> int:
         """An operation of which a range is known, in int32."""
         if node.op in (Op.CAST, Op.CONVERT):
-            return inputs[0]
+            if node.inputs[0] in self.found:
+                return inputs[0]
+            return new.add(Op.CONVERT, inputs, INT32, node.loc)
         if node.op is Op.WHERE:
             return inputs[node.inputs.index(_chosen(self.graph, node, self.found))]
         if node.op in (Op.MAXIMUM, Op.MINIMUM) and (same := self._within(new, node, inputs)):

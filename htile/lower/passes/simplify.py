@@ -13,7 +13,7 @@ import torch
 from ...errors import UnsupportedError
 from ...frontend.dtypes import STORAGE
 from ...frontend.graph import Builder, Graph, Node, Role
-from ...frontend.ops import COLLECTIVES, COMMUTATIVE, Op, Value, Varies
+from ...frontend.ops import COLLECTIVES, COMMUTATIVE, REDUCTIONS, Op, Value, Varies
 from ...frontend.reference import EVALUATE
 from ...frontend.slopes import FirstAlong, Slope
 from ..patterns import strip
@@ -181,7 +181,7 @@ PASSES = (
 )
 
 
-def _placed(graph: Graph, in_groups: bool = True) -> Graph:
+def place_well(graph: Graph, in_groups: bool = True) -> Graph:
     """The placed graph of a traced one.
 
     Where rows would be cut into many pieces, parts of them are computed of whole rows if they can
@@ -190,13 +190,11 @@ def _placed(graph: Graph, in_groups: bool = True) -> Graph:
     """
     best = refused = None
     with suppress(UnsupportedError):
-        best = place(graph, in_groups)
+        best = place(graph, in_groups, FEW_PIECES)
         if len(best) <= FEW_PIECES * len(graph):
             return best
     chosen = choose_by_column(graph)
-    for other in dict.fromkeys((chosen, reduce_by_column(chosen))):
-        if other is graph and best is not None:
-            continue
+    for other in dict.fromkeys((chosen, graph, reduce_by_column(chosen), reduce_last(graph))):
         try:
             found = place(other, in_groups)
         except UnsupportedError as error:
@@ -207,6 +205,26 @@ def _placed(graph: Graph, in_groups: bool = True) -> Graph:
     if best is None:
         raise refused
     return best
+
+
+def reduce_last(graph: Graph) -> Graph:
+    """The graph whose reductions of an axis that is longer than the last one are of a last axis.
+
+    An axis that is not the last is written out where it is reduced. Last, it may be the columns.
+    """
+    found = []
+
+    def rule(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
+        shape = graph[node.inputs[0]].value.inner if node.op in REDUCTIONS else ()
+        if node.arg in (None, -1) or len(shape) < 2 or shape[node.arg] <= shape[-1]:
+            return None
+        order = [axis for axis in range(-len(shape), 0) if axis != node.arg]
+        turned = new.add(Op.PERMUTE, inputs, (*order, node.arg), node.loc)
+        found.append(node)
+        return new.add(node.op, (turned,), -1, node.loc)
+
+    turned = rewrite(graph, rule)
+    return turned if found else graph
 
 
 def _read(placed: Graph) -> int:
@@ -220,9 +238,9 @@ def run_passes(graph: Graph) -> Graph:
     Groups of more elements than the lanes of a warp hold, a vector each, are written out.
     """
     graph = drop_slopes(graph)
-    placed = bundle_neighbours(_placed(graph))
+    placed = bundle_neighbours(place_well(graph))
     if (placed.group_size or 1) > WARP * vector_size(placed):
-        placed = bundle_neighbours(_placed(graph, in_groups=False))
+        placed = bundle_neighbours(place_well(graph, in_groups=False))
     graph = placed
     for apply in PASSES:
         graph = apply(graph)

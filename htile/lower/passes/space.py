@@ -44,13 +44,15 @@ from .collectives import MOST_PIECES, Collectives
 from .placed import Placed, built
 
 LEAST_COLUMNS = 8  # A piece of fewer elements takes more than one access for 16 bytes.
+MOST_TENSORS = 126  # A kernel takes so many pieces, whose addresses and strides are its parameters.
 NEAR = 4  # elements of memory between neighbouring columns, at most
 
 
-def place(graph: Graph, in_groups: bool = True) -> Graph:
+def place(graph: Graph, in_groups: bool = True, most: int = MOST_PIECES) -> Graph:
     """The placed graph of a traced one; itself if it is placed.
 
     in_groups: whether the columns may be groups of neighbours.
+    most: into how many pieces an axis may be cut.
 
     Raises UnsupportedError, with the user's line, where rows are cut into too many pieces.
     """
@@ -58,8 +60,8 @@ def place(graph: Graph, in_groups: bool = True) -> Graph:
         return graph
     if in_groups:  # what is refused in groups too is told by the pass without them
         with suppress(Ungrouped, UnsupportedError):
-            return _Placing(graph, in_groups).result()
-    return _Placing(graph, in_groups=False).result()
+            return _Placing(graph, in_groups, most).result()
+    return _Placing(graph, False, most).result()
 
 
 def _is_placed(graph: Graph) -> bool:
@@ -87,8 +89,8 @@ def _is_placed(graph: Graph) -> bool:
 class _Placing(Collectives):
     """One pass over a graph."""
 
-    def __init__(self, graph: Graph, in_groups: bool):
-        self.graph, self.in_groups = graph, in_groups
+    def __init__(self, graph: Graph, in_groups: bool, most: int):
+        self.graph, self.in_groups, self.most = graph, in_groups, most
         self.groups: Groups | None = None
         # For each axis its factors, the outer ones first: how many elements, and whether they are
         # columns. The others are written out.
@@ -108,7 +110,9 @@ class _Placing(Collectives):
             except Refine as request:
                 self._refine(request)
                 continue
-            return built(self.graph, self.nodes, pieces, n, self.groups)
+            placed = built(self.graph, self.nodes, pieces, n, self.groups)
+            self._refuse_many_tensors(placed)
+            return placed
 
     # What is wanted
 
@@ -226,7 +230,7 @@ class _Placing(Collectives):
             return self.groups.count * self.groups.size
         for stack in stacks:
             if len(stack) > 1:  # written out is the outer axis, because neighbours are columns then
-                fits = stack[0].size <= MOST_PIECES and stack[-1].size >= LEAST_COLUMNS
+                fits = stack[0].size <= self.most and stack[-1].size >= LEAST_COLUMNS
                 shortest = min(stack, key=lambda axis: (axis.size, axis))
                 cut = stack[0] if fits else shortest
                 others = prod(axis.size for axis in stack) // cut.size
@@ -237,11 +241,11 @@ class _Placing(Collectives):
         # Columns are axes along which neighbours lie near each other in memory, and others that are
         # too long to be written out.
         along = self._along_memory() or {*axes}
-        sizes = {axis.size for axis in axes if axis in along or axis.size > MOST_PIECES}
+        sizes = {axis.size for axis in axes if axis in along or axis.size > self.most}
         longest = max(sizes)
-        n = gcd(*(size for size in sizes if size > MOST_PIECES or size == longest))
+        n = gcd(*(size for size in sizes if size > self.most or size == longest))
         for size in sorted(sizes, reverse=True):
-            if n % size == 0 and n // size <= MOST_PIECES and size >= LEAST_COLUMNS:
+            if n % size == 0 and n // size <= self.most and size >= LEAST_COLUMNS:
                 n = size
         for axis in axes:
             if axis.size != n:
@@ -308,16 +312,30 @@ class _Placing(Collectives):
         """What is wanted of each input, and of the numbers of columns."""
         return [each.view for each in self.nodes if each.op in (Op.INPUT, Op.INDEX) and each.view]
 
+    def _refuse_many_tensors(self, placed: Graph) -> None:
+        """Raise UnsupportedError where a kernel would take too many pieces of tensors."""
+        pieces = len(placed.inputs) + len(placed.outputs)
+        if pieces <= MOST_TENSORS:
+            return
+        rows = [self.graph[i.id].value.inner for i in self.graph.inputs if i.role is Role.ROW]
+        lengths = sorted({shape[-1] for shape in rows})
+        why = f", because rows have {' and '.join(map(str, lengths))} elements" * (len(lengths) > 1)
+        raise UnsupportedError(
+            f"a kernel of {pieces} pieces of tensors{why}: at most {MOST_TENSORS} are passed; pass "
+            "rows of one length, or parts of them to calls of their own",
+            self.graph[self.graph.outputs[-1].id].loc,
+        )
+
     def _refuse_many(self, node: Node, elements: int, size: int, columns: int = 1) -> None:
         """Raise UnsupportedError where an axis would be cut into too many pieces.
 
         columns: how many elements a piece has along other axes.
         """
         pieces, each = elements // size, size * columns
-        if pieces > MOST_PIECES:
+        if pieces > self.most:
             shape = f"{pieces} pieces of {each} element{'s' * (each > 1)}"
             raise UnsupportedError(
-                f"an axis of {elements} elements would be cut into {shape}, at most {MOST_PIECES} "
+                f"an axis of {elements} elements would be cut into {shape}, at most {self.most} "
                 "are written out: pass and return the parts by themselves (x[:, :n] and x[:, n:] "
                 "are views, of out= too), and groups as rows (x.unflatten(-1, (groups, -1)))",
                 node.loc,
@@ -334,7 +352,7 @@ class _Placing(Collectives):
             )
         factors = self.factors[axis.key]
         is_whole = what == "reduced" and factors == [(axis.size, True)]
-        if is_whole and request.ends and axis.size // size > MOST_PIECES:
+        if is_whole and request.ends and axis.size // size > self.most:
             self._reduce_apart(axis, request.ends)
             return
         if not request.is_split:
