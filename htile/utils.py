@@ -72,9 +72,10 @@ def view_of(
     pointer = elem_pointer(tensor, (*(0,) * lead, *start))
     if dtype is not None:
         width = element_bits(dtype) // element_bits(tensor.element_type)
-        last = 1
+        near = stride[-1] if groups is None else stride[-1][0]
+        last = near // width if isinstance(near, int) else 1
         if groups is not None:
-            last = 1, _of_bundles(stride[-1][1], width, divisibility)
+            last = last, _of_bundles(stride[-1][1], width, divisibility)
         stride = [_of_bundles(each, width, divisibility) for each in stride[:-1]] + [last]
         pointer = cute.recast_ptr(pointer, dtype=dtype)
     return cute.make_tensor(pointer, cute.make_layout(tuple(shape), stride=tuple(stride)))

@@ -360,7 +360,8 @@ MEANT = {
     Op.MAX: np.max, Op.MIN: np.min, Op.ANY: np.any, Op.ALL: np.all, Op.DIV: np.divide,
     Op.MEAN: lambda x, **along: x[:, :1] + np.mean(x - x[:, :1], **along),  # as exact as HTile's
     Op.OR: np.logical_or,
-    Op.KEY_VALUE: np.real, Op.LT: np.less, Op.GT: np.greater, Op.GE: np.greater_equal, Op.WHERE: np.where,
+    Op.KEY_VALUE: np.real, Op.LT: np.less, Op.GT: np.greater, Op.GE: np.greater_equal,
+    Op.WHERE: np.where,
     Op.EQ: np.equal, Op.AND: lambda x, y: (x.astype(int) & y.astype(int)),
     Op.RSHIFT: lambda x, y: x.astype(int) >> y.astype(int), Op.CONVERT: lambda x: x,
     Op.CAST: lambda x: x, Op.RESHAPE: lambda x: x,

@@ -100,11 +100,26 @@ def narrowed_fours(x):
     return mixed.to(torch.int8), mixed.to(torch.float8_e4m3fn), (a * d).sum()
 
 
+@htile.rowwise
+def mixed_eights(x, y):
+    parts = x.view(-1, 8).unbind(-1)
+    ends = [a + b * y for a, b in zip(parts, parts[::-1], strict=True)]
+    return torch.stack(ends, -1).flatten(), (parts[1] * parts[6]).sum()
+
+
+@htile.rowwise
+def reversed_twelves(x):
+    parts = x.view(-1, 12)
+    return torch.stack(parts.unbind(-1)[::-1], -1).flatten(), parts.float().amax(0)
+
+
 I32, I8, E4M3 = torch.int32, torch.int8, torch.float8_e4m3fn
 OF_DTYPES = (
     (turned_pairs, 2, F16), (turned_pairs, 2, I32), (turned_fours, 4, F16), (turned_fours, 4, I32),
     (reversed_fours, 4, I8), (reversed_fours, 4, E4M3), (reversed_fours, 4, F16),
     (narrowed_fours, 4, I8), (narrowed_fours, 4, E4M3), (narrowed_fours, 4, F16),
+    (mixed_eights, 8, F16), (mixed_eights, 8, F32), (mixed_eights, 8, I32),
+    (reversed_twelves, 12, I8), (reversed_twelves, 12, F16), (reversed_twelves, 12, F32),
 )  # fmt: skip
 OF_DTYPES_SIZES = ((64, 1024), (3, 1003), (7, 16), (2, 16384))
 
@@ -112,7 +127,8 @@ OF_DTYPES_SIZES = ((64, 1024), (3, 1003), (7, 16), (2, 16384))
 def of_dtype(f, parts, dtype, m, n, device="meta"):
     """Rows of so many parts of N elements. The elements are small, so that every sum is exact."""
     drawn = torch.randint(-8, 9, (m, parts * n), device=device).to(dtype)
-    return (drawn, drawn.new_full((n,), 2)) if f in (turned_pairs, turned_fours) else (drawn,)
+    with_row = turned_pairs, turned_fours, mixed_eights
+    return (drawn, drawn.new_full((n,), 2)) if f in with_row else (drawn,)
 
 
 def cases(device="meta"):

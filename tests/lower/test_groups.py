@@ -74,3 +74,19 @@ def test_a_group_is_no_longer_than_what_a_warp_holds(dtype, most):
     for size in (most, 2 * most):
         graph = largest.inspect(torch.empty(2, 8 * size, dtype=dtype, device="meta")).graph
         assert graph.group_size == (most if size == most else None)
+
+
+@pytest.mark.parametrize(("step", "dtype", "widths"), [
+    (8, torch.bfloat16, {4}), (8, torch.float32, {2}), (8, torch.int8, {8}),
+    (12, torch.float16, {4}), (6, torch.bfloat16, {2}), (16, torch.int8, {8}),
+    (5, torch.bfloat16, {1}),
+])  # fmt: skip
+def test_pieces_of_many_parts_are_bundles(step, dtype, widths):
+    @htile.rowwise
+    def turned(x):
+        return torch.stack(x.view(-1, step).unbind(-1)[::-1], -1).flatten()
+
+    kernel = turned.inspect(torch.empty(64, 100 * step, dtype=dtype, device="meta"), arch="sm_90a")
+    pieces = *kernel.graph.inputs, *kernel.graph.outputs
+    assert {each.view.width for each in pieces} == widths and kernel.graph.n == 100
+    assert len(pieces) == 2 * step // min(widths) and kernel.resources.stack == 0

@@ -1,9 +1,10 @@
-"""Pieces of which each has every second or every fourth element of an axis, as one row of bundles.
+"""Pieces of which each has one of so many elements of an axis, as one row of bundles.
 
 The pieces `x[0::2]` and `x[1::2]` lie between each other in memory. Loaded one by one, each element
 is an access of its own. Here both are parts of one piece, whose elements are pairs: as wide as two,
 loaded as any row of elements so wide, and taken apart in registers. Results that are stored so, as
-`torch.stack((a, b), -1).flatten()` is, are put together the same way.
+`torch.stack((a, b), -1).flatten()` is, are put together the same way. Of the pieces `x[0::8]` to
+`x[7::8]`, four make a bundle of 64 bits, and every second bundle is of the same four.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import torch
 from ...frontend.graph import Builder, Graph, Input, Node, Output, Role, View
 from ...frontend.ops import WIDE, Op
 from .rewrite import Outputs, Rule, rewrite
+
+WIDTHS = 8, 4, 2  # elements of a bundle, the more of them the better
 
 
 def bundle_neighbours(graph: Graph) -> Graph:
@@ -42,15 +45,16 @@ def _bundle_view(graph: Graph, piece: Input | Output) -> View | None:
     if view is None or not view.steps or not is_row or dtype is torch.bool:
         return None
     *outer, step = view.steps
-    if any(outer) or step not in (2, 4) or step * dtype.itemsize not in WIDE:
+    widths = [w for w in WIDTHS if step % w == 0 and w * dtype.itemsize in WIDE]
+    if any(outer) or not step or not widths:
         return None
-    first = view.start[-1] - view.start[-1] % step
+    width, first = widths[0], view.start[-1] - view.start[-1] % widths[0]
     size, far = view.groups or (graph.n, (0,) * len(view.steps))
-    end = first + far[-1] * (graph.n // size - 1) + step * size
-    if end > view.shape[-1] or view.shape[-1] % step or far[-1] % step:
+    end = first + far[-1] * (graph.n // size - 1) + step * (size - 1) + width
+    if end > view.shape[-1] or view.shape[-1] % width or far[-1] % width:
         return None  # a bundle would reach beyond the axis, or lie otherwise in the next one
     start = (*view.start[:-1], first)
-    return View(view.shape, start, view.steps, step, dtype, groups=view.groups)
+    return View(view.shape, start, view.steps, width, dtype, groups=view.groups)
 
 
 def _input_rule(graph: Graph, views: dict[int, View]) -> Rule:

@@ -44,7 +44,9 @@ from .collectives import MOST_PIECES, Collectives
 from .placed import Placed, built
 
 LEAST_COLUMNS = 8  # A piece of fewer elements takes more than one access for 16 bytes.
-MOST_TENSORS = 126  # A kernel takes so many pieces, whose addresses and strides are its parameters.
+# A kernel takes so many pieces of rows, whose addresses and strides are its parameters, and so many
+# pieces and single elements together.
+MOST_ROWS, MOST_TENSORS = 160, 512
 NEAR = 4  # elements of memory between neighbouring columns, at most
 
 
@@ -242,6 +244,7 @@ class _Placing(Collectives):
         # too long to be written out.
         along = self._along_memory() or {*axes}
         sizes = {axis.size for axis in axes if axis in along or axis.size > self.most}
+        sizes = sizes or {axis.size for axis in axes}  # those along memory are written out
         longest = max(sizes)
         n = gcd(*(size for size in sizes if size > self.most or size == longest))
         for size in sorted(sizes, reverse=True):
@@ -314,15 +317,17 @@ class _Placing(Collectives):
 
     def _refuse_many_tensors(self, placed: Graph) -> None:
         """Raise UnsupportedError where a kernel would take too many pieces of tensors."""
-        pieces = len(placed.inputs) + len(placed.outputs)
-        if pieces <= MOST_TENSORS:
+        found = [placed[each.id].value.spread for each in (*placed.inputs, *placed.outputs)]
+        pieces = sum(found)
+        if pieces <= MOST_ROWS and len(found) <= MOST_TENSORS:
             return
         rows = [self.graph[i.id].value.inner for i in self.graph.inputs if i.role is Role.ROW]
         lengths = sorted({shape[-1] for shape in rows})
         why = f", because rows have {' and '.join(map(str, lengths))} elements" * (len(lengths) > 1)
         raise UnsupportedError(
-            f"a kernel of {pieces} pieces of tensors{why}: at most {MOST_TENSORS} are passed; pass "
-            "rows of one length, or parts of them to calls of their own",
+            f"a kernel of {pieces} pieces of rows and {len(found) - pieces} elements{why}: at most "
+            f"{MOST_ROWS} pieces, and {MOST_TENSORS} of both, are passed; pass rows of one length, "
+            "or parts of them to calls of their own",
             self.graph[self.graph.outputs[-1].id].loc,
         )
 
