@@ -233,13 +233,25 @@ def _with_part(x: Tensor, axis: int, place: int | slice, value: object) -> Tenso
         first, last = ([part(x, axis, a, b - a)] if b > a else [] for a, b in ends)
         return cat([*first, value, *last], axis)
     if size % chosen.step or len(chosen) * chosen.step != size:
-        fail(UnsupportedError, f"{told}: a step goes through all {size} elements of the axis, and "
-             "divides them; write torch.cat or torch.where")  # fmt: skip
+        _refuse_step(told, axis, chosen, size)
     step, sizes = chosen.step, tuple(x._sizes)
     each = [value if k == chosen.start else part(x, axis, k, size // step, step)
             for k in range(step)]  # fmt: skip
     end = axis + len(sizes) + 1
     return reshaped(stack(each, end), sizes)
+
+
+def _refuse_step(told: str, axis: int, chosen: range, size: int) -> None:
+    """Raise UnsupportedError for a part with a step that is not the same in the whole axis."""
+    start, step, k = chosen.start, chosen.step, f"torch.arange({size})"
+    k += "[:" + ", None" * (-1 - axis) + "]" if axis < -1 else ""
+    tests = [f"(k >= {start})"] if start else []
+    tests += [f"(k < {chosen.stop})"] if chosen[-1] + step < size else []
+    tests.append(f"((k - {start}) % {step} == 0)" if start else f"(k % {step} == 0)")
+    fail(UnsupportedError, f"{told}: values of several elements are stored with a step only where "
+         f"this cuts the whole axis of {size} elements into parts of one length, as x[::2] = y of "
+         f"an even number does; with k = {k} write x = torch.where({' & '.join(tests)}, y, x), "
+         "where y is as long as x")  # fmt: skip
 
 
 def _shown(place: int | slice) -> str:
