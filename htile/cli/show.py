@@ -13,7 +13,7 @@ from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import CompileError, HTileError
+from ..errors import CompileError, HTileError, an
 from .terminal import UsageError, paint
 from .values import GRAMMAR, parse
 
@@ -156,7 +156,7 @@ def find(target: str) -> Rowwise:
     if isinstance(value, types.FunctionType):
         return rowwise(value)
     if not isinstance(value, Rowwise):
-        raise UsageError(f"{place}:{name} is a {type(value).__name__}, not a function{there}")
+        raise UsageError(f"{place}:{name} is {an(type(value).__name__)}, not a function{there}")
     return value
 
 

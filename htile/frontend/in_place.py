@@ -20,7 +20,7 @@ from .factories import index as places_of
 from .functions import OPERATORS, attach, masked_fill
 from .graph import Role
 from .ops import Op, Value, Varies, broadcast_shapes
-from .parts import cat, part, stack, too_many
+from .parts import cat, check_slice, part, stack, too_many
 from .promotion import BOOL, FLOAT, filled, into, operand
 from .shapes import broadcast_to, reshaped, squeeze, unsqueeze
 from .slopes import Slope
@@ -178,6 +178,8 @@ def _with_index(x: Tensor, index: object, value: object) -> Tensor:
                  "x = torch.where(torch.arange(x.shape[-1]) == y, value, x)")  # fmt: skip
         if type(each) not in (int, slice, EllipsisType):
             fail(UnsupportedError, f"x[{each!r}] = value: write numbers and slices")
+    for each in parts:
+        check_slice(each)
     cut = _cut(x, parts)
     if len(cut) > 1:
         fail(UnsupportedError, "x[...] = y of parts of several axes: write one axis after another, "
