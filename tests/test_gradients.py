@@ -627,6 +627,16 @@ def test_vectorized_jacobians_are_refused_by_name():
     torch.testing.assert_close(found, right)
 
 
+def test_many_cotangents_at_once_are_refused_with_what_takes_their_place():
+    x, cotangents = torch.randn(2, 3), torch.randn(5, 2, 3)
+    leaf = x.clone().requires_grad_()
+    with pytest.raises(GradientError, match=r"is_grads_batched=True.*torch\.func\.jacrev, or"):
+        torch.autograd.grad(softmax(leaf), leaf, cotangents, is_grads_batched=True)
+    _, pull = torch.func.vjp(softmax, x)
+    right = torch.autograd.grad(leaf.softmax(-1), leaf, cotangents, is_grads_batched=True)
+    torch.testing.assert_close(torch.vmap(pull)(cotangents), right)
+
+
 def test_the_kernel_that_is_shown_is_the_one_that_trains():
     @htile.rowwise
     def f(x):
