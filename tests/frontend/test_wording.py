@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -244,3 +247,40 @@ def test_prelu_with_a_weight_of_each_row():
     for ours, theirs in zip(given, exact, strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
     assert prelu.inspect(x.to("meta"), w.to("meta")).source
+
+
+# ---- the dtype of a result, as the guide has it --------------------------------------------------
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
+
+
+def the_table() -> list[tuple[str, str]]:
+    """The cells of the guide's table of results, each with its dtype."""
+    text = GUIDE.read_text(encoding="utf-8").partition("| a row, in bfloat16 | ")[2]
+    lines = text.split("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
+    assert len(cells) == 8 and all(len(each) == 2 for each in cells)
+    return [pair for row, single in cells for pair in ((row, "bfloat16"), (single, "float32"))]
+
+
+@pytest.mark.parametrize(("cell", "dtype"), the_table())
+def test_the_dtype_of_a_result(cell, dtype):
+    x, shape = torch.randn(4, 32).bfloat16(), re.search(r"shape \((.*)\)", cell)
+    table = torch.randn([int(k) for k in shape[1].split(",")] if shape else (8, 32)).bfloat16()
+
+    names = {"torch": torch, "htile": htile}
+    source = f"def f(x, t: htile.Shared):\n    return {cell.split('`')[1]}\n"
+    exec(compile(source, "<the guide>", "exec"), names)
+    assert str(htile.rowwise(names["f"])(x, table).dtype) == f"torch.{dtype}"
+
+
+def test_the_exception_of_long_products():
+    @htile.rowwise
+    def product(x, t: htile.Shared):
+        return x @ t
+
+    for k, dtype in ((64, torch.bfloat16), (65, torch.float32)):
+        assert product(torch.ones(4, k).bfloat16(), torch.ones(k, 8).bfloat16()).dtype is dtype
+    assert product(torch.ones(4, 8).bfloat16(), torch.ones(8, 70).bfloat16()).dtype is (
+        torch.bfloat16
+    )
