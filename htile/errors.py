@@ -29,6 +29,11 @@ class Location:
         return linecache.getline(self.file, self.line).strip()
 
 
+def an(noun: str) -> str:
+    """The noun with its article: `an int`, `a float`."""
+    return f"{'an' if noun[:1].lower() in 'aeio' else 'a'} {noun}"
+
+
 class HTileError(Exception):
     """Base of every error that HTile raises on purpose.
 

@@ -30,6 +30,7 @@ from htile.build import cache, files
 from htile.build import compile as compiler
 from htile.build.artifact import Artifact, Variant, as_compiled
 from htile.build.cubin import Resources
+from htile.cli import cache as commands
 from htile.errors import ArgumentError, CompileError
 
 REPO = Path(__file__).parents[1]
@@ -923,6 +924,39 @@ def main(capsys, *argv):
     return code, *capsys.readouterr()
 
 
+ARCHS = ("sm_80", "sm_90a")
+
+
+def test_what_the_list_says_of_each_kind_of_kernel(folder, capsys):
+    where = "examples.gallery.linear_gelu:linear_gelu"
+    ask = ["compile", where, "--args", "x=bf16[64,64] weight=bf16[64,64] bias=bf16[64]"]
+    assert main(capsys, *ask)[0] == 0
+    line = main(capsys, "cache")[1].splitlines()[1]
+    assert re.split(r" {2,}", line)[:4] == ["linear_gelu", "N = 64", "1 product of bf16", "sm_90a"]
+    every = "x bf16, weight bf16, eps f32 -> out0 bf16, out1 bf16"
+    entry = cache.Entry(folder / "00", 1, 0.0, "f", "sm_90a", f"one row of N <= 8.\n\n{every}")
+    assert commands._columns(entry)[:3] == ("f", "N <= 8", every)
+    wide = commands._columns(replace(entry, about=f"one row of N = 8.\n\n{every}, {every}"))[2]
+    assert len(wide) == commands.MOST_DTYPES and wide.endswith("…")
+
+
+def test_a_cache_folder_that_is_a_file(tmp_path, capsys, monkeypatch):
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        monkeypatch.setenv("HTILE_CACHE_DIR", str(place))
+        code, out, err = main(capsys, "cache")
+        assert (code, out) == (2, "") and f"{place} can not be read as a folder" in err
+        assert "HTILE_CACHE_DIR" in err
+
+
+def test_compile_asks_for_a_size_before_it_looks(folder, capsys, monkeypatch):
+    ask = ["compile", "examples.softmax:softmax", "--args", "x=bf16[64,344]"]
+    assert main(capsys, *ask)[0] == 0
+    monkeypatch.setenv("HTILE_CACHE_SIZE", "foo")
+    code, out, err = main(capsys, *ask)
+    assert (code, out) == (1, "") and "HTILE_CACHE_SIZE='foo': expected a number" in err
+
+
 def test_compile_lists_and_clear(folder, capsys):
     ask = ["compile", "examples.softmax:softmax", "--args", "x=bf16[64,344]"]
     more = ["--args", "x=bf16[64,360]", "--arch", "sm_80", "--arch", "sm_90a"]
@@ -941,9 +975,14 @@ def test_compile_lists_and_clear(folder, capsys):
     title, *lines = out.splitlines()
     assert (code, err) == (0, "") and title.startswith(f"{folder}: 4 kernels, ")
     assert title.endswith(" of 512 MiB") and len(lines) == 4
-    assert {line.split()[-1] for line in lines} == {path.name for path in kernels(folder)}
-    assert lines[0].startswith("torn: compiled again when used") and lines[0].endswith(torn.name)
-    assert sum(line.startswith("softmax  sm_") for line in lines) == 3
+    assert {line.split()[-1] for line in lines} == {path.name[:12] for path in kernels(folder)}
+    assert lines[0].startswith("torn: compiled again when used")
+    assert lines[0].endswith(torn.name[:12])
+    assert sum(line.startswith("softmax  ") for line in lines) == 3
+    known = [re.split(r" {2,}", line)[1:4] for line in lines[1:]]
+    expected = [[f"N = {n}", "x bf16 -> out bf16", a] for n in (344, 360) for a in ARCHS]
+    assert len(known) == 3 and all(each in expected for each in known)
+    assert len({tuple(each) for each in known}) == 3, "no two lines look alike"
 
     code, out, err = main(capsys, "cache", "--clear")
     assert (code, out, err) == (0, f"removed 4 kernels from {folder}\n", "")
@@ -966,9 +1005,22 @@ def test_compile_where_nothing_can_be_kept_fails(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("HTILE_CACHE_DIR", str(tmp_path / "file" / "below"))
     ask = ["compile", "examples.softmax:softmax", "--args", "x=bf16[64,376]"]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("error")
         code, out, err = main(capsys, *ask)
     assert (code, out) == (1, "") and "can not be kept in the disk cache" in err
+    assert err.count("\n") == 1 and "HTILE_CACHE_DIR (empty: none)" in err, "it is said once"
+
+
+def test_what_is_compiled_ahead_and_can_not_be_kept_warns_once(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HTILE_CACHE_DIR", str(tmp_path / "file" / "below"))
+    x = torch.empty(64, 392, device="meta")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        softmax.compile(x)
+    assert ["can not be kept" in str(each.message) for each in told] == [True]
+    with pytest.warns(RuntimeWarning, match="can not be kept"):
+        softmax.compile(x)
 
 
 def test_what_can_not_be_removed_is_said(folder, capsys, monkeypatch):

@@ -16,7 +16,7 @@ import torch
 
 import htile
 from examples.softmax import softmax
-from htile.errors import ArgumentError, LoweringError, TraceError
+from htile.errors import ArgumentError, LoweringError, TraceError, UnsupportedError
 from htile.lower import enumerate_plans
 from htile.testing import assert_close
 
@@ -409,3 +409,37 @@ def test_many_threads_many_shapes():
     for thread in threads:
         thread.join()
     assert results == [True] * (8 * 19)
+
+
+# ---- tracers of torch ----------------------------------------------------------------------------
+
+
+class Weighted(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.rand(8))
+
+    def forward(self, x):
+        return weighted(x, self.weight)
+
+
+@htile.rowwise
+def weighted(x, weight):
+    return x * weight
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("tracer", ["torch.fx.symbolic_trace", "torch.jit.trace"])
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.trace")
+def test_tracers_that_see_no_call(tracer, grad):
+    module, x = Weighted(), torch.randn(4, 8)
+    with torch.set_grad_enabled(grad), pytest.raises(UnsupportedError) as caught:
+        if tracer == "torch.jit.trace":
+            torch.jit.trace(module, (x,))
+        else:
+            torch.fx.symbolic_trace(module)
+    assert f"weighted: {tracer} cannot record" in caught.value.message
+    assert "torch.export.export(module, args)" in caught.value.message
+    program = torch.export.export(module, (x,))
+    assert torch.equal(program.module()(x), x * module.weight)
+    assert torch.equal(module(x), x * module.weight), "nothing is left of the attempt"

@@ -323,6 +323,20 @@ def test_a_function_that_is_not_there(here, capsys, target, says):
         assert f"({here / 'shown_wrong.py'}:1)" in err
 
 
+def test_a_module_that_raises_when_it_is_imported(here, capsys):
+    (here / "shown_deep.py").write_text("def f():\n    return {}['absent']\n")
+    (here / "shown_raises.py").write_text("import shown_deep\nshown_deep.f()\n")
+    for target in ("shown_raises:f", "shown_raises.py:f"):
+        code, out, err = main(capsys, "show", target)
+        assert (code, out) == (2, "") and err.count("\n") == 1
+        assert f"{target[:-2]} can not be imported: KeyError: 'absent' (" in err
+        assert f"{here / 'shown_deep.py'}:2: return {{}}['absent'])" in err
+        sys.modules.pop("shown_raises", None)
+    (here / "shown_wrong_use.py").write_text("import htile\nf = htile.rowwise(3)\n")
+    code, _, err = main(capsys, "show", "shown_wrong_use:f")
+    assert code == 1 and err.startswith("ArgumentError: "), "HTile's own errors are told as such"
+
+
 def test_a_file_in_a_folder_named_like_a_module(here, capsys):
     (here / "shown-folder").mkdir()
     (here / "plain_folder").mkdir()
@@ -333,6 +347,13 @@ def test_a_file_in_a_folder_named_like_a_module(here, capsys):
 
 
 # --------------------------------------------------------------------------------- its arguments
+
+
+@pytest.mark.parametrize("command", ["show", "compile"])
+def test_arguments_without_a_tensor(capsys, command):
+    code, out, err = main(capsys, command, "examples.softmax:softmax", "--args", "x=1.0")
+    assert (code, out) == (2, "") and "softmax: no argument is a tensor, got x=1.0" in err
+    assert '--args "x=bf16[4096,8192]"' in err and GRAMMAR in err
 
 
 def test_missing_and_unknown_arguments(capsys):
@@ -426,7 +447,10 @@ def test_several_values():
         ("x=bf16[4096,8192", "expected a number, ',' or ']' at position 17, the text ends", 17),
         ("x=bf16[4,,8]", "expected a number at position 10, got ','", 10),
         ("x=bf16[4,]", "expected a number", 10),
-        ("x=bf16[-4]", "expected a number at position 8, got '-'", 8),
+        ("x=bf16[-4]", "expected a number at position 8, got '-4'", 8),
+        ("x=bf16[8,10.5]", "expected a number at position 10, got '10.5'", 10),
+        ("x=bf16[8,-1]", "expected a number at position 10, got '-1'", 10),
+        ("x=bf16[" + "n" * 50 + "]", f"got '{'n' * 40}…'", 8),
         ("x=bf16[4 8]", "expected a number, ',' or ']'", 10),
         ("x=bf16[4a]", "expected a number", 8),
         ("x=bf16[N]", "expected a number", 8),
@@ -440,7 +464,7 @@ def test_several_values():
         ("x='open", "expected a value", 3),
         ("x=12ab", "expected a value", 3),
         (r"x='\x'", "this is no Python string", 3),
-        ("x bf16[4]", "expected '=' after x at position 3, got 'b'", 3),
+        ("x bf16[4]", "expected '=' after x at position 3, got 'bf16'", 3),
         ("=3", "expected the name of a parameter", 1),
         ("x=1,y=2", "expected a space before the next name at position 4, got ','", 4),
         ("x=f32[2]y=1", "expected a space", 9),

@@ -335,6 +335,13 @@ def test_the_cache_folder(tmp_path, monkeypatch):
     expect(machine.check_cache(off, "Linux"), WARN, "none: every process", "unset HTILE_CACHE_DIR")
 
 
+def test_the_size_of_the_cache(tmp_path):
+    folder = {"HTILE_CACHE_DIR": str(tmp_path), "HTILE_CACHE_SIZE": "foo"}
+    expect(machine.check_cache(folder, "Linux"), FAIL, "HTILE_CACHE_SIZE='foo'", "unset it, or")
+    expect(machine.check_cache(folder | {"HTILE_CACHE_SIZE": "2G"}, "Linux"), OK, str(tmp_path))
+    expect(machine.check_cache(folder | {"HTILE_CACHE_DIR": ""}, "Linux"), WARN, "none", "unset")
+
+
 def test_the_linker():
     expect(machine.check_linker("/usr/bin/ld", None), OK, "/usr/bin/ld")
     expect(machine.check_linker(None, "0.1.3"), OK, "apache-tvm-ffi-orcjit 0.1.3")

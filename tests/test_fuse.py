@@ -190,6 +190,18 @@ class Unregistered(torch.nn.Module):
         return x * self.scale
 
 
+class Remembering(torch.nn.Module):
+    """It keeps a tensor under a name that its constructor has made."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = None
+
+    def forward(self, x):
+        self.last = y = x.softmax(-1) * x
+        return y
+
+
 class Masking(torch.nn.Module):
     """Its gradient in torch is NaN, and only the comparison can tell."""
 
@@ -230,7 +242,8 @@ LEFT = {
     "a dim by rank": (torch.nn.Softmax, r"gives other values for rows of shape \(2, 3, 64\)"),
     "a mean": (torch.nn.MSELoss, "returns other tensors"),
     "the batch": (Rescaled, r"gives other values for rows of shape \(5, 64\) in f32"),
-    "counts": (Counting, "its forward stores an attribute"),
+    "counts": (Counting, "its forward stores an attribute, self.calls, so it is no function"),
+    "remembers": (Remembering, "its forward stores an attribute, self.last, so it is no function"),
     "counts in a buffer": (CountingInABuffer, "its forward changes self.calls"),
     "keeps in a buffer": (Averaging, "its forward stores self.average"),
     "keeps in a buffer that was none": (Caching, "its forward stores self.last"),

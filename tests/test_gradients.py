@@ -627,6 +627,16 @@ def test_vectorized_jacobians_are_refused_by_name():
     torch.testing.assert_close(found, right)
 
 
+def test_many_cotangents_at_once_are_refused_with_what_takes_their_place():
+    x, cotangents = torch.randn(2, 3), torch.randn(5, 2, 3)
+    leaf = x.clone().requires_grad_()
+    with pytest.raises(GradientError, match=r"is_grads_batched=True.*torch\.func\.jacrev, or"):
+        torch.autograd.grad(softmax(leaf), leaf, cotangents, is_grads_batched=True)
+    _, pull = torch.func.vjp(softmax, x)
+    right = torch.autograd.grad(leaf.softmax(-1), leaf, cotangents, is_grads_batched=True)
+    torch.testing.assert_close(torch.vmap(pull)(cotangents), right)
+
+
 def test_the_kernel_that_is_shown_is_the_one_that_trains():
     @htile.rowwise
     def f(x):
@@ -691,3 +701,37 @@ def test_a_kind_of_call_is_prepared_once(monkeypatch):
     for m in (4, 4, 9):
         f(row(m, 8), row(8)).sum().backward()
     assert len(made) == 2  # to find what is kept, and for the cotangents that there are
+
+
+@pytest.mark.parametrize("which", [1, 2])
+def test_the_statistics_of_a_layer_norm_have_gradients(which):
+    """Torch has none for them."""
+
+    def norm(x):
+        return torch.native_layer_norm(x, (8,), None, None, 1e-5)[which]
+
+    def plain(x):
+        mean, variance = x.mean(-1, keepdim=True), x.var(-1, unbiased=False, keepdim=True)
+        return mean if which == 1 else (variance + 1e-5).rsqrt()
+
+    x = torch.randn(3, 8, requires_grad=True)
+    assert not norm(x).requires_grad
+    found = torch.autograd.grad(htile.rowwise(norm)(x).sum(), x)
+    right = torch.autograd.grad(plain(x).sum(), x)
+    torch.testing.assert_close(found, right)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
+def test_results_of_8_bits(dtype):
+    """Of those in float8 the gradient is torch's, and integers have none."""
+
+    def f(x):
+        return (x * x).to(dtype)
+
+    x = torch.randn(3, 8, requires_grad=True)
+    found, right = htile.rowwise(f)(x), f(x)
+    assert found.requires_grad == right.requires_grad == dtype.is_floating_point
+    if found.requires_grad:
+        weights = torch.ones(3, 8).to(dtype)
+        gradients = [torch.autograd.grad(y, x, weights) for y in (found, right)]
+        torch.testing.assert_close(*gradients)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import htile
+from htile import cli
 from htile.build import cubin as cubin_module
 from htile.errors import ArgumentError, CompileError, UnsupportedError
 from htile.frontend.ops import Op
@@ -165,3 +166,29 @@ def test_the_cost_says_what_bounds_a_kernel():
         other.cost()
     with pytest.raises(ArgumentError, match="above 0"):
         kernel.cost(0)
+
+
+# ---- HTILE_DUMP ----------------------------------------------------------------------------------
+
+
+def test_a_dump_that_can_not_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    place = str(tmp_path / "file" / "dump")
+    monkeypatch.setenv("HTILE_DUMP", place)
+    kernel = example_kernel("softmax", 712)
+    for _ in range(2):  # it is no kernel that was saved
+        with pytest.raises(ArgumentError) as caught:
+            _ = kernel.artifact
+        told = caught.value.message
+        assert f"HTILE_DUMP={place!r}: " in told and "Not a directory" in told
+        assert "softmax can not be saved there; name a folder" in told
+    monkeypatch.delenv("HTILE_DUMP")
+    assert kernel.artifact.function == "softmax"
+
+
+def test_kernels_that_are_compiled_ahead_are_saved(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HTILE_DUMP", str(tmp_path))
+    ask = ["compile", "examples.softmax:softmax", "--args", "x=bf16[64,712]", "--arch", "sm_80"]
+    assert cli.main(ask) == 0
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.startswith("softmax-sm_80-") and (folder / "kernel.ptx").exists()

@@ -813,6 +813,26 @@ def test_dot_is_well_formed_with_a_cluster_a_stage(drawn):
     )
 
 
+def test_pictures_show_no_objects_of_python(drawn):
+    graph, names, _ = drawn
+    for text in (graph_dot(graph, names), graph_json(graph, names), graph_dot(graph)):
+        assert not re.search(r"<\w+\.\w+|\bOp\.|\bSlope\.|<class|object at 0x", text)
+
+
+def test_a_reduction_of_each_group_in_pictures():
+    def normed(x):
+        groups = x.view(-1, 32)
+        return (groups / (groups * groups).sum(-1, keepdim=True)).flatten()
+
+    kernel = htile.rowwise(normed).inspect(torch.empty(2, 256, device="meta"))
+    assert "sum(mul0) of each 32" in kernel.graph_dot()
+    nodes = json.loads(kernel.graph_json())["nodes"]
+    assert ["sum", 32] in [node["arg"] for node in nodes]
+    maximum = htile.rowwise(lambda x: x.clamp(min=0.0) * x.max(-1).values)
+    text = maximum.inspect(torch.empty(2, 256, device="meta")).traced
+    assert "Slope" not in graph_dot(text) and "Slope" not in graph_json(text)
+
+
 def test_dot_has_the_names_of_the_source_and_the_rounds():
     graph, names, _ = case("layernorm")
     assert "add1 = mul1 * weight + bias" in graph_dot(graph, names)

@@ -435,3 +435,17 @@ def test_out_is_refused():
         softmax(forward_ad.make_dual(x, x), out=torch.empty_like(x))
     with forward_ad.dual_level(), pytest.raises(GradientError, match="out carries a forward-mode"):
         softmax(x, out=forward_ad.make_dual(torch.empty_like(x), x))
+
+
+def test_what_is_computed_without_gradients_has_no_tangent():
+    """Inside a row-wise function; torch's forward mode carries the tangent on."""
+
+    def f(x):
+        with torch.no_grad():
+            scale = torch.exp(x)
+        return x * scale
+
+    x, direction = torch.randn(3, 8), torch.randn(3, 8)
+    found = jvp(htile.rowwise(f), (x,), (direction,))[1]
+    torch.testing.assert_close(found, direction * x.exp())
+    torch.testing.assert_close(jvp(f, (x,), (direction,))[1], direction * x.exp() * (1 + x))

@@ -10,6 +10,7 @@ HTILE_CACHE_DIR names the folder; empty, it turns the cache off. HTILE_CACHE_SIZ
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import hashlib
@@ -94,6 +95,7 @@ class Entry:
 
     used: when it was last used, in seconds since the epoch.
     function, arch: what it holds; None where it is torn or not HTile's.
+    about: what the first lines of its source say: the length of its rows, and the dtypes.
     """
 
     path: Path
@@ -101,6 +103,7 @@ class Entry:
     used: float
     function: str | None = None
     arch: str | None = None
+    about: str = ""
 
 
 def cache_folder(
@@ -126,9 +129,10 @@ def cache_folder(
         return None
 
 
-def cache_limit() -> int:
+def cache_limit(environ: Mapping[str, str] | None = None) -> int:
     """HTILE_CACHE_SIZE in bytes. Raises ArgumentError where that is no size."""
-    text = os.environ.get("HTILE_CACHE_SIZE") or DEFAULT_SIZE
+    environ = os.environ if environ is None else environ
+    text = environ.get("HTILE_CACHE_SIZE") or DEFAULT_SIZE
     size = re.fullmatch(r"(\d+)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if size is None:
         raise ArgumentError(
@@ -378,7 +382,8 @@ def entries() -> list[Entry]:
                 continue
             artifact = None
         if artifact is not None:
-            entry = replace(entry, function=artifact.function, arch=artifact.arch)
+            about = (ast.get_docstring(ast.parse(artifact.source)) or "").partition(": ")[2]
+            entry = replace(entry, function=artifact.function, arch=artifact.arch, about=about)
         found.append(entry)
     return found
 

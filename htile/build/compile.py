@@ -73,9 +73,12 @@ def build(source: str, function: str, arch: str) -> Artifact:
 
 def build_ahead(source: str, function: str, arch: str) -> Artifact:
     """`build`, for other processes: the disk cache has it afterwards, whenever it was compiled."""
-    artifact = build(source, function, arch)
-    cache.keep(source, artifact)
-    return artifact
+    with _LOCK:
+        was_known = _ARTIFACTS.find((source, arch)) is not None
+        artifact = build(source, function, arch)
+        if was_known:  # else the cache has just been asked to keep it
+            cache.keep(source, artifact)
+        return artifact
 
 
 def _build(source: str, function: str, arch: str) -> Artifact:

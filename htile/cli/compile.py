@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+import warnings
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
 from ..errors import CompileError
-from .show import arguments, find
+from .show import find, inspected
 from .terminal import UsageError
-from .values import GRAMMAR, parse
+from .values import GRAMMAR
 
 if TYPE_CHECKING:
     from ..run.kernel import Kernel
@@ -46,11 +47,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    from ..build.cache import cache_folder
+    from ..build.cache import cache_folder, cache_limit
 
     folder = cache_folder()
     if folder is None:
         raise UsageError("the disk cache is turned off: set HTILE_CACHE_DIR to a folder")
+    cache_limit()  # raises where it is no size, which a kernel that is there would not tell
     function = find(options.function)
     for text in options.args or [""]:
         for arch in options.arch or [None]:
@@ -60,8 +62,7 @@ def run(options: Namespace) -> int:
 
 
 def _compile(function: Rowwise, text: str, arch: str | None, backward: bool) -> None:
-    args, kwargs = arguments(function, parse(text))
-    shown = function.inspect(*args, arch=arch, **kwargs)
+    shown = inspected(function, text, arch)
     training = shown.training if backward else None
     for kernel in getattr(shown, "kernels", (shown,)):  # of a function with products, several
         _compile_kernel(kernel)
@@ -76,7 +77,13 @@ def _compile_kernel(kernel: Kernel, what: str = "") -> None:
     path = path_of(kernel.source, kernel.lowered.function, kernel.arch)
     there = path is not None and path.exists()
     start = time.perf_counter()
-    kernel.build_ahead()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "compiled kernels can not be kept", RuntimeWarning)
+        try:
+            kernel.build_ahead()
+        except RuntimeWarning as warning:
+            message = f"{kernel.name} can not be kept in the disk cache: {warning}"
+            raise CompileError(message) from None
     took = time.perf_counter() - start
     if path is None or not path.exists():
         raise CompileError(f"{kernel.name} is compiled, but can not be kept in the disk cache")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
+import traceback
 import types
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import CompileError
+from ..errors import CompileError, HTileError, an
 from .terminal import UsageError, paint
 from .values import GRAMMAR, parse
 
@@ -72,9 +73,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    function = find(options.function)
-    args, kwargs = arguments(function, parse(options.args))
-    kernel = function.inspect(*args, arch=options.arch, **kwargs)
+    kernel = inspected(find(options.function), options.args, options.arch)
     kept = {}
     if options.backward:
         kept, kernel = {"kept": str(kernel.training.saved)}, kernel.training.backward
@@ -138,7 +137,8 @@ def find(target: str) -> Rowwise:
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        module = _load_path(place) if place.endswith(".py") else _load_name(place)
+        with _Importing(place):
+            module = _load_path(place) if place.endswith(".py") else _load_name(place)
     except (ImportError, SyntaxError, OSError) as error:
         where = f" ({error.filename}:{error.lineno})" if isinstance(error, SyntaxError) else ""
         raise UsageError(f"{place} can not be imported: {_reason(error)}{where}") from error
@@ -156,8 +156,33 @@ def find(target: str) -> Rowwise:
     if isinstance(value, types.FunctionType):
         return rowwise(value)
     if not isinstance(value, Rowwise):
-        raise UsageError(f"{place}:{name} is a {type(value).__name__}, not a function{there}")
+        raise UsageError(f"{place}:{name} is {an(type(value).__name__)}, not a function{there}")
     return value
+
+
+class _Importing:
+    """While a user's module is imported, tells in one line of an exception that it does not catch.
+
+    It may be any exception. Those that `find` tells of, and HTile's own, are left as they are.
+    """
+
+    def __init__(self, place: str):
+        self.place = place
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error, trace) -> None:
+        if kind is None or not issubclass(kind, Exception):
+            return
+        if issubclass(kind, (ImportError, SyntaxError, OSError, HTileError, UsageError)):
+            return
+        from ..frontend.libraries import library
+
+        users = [f for f in traceback.extract_tb(trace) if not library(f.filename)]
+        where = f" ({users[-1].filename}:{users[-1].lineno}: {users[-1].line})" if users else ""
+        text = f"{kind.__name__}: {error}".removesuffix(": ")
+        raise UsageError(f"{self.place} can not be imported: {text}{where}") from error
 
 
 def _reason(error: Exception) -> str:
@@ -214,6 +239,22 @@ def _load_path(text: str) -> types.ModuleType:
         if not complete:
             del sys.modules[name]
     return module
+
+
+def inspected(function: Rowwise, text: str, arch: str | None) -> Kernel:
+    """The kernel for arguments that are written as text. Raises UsageError where none is a row."""
+    import torch
+
+    args, kwargs = arguments(function, parse(text))
+    values = dict(zip(function._signature.names, (*args, *kwargs.values()), strict=True))
+    if not any(isinstance(value, torch.Tensor) for value in values.values()):
+        given = ", ".join(f"{name}={value!r}" for name, value in values.items())
+        raise UsageError(
+            f"{function._signature.name}: no argument is a tensor, got {given}; a kernel is for "
+            f'rows, so write one as a dtype and its sizes, such as --args "{next(iter(values))}='
+            f'bf16[4096,8192]"\n{GRAMMAR}'
+        )
+    return function.inspect(*args, arch=arch, **kwargs)
 
 
 def arguments(function: Rowwise, values: dict[str, object]) -> tuple[list, dict[str, object]]:

@@ -24,6 +24,7 @@ dtypes: f32 bf16 f16 i32 i64 bool e4m3 e5m2 e8m0 i8 u8, and torch's own names (f
 
 WORDS = {"True": True, "False": False, "None": None}
 MOST_DIGITS = 1000  # of a number; Python itself converts no more than 4300
+MOST_SHOWN = 40  # characters that a message quotes
 
 _NAME = re.compile(r"[^\W\d]\w*")
 _DTYPE = re.compile(r"[^\W\d][\w.]*")
@@ -32,6 +33,7 @@ _FLOAT = re.compile(r"[+-]?(?:inf|nan|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?![\
 _STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 _SIZE = re.compile(r"\d+(?![\w.])")
 _SPACE = re.compile(r"\s*")
+_TOKEN = re.compile(r"[^\s\[\]:,=]+")  # what a message quotes
 
 
 def parse(text: str) -> dict[str, object]:
@@ -159,7 +161,10 @@ class _Parser:
     def fail(self, message: str, at: int | None = None) -> NoReturn:
         """Raise UsageError for the place `at`, or for where we are."""
         at = self.at if at is None else at
-        got = f"got {self.text[at]!r}" if at < len(self.text) else "the text ends"
+        token = _TOKEN.match(self.text, at)
+        found = token.group() if token else self.text[at : at + 1]
+        found = found if len(found) <= MOST_SHOWN else f"{found[:MOST_SHOWN]}…"
+        got = f"got {found!r}" if found else "the text ends"
         shown = "".join(c if c.isprintable() else " " for c in self.text)
         where = f"{message} at position {at + 1}" + f", {got}" * message.startswith("expected")
         raise UsageError(f"--args: {where}\n  {shown}\n  {' ' * at}^\n{GRAMMAR}")

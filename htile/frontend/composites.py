@@ -353,10 +353,10 @@ SAME.add(FUNCTIONS[torch.nn.functional.dropout][1])
 def prelu(input, weight):
     """x above 0, weight * x below, for a weight of one element."""
     alike("prelu", input, weight)
-    if weight._value.spread or weight._sizes.numel() != 1:
+    if weight._sizes.numel() != 1:
         fail(UnsupportedError, f"prelu with a weight of shape {tuple(weight._sizes)}: torch has "
              "one for each channel, and a row has none; write torch.where(x > 0, x, weight * x)")
-    return where(input > 0, input, weight.reshape(()) * input)
+    return where(input > 0, input, torch.squeeze(weight.reshape(1), -1) * input)
 
 
 @implements("softplus", check=floating)

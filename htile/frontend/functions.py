@@ -38,6 +38,10 @@ PLACES = {"torch.special": torch.special, "F": torch.nn.functional, "torch": tor
 """Where torch may have a function. Of one that several modules hold, the last spelling wins."""
 
 
+_BESIDE_DIM = frozenset({"sum", "mean", "prod", "logsumexp", "max", "min"})
+"""The methods of which torch takes `keepdim` only where `dim` is given."""
+
+
 def implements(
     *spellings: str, method: bool = True, check: Callable | None = None
 ) -> Callable[[Callable], Callable]:
@@ -79,6 +83,10 @@ def attach(name: str, function: Callable, doc: str = "") -> None:
     function.__doc__ = function.__doc__ or doc
 
     def method(self, *args, **kwargs):
+        if name in _BESIDE_DIM and not args and {"keepdim", "keepdims"} & {*kwargs}:
+            if not {"dim", "axis"} & {*kwargs}:
+                fail(TraceError, f"x.{name}(keepdim=True) without dim: torch takes keepdim beside "
+                     f"dim only, write x.{name}(-1, keepdim=True)")  # fmt: skip
         return call(f"x.{name}", function, (self, *args), kwargs)
 
     method.__name__, method.__doc__ = name, function.__doc__

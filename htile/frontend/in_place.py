@@ -20,7 +20,7 @@ from .factories import index as places_of
 from .functions import OPERATORS, attach, masked_fill
 from .graph import Role
 from .ops import Op, Value, Varies, broadcast_shapes
-from .parts import cat, part, stack, too_many
+from .parts import cat, check_slice, part, stack, too_many
 from .promotion import BOOL, FLOAT, filled, into, operand
 from .shapes import broadcast_to, reshaped, squeeze, unsqueeze
 from .slopes import Slope
@@ -178,6 +178,8 @@ def _with_index(x: Tensor, index: object, value: object) -> Tensor:
                  "x = torch.where(torch.arange(x.shape[-1]) == y, value, x)")  # fmt: skip
         if type(each) not in (int, slice, EllipsisType):
             fail(UnsupportedError, f"x[{each!r}] = value: write numbers and slices")
+    for each in parts:
+        check_slice(each)
     cut = _cut(x, parts)
     if len(cut) > 1:
         fail(UnsupportedError, "x[...] = y of parts of several axes: write one axis after another, "
@@ -233,13 +235,25 @@ def _with_part(x: Tensor, axis: int, place: int | slice, value: object) -> Tenso
         first, last = ([part(x, axis, a, b - a)] if b > a else [] for a, b in ends)
         return cat([*first, value, *last], axis)
     if size % chosen.step or len(chosen) * chosen.step != size:
-        fail(UnsupportedError, f"{told}: a step goes through all {size} elements of the axis, and "
-             "divides them; write torch.cat or torch.where")  # fmt: skip
+        _refuse_step(told, axis, chosen, size)
     step, sizes = chosen.step, tuple(x._sizes)
     each = [value if k == chosen.start else part(x, axis, k, size // step, step)
             for k in range(step)]  # fmt: skip
     end = axis + len(sizes) + 1
     return reshaped(stack(each, end), sizes)
+
+
+def _refuse_step(told: str, axis: int, chosen: range, size: int) -> None:
+    """Raise UnsupportedError for a part with a step that is not the same in the whole axis."""
+    start, step, k = chosen.start, chosen.step, f"torch.arange({size})"
+    k += "[:" + ", None" * (-1 - axis) + "]" if axis < -1 else ""
+    tests = [f"(k >= {start})"] if start else []
+    tests += [f"(k < {chosen.stop})"] if chosen[-1] + step < size else []
+    tests.append(f"((k - {start}) % {step} == 0)" if start else f"(k % {step} == 0)")
+    fail(UnsupportedError, f"{told}: values of several elements are stored with a step only where "
+         f"this cuts the whole axis of {size} elements into parts of one length, as x[::2] = y of "
+         f"an even number does; with k = {k} write x = torch.where({' & '.join(tests)}, y, x), "
+         "where y is as long as x")  # fmt: skip
 
 
 def _shown(place: int | slice) -> str:

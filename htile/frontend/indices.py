@@ -196,6 +196,8 @@ def take_along_dim(input, indices, dim=None):
 
 def _elements(x: Tensor, y: Tensor, what: str, wraps: bool) -> Tensor:
     """The elements of a row at one index or at each of a few."""
+    if y.ndim == 1 and y._sizes[0] > MOST_PARTS and x._value.varies is not Varies.ROW:
+        _refuse_many(x, y, what)
     if y.ndim != 1 or not 1 < y._sizes[0] <= MOST_PARTS or y._value.dtype is BOOL:
         return element(x, per_row_index(y, what), wraps)
     if (name := _shared_vector(y)) is not None:
@@ -203,6 +205,18 @@ def _elements(x: Tensor, y: Tensor, what: str, wraps: bool) -> Tensor:
              f"an index of each row is annotated {name}: htile.PerRow")  # fmt: skip
     each = [element(x, per_row_index(y[k], what), wraps) for k in range(y._sizes[0])]
     return cat([unsqueeze(found, -1) for found in each])
+
+
+def _refuse_many(x: Tensor, y: Tensor, what: str) -> None:
+    """Raise UnsupportedError for many integers that choose elements of what all rows share."""
+    if y._value.dtype in (torch.int32, INT64):
+        made = x._builder[x._id]
+        name, size = made.arg if made.op is Op.INPUT else "table", x._sizes[0]
+        fail(UnsupportedError, f"{what.removesuffix(' a row')} {name}, of {size} elements that all "
+             f"rows share, by {y._sizes[0]} indices of a row: at most {MOST_PARTS} are taken, one "
+             f"by one. Of a small table write z = {name}[0], and z = torch.where(y == k, "
+             f"{name}[k], z) for k in range(1, {size}); else look them up outside the function, "
+             "and pass the result as a row")  # fmt: skip
 
 
 def int64(y: Tensor, what: str) -> Tensor:

@@ -40,6 +40,16 @@ def is_matrix(x: Tensor) -> bool:
     return _matrix(x) is not None
 
 
+def refuse_left(a: object, b: object, what: str) -> None:
+    """Raise UnsupportedError for a matrix argument on the left of a row."""
+    found = _matrix(a) if isinstance(a, Tensor) else None
+    if found is not None:
+        name = found.input.name
+        left, right = (f"{name}.T", name) if found.is_transposed else (name, f"{name}.T")
+        fail(UnsupportedError, f"{what} of {left}, an htile.Matrix, and what is multiplied from "
+             f"the left: a row stands on the left of the matrix, write x @ {right} for {left} @ x")
+
+
 def multiplied(x: object, matrix: Tensor, what: str) -> Tensor:
     """x @ matrix, of a row (K,) and a matrix (K, N)."""
     found, (k, _) = _matrix(matrix), tuple(matrix._sizes)

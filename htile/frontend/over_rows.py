@@ -8,14 +8,14 @@ row adds. The oracle (`htile/testing.py`) asks for marked terms instead, and add
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 import torch
 from torch.utils import _pytree as pytree
 
-from ..errors import DtypeError, Location, TraceError, UnsupportedError
+from ..errors import DtypeError, Location, TraceError, UnsupportedError, an
 from .dtypes import STORAGE
 from .ops import Op
 from .promotion import BOOL, FLOAT, INT64, convert
@@ -129,11 +129,20 @@ def max_rows(v: torch.Tensor) -> torch.Tensor:
     return _over_rows(Op.MAX, v)
 
 
+def _converted(dtype: torch.dtype) -> Callable:
+    return lambda self: self.to(dtype)
+
+
+for _name in ("float", "half", "bfloat16", "int", "long", "double"):
+    for _kind in (Term, OverRows):
+        setattr(_kind, _name, _converted(getattr(torch, _name)))
+
+
 def _over_rows(over: Op, v: torch.Tensor) -> torch.Tensor:
     name = f"htile.{_NAMES[over]}"
     if not isinstance(v, torch.Tensor):
-        fail(TraceError, f"{name} takes a tensor that is computed of a row, not a "
-             f"{type(v).__name__}")  # fmt: skip
+        fail(TraceError, f"{name} takes a tensor that is computed of a row, not "
+             f"{an(type(v).__name__)}")  # fmt: skip
     if not isinstance(v, Tensor):
         return Term(v, over) if _MARKED.get() else v
     dtype = v._builder[v._id].value.dtype

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import torch
 
-from ..errors import ShapeError, TraceError, UnsupportedError
+from ..errors import ShapeError, TraceError, UnsupportedError, an
 from .functions import implements
 from .ops import Op
 from .promotion import BOOL, filled, floating, together
@@ -80,13 +80,28 @@ def too_many(taken: int, x: Tensor) -> str:
     return f"{told}: it has no leading dimensions inside the function, write x[:n] for x[:, :n]"
 
 
-def _sliced(x: Tensor, axis: int, each: slice) -> Tensor:
+def check_slice(each: object) -> None:
+    """Raise an error for a slice whose bounds are not integers that are known."""
+    if not isinstance(each, slice):
+        return
     bounds = (each.start, each.stop, each.step)
     odd = [b for b in bounds if b is not None and not hasattr(type(b), "__index__")]
     if odd:
         fail(TraceError, f"a slice from, to or by {odd[0]!r}: write integers, as in x[1:3]")
     if any(isinstance(bound, Tensor) for bound in bounds):
-        fail(UnsupportedError, "a slice with computed bounds has no fixed length: write a mask")
+        tests = [f"torch.arange(x.shape[-1]) {sign} {name}"
+                 for sign, name, bound in ((">=", "i", each.start), ("<", "j", each.stop))
+                 if isinstance(bound, Tensor)]  # fmt: skip
+        mask = f"({tests[0]}) & ({tests[1]})" if len(tests) > 1 else "".join(tests) or "a mask"
+        ends = [name if isinstance(bound, Tensor) else "" if bound is None else str(bound)
+                for name, bound in (("i", each.start), ("j", each.stop))]  # fmt: skip
+        fail(UnsupportedError, f"x[{':'.join(ends)}], a slice with computed bounds, has no fixed "
+             f"length: write torch.where({mask}, x, 0), or for x[{':'.join(ends)}] = y "
+             f"torch.where({mask}, y, x)")  # fmt: skip
+
+
+def _sliced(x: Tensor, axis: int, each: slice) -> Tensor:
+    check_slice(each)
     if each.step is not None and each.step < 1:
         fail(ShapeError, f"the step {each.step} of a slice: torch takes steps of 1 and more")
     places = range(*each.indices(x._sizes[axis]))
@@ -218,7 +233,7 @@ def _tensors(tensors: object, what: str) -> tuple[Tensor, ...]:
     tensors = tuple(tensors)
     for each in tensors:
         if not isinstance(each, Tensor):
-            kind = "a real tensor" if isinstance(each, torch.Tensor) else f"a {type(each).__name__}"
+            kind = "a real tensor" if isinstance(each, torch.Tensor) else an(type(each).__name__)
             fail(TraceError, f"torch.{what} of {kind}: pass it as an argument")
     _few(len(tensors))
     dtypes = {t._value.dtype for t in tensors}
@@ -278,7 +293,7 @@ def tile(input, *repeats):
 def repeat_interleave(input, repeats, dim=None, *, output_size=None):
     """Each element of an axis so many times, one after the other."""
     if type(repeats) is not int or repeats < 1:
-        given = f"a {type(repeats).__name__}" if type(repeats) is not int else repeats
+        given = an(type(repeats).__name__) if type(repeats) is not int else repeats
         fail(UnsupportedError, f"repeat_interleave by {given}: it takes one number, of 1 and more, "
              "for all elements")  # fmt: skip
     x = reshaped(input, (input._sizes.numel(),)) if dim is None else input
@@ -329,7 +344,9 @@ def diff(input, n=1, dim=-1, prepend=None, append=None):
 
 @implements("roll")
 def roll(input, shifts, dims=None):
-    """The elements of an axis moved on; those beyond its end come first."""
+    """The elements of an axis moved on; those beyond its end come first.
+    Of a result that is a row the axis is cut into pieces of gcd(shifts, size) elements, at most 64
+    of them."""
     if not isinstance(shifts, int) or (dims is None and input.ndim != 1):
         fail(UnsupportedError, "torch.roll takes one shift and one axis here: x.roll(1, -1)")
     axis = cut_axis(input, -1 if dims is None else dims, "roll")

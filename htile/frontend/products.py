@@ -13,7 +13,7 @@ import torch
 
 from ..errors import ShapeError, TraceError, UnsupportedError
 from .functions import formulas, implements
-from .matrices import is_matrix, multiplied
+from .matrices import is_matrix, multiplied, refuse_left
 from .parts import MOST_PARTS, stack
 from .promotion import alike, floating
 from .reductions import sum
@@ -32,6 +32,7 @@ def product(a: object, b: object, what: str) -> Tensor:
     """The product of rows and matrices, each with as many axes as `what` takes."""
     if isinstance(b, Tensor) and is_matrix(b):
         return multiplied(a, b, what)
+    refuse_left(a, b, what)
     shapes = [tuple(x._sizes) if isinstance(x, Tensor) else x for x in (a, b)]
     told = f"{what} of values of shapes {shapes[0]} and {shapes[1]}"
     for x, counts in zip((a, b), SIZES[what], strict=True):

@@ -76,8 +76,16 @@ def number(x: Number, dtype: torch.dtype) -> Number:
     if kind is float and abs(value) >= INFINITE:
         return math.copysign(math.inf, value)
     if kind is int and not torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max:
-        fail(DtypeError, f"the number {x} does not fit {dtype}: convert the tensor first, x.long()")
+        fail(DtypeError, f"the number {x} does not fit {dtype}: {_fitting(x)}")
     return value
+
+
+def _fitting(x: int) -> str:
+    """What to write for an integer that a dtype of integers does not hold."""
+    if -(2**63) <= x < 2**63:
+        return "convert the tensor first, x.long()"
+    same_bits = f"for its 64 bits write {x - 2**64}; " if 0 <= x < 2**64 else ""
+    return f"{same_bits}for a number of this size convert the tensor, x.float(), and write {x:.17g}"
 
 
 def scalar(like: Tensor, x: Number, dtype: torch.dtype) -> Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..errors import DtypeError, ShapeError, TraceError
+from ..errors import DtypeError, ShapeError, TraceError, an
 from .factories import index
 from .ops import Op
 from .philox import exponential_of, uniform_of, word_of, words
@@ -45,7 +45,7 @@ def _integers(name: str, **operands: object) -> None:
                      f"{told}: convert it, {what}.long()")  # fmt: skip
         elif type(x) is not int:
             fail(TraceError, f"htile.{name}: {what} is a tensor of integers or a Python int, not "
-                 f"a {type(x).__name__}")  # fmt: skip
+                 f"{an(type(x).__name__)}")  # fmt: skip
         elif not -(2**63) <= x < 2**63:
             fail(DtypeError, f"htile.{name}: {what}={x} does not fit int64")
 

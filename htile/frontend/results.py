@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from ..errors import Location, TraceError
+from ..errors import Location, TraceError, an
 from .graph import Builder, Output, returned_dtype
 from .ops import Varies
 from .over_rows import OverRows
@@ -31,7 +31,7 @@ def output_of(builder: Builder, loc: Location, name: str, leaf: object) -> Outpu
         remedy = "pass it as an argument, or return it outside"
         raise TraceError(f"{builder.name} returns a real tensor as {name}: {remedy}", loc)
     if not isinstance(leaf, Tensor) or leaf._builder is not builder:
-        what = "None" if leaf is None else f"a {type(leaf).__name__}"
+        what = "None" if leaf is None else an(type(leaf).__name__)
         remedy = "return only tensors that are computed from the arguments"
         raise TraceError(f"{builder.name} returns {what} as {name}: {remedy}", loc)
     is_over = isinstance(leaf, OverRows)  # its node is what one row adds

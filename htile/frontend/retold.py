@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import torch
 
-from ..errors import HTileError, Location, ShapeError, TraceError
+from ..errors import HTileError, Location, ShapeError, TraceError, an
 from .dtypes import DTYPES
 from .hints import REFERENCE, advice
 from .libraries import internal
@@ -49,8 +49,13 @@ def retell(error: Exception) -> None:
                  "write n = x.shape[-1]", ShapeError)  # fmt: skip
     if match := _ARGUMENT.search(text):
         name, argument, expected, kind = match.groups()
-        remedy = f": {_instead(name)}" if expected == "Tensor" else ""
-        tell(f"torch.{name} takes a {expected} as {argument!r}, not a {kind}{remedy}")
+        place = "torch" if hasattr(torch, name) else "F"
+        got, remedy = an(kind), f": {_instead(name)}" if expected == "Tensor" else ""
+        if kind == "NoneType":
+            got, remedy = "None", f": pass one, or branch before it, `if {argument} is not None:`"
+        elif name == "linear":
+            remedy = ": pass the weight as an argument, annotated `weight: htile.Matrix`"
+        tell(f"{place}.{name} takes {an(expected)} as {argument!r}, not {got}{remedy}")
     if match := _COMBINATION.search(text):
         tell(f"torch.{match[1]} does not take these arguments: {_instead(match[1])}")
     if match := _LISTED.search(text):

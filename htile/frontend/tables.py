@@ -13,11 +13,11 @@ import torch
 
 from ..errors import ShapeError, UnsupportedError
 from .functions import implements
-from .graph import Role
+from .graph import Builder, Node, Role
 from .indices import getitem as _getitem
 from .indices import per_row_index
 from .ops import Op
-from .parts import stack, unbind
+from .parts import MOST_PARTS, stack, unbind
 from .promotion import BOOL
 from .scattered import Padding
 from .shapes import axis_of, reshaped
@@ -41,7 +41,13 @@ def lookup(
         arg = None if padding is None else Padding(padding)
         found = node(Op.LOOKUP, table, per_row_index(reshaped(y, ()), what), arg=arg)
         return reshaped(found, (*y._sizes, *found._sizes))
-    each = unbind(reshaped(y, (prod(y._sizes),)), 0)
+    count = prod(y._sizes)
+    if count > MOST_PARTS:
+        fail(UnsupportedError, f"{what} by {count} indices of a row, each of which chooses a part "
+             f"of shape {tuple(table._sizes[1:])}: at most {MOST_PARTS} are taken, one by one; "
+             "pass the indices as values per row, ids.flatten() as htile.PerRow, or look them up "
+             "outside the function")  # fmt: skip
+    each = unbind(reshaped(y, (count,)), 0)
     rows = stack([lookup(table, index, what, padding) for index in each])
     return reshaped(rows, (*y._sizes, *rows._sizes[1:]))
 
@@ -53,6 +59,8 @@ def _check_table(table: Tensor) -> None:
     while found.op in THROUGH:
         found = builder[found.inputs[0]]
     shape = tuple(table._sizes)
+    if found.op is Op.LOOKUP:
+        fail(UnsupportedError, _looked_up_twice(builder, found))
     if found.op is not Op.INPUT:
         fail(UnsupportedError, f"an index of a computed value of shape {shape}: it chooses rows of "
              "an argument, so write table[pos] * 2 for (table * 2)[pos]")  # fmt: skip
@@ -61,6 +69,15 @@ def _check_table(table: Tensor) -> None:
         fail(UnsupportedError, f"an index of {found.arg}, of which each row has its own, of shape "
              f"{shape}: it chooses rows of a tensor that all rows share, which is annotated "
              f"`{found.arg}: htile.Shared`")  # fmt: skip
+
+
+def _looked_up_twice(builder: Builder, found: Node) -> str:
+    """The message for an index of what an index has chosen."""
+    table = builder[found.inputs[0]]
+    name, shape = table.arg if table.op is Op.INPUT else "table", table.value.inner
+    return (f"a second index into the rows of {name}, of shape {shape}: one index chooses a part "
+            f"of a table, so flatten the table: pass {name}.flatten(0, 1), and write "
+            f"{name}[i * {shape[1]} + j] for {name}[i, j]")  # fmt: skip
 
 
 def getitem(x: Tensor, index: object) -> Tensor:

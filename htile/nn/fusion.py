@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.compiler import is_compiling
 
-from ..errors import ArgumentError, HTileError, TraceError
+from ..errors import ArgumentError, HTileError, TraceError, an
 from ..frontend.captures import freeze
 from ..frontend.dtypes import dtype_name
 from ..frontend.graph import Graph
@@ -82,7 +82,7 @@ def fuse(model: torch.nn.Module) -> Report:
     """
     if not isinstance(model, torch.nn.Module):
         raise ArgumentError(
-            f"htile.nn.fuse: expected a torch.nn.Module, got a {type(model).__name__}; of a "
+            f"htile.nn.fuse: expected a torch.nn.Module, got {an(type(model).__name__)}; of a "
             "function itself, write @htile.rowwise"
         )
     report, known = Report({}, {}, []), {}
@@ -130,7 +130,7 @@ def _refusal(module: torch.nn.Module) -> str | None:
             if tensor is None:
                 continue
             if type(tensor) not in PLAIN:
-                return f"its {name} is a {type(tensor).__name__}"
+                return f"its {name} is {an(type(tensor).__name__)}"
             if tensor.ndim > 1:
                 return (
                     f"its {name} has the shape {tuple(tensor.shape)}; rows share vectors, and no "

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import inspect
 import keyword
+import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
-from ..errors import TraceError
+from ..errors import HTileError, TraceError
 from ..frontend.captures import freeze
 from ..frontend.libraries import library_of
 from ..frontend.reads import reads_of, special_methods
@@ -171,10 +172,12 @@ def run_with(forward: Forward, values: tuple, attributes: dict[str, object]) -> 
     before = [value._id if isinstance(value, Symbolic) else None for value in values]
     try:
         result = kind.forward(stand_in, *values[:count])
-    except TypeError as error:
-        if str(error).startswith("cannot assign"):
-            raise TraceError("its forward stores an attribute, so it is no function") from None
-        raise
+    except (TypeError, HTileError) as error:
+        name = _stored_name(error)
+        if name is None:
+            raise
+        message = f"its forward stores an attribute, self.{name}, so it is no function"
+        raise TraceError(message) from None
     stored = [n for n, v in vars(stand_in).items() if n not in own or own[n] is not v]
     for place in PLACES:
         stored += [n for n, v in own[place].items() if tensors[place].get(n, own) is not v]
@@ -187,6 +190,17 @@ def run_with(forward: Forward, values: tuple, attributes: dict[str, object]) -> 
         if isinstance(value, Symbolic) and value._id != id:
             raise TraceError(f"its forward changes {name}, so it is no function")
     return result
+
+
+def _stored_name(error: Exception) -> str | None:
+    """The name of the attribute that torch failed to store; None where it failed elsewhere.
+
+    torch refuses to store a tensor or a number under the name of what it takes for a module. To say
+    so it asks a symbolic tensor for its type, which that refuses in turn.
+    """
+    store = torch.nn.Module.__setattr__.__code__
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return next((frame.f_locals["name"] for frame in frames if frame.f_code is store), None)
 
 
 def forward_of(

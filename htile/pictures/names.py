@@ -6,6 +6,7 @@ import textwrap
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from enum import Enum
 
 import torch
 
@@ -70,7 +71,11 @@ def expression(node: Node, operands: Sequence[str]) -> str:
     if node.op in INFIX:
         left, right = operands
         return f"{left} {INFIX[node.op]} {right}"
+    if node.op is Op.GROUPED:
+        op, size = node.arg
+        return f"{op.value}({operands[0]}) of each {size}"
     arg = dtype_name(node.arg) if isinstance(node.arg, torch.dtype) else node.arg
+    arg = arg.value if isinstance(arg, Enum) else arg
     parts = [*operands, *([] if arg is None else [str(arg)])]
     return f"{node.op.value}({', '.join(parts)})"
 

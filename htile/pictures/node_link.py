@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from enum import Enum
 
 import torch
 
@@ -81,6 +82,8 @@ def _plain(arg: object) -> object:
     """A static argument as JSON has it."""
     if isinstance(arg, torch.dtype):
         return dtype_name(arg)
+    if isinstance(arg, Enum):
+        return arg.value
     if isinstance(arg, tuple):
         return [_plain(a) for a in arg]
     if isinstance(arg, float) and not math.isfinite(arg):

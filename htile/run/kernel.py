@@ -111,12 +111,22 @@ class Kernel:
         artifact = build(self.lowered.source, self.lowered.function, self.arch)
         if folder := os.environ.get("HTILE_DUMP"):
             self.__dict__["artifact"] = artifact  # `save` asks for it
-            self.save(folder)
+            try:
+                self.save(folder)
+            except OSError as error:
+                del self.__dict__["artifact"]
+                raise ArgumentError(
+                    f"HTILE_DUMP={folder!r}: {error.filename or folder} can not be written "
+                    f"({error.strerror or error}), so {self.name} can not be saved there; name a "
+                    "folder that can be written, or unset HTILE_DUMP"
+                ) from None
         return artifact
 
     def build_ahead(self) -> None:
         """Compile the kernel, and keep it in the disk cache for other processes."""
         build_ahead(self.lowered.source, self.lowered.function, self.arch)
+        if os.environ.get("HTILE_DUMP"):
+            _ = self.artifact  # which is saved there
 
     @property
     def ptx(self) -> str:

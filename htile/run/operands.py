@@ -126,6 +126,18 @@ def refuse_fake(signature: Signature, values: tuple) -> None:
         )
 
 
+def refuse_tracers(signature: Signature, values: tuple) -> None:
+    """Raise UnsupportedError where torch.fx or torch.jit records what it sees of a call."""
+    fx = sys.modules.get("torch.fx.proxy")
+    is_fx = fx is not None and any(isinstance(value, fx.Proxy) for value in values)
+    if is_fx or torch._C._is_tracing():
+        tracer = "torch.fx.symbolic_trace" if is_fx else "torch.jit.trace"
+        raise UnsupportedError(
+            f"{signature.name}: {tracer} cannot record a call of a row-wise function; in what "
+            "torch.export.export(module, args) records it is one operation"
+        )
+
+
 def without_modes() -> AbstractContextManager:
     """In here torch computes with numbers, also where it records what a program does."""
     if not torch._C._len_torch_dispatch_stack():

@@ -40,6 +40,7 @@ from .operands import (
     call_key,
     device_of,
     is_inside_transform,
+    refuse_tracers,
     refuse_transforms,
     runs_kernels,
     wants_gradients,
@@ -188,6 +189,7 @@ class Rowwise(Ahead):
                 name = f"{signature.name}(out=...)"
                 fail(TraceError, f"{name} inside a traced function; assign the result")
             return self._fn(*args, **kwargs) if self._backward is None else self._backward(values)
+        refuse_tracers(signature, values)
         if vmap.is_inside(values):
             return vmap.call_over_batch(self, signature, values, out)
         # the key is what tells kinds of calls apart

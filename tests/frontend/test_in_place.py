@@ -415,7 +415,7 @@ def transposed(x):
         (a_longer_part, ShapeError, "x.:3. = y of shape .4,.: .* shape .3,.", "x.:3. ="),
         (floats_among_integers, DtypeError, "torch.float32 into torch.int64", "i.:3. ="),
         (parts_of_two_axes, UnsupportedError, "one axis after another", "m.:2, :2. ="),
-        (every_other, UnsupportedError, "x.::2. = y: .* torch.cat or torch.where", "x.::2."),
+        (every_other, UnsupportedError, "x.::2. = y: .* x = torch.where", "x.::2."),
         (a_list_of_places, UnsupportedError, "numbers and slices", "x..0, 1.. ="),
         (an_axis_too_many, ShapeError, "2 indices of a value of shape", "x.:, 0. ="),
         (a_text, TraceError, "got str", "x.0. ="),

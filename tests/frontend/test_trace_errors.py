@@ -363,7 +363,7 @@ MISTAKES = {
     "gelu": (lambda x: F.gelu(x, approximate="no"), TraceError, "'none' or 'tanh'"),
     "returns nothing": (lambda x: None, TraceError, "returns None"),
     "returns a number": (lambda x: 1.0, TraceError, "returns a float as out"),
-    "returns a number in a dict": (lambda x: {"n": 1, "x": x}, TraceError, "a int as n"),
+    "returns a number in a dict": (lambda x: {"n": 1, "x": x}, TraceError, "an int as n"),
     "returns a tensor": (lambda x: (x, WEIGHT), TraceError, "a real tensor as out1"),
     "returns an empty tuple": (lambda x: (), TraceError, "returns no tensor"),
     "depends on no row": (lambda x, w: (x, w * 2), TraceError, "out1 of <lambda> does not depend"),

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...build.arch import arch_of_capability
-from ...build.cache import cache_folder
-from ...errors import CompileError
+from ...build.cache import cache_folder, cache_limit
+from ...errors import ArgumentError, CompileError
 from .check import FAIL, OK, WARN, Check, dotted
 
 
@@ -144,8 +144,14 @@ def check_dump(environ: Mapping[str, str]) -> Check | None:
 
 
 def check_cache(environ: Mapping[str, str], system: str) -> Check:
-    """Checks that the folder for compiled kernels can be written."""
+    """Checks that the folder for compiled kernels can be written, and that its bound is a size."""
     folder = cache_folder(environ, system)
+    try:
+        cache_limit(environ)
+    except ArgumentError as error:
+        if folder is not None:
+            advice = "unset it, or write a size: without one nothing is compiled"
+            return Check("cache folder", FAIL, error.message, advice)
     if folder is None:
         return Check(
             "cache folder", WARN, "none: every process compiles again",

@@ -339,12 +339,30 @@ class _Placing(Collectives):
         pieces, each = elements // size, size * columns
         if pieces > self.most:
             shape = f"{pieces} pieces of {each} element{'s' * (each > 1)}"
+            if (rolled := self._rolled(node)) is not None:
+                raise UnsupportedError(
+                    f"an axis of {elements} elements whose ends change places, as in torch.roll, "
+                    f"would be cut into {shape}, at most {MOST_PIECES} are written out: pass "
+                    f"{rolled} as an argument",
+                    node.loc,
+                )
             raise UnsupportedError(
                 f"an axis of {elements} elements would be cut into {shape}, at most {self.most} "
                 "are written out: pass and return the parts by themselves (x[:, :n] and x[:, n:] "
                 "are views, of out= too), and groups as rows (x.unflatten(-1, (groups, -1)))",
                 node.loc,
             )
+
+    def _rolled(self, node: Node) -> str | None:
+        """How torch writes the join of the two parts of an axis, the last one first; else None."""
+        parts = self.graph.operands(node) if node.op is Op.CAT else ()
+        if len(parts) != 2 or {each.op for each in parts} != {Op.SLICE}:
+            return None
+        (axis, start, step, size), (other, begin, stride, first) = (each.arg for each in parts)
+        is_whole = begin == 0 and start == first and axis == other == node.arg
+        if parts[0].inputs != parts[1].inputs or not is_whole or (step, stride) != (1, 1):
+            return None
+        return f"x.roll({size if size < first else -first}, {axis})"
 
     def _refine(self, request: Refine) -> None:
         axis, size = request.axis, request.size

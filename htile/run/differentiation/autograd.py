@@ -89,8 +89,10 @@ def refuse_mapped(name: str, cotangents: tuple[torch.Tensor | None, ...]) -> Non
     """Raise GradientError for a backward pass of which `torch.vmap` makes several."""
     if any(g is not None and _is_mapped(g) for g in cotangents):
         raise GradientError(
-            f"{name}: a backward pass inside torch.vmap, as vectorized Jacobians have it, is not "
-            "supported yet; write vectorize=False"
+            f"{name}: a backward pass of many cotangents at once is not supported here, as "
+            "torch.autograd.grad(..., is_grads_batched=True) and the Jacobians of "
+            "torch.autograd.functional with vectorize=True ask for; write torch.func.jacrev, or "
+            "torch.vmap of what torch.func.vjp returns, or vectorize=False"
         )
 
 

@@ -1,0 +1,286 @@
+"""Messages that users found hard to follow, and what they say to write, which is run beside torch.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import htile
+from htile.errors import DtypeError, TraceError, UnsupportedError
+
+IDS = torch.tensor([0, 1, 2, 1])
+
+
+def refused(kind, fn, *values):
+    """The message that a call of a row-wise function raises; its class is `kind`."""
+    with pytest.raises(kind) as caught:
+        htile.rowwise(fn)(*values)
+    assert type(caught.value) is kind and caught.value.loc is not None
+    return caught.value.message
+
+
+# ---- tables --------------------------------------------------------------------------------------
+
+
+def test_two_indices_of_a_table():
+    x, t = torch.randn(4, 8), torch.randn(3, 3, 8)
+
+    def both(x, i: htile.PerRow, j: htile.PerRow, t: htile.Shared):
+        return x * t[i, j]
+
+    message = refused(UnsupportedError, both, x, IDS, IDS, t)
+    assert "pass t.flatten(0, 1), and write t[i * 3 + j] for t[i, j]" in message
+    assert "computed value" not in message
+
+    @htile.rowwise
+    def flat(x, i: htile.PerRow, j: htile.PerRow, t: htile.Shared):
+        return x * t[i * 3 + j]
+
+    j = IDS.flip(0)
+    assert torch.equal(flat(x, IDS, j, t.flatten(0, 1)), x * t[IDS, j])
+
+
+def test_a_row_of_indices_into_a_table():
+    x, t, near = torch.randn(4, 100), torch.randn(7), torch.randint(7, (4, 100))
+
+    def at_once(x, near, t: htile.Shared):
+        return x + t[near]
+
+    message = refused(UnsupportedError, at_once, x, near, t)
+    assert "a choice between rows" not in message and "indexing t, of 7 elements" in message
+    assert "z = torch.where(y == k, t[k], z) for k in range(1, 7)" in message
+
+    @htile.rowwise
+    def by_choices(x, near, t: htile.Shared):
+        z = t[0]
+        for k in range(1, 7):
+            z = torch.where(near == k, t[k], z)
+        return x + z
+
+    assert torch.equal(by_choices(x, near, t), x + t[near])
+
+
+def test_a_row_of_indices_into_rows_of_a_table():
+    def summed(x, near, t: htile.Shared):
+        return x + t[near].sum(-1)
+
+    near = torch.zeros(4, 100, dtype=torch.int64)
+    message = refused(UnsupportedError, summed, torch.randn(4, 100), near, torch.randn(7, 8))
+    assert "by 100 indices of a row, each of which chooses a part of shape (8,)" in message
+    assert "ids.flatten() as htile.PerRow" in message
+
+
+# ---- movements -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shift", [-1, 1, -33 - 2])
+def test_a_roll_of_many_elements(shift):
+    x = torch.randn(4, 67)
+    message = refused(UnsupportedError, lambda x: torch.roll(x, shift), x)
+    written = message.partition(": pass ")[2]
+    assert written.endswith(" as an argument") and "as in torch.roll" in message
+    assert torch.equal(eval(written.removesuffix(" as an argument")), x.roll(shift, -1))
+    assert message == refused(
+        UnsupportedError, lambda x: torch.cat((x[-shift % 67 :], x[: -shift % 67])), x
+    )
+
+
+def test_the_longest_roll():
+    x = torch.randn(4, 64)
+    assert torch.equal(htile.rowwise(lambda x: x.roll(1, -1))(x), x.roll(1, -1))
+
+
+@pytest.mark.parametrize("place", [slice(10, 20, 2), slice(0, None, 3), slice(1, 60, 2)])
+def test_values_that_are_stored_with_a_step(place):
+    x = torch.randn(4, 64)
+
+    def added(x):
+        x[place] += 1
+        return x
+
+    message = refused(UnsupportedError, added, x)
+    assert "divides them" not in message and "with k = torch.arange(64) write x = " in message
+    written = message.partition(" write x = ")[2].partition(", where y is")[0]
+    mine = eval(written, {"torch": torch, "k": torch.arange(64), "x": x, "y": x + 1})
+    expected = x.clone()
+    expected[:, place] += 1
+    assert torch.equal(mine, expected)
+
+
+@pytest.mark.parametrize(
+    ("part", "mask"),
+    [
+        (lambda x, i, j: x[:i], lambda k, i, j: k < j),
+        (lambda x, i, j: x[i:], lambda k, i, j: k >= i),
+        (lambda x, i, j: x[i:j], lambda k, i, j: (k >= i) & (k < j)),
+    ],
+)
+def test_a_part_that_ends_at_a_value_of_each_row(part, mask):
+    def read(x, i: htile.PerRow, j: htile.PerRow):
+        return x * part(x, i, j).sum()
+
+    def write(x, i: htile.PerRow, j: htile.PerRow):
+        part(Setter(x), i, j)
+        return x
+
+    class Setter:
+        def __init__(self, x):
+            self.x = x
+
+        def __getitem__(self, index):
+            self.x[index] = 0
+
+    x, i, j = torch.randn(4, 8), torch.tensor([0, 1, 2, 3]), torch.tensor([5, 6, 7, 8])
+    told = [refused(UnsupportedError, f, x, i, j) for f in (read, write)]
+    assert told[0] == told[1] and "math.exp" not in told[0]
+    chosen = eval(told[0].partition("write torch.where(")[2].partition(", x, 0)")[0],
+                  {"torch": torch, "x": x, "i": i[:, None], "j": j[:, None]})  # fmt: skip
+    assert torch.equal(chosen, mask(torch.arange(8), i[:, None], j[:, None]))
+
+
+def test_a_slice_that_no_integer_bounds():
+    def assigned(x):
+        x[: 1.5] = 0
+        return x
+
+    assert "write integers" in refused(TraceError, assigned, torch.randn(4, 8))
+
+
+# ---- values and arguments ------------------------------------------------------------------------
+
+
+def test_none_in_the_place_of_a_tensor():
+    x = torch.randn(4, 8)
+    message = refused(TraceError, lambda x: F.linear(x, None), x)
+    assert message.startswith("F.linear takes a Tensor as 'weight', not None: pass one, or branch")
+    assert "full_like" not in message
+    assert "annotated `weight: htile.Matrix`" in refused(TraceError, lambda x: F.linear(x, 2.0), x)
+    assert "torch.full_like(x, value)" in refused(TraceError, lambda x: torch.exp(2) * x, x)
+
+
+@pytest.mark.parametrize("number", [0xFFFFFFFFFFFFFFFF, 0x8000000000000000])
+def test_an_integer_of_64_bits_without_a_sign(number):
+    i = torch.randint(-5, 5, (4, 8))
+    message = refused(DtypeError, lambda i: i & number, i)
+    assert "x.long()" not in message
+    same = int(message.partition("for its 64 bits write ")[2].partition(";")[0])
+    assert same % 2**64 == number
+    assert torch.equal(htile.rowwise(lambda i: i & same)(i), i & same)
+    beyond = refused(DtypeError, lambda i: i + 2**70, i)
+    assert "64 bits" not in beyond and "x.float(), and write 1.18" in beyond
+    assert "x.long()" in refused(DtypeError, lambda i: i + 2**40, i.int())
+
+
+def test_short_forms_of_to_for_sums_over_rows():
+    x = torch.randn(4, 8)
+
+    @htile.rowwise
+    def sums(x):
+        whole = htile.sum_rows(x.long())
+        return htile.sum_rows(x).bfloat16(), htile.max_rows(x).half().float(), whole.int()
+
+    total, most, whole = sums(x)
+    assert (total.dtype, most.dtype, whole.dtype) == (torch.bfloat16, torch.float32, torch.int32)
+    assert torch.equal(most, x.amax(0)) and torch.equal(whole, x.long().sum(0).int())
+    htile.testing.assert_close(sums, (total, most, whole), x)
+    for wrong in (lambda x: htile.sum_rows(x).int(), lambda x: htile.sum_rows(x).double()):
+        assert "convert it outside" in refused(DtypeError, wrong, x)
+
+
+def test_a_matrix_on_the_left_of_a_row():
+    x, w = torch.randn(4, 64).bfloat16(), torch.randn(64, 64).bfloat16()
+
+    def transposed(x, W: htile.Matrix):
+        return W.t() @ x
+
+    def plain(x, W: htile.Matrix):
+        return torch.mv(W, x)
+
+    assert "write x @ W for W.T @ x" in refused(UnsupportedError, transposed, x, w)
+    assert "write x @ W.T for W @ x" in refused(UnsupportedError, plain, x, w)
+
+
+def test_the_article_of_a_type():
+    assert "returns an int as out1" in refused(TraceError, lambda x: (x, 3), torch.randn(4, 8))
+    assert "returns a float as out1" in refused(TraceError, lambda x: (x, 3.0), torch.randn(4, 8))
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "prod", "logsumexp", "max", "min"])
+def test_keepdim_without_dim_where_torch_raises(name):
+    x = torch.randn(4, 8)
+    with pytest.raises(TypeError):
+        getattr(x, name)(keepdim=True)
+    message = refused(TraceError, lambda x: getattr(x, name)(keepdim=True), x)
+    assert f"write x.{name}(-1, keepdim=True)" in message
+    by_dim = htile.rowwise(lambda x: getattr(x, name)(dim=-1, keepdim=True))
+    by_axis = htile.rowwise(lambda x: getattr(x, name)(axis=-1, keepdims=True))
+    for kept in (by_dim, by_axis):
+        result = kept(x)
+        assert (result if isinstance(result, torch.Tensor) else result[0]).shape == (4, 1)
+
+
+def test_keepdim_without_dim_where_torch_takes_it():
+    x = torch.randn(4, 8)
+    for name in ("amax", "amin", "any", "all", "var", "norm", "argmax", "nansum"):
+        f = htile.rowwise(lambda x, name=name: getattr(x, name)(keepdim=True))
+        assert f(x).shape == (4, 1)
+
+
+def test_prelu_with_a_weight_of_each_row():
+    x, w = torch.randn(4, 8), torch.randn(4, 1)
+
+    @htile.rowwise
+    def prelu(x, w: htile.Inner[1]):
+        return F.prelu(x, w)
+
+    assert torch.equal(prelu(x, w), torch.where(x > 0, x, w * x))
+    assert torch.equal(prelu(x, w[0]), F.prelu(x, w[0]))
+    given = [t.clone().requires_grad_() for t in (x, w[0])]
+    exact = [t.clone().requires_grad_() for t in (x, w[0])]
+    prelu(*given).sum().backward()
+    F.prelu(*exact).sum().backward()
+    for ours, theirs in zip(given, exact, strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+    assert prelu.inspect(x.to("meta"), w.to("meta")).source
+
+
+# ---- the dtype of a result, as the guide has it --------------------------------------------------
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
+
+
+def the_table() -> list[tuple[str, str]]:
+    """The cells of the guide's table of results, each with its dtype."""
+    text = GUIDE.read_text(encoding="utf-8").partition("| a row, in bfloat16 | ")[2]
+    lines = text.split("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
+    assert len(cells) == 8 and all(len(each) == 2 for each in cells)
+    return [pair for row, single in cells for pair in ((row, "bfloat16"), (single, "float32"))]
+
+
+@pytest.mark.parametrize(("cell", "dtype"), the_table())
+def test_the_dtype_of_a_result(cell, dtype):
+    x, shape = torch.randn(4, 32).bfloat16(), re.search(r"shape \((.*)\)", cell)
+    table = torch.randn([int(k) for k in shape[1].split(",")] if shape else (8, 32)).bfloat16()
+
+    names = {"torch": torch, "htile": htile}
+    source = f"def f(x, t: htile.Shared):\n    return {cell.split('`')[1]}\n"
+    exec(compile(source, "<the guide>", "exec"), names)
+    assert str(htile.rowwise(names["f"])(x, table).dtype) == f"torch.{dtype}"
+
+
+def test_the_exception_of_long_products():
+    @htile.rowwise
+    def product(x, t: htile.Shared):
+        return x @ t
+
+    for k, dtype in ((64, torch.bfloat16), (65, torch.float32)):
+        assert product(torch.ones(4, k).bfloat16(), torch.ones(k, 8).bfloat16()).dtype is dtype
+    assert product(torch.ones(4, 8).bfloat16(), torch.ones(8, 70).bfloat16()).dtype is (
+        torch.bfloat16
+    )
