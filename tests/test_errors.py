@@ -331,7 +331,7 @@ SECTIONS = (
             traced("A row of indices into a table", "return x * table[ids]",
                    kind="UnsupportedError", parameters="x, ids, table: htile.Shared",
                    call="ids = torch.zeros(4, 100, dtype=torch.long)\n"
-                   "f(torch.ones(4, 100), ids, torch.ones(7))"),
+                   "f(torch.ones(4, 100), ids, torch.ones(70))"),
             traced("`index_select` along a row", "return x.index_select(0, pos)",
                    kind="ShapeError", **TABLE),
             traced("`index_select` by one number", "return x + table.index_select(0, pos)",

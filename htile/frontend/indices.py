@@ -195,9 +195,12 @@ def take_along_dim(input, indices, dim=None):
 
 
 def _elements(x: Tensor, y: Tensor, what: str, wraps: bool) -> Tensor:
-    """The elements of a row at one index or at each of a few."""
-    if y.ndim == 1 and y._sizes[0] > MOST_PARTS and x._value.varies is not Varies.ROW:
-        _refuse_many(x, y, what)
+    """The elements of a row at one index, at each of a few, or of a short row at each of many."""
+    if prod(y._sizes) > MOST_PARTS and y._value.dtype in (torch.int32, INT64):
+        if x._sizes[0] <= MOST_PARTS:
+            return _of_each(x, y, wraps)
+        if y.ndim == 1 and x._value.varies is not Varies.ROW:
+            _refuse_many(x, y, what)
     if y.ndim != 1 or not 1 < y._sizes[0] <= MOST_PARTS or y._value.dtype is BOOL:
         return element(x, per_row_index(y, what), wraps)
     if (name := _shared_vector(y)) is not None:
@@ -207,16 +210,35 @@ def _elements(x: Tensor, y: Tensor, what: str, wraps: bool) -> Tensor:
     return cat([unsqueeze(found, -1) for found in each])
 
 
+def _of_each(x: Tensor, y: Tensor, wraps: bool) -> Tensor:
+    """The elements of a short row at the indices that the elements of another row are.
+
+    The bits of an index choose, the lowest one first: each leaves half of the elements.
+    """
+    v, n = x._value, x._sizes[0]
+    if v.dtype in STORAGE:
+        wide = cast(x, FLOAT if v.dtype in FLOAT8 else torch.int32)
+        return cast(_of_each(wide, y, wraps), v.dtype)
+    y = where(y < 0, y + n, y) if wraps else y
+    bits, left = convert(y, torch.int32), [_getitem(x, k) for k in range(n)]
+    for bit in range((n - 1).bit_length()):
+        is_one = (bits & (1 << bit)) != 0
+        pairs = zip(left[::2], left[1::2], strict=False)
+        left = [where(is_one, b, a) for a, b in pairs] + left[len(left) - len(left) % 2 :]
+    beyond = {FLOAT: NAN, BOOL: False}.get(v.dtype, 0)
+    found = where((y >= 0) & (y < n), left[0], beyond)
+    return found if v.stored is None or found._value.stored is v.stored else cast(found, v.stored)
+
+
 def _refuse_many(x: Tensor, y: Tensor, what: str) -> None:
     """Raise UnsupportedError for many integers that choose elements of what all rows share."""
     if y._value.dtype in (torch.int32, INT64):
         made = x._builder[x._id]
         name, size = made.arg if made.op is Op.INPUT else "table", x._sizes[0]
         fail(UnsupportedError, f"{what.removesuffix(' a row')} {name}, of {size} elements that all "
-             f"rows share, by {y._sizes[0]} indices of a row: at most {MOST_PARTS} are taken, one "
-             f"by one. Of a small table write z = {name}[0], and z = torch.where(y == k, "
-             f"{name}[k], z) for k in range(1, {size}); else look them up outside the function, "
-             "and pass the result as a row")  # fmt: skip
+             f"rows share, by {y._sizes[0]} indices of a row: a table has at most {MOST_PARTS} "
+             f"elements there, and of a longer one at most {MOST_PARTS} are taken; look them up "
+             "outside the function, and pass the result as a row")  # fmt: skip
 
 
 def int64(y: Tensor, what: str) -> Tensor:

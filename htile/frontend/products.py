@@ -50,7 +50,7 @@ def product(a: object, b: object, what: str) -> Tensor:
     alike(what, floating(a, what), floating(b, what))
     if b.ndim == 1:
         return sum(a * b, -1)
-    if max(*a._sizes[:-1], b._sizes[1], 0) < b._sizes[0]:  # the long axis is that of the columns
+    if b._sizes[1] <= MOST_PARTS < b._sizes[0]:  # the long axis is that of the columns
         return stack([sum(a * b[:, k], -1) for k in range(b._sizes[1])], -1)
     return sum(unsqueeze(a, -1) * b, -2)
 

@@ -442,3 +442,57 @@ def test_what_the_error_says_to_write_for_a_few_indices_works():
     advised = htile.rowwise(names["advised"])
     assert torch.equal(advised(x, y), F.one_hot(y, 20) * x[:, None])
     assert advised.inspect(x, y).source
+
+
+@htile.rowwise
+def chosen_of_few(x, y, table: htile.Shared, own: htile.Inner[1]):
+    groups = y.view(-1, 5)
+    of_groups = (x.view(-1, 5) * own[groups]).sum(-1)
+    return table[y] * x, own.gather(-1, y), table.take_along_dim(y, -1), of_groups
+
+
+@pytest.mark.parametrize("size", [2, 3, 7, 16, 33, 64])
+@pytest.mark.parametrize("dtype", [I32, I64], ids=str)
+def test_each_element_chooses_of_a_short_row(size, dtype):
+    x, y = torch.randn(4, 105), torch.randint(size, (4, 105)).to(dtype)
+    table, own = torch.randn(size), torch.randn(4, size)
+    if dtype is I32:  # which torch.gather does not take
+        assert torch.equal(htile.rowwise(lambda y, t: t[y])(y, table), table[y.long()])
+        return
+    found = chosen_of_few(x, y, table, own)
+    assert torch.equal(found[0], table[y] * x) and torch.equal(found[1], own.gather(-1, y))
+    assert torch.equal(found[2], table[y])
+    torch.testing.assert_close(found[3], (x * own.gather(-1, y)).view(4, -1, 5).sum(-1))
+
+
+def test_indices_beyond_a_short_row():
+    y = torch.tensor([[-1, -7, -8, 7, 1 << 40, 3] * 20])
+    f = htile.rowwise(lambda y, t: (t[y], t.gather(-1, y)))
+    t = torch.arange(7.0)
+    for found, exact in zip(f(y, t), ([6, 0, NAN, NAN, NAN, 3], [NAN, NAN, NAN, NAN, NAN, 3]),
+                            strict=True):  # fmt: skip
+        torch.testing.assert_close(found[0, :6], torch.tensor(exact).float(), equal_nan=True)
+    for dtype, nothing in ((torch.bool, False), (torch.int8, 0), (torch.int64, 0)):
+        found = f(y, t.to(dtype))[0]
+        assert found.dtype is dtype and found[0, 2:5].eq(nothing).all()
+        assert found[0, 0] == t.to(dtype)[6]
+
+
+def test_gradients_of_what_is_chosen_of_few():
+    y, t, s = torch.randint(16, (5, 1003)), torch.randn(16), torch.rand(5, 1003)
+    mine, theirs = (
+        [each.to(dtype).requires_grad_() for each in (t, s)] for dtype in (F32, torch.float64)
+    )
+    g = torch.randn(5, 1003)
+    found = torch.autograd.grad(htile.rowwise(lambda y, t, s: t[y] * s)(y, *mine), mine, g)
+    exact = torch.autograd.grad(theirs[0][y] * theirs[1], theirs, g.double())
+    for a, b in zip(found, exact, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [I32, I64], ids=str)
+def test_a_choice_of_few_compiles(dtype):
+    y = torch.empty(64, 4096, dtype=dtype, device="meta")
+    f = htile.rowwise(lambda y, t: t[y])
+    kernel = f.inspect(y, torch.empty(16, device="meta"), arch="sm_90a")
+    assert kernel.resources.stack == 0 and kernel.graph.n == 4096

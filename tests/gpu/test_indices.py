@@ -47,6 +47,21 @@ def picked(x, y: htile.PerRow):
     return x[y], x[-1]
 
 
+@htile.rowwise
+def chosen_of_few(x, y, table: htile.Shared, own: htile.Inner[1]):
+    return table[y] * x, own.gather(-1, y), (x.view(-1, 3) * own[y.view(-1, 3)]).sum(-1)
+
+
+FEW = ((96, 7), (3003, 16), (30000, 33))  # elements of a row, and of the table
+
+
+def of_few(n, size, device):
+    """With indices beyond the table, too."""
+    y = torch.randint(size + 1, (ROWS, n), device=device)
+    table, own = torch.randn(size, device=device), torch.randn(ROWS, size, device=device)
+    return torch.randn(ROWS, n, device=device), y, table, own
+
+
 OVERWRITTEN = (48, 1024, 20000, 200000)
 
 
@@ -122,6 +137,8 @@ ALONE_SIZES = (1003, 300001)
 
 def jobs(arch):
     """Every function of every size and dtype."""
+    for n, size in FEW:
+        yield job(chosen_of_few, of_few(n, size, "meta"), arch)
     for n in OVERWRITTEN:
         for f in (less_the_element, softmax_less_one):
             args = torch.empty(300, n), torch.zeros(300, dtype=I64)
@@ -251,3 +268,17 @@ def test_elements_are_read_before_the_row_is_overwritten(f, n, device):
         mine = x.clone()
         f(mine, y, out=mine)
         torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("n", "size"), FEW)
+def test_each_element_chooses_of_a_short_row(n, size, device):
+    seed(n, size)
+    args = x, y, table, own = of_few(n, size, device)
+    found = run(chosen_of_few, *args)
+    beyond = torch.full((ROWS, 1), NAN, device=device)
+    taken = torch.cat((own, beyond), 1).gather(1, y)
+    assert_same_bits(found[0], torch.cat((table, beyond[0]))[y] * x)
+    assert_same_bits(found[1], taken)
+    torch.testing.assert_close(
+        found[2], (taken * x).view(ROWS, -1, 3).sum(-1), equal_nan=True, rtol=1e-5, atol=1e-5
+    )

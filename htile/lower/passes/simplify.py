@@ -7,6 +7,7 @@ other arithmetic is left to MLIR.
 from __future__ import annotations
 
 from contextlib import suppress
+from math import prod
 
 import torch
 
@@ -228,8 +229,14 @@ def reduce_last(graph: Graph) -> Graph:
 
 
 def _read(placed: Graph) -> int:
-    """How many elements of all rows are read for each row."""
-    return placed.n * sum([i.role is Role.ROW for i in placed.inputs])
+    """How many elements of rows of memory are read for each row."""
+    found: dict[str, list[int]] = {}
+    for i in placed.inputs:
+        if i.role is Role.ROW:
+            count = placed.n if i.view is None else i.view.count(placed.n) * i.view.width
+            found.setdefault(i.name, [0, placed.n if i.view is None else prod(i.view.shape)])
+            found[i.name][0] += count
+    return sum([min(counted, whole) for counted, whole in found.values()])
 
 
 def run_passes(graph: Graph) -> Graph:
