@@ -21,6 +21,7 @@ from .promotion import (
     Number,
     convert,
     filled,
+    in_32_bits,
     into,
     not_zero,
     numeric,
@@ -281,7 +282,7 @@ def pow(input, exponent):
 
 def _comparison(op: Op) -> Callable:
     def function(input, other):
-        a, b = together(input, other)
+        a, b = together(in_32_bits(input, other), in_32_bits(other, input))
         if a._value.dtype is BOOL:
             if op in (Op.EQ, Op.NE):
                 differ = node(Op.XOR, a, b)

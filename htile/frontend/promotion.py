@@ -198,7 +198,22 @@ def numeric(x: Tensor, what: str) -> Tensor:
 
 def not_zero(x: Tensor) -> Tensor:
     """`x` as bool."""
-    return x if x._value.dtype is BOOL else node(Op.NE, x, scalar(x, 0, x._value.dtype))
+    if x._value.dtype is BOOL:
+        return x
+    x = in_32_bits(x)
+    return node(Op.NE, x, scalar(x, 0, x._value.dtype))
+
+
+def in_32_bits(x: object, other: object = 0) -> object:
+    """Integers of 8 bits as int32, for a comparison with `other`; anything else as it is.
+
+    A Python integer that has no place in the dtype is left to be refused: torch wraps it.
+    """
+    if not isinstance(x, Tensor) or x._value.dtype not in (torch.int8, torch.uint8):
+        return x
+    limits = torch.iinfo(x._value.dtype)
+    is_beyond = type(other) is int and not limits.min <= other <= limits.max
+    return x if is_beyond else cast(x, torch.int32)
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:

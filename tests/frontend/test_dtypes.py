@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from htile.errors import HTileError
+import htile
+from htile.errors import DtypeError, HTileError
 from htile.frontend.dtypes import DTYPES, STORAGE, compute_dtype, dtype_name
 from htile.frontend.functions import FUNCTIONS
 from htile.frontend.graph import Role
@@ -160,3 +161,17 @@ def test_the_table_of_dtypes():
         assert DTYPES[dtype].cute == CUTLASS_TYPES[dtype]
         assert compute_dtype(dtype) is (F32 if dtype.is_floating_point else dtype)
     assert dtype_name(BF16) == "bf16" and dtype_name(torch.float64) == "float64"
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8], ids=str)
+def test_integers_of_8_bits_are_masks_and_compared(dtype):
+    def f(x, m, o):
+        chosen = torch.where(m.bool(), x, 0), torch.where(m != 0, x, 1), (m > 2).sum(-1)
+        return *chosen, m == o, torch.logical_not(m), m.to(torch.bool) & (o < 2), m <= 3, m > 1.5
+
+    x = torch.randn(4, 100)
+    m, o = torch.randint(-3 if dtype is torch.int8 else 0, 5, (2, 4, 100)).to(dtype)
+    for found, exact in zip(htile.rowwise(f)(x, m, o), f(x, m, o), strict=True):
+        assert found.dtype is exact.dtype and torch.equal(found, exact)
+    with pytest.raises(DtypeError, match="is stored and not computed in"):
+        htile.rowwise(lambda m: m == 300)(m)  # torch wraps the number
