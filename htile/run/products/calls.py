@@ -21,14 +21,12 @@ from ...build.compile import build, load
 from ...errors import ArgumentError
 from ...frontend.dynamic import ACCESS_BYTES
 from ...frontend.graph import Builder, Graph, Output, Role
-from ...frontend.ops import REDUCTIONS
-from ...lower import run_passes
 from ...lower.emission.names import kernel_name
 from ...lower.products import emit as emit_products
 from ...lower.products import emit_warp as emit_warp_products
-from ...lower.products.column_groups import cut_reductions
-from ...lower.products.fused import Fused, Operand, Tile, fused, whole_rows
+from ...lower.products.fused import Fused, Operand, Tile, fused
 from ...lower.products.levels import Level, Product, levels
+from ...lower.products.tile_kernel import sharing, tile_kernel
 from ..launch import Launch, Request
 from ..runner import OF_ROWS, Runner
 from ..specialize import spec_of
@@ -69,24 +67,20 @@ def steps_of(request: Request) -> list[RowStep | ProductStep]:
     traced = request.specialization.traced
     if traced not in _STEPS:
         own = request.fastmath, dict(request.wanted)
-        _STEPS[traced] = [_step(level, *own) for level in levels(traced)]
+        _STEPS[traced] = [_step(level, *own) for level in levels(traced, sharing)]
     return _STEPS[traced]
 
 
 def _step(level: Level, fastmath: bool, wanted: dict) -> RowStep | ProductStep:
     if not level.products:
         return _row_step(level.graph, fastmath, wanted)
-    placed = run_passes(level.graph)
-    kernel, graph, then = whole_rows(placed, level.products), placed, None
-    if kernel is None and any(node.op in REDUCTIONS for node in placed):
-        cut = cut_reductions(placed)
-        graph = None if cut is None else cut.of_groups
-        then = None if cut is None else _row_step(cut.of_row, fastmath, wanted)
-    if kernel is None and graph is not None:
-        kernel = fused(graph, level.products, placed.n)
+    found = tile_kernel(level)
     whole = _row_step(level.graph, fastmath, wanted)
     alone = tuple(_stored(level.graph, product) for product in level.products)
-    return ProductStep(level.products, kernel, then if kernel else None, alone, whole)
+    if found is None:
+        return ProductStep(level.products, None, None, alone, whole)
+    then = None if found.rest is None else _row_step(found.rest, fastmath, wanted)
+    return ProductStep(level.products, found.kernel, then, alone, whole)
 
 
 def _row_step(graph: Graph, fastmath: bool, wanted: dict) -> RowStep:
