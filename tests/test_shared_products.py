@@ -134,3 +134,9 @@ def test_few_columns_and_short_rows_are_multiplied_again():
     for k, products in ((128, 2), (4096, 1)):
         kernels = htile.rowwise(again).inspect(*arguments(again, 1024, k, 64)).kernels
         assert sum(isinstance(kernel, ProductKernel) for kernel in kernels) == products
+
+
+def test_torch_multiplies_once_too():
+    """Rows of 20 elements do not begin at multiples of 16 bytes."""
+    shown = htile.rowwise(halves).inspect(*arguments(halves, 400, 20, 64))
+    assert len(shown.by_torch) == 1

@@ -85,14 +85,14 @@ def _is_good_as_one(level: Level) -> bool:
 def _is_multiplied_fast(kernels: list[Fused]) -> bool:
     """Whether what several kernels multiply again takes clearly less time than to store it.
 
-    Nothing is multiplied again where each has other columns. Columns that may begin elsewhere than
-    at a multiple of 16 bytes are no operand: then each would store the product.
+    Nothing is multiplied again where each has other columns. Rows and columns that may begin
+    elsewhere than at a multiple of 16 bytes are no operands: then each would store the product.
     """
     columns: dict[tuple, set[int]] = {}
     again = 0
     for operand, n in ((operand, kernel.n) for kernel in kernels for operand in kernel.operands):
         product, own = operand.product, range(operand.start, operand.start + n)
-        if operand.start * product.dtype.itemsize % ACCESS_BYTES:
+        if any(at * product.dtype.itemsize % ACCESS_BYTES for at in (operand.start, product.k)):
             return False
         known = columns.setdefault((product.left, product.matrix, product.is_transposed), set())
         again += 2 * product.k * len(known.intersection(own))
