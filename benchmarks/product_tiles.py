@@ -32,6 +32,7 @@ from htile.lower.products import tiles as product_tiles
 from htile.lower.products.emit import emit
 from htile.lower.products.fused import Fused, Tile, fused
 from htile.lower.products.levels import levels
+from htile.lower.products.tile_kernel import sharing
 from htile.tune.timing import interleave
 
 TIMES = Path(__file__).with_name("product-tiles-h200.jsonl.xz")
@@ -74,7 +75,7 @@ def arguments(function: str, n: int, k: int, m: int, make: Callable) -> list[tor
 def kernel_of(n: int, k: int, function: str = "linear") -> Fused:
     """The kernel of a function with one product of bfloat16."""
     given = arguments(function, n, k, 4, partial(torch.empty, dtype=torch.bfloat16, device="meta"))
-    (level,) = levels(FUNCTIONS[function].inspect(*given).traced)
+    (level,) = levels(FUNCTIONS[function].inspect(*given).traced, sharing)
     return fused(run_passes(level.graph), level.products, n)
 
 

@@ -32,6 +32,7 @@ from htile.frontend.graph import Builder, Role
 from htile.frontend.ops import Value, Varies, compute_dtype, dtype_name
 from htile.frontend.tensor import FUNCTIONS, Tensor
 from htile.run.kernel import Kernel
+from htile.run.products.kernels import ProductKernels
 from htile.tune.search import Tuned
 from htile.tune.tiles import TunedProducts, TunedTile
 
@@ -366,6 +367,13 @@ def _kernel() -> str:
             parts.append(f"| `kernel.{name}` | {_summary(value)} |")
         else:
             parts.append(f"| `kernel.{name}{_signature(value, skip=1)}` | {_summary(value)} |")
+    parts += ["", "### The kernels of a function with products", "", _markdown(ProductKernels), "",
+              "| | |", "|---|---|"]  # fmt: skip
+    for name, value in vars(ProductKernels).items():
+        if isinstance(value, property):
+            parts.append(f"| `kernels.{name}` | {_summary(value)} |")
+        elif inspect.isfunction(value) and not name.startswith("_"):
+            parts.append(f"| `kernels.{name}{_signature(value, skip=1)}` | {_summary(value)} |")
     return "\n".join(parts)
 
 

@@ -4,9 +4,11 @@ import re
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+import htile
 from htile import cli
-from htile.errors import UnsupportedError
+from htile.errors import HTileError, LoweringError, UnsupportedError
 from htile.pictures import graph_dot, plan_svg
 from htile.pictures.products import draw_product_plan, moments_of
 from htile.run.products.kernels import ProductKernel
@@ -105,6 +107,80 @@ def test_the_cost_of_products_is_not_known():
     (kernel,) = kernels_of(products.linear)
     with pytest.raises(UnsupportedError, match="time it on a GPU"):
         kernel.cost()
+
+
+OF_ONE = ("plan", "cost", "cubin", "lowered", "graph_dot", "graph_json", "graph_svg", "plan_svg")
+
+
+def test_what_is_of_one_kernel_says_where_it_is():
+    """`inspect` gives all kernels, and what it lacks of a `Kernel` raises an error of HTile."""
+    shown = products.nll.inspect(*arguments(products.nll, 4096, 512, 256))
+    for name in OF_ONE:
+        assert hasattr(shown.kernels[0], name)
+        with pytest.raises(UnsupportedError, match=rf"has 2 kernels: use \.kernels\[0\]\.{name}"):
+            getattr(shown, name)
+
+
+def test_all_that_a_kernel_has_is_there_or_raises_an_error():
+    shown = products.nll.inspect(*arguments(products.nll, 4096, 512, 256))
+    for name in dir(shown.kernels[1]):
+        if not name.startswith("_"):
+            try:
+                getattr(shown, name)
+            except HTileError as error:
+                assert "use .kernels[0]" in str(error) or "first use" in str(error)
+
+
+@pytest.mark.parametrize("name", ["training", "backward", "saved"])
+def test_backward_kernels_are_compiled_at_their_first_use(name):
+    with pytest.raises(UnsupportedError, match="Run one step before a capture"):
+        getattr(products.gelu.inspect(*arguments(products.gelu, 64, 512, 256)), name)
+
+
+@pytest.mark.parametrize("command", ["compile --backward", "show --backward", "show --joint"])
+def test_the_command_line_says_so_too(command, capsys):
+    verb, option = command.split()
+    code = cli.main([verb, *SWIGLU[1:], option])
+    assert code == 1 and "compiled at their first use" in capsys.readouterr().err
+
+
+def test_a_plan_of_rows_for_products_alone_is_refused():
+    args = arguments(products.gelu, 64, 512, 256)
+    with pytest.raises(LoweringError, match=r"with_plan\(threads_per_row=32\) has no effect"):
+        products.gelu.with_plan(threads_per_row=32).inspect(*args)
+    softmax = arguments(products.softmax, 64, 512, 256)
+    *_, row = products.softmax.with_plan(threads_per_row=64).inspect(*softmax).kernels
+    assert row.plan.properties()["threads_per_row"] == 64
+
+
+def meta(*shape):
+    return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+
+@htile.rowwise
+def residual(x, W: htile.Matrix, r):
+    return r + F.linear(x, W)
+
+
+APART = "made contiguous by each call: its rows are not equally far apart in memory"
+COLUMNS = "made contiguous by each call: the elements of its rows are apart in memory"
+COPIES = {
+    "none": (meta(8, 64, 1024), meta(8, 64, 512), {}),
+    "rows of a transpose": (meta(64, 8, 1024).transpose(0, 1), meta(8, 64, 512), {"x": APART}),
+    "rows that repeat": (meta(8, 64, 1024), meta(8, 1, 512), {"r": APART}),
+    "one row for all": (meta(8, 64, 1024), meta(1, 1, 512), {}),
+    "columns": (meta(1024, 64).t(), meta(512, 64).t(), {"x": COLUMNS, "r": COLUMNS}),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_copies_are_shown(name):
+    x, r, copies = COPIES[name]
+    shown = residual.inspect(x, meta(512, 1024), r)
+    assert shown.copied == {*copies}
+    assert shown.plan_text.count("copied") == len(copies)
+    for argument, why in copies.items():
+        assert f"copied     {argument} is {why}" in shown.plan_text
 
 
 def test_products_torch_computes_are_named():

@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 
 import htile
 from benchmarks.idle import idle_gpu
+from htile.errors import LoweringError
 from htile.run.rowwise import Rowwise
 from htile.run.shortcuts import text as short_text
 from htile.testing import assert_close
@@ -92,6 +93,47 @@ def test_leading_dimensions(gpu, f, lead):
     for seed, other in enumerate((lead, lead, lead[::-1], lead)):
         right(f, *apart(other, seed))
     assert gpu.long == 1, "as many rows have the same kernels"
+
+
+@pytest.mark.parametrize("lead", [(6,), (2, 3)], ids=str)
+def test_kernels_of_products_write_to_out(gpu, lead):
+    """What they give is neither allocated nor copied. What a row kernel gives is copied."""
+    f, (x, r, W) = products.project, arguments(products.project, 6, 256, 64)
+    x, r = x.unflatten(0, lead), r.unflatten(0, lead)
+    for _ in range(2):
+        out = torch.zeros(*lead, 256, dtype=BF16), torch.zeros(lead)
+        assert f(x, r, W, out=out) is out
+        assert_close(f, out, x, r, W)
+    written = {t.data_ptr() for _, tensors in gpu.launched for t in tensors
+               if isinstance(t, torch.Tensor)}  # fmt: skip
+    assert out[0].data_ptr() in written and out[1].data_ptr() not in written
+
+
+def test_out_that_lies_otherwise_is_copied(gpu):
+    """Elsewhere than at a multiple of 16 bytes, in longer rows, in place, and of no rows."""
+    f, (x, r, W) = products.project, arguments(products.project, 6, 256, 64)
+    number = torch.zeros(6)
+    longer = torch.zeros(6 * 512 + 1, dtype=BF16)
+    for out in (longer[1 : 6 * 256 + 1].view(6, 256), longer[1:].view(6, 512)[:, :256]):
+        f(x, r, W, out=(out, number))
+        assert_close(f, (out, number), x, r, W)
+    square = arguments(products.linear, 64, 64, 64)
+    expected, x = products.linear(*square), square[0].clone()
+    assert products.linear(x, square[1], out=x).equal(expected)
+    none = torch.zeros(0, 64, dtype=BF16)
+    assert products.linear(square[0][:0], square[1], out=none) is none
+
+
+def test_a_plan_of_rows_for_products_alone_is_refused(gpu):
+    """By each call, whether its results are differentiated or not."""
+    x, W, bias = arguments(products.gelu, 6, 256, 64)
+    f = products.gelu.with_plan(threads_per_row=32)
+    for _ in range(2):
+        with pytest.raises(LoweringError, match="has no effect"):
+            f(x, W, bias)
+        with pytest.raises(LoweringError, match="has no effect"):
+            f(x.clone().requires_grad_(), W, bias)
+    products.softmax.with_plan(threads_per_row=64)(*arguments(products.softmax, 6, 512, 64))
 
 
 def test_one_row_without_dimensions(gpu):

@@ -2,8 +2,9 @@
 
 The matrix is an argument that is annotated htile.Matrix, or the transpose of one. Both operands
 have 16 bits, and sums are float32. So the left operand is a row argument of 16 bits, or a value
-that `.to` has rounded to such a dtype. A row argument times one value of the row is the same as the
-product times that value, and becomes that. Nothing else is rounded without the user's word.
+that `.to` has rounded to such a dtype, or one whose elements are unchanged elements of those. A row
+times or divided by one value of the row is the same as the product times or divided by that value,
+and becomes that. Nothing else is rounded without the user's word.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import torch
 
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from .dtypes import HALVES, dtype_name
-from .graph import Graph, Input, Node, Role
-from .ops import Op, Varies
+from .graph import Builder, Graph, Input, Node, Role
+from .ops import MOVEMENTS, Op, Varies
 from .tensor import FUNCTIONS, Tensor, fail, node
 
 
@@ -71,28 +72,38 @@ def multiplied(x: object, matrix: Tensor, what: str) -> Tensor:
     left, factors = _left(x, found.input, what)
     given = Tensor(x._builder, found.input.id)
     product = node(Op.MATMUL, left, given, arg=found.is_transposed)
-    for factor in factors:
-        product = product * factor
+    for op, factor in factors:
+        product = product * factor if op is Op.MUL else product / factor
     return product
 
 
-def _left(x: Tensor, matrix: Input, what: str) -> tuple[Tensor, list[Tensor]]:
-    """The left operand, of 16 bits, and the values of the row that its product is multiplied by."""
+def _left(x: Tensor, matrix: Input, what: str) -> tuple[Tensor, list[tuple[Op, Tensor]]]:
+    """The left operand, of 16 bits, and what its product is multiplied or divided by.
+
+    These are numbers of the row, the outermost one first.
+    """
     builder, factors = x._builder, []
     value = builder[x._id]
-    while value.op is Op.MUL and _dtype(x) is None:
+    while value.op in (Op.MUL, Op.DIV) and _dtype(x) is None:
         rows = [i for i in value.inputs if builder[i].value.spread]
         others = [i for i in value.inputs if not builder[i].value.spread]
         if len(rows) != 1 or builder[others[0]].value.varies is Varies.SHARED:
             break
-        factors.append(Tensor(builder, others[0]))
+        if value.op is Op.DIV and value.inputs[0] != rows[0]:  # a number divided by the row
+            break
+        factors.append((value.op, Tensor(builder, others[0])))
         x = Tensor(builder, rows[0])
         value = builder[x._id]
     dtype = _dtype(x)
+    if dtype is None and x._value.varies is Varies.ROW:
+        dtype = _unchanged(builder, x._id)
+        if dtype is not None:
+            x = _in_memory(x, dtype)
+            value = builder[x._id]
     if dtype is None:
         fail(UnsupportedError, f"{what} of a value that is computed in float32: tensor cores "
-             f"multiply 16-bit floats; round it, x.to({matrix.dtype}), or multiply after the "
-             "product by what is one number of the row")  # fmt: skip
+             f"multiply 16-bit floats; round it, x.to({matrix.dtype}), or multiply and "
+             "divide after the product by what is one number of the row")  # fmt: skip
     if dtype is not matrix.dtype:
         names = f"{dtype_name(dtype)} and {dtype_name(matrix.dtype)}"
         fail(DtypeError, f"{what} of a row and a matrix of different dtypes, {names}: round the "
@@ -110,6 +121,36 @@ def _dtype(x: Tensor) -> torch.dtype | None:
         given = next(i for i in x._builder.inputs if i.id == value.id)
         return given.dtype if given.dtype in HALVES and given.role is Role.ROW else None
     return value.arg if value.op is Op.CAST and value.arg in HALVES else None
+
+
+def _unchanged(builder: Builder, id: int) -> torch.dtype | None:
+    """The 16-bit float whose unchanged elements a value has; None for what is computed in float32.
+
+    These are parts of arguments and of rounded values in any order, and what is joined of them.
+    """
+    value = builder[id]
+    if value.op is Op.INPUT:
+        given = next(i for i in builder.inputs if i.id == id)
+        return given.dtype if given.dtype in HALVES else None
+    if value.op is Op.CAST:
+        return value.arg if value.arg in HALVES else None
+    if value.op is Op.LOOKUP:
+        return _unchanged(builder, value.inputs[0])
+    if value.op not in (*MOVEMENTS, Op.STOP):
+        return None
+    dtypes = {_unchanged(builder, i) for i in value.inputs}
+    return dtypes.pop() if len(dtypes) == 1 else None
+
+
+def _in_memory(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Unchanged elements as a row in memory: the argument that all of them are, or a new row."""
+    builder, id = x._builder, x._id
+    while builder[id].op is Op.RESHAPE:
+        id = builder[id].inputs[0]
+    whole = Tensor(builder, id)
+    if _dtype(whole) is dtype and whole._value.inner == x._value.inner:
+        return whole
+    return node(Op.CAST, x, arg=dtype)  # which is exact
 
 
 def check_uses(graph: Graph) -> None:

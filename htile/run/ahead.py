@@ -29,7 +29,7 @@ class Ahead:
         """The kernel that a call with these arguments (but no `out=`) runs, without running it.
 
         The tensors may be on any device, `meta` included, so no GPU is needed. Of DTensors it is
-        the kernel of this process:
+        the kernel of this process. Of a function with products it is several (`kernels`):
 
             x = torch.empty(64, 4096, dtype=torch.bfloat16, device="meta")
             print(softmax.inspect(x, arch="sm_100a"))
@@ -77,9 +77,11 @@ class Ahead:
         CPU tensor, such as `torch.empty(4, 4097)[:, 1:]`.
 
         backward: compile the kernels of a call whose results are differentiated, too, with
-            contiguous cotangents for all results (`Kernel.training`).
+            contiguous cotangents for all results (`Kernel.training`). Those of products with
+            matrices are compiled at their first use: run one step before a capture.
 
-        Raises what `inspect` raises, and CompileError where CuTe-DSL is not installed.
+        Raises what `inspect` raises, CompileError where CuTe-DSL is not installed, and
+        UnsupportedError for `backward` of a function with products.
         """
         kernel = self.inspect(*args, arch=arch, **kwargs)
         for each in (kernel, *((kernel.training.forward, kernel.backward) if backward else ())):

@@ -82,7 +82,8 @@ def rowwise(fn: Callable | None = None, *, fastmath: bool = False, dynamic_n: bo
         rmsnorm(x, w, out=x)        # in place
 
     CUDA tensors go through the kernel; for all others torch evaluates the same graph. A tensor in
-    whose rows the elements are not neighbours in memory is copied first; no other tensor is.
+    whose rows the elements are not neighbours in memory is copied first. No other tensor is, but
+    for rows that are not equally far apart in functions of products with matrices.
 
     Where arguments require grad, results have gradients (docs/training.md).
 
@@ -369,7 +370,8 @@ class Rowwise(Ahead):
 
             wide = softmax.with_plan(threads_per_row=256, loader="shared")
 
-        Raises LoweringError for other names. A call raises it if no plan has these values.
+        Raises LoweringError for other names. A call raises it if no plan has these values, and if
+        all its kernels multiply by matrices.
         """
         check_names(wanted)
         more = {**self._wanted, **wanted}

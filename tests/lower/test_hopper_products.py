@@ -12,7 +12,7 @@ from htile.build.compile import build
 from htile.lower.emission.names import kernel_name
 from htile.lower.products.emit import emit
 from htile.lower.products.fused import Tile
-from htile.run.products import calls as running
+from htile.run.products import operands
 from htile.testing import assert_close
 from tests import products
 from tests.primitives.hopper_device import Map, launch
@@ -42,13 +42,13 @@ def evaluated(tile, clusters=2, change=None, **order):
     """
 
     def evaluate(kernel, found, rows):
-        given = [running.columns_of(found[o.product.matrix], o, kernel.n) for o in kernel.operands]
-        major = running._major(given[0])
+        given = [operands.columns_of(found[o.product.matrix], o, kernel.n) for o in kernel.operands]
+        major = operands.major_of(given[0])
         given = given if major == "k" else [each.t() for each in given]
-        others = [running.argument(found[i.name], i, kernel.n) for i in kernel.others]
-        source = emit(kernel, tile, major, running._in_pairs(kernel, others))
+        others = [operands.argument(found[i.name], i, kernel.n) for i in kernel.others]
+        source = emit(kernel, tile, major, operands.in_pairs(kernel, others))
         made = {
-            o.name: torch.full((rows, running.width(kernel, o)), torch.nan).to(o.dtype)
+            o.name: torch.full((rows, operands.width(kernel, o)), torch.nan).to(o.dtype)
             for o in kernel.graph.outputs
         }
         left = Map(found[kernel.operands[0].product.left], (tile.a_rows or tile.rows, K_CHUNK))

@@ -14,6 +14,7 @@ from htile.lower.products import emit_warp as emit_warp_products
 from htile.lower.products.fused import Tile
 from htile.lower.products.tiles import choose_tile, cycles, tiles
 from htile.run.products import calls as running
+from htile.run.products import operands
 from htile.run.products.kernels import ProductKernels
 from htile.testing import assert_close
 from tests import products
@@ -119,17 +120,17 @@ def evaluated(arch="sm_80", tile=None, change=None, **order):
     def evaluate(kernel, found, rows):
         text = running.text_for(kernel, found, rows, without_wgmma(arch), A100, False)
         columns = [
-            running.columns_of(found[o.product.matrix], o, kernel.n) for o in kernel.operands
+            operands.columns_of(found[o.product.matrix], o, kernel.n) for o in kernel.operands
         ]
         if text.major != "k":
             columns = [each.t() for each in columns]
-        others = [running.argument(found[i.name], i, kernel.n) for i in kernel.others]
+        others = [operands.argument(found[i.name], i, kernel.n) for i in kernel.others]
         source, own = text.source, text.tile
         if tile is not None:
-            is_paired, own = running._in_pairs(kernel, others), tile
+            is_paired, own = operands.in_pairs(kernel, others), tile
             source = emit_warp_products.emit(kernel, tile, text.major, is_paired)
         made = {
-            o.name: torch.full((rows, running.width(kernel, o)), torch.nan).to(o.dtype)
+            o.name: torch.full((rows, operands.width(kernel, o)), torch.nan).to(o.dtype)
             for o in kernel.graph.outputs
         }
         count = -(-rows // own.rows), -(-kernel.n // (own.columns // len(columns)))

@@ -9,11 +9,17 @@ is elementwise is computed again where it is read.
 Reductions over the columns of a product do not fit one kernel, because a thread block has some
 columns only. So they are cut once more (`in_groups`): the kernel of the product reduces groups of
 columns, and a row kernel combines what it gives.
+
+A level is one kernel for rows of each length. Where several of these need the same product, it is
+asked for how they get it (`Sharing`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from math import prod
 
 import torch
@@ -53,33 +59,108 @@ class Level:
     products: tuple[Product, ...]
 
 
-def levels(traced: Graph) -> list[Level]:
-    """The kernels of a function with products, in the order in which they run."""
-    return _Cut(traced).levels
+class Sharing(Enum):
+    """How kernels of one level get products that several of them need.
+
+    APART: each multiplies. TOGETHER: they are one kernel. STORED: a kernel before them stores the
+    products, which they read.
+    """
+
+    APART = "apart"
+    TOGETHER = "together"
+    STORED = "stored"
+
+
+Choice = Callable[[list[Level], Level], Sharing]  # of kernels apart, and the same as one
+Goals = tuple[list[Output], list[int]]  # what a kernel computes: results, and values for others
+
+
+def levels(traced: Graph, sharing: Choice) -> list[Level]:
+    """The kernels of a function with products, in the order in which they run.
+
+    sharing: says how kernels that need the same products get them.
+    """
+    return _Cut(traced, sharing).levels
 
 
 class _Cut:
-    def __init__(self, traced: Graph):
-        self.traced = traced
+    def __init__(self, traced: Graph, sharing: Choice):
+        self.traced, self._sharing = traced, sharing
         self.level, self.of_rows = _level_of(traced), _of_rows(traced)
         self.arguments = {i.id: i for i in traced.inputs}
         taken = {i.name for i in traced.inputs} | {o.name for o in traced.outputs}
         self._taken = taken
         self.passed: dict[int, str] = {}  # the values that one level passes on, by node
+        self._stored: set[int] = set()  # the products that a kernel of their level stores
         found = [level for k in range(max(self.level), -1, -1) for level in self._at(k)[::-1]]
         self.levels = found[::-1]
 
     def _at(self, level: int) -> list[Level]:
         """The kernels of a level, one for rows of each length; later ones have said what they read.
         """
-        kernels: dict[frozenset[int], tuple[list[Output], list[int]]] = {}
+        kernels: dict[frozenset[int], Goals] = {}
         for output in self.traced.outputs:
             if self.level[output.id] == level:
                 kernels.setdefault(self._lengths(level, output.id), ([], []))[0].append(output)
         for id in self.passed:
             if self.level[id] == level:
                 kernels.setdefault(self._lengths(level, id), ([], []))[1].append(id)
-        return [self._built(level, *goals) for goals in kernels.values()]
+        return [made for goals in self._joined(level, [*kernels.values()])
+                for made in self._shared(level, goals)]  # fmt: skip
+
+    def _joined(self, level: int, kernels: list[Goals]) -> list[list[Goals]]:
+        """The kernels in groups, which have no product in common."""
+        groups: list[tuple[set[int], list[Goals]]] = []
+        for goals in kernels:
+            products, joined = {*self._products(level, goals)}, [goals]
+            for group in [group for group in groups if group[0] & products]:
+                groups.remove(group)
+                products, joined = products | group[0], group[1] + joined
+            groups.append((products, joined))
+        return [joined for _, joined in groups]
+
+    def _products(self, level: int, goals: Goals) -> list[int]:
+        """The products that a kernel with these goals multiplies."""
+        nodes = self._collect(level, [*(o.id for o in goals[0]), *goals[1]])
+        return [id for id in nodes if self._is_product(self.traced[id], level)]
+
+    def _shared(self, level: int, kernels: list[Goals]) -> list[Level]:
+        """The kernels of one group, of which each product is multiplied by one as a rule."""
+        if len(kernels) == 1:
+            return [self._built(level, *kernels[0])]
+        whole = [each for goals in kernels for each in goals[0]], [
+            id for goals in kernels for id in goals[1]
+        ]
+        before = self.passed.copy(), self._taken.copy()
+        apart = [self._built(level, *goals) for goals in kernels]
+        after = self.passed, self._taken
+        self.passed, self._taken = before
+        together = self._built(level, *whole)
+        found = self._sharing(apart, together)
+        if found is Sharing.TOGETHER:
+            return [together]
+        if found is Sharing.APART:
+            self.passed, self._taken = after
+            return apart
+        return self._stored_first(level, kernels)
+
+    def _stored_first(self, level: int, kernels: list[Goals]) -> list[Level]:
+        """A kernel for each product that several kernels need, and these behind them."""
+        readers = Counter(id for goals in kernels for id in self._products(level, goals))
+        made, shared = [], [id for id in sorted(readers) if readers[id] > 1]
+        for id in shared:
+            if id not in self.passed:
+                self.passed[id] = self._name(Op.MATMUL.value)
+            made.append(self._built(level, [], [id]))
+        self._stored.update(shared)
+        rest = [(results, [id for id in wanted if id not in self._stored])
+                for results, wanted in kernels]  # fmt: skip
+        return made + [self._built(level, *goals) for goals in rest if any(goals)]
+
+    def _is_product(self, node: Node, level: int) -> bool:
+        """Whether a kernel of the level multiplies to have this value."""
+        is_own = node.op is Op.MATMUL and self.level[node.id] == level
+        return is_own and node.id not in self._stored
 
     def _lengths(self, level: int, goal: int) -> frozenset[int]:
         """How many elements the rows have that a goal is computed of."""
@@ -94,8 +175,7 @@ class _Cut:
             if id in seen:
                 continue
             seen[id] = node = self.traced[id]
-            is_product = node.op is Op.MATMUL and self.level[id] == level
-            if not is_product and not self._is_passed(node, level):
+            if not self._is_product(node, level) and not self._is_passed(node, level):
                 todo += node.inputs
         return list(seen)
 
@@ -113,6 +193,8 @@ class _Cut:
         It does if it has it anyhow, as a left operand, or if the value is a product, or a number of
         the row that was reduced.
         """
+        if node.id in self._stored:
+            return True
         if self.level[node.id] == level or node.op in (Op.INPUT, Op.CONST, Op.INDEX):
             return False
         of_row = node.op in COLLECTIVES or (node.op is Op.TAKE and self.level[node.id] > 0)
@@ -130,7 +212,7 @@ class _Cut:
         traced, found = self.traced, {}
         nodes = self._collect(level, [*(o.id for o in results), *wanted])
         for node in map(traced.__getitem__, nodes):
-            if node.op is Op.MATMUL and self.level[node.id] == level:
+            if self._is_product(node, level):
                 found[node.id] = self._product(node)
             elif node.id not in self.passed and self._is_passed(node, level):
                 self.passed[node.id] = self._name(node.op.value)
@@ -141,7 +223,7 @@ class _Cut:
         left = iter(products)
         for id in nodes:
             node = traced[id]
-            if node.op is Op.MATMUL and self.level[id] == level:
+            if self._is_product(node, level):
                 name = next(left).name
                 ids[id] = builder.add_input(name, Role.ROW, torch.float32, node.value)
             elif self._is_passed(node, level):

@@ -8,7 +8,7 @@ products from torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -18,23 +18,32 @@ from torch.utils import _pytree as pytree
 
 from ...build.arch import Arch, arch_of_capability
 from ...build.compile import build, load
-from ...errors import ArgumentError
+from ...errors import ArgumentError, LoweringError
 from ...frontend.dynamic import ACCESS_BYTES
 from ...frontend.graph import Builder, Graph, Output, Role
-from ...frontend.ops import REDUCTIONS
-from ...lower import run_passes
 from ...lower.emission.names import kernel_name
 from ...lower.products import emit as emit_products
 from ...lower.products import emit_warp as emit_warp_products
-from ...lower.products.column_groups import cut_reductions
-from ...lower.products.fused import Fused, Operand, Tile, fused, whole_rows
+from ...lower.products.fused import Fused, Tile, fused
 from ...lower.products.levels import Level, Product, levels
+from ...lower.products.tile_kernel import sharing, tile_kernel
 from ..launch import Launch, Request
 from ..runner import OF_ROWS, Runner
 from ..specialize import spec_of
+from .operands import (
+    Values,
+    argument,
+    by_torch,
+    columns_of,
+    dense,
+    flat,
+    has_lines,
+    in_pairs,
+    is_whole,
+    major_of,
+    width,
+)
 from .tiles import choose_tile
-
-GIVES_FLOAT32 = "dtype" in torch.ops.aten.mm.overloads()  # of operands of 16 bits, on a GPU
 
 
 @dataclass(frozen=True)
@@ -69,24 +78,20 @@ def steps_of(request: Request) -> list[RowStep | ProductStep]:
     traced = request.specialization.traced
     if traced not in _STEPS:
         own = request.fastmath, dict(request.wanted)
-        _STEPS[traced] = [_step(level, *own) for level in levels(traced)]
+        _STEPS[traced] = [_step(level, *own) for level in levels(traced, sharing)]
     return _STEPS[traced]
 
 
 def _step(level: Level, fastmath: bool, wanted: dict) -> RowStep | ProductStep:
     if not level.products:
         return _row_step(level.graph, fastmath, wanted)
-    placed = run_passes(level.graph)
-    kernel, graph, then = whole_rows(placed, level.products), placed, None
-    if kernel is None and any(node.op in REDUCTIONS for node in placed):
-        cut = cut_reductions(placed)
-        graph = None if cut is None else cut.of_groups
-        then = None if cut is None else _row_step(cut.of_row, fastmath, wanted)
-    if kernel is None and graph is not None:
-        kernel = fused(graph, level.products, placed.n)
+    found = tile_kernel(level)
     whole = _row_step(level.graph, fastmath, wanted)
     alone = tuple(_stored(level.graph, product) for product in level.products)
-    return ProductStep(level.products, kernel, then if kernel else None, alone, whole)
+    if found is None:
+        return ProductStep(level.products, None, None, alone, whole)
+    then = None if found.rest is None else _row_step(found.rest, fastmath, wanted)
+    return ProductStep(level.products, found.kernel, then, alone, whole)
 
 
 def _row_step(graph: Graph, fastmath: bool, wanted: dict) -> RowStep:
@@ -105,7 +110,6 @@ def _stored(graph: Graph, product: Product) -> Fused:
     return fused(made, (product,), value.inner[0])
 
 
-Values = dict[str, object]  # arguments by parameter, and what the steps have computed by name
 Action = Callable[[Values], None]  # a kernel, on the values so far: `Rows`, `Multiply` or torch
 
 
@@ -125,17 +129,17 @@ def text_for(
     """The kernel for operands of any device such as these; None where it does not take them."""
     left = kernel.operands[0].product.left
     columns = [columns_of(found[o.product.matrix], o, kernel.n) for o in kernel.operands]
-    major = _major(columns[0])
+    major = major_of(columns[0])
     if 1 in columns[0].shape:  # TMA of a matrix of one line was seen to be an illegal instruction
         return None
-    if not _has_lines(_dense(found[left]), "k") or not all(_has_lines(c, major) for c in columns):
+    if not has_lines(dense(found[left]), "k") or not all(has_lines(c, major) for c in columns):
         return None
     tile = choose_tile(kernel, major, rows, processors, arch)
-    if tile is None or (tile.warps and not all(_is_whole(each, major) for each in columns)):
+    if tile is None or (tile.warps and not all(is_whole(each, major) for each in columns)):
         return None
     others = [argument(found[i.name], i, kernel.n) for i in kernel.others]
     emit = emit_warp_products.emit if tile.warps else emit_products.emit
-    source = emit(kernel, tile, major, _in_pairs(kernel, others), fastmath)
+    source = emit(kernel, tile, major, in_pairs(kernel, others), fastmath)
     return Text(source, kernel_name(kernel.graph), tile, major)
 
 
@@ -187,10 +191,13 @@ class Multiply:
         given = given if self.major == "k" else [each.t() for each in given]
         others = [argument(found[i.name], i, kernel.n) for i in kernel.others]
         rows = left.shape[0]
-        results = [torch.empty(rows, n, dtype=dtype, device=self.device)
-                   for _, n, dtype in self.made]  # fmt: skip
+        results = [
+            torch.empty(rows, n, dtype=dtype, device=self.device)
+            if (written := found.get(written_to(key))) is None else written
+            for key, n, dtype in self.made
+        ]  # fmt: skip
         if self.function is not None and rows:
-            self.function(_dense(left), *given, *others, *results, *self.clusters)
+            self.function(dense(left), *given, *others, *results, *self.clusters)
         for (key, _, _), result in zip(self.made, results, strict=True):
             found[key] = result
 
@@ -207,7 +214,10 @@ class ProductLaunch:
     def __init__(self, request: Request, device: torch.device):
         specialization, self.lead = request.specialization, request.call.lead
         self.names, self.fastmath = request.signature.names, request.fastmath
+        self.name, self.wanted = request.signature.name, request.wanted
         self.rows, self.device = request.rows, device
+        outputs = enumerate(specialization.traced.outputs)
+        self.copied = {k for k, _ in request.aliases} | {k for k, o in outputs if o.over}
         self.structure = specialization.traced.structure
         self.results = tuple(o.name for o in specialization.traced.outputs)
         self.shapes = specialization.shapes(self.lead)
@@ -219,10 +229,10 @@ class ProductLaunch:
         self._stored: dict[str, tuple[int, Action]] = {}  # with the most rows that it takes
         self._fused_steps: dict[str, list[Action]] = {}
         if torch.cuda.is_current_stream_capturing():
-            name = request.signature.name
             raise ArgumentError(
-                f"{name}: the first call with arguments of this kind compiles or loads kernels, "
-                "which can not be captured into a CUDA graph; call it once before the capture"
+                f"{self.name}: the first call with arguments of this kind compiles or loads "
+                "kernels, which can not be captured into a CUDA graph; call it once before the "
+                "capture"
             )
 
     def __call__(self, values: tuple, outs: tuple = ()) -> object:
@@ -230,19 +240,39 @@ class ProductLaunch:
         found: Values = dict(zip(self.names, values, strict=True))
         for name, inner in self.inner.items():
             found[name] = flat(found[name], (*self.lead, *inner), (self.rows, *inner))
+        own = self._own(outs)
+        found.update(own)
         if self.actions is None:
-            self.actions = [action for step in self.steps for action in self._begun(step, found)]
+            actions = [action for step in self.steps for action in self._begun(step, found)]
+            refuse_plan(self.name, self.wanted, any(isinstance(a, Rows) for a in actions))
+            self.actions = actions
         else:
             for action in self.actions:
                 action(found)
-        made = [found[key_of(name, self.results)] for name in self.results]
+        keys = [key_of(name, self.results) for name in self.results]
+        made = [found[key] for key in keys]
+        if outs:
+            for out, result, key in zip(outs, made, keys, strict=True):
+                if result is not own.get(written_to(key)):
+                    out.detach().copy_(result.reshape(out.shape))
+            return pytree.tree_unflatten([*outs], self.structure)
         if len(self.lead) != 1:
             made = [m.reshape(shape) for m, (shape, _) in zip(made, self.shapes, strict=True)]
-        if outs:
-            for out, result in zip(outs, made, strict=True):
-                out.detach().copy_(result)
-            made = outs
-        return pytree.tree_unflatten(list(made), self.structure)
+        return pytree.tree_unflatten(made, self.structure)
+
+    def _own(self, outs: tuple) -> Values:
+        """The tensors of `out=` that kernels of products may write to, by `written_to`.
+
+        They lie as results that are allocated, and are no arguments. All others are copied to, and
+        so is what a row kernel gives.
+        """
+        found: Values = {}
+        for k, (name, out) in enumerate(zip(self.results, outs, strict=False)):
+            lies = out.is_contiguous() and out.data_ptr() % ACCESS_BYTES == 0 and not out.is_neg()
+            if lies and k not in self.copied and out.numel() and self.rows:
+                key = written_to(key_of(name, self.results))
+                found[key] = out.detach().view(self.rows, -1)
+        return found
 
     def _begun(self, step: RowStep | ProductStep, found: Values) -> Iterator[Action]:
         """Run a step for the first time; gives how, one kernel after the other."""
@@ -293,10 +323,18 @@ class ProductLaunch:
         """Run a step without storing its products; whether it has kernels that do so."""
         key = step.products[0].name
         if key not in self._fused_steps:
-            self._fused_steps[key] = self._fused(step, found)
+            actions = self._fused(step, found)
+            refuse_plan(self.name, self.wanted, self._has_rows(actions))
+            self._fused_steps[key] = actions
         for action in self._fused_steps[key]:
             action(found)
         return bool(self._fused_steps[key])
+
+    def _has_rows(self, actions: list[Action]) -> bool:
+        """Whether a row kernel runs beside those of one step, or is one of them."""
+        known = [actions, *self._fused_steps.values()]
+        has_others = len(self.steps) > len(known) or not all(known)
+        return has_others or any(isinstance(a, Rows) for each in known for a in each)
 
     def stored(self, kernel: Fused, product: Product, found: Values) -> torch.Tensor:
         """A product in float32, of its two operands; `kernel` is the one that stores it."""
@@ -314,89 +352,17 @@ def key_of(name: str, results: tuple[str, ...]) -> str:
     return f"result {name}" if name in results else name
 
 
-def flat(value: torch.Tensor, whole: tuple, flat: tuple) -> torch.Tensor:
-    """An argument of rows with one leading dimension."""
-    if value.shape == flat:
-        return value
-    return value.expand(whole).reshape(flat)
+def written_to(key: str) -> str:
+    """The name of the tensor that is to have the value of that name."""
+    return f"out {key}"
 
 
-def _dense(left: torch.Tensor) -> torch.Tensor:
-    return left if left.stride(-1) == 1 else left.contiguous()
-
-
-def width(kernel: Fused, output: Output) -> int:
-    """How many elements a result has of a row: its columns, or its groups of them."""
-    return kernel.n if output.inner[0] == kernel.graph.n else output.inner[0]
-
-
-def by_torch(product: Product, found: Values) -> None:
-    """A product in float32, as torch computes it.
-
-    torch 2.7 gives a product the dtype of its operands, as torch does on a CPU. There they become
-    float32 first, which holds them exactly, as TF32 does.
-    """
-    left, right = found[product.left], found[product.matrix]
-    right = right.t() if product.is_transposed else right
-    if GIVES_FLOAT32 and left.is_cuda:
-        found[product.name] = torch.mm(left, right, out_dtype=torch.float32)
-    else:
-        found[product.name] = torch.mm(left.float(), right.float())
-
-
-def columns_of(matrix: torch.Tensor, operand: Operand, n: int) -> torch.Tensor:
-    """The part of a matrix, as (n, K), that an operand's columns come of."""
-    matrix = matrix if operand.product.is_transposed else matrix.t()
-    is_whole = operand.start == 0 and len(matrix) == n
-    return matrix if is_whole else matrix[operand.start : operand.start + n]
-
-
-def _major(matrix: torch.Tensor) -> str:
-    """Along which dimension of a matrix (N, K) a line of contiguous elements can be."""
-    return "k" if matrix.stride(1) == 1 else "mn"
-
-
-def _has_lines(matrix: torch.Tensor, major: str) -> bool:
-    """Whether the lines of a matrix (N, K) are what kernels load: TMA, or cp.async.
-
-    They are contiguous and do not overlap, and they begin at multiples of 16 bytes. A tensor on the
-    meta device has an address, too: that of a view is its offset.
-    """
-    between, along = (0, 1) if major == "k" else (1, 0)
-    apart, size = matrix.stride(between), matrix.element_size()
-    is_line = matrix.stride(along) == 1 and apart >= matrix.shape[along]
-    return is_line and matrix.data_ptr() % ACCESS_BYTES == apart * size % ACCESS_BYTES == 0
-
-
-def _is_whole(matrix: torch.Tensor, major: str) -> bool:
-    """Whether the lines of operands, of which this is the right one, are whole pieces of 16 bytes.
-
-    The tensor memory accelerator knows where a line ends, and cp.async copies whole pieces.
-    """
-    lengths = {matrix.shape[1], matrix.shape[1 if major == "k" else 0]}
-    return all(n * matrix.element_size() % ACCESS_BYTES == 0 for n in lengths)
-
-
-def _in_pairs(kernel: Fused, others: list) -> bool:
-    """Whether two neighbours of each row and column that is read may be loaded at a time."""
-    both = zip(kernel.others, others, strict=True)
-    read = [value for i, value in both if i.role in (Role.ROW, Role.COLUMN)]
-    return kernel.n % 2 == 0 and all(
-        value.data_ptr() % (2 * value.element_size()) == 0
-        and all(step % 2 == 0 for step in value.stride()[:-1])
-        for value in read
-    )
-
-
-def argument(value: object, i, n: int) -> object:
-    """An input as the kernel takes it: rows, columns and numbers of rows without other axes."""
-    if i.role is Role.SCALAR:
-        return float(value)
-    if i.role is Role.DEVICE_SCALAR:
-        return value.reshape(1)
-    if i.role is Role.PER_ROW:
-        return value if value.ndim == 1 else value.reshape(value.shape[0])
-    start = i.view.start[0] if i.view is not None else 0
-    value = value if value.stride(-1) == 1 else value.contiguous()
-    is_whole = start == 0 and value.shape[-1] == n
-    return value if is_whole else value[..., start : start + n]
+def refuse_plan(name: str, wanted: Mapping[str, object], has_rows: bool) -> None:
+    """Raise LoweringError where a plan is wanted of a call that has no row kernel."""
+    if wanted and not has_rows:
+        given = ", ".join(f"{key}={value!r}" for key, value in wanted.items())
+        raise LoweringError(
+            f"{name}: with_plan({given}) has no effect, because all kernels of this call multiply "
+            "by matrices and have tiles, not the plans of rows; leave with_plan out. f.tune(...) "
+            "tries other tiles"
+        )

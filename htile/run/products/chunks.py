@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..differentiation.autograd import refuse_mapped
-from .calls import GIVES_FLOAT32, OF_ROWS, ProductStep, Values, key_of
+from .calls import OF_ROWS, ProductStep, key_of
 from .derivatives import Gradient, gradient_of
+from .operands import GIVES_FLOAT32, Values
 
 if TYPE_CHECKING:
     from .gradients import TrainedProducts

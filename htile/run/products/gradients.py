@@ -18,8 +18,9 @@ from ..differentiation.autograd import with_gradients
 from ..launch import Request
 from ..operands import device_of, runs_kernels
 from ..vmap import shared_by_rows
-from .calls import OF_ROWS, ProductLaunch, ProductStep, RowStep, Values, flat, key_of, steps_of
+from .calls import OF_ROWS, ProductLaunch, ProductStep, RowStep, key_of, steps_of
 from .chunks import TrainedStep
+from .operands import Values, flat
 
 
 class TrainedProducts:

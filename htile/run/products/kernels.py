@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,13 +23,12 @@ from .calls import (
     ProductStep,
     RowStep,
     Text,
-    Values,
-    flat,
     key_of,
+    refuse_plan,
     steps_of,
     text_for,
-    width,
 )
+from .operands import Values, copied, flat, is_apart, width
 
 PROCESSORS = 132  # multiprocessors of an H100 and an H200, which the tile is chosen for
 
@@ -37,9 +36,9 @@ PROCESSORS = 132  # multiprocessors of an H100 and an H200, which the tile is ch
 class ProductKernel(Kernel):
     """One kernel of products and of what is computed of them."""
 
-    def __init__(self, traced: Graph, plan: ProductPlan, text: Text):
+    def __init__(self, traced: Graph, plan: ProductPlan, text: Text, copied: frozenset[str]):
         lowered = Lowered(traced, plan.kernel.graph, plan, text.source, text.function)
-        super().__init__(lowered, plan.arch)
+        super().__init__(lowered, plan.arch, copied)
         self.text = text
 
     @property
@@ -61,12 +60,41 @@ class ProductKernel(Kernel):
         return self.plan.names
 
 
+class _OfOne:
+    """What is of one kernel, and so asked of one of `kernels`."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, kernels: ProductKernels | None, owner: type) -> _OfOne:
+        if kernels is None:
+            return self
+        count, more = len(kernels.kernels), ""
+        if self.name in OF_ALL:
+            more = f", or .{OF_ALL[self.name]} of all"
+        raise UnsupportedError(
+            f"{kernels.name}: .{self.name} is of one kernel, and this function with products has "
+            f"{count} kernel{'s' * (count > 1)}: use .kernels[0].{self.name}{more}"
+        )
+
+
+OF_ALL = {"plan": "plan_text", "cost": "cost_text", "cubin": "artifact", "plan_svg": "save(folder)",
+          "graph_svg": "save(folder)"}  # fmt: skip
+
+
 class ProductKernels:
     """The kernels of one specialization of a function with products, for one architecture.
 
-    kernels: in the order in which they run; `ProductKernel` for products, and `Kernel` for rows.
+    `kernels` has them in the order in which they run, each with all that a `Kernel` has. What is
+    below is of all of them. `plan`, `cost`, `cubin`, `lowered`, `graph_dot`, `graph_json`,
+    `graph_svg` and `plan_svg` are of one kernel, `kernels[0].plan`, and raise UnsupportedError
+    here. So do `training`, `backward` and `saved`.
+
     by_torch: the names of products that torch computes, because no kernel does here.
     """
+
+    plan, cost, cubin, lowered = _OfOne(), _OfOne(), _OfOne(), _OfOne()
+    graph_dot, graph_json, graph_svg, plan_svg = _OfOne(), _OfOne(), _OfOne(), _OfOne()
 
     def __init__(self, request: Request, arch: Arch):
         self.traced = request.specialization.traced
@@ -77,13 +105,24 @@ class ProductKernels:
         self.by_torch: tuple[str, ...] = ()
         inner = {s.name: s.inner for s in request.call.specs if s.role in OF_ROWS}
         found: Values = dict(request.given)
+        self._apart: frozenset[str] = frozenset()  # what is copied before all kernels
         for name, shape in inner.items():
-            found[name] = flat(found[name], (*request.call.lead, *shape), (self._rows, *shape))
+            whole, rows = (*request.call.lead, *shape), (self._rows, *shape)
+            self._apart |= {name} if is_apart(found[name], whole, rows) else frozenset()
+            found[name] = flat(found[name], whole, rows)
         for step in steps_of(request):
             if isinstance(step, ProductStep):
                 self._multiply(step, found)
             else:
                 self._run_rows(step, found)
+        of_rows = [not isinstance(kernel, ProductKernel) for kernel in self.kernels]
+        refuse_plan(self.name, request.wanted, any(of_rows))
+
+    @property
+    def copied(self) -> frozenset[str]:
+        """The parameters whose tensors each call makes contiguous first, for any of the kernels."""
+        names = self._apart.union(*(kernel.copied for kernel in self.kernels))
+        return names.intersection(self._request.signature.names)
 
     @property
     def source(self) -> str:
@@ -97,9 +136,17 @@ class ProductKernels:
 
     @property
     def plan_text(self) -> str:
-        """The plans of all kernels in the order in which they run, and what torch computes."""
-        told = "".join(f"{name} is computed by torch\n" for name in self.by_torch)
+        """The plans of all kernels in the order in which they run, what is copied before them, and
+        what torch computes."""
+        told = "".join(f"{line}\n" for line in self._told())
         return told + self._of_each(lambda kernel: kernel.plan_text)
+
+    def _told(self) -> Iterator[str]:
+        """What is done beside the kernels, as lines."""
+        yield from (f"{name} is computed by torch" for name in self.by_torch)
+        for name in sorted(self._apart):
+            yield (f"copied     {name} is made contiguous by each call: its rows are not equally "
+                   "far apart in memory")  # fmt: skip
 
     @property
     def artifact(self) -> tuple[Artifact, ...]:
@@ -142,11 +189,23 @@ class ProductKernels:
 
     @property
     def training(self) -> NoReturn:
-        """Raises UnsupportedError: the kernels of gradients are not shown for products."""
+        """Raises UnsupportedError: backward kernels are compiled at their first use only."""
         raise UnsupportedError(
-            f"{self.name}: the kernels of its gradients are those of the functions before and "
-            "after its products, which are not shown; inspect these functions"
+            f"{self.name}: the backward kernels of products are neither shown nor compiled ahead; "
+            "they are compiled at their first use, and the disk cache keeps them. Run one step "
+            "before a capture or a measurement, forward and backward, with tensors as in later "
+            "steps; compile(...) without backward compiles the kernels of calls without gradients"
         )
+
+    @property
+    def backward(self) -> NoReturn:
+        """Raises UnsupportedError, as `training`."""
+        return self.training
+
+    @property
+    def saved(self) -> NoReturn:
+        """Raises UnsupportedError, as `training`."""
+        return self.training
 
     def build_ahead(self) -> None:
         """Compile all kernels, and keep them in the disk cache for other processes."""
@@ -176,7 +235,7 @@ class ProductKernels:
     def _add(self, kernel, text: Text, found: Values) -> None:
         fastmath = self._request.fastmath
         plan = ProductPlan(kernel, text.tile, text.major, self.arch, fastmath)
-        self.kernels += (ProductKernel(self.traced, plan, text),)
+        self.kernels += (ProductKernel(self.traced, plan, text, copied(kernel, found)),)
         for output in kernel.graph.outputs:
             shape = self._rows, width(kernel, output)
             found[key_of(output.name, self._results)] = _empty(shape, output.dtype)
@@ -190,7 +249,7 @@ class ProductKernels:
 
     def __str__(self) -> str:
         """All kernels on one page; it compiles them."""
-        told = "".join(f"{name} is computed by torch\n" for name in self.by_torch)
+        told = "".join(f"{line}\n" for line in self._told())
         return f"== traced ==\n{self.traced}\n{told}\n" + "\n\n".join(map(str, self.kernels))
 
     def _repr_html_(self) -> str:

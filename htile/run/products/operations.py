@@ -38,10 +38,11 @@ from ..operands import (
 )
 from ..runner import Made, Operation, Parameters, keep
 from ..specialize import spec_of
-from .calls import ProductStep, RowStep, Values, steps_of
+from .calls import ProductStep, RowStep, steps_of
 from .chunks import Tensors, TrainedStep
 from .derivatives import Gradient, gradient_of
 from .gradients import TrainedProducts
+from .operands import Values
 
 STEP, ROWS, PRODUCT = "step", "rows", "product"  # what a part is, in its name
 NO_TENSORS = (Role.SCALAR, Role.STATIC)

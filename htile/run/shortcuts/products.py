@@ -15,7 +15,8 @@ from ...frontend.captures import Captures
 from ...frontend.graph import Role
 from ..launch import Request
 from ..operands import has_one_twice
-from ..products.calls import OF_ROWS, Multiply, ProductLaunch, Rows, argument, columns_of, key_of
+from ..products.calls import OF_ROWS, Multiply, ProductLaunch, Rows, key_of
+from ..products.operands import argument, columns_of
 from .shortcut import MAX_SHORTCUTS, CallWriter, replace_shortcuts
 from .text import NotTold, tuple_of
 
