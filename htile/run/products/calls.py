@@ -191,11 +191,12 @@ class Multiply:
         given = given if self.major == "k" else [each.t() for each in given]
         others = [argument(found[i.name], i, kernel.n) for i in kernel.others]
         rows = left.shape[0]
-        results = [
-            torch.empty(rows, n, dtype=dtype, device=self.device)
-            if (written := found.get(written_to(key))) is None else written
-            for key, n, dtype in self.made
-        ]  # fmt: skip
+        results = []
+        for key, n, dtype in self.made:
+            own = found.get(written_to(key))
+            is_whole = own is not None and own.shape == (rows, n)
+            made = own if is_whole else torch.empty(rows, n, dtype=dtype, device=self.device)
+            results.append(made)
         if self.function is not None and rows:
             self.function(dense(left), *given, *others, *results, *self.clusters)
         for (key, _, _), result in zip(self.made, results, strict=True):
