@@ -23,6 +23,7 @@ from .choice.instructions import (
     FREE_ADDRESSES,
     LEAVES,
     LOOKED_UP,
+    seldom,
     sweep_costs,
     value_costs,
 )
@@ -54,7 +55,7 @@ class Sweep:
     stores: what is written once it is computed.
     then: the exchanges that follow, and what is computed once a row between them.
     words: 32-bit registers for each element that are live at its widest point; of loops only.
-    instructions: instructions for each element; of loops only.
+    instructions: those of the code of each element, however seldom executed; of loops only.
     is_loop: whether it goes over the chunks of the row.
     """
 
@@ -377,6 +378,7 @@ class Work:
             words = max(words, self._words(live) + len(parts))
             live -= made
         count, _ = sweep_costs(self.graph, computes, parts)
+        count += seldom(self.graph, computes)
         return Sweep(computes, rows, columns, parts, stores, (), words, count, is_loop=True)
 
     def homes_in_loops(self, rows: Home) -> dict[int, Home]:

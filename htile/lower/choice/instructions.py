@@ -38,6 +38,8 @@ OP_COSTS = {
     (Op.SIGMOID, Function.NEAR): (4, 2), (Op.TANH, Function.NEAR): (9, 2),
     (Op.DIV, Function.NEAR): (7, 1),
 }  # fmt: skip
+# The code of an element has so many more, which only angles beyond 105615 execute.
+SELDOM = {Op.SIN: 76, Op.COS: 76}
 # These are for a division by what the row has once, whose reciprocal is computed once too.
 SHARED_DIVISOR_COSTS = {Function.EXACT: (3, 0), Function.NEAR: (2, 0)}
 # Instructions for an element; other parts take one. A scan takes more for each vector.
@@ -68,6 +70,11 @@ def sweep_costs(
         own, own_special = _step_costs(graph, step)
         count, special = count + own, special + own_special
     return count, special
+
+
+def seldom(graph: Graph, computes: tuple[Compute, ...]) -> int:
+    """Instructions of a sweep for each element that are seldom executed."""
+    return sum([SELDOM.get(graph[s.id].op, 0) for s in computes if graph[s.id].value.spread])
 
 
 def _step_costs(graph: Graph, step: Compute) -> tuple[int, int]:
