@@ -240,7 +240,8 @@ class _Draw:
             lambda: self.tensor((*lead[:-1], 7, n), self.dtype),
             lambda: self.tensor(lead),
             lambda: self.tensor((n,), self.dtype),
-            lambda: self.tensor((n + 2,), self.dtype),
+            # A weight of another length is wrong; of other functions it is a row, of one more N.
+            lambda: self.tensor((n + 2 if self.name == "norm" else n,), self.dtype),
             lambda: self.tensor(()),
             lambda: self.tensor((1,)),
             lambda: self.tensor((*lead, 0)),

@@ -134,7 +134,7 @@ OPERATIONS = {
     "a negation": lambda q: -q,
     "a maximum": lambda q: q.amax(),
     "a choice": lambda q: torch.where(q.float() > 0, q, q),
-    "a comparison": lambda q: q == 1,
+    "a comparison": lambda q: q == 300,  # torch wraps the number
     "a mask": lambda q: q.any(),
     "a constant": lambda q: torch.zeros_like(q),
     "a clamp": lambda q: q.clamp(-1, 1),

@@ -169,7 +169,7 @@ formulas({
 formulas({
     "sign sgn": ("-1, 0 or 1.", lambda input:
         input if input._value.dtype is BOOL else node(Op.SIGN, input)),
-    "logical_not": ("Whether x is zero.", lambda input: node(Op.NOT, not_zero(input))),
+    "logical_not": ("Whether x is zero.", lambda input: node(Op.NOT, not_zero(in_32_bits(input)))),
     "bitwise_not": ("~x, of a mask or of the bits of integers.", _inverted),
     "clone": ("A copy.", lambda input, *, memory_format=None: copy(input)),
 })  # fmt: skip
@@ -294,7 +294,7 @@ def _comparison(op: Op) -> Callable:
 
 
 def _truth(x: Tensor | Number) -> Tensor | bool:
-    return not_zero(x) if isinstance(x, Tensor) else bool(x)
+    return not_zero(in_32_bits(x)) if isinstance(x, Tensor) else bool(x)
 
 
 def _logical(op: Op) -> Callable:

@@ -198,10 +198,7 @@ def numeric(x: Tensor, what: str) -> Tensor:
 
 def not_zero(x: Tensor) -> Tensor:
     """`x` as bool."""
-    if x._value.dtype is BOOL:
-        return x
-    x = in_32_bits(x)
-    return node(Op.NE, x, scalar(x, 0, x._value.dtype))
+    return x if x._value.dtype is BOOL else node(Op.NE, x, scalar(x, 0, x._value.dtype))
 
 
 def in_32_bits(x: object, other: object = 0) -> object:
@@ -220,7 +217,7 @@ def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     """`x.to(dtype)`: declares the dtype; to a narrower one it rounds."""
     computed, v = supported(dtype), x._value
     if dtype is BOOL:
-        return not_zero(x)
+        return not_zero(in_32_bits(x))
     if computed is v.dtype and (computed is not FLOAT or v.stored is dtype is FLOAT):
         return x
     return node(Op.CAST, x, arg=dtype)
