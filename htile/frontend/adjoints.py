@@ -116,10 +116,15 @@ def _quotient(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
 
 
 def _remainder(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
-    """The quotient is that of the remainder: the one that is divided may round to the next."""
+    """The quotient is that of the remainder: the one that is divided may round to the next.
+
+    Where that one is far from it, because y is 0 or x - result is infinite, it is the right one.
+    """
     x, y = step.operands
-    quotient = a.node(Op.ROUND, a.div(a.sub(x, step.result), y))
-    return g, a.neg(a.mul(g, quotient))
+    exact = a.node(Op.ROUND, a.div(a.sub(x, step.result), y))
+    divided = a.node(Op.FLOOR, a.div(x, y))
+    is_near = a.node(Op.LE, a.node(Op.ABS, a.sub(divided, exact)), a.number(1))
+    return g, a.neg(a.mul(g, a.node(Op.WHERE, is_near, exact, divided)))
 
 
 def _power(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:

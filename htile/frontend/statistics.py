@@ -74,7 +74,9 @@ def norm(input, p="fro", dim=None, keepdim=False, dtype=None):
         return (amax if p > 0 else amin)(abs(x), dim, keepdim)
     power = abs(x) if p == 1 else abs(x) ** p if p > 1 else _steep(abs(x), p)
     total, root = reduced(Op.SUM, power, dim, keepdim), 1.0 / p
-    return total**root if root in POWERS else node(Op.POW, *together(total, root), arg=Slope.ZERO)
+    if root in POWERS and p > 0:
+        return total**root
+    return node(Op.POW, *together(total, root), arg=Slope.ZERO)
 
 
 def _root(x: Tensor) -> Tensor:

@@ -72,8 +72,9 @@ def check_out(request: Request, out: object, device: torch.device) -> None:
             )
         if splits_bundles([o for o in placed.outputs if o.name == result.name], leaf):
             raise ArgumentError(
-                f"{what}: its elements are written in pairs or fours, which must be aligned as a "
-                "whole; pass a tensor that begins at a multiple of 16 bytes, with such strides"
+                f"{what}: its elements are written in pairs, fours or eights, which must be "
+                "aligned as a whole; pass a tensor that begins at a multiple of 16 bytes, with "
+                "such strides"
             )
         if overlaps_itself(leaf):
             raise ArgumentError(

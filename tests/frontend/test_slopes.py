@@ -139,7 +139,16 @@ def test_a_quotient_that_rounds_to_the_next_integer(f):
     assert torch.equal(p.grad.double(), -quotient) and not torch.equal(quotient, t.div(p).trunc())
 
 
-@pytest.mark.parametrize("p", [-2.0, -1.0, 0.3, 0.5, 0.9, 1.0, 1.5, 3.0])
+def test_remainders_by_zero_and_of_the_largest():
+    left = torch.tensor([[3.0, 3.0, -3.0, 3e38, 0.0, 1e30, 5.0]])
+    right = torch.tensor([[0.0, -0.0, 0.0, -2e38, 0.0, 3.0, INF]])
+    mine, theirs = right.clone().requires_grad_(), right.clone().requires_grad_()
+    htile.rowwise(lambda x, y: torch.remainder(x, y))(left, mine).sum().backward()
+    torch.remainder(left, theirs).sum().backward()
+    torch.testing.assert_close(mine.grad, theirs.grad, equal_nan=True)
+
+
+@pytest.mark.parametrize("p", [-2.0, -1.0, -0.5, 0.3, 0.5, 0.9, 1.0, 1.5, 3.0])
 def test_norms_of_zeros(p):
     assert compared(lambda x: x.norm(p), torch.tensor([[0.0, 1.0, 4.0, -2.0]])) == []
 

@@ -330,6 +330,23 @@ def test_a_part_is_reduced_beside_its_row(f, n, monkeypatch):
     assert placed.n == n and len(placed) < 60
 
 
+@pytest.mark.parametrize("value", [123.456, 1e-30, -7.7e33, torch.inf, -torch.inf, torch.nan])
+def test_the_mean_of_equal_elements_of_a_part_is_that_element(value):
+    def below(x):
+        y = x[1:4002]
+        return y.mean(), ((y - y.mean()) ** 2).mean(), x * 1
+
+    x = torch.full((2, 4099), value)
+    x[:, 0], x[:, 4002:] = torch.nan, torch.inf
+    traced, lead = traced_of(below, {"x": x})
+    with pytest.raises(UnsupportedError):
+        place(traced)
+    mean, square, _ = evaluate(run_passes(traced), {"x": x}, lead)
+    assert mean.isnan().all() if x[0, 1].isnan() else torch.equal(mean, x[:, 1])
+    if x[0, 1].isfinite():
+        assert torch.equal(square, torch.zeros(2))
+
+
 def test_a_part_that_is_reduced_alone_is_all_that_is_read():
     traced, _ = traced_of(lambda x: x[4:68].sum(), {"x": torch.ones(2, 4099)})
     assert run_passes(traced).n == 64

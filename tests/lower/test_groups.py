@@ -5,6 +5,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import htile
+from htile.errors import UnsupportedError
 from htile.frontend.ops import Op
 from htile.testing import oracle
 
@@ -90,3 +91,25 @@ def test_pieces_of_many_parts_are_bundles(step, dtype, widths):
     pieces = *kernel.graph.inputs, *kernel.graph.outputs
     assert {each.view.width for each in pieces} == widths and kernel.graph.n == 100
     assert len(pieces) == 2 * step // min(widths) and kernel.resources.stack == 0
+
+
+def test_many_pieces_are_few_bundles():
+    @htile.rowwise
+    def reversed_products(x, y):
+        p, q = x.view(-1, 64).unbind(-1), y.view(-1, 64).unbind(-1)
+        return torch.stack([p[k] * q[63 - k] for k in range(64)], -1).flatten()
+
+    x = torch.empty(64, 4096, dtype=torch.bfloat16, device="meta")
+    kernel = reversed_products.inspect(x, x, arch="sm_90a")
+    assert len(kernel.graph.inputs) + len(kernel.graph.outputs) == 48
+
+
+def test_too_many_pieces_are_refused():
+    @htile.rowwise
+    def scaled(x, y):
+        return x * y.sum()
+
+    x, y = torch.ones(2, 2048), torch.ones(2, 2080)
+    with pytest.raises(UnsupportedError, match=r"at most 400; rows have 2048 and 2080") as caught:
+        scaled.inspect(x, y, arch="sm_90a")
+    assert caught.value.loc.text == "return x * y.sum()"

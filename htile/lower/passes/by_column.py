@@ -105,7 +105,14 @@ class _Rule:
 
 
 class _Reducing(_Rule):
-    """The rule of `reduce_by_column`."""
+    """The rule of `reduce_by_column`.
+
+    liftings: by the length of a row, so that what several reductions read is lifted once.
+    """
+
+    def __init__(self, graph: Graph):
+        super().__init__(graph)
+        self.liftings: dict[int, _Lifting] = {}
 
     def __call__(self, new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
         self.ids.update(zip(node.inputs, inputs, strict=True))
@@ -116,7 +123,7 @@ class _Reducing(_Rule):
         if taken is None:
             return None
         start, n = taken
-        lifting = _Lifting(self.graph, new, self.ids, n)
+        lifting = self.liftings.setdefault(n, _Lifting(self.graph, new, self.ids, n))
         end = start + part.value.inner[0]
         found = lifting.reduced(node, start, end)
         if found is None or replace(new[found].value, varies=node.value.varies) != node.value:
@@ -184,16 +191,40 @@ class _Lifting:
         lifted = self._lifted(node.inputs[0], start, (start, end))
         if lifted is None or dtype in STORAGE or not self.new[lifted].value.spread:
             return None
+        if node.op is Op.MEAN:
+            return self._mean(node, lifted, start, end)
+        part = self._there(lifted, start, end, _neutral(node.op, dtype), dtype, node)
+        return self.new.add(node.op, (part,), node.arg, node.loc)
+
+    def _there(self, lifted: int, start: int, end: int, beside: object, dtype, node: Node) -> int:
+        """A row in the columns from `start` to `end`, and a number in all others."""
         for op, column in ((Op.GE, start), (Op.LT, end)):
             if 0 < column < self.n:
                 is_there = self.new.add(op, (self._index(), self._number(column)), loc=node.loc)
-                neutral = self._number(_neutral(node.op, dtype), dtype)
-                lifted = self.new.add(Op.WHERE, (is_there, lifted, neutral), loc=node.loc)
-        if node.op is not Op.MEAN:
-            return self.new.add(node.op, (lifted,), node.arg, node.loc)
-        total = self.new.add(Op.SUM, (lifted,), node.arg, node.loc)
-        count = self._number(float(end - start), dtype)
-        return self.new.add(Op.DIV, (total, count), loc=node.loc)
+                number = self._number(beside, dtype)
+                lifted = self.new.add(Op.WHERE, (is_there, lifted, number), loc=node.loc)
+        return lifted
+
+    def _mean(self, node: Node, lifted: int, start: int, end: int) -> int:
+        """The mean of a part, from that of the row with zeros beside it.
+
+        What rounding has lost is added, so that of equal elements it is exactly that element. Of
+        infinities nothing is lost.
+        """
+        new, loc, dtype = self.new, node.loc, node.value.dtype
+        share = self._number(self.n / (end - start), dtype)
+
+        def mean(row: int) -> int:
+            part = self._there(row, start, end, 0.0, dtype, node)
+            of_row = new.add(Op.MEAN, (part,), node.arg, loc)
+            return new.add(Op.MUL, (of_row, share), loc=loc)
+
+        rough = mean(lifted)
+        lost = mean(new.add(Op.SUB, (lifted, rough), loc=loc))
+        nothing = new.add(Op.SUB, (rough, rough), loc=loc)
+        is_finite = new.add(Op.EQ, (nothing, self._number(0.0, dtype)), loc=loc)
+        exact = new.add(Op.ADD, (rough, lost), loc=loc)
+        return new.add(Op.WHERE, (is_finite, exact, rough), loc=loc)
 
     def _lifted(self, id: int, column: int, span: Span) -> int | None:
         key = id, column, span

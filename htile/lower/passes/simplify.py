@@ -26,6 +26,9 @@ from .narrow import narrowing, without_known
 from .rewrite import rewrite
 from .space import place
 
+# A kernel takes so many pieces of tensors. Each is a pointer and some strides, and a launch passes
+# 32764 bytes at most.
+MOST_TENSORS = 400
 MORE_READ = 1.25  # Whole rows may take so many times as many elements as their parts.
 _ITSELF = (Op.STOP, Op.CUSTOM)  # which are their first operand, but to a derivative
 
@@ -208,6 +211,22 @@ def place_well(graph: Graph, in_groups: bool = True) -> Graph:
     return best
 
 
+def _refuse_many_tensors(graph: Graph, placed: Graph) -> None:
+    """Raise UnsupportedError where a kernel would take too many pieces of tensors."""
+    pieces = len(placed.inputs) + len(placed.outputs)
+    if pieces <= MOST_TENSORS:
+        return
+    rows = [graph[i.id].value.inner for i in graph.inputs if i.role is Role.ROW]
+    lengths = sorted({shape[-1] for shape in rows if shape})
+    told = "pass parts of the rows to calls of their own"
+    if len(lengths) > 1:
+        told = f"rows have {' and '.join(map(str, lengths))} elements: pass rows of one length"
+    raise UnsupportedError(
+        f"a kernel of {pieces} pieces and elements of tensors, at most {MOST_TENSORS}; {told}",
+        graph[graph.outputs[-1].id].loc,
+    )
+
+
 def reduce_last(graph: Graph) -> Graph:
     """The graph whose reductions of an axis that is longer than the last one are of a last axis.
 
@@ -248,6 +267,7 @@ def run_passes(graph: Graph) -> Graph:
     placed = bundle_neighbours(place_well(graph))
     if (placed.group_size or 1) > WARP * vector_size(placed):
         placed = bundle_neighbours(place_well(graph, in_groups=False))
+    _refuse_many_tensors(graph, placed)
     graph = placed
     for apply in PASSES:
         graph = apply(graph)

@@ -44,9 +44,6 @@ from .collectives import MOST_PIECES, Collectives
 from .placed import Placed, built
 
 LEAST_COLUMNS = 8  # A piece of fewer elements takes more than one access for 16 bytes.
-# A kernel takes so many pieces of rows, whose addresses and strides are its parameters, and so many
-# pieces and single elements together.
-MOST_ROWS, MOST_TENSORS = 160, 512
 NEAR = 4  # elements of memory between neighbouring columns, at most
 
 
@@ -112,9 +109,7 @@ class _Placing(Collectives):
             except Refine as request:
                 self._refine(request)
                 continue
-            placed = built(self.graph, self.nodes, pieces, n, self.groups)
-            self._refuse_many_tensors(placed)
-            return placed
+            return built(self.graph, self.nodes, pieces, n, self.groups)
 
     # What is wanted
 
@@ -314,22 +309,6 @@ class _Placing(Collectives):
     def _leaves(self) -> list[Wanted]:
         """What is wanted of each input, and of the numbers of columns."""
         return [each.view for each in self.nodes if each.op in (Op.INPUT, Op.INDEX) and each.view]
-
-    def _refuse_many_tensors(self, placed: Graph) -> None:
-        """Raise UnsupportedError where a kernel would take too many pieces of tensors."""
-        found = [placed[each.id].value.spread for each in (*placed.inputs, *placed.outputs)]
-        pieces = sum(found)
-        if pieces <= MOST_ROWS and len(found) <= MOST_TENSORS:
-            return
-        rows = [self.graph[i.id].value.inner for i in self.graph.inputs if i.role is Role.ROW]
-        lengths = sorted({shape[-1] for shape in rows})
-        why = f", because rows have {' and '.join(map(str, lengths))} elements" * (len(lengths) > 1)
-        raise UnsupportedError(
-            f"a kernel of {pieces} pieces of rows and {len(found) - pieces} elements{why}: at most "
-            f"{MOST_ROWS} pieces, and {MOST_TENSORS} of both, are passed; pass rows of one length, "
-            "or parts of them to calls of their own",
-            self.graph[self.graph.outputs[-1].id].loc,
-        )
 
     def _refuse_many(self, node: Node, elements: int, size: int, columns: int = 1) -> None:
         """Raise UnsupportedError where an axis would be cut into too many pieces.
