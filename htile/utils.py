@@ -72,8 +72,7 @@ def view_of(
     pointer = elem_pointer(tensor, (*(0,) * lead, *start))
     if dtype is not None:
         width = element_bits(dtype) // element_bits(tensor.element_type)
-        near = stride[-1] if groups is None else stride[-1][0]
-        last = near // width if isinstance(near, int) else 1
+        last = steps[-1] // width  # elements of the last dimension are neighbours
         if groups is not None:
             last = last, _of_bundles(stride[-1][1], width, divisibility)
         stride = [_of_bundles(each, width, divisibility) for each in stride[:-1]] + [last]

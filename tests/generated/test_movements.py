@@ -15,8 +15,8 @@ from htile.frontend.reference import evaluate
 from htile.frontend.roles import classify
 from htile.frontend.trace import trace
 from htile.lower.passes.bundles import bundle_neighbours
-from htile.lower.passes.simplify import place_well
 from htile.lower.passes.space import place
+from htile.lower.passes.ways import place_well
 from htile.testing import oracle
 
 from .movements import interpreted, program

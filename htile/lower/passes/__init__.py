@@ -2,5 +2,5 @@
 
 `simplify.py` has the simple ones and says in which order all run. `space.py` places a graph on one
 row, with `axes.py`, `collectives.py` and `placed.py`; `by_column.py` spares it some of the joins.
-`rewrite.py` is what most passes are made of.
+`ways.py` chooses among the ways to place a graph. `rewrite.py` is what most passes are made of.
 """

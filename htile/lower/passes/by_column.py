@@ -196,7 +196,9 @@ class _Lifting:
         part = self._there(lifted, start, end, _neutral(node.op, dtype), dtype, node)
         return self.new.add(node.op, (part,), node.arg, node.loc)
 
-    def _there(self, lifted: int, start: int, end: int, beside: object, dtype, node: Node) -> int:
+    def _there(
+        self, lifted: int, start: int, end: int, beside: object, dtype: torch.dtype, node: Node
+    ) -> int:
         """A row in the columns from `start` to `end`, and a number in all others."""
         for op, column in ((Op.GE, start), (Op.LT, end)):
             if 0 < column < self.n:

@@ -321,7 +321,7 @@ class _Placing(Collectives):
             if (rolled := self._rolled(node)) is not None:
                 raise UnsupportedError(
                     f"an axis of {elements} elements whose ends change places, as in torch.roll, "
-                    f"would be cut into {shape}, at most {MOST_PIECES} are written out: pass "
+                    f"would be cut into {shape}, at most {self.most} are written out: pass "
                     f"{rolled} as an argument",
                     node.loc,
                 )

@@ -1,0 +1,96 @@
+"""Which of the ways to place a traced graph on one row its kernel is made of.
+
+A row may be cut into pieces (`space.py`), or its parts may be computed of whole rows
+(`by_column.py`). Few pieces are as fast as whole rows, and many are slow. So the ways are tried in
+turn, and the one with the fewest nodes is taken.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from math import prod
+
+from ...errors import UnsupportedError
+from ...frontend.graph import Builder, Graph, Node, Role
+from ...frontend.ops import REDUCTIONS, Op
+from .by_column import FEW_PIECES, choose_by_column, reduce_by_column
+from .rewrite import rewrite
+from .space import place
+
+# A kernel takes so many pieces of tensors. Each is a pointer and some strides, and a launch passes
+# 32764 bytes at most.
+MOST_TENSORS = 400
+MORE_READ = 1.25  # Whole rows may take so many times as many elements as their parts.
+
+
+def place_well(graph: Graph, in_groups: bool = True) -> Graph:
+    """The placed graph of a traced one.
+
+    Where rows would be cut into many pieces, parts of them are computed of whole rows if they can
+    be, unless that reads much more. Where rows are refused either way, the error is that of the
+    former.
+    """
+    best = refused = None
+    with suppress(UnsupportedError):
+        best = place(graph, in_groups, FEW_PIECES)
+        if len(best) <= FEW_PIECES * len(graph):
+            return best
+    chosen = choose_by_column(graph)
+    for other in dict.fromkeys((chosen, graph, reduce_by_column(chosen), reduce_last(graph))):
+        try:
+            found = place(other, in_groups)
+        except UnsupportedError as error:
+            refused = refused or error
+            continue
+        if best is None or (len(found) < len(best) and _read(found) <= MORE_READ * _read(best)):
+            best = found
+    if best is None:
+        raise refused
+    return best
+
+
+def refuse_many_tensors(graph: Graph, placed: Graph) -> None:
+    """Raise UnsupportedError where a kernel would take too many pieces of tensors."""
+    pieces = len(placed.inputs) + len(placed.outputs)
+    if pieces <= MOST_TENSORS:
+        return
+    rows = [graph[i.id].value.inner for i in graph.inputs if i.role is Role.ROW]
+    lengths = sorted({shape[-1] for shape in rows if shape})
+    told = "pass parts of the rows to calls of their own"
+    if len(lengths) > 1:
+        told = f"rows have {' and '.join(map(str, lengths))} elements: pass rows of one length"
+    raise UnsupportedError(
+        f"a kernel of {pieces} pieces and elements of tensors, at most {MOST_TENSORS}; {told}",
+        graph[graph.outputs[-1].id].loc,
+    )
+
+
+def reduce_last(graph: Graph) -> Graph:
+    """The graph whose reductions of an axis that is longer than the last one are of a last axis.
+
+    An axis that is not the last is written out where it is reduced. Last, it may be the columns.
+    """
+    found = []
+
+    def rule(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
+        shape = graph[node.inputs[0]].value.inner if node.op in REDUCTIONS else ()
+        if node.arg in (None, -1) or len(shape) < 2 or shape[node.arg] <= shape[-1]:
+            return None
+        order = [axis for axis in range(-len(shape), 0) if axis != node.arg]
+        turned = new.add(Op.PERMUTE, inputs, (*order, node.arg), node.loc)
+        found.append(node)
+        return new.add(node.op, (turned,), -1, node.loc)
+
+    turned = rewrite(graph, rule)
+    return turned if found else graph
+
+
+def _read(placed: Graph) -> int:
+    """How many elements of rows of memory are read for each row."""
+    found: dict[str, list[int]] = {}
+    for i in placed.inputs:
+        if i.role is Role.ROW:
+            count = placed.n if i.view is None else i.view.count(placed.n) * i.view.width
+            found.setdefault(i.name, [0, placed.n if i.view is None else prod(i.view.shape)])
+            found[i.name][0] += count
+    return sum([min(counted, whole) for counted, whole in found.values()])
