@@ -232,13 +232,12 @@ def _of_each(x: Tensor, y: Tensor, wraps: bool) -> Tensor:
 
 def _refuse_many(x: Tensor, y: Tensor, what: str) -> None:
     """Raise UnsupportedError for many integers that choose elements of what all rows share."""
-    if y._value.dtype in (torch.int32, INT64):
-        made = x._builder[x._id]
-        name, size = made.arg if made.op is Op.INPUT else "table", x._sizes[0]
-        fail(UnsupportedError, f"{what.removesuffix(' a row')} {name}, of {size} elements that all "
-             f"rows share, by {y._sizes[0]} indices of a row: a table has at most {MOST_PARTS} "
-             f"elements there, and of a longer one at most {MOST_PARTS} are taken; look them up "
-             "outside the function, and pass the result as a row")  # fmt: skip
+    made = x._builder[x._id]
+    name, size = made.arg if made.op is Op.INPUT else "table", x._sizes[0]
+    fail(UnsupportedError, f"{what.removesuffix(' a row')} {name}, of {size} elements that all "
+         f"rows share, by {y._sizes[0]} indices of a row: a table has at most {MOST_PARTS} "
+         f"elements there, and of a longer one at most {MOST_PARTS} are taken; look them up "
+         "outside the function, and pass the result as a row")  # fmt: skip
 
 
 def int64(y: Tensor, what: str) -> Tensor:

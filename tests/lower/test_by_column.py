@@ -145,6 +145,16 @@ def in_torch(f, named):
     return [torch.stack(each) for each in zip(*found, strict=True)]
 
 
+def are_torch(graphs, f, traced, named, lead, rtol=0.0):
+    """Assert that placed graphs compute what torch does."""
+    with np.errstate(divide="ignore", invalid="ignore"):  # beside its columns a part is anything
+        for graph in graphs:
+            results = interpreted(graph, traced, named, lead)
+            for found, exact in zip(results, in_torch(f, named), strict=True):
+                assert found.shape == exact.shape
+                np.testing.assert_allclose(found, exact.numpy(), rtol=rtol, equal_nan=False)
+
+
 @pytest.mark.parametrize("n", [131, 4096, 4099])
 @pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: f.__name__)
 def test_the_placed_graph_is_torch(f, n, monkeypatch):
@@ -154,11 +164,7 @@ def test_the_placed_graph_is_torch(f, n, monkeypatch):
     traced, lead = traced_of(f, named)
     chosen = choose_by_column(traced)
     assert chosen is not traced and not joined_rows(chosen)
-    with np.errstate(divide="ignore", invalid="ignore"):  # beside its columns a part is anything
-        for graph in (place(chosen), run_passes(traced)):
-            results = interpreted(graph, traced, named, lead)
-            for found, exact in zip(results, in_torch(f, named), strict=True):
-                assert found.shape == exact.shape and np.array_equal(found, exact.numpy())
+    are_torch((place(chosen), run_passes(traced)), f, traced, named, lead)
     assert run_passes(traced).n == n and len(chosen) < 100, "no part of the row is written out"
 
 
@@ -323,10 +329,7 @@ def test_a_part_is_reduced_beside_its_row(f, n, monkeypatch):
     with pytest.raises(UnsupportedError):
         place(traced)
     placed = run_passes(traced)
-    for graph in (place(reduce_by_column(traced)), placed):
-        results = interpreted(graph, traced, named, lead)
-        for found, exact in zip(results, in_torch(f, named), strict=True):
-            np.testing.assert_allclose(found, exact.numpy(), rtol=1e-6)
+    are_torch((place(reduce_by_column(traced)), placed), f, traced, named, lead, rtol=1e-6)
     assert placed.n == n and len(placed) < 60
 
 
