@@ -40,7 +40,7 @@ LOAD_CODE, STORE_CODE = 1.5, 2
 # Instructions of a thread for the place of its row in a leading dimension beside the first one, and
 # for what each tensor's address takes there.
 DIVISION, STEP = 25, 6
-COMPUTING = 0.75  # of the memory's time, from which on the issue of instructions counts, too
+COMPUTING = 0.75  # the share of the memory's time from which on the issue of instructions counts
 FAST_CODE = 1024  # instructions of a kernel, written out, that are issued without delay
 
 
