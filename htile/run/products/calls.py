@@ -193,10 +193,10 @@ class Multiply:
         rows = left.shape[0]
         results = []
         for key, n, dtype in self.made:
-            own = found.get(written_to(key))
-            is_whole = own is not None and own.shape == (rows, n)
-            made = own if is_whole else torch.empty(rows, n, dtype=dtype, device=self.device)
-            results.append(made)
+            result = found.get(written_to(key))
+            if result is None or result.shape != (rows, n):
+                result = torch.empty(rows, n, dtype=dtype, device=self.device)
+            results.append(result)
         if self.function is not None and rows:
             self.function(dense(left), *given, *others, *results, *self.clusters)
         for (key, _, _), result in zip(self.made, results, strict=True):
@@ -221,6 +221,7 @@ class ProductLaunch:
         self.copied = {k for k, _ in request.aliases} | {k for k, o in outputs if o.over}
         self.structure = specialization.traced.structure
         self.results = tuple(o.name for o in specialization.traced.outputs)
+        self.keys = tuple(key_of(name, self.results) for name in self.results)
         self.shapes = specialization.shapes(self.lead)
         self.inner = {s.name: s.inner for s in request.call.specs if s.role in OF_ROWS}
         self.steps = steps_of(request)
@@ -241,7 +242,7 @@ class ProductLaunch:
         found: Values = dict(zip(self.names, values, strict=True))
         for name, inner in self.inner.items():
             found[name] = flat(found[name], (*self.lead, *inner), (self.rows, *inner))
-        own = self._own(outs)
+        own = self._own(outs) if outs else {}
         found.update(own)
         if self.actions is None:
             actions = [action for step in self.steps for action in self._begun(step, found)]
@@ -250,10 +251,9 @@ class ProductLaunch:
         else:
             for action in self.actions:
                 action(found)
-        keys = [key_of(name, self.results) for name in self.results]
-        made = [found[key] for key in keys]
+        made = [found[key] for key in self.keys]
         if outs:
-            for out, result, key in zip(outs, made, keys, strict=True):
+            for out, result, key in zip(outs, made, self.keys, strict=True):
                 if result is not own.get(written_to(key)):
                     out.detach().copy_(result.reshape(out.shape))
             return pytree.tree_unflatten([*outs], self.structure)
@@ -268,11 +268,10 @@ class ProductLaunch:
         so is what a row kernel gives.
         """
         found: Values = {}
-        for k, (name, out) in enumerate(zip(self.results, outs, strict=False)):
+        for k, (key, out) in enumerate(zip(self.keys, outs, strict=True)):
             lies = out.is_contiguous() and out.data_ptr() % ACCESS_BYTES == 0 and not out.is_neg()
             if lies and k not in self.copied and out.numel() and self.rows:
-                key = written_to(key_of(name, self.results))
-                found[key] = out.detach().view(self.rows, -1)
+                found[written_to(key)] = out.detach().view(self.rows, -1)
         return found
 
     def _begun(self, step: RowStep | ProductStep, found: Values) -> Iterator[Action]:
