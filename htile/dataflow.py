@@ -133,10 +133,12 @@ class ElementwiseKernelContext(RowReductions):
         backwards: bool = False,
         padding: float = 0,
         ends: tuple | None = None,
+        there: tuple | None = None,
     ) -> PrefetchedChunks:
         """The chunks of the row with what they have of `tensors`, loaded `count` chunks ahead.
 
         tensors: rows (M, N) and vectors (N,). The loads of the first chunks start here.
         ends: for each of them the column from which on nothing is loaded, or None.
+        there: for each of them which columns are in memory, as for `load_row`, or None.
         """
-        return PrefetchedChunks(self, count, tensors, backwards, padding, ends)
+        return PrefetchedChunks(self, count, tensors, backwards, padding, ends, there)

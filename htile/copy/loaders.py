@@ -161,27 +161,39 @@ class GlobalToRegLoader(Static):
         self.ctx = ctx
         self.started = []  # the (pieces in flight, fragment) of shifted rows
 
-    def start(self, mX: cute.Tensor, end: Int32 | None = None) -> cute.Tensor:
+    def start(
+        self,
+        mX: cute.Tensor,
+        end: Int32 | None = None,
+        there: tuple[int, int] | None = None,
+    ) -> cute.Tensor:
         """Issue the load of a row tensor into a fragment. It is valid after `finish`.
 
         end: the column from which on nothing is loaded, and elements become 0.
+        there: as for `RowTile.load_row`.
         """
         ctx = self.ctx
-        if not ctx.config.shifted:
-            return ctx.until(end).load_row(mX)
+        if not (ctx.config.shifted or (there and ctx.has_words(mX))):
+            return ctx.until(end).load_row(mX, there=there)
         fragment = cute.make_rmem_tensor(ctx.vector_shape, mX.element_type)
-        pieces = PiecesInFlight(ctx, Pieces(ctx, mX), cute.size(fragment, mode=[2]))
+        pieces = Pieces(ctx, mX, there=there)
+        pieces = PiecesInFlight(ctx, pieces, cute.size(fragment, mode=[2]))
         self.started.append((pieces.load(ctx), fragment))
         return fragment
 
-    def keep(self, mX: cute.Tensor, end: Int32 | None = None) -> cute.Tensor:
+    def keep(
+        self,
+        mX: cute.Tensor,
+        end: Int32 | None = None,
+        there: tuple[int, int] | None = None,
+    ) -> cute.Tensor:
         """Load a shifted row into a fragment that loops read, some vectors at a time.
 
         After `finish`, `ctx.chunk(k).read_row(fragment)` reads it. Shifted rows are loaded whole,
-        so that `end` has no effect.
+        so that `end` has no effect. `there` is as for `RowTile.load_row`.
         """
         fragment = cute.make_rmem_tensor(self.ctx.vector_shape, mX.element_type)
-        RowOnChip(self.ctx, mX, fragment)
+        RowOnChip(self.ctx, mX, fragment, there)
         return fragment
 
     def finish(self) -> None:
@@ -302,6 +314,7 @@ class PrefetchedChunks(Static):
     backwards: from the last chunk of the last share to the first of the first.
     padding: what rows hold behind their end. Shifted rows hold any number there.
     ends: for each tensor the column from which on nothing is loaded, or None.
+    there: for each tensor which columns are in its rows, as for `RowTile.load_row`, or None.
     """
 
     def __init__(
@@ -312,21 +325,24 @@ class PrefetchedChunks(Static):
         backwards: bool,
         padding: float,
         ends: tuple[Int32 | None, ...] | None = None,
+        there: tuple[tuple[int, int] | None, ...] | None = None,
     ):
         if ctx.config.shifted and padding != 0:
             raise ValueError("shifted rows are not padded: leave padding out, and mask the values")
         self.ctx, self.tensors, self.backwards, self.padding = ctx, tensors, backwards, padding
         self.ends = (None,) * len(tensors) if ends is None else ends
+        self.there = (None,) * len(tensors) if there is None else there
         self.total = ctx.config.turns * ctx.num_chunks
-        self.pieces = [self._pieces(mT) for mT in tensors]
+        self.pieces = [self._pieces(*each) for each in zip(tensors, self.there, strict=True)]
         self.ring = [self._load(k) for k in range(min(count, self.total))]
 
-    def _pieces(self, mT: cute.Tensor) -> Pieces | None:
+    def _pieces(self, mT: cute.Tensor, there: tuple[int, int] | None) -> Pieces | None:
         """The pieces of this thread's row of a tensor, if its vectors are shifted."""
-        if cute.rank(mT) > 1:
-            return Pieces(self.ctx, mT) if self.ctx.config.shifted else None
-        rows = expand(mT, 0, self.ctx.shape[0])
-        return Pieces(self.ctx, rows) if self.ctx.is_shifted_column(mT) else None
+        ctx, is_row = self.ctx, cute.rank(mT) > 1
+        is_shifted = ctx.config.shifted if is_row else ctx.is_shifted_column(mT)
+        if not (is_shifted or (there and ctx.has_words(mT))):
+            return None
+        return Pieces(ctx, mT if is_row else expand(mT, 0, ctx.shape[0]), there=there)
 
     def _load(
         self, k: int | Int32, into: list | None = None
@@ -336,7 +352,9 @@ class PrefetchedChunks(Static):
         into = [None] * len(self.tensors) if into is None else into
         return [
             self._load_one(chunk, *each)
-            for each in zip(self.tensors, self.pieces, self.ends, into, strict=True)
+            for each in zip(
+                self.tensors, self.pieces, self.ends, self.there, into, strict=True
+            )
         ]
 
     def _load_one(
@@ -345,14 +363,15 @@ class PrefetchedChunks(Static):
         mT: cute.Tensor,
         pieces: Pieces | None,
         end: Int32 | None,
+        there: tuple[int, int] | None,
         into: cute.Tensor | PiecesInFlight | None,
     ) -> cute.Tensor | PiecesInFlight:
         """Load what a chunk has of one tensor."""
         if pieces is not None:
             return (PiecesInFlight(chunk, pieces, 1) if into is None else into).load(chunk)
         if cute.rank(mT) > 1:
-            return chunk.until(end).load_row(mT, into, self.padding)
-        return chunk.load_column(mT, into)
+            return chunk.until(end).load_row(mT, into, self.padding, there)
+        return chunk.load_column(mT, into, there)
 
     def _arrived(self, mT: cute.Tensor, loaded: cute.Tensor | PiecesInFlight) -> cute.Tensor:
         """A fragment of its own of what has been loaded."""

@@ -74,6 +74,28 @@ class RowStart(Static):
         return cute.make_rmem_tensor(layout, self.dtype)
 
 
+def row_that_is(ctx: RowTile) -> Int32:
+    """The thread's row, or the last one where there is no such row."""
+    if ctx.row_in_bounds is True:
+        return ctx.row
+    return cutlass.min(ctx.row, ctx.shape[0] - 1)
+
+
+def load_elements(
+    ctx: RowTile, mX: cute.Tensor, fragment: cute.Tensor, there: tuple[int, int]
+) -> cute.Tensor:
+    """Load a row whose vectors are shorter than a word, element by element; `there` as `Pieces`."""
+    start = RowStart(ctx, mX, row_that_is(ctx))
+    target = as_bytes(fragment)
+    for k in range(cute.size(fragment, mode=[2])):
+        for i in range(ctx.vec_size):
+            column = cutlass.max(ctx.tXcX[(0, 0), 0, k][1] + i, there[0])
+            column = cutlass.min(column, there[1] - 1)
+            source = start.view(start.address + Int64(column) * start.itemsize, 1)
+            target[i, 0, k] = source[0]
+    return fragment
+
+
 class Pieces(Static):
     """The pieces of this thread's row of a tensor, to be loaded: two for each vector.
 
@@ -82,33 +104,50 @@ class Pieces(Static):
     is not in the row becomes some number of the row, or bytes beside it.
 
     row: that of a table which an index chooses; it is there. By default, that of the context.
+    there: the first column that is in the row, and the one behind the last; by default all are.
 
-    below: the address of the first piece. shift: bytes from there to the row.
-    last: the column of the last piece, counted from the first.
+    below: the address of the piece of column 0. shift: bytes from there to that column.
+    first, last: the columns of the first and of the last piece, counted from there.
     """
 
-    def __init__(self, ctx: RowTile, mX: cute.Tensor, row: Int64 | None = None):
-        if row is None:
-            row = ctx.row
-            if ctx.row_in_bounds is not True:
-                row = cutlass.min(row, ctx.shape[0] - 1)
-        self.start = start = RowStart(ctx, mX, row)
+    def __init__(
+        self,
+        ctx: RowTile,
+        mX: cute.Tensor,
+        row: Int64 | None = None,
+        there: tuple[int, int] | None = None,
+    ):
+        self.start = start = RowStart(ctx, mX, row_that_is(ctx) if row is None else row)
         self.below = start.address & -start.size
         self.shift = Int32(start.address) & (start.size - 1)
-        elements = ctx.shape[1] + (self.shift >> start.log2_itemsize)
-        self.last = (elements - 1) & -ctx.vec_size
+        first, end = (0, ctx.shape[1]) if there is None else there
+        before = self.shift >> start.log2_itemsize
+        self.last = (end + before - 1) & -ctx.vec_size
+        self.before = first  # columns before the row
+        self.first = (first + before) & -ctx.vec_size if first else 0
+        self.ends_early = there is not None and end < ctx.shape[1]
 
     def of_vector(self, ctx: RowTile, k: int | Int32, beyond: int = 0) -> cute.Tensor:
         """The first piece of the thread's k-th vector in this context, or one `beyond` it."""
         column, more = ctx.tXcX[(0, 0), 0, 0][1], 0
-        if ctx.layout.is_whole(ctx.chunk_of(k), beyond):
+        from_first, to_last = self._reaches(ctx, ctx.chunk_of(k), beyond)
+        if not from_first and not to_last:
             more = (k * ctx.config.threads_per_row + beyond) * ctx.vec_size
         else:
             column = ctx.tXcX[(0, 0), 0, k][1] + beyond * ctx.vec_size
-            column = cutlass.min(column, self.last)
+            column = cutlass.max(column, self.first) if from_first else column
+            column = cutlass.min(column, self.last) if to_last else column
         # What is known is added last, so that it becomes a part of the instruction.
         address = self.below + Int64(column) * self.start.itemsize + more * self.start.itemsize
         return self.start.view(address, ctx.vec_size)
+
+    def _reaches(self, ctx: RowTile, chunk: int | Int32, beyond: int) -> tuple[bool, bool]:
+        """Whether pieces of a chunk may lie before the first one of the row, and behind the last.
+        """
+        step = ctx.config.threads_per_row * ctx.vec_size
+        is_behind = isinstance(chunk, int) and chunk * step >= self.before + ctx.vec_size
+        is_whole = ctx.layout.is_whole(chunk, beyond) and not self.ends_early
+        return self.before > 0 and not is_behind, not is_whole
 
 
 class PiecesInFlight(Static):
@@ -173,8 +212,15 @@ class RowOnChip(Batches):
     places: a partition of a tile in shared memory, or a fragment. Each thread reads what it brings.
     """
 
-    def __init__(self, ctx: RowTile, mX: cute.Tensor, places: cute.Tensor):
-        self.ctx, self.pieces, self.places = ctx, Pieces(ctx, mX), as_bytes(places)
+    def __init__(
+        self,
+        ctx: RowTile,
+        mX: cute.Tensor,
+        places: cute.Tensor,
+        there: tuple[int, int] | None = None,
+    ):
+        pieces = Pieces(ctx, mX, there=there)
+        self.ctx, self.pieces, self.places = ctx, pieces, as_bytes(places)
         is_fragment = places.memspace == cute.AddressSpace.rmem
         self.for_all(cute.size(ctx.tXcX, mode=[2]), TO_REGISTERS if is_fragment else TO_TILE)
 

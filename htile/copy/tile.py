@@ -13,7 +13,7 @@ from cutlass._mlir import ir
 from htile.compute.operands import make_vector
 from htile.config import ElementwiseTileConfig
 from htile.copy.layout import RowLayout
-from htile.copy.shifted import Pieces, PiecesInFlight
+from htile.copy.shifted import Pieces, PiecesInFlight, load_elements
 from htile.copy.vector import (
     are_neighbours,
     are_one,
@@ -245,29 +245,46 @@ class RowTile(Static):
         vector_copy(src, dst, pred=self.tXpCopy, is_async=is_async, num_copy_elems=width)
 
     def load_row(
-        self, mX: cute.Tensor, into: cute.Tensor | None = None, padding: float = 0
+        self,
+        mX: cute.Tensor,
+        into: cute.Tensor | None = None,
+        padding: float = 0,
+        there: tuple[int, int] | None = None,
     ) -> cute.Tensor:
         """Load this thread's part of a row tensor (M, N) into a fragment, which is returned.
 
         into: the fragment, by default a new one.
         padding: what the elements out of bounds become. Those of shifted rows become any number.
+        there: which columns are in memory, where the row reaches beyond the ends of a tensor: the
+            first one, and the one behind the last. Others become any number.
         """
         tXgX = self.partition_dest(self.partition_global(mX))
         tXrX = self.make_fragment(tXgX, mX.element_type) if into is None else into
-        if self.config.shifted:
-            return self.load_shifted(mX, tXrX)
+        if self.config.shifted or there:
+            return self.load_shifted(mX, tXrX, there=there)
         self.load_direct(tXgX, tXrX, padding)
         return tXrX
 
     def load_shifted(
-        self, mX: cute.Tensor, tXrX: cute.Tensor, row: Int64 | None = None
+        self,
+        mX: cute.Tensor,
+        tXrX: cute.Tensor,
+        row: Int64 | None = None,
+        there: tuple[int, int] | None = None,
     ) -> cute.Tensor:
         """Load this thread's part of a row that begins anywhere into a fragment, which is returned.
 
-        row: as for `Pieces`.
+        row: as for `Pieces`. there: as for `load_row`.
         """
+        if there and not self.has_words(mX):
+            return load_elements(self, mX, tXrX, there)
         count = cute.size(self.tXcX, mode=[2])
-        return PiecesInFlight(self, Pieces(self, mX, row), count).load(self).into(tXrX)
+        return PiecesInFlight(self, Pieces(self, mX, row, there), count).load(self).into(tXrX)
+
+    def has_words(self, mT: cute.Tensor) -> bool:
+        """Whether a vector of a tensor has four bytes or more, so that words of it can be shifted.
+        """
+        return self.vec_size * element_bits(mT.element_type) >= 32
 
     def load_direct(self, tXgX: cute.Tensor, tXrX: cute.Tensor, padding: float = 0) -> None:
         """Copy a partition from global memory to registers.
@@ -318,18 +335,23 @@ class RowTile(Static):
 
     # Operands that are no rows
 
-    def load_column(self, mW: cute.Tensor, into: cute.Tensor | None = None) -> cute.Tensor:
+    def load_column(
+        self,
+        mW: cute.Tensor,
+        into: cute.Tensor | None = None,
+        there: tuple[int, int] | None = None,
+    ) -> cute.Tensor:
         """Load this thread's part of a vector (N,) that all rows share.
 
         Padded columns become 0, or any number where rows are shifted.
 
-        into: the fragment, by default a new one.
+        into: the fragment, by default a new one. there: as for `load_row`.
         """
         rows = expand(mW, 0, self.shape[0])
         tXgW = self.partition_dest(self.partition_global(rows))
         tXrW = self.make_fragment(tXgW, mW.element_type) if into is None else into
-        if self.is_shifted_column(mW):
-            return self.load_shifted(rows, tXrW)
+        if self.is_shifted_column(mW) or there:
+            return self.load_shifted(rows, tXrW, there=there)
         if const_expr(not self.is_whole):
             tXrW.fill(tXrW.element_type(0))
         width = self.num_copy_elems(mW.element_type) if are_neighbours(tXgW) else 1

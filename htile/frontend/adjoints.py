@@ -379,7 +379,7 @@ DERIVE: dict[Op, Rule] = {
     Op.SUM: _sum, Op.MEAN: _mean, Op.PROD: _of_product, Op.MAX: _largest, Op.MIN: _largest,
     Op.CUMSUM: _cumulative, Op.SUM_FROM_END: _cumulative, Op.CUMPROD: _cumulative_product,
     Op.CUSTOM: _of_custom, Op.MATMUL: _of_matmul,
-    **dict.fromkeys((Op.UNBUNDLE, Op.BUNDLE, Op.GROUPED), _of_placed),
+    **dict.fromkeys((Op.SHIFT, Op.UNBUNDLE, Op.BUNDLE, Op.GROUPED), _of_placed),
 }
 # fmt: on
 

@@ -55,7 +55,8 @@ class View:
     """Which elements of a tensor a piece of it has: for column k those at `start + k * steps`.
 
     These have one number for each axis of the tensor behind the leading dimensions. `shape` is that
-    of these axes, and `steps` are None for a piece of one element.
+    of these axes, and `steps` are None for a piece of one element. A piece of a row may reach
+    beyond its ends (`there`).
 
     width: how many neighbouring elements of the tensor are one element of the piece, a bundle.
     of: the tensor's dtype, if the piece's is another one, because it has bundles.
@@ -78,6 +79,18 @@ class View:
         """Whether the elements of the piece, or of each group of it, are neighbours along the
         tensor's last axis."""
         return self.steps is None or self.steps == (0,) * (len(self.shape) - 1) + (self.width,)
+
+    def there(self, n: int) -> tuple[int, int] | None:
+        """Which of n columns are in the tensor: the first one, and the one behind the last.
+
+        None if all are. What the kernel has in other columns is any number of the row.
+        """
+        if self.steps != (1,) or self.at is not None or self.groups is not None:
+            return None
+        (start,), (size,) = self.start, self.shape
+        if start >= 0 and start + n * self.width <= size:
+            return None
+        return max(0, -start), min(n, size - start)
 
     @property
     def is_of_groups(self) -> bool:

@@ -102,6 +102,9 @@ class Op(Enum):
     PERMUTE = "permute"  # arg: for each axis of the result that of the operand
     EXPAND = "expand"  # arg: the new inner shape, where axes of size 1 repeat
     CAT = "cat"  # arg: the axis; any number of operands
+    # Of a row, `size` neighbours from `start` on, which may reach beyond its ends. Beside the row
+    # they are any number. Lowering makes it of parts. arg: (start, size)
+    SHIFT = "shift"
     TAKE = "take"  # of a row and an index of each row, which is in the row: the element there
     # Of what all rows share and an index of each row: its part at that place of the first axis. A
     # negative index counts from the end. Beyond the ends all of it is NaN, or 0, or False. arg: the
@@ -131,7 +134,7 @@ class Op(Enum):
     SUM_FROM_END = "sum_from_end"  # of each element and all behind it: derivatives are made of it
 
 
-MOVEMENTS = frozenset({Op.RESHAPE, Op.SLICE, Op.PERMUTE, Op.EXPAND, Op.CAT})
+MOVEMENTS = frozenset({Op.RESHAPE, Op.SLICE, Op.PERMUTE, Op.EXPAND, Op.CAT, Op.SHIFT})
 REDUCTIONS = frozenset({Op.SUM, Op.MEAN, Op.PROD, Op.MAX, Op.MIN, Op.ANY, Op.ALL})
 SCANS = frozenset({Op.CUMSUM, Op.CUMPROD, Op.SUM_FROM_END})
 COLLECTIVES = REDUCTIONS | SCANS  # They need all elements of a row before any of their result.
@@ -297,6 +300,11 @@ def _slice(values: tuple[Value, ...], arg: object) -> Value:
     return replace(values[0], inner=tuple(inner))
 
 
+def _shift(values: tuple[Value, ...], arg: object) -> Value:
+    assert len(values[0].inner) == 1, f"no row: {values}"
+    return replace(values[0], inner=(arg[1],))
+
+
 def _permute(values: tuple[Value, ...], arg: object) -> Value:
     return replace(values[0], inner=tuple(values[0].inner[axis] for axis in arg))
 
@@ -426,7 +434,7 @@ INFER: dict[Op, Rule] = {
     **dict.fromkeys(COMPARISONS, _comparison),
     Op.EXPONENT: _of(_made(torch.int32), *FLOATS), Op.LDEXP: _ldexp,
     Op.STOP: _first, Op.CUSTOM: _first, Op.CAST: _cast, Op.CONVERT: _convert,
-    Op.WHERE: _where, Op.RESHAPE: _reshape, Op.SLICE: _slice,
+    Op.WHERE: _where, Op.RESHAPE: _reshape, Op.SLICE: _slice, Op.SHIFT: _shift,
     Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat, Op.UNBUNDLE: _unbundle,
     Op.BUNDLE: _bundle, Op.TAKE: _take, Op.LOOKUP: _lookup, Op.MATMUL: _matmul,
     Op.GROUPED: _grouped, Op.KEY: _key, Op.KEY_INDEX: _of_key, Op.KEY_VALUE: _of_key,

@@ -345,8 +345,8 @@ def diff(input, n=1, dim=-1, prepend=None, append=None):
 @implements("roll")
 def roll(input, shifts, dims=None):
     """The elements of an axis moved on; those beyond its end come first.
-    Of a result that is a row the axis is cut into pieces of gcd(shifts, size) elements, at most 64
-    of them."""
+    Of matrices, scans and rows of tables the axis is cut into pieces of gcd(shifts, size) elements,
+    at most 64 of them."""
     if not isinstance(shifts, int) or (dims is None and input.ndim != 1):
         fail(UnsupportedError, "torch.roll takes one shift and one axis here: x.roll(1, -1)")
     axis = cut_axis(input, -1 if dims is None else dims, "roll")

@@ -223,6 +223,12 @@ def _slice(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tenso
     return values[0][(..., kept, *(slice(None),) * (-1 - axis))]
 
 
+def _shift(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    (x,), (start, size) = values, arg
+    places = torch.arange(start, start + size, device=x.device)
+    return x[..., places.clamp(0, x.shape[-1] - 1)]
+
+
 def _permute(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
     (x,) = values
     return x.permute((*range(x.dim() - len(arg)), *(x.dim() + axis for axis in arg)))
@@ -337,6 +343,7 @@ def _bundle(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tens
 EVALUATE: dict[Op, Rule] = {op: _rule(function) for op, function in _FUNCTIONS.items()}
 EVALUATE |= {Op.CAST: _convert, Op.CONVERT: _convert}
 EVALUATE |= {Op.SLICE: _slice, Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat}
+EVALUATE |= {Op.SHIFT: _shift}
 EVALUATE |= {Op.KEY: _key, Op.KEY_INDEX: _key_index, Op.KEY_VALUE: _key_value}
 EVALUATE |= {Op.PHILOX: _philox, Op.WORD: _word}
 EVALUATE |= {Op.UNIFORM: _uniform, Op.EXPONENTIAL: _exponential}

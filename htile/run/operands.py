@@ -284,8 +284,8 @@ def alignment(graph: Graph, pieces: list[tuple[torch.Tensor | None, Input | Outp
     ends_inside = (graph.multiple or graph.n) % vec > 0
     for tensor, piece in pieces:
         size, view = piece.dtype.itemsize, piece.view
-        if view is not None and view.is_of_groups:
-            continue  # an element a vector is loaded
+        if view is not None and (view.is_of_groups or view.there(graph.n)):
+            continue  # an element a vector is loaded, or aligned pieces
         if view is not None and not view.is_contiguous:
             least = min(least, size)
             continue

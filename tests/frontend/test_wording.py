@@ -72,19 +72,20 @@ def test_a_row_of_indices_into_rows_of_a_table():
 
 @pytest.mark.parametrize("shift", [-1, 1, -33 - 2])
 def test_a_roll_of_many_elements(shift):
-    x = torch.randn(4, 67)
-    message = refused(UnsupportedError, lambda x: torch.roll(x, shift), x)
+    """Of matrices. Rows may be moved along themselves by any number of elements."""
+
+    def rolled(x: htile.Inner[2]):
+        return torch.roll(x, shift, -1)
+
+    def joined(x: htile.Inner[2]):
+        return torch.cat((x[:, -shift % 67 :], x[:, : -shift % 67]), -1)
+
+    x = torch.randn(4, 3, 67)
+    message = refused(UnsupportedError, rolled, x)
     written = message.partition(": pass ")[2]
     assert written.endswith(" as an argument") and "as in torch.roll" in message
     assert torch.equal(eval(written.removesuffix(" as an argument")), x.roll(shift, -1))
-    assert message == refused(
-        UnsupportedError, lambda x: torch.cat((x[-shift % 67 :], x[: -shift % 67])), x
-    )
-
-
-def test_the_longest_roll():
-    x = torch.randn(4, 64)
-    assert torch.equal(htile.rowwise(lambda x: x.roll(1, -1))(x), x.roll(1, -1))
+    assert message == refused(UnsupportedError, joined, x)
 
 
 @pytest.mark.parametrize("place", [slice(10, 20, 2), slice(0, None, 3), slice(1, 60, 2)])

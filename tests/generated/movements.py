@@ -279,7 +279,7 @@ def interpreted(placed: Graph, traced: Graph, named: dict, lead: tuple[int, ...]
                 found = arrays[leaf.name].reshape((rows, -1))
             else:  # a bundle has a third axis
                 width = leaf.view.width
-                each = [arrays[leaf.name][_places(leaf.view, n, k)] for k in range(width)]
+                each = [_elements(leaf.view, arrays[leaf.name], n, k) for k in range(width)]
                 found = each[0].reshape((rows, -1)) if width == 1 else np.stack(each, -1)
         elif node.op is Op.INDEX:
             found = np.broadcast_to(np.arange(n), (rows, n))
@@ -337,6 +337,18 @@ def _rows_of(view: View, array: np.ndarray, n: int) -> np.ndarray:
     for k, start in enumerate(starts):
         start[axis] += k * step
     return np.stack([array[_places(replace(view, start=tuple(s)), n)] for s in starts], 1)
+
+
+def _elements(view: View, array: np.ndarray, n: int, k: int) -> np.ndarray:
+    """The k-th element of each bundle of a piece; beside a row some number that shows if used."""
+    first, end = view.there(n) or (0, n)
+    if (first, end) == (0, n):
+        return array[_places(view, n, k)]
+    found = np.full((len(array), n), 12345.0)
+    assert 0 <= first < end <= n, "some column is one of the row"
+    start = view.start[0]
+    found[:, first:end] = array[:, first + start : end + start]
+    return found
 
 
 def _places(view: View, n: int, k: int = 0) -> tuple:

@@ -107,6 +107,13 @@ def fours(x):
 
 
 @htile.rowwise
+def neighbours(x):
+    """Pieces that reach beyond both ends of a row."""
+    after = F.pad(x[2:], (0, 2))
+    return x.roll(1, -1) - after, (x.roll(-5, -1) * after).sum()
+
+
+@htile.rowwise
 def less_the_element(x, y: htile.PerRow):
     return x - x[y]
 
@@ -169,8 +176,11 @@ def cases(clusters: bool) -> Iterator[Case]:
     function, arguments = examples.load("layernorm")
     yield Case(function.with_plan(shares=2, loader="shared", cluster_n=2), arguments, *OF_SHARES)
     yield from shifted_in_loops()
+    for m, n in LONG:
+        yield Case(neighbours.with_plan(form="loops"), parts_of(1), m, n)
     for m, n in SHAPES + SCANNED + CLUSTERED * clusters:
         yield Case(shares_up_to, parts_of(1), m, n)
+        yield Case(neighbours, parts_of(1), m, n)
         for replaced in (None, 0):
             yield Case(summed_up, parts_of(1), m, n, replaced)
     for replaced in (None, 0):

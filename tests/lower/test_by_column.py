@@ -24,7 +24,8 @@ from tests.generated.movements import MEANT, interpreted
 from tests.lower.cases import kernel_of
 
 BF16, F32, F64, I32 = torch.bfloat16, torch.float32, torch.float64, torch.int32
-NAMED = {Op.GE: np.greater_equal, Op.DIV: np.divide}  # beside those that generated programs have
+# Beside those that generated programs have.
+NAMED = {Op.GE: np.greater_equal, Op.DIV: np.divide, Op.ABS: np.abs}
 
 
 def first(x):
@@ -101,6 +102,33 @@ def without_zeros(x):
     return x
 
 
+def elsewhere(x):
+    return torch.cat((x[100:], -x[:100]))
+
+
+def of_two_parts(x):
+    x[:4] += x[4:8]
+    return x - x.amax()
+
+
+def before(x):
+    return torch.cat((torch.zeros(1), x[:-1])), x.roll(-3, -1) - x.roll(3, -1)
+
+
+def far_before(x):
+    return x.roll(len(x) // 2 + 5, -1) * 2, torch.cat((x[len(x) - 2 :], x[2:]))
+
+
+def of_neighbours(x, w):
+    y = (x * w - x.amax()).roll(1, -1)
+    return y + x, y.roll(1, -1).sum()
+
+
+def of_a_difference(x):
+    step = x[1:] - x[:-1]
+    return torch.cat((step[:1], (step[1:] + step[:-1]) * 2, step[-1:]))
+
+
 def of_a_matrix(x: htile.Inner[2]):
     row = x[1]
     row[:3] += x[0, :3]
@@ -110,6 +138,7 @@ def of_a_matrix(x: htile.Inner[2]):
 FUNCTIONS = (
     first, first_of_cat, last, middle, several, one_in_another, counted, with_others, with_numbers,
     one_element_of_another_column, of_what_is_reduced, of_a_scan, without_zeros, of_a_matrix,
+    elsewhere, of_two_parts, before, far_before, of_neighbours, of_a_difference,
 )  # fmt: skip
 
 
@@ -216,13 +245,8 @@ def by_themselves(x):
     return x[:4] * 2, x[4:]
 
 
-def elsewhere(x):
-    return torch.cat((x[100:], -x[:100]))
-
-
-def of_two_parts(x):
-    x[:4] += x[4:8]
-    return x.softmax(-1)
+def of_another_scan(x):
+    return x.cumsum(-1).roll(1, -1)
 
 
 def random_numbers(x):
@@ -230,7 +254,7 @@ def random_numbers(x):
     return x
 
 
-@pytest.mark.parametrize("f", [half, quarters, by_themselves, elsewhere, of_two_parts,
+@pytest.mark.parametrize("f", [half, quarters, by_themselves, of_another_scan,
                                random_numbers])  # fmt: skip
 def test_what_is_left_as_it_is(f):
     """Few pieces, parts that nothing reads together, and what is no part of one row."""
@@ -238,9 +262,26 @@ def test_what_is_left_as_it_is(f):
     assert choose_by_column(traced) is traced
 
 
-def test_elements_of_eight_bits_are_not_chosen():
-    traced, _ = traced_of(lambda x: torch.cat((x[4:8], x[4:])), {"x": torch.ones(2, 4096).char()})
+def test_floats_of_eight_bits_are_not_chosen():
+    x = torch.ones(2, 4096).to(torch.float8_e4m3fn)
+    traced, _ = traced_of(lambda x: torch.cat((x[4:8], x[4:])), {"x": x})
     assert choose_by_column(traced) is traced
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+def test_integers_of_eight_bits_are_chosen(dtype):
+    def moved(x):
+        return torch.cat((x[4:8], x[4:])), x.roll(3, -1)
+
+    x = torch.arange(2 * 301).to(dtype).view(2, 301)
+    traced, lead = traced_of(moved, {"x": x})
+    for graph in (choose_by_column(traced), run_passes(traced)):
+        assert graph is not traced
+    found = htile.rowwise(moved)(x)
+    for one, exact in zip(found, (torch.cat((x[:, 4:8], x[:, 4:]), 1), x.roll(3, -1)), strict=True):
+        assert one.dtype is dtype and torch.equal(one, exact)
+    are_torch((run_passes(traced),), moved, traced, {"x": x}, lead)
+    assert kernel_of(moved, x).resources.stack == 0
 
 
 def test_a_row_that_is_returned_in_pieces_keeps_them():
@@ -261,8 +302,7 @@ def test_a_row_that_is_returned_in_pieces_keeps_them():
 @pytest.mark.parametrize(
     ("f", "line"),
     [
-        (of_two_parts, "x[:4] += x[4:8]"),
-        (elsewhere, "return torch.cat((x[100:], -x[:100]))"),
+        (of_another_scan, "return x.cumsum(-1).roll(1, -1)"),
         (random_numbers, "x[:4] += htile.uniform(htile.philox(torch.arange(4), 7)[0])"),
     ],
     ids=lambda each: getattr(each, "__name__", ""),
@@ -316,7 +356,12 @@ def of_integers(x):
     return x + y[7:20].amax(), y[9:50].amin() - y[1:].sum()
 
 
-REDUCED = below_a_mean, of_both_ends, of_products, of_signs, of_integers
+def of_steps(x):
+    steps = (x[1:] - x[:-1]).abs()
+    return x + steps.sum(), x - steps.amax()
+
+
+REDUCED = below_a_mean, of_both_ends, of_products, of_signs, of_integers, of_steps
 
 
 @pytest.mark.parametrize("n", [131, 4096, 4099])
@@ -355,9 +400,10 @@ def test_a_part_that_is_reduced_alone_is_all_that_is_read():
     assert run_passes(traced).n == 64
 
 
-def test_parts_that_lie_elsewhere_are_refused():
+def test_parts_of_a_scan_that_lie_elsewhere_are_refused():
     def f(x):
-        return x - (x[1:] - x[:-1]).abs().sum()
+        sums = x.cumsum(-1)
+        return x - (sums[1:] - sums[:-1]).abs().sum()
 
     with pytest.raises(UnsupportedError, match="pieces"):
         kernel_of(f, torch.ones(3, 4096))

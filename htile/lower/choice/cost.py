@@ -25,7 +25,7 @@ from ...frontend.graph import Input, Output, Role
 from ..patterns import ancestors
 from ..periods import instructions_saved
 from ..plan import Numerics, Plan
-from ..shifting import ON_THEIR_WAY, shifting
+from ..shifting import EACH, ON_THEIR_WAY, shifting
 from ..steps import Home
 from ..vectors import WARP
 from .instructions import SCAN_COSTS
@@ -226,6 +226,9 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
         computed, of_thread = computed + each, of_thread + once
         times = 3 if rows_home is Home.SHARED else 2  # once in, and two vectors or one out
         shared += elements * sum([o.dtype.itemsize for o in work.writes]) / LINE * times
+    elif beyond := [i for i in row_loads if i.view and i.view.there(n)]:
+        shared += elements * _lines(num, beyond)
+        computed += EACH[rows_home][0] * len(beyond)
     own, shared_by_rows = _of_tables(plan) if work.lookups else (0, 0)
     return Features(
         bytes=rows * (read + written - own - shared_by_rows),

@@ -249,5 +249,7 @@ def _divisibility(plan: Plan, argument: Input | Output) -> int:
         return 1
     if argument.view is not None and not argument.view.is_contiguous:
         return 1  # its elements are accessed one by one
+    if argument.view is not None and argument.view.there(plan.graph.n):
+        return 1  # aligned pieces are loaded
     vector = plan.numerics.vec_size * itemsize
     return max(min(vector, plan.placement.copy_bytes), itemsize) // itemsize

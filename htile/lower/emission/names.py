@@ -198,6 +198,11 @@ class Names:
         name = self._arguments[key]
         return name if argument.view is None else self._piece(name)
 
+    def there(self, i: Input) -> list[str]:
+        """The argument that says which columns of a piece are in memory, if some are not."""
+        there = i.view and i.view.there(self.plan.graph.n)
+        return [f"there={there}"] if there else []
+
     def _piece(self, whole: str) -> str:
         """`x0`, `x1`: the name of the whole and a count."""
         return self._numbered(f"{whole}_" if whole[-1].isdigit() else whole)

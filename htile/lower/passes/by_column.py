@@ -4,7 +4,8 @@
 Placing (`space.py`) cuts a row where joined parts end, into blocks of one size, and each of these
 is code of its own. It computes nothing twice, so it is left to do so where the blocks are few.
 Where they are too many, each part is computed of whole rows instead: it is *lifted*. Beside its own
-columns a lifted part may be anything, because the choice takes nothing from there.
+columns a lifted part may be anything, because the choice takes nothing from there. So a row that is
+lifted to another column, as both parts of `torch.roll` are, may reach beyond its ends (`Op.SHIFT`).
 
 A part that is reduced beside whole rows, as in `x - x[4:2000].mean()`, is lifted too, where a row
 would be cut into too many blocks. The reduction takes what changes nothing in all other columns.
@@ -19,7 +20,8 @@ from math import gcd, inf
 
 import torch
 
-from ...frontend.dtypes import STORAGE
+from ...errors import Location
+from ...frontend.dtypes import FLOAT8, STORAGE
 from ...frontend.graph import Builder, Graph, Node
 from ...frontend.ops import Op, Value, Varies
 from ..patterns import NOT_ELEMENTWISE
@@ -60,6 +62,15 @@ def _is_cut(graph: Graph, node: Node) -> bool:
     return node.value.inner[0] // gcd(*_ends(graph, node)) > FEW_PIECES
 
 
+def _is_like(found: Value, value: Value) -> bool:
+    """Whether a value may take the place of another one, but for what it varies with.
+
+    Integers of 8 bits are stored as what they are, whether or not that is declared.
+    """
+    stored = value.stored if value.dtype in STORAGE else found.stored
+    return replace(found, varies=value.varies, stored=stored) == value
+
+
 def _ends(graph: Graph, node: Node, start: int = 0) -> Iterator[int]:
     """Where the parts of a row end that are joined here, and those that are parts of these."""
     for i in node.inputs:
@@ -98,7 +109,7 @@ class _Rule:
             return None
         (n,) = node.value.inner
         found = _Lifting(self.graph, new, self.ids, n).chosen(node, 0, (0, n))
-        if found is None or replace(new[found].value, varies=node.value.varies) != node.value:
+        if found is None or not _is_like(new[found].value, node.value):
             return None
         self.has_found = True
         return found
@@ -126,7 +137,7 @@ class _Reducing(_Rule):
         lifting = self.liftings.setdefault(n, _Lifting(self.graph, new, self.ids, n))
         end = start + part.value.inner[0]
         found = lifting.reduced(node, start, end)
-        if found is None or replace(new[found].value, varies=node.value.varies) != node.value:
+        if found is None or not _is_like(new[found].value, node.value):
             return None
         self.has_found = True
         return found
@@ -162,11 +173,14 @@ class _Lifting:
     def __init__(self, graph: Graph, new: Builder, ids: dict[int, int], n: int):
         self.graph, self.new, self.ids, self.n = graph, new, ids, n
         self.known: dict[tuple[int, int, Span], int | None] = {}
+        self.loc: Location | None = None  # of what is made of the parts
 
     def chosen(self, node: Node, column: int, span: Span) -> int | None:
         """What is joined, as a choice among the parts that the span has columns of."""
-        if node.value.dtype in STORAGE:  # torch.where takes none of these
+        dtype = node.value.dtype
+        if dtype in FLOAT8:  # torch.where takes none of these
             return None
+        self.loc = node.loc
         parts: list[tuple[int, int]] = []  # where each one ends, and its node
         end = column
         for i in node.inputs:
@@ -176,6 +190,8 @@ class _Lifting:
             part = self._lifted(i, start, (max(start, span[0]), min(end, span[1])))
             if part is None:
                 return None
+            if dtype in STORAGE:  # integers of 8 bits are chosen among as wider ones
+                part = self.new.add(Op.CAST, (part,), torch.int32, node.loc)
             if parts and parts[-1][1] == part:
                 parts.pop()
             parts.append((end, part))
@@ -183,11 +199,11 @@ class _Lifting:
         for end, part in reversed(parts):
             is_part = self.new.add(Op.LT, (self._index(), self._number(end)), loc=node.loc)
             found = self.new.add(Op.WHERE, (is_part, part, found), loc=node.loc)
-        return found
+        return self.new.add(Op.CAST, (found,), dtype, node.loc) if dtype in STORAGE else found
 
     def reduced(self, node: Node, start: int, end: int) -> int | None:
         """A reduction of what is lifted to the columns from `start` to `end`."""
-        dtype = self.graph[node.inputs[0]].value.dtype
+        self.loc, dtype = node.loc, self.graph[node.inputs[0]].value.dtype
         lifted = self._lifted(node.inputs[0], start, (start, end))
         if lifted is None or dtype in STORAGE or not self.new[lifted].value.spread:
             return None
@@ -245,6 +261,8 @@ class _Lifting:
         if inner == (self.n,) and column == 0:
             found = self.chosen(node, column, span) if _is_cut(self.graph, node) else None
             return self.ids[node.id] if found is None else found
+        if op is Op.INPUT and self.graph.multiple is None:
+            return new.add(Op.SHIFT, (self.ids[node.id],), (-column, self.n), self.loc)
         if op is Op.CONST:
             return new.add_const(node.arg, replace(node.value, inner=(1,), spread=False), node.loc)
         if op is Op.INDEX:

@@ -39,14 +39,16 @@ def limit_loads(graph: Graph) -> Graph:
         return graph
     graph = _limit_lookups(graph)
     ends = _ends(graph)
-    rows = [i for i in graph.inputs if i.role is Role.ROW and ends[i.id]]
+    # What reaches beyond the ends of a row is loaded whole.
+    limited = [i for i in graph.inputs if i.view is None or i.view.there(graph.n) is None]
+    rows = {i.id for i in limited if i.role is Role.ROW and ends[i.id]}
     if not rows:
         return graph
 
     def with_ends(new: Builder, outputs: list[Output]) -> list[Output]:
         made: dict[object, int] = {}
         for k, i in enumerate(new.inputs):
-            if ends[i.id] and i.role is Role.ROW:
+            if i.id in rows:
                 new.inputs[k] = replace(i, end=_end(new, ends[i.id], made))
         return outputs
 

@@ -7,11 +7,11 @@ from math import prod
 
 import torch
 
-from ...errors import Location
+from ...errors import Location, UnsupportedError
 from ...frontend.graph import Builder, Graph, Node, Output, Role, View
 from ...frontend.ops import SCANS, Op, Value, Varies
 from ..vectors import is_vector
-from .axes import Axis, Groups, Ungrouped, Wanted, axes_of, row_chosen, starts_of
+from .axes import Axis, Groups, Index, Ungrouped, Wanted, axes_of, row_chosen, starts_of
 
 # Reductions in which equal elements count, and what leaves their result as it is.
 ONCE = {Op.SUM: 0, Op.PROD: 1}
@@ -130,17 +130,41 @@ class _Building:
             inner = (axis.size, self.n) if is_row else (axis.size,)
             role, value = Role.TABLE, Value(inner, value.varies, value.dtype, None, is_row)
         elif not is_row:
-            view = View(value.inner, starts_of(leaf.view), None)
+            # An element beside the row is any number, so that one of the row will do.
+            pairs = zip(starts_of(leaf.view), value.inner, strict=True)
+            starts = tuple(min(max(start, 0), size - 1) for start, size in pairs)
+            view = View(value.inner, starts, None)
             role = Role.PER_ROW if role is Role.ROW else Role.DEVICE_SCALAR
             varies = Varies.ROW if role is Role.PER_ROW else Varies.SCALAR
             value = Value((), varies, value.dtype)
         else:
-            view = self._view(value.inner, leaf.view, is_row)
+            view = self._view(value.inner, self._touching(leaf), is_row)
             value = Value((self.n,), value.varies, value.dtype, None, True)
         key = source.name, role, view
         if key not in self.leaves:
             self.leaves[key] = new.add_input(source.name, role, source.dtype, value, view)
         return self.leaves[key]
+
+    def _touching(self, leaf: Placed) -> Wanted:
+        """What is wanted of a row, moved to its start where no element of the row is wanted.
+
+        Then any number will do, and those are read that are there. Raises UnsupportedError where
+        elements that are no neighbours reach beyond an end.
+        """
+        (*_, index), (*_, size) = leaf.view, leaf.of.value.inner
+        if index.start >= 0 and index.last < size:
+            return leaf.view
+        if self.groups:
+            raise Ungrouped
+        if index.last < 0 or index.start >= size:
+            return (*leaf.view[:-1], Index(0, index.steps))
+        if sum([step for _, step in index.steps]) > 1:
+            raise UnsupportedError(
+                f"{leaf.of.arg} is moved along the row, as in torch.roll, and cut into pieces that "
+                "alternate, as x[::2]: pass what is moved as an argument",
+                next(node.loc for node in self.graph if node.op is Op.SHIFT),
+            )
+        return leaf.view
 
     def _index(self, new: Builder, each: Placed) -> int:
         """start + step * the number of the column, or of the group and of the column in it."""

@@ -174,6 +174,8 @@ class _Placing(Collectives):
         if op is Op.SLICE:
             axis, start, step, _ = arg
             return self._want(inputs[0], moved_along(wanted, axis, wanted[axis].times(step), start))
+        if op is Op.SHIFT:
+            return self._want(inputs[0], moved_along(wanted, -1, wanted[-1], arg[0]))
         if op is Op.PERMUTE:
             order = sorted(range(-len(arg), 0), key=lambda axis: arg[axis])
             return self._want(inputs[0], tuple(wanted[axis] for axis in order))

@@ -113,7 +113,7 @@ def fused(graph: Graph, products: tuple[Product, ...], n: int) -> Fused | None:
         view = i.view
         if view is not None and (len(view.shape) > 1 or not view.is_contiguous or view.groups):
             return None
-        if view is not None and (view.width > 1 or view.at is not None):
+        if view is not None and (view.width > 1 or view.at is not None or view.there(graph.n)):
             return None
         if i.name in named:
             if not graph[i.id].value.spread:  # one element of a product
