@@ -166,7 +166,7 @@ Tensor.__getitem__ = getitem
 def _of_row(input: Tensor, dim: object, what: str) -> None:
     if dim is not None:
         axis_of(input, dim)
-    if input.ndim != 1 or (input._sizes == (1,) and not input._value.spread):
+    if input.ndim != 1:
         fail(ShapeError, f"{what} of a value of shape {tuple(input._sizes)}: it takes an "
              "element of a row")  # fmt: skip
 

@@ -478,6 +478,30 @@ def test_indices_beyond_a_short_row():
         assert found[0, 0] == t.to(dtype)[6]
 
 
+ONE = {  # of what has one element: an argument that all rows share, and values of each row
+    "by each element": (lambda y, t: t[y], (1,)),
+    "of each row": (lambda y, t: t[y], (4, 1)),
+    "by a few": (lambda y, t: t[y[:3]], (1,)),
+    "by one": (lambda y, t: t[y[0]], (1,)),
+    "a maximum": (lambda y, t: t.float().amax(-1, keepdim=True).to(t.dtype)[y], (4, 1)),
+}
+
+
+@pytest.mark.parametrize("dtype", (F32, BF16, I64, BOOL), ids=str)
+@pytest.mark.parametrize("name", ONE)
+def test_a_table_of_one_element(name, dtype):
+    f, shape = ONE[name]
+    table = torch.arange(1, 1 + shape[0]).view(shape).to(dtype)
+    y = torch.tensor([0, 1, -2, 0, -1, 1 << 40] * 20).repeat(4, 1)
+    at = {"by a few": y[:, :3], "by one": y[:, 0]}.get(name, y)
+    there = table.double() if shape == (4, 1) else table.double().expand(at.shape)
+    nothing = NAN if dtype.is_floating_point else 0.0
+    found = htile.rowwise(f)(y, table)
+    expected = torch.where((at == 0) | (at == -1), there, nothing)
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=0, equal_nan=True)
+    assert htile.rowwise(f).inspect(y, table, arch="sm_90a").source
+
+
 def test_gradients_of_what_is_chosen_of_few():
     y, t, s = torch.randint(16, (5, 1003)), torch.randn(16), torch.rand(5, 1003)
     mine, theirs = (
