@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import htile
-from htile.errors import ArgumentError, GradientError, HTileError, UnsupportedError
+from htile.errors import ArgumentError, GradientError, HTileError, Location, UnsupportedError
 from tests.test_gradients import kept_by, row
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
@@ -594,6 +594,50 @@ TWO = (
 ])  # fmt: skip
 def test_what_does_not_fit(body, kind, message):
     assert wrong(body) == (kind, message)
+
+
+LINES = {  # of a backward pass, from its first decorator on, and the one that is blamed
+    "an operation": ("def backward(x, d_out):", "    y = d_out[9]", "    return y", 1),
+    "a result": ("def backward(x, d_out):", "    y = d_out.sum()", "    return y", 2),
+    "a result of several lines": (
+        "def backward(x, d_out):", "    return (", "        d_out,", "        d_out)", 1,
+    ),
+    "one of two results": (
+        "def backward(x, d_out):", "    if d_out.ndim == 1:", "        return d_out[:1]",
+        "    return d_out", 0,
+    ),
+    "a parameter": ("def backward(", "        x, unknown, d_out):", "    return d_out", 0),
+    "below decorators": (
+        "@same(", "    1)", "@same(2)", "def backward(unknown, d_out):", "    return d_out", 3,
+    ),
+    "a lambda": ("backward = same(3)(", "    lambda x, d_out: d_out[:2])", 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_errors_name_a_line_of_the_backward_pass(name):
+    *lines, at = LINES[name]
+    text = "\n".join(lines)
+    linecache.cache["blamed.py"] = len(text), None, text.splitlines(True), "blamed.py"
+    names = {"same": lambda number: lambda fn: fn}
+    exec(compile(text, "blamed.py", "exec"), names)
+    f = htile.rowwise(lambda x: x * 2)
+    f.backward(names["backward"])
+    with pytest.raises(HTileError) as info:
+        f(row(3, 4)).sum().backward()
+    assert info.value.loc == Location("blamed.py", at + 1), info.value
+
+
+def test_a_backward_pass_without_tangents_is_named_by_its_def():
+    f = htile.rowwise(lambda x: x * 2)
+
+    @f.backward
+    def squared(d_out):
+        return d_out * d_out
+
+    with pytest.raises(GradientError) as info:
+        torch.func.jvp(f, (torch.randn(3, 4),), (torch.randn(3, 4),))
+    assert info.value.loc.text == "def squared(d_out):"
 
 
 def test_other_things_that_do_not_fit():

@@ -107,11 +107,14 @@ def called(title: str, call: str, kind: str = "ArgumentError", parameters: str =
     return Case(title, row(body, parameters, call), kind, **more)
 
 
-def backward(title: str, parameters: str, result: str, kind="TraceError", forward="x * 2") -> Case:
+def backward(
+    title: str, parameters: str, result: str, kind="TraceError", forward="x * 2", blames="def"
+) -> Case:
     """A backward pass of one's own that does not fit."""
     own = f"@f.backward\ndef backward({parameters}):\n    return {result}"
+    lines = {"def": f"def backward({parameters}):", "return": f"return {result}"}
     code = row(f"return {forward}", call=f"{own}\n\nf(x.requires_grad_())")
-    return Case(title, code, kind, "@f.backward")
+    return Case(title, code, kind, lines[blames])
 
 
 def written(title: str, call: str, kind: str = "ArgumentError") -> Case:
@@ -257,6 +260,13 @@ SECTIONS = (
                    call="f(x, torch.ones(4, 9))"),
             called("Leading dimensions that do not fit", "f(x, torch.ones(3, 8))", "ShapeError",
                    "x, y"),
+            called("A vector that is a column", "f(x, torch.ones(8, 1))", "ShapeError", "x, w"),
+            traced("A weight that is a column",
+                   "return F.rms_norm(x, x.shape, w)", kind="ShapeError",
+                   parameters="x, w: htile.Shared", call="f(x, torch.ones(8, 1))"),
+            traced("A weight that is one number of each row",
+                   "return F.rms_norm(x, x.shape, w)", kind="ShapeError",
+                   parameters="x, w", call="f(x, torch.ones(4, 1))"),
             traced("One value a row without an annotation", "return x + t", kind="ShapeError",
                    parameters="x, t", call="f(x, torch.ones(4))"),
             traced("Neither N nor the number of rows", "return x * w", kind="ShapeError",
@@ -421,10 +431,13 @@ SECTIONS = (
         "gradient for each tensor.",
         (
             backward("A parameter that is not known", "y, d_out", "d_out * y"),
-            backward("Too many gradients", "x, d_out", "d_out, d_out * x"),
-            backward("A gradient of another shape", "d_out", "d_out[:4]", "ShapeError"),
-            backward("A gradient that is a mask", "d_out", "d_out > 0", "DtypeError"),
-            backward("A gradient that is summed already", "d_out", "htile.sum_rows(d_out)"),
+            backward("Too many gradients", "x, d_out", "d_out, d_out * x", blames="return"),
+            backward("A gradient of another shape", "d_out", "d_out[:4]", "ShapeError",
+                     blames="return"),
+            backward("A gradient that is a mask", "d_out", "d_out > 0", "DtypeError",
+                     blames="return"),
+            backward("A gradient that is summed already", "d_out", "htile.sum_rows(d_out)",
+                     blames="return"),
             backward("A result whose gradient is not taken", "d_out0", "d_out0",
                      forward="x * 2, x.sum()"),
             backward("A gradient of a mask", "d_out0, d_out1", "d_out0", forward="x * 2, x > 0"),

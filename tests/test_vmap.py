@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import htile
 from htile.errors import UnsupportedError
@@ -95,14 +96,98 @@ def refused(call):
 
 
 def test_what_the_batch_would_make_something_else_of_is_refused():
-    """Of a vector that rows share, and of numbers, with sizes that agree by chance, too."""
     square = torch.randn(4, 4, 4)
-    refused(lambda: torch.vmap(added)(square, square[0]))
-    refused(lambda: torch.vmap(lambda x, w: norm(x, w))(square, square[0]))
-    refused(lambda: torch.vmap(lambda x, s: norm(x, gain=s))(square, square[0, 0]))
-    refused(lambda: torch.vmap(added)(square[0], square[0, 0]))
     refused(lambda: torch.vmap(norm)(square[0, 0]))
     refused(lambda: torch.vmap(lambda x: norm(x, out=x))(square))
+    any_length = htile.rowwise(added._fn, dynamic_n=True)
+    refused(lambda: torch.vmap(any_length)(square, square[0]))
+
+
+@htile.rowwise
+def layer(x, w, s: htile.Scalar = 1.0):
+    return torch.softmax(x * w, -1) * s, (x * w).sum()
+
+
+@htile.rowwise
+def heads(x, w: htile.Shared):
+    return (x.view(w.shape) * w).sum(0), x.sum() * w[1], htile.sum_rows(x)
+
+
+@htile.rowwise
+def product(x, W: htile.Matrix, bias):
+    return torch.relu(F.linear(x, W) + bias)
+
+
+def plain_layer(x, w, s=1.0):
+    return torch.softmax(x * w, -1) * s, (x * w).sum(-1)
+
+
+def plain_heads(x, w):
+    y = x.unflatten(-1, w.shape) * w
+    return y.sum(-2), x.sum(-1)[..., None] * w[1], x.sum(0)
+
+
+def plain_product(x, W, bias):
+    return torch.relu(F.linear(x, W) + bias)
+
+
+V, SQUARE = torch.randn(3, 64), torch.randn(4, 4, 4)
+ENSEMBLES = {  # of each element of a batch what all of its rows share
+    "weights": (layer, plain_layer, lambda f: torch.vmap(f)(X, V)),
+    "weights of the same rows": (layer, plain_layer, lambda f: torch.vmap(f, (None, 0))(X[0], V)),
+    "weights of one row": (layer, plain_layer, lambda f: torch.vmap(f, (None, 0))(X[0, :1], V)),
+    "sizes that agree by chance": (
+        layer, plain_layer, lambda f: torch.vmap(f)(SQUARE, SQUARE[0]),
+    ),
+    "numbers": (layer, plain_layer, lambda f: torch.vmap(f, (0, None, 0))(X, V[0], V[:, 0])),
+    "in other dimensions": (
+        layer, plain_layer, lambda f: torch.vmap(f, (1, -1), 1)(X.transpose(0, 1), V.T),
+    ),
+    "a part at a time": (layer, plain_layer, lambda f: torch.vmap(f, chunk_size=2)(X, V)),
+    "rows in weights": (
+        layer, plain_layer, lambda f: torch.vmap(lambda w: torch.vmap(lambda x: f(x, w))(X))(V),
+    ),
+    "weights in rows": (
+        layer, plain_layer, lambda f: torch.vmap(lambda x: torch.vmap(lambda w: f(x, w))(V))(X),
+    ),
+    "both nested": (
+        layer, plain_layer,
+        lambda f: torch.vmap(torch.vmap(f))(torch.stack((X, -X)), torch.stack((V, 2 * V))),
+    ),
+    "stacks and sums over rows": (
+        heads, plain_heads, lambda f: torch.vmap(f)(X, V.view(3, 4, 16)),
+    ),
+    "a bias of a product": (
+        product, plain_product,
+        lambda f: torch.vmap(f, (0, None, 0))(X, torch.eye(64).to(X.dtype) * 2, V),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENSEMBLES)
+def test_what_the_rows_of_each_element_share(name):
+    f, plain, ensemble = ENSEMBLES[name]
+    found = ensemble(f)
+    exact = ensemble(lambda *args: plain(*(a.double() for a in args)))
+    for one, other in zip(*map(torch.utils._pytree.tree_leaves, (found, exact)), strict=True):
+        rounding = 1e-5 if one.dtype is torch.float32 else 1e-2
+        torch.testing.assert_close(one.double(), other, rtol=rounding, atol=rounding)
+
+
+def test_gradients_of_an_ensemble():
+    """Of a batch of weights; what is computed is the same with gradients and without them."""
+    x, w = X.float(), V.clone().requires_grad_()
+    found = torch.vmap(layer)(x, w)
+    for one, other in zip(found, torch.vmap(layer)(x, V), strict=True):
+        assert torch.equal(one, other)
+    weights = torch.randn(3, 4, 64)
+    (g,) = torch.autograd.grad((found[0] * weights).sum(), w)
+    v = V.double().requires_grad_()
+    exact = torch.vmap(plain_layer)(x.double(), v)[0]
+    torch.testing.assert_close(
+        g.double(), torch.autograd.grad((exact * weights.double()).sum(), v)[0], rtol=1e-4,
+        atol=1e-4,
+    )  # fmt: skip
 
 
 def test_the_body_itself_is_run_where_a_result_is_held_against_it():
@@ -135,5 +220,7 @@ def test_values_per_row_that_make_rows_of_a_vector():
     exact = (s.double()[..., None] * w.double()).softmax(-1)
     torch.testing.assert_close(torch.vmap(lambda s: scaled(s, w))(s).double(), exact)
     torch.testing.assert_close(torch.vmap(lambda s: scaled(s, w))(s[0]).double(), exact[0])
-    with pytest.raises(UnsupportedError, match="maps over w, which all rows of a call share"):
-        torch.vmap(lambda w: scaled(s[0], w))(torch.randn(2, 9))
+    w = torch.randn(2, 9)
+    exact = (s[0].double()[:, None] * w.double()[:, None]).softmax(-1)
+    found = torch.vmap(lambda w: scaled(s[0], w))(w)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=1e-6)

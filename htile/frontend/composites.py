@@ -26,7 +26,7 @@ from .functions import (
     minimum,
     where,
 )
-from .ops import INFER, Op
+from .ops import INFER, Op, Value, Varies
 from .promotion import (
     BOOL,
     FLOAT,
@@ -42,11 +42,12 @@ from .promotion import (
     together,
 )
 from .slopes import Slope
-from .tensor import FUNCTIONS, SAME, Tensor, copy, fail, node, unsupported
+from .tensor import FUNCTIONS, SAME, Tensor, constant, copy, fail, node, unsupported
 
 INF, NAN, LN2 = math.inf, math.nan, math.log(2.0)
 FAR = 1000  # a power of two so far that every float32 times it is 0 or infinite
 LARGE = 1e9  # where x * x + 1 is x * x and half of exp(x) is cosh(x)
+ALWAYS = Value((), Varies.SCALAR, BOOL)  # of a mask that is one constant
 
 
 def odd(x: Tensor, value: Tensor) -> Tensor:
@@ -136,13 +137,24 @@ formulas({
         where(input == 0, 1.0, sin(math.pi * input) / (math.pi * input))),
     "deg2rad": ("Degrees as radians.", lambda input: input * (math.pi / 180)),
     "rad2deg": ("Radians as degrees.", lambda input: input * (180 / math.pi)),
-    "logit": ("log(x / (1 - x)), of x clamped to [eps, 1 - eps] if eps is given.",
-        lambda input, eps=None: log((z := input if eps is None else
-            clamp(input, eps, 1 - eps)) / (1 - z))),
     "entr": ("-x log(x); 0 at 0 and -inf below.", lambda input: where(
         input > 0, -input * log(input), where(input == 0, 0.0, where(input < 0, -INF,
             input)))),
 }, real)  # fmt: skip
+
+
+@implements("logit", check=real)
+def logit(input, eps=None):
+    """log(x / (1 - x)), of x clamped to [eps, 1 - eps] if eps is given."""
+    is_whole = eps is None or (not isinstance(eps, Tensor) and eps < 0)
+    low = 0.0 if is_whole else eps
+    x = input if is_whole else clamp(input, low, 1 - low)
+    # The quotient has a finite slope where there is no logarithm, and none at 0 and 1. The slope is
+    # that of a difference, which no kernel of a forward pass computes.
+    is_beyond, apart = (input < low) | (input > 1 - low), log(input) - log(1 - input)
+    beyond, slope = (NAN, Slope.NAN) if is_whole else (0.0, None)
+    apart = chosen(is_beyond, beyond, apart, slope)
+    return chosen(constant(x, True, ALWAYS), log(x / (1 - x)), apart, Slope.LAST)
 
 
 def _xlogy(logarithm: Callable) -> Callable:

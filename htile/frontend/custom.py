@@ -25,6 +25,7 @@ from ..errors import DtypeError, HTileError, Location, ShapeError, TraceError, U
 from .adjoints import reached
 from .algebra import Algebra
 from .captures import check_static, line_of
+from .definitions import defined_at, returned_at
 from .factories import Factories
 from .graph import Builder, Graph, Node, Output, Role
 from .ops import Op, Value, Varies, broadcast_shapes
@@ -71,8 +72,12 @@ class CustomBackward:
         return CustomCall.of(self, values, result).linked(result, before)
 
     def fail(self, message: str, kind: type[HTileError] = TraceError) -> NoReturn:
-        """Raise an error with the line of the backward pass."""
-        raise kind(message, line_of(self.fn)) from None
+        """Raise an error with the line where the backward pass is defined."""
+        raise kind(message, defined_at(self.fn)) from None
+
+    def refuse(self, message: str, kind: type[HTileError] = TraceError) -> NoReturn:
+        """Raise an error of what the backward pass returns, with the line that returns it."""
+        raise kind(message, returned_at(self.fn)) from None
 
 
 @dataclass(frozen=True)
@@ -201,9 +206,11 @@ class CustomCall:
         backward, wrt = self.backward, self.wrt
         gradients = result if isinstance(result, (tuple, list)) else (result,)
         if len(gradients) != len(wrt):
-            backward.fail(f"{backward.signature.name} returns {_counted(len(gradients))}, and "
-                          f"{backward.of.name} has {_counted(len(wrt))} here: of {', '.join(wrt)}, "
-                          "in this order, None where there is none")  # fmt: skip
+            backward.refuse(
+                f"{backward.signature.name} returns {_counted(len(gradients))}, and "
+                f"{backward.of.name} has {_counted(len(wrt))} here: of {', '.join(wrt)}, in this "
+                "order, None where there is none"
+            )
         outputs = []
         for name, g in zip(wrt, gradients, strict=True):
             id = self._node(builder, name, g, values[name])
@@ -215,6 +222,7 @@ class CustomCall:
 
     def _node(self, builder: Builder, name: str, g: object, of: Value) -> int | None:
         """The node of a gradient that was returned for an argument; None for 0."""
+        refuse = self.backward.refuse
         told = f"{self.backward.signature.name} returns {{}} as the gradient of {name}"
         if g is None or (type(g) in (int, float) and g == 0):
             return None
@@ -222,14 +230,14 @@ class CustomCall:
             return builder.add_const(float(g), Value((), Varies.SCALAR, FLOAT))
         if not isinstance(g, Tensor) or g._builder is not builder:
             what = "a real tensor" if is_real(g) else f"a {type(g).__name__}"
-            self.backward.fail(f"{told.format(what)}: return a value of the row, a number or None")
+            refuse(f"{told.format(what)}: return a value of the row, a number or None")
         if isinstance(g, OverRows):
-            self.backward.fail(f"{told.format('a result over all rows')}: return what one row adds "
-                               "to it, and HTile sums that over the rows")  # fmt: skip
+            refuse(f"{told.format('a result over all rows')}: return what one row adds to it, and "
+                   "HTile sums that over the rows")  # fmt: skip
         id, value = g._id, g._value
         if value.dtype is not FLOAT:
             dtype = str(value.dtype).removeprefix("torch.")
-            self.backward.fail(f"{told.format(dtype)}: return floating values", DtypeError)
+            refuse(f"{told.format(dtype)}: return floating values", DtypeError)
         if prod(value.inner) == 1 and value.inner:
             id, value = builder.add(Op.RESHAPE, (id,), ()), replace(value, inner=())
         fits = broadcast_shapes(value.inner, of.inner) == of.inner
@@ -238,7 +246,7 @@ class CustomCall:
         is_of_row = value.varies is Varies.ROW and of.varies is not Varies.ROW
         is_one = not value.inner and value.varies is Varies.ROW  # a sum, where elements are asked
         if not fits or ((is_of_row or is_one) and prod(value.inner) != prod(of.inner)):
-            self.backward.fail(
+            refuse(
                 f"{told.format(f'a value of shape {value.inner}')}, which has the shape {of.inner} "
                 "for one row: return a value of this shape; HTile sums it over the rows",
                 ShapeError,

@@ -356,12 +356,14 @@ class Builder:
 
     records: whether grad mode was on where a trace began, so that what is computed in
         `torch.no_grad()` or `torch.inference_mode()` inside the function has no gradient.
+    tables: the inputs of which indices in a row choose elements, tables whatever their shape is.
     """
 
     def __init__(self, name: str, n: int, multiple: int | None = None):
         self.name, self.n, self.multiple, self.least = name, n, multiple, 1
         self.records = False
         self.inputs: list[Input] = []
+        self.tables: set[int] = set()
         self._nodes: list[Node] = []
         self._is_finished = False
 
@@ -429,20 +431,6 @@ class Builder:
         graph = Graph(self.name, self.n, inputs, tuple(outputs), structure, nodes, *more)
         verify(graph)
         return graph
-
-
-def returned_dtype(builder: Builder, value: Value) -> torch.dtype:
-    """The dtype in memory that a value is returned in.
-
-    What `.to` declared; else, for a row in float32, that of the first floating row argument of 16
-    or more bits, or where there is none, of the first such table; else what it is computed in.
-    """
-    if value.stored is not None or not (value.dtype is torch.float32 and value.spread):
-        return value.stored or value.dtype
-    floats = [i for i in builder.inputs if i.dtype.is_floating_point and i.dtype.itemsize >= 2]
-    rows = [i.dtype for i in floats if i.role is Role.ROW]
-    rows = rows or [i.dtype for i in floats if len(builder[i.id].value.inner) > 1]
-    return rows[0] if rows else value.dtype
 
 
 def verify(graph: Graph) -> None:

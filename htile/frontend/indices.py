@@ -22,6 +22,7 @@ from .ops import COLLECTIVES, MOVEMENTS, Op, Varies
 from .parts import MOST_PARTS, cat
 from .parts import getitem as _getitem
 from .promotion import BOOL, FLOAT, INT64, cast, convert
+from .returned import note_table
 from .shapes import axis_of, fixed, reshaped, unsqueeze
 from .tensor import FUNCTIONS, Tensor, fail, location, node
 
@@ -166,7 +167,7 @@ Tensor.__getitem__ = getitem
 def _of_row(input: Tensor, dim: object, what: str) -> None:
     if dim is not None:
         axis_of(input, dim)
-    if input.ndim != 1 or (input._sizes == (1,) and not input._value.spread):
+    if input.ndim != 1:
         fail(ShapeError, f"{what} of a value of shape {tuple(input._sizes)}: it takes an "
              "element of a row")  # fmt: skip
 
@@ -198,6 +199,7 @@ def _elements(x: Tensor, y: Tensor, what: str, wraps: bool) -> Tensor:
     """The elements of a row at one index, at each of a few, or of a short row at each of many."""
     if prod(y._sizes) > MOST_PARTS and y._value.dtype in (torch.int32, INT64):
         if x._sizes[0] <= MOST_PARTS:
+            note_table(x._builder, x._id)
             return _of_each(x, y, wraps)
         if y.ndim == 1 and x._value.varies is not Varies.ROW:
             _refuse_many(x, y, what)

@@ -101,7 +101,7 @@ class Op(Enum):
     SLICE = "slice"  # arg: (axis, start, step, size)
     PERMUTE = "permute"  # arg: for each axis of the result that of the operand
     EXPAND = "expand"  # arg: the new inner shape, where axes of size 1 repeat
-    CAT = "cat"  # arg: the axis; any number of operands
+    CAT = "cat"  # arg: the axis, perhaps an `AxisOfRow`; any number of operands
     # Of a row, `size` neighbours from `start` on, which may reach beyond its ends. Beside the row
     # they are any number. Lowering makes it of parts. arg: (start, size)
     SHIFT = "shift"
@@ -190,6 +190,13 @@ def join_stored(values: tuple[Value, ...]) -> torch.dtype | None:
     values = tuple(v for v in values if v.inner) or values
     declared = [v.stored for v in values if v.stored is not None]
     return reduce(torch.promote_types, declared) if declared else None
+
+
+class AxisOfRow(int):
+    """The axis along which a CAT joins numbers to a row, such as the columns of a product."""
+
+    def __repr__(self) -> str:
+        return f"{int(self)} of a row"
 
 
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -319,7 +326,7 @@ def _cat(values: tuple[Value, ...], arg: object) -> Value:
     inner = list(values[0].inner)
     inner[arg] = sum([v.inner[arg] for v in values])
     varies = min((v.varies for v in values), key=_ORDER.index)
-    spread = any(v.spread for v in values)
+    spread = isinstance(arg, AxisOfRow) or any(v.spread for v in values)
     return Value(tuple(inner), varies, values[0].dtype, join_stored(values), spread)
 
 

@@ -14,11 +14,12 @@ import torch
 from ..errors import ShapeError, TraceError, UnsupportedError
 from .functions import formulas, implements
 from .matrices import is_matrix, multiplied, refuse_left
-from .parts import MOST_PARTS, stack
+from .ops import AxisOfRow, Op
+from .parts import MOST_PARTS
 from .promotion import alike, floating
 from .reductions import sum
 from .shapes import permute, unsqueeze
-from .tensor import FUNCTIONS, Tensor, fail
+from .tensor import FUNCTIONS, Tensor, fail, node
 
 SIZES = {
     "matmul": ((1, 2), (1, 2)), "mm": ((2,), (2,)), "mv": ((2,), (1,)),
@@ -51,7 +52,9 @@ def product(a: object, b: object, what: str) -> Tensor:
     if b.ndim == 1:
         return sum(a * b, -1)
     if b._sizes[1] <= MOST_PARTS < b._sizes[0]:  # the long axis is that of the columns
-        return stack([sum(a * b[:, k], -1) for k in range(b._sizes[1])], -1)
+        columns = [unsqueeze(sum(a * b[:, k], -1), -1) for k in range(b._sizes[1])]
+        is_row = a._value.spread or b._value.spread  # as the sum below is one, of fewer elements
+        return node(Op.CAT, *columns, arg=AxisOfRow(-1) if is_row else -1)
     return sum(unsqueeze(a, -1) * b, -2)
 
 

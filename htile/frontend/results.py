@@ -5,9 +5,10 @@ from __future__ import annotations
 from math import prod
 
 from ..errors import Location, TraceError, an
-from .graph import Builder, Output, returned_dtype
+from .graph import Builder, Output
 from .ops import Varies
 from .over_rows import OverRows
+from .returned import returned_dtype
 from .tensor import Tensor, is_real
 
 

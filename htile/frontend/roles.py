@@ -21,6 +21,7 @@ from .annotations import INNER, MOST_AXES, Matrix, PerRow, Scalar, Shared, Stati
 from .captures import closure, freeze, line_of
 from .dtypes import HALVES
 from .graph import Role
+from .leading import not_broadcast
 from .ops import broadcast_shapes, compute_dtype
 
 
@@ -279,11 +280,7 @@ def _rows(
         raise ShapeError(f"{name}: {what}, got {listed}; pass rows of at least one element")
     lead = broadcast_shapes(*(s[: len(s) - inners.get(p, 1)] for p, s in rows.items()))
     if lead is None:
-        raise ShapeError(
-            f"{name}: leading dimensions of the row arguments do not broadcast, got {listed}; "
-            "all dimensions but the last must agree or be 1. What all rows share is annotated: a "
-            "matrix that rows are multiplied by htile.Matrix, a table htile.Shared"
-        )
+        raise ShapeError(f"{name}: {not_broadcast(rows, n)}")
     return n, lead, is_one_row
 
 

@@ -17,7 +17,7 @@ from torch import exp, log, log1p, rsqrt
 from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError
 from .composites import INF, NAN, clamp, formulas, implements, magnitude, where
 from .functions import POWERS, chosen, maximum
-from .ops import Op
+from .ops import Op, broadcast_shapes
 from .promotion import FLOAT, cast, convert, floating, not_zero, together
 from .reductions import amax, amin, named, reduced, sum
 from .shapes import axes_of, fixed
@@ -144,9 +144,31 @@ def _along(x: Tensor, dim: object, what: str) -> tuple[object, bool]:
     return dim, x.ndim > 1
 
 
-def _affine(y: Tensor, weight: object, bias: object) -> Tensor:
+def _affine(y: Tensor, weight: object, bias: object, what: str) -> Tensor:
+    _check_of_row(y, weight, what, "weight", "y * {}")
+    _check_of_row(y, bias, what, "bias", "y + {}")
     y = y if weight is None else y * weight
     return y if bias is None else y + bias
+
+
+def _check_of_row(y: Tensor, given: object, what: str, name: str, instead: str) -> None:
+    """Raise ShapeError for a weight or bias that is no vector for a row, or for each of a stack.
+
+    A number of the row would be taken for each element, and a column would make a matrix.
+    """
+    if not isinstance(given, Tensor):
+        return
+    row, sizes, made = tuple(y._sizes[-1:]), tuple(given._sizes), given._builder[given._id]
+    if sizes == row or (prod(sizes) > 1 and broadcast_shapes(sizes, y._sizes) == y._sizes):
+        return
+    told, remedy = f"{what} with a {name} of shape {sizes}: expected {row}, as the row has", ""
+    name = made.arg if made.op is Op.INPUT else name
+    if (prod(sizes),) == row:
+        remedy = f"; write {name}.flatten()"
+    elif prod(sizes) == 1:
+        remedy = (f"; pass a vector that all rows share in one dimension, and write "
+                  f"{instead.format(name)} for a number of the row")  # fmt: skip
+    fail(ShapeError, told + remedy)
 
 
 @implements("native_layer_norm")
@@ -156,7 +178,7 @@ def native_layer_norm(input, normalized_shape, weight, bias, eps):
     average = mean(x, keepdim=True)
     centered = x - average
     scale = rsqrt(mean(centered * centered, keepdim=True) + eps)
-    return _affine(centered * scale, weight, bias), average, scale
+    return _affine(centered * scale, weight, bias, "layer_norm"), average, scale
 
 
 @implements("layer_norm")
@@ -165,7 +187,7 @@ def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_
     x = _whole_row(input, normalized_shape, "layer_norm")
     centered = x - mean(x, *(over := _along(x, -1, "layer_norm")))
     variance = mean(centered * centered, *over)
-    return _affine(centered * rsqrt(variance + eps), weight, bias)
+    return _affine(centered * rsqrt(variance + eps), weight, bias, "layer_norm")
 
 
 @implements("rms_norm")
@@ -173,7 +195,8 @@ def rms_norm(input, normalized_shape, weight=None, eps=None):
     """x / sqrt(mean of squares + eps) * weight; normalized_shape is x.shape[-1:]."""
     x = _whole_row(input, normalized_shape, "rms_norm")
     eps = torch.finfo(x._value.stored or FLOAT).eps if eps is None else eps
-    return _affine(x * rsqrt(mean(x * x, *_along(x, -1, "rms_norm")) + eps), weight, None)
+    y = x * rsqrt(mean(x * x, *_along(x, -1, "rms_norm")) + eps)
+    return _affine(y, weight, None, "rms_norm")
 
 
 @implements("normalize")

@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 from ..errors import GradientError
 from .adjoints import DERIVE, FLOAT, Masked, Step
 from .algebra import Algebra
-from .captures import line_of
 from .cumulative_products import CumulativeProduct
 from .custom import named_operands, spliced
+from .definitions import defined_at
 from .derive import (
     Masks,
     added,
@@ -143,7 +143,7 @@ class _Push:
         if next(i.id for i in back.inputs if i.name == name) in _live(back, back.outputs):
             raise GradientError(
                 f"{call.backward.signature.name} is not linear in {name}, so it has no tangents",
-                line_of(call.backward.fn),
+                defined_at(call.backward.fn),
             )
         result = step.node.value
         given = {name: algebra.filled(0.0, result.inner, result.spread)}

@@ -17,10 +17,11 @@ from typing import NoReturn
 import torch
 
 from ..errors import HTileError, Location, ShapeError, TraceError, UnsupportedError
-from .graph import Builder, Role, returned_dtype
+from .graph import Builder, Role
 from .hints import RANDOM, REFERENCE, advice
 from .libraries import internal
-from .ops import Op, Value, Varies
+from .ops import Op, Value
+from .returned import returned_dtype
 
 FUNCTIONS: dict[Callable, tuple[str, Callable]] = {}
 """From each function of torch to its spelling and to the function that does it symbolically."""
@@ -297,8 +298,7 @@ class Length(Tensor):
 
     @staticmethod
     def __new__(cls, builder: Builder) -> Length:
-        value = Value((), Varies.SCALAR, torch.int64)
-        return torch.Tensor._make_wrapper_subclass(cls, (), dtype=value.dtype, device="meta")
+        return torch.Tensor._make_wrapper_subclass(cls, (), dtype=torch.int64, device="meta")
 
     def __init__(self, builder: Builder):
         super().__init__(builder, builder.add(Op.LENGTH, (), torch.int64, location()))

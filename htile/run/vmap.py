@@ -1,12 +1,13 @@
 """A call inside `torch.vmap`: the batch becomes the first dimension of the rows.
 
-So `torch.vmap(f)(x)` is `f(x)`, in values and dtypes. Nested batches are several dimensions.
+So `torch.vmap(f)(x)` is `f(x)`, in values and dtypes. Nested batches are several dimensions. What
+all rows of a call share becomes a row of each of them where vmap maps over it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from ..frontend.graph import Role
 from ..frontend.roles import Signature
 
 if TYPE_CHECKING:
+    from .rowwise import Rowwise
     from .runner import Runner
 
 _AS_WRITTEN: ContextVar[bool] = ContextVar("htile_bodies_as_written", default=False)
@@ -47,7 +49,7 @@ def is_inside(values: tuple) -> bool:
     return bool(mapped) and max(mapped) == max(map(made.maybe_get_level, tensors))
 
 
-def call_over_batch(call: Callable, signature: Signature, values: tuple, out: object) -> object:
+def call_over_batch(call: Rowwise, signature: Signature, values: tuple, out: object) -> object:
     """What `call`, a row-wise function, gives for the whole batch, as `torch.vmap` shows it.
 
     Raises UnsupportedError for `out=`, and for an argument of which the batch makes neither a row
@@ -57,7 +59,22 @@ def call_over_batch(call: Callable, signature: Signature, values: tuple, out: ob
         return signature.invoke(values)
     if out is not None:
         raise UnsupportedError(f"{signature.name}: out= inside torch.vmap; return the result")
+    # A graph of its own has what is shared as rows; there is none of rows of any length.
+    if not call._dynamic_n and _maps_over_shared(signature, values):
+        return call._differentiable(values, False)
     return _OverBatch.apply(call, signature, *values)
+
+
+def _maps_over_shared(signature: Signature, values: tuple) -> bool:
+    """Whether the innermost vmap maps over what all rows of a call share, but for matrices."""
+    made, kinds = torch._C._functorch, dict(zip(signature.names, signature.kinds, strict=True))
+    named = zip(signature.names, values, strict=True)
+    tensors = {name: value for name, value in named if isinstance(value, torch.Tensor)}
+    levels = {n: made.maybe_get_level(v) for n, v in tensors.items() if made.is_batchedtensor(v)}
+    mapped = [name for name, level in levels.items() if level == max(levels.values())]
+    ranks = _Ranks(kinds, {name: value.dim() for name, value in tensors.items()})
+    is_any = any(kinds[name] is not Matrix and ranks.is_shared(name) for name in mapped)
+    return is_any and ranks.has_rows and all(kinds[name] is not Matrix for name in mapped)
 
 
 class _OverBatch(torch.autograd.Function):
@@ -118,6 +135,28 @@ def shared_by_rows(function: str, name: str) -> str:
     )
 
 
+class _Ranks:
+    """How many dimensions the tensors of one call have, which tells their roles.
+
+    of_rows: of those whose role is told by their dimensions. most: of the rows.
+    has_rows: whether there are any.
+    """
+
+    def __init__(self, kinds: dict[str, type | None], dims: dict[str, int]):
+        self._kinds = kinds
+        annotated = PerRow, Scalar, Shared, Matrix
+        self.of_rows = {name: dim for name, dim in dims.items() if kinds[name] not in annotated}
+        # those that the rows have, if each value makes a row
+        per_row = [1 + dim for name, dim in dims.items() if kinds[name] is PerRow]
+        self.most = max([*self.of_rows.values(), *per_row], default=0) if self.of_rows else 0
+        self.has_rows = bool(self.most or per_row)
+
+    def is_shared(self, name: str) -> bool:
+        """Whether all rows of the call share the tensor."""
+        least = max(1, min(self.most, 2))
+        return self._kinds[name] is not PerRow and self.of_rows.get(name, 0) < least
+
+
 def _with_batch(
     signature: Signature, batch: int, dims: tuple[int | None, ...], values: tuple
 ) -> list[object]:
@@ -129,31 +168,24 @@ def _with_batch(
     whole = dict(zip(signature.names, values, strict=True))
     named = zip(signature.names, dims, strict=True)
     mapped = {name: dim for name, dim in named if isinstance(dim, int)}  # a static tuple has more
-    ranks = {  # in one call, of the tensors whose role is told by their dimensions
-        name: value.dim() - (name in mapped)
-        for name, value in whole.items()
-        if isinstance(value, torch.Tensor) and kinds[name] not in (PerRow, Scalar, Shared, Matrix)
-    }
-    per_row = [  # the dimensions of the rows that one call has, if each value makes a row
-        1 + value.dim() - (name in mapped)
-        for name, value in whole.items()
-        if isinstance(value, torch.Tensor) and kinds[name] is PerRow
-    ]
-    rank = max([*ranks.values(), *per_row], default=0) if ranks else 0
+    tensors = {name: v for name, v in whole.items() if isinstance(v, torch.Tensor)}
+    dims_of_call = {name: v.dim() - (name in mapped) for name, v in tensors.items()}
+    ranks = _Ranks(kinds, dims_of_call)
     for name, dim in mapped.items():
         if kinds[name] is Matrix:
             raise UnsupportedError(shared_by_rows(signature.name, name))
-        if kinds[name] is not PerRow and ranks.get(name, 0) < max(1, min(rank, 2)):
+        if ranks.is_shared(name):
             raise UnsupportedError(
                 f"{signature.name}: torch.vmap maps over {name}, which all rows of a call share; "
                 f"call {signature.name} outside torch.vmap, with the batch as the first dimension "
                 f"of each argument: {name} as a row, or as one value a row (htile.PerRow)"
             )
         value = whole[name].movedim(dim, 0)
-        missing = rank - value.dim() + (kinds[name] is not PerRow)
+        missing = ranks.most - value.dim() + (kinds[name] is not PerRow)
         whole[name] = value.reshape(batch, *(1,) * missing, *value.shape[1:])
     # If only values of rows are mapped, the rows are repeated, unless these values make the rows.
-    if rank in ranks.values() and not mapped.keys() & ranks.keys():
-        name = max(ranks, key=ranks.get)
+    of_rows = ranks.of_rows
+    if ranks.most in of_rows.values() and not mapped.keys() & of_rows.keys():
+        name = max(of_rows, key=of_rows.get)
         whole[name] = whole[name].expand(batch, *whole[name].shape)
     return [*whole.values()]

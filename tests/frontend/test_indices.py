@@ -478,6 +478,72 @@ def test_indices_beyond_a_short_row():
         assert found[0, 0] == t.to(dtype)[6]
 
 
+CHOSEN = {
+    "x[y]": lambda y, t: t[y],
+    "gather": lambda y, t: t.gather(-1, y),
+    "take_along_dim": lambda y, t: t.take_along_dim(y, -1),
+    "of what is computed": lambda y, t: (t * 2)[y],
+    "of a part": lambda y, t: t[3:][y % 8],
+    "its dtype": lambda y, t: t[y].to(t[y].dtype),
+}
+
+
+@pytest.mark.parametrize("dtype", (F32, BF16, F16), ids=str)
+@pytest.mark.parametrize("name", CHOSEN)
+def test_what_is_chosen_of_few_has_the_dtype_of_the_table(name, dtype):
+    y, t = torch.randint(16, (4, 105)), random(16).to(dtype)
+    f = CHOSEN[name]
+    for kind in (htile.rowwise(f), htile.rowwise(shared_table(f))):
+        exact(kind(y, t), torch.stack([f(row, t) for row in y]))
+    assert htile.rowwise(f).inspect(y, t, arch="sm_90a").source
+
+
+def shared_table(f):
+    def of_shared(y, t: htile.Shared):
+        return f(y, t)
+
+    return of_shared
+
+
+def test_other_floats_than_the_table_decide_as_before():
+    """A row of floats comes first, and a vector that no index chooses from decides nothing."""
+    y, t, x = torch.randint(16, (4, 105)), random(16).to(BF16), random(4, 105)
+    exact(htile.rowwise(lambda y, t, x: t[y] * x)(y, t, x), t[y] * x)
+    exact(htile.rowwise(lambda y, w: w * y)(y, x[0].to(BF16)).double(), x[0].to(BF16).double() * y)
+    assert htile.rowwise(lambda y, w: w * y)(y, x[0].to(BF16)).dtype is F32
+    found = htile.rowwise(dequantized)(y, t, x[:, 0])
+    assert found.dtype is BF16
+    exact(found, (t[y].double() * x[:, :1].double()).to(F32).to(BF16))
+
+
+def dequantized(y, t: htile.Shared, scale: htile.PerRow):
+    return t[y] * scale
+
+
+ONE = {  # of what has one element: an argument that all rows share, and values of each row
+    "by each element": (lambda y, t: t[y], (1,)),
+    "of each row": (lambda y, t: t[y], (4, 1)),
+    "by a few": (lambda y, t: t[y[:3]], (1,)),
+    "by one": (lambda y, t: t[y[0]], (1,)),
+    "a maximum": (lambda y, t: t.float().amax(-1, keepdim=True).to(t.dtype)[y], (4, 1)),
+}
+
+
+@pytest.mark.parametrize("dtype", (F32, BF16, I64, BOOL), ids=str)
+@pytest.mark.parametrize("name", ONE)
+def test_a_table_of_one_element(name, dtype):
+    f, shape = ONE[name]
+    table = torch.arange(1, 1 + shape[0]).view(shape).to(dtype)
+    y = torch.tensor([0, 1, -2, 0, -1, 1 << 40] * 20).repeat(4, 1)
+    at = {"by a few": y[:, :3], "by one": y[:, 0]}.get(name, y)
+    there = table.double() if shape == (4, 1) else table.double().expand(at.shape)
+    nothing = NAN if dtype.is_floating_point else 0.0
+    found = htile.rowwise(f)(y, table)
+    expected = torch.where((at == 0) | (at == -1), there, nothing)
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=0, equal_nan=True)
+    assert htile.rowwise(f).inspect(y, table, arch="sm_90a").source
+
+
 def test_gradients_of_what_is_chosen_of_few():
     y, t, s = torch.randint(16, (5, 1003)), torch.randn(16), torch.rand(5, 1003)
     mine, theirs = (

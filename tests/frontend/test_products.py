@@ -71,6 +71,9 @@ CASES = {
     "matrices": (of_matrices, (5, 3, 3), (5, 3, 20)),
     "a matrix for a stack": (of_matrices, (4, 4), (5, 4, 8)),
     "a layer": (projected, (5, 16), (16, 100)),
+    "a long row": (projected, (5, 100), (100, 8)),
+    "a long row and a column": (projected, (5, 65), (65, 1)),
+    "a long row and 64 columns": (projected, (5, 65), (65, 64)),
 }
 
 
@@ -97,6 +100,34 @@ def test_einsum(dtype):
         args = random(*first, dtype=dtype), random(*second, dtype=dtype, seed=1)
         assert_close(f, f(*args), *args)
         assert f.inspect(*args).source
+
+
+@htile.rowwise
+def after_a_product(x, t: htile.Shared):
+    y = x @ t
+    return y * 2, torch.relu(y)[:2], y.view(2, -1).sum(0), y.sum(), y.softmax(-1)
+
+
+@pytest.mark.parametrize("k", [24, 65, 1000])
+def test_a_product_is_a_row_whatever_is_written_out(k):
+    """From 65 elements on the sums of columns are joined; below, the rows of `t` are added."""
+    x, t = random(5, k, dtype=torch.bfloat16), random(k, 8, dtype=torch.bfloat16, seed=1)
+    results = after_a_product(x, t)
+    assert_close(after_a_product, results, x, t)
+    number = torch.float32
+    assert [r.dtype for r in results] == [x.dtype, x.dtype, x.dtype, number, x.dtype]
+    assert after_a_product.inspect(x, t).source
+
+
+def test_a_product_with_few_columns_stands_on_the_left_of_a_matrix():
+    @htile.rowwise
+    def f(x, t: htile.Shared, weight: htile.Matrix):
+        return ((x @ t).to(torch.bfloat16)) @ weight
+
+    x, t = random(4, 100), random(100, 8, seed=1) / 10
+    weight = random(8, 32, dtype=torch.bfloat16, seed=2)
+    exact = (x.double() @ t.double()).to(torch.bfloat16).double() @ weight.double()
+    torch.testing.assert_close(f(x, t, weight).double(), exact, rtol=1e-2, atol=1e-2)
 
 
 def test_einsum_of_large_matrices():

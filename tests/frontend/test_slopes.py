@@ -60,6 +60,9 @@ ELEMENTWISE = {
     "minimum": lambda x: torch.minimum(x, torch.zeros_like(x)),
     "remainder": lambda x: torch.remainder(x, 0.7), "nan_to_num": lambda x: x.nan_to_num(),
     "rounded": lambda x: x.round() + x.floor() * x,
+    "logit": torch.logit, "logit of special": torch.special.logit,
+    "logit, eps": lambda x: torch.logit(x, eps=0.3),
+    "logit, eps of 0": lambda x: torch.logit(x, 0.0),
     "straight through": lambda x: (x.round() - x).detach() + x,
 }  # fmt: skip
 
@@ -70,9 +73,15 @@ def test_elementwise(name):
     assert compared(lambda x: f(x), EDGES) == []
 
 
+def test_an_eps_below_0_clamps_nothing():
+    """torch's transforms have another slope there, so the tangents of it are not compared."""
+    assert compared(lambda x: torch.logit(x, -1.0), EDGES) == []
+
+
 UNBOUNDED = ("relu", "relu6", "hardtanh", "hardsigmoid", "hardswish", "clamp", "clamp_min",
              "clamp_max", "softplus", "logsigmoid", "elu", "leaky_relu", "tanh", "sigmoid", "abs",
-             "softsign", "sqrt", "log", "maximum", "minimum", "threshold")  # fmt: skip
+             "softsign", "sqrt", "log", "maximum", "minimum", "threshold", "logit",
+             "logit, eps")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", UNBOUNDED)
@@ -82,7 +91,8 @@ def test_of_infinities(name):
 
 
 @pytest.mark.parametrize("name", ("relu", "relu6", "hardtanh", "clamp", "clamp_min", "maximum",
-                                  "minimum", "abs", "softplus", "sqrt"))  # fmt: skip
+                                  "minimum", "abs", "softplus", "sqrt", "logit",
+                                  "logit, eps"))  # fmt: skip
 def test_of_nan(name):
     f = ELEMENTWISE[name]
     assert compared(lambda x: f(x), torch.tensor([[NAN, 1.0]])) == []

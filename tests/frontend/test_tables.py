@@ -388,6 +388,31 @@ def test_refusals_name_the_line_and_the_remedy():
     refused(ShapeError, "index 100 of an axis of 11", of_a_number, x, table)
 
 
+def flat(x, pos: htile.PerRow, table: htile.Shared):
+    return x + table.flatten(0, 1)[pos]
+
+
+def flat_and_moved(x, pos: htile.PerRow, table: htile.Shared):
+    return x + table.transpose(0, 1).flatten(0, 1)[pos]
+
+
+@pytest.mark.parametrize("f, shape, view, remedy", (
+    (flat, (P, 3, N), lambda t: t.flatten(0, 1), "pass table.flatten(0, 1) to the call for table, "
+     "and index that, or look up a row first, and take parts of it"),
+    (across, (P, 2 * N), lambda t: t.view(-1, N), f"pass table.view(-1, {N}) to the call for "
+     "table, and index that, or look up a row first, and take parts of it"),
+    (flat_and_moved, (P, 3, N), lambda t: t.transpose(0, 1).flatten(0, 1),
+     "look up a row first, and take parts of it"),
+))  # fmt: skip
+def test_a_table_is_flattened_before_the_call(f, shape, view, remedy):
+    x, pos, table = random(M, N), positions(M), random(*shape, seed=2)
+    error = refused(UnsupportedError, "", f, x, pos, table)
+    parts = math.prod(shape) // N
+    told = f"an index of {parts} parts that lie across the rows of a table: {remedy}"
+    assert error.message == told
+    assert torch.equal(plain(x, pos, view(table)), x + view(table)[pos])
+
+
 def test_a_table_without_the_annotation():
     def unannotated(x, pos: htile.PerRow, table):
         return x + table[pos]

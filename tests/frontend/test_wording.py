@@ -267,13 +267,14 @@ def test_the_dtype_of_a_result(cell, dtype):
     assert str(htile.rowwise(names["f"])(x, table).dtype) == f"torch.{dtype}"
 
 
-def test_the_exception_of_long_products():
+def test_long_products_are_no_exception():
     @htile.rowwise
     def product(x, t: htile.Shared):
         return x @ t
 
-    for k, dtype in ((64, torch.bfloat16), (65, torch.float32)):
-        assert product(torch.ones(4, k).bfloat16(), torch.ones(k, 8).bfloat16()).dtype is dtype
+    for k in (64, 65):
+        result = product(torch.ones(4, k).bfloat16(), torch.ones(k, 8).bfloat16())
+        assert result.dtype is torch.bfloat16
     assert product(torch.ones(4, 8).bfloat16(), torch.ones(8, 70).bfloat16()).dtype is (
         torch.bfloat16
     )

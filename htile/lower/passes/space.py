@@ -349,10 +349,11 @@ class _Placing(Collectives):
         axis, size = request.axis, request.size
         what, k, _ = axis.key
         if axis.is_index:
+            lookup = self.lookups[axis]
             raise UnsupportedError(
-                f"an index of {axis.size} parts that lie across the rows of a table: look up a row "
-                "first, and take parts of it",
-                self.lookups[axis].loc,
+                f"an index of {axis.size} parts that lie across the rows of a table: "
+                f"{self._passed_flat(lookup)}look up a row first, and take parts of it",
+                lookup.loc,
             )
         factors = self.factors[axis.key]
         is_whole = what == "reduced" and factors == [(axis.size, True)]
@@ -366,6 +367,18 @@ class _Placing(Collectives):
         cut = cut[::-1] if request.lies_between else cut
         factors[axis.place : axis.place + 1] = cut
         factors[:] = [each for each in factors if each[0] > 1] or [(1, False)]
+
+    def _passed_flat(self, lookup: Node) -> str:
+        """How a table is passed whose axes a function has joined or cut; empty if it did more."""
+        table = given = self.graph[lookup.inputs[0]]
+        while given.op is Op.RESHAPE:
+            given = self.graph[given.inputs[0]]
+        if given.op is not Op.INPUT:
+            return ""
+        shape, rest = given.value.inner, table.value.inner[1:]
+        joined = len(shape) - len(rest) - 1
+        view = f"flatten(0, {joined})" if shape[joined + 1 :] == rest else f"view{(-1, *rest)}"
+        return f"pass {given.arg}.{view} to the call for {given.arg}, and index that, or "
 
     def _reduce_apart(self, axis: Axis, places: tuple[int, ...]) -> None:
         """Reduce the parts of an axis by themselves that end at these places of it."""
