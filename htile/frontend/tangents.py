@@ -220,7 +220,7 @@ def _of_products(a: Algebra, step: Step, t: int) -> int:
     return CumulativeProduct(a, step.operands[0], step.result, step.node.arg).tangent(t)
 
 
-MOVED = (Op.RESHAPE, Op.SLICE, Op.PERMUTE, Op.EXPAND, Op.TAKE, Op.LOOKUP)
+MOVED = (Op.RESHAPE, Op.SLICE, Op.SHIFT, Op.PERMUTE, Op.EXPAND, Op.TAKE, Op.LOOKUP)
 PUSH: dict[Op, Rule] = {
     **dict.fromkeys((*MOVED, Op.SUM, Op.MEAN, Op.CUMSUM, Op.SUM_FROM_END), _as_it_is),
     **dict.fromkeys((Op.MAX, Op.MIN, Op.PROD), _of_weights), Op.CUMPROD: _of_products,
