@@ -20,7 +20,7 @@ import htile
 from htile.frontend.graph import Graph, Role, View
 from htile.frontend.ops import REDUCTIONS, SCANS, Op
 
-ELEMENTS = {"small": 256, "all": 20000}  # of one value, at most
+ELEMENTS = {"small": 256, "all": 20000, "long": 1 << 18}  # of one value, at most
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,9 @@ class Program:
 def program(
     seed: int, sizes: str = "small", tables: bool = False, scans: bool = False
 ) -> Program:
-    """The program of a seed. sizes: `small`, or `all` with rows up to thousands of elements.
+    """The program of a seed.
+
+    sizes: `small`, `all` with rows up to thousands of elements, or `long`, which loops work on.
 
     tables: whether it looks rows of a table up. scans: whether it has cumulative sums.
     """
@@ -82,6 +84,8 @@ def program(
     n = rng.choice((8, 12, 16, 24, 40, 48, 64))
     if sizes == "all":
         n = rng.choice((16, 48, 128, 192, 256, 768, 1000, 1024, 2048, 4096, 5120))
+    if sizes == "long":
+        n = rng.choice((16384, 20480, 40000))
     shapes = [(n,), (2 * n,), (n // 2,), (2, n), (3, n), (4, n // 4)]
     x, y = rng.choice(shapes[:2]), rng.choice(shapes)
     w = rng.choice([(n,), (n,), (n // 2,), (2 * n,)])

@@ -23,7 +23,9 @@ from htile.errors import HTileError
 from htile.frontend.ops import SCANS, Op
 from htile.lower import enumerate_plans
 from htile.lower.steps import Home
+from htile.testing import assert_close
 
+from . import movements
 from .measure import check
 from .programs import LONG, program
 
@@ -32,6 +34,7 @@ pytestmark = pytest.mark.gpu
 FOUND = ()  # seeds that once failed; a change of programs.py makes other programs of them
 PROGRAMS = range(*map(int, os.environ.get("HTILE_PROGRAMS", "0:1000").split(":")))
 SEEDS = (*PROGRAMS, *FOUND)
+WITH_TABLES = range(60)  # seeds of random functions of parts, which look rows of a table up
 EXACT = 0.97  # of the programs keep the strict measure
 
 CAPABILITIES = {
@@ -68,6 +71,25 @@ def prepared(seed, arch):
         kernel = f.inspect(*p.arguments(filled=False), arch=arch)
     except HTileError:
         return None  # the test fails by itself
+    return kernel.source, kernel.lowered.function, wanted, kinds(kernel.plan)
+
+
+def with_tables(seed):
+    """A random function that looks rows of a table up; of some, loops work on the rows."""
+    return movements.program(seed, "long" if seed % 3 == 0 else "all", tables=True)
+
+
+def prepared_with_tables(seed, arch):
+    """As `prepared`, with the default plan, or a loop where that holds a long row."""
+    p = with_tables(seed)
+    args = p.arguments(lead=(5,), filled=False)
+    try:
+        kernel, wanted = p.function().inspect(*args, arch=arch), {}
+        if seed % 3 == 0 and kernel.graph.n > 10000:
+            wanted = {"form": "loops"}
+            kernel = p.function().with_plan(**wanted).inspect(*args, arch=arch)
+    except HTileError:
+        return None
     return kernel.source, kernel.lowered.function, wanted, kinds(kernel.plan)
 
 
@@ -109,9 +131,16 @@ def all_prepared(arch):
         return dict(zip(SEEDS, found, strict=True))
 
 
+@cache
+def all_with_tables(arch):
+    with _pool() as pool:
+        found = pool.map(partial(prepared_with_tables, arch=arch), WITH_TABLES)
+        return dict(zip(WITH_TABLES, found, strict=True))
+
+
 def jobs(arch):
     """Everything, for the workers of tests/gpu."""
-    found = all_prepared(arch).values()
+    found = [*all_prepared(arch).values(), *all_with_tables(arch).values()]
     return [(build, (entry[0], entry[1], arch)) for entry in found if entry is not None]
 
 
@@ -145,6 +174,24 @@ def test_program(device, seed):
         beyond.append(seed)
     assert htile.cache_info().compiled == before, "the kernel was not compiled ahead"
     KINDS.update(entry[3])
+
+
+@pytest.mark.parametrize("seed", WITH_TABLES)
+def test_program_with_tables(device, seed):
+    entry = all_with_tables(arch_here())[seed]
+    p = with_tables(seed)
+    f, args = p.function(), p.arguments(device, (5,))
+    if entry is None:
+        with pytest.raises(HTileError, match="pieces"):
+            f(*args)
+        return
+    f = f.with_plan(**entry[2]) if entry[2] else f
+    before = htile.cache_info().compiled
+    try:
+        assert_close(f, poisoned(f, args), *args)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{p}") from None
+    assert htile.cache_info().compiled == before, "the kernel was not compiled ahead"
 
 
 def on_cpu(value):
@@ -181,7 +228,8 @@ def summary():
 
 def test_every_kind_of_plan_is_reached(device):
     """By all of the programs above, however many of them are run; of those few may be inexact."""
-    entries = all_prepared(arch_here()).values()
+    arch = arch_here()
+    entries = [*all_prepared(arch).values(), *all_with_tables(arch).values()]
     drawn = Counter(kind for entry in entries if entry is not None for kind in entry[3])
     expected = [f"loader {loader}" for loader in ("shared", "direct")]
     expected += [f"columns {columns}" for columns in ("early", "late")]

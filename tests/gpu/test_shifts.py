@@ -48,11 +48,18 @@ def padded(g):
 
 
 @htile.rowwise
+def joined(x, y):
+    """A row longer than both of which it is joined."""
+    z = torch.cat((x, y[: len(y) // 4 + 1]))
+    return z * 2, z.sum(), z.amax()
+
+
+@htile.rowwise
 def integers(x):
     return x.roll(1, -1) * 3 - x, (x.roll(7, -1) > x).sum()
 
 
-FLOATS = rolled, token_shift, smoothed, rolled_softmax, variation, padded
+FLOATS = rolled, token_shift, smoothed, rolled_softmax, variation, padded, joined
 LENGTHS = 70, 100, 131, 258, 1000, 1024, 4096, 4099, 40000, 65536, 100003
 CASES = [
     *((f, n, BF16) for f in FLOATS for n in LENGTHS),
@@ -70,6 +77,8 @@ def arguments(f, n, dtype, device="meta", rows=ROWS):
             return torch.randn(shape, device=device).to(dtype)
         return torch.randint(-99, 99, shape, device=device).to(dtype)
 
+    if f is joined:
+        return drawn(rows, n), drawn(rows, n)
     return (drawn(rows, n), drawn(n)) if f in (token_shift, rolled_softmax) else (drawn(rows, n),)
 
 

@@ -108,10 +108,28 @@ def test_a_softmax_with_a_sink(n):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-6)
 
 
-def test_two_long_parts_are_refused_as_before():
+def test_two_long_parts_are_one_longer_row():
+    """Of which the number of the column chooses, and both reach beyond their ends."""
+
     @htile.rowwise
     def f(x, y):
         return torch.cat((x, y[:999])).sum()
+
+    x, y = torch.randn(3, 4096), torch.randn(3, 4096)
+    kernel = f.inspect(x, y, arch="sm_90a")
+    assert kernel.graph.n == 4096 + 999 and kernel.resources.stack == 0
+    named = {"x": x, "y": y}
+    call = classify(f._signature, (x, y))
+    traced = trace(f._signature.fn, call.specs, call.n)
+    (found,) = interpreted(kernel.graph, traced, named, call.lead)
+    exact = torch.cat((x, y[:, :999]), -1).double().sum(-1)
+    np.testing.assert_allclose(found, exact.numpy(), rtol=1e-9)
+
+
+def test_two_long_parts_of_scans_are_refused():
+    @htile.rowwise
+    def f(x, y):
+        return torch.cat((x.cumsum(-1), y[:999])).sum()
 
     with pytest.raises(UnsupportedError, match="pieces"):
         f.inspect(torch.ones(3, 4096), torch.ones(3, 4096))
