@@ -177,7 +177,7 @@ def cases(clusters: bool) -> Iterator[Case]:
     yield Case(function.with_plan(shares=2, loader="shared", cluster_n=2), arguments, *OF_SHARES)
     yield from shifted_in_loops()
     for m, n in LONG:
-        yield Case(neighbours.with_plan(form="loops"), parts_of(1), m, n)
+        yield Case(neighbours.with_plan(form="streamed", cluster_n=1), parts_of(1), m, n)
     for m, n in SHAPES + SCANNED + CLUSTERED * clusters:
         yield Case(shares_up_to, parts_of(1), m, n)
         yield Case(neighbours, parts_of(1), m, n)
