@@ -612,6 +612,13 @@ def test_elements_that_others_would_read_too_late(f):
     assert f(x).shape == x.shape
 
 
+def test_a_row_that_is_moved_along_itself_is_not_replaced():
+    rolled, x = htile.rowwise(lambda x: x.roll(1, -1) * 2), torch.randn(2, 1000)
+    with pytest.raises(ArgumentError, match="overwritten before they are read"):
+        rolled(x, out=x)
+    assert torch.equal(rolled(x), x.roll(1, -1) * 2)
+
+
 def test_a_conversion_inside_that_decides_the_dtype_is_named():
     @htile.rowwise
     def gradient(x):

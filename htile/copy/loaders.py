@@ -352,9 +352,7 @@ class PrefetchedChunks(Static):
         into = [None] * len(self.tensors) if into is None else into
         return [
             self._load_one(chunk, *each)
-            for each in zip(
-                self.tensors, self.pieces, self.ends, self.there, into, strict=True
-            )
+            for each in zip(self.tensors, self.pieces, self.ends, self.there, into, strict=True)
         ]
 
     def _load_one(

@@ -108,6 +108,7 @@ class Pieces(Static):
 
     below: the address of the piece of column 0. shift: bytes from there to that column.
     first, last: the columns of the first and of the last piece, counted from there.
+    missing: how many columns lie before the row. ends_early: whether some lie behind it.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Pieces(Static):
         first, end = (0, ctx.shape[1]) if there is None else there
         before = self.shift >> start.log2_itemsize
         self.last = (end + before - 1) & -ctx.vec_size
-        self.before = first  # columns before the row
+        self.missing = first
         self.first = (first + before) & -ctx.vec_size if first else 0
         self.ends_early = there is not None and end < ctx.shape[1]
 
@@ -145,9 +146,9 @@ class Pieces(Static):
         """Whether pieces of a chunk may lie before the first one of the row, and behind the last.
         """
         step = ctx.config.threads_per_row * ctx.vec_size
-        is_behind = isinstance(chunk, int) and chunk * step >= self.before + ctx.vec_size
+        is_behind = isinstance(chunk, int) and chunk * step >= self.missing + ctx.vec_size
         is_whole = ctx.layout.is_whole(chunk, beyond) and not self.ends_early
-        return self.before > 0 and not is_behind, not is_whole
+        return self.missing > 0 and not is_behind, not is_whole
 
 
 class PiecesInFlight(Static):

@@ -88,7 +88,7 @@ class View:
         if self.steps != (1,) or self.at is not None or self.groups is not None:
             return None
         (start,), (size,) = self.start, self.shape
-        if start >= 0 and start + n * self.width <= size:
+        if start >= 0 and start + n <= size:
             return None
         return max(0, -start), min(n, size - start)
 
@@ -168,6 +168,10 @@ class Input:
     view: View | None = None
     end: int | None = None
     over: ClassVar[None] = None  # as of an output that each row has
+
+    def there(self, n: int) -> tuple[int, int] | None:
+        """Which of n columns are in memory, as of `View.there`; None if all are."""
+        return None if self.view is None else self.view.there(n)
 
 
 @dataclass(frozen=True, slots=True)

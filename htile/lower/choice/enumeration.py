@@ -145,7 +145,7 @@ class _Enumeration:
         # Whether cp.async, of 4, 8 or 16 bytes, can bring the rows.
         align = ACCESS_BYTES if self.is_shifted else target.align
         self.is_asynchronous = bool(sizes) and min(self.vec * min(sizes), align) >= 4
-        self.is_asynchronous &= not any([i.view and i.view.there(self.n) for i in work.rows])
+        self.is_asynchronous &= not any([i.there(self.n) for i in work.rows])
 
     def is_whole(self, numerics: Numerics) -> bool:
         """Whether no vector reaches beyond the end of a row."""

@@ -169,12 +169,9 @@ def _loads(plan: Plan, names: Names) -> list[str]:
         if i.role is Role.ROW:
             if has_loader:
                 verb = "keep" if in_loops else "start"
-                args = [tensor, *names.there(i)]
-                args += [f"end={names.operand(i.end)}"] if i.end is not None else []
-                lines.append(f"    {names.fragments[i]} = loader.{verb}({', '.join(args)})")
+                lines.append(f"    {names.fragments[i]} = loader.{verb}({names.whole(i)})")
         elif i.role is Role.COLUMN:
-            args = ", ".join([tensor, *names.there(i)])
-            lines.append(f"    {names.fragments[i]} = ctx.load_column({args})")
+            lines.append(f"    {names.fragments[i]} = ctx.load_column({names.whole(i)})")
         else:
             is_one = i.role is Role.DEVICE_SCALAR
             value = f"{tensor}[0]" if is_one else f"ctx.load_row_value({tensor})"

@@ -247,9 +247,8 @@ def _divisibility(plan: Plan, argument: Input | Output) -> int:
     is_column = isinstance(argument, Input) and argument.role in (Role.COLUMN, Role.TABLE)
     if plan.placement.shifted and not is_column:
         return 1
-    if argument.view is not None and not argument.view.is_contiguous:
-        return 1  # its elements are accessed one by one
-    if argument.view is not None and argument.view.there(plan.graph.n):
-        return 1  # aligned pieces are loaded
+    view = argument.view
+    if view is not None and (not view.is_contiguous or view.there(plan.graph.n)):
+        return 1  # its elements are accessed one by one, or in aligned pieces wherever it begins
     vector = plan.numerics.vec_size * itemsize
     return max(min(vector, plan.placement.copy_bytes), itemsize) // itemsize

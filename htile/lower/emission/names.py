@@ -198,10 +198,15 @@ class Names:
         name = self._arguments[key]
         return name if argument.view is None else self._piece(name)
 
-    def there(self, i: Input) -> list[str]:
-        """The argument that says which columns of a piece are in memory, if some are not."""
-        there = i.view and i.view.there(self.plan.graph.n)
-        return [f"there={there}"] if there else []
+    def whole(self, i: Input) -> str:
+        """The arguments of what loads a row or a column whole, and not by chunks."""
+        end = [f"end={self.operand(i.end)}"] if i.end is not None else []
+        return ", ".join([self.chunk(i), *end])
+
+    def chunk(self, i: Input) -> str:
+        """The arguments of what loads a chunk of a row or of a column."""
+        there = i.there(self.plan.graph.n)
+        return ", ".join([self.tensors[i], *([f"there={there}"] if there else [])])
 
     def _piece(self, whole: str) -> str:
         """`x0`, `x1`: the name of the whole and a count."""

@@ -25,8 +25,7 @@ def loads_once(plan: Plan, names: Names) -> list[str]:
     block, lines = names.block, []
     for i in (step.input for step in names.opening if isinstance(step, Load)):
         if i.role is Role.COLUMN:
-            args = ", ".join([names.tensors[i], *names.there(i)])
-            lines.append(f"    {names.fragments[i]} = {block}.load_column({args})")
+            lines.append(f"    {names.fragments[i]} = {block}.load_column({names.whole(i)})")
         elif i.role is Role.DEVICE_SCALAR:
             lines += assign(names, i, f"{names.tensors[i]}[0]")
     for output in plan.graph.over_rows:
@@ -90,9 +89,7 @@ def _loads(plan: Plan, names: Names) -> list[str]:
             lines += print_step(names, step)
         elif step.input.role is Role.ROW and has_loader:
             i = step.input
-            args = [names.tensors[i], *names.there(i)]
-            args += [f"end={names.operand(i.end)}"] if i.end is not None else []
-            lines.append(f"    {names.fragments[i]} = loader.start({', '.join(args)})")
+            lines.append(f"    {names.fragments[i]} = loader.start({names.whole(i)})")
         elif step.input.role is Role.PER_ROW:
             value = names.next_values[step.input]
             if in_batches(plan, step.input):

@@ -45,7 +45,7 @@ def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT)
             for i in step.inputs if isinstance(step, Reload) else (step.input,):
                 verb = "load_row" if i.role is Role.ROW else "load_column"
                 part = f"{ctx}.until({names.operand(i.end)})" if i.end is not None else ctx
-                read = f"{part}.{verb}({', '.join([names.tensors[i], *names.there(i)])})"
+                read = f"{part}.{verb}({names.chunk(i)})"
                 if step.home in (Home.SHARED, Home.PACKED):
                     read = f"{ctx}.read_row({names.fragments[i]})"
                 elif ctx == "chunk" and names.plan.placement.prefetch:
@@ -118,7 +118,7 @@ def prefetch(names: Names, k: int) -> list[str]:
     if any(i.end is not None for i in loop.reads):
         ends = ("None" if i.end is None else names.operand(i.end) for i in loop.reads)
         args.append(f"ends={tuple_of(ends)}")
-    there = [i.view and i.view.there(plan.graph.n) for i in loop.reads]
+    there = [i.there(plan.graph.n) for i in loop.reads]
     args += [f"there={tuple_of(map(str, there))}"] if any(there) else []
     if plan.pads(loop):
         args.append(f"padding={literal(loop.padding, torch.float32)}")

@@ -40,8 +40,8 @@ def limit_loads(graph: Graph) -> Graph:
     graph = _limit_lookups(graph)
     ends = _ends(graph)
     # What reaches beyond the ends of a row is loaded whole.
-    limited = [i for i in graph.inputs if i.view is None or i.view.there(graph.n) is None]
-    rows = {i.id for i in limited if i.role is Role.ROW and ends[i.id]}
+    inside = [i for i in graph.inputs if i.there(graph.n) is None]
+    rows = {i.id for i in inside if i.role is Role.ROW and ends[i.id]}
     if not rows:
         return graph
 
