@@ -88,6 +88,12 @@ def test_a_roll_of_many_elements(shift):
     assert message == refused(UnsupportedError, joined, x)
 
 
+@pytest.mark.parametrize("n", [64, 65, 1000])
+def test_a_roll_of_a_row(n):
+    x = torch.randn(4, n)
+    assert torch.equal(htile.rowwise(lambda x: x.roll(1, -1))(x), x.roll(1, -1))
+
+
 def test_every_second_element_of_a_row_that_is_moved():
     def moved(x):
         return x.roll(1, -1)[::2]
