@@ -201,10 +201,10 @@ def _words(work: Work, plan: Plan) -> float:
 
 def _may_come_shared(work: Work, plan: Plan) -> bool:
     """Whether cp.async, of 4 bytes or more, can bring all rows."""
-    n, views = work.graph.n, [i.view for i in work.rows if i.view is not None]
-    if plan.placement.shifted or not work.rows:
+    views = [i.view for i in work.rows if i.view is not None]
+    if plan.placement.shifted or work.beyond or not work.rows:
         return False
-    if any(not view.is_contiguous or view.is_of_groups or view.there(n) for view in views):
+    if any(not view.is_contiguous or view.is_of_groups for view in views):
         return False
     sizes = [i.dtype.itemsize for i in work.rows]
     return min(min(plan.numerics.vec_size * size, plan.target.align) for size in sizes) >= 4

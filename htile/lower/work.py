@@ -140,6 +140,7 @@ class Work:
 
     loaded: the inputs in memory that are read, rows first: they are in flight while others load.
     rows, columns: those of them that are rows, and vectors that all rows share.
+    beyond: the rows that reach beyond the ends of their tensor's (`View.there`).
     lookups: rows of tables that indices choose. Where a row is held, each is loaded once; loops
         load a chunk of it wherever they read it.
     writes: the results that are whole rows.
@@ -159,6 +160,7 @@ class Work:
         loaded = [i for i in graph.inputs if i.role in LOAD_ORDER and i.id in read]
         self.loaded = tuple(sorted(loaded, key=lambda i: LOAD_ORDER.index(i.role)))
         self.rows = tuple(i for i in self.loaded if i.role is Role.ROW)
+        self.beyond = tuple([i for i in self.rows if i.there(graph.n)])
         self.columns = tuple(i for i in self.loaded if i.role is Role.COLUMN)
         self.lookups = tuple([n for n in graph if n.op is Op.LOOKUP and n.value.spread])
         self.writes = tuple(o for o in graph.outputs if o.is_row and o.over is None)

@@ -226,7 +226,8 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
         computed, of_thread = computed + each, of_thread + once
         times = 3 if rows_home is Home.SHARED else 2  # once in, and two vectors or one out
         shared += elements * sum([o.dtype.itemsize for o in work.writes]) / LINE * times
-    elif beyond := [i for i in row_loads if i.there(n)]:
+    elif work.beyond:  # so do two accesses here
+        beyond = [i for i in row_loads if i in work.beyond]
         shared += elements * _lines(num, beyond)
         computed += EACH[rows_home][0] * len(beyond)
     own, shared_by_rows = _of_tables(plan) if work.lookups else (0, 0)

@@ -144,8 +144,8 @@ class _Enumeration:
         sizes = [i.dtype.itemsize for i in work.rows]
         # Whether cp.async, of 4, 8 or 16 bytes, can bring the rows.
         align = ACCESS_BYTES if self.is_shifted else target.align
-        self.is_asynchronous = bool(sizes) and min(self.vec * min(sizes), align) >= 4
-        self.is_asynchronous &= not any([i.there(self.n) for i in work.rows])
+        may_come = bool(sizes) and not work.beyond
+        self.is_asynchronous = may_come and min(self.vec * min(sizes), align) >= 4
 
     def is_whole(self, numerics: Numerics) -> bool:
         """Whether no vector reaches beyond the end of a row."""
