@@ -56,11 +56,19 @@ print(json.dumps({"seconds": seconds, "cutlass": cutlass, "hits": info.hits,
 
 
 def start(folder, code, *arguments):
-    """Start a process with that cache; its code is in a file, as a user's is."""
+    """Start a process with that cache; its code is in a file, as a user's is.
+
+    Python keeps the compiled modules beside the cache, as it does where a package is installed,
+    even if this process's variables or the checkout's owner forbid it.
+    """
     file = folder.parent / "fresh.py"
     file.write_text(code, encoding="utf-8")
     command = [sys.executable, str(file), *arguments]
-    environ = environment(HTILE_CACHE_DIR=str(folder))
+    environ = environment(
+        HTILE_CACHE_DIR=str(folder),
+        PYTHONDONTWRITEBYTECODE="",
+        PYTHONPYCACHEPREFIX=str(folder.parent / "bytecode"),
+    )
     return subprocess.Popen(
         command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
