@@ -272,9 +272,10 @@ def store_shifted(ctx: RowTile, mO: cute.Tensor, tXrO: cute.Tensor) -> None:
     vectors = cute.size(tXrO, mode=[2])
     size = ctx.vec_size * element_bits(tXrO.element_type) // 8
     most = most_staged(ctx.config.num_threads)
-    memory = ctx.staging.of(min(vectors, most), size)
+    room = min(vectors, most)
+    memory = ctx.staging.of(room, size)
     for first, count in batches(vectors, most):
-        row = StagedRow(ctx, mO, memory, first, count)
+        row = StagedRow(ctx, mO, memory, first, count, room)
         row.wait()  # until all have stored what was staged before
         for k in range(count):
             row.put(k, tXrO[(None, 0), 0, first + k])

@@ -272,6 +272,9 @@ class StagedRow(Batches):
     memory: for all vectors of the context's threads, in the order of the row.
         What several rows or shares of the thread block have lies behind each other.
     first, count: of the context's vectors, those that are stored; by default all.
+    room: for how many vectors of each thread there is memory; by default for `count`. Results that
+        are staged one after the other in the same memory have the same room, because a row waits
+        only for its own threads before it overwrites what was staged before.
 
     All threads that work on the row make each call together.
     """
@@ -283,6 +286,7 @@ class StagedRow(Batches):
         memory: cute.Pointer,
         first: int = 0,
         count: int | None = None,
+        room: int | None = None,
     ):
         config, self.ctx, self.start = ctx.config, ctx, RowStart(ctx, mO)
         each, vec_size = config.threads_per_row, ctx.vec_size
@@ -295,7 +299,8 @@ class StagedRow(Batches):
         place = self.thread // each * (self.count * each) + self.thread % each
         elements = self.threads * self.count * vec_size
         memory = cute.recast_ptr(memory, dtype=self.start.dtype)
-        self.memory = memory + ctx.tidx // self.threads * elements
+        most = elements if room is None else self.threads * room * vec_size
+        self.memory = memory + ctx.tidx // self.threads * most
         self.places = cute.make_tensor(
             self.memory + place * vec_size,
             cute.make_layout((vec_size, self.count, 2), stride=(1, each * vec_size, vec_size)),

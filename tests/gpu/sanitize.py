@@ -176,6 +176,7 @@ def cases(clusters: bool) -> Iterator[Case]:
     function, arguments = examples.load("layernorm")
     yield Case(function.with_plan(shares=2, loader="shared", cluster_n=2), arguments, *OF_SHARES)
     yield from shifted_in_loops()
+    yield staged_in_parts()
     for m, n in LONG:
         yield Case(neighbours.with_plan(form="streamed", cluster_n=1), parts_of(1), m, n)
     for m, n in SHAPES + SCANNED + CLUSTERED * clusters:
@@ -203,6 +204,15 @@ def shifted_in_loops() -> Iterator[Case]:
             looped = function.with_plan(form="loops", loader=loader, cluster_n=1)
             for replaced in (None, 0):
                 yield Case(looped, arguments, *OF_SHIFTED, replaced, (torch.bfloat16,))
+
+
+def staged_in_parts() -> Case:
+    """Shifted rows, several of a thread block, of which each stores its result in two parts."""
+    function, arguments = examples.load("softmax")
+    held = function.with_plan(
+        form="held", loader="direct", cluster_n=1, threads_per_row=32, num_threads=256
+    )
+    return Case(held, arguments, 37, 3319, None, (torch.bfloat16,))
 
 
 def main(clusters: bool) -> None:

@@ -6,6 +6,7 @@ exchange over a cluster. Warps run in turn, each as far as it can, from the firs
 
 import itertools
 import operator
+import random
 import re
 
 import numpy as np
@@ -39,14 +40,18 @@ class RowWarp(ptx_device.Warp):
     """A warp of a thread block of a cluster.
 
     rank: the block's, of those of the cluster. cluster: the (shared memory, its mbarriers) of all.
+    turns: random numbers that say when the warp lets others overtake it.
     """
 
-    def __init__(self, *arguments, rank, cluster):
+    def __init__(self, *arguments, rank, cluster, turns):
         super().__init__(*arguments)
-        self.rank, self.cluster = rank, cluster
+        self.rank, self.cluster, self.turns = rank, cluster, turns
 
     def run(self) -> str:
-        """Go on until all lanes wait, or the end: "block", "cluster", "bytes" or "end"."""
+        """Go on until all lanes wait, or the end: "block", "cluster", "bytes" or "end".
+
+        Or "turn": the lanes have waited for each other only, and other warps run first.
+        """
         while not self.has_ended:
             at = int(self.place.min())
             active = self.place == at
@@ -69,6 +74,8 @@ class RowWarp(ptx_device.Warp):
                 return "cluster" if opcode[1] == "cluster" else "block"
             elif opcode[0] in ("bar", "mbarwait"):
                 assert opcode[0] != "bar" or active.all(), "all lanes of a warp synchronize"
+                if opcode[0] == "bar" and self.turns.random() < 0.5:
+                    return "turn"
             else:
                 getattr(self, f"_{opcode[0]}")(active, opcode, operands)
         return "end"
@@ -226,9 +233,10 @@ def launch(kernel, arguments: list, rows: int, reverse: bool = False) -> None:
     for row in range(-(-rows // plan.rows_per_block)):
         cluster = [(Shared(SHARED_BYTES), {}) for _ in range(ctas)]
         order = itertools.product(range(ctas), range(int(threads) // WARP))
+        turns = random.Random(row)
         warps = [
             RowWarp(program, i, (row, rank), parameters, cluster[rank][0], memory, True,
-                    rank=rank, cluster=cluster)
+                    rank=rank, cluster=cluster, turns=turns)
             for rank, i in order
         ]  # fmt: skip
         _run(warps[::-1] if reverse else warps)
@@ -238,11 +246,12 @@ def _run(warps: list[RowWarp]) -> None:
     """Run all warps of a cluster to their ends."""
     state = dict.fromkeys(warps, "bytes")  # all may run
     while set(state.values()) != {"end"}:
-        ready = [warp for warp in warps if state[warp] == "bytes"]
+        ready = [warp for warp in warps if state[warp] in ("bytes", "turn")]
         before = [int(warp.place.min()) for warp in ready]
         for warp in ready:
             state[warp] = warp.run()
         moved = any(int(w.place.min()) != at for w, at in zip(ready, before, strict=True))
+        moved |= "turn" in state.values()
         for rank in {warp.rank for warp in warps}:
             of_block = [warp for warp in warps if warp.rank == rank]
             if {state[warp] for warp in of_block} == {"block"}:

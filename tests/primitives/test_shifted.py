@@ -199,6 +199,22 @@ def test_a_result_that_is_staged_in_parts():
         assert torch.equal(result, expected)
 
 
+def test_rows_of_a_block_are_staged_in_parts_of_their_own_memory():
+    """A row waits for its own threads only, so its second part must not reach another row's first.
+
+    13 vectors of each of 256 threads are more than is staged at a time: 6 go before 7.
+    """
+    x, _, _ = arguments_of(softmax, 8, 3319)
+    expected = softmax(x)
+    held = softmax.with_plan(**HELD, threads_per_row=32, num_threads=256)
+    kernel = held.inspect(x, arch="sm_90a")
+    assert kernel.plan.placement.shifted and kernel.plan.chunks == 13
+    for offset in (0, 1):
+        given, result = rows_at(x, 0, 3319), rows_at(torch.zeros_like(x), offset, 3319)
+        run(kernel, [given], [result], 8, reverse=offset == 1)
+        assert (result.double() - expected.double()).abs().max() <= 2**-8 * expected.max()
+
+
 def test_rows_of_bytes():
     function = htile.rowwise(lambda x, y: x & y)
     rows = [torch.rand(3, 1003) > 0.3 for _ in range(2)]
