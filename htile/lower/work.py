@@ -16,6 +16,7 @@ from functools import cached_property
 
 import torch
 
+from ..frontend.dynamic import ACCESS_BYTES
 from ..frontend.graph import Graph, Input, Node, Output, Role, memory_of
 from ..frontend.ops import COLLECTIVES, SCANS, Op
 from .choice.instructions import (
@@ -145,6 +146,7 @@ class Work:
         load a chunk of it wherever they read it.
     writes: the results that are whole rows.
     row_bytes, column_bytes: bytes of one element of all row inputs, and of all columns.
+    narrowest: the same of the row that has the fewest and is no mask; 16 where there is none.
     is_wide: whether elements of the rows, in or out, have more than 16 bits.
     stages: how many rounds of reductions depend on each other.
     ends: what is computed before rows are loaded: where they may end (`Input.end`).
@@ -166,6 +168,8 @@ class Work:
         self.writes = tuple(o for o in graph.outputs if o.is_row and o.over is None)
         self.row_bytes = sum(i.dtype.itemsize for i in self.of(Role.ROW))
         self.column_bytes = sum(i.dtype.itemsize for i in self.columns)
+        sizes = [i.dtype.itemsize for i in self.rows if i.dtype is not torch.bool]
+        self.narrowest = min(sizes, default=ACCESS_BYTES)
         self.ends = self._made({i.end for i in self.rows} - {None})
         self.early = self._early()
         self.early_in_loops = tuple(s for s in self.early if not graph[s.id].value.spread)

@@ -43,6 +43,7 @@ ABOUT, PADDED, ALIKE = 1.25, 0.04, 1.02
 # Functions were measured that have at most so many rows, columns and results, and that take at most
 # so many instructions for an element of a row that is held.
 MEASURED_TENSORS, MEASURED_INSTRUCTIONS = 2, 12
+MEASURED_BYTES = 8  # Rows were measured that are accessed in so many bytes or more.
 
 
 def choose(plans: list[Plan]) -> Plan:
@@ -133,7 +134,8 @@ def _is_like_measured(work: Work) -> bool:
 def _has_measured_rows(plan: Plan) -> bool:
     """Whether it was measured on such rows."""
     padded = plan.numerics.step * plan.chunks
-    return not plan.placement.shifted and padded <= (1 + PADDED) * plan.graph.n
+    is_short = plan.numerics.vec_size * plan.work.narrowest < MEASURED_BYTES
+    return not (plan.placement.shifted or is_short) and padded <= (1 + PADDED) * plan.graph.n
 
 
 def _many(plan: Plan) -> int:
