@@ -26,8 +26,20 @@ ACCESS_BYTES = 16  # The widest load or store moves this many, and a vector of t
 
 
 def capacity_of(n: int) -> int:
-    """How many elements the longest rows of the bucket have that rows of n elements are in."""
-    return 1 if n == 1 else max(LEAST_CAPACITY, 1 << (n - 1).bit_length())
+    """How many elements the longest rows of the bucket have that rows of n elements are in.
+
+    It is a power of two or three quarters of one, so that less than a third of a row is idle.
+    """
+    power = 1 << (n - 1).bit_length()
+    capacity = 3 * power // 4 if 4 * n <= 3 * power else power
+    return 1 if n == 1 else max(LEAST_CAPACITY, capacity)
+
+
+def shortest_of(capacity: int) -> int:
+    """How many elements the shortest rows of a bucket have."""
+    is_power = capacity & (capacity - 1) == 0
+    before = 3 * capacity // 4 if is_power else 2 * capacity // 3
+    return before + 1 if capacity > LEAST_CAPACITY else 2
 
 
 def in_bucket(signature: Signature, call: Call) -> Call:
@@ -66,7 +78,7 @@ def vector_of(specs: tuple[Spec, ...]) -> int:
 
 def of_other_bucket(name: str, call: Call, graph: Graph) -> str:
     """Python text: whether `name`, a number of elements, is not of the call's bucket."""
-    shortest = max(graph.least, call.n // 2 + 1 if call.n > LEAST_CAPACITY else 2)
+    shortest = max(graph.least, shortest_of(call.n))
     tests, vector = [f"not {shortest} <= {name} <= {call.n}"], vector_of(call.specs)
     if vector > 1:
         tests.append(f"{name} % {vector}" if call.multiple > 1 else f"not {name} % {vector}")

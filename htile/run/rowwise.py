@@ -95,10 +95,10 @@ def rowwise(fn: Callable | None = None, *, fastmath: bool = False, dynamic_n: bo
     fastmath: use approximate tanh, log, log2, log10, sin and cos in all of the kernel. If `fn`
         calls a row-wise function, that becomes part of the kernel: its own fastmath, dynamic_n and
         plan do not count.
-    dynamic_n: serve rows of up to N elements, the next power of two, with one kernel (and with
-        another one where rows are not whole 16-byte vectors). `x.shape[-1]` then has no Python
-        number inside `fn`, and only whole rows may be worked on: parts, groups and tables raise
-        UnsupportedError. Bits depend on that power of two.
+    dynamic_n: serve rows of up to N elements with one kernel (and with another one where rows are
+        not whole 16-byte vectors). N is the next power of two, or three quarters of it.
+        `x.shape[-1]` then has no Python number inside `fn`, and only whole rows may be worked on:
+        parts, groups and tables raise UnsupportedError. Bits depend on N.
 
     Raises TraceError or UnsupportedError, with the line of `fn`, for what can not be traced,
     ArgumentError, ShapeError or DtypeError for arguments that do not fit, and GradientError where

@@ -22,7 +22,9 @@ from .matrix import BF16, F32, assert_same_bits, job, rows_of, run, seed, short
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiles_nothing")]
 
 # Whole vectors and others: the ends of buckets, odd numbers, and rows that are worked on in loops.
-SIZES = (1, 2, 7, 63, 64, 65, 120, 127, 1003, 1008, 4095, 4096, 5000, 50257, 131072)
+SIZES = (
+    1, 2, 7, 63, 64, 65, 96, 120, 127, 1003, 1008, 2304, 3071, 4095, 4096, 5000, 50257, 131072,
+)  # fmt: skip
 IN_F32 = (1, 64, 65, 1003, 4096, 50257)  # the lengths that float32 has too
 CASES = [(n, dtype) for n in SIZES for dtype in (BF16, F32) if dtype is BF16 or n in IN_F32]
 ROWS, FEW = 40, 3
@@ -190,7 +192,7 @@ def test_a_captured_call_of_another_length(device):
     """The kernel of the bucket is there, so that a length which is new can be captured."""
     f = FUNCTIONS["any_layernorm"]
     f(*arguments(f, 4096, BF16, device))
-    args = arguments(f, 2056 + 8, BF16, device)
+    args = arguments(f, 3072 + 8, BF16, device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = f(*args)

@@ -126,7 +126,8 @@ def _prefer_short(work: Work, target: Target) -> Preference:
 
     Columns are loaded late, because early ones cost registers, so rows in flight. One column beside
     a single row is loaded early. So are the columns of a single row of 32-bit elements, of which a
-    thread has fewer.
+    thread has fewer. Rows of any length take more registers, so that their CTAs of 512 threads
+    would be two in place of three of a multiprocessor.
     """
     n, columns, stages = work.graph.n, work.columns, work.stages
     narrow = 1 if work.is_wide else 2  # as many bytes a thread
@@ -141,6 +142,7 @@ def _prefer_short(work: Work, target: Target) -> Preference:
     direct = columns or (stages <= 2 and (n <= 2048 or target.rows < 256))
     loader = "direct" if direct else "shared"
     takes_few = len(work.columns) == 1 or (work.is_wide and n <= 4096)
+    takes_few &= n <= 2048 or work.is_wide or work.graph.multiple is None
     when = "early" if takes_few and len(work.of(Role.ROW)) == 1 else "late"
     block_of = {"clustered": False, "block": block, "two_rows": is_light and _pairs_pay(target)}
     return Preference(Form.HELD, threads // narrow, elements, loader, when, **block_of)
