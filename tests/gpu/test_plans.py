@@ -1,11 +1,15 @@
 """Every plan, forced one by one: right, and bit-equal where only the placement differs."""
 
+import random
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils import _pytree as pytree
 
 import htile
+from benchmarks.check import Sample
+from benchmarks.general.population import FUNCTIONS
 from htile.lower import enumerate_plans
 from htile.testing import assert_close
 
@@ -19,6 +23,7 @@ CASES = [(name, n, dtype) for name in NAMES for n in SIZES for dtype in DTYPES]
 CASES += [("softmax", 9003, BF16)]  # loops over rows that begin anywhere
 APART = (8200, 12288, 20001)  # lengths of maps whose thread blocks start in no cluster
 EVERY = 9  # of whose plans one of so many is tried
+DRAWN = 4  # plans of each function of the suite general
 
 
 @htile.rowwise
@@ -48,8 +53,33 @@ def plans(name, n, dtype, arch):
         yield f.with_plan(**wanted), plan
 
 
+def drawn(name, device):
+    """A function of the suite general, and arguments of a length and a dtype drawn by its name.
+
+    The rows are so many that thread blocks of several rows meet each other.
+    """
+    rng = random.Random(name)
+    short, long = rng.randrange(64, 4000), rng.randrange(4000, 20000)
+    n = rng.choice((short | 1, 8 * (short // 8), long))
+    seed("drawn", name)
+    m = 2500 if n < 4000 else 600
+    return FUNCTIONS[name], FUNCTIONS[name].arguments(m, n, rng.choice((BF16, BF16, F32)), device)
+
+
+def drawn_plans(name, arch):
+    """(the function with that plan forced, the plan) for some of its plans."""
+    found, args = drawn(name, "meta")
+    kernel = found.function.inspect(*args, arch=arch)
+    plans = enumerate_plans(kernel.graph, kernel.plan.target)
+    for plan in random.Random(name).sample(plans, min(DRAWN, len(plans))):
+        yield found.function.with_plan(**plan.properties()), plan
+
+
 def jobs(arch):
     """Every plan."""
+    for name in FUNCTIONS:
+        for forced, _ in drawn_plans(name, arch):
+            yield job(forced, drawn(name, "meta")[1], arch)
     for name, n, dtype in CASES:
         for forced, _ in plans(name, n, dtype, arch):
             yield job(forced, EXAMPLES[name][1](7, n, dtype, "meta"), arch)
@@ -85,6 +115,17 @@ def test_every_plan(device, arch, name, n, dtype):
     loaders = {"direct"} if is_shifted else {"direct", "shared"}
     loaders |= {"shared", "packed"} if is_shifted and n > 8192 else set()
     assert len(results) > 1 and {place.loader for place in placements} == loaders
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_drawn_plans(device, arch, name):
+    """Some plans of functions and lengths that are in no other test, for many rows."""
+    kernel, args = drawn(name, device)
+    sample, results = Sample(kernel, args), {}
+    for forced, plan in drawn_plans(name, arch):
+        result = run(forced, *args)
+        sample.check(pytree.tree_leaves(result), kernel.tolerance)
+        assert_same_bits(result, results.setdefault(plan.numerics, result), plan.placement)
 
 
 @pytest.mark.parametrize("n", APART)
