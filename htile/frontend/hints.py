@@ -33,7 +33,8 @@ HINTS = {
         "median kthvalue mode quantile unique searchsorted msort": _RANKS,
         "bmm addmm addmv baddbmm tensordot": _PRODUCT,
         "cummax cummin logcumsumexp": _ALONG,
-        "flip fliplr flipud": "a row is not turned round: pass x.flip(-1) as an argument",
+        "flip fliplr flipud": "a row is not turned round: pass x.flip(-1) as an argument, and turn "
+        "results round after the call; sums from the end are x.sum() - x.cumsum(-1) + x",
         "conv1d avg_pool1d max_pool1d": "neighbours are x[1:] and x[:-1], groups x.view(-1, k)",
         "unfold": "groups of neighbours are x.view(-1, k)",
         "dstack block_diag": _PARTS,

@@ -133,7 +133,11 @@ def fixed(sizes: tuple, x: Tensor) -> tuple:
 def _view(input, *shape):
     sizes = _listed(shape)
     if isinstance(sizes, torch.dtype):
-        fail(UnsupportedError, f"x.view({sizes}): the bits of a number cannot be read")
+        fail(
+            UnsupportedError,
+            f"x.view({sizes}): the bits of a number cannot be read; pass x.view({sizes}) as an "
+            "argument, and view results after the call",
+        )
     sizes = fixed(tuple(sizes) if isinstance(sizes, (tuple, list)) else (sizes,), input)
     return reshaped(input, filled_in(sizes, input._sizes.numel(), f"x.view{sizes}", input))
 
