@@ -119,7 +119,7 @@ def test_gradients_of_tables(gpu):
 @pytest.mark.parametrize("f", [any_softmax, any_norm], ids=lambda f: f._signature.name)
 def test_rows_of_any_length(gpu, f):
     """A shortcut of one bucket serves its other lengths."""
-    for n in (200, 200, 200, 136, 248, 72, 520, 130, 131):
+    for n in (200, 200, 200, 216, 248, 72, 520, 130, 131):
         x, w = row(5, n, seed=n), row(n, seed=n + 1)
         g = torch.randn(5, n, generator=torch.Generator().manual_seed(n))
         gpu.long.clear()
@@ -134,6 +134,6 @@ def test_rows_of_any_length(gpu, f):
         for each, right in zip(found, torch.autograd.grad(y, wide, g.double()), strict=True):
             assert each.shape == right.shape
             torch.testing.assert_close(each.double(), right, rtol=1e-5, atol=1e-5)
-        if n in (136, 248):
+        if n in (216, 248):
             # torch adds up the rows of a weight's gradient, behind the kernel
             assert long == ([] if f is any_softmax else ["backward"])
