@@ -24,7 +24,12 @@ RANDOM = (
 DRAWS = "rand", "randn", "randint", "randperm", "normal"  # functions of torch, of sizes alone
 _INDEX = (
     "x[y] is the element at one index a row; another one is put there by "
-    "torch.where(torch.arange(x.shape[-1]) == y, value, x)"
+    "torch.where(torch.arange(x.shape[-1]) == y, value, x), and several into zeros by "
+    "(F.one_hot(indices, n) * values[:, None]).sum(0)"
+)
+_WINDOWS = (
+    "windows of k neighbours are x[0:m], x[1:m + 1], ..., each with m = n - k + 1 elements; groups "
+    "that do not overlap are x.view(-1, k)"
 )
 _GROUPS = "pass the groups as a leading dimension, x.unflatten(-1, (groups, -1))"
 HINTS = {
@@ -34,9 +39,8 @@ HINTS = {
         "bmm addmm addmv baddbmm tensordot": _PRODUCT,
         "cummax cummin logcumsumexp": _ALONG,
         "flip fliplr flipud": "a row is not turned round: pass x.flip(-1) as an argument, and turn "
-        "results round after the call; sums from the end are x.sum() - x.cumsum(-1) + x",
-        "conv1d avg_pool1d max_pool1d": "neighbours are x[1:] and x[:-1], groups x.view(-1, k)",
-        "unfold": "groups of neighbours are x.view(-1, k)",
+        "results round after the call",
+        "conv1d avg_pool1d max_pool1d unfold": _WINDOWS,
         "dstack block_diag": _PARTS,
         "scatter take index_fill scatter_add scatter_reduce index_add index_put index_copy": _INDEX,
         "masked_select masked_scatter": "it has no fixed length: write torch.where(mask, x, other)",
