@@ -58,7 +58,7 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
             return signature.invoke(full)
 
         device = batched[0].device  # where torch.arange puts its tensor
-        with bodies_as_written(), terms_marked(), _Products(dtype), device:
+        with bodies_as_written(), terms_marked(), _Products(dtype), _Bits(), device:
             return torch.vmap(one_row)(*batched)
 
     if not rows:  # vmap refuses an empty batch: take the shapes from one row of ones
@@ -110,6 +110,16 @@ class _Products(TorchFunctionMode):
         terms = function(*pytree.tree_map(torch.abs, args), **pytree.tree_map(torch.abs, kwargs))
         steps = args[0].shape[-1] / 16
         return product - product.sign() * terms * steps * 2.0**-23
+
+
+class _Bits(TorchFunctionMode):
+    """Reads the bits of float32 where a number is computed in float64."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.view and isinstance(args[-1], torch.dtype):
+            x, dtype = args
+            return function(x.float() if x.dtype is torch.float64 else x, dtype)
+        return function(*args, **(kwargs or {}))
 
 
 def _is_floating(value: object) -> bool:

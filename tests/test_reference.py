@@ -115,6 +115,8 @@ UNARY = {
     Op.CEIL_LOG2: (lambda x: x.double().log2().ceil().float(), (F32,)),
     Op.EXPONENT: (lambda x: torch.where(x.isfinite(), torch.frexp(x).exponent, 0), (F32,)),
     Op.NOT: (torch.bitwise_not, (BOOL, I32, I64)),
+    Op.BITS: (lambda x: x.view(torch.int32), (F32,)),
+    Op.FLOAT_OF: (lambda x: x.view(torch.float32), (I32,)),
 }
 NUMBERS = (F32, I32, I64)
 BINARY = {

@@ -1,11 +1,24 @@
-"""The device functions of the bits of integers that no Python operator says."""
+"""The device functions of bits that no Python operator says."""
 
 from __future__ import annotations
 
 import cutlass.cute as cute
 from cutlass._mlir.dialects import arith
 
+from htile.compute import operands
 from htile.compute.operands import Vector, elementwise, like
+
+
+@elementwise
+def bits(x):
+    """The bits of floats, as Int32."""
+    return operands.bits_of(x)
+
+
+@elementwise
+def float_of(x):
+    """The floats that have the bits of an Int32."""
+    return operands.float_of(x)
 
 
 @elementwise

@@ -16,7 +16,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Numeric
 from cutlass._mlir.dialects import llvm
 
-from htile.compute.bits import invert, lshift, rshift
+from htile.compute.bits import bits, float_of, invert, lshift, rshift
 from htile.compute.bundles import bundle, unbundle
 from htile.compute.conversion import convert, round_to
 from htile.compute.division import (
@@ -60,11 +60,11 @@ from htile.compute.random import exponential, philox, uniform, word
 
 # fmt: off
 __all__ = [
-    "Product", "abs", "bundle", "ceil", "ceil_log2", "convert", "cos", "div", "div_bounded",
+    "Product", "abs", "bits", "bundle", "ceil", "ceil_log2", "convert", "cos", "div", "div_bounded",
     "div_near", "div_number", "div_shared", "eq", "erf", "exp", "exp2", "exp_bounded", "exp_near",
-    "exp_quotient", "expm1", "expm1_near", "exponent", "exponential", "floor", "floor_log2",
-    "floordiv", "fma", "fms", "fnma", "ge", "gelu_near", "gt", "invert", "key", "key_index",
-    "key_value", "ldexp", "le", "log", "log1p", "log1p_bounded", "log1p_near", "log2",
+    "exp_quotient", "expm1", "expm1_near", "exponent", "exponential", "float_of", "floor",
+    "floor_log2", "floordiv", "fma", "fms", "fnma", "ge", "gelu_near", "gt", "invert", "key",
+    "key_index", "key_value", "ldexp", "le", "log", "log1p", "log1p_bounded", "log1p_near", "log2",
     "log2_near", "log10", "log10_near", "log_near", "logical_and", "logical_not", "logical_or",
     "logical_xor", "lshift", "lt", "maximum", "minimum", "mod", "ne", "neg", "negative_zero",
     "philox", "pow", "product", "reciprocal", "round", "round_to", "rshift", "rsqrt", "sigmoid",

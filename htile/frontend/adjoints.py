@@ -347,6 +347,7 @@ def _of_placed(a: Algebra, step: Step, g: int) -> NoReturn:
 WITHOUT = (  # whose derivative is 0 or none
     Op.INPUT, Op.CONST, Op.INDEX, Op.LENGTH, Op.STOP, Op.SIGN, Op.FLOOR, Op.CEIL, Op.ROUND,
     Op.TRUNC, Op.FLOOR_LOG2, Op.CEIL_LOG2, Op.EXPONENT, Op.UNIFORM, Op.EXPONENTIAL, Op.NOT,
+    Op.BITS, Op.FLOAT_OF,
     Op.FLOORDIV, *COMPARISONS, Op.AND, Op.OR, Op.XOR, Op.LSHIFT, Op.RSHIFT, Op.KEY_INDEX,
     Op.PHILOX, Op.WORD, Op.ANY, Op.ALL,
 )  # fmt: skip

@@ -56,6 +56,8 @@ class Op(Enum):
     FLOOR_LOG2 = "floor_log2"
     CEIL_LOG2 = "ceil_log2"
     EXPONENT = "exponent"  # torch.frexp's, of float32 as int32; of 0, infinities and NaN it is 0
+    BITS = "bits"  # of float32, as int32
+    FLOAT_OF = "float_of"  # the float32 that has the bits of an int32
     UNIFORM = "uniform"  # of an unsigned word of 32 bits: the number between 0 and 1 in float32
     STOP = "stop"  # torch.detach: the value itself, whose derivative is none; none in placed graphs
     # The value itself, whose derivative the user has written, of all operands behind it. arg: a
@@ -440,6 +442,7 @@ INFER: dict[Op, Rule] = {
     **dict.fromkeys((Op.UNIFORM, Op.EXPONENTIAL), _of(_made(torch.float32), torch.int64)),
     **dict.fromkeys(COMPARISONS, _comparison),
     Op.EXPONENT: _of(_made(torch.int32), *FLOATS), Op.LDEXP: _ldexp,
+    Op.BITS: _of(_made(torch.int32), *FLOATS), Op.FLOAT_OF: _of(_made(torch.float32), torch.int32),
     Op.STOP: _first, Op.CUSTOM: _first, Op.CAST: _cast, Op.CONVERT: _convert,
     Op.WHERE: _where, Op.RESHAPE: _reshape, Op.SLICE: _slice, Op.SHIFT: _shift,
     Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat, Op.UNBUNDLE: _unbundle,

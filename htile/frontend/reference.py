@@ -183,6 +183,7 @@ _FUNCTIONS: dict[Op, Function] = {
     **{op: getattr(torch, op.value) for op in _NAMESAKES},
     Op.EXP2: _apart(torch.exp2),
     Op.EXPONENT: _exponent,
+    Op.BITS: lambda x: x.float().view(torch.int32),
     Op.FLOOR_LOG2: partial(_whole_log2, is_ceil=False),
     Op.CEIL_LOG2: partial(_whole_log2, is_ceil=True),
     Op.LDEXP: _ldexp,
@@ -295,6 +296,10 @@ def _uniform(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Ten
     return uniform_of(values[0]).to(dtype)  # the float32 number in either
 
 
+def _float_of(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    return values[0].contiguous().view(torch.float32).to(dtype)  # the float32 number in either
+
+
 def _exponential(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
     return exponential_of(values[0], dtype)
 
@@ -346,7 +351,7 @@ EVALUATE |= {Op.SLICE: _slice, Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT:
 EVALUATE |= {Op.SHIFT: _shift}
 EVALUATE |= {Op.KEY: _key, Op.KEY_INDEX: _key_index, Op.KEY_VALUE: _key_value}
 EVALUATE |= {Op.PHILOX: _philox, Op.WORD: _word}
-EVALUATE |= {Op.UNIFORM: _uniform, Op.EXPONENTIAL: _exponential}
+EVALUATE |= {Op.UNIFORM: _uniform, Op.EXPONENTIAL: _exponential, Op.FLOAT_OF: _float_of}
 EVALUATE |= {Op.UNBUNDLE: _unbundle, Op.BUNDLE: _bundle, Op.TAKE: _take, Op.LOOKUP: _lookup}
 EVALUATE |= {Op.GROUPED: _grouped, Op.MATMUL: _matmul}
 

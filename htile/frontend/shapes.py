@@ -130,16 +130,29 @@ def fixed(sizes: tuple, x: Tensor) -> tuple:
     return tuple(builder.n if isinstance(size, Length) else size for size in sizes)
 
 
-def _view(input, *shape):
+def _view(input, *shape, dtype=None):
+    of = shape[0] if dtype is None and len(shape) == 1 else dtype
+    return _of_bits(input, of) if isinstance(of, torch.dtype) else _reshape(input, *shape)
+
+
+def _reshape(input, *shape):
     sizes = _listed(shape)
-    if isinstance(sizes, torch.dtype):
-        fail(
-            UnsupportedError,
-            f"x.view({sizes}): the bits of a number cannot be read; pass x.view({sizes}) as an "
-            "argument, and view results after the call",
-        )
     sizes = fixed(tuple(sizes) if isinstance(sizes, (tuple, list)) else (sizes,), input)
     return reshaped(input, filled_in(sizes, input._sizes.numel(), f"x.view{sizes}", input))
+
+
+def _of_bits(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x.view(dtype): the same bits as another dtype."""
+    if dtype is x.dtype:
+        return viewed(x)
+    ops = {(torch.float32, torch.int32): Op.BITS, (torch.int32, torch.float32): Op.FLOAT_OF}
+    if (x.dtype, dtype) not in ops:
+        fail(
+            UnsupportedError,
+            f"x.view({dtype}) of {x.dtype}: only the bits of float32 can be read, as int32, and "
+            "the other way round; write x.float().view(torch.int32), or pass a view as an argument",
+        )
+    return alias(x, node(ops[x.dtype, dtype], x))
 
 
 def filled_in(sizes: tuple, count: int, what: str, x: Tensor) -> tuple[int, ...]:
@@ -303,9 +316,12 @@ formulas({
     "detach": ("input itself, which no derivative goes through.", lambda input:
         alias(input, node(Op.STOP, input)) if input._value.dtype is FLOAT else input),
     "positive": ("input itself, which is no mask.", lambda input: numeric(input, "+")),
-    "view reshape": ("The elements in another shape, of as many.", _view),
+    "reshape": ("The elements in another shape, of as many.", _reshape),
+    "view": (
+        "The elements in another shape, of as many; or the bits of float32 as torch.int32, and "
+        "those of int32 as torch.float32.", _view),
     "view_as reshape_as": ("The same as x.view(other.shape).", lambda input, other:
-        _view(input, other.shape)),
+        _reshape(input, other.shape)),
     "flatten": ("The axes from start_dim to end_dim as one.", _flatten),
     "ravel": ("All axes as one.", lambda input: reshaped(input, (input._sizes.numel(),))),
     "t": ("The transpose of a matrix; a row is itself.", _matrix_transposed),

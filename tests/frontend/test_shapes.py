@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 import htile
 from htile.errors import DtypeError, ShapeError, UnsupportedError
+from htile.testing import assert_close
 
 N = 8
 MOVEMENTS = {
@@ -97,3 +98,48 @@ def test_a_negated_view_is_refused_on_every_device():
     for call in (weighted, weighted.inspect):
         with pytest.raises(UnsupportedError, match="a negated view"):
             call(x, torch.ones(N))
+
+
+@htile.rowwise
+def rounded_at_random(x, seed: htile.PerRow):
+    """Float32 numbers that are bfloat16, one of the two next to x."""
+    noise = htile.random_words(torch.arange(x.shape[-1]), seed) & 0xFFFF
+    bits = x.view(torch.int32) + noise.to(torch.int32)
+    return (bits & -0x10000).view(dtype=torch.float32)
+
+
+def test_bits_of_float32():
+    x, seed = torch.randn(3, 1001), torch.arange(3)
+    y = rounded_at_random(x, seed)
+    assert_close(rounded_at_random, y, x, seed)
+    assert torch.equal(y.bfloat16().float(), y) and not torch.equal(x.bfloat16().float(), y)
+    assert ((y - x).abs() < x.abs() * 2**-7).all()
+    kernel = rounded_at_random.inspect(x, seed, arch="sm_90a")
+    assert "math.bits(x)" in kernel.source and kernel.resources.stack == 0
+
+
+def test_bits_of_special_numbers_and_of_values_of_rows():
+    special = torch.tensor([[0.0, -0.0, 1e-45, -3e-39, torch.inf, -torch.inf, torch.nan, 1.0]])
+    f = htile.rowwise(lambda x: (x.view(torch.int32), x.abs().amax().view(torch.int32)))
+    bits, of_row = f(special[:, [0, 1, 2, 3, 4, 5, 7]])
+    assert torch.equal(bits, special[:, [0, 1, 2, 3, 4, 5, 7]].view(torch.int32))
+    assert of_row.dtype is torch.int32 and of_row.item() == 0x7F800000
+    again = htile.rowwise(lambda x: x.view(torch.int32).view(torch.float32))(special)
+    assert torch.equal(again.view(torch.int32), special.view(torch.int32))
+
+
+def test_bits_have_no_gradient():
+    """But a number beside them has."""
+    x = torch.randn(2, 64, requires_grad=True)
+    f = htile.rowwise(lambda x: x * (x.view(torch.int32) & -0x10000).view(torch.float32))
+    f(x).sum().backward()
+    assert torch.equal(x.grad, (x.detach().view(torch.int32) & -0x10000).view(torch.float32))
+
+
+def test_bits_of_other_dtypes_are_refused():
+    for f in (
+        lambda x: x.bfloat16().view(torch.int32), lambda x: x.view(torch.int64),
+        lambda x: x.long().view(torch.float32), lambda x: x.view(dtype=torch.int16),
+    ):  # fmt: skip
+        with pytest.raises(UnsupportedError, match="only the bits of float32"):
+            htile.rowwise(f)(torch.ones(3, 64))

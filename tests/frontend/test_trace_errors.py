@@ -257,7 +257,7 @@ MISTAKES = {
     "chunk": (lambda x: x.chunk(0), ShapeError, "chunk into 0 parts"),
     "narrow": (lambda x: x.narrow(0, 4, 8), ShapeError, "narrow(0, 4, 8)"),
     "group_norm": (lambda x: F.group_norm(x, 2), UnsupportedError, "a leading dimension"),
-    "bits": (lambda x: x.view(torch.int32), UnsupportedError, "bits of a number"),
+    "bits": (lambda x: x.bfloat16().view(torch.int16), UnsupportedError, "x.float().view(torch"),
     "size_average": (
         lambda x, y: F.mse_loss(x, y, size_average=False), TraceError, "reduction='mean'"
     ),

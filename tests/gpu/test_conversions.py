@@ -238,6 +238,12 @@ def powers_of_two(e):
     return torch.exp2(e.float()), torch.ldexp(torch.ones_like(e), e)
 
 
+@htile.rowwise
+def by_bits(x):
+    bits = x.view(torch.int32)
+    return bits, bits & 1, (bits & -0x10000).view(F32), x.amax(-1).view(torch.int32)
+
+
 def exponents(dtype, device="cpu"):
     """Of columns and of rows: those that take numbers to both ends, and some beyond."""
     far = 2**31 - 1 if dtype is torch.int32 else 2**40
@@ -252,6 +258,7 @@ def exponent_jobs(arch):
     x = of_every_exponent()
     for f in (to_e8m0, whole_logarithms):
         yield job(f, (x,), arch)
+    yield job(by_bits, (x,), arch)
     for of in (F32, BF16, F16):
         yield job(split, (x.to(of),), arch)
         for dtype in INTEGERS:
@@ -284,6 +291,18 @@ def test_whole_logarithms_are_exact(device):
     equal_bits(low, exact.floor().float())
     equal_bits(high, exact.ceil().float())
     equal_bits(largest, x.double().abs().amax(-1).log2().floor().float())
+
+
+def test_bits_of_floats(device):
+    """Those of NaN and of subnormal numbers too."""
+    x = of_every_exponent()
+    bits, last, cut, largest = (out.cpu() for out in run(by_bits, x.to(device)))
+    expected = x.view(torch.int32)
+    assert torch.equal(bits, expected) and torch.equal(last, expected & 1)
+    assert torch.equal(cut.view(torch.int32), expected & -0x10000)
+    numbers = x.amax(-1)
+    same_number = largest == numbers.view(torch.int32)
+    assert (same_number | (numbers.isnan() & largest.view(F32).isnan())).all()
 
 
 @pytest.mark.parametrize("of", (F32, BF16, F16), ids=short)

@@ -541,4 +541,5 @@ def test_every_operation_runs():
     elsewhere |= {Op.LSHIFT, Op.RSHIFT, Op.PHILOX, Op.WORD}  # test_random.py
     elsewhere |= {Op.UNIFORM, Op.EXPONENTIAL}  # test_random.py
     elsewhere |= {Op.EXPONENT, Op.LDEXP, Op.FLOOR_LOG2, Op.CEIL_LOG2}  # test_conversions.py
+    elsewhere |= {Op.BITS, Op.FLOAT_OF}  # test_conversions.py
     assert seen == set(Op) - elsewhere

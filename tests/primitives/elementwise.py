@@ -24,7 +24,8 @@ FUNCTIONS = {
     **dict.fromkeys(("exp", "exp_bounded", "exp2", "expm1", "erf", "tanh", "sin", "cos"), (F, 1)),
     **dict.fromkeys(("log", "log2", "log10", "log1p", "log1p_bounded"), (F, 1)),
     **dict.fromkeys((f"{name}_near" for name in NEAR), (F, 1)),
-    **dict.fromkeys(("exponent", "floor_log2", "ceil_log2"), (F, 1)),
+    **dict.fromkeys(("exponent", "floor_log2", "ceil_log2", "bits"), (F, 1)),
+    "float_of": ((Int32,), 1),
     "logical_not": (B, 1),
     **dict.fromkeys(("div", "div_shared", "div_bounded", "div_near", "pow"), (F, 2)),
     "exp_quotient": (F, 2),
@@ -42,7 +43,7 @@ COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 def result_dtype(name, dtype):
     if name in COMPARISONS:
         return Boolean
-    return Int32 if name == "exponent" else dtype
+    return {"exponent": Int32, "bits": Int32, "float_of": Float32}.get(name, dtype)
 
 
 def run_calls(calls, count, tensors, outs):

@@ -180,6 +180,8 @@ def test_numpy_exponent(on_numpy):
     as_torch = torch.frexp(torch.from_numpy(x))
     assert same(as_torch.exponent.numpy(), expected).all()
     assert same(on_numpy("ldexp", x, -expected), as_torch.mantissa.numpy()).all()
+    assert (on_numpy("bits", x) == x.view(np.int32)).all()
+    assert same(on_numpy("float_of", x.view(np.int32)), x).all()
 
 
 def test_numpy_ldexp(on_numpy):

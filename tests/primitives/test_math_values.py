@@ -69,6 +69,8 @@ EXACT = {
     "ceil": torch.ceil,
     "trunc": torch.trunc,
     "round": torch.round,
+    "bits": lambda x: x.view(torch.int32),
+    "float_of": lambda x: x.view(torch.float32),
     "exponent": lambda x: torch.where(x.isfinite(), torch.frexp(x).exponent, 0),
     # torch's log2 on a GPU is a little less than 24 for 2 ** 24.
     "floor_log2": lambda x: x.cpu().double().log2().floor().float(),

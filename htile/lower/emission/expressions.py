@@ -134,6 +134,7 @@ EMIT: dict[Op, Expression] = {
     **{op: _call(op.value) for op in (
         Op.ABS, Op.SIGN, Op.SQRT, Op.RSQRT, Op.EXP2, Op.SIN, Op.COS, Op.ERF, Op.FLOOR, Op.CEIL,
         Op.ROUND, Op.TRUNC, Op.FLOOR_LOG2, Op.CEIL_LOG2, Op.EXPONENT, Op.LDEXP, Op.FLOORDIV, Op.MOD,
+        Op.BITS, Op.FLOAT_OF,
         Op.POW, Op.MAXIMUM, Op.MINIMUM, Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE, Op.WHERE,
         Op.LSHIFT, Op.RSHIFT)},
     Op.NOT: _of_masks("logical_not", _call("invert")),
