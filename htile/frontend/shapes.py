@@ -130,9 +130,9 @@ def fixed(sizes: tuple, x: Tensor) -> tuple:
     return tuple(builder.n if isinstance(size, Length) else size for size in sizes)
 
 
-def _view(input, *shape, dtype=None):
-    of = shape[0] if dtype is None and len(shape) == 1 else dtype
-    return _of_bits(input, of) if isinstance(of, torch.dtype) else _reshape(input, *shape)
+def _view(input, *shape):
+    sizes = _listed(shape)
+    return _of_bits(input, sizes) if isinstance(sizes, torch.dtype) else _reshape(input, *shape)
 
 
 def _reshape(input, *shape):
@@ -327,7 +327,7 @@ formulas({
     "t": ("The transpose of a matrix; a row is itself.", _matrix_transposed),
     "movedim moveaxis": ("input with one axis at another place.", _moved),
 })  # fmt: skip
-_SAME = "detach positive reshape unflatten flatten ravel view_as"
+_SAME = "detach positive reshape view unflatten flatten ravel view_as"
 SAME |= {FUNCTIONS[getattr(torch.Tensor, name)][1] for name in _SAME.split()}
 Tensor.__pos__ = vars(Tensor)["positive"]
 

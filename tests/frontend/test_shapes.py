@@ -105,7 +105,7 @@ def rounded_at_random(x, seed: htile.PerRow):
     """Float32 numbers that are bfloat16, one of the two next to x."""
     noise = htile.random_words(torch.arange(x.shape[-1]), seed) & 0xFFFF
     bits = x.view(torch.int32) + noise.to(torch.int32)
-    return (bits & -0x10000).view(dtype=torch.float32)
+    return (bits & -0x10000).view(torch.float32)
 
 
 def test_bits_of_float32():
@@ -124,7 +124,7 @@ def test_bits_of_special_numbers_and_of_values_of_rows():
     bits, of_row = f(special[:, [0, 1, 2, 3, 4, 5, 7]])
     assert torch.equal(bits, special[:, [0, 1, 2, 3, 4, 5, 7]].view(torch.int32))
     assert of_row.dtype is torch.int32 and of_row.item() == 0x7F800000
-    again = htile.rowwise(lambda x: x.view(torch.int32).view(torch.float32))(special)
+    again = htile.rowwise(lambda x: x.view(x.dtype).view(torch.int32).view(torch.float32))(special)
     assert torch.equal(again.view(torch.int32), special.view(torch.int32))
 
 
@@ -139,7 +139,7 @@ def test_bits_have_no_gradient():
 def test_bits_of_other_dtypes_are_refused():
     for f in (
         lambda x: x.bfloat16().view(torch.int32), lambda x: x.view(torch.int64),
-        lambda x: x.long().view(torch.float32), lambda x: x.view(dtype=torch.int16),
+        lambda x: x.long().view(torch.float32), lambda x: x.view(torch.int16),
     ):  # fmt: skip
         with pytest.raises(UnsupportedError, match="only the bits of float32"):
             htile.rowwise(f)(torch.ones(3, 64))
