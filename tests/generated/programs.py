@@ -1016,7 +1016,7 @@ class Writer:
         return self.put(text, [a, b], self.promoted(a, b), low, size - 1, 1.0)
 
     def exponents(self):
-        """What the exponent of an exact number says, or a power of two times a number."""
+        """What the bits of an exact number say, or a power of two times a number."""
         if self.rng.random() < 0.4:
             a, b = self.pick(lambda v: v.wide), self._integer()
             if a is None or b is None or b.shape > a.shape or b.varies > a.varies:
@@ -1035,6 +1035,9 @@ class Writer:
             ("abs({}).clamp(min=0.125).log2().ceil()", F64, -3, high, 1.0),
             ("{}.to(torch.float8_e8m0fnu).float()", F32, 0, 2 * a.size + 1, 0.0),
         ))  # fmt: skip
+        if dtype is I32 and self.rng.random() < 0.7:
+            text = "({}.float().abs().view(torch.int32) & -65536).view(torch.float32)"
+            dtype, low, high, step = F32, 0, a.size, 0.0
         return self.put(text.format(a.name), [a], dtype, low, high, step)
 
     def word(self) -> tuple[str, list[V]]:
