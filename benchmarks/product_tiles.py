@@ -38,7 +38,7 @@ from htile.tune.timing import interleave
 TIMES = Path(__file__).with_name("product-tiles-h200.jsonl.xz")
 SIZES = ((5120, 5120), (2560, 10240), (14336, 5120), (50304, 2048), (9728, 4096), (6144, 7168))
 ROWS = (1, 16, 64, 96, 192, 256, 384, 512, 768, 1024, 1536, 2304, 3072, 4608, 6000)
-FEW, MANY = (1, 16, 128, 512, 2304), (1024, 2304, 4608)
+TURNED, MANY = (1, 16, 128, 512, 1024, 2304, 3072, 4608), (1024, 2304, 4608)
 PROCESSORS = 132  # multiprocessors of an H200
 GRID = {"BYTES_PER_CYCLE": (36, 40, 44, 48), "CLOSE": (1.0, 1.01, 1.02, 1.03),
         "TURN_CYCLES": (400, 800, 1200), "RARE": (1.0, 1.02, 1.03, 1.05)}  # fmt: skip
@@ -59,8 +59,8 @@ class Form:
     sizes: tuple[tuple[int, int], ...] = SIZES[::2]
 
 
-FORMS = (Form("linear", "k", ROWS, SIZES), Form("linear", "mn", FEW), Form("gelu", "k", MANY),
-         Form("residual", "k", MANY))  # fmt: skip
+FORMS = (Form("linear", "k", ROWS, SIZES), Form("linear", "mn", TURNED, SIZES),
+         Form("gelu", "k", MANY), Form("residual", "k", MANY))  # fmt: skip
 CASES = [(form, n, k) for form in FORMS for n, k in form.sizes]
 FUNCTIONS = {"linear": linear, "gelu": gelu_linear, "residual": residual_linear}
 

@@ -4,6 +4,8 @@
                                   [--rounds 15] [--seconds 300]
 
 A ratio above 1 is faster than cuBLAS's bare product of the same operands, whose result has 16 bits.
+`(K, N)` is the product of a matrix that lies so in memory, by HTile and by cuBLAS; both ratios are
+beside cuBLAS's product of the matrix as (N, K).
 Where a function does more than multiply, `pair` is the ratio of cuBLAS followed by HTile's row
 kernel for the rest. Each result is compared with float64 first. A contender that is not installed,
 fails or is wrong has a dash, and the reason goes to stderr. Calls are captured in CUDA graphs, so
@@ -81,8 +83,9 @@ def loss(z, label: htile.PerRow):
     return z.logsumexp(-1) - z[label]
 
 
-CONTENDERS = ("htile", "htile (K, N)", "pair", "compile", "quack", "quack tuned", "liger", "cut")
-USUAL = ("htile", "htile (K, N)", "pair")
+CONTENDERS = ("htile", "htile (K, N)", "cublas (K, N)", "pair", "compile", "quack",
+              "quack tuned", "liger", "cut")  # fmt: skip
+USUAL = ("htile", "htile (K, N)", "cublas (K, N)", "pair")
 UNCAPTURED = ("liger", "cut")
 SAMPLED = 64  # rows that are compared with float64
 ERROR = {torch.bfloat16: 2.0**-6, torch.float32: 2.0**-8}  # of the largest magnitude of such a row
@@ -122,6 +125,7 @@ def product(m: int, n: int, k: int) -> Iterator[Cell]:
     yield Cell("linear", (m, n, k), linear_means, (x, weight), (0,),
                lambda: torch.mm(x, weight.t(), out=out), {
         "htile": of(linear), "htile (K, N)": lambda x, weight: lambda: linear(x, turned),
+        "cublas (K, N)": lambda x, weight: lambda: torch.mm(x, turned.t(), out=out),
         "compile": peers.compiled(linear_means), "quack": peers.quack_linear(False),
         "quack tuned": peers.quack_linear(True),
     })  # fmt: skip
