@@ -58,7 +58,7 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
             return signature.invoke(full)
 
         device = batched[0].device  # where torch.arange puts its tensor
-        with bodies_as_written(), terms_marked(), _Products(dtype), _Bits(), device:
+        with bodies_as_written(), terms_marked(), _Products(dtype), Bits(), device:
             return torch.vmap(one_row)(*batched)
 
     if not rows:  # vmap refuses an empty batch: take the shapes from one row of ones
@@ -112,12 +112,13 @@ class _Products(TorchFunctionMode):
         return product - product.sign() * terms * steps * 2.0**-23
 
 
-class _Bits(TorchFunctionMode):
+class Bits(TorchFunctionMode):
     """Reads the bits of float32 where a number is computed in float64."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is torch.Tensor.view and isinstance(args[-1], torch.dtype):
-            x, dtype = args
+        given = (*args, *(kwargs or {}).values())
+        if function is torch.Tensor.view and isinstance(given[1], torch.dtype):
+            x, dtype = given
             return function(x.float() if x.dtype is torch.float64 else x, dtype)
         return function(*args, **(kwargs or {}))
 

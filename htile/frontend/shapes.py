@@ -130,8 +130,8 @@ def fixed(sizes: tuple, x: Tensor) -> tuple:
     return tuple(builder.n if isinstance(size, Length) else size for size in sizes)
 
 
-def _view(input, *shape):
-    sizes = _listed(shape)
+def _view(input, *shape, dtype=None):
+    sizes = _listed(shape) if dtype is None else dtype
     return _of_bits(input, sizes) if isinstance(sizes, torch.dtype) else _reshape(input, *shape)
 
 

@@ -124,7 +124,8 @@ def test_bits_of_special_numbers_and_of_values_of_rows():
     bits, of_row = f(special[:, [0, 1, 2, 3, 4, 5, 7]])
     assert torch.equal(bits, special[:, [0, 1, 2, 3, 4, 5, 7]].view(torch.int32))
     assert of_row.dtype is torch.int32 and of_row.item() == 0x7F800000
-    again = htile.rowwise(lambda x: x.view(x.dtype).view(torch.int32).view(torch.float32))(special)
+    twice = htile.rowwise(lambda x: x.view(x.dtype).view(dtype=torch.int32).view(torch.float32))
+    again = twice(special)
     assert torch.equal(again.view(torch.int32), special.view(torch.int32))
 
 
