@@ -38,8 +38,7 @@ HINTS = {
         "median kthvalue mode quantile unique searchsorted msort": _RANKS,
         "bmm addmm addmv baddbmm tensordot": _PRODUCT,
         "cummax cummin logcumsumexp": _ALONG,
-        "flip fliplr flipud": "a row is not turned round: pass x.flip(-1) as an argument, and turn "
-        "results round after the call",
+        "fliplr flipud": "write x.flip(dim)",
         "conv1d avg_pool1d max_pool1d unfold": _WINDOWS,
         "dstack block_diag": _PARTS,
         "scatter take index_fill scatter_add scatter_reduce index_add index_put index_copy": _INDEX,

@@ -178,6 +178,7 @@ class Tensor(torch.Tensor):
     __array_ufunc__ = None
     __hash__ = object.__hash__
     requires_grad = False
+    _later: Callable | None = None  # of values whose elements are not in their places yet (`node`)
 
     @staticmethod
     def __new__(cls, builder: Builder, id: int, *more: object) -> Tensor:
@@ -402,11 +403,16 @@ def _recorded(builder: Builder, id: int, loc: Location | None) -> int:
 def node(op: Op, *operands: Tensor, arg: object = None) -> Tensor:
     """Add an operation to the operands' graph; an error gets the user's line.
 
-    What is computed in `torch.no_grad()` or `torch.inference_mode()` inside has no gradient.
+    What is computed in `torch.no_grad()` or `torch.inference_mode()` inside has no gradient. An
+    operand that can wait for its elements (htile.frontend.flips) may make the result wait, too.
     """
-    builder = operands[0]._builder
-    if any(t._builder is not builder for t in operands):
-        fail(TraceError, "a value of another trace: a traced function may not keep its values")
+    builder, later = operands[0]._builder, None
+    for each in operands:
+        if each._builder is not builder:
+            fail(TraceError, "a value of another trace: a traced function may not keep its values")
+        later = each._later or later
+    if later is not None and (result := later(op, operands, arg)) is not None:
+        return result
     loc = location()
     try:
         id = builder.add(op, [t._id for t in operands], arg, loc)

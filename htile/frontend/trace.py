@@ -14,8 +14,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import HTileError, TraceError
+from . import flips as flips  # fill the table, as what they import does
 from . import in_place as in_place
-from . import losses as losses  # fill the table, as what they import does
+from . import losses as losses
 from . import matrices as matrices
 from . import parts as parts
 from . import products as products

@@ -1,0 +1,106 @@
+"""Axes in the opposite order: torch.flip.
+
+A kernel does not turn long rows round. But what is computed of a turned row element by element, or
+summed from its front, is what can be computed of the row as it is, and then turned. So a turn waits
+until something needs the elements in their places. A second turn undoes the first one:
+`x.flip(-1).cumsum(-1).flip(-1)` is a sum from the end.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import UnsupportedError
+from .functions import implements
+from .ops import MOVEMENTS, REDUCTIONS, SCANS, Op, Value
+from .parts import MOST_PARTS, cat, part
+from .shapes import _listed, axes_of
+from .tensor import Deferred, Tensor, copy, fail, location, node
+
+FROM_END = {Op.CUMSUM: Op.SUM_FROM_END, Op.SUM_FROM_END: Op.CUMSUM}
+NOT_BY_ELEMENT = MOVEMENTS | SCANS | {Op.TAKE, Op.LOOKUP, Op.MATMUL, Op.CUSTOM}
+
+
+class Turned(Deferred):
+    """A value that is turned round along an axis when its elements are needed in their places."""
+
+    @staticmethod
+    def __new__(cls, of: Tensor, axis: int) -> Tensor:
+        v = of._value
+        return torch.Tensor._make_wrapper_subclass(cls, v.inner, dtype=v.dtype, device="meta")
+
+    def __init__(self, of: Tensor, axis: int):
+        """axis: of `of`, counted from the last, -1."""
+        self._of, self._axis, self._loc = of, axis, location()
+        self._waits = True  # until an operator changes it in place
+        super().__init__(of, self._in_place)
+
+    @property
+    def _value(self) -> Value:
+        return self._of._value if self._waits else super()._value
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of what is turned."""
+        return self._of.dtype if self._waits else super().dtype
+
+    def _assign(self, id: int) -> None:
+        super()._assign(id)
+        self._waits = False
+
+    def _in_place(self) -> Tensor:
+        """The elements in their places, each a part of its own."""
+        size = self._of._sizes[self._axis]
+        if size > MOST_PARTS:
+            fail(UnsupportedError, f"flip of {size} elements: a kernel turns at most {MOST_PARTS} "
+                 "round; longer rows can be summed from the end, x.flip(-1).cumsum(-1).flip(-1), "
+                 "or pass x.flip(-1) as an argument, and turn results round after the call",
+                 self._loc)  # fmt: skip
+        places = range(size - 1, -1, -1)
+        return cat([part(self._of, self._axis, k, 1) for k in places], self._axis)
+
+    def _later(self, op: Op, operands: tuple[Tensor, ...], arg: object) -> Tensor | None:
+        """The result of an operation, turned later or not at all; None where it cannot wait."""
+        if not self._waits:
+            return None
+        axis = self._axis
+        over = -1 if arg is None else arg  # the axis of a reduction or a scan
+        if op in REDUCTIONS and over == axis:  # any order of its elements is as good
+            return node(op, self._of, arg=arg)
+        if op in FROM_END:
+            op = FROM_END[op] if over == axis else op
+        elif op in NOT_BY_ELEMENT:
+            return None
+        given = []
+        for each in operands:
+            if is_turned(each, axis):
+                given.append(each._of)
+            elif each.ndim < -axis or each._sizes[axis] == 1 or is_constant(each):
+                given.append(each)
+            else:
+                return None
+        result = node(op, *given, arg=arg)
+        return Turned(result, axis + (op in REDUCTIONS and over > axis))
+
+
+def is_turned(x: Tensor, axis: int) -> bool:
+    """Whether a value waits to be turned along this axis."""
+    return isinstance(x, Turned) and x._waits and x._axis == axis
+
+
+def is_constant(x: Tensor) -> bool:
+    """Whether all elements are one number that is known."""
+    return not isinstance(x, Turned) and x._builder[x._id].op is Op.CONST
+
+
+@implements("flip")
+def flip(input, *dims):
+    """The elements of axes in the opposite order. An axis of more than 64 elements can only be
+    turned where what is computed of it is turned back, as in x.flip(-1).cumsum(-1).flip(-1)."""
+    x = input
+    for axis in axes_of(x, _listed(dims)):
+        if is_turned(x, axis):
+            x = x._of
+        elif x._sizes[axis] > 1:
+            x = Turned(x, axis)
+    return x if isinstance(x, Turned) and x is not input else copy(x)
