@@ -8,6 +8,7 @@ from math import gcd
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 import htile
@@ -460,3 +461,53 @@ def test_gradients(f):
     for a, b in zip(found, theirs, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
     assert kernel_of(f, *named.values()).backward.graph.n == 300, "the row is in no pieces"
+
+
+def discounted(x):
+    total = 0.0
+    for k in reversed(range(x.shape[-1])):
+        total = x[k] + 0.97 * total
+    return total
+
+
+def returns(x):
+    y, total = torch.zeros_like(x), 0.0
+    for k in reversed(range(x.shape[-1])):
+        total = x[k] + 0.97 * total
+        y[k] = total
+    return y
+
+
+@pytest.mark.parametrize("n", [65, 128])
+@pytest.mark.parametrize("f", [discounted, returns])
+def test_gradients_of_elements_that_are_read_one_by_one(f, n):
+    x = torch.randn(3, n, requires_grad=True)
+    wide = x.detach().double().requires_grad_()
+    y, exact = htile.rowwise(f)(x), torch.vmap(f)(wide)
+    cotangent = torch.randn(y.shape)
+    (found,) = torch.autograd.grad(y, x, cotangent)
+    (expected,) = torch.autograd.grad(exact, wide, cotangent.double())
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_too_many_elements_name_the_gradient():
+    y = htile.rowwise(discounted)(torch.randn(3, 257, requires_grad=True))
+    with pytest.raises(UnsupportedError, match=r"the gradient of discounted: .* 257 pieces"):
+        y.sum().backward()
+
+
+def ranks(x, grade):
+    more = grade[:, None] > grade[None, :]
+    return (F.softplus(x[None, :] - x[:, None]) * more).sum()
+
+
+@pytest.mark.parametrize("n", [16, 17, 24, 33])
+def test_gradients_of_all_pairs(n):
+    """Each of the two sums of a gradient is of rows, and no number is computed for each pair."""
+    grade = torch.randint(0, 4, (3, n)).float()
+    x = torch.randn(3, n, requires_grad=True)
+    wide = x.detach().double().requires_grad_()
+    htile.rowwise(ranks)(x, grade).sum().backward()
+    torch.vmap(ranks)(wide, grade.double()).sum().backward()
+    torch.testing.assert_close(x.grad.double(), wide.grad, rtol=1e-5, atol=1e-5)
+    assert len(kernel_of(ranks, x, grade).backward.graph) < 50 * n

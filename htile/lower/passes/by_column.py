@@ -25,9 +25,9 @@ from ...frontend.dtypes import FLOAT8, STORAGE
 from ...frontend.graph import Builder, Graph, Node
 from ...frontend.ops import Op, Value, Varies
 from ..patterns import NOT_ELEMENTWISE
-from .collectives import MOST_PIECES
 from .rewrite import rewrite
 
+MOST_CHOSEN = 256  # parts of a row; each takes a comparison and a selection of each element
 FEW_PIECES = 8  # Rows that are cut into so many are as fast as whole ones (docs/traps.md).
 # What a reduction of these kinds combines with x to x.
 NEUTRAL = {
@@ -57,7 +57,7 @@ def reduce_by_column(graph: Graph) -> Graph:
 
 def _is_cut(graph: Graph, node: Node) -> bool:
     """Whether placing would cut a row that is joined here into too many pieces."""
-    if node.op is not Op.CAT or len(node.value.inner) > 1 or len(node.inputs) > MOST_PIECES:
+    if node.op is not Op.CAT or len(node.value.inner) > 1 or len(node.inputs) > MOST_CHOSEN:
         return False
     return node.value.inner[0] // gcd(*_ends(graph, node)) > FEW_PIECES
 

@@ -7,6 +7,7 @@ turn, and the one with the fewest nodes is taken.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from math import prod
 
@@ -14,12 +15,13 @@ from ...errors import UnsupportedError
 from ...frontend.graph import Builder, Graph, Node, Role
 from ...frontend.ops import REDUCTIONS, Op
 from .by_column import FEW_PIECES, choose_by_column, reduce_by_column
-from .rewrite import rewrite
+from .rewrite import deep_enough, rewrite
 from .space import place
 
 # A kernel takes so many pieces of tensors. Each is a pointer and some strides, and a launch passes
 # 32764 bytes at most.
 MOST_TENSORS = 400
+SHALLOW = 64  # nodes, of which no chain comes near Python's limit of recursion
 MORE_READ = 1.25  # Whole rows may take so many times as many elements as their parts.
 
 
@@ -30,13 +32,21 @@ def place_well(graph: Graph, in_groups: bool = True) -> Graph:
     be, unless that reads much more. Where rows are refused either way, the error is that of the
     former.
     """
+    if len(graph) < SHALLOW:
+        return _placed(graph, in_groups)
+    with deep_enough(graph):
+        return _placed(graph, in_groups)
+
+
+def _placed(graph: Graph, in_groups: bool) -> Graph:
     best = refused = None
     with suppress(UnsupportedError):
         best = place(graph, in_groups, FEW_PIECES)
         if len(best) <= FEW_PIECES * len(graph):
             return best
     chosen = choose_by_column(graph)
-    for other in dict.fromkeys((chosen, graph, reduce_by_column(chosen), reduce_last(graph))):
+    ways = chosen, graph, reduce_by_column(chosen), reduce_last(graph), reduce_first(graph)
+    for other in dict.fromkeys(ways):
         try:
             found = place(other, in_groups)
         except UnsupportedError as error:
@@ -70,16 +80,48 @@ def reduce_last(graph: Graph) -> Graph:
 
     An axis that is not the last is written out where it is reduced. Last, it may be the columns.
     """
+
+
+    def order(shape: tuple[int, ...], axis: int) -> tuple[int, ...] | None:
+        if axis == -1 or shape[axis] <= shape[-1]:
+            return None
+        return *(each for each in range(-len(shape), 0) if each != axis), axis
+
+    return _reduce_in_order(graph, order)
+
+
+def reduce_first(graph: Graph) -> Graph:
+    """The graph whose reductions of the last axis are of the first one, if it has as many elements.
+
+    The first axis is written out where it is reduced, so the others may be the columns. Else the
+    columns are the elements that are reduced, and the results are numbers, which other code reads
+    one by one: of `d.sum(0) + d.sum(1)` each number is computed of all others.
+    """
+
+    def order(shape: tuple[int, ...], axis: int) -> tuple[int, ...] | None:
+        if axis != -1 or shape[0] < shape[-1]:
+            return None
+        return axis, *range(-len(shape), -1)
+
+    return _reduce_in_order(graph, order)
+
+
+def _reduce_in_order(graph: Graph, order: Callable) -> Graph:
+    """The graph whose reductions are of permuted operands; itself where there is none.
+
+    order: gives the axes of an operand's shape in their new order, and None to leave it. It is
+        called with the shape and the axis that is reduced, which counts from the last.
+    """
     found = []
 
     def rule(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
         shape = graph[node.inputs[0]].value.inner if node.op in REDUCTIONS else ()
-        if node.arg in (None, -1) or len(shape) < 2 or shape[node.arg] <= shape[-1]:
+        axes = order(shape, node.arg) if node.arg is not None and len(shape) > 1 else None
+        if axes is None:
             return None
-        order = [axis for axis in range(-len(shape), 0) if axis != node.arg]
-        turned = new.add(Op.PERMUTE, inputs, (*order, node.arg), node.loc)
+        turned = new.add(Op.PERMUTE, inputs, axes, node.loc)
         found.append(node)
-        return new.add(node.op, (turned,), -1, node.loc)
+        return new.add(node.op, (turned,), axes.index(node.arg) - len(shape), node.loc)
 
     turned = rewrite(graph, rule)
     return turned if found else graph

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...errors import GradientError
+from ...errors import GradientError, UnsupportedError
 from ...frontend.custom import kept_by
 from ...frontend.derive import derive, differentiable
 from ...frontend.graph import Graph, Role
@@ -164,7 +164,11 @@ class Derivative:
         specs = {spec.name: spec for spec in of.specs}
         specs = {i.name: specs.get(i.name) or spec_of(cut.backward, i) for i in cut.backward.inputs}
         part = of, part_name(self.wrt, self.repeated, present)
-        run = Runner(cut.backward, tuple(specs.values()), of.fastmath, {}, part=part)
+        try:
+            run = Runner(cut.backward, tuple(specs.values()), of.fastmath, {}, part=part)
+        except UnsupportedError as error:
+            told = f"the gradient of {of.graph.name}: {error.message}"
+            raise UnsupportedError(told, error.loc) from None
         sources = {spec.name: (0, k) for k, spec in enumerate(of.specs)}
         sources |= {of.specs[k].name: (1, place) for place, k in enumerate(self.kept_arguments)}
         count = len(self.kept_arguments)
