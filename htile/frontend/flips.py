@@ -95,12 +95,13 @@ def is_constant(x: Tensor) -> bool:
 
 @implements("flip")
 def flip(input, *dims):
-    """The elements of axes in the opposite order. An axis of more than 64 elements can only be
-    turned where what is computed of it is turned back, as in x.flip(-1).cumsum(-1).flip(-1)."""
+    """The elements of axes in the opposite order.
+    A kernel puts at most 64 elements of an axis in their places. Of longer ones it needs what can
+    be computed without, such as x.flip(-1).cumsum(-1).flip(-1)."""
     x = input
     for axis in axes_of(x, _listed(dims)):
         if is_turned(x, axis):
             x = x._of
-        elif x._sizes[axis] > 1:
+        elif x.ndim and x._sizes[axis] > 1:
             x = Turned(x, axis)
     return x if isinstance(x, Turned) and x is not input else copy(x)

@@ -39,8 +39,9 @@ LEFT_OUT = {
     "threshold", "full_like", "masked_fill", "where", "numel", "is_complex", "is_floating_point",
     "logsumexp", "softmax", "log_softmax", "cosine_similarity",
     "permute", "t", "narrow", "split", "chunk", "tensor_split", "unbind", "transpose", "swapaxes",
-    "swapdims", "movedim", "moveaxis", "unflatten", "flatten", "ravel", "select", "roll", "cat",
-    "concat", "concatenate", "stack", "split_with_sizes", "dropout", "dropout_", "tile", "einsum",
+    "swapdims", "movedim", "moveaxis", "unflatten", "flatten", "ravel", "select", "roll", "flip",
+    "cat", "concat", "concatenate", "stack", "split_with_sizes", "dropout", "dropout_", "tile",
+    "einsum",
     "float_power",  # torch gives float64
 }  # fmt: skip
 OWN = {}  # a spelling of each function

@@ -90,6 +90,17 @@ def test_what_is_turned(name):
     check(TURNED[name], rows(8))
 
 
+@pytest.mark.parametrize("dtype", [
+    torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.uint8, torch.bool,
+], ids=str)  # fmt: skip
+def test_every_dtype_stays(dtype):
+    x = (rows(8) * 9).to(dtype)
+    for f in (lambda x: x.flip(-1), lambda x: x.flip(0).flip(0)):
+        result, expected = htile.rowwise(f)(x), torch.vmap(f)(x)
+        assert result.dtype == dtype
+        torch.testing.assert_close(result.float(), expected.float(), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("name", TURNED)
 def test_long_rows_are_not_turned(name):
     with pytest.raises(UnsupportedError, match=r"at most 64 .* or pass x\.flip") as caught:
