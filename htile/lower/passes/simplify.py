@@ -18,6 +18,7 @@ from ..vectors import WARP, vector_size
 from .bundles import bundle_neighbours
 from .limits import limit_loads
 from .narrow import narrowing, without_known
+from .ranked import choose_by_rank
 from .rewrite import rewrite
 from .ways import place_well, refuse_many_tensors
 
@@ -189,4 +190,4 @@ def run_passes(graph: Graph) -> Graph:
     graph = placed
     for apply in PASSES:
         graph = apply(graph)
-    return limit_loads(graph)
+    return limit_loads(choose_by_rank(graph))
