@@ -81,6 +81,7 @@ GROUPS = {
     "tables": "Rows of a table",
     "shapes": "Dtypes, constants and shapes",
     "parts": "Parts of an axis, and what joins them",
+    "flips": "Axes in the opposite order",
 }
 
 OPERATORS = {

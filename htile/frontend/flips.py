@@ -94,12 +94,12 @@ def is_constant(x: Tensor) -> bool:
 
 
 @implements("flip")
-def flip(input, *dims):
+def flip(input, dims, *more):
     """The elements of axes in the opposite order.
     A kernel puts at most 64 elements of an axis in their places. Of longer ones it needs what can
     be computed without, such as x.flip(-1).cumsum(-1).flip(-1)."""
-    x = input
-    for axis in axes_of(x, _listed(dims)):
+    x, given = input, _listed((dims, *more))
+    for axis in axes_of(x, given) if len(given) else ():
         if is_turned(x, axis):
             x = x._of
         elif x.ndim and x._sizes[axis] > 1:

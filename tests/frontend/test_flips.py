@@ -49,6 +49,9 @@ WAITS = {
     "other dtypes": lambda x: x.flip(-1).to(torch.bfloat16).float().cumsum(-1).flip(-1),
     "changed before": changed_before,
     "without a gradient": without_gradient,
+    "no axis": lambda x: x.flip(()) + torch.flip(x.view(2, -1), dims=[]).flatten(),
+    "a keyword": lambda x: x.flip(dims=(0,)).cumsum(-1).flip(dims=[-1]),
+    "axes apart": lambda x: x.view(2, -1).flip(0, 1).cumsum(-1).flip(0, 1).flatten(),
     "one element": lambda x: x[:1].flip(0) + x,
 }
 # What is turned round in the kernel, an element at a time.
@@ -135,5 +138,7 @@ def test_gradients(name):
 def test_wrong_axes():
     with pytest.raises(ShapeError, match="dim=1"):
         htile.rowwise(lambda x: x.flip(1))(rows(8))
+    with pytest.raises(UnsupportedError, match=r"flip does not take here: .*\bdims\b"):
+        htile.rowwise(lambda x: x.flip())(rows(8))
     with pytest.raises(ShapeError, match="twice"):
         htile.rowwise(lambda x: x.flip((0, -1)))(rows(8))
