@@ -4,12 +4,14 @@ import importlib
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 import htile
 from examples.gallery import NAMES, load, variants
 from htile.build.arch import arch_named
 from htile.build.compile import build
+from tests.lower import test_by_column, test_ranked
 from tests.test_gradients import EXAMPLES, TIED, layernorm, rmsnorm, softmax, without_default
 from tests.training import assert_gradients, cotangents_of, gradients, leaves_of
 
@@ -26,10 +28,25 @@ RANKED = {"topk_softmax"}  # equal elements, which it has, torch ranks in any or
 GALLERY = sorted({*NAMES} - TIED - RANKED)
 
 
+def all_pairs(x):
+    d = x[None, :] - x[:, None]
+    return (F.softplus(4 * d) * (d > -0.2)).sum()
+
+
 SCANS = {
     "sums": htile.rowwise(lambda x: x.cumsum(-1)),
     "products": htile.rowwise(lambda x: x.cumprod(-1)),
+    "from the end": htile.rowwise(lambda x: x.flip(-1).cumsum(-1).flip(-1)),
 }
+IN_TORCH = {
+    "sums": lambda x: x.cumsum(-1), "products": lambda x: x.cumprod(-1),
+    "from the end": lambda x: x.flip(-1).cumsum(-1).flip(-1),
+}  # fmt: skip
+# Functions of ranks, of all pairs of elements, and of one element after the other, with lengths.
+RANKS = [(f, n) for f in test_ranked.FUNCTIONS for n in (32, 64, 256, 1000)
+         if f is not test_ranked.ordered or n <= 64]  # fmt: skip
+LOOPS = [(f, n) for f in (test_by_column.discounted, test_by_column.returns) for n in (40, 128)]
+FUNCTIONS = [*RANKS, *LOOPS, *((all_pairs, n) for n in (16, 17, 33))]
 SCANNED = [(name, n, dtype) for name in SCANS for n in (1, 7, 64, 1003, 4096, 20001, 65536)
            for dtype in (F32, BF16)]  # fmt: skip
 
@@ -42,6 +59,12 @@ def scanned(name, n, dtype, device):
     for row, zeros in enumerate(((0,), (n - 1,), (n // 2,), (n // 3, n // 2), (0, n - 1)), 3):
         x[row, list(zeros)] = 0.0
     return SCANS[name], (x.to(dtype),)
+
+
+def function(f, n, device):
+    """Random rows: hardly any elements are equal, whose ranks torch gives in any order."""
+    seed(f.__name__, n)
+    return htile.rowwise(f), (torch.randn(ROWS, n, device=device),)
 
 
 def example(name, n, dtype, device):
@@ -74,6 +97,8 @@ def jobs(arch):
         yield in_worker, (example, (name, n, BF16), arch)
     for name in GALLERY:
         yield in_worker, (of_gallery, (name,), arch)
+    for key in FUNCTIONS:
+        yield in_worker, (function, key, arch)
     for key in SCANNED:
         if is_held(*key, arch):
             yield in_worker, (scanned, key, arch)
@@ -88,6 +113,12 @@ def is_held(name, n, dtype, arch):
         assert n > 8192 and arch_named(arch).max_cluster == 1
         return False
     return True
+
+
+@pytest.mark.parametrize(("f", "n"), FUNCTIONS, ids=lambda v: getattr(v, "__name__", v))
+def test_functions(device, f, n):
+    f, args = function(f, n, device)
+    assert_gradients(f, *args)
 
 
 @pytest.mark.parametrize("name, n", PAIRS)
@@ -114,9 +145,8 @@ def test_scans(device, arch, name, n, dtype):
         x = x.detach().requires_grad_()
         return torch.autograd.grad(f(x), x, g)[0].double()
 
-    plain = torch.cumsum if name == "sums" else torch.cumprod
-    exact = gradient_of(lambda x: plain(x, -1), x.double(), g.double())
-    size = gradient_of(lambda x: plain(x, -1), x.double().abs(), g.double().abs())
+    exact = gradient_of(IN_TORCH[name], x.double(), g.double())
+    size = gradient_of(IN_TORCH[name], x.double().abs(), g.double().abs())
     found = gradient_of(f, x, g)
     of_result = 0.0 if dtype is F32 else 2.0**-8
     bound = 2.0**-24 * (16 + 12 * n**0.5) * size + of_result * exact.abs()
