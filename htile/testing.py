@@ -112,6 +112,22 @@ class _Products(TorchFunctionMode):
         return product - product.sign() * terms * steps * 2.0**-23
 
 
+class _Viewed(torch.autograd.Function):
+    """`x.view(dtype)` of as many bytes, for which `torch.vmap` of torch 2.11 has no rule."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return x.clone().view(dtype)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: torch.Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info, in_dims: tuple, x: torch.Tensor, dtype: torch.dtype) -> tuple:
+        return _Viewed.apply(x, dtype), in_dims[0]
+
+
 class Bits(TorchFunctionMode):
     """Reads the bits of float32 where a number is computed in float64."""
 
@@ -119,7 +135,7 @@ class Bits(TorchFunctionMode):
         given = (*args, *(kwargs or {}).values())
         if function is torch.Tensor.view and isinstance(given[1], torch.dtype):
             x, dtype = given
-            return function(x.float() if x.dtype is torch.float64 else x, dtype)
+            return _Viewed.apply(x.float() if x.dtype is torch.float64 else x, dtype)
         return function(*args, **(kwargs or {}))
 
 
