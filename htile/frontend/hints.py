@@ -37,14 +37,18 @@ HINTS = {
     for names, hint in {
         "median kthvalue mode quantile unique searchsorted msort": _RANKS,
         "bmm addmm addmv baddbmm tensordot": _PRODUCT,
-        "cummax cummin logcumsumexp": _ALONG,
+        "cummax cummin": f"{_ALONG}; a running maximum of a short row is torch.maximum(x, "
+        "F.pad(x[:-k], (k, 0), value=-torch.inf)) for k = 1, 2, 4 and so on",
+        "logcumsumexp": "write torch.log(torch.exp(x - x.amax()).cumsum(-1)) + x.amax(), which is "
+        "-inf where all elements so far are 87 or more below the largest one",
         "fliplr flipud": "write x.flip(dim)",
         "conv1d avg_pool1d max_pool1d unfold": _WINDOWS,
         "dstack block_diag": _PARTS,
         "scatter take index_fill scatter_add scatter_reduce index_add index_put index_copy": _INDEX,
         "masked_select masked_scatter": "it has no fixed length: write torch.where(mask, x, other)",
         "complex polar view_as_complex view_as_real": _COMPLEX,
-        "tril triu": "compare torch.arange(x.shape[-1]) with the row's number, an htile.PerRow",
+        "tril triu": "compare torch.arange(x.shape[-1]) with the row's number, an htile.PerRow, or "
+        "with torch.arange(x.shape[0])[:, None] in a matrix of each row",
         "histc bincount bucketize": "count by comparisons, (x < edge).sum(), one for each edge",
         "item tolist numpy equal allclose": "values are not known while tracing",
         "device cuda cpu is_cuda": "the kernel runs where its inputs are",
@@ -54,7 +58,11 @@ HINTS = {
         "feature_alpha_dropout rand_like randn_like randint_like bernoulli multinomial": RANDOM,
         "poisson rrelu gumbel_softmax": RANDOM,
         "group_norm instance_norm batch_norm local_response_norm": _GROUPS,
-        "erfc erfcx erfinv lgamma digamma polygamma i0 i1 igamma": _INACCURATE,
+        "erfc": f"{_INACCURATE}; 1 - torch.erf(x) has few digits where it is near 0",
+        "ndtr": "write 0.5 * (1 + torch.erf(x / 2**0.5)), which has few digits where it is near 0",
+        "erfcx erfinv lgamma digamma polygamma i0 i1 igamma": _INACCURATE,
+        "cdist pdist": "write (a[:, None] - b[None, :]).square().sum(-1).sqrt()",
+        "cross": "write a.roll(-1, -1) * b.roll(-2, -1) - a.roll(-2, -1) * b.roll(-1, -1)",
         "nonzero": "write (x != 0).sum() to count",
         "double": "float64 is not supported; write x.float()",
     }.items()

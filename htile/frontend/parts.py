@@ -25,7 +25,8 @@ def part(x: Tensor, axis: int, start: int, size: int, step: int = 1) -> Tensor:
     if (start, size, step) == (0, x._sizes[axis], 1):
         return alias(x, x)
     if size < 1:
-        fail(ShapeError, f"a part without elements, of a value of shape {tuple(x._sizes)}")
+        fail(ShapeError, f"a part without elements, of a value of shape {tuple(x._sizes)}: there "
+             "are none in a row, so leave it out where sizes may be 0")  # fmt: skip
     return alias(x, node(Op.SLICE, x, arg=(axis, start, step, size)))
 
 
@@ -48,7 +49,9 @@ def getitem(x: Tensor, index: object) -> Tensor:
         if isinstance(each, Tensor):
             fail(UnsupportedError, _masked(each))
         if each is not None and each is not Ellipsis and type(each) not in (int, slice):
-            fail(UnsupportedError, f"indexing with {each!r}: write numbers and slices")
+            listed = isinstance(each, list) and all(type(k) is int for k in each)
+            remedy = f", or x[torch.tensor({each})]" if listed else ""
+            fail(UnsupportedError, f"indexing with {each!r}: write numbers and slices{remedy}")
     taken = sum(each is not None and each is not Ellipsis for each in parts)
     if taken > x.ndim:
         fail(ShapeError, too_many(taken, x))

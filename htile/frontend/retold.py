@@ -67,6 +67,8 @@ def retell(error: Exception) -> None:
         tell("numpy cannot compute with a symbolic value: write the torch function (torch.exp)")
     if match := _NAME.match(text):
         tell(f"{match[1]} has no {match[2]}; {_elsewhere(*match.groups())}")
+    if "higher order operator" in text:
+        tell("torch.cond and its kin inside the function: write torch.where(condition, a, b)")
     if frame is not stack[-1][0]:
         return
     if (match := _SIGNATURE.match(text)) and re.search(rf"\b(torch|F)\.{match[1]}\(", loc.text):

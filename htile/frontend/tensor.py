@@ -275,7 +275,8 @@ class Tensor(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         _refuse_copies()
-        fail(TraceError, f"torch computes {func} of a symbolic value by itself: {REFERENCE}")
+        fail(TraceError, f"torch computes {func} of a symbolic value by itself, as in torch.vmap "
+             f"and torch.func, which belong around the call: {REFERENCE}")  # fmt: skip
 
     def __getattr__(self, name: str):
         if name.startswith("_"):

@@ -511,3 +511,19 @@ def test_gradients_of_all_pairs(n):
     torch.vmap(ranks)(wide, grade.double()).sum().backward()
     torch.testing.assert_close(x.grad.double(), wide.grad, rtol=1e-5, atol=1e-5)
     assert len(kernel_of(ranks, x, grade).backward.graph) < 50 * n
+
+
+@pytest.mark.parametrize("n", [65, 100])
+def test_too_many_pairs_are_told_to_be_padded(n):
+    x = torch.randn(3, n)
+    with pytest.raises(UnsupportedError, match="pass rows that are padded to a power of two"):
+        htile.rowwise(ranks)(x, x)
+
+    def masked(x, grade):
+        i = torch.arange(x.shape[-1]) < n
+        more = (grade[:, None] > grade[None, :]) & i[:, None] & i[None, :]
+        return torch.where(more, F.softplus(x[None, :] - x[:, None]), 0.0).sum()
+
+    padded, exact = F.pad(x, (0, 128 - n)), torch.vmap(ranks)(x.double(), x.double())
+    found = htile.rowwise(masked)(padded, padded)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=0)

@@ -17,7 +17,7 @@ from htile.frontend.reference import EVALUATE
 from htile.lower import plans_for
 from htile.lower.choice.cost import cost
 from htile.lower.choice.default import FEW_ROWS, choose
-from htile.lower.choice.enumeration import UNROLLED_CHUNKS, enumerate_plans
+from htile.lower.choice.enumeration import MOST_HELD_CODE, UNROLLED_CHUNKS, enumerate_plans
 from htile.lower.choice.preference import closest_first
 from htile.lower.emission.emit import emit
 from htile.lower.emission.expressions import EMIT
@@ -747,3 +747,19 @@ def test_a_grid_of_thread_blocks_that_start_apart_has_one_axis():
     assert (apart.grid(7), apart.cluster) == ([28, 1, 1], None)
     with pytest.raises(ValueError, match="apart from each other exchange nothing, got stage=1"):
         ElementwiseTileConfig(BFloat16, stage=1, apart=True, **sizes)
+
+
+def pairs(x):
+    return F.softplus(x[None, :] - x[:, None]).sum()
+
+
+@pytest.mark.parametrize("n", [24, 40])
+def test_more_threads_hold_rows_whose_elements_take_much_code(n):
+    """Each element of a row is one of n pairs, and each of these takes about 25 instructions."""
+    kernel = kernel_of(pairs, torch.empty(3, n, requires_grad=True))
+    for each in (kernel, kernel.backward):
+        work, numerics = each.plan.work, each.plan.numerics
+        elements = numerics.chunks(n) * numerics.vec_size
+        assert work.held.costs[0] > 20 * n
+        assert elements == numerics.vec_size or work.held.costs[0] * elements <= MOST_HELD_CODE
+        assert each.resources.stack == 0

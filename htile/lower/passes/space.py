@@ -44,7 +44,16 @@ from .collectives import MOST_PIECES, Collectives
 from .placed import Placed, built
 
 LEAST_COLUMNS = 8  # A piece of fewer elements takes more than one access for 16 bytes.
+PADDED = (  # what helps where all pairs of elements are no groups
+    "pass rows that are padded to a power of two of elements, at most 128, or 64 where a gradient "
+    "is asked for, and mask the pairs that are none"
+)
 NEAR = 4  # elements of memory between neighbouring columns, at most
+
+
+def has_pairs(graph: Graph, elements: int) -> bool:
+    """Whether something is computed of all pairs of so many elements."""
+    return any([node.value.inner[-2:] == (elements, elements) for node in graph])
 
 
 def place(graph: Graph, in_groups: bool = True, most: int = MOST_PIECES) -> Graph:
@@ -325,6 +334,12 @@ class _Placing(Collectives):
                     f"an axis of {elements} elements whose ends change places, as in torch.roll, "
                     f"would be cut into {shape}, at most {self.most} are written out: pass "
                     f"{rolled} as an argument",
+                    node.loc,
+                )
+            if has_pairs(self.graph, elements):
+                raise UnsupportedError(
+                    f"an axis of {elements} elements would be cut into {shape}, at most "
+                    f"{self.most} are written out: {PADDED}",
                     node.loc,
                 )
             raise UnsupportedError(

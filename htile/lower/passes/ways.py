@@ -16,7 +16,7 @@ from ...frontend.graph import Builder, Graph, Node, Role
 from ...frontend.ops import REDUCTIONS, Op
 from .by_column import FEW_PIECES, choose_by_column, reduce_by_column
 from .rewrite import deep_enough, rewrite
-from .space import place
+from .space import PADDED, has_pairs, place
 
 # A kernel takes so many pieces of tensors. Each is a pointer and some strides, and a launch passes
 # 32764 bytes at most.
@@ -69,6 +69,8 @@ def refuse_many_tensors(graph: Graph, placed: Graph) -> None:
     told = "pass parts of the rows to calls of their own"
     if len(lengths) > 1:
         told = f"rows have {' and '.join(map(str, lengths))} elements: pass rows of one length"
+    elif any([has_pairs(graph, n) for n in lengths]):
+        told = PADDED
     raise UnsupportedError(
         f"a kernel of {pieces} pieces and elements of tensors, at most {MOST_TENSORS}; {told}",
         graph[graph.outputs[-1].id].loc,
