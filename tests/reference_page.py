@@ -101,7 +101,7 @@ SAMPLES = {
     "fill_value": 1, "threshold": 0, "value": 1, "dim": -1, "min": 0, "exponent": 2, "chunks": 2,
     "split_size_or_sections": 4, "indices_or_sections": 2, "start": 0, "length": 4, "index": 0,
     "dim0": 0, "dim1": -1, "source": 0, "destination": -1, "shifts": 1,
-    "num_classes": 8, "k": 2, "repeats": 2, "pad": (1, 1),
+    "num_classes": 8, "k": 2, "repeats": 2, "pad": (1, 1), "dims": -1,
 }  # fmt: skip
 PLACES = {"index": (), "indices": (1,)}  # an index of each row, by its shape
 AS_ASKED = (shapes.to,)  # whose result has the dtype that is written
