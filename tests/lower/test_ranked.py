@@ -43,6 +43,16 @@ def limited(x):
     return torch.where(x < x.topk(4).values[-1], -torch.inf, x).softmax(-1)
 
 
+def of_pieces(x):
+    """An element is in both pieces of the row, so it may have two ranks."""
+    return (torch.cat((x, x)).topk(5).values * torch.arange(5)).sum()
+
+
+def of_pieces_mixed(x):
+    a, b = x.chunk(2)
+    return (torch.cat((a + b, a * b)).topk(6).values * torch.arange(6)).sum()
+
+
 def of_groups(x):
     return x.view(8, -1).topk(2).values.sum(-1).topk(3).values.tanh()
 
@@ -53,7 +63,9 @@ def twice(x):
 
 # Operations that generated movements do not have.
 NAMED = {Op.GE: np.greater_equal, Op.DIV: np.divide, Op.EXP: np.exp, Op.TANH: np.tanh}
-FUNCTIONS = gates, smallest, both, ordered, beside, limited, of_groups
+FUNCTIONS = (
+    gates, smallest, both, ordered, beside, limited, of_pieces, of_pieces_mixed, of_groups,
+)  # fmt: skip
 
 
 def rows(n):

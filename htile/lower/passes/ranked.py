@@ -9,6 +9,8 @@ is a choice among them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from ...frontend.graph import Builder, Graph, Node
 from ...frontend.ops import Op
 from ..patterns import strip
@@ -22,35 +24,54 @@ def choose_by_rank(graph: Graph) -> Graph:
     return rewrite(graph, _Rule(graph, found)) if found else graph
 
 
+@dataclass(frozen=True)
+class _Ranks:
+    """Some ranks of the elements of a piece of a row, of which each has one at most.
+
+    keys: the node of the piece's keys. chain: the first link of the chain. links: the ranks.
+    """
+
+    keys: int
+    chain: int
+    links: frozenset[int]
+
+    def with_others(self, other: _Ranks) -> _Ranks | None:
+        """These ranks and others of the same elements; None where an element may have two."""
+        if (self.keys, self.chain) != (other.keys, other.chain) or self.links & other.links:
+            return None
+        return replace(self, links=self.links | other.links)
+
+
 class _Rule:
     """The rule of the rewriting.
 
-    links: from a row of keys, all or masked as `where(keys < link, keys, lowest)`, to the link that
+    asked: from a row of keys, all or masked as `where(keys < link, keys, lowest)`, to the link that
         is asked of it. masks: the same from the mask alone.
-    hits: from a node of the new graph that says which element has a rank, to the link.
+    hits: from a node of the new graph that says which element has a rank, to the rank.
     choices: from a row of the new graph that is 0 but for elements of some ranks, to these.
     """
 
     def __init__(self, graph: Graph, found: list[Chain]):
         self.graph = graph
-        self.links: dict[int, int] = {}
-        self.masks: dict[int, int] = {}
+        self.asked: dict[int, _Ranks] = {}
+        self.masks: dict[int, _Ranks] = {}
         for chain in found:
             for link in chain.results:
-                self._add(link)
-        self.hits: dict[int, int] = {}
-        self.choices: dict[int, frozenset[int]] = {}
+                self._add(link, chain.results[0])
+        self.hits: dict[int, _Ranks] = {}
+        self.choices: dict[int, _Ranks] = {}
 
-    def _add(self, link: int) -> None:
+    def _add(self, link: int, first: int) -> None:
         todo = [self.graph[self.graph[link].inputs[0]]]
         while todo:
             node = todo.pop()
             if node.op is KINDS[self.graph[link].op][0]:
                 todo += self.graph.operands(node)
-                continue
-            self.links[node.id] = link
-            if node.op is Op.WHERE:
-                self.masks[node.inputs[0]] = link
+            elif node.op is Op.WHERE:
+                mask, keys, _ = node.inputs
+                self.asked[node.id] = self.masks[mask] = _Ranks(keys, first, frozenset({link}))
+            else:
+                self.asked[node.id] = _Ranks(node.id, first, frozenset({link}))
 
     def __call__(self, new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
         if node.op is Op.EQ:
@@ -62,12 +83,12 @@ class _Rule:
     def _hit(self, new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
         """Which element has the key that a link found: asked of all keys, not of those left."""
         for k in (0, 1):
-            link = self.links.get(node.inputs[k])
-            if link is not None and strip(self.graph, self.graph[node.inputs[1 - k]]).id == link:
-                asked = new[inputs[k]]
-                keys = asked.inputs[1] if asked.op is Op.WHERE else inputs[k]
+            rank, other = self.asked.get(node.inputs[k]), self.graph[node.inputs[1 - k]]
+            if rank is not None and strip(self.graph, other).id in rank.links:
+                row = new[inputs[k]]
+                keys = row.inputs[1] if row.op is Op.WHERE else inputs[k]
                 hit = new.add(Op.EQ, (keys, inputs[1 - k]), None, node.loc)
-                self.hits[hit] = link
+                self.hits[hit] = rank
                 return hit
         return None
 
@@ -78,23 +99,21 @@ class _Rule:
             return None
         if mask in self.hits:
             chosen = new.add(Op.WHERE, inputs, None, node.loc)
-            self.choices[chosen] = frozenset({self.hits[mask]})
+            self.choices[chosen] = self.hits[mask]
             return chosen
-        link = self.masks.get(node.inputs[0])
-        return value if link is not None and self.choices.get(value) == {link} else None
+        rank = self.masks.get(node.inputs[0])
+        return value if rank is not None and self.choices.get(value) == rank else None
 
     def _summed(self, new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
-        """The sum of two choices that have no rank in common, as one choice."""
-        first, second = (self.choices.get(i, frozenset()) for i in inputs)
-        if not first or not second or first & second:
+        """The sum of two choices among ranks that no element has both of, as one choice."""
+        first, second = (self.choices.get(i) for i in inputs)
+        both = first.with_others(second) if first and second else None
+        lone = next((k for k in (1, 0) if both and len(self.choices[inputs[k]].links) == 1), None)
+        if both is None or lone is None:
             return None
-        if len(second) > 1:
-            first, second, inputs = second, first, inputs[::-1]
-        if len(second) > 1:
-            return None
-        hit, value, _ = new[inputs[1]].inputs
-        chosen = new.add(Op.WHERE, (hit, value, inputs[0]), None, node.loc)
-        self.choices[chosen] = first | second
+        hit, value, _ = new[inputs[lone]].inputs
+        chosen = new.add(Op.WHERE, (hit, value, inputs[1 - lone]), None, node.loc)
+        self.choices[chosen] = both
         return chosen
 
 
