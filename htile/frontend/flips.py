@@ -48,6 +48,11 @@ class Turned(Deferred):
         super()._assign(id)
         self._waits = False
 
+    def _copied(self) -> Tensor:
+        if not self._waits:
+            return Tensor(self._builder, self._id)
+        return Turned(copy(self._of), self._axis)
+
     def _in_place(self) -> Tensor:
         """The elements in their places, each a part of its own."""
         size = self._of._sizes[self._axis]
@@ -104,4 +109,4 @@ def flip(input, dims, *more):
             x = x._of
         elif x.ndim and x._sizes[axis] > 1:
             x = Turned(x, axis)
-    return x if isinstance(x, Turned) and x is not input else copy(x)
+    return copy(x)

@@ -68,7 +68,8 @@ def retell(error: Exception) -> None:
     if match := _NAME.match(text):
         tell(f"{match[1]} has no {match[2]}; {_elsewhere(*match.groups())}")
     if "higher order operator" in text:
-        tell("torch.cond and its kin inside the function: write torch.where(condition, a, b)")
+        tell("torch.cond and torch.while_loop inside the function: write torch.where(condition, a, "
+             "b), and a loop of a known number of rounds")  # fmt: skip
     if frame is not stack[-1][0]:
         return
     if (match := _SIGNATURE.match(text)) and re.search(rf"\b(torch|F)\.{match[1]}\(", loc.text):

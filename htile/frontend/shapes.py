@@ -190,6 +190,8 @@ def _flatten(input, start_dim=0, end_dim=-1):
 
 
 def _contiguous(input, *, memory_format=None):
+    if input._later is not None:  # what torch.flip gives is contiguous
+        return _itself(input)
     node, builder = input._builder[input._id], input._builder
     while node.op in (Op.RESHAPE, Op.STOP):
         node = builder[node.inputs[0]]

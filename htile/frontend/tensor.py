@@ -442,6 +442,8 @@ def constant(like: Tensor, number: object, value: Value) -> Tensor:
 
 def copy(x: Tensor) -> Tensor:
     """The same value as a tensor of its own, which an in-place operator changes alone."""
+    if x._later is not None:
+        return x._copied()
     return Tensor(x._builder, _recorded(x._builder, x._id, location()))
 
 

@@ -52,6 +52,8 @@ WAITS = {
     "no axis": lambda x: x.flip(()) + torch.flip(x.view(2, -1), dims=[]).flatten(),
     "a keyword": lambda x: x.flip(dims=(0,)).cumsum(-1).flip(dims=[-1]),
     "axes apart": lambda x: x.view(2, -1).flip(0, 1).cumsum(-1).flip(0, 1).flatten(),
+    "copies": lambda x: x.flip(-1).clone().contiguous().view(-1).cumsum(-1)[...].flip(-1).clone(),
+    "detached": lambda x: x.flip(-1).detach().float().cumsum(-1).to(x.dtype).flip(-1) * x,
     "one element": lambda x: x[:1].flip(0) + x,
 }
 # What is turned round in the kernel, an element at a time.

@@ -124,7 +124,7 @@ MISTAKES = {
     "indexing with text": (lambda x: x["0"], UnsupportedError, "write numbers and slices"),
     "cond": (
         lambda x: torch.cond(x.sum() > 0, lambda v: v, lambda v: -v, (x,)), TraceError,
-        "write torch.where(condition, a, b)",
+        "write torch.where(condition, a, b), and a loop",
     ),
     "vmap": (lambda x: torch.vmap(lambda v: v * v)(x), TraceError, "belong around the call"),
     "ndtr": (lambda x: torch.special.ndtr(x), UnsupportedError, "(1 + torch.erf(x / 2**0.5))"),
