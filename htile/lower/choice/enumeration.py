@@ -37,8 +37,11 @@ UNROLL = 4  # The body of a longer loop works on this many chunks, if nothing is
 # always listed.
 MOST_CODE = 8192
 MOST_LOOPED = 1600
-MOST_HELD_CODE = 4096  # The same of rows that are held, if more threads can work on a row.
 ELEMENTS = 200
+
+# A thread takes this many instructions at most for the elements of a row that it holds, if more
+# threads can work on the row. More would take long to compile, and spill registers.
+MOST_HELD_CODE = 4096
 
 # Sums over more than MOST_CHUNKS chunks of a streamed row have two levels. The inner level has
 # FOLDED chunks.
@@ -170,12 +173,12 @@ class _Enumeration:
         columns = ("early", "late") if work.columns else ("early",)
         kinds = (work.held, work.held_joint) if work.has_pair else (work.held,)
         for cluster in self.clusters:
-            found = self._threads(cluster, 1 if cluster == 1 else 128)
-            for threads in found:
+            counts = self._threads(cluster, 1 if cluster == 1 else 128)
+            for threads in counts:
                 for sweeps, when in product(kinds if cluster > 1 else kinds[:1], columns):
                     numerics = Numerics(self.vec, threads, cluster, joint=sweeps.joint)
                     code = sweeps.costs[0] * numerics.chunks(self.n) * self.vec
-                    if code > MOST_HELD_CODE and threads < found[-1]:
+                    if code > MOST_HELD_CODE and threads < counts[-1]:
                         continue
                     yield from self._held_plans(numerics, sweeps, when)
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
 from ...frontend.graph import Builder, Graph, Node, Output, Role
 from ...frontend.ops import Op
 from ..patterns import ancestors
 
-FRAMES_A_NODE = 8  # of Python, that a pass by demand has for each node of a chain
-_depth = threading.RLock()
 Rule = Callable[[Builder, Node, tuple[int, ...]], "int | None"]
 Outputs = Callable[[Builder, list[Output]], list[Output]]
 
@@ -48,21 +43,6 @@ def rewrite(graph: Graph, rule: Rule | None = None, outputs: Outputs | None = No
             ids[node.id] = new.add(node.op, inputs, node.arg, node.loc)
     found = [replace(out, id=ids[out.id]) for out in graph.outputs]
     return new.finish(outputs(new, found) if outputs else found, graph.structure)
-
-
-@contextmanager
-def deep_enough(graph: Graph) -> Iterator[None]:
-    """Let passes that go from a node to its operands do so in a chain of all nodes of a graph.
-
-    The limit is the process's, so one thread at a time changes it.
-    """
-    with _depth:
-        before = sys.getrecursionlimit()
-        sys.setrecursionlimit(before + FRAMES_A_NODE * len(graph))
-        try:
-            yield
-        finally:
-            sys.setrecursionlimit(before)
 
 
 def _live(graph: Graph) -> set[int]:

@@ -44,11 +44,15 @@ from .collectives import MOST_PIECES, Collectives
 from .placed import Placed, built
 
 LEAST_COLUMNS = 8  # A piece of fewer elements takes more than one access for 16 bytes.
-PADDED = (  # what helps where all pairs of elements are no groups
+NEAR = 4  # elements of memory between neighbouring columns, at most
+APART = (  # what helps where an axis would be cut into too many pieces
+    "pass and return the parts by themselves (x[:, :n] and x[:, n:] are views, of out= too), and "
+    "groups as rows (x.unflatten(-1, (groups, -1)))"
+)
+PADDED = (  # what helps where these would be all pairs of elements
     "pass rows that are padded to a power of two of elements, at most 128, or 64 where a gradient "
     "is asked for, and mask the pairs that are none"
 )
-NEAR = 4  # elements of memory between neighbouring columns, at most
 
 
 def has_pairs(graph: Graph, elements: int) -> bool:
@@ -327,27 +331,17 @@ class _Placing(Collectives):
         columns: how many elements a piece has along other axes.
         """
         pieces, each = elements // size, size * columns
-        if pieces > self.most:
-            shape = f"{pieces} pieces of {each} element{'s' * (each > 1)}"
-            if (rolled := self._rolled(node)) is not None:
-                raise UnsupportedError(
-                    f"an axis of {elements} elements whose ends change places, as in torch.roll, "
-                    f"would be cut into {shape}, at most {self.most} are written out: pass "
-                    f"{rolled} as an argument",
-                    node.loc,
-                )
-            if has_pairs(self.graph, elements):
-                raise UnsupportedError(
-                    f"an axis of {elements} elements would be cut into {shape}, at most "
-                    f"{self.most} are written out: {PADDED}",
-                    node.loc,
-                )
-            raise UnsupportedError(
-                f"an axis of {elements} elements would be cut into {shape}, at most {self.most} "
-                "are written out: pass and return the parts by themselves (x[:, :n] and x[:, n:] "
-                "are views, of out= too), and groups as rows (x.unflatten(-1, (groups, -1)))",
-                node.loc,
-            )
+        if pieces <= self.most:
+            return
+        ends, remedy = "", PADDED if has_pairs(self.graph, elements) else APART
+        if (rolled := self._rolled(node)) is not None:
+            ends = " whose ends change places, as in torch.roll,"
+            remedy = f"pass {rolled} as an argument"
+        raise UnsupportedError(
+            f"an axis of {elements} elements{ends} would be cut into {pieces} pieces of {each} "
+            f"element{'s' * (each > 1)}, at most {self.most} are written out: {remedy}",
+            node.loc,
+        )
 
     def _rolled(self, node: Node) -> str | None:
         """How torch writes the join of the two parts of an axis, the last one first; else None."""

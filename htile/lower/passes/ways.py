@@ -7,22 +7,26 @@ turn, and the one with the fewest nodes is taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from math import prod
 
 from ...errors import UnsupportedError
 from ...frontend.graph import Builder, Graph, Node, Role
 from ...frontend.ops import REDUCTIONS, Op
 from .by_column import FEW_PIECES, choose_by_column, reduce_by_column
-from .rewrite import deep_enough, rewrite
+from .rewrite import rewrite
 from .space import PADDED, has_pairs, place
 
 # A kernel takes so many pieces of tensors. Each is a pointer and some strides, and a launch passes
 # 32764 bytes at most.
 MOST_TENSORS = 400
 SHALLOW = 64  # nodes, of which no chain comes near Python's limit of recursion
+FRAMES_A_NODE = 8  # of Python's stack, that placing takes for each node of a chain
 MORE_READ = 1.25  # Whole rows may take so many times as many elements as their parts.
+_depth = threading.RLock()
 
 
 def place_well(graph: Graph, in_groups: bool = True) -> Graph:
@@ -34,8 +38,23 @@ def place_well(graph: Graph, in_groups: bool = True) -> Graph:
     """
     if len(graph) < SHALLOW:
         return _placed(graph, in_groups)
-    with deep_enough(graph):
+    with _deep_enough(graph):
         return _placed(graph, in_groups)
+
+
+@contextmanager
+def _deep_enough(graph: Graph) -> Iterator[None]:
+    """Let placing, which goes from a node to its operands, do so in a chain of all nodes.
+
+    The limit is the process's, so one thread at a time changes it.
+    """
+    with _depth:
+        before = sys.getrecursionlimit()
+        sys.setrecursionlimit(before + FRAMES_A_NODE * len(graph))
+        try:
+            yield
+        finally:
+            sys.setrecursionlimit(before)
 
 
 def _placed(graph: Graph, in_groups: bool) -> Graph:
@@ -82,7 +101,6 @@ def reduce_last(graph: Graph) -> Graph:
 
     An axis that is not the last is written out where it is reduced. Last, it may be the columns.
     """
-
 
     def order(shape: tuple[int, ...], axis: int) -> tuple[int, ...] | None:
         if axis == -1 or shape[axis] <= shape[-1]:
