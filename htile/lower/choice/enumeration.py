@@ -177,8 +177,9 @@ class _Enumeration:
             for threads in counts:
                 for sweeps, when in product(kinds if cluster > 1 else kinds[:1], columns):
                     numerics = Numerics(self.vec, threads, cluster, joint=sweeps.joint)
-                    code = sweeps.costs[0] * numerics.chunks(self.n) * self.vec
-                    if code > MOST_HELD_CODE and threads < counts[-1]:
+                    chunks = numerics.chunks(self.n)
+                    code = sweeps.costs[0] * chunks * self.vec
+                    if chunks > 1 and threads < counts[-1] and code > MOST_HELD_CODE:
                         continue
                     yield from self._held_plans(numerics, sweeps, when)
 
