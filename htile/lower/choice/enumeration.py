@@ -39,8 +39,8 @@ MOST_CODE = 8192
 MOST_LOOPED = 1600
 ELEMENTS = 200
 
-# A thread takes this many instructions at most for the elements of a row that it holds, if more
-# threads can work on the row. More would take long to compile, and spill registers.
+# A lane takes this many instructions at most for the elements of a row that it holds, if more lanes
+# of its warp can work on the row. More would take long to compile, and spill registers.
 MOST_HELD_CODE = 4096
 
 # Sums over more than MOST_CHUNKS chunks of a streamed row have two levels. The inner level has
@@ -179,7 +179,7 @@ class _Enumeration:
                     numerics = Numerics(self.vec, threads, cluster, joint=sweeps.joint)
                     chunks = numerics.chunks(self.n)
                     code = sweeps.costs[0] * chunks * self.vec
-                    if chunks > 1 and threads < counts[-1] and code > MOST_HELD_CODE:
+                    if chunks > 1 and threads < min(WARP, counts[-1]) and code > MOST_HELD_CODE:
                         continue
                     yield from self._held_plans(numerics, sweeps, when)
 
