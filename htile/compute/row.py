@@ -24,6 +24,7 @@ from htile.compute.products import Product
 from htile.compute.ranks import as_key, first_of_row, in_order
 from htile.compute.reduce import MAX, MIN, identity, row_reduce, thread_reduce, warp_reduce
 from htile.compute.scan import row_scan
+from htile.compute.selection import BITS, kth_of_row, nothing_of
 from htile.copy.lookup import Lookups
 
 
@@ -162,6 +163,35 @@ class RowReductions(Lookups):
             words = [select(is_first, word, identity(MAX, type(word))) for word in words]
         found = first_of_row(words, count, **across)
         return [as_key(key, smaller, index_bits) for key in found]
+
+    def kthvalue(
+        self, rows, ranks, slot: int = 0, phase: int | Int32 = 0, zero_bits: int = 0
+    ) -> Numeric | tuple[Numeric, ...]:
+        """The element of a row that so many others come before in ascending order.
+
+        NaN is the largest element. A rank that there is not gives NaN, and of Int32 any number.
+
+        rows: a vector of Float32 or Int32, or a tuple of several for pieces of the row. Where
+            `ranks` is a tuple, a tuple with one such for each rank.
+        ranks: a number of the row, or a tuple of several, which share their exchanges.
+        slot: the first of 32 - zero_bits slots for each rank.
+        zero_bits: so many of the lowest bits of every element are zero.
+        """
+        if not isinstance(ranks, tuple):
+            return self.kthvalue((rows,), (ranks,), slot, phase, zero_bits)[0]
+        rows = [each if isinstance(each, tuple) else (each,) for each in rows]
+        elements = [[e for piece in row for e in self._ranked(piece)] for row in rows]
+        across = self._across_row(slot, (BITS - zero_bits) * len(ranks), phase)
+        ranks = [Int32(rank) for rank in ranks]
+        return tuple(kth_of_row(elements, ranks, zero_bits, **across))
+
+    def _ranked(self, piece: cute.TensorSSA) -> list[Numeric]:
+        """The elements of this thread; padded ones come after all others."""
+        vector = self._vector(piece, MAX)
+        if not self.is_whole:
+            nothing = self.full(nothing_of(vector.dtype), vector.dtype)
+            vector = cute.where(self.mask, vector, nothing)
+        return [vector[i] for i in range(cute.size(vector.shape))]
 
     # Chunk by chunk
 

@@ -279,6 +279,18 @@ def _first(a: Algebra, op: Op, x: int, axis: int) -> int:
     return a.node(Op.EQ, keys, a.unsqueezed(largest, axis))
 
 
+def _of_rank(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    """Of KTHVALUE: the first of the elements that are equal to the result has all of it."""
+    (x, _), axis = step.operands, step.node.arg
+    y = a.unsqueezed(step.result, axis)
+    is_it = a.node(Op.EQ, x, y)
+    if step.node.value.dtype.is_floating_point:
+        are_nan = a.node(Op.AND, a.node(Op.NE, x, x), a.node(Op.NE, y, y))
+        is_it = a.node(Op.OR, is_it, are_nan)
+    first = _first(a, Op.MAX, a.node(Op.CONVERT, is_it, arg=FLOAT), -1 if axis is None else axis)
+    return Masked(a.unsqueezed(g, axis), a.node(Op.AND, first, is_it)), None
+
+
 def _chosen(a: Algebra, x: int) -> int | None:
     """The mask of the only element that is not -inf, where an index chose it; else None."""
     node = a[x]
@@ -379,7 +391,7 @@ DERIVE: dict[Op, Rule] = {
     Op.TAKE: _take, Op.LOOKUP: _lookup, Op.KEY: _key, Op.KEY_VALUE: _of_key,
     Op.SUM: _sum, Op.MEAN: _mean, Op.PROD: _of_product, Op.MAX: _largest, Op.MIN: _largest,
     Op.CUMSUM: _cumulative, Op.SUM_FROM_END: _cumulative, Op.CUMPROD: _cumulative_product,
-    Op.CUSTOM: _of_custom, Op.MATMUL: _of_matmul,
+    Op.KTHVALUE: _of_rank, Op.CUSTOM: _of_custom, Op.MATMUL: _of_matmul,
     **dict.fromkeys((Op.SHIFT, Op.UNBUNDLE, Op.BUNDLE, Op.GROUPED), _of_placed),
 }
 # fmt: on

@@ -18,7 +18,8 @@ from .shapes import _listed, axes_of
 from .tensor import Deferred, Tensor, copy, fail, location, node
 
 FROM_END = {Op.CUMSUM: Op.SUM_FROM_END, Op.SUM_FROM_END: Op.CUMSUM}
-NOT_BY_ELEMENT = MOVEMENTS | SCANS | {Op.TAKE, Op.LOOKUP, Op.MATMUL, Op.CUSTOM}
+OF_ANY_ORDER = REDUCTIONS | {Op.KTHVALUE}
+NOT_BY_ELEMENT = MOVEMENTS | SCANS | {Op.KTHVALUE, Op.TAKE, Op.LOOKUP, Op.MATMUL, Op.CUSTOM}
 
 
 class Turned(Deferred):
@@ -70,8 +71,8 @@ class Turned(Deferred):
             return None
         axis = self._axis
         over = -1 if arg is None else arg  # the axis of a reduction or a scan
-        if op in REDUCTIONS and over == axis:  # any order of its elements is as good
-            return node(op, self._of, arg=arg)
+        if op in OF_ANY_ORDER and over == axis:
+            return node(op, self._of, *operands[1:], arg=arg)
         if op in FROM_END:
             op = FROM_END[op] if over == axis else op
         elif op in NOT_BY_ELEMENT:

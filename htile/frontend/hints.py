@@ -8,8 +8,8 @@ from collections.abc import Iterable
 REFERENCE = "docs/reference.md lists what there is"
 
 _RANKS = (
-    "x.topk(k), x.sort() of at most 64 elements, and x.argmax() are there; a threshold among more "
-    "can be found by bisection, as docs/language.md shows"
+    "x.topk(k) and x.sort() of at most 64 elements, single elements of longer ones, as "
+    "x.sort().values[k], x.kthvalue(k), x.quantile(q) and x.argmax() are there"
 )
 _PRODUCT = "write a @ b for the product of rows and small matrices, or (a * b).sum(dim)"
 _ALONG = "along the row there are reductions, x.cumsum(dim) and x.cumprod(dim)"
@@ -35,7 +35,7 @@ _GROUPS = "pass the groups as a leading dimension, x.unflatten(-1, (groups, -1))
 HINTS = {
     name: hint
     for names, hint in {
-        "median kthvalue mode quantile unique searchsorted msort": _RANKS,
+        "mode unique searchsorted msort": _RANKS,
         "bmm addmm addmv baddbmm tensordot": _PRODUCT,
         "cummax cummin": f"{_ALONG}; a running maximum of a short row is torch.maximum(x, "
         "F.pad(x[:-k], (k, 0), value=-torch.inf)) for k = 1, 2, 4 and so on",

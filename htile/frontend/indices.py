@@ -45,7 +45,11 @@ def element(x: Tensor, y: Tensor | int, wraps: bool = False) -> Tensor:
         y = y + n if wraps and y < 0 else y
     elif wraps:
         y = where(y < 0, y + n, y)
-    taken = _taken(x, y) if not is_known else None
+    taken = None
+    if x._later is not None:  # it may have a way of its own
+        taken = x._later(Op.TAKE, (x, y), None)
+    if taken is None and not is_known:
+        taken = _taken(x, y)
     here = index(x._builder, x._sizes[-1]) == y if taken is None else None
     if taken is not None:
         found = taken

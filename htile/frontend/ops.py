@@ -130,6 +130,11 @@ class Op(Enum):
     MIN = "min"  # NaN if any is
     ANY = "any"
     ALL = "all"
+    # Of a row and a number of each row: the element that so many others come before in ascending
+    # order. NaN is the largest, -0.0 is 0.0, and it is NaN or any integer where there is no such
+    # element. arg: the axis, or None. Placed graphs may have the row in several operands, and the
+    # number behind them.
+    KTHVALUE = "kthvalue"
     # scans: of each element and all before it; arg: the axis, or None where there is one axis
     CUMSUM = "cumsum"
     CUMPROD = "cumprod"
@@ -139,7 +144,8 @@ class Op(Enum):
 MOVEMENTS = frozenset({Op.RESHAPE, Op.SLICE, Op.PERMUTE, Op.EXPAND, Op.CAT, Op.SHIFT})
 REDUCTIONS = frozenset({Op.SUM, Op.MEAN, Op.PROD, Op.MAX, Op.MIN, Op.ANY, Op.ALL})
 SCANS = frozenset({Op.CUMSUM, Op.CUMPROD, Op.SUM_FROM_END})
-COLLECTIVES = REDUCTIONS | SCANS  # They need all elements of a row before any of their result.
+# They need all elements of a row before any of their result.
+COLLECTIVES = REDUCTIONS | SCANS | {Op.KTHVALUE}
 COMMUTATIVE = frozenset(
     {Op.ADD, Op.MUL, Op.MAXIMUM, Op.MINIMUM, Op.EQ, Op.NE, Op.AND, Op.OR, Op.XOR}
 )
@@ -374,6 +380,14 @@ def _reduction(values: tuple[Value, ...], arg: object) -> Value:
     return Value(tuple(inner), varies, operand.dtype, None, operand.spread and arg < -1)
 
 
+def _kthvalue(values: tuple[Value, ...], arg: object) -> Value:
+    *pieces, rank = values
+    assert rank.dtype is torch.int32 and not rank.inner, f"a rank is a number: {values}"
+    found = _reduction((pieces[0],), arg)
+    is_of_row = any(each.varies is Varies.ROW for each in values)
+    return replace(found, varies=Varies.ROW) if is_of_row else found
+
+
 def _grouped(values: tuple[Value, ...], arg: object) -> Value:
     (operand,), (op, size) = values, arg
     assert op in REDUCTIONS and operand.spread and operand.inner[-1] % size == 0, (values, arg)
@@ -451,6 +465,7 @@ INFER: dict[Op, Rule] = {
     **dict.fromkeys((Op.SUM, Op.PROD, Op.MAX, Op.MIN), _of(_reduction, *NUMBERS)),
     Op.MEAN: _of(_reduction, *FLOATS),
     **dict.fromkeys((Op.ANY, Op.ALL), _of(_reduction, *MASKS)),
+    Op.KTHVALUE: _of(_kthvalue, torch.float32, torch.int32),
     **dict.fromkeys(SCANS, _of(_scan, *NUMBERS)),
 }
 # fmt: on

@@ -1,4 +1,4 @@
-"""Elements by their rank, with their indices: argmax, topk, sort, and the indices of x.max(dim).
+"""The first elements of an axis with their indices: argmax, x.max(dim), and those of topk and sort.
 
 An element and its index are one integer, a key, so one reduction finds both. Its order makes NaN
 the largest element, and of equal elements the one of the smaller index comes first. Torch promises
@@ -12,16 +12,16 @@ from typing import NamedTuple
 
 import torch
 
-from ..errors import DtypeError, ShapeError, UnsupportedError
+from ..errors import DtypeError, UnsupportedError
 from .dtypes import STORAGE
 from .factories import index
-from .functions import formulas, implements, maximum, minimum, where
+from .functions import formulas, maximum, minimum, where
 from .ops import Op, not_computed
 from .parts import cat
 from .promotion import FLOAT, INT64, cast, scalar
 from .reductions import amax, amin, reduced
 from .shapes import axis_of, reshaped
-from .tensor import Deferred, Length, Tensor, copy, fail, node
+from .tensor import Deferred, Tensor, copy, fail, node
 
 MOST_RANKS = 64  # elements of topk and sort; each takes a reduction
 INT32 = torch.int32
@@ -35,14 +35,20 @@ class Ranked(NamedTuple):
     indices: Tensor
 
 
+def refuse_unranked(x: Tensor, what: str) -> None:
+    """Raise DtypeError if elements of this dtype have no keys."""
+    dtype = x._value.dtype
+    if dtype in STORAGE:
+        fail(DtypeError, not_computed(dtype))
+    if dtype not in (FLOAT, INT32):
+        name = str(x.dtype).removeprefix("torch.")
+        fail(DtypeError, f"{what} of {name}: it takes floats and int32, write x.int()")
+
+
 def _keys(x: Tensor, axis: int, smaller: bool, what: str) -> Tensor:
     """The key of each element, with its index along an axis."""
     v = x._value
-    if v.dtype in STORAGE:
-        fail(DtypeError, not_computed(v.dtype))
-    if v.dtype not in (FLOAT, INT32):
-        name = str(x.dtype).removeprefix("torch.")
-        fail(DtypeError, f"{what} of {name}: it takes floats and int32, write x.int()")
+    refuse_unranked(x, what)
     size = x._sizes[axis] if x.ndim else 1
     if size == 1 and not (v.spread and axis == -1):
         return node(Op.KEY, x, scalar(x, 0, INT64), arg=smaller)
@@ -50,10 +56,10 @@ def _keys(x: Tensor, axis: int, smaller: bool, what: str) -> Tensor:
     return node(Op.KEY, x, places, arg=smaller)
 
 
-def _first(x: Tensor, dim: object, keepdim: bool, is_largest: bool, what: str) -> Tensor:
+def first_index(x: Tensor, dim: object, keepdim: bool, is_largest: bool, what: str) -> Tensor:
     """The index of the first of the largest or smallest elements, or of the first NaN."""
     if dim is None and x.ndim > 1:
-        found = _first(reshaped(x, (x._sizes.numel(),)), -1, False, is_largest, what)
+        found = first_index(reshaped(x, (x._sizes.numel(),)), -1, False, is_largest, what)
         return reshaped(found, (1,) * x.ndim) if keepdim else found
     axis = axis_of(x, -1 if dim is None else dim)
     smaller = not is_largest
@@ -65,7 +71,7 @@ def _first(x: Tensor, dim: object, keepdim: bool, is_largest: bool, what: str) -
 
 
 def _arg(is_largest: bool, what: str) -> Callable:
-    return lambda input, dim=None, keepdim=False: _first(input, dim, keepdim, is_largest, what)
+    return lambda input, dim=None, keepdim=False: first_index(input, dim, keepdim, is_largest, what)
 
 
 def _extreme_or_pairwise(name: str, is_largest: bool) -> Callable:
@@ -84,21 +90,18 @@ def _extreme_or_pairwise(name: str, is_largest: bool) -> Callable:
             values = whole(input, axis, keepdim)
         what = f"x.{name}(dim).indices"
         given = copy(input)  # which keeps its value if input is changed in place
-        indices = Deferred(values, lambda: _first(given, dim, keepdim, is_largest, what))
+        indices = Deferred(values, lambda: first_index(given, dim, keepdim, is_largest, what))
         return Ranked(values, indices)
 
     return function
 
 
-def _ranked(x: Tensor, k: int, axis: int, is_largest: bool, what: str) -> Ranked:
-    """The first k elements along an axis, in order."""
+def first_ranks(x: Tensor, k: int, axis: int, is_largest: bool, what: str) -> Ranked:
+    """The first k elements along an axis, in order, MOST_RANKS at most."""
     of_any_length = x._builder.multiple is not None and x._value.spread and axis == -1
     if of_any_length and what == "sort":
         fail(UnsupportedError, "sort of a row of any length (dynamic_n=True): write x.topk(k) for "
              "the first k, or leave dynamic_n out")  # fmt: skip
-    if k > MOST_RANKS:
-        remedy = "a threshold can be found by bisection, as docs/language.md shows"
-        fail(UnsupportedError, f"{what} of {k} elements: at most {MOST_RANKS} are found; {remedy}")
     if of_any_length:
         x._builder.least = max(x._builder.least, k)
     keys = _keys(x, axis, not is_largest, what)
@@ -112,30 +115,6 @@ def _ranked(x: Tensor, k: int, axis: int, is_largest: bool, what: str) -> Ranked
     values = node(Op.KEY_VALUE, both, arg=v.dtype)
     values = values if v.stored is None else cast(values, v.stored)
     return Ranked(values, node(Op.KEY_INDEX, both, arg=not is_largest))
-
-
-@implements("topk")
-def topk(input, k, dim=-1, largest=True, sorted=True):
-    """The k largest or smallest elements in order and their indices, k at most 64."""
-    axis, size = axis_of(input, dim), input._sizes[dim] if input.ndim else 1
-    if isinstance(k, Length):
-        int(k)  # it raises, and says why
-    if type(k) is not int or not 1 <= k <= size:
-        fail(ShapeError, f"topk(k={k!r}) of {size} elements: k is a number from 1 to {size}")
-    return _ranked(input, k, axis, largest, "topk")
-
-
-@implements("sort")
-def sort(input, dim=-1, descending=False, *, stable=True):
-    """The elements of an axis of at most 64 in order, and their indices; equal ones keep theirs."""
-    axis = axis_of(input, dim)
-    return _ranked(input, input._sizes[axis] if input.ndim else 1, axis, descending, "sort")
-
-
-@implements("argsort")
-def argsort(input, dim=-1, descending=False, *, stable=True):
-    """The indices of `sort`."""
-    return sort(input, dim, descending).indices
 
 
 formulas({

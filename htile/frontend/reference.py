@@ -130,6 +130,16 @@ def _scan(function: Function) -> Function:
     return scan
 
 
+def _kthvalue(x: Tensor, rank: Tensor) -> Tensor:
+    """The element of a rank in a row; NaN of floats where there is none, and 0 of integers."""
+    size = x.shape[-1]
+    found = x.sort(-1).values + 0
+    place = rank.long()[..., None].expand(*found.shape[:-1], 1)
+    is_there = (place >= 0) & (place < size)
+    found = found.gather(-1, place.clamp(0, size - 1))
+    return torch.where(is_there, found, torch.nan if x.is_floating_point() else 0)
+
+
 SATURATING = STORAGE - {torch.float8_e5m2, E8M0}  # e5m2 has infinities, and e8m0 gives NaN
 
 
@@ -211,6 +221,7 @@ _FUNCTIONS: dict[Op, Function] = {
     Op.CUMSUM: _scan(torch.cumsum),
     Op.CUMPROD: _scan(torch.cumprod),
     Op.SUM_FROM_END: lambda x: _scan(torch.cumsum)(x.flip(-1)).flip(-1),
+    Op.KTHVALUE: _kthvalue,
 }
 
 
@@ -403,6 +414,12 @@ def evaluate(
         elif node.op in REDUCTIONS:
             value = values[node.inputs[0]].movedim(node.arg or -1, -1)
             value = EVALUATE[node.op]((value,), node.arg, dtype).squeeze(-1)
+        elif node.op is Op.KTHVALUE:
+            *pieces, rank = (values[i] for i in node.inputs)
+            axis = node.arg or -1
+            row = torch.cat([each.movedim(axis, -1) for each in pieces], -1)
+            rank = _aligned(rank, count, len(inner))
+            value = EVALUATE[node.op]((row, rank), node.arg, dtype).squeeze(-1)
         elif node.op in SCANS:
             value = values[node.inputs[0]].movedim(node.arg or -1, -1)
             value = EVALUATE[node.op]((value,), node.arg, dtype).movedim(-1, node.arg or -1)

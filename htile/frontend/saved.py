@@ -94,7 +94,8 @@ class _Cut:
 
     @cached_property
     def compared(self) -> set[int]:
-        """The largest and smallest of computed values that are compared with these again.
+        """The largest and smallest of computed values, and those of a rank, which are compared with
+        these again.
 
         The backward kernel might compute the values with other bits than the forward one did. Then
         none would be equal to a maximum that is kept, so it is found again.
@@ -105,7 +106,8 @@ class _Cut:
             readers = self.readers.get(id, ())
             todo = [reader for reader in readers if reader.op in MOVEMENTS]
             readers = [*readers, *(r for each in todo for r in self.readers.get(each.id, ()))]
-            if node.op in (Op.MAX, Op.MIN) and any(reader.op is Op.EQ for reader in readers):
+            is_compared = any(reader.op is Op.EQ for reader in readers)
+            if node.op in (Op.MAX, Op.MIN, Op.KTHVALUE) and is_compared:
                 operand = self.graph[node.inputs[0]]
                 while operand.op in EXACT:
                     operand = self.graph[operand.inputs[0]]

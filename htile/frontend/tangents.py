@@ -207,8 +207,8 @@ def _as_it_is(a: Algebra, step: Step, t: int) -> int:
 
 
 def _of_weights(a: Algebra, step: Step, t: int) -> int:
-    """Of MAX, MIN and PROD: the sum of tangents, each by the slope of its element."""
-    (slope,), axis = DERIVE[step.node.op](a, step, a.number(1.0)), step.node.arg
+    """Of MAX, MIN, PROD and KTHVALUE: the sum of tangents, each by its element's slope."""
+    (slope, *_), axis = DERIVE[step.node.op](a, step, a.number(1.0)), step.node.arg
     if isinstance(slope, Masked):
         t = a.select(a.mul(t, slope.value), ((slope.mask, slope.holds),))
     else:
@@ -223,7 +223,7 @@ def _of_products(a: Algebra, step: Step, t: int) -> int:
 MOVED = (Op.RESHAPE, Op.SLICE, Op.SHIFT, Op.PERMUTE, Op.EXPAND, Op.TAKE, Op.LOOKUP)
 PUSH: dict[Op, Rule] = {
     **dict.fromkeys((*MOVED, Op.SUM, Op.MEAN, Op.CUMSUM, Op.SUM_FROM_END), _as_it_is),
-    **dict.fromkeys((Op.MAX, Op.MIN, Op.PROD), _of_weights), Op.CUMPROD: _of_products,
+    **dict.fromkeys((Op.MAX, Op.MIN, Op.PROD, Op.KTHVALUE), _of_weights), Op.CUMPROD: _of_products,
 }
 
 

@@ -18,9 +18,9 @@ from . import flips as flips  # fill the table, as what they import does
 from . import in_place as in_place
 from . import losses as losses
 from . import matrices as matrices
+from . import order_statistics as order_statistics
 from . import parts as parts
 from . import products as products
-from . import ranks as ranks
 from . import scans as scans
 from . import tables as tables
 from .captures import check_static, line_of

@@ -70,6 +70,12 @@ def plans_for(
             "rows, x.unflatten(-1, (parts, -1)), and add what the parts before have in total",
             scan.loc,
         )
+    if not plans and (ranked := next((n for n in graph if n.op is Op.KTHVALUE), None)):
+        raise UnsupportedError(
+            f"an element by its rank in rows of {graph.n} elements: {target.arch.name} does not "
+            "hold them in registers. Bisection finds one in longer rows, as docs/language.md shows",
+            ranked.loc,
+        )
     if not plans and graph.over_rows:
         over = graph.over_rows[0]
         name = "sum" if over.over is Op.SUM else "amax"

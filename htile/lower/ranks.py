@@ -7,6 +7,7 @@ row that is held find all links in one stage (`htile.compute.ranks`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -134,12 +135,17 @@ def _chain(graph: Graph, results: list[int]) -> Chain:
     first = graph[results[0]]
     keys = _pieces(graph, graph[first.inputs[0]], KINDS[first.op][0])
     elements, indices = zip(*(graph.operands(key) for key in keys), strict=True)
-    free = min(MOST_BITS, *(_zero_bits(graph, element) for element in elements))
+    free = least_zero_bits(graph, [element.id for element in elements])
     last = max(_largest(graph, index) for index in indices)
     bits = free if last < 1 << free else 0
     group = min(_group(graph, key) for key in keys)
     ids = tuple(key.id for key in keys)
     return Chain(tuple(results), ids, first.op is Op.MIN, bits, group)
+
+
+def least_zero_bits(graph: Graph, elements: Iterable[int]) -> int:
+    """How many of the lowest bits of these values are known to be zero, MOST_BITS at most."""
+    return min([MOST_BITS, *(_zero_bits(graph, graph[id]) for id in elements)])
 
 
 def _group(graph: Graph, key: Node) -> int:

@@ -6,8 +6,8 @@ comes after it, once a row, are ordinary nodes: a norm is `SUM` and a square roo
 worked on in loops over its chunks would need one loop for each stage. `SOFTMAX` and `MOMENTS` save
 a loop: they carry two reductions at once, although the second one needs the result of the first.
 
-The scans of a stage have an exchange of their own. They need a row that is held in registers: no
-loop carries them.
+The scans of a stage have an exchange of their own, and its elements of a rank take one for each of
+their bits. Both need a row that is held in registers: no loop carries them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from math import inf
 from ..frontend.graph import Graph
 from ..frontend.ops import COLLECTIVES, SCANS, Op
 from .patterns import strip, subtracted
-from .ranks import Chain
+from .ranks import Chain, least_zero_bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,8 @@ SOFTMAX = Reduction("softmax", LARGER, -inf)
 MOMENTS = Reduction("moments", "MEAN", 0.0, slots=2)
 # A thread has its first keys in order. All ranks of a chain come of one exchange.
 RANKS = Reduction("ranks", LARGER, -inf)
+# All threads count the elements below a number, once for each bit of the one that is looked for.
+KTHVALUE = Reduction("kthvalue", ADD, inf)
 
 CUMSUM = Reduction("cumsum", ADD, 0.0, slots=0)
 CUMPROD = Reduction("cumprod", MUL, 1.0, slots=0)
@@ -62,7 +64,7 @@ SUM_FROM_END = Reduction("sum_from_end", ADD, 0.0, slots=0)
 
 OF_OP: Mapping[Op, Reduction] = {
     Op.SUM: SUM, Op.MEAN: MEAN, Op.PROD: PROD, Op.MAX: MAX, Op.MIN: MIN, Op.ANY: ANY, Op.ALL: ALL,
-    Op.CUMSUM: CUMSUM, Op.CUMPROD: CUMPROD, Op.SUM_FROM_END: SUM_FROM_END,
+    Op.CUMSUM: CUMSUM, Op.CUMPROD: CUMPROD, Op.SUM_FROM_END: SUM_FROM_END, Op.KTHVALUE: KTHVALUE,
 }  # fmt: skip
 
 # A mean and the squares about it come of one exchange, except for rows of more than JOINT_N and
@@ -83,6 +85,7 @@ class Part:
     finite: whether a sum of SOFTMAX is relative to 0 where the maximum is infinite, as logsumexp
         takes it, and nothing else reads the exponentials.
     chain: of RANKS, what its results are the ranks of.
+    zero_bits: of KTHVALUE, how many of the lowest bits of every element are known to be zero.
     """
 
     kind: Reduction
@@ -91,6 +94,7 @@ class Part:
     at_once: bool = False
     finite: bool = False
     chain: Chain | None = None
+    zero_bits: int = 0
 
     @property
     def carries_two_stages(self) -> bool:
@@ -126,6 +130,21 @@ class Reduce:
         return self.parts[0].kind in (CUMSUM, CUMPROD, SUM_FROM_END)
 
     @property
+    def is_by_rank(self) -> bool:
+        """Whether its results are elements of a rank."""
+        return self.parts[0].kind is KTHVALUE
+
+    @property
+    def zero_bits(self) -> int:
+        """How many of the lowest bits are known to be zero, of all elements that are ranked."""
+        return min(part.zero_bits for part in self.parts)
+
+    @property
+    def waits(self) -> int:
+        """How often threads wait for each other."""
+        return 32 - self.zero_bits if self.is_by_rank else int(self.exchanges)
+
+    @property
     def is_pair(self) -> bool:
         """Whether a maximum and the sum of exponentials below it come of this one exchange."""
         return self.parts[0].at_once and self.parts[0].kind is SOFTMAX
@@ -135,13 +154,18 @@ class Reduce:
         """Places of the exchange buffer that it takes; scans take others."""
         if not self.exchanges or self.is_scan:
             return 0
+        if self.is_by_rank:
+            return self.waits * len(self.results)
         return self.parts[0].kind.slots if self.parts[0].at_once else len(self.results)
 
     def operands(self, graph: Graph) -> tuple[int, ...]:
-        """The nodes whose elements are reduced: one for each result, and of ranks all keys."""
+        """The nodes that are reduced: one for each result, of ranks all keys, and of an element of
+        a rank all pieces of its row and the rank."""
         found: list[int] = []
         for id, part in zip(self.results, self.parts, strict=True):
-            if part.chain is None:
+            if part.kind is KTHVALUE:
+                found += graph[id].inputs
+            elif part.chain is None:
                 found.append(graph[id].inputs[0])
             elif id == part.results[0]:
                 found += part.chain.keys
@@ -161,8 +185,10 @@ def _relative_sum(graph: Graph, id: int) -> Part | None:
 
     A thread sums the terms relative to a reference of its own, and moves the sum later.
     """
+    if graph[id].op is not Op.SUM:
+        return None
     (term,) = graph.operands(graph[id])
-    if graph[id].op is not Op.SUM or len({*term.inputs}) != 1:
+    if len({*term.inputs}) != 1:
         return None
     difference = graph[term.inputs[0]]
     kind, op = (SOFTMAX, Op.MAX) if term.op is Op.EXP else (MOMENTS, Op.MEAN)
@@ -190,20 +216,24 @@ def assign_stages(graph: Graph, chains: Sequence[Chain] = ()) -> dict[int, int]:
 
 
 def by_stage(graph: Graph, chains: Sequence[Chain] = ()) -> list[Reduce]:
-    """The reductions of each stage as one exchange, in order, and its scans as another.
+    """The reductions of each stage as one exchange, in order, its scans as another, and what it
+    has of elements of a rank as a third.
 
     Those of chains come last in their stage.
     """
     stage = assign_stages(graph, chains)
     ranks = {c.results[0]: Part(RANKS, c.results, chain=c) for c in chains}
     chained = {id for chain in chains for id in chain.results}
-    parts: dict[tuple[int, bool], list[Part]] = {}
+    parts: dict[tuple[int, int], list[Part]] = {}
     for node in graph:
         if node.op in COLLECTIVES and node.id not in chained:
-            key = stage[node.id], node.op in SCANS
-            parts.setdefault(key, []).append(Part(OF_OP[node.op], (node.id,)))
+            by_rank = node.op is Op.KTHVALUE
+            bits = least_zero_bits(graph, node.inputs[:-1]) if by_rank else 0
+            key = stage[node.id], 2 if by_rank else int(node.op in SCANS)
+            part = Part(OF_OP[node.op], (node.id,), zero_bits=bits)
+            parts.setdefault(key, []).append(part)
     for id, part in ranks.items():
-        parts.setdefault((stage[id], False), []).append(part)
+        parts.setdefault((stage[id], 0), []).append(part)
     return _numbered(_exchange_of(k, each) for (k, _), each in sorted(parts.items()))
 
 

@@ -100,7 +100,7 @@ class Sweeps:
         self.all = tuple(sweeps)
         self.loops = [sweep for sweep in sweeps if sweep.is_loop]
         self.reduces = [reduce for sweep in sweeps for reduce in sweep.reduces]
-        self.exchanges = sum(reduce.exchanges for reduce in self.reduces)
+        self.exchanges = sum(reduce.waits for reduce in self.reduces)
         self.slots = sum(reduce.slots for reduce in self.reduces)
         scanned = [id for reduce in self.reduces if reduce.is_scan for id in reduce.results]
         self.scans = len(scanned)
@@ -153,7 +153,8 @@ class Work:
     early: what is computed as soon as rows are on their way: what is at indices, and those.
     early_in_loops: the same, if a row is worked on in loops. Rows of tables are not among it.
     has_pair: whether a maximum and the sum of exponentials below it can be one exchange.
-    scans: the scans, which need a row that is held.
+    scans: the scans.
+    needs_held: whether a row has to be held: there are scans, or elements of a rank.
     """
 
     def __init__(self, graph: Graph, fastmath: bool = False, in_tiles: bool = False):
@@ -182,6 +183,7 @@ class Work:
         self.stages = len(self._by_stage)
         self.has_pair = len(self._paired) < self.stages
         self.scans = tuple([node for node in graph if node.op in SCANS])
+        self.needs_held = bool(self.scans) or any(node.op is Op.KTHVALUE for node in graph)
 
     def _early(self) -> tuple[Compute, ...]:
         """Loads of what is at indices that depend on no reduction, and their indices."""

@@ -15,7 +15,7 @@ from enum import Enum
 import networkx as nx
 
 from ..frontend.graph import Graph, Input, Node, Role
-from ..frontend.ops import COLLECTIVES, REDUCTIONS, SCANS, Op, dtype_name
+from ..frontend.ops import COLLECTIVES, SCANS, Op, dtype_name
 from ..lower.reductions import assign_stages
 from .fold import find_rounds
 from .names import INFIX, all_names, counted, expression, flowed, span, strip, type_text
@@ -153,7 +153,7 @@ def kind_of(graph: Graph, node: Node) -> Kind:
         return Kind.SCALAR
     if node.op in SCANS:
         return Kind.SCAN
-    return Kind.REDUCTION if node.op in REDUCTIONS else Kind.ELEMENTWISE
+    return Kind.REDUCTION if node.op in COLLECTIVES else Kind.ELEMENTWISE
 
 
 def needed_in(graph: Graph, stage: Mapping[int, int]) -> dict[int, int]:
@@ -386,11 +386,20 @@ class _Model:
             what = "before any reduction" if stage == 0 else "after the last round"
             if reduced:
                 ops = [self.graph[id].op for id in reduced]
-                many = "two barriers" if len({op in SCANS for op in ops}) > 1 else "one barrier"
+                many = _barriers(ops)
                 what = f"{counted([op.value for op in ops])} behind {many}"
             rounds = [[self.stage[i] for i in self._each(id)] for id in reduced or ids]
             later = max(rounds, key=lambda stages: stages[-1] - stages[0], default=[stage])
             yield Band(stage, stages_text([k - later[0] + stage for k in later]), what)
+
+
+def _barriers(ops: list[Op]) -> str:
+    """How many barriers the reductions and scans of a stage have."""
+    others = len({op in SCANS for op in ops if op is not Op.KTHVALUE})
+    many = ("", "one barrier", "two barriers")[others]
+    if Op.KTHVALUE not in ops:
+        return many
+    return f"{many} and one for each bit" if many else "a barrier for each bit"
 
 
 def stages_text(stages: list[int]) -> str:

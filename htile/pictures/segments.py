@@ -274,11 +274,12 @@ class _Story:
                 texts.append(Text(self._ranks(part.chain), "", Style.BOLD))
         alone = [id for id, p in zip(reduce.results, reduce.parts, strict=True) if p.chain is None]
         for id in alone:
-            (op,) = self.graph[id].inputs
-            line = f"{self.names[id]} = {self.graph[id].op.value}({self._operand(op)})"
+            operands = ", ".join(map(self._operand, self.graph[id].inputs))
+            line = f"{self.names[id]} = {self.graph[id].op.value}({operands})"
             texts.append(Text(line, "", Style.BOLD))
         ctas = self.plan.ctas
-        what = "one barrier" if ctas == 1 else f"one barrier of {ctas} CTAs"
+        what = f"{reduce.waits} barriers" if reduce.waits > 1 else "one barrier"
+        what = what if ctas == 1 else f"{what} of {ctas} CTAs"
         what = what if reduce.exchanges else "of what the barrier before brought"
         kind = Kind.SCAN if reduce.is_scan else Kind.REDUCTION
         box = Box(f"stage{reduce.stage}", kind, _cut(texts), rounds=rounds)

@@ -137,7 +137,7 @@ MISTAKES = {
     "inplace=": (lambda x: F.dropout(x, inplace=True), UnsupportedError, "htile.dropout"),
     "out=": (lambda x, y: torch.add(x, x, out=y), TraceError, "assign the result"),
     "unknown function": (lambda x: torch.cummax(x, -1), UnsupportedError, "torch.cummax is not"),
-    "unknown method": (lambda x: x.median(), UnsupportedError, "x.median is not supported; x.topk"),
+    "unknown method": (lambda x: x.mode(), UnsupportedError, "x.mode is not supported; x.topk"),
     "ranks of int64": (lambda x: x.long().argmax(), DtypeError, "argmax of int64: it takes"),
     "matmul of other sizes": (lambda x: x.view(2, 4) @ x, ShapeError, "must be as long as"),
     "matmul of numbers": (lambda x: x.sum() @ x, ShapeError, "expected a row or a small matrix"),

@@ -28,7 +28,7 @@ from ..plan import Numerics, Plan
 from ..shifting import EACH, ON_THEIR_WAY, shifting
 from ..steps import Home
 from ..vectors import WARP
-from .instructions import SCAN_COSTS
+from .instructions import OF_ROUND, SCAN_COSTS
 from .registers import allowed, estimated_registers, looked_up
 
 OF_EACH_ROW = frozenset({Role.ROW, Role.TAKEN, Role.PER_ROW})
@@ -268,6 +268,8 @@ def _value_costs(plan: Plan) -> int:
         tensors = [i for i in work.graph.inputs if i.role in OF_EACH_ROW]
         steps = STEP * (len(tensors) + len(work.writes))
         found += (DIVISION + steps) * (target.lead - 1)
+    by_rank = [reduce for reduce in plan.sweeps.reduces if reduce.is_by_rank]
+    found += OF_ROUND * sum([reduce.waits * len(reduce.results) for reduce in by_rank])
     if not plan.work.chains or plan.numerics.in_loops:
         return found
     num = plan.numerics

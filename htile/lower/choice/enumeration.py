@@ -101,7 +101,7 @@ def plans_of_work(work: Work, target: Target) -> list[Plan]:
     if work.graph.over_rows:
         return list(plans_over_rows(work, target, enumeration.held()))
     plans = list(enumeration.held())
-    if work.scans:  # of rows that are held; one CTA may not hold the rows of many inputs
+    if work.needs_held:  # One CTA may not hold the rows of many inputs
         return plans or list(enumeration.held_in_clusters())
     if work.graph.n >= MIN_CLUSTER_N or not plans:
         plans += enumeration.in_loops()

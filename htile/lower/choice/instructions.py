@@ -13,7 +13,7 @@ import torch
 from ...frontend.graph import Graph
 from ...frontend.ops import Op
 from ..patterns import Function
-from ..reductions import CUMPROD, CUMSUM, MOMENTS, SOFTMAX, SUM_FROM_END, Part
+from ..reductions import CUMPROD, CUMSUM, KTHVALUE, MOMENTS, SOFTMAX, SUM_FROM_END, Part
 from ..steps import Compute
 
 LEAVES = frozenset({Op.INPUT, Op.CONST})
@@ -45,6 +45,8 @@ SHARED_DIVISOR_COSTS = {Function.EXACT: (3, 0), Function.NEAR: (2, 0)}
 # Instructions for an element; other parts take one. A scan takes more for each vector.
 PART_COSTS = {SOFTMAX: 6, MOMENTS: 6, CUMSUM: 2, CUMPROD: 2, SUM_FROM_END: 2}
 SCAN_COSTS = 18  # instructions of a scan for each vector of a thread, and each word of an element
+COUNTED = 2  # to count an element that is less than a number, for each bit that is looked for
+OF_ROUND = 16  # instructions of a thread for what each bit takes beside, and each result
 TAKEN = 8  # instructions for what is at an index: its address, the load, and what converts it
 # Instructions of a thread for a row of a table, beside those that load its elements: whether the
 # index is one of the table, the address, and what the elements are if it is not.
@@ -59,7 +61,7 @@ def sweep_costs(
 ) -> tuple[int, int]:
     """Instructions of a sweep for each element, and those of them for MUFU."""
     chains = {part.chain for part in parts} - {None}
-    plain = [PART_COSTS.get(part.kind, 1) for part in parts if part.chain is None]
+    plain = [_part_cost(part) for part in parts if part.chain is None]
     count, special = sum(plain) + sum([chain.sorting for chain in chains]), 0
     counters = set()  # four words of one counter take about what one takes
     for step in computes:
@@ -70,6 +72,12 @@ def sweep_costs(
         own, own_special = _step_costs(graph, step)
         count, special = count + own, special + own_special
     return count, special
+
+
+def _part_cost(part: Part) -> int:
+    if part.kind is KTHVALUE:
+        return COUNTED * (32 - part.zero_bits)
+    return PART_COSTS.get(part.kind, 1)
 
 
 def seldom(graph: Graph, computes: tuple[Compute, ...]) -> int:

@@ -90,7 +90,7 @@ def _prefer(work: Work, target: Target) -> Preference:
     worked on in loops. Rows that are only read and very long rows are streamed.
     """
     n = work.graph.n
-    if work.scans and n > SHORT_N:  # not measured
+    if work.needs_held and n > SHORT_N:  # not measured
         is_one = target.arch.max_cluster == 1
         return Preference(Form.HELD, 1024 if is_one else 512, 16, "direct", clustered=not is_one)
     if n > VERY_LONG_N:

@@ -227,6 +227,8 @@ def reduce_held(names: Names, step: Reduce) -> list[str]:
         verb = "online_logsumexp" if step.parts[0].finite else "online_softmax"
         x = names.operand(step.operands(graph)[0])
         return located([f"    {results} = ctx.{verb}({x}, slot={slot})"], first)
+    if step.is_by_rank:
+        return _by_rank(names, step, slot)
     alone = [part for part in step.parts if part.chain is None]
     lines: list[str] = []
     if alone:
@@ -246,6 +248,23 @@ def reduce_held(names: Names, step: Reduce) -> list[str]:
             lines += _ranks(names, part, slot)
             slot += len(part.results)
     return lines
+
+
+def _by_rank(names: Names, step: Reduce, slot: int) -> list[str]:
+    """The elements of a rank of a stage."""
+    graph = names.plan.graph
+    rows, ranks = [], []
+    for id in step.results:
+        *pieces, rank = graph[id].inputs
+        texts = [names.operand(piece) for piece in pieces]
+        rows.append(tuple_of(texts) if len(texts) > 1 else texts[0])
+        ranks.append(names.operand(rank))
+    several = len(step.results) > 1
+    args = [tuple_of(rows) if several else rows[0], tuple_of(ranks) if several else ranks[0]]
+    args += [f"slot={slot}"] + ([f"zero_bits={step.zero_bits}"] if step.zero_bits else [])
+    results = ", ".join(names.values[id] for id in step.results)
+    call = wrapped_call(f"    {results} = ctx.kthvalue(", args, ")")
+    return located(call, graph[step.results[0]])
 
 
 def _ranks(names: Names, part: Part, slot: int) -> list[str]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate
-from math import gcd, inf
+from math import gcd, inf, isnan, nan
 
 import torch
 
@@ -32,6 +32,7 @@ FEW_PIECES = 8  # Rows that are cut into so many are as fast as whole ones (docs
 # What a reduction of these kinds combines with x to x.
 NEUTRAL = {
     Op.SUM: 0, Op.MEAN: 0, Op.PROD: 1, Op.MAX: -inf, Op.MIN: inf, Op.ANY: False, Op.ALL: True,
+    Op.KTHVALUE: nan,  # behind all others
 }  # fmt: skip
 Span = tuple[int, int]  # of columns: the first one, and the one behind the last
 
@@ -210,7 +211,8 @@ class _Lifting:
         if node.op is Op.MEAN:
             return self._mean(node, lifted, start, end)
         part = self._there(lifted, start, end, _neutral(node.op, dtype), dtype, node)
-        return self.new.add(node.op, (part,), node.arg, node.loc)
+        rest = [self.ids[i] for i in node.inputs[1:]]
+        return self.new.add(node.op, (part, *rest), node.arg, node.loc)
 
     def _there(
         self, lifted: int, start: int, end: int, beside: object, dtype: torch.dtype, node: Node
@@ -306,4 +308,6 @@ def _neutral(op: Op, dtype: torch.dtype) -> object:
     if dtype.is_floating_point or dtype is torch.bool:
         return float(neutral) if dtype.is_floating_point else neutral
     limits = torch.iinfo(dtype)
+    if isnan(neutral):
+        return limits.max
     return {-inf: limits.min, inf: limits.max}.get(neutral, neutral)

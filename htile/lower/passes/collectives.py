@@ -52,15 +52,7 @@ class Collectives:
         self, node: Node, wanted: Wanted, at: int, k: int, start: int, size: int
     ) -> int:
         """The reduction of the k-th part of an axis."""
-        (operand,) = node.inputs
-        key = ("reduced", node.id, k)
-        if key not in self.factors and any(index.steps for index in wanted[at:]):
-            self.factors[key] = [(size, False)]  # columns lie inside of it
-            self._refuse_many(node, size, 1)
-        parts, inside = [], []
-        for index, inside in self._blocks(key, size):  # noqa: B007 (they are the same)
-            place = Index(start).plus(index)
-            parts.append(self._want(operand, (*wanted[:at], place, *wanted[at:])))
+        parts, inside = self._parts(node, wanted, at, k, start, size)
         outside = axes_of(wanted)
         count = len(parts)
         while len(parts) > 1:
@@ -77,6 +69,40 @@ class Collectives:
             number = self._add(Placed(Op.CONST, (), float(count), (), node))
             found = self._computed(Op.DIV, (found, number), None, node)
         return found
+
+    def _parts(
+        self, node: Node, wanted: Wanted, at: int, k: int, start: int, size: int
+    ) -> tuple[list[int], list[Axis]]:
+        """The pieces of the k-th part of an axis, and the axes of columns that they lie along."""
+        key = ("reduced", node.id, k)
+        if key not in self.factors and any(index.steps for index in wanted[at:]):
+            self.factors[key] = [(size, False)]  # columns lie inside of it
+            self._refuse_many(node, size, 1)
+        parts, inside = [], []
+        for index, inside in self._blocks(key, size):  # noqa: B007 (they are the same)
+            place = Index(start).plus(index)
+            parts.append(self._want(node.inputs[0], (*wanted[:at], place, *wanted[at:])))
+        return parts, inside
+
+    def _of_rank(self, node: Node, wanted: Wanted) -> int:
+        """An element by its rank, among all pieces of its axis together."""
+        shape = self.graph[node.inputs[0]].value.inner
+        at = len(shape) + (-1 if node.arg is None else node.arg)
+        rank = self._want(node.inputs[1], ())
+        pieces, along = [], []
+        for k, (start, end) in enumerate(pairwise([0, *self.ends.get(node.id, ()), shape[at]])):
+            parts, inside = self._parts(node, wanted, at, k, start, end - start)
+            if not inside:
+                raise Ungrouped if self.in_groups else UnsupportedError(
+                    f"{shape[at]} elements that are written out one by one are ranked: pass what "
+                    "is ranked as an argument of its own",
+                    node.loc,
+                )  # fmt: skip
+            self._note((*axes_of(wanted), *inside))
+            pieces += [self._along(part, inside[0], node) for part in parts]
+            along += inside
+        inputs, outside = (*pieces, rank), axes_of(wanted)
+        return self._add(Placed(node.op, inputs, None, outside, node, (), tuple(along)))
 
     def _of_equal(self, operand: int, count: int, node: Node) -> int:
         """A reduction of so many equal elements."""
@@ -147,7 +173,10 @@ class Collectives:
 
     def _spread(self, operand: int, wanted: Wanted, axis: Axis, node: Node) -> int:
         """What is wanted of an operand; a row of equal elements if it does not vary there."""
-        found = self._want(operand, wanted)
+        return self._along(self._want(operand, wanted), axis, node)
+
+    def _along(self, found: int, axis: Axis, node: Node) -> int:
+        """A value along an axis; a row of equal elements if it does not vary there."""
         if axis in self.nodes[found].axes:
             return found
         one = 1.0 if node.value.dtype.is_floating_point else 1

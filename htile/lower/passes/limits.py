@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 
 from ...frontend.graph import Builder, Graph, Node, Output, Role
-from ...frontend.ops import REDUCTIONS, SCANS, Op, Value, Varies
+from ...frontend.ops import COLLECTIVES, REDUCTIONS, Op, Value, Varies
 from ..patterns import ancestors, strip
 from .rewrite import rewrite
 
@@ -26,7 +26,8 @@ LARGEST = 2**31 - 1  # of them
 # those for which it holds; and for which it does not hold.
 HOLDS = {Op.LT: 0, Op.LE: 1, Op.EQ: 1}
 FAILS = {Op.GE: 0, Op.GT: 1, Op.NE: 1}
-READ_WHOLE = frozenset({Op.TAKE, Op.LOOKUP, Op.GROUPED, Op.SUM_FROM_END})  # and all reductions
+# Like all reductions, these read elements whatever is wanted of their result.
+READ_WHOLE = frozenset({Op.TAKE, Op.LOOKUP, Op.GROUPED, Op.SUM_FROM_END, Op.KTHVALUE})
 # An integer of each row and what is added to it; or a mask of each row, and for which of its values
 # the row is read.
 End = tuple[int, int | bool]
@@ -117,7 +118,7 @@ def _is_known_early(graph: Graph, node: Node) -> bool:
     made = [graph[id] for id in ancestors(graph, [node])]
     roles = {i.id: i.role for i in graph.inputs}
     return not any(
-        each.value.spread or each.op in REDUCTIONS or each.op in (Op.TAKE, Op.LOOKUP)
+        each.value.spread or each.op in COLLECTIVES or each.op in (Op.TAKE, Op.LOOKUP)
         or roles.get(each.id) in (Role.ROW, Role.COLUMN)
         for each in made
     )  # fmt: skip
@@ -155,7 +156,7 @@ def _spans(graph: Graph) -> list[Span]:
 
 def _span_of_use(graph: Graph, node: Node, reader: Node, after: Span) -> Span:
     """The columns of what one node reads; `after` are those that are read of its result."""
-    if reader.op in REDUCTIONS | SCANS or reader.op in READ_WHOLE or not reader.value.spread:
+    if reader.op in COLLECTIVES or reader.op in READ_WHOLE or not reader.value.spread:
         return 0, graph.n
     condition, chosen, other = reader.inputs if reader.op is Op.WHERE else (node.id, 0, 0)
     if node.id == condition or chosen == other:

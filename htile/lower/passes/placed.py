@@ -73,7 +73,7 @@ class _Building:
             elif each.op is Op.INDEX:
                 ids[k] = self._index(new, each)
             elif each.inside:
-                ids[k] = self._reduction(new, each, ids[each.inputs[0]])
+                ids[k] = self._reduction(new, each, [ids[i] for i in each.inputs])
             elif each.op is not Op.INPUT:
                 ids[k] = new.add(each.op, [ids[i] for i in each.inputs], each.arg, each.of.loc)
         outputs = []
@@ -86,14 +86,15 @@ class _Building:
                 outputs.append(Output(output.name, ids[k], *kinds))
         return new.finish(outputs, graph.structure)
 
-    def _reduction(self, new: Builder, each: Placed, operand: int) -> int:
+    def _reduction(self, new: Builder, each: Placed, operands: list[int]) -> int:
         """A reduction or scan of the row, or a reduction of each group, or of what each has."""
         groups, op, loc = self.groups, each.op, each.of.loc
         inside = frozenset(each.inside)
         if groups is None or not inside & (groups.outer | groups.inner):
-            return new.add(op, (operand,), None, loc)
-        if op in SCANS:
+            return new.add(op, operands, None, loc)
+        if op in SCANS or op is Op.KTHVALUE:
             raise Ungrouped
+        (operand,) = operands
         of_groups, of_elements = bool(inside & groups.outer), bool(inside & groups.inner)
         if each.axes:  # of each group
             if of_groups or not of_elements or not new[operand].value.spread:

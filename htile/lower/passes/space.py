@@ -173,6 +173,8 @@ class _Placing(Collectives):
             return self._reduced(node, wanted)
         if op in SCANS:
             return self._scanned(node, wanted)
+        if op is Op.KTHVALUE:
+            return self._of_rank(node, wanted)
         if op is Op.TAKE:
             leaf = self.graph[inputs[0]]
             row = self._add(Placed(Op.INPUT, (), leaf.arg, (), leaf))

@@ -1,0 +1,349 @@
+"""Elements of long rows by their rank: kthvalue, median and quantile, and single elements of
+`x.sort()` and of `x.topk(k)` with more than 64 elements.
+
+No row is sorted for them: `Op.KTHVALUE` finds one element by itself. So what a sort of a long row
+gives waits until the function takes an element of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cached_property
+
+import torch
+
+from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError
+from .composites import INF, NAN, lerp, where
+from .factories import index
+from .functions import formulas, implements
+from .ops import Op, Value
+from .parts import part, stack
+from .promotion import FLOAT, cast, convert, scalar
+from .ranks import INT32, MOST_RANKS, Ranked, first_index, first_ranks, refuse_unranked
+from .reductions import reduced
+from .shapes import axis_of, reshaped, unsqueeze
+from .tensor import Deferred, Length, Tensor, copy, fail, location, node
+
+# The first elements of an axis take less time together, if they are no more than that, than one by
+# its rank does. Of more, single ones are found by their ranks.
+MOST_TOGETHER = 32
+Rank = int | Tensor  # how many elements come before, from 0 on
+
+
+def at_rank(x: Tensor, axis: int, rank: Rank, what: str) -> Tensor:
+    """The element of a rank in ascending order along an axis, which is dropped.
+
+    NaN is the largest. A rank beyond the axis, which only a tensor may be, gives NaN, and 0 of
+    integers.
+    """
+    refuse_unranked(x, what)
+    found = _at_rank(x, axis, rank, what)
+    return found if x._value.stored is None else cast(found, x._value.stored)
+
+
+def _at_rank(x: Tensor, axis: int, rank: Rank, what: str) -> Tensor:
+    size, dtype = x._sizes[axis] if x.ndim else 1, x._value.dtype
+    if not isinstance(rank, Tensor):
+        near = min(rank, size - 1 - rank)
+        if near < MOST_TOGETHER or size <= MOST_RANKS:
+            is_low = near == rank
+            found = first_ranks(x, near + 1, axis, not is_low, what).values
+            return _last(found, axis if x.ndim else -1, near + 1)
+        return _found(x, axis, scalar(x, rank, INT32))
+    rank = convert(reshaped(rank, ()), INT32)
+    if size <= MOST_RANKS:
+        found = _one_of_few(x, axis, rank, what)
+    else:
+        found = _found(x, axis, rank)
+    if dtype is FLOAT and size > MOST_RANKS:  # it is NaN beyond the row
+        return found
+    is_there = (rank >= 0) & (rank < x.shape[axis])
+    return where(is_there, found, NAN if dtype is FLOAT else 0)
+
+
+def _found(x: Tensor, axis: int, rank: Tensor) -> Tensor:
+    return node(Op.KTHVALUE, x, rank, arg=axis if x.ndim > 1 else None)
+
+
+def _last(found: Tensor, axis: int, count: int) -> Tensor:
+    """The last of so many elements of an axis, without the axis."""
+    return reduced(Op.MAX, part(found, axis, count - 1, 1), axis) if found.ndim else found
+
+
+def _one_of_few(x: Tensor, axis: int, rank: Tensor, what: str) -> Tensor:
+    """The same of a short axis, all of which is sorted."""
+    size = x._sizes[axis]
+    ordered = first_ranks(x, size, axis, False, what).values
+    places = reshaped(index(x._builder, size), (size, *(1,) * (-1 - axis)))
+    is_it = places == rank
+    if x._value.dtype is not FLOAT:
+        return reduced(Op.SUM, where(is_it, ordered, 0), axis)
+    return reduced(Op.MAX, where(is_it, ordered, -INF), axis)
+
+
+class Sorted(Deferred):
+    """The first elements of an axis in order, which wait until the function takes some of them."""
+
+    @staticmethod
+    def __new__(cls, of: Tensor, axis: int, count: int, is_descending: bool, what: str) -> Tensor:
+        inner = list(of._sizes)
+        inner[axis] = count
+        return torch.Tensor._make_wrapper_subclass(cls, inner, dtype=of.dtype, device="meta")
+
+    def __init__(self, of: Tensor, axis: int, count: int, is_descending: bool, what: str):
+        self._of, self._axis, self._count, self._loc = of, axis, count, location()
+        self._is_descending, self._what = is_descending, what
+        super().__init__(of, lambda: self.all.values)
+
+    @cached_property
+    def all(self) -> Ranked:
+        """All of the elements, and their indices."""
+        if self._count > MOST_RANKS:
+            _refuse(self._what, self._count, self._loc)
+        return self._first(self._count)
+
+    def _first(self, count: int) -> Ranked:
+        return first_ranks(self._of, count, self._axis, self._is_descending, self._what)
+
+    @property
+    def _value(self) -> Value:
+        inner = list(self._of._value.inner)
+        inner[self._axis] = self._count
+        return replace(self._of._value, inner=tuple(inner))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the elements."""
+        return self._of.dtype
+
+    def _copied(self) -> Tensor:
+        if self._made is not None:
+            return Tensor(self._builder, self._id)
+        of = copy(self._of)
+        return Sorted(of, self._axis, self._count, self._is_descending, self._what)
+
+    def _later(self, op: Op, operands: tuple[Tensor, ...], arg: object) -> Tensor | None:
+        """What an operation takes of the elements; None where it takes more than a few."""
+        if self._made is not None:
+            return None
+        over = -1 if arg is None else arg
+        if op is Op.SLICE and arg[0] == self._axis:
+            return self._part(*arg[1:])
+        if op is Op.TAKE:
+            return self._at(operands[1])
+        if op in (Op.MAX, Op.MIN) and over == self._axis:
+            return self._extreme(op)
+        return None
+
+    def _extreme(self, op: Op) -> Tensor:
+        """The largest, or the smallest one, which is NaN if any is. NaN is the largest of all."""
+        ends = self._at(0), self._at(self._count - 1)
+        largest, smallest = ends if self._is_descending else ends[::-1]
+        if op is Op.MAX:
+            return largest
+        return smallest if self._of._value.dtype is not FLOAT else where(
+            torch.isnan(largest), NAN, smallest
+        )  # fmt: skip
+
+    def _part(self, start: int, step: int, size: int) -> Tensor | None:
+        if size == 1:
+            return unsqueeze(self._at(start), self._axis)
+        if start == 0 and step == 1 and size <= MOST_RANKS:
+            return self._first(size).values
+        return None
+
+    def _at(self, place: Rank) -> Tensor:
+        size = self._of.shape[self._axis]
+        return at_rank(
+            self._of, self._axis, size - 1 - place if self._is_descending else place, self._what
+        )
+
+
+def _refuse(what: str, count: int, loc: object) -> None:
+    fail(UnsupportedError, f"{what} of {count} elements: at most {MOST_RANKS} are found at once. "
+         f"One of them can be taken, as {what}(...).values[k - 1], and what lies above it is "
+         f"torch.where(x >= values[k - 1], x, 0)", loc)  # fmt: skip
+
+
+def _later(x: Tensor, count: int, axis: int, is_descending: bool, what: str) -> Ranked:
+    """So many elements of a long axis in order, of which single ones can be taken."""
+    refuse_unranked(x, what)
+    if isinstance(x.shape[axis], Length):
+        x._builder.least = max(x._builder.least, count)
+    values = Sorted(copy(x), axis, count, is_descending, what)
+    return Ranked(values, Deferred(x, lambda: values.all.indices))
+
+
+@implements("topk")
+def topk(input, k, dim=-1, largest=True, sorted=True):
+    """The k largest or smallest elements in order and their indices.
+    Of more than 64, single values can be taken, as x.topk(500).values[-1]."""
+    axis, size = axis_of(input, dim), input._sizes[dim] if input.ndim else 1
+    if isinstance(k, Length):
+        int(k)  # it raises, and says why
+    if type(k) is not int or not 1 <= k <= size:
+        fail(ShapeError, f"topk(k={k!r}) of {size} elements: k is a number from 1 to {size}")
+    if k > MOST_TOGETHER:
+        return _later(input, k, axis, largest, "topk")
+    return first_ranks(input, k, axis, largest, "topk")
+
+
+@implements("sort")
+def sort(input, dim=-1, descending=False, *, stable=True):
+    """The elements of an axis in order, and their indices; equal ones keep theirs.
+    Of more than 64, single values can be taken, as x.sort().values[k]."""
+    axis = axis_of(input, dim)
+    size = input._sizes[axis] if input.ndim else 1
+    if size > MOST_RANKS and not isinstance(input.shape[axis], Length):
+        return _later(input, size, axis, descending, "sort")
+    return first_ranks(input, size, axis, descending, "sort")
+
+
+@implements("argsort")
+def argsort(input, dim=-1, descending=False, *, stable=True):
+    """The indices of `sort`."""
+    return sort(input, dim, descending).indices
+
+
+def _with_index(x: Tensor, axis: int, found: Tensor, keepdim: bool, what: str) -> Ranked:
+    """An element and its index, which is that of the first of equal ones."""
+    kept = unsqueeze(found, axis) if x.ndim else found
+    given, value = copy(x), copy(kept)
+
+    def place() -> Tensor:
+        is_it = given == value
+        if given._value.dtype is FLOAT:
+            is_it = is_it | (torch.isnan(given) & torch.isnan(value))
+        return first_index(convert(is_it, FLOAT), axis, keepdim, True, what)
+
+    return Ranked(kept if keepdim else found, Deferred(kept if keepdim else found, place))
+
+
+@implements("kthvalue")
+def kthvalue(input, k, dim=-1, keepdim=False):
+    """The k-th smallest element and its index, the first of equal ones; NaN is the largest."""
+    axis, size = axis_of(input, dim), input._sizes[dim] if input.ndim else 1
+    if type(k) is not int or not 1 <= k <= size:
+        fail(ShapeError, f"kthvalue(k={k!r}) of {size} elements: k is a number from 1 to {size}")
+    if isinstance(input.shape[axis] if input.ndim else 1, Length):
+        input._builder.least = max(input._builder.least, k)
+    found = at_rank(input, axis, k - 1, "kthvalue")
+    return _with_index(input, axis, found, keepdim, "kthvalue")
+
+
+def _median(skips_nan: bool, what: str):
+    def function(input, dim=None, keepdim=False):
+        refuse_unranked(input, what)
+        if dim is None:
+            x = reshaped(input, (input._sizes.numel(),)) if input.ndim > 1 else input
+            return _middle(x, -1, skips_nan, what) if x.ndim else copy(x)
+        axis = axis_of(input, dim)
+        found = _middle(input, axis, skips_nan, what) if input.ndim else copy(input)
+        return _with_index(input, axis, found, keepdim, what)
+
+    return function
+
+
+def _middle(x: Tensor, axis: int, skips_nan: bool, what: str) -> Tensor:
+    """The lower one of two elements in the middle."""
+    if x._value.dtype is not FLOAT:
+        return at_rank(x, axis, (x.shape[axis] - 1) // 2, what)
+    if skips_nan:
+        return at_rank(x, axis, (_present(x, axis) - 1) // 2, what)
+    found = at_rank(x, axis, (x.shape[axis] - 1) // 2, what)
+    return _nan_of_nan(x, axis, found)
+
+
+def _present(x: Tensor, axis: int) -> Tensor:
+    """How many elements are not NaN."""
+    return reduced(Op.SUM, convert(x == x, INT32), axis)
+
+
+def _nan_of_nan(x: Tensor, axis: int, found: Tensor) -> Tensor:
+    """A result that is NaN where any element is."""
+    result = where(reduced(Op.ANY, torch.isnan(x), axis), NAN, found)
+    return result if x._value.stored is None else cast(result, x._value.stored)
+
+
+WAYS = "linear", "lower", "higher", "midpoint", "nearest"
+
+
+def _quantile(skips_nan: bool, what: str):
+    def function(input, q, dim=None, keepdim=False, *, interpolation="linear"):
+        if input.dtype is not FLOAT:
+            name = str(input.dtype).removeprefix("torch.")
+            fail(DtypeError, f"{what} of {name}: it takes float32, write x.float()")
+        x = input
+        if interpolation not in WAYS:
+            fail(TraceError, f"interpolation={interpolation!r}: expected one of {', '.join(WAYS)}")
+        if not isinstance(q, (Tensor, int, float)) or isinstance(q, bool):
+            fail(TraceError, f"q={q!r}: expected a number from 0 to 1, or a tensor of such")
+        if not isinstance(q, Tensor) and not 0 <= q <= 1:
+            fail(TraceError, f"q={q!r}: expected a number from 0 to 1")
+        if isinstance(q, Tensor) and q.ndim > 1:
+            fail(ShapeError, f"q of shape {tuple(q._sizes)}: expected a number or a vector")
+        axis, shape = -1, (1,) * x.ndim
+        if dim is not None:
+            axis = axis_of(x, dim)
+            shape = (*x._sizes[:axis], 1, *x._sizes[axis:][1:])
+        elif x.ndim > 1:
+            x = reshaped(x, (x._sizes.numel(),))
+
+        def of(share: float | Tensor) -> Tensor:
+            found = _of_share(x, axis, share, interpolation, skips_nan, what)
+            return reshaped(found, shape) if keepdim and shape else found
+
+        if isinstance(q, Tensor) and q.ndim:
+            return stack([of(part(q, -1, k, 1)[0]) for k in range(q._sizes[0])])
+        return of(q)
+
+    return function
+
+
+def _of_share(
+    x: Tensor, axis: int, share: float | Tensor, way: str, skips_nan: bool, what: str
+) -> Tensor:
+    """The quantile of one share of the elements; the position is the share of the last index."""
+    if not x.ndim:
+        return copy(x)
+    last = _present(x, axis) - 1 if skips_nan else x.shape[axis] - 1
+    place = share * (convert(last, FLOAT) if isinstance(last, Tensor) else last)
+    rounded = _below(place)
+    if way == "higher":
+        rounded = -_below(-place)
+    elif way == "nearest":
+        rounded = torch.round(place) if isinstance(place, Tensor) else round(place)
+    found = at_rank(x, axis, rounded, what)
+    weight = 0.5 if way == "midpoint" else place - rounded
+    is_between = isinstance(place, Tensor) or place != rounded
+    if way in ("linear", "midpoint") and is_between:
+        above = _next(x, axis, found, rounded)
+        between = lerp(found, above, weight)
+        is_one = place == rounded
+        found = where(is_one, found, between) if isinstance(is_one, Tensor) else between
+    return found if skips_nan else _nan_of_nan(x, axis, found)
+
+
+def _below(place: float | Tensor) -> Rank:
+    """The largest integer that is not above a number."""
+    return torch.floor(place) if isinstance(place, Tensor) else math.floor(place)
+
+
+def _next(x: Tensor, axis: int, found: Tensor, rank: Rank) -> Tensor:
+    """The element behind the one of a rank: an equal one, or the least that is larger."""
+    each = unsqueeze(found, axis)
+    count = reduced(Op.SUM, convert(x <= each, INT32), axis)
+    larger = reduced(Op.MIN, where(x > each, x, INF), axis, is_first=True)
+    return where(count > rank + 1, found, larger)
+
+
+formulas({
+    "median": ("The middle element, the lower one of two; with dim, (.values, .indices).",
+        _median(False, "median")),
+    "nanmedian": ("`median` of the elements that are not NaN.", _median(True, "nanmedian")),
+    "quantile": ("The element at a share q of the row, between two if need be.",
+        _quantile(False, "quantile")),
+    "nanquantile": ("`quantile` of the elements that are not NaN.",
+        _quantile(True, "nanquantile")),
+})  # fmt: skip

@@ -1,0 +1,310 @@
+"""Elements of long rows by their rank: kthvalue, median, quantile, and single ones of sort."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import htile
+from htile.errors import DtypeError, HTileError, ShapeError, TraceError, UnsupportedError
+from htile.frontend.ops import Op
+from htile.testing import assert_close
+
+INF, NAN = math.inf, math.nan
+BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+I32 = torch.int32
+DTYPES = (F32, BF16, F16, I32)
+
+
+def random(*shape, dtype=F32, seed=0, with_nan=True):
+    """Many elements are equal, and some are infinite or NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(-60, 61, shape, generator=generator)
+    if dtype is I32:
+        return torch.where(x == 60, 2**31 - 1, torch.where(x == -60, -(2**31), x)).to(I32)
+    x = x.float() / 16
+    x = torch.where(x == 3.75, INF, torch.where(x == -3.75, -INF, x))
+    if with_nan:
+        x[torch.rand(shape, generator=generator) < 0.02] = NAN
+    x[torch.rand(shape, generator=generator) < 0.05] = -0.0
+    return x.to(dtype)
+
+
+def ordered(x):
+    """The rows in ascending order, by numpy, which puts NaN last."""
+    return np.sort(x.double().numpy(), axis=-1)
+
+
+def same(found, expected):
+    np.testing.assert_array_equal(found.double().numpy(), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", (1, 2, 7, 64, 65, 200, 1003))
+def test_kthvalue_is_the_element_of_that_rank(n, dtype):
+    x = random(9, n, dtype=dtype, seed=n)
+    f = htile.rowwise(lambda x, k: x.kthvalue(k))
+    for k in sorted({1, 2, n // 3, n // 2, n - 1, n} & {*range(1, n + 1)}):
+        value, place = htile.rowwise(lambda x, k=k: x.kthvalue(k))(x)
+        same(value, ordered(x)[:, k - 1])
+        same(x.gather(-1, place[:, None])[:, 0], ordered(x)[:, k - 1])
+        kept, at = htile.rowwise(lambda x, k=k: torch.kthvalue(x, k, 0, keepdim=True))(x)
+        assert kept.shape == at.shape == (9, 1)
+        same(kept[:, 0], ordered(x)[:, k - 1])
+    with pytest.raises(HTileError, match="k"):
+        f(x, torch.ones(9))
+
+
+@pytest.mark.parametrize("n", (2, 7, 64, 65, 333, 1000))
+def test_of_equal_elements_the_first_has_the_index(n):
+    value, place = htile.rowwise(lambda x: x.median(-1))(torch.zeros(3, n))
+    assert not value.any() and not place.any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", (1, 2, 7, 64, 65, 200, 1003))
+def test_medians(n, dtype):
+    x = random(9, n, dtype=dtype, seed=n)
+    whole, nans = htile.rowwise(lambda x: (x.median(), x.nanmedian()))(x)
+    same(whole, x.median(-1).values.double().numpy() + 0)
+    same(nans, x.nanmedian(-1).values.double().numpy() + 0)
+    value, place = htile.rowwise(lambda x: torch.median(x, -1))(x)
+    same(value, whole.double().numpy())
+    same(x.gather(-1, place[:, None])[:, 0], whole.double().numpy())
+
+
+@pytest.mark.parametrize("n", (1, 2, 64, 65, 333, 1000))
+def test_rows_of_nan_have_no_median(n):
+    x = torch.full((2, n), NAN)
+    x[1, n // 2] = 3.0
+    f = htile.rowwise(lambda x: (x.median(), x.nanmedian(), x.nanquantile(0.3), x.quantile(0.0)))
+    median, nanmedian, nanquantile, quantile = f(x)
+    same(nanmedian, [NAN, 3.0])
+    same(nanquantile, [NAN, 3.0])
+    expected = [NAN, 3.0 if n == 1 else NAN]
+    same(median, expected)
+    same(quantile, expected)
+
+
+SHARES = (0.0, 0.1, 0.25, 0.5, 0.77, 0.999, 1.0)
+
+
+def quantile(q, way):
+    """The function of one share, which is a number that the trace knows."""
+    return htile.rowwise(lambda x: x.quantile(q, interpolation=way))
+
+
+@pytest.mark.parametrize("way", ("linear", "lower", "higher", "midpoint", "nearest"))
+@pytest.mark.parametrize("n", (1, 2, 7, 64, 65, 333, 1000))
+def test_quantiles_are_those_of_float64(n, way):
+    generator = torch.Generator().manual_seed(n)
+    x = torch.randn(9, n, generator=generator)
+    holes = torch.where(torch.rand(9, n, generator=generator) < 0.2, NAN, x)
+    kinds = dict(rtol=1e-6, atol=1e-6, equal_nan=True)
+    for q in SHARES:
+        for given in (x, holes):
+            found = quantile(q, way)(given)
+            expected = given.double().quantile(q, -1, interpolation=way)
+            torch.testing.assert_close(found.double(), expected, **kinds)
+
+
+@pytest.mark.parametrize("n", (65, 333, 1000))
+def test_quantiles_of_what_is_not_nan(n):
+    generator = torch.Generator().manual_seed(n)
+    x = torch.randn(9, n, generator=generator)
+    x = torch.where(torch.rand(9, n, generator=generator) < 0.2, NAN, x)
+    x[3] = NAN
+
+    @htile.rowwise
+    def f(x, q: htile.PerRow):
+        return x.nanquantile(q)
+
+    for q in SHARES:
+        found = f(x, torch.full((9,), q))
+        expected = x.double().nanquantile(q, -1)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_infinite_elements_have_quantiles():
+    """torch interpolates between equal infinities, which gives NaN."""
+    x = torch.full((2, 101), INF)
+    x[0, :60] = -INF
+    found = htile.rowwise(lambda x: (x.quantile(0.5), x.quantile(0.25), x.quantile(0.9)))(x)
+    assert [each.tolist() for each in found] == [[-INF, INF], [-INF, INF], [INF, INF]]
+
+
+def test_several_quantiles_at_once():
+    x = torch.randn(5, 400)
+    found = htile.rowwise(lambda x: x.quantile(torch.tensor([0.2, 0.5, 0.9])))(x)
+    shares = torch.tensor([0.2, 0.5, 0.9], dtype=F64)
+    torch.testing.assert_close(found.double(), x.double().quantile(shares, -1).T, rtol=1e-5, atol=0)
+    kept = htile.rowwise(lambda x: x.quantile(torch.tensor([0.2, 0.5]), -1, keepdim=True))(x)
+    assert kept.shape == (5, 2, 1)
+
+
+def test_a_share_of_each_row():
+    x, q = torch.randn(7, 333), torch.rand(7)
+
+    @htile.rowwise
+    def f(x, q: htile.PerRow):
+        return x.quantile(q)
+
+    pairs = zip(x.double(), q.double(), strict=True)
+    expected = torch.stack([row.quantile(each) for row, each in pairs])
+    torch.testing.assert_close(f(x, q).double(), expected, rtol=1e-4, atol=1e-5)
+    same(f(x, torch.full((7,), 1.5)), np.full(7, NAN))
+
+
+@pytest.mark.parametrize("n", (20, 64, 65, 333))
+def test_a_rank_of_each_row(n):
+    x = random(6, n, seed=n)
+    places = torch.tensor([0, n - 1, -1, -n, n // 2, n])
+
+    @htile.rowwise
+    def f(x, place: htile.PerRow):
+        return x.sort().values[place], x.sort(descending=True).values[place]
+
+    up, down = f(x, places)
+    rising = ordered(x)
+    for m, place in enumerate(places[:5].tolist()):
+        np.testing.assert_array_equal(up[m].item(), rising[m][place])
+        np.testing.assert_array_equal(down[m].item(), rising[m][::-1][place])
+    assert up[5].isnan() and down[5].isnan()  # there is no such element
+
+
+def test_a_rank_of_each_row_of_integers_beyond_the_row_gives_zero():
+    @htile.rowwise
+    def f(x, place: htile.PerRow):
+        return x.sort().values[place]
+
+    x = random(3, 100, dtype=I32)
+    assert f(x, torch.tensor([100, 5000, -101])).tolist() == [0, 0, 0]
+
+
+CASES = {
+    "a mask": lambda x: torch.where(x >= x.topk(100).values[-1], x, 0.0),
+    "a mask, as a part": lambda x: x * (x >= x.topk(100).values[-1:]),
+    "the first of many": lambda x: x.topk(500).values[:5],
+    "the smallest of many": lambda x: x.topk(100).values.min() + x.topk(99).values.max(),
+    "of the smallest": lambda x: x.topk(70, largest=False).values[69],
+    "their extremes": lambda x: (x.sort().values.amax(), x.sort().values.amin()),
+    "all of a few, and one": lambda x: (x.topk(40).values, x.topk(40).values[-1]),
+    "one of a few, and all": lambda x: (x.topk(40).values[7], x.topk(40).indices.sum()),
+    "of what is computed": lambda x: (x * 2 - 1).exp().median(),
+    "twice": lambda x: (x - x.median()).abs().median(),
+    "in heads": lambda x: x.view(4, -1).median(-1).values,
+    "over heads": lambda x: x.view(4, -1).kthvalue(2, 0).values.sum(),
+    "of all heads": lambda x: x.view(4, -1).median(),
+    "of a part": lambda x: x[:300].median() + x[300:].median(),
+    "of parts": lambda x: torch.cat((x[:300], x)).median(),
+    "of pairs": lambda x: x[::2].median() - x[1::2].quantile(0.3),
+    "of groups": lambda x: x.view(-1, 8).median(-1).values.sum(),
+    "of a turned row": lambda x: x.flip(-1).kthvalue(321).values,
+    "of a moved row": lambda x: x.roll(3, -1).kthvalue(321).values,
+    "of a scan": lambda x: x.cumsum(-1).median(),
+    "of equal elements": lambda x: (x.sum() * torch.ones(800)).median(),
+    "of the column": lambda x: torch.arange(x.shape[-1]).float().median() * x,
+    "a whole sort, unused": lambda x: (x, x.sort())[0],
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cases(name):
+    f = htile.rowwise(CASES[name])
+    x = torch.randn(5, 800, generator=torch.Generator().manual_seed(3))
+    assert_close(f, f(x), x)
+
+
+@pytest.mark.parametrize("name", ("the smallest of many", "their extremes"))
+def test_a_least_of_many_is_nan_if_any_is(name):
+    f, x = htile.rowwise(CASES[name]), torch.randn(2, 800)
+    x[0, 5] = NAN
+    assert_close(f, f(x), x)
+
+
+GRADIENTS = {
+    "kthvalue": lambda x: x.kthvalue(70).values * x.sum(),
+    "median": lambda x: (x - x.median()).square(),
+    "median of dim": lambda x: x.median(-1).values.exp() * x,
+    "nanmedian": lambda x: x.nanmedian() * x,
+    "quantile": lambda x: x.quantile(0.3).sin() * x,
+    "threshold": lambda x: torch.where(x >= x.topk(90).values[-1], x, 0.0).square().sum(),
+    "value of a threshold": lambda x: (x - x.topk(90).values[-1]).sigmoid(),
+    "deviation": lambda x: ((x - x.median()).abs().median() + 1).log() * x,
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_are_those_of_float64(name):
+    function = GRADIENTS[name]
+    x = torch.randn(4, 200, generator=torch.Generator().manual_seed(5))
+    own, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+    found = htile.rowwise(function)(own)
+    expected = torch.stack([function(row) for row in exact])
+    g = torch.randn(found.shape, generator=torch.Generator().manual_seed(6))
+    found.backward(g)
+    expected.backward(g.double())
+    torch.testing.assert_close(own.grad.double(), exact.grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_tangents_are_those_of_float64(name):
+    function = GRADIENTS[name]
+    generator = torch.Generator().manual_seed(7)
+    x, t = torch.randn(2, 4, 200, generator=generator)
+    _, found = torch.func.jvp(htile.rowwise(function), (x,), (t,))
+    pairs = zip(x.double(), t.double(), strict=True)
+    rows = [torch.func.jvp(function, (a,), (b,))[1] for a, b in pairs]
+    torch.testing.assert_close(found.double(), torch.stack(rows), rtol=1e-5, atol=1e-5)
+
+
+def test_the_gradient_is_that_of_the_element_with_the_index():
+    x = torch.zeros(1, 200).requires_grad_()
+    value, place = htile.rowwise(lambda x: x.median(-1))(x)
+    value.sum().backward()
+    assert x.grad.nonzero().tolist() == [[0, place.item()]]
+
+
+@pytest.mark.parametrize(
+    ("f", "error", "says"),
+    [
+        (lambda x: x.topk(100).values, UnsupportedError, "at most 64 are found at once"),
+        (lambda x: x.sort().values, UnsupportedError, "values[k - 1]"),
+        (lambda x: x.argsort(), UnsupportedError, "at most 64"),
+        (lambda x: x.topk(65).indices, UnsupportedError, "at most 64"),
+        (lambda x: x.kthvalue(0), ShapeError, "from 1 to 800"),
+        (lambda x: x.kthvalue(801), ShapeError, "from 1 to 800"),
+        (lambda x: x.kthvalue(x.sum()), ShapeError, "from 1 to 800"),
+        (lambda x: x.kthvalue(3, 1), ShapeError, "a row has one axis"),
+        (lambda x: x.long().median(), DtypeError, "median of int64"),
+        (lambda x: (x > 0).median(), DtypeError, "median of bool"),
+        (lambda x: x.bfloat16().quantile(0.5), DtypeError, "write x.float()"),
+        (lambda x: x.quantile(1.5), TraceError, "from 0 to 1"),
+        (lambda x: x.quantile(0.5, interpolation="cubic"), TraceError, "linear"),
+        (lambda x: x.quantile("0.5"), TraceError, "a number from 0 to 1"),
+        (lambda x: x.quantile(x.view(4, -1)), ShapeError, "a number or a vector"),
+        (lambda x: x.to(torch.float8_e4m3fn).median(), DtypeError, "convert it first"),
+    ],
+)  # fmt: skip
+def test_mistakes(f, error, says):
+    with pytest.raises(error) as caught:
+        htile.rowwise(f)(torch.randn(2, 800))
+    assert says in str(caught.value) and "test_order_statistics.py" in str(caught.value)
+
+
+def test_rows_that_registers_do_not_hold_are_refused():
+    f = htile.rowwise(lambda x: x.median())
+    with pytest.raises(UnsupportedError, match="an element by its rank in rows of 1000000"):
+        f.inspect(torch.empty(2, 1000000), arch="sm_90a")
+
+
+def test_ranks_of_one_stage_share_their_exchanges():
+    f = htile.rowwise(lambda x: (x.kthvalue(100).values, x.kthvalue(300).values))
+    kernel = f.inspect(torch.empty(64, 4096, dtype=BF16), arch="sm_90a")
+    assert sum(node.op is Op.KTHVALUE for node in kernel.graph) == 2
+    assert kernel.source.count("ctx.kthvalue(") == 1
+    assert "zero_bits=16" in kernel.source
+    assert kernel.plan.slots == 2 * 16
