@@ -142,7 +142,7 @@ SECTIONS = (
         "is one.",
         (
             traced("A torch function", "return torch.cummax(x, -1)", kind="UnsupportedError"),
-            traced("A method", "return x.median()", kind="UnsupportedError"),
+            traced("A method", "return x.mode()", kind="UnsupportedError"),
             traced("A name that is misspelt", "return x.sofmax(-1)", kind="UnsupportedError"),
             traced("Too many elements by rank", "return x.topk(65).values", kind="UnsupportedError",
                    call="f(torch.ones(4, 100))"),

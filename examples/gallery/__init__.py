@@ -41,6 +41,7 @@ NAMES = (
     "prefix_norm",
     "qk_norm",
     "xsa",
+    "robust_scale",
     "rwkv_gate",
     "shared_expert_gate",
     "attention_residual",
@@ -69,6 +70,7 @@ NAMES = (
     "gated_activation",
     "scaled_activation",
     "rwkv_mix",
+    "topk_activation",
     "dropout_bits",
     "dropout_bits_backward",
     # rows of tables, and rotary embedding

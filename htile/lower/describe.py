@@ -138,6 +138,8 @@ def _describe_reduce(plan: Plan, names: Names, step: Reduce) -> str:
     graph = plan.graph
     if chains := [part for part in dict.fromkeys(step.parts) if part.chain is not None]:
         return _describe_ranks(names, step, chains)
+    if step.is_by_rank:
+        return _describe_by_rank(names, step)
     made = ", ".join(names.values[id] for id in step.made(graph) if id in names.values)
     ops = " and ".join(graph[id].op.value for id in step.results)
     if plan.numerics.in_loops:
@@ -148,6 +150,18 @@ def _describe_reduce(plan: Plan, names: Names, step: Reduce) -> str:
     wait = f"slot {plan.slot(step)}" if step.exchanges else "from the exchange before"
     verb = "scan  " if step.is_scan else "reduce"
     return f"{verb}    stage {step.stage}: {made} = {ops} of {of}, {wait}"
+
+
+def _describe_by_rank(names: Names, step: Reduce) -> str:
+    """The elements of a rank, and how many exchanges bring their bits."""
+    graph, found = names.plan.graph, []
+    for id in step.results:
+        *pieces, rank = graph[id].inputs
+        row = " and ".join(map(names.operand, pieces))
+        number = graph[rank].arg if graph[rank].op is Op.CONST else names.operand(rank)
+        found.append(f"{names.values[id]} = the element of {row} that {number} come before")
+    slots = f"{step.waits} exchanges from slot {names.plan.slot(step)}"
+    return f"reduce    stage {step.stage}: {'; '.join(found)}, {slots}"
 
 
 def _describe_ranks(names: Names, step: Reduce, chains: list[Part]) -> str:

@@ -120,7 +120,7 @@ REDUCES = (
 @pytest.mark.parametrize("function", OWN, ids=lambda function: OWN[function][0])
 def test_dtype_and_value_are_torchs(function):
     spelling, known = OWN[function]
-    if spelling.endswith(("topk", "kthvalue")):  # torch leaves open which of equal elements it gives
+    if spelling.endswith(("topk", "kthvalue")):  # torch leaves open which of equal ones it gives
         every, known = known, lambda *operands: every(*operands).values
     reduces = any(word in spelling for word in REDUCES)
     for operands in combinations(arity(function) or 1):

@@ -135,6 +135,12 @@ def summed_up(x):
     return x.cumsum(-1)
 
 
+@htile.rowwise
+def about_the_middle(x):
+    """Elements by rank in two stages, of which the first has two."""
+    return (x - x.kthvalue(x.shape[-1] // 3).values - x.median()).abs().median()
+
+
 def parts_of(count: int) -> Callable[..., tuple]:
     """What makes a row of so many parts of N elements each."""
 
@@ -181,6 +187,7 @@ def cases(clusters: bool) -> Iterator[Case]:
         yield Case(neighbours.with_plan(form="streamed", cluster_n=1), parts_of(1), m, n)
     for m, n in SHAPES + SCANNED + CLUSTERED * clusters:
         yield Case(shares_up_to, parts_of(1), m, n)
+        yield Case(about_the_middle, parts_of(1), m, n)
         yield Case(neighbours, parts_of(1), m, n)
         for replaced in (None, 0):
             yield Case(summed_up, parts_of(1), m, n, replaced)
