@@ -24,6 +24,7 @@ from .choice.instructions import (
     FREE_ADDRESSES,
     LEAVES,
     LOOKED_UP,
+    counting_cost,
     seldom,
     sweep_costs,
     value_costs,
@@ -120,6 +121,11 @@ class Sweeps:
         if not self.loops:  # what a held row is reduced by
             found += [sweep_costs(self.graph, (), reduce.parts) for reduce in self.reduces]
         return sum([count for count, _ in found]), sum([special for _, special in found])
+
+    @cached_property
+    def counting_costs(self) -> int:
+        """Those of the first that count elements, in loops that need no registers for them."""
+        return sum([counting_cost(part) for reduce in self.reduces for part in reduce.parts])
 
     @cached_property
     def value_costs(self) -> int:

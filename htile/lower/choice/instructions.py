@@ -75,9 +75,12 @@ def sweep_costs(
 
 
 def _part_cost(part: Part) -> int:
-    if part.kind is KTHVALUE:
-        return COUNTED * (32 - part.zero_bits)
-    return PART_COSTS.get(part.kind, 1)
+    return counting_cost(part) or PART_COSTS.get(part.kind, 1)
+
+
+def counting_cost(part: Part) -> int:
+    """Instructions for an element in the loop over the bits of an element by rank; else 0."""
+    return COUNTED * (32 - part.zero_bits) if part.kind is KTHVALUE else 0
 
 
 def seldom(graph: Graph, computes: tuple[Compute, ...]) -> int:

@@ -63,7 +63,7 @@ def _held_registers(plan: Plan) -> float:
     for i in (*work.rows, *tables, *(() if is_late else work.columns)):
         words += max(i.dtype.itemsize / 4, least)
     each = of_loaded * words + of_held * work.held_words(sweeps, is_late)
-    each += of_instruction * min(MOST_COUNTED, sweeps.costs[0])
+    each += of_instruction * min(MOST_COUNTED, sweeps.costs[0] - sweeps.counting_costs)
     each += of_column * len(work.columns) + of_result * len(work.writes)
     return fixed + plan.elements_per_thread * each
 
