@@ -148,11 +148,12 @@ def _reduce_in_order(graph: Graph, order: Callable) -> Graph:
 
 
 def _read(placed: Graph) -> int:
-    """How many elements of rows of memory are read for each row."""
+    """How many elements of rows of memory are read for each row, those one by one included."""
     found: dict[str, list[int]] = {}
     for i in placed.inputs:
-        if i.role is Role.ROW:
+        is_element = i.role is Role.PER_ROW and i.view is not None
+        if i.role is Role.ROW or is_element:
             count = placed.n if i.view is None else i.view.count(placed.n) * i.view.width
             found.setdefault(i.name, [0, placed.n if i.view is None else prod(i.view.shape)])
-            found[i.name][0] += count
+            found[i.name][0] += 1 if is_element else count
     return sum([min(counted, whole) for counted, whole in found.values()])
