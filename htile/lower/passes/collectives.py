@@ -75,8 +75,11 @@ class Collectives:
     ) -> tuple[list[int], list[Axis]]:
         """The pieces of the k-th part of an axis, and the axes of columns that they lie along."""
         key = ("reduced", node.id, k)
-        if key not in self.factors and any(index.steps for index in wanted[at:]):
-            self.factors[key] = [(size, False)]  # columns lie inside of it
+        has_columns = any(index.steps for index in wanted[at:])  # inside of it
+        if self.by_use and axes_of(wanted):
+            key, has_columns = (*key, "row"), True
+        if key not in self.factors and has_columns:
+            self.factors[key] = [(size, False)]
             self._refuse_many(node, size, 1)
         parts, inside = [], []
         for index, inside in self._blocks(key, size):  # noqa: B007 (they are the same)

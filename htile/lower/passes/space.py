@@ -60,11 +60,15 @@ def has_pairs(graph: Graph, elements: int) -> bool:
     return any([node.value.inner[-2:] == (elements, elements) for node in graph])
 
 
-def place(graph: Graph, in_groups: bool = True, most: int = MOST_PIECES) -> Graph:
+def place(
+    graph: Graph, in_groups: bool = True, most: int = MOST_PIECES, by_use: bool = False
+) -> Graph:
     """The placed graph of a traced one; itself if it is placed.
 
     in_groups: whether the columns may be groups of neighbours.
     most: into how many pieces an axis may be cut.
+    by_use: a reduction of one of several axes goes along the columns only where its result is
+        wanted as numbers. Where it is wanted as a row, what is reduced is written out.
 
     Raises UnsupportedError, with the user's line, where rows are cut into too many pieces.
     """
@@ -72,8 +76,8 @@ def place(graph: Graph, in_groups: bool = True, most: int = MOST_PIECES) -> Grap
         return graph
     if in_groups:  # what is refused in groups too is told by the pass without them
         with suppress(Ungrouped, UnsupportedError):
-            return _Placing(graph, in_groups, most).result()
-    return _Placing(graph, False, most).result()
+            return _Placing(graph, in_groups, most, by_use).result()
+    return _Placing(graph, False, most, by_use).result()
 
 
 def _is_placed(graph: Graph) -> bool:
@@ -101,8 +105,8 @@ def _is_placed(graph: Graph) -> bool:
 class _Placing(Collectives):
     """One pass over a graph."""
 
-    def __init__(self, graph: Graph, in_groups: bool, most: int):
-        self.graph, self.in_groups, self.most = graph, in_groups, most
+    def __init__(self, graph: Graph, in_groups: bool, most: int, by_use: bool):
+        self.graph, self.in_groups, self.most, self.by_use = graph, in_groups, most, by_use
         self.groups: Groups | None = None
         # For each axis its factors, the outer ones first: how many elements, and whether they are
         # columns. The others are written out.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from math import prod
 
@@ -64,10 +64,11 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
         if len(best) <= FEW_PIECES * len(graph):
             return best
     chosen = choose_by_column(graph)
-    ways = chosen, graph, reduce_by_column(chosen), reduce_last(graph), reduce_first(graph)
-    for other in dict.fromkeys(ways):
+    ways = [(chosen, False), (graph, False), (reduce_by_column(chosen), False)]
+    ways += [(reduce_last(graph), False), (graph, True)]
+    for other, by_use in dict.fromkeys(ways):
         try:
-            found = place(other, in_groups)
+            found = place(other, in_groups, by_use=by_use)
         except UnsupportedError as error:
             refused = refused or error
             continue
@@ -102,46 +103,16 @@ def reduce_last(graph: Graph) -> Graph:
     An axis that is not the last is written out where it is reduced. Last, it may be the columns.
     """
 
-    def order(shape: tuple[int, ...], axis: int) -> tuple[int, ...] | None:
-        if axis == -1 or shape[axis] <= shape[-1]:
-            return None
-        return *(each for each in range(-len(shape), 0) if each != axis), axis
-
-    return _reduce_in_order(graph, order)
-
-
-def reduce_first(graph: Graph) -> Graph:
-    """The graph whose reductions of the last axis are of the first one, if it has as many elements.
-
-    The first axis is written out where it is reduced, so the others may be the columns. Else the
-    columns are the elements that are reduced, and the results are numbers, which other code reads
-    one by one: of `d.sum(0) + d.sum(1)` each number is computed of all others.
-    """
-
-    def order(shape: tuple[int, ...], axis: int) -> tuple[int, ...] | None:
-        if axis != -1 or shape[0] < shape[-1]:
-            return None
-        return axis, *range(-len(shape), -1)
-
-    return _reduce_in_order(graph, order)
-
-
-def _reduce_in_order(graph: Graph, order: Callable) -> Graph:
-    """The graph whose reductions are of permuted operands; itself where there is none.
-
-    order: gives the axes of an operand's shape in their new order, and None to leave it. It is
-        called with the shape and the axis that is reduced, which counts from the last.
-    """
     found = []
 
     def rule(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
         shape = graph[node.inputs[0]].value.inner if node.op in REDUCTIONS else ()
-        axes = order(shape, node.arg) if node.arg is not None and len(shape) > 1 else None
-        if axes is None:
+        if len(shape) < 2 or node.arg in (None, -1) or shape[node.arg] <= shape[-1]:
             return None
+        axes = *(each for each in range(-len(shape), 0) if each != node.arg), node.arg
         turned = new.add(Op.PERMUTE, inputs, axes, node.loc)
         found.append(node)
-        return new.add(node.op, (turned,), axes.index(node.arg) - len(shape), node.loc)
+        return new.add(node.op, (turned,), -1, node.loc)
 
     turned = rewrite(graph, rule)
     return turned if found else graph
