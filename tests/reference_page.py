@@ -70,6 +70,7 @@ after that.
 GROUPS = {
     "functions": "Arithmetic, comparisons and elementary functions",
     "composites": "Special functions and activations",
+    "special": "Error, gamma and Bessel functions",
     "reductions": "Reductions over the row",
     "scans": "Cumulative sums and products",
     "statistics": "Statistics, softmax, norms and losses",

@@ -82,7 +82,9 @@ ACTIVATIONS = (
     "hardswish hardsigmoid relu6 leaky_relu"
 )
 OF_TWO = "atan2 arctan2 fmod logaddexp logaddexp2 copysign hypot fmax fmin isclose xlogy heaviside"
+SPECIAL_FUNCTIONS = "erfc erfcx log_ndtr digamma psi i0 i0e i1 i1e"
 UNARY = {
+    **{name: (getattr(torch.special, name), every()) for name in SPECIAL_FUNCTIONS.split()},
     **{name: (getattr(torch, name), every()) for name in REALS.split()},
     "tan": (torch.tan, bands(*(c for c in (*SIZES, *NEAR) if abs(c) < 1e6))),
     "entr": (torch.special.entr, every()),
@@ -227,11 +229,14 @@ def test_integers():
     assert_close(reals, reals(i, j), i, j)
 
 
+MODULES = "composites", "special", "statistics", "indices", "losses"
+
+
 def test_every_composite_is_tested():
-    """They occur here, in test_trace, or in the tests of indices, exponents and class losses."""
-    names = ("composites", "trace", "indices", "exponents", "class_losses")
+    """They occur here, or in the test of what their modules and test_trace have."""
+    names = ("composites", "special", "trace", "indices", "exponents", "class_losses")
     files = [Path(__file__).with_name(f"test_{name}.py") for name in names]
     words = set(re.findall(r"\w+", " ".join(file.read_text("utf-8") for file in files)))
     for spelling, function in FUNCTIONS.values():
-        if function.__module__.endswith(("composites", "statistics", "indices", "losses")):
+        if function.__module__.endswith(MODULES):
             assert spelling.rsplit(".", 1)[-1] in words, spelling
