@@ -75,6 +75,7 @@ GROUPS = {
     "scans": "Cumulative sums and products",
     "statistics": "Statistics, softmax, norms and losses",
     "losses": "Losses of a class",
+    "row_losses": "Losses of margins, distances and variances",
     "indices": "Elements at an index",
     "ranks": "Elements by rank",
     "products": "Products of rows and small matrices",
@@ -104,6 +105,7 @@ SAMPLES = {
     "dim0": 0, "dim1": -1, "source": 0, "destination": -1, "shifts": 1,
     "num_classes": 8, "k": 2, "repeats": 2, "pad": (1, 1), "dims": -1,
 }  # fmt: skip
+OF_ONE_TARGET = ("cosine_embedding_loss", "multi_margin_loss")  # a row, as the losses of a class
 PLACES = {"index": (), "indices": (1,)}  # an index of each row, by its shape
 AS_ASKED = (shapes.to,)  # whose result has the dtype that is written
 MASKS = ("condition", "mask")
@@ -297,7 +299,7 @@ def _sample(function: Callable, dtype: torch.dtype, is_row: bool) -> tuple[list,
         return ([table, 0, place((1,))] if is_select else [place(()), table]), {}
 
     arguments: list[object] = []
-    is_loss = function.__module__.endswith(".losses")
+    is_loss = function.__module__.endswith(".losses") or function.__name__ in OF_ONE_TARGET
     places = {*PLACES, *(["target"] if is_loss else [])}
     options: dict[str, object] = {}
     for p in inspect.signature(function).parameters.values():
