@@ -105,7 +105,7 @@ SAMPLES = {
     "dim0": 0, "dim1": -1, "source": 0, "destination": -1, "shifts": 1,
     "num_classes": 8, "k": 2, "repeats": 2, "pad": (1, 1), "dims": -1,
 }  # fmt: skip
-OF_ONE_TARGET = ("cosine_embedding_loss", "multi_margin_loss")  # a row, as the losses of a class
+OF_ONE_TARGET = ("cosine_embedding_loss", "multi_margin_loss")  # an integer of the row
 PLACES = {"index": (), "indices": (1,)}  # an index of each row, by its shape
 AS_ASKED = (shapes.to,)  # whose result has the dtype that is written
 MASKS = ("condition", "mask")

@@ -22,6 +22,10 @@ RANDOM = (
     "htile.uniform(htile.philox(torch.arange(x.shape[-1]), seed)[0])"
 )
 DRAWS = "rand", "randn", "randint", "randperm", "normal"  # functions of torch, of sizes alone
+CHECKPOINT = (
+    "torch.utils.checkpoint inside the function: write f(x) for checkpoint(f, x), because little "
+    "is kept for a backward pass anyway, or put the checkpoint around the call of the function"
+)
 _INDEX = (
     "x[y] is the element at one index a row; another one is put there by "
     "torch.where(torch.arange(x.shape[-1]) == y, value, x), and several into zeros by "

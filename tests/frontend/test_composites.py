@@ -214,6 +214,16 @@ def test_nan_to_num_gives_the_limits_of_the_dtype():
         assert torch.equal(half, given.half().nan_to_num(posinf=2.0))
 
 
+@pytest.mark.parametrize("decimals", [-400, -39, -38, -3, -1, 0, 1, 5, 38, 39, 400])
+def test_decimals(decimals):
+    """They are torch's own to the bit, also where 10 to that power is infinite in float32."""
+    x = torch.cat([random(3, WIDE), random(3, WIDE, scale=1e4), random(3, WIDE, scale=1e-3)])
+    f = htile.rowwise(lambda x: (x.round(decimals=decimals), torch.round(x, decimals=decimals)))
+    for result in f(x):
+        torch.testing.assert_close(result, x.round(decimals=decimals), rtol=0, atol=0,
+                                   equal_nan=True)  # fmt: skip
+
+
 def test_integers():
     i, j = torch.arange(-8, 8).expand(2, 16), torch.tensor([3, -3])[:, None].expand(2, 16)
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 import htile
 from htile.errors import DtypeError, HTileError, ShapeError, TraceError, UnsupportedError
@@ -174,6 +175,18 @@ MISTAKES = {
     "diff of one element": (lambda x: x[:1].diff(), ShapeError, "diff 1 times of an axis of 1"),
     "complex": (lambda x: torch.complex(x, x), UnsupportedError, "a, b = x[0::2], x[1::2]"),
     "decimals of integers": (lambda i: i.round(decimals=1), DtypeError, "leave decimals out"),
+    "decimals without their name": (
+        lambda x: torch.round(x, 2), TraceError, "write torch.round(x, decimals=2) for a number of"
+    ),
+    "round of Python": (lambda x: round(x, 2), TraceError, "write x.round(decimals=2)"),
+    "x.round": (lambda x: x.round(-1), TraceError, "write x.round(decimals=-1)"),
+    "half a decimal": (lambda x: x.round(decimals=0.5), TraceError, "a Python integer"),
+    "a checkpoint": (
+        lambda x: checkpoint(torch.exp, x, use_reentrant=False), TraceError, "write f(x) for"
+    ),
+    "a checkpoint of old": (
+        lambda x: checkpoint(torch.exp, x, use_reentrant=True), TraceError, "around the call of"
+    ),
     "F.linear": (lambda x, y: F.linear(x, y), UnsupportedError, "annotate the weight"),
     "F.dropout": (lambda x: F.dropout(x), UnsupportedError, "random numbers"),
     "erfinv": (lambda x: torch.erfinv(x), UnsupportedError, "torch.erfinv is not supported"),
