@@ -253,6 +253,20 @@ def test_derivatives_in_the_tails():
     torch.testing.assert_close(second, 1 / far, rtol=1e-4, atol=0)
 
 
+def test_autograd_runs_them_twice():
+    """Through calls, as a user has it."""
+    x = values(0.3, 3, 64).requires_grad_()
+    f = htile.rowwise(lambda x: (torch.lgamma(x) * torch.erfc(x) + special.log_ndtr(-x)).sum())
+    (first,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), x)
+    y = x.detach().double().requires_grad_()
+    exact = (torch.lgamma(y) * torch.erfc(y) + special.log_ndtr(-y)).sum()
+    (first_exact,) = torch.autograd.grad(exact, y, create_graph=True)
+    (second_exact,) = torch.autograd.grad(first_exact.square().sum(), y)
+    torch.testing.assert_close(first, first_exact.float(), rtol=2e-6, atol=1e-6)
+    torch.testing.assert_close(second, second_exact.float(), rtol=2e-6, atol=2e-6)
+
+
 def test_derivatives_of_nan():
     for name in FUNCTIONS:
         assert all(d.isnan().all() for d in derivatives(name, torch.tensor([[NAN]]))), name
@@ -276,6 +290,8 @@ def test_no_slope_is_computed_forwards(name):
 @pytest.mark.parametrize("dtype", (F32, torch.bfloat16))
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_kernels_compile(name, dtype):
+    """Those of both passes, without a stack."""
     x = torch.empty(4, 4096, dtype=dtype, device="meta")
-    used = kernel(name).inspect(x, arch="sm_90a").resources
-    assert used.stack == 0 and used.registers <= 128
+    forward = kernel(name).inspect(x, arch="sm_90a")
+    for compiled in (forward, forward.backward):
+        assert compiled.resources.stack == 0 and compiled.resources.registers <= 128
