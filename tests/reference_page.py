@@ -70,10 +70,12 @@ after that.
 GROUPS = {
     "functions": "Arithmetic, comparisons and elementary functions",
     "composites": "Special functions and activations",
+    "special": "Error, gamma and Bessel functions",
     "reductions": "Reductions over the row",
     "scans": "Cumulative sums and products",
     "statistics": "Statistics, softmax, norms and losses",
     "losses": "Losses of a class",
+    "row_losses": "Losses of margins, distances and variances",
     "indices": "Elements at an index",
     "ranks": "The largest and the smallest element",
     "order_statistics": "Sorted elements, and single ones by their rank",
@@ -104,6 +106,7 @@ SAMPLES = {
     "dim0": 0, "dim1": -1, "source": 0, "destination": -1, "shifts": 1,
     "num_classes": 8, "k": 2, "repeats": 2, "pad": (1, 1), "dims": -1,
 }  # fmt: skip
+OF_ONE_TARGET = ("cosine_embedding_loss", "multi_margin_loss")  # an integer of the row
 PLACES = {"index": (), "indices": (1,)}  # an index of each row, by its shape
 AS_ASKED = (shapes.to,)  # whose result has the dtype that is written
 MASKS = ("condition", "mask")
@@ -297,7 +300,7 @@ def _sample(function: Callable, dtype: torch.dtype, is_row: bool) -> tuple[list,
         return ([table, 0, place((1,))] if is_select else [place(()), table]), {}
 
     arguments: list[object] = []
-    is_loss = function.__module__.endswith(".losses")
+    is_loss = function.__module__.endswith(".losses") or function.__name__ in OF_ONE_TARGET
     places = {*PLACES, *(["target"] if is_loss else [])}
     options: dict[str, object] = {}
     for p in inspect.signature(function).parameters.values():

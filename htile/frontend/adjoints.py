@@ -101,6 +101,8 @@ def _same_float(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
 
 def _product(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
     x, y = step.operands
+    if step.node.arg is Slope.GIVEN:
+        return a.mul(g, y), None
     if x == y:
         return a.mul(a.mul(a.number(2), g), x), None
     if step.node.arg is Slope.ZERO:

@@ -8,6 +8,7 @@ brought to torch's promoted dtype here; htile.frontend.composites builds the res
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 from collections.abc import Callable
 
@@ -97,6 +98,9 @@ def attach(name: str, function: Callable, doc: str = "") -> None:
 
 # elementwise, one operand
 
+MOST_DECIMALS = 39  # 10 to this power is infinite in float32, as torch has it
+ROUND = "round to {0} places: torch takes their number by its name, write x.round(decimals={0})"
+
 
 def _unary(op: Op) -> Callable:
     return lambda input: node(op, input)
@@ -116,12 +120,16 @@ def _rounding(op: Op, of_log2: Op | None = None) -> Callable:
     return function
 
 
-def _rounded(input: Tensor, *, decimals: int = 0) -> Tensor:
+def _rounded(input, *places, decimals=0):
+    if places:  # of Python's round(x, 2) and of x.round(2)
+        fail(TraceError, ROUND.format(places[0]))
+    if type(decimals) is not int:
+        fail(TraceError, f"round(decimals={decimals!r}): expected a Python integer")
     if not decimals:
         return _rounding(Op.ROUND)(input)
     if input._value.dtype is not FLOAT:
         refuse("round(decimals=...)", input, "leave decimals out")
-    power = 10.0 ** abs(decimals)
+    power = 10.0 ** min(abs(decimals), MOST_DECIMALS)
     return node(Op.ROUND, input * power) / power if decimals > 0 else (
         node(Op.ROUND, input / power) * power
     )
@@ -135,6 +143,11 @@ def _of_bits(what: str, *operands_: object) -> None:
             name = "f32" if dtype is FLOAT else "a float"
             fail(DtypeError, f"{what} of {name} is not defined: compare the numbers first, x > 0, "
                  "or convert them, x.int()")  # fmt: skip
+
+
+_rounded.__signature__ = inspect.Signature([
+    p for p in inspect.signature(_rounded).parameters.values() if p.name != "places"
+])  # fmt: skip
 
 
 def _inverted(input: Tensor) -> Tensor:

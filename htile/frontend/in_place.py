@@ -15,6 +15,7 @@ import torch
 from ..errors import DtypeError, HTileError, ShapeError, TraceError, UnsupportedError
 from . import composites as composites  # fill the table, of which all entries are read here
 from . import scans as scans
+from . import special as special
 from .dynamic import ONLY_WHOLE
 from .factories import index as places_of
 from .functions import OPERATORS, attach, masked_fill

@@ -135,6 +135,9 @@ def per_row_index(y: object, what: str) -> Tensor:
     if v.dtype is BOOL:
         fail(UnsupportedError, f"{what} by a mask has no fixed length: write "
              "torch.where(mask, x, 0.0), and count with mask.sum()")  # fmt: skip
+    if v.dtype is torch.uint8 and what.startswith("indexing"):
+        fail(DtypeError, f"{what} by uint8, which torch takes for a mask: write y.long() for an "
+             "index, and torch.where(y != 0, x, 0.0) for a mask")  # fmt: skip
     if v.dtype in STORAGE or v.dtype is FLOAT:
         fail(DtypeError, f"{what} by {str(y.dtype).removeprefix('torch.')}: an index is an "
              "integer, write y.long()")  # fmt: skip

@@ -20,7 +20,7 @@ from .ops import Op
 from .promotion import FLOAT, floating
 from .reductions import amax
 from .slopes import Slope
-from .statistics import _finite
+from .statistics import _finite, check_reduction
 from .tensor import FUNCTIONS, Tensor, fail, node
 
 
@@ -36,8 +36,8 @@ def nll_loss(
     DtypeError for other arguments, and TraceError for `size_average` and `reduce`.
     """
     _check(reduction, size_average, reduce, ignore_index, "nll_loss")
-    x, y = _scores(input, "nll_loss"), _class(target, "nll_loss")
-    w = _weight(x, weight, y, "nll_loss")
+    x, y = scores_of(input, "nll_loss"), class_of(target, "nll_loss")
+    w = weight_of(x, weight, y, "nll_loss")
     return _of_class(-element(x, y), w, y, ignore_index, reduction)
 
 
@@ -58,7 +58,7 @@ def cross_entropy(
     if not isinstance(label_smoothing, (float, int)) or not 0.0 <= label_smoothing <= 1.0:
         fail(TraceError, f"label_smoothing={label_smoothing!r}: expected a Python number from 0.0 "
              "to 1.0")  # fmt: skip
-    x = _scores(input, "cross_entropy")
+    x = scores_of(input, "cross_entropy")
     m = amax(x)
     near = _finite(m)  # as logsumexp has it, so that a function with both exponentiates once
     total = chosen(abs(m) == INF, NAN, log(_total(exp(x - near))), Slope.NAN)
@@ -68,8 +68,8 @@ def cross_entropy(
                  f"shape {tuple(target._sizes)}: there is one for each class. A class of each row "
                  "is annotated htile.PerRow")  # fmt: skip
         return _of_shares(x, near, total, target, weight, ignore_index, label_smoothing)
-    y = _class(target, "cross_entropy")
-    w = _weight(x, weight, y, "cross_entropy")
+    y = class_of(target, "cross_entropy")
+    w = weight_of(x, weight, y, "cross_entropy")
     loss = _of_class(total - (element(x, y) - near), w, y, ignore_index, reduction)
     if label_smoothing == 0:
         return loss
@@ -85,7 +85,7 @@ def cross_entropy(
 
 def _of_shares(x, near, total, target, weight, ignore_index, label_smoothing) -> Tensor:
     """-(target * log_softmax(x) * weight).sum(), which every reduction of one row is."""
-    shares = _scores(target, "cross_entropy with a row of shares")
+    shares = scores_of(target, "cross_entropy with a row of shares")
     if ignore_index >= 0:
         fail(TraceError, f"cross_entropy(ignore_index={ignore_index}) with a row of shares: leave "
              "it out, there is no class to ignore")  # fmt: skip
@@ -113,17 +113,13 @@ def _of_class(
 def _check(
     reduction: str, size_average: object, reduce: object, ignore_index: object, name: str
 ) -> None:
-    if size_average is not None or reduce is not None:
-        fail(TraceError, f"{name}(size_average=, reduce=) is old: write reduction='mean', "
-             "'sum' or 'none'")  # fmt: skip
-    if reduction not in ("none", "mean", "sum"):
-        fail(TraceError, f"reduction={reduction!r}: expected 'none', 'mean' or 'sum'")
+    check_reduction(name, reduction, size_average, reduce)
     if type(ignore_index) is not int:
         fail(TraceError, f"{name}(ignore_index={ignore_index!r}): expected a Python integer; for "
              "one of each row write torch.where(y == k, 0.0, loss)")  # fmt: skip
 
 
-def _scores(x: object, name: str) -> Tensor:
+def scores_of(x: object, name: str) -> Tensor:
     """A row of floats."""
     if not isinstance(x, Tensor) or not x._value.spread:
         fail(ShapeError, f"{name} of a value that is no row: a row has the scores of all classes")
@@ -133,7 +129,7 @@ def _scores(x: object, name: str) -> Tensor:
     return floating(x, name)
 
 
-def _class(y: object, name: str) -> Tensor:
+def class_of(y: object, name: str) -> Tensor:
     """The class of a row: int64, of shape ()."""
     if not isinstance(y, Tensor) or y.ndim or y._value.dtype is FLOAT:
         has_axis = isinstance(y, Tensor) and y.ndim > 0
@@ -149,7 +145,7 @@ def _weights(x: Tensor, weight: object, name: str) -> Tensor:
     return floating(weight, f"{name}(weight=)")
 
 
-def _weight(x: Tensor, weight: object, y: Tensor, name: str) -> Tensor | None:
+def weight_of(x: Tensor, weight: object, y: Tensor, name: str) -> Tensor | None:
     """The weight of a row's class."""
     return None if weight is None else element(_weights(x, weight, name), y)
 

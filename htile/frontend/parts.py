@@ -6,18 +6,58 @@ views, so a part and what it was taken from are noted as aliases.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
+from typing import NoReturn
 
 import torch
 
-from ..errors import ShapeError, TraceError, UnsupportedError, an
+from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError, an
 from .functions import implements
-from .ops import Op
+from .ops import Op, Value
 from .promotion import BOOL, filled, floating, together
 from .shapes import _listed, axis_of, broadcast_to, cut_axis, reshaped, squeeze, unsqueeze
-from .tensor import Length, Tensor, alias, copy, fail, node, refuse_iteration, viewed
+from .tensor import (
+    Deferred,
+    Length,
+    Tensor,
+    alias,
+    copy,
+    fail,
+    location,
+    node,
+    refuse_iteration,
+    viewed,
+)
 
 MOST_PARTS = 64  # of one axis: each part has its own place in the text of a kernel
+
+
+class Nothing(Deferred):
+    """A part without elements: torch.cat leaves it out, and any other use of it raises."""
+
+    @staticmethod
+    def __new__(cls, of: Tensor, axis: int) -> Tensor:
+        v = _emptied(of, axis)
+        return torch.Tensor._make_wrapper_subclass(cls, v.inner, dtype=v.dtype, device="meta")
+
+    def __init__(self, of: Tensor, axis: int):
+        """axis: of `of`, counted from the last, -1."""
+        self._value, self._told, self._loc = _emptied(of, axis), tuple(of._sizes), location()
+        self.dtype = of.dtype
+        super().__init__(of, self._refused)
+
+    _value = dtype = None  # those of an instance
+
+    def _refused(self) -> NoReturn:
+        fail(ShapeError, f"a part without elements, of a value of shape {self._told}: there are "
+             "none in a row, so leave it out where sizes may be 0", self._loc)  # fmt: skip
+
+
+def _emptied(x: Tensor, axis: int) -> Value:
+    """What `x` is without the elements of an axis."""
+    end = len(x._sizes) + axis
+    return replace(x._value, inner=(*x._value.inner[:end], 0, *x._value.inner[end + 1 :]))
 
 
 def part(x: Tensor, axis: int, start: int, size: int, step: int = 1) -> Tensor:
@@ -25,8 +65,7 @@ def part(x: Tensor, axis: int, start: int, size: int, step: int = 1) -> Tensor:
     if (start, size, step) == (0, x._sizes[axis], 1):
         return alias(x, x)
     if size < 1:
-        fail(ShapeError, f"a part without elements, of a value of shape {tuple(x._sizes)}: there "
-             "are none in a row, so leave it out where sizes may be 0")  # fmt: skip
+        return Nothing(x, axis)
     return alias(x, node(Op.SLICE, x, arg=(axis, start, step, size)))
 
 
@@ -213,13 +252,31 @@ Tensor.__iter__, Tensor.__len__ = _iterated, _length
 @implements("cat", "concat", "concatenate", method=False)
 def cat(tensors, dim=0):
     """The tensors one after the other along an axis."""
-    given = _tensors(tensors, "cat")
+    given = _tensors(_with_elements(tuple(tensors), dim), "cat")
     axis = axis_of(given[0], dim)
     shapes = [tuple(t._sizes) for t in given]
     others = {(*s[:axis], *s[axis:][1:]) for s in shapes}
     if len(others) > 1 or len({len(s) for s in shapes}) > 1 or not shapes[0]:
         fail(ShapeError, f"torch.cat of shapes {', '.join(map(str, shapes))} along {dim}")
     return node(Op.CAT, *given, arg=axis) if len(given) > 1 else copy(given[0])
+
+
+def _with_elements(tensors: tuple, dim: int) -> tuple:
+    """The operands of a join that have elements; torch wants the others to fit unless (0,)."""
+    rest = tuple([t for t in tensors if not isinstance(t, Nothing)])
+    kinds = {(t._value.dtype, t._value.stored) for t in rest if isinstance(t, Tensor)}
+    for each in tensors if kinds else ():
+        if not isinstance(each, Nothing):
+            continue
+        shapes = tuple(each._sizes), tuple(rest[0]._sizes)
+        axis = axis_of(rest[0], dim)
+        others = [(*s[:axis], *s[axis:][1:]) for s in shapes]
+        if shapes[0] != (0,) and (others[0] != others[1] or len(shapes[0]) != len(shapes[1])):
+            fail(ShapeError, f"torch.cat of shapes {shapes[0]}, {shapes[1]} along {dim}")
+        if (each._value.dtype, each._value.stored) not in kinds:
+            fail(DtypeError, "torch.cat of a part without elements in another dtype: leave it out, "
+                 "and convert the rest")  # fmt: skip
+    return rest or tensors
 
 
 @implements("stack", method=False)

@@ -90,6 +90,8 @@ def _elsewhere(module: str, name: str) -> str:
 
 def _instead(name: str) -> str:
     clamp = {"maximum": "min", "max": "min", "minimum": "max", "min": "max"}.get(name)
+    if name == "round":
+        return "write torch.round(x, decimals=2) for a number of decimals"
     if clamp:
         name = {"max": "maximum", "min": "minimum"}.get(name, name)
         return f"write torch.{name}(x, torch.full_like(x, 0.0)) or x.clamp({clamp}=0.0)"

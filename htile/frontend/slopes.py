@@ -17,6 +17,7 @@ class Slope(Enum):
     LEFT = "left"  # of equal operands the first one's, and of NaN both's, so that it is NaN
     OTHER = "other"  # of equal operands the second one's, of NaN the first one's, as F.relu
     ZERO = "zero"  # of a root: 0 at 0, as a norm; of MUL: 0 for a 0 times -inf or NaN, as xlogy
+    GIVEN = "given"  # of MUL: the second operand is the derivative, whatever the product is
     SIGNED = "signed"  # of ABS: 1 at 0.0 and -1 at -0.0
     RIGHT = "right"  # of ABS: 1 at 0, so that a smooth function of it has all its derivatives there
     LAST = "last"  # of WHERE: that of its last branch, which the other one stands in for

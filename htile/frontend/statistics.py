@@ -245,6 +245,15 @@ def _dropped_weight() -> object:
     return None if frame is None else frame.f_locals.get("weight")
 
 
+def check_reduction(name: str, reduction: object, size_average: object, reduce: object) -> None:
+    """Raise TraceError for what is no reduction of a loss, and for the two parameters before it."""
+    if size_average is not None or reduce is not None:
+        fail(TraceError, f"{name}(size_average=, reduce=) is old: write reduction='mean', "
+             "'sum' or 'none'")  # fmt: skip
+    if reduction not in ("none", "mean", "sum"):
+        fail(TraceError, f"reduction={reduction!r}: expected 'none', 'mean' or 'sum'")
+
+
 def _loss(name: str, doc: str, element: Callable, is_weighted_mean: bool = False) -> None:
     """Enter a loss: `element` gives its value at each element.
 
@@ -254,9 +263,8 @@ def _loss(name: str, doc: str, element: Callable, is_weighted_mean: bool = False
     def function(
         input, target, *, weight=None, size_average=None, reduce=None, reduction="mean", **more
     ):
-        if size_average is not None or reduce is not None:
-            fail(TraceError, f"{name}(size_average=, reduce=) is old: write reduction='mean', "
-                 "'sum' or 'none'")  # fmt: skip
+        own = "batchmean" if name == "kl_div" else "mean"
+        check_reduction(name, reduction if reduction != own else "mean", size_average, reduce)
         weight = _dropped_weight() if name == "l1_loss" and weight is None else weight
         values = element(floating(input, name), target, **more)
         values = values if weight is None else values * weight
@@ -264,8 +272,6 @@ def _loss(name: str, doc: str, element: Callable, is_weighted_mean: bool = False
             return values
         if reduction == "sum":
             return sum(values)
-        if reduction != "mean" and (name, reduction) != ("kl_div", "batchmean"):
-            fail(TraceError, f"reduction={reduction!r}: expected 'none', 'mean' or 'sum'")
         is_plain = weight is None or not is_weighted_mean
         return mean(values) if is_plain else sum(values) / sum(weight)
 

@@ -18,7 +18,7 @@ import torch
 
 from ..errors import HTileError, Location, ShapeError, TraceError, UnsupportedError
 from .graph import Builder, Role
-from .hints import RANDOM, REFERENCE, advice
+from .hints import CHECKPOINT, RANDOM, REFERENCE, advice
 from .libraries import internal
 from .ops import Op, Value
 from .returned import returned_dtype
@@ -361,6 +361,8 @@ class Device(str):
         self._refuse(f"asked whether its name has {part!r}")
 
     def _refuse(self, what: str) -> NoReturn:
+        if _used(r"\b(checkpoint)\("):  # it asks for the device of what it is given
+            fail(TraceError, CHECKPOINT)
         fail(TraceError, f"x.device is {what}, but it is not known while tracing: "
              "the kernel runs where its inputs are")  # fmt: skip
 

@@ -21,6 +21,7 @@ from . import matrices as matrices
 from . import order_statistics as order_statistics
 from . import parts as parts
 from . import products as products
+from . import row_losses as row_losses
 from . import scans as scans
 from . import tables as tables
 from .captures import check_static, line_of

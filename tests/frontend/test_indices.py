@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import htile
-from htile.errors import ShapeError, UnsupportedError
+from htile.errors import DtypeError, ShapeError, UnsupportedError
 from htile.testing import assert_close, oracle
 
 INF, NAN = math.inf, math.nan
@@ -206,6 +206,22 @@ def test_a_comparison_with_any_integer_of_a_row(name, dtype):
     for results in (f(x, y), kernels_graph(f, (x, y), (len(y),))):
         for got, want in zip(results, expected, strict=True):
             exact(got, want)
+
+
+def test_bytes_are_masks_in_torch():
+    """So they are no index, and the message says how to write either one."""
+    x, byte = random(3, 8), torch.ones(3, 8, dtype=torch.uint8)
+
+    @htile.rowwise
+    def one(x, y: htile.PerRow):
+        return x[y]
+
+    told = "by uint8, which torch takes for a mask: write y.long"
+    for f, y in ((one, byte[:, 0]), (htile.rowwise(lambda x, y: x[y]), byte)):
+        with pytest.raises(DtypeError, match=told):
+            f(x, y)
+    with pytest.raises(DtypeError, match="gather by uint8: an index is an integer"):
+        htile.rowwise(lambda x, y: x.gather(-1, y))(x, byte)
 
 
 @pytest.mark.parametrize("n", LENGTHS)

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 import htile
 from htile.errors import DtypeError, ShapeError, UnsupportedError
 from htile.testing import assert_close
+from tests.gradients import check
 
 N = 8
 MOVEMENTS = {
@@ -54,6 +55,15 @@ MOVEMENTS = {
     "diff": lambda x: (x.diff(), x.diff(n=3), torch.diff(x.view(2, 4), dim=0), x.diff(n=0),
                        torch.diff(x, prepend=x[:1], append=x[-2:]), (x > 0).diff(), x.int().diff()),
     "data": lambda x: x.data * 2,
+    "parts without elements": lambda x: (
+        torch.cat((x[:0], x[2:5], x[4:4], x[8:])), torch.cat((x[3:3], x)) * 2,
+        torch.cat((*x.tensor_split((0, 3, 8)), x.narrow(0, 4, 0), x.split((8, 0))[1])),
+        torch.cat((x.view(2, 4)[:, :0], x.view(2, 4), x.view(2, 4)[:, 4:]), -1),
+        torch.cat((x.view(2, 4)[2:], x.view(2, 4))), torch.cat((x[:0], x.view(2, 4))),
+        torch.hstack((x[:0], x)), x + x[5:2].numel() + len(x[:0]) + x[:0].shape[0],
+        torch.cat(((x > 0)[:0], x > 1)), torch.cat((x.half()[:0], x.half())),
+    ),
+    "a part without elements that nothing reads": lambda x: (x[4:4], x.exp())[1],
 }
 
 
@@ -84,6 +94,40 @@ def bounded(x, y):
 def test_a_vector_without_elements():
     with pytest.raises(ShapeError, match=r"w has no elements, got w \(0,\)"):
         weighted(torch.ones(3, N), torch.ones(0))
+
+
+EMPTY = {
+    "returned": (lambda x: x[:0], "a part without elements, of a value of shape (8,)"),
+    "joined to nothing": (lambda x: torch.cat((x[:0], x[8:])), "a part without elements"),
+    "summed": (lambda x: x[:0].sum(), "a part without elements"),
+    "added": (lambda x: x[3:3] + 1, "a part without elements"),
+    "stacked": (lambda x: torch.stack((x[:0], x[:0])), "a part without elements"),
+    "of another axis": (
+        lambda x: torch.cat((x.view(4, 2)[:, :0], x.view(4, 2))), "shapes (4, 0), (4, 2) along 0"),
+    "of another length": (
+        lambda x: torch.cat((x.view(4, 2)[:0], x.view(2, 4))), "shapes (0, 2), (2, 4) along 0"),
+    "of another dtype": (lambda x: torch.cat((x.int()[:0], x)), "in another dtype: leave it out"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_parts_without_elements(name):
+    """Where they are no operands of torch.cat beside others, the line that made them is told."""
+    body, message = EMPTY[name]
+    with pytest.raises((ShapeError, DtypeError)) as caught:
+        htile.rowwise(lambda x: body(x))(torch.ones(3, N))
+    assert message in str(caught.value) and caught.value.loc.file == __file__
+
+
+def test_parts_without_elements_have_gradients_of_the_rest():
+    f = htile.rowwise(lambda x: torch.cat((x[:0], x[2:5].exp(), x[8:])))
+    check(f, torch.randn(3, N))
+
+
+def test_parts_without_elements_in_rows_of_any_length():
+    f = htile.rowwise(lambda x: torch.cat((x[:0], x)) * 2, dynamic_n=True)
+    for n in (5, N):
+        assert torch.equal(f(torch.ones(3, n)), torch.full((3, n), 2.0))
 
 
 def test_two_dtypes_of_8_bits():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 import htile
 from htile.errors import DtypeError, HTileError, ShapeError, TraceError, UnsupportedError
@@ -127,7 +128,7 @@ MISTAKES = {
         "write torch.where(condition, a, b), and a loop",
     ),
     "vmap": (lambda x: torch.vmap(lambda v: v * v)(x), TraceError, "belong around the call"),
-    "ndtr": (lambda x: torch.special.ndtr(x), UnsupportedError, "(1 + torch.erf(x / 2**0.5))"),
+    "polygamma": (lambda x: torch.polygamma(1, x), UnsupportedError, "no accurate form"),
     "cummax": (lambda x: x.cummax(-1), UnsupportedError, "F.pad(x[:-k], (k, 0)"),
     "logcumsumexp": (lambda x: x.logcumsumexp(-1), UnsupportedError, "x.amax()).cumsum(-1)) + "),
     "assignment": (assign, UnsupportedError, "torch.where(torch.arange(x.shape[-1]) == y, value"),
@@ -174,6 +175,18 @@ MISTAKES = {
     "diff of one element": (lambda x: x[:1].diff(), ShapeError, "diff 1 times of an axis of 1"),
     "complex": (lambda x: torch.complex(x, x), UnsupportedError, "a, b = x[0::2], x[1::2]"),
     "decimals of integers": (lambda i: i.round(decimals=1), DtypeError, "leave decimals out"),
+    "decimals without their name": (
+        lambda x: torch.round(x, 2), TraceError, "write torch.round(x, decimals=2) for a number of"
+    ),
+    "round of Python": (lambda x: round(x, 2), TraceError, "write x.round(decimals=2)"),
+    "x.round": (lambda x: x.round(-1), TraceError, "write x.round(decimals=-1)"),
+    "half a decimal": (lambda x: x.round(decimals=0.5), TraceError, "a Python integer"),
+    "a checkpoint": (
+        lambda x: checkpoint(torch.exp, x, use_reentrant=False), TraceError, "write f(x) for"
+    ),
+    "a checkpoint of old": (
+        lambda x: checkpoint(torch.exp, x, use_reentrant=True), TraceError, "around the call of"
+    ),
     "F.linear": (lambda x, y: F.linear(x, y), UnsupportedError, "annotate the weight"),
     "F.dropout": (lambda x: F.dropout(x), UnsupportedError, "random numbers"),
     "erfinv": (lambda x: torch.erfinv(x), UnsupportedError, "torch.erfinv is not supported"),
@@ -301,7 +314,7 @@ MISTAKES = {
     "a resize in place": (lambda x: x.resize_(4), TraceError, "write a new value"),
     "random in place": (lambda x: x.uniform_(), TraceError, "write a new value"),
     "a shift": (lambda x: x << 1, DtypeError, "<< of f32"),
-    "erfc": (lambda x: torch.erfc(x), UnsupportedError, "no accurate form"),
+    "igamma": (lambda x: torch.igamma(x, x), UnsupportedError, "no accurate form"),
     "memory": (lambda x: x.stride(), UnsupportedError, "no memory of its own"),
     "to nothing": (lambda x: x.to(), TraceError, "only x.to(dtype)"),
     "type of a tensor": (lambda x: x.type(), TraceError, "only x.to(dtype)"),
