@@ -89,6 +89,13 @@ def bounded(x, W: htile.Matrix, cap: float = 30.0):
 
 
 @htile.rowwise
+def averaged(x, W: htile.Matrix, beta: float = 0.99999):
+    """The difference of a float from 1 has digits that float32 has not."""
+    z = F.linear(x, W) * (1 - beta)
+    return z, z.amax()
+
+
+@htile.rowwise
 def masked(x, W: htile.Matrix, length: htile.PerRow):
     z = F.linear(x, W)
     return torch.where(torch.arange(z.shape[-1]) < length, F.silu(z), 0.0)
@@ -138,5 +145,5 @@ def some_tiles(found):
 
 FUNCTIONS = (
     linear, matmul, gelu, swiglu, packed_swiglu, nll, statistics, project, norm_linear, mlp,
-    softmax, three, turned, variance, bounded, masked,
+    softmax, three, turned, variance, bounded, masked, averaged,
 )  # fmt: skip

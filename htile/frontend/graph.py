@@ -23,6 +23,8 @@ from .slopes import Slope
 if TYPE_CHECKING:
     import networkx as nx
 
+    from .formulas import Formula
+
 
 class Role(Enum):
     """What a tensor or number is to the row; it comes from rank and annotation, never from size."""
@@ -159,6 +161,7 @@ class Input:
     view: which piece of the tensor it is; None for the whole.
     end: the node of an int32 of each row, from which column on nothing is read; None if all of the
         row may be. What is loaded there does not show.
+    formula: how the number is computed of a Python float; None for the float itself, as it is.
     """
 
     name: str
@@ -167,6 +170,7 @@ class Input:
     id: int
     view: View | None = None
     end: int | None = None
+    formula: Formula | None = None
     over: ClassVar[None] = None  # as of an output that each row has
 
     def there(self, n: int) -> tuple[int, int] | None:
@@ -351,6 +355,8 @@ class Graph:
 
     def _told(self, i: Input) -> str:
         piece = i.view.elements(self.n) if i.view else ""
+        if i.formula is not None and i.formula.op is not None:
+            piece += f" as {i.formula.text(i.name)}"
         end = f", below %{i.end}" if i.end is not None else ""
         return f"{piece} ({i.role.value} {dtype_name(i.dtype)}{end})"
 
@@ -394,11 +400,12 @@ class Builder:
         return self._add(op, inputs, arg, value, loc)
 
     def add_input(
-        self, name: str, role: Role, dtype: torch.dtype, value: Value, view: View | None = None
-    ) -> int:
+        self, name: str, role: Role, dtype: torch.dtype, value: Value, view: View | None = None,
+        formula: Formula | None = None,
+    ) -> int:  # fmt: skip
         """Add a leaf that the caller passes."""
         id = self._add(Op.INPUT, (), name, value, None)
-        self.inputs.append(Input(name, role, dtype, id, view))
+        self.inputs.append(Input(name, role, dtype, id, view, formula=formula))
         return id
 
     def add_const(self, number: object, value: Value, loc: Location | None = None) -> int:

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import ArgumentError
 from .dtypes import E8M0, FLOAT8, STORAGE
+from .formulas import formulas
 from .graph import Graph
 from .ops import COMPARISONS, MOVEMENTS, REDUCTIONS, SCANS, WIDE, Op
 from .philox import exponential_of, uniform_of, word_of, words
@@ -390,11 +391,17 @@ def evaluate(
     values: dict[int, Tensor] = {}
     count = len(lead)
     rows = (length,)  # the shape of a row of any length
+    numbers = formulas(graph)
+    numbers |= {i.id: (i, i.formula) for i in graph.inputs if i.formula is not None}
     for node in graph:
         inner = rows if node.value.spread and length is not None else node.value.inner
         if node.id not in last_use and node.id not in outputs:
             continue  # a row that gives the kernel its shape, and is not read
-        if node.op is Op.INDEX:
+        if node.id in numbers:
+            i, formula = numbers[node.id]
+            value = formula.value(torch.as_tensor(tensors[i.name], dtype=torch.float64))
+            value = value.to(device=device, dtype=dtype).reshape((1,) * count)
+        elif node.op is Op.INDEX:
             value = torch.arange(prod(inner), dtype=node.value.dtype, device=device)
             value = value.reshape((*(1,) * count, *inner))
         elif node.op in (Op.INPUT, Op.CONST, Op.LENGTH):

@@ -210,7 +210,7 @@ def _across(moment: Moment) -> float:
 def _heading(plan: Plan, names: Mapping[int, str]) -> tuple[str, list[str]]:
     """The title, and what is said of the plan as a whole."""
     notes = [*plan.layout(), describe_traffic(plan)]
-    numbers = [names[i.id] for i in plan.graph.inputs if i.role is Role.SCALAR]
+    numbers = dict.fromkeys(i.name for i in plan.graph.inputs if i.role is Role.SCALAR)
     if numbers:
         notes.append(f"numbers    {', '.join(numbers)} given at run time")
     return f"plan {plan.graph.name}, N {plan.graph.length_text}, {plan.target.arch.name}", notes

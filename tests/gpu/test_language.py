@@ -390,6 +390,13 @@ def numbers(x, alpha: float, beta=0.5, *, gamma: float = 2.0, twice: bool = Fals
 
 
 @htile.rowwise
+def averages(x, mean, beta: float, rate: float = 1e-3):
+    """Differences between floats and numbers, which the host function computes in float64."""
+    new = beta * mean + (1 - beta) * x
+    return new, new * rate / (1 - (2 * beta - 1) / beta), (x * (1 - beta)).sum()
+
+
+@htile.rowwise
 def device_numbers(x, scale, shift: htile.Scalar, count):
     return x * scale + shift, x.sum() * count
 
@@ -432,6 +439,10 @@ def of_numbers(n, device):
     return torch.randn(ROWS, n).to(device), 1.5
 
 
+def of_averages(n, device):
+    return torch.randn(ROWS, n).to(device), torch.zeros(ROWS, n).to(device), 0.99999
+
+
 def of_device_numbers(n, device):
     made = torch.randn(ROWS, n), torch.tensor(0.7), torch.tensor([0.3], dtype=BF16), torch.tensor(3)
     return tuple(t.to(device) for t in made)
@@ -450,6 +461,7 @@ ARGUMENTS = {
     "(M, 1)": (per_row_column, of_per_row),
     "columns": (columns, of_columns),
     "numbers": (numbers, of_numbers),
+    "numbers near one": (averages, of_averages),
     "numbers of the device": (device_numbers, of_device_numbers),
     "mixed dtypes": (mixed, of_mixed),
     "structure": (structured, of_one),

@@ -16,8 +16,10 @@ from .rows import combining_launch
 
 def parameters(plan: Plan, names: Names, texts: Iterable[str]) -> list[str]:
     """The arguments of these names as parameters of the kernel or of the host function."""
-    scalars = {names.tensors[i] for i in plan.work.of(Role.SCALAR)}
-    return [f"{name}: {'Float32' if name in scalars else 'cute.Tensor'}" for name in texts]
+    scalars = plan.work.of(Role.SCALAR)
+    kinds = {names.argument(i): "Float64" for i in scalars if i.formula is not None}
+    kinds |= {names.tensors[i]: "Float32" for i in scalars}
+    return [f"{name}: {kinds.get(name, 'cute.Tensor')}" for name in texts]
 
 
 def host(plan: Plan, names: Names) -> list[str]:
@@ -91,8 +93,14 @@ def _of_rows(plan: Plan) -> Input | Output:
 
 
 def _piece(plan: Plan, names: Names, argument: Input | Output) -> list[str]:
-    """The line that takes a piece of a tensor, where an input or output is one."""
+    """The line that takes a piece of a tensor, where an input or output is one.
+
+    Of a Python float it is the line that computes a number of it.
+    """
     view = argument.view
+    if isinstance(argument, Input) and argument.formula is not None:
+        text = argument.formula.text(names.argument(argument))
+        return wrapped_call(f"    {names.tensors[argument]} = Float32(", [text], ")")
     if view is None:
         return []
     args = [names.argument(argument), tuple_of(map(str, view.start))]
@@ -168,7 +176,7 @@ def fake_arguments(plan: Plan, names: Names) -> list[str]:
         wide = [_divisibility(plan, p) * (p.view.width if p.view else 1) for p in rows]
         divisibility = max(wide, default=1)
         if isinstance(a, Input) and a.role is Role.SCALAR:
-            args.append("Float32(0)")
+            args.append("Float32(0)" if a.formula is None else "Float64(0)")
         elif isinstance(a, Output) and a.over is not None:
             inner = tuple_of(map(str, a.view.shape if a.view else a.inner))
             args.append(f"make_fake_tensor({dtype}, {inner}, any_stride=True)")

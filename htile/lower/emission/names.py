@@ -185,17 +185,22 @@ class Names:
         return self._arguments[type(piece), piece.name]
 
     def _value(self, i: Input) -> str:
-        return self._unique(i.name) if i.view is None else self._piece(i.name)
+        is_whole = i.view is None and i.formula is None
+        return self._unique(i.name) if is_whole else self._piece(i.name)
 
     def _tensor(self, argument: Input | Output) -> str:
         key = type(argument), argument.name
         if key not in self._arguments:
-            if isinstance(argument, Input) and argument.role is Role.SCALAR:
+            if isinstance(argument, Input) and argument.formula is not None:
+                self._arguments[key] = self._unique(argument.name)
+            elif isinstance(argument, Input) and argument.role is Role.SCALAR:
                 self._arguments[key] = self.values[argument.id]
             else:
                 camel = "".join(part[:1].upper() + part[1:] for part in argument.name.split("_"))
                 self._arguments[key] = self._unique(f"m{camel}")
         name = self._arguments[key]
+        if isinstance(argument, Input) and argument.formula is not None:
+            return self.values[argument.id]
         return name if argument.view is None else self._piece(name)
 
     def whole(self, i: Input) -> str:

@@ -33,7 +33,7 @@ def rewrite(graph: Graph, rule: Rule | None = None, outputs: Outputs | None = No
             ids[node.id] = replacement
         elif node.op is Op.INPUT:
             source = sources[node.id]
-            given = source.name, source.role, source.dtype, node.value, source.view
+            given = source.name, source.role, source.dtype, node.value, source.view, source.formula
             ids[node.id] = new.add_input(*given)
         elif node.op is Op.CONST:
             ids[node.id] = new.add_const(node.arg, node.value, node.loc)

@@ -16,6 +16,7 @@ from ...frontend.slopes import FirstAlong, Slope
 from ..patterns import strip
 from ..vectors import WARP, vector_size
 from .bundles import bundle_neighbours
+from .host_numbers import on_the_host
 from .limits import limit_loads
 from .narrow import narrowing, without_known
 from .ranked import choose_by_rank
@@ -190,4 +191,4 @@ def run_passes(graph: Graph) -> Graph:
     graph = placed
     for apply in PASSES:
         graph = apply(graph)
-    return limit_loads(choose_by_rank(graph))
+    return limit_loads(on_the_host(choose_by_rank(graph)))

@@ -112,7 +112,7 @@ class _Cutting:
                 value = replace(node.value, inner=(whole,)) if node.value.spread else node.value
                 if node.op is Op.INPUT:
                     i = sources[id]
-                    ids[id] = new.add_input(i.name, i.role, i.dtype, value, i.view)
+                    ids[id] = new.add_input(i.name, i.role, i.dtype, value, i.view, i.formula)
                 elif node.op is Op.CONST:
                     ids[id] = new.add_const(node.arg, value, node.loc)
                 elif node.op is Op.INDEX:
@@ -170,7 +170,8 @@ class _Cutting:
                 given = sources[id]
                 if given.view is not None:  # one element of a row
                     raise _NeedsWholeRows
-                ids[id] = new.add_input(given.name, given.role, given.dtype, node.value)
+                kinds = given.name, given.role, given.dtype, node.value
+                ids[id] = new.add_input(*kinds, formula=given.formula)
             elif node.op is Op.CONST:
                 ids[id] = new.add_const(node.arg, node.value, node.loc)
             elif node.value.spread:

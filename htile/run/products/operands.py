@@ -109,7 +109,7 @@ def in_pairs(kernel: Fused, others: list) -> bool:
 def argument(value: object, i, n: int) -> object:
     """An input as the kernel takes it: rows, columns and numbers of rows without other axes."""
     if i.role is Role.SCALAR:
-        return float(value)
+        return float(value) if i.formula is None else i.formula.number(value)
     if i.role is Role.DEVICE_SCALAR:
         return value.reshape(1)
     if i.role is Role.PER_ROW:

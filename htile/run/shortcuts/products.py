@@ -12,7 +12,8 @@ from collections.abc import Callable
 import torch
 
 from ...frontend.captures import Captures
-from ...frontend.graph import Role
+from ...frontend.graph import Input, Role
+from ...frontend.ops import Op
 from ..launch import Request
 from ..operands import has_one_twice
 from ..products.calls import OF_ROWS, Multiply, ProductLaunch, Rows, key_of
@@ -86,7 +87,7 @@ class ProductWriter(CallWriter):
         for i in kernel.others:
             text, value = self.found[i.name]
             if i.role is Role.SCALAR:
-                given.append(text)
+                given.append(self._number(text, i))
                 continue
             if i.role in (Role.ROW, Role.COLUMN) and value.stride(-1) != 1:
                 raise NotTold
@@ -94,6 +95,14 @@ class ProductWriter(CallWriter):
         results = [self._result(name, (n,), dtype, True) for name, n, dtype in action.made]
         self.taken += [action.function, action.clusters]
         self.calls.append(f"_k{number}({', '.join([*given, *results])}, *_c{number})")
+
+    def _number(self, text: str, i: Input) -> str:
+        """A Python float, or what is computed of it; a quotient would raise where it is by zero."""
+        if i.formula is None:
+            return text
+        if Op.DIV in i.formula.ops:
+            raise NotTold
+        return i.formula.text(text)
 
     def _run_rows(self, action: Rows) -> None:
         launch, number = action.launch, len(self.calls)
