@@ -19,7 +19,7 @@ _INACCURATE = "no accurate form of it is built yet"
 _MEMORY = "a row has no memory of its own while tracing; leave it out"
 RANDOM = (
     "random numbers of a kernel come of a counter and a seed: htile.dropout(x, p, seed), or "
-    "htile.uniform(htile.philox(torch.arange(x.shape[-1]), seed)[0])"
+    "htile.uniform(htile.random_words(torch.arange(x.shape[-1]), seed))"
 )
 DRAWS = "rand", "randn", "randint", "randperm", "normal"  # functions of torch, of sizes alone
 CHECKPOINT = (
@@ -39,7 +39,7 @@ _GROUPS = "pass the groups as a leading dimension, x.unflatten(-1, (groups, -1))
 HINTS = {
     name: hint
     for names, hint in {
-        "mode unique searchsorted msort": _RANKS,
+        "mode unique msort": _RANKS,
         "bmm addmm addmv baddbmm tensordot": _PRODUCT,
         "cummax cummin": f"{_ALONG}; a running maximum of a short row is torch.maximum(x, "
         "F.pad(x[:-k], (k, 0), value=-torch.inf)) for k = 1, 2, 4 and so on",
@@ -53,7 +53,16 @@ HINTS = {
         "complex polar view_as_complex view_as_real": _COMPLEX,
         "tril triu": "compare torch.arange(x.shape[-1]) with the row's number, an htile.PerRow, or "
         "with torch.arange(x.shape[0])[:, None] in a matrix of each row",
-        "histc bincount bucketize": "count by comparisons, (x < edge).sum(), one for each edge",
+        "histc bincount": "count by comparisons, (x < edge).sum(), one for each edge",
+        "bucketize searchsorted": "the place of a number in a sorted row is (row < number).sum()",
+        "isin": "write (x[:, None] == values).any(-1) for the few values of an htile.Shared",
+        "corrcoef cov": "a covariance is ((a - a.mean()) * (b - b.mean())).sum() / (n - 1)",
+        "trapezoid trapz": "write ((y[1:] + y[:-1]) * 0.5).sum() * dx",
+        "cumulative_trapezoid": "write ((y[1:] + y[:-1]) * (0.5 * dx)).cumsum(-1)",
+        "renorm": "write x * (maxnorm / x.norm()).clamp(max=1.0)",
+        "meshgrid": "write x[:, None] and y[None, :], which broadcast",
+        "diag diagonal trace": "with i = torch.arange(n), the diagonal of a matrix of each row is "
+        "torch.where(i[:, None] == i, m, 0.0).sum(-1)",
         "item tolist numpy equal allclose": "values are not known while tracing",
         "device cuda cpu is_cuda": "the kernel runs where its inputs are",
         "is_contiguous stride data_ptr storage_offset layout is_leaf": _MEMORY,
