@@ -32,6 +32,9 @@ MOST_BLOCKS = 4  # CTAs of a multiprocessor
 FEWEST_BYTES, MOST_BYTES = 32 << 10, 40 << 10
 TURNS = 2  # tiles of each row that comes through shared memory: one is on its way
 ELEMENTS = 16  # that a thread has of a row, where nothing else decides it
+MOST_ELEMENTS = 48  # that a thread has of a row without being slower for it
+# Bytes of a row that its threads access at a time. With fewer, accesses take longer than memory.
+FEWEST_AT_A_TIME = 24
 # These count 32-bit registers of a thread: for addresses, predicates and what is computed of a few
 # elements at a time.
 OTHER_REGISTERS = 24
@@ -177,7 +180,10 @@ def _shortage(plan: Plan, rows: int) -> float:
     graph, num = plan.graph, plan.numerics
     size = rows * graph.n // num.cluster_n * sum(i.dtype.itemsize for i in plan.work.rows)
     padding = num.step * plan.chunks / graph.n
+    at_a_time = num.threads_per_row * num.vec_size * plan.work.narrowest
     factor = max(1.0, FEWEST_BYTES / max(1, size), size / MOST_BYTES)
+    factor *= max(1.0, FEWEST_AT_A_TIME / at_a_time)
+    factor *= max(1.0, plan.elements_per_thread / MOST_ELEMENTS)
     return round(factor * sqrt(padding), 2)
 
 
