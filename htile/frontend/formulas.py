@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
+from .graph import Graph, Input, Node, Role
 from .ops import Op
-
-if TYPE_CHECKING:
-    from .graph import Graph, Input
 
 OPERATORS = {Op.ADD: "+", Op.SUB: "-", Op.MUL: "*", Op.DIV: "/"}
 FUNCTIONS = {
@@ -73,7 +70,7 @@ class Formula:
 
 def formulas(graph: Graph) -> dict[int, tuple[Input, Formula]]:
     """The values that are computed in float64, by their ids: the float, and what is made of it."""
-    floats = {i.id: i for i in graph.inputs if i.role.value == "scalar" and i.formula is None}
+    floats = {i.id: i for i in graph.inputs if i.role is Role.SCALAR and i.formula is None}
     if not floats:
         return {}
     found: dict[int, tuple[Input, Formula]] = {}
@@ -94,5 +91,5 @@ def formulas(graph: Graph) -> dict[int, tuple[Input, Formula]]:
     return {id: each for id, each in found.items() if id in read and each[1].cancels}
 
 
-def _is_number(node: object) -> bool:
+def _is_number(node: Node) -> bool:
     return node.op is Op.CONST and not node.value.inner

@@ -197,6 +197,7 @@ class Output:
     is_row: bool
     view: View | None = None
     over: Op | None = None
+    formula: ClassVar[None] = None  # as of an input that is not computed
 
 
 def tensor_dtype(piece: Input | Output) -> torch.dtype:

@@ -142,7 +142,7 @@ class Reduce:
     @property
     def waits(self) -> int:
         """How often threads wait for each other."""
-        return 32 - self.zero_bits if self.is_by_rank else int(self.exchanges)
+        return 32 - self.zero_bits if self.parts[0].kind is KTHVALUE else self.exchanges
 
     @property
     def is_pair(self) -> bool:
@@ -154,7 +154,7 @@ class Reduce:
         """Places of the exchange buffer that it takes; scans take others."""
         if not self.exchanges or self.is_scan:
             return 0
-        if self.is_by_rank:
+        if self.parts[0].kind is KTHVALUE:
             return self.waits * len(self.results)
         return self.parts[0].kind.slots if self.parts[0].at_once else len(self.results)
 

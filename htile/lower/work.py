@@ -33,6 +33,7 @@ from .patterns import Function, ancestors, choose_function, periods
 from .precision import seen_in_16_bits
 from .ranks import chains
 from .reductions import (
+    KTHVALUE,
     Part,
     Reduce,
     by_stage,
@@ -125,7 +126,8 @@ class Sweeps:
     @cached_property
     def counting_costs(self) -> int:
         """Those of the first that count elements, in loops that need no registers for them."""
-        return sum([counting_cost(part) for reduce in self.reduces for part in reduce.parts])
+        parts = [part for reduce in self.reduces for part in reduce.parts]
+        return sum([counting_cost(part) for part in parts if part.kind is KTHVALUE])
 
     @cached_property
     def value_costs(self) -> int:
@@ -189,7 +191,7 @@ class Work:
         self.stages = len(self._by_stage)
         self.has_pair = len(self._paired) < self.stages
         self.scans = tuple([node for node in graph if node.op in SCANS])
-        self.needs_held = bool(self.scans) or any(node.op is Op.KTHVALUE for node in graph)
+        self.needs_held = bool(self.scans or [n for n in graph if n.op is Op.KTHVALUE])
 
     def _early(self) -> tuple[Compute, ...]:
         """Loads of what is at indices that depend on no reduction, and their indices."""

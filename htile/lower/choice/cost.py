@@ -268,8 +268,9 @@ def _value_costs(plan: Plan) -> int:
         tensors = [i for i in work.graph.inputs if i.role in OF_EACH_ROW]
         steps = STEP * (len(tensors) + len(work.writes))
         found += (DIVISION + steps) * (target.lead - 1)
-    by_rank = [reduce for reduce in plan.sweeps.reduces if reduce.is_by_rank]
-    found += OF_ROUND * sum([reduce.waits * len(reduce.results) for reduce in by_rank])
+    if work.needs_held:
+        by_rank = [reduce for reduce in plan.sweeps.reduces if reduce.is_by_rank]
+        found += OF_ROUND * sum([reduce.waits * len(reduce.results) for reduce in by_rank])
     if not plan.work.chains or plan.numerics.in_loops:
         return found
     num = plan.numerics

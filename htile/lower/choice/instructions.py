@@ -61,7 +61,8 @@ def sweep_costs(
 ) -> tuple[int, int]:
     """Instructions of a sweep for each element, and those of them for MUFU."""
     chains = {part.chain for part in parts} - {None}
-    plain = [_part_cost(part) for part in parts if part.chain is None]
+    plain = [PART_COSTS.get(part.kind, 1) for part in parts if part.chain is None]
+    plain += [counting_cost(part) for part in parts if part.kind is KTHVALUE]
     count, special = sum(plain) + sum([chain.sorting for chain in chains]), 0
     counters = set()  # four words of one counter take about what one takes
     for step in computes:
@@ -74,13 +75,9 @@ def sweep_costs(
     return count, special
 
 
-def _part_cost(part: Part) -> int:
-    return counting_cost(part) or PART_COSTS.get(part.kind, 1)
-
-
 def counting_cost(part: Part) -> int:
-    """Instructions for an element in the loop over the bits of an element by rank; else 0."""
-    return COUNTED * (32 - part.zero_bits) if part.kind is KTHVALUE else 0
+    """Instructions for an element in the loop over the bits of an element by rank."""
+    return COUNTED * (32 - part.zero_bits)
 
 
 def seldom(graph: Graph, computes: tuple[Compute, ...]) -> int:

@@ -54,8 +54,8 @@ def _docstring(graph: Graph) -> list[str]:
 
 
 def _imports(text: str) -> list[str]:
-    known = [*CUTLASS_TYPES.values(), "Float64"]  # the latter of what the host function computes
-    types = [t for t in known if re.search(rf"\b{t}\b", text)]
+    types = [t for t in CUTLASS_TYPES.values() if re.search(rf"\b{t}\b", text)]
+    types += ["Float64"] if "Float64" in text else []  # of what the host function computes
     types.sort(key=lambda t: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", t)])
     verbs = ("ElementwiseLoader", "GlobalToRegLoader", "ElementwiseStorer")
     dataflow = ["ElementwiseKernelContext", *(name for name in verbs if f"{name}(" in text)]

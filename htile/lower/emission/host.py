@@ -98,7 +98,7 @@ def _piece(plan: Plan, names: Names, argument: Input | Output) -> list[str]:
     Of a Python float it is the line that computes a number of it.
     """
     view = argument.view
-    if isinstance(argument, Input) and argument.formula is not None:
+    if argument.formula is not None:
         text = argument.formula.text(names.argument(argument))
         return wrapped_call(f"    {names.tensors[argument]} = Float32(", [text], ")")
     if view is None:

@@ -191,7 +191,7 @@ class Names:
     def _tensor(self, argument: Input | Output) -> str:
         key = type(argument), argument.name
         if key not in self._arguments:
-            if isinstance(argument, Input) and argument.formula is not None:
+            if argument.formula is not None:
                 self._arguments[key] = self._unique(argument.name)
             elif isinstance(argument, Input) and argument.role is Role.SCALAR:
                 self._arguments[key] = self.values[argument.id]
@@ -199,7 +199,7 @@ class Names:
                 camel = "".join(part[:1].upper() + part[1:] for part in argument.name.split("_"))
                 self._arguments[key] = self._unique(f"m{camel}")
         name = self._arguments[key]
-        if isinstance(argument, Input) and argument.formula is not None:
+        if argument.formula is not None:
             return self.values[argument.id]
         return name if argument.view is None else self._piece(name)
 
