@@ -247,7 +247,7 @@ MODULES = "composites", "special", "statistics", "indices", "losses"
 def test_every_composite_is_tested():
     """They occur here, or in the test of what their modules and test_trace have."""
     names = ("composites", "special", "trace", "indices", "exponents", "class_losses",
-             "row_losses")
+             "row_losses", "order_statistics")
     files = [Path(__file__).with_name(f"test_{name}.py") for name in names]
     words = set(re.findall(r"\w+", " ".join(file.read_text("utf-8") for file in files)))
     for spelling, function in FUNCTIONS.values():
