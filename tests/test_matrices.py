@@ -13,7 +13,7 @@ from htile.run.products.operands import by_torch
 from htile.testing import assert_close
 from tests import products
 from tests.on_cpu import results_of_groups
-from tests.products import BF16, F16, FUNCTIONS, arguments
+from tests.products import BF16, F16, FUNCTIONS, arguments, averaged
 
 NAMES = [f._signature.name for f in FUNCTIONS]
 SIZES = ((1, 8, 8), (5, 300, 40), (7, 258, 130), (3, 128, 64), (4, 1, 12))
@@ -114,6 +114,15 @@ def test_what_runs_on_a_gpu_computes_the_same(f, size):
         run_steps(f, args), request_of(f, args).specialization.traced.structure
     )
     assert_close(f, result, *args)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_a_number_that_is_computed_of_a_float(size):
+    args = arguments(averaged, *size)
+    result = torch.utils._pytree.tree_unflatten(
+        run_steps(averaged, args), request_of(averaged, args).specialization.traced.structure
+    )
+    assert_close(averaged, result, *args)
 
 
 PIECES = {

@@ -41,7 +41,6 @@ NAMES = (
     "prefix_norm",
     "qk_norm",
     "xsa",
-    "robust_scale",
     "rwkv_gate",
     "shared_expert_gate",
     "attention_residual",

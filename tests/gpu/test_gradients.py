@@ -24,8 +24,7 @@ ROWS, FEW = 70, 9
 PAIRS = [(name, n) for name in EXAMPLES for n in SIZES]
 GPU_LENGTH = 256  # of rows of the gallery
 BUSY = 1000  # products of another stream, of about 0.2 ms each
-# Equal elements, which these have, torch ranks in any order on a GPU.
-RANKED = {"topk_softmax", "robust_scale"}
+RANKED = {"topk_softmax"}  # equal elements, which it has, torch ranks in any order on a GPU
 GALLERY = sorted({*NAMES} - TIED - RANKED)
 
 

@@ -239,7 +239,8 @@ def test_nothing_dead_or_double_is_left(seed):
     roots = [out.id for out in graph.outputs]
     live = set(roots).union(*(nx.ancestors(graph.dag, id) for id in roots))
     assert live == set(graph.dag)
-    seen = [(n.op, n.inputs, repr(n.arg), n.value) for n in graph]
+    made = {i.id: i.formula for i in graph.inputs}  # of one float there may be several numbers
+    seen = [(n.op, n.inputs, repr(n.arg), n.value, made.get(n.id)) for n in graph]
     assert len(seen) == len(set(seen))
 
 
