@@ -178,7 +178,10 @@ def _check_lines(matrix, sizes, dtype) -> None:
 
 
 def results_of_groups(kernel, values: dict, rows: int) -> dict:
-    """The results of a kernel of products by name, of its inputs by node."""
+    """The results of a kernel of products by name, of its inputs by node, as the kernel takes them.
+
+    What it takes of a Python float is computed already (`Input.formula`).
+    """
     graph, missing = kernel.graph, kernel.graph.n - kernel.n
     padded = {}
     for i in graph.inputs:
@@ -190,7 +193,9 @@ def results_of_groups(kernel, values: dict, rows: int) -> dict:
         padded[f"input{i.id}"] = value
     whole = replace(
         graph,
-        inputs=tuple(replace(i, name=f"input{i.id}", view=None) for i in graph.inputs),
+        inputs=tuple(
+            replace(i, name=f"input{i.id}", view=None, formula=None) for i in graph.inputs
+        ),
         outputs=tuple(replace(o, inner=(graph.n,)) for o in graph.outputs),
         nodes=tuple(replace(n, arg=f"input{n.id}") if n.op is Op.INPUT else n for n in graph),
     )

@@ -145,5 +145,5 @@ def some_tiles(found):
 
 FUNCTIONS = (
     linear, matmul, gelu, swiglu, packed_swiglu, nll, statistics, project, norm_linear, mlp,
-    softmax, three, turned, variance, bounded, masked,
+    softmax, three, turned, variance, bounded, masked, averaged,
 )  # fmt: skip

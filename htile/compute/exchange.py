@@ -33,6 +33,12 @@ def slots_of(buffer: cute.Tensor, count: int) -> tuple[cute.Tensor, ...]:
     return tuple(buffer[None, None, i] for i in range(count))
 
 
+def slots_from(buffer: cute.Tensor, first: int | Int32, count: int) -> cute.Tensor:
+    """So many slots of a buffer (rows, peers, slots), as a buffer of their own."""
+    layout = cute.make_layout((*buffer.shape[:2], count), stride=buffer.layout.stride)
+    return cute.make_tensor(buffer[None, None, first].iterator, layout)
+
+
 def to_word(value: Numeric, dtype: type[Numeric]) -> Numeric:
     """The bits of a scalar as an element of a buffer of `dtype`."""
     if value.dtype.width > dtype.width:

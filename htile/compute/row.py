@@ -16,6 +16,7 @@ from htile.compute.accumulate import (
     WelfordTriple,
 )
 from htile.compute.candidates import ElementKeys
+from htile.compute.exchange import slots_from
 from htile.compute.mean import MEAN, RowMean, ThreadPart
 from htile.compute.moments import RowMoments, reduce_moments
 from htile.compute.online import about_finite, online_softmax_reduce, softmax_pair_reduce
@@ -346,5 +347,4 @@ class RowReductions(Lookups):
                 f"the reduction needs the slots {slot} to {slot + count - 1}, and the buffer has "
                 f"{self.config.stage}: raise `stage` of the configuration"
             )
-        layout = cute.make_layout((*buffer.shape[:2], count), stride=buffer.layout.stride)
-        return cute.make_tensor(buffer[None, None, slot].iterator, layout)
+        return slots_from(buffer, slot, count)

@@ -18,12 +18,21 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Numeric
 
+from htile.compute.exchange import slots_from
 from htile.compute.keys import unordered
 from htile.compute.operands import select
-from htile.compute.reduce import ADD, block_reduce, cluster_reduce, warp_reduce
+from htile.compute.reduce import (
+    ADD,
+    MAX,
+    MIN,
+    block_reduce,
+    cluster_reduce,
+    identity,
+    warp_reduce,
+)
 from htile.utils import WARP, Static
 
-LOWEST, HIGHEST = -(2**31), 2**31 - 1
+LOWEST, HIGHEST = identity(MAX, Int32), identity(MIN, Int32)
 INFINITY = 0x7F800000  # the number of the largest float; those of NaN are above
 BITS = 32
 
@@ -110,16 +119,11 @@ class _Search(Static):
         ops = (ADD,) * len(counts)
         if self.mbar_ptr is None and not self.spans_warps:
             return counts
-        slots = self._slots(k * len(counts), len(counts))
+        slots = slots_from(self.buffer, k * len(counts), len(counts))
         if self.mbar_ptr is None:
             return block_reduce(counts, ops, slots, self.abreast)
         mbar_ptr = self.mbar_ptr + k * len(counts)
         return cluster_reduce(counts, ops, slots, mbar_ptr, self.phase, self.abreast)
-
-    def _slots(self, first: Int32, count: int) -> cute.Tensor:
-        buffer = self.buffer
-        layout = cute.make_layout((*buffer.shape[:2], count), stride=buffer.layout.stride)
-        return cute.make_tensor(buffer[None, None, first].iterator, layout)
 
 
 def _count(elements: list[Numeric], last: Numeric) -> Int32:

@@ -169,21 +169,27 @@ def _refuse(what: str, count: int, loc: object) -> None:
 def _later(x: Tensor, count: int, axis: int, is_descending: bool, what: str) -> Ranked:
     """So many elements of a long axis in order, of which single ones can be taken."""
     refuse_unranked(x, what)
-    if isinstance(x.shape[axis], Length):
-        x._builder.least = max(x._builder.least, count)
     values = Sorted(copy(x), axis, count, is_descending, what)
     return Ranked(values, Deferred(x, lambda: values.all.indices))
+
+
+def _axis_with(x: Tensor, dim: int, k: object, what: str) -> int:
+    """An axis that has k elements or more; of any length, calls with fewer are refused."""
+    axis, size = axis_of(x, dim), x._sizes[dim] if x.ndim else 1
+    if isinstance(k, Length):
+        int(k)  # it raises, and says why
+    if type(k) is not int or not 1 <= k <= size:
+        fail(ShapeError, f"{what}(k={k!r}) of {size} elements: k is a number from 1 to {size}")
+    if x.ndim and isinstance(x.shape[axis], Length):
+        x._builder.least = max(x._builder.least, k)
+    return axis
 
 
 @implements("topk")
 def topk(input, k, dim=-1, largest=True, sorted=True):
     """The k largest or smallest elements in order and their indices.
     Of more than 64, single values can be taken, as x.topk(500).values[-1]."""
-    axis, size = axis_of(input, dim), input._sizes[dim] if input.ndim else 1
-    if isinstance(k, Length):
-        int(k)  # it raises, and says why
-    if type(k) is not int or not 1 <= k <= size:
-        fail(ShapeError, f"topk(k={k!r}) of {size} elements: k is a number from 1 to {size}")
+    axis = _axis_with(input, dim, k, "topk")
     if k > MOST_TOGETHER:
         return _later(input, k, axis, largest, "topk")
     return first_ranks(input, k, axis, largest, "topk")
@@ -223,11 +229,7 @@ def _with_index(x: Tensor, axis: int, found: Tensor, keepdim: bool, what: str) -
 @implements("kthvalue")
 def kthvalue(input, k, dim=-1, keepdim=False):
     """The k-th smallest element and its index, the first of equal ones; NaN is the largest."""
-    axis, size = axis_of(input, dim), input._sizes[dim] if input.ndim else 1
-    if type(k) is not int or not 1 <= k <= size:
-        fail(ShapeError, f"kthvalue(k={k!r}) of {size} elements: k is a number from 1 to {size}")
-    if isinstance(input.shape[axis] if input.ndim else 1, Length):
-        input._builder.least = max(input._builder.least, k)
+    axis = _axis_with(input, dim, k, "kthvalue")
     found = at_rank(input, axis, k - 1, "kthvalue")
     return _with_index(input, axis, found, keepdim, "kthvalue")
 
@@ -342,7 +344,8 @@ formulas({
     "median": ("The middle element, the lower one of two; with dim, (.values, .indices).",
         _median(False, "median")),
     "nanmedian": ("`median` of the elements that are not NaN.", _median(True, "nanmedian")),
-    "quantile": ("The element at a share q of the row, between two if need be.",
+    "quantile": ("The element at a share q of the row, between two if need be.\n"
+        "A number of a tensor q that is not from 0 to 1 gives NaN.",
         _quantile(False, "quantile")),
     "nanquantile": ("`quantile` of the elements that are not NaN.",
         _quantile(True, "nanquantile")),

@@ -73,7 +73,8 @@ def plans_for(
     if not plans and (ranked := next((n for n in graph if n.op is Op.KTHVALUE), None)):
         raise UnsupportedError(
             f"an element by its rank in rows of {graph.n} elements: {target.arch.name} does not "
-            "hold them in registers. Bisection finds one in longer rows, as docs/language.md shows",
+            "hold them in registers. In longer rows bisection finds one, as in "
+            "examples/gallery/top_p.py",
             ranked.loc,
         )
     if not plans and graph.over_rows:

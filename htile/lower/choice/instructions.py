@@ -42,8 +42,9 @@ OP_COSTS = {
 SELDOM = {Op.SIN: 76, Op.COS: 76}
 # These are for a division by what the row has once, whose reciprocal is computed once too.
 SHARED_DIVISOR_COSTS = {Function.EXACT: (3, 0), Function.NEAR: (2, 0)}
-# Instructions for an element; other parts take one. A scan takes more for each vector.
-PART_COSTS = {SOFTMAX: 6, MOMENTS: 6, CUMSUM: 2, CUMPROD: 2, SUM_FROM_END: 2}
+# Instructions for an element; other parts take one. A scan takes more for each vector, and an
+# element by its rank for each bit (`counting_cost`).
+PART_COSTS = {SOFTMAX: 6, MOMENTS: 6, CUMSUM: 2, CUMPROD: 2, SUM_FROM_END: 2, KTHVALUE: 0}
 SCAN_COSTS = 18  # instructions of a scan for each vector of a thread, and each word of an element
 COUNTED = 2  # to count an element that is less than a number, for each bit that is looked for
 OF_ROUND = 16  # instructions of a thread for what each bit takes beside, and each result
