@@ -19,7 +19,9 @@ class Location:
     def short(self) -> str:
         """`softmax.py:12`: the file's last component and the line, in printable characters."""
         name = self.file.replace("\\", "/").rsplit("/", 1)[-1]
-        return f"{''.join(c if c.isprintable() else '?' for c in name)}:{self.line}"
+        if not name.isprintable():
+            name = "".join(c if c.isprintable() else "?" for c in name)
+        return f"{name}:{self.line}"
 
     @property
     def text(self) -> str:

@@ -195,7 +195,7 @@ def join_stored(values: tuple[Value, ...]) -> torch.dtype | None:
 
     As in torch, values with an axis decide, and those without count only where there is no other.
     """
-    values = tuple(v for v in values if v.inner) or values
+    values = [v for v in values if v.inner] or values
     declared = [v.stored for v in values if v.stored is not None]
     return reduce(torch.promote_types, declared) if declared else None
 

@@ -27,7 +27,7 @@ def rewrite(graph: Graph, rule: Rule | None = None, outputs: Outputs | None = No
     for node in graph:
         if node.id not in live:
             continue
-        inputs = tuple(ids[i] for i in node.inputs)
+        inputs = tuple([ids[i] for i in node.inputs])
         replacement = rule(new, node, inputs) if rule is not None else None
         if replacement is not None:
             ids[node.id] = replacement
