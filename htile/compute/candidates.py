@@ -11,7 +11,7 @@ Of floats the elements themselves are compared. Only of candidates keys are made
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import cutlass
@@ -19,19 +19,19 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.memory import SmemAllocator
 
-from htile.compute.keys import ordered, unordered
-from htile.compute.operands import make_vector, select
+from htile.compute.keys import Key, joined, ordered, unordered
+from htile.compute.operands import select
 from htile.compute.reduce import ADD, MAX, combine_terms, identity
 from htile.compute.scan import lane_scan, last_lane
+from htile.utils import unpack64
 
-Key = Int64 | Int32
 BITS = 32  # keys that a word tells candidates among
 PIECE = 4  # keys of a thread that lie side by side in shared memory
 
 
 @dataclass(frozen=True)
 class Keys:
-    """A thread's keys, all as `htile.compute.ranks.in_order` makes them. What is compared of them
+    """A thread's keys, all as `htile.compute.keys.in_order` makes them. What is compared of them
     is the upper word, which is in their order."""
 
     keys: list[Key]
@@ -52,14 +52,14 @@ class Keys:
     def is_candidate(number: Int32, bound: Int32) -> Boolean:
         return number >= bound
 
-    def staged(self) -> list[Key]:
-        """What is kept of each key, of its dtype."""
-        return self.keys
+    def words(self, e: int) -> tuple[Int32, ...]:
+        """What is kept of a key: words of 32 bits, the lower one first."""
+        return _words(self.keys[e])
 
     @staticmethod
-    def of_staged(word: Key) -> Key:
-        """The key of which this was kept."""
-        return word
+    def of_words(words: Sequence[Int32]) -> Key:
+        """The key of which these were kept."""
+        return _of_words(words)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class ElementKeys:
 
     @property
     def keys(self) -> list[Key]:
-        return [self.of_staged(word) for word in self.staged()]
+        return [self.of_words(self.words(e)) for e in range(len(self.elements))]
 
     def numbers(self) -> list[Float32]:
         return self.elements
@@ -95,24 +95,28 @@ class ElementKeys:
         """NaN is one, whatever the bound; so is every number, if the bound is NaN."""
         return Boolean(number < unordered(bound)) == Boolean(False)
 
-    def staged(self) -> list[Key]:
+    def words(self, e: int) -> tuple[Int32, ...]:
         """The bits of the element beside those of the index, in whose place a NaN may have bits."""
-        words = [element.bitcast(Int32) for element in self.elements]
+        bits, index = self.elements[e].bitcast(Int32), self.low[e]
         if self.index_bits:
-            low, both = (1 << self.index_bits) - 1, zip(words, self.low, strict=True)
-            return [(word | low) & index for word, index in both]
-        return [_joined(index, word) for index, word in zip(self.low, words, strict=True)]
+            return ((bits | (1 << self.index_bits) - 1) & index,)
+        return index, bits
 
-    def of_staged(self, word: Key) -> Key:
+    def of_words(self, words: Sequence[Int32]) -> Key:
         if self.index_bits:
-            low = (1 << self.index_bits) - 1
+            (word,), low = words, (1 << self.index_bits) - 1
             upper = ordered((word & ~low).bitcast(Float32))
             return (upper & ~low) | (word & low)
-        return _joined(word.to(Int32), ordered((word >> 32).to(Int32).bitcast(Float32)))
+        index, bits = words
+        return joined(index, ordered(bits.bitcast(Float32)))
 
 
-def _joined(low: Int32, high: Int32) -> Int64:
-    return make_vector([low, high], (2,), Int32).bitcast(Int64)[0]
+def _words(key: Key) -> tuple[Int32, ...]:
+    return (key,) if isinstance(key, Int32) else unpack64(key)
+
+
+def _of_words(words: Sequence[Int32]) -> Key:
+    return words[0] if len(words) == 1 else joined(*words)
 
 
 @dataclass(frozen=True)
@@ -208,15 +212,15 @@ def _first_of_candidates(keys, search, scratch, masks, place, total) -> list[Key
     tidx, _, _ = cute.arch.thread_idx()
     row, lane = tidx // search.lanes, cute.arch.lane_idx() % search.lanes
     mine, listed = scratch.staged[None, tidx, None], scratch.listed[None, row]
-    for e, word in enumerate(keys.staged()):
-        mine[e % PIECE, e // PIECE] = word
+    for e in range(len(keys.numbers())):
+        mine[e % PIECE, e // PIECE] = _of_words(keys.words(e))
     cute.arch.sync_warp()  # the list of another row has been read
     for k, mask in enumerate(masks):
         place = _list(mine, listed, mask, BITS * k, place)
     cute.arch.sync_warp()
     dtype = listed.element_type
     places = [lane + first for first in range(0, search.places, search.lanes)]
-    words = [keys.of_staged(listed[i]) for i in places]
+    words = [keys.of_words(_words(listed[i])) for i in places]
     lowest = dtype(identity(MAX, dtype))
     return search.first([select(i < total, w, lowest) for i, w in zip(places, words, strict=True)])
 

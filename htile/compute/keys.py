@@ -4,6 +4,9 @@ The upper 32 bits of a key order the elements: NaN is the largest, and 0.0 and -
 equal elements the lower 32 bits decide. They are the complement of the index, so the largest key
 is that of the first of the largest elements. With `smaller` they are the index, so the smallest key
 is that of the first of the smallest elements.
+
+A *packed* key is an int32: the lowest bits of its element, which are known to be zero, give way to
+those of its index.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from cutlass._mlir.dialects import llvm
 
 from htile.compute.exponents import MAGNITUDE
 from htile.compute.operands import Operand, Vector, lift, make_vector
+
+Key = Int64 | Int32
 
 
 def key(x: Operand, index: Operand, smaller: bool = False) -> Vector | Numeric:
@@ -78,3 +83,33 @@ def _parts(keys: Operand, function) -> Vector | Numeric:
     words = keys.reshape((size,)).bitcast(Int32)
     found = [function(words[2 * i], words[2 * i + 1]) for i in range(size)]
     return make_vector(found, keys.shape, found[0].dtype) if is_vector else found[0]
+
+
+def in_order(keys: Vector, smaller: bool, index_bits: int) -> Vector:
+    """Keys of Int64 so that the first one is the largest, packed if an index has `index_bits`.
+
+    smaller: whether the first key is the smallest. index_bits: 0 if keys do not fit 32 bits.
+    """
+    if not index_bits:
+        return keys ^ -1 if smaller else keys
+    size = cute.size(keys.shape)
+    words = keys.reshape((size,)).bitcast(Int32)
+    low = (1 << index_bits) - 1
+    packed = [(words[2 * i + 1] & ~low) | (words[2 * i] & low) for i in range(size)]
+    packed = [word ^ -1 for word in packed] if smaller else packed
+    return make_vector(packed, keys.shape, Int32)
+
+
+def as_key(key: Key, smaller: bool, index_bits: int) -> Int64:
+    """The key that `in_order` made this one of. A NaN may have other bits."""
+    if not index_bits:
+        return key ^ -1 if smaller else key
+    key = key ^ -1 if smaller else key
+    low = (1 << index_bits) - 1
+    ordered = (key & ~low) | ((key >> 31) & low)  # of a negative float the lower bits are turned
+    return joined((key & low) if smaller else (key | ~low), ordered)
+
+
+def joined(low: Int32, high: Int32) -> Int64:
+    """A key of its lower and its upper word."""
+    return make_vector([low, high], (2,), Int32).bitcast(Int64)[0]

@@ -3,12 +3,10 @@
 A thread sorts the first of its own keys. The lanes of a warp then hold as many rounds as keys are
 asked for: the largest of what they have left wins, and the lane that had it goes on to its next
 one. Where a row has several warps, each finds its own first keys, leaves them in the reduction
-buffer, and all warps hold the same rounds again over what all have left there.
+buffer, and all warps hold the same rounds again over what all have left there. For many ranks they
+look for them together (`htile.compute.together`).
 
 No two keys of a row are equal, so the result does not depend on who compares what.
-
-A key is an Int64 (see `htile.compute.keys`), or one *packed* into an Int32: the lowest bits of its
-element, which are known to be zero, give way to those of its index.
 """
 
 from __future__ import annotations
@@ -21,40 +19,11 @@ from cutlass import Boolean, Int32, Int64
 
 from htile.compute.candidates import ElementKeys, Keys, Search, first_of_many
 from htile.compute.exchange import PeerList, exchange, lists_of_peers, slots_of
-from htile.compute.operands import Vector, make_vector, select
+from htile.compute.keys import Key, joined
+from htile.compute.operands import select
 from htile.compute.reduce import MAX, identity, warp_reduce
 
-Key = Int64 | Int32
 MOST_LOADED = 4  # keys of another warp that a lane loads before it needs them
-
-
-def in_order(keys: Vector, smaller: bool, index_bits: int) -> Vector:
-    """Keys of Int64 so that the first one is the largest, packed if an index has `index_bits`.
-
-    smaller: whether the first key is the smallest. index_bits: 0 if keys do not fit 32 bits.
-    """
-    if not index_bits:
-        return keys ^ -1 if smaller else keys
-    size = cute.size(keys.shape)
-    words = keys.reshape((size,)).bitcast(Int32)
-    low = (1 << index_bits) - 1
-    packed = [(words[2 * i + 1] & ~low) | (words[2 * i] & low) for i in range(size)]
-    packed = [word ^ -1 for word in packed] if smaller else packed
-    return make_vector(packed, keys.shape, Int32)
-
-
-def as_key(key: Key, smaller: bool, index_bits: int) -> Int64:
-    """The key that `in_order` made this one of. A NaN may have other bits."""
-    if not index_bits:
-        return key ^ -1 if smaller else key
-    key = key ^ -1 if smaller else key
-    low = (1 << index_bits) - 1
-    ordered = (key & ~low) | ((key >> 31) & low)  # of a negative float the lower bits are turned
-    return _joined((key & low) if smaller else (key | ~low), ordered)
-
-
-def _joined(low: Int32, high: Int32) -> Int64:
-    return make_vector([low, high], (2,), Int32).bitcast(Int64)[0]
 
 
 def first_of_row(
@@ -135,7 +104,7 @@ def _largest(key: Key, lanes: int) -> Key:
         return cute.arch.warp_redux_sync(key, "max")
     low, high = key.to(Int32), (key >> 32).to(Int32)
     most = cute.arch.warp_redux_sync(high, "max")
-    return _joined(cute.arch.warp_redux_sync(select(high == most, low, 0), "umax"), most)
+    return joined(cute.arch.warp_redux_sync(select(high == most, low, 0), "umax"), most)
 
 
 # Networks of comparisons, inside a thread. None stands for a key that is lower than all others.

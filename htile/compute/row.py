@@ -15,17 +15,19 @@ from htile.compute.accumulate import (
     TwoLevelSum,
     WelfordTriple,
 )
-from htile.compute.candidates import ElementKeys
+from htile.compute.candidates import ElementKeys, Keys
 from htile.compute.exchange import slots_from
+from htile.compute.keys import as_key, in_order
 from htile.compute.mean import MEAN, RowMean, ThreadPart
 from htile.compute.moments import RowMoments, reduce_moments
 from htile.compute.online import about_finite, online_softmax_reduce, softmax_pair_reduce
 from htile.compute.operands import make_vector, select
 from htile.compute.products import Product
-from htile.compute.ranks import as_key, first_of_row, in_order
+from htile.compute.ranks import first_of_row
 from htile.compute.reduce import MAX, MIN, identity, row_reduce, thread_reduce, warp_reduce
 from htile.compute.scan import row_scan
 from htile.compute.selection import BITS, kth_of_row, nothing_of
+from htile.compute.together import SLOTS, FoundTogether, first_together
 from htile.copy.lookup import Lookups
 
 
@@ -133,28 +135,35 @@ class RowReductions(Lookups):
         group: int = 1,
         candidates: bool = False,
         elements=None,
-    ) -> list[Int64]:
-        """The `count` largest keys of the row in order, or the smallest, with one barrier.
+        together: int | None = None,
+    ) -> list[Int64] | FoundTogether:
+        """The `count` largest keys of the row in order, or the smallest.
 
         keys: a vector of what `math.key` makes, or a tuple of several for pieces of the row. No two
             keys of the row are equal, but for those of a group.
-        slot: the first of `count` slots of a buffer of Int64.
+        slot: the first of `count` slots of a buffer of Int64; of SLOTS with `together`.
         index_bits: so many of the lowest bits of each element are zero, and no index has more bits.
             Keys are compared as words of 32 bits then. With 0 they are of 64 bits.
         group: so many neighbouring columns have the same key, which counts once.
         candidates: whether a thread sorts only keys that may be among the first ones.
         elements: the vectors of Float32 that the largest keys are of, which saves instructions.
+        together: for a row of several warps that look for the first keys together, how many of the
+            lowest bits of each element are zero.
         """
         pieces = keys if isinstance(keys, tuple) else (keys,)
-        across = self._across_row(slot, count, phase)
-        if candidates:
+        find, slots = first_of_row, count if together is None else SLOTS
+        across = self._across_row(slot, slots, phase)
+        if together is not None:
+            find, across["zero_bits"] = first_together, together
+        elif candidates:
             across["listing_threads"] = self.config.num_threads
-        if candidates and elements is not None and self.is_even_N:
+        if elements is not None and (self.is_even_N or self._tells_padding(pieces, index_bits)):
             elements = elements if isinstance(elements, tuple) else (elements,)
+            elements = [self._operand(x, MAX) for x in elements]
             floats = [x[i] for x in elements for i in range(cute.size(x.shape))]
             low = [key[i].to(Int32) for key in pieces for i in range(cute.size(key.shape))]
-            found = first_of_row(ElementKeys(floats, low, index_bits), count, **across)
-            return [as_key(key, smaller, index_bits) for key in found]
+            found = find(ElementKeys(floats, low, index_bits), count, **across)
+            return self._as_keys(found, smaller, index_bits)
         vectors = [in_order(self._vector(piece, MAX), smaller, index_bits) for piece in pieces]
         vectors = [self._operand(vector, MAX) for vector in vectors]
         step = 1 if group == 1 else self.vec_size
@@ -162,7 +171,18 @@ class RowReductions(Lookups):
         if group > 1:
             is_first = Boolean(self.tXcX[0][1] % group == 0)  # and so in every chunk
             words = [select(is_first, word, identity(MAX, type(word))) for word in words]
-        found = first_of_row(words, count, **across)
+        found = find(words if together is None else Keys(words), count, **across)
+        return self._as_keys(found, smaller, index_bits)
+
+    def _tells_padding(self, pieces: tuple, index_bits: int) -> bool:
+        """Whether a padded element, which is -inf, comes behind all of the row by its index."""
+        return len(pieces) == 1 and (index_bits == 0 or self.capacity <= 1 << index_bits)
+
+    @staticmethod
+    def _as_keys(found, smaller: bool, index_bits: int) -> list[Int64] | FoundTogether:
+        """The keys that `in_order` made what has been found of."""
+        if isinstance(found, FoundTogether):
+            return FoundTogether(found.ranked, found.row, smaller, index_bits)
         return [as_key(key, smaller, index_bits) for key in found]
 
     def kthvalue(

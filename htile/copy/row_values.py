@@ -45,6 +45,31 @@ class RowValues(RowTile):
                 # The elements are of Int8 where mT is Boolean, which a view forgets.
                 elements[places[k]] = to_stored(value, elements.element_type)
 
+    @cute.jit
+    def store_ranked(
+        self, mT, place: cutlass.Constexpr, ranks: cutlass.Constexpr, first: cutlass.Constexpr,
+        count: cutlass.Constexpr, of_key: cutlass.Constexpr, argument: cutlass.Constexpr,
+    ):  # fmt: skip
+        """Store what a function makes of `count` keys from a rank on, side by side.
+
+        The first lies `place` elements behind this row's element of a tensor (M,). Each thread of
+        the row stores one, and then every further one that is as many behind as there are threads.
+
+        ranks: what `ranks` returns with `together`.
+        of_key, argument: `math.key_value` and the dtype, or `math.key_index` and `smaller`.
+        """
+        threads = self.config.threads_per_row
+        is_writer = self.row_in_bounds
+        if const_expr(self.config.ctas > 1):
+            is_writer = is_writer and self.cluster_y == 0
+        if const_expr(self.config.abreast > 1):
+            is_writer = is_writer and self.beside == 0
+        if is_writer:
+            elements = self._at_row(mT, place + count)
+            for k in cutlass.range(self.tidx % threads, count, threads, unroll=1):
+                value = to_stored(of_key(ranks[first + k], argument), mT.element_type)
+                elements[place + k] = to_stored(value, elements.element_type)
+
     def _at_row(self, mT: cute.Tensor, count: int = 1) -> cute.Tensor:
         """This row's element of a tensor (M,) or ((...),), and `count - 1` behind it."""
         layout = cute.make_layout((*mT.shape,), stride=(*mT.stride,))

@@ -25,10 +25,16 @@ from .reductions import reduced
 from .shapes import axis_of, reshaped, unsqueeze
 from .tensor import Deferred, Length, Tensor, copy, fail, location, node
 
-# The first elements of an axis take less time together, if they are no more than that, than one by
-# its rank does. Of more, single ones are found by their ranks.
-MOST_TOGETHER = 32
+# The first elements of an axis take less time together, if they are no more than so many, than one
+# by its rank does. Of more, single ones are found by their ranks. Axes of LONG elements or more are
+# what several warps work on.
+MOST_OF_SHORT, LONG = 32, 1024
 Rank = int | Tensor  # how many elements come before, from 0 on
+
+
+def _most_together(size: int) -> int:
+    """How many first elements of an axis are rather found together."""
+    return MOST_RANKS if size >= LONG else MOST_OF_SHORT
 
 
 def at_rank(x: Tensor, axis: int, rank: Rank, what: str) -> Tensor:
@@ -46,7 +52,7 @@ def _at_rank(x: Tensor, axis: int, rank: Rank, what: str) -> Tensor:
     size, dtype = x._sizes[axis] if x.ndim else 1, x._value.dtype
     if not isinstance(rank, Tensor):
         near = min(rank, size - 1 - rank)
-        if near < MOST_TOGETHER or size <= MOST_RANKS:
+        if near < _most_together(size) or size <= MOST_RANKS:
             is_low = near == rank
             found = first_ranks(x, near + 1, axis, not is_low, what).values
             return _last(found, axis if x.ndim else -1, near + 1)
@@ -190,7 +196,7 @@ def topk(input, k, dim=-1, largest=True, sorted=True):
     """The k largest or smallest elements in order and their indices.
     Of more than 64, single values can be taken, as x.topk(500).values[-1]."""
     axis = _axis_with(input, dim, k, "topk")
-    if k > MOST_TOGETHER:
+    if k > _most_together(input._sizes[axis] if input.ndim else 1):
         return _later(input, k, axis, largest, "topk")
     return first_ranks(input, k, axis, largest, "topk")
 

@@ -172,7 +172,10 @@ def _describe_ranks(names: Names, step: Reduce, chains: list[Part]) -> str:
         for id, part in zip(step.results, step.parts, strict=True)
         if part.chain is None
     ]
+    num = names.plan.numerics
     for part in chains:
         keys = " and ".join(map(names.operand, part.chain.keys))
-        found.append(f"{names.ranks[part]} = {part.chain} of {keys}")
+        are_together = part.chain.are_together(num.threads_per_row, num.cluster_n)
+        whose = ", of all warps together" if are_together else ""
+        found.append(f"{names.ranks[part]} = {part.chain} of {keys}{whose}")
     return f"reduce    stage {step.stage}: {'; '.join(found)}, slot {names.plan.slot(step)}"

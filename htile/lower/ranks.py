@@ -23,6 +23,8 @@ LOWEST, HIGHEST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
 KINDS = {Op.MAX: (Op.MAXIMUM, Op.LT, LOWEST), Op.MIN: (Op.MINIMUM, Op.GT, HIGHEST)}
 # The lowest bits of a float32 that are zero, if it is exactly of such a dtype.
 ZERO_BITS = {torch.bfloat16: 16, torch.float16: 13, **dict.fromkeys(FLOAT8, 13)}
+WARP, BITS = 32, 32  # lanes; of an element and of an index
+ALIGNED = 96  # bytes that the beginnings of lists may take
 MOST_MOVED = 1024  # keys that a thread moves up in all rounds
 MOST_SORTED = 16  # A thread has about so many elements.
 MOST_BITS = 16  # of an index beside an element
@@ -31,6 +33,15 @@ MOST_BITS = 16  # of an index beside an element
 # for each key, and beside.
 LEAST_LISTED, LISTED_RANKS, LISTING_LANES = 16, range(3, 33), 8
 LISTING, LISTS = 5, 90
+# The warps of a row look for more ranks than these together, those of one CTA and those of several;
+# for fewer, each looks on its own. That takes so many slots of the exchange buffer, and places for
+# candidates. A CTA has so many such rows at most, because each has a barrier of its own.
+FEW_RANKS, FEW_OF_CLUSTER = 8, 4
+SLOTS_TOGETHER, LEAST_PLACES = 5, 64  # as in htile.compute.together
+ROWS_TOGETHER = 15
+# A thread takes about so many instructions for each key then, beside for its part of the bound and
+# of the list, for each bit of the bound, and for each candidate.
+KEY_TOGETHER, TOGETHER, BOUND_BIT, CANDIDATE = 2, 120, 12, 5
 KEPT = {Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM, Op.WHERE, Op.CONVERT, Op.RESHAPE, Op.LOOKUP}
 
 
@@ -41,6 +52,7 @@ class Chain:
     results: the reductions, in order. keys: the nodes of the keys of each piece of the row.
     smaller: whether the smallest comes first.
     index_bits: how many bits an index takes beside an element, if both fit 32 bits; else 0.
+    zero_bits: how many of the lowest bits of every element are known to be zero.
     group: how many columns have the same key, because it is of a group of them; else 1.
     """
 
@@ -48,7 +60,20 @@ class Chain:
     keys: tuple[int, ...]
     smaller: bool
     index_bits: int
+    zero_bits: int = 0
     group: int = 1
+
+    def are_together(self, threads_per_row: int, cluster_n: int) -> bool:
+        """Whether the warps of a row look for the ranks together: `htile.compute.together`."""
+        if cluster_n > 1:
+            return len(self.results) > FEW_OF_CLUSTER
+        return len(self.results) > FEW_RANKS and threads_per_row > WARP
+
+    @property
+    def slots(self) -> int:
+        """How many slots of the exchange buffer its ranks take."""
+        count = len(self.results)
+        return count if count <= FEW_RANKS else SLOTS_TOGETHER
 
     def lists(self, lanes: int, elements: int) -> bool:
         """Whether a thread of so many elements lists candidates, and sorts no others.
@@ -59,18 +84,31 @@ class Chain:
         is_many = elements * len(self.keys) >= least and lanes >= LISTING_LANES
         return is_many and len(self.results) in LISTED_RANKS and self.group == 1
 
-    def scratch(self, threads: int, lanes: int, elements: int) -> int:
-        """Bytes of shared memory for keys and candidates of so many threads."""
+    def scratch(self, threads: int, threads_per_row: int, cluster_n: int, elements: int) -> int:
+        """Bytes of shared memory for keys and candidates of so many threads of a CTA."""
+        size, lanes = 4 if self.index_bits else 8, min(threads_per_row, WARP)
+        if self.are_together(threads_per_row, cluster_n):
+            groups = threads_per_row // WARP * cluster_n
+            while groups < 2 * len(self.results):
+                groups *= 2
+            of_row = 4 * groups + (2 * self._places + len(self.results)) * size + 4
+            return threads // threads_per_row * of_row + ALIGNED
         if not self.lists(lanes, elements):
             return 0
         places = max(lanes, 2 << (len(self.results) - 1).bit_length())
         staged = -(-elements * len(self.keys) // 4) * 4 * threads
-        return (staged + places * threads // lanes) * (4 if self.index_bits else 8)
+        return (staged + places * threads // lanes) * size
+
+    @property
+    def _places(self) -> int:
+        return max(LEAST_PLACES, 2 << (len(self.results) - 1).bit_length())
 
     @property
     def sorting(self) -> int:
         """About how many instructions a thread takes for each of its elements, if it has many."""
         is_listed = len(self.results) in LISTED_RANKS and self.group == 1
+        if len(self.results) > FEW_RANKS:
+            return KEY_TOGETHER
         return LISTING if is_listed else self._sorting
 
     @property
@@ -80,16 +118,25 @@ class Chain:
         comparisons = steps * (steps + 1) / 4 + 1 + steps / 2  # in runs, and in merges of them
         return round(comparisons * (2 if self.index_bits else 5))
 
-    def rounds(self, lanes: int, elements: int) -> int:
-        """About how many a thread of so many elements takes for all rounds of so many lanes.
+    def rounds(self, threads_per_row: int, cluster_n: int, elements: int) -> int:
+        """About how many a thread of so many elements takes beside these.
 
-        Where it lists no candidates, it takes more for each element too.
+        These are all rounds of its warp, and what each element takes more where it lists no
+        candidates.
         """
-        count = len(self.results)
+        count, lanes = len(self.results), min(threads_per_row, WARP)
+        if self.are_together(threads_per_row, cluster_n):
+            listed = CANDIDATE * self._places * self._places // (2 * threads_per_row)
+            own = TOGETHER + count + BOUND_BIT * (BITS - self.zero_bits) + listed
+            return own + (KEY_TOGETHER - self.sorting) * elements
         if self.lists(lanes, elements):
             bound = self._rounds(lanes, 1, narrow=True)
-            return bound + LISTS + self._rounds(lanes, max(1, 2 * count // lanes))
-        return (self._sorting - self.sorting) * elements + self._rounds(lanes, elements)
+            own = bound + LISTS + self._rounds(lanes, max(1, 2 * count // lanes))
+            own += (LISTING - self.sorting) * elements
+        else:
+            own = (self._sorting - self.sorting) * elements + self._rounds(lanes, elements)
+        is_several = threads_per_row > WARP or cluster_n > 1
+        return own + is_several * self._rounds(WARP, 1)
 
     def _rounds(self, lanes: int, elements: int, narrow: bool = False) -> int:
         whole, step, words = (4, 2, 1) if self.index_bits or narrow else (8, 6, 2)
@@ -97,10 +144,11 @@ class Chain:
         count = len(self.results)
         return count * (each + words * min(elements, count // 2))
 
-    def fits(self, elements: int) -> bool:
+    def fits(self, threads_per_row: int, cluster_n: int, elements: int) -> bool:
         """Whether the rounds of threads with so many elements are not too much code."""
         count = len(self.results)
-        return count * min(elements, count) <= MOST_MOVED
+        together = self.are_together(threads_per_row, cluster_n)
+        return together or count * min(elements, count) <= MOST_MOVED
 
     def __str__(self) -> str:
         return f"the {len(self.results)} {'smallest' if self.smaller else 'largest'}"
@@ -140,7 +188,7 @@ def _chain(graph: Graph, results: list[int]) -> Chain:
     bits = free if last < 1 << free else 0
     group = min(_group(graph, key) for key in keys)
     ids = tuple(key.id for key in keys)
-    return Chain(tuple(results), ids, first.op is Op.MIN, bits, group)
+    return Chain(tuple(results), ids, first.op is Op.MIN, bits, free, group)
 
 
 def least_zero_bits(graph: Graph, elements: Iterable[int]) -> int:

@@ -156,7 +156,11 @@ class Reduce:
             return 0
         if self.parts[0].kind is KTHVALUE:
             return self.waits * len(self.results)
-        return self.parts[0].kind.slots if self.parts[0].at_once else len(self.results)
+        if self.parts[0].at_once:
+            return self.parts[0].kind.slots
+        chains = dict.fromkeys([part.chain for part in self.parts if part.chain is not None])
+        ranks = sum([len(chain.results) for chain in chains])
+        return len(self.results) - ranks + sum([chain.slots for chain in chains])
 
     def operands(self, graph: Graph) -> tuple[int, ...]:
         """The nodes that are reduced: one for each result, of ranks all keys, and of an element of

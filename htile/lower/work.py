@@ -41,7 +41,6 @@ from .reductions import (
     with_pairs,
 )
 from .steps import Compute, Home
-from .vectors import WARP
 
 # From so many inputs on, all are converted to float32 before the first is computed with. Elements
 # of fewer stay as they are in memory until then.
@@ -237,10 +236,12 @@ class Work:
         looked_up = LOOKED_UP * len(self.lookups)
         return value_costs(self.graph, self.before) + addresses + looked_up
 
-    def rank_bytes(self, threads: int, threads_per_row: int, elements: int) -> int:
+    def rank_bytes(
+        self, threads: int, threads_per_row: int, cluster_n: int, elements: int
+    ) -> int:
         """Shared memory in which the threads of a CTA that hold rows list candidates for ranks."""
-        lanes = min(threads_per_row, WARP)
-        return sum([chain.scratch(threads, lanes, elements) for chain in self.chains])
+        each = threads, threads_per_row, cluster_n, elements
+        return sum([chain.scratch(*each) for chain in self.chains])
 
     @cached_property
     def repeats_exp(self) -> bool:

@@ -19,14 +19,21 @@ ROWS = 40
 SIZES = (1, 7, 128, 1003, 4096, 16384, 300001)  # held and looped rows, even and odd
 TOP_SIZES = (
     (7, 7), (8, 1), (8, 8), (64, 64), (256, 2), (256, 8), (256, 64), (1000, 8), (1003, 3),
-    (4096, 8), (4096, 64), (10007, 8), (16384, 4), (300001, 2),
+    (4096, 8), (4096, 64), (10007, 8), (16384, 4), (300001, 2), (8192, 20), (32000, 50),
+    (50257, 33), (151936, 64),
 )  # fmt: skip
-# Plans of held rows: of some lanes of a warp, of a warp, of several warps, and of a cluster.
+# Plans of held rows: of some lanes of a warp, of a warp, of several warps, and of a cluster. Warps
+# of several look for many ranks together.
 PLANNED = (
     (256, 8, (2, 1)), (256, 8, (8, 1)), (256, 8, (32, 1)), (256, 64, (4, 1)), (1000, 8, (32, 1)),
     (1000, 8, (96, 1)), (4096, 8, (64, 1)), (4096, 8, (1024, 1)), (4096, 64, (256, 1)),
-    (10007, 8, (256, 4)), (16384, 8, (128, 8)), (16384, 3, (256, 16)),
+    (10007, 8, (256, 4)), (16384, 8, (128, 8)), (16384, 3, (256, 16)), (64, 64, (64, 1)),
+    (1000, 20, (64, 1)), (1003, 20, (96, 1)), (8192, 20, (128, 1)), (8192, 20, (512, 1)),
+    (8192, 20, (64, 2)), (32000, 50, (128, 4)), (32000, 50, (256, 16)), (32000, 50, (1024, 1)),
+    (50257, 33, (160, 4)), (50257, 33, (256, 8)),
 )  # fmt: skip
+ANY_LENGTHS = (3100, 4096, 10000, 11111)
+TOGETHER = ((1000, 9), (8192, 64), (11008, 20), (50257, 50), (128256, 6))
 GROUPED = 512
 
 
@@ -81,6 +88,25 @@ def order(x, descending):
     return torch.sort(-keys if descending else keys, dim=-1, stable=True).indices
 
 
+@htile.rowwise
+def of_pieces(x, y):
+    found = torch.cat((x, y * 2)).topk(24, largest=False)
+    return found.values.exp(), found.indices
+
+
+@htile.rowwise(dynamic_n=True)
+def of_any_length(x):
+    return x.topk(20)
+
+
+def order_of_all(n, device):
+    """Rows of which no two elements are equal, in any order, ascending and descending."""
+    x = torch.arange(n, device=device).float() - n / 3
+    mixed = torch.stack([x[torch.randperm(n, device=device)] for _ in range(5)])
+    one_warp = torch.where(torch.arange(n, device=device) % 1024 < 16, x + n, x)
+    return torch.cat((mixed, torch.stack((x, x.flip(0), one_warp, x.abs(), -x.abs()))))
+
+
 def plans_of(n, k, dtype, arch=None):
     """The functions with the plans of PLANNED that this dtype has: wider elements have others."""
     for size, count, (threads, shares) in PLANNED:
@@ -106,6 +132,12 @@ def jobs(arch):
             for planned in plans_of(n, k, dtype, arch):
                 yield job(planned, (arguments(n, dtype, "meta"), k), arch)
     yield job(grouped, (arguments(GROUPED, F32, "meta"),), arch)
+    for n, k in TOGETHER:
+        yield job(ranked, (torch.empty(10, n, device="meta"), k), arch)
+    for n in (1000, 5003):
+        yield job(of_pieces, (arguments(n, F32, "meta"),) * 2, arch)
+    for n in ANY_LENGTHS:
+        yield job(of_any_length, (arguments(n, BF16, "meta"),), arch)
     for rows in (1, 3, ROWS, 5000):
         yield job(router, (arguments(256, BF16, "meta", rows),), arch)
 
@@ -145,6 +177,38 @@ def test_plans(dtype, n, k, device):
     expected = run(ranked, x, k)
     for planned in plans_of(n, k, dtype):
         assert_same_bits(run(planned, x, k), expected, str(planned))
+
+
+@pytest.mark.parametrize(("n", "k"), TOGETHER)
+def test_rows_in_order(n, k, device):
+    """The first elements are anywhere in the row, or all of one warp, which lists too many."""
+    seed("order", n, k)
+    x = order_of_all(n, device)
+    v, i, w, j = run(ranked, x, k)
+    for values, indices, largest in ((v, i, True), (w, j, False)):
+        expected = order(x, largest)[:, :k]
+        assert torch.equal(indices, expected) and torch.equal(values, x.gather(1, expected))
+
+
+@pytest.mark.parametrize("n", (1000, 5003))
+def test_pieces(n, device):
+    seed("pieces", n)
+    x, y = torch.randn(2, ROWS, n, device=device)
+    values, indices = run(of_pieces, x, y)
+    expected = torch.cat((x, y * 2), -1).double().topk(24, largest=False)
+    assert torch.equal(indices, expected.indices)
+    torch.testing.assert_close(values.double(), expected.values.exp(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("n", ANY_LENGTHS)
+def test_any_length(n, device):
+    seed("any", n)
+    x = arguments(n, BF16, device)
+    values, indices = of_any_length(x)
+    expected = order(x, True)[:, :20]
+    assert torch.equal(indices, expected)
+    expected = x.gather(1, expected).float()
+    torch.testing.assert_close(values, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_groups(device):

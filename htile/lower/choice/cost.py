@@ -273,11 +273,9 @@ def _value_costs(plan: Plan) -> int:
         found += OF_ROUND * sum([reduce.waits * len(reduce.results) for reduce in by_rank])
     if not plan.work.chains or plan.numerics.in_loops:
         return found
-    num = plan.numerics
-    lanes, elements = min(num.threads_per_row, WARP), plan.elements_per_thread
-    own = sum([chain.rounds(lanes, elements) for chain in plan.work.chains])
-    is_several = num.threads_per_row > WARP or num.cluster_n > 1
-    return found + own + is_several * sum([chain.rounds(WARP, 1) for chain in plan.work.chains])
+    row = plan.numerics.threads_per_row, plan.numerics.cluster_n
+    elements = plan.elements_per_thread
+    return found + sum([chain.rounds(*row, elements) for chain in work.chains])
 
 
 def _of_tables(plan: Plan) -> tuple[int, int]:
@@ -344,8 +342,8 @@ def _resident(plan: Plan) -> tuple[int, float]:
     needed, most = estimated_registers(plan), allowed(plan, 1)
     tiles = plan.tile_bytes
     if plan.work.chains and not plan.numerics.in_loops:
-        of_row = plan.numerics.threads_per_row, plan.elements_per_thread
-        tiles += plan.work.rank_bytes(threads, *of_row)
+        row = plan.numerics.threads_per_row, plan.numerics.cluster_n
+        tiles += plan.work.rank_bytes(threads, *row, plan.elements_per_thread)
     registers = -(-int(min(max(needed, 24), most)) // 8) * 8
     fit = min(
         arch.registers // (registers * threads),

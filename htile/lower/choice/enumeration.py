@@ -16,6 +16,7 @@ from ...frontend.dynamic import ACCESS_BYTES
 from ...frontend.graph import Graph, Input, Output
 from ..over_rows import plans_over_rows
 from ..plan import HELD_REGISTERS, ONE_KERNEL_N, ROWS, Form, Numerics, Placement, Plan, Target
+from ..ranks import ROWS_TOGETHER
 from ..reductions import MOMENTS, VERY_LONG_N
 from ..shifting import ON_THEIR_WAY, shifting, staged_bytes
 from ..steps import Home
@@ -63,6 +64,7 @@ ADDRESS_REGISTERS = 8  # Each tensor that a loop moves beside the first FEW_TENS
 POINTER_REGISTERS = 2  # The address of each tensor beside the first FEW_TENSORS takes this many.
 FEW_TENSORS = 5
 OTHER_REGISTERS = 16  # A thread needs this many beside those of its held row.
+RANKS_REGISTERS = 16  # and this many more where it looks for ranks together with others
 SCAN_REGISTERS = 2  # A scan needs so many words of its result for each vector of a thread.
 CROWDED_REGISTERS = 72  # In CTAs of 512 threads or more, threads that need more are crowded.
 
@@ -215,7 +217,8 @@ class _Enumeration:
         registers = held + max(elements, self.scan_registers * chunks) + self.spare
         if registers > MAX_REGISTERS and elements > self.vec:
             return
-        if elements > self.vec and not all(c.fits(elements) for c in self.work.chains):
+        row, chains = (numerics.threads_per_row, numerics.cluster_n), self.work.chains
+        if elements > self.vec and not all(c.fits(*row, elements) for c in chains):
             return
         registers = min(registers, MAX_REGISTERS)  # the rest is spilled
         share = numerics.share_bytes(self.work)
@@ -227,8 +230,11 @@ class _Enumeration:
             if registers * threads > self.arch.registers or (numerics.cluster_n > 1 < rows):
                 continue
             free = self._free_bytes(sweeps, numerics, threads)
-            chains = self.work.chains
-            listed = self.work.rank_bytes(threads, of_row, elements) if chains else 0
+            listed = self.work.rank_bytes(threads, *row, elements) if chains else 0
+            are_together = any([chain.are_together(*row) for chain in chains])
+            if are_together and rows > ROWS_TOGETHER:
+                continue
+            others = OTHER_REGISTERS + RANKS_REGISTERS * are_together
             loaders = {"shared": rows * share} if self.is_asynchronous else {}
             loaders["direct"] = 0
             if self.is_shifted:  # such rows come through registers anyway
@@ -236,14 +242,17 @@ class _Enumeration:
             for loader, tiles in loaders.items():
                 tiles += listed
                 if tiles <= free:
-                    blocks = self._blocks(sweeps, threads, held, tiles)
+                    blocks = self._blocks(sweeps, threads, held, others, tiles)
                     moves = (loader, columns, self.target.align, self.is_shifted)
                     placement = Placement(threads, *moves, blocks=blocks)
                     yield Plan(self.work, self.target, numerics, placement)
 
-    def _blocks(self, sweeps: Sweeps, threads: int, held: float, tiles: int) -> int:
+    def _blocks(
+        self, sweeps: Sweeps, threads: int, held: float, others: int, tiles: int
+    ) -> int:
         """CTAs of a multiprocessor that registers are spared for; 0: the compiler decides.
 
+        held, others: the registers that a thread needs for its row, and beside.
         It decides where a thread holds few registers of its row. With columns it does so too,
         because what is live then depends on when it loads them; but not for one row with one stage.
         """
@@ -255,7 +264,7 @@ class _Enumeration:
             return COLUMN_THREADS // threads if few else 0
         if held < HELD_REGISTERS:
             return 0
-        registers = -(-int(held + OTHER_REGISTERS) // 8) * 8
+        registers = -(-int(held + others) // 8) * 8
         return min(self.arch.registers // (registers * threads), self.arch.fitting(tiles))
 
     def in_loops(self) -> Iterator[Plan]:

@@ -17,6 +17,7 @@ from ..periods import once, read_by_others
 from ..reductions import MOMENTS, SOFTMAX, Part, Reduce
 from ..steps import ChunkLoop, Compute, Home, Load, Prefetch, Step
 from .expressions import CUTLASS_TYPES, literal, written
+from .ranked import read_beside, stored_ranks
 
 if TYPE_CHECKING:
     from ..plan import Plan
@@ -63,6 +64,7 @@ class Names:
     carried: of what a loop carries, by part.
     moments: of what an exchange brings beside its result, by part.
     ranks: of all ranks of a chain together, by part.
+    stored_ranks: results that are such ranks. unprinted: nodes that no more is made of.
     kept: of results that loops keep on chip (`Plan.kept`).
     prefetched: of the chunks that are on their way to a loop, by the loop's place in the steps.
     once, repeated: what is computed of one chunk, and what of it becomes that of every chunk.
@@ -94,6 +96,8 @@ class Names:
         self.carried: dict[Part, str] = {}
         self.moments: dict[Part, str] = {}
         self.ranks: dict[Part, str] = {}
+        self.stored_ranks = stored_ranks(plan)
+        self.unprinted = read_beside(plan, self.stored_ranks)
         self.prefetched: dict[int, str] = {}
         self.totals: dict[Output, str] = {}
         if graph.over_rows:

@@ -23,6 +23,7 @@ from .expressions import (
     wrapped_expression,
 )
 from .names import Names
+from .ranked import StoredRanks
 
 # The verb of the context that starts to carry a part, for those that need more than a vector.
 STARTS = {MEAN: "mean_sum", SOFTMAX: "softmax_pair", MOMENTS: "welford_triple"}
@@ -54,7 +55,7 @@ def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT)
             return lines
         case Compute(id):
             node = names.plan.graph[id]
-            if node.op is Op.RESHAPE:
+            if node.op is Op.RESHAPE or id in names.unprinted:
                 return []
             if node.op in (Op.TAKE, Op.LOOKUP):
                 leaf = names.plan.work.source(node)
@@ -86,11 +87,23 @@ def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT)
 def store_values(names: Names, outputs: list[Output]) -> list[str]:
     """The store of a value of the row, or of several that lie side by side."""
     tensor, values = names.tensors[outputs[0]], [names.operand(each.id) for each in outputs]
+    if (ranks := names.stored_ranks.get(outputs[0])) is not None:
+        assert len(outputs) == ranks.count, "ranks of one chain are there together"
+        return _store_ranked(names, tensor, ranks)
     places = [str(names.places.get(each, 0)) for each in outputs]
     if places == ["0"]:
         return [f"{INDENT}ctx.store_row_value({tensor}, {values[0]})"]
     args = [tensor, tuple_of(places), tuple_of(values)]
     return wrapped_call(f"{INDENT}ctx.store_row_values(", args, ")")
+
+
+def _store_ranked(names: Names, tensor: str, ranks: StoredRanks) -> list[str]:
+    """The store of elements by rank that lie side by side, or of their indices."""
+    key = ranks.key
+    is_value = key.op is Op.KEY_VALUE
+    made = ["math.key_value", CUTLASS_TYPES[key.arg]] if is_value else ["math.key_index", key.arg]
+    args = [tensor, "0", names.ranks[ranks.part], ranks.first, ranks.count, *made]
+    return wrapped_call(f"{INDENT}ctx.store_ranked(", [*map(str, args)], ")")
 
 
 def assign(
@@ -246,7 +259,7 @@ def reduce_held(names: Names, step: Reduce) -> list[str]:
     for part in dict.fromkeys(step.parts):
         if part.chain is not None:
             lines += _ranks(names, part, slot)
-            slot += len(part.results)
+            slot += part.chain.slots
     return lines
 
 
@@ -276,10 +289,14 @@ def _ranks(names: Names, part: Part, slot: int) -> list[str]:
     args += ["smaller=True"] if chain.smaller else []
     args += [f"index_bits={chain.index_bits}"] if chain.index_bits else []
     args += [f"group={chain.group}"] if chain.group > 1 else []
-    lanes = min(names.plan.numerics.threads_per_row, WARP)
-    lists = chain.lists(lanes, names.plan.elements_per_thread)
-    args += ["candidates=True"] if lists else []
-    args += [f"elements={elements}"] if lists and (elements := _elements(names, chain)) else []
+    given, num = len(args), names.plan.numerics
+    lists = chain.lists(min(num.threads_per_row, WARP), names.plan.elements_per_thread)
+    if chain.are_together(num.threads_per_row, num.cluster_n):
+        args.append(f"together={chain.zero_bits}")
+    elif lists:
+        args.append("candidates=True")
+    if len(args) > given and (elements := _elements(names, chain)):
+        args.append(f"elements={elements}")
     call = wrapped_call(f"    {names.ranks[part]} = ctx.ranks(", args, ")")
     return located(call, names.plan.graph[chain.results[0]])
 

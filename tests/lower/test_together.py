@@ -1,0 +1,100 @@
+"""Ranks that all warps of a row find together: what they take of a CTA, and how they are stored."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import htile
+from htile.compute import exchange, together
+from htile.lower import enumerate_plans, ranks
+
+ARCHS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
+
+
+@htile.rowwise
+def first(x, k: htile.Static):
+    return x.topk(k)
+
+
+@htile.rowwise
+def scaled(x):
+    """Of the elements more is made than results, and of the indices nothing."""
+    found = x.topk(12)
+    return found.values.softmax(-1), found.indices.int(), x - found.values[3]
+
+
+@htile.rowwise
+def in_part(x):
+    found = x.topk(16)
+    return found.values[2:14], found.indices.float()
+
+
+def kernel_of(f, n, *others, dtype=torch.bfloat16, arch="sm_90a"):
+    return f.inspect(torch.empty(8, n, dtype=dtype, device="meta"), *others, arch=arch)
+
+
+def test_numbers_that_both_sides_know():
+    assert ranks.SLOTS_TOGETHER == together.SLOTS
+    assert ranks.LEAST_PLACES == together.LEAST_PLACES
+    assert ranks.ROWS_TOGETHER == exchange.BARRIERS - 1
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(("n", "k"), ((1000, 9), (8192, 64), (32000, 20), (50257, 50)))
+def test_nothing_is_spilled(n, k, arch):
+    kernel = kernel_of(first, n, k, arch=arch)
+    row = kernel.plan.numerics.threads_per_row, kernel.plan.numerics.cluster_n
+    (chain,) = kernel.plan.work.chains
+    if not kernel.plan.numerics.in_loops and chain.are_together(*row):
+        assert f"the {k} largest of key0, of all warps together" in kernel.plan_text
+        assert kernel.resources.stack == 0
+
+
+@pytest.mark.parametrize(("n", "k"), ((4096, 9), (8192, 64), (65536, 5), (151936, 50)))
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32), ids=str)
+def test_shared_memory(n, k, dtype):
+    """A plan knows what the lists take: no less, and hardly more."""
+    kernel = kernel_of(first, n, k, dtype=dtype)
+    num, place = kernel.plan.numerics, kernel.plan.placement
+    assert not num.in_loops
+    (chain,) = kernel.plan.work.chains
+    row = num.threads_per_row, num.cluster_n
+    assert chain.are_together(*row)
+    lists = chain.scratch(place.num_threads, *row, kernel.plan.elements_per_thread)
+    buffer = kernel.plan.slots * (place.num_threads // 32 * num.cluster_n * 8 + 8)
+    beside = ranks.ALIGNED + 64 + 8 * kernel.plan.slots  # for alignment, and for mbarriers
+    most = kernel.plan.tile_bytes + lists + buffer + 64
+    assert most - beside <= kernel.resources.dynamic_shared <= most
+
+
+def test_rows_beside_each_other_have_barriers():
+    """More rows in a CTA than it has barriers would wait for each other where they part ways."""
+    kernel = kernel_of(first, 1024, 9)
+    for plan in enumerate_plans(kernel.graph, kernel.plan.target):
+        threads = plan.numerics.threads_per_row
+        if threads > 32 and not plan.numerics.in_loops:
+            assert plan.placement.num_threads // threads <= ranks.ROWS_TOGETHER
+
+
+def test_ranks_are_stored_side_by_side():
+    """As many threads as there are ranks store them, and none has registers for all."""
+    source = kernel_of(first, 8192, 50).source
+    assert len(re.findall(r"ctx\.store_ranked\(", source)) == 2
+    assert "store_row_values" not in source and "= math.key_" not in source
+    assert kernel_of(first, 8192, 50).resources.registers <= 128
+
+
+def test_only_results_are_left_out():
+    """Elements of which more is made are there, and indices that are only stored are not."""
+    source = kernel_of(scaled, 8192).source
+    assert "ctx.store_ranked(mOut1_0, 0, ranks0, 0, 12, math.key_index, False)" in source
+    assert source.count("= math.key_value(") == 12 and "= math.key_index(" not in source
+
+
+def test_part_of_the_ranks():
+    source = kernel_of(in_part, 8192).source
+    assert "ctx.store_ranked(mOut0_0, 0, ranks0, 2, 12, math.key_value, Float32)" in source
+    assert source.count("= math.key_index(") == 16, "a float is made of each index first"
