@@ -8,6 +8,7 @@ evaluation, plus two units in the last place of the row's largest magnitude.
 from __future__ import annotations
 
 import math
+import types
 from dataclasses import replace
 
 import torch
@@ -26,8 +27,11 @@ CHUNK = 1 << 24  # elements of one argument that the oracle works on at a time
 def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
     """What `f` means for these arguments, floating values computed in `dtype`.
 
-    Takes what `f` takes and returns the same structure and shapes, unrounded.
+    Takes what `f` takes and returns the same structure and shapes, unrounded. `f` may be a method
+    of an object.
     """
+    if isinstance(f, types.MethodType):
+        f, args = f.__func__, (f.__self__, *args)
     signature = f._signature
     values = signature.bind(args, kwargs)
     call = classify(signature, values)
@@ -187,7 +191,7 @@ def assert_close(f: Rowwise, result, *args, torch_errors: list[float] | None = N
     for k, (out, exact, error32) in enumerate(zip(got, expected, errors, strict=True)):
         assert out.shape == exact.shape, f"result {k}: shape {out.shape}, expected {exact.shape}"
         if out.numel():
-            worst = max(worst, _compare(f"result {k} of {f._signature.name}", out, exact, error32))
+            worst = max(worst, _compare(f"result {k} of {f.__name__}", out, exact, error32))
     return worst
 
 

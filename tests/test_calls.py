@@ -221,6 +221,16 @@ def test_bound_methods_keep_their_names():
     assert list(inspect.signature(method).parameters) == ["x", "weight"]
 
 
+def test_what_is_done_with_a_method_takes_its_object_first():
+    norm, x, w = Norm(0.5), rows(), torch.randn(N)
+    assert Norm.plain.inspect(norm, x, w).plan.graph.n == N
+    planned = Norm.plain.with_plan(threads_per_row=32)
+    assert torch.equal(planned(norm, x, w), norm.plain(x, w))
+    assert assert_close(norm.plain, norm.plain(x, w), x, w) <= 1
+    with pytest.raises(ArgumentError, match="else is done with a method takes its self first"):
+        norm.annotated.inspect(x)
+
+
 # ---- the object ----------------------------------------------------------------------------------
 
 

@@ -374,11 +374,12 @@ def prelu(input, weight):
 @implements("softplus", check=floating)
 def softplus(input, beta=1.0, threshold=20.0):
     """log(1 + exp(beta x)) / beta; x where beta x is above the threshold."""
-    scaled = input if beta == 1 else input * beta
+    is_plain = not isinstance(beta, Tensor) and beta == 1
+    scaled = input if is_plain else input * beta
     larger = arithmetic(Op.MAXIMUM, scaled, 0.0, Slope.FIRST)
     smooth = larger + log1p(exp(-magnitude(scaled)))
-    smooth = smooth if beta == 1 else smooth / beta
-    if beta == 1 and threshold >= 20:  # there it is x in float32
+    smooth = smooth if is_plain else smooth / beta
+    if is_plain and not isinstance(threshold, Tensor) and threshold >= 20:  # x in float32
         return smooth
     return where(scaled > threshold, input, smooth)
 

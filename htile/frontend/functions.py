@@ -209,8 +209,12 @@ def arithmetic(op: Op, a: object, b: object, slope: Slope | None = None) -> Tens
     return node(op, a, b, arg=slope if a._value.dtype is FLOAT else None)
 
 
-def _scaled(a: object, b: object, factor: Number) -> object:
-    """`b * factor` in the dtype of `a + b`; `b` itself for 1."""
+def _scaled(a: object, b: object, factor: Number | Tensor) -> object:
+    """`b * factor` in the dtype of `a + b`; `b` itself for 1. A symbolic factor is a float."""
+    if isinstance(factor, Tensor):
+        if not result_dtype(operand(a), operand(b)).is_floating_point:
+            fail(DtypeError, "alpha of integers is no float parameter: make it htile.Static")
+        return arithmetic(Op.MUL, b, factor)
     if type(factor) is int and factor == 1:
         return b
     dtype = result_dtype(operand(a), operand(b))

@@ -84,6 +84,8 @@ def _taken(x: Tensor, y: Tensor) -> Tensor | None:
     while todo:
         id = todo.pop()
         each = builder[id]
+        if not each.value.spread and prod(each.value.inner) > 1:  # such as a few sorted elements
+            return None
         if id in chain or not each.value.spread:
             continue
         is_leaf = id in rows or each.op in (Op.CONST, Op.INDEX)

@@ -57,7 +57,7 @@ def cross_entropy(
     _check(reduction, size_average, reduce, ignore_index, "cross_entropy")
     if not isinstance(label_smoothing, (float, int)) or not 0.0 <= label_smoothing <= 1.0:
         fail(TraceError, f"label_smoothing={label_smoothing!r}: expected a Python number from 0.0 "
-             "to 1.0")  # fmt: skip
+             "to 1.0; a static argument is one (htile.Static)")  # fmt: skip
     x = scores_of(input, "cross_entropy")
     m = amax(x)
     near = _finite(m)  # as logsumexp has it, so that a function with both exponentiates once

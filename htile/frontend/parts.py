@@ -364,6 +364,13 @@ def repeat_interleave(input, repeats, dim=None, *, output_size=None):
     return copy(reshaped(wide, tuple(sizes)))
 
 
+def _filled(x: Tensor, value: object, size: tuple[int, ...]) -> Tensor:
+    """Elements of one value, a number or one of the row."""
+    if isinstance(value, Tensor):
+        return filled(x, 0, inner=size) + value
+    return filled(x, value, inner=size)
+
+
 @implements("pad", method=False)
 def pad(input, pad, mode="constant", value=None):
     """input with so many elements of one value more at the ends of its last axes; fewer below 0."""
@@ -372,7 +379,7 @@ def pad(input, pad, mode="constant", value=None):
     if len(pad) % 2 or len(pad) > 2 * input.ndim or not all(type(k) is int for k in pad):
         fail(ShapeError, f"F.pad by {tuple(pad)} of a value of shape {tuple(input._sizes)}: "
              "expected two integers for each axis, those of the last axis first")  # fmt: skip
-    x = input
+    x, fill = input, 0 if value is None else value
     for k, (before, behind) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
         axis = -1 - k
         start, end = max(-before, 0), x._sizes[axis] - max(-behind, 0)
@@ -381,7 +388,7 @@ def pad(input, pad, mode="constant", value=None):
                  f"{x._sizes[axis]}")  # fmt: skip
         x = part(x, axis, start, end - start)
         sizes = [(*x._sizes[:axis], n, *x._sizes[axis:][1:]) for n in (before, behind)]
-        first, last = [[filled(x, value or 0, inner=size)] if n > 0 else []
+        first, last = [[_filled(x, fill, size)] if n > 0 else []
                        for n, size in zip((before, behind), sizes, strict=True)]  # fmt: skip
         x = cat([*first, x, *last], axis)
     return copy(x) if x is input else x

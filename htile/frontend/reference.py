@@ -134,8 +134,9 @@ def _scan(function: Function) -> Function:
 def _kthvalue(x: Tensor, rank: Tensor) -> Tensor:
     """The element of a rank in a row; NaN of floats where there is none, and 0 of integers."""
     size = x.shape[-1]
-    found = x.sort(-1).values + 0
-    place = rank.long()[..., None].expand(*found.shape[:-1], 1)
+    lead = torch.broadcast_shapes(x.shape[:-1], rank.shape)  # a vector may be all rows'
+    found = (x.sort(-1).values + 0).expand(*lead, size)
+    place = rank.long().expand(lead)[..., None]
     is_there = (place >= 0) & (place < size)
     found = found.gather(-1, place.clamp(0, size - 1))
     return torch.where(is_there, found, torch.nan if x.is_floating_point() else 0)

@@ -136,7 +136,10 @@ class Signature:
 
     def _refuse(self, what: str) -> typing.NoReturn:
         plain = [p.replace(annotation=_MISSING, default=_MISSING) for p in self.parameters]
-        raise ArgumentError(f"{self.name} {what}; its parameters are {inspect.Signature(plain)}")
+        told = f"{self.name} {what}; its parameters are {inspect.Signature(plain)}"
+        if self.names[:1] in (("self",), ("cls",)):
+            told += f". Whatever else is done with a method takes its {self.names[0]} first"
+        raise ArgumentError(told)
 
 
 def written(fn: types.FunctionType) -> types.FunctionType:
@@ -269,7 +272,9 @@ def _rows(
             f"{name}: expected a row argument, a tensor of two or more dimensions, "
             + (f"or tensors of one dimension and one floating dtype, got {listed} of different "
                "ones; give the row a leading dimension, x[None]"
-               if rows else "or of one for a single row; no tensor was passed that has one")
+               if rows else "or of one for a single row; no tensor was passed that has one. "
+               "Numbers of rows go with a vector that all share, or are rows of one element, "
+               "t[:, None]")
         )  # fmt: skip
     n = max(s[-1] for s in rows.values())
     empty = [p for p, s in shapes.items() if 0 in s[len(s) - inners.get(p, 1) :]]

@@ -65,7 +65,9 @@ def norm(input, p="fro", dim=None, keepdim=False, dtype=None):
     x = _given(input, dtype, "the norm")
     p = 2.0 if p in ("fro", None) else p
     if isinstance(p, (str, Tensor)):
-        fail(UnsupportedError, f"the norm of order {p!r} is not supported; give a number")
+        kind = "a symbolic value" if isinstance(p, Tensor) else repr(p)
+        fail(UnsupportedError, f"the norm of order {kind} is not supported; give a Python number, "
+             "as a static argument is one (htile.Static)")
     if p == 2:
         return _root(reduced(Op.SUM, x * x, dim, keepdim))
     if p == 0:
@@ -131,7 +133,10 @@ def _whole_row(x: Tensor, normalized_shape: object, what: str) -> Tensor:
     row = tuple(x._sizes[-1:])
     is_one = not isinstance(normalized_shape, (tuple, list))
     given = fixed((normalized_shape,) if is_one else tuple(normalized_shape), x)
-    if not row or given != row or (row == (1,) and not x._value.spread):
+    if given == row == (1,) and not x._value.spread:
+        fail(ShapeError, f"{what} of one number of each row, which is its own mean; a row has "
+             f"shape {(x._builder.n,)}")
+    if not row or given != row:
         asked = f"{what} with normalized_shape {given} of a value of shape {tuple(x._sizes)}"
         fail(ShapeError, f"{asked}: a row has shape {(x._builder.n,)}, write x.shape[-1:]")
     return floating(x, what)

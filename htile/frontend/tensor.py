@@ -18,7 +18,7 @@ import torch
 
 from ..errors import HTileError, Location, ShapeError, TraceError, UnsupportedError
 from .graph import Builder, Role
-from .hints import CHECKPOINT, RANDOM, REFERENCE, advice
+from .hints import CHECKPOINT, HINTS, RANDOM, REFERENCE, advice
 from .libraries import internal
 from .ops import Op, Value
 from .returned import returned_dtype
@@ -54,7 +54,8 @@ def unsupported(spelling: str) -> NoReturn:
     if name.endswith("_") and not name.startswith("_"):
         base = name.rstrip("_")
         instead = _INSTEAD.get(base, f"x = x.{base}(...)" if base in known else "a new value")
-        fail(TraceError, f"{spelling} changes a tensor in place; write {instead}")
+        told = HINTS.get(base, f"write {instead}")
+        fail(TraceError, f"{spelling} changes a tensor in place; {told}")
     fail(UnsupportedError, f"{spelling} is not supported; {advice(name, known)}")
 
 
@@ -114,7 +115,8 @@ _NUMBER = (
 )
 _ITERATION = (
     "the elements of a row cannot be visited one by one: write an expression of the whole row, "
-    "or a reduction (x.sum(), x.max()) for the built-in sum(x) and max(x)"
+    "or a reduction (x.sum(), x.max()) for the built-in sum(x) and max(x). x.unbind(-1) gives the "
+    "elements of a short row"
 )
 _STALE = (
     "{} may share memory in torch with the tensor that {} has changed in place (as x and x.float() "

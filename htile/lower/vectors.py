@@ -48,7 +48,7 @@ def _sizes(graph: Graph) -> tuple[list[int], ...]:
     """Bytes of an element of each row, in and out, and of each column and table.
 
     What has one element a group is not counted, because it is not loaded in vectors; where there is
-    nothing else, it is.
+    nothing else, it is. Where rows have single values only, it is a word.
     """
     rows = [i for i in graph.inputs if i.role is Role.ROW]
     rows += [o for o in graph.outputs if o.is_row and o.over is None]
@@ -57,7 +57,9 @@ def _sizes(graph: Graph) -> tuple[list[int], ...]:
         [each.dtype.itemsize for each in pieces if each.view is None or not each.view.is_of_groups]
         for pieces in (rows, columns)
     )
-    return found if any(found) else ([each.dtype.itemsize for each in rows], [])
+    if any(found):
+        return found
+    return [each.dtype.itemsize for each in rows or columns] or [WORD_BYTES], []
 
 
 def is_vector(graph: Graph, i: Input) -> bool:

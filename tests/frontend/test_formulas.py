@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import htile
 from htile.frontend.formulas import Formula, formulas
@@ -30,6 +31,16 @@ FUNCTIONS = {
     "in a comparison": lambda x, b: torch.where(x * 1e-5 > 1 - b, x, 0.0),
 }
 
+# Options of torch's functions, of which optimizers take such numbers.
+OPTIONS = {
+    "alpha of add": lambda x, b: x.abs().add(x, alpha=1 - b),
+    "alpha of sub": lambda x, b: torch.sub(x, 2.0, alpha=b) + x.sum().sub(x[0], alpha=1 - b),
+    "value of addcmul": lambda x, b: x.addcmul(x, x.cos(), value=1 - b),
+    "value of addcdiv": lambda x, b: x.addcdiv(x, x.abs() + 1, value=-b),
+    "beta of softplus": lambda x, b: F.softplus(x, beta=b) + F.softplus(x, threshold=b),
+    "value of pad": lambda x, b: F.pad(x[3:], (1, 2), value=b) * x,
+}
+
 
 def typed(f):
     def function(x, beta: float):
@@ -51,6 +62,20 @@ def test_values_are_those_of_float64(name):
     f = typed(FUNCTIONS[name])
     for beta in (0.99999, 1.00001, 0.5):
         assert_close(f, f(X, beta), X, beta)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options(name):
+    f = typed(OPTIONS[name])
+    for beta in (0.999, 1.0, 2.5):
+        assert_close(f, f(X, beta), X, beta)
+        assert_close(f, f(X.bfloat16(), beta), X.bfloat16(), beta)
+
+
+def test_a_float_is_no_alpha_of_integers():
+    f = typed(lambda x, b: x.add(x, alpha=b))
+    with pytest.raises(htile.DtypeError, match=r"make it htile\.Static"):
+        f(X.int(), 2.0)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -359,6 +359,31 @@ def test_one_of_a_few_computed_elements():
         torch.testing.assert_close(found, right)
 
 
+def scaled_and_sorted(x, b, k: htile.PerRow):
+    return (x.sort().values * b)[k]
+
+
+def first_ones(x, b, k: htile.PerRow):
+    return torch.where(torch.arange(4) < k, x.topk(4).values, -torch.inf)[k - 1]
+
+
+def of_groups(x, b, k: htile.PerRow):
+    return (x.view(4, 10).softmax(-1).amax(-1) * torch.arange(1, 5))[k]
+
+
+def shares(x, b, k: htile.PerRow):
+    return (b * x.topk(40).values / x.sum())[k], (b + x)[k]
+
+
+@pytest.mark.parametrize("f", (scaled_and_sorted, first_ones, of_groups, shares))
+def test_an_element_of_a_few_values_of_the_row_and_others(f):
+    """What is computed of a few values of a row is not computed again for one element."""
+    x, b, k = torch.randn(3, 40), torch.randn(3, 40), torch.tensor([1, 2, 3])
+    found = htile.rowwise(f)(x, b, k)
+    exact = torch.vmap(f)(x.double(), b.double(), k)
+    torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-6, check_dtype=False)
+
+
 def test_an_index_without_its_annotation_is_refused():
     """As many labels as rows would be taken as indices that all rows share."""
     f = htile.rowwise(lambda x, label: torch.logsumexp(x, -1) - x[label])

@@ -175,6 +175,23 @@ def test_a_rank_of_each_row(n):
     assert up[5].isnan() and down[5].isnan()  # there is no such element
 
 
+@pytest.mark.parametrize("n", (20, 64, 65, 333))
+def test_a_rank_of_each_row_in_a_vector_that_all_share(n):
+    @htile.rowwise
+    def f(x, w, k: htile.PerRow, q: htile.PerRow):
+        at = w.sort().values[k]
+        return at, w.quantile(q), x - at, x > w.quantile(x.sigmoid().mean())
+
+    x, w = torch.randn(4, 30), torch.randn(n)
+    k, q = torch.tensor([0, n - 1, n // 2, 3]), torch.rand(4)
+    at, quantile, moved, above = f(x, w, k, q)
+    assert torch.equal(at, w.sort().values[k] + 0) and torch.equal(moved, x - at[:, None])
+    exact = w.double().quantile(q.double())
+    torch.testing.assert_close(quantile.double(), exact, rtol=1e-5, atol=1e-6)
+    bound = torch.quantile(w.double(), x.double().sigmoid().mean(-1))
+    assert torch.equal(above, x > bound[:, None])
+
+
 def test_a_rank_of_each_row_of_integers_beyond_the_row_gives_zero():
     @htile.rowwise
     def f(x, place: htile.PerRow):

@@ -11,7 +11,7 @@ import htile
 from examples.gallery import NAMES, load, variants
 from htile.build.arch import arch_named
 from htile.build.compile import build
-from tests.lower import test_by_column, test_ranked
+from tests.lower import test_by_column, test_compile, test_ranked
 from tests.test_gradients import EXAMPLES, TIED, layernorm, rmsnorm, softmax, without_default
 from tests.training import assert_gradients, cotangents_of, gradients, leaves_of
 
@@ -31,6 +31,12 @@ GALLERY = sorted({*NAMES} - TIED - RANKED)
 def all_pairs(x):
     d = x[None, :] - x[:, None]
     return (F.softplus(4 * d) * (d > -0.2)).sum()
+
+
+@htile.rowwise
+def sparse(x, weight):
+    """What trains a weight: the row where it is among the first elements, and scaled."""
+    return torch.where(x >= x.topk(24).values[-1], x * weight, 0.0)
 
 
 SCANS = {
@@ -357,3 +363,26 @@ def test_gradients_agree_with_those_on_the_cpu(device):
     found = gradients([layernorm(*on_gpu)], on_gpu_leaves, [g.to(device) for g in given])
     for got, exact in zip(found, right, strict=True):
         torch.testing.assert_close(got.cpu(), exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("rows", "n"), ((3, 8192), (700, 4096), (300, 40000)))
+def test_ranks_that_warps_find_together(rows, n, device):
+    seed("training", n)
+    x = torch.randn(rows, n, device=device, requires_grad=True)
+    weight = torch.randn(n, device=device, requires_grad=True)
+    cotangent = torch.randn(rows, n, device=device)
+    found = torch.autograd.grad(sparse(x, weight), (x, weight), cotangent)
+    wide = [each.detach().double().requires_grad_() for each in (x, weight)]
+    kept = wide[0] >= wide[0].topk(24).values[:, -1:]
+    exact = torch.where(kept, wide[0] * wide[1], 0.0)
+    expected = torch.autograd.grad(exact, wide, cotangent.double())
+    for each, known in zip(found, expected, strict=True):
+        torch.testing.assert_close(each.double(), known, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("f", (test_compile.of_a_vector, test_compile.of_a_repeated_vector))
+@pytest.mark.parametrize("m", (1, 9, 5000))
+def test_what_rows_have_beside_a_vector(m, f, device):
+    seed("vector", m)
+    w, p = torch.randn(40, device=device), torch.randn(m, device=device)
+    assert_gradients(htile.rowwise(f), w, p)

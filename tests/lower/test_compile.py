@@ -255,6 +255,23 @@ def test_sums_of_products_of_what_is_no_row(n):
     assert kernel.resources.stack == 0 and kernel.source.count("math.product(") == 3
 
 
+def of_a_vector(w, p: htile.PerRow):
+    return w.logsumexp(-1) * p, w.topk(2).values + p
+
+
+def of_a_repeated_vector(w, p: htile.PerRow):
+    return w.repeat_interleave(2).sort().values[3] + p
+
+
+@pytest.mark.parametrize("f", (of_a_vector, of_a_repeated_vector))
+def test_what_rows_have_beside_a_vector(f):
+    """No row is loaded or stored in vectors, and in the backward pass no vector either."""
+    w, p = (torch.empty(size, device="meta", requires_grad=True) for size in (40, 8))
+    kernel = htile.rowwise(f).inspect(w, p, arch="sm_90a")
+    for each in (kernel, kernel.training.forward, kernel.backward):
+        assert each.resources.stack == 0
+
+
 def test_a_weight_of_a_chunk_does_not_hang_on_whether_its_number_is_static():
     """It is 1 / count rounded: a constant behind a loop, and in it an estimate, corrected once."""
     kernel = example_kernel("layernorm", 1 << 22)

@@ -110,3 +110,38 @@ def test_gradients(f):
     (found,) = torch.autograd.grad(results, x, cotangents)
     (expected,) = torch.autograd.grad(exact, wide, [each.double() for each in cotangents])
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def masked(x, length: htile.PerRow):
+    return torch.where(torch.arange(x.shape[-1]) < length, x, -torch.inf).topk(2).values
+
+
+def masked_median(x, length: htile.PerRow):
+    return torch.where(torch.arange(x.shape[-1]) < length, x, 0.0).quantile(0.5)
+
+
+def mask_beside(x, length: htile.PerRow):
+    below = torch.arange(x.shape[-1]) < length
+    return x.topk(3).values, torch.where(below, x, 0.0) * 2, torch.where(length > 5, x, 0.0)
+
+
+def chosen_row(x, length: htile.PerRow):
+    return torch.where(x.sum() > length, x, x * x).sort().values[2]
+
+
+@pytest.mark.parametrize("n", (40, 1000))
+@pytest.mark.parametrize("f", (masked, masked_median, mask_beside, chosen_row))
+def test_gradients_of_rows_that_end(f, n):
+    """What nobody reads once ranks are known is dropped before rows are told where to end."""
+    x = torch.randn(4, n, requires_grad=True)
+    wide, length = x.detach().double().requires_grad_(), torch.tensor([5, 9, 0, n])
+    results = pytree.tree_leaves(htile.rowwise(f)(x, length))
+    exact = pytree.tree_leaves(torch.vmap(f)(wide, length))
+    cotangents = [torch.randn(each.shape) for each in results]
+    (found,) = torch.autograd.grad(results, x, cotangents)
+    (expected,) = torch.autograd.grad(exact, wide, [each.double() for each in cotangents])
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    graph = htile.rowwise(f).inspect(x, length).backward.graph
+    read = {i for node in graph for i in node.inputs}
+    read |= {output.id for output in graph.outputs} | {i.end for i in graph.inputs}
+    assert read >= {node.id for node in graph if node.op is not Op.INPUT}

@@ -26,6 +26,11 @@ COMBINE = {
 TOTAL = {Op.CUMSUM: Op.SUM, Op.CUMPROD: Op.PROD, Op.SUM_FROM_END: Op.SUM}
 
 
+def _told(op: Op) -> str:
+    """How a scan is called where a user reads it."""
+    return "cumulative sum from the end" if op is Op.SUM_FROM_END else op.value
+
+
 class Collectives:
     """The methods of a placing for these operations."""
 
@@ -137,7 +142,7 @@ class Collectives:
             if rest >= self.most:
                 part = f"{index.start}:" if is_from_end else f":{index.start + 1}"
                 raise UnsupportedError(
-                    f"the element {index.start} alone of a {node.op.value}: write "
+                    f"the element {index.start} alone of a {_told(node.op)}: write "
                     f"x[{part}].{total.value}()",
                     node.loc,
                 )
@@ -153,7 +158,7 @@ class Collectives:
             raise Refine(along, 1, asking=node)
         if step > 1:
             raise UnsupportedError(
-                f"one of every {step} elements of a {node.op.value}: return all of them, and take "
+                f"one of every {step} elements of a {_told(node.op)}: return all of them, and take "
                 "a part of the result (out[:, ::2] is a view)",
                 node.loc,
             )

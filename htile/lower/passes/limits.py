@@ -38,7 +38,7 @@ def limit_loads(graph: Graph) -> Graph:
     """The graph whose inputs say where their rows may end (`Input.end`); itself if none does."""
     if Op.WHERE not in {node.op for node in graph.nodes}:
         return graph
-    graph = _limit_lookups(graph)
+    graph = rewrite(_limit_lookups(graph))  # without what nobody reads: nodes keep their numbers
     ends = _ends(graph)
     # What reaches beyond the ends of a row is loaded whole.
     inside = [i for i in graph.inputs if i.there(graph.n) is None]

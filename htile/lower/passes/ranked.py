@@ -21,7 +21,7 @@ from .rewrite import rewrite
 def choose_by_rank(graph: Graph) -> Graph:
     """The graph in which elements are chosen by their rank without what is known of ranks."""
     found = chains(graph)
-    return rewrite(graph, _Rule(graph, found)) if found else graph
+    return rewrite(rewrite(graph, _Rule(graph, found))) if found else graph
 
 
 @dataclass(frozen=True)
