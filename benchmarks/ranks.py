@@ -1,6 +1,10 @@
 """Times `topk` of held rows, whose ranks come of one stage, beside a reduction for each rank.
 
     python -m benchmarks.ranks [--rounds 11] [--out FILE]
+    python -m benchmarks.ranks --beside-torch
+
+The second form times long rows beside `torch.topk` alone: normal numbers, and numbers of which many
+are equal.
 
 All kernels take turns with a copy of the same bytes, each with a cold L2. The results of both forms
 are compared with torch's stable sort of the same rows first. `torch.topk` is timed where it fits.
@@ -10,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 from collections.abc import Callable
 from statistics import median
 from unittest.mock import patch
@@ -34,6 +39,7 @@ CELLS = (
     (32768, 8, BF16), (8192, 50, BF16), (32000, 20, BF16), (32000, 50, F32), (50257, 50, BF16),
     (128256, 8, BF16), (151936, 50, BF16), (151936, 64, BF16),
 )  # fmt: skip
+LONG = ((8192, 2048), (32000, 1024), (50257, 1024), (151936, 512))  # elements, and rows
 KERNELS = (
     "router", "router_scores", "grouped_router", "hash_router", "router_quantized", "topk_softmax",
     "sampling_probabilities",
@@ -126,11 +132,33 @@ def line(label: str, us: dict[str, float], verdict: str) -> str:
     )
 
 
+def beside_torch(rounds: int) -> None:
+    """Microseconds of some batches of long rows."""
+    for k, (n, m) in itertools.product((8, 20, 50, 64), LONG):
+        x = torch.randn(m, n, device="cuda").to(BF16)
+        equal = (x * 8).round() / 4
+        f = top()
+        calls = {
+            "HTile": functools.partial(f, x, k), "of equal numbers": functools.partial(f, equal, k),
+            "torch.topk": functools.partial(torch.topk, x, k),
+        }  # fmt: skip
+        for each in (x, equal):
+            values, indices = f(each, k)
+            expected = each.topk(k).values
+            assert torch.equal(values, expected) and torch.equal(each.gather(1, indices), expected)
+        us = {name: round(median(each), 1) for name, each in interleave(calls, rounds).items()}
+        print(f"top-{k} of {m} rows of {n}: {us}", flush=True)
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ranks", description=__doc__)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--out", help="a file for the table")
+    parser.add_argument("--beside-torch", action="store_true", help="time long rows only")
     options = parser.parse_args(arguments)
+    if options.beside_torch:
+        beside_torch(options.rounds)
+        return
     lines = []
 
     def say(text: str) -> None:

@@ -155,6 +155,7 @@ class RowReductions(Lookups):
         across = self._across_row(slot, slots, phase)
         if together is not None:
             find, across["zero_bits"] = first_together, together
+            across["is_there"] = self.row_in_bounds
         elif candidates:
             across["listing_threads"] = self.config.num_threads
         if elements is not None and (self.is_even_N or self._tells_padding(pieces, index_bits)):

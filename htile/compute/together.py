@@ -56,8 +56,11 @@ TURNS = 2
 
 
 def places_of(count: int) -> int:
-    """How many candidates have a place, of which so many keys are asked for."""
-    return max(LEAST_PLACES, 2 << (count - 1).bit_length())
+    """How many candidates have a place, where so many keys are asked for.
+
+    Rows whose elements are rounded have many equal ones, and more candidates for them.
+    """
+    return max(LEAST_PLACES, 4 << (count - 1).bit_length())
 
 
 def groups_of_warp(count: int, warps: int) -> int:
@@ -77,17 +80,26 @@ def first_together(
     mbar_ptr: cute.Pointer | None = None,
     phase: int | Int32 = 0,
     abreast: int = 1,
+    is_there: bool | Boolean = True,
 ) -> FoundTogether:
     """The `count` largest keys of a row in order.
 
     keys: those of this thread. What is no element of the row has the lowest number of the dtype.
     zero_bits: so many of the lowest bits of every element are zero.
-    threads_per_row, reduction_buffer, mbar_ptr, phase, abreast: as for `row_reduce`; more than one
-        warp has the row. The buffer is of Int64, and has SLOTS slots.
+    threads_per_row, reduction_buffer, mbar_ptr, phase, abreast: as for `row_reduce`, but more than
+        one warp has the row, a thread has one share of it, and a CTA of a cluster has one row. The
+        buffer is of Int64, and has SLOTS slots.
+    is_there: whether there is such a row. If not, nothing is looked for, and all keys found are -1,
+        whose index is 0.
     """
     across = reduction_buffer, mbar_ptr, phase, abreast
     search = _Search(keys, count, zero_bits, threads_per_row, across)
-    _put_in_order(search, search.list_from(search.bound()))
+    if is_there is not True:
+        _fill(search)
+    total = search.list_from(search.bound())
+    if is_there is not True and search.ctas == 1:
+        total = search.own = select(is_there, total, 0)
+    _put_in_order(search, total)
     return FoundTogether(search.ranked, search.row)
 
 
@@ -282,7 +294,7 @@ class _Search(Static):
         slots = slots_from(self.buffer, slot, 1)
         if self.mbar_ptr is None:
             return block_reduce((largest,), (MAX,), slots, self.abreast)[0]
-        phase = (self.phase + k // TURNS) % 2
+        phase = k // TURNS % 2  # of every row, because each mbarrier is used evenly often for one
         mbar_ptr = self.mbar_ptr + slot
         return cluster_reduce((largest,), (MAX,), slots, mbar_ptr, phase, self.abreast)[0]
 
@@ -379,6 +391,13 @@ def _rank(search: cutlass.Constexpr, total: Int32):
                 larger = larger + select(is_larger, Int32(1), Int32(0))
             if larger < search.count:
                 search.ranked[larger, search.row] = key
+
+
+@cute.jit
+def _fill(search: cutlass.Constexpr):
+    """Let all keys that are found be -1 at first."""
+    for k in cutlass.range(search.thread, search.count, search.threads, unroll=1):
+        search.ranked[k, search.row] = search.dtype(-1)
 
 
 @cute.jit

@@ -47,13 +47,13 @@ class RowValues(RowTile):
 
     @cute.jit
     def store_ranked(
-        self, mT, place: cutlass.Constexpr, ranks: cutlass.Constexpr, first: cutlass.Constexpr,
+        self, mT, ranks: cutlass.Constexpr, first: cutlass.Constexpr,
         count: cutlass.Constexpr, of_key: cutlass.Constexpr, argument: cutlass.Constexpr,
     ):  # fmt: skip
         """Store what a function makes of `count` keys from a rank on, side by side.
 
-        The first lies `place` elements behind this row's element of a tensor (M,). Each thread of
-        the row stores one, and then every further one that is as many behind as there are threads.
+        The first is this row's element of a tensor (M,). Each thread of the row stores one, and
+        then every further one that is as many behind as there are threads.
 
         ranks: what `ranks` returns with `together`.
         of_key, argument: `math.key_value` and the dtype, or `math.key_index` and `smaller`.
@@ -65,10 +65,10 @@ class RowValues(RowTile):
         if const_expr(self.config.abreast > 1):
             is_writer = is_writer and self.beside == 0
         if is_writer:
-            elements = self._at_row(mT, place + count)
+            elements = self._at_row(mT, count)
             for k in cutlass.range(self.tidx % threads, count, threads, unroll=1):
                 value = to_stored(of_key(ranks[first + k], argument), mT.element_type)
-                elements[place + k] = to_stored(value, elements.element_type)
+                elements[k] = to_stored(value, elements.element_type)
 
     def _at_row(self, mT: cute.Tensor, count: int = 1) -> cute.Tensor:
         """This row's element of a tensor (M,) or ((...),), and `count - 1` behind it."""

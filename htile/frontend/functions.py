@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError
-from .ops import Op
+from .ops import Op, Varies
 from .promotion import (
     BOOL,
     FLOAT,
@@ -212,6 +212,8 @@ def arithmetic(op: Op, a: object, b: object, slope: Slope | None = None) -> Tens
 def _scaled(a: object, b: object, factor: Number | Tensor) -> object:
     """`b * factor` in the dtype of `a + b`; `b` itself for 1. A symbolic factor is a float."""
     if isinstance(factor, Tensor):
+        if factor._value.varies is not Varies.SCALAR or factor._value.dtype is not FLOAT:
+            fail(TraceError, "alpha is one number for all rows: write the product, a + alpha * b")
         if not result_dtype(operand(a), operand(b)).is_floating_point:
             fail(DtypeError, "alpha of integers is no float parameter: make it htile.Static")
         return arithmetic(Op.MUL, b, factor)

@@ -26,8 +26,8 @@ from .shapes import axis_of, reshaped, unsqueeze
 from .tensor import Deferred, Length, Tensor, copy, fail, location, node
 
 # The first elements of an axis take less time together, if they are no more than so many, than one
-# by its rank does. Of more, single ones are found by their ranks. Axes of LONG elements or more are
-# what several warps work on.
+# by its rank does. Of more, single ones are found by their ranks. Those of an axis of LONG elements
+# are found together up to MOST_RANKS, in loops over the row if registers do not hold it.
 MOST_OF_SHORT, LONG = 32, 1024
 Rank = int | Tensor  # how many elements come before, from 0 on
 

@@ -367,6 +367,8 @@ def repeat_interleave(input, repeats, dim=None, *, output_size=None):
 def _filled(x: Tensor, value: object, size: tuple[int, ...]) -> Tensor:
     """Elements of one value, a number or one of the row."""
     if isinstance(value, Tensor):
+        if x._value.dtype is not torch.float32:
+            fail(DtypeError, "F.pad of integers and masks by a symbolic value: write torch.cat")
         return filled(x, 0, inner=size) + value
     return filled(x, value, inner=size)
 

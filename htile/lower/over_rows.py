@@ -146,6 +146,7 @@ def _ways(work: Work, target: Target, plan: Plan) -> Iterator[_Way]:
         # Shifted results are stored by some. The groups must not depend on whether they are.
         staged = staged_bytes(work, num.vec_size, plan.chunks, threads)
         buffer = TURNS * plan.slots * (threads // 32 + 1) * num.cluster_n * 8
+        buffer += work.rank_bytes(threads, num.threads_per_row, num.cluster_n, elements)
         for blocks in range(1, MOST_BLOCKS + 1):
             if registers < _registers_of(arch, threads, blocks):
                 free = arch.shared_bytes // blocks - buffer - EXCHANGE_BYTES

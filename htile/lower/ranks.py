@@ -66,14 +66,18 @@ class Chain:
     def are_together(self, threads_per_row: int, cluster_n: int) -> bool:
         """Whether the warps of a row look for the ranks together: `htile.compute.together`."""
         if cluster_n > 1:
-            return len(self.results) > FEW_OF_CLUSTER
-        return len(self.results) > FEW_RANKS and threads_per_row > WARP
+            return self.group == 1 and len(self.results) > FEW_OF_CLUSTER
+        return self._are_many and threads_per_row > WARP
+
+    @property
+    def _are_many(self) -> bool:
+        """Whether warps of any row of several look for them together."""
+        return self.group == 1 and len(self.results) > FEW_RANKS
 
     @property
     def slots(self) -> int:
         """How many slots of the exchange buffer its ranks take."""
-        count = len(self.results)
-        return count if count <= FEW_RANKS else SLOTS_TOGETHER
+        return SLOTS_TOGETHER if self._are_many else len(self.results)
 
     def lists(self, lanes: int, elements: int) -> bool:
         """Whether a thread of so many elements lists candidates, and sorts no others.
@@ -101,14 +105,14 @@ class Chain:
 
     @property
     def _places(self) -> int:
-        return max(LEAST_PLACES, 2 << (len(self.results) - 1).bit_length())
+        return max(LEAST_PLACES, 4 << (len(self.results) - 1).bit_length())
 
     @property
     def sorting(self) -> int:
         """About how many instructions a thread takes for each of its elements, if it has many."""
-        is_listed = len(self.results) in LISTED_RANKS and self.group == 1
-        if len(self.results) > FEW_RANKS:
+        if self._are_many:
             return KEY_TOGETHER
+        is_listed = len(self.results) in LISTED_RANKS and self.group == 1
         return LISTING if is_listed else self._sorting
 
     @property
@@ -126,7 +130,8 @@ class Chain:
         """
         count, lanes = len(self.results), min(threads_per_row, WARP)
         if self.are_together(threads_per_row, cluster_n):
-            listed = CANDIDATE * self._places * self._places // (2 * threads_per_row)
+            candidates = self._places // 2
+            listed = CANDIDATE * candidates * candidates // (2 * threads_per_row)
             own = TOGETHER + count + BOUND_BIT * (BITS - self.zero_bits) + listed
             return own + (KEY_TOGETHER - self.sorting) * elements
         if self.lists(lanes, elements):

@@ -76,6 +76,16 @@ def test_a_float_is_no_alpha_of_integers():
     f = typed(lambda x, b: x.add(x, alpha=b))
     with pytest.raises(htile.DtypeError, match=r"make it htile\.Static"):
         f(X.int(), 2.0)
+    padded = typed(lambda x, b: F.pad(x[1:], (0, 1), value=b))
+    with pytest.raises(htile.DtypeError, match=r"by a symbolic value"):
+        padded(X.int(), 2.0)
+
+
+def test_a_row_is_no_alpha():
+    """torch refuses all but numbers."""
+    for wrong in (lambda x, b: x.add(x, alpha=x), lambda x, b: x.sub(x, alpha=x.sum())):
+        with pytest.raises(htile.TraceError, match=r"one number for all rows"):
+            typed(wrong)(X, 2.0)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -73,7 +73,8 @@ def test_scans_from_the_end(seed):
     try:
         placed = place(traced)
     except UnsupportedError as error:
-        said = "pieces", "across the rows", "elements of a sum_from_end", "alone of a sum_from_end"
+        scan = "of a cumulative sum from the end"
+        said = "pieces", "across the rows", f"elements {scan}", f"alone {scan}"
         assert any(text in error.message for text in said), error.message
         return
     for found, exact in zip(interpreted(placed, traced, named, call.lead), expected, strict=True):

@@ -32,6 +32,9 @@ PLANNED = (
     (8192, 20, (64, 2)), (32000, 50, (128, 4)), (32000, 50, (256, 16)), (32000, 50, (1024, 1)),
     (50257, 33, (160, 4)), (50257, 33, (256, 8)),
 )  # fmt: skip
+GROUP_SIZES = ((1024, 4), (4096, 4), (8192, 8), (8192, 128))
+STORED = (torch.int8, torch.uint8, torch.float8_e5m2, torch.float8_e4m3fn, torch.int32, BF16)
+SUMMED, MANY = (1000, 4096, 40000), 700
 ANY_LENGTHS = (3100, 4096, 10000, 11111)
 TOGETHER = ((1000, 9), (8192, 64), (11008, 20), (50257, 50), (128256, 6))
 GROUPED = 512
@@ -99,6 +102,29 @@ def of_any_length(x):
     return x.topk(20)
 
 
+@htile.rowwise
+def of_groups(x, size: htile.Static):
+    return x.view(-1, size).amax(-1).topk(12)
+
+
+@htile.rowwise
+def stored(x, dtype: htile.Static):
+    return x.topk(12).values.to(dtype), x.topk(12, largest=False).indices.int()
+
+
+@htile.rowwise
+def beside_sums(x):
+    found = x.topk(24)
+    kept = torch.where(x >= found.values[-1], x, 0.0)
+    return found.values, found.indices, htile.sum_rows(kept)
+
+
+@htile.rowwise
+def gathered(x, y):
+    values, indices = x.topk(16)
+    return values.softmax(-1), y.gather(-1, indices)
+
+
 def order_of_all(n, device):
     """Rows of which no two elements are equal, in any order, ascending and descending."""
     x = torch.arange(n, device=device).float() - n / 3
@@ -136,6 +162,14 @@ def jobs(arch):
         yield job(ranked, (torch.empty(10, n, device="meta"), k), arch)
     for n in (1000, 5003):
         yield job(of_pieces, (arguments(n, F32, "meta"),) * 2, arch)
+    for n, size in GROUP_SIZES:
+        yield job(of_groups, (arguments(n, F32, "meta"), size), arch)
+    for dtype in STORED:
+        yield job(stored, (arguments(4096, F32, "meta"), dtype), arch)
+    for n in SUMMED:
+        yield job(beside_sums, (arguments(n, BF16, "meta", MANY),), arch)
+    for m in (1, 3, 64):
+        yield job(gathered, (arguments(4096, BF16, "meta", m),) * 2, arch)
     for n in ANY_LENGTHS:
         yield job(of_any_length, (arguments(n, BF16, "meta"),), arch)
     for rows in (1, 3, ROWS, 5000):
@@ -209,6 +243,57 @@ def test_any_length(n, device):
     assert torch.equal(indices, expected)
     expected = x.gather(1, expected).float()
     torch.testing.assert_close(values, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(("n", "size"), GROUP_SIZES)
+def test_ranks_of_groups(n, size, device):
+    seed("groups", n, size)
+    x = arguments(n, F32, device)
+    values, indices = run(of_groups, x, size)
+    groups = x.view(ROWS, -1, size).amax(-1)
+    assert torch.equal(indices, order(groups, True)[:, :12])
+    expected = groups.gather(1, indices)
+    torch.testing.assert_close(values, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", STORED, ids=short)
+def test_dtypes_of_results(dtype, device):
+    """What is stored side by side is what one element after the other would be."""
+    seed("stored", dtype)
+    x = torch.randn(ROWS, 4096, device=device) * 200
+    if dtype is not torch.int32:  # what is beyond its numbers is not defined
+        x[1], x[2, ::3] = 1e30, -1e30
+    values, indices = run(stored, x, dtype)
+    assert torch.equal(indices.long(), order(x, False)[:, :12])
+    expected = torch.vmap(lambda row: row.topk(12).values)(x.cpu())
+    expected = htile.rowwise(lambda row: row.to(dtype))(expected)
+    assert_same_bits(values.cpu(), expected)
+
+
+@pytest.mark.parametrize("n", SUMMED)
+def test_rows_one_after_the_other(n, device):
+    """A thread block works on many rows, of which some list too many candidates and some few."""
+    seed("rows", n)
+    x = torch.randn(MANY, n, device=device).to(BF16)
+    x[::3] = (x[::3] * 2).round()
+    x[1::5] = 0.0
+    values, indices, total = beside_sums(x)
+    expected = order(x, True)[:, :24]
+    assert torch.equal(indices, expected)
+    assert torch.equal(values, x.gather(1, expected).float())
+    kept = torch.where(x >= values[:, -1:].to(BF16), x, 0.0).double().sum(0)
+    torch.testing.assert_close(total.double(), kept, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("m", (1, 3, 64))
+def test_rows_that_are_not_there(m, device):
+    """What threads of a row behind the last one gather is inside of the tensor."""
+    seed("last", m)
+    x, y = torch.randn(2, m, 4096, device=device).to(BF16)
+    shares, found = run(gathered, x, y)
+    values = x.float().topk(16).values
+    torch.testing.assert_close(shares, values.softmax(-1), rtol=1e-4, atol=1e-6)
+    assert torch.equal(found, y.gather(1, order(x, True)[:, :16]).to(found.dtype))
 
 
 def test_groups(device):

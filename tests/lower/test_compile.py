@@ -272,6 +272,16 @@ def test_what_rows_have_beside_a_vector(f):
         assert each.resources.stack == 0
 
 
+@pytest.mark.parametrize("exponent", (4.0, 5.0, 6.0, 7.0))
+def test_powers_that_are_products_are_counted_as_such(exponent):
+    """The compiler makes products of them: the plan does not expect the device library's power."""
+    kernel = kernel_of(lambda x: (x - 1.0) ** exponent, torch.empty(64, 4096, device="meta"))
+    count, special = kernel.plan.sweeps.costs
+    assert count <= 8 and special == 0 and "lg2" not in kernel.ptx
+    of_any = kernel_of(lambda x: (x - 1.0) ** 4.5, torch.empty(64, 4096, device="meta"))
+    assert of_any.plan.sweeps.costs[0] > 50
+
+
 def test_a_weight_of_a_chunk_does_not_hang_on_whether_its_number_is_static():
     """It is 1 / count rounded: a constant behind a loop, and in it an estimate, corrected once."""
     kernel = example_kernel("layernorm", 1 << 22)

@@ -19,6 +19,7 @@ from htile.compute import (
     division,
     exchange,
     exponents,
+    keys,
     logarithms,
     mean,
     moments,
@@ -35,8 +36,8 @@ from htile.compute import math as functions
 from htile.copy import layout
 
 MODULES = (
-    accumulate, bits, conversion, division, exchange, exponents, functions, logarithms, mean,
-    moments, near, operands, powers, products, random, ranks, reduce, scan, layout,
+    accumulate, bits, conversion, division, exchange, exponents, functions, keys, logarithms,
+    mean, moments, near, operands, powers, products, random, ranks, reduce, scan, layout,
 )  # fmt: skip
 TINY = np.float32(2.0**-126)
 

@@ -325,7 +325,7 @@ class Warp:
     def _redux(self, active, opcode, operands):
         assert opcode[1] == "sync" and active.all()
         values = self._value(operands[1], opcode[3])
-        found = {"max": values.max, "min": values.min}[opcode[2]]()
+        found = {"max": values.max, "min": values.min, "add": values.sum}[opcode[2]]()
         self._set(active, operands[0], np.full(WARP, found, values.dtype))
 
     def _vote(self, active, opcode, operands):
@@ -348,6 +348,16 @@ class Warp:
         target = target if isinstance(target, tuple) else (target,)
         memory = {"shared": self.shared, "global": self.memory}[opcode[1]]
         return target, self._address(place), int(opcode[-1][1:]) // 8, memory
+
+    def _atom(self, active, opcode, operands):
+        assert opcode[1:] == ["shared", "cta", "add", "u32"]
+        address = self._address(operands[1])
+        added, before = self._value(operands[2], "u32"), np.zeros(WARP, np.uint32)
+        for lane in np.flatnonzero(active):
+            place = self.shared.at(int(address[lane]), 4).view(np.uint32)
+            before[lane] = place[0]
+            place[0] += added[lane]
+        self._set(active, operands[0], before)
 
     def _ld(self, active, opcode, operands):
         if opcode[1] == "param":

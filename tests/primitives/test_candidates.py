@@ -51,11 +51,12 @@ def first(x, k, largest):
     return np.stack(order)[:, :k]
 
 
-def check(f, x, k, largest, plan):
+def check(f, x, k, largest, plan, reverse=False):
     kernel = htile.rowwise(f).with_plan(**plan).inspect(x, arch="sm_90a")
     values, indices = torch.zeros(len(x), k), torch.zeros(len(x), k, dtype=torch.int32)
     blocks = -(-len(x) // kernel.plan.rows_per_block)
-    executed = launch(kernel.ptx, (blocks, 1), [x, values, indices], is_emitted=True)
+    arguments = [x, values, indices]
+    executed = launch(kernel.ptx, (blocks, 1), arguments, is_emitted=True, reverse=reverse)
     expected = torch.from_numpy(first(x, k, largest))
     assert torch.equal(indices.long(), expected)
     chosen = x.float().gather(1, expected)
@@ -127,6 +128,22 @@ def test_integers_and_pieces():
     launch(kernel.ptx, (-(-len(x) // 8), 1), [x, y, indices], is_emitted=True)
     assert torch.equal(indices.long(), torch.from_numpy(first(torch.cat((x, y), 1), 8, True)))
     assert "candidates=True" in kernel.source
+
+
+@pytest.mark.parametrize(
+    ("threads", "n", "k", "dtype", "largest"),
+    (
+        (64, 512, 9, F32, True), (64, 512, 9, BF16, False), (64, 777, 33, F32, False),
+        (128, 1000, 20, BF16, True), (128, 1000, 64, F16, True),
+    ),
+)  # fmt: skip
+def test_warps_look_for_many_together(threads, n, k, dtype, largest):
+    """Whichever warp lists its candidates first, the first keys are the same."""
+    plan = {"threads_per_row": threads, "form": "held", "num_threads": threads}
+    x = rows(n, dtype, KINDS)[::ROWS]  # one of each kind
+    for reverse in (False, True):
+        kernel, _ = check(ranked(k, largest), x, k, largest, plan, reverse)
+        assert "together=" in kernel.source and "atom.shared" in kernel.ptx
 
 
 def test_few_keys_are_sorted():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from htile.compute import ranks
+from htile.compute import keys, ranks
 from tests.primitives.numpy_device import Buffer, Device, Int32, Int64, Vector
 
 LOWEST = {Int32: -(2**31), Int64: -(2**63)}
@@ -57,7 +57,7 @@ def test_ranks(shares, warps, lanes, elements, n, k, bits, smaller, values, monk
     device = Device(shares, warps)
     key, is_there, row = keys_of(device, elements, n, VALUES[values], smaller, Int64, lanes)
     device.install(monkeypatch)
-    found = ranks.in_order(Vector(key), smaller, bits)
+    found = keys.in_order(Vector(key), smaller, bits)
     dtype = Int32 if bits else Int64
     assert found.dtype is dtype
     words = np.where(is_there, found.data, LOWEST[dtype])
@@ -65,7 +65,7 @@ def test_ranks(shares, warps, lanes, elements, n, k, bits, smaller, values, monk
     several = shares * warps > 1
     buffer = Buffer(device.threads, k) if several else None
     found = ranks.first_of_row(words, k, warps * lanes, buffer, "mbar" if shares > 1 else None)
-    found = [ranks.as_key(each, smaller, bits) for each in found]
+    found = [keys.as_key(each, smaller, bits) for each in found]
     found = np.stack([np.broadcast_to(each.data, device.threads) for each in found], -1)
     for r in range(32 // lanes):
         of_row = np.broadcast_to(row == r, key.shape)

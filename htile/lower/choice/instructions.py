@@ -38,6 +38,8 @@ OP_COSTS = {
     (Op.SIGMOID, Function.NEAR): (4, 2), (Op.TANH, Function.NEAR): (9, 2),
     (Op.DIV, Function.NEAR): (7, 1),
 }  # fmt: skip
+# Of these powers the compiler makes products.
+MULTIPLIED = {4.0: (2, 0), 5.0: (3, 0), 6.0: (3, 0), 7.0: (4, 0)}
 # The code of an element has so many more, which only angles beyond 105615 execute.
 SELDOM = {Op.SIN: 76, Op.COS: 76}
 # These are for a division by what the row has once, whose reciprocal is computed once too.
@@ -94,10 +96,13 @@ def _step_costs(graph: Graph, step: Compute) -> tuple[int, int]:
     is_shared = node.op is Op.DIV and not graph[step.inputs[1]].value.spread
     if is_shared and function in SHARED_DIVISOR_COSTS:
         return SHARED_DIVISOR_COSTS[function]
-    return _listed(node.op, function)
+    return _listed(graph, step)
 
 
-def _listed(op: Op, function: Function) -> tuple[int, int]:
+def _listed(graph: Graph, step: Compute) -> tuple[int, int]:
+    op, function = graph[step.id].op, step.function
+    if op is Op.POW and (exponent := graph[step.inputs[1]]).op is Op.CONST:
+        return MULTIPLIED.get(exponent.arg, OP_COSTS[op])
     keys = (op, function), function, op
     return next((OP_COSTS[key] for key in keys if key in OP_COSTS), (1, 0))
 
@@ -118,4 +123,4 @@ def _value_costs(graph: Graph, step: Compute) -> int:
     if node.op is Op.TAKE:
         return TAKEN
     is_wide = any(graph[id].value.dtype is torch.int64 for id in (node.id, *node.inputs))
-    return _listed(node.op, step.function)[0] * (2 if is_wide else 1)
+    return _listed(graph, step)[0] * (2 if is_wide else 1)

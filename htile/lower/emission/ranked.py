@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from ...frontend.graph import Graph, Node, Output
 from ...frontend.ops import Op
 from ..patterns import strip
@@ -14,8 +16,12 @@ from ..reductions import Part
 if TYPE_CHECKING:
     from ..plan import Plan
 
-OF_KEY = (Op.KEY_VALUE, Op.KEY_INDEX)
-PLAIN = (Op.CAST, Op.CONVERT)
+# What makes a result of a key, and the dtypes in which it is stored by its conversion alone.
+OF_KEY = {
+    Op.KEY_INDEX: (torch.int64, torch.int32),
+    Op.KEY_VALUE: (torch.float32, torch.bfloat16, torch.float16),
+}
+CASTS = (Op.CAST, Op.CONVERT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +90,13 @@ def _together(plan: Plan) -> Iterator[Part]:
 def _of_key(graph: Graph, output: Output) -> Node | None:
     """The node that makes a result of a key, if nothing but its storage converts it then."""
     node = strip(graph, graph[output.id])
-    if node.op in PLAIN and node.arg is output.dtype:
-        node = strip(graph, graph[node.inputs[0]])
-    return node if node.op in OF_KEY else None
+    if node.op in OF_KEY:
+        return node
+    if node.op not in CASTS or node.arg is not output.dtype:
+        return None
+    key = strip(graph, graph[node.inputs[0]])
+    is_plain = key.value.dtype in (torch.int64, torch.float32)
+    return key if is_plain and node.arg in OF_KEY.get(key.op, ()) else None
 
 
 def _made(graph: Graph, output: Output) -> Iterator[int]:

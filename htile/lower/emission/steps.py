@@ -9,6 +9,7 @@ import torch
 
 from ...frontend.graph import Input, Output, Role
 from ...frontend.ops import Op
+from ..patterns import strip
 from ..ranks import Chain
 from ..reductions import MEAN, MOMENTS, SOFTMAX, SUM_FROM_END, Part, Reduce
 from ..steps import ChunkLoop, Compute, Fence, Home, Load, Reload, Step, Store
@@ -102,7 +103,7 @@ def _store_ranked(names: Names, tensor: str, ranks: StoredRanks) -> list[str]:
     key = ranks.key
     is_value = key.op is Op.KEY_VALUE
     made = ["math.key_value", CUTLASS_TYPES[key.arg]] if is_value else ["math.key_index", key.arg]
-    args = [tensor, "0", names.ranks[ranks.part], ranks.first, ranks.count, *made]
+    args = [tensor, names.ranks[ranks.part], ranks.first, ranks.count, *made]
     return wrapped_call(f"{INDENT}ctx.store_ranked(", [*map(str, args)], ")")
 
 
@@ -289,21 +290,28 @@ def _ranks(names: Names, part: Part, slot: int) -> list[str]:
     args += ["smaller=True"] if chain.smaller else []
     args += [f"index_bits={chain.index_bits}"] if chain.index_bits else []
     args += [f"group={chain.group}"] if chain.group > 1 else []
-    given, num = len(args), names.plan.numerics
+    num = names.plan.numerics
+    are_together = chain.are_together(num.threads_per_row, num.cluster_n)
     lists = chain.lists(min(num.threads_per_row, WARP), names.plan.elements_per_thread)
-    if chain.are_together(num.threads_per_row, num.cluster_n):
+    if are_together:
         args.append(f"together={chain.zero_bits}")
     elif lists:
         args.append("candidates=True")
-    if len(args) > given and (elements := _elements(names, chain)):
+    if (are_together or lists) and (elements := _elements(names, chain)):
         args.append(f"elements={elements}")
     call = wrapped_call(f"    {names.ranks[part]} = ctx.ranks(", args, ")")
     return located(call, names.plan.graph[chain.results[0]])
 
 
 def _elements(names: Names, chain: Chain) -> str | None:
-    """The elements of the keys of a chain, where they are rows of floats; the largest is first."""
+    """The elements of the keys of a chain, where they are rows of floats; the largest is first.
+
+    Padded ones, which are -inf, come last by their indices: these are the columns.
+    """
     graph = names.plan.graph
+    indices = [strip(graph, graph[graph[key].inputs[1]]) for key in chain.keys]
+    if names.plan.is_ragged and any(index.op is not Op.INDEX for index in indices):
+        return None
     found = [graph[graph[key].inputs[0]] for key in chain.keys]
     are_rows = all(each.value.spread and each.op is not Op.CONST for each in found)
     if chain.smaller or not are_rows or any(x.value.dtype is not torch.float32 for x in found):

@@ -35,7 +35,7 @@ Span = tuple[int, int]  # of columns: the first one, and the one behind the last
 
 
 def limit_loads(graph: Graph) -> Graph:
-    """The graph whose inputs say where their rows may end (`Input.end`); itself if none does."""
+    """The graph whose inputs say where their rows may end (`Input.end`)."""
     if Op.WHERE not in {node.op for node in graph.nodes}:
         return graph
     graph = rewrite(_limit_lookups(graph))  # without what nobody reads: nodes keep their numbers

@@ -21,7 +21,9 @@ from .rewrite import rewrite
 def choose_by_rank(graph: Graph) -> Graph:
     """The graph in which elements are chosen by their rank without what is known of ranks."""
     found = chains(graph)
-    return rewrite(rewrite(graph, _Rule(graph, found))) if found else graph
+    if not found:
+        return graph
+    return rewrite(rewrite(graph, _Rule(graph, found)))  # then without what nobody reads any more
 
 
 @dataclass(frozen=True)
