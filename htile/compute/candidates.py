@@ -25,6 +25,7 @@ from htile.compute.reduce import ADD, MAX, combine_terms, identity
 from htile.compute.scan import lane_scan, last_lane
 from htile.utils import unpack64
 
+INFINITY = 0x7F800000  # the number of the largest float; those of NaN are above
 BITS = 32  # keys that a word tells candidates among
 PIECE = 4  # keys of a thread that lie side by side in shared memory
 
@@ -51,6 +52,11 @@ class Keys:
     @staticmethod
     def is_candidate(number: Int32, bound: Int32) -> Boolean:
         return number >= bound
+
+    @staticmethod
+    def is_before(number: Int32, bound: Int32) -> Boolean:
+        """Whether a number is smaller than a bound."""
+        return number < bound
 
     def words(self, e: int) -> tuple[Int32, ...]:
         """What is kept of a key: words of 32 bits, the lower one first."""
@@ -94,6 +100,11 @@ class ElementKeys:
     def is_candidate(number: Float32, bound: Int32) -> Boolean:
         """NaN is one, whatever the bound; so is every number, if the bound is NaN."""
         return Boolean(number < unordered(bound)) == Boolean(False)
+
+    @staticmethod
+    def is_before(number: Float32, bound: Int32) -> Boolean:
+        """NaN never is, and of the bounds above infinity every number is."""
+        return Boolean(number <= unordered(cutlass.min(bound - 1, INFINITY)))
 
     def words(self, e: int) -> tuple[Int32, ...]:
         """The bits of the element beside those of the index, in whose place a NaN may have bits."""

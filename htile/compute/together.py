@@ -4,10 +4,11 @@ All warps agree on a *bound* that at least as many keys of the row are no smalle
 for. The keys that are no smaller, the *candidates*, are hardly more than these. They are listed in
 shared memory, where each finds its rank by counting those that are larger.
 
-The bound is that of the largest keys of some groups of lanes. Where many keys are equal but for
-their indices, or many of the first ones are of one group, more keys are no smaller than it than the
-list has places for. Then the first keys are found one after the other, each by a maximum over the
-row of the keys below the one before.
+The bound is that of the largest keys of some groups of lanes. Where many of the first keys are of
+one group, more keys are no smaller than it than the list has places for. Then the bits of the best
+bound are found one after the other, each by a count over the row. If still more are no smaller,
+because they are equal but for their indices, the first keys are found one after the other, each by
+a maximum over the row of the keys below the one before.
 
 No two keys of a row are equal, so the result does not depend on who compares what.
 """
@@ -50,8 +51,9 @@ LOWEST = identity(MAX, Int32)
 BITS = 32
 BUNDLE = 8  # keys of a thread of which the largest is compared first
 LEAST_PLACES = 64  # of the list
-# The slots of the exchange buffer. Maxima below each other take two of them in turns.
-TOPS, COUNTED, LISTED, BELOW, SLOTS = 0, 1, 2, 3, 5
+# The slots of the exchange buffer. Candidates are counted once for each bound. Counts for bits and
+# maxima below each other take the last two in turns.
+TOPS, COUNTED, LISTED, IN_TURNS, SLOTS = 0, 1, 3, 4, 6
 TURNS = 2
 
 
@@ -96,10 +98,10 @@ def first_together(
     search = _Search(keys, count, zero_bits, threads_per_row, across)
     if is_there is not True:
         _fill(search)
-    total = search.list_from(search.bound())
+    total, own, before = search.list_from(search.bound(), 0)
     if is_there is not True and search.ctas == 1:
-        total = search.own = select(is_there, total, 0)
-    _put_in_order(search, total)
+        total = own = select(is_there, total, 0)
+    _put_in_order(search, *_listed_by_best(search, total, own, before))
     return FoundTogether(search.ranked, search.row)
 
 
@@ -123,10 +125,32 @@ class FoundTogether(Static):
 
 
 @cute.jit
-def _put_in_order(search: cutlass.Constexpr, total: Int32):
+def _listed_by_best(search: cutlass.Constexpr, total: Int32, own: Int32, before: Int32):
+    """List candidates by the best bound, if they are too many by the first one."""
+    if total > search.places:
+        bound = _best_bound(search)
+        search.start_list()
+        search.wait()
+        total, own, before = search.list_from(bound, 1)
+    else:
+        search.skip_counting(1)
+    return total, own, before
+
+
+@cute.jit
+def _best_bound(search: cutlass.Constexpr):
+    """The largest number that `count` numbers of the row are no smaller than."""
+    found = Int32(LOWEST)
+    for k in cutlass.range(search.bits, unroll=1):
+        found = search.with_bit(found, k)
+    return found
+
+
+@cute.jit
+def _put_in_order(search: cutlass.Constexpr, total: Int32, own: Int32, before: Int32):
     """Find the first keys: among the candidates, or among all keys if these are too many."""
     if total <= search.places:
-        search.gather(total)
+        search.gather(total, own, before)
         _rank(search, total)
     else:
         search.skip_gathering()
@@ -189,7 +213,7 @@ class _Search(Static):
             for i in range(self.own_groups)
         ]
         tops = [_largest_of_lanes(top, lanes) for top in tops]
-        _store_if(self.thread == 0, self.counter, (0, self.row), Int32(0))
+        self.start_list()
         self._leave(tops, lanes)
         return _with_count(self._tops_of_lane(), self.count, BITS - self.zero_bits)
 
@@ -229,20 +253,24 @@ class _Search(Static):
 
     # The list
 
-    def list_from(self, bound: Int32) -> Int32:
-        """List the keys whose numbers are no smaller than the bound. Returns how many the row has.
+    def start_list(self):
+        """Count from 0, once all threads of the row have passed a barrier."""
+        _store_if(self.thread == 0, self.counter, (0, self.row), Int32(0))
 
-        `own` of them are this CTA's, and `first` are those of the CTAs before it.
+    def list_from(self, bound: Int32, k: Int32) -> tuple[Int32, Int32, Int32]:
+        """List the keys whose numbers are no smaller than the k-th bound.
+
+        Returns how many the row has, this CTA, and the CTAs before it.
         """
         for i, largest in enumerate(self.largest):
             _list_bundle(self, self.keys.is_candidate(largest, bound), i, bound)
         self.wait()
-        self.own, self.first = self.counter[0, self.row], 0
+        own = self.counter[0, self.row]
         if self.ctas == 1:
-            return self.own
-        word = to_word(select(self.warp == 0, self.own, 0), self.buffer.element_type)
-        slots = slots_of(slots_from(self.buffer, COUNTED, 1), 1)
-        exchange(((word,),), slots, self.mbar_ptr + COUNTED, self.phase, self.abreast)
+            return own, own, Int32(0)
+        word = to_word(select(self.warp == 0, own, 0), self.buffer.element_type)
+        slots = slots_of(slots_from(self.buffer, COUNTED + k, 1), 1)
+        exchange(((word,),), slots, self.mbar_ptr + COUNTED + k, self.phase, self.abreast)
         counts = peers(slots[0], Int32, self.abreast, 0)
         of_shares = [place[1] for place, _ in peer_places(slots[0])]
         before = [
@@ -250,17 +278,21 @@ class _Search(Static):
             for share, count in zip(of_shares, counts, strict=True)
         ]
         width = lanes_of_peers(slots[0])
-        self.first = combine_lanes(before, ADD, width)
-        return combine_lanes(counts, ADD, width)
+        return combine_lanes(counts, ADD, width), own, combine_lanes(before, ADD, width)
 
-    def gather(self, total: Int32):
+    def skip_counting(self, k: Int32):
+        """Leave the mbarrier of `list_from` as if no warp had a word."""
+        if self.ctas > 1:
+            self._expect(COUNTED + k, 0)
+
+    def gather(self, total: Int32, own: Int32, before: Int32):
         """Bring the candidates of all CTAs to each."""
         if self.ctas == 1:
-            _gather(self)
+            _gather(self, own, before)
             self.wait()
             return
         self._expect(LISTED, total * (self.dtype.width // 8))
-        _gather(self)
+        _gather(self, own, before)
         cute.arch.mbarrier_wait(self.mbar_ptr + LISTED, self.phase)
 
     def skip_gathering(self):
@@ -278,9 +310,31 @@ class _Search(Static):
     # All keys
 
     @property
+    def bits(self) -> int:
+        """How many upper bits of the best bound are found; below them all numbers are alike."""
+        return _evenly(BITS - self.zero_bits)
+
+    def with_bit(self, found: Int32, k: Int32) -> Int32:
+        """What has been found of the best bound, with its next bit: after k bits."""
+        candidate = found + (Int32(1) << (BITS - 1 - k))
+        below = _count([self.keys.is_before(number, candidate) for number in self.numbers])
+        below = cute.arch.warp_redux_sync(below, "add")
+        own = len(self.numbers) * WARP - below
+        return select(self._over_row(own, ADD, k) >= self.count, candidate, found)
+
+    def _over_row(self, value, op, k: Int32):
+        """What all warps of the row have of a value together, in the k-th round."""
+        slot = IN_TURNS + k % TURNS
+        slots = slots_from(self.buffer, slot, 1)
+        if self.mbar_ptr is None:
+            return block_reduce((value,), (op,), slots, self.abreast)[0]
+        phase = k // TURNS % 2  # of every row, because each mbarrier is used evenly often for one
+        return cluster_reduce((value,), (op,), slots, self.mbar_ptr + slot, phase, self.abreast)[0]
+
+    @property
     def rounds(self) -> int:
-        """How many maxima are found: each mbarrier is used an even number of times."""
-        return -(-self.count // (2 * TURNS)) * 2 * TURNS
+        """How many maxima are found."""
+        return _evenly(self.count)
 
     def largest_until(self, limit: Key, k: Int32) -> Key:
         """The largest key of the row that is no larger than a limit, in the k-th round."""
@@ -289,14 +343,12 @@ class _Search(Static):
         for e in range(len(self.numbers)):
             key = self.keys.of_words([_opaque(word) for word in self.keys.words(e)])
             largest = cutlass.max(largest, select(key <= limit, key, lowest))
-        largest = warp_reduce(largest, MAX)
-        slot = BELOW + k % TURNS
-        slots = slots_from(self.buffer, slot, 1)
-        if self.mbar_ptr is None:
-            return block_reduce((largest,), (MAX,), slots, self.abreast)[0]
-        phase = k // TURNS % 2  # of every row, because each mbarrier is used evenly often for one
-        mbar_ptr = self.mbar_ptr + slot
-        return cluster_reduce((largest,), (MAX,), slots, mbar_ptr, phase, self.abreast)[0]
+        return self._over_row(warp_reduce(largest, MAX), MAX, k)
+
+
+def _evenly(rounds: int) -> int:
+    """So many rounds, and a few more: each of the mbarriers is used an even number of times."""
+    return -(-rounds // (2 * TURNS)) * 2 * TURNS
 
 
 def _power_below(n: int) -> int:
@@ -355,12 +407,12 @@ def _list_bundle(search: cutlass.Constexpr, has_candidates, i: cutlass.Constexpr
 
 
 @cute.jit
-def _gather(search: cutlass.Constexpr):
+def _gather(search: cutlass.Constexpr, own: Int32, before: Int32):
     """Send the candidates of this CTA to all CTAs of the row, each to its place."""
-    for i in cutlass.range(search.thread, search.own * search.ctas, search.threads, unroll=1):
+    for i in cutlass.range(search.thread, own * search.ctas, search.threads, unroll=1):
         words = [listed[i // search.ctas, search.row] for listed in search.listed]
         key = search.keys.of_words(words)
-        place = search.first + i // search.ctas
+        place = before + i // search.ctas
         if cutlass.const_expr(search.ctas == 1):
             search.gathered[place, search.row] = key
         else:

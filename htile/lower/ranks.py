@@ -36,8 +36,8 @@ LISTING, LISTS = 5, 90
 # The warps of a row look for more ranks than these together, those of one CTA and those of several;
 # for fewer, each looks on its own. That takes so many slots of the exchange buffer, and places for
 # candidates. A CTA has so many such rows at most, because each has a barrier of its own.
-FEW_RANKS, FEW_OF_CLUSTER = 8, 4
-SLOTS_TOGETHER, LEAST_PLACES = 5, 64  # as in htile.compute.together
+FEW_RANKS, FEW_OF_CLUSTER = 8, 5
+SLOTS_TOGETHER, LEAST_PLACES = 6, 64  # as in htile.compute.together
 ROWS_TOGETHER = 15
 # A thread takes about so many instructions for each key then, beside for its part of the bound and
 # of the list, for each bit of the bound, and for each candidate.

@@ -270,7 +270,9 @@ class Warp:
     _and = _or = _xor = _bitwise
 
     def _not(self, active, opcode, operands):
-        self._set(active, operands[0], ~self._value(operands[1], opcode[1]))
+        value = self.registers[operands[1]] if opcode[1] == "pred" else None
+        value = self._value(operands[1], opcode[1]) if value is None else value
+        self._set(active, operands[0], ~value)
 
     def _shl(self, active, opcode, operands):
         a, by = self._value(operands[1], opcode[1]), self._value(operands[2], "u32")
