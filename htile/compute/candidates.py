@@ -19,13 +19,12 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.memory import SmemAllocator
 
-from htile.compute.keys import Key, joined, ordered, unordered
+from htile.compute.keys import Key, joined, last_below, ordered, unordered
 from htile.compute.operands import select
 from htile.compute.reduce import ADD, MAX, combine_terms, identity
 from htile.compute.scan import lane_scan, last_lane
 from htile.utils import unpack64
 
-INFINITY = 0x7F800000  # the number of the largest float; those of NaN are above
 BITS = 32  # keys that a word tells candidates among
 PIECE = 4  # keys of a thread that lie side by side in shared memory
 
@@ -104,7 +103,7 @@ class ElementKeys:
     @staticmethod
     def is_before(number: Float32, bound: Int32) -> Boolean:
         """NaN never is, and of the bounds above infinity every number is."""
-        return Boolean(number <= unordered(cutlass.min(bound - 1, INFINITY)))
+        return Boolean(number <= last_below(bound))
 
     def words(self, e: int) -> tuple[Int32, ...]:
         """The bits of the element beside those of the index, in whose place a NaN may have bits."""

@@ -11,6 +11,7 @@ those of its index.
 
 from __future__ import annotations
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Numeric
 from cutlass._mlir.dialects import llvm
@@ -19,6 +20,7 @@ from htile.compute.exponents import MAGNITUDE
 from htile.compute.operands import Operand, Vector, lift, make_vector
 
 Key = Int64 | Int32
+INFINITY = 0x7F800000  # the number of the largest float; those of NaN are above
 
 
 def key(x: Operand, index: Operand, smaller: bool = False) -> Vector | Numeric:
@@ -54,6 +56,11 @@ def _one_nan(x: Float32) -> Float32:
     """
     words = [x.ir_value(), x.ir_value()]
     return Float32(llvm.inline_asm(Float32.mlir_type, words, "max.NaN.f32 $0, $1, $2;", "=f,f,f"))
+
+
+def last_below(rank: Int32) -> Float32:
+    """The last float below a number; of the numbers of NaN it is infinity."""
+    return unordered(cutlass.min(rank - 1, INFINITY))
 
 
 def _turned(bits: Int32) -> Int32:

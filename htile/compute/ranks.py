@@ -72,7 +72,7 @@ def _rounds_of_peers(peer: PeerList, typed: Callable[[Int64], Key]) -> list[Key]
     place, found = peer.first, []
     for k in range(peer.count):
         key = typed(peer.word(place, k * peer.apart + peer.apart - 1))
-        found.append(_largest(key, 32))
+        found.append(largest_of_lanes(key, 32))
         place = select(_is(key, found[-1]), place + peer.apart, place)
     return found
 
@@ -82,7 +82,7 @@ def _rounds(left: list[Key], count: int, lanes: int) -> list[Key]:
     dtype, found = type(left[0]), []
     lowest = dtype(identity(MAX, dtype))
     for k in range(count):
-        best = _largest(left[0], lanes)
+        best = largest_of_lanes(left[0], lanes)
         found.append(best)
         has_won = _is(left[0], best)
         rest = min(len(left), count - 1 - k)
@@ -96,8 +96,8 @@ def _is(key: Key, best: Key) -> Boolean:
     return key == best if isinstance(key, Int32) else key.to(Int32) == best.to(Int32)
 
 
-def _largest(key: Key, lanes: int) -> Key:
-    """The largest key of each group of so many lanes."""
+def largest_of_lanes(key: Key, lanes: int) -> Key:
+    """The largest key of each group of so many lanes, in each of them."""
     if lanes < 32:
         return warp_reduce(key, MAX, lanes)
     if isinstance(key, Int32):

@@ -9,16 +9,16 @@ threads a row has, and how many CTAs.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Numeric
+from cutlass import Boolean, Float32, Int32, Int64, Numeric
 from cutlass.memory import SmemAllocator
 
 from htile.compute.exchange import exchange, lanes_of_peers, peers, slots_of, to_word
-from htile.compute.operands import Vector, make_vector
+from htile.compute.operands import Vector, make_vector, select
 from htile.compute.products import Product
 
 ADD, MUL = cute.ReductionOp.ADD, cute.ReductionOp.MUL
@@ -127,6 +127,14 @@ def combine_terms(terms: list[Numeric], op: cute.ReductionOp) -> Numeric:
 def add_up(terms: list[Numeric]) -> Numeric:
     """The sum of scalars, by a halving tree, which is exact for 2 ** k equal ones."""
     return combine_terms(terms, ADD)
+
+
+def how_many(conditions: Iterable[Boolean]) -> Int32:
+    """How many of a thread's conditions hold. Four counts do not wait for each other."""
+    counts = [Int32(0)] * 4
+    for i, holds in enumerate(conditions):
+        counts[i % 4] = counts[i % 4] + select(holds, Int32(1), Int32(0))
+    return sum(counts[1:], counts[0])
 
 
 def warp_reduce(value: Numeric, op: cute.ReductionOp, threads_in_group: int = 32) -> Numeric:

@@ -135,7 +135,8 @@ class RowReductions(Lookups):
         group: int = 1,
         candidates: bool = False,
         elements=None,
-        together: int | None = None,
+        together: bool = False,
+        zero_bits: int = 0,
     ) -> list[Int64] | FoundTogether:
         """The `count` largest keys of the row in order, or the smallest.
 
@@ -147,24 +148,31 @@ class RowReductions(Lookups):
         group: so many neighbouring columns have the same key, which counts once.
         candidates: whether a thread sorts only keys that may be among the first ones.
         elements: the vectors of Float32 that the largest keys are of, which saves instructions.
-        together: for a row of several warps that look for the first keys together, how many of the
-            lowest bits of each element are zero.
+        together: whether the warps of a row of several look for the first keys together.
+        zero_bits: so many of the lowest bits of each element are zero, with `together`.
         """
         pieces = keys if isinstance(keys, tuple) else (keys,)
-        find, slots = first_of_row, count if together is None else SLOTS
-        across = self._across_row(slot, slots, phase)
-        if together is not None:
-            find, across["zero_bits"] = first_together, together
-            across["is_there"] = self.row_in_bounds
-        elif candidates:
+        across = self._across_row(slot, SLOTS if together else count, phase)
+        listed = self._listed(pieces, smaller, index_bits, group, elements)
+        if together:
+            across |= dict(smaller=smaller, index_bits=index_bits, is_there=self.row_in_bounds)
+            return first_together(listed, count, zero_bits, **across)
+        if candidates:
             across["listing_threads"] = self.config.num_threads
+        keys = listed.keys if isinstance(listed, Keys) else listed
+        found = first_of_row(keys, count, **across)
+        return [as_key(key, smaller, index_bits) for key in found]
+
+    def _listed(
+        self, pieces: tuple, smaller: bool, index_bits: int, group: int, elements
+    ) -> Keys | ElementKeys:
+        """The keys of this thread, as `in_order` makes them; of floats the elements, if given."""
         if elements is not None and (self.is_even_N or self._tells_padding(pieces, index_bits)):
             elements = elements if isinstance(elements, tuple) else (elements,)
             elements = [self._operand(x, MAX) for x in elements]
             floats = [x[i] for x in elements for i in range(cute.size(x.shape))]
             low = [key[i].to(Int32) for key in pieces for i in range(cute.size(key.shape))]
-            found = find(ElementKeys(floats, low, index_bits), count, **across)
-            return self._as_keys(found, smaller, index_bits)
+            return ElementKeys(floats, low, index_bits)
         vectors = [in_order(self._vector(piece, MAX), smaller, index_bits) for piece in pieces]
         vectors = [self._operand(vector, MAX) for vector in vectors]
         step = 1 if group == 1 else self.vec_size
@@ -172,19 +180,11 @@ class RowReductions(Lookups):
         if group > 1:
             is_first = Boolean(self.tXcX[0][1] % group == 0)  # and so in every chunk
             words = [select(is_first, word, identity(MAX, type(word))) for word in words]
-        found = find(words if together is None else Keys(words), count, **across)
-        return self._as_keys(found, smaller, index_bits)
+        return Keys(words)
 
     def _tells_padding(self, pieces: tuple, index_bits: int) -> bool:
         """Whether a padded element, which is -inf, comes behind all of the row by its index."""
         return len(pieces) == 1 and (index_bits == 0 or self.capacity <= 1 << index_bits)
-
-    @staticmethod
-    def _as_keys(found, smaller: bool, index_bits: int) -> list[Int64] | FoundTogether:
-        """The keys that `in_order` made what has been found of."""
-        if isinstance(found, FoundTogether):
-            return FoundTogether(found.ranked, found.row, smaller, index_bits)
-        return [as_key(key, smaller, index_bits) for key in found]
 
     def kthvalue(
         self, rows, ranks, slot: int = 0, phase: int | Int32 = 0, zero_bits: int = 0

@@ -19,7 +19,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Numeric
 
 from htile.compute.exchange import slots_from
-from htile.compute.keys import unordered
+from htile.compute.keys import last_below, unordered
 from htile.compute.operands import select
 from htile.compute.reduce import (
     ADD,
@@ -27,13 +27,13 @@ from htile.compute.reduce import (
     MIN,
     block_reduce,
     cluster_reduce,
+    how_many,
     identity,
     warp_reduce,
 )
 from htile.utils import WARP, Static
 
 LOWEST, HIGHEST = identity(MAX, Int32), identity(MIN, Int32)
-INFINITY = 0x7F800000  # the number of the largest float; those of NaN are above
 BITS = 32
 
 
@@ -46,7 +46,7 @@ def _before(number: Int32, dtype: type[Numeric]) -> Numeric:
     """The last element before a number; of the numbers of NaN it is infinity."""
     if dtype is Int32:
         return number - 1
-    return unordered(cutlass.min(number - 1, INFINITY))
+    return last_below(number)
 
 
 def _element(number: Int32, dtype: type[Numeric], zero_bits: int) -> Numeric:
@@ -102,12 +102,18 @@ class _Search(Static):
         bit = Int32(1) << (BITS - 1 - k)
         candidates = [number + bit for number in found]
         counts = [
-            self._of_warp(_count(row, _before(candidate, type(row[0]))))
+            self._of_warp(self._below(row, candidate))
             for row, candidate in zip(self.rows, candidates, strict=True)
         ]
         counts = self._of_row(k, tuple(counts))
         each = zip(counts, self.ranks, candidates, found, strict=True)
         return tuple(select(count <= rank, new, old) for count, rank, new, old in each)
+
+    @staticmethod
+    def _below(row: list[Numeric], number: Int32) -> Int32:
+        """How many of a thread's elements are below a number."""
+        last = _before(number, type(row[0]))
+        return how_many(element <= last for element in row)
 
     def _of_warp(self, count: Int32) -> Int32:
         if self.lanes < WARP:
@@ -124,11 +130,3 @@ class _Search(Static):
             return block_reduce(counts, ops, slots, self.abreast)
         mbar_ptr = self.mbar_ptr + k * len(counts)
         return cluster_reduce(counts, ops, slots, mbar_ptr, self.phase, self.abreast)
-
-
-def _count(elements: list[Numeric], last: Numeric) -> Int32:
-    """How many elements are not above the last one. Four counts do not wait for each other."""
-    counts = [Int32(0)] * min(4, len(elements))
-    for i, element in enumerate(elements):
-        counts[i % 4] = counts[i % 4] + select(element <= last, Int32(1), Int32(0))
-    return sum(counts[1:], counts[0])

@@ -1,4 +1,4 @@
-"""The first keys of a row that several warps work on, which look for them together.
+"""How the warps of a row find its first keys together: what `topk` is made of in long rows.
 
 All warps agree on a *bound* that at least as many keys of the row are no smaller than as are asked
 for. The keys that are no smaller, the *candidates*, are hardly more than these. They are listed in
@@ -34,6 +34,7 @@ from htile.compute.exchange import (
 )
 from htile.compute.keys import Key, as_key
 from htile.compute.operands import select
+from htile.compute.ranks import largest_of_lanes
 from htile.compute.reduce import (
     ADD,
     MAX,
@@ -42,6 +43,7 @@ from htile.compute.reduce import (
     cluster_reduce,
     combine_lanes,
     combine_terms,
+    how_many,
     identity,
     warp_reduce,
 )
@@ -83,6 +85,8 @@ def first_together(
     phase: int | Int32 = 0,
     abreast: int = 1,
     is_there: bool | Boolean = True,
+    smaller: bool = False,
+    index_bits: int = 0,
 ) -> FoundTogether:
     """The `count` largest keys of a row in order.
 
@@ -93,6 +97,7 @@ def first_together(
         buffer is of Int64, and has SLOTS slots.
     is_there: whether there is such a row. If not, nothing is looked for, and all keys found are -1,
         whose index is 0.
+    smaller, index_bits: as `in_order` was given them for these keys.
     """
     across = reduction_buffer, mbar_ptr, phase, abreast
     search = _Search(keys, count, zero_bits, threads_per_row, across)
@@ -102,7 +107,7 @@ def first_together(
     if is_there is not True and search.ctas == 1:
         total = own = select(is_there, total, 0)
     _put_in_order(search, *_listed_by_best(search, total, own, before))
-    return FoundTogether(search.ranked, search.row)
+    return FoundTogether(search.ranked, search.row, smaller, index_bits)
 
 
 class FoundTogether(Static):
@@ -113,9 +118,7 @@ class FoundTogether(Static):
     smaller, index_bits: as for `in_order`, which made the keys that were compared.
     """
 
-    def __init__(
-        self, ranked: cute.Tensor, row: Int32, smaller: bool = False, index_bits: int = 0
-    ):
+    def __init__(self, ranked: cute.Tensor, row: Int32, smaller: bool, index_bits: int):
         self.ranked, self.row = ranked, row
         self.smaller, self.index_bits = smaller, index_bits
 
@@ -212,7 +215,7 @@ class _Search(Static):
             self.keys.rank(combine_terms(self.largest[i :: self.own_groups], MAX))
             for i in range(self.own_groups)
         ]
-        tops = [_largest_of_lanes(top, lanes) for top in tops]
+        tops = [largest_of_lanes(top, lanes) for top in tops]
         self.start_list()
         self._leave(tops, lanes)
         return _with_count(self._tops_of_lane(), self.count, BITS - self.zero_bits)
@@ -317,7 +320,7 @@ class _Search(Static):
     def with_bit(self, found: Int32, k: Int32) -> Int32:
         """What has been found of the best bound, with its next bit: after k bits."""
         candidate = found + (Int32(1) << (BITS - 1 - k))
-        below = _count([self.keys.is_before(number, candidate) for number in self.numbers])
+        below = how_many([self.keys.is_before(number, candidate) for number in self.numbers])
         below = cute.arch.warp_redux_sync(below, "add")
         own = len(self.numbers) * WARP - below
         return select(self._over_row(own, ADD, k) >= self.count, candidate, found)
@@ -356,21 +359,6 @@ def _power_below(n: int) -> int:
     return 1 << (n.bit_length() - 1)
 
 
-def _largest_of_lanes(number: Int32, lanes: int) -> Int32:
-    """The largest number of each group of so many lanes."""
-    if lanes == WARP:
-        return cute.arch.warp_redux_sync(number, "max")
-    return warp_reduce(number, MAX, lanes)
-
-
-def _count(conditions: list[Boolean]) -> Int32:
-    """How many hold. Four counts do not wait for each other."""
-    counts = [Int32(0)] * min(4, len(conditions))
-    for i, holds in enumerate(conditions):
-        counts[i % 4] = counts[i % 4] + select(holds, Int32(1), Int32(0))
-    return sum(counts[1:], counts[0])
-
-
 def _opaque(word: Int32) -> Int32:
     """The same word. LLVM computes nothing of it before a loop, which would take registers."""
     words, text = [word.ir_value()], "mov.b32 $0, $1;"
@@ -383,7 +371,7 @@ def _with_count(numbers: list, count: cutlass.Constexpr, bits: cutlass.Constexpr
     found = Int32(LOWEST)
     for k in cutlass.range(bits, unroll=1):
         candidate = found + (Int32(1) << (BITS - 1 - k))
-        own = _count([number >= candidate for number in numbers])
+        own = how_many([number >= candidate for number in numbers])
         found = select(cute.arch.warp_redux_sync(own, "add") >= count, candidate, found)
     return found
 
@@ -394,7 +382,7 @@ def _list_bundle(search: cutlass.Constexpr, has_candidates, i: cutlass.Constexpr
     if has_candidates:
         first, last = i * search.size, min((i + 1) * search.size, len(search.numbers))
         found = [search.keys.is_candidate(x, bound) for x in search.numbers[first:last]]
-        count = _count(found)
+        count = how_many(found)
         counter = elem_pointer(search.counter, (0, search.row))
         place = cute.arch.atomic_add(counter, count, sem="relaxed", scope="cta")
         if place + count <= search.places:

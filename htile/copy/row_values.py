@@ -31,14 +31,7 @@ class RowValues(RowTile):
 
         One thread of the row does it, behind one branch and with one address.
         """
-        is_writer = self.tidx % self.config.threads_per_row == 0
-        if const_expr(self.config.ctas > 1):
-            is_writer = is_writer and self.cluster_y == 0
-        if const_expr(self.config.abreast > 1):
-            is_writer = is_writer and self.beside == 0
-        if const_expr(self.row_in_bounds is not True):
-            is_writer = is_writer and self.row_in_bounds
-        if is_writer:
+        if self._stores_row(self.tidx % self.config.threads_per_row == 0):
             elements = self._at_row(mT, max(places) + 1)
             for k in cutlass.range_constexpr(len(values)):
                 value = to_stored(values[k], mT.element_type)
@@ -59,16 +52,25 @@ class RowValues(RowTile):
         of_key, argument: `math.key_value` and the dtype, or `math.key_index` and `smaller`.
         """
         threads = self.config.threads_per_row
-        is_writer = self.row_in_bounds
-        if const_expr(self.config.ctas > 1):
-            is_writer = is_writer and self.cluster_y == 0
-        if const_expr(self.config.abreast > 1):
-            is_writer = is_writer and self.beside == 0
-        if is_writer:
+        if self._stores_row(True):
             elements = self._at_row(mT, count)
             for k in cutlass.range(self.tidx % threads, count, threads, unroll=1):
                 value = to_stored(of_key(ranks[first + k], argument), mT.element_type)
                 elements[k] = to_stored(value, elements.element_type)
+
+    @cute.jit
+    def _stores_row(self, is_writer):
+        """Whether a thread that would be a writer is one of the threads that store for the row.
+
+        These are the first ones that work on it, where several CTAs or groups of threads do.
+        """
+        if const_expr(self.config.ctas > 1):
+            is_writer = is_writer and self.cluster_y == 0
+        if const_expr(self.config.abreast > 1):
+            is_writer = is_writer and self.beside == 0
+        if const_expr(self.row_in_bounds is not True):
+            is_writer = is_writer and self.row_in_bounds
+        return is_writer
 
     def _at_row(self, mT: cute.Tensor, count: int = 1) -> cute.Tensor:
         """This row's element of a tensor (M,) or ((...),), and `count - 1` behind it."""

@@ -143,7 +143,7 @@ def test_warps_look_for_many_together(threads, n, k, dtype, largest):
     x = rows(n, dtype, KINDS)[::ROWS]  # one of each kind
     for reverse in (False, True):
         kernel, _ = check(ranked(k, largest), x, k, largest, plan, reverse)
-        assert "together=" in kernel.source and "atom.shared" in kernel.ptx
+        assert "together=True" in kernel.source and "atom.shared" in kernel.ptx
 
 
 def test_few_keys_are_sorted():

@@ -17,7 +17,7 @@ from ..periods import once, read_by_others
 from ..reductions import MOMENTS, SOFTMAX, Part, Reduce
 from ..steps import ChunkLoop, Compute, Home, Load, Prefetch, Step
 from .expressions import CUTLASS_TYPES, literal, written
-from .ranked import read_beside, stored_ranks
+from .stored_ranks import read_beside, stored_ranks
 
 if TYPE_CHECKING:
     from ..plan import Plan

@@ -24,7 +24,7 @@ from .expressions import (
     wrapped_expression,
 )
 from .names import Names
-from .ranked import StoredRanks
+from .stored_ranks import StoredRanks
 
 # The verb of the context that starts to carry a part, for those that need more than a vector.
 STARTS = {MEAN: "mean_sum", SOFTMAX: "softmax_pair", MOMENTS: "welford_triple"}
@@ -294,7 +294,7 @@ def _ranks(names: Names, part: Part, slot: int) -> list[str]:
     are_together = chain.are_together(num.threads_per_row, num.cluster_n)
     lists = chain.lists(min(num.threads_per_row, WARP), names.plan.elements_per_thread)
     if are_together:
-        args.append(f"together={chain.zero_bits}")
+        args += ["together=True", *([f"zero_bits={chain.zero_bits}"] if chain.zero_bits else [])]
     elif lists:
         args.append("candidates=True")
     if (are_together or lists) and (elements := _elements(names, chain)):

@@ -50,6 +50,8 @@ def stored_ranks(plan: Plan) -> dict[Output, StoredRanks]:
 
 def read_beside(plan: Plan, stored: dict[Output, StoredRanks]) -> frozenset[int]:
     """The nodes that make results of keys for nothing but these stores."""
+    if not stored:
+        return frozenset()
     made = frozenset().union(*[ranks.made for ranks in stored.values()])
     groups = [group for group in plan.graph.outputs_beside if group[0] not in stored]
     kept = {output.id for group in groups for output in group}
