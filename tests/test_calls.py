@@ -227,7 +227,7 @@ def test_what_is_done_with_a_method_takes_its_object_first():
     planned = Norm.plain.with_plan(threads_per_row=32)
     assert torch.equal(planned(norm, x, w), norm.plain(x, w))
     assert assert_close(norm.plain, norm.plain(x, w), x, w) <= 1
-    with pytest.raises(ArgumentError, match="else is done with a method takes its self first"):
+    with pytest.raises(ArgumentError, match="tune and with_plan of a method take self first"):
         norm.annotated.inspect(x)
 
 

@@ -215,7 +215,7 @@ def _scaled(a: object, b: object, factor: Number | Tensor) -> object:
         if factor._value.varies is not Varies.SCALAR or factor._value.dtype is not FLOAT:
             fail(TraceError, "alpha is one number for all rows: write the product, a + alpha * b")
         if not result_dtype(operand(a), operand(b)).is_floating_point:
-            fail(DtypeError, "alpha of integers is no float parameter: make it htile.Static")
+            fail(DtypeError, "alpha of integers cannot be a float parameter: make it htile.Static")
         return arithmetic(Op.MUL, b, factor)
     if type(factor) is int and factor == 1:
         return b

@@ -55,7 +55,7 @@ HINTS = {
         "with torch.arange(x.shape[0])[:, None] in a matrix of each row",
         "histc bincount": "count by comparisons, (x < edge).sum(), one for each edge",
         "bucketize searchsorted": "the place of a number in a sorted row is (row < number).sum()",
-        "linspace logspace": "of symbolic ends write a + (b - a) * torch.arange(n) / (n - 1)",
+        "linspace": "of symbolic ends write a + (b - a) * torch.arange(n) / (n - 1)",
         "broadcast_tensors": "operations broadcast by themselves; of torch.distributions write the "
         "formula, as torch.special.ndtr(x) for Normal(0, 1).cdf(x)",
         "isin": "write (x[:, None] == values).any(-1) for the few values of an htile.Shared",

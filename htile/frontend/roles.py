@@ -138,7 +138,7 @@ class Signature:
         plain = [p.replace(annotation=_MISSING, default=_MISSING) for p in self.parameters]
         told = f"{self.name} {what}; its parameters are {inspect.Signature(plain)}"
         if self.names[:1] in (("self",), ("cls",)):
-            told += f". Whatever else is done with a method takes its {self.names[0]} first"
+            told += f". inspect, compile, tune and with_plan of a method take {self.names[0]} first"
         raise ArgumentError(told)
 
 

@@ -159,8 +159,8 @@ class Reduce:
         if self.parts[0].at_once:
             return self.parts[0].kind.slots
         chains = dict.fromkeys([part.chain for part in self.parts if part.chain is not None])
-        ranks = sum([len(chain.results) for chain in chains])
-        return len(self.results) - ranks + sum([chain.slots for chain in chains])
+        saved = sum([len(chain.results) - chain.slots for chain in chains])
+        return len(self.results) - saved
 
     def operands(self, graph: Graph) -> tuple[int, ...]:
         """The nodes that are reduced: one for each result, of ranks all keys, and of an element of

@@ -220,6 +220,8 @@ class _Enumeration:
         row, chains = (numerics.threads_per_row, numerics.cluster_n), self.work.chains
         if elements > self.vec and not all(c.fits(*row, elements) for c in chains):
             return
+        are_together = any([chain.are_together(*row) for chain in chains])
+        others = OTHER_REGISTERS + RANKS_REGISTERS * are_together
         registers = min(registers, MAX_REGISTERS)  # the rest is spilled
         share = numerics.share_bytes(self.work)
         of_row = numerics.threads_per_row
@@ -229,12 +231,10 @@ class _Enumeration:
                 continue
             if registers * threads > self.arch.registers or (numerics.cluster_n > 1 < rows):
                 continue
-            free = self._free_bytes(sweeps, numerics, threads)
-            listed = self.work.rank_bytes(threads, *row, elements) if chains else 0
-            are_together = any([chain.are_together(*row) for chain in chains])
             if are_together and rows > ROWS_TOGETHER:
                 continue
-            others = OTHER_REGISTERS + RANKS_REGISTERS * are_together
+            free = self._free_bytes(sweeps, numerics, threads)
+            listed = self.work.rank_bytes(threads, *row, elements) if chains else 0
             loaders = {"shared": rows * share} if self.is_asynchronous else {}
             loaders["direct"] = 0
             if self.is_shifted:  # such rows come through registers anyway
@@ -252,9 +252,10 @@ class _Enumeration:
     ) -> int:
         """CTAs of a multiprocessor that registers are spared for; 0: the compiler decides.
 
-        held, others: the registers that a thread needs for its row, and beside.
         It decides where a thread holds few registers of its row. With columns it does so too,
         because what is live then depends on when it loads them; but not for one row with one stage.
+
+        held, others: the registers that a thread needs for its row, and beside.
         """
         if not sweeps.reduces:
             return 0

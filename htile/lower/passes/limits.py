@@ -35,10 +35,10 @@ Span = tuple[int, int]  # of columns: the first one, and the one behind the last
 
 
 def limit_loads(graph: Graph) -> Graph:
-    """The graph whose inputs say where their rows may end (`Input.end`)."""
+    """The graph whose inputs say where their rows may end (`Input.end`); itself if none does."""
     if Op.WHERE not in {node.op for node in graph.nodes}:
         return graph
-    graph = rewrite(_limit_lookups(graph))  # without what nobody reads: nodes keep their numbers
+    graph = _limit_lookups(graph)
     ends = _ends(graph)
     # What reaches beyond the ends of a row is loaded whole.
     inside = [i for i in graph.inputs if i.there(graph.n) is None]

@@ -86,8 +86,8 @@ def refuse_many_tensors(graph: Graph, placed: Graph) -> None:
         return
     rows = [graph[i.id].value.inner for i in graph.inputs if i.role is Role.ROW]
     lengths = sorted({shape[-1] for shape in rows if shape})
-    told = "pass parts of the rows to calls of their own, or groups as rows"
-    told += " (x.unflatten(-1, (groups, -1)))"
+    told = ("pass parts of the rows to calls of their own, or groups as rows "
+            "(x.unflatten(-1, (groups, -1)))")  # fmt: skip
     if len(lengths) > 1:
         told = f"rows have {' and '.join(map(str, lengths))} elements: pass rows of one length"
     elif any([has_pairs(graph, n) for n in lengths]):
