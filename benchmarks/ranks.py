@@ -3,8 +3,8 @@
     python -m benchmarks.ranks [--rounds 11] [--out FILE]
     python -m benchmarks.ranks --beside-torch
 
-The second form times long rows beside `torch.topk` alone: normal numbers, and numbers of which many
-are equal.
+The second form times long rows beside `torch.topk` alone: normal numbers, numbers of which many are
+equal, sorted ones, and smooth ones.
 
 All kernels take turns with a copy of the same bytes, each with a cold L2. The results of both forms
 are compared with torch's stable sort of the same rows first. `torch.topk` is timed where it fits.
@@ -135,17 +135,21 @@ def line(label: str, us: dict[str, float], verdict: str) -> str:
 def beside_torch(rounds: int) -> None:
     """Microseconds of some batches of long rows."""
     for k, (n, m) in itertools.product((8, 20, 50, 64), LONG):
-        x = torch.randn(m, n, device="cuda").to(BF16)
-        equal = (x * 8).round() / 4
-        f = top()
-        calls = {
-            "HTile": functools.partial(f, x, k), "of equal numbers": functools.partial(f, equal, k),
-            "torch.topk": functools.partial(torch.topk, x, k),
-        }  # fmt: skip
-        for each in (x, equal):
+        x, f = torch.randn(m, n, device="cuda").to(BF16), top()
+        at = torch.linspace(0, 50, n, device="cuda")
+        batches = {
+            "HTile": x,
+            "of equal numbers": (x * 8).round() / 4,
+            "sorted": x.sort(-1, descending=True).values,
+            "smooth": (torch.sin(at) + 0.1 * torch.sin(7.3 * at)).to(BF16).repeat(m, 1),
+        }
+        calls = {"torch.topk": functools.partial(torch.topk, x, k)}
+        for name, each in batches.items():
             values, indices = f(each, k)
             expected = each.topk(k).values
-            assert torch.equal(values, expected) and torch.equal(each.gather(1, indices), expected)
+            assert torch.equal(values, expected.to(values.dtype))
+            assert torch.equal(each.gather(1, indices), expected)
+            calls[name] = functools.partial(f, each, k)
         us = {name: round(median(each), 1) for name, each in interleave(calls, rounds).items()}
         print(f"top-{k} of {m} rows of {n}: {us}", flush=True)
 
