@@ -1,9 +1,9 @@
 """Prints a plan as the source text of one CuTe-DSL kernel over HTile's primitives.
 
-It decides nothing but which threads store elements by rank (`stored_ranks.py`): each step of the plan has
-a way to be printed, each operation an expression in `EMIT`. The same plan gives the same text, in
-every process. `steps.py` prints the steps, `host.py` the host function and what it is compiled
-with.
+It decides nothing but which threads store elements by rank (`stored_ranks.py`): each step of the
+plan has a way to be printed, each operation an expression in `EMIT`. The same plan gives the same
+text, in every process. `steps.py` prints the steps, `host.py` the host function and what it is
+compiled with.
 """
 
 from __future__ import annotations
