@@ -141,7 +141,7 @@ SECTIONS = (
         "Write it with elementwise functions and reductions; the message names the way where there "
         "is one.",
         (
-            traced("A torch function", "return torch.cummax(x, -1)", kind="UnsupportedError"),
+            traced("A torch function", "return torch.bincount(x)", kind="UnsupportedError"),
             traced("A method", "return x.mode()", kind="UnsupportedError"),
             traced("A name that is misspelt", "return x.sofmax(-1)", kind="UnsupportedError"),
             traced("Too many elements by rank", "return x.topk(65).values", kind="UnsupportedError",

@@ -162,6 +162,14 @@ SCANNED = {
     Op.SUM_FROM_END: (
         lambda x: x.flip(-1).cumsum(-1, dtype=wide(x)).flip(-1).to(x.dtype), NUMBERS
     ),
+    Op.CUMMAX: (lambda x: x.cummax(-1).values, NUMBERS),
+    Op.CUMMIN: (lambda x: x.cummin(-1).values, NUMBERS),
+    Op.MAX_FROM_END: (lambda x: x.flip(-1).cummax(-1).values.flip(-1), NUMBERS),
+    Op.MIN_FROM_END: (lambda x: x.flip(-1).cummin(-1).values.flip(-1), NUMBERS),
+    Op.LOGCUMSUMEXP: (lambda x: x.double().logcumsumexp(-1).to(F32), (F32,)),
+    Op.LOGSUMEXP_FROM_END: (
+        lambda x: x.double().flip(-1).logcumsumexp(-1).flip(-1).to(F32), (F32,)
+    ),
 }
 
 

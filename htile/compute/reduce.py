@@ -18,6 +18,7 @@ from cutlass import Boolean, Float32, Int32, Int64, Numeric
 from cutlass.memory import SmemAllocator
 
 from htile.compute.exchange import exchange, lanes_of_peers, peers, slots_of, to_word
+from htile.compute.log_add import LOGADD, log_add
 from htile.compute.operands import Vector, make_vector, select
 from htile.compute.products import Product
 
@@ -62,7 +63,7 @@ def identity(op: cute.ReductionOp, dtype: type[Numeric]) -> float | int:
         value = 0 if op is ADD else 1
         return float(value) if dtype.is_float else value
     if dtype.is_float:
-        return -math.inf if op is MAX else math.inf
+        return math.inf if op is MIN else -math.inf
     low = -(1 << (dtype.width - 1)) if dtype.signed else 0
     high = (1 << (dtype.width - (1 if dtype.signed else 0))) - 1
     return low if op is MAX else high
@@ -82,6 +83,8 @@ def combine(op: cute.ReductionOp, a: Vector | Numeric, b: Vector | Numeric | Pro
         return a + b
     if op is MUL:
         return a * b
+    if op is LOGADD:
+        return log_add(a, b)
     if isinstance(a, Float32):
         return (cute.arch.fmax if op is MAX else cute.arch.fmin)(a, b, nan=True)
     return (cutlass.max if op is MAX else cutlass.min)(a, b)

@@ -88,7 +88,8 @@ class RowReductions(Lookups):
         """Each element combined with all before it in the row, with one barrier.
 
         values: one or a tuple: vectors, or scalars of the row that stand for N equal elements.
-        ops: ADD or MUL for each value. Each takes `num_chunks` slots, the first those from `slot`.
+        ops: ADD, MUL, MAX, MIN or LOGADD for each value. Each takes `num_chunks` slots, the first
+            those from `slot`.
         from_end: for each value whether elements are combined with all behind them.
 
         The context is of a whole row, and each of its shares has a CTA of its own.

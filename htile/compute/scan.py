@@ -20,8 +20,9 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Numeric
 
 from htile.compute.exchange import exchange, from_word, slots_of, to_word
+from htile.compute.log_add import LOGADD
 from htile.compute.operands import Vector, make_vector, select
-from htile.compute.reduce import ADD, MUL, combine, identity, warp_reduce
+from htile.compute.reduce import ADD, MAX, MIN, MUL, combine, identity, warp_reduce
 from htile.utils import WARP, Static
 
 
@@ -91,7 +92,8 @@ def row_scan(
 
     x: what a thread has of the row: vectors of `vec_size` neighbouring elements, each of a chunk.
         It is of Float32, Int32 or Int64; TypeError is raised for others. Or a tuple of such.
-    op: ADD or MUL; a tuple with one for each of `x`, if that is a tuple.
+    op: ADD, MUL, MAX, MIN or, of Float32, LOGADD; a tuple with one for each of `x`, if that is a
+        tuple. ValueError is raised for others.
     threads_per_row: how many threads of a CTA work on a share of the row.
     reduction_buffer: of shape (rows, (warps_per_row, cluster_n), slots), with a slot for each
         vector of a thread, for one value of `x` after the other. It is not needed where one warp
@@ -108,8 +110,10 @@ def row_scan(
     for value, each in zip(x, op, strict=True):
         if value.dtype not in (Float32, Int32, Int64):
             raise TypeError(f"row_scan takes Float32, Int32 and Int64, not {value.dtype}")
-        if each not in (ADD, MUL):
-            raise ValueError(f"row_scan takes ADD and MUL, not {each}")
+        if each not in (ADD, MUL, MAX, MIN, LOGADD):
+            raise ValueError(f"row_scan takes ADD, MUL, MAX, MIN and LOGADD, not {each}")
+        if each is LOGADD and value.dtype is not Float32:
+            raise ValueError(f"row_scan takes LOGADD of Float32, not of {value.dtype}")
     lanes = min(threads_per_row, WARP)
     parts = [_OfWarp(*each, vec_size, lanes) for each in zip(x, op, from_end, strict=True)]
     if reduction_buffer is None:

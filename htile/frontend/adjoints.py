@@ -18,7 +18,7 @@ from .algebra import Algebra
 from .cumulative_products import CumulativeProduct
 from .graph import Node
 from .joined import placed, sliced
-from .ops import COLLECTIVES, COMPARISONS, MOVEMENTS, Op
+from .ops import COLLECTIVES, COMPARISONS, FROM_END, MOVEMENTS, TURNED, Op
 from .slopes import FirstAlong, Slope
 
 FLOAT, INT64 = torch.float32, torch.int64
@@ -334,15 +334,45 @@ def _cumulative(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
     The total less all before an element would have the error of the total, however little is
     behind it.
     """
-    value, back = step.node.value, {Op.CUMSUM: Op.SUM_FROM_END, Op.SUM_FROM_END: Op.CUMSUM}
+    value = step.node.value
     g = a.widened(g, value.inner, value.spread)
-    return (a.node(back[step.node.op], g, arg=step.node.arg),)
+    return (a.node(TURNED[step.node.op], g, arg=step.node.arg),)
 
 
 def _cumulative_product(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
     value = step.node.value
     g = a.widened(g, value.inner, value.spread)
     return (CumulativeProduct(a, step.operands[0], step.result, step.node.arg).gradient(g),)
+
+
+def _log_of_cumulative(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    """Of LOGCUMSUMEXP, y: an element x gets all g behind it, each times exp(x - y).
+
+    The terms are added up by their logarithms, as in torch: exp(-y) may be infinite.
+    """
+    value, (x,) = step.node.value, step.operands
+    g = a.widened(g, value.inner, value.spread)
+
+    def added(g: int) -> int:
+        terms = logarithms(a, g, a.neg(step.result))
+        behind = a.node(TURNED[step.node.op], terms, arg=step.node.arg)
+        return a.node(Op.EXP, a.add(behind, x))
+
+    return (a.sub(added(g), added(a.neg(g))),)
+
+
+def logarithms(a: Algebra, values: int, exponents: int) -> int:
+    """log(values * exp(exponents)) where the values are above 0, and minus infinity elsewhere."""
+    is_above = a.node(Op.GT, values, a.number(0))
+    found = a.node(Op.LOG, a.node(Op.WHERE, is_above, values, a.number(1)))
+    return a.node(Op.WHERE, is_above, a.add(found, exponents), a.number(-math.inf))
+
+
+def _of_running(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    op = step.node.op
+    name = (TURNED[op] if op in FROM_END else op).value
+    refuse(step.node, f"the gradient of {name}: write x.detach().{name}(dim) where it is a bound "
+           "that is not trained")  # fmt: skip
 
 
 def _of_matmul(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
@@ -393,6 +423,8 @@ DERIVE: dict[Op, Rule] = {
     Op.TAKE: _take, Op.LOOKUP: _lookup, Op.KEY: _key, Op.KEY_VALUE: _of_key,
     Op.SUM: _sum, Op.MEAN: _mean, Op.PROD: _of_product, Op.MAX: _largest, Op.MIN: _largest,
     Op.CUMSUM: _cumulative, Op.SUM_FROM_END: _cumulative, Op.CUMPROD: _cumulative_product,
+    **dict.fromkeys((Op.LOGCUMSUMEXP, Op.LOGSUMEXP_FROM_END), _log_of_cumulative),
+    **dict.fromkeys((Op.CUMMAX, Op.CUMMIN, Op.MAX_FROM_END, Op.MIN_FROM_END), _of_running),
     Op.KTHVALUE: _of_rank, Op.CUSTOM: _of_custom, Op.MATMUL: _of_matmul,
     **dict.fromkeys((Op.SHIFT, Op.UNBUNDLE, Op.BUNDLE, Op.GROUPED), _of_placed),
 }

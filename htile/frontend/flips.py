@@ -12,12 +12,11 @@ import torch
 
 from ..errors import UnsupportedError
 from .functions import implements
-from .ops import MOVEMENTS, REDUCTIONS, SCANS, Op, Value
+from .ops import MOVEMENTS, REDUCTIONS, SCANS, TURNED, Op, Value
 from .parts import MOST_PARTS, cat, part
 from .shapes import _listed, axes_of
 from .tensor import Deferred, Tensor, copy, fail, location, node
 
-FROM_END = {Op.CUMSUM: Op.SUM_FROM_END, Op.SUM_FROM_END: Op.CUMSUM}
 OF_ANY_ORDER = REDUCTIONS | {Op.KTHVALUE}
 NOT_BY_ELEMENT = MOVEMENTS | SCANS | {Op.KTHVALUE, Op.TAKE, Op.LOOKUP, Op.MATMUL, Op.CUSTOM}
 
@@ -73,8 +72,8 @@ class Turned(Deferred):
         over = -1 if arg is None else arg  # the axis of a reduction or a scan
         if op in OF_ANY_ORDER and over == axis:
             return node(op, self._of, *operands[1:], arg=arg)
-        if op in FROM_END:
-            op = FROM_END[op] if over == axis else op
+        if op in TURNED:
+            op = TURNED[op] if over == axis else op
         elif op in NOT_BY_ELEMENT:
             return None
         given = []

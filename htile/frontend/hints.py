@@ -12,7 +12,6 @@ _RANKS = (
     "x.sort().values[k], x.kthvalue(k), x.quantile(q) and x.argmax() are there"
 )
 _PRODUCT = "write a @ b for the product of rows and small matrices, or (a * b).sum(dim)"
-_ALONG = "along the row there are reductions, x.cumsum(dim) and x.cumprod(dim)"
 _PARTS = "write it with torch.cat, torch.stack and slices"
 _COMPLEX = "complex numbers are two floats each: take them apart, a, b = x[0::2], x[1::2]"
 _INACCURATE = "no accurate form of it is built yet"
@@ -41,10 +40,6 @@ HINTS = {
     for names, hint in {
         "mode unique msort": _RANKS,
         "bmm addmm addmv baddbmm tensordot": _PRODUCT,
-        "cummax cummin": f"{_ALONG}; a running maximum of a short row is torch.maximum(x, "
-        "F.pad(x[:-k], (k, 0), value=-torch.inf)) for k = 1, 2, 4 and so on",
-        "logcumsumexp": "write torch.log(torch.exp(x - x.amax()).cumsum(-1)) + x.amax(), which is "
-        "-inf where all elements so far are 87 or more below the largest one",
         "fliplr flipud": "write x.flip(dim)",
         "conv1d avg_pool1d max_pool1d unfold": _WINDOWS,
         "dstack block_diag": _PARTS,

@@ -138,12 +138,26 @@ class Op(Enum):
     # scans: of each element and all before it; arg: the axis, or None where there is one axis
     CUMSUM = "cumsum"
     CUMPROD = "cumprod"
-    SUM_FROM_END = "sum_from_end"  # of each element and all behind it: derivatives are made of it
+    CUMMAX = "cummax"  # NaN if any is
+    CUMMIN = "cummin"  # NaN if any is
+    LOGCUMSUMEXP = "logcumsumexp"
+    # of each element and all behind it: derivatives are made of them, and scans of turned rows
+    SUM_FROM_END = "sum_from_end"
+    MAX_FROM_END = "max_from_end"
+    MIN_FROM_END = "min_from_end"
+    LOGSUMEXP_FROM_END = "logsumexp_from_end"
 
 
 MOVEMENTS = frozenset({Op.RESHAPE, Op.SLICE, Op.PERMUTE, Op.EXPAND, Op.CAT, Op.SHIFT})
 REDUCTIONS = frozenset({Op.SUM, Op.MEAN, Op.PROD, Op.MAX, Op.MIN, Op.ANY, Op.ALL})
-SCANS = frozenset({Op.CUMSUM, Op.CUMPROD, Op.SUM_FROM_END})
+# From each scan that has one to the same scan from the other end.
+TURNED = {
+    Op.CUMSUM: Op.SUM_FROM_END, Op.CUMMAX: Op.MAX_FROM_END, Op.CUMMIN: Op.MIN_FROM_END,
+    Op.LOGCUMSUMEXP: Op.LOGSUMEXP_FROM_END,
+}  # fmt: skip
+FROM_END = frozenset(TURNED.values())
+TURNED |= {turned: op for op, turned in TURNED.items()}
+SCANS = frozenset({Op.CUMPROD, *TURNED})
 # They need all elements of a row before any of their result.
 COLLECTIVES = REDUCTIONS | SCANS | {Op.KTHVALUE}
 COMMUTATIVE = frozenset(
@@ -467,5 +481,6 @@ INFER: dict[Op, Rule] = {
     **dict.fromkeys((Op.ANY, Op.ALL), _of(_reduction, *MASKS)),
     Op.KTHVALUE: _of(_kthvalue, torch.float32, torch.int32),
     **dict.fromkeys(SCANS, _of(_scan, *NUMBERS)),
+    **dict.fromkeys((Op.LOGCUMSUMEXP, Op.LOGSUMEXP_FROM_END), _of(_scan, *FLOATS)),
 }
 # fmt: on

@@ -28,7 +28,7 @@ from ..errors import ArgumentError
 from .dtypes import E8M0, FLOAT8, STORAGE
 from .formulas import formulas
 from .graph import Graph
-from .ops import COMPARISONS, MOVEMENTS, REDUCTIONS, SCANS, WIDE, Op
+from .ops import COMPARISONS, FROM_END, MOVEMENTS, REDUCTIONS, SCANS, TURNED, WIDE, Op
 from .philox import exponential_of, uniform_of, word_of, words
 
 Function = Callable[..., Tensor]
@@ -131,6 +131,15 @@ def _scan(function: Function) -> Function:
     return scan
 
 
+def _running(function: Function) -> Function:
+    return lambda x: function(x, -1).values
+
+
+def _turned(op: Op) -> Function:
+    """A scan from the end of a row."""
+    return lambda x: _FUNCTIONS[TURNED[op]](x.flip(-1)).flip(-1)
+
+
 def _kthvalue(x: Tensor, rank: Tensor) -> Tensor:
     """The element of a rank in a row; NaN of floats where there is none, and 0 of integers."""
     size = x.shape[-1]
@@ -222,8 +231,10 @@ _FUNCTIONS: dict[Op, Function] = {
     Op.ALL: partial(torch.all, dim=-1, keepdim=True),
     Op.CUMSUM: _scan(torch.cumsum),
     Op.CUMPROD: _scan(torch.cumprod),
-    Op.SUM_FROM_END: lambda x: _scan(torch.cumsum)(x.flip(-1)).flip(-1),
+    Op.CUMMAX: _running(torch.cummax), Op.CUMMIN: _running(torch.cummin),
+    Op.LOGCUMSUMEXP: lambda x: torch.logcumsumexp(x.double(), -1),
     Op.KTHVALUE: _kthvalue,
+    **{op: _turned(op) for op in FROM_END},
 }
 
 

@@ -29,6 +29,10 @@ SMALL = 8  # a statistic has at most 1 / SMALL of a row's elements
 # A rounded result may stand for itself where its error stays as it is, relative to each element.
 KEEPS_ERRORS = MOVEMENTS | {Op.MUL, Op.NEG, Op.CONVERT}
 EXACT = MOVEMENTS - {Op.CAT} | {Op.ABS, Op.NEG, Op.CAST, Op.CONVERT}  # the same bits in any kernel
+# They are compared with the elements that they were found among.
+EXTREMES = frozenset({
+    Op.MAX, Op.MIN, Op.KTHVALUE, Op.CUMMAX, Op.CUMMIN, Op.MAX_FROM_END, Op.MIN_FROM_END
+})  # fmt: skip
 BEGINS = COLLECTIVES | {Op.TAKE, Op.LOOKUP}
 
 
@@ -107,7 +111,7 @@ class _Cut:
             todo = [reader for reader in readers if reader.op in MOVEMENTS]
             readers = [*readers, *(r for each in todo for r in self.readers.get(each.id, ()))]
             is_compared = any(reader.op is Op.EQ for reader in readers)
-            if node.op in (Op.MAX, Op.MIN, Op.KTHVALUE) and is_compared:
+            if node.op in EXTREMES and is_compared:
                 operand = self.graph[node.inputs[0]]
                 while operand.op in EXACT:
                     operand = self.graph[operand.inputs[0]]

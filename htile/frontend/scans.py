@@ -1,4 +1,7 @@
-"""Scans: cumulative sums and products along an axis. One along a single element is that element."""
+"""Scans along an axis: cumulative sums, products, maxima and minima, and logcumsumexp.
+
+A scan along a single element is that element.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ from collections.abc import Callable
 import torch
 
 from ..errors import DtypeError
-from .functions import formulas
+from .factories import index
+from .functions import formulas, implements, where
 from .ops import Op
 from .promotion import BOOL, FLOAT, INT64, cast, convert
-from .shapes import axis_of
-from .tensor import Tensor, copy, fail, node
+from .ranks import INT32, Ranked
+from .shapes import axis_of, reshaped
+from .tensor import Deferred, Tensor, copy, fail, node
 
 
 def _scanned(op: Op, x: Tensor, axis: int) -> Tensor:
@@ -37,9 +42,43 @@ def _cumulative(op: Op) -> Callable:
     return function
 
 
+def _running(op: Op) -> Callable:
+    def function(input, dim):
+        axis = axis_of(input, dim)
+        is_mask = input._value.dtype is BOOL
+        x = convert(input, INT32) if is_mask else copy(input)
+        values = _scanned(op, x, axis)
+        places = Deferred(x, lambda: _places(x, values, axis))
+        return Ranked(values != 0 if is_mask else values, places)
+
+    return function
+
+
+def _places(x: Tensor, values: Tensor, axis: int) -> Tensor:
+    """The index of each running maximum or minimum: the last element so far that equals it."""
+    size = x._sizes[axis] if x.ndim else 1
+    if size == 1:
+        return convert(x, INT64) * 0
+    is_it = x == values
+    if x._value.dtype is FLOAT:
+        is_it = is_it | torch.isnan(x)
+    place = reshaped(convert(index(x._builder, size), INT32), (size, *(1,) * (-1 - axis)))
+    return convert(_scanned(Op.CUMMAX, where(is_it, place, 0), axis), INT64)
+
+
+@implements("logcumsumexp")
+def logcumsumexp(input, dim):
+    """log(exp(x).cumsum(dim)), from the largest element so far."""
+    return _scanned(Op.LOGCUMSUMEXP, convert(input, FLOAT), axis_of(input, dim))
+
+
 formulas({
     "cumsum": ("The sum of each element and all before it; int64 of integers and masks.",
         _cumulative(Op.CUMSUM)),
     "cumprod": ("The product of each element and all before it; int64 of integers and masks.",
         _cumulative(Op.CUMPROD)),
+    "cummax": ("(.values, .indices) of the largest of each element and all before it: the last one "
+        "of equal ones, and NaN from the first NaN on.", _running(Op.CUMMAX)),
+    "cummin": ("(.values, .indices) of the smallest of each element and all before it.",
+        _running(Op.CUMMIN)),
 })  # fmt: skip

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from torch.utils import _pytree as pytree
 
 from ..errors import GradientError
-from .adjoints import DERIVE, FLOAT, Masked, Step
+from .adjoints import DERIVE, FLOAT, Masked, Step, logarithms
 from .algebra import Algebra
 from .cumulative_products import CumulativeProduct
 from .custom import named_operands, spliced
@@ -220,10 +220,22 @@ def _of_products(a: Algebra, step: Step, t: int) -> int:
     return CumulativeProduct(a, step.operands[0], step.result, step.node.arg).tangent(t)
 
 
+def _of_logarithms(a: Algebra, step: Step, t: int) -> int:
+    """Of LOGCUMSUMEXP: the sum of tangents, each times exp(x - y), by the logarithms of terms."""
+    (x,), node = step.operands, step.node
+
+    def added(t: int) -> int:
+        upto = a.node(node.op, logarithms(a, t, x), arg=node.arg)
+        return a.node(Op.EXP, a.sub(upto, step.result))
+
+    return a.sub(added(t), added(a.neg(t)))
+
+
 MOVED = (Op.RESHAPE, Op.SLICE, Op.SHIFT, Op.PERMUTE, Op.EXPAND, Op.TAKE, Op.LOOKUP)
 PUSH: dict[Op, Rule] = {
     **dict.fromkeys((*MOVED, Op.SUM, Op.MEAN, Op.CUMSUM, Op.SUM_FROM_END), _as_it_is),
     **dict.fromkeys((Op.MAX, Op.MIN, Op.PROD, Op.KTHVALUE), _of_weights), Op.CUMPROD: _of_products,
+    **dict.fromkeys((Op.LOGCUMSUMEXP, Op.LOGSUMEXP_FROM_END), _of_logarithms),
 }
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from ..frontend.graph import Graph
-from ..frontend.ops import COLLECTIVES, SCANS, Op
+from ..frontend.ops import COLLECTIVES, SCANS, TURNED, Op
 from .patterns import strip, subtracted
 from .ranks import Chain, least_zero_bits
 
@@ -32,12 +32,14 @@ class Reduction:
     slots: how many places of the exchange buffer one exchange takes. A place has 64 bits if the
         exchange brings several results at once, and 32 or the bits of the result's type if not.
         A scan takes a place for each vector of a thread, which the plan decides.
+    from_end: of a scan, whether each element is combined with all behind it.
     """
 
     name: str
     combine: str
     identity: float
     slots: int = 1
+    from_end: bool = False
 
 
 ADD, MUL = "cute.ReductionOp.ADD", "cute.ReductionOp.MUL"
@@ -60,11 +62,22 @@ KTHVALUE = Reduction("kthvalue", ADD, inf)
 
 CUMSUM = Reduction("cumsum", ADD, 0.0, slots=0)
 CUMPROD = Reduction("cumprod", MUL, 1.0, slots=0)
-SUM_FROM_END = Reduction("sum_from_end", ADD, 0.0, slots=0)
+CUMMAX = Reduction("cummax", LARGER, -inf, slots=0)
+CUMMIN = Reduction("cummin", SMALLER, inf, slots=0)
+LOGCUMSUMEXP = Reduction("logcumsumexp", "LOGADD", -inf, slots=0)
+SCANNED: Mapping[Op, Reduction] = {
+    Op.CUMSUM: CUMSUM, Op.CUMPROD: CUMPROD, Op.CUMMAX: CUMMAX, Op.CUMMIN: CUMMIN,
+    Op.LOGCUMSUMEXP: LOGCUMSUMEXP,
+}  # fmt: skip
+SCANNED |= {
+    TURNED[op]: replace(each, name=TURNED[op].value, from_end=True)
+    for op, each in SCANNED.items()
+    if op in TURNED
+}
 
 OF_OP: Mapping[Op, Reduction] = {
     Op.SUM: SUM, Op.MEAN: MEAN, Op.PROD: PROD, Op.MAX: MAX, Op.MIN: MIN, Op.ANY: ANY, Op.ALL: ALL,
-    Op.CUMSUM: CUMSUM, Op.CUMPROD: CUMPROD, Op.SUM_FROM_END: SUM_FROM_END, Op.KTHVALUE: KTHVALUE,
+    Op.KTHVALUE: KTHVALUE, **SCANNED,
 }  # fmt: skip
 
 # A mean and the squares about it come of one exchange, except for rows of more than JOINT_N and
@@ -127,7 +140,7 @@ class Reduce:
     @property
     def is_scan(self) -> bool:
         """Whether its results are rows: they are scans."""
-        return self.parts[0].kind in (CUMSUM, CUMPROD, SUM_FROM_END)
+        return self.parts[0].kind in SCANNED.values()
 
     @property
     def is_by_rank(self) -> bool:

@@ -1,7 +1,8 @@
-"""Cumulative sums and products: what they are of every dtype and axis, and what is refused."""
+"""Scans, such as cumulative sums: what they are of every dtype and axis, and what is refused."""
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 import htile
 from htile.errors import DtypeError, ShapeError, UnsupportedError
@@ -43,6 +44,27 @@ FUNCTIONS = {
     "in parts": (lambda x: torch.cat(x.cumsum(-1).chunk(2)[::-1], -1), (F32, I32)),
     "the last": (lambda x: x.cumsum(-1)[-1], (F32, I32)),
     "the third": (lambda x: x.cumsum(-1)[2], (F32, I32)),
+    "cummax": (lambda x: x.cummax(-1).values, (F32, BF16, I32, I64)),
+    "its indices": (lambda x: torch.cummax(x, dim=-1)[1], (F32, BF16, I32, I64)),
+    "cummin": (lambda x: tuple(torch.cummin(x, 0)), (F32, F16, I32, BOOL)),
+    "cummax of masks": (lambda x: tuple(x.cummax(-1)), (BOOL,)),
+    "the last maximum": (lambda x: x.cummax(-1).values[-1] - x.cummin(-1).values[3], (F32, I32)),
+    "maxima of groups": (lambda x: tuple(x.view(4, -1).cummax(-1)), (F32, I32)),
+    "maxima over groups": (lambda x: tuple(x.view(4, -1).cummax(0)), (F32, I32)),
+    "maxima of what was joined": (
+        lambda x: torch.cat([x[8:], 2 * x[:8]]).cummax(-1).values.sum(), (F32, I32)
+    ),
+    "minima from the end": (lambda x: x.flip(-1).cummin(-1).values.flip(-1), (F32, I32)),
+    "maxima from the end": (lambda x: x.flip(-1).cummax(-1).values.flip(-1) - x, (F32, I32)),
+    "drawdown": (lambda x: (x.cummax(-1).values - x).amax(), (F32, I32)),
+    "logcumsumexp": (lambda x: x.logcumsumexp(-1), (F32, BF16, F16)),
+    "its third": (lambda x: torch.logcumsumexp(x, dim=0)[2], (F32,)),
+    "logarithms of groups": (lambda x: x.view(4, -1).logcumsumexp(-1), (F32,)),
+    "logarithms over groups": (lambda x: x.view(4, -1).logcumsumexp(0), (F32, BF16)),
+    "logarithms of what was joined": (
+        lambda x: torch.cat([x[8:], 90 * x[:8]]).logcumsumexp(-1).sum(), (F32,)
+    ),
+    "logarithms from the end": (lambda x: x.flip(-1).logcumsumexp(-1).flip(-1), (F32, BF16)),
     "a mask of them": (lambda x: torch.where(x.cumsum(-1) < 3, x, 0), (I32,)),
 }
 CASES = [(name, dtype) for name, (_, dtypes) in FUNCTIONS.items() for dtype in dtypes]
@@ -52,11 +74,12 @@ CASES = [(name, dtype) for name, (_, dtypes) in FUNCTIONS.items() for dtype in d
 @pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
 def test_what_they_are(name, dtype, n):
     f, x = htile.rowwise(FUNCTIONS[name][0]), rows(dtype, 3, n)
-    result = f(x)
-    assert_close(f, result, x)
+    results = f(x)
+    assert_close(f, results, x)
     if not dtype.is_floating_point:
-        expected = torch.vmap(FUNCTIONS[name][0])(x)
-        assert result.dtype == expected.dtype
+        expected = [pytree.tree_leaves(FUNCTIONS[name][0](each)) for each in x]
+        for result, *of_rows in zip(pytree.tree_leaves(results), *expected, strict=True):
+            assert result.dtype == of_rows[0].dtype and torch.equal(result, torch.stack(of_rows))
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16, F16])
@@ -77,8 +100,28 @@ def test_a_row_of_one(dtype):
 def test_nan_and_infinity():
     inf, nan = float("inf"), float("nan")
     x = torch.tensor([[1, inf, 2, -inf, 1], [nan, 1, 2, 3, 4], [1, 2, 3, 4, nan]])
-    f = htile.rowwise(lambda x: (x.cumsum(-1), x.cumprod(-1)))
+    f = htile.rowwise(
+        lambda x: (x.cumsum(-1), x.cumprod(-1), *x.cummax(-1), *x.cummin(-1), x.logcumsumexp(-1))
+    )
     assert_close(f, f(x), x)
+
+
+def test_running_maxima_of_equal_elements_nan_and_infinity():
+    """The index is that of the last of equal elements, and of the last NaN, as torch has it."""
+    inf, nan = float("inf"), float("nan")
+    x = torch.tensor(
+        [[2, 2, 1, 2, 3, 3.0], [-inf, -inf, 0, -0.0, inf, inf], [1, nan, 5, nan, inf, 0]]
+    )
+    f = htile.rowwise(lambda x: (*x.cummax(-1), *x.cummin(-1)))
+    for result, right in zip(f(x), (*x.cummax(-1), *x.cummin(-1)), strict=True):
+        assert torch.allclose(result, right, rtol=0, atol=0, equal_nan=True)
+
+
+def test_logarithms_of_sums_of_elements_that_are_far_apart():
+    """No exponential is 0 or infinite for the elements behind it, as with one maximum for all."""
+    x = torch.tensor([[-1e4, 0, 5, 1e4, -1e4], [-float("inf"), -1e38, -1e38, 1e38, 1e38]])
+    f = htile.rowwise(lambda x: x.logcumsumexp(-1))
+    torch.testing.assert_close(f(x).double(), x.double().logcumsumexp(-1), rtol=2**-23, atol=0)
 
 
 def test_a_scan_is_a_new_tensor():
@@ -102,7 +145,10 @@ def test_a_scan_is_a_new_tensor():
         (lambda x: x.cumsum(-1)[::2], UnsupportedError, "one of every 2 elements of a cumsum"),
         (lambda x: x.cumsum(-1)[100:], UnsupportedError, "pieces"),
         (lambda x: x.cumprod(-1)[70], UnsupportedError, r"write x\[:71\].prod\(\)"),
-        (lambda x: x.cummax(-1), UnsupportedError, "x.cumsum"),
+        (lambda x: x.cummax(-1).values[70], UnsupportedError, r"write x\[:71\].amax\(\)"),
+        (lambda x: x.logcumsumexp(-1)[70], UnsupportedError, r"write x\[:71\].logsumexp\(-1\)"),
+        (lambda x: x.logcumsumexp(-1)[-1], UnsupportedError, r"write x.logsumexp\(-1\)"),
+        (lambda x: x.flip(-1).cummin(-1)[0].flip(-1)[::2], UnsupportedError, "cummin from the end"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )

@@ -23,6 +23,7 @@ from tests.request_of import request_of
 APPROXIMATE = (
     Op.SQRT, Op.RSQRT, Op.EXP, Op.EXP2, Op.EXPM1, Op.LOG, Op.LOG2, Op.LOG10, Op.LOG1P, Op.SIN,
     Op.COS, Op.TANH, Op.SIGMOID, Op.ERF, Op.POW, Op.SUM, Op.MEAN, Op.PROD, Op.CUMSUM, Op.CUMPROD,
+    Op.LOGCUMSUMEXP, Op.LOGSUMEXP_FROM_END,
 )  # fmt: skip
 BATCHES = 3
 

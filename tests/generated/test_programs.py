@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from htile.build.arch import arch_named
 from htile.errors import UnsupportedError
 from htile.frontend.graph import Role
-from htile.frontend.ops import MOVEMENTS, Op
+from htile.frontend.ops import MOVEMENTS, SCANS, Op
 from htile.frontend.reference import evaluate
 from htile.frontend.roles import classify
 from htile.lower import choose, enumerate_plans
@@ -183,9 +183,10 @@ def share(condition) -> float:
 def test_shares():
     graphs = [kernel_of(seed).graph for seed in SEEDS]
     # test_movements.py has these, rows of any length LENGTH, test_matrices.py MATMUL. No kernel has
-    # STOP and CUSTOM. Only derivatives have SUM_FROM_END, and test_order_statistics.py KTHVALUE.
+    # STOP and CUSTOM. Only derivatives have SUM_FROM_END, test_order_statistics.py has KTHVALUE,
+    # and test_cumulative.py the other scans.
     elsewhere = MOVEMENTS - {Op.RESHAPE} | {Op.LOOKUP, Op.LENGTH, Op.STOP, Op.CUSTOM, Op.MATMUL}
-    elsewhere |= {Op.SUM_FROM_END, Op.KTHVALUE}
+    elsewhere |= SCANS - {Op.CUMSUM, Op.CUMPROD} | {Op.KTHVALUE}
     assert {node.op for graph in graphs for node in graph} == set(Op) - elsewhere
     sizes = [sum(node.op not in LEAVES for node in graph) for graph in graphs]
     assert statistics.median(sizes) >= 8

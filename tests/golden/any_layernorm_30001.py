@@ -45,7 +45,7 @@ def any_layernorm_kernel(
     for k in cutlass.range_constexpr(ctx.num_chunks):
         chunk = ctx.chunk(k)
         x = math.convert(chunk.read_row(tXrX).load(), Float32)
-        triple0 = chunk.accumulate(triple0, x)  # cases.py:130
+        triple0 = chunk.accumulate(triple0, x)  # cases.py:135
     prefetched0 = ctx.prefetch(1, mW, mB)
     mean0, moments0 = ctx.reduce_moments(triple0, slot=0)
 
@@ -58,14 +58,14 @@ def any_layernorm_kernel(
         x = math.convert(chunk.read_row(tXrX).load(), Float32)
         w = math.convert(tXrW.load(), Float32)
         b = math.convert(tXrB.load(), Float32)
-        sub0 = x - mean0  # cases.py:130
+        sub0 = x - mean0  # cases.py:135
         length0 = chunk.shape[1]
         convert0 = math.convert(length0, Float32)
-        div0 = math.div(sum0, convert0)  # cases.py:130
-        add0 = div0 + 1e-05  # cases.py:130
-        rsqrt0 = math.rsqrt(add0)  # cases.py:130
-        mul0 = sub0 * rsqrt0  # cases.py:130
-        add1 = math.fma(mul0, w, b)  # cases.py:130
+        div0 = math.div(sum0, convert0)  # cases.py:135
+        add0 = div0 + 1e-05  # cases.py:135
+        rsqrt0 = math.rsqrt(add0)  # cases.py:135
+        mul0 = sub0 * rsqrt0  # cases.py:135
+        add1 = math.fma(mul0, w, b)  # cases.py:135
         keptOut.put(chunk, add1)
     keptOut.store()
 

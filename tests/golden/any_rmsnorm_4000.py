@@ -39,19 +39,19 @@ def any_rmsnorm_kernel(
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # stage 1: sum
-    add0 = x + r  # cases.py:134
-    mul0 = math.product(add0, add0)  # cases.py:135
-    sum0 = ctx.row_reduce(mul0, cute.ReductionOp.ADD, slot=0)  # cases.py:135
+    add0 = x + r  # cases.py:139
+    mul0 = math.product(add0, add0)  # cases.py:140
+    sum0 = ctx.row_reduce(mul0, cute.ReductionOp.ADD, slot=0)  # cases.py:140
 
     # output
     w = math.convert(ctx.load_column(mW).load(), Float32)
-    length0 = ctx.shape[1]  # cases.py:135
-    convert0 = math.convert(length0, Float32)  # cases.py:135
-    div0 = math.div(sum0, convert0)  # cases.py:135
-    add1 = div0 + 1e-06  # cases.py:135
-    rsqrt0 = math.rsqrt(add1)  # cases.py:135
-    mul1 = add0 * rsqrt0  # cases.py:135
-    mul2 = mul1 * w  # cases.py:135
+    length0 = ctx.shape[1]  # cases.py:140
+    convert0 = math.convert(length0, Float32)  # cases.py:140
+    div0 = math.div(sum0, convert0)  # cases.py:140
+    add1 = div0 + 1e-06  # cases.py:140
+    rsqrt0 = math.rsqrt(add1)  # cases.py:140
+    mul1 = add0 * rsqrt0  # cases.py:140
+    mul2 = mul1 * w  # cases.py:140
     ElementwiseStorer(ctx).store(mOut0, mul2)
     ElementwiseStorer(ctx).store(mOut1, add0)
 

@@ -35,41 +35,41 @@ def products_backward_kernel(
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # stage 1: min
-    index0 = ctx.cols  # cases.py:246
-    eq0 = math.eq(x, 0.0)  # cases.py:246
-    where0 = math.where(eq0, index0, Int32(2147483647))  # cases.py:246
-    min0 = ctx.row_reduce(where0, cute.ReductionOp.MIN, slot=0)  # cases.py:246
+    index0 = ctx.cols  # cases.py:251
+    eq0 = math.eq(x, 0.0)  # cases.py:251
+    where0 = math.where(eq0, index0, Int32(2147483647))  # cases.py:251
+    min0 = ctx.row_reduce(where0, cute.ReductionOp.MIN, slot=0)  # cases.py:251
 
     # stage 2: min
-    maximum0 = math.maximum(min0, Int32(-1))  # cases.py:246
-    minimum0 = math.minimum(maximum0, Int32(1003))  # cases.py:246
-    eq1 = math.eq(ctx.offsets, ctx.offset_of(minimum0))  # cases.py:246
-    where1 = math.where(eq1, 1.0, x)  # cases.py:246
-    eq2 = math.eq(where1, 0.0)  # cases.py:246
-    where2 = math.where(eq2, index0, Int32(2147483647))  # cases.py:246
-    min1 = ctx.row_reduce(where2, cute.ReductionOp.MIN, slot=1)  # cases.py:246
+    maximum0 = math.maximum(min0, Int32(-1))  # cases.py:251
+    minimum0 = math.minimum(maximum0, Int32(1003))  # cases.py:251
+    eq1 = math.eq(ctx.offsets, ctx.offset_of(minimum0))  # cases.py:251
+    where1 = math.where(eq1, 1.0, x)  # cases.py:251
+    eq2 = math.eq(where1, 0.0)  # cases.py:251
+    where2 = math.where(eq2, index0, Int32(2147483647))  # cases.py:251
+    min1 = ctx.row_reduce(where2, cute.ReductionOp.MIN, slot=1)  # cases.py:251
 
     # stage 3: cumprod
-    cumprod0 = ctx.row_scan(where1, cute.ReductionOp.MUL, slot=2)  # cases.py:246
+    cumprod0 = ctx.row_scan(where1, cute.ReductionOp.MUL, slot=2)  # cases.py:251
 
     # stage 4: sum
-    lt0 = math.lt(ctx.offsets, ctx.offset_of(minimum0))  # cases.py:246
-    mul0 = d_out * cumprod0  # cases.py:246
-    maximum1 = math.maximum(min1, Int32(-1))  # cases.py:246
-    minimum1 = math.minimum(maximum1, Int32(1003))  # cases.py:246
-    lt1 = math.lt(ctx.offsets, ctx.offset_of(minimum1))  # cases.py:246
-    where3 = math.where(lt1, mul0, 0.0)  # cases.py:246
-    where4 = math.where(lt0, 0.0, where3)  # cases.py:246
-    sum0 = ctx.row_reduce(where4, cute.ReductionOp.ADD, slot=6)  # cases.py:246
+    lt0 = math.lt(ctx.offsets, ctx.offset_of(minimum0))  # cases.py:251
+    mul0 = d_out * cumprod0  # cases.py:251
+    maximum1 = math.maximum(min1, Int32(-1))  # cases.py:251
+    minimum1 = math.minimum(maximum1, Int32(1003))  # cases.py:251
+    lt1 = math.lt(ctx.offsets, ctx.offset_of(minimum1))  # cases.py:251
+    where3 = math.where(lt1, mul0, 0.0)  # cases.py:251
+    where4 = math.where(lt0, 0.0, where3)  # cases.py:251
+    sum0 = ctx.row_reduce(where4, cute.ReductionOp.ADD, slot=6)  # cases.py:251
 
     # stage 5: sum_from_end
-    where5 = math.where(lt0, mul0, 0.0)  # cases.py:246
+    where5 = math.where(lt0, mul0, 0.0)  # cases.py:251
     sum_from_end0 = ctx.row_scan(where5, cute.ReductionOp.ADD, slot=7, from_end=True)
 
     # output
-    where6 = math.where(eq1, sum0, 0.0)  # cases.py:246
-    div0 = math.div(sum_from_end0, x)  # cases.py:246
-    where7 = math.where(lt0, div0, where6)  # cases.py:246
+    where6 = math.where(eq1, sum0, 0.0)  # cases.py:251
+    div0 = math.div(sum_from_end0, x)  # cases.py:251
+    where7 = math.where(lt0, div0, where6)  # cases.py:251
     ElementwiseStorer(ctx).store(mDX, where7)
 
 

@@ -77,50 +77,50 @@ def scan_groups_kernel(
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # stage 1: max
-    maximum0 = math.maximum(x0, x1)  # cases.py:110
-    maximum1 = math.maximum(x2, x3)  # cases.py:110
-    maximum2 = math.maximum(x4, x5)  # cases.py:110
-    maximum3 = math.maximum(x6, x7)  # cases.py:110
-    maximum4 = math.maximum(maximum0, maximum1)  # cases.py:110
-    maximum5 = math.maximum(maximum2, maximum3)  # cases.py:110
-    maximum6 = math.maximum(maximum4, maximum5)  # cases.py:110
-    max0 = ctx.row_reduce(maximum6, cute.ReductionOp.MAX, slot=0)  # cases.py:110
+    maximum0 = math.maximum(x0, x1)  # cases.py:114
+    maximum1 = math.maximum(x2, x3)  # cases.py:114
+    maximum2 = math.maximum(x4, x5)  # cases.py:114
+    maximum3 = math.maximum(x6, x7)  # cases.py:114
+    maximum4 = math.maximum(maximum0, maximum1)  # cases.py:114
+    maximum5 = math.maximum(maximum2, maximum3)  # cases.py:114
+    maximum6 = math.maximum(maximum4, maximum5)  # cases.py:114
+    max0 = ctx.row_reduce(maximum6, cute.ReductionOp.MAX, slot=0)  # cases.py:114
 
     # stage 2: sum
-    sub0 = x0 - max0  # cases.py:110
-    exp0 = math.exp(sub0)  # cases.py:110
-    sub1 = x1 - max0  # cases.py:110
-    exp1 = math.exp(sub1)  # cases.py:110
-    sub2 = x2 - max0  # cases.py:110
-    exp2 = math.exp(sub2)  # cases.py:110
-    sub3 = x3 - max0  # cases.py:110
-    exp3 = math.exp(sub3)  # cases.py:110
-    sub4 = x4 - max0  # cases.py:110
-    exp4 = math.exp(sub4)  # cases.py:110
-    sub5 = x5 - max0  # cases.py:110
-    exp5 = math.exp(sub5)  # cases.py:110
-    sub6 = x6 - max0  # cases.py:110
-    exp6 = math.exp(sub6)  # cases.py:110
-    sub7 = x7 - max0  # cases.py:110
-    exp7 = math.exp(sub7)  # cases.py:110
-    add0 = exp0 + exp1  # cases.py:110
-    add1 = exp2 + exp3  # cases.py:110
-    add2 = exp4 + exp5  # cases.py:110
-    add3 = exp6 + exp7  # cases.py:110
-    add4 = add0 + add1  # cases.py:110
-    add5 = add2 + add3  # cases.py:110
-    add6 = add4 + add5  # cases.py:110
-    sum0 = ctx.row_reduce(add6, cute.ReductionOp.ADD, slot=1)  # cases.py:110
+    sub0 = x0 - max0  # cases.py:114
+    exp0 = math.exp(sub0)  # cases.py:114
+    sub1 = x1 - max0  # cases.py:114
+    exp1 = math.exp(sub1)  # cases.py:114
+    sub2 = x2 - max0  # cases.py:114
+    exp2 = math.exp(sub2)  # cases.py:114
+    sub3 = x3 - max0  # cases.py:114
+    exp3 = math.exp(sub3)  # cases.py:114
+    sub4 = x4 - max0  # cases.py:114
+    exp4 = math.exp(sub4)  # cases.py:114
+    sub5 = x5 - max0  # cases.py:114
+    exp5 = math.exp(sub5)  # cases.py:114
+    sub6 = x6 - max0  # cases.py:114
+    exp6 = math.exp(sub6)  # cases.py:114
+    sub7 = x7 - max0  # cases.py:114
+    exp7 = math.exp(sub7)  # cases.py:114
+    add0 = exp0 + exp1  # cases.py:114
+    add1 = exp2 + exp3  # cases.py:114
+    add2 = exp4 + exp5  # cases.py:114
+    add3 = exp6 + exp7  # cases.py:114
+    add4 = add0 + add1  # cases.py:114
+    add5 = add2 + add3  # cases.py:114
+    add6 = add4 + add5  # cases.py:114
+    sum0 = ctx.row_reduce(add6, cute.ReductionOp.ADD, slot=1)  # cases.py:114
 
     # stage 3: sum, sum, sum, sum, sum, sum, sum, sum
-    div0 = math.div(exp0, sum0)  # cases.py:110
-    div1 = math.div(exp1, sum0)  # cases.py:110
-    div2 = math.div(exp2, sum0)  # cases.py:110
-    div3 = math.div(exp3, sum0)  # cases.py:110
-    div4 = math.div(exp4, sum0)  # cases.py:110
-    div5 = math.div(exp5, sum0)  # cases.py:110
-    div6 = math.div(exp6, sum0)  # cases.py:110
-    div7 = math.div(exp7, sum0)  # cases.py:110
+    div0 = math.div(exp0, sum0)  # cases.py:114
+    div1 = math.div(exp1, sum0)  # cases.py:114
+    div2 = math.div(exp2, sum0)  # cases.py:114
+    div3 = math.div(exp3, sum0)  # cases.py:114
+    div4 = math.div(exp4, sum0)  # cases.py:114
+    div5 = math.div(exp5, sum0)  # cases.py:114
+    div6 = math.div(exp6, sum0)  # cases.py:114
+    div7 = math.div(exp7, sum0)  # cases.py:114
     sum1, sum2, sum3, sum4, sum5, sum6, sum7, sum8 = ctx.row_reduce(
         (div0, div1, div2, div3, div4, div5, div6, div7),
         (
@@ -134,7 +134,7 @@ def scan_groups_kernel(
             cute.ReductionOp.ADD,
         ),
         slot=2,
-    )  # cases.py:111
+    )  # cases.py:115
 
     # stage 4: cumsum, cumsum, cumsum, cumsum, cumsum, cumsum, cumsum, cumsum
     cumsum0, cumsum1, cumsum2, cumsum3, cumsum4, cumsum5, cumsum6, cumsum7 = ctx.row_scan(
@@ -150,7 +150,7 @@ def scan_groups_kernel(
             cute.ReductionOp.ADD,
         ),
         slot=10,
-    )  # cases.py:111
+    )  # cases.py:115
 
     # output
     ElementwiseStorer(ctx).store(mOut0_0, cumsum0)
@@ -161,30 +161,30 @@ def scan_groups_kernel(
     ElementwiseStorer(ctx).store(mOut0_5, cumsum5)
     ElementwiseStorer(ctx).store(mOut0_6, cumsum6)
     ElementwiseStorer(ctx).store(mOut0_7, cumsum7)
-    add7 = sum1 + sum2  # cases.py:111
-    add8 = add7 + sum3  # cases.py:111
-    add9 = add8 + sum4  # cases.py:111
-    add10 = add9 + sum5  # cases.py:111
-    add11 = add10 + sum6  # cases.py:111
-    add12 = add11 + sum7  # cases.py:111
-    add13 = add12 + sum8  # cases.py:111
+    add7 = sum1 + sum2  # cases.py:115
+    add8 = add7 + sum3  # cases.py:115
+    add9 = add8 + sum4  # cases.py:115
+    add10 = add9 + sum5  # cases.py:115
+    add11 = add10 + sum6  # cases.py:115
+    add12 = add11 + sum7  # cases.py:115
+    add13 = add12 + sum8  # cases.py:115
     ctx.store_row_values(
         mOut1_0, (0, 1, 2, 3, 4, 5, 6, 7), (sum1, add7, add8, add9, add10, add11, add12, add13)
     )
     ElementwiseStorer(ctx).store(mOut2_0, div0)
-    add14 = div0 + div1  # cases.py:111
+    add14 = div0 + div1  # cases.py:115
     ElementwiseStorer(ctx).store(mOut2_1, add14)
-    add15 = add14 + div2  # cases.py:111
+    add15 = add14 + div2  # cases.py:115
     ElementwiseStorer(ctx).store(mOut2_2, add15)
-    add16 = add15 + div3  # cases.py:111
+    add16 = add15 + div3  # cases.py:115
     ElementwiseStorer(ctx).store(mOut2_3, add16)
-    add17 = add16 + div4  # cases.py:111
+    add17 = add16 + div4  # cases.py:115
     ElementwiseStorer(ctx).store(mOut2_4, add17)
-    add18 = add17 + div5  # cases.py:111
+    add18 = add17 + div5  # cases.py:115
     ElementwiseStorer(ctx).store(mOut2_5, add18)
-    add19 = add18 + div6  # cases.py:111
+    add19 = add18 + div6  # cases.py:115
     ElementwiseStorer(ctx).store(mOut2_6, add19)
-    add20 = add19 + div7  # cases.py:111
+    add20 = add19 + div7  # cases.py:115
     ElementwiseStorer(ctx).store(mOut2_7, add20)
 
 

@@ -39,16 +39,16 @@ def scan_inverse_kernel(
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # stage 1: sum
-    sum0 = ctx.row_reduce(weights, cute.ReductionOp.ADD, slot=0)  # cases.py:106
+    sum0 = ctx.row_reduce(weights, cute.ReductionOp.ADD, slot=0)  # cases.py:110
 
     # stage 2: cumsum
-    cumsum0 = ctx.row_scan(weights, cute.ReductionOp.ADD, slot=1)  # cases.py:105
+    cumsum0 = ctx.row_scan(weights, cute.ReductionOp.ADD, slot=1)  # cases.py:109
 
     # stage 3: sum
-    mul0 = share * sum0  # cases.py:106
-    le0 = math.le(cumsum0, mul0)  # cases.py:106
-    convert0 = math.convert(le0, Int64)  # cases.py:106
-    sum1 = ctx.row_reduce(convert0, cute.ReductionOp.ADD, slot=5)  # cases.py:106
+    mul0 = share * sum0  # cases.py:110
+    le0 = math.le(cumsum0, mul0)  # cases.py:110
+    convert0 = math.convert(le0, Int64)  # cases.py:110
+    sum1 = ctx.row_reduce(convert0, cute.ReductionOp.ADD, slot=5)  # cases.py:110
 
     # output
     ctx.store_row_value(mOut, sum1)

@@ -29,7 +29,7 @@ def sums_backward_kernel(mDOut: cute.Tensor, mDX: cute.Tensor, tiled_copy: cute.
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # stage 1: sum_from_end
-    sum_from_end0 = ctx.row_scan(d_out, cute.ReductionOp.ADD, slot=0, from_end=True)  # cases.py:242
+    sum_from_end0 = ctx.row_scan(d_out, cute.ReductionOp.ADD, slot=0, from_end=True)  # cases.py:247
 
     # output
     ElementwiseStorer(ctx).store(mDX, sum_from_end0)

@@ -27,6 +27,7 @@ SEEDS = range(60)
 # two. The plans of these have every number of threads that there is.
 PLANNED = ((7, F32), (96, F32), (256, BF16), (1003, F32), (4096, I32), (6144, F32), (8192, BF16))
 DIVIDED = ((16384, F32), (20001, BF16), (65536, I32))
+OF_LOGARITHMS = ((96, F32), (1003, F32), (8192, BF16), (20001, BF16))
 
 
 @htile.rowwise
@@ -37,6 +38,16 @@ def summed(x):
 @htile.rowwise
 def multiplied(x):
     return x.cumprod(-1)
+
+
+@htile.rowwise
+def running(x):
+    return *x.cummax(-1), *x.cummin(-1)
+
+
+@htile.rowwise
+def logarithms(x):
+    return x.logcumsumexp(-1), x.flip(-1).logcumsumexp(-1).flip(-1)
 
 
 @htile.rowwise
@@ -88,12 +99,21 @@ def shares(m, device="cpu"):
     return (torch.arange(m, device=device) % 32 + 0.5) / 32
 
 
-def planned(n, dtype, arch):
+def planned(f, n, dtype, arch):
     """The function with one plan for each way that a row is divided."""
-    kernel = summed.inspect(rows(ROWS, n, dtype), arch=arch)
+    kernel = f.inspect(rows(ROWS, n, dtype), arch=arch)
     plans = enumerate_plans(kernel.graph, kernel.plan.target)
     ways = {plan.numerics: plan for plan in plans}
-    return [summed.with_plan(**plan.properties()) for plan in ways.values()]
+    return [f.with_plan(**plan.properties()) for plan in ways.values()]
+
+
+def spread(m, n, dtype, device="meta"):
+    """Rows of elements that are equal, near and far apart, some of them infinite."""
+    x = torch.randn(m, n, device=device) * 30
+    x[1] = torch.round(x[1] / 30)
+    x[2] = torch.where(x[2] < 0, -torch.inf, x[2])
+    x[3] = -100.0 + torch.arange(n, device=device) * (200 / n)
+    return x.to(dtype)
 
 
 def random_case(number, device="meta", filled=False):
@@ -107,6 +127,15 @@ def jobs(arch):
             for f, x in ((summed, rows(ROWS, n, dtype)), (multiplied, factors(ROWS, n, dtype))):
                 if is_held(f, x, arch):
                     yield job(f, (x,), arch)
+    for dtype in (F32, BF16):
+        for n in SIZES + LONG:
+            for f in (running, logarithms):
+                if is_held(f, spread(ROWS, n, dtype), arch):
+                    yield job(f, (spread(ROWS, n, dtype),), arch)
+    for n, dtype in OF_LOGARITHMS:
+        x = spread(ROWS, n, dtype)
+        for f in planned(logarithms, n, dtype, arch) if is_held(logarithms, x, arch) else ():
+            yield job(f, (x,), arch)
     for n in (7, 64, 1003, 4096, 8192):
         yield job(several, (positive(ROWS, n),), arch)
         for dtype in (F32, BF16):
@@ -118,7 +147,7 @@ def jobs(arch):
         yield job(grouped, (rows(ROWS, n, F32),), arch)
     for n, dtype in PLANNED + DIVIDED:
         x = rows(ROWS, n, dtype)
-        for f in planned(n, dtype, arch) if is_held(summed, x, arch) else ():
+        for f in planned(summed, n, dtype, arch) if is_held(summed, x, arch) else ():
             yield job(f, (x,), arch)
     for number in SEEDS:
         try:
@@ -172,6 +201,59 @@ def test_products(dtype, n, device, arch):
     assert ((result.double() / x.double().cumprod(-1) - 1).abs() <= bound).all()
 
 
+@pytest.mark.parametrize("n", SIZES + LONG)
+@pytest.mark.parametrize("dtype", (F32, BF16), ids=short)
+def test_running_maxima_and_minima(dtype, n, device, arch):
+    """With their indices, which are those of the last of equal elements; and NaN."""
+    seed("running", dtype, n)
+    x = spread(ROWS, n, dtype, device)
+    if not is_held(running, x, arch):
+        with pytest.raises(UnsupportedError, match="does not hold them in registers"):
+            running(x)
+        return
+    x[4, n // 2] = torch.nan
+    right = (*x.cummax(-1), *x.cummin(-1))
+    for result, exact in zip(run(running, x), right, strict=True):
+        assert result.dtype is exact.dtype
+        assert torch.allclose(result, exact, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("n", SIZES + LONG)
+@pytest.mark.parametrize("dtype", (F32, BF16), ids=short)
+def test_logarithms_of_cumulative_sums(dtype, n, device, arch):
+    seed("logarithms", dtype, n)
+    x = spread(ROWS, n, dtype, device)
+    if not is_held(logarithms, x, arch):
+        with pytest.raises(UnsupportedError, match="does not hold them in registers"):
+            logarithms(x)
+        return
+    x[4, n // 2] = torch.nan
+    assert_logarithms(run(logarithms, x), x)
+
+
+def assert_logarithms(results, x):
+    """Assert that they are right to some ulp of the results or of 1."""
+    exact = x.double().logcumsumexp(-1), x.double().flip(-1).logcumsumexp(-1).flip(-1)
+    tolerance = 40 * 2.0**-24 + (0 if x.dtype is F32 else 2.0**-8)
+    for result, right in zip(results, exact, strict=True):
+        kind = {"rtol": tolerance, "atol": tolerance, "equal_nan": True}
+        torch.testing.assert_close(result.double(), right, **kind)
+
+
+@pytest.mark.parametrize(("n", "dtype"), OF_LOGARITHMS, ids=short)
+def test_every_way_that_a_row_of_logarithms_is_divided(n, dtype, device, arch):
+    seed("ways of logarithms", n, dtype)
+    x = spread(ROWS, n, dtype, device)
+    if not is_held(logarithms, x, arch):
+        with pytest.raises(UnsupportedError, match="does not hold them in registers"):
+            logarithms(x)
+        return
+    functions = planned(logarithms, n, dtype, arch)
+    assert len(functions) > 1
+    for f in functions:
+        assert_logarithms(run(f, x), x)
+
+
 @pytest.mark.parametrize(("n", "dtype"), PLANNED + DIVIDED, ids=short)
 def test_every_way_that_a_row_is_divided(n, dtype, device, arch):
     seed("plans", n, dtype)
@@ -181,7 +263,7 @@ def test_every_way_that_a_row_is_divided(n, dtype, device, arch):
             summed(x)
         return
     errors = float32_errors(summed, rows(64, n, dtype, device))
-    functions = planned(n, dtype, arch)
+    functions = planned(summed, n, dtype, arch)
     assert len(functions) > (3 if arch_named(arch).max_cluster > 1 else 1)
     for f in functions:
         result = run(f, x)

@@ -101,6 +101,10 @@ def scan_products(x):
     return (x > 0).cumsum(-1, dtype=torch.int32), x.cumprod(-1)
 
 
+def scan_extremes(x):
+    return x.cummax(-1).indices, x.flip(-1).logcumsumexp(-1).flip(-1)
+
+
 def scan_inverse(weights, share: htile.PerRow):
     up_to = weights.cumsum(-1)
     return (up_to <= share * weights.sum()).sum()
@@ -111,7 +115,8 @@ def scan_groups(x):
     return groups.cumsum(-1), groups.sum(-1).cumsum(-1), groups.cumsum(0)
 
 
-SCANS = {f.__name__: f for f in (scan_alone, scan_products, scan_inverse, scan_groups)}
+OF_SCANS = scan_alone, scan_products, scan_extremes, scan_inverse, scan_groups
+SCANS = {f.__name__: f for f in OF_SCANS}
 
 
 def scan_kernel(name, n, dtype=F32, arch="sm_90a", **plan):

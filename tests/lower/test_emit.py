@@ -43,7 +43,9 @@ OVER_ROWS = [("rmsnorm_backward", 4096), ("layernorm_backward", 1003)]
 OF_PRODUCTS = [("product_swiglu", 4096), ("product_nll", 1003), ("product_project", 512)]
 OF_PRODUCTS += [("warp_product_swiglu", 4096), ("warp_product_project", 512)]  # without wgmma
 OF_PRODUCTS += [("product_softmax", 104)]  # whose rows are reduced in the tile
-OF_SCANS = [("scan_products", 1003), ("scan_inverse", 32768), ("scan_groups", 4096)]
+OF_SCANS = [
+    ("scan_products", 1003), ("scan_extremes", 1003), ("scan_inverse", 32768), ("scan_groups", 4096)
+]  # fmt: skip
 OF_SCANS_BACK = [("sums", 4096), ("products", 1003)]
 
 

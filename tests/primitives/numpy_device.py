@@ -20,6 +20,7 @@ from htile.compute import (
     exchange,
     exponents,
     keys,
+    log_add,
     logarithms,
     mean,
     moments,
@@ -36,8 +37,9 @@ from htile.compute import math as functions
 from htile.copy import layout
 
 MODULES = (
-    accumulate, bits, conversion, division, exchange, exponents, functions, keys, logarithms,
-    mean, moments, near, operands, powers, products, random, ranks, reduce, scan, layout,
+    accumulate, bits, conversion, division, exchange, exponents, functions, keys, log_add,
+    logarithms, mean, moments, near, operands, powers, products, random, ranks, reduce, scan,
+    layout,
 )  # fmt: skip
 TINY = np.float32(2.0**-126)
 
@@ -486,8 +488,8 @@ class Device:
                 vote_all_sync=self._vote,
                 vote_ballot_sync=self._ballot,
                 rcp_approx=_applied(rcp_approx),
-                fmin=_applied(np.fmin),
-                fmax=_applied(np.fmax),
+                fmax=lambda a, b, nan=False: apply(np.maximum if nan else np.fmax, a, b),
+                fmin=lambda a, b, nan=False: apply(np.minimum if nan else np.fmin, a, b),
             ),
             math=types.SimpleNamespace(
                 absf=_applied(np.abs),

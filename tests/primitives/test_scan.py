@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from cutlass import Float32, Int32, Int64
 
-from htile.compute.reduce import ADD, MAX, MUL
+from htile.compute.log_add import LOGADD
+from htile.compute.mean import MEAN
+from htile.compute.reduce import ADD, MAX, MIN, MUL
 from htile.compute.scan import row_scan
 from htile.config import ElementwiseTileConfig
 from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer, GlobalToRegLoader
@@ -29,6 +31,7 @@ LAYOUTS = [
       for shares in (2, 4, 16)),
 ]  # fmt: skip
 SCANS = {ADD: np.cumsum, MUL: np.cumprod}
+EXTREMES = {MAX: np.maximum.accumulate, MIN: np.minimum.accumulate}
 
 
 def names(layout):
@@ -71,6 +74,49 @@ def test_scans_of_integers_are_exact(dtype, op, layout, monkeypatch):
     x = drawn(layout, dtype, op)
     expected = SCANS[op](x, axis=1, dtype=dtype)
     assert np.array_equal(scanned(x, op, layout, monkeypatch), expected)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=names)
+@pytest.mark.parametrize("op", EXTREMES, ids=("maximum", "minimum"))
+@pytest.mark.parametrize("from_end", [False, True])
+def test_running_extremes_are_exact(from_end, op, layout, monkeypatch):
+    """Also where an element is NaN, from which on all are, or infinite."""
+    for dtype in (np.int32, np.int64, np.float32):
+        x = drawn(layout, dtype, ADD)
+        if dtype is np.float32:
+            x[:, x.shape[1] // 3], x[0, x.shape[1] * 2 // 3] = -np.inf, np.nan
+        along = x[:, ::-1] if from_end else x
+        expected = EXTREMES[op](along, axis=1)
+        expected = expected[:, ::-1] if from_end else expected
+        found = scanned(x, op, layout, monkeypatch, from_end)
+        assert found.dtype == dtype
+        assert np.array_equal(found, expected, equal_nan=dtype is np.float32)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=names)
+@pytest.mark.parametrize("from_end", [False, True])
+def test_scans_of_logarithms(from_end, layout, monkeypatch):
+    """As exact as one after the other, or more so, however far apart the elements are."""
+    for size in (1, 100):
+        x = drawn(layout, np.float32, ADD) * np.float32(size)
+        along = (x[:, ::-1] if from_end else x).astype(np.float64)
+        expected = np.logaddexp.accumulate(along, axis=1)
+        expected = expected[:, ::-1] if from_end else expected
+        found = scanned(x, LOGADD, layout, monkeypatch, from_end)
+        assert found.dtype == np.float32
+        assert (abs(found - expected) <= 2.0**-24 * 40 * np.maximum(abs(expected), 1)).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=names)
+def test_scans_of_infinite_logarithms(layout, monkeypatch):
+    x = drawn(layout, np.float32, ADD)
+    x[0, : x.shape[1] // 2], x[0, x.shape[1] * 3 // 4 :] = -np.inf, np.inf
+    expected = np.logaddexp.accumulate(x.astype(np.float64), axis=1)
+    found = scanned(x, LOGADD, layout, monkeypatch)
+    assert np.allclose(found, expected, rtol=1e-5, atol=1e-5) and not np.isnan(found).any()
+    x[0, x.shape[1] // 4] = np.nan
+    is_nan = np.isnan(scanned(x, LOGADD, layout, monkeypatch)[0])
+    assert np.array_equal(is_nan, np.arange(x.shape[1]) >= x.shape[1] // 4)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=names)
@@ -178,14 +224,18 @@ def test_scans_compile_without_a_stack(dtype, arch):
         every += [{"cluster_n": 4}, {"cluster_n": 16, "threads_per_row": 160}]
     for options in every:
         N = 4096 if options["cluster_n"] > 1 else 12 * options.get("threads_per_row", 128)
-        for op, from_end in ((ADD, False), (MUL, False), (ADD, True)):
+        ops = [(ADD, False), (MUL, False), (ADD, True), (MAX, False), (MIN, True)]
+        ops += [(LOGADD, False), (LOGADD, True)] if dtype is Float32 else []
+        for op, from_end in ops:
             scan = compile_scan(dtype, N, op, arch, from_end=from_end, **options)
             assert stack_frame(scan.__cubin__) == 0
 
 
 def test_what_no_scan_takes():
-    with pytest.raises(ValueError, match="row_scan takes ADD and MUL"):
-        compile_scan(Float32, 128, MAX)
+    with pytest.raises(ValueError, match="row_scan takes ADD, MUL, MAX, MIN and LOGADD, not"):
+        compile_scan(Float32, 128, MEAN)
+    with pytest.raises(ValueError, match="row_scan takes LOGADD of Float32, not of Int32"):
+        compile_scan(Int32, 128, LOGADD)
     with pytest.raises(ValueError, match="raise `stage`"):
         compile_scan(Float32, 4096, stage=1, threads_per_row=128, cluster_n=1)
     with pytest.raises(ValueError, match="each of its shares takes a CTA"):

@@ -13,7 +13,7 @@ import torch
 from ...frontend.graph import Graph
 from ...frontend.ops import Op
 from ..patterns import Function
-from ..reductions import CUMPROD, CUMSUM, KTHVALUE, MOMENTS, SOFTMAX, SUM_FROM_END, Part
+from ..reductions import KTHVALUE, MOMENTS, SCANNED, SOFTMAX, Part
 from ..steps import Compute
 
 LEAVES = frozenset({Op.INPUT, Op.CONST})
@@ -46,7 +46,10 @@ SELDOM = {Op.SIN: 76, Op.COS: 76}
 SHARED_DIVISOR_COSTS = {Function.EXACT: (3, 0), Function.NEAR: (2, 0)}
 # Instructions for an element; other parts take one. A scan takes more for each vector, and an
 # element by its rank for each bit (`counting_cost`).
-PART_COSTS = {SOFTMAX: 6, MOMENTS: 6, CUMSUM: 2, CUMPROD: 2, SUM_FROM_END: 2, KTHVALUE: 0}
+PART_COSTS = {
+    SOFTMAX: 6, MOMENTS: 6, **dict.fromkeys(SCANNED.values(), 2), KTHVALUE: 0,
+    SCANNED[Op.LOGCUMSUMEXP]: 30, SCANNED[Op.LOGSUMEXP_FROM_END]: 30,
+}  # fmt: skip
 SCAN_COSTS = 18  # instructions of a scan for each vector of a thread, and each word of an element
 COUNTED = 2  # to count an element that is less than a number, for each bit that is looked for
 OF_ROUND = 16  # instructions of a thread for what each bit takes beside, and each result

@@ -71,6 +71,7 @@ def _imports(text: str) -> list[str]:
         f"from cutlass import {', '.join(types)}",
         "",
         *(["from htile.compute import math"] if "math." in text else []),
+        *(["from htile.compute.log_add import LOGADD"] if re.search(r"\bLOGADD\b", text) else []),
         *(["from htile.compute.mean import MEAN"] if re.search(r"\bMEAN\b", text) else []),
         *(["from htile.compute.parts import OverRows, Parts"] if "OverRows." in text else []),
         "from htile.config import ElementwiseTileConfig",

@@ -35,7 +35,8 @@ RESERVED = frozenset(
         *("as_row_values", "as_rows", "expand", "lead", "table_of", "view_of"),
         *(f"m{k}" for k in range(64)),
         *("blocks", "chunk", "cuda", "cute", "cutlass", "fake_arguments", "k", "loader", "m"),
-        *("make_fake_tensor", "math", "MEAN", "pred", "range", "s", "stream", "tiled_copy"),
+        *("LOGADD", "make_fake_tensor", "math", "MEAN", "pred", "range", "s", "stream"),
+        "tiled_copy",
     }
 )
 

@@ -11,7 +11,7 @@ from ...frontend.graph import Input, Output, Role
 from ...frontend.ops import Op
 from ..patterns import strip
 from ..ranks import Chain
-from ..reductions import MEAN, MOMENTS, SOFTMAX, SUM_FROM_END, Part, Reduce
+from ..reductions import MEAN, MOMENTS, SOFTMAX, Part, Reduce
 from ..steps import ChunkLoop, Compute, Fence, Home, Load, Reload, Step, Store
 from ..vectors import WARP
 from .expressions import (
@@ -249,7 +249,7 @@ def reduce_held(names: Names, step: Reduce) -> list[str]:
         results = ", ".join(names.values[id] for part in alone for id in part.results)
         values = ", ".join(reduced(names, graph[p.results[0]].inputs[0]) for p in alone)
         ops = ", ".join(part.kind.combine for part in alone)
-        from_end = [part.kind is SUM_FROM_END for part in alone]
+        from_end = [part.kind.from_end for part in alone]
         if len(alone) > 1:
             values, ops = f"({values})", f"({ops})"
         args, verb = [values, ops, f"slot={slot}"], "row_scan" if step.is_scan else "row_reduce"

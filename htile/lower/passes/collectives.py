@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from math import gcd, prod
+from math import gcd, inf, prod
 
 from ...errors import UnsupportedError
 from ...frontend.graph import Node
-from ...frontend.ops import Op
+from ...frontend.ops import FROM_END, TURNED, Op
 from .axes import Axis, Index, Refine, Ungrouped, Wanted, axes_of, moved_along
 from .placed import Placed
 
@@ -22,13 +22,24 @@ COMBINE = {
     Op.SUM: Op.ADD, Op.MEAN: Op.ADD, Op.PROD: Op.MUL, Op.MAX: Op.MAXIMUM, Op.MIN: Op.MINIMUM,
     Op.ANY: Op.OR, Op.ALL: Op.AND,
 }  # fmt: skip
-# What the last element of a scan is, or the first one of a scan from the end.
-TOTAL = {Op.CUMSUM: Op.SUM, Op.CUMPROD: Op.PROD, Op.SUM_FROM_END: Op.SUM}
+# What the last element of a scan is, or the first one of a scan from the end; that of the others
+# is a logsumexp.
+TOTAL = {
+    Op.CUMSUM: Op.SUM, Op.CUMPROD: Op.PROD, Op.CUMMAX: Op.MAX, Op.CUMMIN: Op.MIN,
+    Op.SUM_FROM_END: Op.SUM, Op.MAX_FROM_END: Op.MAX, Op.MIN_FROM_END: Op.MIN,
+}  # fmt: skip
+METHODS = {Op.MAX: "amax", Op.MIN: "amin"}  # of a tensor, where they are not called as the op is
 
 
 def _told(op: Op) -> str:
     """How a scan is called where a user reads it."""
-    return "cumulative sum from the end" if op is Op.SUM_FROM_END else op.value
+    return f"{TURNED[op].value} from the end" if op in FROM_END else op.value
+
+
+def _told_total(op: Op) -> str:
+    """How the last element of a scan is called there."""
+    total = TOTAL.get(op)
+    return "logsumexp(-1)" if total is None else f"{METHODS.get(total, total.value)}()"
 
 
 class Collectives:
@@ -130,26 +141,26 @@ class Collectives:
         """A scan along the columns, or one element of a scan along what is written out."""
         (operand,) = node.inputs
         axis = -1 if node.arg is None else node.arg
-        at, total = len(wanted) + axis, TOTAL[node.op]
+        at = len(wanted) + axis
         index, size = wanted[at], self.graph[operand].value.inner[axis]
-        is_from_end = node.op is Op.SUM_FROM_END
+        is_from_end = node.op in FROM_END
         back = 1 if is_from_end else -1  # towards what comes first
         rest = size - 1 - index.last if is_from_end else index.start  # elements that come first
         if not index.steps:
             is_alone = node.value.spread and axis == -1 and not axes_of(wanted)
             if is_alone and rest == size - 1:  # of a row: all of it
-                return self._reduced(replace(node, op=total), (*wanted[:at], *wanted[at + 1 :]))
+                return self._last_of_row(node, (*wanted[:at], *wanted[at + 1 :]))
             if rest >= self.most:
                 part = f"{index.start}:" if is_from_end else f":{index.start + 1}"
                 raise UnsupportedError(
                     f"the element {index.start} alone of a {_told(node.op)}: write "
-                    f"x[{part}].{total.value}()",
+                    f"x[{part}].{_told_total(node.op)}",
                     node.loc,
                 )
             found = self._want(operand, wanted)
             if rest:
                 before = self._want(node.id, moved_along(wanted, axis, index, back))
-                found = self._computed(COMBINE[total], (before, found), None, node)
+                found = self._both(before, found, node)
             return found
         along, step = max(index.steps, key=lambda each: each[1])
         if self.in_groups and axes_of(wanted) != (along,):
@@ -172,12 +183,56 @@ class Collectives:
         for start in range(rest, 0, -along.size):  # the pieces before this one
             place = moved_along(wanted, axis, index, back * start)
             piece = self._spread(operand, place, along, node)
-            whole = self._add(Placed(total, (piece,), None, outside, node, (), (along,)))
-            pair = before, whole
-            before = whole if before is None else self._computed(COMBINE[total], pair, None, node)
-        if before is None:
-            return found
-        return self._computed(COMBINE[total], (before, found), None, node)
+            whole = self._total(piece, along, outside, node)
+            before = whole if before is None else self._both(before, whole, node)
+        return found if before is None else self._both(before, found, node)
+
+    def _last_of_row(self, node: Node, wanted: Wanted) -> int:
+        """The element of a scan that all of a row counts in."""
+        if node.op in TOTAL:
+            return self._reduced(replace(node, op=TOTAL[node.op]), wanted)
+        raise UnsupportedError(
+            f"the last element alone of a {_told(node.op)}: write x.{_told_total(node.op)}",
+            node.loc,
+        )
+
+    def _total(self, piece: int, along: Axis, outside: tuple[Axis, ...], node: Node) -> int:
+        """What a scan has of a whole piece of its axis."""
+
+        def reduced(op: Op, operand: int) -> int:
+            return self._add(Placed(op, (operand,), None, outside, node, (), (along,)))
+
+        if node.op in TOTAL:
+            return reduced(TOTAL[node.op], piece)
+        peak = self._finite(reduced(Op.MAX, piece), node)
+        return self._logarithm(reduced(Op.SUM, self._relative(piece, peak, node)), peak, node)
+
+    def _both(self, before: int, found: int, node: Node) -> int:
+        """What a scan has of two pieces together."""
+        if node.op in TOTAL:
+            return self._computed(COMBINE[TOTAL[node.op]], (before, found), None, node)
+        peak = self._computed(Op.MAXIMUM, (before, found), None, node)
+        peak = self._finite(peak, node)
+        terms = (self._relative(before, peak, node), self._relative(found, peak, node))
+        return self._logarithm(self._computed(Op.ADD, terms, None, node), peak, node)
+
+    def _finite(self, peak: int, node: Node) -> int:
+        """A largest element to subtract: 0 for an infinite one, of which this would be NaN."""
+        infinity = self._add(Placed(Op.CONST, (), inf, (), node))
+        zero = self._add(Placed(Op.CONST, (), 0.0, (), node))
+        size = self._computed(Op.ABS, (peak,), None, node)
+        is_infinite = self._computed(Op.EQ, (size, infinity), None, node)
+        return self._computed(Op.WHERE, (is_infinite, zero, peak), None, node)
+
+    def _relative(self, value: int, peak: int, node: Node) -> int:
+        """The exponential of a value less a peak."""
+        difference = self._computed(Op.SUB, (value, peak), None, node)
+        return self._computed(Op.EXP, (difference,), None, node)
+
+    def _logarithm(self, total: int, peak: int, node: Node) -> int:
+        """The logarithm of a sum of what `_relative` gives."""
+        logarithm = self._computed(Op.LOG, (total,), None, node)
+        return self._computed(Op.ADD, (logarithm, peak), None, node)
 
     def _spread(self, operand: int, wanted: Wanted, axis: Axis, node: Node) -> int:
         """What is wanted of an operand; a row of equal elements if it does not vary there."""
