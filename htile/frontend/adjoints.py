@@ -388,6 +388,7 @@ def _of_placed(a: Algebra, step: Step, g: int) -> NoReturn:
     raise AssertionError(f"{step.node} is in a placed graph: a traced one is differentiated")
 
 
+RUNNING = (Op.CUMMAX, Op.CUMMIN, Op.MAX_FROM_END, Op.MIN_FROM_END)
 WITHOUT = (  # whose derivative is 0 or none
     Op.INPUT, Op.CONST, Op.INDEX, Op.LENGTH, Op.STOP, Op.SIGN, Op.FLOOR, Op.CEIL, Op.ROUND,
     Op.TRUNC, Op.FLOOR_LOG2, Op.CEIL_LOG2, Op.EXPONENT, Op.UNIFORM, Op.EXPONENTIAL, Op.NOT,
@@ -424,7 +425,7 @@ DERIVE: dict[Op, Rule] = {
     Op.SUM: _sum, Op.MEAN: _mean, Op.PROD: _of_product, Op.MAX: _largest, Op.MIN: _largest,
     Op.CUMSUM: _cumulative, Op.SUM_FROM_END: _cumulative, Op.CUMPROD: _cumulative_product,
     **dict.fromkeys((Op.LOGCUMSUMEXP, Op.LOGSUMEXP_FROM_END), _log_of_cumulative),
-    **dict.fromkeys((Op.CUMMAX, Op.CUMMIN, Op.MAX_FROM_END, Op.MIN_FROM_END), _of_running),
+    **dict.fromkeys(RUNNING, _of_running),
     Op.KTHVALUE: _of_rank, Op.CUSTOM: _of_custom, Op.MATMUL: _of_matmul,
     **dict.fromkeys((Op.SHIFT, Op.UNBUNDLE, Op.BUNDLE, Op.GROUPED), _of_placed),
 }

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from torch.utils import _pytree as pytree
 
 from ..errors import GradientError
-from .adjoints import DERIVE, FLOAT, Masked, Step, logarithms
+from .adjoints import DERIVE, FLOAT, RUNNING, Masked, Step, logarithms
 from .algebra import Algebra
 from .cumulative_products import CumulativeProduct
 from .custom import named_operands, spliced
@@ -236,6 +236,7 @@ PUSH: dict[Op, Rule] = {
     **dict.fromkeys((*MOVED, Op.SUM, Op.MEAN, Op.CUMSUM, Op.SUM_FROM_END), _as_it_is),
     **dict.fromkeys((Op.MAX, Op.MIN, Op.PROD, Op.KTHVALUE), _of_weights), Op.CUMPROD: _of_products,
     **dict.fromkeys((Op.LOGCUMSUMEXP, Op.LOGSUMEXP_FROM_END), _of_logarithms),
+    **dict.fromkeys(RUNNING, DERIVE[Op.CUMMAX]),  # which refuses them
 }
 
 

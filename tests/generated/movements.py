@@ -373,6 +373,9 @@ MEANT = {
     Op.MAXIMUM: np.maximum, Op.MINIMUM: np.minimum, Op.SUM: np.sum, Op.CUMSUM: np.cumsum,
     Op.PROD: np.prod, Op.CUMPROD: np.cumprod,
     Op.SUM_FROM_END: lambda x, axis: np.flip(np.cumsum(np.flip(x, axis), axis), axis),
+    Op.CUMMAX: np.maximum.accumulate, Op.CUMMIN: np.minimum.accumulate,
+    Op.MAX_FROM_END: lambda x, axis: np.flip(np.maximum.accumulate(np.flip(x, axis), axis), axis),
+    Op.MIN_FROM_END: lambda x, axis: np.flip(np.minimum.accumulate(np.flip(x, axis), axis), axis),
     Op.MAX: np.max, Op.MIN: np.min, Op.ANY: np.any, Op.ALL: np.all, Op.DIV: np.divide,
     Op.MEAN: lambda x, **along: x[:, :1] + np.mean(x - x[:, :1], **along),  # as exact as HTile's
     Op.OR: np.logical_or,

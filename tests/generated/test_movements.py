@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from htile.errors import UnsupportedError
 from htile.frontend.graph import Role
-from htile.frontend.ops import MOVEMENTS, Op
+from htile.frontend.ops import FROM_END, MOVEMENTS, TURNED, Op
 from htile.frontend.reference import evaluate
 from htile.frontend.roles import classify
 from htile.frontend.trace import trace
@@ -61,11 +61,17 @@ def test_placed_is_traced_is_the_oracle(seed, kind):
             assert found.shape == exact.shape and np.array_equal(found, exact), f"{p}\n{graph}"
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_scans_from_the_end(seed):
-    """Only derivatives have them, so they take the place of the cumulative sums of a program."""
+# Each of these takes the place of the cumulative sums of a program.
+IN_PLACE_OF_SUMS = {Op.SUM_FROM_END: range(300)} | dict.fromkeys(
+    (Op.CUMMAX, Op.CUMMIN, Op.MAX_FROM_END, Op.MIN_FROM_END), range(60)
+)
+SCANS = [(op, seed) for op, seeds in IN_PLACE_OF_SUMS.items() for seed in seeds]
+
+
+@pytest.mark.parametrize(("op", "seed"), SCANS)
+def test_other_scans(op, seed):
     p, f, args, call, traced = placed_of(seed, kind="scans")
-    turned = {Op.CUMSUM: Op.SUM_FROM_END}
+    turned = {Op.CUMSUM: op}
     nodes = tuple(replace(node, op=turned.get(node.op, node.op)) for node in traced)
     traced = replace(traced, nodes=nodes)
     named = dict(zip(f._signature.names, args, strict=True))
@@ -73,7 +79,7 @@ def test_scans_from_the_end(seed):
     try:
         placed = place(traced)
     except UnsupportedError as error:
-        scan = "of a cumulative sum from the end"
+        scan = f"of a {TURNED[op].value} from the end" if op in FROM_END else f"of a {op.value}"
         said = "pieces", "across the rows", f"elements {scan}", f"alone {scan}"
         assert any(text in error.message for text in said), error.message
         return
