@@ -15,7 +15,7 @@ from .functions import implements
 from .ops import MOVEMENTS, REDUCTIONS, SCANS, TURNED, Op, Value
 from .parts import MOST_PARTS, cat, part
 from .shapes import _listed, axes_of
-from .tensor import Deferred, Tensor, copy, fail, location, node
+from .tensor import Deferred, Tensor, copy, fail, node
 
 OF_ANY_ORDER = REDUCTIONS | {Op.KTHVALUE}
 NOT_BY_ELEMENT = MOVEMENTS | SCANS | {Op.KTHVALUE, Op.TAKE, Op.LOOKUP, Op.MATMUL, Op.CUSTOM}
@@ -31,7 +31,7 @@ class Turned(Deferred):
 
     def __init__(self, of: Tensor, axis: int):
         """axis: of `of`, counted from the last, -1."""
-        self._of, self._axis, self._loc = of, axis, location()
+        self._of, self._axis = of, axis
         self._waits = True  # until an operator changes it in place
         super().__init__(of, self._in_place)
 
@@ -59,8 +59,8 @@ class Turned(Deferred):
         if size > MOST_PARTS:
             fail(UnsupportedError, f"flip of {size} elements: a kernel turns at most {MOST_PARTS} "
                  "round; longer rows can be summed from the end, x.flip(-1).cumsum(-1).flip(-1), "
-                 "or pass x.flip(-1) as an argument, and turn results round after the call",
-                 self._loc)  # fmt: skip
+                 "or pass x.flip(-1) as an argument, and turn results round after "
+                 "the call")  # fmt: skip
         places = range(size - 1, -1, -1)
         return cat([part(self._of, self._axis, k, 1) for k in places], self._axis)
 

@@ -23,7 +23,7 @@ from .promotion import FLOAT, cast, convert, scalar
 from .ranks import INT32, MOST_RANKS, Ranked, first_index, first_ranks, refuse_unranked
 from .reductions import reduced
 from .shapes import axis_of, reshaped, unsqueeze
-from .tensor import Deferred, Length, Tensor, copy, fail, location, node
+from .tensor import Deferred, Length, Tensor, copy, fail, node
 
 # The first elements of an axis take less time together, if they are no more than so many, than one
 # by its rank does. Of more, single ones are found by their ranks. Those of an axis of LONG elements
@@ -98,7 +98,7 @@ class Sorted(Deferred):
         return torch.Tensor._make_wrapper_subclass(cls, inner, dtype=of.dtype, device="meta")
 
     def __init__(self, of: Tensor, axis: int, count: int, is_descending: bool, what: str):
-        self._of, self._axis, self._count, self._loc = of, axis, count, location()
+        self._of, self._axis, self._count = of, axis, count
         self._is_descending, self._what = is_descending, what
         super().__init__(of, lambda: self.all.values)
 
@@ -106,7 +106,7 @@ class Sorted(Deferred):
     def all(self) -> Ranked:
         """All of the elements, and their indices."""
         if self._count > MOST_RANKS:
-            _refuse(self._what, self._count, self._loc)
+            _refuse(self._what, self._count)
         return self._first(self._count)
 
     def _first(self, count: int) -> Ranked:
@@ -166,10 +166,10 @@ class Sorted(Deferred):
         )
 
 
-def _refuse(what: str, count: int, loc: object) -> None:
+def _refuse(what: str, count: int) -> None:
     fail(UnsupportedError, f"{what} of {count} elements: at most {MOST_RANKS} are found at once. "
          f"One of them can be taken, as {what}(...).values[k - 1], and what lies above it is "
-         f"torch.where(x >= values[k - 1], x, 0)", loc)  # fmt: skip
+         f"torch.where(x >= values[k - 1], x, 0)")  # fmt: skip
 
 
 def _later(x: Tensor, count: int, axis: int, is_descending: bool, what: str) -> Ranked:

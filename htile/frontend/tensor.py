@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 from collections.abc import Callable
 from inspect import signature
 from math import prod
@@ -33,8 +34,22 @@ SAME: set[Callable] = set()
 """The entries whose result is the very tensor that they are given, as in torch: `x.detach()`."""
 
 
+class _Asked(threading.local):
+    """The user's line that asked for what is made now, where that was deferred."""
+
+    line: Location | None = None
+
+
+_ASKED = _Asked()
+
+
 def location() -> Location | None:
-    """The user's line: that of the innermost frame outside HTile and torch."""
+    """The user's line: that of the innermost frame outside HTile and torch.
+
+    What is deferred is made for the line that asked for it, and not for the one that uses it.
+    """
+    if _ASKED.line is not None:
+        return _ASKED.line
     frame = sys._getframe(1)
     while frame is not None:
         if not internal(frame.f_code.co_filename):
@@ -385,13 +400,17 @@ class Deferred(Tensor):
         return Tensor.__new__(cls, like._builder, like._id)
 
     def __init__(self, like: Tensor, make: Callable[[], Tensor]):
-        self._make, self._made = make, None
+        self._make, self._made, self._line = make, None, location()
         super().__init__(like._builder, None)
 
     @property
     def _node(self) -> int:
         if self._made is None:
-            self._made = self._make()._id
+            before, _ASKED.line = _ASKED.line, self._line
+            try:
+                self._made = self._make()._id
+            finally:
+                _ASKED.line = before
         return self._made
 
     @_node.setter

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import htile
 from htile.errors import DtypeError, HTileError, ShapeError, TraceError, UnsupportedError
 from htile.frontend.graph import Role
+from htile.frontend.ops import Op
 from htile.frontend.roles import Spec
 from htile.frontend.tensor import Tensor
 from htile.frontend.trace import trace
@@ -487,6 +488,16 @@ def test_modules_whose_names_begin_with_torch_keep_their_errors():
         module = types.ModuleType(name)
         with pytest.raises(AttributeError, match=f"module '{name}' has no attribute 'gelu'"):
             traced(lambda x, module=module: module.gelu(x))
+
+
+def test_what_is_deferred_has_the_line_that_asked_for_it():
+    def f(x):
+        found = x.max(-1)
+        return x * 2, found.indices
+
+    graph = traced(f)
+    lines = {node.loc.text for node in graph if node.op in (Op.KEY, Op.KEY_INDEX)}
+    assert lines == {"found = x.max(-1)"}
 
 
 def test_a_helpers_line_is_named_not_its_callers():

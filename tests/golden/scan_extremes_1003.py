@@ -38,15 +38,15 @@ def scan_extremes_kernel(
     )  # cases.py:105
 
     # stage 2: cummax
-    eq0 = math.eq(x, cummax0)  # cases.py:126
-    ne0 = math.ne(x, x)  # cases.py:126
-    or0 = math.logical_or(eq0, ne0)  # cases.py:126
-    index0 = ctx.cols  # cases.py:126
-    where0 = math.where(or0, index0, Int32(0))  # cases.py:126
-    cummax1 = ctx.row_scan(where0, cute.ReductionOp.MAX, slot=8)  # cases.py:126
+    eq0 = math.eq(x, cummax0)  # cases.py:105
+    ne0 = math.ne(x, x)  # cases.py:105
+    or0 = math.logical_or(eq0, ne0)  # cases.py:105
+    index0 = ctx.cols  # cases.py:105
+    where0 = math.where(or0, index0, Int32(0))  # cases.py:105
+    cummax1 = ctx.row_scan(where0, cute.ReductionOp.MAX, slot=8)  # cases.py:105
 
     # output
-    convert0 = math.convert(cummax1, Int64)  # cases.py:126
+    convert0 = math.convert(cummax1, Int64)  # cases.py:105
     ElementwiseStorer(ctx).store(mOut0, convert0)
     ElementwiseStorer(ctx).store(mOut1, logsumexp_from_end0)
 
