@@ -294,50 +294,65 @@ class Algebra:
     def total(self, a: int, shape: tuple[int, ...], spread: bool, axes: tuple[int, ...]) -> int:
         """The sum over axes of what `a` stands for, which has this shape; they have size 1 then."""
         for axis in axes:
-            if not self._has_axis(a, axis) and shape[axis] > 1:
+            if shape[axis] > 1 and not self._has_axis(a, axis, shape):
                 return self.mul(
                     self.total(a, shape, spread, tuple(x for x in axes if x != axis)),
                     self.count(shape[axis], spread and axis == -1),
                 )
-        own = tuple(axis for axis in axes if self._has_axis(a, axis))
+        own = tuple(axis for axis in axes if self._has_axis(a, axis, shape))
         return self._sum(a, own) if own else a
 
-    def _has_axis(self, a: int, axis: int) -> bool:
+    def _has_axis(self, a: int, axis: int, shape: tuple[int, ...]) -> bool:
+        """Whether a value has an axis of what has this shape, and is not the same along it.
+
+        A row of one element has its axis, although that has size 1.
+        """
         v = self[a].value
-        return len(v.inner) >= -axis and (v.inner[axis] > 1 or (axis == -1 and v.spread))
+        if len(v.inner) < -axis:
+            return False
+        return v.inner[axis] > 1 or (axis == -1 and v.spread and shape[axis] == 1)
+
+    def _has_any(self, a: int, axes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+        return any(self._has_axis(a, axis, shape) for axis in axes)
 
     def _sum(self, a: int, axes: tuple[int, ...]) -> int:
         if self._is_deviation(a, axes):
             return self.number(0.0)
-        node = self[a]
+        node, shape = self[a], self.inner(a)
         if a in self._kept:
             return self._reduced(a, axes)
-        if node.op in (Op.ADD, Op.SUB) and any(self._sums_early(i, axes) for i in node.inputs):
+        is_sum = node.op in (Op.ADD, Op.SUB)
+        if is_sum and any(self._sums_early(i, axes, shape) for i in node.inputs):
             v = node.value
             first, second = (self.total(i, v.inner, v.spread, axes) for i in node.inputs)
             return self.add(first, second) if node.op is Op.ADD else self.sub(first, second)
-        factors, divisors, rest = self._factors(a, axes)
+        factors, divisors, rest = self._factors(a, axes, shape)
         if not factors and not divisors:
             return self._reduced(a, axes)
         product = rest[0]
         for each in rest[1:]:
             product = self.mul(product, each)
-        result = self._sum(product, axes) if all(self._has_axis(product, x) for x in axes) else None
-        if result is None:  # the product is a number
+        if not all(self._has_axis(product, axis, shape) for axis in axes):  # it is a number
             return self._reduced(a, axes)
+        result = self._sum(product, axes)
         for each in factors:
             result = self.mul(result, each)
         for each in divisors:
             result = self.div(result, each)
         return result
 
-    def _factors(self, a: int, axes: tuple[int, ...]) -> tuple[list[int], list[int], list[int]]:
-        """The factors and divisors of a product that lack all axes, and its other factors."""
+    def _factors(
+        self, a: int, axes: tuple[int, ...], shape: tuple[int, ...]
+    ) -> tuple[list[int], list[int], list[int]]:
+        """The factors and divisors of a product that lack all axes, and its other factors.
+
+        shape: that of what is summed.
+        """
         factors, divisors, rest, todo = [], [], [], [a]
         while todo:
             id = todo.pop()
             node = self[id]
-            if not any(self._has_axis(id, axis) for axis in axes):
+            if not self._has_any(id, axes, shape):
                 factors.append(id)
             elif id in self._kept or node.op not in _SPREAD_OVER:
                 rest.append(id)
@@ -346,18 +361,18 @@ class Algebra:
             elif node.op is Op.NEG:
                 factors.append(self.number(-1.0))
                 todo += node.inputs
-            elif not any(self._has_axis(node.inputs[1], axis) for axis in axes):
+            elif not self._has_any(node.inputs[1], axes, shape):
                 divisors.append(node.inputs[1])
                 todo.append(node.inputs[0])
             else:
                 rest.append(id)
         return sorted(factors), sorted(divisors), sorted(rest)
 
-    def _sums_early(self, a: int, axes: tuple[int, ...]) -> bool:
+    def _sums_early(self, a: int, axes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
         """Whether the sum of a term is 0, or can begin before all factors of the term are known."""
-        if not any(self._has_axis(a, axis) for axis in axes):
+        if not self._has_any(a, axes, shape):
             return self._stages[a] > 0
-        factors, divisors, rest = self._factors(a, axes)
+        factors, divisors, rest = self._factors(a, axes, shape)
         is_zero = len(rest) == 1 and self._is_deviation(rest[0], axes)
         return is_zero or any(self._stages[i] > 0 for i in (*factors, *divisors))
 
@@ -370,12 +385,13 @@ class Algebra:
         if node.op is not Op.SUB or len(axes) != 1:
             return False
         x, average = node.inputs
-        if self._has_axis(average, axes[0]):
+        shape = self.inner(a)
+        if self._has_axis(average, axes[0], shape):
             return False
         while self[average].op is Op.RESHAPE:
             (average,) = self[average].inputs
         average, v = self[average], self[x].value
-        if average.op is Op.DIV and self._has_axis(x, axes[0]):
+        if average.op is Op.DIV and self._has_axis(x, axes[0], shape):
             if average.inputs[1] != self.count(v.inner[axes[0]], v.spread and axes[0] == -1):
                 return False
             average = self[average.inputs[0]]
