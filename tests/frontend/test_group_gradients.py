@@ -91,3 +91,24 @@ def test_axes_inside():
         return x.log_softmax(-1).mean(-1)
 
     check(f, rows().view(M, 4, 16))
+
+
+PARTS = {
+    "the first half": lambda x: x.view(-1, 16).softmax(-1).flatten()[:256],
+    "the second half": lambda x: x.view(-1, 16).softmax(-1).flatten()[256:],
+    "both halves": lambda x: x.view(-1, 16).softmax(-1).flatten().chunk(2),
+    "some groups": lambda x: x.view(-1, 16).softmax(-1)[:8],
+    "of a norm": lambda x: torch.nn.functional.rms_norm(x.view(-1, 16), (16,)).flatten()[:128],
+    "a difference": lambda x: (x.view(-1, 16) - x.view(-1, 16).amax(-1)[:, None]).flatten()[:128],
+    "of a sort": lambda x: x.view(-1, 16).sort(-1).values.flatten()[:128],
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_groups_train(name):
+    """In training the forward kernel has the numerics of an inference, so its bits."""
+    f, x = htile.rowwise(PARTS[name]), torch.randn(M, 512)
+    check(f, x, tolerance=1e-7)
+    training = f.inspect(x.clone().requires_grad_(), arch="sm_90a").training
+    usual = f.inspect(x, arch="sm_90a").plan.numerics
+    assert training.forward.plan.numerics == usual and training.backward.plan is not None

@@ -63,12 +63,11 @@ class Derivative:
         self.of, self.wrt, self.repeated = of, wrt, repeated
         self.results = len(graph.outputs)
         self._split = self._sufficient(graph)
+        self.forward = self._forward()
+        if self.forward is None:
+            joint = self.joint(graph, differentiable(graph, wrt))
+            self._split, self.forward = split(graph, joint, named=frozenset()), of
         forward = self._split.forward
-        self.forward = of
-        if len(forward.outputs) > self.results:
-            part = of, part_name(wrt, repeated)
-            own = of.specs, of.fastmath, of.wanted
-            self.forward = Runner(forward, *own, of.specialization, part)
         names = differentiable(forward, wrt)
         self.has_gradient = tuple(o.name in names for o in forward.outputs)
         rows = self._split.kept
@@ -90,6 +89,24 @@ class Derivative:
         self._backward: dict[tuple[bool, ...], Backward] = {}
         self.shortcuts: tuple[Callable, ...] = ()  # of backward passes; see shortcuts/gradients.py
         self.tries = 0  # to add some
+
+    def _forward(self) -> Runner | None:
+        """What runs the forward pass; None where no kernel with the numerics of an inference also
+        gives the statistics.
+
+        That is so where those are of columns that an inference does not read. A backward pass that
+        keeps arguments alone finds them again.
+        """
+        of, graph = self.of, self._split.forward
+        if len(graph.outputs) == self.results:
+            return of
+        part = of, part_name(self.wrt, self.repeated)
+        try:
+            found = Runner(graph, of.specs, of.fastmath, of.wanted, of.specialization, part)
+        except UnsupportedError:
+            return None
+        fits = found.specialization.graph.n == of.specialization.graph.n
+        return found if fits else None
 
     def _hides_statistics(self, kept: set[str]) -> bool:
         """Whether autograd need not know of the statistics, because those that they depend on are
