@@ -62,7 +62,7 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
             return signature.invoke(full)
 
         device = batched[0].device  # where torch.arange puts its tensor
-        with bodies_as_written(), terms_marked(), _Products(dtype), Bits(), device:
+        with bodies_as_written(), terms_marked(), _Products(dtype), Bits(), Masked(), device:
             return torch.vmap(one_row)(*batched)
 
     if not rows:  # vmap refuses an empty batch: take the shapes from one row of ones
@@ -130,6 +130,23 @@ class _Viewed(torch.autograd.Function):
     @staticmethod
     def vmap(info, in_dims: tuple, x: torch.Tensor, dtype: torch.dtype) -> tuple:
         return _Viewed.apply(x, dtype), in_dims[0]
+
+
+class Masked(TorchFunctionMode):
+    """Assigns to the elements that a mask chooses, for which `torch.vmap` has no rule."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is not torch.Tensor.__setitem__ or not _is_mask(args[1]):
+            return function(*args, **(kwargs or {}))
+        x, mask, value = args
+        mask = mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim))
+        value = value.reshape(()).to(x.dtype) if isinstance(value, torch.Tensor) else value
+        x.copy_(torch.where(mask, value, x))
+        return None
+
+
+def _is_mask(index: object) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype is torch.bool
 
 
 class Bits(TorchFunctionMode):

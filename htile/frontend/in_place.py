@@ -16,12 +16,13 @@ from ..errors import DtypeError, HTileError, ShapeError, TraceError, Unsupported
 from . import composites as composites  # fill the table, of which all entries are read here
 from . import scans as scans
 from . import special as special
+from .dtypes import STORAGE
 from .dynamic import ONLY_WHOLE
 from .factories import index as places_of
 from .functions import OPERATORS, attach, masked_fill
 from .graph import Role
 from .ops import Op, Value, Varies, broadcast_shapes
-from .parts import cat, check_slice, part, stack, too_many
+from .parts import MOST_PARTS, cat, check_slice, part, stack, too_many
 from .promotion import BOOL, FLOAT, filled, into, operand
 from .shapes import broadcast_to, reshaped, squeeze, unsqueeze
 from .slopes import Slope
@@ -162,6 +163,7 @@ def setitem(x: Tensor, index: object, value: object) -> None:
     After `x[index] += y` Python sets the part that has changed, and with it `x`, once more.
     """
     is_part = isinstance(value, Tensor) and value._part_of is not None
+    is_part = is_part and not _chosen_by_data(index)
     if is_part and value._part_of[0] is x and value._changes is x._changes:
         if value._part_of[1] == index and not x._changes:
             return
@@ -171,12 +173,15 @@ def setitem(x: Tensor, index: object, value: object) -> None:
 def _with_index(x: Tensor, index: object, value: object) -> Tensor:
     """`x` with another value in the part that an index chooses."""
     parts = index if isinstance(index, tuple) else (index,)
+    if len(parts) == 1 and x.ndim:
+        if isinstance(parts[0], Tensor):
+            return with_elements(x, parts[0], value)
+        if isinstance(parts[0], list) and all(type(k) is int for k in parts[0]):
+            return with_elements_at(x, parts[0], _each(x, value, len(parts[0])))
     for each in parts:
         if isinstance(each, Tensor):
-            if each._value.dtype is BOOL:
-                fail(UnsupportedError, "x[mask] = value: write x = torch.where(mask, value, x)")
-            fail(UnsupportedError, "x[y] = value at an index of each row: write "
-                 "x = torch.where(torch.arange(x.shape[-1]) == y, value, x)")  # fmt: skip
+            fail(UnsupportedError, "x[...] = value at a mask or an index beside other indices: "
+                 "write x = torch.where(mask, value, x) with a mask of all of x")  # fmt: skip
         if type(each) not in (int, slice, EllipsisType):
             fail(UnsupportedError, f"x[{each!r}] = value: write numbers and slices")
     for each in parts:
@@ -192,6 +197,79 @@ def _with_index(x: Tensor, index: object, value: object) -> Tensor:
 
 
 Tensor.__setitem__ = setitem
+
+
+def _chosen_by_data(index: object) -> bool:
+    """Whether an index, or one of several, is a tensor."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(each, Tensor) for each in parts)
+
+
+def with_elements(x: Tensor, index: Tensor, value: object) -> Tensor:
+    """`x` with another value where a mask holds, or at one or several indices of its first axis."""
+    if index._value.dtype is BOOL:
+        return _with_masked(x, index, value)
+    if index._value.dtype is FLOAT or index._value.dtype in STORAGE:
+        fail(DtypeError, f"x[y] = value with y of {index._value.dtype}: an index is an integer, "
+             "write y.long()")  # fmt: skip
+    if not index.ndim:
+        return with_elements_at(x, [index], [value])
+    size = index._sizes[0]
+    if index.ndim > 1 or size > MOST_PARTS:
+        fail(UnsupportedError, f"x[y] = value with y of shape {tuple(index._sizes)}: write an "
+             f"index, or a vector of at most {MOST_PARTS}")  # fmt: skip
+    return with_elements_at(x, [index[k] for k in range(size)], _each(x, value, size))
+
+
+def _with_masked(x: Tensor, mask: Tensor, value: object) -> Tensor:
+    if tuple(mask._sizes) != tuple(x._sizes[: mask.ndim]):
+        fail(ShapeError, f"x[mask] = value with a mask of shape {tuple(mask._sizes)}, and x of "
+             f"shape {tuple(x._sizes)}: a mask has the first axes of x")  # fmt: skip
+    if not _is_one(value):
+        fail(UnsupportedError, "x[mask] = value takes one number: write x = torch.where(mask, "
+             "value, x) for a value of the shape of x")  # fmt: skip
+    mask = mask.view(*mask._sizes, *(1,) * (x.ndim - mask.ndim)) if mask.ndim < x.ndim else mask
+    return masked_fill(x, mask, value.reshape(()) if isinstance(value, Tensor) else value)
+
+
+def _is_one(value: object) -> bool:
+    return not isinstance(value, Tensor) or value._sizes.numel() == 1
+
+
+def _each(x: Tensor, value: object, count: int) -> list:
+    """What so many places of the first axis of `x` get of a value: a part each, or all of it."""
+    if _is_one(value) or value.ndim < x.ndim or value._sizes[0] == 1:
+        return [value] * count
+    if value._sizes[0] != count:
+        fail(ShapeError, f"x[y] = value of shape {tuple(value._sizes)} at {count} indices")
+    return [value[k] for k in range(count)]
+
+
+def with_elements_at(x: Tensor, places: list[int | Tensor], values: list) -> Tensor:
+    """`x` with other values at some places of its first axis. The last of equal places counts.
+
+    A place of an element that there is not changes nothing.
+    """
+    axis, size = -x.ndim, x.shape[0]
+    for place, each in zip(places, values, strict=True):
+        if isinstance(place, int):
+            x = _with_part(x, axis, place, each)
+            continue
+        place = torch.where(place < 0, place + size, place)
+        is_it = places_of(x._builder, x._sizes[0]) == place
+        is_it = is_it.view(x._sizes[0], *(1,) * (x.ndim - 1)) if x.ndim > 1 else is_it
+        if _is_one(each):
+            x = masked_fill(x, is_it, each.reshape(()) if isinstance(each, Tensor) else each)
+            continue
+        shape = tuple(x._sizes[1:])
+        if broadcast_shapes(tuple(each._sizes), shape) != shape:
+            fail(ShapeError, f"x[y] = value of shape {tuple(each._sizes)}: at an index x has the "
+                 f"shape {shape}")  # fmt: skip
+        if not torch.can_cast(each._value.dtype, x._value.dtype):
+            fail(DtypeError, f"x[y] = value cannot put {each._value.dtype} into "
+                 f"{x._value.dtype}: convert the value, or x before")  # fmt: skip
+        x = torch.where(is_it, into(broadcast_to(each, shape), x._value), x)
+    return x
 
 
 def _cut(x: Tensor, parts: tuple) -> list[tuple[int, int | slice]]:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import htile
 from htile.errors import DtypeError, HTileError, ShapeError, TraceError, UnsupportedError
 from htile.testing import assert_close
+from tests.gradients import check
 
 M, N = 3, 9
 BF16, I32 = torch.bfloat16, torch.int32
@@ -318,13 +319,39 @@ def integer_mask(x, k):
     return x * k
 
 
-def at_an_index(x, i):
-    x[i[0]] = 0.0
+def at_a_fraction(x):
+    x[x.sum()] = 0.0
     return x
 
 
-def at_a_mask(x):
-    x[x > 0] = 0.0
+def another_row_at_an_index(x, y, i):
+    x[i[0]] = y
+    return x
+
+
+def several_at_other_indices(x, y):
+    x[x.topk(3).indices] = y[:2]
+    return x
+
+
+def at_many_indices(x):
+    y = torch.cat([x] * 8)
+    y[torch.arange(70)] = 0.0
+    return y
+
+
+def a_row_at_a_mask(x, y):
+    x[x > 0] = y
+    return x
+
+
+def at_a_mask_of_a_part(x):
+    x[x[:3] > 0] = 0.0
+    return x
+
+
+def at_a_mask_beside_others(x):
+    x[..., x > 0] = 0.0
     return x
 
 
@@ -356,11 +383,6 @@ def parts_of_two_axes(x):
 
 def every_other(x):
     x[::2] = x[:5]
-    return x
-
-
-def a_list_of_places(x):
-    x[[0, 1]] = 0.0
     return x
 
 
@@ -408,15 +430,19 @@ def transposed(x):
         (of_a_device_scalar, TraceError, "that all rows share", "d [+]= x.sum"),
         (fraction, DtypeError, "torch.float32 into torch.int64", "i [+]= 0.5"),
         (integer_mask, DtypeError, "torch.int64 into torch.bool", "k [+]= 1"),
-        (at_an_index, UnsupportedError, "torch.arange.x.shape.-1.. == y", "x.i.0.. = 0"),
-        (at_a_mask, UnsupportedError, "x = torch.where.mask, value, x", "x.x > 0. ="),
+        (at_a_fraction, DtypeError, "an index is an integer, write y.long", "x.x.sum.*. = 0"),
+        (another_row_at_an_index, ShapeError, r"= value of shape \(9,\): .* \(\)", "x.i.0.. ="),
+        (several_at_other_indices, ShapeError, r"shape \(2,\) at 3 indices", "x.x.topk"),
+        (at_many_indices, UnsupportedError, "a vector of at most 64", "y.torch.arange"),
+        (a_row_at_a_mask, UnsupportedError, "x = torch.where.mask, value, x", "x.x > 0. ="),
+        (at_a_mask_of_a_part, ShapeError, r"a mask of shape \(3,\)", "x.x.:3. > 0. ="),
+        (at_a_mask_beside_others, UnsupportedError, "with a mask of all of x", "x...., x > 0. ="),
         (beyond_the_end, ShapeError, "index 9 of an axis of 9 elements", "x.9. = 0"),
         (nothing, ShapeError, "x.4:4. = y: .* has no elements", "x.4:4. ="),
         (a_longer_part, ShapeError, "x.:3. = y of shape .4,.: .* shape .3,.", "x.:3. ="),
         (floats_among_integers, DtypeError, "torch.float32 into torch.int64", "i.:3. ="),
         (parts_of_two_axes, UnsupportedError, "one axis after another", "m.:2, :2. ="),
         (every_other, UnsupportedError, "x.::2. = y: .* x = torch.where", "x.::2."),
-        (a_list_of_places, UnsupportedError, "numbers and slices", "x..0, 1.. ="),
         (an_axis_too_many, ShapeError, "2 indices of a value of shape", "x.:, 0. ="),
         (a_text, TraceError, "got str", "x.0. ="),
         (a_view_of_what_was_assigned_to, TraceError, "`x.0. = 1.0`", "return a"),
@@ -492,6 +518,104 @@ def test_dtype_and_shape_may_be_asked_for_after_a_change():
 
     x = arguments()["x"].to(BF16)
     assert torch.equal(f(x), (x.float() + 1).to(BF16))
+
+
+def row_at_an_index(x, i: htile.PerRow):
+    y = x.view(3, 4) * 1
+    y[i % 3] = x[:4]
+    return y
+
+
+def at_a_negative_index(x, i: htile.PerRow):
+    y = x * 1
+    y[i - 12] = x.sum()
+    return y
+
+
+def at_one_more(x, i: htile.PerRow):
+    y = x * 1
+    y[i] += 1.5
+    return y
+
+
+def of_the_largest(x):
+    found, kept = x.topk(3), torch.full_like(x, -torch.inf)
+    kept[found.indices] = found.values
+    return kept.softmax(-1)
+
+
+def ones_at_the_largest(x):
+    mask = torch.zeros_like(x)
+    mask[x.topk(3).indices] = 1
+    return x * mask
+
+
+def listed(x):
+    y = x * 2
+    y[[0, 2, -1]] = 0.5
+    y[[3, 4]] = x[:2]
+    return y
+
+
+def without_the_largest(x):
+    y = x * 2
+    y[x.argmax()] = -torch.inf
+    return y.softmax(-1)
+
+
+def masked(x):
+    y = x * 2
+    y[x > 0.5] = 0.25
+    y[(y < 0) & (x < -0.5)] = x.sum()
+    return y
+
+
+def masked_rows(x):
+    y = x.view(3, 4) * 1
+    y[y.sum(-1) > 0] = 0
+    return y
+
+
+def a_masked_part(x):
+    y = x * 1
+    part = y[4:]
+    part[part > 0] = 0.0
+    return y
+
+
+ASSIGNED = (
+    row_at_an_index, at_a_negative_index, at_one_more, of_the_largest, ones_at_the_largest, listed,
+    without_the_largest, masked, masked_rows, a_masked_part,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16], ids=str)
+@pytest.mark.parametrize("f", ASSIGNED)
+def test_what_a_mask_or_an_index_chooses(f, dtype):
+    """As torch has it for each row by itself, and for what is derived of it."""
+    compiled = htile.rowwise(f)
+    x, i = torch.randn(5, 12).to(dtype), torch.tensor([0, 11, 3, 2, 2])
+    args = (x, i) if len(compiled._signature.names) > 1 else (x,)
+    result = compiled(*args)
+    exact = torch.stack([f(*(arg[k].clone() for arg in args)) for k in range(5)])
+    assert result.dtype == exact.dtype
+    torch.testing.assert_close(result, exact)
+    assert_close(compiled, result, *args)
+    if dtype is torch.float32:
+        check(compiled, *args)
+
+
+def test_integers_at_a_mask_and_places_that_are_not_there():
+    def f(x, i: htile.PerRow):
+        x[i] = 9
+        x[x == 3] = -1
+        return x
+
+    x, i = torch.arange(12).repeat(3, 1), torch.tensor([12, -13, 4])
+    found = htile.rowwise(f)(x, i)
+    expected = torch.where(x == 3, -1, x)
+    expected[2, 4] = 9
+    assert torch.equal(found, expected)
 
 
 def test_gradients_of_what_is_assigned():

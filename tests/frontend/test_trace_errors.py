@@ -61,12 +61,12 @@ def both(x):
 
 
 def assign(x):
-    x[x.argmax()] = 1.0
+    x[x.sum()] = 1.0
     return x
 
 
 def assign_masked(x):
-    x[x < 0] = 0.0
+    x[x < 0] = x * 2
     return x
 
 
@@ -130,7 +130,7 @@ MISTAKES = {
     ),
     "vmap": (lambda x: torch.vmap(lambda v: v * v)(x), TraceError, "belong around the call"),
     "polygamma": (lambda x: torch.polygamma(1, x), UnsupportedError, "no accurate form"),
-    "assignment": (assign, UnsupportedError, "torch.where(torch.arange(x.shape[-1]) == y, value"),
+    "assignment": (assign, DtypeError, "an index is an integer, write y.long()"),
     "masked assignment": (assign_masked, UnsupportedError, "torch.where(mask, value, x)"),
     "transpose_": (lambda x: x.transpose_(0, -1), TraceError, "x = x.transpose(...)"),
     "torch.dropout_": (lambda x: torch.dropout_(x, 0.5, True), UnsupportedError, "htile.dropout"),
@@ -416,7 +416,7 @@ def test_mistake(name):
         assert foreign not in str(error).replace(__file__, "")
 
 
-EXACT_LINES = {branch: "if x.sum() > 0:", loop: "for value in x:", assign: "x[x.argmax()] = 1.0"}
+EXACT_LINES = {branch: "if x.sum() > 0:", loop: "for value in x:", assign: "x[x.sum()] = 1.0"}
 
 
 @pytest.mark.parametrize("fn", EXACT_LINES)
