@@ -22,7 +22,7 @@ from .libraries import internal
 from .ops import Value, Varies
 from .parts import cat
 from .promotion import FLOAT, INT64, as_stored, cast, supported
-from .shapes import as_number
+from .shapes import as_number, reshaped
 from .tensor import Device, Length, Tensor, copy, fail, location
 
 
@@ -144,10 +144,34 @@ def _number(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> Tens
         real = func(*args, **kwargs, device="meta")
         each = [_constant(builder, x, torch.Size([1]), _dtype(real, kwargs)) for x in value]
         return cat(each) if each else None
+    if isinstance(value, (list, tuple)) and (numbers := _flat(value)):
+        real = func(*args, **kwargs)  # raises where it is no array
+        dtype = _dtype(real, kwargs)
+        flat = cat([_constant(builder, x, torch.Size([1]), dtype) for x in numbers])
+        return reshaped(flat, tuple(real.shape))
     if not isinstance(value, (bool, int, float)):
         return None
     real = func(*args, **kwargs, device="meta")
     return _constant(builder, value, real.shape, _dtype(real, kwargs))
+
+
+def _flat(values: object) -> list | None:
+    """The numbers of nested lists; None where there is something else."""
+    if isinstance(values, (bool, int, float)):
+        return [values]
+    if not isinstance(values, (list, tuple)):
+        return None
+    parts = [_flat(each) for each in values]
+    return None if None in parts else [x for each in parts for x in each]
+
+
+def _eye(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> Tensor | None:
+    """Ones in the diagonal, and zeros elsewhere."""
+    real = func(*args, **kwargs, device="meta")
+    if not real.numel():
+        return None
+    rows, columns = (index(builder, size) for size in real.shape)
+    return cast(reshaped(rows, (*rows._sizes, 1)) == columns, _dtype(real, kwargs))
 
 
 def _listed(builder: Builder, values: list, dtype=None, requires_grad=False) -> Tensor:
@@ -205,7 +229,7 @@ def _linspace(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> Te
 # From each factory to what makes its symbolic result, or None for a real one.
 FACTORIES: dict[Callable, Callable] = {
     torch.arange: _arange, torch.zeros: _filled(0), torch.ones: _filled(1), torch.full: _full,
-    torch.empty: _filled(0), torch.linspace: _linspace,
+    torch.empty: _filled(0), torch.linspace: _linspace, torch.eye: _eye,
     **dict.fromkeys((torch.tensor, torch.scalar_tensor, torch.as_tensor, torch.asarray), _number),
 }  # fmt: skip
 

@@ -232,7 +232,8 @@ def _few(parts: int) -> int:
 
 def _iterated(x: Tensor):
     if x.ndim == 1 and x._value.spread:
-        refuse_iteration()
+        if isinstance(x.shape[0], Length) or x._sizes[0] > MOST_PARTS:
+            refuse_iteration()
     return iter(unbind(x, 0))
 
 
@@ -264,7 +265,7 @@ def cat(tensors, dim=0):
 def _with_elements(tensors: tuple, dim: int) -> tuple:
     """The operands of a join that have elements; torch wants the others to fit unless (0,)."""
     rest = tuple([t for t in tensors if not isinstance(t, Nothing)])
-    kinds = {(t._value.dtype, t._value.stored) for t in rest if isinstance(t, Tensor)}
+    kinds = {t.dtype for t in rest if isinstance(t, Tensor)}
     for each in tensors if kinds else ():
         if not isinstance(each, Nothing):
             continue
@@ -273,7 +274,7 @@ def _with_elements(tensors: tuple, dim: int) -> tuple:
         others = [(*s[:axis], *s[axis:][1:]) for s in shapes]
         if shapes[0] != (0,) and (others[0] != others[1] or len(shapes[0]) != len(shapes[1])):
             fail(ShapeError, f"torch.cat of shapes {shapes[0]}, {shapes[1]} along {dim}")
-        if (each._value.dtype, each._value.stored) not in kinds:
+        if each.dtype not in kinds:
             fail(DtypeError, "torch.cat of a part without elements in another dtype: leave it out, "
                  "and convert the rest")  # fmt: skip
     return rest or tensors
@@ -385,9 +386,13 @@ def pad(input, pad, mode="constant", value=None):
     for k, (before, behind) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
         axis = -1 - k
         start, end = max(-before, 0), x._sizes[axis] - max(-behind, 0)
-        if end <= start:
+        count = end - start + max(before, 0) + max(behind, 0)
+        if end < start or not count:
             fail(ShapeError, f"F.pad by {tuple(pad)} leaves no elements of an axis of "
                  f"{x._sizes[axis]}")  # fmt: skip
+        if start == end:
+            x = _filled(x, fill, (*x._sizes[:axis], count, *x._sizes[axis:][1:]))
+            continue
         x = part(x, axis, start, end - start)
         sizes = [(*x._sizes[:axis], n, *x._sizes[axis:][1:]) for n in (before, behind)]
         first, last = [[_filled(x, fill, size)] if n > 0 else []

@@ -169,7 +169,8 @@ def _no_number(self) -> NoReturn:
     name = _used(r"\bmath\.(\w+)")
     if name and hasattr(torch, name):
         fail(TraceError, f"math.{name} takes Python numbers only: write torch.{name}(x), and of a "
-             f"number s that is given at run time torch.{name}(torch.tensor(s))")  # fmt: skip
+             f"number s that is given at run time torch.{name}(torch.tensor(s)), or make it static "
+             "(s: htile.Static)")  # fmt: skip
     fail(TraceError, _NUMBER)
 
 

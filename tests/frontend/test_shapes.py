@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from torch.utils import _pytree as pytree
 
 import htile
-from htile.errors import DtypeError, ShapeError, UnsupportedError
+from htile.errors import DtypeError, ShapeError, TraceError, UnsupportedError
 from htile.testing import assert_close
 from tests.gradients import check
 
@@ -51,7 +51,14 @@ MOVEMENTS = {
                                torch.column_stack((x[:2], x.view(2, 4)))),
     "pad": lambda x: (pad(x, (2, 2)), pad(x, (0, 8), value=-1.5), pad(x, (-2, 4)), pad(x, (0, 0)),
                       pad(x.view(2, 4), (1, 1, 0, 2)), pad(x.int(), (4, -4), value=3)),
+    "all new": lambda x: x + pad(x[:0], (3, 5), value=2.5) - pad(x.view(2, 4), (-4, 4)).flatten(),
     "shifted": lambda x: x - pad(x, (1, 0))[:-1],
+    "its elements": lambda x: [sum(x), *(v * v for v in x), *map(torch.exp, x[2:4])],
+    "listed numbers": lambda x: (
+        x.view(-1, 2) @ torch.tensor([[1.0, 2.0], [3.0, 4.0]]), x.view(2, 4) @ torch.eye(4, 3),
+        x.view(2, 4) * torch.tensor([[1, 2, 3, 4], (5, 6, 7, 8)]), x[:4].view(2, 2) * torch.eye(2),
+        x.view(2, 2, 2) * torch.tensor([[[True, False]] * 2] * 2),
+    ),
     "diff": lambda x: (x.diff(), x.diff(n=3), torch.diff(x.view(2, 4), dim=0), x.diff(n=0),
                        torch.diff(x, prepend=x[:1], append=x[-2:]), (x > 0).diff(), x.int().diff()),
     "data": lambda x: x.data * 2,
@@ -171,6 +178,31 @@ def test_bits_of_special_numbers_and_of_values_of_rows():
     twice = htile.rowwise(lambda x: x.view(x.dtype).view(dtype=torch.int32).view(torch.float32))
     again = twice(special)
     assert torch.equal(again.view(torch.int32), special.view(torch.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_of_one_element_whose_neighbours_are_none(dtype):
+    x = torch.randn(4, 1).to(dtype)
+    for f in (
+        lambda x: x * torch.cat((x.new_ones(1), x[:-1])), lambda x: x + pad(x[1:], (0, 1)),
+        lambda x: x - pad(x, (-1, 1)), lambda x: torch.cat((x.to(dtype), x[:0])),
+    ):  # fmt: skip
+        result, exact = htile.rowwise(f)(x), torch.stack([f(row) for row in x])
+        assert torch.equal(result, exact) and result.dtype == exact.dtype
+
+
+def test_the_elements_of_a_long_row_are_not_visited():
+    def f(x):
+        total = 0.0
+        for value in x:
+            total = total + value
+        return total
+
+    with pytest.raises(TraceError, match="one by one") as caught:
+        htile.rowwise(f)(torch.ones(3, 65))
+    assert caught.value.loc.text == "for value in x:"
+    with pytest.raises(TraceError, match=r"x.sum\(\)"):
+        htile.rowwise(lambda x: sum(x))(torch.ones(3, 65))
 
 
 def test_bits_have_no_gradient():
