@@ -296,3 +296,15 @@ def test_long_products_are_no_exception():
     assert product(torch.ones(4, 8).bfloat16(), torch.ones(8, 70).bfloat16()).dtype is (
         torch.bfloat16
     )
+
+
+def test_a_refusal_of_the_whole_kernel_names_a_line():
+    """A gradient or a function of too many pieces is about no step of its own."""
+
+    def shifted(x):
+        t = x - x.roll(1)
+        return t.view(-1, 32).mean(-1)
+
+    with pytest.raises(UnsupportedError, match="the gradient of shifted") as caught:
+        htile.rowwise(shifted).inspect(torch.randn(2, 1024, requires_grad=True)).backward  # noqa: B018
+    assert caught.value.loc.text == "t = x - x.roll(1)"

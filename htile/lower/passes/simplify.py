@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from ...errors import UnsupportedError
 from ...frontend.dtypes import STORAGE
 from ...frontend.graph import Builder, Graph, Node
 from ...frontend.ops import COLLECTIVES, COMMUTATIVE, Op, Value, Varies
@@ -181,8 +182,18 @@ PASSES = (
 def run_passes(graph: Graph) -> Graph:
     """The placed graph of a traced one, as kernels are made of it.
 
-    Groups of more elements than the lanes of a warp hold, a vector each, are written out.
+    Raises UnsupportedError where it cannot be placed. The error names a line of the user's: where
+    nothing tells which step it is about, that of the last one.
     """
+    try:
+        return _passed(graph)
+    except UnsupportedError as error:
+        loc = error.loc or next((n.loc for n in reversed(graph.nodes) if n.loc is not None), None)
+        raise UnsupportedError(error.message, loc) from None
+
+
+def _passed(graph: Graph) -> Graph:
+    """Groups of more elements than the lanes of a warp hold, a vector each, are written out."""
     graph = drop_slopes(graph)
     placed = bundle_neighbours(place_well(graph))
     if (placed.group_size or 1) > WARP * vector_size(placed):
