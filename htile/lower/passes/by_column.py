@@ -120,11 +120,15 @@ class _Reducing(_Rule):
     """The rule of `reduce_by_column`.
 
     liftings: by the length of a row, so that what several reductions read is lifted once.
+    lifted: of each row of memory that a part was lifted of, its column, and how long the row is
+        that it was lifted to.
     """
 
     def __init__(self, graph: Graph):
         super().__init__(graph)
         self.liftings: dict[int, _Lifting] = {}
+        shifts = [node for node in graph if node.op is Op.SHIFT]
+        self.lifted = {node.inputs[0]: (-node.arg[0], node.arg[1]) for node in shifts}
 
     def __call__(self, new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
         self.ids.update(zip(node.inputs, inputs, strict=True))
@@ -144,7 +148,10 @@ class _Reducing(_Rule):
         return found
 
     def _taken(self, part: Node) -> tuple[int, int] | None:
-        """Where in a longer row a part begins, and how long the row is; None if it is no part."""
+        """Where in a longer row a part begins, and how long the row is; None if it is no part.
+
+        A row that was lifted to a longer one counts as a part of that.
+        """
         size, start = part.value.inner[-1:], 0
         opaque = NOT_ELEMENTWISE - {Op.SLICE}
         while len(part.value.inner) == 1 and part.op not in opaque:
@@ -160,7 +167,7 @@ class _Reducing(_Rule):
                 break
             part = next((each for each in operands if each.op is Op.SLICE), operands[0])
         is_part = len(part.value.inner) == 1 and part.value.inner != size
-        return (start, *part.value.inner) if is_part else None
+        return (start, *part.value.inner) if is_part else self.lifted.get(part.id)
 
 
 class _Lifting:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import pairwise
 from math import gcd, prod
 
 from ...errors import UnsupportedError
@@ -61,14 +62,17 @@ def has_pairs(graph: Graph, elements: int) -> bool:
 
 
 def place(
-    graph: Graph, in_groups: bool = True, most: int = MOST_PIECES, by_use: bool = False
-) -> Graph:
+    graph: Graph, in_groups: bool = True, most: int = MOST_PIECES, by_use: bool = False,
+    apart: bool = False,
+) -> Graph:  # fmt: skip
     """The placed graph of a traced one; itself if it is placed.
 
     in_groups: whether the columns may be groups of neighbours.
     most: into how many pieces an axis may be cut.
     by_use: a reduction of one of several axes goes along the columns only where its result is
         wanted as numbers. Where it is wanted as a row, what is reduced is written out.
+    apart: results are cut where parts of them end, and a few elements that an axis has more than
+        there are columns are reduced one by one.
 
     Raises UnsupportedError, with the user's line, where rows are cut into too many pieces.
     """
@@ -76,8 +80,8 @@ def place(
         return graph
     if in_groups:  # what is refused in groups too is told by the pass without them
         with suppress(Ungrouped, UnsupportedError):
-            return _Placing(graph, in_groups, most, by_use).result()
-    return _Placing(graph, False, most, by_use).result()
+            return _Placing(graph, in_groups, most, by_use, apart).result()
+    return _Placing(graph, False, most, by_use, apart).result()
 
 
 def _is_placed(graph: Graph) -> bool:
@@ -105,14 +109,17 @@ def _is_placed(graph: Graph) -> bool:
 class _Placing(Collectives):
     """One pass over a graph."""
 
-    def __init__(self, graph: Graph, in_groups: bool, most: int, by_use: bool):
+    def __init__(self, graph: Graph, in_groups: bool, most: int, by_use: bool, apart: bool):
         self.graph, self.in_groups, self.most, self.by_use = graph, in_groups, most, by_use
+        self.apart = apart
         self.groups: Groups | None = None
         # For each axis its factors, the outer ones first: how many elements, and whether they are
         # columns. The others are written out.
         self.factors: dict[tuple, list[tuple[int, bool]]] = {}
-        # For each reduction where the parts end that are reduced by themselves.
+        # For each reduction where the parts end that are reduced by themselves, and for each output
+        # of one axis those that are stored by themselves.
         self.ends: dict[int, list[int]] = {}
+        self.stored: dict[int, list[int]] = {}
 
     def result(self) -> Graph:
         while True:
@@ -132,6 +139,13 @@ class _Placing(Collectives):
 
     def _pieces(self, k: int, output: Output) -> Iterator[tuple[int, Wanted]]:
         """The pieces of an output: the node of each, and where in the output it lies."""
+        if k in self.stored:
+            for part, (start, end) in enumerate(pairwise([0, *self.stored[k], *output.inner])):
+                for index, axes in self._blocks(("out", k, part), end - start):
+                    self._note(tuple(axes))
+                    wanted = (Index(start).plus(index),)
+                    yield self._want(output.id, wanted), wanted
+            return
         each = [list(self._blocks(("out", k, d), size)) for d, size in enumerate(output.inner)]
         for blocks in itertools.product(*each):
             wanted = tuple(index for index, _ in blocks)
@@ -256,6 +270,8 @@ class _Placing(Collectives):
         axes = [axis for (axis,) in stacks]
         if len({axis.size for axis in axes}) <= 1:
             return max([axis.size for axis in axes], default=1)
+        if self.apart and (request := self._few_more(axes)) is not None:
+            raise request
         # Columns are axes along which neighbours lie near each other in memory, and others that are
         # too long to be written out.
         along = self._along_memory() or {*axes}
@@ -270,6 +286,31 @@ class _Placing(Collectives):
             if axis.size != n:
                 raise Refine(axis, 1) if axis.size % n else self._shorter(axis, n)
         raise AssertionError(f"axes of {sizes} columns agree")
+
+    def _few_more(self, axes: list[Axis]) -> Refine | None:
+        """The request to reduce those elements of an axis apart that it has more than the columns.
+
+        They are before and behind the columns that are read for others.
+        """
+        n = min([axis.size for axis in axes if axis.size > self.most], default=0)
+        for axis in axes:
+            is_whole = axis.key[0] == "reduced" and self.factors[axis.key] == [(axis.size, True)]
+            if is_whole and n < axis.size <= n + self.most:
+                start = self._start_beside(axis, n)
+                ends = (place for place in (start, start + n) if 0 < place < axis.size)
+                return Refine(axis, 1, ends=tuple(ends))
+        return None
+
+    def _start_beside(self, axis: Axis, n: int) -> int:
+        """The place of an axis from where on others read n elements of what it is the axis of."""
+        leaves = [(k.of.id, k.view[-1]) for k in self.nodes if k.op is Op.INPUT and k.view]
+        own = {id: index.start for id, index in leaves if (axis, 1) in index.steps}
+        for id, index in leaves:
+            if id in own and any([other.size == n and step == 1 for other, step in index.steps]):
+                start = index.start - own[id]
+                if 0 <= start <= axis.size - n:
+                    return start
+        return 0
 
     def _in_groups(self, stacks: list[tuple[Axis, ...]]) -> Groups:
         """The groups of the columns. Raises Ungrouped where there can be none, or Refine."""
@@ -375,6 +416,10 @@ class _Placing(Collectives):
         if is_whole and request.ends and axis.size // size > self.most:
             self._reduce_apart(axis, request.ends)
             return
+        is_row = what == "out" and len(self.graph.outputs[k].inner) == 1
+        if self.apart and is_row and factors == [(axis.size, True)] and request.ends:
+            self._store_apart(axis, request.ends)
+            return
         if not request.is_split:
             node = self.graph[self.graph.outputs[k].id if what == "out" else k]
             self._refuse_many(request.asking or node, axis.size, size, request.columns)
@@ -394,6 +439,15 @@ class _Placing(Collectives):
         joined = len(shape) - len(rest) - 1
         view = f"flatten(0, {joined})" if shape[joined + 1 :] == rest else f"view{(-1, *rest)}"
         return f"pass {given.arg}.{view} to the call for {given.arg}, and index that, or "
+
+    def _store_apart(self, axis: Axis, places: tuple[int, ...]) -> None:
+        """Store the parts of an output by themselves that end at these places of an axis."""
+        _, k, part = axis.key
+        ends = self.stored.get(k, [])
+        start = ([0, *ends])[part]
+        self.stored[k] = sorted({*ends, *(start + place for place in places)})
+        for key in [key for key in self.factors if key[:2] == ("out", k)]:
+            del self.factors[key]  # the parts have other numbers now
 
     def _reduce_apart(self, axis: Axis, places: tuple[int, ...]) -> None:
         """Reduce the parts of an axis by themselves that end at these places of it."""

@@ -74,9 +74,12 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
             continue
         if best is None or (len(found) < len(best) and _read(found) <= MORE_READ * _read(best)):
             best = found
-    if best is None:
-        raise refused
-    return best
+    if best is not None:
+        return best
+    for other in dict.fromkeys((graph, chosen)):
+        with suppress(UnsupportedError):
+            return place(other, in_groups, apart=True)
+    raise refused
 
 
 def refuse_many_tensors(graph: Graph, placed: Graph) -> None:

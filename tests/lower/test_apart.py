@@ -1,0 +1,89 @@
+"""Rows that differ by some elements in one kernel: parts of a row, and rows that are joined longer.
+
+What a few elements are apart of the others is stored, or reduced, by itself; and a row that goes
+into a longer one is computed in the columns of that.
+"""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import htile
+from htile.errors import UnsupportedError
+from htile.frontend.derive import derive
+from htile.frontend.reference import evaluate
+from htile.lower.passes.simplify import drop_slopes
+from htile.lower.passes.ways import place_well
+from tests.generated.movements import interpreted
+from tests.gradients import called, check, cotangents
+
+M = 3
+# Functions, and how long the rows of their arguments are.
+FORWARD = {
+    "a number before a row": (lambda x: torch.cat((x.sum()[None], x.softmax(-1))), 257),
+    "zeros around a row": (lambda x: F.pad(x.softmax(-1), (1, 2)), 257),
+    "a part by the sum of all": (lambda x: x[1:] * x.sum(), 257),
+    "a part by the mean of all": (lambda x: x[3:-2] - x.mean(), 257),
+    "a part by the largest of all": (lambda x: (x[:-1] - x.amax()).exp(), 257),
+    "zeros far beyond a row": (lambda x: F.pad(x.softmax(-1), (0, 130)), 257),
+}
+BACKWARD = {
+    "softmax of a part": (lambda x: x[1:].softmax(-1), 257),
+    "log softmax of a part": (lambda x: x[:-1].log_softmax(-1), 258),
+    "a part in the middle": (lambda x: x[100:201].log_softmax(-1), 509),
+    "the first part": (lambda x: x[:100].softmax(-1), 512),
+    "a part less its mean": (lambda x: x[1:] - x[1:].mean(), 257),
+    "a norm of a part": (lambda x: F.rms_norm(x[:-1], (256,)), 257),
+    "a part by the sum of all": (lambda x: x[1:] * x.sum(), 257),
+    "differences": (lambda x: x.diff().softmax(-1), 257),
+    "differences of a mean": (lambda x: (d := x.diff()).sub(d.mean()) / d.std(), 257),
+    "the largest of neighbours": (
+        lambda x: torch.maximum(torch.maximum(x[:-2], x[1:-1]), x[2:]), 257
+    ),
+    "a number behind a row": (lambda x: torch.cat((x, -x.sum(0, keepdim=True))) * 0.5, 257),
+}  # fmt: skip
+
+
+def rows(n):
+    return torch.randn(M, n, generator=torch.Generator().manual_seed(n))
+
+
+def assert_placed(graph, values, lead, rtol=1e-9):
+    """Assert that what is placed of a graph gives the same, and return it."""
+    expected = evaluate(graph, values, lead, torch.float64)
+    placed = place_well(drop_slopes(graph))
+    with np.errstate(all="ignore"):
+        found = interpreted(placed, graph, values, lead)
+    for one, exact in zip(found, torch.utils._pytree.tree_leaves(expected), strict=True):
+        np.testing.assert_allclose(one, exact.numpy(), rtol=rtol, atol=rtol)
+    return placed
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_results(name):
+    function, n = FORWARD[name]
+    call = called(htile.rowwise(function), rows(n))
+    placed = assert_placed(call.graph, call.values, call.lead)
+    assert len(placed.inputs) < 10 and len(placed.outputs) < 10
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_gradients(name):
+    function, n = BACKWARD[name]
+    f, x = htile.rowwise(function), rows(n)
+    call = check(f, x, tolerance=1e-7)
+    joint = derive(call.graph, call.wrt, call.outputs)
+    given = {f"d_{name}": g for name, g in cotangents(call).items()}
+    assert_placed(joint, call.values | given, call.lead, rtol=1e-7)
+    kernel = f.inspect(x.clone().requires_grad_(), arch="sm_90a").backward
+    assert kernel.resources.stack == 0 and len(kernel.graph) < 150
+
+
+def test_rows_that_are_too_unlike_are_refused():
+    def f(x, y):
+        return F.pad(x.softmax(-1), (0, 100)) * y[:357], y.softmax(-1)
+
+    with pytest.raises(UnsupportedError, match="pieces") as caught:
+        htile.rowwise(f)(rows(257), rows(3001))
+    assert caught.value.loc is not None
