@@ -57,6 +57,8 @@ ONE: dict[str, Callable] = {
     "cumsum": lambda x: x.cumsum(-1),
     "cumsum in int64": lambda x: x.cumsum(-1, dtype=torch.int64),
     "cumprod": lambda x: x.cumprod(-1),
+    "cummax": lambda x: x.cummax(-1).values,
+    "logcumsumexp": lambda x: x.logcumsumexp(-1),
 }
 TWO: dict[str, Callable] = {
     "x / y": lambda x, y: x / y,

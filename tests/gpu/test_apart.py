@@ -16,9 +16,10 @@ pytestmark = pytest.mark.gpu
 
 ROWS = 67
 DTYPES = (F32, BF16)
+RANKED = "of a sort"  # equal elements, which bfloat16 has, torch ranks in any order on a GPU
 TRAINED = {
     **BACKWARD,
-    **{f"{name} of groups": (function, 512) for name, function in PARTS.items()},
+    **{f"{name} of groups": (function, 512) for name, function in PARTS.items() if name != RANKED},
     **{name: (function, 64) for name, function in SHAPES.items()},
 }
 
