@@ -15,6 +15,7 @@ import torch
 
 from ..errors import GradientError
 from .algebra import Algebra
+from .cumulative_logarithms import CumulativeLogarithm
 from .cumulative_products import CumulativeProduct
 from .graph import Node
 from .joined import placed, sliced
@@ -345,27 +346,10 @@ def _cumulative_product(a: Algebra, step: Step, g: int) -> tuple[Contribution, .
     return (CumulativeProduct(a, step.operands[0], step.result, step.node.arg).gradient(g),)
 
 
-def _log_of_cumulative(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
-    """Of LOGCUMSUMEXP, y: an element x gets all g behind it, each times exp(x - y).
-
-    The terms are added up by their logarithms, as in torch: exp(-y) may be infinite.
-    """
-    value, (x,) = step.node.value, step.operands
+def _cumulative_logarithm(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
+    value = step.node.value
     g = a.widened(g, value.inner, value.spread)
-
-    def added(g: int) -> int:
-        terms = logarithms(a, g, a.neg(step.result))
-        behind = a.node(TURNED[step.node.op], terms, arg=step.node.arg)
-        return a.node(Op.EXP, a.add(behind, x))
-
-    return (a.sub(added(g), added(a.neg(g))),)
-
-
-def logarithms(a: Algebra, values: int, exponents: int) -> int:
-    """log(values * exp(exponents)) where the values are above 0, and minus infinity elsewhere."""
-    is_above = a.node(Op.GT, values, a.number(0))
-    found = a.node(Op.LOG, a.node(Op.WHERE, is_above, values, a.number(1)))
-    return a.node(Op.WHERE, is_above, a.add(found, exponents), a.number(-math.inf))
+    return (CumulativeLogarithm(a, step.node, step.operands[0], step.result).gradient(g),)
 
 
 def _of_running(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
@@ -424,7 +408,7 @@ DERIVE: dict[Op, Rule] = {
     Op.TAKE: _take, Op.LOOKUP: _lookup, Op.KEY: _key, Op.KEY_VALUE: _of_key,
     Op.SUM: _sum, Op.MEAN: _mean, Op.PROD: _of_product, Op.MAX: _largest, Op.MIN: _largest,
     Op.CUMSUM: _cumulative, Op.SUM_FROM_END: _cumulative, Op.CUMPROD: _cumulative_product,
-    **dict.fromkeys((Op.LOGCUMSUMEXP, Op.LOGSUMEXP_FROM_END), _log_of_cumulative),
+    **dict.fromkeys((Op.LOGCUMSUMEXP, Op.LOGSUMEXP_FROM_END), _cumulative_logarithm),
     **dict.fromkeys(RUNNING, _of_running),
     Op.KTHVALUE: _of_rank, Op.CUSTOM: _of_custom, Op.MATMUL: _of_matmul,
     **dict.fromkeys((Op.SHIFT, Op.UNBUNDLE, Op.BUNDLE, Op.GROUPED), _of_placed),

@@ -175,9 +175,9 @@ def _with_index(x: Tensor, index: object, value: object) -> Tensor:
     parts = index if isinstance(index, tuple) else (index,)
     if len(parts) == 1 and x.ndim:
         if isinstance(parts[0], Tensor):
-            return with_elements(x, parts[0], value)
+            return _with_elements(x, parts[0], value)
         if isinstance(parts[0], list) and all(type(k) is int for k in parts[0]):
-            return with_elements_at(x, parts[0], _each(x, value, len(parts[0])))
+            return _with_elements_at(x, parts[0], _each(x, value, len(parts[0])))
     for each in parts:
         if isinstance(each, Tensor):
             fail(UnsupportedError, "x[...] = value at a mask or an index beside other indices: "
@@ -205,7 +205,7 @@ def _chosen_by_data(index: object) -> bool:
     return any(isinstance(each, Tensor) for each in parts)
 
 
-def with_elements(x: Tensor, index: Tensor, value: object) -> Tensor:
+def _with_elements(x: Tensor, index: Tensor, value: object) -> Tensor:
     """`x` with another value where a mask holds, or at one or several indices of its first axis."""
     if index._value.dtype is BOOL:
         return _with_masked(x, index, value)
@@ -213,12 +213,12 @@ def with_elements(x: Tensor, index: Tensor, value: object) -> Tensor:
         fail(DtypeError, f"x[y] = value with y of {index._value.dtype}: an index is an integer, "
              "write y.long()")  # fmt: skip
     if not index.ndim:
-        return with_elements_at(x, [index], [value])
+        return _with_elements_at(x, [index], [value])
     size = index._sizes[0]
     if index.ndim > 1 or size > MOST_PARTS:
         fail(UnsupportedError, f"x[y] = value with y of shape {tuple(index._sizes)}: write an "
              f"index, or a vector of at most {MOST_PARTS}")  # fmt: skip
-    return with_elements_at(x, [index[k] for k in range(size)], _each(x, value, size))
+    return _with_elements_at(x, [index[k] for k in range(size)], _each(x, value, size))
 
 
 def _with_masked(x: Tensor, mask: Tensor, value: object) -> Tensor:
@@ -245,7 +245,7 @@ def _each(x: Tensor, value: object, count: int) -> list:
     return [value[k] for k in range(count)]
 
 
-def with_elements_at(x: Tensor, places: list[int | Tensor], values: list) -> Tensor:
+def _with_elements_at(x: Tensor, places: list[int | Tensor], values: list) -> Tensor:
     """`x` with other values at some places of its first axis. The last of equal places counts.
 
     A place of an element that there is not changes nothing.

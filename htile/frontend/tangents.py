@@ -14,8 +14,9 @@ from typing import NamedTuple
 from torch.utils import _pytree as pytree
 
 from ..errors import GradientError
-from .adjoints import DERIVE, FLOAT, RUNNING, Masked, Step, logarithms
+from .adjoints import DERIVE, FLOAT, RUNNING, Masked, Step
 from .algebra import Algebra
+from .cumulative_logarithms import CumulativeLogarithm
 from .cumulative_products import CumulativeProduct
 from .custom import named_operands, spliced
 from .definitions import defined_at
@@ -221,14 +222,7 @@ def _of_products(a: Algebra, step: Step, t: int) -> int:
 
 
 def _of_logarithms(a: Algebra, step: Step, t: int) -> int:
-    """Of LOGCUMSUMEXP: the sum of tangents, each times exp(x - y), by the logarithms of terms."""
-    (x,), node = step.operands, step.node
-
-    def added(t: int) -> int:
-        upto = a.node(node.op, logarithms(a, t, x), arg=node.arg)
-        return a.node(Op.EXP, a.sub(upto, step.result))
-
-    return a.sub(added(t), added(a.neg(t)))
+    return CumulativeLogarithm(a, step.node, step.operands[0], step.result).tangent(t)
 
 
 MOVED = (Op.RESHAPE, Op.SLICE, Op.SHIFT, Op.PERMUTE, Op.EXPAND, Op.TAKE, Op.LOOKUP)

@@ -29,6 +29,7 @@ from math import gcd, prod
 from ...errors import UnsupportedError
 from ...frontend.graph import Graph, Node, Output, Role
 from ...frontend.ops import COLLECTIVES, MOVEMENTS, REDUCTIONS, SCANS, Op
+from .apart import Apart
 from .axes import (
     Axis,
     Groups,
@@ -106,7 +107,7 @@ def _is_placed(graph: Graph) -> bool:
     return True
 
 
-class _Placing(Collectives):
+class _Placing(Collectives, Apart):
     """One pass over a graph."""
 
     def __init__(self, graph: Graph, in_groups: bool, most: int, by_use: bool, apart: bool):
@@ -287,31 +288,6 @@ class _Placing(Collectives):
                 raise Refine(axis, 1) if axis.size % n else self._shorter(axis, n)
         raise AssertionError(f"axes of {sizes} columns agree")
 
-    def _few_more(self, axes: list[Axis]) -> Refine | None:
-        """The request to reduce those elements of an axis apart that it has more than the columns.
-
-        They are before and behind the columns that are read for others.
-        """
-        n = min([axis.size for axis in axes if axis.size > self.most], default=0)
-        for axis in axes:
-            is_whole = axis.key[0] == "reduced" and self.factors[axis.key] == [(axis.size, True)]
-            if is_whole and n < axis.size <= n + self.most:
-                start = self._start_beside(axis, n)
-                ends = (place for place in (start, start + n) if 0 < place < axis.size)
-                return Refine(axis, 1, ends=tuple(ends))
-        return None
-
-    def _start_beside(self, axis: Axis, n: int) -> int:
-        """The place of an axis from where on others read n elements of what it is the axis of."""
-        leaves = [(k.of.id, k.view[-1]) for k in self.nodes if k.op is Op.INPUT and k.view]
-        own = {id: index.start for id, index in leaves if (axis, 1) in index.steps}
-        for id, index in leaves:
-            if id in own and any([other.size == n and step == 1 for other, step in index.steps]):
-                start = index.start - own[id]
-                if 0 <= start <= axis.size - n:
-                    return start
-        return 0
-
     def _in_groups(self, stacks: list[tuple[Axis, ...]]) -> Groups:
         """The groups of the columns. Raises Ungrouped where there can be none, or Refine."""
         for stack in stacks:
@@ -439,22 +415,3 @@ class _Placing(Collectives):
         joined = len(shape) - len(rest) - 1
         view = f"flatten(0, {joined})" if shape[joined + 1 :] == rest else f"view{(-1, *rest)}"
         return f"pass {given.arg}.{view} to the call for {given.arg}, and index that, or "
-
-    def _store_apart(self, axis: Axis, places: tuple[int, ...]) -> None:
-        """Store the parts of an output by themselves that end at these places of an axis."""
-        _, k, part = axis.key
-        ends = self.stored.get(k, [])
-        start = ([0, *ends])[part]
-        self.stored[k] = sorted({*ends, *(start + place for place in places)})
-        for key in [key for key in self.factors if key[:2] == ("out", k)]:
-            del self.factors[key]  # the parts have other numbers now
-
-    def _reduce_apart(self, axis: Axis, places: tuple[int, ...]) -> None:
-        """Reduce the parts of an axis by themselves that end at these places of it."""
-        _, id, k = axis.key
-        ends = self.ends.get(id, [])
-        start = ([0, *ends])[k]
-        self.ends[id] = sorted({*ends, *(start + place for place in places)})
-        old = [key for key in self.factors if key[:2] == ("reduced", id)]
-        for key in old:  # the parts have other numbers now
-            del self.factors[key]

@@ -1,0 +1,59 @@
+"""What is stored or reduced apart from the columns, as a part of placing a graph (`space.py`).
+
+A row that is joined of parts, such as a number before a row, may be stored part by part. An axis
+that has a few elements more than there are columns is reduced as the columns, and as those elements
+one by one.
+"""
+
+from __future__ import annotations
+
+from ...frontend.ops import Op
+from .axes import Axis, Refine
+
+
+class Apart:
+    """The methods of a placing for these parts."""
+
+    def _few_more(self, axes: list[Axis]) -> Refine | None:
+        """The request to reduce those elements of an axis apart that it has more than the columns.
+
+        They are before and behind the columns that are read for others.
+        """
+        n = min([axis.size for axis in axes if axis.size > self.most], default=0)
+        for axis in axes:
+            is_whole = axis.key[0] == "reduced" and self.factors[axis.key] == [(axis.size, True)]
+            if is_whole and n < axis.size <= n + self.most:
+                start = self._start_beside(axis, n)
+                ends = (place for place in (start, start + n) if 0 < place < axis.size)
+                return Refine(axis, 1, ends=tuple(ends))
+        return None
+
+    def _start_beside(self, axis: Axis, n: int) -> int:
+        """The place of an axis from where on others read n elements of what it is the axis of."""
+        leaves = [(k.of.id, k.view[-1]) for k in self.nodes if k.op is Op.INPUT and k.view]
+        own = {id: index.start for id, index in leaves if (axis, 1) in index.steps}
+        for id, index in leaves:
+            if id in own and any([other.size == n and step == 1 for other, step in index.steps]):
+                start = index.start - own[id]
+                if 0 <= start <= axis.size - n:
+                    return start
+        return 0
+
+    def _store_apart(self, axis: Axis, places: tuple[int, ...]) -> None:
+        """Store the parts of an output by themselves that end at these places of an axis."""
+        _, k, part = axis.key
+        ends = self.stored.get(k, [])
+        start = ([0, *ends])[part]
+        self.stored[k] = sorted({*ends, *(start + place for place in places)})
+        for key in [key for key in self.factors if key[:2] == ("out", k)]:
+            del self.factors[key]  # the parts have other numbers now
+
+    def _reduce_apart(self, axis: Axis, places: tuple[int, ...]) -> None:
+        """Reduce the parts of an axis by themselves that end at these places of it."""
+        _, id, k = axis.key
+        ends = self.ends.get(id, [])
+        start = ([0, *ends])[k]
+        self.ends[id] = sorted({*ends, *(start + place for place in places)})
+        old = [key for key in self.factors if key[:2] == ("reduced", id)]
+        for key in old:  # the parts have other numbers now
+            del self.factors[key]
