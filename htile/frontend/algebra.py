@@ -377,16 +377,13 @@ class Algebra:
         return is_zero or any(self._stages[i] > 0 for i in (*factors, *divisors))
 
     def _is_deviation(self, a: int, axes: tuple[int, ...]) -> bool:
-        """Whether it is `x - mean(x)` along these axes, of which the mean has one value each.
-
-        In a square a mean over one axis may stand beside the other one.
-        """
+        """Whether it is `x - mean(x)` along these axes, of which the mean has one value each."""
         node = self[a]
         if node.op is not Op.SUB or len(axes) != 1:
             return False
         x, average = node.inputs
         shape = self.inner(a)
-        if self._has_axis(average, axes[0], shape):
+        if self._has_axis(average, axes[0], shape) or not self._is_beside(x, average, axes[0]):
             return False
         while self[average].op is Op.RESHAPE:
             (average,) = self[average].inputs
@@ -397,6 +394,18 @@ class Algebra:
             average = self[average.inputs[0]]
             return average.op is Op.SUM and average.inputs == (x,) and _axis(average) == axes[0]
         return average.op is Op.MEAN and average.inputs == (x,) and _axis(average) == axes[0]
+
+    def _is_beside(self, x: int, average: int, axis: int) -> bool:
+        """Whether a mean over an axis of x stands beside the elements that it is the mean of.
+
+        In a square, or in its own axes turned round, it may stand beside others.
+        """
+        kept, own = [*self.inner(x)], [*self.inner(average)]
+        kept[axis] = 1
+        for shape in (kept, own):
+            while shape and shape[0] == 1:
+                del shape[0]
+        return kept == own
 
     def _reduced(self, a: int, axes: tuple[int, ...]) -> int:
         inner = self.inner(a)

@@ -57,7 +57,12 @@ def _at_rank(x: Tensor, axis: int, rank: Rank, what: str) -> Tensor:
             found = first_ranks(x, near + 1, axis, not is_low, what).values
             return _last(found, axis if x.ndim else -1, near + 1)
         return _found(x, axis, scalar(x, rank, INT32))
-    rank = convert(reshaped(rank, ()), INT32)
+    of_groups = rank._sizes.numel() > 1
+    if of_groups and size > MOST_RANKS:
+        fail(UnsupportedError, f"{what} along an axis of {size} elements whose rank each group has "
+             f"of its own: at most {MOST_RANKS} elements; pass the groups as rows, "
+             "x.unflatten(-1, (groups, -1))")  # fmt: skip
+    rank = convert(rank if of_groups else reshaped(rank, ()), INT32)
     if size <= MOST_RANKS:
         found = _one_of_few(x, axis, rank, what)
     else:
@@ -82,7 +87,7 @@ def _one_of_few(x: Tensor, axis: int, rank: Tensor, what: str) -> Tensor:
     size = x._sizes[axis]
     ordered = first_ranks(x, size, axis, False, what).values
     places = reshaped(index(x._builder, size), (size, *(1,) * (-1 - axis)))
-    is_it = places == rank
+    is_it = places == (unsqueeze(rank, axis) if rank.ndim else rank)
     if x._value.dtype is not FLOAT:
         return reduced(Op.SUM, where(is_it, ordered, 0), axis)
     return reduced(Op.MAX, where(is_it, ordered, -INF), axis)

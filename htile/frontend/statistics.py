@@ -20,7 +20,7 @@ from .functions import POWERS, chosen, maximum
 from .ops import Op, broadcast_shapes
 from .promotion import FLOAT, cast, convert, floating, not_zero, together
 from .reductions import amax, amin, named, reduced, sum
-from .shapes import axes_of, fixed
+from .shapes import axes_of, axis_of, fixed, squeeze
 from .slopes import Slope
 from .tensor import FUNCTIONS, Tensor, fail, node
 
@@ -178,11 +178,11 @@ def _check_of_row(y: Tensor, given: object, what: str, name: str, instead: str) 
 
 @implements("native_layer_norm")
 def native_layer_norm(input, normalized_shape, weight, bias, eps):
-    """(layer_norm, mean, 1 / standard deviation), the last two of shape (1,)."""
+    """(layer_norm, mean, 1 / standard deviation), the last two with a last axis of size 1."""
     x = _whole_row(input, normalized_shape, "layer_norm")
-    average = mean(x, keepdim=True)
+    average = mean(x, -1, keepdim=True)
     centered = x - average
-    scale = rsqrt(mean(centered * centered, keepdim=True) + eps)
+    scale = rsqrt(mean(centered * centered, -1, keepdim=True) + eps)
     return _affine(centered * scale, weight, bias, "layer_norm"), average, scale
 
 
@@ -210,6 +210,25 @@ def normalize(input, p=2.0, dim=1, eps=1e-12):
     return input / clamp(norm(input, p, dim, input.ndim > 1), eps)
 
 
+def _norm_of_matrix(x, ord=None, dim=None, keepdim=False, *, dtype=None):
+    axes = tuple(range(x.ndim)) if dim is None else dim
+    axes = axes if isinstance(axes, (tuple, list)) else (axes,)
+    if ord is None or len(axes) == 1 or (dim is None and x.ndim == 0):
+        return norm(x, ord, dim, keepdim, dtype)
+    if len(axes) != 2:
+        fail(ShapeError, f"linalg.norm of order {ord!r} along {len(axes)} axes: expected 1 or 2")
+    if ord == "fro":
+        return norm(x, 2.0, axes, keepdim, dtype)
+    if ord not in (1, -1, INF, -INF):
+        fail(UnsupportedError, f"the norm of order {ord!r} of a matrix is not supported: it takes "
+             "1, -1, inf, -inf and 'fro'; linalg.vector_norm is that of its elements")  # fmt: skip
+    rows, columns = (axis_of(x, axis) for axis in axes)
+    added, other = (rows, columns) if abs(ord) == 1 else (columns, rows)
+    totals = norm(x, 1.0, added, True, dtype)
+    found = (amax if ord > 0 else amin)(totals, other, True)
+    return found if keepdim else squeeze(squeeze(found, min(rows, columns)), max(rows, columns))
+
+
 formulas({
     "cosine_similarity": ("The cosine of the angle between two rows; give dim=-1.",
         lambda x1, x2, dim=1, eps=1e-8:
@@ -220,7 +239,9 @@ formulas({
         _root(var_mean(*args, **kwargs)[0])),
     "std_mean": ("(standard deviation, mean) of the row.", lambda *args, **kwargs:
         (_root((both := var_mean(*args, **kwargs))[0]), both[1])),
-    "linalg.norm linalg.vector_norm": ("torch.norm(x, ord).",
+    "linalg.norm": ("torch.norm(x, ord); of two axes the norm of a matrix: ord is 1, -1, inf, -inf "
+        "or 'fro'.", _norm_of_matrix),
+    "linalg.vector_norm": ("torch.norm(x, ord).",
         lambda x, ord=None, dim=None, keepdim=False, *, dtype=None:
             norm(x, ord, dim, keepdim, dtype)),
     "pairwise_distance": ("norm(x1 - x2 + eps, p), along the last axis.",
@@ -277,6 +298,8 @@ def _loss(name: str, doc: str, element: Callable, is_weighted_mean: bool = False
             return values
         if reduction == "sum":
             return sum(values)
+        if reduction == "batchmean":
+            return sum(values) / values.shape[0]
         is_plain = weight is None or not is_weighted_mean
         return mean(values) if is_plain else sum(values) / sum(weight)
 

@@ -85,6 +85,33 @@ def test_other_functions(name):
     check_second(f, rows(), tolerance=1e-6)
 
 
+BESIDE = {
+    "other groups' means": lambda x, u: ((x := x.view(4, 1, 16)) - x.mean(-1)) * u[..., None],
+    "a mean in another shape": lambda x, u: ((x := x.view(4, 1, 16)) - x.mean(-1).view(1, 4, 1))
+    * u[..., None],
+    "a sum over a number": lambda x, u: ((x := x.view(4, 1, 16)) - x.sum(-1).div(16).view(1, 4, 1))
+    * u[..., None],
+    "its own mean": lambda x, u: ((x := x.view(4, 1, 16)) - x.mean(-1, keepdim=True))
+    * u[..., None],
+    "turned round": lambda x, u: ((x := x.view(4, 4, 4)) - x.mean(-1).t()[..., None])
+    * u[..., None],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_mean_that_stands_beside_elements_of_other_groups(name):
+    """The sum of what is left is not 0 then."""
+    function = BESIDE[name]
+
+    @htile.rowwise
+    def f(x, u: htile.Inner[2]):
+        return function(x, u).sum(-1)
+
+    x, u = rows(), torch.randn(M, 4, 4, generator=torch.Generator().manual_seed(1))
+    check(f, x, u, tolerance=1e-7)
+    check_second(f, x, u, tolerance=1e-6)
+
+
 def test_axes_inside():
     @htile.rowwise
     def f(x: htile.Inner[2]):
@@ -101,6 +128,8 @@ PARTS = {
     "of a norm": lambda x: torch.nn.functional.rms_norm(x.view(-1, 16), (16,)).flatten()[:128],
     "a difference": lambda x: (x.view(-1, 16) - x.view(-1, 16).amax(-1)[:, None]).flatten()[:128],
     "of a sort": lambda x: x.view(-1, 16).sort(-1).values.flatten()[:128],
+    "of pairs": lambda x: x[:32].view(-1, 2).sort(-1).values.exp()[2:],
+    "a sum of parts": lambda x: x.view(-1, 4).softmax(-1)[0:2].flatten().cumsum(-1),
 }
 
 

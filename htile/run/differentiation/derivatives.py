@@ -20,6 +20,7 @@ from ...frontend.derive import derive, differentiable
 from ...frontend.graph import Graph, Role
 from ...frontend.saved import Split, split
 from ...frontend.scattered import Scattered
+from ...lower.vectors import vector_size
 from ..runner import Runner
 from ..specialize import spec_of
 
@@ -105,7 +106,8 @@ class Derivative:
             found = Runner(graph, of.specs, of.fastmath, of.wanted, of.specialization, part)
         except UnsupportedError:
             return None
-        fits = found.specialization.graph.n == of.specialization.graph.n
+        own, usual = found.specialization.graph, of.specialization.graph
+        fits = own.n == usual.n and vector_size(own) == vector_size(usual)
         return found if fits else None
 
     def _hides_statistics(self, kept: set[str]) -> bool:
@@ -176,7 +178,8 @@ class Derivative:
             raise GradientError(
                 f"{of.graph.name}: this gradient, of second order or of some of the results, reads "
                 "values that the forward pass does not keep; return the reduction that it goes "
-                "through, too, or compute that in a function of its own"
+                "through, too, or compute that in a function of its own",
+                next((n.loc for n in reversed(graph.nodes) if n.loc is not None), None),
             )
         specs = {spec.name: spec for spec in of.specs}
         specs = {i.name: specs.get(i.name) or spec_of(cut.backward, i) for i in cut.backward.inputs}
