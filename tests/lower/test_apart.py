@@ -26,6 +26,16 @@ FORWARD = {
     "a part by the sum of all": (lambda x: x[1:] * x.sum(), 257),
     "a part by the mean of all": (lambda x: x[3:-2] - x.mean(), 257),
     "a part by the largest of all": (lambda x: (x[:-1] - x.amax()).exp(), 257),
+    "sums that are moved on": (lambda x: x.cumsum(-1).roll(1, -1), 257),
+    "what a few elements get": (lambda x: torch.cat((x[:3] + x.sum(), x[3:] * x.amax())), 259),
+    "beside a shorter row": (lambda x: torch.cat((x[2:], x[:1])) - x.mean(), 257),
+    "the largest beside a shorter row": (lambda x: torch.cat((x[2:], x[:1])) * x.amax(), 257),
+    "a part that is moved on": (lambda x: (x[1:].roll(3), x.sum(), (x > 2).any()), 257),
+    "the middle beside others": (lambda x: (torch.cat((x[-2:], x[4:-1])), x.sum()), 211),
+    "a part of all": (lambda x: x[1:-1].roll(1) * x.softmax(-1)[1:-1], 257),
+    "a part of the largest": (
+        lambda x: torch.where(x > x.max(), x, x.max()).sum() * torch.cat((x[1:-2], x[:1] * 0.5)), 79
+    ),
     "zeros far beyond a row": (lambda x: F.pad(x.softmax(-1), (0, 130)), 257),
 }
 BACKWARD = {
@@ -41,6 +51,7 @@ BACKWARD = {
     "the largest of neighbours": (
         lambda x: torch.maximum(torch.maximum(x[:-2], x[1:-1]), x[2:]), 257
     ),
+    "beside a shorter row": (lambda x: torch.cat((x[2:], x[:1])) - x.mean(), 257),
     "a number behind a row": (lambda x: torch.cat((x, -x.sum(0, keepdim=True))) * 0.5, 257),
 }  # fmt: skip
 

@@ -247,11 +247,11 @@ def by_themselves(x):
 
 
 def of_another_scan(x):
-    return x.cumsum(-1).roll(1, -1)
+    return x.cumsum(-1).roll(100, -1)
 
 
 def random_numbers(x):
-    x[:4] += htile.uniform(htile.philox(torch.arange(4), 7)[0])
+    x[:100] += htile.uniform(htile.philox(torch.arange(100), 7)[0])
     return x
 
 
@@ -303,8 +303,8 @@ def test_a_row_that_is_returned_in_pieces_keeps_them():
 @pytest.mark.parametrize(
     ("f", "line"),
     [
-        (of_another_scan, "return x.cumsum(-1).roll(1, -1)"),
-        (random_numbers, "x[:4] += htile.uniform(htile.philox(torch.arange(4), 7)[0])"),
+        (of_another_scan, "return x.cumsum(-1).roll(100, -1)"),
+        (random_numbers, "x[:100] += htile.uniform(htile.philox(torch.arange(100), 7)[0])"),
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )

@@ -7,8 +7,13 @@ one by one.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from ...frontend.ops import Op
 from .axes import Axis, Refine
+
+MOST_STORED = 16  # parts of an output: each has stores of its own
+MOST_REDUCED = 16  # elements that are reduced one by one
 
 
 class Apart:
@@ -17,12 +22,14 @@ class Apart:
     def _few_more(self, axes: list[Axis]) -> Refine | None:
         """The request to reduce those elements of an axis apart that it has more than the columns.
 
-        They are before and behind the columns that are read for others.
+        They are before and behind the columns that are read for others. Elements of a rank are not
+        found so: each of the few would be spread over the columns.
         """
         n = min([axis.size for axis in axes if axis.size > self.most], default=0)
         for axis in axes:
             is_whole = axis.key[0] == "reduced" and self.factors[axis.key] == [(axis.size, True)]
-            if is_whole and n < axis.size <= n + self.most:
+            is_whole = is_whole and self.graph[axis.key[1]].op is not Op.KTHVALUE
+            if is_whole and n < axis.size <= n + MOST_REDUCED:
                 start = self._start_beside(axis, n)
                 ends = (place for place in (start, start + n) if 0 < place < axis.size)
                 return Refine(axis, 1, ends=tuple(ends))
@@ -39,14 +46,23 @@ class Apart:
                     return start
         return 0
 
-    def _store_apart(self, axis: Axis, places: tuple[int, ...]) -> None:
-        """Store the parts of an output by themselves that end at these places of an axis."""
+    def _store_apart(self, axis: Axis, places: tuple[int, ...]) -> bool:
+        """Store the parts of an output by themselves that end at these places of an axis.
+
+        Returns whether they are few enough, and those alike that are too long to be written out.
+        """
         _, k, part = axis.key
         ends = self.stored.get(k, [])
         start = ([0, *ends])[part]
-        self.stored[k] = sorted({*ends, *(start + place for place in places)})
+        ends = sorted({*ends, *(start + place for place in places)})
+        sizes = [end - begin for begin, end in pairwise([0, *ends, *self.graph.outputs[k].inner])]
+        long = [size for size in sizes if size > self.most]
+        if len(sizes) > MOST_STORED or any([size % min(long) for size in long]):
+            return False
+        self.stored[k] = ends
         for key in [key for key in self.factors if key[:2] == ("out", k)]:
             del self.factors[key]  # the parts have other numbers now
+        return True
 
     def _reduce_apart(self, axis: Axis, places: tuple[int, ...]) -> None:
         """Reduce the parts of an axis by themselves that end at these places of it."""

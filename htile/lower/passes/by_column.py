@@ -120,15 +120,18 @@ class _Reducing(_Rule):
     """The rule of `reduce_by_column`.
 
     liftings: by the length of a row, so that what several reductions read is lifted once.
-    lifted: of each row of memory that a part was lifted of, its column, and how long the row is
-        that it was lifted to.
+    lifted: of each row of memory, the columns that it was lifted to, and how long the rows are that
+        have these columns.
     """
 
     def __init__(self, graph: Graph):
         super().__init__(graph)
         self.liftings: dict[int, _Lifting] = {}
         shifts = [node for node in graph if node.op is Op.SHIFT]
-        self.lifted = {node.inputs[0]: (-node.arg[0], node.arg[1]) for node in shifts}
+        self.lifted: dict[int, list[tuple[int, int]]] = {}
+        for node in shifts:
+            start, n = node.arg
+            self.lifted.setdefault(node.inputs[0], []).append((-start, n))
 
     def __call__(self, new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
         self.ids.update(zip(node.inputs, inputs, strict=True))
@@ -150,7 +153,7 @@ class _Reducing(_Rule):
     def _taken(self, part: Node) -> tuple[int, int] | None:
         """Where in a longer row a part begins, and how long the row is; None if it is no part.
 
-        A row that was lifted to a longer one counts as a part of that.
+        A row that was lifted to a longer one, in which all of it lies, counts as a part of that.
         """
         size, start = part.value.inner[-1:], 0
         opaque = NOT_ELEMENTWISE - {Op.SLICE}
@@ -167,7 +170,12 @@ class _Reducing(_Rule):
                 break
             part = next((each for each in operands if each.op is Op.SLICE), operands[0])
         is_part = len(part.value.inner) == 1 and part.value.inner != size
-        return (start, *part.value.inner) if is_part else self.lifted.get(part.id)
+        if is_part:
+            return start, *part.value.inner
+        for column, n in self.lifted.get(part.id, ()):
+            if column >= 0 and column + part.value.inner[-1] <= n:
+                return column, n
+        return None
 
 
 class _Lifting:
