@@ -586,7 +586,7 @@ TWO = (
      "backward returns a str as the gradient of x: return a value of the row, a number or None"),
     ("(d_out0): return math.exp(d_out0), None", "TraceError",
      "math.exp takes Python numbers only: write torch.exp(x), and of a number s that is given at "
-     "run time torch.exp(torch.tensor(s))"),
+     "run time torch.exp(torch.tensor(s)), or make it static (s: htile.Static)"),
     ("(d_out0):\n    if d_out0.sum() > 0:\n        return 1", "TraceError",
      "the truth of a symbolic value is not known while tracing, so `if`, `while`, `and`, `or`, "
      "`not`, `in` and the built-in max and min cannot read it: write torch.where(condition, a, b), "
