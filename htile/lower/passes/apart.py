@@ -51,25 +51,29 @@ class Apart:
 
         Returns whether they are few enough, and those alike that are too long to be written out.
         """
-        _, k, part = axis.key
-        ends = self.stored.get(k, [])
-        start = ([0, *ends])[part]
-        ends = sorted({*ends, *(start + place for place in places)})
+        _, k, _ = axis.key
+        ends = _with_places(self.stored.get(k, []), axis, places)
         sizes = [end - begin for begin, end in pairwise([0, *ends, *self.graph.outputs[k].inner])]
         long = [size for size in sizes if size > self.most]
         if len(sizes) > MOST_STORED or any([size % min(long) for size in long]):
             return False
         self.stored[k] = ends
-        for key in [key for key in self.factors if key[:2] == ("out", k)]:
-            del self.factors[key]  # the parts have other numbers now
+        self._forget_parts(axis)
         return True
 
     def _reduce_apart(self, axis: Axis, places: tuple[int, ...]) -> None:
         """Reduce the parts of an axis by themselves that end at these places of it."""
-        _, id, k = axis.key
-        ends = self.ends.get(id, [])
-        start = ([0, *ends])[k]
-        self.ends[id] = sorted({*ends, *(start + place for place in places)})
-        old = [key for key in self.factors if key[:2] == ("reduced", id)]
-        for key in old:  # the parts have other numbers now
+        _, id, _ = axis.key
+        self.ends[id] = _with_places(self.ends.get(id, []), axis, places)
+        self._forget_parts(axis)
+
+    def _forget_parts(self, axis: Axis) -> None:
+        """Cut the parts anew of what has an axis: they have other numbers now."""
+        for key in [key for key in self.factors if key[:2] == axis.key[:2]]:
             del self.factors[key]
+
+
+def _with_places(ends: list[int], axis: Axis, places: tuple[int, ...]) -> list[int]:
+    """Where parts end, with more places of the part that has this axis."""
+    start = [0, *ends][axis.key[2]]
+    return sorted({*ends, *(start + place for place in places)})

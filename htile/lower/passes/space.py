@@ -393,9 +393,9 @@ class _Placing(Collectives, Apart):
             self._reduce_apart(axis, request.ends)
             return
         is_row = what == "out" and len(self.graph.outputs[k].inner) == 1
-        if self.apart and is_row and factors == [(axis.size, True)] and request.ends:
-            if self._store_apart(axis, request.ends):
-                return
+        is_row = is_row and factors == [(axis.size, True)]
+        if self.apart and is_row and request.ends and self._store_apart(axis, request.ends):
+            return
         if not request.is_split:
             node = self.graph[self.graph.outputs[k].id if what == "out" else k]
             self._refuse_many(request.asking or node, axis.size, size, request.columns)
