@@ -249,6 +249,11 @@ class Graph:
     def __len__(self) -> int:
         return len(self.nodes)
 
+    @property
+    def last_line(self) -> Location | None:
+        """The user's line of the last step that has one, for an error that is about no step."""
+        return next((node.loc for node in reversed(self.nodes) if node.loc is not None), None)
+
     @cached_property
     def dag(self) -> nx.DiGraph:
         """Ids, each with its `node`, and an edge from each operand to its user; frozen."""

@@ -182,18 +182,19 @@ PASSES = (
 def run_passes(graph: Graph) -> Graph:
     """The placed graph of a traced one, as kernels are made of it.
 
-    Raises UnsupportedError where it cannot be placed. The error names a line of the user's: where
-    nothing tells which step it is about, that of the last one.
+    Raises UnsupportedError, with a line of the user's, where it cannot be placed.
     """
     try:
         return _passed(graph)
     except UnsupportedError as error:
-        loc = error.loc or next((n.loc for n in reversed(graph.nodes) if n.loc is not None), None)
-        raise UnsupportedError(error.message, loc) from None
+        raise UnsupportedError(error.message, error.loc or graph.last_line) from None
 
 
 def _passed(graph: Graph) -> Graph:
-    """Groups of more elements than the lanes of a warp hold, a vector each, are written out."""
+    """What `run_passes` gives.
+
+    Groups of more elements than the lanes of a warp hold, a vector each, are written out.
+    """
     graph = drop_slopes(graph)
     placed = bundle_neighbours(place_well(graph))
     if (placed.group_size or 1) > WARP * vector_size(placed):

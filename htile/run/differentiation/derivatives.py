@@ -179,7 +179,7 @@ class Derivative:
                 f"{of.graph.name}: this gradient, of second order or of some of the results, reads "
                 "values that the forward pass does not keep; return the reduction that it goes "
                 "through, too, or compute that in a function of its own",
-                next((n.loc for n in reversed(graph.nodes) if n.loc is not None), None),
+                graph.last_line,
             )
         specs = {spec.name: spec for spec in of.specs}
         specs = {i.name: specs.get(i.name) or spec_of(cut.backward, i) for i in cut.backward.inputs}
