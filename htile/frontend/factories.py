@@ -136,14 +136,10 @@ def _full(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> Tensor
 
 
 def _number(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> Tensor | None:
-    """`torch.tensor(2.0)`, and of a list of numbers; of other things torch makes a real tensor."""
+    """`torch.tensor(2.0)`, and of lists of numbers; of other things torch makes a real tensor."""
     value = args[0] if args else kwargs.get("data")
     if isinstance(value, (list, tuple)) and any(isinstance(x, Tensor) for x in value):
         return _listed(builder, value, **{key: kwargs[key] for key in kwargs if key != "data"})
-    if isinstance(value, (list, tuple)) and all(isinstance(x, bool | int | float) for x in value):
-        real = func(*args, **kwargs, device="meta")
-        each = [_constant(builder, x, torch.Size([1]), _dtype(real, kwargs)) for x in value]
-        return cat(each) if each else None
     if isinstance(value, (list, tuple)) and (numbers := _flat(value)):
         real = func(*args, **kwargs)  # raises where it is no array
         dtype = _dtype(real, kwargs)

@@ -162,10 +162,9 @@ def setitem(x: Tensor, index: object, value: object) -> None:
 
     After `x[index] += y` Python sets the part that has changed, and with it `x`, once more.
     """
-    is_part = isinstance(value, Tensor) and value._part_of is not None
-    is_part = is_part and not _chosen_by_data(index)
-    if is_part and value._part_of[0] is x and value._changes is x._changes:
-        if value._part_of[1] == index and not x._changes:
+    if isinstance(value, Tensor) and value._part_of is not None and not _chosen_by_data(index):
+        whole, place = value._part_of
+        if whole is x and value._changes is x._changes and place == index and not x._changes:
             return
     change(x, _with_index(x, index, value))
 
