@@ -1,4 +1,4 @@
-"""The logarithm of a sum of exponentials whose logarithms are given, and LOGADD, a scan by it."""
+"""LOGADD, by which `logcumsumexp` combines elements: log(exp(a) + exp(b))."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from htile.compute.powers import exp_bounded
 
 
 class Logarithmic(Enum):
-    """The way to combine elements that `cute.ReductionOp` (ADD, MUL, MAX, MIN) does not have."""
+    """How a scan combines elements, beside ADD, MUL, MAX and MIN of `cute.ReductionOp`."""
 
     LOGADD = "log_add"
 

@@ -60,15 +60,13 @@ RANKS = Reduction("ranks", LARGER, -inf)
 # All threads count the elements below a number, once for each bit of the one that is looked for.
 KTHVALUE = Reduction("kthvalue", ADD, inf)
 
-CUMSUM = Reduction("cumsum", ADD, 0.0, slots=0)
-CUMPROD = Reduction("cumprod", MUL, 1.0, slots=0)
-CUMMAX = Reduction("cummax", LARGER, -inf, slots=0)
-CUMMIN = Reduction("cummin", SMALLER, inf, slots=0)
-LOGCUMSUMEXP = Reduction("logcumsumexp", "LOGADD", -inf, slots=0)
 SCANNED: Mapping[Op, Reduction] = {
-    Op.CUMSUM: CUMSUM, Op.CUMPROD: CUMPROD, Op.CUMMAX: CUMMAX, Op.CUMMIN: CUMMIN,
-    Op.LOGCUMSUMEXP: LOGCUMSUMEXP,
-}  # fmt: skip
+    Op.CUMSUM: Reduction("cumsum", ADD, 0.0, slots=0),
+    Op.CUMPROD: Reduction("cumprod", MUL, 1.0, slots=0),
+    Op.CUMMAX: Reduction("cummax", LARGER, -inf, slots=0),
+    Op.CUMMIN: Reduction("cummin", SMALLER, inf, slots=0),
+    Op.LOGCUMSUMEXP: Reduction("logcumsumexp", "LOGADD", -inf, slots=0),
+}
 SCANNED |= {
     TURNED[op]: replace(each, name=TURNED[op].value, from_end=True)
     for op, each in SCANNED.items()
