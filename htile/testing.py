@@ -62,7 +62,7 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
             return signature.invoke(full)
 
         device = batched[0].device  # where torch.arange puts its tensor
-        with bodies_as_written(), terms_marked(), _Products(dtype), Bits(), Masked(), device:
+        with bodies_as_written(), terms_marked(), _Products(dtype), Bits(), Assignments(), device:
             return torch.vmap(one_row)(*batched)
 
     if not rows:  # vmap refuses an empty batch: take the shapes from one row of ones
@@ -132,8 +132,8 @@ class _Viewed(torch.autograd.Function):
         return _Viewed.apply(x, dtype), in_dims[0]
 
 
-class Masked(TorchFunctionMode):
-    """Assigns to the elements that a mask chooses, for which `torch.vmap` has no rule."""
+class Assignments(TorchFunctionMode):
+    """Assigns to the elements that a mask chooses: `torch.vmap` has no rule for `x[mask] = y`."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is not torch.Tensor.__setitem__ or not _is_mask(args[1]):
