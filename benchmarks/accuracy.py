@@ -43,7 +43,7 @@ NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # The functions that have a shorter form for 16 bits, and some that are made of them.
 SHORTER = (
     "exp", "expm1", "log", "log2", "log10", "log1p", "sqrt", "sigmoid", "tanh", "silu", "gelu",
-    "gelu, tanh", "softplus", "logsigmoid", "mish", "elu", "x / 3", "x / y",
+    "gelu, tanh", "softplus", "logsigmoid", "mish", "elu", "x / 3", "x / y", "pow(x, 1.75)",
 )  # fmt: skip
 EDGES = [
     sign * x

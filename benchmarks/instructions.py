@@ -1,7 +1,7 @@
 """How many instructions each elementwise function takes, and a scan: counted in the machine code.
 
 `python -m benchmarks.instructions` prints them for an element, those of the special function units
-(MUFU) apart. No GPU is needed. A kernel with 16 elements a thread is compared with one of 8, so
+(MUFU) apart. No GPU is needed. A kernel with 32 elements a thread is compared with one of 16, so
 that only what an element takes is counted. What it takes to load, convert and store one is taken
 away.
 """
@@ -84,13 +84,13 @@ def of_element(
     """Instructions for an element, and those for MUFU, of a function of rows of a dtype."""
     args = [torch.empty(64, N, device="meta", dtype=dtype) for _ in range(inputs)]
     counts = []
-    for threads in (N // 16, N // 8):
+    for threads in (N // 32, N // 16):
         plan = {"threads_per_row": threads, "num_threads": threads, "form": "held", "cluster_n": 1}
         plan["loader"] = "direct"
         kernel = htile.rowwise(function).with_plan(**plan).inspect(*args, arch=arch)
         counts.append(counted(kernel.cubin))
     (many, special), (few, less) = counts
-    return (many - few) / 8, (special - less) / 8
+    return (many - few) / 16, (special - less) / 16
 
 
 def table(names: list[str], dtype: torch.dtype) -> dict[str, tuple[float, float]]:

@@ -6,8 +6,8 @@ operands have one dtype; functions of floats take Float32. Every function is inl
 are keywords. Counts of instructions are of SASS, for one element, on sm_90a.
 
 Emitted kernels say `from htile.compute import math`, and then `math.exp(x)`. The functions
-themselves are in this module and in `powers`, `logarithms`, `exponents`, `division`, `near`,
-`products`, `conversion`, `bits` and `random`.
+themselves are in this module and in `powers`, `logarithms`, `angles`, `exponents`, `division`,
+`near`, `products`, `conversion`, `bits` and `random`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Numeric
 from cutlass._mlir.dialects import llvm
 
+from htile.compute.angles import cos, sin
 from htile.compute.bits import bits, float_of, invert, lshift, rshift
 from htile.compute.bundles import bundle, unbundle
 from htile.compute.conversion import convert, round_to
@@ -40,6 +41,7 @@ from htile.compute.near import (
     log2_near,
     log10_near,
     log_near,
+    pow_near,
     sigmoid_near,
     tanh_near,
 )
@@ -67,9 +69,9 @@ __all__ = [
     "key_index", "key_value", "ldexp", "le", "log", "log1p", "log1p_bounded", "log1p_near", "log2",
     "log2_near", "log10", "log10_near", "log_near", "logical_and", "logical_not", "logical_or",
     "logical_xor", "lshift", "lt", "maximum", "minimum", "mod", "ne", "neg", "negative_zero",
-    "philox", "pow", "product", "reciprocal", "round", "round_to", "rshift", "rsqrt", "sigmoid",
-    "sigmoid_near", "sign", "sin", "sqrt", "tanh", "tanh_near", "trunc",
-    "unbundle", "uniform", "where", "word",
+    "philox", "pow", "pow_near", "product", "reciprocal", "round", "round_to", "rshift", "rsqrt",
+    "sigmoid", "sigmoid_near", "sign", "sin", "sqrt", "tanh", "tanh_near", "trunc", "unbundle",
+    "uniform", "where", "word",
 ]
 # fmt: on
 
@@ -124,19 +126,7 @@ def negative_zero() -> Float32:
     return Int32(-(1 << 31)).bitcast(Float32)
 
 
-# Trigonometric and related functions
-
-
-@elementwise
-def sin(x, fastmath=False):
-    """The sine. The exact one branches to a slow path for |x| > 105615."""
-    return cute.math.sin(x, fastmath=fastmath)
-
-
-@elementwise
-def cos(x, fastmath=False):
-    """The cosine. The exact one branches to a slow path for |x| > 105615."""
-    return cute.math.cos(x, fastmath=fastmath)
+# Functions of the device library
 
 
 @elementwise

@@ -17,7 +17,7 @@ from cutlass import Numeric
 
 from htile.compute.division import EXPONENT, HUGE, TINY, rcp
 from htile.compute.logarithms import LN2
-from htile.compute.operands import Operand, Vector, bits_of, elementwise, float_of, lift
+from htile.compute.operands import SIGN, Operand, Vector, bits_of, elementwise, float_of, lift
 from htile.compute.powers import LOG2_E, exp2, sigmoid
 from htile.compute.products import fma, polynomial
 
@@ -95,6 +95,24 @@ def log1p_near(x):
     """log(1 + x)."""
     far = cute.math.log2(1.0 + x, fastmath=True) * LN2
     return _choose(x, SERIES_BELOW, x * fma(x, -0.5, 1.0), far)
+
+
+@elementwise
+def _pow_near(x, exponent):
+    parity = exponent % 2
+    if parity in (0, 1):
+        size = cute.math.absf(x)
+    else:  # a negative number has no such power, but -inf has that of inf
+        size = cute.where(x == -math.inf, cute.full_like(x, math.inf), x)
+    is_tiny = size < TINY
+    log = cute.math.log2(cute.where(is_tiny, size * 2.0**32, size), fastmath=True)
+    result = cute.math.exp2(cute.where(is_tiny, log - 32.0, log) * exponent)
+    return float_of(bits_of(result) | bits_of(x) & SIGN) if parity == 1 else result
+
+
+def pow_near(x: Operand, exponent: float) -> Vector | Numeric:
+    """x ** exponent, for a number from -64 to 64."""
+    return _pow_near(x, exponent=exponent)
 
 
 def sigmoid_near(x: Operand) -> Vector | Numeric:

@@ -29,11 +29,15 @@ class Function(Enum):
     FMS = "fms"  # a * b - c
     FNMA = "fnma"  # c - a * b
     COLUMNS = "of columns"  # the column's number beside what a row has once: one instruction
+    FLOATS = "as floats"  # the numbers of columns: that of the first, converted once, and constants
     FOURS = "fours"  # random words of a row's keys: four neighbouring columns share a counter
     ELEMENT = "element"  # the one of a group of a tile that a column's number picks, if it is there
     FACTORS = "factors"  # a product that a sum alone reads, over the row or all rows: adds by fma
 
 
+PRODUCTS = {4.0: 2, 5.0: 3, 6.0: 3, 7.0: 4}  # that the compiler makes of powers
+MOST_COLUMNS = 2**23  # of a row whose columns are numbered in float32 (`float_cols`)
+MOST_EXPONENT = 64  # of a power, in magnitude, up to which the short function is near enough
 FAST_OPS = frozenset({Op.TANH, Op.LOG, Op.LOG2, Op.LOG10, Op.SIN, Op.COS})
 
 
@@ -54,6 +58,8 @@ def choose_function(
         return Function.ELEMENT, picked
     if _compares_columns(graph, node, in_loops):
         return Function.COLUMNS, node.inputs[1:]
+    if _converts_columns(graph, node):
+        return Function.FLOATS, ()
     if node.op is Op.WORD:
         index, *others = graph.operands(node)
         is_shared = _counts_columns(graph, index) and not any(o.value.spread for o in others)
@@ -61,13 +67,13 @@ def choose_function(
         return Function.FOURS if is_shared else Function.EXACT, node.inputs
     if _is_exponential(graph, node):
         return Function.BOUNDED, node.inputs
-    if _is_part_of_sum(graph, node):
+    if is_part_of_sum(graph, node):
         exponential, total = graph.operands(node)
         if in_loops and _is_only_returned_in_16_bits(graph, node):
             return Function.QUOTIENT, (exponential.inputs[0], total.id)
         return Function.BOUNDED, node.inputs
     is_fast = fastmath and node.op in FAST_OPS
-    if near and node.op in NEAR_OPS and not is_fast:
+    if near and _has_near_form(graph, node) and not is_fast:
         return Function.NEAR, node.inputs
     if near and (x := _gelu_of(graph, node)) is not None:
         return Function.GELU, (x,)
@@ -87,6 +93,21 @@ def choose_function(
     if node.op is Op.MUL and _is_only_summed(graph, node):
         return Function.FACTORS, node.inputs
     return Function.FAST if is_fast else Function.EXACT, node.inputs
+
+
+def _has_near_form(graph: Graph, node: Node) -> bool:
+    """Whether there is a short function of it for results that are only seen in 16 bits."""
+    if node.op is not Op.POW:
+        return node.op in NEAR_OPS
+    exponent = graph[node.inputs[1]]
+    is_small = exponent.op is Op.CONST and abs(exponent.arg) <= MOST_EXPONENT
+    return is_small and not number_of_products(graph, node)
+
+
+def number_of_products(graph: Graph, power: Node) -> int:
+    """The products that the compiler makes of a power, or 0."""
+    exponent = graph[power.inputs[1]]
+    return PRODUCTS.get(exponent.arg, 0) if exponent.op is Op.CONST else 0
 
 
 def _element_of(graph: Graph, node: Node) -> tuple[int, ...]:
@@ -126,6 +147,21 @@ def _compares_columns(graph: Graph, node: Node, in_loops: bool) -> bool:
     columns, other = graph.operands(node)
     is_index = columns.op is Op.INDEX and columns.value.dtype is torch.int32
     return is_index and (in_loops if other.op is Op.CONST else not other.value.spread)
+
+
+def _converts_columns(graph: Graph, node: Node) -> bool:
+    """Whether it is the number of each column as a float32, which has all of them exactly."""
+    if not is_float_of(graph, node):
+        return False
+    return graph[node.inputs[0]].op is Op.INDEX and graph.n <= MOST_COLUMNS
+
+
+def is_float_of(graph: Graph, node: Node) -> bool:
+    """Whether it converts an int32 to float32."""
+    if node.op not in (Op.CAST, Op.CONVERT) or node.value.dtype is not torch.float32:
+        return False
+    is_rounded = node.value.stored not in (None, torch.float32)
+    return not is_rounded and graph[node.inputs[0]].value.dtype is torch.int32
 
 
 def _counts_columns(graph: Graph, node: Node) -> bool:
@@ -262,7 +298,7 @@ def _is_exponential(graph: Graph, node: Node) -> bool:
     return subtracted(graph, graph[node.inputs[0]], Op.MAX, in_groups=True) is not None
 
 
-def _is_part_of_sum(graph: Graph, node: Node) -> bool:
+def is_part_of_sum(graph: Graph, node: Node) -> bool:
     """Whether it is e / sum(e) with e = exp(x - max(x)).
 
     The sum is in [1, N], so rcp.approx loses nothing.

@@ -16,7 +16,7 @@ from ..frontend.ops import Op
 
 # Operations that have such a device function.
 NEAR_OPS = frozenset({
-    Op.DIV, Op.EXP, Op.EXPM1, Op.LOG, Op.LOG2, Op.LOG10, Op.LOG1P, Op.SIGMOID, Op.TANH,
+    Op.DIV, Op.EXP, Op.EXPM1, Op.LOG, Op.LOG2, Op.LOG10, Op.LOG1P, Op.POW, Op.SIGMOID, Op.TANH,
 })  # fmt: skip
 # Of float8_e8m0fnu a small error would show: it makes 2 ** k of what is 2 ** (k + 1) by a hair.
 NARROW = frozenset({torch.bfloat16, torch.float16}) | FLOAT8_BY_INSTRUCTION

@@ -25,7 +25,6 @@ from .choice.instructions import (
     LEAVES,
     LOOKED_UP,
     counting_cost,
-    seldom,
     sweep_costs,
     value_costs,
 )
@@ -57,7 +56,7 @@ class Sweep:
     stores: what is written once it is computed.
     then: the exchanges that follow, and what is computed once a row between them.
     words: 32-bit registers for each element that are live at its widest point; of loops only.
-    instructions: those of the code of each element, however seldom executed; of loops only.
+    instructions: those of the code of each element; of loops only.
     is_loop: whether it goes over the chunks of the row.
     """
 
@@ -395,7 +394,6 @@ class Work:
             words = max(words, self._words(live) + len(parts))
             live -= made
         count, _ = sweep_costs(self.graph, computes, parts)
-        count += seldom(self.graph, computes)
         return Sweep(computes, rows, columns, parts, stores, (), words, count, is_loop=True)
 
     def homes_in_loops(self, rows: Home) -> dict[int, Home]:

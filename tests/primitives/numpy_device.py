@@ -14,6 +14,7 @@ import numpy as np
 
 from htile.compute import (
     accumulate,
+    angles,
     bits,
     conversion,
     division,
@@ -37,7 +38,7 @@ from htile.compute import math as functions
 from htile.copy import layout
 
 MODULES = (
-    accumulate, bits, conversion, division, exchange, exponents, functions, keys, log_add,
+    accumulate, angles, bits, conversion, division, exchange, exponents, functions, keys, log_add,
     logarithms, mean, moments, near, operands, powers, products, random, ranks, reduce, scan,
     layout,
 )  # fmt: skip
@@ -496,6 +497,7 @@ class Device:
                 absi=_applied(np.abs),
                 ceil=_applied(np.ceil),
                 copysign=_applied(np.copysign),
+                cos=_applied(exact(np.cos)),
                 exp=_applied(exp),
                 exp2=_applied(exact(np.exp2)),
                 floor=_applied(np.floor),
@@ -504,6 +506,7 @@ class Device:
                 rcp=_applied(rcp_approx),
                 rem=_applied(np.fmod),
                 roundeven=_applied(np.rint),
+                sin=_applied(exact(np.sin)),
                 sqrt=lambda x, fastmath=False: apply(sqrt_approx if fastmath else np.sqrt, x),
                 trunc=_applied(np.trunc),
             ),

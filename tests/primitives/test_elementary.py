@@ -1,4 +1,4 @@
-"""The square root, logarithms and e ** x - 1: their errors, and every edge, without a GPU.
+"""The square root, logarithms, e ** x - 1, sines: their errors, and every edge, without a GPU.
 
 The functions' own code runs on numpy arrays, whose approximate instructions are off by as much as
 their documentation allows (`numpy_device`). What is emitted runs as PTX on the edges
@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("cutlass")
 
 import htile
+from htile.compute import angles
 from htile.compute import math as m
 from tests.primitives.numpy_device import Device, Vector, lg2_approx, sqrt_approx
 from tests.primitives.ptx_device import launch
@@ -24,6 +25,7 @@ PLACES = (0.0, 2.0**-126, 2.0**-24, 0.125, 0.5, 0.5**0.5, 1.0, 2.0**0.5, 2.0, 2.
           88.722839)  # fmt: skip
 SPECIAL = np.float32([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 2**-149, -(2**-149)])
 REFERENCE = {"sqrt": np.sqrt, "log": np.log, "log1p": np.log1p, "expm1": np.expm1}
+ANGLES = {"sin": np.sin, "cos": np.cos}
 
 
 def beside(places, count):
@@ -36,7 +38,7 @@ def beside(places, count):
 def check(name, x, got):
     """Numbers are within MOST ulp of the exact ones; the rest and the signs are the same."""
     with np.errstate(all="ignore"):
-        expected = REFERENCE[name](x.astype(np.float64))
+        expected = (REFERENCE | ANGLES)[name](x.astype(np.float64))
         rounded = expected.astype(np.float32)
         error = np.abs(got.astype(np.float64) - expected)
         unit = np.spacing(np.abs(rounded)).astype(np.float64)
@@ -60,6 +62,28 @@ def test_errors(name, monkeypatch):
     x = np.concatenate([every, beside(PLACES, 1000), SPECIAL])
     with np.errstate(all="ignore"):
         check(name, x, getattr(m, name)(Vector(x)).data)
+
+
+@pytest.fixture(scope="module")
+def usual_angles():
+    """Angles that are not large: of every magnitude, and next to multiples of pi / 4."""
+    words = np.arange(0, np.float32(angles.LARGEST).view(np.uint32), STEP, dtype=np.uint32)
+    random = np.random.default_rng(0).uniform(0, angles.LARGEST, 1 << 20).astype(np.float32)
+    multiples = beside(np.arange(1, 134000, 7) * (np.pi / 4), 4)
+    size = np.abs(np.concatenate([words.view(np.float32), random, multiples]))
+    size = size[size <= angles.LARGEST]
+    return np.concatenate([size, -size, np.float32([0.0, -0.0, np.nan])])
+
+
+@pytest.mark.parametrize("name", ANGLES)
+def test_angles(name, usual_angles, monkeypatch):
+    """No sine is larger than 1, and a multiple of pi has the sine of what it is off by."""
+    Device().install(monkeypatch)
+    monkeypatch.setattr(angles, "_for_all", lambda x, usual, exact: usual(x))
+    with np.errstate(all="ignore"):
+        got = getattr(m, name)(Vector(usual_angles)).data
+    check(name, usual_angles, got)
+    assert np.nanmax(np.abs(got)) == 1.0
 
 
 @pytest.mark.parametrize("name", REFERENCE)

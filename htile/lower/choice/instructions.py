@@ -12,7 +12,7 @@ import torch
 
 from ...frontend.graph import Graph
 from ...frontend.ops import Op
-from ..patterns import Function
+from ..patterns import Function, number_of_products
 from ..reductions import KTHVALUE, MOMENTS, SCANNED, SOFTMAX, Part
 from ..steps import Compute
 
@@ -23,8 +23,8 @@ LEAVES = frozenset({Op.INPUT, Op.CONST})
 # were measured, faster ones are chosen of functions that have one logarithm a row.
 OP_COSTS = {
     Op.SQRT: (4, 1), Op.RSQRT: (4, 1), Op.EXP: (8, 1), Op.EXP2: (4, 1), Op.EXPM1: (17, 0),
-    Op.LOG: (24, 0), Op.LOG2: (26, 0), Op.LOG10: (25, 0), Op.LOG1P: (18, 2), Op.SIN: (24, 0),
-    Op.COS: (24, 0), Op.TANH: (15, 2), Op.SIGMOID: (10, 2), Op.ERF: (20, 1), Op.DIV: (10, 1),
+    Op.LOG: (24, 0), Op.LOG2: (26, 0), Op.LOG10: (25, 0), Op.LOG1P: (18, 2), Op.SIN: (17, 0),
+    Op.COS: (17, 0), Op.TANH: (15, 2), Op.SIGMOID: (10, 2), Op.ERF: (20, 1), Op.DIV: (10, 1),
     Op.FLOORDIV: (116, 0), Op.MOD: (77, 0), Op.POW: (88, 2), Op.PHILOX: (40, 0), Op.WORD: (60, 0),
     Op.UNIFORM: (3, 0), Op.EXPONENTIAL: (28, 0), Op.KEY: (6, 0), Op.GROUPED: (3, 0),
     Op.EXPONENT: (10, 0), Op.LDEXP: (20, 0), Op.FLOOR_LOG2: (12, 0), Op.CEIL_LOG2: (15, 0),
@@ -36,12 +36,8 @@ OP_COSTS = {
     (Op.LOG2, Function.NEAR): (11, 1), (Op.LOG10, Function.NEAR): (11, 1),
     (Op.LOG1P, Function.NEAR): (6, 1), (Op.LOG1P, Function.BOUNDED): (9, 0),
     (Op.SIGMOID, Function.NEAR): (4, 2), (Op.TANH, Function.NEAR): (9, 2),
-    (Op.DIV, Function.NEAR): (7, 1),
+    (Op.DIV, Function.NEAR): (7, 1), (Op.POW, Function.NEAR): (13, 2),
 }  # fmt: skip
-# Of these powers the compiler makes products.
-MULTIPLIED = {4.0: (2, 0), 5.0: (3, 0), 6.0: (3, 0), 7.0: (4, 0)}
-# The code of an element has so many more, which only angles beyond 105615 execute.
-SELDOM = {Op.SIN: 76, Op.COS: 76}
 # These are for a division by what the row has once, whose reciprocal is computed once too.
 SHARED_DIVISOR_COSTS = {Function.EXACT: (3, 0), Function.NEAR: (2, 0)}
 # Instructions for an element; other parts take one. A scan takes more for each vector, and an
@@ -86,11 +82,6 @@ def counting_cost(part: Part) -> int:
     return COUNTED * (32 - part.zero_bits)
 
 
-def seldom(graph: Graph, computes: tuple[Compute, ...]) -> int:
-    """Instructions of a sweep for each element that are seldom executed."""
-    return sum([SELDOM.get(graph[s.id].op, 0) for s in computes if graph[s.id].value.spread])
-
-
 def _step_costs(graph: Graph, step: Compute) -> tuple[int, int]:
     """Those of a step; what is computed once a row, or once a group, does not count."""
     node, function = graph[step.id], step.function
@@ -104,8 +95,8 @@ def _step_costs(graph: Graph, step: Compute) -> tuple[int, int]:
 
 def _listed(graph: Graph, step: Compute) -> tuple[int, int]:
     op, function = graph[step.id].op, step.function
-    if op is Op.POW and (exponent := graph[step.inputs[1]]).op is Op.CONST:
-        return MULTIPLIED.get(exponent.arg, OP_COSTS[op])
+    if op is Op.POW and (count := number_of_products(graph, graph[step.id])):
+        return count, 0
     keys = (op, function), function, op
     return next((OP_COSTS[key] for key in keys if key in OP_COSTS), (1, 0))
 

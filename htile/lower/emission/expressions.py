@@ -135,7 +135,7 @@ EMIT: dict[Op, Expression] = {
         Op.ABS, Op.SIGN, Op.SQRT, Op.RSQRT, Op.EXP2, Op.SIN, Op.COS, Op.ERF, Op.FLOOR, Op.CEIL,
         Op.ROUND, Op.TRUNC, Op.FLOOR_LOG2, Op.CEIL_LOG2, Op.EXPONENT, Op.LDEXP, Op.FLOORDIV, Op.MOD,
         Op.BITS, Op.FLOAT_OF,
-        Op.POW, Op.MAXIMUM, Op.MINIMUM, Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE, Op.WHERE,
+        Op.MAXIMUM, Op.MINIMUM, Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE, Op.WHERE,
         Op.LSHIFT, Op.RSHIFT)},
     Op.NOT: _of_masks("logical_not", _call("invert")),
     Op.AND: _of_masks("logical_and", _binary("&")), Op.OR: _of_masks("logical_or", _binary("|")),
@@ -154,6 +154,8 @@ def written(node: Node, args: tuple[str, ...], function: Function, ctx: str = "c
         args = (f"{ctx}.shape[1]",)
     elif node.op is Op.GROUPED:
         args = (ctx, *args)
+    elif function is Function.FLOATS:
+        return f"{ctx}.float_cols"
     elif function is Function.COLUMNS:
         args = (f"{ctx}.offsets", f"{ctx}.offset_of({args[0]})")
     return EMIT[node.op](node, args, function)

@@ -1,0 +1,97 @@
+"""The sine and the cosine.
+
+Counts of instructions are of SASS, for one element, on sm_90a.
+
+The nearest multiple of pi is taken from an angle. What is left is from -pi / 2 to pi / 2, where a
+polynomial is near the sine. An odd multiple turns its sign. A cosine takes multiples and a half.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32
+
+from htile.compute.operands import SIGN, Vector, bits_of, elementwise, float_of
+from htile.compute.products import polynomial
+
+# The multiple of pi of a larger angle is not known exactly. The device library reduces such angles
+# by another way, in about 80 instructions.
+LARGEST = 105615.0
+# A number up to 2 ** 22 in magnitude that is added to ROUNDER is rounded to a whole one. The lowest
+# bit of the sum says whether that is odd, and of a sum with ODD_ROUNDER whether it is even.
+ROUNDER = 1.5 * 2.0**23
+ODD_ROUNDER = ROUNDER + 1
+# Three float32 whose sum is pi to 2 ** -70. Each is what is left of pi, rounded down: so what is
+# subtracted of -0.0 is 0.0, and -0.0 remains.
+PI = [float.fromhex(number) for number in ("0x1.921fb4p+1", "0x1.4442d0p-23", "0x1.846988p-47")]
+# The polynomial p of degree 3 for which r + p(r * r) r^3 is nearest to sin(r), in relation to it,
+# for |r| <= 1.002 * pi / 2, by Lawson's algorithm: it is off by 2 ** -27.3 at most. In float32 the
+# sum is never larger than 1.
+SINE = (-0.166666594, 0.00833306297, -0.000198093463, 2.60518195e-06)
+
+
+@elementwise
+def sin(x, fastmath=False):
+    """The sine to 2 ulp: 15 instructions, and others for angles of more than 105615."""
+    return cute.math.sin(x, fastmath=True) if fastmath else _for_all(x, _sin, cute.math.sin)
+
+
+@elementwise
+def cos(x, fastmath=False):
+    """The cosine to 2 ulp: 16 instructions, and others for angles of more than 105615."""
+    return cute.math.cos(x, fastmath=True) if fastmath else _for_all(x, _cos, cute.math.cos)
+
+
+@cute.jit
+def _for_all(x: Vector, usual: cutlass.Constexpr, exact: cutlass.Constexpr):
+    """The function of all elements: `exact` of those that are large or infinite, else `usual`.
+
+    A thread that has large elements takes its elements one by one, in a loop. So the code of
+    `exact`, which is long, is there once.
+    """
+    count, size = cute.size(x.shape), cute.math.absf(x)
+    sizes, flat = [size[i] for i in range(count)], x.reshape((count,))
+    result = x
+    if functools.reduce(cute.arch.fmax, sizes) > LARGEST:  # fmax takes the other one of a NaN
+        numbers = cute.make_rmem_tensor(count, Float32)
+        numbers.store(flat)
+        for i in cutlass.range(count, unroll=1):
+            number = cute.full((1,), numbers[i], Float32)
+            is_large = cute.math.absf(number) > LARGEST
+            numbers[i] = cute.where(is_large, exact(number), usual(number))[0]
+        result = numbers.load().reshape(x.shape)
+    else:
+        result = usual(x)
+    return result
+
+
+def _sin(x: Vector) -> Vector:
+    sum_of_rounder = cute.math.fma(x, *(cute.full_like(x, k) for k in (1 / math.pi, ROUNDER)))
+    rest = _rest(x, sum_of_rounder - ROUNDER)
+    sign = (bits_of(rest) ^ (bits_of(sum_of_rounder) * SIGN)) & SIGN  # of rest = -0.0 too
+    size = cute.math.absf(_sine(rest))
+    return float_of(bits_of(size) | sign)
+
+
+def _cos(x: Vector) -> Vector:
+    below = cute.math.fma(x, *(cute.full_like(x, k) for k in (1 / math.pi, -0.5)))
+    sum_of_rounder = below + ODD_ROUNDER
+    rest = _rest(x, (sum_of_rounder - ODD_ROUNDER) + 0.5)
+    return float_of(bits_of(_sine(rest)) ^ (bits_of(sum_of_rounder) * SIGN))
+
+
+def _rest(x: Vector, times: Vector) -> Vector:
+    """x less so many times pi."""
+    for part in PI:
+        x = cute.math.fma(times, cute.full_like(x, -part), x)
+    return x
+
+
+def _sine(r: Vector) -> Vector:
+    """The sine of angles from -pi / 2 to pi / 2."""
+    square = r * r
+    return cute.math.fma(polynomial(square, SINE), r * square, r)
