@@ -289,6 +289,25 @@ def test_log_softmax_and_logsumexp_share_their_exponentials():
     assert found.count(Op.EXP) == found.count(Op.SUM) == found.count(Op.LOG) == 1
 
 
+@pytest.mark.parametrize("entropy", [False, True])
+def test_the_logarithm_of_a_softmax_is_one_for_the_row(entropy):
+    """It is as torch's in float64 has it: where the exponential is 0 there, and in rows of NaN."""
+
+    def f(x):
+        p = x.softmax(-1)
+        return (p * p.log()).sum() if entropy else p.log()
+
+    graph = kernel_of(f, torch.empty(9, 64, device="meta")).graph
+    assert [node.value.spread for node in graph if node.op is Op.LOG] == [False]
+    x = torch.randn(9, 64, generator=torch.Generator().manual_seed(0))
+    x[1, ::3], x[2, 5], x[3] = -math.inf, math.inf, -math.inf
+    x[4, 7], x[5], x[6, 9], x[7, 2] = math.nan, 1.0, -1e4, -90.0
+    x[8] *= 100
+    (got,) = evaluate(with_structure(graph), {"x": x}, lead=(9,))
+    expected = torch.stack([f(row) for row in x.double()])
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
 MEANS = {
     "of what else is read": (lambda x: x - x.mean(), [Op.INPUT, Op.MEAN, Op.SUB]),
     "of what is returned": (lambda x: (x, x.mean()), [Op.INPUT, Op.MEAN]),

@@ -6,6 +6,8 @@ other arithmetic is left to MLIR.
 
 from __future__ import annotations
 
+from math import inf
+
 import torch
 
 from ...errors import UnsupportedError
@@ -14,9 +16,10 @@ from ...frontend.graph import Builder, Graph, Node
 from ...frontend.ops import COLLECTIVES, COMMUTATIVE, Op, Value, Varies
 from ...frontend.reference import EVALUATE
 from ...frontend.slopes import FirstAlong, Slope
-from ..patterns import strip
+from ..patterns import is_part_of_sum, strip
 from ..vectors import WARP, vector_size
 from .bundles import bundle_neighbours
+from .float_columns import columns_in_float
 from .host_numbers import on_the_host
 from .limits import limit_loads
 from .narrow import narrowing, without_known
@@ -24,6 +27,7 @@ from .ranked import choose_by_rank
 from .rewrite import rewrite
 from .ways import place_well, refuse_many_tensors
 
+LEAST_EXPONENT = -745.0  # of an exponential that is not 0 in float64
 _ITSELF = (Op.STOP, Op.CUSTOM)  # which are their first operand, but to a derivative
 
 
@@ -161,6 +165,29 @@ def _is_count(graph: Graph, node: Node) -> bool:
     return node.op is Op.CONVERT and graph[node.inputs[0]].op is Op.LENGTH
 
 
+def shorten_logarithms(graph: Graph) -> Graph:
+    """Make log(softmax(x)) the difference x - max(x) - log(sum), with one logarithm a row.
+
+    It is -inf where the exponential is 0 even in float64, as torch's is there.
+    """
+
+    def shorten(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
+        if node.op is not Op.LOG or not is_part_of_sum(graph, graph[node.inputs[0]]):
+            return None
+        exponential, total = new[inputs[0]].inputs
+        (exponent,) = new[exponential].inputs
+        least, minus_inf = (
+            new.add_const(number, Value((), Varies.SCALAR, torch.float32))
+            for number in (LEAST_EXPONENT, -inf)
+        )
+        is_zero = new.add(Op.LT, (exponent, least), loc=node.loc)
+        exponent = new.add(Op.WHERE, (is_zero, minus_inf, exponent), loc=node.loc)
+        log = new.add(Op.LOG, (total,), loc=node.loc)
+        return new.add(Op.SUB, (exponent, log), loc=node.loc)
+
+    return rewrite(graph, shorten)
+
+
 def narrow_indices(graph: Graph) -> Graph:
     """Number columns in int32 where that is enough; see `narrow.py`."""
     rule = narrowing(graph)
@@ -174,8 +201,11 @@ PASSES = (
     fold_constants,
     merge_common_subexpressions,
     choose_means,
+    shorten_logarithms,
     merge_common_subexpressions,
     narrow_indices,
+    columns_in_float,
+    merge_common_subexpressions,
 )
 
 
