@@ -77,6 +77,10 @@ GROUPS = {
     "losses": "Losses of a class",
     "row_losses": "Losses of margins, distances and variances",
     "indices": "Elements at an index",
+    "put": "Elements that are put at indices",
+    "buckets": "Places in a sorted row",
+    "windows": "Windows of neighbours",
+    "triangles": "Diagonals and triangles of small matrices",
     "ranks": "The largest and the smallest element",
     "order_statistics": "Sorted elements, and single ones by their rank",
     "products": "Products of rows and small matrices",
@@ -106,6 +110,17 @@ SAMPLES = {
     "dim0": 0, "dim1": -1, "source": 0, "destination": -1, "shifts": 1,
     "num_classes": 8, "k": 2, "repeats": 2, "pad": (1, 1), "dims": -1,
 }  # fmt: skip
+# The arguments of functions of other shapes, of a row x and one index of it.
+ARGUMENTS = {
+    "scatter": lambda x, at: (x, -1, at, 1),
+    "scatter_add": lambda x, at: (x, -1, at, x[:1]),
+    "scatter_reduce": lambda x, at: (x, -1, at, x[:1], "amax"),
+    "unfold": lambda x, at: (x, -1, 4, 4),
+    "avg_pool1d": lambda x, at: (x[None], 4),
+    "max_pool1d": lambda x, at: (x[None], 4),
+    "cross": lambda x, at: (x[:3], x[:3]),
+    **dict.fromkeys(("tril", "triu", "diagonal", "trace"), lambda x, at: (x.view(2, 4),)),
+}
 OF_ONE_TARGET = ("cosine_embedding_loss", "multi_margin_loss")  # an integer of the row
 PLACES = {"index": (), "indices": (1,)}  # an index of each row, by its shape
 AS_ASKED = (shapes.to,)  # whose result has the dtype that is written
@@ -298,6 +313,9 @@ def _sample(function: Callable, dtype: torch.dtype, is_row: bool) -> tuple[list,
         table = Tensor(builder, builder.add_input("table", Role.COLUMN, dtype, value))
         is_select = function.__name__ == "index_select"
         return ([table, 0, place((1,))] if is_select else [place(()), table]), {}
+
+    if function.__name__ in ARGUMENTS:
+        return ARGUMENTS[function.__name__](tensor("x", dtype), place((1,))), {}
 
     arguments: list[object] = []
     is_loss = function.__module__.endswith(".losses") or function.__name__ in OF_ONE_TARGET

@@ -27,8 +27,8 @@ CHECKPOINT = (
 )
 _INDEX = (
     "x[y] is the element at one index a row; another one is put there by "
-    "torch.where(torch.arange(x.shape[-1]) == y, value, x), and several into zeros by "
-    "(F.one_hot(indices, n) * values[:, None]).sum(0)"
+    "torch.where(torch.arange(x.shape[-1]) == y, value, x), and several by "
+    "x.scatter(-1, indices, values)"
 )
 _WINDOWS = (
     "windows of k neighbours are x[0:m], x[1:m + 1], ..., each with m = n - k + 1 elements; groups "
@@ -38,29 +38,22 @@ _GROUPS = "pass the groups as a leading dimension, x.unflatten(-1, (groups, -1))
 HINTS = {
     name: hint
     for names, hint in {
-        "mode unique msort": _RANKS,
+        "mode unique": _RANKS,
         "bmm addmm addmv baddbmm tensordot": _PRODUCT,
         "fliplr flipud": "write x.flip(dim)",
-        "conv1d avg_pool1d max_pool1d unfold": _WINDOWS,
+        "conv1d conv_transpose1d": _WINDOWS,
         "dstack block_diag": _PARTS,
-        "scatter take index_fill scatter_add scatter_reduce index_add index_put index_copy": _INDEX,
+        "take index_put": _INDEX,
         "masked_select masked_scatter": "it has no fixed length: write torch.where(mask, x, other)",
         "complex polar view_as_complex view_as_real": _COMPLEX,
-        "tril triu": "compare torch.arange(x.shape[-1]) with the row's number, an htile.PerRow, or "
-        "with torch.arange(x.shape[0])[:, None] in a matrix of each row",
         "histc bincount": "count by comparisons, (x < edge).sum(), one for each edge",
-        "bucketize searchsorted": "the place of a number in a sorted row is (row < number).sum()",
         "linspace": "of symbolic ends write a + (b - a) * torch.arange(n) / (n - 1)",
-        "broadcast_tensors": "operations broadcast by themselves; of torch.distributions write the "
-        "formula, as torch.special.ndtr(x) for Normal(0, 1).cdf(x)",
+        "broadcast_tensors _is_all_true": "operations broadcast by themselves; of "
+        "torch.distributions write the formula, as torch.special.ndtr(x) for Normal(0, 1).cdf(x)",
         "isin": "write (x[:, None] == values).any(-1) for the few values of an htile.Shared",
         "corrcoef cov": "a covariance is ((a - a.mean()) * (b - b.mean())).sum() / (n - 1)",
-        "trapezoid trapz": "write ((y[1:] + y[:-1]) * 0.5).sum() * dx",
-        "cumulative_trapezoid": "write ((y[1:] + y[:-1]) * (0.5 * dx)).cumsum(-1)",
         "renorm": "write x * (maxnorm / x.norm()).clamp(max=1.0)",
         "meshgrid": "write x[:, None] and y[None, :], which broadcast",
-        "diag diagonal trace": "with i = torch.arange(n), the diagonal of a matrix of each row is "
-        "torch.where(i[:, None] == i, m, 0.0).sum(-1)",
         "item tolist numpy equal allclose": "values are not known while tracing",
         "device cuda cpu is_cuda": "the kernel runs where its inputs are",
         "is_contiguous stride data_ptr storage_offset layout is_leaf": _MEMORY,
@@ -71,7 +64,6 @@ HINTS = {
         "group_norm instance_norm batch_norm local_response_norm": _GROUPS,
         "erfinv polygamma igamma": _INACCURATE,
         "cdist pdist": "write (a[:, None] - b[None, :]).square().sum(-1).sqrt()",
-        "cross": "write a.roll(-1, -1) * b.roll(-2, -1) - a.roll(-2, -1) * b.roll(-1, -1)",
         "nonzero": "write (x != 0).sum() to count",
         "double": "float64 is not supported; write x.float()",
     }.items()

@@ -14,8 +14,10 @@ import torch
 
 from ..errors import DtypeError, HTileError, ShapeError, TraceError, UnsupportedError
 from . import composites as composites  # fill the table, of which all entries are read here
+from . import put as put
 from . import scans as scans
 from . import special as special
+from . import triangles as triangles
 from .dtypes import STORAGE
 from .dynamic import ONLY_WHOLE
 from .factories import index as places_of

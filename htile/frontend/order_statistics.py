@@ -217,6 +217,12 @@ def sort(input, dim=-1, descending=False, *, stable=True):
     return first_ranks(input, size, axis, descending, "sort")
 
 
+@implements("msort")
+def msort(input):
+    """The elements along the first axis in order."""
+    return sort(input, 0).values
+
+
 @implements("argsort")
 def argsort(input, dim=-1, descending=False, *, stable=True):
     """The indices of `sort`."""

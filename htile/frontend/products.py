@@ -18,7 +18,7 @@ from .ops import AxisOfRow, Op
 from .parts import MOST_PARTS
 from .promotion import alike, floating
 from .reductions import sum
-from .shapes import permute, unsqueeze
+from .shapes import axis_of, permute, unsqueeze
 from .tensor import FUNCTIONS, Tensor, fail, node
 
 SIZES = {
@@ -145,6 +145,17 @@ def _terms(equation: object, operands: tuple) -> tuple[list[str], str, str]:
     if any(is_matrix(x) for x in operands):
         fail(UnsupportedError, f"{told} of an htile.Matrix: write F.linear(x, W) or x @ W")
     return terms, right, told
+
+
+@implements("cross", "linalg.cross")
+def cross(input, other, dim=-1):
+    """The vector that is perpendicular to two, along an axis of three elements."""
+    for x in (input, other):
+        if not x.ndim or x._sizes[axis_of(x, dim)] != 3:
+            fail(ShapeError, f"cross of values of shapes {tuple(input._sizes)} and "
+                 f"{tuple(other._sizes)}: the axis {dim} has three elements")  # fmt: skip
+    (a, b), (c, d) = ((x.roll(-1, dim), x.roll(-2, dim)) for x in (input, other))
+    return a * d - b * c
 
 
 FUNCTIONS[torch.einsum] = "torch.einsum", einsum

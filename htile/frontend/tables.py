@@ -99,10 +99,12 @@ Tensor.__getitem__ = getitem
 
 @implements("index_select")
 def index_select(input, dim, index):
-    """The parts of a table at indices of its first axis: those of a row, one or several."""
+    """The parts of a table, or elements of a row, at indices of its first axis."""
+    if input.ndim == 1 and axis_of(input, dim) == -1 and index.ndim == 1:
+        return input[index]
     if input.ndim < 2 or axis_of(input, dim) != -input.ndim:
         fail(ShapeError, f"index_select({dim}, ...) of a value of shape {tuple(input._sizes)}: it "
-             "takes rows of a table, index_select(0, ids); of a row write x[pos]")  # fmt: skip
+             "takes rows of a table, or elements of a row, index_select(0, ids)")  # fmt: skip
     if index.ndim != 1:
         shape = tuple(index._sizes)
         fail(ShapeError, f"index_select by indices of shape {shape}: write table[pos]")

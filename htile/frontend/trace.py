@@ -14,7 +14,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import HTileError, TraceError
-from . import flips as flips  # fill the table, as what they import does
+from . import buckets as buckets  # fill the table, as what they import does
+from . import flips as flips
 from . import in_place as in_place
 from . import losses as losses
 from . import matrices as matrices
@@ -24,6 +25,7 @@ from . import products as products
 from . import row_losses as row_losses
 from . import scans as scans
 from . import tables as tables
+from . import windows as windows
 from .captures import check_static, line_of
 from .custom import CustomBackward
 from .dynamic import refuse_parts

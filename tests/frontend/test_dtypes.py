@@ -44,6 +44,8 @@ LEFT_OUT = {
     "einsum",
     "float_power",  # torch gives float64
     "quantile", "nanquantile",  # torch takes shares from 0 to 1 alone
+    "bucketize", "searchsorted",  # of sorted rows
+    "scatter", "scatter_add", "scatter_reduce", "index_fill", "index_copy", "index_add",
 }  # fmt: skip
 OWN = {}  # a spelling of each function
 for _known, (_spelling, _function) in FUNCTIONS.items():
@@ -112,7 +114,7 @@ def compare(function, operands) -> str | None:
 
 REDUCES = (
     "sum", "prod", "amax", "amin", "max", "min", "mean", "var", "std", "norm", "dist", "dot",
-    "matmul", "inner",
+    "matmul", "inner", "trapezoid",
 )  # fmt: skip
 
 

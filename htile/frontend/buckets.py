@@ -1,0 +1,51 @@
+"""The places of numbers in a sorted row: `torch.bucketize` and `torch.searchsorted`.
+
+A place is how many elements of the sorted row are before the number. NaN is behind all numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import ShapeError, UnsupportedError
+from .functions import implements
+from .promotion import cast
+from .shapes import unsqueeze
+from .tensor import Tensor, fail
+
+
+def _place(number: object, row: Tensor, right: bool, out_int32: bool) -> Tensor:
+    """How many elements of the last axis are less than the number, or with `right` no larger."""
+    if isinstance(number, Tensor) and number.ndim:
+        number = unsqueeze(number, -1)
+    is_behind = row > number if right else row >= number
+    found = torch.logical_not(is_behind).sum(-1)
+    return cast(found, torch.int32) if out_int32 else found
+
+
+@implements("bucketize")
+def bucketize(input, boundaries, *, out_int32=False, right=False):
+    """How many of the boundaries, which are sorted, are below each element.
+
+    boundaries: of shape (k,); with `right`, those that equal the element count too.
+    """
+    if not isinstance(boundaries, Tensor) or boundaries.ndim != 1:
+        fail(ShapeError, "bucketize takes boundaries of one axis: torch.tensor([...]), or an "
+             "htile.Shared")  # fmt: skip
+    return _place(input, boundaries, right, out_int32)
+
+
+@implements("searchsorted")
+def searchsorted(sorted_sequence, input, *, out_int32=False, right=False, side=None, sorter=None):
+    """How many elements of a sorted row are below each number of `input`.
+
+    sorted_sequence: of shape (n,). input: a number, a value of a row, or values of any shape.
+    right, side: whether elements that equal the number count too; side is "left" or "right".
+    """
+    if sorter is not None or side not in (None, "left", "right"):
+        fail(UnsupportedError, f"searchsorted(side={side!r}, sorter=...): sort the row before; "
+             "side is 'left' or 'right'")  # fmt: skip
+    if sorted_sequence.ndim != 1:
+        fail(UnsupportedError, f"searchsorted in values of shape {tuple(sorted_sequence._sizes)}: "
+             "it takes one sorted row")  # fmt: skip
+    return _place(input, sorted_sequence, right or side == "right", out_int32)

@@ -1,0 +1,151 @@
+"""Elements that are put at a few indices of an axis: `x.scatter(dim, index, y)` and its relatives.
+
+Each index is compared with the number of every element, so nothing is written outside of a row. An
+index of an element that there is not changes nothing, where torch raises. Of equal indices the last
+one counts, in the order of the indices.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+
+import torch
+
+from ..errors import DtypeError, ShapeError, UnsupportedError
+from .factories import index as places_of
+from .functions import implements, masked_fill, maximum, minimum, where
+from .ops import broadcast_shapes
+from .parts import MOST_PARTS, part
+from .promotion import INT64, into, operand
+from .shapes import axis_of, broadcast_to, reshaped
+from .tensor import Tensor, fail
+
+Combine = Callable[[Tensor, object], Tensor]
+COMBINE = {
+    "sum": operator.add, "add": operator.add, "prod": operator.mul, "multiply": operator.mul,
+    "amax": maximum, "amin": minimum,
+}  # fmt: skip
+
+
+def _put(
+    x: Tensor, axis: int, index: Tensor, source: object, what: str, combine: Combine | None = None
+) -> Tensor:
+    """`x` with elements of the source, or what they combine to with its own.
+
+    index: integers, as many along the axis as are put, and along other axes 1 or as many as `x`.
+    source: a number, or a value whose axes are those of `index`, or broadcast to them.
+    """
+    _check(x, axis, index, source, what)
+    size = x._sizes[axis] if x.ndim else 1
+    places = reshaped(places_of(x._builder, size), (size, *(1,) * (-1 - axis)))
+    for k in range(index._sizes[axis]):
+        is_it = broadcast_to(places == part(index, axis, k, 1), x.shape)
+        each = part(source, axis, k, 1) if isinstance(source, Tensor) and source.ndim else source
+        new = each if combine is None else combine(x, each)
+        if isinstance(new, Tensor) and new.ndim:
+            x = where(is_it, into(broadcast_to(new, x.shape), x._value), x)
+        else:
+            x = masked_fill(x, is_it, new)
+    return x
+
+
+def _check(x: Tensor, axis: int, index: Tensor, source: object, what: str) -> None:
+    """Raise what is wrong with the index or the source."""
+    if index._value.dtype not in (torch.int32, INT64):
+        fail(DtypeError, f"{what} by an index of {index._value.dtype}: write index.long()")
+    if index._sizes[axis] > MOST_PARTS:
+        fail(UnsupportedError, f"{what} by {index._sizes[axis]} indices: at most {MOST_PARTS} "
+             "elements are put, one by one")  # fmt: skip
+    if not isinstance(source, Tensor):
+        return
+    shape = tuple(index._sizes)
+    if source.ndim and broadcast_shapes(tuple(source._sizes), shape) != shape:
+        fail(ShapeError, f"{what} of values of shape {tuple(source._sizes)} at indices of shape "
+             f"{shape}: give one value for each index")  # fmt: skip
+    if not torch.can_cast(source._value.dtype, x._value.dtype):
+        fail(DtypeError, f"{what} cannot put {source._value.dtype} into {x._value.dtype}: convert "
+             "the values, or x before")  # fmt: skip
+
+
+def _scattered(
+    x: Tensor, dim: int, index: Tensor, source: object, what: str, combine: Combine | None = None
+) -> Tensor:
+    """What `_put` gives, of an index and a source with the axes of `x`, as scatter takes them."""
+    axis, sizes = axis_of(x, dim), tuple(index._sizes)
+    others = [n for k, n in enumerate(sizes) if k != axis + len(sizes)]
+    if index.ndim != x.ndim or others != [n for k, n in enumerate(x._sizes) if k != axis + x.ndim]:
+        fail(ShapeError, f"{what} by an index of shape {sizes} into x of shape {tuple(x._sizes)}: "
+             "write one that has the sizes of x along all other axes")  # fmt: skip
+    if isinstance(source, Tensor) and source.ndim == index.ndim:
+        for k, n in enumerate(sizes):
+            if n < source._sizes[k]:
+                source = part(source, k - len(sizes), 0, n)
+    return _put(x, axis, index, source, what, combine)
+
+
+@implements("scatter")
+def scatter(input, dim, index, src=None, *, value=None, reduce=None):
+    """input with the elements of src, or one value, at a few indices along an axis.
+
+    index: integers, at most 64 along the axis, and as many as input has along every other one.
+    reduce: None, "add" or "multiply".
+    """
+    source = value if src is None else src
+    if source is None or reduce not in (None, "add", "multiply"):
+        fail(UnsupportedError, f"scatter(reduce={reduce!r}) of {source!r}: it takes src or value, "
+             "and reduce is None, 'add' or 'multiply'")  # fmt: skip
+    return _scattered(input, dim, index, source, "scatter", COMBINE.get(reduce))
+
+
+@implements("scatter_add")
+def scatter_add(input, dim, index, src):
+    """input with the elements of src added at a few indices along an axis, one after the other."""
+    return _scattered(input, dim, index, src, "scatter_add", operator.add)
+
+
+@implements("scatter_reduce")
+def scatter_reduce(input, dim, index, src, reduce, *, include_self=True):
+    """input combined with the elements of src at a few indices: sum, prod, amax or amin."""
+    if reduce not in ("sum", "prod", "amax", "amin") or not include_self:
+        fail(UnsupportedError, f"scatter_reduce({reduce!r}, include_self={include_self}): it is "
+             "sum, prod, amax or amin, with include_self=True")  # fmt: skip
+    return _scattered(input, dim, index, src, "scatter_reduce", COMBINE[reduce])
+
+
+def _along(
+    x: Tensor, dim: int, index: Tensor, source: object, what: str, combine: Combine | None = None
+) -> Tensor:
+    """What `_put` gives, of a vector of indices, each of which is that of a whole part of `x`."""
+    axis = axis_of(x, dim)
+    if index.ndim > 1:
+        fail(ShapeError, f"{what} by an index of shape {tuple(index._sizes)}: it takes a vector")
+    count = index._sizes[0] if index.ndim else 1
+    shape = [count if k - x.ndim == axis else 1 for k in range(x.ndim)]
+    whole = [count if k - x.ndim == axis else n for k, n in enumerate(x._sizes)]
+    if isinstance(source, Tensor) and source.ndim and list(source._sizes) != whole:
+        fail(ShapeError, f"{what} of values of shape {tuple(source._sizes)}: {count} indices of x "
+             f"of shape {tuple(x._sizes)} take those of shape {tuple(whole)}")  # fmt: skip
+    places = broadcast_to(reshaped(index, tuple(shape)), tuple(whole))
+    return _put(x, axis, places, source, what, combine)
+
+
+@implements("index_fill")
+def index_fill(input, dim, index, value):
+    """input with one value in its parts at a few indices of an axis."""
+    if isinstance(operand(value), Tensor) and value.ndim:
+        fail(ShapeError, f"index_fill takes one value, got one of shape {tuple(value._sizes)}")
+    return _along(input, dim, index, value, "index_fill")
+
+
+@implements("index_copy")
+def index_copy(input, dim, index, source):
+    """input with the parts of source at a few indices of an axis."""
+    return _along(input, dim, index, source, "index_copy")
+
+
+@implements("index_add")
+def index_add(input, dim, index, source, *, alpha=1):
+    """input with alpha times the parts of source added at a few indices of an axis."""
+    source = source if alpha == 1 else source * alpha
+    return _along(input, dim, index, source, "index_add", operator.add)

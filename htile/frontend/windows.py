@@ -1,0 +1,124 @@
+"""Windows of neighbours along an axis: `x.unfold(dim, size, step)`, pools, the trapezoidal rule.
+
+Windows that overlap are parts of the axis that begin one element after each other, put together.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import ShapeError, UnsupportedError
+from .functions import attach, implements
+from .parts import MOST_PARTS, part, stack
+from .promotion import BOOL, refuse
+from .shapes import axis_of, reshaped
+from .tensor import FUNCTIONS, Tensor, fail
+
+
+def unfold(input, dimension, size, step):
+    """Windows of neighbours along an axis, as one more axis of `size`, the last.
+
+    size: at most 64, unless the windows lie one behind the other (step is size).
+    """
+    axis = axis_of(input, dimension)
+    n = input._sizes[axis] if input.ndim else 1
+    if size < 1 or step < 1 or size > n:
+        fail(ShapeError, f"unfold({dimension}, {size}, {step}) of an axis of {n} elements: size "
+             "and step are at least 1, and size is at most that")  # fmt: skip
+    count = (n - size) // step + 1
+    if step == size:
+        sizes = list(input._sizes)
+        sizes[axis : axis + 1 or None] = count, size
+        groups = reshaped(part(input, axis, 0, count * size), tuple(sizes))
+        return groups.movedim(axis, -1)
+    if size > MOST_PARTS:
+        fail(UnsupportedError, f"unfold of windows of {size} elements that overlap: at most "
+             f"{MOST_PARTS} elements are written out")  # fmt: skip
+    return stack([part(input, axis, k, count, step) for k in range(size)], -1)
+
+
+attach("unfold", unfold)  # F.unfold is of images
+
+
+def _pooled(x: Tensor, size: object, stride: object, padding: object, what: str) -> Tensor:
+    """The windows of a pool along the last axis, of a value that is padded already."""
+    size, stride = _one(size, what), _one(size if stride is None or stride == () else stride, what)
+    if x.ndim < 2:
+        fail(ShapeError, f"{what} of a value of shape {tuple(x._sizes)}: torch takes channels "
+             f"before the elements, write F.{what}(x[None], ...)[0]")  # fmt: skip
+    if padding * 2 > size:
+        fail(ShapeError, f"{what} with a padding of {padding}: it is at most half of the window")
+    return unfold(x, -1, size, stride)
+
+
+def _one(number: object, what: str) -> int:
+    """A number that torch takes as a tuple of one, too."""
+    if isinstance(number, (tuple, list)) and len(number) == 1:
+        (number,) = number
+    if not isinstance(number, int):
+        fail(ShapeError, f"{what} with {number!r}: write a number")
+    return number
+
+
+def _padded(x: Tensor, padding: int, value: float) -> Tensor:
+    return torch.nn.functional.pad(x, (padding, padding), value=value) if padding else x
+
+
+@implements("avg_pool1d")
+def avg_pool1d(
+    input, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True
+):
+    """The means of windows of the last axis; behind the ends are zeros, which count."""
+    padding = _one(padding, "avg_pool1d")
+    if ceil_mode or (padding and not count_include_pad):
+        fail(UnsupportedError, "avg_pool1d with ceil_mode, or with count_include_pad=False: pad "
+             "the row, and leave them out")  # fmt: skip
+    padded = _padded(input, padding, 0.0)
+    return _pooled(padded, kernel_size, stride, padding, "avg_pool1d").mean(-1)
+
+
+def max_pool1d(
+    input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False
+):
+    """The largest elements of windows of the last axis; behind the ends nothing counts."""
+    if _one(dilation, "max_pool1d") != 1 or ceil_mode or return_indices:
+        fail(UnsupportedError, "max_pool1d with dilation, ceil_mode or return_indices: leave them "
+             "out")  # fmt: skip
+    padding = _one(padding, "max_pool1d")
+    padded = _padded(input, padding, -torch.inf)
+    return _pooled(padded, kernel_size, stride, padding, "max_pool1d").amax(-1)
+
+
+FUNCTIONS[torch.nn.functional.max_pool1d] = "F.max_pool1d", max_pool1d
+
+
+def _areas(y: Tensor, x: object, dx: object, dim: int, what: str) -> Tensor:
+    """The areas between neighbours under the line through them."""
+    axis = axis_of(y, dim)
+    n = y._sizes[axis] if y.ndim else 1
+    if n < 2:
+        fail(ShapeError, f"{what} of an axis of {n} elements: it takes two or more")
+    if y._value.dtype is BOOL:
+        refuse(what, y, "convert it first, y.float()")
+    below, above = part(y, axis, 0, n - 1), part(y, axis, 1, n - 1)
+    if x is None:
+        return (below + above) * (0.5 * dx)
+    if tuple(x._sizes) != tuple(y._sizes) and tuple(x._sizes) != (n,):
+        fail(ShapeError, f"{what} of y of shape {tuple(y._sizes)} at x of shape {tuple(x._sizes)}")
+    own = axis if x.ndim == y.ndim else -1
+    widths = part(x, own, 1, n - 1) - part(x, own, 0, n - 1)
+    if x.ndim < y.ndim:
+        widths = reshaped(widths, (n - 1, *(1,) * (-1 - axis)))
+    return (below + above) * widths * 0.5
+
+
+@implements("trapezoid", "trapz")
+def trapezoid(y, x=None, *, dx=1.0, dim=-1):
+    """The area under the line through the elements of an axis, at x or dx apart."""
+    return _areas(y, x, dx, dim, "trapezoid").sum(dim)
+
+
+@implements("cumulative_trapezoid")
+def cumulative_trapezoid(y, x=None, *, dx=1.0, dim=-1):
+    """The areas under the line through the elements of an axis, from the first to each."""
+    return _areas(y, x, dx, dim, "cumulative_trapezoid").cumsum(dim)

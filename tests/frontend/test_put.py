@@ -1,0 +1,117 @@
+"""Elements that are put at indices are those of torch: `scatter` and its relatives."""
+
+import pytest
+import torch
+
+import htile
+from htile.errors import DtypeError, ShapeError, UnsupportedError
+from htile.testing import assert_close
+from tests.gradients import check
+
+M, N = 5, 24
+PLACES = (0, 7, 23)
+
+
+def shares(x):
+    found = x.topk(3)
+    return torch.zeros_like(x).scatter_(-1, found.indices, found.values.softmax(-1))
+
+
+def best_groups(x):
+    best = x.view(4, 6).amax(-1).topk(2).indices
+    chosen = torch.zeros(4, dtype=torch.bool).scatter(-1, best, True)
+    return torch.where(chosen[:, None], x.view(4, 6), 0.0).view(-1)
+
+
+FUNCTIONS = {
+    "a number": lambda x: x.scatter(-1, torch.tensor(PLACES), 2.0),
+    "values": lambda x, y: x.scatter(0, torch.tensor(PLACES), y[:3]),
+    "the shares of the largest": shares,
+    "groups that are chosen": best_groups,
+    "into groups": lambda x, y: x.view(4, 6).scatter(
+        1, torch.arange(4)[:, None] + torch.arange(2), y[:8].view(4, 2)),
+    "along the first axis": lambda x, y: x.view(4, 6).scatter(
+        0, torch.arange(6).view(1, 6) % 4, y[:6].view(1, 6)),
+    "a source that is longer": lambda x, y: x.scatter(-1, torch.tensor(PLACES), y),
+    "sums at equal places": lambda x, y: x.scatter_add(-1, torch.tensor([1, 4, 1]), y[:3]),
+    "sums of groups": lambda x: torch.zeros_like(x[:4]).scatter_add(-1, torch.arange(24) % 4, x),
+    "products": lambda x, y: x.scatter_reduce(0, torch.tensor([1, 4, 1]), y[:3], "prod"),
+    "the larger": lambda x, y: x.scatter_reduce(0, torch.tensor([1, 4]), y[:2], "amax"),
+    "the smaller": lambda x, y: x.scatter_reduce(0, torch.tensor([1, 4]), y[:2], reduce="amin"),
+    "filled": lambda x: x.index_fill(0, torch.tensor(PLACES), -1.0),
+    "filled columns": lambda x: x.view(4, 6).index_fill(1, torch.tensor([0, 4]), 0.5),
+    "copied": lambda x, y: x.index_copy(0, torch.tensor(PLACES), y[:3]),
+    "added": lambda x, y: x.index_add(0, torch.tensor([1, 4, 1]), y[:3], alpha=0.5),
+    "added rows": lambda x, y: x.view(4, 6).index_add(0, torch.tensor([0, 2]), y[:12].view(2, 6)),
+    "chosen elements": lambda x: x.index_select(0, torch.tensor(PLACES)),
+}  # fmt: skip
+WITHOUT_GRADIENT = {"a source that is longer"}  # in torch
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values_and_gradients(name):
+    f = htile.rowwise(FUNCTIONS[name])
+    torch.manual_seed(0)
+    args = [torch.randn(M, N) for _ in f._signature.names]
+    assert_close(f, f(*args), *args)
+    if name not in WITHOUT_GRADIENT:
+        check(f, *args, tolerance=1e-7)
+
+
+def test_integers_and_masks_keep_their_dtype():
+    @htile.rowwise
+    def f(x):
+        found = x.topk(3).indices
+        ranks = torch.zeros(N, dtype=torch.int32).scatter_(-1, found, torch.arange(3).int() + 1)
+        return ranks, torch.zeros(N, dtype=torch.bool).scatter(-1, found, True)
+
+    x = torch.randn(M, N)
+    ranks, mask = f(x)
+    expected = torch.zeros(M, N, dtype=torch.int32)
+    expected.scatter_(1, x.topk(3).indices, torch.arange(1, 4, dtype=torch.int32).expand(M, 3))
+    assert torch.equal(ranks, expected) and torch.equal(mask, expected > 0)
+
+
+def test_an_index_of_each_row_that_is_beyond_the_row_puts_nothing():
+    @htile.rowwise
+    def f(x, at: htile.Inner[1]):
+        return x.scatter(-1, at, 7.0)
+
+    x = torch.zeros(3, 4)
+    at = torch.tensor([[0, 3], [4, 1], [-1, 2**40]])
+    assert torch.equal(f(x, at), torch.tensor([[7.0, 0, 0, 7], [0, 7, 0, 0], [0, 0, 0, 0]]))
+
+
+def test_the_argument_is_not_written():
+    @htile.rowwise
+    def f(x):
+        return x.scatter_(-1, x.argmax(-1, keepdim=True), 0.0)
+
+    x = torch.tensor([[1.0, 2, 3]])
+    assert torch.equal(f(x), torch.tensor([[1.0, 2, 0]])) and x[0, 2] == 3
+
+
+REFUSED = {
+    "of many indices": (UnsupportedError, "by 65 indices: at most 64",
+                        lambda x: x.scatter(0, torch.arange(65), 1.0)),
+    "by floats": (DtypeError, "by an index of", lambda x: x.scatter(0, x[:2], 1.0)),
+    "of other sizes": (ShapeError, "the sizes of x along all other axes",
+                       lambda x: x.view(2, 50).scatter(1, torch.zeros(1, 3).long(), 1.0)),
+    "of fewer values": (ShapeError, "one value for each index",
+                        lambda x: x.scatter(0, torch.arange(3), x[:2])),
+    "of floats into integers": (DtypeError, "cannot put torch.float32 into torch.int64",
+                                lambda x: torch.arange(9).scatter(0, torch.arange(3), x[:3])),
+    "by means": (UnsupportedError, "sum, prod, amax or amin",
+                 lambda x: x.scatter_reduce(0, torch.arange(3), x[:3], "mean")),
+    "of parts that do not fit": (ShapeError, r"take those of shape \(2, 50\)",
+                                 lambda x: x.view(2, 50).index_add(0, torch.arange(2), x[:2])),
+    "of one value that is several": (ShapeError, "index_fill takes one value",
+                                     lambda x: x.index_fill(0, torch.arange(2), x[:2])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name):
+    kind, words, function = REFUSED[name]
+    with pytest.raises(kind, match=words):
+        htile.rowwise(function)(torch.randn(2, 100))

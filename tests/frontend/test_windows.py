@@ -1,0 +1,123 @@
+"""Windows of neighbours, places in sorted rows, and diagonals and triangles are those of torch."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import htile
+from htile.errors import ShapeError, UnsupportedError
+from htile.testing import assert_close
+from tests.gradients import check
+
+M, N = 5, 24
+NAN, INF = float("nan"), float("inf")
+trapezoid = torch.trapezoid
+
+WINDOWS = {
+    "groups": lambda x: x.unfold(-1, 4, 4).amax(-1),
+    "groups and a rest": lambda x: x.unfold(0, 5, 5).sum(-1),
+    "groups of rows": lambda x: x.view(6, 4).unfold(0, 3, 3).sum(-1),
+    "neighbours": lambda x: x.unfold(-1, 3, 1).std(-1),
+    "neighbours in rows": lambda x: x.view(4, 6).unfold(1, 2, 1).prod(-1),
+    "every second window": lambda x: x.unfold(-1, 4, 2)[:, 1],
+    "means": lambda x: F.avg_pool1d(x[None], 4)[0],
+    "moving means": lambda x: x - F.avg_pool1d(x[None], 5, stride=1, padding=2)[0],
+    "maxima": lambda x: F.max_pool1d(x[None], (3,), 1, 1)[0],
+    "maxima of channels": lambda x: F.max_pool1d(x.view(2, 12), 2),
+    "area": lambda x: trapezoid(x, dx=0.5),
+    "area at numbers": lambda x: trapezoid(x, torch.arange(24) * 0.5),
+    "area at values": lambda x, y: torch.trapz(x, y),
+    "areas of rows": lambda x: trapezoid(x.view(4, 6), torch.arange(4) * 2.0, dim=0),
+    "area so far": lambda x: torch.cumulative_trapezoid(x),
+}  # fmt: skip
+WITHOUT_GRADIENT = {"area so far"}  # the gradient of a sum so far, moved along the row
+MATRICES = {
+    "lower": lambda x: x.view(4, 6).tril(),
+    "below": lambda x: torch.tril(x.view(4, 6), -1),
+    "upper": lambda x: x.view(6, 4).triu(1),
+    "each": lambda x: x.view(2, 3, 4).triu().sum(0),
+    "diagonal": lambda x: x.view(4, 6).diagonal(),
+    "above": lambda x: x.view(4, 6).diagonal(3),
+    "further above": lambda x: torch.diag(x.view(6, 4), 1),
+    "diagonal below": lambda x: x.view(6, 4).diagonal(-4),
+    "matrix": lambda x: torch.diag(x[:5]),
+    "trace": lambda x: x[:16].view(4, 4).trace(),
+    "perpendicular": lambda x, y: torch.cross(x[:3], y[:3], dim=-1),
+    "perpendicular each": lambda x, y: torch.linalg.cross(x.view(8, 3), y.view(8, 3)),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS | MATRICES)
+def test_values_and_gradients(name):
+    f = htile.rowwise((WINDOWS | MATRICES)[name])
+    torch.manual_seed(0)
+    args = [torch.randn(M, N) for _ in f._signature.names]
+    assert_close(f, f(*args), *args)
+    if name not in WITHOUT_GRADIENT:
+        check(f, *args, tolerance=1e-7)
+
+
+def test_masks_have_diagonals():
+    f = htile.rowwise(lambda x: ((x.view(4, 6) > 0).diagonal(1), (x.view(4, 6) > 0).tril()))
+    x = torch.randn(M, N)
+    mask = x.view(M, 4, 6) > 0
+    expected = mask.diagonal(1, 1, 2), mask.tril()
+    assert all(torch.equal(a, b) for a, b in zip(f(x), expected, strict=True))
+
+
+BOUNDARIES = (-1.0, 0.0, 0.0, 0.5)
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_places_of_elements(right):
+    f = htile.rowwise(lambda x: torch.bucketize(x, torch.tensor(BOUNDARIES), right=right))
+    x = torch.tensor([[-2.0, -1, -0.5, 0, -0.0, 0.25], [0.5, 0.75, NAN, INF, -INF, 1e-45]])
+    assert torch.equal(f(x), torch.bucketize(x, torch.tensor(BOUNDARIES), right=right))
+    shared = htile.rowwise(
+        lambda x, edges: torch.bucketize(x, edges, right=right, out_int32=True)
+    )
+    edges = torch.tensor(BOUNDARIES[:3])
+    expected = torch.bucketize(x, edges, right=right, out_int32=True)
+    found = shared.inspect(torch.empty(2, 6, device="meta"), edges.to("meta"), arch="sm_90a")
+    assert found.graph.outputs[0].dtype is torch.int32
+    assert torch.equal(shared(x, edges), expected)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_places_of_numbers_in_rows(side):
+    @htile.rowwise
+    def f(x, u: htile.PerRow):
+        total = x.abs().cumsum(-1)
+        search = torch.searchsorted
+        return search(total, u, side=side), search(total, torch.tensor([0.5, 2.0]), side=side)
+
+    x, u = torch.randint(1, 4, (M, N)).float(), torch.randint(1, 30, (M,)).float()
+    total = x.cumsum(-1)
+    alone = torch.searchsorted(total, u[:, None], side=side)[:, 0]
+    both = torch.searchsorted(total, torch.tensor([0.5, 2.0]).expand(M, 2).contiguous(), side=side)
+    found = f(x, u)
+    assert torch.equal(found[0], alone) and torch.equal(found[1], both)
+
+
+REFUSED = {
+    "large windows": (UnsupportedError, "at most 64 elements", lambda x: x.unfold(-1, 65, 1)),
+    "no window": (ShapeError, "size is at most that", lambda x: x.unfold(-1, 101, 1)),
+    "a row as channels": (ShapeError, r"F.avg_pool1d\(x\[None\]", lambda x: F.avg_pool1d(x, 4)),
+    "other pools": (UnsupportedError, "leave them out",
+                    lambda x: F.max_pool1d(x[None], 4, dilation=2)),
+    "much padding": (ShapeError, "at most half", lambda x: F.max_pool1d(x[None], 3, 1, 2)),
+    "an area of one": (ShapeError, "two or more", lambda x: trapezoid(x[:1])),
+    "places in a matrix": (UnsupportedError, "it takes one sorted row",
+                           lambda x: torch.searchsorted(x.view(10, 10), x.view(10, 10))),
+    "a row as a matrix": (ShapeError, "it takes a matrix", lambda x: x.tril()),
+    "a diagonal that is none": (ShapeError, "there is none",
+                                lambda x: x.view(10, 10).diagonal(10)),
+    "four numbers": (ShapeError, "three elements", lambda x: torch.cross(x[:4], x[:4], dim=-1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name):
+    kind, words, function = REFUSED[name]
+    with pytest.raises(kind, match=words):
+        htile.rowwise(function)(torch.randn(2, 100))
