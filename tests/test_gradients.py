@@ -13,6 +13,7 @@ import htile
 from examples.gallery import NAMES, variants
 from htile.errors import GradientError, UnsupportedError
 from htile.frontend.ops import REDUCTIONS
+from htile.lower.patterns import short_functions
 from tests.training import assert_gradients, cotangents_of, expected, gradients, leaves_of
 
 EXAMPLES = sorted(
@@ -558,6 +559,26 @@ def test_no_reduction_of_the_forward_pass_is_repeated(f, count):
     fresh(*(torch.ones(a.shape, requires_grad=True) for a in args[: 2 if f is rmsnorm else 3]))
     arguments, results = kept_by(fresh)
     assert {*kernel.saved} == {*arguments, *results} - ({"bias"} if f is layernorm else set())
+
+
+SHORT = {
+    "silu": lambda x: F.rms_norm(F.silu(x), (x.shape[-1],)),
+    "tanh": lambda x: F.normalize(torch.tanh(x), dim=-1),
+    "sigmoid": lambda x: torch.sigmoid(x) / torch.sigmoid(x).sum(),
+    "softplus": lambda x: x * F.softplus(x).mean(),
+    "exponentials": lambda x: torch.softmax(torch.cat((x, x)), -1),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_training_takes_the_functions_of_an_inference(name):
+    """A statistic in float32 would show the errors of short functions, so none of them is kept."""
+    f = htile.rowwise(SHORT[name])
+    x = row(4, 100).bfloat16().requires_grad_()
+    f(x)
+    assert kept_by(f) == (["x"], [])
+    assert short_functions(f.inspect(x.detach().to("meta"), arch="sm_90a").graph)
+    assert_gradients(f, row(40, 100))
 
 
 def test_a_maximum_of_computed_values_is_found_again():

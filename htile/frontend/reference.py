@@ -402,11 +402,11 @@ def evaluate(
     outputs = {out.id for out in graph.outputs}
     values: dict[int, Tensor] = {}
     count = len(lead)
-    rows = (length,)  # the shape of a row of any length
+    whole = None if length is None else (graph.n,)  # the shape of rows of any length
     numbers = formulas(graph)
     numbers |= {i.id: (i, i.formula) for i in graph.inputs if i.formula is not None}
     for node in graph:
-        inner = rows if node.value.spread and length is not None else node.value.inner
+        inner = (length,) if node.value.inner == whole else node.value.inner
         if node.id not in last_use and node.id not in outputs:
             continue  # a row that gives the kernel its shape, and is not read
         if node.id in numbers:
@@ -459,7 +459,7 @@ def evaluate(
     results = []
     for out in graph.outputs:
         keep = dtype is not torch.float32 and out.dtype.is_floating_point
-        inner = rows if graph[out.id].value.spread and length is not None else out.inner
+        inner = (length,) if out.inner == whole else out.inner
         shape, stored = (*lead, *inner), dtype if keep else out.dtype
         value = values[out.id]
         if value.dim() > count + len(out.inner):  # one element, in a placed graph

@@ -168,6 +168,8 @@ class _Cut:
         """The two graphs, with these nodes kept."""
         joint, taken = self.joint, {i.name for i in self.joint.inputs}
         live = self._live((o.id for o in joint.outputs), lambda node: node.id in kept)
+        of_length = self._of_any_length(live)
+        live, kept = live | of_length, kept | of_length
         new = Builder(f"{self.graph.name}_backward", self.graph.n, self.graph.multiple)
         new.least = self.graph.least
         outputs, results, ids = [*self.graph.outputs], {}, {}
@@ -202,6 +204,13 @@ class _Cut:
         gradients = [replace(o, id=ids[o.id]) for o in joint.outputs]
         backward = new.finish(gradients, pytree.tree_structure([0] * len(gradients)))
         return Split(forward, backward, results, kept)
+
+    def _of_any_length(self, live: set[int]) -> set[int]:
+        """A row argument that has the length of a call, if rows have any and none is needed."""
+        whole = [id for id in sorted(self.row_arguments)
+                 if self.graph[id].value.inner == (self.graph.n,)]  # fmt: skip
+        is_told = self.graph.multiple is None or not live.isdisjoint(whole)
+        return set() if is_told else {whole[0]}
 
     def _by_node(self, numbered: Iterable[tuple[int, Output]]) -> dict[int, int]:
         """The index of a result for each node that is one, of an exact one if there is any."""

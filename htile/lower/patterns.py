@@ -3,6 +3,7 @@ product is part of an fma, and what a difference subtracts."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from enum import Enum
 from math import inf, isclose, sqrt
@@ -11,7 +12,7 @@ import torch
 
 from ..frontend.graph import Builder, Graph, Node, Output
 from ..frontend.ops import COLLECTIVES, COMPARISONS, MOVEMENTS, Op
-from .precision import NEAR_OPS
+from .precision import NEAR_OPS, seen_in_16_bits
 
 
 class Function(Enum):
@@ -93,6 +94,14 @@ def choose_function(
     if node.op is Op.MUL and _is_only_summed(graph, node):
         return Function.FACTORS, node.inputs
     return Function.FAST if is_fast else Function.EXACT, node.inputs
+
+
+def short_functions(graph: Graph) -> Counter[Op]:
+    """How many elements of a row are computed shortly because 16 bits are seen, by operation."""
+    near = seen_in_16_bits(graph)
+    short = (Function.NEAR, Function.GELU)
+    spread = [node for node in graph if node.value.spread and node.id in near]
+    return Counter(n.op for n in spread if choose_function(graph, n, False, True)[0] in short)
 
 
 def _has_near_form(graph: Graph, node: Node) -> bool:

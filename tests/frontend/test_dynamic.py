@@ -17,6 +17,7 @@ from htile.frontend.tensor import Length
 from htile.frontend.trace import trace
 from htile.testing import assert_close
 from tests.request_of import request_of
+from tests.training import assert_gradients
 
 LENGTHS = (1, 2, 3, 8, 63, 64, 65, 100, 1003)
 
@@ -192,6 +193,39 @@ def test_rows_of_one_element_are_as_without_it():
         for any_n in (False, True):
             found = htile.rowwise(f, dynamic_n=any_n)(x)
             assert found.shape == expected.shape and torch.equal(found, expected)
+
+
+FEW = {
+    "an element": lambda x, y: x[y],
+    "elements": lambda x, y: torch.stack((x[y], x[-1 - y])),
+    "a sum": lambda x, y: x.sum(-1, keepdim=True),
+    "statistics": lambda x, y: (x.mean(), torch.stack((x.sum(), x.amax()))),
+    "the largest": lambda x, y: x.topk(1).values,
+    "the first of the largest": lambda x, y: (x.topk(3).indices.amin(), x.topk(3).values),
+}
+
+
+def few_numbers(name):
+    """A function of rows of any length, and of an index of each, of those above."""
+    body = FEW[name]
+
+    @htile.rowwise(dynamic_n=True)
+    def f(x, y: htile.PerRow):
+        return body(x, y)
+
+    return f
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_rows_of_which_a_few_numbers_come(name):
+    """Their gradients are as long as the rows, and a kernel has the rows' length."""
+    f = few_numbers(name)
+    for n in (3, 100, 1003):
+        x, y = torch.randn(5, n), torch.arange(5) % n
+        assert_close(f, f(x, y), x, y)
+        assert_gradients(f, x.requires_grad_(), y)
+        kernel = f.inspect(x.to("meta"), y.to("meta"), arch="sm_90a")
+        assert kernel.graph.n >= n and kernel.backward.graph.n >= n
 
 
 def test_buckets_of_dtypes():

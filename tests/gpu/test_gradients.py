@@ -11,8 +11,18 @@ import htile
 from examples.gallery import NAMES, load, variants
 from htile.build.arch import arch_named
 from htile.build.compile import build
+from htile.testing import assert_close
+from tests.frontend.test_dynamic import FEW, few_numbers
 from tests.lower import test_by_column, test_compile, test_ranked
-from tests.test_gradients import EXAMPLES, TIED, layernorm, rmsnorm, softmax, without_default
+from tests.test_gradients import (
+    EXAMPLES,
+    SHORT,
+    TIED,
+    layernorm,
+    rmsnorm,
+    softmax,
+    without_default,
+)
 from tests.training import assert_gradients, cotangents_of, gradients, leaves_of
 
 from .matrix import BF16, F32, assert_same_bits, seed
@@ -172,6 +182,25 @@ def test_results_have_the_bits_that_they_have_without_gradients(device, name):
         made, _ = leaves_of(args)
         trained = pytree.tree_map(torch.Tensor.detach, f(*made))
         assert_same_bits(trained, plain, (name, n))
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_results_of_short_functions_have_these_bits_too(device, name):
+    f = htile.rowwise(SHORT[name])
+    for n in (100, 4096, 20000):
+        x = torch.randn(64, n, device=device).to(BF16)
+        plain = f(x)
+        assert_same_bits(f(x.requires_grad_()).detach(), plain, (name, n))
+        assert_gradients(f, x[:3])
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_few_numbers_of_rows_of_any_length(device, name):
+    f = few_numbers(name)
+    for n in (3, 100, 1003, 20000):
+        x, y = torch.randn(40, n, device=device), torch.arange(40, device=device) % n
+        assert_close(f, f(x, y), x, y)
+        assert_gradients(f, x.requires_grad_(), y)
 
 
 def test_float32_and_many_rows(device):

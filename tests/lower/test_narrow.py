@@ -64,6 +64,12 @@ NARROW = {
     "two columns": lambda x, y: torch.where(columns(x) % 2 == columns(x) // 7, x, 0.0),
     "blocks": lambda x, y: torch.where(columns(x) // 128 == y // 128, x, 0.0),
     "backwards": lambda x, y: torch.where(torch.arange(x.shape[-1], 0, -1) == y, x, 0.0),
+    "the nearer end": lambda x, y: torch.where(
+        torch.minimum(columns(x), x.shape[-1] - 1 - columns(x)) <= y, x, 0.0),
+    "the farther end": lambda x, y: torch.where(
+        torch.maximum(columns(x), x.shape[-1] - 1 - columns(x)) <= y, x, 0.0),
+    "never the other": lambda x, y: torch.where(
+        torch.maximum(columns(x) + x.shape[-1], columns(x)) - x.shape[-1] <= y, x, 0.0),
     "clamped": lambda x, y: torch.where(columns(x).clamp(3, 9) != y, x, 0.0),
     "a float": lambda x, y: x * columns(x),
     "a float64 position": lambda x, y: x * (columns(x) * 2 + 1).float(),
@@ -177,8 +183,10 @@ def test_a_loop_asks_its_chunk():
     source = of(lambda x, y: torch.where(columns(x) <= y, x, 0.0).softmax(-1), n=1 << 20).source
     assert source.count("math.le(chunk.offsets, chunk.offset_of(") >= 2
     assert "ctx.offsets" not in source and "ctx.cols" not in source
-    wide = of(lambda x, y: (x * columns(x)).softmax(-1), n=1 << 20).source
+    wide = of(lambda x, y: (x * (columns(x) % 3)).softmax(-1), n=1 << 20).source
     assert "chunk.cols" in wide and "ctx.cols" not in wide
+    floats = of(lambda x, y: (x * columns(x)).softmax(-1), n=1 << 20).source
+    assert "chunk.float_cols" in floats and "ctx.float_cols" not in floats
 
 
 @pytest.mark.parametrize(

@@ -233,10 +233,13 @@ class _Narrowing:
         return new.add(node.op, operands, node.arg, node.loc)
 
     def _within(self, new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
-        """The operand that a maximum or minimum always is."""
-        for old, id in zip(node.inputs, inputs, strict=True):
-            is_same = self.found.get(old) == self.found[node.id]
-            if is_same and new[id].value.inner == node.value.inner:
+        """The operand that a maximum or minimum always is, because no other one is beyond it."""
+        (lo, hi), (low, high) = _known(self.graph.operands(node), self.found)
+        is_first, is_second = lo >= high, low >= hi
+        if node.op is Op.MINIMUM:
+            is_first, is_second = is_second, is_first
+        for always, id in zip((is_first, is_second), inputs, strict=True):
+            if always and new[id].value.inner == node.value.inner:
                 return id
         return None
 

@@ -269,6 +269,11 @@ class _Placing(Collectives, Apart):
                 others = prod(axis.size for axis in stack) // cut.size
                 raise Refine(cut, 1, columns=others)
         axes = [axis for (axis,) in stacks]
+        if self.graph.multiple is not None:  # the columns are the row of any length, read or not
+            for axis in axes:
+                if axis.size != self.graph.n:
+                    raise Refine(axis, 1)
+            return self.graph.n
         if len({axis.size for axis in axes}) <= 1:
             return max([axis.size for axis in axes], default=1)
         if self.apart and (request := self._few_more(axes)) is not None:

@@ -20,6 +20,7 @@ from ...frontend.derive import derive, differentiable
 from ...frontend.graph import Graph, Role
 from ...frontend.saved import Split, split
 from ...frontend.scattered import Scattered
+from ...lower.patterns import short_functions
 from ...lower.vectors import vector_size
 from ..runner import Runner
 from ..specialize import spec_of
@@ -95,8 +96,9 @@ class Derivative:
         """What runs the forward pass; None where no kernel with the numerics of an inference also
         gives the statistics.
 
-        That is so where those are of columns that an inference does not read. A backward pass that
-        keeps arguments alone finds them again.
+        That is so where those are of columns that an inference does not read, and where they would
+        show the errors of short functions. A backward pass that keeps arguments alone finds them
+        again.
         """
         of, graph = self.of, self._split.forward
         if len(graph.outputs) == self.results:
@@ -108,7 +110,7 @@ class Derivative:
             return None
         own, usual = found.specialization.graph, of.specialization.graph
         fits = own.n == usual.n and vector_size(own) == vector_size(usual)
-        return found if fits else None
+        return found if fits and short_functions(own) == short_functions(usual) else None
 
     def _hides_statistics(self, kept: set[str]) -> bool:
         """Whether autograd need not know of the statistics, because those that they depend on are
