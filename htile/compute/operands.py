@@ -17,7 +17,6 @@ from cutlass._mlir.dialects import vector as mlir_vector
 
 Vector = cute.TensorSSA
 SIGN = -(1 << 31)  # the bit of a float32's sign
-FLOAT_INTEGERS = 150 << 23  # the bits of 2.0 ** 23
 Operand = Vector | Numeric | bool | int | float
 
 
@@ -34,16 +33,6 @@ def bits_of(x: Vector) -> Vector:
 def float_of(bits: Vector) -> Vector:
     """The floats that have these bits."""
     return bits.bitcast(Float32).reshape(bits.shape)
-
-
-def added_to_integer(first: Int32, terms: list[Float32]) -> list[Float32]:
-    """The sums of an integer from 0 to 2 ** 23 - 1 and each term, in Float32.
-
-    The integer is not converted, because the compiler would then add integers and convert each sum.
-    It is the mantissa of a float32 that is 2 ** 23 larger.
-    """
-    larger = (Int32(first) + FLOAT_INTEGERS).bitcast(Float32)
-    return [larger + (term - 2.0**23) for term in terms]
 
 
 def make_vector(values: list, shape: tuple, dtype: type[Numeric]) -> Vector:

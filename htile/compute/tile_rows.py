@@ -14,8 +14,7 @@ from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warp
 
 from htile.compute.conversion import convert
-from htile.compute.operands import added_to_integer, make_vector
-from htile.compute.reduce import thread_reduce, warp_reduce
+from htile.compute.reduce import make_vector, thread_reduce, warp_reduce
 from htile.compute.tile_reduce import QUAD, RowMeans, RowPartial
 from htile.copy.tma import SharedToGlobalStorer
 from htile.utils import Static
@@ -204,12 +203,6 @@ class TileChunk(Static):
     def cols(self) -> cute.TensorSSA:
         """The numbers of the columns, as a vector."""
         return make_vector(self.columns, (self.vec_size,), Int32)
-
-    @property
-    def float_cols(self) -> cute.TensorSSA:
-        """The numbers of the columns in Float32, as a vector."""
-        far = [Float32(8 * (i // 2) + i % 2) for i in range(self.vec_size)]
-        return make_vector(added_to_integer(self.n, far), (self.vec_size,), Float32)
 
     @property
     def offsets(self) -> cute.TensorSSA:

@@ -7,10 +7,10 @@ from functools import partial
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Numeric, as_numeric, const_expr
+from cutlass import Boolean, Int32, Int64, Numeric, as_numeric, const_expr
 from cutlass._mlir import ir
 
-from htile.compute.operands import added_to_integer, make_vector
+from htile.compute.operands import make_vector
 from htile.config import ElementwiseTileConfig
 from htile.copy.layout import RowLayout
 from htile.copy.shifted import Pieces, PiecesInFlight, load_elements
@@ -445,13 +445,6 @@ class RowTile(Static):
         """An Int32 vector: the column of each element."""
         count = cute.size(self.tXcX)
         return make_vector([self.tXcX[i][1] for i in range(count)], self.vector_shape, Int32)
-
-    @property
-    def float_cols(self) -> cute.TensorSSA:
-        """A Float32 vector: the column of each element, below 2 ** 23, by an addition for each."""
-        first, count = self.tXcX[0][1], cute.size(self.tXcX)
-        far = [Float32(self.tXcX[i][1] - first) for i in range(count)]
-        return make_vector(added_to_integer(first, far), self.vector_shape, Float32)
 
     @property
     def offsets(self) -> cute.TensorSSA:

@@ -30,14 +30,12 @@ class Function(Enum):
     FMS = "fms"  # a * b - c
     FNMA = "fnma"  # c - a * b
     COLUMNS = "of columns"  # the column's number beside what a row has once: one instruction
-    FLOATS = "as floats"  # the numbers of columns: that of the first, converted once, and constants
     FOURS = "fours"  # random words of a row's keys: four neighbouring columns share a counter
     ELEMENT = "element"  # the one of a group of a tile that a column's number picks, if it is there
     FACTORS = "factors"  # a product that a sum alone reads, over the row or all rows: adds by fma
 
 
 PRODUCTS = {4.0: 2, 5.0: 3, 6.0: 3, 7.0: 4}  # that the compiler makes of powers
-MOST_COLUMNS = 2**23  # of a row whose columns are numbered in float32 (`float_cols`)
 MOST_EXPONENT = 64  # of a power, in magnitude, up to which the short function is near enough
 FAST_OPS = frozenset({Op.TANH, Op.LOG, Op.LOG2, Op.LOG10, Op.SIN, Op.COS})
 
@@ -59,8 +57,6 @@ def choose_function(
         return Function.ELEMENT, picked
     if _compares_columns(graph, node, in_loops):
         return Function.COLUMNS, node.inputs[1:]
-    if _converts_columns(graph, node):
-        return Function.FLOATS, ()
     if node.op is Op.WORD:
         index, *others = graph.operands(node)
         is_shared = _counts_columns(graph, index) and not any(o.value.spread for o in others)
@@ -156,21 +152,6 @@ def _compares_columns(graph: Graph, node: Node, in_loops: bool) -> bool:
     columns, other = graph.operands(node)
     is_index = columns.op is Op.INDEX and columns.value.dtype is torch.int32
     return is_index and (in_loops if other.op is Op.CONST else not other.value.spread)
-
-
-def _converts_columns(graph: Graph, node: Node) -> bool:
-    """Whether it is the number of each column as a float32, which has all of them exactly."""
-    if not is_float_of(graph, node):
-        return False
-    return graph[node.inputs[0]].op is Op.INDEX and graph.n <= MOST_COLUMNS
-
-
-def is_float_of(graph: Graph, node: Node) -> bool:
-    """Whether it converts an int32 to float32."""
-    if node.op not in (Op.CAST, Op.CONVERT) or node.value.dtype is not torch.float32:
-        return False
-    is_rounded = node.value.stored not in (None, torch.float32)
-    return not is_rounded and graph[node.inputs[0]].value.dtype is torch.int32
 
 
 def _counts_columns(graph: Graph, node: Node) -> bool:

@@ -195,7 +195,7 @@ def test_rows_of_one_element_are_as_without_it():
             assert found.shape == expected.shape and torch.equal(found, expected)
 
 
-NUMBERS = {
+OF_FEW = {
     "an element": lambda x, y: x[y],
     "elements": lambda x, y: torch.stack((x[y], x[-1 - y])),
     "a sum": lambda x, y: x.sum(-1, keepdim=True),
@@ -207,7 +207,7 @@ NUMBERS = {
 
 def few_numbers(name):
     """A function of rows of any length, and of an index of each, of those above."""
-    body = NUMBERS[name]
+    body = OF_FEW[name]
 
     @htile.rowwise(dynamic_n=True)
     def f(x, y: htile.PerRow):
@@ -216,7 +216,7 @@ def few_numbers(name):
     return f
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("name", OF_FEW)
 def test_rows_of_which_a_few_numbers_come(name):
     """Their gradients are as long as the rows, and a kernel has the rows' length."""
     f = few_numbers(name)

@@ -367,6 +367,12 @@ def _places(view: View, n: int, k: int = 0) -> tuple:
     ))  # fmt: skip
 
 
+def _mean(x: np.ndarray, **along) -> np.ndarray:
+    """The mean, as exact as HTile's, and infinite where an element is."""
+    first, rough = x[:, :1], np.mean(x, **along)
+    return np.where(np.isfinite(rough), first + np.mean(x - first, **along), rough)
+
+
 MEANT = {
     Op.ADD: np.add, Op.SUB: np.subtract, Op.MUL: np.multiply, Op.NEG: np.negative,
     Op.FLOORDIV: np.floor_divide, Op.MOD: np.mod,
@@ -377,7 +383,7 @@ MEANT = {
     Op.MAX_FROM_END: lambda x, axis: np.flip(np.maximum.accumulate(np.flip(x, axis), axis), axis),
     Op.MIN_FROM_END: lambda x, axis: np.flip(np.minimum.accumulate(np.flip(x, axis), axis), axis),
     Op.MAX: np.max, Op.MIN: np.min, Op.ANY: np.any, Op.ALL: np.all, Op.DIV: np.divide,
-    Op.MEAN: lambda x, **along: x[:, :1] + np.mean(x - x[:, :1], **along),  # as exact as HTile's
+    Op.MEAN: _mean,
     Op.OR: np.logical_or, Op.EXP: np.exp, Op.LOG: np.log, Op.ABS: np.abs, Op.SQRT: np.sqrt,
     Op.RSQRT: lambda x: 1 / np.sqrt(x), Op.LE: np.less_equal, Op.NE: np.not_equal,
     Op.KEY_VALUE: np.real, Op.LT: np.less, Op.GT: np.greater, Op.GE: np.greater_equal,

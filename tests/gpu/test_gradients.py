@@ -12,7 +12,7 @@ from examples.gallery import NAMES, load, variants
 from htile.build.arch import arch_named
 from htile.build.compile import build
 from htile.testing import assert_close
-from tests.frontend.test_dynamic import NUMBERS, few_numbers
+from tests.frontend.test_dynamic import OF_FEW, few_numbers
 from tests.lower import test_by_column, test_compile, test_ranked
 from tests.test_gradients import (
     EXAMPLES,
@@ -194,7 +194,7 @@ def test_results_of_short_functions_have_these_bits_too(device, name):
         assert_gradients(f, x[:3])
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("name", OF_FEW)
 def test_few_numbers_of_rows_of_any_length(device, name):
     f = few_numbers(name)
     for n in (3, 100, 1003, 20000):

@@ -4,6 +4,8 @@ What a few elements are apart of the others is stored, or reduced, by itself; an
 into a longer one is computed in the columns of that.
 """
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -89,6 +91,24 @@ def test_gradients(name):
     assert_placed(joint, call.values | given, call.lead, rtol=1e-7)
     kernel = f.inspect(x.clone().requires_grad_(), arch="sm_90a").backward
     assert kernel.resources.stack == 0 and len(kernel.graph) < 150
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_means_of_parts_that_are_infinite(value):
+    """A mean of parts is what it is of the whole row, whichever part has the value."""
+    functions = (
+        lambda x: F.pad(x, (3, 2), value=-math.inf).mean(), lambda x: F.pad(x, (0, 1)).mean(),
+        lambda x: torch.cat((x, x[:3])).mean(), lambda x: torch.cat((-x[:2], x)).mean(),
+    )  # fmt: skip
+    x = torch.zeros(4, 257)
+    x[0, 0] = x[1, -1] = x[2, 100] = value
+    x[3] = value
+    for function in functions:
+        call = called(htile.rowwise(function), x)
+        expected = torch.stack([function(row.double()) for row in x])
+        with np.errstate(all="ignore"):
+            (found,) = interpreted(place_well(drop_slopes(call.graph)), call.graph, {"x": x}, (4,))
+        np.testing.assert_allclose(found.reshape(4), expected.numpy(), rtol=1e-9)
 
 
 def test_rows_that_are_too_unlike_are_refused():

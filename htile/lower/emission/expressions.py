@@ -154,8 +154,6 @@ def written(node: Node, args: tuple[str, ...], function: Function, ctx: str = "c
         args = (f"{ctx}.shape[1]",)
     elif node.op is Op.GROUPED:
         args = (ctx, *args)
-    elif function is Function.FLOATS:
-        return f"{ctx}.float_cols"
     elif function is Function.COLUMNS:
         args = (f"{ctx}.offsets", f"{ctx}.offset_of({args[0]})")
     return EMIT[node.op](node, args, function)

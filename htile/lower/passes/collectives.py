@@ -55,14 +55,30 @@ class Collectives:
             part = self._reduced_part(node, wanted, at, k, start, end - start)
             if found is None:
                 found = part
-            elif node.op is Op.MEAN:  # of equal elements it is exactly that element
-                share = self._add(Placed(Op.CONST, (), (end - start) / end, (), node))
-                more = self._computed(Op.SUB, (part, found), None, node)
-                more = self._computed(Op.MUL, (more, share), None, node)
-                found = self._computed(Op.ADD, (found, more), None, node)
+            elif node.op is Op.MEAN:
+                found = self._mean_of_both(found, part, (end - start) / end, node)
             else:
                 found = self._computed(COMBINE[node.op], (found, part), None, node)
         return found
+
+    def _mean_of_both(self, first: int, second: int, share: float, node: Node) -> int:
+        """The mean of two parts, of which the second has a share of all elements.
+
+        Of equal elements it is exactly that element, by the difference of the two. Where that is
+        not finite, because one is infinite or both are large, each counts by its share.
+        """
+
+        def computed(op: Op, *inputs: int) -> int:
+            return self._computed(op, inputs, None, node)
+
+        of_second, of_first, zero = (
+            self._add(Placed(Op.CONST, (), number, (), node)) for number in (share, 1 - share, 0.0)
+        )
+        more = computed(Op.SUB, second, first)
+        exact = computed(Op.ADD, first, computed(Op.MUL, more, of_second))
+        parts = computed(Op.MUL, first, of_first), computed(Op.MUL, second, of_second)
+        is_finite = computed(Op.EQ, computed(Op.SUB, more, more), zero)
+        return computed(Op.WHERE, is_finite, exact, computed(Op.ADD, *parts))
 
     def _reduced_part(
         self, node: Node, wanted: Wanted, at: int, k: int, start: int, size: int

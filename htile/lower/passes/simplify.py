@@ -19,7 +19,6 @@ from ...frontend.slopes import FirstAlong, Slope
 from ..patterns import is_part_of_sum, strip
 from ..vectors import WARP, vector_size
 from .bundles import bundle_neighbours
-from .float_columns import columns_in_float
 from .host_numbers import on_the_host
 from .limits import limit_loads
 from .narrow import narrowing, without_known
@@ -204,8 +203,6 @@ PASSES = (
     shorten_logarithms,
     merge_common_subexpressions,
     narrow_indices,
-    columns_in_float,
-    merge_common_subexpressions,
 )
 
 
