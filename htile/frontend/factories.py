@@ -240,7 +240,7 @@ def _copied(data, *, dtype=None, device=None, requires_grad=False):
 
 def _spread(size, fill_value, *, dtype=None, device=None, requires_grad=False):
     value = as_number(fill_value, "torch.full", "write value.expand(size)")
-    return (value if dtype is None else value.to(dtype)).expand(size)
+    return copy((value if dtype is None else value.to(dtype)).expand(size))
 
 
 OF_VALUES: dict[Callable, Callable] = {

@@ -43,7 +43,7 @@ def change(x: Tensor, new: Tensor) -> Tensor:
     if value.inner != old.inner:
         fail(ShapeError, f"a change in place of a value of shape {old.inner} to one of shape "
              f"{value.inner}: write x = x + ... for x += ...")  # fmt: skip
-    if value.varies is Varies.ROW is not old.varies and _roles(x):
+    if value.varies is Varies.ROW is not old.varies and _roles(x) - {Role.SCALAR}:
         fail(TraceError, "a change in place puts what differs from row to row into a value "
              "that all rows share: write x = x + ... for x += ...")  # fmt: skip
     if not torch.can_cast(value.dtype, old.dtype):

@@ -27,7 +27,6 @@ from .shapes import axis_of, fixed, reshaped, unsqueeze
 from .tensor import FUNCTIONS, Tensor, fail, location, node
 
 ENDS = {Op.INPUT, Op.TAKE, Op.LOOKUP, Op.MATMUL}  # They are elementwise in none of their operands.
-EACH_HOT = "torch.stack([F.one_hot(k, n) for k in y.unbind(-1)])"  # of a few indices
 
 
 def element(x: Tensor, y: Tensor | int, wraps: bool = False) -> Tensor:
@@ -148,8 +147,6 @@ def per_row_index(y: object, what: str) -> Tensor:
         fail(ShapeError, f"{what} by indices of shape {shape}: they have one axis at most")
     if v.spread and prod(v.inner) > 1:
         remedy = "a choice between rows is torch.where(torch.arange(x.shape[-1]) == y, a, b)"
-        if what == "F.one_hot" and y.ndim == 1 and y._sizes[0] <= MOST_PARTS:
-            fail(UnsupportedError, f"{what} of {y._sizes[0]} indices of a row: write {EACH_HOT}")
         fail(UnsupportedError, f"{what} by {prod(v.inner)} indices of a row: at most {MOST_PARTS} "
              f"are taken, one by one; {remedy}")  # fmt: skip
     return y
@@ -167,7 +164,8 @@ def getitem(x: Tensor, index: object) -> Tensor:
         return _getitem(x, index)
     y = rest[0]
     _of_row(x, -1, "indexing")
-    return _elements(x, y, "indexing a row", wraps=True)
+    found = _elements(x, y.reshape(-1) if y.ndim > 1 else y, "indexing a row", wraps=True)
+    return found.reshape(y.shape) if y.ndim > 1 else found
 
 
 Tensor.__getitem__ = getitem
@@ -262,11 +260,13 @@ def int64(y: Tensor, what: str) -> Tensor:
 def one_hot(tensor, num_classes=-1):
     """1 at the index and 0 elsewhere, in int64; give num_classes=x.shape[-1].
 
-    tensor: int64. The result has an axis of `num_classes` more. It is 0 there for an index beyond
-    the end, where torch raises.
+    tensor: int64, of shape () or (k,). More than 64 indices have at most 64 classes. The result has
+    an axis of `num_classes` more. It is 0 there for an index beyond the end, where torch raises.
     """
-    y = int64(per_row_index(tensor, "F.one_hot"), "F.one_hot")
     (num_classes,) = fixed((num_classes,), tensor)
+    is_short = tensor.ndim == 1 and min(tensor._sizes[0], num_classes) <= MOST_PARTS
+    is_hot = is_short and tensor._value.dtype is INT64
+    y = tensor if is_hot else int64(per_row_index(tensor, "F.one_hot"), "F.one_hot")
     if num_classes < 1:
         fail(ShapeError, f"F.one_hot(num_classes={num_classes}): the number of classes is not "
              "known while tracing, write F.one_hot(y, num_classes=x.shape[-1])")  # fmt: skip

@@ -62,7 +62,7 @@ def cross_entropy(
     m = amax(x)
     near = _finite(m)  # as logsumexp has it, so that a function with both exponentiates once
     total = chosen(abs(m) == INF, NAN, log(_total(exp(x - near))), Slope.NAN)
-    if isinstance(target, Tensor) and target._value.spread:
+    if isinstance(target, Tensor) and (target._value.spread or (target.ndim and _is_float(target))):
         if target._sizes != x._sizes:
             fail(ShapeError, f"cross_entropy of scores of shape {tuple(x._sizes)} with shares of "
                  f"shape {tuple(target._sizes)}: there is one for each class. A class of each row "
@@ -96,6 +96,10 @@ def _of_shares(x, near, total, target, weight, ignore_index, label_smoothing) ->
     return _total(shares) * (total + near) - _total(shares * x)
 
 
+def _is_float(x: Tensor) -> bool:
+    return x._value.dtype is FLOAT
+
+
 def _total(x: Tensor) -> Tensor:
     return node(Op.SUM, x)
 
@@ -120,8 +124,8 @@ def _check(
 
 
 def scores_of(x: object, name: str) -> Tensor:
-    """A row of floats."""
-    if not isinstance(x, Tensor) or not x._value.spread:
+    """A row of floats, or a few of them that are computed."""
+    if not isinstance(x, Tensor) or not x.ndim:
         fail(ShapeError, f"{name} of a value that is no row: a row has the scores of all classes")
     if x.ndim > 1:
         fail(ShapeError, f"{name} of a value of shape {tuple(x._sizes)}: it takes the scores of "
@@ -140,7 +144,7 @@ def class_of(y: object, name: str) -> Tensor:
 
 
 def _weights(x: Tensor, weight: object, name: str) -> Tensor:
-    if not isinstance(weight, Tensor) or not weight._value.spread or weight._sizes != x._sizes:
+    if not isinstance(weight, Tensor) or weight._sizes != x._sizes:
         fail(ShapeError, f"{name}(weight=) is a weight for each class, a tensor of shape (N,)")
     return floating(weight, f"{name}(weight=)")
 

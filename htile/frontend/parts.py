@@ -376,9 +376,13 @@ def _filled(x: Tensor, value: object, size: tuple[int, ...]) -> Tensor:
 
 @implements("pad", method=False)
 def pad(input, pad, mode="constant", value=None):
-    """input with so many elements of one value more at the ends of its last axes; fewer below 0."""
+    """input with so many elements more at the ends of its last axes; fewer below 0.
+
+    mode: "constant" for elements of one value. "reflect", "replicate" and "circular" take at most
+    64 elements of the last axis.
+    """
     if mode != "constant":
-        fail(UnsupportedError, f"F.pad(mode={mode!r}) is not supported: write it with torch.cat")
+        return _padded_by_own(input, tuple(pad), mode)
     if len(pad) % 2 or len(pad) > 2 * input.ndim or not all(type(k) is int for k in pad):
         fail(ShapeError, f"F.pad by {tuple(pad)} of a value of shape {tuple(input._sizes)}: "
              "expected two integers for each axis, those of the last axis first")  # fmt: skip
@@ -399,6 +403,28 @@ def pad(input, pad, mode="constant", value=None):
                        for n, size in zip((before, behind), sizes, strict=True)]  # fmt: skip
         x = cat([*first, x, *last], axis)
     return copy(x) if x is input else x
+
+
+def _padded_by_own(x: Tensor, pad: tuple, mode: str) -> Tensor:
+    """The elements of the last axis, with others of its own at both ends."""
+    if mode not in ("reflect", "replicate", "circular"):
+        fail(UnsupportedError, f"F.pad(mode={mode!r}): it is 'constant', 'reflect', 'replicate' or "
+             "'circular'")  # fmt: skip
+    n = x._sizes[-1] if x.ndim else 0
+    most = min({"reflect": n - 1, "replicate": MOST_PARTS, "circular": n}[mode], MOST_PARTS)
+    if len(pad) != 2 or not all(type(k) is int and 0 <= k <= most for k in pad):
+        fail(UnsupportedError, f"F.pad by {pad}, mode={mode!r}, of a value of shape "
+             f"{tuple(x._sizes)}: the last axis gets at most {MOST_PARTS} elements at each end, "
+             "and no more than it has")  # fmt: skip
+    before, behind = pad
+    if mode == "reflect":
+        ends = range(before, 0, -1), range(n - 2, n - 2 - behind, -1)
+    elif mode == "replicate":
+        ends = [0] * before, [n - 1] * behind
+    else:
+        ends = range(n - before, n), range(behind)
+    first, last = ([part(x, -1, k, 1) for k in places] for places in ends)
+    return cat([*first, x, *last], -1)
 
 
 @implements("diff")

@@ -36,7 +36,9 @@ def _put(
     index: integers, as many along the axis as are put, and along other axes 1 or as many as `x`.
     source: a number, or a value whose axes are those of `index`, or broadcast to them.
     """
-    _check(x, axis, index, source, what)
+    _check(x, axis, index, source, what, combine)
+    if index._sizes[axis] > MOST_PARTS:
+        return _sums_of_many(x, index, source)
     size = x._sizes[axis] if x.ndim else 1
     places = reshaped(places_of(x._builder, size), (size, *(1,) * (-1 - axis)))
     for k in range(index._sizes[axis]):
@@ -50,13 +52,23 @@ def _put(
     return x
 
 
-def _check(x: Tensor, axis: int, index: Tensor, source: object, what: str) -> None:
+def _sums_of_many(x: Tensor, index: Tensor, source: object) -> Tensor:
+    """A few elements, and to each of them added the elements of a row that have its index."""
+    places = reshaped(places_of(x._builder, x._sizes[0]), (x._sizes[0], 1))
+    total = where(places == index, source, 0).sum(-1)
+    return x + into(total, x._value)
+
+
+def _check(
+    x: Tensor, axis: int, index: Tensor, source: object, what: str, combine: Combine | None
+) -> None:
     """Raise what is wrong with the index or the source."""
     if index._value.dtype not in (torch.int32, INT64):
         fail(DtypeError, f"{what} by an index of {index._value.dtype}: write index.long()")
-    if index._sizes[axis] > MOST_PARTS:
+    has_few_sums = combine is operator.add and x.ndim == 1 and x._sizes[0] <= MOST_PARTS
+    if index._sizes[axis] > MOST_PARTS and not has_few_sums:
         fail(UnsupportedError, f"{what} by {index._sizes[axis]} indices: at most {MOST_PARTS} "
-             "elements are put, one by one")  # fmt: skip
+             f"elements are put, one by one, or added to at most {MOST_PARTS}")  # fmt: skip
     if not isinstance(source, Tensor):
         return
     shape = tuple(index._sizes)

@@ -16,7 +16,19 @@ from .dynamic import ONLY_WHOLE
 from .functions import attach, formulas, implements
 from .ops import Op, Value, Varies, broadcast_shapes
 from .promotion import BOOL, FLOAT, Number, cast, filled, number, numeric, operand
-from .tensor import FUNCTIONS, SAME, Device, Length, Tensor, alias, constant, fail, node, viewed
+from .tensor import (
+    FUNCTIONS,
+    SAME,
+    Device,
+    Length,
+    Tensor,
+    alias,
+    constant,
+    copy,
+    fail,
+    node,
+    viewed,
+)
 
 
 @implements("to", "type")
@@ -70,7 +82,7 @@ def full_like(
     if not isinstance(operand(fill_value), Tensor):
         return filled(input, fill_value, dtype)
     value = as_number(fill_value, "torch.full_like", "write value.expand_as(x)")
-    return broadcast_to(to(value, dtype or input.dtype), input.shape)
+    return copy(broadcast_to(to(value, dtype or input.dtype), input.shape))
 
 
 def as_number(x: Tensor, what: str, remedy: str) -> Tensor:

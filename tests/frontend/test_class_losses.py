@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import htile
 from htile.lower.reductions import by_stage
 from htile.testing import assert_close, ulp
+from tests.gradients import check
 
 INF, NAN = math.inf, math.nan
 F32, F64 = torch.float32, torch.float64
@@ -215,3 +216,26 @@ def test_it_takes_two_stages_and_one_loop(weighted, smoothing):
     x, y, w = (torch.empty(s, device="meta") for s in ((4, 1 << 20), (4,), (1 << 20,)))
     plan = f.inspect(x, y.long(), w, arch="sm_90a").plan
     assert len(by_stage(plan.graph)) == 2 and len(plan.sweeps.loops) == 1
+
+
+FEW_SCORES = {
+    "of the largest": lambda x: F.cross_entropy(x.topk(3).values, torch.tensor(0)),
+    "of numbers of the row": lambda x: F.cross_entropy(
+        torch.stack((x[0], x.amax(), x.mean())), torch.tensor(1), label_smoothing=0.1),
+    "of one beside others": lambda x: F.cross_entropy(
+        torch.cat((x[:1], x[5:9])), torch.tensor(0), reduction="sum"),
+    "of shares": lambda x: F.cross_entropy(
+        torch.stack((x[0], x[1])), torch.stack((x[2], 1 - x[2]))),
+    "of logarithms": lambda x: F.nll_loss(
+        torch.stack((x[0], x[1])).log_softmax(-1), torch.tensor(1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FEW_SCORES)
+def test_losses_of_a_few_computed_scores(name):
+    f = htile.rowwise(FEW_SCORES[name])
+    torch.manual_seed(0)
+    x = torch.rand(4, 20)
+    expected = torch.stack([FEW_SCORES[name](row.double()) for row in x])
+    torch.testing.assert_close(f(x).double(), expected, rtol=1e-5, atol=1e-6)
+    check(f, x, tolerance=1e-7)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import htile
 from htile.errors import DtypeError, ShapeError, UnsupportedError
@@ -35,6 +36,9 @@ FUNCTIONS = {
     "a source that is longer": lambda x, y: x.scatter(-1, torch.tensor(PLACES), y),
     "sums at equal places": lambda x, y: x.scatter_add(-1, torch.tensor([1, 4, 1]), y[:3]),
     "sums of groups": lambda x: torch.zeros_like(x[:4]).scatter_add(-1, torch.arange(24) % 4, x),
+    "sums of many in a few": lambda x: torch.zeros_like(x[:3]).scatter_add(
+        0, (x > 0).long() + (x > 1).long(), x),
+    "rows of many in a few": lambda x: x[:2].index_add(0, (x > 0).long(), x, alpha=0.5),
     "products": lambda x, y: x.scatter_reduce(0, torch.tensor([1, 4, 1]), y[:3], "prod"),
     "the larger": lambda x, y: x.scatter_reduce(0, torch.tensor([1, 4]), y[:2], "amax"),
     "the smaller": lambda x, y: x.scatter_reduce(0, torch.tensor([1, 4]), y[:2], reduce="amin"),
@@ -70,6 +74,37 @@ def test_integers_and_masks_keep_their_dtype():
     expected = torch.zeros(M, N, dtype=torch.int32)
     expected.scatter_(1, x.topk(3).indices, torch.arange(1, 4, dtype=torch.int32).expand(M, 3))
     assert torch.equal(ranks, expected) and torch.equal(mask, expected > 0)
+
+
+@pytest.mark.parametrize("n", [64, 65, 300])
+def test_counts_of_many_elements(n):
+    """In a few places, by sums at indices and by classes of one hot."""
+
+    @htile.rowwise
+    def f(x):
+        bins = (x > -1).long() + (x > 1).long()
+        ones = torch.ones(x.shape[-1], dtype=torch.int64)
+        counts = torch.zeros(4, dtype=torch.int64).scatter_add(0, bins, ones)
+        return counts, F.one_hot(bins, 3).sum(0)
+
+    x = torch.randn(M, n)
+    counts, hot = f(x)
+    expected = torch.stack([(x <= -1).sum(-1), ((x > -1) & (x <= 1)).sum(-1), (x > 1).sum(-1)], -1)
+    assert torch.equal(counts[:, :3], expected) and not counts[:, 3].any()
+    assert torch.equal(hot, expected)
+
+
+def test_what_is_filled_with_a_number_of_a_call_can_be_changed():
+    @htile.rowwise
+    def smoothed(x, label: htile.PerRow, eps: htile.Scalar):
+        shares = torch.full_like(x, eps)
+        shares[label] = 1 - eps
+        return -(shares * x.log_softmax(-1)).sum()
+
+    x, label = torch.randn(M, N), torch.arange(M)
+    shares = torch.full((M, N), 0.1).scatter(1, label[:, None], 0.9)
+    expected = -(shares * x.log_softmax(-1)).sum(-1)
+    torch.testing.assert_close(smoothed(x, label, 0.1), expected)
 
 
 def test_an_index_of_each_row_that_is_beyond_the_row_puts_nothing():

@@ -158,8 +158,8 @@ MISTAKES = {
     ),
     "pad of one end": (lambda x: F.pad(x, (1,)), ShapeError, "two integers for each axis"),
     "pad of nothing": (lambda x: F.pad(x, (-4, -4)), ShapeError, "leaves no elements"),
-    "pad that reflects": (
-        lambda x: F.pad(x, (1, 1), mode="reflect"), UnsupportedError, "torch.cat"
+    "pad by another way": (
+        lambda x: F.pad(x, (1, 1), mode="symmetric"), UnsupportedError, "it is 'constant'"
     ),
     "diff of one element": (lambda x: x[:1].diff(), ShapeError, "diff 1 times of an axis of 1"),
     "complex": (lambda x: torch.complex(x, x), UnsupportedError, "a, b = x[0::2], x[1::2]"),

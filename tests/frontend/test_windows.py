@@ -24,6 +24,11 @@ WINDOWS = {
     "moving means": lambda x: x - F.avg_pool1d(x[None], 5, stride=1, padding=2)[0],
     "maxima": lambda x: F.max_pool1d(x[None], (3,), 1, 1)[0],
     "maxima of channels": lambda x: F.max_pool1d(x.view(2, 12), 2),
+    "reflected": lambda x: F.pad(x[None], (2, 3), mode="reflect")[0],
+    "repeated": lambda x: F.pad(x.view(2, 12), (1, 0), mode="replicate"),
+    "around": lambda x: F.pad(x[None], (4, 1), mode="circular")[0],
+    "means of what is repeated": lambda x: F.avg_pool1d(
+        F.pad(x[None], (2, 2), mode="replicate"), 5, 1)[0],
     "area": lambda x: trapezoid(x, dx=0.5),
     "area at numbers": lambda x: trapezoid(x, torch.arange(24) * 0.5),
     "area at values": lambda x, y: torch.trapz(x, y),
@@ -101,6 +106,10 @@ def test_places_of_numbers_in_rows(side):
 
 REFUSED = {
     "large windows": (UnsupportedError, "at most 64 elements", lambda x: x.unfold(-1, 65, 1)),
+    "much reflected": (UnsupportedError, "no more than it has",
+                       lambda x: F.pad(x[None, :3], (3, 0), mode="reflect")),
+    "another way to pad": (UnsupportedError, "it is 'constant'",
+                           lambda x: F.pad(x[None], (3, 0), mode="wrap")),
     "no window": (ShapeError, "size is at most that", lambda x: x.unfold(-1, 101, 1)),
     "a row as channels": (ShapeError, r"F.avg_pool1d\(x\[None\]", lambda x: F.avg_pool1d(x, 4)),
     "other pools": (UnsupportedError, "leave them out",
