@@ -112,16 +112,22 @@ def _multiplied(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None
     return new.add(Op.MUL, (x, new.add_const(factor, new[count].value)), loc=node.loc)
 
 
-def choose_means(graph: Graph) -> Graph:
-    """Make a mean MEAN where its operand has other readers, and a sum divided by N elsewhere.
+def choose_forms(graph: Graph) -> Graph:
+    """Choose how means are computed, and logarithms of a softmax.
 
-    MEAN of equal elements is exactly that element, so `x - x.mean()` is 0 for them. A sum rounds on
-    its way, but costs less where a row is padded. Where nothing else reads the operand, no
-    difference is taken that would show the rounding. So the mean of equal elements that is only
-    returned may be a unit in the last place off.
+    A mean is MEAN where its operand has other readers, and a sum divided by N elsewhere. MEAN of
+    equal elements is exactly that element, so `x - x.mean()` is 0 for them. A sum rounds on its
+    way, but costs less where a row is padded. Where nothing else reads the operand, no difference
+    is taken that would show the rounding. So the mean of equal elements that is only returned may
+    be a unit in the last place off.
+
+    log(softmax(x)) is the difference x - max(x) - log(sum), which has one logarithm a row.
     """
 
     def choose(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
+        if node.op is Op.LOG:
+            is_share = is_part_of_sum(graph, graph[node.inputs[0]])
+            return _logarithm_of_share(new, node, *inputs) if is_share else None
         reduction = _averaged(graph, node)
         if reduction is None:
             return None
@@ -164,27 +170,20 @@ def _is_count(graph: Graph, node: Node) -> bool:
     return node.op is Op.CONVERT and graph[node.inputs[0]].op is Op.LENGTH
 
 
-def shorten_logarithms(graph: Graph) -> Graph:
-    """Make log(softmax(x)) the difference x - max(x) - log(sum), with one logarithm a row.
+def _logarithm_of_share(new: Builder, node: Node, share: int) -> int:
+    """The logarithm of exp(e) / total, of e up to 0, as e - log(total).
 
     It is -inf where the exponential is 0 even in float64, as torch's is there.
     """
-
-    def shorten(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
-        if node.op is not Op.LOG or not is_part_of_sum(graph, graph[node.inputs[0]]):
-            return None
-        exponential, total = new[inputs[0]].inputs
-        (exponent,) = new[exponential].inputs
-        least, minus_inf = (
-            new.add_const(number, Value((), Varies.SCALAR, torch.float32))
-            for number in (LEAST_EXPONENT, -inf)
-        )
-        is_zero = new.add(Op.LT, (exponent, least), loc=node.loc)
-        exponent = new.add(Op.WHERE, (is_zero, minus_inf, exponent), loc=node.loc)
-        log = new.add(Op.LOG, (total,), loc=node.loc)
-        return new.add(Op.SUB, (exponent, log), loc=node.loc)
-
-    return rewrite(graph, shorten)
+    exponential, total = new[share].inputs
+    (exponent,) = new[exponential].inputs
+    least, minus_inf = (
+        new.add_const(number, Value((), Varies.SCALAR, torch.float32))
+        for number in (LEAST_EXPONENT, -inf)
+    )
+    is_zero = new.add(Op.LT, (exponent, least), loc=node.loc)
+    exponent = new.add(Op.WHERE, (is_zero, minus_inf, exponent), loc=node.loc)
+    return new.add(Op.SUB, (exponent, new.add(Op.LOG, (total,), loc=node.loc)), loc=node.loc)
 
 
 def narrow_indices(graph: Graph) -> Graph:
@@ -199,8 +198,7 @@ def narrow_indices(graph: Graph) -> Graph:
 PASSES = (
     fold_constants,
     merge_common_subexpressions,
-    choose_means,
-    shorten_logarithms,
+    choose_forms,
     merge_common_subexpressions,
     narrow_indices,
 )
