@@ -118,7 +118,7 @@ ARGUMENTS = {
     "unfold": lambda x, at: (x, -1, 4, 4),
     "avg_pool1d": lambda x, at: (x[None], 4),
     "max_pool1d": lambda x, at: (x[None], 4),
-    "cross": lambda x, at: (x[:3], x[:3]),
+    **dict.fromkeys(("cross", "linalg_cross"), lambda x, at: (x[:3], x[:3])),
     **dict.fromkeys(("tril", "triu", "diagonal", "trace"), lambda x, at: (x.view(2, 4),)),
 }
 OF_ONE_TARGET = ("cosine_embedding_loss", "multi_margin_loss")  # an integer of the row

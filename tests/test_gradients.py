@@ -13,7 +13,7 @@ import htile
 from examples.gallery import NAMES, variants
 from htile.errors import GradientError, UnsupportedError
 from htile.frontend.ops import REDUCTIONS
-from htile.lower.patterns import short_functions
+from htile.lower.patterns import count_short_functions
 from tests.training import assert_gradients, cotangents_of, expected, gradients, leaves_of
 
 EXAMPLES = sorted(
@@ -577,7 +577,7 @@ def test_training_takes_the_functions_of_an_inference(name):
     x = row(4, 100).bfloat16().requires_grad_()
     f(x)
     assert kept_by(f) == (["x"], [])
-    assert short_functions(f.inspect(x.detach().to("meta"), arch="sm_90a").graph)
+    assert count_short_functions(f.inspect(x.detach().to("meta"), arch="sm_90a").graph)
     assert_gradients(f, row(40, 100))
 
 

@@ -2,8 +2,9 @@
 
 Counts of instructions are of SASS, for one element, on sm_90a.
 
-The nearest multiple of pi is taken from an angle. What is left is from -pi / 2 to pi / 2, where a
-polynomial is near the sine. An odd multiple turns its sign. A cosine takes multiples and a half.
+The nearest multiple of pi is subtracted from the angle. The rest lies between -pi / 2 and pi / 2,
+where a polynomial is near the sine. An odd multiple changes the sign. For a cosine it is the
+nearest odd multiple of pi / 2.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from htile.compute.operands import SIGN, Vector, bits_of, elementwise, float_of
 from htile.compute.products import polynomial
 
 # The multiple of pi of a larger angle is not known exactly. The device library reduces such angles
-# by another way, in about 80 instructions.
+# in another way, in about 80 instructions.
 LARGEST = 105615.0
 # A number up to 2 ** 22 in magnitude that is added to ROUNDER is rounded to a whole one. The lowest
 # bit of the sum says whether that is odd, and of a sum with ODD_ROUNDER whether it is even.
 ROUNDER = 1.5 * 2.0**23
 ODD_ROUNDER = ROUNDER + 1
-# Three float32 whose sum is pi to 2 ** -70. Each is what is left of pi, rounded down: so what is
-# subtracted of -0.0 is 0.0, and -0.0 remains.
+# Three float32 whose sum is pi to 2 ** -70. Each is what is left of pi, rounded down: so that what
+# is subtracted from -0.0 is 0.0, and -0.0 remains.
 PI = [float.fromhex(number) for number in ("0x1.921fb4p+1", "0x1.4442d0p-23", "0x1.846988p-47")]
 # The polynomial p of degree 3 for which r + p(r * r) r^3 is nearest to sin(r), in relation to it,
 # for |r| <= 1.002 * pi / 2, by Lawson's algorithm: it is off by 2 ** -27.3 at most. In float32 the
@@ -72,7 +73,7 @@ def _for_all(x: Vector, usual: cutlass.Constexpr, exact: cutlass.Constexpr):
 def _sin(x: Vector) -> Vector:
     sum_of_rounder = cute.math.fma(x, *(cute.full_like(x, k) for k in (1 / math.pi, ROUNDER)))
     rest = _rest(x, sum_of_rounder - ROUNDER)
-    sign = (bits_of(rest) ^ (bits_of(sum_of_rounder) * SIGN)) & SIGN  # of rest = -0.0 too
+    sign = (bits_of(rest) ^ (bits_of(sum_of_rounder) * SIGN)) & SIGN  # right for rest = -0.0 too
     size = cute.math.absf(_sine(rest))
     return float_of(bits_of(size) | sign)
 

@@ -111,7 +111,7 @@ def _pow_near(x, exponent):
 
 
 def pow_near(x: Operand, exponent: float) -> Vector | Numeric:
-    """x ** exponent, for a number from -64 to 64."""
+    """x ** exponent, for an exponent from -64 to 64 that is not 0."""
     return _pow_near(x, exponent=exponent)
 
 

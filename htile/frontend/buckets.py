@@ -1,6 +1,6 @@
 """The places of numbers in a sorted row: `torch.bucketize` and `torch.searchsorted`.
 
-A place is how many elements of the sorted row are before the number. NaN is behind all numbers.
+A place is how many elements of the sorted row are before the number. NaN comes after all numbers.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ def searchsorted(sorted_sequence, input, *, out_int32=False, right=False, side=N
     sorted_sequence: of shape (n,). input: a number, a value of a row, or values of any shape.
     right, side: whether elements that equal the number count too; side is "left" or "right".
     """
-    if sorter is not None or side not in (None, "left", "right"):
-        fail(UnsupportedError, f"searchsorted(side={side!r}, sorter=...): sort the row before; "
-             "side is 'left' or 'right'")  # fmt: skip
+    is_told_twice = right and side == "left"
+    if sorter is not None or side not in (None, "left", "right") or is_told_twice:
+        fail(UnsupportedError, f"searchsorted(right={right}, side={side!r}, sorter=...): sort the "
+             "row before; side is 'left' or 'right', and agrees with right")  # fmt: skip
     if sorted_sequence.ndim != 1:
         fail(UnsupportedError, f"searchsorted in values of shape {tuple(sorted_sequence._sizes)}: "
              "it takes one sorted row")  # fmt: skip

@@ -414,8 +414,8 @@ def _padded_by_own(x: Tensor, pad: tuple, mode: str) -> Tensor:
     most = min({"reflect": n - 1, "replicate": MOST_PARTS, "circular": n}[mode], MOST_PARTS)
     if len(pad) != 2 or not all(type(k) is int and 0 <= k <= most for k in pad):
         fail(UnsupportedError, f"F.pad by {pad}, mode={mode!r}, of a value of shape "
-             f"{tuple(x._sizes)}: the last axis gets at most {MOST_PARTS} elements at each end, "
-             "and no more than it has")  # fmt: skip
+             f"{tuple(x._sizes)}: it takes (before, behind) of the last axis, each from 0 to {most}"
+             )  # fmt: skip
     before, behind = pad
     if mode == "reflect":
         ends = range(before, 0, -1), range(n - 2, n - 2 - behind, -1)

@@ -147,8 +147,16 @@ def _terms(equation: object, operands: tuple) -> tuple[list[str], str, str]:
     return terms, right, told
 
 
-@implements("cross", "linalg.cross")
-def cross(input, other, dim=-1):
+@implements("cross")
+def cross(input, other, dim=None):
+    """The vector that is perpendicular to two, along the first axis of three elements, or `dim`."""
+    if dim is None:
+        dim = next((k for k, n in enumerate(input._sizes) if n == 3), -1)
+    return linalg_cross(input, other, dim=dim)
+
+
+@implements("linalg.cross")
+def linalg_cross(input, other, *, dim=-1):
     """The vector that is perpendicular to two, along an axis of three elements."""
     for x in (input, other):
         if not x.ndim or x._sizes[axis_of(x, dim)] != 3:

@@ -1,8 +1,8 @@
 """Elements that are put at a few indices of an axis: `x.scatter(dim, index, y)` and its relatives.
 
 Each index is compared with the number of every element, so nothing is written outside of a row. An
-index of an element that there is not changes nothing, where torch raises. Of equal indices the last
-one counts, in the order of the indices.
+index of an element that does not exist changes nothing, where torch raises. Of equal indices the
+last one counts, in the order of the indices.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Callable
 
 import torch
 
-from ..errors import DtypeError, ShapeError, UnsupportedError
+from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError
+from .dtypes import STORAGE
 from .factories import index as places_of
 from .functions import implements, masked_fill, maximum, minimum, where
 from .ops import broadcast_shapes
 from .parts import MOST_PARTS, part
-from .promotion import INT64, into, operand
+from .promotion import BOOL, FLOAT, INT64, into, operand, refuse
 from .shapes import axis_of, broadcast_to, reshaped
 from .tensor import Tensor, fail
 
@@ -37,6 +38,8 @@ def _put(
     source: a number, or a value whose axes are those of `index`, or broadcast to them.
     """
     _check(x, axis, index, source, what, combine)
+    if not isinstance(source, Tensor) and x._value.dtype is not FLOAT:
+        source = (bool if x._value.dtype is BOOL else int)(source)  # as torch converts it first
     if index._sizes[axis] > MOST_PARTS:
         return _sums_of_many(x, index, source)
     size = x._sizes[axis] if x.ndim else 1
@@ -63,12 +66,14 @@ def _check(
     x: Tensor, axis: int, index: Tensor, source: object, what: str, combine: Combine | None
 ) -> None:
     """Raise what is wrong with the index or the source."""
+    if combine is not None and x._value.dtype in STORAGE:
+        refuse(what, x, "convert it first, x.int() or x.float()")
     if index._value.dtype not in (torch.int32, INT64):
         fail(DtypeError, f"{what} by an index of {index._value.dtype}: write index.long()")
     has_few_sums = combine is operator.add and x.ndim == 1 and x._sizes[0] <= MOST_PARTS
     if index._sizes[axis] > MOST_PARTS and not has_few_sums:
         fail(UnsupportedError, f"{what} by {index._sizes[axis]} indices: at most {MOST_PARTS} "
-             f"elements are put, one by one, or added to at most {MOST_PARTS}")  # fmt: skip
+             f"elements are put; more can only be added, to a row of at most {MOST_PARTS}")
     if not isinstance(source, Tensor):
         return
     shape = tuple(index._sizes)
@@ -80,15 +85,26 @@ def _check(
              "the values, or x before")  # fmt: skip
 
 
+def _refuse_others(x: Tensor, index: object, what: str) -> None:
+    """Raise what is wrong with an index that is no tensor, or with a number that has no axes."""
+    if not isinstance(index, Tensor):
+        fail(TraceError, f"{what} by {index!r}: an index is a tensor, torch.tensor([...])")
+    if not x.ndim:
+        fail(ShapeError, f"{what} into a value of shape (): write torch.where")
+
+
 def _scattered(
     x: Tensor, dim: int, index: Tensor, source: object, what: str, combine: Combine | None = None
 ) -> Tensor:
     """What `_put` gives, of an index and a source with the axes of `x`, as scatter takes them."""
+    _refuse_others(x, index, what)
     axis, sizes = axis_of(x, dim), tuple(index._sizes)
+    if not sizes:
+        fail(ShapeError, f"{what} by an index of shape (): write index[None]")
     others = [n for k, n in enumerate(sizes) if k != axis + len(sizes)]
     if index.ndim != x.ndim or others != [n for k, n in enumerate(x._sizes) if k != axis + x.ndim]:
         fail(ShapeError, f"{what} by an index of shape {sizes} into x of shape {tuple(x._sizes)}: "
-             "write one that has the sizes of x along all other axes")  # fmt: skip
+             "its sizes along all other axes must be those of x")  # fmt: skip
     if isinstance(source, Tensor) and source.ndim == index.ndim:
         for k, n in enumerate(sizes):
             if n < source._sizes[k]:
@@ -128,7 +144,8 @@ def scatter_reduce(input, dim, index, src, reduce, *, include_self=True):
 def _along(
     x: Tensor, dim: int, index: Tensor, source: object, what: str, combine: Combine | None = None
 ) -> Tensor:
-    """What `_put` gives, of a vector of indices, each of which is that of a whole part of `x`."""
+    """What `_put` gives, of a vector of indices, each of which names a whole part of `x`."""
+    _refuse_others(x, index, what)
     axis = axis_of(x, dim)
     if index.ndim > 1:
         fail(ShapeError, f"{what} by an index of shape {tuple(index._sizes)}: it takes a vector")
@@ -144,10 +161,12 @@ def _along(
 
 @implements("index_fill")
 def index_fill(input, dim, index, value):
-    """input with one value in its parts at a few indices of an axis."""
+    """input with one value in its parts at a few indices of an axis; negative ones count back."""
     if isinstance(operand(value), Tensor) and value.ndim:
         fail(ShapeError, f"index_fill takes one value, got one of shape {tuple(value._sizes)}")
-    return _along(input, dim, index, value, "index_fill")
+    _refuse_others(input, index, "index_fill")
+    n = input._sizes[axis_of(input, dim)]
+    return _along(input, dim, where(index < 0, index + n, index), value, "index_fill")
 
 
 @implements("index_copy")
@@ -159,5 +178,7 @@ def index_copy(input, dim, index, source):
 @implements("index_add")
 def index_add(input, dim, index, source, *, alpha=1):
     """input with alpha times the parts of source added at a few indices of an axis."""
+    if isinstance(alpha, float) and not input.is_floating_point():
+        fail(DtypeError, f"index_add(alpha={alpha}) into {input._value.dtype}: write an integer")
     source = source if alpha == 1 else source * alpha
     return _along(input, dim, index, source, "index_add", operator.add)

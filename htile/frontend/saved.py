@@ -206,7 +206,7 @@ class _Cut:
         return Split(forward, backward, results, kept)
 
     def _of_any_length(self, live: set[int]) -> set[int]:
-        """A row argument that has the length of a call, if rows have any and none is needed."""
+        """The row argument to keep for its length, if rows have any length and none is read."""
         whole = [id for id in sorted(self.row_arguments)
                  if self.graph[id].value.inner == (self.graph.n,)]  # fmt: skip
         is_told = self.graph.multiple is None or not live.isdisjoint(whole)

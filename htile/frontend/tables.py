@@ -11,7 +11,7 @@ from math import prod
 
 import torch
 
-from ..errors import ShapeError, UnsupportedError
+from ..errors import ShapeError, TraceError, UnsupportedError
 from .functions import implements
 from .graph import Builder, Node, Role
 from .indices import getitem as _getitem
@@ -100,6 +100,8 @@ Tensor.__getitem__ = getitem
 @implements("index_select")
 def index_select(input, dim, index):
     """The parts of a table, or elements of a row, at indices of its first axis."""
+    if not isinstance(index, Tensor):
+        fail(TraceError, f"index_select by {index!r}: an index is a tensor, torch.tensor([...])")
     if input.ndim == 1 and axis_of(input, dim) == -1 and index.ndim == 1:
         return input[index]
     if input.ndim < 2 or axis_of(input, dim) != -input.ndim:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ..errors import ShapeError
+from .dtypes import STORAGE
 from .factories import index as places_of
 from .functions import implements, where
 from .parts import part
-from .promotion import BOOL, filled, into
+from .promotion import BOOL, filled, into, refuse
 from .shapes import axis_of, reshaped
-from .tensor import Tensor, fail
+from .tensor import Tensor, alias, fail
 
 
 def _distances(x: Tensor, what: str) -> Tensor:
@@ -16,6 +17,8 @@ def _distances(x: Tensor, what: str) -> Tensor:
     if x.ndim < 2:
         fail(ShapeError, f"{what} of a value of shape {tuple(x._sizes)}: it takes a matrix, "
              "x.view(rows, columns)")  # fmt: skip
+    if x._value.dtype in STORAGE:
+        refuse(what, x, "convert it first, x.int() or x.float()")
     rows, columns = x._sizes[-2:]
     column, row = places_of(x._builder, columns), places_of(x._builder, rows)
     return column - reshaped(row, (rows, 1))
@@ -45,8 +48,10 @@ def _diagonal(x: Tensor, offset: int) -> Tensor:
     is_on_it = _distances(x, "diagonal") == offset
     along = -1 if offset >= 0 else -2  # each row has one element of it, or each column
     if x._value.dtype is BOOL:
-        return part((is_on_it & x).any(along), -1, 0, count)
-    return part(into(where(is_on_it, x, filled(x, 0)).sum(along), x._value), -1, 0, count)
+        found = (is_on_it & x).any(along)
+    else:
+        found = into(where(is_on_it, x, filled(x, 0)).sum(along), x._value)
+    return alias(x, part(found, -1, 0, count))  # torch's shares the memory of x
 
 
 @implements("diagonal")

@@ -10,9 +10,9 @@ import torch
 from ..errors import ShapeError, UnsupportedError
 from .functions import attach, implements
 from .parts import MOST_PARTS, part, stack
-from .promotion import BOOL, refuse
+from .promotion import BOOL, floating, refuse
 from .shapes import axis_of, reshaped
-from .tensor import FUNCTIONS, Tensor, fail
+from .tensor import FUNCTIONS, Tensor, alias, fail
 
 
 def unfold(input, dimension, size, step):
@@ -21,10 +21,10 @@ def unfold(input, dimension, size, step):
     size: at most 64, unless the windows lie one behind the other (step is size).
     """
     axis = axis_of(input, dimension)
-    n = input._sizes[axis] if input.ndim else 1
+    n = input._sizes[axis] if input.ndim else 0
     if size < 1 or step < 1 or size > n:
-        fail(ShapeError, f"unfold({dimension}, {size}, {step}) of an axis of {n} elements: size "
-             "and step are at least 1, and size is at most that")  # fmt: skip
+        fail(ShapeError, f"windows of {size} elements, {step} apart, of an axis of {n} elements: "
+             "both are at least 1, and a window is no longer than the axis")  # fmt: skip
     count = (n - size) // step + 1
     if step == size:
         sizes = list(input._sizes)
@@ -34,20 +34,28 @@ def unfold(input, dimension, size, step):
     if size > MOST_PARTS:
         fail(UnsupportedError, f"unfold of windows of {size} elements that overlap: at most "
              f"{MOST_PARTS} elements are written out")  # fmt: skip
-    return stack([part(input, axis, k, count, step) for k in range(size)], -1)
+    windows = stack([part(input, axis, k, count, step) for k in range(size)], -1)
+    return alias(input, windows)  # torch's share the memory of input
 
 
 attach("unfold", unfold)  # F.unfold is of images
 
 
-def _pooled(x: Tensor, size: object, stride: object, padding: object, what: str) -> Tensor:
-    """The windows of a pool along the last axis, of a value that is padded already."""
-    size, stride = _one(size, what), _one(size if stride is None or stride == () else stride, what)
+def _windows(
+    x: Tensor, size: object, stride: object, padding: object, beside: float, what: str
+) -> Tensor:
+    """The windows of a pool along the last axis, with one number behind its ends."""
+    size, padding = _one(size, what), _one(padding, what)
+    stride = _one(size if stride is None or stride == () else stride, what)
     if x.ndim < 2:
         fail(ShapeError, f"{what} of a value of shape {tuple(x._sizes)}: torch takes channels "
              f"before the elements, write F.{what}(x[None], ...)[0]")  # fmt: skip
-    if padding * 2 > size:
-        fail(ShapeError, f"{what} with a padding of {padding}: it is at most half of the window")
+    if not 0 <= padding * 2 <= size:
+        fail(ShapeError, f"{what} with a padding of {padding}: at most half of the window is "
+             "allowed")  # fmt: skip
+    x = floating(x, what)
+    if padding:
+        x = torch.nn.functional.pad(x, (padding, padding), value=beside)
     return unfold(x, -1, size, stride)
 
 
@@ -60,21 +68,15 @@ def _one(number: object, what: str) -> int:
     return number
 
 
-def _padded(x: Tensor, padding: int, value: float) -> Tensor:
-    return torch.nn.functional.pad(x, (padding, padding), value=value) if padding else x
-
-
 @implements("avg_pool1d")
 def avg_pool1d(
     input, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True
 ):
     """The means of windows of the last axis; behind the ends are zeros, which count."""
-    padding = _one(padding, "avg_pool1d")
-    if ceil_mode or (padding and not count_include_pad):
+    if ceil_mode or not count_include_pad:
         fail(UnsupportedError, "avg_pool1d with ceil_mode, or with count_include_pad=False: pad "
              "the row, and leave them out")  # fmt: skip
-    padded = _padded(input, padding, 0.0)
-    return _pooled(padded, kernel_size, stride, padding, "avg_pool1d").mean(-1)
+    return _windows(input, kernel_size, stride, padding, 0.0, "avg_pool1d").mean(-1)
 
 
 def max_pool1d(
@@ -84,12 +86,11 @@ def max_pool1d(
     if _one(dilation, "max_pool1d") != 1 or ceil_mode or return_indices:
         fail(UnsupportedError, "max_pool1d with dilation, ceil_mode or return_indices: leave them "
              "out")  # fmt: skip
-    padding = _one(padding, "max_pool1d")
-    padded = _padded(input, padding, -torch.inf)
-    return _pooled(padded, kernel_size, stride, padding, "max_pool1d").amax(-1)
+    return _windows(input, kernel_size, stride, padding, -torch.inf, "max_pool1d").amax(-1)
 
 
 FUNCTIONS[torch.nn.functional.max_pool1d] = "F.max_pool1d", max_pool1d
+FUNCTIONS[torch.max_pool1d] = "torch.max_pool1d", max_pool1d
 
 
 def _areas(y: Tensor, x: object, dx: object, dim: int, what: str) -> Tensor:

@@ -92,8 +92,9 @@ def choose_function(
     return Function.FAST if is_fast else Function.EXACT, node.inputs
 
 
-def short_functions(graph: Graph) -> Counter[Op]:
-    """How many elements of a row are computed shortly because 16 bits are seen, by operation."""
+def count_short_functions(graph: Graph) -> Counter[Op]:
+    """How many values are computed by short functions, by operation, because only 16 bits of them
+    are seen."""
     near = seen_in_16_bits(graph)
     short = (Function.NEAR, Function.GELU)
     spread = [node for node in graph if node.value.spread and node.id in near]
@@ -105,7 +106,7 @@ def _has_near_form(graph: Graph, node: Node) -> bool:
     if node.op is not Op.POW:
         return node.op in NEAR_OPS
     exponent = graph[node.inputs[1]]
-    is_small = exponent.op is Op.CONST and abs(exponent.arg) <= MOST_EXPONENT
+    is_small = exponent.op is Op.CONST and 0 < abs(exponent.arg) <= MOST_EXPONENT
     return is_small and not number_of_products(graph, node)
 
 

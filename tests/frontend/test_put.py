@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import htile
-from htile.errors import DtypeError, ShapeError, UnsupportedError
+from htile.errors import DtypeError, ShapeError, TraceError, UnsupportedError
 from htile.testing import assert_close
 from tests.gradients import check
 
@@ -43,6 +43,7 @@ FUNCTIONS = {
     "the larger": lambda x, y: x.scatter_reduce(0, torch.tensor([1, 4]), y[:2], "amax"),
     "the smaller": lambda x, y: x.scatter_reduce(0, torch.tensor([1, 4]), y[:2], reduce="amin"),
     "filled": lambda x: x.index_fill(0, torch.tensor(PLACES), -1.0),
+    "filled from the end": lambda x: x.index_fill(0, torch.tensor([-1, 2]), 0.5),
     "filled columns": lambda x: x.view(4, 6).index_fill(1, torch.tensor([0, 4]), 0.5),
     "copied": lambda x, y: x.index_copy(0, torch.tensor(PLACES), y[:3]),
     "added": lambda x, y: x.index_add(0, torch.tensor([1, 4, 1]), y[:3], alpha=0.5),
@@ -107,6 +108,13 @@ def test_what_is_filled_with_a_number_of_a_call_can_be_changed():
     torch.testing.assert_close(smoothed(x, label, 0.1), expected)
 
 
+def test_a_number_is_one_of_the_dtype_before_it_is_added():
+    f = htile.rowwise(lambda x: torch.arange(9).scatter(0, x.topk(2).indices, 1.5, reduce="add"))
+    x = torch.randn(M, 9)
+    expected = torch.arange(9).repeat(M, 1).scatter(1, x.topk(2).indices, 1.5, reduce="add")
+    assert torch.equal(f(x), expected)
+
+
 def test_an_index_of_each_row_that_is_beyond_the_row_puts_nothing():
     @htile.rowwise
     def f(x, at: htile.Inner[1]):
@@ -130,7 +138,16 @@ REFUSED = {
     "of many indices": (UnsupportedError, "by 65 indices: at most 64",
                         lambda x: x.scatter(0, torch.arange(65), 1.0)),
     "by floats": (DtypeError, "by an index of", lambda x: x.scatter(0, x[:2], 1.0)),
-    "of other sizes": (ShapeError, "the sizes of x along all other axes",
+    "by a list": (TraceError, "an index is a tensor", lambda x: x.index_fill(0, [1, 2], 0.0)),
+    "of a list": (TraceError, "an index is a tensor", lambda x: x.index_select(0, [1, 2])),
+    "by a number": (ShapeError, r"write index\[None\]", lambda x: x.scatter(0, x.argmax(), 0.0)),
+    "into a number": (ShapeError, "into a value of shape",
+                      lambda x: x.sum().scatter(0, torch.tensor(0), 0.0)),
+    "into 8 bits": (DtypeError, "convert it first", lambda x: x.to(torch.uint8).scatter(
+        0, torch.arange(2), 1, reduce="add")),
+    "by shares of integers": (DtypeError, "write an integer", lambda x: torch.arange(9).index_add(
+        0, torch.arange(2), torch.arange(2), alpha=0.5)),
+    "of other sizes": (ShapeError, "must be those of x",
                        lambda x: x.view(2, 50).scatter(1, torch.zeros(1, 3).long(), 1.0)),
     "of fewer values": (ShapeError, "one value for each index",
                         lambda x: x.scatter(0, torch.arange(3), x[:2])),

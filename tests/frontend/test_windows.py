@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import htile
-from htile.errors import ShapeError, UnsupportedError
+from htile.errors import ShapeError, TraceError, UnsupportedError
 from htile.testing import assert_close
 from tests.gradients import check
 
@@ -47,6 +47,7 @@ MATRICES = {
     "diagonal below": lambda x: x.view(6, 4).diagonal(-4),
     "matrix": lambda x: torch.diag(x[:5]),
     "trace": lambda x: x[:16].view(4, 4).trace(),
+    "perpendicular along the first": lambda x, y: torch.cross(x[:9].view(3, 3), y[:9].view(3, 3)),
     "perpendicular": lambda x, y: torch.cross(x[:3], y[:3], dim=-1),
     "perpendicular each": lambda x, y: torch.linalg.cross(x.view(8, 3), y.view(8, 3)),
 }
@@ -60,6 +61,17 @@ def test_values_and_gradients(name):
     assert_close(f, f(*args), *args)
     if name not in WITHOUT_GRADIENT:
         check(f, *args, tolerance=1e-7)
+
+
+@pytest.mark.parametrize("is_diagonal", [False, True])
+def test_what_shares_memory_in_torch_is_not_used_after_a_change(is_diagonal):
+    def f(x):
+        m = x.clone().view(4, 6)
+        (m.diagonal() if is_diagonal else m.unfold(0, 3, 1)).fill_(0.0)
+        return m
+
+    with pytest.raises(TraceError, match="share memory"):
+        htile.rowwise(f)(torch.randn(2, 24))
 
 
 def test_masks_have_diagonals():
@@ -106,11 +118,11 @@ def test_places_of_numbers_in_rows(side):
 
 REFUSED = {
     "large windows": (UnsupportedError, "at most 64 elements", lambda x: x.unfold(-1, 65, 1)),
-    "much reflected": (UnsupportedError, "no more than it has",
+    "much reflected": (UnsupportedError, "each from 0 to 2",
                        lambda x: F.pad(x[None, :3], (3, 0), mode="reflect")),
     "another way to pad": (UnsupportedError, "it is 'constant'",
                            lambda x: F.pad(x[None], (3, 0), mode="wrap")),
-    "no window": (ShapeError, "size is at most that", lambda x: x.unfold(-1, 101, 1)),
+    "no window": (ShapeError, "no longer than the axis", lambda x: x.unfold(-1, 101, 1)),
     "a row as channels": (ShapeError, r"F.avg_pool1d\(x\[None\]", lambda x: F.avg_pool1d(x, 4)),
     "other pools": (UnsupportedError, "leave them out",
                     lambda x: F.max_pool1d(x[None], 4, dilation=2)),

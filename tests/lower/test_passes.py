@@ -308,6 +308,16 @@ def test_the_logarithm_of_a_softmax_is_one_for_the_row(entropy):
     torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
+@pytest.mark.parametrize(
+    ("exponent", "short"), [(0.0, False), (1.0, True), (1.5, True), (65.0, False)]
+)
+def test_which_powers_are_short(exponent, short):
+    """Anything to the power 0 is 1, which the short function would not give at 0."""
+    x = torch.empty(9, 64, device="meta", dtype=torch.bfloat16)
+    kernel = kernel_of(lambda x: x ** torch.full_like(x, exponent), x)
+    assert ("pow_near" in kernel.source) == short
+
+
 MEANS = {
     "of what else is read": (lambda x: x - x.mean(), [Op.INPUT, Op.MEAN, Op.SUB]),
     "of what is returned": (lambda x: (x, x.mean()), [Op.INPUT, Op.MEAN]),

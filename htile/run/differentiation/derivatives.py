@@ -20,7 +20,7 @@ from ...frontend.derive import derive, differentiable
 from ...frontend.graph import Graph, Role
 from ...frontend.saved import Split, split
 from ...frontend.scattered import Scattered
-from ...lower.patterns import short_functions
+from ...lower.patterns import count_short_functions
 from ...lower.vectors import vector_size
 from ..runner import Runner
 from ..specialize import spec_of
@@ -110,7 +110,8 @@ class Derivative:
             return None
         own, usual = found.specialization.graph, of.specialization.graph
         fits = own.n == usual.n and vector_size(own) == vector_size(usual)
-        return found if fits and short_functions(own) == short_functions(usual) else None
+        fits &= count_short_functions(own) == count_short_functions(usual)
+        return found if fits else None
 
     def _hides_statistics(self, kept: set[str]) -> bool:
         """Whether autograd need not know of the statistics, because those that they depend on are
