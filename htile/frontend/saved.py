@@ -206,11 +206,16 @@ class _Cut:
         return Split(forward, backward, results, kept)
 
     def _of_any_length(self, live: set[int]) -> set[int]:
-        """The row argument to keep for its length, if rows have any length and none is read."""
-        whole = [id for id in sorted(self.row_arguments)
-                 if self.graph[id].value.inner == (self.graph.n,)]  # fmt: skip
-        is_told = self.graph.multiple is None or not live.isdisjoint(whole)
-        return set() if is_told else {whole[0]}
+        """The row argument to keep for its length, if rows have any length and none is read.
+
+        A row that is read may be the gradient of a result, too.
+        """
+        if self.graph.multiple is None:
+            return set()
+        rows = [id for id, of in self.inputs.items() if of.role is Role.ROW]
+        whole = [id for id in rows if self.joint[id].value.inner == (self.graph.n,)]
+        is_told = not live.isdisjoint(whole)
+        return set() if is_told else {min(self.row_arguments.intersection(whole))}
 
     def _by_node(self, numbered: Iterable[tuple[int, Output]]) -> dict[int, int]:
         """The index of a result for each node that is one, of an exact one if there is any."""

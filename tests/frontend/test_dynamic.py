@@ -228,6 +228,12 @@ def test_rows_of_which_a_few_numbers_come(name):
         assert kernel.graph.n >= n and kernel.backward.graph.n >= n
 
 
+def test_a_row_is_kept_for_its_length_only_if_no_other_is_read():
+    x = torch.empty(5, 100, device="meta")
+    for function, kept in ((lambda x: x * 2, []), (lambda x: x.sum() * 2, ["x"])):
+        assert [*htile.rowwise(function, dynamic_n=True).inspect(x, arch="sm_90a").saved] == kept
+
+
 def test_buckets_of_dtypes():
     """Whole vectors are those of the widest rows."""
     f = htile.rowwise(lambda x, y: x * y, dynamic_n=True)
