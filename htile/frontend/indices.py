@@ -145,7 +145,7 @@ def per_row_index(y: object, what: str) -> Tensor:
     if y.ndim > 1:
         shape = tuple(y._sizes)
         fail(ShapeError, f"{what} by indices of shape {shape}: they have one axis at most")
-    if v.spread and prod(v.inner) > 1:
+    if prod(v.inner) > 1:
         remedy = "a choice between rows is torch.where(torch.arange(x.shape[-1]) == y, a, b)"
         fail(UnsupportedError, f"{what} by {prod(v.inner)} indices of a row: at most {MOST_PARTS} "
              f"are taken, one by one; {remedy}")  # fmt: skip

@@ -50,24 +50,27 @@ def at_rank(x: Tensor, axis: int, rank: Rank, what: str) -> Tensor:
 
 def _at_rank(x: Tensor, axis: int, rank: Rank, what: str) -> Tensor:
     size, dtype = x._sizes[axis] if x.ndim else 1, x._value.dtype
+    of_any_length = x.ndim > 0 and isinstance(x.shape[axis], Length)
+    is_short = size <= MOST_RANKS and not of_any_length  # which is sorted
     if not isinstance(rank, Tensor):
-        near = min(rank, size - 1 - rank)
-        if near < _most_together(size) or size <= MOST_RANKS:
+        # From the last element on only where it is known which one that is.
+        near = rank if of_any_length else min(rank, size - 1 - rank)
+        if near < _most_together(size) or is_short:
             is_low = near == rank
             found = first_ranks(x, near + 1, axis, not is_low, what).values
             return _last(found, axis if x.ndim else -1, near + 1)
         return _found(x, axis, scalar(x, rank, INT32))
     of_groups = rank._sizes.numel() > 1
-    if of_groups and size > MOST_RANKS:
+    if of_groups and not is_short:
         fail(UnsupportedError, f"{what} along an axis of {size} elements whose rank each group has "
              f"of its own: at most {MOST_RANKS} elements; pass the groups as rows, "
              "x.unflatten(-1, (groups, -1))")  # fmt: skip
     rank = convert(rank if of_groups else reshaped(rank, ()), INT32)
-    if size <= MOST_RANKS:
+    if is_short:
         found = _one_of_few(x, axis, rank, what)
     else:
         found = _found(x, axis, rank)
-    if dtype is FLOAT and size > MOST_RANKS:  # it is NaN beyond the row
+    if dtype is FLOAT and not is_short:  # it is NaN beyond the row
         return found
     is_there = (rank >= 0) & (rank < x.shape[axis])
     return where(is_there, found, NAN if dtype is FLOAT else 0)

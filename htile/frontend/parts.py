@@ -16,7 +16,16 @@ from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError, an
 from .functions import implements
 from .ops import Op, Value
 from .promotion import BOOL, filled, floating, together
-from .shapes import _listed, axis_of, broadcast_to, cut_axis, reshaped, squeeze, unsqueeze
+from .shapes import (
+    _listed,
+    axis_of,
+    broadcast_to,
+    cut_axis,
+    known_axis,
+    reshaped,
+    squeeze,
+    unsqueeze,
+)
 from .tensor import (
     Deferred,
     Length,
@@ -175,7 +184,7 @@ def narrow(input, dim, start, length):
 @implements("split", "split_with_sizes")
 def split(tensor, split_size_or_sections, dim=0):
     """Parts of an axis: of so many elements each, the last one of the rest; or of these sizes."""
-    axis = cut_axis(tensor, dim, "split")
+    axis = known_axis(tensor, dim, "split")
     size, sizes = tensor._sizes[axis], split_size_or_sections
     if isinstance(sizes, int):
         if sizes < 1:
@@ -192,13 +201,13 @@ def chunk(input, chunks, dim=0):
     """An axis in at most so many equal parts; the last one may be shorter."""
     if chunks < 1:
         fail(ShapeError, f"chunk into {chunks} parts")
-    return split(input, -(-input._sizes[cut_axis(input, dim, "chunk")] // chunks), dim)
+    return split(input, -(-input._sizes[known_axis(input, dim, "chunk")] // chunks), dim)
 
 
 @implements("tensor_split")
 def tensor_split(input, indices_or_sections, dim=0):
     """An axis in so many parts, the first ones longer by one; or cut at these places."""
-    axis = cut_axis(input, dim, "tensor_split")
+    axis = known_axis(input, dim, "tensor_split")
     size, cuts = input._sizes[axis], indices_or_sections
     if isinstance(cuts, int):
         if cuts < 1:
@@ -214,7 +223,7 @@ def tensor_split(input, indices_or_sections, dim=0):
 @implements("unbind")
 def unbind(input, dim=0):
     """The elements of an axis, each without the axis."""
-    axis = cut_axis(input, dim, "unbind")
+    axis = known_axis(input, dim, "unbind")
     return tuple(element(input, axis, k) for k in range(_few(input._sizes[axis])))
 
 

@@ -165,7 +165,7 @@ def index_fill(input, dim, index, value):
     if isinstance(operand(value), Tensor) and value.ndim:
         fail(ShapeError, f"index_fill takes one value, got one of shape {tuple(value._sizes)}")
     _refuse_others(input, index, "index_fill")
-    n = input._sizes[axis_of(input, dim)]
+    n = input.shape[axis_of(input, dim)]  # of a row of any length, what the call has
     return _along(input, dim, where(index < 0, index + n, index), value, "index_fill")
 
 

@@ -112,6 +112,17 @@ def cut_axis(x: Tensor, dim: object, what: str) -> int:
     return axis_of(x, dim)
 
 
+def known_axis(x: Tensor, dim: object, what: str) -> int:
+    """The same of an axis whose length tells how many parts there are.
+
+    Raises UnsupportedError for a row of any length.
+    """
+    axis = cut_axis(x, dim, what)
+    if isinstance(x.shape[axis], Length):
+        fail(UnsupportedError, ONLY_WHOLE.format("a part"))
+    return axis
+
+
 def axes_of(x: Tensor, dim: object) -> tuple[int, ...]:
     """The axes that `dim` names, the first one first: a number, several, or None for all."""
     if dim is None:

@@ -11,7 +11,7 @@ from ..errors import ShapeError, UnsupportedError
 from .functions import attach, implements
 from .parts import MOST_PARTS, part, stack
 from .promotion import BOOL, floating, refuse
-from .shapes import axis_of, reshaped
+from .shapes import axis_of, known_axis, reshaped
 from .tensor import FUNCTIONS, Tensor, alias, fail
 
 
@@ -20,7 +20,7 @@ def unfold(input, dimension, size, step):
 
     size: at most 64, unless the windows lie one behind the other (step is size).
     """
-    axis = axis_of(input, dimension)
+    axis = known_axis(input, dimension, "unfold") if input.ndim else axis_of(input, dimension)
     n = input._sizes[axis] if input.ndim else 0
     if size < 1 or step < 1 or size > n:
         fail(ShapeError, f"windows of {size} elements, {step} apart, of an axis of {n} elements: "
@@ -86,7 +86,7 @@ def max_pool1d(
     if _one(dilation, "max_pool1d") != 1 or ceil_mode or return_indices:
         fail(UnsupportedError, "max_pool1d with dilation, ceil_mode or return_indices: leave them "
              "out")  # fmt: skip
-    return _windows(input, kernel_size, stride, padding, -torch.inf, "max_pool1d").amax(-1)
+    return _windows(input, kernel_size, stride, padding, -torch.inf, "max_pool1d").max(-1).values
 
 
 FUNCTIONS[torch.nn.functional.max_pool1d] = "F.max_pool1d", max_pool1d

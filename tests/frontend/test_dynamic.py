@@ -322,3 +322,48 @@ def test_a_function_of_a_length_that_is_fixed_has_ints():
     graph = trace(f, [Spec("x", Role.ROW, torch.float32, (77,))], 77)
     assert seen == [torch.Size([77]), 77] and type(seen[0]) is torch.Size and type(seen[1]) is int
     assert graph.multiple is None and not any(node.op is Op.LENGTH for node in graph)
+
+
+@pytest.mark.parametrize("n", [40, 62, 64, 70, 96, 1003])
+def test_an_element_by_its_rank_counts_what_the_call_has(n):
+    """The bucket of rows of 62 elements is of 64, the 40th of which is not the 25th from behind."""
+    f = htile.rowwise(dynamic_n=True)(lambda x: (x.kthvalue(2).values, x.kthvalue(40).values))
+    x = torch.randn(3, n)
+    assert all(map(torch.equal, f(x), (x.kthvalue(2).values, x.kthvalue(40).values)))
+
+
+@pytest.mark.parametrize("n", [2, 3, 20, 63, 64, 65, 100])
+def test_ranks_in_rows_that_are_shorter_than_their_bucket(n):
+    f = htile.rowwise(dynamic_n=True)(
+        lambda x: (x.median(), x.nanmedian(), x.quantile(0.3), x.int().median())
+    )
+    x = torch.randn(3, n) * 9
+    median = x.median(-1).values
+    expected = median, median, x.double().quantile(0.3, -1), x.int().median(-1).values
+    for found, wanted in zip(f(x), expected, strict=True):
+        torch.testing.assert_close(found.double(), wanted.double(), rtol=1e-6, atol=1e-6)
+
+
+def filled(x, k: htile.PerRow):
+    return x.index_fill(-1, k[None], 1.0)
+
+
+def test_an_index_from_the_end_is_filled_in_rows_of_any_length():
+    f = htile.rowwise(dynamic_n=True)(filled)
+    x, k = torch.zeros(2, 500), torch.tensor([-249, -1])
+    assert f(x, k).nonzero().tolist() == [[0, 251], [1, 499]]
+
+
+PIECES = {
+    "split": lambda x: x.split(10)[0] * 2,
+    "chunk": lambda x: x.chunk(2)[0] * 2,
+    "tensor_split": lambda x: x.tensor_split(2)[0] * 2,
+    "unbind": lambda x: x.unbind()[0] * x,
+    "unfold": lambda x: x.unfold(-1, 4, 1).sum(-1),
+}
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_rows_of_any_length_are_not_cut_into_pieces(name):
+    with pytest.raises(UnsupportedError, match="a part of a row of any length"):
+        htile.rowwise(PIECES[name], dynamic_n=True)(torch.randn(2, 20))

@@ -483,6 +483,15 @@ def test_one_hot_of_a_few_indices_or_of_few_classes(n):
         htile.rowwise(lambda x: F.one_hot((x > 0).long(), 65).sum(0))(torch.randn(3, 100))
 
 
+@pytest.mark.parametrize("f", [
+    lambda x: x[torch.bucketize(x, torch.tensor([0.0, 1.0]))],
+    lambda x: x.gather(-1, x.view(-1, 2).argmax(-1)),
+])  # fmt: skip
+def test_many_computed_indices_are_refused(f):
+    with pytest.raises(UnsupportedError, match="indices of a row: at most 64"):
+        htile.rowwise(f)(torch.randn(2, 200))
+
+
 @htile.rowwise
 def chosen_of_few(x, y, table: htile.Shared, own: htile.Inner[1]):
     groups = y.view(-1, 5)

@@ -142,3 +142,15 @@ def test_what_is_refused(name):
     kind, words, function = REFUSED[name]
     with pytest.raises(kind, match=words):
         htile.rowwise(function)(torch.randn(2, 100))
+
+
+@pytest.mark.parametrize(("size", "step", "padding"), [(2, 1, 0), (3, 1, 1), (4, 4, 0), (5, 1, 2)])
+def test_the_first_of_equal_elements_of_a_pool_has_the_slope(size, step, padding):
+    x = torch.randint(-2, 3, (M, 40)).float().requires_grad_()
+    y = x.detach().double().requires_grad_()
+    found = htile.rowwise(lambda x: F.max_pool1d(x[None], size, step, padding)[0])(x)
+    wanted = F.max_pool1d(y[:, None], size, step, padding)[:, 0]
+    weights = torch.randn(wanted.shape)
+    (slope,) = torch.autograd.grad((found * weights).sum(), x)
+    (expected,) = torch.autograd.grad((wanted * weights).sum(), y)
+    torch.testing.assert_close(slope.double(), expected, rtol=1e-5, atol=1e-6)

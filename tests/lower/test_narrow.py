@@ -70,6 +70,8 @@ NARROW = {
         torch.maximum(columns(x), x.shape[-1] - 1 - columns(x)) <= y, x, 0.0),
     "never the other": lambda x, y: torch.where(
         torch.maximum(columns(x) + x.shape[-1], columns(x)) - x.shape[-1] <= y, x, 0.0),
+    "always a number": lambda x, y: torch.where(
+        x.argmax().clamp(min=x.shape[-1]) > y, x, columns(x).clamp(max=-1)),
     "clamped": lambda x, y: torch.where(columns(x).clamp(3, 9) != y, x, 0.0),
     "a float": lambda x, y: x * columns(x),
     "a float64 position": lambda x, y: x * (columns(x) * 2 + 1).float(),

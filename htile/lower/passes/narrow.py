@@ -240,7 +240,7 @@ class _Narrowing:
             is_first, is_second = is_second, is_first
         for always, id in zip((is_first, is_second), inputs, strict=True):
             if always and new[id].value.inner == node.value.inner:
-                return id
+                return _in_int32(new, new[id], new[id].arg) if new[id].op is Op.CONST else id
         return None
 
     def _compared(self, new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
