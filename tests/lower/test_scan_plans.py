@@ -189,3 +189,13 @@ def test_more_derivatives_of_products_compile_without_a_stack(n):
 def test_every_architecture_has_plans():
     for arch in ARCHS.values():
         assert enumerate_plans(graph_of("scan_alone", 8192), Target(8192, arch))
+
+
+@pytest.mark.parametrize("n", [9, 16])
+def test_a_scan_whose_largest_elements_are_found_again_is_cut_alike_everywhere(n):
+    """Of another cut an element has other bits, and would not be equal to the largest."""
+    f = htile.rowwise(lambda x: x.cumsum(-1)[:6].sort(-1, descending=True).values)
+    graph = f.inspect(torch.randn(4, n, requires_grad=True), arch="sm_90a").backward.graph
+    found = [node for node in graph if node.op is Op.KEY]
+    scanned = {node.inputs[0] for node in found if graph[node.inputs[0]].op is not Op.INPUT}
+    assert {graph[id].value.inner for id in scanned} in ({()}, {(graph.n,)})

@@ -28,6 +28,11 @@ TOTAL = {
     Op.CUMSUM: Op.SUM, Op.CUMPROD: Op.PROD, Op.CUMMAX: Op.MAX, Op.CUMMIN: Op.MIN,
     Op.SUM_FROM_END: Op.SUM, Op.MAX_FROM_END: Op.MAX, Op.MIN_FROM_END: Op.MIN,
 }  # fmt: skip
+# Scans whose results depend on how their axis is cut, because each step rounds.
+ROUNDING = {
+    Op.CUMSUM, Op.SUM_FROM_END, Op.CUMPROD, Op.LOGCUMSUMEXP, Op.LOGSUMEXP_FROM_END,
+}  # fmt: skip
+EXTREME = {Op.MAX, Op.MIN, Op.KTHVALUE}
 METHODS = {Op.MAX: "amax", Op.MIN: "amin"}  # of a tensor, where they are not called as the op is
 
 
@@ -175,6 +180,7 @@ class Collectives:
                 )
             found = self._want(operand, wanted)
             if rest:
+                self.scans.setdefault(node.id, set()).add(None)
                 before = self._want(node.id, moved_along(wanted, axis, index, back))
                 found = self._both(before, found, node)
             return found
@@ -191,6 +197,7 @@ class Collectives:
             )
         if rest % along.size:
             raise Refine(along, gcd(rest, along.size), asking=node)
+        self.scans.setdefault(node.id, set()).add(along)
         found = self._spread(operand, wanted, along, node)
         axes = self.nodes[found].axes
         found = self._add(Placed(node.op, (found,), None, axes, node, (), (along,)))
@@ -202,6 +209,30 @@ class Collectives:
             whole = self._total(piece, along, outside, node)
             before = whole if before is None else self._both(before, whole, node)
         return found if before is None else self._both(before, found, node)
+
+    def _scan_once(self) -> None:
+        """Cut the axes of a scan alike where its largest elements are looked for among them.
+
+        Raises Refine where they are not. An element of a scan has other bits where its axis is cut
+        otherwise. It would not be equal to the largest one, though it is that.
+        """
+        for id, found in self.scans.items():
+            sizes = {1 if axis is None else axis.size for axis in found}
+            if len(sizes) > 1 and self.graph[id].op in ROUNDING and self._is_compared(id):
+                longest = max((axis for axis in found if axis), key=lambda axis: axis.size)
+                raise Refine(longest, gcd(*sizes), asking=self.graph[id])
+
+    def _is_compared(self, id: int) -> bool:
+        """Whether an extreme element of what is computed of a node is compared with others."""
+        behind, has_extreme = {id}, False
+        for node in self.graph:
+            if behind.isdisjoint(node.inputs):
+                continue
+            behind.add(node.id)
+            has_extreme |= node.op in EXTREME
+            if has_extreme and node.op is Op.EQ and behind.issuperset(node.inputs):
+                return True
+        return False
 
     def _last_of_row(self, node: Node, wanted: Wanted) -> int:
         """The element of a scan that all of a row counts in."""

@@ -128,8 +128,10 @@ class _Placing(Collectives, Apart):
             self.known: dict[object, int] = {}
             self.stacks: set[tuple[Axis, ...]] = set()
             self.lookups: dict[Axis, Node] = {}
+            self.scans: dict[int, set[Axis | None]] = {}
             try:
                 pieces = [list(self._pieces(k, out)) for k, out in enumerate(self.graph.outputs)]
+                self._scan_once()
                 n = self._columns()
             except Refine as request:
                 self._refine(request)
