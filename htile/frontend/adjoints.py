@@ -19,7 +19,7 @@ from .cumulative_logarithms import CumulativeLogarithm
 from .cumulative_products import CumulativeProduct
 from .graph import Node
 from .joined import placed, sliced
-from .ops import COLLECTIVES, COMPARISONS, FROM_END, MOVEMENTS, TURNED, Op
+from .ops import COLLECTIVES, COMPARISONS, FROM_END, MOVEMENTS, RUNNING, TURNED, Op
 from .slopes import FirstAlong, Slope
 
 FLOAT, INT64 = torch.float32, torch.int64
@@ -372,7 +372,6 @@ def _of_placed(a: Algebra, step: Step, g: int) -> NoReturn:
     raise AssertionError(f"{step.node} is in a placed graph: a traced one is differentiated")
 
 
-RUNNING = (Op.CUMMAX, Op.CUMMIN, Op.MAX_FROM_END, Op.MIN_FROM_END)
 WITHOUT = (  # whose derivative is 0 or none
     Op.INPUT, Op.CONST, Op.INDEX, Op.LENGTH, Op.STOP, Op.SIGN, Op.FLOOR, Op.CEIL, Op.ROUND,
     Op.TRUNC, Op.FLOOR_LOG2, Op.CEIL_LOG2, Op.EXPONENT, Op.UNIFORM, Op.EXPONENTIAL, Op.NOT,

@@ -158,6 +158,9 @@ TURNED = {
 FROM_END = frozenset(TURNED.values())
 TURNED |= {turned: op for op, turned in TURNED.items()}
 SCANS = frozenset({Op.CUMPROD, *TURNED})
+RUNNING = frozenset({Op.CUMMAX, Op.CUMMIN, Op.MAX_FROM_END, Op.MIN_FROM_END})
+# Each result is one of the elements that it is found among.
+EXTREMES = frozenset({Op.MAX, Op.MIN, Op.KTHVALUE, *RUNNING})
 # They need all elements of a row before any of their result.
 COLLECTIVES = REDUCTIONS | SCANS | {Op.KTHVALUE}
 COMMUTATIVE = frozenset(

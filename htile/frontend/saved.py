@@ -21,17 +21,14 @@ from math import prod
 import torch
 from torch.utils import _pytree as pytree
 
-from .adjoints import RUNNING
 from .cut import UNLIMITED, cheapest_cut
 from .graph import Builder, Graph, Node, Output, Role
-from .ops import COLLECTIVES, MOVEMENTS, Op, Varies
+from .ops import COLLECTIVES, EXTREMES, MOVEMENTS, Op, Varies
 
 SMALL = 8  # a statistic has at most 1 / SMALL of a row's elements
 # A rounded result may stand for itself where its error stays as it is, relative to each element.
 KEEPS_ERRORS = MOVEMENTS | {Op.MUL, Op.NEG, Op.CONVERT}
 EXACT = MOVEMENTS - {Op.CAT} | {Op.ABS, Op.NEG, Op.CAST, Op.CONVERT}  # the same bits in any kernel
-# They are compared with the elements that they were found among.
-EXTREMES = frozenset({Op.MAX, Op.MIN, Op.KTHVALUE, *RUNNING})
 BEGINS = COLLECTIVES | {Op.TAKE, Op.LOOKUP}
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from torch.utils import _pytree as pytree
 
 from ..errors import GradientError
-from .adjoints import DERIVE, FLOAT, RUNNING, Masked, Step
+from .adjoints import DERIVE, FLOAT, Masked, Step
 from .algebra import Algebra
 from .cumulative_logarithms import CumulativeLogarithm
 from .cumulative_products import CumulativeProduct
@@ -32,7 +32,7 @@ from .derive import (
 )
 from .dtypes import FLOAT8
 from .graph import Builder, Graph, Output
-from .ops import Op, Varies
+from .ops import RUNNING, Op, Varies
 from .peaks import independent_peaks
 
 Rule = Callable[[Algebra, Step, int], int]

@@ -13,7 +13,7 @@ from htile.build.arch import arch_named
 from htile.build.compile import build
 from htile.testing import assert_close
 from tests.frontend.test_dynamic import OF_FEW, few_numbers
-from tests.lower import test_by_column, test_compile, test_ranked
+from tests.lower import test_by_column, test_compile, test_ranked, test_scan_plans
 from tests.test_gradients import (
     EXAMPLES,
     SHORT,
@@ -201,6 +201,15 @@ def test_few_numbers_of_rows_of_any_length(device, name):
         x, y = torch.randn(40, n, device=device), torch.arange(40, device=device) % n
         assert_close(f, f(x, y), x, y)
         assert_gradients(f, x.requires_grad_(), y)
+
+
+@pytest.mark.parametrize("n", [9, 16, 40])
+@pytest.mark.parametrize("name", ["ranked", "largest", "of products"])
+def test_largest_elements_of_parts_of_scans(device, name, n):
+    """The kernel finds them again, among elements of the same bits."""
+    seed("parts of scans", n)
+    x = torch.randn(500, n, device=device, requires_grad=True)
+    assert_gradients(htile.rowwise(test_scan_plans.PARTS_OF_SCANS[name]), x)
 
 
 def test_float32_and_many_rows(device):

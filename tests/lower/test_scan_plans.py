@@ -191,11 +191,28 @@ def test_every_architecture_has_plans():
         assert enumerate_plans(graph_of("scan_alone", 8192), Target(8192, arch))
 
 
+PARTS_OF_SCANS = {
+    "ranked": lambda x: x.cumsum(-1)[:6].sort(-1, descending=True).values,
+    "largest": lambda x: x.logcumsumexp(-1)[3:9].amax(-1),
+    "of products": lambda x: (0.1 * x).exp().cumprod(-1)[:5].topk(2).values,
+}
+
+
 @pytest.mark.parametrize("n", [9, 16])
-def test_a_scan_whose_largest_elements_are_found_again_is_cut_alike_everywhere(n):
-    """Of another cut an element has other bits, and would not be equal to the largest."""
-    f = htile.rowwise(lambda x: x.cumsum(-1)[:6].sort(-1, descending=True).values)
+@pytest.mark.parametrize("name", ["ranked", "of products"])
+def test_a_scan_whose_largest_elements_are_looked_for_is_cut_alike_everywhere(name, n):
+    """An element has other bits in another cut, and would not be equal to the largest one."""
+    f = htile.rowwise(PARTS_OF_SCANS[name])
     graph = f.inspect(torch.randn(4, n, requires_grad=True), arch="sm_90a").backward.graph
-    found = [node for node in graph if node.op is Op.KEY]
-    scanned = {node.inputs[0] for node in found if graph[node.inputs[0]].op is not Op.INPUT}
-    assert {graph[id].value.inner for id in scanned} in ({()}, {(graph.n,)})
+    keys = [graph[node.inputs[0]] for node in graph if node.op is Op.KEY]
+    assert {key.value.inner for key in keys if key.op is not Op.INPUT} in ({()}, {(graph.n,)})
+
+
+def test_a_scan_of_integers_is_cut_as_its_results_are():
+    """Its elements are the same in every cut."""
+
+    def parts(x):
+        up_to = x.int().cumsum(-1)
+        return torch.where(up_to[:250] == up_to.amax(), x[:250], 0.0), up_to
+
+    assert htile.rowwise(parts).inspect(torch.randn(4, 1000), arch="sm_90a").graph.n == 250

@@ -12,7 +12,7 @@ from math import gcd, inf, prod
 
 from ...errors import UnsupportedError
 from ...frontend.graph import Node
-from ...frontend.ops import FROM_END, TURNED, Op
+from ...frontend.ops import COMPARISONS, EXTREMES, FROM_END, RUNNING, TURNED, Op
 from .axes import Axis, Index, Refine, Ungrouped, Wanted, axes_of, moved_along
 from .placed import Placed
 
@@ -28,11 +28,6 @@ TOTAL = {
     Op.CUMSUM: Op.SUM, Op.CUMPROD: Op.PROD, Op.CUMMAX: Op.MAX, Op.CUMMIN: Op.MIN,
     Op.SUM_FROM_END: Op.SUM, Op.MAX_FROM_END: Op.MAX, Op.MIN_FROM_END: Op.MIN,
 }  # fmt: skip
-# Scans whose results depend on how their axis is cut, because each step rounds.
-ROUNDING = {
-    Op.CUMSUM, Op.SUM_FROM_END, Op.CUMPROD, Op.LOGCUMSUMEXP, Op.LOGSUMEXP_FROM_END,
-}  # fmt: skip
-EXTREME = {Op.MAX, Op.MIN, Op.KTHVALUE}
 METHODS = {Op.MAX: "amax", Op.MIN: "amin"}  # of a tensor, where they are not called as the op is
 
 
@@ -210,27 +205,31 @@ class Collectives:
             before = whole if before is None else self._both(before, whole, node)
         return found if before is None else self._both(before, found, node)
 
-    def _scan_once(self) -> None:
-        """Cut the axes of a scan alike where its largest elements are looked for among them.
+    def _cut_scans_alike(self) -> None:
+        """Raise Refine for a scan that is cut in two ways, if one of its elements is looked for.
 
-        Raises Refine where they are not. An element of a scan has other bits where its axis is cut
-        otherwise. It would not be equal to the largest one, though it is that.
+        A sum of floats has other bits where its axis is cut otherwise. The largest element of one
+        cut would then be equal to none of the other.
         """
         for id, found in self.scans.items():
             sizes = {1 if axis is None else axis.size for axis in found}
-            if len(sizes) > 1 and self.graph[id].op in ROUNDING and self._is_compared(id):
+            if len(sizes) > 1 and self._rounds(self.graph[id]) and self._is_looked_for(id):
                 longest = max((axis for axis in found if axis), key=lambda axis: axis.size)
                 raise Refine(longest, gcd(*sizes), asking=self.graph[id])
 
-    def _is_compared(self, id: int) -> bool:
-        """Whether an extreme element of what is computed of a node is compared with others."""
+    @staticmethod
+    def _rounds(scan: Node) -> bool:
+        return scan.op not in RUNNING and scan.value.dtype.is_floating_point
+
+    def _is_looked_for(self, id: int) -> bool:
+        """Whether an extreme of what is computed of a node is compared with what is."""
         behind, has_extreme = {id}, False
         for node in self.graph:
             if behind.isdisjoint(node.inputs):
                 continue
             behind.add(node.id)
-            has_extreme |= node.op in EXTREME
-            if has_extreme and node.op is Op.EQ and behind.issuperset(node.inputs):
+            has_extreme |= node.op in EXTREMES
+            if has_extreme and node.op in COMPARISONS and behind.issuperset(node.inputs):
                 return True
         return False
 

@@ -226,21 +226,21 @@ class _Narrowing:
             return new.add(Op.CONVERT, inputs, INT32, node.loc)
         if node.op is Op.WHERE:
             return inputs[node.inputs.index(_chosen(self.graph, node, self.found))]
-        if node.op in (Op.MAXIMUM, Op.MINIMUM) and (same := self._within(new, node, inputs)):
-            return same
         both = zip(self.graph.operands(node), inputs, strict=True)  # all have ranges
         operands = [id if o.id in self.found else _in_int32(new, o, o.arg) for o, id in both]
+        if node.op in (Op.MAXIMUM, Op.MINIMUM) and (same := self._within(new, node, operands)):
+            return same
         return new.add(node.op, operands, node.arg, node.loc)
 
-    def _within(self, new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
+    def _within(self, new: Builder, node: Node, operands: list[int]) -> int | None:
         """The operand that a maximum or minimum always is, because no other one is beyond it."""
         (lo, hi), (low, high) = _known(self.graph.operands(node), self.found)
         is_first, is_second = lo >= high, low >= hi
         if node.op is Op.MINIMUM:
             is_first, is_second = is_second, is_first
-        for always, id in zip((is_first, is_second), inputs, strict=True):
+        for always, id in zip((is_first, is_second), operands, strict=True):
             if always and new[id].value.inner == node.value.inner:
-                return _in_int32(new, new[id], new[id].arg) if new[id].op is Op.CONST else id
+                return id
         return None
 
     def _compared(self, new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:

@@ -128,10 +128,11 @@ class _Placing(Collectives, Apart):
             self.known: dict[object, int] = {}
             self.stacks: set[tuple[Axis, ...]] = set()
             self.lookups: dict[Axis, Node] = {}
+            # The axes of columns that each scan is wanted along; None for single elements.
             self.scans: dict[int, set[Axis | None]] = {}
             try:
                 pieces = [list(self._pieces(k, out)) for k, out in enumerate(self.graph.outputs)]
-                self._scan_once()
+                self._cut_scans_alike()
                 n = self._columns()
             except Refine as request:
                 self._refine(request)
