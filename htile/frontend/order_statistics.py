@@ -22,7 +22,7 @@ from .parts import part, stack
 from .promotion import FLOAT, cast, convert, scalar
 from .ranks import INT32, MOST_RANKS, Ranked, first_index, first_ranks, refuse_unranked
 from .reductions import reduced
-from .shapes import axis_of, reshaped, unsqueeze
+from .shapes import axis_of, has_any_length, reshaped, unsqueeze
 from .tensor import Deferred, Length, Tensor, copy, fail, node
 
 # The first elements of an axis take less time together, if they are no more than so many, than one
@@ -50,10 +50,10 @@ def at_rank(x: Tensor, axis: int, rank: Rank, what: str) -> Tensor:
 
 def _at_rank(x: Tensor, axis: int, rank: Rank, what: str) -> Tensor:
     size, dtype = x._sizes[axis] if x.ndim else 1, x._value.dtype
-    of_any_length = x.ndim > 0 and isinstance(x.shape[axis], Length)
-    is_short = size <= MOST_RANKS and not of_any_length  # which is sorted
+    of_any_length = has_any_length(x, axis)
+    is_short = size <= MOST_RANKS and not of_any_length
     if not isinstance(rank, Tensor):
-        # From the last element on only where it is known which one that is.
+        # A rank is counted from the end only where all calls have the same end.
         near = rank if of_any_length else min(rank, size - 1 - rank)
         if near < _most_together(size) or is_short:
             is_low = near == rank
@@ -194,7 +194,7 @@ def _axis_with(x: Tensor, dim: int, k: object, what: str) -> int:
         int(k)  # it raises, and says why
     if type(k) is not int or not 1 <= k <= size:
         fail(ShapeError, f"{what}(k={k!r}) of {size} elements: k is a number from 1 to {size}")
-    if x.ndim and isinstance(x.shape[axis], Length):
+    if has_any_length(x, axis):
         x._builder.least = max(x._builder.least, k)
     return axis
 
@@ -215,7 +215,7 @@ def sort(input, dim=-1, descending=False, *, stable=True):
     Of more than 64, single values can be taken, as x.sort().values[k]."""
     axis = axis_of(input, dim)
     size = input._sizes[axis] if input.ndim else 1
-    if size > MOST_RANKS and not isinstance(input.shape[axis], Length):
+    if size > MOST_RANKS and not has_any_length(input, axis):
         return _later(input, size, axis, descending, "sort")
     return first_ranks(input, size, axis, descending, "sort")
 

@@ -20,7 +20,7 @@ from .ops import Op, not_computed
 from .parts import cat
 from .promotion import FLOAT, INT64, cast, scalar
 from .reductions import amax, amin, reduced
-from .shapes import axis_of, reshaped
+from .shapes import axis_of, has_any_length, reshaped
 from .tensor import Deferred, Tensor, copy, fail, node
 
 MOST_RANKS = 64  # elements of topk and sort; each takes a reduction
@@ -98,7 +98,7 @@ def _extreme_or_pairwise(name: str, is_largest: bool) -> Callable:
 
 def first_ranks(x: Tensor, k: int, axis: int, is_largest: bool, what: str) -> Ranked:
     """The first k elements along an axis, in order, MOST_RANKS at most."""
-    of_any_length = x._builder.multiple is not None and x._value.spread and axis == -1
+    of_any_length = has_any_length(x, axis)
     if of_any_length and what == "sort":
         fail(UnsupportedError, "sort of a row of any length (dynamic_n=True): write x.topk(k) for "
              "the first k, or leave dynamic_n out")  # fmt: skip

@@ -112,13 +112,18 @@ def cut_axis(x: Tensor, dim: object, what: str) -> int:
     return axis_of(x, dim)
 
 
+def has_any_length(x: Tensor, axis: int) -> bool:
+    """Whether an axis has another length in each call: `x._sizes` has the longest one then."""
+    return x.ndim > 0 and isinstance(x.shape[axis], Length)
+
+
 def known_axis(x: Tensor, dim: object, what: str) -> int:
-    """The same of an axis whose length tells how many parts there are.
+    """The axis that `dim` names, whose length tells how many parts it has.
 
     Raises UnsupportedError for a row of any length.
     """
     axis = cut_axis(x, dim, what)
-    if isinstance(x.shape[axis], Length):
+    if has_any_length(x, axis):
         fail(UnsupportedError, ONLY_WHOLE.format("a part"))
     return axis
 

@@ -20,8 +20,8 @@ def unfold(input, dimension, size, step):
 
     size: at most 64, unless the windows lie one behind the other (step is size).
     """
-    axis = known_axis(input, dimension, "unfold") if input.ndim else axis_of(input, dimension)
-    n = input._sizes[axis] if input.ndim else 0
+    axis = known_axis(input, dimension, "unfold")
+    n = input._sizes[axis]
     if size < 1 or step < 1 or size > n:
         fail(ShapeError, f"windows of {size} elements, {step} apart, of an axis of {n} elements: "
              "both are at least 1, and a window is no longer than the axis")  # fmt: skip
