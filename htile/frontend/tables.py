@@ -66,9 +66,11 @@ def _check_table(table: Tensor) -> None:
              "an argument, so write table[pos] * 2 for (table * 2)[pos]")  # fmt: skip
     role = next(i.role for i in builder.inputs if i.id == found.id)
     if role is not Role.COLUMN:
+        places = f"torch.arange({shape[0]})[:{', None' * (len(shape) - 1)}]"
         fail(UnsupportedError, f"an index of {found.arg}, of which each row has its own, of shape "
-             f"{shape}: it chooses rows of a tensor that all rows share, which is annotated "
-             f"`{found.arg}: htile.Shared`")  # fmt: skip
+             f"{shape}: write torch.where({places} == i, {found.arg}, 0).sum(0) for "
+             f"{found.arg}[i]; only a tensor that all rows share, annotated `{found.arg}: "
+             "htile.Shared`, is indexed")  # fmt: skip
 
 
 def _looked_up_twice(builder: Builder, found: Node) -> str:

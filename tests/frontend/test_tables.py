@@ -7,6 +7,7 @@ index beyond the end makes torch raise.
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -435,3 +436,19 @@ def test_no_result_is_written_to_a_table():
             plain(random(P, N), pos, table, out=out)
     with pytest.raises(ArgumentError, match="out= shares memory with table"):
         plain(x, pos, x, out=x)
+
+
+def chosen_part(h: htile.Inner[2], i: htile.PerRow):
+    return h[i]
+
+
+def masked_part(h: htile.Inner[2], i: htile.PerRow):
+    return torch.where(torch.arange(6)[:, None] == i, h, 0).sum(0)
+
+
+def test_a_part_of_what_each_row_has_is_chosen_as_the_message_says():
+    h, i = random(M, 6, 8), torch.arange(M) % 6
+    says = re.escape("write torch.where(torch.arange(6)[:, None] == i, h, 0).sum(0) for h[i]")
+    with pytest.raises(UnsupportedError, match=says):
+        htile.rowwise(chosen_part)(h, i)
+    assert torch.equal(htile.rowwise(masked_part)(h, i), h[torch.arange(M), i])
