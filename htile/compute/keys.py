@@ -5,11 +5,16 @@ equal elements the lower 32 bits decide. They are the complement of the index, s
 is that of the first of the largest elements. With `smaller` they are the index, so the smallest key
 is that of the first of the smallest elements.
 
+`Indexed` makes one key of all elements of a thread, where a maximum over the row is all that reads
+their keys.
+
 A *packed* key is an int32: the lowest bits of its element, which are known to be zero, give way to
 those of its index.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import cutlass
 import cutlass.cute as cute
@@ -17,7 +22,7 @@ from cutlass import Float32, Int32, Int64, Numeric
 from cutlass._mlir.dialects import llvm
 
 from htile.compute.exponents import MAGNITUDE
-from htile.compute.operands import Operand, Vector, lift, make_vector
+from htile.compute.operands import SIGN, Operand, Vector, lift, make_vector, select
 
 Key = Int64 | Int32
 INFINITY = 0x7F800000  # the number of the largest float; those of NaN are above
@@ -36,6 +41,64 @@ def key(x: Operand, index: Operand, smaller: bool = False) -> Vector | Numeric:
         words.append(ordered(element) if x.dtype is Float32 else element)
     keys = make_vector(words, (len(words),), Int32).bitcast(Int64).reshape(shape)
     return keys if is_vector or are_vector else keys[0]
+
+
+class Indexed:
+    """The keys of elements, which a maximum over the row alone reads.
+
+    A thread makes the key of the first of its largest elements, and of no other.
+    """
+
+    def __init__(self, elements: Operand, index: Vector):
+        """elements: of Float32 or Int32. index: of Int32, ascending from element to element."""
+        self.elements, self.index = elements, index
+
+    @property
+    def dtype(self) -> type[Numeric]:
+        """The dtype of keys."""
+        return Int64
+
+    @property
+    def shape(self) -> tuple:
+        """The shape of the keys."""
+        return self.index.shape
+
+    def map(self, function: Callable[[Operand], Vector]) -> Indexed:
+        """The keys of what `function` makes of the elements, at the same indices."""
+        return Indexed(function(self.elements), self.index)
+
+    def reshape(self, shape: tuple) -> Indexed:
+        """The same keys in another shape."""
+        return Indexed(self.elements.reshape(shape), self.index.reshape(shape))
+
+    def reduced(self, largest: Float32 | Int32) -> Int64:
+        """The largest of these keys, which is that of the first of the largest elements.
+
+        largest: the largest element, or NaN if any is NaN.
+        """
+        size = cute.size(self.shape)
+        elements, index = self.elements.reshape((size,)), self.index.reshape((size,))
+        is_float = isinstance(largest, Float32)
+        below = _next_below(largest) if is_float else None
+        first = index[size - 1]
+        for i in reversed(range(size - 1)):
+            # No NaN is at most `below`, and an element that is not is a largest one.
+            is_less = elements[i] <= below if is_float else elements[i] < largest
+            first = select(is_less, first, index[i])
+        return joined(first.to(Int32) ^ -1, ordered(largest) if is_float else largest)
+
+
+def indexed(elements: Operand, index: Vector) -> Indexed:
+    """The keys of elements for a maximum over the row."""
+    return Indexed(elements, index)
+
+
+def _next_below(x: Float32) -> Float32:
+    """The last float below a number; infinity below NaN, and NaN below -infinity."""
+    negative = Float32(0.0) - x  # of both zeros it is 0.0
+    bits = negative.bitcast(Int32)
+    below = (bits + select(bits < 0, Int32(-1), Int32(1))) ^ SIGN
+    return select(x == x, below.bitcast(Float32), Float32(float("inf")))
 
 
 def ordered(x: Float32) -> Int32:

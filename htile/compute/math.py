@@ -30,7 +30,7 @@ from htile.compute.division import (
     reciprocal,
 )
 from htile.compute.exponents import ceil_log2, exponent, floor_log2, ldexp
-from htile.compute.keys import key, key_index, key_value
+from htile.compute.keys import indexed, key, key_index, key_value
 from htile.compute.logarithms import log, log1p, log1p_bounded, log2, log10
 from htile.compute.near import (
     div_near,
@@ -65,13 +65,13 @@ __all__ = [
     "Product", "abs", "bits", "bundle", "ceil", "ceil_log2", "convert", "cos", "div", "div_bounded",
     "div_near", "div_number", "div_shared", "eq", "erf", "exp", "exp2", "exp_bounded", "exp_near",
     "exp_quotient", "expm1", "expm1_near", "exponent", "exponential", "float_of", "floor",
-    "floor_log2", "floordiv", "fma", "fms", "fnma", "ge", "gelu_near", "gt", "invert", "key",
-    "key_index", "key_value", "ldexp", "le", "log", "log1p", "log1p_bounded", "log1p_near", "log2",
-    "log2_near", "log10", "log10_near", "log_near", "logical_and", "logical_not", "logical_or",
-    "logical_xor", "lshift", "lt", "maximum", "minimum", "mod", "ne", "neg", "negative_zero",
-    "philox", "pow", "pow_near", "product", "reciprocal", "round", "round_to", "rshift", "rsqrt",
-    "sigmoid", "sigmoid_near", "sign", "sin", "sqrt", "tanh", "tanh_near", "trunc", "unbundle",
-    "uniform", "where", "word",
+    "floor_log2", "floordiv", "fma", "fms", "fnma", "ge", "gelu_near", "gt", "indexed", "invert",
+    "key", "key_index", "key_value", "ldexp", "le", "log", "log1p", "log1p_bounded", "log1p_near",
+    "log2", "log2_near", "log10", "log10_near", "log_near", "logical_and", "logical_not",
+    "logical_or", "logical_xor", "lshift", "lt", "maximum", "minimum", "mod", "ne", "neg",
+    "negative_zero", "philox", "pow", "pow_near", "product", "reciprocal", "round", "round_to",
+    "rshift", "rsqrt", "sigmoid", "sigmoid_near", "sign", "sin", "sqrt", "tanh", "tanh_near",
+    "trunc", "unbundle", "uniform", "where", "word",
 ]
 # fmt: on
 

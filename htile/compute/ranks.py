@@ -19,7 +19,7 @@ from cutlass import Boolean, Int32, Int64
 
 from htile.compute.candidates import ElementKeys, Keys, Search, first_of_many
 from htile.compute.exchange import PeerList, exchange, lists_of_peers, slots_of
-from htile.compute.keys import Key, joined
+from htile.compute.keys import Key
 from htile.compute.operands import select
 from htile.compute.reduce import MAX, identity, warp_reduce
 
@@ -72,7 +72,7 @@ def _rounds_of_peers(peer: PeerList, typed: Callable[[Int64], Key]) -> list[Key]
     place, found = peer.first, []
     for k in range(peer.count):
         key = typed(peer.word(place, k * peer.apart + peer.apart - 1))
-        found.append(largest_of_lanes(key, 32))
+        found.append(warp_reduce(key, MAX))
         place = select(_is(key, found[-1]), place + peer.apart, place)
     return found
 
@@ -82,7 +82,7 @@ def _rounds(left: list[Key], count: int, lanes: int) -> list[Key]:
     dtype, found = type(left[0]), []
     lowest = dtype(identity(MAX, dtype))
     for k in range(count):
-        best = largest_of_lanes(left[0], lanes)
+        best = warp_reduce(left[0], MAX, lanes)
         found.append(best)
         has_won = _is(left[0], best)
         rest = min(len(left), count - 1 - k)
@@ -94,17 +94,6 @@ def _rounds(left: list[Key], count: int, lanes: int) -> list[Key]:
 def _is(key: Key, best: Key) -> Boolean:
     """Whether it is this key, of which the lower word alone tells."""
     return key == best if isinstance(key, Int32) else key.to(Int32) == best.to(Int32)
-
-
-def largest_of_lanes(key: Key, lanes: int) -> Key:
-    """The largest key of each group of so many lanes, in each of them."""
-    if lanes < 32:
-        return warp_reduce(key, MAX, lanes)
-    if isinstance(key, Int32):
-        return cute.arch.warp_redux_sync(key, "max")
-    low, high = key.to(Int32), (key >> 32).to(Int32)
-    most = cute.arch.warp_redux_sync(high, "max")
-    return joined(cute.arch.warp_redux_sync(select(high == most, low, 0), "umax"), most)
 
 
 # Networks of comparisons, inside a thread. None stands for a key that is lower than all others.

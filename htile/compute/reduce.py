@@ -18,6 +18,7 @@ from cutlass import Boolean, Float32, Int32, Int64, Numeric
 from cutlass.memory import SmemAllocator
 
 from htile.compute.exchange import exchange, lanes_of_peers, peers, slots_of, to_word
+from htile.compute.keys import Indexed, joined
 from htile.compute.log_add import LOGADD, log_add
 from htile.compute.operands import Vector, make_vector, select
 from htile.compute.products import Product
@@ -69,13 +70,18 @@ def identity(op: cute.ReductionOp, dtype: type[Numeric]) -> float | int:
     return low if op is MAX else high
 
 
-def combine(op: cute.ReductionOp, a: Vector | Numeric, b: Vector | Numeric | Product):
+def combine(op: cute.ReductionOp, a: Vector | Numeric, b: Vector | Numeric | Product | Indexed):
     """One step of a reduction, on two scalars or two vectors.
 
-    A maximum or minimum of a NaN is NaN, as in torch. `b` may be a `Product` where `op` is ADD.
+    A maximum or minimum of a NaN is NaN, as in torch. `b` may be a `Product` where `op` is ADD, and
+    `Indexed` where it is MAX: then the first element of `a` stands for all.
     """
     if isinstance(b, Product):
         return b.plus(a)
+    if isinstance(b, Indexed):
+        first = combine(op, a[0], thread_reduce(b, op))
+        rest = [a[i] for i in range(1, cute.size(a.shape))]
+        return make_vector([first, *rest], a.shape, a.dtype)
     if isinstance(a, cute.TensorSSA) and op in (MAX, MIN):
         pairs = [combine(op, a[i], b[i]) for i in range(cute.size(a.shape))]
         return make_vector(pairs, a.shape, a.dtype)
@@ -99,13 +105,16 @@ def _added_halves(x: Product) -> Vector:
     return high.plus(low.rounded())
 
 
-def thread_reduce(x: Vector | Product | Numeric, op: cute.ReductionOp) -> Numeric:
+def thread_reduce(x: Vector | Product | Indexed | Numeric, op: cute.ReductionOp) -> Numeric:
     """Reduce a vector within the thread, by a halving tree: element i with i + n / 2, and so on.
 
-    `x` may be a `Product` where `op` is ADD. A scalar stays as it is.
+    `x` may be a `Product` where `op` is ADD, and `Indexed` where it is MAX. A scalar stays as it
+    is.
     """
     if isinstance(x, Product):
         return thread_reduce(_added_halves(x), op)
+    if isinstance(x, Indexed):
+        return x.reduced(thread_reduce(x.elements, op))
     if not isinstance(x, cute.TensorSSA):
         return x
     n = cute.size(x.shape)
@@ -141,13 +150,29 @@ def how_many(conditions: Iterable[Boolean]) -> Int32:
 
 
 def warp_reduce(value: Numeric, op: cute.ReductionOp, threads_in_group: int = 32) -> Numeric:
-    """Reduce a scalar over each group of `threads_in_group` lanes, by a butterfly.
+    """Reduce a scalar over each group of `threads_in_group` lanes.
 
-    Every lane gets the result of its group.
+    Every lane gets the result of its group. The lanes combine by a butterfly. The largest or
+    smallest integer of a whole warp takes one instruction for 32 bits instead.
     """
+    if threads_in_group == 32 and op in (MAX, MIN) and isinstance(value, Int32 | Int64):
+        return _extreme_of_warp(value, "max" if op is MAX else "min")
     return cute.arch.warp_reduction(
         value, lambda a, b: combine(op, a, b), threads_in_group=threads_in_group
     )
+
+
+def _extreme_of_warp(x: Int32 | Int64, kind: str) -> Int32 | Int64:
+    """The largest ("max") or smallest ("min") integer of a warp.
+
+    Of 64 bits the upper words decide, and the lower ones of those that have the same upper word.
+    """
+    if isinstance(x, Int32):
+        return cute.arch.warp_redux_sync(x, kind)
+    low, high = x.to(Int32), (x >> 32).to(Int32)
+    found = cute.arch.warp_redux_sync(high, kind)
+    low = select(high == found, low, 0 if kind == "max" else -1)
+    return joined(cute.arch.warp_redux_sync(low, f"u{kind}"), found)
 
 
 def combine_lanes(terms: list[Numeric], op: cute.ReductionOp, width: int) -> Numeric:

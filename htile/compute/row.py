@@ -17,7 +17,7 @@ from htile.compute.accumulate import (
 )
 from htile.compute.candidates import ElementKeys, Keys
 from htile.compute.exchange import slots_from
-from htile.compute.keys import as_key, in_order
+from htile.compute.keys import Indexed, as_key, in_order
 from htile.compute.mean import MEAN, RowMean, ThreadPart
 from htile.compute.moments import RowMoments, reduce_moments
 from htile.compute.online import about_finite, online_softmax_reduce, softmax_pair_reduce
@@ -46,7 +46,8 @@ class RowReductions(Lookups):
         """Reduce values over the row, with one barrier. Padded elements do not count.
 
         values: one or a tuple: vectors, or scalars of the row that stand for N equal elements.
-            Boolean vectors take MAX (any) and MIN (all). Products take ADD and MEAN.
+            Boolean vectors take MAX (any) and MIN (all). Products take ADD and MEAN, and `Indexed`
+            takes MAX.
         ops: ADD, MUL, MAX, MIN or MEAN for each value. Value i takes the slot `slot + i`.
         """
         if not isinstance(values, tuple):
@@ -326,7 +327,7 @@ class RowReductions(Lookups):
             abreast=self.config.abreast,
         )
 
-    def _operand(self, value, op) -> cute.TensorSSA | Product | Float32 | ThreadPart:
+    def _operand(self, value, op) -> cute.TensorSSA | Product | Indexed | Float32 | ThreadPart:
         """What is reduced: a full vector whose padded elements hold the identity of `op`."""
         value = self._vector(value, op)
         if op is MEAN:
@@ -336,6 +337,8 @@ class RowReductions(Lookups):
             return value
         if isinstance(value, Product):  # of two zeros: a factor of padding may be infinite
             return value.map(lambda factor: cute.where(self.mask, factor, self.full(0.0, Float32)))
+        if isinstance(value, Indexed):  # a padded element has a larger index than all of the row
+            return value.map(lambda elements: self._operand(elements, op))
         return cute.where(self.mask, value, self.full(identity(op, value.dtype), value.dtype))
 
     @property
@@ -343,9 +346,9 @@ class RowReductions(Lookups):
         """For each vector of this thread, whether its first and last elements are in the row."""
         return [self._in_row(k) for k in range(cute.size(self.tXcX, mode=[2]))]
 
-    def _vector(self, value, op) -> cute.TensorSSA | Product:
+    def _vector(self, value, op) -> cute.TensorSSA | Product | Indexed:
         """A full vector of a dtype that `op` reduces. Padded elements stay as they are."""
-        if isinstance(value, Product):
+        if isinstance(value, Product | Indexed):
             return value.map(lambda factor: self._vector(factor, op))
         if not isinstance(value, cute.TensorSSA):
             value = self.full(value)

@@ -34,7 +34,6 @@ from htile.compute.exchange import (
 )
 from htile.compute.keys import Key, as_key
 from htile.compute.operands import select
-from htile.compute.ranks import largest_of_lanes
 from htile.compute.reduce import (
     ADD,
     MAX,
@@ -215,7 +214,7 @@ class _Search(Static):
             self.keys.rank(combine_terms(self.largest[i :: self.own_groups], MAX))
             for i in range(self.own_groups)
         ]
-        tops = [largest_of_lanes(top, lanes) for top in tops]
+        tops = [warp_reduce(top, MAX, lanes) for top in tops]
         self.start_list()
         self._leave(tops, lanes)
         return _with_count(self._tops_of_lane(), self.count, BITS - self.zero_bits)

@@ -33,6 +33,7 @@ class Function(Enum):
     FOURS = "fours"  # random words of a row's keys: four neighbouring columns share a counter
     ELEMENT = "element"  # the one of a group of a tile that a column's number picks, if it is there
     FACTORS = "factors"  # a product that a sum alone reads, over the row or all rows: adds by fma
+    INDEXED = "indexed"  # a key that maxima of the row alone read: a thread makes one of all its
 
 
 PRODUCTS = {4.0: 2, 5.0: 3, 6.0: 3, 7.0: 4}  # that the compiler makes of powers
@@ -89,6 +90,8 @@ def choose_function(
         return Function.FMA if node.op is Op.ADD else kind, (*graph[product].inputs, *rest)
     if node.op is Op.MUL and _is_only_summed(graph, node):
         return Function.FACTORS, node.inputs
+    if not in_tiles and _is_only_in_maxima(graph, node):
+        return Function.INDEXED, node.inputs
     return Function.FAST if is_fast else Function.EXACT, node.inputs
 
 
@@ -250,6 +253,14 @@ def _is_only_summed(graph: Graph, node: Node) -> bool:
         return False
     (output,) = (output for output in graph.outputs if output.id == node.id)
     return output.over is Op.SUM
+
+
+def _is_only_in_maxima(graph: Graph, node: Node) -> bool:
+    """Whether maxima over the row alone read the key of an element and of its column's number."""
+    if node.op is not Op.KEY or node.arg or graph[node.inputs[1]].op is not Op.INDEX:
+        return False
+    readers = graph.readers[node.id]
+    return node.value.spread and all(graph[i].op is Op.MAX and i != node.id for i in readers)
 
 
 def subtracted(graph: Graph, node: Node, op: Op, in_groups: bool = False) -> Node | None:

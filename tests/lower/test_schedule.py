@@ -392,6 +392,27 @@ def test_a_product_is_fused_where_nobody_else_reads_it(name):
     assert {op: found.get(op, []) for op in expected} == expected
 
 
+INDEXED = Function.INDEXED
+# A thread makes one key of all its elements where maxima of the row alone read their keys.
+KEYS = {
+    "argmax": (lambda x: x.argmax(), [INDEXED]),
+    "argmin": (lambda x: x.argmin(), [INDEXED]),
+    "with the maximum": (lambda x: x.max(-1), [INDEXED]),
+    "of integers": (lambda x: x.int().argmax(), [INDEXED]),
+    "the smallest integer": (lambda x: x.int().argmin(), [E_]),  # a minimum reads it
+    "two ranks": (lambda x: x.topk(2).indices, [E_]),
+    "beside two ranks": (lambda x: (x.argmax(), x.topk(2).indices), [E_]),
+    "of groups": (lambda x: x.view(-1, 8).argmax(-1), [E_]),
+    "of two parts": (lambda x: torch.cat((x, x * 2)).argmax(), [E_] * 2),  # a choice reads them
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_a_thread_makes_one_key_for_maxima_of_the_row(name):
+    fn, expected = KEYS[name]
+    assert forms(kernel_of(fn, *rows((4, 512))).plan)["key"] == expected
+
+
 @pytest.mark.parametrize(
     ("returns", "dtype", "n", "expected"),
     [

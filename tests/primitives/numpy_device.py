@@ -121,6 +121,9 @@ def exact(function):
     return lambda x: function(x.astype(np.float64)).astype(np.float32)
 
 
+NAN = np.int32(0x7FFFFFFF).view(np.float32)  # which PTX makes of every NaN
+
+
 class Value:
     """A scalar or a vector of the device."""
 
@@ -399,6 +402,7 @@ class Device:
             for name, value in names.items():
                 if hasattr(module, name):
                     patch.setattr(module, name, value)
+        patch.setattr(keys, "_one_nan", lambda x: Float32(np.where(np.isnan(x.data), NAN, x.data)))
 
     def _slots_of(self, buffer, count):
         """The slots of the buffer, which keep what is left in them if the buffer has `slots`."""
@@ -447,7 +451,7 @@ class Device:
         unsigned = {"umin": np.min, "umax": np.max}
         if kind in unsigned:
             every = np.ascontiguousarray(every).view(np.uint32)
-        function = unsigned.get(kind) or {"max": np.max, "add": np.sum}[kind]
+        function = (unsigned | {"max": np.max, "min": np.min, "add": np.sum})[kind]
         found = function(every, -1, keepdims=True).astype(every.dtype)
         return type(value)(np.broadcast_to(found.view(value.data.dtype), self.threads))
 

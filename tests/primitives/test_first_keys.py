@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from htile.compute import keys, ranks
-from tests.primitives.numpy_device import Buffer, Device, Int32, Int64, Vector
+from htile.compute import keys, ranks, reduce
+from tests.primitives.numpy_device import Buffer, Device, Float32, Int32, Int64, Vector
 
 LOWEST = {Int32: -(2**31), Int64: -(2**63)}
 
@@ -77,3 +77,65 @@ def test_ranks(shares, warps, lanes, elements, n, k, bits, smaller, values, monk
         assert (every == every[0]).all()
         assert np.array_equal(every[0][~nan], expected[~nan])
         assert np.array_equal(every[0] & 0xFFFFFFFF, expected & 0xFFFFFFFF)
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize(
+    ("shares", "warps", "lanes", "elements", "n"),
+    [
+        (1, 1, 32, 2, 64), (1, 1, 32, 8, 200), (1, 1, 8, 32, 256), (1, 1, 1, 8, 8),
+        (1, 4, 32, 32, 4096), (1, 5, 32, 2, 311), (4, 3, 32, 4, 1500), (8, 8, 32, 2, 4003),
+    ],
+)  # fmt: skip
+def test_the_first_of_the_largest(shares, warps, lanes, elements, n, values, monkeypatch):
+    """Of all its elements a thread makes one key, whose index is that of numpy's argmax."""
+    device = Device(shares, warps)
+    key, is_there, row = keys_of(device, elements, n, VALUES[values], False, Int64, lanes)
+    device.install(monkeypatch)
+    column = ((key & 0xFFFFFFFF) ^ 0xFFFFFFFF).astype(np.int32)
+    x = np.asarray(keys.key_value(Vector(key), Float32).data, np.float32)
+    padded = np.where(is_there, x, np.float32("-inf"))
+    buffer = Buffer(device.threads, 1) if shares * warps > 1 else None
+    if buffer is not None:
+        buffer.element_type = Int64
+    mbar = "mbar" if shares > 1 else None
+    given = keys.Indexed(Vector(padded), Vector(column))
+    found = reduce.row_reduce(given, reduce.MAX, warps * lanes, buffer, mbar)
+    found = np.broadcast_to(keys.key_index(found).data, device.threads)
+    for r in range(32 // lanes):
+        of_row = np.broadcast_to(row == r, key.shape) & is_there
+        expected = x[of_row][np.argsort(column[of_row])].argmax()
+        assert (found[np.broadcast_to((row == r)[..., 0], device.threads)] == expected).all()
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_the_first_of_the_largest_chunk_by_chunk(values, monkeypatch):
+    """A loop carries one key, and goes on with those of each chunk."""
+    device = Device(1, 1)
+    rng = np.random.default_rng(len(values))
+    x = rng.choice(VALUES[values], (4, *device.threads, 8)).astype(np.float32)
+    index = np.arange(x.size, dtype=np.int32).reshape(4, -1, 8).reshape(x.shape)
+    device.install(monkeypatch)
+    carried = Vector(np.full((*device.threads, 8), LOWEST[Int64], np.int64))
+    for chunk in range(4):
+        given = keys.Indexed(Vector(x[chunk]), Vector(index[chunk]))
+        carried = reduce.combine(reduce.MAX, carried, given)
+    found = reduce.row_reduce(carried, reduce.MAX, 32)
+    assert (keys.key_index(found).data == x.reshape(-1).argmax()).all()
+
+
+@pytest.mark.parametrize("lanes", (1, 4, 32))
+@pytest.mark.parametrize("op", ("MAX", "MIN"))
+@pytest.mark.parametrize("dtype", (Int32, Int64))
+def test_the_extreme_integer_of_lanes(dtype, op, lanes, monkeypatch):
+    """Numbers whose upper words are equal are told apart by their lower ones, without a sign."""
+    device = Device(1, 1)
+    rng = np.random.default_rng(lanes)
+    info = np.iinfo(np.int32 if dtype is Int32 else np.int64)
+    ends = [info.min, info.max, -1, 0, 1, 2**31 - 1, -(2**31)]
+    x = rng.choice(np.array(ends, info.dtype), device.threads)
+    device.install(monkeypatch)
+    found = reduce.warp_reduce(dtype(x), getattr(reduce, op), lanes)
+    groups = x.reshape(-1, lanes)
+    expected = groups.max(-1) if op == "MAX" else groups.min(-1)
+    assert np.array_equal(np.broadcast_to(found.data, x.shape).reshape(-1, lanes)[:, 0], expected)

@@ -36,7 +36,7 @@ OP_COSTS = {
     (Op.LOG2, Function.NEAR): (11, 1), (Op.LOG10, Function.NEAR): (11, 1),
     (Op.LOG1P, Function.NEAR): (6, 1), (Op.LOG1P, Function.BOUNDED): (9, 0),
     (Op.SIGMOID, Function.NEAR): (4, 2), (Op.TANH, Function.NEAR): (9, 2),
-    (Op.DIV, Function.NEAR): (7, 1), (Op.POW, Function.NEAR): (13, 2),
+    Function.INDEXED: (2, 0), (Op.DIV, Function.NEAR): (7, 1), (Op.POW, Function.NEAR): (13, 2),
 }  # fmt: skip
 # These are for a division by what the row has once, whose reciprocal is computed once too.
 SHARED_DIVISOR_COSTS = {Function.EXACT: (3, 0), Function.NEAR: (2, 0)}

@@ -83,6 +83,8 @@ def _bundle(node: Node, args: tuple[str, ...], function: Function) -> str:
 
 
 def _key(node: Node, args: tuple[str, ...], function: Function) -> str:
+    if function is Function.INDEXED:
+        return f"math.indexed({', '.join(args)})"
     smaller = ", smaller=True" if node.arg else ""
     return f"math.{node.op.value}({', '.join(args)}{smaller})"
 
