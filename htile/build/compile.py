@@ -85,22 +85,53 @@ def _build(source: str, function: str, arch: str) -> Artifact:
     """Compile a text, and where registers are spilled, try it in other ways.
 
     Only a text that names a number of thread blocks has other ways. The one with the smallest stack
-    is kept.
+    is kept, and of several that spill nothing the one with the most thread blocks.
     """
     cute = _import_cute()
     start = time.perf_counter()
     module = load_source(source)
-    built = _compile(cute, module, source, function, arch)
+    asked = module.get("blocks")
     counted_on = "RowLoop" in module  # there are groups of rows for so many thread blocks
-    for blocks, level in _other_ways(module.get("blocks"), built.resources, arch, counted_on):
+
+    def compiled(blocks: int | None, level: int = LEVEL) -> Artifact:
+        if blocks is not None:
+            module["blocks"] = blocks
+        return _compile(cute, module, source, function, arch, level)
+
+    built = compiled(asked)
+    for blocks, level in _other_ways(asked, built.resources, arch, counted_on):
         if not built.resources.stack:
             break
-        module["blocks"] = blocks
-        other = _compile(cute, module, source, function, arch, level)
+        other = compiled(blocks, level)
         built = min(built, other, key=lambda artifact: artifact.resources.stack)
+    if asked and not built.blocks and not built.resources.stack:
+        built = _with_most_blocks(compiled, built, _fitting(built.resources, arch), asked - 1)
     built = replace(built, seconds=time.perf_counter() - start)
     logger.info("compiled %s for %s in %.2f s", function, arch, built.seconds)
     return built
+
+
+def _with_most_blocks(
+    compiled: Callable[[int], Artifact], built: Artifact, fitting: int, spilling: int
+) -> Artifact:
+    """The kernel with the most thread blocks that spills nothing, found by halving.
+
+    built: with as many thread blocks as the compiler liked, of which so many are `fitting`.
+    spilling: a number of them with which registers were spilled.
+    """
+    while fitting + 1 < spilling:
+        middle = (fitting + spilling) // 2
+        other = compiled(middle)
+        if other.resources.stack:
+            spilling = middle
+        else:
+            built, fitting = other, middle
+    return built
+
+
+def _fitting(used: Resources, arch: str) -> int:
+    """How many thread blocks a multiprocessor has registers for."""
+    return arch_named(arch).registers // (used.registers * used.threads)
 
 
 def _other_ways(
@@ -118,7 +149,7 @@ def _other_ways(
         return []
     if counted_on:
         return [(blocks, 2)]
-    fit = blocks or arch_named(arch).registers // (used.registers * used.threads)
+    fit = blocks or _fitting(used, arch)
     fewer = [fit - 1] if fit > 2 else []
     return [*((other, LEVEL) for other in (*fewer, 0, 1) if other != blocks), (blocks, 2)]
 
