@@ -40,6 +40,7 @@ class RowTile(Static):
 
     config: ElementwiseTileConfig
     end: Int32 | None = None  # see `until`
+    zero: Int32 | None = None  # see `counted_from`
     is_row = True  # whether the context is of a whole row, and not of a chunk
 
     def _take_columns(self) -> None:
@@ -444,7 +445,24 @@ class RowTile(Static):
     def cols(self) -> cute.TensorSSA:
         """An Int32 vector: the column of each element."""
         count = cute.size(self.tXcX)
-        return make_vector([self.tXcX[i][1] for i in range(count)], self.vector_shape, Int32)
+        cols = make_vector([self.tXcX[i][1] for i in range(count)], self.vector_shape, Int32)
+        return cols if self.zero is None else cols + self.zero
+
+    @staticmethod
+    def unknown_zero() -> Int32:
+        """A 0 that no compiler knows to be 0: how far a lane's number is from what it is told."""
+        lane = cute.arch.lane_idx()
+        return cute.arch.shuffle_sync(lane, lane) - lane
+
+    def counted_from(self, zero: Int32) -> RowTile:
+        """The same context, whose columns are counted from an `unknown_zero`.
+
+        What is computed of them is then computed again, where the compiler would keep what a loop
+        before has computed, in many registers.
+        """
+        part = copy.copy(self)
+        part.zero = zero
+        return part
 
     @property
     def offsets(self) -> cute.TensorSSA:

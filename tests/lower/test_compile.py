@@ -189,6 +189,58 @@ def test_a_text_is_compiled_again_only_where_it_spills(monkeypatch):
     assert blocks_tried("softmax", 1 << 22, [8, 16, 0]) == ([1, 0, (1, 2)], 2)
 
 
+def test_most_thread_blocks_that_spill_nothing(monkeypatch):
+    """They are found by halving, between what the compiler likes and what has spilled."""
+    kernel = example_kernel("layernorm", 131072)
+    some = build(*request())
+    used = replace(some.resources, registers=128, threads=128, stack=0)  # 4 blocks fit
+
+    def kept(asked, most):
+        """What is tried of a text that asks for so many blocks, and how many are kept."""
+        tried = []
+
+        def compile(cute, module, source, function, arch, level=3):
+            blocks = module["blocks"]
+            tried.append(blocks if level == 3 else (blocks, level))
+            stack = 8 * (blocks > most)
+            return replace(some, resources=replace(used, stack=stack), blocks=blocks)
+
+        monkeypatch.setattr(compiler, "_compile", compile)
+        source = re.sub(r"^blocks = \d+", f"blocks = {asked}", kernel.source, flags=re.MULTILINE)
+        return tried, compiler._build(source, kernel.lowered.function, kernel.arch).blocks
+
+    assert kept(6, 6) == ([6], 6)
+    assert kept(6, 5) == ([6, 5], 5)
+    assert kept(6, 4) == ([6, 5, 0], 0)
+    assert kept(12, 8) == ([12, 11, 0, 7, 9, 8], 8)
+    assert kept(12, 10) == ([12, 11, 0, 7, 9, 10], 10)
+    assert kept(12, 4) == ([12, 11, 0, 7, 5], 0)
+
+
+def with_a_slope(x):
+    position = torch.arange(x.shape[-1] - 1, -1, -1, device=x.device)
+    return (x - 0.1 * position).softmax(-1)
+
+
+@pytest.mark.parametrize(("n", "most"), [(50257, 64), (40001, 64), (28672, 64)])
+def test_what_depends_on_columns_is_computed_in_each_loop(n, most):
+    """The first loop does not keep it for the second one, which would take many registers."""
+    kernel = kernel_of(with_a_slope, torch.empty(512, n, dtype=BF16, device="meta"))
+    assert kernel.plan.numerics.in_loops and kernel.plan.is_unrolled
+    assert kernel.source.count("counted_from(zero0)") == 1
+    assert kernel.resources.stack == 0 and kernel.resources.registers <= most
+
+
+def test_random_words_are_kept_for_the_second_loop():
+    """They take more instructions than registers."""
+
+    def noisy(x, seed: int):
+        return htile.dropout(x, 0.1, seed).softmax(-1)
+
+    kernel = kernel_of(noisy, torch.empty(512, 200000, dtype=F32, device="meta"), 3)
+    assert kernel.plan.numerics.in_loops and "counted_from" not in kernel.source
+
+
 def test_a_kernel_shows_what_was_compiled(monkeypatch, tmp_path):
     """Once it is compiled, plan, source and page say for how many thread blocks that was."""
 

@@ -68,6 +68,7 @@ class Names:
     stored_ranks: results that are such ranks. unprinted: nodes that no more is made of.
     kept: of results that loops keep on chip (`Plan.kept`).
     prefetched: of the chunks that are on their way to a loop, by the loop's place in the steps.
+    zeros: of what loops count columns from that loops before them have counted, by their place.
     once, repeated: what is computed of one chunk, and what of it becomes that of every chunk.
     totals: of what a loop over rows adds up, by the result. next_values: of the numbers
         of the next row or rows, by the input. block, loop, ahead, workspace,
@@ -100,6 +101,7 @@ class Names:
         self.stored_ranks = stored_ranks(plan)
         self.unprinted = read_beside(plan, self.stored_ranks)
         self.prefetched: dict[int, str] = {}
+        self.zeros = {k: self._numbered("zero") for k in _counting_again(plan)}
         self.totals: dict[Output, str] = {}
         if graph.over_rows:
             self.block, self.loop = self._unique("block"), self._unique("row_loop")
@@ -233,6 +235,24 @@ class Names:
             if (name := f"{what}{count}") not in self._taken:
                 self._taken.add(name)
                 return name
+
+
+def _counting_again(plan: Plan) -> list[int]:
+    """The places of loops that compute something of columns of which a loop before them did so too.
+
+    The compiler would keep that for all elements of a thread, if the loops are written out. Only
+    random words are worth it.
+    """
+    graph, found, is_counted = plan.graph, [], False
+    if not (plan.numerics.in_loops and plan.is_unrolled) or any(n.op is Op.PHILOX for n in graph):
+        return []
+    for k, step in enumerate(plan.steps):
+        if isinstance(step, ChunkLoop):
+            computes = [each for each in step.steps if isinstance(each, Compute)]
+            if any(graph[each.id].op is Op.INDEX for each in computes):
+                found += [k] if is_counted else []
+                is_counted = True
+    return found
 
 
 def value_names(plan: Plan) -> dict[int, str]:

@@ -148,6 +148,8 @@ def loop(names: Names, k: int, is_prefetched: bool) -> list[str]:
     lines = [f"    {names.carried[part]} = ctx.{_start(names, loop, part)}" for part in loop.parts]
     if k in names.prefetched and not is_prefetched:
         lines += prefetch(names, k)
+    if k in names.zeros:
+        lines.append(f"    {names.zeros[k]} = ctx.unknown_zero()")
     kept = [s.output for s in loop.steps if isinstance(s, Store) and s.output in names.kept]
     lines += [line for output in kept for line in _keep(names, output)]
     outer = INDENT
@@ -159,6 +161,8 @@ def loop(names: Names, k: int, is_prefetched: bool) -> list[str]:
         for head, args, tail in headers:
             lines += wrapped_call(indent + head, args, tail)
             indent += INDENT if tail.endswith(":") else ""
+        if k in names.zeros:
+            lines.append(f"{indent}chunk = chunk.counted_from({names.zeros[k]})")
         lines += _body(names, loop, indent)
     if plan.turns > 1:  # nothing more is added in this share
         lines += _folds(names, loop.parts, outer)
