@@ -5,7 +5,7 @@ weights f32, share f32 -> out i64
 
 import cuda.bindings.driver as cuda
 import cutlass.cute as cute
-from cutlass import Float32, Int64
+from cutlass import Float32, Int32, Int64
 
 from htile.compute import math
 from htile.config import ElementwiseTileConfig
@@ -13,13 +13,7 @@ from htile.dataflow import ElementwiseKernelContext, GlobalToRegLoader
 from htile.utils import make_fake_tensor
 
 config = ElementwiseTileConfig(
-    Float32,
-    N=32768,
-    num_threads=512,
-    threads_per_row=512,
-    cluster_n=4,
-    stage=6,
-    reduction_dtype=Int64,
+    Float32, N=32768, num_threads=512, threads_per_row=512, cluster_n=4, stage=6
 )
 
 
@@ -47,7 +41,7 @@ def scan_inverse_kernel(
     # stage 3: sum
     mul0 = share * sum0  # cases.py:110
     le0 = math.le(cumsum0, mul0)  # cases.py:110
-    convert0 = math.convert(le0, Int64)  # cases.py:110
+    convert0 = math.convert(le0, Int32)  # cases.py:110
     sum1 = ctx.row_reduce(convert0, cute.ReductionOp.ADD, slot=5)  # cases.py:110
 
     # output

@@ -83,9 +83,21 @@ NARROW = {
     "there and back": lambda x, y: torch.where(columns(x).int().long() < y, x, 0.0),
     "one hot": lambda x, y: x * torch.nn.functional.one_hot(y, x.shape[-1]).float(),
 }
+# Masks as int64, which are added up, and columns that are.
+COUNTS = {
+    "a count": lambda x, y: x * (x > y).sum(),
+    "a returned count": lambda x, y: (x > y).sum(),
+    "a sum of columns": lambda x, y: x * columns(x).sum(),
+    "a running count": lambda x, y: torch.where((x > 0).cumsum(-1) <= y, x, 0.0),
+    "a returned running count": lambda x, y: (x > y).cumsum(-1),
+    "a running count from the end": lambda x, y: x * (x > 0).flip(-1).cumsum(-1).flip(-1),
+    "of two masks": lambda x, y: x * ((x > y).long() + (x < 0).long()).sum(),
+    "a share": lambda x, y: (x > y).sum() / x.shape[-1],
+}
 WIDE = {
     "a distance": lambda x, y: x * (columns(x) - y),
-    "a sum": lambda x, y: x * columns(x).sum(),
+    "a sum beyond int32": lambda x, y: x * (columns(x) * 2**20).sum(),
+    "a running sum beyond int32": lambda x, y: x * (columns(x) * 2**20).cumsum(-1),
     "a product beyond int32": lambda x, y: torch.where(columns(x) * 2**30 > y, x, 0.0),
     "beside a row of int64": lambda x, y: x + (columns(x) == x.long()),
     "a choice": lambda x, y: x * torch.where(x > 0, columns(x), y),
@@ -104,11 +116,20 @@ def test_what_may_not_fit_stays_in_int64(name):
     assert spread_int64(of(WIDE[name]).graph)
 
 
+@pytest.mark.parametrize("name", COUNTS)
+def test_what_is_counted_is_added_up_in_int32(name):
+    graph = of(COUNTS[name]).graph
+    assert not [n for n in spread_int64(graph) if n.op is not Op.CONVERT]
+    sums = [node for node in graph if node.op in (Op.SUM, Op.CUMSUM, Op.SUM_FROM_END)]
+    assert any(node.value.dtype is I32 for node in sums)
+    assert not any(node.value.dtype is I64 for node in sums)
+
+
 @pytest.mark.parametrize("n", [1, 7, 128])
-@pytest.mark.parametrize("name", [*NARROW, *WIDE])
+@pytest.mark.parametrize("name", [*NARROW, *COUNTS, *WIDE])
 def test_a_narrow_graph_computes_what_torch_does(name, n):
     """Of positions in the row, at its ends and far beyond."""
-    body = (NARROW | WIDE)[name]
+    body = (NARROW | COUNTS | WIDE)[name]
     inside = name in ("an element", "one hot")
     y = torch.tensor([0, n - 1, n // 2] + [n, -1, 10**12, -(10**12), 64, 2**31, 3] * (not inside))
     x = torch.arange(len(y) * n).view(-1, n) % 19 - 9.0

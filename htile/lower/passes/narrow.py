@@ -6,14 +6,15 @@ once is one in int32 too: that one is first brought to the range and one number 
 which changes no comparison. Whatever else reads such a value reads it converted to int64.
 
 The index of an element that was found by its rank is the number of a column too, and masks that are
-added to each other have a range. A comparison that
-ranges decide is no comparison, and nothing is brought into a range that it is in already.
+added to each other, or summed over a row, have a range. A comparison that ranges decide is no
+comparison, and nothing is brought into a range that it is in already.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from math import prod
 
 import torch
 
@@ -28,6 +29,7 @@ INT32, INT64 = torch.int32, torch.int64
 LIMITS = torch.iinfo(INT32)
 Range = tuple[int, int]
 TAKES_BOTH = frozenset({Op.CAST, Op.CONVERT, Op.TAKE, Op.LOOKUP})  # an int32 as well as an int64
+SUMS = frozenset({Op.SUM, Op.CUMSUM, Op.SUM_FROM_END})
 # What gives one of several keys, or the same ones. There are as many keys as ranks, so never none.
 KEEPS_KEYS = frozenset({Op.MAX, Op.MIN, Op.MAXIMUM, Op.MINIMUM, Op.WHERE, Op.RESHAPE, Op.GROUPED})
 
@@ -69,17 +71,24 @@ def ranges(graph: Graph) -> dict[int, Range]:
                 found[node.id] = 0, 1
         elif any(i in found for i in node.inputs):
             operands = _known(graph.operands(node), found)
-            range_ = None if None in operands else _range(node.op, operands)
+            most = max(graph.n, prod(graph[node.inputs[0]].value.inner))
+            range_ = None if None in operands else _range(node, operands, most)
             if range_ and LIMITS.min < range_[0] and range_[1] < LIMITS.max:
                 found[node.id] = range_
     return found
 
 
 def _is_counted(graph: Graph, node: Node) -> bool:
-    """Whether this is a mask as int64, which is added to others: a sum over a short axis."""
+    """Whether this is a mask as int64 that is added to others, as in a sum."""
     readers = graph.users(node.id)
     is_mask = graph[node.inputs[0]].value.dtype is torch.bool and node.value.dtype is INT64
-    return is_mask and bool(readers) and all(graph[id].op is Op.ADD for id in readers)
+    are_added = [graph[id].op is Op.ADD or _is_sum(graph[id]) for id in readers]
+    return is_mask and bool(readers) and all(are_added)
+
+
+def _is_sum(node: Node) -> bool:
+    """Whether it sums elements of a row: all, those of a group, or those up to each."""
+    return node.op in SUMS or (node.op is Op.GROUPED and node.arg[0] is Op.SUM)
 
 
 def _chosen(graph: Graph, node: Node, found: dict[int, Range]) -> int | None:
@@ -111,9 +120,14 @@ def _number(node: Node) -> Range | None:
     return (node.arg, node.arg) if fits else None
 
 
-def _range(op: Op, operands: list[Range]) -> Range | None:
-    """The range of an operation; None for one that is left in int64."""
-    (lo, hi), (low, high) = operands[0], operands[-1]
+def _range(node: Node, operands: list[Range], most: int) -> Range | None:
+    """The range of an operation; None for one that is left in int64.
+
+    most: the elements that a sum has at most.
+    """
+    op, (lo, hi), (low, high) = node.op, operands[0], operands[-1]
+    if _is_sum(node):
+        return min(lo, most * lo), max(hi, most * hi)
     if op is Op.NEG:
         return -hi, -lo
     if op is Op.ADD:
