@@ -7,6 +7,7 @@ import networkx as nx
 import pytest
 import torch
 
+import htile
 from htile.frontend.graph import Builder, Role, verify
 from htile.frontend.ops import Op, Value, Varies
 from htile.frontend.reference import evaluate
@@ -164,6 +165,26 @@ def folded(op, *numbers, arg=None):
 def test_numbers_are_folded_as_the_kernel_rounds(op, numbers, arg, expected):
     number = folded(op, *numbers, arg=arg)
     assert repr(number) == repr(expected)
+
+
+def test_products_with_0_and_choices_of_one_number_are_folded():
+    """Of integers. MLIR gives up on a kernel with a long chain of them."""
+
+    def multiplied(x, y: htile.PerRow):
+        found = torch.zeros_like(y)
+        for k in range(16):
+            found = torch.where(y == k, found * y, found)
+        return found
+
+    def of_floats(x, y: htile.PerRow):
+        return torch.where(y == 1, y * 0.0, 0.0)
+
+    x = torch.empty(4, 8, device="meta")
+    kernel = kernel_of(multiplied, x, torch.empty(4, dtype=torch.int64, device="meta"))
+    assert not [node for node in kernel.graph if node.op in (Op.MUL, Op.WHERE)]
+    assert kernel.resources.stack == 0
+    kept = kernel_of(of_floats, x, torch.empty(4, device="meta")).graph
+    assert {Op.MUL, Op.WHERE} <= {node.op for node in kept}
 
 
 def test_a_reduction_of_a_number_is_not_folded():

@@ -78,13 +78,16 @@ def merge_common_subexpressions(graph: Graph) -> Graph:
 def fold_constants(graph: Graph) -> Graph:
     """Replace what is computed from numbers only by its number, rounded as the kernel rounds.
 
-    A left shift by a number becomes a product.
+    A left shift by a number becomes a product. A product of integers with 0 is 0, and a choice
+    between a number and itself is that number: MLIR gives up on a long chain of them.
     """
 
     def fold(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
         operands = [new[i] for i in inputs]
         if node.op is Op.LSHIFT and operands[1].op is Op.CONST:
             return _multiplied(new, node, inputs)
+        if node.op in (Op.MUL, Op.WHERE) and (same := _same_whatever(node, operands)) is not None:
+            return new.add_const(same, node.value, node.loc)
         collects = node.op in COLLECTIVES or node.op is Op.GROUPED
         if collects or not operands or any(o.op is not Op.CONST for o in operands):
             return None
@@ -97,6 +100,16 @@ def fold_constants(graph: Graph) -> Graph:
         return new.add_const(result.item(), node.value, node.loc)
 
     return rewrite(graph, fold)
+
+
+def _same_whatever(node: Node, operands: list[Node]) -> object | None:
+    """The number that a product or a choice is, whatever its other operand or its condition is."""
+    if node.value.dtype.is_floating_point:  # 0 times infinity is NaN, and there are two zeros
+        return None
+    numbers = [each.arg for each in operands[-2:] if each.op is Op.CONST]
+    if node.op is Op.MUL:
+        return 0 if 0 in numbers else None
+    return numbers[0] if len(numbers) == 2 and numbers[0] == numbers[1] else None
 
 
 def _multiplied(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
