@@ -69,6 +69,7 @@ after that.
 # The modules of htile.frontend that fill the table, in the order of this page.
 GROUPS = {
     "functions": "Arithmetic, comparisons and elementary functions",
+    "bits": "Bits of integers and of masks",
     "composites": "Special functions and activations",
     "special": "Error, gamma and Bessel functions",
     "reductions": "Reductions over the row",

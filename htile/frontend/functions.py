@@ -15,6 +15,7 @@ from collections.abc import Callable
 import torch
 
 from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError
+from .bits import bitwise, inverted
 from .ops import Op, Varies
 from .promotion import (
     BOOL,
@@ -135,24 +136,9 @@ def _rounded(input, *places, decimals=0):
     )
 
 
-def _of_bits(what: str, *operands_: object) -> None:
-    """Refuse floats, of whose bits torch computes nothing."""
-    for x in operands_:
-        dtype = x._value.dtype if isinstance(x, Tensor) else type(x)
-        if dtype in (FLOAT, float):
-            name = "f32" if dtype is FLOAT else "a float"
-            fail(DtypeError, f"{what} of {name} is not defined: compare the numbers first, x > 0, "
-                 "or convert them, x.int()")  # fmt: skip
-
-
 _rounded.__signature__ = inspect.Signature([
     p for p in inspect.signature(_rounded).parameters.values() if p.name != "places"
 ])  # fmt: skip
-
-
-def _inverted(input: Tensor) -> Tensor:
-    _of_bits("~", input)
-    return node(Op.NOT, input)
 
 
 formulas({
@@ -183,7 +169,7 @@ formulas({
     "sign sgn": ("-1, 0 or 1.", lambda input:
         input if input._value.dtype is BOOL else node(Op.SIGN, input)),
     "logical_not": ("Whether x is zero.", lambda input: node(Op.NOT, not_zero(in_32_bits(input)))),
-    "bitwise_not": ("~x, of a mask or of the bits of integers.", _inverted),
+    "bitwise_not": ("~x, of a mask or of the bits of integers.", inverted),
     "clone": ("A copy.", lambda input, *, memory_format=None: copy(input)),
 })  # fmt: skip
 
@@ -320,17 +306,6 @@ def _logical(op: Op) -> Callable:
     return lambda input, other: node(op, *together(*(_truth(operand(x)) for x in (input, other))))
 
 
-def _bitwise(op: Op, symbol: str) -> Callable:
-    def function(input, other):
-        _of_bits(symbol, input, other)
-        a, b = together(input, other)
-        if a._value.dtype is BOOL and op in (Op.LSHIFT, Op.RSHIFT):
-            refuse(symbol, a, "convert a mask first, x.int()")
-        return node(op, a, b)
-
-    return function
-
-
 maximum, minimum = _binary(Op.MAXIMUM), _binary(Op.MINIMUM)
 formulas({
     "add": ("input + alpha * other; of two masks, or.", lambda input, other, *, alpha=1:
@@ -353,14 +328,14 @@ formulas({
     "logical_and": ("Whether both are nonzero.", _logical(Op.AND)),
     "logical_or": ("Whether one is nonzero.", _logical(Op.OR)),
     "logical_xor": ("Whether exactly one is nonzero.", _logical(Op.XOR)),
-    "bitwise_and": ("input & other, of masks or of the bits of integers.", _bitwise(Op.AND, "&")),
-    "bitwise_or": ("input | other, of masks or of the bits of integers.", _bitwise(Op.OR, "|")),
-    "bitwise_xor": ("input ^ other, of masks or of the bits of integers.", _bitwise(Op.XOR, "^")),
+    "bitwise_and": ("input & other, of masks or of the bits of integers.", bitwise(Op.AND, "&")),
+    "bitwise_or": ("input | other, of masks or of the bits of integers.", bitwise(Op.OR, "|")),
+    "bitwise_xor": ("input ^ other, of masks or of the bits of integers.", bitwise(Op.XOR, "^")),
     "bitwise_left_shift": ("input << other, of integers; 0 by a negative number of bits, or by as "
-        "many as there are.", _bitwise(Op.LSHIFT, "<<")),
+        "many as there are.", bitwise(Op.LSHIFT, "<<")),
     "bitwise_right_shift": ("input >> other, of integers, which keeps the sign; by a negative "
         "number of bits, or by as many as there are, 0, or -1 below zero.",
-        _bitwise(Op.RSHIFT, ">>")),
+        bitwise(Op.RSHIFT, ">>")),
 })  # fmt: skip
 
 

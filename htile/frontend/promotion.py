@@ -20,6 +20,7 @@ Number = bool | int | float
 NO_OPERAND = "expected a tensor of the row or a Python number, got {}"
 INFINITE = 2.0**128 - 2.0**103  # the smallest number that float32 rounds to infinity
 BOOL, INT64, FLOAT = torch.bool, torch.int64, torch.float32
+BYTES = (torch.int8, torch.uint8)
 
 
 def operand(x: object) -> Tensor | Number:
@@ -62,6 +63,16 @@ def result_dtype(*operands: Tensor | Number) -> torch.dtype:
         stored = dtype if dtype in STORAGE else next(d for d, _ in kinds if d in STORAGE)
         fail(DtypeError, not_computed(stored))
     return dtype
+
+
+def byte_dtype(*operands: Tensor | Number) -> torch.dtype | None:
+    """The integers of 8 bits that torch promotes these to; None where that is another dtype."""
+    kinds = frozenset(map(_kind, operands))
+    dtypes = {dtype for dtype, _ in kinds}
+    if dtypes.isdisjoint(BYTES) or not dtypes.isdisjoint(FLOAT8):
+        return None
+    dtype = _promoted(kinds)
+    return dtype if dtype in BYTES else None
 
 
 def number(x: Number, dtype: torch.dtype) -> Number:
@@ -167,6 +178,8 @@ def into(x: Tensor, v: Value) -> Tensor:
     """`x` in the dtype of another value, and declared as that is: what an assignment does."""
     if v.stored is not None and x._value.stored is not v.stored:
         return cast(x, v.stored)
+    if v.dtype in BYTES:
+        return cast(x, v.dtype)
     return convert(x, v.dtype) if x._value.stored is v.stored else node(Op.CONVERT, x, arg=v.dtype)
 
 
@@ -206,7 +219,7 @@ def in_32_bits(x: object, other: object = 0) -> object:
 
     A Python integer that has no place in the dtype is left to be refused: torch wraps it.
     """
-    if not isinstance(x, Tensor) or x._value.dtype not in (torch.int8, torch.uint8):
+    if not isinstance(x, Tensor) or x._value.dtype not in BYTES:
         return x
     limits = torch.iinfo(x._value.dtype)
     is_beyond = type(other) is int and not limits.min <= other <= limits.max

@@ -104,6 +104,57 @@ def test_in_place():
     exact(f(x.clone(), y), (((x & y) | 8) ^ 3) << 2 >> 1)
 
 
+BYTES = (torch.uint8, torch.int8)
+OF_BYTES = ("and", "or", "xor", "left", "right")
+
+
+@pytest.mark.parametrize("dtype", BYTES, ids=str)
+@pytest.mark.parametrize("name", OF_BYTES)
+def test_all_pairs_of_8_bits(name, dtype):
+    body = BINARY[name]
+    a = torch.arange(256).to(dtype)[:, None].expand(256, 256).contiguous()
+    b = a.t().contiguous()
+    exact(htile.rowwise(lambda a, b: body(a, b))(a, b), body(a, b))
+
+
+@pytest.mark.parametrize("dtype", BYTES, ids=str)
+@pytest.mark.parametrize("name", OF_BYTES)
+def test_8_bits_with_numbers_masks_and_wide_integers(name, dtype):
+    body = BINARY[name]
+    a = torch.arange(256).to(dtype).view(2, 128)
+    for number in (0, 1, 7, 8, 31, 127, True):
+        for f in (lambda a: body(a, number), lambda a: body(number, a)):  # noqa: B023
+            exact(htile.rowwise(f)(a), f(a))
+            exact(kernels_graph(htile.rowwise(f), (a,), (2,)), f(a))
+    f = lambda a, i, k: (body(a, i), body(i, a), body(a, k), body(k, a))  # noqa: E731
+    given = a, a.int() // 9, a > 9
+    for found, expected in zip(htile.rowwise(f)(*given), f(*given), strict=True):
+        exact(found, expected)
+
+
+@pytest.mark.parametrize("dtype", BYTES, ids=str)
+def test_8_bits_inverted_and_in_place(dtype):
+    def f(a, b):
+        b = b.clone()
+        b &= 60
+        b <<= 2
+        b |= a
+        return ~a, b, (a >> 4).float()
+
+    a = torch.arange(256).to(dtype).view(2, 128)
+    for found, expected in zip(htile.rowwise(f)(a, a.flip(0)), f(a, a.flip(0)), strict=True):
+        exact(found, expected)
+    meta = a.to("meta")
+    assert not htile.rowwise(f).inspect(meta, meta, arch="sm_90a").resources.stack
+
+
+def test_8_bits_of_both_kinds_are_refused():
+    """torch gives int16, which no kernel has."""
+    a = torch.ones(2, N, dtype=torch.uint8)
+    with pytest.raises(DtypeError, match=r"convert it first, x\.float\(\) or x\.int\(\)"):
+        htile.rowwise(lambda a, b: a & b)(a, a.to(torch.int8))
+
+
 REFUSED = {
     "& of a float": (lambda x, k: x & 1, "& of f32"),
     "a number & a float": (lambda x, k: 1 & x, "& of f32"),
