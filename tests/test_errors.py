@@ -499,7 +499,6 @@ SECTIONS = (
         "number while the function is traced, and only whole rows have one.",
         (
             of_any("A part of a row", "return x[1:]"),
-            of_any("An element at a place", "return x - x[0]"),
             of_any("Groups", "return x.view(2, -1).sum(-1)"),
             of_any("Rows that are joined", "return torch.cat((x, x))"),
             of_any("A row of rows", "return (x[None] * x[:, None]).sum(-1)"),
@@ -521,6 +520,7 @@ SECTIONS = (
                  "return x.sum()", "x: htile.Inner[2]", "f(x[None])"), "UnsupportedError"),
             Case("Fewer elements than topk takes", any_length("return x.topk(9).values"),
                  "ShapeError"),
+            Case("An element that there is not", any_length("return x - x[9]"), "ShapeError"),
         ),
     ),
     Section(

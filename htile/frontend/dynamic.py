@@ -8,9 +8,10 @@ whole rows: a part of a row that may have any length has no length of its own.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
-from ..errors import ShapeError, UnsupportedError
+from ..errors import HTileError, ShapeError, UnsupportedError
 from .annotations import Inner, Shared
 from .graph import Graph, Role
 from .ops import MOVEMENTS, Op
@@ -18,9 +19,9 @@ from .roles import Call, Signature, Spec
 
 LEAST_CAPACITY = 64  # of rows of two or more elements
 ONLY_WHOLE = (
-    "{} of a row of any length (dynamic_n=True): only a whole row has one. Write x.shape[-1] for "
-    "the size of all of it, torch.where to mask elements, pass parts as arguments, or leave "
-    "dynamic_n out"
+    "{} of a row of any length (dynamic_n=True): only whole rows and single elements, as x[-1], "
+    "are taken there. Write x.shape[-1] for the size of a row, torch.where to mask elements, pass "
+    "parts as arguments, or leave dynamic_n out"
 )
 ACCESS_BYTES = 16  # The widest load or store moves this many, and a vector of the widest rows.
 
@@ -100,10 +101,20 @@ def refuse_parts(graph: Graph) -> None:
             raise UnsupportedError(ONLY_WHOLE.format("a part or another shape"), node.loc)
 
 
+def told_plainly(error: HTileError, n: int) -> HTileError:
+    """The error with `n` for the capacity, a number that the user's function does not have."""
+
+    def in_shape(shape: re.Match) -> str:
+        return re.sub(rf"\b{n}\b", "n", shape[0])
+
+    message = re.sub(r"\((?:\d+, ?)*\d+,?\)", in_shape, error.message)
+    return type(error)(message.replace(f" of {n} elements", " of n elements"), error.loc)
+
+
 def check_length(name: str, graph: Graph, length: int) -> None:
     """Raise ShapeError for rows that are shorter than the function needs them."""
     if length < graph.least:
         raise ShapeError(
-            f"{name}: rows of {length} elements, of which topk takes {graph.least}; pass rows of "
-            f"at least {graph.least} elements"
+            f"{name}: rows of {length} elements, of which the function takes {graph.least}, by "
+            f"topk or by an index; pass rows of at least {graph.least} elements"
         )

@@ -25,6 +25,26 @@ CHECKPOINT = (
     "torch.utils.checkpoint inside the function: write f(x) for checkpoint(f, x), because little "
     "is kept for a backward pass anyway, or put the checkpoint around the call of the function"
 )
+TRUTH = (
+    "the truth of a symbolic value is not known while tracing, so `if`, `while`, `and`, `or`, "
+    "`not`, `in` and the built-in max and min cannot read it: write torch.where(condition, a, b), "
+    "`&` `|` `~`, torch.maximum or torch.minimum, or make it a static argument (htile.Static)"
+)
+VALUE = "a symbolic value has no Python number while tracing"
+NUMBER = (
+    f"{VALUE}: write the torch spelling (torch.exp(x) "
+    "for math.exp(x), x.to(dtype) for float(x) and int(x)), or make it a static argument "
+    "(htile.Static)"
+)
+ITERATION = (
+    "the elements of a row cannot be visited one by one: write an expression of the whole row, "
+    "or a reduction (x.sum(), x.max()) for the built-in sum(x) and max(x). x.unbind(-1) gives the "
+    "elements of a short row"
+)
+STALE = (
+    "{} may share memory in torch with the tensor that {} has changed in place (as x and x.float() "
+    "do), so it may have changed too: write y = y + ... for y += ..., or y = y.clone()"
+)
 _INDEX = (
     "x[y] is the element at one index a row; another one is put there by "
     "torch.where(torch.arange(x.shape[-1]) == y, value, x), and several by "
@@ -54,7 +74,9 @@ HINTS = {
         "corrcoef cov": "a covariance is ((a - a.mean()) * (b - b.mean())).sum() / (n - 1)",
         "renorm": "write x * (maxnorm / x.norm()).clamp(max=1.0)",
         "meshgrid": "write x[:, None] and y[None, :], which broadcast",
-        "item tolist numpy equal allclose": "values are not known while tracing",
+        "item": "a number of the row is used as it is: write x.max() for x.max().item()",
+        "tolist": "the numbers of a short row are a, b, c = x.unbind(), and are used as they are",
+        "numpy equal allclose": "values are not known while tracing",
         "device cuda cpu is_cuda": "the kernel runs where its inputs are",
         "is_contiguous stride data_ptr storage_offset layout is_leaf": _MEMORY,
         "grad grad_fn backward": "gradients are those of results, outside; see docs/training.md",

@@ -187,13 +187,17 @@ def _with_index(x: Tensor, index: object, value: object) -> Tensor:
             fail(UnsupportedError, f"x[{each!r}] = value: write numbers and slices")
     for each in parts:
         check_slice(each)
-    cut = _cut(x, parts)
-    if len(cut) > 1:
-        fail(UnsupportedError, "x[...] = y of parts of several axes: write one axis after another, "
-             "or torch.where with a mask")  # fmt: skip
+    return _with_parts(x, _cut(x, parts), value)
+
+
+def _with_parts(x: Tensor, cut: list[tuple[int, int | slice]], value: object) -> Tensor:
+    """`x` with another value in a part of each of some axes, of which the first come first."""
     axis, place = cut[0] if cut else (-1, slice(None))
     if x._builder.multiple is not None and place != slice(None):
-        fail(UnsupportedError, ONLY_WHOLE.format("a part"))
+        fail(UnsupportedError, ONLY_WHOLE.format("a change of a part"))
+    if len(cut) > 1:
+        piece = x[(*(slice(None),) * (x.ndim + axis), place)]
+        value = _with_parts(piece, cut[1:], value)
     return _with_part(x, axis, place, value)
 
 

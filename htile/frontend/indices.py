@@ -19,11 +19,11 @@ from .factories import index
 from .functions import clamp, implements, where
 from .graph import Builder, Role
 from .ops import COLLECTIVES, MOVEMENTS, Op, Varies
-from .parts import MOST_PARTS, cat
+from .parts import MOST_PARTS, cat, stack
 from .parts import getitem as _getitem
-from .promotion import BOOL, FLOAT, INT64, cast, convert
+from .promotion import BOOL, FLOAT, INT64, cast, convert, scalar
 from .returned import note_table
-from .shapes import axis_of, fixed, reshaped, unsqueeze
+from .shapes import axis_of, fixed, has_any_length, reshaped, unsqueeze
 from .tensor import FUNCTIONS, Tensor, fail, location, node
 
 ENDS = {Op.INPUT, Op.TAKE, Op.LOOKUP, Op.MATMUL}  # They are elementwise in none of their operands.
@@ -160,12 +160,31 @@ def getitem(x: Tensor, index: object) -> Tensor:
     """
     parts = index if isinstance(index, tuple) else (index,)
     rest = [p for p in parts if p is not Ellipsis]
+    if len(rest) == 1 and type(rest[0]) is int and has_any_length(x, -1):
+        return _of_any_length(x, rest[0])
+    if len(rest) == 1 and type(rest[0]) is list and (len(parts) == 1 or x.ndim == 1):
+        return _listed(x, rest[0])
     if len(rest) != 1 or not isinstance(rest[0], Tensor) or rest[0]._value.dtype is BOOL:
         return _getitem(x, index)
     y = rest[0]
     _of_row(x, -1, "indexing")
     found = _elements(x, y.reshape(-1) if y.ndim > 1 else y, "indexing a row", wraps=True)
     return found.reshape(y.shape) if y.ndim > 1 else found
+
+
+def _listed(x: Tensor, places: list) -> Tensor:
+    """The elements of the first axis at places that are known, put together."""
+    if not places or {type(k) for k in places} != {int}:
+        return _getitem(x, places)  # it refuses them
+    return stack([getitem(x, k) for k in places])
+
+
+def _of_any_length(x: Tensor, place: int) -> Tensor:
+    """The element at a place of a row of any length; calls with shorter rows are refused."""
+    if x.ndim > 1:
+        return _getitem(x, place)
+    x._builder.least = max(x._builder.least, place + 1 if place >= 0 else -place)
+    return element(x, scalar(x, place, INT64), wraps=place < 0)
 
 
 Tensor.__getitem__ = getitem

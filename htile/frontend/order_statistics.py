@@ -193,7 +193,8 @@ def _axis_with(x: Tensor, dim: int, k: object, what: str) -> int:
     if isinstance(k, Length):
         int(k)  # it raises, and says why
     if type(k) is not int or not 1 <= k <= size:
-        fail(ShapeError, f"{what}(k={k!r}) of {size} elements: k is a number from 1 to {size}")
+        told = "the length of the row" if has_any_length(x, axis) else size
+        fail(ShapeError, f"{what}(k={k!r}) of {size} elements: k is a number from 1 to {told}")
     if has_any_length(x, axis):
         x._builder.least = max(x._builder.least, k)
     return axis

@@ -97,9 +97,8 @@ def getitem(x: Tensor, index: object) -> Tensor:
         if isinstance(each, Tensor):
             fail(UnsupportedError, _masked(each))
         if each is not None and each is not Ellipsis and type(each) not in (int, slice):
-            listed = isinstance(each, list) and all(type(k) is int for k in each)
-            remedy = f", or x[torch.tensor({each})]" if listed else ""
-            fail(UnsupportedError, f"indexing with {each!r}: write numbers and slices{remedy}")
+            fail(UnsupportedError, f"indexing with {each!r}: write numbers and slices"
+                 f"{_of_lists(parts)}")  # fmt: skip
     taken = sum(each is not None and each is not Ellipsis for each in parts)
     if taken > x.ndim:
         fail(ShapeError, too_many(taken, x))
@@ -121,6 +120,15 @@ def getitem(x: Tensor, index: object) -> Tensor:
     if result is not x and None not in parts:
         result._part_of = x, index
     return result
+
+
+def _of_lists(parts: tuple) -> str:
+    """What to write for a list of places beside `:`, of an axis that is not the first."""
+    rest = [k for k, each in enumerate(parts) if each != slice(None)]
+    listed = parts[rest[0]] if len(rest) == 1 else None
+    if not isinstance(listed, list) or not listed or {type(k) for k in listed} != {int}:
+        return ""
+    return f", or x.movedim({rest[0]}, 0)[{listed}].movedim(0, {rest[0]})"
 
 
 def too_many(taken: int, x: Tensor) -> str:
@@ -364,6 +372,7 @@ def repeat_interleave(input, repeats, dim=None, *, output_size=None):
     """Each element of an axis so many times, one after the other."""
     if type(repeats) is not int or repeats < 1:
         given = an(type(repeats).__name__) if type(repeats) is not int else repeats
+        given = "the length of a row" if isinstance(repeats, Length) else given
         fail(UnsupportedError, f"repeat_interleave by {given}: it takes one number, of 1 and more, "
              "for all elements")  # fmt: skip
     x = reshaped(input, (input._sizes.numel(),)) if dim is None else input

@@ -11,6 +11,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from inspect import signature
 from math import prod
 from typing import NoReturn
@@ -18,8 +19,8 @@ from typing import NoReturn
 import torch
 
 from ..errors import HTileError, Location, ShapeError, TraceError, UnsupportedError
+from . import hints
 from .graph import Builder, Role
-from .hints import CHECKPOINT, HINTS, RANDOM, REFERENCE, advice
 from .libraries import internal
 from .ops import Op, Value
 from .returned import returned_dtype
@@ -69,9 +70,9 @@ def unsupported(spelling: str) -> NoReturn:
     if name.endswith("_") and not name.startswith("_"):
         base = name.rstrip("_")
         instead = _INSTEAD.get(base, f"x = x.{base}(...)" if base in known else "a new value")
-        told = HINTS.get(base, f"write {instead}")
+        told = hints.HINTS.get(base, f"write {instead}")
         fail(TraceError, f"{spelling} changes a tensor in place; {told}")
-    fail(UnsupportedError, f"{spelling} is not supported; {advice(name, known)}")
+    fail(UnsupportedError, f"{spelling} is not supported; {hints.advice(name, known)}")
 
 
 def is_real(value: object) -> bool:
@@ -82,7 +83,7 @@ def is_real(value: object) -> bool:
 _INSTEAD = {
     **dict.fromkeys(
         ("bernoulli", "cauchy", "dropout", "exponential", "geometric", "log_normal", "normal",
-         "random", "uniform"), f"a new value; {RANDOM}"),
+         "random", "uniform"), f"a new value; {hints.RANDOM}"),
 }  # fmt: skip
 _KEYWORDS = {"axis": "dim", "keepdims": "keepdim"}
 _IGNORED = frozenset({"_stacklevel", "out", "inplace"})
@@ -117,31 +118,9 @@ def call(spelling: str, function: Callable | None, args: tuple, kwargs: dict) ->
     return copy(result) if is_given and function not in SAME else result
 
 
-_TRUTH = (
-    "the truth of a symbolic value is not known while tracing, so `if`, `while`, `and`, `or`, "
-    "`not`, `in` and the built-in max and min cannot read it: write torch.where(condition, a, b), "
-    "`&` `|` `~`, torch.maximum or torch.minimum, or make it a static argument (htile.Static)"
-)
-_VALUE = "a symbolic value has no Python number while tracing"
-_NUMBER = (
-    f"{_VALUE}: write the torch spelling (torch.exp(x) "
-    "for math.exp(x), x.to(dtype) for float(x) and int(x)), or make it a static argument "
-    "(htile.Static)"
-)
-_ITERATION = (
-    "the elements of a row cannot be visited one by one: write an expression of the whole row, "
-    "or a reduction (x.sum(), x.max()) for the built-in sum(x) and max(x). x.unbind(-1) gives the "
-    "elements of a short row"
-)
-_STALE = (
-    "{} may share memory in torch with the tensor that {} has changed in place (as x and x.float() "
-    "do), so it may have changed too: write y = y + ... for y += ..., or y = y.clone()"
-)
-
-
 def refuse_iteration() -> NoReturn:
     """Raise that a row is not visited element by element."""
-    fail(TraceError, _ITERATION)
+    fail(TraceError, hints.ITERATION)
 
 
 def _refuse(message: str) -> Callable:
@@ -165,13 +144,31 @@ def _refuse_copies() -> None:
 
 
 def _no_number(self) -> NoReturn:
-    _refuse_copies()
+    if _is_of_length(self):
+        _no_length(self)
+    if internal(sys._getframe(1).f_code.co_filename):  # torch.as_tensor came here first
+        _refuse_copies()
     name = _used(r"\bmath\.(\w+)")
     if name and hasattr(torch, name):
         fail(TraceError, f"math.{name} takes Python numbers only: write torch.{name}(x), and of a "
              f"number s that is given at run time torch.{name}(torch.tensor(s)), or make it static "
              "(s: htile.Static)")  # fmt: skip
-    fail(TraceError, _NUMBER)
+    fail(TraceError, hints.NUMBER)
+
+
+def _is_of_length(x: Tensor) -> bool:
+    """Whether a value is computed of the length of rows, which differs from call to call."""
+    used = {x._node}
+    for id in range(x._node, -1, -1):
+        used |= set(x._builder[id].inputs) if id in used else set()
+    leaves = {x._builder[id].op for id in used if not x._builder[id].inputs}
+    return Op.LENGTH in leaves and leaves <= {Op.LENGTH, Op.CONST}
+
+
+def _no_truth(self, *args) -> NoReturn:
+    if _is_of_length(self):
+        _no_length(self)
+    fail(TraceError, hints.TRUTH)
 
 
 def _no_length(self) -> NoReturn:
@@ -215,7 +212,7 @@ class Tensor(torch.Tensor):
             node = self._builder[self._node]
             of = f"a tensor that is, or was made from, the argument {node.arg}"
             name = of if node.op is Op.INPUT else "this tensor"
-            fail(TraceError, _STALE.format(name, self._changes[0]), loc)
+            fail(TraceError, hints.STALE.format(name, self._changes[0]), loc)
         return self._node
 
     _id = property(_current)
@@ -276,11 +273,17 @@ class Tensor(torch.Tensor):
         return self.shape[dim]
 
     def __repr__(self) -> str:
-        return f"Tensor(%{self._node}: {self._value})"
+        v = self._value
+        if self._builder.multiple is not None and v.spread:  # in the graph a row has the longest
+            v = replace(v, inner=tuple("n" if n == self._builder.n else n for n in v.inner))
+        return f"Tensor(%{self._node}: {v})"
 
     def __format__(self, spec: str) -> str:
+        if spec and _is_of_length(self):
+            _no_length(self)
         if spec:
-            fail(TraceError, f"{spec!r} formats a number, and {_VALUE}: print the result outside")
+            why = f"{spec!r} formats a number, and {hints.VALUE}"
+            fail(TraceError, f"{why}: print the result outside")
         return repr(self)
 
     @classmethod
@@ -294,14 +297,14 @@ class Tensor(torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         _refuse_copies()
         fail(TraceError, f"torch computes {func} of a symbolic value by itself, as in torch.vmap "
-             f"and torch.func, which belong around the call: {REFERENCE}")  # fmt: skip
+             f"and torch.func, which belong around the call: {hints.REFERENCE}")  # fmt: skip
 
     def __getattr__(self, name: str):
         if name.startswith("_"):
             raise AttributeError(name)
         unsupported(f"x.{name}")
 
-    __bool__ = __contains__ = _refuse(_TRUTH)
+    __bool__ = __contains__ = _no_truth
     __float__ = __int__ = __index__ = __complex__ = _no_number
     __delitem__ = _refuse("the elements of a row cannot be deleted: write a slice or a mask")
     __array__ = _refuse("numpy cannot take a symbolic value: write the torch spelling")
@@ -328,6 +331,9 @@ class Length(Tensor):
 
     def __ne__(self, other: object) -> bool | Tensor:
         return False if isinstance(other, Length) else super().__ne__(other)
+
+    def __repr__(self) -> str:
+        return "n"
 
     def __divmod__(self, other: object) -> tuple[Tensor, Tensor]:
         return self // other, self % other
@@ -380,7 +386,7 @@ class Device(str):
 
     def _refuse(self, what: str) -> NoReturn:
         if _used(r"\b(checkpoint)\("):  # it asks for the device of what it is given
-            fail(TraceError, CHECKPOINT)
+            fail(TraceError, hints.CHECKPOINT)
         fail(TraceError, f"x.device is {what}, but it is not known while tracing: "
              "the kernel runs where its inputs are")  # fmt: skip
 

@@ -28,7 +28,7 @@ from . import tables as tables
 from . import windows as windows
 from .captures import check_static, line_of
 from .custom import CustomBackward
-from .dynamic import refuse_parts
+from .dynamic import refuse_parts, told_plainly
 from .factories import Factories
 from .graph import Builder, Graph, Role
 from .ops import Value, Varies, compute_dtype
@@ -66,8 +66,10 @@ def trace(
     except RETOLD as error:
         retell(error)
         raise
-    except TraceError as error:
+    except HTileError as error:
         _name_the_absent(error, [name for name, value in values.items() if value is None])
+        if multiple is not None:
+            raise told_plainly(error, n) from None
         raise
     leaves, structure = pytree.tree_flatten_with_path(result)
     if not leaves:

@@ -138,7 +138,6 @@ def test_it_is_no_number(what):
 
 CUT = {
     "a part": lambda x: x[2:],
-    "its end": lambda x: x[..., -1],
     "a step": lambda x: x[::2],
     "halves": lambda x: x.chunk(2)[0],
     "unbind": lambda x: x.unbind()[0],
@@ -352,6 +351,81 @@ def test_an_index_from_the_end_is_filled_in_rows_of_any_length():
     f = htile.rowwise(dynamic_n=True)(filled)
     x, k = torch.zeros(2, 500), torch.tensor([-249, -1])
     assert f(x, k).nonzero().tolist() == [[0, 251], [1, 499]]
+
+
+AT = {
+    "the last": lambda x: x - x[-1],
+    "the first": lambda x: x * x[0],
+    "of what is computed": lambda x: x * (x - x.mean())[..., -2],
+    "as often as there are places": lambda x: x[[1, -1]],
+    "of integers": lambda x: x.int()[2] + x.int(),
+    "of a mask": lambda x: (x > 0)[-3],
+}
+
+
+@pytest.mark.parametrize("n", [3, 4, 63, 64, 65, 1003])
+@pytest.mark.parametrize("name", AT)
+def test_an_element_at_a_place_is_that_of_the_call(name, n):
+    f = htile.rowwise(AT[name], dynamic_n=True)
+    x = torch.randn(5, n) * 9
+    expected = torch.stack([AT[name](row) for row in x])
+    assert f(x).dtype is expected.dtype
+    torch.testing.assert_close(f(x), expected)
+    assert not f.inspect(x.to("meta"), arch="sm_90a").resources.stack
+    if name in ("the last", "of what is computed"):
+        assert_gradients(f, x.requires_grad_())
+
+
+@pytest.mark.parametrize("body", [lambda x: x[3], lambda x: x[-4] * x])
+def test_rows_without_an_element_at_a_place_are_refused(body):
+    f = htile.rowwise(body, dynamic_n=True)
+    f(torch.ones(2, 4))
+    with pytest.raises(ShapeError, match="rows of 3 elements, of which the function takes 4"):
+        f(torch.ones(2, 3))
+    with pytest.raises(ShapeError):
+        f(torch.ones(2, 1))
+
+
+PLAIN = {
+    "if": (lambda x: x if x.shape[-1] > 4 else -x, "the length of a row differs"),
+    "if of a rest": (lambda x: x if x.shape[-1] % 2 == 0 else -x, "the length of a row differs"),
+    "max": (lambda x: x * max(x.shape[-1], 4), "the length of a row differs"),
+    "int of a half": (lambda x: x * int(x.shape[-1] / 2), "the length of a row differs"),
+    "format": (lambda x: f"{x.shape[-1]:d}", "the length of a row differs"),
+    "format of a half": (lambda x: f"{x.shape[-1] / 2:.1f}", "the length of a row differs"),
+    "sizes": (lambda x: x.view(3, x.shape[-1]), "the sizes (3, n)"),
+    "a number": (lambda x: x + torch.tensor([1.0, 2.0]), "shapes (2,) and (n,) do not"),
+    "shares": (lambda x: F.cross_entropy(x, x[[0, 1]]), "of shape (n,) with shares of shape (2,)"),
+    "topk": (lambda x: x.topk(200), "k is a number from 1 to the length of the row"),
+    "repeats": (lambda x: x.repeat_interleave(x.shape[-1]), "by the length of a row"),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_messages_have_no_words_of_the_trace(name):
+    """Neither numbers of nodes, nor the class of a length, nor the capacity of a bucket."""
+    body, words = PLAIN[name]
+    with pytest.raises((TraceError, ShapeError, UnsupportedError)) as caught:
+        htile.rowwise(body, dynamic_n=True)(torch.ones(2, 70))
+    assert words in caught.value.message
+    assert not any(word in caught.value.message for word in ("%", "Tensor(", "Length", "96"))
+
+
+def test_what_is_printed_while_tracing_has_no_capacity():
+    seen = []
+
+    def f(x):
+        seen.extend((f"{x.shape}", f"{x.shape[-1]}", str(x.exp())))
+        return x
+
+    trace(f, [Spec("x", Role.ROW, torch.float32, (96,))], 96, 1)
+    assert seen[:2] == ["(n,)", "n"] and "row f32[n]" in seen[2]
+
+
+def test_a_branch_on_data_is_told_as_without_it():
+    f = htile.rowwise(lambda x: x if x.sum() > x.shape[-1] else -x, dynamic_n=True)
+    with pytest.raises(TraceError, match="the truth of a symbolic value"):
+        f(torch.ones(2, 9))
 
 
 PIECES = {

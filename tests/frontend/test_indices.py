@@ -35,6 +35,37 @@ def exact(result, expected):
         assert torch.equal(result[zero].signbit(), expected[zero].signbit()), "the sign of a zero"
 
 
+# ---- lists of places ----------------------------------------------------------------------------
+
+LISTED = {
+    "two": lambda x: x[[0, 2]], "back": lambda x: x[[-1, 3, 3]], "one": lambda x: x[[5]],
+    "behind an ellipsis": lambda x: x[..., [1, 0]], "rows": lambda x: x.view(2, 4)[[1, 0, 1]],
+    "a copy": lambda x: (x[[0, 1]].add_(1), x), "of a mask": lambda x: (x > 0)[[0, 2]],
+    "columns": lambda x: x.view(2, 4).movedim(1, 0)[[1, 0]].movedim(0, 1),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")
+@pytest.mark.parametrize("name", LISTED)
+def test_a_list_of_places(name):
+    x = random(3, 8)
+    f = htile.rowwise(LISTED[name])
+    found, expected = f(x), [LISTED[name](row.clone()) for row in x]
+    if not isinstance(found, tuple):
+        found, expected = (found,), [(each,) for each in expected]
+    for mine, theirs in zip(found, zip(*expected, strict=True), strict=True):
+        exact(mine, torch.stack(theirs))
+
+
+def test_a_list_of_rows_of_a_table():
+    x, table = random(3, 8), random(4, 8, seed=1)
+
+    def f(x, table: htile.Shared):
+        return x + table[[0, 2]].sum(0)
+
+    exact(htile.rowwise(f)(x, table), x + (table[0] + table[2]))
+
+
 # ---- factories ----------------------------------------------------------------------------------
 
 FACTORIES = {

@@ -101,6 +101,12 @@ MISTAKES = {
     "index": (lambda x, i: [1, 2][i], TraceError, "static argument"),
     "range": (lambda x, i: list(range(i.max())), TraceError, "static argument"),
     "math.exp": (lambda x: math.exp(x), TraceError, "write torch.exp"),
+    "math.exp beside torch.tensor": (
+        lambda x: math.exp(x.sum()) * torch.tensor(2.0), TraceError, "write torch.exp(x)"
+    ),
+    "math.exp in torch.tensor": (
+        lambda x: torch.tensor(math.exp(x.sum())), TraceError, "write torch.exp(x)"
+    ),
     "math.sqrt of a scalar": (lambda x, s: x * math.sqrt(s), TraceError, "write torch.sqrt"),
     "beyond the end": (lambda x: x[8], ShapeError, "index 8 of an axis of 8 elements"),
     "nothing of a row": (lambda x: x[8:], ShapeError, "a part without elements"),
@@ -112,7 +118,11 @@ MISTAKES = {
     "a negative step": (lambda x: x[::-1], ShapeError, "steps of 1 and more"),
     "computed bounds": (lambda x, i: x[: i.max()], UnsupportedError, "computed bounds"),
     "masking": (lambda x: x[x > 0], UnsupportedError, "torch.where(mask, x, other)"),
-    "a list of indices": (lambda x: x[[0, 1]], UnsupportedError, "or x[torch.tensor([0, 1])]"),
+    "a list of indices behind an axis": (
+        lambda x: x.view(2, 4)[:, [1, 0]], UnsupportedError, "x.movedim(1, 0)[[1, 0]].movedim(0, 1)"
+    ),
+    "a list of indices beyond the end": (lambda x: x[[0, 8]], ShapeError, "index 8 of an axis"),
+    "an empty list of indices": (lambda x: x[[]], UnsupportedError, "write numbers and slices"),
     "indexing with text": (lambda x: x["0"], UnsupportedError, "write numbers and slices"),
     "cond": (
         lambda x: torch.cond(x.sum() > 0, lambda v: v, lambda v: -v, (x,)), TraceError,
@@ -197,7 +207,8 @@ MISTAKES = {
     "device of a window": (
         lambda x: x * torch.hann_window(8, device=x.device), TraceError, "pass it as"
     ),
-    "item": (lambda x: x.sum().item(), UnsupportedError, "not known while tracing"),
+    "item": (lambda x: x.sum().item(), UnsupportedError, "write x.max() for x.max().item()"),
+    "tolist": (lambda x: x.tolist(), UnsupportedError, "a, b, c = x.unbind()"),
     "cuda": (lambda x: x.cuda(), UnsupportedError, "x.cuda"),
     "view": (lambda x: x.view(3, 4), ShapeError, "the sizes do not fit"),
     "view of two unknown sizes": (lambda x: x.view(-1, -1), ShapeError, "one of them -1"),
