@@ -283,6 +283,34 @@ def test_a_file_beside_its_helper_and_one_in_a_package(here):
     assert find("shown_package/inner/a.py:f")._fn.__module__ == "shown_package.inner.b"
 
 
+IN_CLASSES = """\
+import htile
+class Scaled:
+    @htile.rowwise
+    def forward(self, x, w):
+        return x * w
+    @staticmethod
+    @htile.rowwise
+    def double(x):
+        return x * 2
+def f(x, w):
+    return Scaled().forward(x, w)
+"""
+
+
+def test_functions_in_classes(here):
+    (here / "shown_classes.py").write_text(IN_CLASSES)
+    assert find("shown_classes:Scaled.double")._signature.names == ("x",)
+    with pytest.raises(UsageError, match=r"has no function 'Scaled.dubble'"):
+        find("shown_classes:Scaled.dubble")
+    with pytest.raises(UsageError) as caught:
+        find("shown_classes:Scaled.forward")
+    written = re.search(r"`(.*)`", str(caught.value))[1]
+    assert written == "def f(x, w): return Scaled(...).forward(x, w)"
+    x, w = torch.randn(2, 8), torch.randn(8)
+    assert torch.equal(find("shown_classes:f")(x, w), x * w)  # as the message says
+
+
 def test_a_file_with_the_name_of_another_module(here):
     (here / "json.py").write_text("def f(x):\n    return x\n")
     import json

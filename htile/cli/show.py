@@ -128,7 +128,7 @@ def _print_page(page: dict[str, str], arch: str) -> None:
 
 
 def find(target: str) -> Rowwise:
-    """The row-wise function that `module:function` or `path.py:function` names."""
+    """The function that `module:function`, `path.py:function` or `module:Class.function` names."""
     from ..run.rowwise import Rowwise, rowwise
 
     place, colon, name = target.rpartition(":")
@@ -148,15 +148,24 @@ def find(target: str) -> Rowwise:
         if len(rows) != 1:
             raise UsageError(f"which function of {place}? Write {place}:FUNCTION{there}")
         (name,) = rows
-    if not hasattr(module, name):
-        likely = difflib.get_close_matches(name, vars(module), n=1)
-        guess = f"; did you mean {likely[0]}?" if likely else there
-        raise UsageError(f"{place} has no function {name!r}{guess}")
-    value = getattr(module, name)
+    value: object = module
+    for part in name.split("."):
+        if not hasattr(value, part):
+            likely = difflib.get_close_matches(part, vars(value) if value is module else (), n=1)
+            guess = f"; did you mean {likely[0]}?" if likely else there
+            raise UsageError(f"{place} has no function {name!r}{guess}")
+        value = getattr(value, part)
     if isinstance(value, types.FunctionType):
         return rowwise(value)
     if not isinstance(value, Rowwise):
         raise UsageError(f"{place}:{name} is {an(type(value).__name__)}, not a function{there}")
+    owner, _, last = name.rpartition(".")
+    if owner and value._signature.names[:1] == ("self",):
+        rest = ", ".join(value._signature.names[1:])
+        raise UsageError(
+            f"{place}:{name} is a method, whose object --args cannot give: write a function beside "
+            f"the class, `def f({rest}): return {owner}(...).{last}({rest})`, and show that"
+        )
     return value
 
 

@@ -42,7 +42,7 @@ from .promotion import (
     together,
 )
 from .slopes import Slope
-from .tensor import FUNCTIONS, SAME, Tensor, constant, copy, fail, node, unsupported
+from .tensor import Tensor, constant, copy, fail, node
 
 INF, NAN, LN2 = math.inf, math.nan, math.log(2.0)
 FAR = 1000  # a power of two so far that every float32 times it is 0 or infinite
@@ -348,17 +348,6 @@ def gelu(input, *, approximate="none"):
         fail(TraceError, f"gelu(approximate={approximate!r}): expected 'none' or 'tanh'")
     slope = 2 * math.sqrt(2.0 / math.pi)  # (1 + tanh(z)) / 2 is sigmoid(2 z)
     return input * sigmoid(input * (slope + slope * 0.044715 * (input * input)))
-
-
-@implements("dropout", check=floating)
-def dropout(input, p=0.5, training=True):
-    """x, where training is False or p is 0; what draws is htile.dropout."""
-    if training and p != 0:
-        unsupported("F.dropout")
-    return input
-
-
-SAME.add(FUNCTIONS[torch.nn.functional.dropout][1])
 
 
 @implements("prelu", check=floating)

@@ -6,6 +6,7 @@ such a call. `Factories` is a mode of torch, which hears of every call while a f
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -206,9 +207,7 @@ def _random(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> NoRe
 
 def _linspace(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> Tensor | None:
     """Numbers at equal distances, in float32, from both ends to the middle, as torch has them."""
-    if builder.multiple is not None:
-        fail(UnsupportedError, "torch.linspace beside rows of any length (dynamic_n=True) is not "
-             "supported: write torch.arange(x.shape[-1]), and compute with that")  # fmt: skip
+    _refuse_any_length(builder, func)
     real = func(*args, **kwargs, device="meta")
     if not real.numel():
         return None
@@ -222,10 +221,69 @@ def _linspace(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> Te
     return cast(result if last else place + start, dtype)
 
 
+def _refuse_any_length(builder: Builder, func: Callable) -> None:
+    if builder.multiple is not None:
+        what = f"torch.{func.__name__} beside rows of any length (dynamic_n=True)"
+        fail(UnsupportedError, f"{what} is not supported: write torch.arange(x.shape[-1]), and "
+             "compute with that")  # fmt: skip
+
+
+def _logspace(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> Tensor | None:
+    """The base to powers at equal distances, in float32."""
+    names = ("start", "end", "steps", "base")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    base = given.pop("base", 10.0)
+    if base <= 0:
+        fail(UnsupportedError, f"torch.logspace of base {base}: it takes one above 0")
+    powers = _linspace(builder, torch.linspace, (), given)
+    return None if powers is None else cast(base**powers, powers.dtype)
+
+
+def _window(formula: Callable) -> Callable:
+    """A window of this formula, of places from 0 to 2, of which the middle is 1."""
+
+    def make(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> Tensor | None:
+        _refuse_any_length(builder, func)
+        real = func(*args, **kwargs, device="meta")
+        size = real.numel()
+        if not size:
+            return None
+        given = dict(zip(("window_length", "periodic", "alpha", "beta"), args, strict=False))
+        given |= kwargs
+        last = size if given.get("periodic", True) else size - 1
+        more = {key: given[key] for key in ("alpha", "beta") if key in given}
+        if size == 1:
+            return _constant(builder, 1.0, real.shape, _dtype(real, kwargs))
+        place = cast(index(builder, size), FLOAT) * (2 / last)
+        return cast(formula(place, **more), _dtype(real, kwargs))
+
+    return make
+
+
+def _hann(place: Tensor) -> Tensor:
+    return 0.5 - 0.5 * torch.cos(math.pi * place)
+
+
+def _hamming(place: Tensor, alpha: float = 0.54, beta: float = 0.46) -> Tensor:
+    return alpha - beta * torch.cos(math.pi * place)
+
+
+def _blackman(place: Tensor) -> Tensor:
+    angle = math.pi * place
+    return 0.42 - 0.5 * torch.cos(angle) + 0.08 * torch.cos(2 * angle)
+
+
+def _bartlett(place: Tensor) -> Tensor:
+    return 1 - abs(place - 1)
+
+
 # From each factory to what makes its symbolic result, or None for a real one.
 FACTORIES: dict[Callable, Callable] = {
     torch.arange: _arange, torch.zeros: _filled(0), torch.ones: _filled(1), torch.full: _full,
     torch.empty: _filled(0), torch.linspace: _linspace, torch.eye: _eye,
+    torch.logspace: _logspace, torch.hann_window: _window(_hann),
+    torch.hamming_window: _window(_hamming), torch.blackman_window: _window(_blackman),
+    torch.bartlett_window: _window(_bartlett),
     **dict.fromkeys((torch.tensor, torch.scalar_tensor, torch.as_tensor, torch.asarray), _number),
 }  # fmt: skip
 

@@ -54,7 +54,11 @@ _WINDOWS = (
     "windows of k neighbours are x[0:m], x[1:m + 1], ..., each with m = n - k + 1 elements; groups "
     "that do not overlap are x.view(-1, k)"
 )
-_GROUPS = "pass the groups as a leading dimension, x.unflatten(-1, (groups, -1))"
+_GROUPS = (
+    "with g = x.view(groups, -1) write F.layer_norm(g, g.shape[-1:], eps=eps).flatten(), and a "
+    "weight for each element behind it, or pass the groups as a leading dimension, "
+    "x.unflatten(-1, (groups, -1))"
+)
 HINTS = {
     name: hint
     for names, hint in {
@@ -68,8 +72,8 @@ HINTS = {
         "complex polar view_as_complex view_as_real": _COMPLEX,
         "histc bincount": "count by comparisons, (x < edge).sum(), one for each edge",
         "linspace": "of symbolic ends write a + (b - a) * torch.arange(n) / (n - 1)",
-        "broadcast_tensors _is_all_true": "operations broadcast by themselves; of "
-        "torch.distributions write the formula, as torch.special.ndtr(x) for Normal(0, 1).cdf(x)",
+        "_is_all_true": "of torch.distributions write the formula, as torch.special.ndtr(x) for "
+        "Normal(0, 1).cdf(x)",
         "isin": "write (x[:, None] == values).any(-1) for the few values of an htile.Shared",
         "corrcoef cov": "a covariance is ((a - a.mean()) * (b - b.mean())).sum() / (n - 1)",
         "renorm": "write x * (maxnorm / x.norm()).clamp(max=1.0)",
@@ -83,7 +87,12 @@ HINTS = {
         "dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout": RANDOM,
         "feature_alpha_dropout rand_like randn_like randint_like bernoulli multinomial": RANDOM,
         "poisson rrelu gumbel_softmax": RANDOM,
-        "group_norm instance_norm batch_norm local_response_norm": _GROUPS,
+        "group_norm": _GROUPS,
+        "instance_norm": "a row is one channel of one sample: write F.layer_norm(x, x.shape[-1:])",
+        "batch_norm": "with the statistics of training write (x - running_mean) * torch.rsqrt("
+        "running_var + eps) * weight + bias; those of a batch are sums over rows, htile.sum_rows",
+        "local_response_norm": "of a row of channels write x / (k + alpha * F.avg_pool1d(F.pad(x * "
+        "x, (size // 2, (size - 1) // 2))[None], size, 1)[0]) ** beta",
         "erfinv polygamma igamma": _INACCURATE,
         "cdist pdist": "write (a[:, None] - b[None, :]).square().sum(-1).sqrt()",
         "nonzero": "write (x != 0).sum() to count",

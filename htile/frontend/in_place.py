@@ -14,6 +14,7 @@ import torch
 
 from ..errors import DtypeError, HTileError, ShapeError, TraceError, UnsupportedError
 from . import composites as composites  # fill the table, of which all entries are read here
+from . import dropouts as dropouts
 from . import put as put
 from . import scans as scans
 from . import special as special

@@ -36,6 +36,9 @@ def nll_loss(
     DtypeError for other arguments, and TraceError for `size_average` and `reduce`.
     """
     _check(reduction, size_average, reduce, ignore_index, "nll_loss")
+    if _is_batch_of_one(input, target):
+        loss = nll_loss(input[0], target[0], weight, None, ignore_index, None, reduction)
+        return loss[None] if reduction == "none" else loss
     x, y = scores_of(input, "nll_loss"), class_of(target, "nll_loss")
     w = weight_of(x, weight, y, "nll_loss")
     return _of_class(-element(x, y), w, y, ignore_index, reduction)
@@ -58,6 +61,10 @@ def cross_entropy(
     if not isinstance(label_smoothing, (float, int)) or not 0.0 <= label_smoothing <= 1.0:
         fail(TraceError, f"label_smoothing={label_smoothing!r}: expected a Python number from 0.0 "
              "to 1.0; a static argument is one (htile.Static)")  # fmt: skip
+    if _is_batch_of_one(input, target):
+        more = ignore_index, None, reduction, label_smoothing
+        loss = cross_entropy(input[0], target[0], weight, None, *more)
+        return loss[None] if reduction == "none" else loss
     x = scores_of(input, "cross_entropy")
     m = amax(x)
     near = _finite(m)  # as logsumexp has it, so that a function with both exponentiates once
@@ -94,6 +101,13 @@ def _of_shares(x, near, total, target, weight, ignore_index, label_smoothing) ->
     if weight is not None:
         shares = shares * _weights(x, weight, "cross_entropy")
     return _total(shares) * (total + near) - _total(shares * x)
+
+
+def _is_batch_of_one(x: object, y: object) -> bool:
+    """Whether a row and its target are written as a batch: `x[None]` and `y[None]`."""
+    if not isinstance(x, Tensor) or x.ndim != 2 or x._sizes[0] != 1:
+        return False
+    return isinstance(y, Tensor) and tuple(y._sizes) in ((1,), tuple(x._sizes))
 
 
 def _is_float(x: Tensor) -> bool:

@@ -18,7 +18,7 @@ from .factories import index
 from .functions import formulas, maximum, minimum, where
 from .ops import Op, not_computed
 from .parts import cat
-from .promotion import FLOAT, INT64, cast, scalar
+from .promotion import BOOL, FLOAT, INT64, cast, convert, scalar
 from .reductions import amax, amin, reduced
 from .shapes import axis_of, has_any_length, reshaped
 from .tensor import Deferred, Tensor, copy, fail, node
@@ -42,7 +42,8 @@ def refuse_unranked(x: Tensor, what: str) -> None:
         fail(DtypeError, not_computed(dtype))
     if dtype not in (FLOAT, INT32):
         name = str(x.dtype).removeprefix("torch.")
-        fail(DtypeError, f"{what} of {name}: it takes floats and int32, write x.int()")
+        fit = " where all numbers fit 32 bits" if dtype is INT64 else ""
+        fail(DtypeError, f"{what} of {name}: it takes floats and int32, write x.int(){fit}")
 
 
 def _keys(x: Tensor, axis: int, smaller: bool, what: str) -> Tensor:
@@ -90,6 +91,7 @@ def _extreme_or_pairwise(name: str, is_largest: bool) -> Callable:
             values = whole(input, axis, keepdim)
         what = f"x.{name}(dim).indices"
         given = copy(input)  # which keeps its value if input is changed in place
+        given = convert(given, INT32) if given._value.dtype is BOOL else given
         indices = Deferred(values, lambda: first_index(given, dim, keepdim, is_largest, what))
         return Ranked(values, indices)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections import Counter
 from typing import NoReturn
 
 import torch
@@ -18,6 +19,12 @@ from .libraries import internal
 from .tensor import FUNCTIONS
 
 RETOLD = (TypeError, RuntimeError, ValueError, IndexError, AttributeError)  # what `retell` knows
+
+MOST_NESTED = 100  # calls of one function of the user, of which a RecursionError is its own
+_ENDLESS = (
+    "a function calls itself until Python's limit is reached: what ends it must be known while "
+    "tracing, such as a number that each call lowers, `if depth == 0: return x`"
+)
 
 _ARGUMENT = re.compile(r"(\w+)\(\): argument '(\w+)' .*must be (.+), not (\w+)")
 _COMBINATION = re.compile(r"(\w+)\(\) received an invalid combination of arguments")
@@ -36,6 +43,11 @@ def retell(error: Exception) -> None:
     if not users:
         return
     frame, line = users[-1]
+    if isinstance(error, RecursionError):
+        code, times = Counter(frame.f_code for frame, _ in users).most_common(1)[0]
+        if times > MOST_NESTED:
+            line = next(line for frame, line in reversed(users) if frame.f_code is code)
+            raise TraceError(_ENDLESS, Location(code.co_filename, line)) from None
     text, loc = str(error), Location(frame.f_code.co_filename, line)
 
     def tell(message: str, kind: type[HTileError] = TraceError) -> NoReturn:

@@ -227,6 +227,16 @@ def _contiguous(input, *, memory_format=None):
     return alias(input, input) if is_apart else _itself(input)
 
 
+@implements("broadcast_tensors", method=False)
+def broadcast_tensors(*tensors):
+    """The tensors, each broadcast to the shape that they have together."""
+    shape = broadcast_shapes(*(tuple(x._sizes) for x in tensors))
+    if shape is None:
+        shapes = ", ".join(str(tuple(x._sizes)) for x in tensors)
+        fail(ShapeError, f"broadcast_tensors of shapes {shapes}: they do not go together")
+    return tuple(broadcast_to(x, shape) for x in tensors)
+
+
 @implements("unsqueeze")
 def unsqueeze(input, dim):
     """input with an axis of size 1 more."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 
 from ..errors import ShapeError, UnsupportedError
-from .functions import attach, implements
+from .factories import index
+from .functions import attach, clamp, implements, minimum
 from .parts import MOST_PARTS, part, stack
 from .promotion import BOOL, floating, refuse
 from .shapes import axis_of, known_axis, reshaped
@@ -72,11 +73,19 @@ def _one(number: object, what: str) -> int:
 def avg_pool1d(
     input, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True
 ):
-    """The means of windows of the last axis; behind the ends are zeros, which count."""
-    if ceil_mode or not count_include_pad:
-        fail(UnsupportedError, "avg_pool1d with ceil_mode, or with count_include_pad=False: pad "
-             "the row, and leave them out")  # fmt: skip
-    return _windows(input, kernel_size, stride, padding, 0.0, "avg_pool1d").mean(-1)
+    """The means of windows of the last axis. Behind the ends are zeros, which count, unless
+    count_include_pad is False."""
+    if ceil_mode:
+        fail(UnsupportedError, "avg_pool1d with ceil_mode: leave it out, and write the mean of the "
+             "elements that are left, x[k:].mean(), for the last window")  # fmt: skip
+    windows = _windows(input, kernel_size, stride, padding, 0.0, "avg_pool1d")
+    size, padding = _one(kernel_size, "avg_pool1d"), _one(padding, "avg_pool1d")
+    if count_include_pad or not padding:
+        return windows.mean(-1)
+    step = size if stride is None or stride == () else _one(stride, "avg_pool1d")
+    first = index(input._builder, windows._sizes[-2]) * step - padding
+    count = minimum(first + size, input._sizes[-1]) - clamp(first, min=0)
+    return windows.sum(-1) / count
 
 
 def max_pool1d(

@@ -108,6 +108,27 @@ def test_cross_entropy_of_shares(reduction, weighted, smoothing):
     assert_close(f, f(x, t, w), x, t, w)
 
 
+@pytest.mark.parametrize(("reduction", "weighted", "smoothing"), cases())
+def test_a_batch_of_one(reduction, weighted, smoothing):
+    """As code has it that calls the loss with x[None] and y[None]."""
+    y, x, w = torch.tensor([0, 12, -100, 4]), random(4, 13), random(13, seed=1).abs()
+
+    @htile.rowwise
+    def f(x, y: htile.PerRow, w):
+        weight, more = w if weighted else None, {"label_smoothing": smoothing}
+        first = F.cross_entropy(x[None], y[None], weight, reduction=reduction, **more)
+        second = F.nll_loss(x.unsqueeze(0), y.unsqueeze(0), weight, reduction=reduction)
+        shares = F.cross_entropy(x[None], w[None], weight, reduction=reduction, **more)
+        return first, second, shares
+
+    found = f(x, y, w)
+    for k in range(4):
+        expected = f._fn(x[k], y[k], w)
+        for mine, theirs in zip(found, expected, strict=True):
+            assert mine[k].shape == theirs.shape
+            torch.testing.assert_close(mine[k], theirs, equal_nan=True)
+
+
 @pytest.mark.parametrize("smoothing", SMOOTHED)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_special_logits(reduction, smoothing):

@@ -66,6 +66,42 @@ def test_a_list_of_rows_of_a_table():
     exact(htile.rowwise(f)(x, table), x + (table[0] + table[2]))
 
 
+# ---- windows and powers at equal distances ------------------------------------------------------
+
+WINDOWS = {
+    "hann": lambda n: torch.hann_window(n),
+    "hann, symmetric": lambda n: torch.hann_window(n, False),
+    "hamming": lambda n: torch.hamming_window(n, periodic=True),
+    "hamming of own numbers": lambda n: torch.hamming_window(n, False, 0.6, beta=0.4),
+    "blackman": lambda n: torch.blackman_window(n, periodic=False),
+    "bartlett": lambda n: torch.bartlett_window(n),
+    "logspace": lambda n: torch.logspace(-2, 3, n),
+    "logspace of a base": lambda n: torch.logspace(start=0.5, end=-1, steps=n, base=2),
+}
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 64, 1003])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_and_powers(name, n):
+    make = WINDOWS[name]
+    x, expected = torch.zeros(2, n), make(n)
+    dtype = expected.dtype
+    found = htile.rowwise(lambda x: make(x.shape[-1]) + (x * 0).to(dtype))(x)
+    torch.testing.assert_close(found, expected.expand(2, n), rtol=1e-5, atol=1e-6)
+
+
+def test_windows_in_16_bits_are_rounded_once():
+    found = htile.rowwise(lambda x: torch.hann_window(64, dtype=F16) + x)(torch.zeros(2, 64).half())
+    assert torch.equal(found[0], torch.hann_window(64).half())
+
+
+@pytest.mark.parametrize("make", [torch.hann_window, lambda n: torch.logspace(0, 1, n)])
+def test_windows_beside_rows_of_any_length_are_refused(make):
+    for n in (64, 3):
+        with pytest.raises(UnsupportedError, match="dynamic_n=True"):
+            htile.rowwise(lambda x: x * make(n), dynamic_n=True)(torch.ones(2, 64))  # noqa: B023
+
+
 # ---- factories ----------------------------------------------------------------------------------
 
 FACTORIES = {

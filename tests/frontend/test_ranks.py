@@ -379,3 +379,12 @@ def test_ranks_of_groups_count_each_group_once():
 
     kernel = f.inspect(torch.empty(64, 256, device="meta"))
     assert "group=32)" in kernel.source and kernel.source.count("ctx.ranks(") == 1
+
+
+def test_the_first_of_a_mask():
+    """torch has it of x.max(dim) and x.min(dim), and not of argmax."""
+    f = htile.rowwise(lambda x: (*(x > 0).max(-1), *(x > 5).min(0), *(x > 9).view(2, -1).max(-1)))
+    x = torch.randn(6, 8)
+    rows = [(*(r > 0).max(-1), *(r > 5).min(0), *(r > 9).view(2, -1).max(-1)) for r in x]
+    for found, expected in zip(f(x), zip(*rows, strict=True), strict=True):
+        assert found.dtype is expected[0].dtype and torch.equal(found, torch.stack(expected))

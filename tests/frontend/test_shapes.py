@@ -62,6 +62,10 @@ MOVEMENTS = {
     "diff": lambda x: (x.diff(), x.diff(n=3), torch.diff(x.view(2, 4), dim=0), x.diff(n=0),
                        torch.diff(x, prepend=x[:1], append=x[-2:]), (x > 0).diff(), x.int().diff()),
     "data": lambda x: x.data * 2,
+    "broadcast": lambda x: (
+        *torch.broadcast_tensors(x, x.sum(), x[:1] * 2), *torch.broadcast_tensors(x[None], x),
+        *torch.broadcast_tensors(x.view(2, 4), x[:4], x.view(2, 4)[:, :1]),
+    ),
     "parts without elements": lambda x: (
         torch.cat((x[:0], x[2:5], x[4:4], x[8:])), torch.cat((x[3:3], x)) * 2,
         torch.cat((*x.tensor_split((0, 3, 8)), x.narrow(0, 4, 0), x.split((8, 0))[1])),

@@ -85,6 +85,10 @@ def star_star(**x):
     return x
 
 
+def endless(x):
+    return endless(x + 1)
+
+
 # name: (function, class, words of the message)
 MISTAKES = {
     "if": (branch, TraceError, "torch.where(condition, a, b)"),
@@ -138,7 +142,34 @@ MISTAKES = {
     "out=": (lambda x, y: torch.add(x, x, out=y), TraceError, "assign the result"),
     "unknown function": (lambda x: torch.bincount(x), UnsupportedError, "torch.bincount is not"),
     "unknown method": (lambda x: x.mode(), UnsupportedError, "x.mode is not supported; x.topk"),
-    "ranks of int64": (lambda x: x.long().argmax(), DtypeError, "argmax of int64: it takes"),
+    "ranks of int64": (
+        lambda x: x.long().argmax(), DtypeError, "write x.int() where all numbers fit 32 bits"
+    ),
+    "ranks of a mask": (lambda x: (x > 0).argmax(), DtypeError, "argmax of bool: it takes"),
+    "dropout1d of a row": (
+        lambda x: F.dropout1d(x, training=False), ShapeError, "write F.dropout(x, training=False)"
+    ),
+    "alpha_dropout": (
+        lambda x: F.alpha_dropout(x, training=True), UnsupportedError, "random numbers"
+    ),
+    "rrelu": (lambda x: F.rrelu(x, training=True), UnsupportedError, "random numbers"),
+    "dropout2d": (lambda x: F.dropout2d(x), UnsupportedError, "random numbers"),
+    "batch_norm": (
+        lambda x, y: F.batch_norm(x[None], y, y), UnsupportedError, "torch.rsqrt(running_var"
+    ),
+    "broadcast_tensors": (
+        lambda x: torch.broadcast_tensors(x, x[:3]), ShapeError, "shapes (8,), (3,): they do not"
+    ),
+    "a batch of two": (
+        lambda x: F.cross_entropy(x.view(2, 4), torch.tensor([0, 1])), ShapeError, "for each"
+    ),
+    "a window of a device": (
+        lambda x: x * torch.hann_window(8, device="cuda"), TraceError, "device=x.device"
+    ),
+    "logspace of a negative base": (
+        lambda x: x * torch.logspace(0, 1, 8, base=-2.0), UnsupportedError, "one above 0"
+    ),
+    "recursion": (endless, TraceError, "a function calls itself until Python's limit"),
     "matmul of other sizes": (lambda x: x.view(2, 4) @ x, ShapeError, "must be as long as"),
     "matmul of numbers": (lambda x: x.sum() @ x, ShapeError, "expected a row or a small matrix"),
     "matmul by a number": (lambda x: x @ 2.0, ShapeError, "expected a row or a small matrix"),
@@ -205,7 +236,7 @@ MISTAKES = {
     "device in words": (lambda x: "cuda" in x.device, TraceError, "its name has 'cuda'"),
     "device of torch": (lambda x: torch.device(x.device), TraceError, "where its inputs are"),
     "device of a window": (
-        lambda x: x * torch.hann_window(8, device=x.device), TraceError, "pass it as"
+        lambda x: x * torch.kaiser_window(8, device=x.device), TraceError, "pass it as"
     ),
     "item": (lambda x: x.sum().item(), UnsupportedError, "write x.max() for x.max().item()"),
     "tolist": (lambda x: x.tolist(), UnsupportedError, "a, b, c = x.unbind()"),

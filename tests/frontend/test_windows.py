@@ -22,6 +22,10 @@ WINDOWS = {
     "every second window": lambda x: x.unfold(-1, 4, 2)[:, 1],
     "means": lambda x: F.avg_pool1d(x[None], 4)[0],
     "moving means": lambda x: x - F.avg_pool1d(x[None], 5, stride=1, padding=2)[0],
+    "means of what there is": lambda x: F.avg_pool1d(x[None], 5, 1, 2, count_include_pad=False)[0],
+    "means of groups and ends": lambda x: F.avg_pool1d(
+        x.view(2, 12), 4, padding=2, count_include_pad=False),
+    "means of whole windows": lambda x: F.avg_pool1d(x[None], 3, count_include_pad=False)[0],
     "maxima": lambda x: F.max_pool1d(x[None], (3,), 1, 1)[0],
     "maxima of channels": lambda x: F.max_pool1d(x.view(2, 12), 2),
     "reflected": lambda x: F.pad(x[None], (2, 3), mode="reflect")[0],

@@ -67,6 +67,29 @@ def test_a_row_of_indices_into_rows_of_a_table():
     assert "ids.flatten() as htile.PerRow" in message
 
 
+# ---- normalizations ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_a_local_response_norm(size):
+    x, alpha, beta, k = torch.randn(4, 12), 0.5, 0.75, 1.5
+    message = refused(UnsupportedError, lambda x: F.local_response_norm(x, size), x)
+    written = message.partition("of a row of channels write ")[2]
+    names = {"size": size, "alpha": alpha, "beta": beta, "k": k, "F": F}
+    found = htile.rowwise(eval(f"lambda x: {written}", names))(x)
+    expected = F.local_response_norm(x[:, :, None], size, alpha, beta, k)[:, :, 0]
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_group_norm():
+    x, groups, eps = torch.randn(4, 12), 3, 1e-5
+    message = refused(UnsupportedError, lambda x: F.group_norm(x, 3), x)
+    written = message.partition(" write ")[2].partition(", and a weight")[0]
+    f = eval(f"lambda x: (lambda g: {written})(x.view(groups, -1))",
+             {"F": F, "groups": groups, "eps": eps})  # fmt: skip
+    torch.testing.assert_close(htile.rowwise(f)(x), F.group_norm(x, groups, eps=eps))
+
+
 # ---- movements -----------------------------------------------------------------------------------
 
 
