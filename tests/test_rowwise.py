@@ -394,6 +394,16 @@ def test_decorating_with_and_without_arguments():
     assert "fastmath=True" in fast.inspect(x).source
 
 
+@pytest.mark.parametrize("given", [{"dyn": True}, {"fast_math": True, "dynamic_n": True}])
+def test_options_that_there_are_not(given):
+    unknown = next(iter(given))
+    for call in (lambda: htile.rowwise(**given), lambda: htile.rowwise(lambda x: x, **given)):
+        with pytest.raises(ArgumentError) as caught:
+            call()
+        assert f"htile.rowwise({unknown}=)" in caught.value.message
+        assert "fastmath=True and dynamic_n=True" in caught.value.message
+
+
 def test_with_plan_leaves_the_function_alone():
     softmax, _ = EXAMPLES["softmax"]
     x = torch.empty(4, 4096, device="meta", dtype=BF16)

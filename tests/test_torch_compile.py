@@ -390,6 +390,21 @@ def test_named_tuples_of_one_name():
         assert torch.equal(outs[1][0][1], x * 2)
 
 
+def decorated_inside(x):
+    @htile.rowwise
+    def doubled(x):
+        return x * 2
+
+    return doubled(x) + 1
+
+
+def test_a_function_that_is_decorated_in_compiled_code():
+    x = rows(5, N)
+    with pytest.raises(Unsupported, match=r"decorate the function with htile\.rowwise outside of"):
+        fullgraph(decorated_inside, backend="eager")(x)
+    assert same(torch.compile(decorated_inside, backend="eager")(x), x * 2 + 1)
+
+
 # what is refused is a graph break, so that eager mode does what it does, or raises
 
 

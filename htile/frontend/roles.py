@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
-from .annotations import INNER, MOST_AXES, Matrix, PerRow, Scalar, Shared, Static
+from .annotations import INNER, MOST_AXES, Inner, Matrix, PerRow, Scalar, Shared, Static
 from .captures import closure, freeze, line_of
 from .dtypes import HALVES
 from .graph import Role
@@ -163,7 +163,14 @@ def _parameters(fn: types.FunctionType) -> tuple[inspect.Parameter, ...]:
 
 def _kind(p: inspect.Parameter, fn: types.FunctionType) -> type | None:
     if p.annotation is not _MISSING:
-        return _marker(p.annotation, fn)
+        kind = _marker(p.annotation, fn)
+        if kind is Inner:
+            raise ArgumentError(
+                f"{fn.__name__}: {p.name} is annotated htile.Inner, which says nothing of how many "
+                "of the tensor's last dimensions belong to a row: write htile.Inner[2] for two",
+                line_of(fn),
+            )
+        return kind
     if p.name in ("self", "cls"):  # of a method
         return Static
     return float if type(p.default) is float else None
@@ -185,7 +192,7 @@ def _marker(annotation: object, fn: types.FunctionType) -> type | None:
         found = [_marker(a, fn) for a in parts]
     else:
         found = [annotation] if isinstance(annotation, type) else []
-    return next((kind for kind in MARKERS.values() if kind in found), None)
+    return next((kind for kind in (*MARKERS.values(), Inner) if kind in found), None)
 
 
 # roles

@@ -12,6 +12,7 @@ evaluates the traced graph instead.
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +25,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.utils import _pytree as pytree
 
 from ..build.arch import arch_of_capability
-from ..errors import TraceError
+from ..errors import ArgumentError, TraceError
 from ..frontend.captures import Captures
 from ..frontend.dynamic import check_length, in_bucket
 from ..frontend.reference import evaluate
@@ -63,7 +64,9 @@ OPERATION = ops.RUN  # policies of checkpoints may ask for it before any call is
 MAX_LAUNCHES = 4096  # remembered calls of one function; forgotten all at once beyond
 
 
-def rowwise(fn: Callable | None = None, *, fastmath: bool = False, dynamic_n: bool = False):
+def rowwise(
+    fn: Callable | None = None, *, fastmath: bool = False, dynamic_n: bool = False, **unknown
+):
     """Make a function of one row into one fused kernel over all rows.
 
     Inside `fn` a tensor argument is one row of N elements. The decorated function takes tensors of
@@ -104,9 +107,34 @@ def rowwise(fn: Callable | None = None, *, fastmath: bool = False, dynamic_n: bo
     ArgumentError, ShapeError or DtypeError for arguments that do not fit, and GradientError where
     tensors require grad and the function has no gradient yet. All of them are HTileErrors.
     """
+    if unknown:
+        told = ", ".join(f"{name}=" for name in unknown)
+        raise ArgumentError(
+            f"htile.rowwise({told}): its options are fastmath=True and dynamic_n=True; a plan is "
+            "chosen by with_plan(...) of the decorated function"
+        )
     if fn is None:
         return functools.partial(rowwise, fastmath=fastmath, dynamic_n=dynamic_n)
+    if is_dynamo_compiling():
+        return _htile_rowwise_in_compiled_code(fn, fastmath, dynamic_n)
     return Rowwise(fn, fastmath, dynamic_n=dynamic_n)
+
+
+rowwise.__signature__ = inspect.Signature(  # without the options that there are not
+    [p for p in inspect.signature(rowwise).parameters.values() if p.kind is not p.VAR_KEYWORD]
+)
+
+
+@torch._disable_dynamo  # `torch.compiler.disable` would import torch._dynamo too, for a second
+def _htile_rowwise_in_compiled_code(fn: Callable, fastmath: bool, dynamic_n: bool) -> Rowwise:
+    """A graph break for torch.compile, which shows the reason with `fullgraph=True`."""
+    return Rowwise(fn, fastmath, dynamic_n=dynamic_n)
+
+
+_htile_rowwise_in_compiled_code._torchdynamo_disable = True
+_htile_rowwise_in_compiled_code._torchdynamo_disable_msg = (
+    "decorate the function with htile.rowwise outside of what torch.compile compiles"
+)
 
 
 class Rowwise(Ahead):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from htile.errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
-from htile.frontend.annotations import PerRow, Scalar, Static
+from htile.frontend.annotations import Inner, PerRow, Scalar, Static
 from htile.frontend.graph import Role
 from htile.frontend.roles import Signature, Spec, classify
 from htile.frontend.trace import trace
@@ -299,6 +299,17 @@ def test_what_is_no_plain_function():
         Signature(lambda *xs: None)
     with pytest.raises(UnsupportedError, match=r"\*\*k is not supported"):
         Signature(lambda x, **k: None)
+
+
+def test_inner_without_its_number():
+    for annotation in (Inner, "Inner", Inner | None):
+
+        def f(x):
+            return x
+
+        f.__annotations__["x"] = annotation
+        with pytest.raises(ArgumentError, match=r"x is annotated htile\.Inner, .*\.Inner\[2\]"):
+            call(f, t(5, 4, 3))
 
 
 # ------------------------------------------------------------------------------------ errors
