@@ -13,7 +13,22 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import cos, erf, exp, expm1, log, log1p, remainder, sigmoid, sign, sin, sqrt, tanh, trunc
+from torch import (
+    cos,
+    erf,
+    exp,
+    expm1,
+    log,
+    log1p,
+    remainder,
+    rsqrt,
+    sigmoid,
+    sign,
+    sin,
+    sqrt,
+    tanh,
+    trunc,
+)
 
 from ..errors import TraceError, UnsupportedError
 from .functions import (
@@ -80,6 +95,15 @@ formulas({
 # functions of reals
 
 
+def with_slope(value: Tensor, x: Tensor, slope: Tensor) -> Tensor:
+    """`value`, a function of `x`, with this derivative, which no kernel of a forward pass computes.
+
+    That of the value itself would be the slope of an approximation, in terms that may cancel.
+    """
+    line = node(Op.MUL, x, slope, arg=Slope.GIVEN)
+    return chosen(constant(x, True, ALWAYS), value, line, Slope.LAST)
+
+
 @implements("sinh", check=real)
 def sinh(input):
     """The hyperbolic sine."""
@@ -109,7 +133,10 @@ def acosh(input):
     """The inverse of cosh; NaN below 1."""
     more = input - 1
     small = log1p(more + sqrt(more * (more + 2)))
-    return chosen(input < 1, NAN, where(input > LARGE, log(input) + LN2, small), Slope.NAN)
+    is_large = input > LARGE
+    value = where(input < 1, NAN, where(is_large, log(input) + LN2, small))
+    slope = where(abs(input) < 1, NAN, rsqrt(abs(more) * abs(more + 2)))  # of -1 as torch has it
+    return with_slope(value, input, where(is_large, 1 / input, slope))
 
 
 @implements("atan", "arctan", check=real)
@@ -128,11 +155,14 @@ def atan(input):
 formulas({
     "tan": ("The tangent.", lambda input: sin(input) / cos(input)),
     "atanh arctanh": ("The inverse of tanh; NaN beyond 1.", lambda input:
-        odd(input, 0.5 * log1p(2 * abs(input) / (1 - abs(input))))),
+        with_slope(odd(input, 0.5 * log1p(2 * abs(input) / (1 - abs(input)))), input,
+                   1 / ((1 - input) * (1 + input)))),
     "asin arcsin": ("The arcsine; NaN beyond 1.", lambda input:
-        2 * atan(input / (1 + sqrt((1 - input) * (1 + input))))),
+        with_slope(2 * atan(input / (1 + sqrt((1 - input) * (1 + input)))), input,
+                   rsqrt((1 - input) * (1 + input)))),
     "acos arccos": ("The arccosine; NaN beyond 1.", lambda input:
-        2 * atan(sqrt((1 - input) / (1 + input)))),
+        with_slope(2 * atan(sqrt((1 - input) / (1 + input))), input,
+                   -rsqrt((1 - input) * (1 + input)))),
     "sinc": ("sin(pi x) / (pi x), and 1 at 0.", lambda input:
         where(input == 0, 1.0, sin(math.pi * input) / (math.pi * input))),
     "deg2rad": ("Degrees as radians.", lambda input: input * (math.pi / 180)),

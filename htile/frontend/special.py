@@ -13,12 +13,10 @@ from collections.abc import Callable
 import torch
 from torch import erf, exp, log, log1p, rsqrt
 
-from .composites import ALWAYS, INF, NAN, magnitude
-from .functions import chosen, clamp, formulas, implements, where
-from .ops import Op
+from .composites import INF, NAN, magnitude, with_slope
+from .functions import clamp, formulas, implements, where
 from .promotion import real
-from .slopes import Slope
-from .tensor import Tensor, constant, node
+from .tensor import Tensor
 
 
 def polynomial(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
@@ -27,15 +25,6 @@ def polynomial(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
     for each in coefficients[2:]:
         value = value * x + each
     return value
-
-
-def with_slope(value: Tensor, x: Tensor, slope: Tensor) -> Tensor:
-    """`value`, a function of `x`, with this derivative, which no kernel of a forward pass computes.
-
-    That of the value itself would be the slope of an approximation, in terms that may cancel.
-    """
-    line = node(Op.MUL, x, slope, arg=Slope.GIVEN)
-    return chosen(constant(x, True, ALWAYS), value, line, Slope.LAST)
 
 
 # The error function's complement
