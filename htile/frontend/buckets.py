@@ -1,6 +1,8 @@
 """The places of numbers in a sorted row: `torch.bucketize` and `torch.searchsorted`.
 
 A place is how many elements of the sorted row are before the number. NaN comes after all numbers.
+An element of the row that is NaN counts as before every number; torch's place then depends on the
+steps of its search.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ def _place(number: object, row: Tensor, right: bool, out_int32: bool) -> Tensor:
 
 @implements("bucketize")
 def bucketize(input, boundaries, *, out_int32=False, right=False):
-    """How many of the boundaries, which are sorted, are below each element.
+    """How many of the boundaries, which are sorted and not NaN, are below each element.
 
     boundaries: of shape (k,); with `right`, those that equal the element count too.
     """
@@ -37,7 +39,7 @@ def bucketize(input, boundaries, *, out_int32=False, right=False):
 
 @implements("searchsorted")
 def searchsorted(sorted_sequence, input, *, out_int32=False, right=False, side=None, sorter=None):
-    """How many elements of a sorted row are below each number of `input`.
+    """How many elements of a sorted row without NaN are below each number of `input`.
 
     sorted_sequence: of shape (n,). input: a number, a value of a row, or values of any shape.
     right, side: whether elements that equal the number count too; side is "left" or "right".

@@ -351,7 +351,9 @@ _loss("mse_loss", "(input - target) ** 2.", lambda x, t: (x - t) ** 2, is_weight
 _loss("l1_loss", "|input - target|.", lambda x, t: abs(x - t), is_weighted_mean=True)
 _loss("smooth_l1_loss", "A parabola within beta, the distance beyond.", _smooth_l1)
 _loss("huber_loss", "A parabola within delta, a line beyond.", _huber)
-_loss("kl_div", "target * (log(target) - input), where input is a logarithm.", _kl)
+_loss("kl_div", "target * (log(target) - input), where input is a logarithm. 'batchmean' of a row "
+      "divides by N, as torch does for one axis: for the mean of a batch write 'sum', and .mean() "
+      "of the results.", _kl)  # fmt: skip
 _loss("soft_margin_loss", "log(1 + exp(-target * input)).", lambda x, t:
       -torch.nn.functional.logsigmoid(t * x))  # fmt: skip
 _loss("poisson_nll_loss", "exp(input) - target * input.", _poisson)

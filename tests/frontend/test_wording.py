@@ -90,6 +90,15 @@ def test_a_group_norm():
     torch.testing.assert_close(htile.rowwise(f)(x), F.group_norm(x, groups, eps=eps))
 
 
+def test_the_mean_of_a_batch_of_divergences():
+    """As the reference has it: 'batchmean' of one row divides by N, in torch.vmap too."""
+    x, y = torch.randn(4, 12).log_softmax(-1), torch.rand(4, 12)
+    total = htile.rowwise(lambda x, y: F.kl_div(x, y, reduction="sum"))(x, y)
+    torch.testing.assert_close(total.mean(), F.kl_div(x, y, reduction="batchmean"))
+    own = htile.rowwise(lambda x, y: F.kl_div(x, y, reduction="batchmean"))(x, y)
+    torch.testing.assert_close(own[0], F.kl_div(x[0], y[0], reduction="batchmean"))
+
+
 # ---- movements -----------------------------------------------------------------------------------
 
 
