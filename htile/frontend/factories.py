@@ -214,7 +214,8 @@ def _linspace(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> Te
     given = dict(zip(("start", "end", "steps"), args, strict=False)) | kwargs
     start, end, dtype = given["start"], given["end"], _dtype(real, kwargs)
     if not dtype.is_floating_point:
-        fail(UnsupportedError, "torch.linspace of integers is not supported: write torch.arange")
+        fail(UnsupportedError, f"torch.{func.__name__} of integers is not supported: write "
+             "torch.arange")  # fmt: skip
     last = real.numel() - 1
     place, step = cast(index(builder, last + 1), FLOAT), (end - start) / max(last, 1)
     result = torch.where(2 * place < last, start + step * place, end - step * (last - place))
@@ -235,7 +236,7 @@ def _logspace(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> Te
     base = given.pop("base", 10.0)
     if base <= 0:
         fail(UnsupportedError, f"torch.logspace of base {base}: it takes one above 0")
-    powers = _linspace(builder, torch.linspace, (), given)
+    powers = _linspace(builder, func, (), given)
     return None if powers is None else cast(base**powers, powers.dtype)
 
 

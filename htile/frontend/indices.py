@@ -160,7 +160,7 @@ def getitem(x: Tensor, index: object) -> Tensor:
     """
     parts = index if isinstance(index, tuple) else (index,)
     rest = [p for p in parts if p is not Ellipsis]
-    if len(rest) == 1 and type(rest[0]) is int and has_any_length(x, -1):
+    if len(rest) == 1 and type(rest[0]) is int and x.ndim == 1 and has_any_length(x, -1):
         return _of_any_length(x, rest[0])
     if len(rest) == 1 and type(rest[0]) is list and (len(parts) == 1 or x.ndim == 1):
         return _listed(x, rest[0])
@@ -181,8 +181,6 @@ def _listed(x: Tensor, places: list) -> Tensor:
 
 def _of_any_length(x: Tensor, place: int) -> Tensor:
     """The element at a place of a row of any length; calls with shorter rows are refused."""
-    if x.ndim > 1:
-        return _getitem(x, place)
     x._builder.least = max(x._builder.least, place + 1 if place >= 0 else -place)
     return element(x, scalar(x, place, INT64), wraps=place < 0)
 

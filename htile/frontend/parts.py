@@ -172,7 +172,10 @@ def _sliced(x: Tensor, axis: int, each: slice) -> Tensor:
 def _masked(index: Tensor) -> str:
     if index._value.dtype is torch.bool:
         return "x[mask] has no fixed length: write torch.where(mask, x, other)"
-    return "elements cannot be chosen by an index: pass a mask as an argument"
+    return (
+        "an index that is a tensor stands alone: write m[0][y] for m[0, y], and of places that are "
+        "numbers a list, m[[0, 2]]"
+    )
 
 
 # Parts

@@ -7,9 +7,7 @@ do raises, with the user's line and with what to write instead.
 
 from __future__ import annotations
 
-import re
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from inspect import signature
@@ -20,8 +18,10 @@ import torch
 
 from ..errors import HTileError, Location, ShapeError, TraceError, UnsupportedError
 from . import hints
+from .device import Device
 from .graph import Builder, Role
 from .libraries import internal
+from .lines import ASKED, fail, location, used
 from .ops import Op, Value
 from .returned import returned_dtype
 
@@ -35,44 +35,26 @@ SAME: set[Callable] = set()
 """The entries whose result is the very tensor that they are given, as in torch: `x.detach()`."""
 
 
-class _Asked(threading.local):
-    """The user's line that asked for what is made now, where that was deferred."""
-
-    line: Location | None = None
-
-
-_ASKED = _Asked()
-
-
-def location() -> Location | None:
-    """The user's line: that of the innermost frame outside HTile and torch.
-
-    What is deferred is made for the line that asked for it, and not for the one that uses it.
-    """
-    if _ASKED.line is not None:
-        return _ASKED.line
-    frame = sys._getframe(1)
-    while frame is not None:
-        if not internal(frame.f_code.co_filename):
-            return Location(frame.f_code.co_filename, frame.f_lineno)
-        frame = frame.f_back
-    return None
-
-
-def fail(error: type[HTileError], message: str, loc: Location | None = None) -> NoReturn:
-    """Raise `error` with the user's line, or with another one."""
-    raise error(message, loc or location()) from None
-
-
 def unsupported(spelling: str) -> NoReturn:
     """Raise that a function or method of torch is not built, with what to use instead."""
     name, known = spelling.rpartition(".")[2], {s.rpartition(".")[2] for s, _ in FUNCTIONS.values()}
     if name.endswith("_") and not name.startswith("_"):
         base = name.rstrip("_")
-        instead = _INSTEAD.get(base, f"x = x.{base}(...)" if base in known else "a new value")
+        made = "a new value"
+        if base in known:
+            made = f"x = x.{base}(...)" if hasattr(Tensor, base) else f"x = {_spelled(base)[0]}(x)"
+        instead = _INSTEAD.get(base, made)
         told = hints.HINTS.get(base, f"write {instead}")
         fail(TraceError, f"{spelling} changes a tensor in place; {told}")
-    fail(UnsupportedError, f"{spelling} is not supported; {hints.advice(name, known)}")
+    told = hints.advice(name, known)
+    if name in known and name not in hints.HINTS:  # of a function that is no method
+        told = f"write {' or '.join(_spelled(name))}"
+    fail(UnsupportedError, f"{spelling} is not supported; {told}")
+
+
+def _spelled(name: str) -> list[str]:
+    """The spellings of torch that end with this name."""
+    return sorted({s for s, _ in FUNCTIONS.values() if s.rpartition(".")[2] == name})
 
 
 def is_real(value: object) -> bool:
@@ -130,15 +112,8 @@ def _refuse(message: str) -> Callable:
     return method
 
 
-def _used(pattern: str) -> str | None:
-    """The name of a function called on the user's line, for a message that names it."""
-    where = location()
-    found = re.search(pattern, where.text) if where else None
-    return found[1] if found else None
-
-
 def _refuse_copies() -> None:
-    if name := _used(r"\btorch\.(tensor|as_tensor|asarray|Tensor)\("):
+    if name := used(r"\btorch\.(tensor|as_tensor|asarray|Tensor)\("):
         fail(TraceError, f"torch.{name} of a symbolic value: it is a tensor already, use it as "
              "it is")  # fmt: skip
 
@@ -148,7 +123,7 @@ def _no_number(self) -> NoReturn:
         _no_length(self)
     if internal(sys._getframe(1).f_code.co_filename):  # torch.as_tensor came here first
         _refuse_copies()
-    name = _used(r"\bmath\.(\w+)")
+    name = used(r"\bmath\.(\w+)")
     if name and hasattr(torch, name):
         fail(TraceError, f"math.{name} takes Python numbers only: write torch.{name}(x), and of a "
              f"number s that is given at run time torch.{name}(torch.tensor(s)), or make it static "
@@ -172,7 +147,7 @@ def _no_truth(self, *args) -> NoReturn:
 
 
 def _no_length(self) -> NoReturn:
-    name = _used(r"\bmath\.(\w+)")
+    name = used(r"\bmath\.(\w+)")
     root = "n ** 0.5 for math.sqrt(n), " if name == "sqrt" else ""
     fail(TraceError, "the length of a row differs from call to call (dynamic_n=True), so it has no "
          f"Python number while tracing: write {root}torch.arange(n) for range(n), torch.where for "
@@ -352,45 +327,6 @@ class Shape(tuple):
         return self[0] if len(self) == 1 else prod(self)
 
 
-class Device(str):
-    """The device of a symbolic value; a graph serves every device, so no trace knows it.
-
-    torch's factories take it, because it is text. It names no device, and tells nothing else.
-    """
-
-    __hash__ = None
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Device) or self._refuse(f"compared with {other!r}")
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __getattribute__(self, name: str):
-        if name.startswith("_"):
-            return super().__getattribute__(name)
-        self._refuse(f"asked for its {name}")
-
-    def __repr__(self) -> str:
-        return "x.device"
-
-    def __str__(self) -> str:
-        self._refuse("asked for its name")
-
-    def __format__(self, spec: str) -> str:
-        return str(self)
-
-    def __contains__(self, part: object) -> bool:
-        self._refuse(f"asked whether its name has {part!r}")
-
-    def _refuse(self, what: str) -> NoReturn:
-        if _used(r"\b(checkpoint)\("):  # it asks for the device of what it is given
-            fail(TraceError, hints.CHECKPOINT)
-        fail(TraceError, f"x.device is {what}, but it is not known while tracing: "
-             "the kernel runs where its inputs are")  # fmt: skip
-
-
 def _spelling(func: Callable) -> str:
     name = getattr(func, "__name__", str(func))
     for module, prefix in ((torch, "torch"), (torch.nn.functional, "F"), (torch.Tensor, "x")):
@@ -413,11 +349,11 @@ class Deferred(Tensor):
     @property
     def _node(self) -> int:
         if self._made is None:
-            before, _ASKED.line = _ASKED.line, self._line
+            before, ASKED.line = ASKED.line, self._line
             try:
                 self._made = self._make()._id
             finally:
-                _ASKED.line = before
+                ASKED.line = before
         return self._made
 
     @_node.setter

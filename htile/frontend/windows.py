@@ -73,8 +73,7 @@ def _one(number: object, what: str) -> int:
 def avg_pool1d(
     input, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True
 ):
-    """The means of windows of the last axis. Behind the ends are zeros, which count, unless
-    count_include_pad is False."""
+    """The means of windows of the last axis; zeros behind the ends count if count_include_pad."""
     if ceil_mode:
         fail(UnsupportedError, "avg_pool1d with ceil_mode: leave it out, and write the mean of the "
              "elements that are left, x[k:].mean(), for the last window")  # fmt: skip

@@ -169,6 +169,15 @@ MISTAKES = {
     "logspace of a negative base": (
         lambda x: x * torch.logspace(0, 1, 8, base=-2.0), UnsupportedError, "one above 0"
     ),
+    "a function as a method": (lambda x: x.var_mean(), UnsupportedError, "write torch.var_mean"),
+    "a function of F as a method": (lambda x: x.gelu(), UnsupportedError, "write F.gelu"),
+    "a function of F in place": (lambda x: x.gelu_(), TraceError, "write x = F.gelu(x)"),
+    "an index beside a number": (
+        lambda x: x.view(2, 4)[1, x.argmax()], UnsupportedError, "write m[0][y] for m[0, y]"
+    ),
+    "logspace of ints": (
+        lambda x: x * torch.logspace(0, 7, 8, dtype=torch.int64), UnsupportedError, "torch.logspace"
+    ),
     "recursion": (endless, TraceError, "a function calls itself until Python's limit"),
     "matmul of other sizes": (lambda x: x.view(2, 4) @ x, ShapeError, "must be as long as"),
     "matmul of numbers": (lambda x: x.sum() @ x, ShapeError, "expected a row or a small matrix"),
