@@ -363,7 +363,7 @@ TORCHS = {
     "F.dropout": lambda x: F.dropout(x, 0.5),
     "torch.nn.Dropout": lambda x: torch.nn.Dropout(0.5)(x),
     "torch.dropout": lambda x: torch.dropout(x, 0.5, True),
-    "F.alpha_dropout": lambda x: F.alpha_dropout(x, 0.5),
+    "F.alpha_dropout": lambda x: F.alpha_dropout(x, 0.5, training=True),
     "torch.rand": lambda x: x + torch.rand(x.shape[-1]),
     "torch.randn": lambda x: x + torch.randn(x.shape),
     "torch.randint": lambda x: x + torch.randint(5, x.shape),
