@@ -7,6 +7,7 @@ import torch
 
 import htile
 from benchmarks.pipeline import arguments, long_function, softmax
+from htile.lower.passes.space import _Placing
 
 
 def calls(run):
@@ -65,3 +66,34 @@ def test_the_long_function_is_as_long_as_it_says():
     for nodes in (250, 500):
         graph = htile.rowwise(long_function(nodes)).inspect(*arguments(count=2)).graph
         assert abs(len(graph) - nodes) < nodes * 0.05
+
+
+def rolled_sorted(x):
+    return x.roll(1).sort()[0]
+
+
+def places_of_places(x):
+    return x.argsort().int().argsort()
+
+
+@pytest.mark.parametrize("fn", [rolled_sorted, places_of_places])
+def test_a_row_that_is_cut_for_many_reductions_is_placed_in_one_pass(fn, monkeypatch):
+    """Each of n reductions asks to cut its axis; what was found before is found once."""
+    n, counts, found = 32, [0], []
+
+    def lowered(placing, node, wanted, inner=_Placing._lowered):
+        counts[0] += 1
+        return inner(placing, node, wanted)
+
+    def ended(placing, inner=_Placing.result):
+        counts[0] = 0
+        graph = inner(placing)
+        found.append((counts[0], len(placing.nodes)))
+        return graph
+
+    monkeypatch.setattr(_Placing, "_lowered", lowered)
+    monkeypatch.setattr(_Placing, "result", ended)
+    htile.rowwise(fn).inspect(torch.empty(4, n, device="meta"))
+    assert found
+    for lowerings, nodes in found:
+        assert nodes > n and lowerings <= 3 * nodes

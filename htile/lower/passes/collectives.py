@@ -46,6 +46,10 @@ class Collectives:
     """The methods of a placing for these operations."""
 
     def _reduced(self, node: Node, wanted: Wanted) -> int:
+        """A reduction, whose axis may have to be cut for what it is a reduction of."""
+        return self._cutting(("reduced", node.id), lambda: self._reduced_parts(node, wanted))
+
+    def _reduced_parts(self, node: Node, wanted: Wanted) -> int:
         """A reduction, of each part by itself where its axis is cut at the ends of parts."""
         (operand,) = node.inputs
         shape = self.graph[operand].value.inner
@@ -120,6 +124,10 @@ class Collectives:
         return parts, inside
 
     def _of_rank(self, node: Node, wanted: Wanted) -> int:
+        """An element by its rank, along an axis that may have to be cut likewise."""
+        return self._cutting(("reduced", node.id), lambda: self._ranked(node, wanted))
+
+    def _ranked(self, node: Node, wanted: Wanted) -> int:
         """An element by its rank, among all pieces of its axis together."""
         shape = self.graph[node.inputs[0]].value.inner
         at = len(shape) + (-1 if node.arg is None else node.arg)
@@ -175,7 +183,7 @@ class Collectives:
                 )
             found = self._want(operand, wanted)
             if rest:
-                self.scans.setdefault(node.id, set()).add(None)
+                self.scans[node.id, None] = None
                 before = self._want(node.id, moved_along(wanted, axis, index, back))
                 found = self._both(before, found, node)
             return found
@@ -192,7 +200,7 @@ class Collectives:
             )
         if rest % along.size:
             raise Refine(along, gcd(rest, along.size), asking=node)
-        self.scans.setdefault(node.id, set()).add(along)
+        self.scans[node.id, along] = None
         found = self._spread(operand, wanted, along, node)
         axes = self.nodes[found].axes
         found = self._add(Placed(node.op, (found,), None, axes, node, (), (along,)))
@@ -211,7 +219,8 @@ class Collectives:
         A sum of floats has other bits where its axis is cut otherwise. The largest element of one
         cut would then be equal to none of the other.
         """
-        for id, found in self.scans.items():
+        for id in dict.fromkeys(id for id, _ in self.scans):
+            found = [axis for other, axis in self.scans if other == id]
             sizes = {1 if axis is None else axis.size for axis in found}
             if len(sizes) > 1 and self._rounds(self.graph[id]) and self._is_looked_for(id):
                 longest = max((axis for axis in found if axis), key=lambda axis: axis.size)

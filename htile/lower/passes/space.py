@@ -10,7 +10,8 @@ The pass works by demand, from the outputs. What is wanted of a node is one `Ind
 axes: a number, plus the columns times a step. A movement changes the index and wants its operand at
 that. Where an index reaches over an end of a joined part, and where an axis is not the columns, the
 axis is *written out*: cut into blocks, each of which is wanted by itself. A request to do so is
-remembered, and the pass begins anew. It ends, because axes only become shorter.
+remembered, and the pass begins anew, as far as it has to (`anew.py`). It ends, because axes only
+become shorter.
 
 Two axes may be the columns together: then the row is in groups of neighbours, and the inner axis
 counts those of a group. A value of each group is a row too, whose columns are equal in each group.
@@ -29,6 +30,7 @@ from math import gcd, prod
 from ...errors import UnsupportedError
 from ...frontend.graph import Graph, Node, Output, Role
 from ...frontend.ops import COLLECTIVES, MOVEMENTS, REDUCTIONS, SCANS, Op
+from .anew import Anew
 from .apart import Apart
 from .axes import (
     Axis,
@@ -107,7 +109,7 @@ def _is_placed(graph: Graph) -> bool:
     return True
 
 
-class _Placing(Collectives, Apart):
+class _Placing(Collectives, Apart, Anew):
     """One pass over a graph."""
 
     def __init__(self, graph: Graph, in_groups: bool, most: int, by_use: bool, apart: bool):
@@ -124,14 +126,9 @@ class _Placing(Collectives, Apart):
 
     def result(self) -> Graph:
         while True:
-            self.nodes: list[Placed] = []
-            self.known: dict[object, int] = {}
-            self.stacks: set[tuple[Axis, ...]] = set()
-            self.lookups: dict[Axis, Node] = {}
-            # The axes of columns that each scan is wanted along; None for single elements.
-            self.scans: dict[int, set[Axis | None]] = {}
+            self._begin()
             try:
-                pieces = [list(self._pieces(k, out)) for k, out in enumerate(self.graph.outputs)]
+                pieces = [self._pieces_of(k, out) for k, out in enumerate(self.graph.outputs)]
                 self._cut_scans_alike()
                 n = self._columns()
             except Refine as request:
@@ -140,6 +137,9 @@ class _Placing(Collectives, Apart):
             return built(self.graph, self.nodes, pieces, n, self.groups)
 
     # What is wanted
+
+    def _pieces_of(self, k: int, output: Output) -> list[tuple[int, Wanted]]:
+        return self._cutting(("out", k), lambda: list(self._pieces(k, output)))
 
     def _pieces(self, k: int, output: Output) -> Iterator[tuple[int, Wanted]]:
         """The pieces of an output: the node of each, and where in the output it lies."""
@@ -171,7 +171,7 @@ class _Placing(Collectives, Apart):
 
     def _note(self, axes: tuple[Axis, ...]) -> None:
         if axes:
-            self.stacks.add(axes)
+            self.stacks[axes] = None
 
     def _want(self, id: int, wanted: Wanted) -> int:
         """The place in `nodes` of what is wanted of a node of the traced graph."""
