@@ -387,8 +387,9 @@ MEANT = {
     Op.OR: np.logical_or, Op.EXP: np.exp, Op.LOG: np.log, Op.ABS: np.abs, Op.SQRT: np.sqrt,
     Op.RSQRT: lambda x: 1 / np.sqrt(x), Op.LE: np.less_equal, Op.NE: np.not_equal,
     Op.KEY_VALUE: np.real, Op.LT: np.less, Op.GT: np.greater, Op.GE: np.greater_equal,
-    Op.WHERE: np.where,
+    Op.WHERE: np.where, Op.NOT: np.logical_not,
     Op.EQ: np.equal, Op.AND: lambda x, y: (x.astype(int) & y.astype(int)),
-    Op.RSHIFT: lambda x, y: x.astype(int) >> y.astype(int), Op.CONVERT: lambda x: x,
+    Op.RSHIFT: lambda x, y: x.astype(int) >> y.astype(int),
+    Op.CONVERT: lambda x: x.astype(float) if x.dtype == bool else x,
     Op.CAST: lambda x: x, Op.RESHAPE: lambda x: x,
 }  # fmt: skip

@@ -1,5 +1,6 @@
 """Functions whose columns are groups: which of them are, and what their kernels need."""
 
+import numpy as np
 import pytest
 import torch
 from torch.utils import _pytree as pytree
@@ -7,7 +8,11 @@ from torch.utils import _pytree as pytree
 import htile
 from htile.errors import UnsupportedError
 from htile.frontend.ops import Op
+from htile.lower.passes.simplify import drop_slopes
+from htile.lower.passes.ways import place_well
 from htile.testing import oracle
+from tests.generated.movements import interpreted
+from tests.gradients import called
 
 
 @htile.rowwise
@@ -113,3 +118,38 @@ def test_too_many_pieces_are_refused():
     with pytest.raises(UnsupportedError, match=r"at most 400; rows have 2048 and 2080") as caught:
         scaled.inspect(x, y, arch="sm_90a")
     assert caught.value.loc.text == "return x * y.sum()"
+
+
+def places(x, edges: htile.Shared):
+    groups = x.view(-1, 64)
+    scale = groups.abs().amax(-1, keepdim=True)
+    return torch.bucketize(groups / scale, edges), scale
+
+
+def counted(x, edges: htile.Shared):
+    groups = x.view(-1, 64)
+    scale = groups.abs().amax(-1, keepdim=True)
+    return ((groups / scale)[..., None] > edges).sum(-1), scale
+
+
+@pytest.mark.parametrize("count", [7, 15, 16, 64])
+@pytest.mark.parametrize("fn", [places, counted])
+def test_what_all_rows_share_is_written_out_beside_groups(fn, count):
+    """Boundaries are compared one by one, and no element is: the graph is as long for any row."""
+    torch.manual_seed(count)
+    edges = torch.linspace(-1, 1, count)
+    lengths = []
+    for n in (256, 4096):
+        x = torch.randn(3, n)
+        call = called(htile.rowwise(fn), x, edges)
+        placed = place_well(drop_slopes(call.graph))
+        found, scale = interpreted(placed, call.graph, call.values, call.lead)
+        groups = x.double().view(3, -1, 64)
+        exact = groups.abs().amax(-1, keepdim=True)
+        expected = ((groups / exact)[..., None] > edges.double()).sum(-1)
+        np.testing.assert_array_equal(found, expected.numpy())
+        np.testing.assert_array_equal(scale, exact.numpy())
+        lengths.append(len(placed))
+    assert lengths[0] == lengths[1] < 6 * count + 10
+    kernel = htile.rowwise(fn).inspect(x, edges, arch="sm_90a")
+    assert kernel.graph.group_size == 64 and kernel.resources.stack == 0

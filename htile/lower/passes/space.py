@@ -26,10 +26,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
 from math import gcd, prod
+from typing import NoReturn
 
 from ...errors import UnsupportedError
 from ...frontend.graph import Graph, Node, Output, Role
-from ...frontend.ops import COLLECTIVES, MOVEMENTS, REDUCTIONS, SCANS, Op
+from ...frontend.ops import COLLECTIVES, MOVEMENTS, REDUCTIONS, SCANS, Op, Varies
 from .anew import Anew
 from .apart import Apart
 from .axes import (
@@ -268,9 +269,7 @@ class _Placing(Collectives, Apart, Anew):
             if len(stack) > 1:  # written out is the outer axis, because neighbours are columns then
                 fits = stack[0].size <= self.most and stack[-1].size >= LEAST_COLUMNS
                 shortest = min(stack, key=lambda axis: (axis.size, axis))
-                cut = stack[0] if fits else shortest
-                others = prod(axis.size for axis in stack) // cut.size
-                raise Refine(cut, 1, columns=others)
+                self._write_out(self._of_no_row(stack) or (stack[0] if fits else shortest), stack)
         axes = [axis for (axis,) in stacks]
         if self.graph.multiple is not None:  # the columns are the row of any length, read or not
             for axis in axes:
@@ -300,7 +299,7 @@ class _Placing(Collectives, Apart, Anew):
         """The groups of the columns. Raises Ungrouped where there can be none, or Refine."""
         for stack in stacks:
             if len(stack) > 2:
-                raise Refine(stack[0], 1, columns=prod([axis.size for axis in stack[1:]]))
+                self._write_out(self._of_no_row(stack) or stack[0], stack)
         pairs = [stack for stack in stacks if len(stack) == 2]
         sizes = sorted({last.size for _, last in pairs}, reverse=True)
 
@@ -330,6 +329,23 @@ class _Placing(Collectives, Apart, Anew):
                     raise Ungrouped
                 raise self._shorter(axis, n)
         return groups
+
+    def _write_out(self, cut: Axis, stack: tuple[Axis, ...]) -> NoReturn:
+        """Raise Refine for one of several axes that would be columns together."""
+        raise Refine(cut, 1, columns=prod([axis.size for axis in stack if axis != cut]))
+
+    def _of_no_row(self, stack: tuple[Axis, ...]) -> Axis | None:
+        """Of three axes and more one that is reduced, along which no row lies, if it is short.
+
+        So are the boundaries that elements of groups are compared with. Where these are the
+        columns, the elements themselves are written out.
+        """
+        if len(stack) < 3:
+            return None
+        leaves = [k for k in self.nodes if k.op is Op.INPUT and k.of.value.varies is Varies.ROW]
+        of_rows = {axis for leaf in leaves for axis in axes_of(leaf.view)}
+        fitting = [a for a in stack if a.key[0] == "reduced" and a.size <= self.most]
+        return next((axis for axis in fitting if axis not in of_rows), None)
 
     def _shorter(self, axis: Axis, size: int) -> Refine:
         """The request to cut an axis into blocks of `size`.
