@@ -221,7 +221,8 @@ def take_along_dim(input, indices, dim=None):
 
 def _elements(x: Tensor, y: Tensor, what: str, wraps: bool) -> Tensor:
     """The elements of a row at one index, at each of a few, or of a short row at each of many."""
-    if prod(y._sizes) > MOST_PARTS and y._value.dtype in (torch.int32, INT64):
+    is_many = prod(y._sizes) > MOST_PARTS or _has_more_than(x, y)
+    if is_many and y._value.dtype in (torch.int32, INT64):
         if x._sizes[0] <= MOST_PARTS:
             note_table(x._builder, x._id)
             return _of_each(x, y, wraps)
@@ -234,6 +235,32 @@ def _elements(x: Tensor, y: Tensor, what: str, wraps: bool) -> Tensor:
              f"an index of each row is annotated {name}: htile.PerRow")  # fmt: skip
     each = [element(x, per_row_index(y[k], what), wraps) for k in range(y._sizes[0])]
     return cat([unsqueeze(found, -1) for found in each])
+
+
+def _has_more_than(x: Tensor, y: Tensor) -> bool:
+    """Whether a row has at least as many indices as a table has numbers that all rows share.
+
+    Then it costs less to choose among the numbers for all indices together, as for a long row: one
+    by one, every thread would look up every index. Indices that are numbers of the row, as those of
+    sorted elements are, are looked up one by one all the same.
+    """
+    if x._value.varies is Varies.ROW or not 1 < x._sizes[0] <= prod(y._sizes):
+        return False
+    return y._value.varies is Varies.ROW and not _is_of_numbers(y)
+
+
+def _is_of_numbers(y: Tensor) -> bool:
+    """Whether a value is made of numbers of the row that were joined."""
+    builder, known, todo = y._builder, set(), [y._id]
+    while todo:
+        each = builder[todo.pop()]
+        if each.id in known or each.op in COLLECTIVES:
+            continue
+        known.add(each.id)
+        if each.op is Op.CAT and all([prod(builder[i].value.inner) == 1 for i in each.inputs]):
+            return True
+        todo += each.inputs
+    return False
 
 
 def _of_each(x: Tensor, y: Tensor, wraps: bool) -> Tensor:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 import htile
 from htile.errors import DtypeError, ShapeError, UnsupportedError
+from htile.frontend.ops import Op
 from htile.testing import assert_close, oracle
 
 INF, NAN = math.inf, math.nan
@@ -677,3 +678,57 @@ def test_a_choice_of_few_compiles(dtype):
     f = htile.rowwise(lambda y, t: t[y])
     kernel = f.inspect(y, torch.empty(16, device="meta"), arch="sm_90a")
     assert kernel.resources.stack == 0 and kernel.graph.n == 4096
+
+
+LEVELS = tuple(k * abs(k) / 64 for k in range(-8, 8))
+OF_CODES = {  # functions of codes (n,) from 0 to 15 and a table of 16 numbers
+    "a vector that all rows share": lambda y, t: t[y],
+    "constants": lambda y, t: torch.tensor(LEVELS)[y],
+    "what is computed": lambda y, t: (t[1:] + t[:-1])[y % 15],
+    "from the end": lambda y, t: t[y - 16],
+    "gather": lambda y, t: t.gather(-1, y),
+    "two codes a byte": lambda y, t: t[torch.stack((y & 3, y >> 2), -1).flatten()],
+    "places among boundaries": lambda y, t: t[torch.bucketize(y / y.sum(), torch.tensor([.1, .2]))],
+    "of pairs": lambda y, t: t[y.view(-1, 2)].sum(-1),
+}  # fmt: skip
+IN_FLOAT32 = "constants", "places among boundaries", "of pairs"  # Float32 whatever the table is.
+
+
+@pytest.mark.parametrize("name", OF_CODES)
+def test_a_row_of_few_codes_is_looked_up_as_a_long_one_is(name):
+    """The graph does not grow with the row, and the dtype does not differ with its length."""
+    torch.manual_seed(3)
+    function, lengths, dtypes = shared_table(OF_CODES[name]), [], []
+    for n in (16, 64, 80):
+        for dtype in (F32, BF16, I64):
+            y, t = torch.randint(16, (4, n)), (torch.randn(16) * 3).to(dtype)
+            found = htile.rowwise(function)(y, t)
+            expected = torch.stack([OF_CODES[name](row, t.double()) for row in y])
+            dtypes.append((dtype, found.dtype))
+            torch.testing.assert_close(found.double(), expected.to(found.dtype).double())
+        kernel = htile.rowwise(function).inspect(y, t.float(), arch="sm_90a")
+        lengths.append((len(kernel.traced), len(kernel.graph)))
+    assert kernel.resources.stack == 0
+    assert len(set(dtypes)) == 3, "a dtype for each of the table's, whatever the length"
+    assert ((BF16, F32) in dtypes) is (name in IN_FLOAT32)
+    assert len({traced for traced, _ in lengths}) == 1
+    assert max(placed for _, placed in lengths) < 150
+
+
+def test_gradients_of_what_few_codes_choose():
+    y, t, s = torch.randint(16, (5, 64)), torch.randn(16), torch.rand(5, 64)
+    g = torch.randn(5, 64)
+    mine = [each.clone().requires_grad_() for each in (t, s)]
+    found = torch.autograd.grad(htile.rowwise(lambda y, t, s: t[y] * s)(y, *mine), mine, g)
+    theirs = [each.double().requires_grad_() for each in (t, s)]
+    exact = torch.autograd.grad(theirs[0][y] * theirs[1], theirs, g.double())
+    for a, b in zip(found, exact, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
+
+
+def test_indices_that_are_numbers_of_a_row_are_looked_up_one_by_one():
+    """Each is a number already: chosen for all together, each choice would be written out."""
+    x, t = torch.randn(4, 32), torch.randn(8)
+    f = htile.rowwise(lambda x, t: t[x.topk(8).indices % 8])
+    exact(f(x, t), t[x.topk(8).indices % 8])
+    assert Op.TAKE in {node.op for node in f.inspect(x, t, arch="sm_90a").graph}
