@@ -221,7 +221,7 @@ def take_along_dim(input, indices, dim=None):
 
 def _elements(x: Tensor, y: Tensor, what: str, wraps: bool) -> Tensor:
     """The elements of a row at one index, at each of a few, or of a short row at each of many."""
-    is_many = prod(y._sizes) > MOST_PARTS or _has_more_than(x, y)
+    is_many = prod(y._sizes) > MOST_PARTS or _has_as_many(x, y)
     if is_many and y._value.dtype in (torch.int32, INT64):
         if x._sizes[0] <= MOST_PARTS:
             note_table(x._builder, x._id)
@@ -237,7 +237,7 @@ def _elements(x: Tensor, y: Tensor, what: str, wraps: bool) -> Tensor:
     return cat([unsqueeze(found, -1) for found in each])
 
 
-def _has_more_than(x: Tensor, y: Tensor) -> bool:
+def _has_as_many(x: Tensor, y: Tensor) -> bool:
     """Whether a row has at least as many indices as a table has numbers that all rows share.
 
     Then it costs less to choose among the numbers for all indices together, as for a long row: one

@@ -55,7 +55,9 @@ def _docstring(graph: Graph) -> list[str]:
 
 
 def _imports(text: str) -> list[str]:
-    types = [t for t in CUTLASS_TYPES.values() if re.search(rf"\b{t}\b", text)]
+    # All at once: to search a long text for each name takes seconds.
+    words, called = {*re.findall(r"\w+", text)}, {*re.findall(r"\w+\(", text)}
+    types = [t for t in CUTLASS_TYPES.values() if t in words]
     types += ["Float64"] if "Float64" in text else []  # of what the host function computes
     types.sort(key=lambda t: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", t)])
     verbs = ("ElementwiseLoader", "GlobalToRegLoader", "ElementwiseStorer")
@@ -63,7 +65,7 @@ def _imports(text: str) -> list[str]:
     views = ("as_row_values", "as_rows", "expand", "make_fake_tensor", "table_of", "view_of")
     loops = ["RowLoop"] if "RowLoop(" in text else []
     loops += ["RowsAhead"] if "RowsAhead(" in text else []
-    utils = [u for u in views if re.search(rf"\b{u}\(", text)]
+    utils = [u for u in views if f"{u}(" in called]
     return [
         "import cuda.bindings.driver as cuda",
         *(["import cutlass"] if "cutlass.range" in text else []),
@@ -71,8 +73,8 @@ def _imports(text: str) -> list[str]:
         f"from cutlass import {', '.join(types)}",
         "",
         *(["from htile.compute import math"] if "math." in text else []),
-        *(["from htile.compute.log_add import LOGADD"] if re.search(r"\bLOGADD\b", text) else []),
-        *(["from htile.compute.mean import MEAN"] if re.search(r"\bMEAN\b", text) else []),
+        *(["from htile.compute.log_add import LOGADD"] if "LOGADD" in words else []),
+        *(["from htile.compute.mean import MEAN"] if "MEAN" in words else []),
         *(["from htile.compute.parts import OverRows, Parts"] if "OverRows." in text else []),
         "from htile.config import ElementwiseTileConfig",
         *([f"from htile.copy.row_loop import {', '.join(loops)}"] if loops else []),

@@ -65,7 +65,8 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
             return best
     chosen = choose_by_column(graph)
     ways = [(chosen, False), (graph, False), (reduce_by_column(chosen), False)]
-    ways += [(reduce_last(graph), False), (graph, True)]
+    ways += [(reduce_last(graph), False)]
+    ways += [(graph, True)] if _has_reduced_rows(graph) else []
     for other, by_use in dict.fromkeys(ways):
         try:
             found = place(other, in_groups, by_use=by_use)
@@ -80,6 +81,12 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
         with suppress(UnsupportedError):
             return place(other, in_groups, apart=True)
     raise refused
+
+
+def _has_reduced_rows(graph: Graph) -> bool:
+    """Whether a reduction may be wanted as a row: of others its use changes nothing."""
+    reductions = REDUCTIONS | {Op.KTHVALUE}
+    return any([node.op in reductions and prod(node.value.inner) > 1 for node in graph])
 
 
 def refuse_many_tensors(graph: Graph, placed: Graph) -> None:
