@@ -68,7 +68,7 @@ def bitwise(op: Op, symbol: str) -> Callable:
 def _of_bytes(op: Op, a: object, b: object, dtype: torch.dtype) -> Tensor:
     """An operation of integers of 8 bits; of a shift to the left the lowest 8 bits are left."""
     like = a if isinstance(a, Tensor) else b
-    found = node(op, *(_in_32_bits(x, like, dtype) for x in (a, b)))
+    found = node(op, *(_in_32_bits(op, x, like, dtype) for x in (a, b)))
     if op is Op.LSHIFT:
         low, sign = (scalar(like, bits, torch.int32) for bits in (255, 128))
         found = node(Op.AND, found, low)
@@ -77,7 +77,13 @@ def _of_bytes(op: Op, a: object, b: object, dtype: torch.dtype) -> Tensor:
     return cast(found, dtype)
 
 
-def _in_32_bits(x: object, like: Tensor, dtype: torch.dtype) -> Tensor:
-    if not isinstance(x, Tensor):
-        return scalar(like, number(x, dtype), torch.int32)
-    return cast(x, torch.int32) if x._value.dtype in BYTES else convert(x, torch.int32)
+def _in_32_bits(op: Op, x: object, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """An operand as an integer of 8 bits in int32; a number of the row is first cut to these bits.
+    """
+    if isinstance(x, Tensor):
+        is_mask = x._value.dtype is BOOL
+        return convert(x, torch.int32) if is_mask else cast(cast(x, dtype), torch.int32)
+    if type(x) is int and op in (Op.AND, Op.OR, Op.XOR):  # torch cuts `~3` too
+        x &= 255
+        x -= 256 * (dtype is torch.int8 and x > 127)
+    return scalar(like, number(x, dtype), torch.int32)

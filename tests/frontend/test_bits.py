@@ -133,6 +133,31 @@ def test_8_bits_with_numbers_masks_and_wide_integers(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", BYTES, ids=str)
+@pytest.mark.parametrize("wide", (torch.int64, I32, *BYTES), ids=str)
+@pytest.mark.parametrize("name", OF_BYTES)
+def test_8_bits_with_a_number_of_the_row(name, wide, dtype):
+    """torch cuts it to 8 bits first, whatever its dtype is."""
+    body = BINARY[name]
+
+    def f(a, k: htile.PerRow):
+        return body(a, k), body(k, a)
+
+    a, k = torch.arange(256).to(dtype).repeat(5, 1), torch.tensor([300, 258, -1, 3, 200]).to(wide)
+    each = [f(*pair) for pair in zip(a, k, strict=True)]
+    for found, expected in zip(htile.rowwise(f)(a, k), zip(*each, strict=True), strict=True):
+        exact(found, torch.stack(expected))
+
+
+@pytest.mark.parametrize("dtype", BYTES, ids=str)
+@pytest.mark.parametrize("name", ("and", "or", "xor"))
+def test_8_bits_with_numbers_beyond_them(name, dtype):
+    body, a = BINARY[name], torch.arange(256).to(dtype).view(2, 128)
+    for number in (~3, -2, 0x1FF, 256, 300, -200):
+        f = lambda a: body(a, number)  # noqa: B023, E731
+        exact(htile.rowwise(f)(a), f(a))
+
+
+@pytest.mark.parametrize("dtype", BYTES, ids=str)
 def test_8_bits_inverted_and_in_place(dtype):
     def f(a, b):
         b = b.clone()
