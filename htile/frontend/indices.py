@@ -24,7 +24,7 @@ from .parts import getitem as _getitem
 from .promotion import BOOL, FLOAT, INT64, cast, convert, scalar
 from .returned import note_table
 from .shapes import axis_of, fixed, has_any_length, reshaped, unsqueeze
-from .tensor import FUNCTIONS, Tensor, fail, location, node
+from .tensor import FUNCTIONS, Tensor, alias, fail, location, node
 
 ENDS = {Op.INPUT, Op.TAKE, Op.LOOKUP, Op.MATMUL}  # They are elementwise in none of their operands.
 
@@ -161,7 +161,7 @@ def getitem(x: Tensor, index: object) -> Tensor:
     parts = index if isinstance(index, tuple) else (index,)
     rest = [p for p in parts if p is not Ellipsis]
     if len(rest) == 1 and type(rest[0]) is int and x.ndim == 1 and has_any_length(x, -1):
-        return _of_any_length(x, rest[0])
+        return _of_any_length(x, rest[0], index)
     if len(rest) == 1 and type(rest[0]) is list and (len(parts) == 1 or x.ndim == 1):
         return _listed(x, rest[0])
     if len(rest) != 1 or not isinstance(rest[0], Tensor) or rest[0]._value.dtype is BOOL:
@@ -179,10 +179,12 @@ def _listed(x: Tensor, places: list) -> Tensor:
     return stack([getitem(x, k) for k in places])
 
 
-def _of_any_length(x: Tensor, place: int) -> Tensor:
+def _of_any_length(x: Tensor, place: int, index: object) -> Tensor:
     """The element at a place of a row of any length; calls with shorter rows are refused."""
     x._builder.least = max(x._builder.least, place + 1 if place >= 0 else -place)
-    return element(x, scalar(x, place, INT64), wraps=place < 0)
+    found = alias(x, element(x, scalar(x, place, INT64), wraps=place < 0))
+    found._part_of = x, index
+    return found
 
 
 Tensor.__getitem__ = getitem
@@ -242,9 +244,11 @@ def _has_as_many(x: Tensor, y: Tensor) -> bool:
 
     Then it costs less to choose among the numbers for all indices together, as for a long row: one
     by one, every thread would look up every index. Indices that are numbers of the row, as those of
-    sorted elements are, are looked up one by one all the same.
+    sorted elements are, are looked up one by one all the same. So are those of a row beside longer
+    ones: each would be written out, with a choice among all numbers.
     """
-    if x._value.varies is Varies.ROW or not 1 < x._sizes[0] <= prod(y._sizes):
+    count = prod(y._sizes)
+    if x._value.varies is Varies.ROW or not 1 < x._sizes[0] <= count or count < x._builder.n:
         return False
     return y._value.varies is Varies.ROW and not _is_of_numbers(y)
 

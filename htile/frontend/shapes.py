@@ -230,6 +230,10 @@ def _contiguous(input, *, memory_format=None):
 @implements("broadcast_tensors", method=False)
 def broadcast_tensors(*tensors):
     """The tensors, each broadcast to the shape that they have together."""
+    for x in tensors:
+        if not isinstance(x, Tensor):
+            fail(TraceError, f"broadcast_tensors takes tensors, got {x!r}: write "
+                 f"torch.full_like(x, {x!r}) for it")  # fmt: skip
     shape = broadcast_shapes(*(tuple(x._sizes) for x in tensors))
     if shape is None:
         shapes = ", ".join(str(tuple(x._sizes)) for x in tensors)

@@ -376,6 +376,32 @@ def test_an_element_at_a_place_is_that_of_the_call(name, n):
         assert_gradients(f, x.requires_grad_())
 
 
+def changed_through_an_element(x):
+    x[0].mul_(2)
+    return x * 1
+
+
+def changed_element(x):
+    x = x.clone()
+    y = x[-1]
+    y += 1
+    return x + y
+
+
+def changed_row(x):
+    x = x.clone()
+    y = x[-1]
+    x.mul_(3)
+    return x + y
+
+
+@pytest.mark.parametrize("f", [changed_through_an_element, changed_element, changed_row])
+def test_an_element_at_a_place_shares_memory_with_its_row(f):
+    """In torch the change of one is that of the other, so it is refused, and never lost."""
+    with pytest.raises(TraceError, match="may share memory"):
+        htile.rowwise(f, dynamic_n=True)(torch.ones(2, 6))
+
+
 @pytest.mark.parametrize("body", [lambda x: x[3], lambda x: x[-4] * x])
 def test_rows_without_an_element_at_a_place_are_refused(body):
     f = htile.rowwise(body, dynamic_n=True)

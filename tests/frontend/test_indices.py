@@ -726,6 +726,17 @@ def test_gradients_of_what_few_codes_choose():
         torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
 
 
+def test_few_codes_beside_longer_rows_are_looked_up_one_by_one():
+    """They are written out, so that each would choose among all numbers of the table."""
+
+    def f(x, codes, table: htile.Shared):
+        return x * table[codes].sum()
+
+    given = torch.empty(64, 1000, device="meta"), torch.empty(64, 64, dtype=I64, device="meta")
+    graph = htile.rowwise(f).inspect(*given, torch.empty(64, device="meta"), arch="sm_90a").graph
+    assert len(graph) < 16 * 64, "nodes for each code"
+
+
 def test_indices_that_are_numbers_of_a_row_are_looked_up_one_by_one():
     """Each is a number already: chosen for all together, each choice would be written out."""
     x, t = torch.randn(4, 32), torch.randn(8)

@@ -160,6 +160,9 @@ MISTAKES = {
     "broadcast_tensors": (
         lambda x: torch.broadcast_tensors(x, x[:3]), ShapeError, "shapes (8,), (3,): they do not"
     ),
+    "broadcast_tensors of a number": (
+        lambda x: torch.broadcast_tensors(x, 2.0), TraceError, "write torch.full_like(x, 2.0)"
+    ),
     "a batch of two": (
         lambda x: F.cross_entropy(x.view(2, 4), torch.tensor([0, 1])), ShapeError, "for each"
     ),
