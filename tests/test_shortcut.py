@@ -576,7 +576,7 @@ def test_the_long_way_of_a_known_bucket_plans_nothing(gpu, made):
 
 def test_fewer_elements_than_topk_takes(gpu):
     of_any(*any_length(5, 3))
-    with pytest.raises(htile.ShapeError, match="topk takes 3"):
+    with pytest.raises(htile.ShapeError, match="the function takes 3, by topk"):
         of_any(*any_length(5, 2))
 
 

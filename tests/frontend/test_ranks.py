@@ -273,8 +273,9 @@ def test_compiles_for_every_plan(n, k, dtype, plan, arch):
     """Whole warps compare by `redux`, and k keys of a row take one barrier.
 
     Where they list candidates, they first find a bound, and in another branch sort all keys. Where
-    the warps of a row look for many together, `redux` counts for the bits of both bounds, and finds
-    the largest key of a warp if that is a group of its own. A row of one CTA takes 8 barriers.
+    the warps of a row look for many together, `redux` counts for the bits of both bounds, finds the
+    largest key up to a limit of a warp and of all, and the largest key of a warp if that is a group
+    of its own. A row of one CTA takes 8 barriers.
     """
 
     @htile.rowwise
@@ -290,7 +291,7 @@ def test_compiles_for_every_plan(n, k, dtype, plan, arch):
     whole = num.threads_per_row >= 32
     if "together=True" in kernel.source:
         warps = num.threads_per_row // 32 * num.cluster_n
-        assert text.count("redux.sync") == 2 + (warps >= 2 * k)
+        assert text.count("redux.sync") == 4 + (warps >= 2 * k)
         assert text.count("bar.sync") == (8 if num.cluster_n == 1 else 5)
         return
     own = words + words + 1 if "candidates=True" in kernel.source else words

@@ -71,8 +71,10 @@ def ranges(graph: Graph) -> dict[int, Range]:
                 found[node.id] = 0, 1
         elif any(i in found for i in node.inputs):
             operands = _known(graph.operands(node), found)
-            most = max(graph.n, prod(graph[node.inputs[0]].value.inner))
-            range_ = None if None in operands else _range(node, operands, most)
+            if None in operands:
+                continue
+            is_sum = _is_sum(node)
+            range_ = _of_sum(graph, node, *operands) if is_sum else _range(node.op, operands)
             if range_ and LIMITS.min < range_[0] and range_[1] < LIMITS.max:
                 found[node.id] = range_
     return found
@@ -120,14 +122,15 @@ def _number(node: Node) -> Range | None:
     return (node.arg, node.arg) if fits else None
 
 
-def _range(node: Node, operands: list[Range], most: int) -> Range | None:
-    """The range of an operation; None for one that is left in int64.
+def _of_sum(graph: Graph, node: Node, operand: Range) -> Range:
+    """The range of a sum, which has at most as many elements as the row or its operand."""
+    (lo, hi), most = operand, max(graph.n, prod(graph[node.inputs[0]].value.inner))
+    return min(lo, most * lo), max(hi, most * hi)
 
-    most: the elements that a sum has at most.
-    """
-    op, (lo, hi), (low, high) = node.op, operands[0], operands[-1]
-    if _is_sum(node):
-        return min(lo, most * lo), max(hi, most * hi)
+
+def _range(op: Op, operands: list[Range]) -> Range | None:
+    """The range of an operation; None for one that is left in int64."""
+    (lo, hi), (low, high) = operands[0], operands[-1]
     if op is Op.NEG:
         return -hi, -lo
     if op is Op.ADD:
