@@ -168,8 +168,7 @@ formulas({
     "deg2rad": ("Degrees as radians.", lambda input: input * (math.pi / 180)),
     "rad2deg": ("Radians as degrees.", lambda input: input * (180 / math.pi)),
     "entr": ("-x log(x); 0 at 0 and -inf below.", lambda input: where(
-        input > 0, -input * log(input), where(input == 0, 0.0, where(input < 0, -INF,
-            input)))),
+        input < 0, -INF, where(input == 0, 0.0, -input * log(input)))),
 }, real)  # fmt: skip
 
 

@@ -70,6 +70,8 @@ def choose_function(
         if in_loops and _is_only_returned_in_16_bits(graph, node):
             return Function.QUOTIENT, (exponential.inputs[0], total.id)
         return Function.BOUNDED, node.inputs
+    if _is_largest_share(graph, node):  # the same function, so that it equals the element
+        return Function.BOUNDED, node.inputs
     is_fast = fastmath and node.op in FAST_OPS
     if near and _has_near_form(graph, node) and not is_fast:
         return Function.NEAR, node.inputs
@@ -310,6 +312,15 @@ def is_part_of_sum(graph: Graph, node: Node) -> bool:
     part, whole = graph.operands(node)
     whole = strip(graph, whole)
     return whole.op is Op.SUM and whole.inputs == (part.id,) and _is_exponential(graph, part)
+
+
+def _is_largest_share(graph: Graph, node: Node) -> bool:
+    """Whether it is 1 / sum(e), the largest of e / sum(e) with e = exp(x - max(x))."""
+    if node.op is not Op.DIV:
+        return False
+    one, whole = graph[node.inputs[0]], strip(graph, graph[node.inputs[1]])
+    is_sum = whole.op is Op.SUM and one.op is Op.CONST and one.arg == 1.0
+    return is_sum and _is_exponential(graph, graph[whole.inputs[0]])
 
 
 # These do not follow from their operands element by element, or not in a thread alone.

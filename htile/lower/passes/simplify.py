@@ -6,8 +6,6 @@ other arithmetic is left to MLIR.
 
 from __future__ import annotations
 
-from math import inf
-
 import torch
 
 from ...errors import UnsupportedError
@@ -16,7 +14,7 @@ from ...frontend.graph import Builder, Graph, Node
 from ...frontend.ops import COLLECTIVES, COMMUTATIVE, Op, Value, Varies
 from ...frontend.reference import EVALUATE
 from ...frontend.slopes import FirstAlong, Slope
-from ..patterns import is_part_of_sum, strip
+from ..patterns import strip
 from ..vectors import WARP, vector_size
 from .bundles import bundle_neighbours
 from .host_numbers import on_the_host
@@ -24,9 +22,9 @@ from .limits import limit_loads
 from .narrow import narrowing, without_known
 from .ranked import choose_by_rank
 from .rewrite import rewrite
+from .shares import gather_shares, logarithm_of_share
 from .ways import place_well, refuse_many_tensors
 
-LEAST_EXPONENT = -745.0  # of an exponential that is not 0 in float64
 _ITSELF = (Op.STOP, Op.CUSTOM)  # which are their first operand, but to a derivative
 
 
@@ -134,13 +132,12 @@ def choose_forms(graph: Graph) -> Graph:
     is taken that would show the rounding. So the mean of equal elements that is only returned may
     be a unit in the last place off.
 
-    log(softmax(x)) is the difference x - max(x) - log(sum), which has one logarithm a row.
+    The logarithm of a softmax is the difference that `logarithm_of_share` describes.
     """
 
     def choose(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
         if node.op is Op.LOG:
-            is_share = is_part_of_sum(graph, graph[node.inputs[0]])
-            return _logarithm_of_share(new, node, *inputs) if is_share else None
+            return logarithm_of_share(graph, node, new, inputs)
         reduction = _averaged(graph, node)
         if reduction is None:
             return None
@@ -181,22 +178,6 @@ def _is_count(graph: Graph, node: Node) -> bool:
     if graph.multiple is None:
         return node.arg == graph.n
     return node.op is Op.CONVERT and graph[node.inputs[0]].op is Op.LENGTH
-
-
-def _logarithm_of_share(new: Builder, node: Node, share: int) -> int:
-    """The logarithm of exp(e) / total, of e up to 0, as e - log(total).
-
-    It is -inf where the exponential is 0 even in float64, as torch's is there.
-    """
-    exponential, total = new[share].inputs
-    (exponent,) = new[exponential].inputs
-    least, minus_inf = (
-        new.add_const(number, Value((), Varies.SCALAR, torch.float32))
-        for number in (LEAST_EXPONENT, -inf)
-    )
-    is_zero = new.add(Op.LT, (exponent, least), loc=node.loc)
-    exponent = new.add(Op.WHERE, (is_zero, minus_inf, exponent), loc=node.loc)
-    return new.add(Op.SUB, (exponent, new.add(Op.LOG, (total,), loc=node.loc)), loc=node.loc)
 
 
 def narrow_indices(graph: Graph) -> Graph:
@@ -241,4 +222,6 @@ def _passed(graph: Graph) -> Graph:
     graph = placed
     for apply in PASSES:
         graph = apply(graph)
+    if (gathered := gather_shares(graph)) is not graph:
+        graph = merge_common_subexpressions(gathered)
     return limit_loads(on_the_host(choose_by_rank(graph)))

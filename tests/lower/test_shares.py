@@ -1,0 +1,236 @@
+"""Sums and maxima of a softmax's shares are taken beside the sum of its exponentials."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import htile
+from htile.frontend.ops import Op
+from htile.frontend.reference import evaluate
+from tests.lower.cases import F32, kernel_of
+
+N = 1000
+INF, NAN = math.inf, math.nan
+
+
+def meta(n=N, dtype=F32):
+    return torch.empty(64, n, dtype=dtype, device="meta")
+
+
+def entropy(x):
+    p = x.softmax(-1)
+    return -(p * p.log()).sum()
+
+
+def entropy_of_logarithm(x):
+    logp = x.log_softmax(-1)
+    return -(logp.exp() * logp).sum()
+
+
+def entropy_of_masked(x):
+    return torch.special.entr(x.softmax(-1)).sum()
+
+
+def divergence(x, y):
+    return F.kl_div(y.log_softmax(-1), x.softmax(-1), reduction="sum")
+
+
+def divergence_of_logarithms(x, y):
+    logp, logq = x.log_softmax(-1), y.log_softmax(-1)
+    return F.kl_div(logq, logp, reduction="sum", log_target=True)
+
+
+def difference_of_logarithms(x, y):
+    p, q = x.softmax(-1), y.softmax(-1)
+    return (p * (p.log() - q.log())).sum()
+
+
+def soft_cross_entropy(x, y):
+    return -(y.softmax(-1) * x.log_softmax(-1)).sum()
+
+
+def soft_actor(x, y):
+    p = x.softmax(-1)
+    return (p * (0.2 * p.log() - y)).sum()
+
+
+def expected_column(x):
+    return (x.softmax(-1) * torch.arange(x.shape[-1])).sum()
+
+
+def expectation(x, y):
+    return (x.softmax(-1) * y).sum()
+
+
+def negative_expectation(x, y):
+    return (-x.softmax(-1) * y).sum()
+
+
+def softmax_backward(x, y):
+    p = x.softmax(-1)
+    return p * (y - (p * y).sum())
+
+
+def collision(x):
+    return (x.softmax(-1) ** 2).sum()
+
+
+def agreement(x, y):
+    return (x.softmax(-1) * y.softmax(-1)).sum()
+
+
+def confidence(x):
+    return x.softmax(-1).max()
+
+
+def most_likely(x):
+    return tuple(x.softmax(-1).max(-1))
+
+
+def at_least_half_as_likely(x):
+    p = x.softmax(-1)
+    return torch.where(p < 0.5 * p.max(), 0.0, p)
+
+
+ONE_ROW = (
+    entropy, entropy_of_logarithm, entropy_of_masked, expected_column, collision, confidence,
+    most_likely, at_least_half_as_likely,
+)  # fmt: skip
+TWO_ROWS = (
+    divergence, divergence_of_logarithms, difference_of_logarithms, soft_cross_entropy, soft_actor,
+    expectation, negative_expectation, softmax_backward, agreement,
+)  # fmt: skip
+FUNCTIONS = {function.__name__: function for function in ONE_ROW + TWO_ROWS}
+
+
+def kernel(function, **more):
+    return kernel_of(function, *[meta()] * (2 if function in TWO_ROWS else 1), **more)
+
+
+def rows(case, count, seed=0):
+    """Rows of float64 whose elements are also float32, and that are the case."""
+    g = torch.Generator().manual_seed(seed)
+    x, y = (3 * torch.randn(6, N, generator=g).double() for _ in range(2))
+    if case == "masked alike":
+        x[:, 5:300] = y[:, 5:300] = -INF
+    elif case == "masked by the least number":
+        x[:, 5:300] = torch.finfo(F32).min
+        y[:, 100:400] = torch.finfo(F32).min
+    elif case == "one of all":
+        x[:, 7] = 500.0
+    elif case == "equal":
+        x[:], y[:] = 2.5, -1e30
+    elif case == "large":
+        x, y = 1e4 + x, 1e30 * y
+    elif case == "small":
+        x, y = 1e-3 * x, 1e-30 * y
+    elif case == "not numbers":
+        x[0, 3], x[1, 4], x[2], y[3, 5], y[4, 6], y[5] = NAN, INF, -INF, NAN, INF, -INF
+    return [x, y][:count]
+
+
+CASES = (
+    "usual", "masked alike", "masked by the least number", "one of all", "equal", "large", "small",
+    "not numbers",
+)  # fmt: skip
+
+
+def by_torch(function, x, y=None):
+    """What torch computes of each row, in the dtype of the rows."""
+    rows = zip(x, *([] if y is None else [y]), strict=True)
+    results = [function(*row) for row in rows]
+    if isinstance(results[0], tuple):
+        return tuple(torch.stack(each) for each in zip(*results, strict=True))
+    return torch.stack(results)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_there_are_two_exchanges(name):
+    found = kernel(FUNCTIONS[name])
+    assert found.plan.stages == 2
+    totals = [node for node in found.graph if node.op is Op.DIV and node.value.spread]
+    returns_shares = name in ("softmax_backward", "at_least_half_as_likely")
+    assert len(totals) == returns_shares, "an element is divided only where it is returned"
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_graph_computes_what_torch_does(name, case):
+    function = FUNCTIONS[name]
+    given = rows(case, 2 if function in TWO_ROWS else 1)
+    graph = kernel(function).graph
+    tensors = dict(zip([i.name for i in graph.inputs], given, strict=True))
+    found = evaluate(graph, tensors, (6,), torch.float64)
+    expected = by_torch(function, *given)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("case", CASES[:-1])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_graph_is_as_exact_as_torch_in_float32(name, case):
+    function = FUNCTIONS[name]
+    given = rows(case, 2 if function in TWO_ROWS else 1)
+    graph = kernel(function).graph
+    short = [x.float() for x in given]
+    tensors = dict(zip([i.name for i in graph.inputs], short, strict=True))
+    found = evaluate(graph, tensors, (6,), F32)
+    expected, theirs = by_torch(function, *[x.double() for x in short]), by_torch(function, *short)
+    found, expected, theirs = (
+        each[0] if isinstance(each, tuple) else each for each in (found, expected, theirs)
+    )
+    is_finite = expected.abs() < 1e37
+    error, of_torch = ((each.double() - expected).abs()[is_finite] for each in (found, theirs))
+    of_torch = of_torch.nan_to_num()  # torch finds 0 * log(0) where a share is too small
+    assert (error <= 2 * of_torch + 2e-6 * (1 + expected.abs()[is_finite])).all()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: (x.softmax(-1) * (y - x.softmax(-1).max() * 2)).sum(),
+        lambda x, y: (torch.where(y > 0, x.softmax(-1), 0.0) * x.log_softmax(-1)).sum(),
+        lambda x, y: (x.softmax(-1) * (y * x.log_softmax(-1))).sum(),
+        lambda x, y: (x.softmax(-1) * (x.softmax(-1) + y)).sum(),
+    ],
+)
+def test_what_waits_for_the_total_stays_as_it_is(function):
+    """These are not sums of a share times an element that is there before the total."""
+    found = kernel_of(lambda x, y: function(x, y), meta(), meta())
+    given = rows("usual", 2)
+    tensors = dict(zip([i.name for i in found.graph.inputs], given, strict=True))
+    result = evaluate(found.graph, tensors, (6,), torch.float64)
+    torch.testing.assert_close(result, by_torch(function, *given), rtol=1e-9, atol=1e-12)
+    assert found.plan.stages == 3
+
+
+def test_the_largest_share_equals_an_element():
+    """`p == p.max()` holds at the maximum, because both are one device function of s."""
+    def is_largest(x):
+        p = x.softmax(-1)
+        return p == p.max(), p
+
+    text = kernel_of(is_largest, meta()).source
+    assert text.count("math.div_bounded(") == 2 and "math.div(" not in text
+
+
+def test_logarithms_that_cancel_see_one_share():
+    """log(p) - log(p + q) of rounded p: the rounding of p cancels only if both see it."""
+    def jensen_shannon(x, y):
+        p, q = x.softmax(-1), y.softmax(-1)
+        m = torch.log(0.5 * p + 0.5 * q)
+        return (p * (p.log() - m) + q * (q.log() - m)).sum()
+
+    graph = kernel_of(jensen_shannon, meta(), meta()).graph
+    logarithms = [graph[node.inputs[0]] for node in graph if node.op is Op.LOG]
+    assert len(logarithms) == 3 and all(operand.value.spread for operand in logarithms)
+    g = torch.Generator().manual_seed(1)
+    x, y = (torch.randn(16, 19783, generator=g) for _ in range(2))
+    traced = htile.rowwise(jensen_shannon).inspect(meta(19783), meta(19783)).graph
+    found = evaluate(traced, {"x": x, "y": y}, (16,), F32)
+    expected, theirs = (by_torch(jensen_shannon, x.to(d), y.to(d)) for d in (torch.float64, F32))
+    error, of_torch = ((each.double() - expected).abs().max() for each in (found, theirs))
+    assert error <= 1.5 * of_torch
