@@ -318,7 +318,7 @@ def test_instructions():
 def test_a_stage_of_ranks_is_told_and_drawn():
     @htile.rowwise
     def f(x):
-        return x.softmax(-1).topk(2).values, x.amax(), x.topk(3, largest=False).indices
+        return (x * x.softmax(-1)).topk(2).values, x.amax(), x.topk(3, largest=False).indices
 
     kernel = f.inspect(torch.empty(64, 256, dtype=BF16, device="meta"))
     text = kernel.plan_text

@@ -173,7 +173,7 @@ def _as_share(graph: Graph, node: Node) -> _Share | None:
     if node.op is not Op.EXP or graph[node.inputs[0]].op is not Op.SUB:
         return None
     exponent, logarithm = graph.operands(graph[node.inputs[0]])
-    total = _total(graph, logarithm)
+    total = total_of(graph, logarithm)
     if total is None or graph[total.inputs[0]].inputs != (exponent.id,):
         return None
     return _share(graph, node, total.inputs[0], total.id)
@@ -185,7 +185,7 @@ def _share(graph: Graph, node: Node, exponential: int, total: int) -> _Share:
     return _Share(node.id, exponential, total, frozenset(later))
 
 
-def _total(graph: Graph, node: Node) -> Node | None:
+def total_of(graph: Graph, node: Node) -> Node | None:
     """The sum of a softmax's exponentials, if the node is its logarithm.
 
     log_softmax has NaN in place of it where the maximum is infinite.
@@ -200,10 +200,10 @@ def _total(graph: Graph, node: Node) -> Node | None:
     total = strip(graph, graph[node.inputs[0]])
     if total.op is not Op.SUM or graph[total.inputs[0]].op is not Op.EXP:
         return None
-    return total if _is_exponent(graph, graph[graph[total.inputs[0]].inputs[0]]) else None
+    return total if is_exponent(graph, graph[graph[total.inputs[0]].inputs[0]]) else None
 
 
-def _is_exponent(graph: Graph, node: Node) -> bool:
+def is_exponent(graph: Graph, node: Node) -> bool:
     """Whether it is x - max(x)."""
     return node.value.spread and subtracted(graph, node, Op.MAX) is not None
 
@@ -253,10 +253,10 @@ def _factors(graph: Graph, node: Node, share: _Share) -> list[_Term] | None:
     """What the node adds up of elements that do not wait for the total, and of logarithms of
     totals; None for anything else."""
     if not node.value.spread:
-        return [_Term(node.id)] if _total(graph, node) is not None else None
+        return [_Term(node.id)] if total_of(graph, node) is not None else None
     if (other := _as_share(graph, node)) is not None:
         return [_Term(other.exponential, divisor=other.total)]
-    if node.op in (Op.ADD, Op.SUB, Op.NEG) and not _is_exponent(graph, node):
+    if node.op in (Op.ADD, Op.SUB, Op.NEG) and not is_exponent(graph, node):
         found = [_factors(graph, operand, share) for operand in graph.operands(node)]
         if None not in found:
             found[-1] = found[-1] if node.op is Op.ADD else _times(-1.0, found[-1])
@@ -275,7 +275,7 @@ def _is_cut_exponent(graph: Graph, node: Node) -> bool:
     condition, low, exponent = graph.operands(node)
     if low.arg != -inf or condition.op is not Op.LT or condition.inputs[0] != exponent.id:
         return False
-    return graph[condition.inputs[1]].arg == LEAST_EXPONENT and _is_exponent(graph, exponent)
+    return graph[condition.inputs[1]].arg == LEAST_EXPONENT and is_exponent(graph, exponent)
 
 
 def _times(number: float, terms: list[_Term] | None) -> list[_Term] | None:

@@ -21,6 +21,7 @@ from .host_numbers import on_the_host
 from .limits import limit_loads
 from .narrow import narrowing, without_known
 from .ranked import choose_by_rank
+from .ranked_shares import rank_elements
 from .rewrite import rewrite
 from .shares import gather_shares, logarithm_of_share
 from .ways import place_well, refuse_many_tensors
@@ -222,6 +223,6 @@ def _passed(graph: Graph) -> Graph:
     graph = placed
     for apply in PASSES:
         graph = apply(graph)
-    if (gathered := gather_shares(graph)) is not graph:
+    if (gathered := gather_shares(rank_elements(graph))) is not graph:
         graph = merge_common_subexpressions(gathered)
     return limit_loads(on_the_host(choose_by_rank(graph)))

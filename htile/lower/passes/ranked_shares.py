@@ -1,0 +1,100 @@
+"""The largest shares of a softmax, found by the elements that they are the shares of.
+
+exp(x - m) / s grows with x, and so does its logarithm. So the largest shares are where the largest
+elements are. Keys of elements need not wait for s, and those of 16-bit elements and their columns
+have 32 bits and not 64. The shares are computed of what was found, once a row.
+
+That is done where it was measured to be faster: for few ranks and keys of 32 bits. Where warps look
+for ranks together, the elements would take registers from the keys for as long as that lasts.
+
+Elements of which the shares are equal by rounding are ranked by themselves, and not by their
+columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...frontend.graph import Builder, Graph, Node
+from ...frontend.ops import Op, Value, Varies
+from ..patterns import is_part_of_sum
+from ..ranks import FEW_OF_CLUSTER, FEW_RANKS, Chain, chains, least_zero_bits
+from .rewrite import rewrite
+from .shares import is_exponent, total_of
+
+# Longer rows may be divided over a cluster, whose warps look for more than FEW_OF_CLUSTER together.
+LONGEST_OF_BLOCK = 8192
+Steps = tuple[tuple[Op, int | None], ...]  # operations, each with the id of a value of the row
+
+
+@dataclass(frozen=True)
+class _Ranked:
+    """A chain of ranks of shares, the elements, and what makes a share of an element."""
+
+    chain: Chain
+    element: int
+    steps: Steps
+
+
+def rank_elements(graph: Graph) -> Graph:
+    """Rank elements in place of their shares. A graph without such ranks is returned itself."""
+    found = [ranked for chain in chains(graph) if (ranked := _ranked(graph, chain))]
+    if not found:
+        return graph
+    of_key = {ranked.chain.keys[0]: ranked for ranked in found}
+    places = {id: (each, k) for each in found for k, id in enumerate(each.chain.results)}
+    ids: dict[int, int] = {}
+
+    def rank(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
+        ids.update(zip(node.inputs, inputs, strict=True))
+        if node.id in of_key:
+            element = ids[of_key[node.id].element]
+            return new.add(node.op, (element, inputs[1]), node.arg, node.loc)
+        if node.op not in (Op.KEY_VALUE, Op.KEY_INDEX) or node.inputs[0] not in places:
+            return None
+        ranked, place = places[node.inputs[0]]
+        share = new.add(Op.KEY_VALUE, inputs, graph[ranked.element].value.dtype, node.loc)
+        for op, other in ranked.steps:
+            share = new.add(op, (share,) if other is None else (share, ids[other]), loc=node.loc)
+        if node.op is Op.KEY_VALUE:
+            return share
+        # Where one share is NaN all are, and torch takes them in the order of their columns.
+        is_nan = new.add(Op.NE, (share, share), loc=node.loc)
+        index = new.add(node.op, inputs, node.arg, node.loc)
+        first = new.add_const(place, Value((), Varies.SCALAR, node.value.dtype))
+        return new.add(Op.WHERE, (is_nan, first, index), loc=node.loc)
+
+    return rewrite(graph, rank)
+
+
+def _ranked(graph: Graph, chain: Chain) -> _Ranked | None:
+    """The chain, if it ranks shares that nothing else reads, and elements are ranked faster."""
+    most = FEW_RANKS if graph.n <= LONGEST_OF_BLOCK else FEW_OF_CLUSTER
+    if chain.smaller or len(chain.keys) > 1 or chain.group > 1 or len(chain.results) > most:
+        return None
+    key = graph[chain.keys[0]]
+    share = graph[key.inputs[0]]
+    if graph.readers[share.id] != (key.id,):
+        return None
+    found = _steps(graph, share)
+    is_short = found and graph.n <= 1 << least_zero_bits(graph, [found[0]])
+    return _Ranked(chain, *found) if is_short else None
+
+
+def _steps(graph: Graph, share: Node) -> tuple[int, Steps] | None:
+    """The element, and what makes its share of it, or the logarithm of its share."""
+    after: Steps = ()
+    if is_part_of_sum(graph, share):
+        exponential, total = share.inputs
+        (exponent,) = graph.operands(graph[exponential])
+        after = ((Op.EXP, None), (Op.DIV, total))
+    else:
+        if share.op is Op.EXP:
+            after, share = ((Op.EXP, None),), graph[share.inputs[0]]
+        if share.op is not Op.SUB or total_of(graph, graph[share.inputs[1]]) is None:
+            return None
+        exponent, after = graph[share.inputs[0]], ((Op.SUB, share.inputs[1]), *after)
+    if not is_exponent(graph, exponent):
+        return None
+    element, largest = exponent.inputs
+    return element, ((Op.SUB, largest), *after)
