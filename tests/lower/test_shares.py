@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
-import htile
 from htile.frontend.ops import Op
 from htile.frontend.reference import evaluate
 from tests.lower.cases import F32, kernel_of
@@ -221,8 +220,8 @@ def test_the_largest_share_equals_an_element():
     assert text.count("math.div_bounded(") == 2 and "math.div(" not in text
 
 
-def test_logarithms_that_cancel_see_one_share():
-    """log(p) - log(p + q) of rounded p: the rounding of p cancels only if both see it."""
+def test_logarithms_that_cancel_are_subtracted_in_parts():
+    """log(p) - log(p + q) is small where both are large, and they are not rounded before."""
     def jensen_shannon(x, y):
         p, q = x.softmax(-1), y.softmax(-1)
         m = torch.log(0.5 * p + 0.5 * q)
@@ -230,14 +229,14 @@ def test_logarithms_that_cancel_see_one_share():
 
     graph = kernel_of(jensen_shannon, meta(), meta()).graph
     logarithms = [graph[node.inputs[0]] for node in graph if node.op is Op.LOG]
-    assert len(logarithms) == 3 and all(operand.value.spread for operand in logarithms)
+    assert sum(operand.value.spread for operand in logarithms) == 1, "that of p + q"
     g = torch.Generator().manual_seed(1)
     x, y = (torch.randn(16, 19783, generator=g) for _ in range(2))
-    traced = htile.rowwise(jensen_shannon).inspect(meta(19783), meta(19783)).graph
-    found = evaluate(traced, {"x": x, "y": y}, (16,), F32)
+    graph = kernel_of(jensen_shannon, meta(19783), meta(19783)).graph
+    found = evaluate(graph, {"x": x, "y": y}, (16,), F32)
     expected, theirs = (by_torch(jensen_shannon, x.to(d), y.to(d)) for d in (torch.float64, F32))
     error, of_torch = ((each.double() - expected).abs().max() for each in (found, theirs))
-    assert error <= 1.5 * of_torch
+    assert error <= of_torch
 
 
 RANKED = {

@@ -4,8 +4,8 @@ exp(x - m) / s grows with x, and so does its logarithm. So the largest shares ar
 elements are. Keys of elements need not wait for s, and those of 16-bit elements and their columns
 have 32 bits and not 64. The shares are computed of what was found, once a row.
 
-That is done where it was measured to be faster: for few ranks and keys of 32 bits. Where warps look
-for ranks together, the elements would take registers from the keys for as long as that lasts.
+That is done where it was measured to be faster: for keys of 32 bits, and where warps do not look
+for ranks together. There the elements would take registers from the keys for as long as that lasts.
 
 Elements of which the shares are equal by rounding are ranked by themselves, and not by their
 columns.
@@ -22,8 +22,9 @@ from ..ranks import FEW_OF_CLUSTER, FEW_RANKS, Chain, chains, least_zero_bits
 from .rewrite import rewrite
 from .shares import is_exponent, total_of
 
-# Longer rows may be divided over a cluster, whose warps look for more than FEW_OF_CLUSTER together.
-LONGEST_OF_BLOCK = 8192
+# A warp has rows of at most so many elements, and looks for any number of ranks alone. Rows of more
+# than LONGEST_OF_BLOCK may be divided over a cluster, which looks for FEW_OF_CLUSTER without that.
+LONGEST_OF_WARP, LONGEST_OF_BLOCK = 256, 8192
 Steps = tuple[tuple[Op, int | None], ...]  # operations, each with the id of a value of the row
 
 
@@ -69,8 +70,10 @@ def rank_elements(graph: Graph) -> Graph:
 
 def _ranked(graph: Graph, chain: Chain) -> _Ranked | None:
     """The chain, if it ranks shares that nothing else reads, and elements are ranked faster."""
+    if chain.smaller or len(chain.keys) > 1 or chain.group > 1:
+        return None
     most = FEW_RANKS if graph.n <= LONGEST_OF_BLOCK else FEW_OF_CLUSTER
-    if chain.smaller or len(chain.keys) > 1 or chain.group > 1 or len(chain.results) > most:
+    if graph.n > LONGEST_OF_WARP and len(chain.results) > most:
         return None
     key = graph[chain.keys[0]]
     share = graph[key.inputs[0]]

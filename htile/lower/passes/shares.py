@@ -24,6 +24,8 @@ from .rewrite import rewrite
 
 MOST_TIMES = 1e6  # that a term is multiplied by, so that no product of an exponent is infinite
 LEAST_EXPONENT = -745.0  # of an exponential that is not 0 in float64
+LN2_HIGH = 0.693145751953125  # of 16 bits: its product with an exponent of float32 is exact
+LN2_LOW = 1.4286068202862268e-06  # log(2) less that
 
 
 def logarithm_of_share(
@@ -33,21 +35,50 @@ def logarithm_of_share(
 
     It is -inf where the exponential is 0 even in float64, as torch's is there.
 
-    Where another logarithm reads what is made of the share, as log(p + q) does in a Jensen-Shannon
-    divergence, the two are subtracted, and the rounding of the share cancels only if both see it.
+    It is not as exact where another logarithm is taken of what is made of the share, and one is
+    subtracted from the other, as log(p) - log(p + q) in a Jensen-Shannon divergence. The difference
+    may be small, but e - log(total) is rounded. So log(total) is subtracted last, in two parts.
     """
+    if node.op is Op.SUB:
+        logarithm, other = graph.operands(node)
+        if logarithm.op is not Op.LOG or other.op is not Op.LOG or not other.value.spread:
+            return None
+        share = graph[logarithm.inputs[0]]
+        if not is_part_of_sum(graph, share) or not _has_other_logarithm(graph, share, logarithm):
+            return None
+        exponent, total = _exponent_and_total(new, *new[inputs[0]].inputs, node)
+        difference = new.add(Op.SUB, (exponent, inputs[1]), loc=node.loc)
+        for part in _logarithm_in_parts(new, total, node):
+            difference = new.add(Op.SUB, (difference, part), loc=node.loc)
+        return difference
     share = graph[node.inputs[0]]
     if not is_part_of_sum(graph, share) or _has_other_logarithm(graph, share, node):
         return None
-    exponential, total = new[inputs[0]].inputs
-    (exponent,) = new[exponential].inputs
-    least, minus_inf = (
-        new.add_const(number, Value((), Varies.SCALAR, torch.float32))
-        for number in (LEAST_EXPONENT, -inf)
-    )
-    is_zero = new.add(Op.LT, (exponent, least), loc=node.loc)
-    exponent = new.add(Op.WHERE, (is_zero, minus_inf, exponent), loc=node.loc)
+    exponent, total = _exponent_and_total(new, *inputs, node)
     return new.add(Op.SUB, (exponent, new.add(Op.LOG, (total,), loc=node.loc)), loc=node.loc)
+
+
+def _exponent_and_total(new: Builder, share: int, node: Node) -> tuple[int, int]:
+    """What is subtracted in the logarithm of a share."""
+    exponential, total = new[share].inputs
+    (exponent,) = new[exponential].inputs
+    least, minus_inf = (_number(new, number) for number in (LEAST_EXPONENT, -inf))
+    is_zero = new.add(Op.LT, (exponent, least), loc=node.loc)
+    return new.add(Op.WHERE, (is_zero, minus_inf, exponent), loc=node.loc), total
+
+
+def _logarithm_in_parts(new: Builder, total: int, node: Node) -> tuple[int, int]:
+    """Two numbers whose sum is log(total): one without an error, and one of at most about 1."""
+    exponent = new.add(Op.EXPONENT, (total,), loc=node.loc)
+    fraction = new.add(Op.LDEXP, (total, new.add(Op.NEG, (exponent,))), loc=node.loc)
+    count = new.add(Op.CONVERT, (exponent,), torch.float32, node.loc)
+    high = new.add(Op.MUL, (count, _number(new, LN2_HIGH)), loc=node.loc)
+    low = new.add(Op.MUL, (count, _number(new, LN2_LOW)), loc=node.loc)
+    return high, new.add(Op.ADD, (low, new.add(Op.LOG, (fraction,), loc=node.loc)), loc=node.loc)
+
+
+def _number(new: Builder, number: float) -> int:
+    return new.add_const(number, Value((), Varies.SCALAR, torch.float32))
 
 
 def _has_other_logarithm(graph: Graph, share: Node, logarithm: Node) -> bool:
@@ -289,7 +320,7 @@ def _largest(new: Builder, graph: Graph, node: Node, share: _Share, ids: dict[in
     """
     total = ids[share.total]
     if node.op is Op.MAX:
-        one = new.add_const(1.0, Value((), Varies.SCALAR, torch.float32))
+        one = _number(new, 1.0)
         return new.add(Op.DIV, (one, total), loc=node.loc)
     key = graph[graph[node.inputs[0]].inputs[0]]
     keys = new.add(Op.KEY, (ids[share.exponential], ids[key.inputs[1]]), key.arg, node.loc)
@@ -307,14 +338,11 @@ def _gathered(
     def add(op: Op, *inputs: int) -> int:
         return new.add(op, inputs, loc=node.loc)
 
-    def number(value: float) -> int:
-        return new.add_const(value, Value((), Varies.SCALAR, torch.float32))
-
     def added(terms: list[tuple[float, int]]) -> int:
         result = None
         for times, id in sorted(terms, key=lambda each: each[0] < 0):
             size = abs(times)
-            id = id if size == 1 else add(Op.MUL, id, number(size))
+            id = id if size == 1 else add(Op.MUL, id, _number(new, size))
             if result is None:
                 result = id if times > 0 else add(Op.NEG, id)
             else:
@@ -331,22 +359,22 @@ def _gathered(
         if not factor.value.spread:
             values.append(each)
         elif is_own and term.is_zero:  # E is 0 below the least exponent, and so is the product
-            plain.append((term.times, add(Op.MAXIMUM, ids[own], number(LEAST_EXPONENT))))
+            plain.append((term.times, add(Op.MAXIMUM, ids[own], _number(new, LEAST_EXPONENT))))
         else:
             (guarded if term.is_zero else plain).append(each)
             may_be_large |= not is_own and term.divisor is None
     # E * e is between -0.4 and 0, and E * E at most 1. The sum of other products, of which each may
     # be as large as float32 goes, stays finite if they are scaled.
     scale = 2.0 ** -new.n.bit_length()
-    weight = add(Op.MUL, exponential, number(scale)) if may_be_large else exponential
+    weight = add(Op.MUL, exponential, _number(new, scale)) if may_be_large else exponential
     products = [(1.0, add(Op.MUL, weight, added(plain)))] if plain else []
     if guarded:
         product = add(Op.MUL, weight, added(guarded))
-        is_zero = add(Op.EQ, exponential, number(0.0))
-        products.append((1.0, add(Op.WHERE, is_zero, number(0.0), product)))
+        is_zero = add(Op.EQ, exponential, _number(new, 0.0))
+        products.append((1.0, add(Op.WHERE, is_zero, _number(new, 0.0), product)))
     mean = add(Op.DIV, add(Op.SUM, added(products)), total)
     if may_be_large:
-        mean = add(Op.MUL, mean, number(1 / scale))
+        mean = add(Op.MUL, mean, _number(new, 1 / scale))
     if terms[0].divisor is not None:
         mean = add(Op.DIV, mean, ids[terms[0].divisor])
     return added([(1.0, mean), *values])

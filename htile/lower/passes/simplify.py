@@ -137,7 +137,7 @@ def choose_forms(graph: Graph) -> Graph:
     """
 
     def choose(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
-        if node.op is Op.LOG:
+        if node.op in (Op.LOG, Op.SUB):
             return logarithm_of_share(graph, node, new, inputs)
         reduction = _averaged(graph, node)
         if reduction is None:
