@@ -340,7 +340,8 @@ class Deferred(Tensor):
 
     @staticmethod
     def __new__(cls, like: Tensor, make: Callable[[], Tensor]) -> Tensor:
-        return Tensor.__new__(cls, like._builder, like._id)
+        v = like._value  # which one that waits for its elements has before they are asked for
+        return torch.Tensor._make_wrapper_subclass(cls, v.inner, dtype=v.dtype, device="meta")
 
     def __init__(self, like: Tensor, make: Callable[[], Tensor]):
         self._make, self._made, self._line = make, None, location()

@@ -40,6 +40,8 @@ WAITS = {
     "beside numbers": lambda x: (x.flip(-1) - x.mean()).cumsum(-1).flip(-1) / x.abs().amax(),
     "beside constants": lambda x: torch.where(x.flip(0) > 0, torch.ones_like(x), 0).flip(0) + x,
     "two rows": lambda x: torch.maximum(x.flip(0), (x + 1).flip(0)).flip(0),
+    "minima from the end": lambda x: x.flip(-1).cummin(-1).values.flip(-1),
+    "maxima from the end": lambda x: torch.cummax(x.detach().flip(0), 0)[0].flip(0) * x,
     "both ways": lambda x: x.flip(-1).cumsum(-1).flip(-1).cumsum(-1),
     "reductions": lambda x: (x.flip(-1).exp().sum(), x.flip(0).max(), (x.flip(0) > 0).any()),
     "a reduction of a sum": lambda x: x.flip(-1).cumsum(-1).amax(),
