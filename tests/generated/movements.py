@@ -391,5 +391,8 @@ MEANT = {
     Op.EQ: np.equal, Op.AND: lambda x, y: (x.astype(int) & y.astype(int)),
     Op.RSHIFT: lambda x, y: x.astype(int) >> y.astype(int),
     Op.CONVERT: lambda x: x.astype(float) if x.dtype == bool else x,
-    Op.CAST: lambda x: x, Op.RESHAPE: lambda x: x,
+    Op.CAST: lambda x: x, Op.RESHAPE: lambda x: x, Op.POW: np.power, Op.SIGN: np.sign,
+    Op.LOGCUMSUMEXP: np.logaddexp.accumulate,
+    Op.LOGSUMEXP_FROM_END: lambda x, axis: (
+        np.flip(np.logaddexp.accumulate(np.flip(x, axis), axis), axis)),
 }  # fmt: skip

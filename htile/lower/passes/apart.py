@@ -20,10 +20,11 @@ class Apart:
     """The methods of a placing for these parts."""
 
     def _few_more(self, axes: list[Axis]) -> Refine | None:
-        """The request to reduce those elements of an axis apart that it has more than the columns.
+        """The request to reduce or store those elements of an axis apart that it has more than the
+        columns.
 
-        They are before and behind the columns that are read for others. Elements of a rank are not
-        found so: each of the few would be spread over the columns.
+        Those that are reduced are before and behind the columns that are read for others. Elements
+        of a rank are not found so: each of the few would be spread over the columns.
         """
         n = min([axis.size for axis in axes if axis.size > self.most], default=0)
         for axis in axes:
@@ -33,6 +34,10 @@ class Apart:
                 start = self._start_beside(axis, n)
                 ends = (place for place in (start, start + n) if 0 < place < axis.size)
                 return Refine(axis, 1, ends=tuple(ends))
+        for axis in axes:
+            is_row = axis.key[0] == "out" and len(self.graph.outputs[axis.key[1]].inner) == 1
+            if is_row and n < axis.size <= n + MOST_REDUCED:
+                return Refine(axis, 1, ends=(n,))
         return None
 
     def _start_beside(self, axis: Axis, n: int) -> int:

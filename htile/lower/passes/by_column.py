@@ -9,6 +9,9 @@ lifted to another column, as both parts of `torch.roll` are, may reach beyond it
 
 A part that is reduced beside whole rows, as in `x - x[4:2000].mean()`, is lifted too, where a row
 would be cut into too many blocks. The reduction takes what changes nothing in all other columns.
+
+A scan is lifted, too, where nothing else places a graph: what counts before its columns, beyond an
+end of the row, is reduced.
 """
 
 from __future__ import annotations
@@ -16,32 +19,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate
-from math import gcd, inf, isnan, nan
+from math import gcd
 
 import torch
 
 from ...errors import Location
 from ...frontend.dtypes import FLOAT8, STORAGE
 from ...frontend.graph import Builder, Graph, Node
-from ...frontend.ops import Op, Value, Varies
+from ...frontend.ops import SCANS, Op, Value, Varies
 from ..patterns import NOT_ELEMENTWISE
+from .lifted_scans import NEUTRAL, LiftedScans, Span, depending_on_scans, neutral
 from .rewrite import rewrite
 
 MOST_CHOSEN = 256  # parts of a row; each takes a comparison and a selection of each element
 FEW_PIECES = 8  # Rows that are cut into so many are as fast as whole ones (docs/traps.md).
-# What a reduction of these kinds combines with x to x.
-NEUTRAL = {
-    Op.SUM: 0, Op.MEAN: 0, Op.PROD: 1, Op.MAX: -inf, Op.MIN: inf, Op.ANY: False, Op.ALL: True,
-    Op.KTHVALUE: nan,  # behind all others
-}  # fmt: skip
-Span = tuple[int, int]  # of columns: the first one, and the one behind the last
 
 
-def choose_by_column(graph: Graph) -> Graph:
-    """The graph without joins that cut rows into too many pieces, where parts can be lifted."""
-    if not any([_is_cut(graph, node) for node in graph]):
+def choose_by_column(graph: Graph, scans: bool = False) -> Graph:
+    """The graph without joins that cut rows into too many pieces, where parts can be lifted.
+
+    scans: whether scans are lifted, too, and parts of what is computed of them; without any it is
+        the graph itself.
+    """
+    of_scans = depending_on_scans(graph) if scans else frozenset()
+    if not of_scans and (scans or not any([_is_cut(graph, node) for node in graph])):
         return graph
-    rule = _Rule(graph)
+    rule = _Rule(graph, of_scans)
     found = rewrite(graph, rule)
     return rewrite(found) if rule.has_found else graph  # without the parts that nobody reads now
 
@@ -98,18 +101,22 @@ class _Rule:
     """The rule of the rewriting.
 
     ids: those of the new graph, of the nodes that have been read.
+    of_scans: the rows that are computed of scans, if these are lifted.
     """
 
-    def __init__(self, graph: Graph):
-        self.graph, self.has_found = graph, False
+    def __init__(self, graph: Graph, of_scans: frozenset[int] = frozenset()):
+        self.graph, self.of_scans, self.has_found = graph, of_scans, False
         self.ids: dict[int, int] = {}
 
     def __call__(self, new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
         self.ids.update(zip(node.inputs, inputs, strict=True))
-        if not _is_cut(self.graph, node) or not _is_read_across(self.graph, node):
+        is_part = node.op is Op.SLICE and node.id in self.of_scans
+        is_joined = _is_cut(self.graph, node) and _is_read_across(self.graph, node)
+        if not is_part and not is_joined:
             return None
         (n,) = node.value.inner
-        found = _Lifting(self.graph, new, self.ids, n).chosen(node, 0, (0, n))
+        lifting = _Lifting(self.graph, new, self.ids, n, scans=bool(self.of_scans))
+        found = lifting.part(node) if is_part else lifting.chosen(node, 0, (0, n))
         if found is None or not _is_like(new[found].value, node.value):
             return None
         self.has_found = True
@@ -178,7 +185,7 @@ class _Reducing(_Rule):
         return None
 
 
-class _Lifting:
+class _Lifting(LiftedScans):
     """Lifts the parts of one row of n elements.
 
     A node is lifted to a column if its first element is in that column of the result, the second
@@ -186,8 +193,10 @@ class _Lifting:
     a node cannot be lifted there; one element for all columns will do as well as a row.
     """
 
-    def __init__(self, graph: Graph, new: Builder, ids: dict[int, int], n: int):
-        self.graph, self.new, self.ids, self.n = graph, new, ids, n
+    def __init__(
+        self, graph: Graph, new: Builder, ids: dict[int, int], n: int, scans: bool = False
+    ):
+        self.graph, self.new, self.ids, self.n, self.scans = graph, new, ids, n, scans
         self.known: dict[tuple[int, int, Span], int | None] = {}
         self.loc: Location | None = None  # of what is made of the parts
 
@@ -217,6 +226,12 @@ class _Lifting:
             found = self.new.add(Op.WHERE, (is_part, part, found), loc=node.loc)
         return self.new.add(Op.CAST, (found,), dtype, node.loc) if dtype in STORAGE else found
 
+    def part(self, node: Node) -> int | None:
+        """A part of a row, as a row."""
+        self.loc = node.loc
+        _, start, _, _ = node.arg
+        return self._lifted(node.inputs[0], -start, (0, self.n))
+
     def reduced(self, node: Node, start: int, end: int) -> int | None:
         """A reduction of what is lifted to the columns from `start` to `end`."""
         self.loc, dtype = node.loc, self.graph[node.inputs[0]].value.dtype
@@ -225,7 +240,7 @@ class _Lifting:
             return None
         if node.op is Op.MEAN:
             return self._mean(node, lifted, start, end)
-        part = self._there(lifted, start, end, _neutral(node.op, dtype), dtype, node)
+        part = self._there(lifted, start, end, neutral(node.op, dtype), dtype, node)
         rest = [self.ids[i] for i in node.inputs[1:]]
         return self.new.add(node.op, (part, *rest), node.arg, node.loc)
 
@@ -293,6 +308,8 @@ class _Lifting:
             return self._expanded(node, column, span)
         if op is Op.CAT:
             return self.chosen(node, column, span)
+        if op in SCANS and self.scans:
+            return self._scan(node, column, span)
         return None if op in NOT_ELEMENTWISE else self._computed(node, column, span)
 
     def _expanded(self, node: Node, column: int, span: Span) -> int | None:
@@ -315,14 +332,3 @@ class _Lifting:
 
     def _number(self, number: object, dtype: torch.dtype = torch.int64) -> int:
         return self.new.add_const(number, Value((), Varies.SCALAR, dtype))
-
-
-def _neutral(op: Op, dtype: torch.dtype) -> object:
-    """What a reduction combines with any x of this dtype to x."""
-    neutral = NEUTRAL[op]
-    if dtype.is_floating_point or dtype is torch.bool:
-        return float(neutral) if dtype.is_floating_point else neutral
-    limits = torch.iinfo(dtype)
-    if isnan(neutral):
-        return limits.max
-    return {-inf: limits.min, inf: limits.max}.get(neutral, neutral)

@@ -11,7 +11,7 @@ from itertools import pairwise
 from math import gcd, inf, prod
 
 from ...errors import UnsupportedError
-from ...frontend.graph import Node
+from ...frontend.graph import Graph, Node
 from ...frontend.ops import COMPARISONS, EXTREMES, FROM_END, RUNNING, TURNED, Op
 from .axes import Axis, Index, Refine, Ungrouped, Wanted, axes_of, moved_along
 from .placed import Placed
@@ -40,6 +40,25 @@ def _told_total(op: Op) -> str:
     """How the last element of a scan is called there."""
     total = TOTAL.get(op)
     return "logsumexp(-1)" if total is None else f"{METHODS.get(total, total.value)}()"
+
+
+def has_own_bits(graph: Graph, id: int) -> bool:
+    """Whether all that is read of a scan has to be of one scan.
+
+    It has if the scan rounds, and an extreme of what is computed of it is compared with what is.
+    """
+    scan = graph[id]
+    if scan.op in RUNNING or not scan.value.dtype.is_floating_point:
+        return False
+    behind, has_extreme = {id}, False
+    for node in graph:
+        if behind.isdisjoint(node.inputs):
+            continue
+        behind.add(node.id)
+        has_extreme |= node.op in EXTREMES
+        if has_extreme and node.op in COMPARISONS and behind.issuperset(node.inputs):
+            return True
+    return False
 
 
 class Collectives:
@@ -222,25 +241,9 @@ class Collectives:
         for id in dict.fromkeys(id for id, _ in self.scans):
             found = [axis for other, axis in self.scans if other == id]
             sizes = {1 if axis is None else axis.size for axis in found}
-            if len(sizes) > 1 and self._rounds(self.graph[id]) and self._is_looked_for(id):
+            if len(sizes) > 1 and has_own_bits(self.graph, id):
                 longest = max((axis for axis in found if axis), key=lambda axis: axis.size)
                 raise Refine(longest, gcd(*sizes), asking=self.graph[id])
-
-    @staticmethod
-    def _rounds(scan: Node) -> bool:
-        return scan.op not in RUNNING and scan.value.dtype.is_floating_point
-
-    def _is_looked_for(self, id: int) -> bool:
-        """Whether an extreme of what is computed of a node is compared with what is."""
-        behind, has_extreme = {id}, False
-        for node in self.graph:
-            if behind.isdisjoint(node.inputs):
-                continue
-            behind.add(node.id)
-            has_extreme |= node.op in EXTREMES
-            if has_extreme and node.op in COMPARISONS and behind.issuperset(node.inputs):
-                return True
-        return False
 
     def _last_of_row(self, node: Node, wanted: Wanted) -> int:
         """The element of a scan that all of a row counts in."""

@@ -80,6 +80,11 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
     for other in dict.fromkeys((graph, chosen)):
         with suppress(UnsupportedError):
             return place(other, in_groups, apart=True)
+    moved = choose_by_column(graph, scans=True)
+    ways = [(moved, False), (reduce_by_column(moved), False), (moved, True)]
+    for other, apart in dict.fromkeys(ways if moved is not graph else ()):
+        with suppress(UnsupportedError):
+            return place(other, in_groups, apart=apart)
     raise refused
 
 
