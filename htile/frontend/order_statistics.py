@@ -19,7 +19,7 @@ from .factories import index
 from .functions import formulas, implements
 from .ops import Op, Value
 from .parts import part, stack
-from .promotion import FLOAT, cast, convert, scalar
+from .promotion import FLOAT, INT64, cast, convert, scalar
 from .ranks import INT32, MOST_RANKS, Ranked, first_index, first_ranks, refuse_unranked
 from .reductions import reduced
 from .shapes import axis_of, has_any_length, reshaped, unsqueeze
@@ -59,7 +59,7 @@ def _at_rank(x: Tensor, axis: int, rank: Rank, what: str) -> Tensor:
             is_low = near == rank
             found = first_ranks(x, near + 1, axis, not is_low, what).values
             return _last(found, axis if x.ndim else -1, near + 1)
-        return _found(x, axis, scalar(x, rank, INT32))
+        return _found(x, axis, scalar(x, rank, INT32), what)
     of_groups = rank._sizes.numel() > 1
     if of_groups and not is_short:
         fail(UnsupportedError, f"{what} along an axis of {size} elements whose rank each group has "
@@ -69,14 +69,17 @@ def _at_rank(x: Tensor, axis: int, rank: Rank, what: str) -> Tensor:
     if is_short:
         found = _one_of_few(x, axis, rank, what)
     else:
-        found = _found(x, axis, rank)
+        found = _found(x, axis, rank, what)
     if dtype is FLOAT and not is_short:  # it is NaN beyond the row
         return found
     is_there = (rank >= 0) & (rank < x.shape[axis])
     return where(is_there, found, NAN if dtype is FLOAT else 0)
 
 
-def _found(x: Tensor, axis: int, rank: Tensor) -> Tensor:
+def _found(x: Tensor, axis: int, rank: Tensor, what: str) -> Tensor:
+    if x._value.dtype is INT64:
+        fail(DtypeError, f"{what} of int64 at a rank that is far from both ends: such ranks are "
+             "found in floats and int32, write x.int() where all numbers fit 32 bits")  # fmt: skip
     return node(Op.KTHVALUE, x, rank, arg=axis if x.ndim > 1 else None)
 
 

@@ -3,6 +3,8 @@
 An element and its index are one integer, a key, so one reduction finds both. Its order makes NaN
 the largest element, and of equal elements the one of the smaller index comes first. Torch promises
 that of argmax too, and leaves open which of equal elements topk gives.
+
+An element of 64 bits leaves no bits for its index. So it is found first, and then its index.
 """
 
 from __future__ import annotations
@@ -40,21 +42,53 @@ def refuse_unranked(x: Tensor, what: str) -> None:
     dtype = x._value.dtype
     if dtype in STORAGE:
         fail(DtypeError, not_computed(dtype))
-    if dtype not in (FLOAT, INT32):
+    if dtype not in (FLOAT, INT32, INT64):
         name = str(x.dtype).removeprefix("torch.")
-        fit = " where all numbers fit 32 bits" if dtype is INT64 else ""
-        fail(DtypeError, f"{what} of {name}: it takes floats and int32, write x.int(){fit}")
+        fail(DtypeError, f"{what} of {name}: it takes floats and integers, write x.int()")
 
 
-def _keys(x: Tensor, axis: int, smaller: bool, what: str) -> Tensor:
-    """The key of each element, with its index along an axis."""
-    v = x._value
-    refuse_unranked(x, what)
+def _places(x: Tensor, axis: int) -> Tensor:
+    """The index of each element along an axis."""
     size = x._sizes[axis] if x.ndim else 1
-    if size == 1 and not (v.spread and axis == -1):
-        return node(Op.KEY, x, scalar(x, 0, INT64), arg=smaller)
-    places = reshaped(index(x._builder, size), (size, *(1,) * (-1 - axis)))
-    return node(Op.KEY, x, places, arg=smaller)
+    if size == 1 and not (x._value.spread and axis == -1):
+        return scalar(x, 0, INT64)
+    return reshaped(index(x._builder, size), (size, *(1,) * (-1 - axis)))
+
+
+def _keys(x: Tensor, axis: int, smaller: bool) -> Tensor:
+    """The key of each element, with its index along an axis."""
+    return node(Op.KEY, x, _places(x, axis), arg=smaller)
+
+
+def _first_wide(
+    x: Tensor, axis: int, is_largest: bool, is_left: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The first of elements of int64, and the mask of those that are equal to it.
+
+    is_left: the mask of those that count; by default all do.
+    """
+    op, last = (Op.MAX, _LOWEST) if is_largest else (Op.MIN, _HIGHEST)
+    value = reduced(op, x if is_left is None else where(is_left, x, last), axis, keepdim=True)
+    return value, x == value if is_left is None else (x == value) & is_left
+
+
+def _place(x: Tensor, axis: int, is_it: Tensor, keepdim: bool = True) -> Tensor:
+    """The first index along an axis where a mask holds."""
+    size = x._sizes[axis] if x.ndim else 1
+    return reduced(Op.MIN, where(is_it, _places(x, axis), size), axis, keepdim)
+
+
+def _wide_ranks(x: Tensor, k: int, axis: int, is_largest: bool) -> Ranked:
+    """The first k elements of int64 along an axis, in order."""
+    values, indices, is_left = [], [], None
+    for _ in range(k):
+        value, is_it = _first_wide(x, axis, is_largest, is_left)
+        place = _place(x, axis, is_it)
+        is_behind = x < value if is_largest else x > value
+        is_left = is_behind | ((x == value) & (_places(x, axis) > place))
+        values.append(value)
+        indices.append(place)
+    return Ranked(*(cat(each, axis) if k > 1 else each[0] for each in (values, indices)))
 
 
 def first_index(x: Tensor, dim: object, keepdim: bool, is_largest: bool, what: str) -> Tensor:
@@ -63,10 +97,14 @@ def first_index(x: Tensor, dim: object, keepdim: bool, is_largest: bool, what: s
         found = first_index(reshaped(x, (x._sizes.numel(),)), -1, False, is_largest, what)
         return reshaped(found, (1,) * x.ndim) if keepdim else found
     axis = axis_of(x, -1 if dim is None else dim)
+    refuse_unranked(x, what)
+    if x._value.dtype is INT64:
+        _, is_it = _first_wide(x, axis, is_largest)
+        return _place(x, axis, is_it, keepdim)
     smaller = not is_largest
     if smaller and x._value.dtype is FLOAT:  # of keys NaN is the largest
         x, smaller = -x, False
-    keys = _keys(x, axis, smaller, what)
+    keys = _keys(x, axis, smaller)
     found = reduced(Op.MIN if smaller else Op.MAX, keys, axis, keepdim)
     return node(Op.KEY_INDEX, found, arg=smaller)
 
@@ -106,7 +144,10 @@ def first_ranks(x: Tensor, k: int, axis: int, is_largest: bool, what: str) -> Ra
              "the first k, or leave dynamic_n out")  # fmt: skip
     if of_any_length:
         x._builder.least = max(x._builder.least, k)
-    keys = _keys(x, axis, not is_largest, what)
+    refuse_unranked(x, what)
+    if x._value.dtype is INT64:
+        return _wide_ranks(x, k, axis, is_largest)
+    keys = _keys(x, axis, not is_largest)
     op, last = (Op.MAX, _LOWEST) if is_largest else (Op.MIN, _HIGHEST)
     found = [reduced(op, keys, axis, keepdim=True)]
     while len(found) < k:

@@ -142,9 +142,6 @@ MISTAKES = {
     "out=": (lambda x, y: torch.add(x, x, out=y), TraceError, "assign the result"),
     "unknown function": (lambda x: torch.bincount(x), UnsupportedError, "torch.bincount is not"),
     "unknown method": (lambda x: x.mode(), UnsupportedError, "x.mode is not supported; x.topk"),
-    "ranks of int64": (
-        lambda x: x.long().argmax(), DtypeError, "write x.int() where all numbers fit 32 bits"
-    ),
     "ranks of a mask": (lambda x: (x > 0).argmax(), DtypeError, "argmax of bool: it takes"),
     "dropout1d of a row": (
         lambda x: F.dropout1d(x, training=False), ShapeError, "write F.dropout(x, training=False)"
