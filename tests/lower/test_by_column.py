@@ -301,10 +301,30 @@ def test_a_row_that_is_returned_in_pieces_keeps_them():
 
 
 def test_a_refusal_names_the_line_that_cuts():
+    """A row of a table is not read beyond its ends."""
+
+    def f(x, at: htile.PerRow, table: htile.Shared):
+        x[3:103] += table[at]
+        return x
+
     with pytest.raises(UnsupportedError, match="pieces") as caught:
-        kernel_of(random_numbers, torch.ones(3, 4096))
-    line = "x[:100] += htile.uniform(htile.philox(torch.arange(100), 7)[0])"
-    assert caught.value.loc.text == line
+        kernel_of(f, torch.ones(3, 4096), torch.zeros(3, dtype=torch.int64), torch.ones(5, 100))
+    assert caught.value.loc.text == "x[3:103] += table[at]"
+
+
+def test_random_numbers_of_a_part():
+    """They are numbered from the part's own start, wherever it lies."""
+
+    def f(x):
+        x[3:103] += htile.uniform(htile.philox(torch.arange(100), 7)[0])
+        return x
+
+    kernel = kernel_of(f, torch.ones(3, 4096))
+    assert kernel.graph.n == 4096 and kernel.resources.stack == 0
+    (found,) = pytree.tree_leaves(evaluate(kernel.graph, {"x": torch.ones(3, 4096)}, (3,)))
+    expected = torch.ones(3, 4096)
+    expected[:, 3:103] += htile.uniform(htile.philox(torch.arange(100), 7)[0])
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("n", [4096, 65537, 131072])

@@ -303,15 +303,18 @@ class Warp:
             self._set(active, operands[0], np.where(np.isnan(value), NAN, value))
         else:
             value = self._value(operands[1], opcode[-1])
+            value = np.rint(value) if "rni" in opcode else value
             self._set(active, operands[0], value.astype(INTEGERS.get(opcode[-2], np.float32)))
 
     def _shfl(self, active, opcode, operands):
-        assert opcode[1] == "sync" and opcode[2] in ("idx", "bfly", "up") and active.all()
-        source = self._value(operands[2], "u32") % np.uint32(WARP)
-        if opcode[2] == "up":
-            assert operands[3] == "0", "the whole warp is one segment"
-            lane = np.arange(WARP, dtype=np.uint32)
-            source = np.where(lane >= source, lane - source, lane)
+        assert opcode[1] == "sync" and active.all()
+        assert opcode[2] in ("idx", "bfly", "up", "down")
+        source, lane = self._value(operands[2], "u32") % np.uint32(WARP), np.arange(WARP)
+        if opcode[2] in ("up", "down"):
+            last = {"up": "0", "down": "31"}[opcode[2]]
+            assert operands[3] == last, "the whole warp is one segment"
+            there = lane - source if opcode[2] == "up" else lane + source
+            source = np.where((there >= 0) & (there < WARP), there, lane)
         elif opcode[2] == "idx":
             source = self._in_segment(source, self._value(operands[3], "u32"))
         if opcode[2] == "bfly":

@@ -8,6 +8,7 @@ import itertools
 import operator
 import random
 import re
+import struct
 
 import numpy as np
 import torch
@@ -224,11 +225,35 @@ def launch(kernel, arguments: list, rows: int, reverse: bool = False) -> None:
     arguments: of the kernel in order, results last: tensors in the memory of the host, and numbers.
     reverse: whether the last warp goes first.
     """
+    memory = Memory([each for each in arguments if isinstance(each, torch.Tensor)])
+    parameters = ptx_device.parameters_of_emitted(kernel.ptx, arguments, memory.address)
+    _launch(kernel, memory, parameters, rows, reverse)
+
+
+def launch_pieces(kernel, named: dict[str, torch.Tensor], rows: int, reverse: bool = False) -> None:
+    """Run what `inspect` returned for so many rows, where its parameters are pieces of rows.
+
+    named: its arguments and results, of one leading dimension, in the memory of the host.
+    """
+    memory = Memory(list(named.values()))
+    addresses = dict(zip(named, memory.address, strict=True))
+    sizes = re.findall(r"_param_\d+(?:\[(\d+)\])?[,\n]", kernel.ptx[: kernel.ptx.index("\n{")])
+    parameters, graph = [], kernel.plan.graph
+    for piece, size in zip((*graph.inputs, *graph.outputs), sizes, strict=True):
+        tensor, view = named[piece.name], piece.view
+        start = 0 if view is None else np.dot(view.start, tensor.stride()[1:])
+        address = addresses[piece.name] + int(start) * tensor.element_size()
+        rows_of = (rows,) if size == "24" else ()
+        apart = (tensor.stride(0) // (1 if view is None else view.width),) if size != "8" else ()
+        form = ("<Q", "<QQ", "<QixxxxQ")[len(rows_of) + len(apart)]
+        parameters.append(struct.pack(form, address, *rows_of, *apart))
+    _launch(kernel, memory, parameters, rows, reverse)
+
+
+def _launch(kernel, memory: Memory, parameters: list[bytes], rows: int, reverse: bool) -> None:
     plan, ptx = kernel.plan, kernel.ptx
     program = parse(ptx)
     (threads,) = re.findall(r"\.reqntid (\d+)", ptx)
-    memory = Memory([each for each in arguments if isinstance(each, torch.Tensor)])
-    parameters = ptx_device.parameters_of_emitted(ptx, arguments, memory.address)
     ctas = plan.numerics.cluster_n // plan.placement.shares
     for row in range(-(-rows // plan.rows_per_block)):
         cluster = [(Shared(SHARED_BYTES), {}) for _ in range(ctas)]

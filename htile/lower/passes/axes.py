@@ -141,13 +141,17 @@ def moved_along(wanted: Wanted, axis: int, index: Index, start: int) -> Wanted:
 def reshaped(wanted: Wanted, node: Node, old: tuple[int, ...]) -> Wanted:
     """What is wanted of a value of shape `old`, of which a node is another shape."""
     new, flat = node.value.inner, Index(0)
+    if [size for size in new if size > 1] == [size for size in old if size > 1]:  # only ones differ
+        longer = iter([index for size, index in zip(new, wanted, strict=True) if size > 1])
+        return tuple([next(longer) if size > 1 else Index(0) for size in old])
     for k, index in enumerate(wanted):
         flat = flat.plus(index.times(prod(new[k + 1 :])))
+    outer = next((k for k, size in enumerate(old) if size > 1), 0)  # before it are ones
     found: list[Index] = []
-    for size in reversed(old[1:]):
+    for size in reversed(old[outer + 1 :]):
         flat, rest = _divided(flat, size, node)
         found.insert(0, rest)
-    return (flat, *found) if old else ()
+    return (*[Index(0)] * outer, flat, *found) if old else ()
 
 
 def _divided(index: Index, size: int, node: Node) -> tuple[Index, Index]:

@@ -163,7 +163,7 @@ class _Building:
             raise UnsupportedError(
                 f"{leaf.of.arg} is moved along the row, as in torch.roll, and cut into pieces that "
                 "alternate, as x[::2]: pass what is moved as an argument",
-                next(node.loc for node in self.graph if node.op is Op.SHIFT),
+                next((node.loc for node in self.graph if node.op is Op.SHIFT), leaf.of.loc),
             )
         return leaf.view
 

@@ -45,6 +45,7 @@ from .axes import (
     reshaped,
     row_chosen,
 )
+from .choosing import Choosing
 from .collectives import MOST_PIECES, Collectives
 from .placed import Placed, built
 
@@ -67,7 +68,7 @@ def has_pairs(graph: Graph, elements: int) -> bool:
 
 def place(
     graph: Graph, in_groups: bool = True, most: int = MOST_PIECES, by_use: bool = False,
-    apart: bool = False,
+    apart: bool = False, chosen: bool = False,
 ) -> Graph:  # fmt: skip
     """The placed graph of a traced one; itself if it is placed.
 
@@ -77,15 +78,16 @@ def place(
         wanted as numbers. Where it is wanted as a row, what is reduced is written out.
     apart: results are cut where parts of them end, and a few elements that an axis has more than
         there are columns are reduced one by one.
+    chosen: joined rows are not cut, but their parts chosen by the column; not in groups.
 
     Raises UnsupportedError, with the user's line, where rows are cut into too many pieces.
     """
     if _is_placed(graph):
         return graph
-    if in_groups:  # what is refused in groups too is told by the pass without them
+    if in_groups and not chosen:  # what is refused in groups too is told by the pass without them
         with suppress(Ungrouped, UnsupportedError):
             return _Placing(graph, in_groups, most, by_use, apart).result()
-    return _Placing(graph, False, most, by_use, apart).result()
+    return _Placing(graph, False, most, by_use, apart, chosen).result()
 
 
 def _is_placed(graph: Graph) -> bool:
@@ -110,12 +112,15 @@ def _is_placed(graph: Graph) -> bool:
     return True
 
 
-class _Placing(Collectives, Apart, Anew):
+class _Placing(Collectives, Apart, Choosing, Anew):
     """One pass over a graph."""
 
-    def __init__(self, graph: Graph, in_groups: bool, most: int, by_use: bool, apart: bool):
+    def __init__(
+        self, graph: Graph, in_groups: bool, most: int, by_use: bool, apart: bool,
+        chosen: bool = False,
+    ):  # fmt: skip
         self.graph, self.in_groups, self.most, self.by_use = graph, in_groups, most, by_use
-        self.apart = apart
+        self.apart, self.chosen = apart, chosen
         self.groups: Groups | None = None
         # For each axis its factors, the outer ones first: how many elements, and whether they are
         # columns. The others are written out.
@@ -183,6 +188,8 @@ class _Placing(Collectives, Apart, Anew):
 
     def _lowered(self, node: Node, wanted: Wanted) -> int:
         op, arg, inputs = node.op, node.arg, node.inputs
+        if self.chosen and (op is Op.INPUT or op in SCANS):
+            self._refuse_beyond(node, wanted)
         if op is Op.INPUT and (chosen := row_chosen(wanted)) is not None:
             table = self._add(Placed(op, (), arg, axes_of(wanted), node, wanted))
             _, axis, _ = chosen
@@ -236,6 +243,8 @@ class _Placing(Collectives, Apart, Anew):
         for i, size, end in zip(node.inputs, sizes, ends, strict=True):
             if end - size <= index.start and index.last < end:
                 return self._want(i, moved_along(wanted, axis, index, size - end))
+        if self.chosen and (found := self._chosen_part(node, wanted, ends)) is not None:
+            return found
         # It reaches over an end: the longest of its axes is cut there.
         longest, step = max(index.steps, key=lambda each: each[1] * (each[0].size - 1))
         rest = index.last - index.start - step * (longest.size - 1)  # what the other axes add
