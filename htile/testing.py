@@ -90,6 +90,7 @@ class _Products(TorchFunctionMode):
 
     In float32 they have the error of tensor cores, which add the products of 16 elements of K at a
     time and cut off what is below the last bit: each time at most 2 ** -23 of the sum so far.
+    Convolutions take one dtype, too, and have no such error.
     """
 
     FUNCTIONS = (
@@ -103,13 +104,13 @@ class _Products(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if function not in self.FUNCTIONS:
+        if function not in (*self.FUNCTIONS, torch.conv1d):
             return function(*args, **kwargs)
         args, kwargs = pytree.tree_map(
             lambda v: v.to(self.dtype) if _is_floating(v) else v, (args, kwargs)
         )
         product = function(*args, **kwargs)
-        if self.dtype is not torch.float32:
+        if self.dtype is not torch.float32 or function is torch.conv1d:
             return product
         terms = function(*pytree.tree_map(torch.abs, args), **pytree.tree_map(torch.abs, kwargs))
         steps = args[0].shape[-1] / 16

@@ -80,8 +80,9 @@ GROUPS = {
     "row_losses": "Losses of margins, distances and variances",
     "indices": "Elements at an index",
     "put": "Elements that are put at indices",
-    "buckets": "Places in a sorted row",
+    "buckets": "Places in a sorted row, and elements of a few",
     "windows": "Windows of neighbours",
+    "convolutions": "Convolutions along a row",
     "triangles": "Diagonals and triangles of small matrices",
     "ranks": "The largest and the smallest element",
     "order_statistics": "Sorted elements, and single ones by their rank",
@@ -122,6 +123,7 @@ ARGUMENTS = {
     "unfold": lambda x, at: (x, -1, 4, 4),
     "avg_pool1d": lambda x, at: (x[None], 4),
     "max_pool1d": lambda x, at: (x[None], 4),
+    "conv1d": lambda x, at: (x[None], x[None, None, :3]),
     **dict.fromkeys(("cross", "linalg_cross"), lambda x, at: (x[:3], x[:3])),
     **dict.fromkeys(("tril", "triu", "diagonal", "trace"), lambda x, at: (x.view(2, 4),)),
 }

@@ -1,4 +1,5 @@
-"""The places of numbers in a sorted row: `torch.bucketize` and `torch.searchsorted`.
+"""Numbers and a few others: `torch.isin`, and places in a sorted row, `torch.bucketize` and
+`torch.searchsorted`.
 
 A place is how many elements of the sorted row are before the number. NaN comes after all numbers.
 An element of the row that is NaN counts as before every number; torch's place then depends on the
@@ -11,8 +12,9 @@ import torch
 
 from ..errors import ShapeError, UnsupportedError
 from .functions import implements
+from .parts import MOST_PARTS
 from .promotion import cast
-from .shapes import unsqueeze
+from .shapes import reshaped, unsqueeze
 from .tensor import Tensor, fail
 
 
@@ -52,3 +54,24 @@ def searchsorted(sorted_sequence, input, *, out_int32=False, right=False, side=N
         fail(UnsupportedError, f"searchsorted in values of shape {tuple(sorted_sequence._sizes)}: "
              "it takes one sorted row")  # fmt: skip
     return _place(input, sorted_sequence, right or side == "right", out_int32)
+
+
+@implements("isin", method=False)
+def isin(elements, test_elements, *, assume_unique=False, invert=False):
+    """Whether each element is one of a few, at most 64; NaN is none.
+
+    elements, test_elements: tensors of any shape, one of which may be a number.
+    """
+    given = test_elements
+    if isinstance(given, Tensor):
+        count, is_one = given._sizes.numel(), True
+        if isinstance(elements, Tensor):
+            is_one, elements = elements._sizes.numel() == 1, unsqueeze(elements, -1)
+        if count > MOST_PARTS and not is_one:
+            fail(UnsupportedError, f"isin of {count} elements: at most {MOST_PARTS} are compared, "
+                 "one by one; a sorted row of more has places, torch.searchsorted")  # fmt: skip
+        given = reshaped(given, (count,))
+        found = (given == elements).any(-1)
+    else:
+        found = elements == given
+    return torch.logical_not(found) if invert else found

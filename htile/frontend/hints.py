@@ -65,7 +65,7 @@ HINTS = {
         "mode unique": _RANKS,
         "bmm addmm addmv baddbmm tensordot": _PRODUCT,
         "fliplr flipud": "write x.flip(dim)",
-        "conv1d conv_transpose1d": _WINDOWS,
+        "conv_transpose1d": _WINDOWS,
         "dstack block_diag": _PARTS,
         "take index_put": _INDEX,
         "masked_select masked_scatter": "it has no fixed length: write torch.where(mask, x, other)",
@@ -74,7 +74,6 @@ HINTS = {
         "linspace": "of symbolic ends write a + (b - a) * torch.arange(n) / (n - 1)",
         "_is_all_true": "of torch.distributions write the formula, as torch.special.ndtr(x) for "
         "Normal(0, 1).cdf(x)",
-        "isin": "write (x[:, None] == values).any(-1) for the few values of an htile.Shared",
         "corrcoef cov": "a covariance is ((a - a.mean()) * (b - b.mean())).sum() / (n - 1)",
         "renorm": "write x * (maxnorm / x.norm()).clamp(max=1.0)",
         "meshgrid": "write x[:, None] and y[None, :], which broadcast",

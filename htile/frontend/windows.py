@@ -46,8 +46,8 @@ def _windows(
     x: Tensor, size: object, stride: object, padding: object, beside: float, what: str
 ) -> Tensor:
     """The windows of a pool along the last axis, with one number behind its ends."""
-    size, padding = _one(size, what), _one(padding, what)
-    stride = _one(size if stride is None or stride == () else stride, what)
+    size, padding = one_number(size, what), one_number(padding, what)
+    stride = one_number(size if stride is None or stride == () else stride, what)
     if x.ndim < 2:
         fail(ShapeError, f"{what} of a value of shape {tuple(x._sizes)}: torch takes channels "
              f"before the elements, write F.{what}(x[None], ...)[0]")  # fmt: skip
@@ -60,7 +60,7 @@ def _windows(
     return unfold(x, -1, size, stride)
 
 
-def _one(number: object, what: str) -> int:
+def one_number(number: object, what: str) -> int:
     """A number that torch takes as a tuple of one, too."""
     if isinstance(number, (tuple, list)) and len(number) == 1:
         (number,) = number
@@ -78,10 +78,10 @@ def avg_pool1d(
         fail(UnsupportedError, "avg_pool1d with ceil_mode: leave it out, and write the mean of the "
              "elements that are left, x[k:].mean(), for the last window")  # fmt: skip
     windows = _windows(input, kernel_size, stride, padding, 0.0, "avg_pool1d")
-    size, padding = _one(kernel_size, "avg_pool1d"), _one(padding, "avg_pool1d")
+    size, padding = one_number(kernel_size, "avg_pool1d"), one_number(padding, "avg_pool1d")
     if count_include_pad or not padding:
         return windows.mean(-1)
-    step = size if stride is None or stride == () else _one(stride, "avg_pool1d")
+    step = size if stride is None or stride == () else one_number(stride, "avg_pool1d")
     first = index(input._builder, windows._sizes[-2]) * step - padding
     count = minimum(first + size, input._sizes[-1]) - clamp(first, min=0)
     return windows.sum(-1) / count
@@ -91,7 +91,7 @@ def max_pool1d(
     input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False
 ):
     """The largest elements of windows of the last axis; behind the ends nothing counts."""
-    if _one(dilation, "max_pool1d") != 1 or ceil_mode or return_indices:
+    if one_number(dilation, "max_pool1d") != 1 or ceil_mode or return_indices:
         fail(UnsupportedError, "max_pool1d with dilation, ceil_mode or return_indices: leave them "
              "out")  # fmt: skip
     return _windows(input, kernel_size, stride, padding, -torch.inf, "max_pool1d").max(-1).values
