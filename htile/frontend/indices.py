@@ -202,11 +202,29 @@ def _of_row(input: Tensor, dim: object, what: str) -> None:
 def gather(input, dim, index, *, sparse_grad=False):
     """The elements at a few indices of each row; negative ones are beyond the end.
 
-    index: integers of shape (k,) or (), which is the result's shape too, k at most 64. Beyond the
-    end the result is NaN, of integers 0, and of masks False; torch raises there.
+    index: integers of shape (k,) or (), which is the result's shape too, k at most 64. Of a matrix
+    they are (rows, k) along the last axis, at most 64 together, or (k, columns) along the first.
+    Beyond the end the result is NaN, of integers 0, and of masks False; torch raises there.
     """
+    if input.ndim == 2 and isinstance(index, Tensor) and index.ndim == 2:
+        return _of_matrix(input, axis_of(input, dim), index)
     _of_row(input, dim, "gather")
     return _elements(input, index, "gather", wraps=False)
+
+
+def _of_matrix(x: Tensor, axis: int, index: Tensor) -> Tensor:
+    """`gather` of each row of a matrix, or along its first axis of each column."""
+    if axis == -2:
+        return _of_matrix(x.T, -1, index.T).T
+    if index._sizes[0] > x._sizes[0]:
+        fail(ShapeError, f"gather of a value of shape {tuple(x._sizes)} by indices of shape "
+             f"{tuple(index._sizes)}: there are no more rows of these")  # fmt: skip
+    if index._sizes.numel() > MOST_PARTS:
+        fail(UnsupportedError, f"gather by {index._sizes.numel()} indices of a matrix: at most "
+             f"{MOST_PARTS} are taken, one by one")  # fmt: skip
+    rows = range(index._sizes[0])
+    return stack([_elements(_getitem(x, k), _getitem(index, k), "gather", wraps=False)
+                  for k in rows])  # fmt: skip
 
 
 @implements("take_along_dim")

@@ -1,13 +1,16 @@
 """Losses of a class: `F.nll_loss` and `F.cross_entropy`, of one row and its class or its shares.
 
 A row is the unbatched input of torch, of shape (N,), and its class is a number of shape (). So the
-mean is over one row: a weight divides out, and the mean of a row that is ignored is NaN.
+mean is over one row: a weight divides out, and the mean of a row that is ignored is NaN. Of a few
+rows of an argument that has more axes, such as the heads of a model, it is the loss of the batch.
 
 The cross entropy is log(sum(exp(x - m))) - (x[y] - m) with the maximum m: the logarithms of the
 other classes are never computed, and a loop brings all of it in one go.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import exp, log
@@ -17,6 +20,7 @@ from .composites import INF, NAN, where
 from .functions import chosen
 from .indices import element, int64, per_row_index
 from .ops import Op
+from .parts import stack
 from .promotion import FLOAT, floating
 from .reductions import amax
 from .slopes import Slope
@@ -36,9 +40,8 @@ def nll_loss(
     DtypeError for other arguments, and TraceError for `size_average` and `reduce`.
     """
     _check(reduction, size_average, reduce, ignore_index, "nll_loss")
-    if _is_batch_of_one(input, target):
-        loss = nll_loss(input[0], target[0], weight, None, ignore_index, None, reduction)
-        return loss[None] if reduction == "none" else loss
+    if _is_batch(input, target):
+        return _of_batch(nll_loss, input, target, weight, ignore_index, reduction)
     x, y = scores_of(input, "nll_loss"), class_of(target, "nll_loss")
     w = weight_of(x, weight, y, "nll_loss")
     return _of_class(-element(x, y), w, y, ignore_index, reduction)
@@ -61,10 +64,9 @@ def cross_entropy(
     if not isinstance(label_smoothing, (float, int)) or not 0.0 <= label_smoothing <= 1.0:
         fail(TraceError, f"label_smoothing={label_smoothing!r}: expected a Python number from 0.0 "
              "to 1.0; a static argument is one (htile.Static)")  # fmt: skip
-    if _is_batch_of_one(input, target):
-        more = ignore_index, None, reduction, label_smoothing
-        loss = cross_entropy(input[0], target[0], weight, None, *more)
-        return loss[None] if reduction == "none" else loss
+    if _is_batch(input, target):
+        more = {"label_smoothing": label_smoothing}
+        return _of_batch(cross_entropy, input, target, weight, ignore_index, reduction, **more)
     x = scores_of(input, "cross_entropy")
     m = amax(x)
     near = _finite(m)  # as logsumexp has it, so that a function with both exponentiates once
@@ -103,11 +105,39 @@ def _of_shares(x, near, total, target, weight, ignore_index, label_smoothing) ->
     return _total(shares) * (total + near) - _total(shares * x)
 
 
-def _is_batch_of_one(x: object, y: object) -> bool:
-    """Whether a row and its target are written as a batch: `x[None]` and `y[None]`."""
-    if not isinstance(x, Tensor) or x.ndim != 2 or x._sizes[0] != 1:
+def _is_batch(x: object, y: object) -> bool:
+    """Whether rows and their targets are those of a batch: `x[None]` and `y[None]`, or a few."""
+    if not isinstance(x, Tensor) or x.ndim != 2 or not isinstance(y, Tensor):
         return False
-    return isinstance(y, Tensor) and tuple(y._sizes) in ((1,), tuple(x._sizes))
+    return tuple(y._sizes) in (tuple(x._sizes[:1]), tuple(x._sizes))
+
+
+def _of_batch(
+    loss: Callable, x: Tensor, y: Tensor, weight: object, ignore_index: int, reduction: str,
+    **more: object,
+) -> Tensor:  # fmt: skip
+    """The loss of a few rows, of which each is found by itself, as torch reduces it."""
+    rows = [*zip(x.unbind(0), y.unbind(0), strict=True)]
+    if len(rows) == 1 and reduction != "none":
+        return loss(*rows[0], weight, None, ignore_index, None, reduction, **more)
+    each = [loss(row, of, weight, None, ignore_index, None, "none", **more) for row, of in rows]
+    if reduction == "none":
+        return stack(each)
+    total = _added(each)
+    if reduction == "sum":
+        return total
+    if y.ndim == 2:  # shares, which are of no single class
+        return total * (1 / len(rows))
+    counts = [where(of == ignore_index, 0.0, 1.0 if weight is None else element(weight, of))
+              for _, of in rows]  # fmt: skip
+    return total / _added(counts)
+
+
+def _added(terms: list[Tensor]) -> Tensor:
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
 
 
 def _is_float(x: Tensor) -> bool:
@@ -143,7 +173,8 @@ def scores_of(x: object, name: str) -> Tensor:
         fail(ShapeError, f"{name} of a value that is no row: a row has the scores of all classes")
     if x.ndim > 1:
         fail(ShapeError, f"{name} of a value of shape {tuple(x._sizes)}: it takes the scores of "
-             "one row; call it for each, as in [loss(row) for row in x.unbind()]")  # fmt: skip
+             "one row; call it for each, as in [loss(row) for row in x.unbind()], or pass a batch "
+             "of a few rows with as many targets")  # fmt: skip
     return floating(x, name)
 
 

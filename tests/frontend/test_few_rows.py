@@ -1,0 +1,105 @@
+"""Losses of a few rows that belong together, and elements of small matrices at indices of each."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils import _pytree as pytree
+
+import htile
+from htile.errors import ShapeError, UnsupportedError
+from tests.lower.cases import kernel_of
+
+M, ROWS, N = 3, 4, 20
+
+
+def assert_torch(f, *args):
+    """Results and gradients are those of torch in float64, row by row."""
+    rowwise = htile.rowwise(f)
+    is_own = [x.is_floating_point() and x.ndim > 1 for x in args]
+    mine = [x.clone().requires_grad_() if own else x for x, own in zip(args, is_own, strict=True)]
+    wide = [x.double() if x.is_floating_point() else x for x in args]
+    wide = [x.requires_grad_() if own else x for x, own in zip(wide, is_own, strict=True)]
+    each = [pytree.tree_leaves(f(*[x[m] if x.ndim > 1 else x for x in wide])) for m in range(M)]
+    exact = [torch.stack(results) for results in zip(*each, strict=True)]
+    found = pytree.tree_leaves(rowwise(*mine))
+    for one, other in zip(found, exact, strict=True):
+        assert one.shape == other.shape
+        close = {"rtol": 1e-5, "atol": 1e-5, "equal_nan": True}
+        torch.testing.assert_close(one.double(), other, **close)
+    shares = [torch.randn(each.shape) for each in exact]
+    theirs = [each.double() for each in shares]
+    slopes = torch.autograd.grad(found, [x for x in mine if x.requires_grad], shares)
+    others = torch.autograd.grad(exact, [x for x in wide if x.requires_grad], theirs)
+    for one, other in zip(slopes, others, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def arguments():
+    g = torch.Generator().manual_seed(0)
+    x, shares = torch.randn(M, ROWS, N, generator=g), torch.rand(M, ROWS, N, generator=g)
+    y, weight = torch.randint(N, (M, ROWS), generator=g), torch.rand(N, generator=g)
+    y[0, 1] = y[1, 0] = y[1, 3] = -100
+    y[2] = -100  # the mean of which is NaN
+    return x, shares, y, weight
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_losses_of_classes(reduction, smoothing):
+    def f(x: htile.Inner[2], y: htile.Inner[1], weight):
+        more = {"reduction": reduction, "label_smoothing": smoothing}
+        return (
+            F.cross_entropy(x, y, **more), F.cross_entropy(x, y, weight, **more),
+            F.nll_loss(x, y, reduction=reduction), F.nll_loss(x, y, weight, reduction=reduction),
+        )  # fmt: skip
+
+    x, _, y, weight = arguments()
+    assert_torch(f, x, y, weight)
+    assert kernel_of(f, x, y, weight).resources.stack == 0
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_losses_of_shares(reduction, smoothing):
+    def f(x: htile.Inner[2], shares: htile.Inner[2]):
+        more = {"reduction": reduction, "label_smoothing": smoothing}
+        return F.cross_entropy(x, shares, **more)
+
+    x, shares, *_ = arguments()
+    assert_torch(f, x, shares)
+
+
+def test_elements_of_matrices():
+    def f(x: htile.Inner[2], along: htile.Inner[2], across: htile.Inner[2]):
+        best = x.topk(2).indices
+        return (
+            x.gather(-1, along), (x * x).gather(1, along[:3]), torch.gather(x, 0, across),
+            x.softmax(-1).gather(-1, best), x.gather(-1, along[:, :1])[:, 0],
+        )  # fmt: skip
+
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(M, ROWS, N, generator=g)
+    along = torch.randint(N, (M, ROWS, 3), generator=g)
+    across = torch.randint(ROWS, (M, 2, N), generator=g)
+    assert_torch(f, x, along, across)
+    assert kernel_of(f, x, along, across).resources.stack == 0
+
+
+def test_mistakes():
+    x, _, y, _ = arguments()
+
+    def other_targets(x: htile.Inner[2], y: htile.Inner[1]):
+        return F.cross_entropy(x, y[:3])
+
+    def more_rows(x: htile.Inner[2], y: htile.Inner[2]):
+        return x[:2].gather(-1, y)
+
+    def many(x: htile.Inner[2], y: htile.Inner[2]):
+        return x.gather(-1, y)
+
+    with pytest.raises(ShapeError, match="a batch of a few rows with as many targets"):
+        htile.rowwise(other_targets)(x, y)
+    with pytest.raises(ShapeError, match="no more rows of these"):
+        htile.rowwise(more_rows)(x, torch.zeros(M, ROWS, 2, dtype=torch.int64))
+    with pytest.raises(UnsupportedError, match="80 indices of a matrix: at most 64"):
+        htile.rowwise(many)(x, torch.zeros(M, ROWS, 20, dtype=torch.int64))
