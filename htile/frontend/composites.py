@@ -381,12 +381,17 @@ def gelu(input, *, approximate="none"):
 
 @implements("prelu", check=floating)
 def prelu(input, weight):
-    """x above 0, weight * x below, for a weight of one element."""
+    """x above 0, weight * x below, for a weight of one element, or of one for each channel.
+
+    Channels are the second axis, as in F.prelu(x[None], weight)[0] with one for each column.
+    """
     alike("prelu", input, weight)
-    if weight._sizes.numel() != 1:
+    if weight._sizes.numel() == 1:
+        return where(input > 0, input, torch.squeeze(weight.reshape(1), -1) * input)
+    if input.ndim < 2 or tuple(weight._sizes) != (input._sizes[1],):
         fail(UnsupportedError, f"prelu with a weight of shape {tuple(weight._sizes)}: torch has "
              "one for each channel, and a row has none; write torch.where(x > 0, x, weight * x)")
-    return where(input > 0, input, torch.squeeze(weight.reshape(1), -1) * input)
+    return where(input > 0, input, weight.reshape(-1, *(1,) * (input.ndim - 2)) * input)
 
 
 @implements("softplus", check=floating)

@@ -171,7 +171,9 @@ def _sliced(x: Tensor, axis: int, each: slice) -> Tensor:
 
 def _masked(index: Tensor) -> str:
     if index._value.dtype is torch.bool:
-        return "x[mask] has no fixed length: write torch.where(mask, x, other)"
+        return ("x[mask] has no fixed length: write torch.where(mask, x, other), as in "
+                "torch.where(mask, x, 0).sum() for x[mask].sum(), and "
+                "x = torch.where(mask, x * 2, x) for x[mask] *= 2")  # fmt: skip
     return (
         "an index that is a tensor stands alone: write m[0][y] for m[0, y], and of places that are "
         "numbers a list, m[[0, 2]]"

@@ -274,6 +274,43 @@ def test_keepdim_without_dim_where_torch_takes_it():
         assert f(x).shape == (4, 1)
 
 
+def test_prelu_with_a_weight_of_each_channel():
+    def of_columns(x, w: htile.Shared):
+        return F.prelu(x[None], w)[0]
+
+    def of_groups(x, w: htile.Shared):
+        return F.prelu(x.view(2, 4, -1), w).flatten()
+
+    x, w = torch.randn(3, 64), torch.rand(64)
+    for f, weight in ((of_columns, w), (of_groups, w[:4].contiguous())):
+        given = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        exact = x.double().requires_grad_(), weight.double().requires_grad_()
+        result = htile.rowwise(f)(*given)
+        expected = torch.stack([f(row, exact[1]) for row in exact[0]])
+        torch.testing.assert_close(result.double(), expected)
+        found = torch.autograd.grad(result.sin().sum(), given)
+        for one, other in zip(found, torch.autograd.grad(expected.sin().sum(), exact), strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
+    with pytest.raises(UnsupportedError, match="one for each channel"):
+        htile.rowwise(lambda x, w: F.prelu(x, w))(x, w)
+
+
+def test_elements_of_a_mask_say_what_to_write():
+    def total(x):
+        return x[x > 0].sum()
+
+    def doubled(x):
+        x[x > 0] *= 2
+        return x
+
+    for f in (total, doubled):
+        with pytest.raises(UnsupportedError) as caught:
+            htile.rowwise(f)(torch.ones(2, 8))
+        assert "torch.where(mask, x, 0).sum() for x[mask].sum()" in caught.value.message
+        assert "x = torch.where(mask, x * 2, x) for x[mask] *= 2" in caught.value.message
+        assert "x[x > 0]" in caught.value.loc.text
+
+
 def test_prelu_with_a_weight_of_each_row():
     x, w = torch.randn(4, 8), torch.randn(4, 1)
 
