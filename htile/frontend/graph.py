@@ -87,9 +87,9 @@ class View:
 
         None if all are. What the kernel has in other columns is any number of the row.
         """
-        if self.steps != (1,) or self.at is not None or self.groups is not None:
+        if self.steps != (self.width,) or self.at is not None or self.groups is not None:
             return None
-        (start,), (size,) = self.start, self.shape
+        start, size = self.start[0] // self.width, self.shape[0] // self.width
         if start >= 0 and start + n <= size:
             return None
         return max(0, -start), min(n, size - start)

@@ -350,8 +350,8 @@ def _elements(view: View, array: np.ndarray, n: int, k: int) -> np.ndarray:
         return array[_places(view, n, k)]
     found = np.full((len(array), n), 12345.0)
     assert 0 <= first < end <= n, "some column is one of the row"
-    start = view.start[0]
-    found[:, first:end] = array[:, first + start : end + start]
+    places = view.start[0] + k + view.width * np.arange(first, end)
+    found[:, first:end] = array[:, places]
     return found
 
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 import htile
 from htile.errors import UnsupportedError
 from htile.frontend.derive import derive
+from htile.lower.passes.bundles import bundle_neighbours
 from htile.lower.passes.simplify import drop_slopes
 from htile.lower.passes.space import place
 from htile.lower.passes.ways import place_well
@@ -29,6 +30,9 @@ WINDOWS = {
     "beside the row": (lambda x: x - F.avg_pool1d(x[None], 11, 1, 5)[0], 201),
     "every second mean": (lambda x: F.avg_pool1d(x[None], 3, 2, 1)[0], 258),
     "every fourth mean": (lambda x: F.avg_pool1d(x[None], 9, 4)[0], 264),
+    "every second maximum": (lambda x: F.max_pool1d(x[None], 3, 2, 1)[0], 202),
+    "of neighbouring pairs": (lambda x: x.unfold(-1, 6, 2).logsumexp(-1), 202),
+    "maxima of pairs": (lambda x: (y := x.view(-1, 2).amax(-1))[1:] * y[:-1], 258),
     "of a stack": (lambda x: F.max_pool1d(torch.stack((x, x * x)), 9, 1, 4).sum(0), 131),
 }
 
@@ -44,7 +48,7 @@ def exactly(f, x):
 
 
 def assert_placed(graph, call, more, exact):
-    placed = place_well(drop_slopes(graph))
+    placed = bundle_neighbours(place_well(drop_slopes(graph)))
     with np.errstate(all="ignore"):
         (found,) = interpreted(placed, graph, call.values | more, call.lead)
     np.testing.assert_allclose(found, exact.detach().numpy(), rtol=1e-9, atol=1e-9)
@@ -69,7 +73,10 @@ def in_memory(value):
     return memory[:size].view(value.shape)
 
 
-@pytest.mark.parametrize("name", ["maxima of what is computed", "means", "every second mean"])
+RUN = "maxima of what is computed", "means", "every second mean", "every second maximum"
+
+
+@pytest.mark.parametrize("name", [*RUN, "maxima of pairs"])
 def test_kernels_give_the_gradients(name):
     """No thread reads beside the tensors, whatever parts of rows reach beyond their ends."""
     f, n = WINDOWS[name]
@@ -82,6 +89,29 @@ def test_kernels_give_the_gradients(name):
     named = {k: v for k, v in named.items() if k in kernel.graph.arguments or k == "d_x"}
     launch_pieces(kernel, named, M)
     torch.testing.assert_close(named["d_x"].double(), slope, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "size", "step"), [
+    (torch.float32, 3, 2), (torch.bfloat16, 3, 2), (torch.bfloat16, 7, 4),
+])  # fmt: skip
+@pytest.mark.parametrize("n", [404, 4096, 400000])
+def test_bundles_beyond_the_ends_compile(n, dtype, size, step):
+    """Of rows that registers hold and of those in loops; the bundles are those of the row."""
+    x = torch.empty(M, n, dtype=dtype, device="meta", requires_grad=True)
+    f = htile.rowwise(lambda x: F.max_pool1d(x[None], size, step, 1)[0])
+    kernel = f.inspect(x, arch="sm_90a").backward
+    assert kernel.resources.stack == 0
+    views = [i.view for i in kernel.graph.inputs if i.name == "x"]
+    assert {view.width for view in views} == {step}
+    assert any(view.there(kernel.graph.n) for view in views)
+
+
+@pytest.mark.parametrize(("n", "step"), [(401, 2), (402, 3), (404, 4)])
+def test_elements_apart_that_are_no_bundles_are_not_read_beyond_the_ends(n, step):
+    x = torch.ones(M, n, requires_grad=True)
+    f = htile.rowwise(lambda x: F.max_pool1d(x[None], step + 1, step, 1)[0])
+    with pytest.raises(UnsupportedError, match="pieces"):
+        f.inspect(x, arch="sm_90a").backward  # noqa: B018 (it is made when asked for)
 
 
 def test_a_stack_of_rows_is_not_read_beyond_their_ends():

@@ -12,6 +12,7 @@ from ...frontend.graph import Builder, Graph, Node, Output, Role, View
 from ...frontend.ops import SCANS, Op, Value, Varies
 from ..vectors import is_vector
 from .axes import Axis, Groups, Index, Ungrouped, Wanted, axes_of, row_chosen, starts_of
+from .bundles import may_lie_beyond
 
 # Reductions in which equal elements count, and what leaves their result as it is.
 ONCE = {Op.SUM: 0, Op.PROD: 1}
@@ -159,7 +160,9 @@ class _Building:
             raise Ungrouped
         if index.last < 0 or index.start >= size:
             return (*leaf.view[:-1], Index(0, index.steps))
-        if sum([step for _, step in index.steps]) > 1:
+        step = sum([step for _, step in index.steps])
+        dtype = next(i.dtype for i in self.graph.inputs if i.id == leaf.of.id)
+        if step > 1 and not may_lie_beyond(step, leaf.of.value.inner, dtype):
             raise UnsupportedError(
                 f"{leaf.of.arg} is moved along the row, as in torch.roll, and cut into pieces that "
                 "alternate, as x[::2]: pass what is moved as an argument",
