@@ -8,13 +8,12 @@ whole rows: a part of a row that may have any length has no length of its own.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
-from ..errors import HTileError, ShapeError, UnsupportedError
+from ..errors import ShapeError, UnsupportedError
 from .annotations import Inner, Shared
 from .graph import Graph, Role
-from .ops import MOVEMENTS, Op
+from .ops import MOVEMENTS, Op, Value
 from .roles import Call, Signature, Spec
 
 LEAST_CAPACITY = 64  # of rows of two or more elements
@@ -101,14 +100,39 @@ def refuse_parts(graph: Graph) -> None:
             raise UnsupportedError(ONLY_WHOLE.format("a part or another shape"), node.loc)
 
 
-def told_plainly(error: HTileError, n: int) -> HTileError:
-    """The error with `n` for the capacity, a number that the user's function does not have."""
+class Longest(int):
+    """The length of the longest rows of a bucket, in a trace: messages show it as n.
 
-    def in_shape(shape: re.Match) -> str:
-        return re.sub(rf"\b{n}\b", "n", shape[0])
+    It counts as the capacity, a number that the user's function does not have. So what tells of a
+    shape tells of the user's rows, and a number that only equals the capacity is shown as it is.
+    """
 
-    message = re.sub(r"\((?:\d+, ?)*\d+,?\)", in_shape, error.message)
-    return type(error)(message.replace(f" of {n} elements", " of n elements"), error.loc)
+    def __repr__(self) -> str:
+        return "n"
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return "n"
+
+
+def as_counted(graph: Graph) -> Graph:
+    """The graph of a trace with the capacity itself wherever it has `Longest`."""
+    nodes = tuple(
+        replace(node, arg=_counted(node.arg), value=_value_counted(node.value)) for node in graph
+    )
+    outputs = tuple(replace(output, inner=_counted(output.inner)) for output in graph.outputs)
+    return replace(graph, n=int(graph.n), nodes=nodes, outputs=outputs)
+
+
+def _counted(arg: object) -> object:
+    if type(arg) is tuple:
+        return tuple(_counted(each) for each in arg)
+    return int(arg) if isinstance(arg, Longest) else arg
+
+
+def _value_counted(value: Value) -> Value:
+    return replace(value, inner=_counted(value.inner))
 
 
 def check_length(name: str, graph: Graph, length: int) -> None:

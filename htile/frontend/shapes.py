@@ -185,7 +185,7 @@ def _of_bits(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def filled_in(sizes: tuple, count: int, what: str, x: Tensor) -> tuple[int, ...]:
     """Sizes with what -1 stands for. Raises ShapeError where there are not `count` elements."""
-    if not all(type(size) is int for size in sizes) or sizes.count(-1) > 1:
+    if not all(map(_is_size, sizes)) or sizes.count(-1) > 1:
         fail(ShapeError, f"{what}: expected integers, one of them -1 at most")
     known = prod(size for size in sizes if size != -1)
     if -1 in sizes and known > 0 and count % known == 0:
@@ -318,7 +318,7 @@ def broadcast_to(input, size):
     own = (None,) * (len(sizes) - input.ndim) + tuple(input._sizes)
     shape = tuple(o if s == -1 else s for s, o in zip(sizes, own, strict=False))
     is_value = input._sizes in ((), (1,)) and not input._value.spread
-    whole = all(type(s) is int and s > 0 for s in shape)  # a new axis has no size for -1 to keep
+    whole = all(_is_size(s) and s > 0 for s in shape)  # a new axis has no size for -1 to keep
     if whole and shape == (input._builder.n,) and is_value and shape != (1,):
         return _repeated(input, _as_row(input))
     fits = whole and len(own) <= len(sizes)
@@ -336,6 +336,10 @@ def _repeated(x: Tensor, y: Tensor) -> Tensor:
     y = alias(x, y)
     y._repeats |= prod(y._sizes) > prod(x._sizes)
     return y
+
+
+def _is_size(size: object) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool)
 
 
 def _listed(sizes: tuple) -> object:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from inspect import signature
 from math import prod
 from typing import NoReturn
@@ -248,10 +247,7 @@ class Tensor(torch.Tensor):
         return self.shape[dim]
 
     def __repr__(self) -> str:
-        v = self._value
-        if self._builder.multiple is not None and v.spread:  # in the graph a row has the longest
-            v = replace(v, inner=tuple("n" if n == self._builder.n else n for n in v.inner))
-        return f"Tensor(%{self._node}: {v})"
+        return f"Tensor(%{self._node}: {self._value})"
 
     def __format__(self, spec: str) -> str:
         if spec and _is_of_length(self):

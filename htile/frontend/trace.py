@@ -29,7 +29,7 @@ from . import tables as tables
 from . import windows as windows
 from .captures import check_static, line_of
 from .custom import CustomBackward
-from .dynamic import refuse_parts, told_plainly
+from .dynamic import Longest, as_counted, refuse_parts
 from .factories import Factories
 from .graph import Builder, Graph, Role
 from .ops import Value, Varies, compute_dtype
@@ -57,6 +57,7 @@ def trace(
     """
     signature, specs, loc = Signature(fn), tuple(specs), line_of(written(fn))
     check_static(fn, {spec.name: spec.value for spec in specs if spec.role is Role.STATIC})
+    n = n if multiple is None else Longest(n)
     builder = Builder(re.sub(r"[^\w<>]", "_", fn.__name__), n, multiple)
     builder.records = torch.is_grad_enabled()
     values = dict(zip(signature.names, signature.defaults, strict=True))
@@ -69,8 +70,6 @@ def trace(
         raise
     except HTileError as error:
         _name_the_absent(error, [name for name, value in values.items() if value is None])
-        if multiple is not None:
-            raise told_plainly(error, n) from None
         raise
     leaves, structure = pytree.tree_flatten_with_path(result)
     if not leaves:
@@ -82,6 +81,7 @@ def trace(
     if Role.MATRIX in [spec.role for spec in specs]:
         matrices.check_uses(graph)
     if multiple is not None:
+        graph = as_counted(graph)
         refuse_parts(graph)
     return graph
 
@@ -90,7 +90,8 @@ def _argument(builder: Builder, spec: Spec) -> object:
     if spec.role is Role.STATIC:
         return spec.value
     varies, spread = _VARIES.get(spec.role, Varies.SCALAR), spec.role in (Role.ROW, Role.COLUMN)
-    value = Value(tuple(spec.inner), varies, compute_dtype(spec.dtype), spread=spread)
+    inner = tuple(spec.inner) if builder.multiple is None or not spread else (builder.n,)
+    value = Value(inner, varies, compute_dtype(spec.dtype), spread=spread)
     return Tensor(builder, builder.add_input(spec.name, spec.role, spec.dtype, value))
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 
 import pytest
 import torch
@@ -435,6 +436,34 @@ def test_messages_have_no_words_of_the_trace(name):
         htile.rowwise(body, dynamic_n=True)(torch.ones(2, 70))
     assert words in caught.value.message
     assert not any(word in caught.value.message for word in ("%", "Tensor(", "Length", "96"))
+
+
+EQUAL = {  # numbers of the user's that are the capacity, beside rows of any length
+    "one size": (lambda x: x.view(96), "the sizes (96,)"),
+    "places": (lambda x: x[[0] * 96], "96 parts of one axis"),
+    "sizes": (lambda x: x.view(x.shape[-1], 96), "the sizes (n, 96)"),
+    "elements": (lambda x: x.topk(96), "topk of 96 elements"),
+    "an axis": (lambda x: x.unflatten(-1, (96, 2)), "unflatten(-1, (96, 2)) of a value"),
+}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_a_number_that_equals_the_capacity_is_told_as_it_is(name):
+    body, words = EQUAL[name]
+    with pytest.raises((TraceError, ShapeError, UnsupportedError)) as caught:
+        htile.rowwise(body, dynamic_n=True)(torch.ones(2, 70))
+    assert words in caught.value.message
+
+
+def test_a_graph_has_the_capacity_where_its_trace_shows_n():
+    def f(x, w):
+        return x * w + x[-1] + x.amax().expand(x.shape[-1]), x.sum(), x.view(-1).argmax()
+
+    specs = [Spec("x", Role.ROW, torch.float32, (96,)), Spec("w", Role.COLUMN, torch.int32, (96,))]
+    graph = trace(f, specs, 96, 1)
+    told = repr([(node.arg, node.value.inner) for node in graph])
+    told += repr([out.inner for out in graph.outputs]) + repr(graph.n)
+    assert "96" in told and re.search(r"\bn\b", told) is None
 
 
 def test_what_is_printed_while_tracing_has_no_capacity():
