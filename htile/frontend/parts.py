@@ -186,7 +186,7 @@ def _masked(index: Tensor) -> str:
 @implements("narrow")
 def narrow(input, dim, start, length):
     """`length` elements of an axis from `start` on."""
-    axis = cut_axis(input, dim, "narrow")
+    axis = known_axis(input, dim, "narrow")
     size = input._sizes[axis]
     start = start + size if start < 0 else start
     if not 0 <= start <= start + length <= size:
@@ -473,7 +473,9 @@ def roll(input, shifts, dims=None):
     if not isinstance(shifts, int) or (dims is None and input.ndim != 1):
         fail(UnsupportedError, "torch.roll takes one shift and one axis here: x.roll(1, -1)")
     axis = cut_axis(input, -1 if dims is None else dims, "roll")
-    size = input._sizes[axis]
+    if shifts == 0:
+        return copy(input)
+    size = input._sizes[known_axis(input, axis, "roll")]
     first = -shifts % size
     if not first:
         return copy(input)

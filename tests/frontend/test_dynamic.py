@@ -354,6 +354,27 @@ def test_an_index_from_the_end_is_filled_in_rows_of_any_length():
     assert f(x, k).nonzero().tolist() == [[0, 251], [1, 499]]
 
 
+OF_THE_BUCKET = {  # numbers that mean all of the longest rows, and not all of the others
+    "roll": lambda x: x.roll(64),
+    "roll twice": lambda x: x.roll(-128),
+    "narrow": lambda x: x.narrow(0, 0, 64) * 2,
+}
+
+
+@pytest.mark.parametrize("n", [50, 64])
+@pytest.mark.parametrize("name", OF_THE_BUCKET)
+def test_a_number_is_not_taken_for_the_length_of_the_bucket(name, n):
+    f = htile.rowwise(OF_THE_BUCKET[name], dynamic_n=True)
+    with pytest.raises(UnsupportedError, match="dynamic_n=True") as raised:
+        f(torch.randn(2, n))
+    assert raised.value.loc is not None and raised.value.loc.file == __file__
+
+
+def test_a_row_that_is_moved_by_nothing_is_whole():
+    f, x = htile.rowwise(lambda x: x.roll(0, -1) + 1, dynamic_n=True), torch.randn(2, 50)
+    assert torch.equal(f(x), x + 1)
+
+
 AT = {
     "the last": lambda x: x - x[-1],
     "the first": lambda x: x * x[0],
