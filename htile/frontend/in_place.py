@@ -24,6 +24,7 @@ from .dynamic import ONLY_WHOLE
 from .factories import index as places_of
 from .functions import OPERATORS, attach, masked_fill
 from .graph import Role
+from .indices import each_of_lists
 from .ops import Op, Value, Varies, broadcast_shapes
 from .parts import MOST_PARTS, cat, check_slice, part, stack, too_many
 from .promotion import BOOL, FLOAT, filled, into, operand
@@ -180,6 +181,8 @@ def _with_index(x: Tensor, index: object, value: object) -> Tensor:
             return _with_elements(x, parts[0], value)
         if isinstance(parts[0], list) and all(type(k) is int for k in parts[0]):
             return _with_elements_at(x, parts[0], _each(x, value, len(parts[0])))
+    if any(type(each) is list for each in parts):
+        return _with_lists(x, parts, value)
     for each in parts:
         if isinstance(each, Tensor):
             fail(UnsupportedError, "x[...] = value at a mask or an index beside other indices: "
@@ -200,6 +203,20 @@ def _with_parts(x: Tensor, cut: list[tuple[int, int | slice]], value: object) ->
         piece = x[(*(slice(None),) * (x.ndim + axis), place)]
         value = _with_parts(piece, cut[1:], value)
     return _with_part(x, axis, place, value)
+
+
+def _with_lists(x: Tensor, parts: tuple, value: object) -> Tensor:
+    """`x` with another value at places that are listed, of which the last of equal ones counts."""
+    places, axis = each_of_lists(x, parts)
+    values = [value] * len(places)
+    if not _is_one(value):
+        own, shape = tuple(value._sizes), tuple(x[parts]._sizes)
+        if broadcast_shapes(own, shape) != shape:
+            fail(ShapeError, f"x[y] = value of shape {own}: the part has the shape {shape}")
+        values = broadcast_to(value, shape).unbind(axis)
+    for place, each in zip(places, values, strict=True):
+        x = _with_index(x, place, each)
+    return x
 
 
 Tensor.__setitem__ = setitem

@@ -19,7 +19,7 @@ from .factories import index
 from .functions import clamp, implements, where
 from .graph import Builder, Role
 from .ops import COLLECTIVES, MOVEMENTS, Op, Varies
-from .parts import MOST_PARTS, cat, stack
+from .parts import MOST_PARTS, cat, stack, too_many
 from .parts import getitem as _getitem
 from .promotion import BOOL, FLOAT, INT64, cast, convert, scalar
 from .returned import note_table
@@ -162,8 +162,9 @@ def getitem(x: Tensor, index: object) -> Tensor:
     rest = [p for p in parts if p is not Ellipsis]
     if len(rest) == 1 and type(rest[0]) is int and x.ndim == 1 and has_any_length(x, -1):
         return _of_any_length(x, rest[0], index)
-    if len(rest) == 1 and type(rest[0]) is list and (len(parts) == 1 or x.ndim == 1):
-        return _listed(x, rest[0])
+    if any(type(p) is list for p in parts):
+        each, axis = each_of_lists(x, parts)
+        return stack([getitem(x, one) for one in each], axis)
     if len(rest) != 1 or not isinstance(rest[0], Tensor) or rest[0]._value.dtype is BOOL:
         return _getitem(x, index)
     y = rest[0]
@@ -172,11 +173,31 @@ def getitem(x: Tensor, index: object) -> Tensor:
     return found.reshape(y.shape) if y.ndim > 1 else found
 
 
-def _listed(x: Tensor, places: list) -> Tensor:
-    """The elements of the first axis at places that are known, put together."""
-    if not places or {type(k) for k in places} != {int}:
-        return _getitem(x, places)  # it refuses them
-    return stack([getitem(x, k) for k in places])
+def each_of_lists(x: Tensor, parts: tuple) -> tuple[list[tuple], int]:
+    """An index in which some parts are lists of places, as one index for each of the places.
+
+    The second result is the axis of `x[parts]` that they lie along, as in torch: in place of the
+    lists where these are of neighbouring axes, and the first one elsewhere.
+    """
+    lists = [each for each in parts if type(each) is list]
+    for each in lists:
+        if {type(k) for k in each} != {int}:
+            _getitem(x, each)  # it refuses them
+    counts, taken = {len(each) for each in lists}, sum(p is not None for p in parts)
+    if len(counts - {1}) > 1:
+        told = " and ".join(map(str, lists))
+        fail(ShapeError, f"indexing with {told}: lists of several axes have as many places each")
+    ellipses = [k for k, each in enumerate(parts) if each is Ellipsis]
+    at = ellipses[0] if ellipses else len(parts)
+    if taken - len(ellipses) > x.ndim:
+        fail(ShapeError, too_many(taken - len(ellipses), x))
+    whole = (slice(None),) * (x.ndim - taken + len(ellipses))
+    axes = [p for p in (*parts[:at], *whole, *parts[at + 1 :]) if type(p) is not int]
+    found = [k for k, each in enumerate(axes) if type(each) is list]
+    are_neighbours = found[-1] - found[0] == len(found) - 1
+    each = [tuple([p[k % len(p)] if type(p) is list else p for p in parts])
+            for k in range(max(counts))]  # fmt: skip
+    return each, found[0] if are_neighbours else 0
 
 
 def _of_any_length(x: Tensor, place: int, index: object) -> Tensor:

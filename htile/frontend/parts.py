@@ -98,7 +98,7 @@ def getitem(x: Tensor, index: object) -> Tensor:
             fail(UnsupportedError, _masked(each))
         if each is not None and each is not Ellipsis and type(each) not in (int, slice):
             fail(UnsupportedError, f"indexing with {each!r}: write numbers and slices"
-                 f"{_of_lists(parts)}")  # fmt: skip
+                 f"{_as_list(each)}")  # fmt: skip
     taken = sum(each is not None and each is not Ellipsis for each in parts)
     if taken > x.ndim:
         fail(ShapeError, too_many(taken, x))
@@ -122,13 +122,15 @@ def getitem(x: Tensor, index: object) -> Tensor:
     return result
 
 
-def _of_lists(parts: tuple) -> str:
-    """What to write for a list of places beside `:`, of an axis that is not the first."""
-    rest = [k for k, each in enumerate(parts) if each != slice(None)]
-    listed = parts[rest[0]] if len(rest) == 1 else None
-    if not isinstance(listed, list) or not listed or {type(k) for k in listed} != {int}:
+def _as_list(index: object) -> str:
+    """What to write besides, in place of a sequence or of a list that is none of numbers."""
+    if not isinstance(index, list | tuple | range) or not 0 < len(index) <= MOST_PARTS:
         return ""
-    return f", or x.movedim({rest[0]}, 0)[{listed}].movedim(0, {rest[0]})"
+    kinds = {type(each) for each in index}
+    if kinds == {bool} and any(index):
+        places = [k for k, is_in in enumerate(index) if is_in]
+        return f", or the list of the places of True, {places}"
+    return f", or the list {list(index)}" if kinds == {int} else ", or a list of numbers, x[[0, 2]]"
 
 
 def too_many(taken: int, x: Tensor) -> str:

@@ -550,6 +550,17 @@ def listed(x):
     return y
 
 
+def listed_in_axes(x):
+    m = x.view(3, 4) * 2
+    m[:, [0, 2]] = 0.5
+    m[[0, 2], 1:3] += x[:2]
+    m[..., [3, 0]] = x[:6].view(3, 2)
+    m[[0, 1], [1, -1]] = x[:2]
+    m[1, [0, 1]] *= 3
+    m[[1, 2], :] = m[[2, 1], :]
+    return m
+
+
 def without_the_largest(x):
     y = x * 2
     y[x.argmax()] = -torch.inf
@@ -597,10 +608,24 @@ def a_part_of_two_axes_that_changes(x):
     return m
 
 
+def listed_in_axes_apart(x):
+    t = x.view(2, 3, 2) * 1
+    t[[0, 1, 1], :, [1, 0, 0]] = x[:9].view(3, 3)
+    t[0, [2, 2]] = x[3:7].view(2, 2)  # the last counts
+    return t
+
+
+def test_lists_of_axes_apart_and_of_equal_places():
+    """torch.vmap, which the others are compared with, moves the axis of the list here."""
+    x = torch.randn(4, 12)
+    expected = torch.stack([listed_in_axes_apart(row) for row in x])
+    assert torch.equal(htile.rowwise(listed_in_axes_apart)(x), expected)
+
+
 ASSIGNED = (
     parts_of_several_axes, a_part_of_two_axes_that_changes, row_at_an_index,
     at_a_negative_index, at_one_more, of_the_largest, ones_at_the_largest, listed,
-    without_the_largest, masked, masked_rows, a_masked_part,
+    listed_in_axes, without_the_largest, masked, masked_rows, a_masked_part,
 )  # fmt: skip
 
 

@@ -43,6 +43,18 @@ LISTED = {
     "behind an ellipsis": lambda x: x[..., [1, 0]], "rows": lambda x: x.view(2, 4)[[1, 0, 1]],
     "a copy": lambda x: (x[[0, 1]].add_(1), x), "of a mask": lambda x: (x > 0)[[0, 2]],
     "columns": lambda x: x.view(2, 4).movedim(1, 0)[[1, 0]].movedim(0, 1),
+    "of the last axis": lambda x: x.view(2, 4)[..., [0, 1]],
+    "of the second axis": lambda x: x.view(2, 2, 2)[:, [1, -1, 0]],
+    "of the first axis": lambda x: x.view(4, 2)[[0, 3], :],
+    "beside a number": lambda x: (x.view(2, 2, 2)[1, [0, 1]], x.view(2, 2, 2)[:, [0, 1], 1]),
+    "behind a number": lambda x: x.view(2, 2, 2)[-1, ..., [1, 0]],
+    "beside a slice": lambda x: (x.view(2, 4)[[1, 1], 1:3], x.view(2, 4)[:1, [3, 0]]),
+    "beside a new axis": lambda x: (x.view(2, 4)[None, [1]], x.view(2, 4)[[0, 1], None]),
+    "of two axes": lambda x: x.view(2, 4)[[0, 1, 1], [2, 0, 3]],
+    "of two axes, one place": lambda x: x.view(2, 4)[[1], [2, 0, 3]],
+    "of two axes apart": lambda x: x.view(2, 2, 2)[[0, 1, 0], :, [1, 1, 0]],
+    "of neighbours at the end": lambda x: x.view(2, 2, 2)[..., [0, 1], [1, 1]],
+    "a new axis between": lambda x: x.view(2, 4)[[0, 1], None, [1, 1]],
 }  # fmt: skip
 
 
@@ -56,6 +68,15 @@ def test_a_list_of_places(name):
         found, expected = (found,), [(each,) for each in expected]
     for mine, theirs in zip(found, zip(*expected, strict=True), strict=True):
         exact(mine, torch.stack(theirs))
+
+
+def test_lists_of_places_compile():
+    x = torch.empty(2, 64, device="meta")
+    for f in (
+        lambda x: x.view(4, 16)[:, [1, 0]] * x.sum(), lambda x: x.view(4, 16)[[0, 3], [5, 6]],
+        lambda x: x.view(4, 16)[..., [2], :] * x.sum(),
+    ):  # fmt: skip
+        assert not htile.rowwise(f).inspect(x, arch="sm_90a").resources.stack
 
 
 def test_a_list_of_rows_of_a_table():

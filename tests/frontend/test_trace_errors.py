@@ -122,9 +122,13 @@ MISTAKES = {
     "a negative step": (lambda x: x[::-1], ShapeError, "steps of 1 and more"),
     "computed bounds": (lambda x, i: x[: i.max()], UnsupportedError, "computed bounds"),
     "masking": (lambda x: x[x > 0], UnsupportedError, "torch.where(mask, x, other)"),
-    "a list of indices behind an axis": (
-        lambda x: x.view(2, 4)[:, [1, 0]], UnsupportedError, "x.movedim(1, 0)[[1, 0]].movedim(0, 1)"
+    "lists of other lengths": (
+        lambda x: x.view(2, 4)[[0, 1, 1], [1, 0]], ShapeError, "[0, 1, 1] and [1, 0]: lists of"
     ),
+    "a list of masks": (lambda x: x[[True, False] * 4], UnsupportedError, "[0, 2, 4, 6]"),
+    "a range of indices": (lambda x: x.view(2, 4)[:, range(2)], UnsupportedError, "list [0, 1]"),
+    "lists in lists": (lambda x: x[[[0], [1]]], UnsupportedError, "or a list of numbers"),
+    "lists of too many axes": (lambda x: x[:, [0, 1]], ShapeError, "2 indices of a value"),
     "a list of indices beyond the end": (lambda x: x[[0, 8]], ShapeError, "index 8 of an axis"),
     "an empty list of indices": (lambda x: x[[]], UnsupportedError, "write numbers and slices"),
     "indexing with text": (lambda x: x["0"], UnsupportedError, "write numbers and slices"),
