@@ -14,7 +14,7 @@ from typing import NoReturn
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..errors import DtypeError, TraceError, UnsupportedError
+from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError
 from .dtypes import STORAGE
 from .functions import attach
 from .graph import Builder
@@ -245,12 +245,13 @@ def _window(formula: Callable) -> Callable:
 
     def make(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> Tensor | None:
         _refuse_any_length(builder, func)
+        given = dict(zip(("window_length", "periodic", "alpha", "beta"), args, strict=False))
+        given |= kwargs
+        _check_window(func, given)
         real = func(*args, **kwargs, device="meta")
         size = real.numel()
         if not size:
             return None
-        given = dict(zip(("window_length", "periodic", "alpha", "beta"), args, strict=False))
-        given |= kwargs
         last = size if given.get("periodic", True) else size - 1
         more = {key: given[key] for key in ("alpha", "beta") if key in given}
         if size == 1:
@@ -259,6 +260,16 @@ def _window(formula: Callable) -> Callable:
         return cast(formula(place, **more), _dtype(real, kwargs))
 
     return make
+
+
+def _check_window(func: Callable, given: dict) -> None:
+    """Refuse what torch refuses of a window that is not on the device "meta"."""
+    size, dtype = given.get("window_length"), given.get("dtype")
+    if isinstance(size, int) and size < 0:
+        fail(ShapeError, f"torch.{func.__name__}({size}): a window has no fewer than 0 elements")
+    if dtype is not None and not dtype.is_floating_point:
+        fail(DtypeError, f"torch.{func.__name__}(dtype={dtype}): a window is of floats, write "
+             f".to({dtype}) behind it")  # fmt: skip
 
 
 def _hann(place: Tensor) -> Tensor:

@@ -41,6 +41,7 @@ ITERATION = (
     "or a reduction (x.sum(), x.max()) for the built-in sum(x) and max(x). x.unbind(-1) gives the "
     "elements of a short row"
 )
+NOTHING = "{}: there are none in a row, so leave it out where sizes may be 0"
 STALE = (
     "{} may share memory in torch with the tensor that {} has changed in place (as x and x.float() "
     "do), so it may have changed too: write y = y + ... for y += ..., or y = y.clone()"

@@ -13,6 +13,7 @@ from typing import NoReturn
 import torch
 
 from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError, an
+from . import hints
 from .functions import implements
 from .ops import Op, Value
 from .promotion import BOOL, filled, floating, together
@@ -33,6 +34,7 @@ from .tensor import (
     alias,
     copy,
     fail,
+    is_real,
     location,
     node,
     refuse_iteration,
@@ -59,8 +61,8 @@ class Nothing(Deferred):
     _value = dtype = None  # those of an instance
 
     def _refused(self) -> NoReturn:
-        fail(ShapeError, f"a part without elements, of a value of shape {self._told}: there are "
-             "none in a row, so leave it out where sizes may be 0", self._loc)  # fmt: skip
+        what = f"a part without elements, of a value of shape {self._told}"
+        fail(ShapeError, hints.NOTHING.format(what), self._loc)
 
 
 def _emptied(x: Tensor, axis: int) -> Value:
@@ -288,12 +290,12 @@ def cat(tensors, dim=0):
 
 def _with_elements(tensors: tuple, dim: int) -> tuple:
     """The operands of a join that have elements; torch wants the others to fit unless (0,)."""
-    rest = tuple([t for t in tensors if not isinstance(t, Nothing)])
+    rest = tuple([t for t in tensors if not _is_nothing(t)])
     kinds = {t.dtype for t in rest if isinstance(t, Tensor)}
     for each in tensors if kinds else ():
-        if not isinstance(each, Nothing):
+        if not _is_nothing(each):
             continue
-        shapes = tuple(each._sizes), tuple(rest[0]._sizes)
+        shapes = tuple(each.shape), tuple(rest[0]._sizes)
         axis = axis_of(rest[0], dim)
         others = [(*s[:axis], *s[axis:][1:]) for s in shapes]
         if shapes[0] != (0,) and (others[0] != others[1] or len(shapes[0]) != len(shapes[1])):
@@ -311,6 +313,11 @@ def stack(tensors, dim=0):
     if len({tuple(t._sizes) for t in given}) > 1:
         fail(ShapeError, f"torch.stack of shapes {', '.join(str(tuple(t._sizes)) for t in given)}")
     return cat([unsqueeze(t, dim) for t in given], dim)
+
+
+def _is_nothing(value: object) -> bool:
+    """Whether it is a part without elements, or a tensor of none, such as torch.zeros(0)."""
+    return isinstance(value, Nothing) or (is_real(value) and not value.numel())
 
 
 def _tensors(tensors: object, what: str) -> tuple[Tensor, ...]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
-from ..errors import Location, TraceError, an
+from ..errors import Location, ShapeError, TraceError, an
 from .graph import Builder, Output
+from .hints import NOTHING
 from .ops import Varies
 from .over_rows import OverRows
 from .returned import returned_dtype
@@ -29,6 +30,9 @@ def names_of(paths: list[tuple]) -> list[str]:
 
 def output_of(builder: Builder, loc: Location, name: str, leaf: object) -> Output:
     if is_real(leaf):
+        if not leaf.numel():
+            what = f"a tensor without elements, of shape {tuple(leaf.shape)}"
+            raise ShapeError(NOTHING.format(f"{builder.name} returns {what}"), loc)
         remedy = "pass it as an argument, or return it outside"
         raise TraceError(f"{builder.name} returns a real tensor as {name}: {remedy}", loc)
     if not isinstance(leaf, Tensor) or leaf._builder is not builder:

@@ -66,7 +66,7 @@ _INSTEAD = {
         ("bernoulli", "cauchy", "dropout", "exponential", "geometric", "log_normal", "normal",
          "random", "uniform"), f"a new value; {hints.RANDOM}"),
 }  # fmt: skip
-_KEYWORDS = {"axis": "dim", "keepdims": "keepdim"}
+_KEYWORDS = {"axis": "dim", "keepdims": "keepdim", "train": "training"}
 _IGNORED = frozenset({"_stacklevel", "out", "inplace"})
 
 
@@ -76,6 +76,9 @@ def call(spelling: str, function: Callable | None, args: tuple, kwargs: dict) ->
     function: None for a function of torch that is not in the table.
     """
     for value in filter(is_real, (*args, *kwargs.values())):
+        if not value.numel():
+            what = f"a tensor without elements, of shape {tuple(value.shape)}"
+            fail(ShapeError, hints.NOTHING.format(what))
         what = f"a real tensor ({tuple(value.shape)} {str(value.dtype).removeprefix('torch.')})"
         fail(TraceError, f"{what} inside a traced function: pass it as an argument, or write a "
              "Python number for a constant")  # fmt: skip

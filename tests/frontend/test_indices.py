@@ -117,6 +117,41 @@ def test_windows_in_16_bits_are_rounded_once():
     assert torch.equal(found[0], torch.hann_window(64).half())
 
 
+@pytest.mark.parametrize("name", ["hann", "hamming", "blackman", "bartlett"])
+def test_windows_that_torch_refuses(name):
+    make = getattr(torch, f"{name}_window")
+    of_integers, of_fewer = (lambda n: make(n, dtype=I32)), (lambda n: make(-n))
+    for error, call in ((DtypeError, of_integers), (ShapeError, of_fewer)):
+        with pytest.raises(RuntimeError):
+            call(8)
+        with pytest.raises(error, match=f"torch.{make.__name__}"):
+            htile.rowwise(lambda x: x * call(8))(torch.ones(2, 8))  # noqa: B023
+
+
+EMPTY = {
+    "a window": lambda x: torch.cat((x, torch.hann_window(0))),
+    "zeros": lambda x: torch.cat((torch.zeros(0), x, x[:0])),
+    "numbers": lambda x: torch.cat((torch.arange(0), x.long())),
+    "of axes": lambda x: torch.cat((x.view(2, 4), torch.ones(0, 4))),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_what_has_no_elements_is_left_out_of_a_join(name):
+    x = random(2, 8)
+    exact(htile.rowwise(EMPTY[name])(x), torch.stack([EMPTY[name](row) for row in x]))
+
+
+@pytest.mark.parametrize("use", [
+    lambda x: torch.ones(0), lambda x: x * torch.hann_window(0), lambda x: x + torch.arange(0),
+    lambda x: (x, torch.zeros(2, 0)), lambda x: torch.cat((x.view(2, 4), torch.ones(0, 5))),
+    lambda x: torch.cat((x, torch.arange(0))),
+])  # fmt: skip
+def test_what_has_no_elements_is_refused_elsewhere(use):
+    with pytest.raises((ShapeError, DtypeError), match=r"without elements|cat of shapes"):
+        htile.rowwise(use)(random(2, 8))
+
+
 @pytest.mark.parametrize("make", [torch.hann_window, lambda n: torch.logspace(0, 1, n)])
 def test_windows_beside_rows_of_any_length_are_refused(make):
     for n in (64, 3):
