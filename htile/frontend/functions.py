@@ -19,8 +19,11 @@ from .bits import bitwise, inverted
 from .ops import Op, Varies
 from .promotion import (
     BOOL,
+    BYTES,
     FLOAT,
     Number,
+    byte,
+    cast,
     convert,
     filled,
     in_32_bits,
@@ -361,10 +364,14 @@ attach("where", lambda input, condition, other: where(condition, input, other),
 @implements("masked_fill")
 def masked_fill(input, mask, value):
     """The value where the mask holds, input elsewhere."""
-    if not isinstance(operand(value), Tensor):
-        return where(mask, scalar(input, value, input._value.dtype), input)
-    if value.ndim:
+    dtype, is_number = input._value.dtype, not isinstance(operand(value), Tensor)
+    if not is_number and value.ndim:
         fail(ShapeError, "masked_fill takes one value: write torch.where(mask, value, x)")
+    if dtype in BYTES:
+        held = byte(value, dtype) if is_number else in_32_bits(into(value, input._value))
+        return cast(where(mask, held, in_32_bits(input)), dtype)
+    if is_number:
+        return where(mask, scalar(input, value, dtype), input)
     return where(mask, into(value, input._value), input)
 
 

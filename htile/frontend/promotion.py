@@ -91,6 +91,14 @@ def number(x: Number, dtype: torch.dtype) -> Number:
     return value
 
 
+def byte(x: Number, dtype: torch.dtype) -> int:
+    """The number as an integer of 8 bits holds it: -1 is 255 of uint8, as in torch."""
+    try:
+        return torch.empty((), dtype=dtype, device="cpu").fill_(x).item()
+    except (RuntimeError, OverflowError):
+        fail(DtypeError, f"the number {x} does not fit {dtype}: convert the tensor first, x.int()")
+
+
 def _fitting(x: int) -> str:
     """What to write for an integer that a dtype of integers does not hold."""
     if -(2**63) <= x < 2**63:

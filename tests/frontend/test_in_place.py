@@ -675,6 +675,50 @@ def test_integers_at_a_mask_and_places_that_are_not_there():
     assert torch.equal(found, expected)
 
 
+BYTES_PUT = {
+    "an element": lambda x, v: x.__setitem__(0, v),
+    "a part": lambda x, v: x.__setitem__(slice(1, 9, 2), v),
+    "a mask": lambda x, v: x.__setitem__(x > 5, v),
+    "places": lambda x, v: x.__setitem__([0, -1], v),
+    "an index": lambda x, v: x.__setitem__(x[0].long() // 2, v),
+    "masked_fill_": lambda x, v: x.masked_fill_(x < 7, v),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8], ids=str)
+@pytest.mark.parametrize("name", BYTES_PUT)
+def test_a_number_in_integers_of_8_bits(name, dtype):
+    """torch wraps negative ones of uint8, and takes no other number that does not fit."""
+    x, put = torch.arange(24).view(2, 12).to(dtype), BYTES_PUT[name]
+
+    def f(x, value: htile.Static):
+        y = x.clone()
+        put(y, value)
+        return y
+
+    for value in (-1, -128, -255, -256, 127, 200, 255, 256, True, 2.7, -0.5, 255.5, 2**70, -1e9):
+        try:
+            expected = torch.stack([f(row, value) for row in x])
+        except (RuntimeError, OverflowError, ValueError):
+            with pytest.raises(DtypeError, match="does not fit"):
+                htile.rowwise(f)(x, value)
+            continue
+        found = htile.rowwise(f)(x, value)
+        assert found.dtype is dtype and torch.equal(found, expected), value
+
+
+def test_a_number_in_integers_of_8_bits_compiles():
+    def f(x, i: htile.PerRow):
+        y = x.clone()
+        y[0], y[i], y[x > 3] = -1, 7, x[1]
+        return y
+
+    x, i = torch.arange(8, dtype=torch.uint8).repeat(2, 1), torch.tensor([2, 9])
+    expected = torch.tensor([[255, 1, 7, 3, 1, 1, 1, 1], [255, 1, 2, 3, 1, 1, 1, 1]])
+    assert torch.equal(htile.rowwise(f)(x, i), expected.to(torch.uint8))
+    assert not htile.rowwise(f).inspect(x.to("meta"), i.to("meta"), arch="sm_90a").resources.stack
+
+
 def test_gradients_of_what_is_assigned():
     def f(x, y):
         out = torch.empty_like(x)
