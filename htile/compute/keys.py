@@ -94,7 +94,12 @@ def indexed(elements: Operand, index: Vector) -> Indexed:
 
 
 def _next_below(x: Float32) -> Float32:
-    """The last float below a number; infinity below NaN, and NaN below -infinity."""
+    """The last float below a number; infinity below NaN, and NaN below -infinity.
+
+    `last_below` of the same number's rank differs from it where the number is zero: it is -0.0,
+    which every zero is at most. So it would not tell the zeros that are largest elements from
+    those below them.
+    """
     negative = Float32(0.0) - x  # of both zeros it is 0.0
     bits = negative.bitcast(Int32)
     below = (bits + select(bits < 0, Int32(-1), Int32(1))) ^ SIGN
@@ -122,7 +127,11 @@ def _one_nan(x: Float32) -> Float32:
 
 
 def last_below(rank: Int32) -> Float32:
-    """The last float below a number; of the numbers of NaN it is infinity."""
+    """The last float below the one of a rank; of the ranks of NaN it is infinity.
+
+    There is a rank of -0.0, so -0.0 is the last below 0.0. A search that counts elements with it
+    finds zeros at that rank, which no element has, and `unordered` makes a zero of it, too.
+    """
     return unordered(cutlass.min(rank - 1, INFINITY))
 
 

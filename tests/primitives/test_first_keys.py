@@ -124,6 +124,21 @@ def test_the_first_of_the_largest_chunk_by_chunk(values, monkeypatch):
     assert (keys.key_index(found).data == x.reshape(-1).argmax()).all()
 
 
+def test_the_last_float_below(monkeypatch):
+    """Of a number and of its rank they are one, except below zero: there a rank has -0.0."""
+    Device(1, 1).install(monkeypatch)
+    least, most = np.float32(1e-45), np.finfo(np.float32).max
+    x = [np.inf, most, 1.5, least, 0.0, -0.0, -least, -2.0, -most, -np.inf, np.nan]
+    x = np.array(x, np.float32)
+    below = np.where(np.isnan(x), np.float32("inf"), np.nextafter(x, np.float32("-inf")))
+    below[x == -np.inf] = np.nan
+    found = keys._next_below(Float32(x)).data
+    np.testing.assert_array_equal(found, below)
+    of_rank = keys.last_below(keys.ordered(Float32(x))).data
+    np.testing.assert_array_equal(of_rank[x != 0], below[x != 0])
+    assert (of_rank[x == 0] == 0).all() and (found[x == 0] == -least).all()
+
+
 @pytest.mark.parametrize("lanes", (1, 4, 32))
 @pytest.mark.parametrize("op", ("MAX", "MIN"))
 @pytest.mark.parametrize("dtype", (Int32, Int64))
