@@ -14,7 +14,14 @@ import torch
 import torch.nn.functional as F
 
 import htile
-from htile.errors import ArgumentError, GradientError, HTileError, Location, UnsupportedError
+from htile.errors import (
+    ArgumentError,
+    GradientError,
+    HTileError,
+    Location,
+    TraceError,
+    UnsupportedError,
+)
 from tests.test_gradients import kept_by, row
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
@@ -558,6 +565,8 @@ TWO = (
 
 @pytest.mark.parametrize("body, kind, message", [
     ("(y, d_out0): return y", "TraceError", KNOWN.format("y")),
+    ("(d_out0, d_x): return d_x", "TraceError",
+     KNOWN.format("d_x") + "; it returns the gradient of x"),
     ("(d_out): return d_out", "TraceError", KNOWN.format("d_out")),
     ("(d_out2): return d_out2", "TraceError",
      "out2 is bool, which has no gradient: take d_out2 out of its parameters"),
@@ -594,6 +603,18 @@ TWO = (
 ])  # fmt: skip
 def test_what_does_not_fit(body, kind, message):
     assert wrong(body) == (kind, message)
+
+
+@pytest.mark.parametrize("parameters", ["", "x, out", "d_x, x", "d_out"])
+def test_one_that_takes_no_gradient_is_refused_where_it_is_defined(parameters):
+    f = htile.rowwise(lambda x, d_x, d_out: x * d_x + d_out)
+    names = {}
+    exec(f"def backward({parameters}): return None", names)
+    with pytest.raises(TraceError, match=r"takes no gradient .* the parameter d_out_") as caught:
+        f.backward(names["backward"])
+    assert caught.value.loc is not None
+    x = row(3, 4)
+    assert torch.equal(f(x, x, x), x * x + x)  # it has none
 
 
 LINES = {  # of a backward pass, from its first decorator on, and the one that is blamed

@@ -47,12 +47,17 @@ class CustomBackward:
     the function, of its results, and of their gradients, `d_<result>`. A name that is a parameter
     of the function means that one; a result or gradient of this name has `_` behind it.
 
-    Raises ArgumentError for what is no plain Python function.
+    Raises ArgumentError for what is no plain Python function, and TraceError for one that takes no
+    gradient. What the results are named is not known before the function is traced.
     """
 
     def __init__(self, of: Signature, fn: types.FunctionType):
         self.of, self.fn = of, fn
         self.signature = Signature(fn)
+        if not any(name.startswith("d_") for name in {*self.signature.names} - {*of.names}):
+            gradient = _free("d_out", of.names)
+            self.fail(f"{self.signature.name} takes no gradient of a result of {of.name}: give it "
+                      f"the parameter {gradient}, or that of another result")  # fmt: skip
 
     def __call__(self, values: tuple) -> object:
         """What the function returns for these values of its parameters, some of them symbolic.
@@ -305,9 +310,11 @@ def _results(
     unknown = [n for n in backward.signature.names if n in asked and defaults[n] is _MISSING]
     if unknown:
         known = ", ".join([*backward.of.names, *(r.name for r in found)])
+        argument = unknown[0].removeprefix("d_")
+        returned = f"; it returns the gradient of {argument}" if argument in taken else ""
         backward.fail(
             f"{backward.signature.name} has the parameter {unknown[0]}, which is not known: it may "
-            f"have {known} and the gradients {', '.join(f'd_{name}' for name in names)}"
+            f"have {known} and the gradients {', '.join(f'd_{name}' for name in names)}{returned}"
         )
     builder = paths[0][1]._builder
     known = reached([builder[k] for k in range(len(builder))], set(arguments))
