@@ -90,7 +90,8 @@ GROUPS = {
     "matrices": "Products with matrices",
     "tables": "Rows of a table",
     "shapes": "Dtypes, constants and shapes",
-    "parts": "Parts of an axis, and what joins them",
+    "parts": "Parts of an axis",
+    "joins": "What joins parts, and moves elements along an axis",
     "flips": "Axes in the opposite order",
 }
 

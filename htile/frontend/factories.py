@@ -19,9 +19,9 @@ from .dtypes import STORAGE
 from .functions import attach
 from .graph import Builder
 from .hints import DRAWS, RANDOM
+from .joins import cat
 from .libraries import internal
 from .ops import Value, Varies
-from .parts import cat
 from .promotion import FLOAT, INT64, as_stored, cast, supported
 from .shapes import as_number, reshaped
 from .tensor import Device, Length, Tensor, copy, fail, location

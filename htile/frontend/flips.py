@@ -12,8 +12,9 @@ import torch
 
 from ..errors import UnsupportedError
 from .functions import implements
+from .joins import cat
 from .ops import MOVEMENTS, REDUCTIONS, SCANS, TURNED, Op, Value
-from .parts import MOST_PARTS, cat, part
+from .parts import MOST_PARTS, part
 from .shapes import _listed, axes_of
 from .tensor import Deferred, Tensor, copy, fail, node
 

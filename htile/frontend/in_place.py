@@ -25,8 +25,9 @@ from .factories import index as places_of
 from .functions import OPERATORS, attach, masked_fill
 from .graph import Role
 from .indices import each_of_lists
+from .joins import cat, stack
 from .ops import Op, Value, Varies, broadcast_shapes
-from .parts import MOST_PARTS, cat, check_slice, part, stack, too_many
+from .parts import MOST_PARTS, check_slice, part, too_many
 from .promotion import BOOL, FLOAT, filled, into, operand
 from .shapes import broadcast_to, reshaped, squeeze, unsqueeze
 from .slopes import Slope

@@ -18,8 +18,9 @@ from .dtypes import FLOAT8, STORAGE
 from .factories import index
 from .functions import clamp, implements, where
 from .graph import Builder, Role
+from .joins import cat, stack
 from .ops import COLLECTIVES, MOVEMENTS, Op, Varies
-from .parts import MOST_PARTS, cat, stack, too_many
+from .parts import MOST_PARTS, too_many
 from .parts import getitem as _getitem
 from .promotion import BOOL, FLOAT, INT64, cast, convert, scalar
 from .returned import note_table

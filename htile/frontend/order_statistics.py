@@ -17,8 +17,9 @@ from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError
 from .composites import INF, NAN, lerp, where
 from .factories import index
 from .functions import formulas, implements
+from .joins import stack
 from .ops import Op, Value
-from .parts import part, stack
+from .parts import part
 from .promotion import FLOAT, INT64, cast, convert, scalar
 from .ranks import INT32, MOST_RANKS, Ranked, first_index, first_ranks, refuse_unranked
 from .reductions import reduced

@@ -18,8 +18,8 @@ from ..errors import DtypeError, UnsupportedError
 from .dtypes import STORAGE
 from .factories import index
 from .functions import formulas, maximum, minimum, where
+from .joins import cat
 from .ops import Op, not_computed
-from .parts import cat
 from .promotion import BOOL, FLOAT, INT64, cast, convert, scalar
 from .reductions import amax, amin, reduced
 from .shapes import axis_of, has_any_length, reshaped

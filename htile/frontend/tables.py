@@ -16,8 +16,9 @@ from .functions import implements
 from .graph import Builder, Node, Role
 from .indices import getitem as _getitem
 from .indices import per_row_index
+from .joins import stack
 from .ops import Op
-from .parts import MOST_PARTS, stack, unbind
+from .parts import MOST_PARTS, unbind
 from .promotion import BOOL
 from .scattered import Padding
 from .shapes import axis_of, reshaped

@@ -18,6 +18,7 @@ from . import buckets as buckets  # fill the table, as what they import does
 from . import convolutions as convolutions
 from . import flips as flips
 from . import in_place as in_place
+from . import joins as joins
 from . import losses as losses
 from . import matrices as matrices
 from . import order_statistics as order_statistics

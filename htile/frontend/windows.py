@@ -10,7 +10,8 @@ import torch
 from ..errors import ShapeError, UnsupportedError
 from .factories import index
 from .functions import attach, clamp, implements, minimum
-from .parts import MOST_PARTS, part, stack
+from .joins import stack
+from .parts import MOST_PARTS, part
 from .promotion import BOOL, floating, refuse
 from .shapes import axis_of, known_axis, reshaped
 from .tensor import FUNCTIONS, Tensor, alias, fail
