@@ -93,7 +93,7 @@ HINTS = {
         "running_var + eps) * weight + bias; those of a batch are sums over rows, htile.sum_rows",
         "local_response_norm": "of a row of channels write x / (k + alpha * F.avg_pool1d(F.pad(x * "
         "x, (size // 2, (size - 1) // 2))[None], size, 1)[0]) ** beta",
-        "erfinv polygamma igamma": _INACCURATE,
+        "polygamma igamma": _INACCURATE,
         "cdist pdist": "write (a[:, None] - b[None, :]).square().sum(-1).sqrt()",
         "nonzero": "write (x != 0).sum() to count",
         "double": "float64 is not supported; write x.float()",

@@ -82,7 +82,7 @@ ACTIVATIONS = (
     "hardswish hardsigmoid relu6 leaky_relu"
 )
 OF_TWO = "atan2 arctan2 fmod logaddexp logaddexp2 copysign hypot fmax fmin isclose xlogy heaviside"
-SPECIAL_FUNCTIONS = "erfc erfcx log_ndtr digamma psi i0 i0e i1 i1e"
+SPECIAL_FUNCTIONS = "erfc erfcx log_ndtr erfinv ndtri digamma psi i0 i0e i1 i1e"
 UNARY = {
     **{name: (getattr(torch.special, name), every()) for name in SPECIAL_FUNCTIONS.split()},
     # Near the zero at -2.457 the error is that of two terms, as test_special.py has it.

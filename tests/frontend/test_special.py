@@ -30,9 +30,11 @@ def _ndtr(x):
 
 FUNCTIONS = {
     "erfc": torch.erfc, "erfcx": special.erfcx, "ndtr": _ndtr, "log_ndtr": special.log_ndtr,
+    "erfinv": torch.erfinv, "ndtri": special.ndtri,
     "lgamma": torch.lgamma, "digamma": torch.digamma,
     "i0": torch.i0, "i0e": special.i0e, "i1": special.i1, "i1e": special.i1e,
 }  # fmt: skip
+WITHIN_1 = {"erfinv", "ndtri"}  # NaN beyond
 BELOW_0 = {"lgamma", "digamma"}  # whose zeros there are differences of two terms
 
 
@@ -69,6 +71,8 @@ RANGES = {
     "erfcx": [((-9.3, 0.5), 4.5), ((-30, 30), 4)],
     "ndtr": [((-0.5, 9), 1.5), ((-13.2, 0), 6), ((-14.3, -13), 2)],
     "log_ndtr": [((-60, 0), 4), ((0, 14.3), 6)],
+    "erfinv": [((-1, 1), 3), ((-0.01, 0.01), 2.5), ((0.999, 1), 2.5)],
+    "ndtri": [((0, 1), 3.5), ((0, 1e-6), 4), ((0.999, 1), 3), ((0.4999, 0.5001), 3)],
     "lgamma": [((0, 0.5), 2.5), ((0.5, 1.5), 5), ((1.5, 4), 4), ((4, 2000), 4)],
     "digamma": [((0, 0.5), 2.5), ((0.5, 4), 6), ((4, 2000), 2)],
     "i0": [((-92, 92), 6)],
@@ -154,6 +158,7 @@ def test_integers_and_spellings():
             torch.erfc(i), i.erfc(), special.erfc(i), torch.lgamma(i), i.lgamma(),
             special.gammaln(i), i.digamma(), special.digamma(i), special.psi(i), i.i0(),
             special.i0(i), special.ndtr(i), special.log_ndtr(i), special.erfcx(i),
+            (i == 0).erfinv(), special.erfinv(i // 99), special.ndtri(i == 9),
         )  # fmt: skip
 
     i = torch.arange(1, 9)[None]
@@ -198,6 +203,7 @@ def autograd(name, x):
 
 
 SMOOTH = {  # where float64 autograd is exact itself
+    "erfinv": (-0.9999, 0.9999), "ndtri": (1e-6, 0.9999),
     "erfc": (-9, 9), "erfcx": (-9, 100), "ndtr": (-13, 13), "log_ndtr": (-20, 12),
     "lgamma": (0.001, 100), "digamma": (0.001, 100), "i0": (-80, 80), "i1": (-80, 80),
     "i0e": (-200, 200), "i1e": (-200, 200),
@@ -253,6 +259,20 @@ def test_derivatives_in_the_tails():
     torch.testing.assert_close(second, 1 / far, rtol=1e-4, atol=0)
 
 
+def test_derivatives_at_the_ends():
+    for name, x in (("erfinv", [[-1.0, 1.0]]), ("ndtri", [[0.0, 1.0]])):
+        first, _ = derivatives(name, torch.tensor(x))
+        assert first.tolist() == [[INF, INF]]
+
+
+def test_they_are_inverses():
+    x = values(-3, 3)
+    f = htile.rowwise(lambda x: (torch.erf(x).erfinv(), special.ndtri(special.ndtr(x))))
+    for found, slope in zip(f(x), (2 / math.sqrt(math.pi) * torch.exp(-x * x), torch.exp(-x * x / 2)
+                                   / math.sqrt(2 * math.pi)), strict=True):  # fmt: skip
+        assert ((found - x).abs() <= 2.0**-23 / slope + 1e-6 * x.abs()).all()
+
+
 def test_autograd_runs_them_twice():
     """Through calls, as a user has it."""
     x = values(0.3, 3, 64).requires_grad_()
@@ -274,7 +294,8 @@ def test_derivatives_of_nan():
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_tangents(name):
-    check_tangents(kernel(name), values(0.2, 3, 64), tolerance=1e-6)
+    high = 0.9 if name in WITHIN_1 else 3
+    check_tangents(kernel(name), values(0.2, high, 64), tolerance=1e-6)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -232,7 +232,6 @@ MISTAKES = {
     ),
     "F.linear": (lambda x, y: F.linear(x, y), UnsupportedError, "annotate the weight"),
     "F.dropout": (lambda x: F.dropout(x), UnsupportedError, "random numbers"),
-    "erfinv": (lambda x: torch.erfinv(x), UnsupportedError, "torch.erfinv is not supported"),
     "device": (lambda x: torch.ones(2, device="cuda"), TraceError, "device=x.device"),
     "device of a value": (lambda x: torch.tensor(x, device="cpu"), TraceError, "device=x.device"),
     "device of zeros_like": (
@@ -321,7 +320,9 @@ MISTAKES = {
     "a module without functions of a row": (
         lambda x: torch.cuda.flor(x), TraceError, "torch.cuda has no flor; docs/reference.md lists"
     ),
-    "typo of torch": (lambda x: torch.special.erfinv(x), UnsupportedError, "no accurate form"),
+    "typo of torch": (
+        lambda x: torch.special.polygamma(1, x), UnsupportedError, "no accurate form"
+    ),
     "nothing like it": (lambda x: x.qqqq(), UnsupportedError, "docs/reference.md lists"),
     "chunk": (lambda x: x.chunk(0), ShapeError, "chunk into 0 parts"),
     "narrow": (lambda x: x.narrow(0, 4, 8), ShapeError, "narrow(0, 4, 8)"),

@@ -12,13 +12,15 @@ from .matrix import BF16, F32, job, run, seed, short
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiles_nothing")]
 
 ROWS, N = 5, 1003
-ANY, ABOVE = (lambda x: x), (lambda x: x.abs() + 0.01)
+ANY, ABOVE, SHARE = (lambda x: x), (lambda x: x.abs() + 0.01), (lambda x: x.sigmoid())
 # Each with what makes its operand of normal numbers; the gamma function has poles below 0.
 SPECIAL = {
     "erfc": (lambda x: torch.erfc(x), ANY),
     "erfcx": (lambda x: torch.special.erfcx(x), ANY),
     "ndtr": (lambda x: torch.special.ndtr(x), ANY),
     "log_ndtr": (lambda x: torch.special.log_ndtr(x), ANY),
+    "erfinv": (lambda x: torch.erfinv(x), SHARE),
+    "ndtri": (lambda x: torch.special.ndtri(x), SHARE),
     "lgamma": (lambda x: x.lgamma(), ABOVE),
     "digamma": (lambda x: x.digamma(), ABOVE),
     "i0": (lambda x: torch.i0(x), ANY),
