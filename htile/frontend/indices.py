@@ -261,6 +261,12 @@ def take_along_dim(input, indices, dim=None):
     return _elements(input, int64(indices, "take_along_dim"), "take_along_dim", wraps=True)
 
 
+@implements("take")
+def take(input, index):
+    """The elements at integers of each row, of all of input; negative ones count from the end."""
+    return getitem(reshaped(input, (input._sizes.numel(),)), int64(index, "take"))
+
+
 def _elements(x: Tensor, y: Tensor, what: str, wraps: bool) -> Tensor:
     """The elements of a row at one index, at each of a few, or of a short row at each of many."""
     is_many = prod(y._sizes) > MOST_PARTS or _has_as_many(x, y)

@@ -57,6 +57,31 @@ def var_mean(input, dim=None, unbiased=True, keepdim=False, *, correction=None):
     return squares / max(0.0, float(freedom)), average
 
 
+@implements("cov", check=floating)
+def cov(input, *, correction=1, fweights=None, aweights=None):
+    """The covariances of a few rows of a matrix, or the variance of a row."""
+    if fweights is not None or aweights is not None:
+        fail(UnsupportedError, "torch.cov with weights: write d = x - (w * x).sum() / w.sum(), and "
+             "(w * d * d).sum() / w.sum()")  # fmt: skip
+    if not 0 < input.ndim < 3:
+        fail(ShapeError, f"cov of a value of shape {tuple(input._sizes)}: it takes a row or a "
+             "matrix")  # fmt: skip
+    if input.ndim == 1:
+        return var_mean(input, correction=correction)[0]
+    deviation = input - mean(input, -1, keepdim=True)
+    return deviation @ deviation.mT / max(0.0, float(input._sizes[-1] - correction))
+
+
+@implements("corrcoef", check=floating)
+def corrcoef(input):
+    """The correlations of a few rows of a matrix."""
+    covariances = cov(input)
+    if not covariances.ndim:
+        return covariances / covariances
+    scale = torch.sqrt(torch.diagonal(covariances))
+    return clamp(covariances / scale[:, None] / scale, -1.0, 1.0)
+
+
 @implements("norm")
 def norm(input, p="fro", dim=None, keepdim=False, dtype=None):
     """The norm of order p of the row: a number, or "fro" for 2."""

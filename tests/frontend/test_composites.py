@@ -130,6 +130,10 @@ ROWS = {
     "softmin": lambda x, y: F.softmin(x, dim=-1),
     "nansum": lambda x, y: (torch.where(x > 0, x, NAN).nansum(), y.nansum(-1, True)),
     "nanmean": lambda x, y: (torch.where(x > 0, x, NAN).nanmean(), y.nanmean(-1, True)),
+    "cov": lambda x, y: (torch.stack((x, y, x + y)).cov(), torch.cov(x), y.cov(correction=0)),
+    "cov, far from 0": lambda x, y: torch.stack((x + 100, y - 30)).cov(),
+    "corrcoef": lambda x, y: (torch.stack((x, y, x - y)).corrcoef(), torch.corrcoef(x)),
+    "corrcoef of equals": lambda x, y: torch.stack((x, 2 * x, -x)).corrcoef(),
     "native_layer_norm": lambda x, y: torch.native_layer_norm(x, x.shape, y, None, 1e-5)[0],
     "native_layer_norm, moments": lambda x, y: torch.native_layer_norm(x, (WIDE,), y, x, 1e-3)[1:],
 }

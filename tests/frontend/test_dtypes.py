@@ -42,7 +42,7 @@ LEFT_OUT = {
     "swapdims", "movedim", "moveaxis", "unflatten", "flatten", "ravel", "select", "roll", "flip",
     "cat", "concat", "concatenate", "stack", "split_with_sizes", "dropout", "dropout_", "tile",
     "alpha_dropout", "alpha_dropout_", "feature_alpha_dropout", "feature_alpha_dropout_",
-    "feature_dropout", "feature_dropout_",
+    "feature_dropout", "feature_dropout_", "take",
     "einsum",
     "float_power",  # torch gives float64
     "quantile", "nanquantile",  # torch takes shares from 0 to 1 alone
@@ -116,7 +116,7 @@ def compare(function, operands) -> str | None:
 
 REDUCES = (
     "sum", "prod", "amax", "amin", "max", "min", "mean", "var", "std", "norm", "dist", "dot",
-    "matmul", "inner", "trapezoid",
+    "matmul", "inner", "trapezoid", "cov", "corrcoef",
 )  # fmt: skip
 
 

@@ -88,6 +88,21 @@ def test_a_list_of_rows_of_a_table():
     exact(htile.rowwise(f)(x, table), x + (table[0] + table[2]))
 
 
+def test_take():
+    """Of a matrix as one row, in the shape of the index."""
+    x, y = random(3, 12), torch.tensor([[0, -1, 5], [-12, 11, 3], [7, 7, -7]])
+
+    @htile.rowwise
+    def f(x, y: htile.Inner[1]):
+        return torch.take(x, y), x.view(3, 4).take(y), x.take(y[0]), (x > 0).take(y.view(3, 1))
+
+    each = zip(*(f._fn(a, b) for a, b in zip(x, y, strict=True)), strict=True)
+    for found, expected in zip(f(x, y), each, strict=True):
+        exact(found, torch.stack(expected))
+    with pytest.raises(DtypeError, match="take takes indices of int64"):
+        htile.rowwise(lambda x: x.take(x.argmax().int()))(x)
+
+
 # ---- windows and powers at equal distances ------------------------------------------------------
 
 WINDOWS = {

@@ -361,6 +361,8 @@ MISTAKES = {
     "a resize in place": (lambda x: x.resize_(4), TraceError, "write a new value"),
     "random in place": (lambda x: x.uniform_(), TraceError, "write a new value"),
     "a shift": (lambda x: x << 1, DtypeError, "<< of f32"),
+    "cov of a number": (lambda x: x.sum().cov(), ShapeError, "it takes a row or a matrix"),
+    "cov with weights": (lambda x: x.cov(fweights=x), UnsupportedError, "(w * d * d).sum()"),
     "igamma": (lambda x: torch.igamma(x, x), UnsupportedError, "no accurate form"),
     "memory": (lambda x: x.stride(), UnsupportedError, "no memory of its own"),
     "to nothing": (lambda x: x.to(), TraceError, "only x.to(dtype)"),
