@@ -123,6 +123,8 @@ def _as_list(index: object) -> str:
     if not isinstance(index, list | tuple | range) or not 0 < len(index) <= MOST_PARTS:
         return ""
     kinds = {type(each) for each in index}
+    if any(issubclass(kind, Tensor) for kind in kinds):
+        return ", and for an index that is computed torch.stack((x[i], x[j]))"
     if kinds == {bool} and any(index):
         places = [k for k, is_in in enumerate(index) if is_in]
         return f", or the list of the places of True, {places}"

@@ -127,6 +127,9 @@ MISTAKES = {
     ),
     "a list of masks": (lambda x: x[[True, False] * 4], UnsupportedError, "[0, 2, 4, 6]"),
     "a range of indices": (lambda x: x.view(2, 4)[:, range(2)], UnsupportedError, "list [0, 1]"),
+    "a list of computed indices": (
+        lambda x: x[[0, x.argmax()]], UnsupportedError, "torch.stack((x[i], x[j]))"
+    ),
     "lists in lists": (lambda x: x[[[0], [1]]], UnsupportedError, "or a list of numbers"),
     "lists of too many axes": (lambda x: x[:, [0, 1]], ShapeError, "2 indices of a value"),
     "a list of indices beyond the end": (lambda x: x[[0, 8]], ShapeError, "index 8 of an axis"),
