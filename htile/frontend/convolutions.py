@@ -9,7 +9,8 @@ import torch
 
 from ..errors import ShapeError, UnsupportedError
 from .functions import implements
-from .parts import part, stack
+from .joins import stack
+from .parts import part
 from .promotion import floating
 from .tensor import Tensor, fail
 from .windows import one_number

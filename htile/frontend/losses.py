@@ -19,8 +19,8 @@ from ..errors import DtypeError, ShapeError, TraceError
 from .composites import INF, NAN, where
 from .functions import chosen
 from .indices import element, int64, per_row_index
+from .joins import stack
 from .ops import Op
-from .parts import stack
 from .promotion import FLOAT, floating
 from .reductions import amax
 from .slopes import Slope

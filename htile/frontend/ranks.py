@@ -19,7 +19,7 @@ from .dtypes import STORAGE
 from .factories import index
 from .functions import formulas, maximum, minimum, where
 from .joins import cat
-from .ops import Op, not_computed
+from .ops import MOVEMENTS, Op, not_computed
 from .promotion import BOOL, FLOAT, INT64, cast, convert, scalar
 from .reductions import amax, amin, reduced
 from .shapes import axis_of, has_any_length, reshaped
@@ -45,6 +45,28 @@ def refuse_unranked(x: Tensor, what: str) -> None:
     if dtype not in (FLOAT, INT32, INT64):
         name = str(x.dtype).removeprefix("torch.")
         fail(DtypeError, f"{what} of {name}: it takes floats and integers, write x.int()")
+
+
+def _narrowed(x: Tensor, what: str) -> Tensor:
+    """`x` as it is ranked: int64 that is known to fit 32 bits, as indices do, as int32."""
+    refuse_unranked(x, what)
+    return convert(x, INT32) if x._value.dtype is INT64 and _fits_32_bits(x) else x
+
+
+def _fits_32_bits(x: Tensor) -> bool:
+    """Whether int64 elements are indices, numbers of columns, or narrower integers converted."""
+    builder, seen, todo = x._builder, set(), [x._id]
+    while todo:
+        each = builder[todo.pop()]
+        if each.id in seen or each.op in (Op.KEY_INDEX, Op.INDEX) or each.value.dtype is not INT64:
+            continue
+        seen.add(each.id)
+        if each.op not in MOVEMENTS and each.op not in (Op.CAST, Op.CONVERT):
+            return False
+        if any(builder[i].value.dtype is FLOAT for i in each.inputs):
+            return False
+        todo += each.inputs
+    return True
 
 
 def _places(x: Tensor, axis: int) -> Tensor:
@@ -97,7 +119,7 @@ def first_index(x: Tensor, dim: object, keepdim: bool, is_largest: bool, what: s
         found = first_index(reshaped(x, (x._sizes.numel(),)), -1, False, is_largest, what)
         return reshaped(found, (1,) * x.ndim) if keepdim else found
     axis = axis_of(x, -1 if dim is None else dim)
-    refuse_unranked(x, what)
+    x = _narrowed(x, what)
     if x._value.dtype is INT64:
         _, is_it = _first_wide(x, axis, is_largest)
         return _place(x, axis, is_it, keepdim)
@@ -144,7 +166,7 @@ def first_ranks(x: Tensor, k: int, axis: int, is_largest: bool, what: str) -> Ra
              "the first k, or leave dynamic_n out")  # fmt: skip
     if of_any_length:
         x._builder.least = max(x._builder.least, k)
-    refuse_unranked(x, what)
+    given, x = x._value, _narrowed(x, what)
     if x._value.dtype is INT64:
         return _wide_ranks(x, k, axis, is_largest)
     keys = _keys(x, axis, not is_largest)
@@ -154,9 +176,8 @@ def first_ranks(x: Tensor, k: int, axis: int, is_largest: bool, what: str) -> Ra
         is_left = keys < found[-1] if is_largest else keys > found[-1]  # no two keys are equal
         found.append(reduced(op, where(is_left, keys, last), axis, keepdim=True))
     both = cat(found, axis) if k > 1 else found[0]
-    v = x._value
-    values = node(Op.KEY_VALUE, both, arg=v.dtype)
-    values = values if v.stored is None else cast(values, v.stored)
+    values = convert(node(Op.KEY_VALUE, both, arg=x._value.dtype), given.dtype)
+    values = values if given.stored is None else cast(values, given.stored)
     return Ranked(values, node(Op.KEY_INDEX, both, arg=not is_largest))
 
 

@@ -130,6 +130,40 @@ def test_of_one_number_a_row():
     assert torch.equal(f(x, torch.arange(3.0)), torch.arange(3.0))
 
 
+NARROW = {  # int64 that is known to fit 32 bits
+    "places of places": lambda x: x.argsort().argsort(),
+    "sorted places": lambda x: x.topk(5).indices.sort().values,
+    "the places back": lambda x: x.argsort(descending=True).flip(-1).sort().indices,
+    "the largest place": lambda x: x.topk(5).indices.max(-1),
+    "of groups": lambda x: x.view(4, 8).argsort(-1).argsort(0).view(-1).argmin(),
+    "columns": lambda x: torch.arange(x.shape[-1]).topk(3).values + (x > 0).sum() * 0,
+    "a mask": lambda x: (x > 0).long().argmax(),
+    "narrower integers": lambda x: (x * 4).int().long().max(-1),
+}
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_int64_that_fits_32_bits_is_ranked(name):
+    x = torch.stack([torch.randperm(32, generator=torch.Generator().manual_seed(k)) - 9.0
+                     for k in range(3)])  # fmt: skip
+    f = htile.rowwise(NARROW[name])
+    found, expected = f(x), [NARROW[name](row) for row in x]
+    if isinstance(found, torch.Tensor):
+        found, expected = (found,), [(each,) for each in expected]
+    for mine, theirs in zip(found, zip(*expected, strict=True), strict=True):
+        theirs = torch.stack(theirs)
+        assert mine.dtype is theirs.dtype is I64 and torch.equal(mine, theirs)
+
+
+def test_the_places_of_places_make_the_kernel_that_they_make_in_int32():
+    x = torch.empty(2, 16, device="meta")
+    narrow, wide = (
+        htile.rowwise(f).inspect(x, arch="sm_90a").source
+        for f in (lambda x: x.argsort().argsort(), lambda x: x.argsort().int().argsort())
+    )
+    assert re.sub(r"#.*", "", narrow) == re.sub(r"#.*", "", wide)
+
+
 def test_what_is_ranked_may_change_afterwards():
     """The indices are those of the tensor as it was."""
 
