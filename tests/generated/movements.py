@@ -345,13 +345,15 @@ def _rows_of(view: View, array: np.ndarray, n: int) -> np.ndarray:
 
 def _elements(view: View, array: np.ndarray, n: int, k: int) -> np.ndarray:
     """The k-th element of each bundle of a piece; beside a row some number that shows if used."""
-    first, end = view.there(n) or (0, n)
-    if (first, end) == (0, n):
+    if len(view.shape) > 1 or view.steps is None or view.groups is not None:
         return array[_places(view, n, k)]
+    places = view.start[0] + k + view.steps[0] * np.arange(n)
+    is_there = (places >= 0) & (places < view.shape[0])
+    assert is_there.any(), "some column is one of the row"
+    is_near = view.steps[0] in (1, view.width) or view.shape[0] % view.steps[0] == 0
+    assert is_there.all() or is_near, "only neighbours, or what will be, are moved beyond an end"
     found = np.full((len(array), n), 12345.0)
-    assert 0 <= first < end <= n, "some column is one of the row"
-    places = view.start[0] + k + view.width * np.arange(first, end)
-    found[:, first:end] = array[:, places]
+    found[:, is_there] = array[:, places[is_there]]
     return found
 
 

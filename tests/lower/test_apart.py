@@ -118,3 +118,13 @@ def test_rows_that_are_too_unlike_are_refused():
     with pytest.raises(UnsupportedError, match="pieces") as caught:
         htile.rowwise(f)(rows(257), rows(3001))
     assert caught.value.loc is not None
+
+
+def test_few_elements_are_stored_apart_of_long_rows_only():
+    """Short results that do not agree have no columns to be longer than, and are refused or cut."""
+
+    def f(x):
+        return torch.cat((x.cumsum(-1)[5:21], x[:48])).roll(3), x[:16].cumsum(-1) * 2
+
+    call = called(htile.rowwise(f), rows(48))
+    assert_placed(call.graph, call.values, call.lead)

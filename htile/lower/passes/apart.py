@@ -36,7 +36,7 @@ class Apart:
                 return Refine(axis, 1, ends=tuple(ends))
         for axis in axes:
             is_row = axis.key[0] == "out" and len(self.graph.outputs[axis.key[1]].inner) == 1
-            if is_row and n < axis.size <= n + MOST_REDUCED:
+            if is_row and 0 < n < axis.size <= n + MOST_REDUCED:
                 return Refine(axis, 1, ends=(n,))
         return None
 
