@@ -33,6 +33,9 @@ WINDOWS = {
     "every second maximum": (lambda x: F.max_pool1d(x[None], 3, 2, 1)[0], 202),
     "of neighbouring pairs": (lambda x: x.unfold(-1, 6, 2).logsumexp(-1), 202),
     "maxima of pairs": (lambda x: (y := x.view(-1, 2).amax(-1))[1:] * y[:-1], 258),
+    "and their sum": (lambda x: (y := F.avg_pool1d(x[None], 9, 1)[0]) * y.sum(), 150),
+    "their softmax": (lambda x: F.max_pool1d(x[None], 9, 1)[0].softmax(-1), 150),
+    "their largest": (lambda x: (y := (x * x).unfold(-1, 9, 1).amax(-1)) / y.amax(), 150),
     "of a stack": (lambda x: F.max_pool1d(torch.stack((x, x * x)), 9, 1, 4).sum(0), 131),
 }
 

@@ -5,6 +5,8 @@ computed of the whole row, and the number of the column chooses. Beside its own 
 anything, so what is wanted of it may lie beyond its ends. Unlike `by_column.py`, which rewrites
 rows before they are placed, this knows of each part which elements of several axes are wanted. So
 it serves windows of neighbours, which are stacks of parts.
+
+A reduction of a shorter row is taken of the whole row then, with what changes nothing behind.
 """
 
 from __future__ import annotations
@@ -17,14 +19,27 @@ from ...errors import UnsupportedError
 from ...frontend.dtypes import STORAGE
 from ...frontend.graph import Node
 from ...frontend.ops import Op
-from .axes import Index, Wanted, axes_of, moved_along, row_chosen
+from .axes import Axis, Index, Refine, Wanted, axes_of, moved_along, row_chosen
+from .lifted_scans import NEUTRAL, neutral
 from .placed import Placed
 
 MOST_CHOSEN = 256  # parts of a row; each takes a comparison and a selection of each element
 
 
+WIDENED = NEUTRAL.keys() - {Op.MEAN, Op.KTHVALUE}  # reductions that may take a whole row
+
+
+class Widened(Refine):
+    """A reduction goes along more elements than there are, as `Choosing.widened` has it."""
+
+
 class Choosing:
-    """The methods of a placing for these rows."""
+    """The methods of a placing for these rows.
+
+    widened: of an axis that is reduced, by its key, how many elements the columns have.
+    """
+
+    widened: dict[tuple, int]
 
     def _chosen_part(self, node: Node, wanted: Wanted, ends: list[int]) -> int | None:
         """What is wanted of a joined row, as a choice; None where it cannot be one.
@@ -50,6 +65,27 @@ class Choosing:
                                      None, node)  # fmt: skip
             found = self._computed(Op.WHERE, (is_part, part, found), None, node)
         return found
+
+    def _widen(self, axes: list[Axis]) -> None:
+        """Raise Widened where reductions of shorter rows can be taken of the longest one."""
+        n = max([axis.size for axis in axes])
+        short = [axis for axis in axes if axis.key[0] == "reduced" and n <= 2 * axis.size < 2 * n]
+        short = [axis for axis in short if self.factors[axis.key] == [(axis.size, True)]
+                 and self.graph[axis.key[1]].op in WIDENED]  # fmt: skip
+        for axis in short:
+            self.widened[axis.key] = n
+            del self.factors[axis.key]
+        if short:
+            raise Widened(short[0], n)
+
+    def _only(self, part: int, axis: Axis, size: int, node: Node) -> int:
+        """What a reduction takes of a whole row, of which so many elements count."""
+        dtype = self.graph[node.inputs[0]].value.dtype
+        of = replace(node, value=replace(node.value, dtype=dtype))
+        nothing = self._add(Placed(Op.CONST, (), neutral(node.op, dtype), (), of))
+        ends = self._position(Index(0, ((axis, 1),)), node), self._end(size, node)
+        counts = self._computed(Op.LT, ends, None, node)
+        return self._computed(Op.WHERE, (counts, part, nothing), None, node)
 
     def _position(self, index: Index, node: Node) -> int:
         """The number of each element that is wanted of an axis."""

@@ -107,7 +107,10 @@ class Collectives:
         self, node: Node, wanted: Wanted, at: int, k: int, start: int, size: int
     ) -> int:
         """The reduction of the k-th part of an axis."""
-        parts, inside = self._parts(node, wanted, at, k, start, size)
+        wide = self.widened.get(("reduced", node.id, k), size)
+        parts, inside = self._parts(node, wanted, at, k, start, wide)
+        if wide > size:
+            parts = [self._only(part, inside[0], size, node) for part in parts]
         outside = axes_of(wanted)
         count = len(parts)
         while len(parts) > 1:

@@ -45,7 +45,7 @@ from .axes import (
     reshaped,
     row_chosen,
 )
-from .choosing import Choosing
+from .choosing import Choosing, Widened
 from .collectives import MOST_PIECES, Collectives
 from .placed import Placed, built
 
@@ -120,7 +120,7 @@ class _Placing(Collectives, Apart, Choosing, Anew):
         chosen: bool = False,
     ):  # fmt: skip
         self.graph, self.in_groups, self.most, self.by_use = graph, in_groups, most, by_use
-        self.apart, self.chosen = apart, chosen
+        self.apart, self.chosen, self.widened = apart, chosen, {}
         self.groups: Groups | None = None
         # For each axis its factors, the outer ones first: how many elements, and whether they are
         # columns. The others are written out.
@@ -137,6 +137,8 @@ class _Placing(Collectives, Apart, Choosing, Anew):
                 pieces = [self._pieces_of(k, out) for k, out in enumerate(self.graph.outputs)]
                 self._cut_scans_alike()
                 n = self._columns()
+            except Widened:
+                continue
             except Refine as request:
                 self._refine(request)
                 continue
@@ -287,6 +289,8 @@ class _Placing(Collectives, Apart, Choosing, Anew):
             return self.graph.n
         if len({axis.size for axis in axes}) <= 1:
             return max([axis.size for axis in axes], default=1)
+        if self.chosen:
+            self._widen(axes)
         if self.apart and (request := self._few_more(axes)) is not None:
             raise request
         # Columns are axes along which neighbours lie near each other in memory, and others that are
