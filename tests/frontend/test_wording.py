@@ -126,16 +126,21 @@ def test_a_roll_of_a_row(n):
     assert torch.equal(htile.rowwise(lambda x: x.roll(1, -1))(x), x.roll(1, -1))
 
 
-def test_every_second_element_of_a_row_that_is_moved():
-    def moved(x):
-        return x.roll(301, -1)[::2]
+def test_elements_apart_of_a_row_that_is_moved():
+    """Every second one is loaded as one of a pair; of three there are no such bundles."""
 
-    message = refused(UnsupportedError, moved, torch.randn(4, 1000))
+    def moved(x, step: htile.Static):
+        return x.roll(301, -1)[::step]
+
+    x, longer = torch.randn(4, 1000), torch.randn(4, 999)
+    message = refused(UnsupportedError, moved, longer, 3)
     assert message.startswith("x is moved along the row, as in torch.roll, and cut into pieces")
     assert message.endswith("pass what is moved as an argument")
-    x = torch.randn(4, 1000)
-    passed = htile.rowwise(lambda x: x[::2])(x.roll(301, -1))
-    assert torch.equal(passed, x.roll(301, -1)[:, ::2])
+    passed = htile.rowwise(lambda x: x[::3])(longer.roll(301, -1))
+    assert torch.equal(passed, longer.roll(301, -1)[:, ::3])
+    assert torch.equal(htile.rowwise(moved)(x, 2), x.roll(301, -1)[:, ::2])
+    kernel = htile.rowwise(moved).inspect(x, 2, arch="sm_90a")
+    assert kernel.graph.n == 500 and {i.view.width for i in kernel.graph.inputs} == {2}
 
 
 @pytest.mark.parametrize("place", [slice(10, 20, 2), slice(0, None, 3), slice(1, 60, 2)])
