@@ -167,8 +167,8 @@ MISTAKES = {
     "broadcast_tensors of a number": (
         lambda x: torch.broadcast_tensors(x, 2.0), TraceError, "write torch.full_like(x, 2.0)"
     ),
-    "a batch of two": (
-        lambda x: F.cross_entropy(x.view(2, 4), torch.tensor([0, 1])), ShapeError, "for each"
+    "a batch of two with three targets": (
+        lambda x: F.cross_entropy(x.view(2, 4), torch.tensor([0, 1, 2])), ShapeError, "for each"
     ),
     "a window of a device": (
         lambda x: x * torch.hann_window(8, device="cuda"), TraceError, "device=x.device"
