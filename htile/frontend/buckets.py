@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import torch
 
-from ..errors import ShapeError, UnsupportedError
+from ..errors import DtypeError, ShapeError, UnsupportedError
 from .functions import implements
 from .parts import MOST_PARTS
-from .promotion import cast
+from .promotion import BOOL, cast
 from .shapes import reshaped, unsqueeze
 from .tensor import Tensor, fail
 
@@ -63,6 +63,9 @@ def isin(elements, test_elements, *, assume_unique=False, invert=False):
     elements, test_elements: tensors of any shape, one of which may be a number.
     """
     given = test_elements
+    for each in (elements, given):
+        if isinstance(each, bool) or (isinstance(each, Tensor) and each._value.dtype is BOOL):
+            fail(DtypeError, "isin of bool, which torch does not take: write x.int()")
     if isinstance(given, Tensor):
         count, is_one = given._sizes.numel(), True
         if isinstance(elements, Tensor):
