@@ -279,14 +279,14 @@ def subtracted(graph: Graph, node: Node, op: Op, in_groups: bool = False) -> Nod
     if op is Op.MAX and m.op is Op.WHERE:
         condition, zero, peak = (strip(graph, operand) for operand in graph.operands(m))
         is_zero = zero.op is Op.CONST and zero.arg == 0.0
-        if not (is_zero and _is_infinite(graph, condition, peak)):
+        if not (is_zero and is_infinite(graph, condition, peak)):
             return None
         m = peak
     is_found = m.op is op or (in_groups and m.op is Op.GROUPED and m.arg[0] is op)
     return m if is_found and m.inputs == (x.id,) else None
 
 
-def _is_infinite(graph: Graph, condition: Node, x: Node) -> bool:
+def is_infinite(graph: Graph, condition: Node, x: Node) -> bool:
     """Whether the condition is abs(x) == inf."""
     if condition.op is not Op.EQ:
         return False

@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
+import htile
 from htile.frontend.ops import Op
 from htile.frontend.reference import evaluate
+from tests.generated.movements import interpreted
 from tests.lower.cases import F32, kernel_of
 
 N = 1000
@@ -282,3 +284,84 @@ def test_shares_that_something_else_reads_are_ranked_themselves():
 
     graph = kernel_of(above_fourth, meta()).graph
     assert all(graph[node.inputs[0]].op is Op.DIV for node in graph if node.op is Op.KEY)
+
+
+def of_pieces(x, y):
+    p = x.softmax(-1)
+    return p.topk(2).values[1], torch.cat((p, y)).argmax()
+
+
+def of_groups(x):
+    p = x.view(2, -1).softmax(-1)
+    return p.topk(2, -1).values.sum(), p.argmax()
+
+
+def of_two_softmaxes(x, y):
+    p, q = x.softmax(-1), y.softmax(-1)
+    return p.topk(2).values[1], torch.cat((p, q)).topk(2).values[1]
+
+
+def of_all_and_groups(x):
+    p = x.view(4, -1).softmax(-1)
+    return p.view(-1).topk(2).values[1], p.topk(2, -1).values.sum()
+
+
+@pytest.mark.parametrize("function", [of_pieces, of_groups, of_two_softmaxes, of_all_and_groups])
+def test_keys_that_something_else_reads_are_of_shares(function):
+    names = "xy"[: function.__code__.co_argcount]
+    g = torch.Generator().manual_seed(0)
+    given = [torch.randn(6, 64, generator=g).bfloat16() for _ in names]
+    lowered = kernel_of(function, *[meta(64, torch.bfloat16)] * len(names))
+    named = dict(zip(names, given, strict=True))
+    found = interpreted(lowered.graph, lowered.traced, named, (6,))
+    for one, exact in zip(found, by_torch(function, *(x.double() for x in given)), strict=True):
+        torch.testing.assert_close(torch.tensor(one).double(), exact.double(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y, z: (x.softmax(-1) * (0.3 * (y - z))).sum(),
+        lambda x, y, z: (x.softmax(-1) * ((y - z) + x)).sum(),
+        lambda x, y, z: (x.softmax(-1) * ((y - z) - x.log_softmax(-1))).sum(),
+    ],
+)
+def test_elements_that_cancel_are_subtracted_first(function):
+    graph = kernel_of(lambda x, y, z: function(x, y, z), *[meta()] * 3).graph
+    g = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(6, N, generator=g) for _ in range(2))
+    given = x, 1e4 + y, 1e4 + y + 1e-2 * torch.randn(6, N, generator=g)
+    found = evaluate(graph, dict(zip("xyz", given, strict=True)), (6,), F32)
+    rows = zip(*(each.double() for each in given), strict=True)
+    expected = torch.stack([function(*row) for row in rows])
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_nan_in_place_of_a_logarithm_stays_where_the_user_wants_it():
+    def f(x, y, z: htile.PerRow):
+        e = x - x.max()
+        log = torch.where(z > 0, NAN, e.exp().sum().log())
+        return ((e - log).exp() * y).sum()
+
+    graph = kernel_of(f, meta(), meta(), torch.empty(64, device="meta")).graph
+    given = *rows("usual", 2), torch.tensor([1.0, -1.0, 2.0, 0.0, -3.0, 1.0]).double()
+    found = evaluate(graph, dict(zip("xyz", given, strict=True)), (6,), torch.float64)
+    expected = torch.stack([f(*row) for row in zip(*given, strict=True)])
+    assert expected.isnan().any() and not expected.isnan().all()
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12, equal_nan=True)
+
+
+def test_one_share_that_is_nan_is_found():
+    """Only that of an infinite element is NaN, where 0 stands for an infinite maximum."""
+
+    def f(x):
+        m = x.max()
+        e = x - torch.where(m.abs() == INF, 0.0, m)
+        found = (e.exp() / e.exp().sum()).topk(2)
+        return found.values[1], found.indices[0]
+
+    graph = kernel_of(f, meta(64, torch.bfloat16)).graph
+    x = torch.randn(6, 64, generator=torch.Generator().manual_seed(0)).bfloat16().double()
+    x[0, 5] = INF
+    _, found = evaluate(graph, {"x": x}, (6,), torch.float64)
+    assert torch.equal(found, by_torch(f, x)[1])

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from ...frontend.graph import Builder, Graph, Node
 from ...frontend.ops import Op, Value, Varies
-from ..patterns import is_part_of_sum
+from ..patterns import is_part_of_sum, strip
 from ..ranks import FEW_OF_CLUSTER, FEW_RANKS, Chain, chains, least_zero_bits
 from .rewrite import rewrite
 from .shares import is_exponent, total_of
@@ -77,11 +77,34 @@ def _ranked(graph: Graph, chain: Chain) -> _Ranked | None:
         return None
     key = graph[chain.keys[0]]
     share = graph[key.inputs[0]]
-    if graph.readers[share.id] != (key.id,):
+    if graph.readers[share.id] != (key.id,) or not _is_alone(graph, chain):
         return None
     found = _steps(graph, share)
     is_short = found and graph.n <= 1 << least_zero_bits(graph, [found[0]])
     return _Ranked(chain, *found) if is_short else None
+
+
+def _is_alone(graph: Graph, chain: Chain) -> bool:
+    """Whether nothing but the chain reads its keys and what it finds of them.
+
+    What else reads a key compares it with keys of other rows, which are not made of elements.
+    """
+    (key,) = chain.keys
+    inside, queue = set(), [key, *chain.results]
+    while queue:
+        for id in graph.users(queue.pop()):
+            reader = graph[id]
+            if reader.op in (Op.KEY_VALUE, Op.KEY_INDEX):
+                if reader.inputs[0] not in chain.results:
+                    return False
+            elif reader.op in (Op.LT, Op.WHERE):
+                if id not in inside:
+                    queue.append(id)
+                inside.add(id)
+            elif id not in chain.results:
+                return False
+    # Its comparisons have the key first, and its choices second, behind a comparison.
+    return all(graph[id].inputs[graph[id].op is Op.WHERE] == key for id in inside)
 
 
 def _steps(graph: Graph, share: Node) -> tuple[int, Steps] | None:
@@ -91,13 +114,21 @@ def _steps(graph: Graph, share: Node) -> tuple[int, Steps] | None:
         exponential, total = share.inputs
         (exponent,) = graph.operands(graph[exponential])
         after = ((Op.EXP, None), (Op.DIV, total))
+        all_are_nan = _is_plain(graph, exponent)
     else:
         if share.op is Op.EXP:
             after, share = ((Op.EXP, None),), graph[share.inputs[0]]
         if share.op is not Op.SUB or total_of(graph, graph[share.inputs[1]]) is None:
             return None
         exponent, after = graph[share.inputs[0]], ((Op.SUB, share.inputs[1]), *after)
-    if not is_exponent(graph, exponent):
+        is_guarded = strip(graph, graph[share.inputs[1]]).op is Op.WHERE
+        all_are_nan = is_guarded or _is_plain(graph, exponent)
+    if not is_exponent(graph, exponent) or not all_are_nan:
         return None
     element, largest = exponent.inputs
     return element, ((Op.SUB, largest), *after)
+
+
+def _is_plain(graph: Graph, exponent: Node) -> bool:
+    """Whether it is x - max(x), also where that is infinite. Then all shares are NaN at once."""
+    return strip(graph, graph[exponent.inputs[1]]).op is Op.MAX

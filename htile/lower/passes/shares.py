@@ -19,7 +19,7 @@ import torch
 
 from ...frontend.graph import Builder, Graph, Node
 from ...frontend.ops import COLLECTIVES, Op, Value, Varies
-from ..patterns import is_part_of_sum, strip, subtracted
+from ..patterns import is_infinite, is_part_of_sum, strip, subtracted
 from .rewrite import rewrite
 
 MOST_TIMES = 1e6  # that a term is multiplied by, so that no product of an exponent is infinite
@@ -221,9 +221,9 @@ def total_of(graph: Graph, node: Node) -> Node | None:
 
     log_softmax has NaN in place of it where the maximum is infinite.
     """
-    node = strip(graph, node)
+    node, condition = strip(graph, node), None
     if node.op is Op.WHERE:
-        nan, node = (strip(graph, graph[i]) for i in node.inputs[1:])
+        condition, nan, node = (strip(graph, graph[i]) for i in node.inputs)
         if nan.op is not Op.CONST or nan.arg == nan.arg:
             return None
     if node.op is not Op.LOG:
@@ -231,7 +231,11 @@ def total_of(graph: Graph, node: Node) -> Node | None:
     total = strip(graph, graph[node.inputs[0]])
     if total.op is not Op.SUM or graph[total.inputs[0]].op is not Op.EXP:
         return None
-    return total if is_exponent(graph, graph[graph[total.inputs[0]].inputs[0]]) else None
+    exponent = graph[graph[total.inputs[0]].inputs[0]]
+    if not is_exponent(graph, exponent):
+        return None
+    largest = subtracted(graph, exponent, Op.MAX)
+    return total if condition is None or is_infinite(graph, condition, largest) else None
 
 
 def is_exponent(graph: Graph, node: Node) -> bool:
@@ -282,7 +286,17 @@ def _chosen(graph: Graph, node: Node, share: _Share) -> list[_Term] | None:
 
 def _factors(graph: Graph, node: Node, share: _Share) -> list[_Term] | None:
     """What the node adds up of elements that do not wait for the total, and of logarithms of
-    totals; None for anything else."""
+    totals; None for anything else.
+
+    A sum of elements alone stays whole, because they may cancel.
+    """
+    found = _parts_of_factor(graph, node, share)
+    is_there = node.value.spread and node.id not in share.later
+    has_none = found and all(graph[t.id].value.spread and t.divisor is None for t in found)
+    return [_Term(node.id)] if is_there and has_none else found
+
+
+def _parts_of_factor(graph: Graph, node: Node, share: _Share) -> list[_Term] | None:
     if not node.value.spread:
         return [_Term(node.id)] if total_of(graph, node) is not None else None
     if (other := _as_share(graph, node)) is not None:
