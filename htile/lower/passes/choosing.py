@@ -20,11 +20,9 @@ from ...frontend.dtypes import STORAGE
 from ...frontend.graph import Node
 from ...frontend.ops import Op
 from .axes import Axis, Index, Refine, Wanted, axes_of, moved_along, row_chosen
+from .by_column import MOST_CHOSEN
 from .lifted_scans import NEUTRAL, neutral
 from .placed import Placed
-
-MOST_CHOSEN = 256  # parts of a row; each takes a comparison and a selection of each element
-
 
 WIDENED = NEUTRAL.keys() - {Op.MEAN, Op.KTHVALUE}  # reductions that may take a whole row
 

@@ -20,7 +20,7 @@ from ...frontend.ops import Op, Value, Varies
 from ..patterns import is_part_of_sum, strip
 from ..ranks import FEW_OF_CLUSTER, FEW_RANKS, Chain, chains, least_zero_bits
 from .rewrite import rewrite
-from .shares import is_exponent, total_of
+from .shares import is_exponent, is_plain, total_of
 
 # A warp has rows of at most so many elements, and looks for any number of ranks alone. Rows of more
 # than LONGEST_OF_BLOCK may be divided over a cluster, which looks for FEW_OF_CLUSTER without that.
@@ -114,7 +114,7 @@ def _steps(graph: Graph, share: Node) -> tuple[int, Steps] | None:
         exponential, total = share.inputs
         (exponent,) = graph.operands(graph[exponential])
         after = ((Op.EXP, None), (Op.DIV, total))
-        all_are_nan = _is_plain(graph, exponent)
+        all_are_nan = is_plain(graph, exponent)
     else:
         if share.op is Op.EXP:
             after, share = ((Op.EXP, None),), graph[share.inputs[0]]
@@ -122,13 +122,8 @@ def _steps(graph: Graph, share: Node) -> tuple[int, Steps] | None:
             return None
         exponent, after = graph[share.inputs[0]], ((Op.SUB, share.inputs[1]), *after)
         is_guarded = strip(graph, graph[share.inputs[1]]).op is Op.WHERE
-        all_are_nan = is_guarded or _is_plain(graph, exponent)
+        all_are_nan = is_guarded or is_plain(graph, exponent)
     if not is_exponent(graph, exponent) or not all_are_nan:
         return None
     element, largest = exponent.inputs
     return element, ((Op.SUB, largest), *after)
-
-
-def _is_plain(graph: Graph, exponent: Node) -> bool:
-    """Whether it is x - max(x), also where that is infinite. Then all shares are NaN at once."""
-    return strip(graph, graph[exponent.inputs[1]]).op is Op.MAX

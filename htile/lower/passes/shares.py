@@ -138,11 +138,8 @@ def _sum_of_shares(graph: Graph, node: Node) -> tuple[_Share, list[_Term]] | Non
         return None
     terms = _terms(graph, operand, share) or []
     is_uniform = len({term.divisor for term in terms}) == 1
-    return (share, terms) if is_uniform and any(_spread(graph, terms)) else None
-
-
-def _spread(graph: Graph, terms: list[_Term]) -> list[_Term]:
-    return [term for term in terms if graph[term.id].value.spread]
+    has_elements = any([graph[term.id].value.spread for term in terms])
+    return (share, terms) if is_uniform and has_elements else None
 
 
 def _maximum_of_shares(graph: Graph, node: Node) -> _Share | None:
@@ -161,8 +158,7 @@ def _maximum_of_shares(graph: Graph, node: Node) -> _Share | None:
     if not is_part_of_sum(graph, operand):
         return None
     exponent = graph[graph[operand.inputs[0]].inputs[0]]
-    is_plain = strip(graph, graph[exponent.inputs[1]]).op is Op.MAX
-    return _as_share(graph, operand) if is_plain else None
+    return _as_share(graph, operand) if is_plain(graph, exponent) else None
 
 
 def _is_row(graph: Graph, node: Node) -> bool:
@@ -243,6 +239,11 @@ def is_exponent(graph: Graph, node: Node) -> bool:
     return node.value.spread and subtracted(graph, node, Op.MAX) is not None
 
 
+def is_plain(graph: Graph, exponent: Node) -> bool:
+    """Whether it is x - max(x), also where that is infinite. Then all shares are NaN at once."""
+    return strip(graph, graph[exponent.inputs[1]]).op is Op.MAX
+
+
 def _terms(graph: Graph, node: Node, share: _Share) -> list[_Term] | None:
     """What the share is multiplied by in each term of the node; None if it is anything else."""
     operands = graph.operands(node)
@@ -297,6 +298,7 @@ def _factors(graph: Graph, node: Node, share: _Share) -> list[_Term] | None:
 
 
 def _parts_of_factor(graph: Graph, node: Node, share: _Share) -> list[_Term] | None:
+    """The same, of which a sum of elements is taken apart."""
     if not node.value.spread:
         return [_Term(node.id)] if total_of(graph, node) is not None else None
     if (other := _as_share(graph, node)) is not None:

@@ -23,7 +23,7 @@ from .space import PADDED, has_pairs, place
 # A kernel takes so many pieces of tensors. Each is a pointer and some strides, and a launch passes
 # 32764 bytes at most.
 MOST_TENSORS = 400
-MOST_CHOSEN = 1500  # nodes, where parts are chosen by the column: 1300 compile for a minute
+MOST_NODES = 1500  # nodes, where parts are chosen by the column: 1300 compile for a minute
 SHALLOW = 64  # nodes, of which no chain comes near Python's limit of recursion
 FRAMES_A_NODE = 8  # of Python's stack, that placing takes for each node of a chain
 MORE_READ = 1.25  # Whole rows may take so many times as many elements as their parts.
@@ -90,14 +90,14 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
     for other in dict.fromkeys(ways if graph.multiple is None else ()):
         with suppress(UnsupportedError):
             found = place(other, in_groups=False, chosen=True)
-            if len(found) <= MOST_CHOSEN:
+            if len(found) <= MOST_NODES:
                 return found
             refused = UnsupportedError(_too_many(len(found)), refused.loc)
     raise refused
 
 
 def _too_many(nodes: int) -> str:
-    return (f"a kernel of {nodes} operations, at most {MOST_CHOSEN}: what is computed of a part of "
+    return (f"a kernel of {nodes} operations, at most {MOST_NODES}: what is computed of a part of "
             "a row is computed again for each place that it is moved to, such as the largest of a "
             "window in a gradient; take smaller windows, or their gradient outside")  # fmt: skip
 
