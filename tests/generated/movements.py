@@ -327,9 +327,12 @@ def interpreted(placed: Graph, traced: Graph, named: dict, lead: tuple[int, ...]
                 assert np.isnan(target[places]).all(), "an element is written twice"
                 each = value[..., k] if out.view.width > 1 else value
                 if out.view.is_of_groups:
-                    shape = rows, -1, out.view.groups[0]
+                    size = out.view.groups[0]
+                    shape = rows, n // size, size
                     of_groups = np.broadcast_to(each, (rows, n)).reshape(shape)
-                    assert (of_groups == of_groups[..., :1]).all(), "a group has several values"
+                    first = np.broadcast_to(of_groups[..., :1], shape)
+                    is_one = np.array_equal(of_groups, first, equal_nan=True)
+                    assert is_one, "a group has several values"
                 target[places] = each[:, 0] if out.view.steps is None else each
     return [each.reshape((*lead, *each.shape[1:])) for each in results.values()]
 

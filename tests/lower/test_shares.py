@@ -212,6 +212,20 @@ def test_what_waits_for_the_total_stays_as_it_is(function):
     assert found.plan.stages == 3
 
 
+def test_a_product_that_is_normalized_is_kept_in_place_of_its_factors():
+    def kept(x, y):
+        product = x.softmax(-1) * y.softmax(-1)
+        return product / product.sum()
+
+    def read_beside_the_share(x, y):
+        p = x.softmax(-1)
+        product = p * y
+        return product - p * product.sum()
+
+    assert kernel_of(kept, meta(), meta()).plan.stages == 3
+    assert kernel_of(read_beside_the_share, meta(), meta()).plan.stages == 2
+
+
 def test_the_largest_share_equals_an_element():
     """`p == p.max()` holds at the maximum, because both are one device function of s."""
     def is_largest(x):

@@ -19,7 +19,7 @@ import torch
 
 from ...frontend.graph import Builder, Graph, Node
 from ...frontend.ops import COLLECTIVES, Op, Value, Varies
-from ..patterns import is_infinite, is_part_of_sum, strip, subtracted
+from ..patterns import ancestors, is_infinite, is_part_of_sum, strip, subtracted
 from .rewrite import rewrite
 
 MOST_TIMES = 1e6  # that a term is multiplied by, so that no product of an exponent is infinite
@@ -134,12 +134,23 @@ def _sum_of_shares(graph: Graph, node: Node) -> tuple[_Share, list[_Term]] | Non
         return None
     operand = graph[node.inputs[0]]
     share = _share_below(graph, operand)
-    if share is None or not _is_row(graph, operand):
+    if share is None or not _is_row(graph, operand) or _stands_for_share(graph, operand, share):
         return None
     terms = _terms(graph, operand, share) or []
     is_uniform = len({term.divisor for term in terms}) == 1
     has_elements = any([graph[term.id].value.spread for term in terms])
     return (share, terms) if is_uniform and has_elements else None
+
+
+def _stands_for_share(graph: Graph, operand: Node, share: _Share) -> bool:
+    """Whether later nodes read the operand, and not the share itself.
+
+    A thread then keeps the operand alone behind the exchange of s. Gathered, it would keep what all
+    factors are computed of, for an exchange less.
+    """
+    within = ancestors(graph, [operand])
+    is_read = len(set(graph.readers[operand.id])) > 1
+    return is_read and within.issuperset(graph.readers[share.id])
 
 
 def _maximum_of_shares(graph: Graph, node: Node) -> _Share | None:

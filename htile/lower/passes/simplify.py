@@ -20,6 +20,7 @@ from .bundles import bundle_neighbours
 from .host_numbers import on_the_host
 from .limits import limit_loads
 from .narrow import narrowing, without_known
+from .one_total import share_totals
 from .ranked import choose_by_rank
 from .ranked_shares import rank_elements
 from .rewrite import rewrite
@@ -223,6 +224,8 @@ def _passed(graph: Graph) -> Graph:
     graph = placed
     for apply in PASSES:
         graph = apply(graph)
+    if (shared := share_totals(graph)) is not graph:
+        graph = merge_common_subexpressions(shared)
     if (gathered := gather_shares(rank_elements(graph))) is not graph:
         graph = merge_common_subexpressions(gathered)
     return limit_loads(on_the_host(choose_by_rank(graph)))
