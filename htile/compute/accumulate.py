@@ -37,7 +37,7 @@ from htile.copy.tile import RowTile
 INF = float("inf")
 
 
-class _Accumulator:
+class Accumulator:
     """Vectors and scalars, `values`, that dynamic loops carry.
 
     op: how `vector` is reduced over the row. is_mask: whether the result is a Boolean.
@@ -47,7 +47,7 @@ class _Accumulator:
     op, is_mask, keeps_padding = ADD, False, False
     values: tuple[Vector | Numeric, ...]
 
-    def _with(self, *values: Vector | Numeric) -> _Accumulator:
+    def _with(self, *values: Vector | Numeric) -> Accumulator:
         """The same with other values."""
         new = copy.copy(self)
         new.values = values
@@ -64,7 +64,7 @@ class _Accumulator:
 class Accumulators:
     """An accumulator for each share of a row that a thread works on. It has their interface."""
 
-    def __init__(self, parts: Iterable[_Accumulator]):
+    def __init__(self, parts: Iterable[Accumulator]):
         self.parts = tuple(parts)
 
     @property
@@ -95,9 +95,9 @@ class Accumulators:
         """With the inner level of a share added to its outer level."""
         return self._with(share, self.parts[share].fold())
 
-    def _with(self, share: int, part: _Accumulator) -> Accumulators:
+    def _with(self, share: int, part: Accumulator) -> Accumulators:
         """The same with another accumulator for a share."""
-        return Accumulators([*self.parts[:share], part, *self.parts[share + 1 :]])
+        return type(self)([*self.parts[:share], part, *self.parts[share + 1 :]])
 
     def about(self, reference: Float32) -> Accumulators:
         """The second of two reductions, relative to the row's reference."""
@@ -109,12 +109,12 @@ class Accumulators:
     def __new_from_mlir_values__(self, words):
         left = iter(words)
         each = [(part, len(part.__extract_mlir_values__())) for part in self.parts]
-        return Accumulators(
+        return type(self)(
             part.__new_from_mlir_values__([next(left) for _ in range(n)]) for part, n in each
         )
 
 
-class Partial(_Accumulator):
+class Partial(Accumulator):
     """One reduction, element by element: a vector, or a scalar that is complete."""
 
     def __init__(
@@ -149,7 +149,7 @@ class Partial(_Accumulator):
         return self._with(make_vector([total, *rest], vector.shape, vector.dtype))
 
 
-class TwoLevelSum(_Accumulator):
+class TwoLevelSum(Accumulator):
     """A Float32 sum of many chunks. Its values are (the inner vector, the outer scalar)."""
 
     def __init__(self, vec_size: int):
@@ -171,7 +171,7 @@ class TwoLevelSum(_Accumulator):
         return self._with(cute.full_like(inner, 0.0), outer + thread_reduce(inner, ADD))
 
 
-class MeanSum(_Accumulator):
+class MeanSum(Accumulator):
     """The mean of x. Its values are the sum of x, and what rounding has taken from that sum.
 
     The error of each addition is that of the fast two-sum (T. J. Dekker, A floating-point technique
@@ -214,7 +214,7 @@ class MeanSum(_Accumulator):
         return self.share.row_mean.of_mean(mean, total + error, number)
 
 
-class SoftmaxPair(_Accumulator):
+class SoftmaxPair(Accumulator):
     """The maximum of x, and the sum of exp(x - m) for the row's maximum m.
 
     Its values are the thread's maximum, a vector of sums relative to that, and their outer level.
@@ -263,7 +263,7 @@ class SoftmaxPair(_Accumulator):
         return Partial(ADD, total * exp_bounded(gap))
 
 
-class WelfordTriple(_Accumulator):
+class WelfordTriple(Accumulator):
     """The mean of x, and the sum of (x - reference)**2 for the row's reference.
 
     Its values are a base, which is a number near the mean of what the thread has seen; that mean

@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Numeric, const_expr
 from cutlass.memory import SmemAllocator
 
-from htile.compute.accumulate import _Accumulator
+from htile.compute.accumulate import Accumulator
 from htile.compute.conversion import to_stored
 from htile.compute.operands import Vector, select
 from htile.compute.products import Product
@@ -28,7 +28,7 @@ THREADS = 512  # of such a CTA: 16 for each column
 MOST_LOADS = 16  # that such a thread has under way at a time
 
 
-class OverRows(_Accumulator):
+class OverRows(Accumulator):
     """A reduction over the rows of a group: a vector, or a number of the row."""
 
     def __init__(self, op: cute.ReductionOp, value: Vector | Numeric):

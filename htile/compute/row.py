@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Numeric
@@ -17,6 +17,12 @@ from htile.compute.accumulate import (
 )
 from htile.compute.candidates import ElementKeys, Keys
 from htile.compute.exchange import slots_from
+from htile.compute.following import (
+    FollowingAccumulators,
+    FollowingSums,
+    Move,
+    reduce_following,
+)
 from htile.compute.keys import Indexed, as_key, in_order
 from htile.compute.mean import MEAN, RowMean, ThreadPart
 from htile.compute.moments import RowMoments, reduce_moments
@@ -24,7 +30,7 @@ from htile.compute.online import about_finite, online_softmax_reduce, softmax_pa
 from htile.compute.operands import make_vector, select
 from htile.compute.products import Product
 from htile.compute.ranks import first_of_row
-from htile.compute.reduce import MAX, MIN, identity, row_reduce, thread_reduce, warp_reduce
+from htile.compute.reduce import ADD, MAX, MIN, identity, row_reduce, thread_reduce, warp_reduce
 from htile.compute.scan import row_scan
 from htile.compute.selection import BITS, kth_of_row, nothing_of
 from htile.compute.together import SLOTS, FoundTogether, first_together
@@ -248,6 +254,21 @@ class RowReductions(Lookups):
             )
         return self._for_shares(lambda share: WelfordTriple(self.chunk(0, share), in_pairs))
 
+    def following_sums(self, peaks: Sequence[Accumulators], *moves: Move) -> FollowingAccumulators:
+        """The start of sums of products with exponentials below maxima of this thread.
+
+        peaks: those maxima, of all elements that the thread has.
+        """
+        cute.arch.sync_warp()
+        of_shares = zip(*(each.parts for each in peaks), strict=True)
+        own = [[thread_reduce(part.vector, MAX) for part in parts] for parts in of_shares]
+        return FollowingAccumulators(FollowingSums(each, moves) for each in own)
+
+    def row_partial(self, value, op: cute.ReductionOp) -> Accumulators:
+        """What this thread has of a reduction of a held row, as `accumulate` makes it of chunks."""
+        operand = self._operand(value, op)
+        return Accumulators([Partial(op, thread_reduce(operand, op), value.dtype is Boolean)])
+
     def _for_shares(self, start: Callable[[int], object]) -> Accumulators:
         """An accumulator for each share that this thread works on."""
         return Accumulators([start(share) for share in range(self.config.turns)])
@@ -261,6 +282,10 @@ class RowReductions(Lookups):
         keeps = accumulators.keeps_padding or padded
         value = self._vector(value, op) if keeps else self._operand(value, op)
         return accumulators.take(self, value.reshape((self.vec_size,)))
+
+    def add_following(self, sums: FollowingAccumulators, *terms) -> FollowingAccumulators:
+        """The sums with the terms of this chunk, or of a row that is held."""
+        return sums.added(self.share, [self._operand(each, ADD) for each in terms])
 
     def reduce_partials(self, partials, slot: int = 0, phase: int | Int32 = 0):
         """Reduce what `accumulate` has made over the row: one thing or a tuple, one barrier."""
@@ -280,6 +305,24 @@ class RowReductions(Lookups):
         across = self._across_row(slot, 1, phase)
         peak, total = softmax_pair_reduce([part.of_thread for part in pair.parts], **across)
         return peak, about_finite(peak, total) if finite else total
+
+    def reduce_following(
+        self, sums: FollowingAccumulators, *others, slot: int = 0, phase: int | Int32 = 0
+    ) -> tuple[object, ...]:
+        """What `accumulate` has made of others over the row, and what gives maxima and sums.
+
+        One exchange brings all, through a buffer of Int64. The last of what is returned has
+        `maximum(place)`, and `sum(place, *maxima)` about the maxima of the row.
+        """
+        first = sums.parts[0]
+        count = len(others) + len(first.peaks) + len(first.moves)
+        across = self._across_row(slot, -(-count // 2), phase)
+        values = [[part.vector for part in each.parts] for each in others]
+        results, found = reduce_following(
+            sums.parts, values, [each.op for each in others], **across
+        )
+        given = [r != 0 if p.is_mask else r for p, r in zip(others, results, strict=True)]
+        return (*given, found)
 
     def reduce_moments(
         self, triple: Accumulators, slot: int = 0, phase: int | Int32 = 0

@@ -10,7 +10,7 @@ from ..frontend.ops import Op, dtype_name
 from .emission.expressions import WIDTH
 from .emission.names import Names
 from .reductions import Part, Reduce
-from .steps import ChunkLoop, Compute, Home, Load, Prefetch, Reload, Step, Store
+from .steps import ChunkLoop, Compute, Home, Load, OwnMaxima, Prefetch, Reload, Step, Store
 
 if TYPE_CHECKING:
     from ..frontend.graph import Input, Output
@@ -113,6 +113,9 @@ def _describe_steps(plan: Plan, names: Names, steps: Iterable[Step]) -> list[str
                 if graph[id].op is not Op.RESHAPE:
                     text = names.expression(step).removeprefix("math.")
                     lines.append(f"compute   {names.values[id]} = {text}")
+            case OwnMaxima(part):
+                maxima = " and ".join(names.values[id] for id in part.maxima)
+                lines.append(f"take      {maxima} of the thread's own elements")
             case Reduce():
                 lines.append(_describe_reduce(plan, names, step))
             case Store(output):
@@ -128,8 +131,8 @@ def _describe_steps(plan: Plan, names: Names, steps: Iterable[Step]) -> list[str
                 lines += [f"  {line}" for line in _describe_steps(plan, names, inner)]
                 for part in parts:
                     kinds = " and ".join(graph[id].op.value for id in part.results)
-                    operand = names.operand(part.operand(graph))
-                    lines.append(f"  carry     {names.carried[part]}: {kinds} of {operand}")
+                    operands = " and ".join(map(names.operand, part.operands(graph)))
+                    lines.append(f"  carry     {names.carried[part]}: {kinds} of {operands}")
     return lines
 
 

@@ -22,7 +22,7 @@ from ..build.arch import Arch
 from ..errors import LoweringError
 from ..frontend.graph import Graph, Input, Output, Role
 from .describe import describe, describe_layout
-from .reductions import SUM, Part, Reduce
+from .reductions import FOLLOWING, SUM, Part, Reduce
 from .schedule import list_steps
 from .shifting import staged_bytes
 from .steps import ChunkLoop, Home, Step
@@ -320,10 +320,9 @@ class Plan:
         if not self.numerics.folded:
             return ()
         dtypes = {part: self.graph[part.results[0]].value.dtype for part in loop.parts}
+        sums = [part for part, dtype in dtypes.items() if dtype.is_floating_point]
         return tuple(
-            part
-            for part, dtype in dtypes.items()
-            if part.carries_two_stages or (part.kind is SUM and dtype.is_floating_point)
+            [p for p in sums if p.carries_two_stages or p.kind in (SUM, FOLLOWING)]
         )
 
     @property

@@ -5,6 +5,7 @@ An entry says how elements and partial results combine. What comes before it, el
 comes after it, once a row, are ordinary nodes: a norm is `SUM` and a square root. A row that is
 worked on in loops over its chunks would need one loop for each stage. `SOFTMAX` and `MOMENTS` save
 a loop: they carry two reductions at once, although the second one needs the result of the first.
+`FOLLOWING` saves an exchange, of maxima and of sums that need them (`following.py`).
 
 The scans of a stage have an exchange of their own, and its elements of a rank take one for each of
 their bits. Both need a row that is held in registers: no loop carries them.
@@ -18,6 +19,7 @@ from math import inf
 
 from ..frontend.graph import Graph
 from ..frontend.ops import COLLECTIVES, SCANS, TURNED, Op
+from .following import Following, following
 from .patterns import strip, subtracted
 from .ranks import Chain, least_zero_bits
 
@@ -55,10 +57,14 @@ ALL = Reduction("all", SMALLER, 1.0)  # The elements are 0 or 1.
 SOFTMAX = Reduction("softmax", LARGER, -inf)
 # A thread carries the mean of the x that it has seen, and the sum of squares about that mean.
 MOMENTS = Reduction("moments", "MEAN", 0.0, slots=2)
+# A thread has maxima of its own elements, and sums relative to them.
+PEAK, FOLLOWING = Reduction("peak", LARGER, -inf), Reduction("following", ADD, 0.0)
 # A thread has its first keys in order. All ranks of a chain come of one exchange.
 RANKS = Reduction("ranks", LARGER, -inf)
 # All threads count the elements below a number, once for each bit of the one that is looked for.
 KTHVALUE = Reduction("kthvalue", ADD, inf)
+
+PLAIN = (SUM, PROD, MAX, MIN, ANY, ALL)  # what can share an exchange with maxima and their sums
 
 SCANNED: Mapping[Op, Reduction] = {
     Op.CUMSUM: Reduction("cumsum", ADD, 0.0, slots=0),
@@ -89,14 +95,17 @@ VERY_LONG_N = 262144
 class Part:
     """One thing that threads carry from element to element, and the reductions that come of it.
 
-    results: the nodes of the reductions. The elements that are reduced are the first one's operand.
-    references: for each further result, the node that it is relative to.
+    results: the nodes of the reductions. The elements that are reduced are the first one's operand,
+        and of FOLLOWING also those of the others.
+    references: for each further result, the node that it is relative to. Of FOLLOWING, those of all
+        maxima.
     at_once: whether one exchange brings all results. Otherwise the first result has an exchange,
         and the others have the next.
     finite: whether a sum of SOFTMAX is relative to 0 where the maximum is infinite, as logsumexp
         takes it, and nothing else reads the exponentials.
     chain: of RANKS, what its results are the ranks of.
     zero_bits: of KTHVALUE, how many of the lowest bits of every element are known to be zero.
+    following: of FOLLOWING, the maxima, and how its sums move.
     """
 
     kind: Reduction
@@ -106,14 +115,21 @@ class Part:
     finite: bool = False
     chain: Chain | None = None
     zero_bits: int = 0
+    following: Following | None = None
 
     @property
     def carries_two_stages(self) -> bool:
         return self.kind in (SOFTMAX, MOMENTS)
 
-    def operand(self, graph: Graph) -> int:
-        """The node whose elements are reduced."""
-        return graph[self.results[0]].inputs[0]
+    @property
+    def maxima(self) -> tuple[int, ...]:
+        """Those that sums follow: a thread takes those of its own elements."""
+        return self.following.maxima if self.following else ()
+
+    def operands(self, graph: Graph) -> tuple[int, ...]:
+        """The nodes whose elements are reduced."""
+        results = self.results if self.following else self.results[:1]
+        return tuple([graph[id].inputs[0] for id in results])
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +142,8 @@ class Reduce:
     scans: how many scans the stages before it have.
     exchanges: whether threads wait for each other. They do not where an exchange before has brought
         what is needed.
+    following: of two stages in one exchange, the maxima of the first and how the sums of the second
+        move.
     """
 
     stage: int
@@ -134,6 +152,7 @@ class Reduce:
     slot: int = 0
     scans: int = 0
     exchanges: bool = True
+    following: Following | None = None
 
     @property
     def is_scan(self) -> bool:
@@ -167,6 +186,8 @@ class Reduce:
             return 0
         if self.parts[0].kind is KTHVALUE:
             return self.waits * len(self.results)
+        if self.following is not None:
+            return -(-(len(self.results) + len(self.following.moves)) // 2)  # a place has two
         if self.parts[0].at_once:
             return self.parts[0].kind.slots
         chains = dict.fromkeys([part.chain for part in self.parts if part.chain is not None])
@@ -285,6 +306,32 @@ def _pair(graph: Graph, first: Reduce, second: Reduce) -> Part | None:
     if finite and set(graph.readers[exp]) != {*second.results}:
         return None
     return replace(part, at_once=True, finite=finite)
+
+
+def in_one_exchange(graph: Graph, reduces: Sequence[Reduce]) -> tuple[Reduce, Reduce] | None:
+    """The first two of these stages, if sums of the second follow maxima of the first.
+
+    Then a thread sums with maxima of its own, and one exchange brings the results of both.
+    """
+    first, *later = reduces[:2]
+    maxima = [id for id in first.results if graph[id].op is Op.MAX]
+    is_plain = all(part.kind in PLAIN for part in first.parts)
+    is_narrow = all(graph[id].value.dtype.itemsize <= 4 for id in first.results)
+    if not (later and maxima and is_plain and is_narrow):
+        return None
+    found = following(graph, maxima, later[0].results)
+    if found is None:
+        return None
+    results = later[0].results
+    part = Part(FOLLOWING, results, found.references, at_once=True, following=found)
+    peaks = {id: Part(PEAK, (id,)) for id in found.maxima}
+    own = zip(first.results, first.parts, strict=True)
+    parts = tuple([peaks.get(id, each) for id, each in own])
+    sums = (part,) * len(results)
+    return (
+        replace(first, parts=parts, following=found),
+        replace(later[0], parts=sums, exchanges=False, following=found),
+    )
 
 
 def carried_together(graph: Graph, reduces: Sequence[Reduce]) -> tuple[Reduce, ...]:

@@ -8,7 +8,7 @@ from ..frontend.graph import Role
 from ..frontend.ops import Op
 from .patterns import ancestors
 from .reductions import Reduce
-from .steps import ChunkLoop, Fence, Home, Load, Prefetch, Reload, Step, Store
+from .steps import ChunkLoop, Fence, Home, Load, OwnMaxima, Prefetch, Reload, Step, Store
 from .work import Sweep, Sweeps, Work
 
 
@@ -55,14 +55,16 @@ def list_steps(
     for sweep in _stored_at_the_end(sweeps.all) if held and in_place else sweeps.all:
         body: list[Step] = [] if held or not sweep.rows else [Reload(sweep.rows, rows)]
         body += [Load(i) for i in sweep.columns] if late else []
+        body += [OwnMaxima(part) for part in sweep.parts if part.maxima]
         body += [*sweep.computes, *map(Store, sweep.stores)]
         if sweep.is_loop:
             backwards = not sweep.parts and rows is Home.REREAD and sweep is not sweeps.loops[0]
             padding, reads = _padding(sweep, rows), sweep.reads(rows)
             body = [ChunkLoop(tuple(body), sweep.parts, backwards, padding, reads)]
             waits = [k for k, s in enumerate(steps) if isinstance(s, Reduce) and s.exchanges]
-            if prefetched and reads and waits:  # they start to load before the last exchange
-                steps.insert(waits[-1], Prefetch(reads))
+            loops = [k for k, s in enumerate(steps) if isinstance(s, ChunkLoop)]
+            if prefetched and reads and waits and waits[-1] > loops[-1]:
+                steps.insert(waits[-1], Prefetch(reads))  # they start to load before the exchange
         steps += [*body, *sweep.then]
     return tuple(steps)
 

@@ -68,6 +68,13 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnMaxima:
+    """From here on, a thread computes with the maxima of its own elements (FOLLOWING)."""
+
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkLoop:
     """Run steps for one chunk of the row after another.
 
@@ -87,4 +94,4 @@ class ChunkLoop:
     reads: tuple[Input, ...] = ()
 
 
-Step = Load | Reload | Prefetch | Compute | Reduce | Fence | Store | ChunkLoop
+Step = Load | Reload | Prefetch | Compute | OwnMaxima | Reduce | Fence | Store | ChunkLoop

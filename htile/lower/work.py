@@ -37,6 +37,7 @@ from .reductions import (
     Reduce,
     by_stage,
     carried_together,
+    in_one_exchange,
     with_pairs,
 )
 from .steps import Compute, Home
@@ -118,7 +119,8 @@ class Sweeps:
         """Instructions for each element of the row, and those of them for MUFU."""
         found = [sweep_costs(self.graph, s.computes, s.parts) for s in self.all]
         if not self.loops:  # what a held row is reduced by
-            found += [sweep_costs(self.graph, (), reduce.parts) for reduce in self.reduces]
+            reduces = [reduce for reduce in self.reduces if reduce.exchanges]
+            found += [sweep_costs(self.graph, (), reduce.parts) for reduce in reduces]
         return sum([count for count, _ in found]), sum([special for _, special in found])
 
     @cached_property
@@ -206,6 +208,11 @@ class Work:
         return tuple([Compute(n.id, Function.EXACT, n.inputs) for n in steps])
 
     @property
+    def joins_held(self) -> bool:
+        """Whether a held row may have two stages in one exchange."""
+        return self.has_pair or self.follows is not None
+
+    @property
     def before(self) -> tuple[Compute, ...]:
         """What is computed before the first sweep."""
         return self.ends + self.early
@@ -256,10 +263,32 @@ class Work:
     @cached_property
     def held_joint(self) -> Sweeps:
         """A row that is held, with maxima and sums of exponentials in one exchange."""
-        return self._hold(self._paired)
+        return self._hold(self._paired, self.follows)
 
-    def _hold(self, reduces: Sequence[Reduce]) -> Sweeps:
-        """A sweep for each exchange, then one for each result, or for elements side by side."""
+    @cached_property
+    def follows(self) -> tuple[Reduce, Reduce] | None:
+        """The first two stages in one exchange, if they can be and no element needs the maxima."""
+        if self.has_pair or self.stages < 2:
+            return None
+        both = in_one_exchange(self.graph, self._by_stage)
+        if both is None:
+            return None
+        read = ancestors(self.graph, [self.graph[id] for id in both[1].results])
+        later = {*both[1].parts[0].maxima}
+        for node in self.graph:
+            if not later.isdisjoint(node.inputs) and node.value.spread:
+                if any(id not in read for id in self.graph.readers[node.id]):
+                    return None
+                later.add(node.id)
+        return both
+
+    def _hold(
+        self, reduces: Sequence[Reduce], follows: tuple[Reduce, Reduce] | None = None
+    ) -> Sweeps:
+        """A sweep for each exchange, then one for each result, or for elements side by side.
+
+        follows: the first two of them, if one exchange brings their results.
+        """
         graph = self.graph
         done = {node.id for node in graph if node.op in LEAVES} | {step.id for step in self.before}
         left = {i.id: i for i in self.columns}
@@ -271,6 +300,17 @@ class Work:
             columns = tuple(left.pop(i) for i in sorted(reads & left.keys()))
             sweeps.append(Sweep(computes, columns=columns, stores=stores, then=then))
 
+        if follows is not None:
+            first, second = follows
+            sweep(first.operands(graph))
+            part = second.parts[0]
+            own = {*done, *part.maxima}
+            computes = self._needed(second.operands(graph), own)
+            done |= {*first.results}
+            needed = self._needed(part.references, done)
+            sweeps.append(Sweep(computes, parts=(part,), then=(first, *needed, second)))
+            done |= {*second.results}
+            reduces = reduces[2:]
         for reduce in reduces:
             goals = reduce.operands(graph)
             sweep(goals[:1] if reduce.is_pair else goals, then=(reduce,))
@@ -354,8 +394,12 @@ class Work:
         waiting = with_pairs(graph, by_stage(graph)) if self.chains else list(self._paired)
         while waiting:
             first, *further = carried_together(graph, waiting)
-            del waiting[: 1 + len(further)]
             parts = tuple(dict.fromkeys(first.parts))
+            if not further and (both := in_one_exchange(graph, waiting)) is not None:
+                first, *further = both
+                sweeps.append(self._loop(kept, tuple(dict.fromkeys(first.parts)), ()))
+                parts = further[0].parts[:1]
+            del waiting[: 1 + len(further)]
             results = {id for reduce in (first, *further) for id in reduce.results}
             stores: tuple[Output, ...] = ()
             if left and not waiting and not results & ancestors(graph, left):
@@ -376,9 +420,10 @@ class Work:
 
     def _loop(self, kept: set[int], parts: tuple[Part, ...], stores: tuple[Output, ...]) -> Sweep:
         """A loop that adds to parts and stores results, from the inputs and `kept`."""
-        operands = {part.operand(self.graph) for part in parts}
+        operands = {id for part in parts for id in part.operands(self.graph)}
         goals = operands | {output.id for output in stores}
-        computes = self._needed(goals, {*kept}, in_loops=True)
+        maxima = {id for part in parts for id in part.maxima}
+        computes = self._needed(goals, kept | maxima, in_loops=True)
         reads = goals.union(*(step.inputs for step in computes))
         rows = tuple(i for i in self.rows if i.id in reads)
         columns = tuple(i for i in self.columns if i.id in reads)

@@ -99,7 +99,7 @@ def segments_of(plan: Plan) -> list[Segment]:
             case Store():
                 now.stores.append(step)
             case ChunkLoop(_, parts):
-                along = (part.results[1:] for part in parts if not _is_pair(part))
+                along = (_along(part) for part in parts if not _is_pair(part))
                 now.carried_along += [id for results in along for id in results]
             case Reduce():
                 now.reduces.append(step)
@@ -111,12 +111,19 @@ def _is_pair(part: Part) -> bool:
     return part.kind is SOFTMAX and part.at_once
 
 
+def _along(part: Part) -> tuple[int, ...]:
+    """The results of the next stage that are carried along with others."""
+    return part.results if part.maxima else part.results[1:]
+
+
 def _references(reduce: Reduce) -> dict[int, int]:
     """The reference of each result that was carried with a reduction of the stage before."""
     found = {}
     for id, part in zip(reduce.results, reduce.parts, strict=True):
         place = part.results.index(id)
-        if place and part.chain is None and not reduce.is_pair:
+        if part.maxima:
+            found[id] = part.references[0]
+        elif place and part.chain is None and not reduce.is_pair:
             found[id] = part.references[place - 1]
     return found
 

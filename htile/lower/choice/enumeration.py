@@ -173,7 +173,7 @@ class _Enumeration:
         """
         work = self.work
         columns = ("early", "late") if work.columns else ("early",)
-        kinds = (work.held, work.held_joint) if work.has_pair else (work.held,)
+        kinds = (work.held, work.held_joint) if work.joins_held else (work.held,)
         for cluster in self.clusters:
             counts = self._threads(cluster, 1 if cluster == 1 else 128)
             for threads in counts:

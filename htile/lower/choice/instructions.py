@@ -13,7 +13,7 @@ import torch
 from ...frontend.graph import Graph
 from ...frontend.ops import Op
 from ..patterns import Function, number_of_products
-from ..reductions import KTHVALUE, MOMENTS, SCANNED, SOFTMAX, Part
+from ..reductions import FOLLOWING, KTHVALUE, MOMENTS, SCANNED, SOFTMAX, Part
 from ..steps import Compute
 
 LEAVES = frozenset({Op.INPUT, Op.CONST})
@@ -44,7 +44,7 @@ SHARED_DIVISOR_COSTS = {Function.EXACT: (3, 0), Function.NEAR: (2, 0)}
 # element by its rank for each bit (`counting_cost`).
 PART_COSTS = {
     SOFTMAX: 6, MOMENTS: 6, **dict.fromkeys(SCANNED.values(), 2), KTHVALUE: 0,
-    SCANNED[Op.LOGCUMSUMEXP]: 30, SCANNED[Op.LOGSUMEXP_FROM_END]: 30,
+    SCANNED[Op.LOGCUMSUMEXP]: 30, SCANNED[Op.LOGSUMEXP_FROM_END]: 30, FOLLOWING: 0,
 }  # fmt: skip
 SCAN_COSTS = 18  # instructions of a scan for each vector of a thread, and each word of an element
 COUNTED = 2  # to count an element that is less than a number, for each bit that is looked for
@@ -64,6 +64,7 @@ def sweep_costs(
     """Instructions of a sweep for each element, and those of them for MUFU."""
     chains = {part.chain for part in parts} - {None}
     plain = [PART_COSTS.get(part.kind, 1) for part in parts if part.chain is None]
+    plain += [len(part.results) for part in parts if part.kind is FOLLOWING]
     plain += [counting_cost(part) for part in parts if part.kind is KTHVALUE]
     count, special = sum(plain) + sum([chain.sorting for chain in chains]), 0
     counters = set()  # four words of one counter take about what one takes

@@ -73,6 +73,7 @@ def _imports(text: str) -> list[str]:
         f"from cutlass import {', '.join(types)}",
         "",
         *(["from htile.compute import math"] if "math." in text else []),
+        *(["from htile.compute.following import Move"] if "Move(" in text else []),
         *(["from htile.compute.log_add import LOGADD"] if "LOGADD" in words else []),
         *(["from htile.compute.mean import MEAN"] if "MEAN" in words else []),
         *(["from htile.compute.parts import OverRows, Parts"] if "OverRows." in text else []),

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from ...frontend.graph import Graph, Input, Output, Role
 from ...frontend.ops import Op
+from ..following import Following
 from ..periods import once, read_by_others
-from ..reductions import MOMENTS, SOFTMAX, Part, Reduce
-from ..steps import ChunkLoop, Compute, Home, Load, Prefetch, Step
+from ..reductions import FOLLOWING, MOMENTS, PEAK, SOFTMAX, Part, Reduce
+from ..steps import ChunkLoop, Compute, Home, Load, OwnMaxima, Prefetch, Step
 from .expressions import CUTLASS_TYPES, literal, written
 from .stored_ranks import read_beside, stored_ranks
 
@@ -41,8 +42,9 @@ RESERVED = frozenset(
 )
 
 CHOSEN_FROM = (Role.TAKEN, Role.TABLE)  # What is at an index is read of such an input.
-# What a loop carries for two reductions at once.
-CARRIED = {SOFTMAX: "pair", MOMENTS: "triple"}
+# What a loop carries for several reductions at once.
+CARRIED = {SOFTMAX: "pair", MOMENTS: "triple", PEAK: "peak", FOLLOWING: "sums"}
+FOLLOWED = (PEAK, FOLLOWING)
 
 
 def kernel_name(graph: Graph) -> str:
@@ -63,7 +65,7 @@ class Names:
     opening: the steps that load what is loaded first, and tell where rows end.
     fragments: of inputs, as tiles in shared memory (`sX`) or registers (`tXrX`).
     carried: of what a loop carries, by part.
-    moments: of what an exchange brings beside its result, by part.
+    moments, found: of what an exchange brings for later results, by part and by what follows.
     ranks: of all ranks of a chain together, by part.
     stored_ranks: results that are such ranks. unprinted: nodes that no more is made of.
     kept: of results that loops keep on chip (`Plan.kept`).
@@ -97,6 +99,7 @@ class Names:
         self.fragments: dict[Input, str] = {}
         self.carried: dict[Part, str] = {}
         self.moments: dict[Part, str] = {}
+        self.found: dict[Following, str] = {}
         self.ranks: dict[Part, str] = {}
         self.stored_ranks = stored_ranks(plan)
         self.unprinted = read_beside(plan, self.stored_ranks)
@@ -152,16 +155,23 @@ class Names:
             match step:
                 case ChunkLoop():
                     for part in step.parts:
-                        self._fresh(part.results[0])
-                        self.carried[part] = self.values[part.results[0]]
-                        if part.carries_two_stages:
+                        if part.kind not in FOLLOWED:
+                            self._fresh(part.results[0])
+                        if part.kind in CARRIED:
                             self.carried[part] = self._numbered(CARRIED[part.kind])
+                        else:
+                            self.carried[part] = self.values[part.results[0]]
                     for i in step.reads:
                         if i not in self.fragments:
                             self.fragments[i] = self._unique("tXr" + self.tensors[i][1:])
                     if step.reads and self.plan.placement.prefetch and k not in self.prefetched:
                         self.prefetched[k] = self._numbered("prefetched")
                     self._name_steps(step.steps)
+                case OwnMaxima(part):
+                    if part not in self.carried:
+                        self.carried[part] = self._numbered(CARRIED[part.kind])
+                    for id in part.maxima:
+                        self._fresh(id)
                 case Prefetch():
                     loop = next(j for j in range(k, len(steps)) if isinstance(steps[j], ChunkLoop))
                     self.prefetched[loop] = self._numbered("prefetched")
@@ -178,6 +188,8 @@ class Names:
                     part = step.parts[0]
                     if part.kind is MOMENTS and part.at_once and step.exchanges:
                         self.moments[part] = self._numbered("moments")
+                    if step.following is not None and step.exchanges:
+                        self.found[step.following] = self._numbered("found")
                 case Compute(id) if id not in self.values and graph[id].op is not Op.RESHAPE:
                     self._fresh(id)
 

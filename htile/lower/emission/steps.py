@@ -11,8 +11,8 @@ from ...frontend.graph import Input, Output, Role
 from ...frontend.ops import Op
 from ..patterns import strip
 from ..ranks import Chain
-from ..reductions import MEAN, MOMENTS, SOFTMAX, Part, Reduce
-from ..steps import ChunkLoop, Compute, Fence, Home, Load, Reload, Step, Store
+from ..reductions import FOLLOWING, MAX, MEAN, MOMENTS, PEAK, SOFTMAX, Part, Reduce
+from ..steps import ChunkLoop, Compute, Fence, Home, Load, OwnMaxima, Reload, Step, Store
 from ..vectors import WARP
 from .expressions import (
     CUTLASS_TYPES,
@@ -72,6 +72,8 @@ def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT)
             if id in names.repeated:
                 lines.append(f"{head}{ctx}.in_every_chunk({names.values[id]})")
             return lines
+        case OwnMaxima(part):
+            return _own_maxima(names, part, ctx, indent)
         case Fence():
             return [f"{indent}{ctx}.wait_for_row()  # before anything is overwritten"]
         case Store(output):
@@ -83,6 +85,29 @@ def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT)
                 return [f"{indent}{names.kept[output]}.put({ctx}, {value})"]
             return [f"{indent}ElementwiseStorer({ctx}).store({tensor}, {value})"]
     raise AssertionError(f"{step} is not printed")
+
+
+def _own_maxima(names: Names, part: Part, ctx: str, indent: str) -> list[str]:
+    """Compute with the maxima of the thread's own elements."""
+    name, graph = names.carried[part], names.plan.graph
+    lines, share = [], f"{ctx}.share"
+    if not names.plan.numerics.in_loops:
+        operands = [reduced(names, graph[id].inputs[0]) for id in part.maxima]
+        lines += _follow(names, part, [f"ctx.row_partial({x}, {MAX.combine})" for x in operands])
+        share = "0"
+    for k, id in enumerate(part.maxima):
+        line = f"{indent}{names.values[id]} = {name}.of_thread({share}, {k})"
+        lines += located([line], graph[id])
+    return lines
+
+
+def _follow(names: Names, part: Part, peaks: list[str]) -> list[str]:
+    """Start to sum relative to the thread's own maxima."""
+    args = [tuple_of(peaks)]
+    for move in part.following.moves:
+        slopes = [move.slopes, move.base] if move.base is not None else []
+        args.append(f"Move({', '.join(map(repr, [move.powers, *slopes]))})")
+    return wrapped_call(f"    {names.carried[part]} = ctx.following_sums(", args, ")")
 
 
 def store_values(names: Names, outputs: list[Output]) -> list[str]:
@@ -145,7 +170,7 @@ def loop(names: Names, k: int, is_prefetched: bool) -> list[str]:
     is_prefetched: whether its first chunks are on their way already.
     """
     plan, loop = names.plan, names.plan.steps[k]
-    lines = [f"    {names.carried[part]} = ctx.{_start(names, loop, part)}" for part in loop.parts]
+    lines = [line for part in loop.parts for line in _started(names, loop, part)]
     if k in names.prefetched and not is_prefetched:
         lines += prefetch(names, k)
     if k in names.zeros:
@@ -176,6 +201,14 @@ def _keep(names: Names, output: Output) -> list[str]:
     return wrapped_call(f"    {names.kept[output]} = ElementwiseStorer(ctx).keep(", args, ")")
 
 
+def _started(names: Names, loop: ChunkLoop, part: Part) -> list[str]:
+    """Start to carry a part."""
+    if part.kind is FOLLOWING:
+        peaks = [Part(PEAK, (id,)) for id in part.maxima]
+        return _follow(names, part, [names.carried[peak] for peak in peaks])
+    return [f"    {names.carried[part]} = ctx.{_start(names, loop, part)}"]
+
+
 def _start(names: Names, loop: ChunkLoop, part: Part) -> str:
     """The call that starts to carry a part."""
     plan = names.plan
@@ -184,7 +217,7 @@ def _start(names: Names, loop: ChunkLoop, part: Part) -> str:
         return f"{STARTS[part.kind]}({'in_pairs=True' if in_pairs else ''})"
     if part in plan.folds(loop):
         return "two_level_sum()"
-    dtype = plan.graph[part.operand(plan.graph)].value.dtype
+    dtype = plan.graph[part.operands(plan.graph)[0]].value.dtype
     kind = [] if dtype is torch.float32 else [CUTLASS_TYPES[dtype]]
     return f"partial({', '.join([part.kind.combine, *kind])})"
 
@@ -218,10 +251,11 @@ def _body(names: Names, loop: ChunkLoop, indent: str) -> list[str]:
         lines += print_step(names, step, "chunk", indent)
     for part in loop.parts:
         name = names.carried[part]
-        args = [name, reduced(names, part.operand(plan.graph))]
+        args = [name, *(reduced(names, id) for id in part.operands(plan.graph))]
         args += ["padded=True"] if plan.pads(loop) else []
-        call = f"{indent}{name} = chunk.accumulate({', '.join(args)})"
-        lines += located([call], plan.graph[part.results[0]])
+        verb = "add_following" if part.kind is FOLLOWING else "accumulate"
+        call = wrapped_call(f"{indent}{name} = chunk.{verb}(", args, ")")
+        lines += located(call, plan.graph[part.results[0]])
     if folded := plan.folds(loop):
         last = plan.numerics.folded - 1  # a power of two less one: `&` leaves no branch if unrolled
         lines.append(f"{indent}if chunk.k & {last} == {last}:")
@@ -247,6 +281,8 @@ def reduce_held(names: Names, step: Reduce) -> list[str]:
         return located([f"    {results} = ctx.{verb}({x}, slot={slot})"], first)
     if step.is_by_rank:
         return _by_rank(names, step, slot)
+    if step.following is not None:
+        return _reduce_following(names, step)
     alone = [part for part in step.parts if part.chain is None]
     lines: list[str] = []
     if alone:
@@ -331,6 +367,8 @@ def reduce_carried(names: Names, step: Reduce) -> list[str]:
     if step.is_pair:
         args = f"{names.carried[part]}, slot={slot}{', finite=True' if part.finite else ''}"
         return [f"    {results} = ctx.reduce_pair({args})"]
+    if step.following is not None:
+        return _reduce_following(names, step)
     if not step.exchanges:
         (reference,) = part.references
         about = f"{names.moments[part]}.about({names.operand(reference)})"
@@ -348,3 +386,35 @@ def reduce_carried(names: Names, step: Reduce) -> list[str]:
         carried.append(name)
     given = f"({', '.join(carried)})" if len(carried) > 1 else carried[0]
     return wrapped_call(f"    {results} = ctx.reduce_partials(", [given, f"slot={slot}"], ")")
+
+
+def _reduce_following(names: Names, step: Reduce) -> list[str]:
+    """The maxima of a row and what is reduced beside them, or the sums that follow the maxima."""
+    graph, values = names.plan.graph, names.values
+    found = names.found[step.following]
+    if not step.exchanges:
+        references, lines = [names.operand(id) for id in step.parts[0].references], []
+        for place, id in enumerate(step.results):
+            args = [str(place), *references]
+            lines += wrapped_call(f"    {values[id]} = {found}.sum(", args, ")")
+        return lines
+    part = next(part for part in names.carried if part.following == step.following)
+    sums, others, made, lines = names.carried[part], [], [], []
+    for id, own in zip(step.results, step.parts, strict=True):
+        if own.kind is not PEAK:
+            made.append(values[id])
+            others.append(names.carried[own] if own in names.carried else _of_row(names, own))
+    if not names.plan.numerics.in_loops:
+        terms = [reduced(names, id) for id in part.operands(graph)]
+        lines += wrapped_call(f"    {sums} = ctx.add_following(", [sums, *terms], ")")
+    head = f"    {', '.join([*made, found])}{'' if made else ','} = ctx.reduce_following("
+    slot = f"slot={names.plan.slot(step)}"
+    lines += wrapped_call(head, [sums, *others, slot], ")")
+    maxima = enumerate(part.maxima)
+    return lines + [f"    {values[id]} = {found}.maximum({place})" for place, id in maxima]
+
+
+def _of_row(names: Names, part: Part) -> str:
+    """A reduction of a held row, before the exchange."""
+    (id,) = part.operands(names.plan.graph)
+    return f"ctx.row_partial({reduced(names, id)}, {part.kind.combine})"

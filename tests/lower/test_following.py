@@ -1,0 +1,166 @@
+"""Sums that follow maxima come of one exchange with them, and are as exact as torch's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import htile
+from htile.frontend.ops import Op
+from htile.lower.following import Move, following
+from htile.lower.reductions import FOLLOWING
+from tests.lower.cases import F32, kernel_of
+from tests.lower.test_shares import (
+    INF,
+    NAN,
+    agreement,
+    collision,
+    divergence,
+    expectation,
+    soft_cross_entropy,
+)
+from tests.primitives.row_device import launch
+
+N = 8216
+LEAST = torch.finfo(F32).min
+
+
+def entropy(x):
+    logp = x.log_softmax(-1)
+    return -(logp.exp() * logp).sum()
+
+
+def soft_actor(x, y):
+    return (x.softmax(-1) * (0.2 * x.log_softmax(-1) - y)).sum()
+
+
+def variance(x, y):
+    p = x.softmax(-1)
+    mean = (p * y).sum()
+    return mean, (p * (y * y)).sum() - mean * mean, x.amin()
+
+
+FUNCTIONS = {f.__name__: f for f in (
+    entropy, divergence, soft_cross_entropy, soft_actor, expectation, collision, agreement,
+    variance,
+)}  # fmt: skip
+PLANS = {
+    "shares in shared memory": {"form": "loops", "threads_per_row": 128, "cluster_n": 2,
+                                "loader": "shared", "shares": 1},
+    "one block": {"form": "loops", "threads_per_row": 256, "cluster_n": 1, "loader": "shared"},
+    "read again": {"form": "loops", "threads_per_row": 128, "cluster_n": 1, "loader": "direct"},
+    "held": {"form": "held", "threads_per_row": 256, "cluster_n": 2, "joint": "following",
+             "loader": "direct"},
+}  # fmt: skip
+
+
+def given():
+    """Rows of x and y, with what a thread, a warp or all of the row may have."""
+    g = torch.Generator().manual_seed(0)
+    x, y = (3 * torch.randn(12, N, generator=g) for _ in range(2))
+    x[1, :3000] = -INF  # so that some threads have nothing else
+    x[2, :3000] = y[2, :3000] = -INF
+    x[3, :3000], y[3, 1000:5000] = LEAST, LEAST
+    x[4, :3000] -= 90.0  # so that all sums move
+    x[5, :3000] -= 500.0
+    x[5, 3000:6000] -= 300.0
+    x[6, 7] = 800.0
+    x[7], y[7] = 2.5, -1.5
+    x[8, 4], x[9, 5], x[10], y[11, 6] = NAN, INF, -INF, INF
+    return x, y
+
+
+def by_torch(function, *rows):
+    results = [function(*row) for row in zip(*rows, strict=True)]
+    several = [each if isinstance(each, tuple) else (each,) for each in results]
+    return [torch.stack(each) for each in zip(*several, strict=True)]
+
+
+ALL = [("shares in shared memory", name) for name in FUNCTIONS]
+SOME = [(plan, name) for plan in [*PLANS][1:] for name in ("entropy", "divergence", "variance")]
+
+
+@pytest.mark.parametrize(("plan", "name"), ALL + SOME)
+def test_kernels_compute_what_torch_does(plan, name):
+    function = FUNCTIONS[name]
+    rows = given()[: function.__code__.co_argcount]
+    kernel = htile.rowwise(function).with_plan(**PLANS[plan]).inspect(*rows, arch="sm_90a")
+    assert kernel.plan.numerics.joint == (FOLLOWING.name,)
+    assert kernel.plan.sweeps.exchanges == 1
+    expected = by_torch(function, *(x.double() for x in rows))
+    theirs = by_torch(function, *rows)
+    found = [torch.zeros(12) for _ in expected]
+    launch(kernel, [*rows, *found], 12)
+    for one, exact, other in zip(found, expected, theirs, strict=True):
+        fits = ~(exact.isfinite() & (exact.abs() > 1e38))  # in float32
+        assert torch.equal(one[fits].isnan(), exact[fits].isnan())
+        is_infinite, is_finite = exact.isinf(), exact.isfinite() & fits
+        assert torch.equal(one[is_infinite], exact[is_infinite].float())
+        error, of_torch = ((each.double() - exact).abs()[is_finite] for each in (one, other))
+        size = exact.abs()[is_finite]
+        assert (error <= 2 * of_torch.nan_to_num() + 2e-6 * (1 + size)).all()
+
+
+def terms_of(function, *arguments):
+    """How the sums of the second stage move, if all do."""
+    graph = kernel_of(function, *[torch.empty(8, 1000, device="meta")] * len(arguments)).graph
+    maxima = [node.id for node in graph if node.op is Op.MAX]
+    sums = [node.id for node in graph if node.op is Op.SUM]
+    return following(graph, maxima, sums)
+
+
+def test_how_sums_move():
+    found = terms_of(divergence, "x", "y")
+    x, y = (found.maxima.index(id) for id in sorted(found.maxima, reverse=True))
+    by_powers = {move.powers: move for move in found.moves if not move.slopes}
+    assert by_powers == {(x,): Move((x,)), (y,): Move((y,))}
+    (move,) = [move for move in found.moves if move.slopes]
+    assert move.powers == (x,) and found.moves[move.base] == Move((x,))
+    assert move.slopes[x] == -move.slopes[y] > 0
+    assert terms_of(collision, "x").moves == (Move((0,)), Move((0, 0)))
+
+
+def two_terms(x, y):
+    e = (x - x.max()).exp()
+    return e.sum(), (e * ((x - x.max()) * (y - y.max()))).sum(), (y - y.max()).exp().sum()
+
+
+def of_sum_that_is_not_there(x):
+    e = (x - x.max()).exp()
+    return (e * (x - x.max())).sum()
+
+
+def of_elements(x, y):
+    e = (x - x.max()).exp()
+    return e.sum(), (e * y * (x - x.max())).sum()
+
+
+def beside_another(x):
+    e = (x - x.max()).exp()
+    return e.sum(), (e * x).sum(), (x - x.max()).abs().sum()
+
+
+@pytest.mark.parametrize(
+    "function", [two_terms, of_sum_that_is_not_there, of_elements, beside_another, F.softmax]
+)
+def test_other_sums_do_not_move(function):
+    if function is F.softmax:
+        assert terms_of(lambda x: F.softmax(x, -1), "x") is None
+    else:
+        count = function.__code__.co_argcount
+        assert terms_of(function, *"xy"[:count]) is None
+
+
+def test_an_element_that_needs_the_maximum_is_held_with_it():
+    """So a row that is held, and whose shares are returned, takes two exchanges."""
+    def both(x):
+        p = x.softmax(-1)
+        return p, (p * x.log_softmax(-1)).sum()
+
+    f = htile.rowwise(both)
+    x = torch.empty(64, N, device="meta")
+    with pytest.raises(htile.LoweringError, match="joint"):
+        f.with_plan(**PLANS["held"]).inspect(x, arch="sm_90a")
+    kernel = f.with_plan(**PLANS["one block"]).inspect(x, arch="sm_90a")
+    assert kernel.plan.sweeps.exchanges == 1
