@@ -76,6 +76,7 @@ GROUPS = {
     "reductions": "Reductions over the row",
     "scans": "Cumulative sums and products",
     "statistics": "Statistics, softmax, norms and losses",
+    "channel_norms": "Norms over channels",
     "losses": "Losses of a class",
     "row_losses": "Losses of margins, distances and variances",
     "indices": "Elements at an index",
@@ -125,6 +126,9 @@ ARGUMENTS = {
     "avg_pool1d": lambda x, at: (x[None], 4),
     "max_pool1d": lambda x, at: (x[None], 4),
     "conv1d": lambda x, at: (x[None], x[None, None, :3]),
+    "group_norm": lambda x, at: (x[None], 2),
+    "instance_norm": lambda x, at: (x.view(1, 2, 4),),
+    "batch_norm": lambda x, at: (x[None], x, x),
     **dict.fromkeys(("cross", "linalg_cross"), lambda x, at: (x[:3], x[:3])),
     **dict.fromkeys(("tril", "triu", "diagonal", "trace"), lambda x, at: (x.view(2, 4),)),
 }

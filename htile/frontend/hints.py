@@ -55,11 +55,6 @@ _WINDOWS = (
     "windows of k neighbours are x[0:m], x[1:m + 1], ..., each with m = n - k + 1 elements; groups "
     "that do not overlap are x.view(-1, k)"
 )
-_GROUPS = (
-    "with g = x.view(groups, -1) write F.layer_norm(g, g.shape[-1:], eps=eps).flatten(), and a "
-    "weight for each element behind it, or pass the groups as a leading dimension, "
-    "x.unflatten(-1, (groups, -1))"
-)
 HINTS = {
     name: hint
     for names, hint in {
@@ -86,10 +81,8 @@ HINTS = {
         "dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout": RANDOM,
         "feature_alpha_dropout rand_like randn_like randint_like bernoulli multinomial": RANDOM,
         "poisson rrelu gumbel_softmax": RANDOM,
-        "group_norm": _GROUPS,
-        "instance_norm": "a row is one channel of one sample: write F.layer_norm(x, x.shape[-1:])",
-        "batch_norm": "with the statistics of training write (x - running_mean) * torch.rsqrt("
-        "running_var + eps) * weight + bias; those of a batch are sums over rows, htile.sum_rows",
+        "instance_norm batch_norm": "write F.instance_norm or F.batch_norm, which take their "
+        "arguments in another order",
         "local_response_norm": "of a row of channels write x / (k + alpha * F.avg_pool1d(F.pad(x * "
         "x, (size // 2, (size - 1) // 2))[None], size, 1)[0]) ** beta",
         "polygamma igamma": _INACCURATE,

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import HTileError, TraceError
 from . import buckets as buckets  # fill the table, as what they import does
+from . import channel_norms as channel_norms
 from . import convolutions as convolutions
 from . import flips as flips
 from . import in_place as in_place

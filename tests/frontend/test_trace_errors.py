@@ -159,7 +159,8 @@ MISTAKES = {
     "rrelu": (lambda x: F.rrelu(x, training=True), UnsupportedError, "random numbers"),
     "dropout2d": (lambda x: F.dropout2d(x), UnsupportedError, "random numbers"),
     "batch_norm": (
-        lambda x, y: F.batch_norm(x[None], y, y), UnsupportedError, "torch.rsqrt(running_var"
+        lambda x, y: F.batch_norm(x[None], y, y, training=True), UnsupportedError,
+        "torch.rsqrt(running_var"
     ),
     "broadcast_tensors": (
         lambda x: torch.broadcast_tensors(x, x[:3]), ShapeError, "shapes (8,), (3,): they do not"
@@ -329,7 +330,23 @@ MISTAKES = {
     "nothing like it": (lambda x: x.qqqq(), UnsupportedError, "docs/reference.md lists"),
     "chunk": (lambda x: x.chunk(0), ShapeError, "chunk into 0 parts"),
     "narrow": (lambda x: x.narrow(0, 4, 8), ShapeError, "narrow(0, 4, 8)"),
-    "group_norm": (lambda x: F.group_norm(x, 2), UnsupportedError, "a leading dimension"),
+    "group_norm of a row": (lambda x: F.group_norm(x, 2), ShapeError, "F.group_norm(x[None]"),
+    "group_norm of groups that do not fit": (
+        lambda x: F.group_norm(x[None], 3), ShapeError, "expected a divisor of 8"),
+    "group_norm with a weight of each group": (
+        lambda x: F.group_norm(x[None], 2, x[:2]), ShapeError, "one number for each channel"),
+    "group_norm of single numbers": (
+        lambda x: F.group_norm(x[None], 8), ShapeError, "its own mean"),
+    "instance_norm of single numbers": (
+        lambda x: F.instance_norm(x[None]), ShapeError, "its own mean"),
+    "instance_norm that changes its statistics": (
+        lambda x, y: F.instance_norm(x.view(1, 2, 4), y[:2], y[:2]), UnsupportedError,
+        "leave running_mean and running_var out"),
+    "batch_norm without statistics": (
+        lambda x: F.batch_norm(x[None], None, None), UnsupportedError, "htile.sum_rows"),
+    "torch.batch_norm": (
+        lambda x, y: torch.batch_norm(x[None], y, y, y, y, False, 0.1, 1e-5, False),
+        UnsupportedError, "F.batch_norm"),
     "bits": (lambda x: x.bfloat16().view(torch.int16), UnsupportedError, "x.float().view(torch"),
     "size_average": (
         lambda x, y: F.mse_loss(x, y, size_average=False), TraceError, "reduction='mean'"

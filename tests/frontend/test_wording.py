@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import htile
-from htile.errors import DtypeError, TraceError, UnsupportedError
+from htile.errors import DtypeError, ShapeError, TraceError, UnsupportedError
 
 IDS = torch.tensor([0, 1, 2, 1])
 
@@ -81,13 +81,19 @@ def test_a_local_response_norm(size):
     torch.testing.assert_close(found, expected)
 
 
-def test_a_group_norm():
-    x, groups, eps = torch.randn(4, 12), 3, 1e-5
-    message = refused(UnsupportedError, lambda x: F.group_norm(x, 3), x)
-    written = message.partition(" write ")[2].partition(", and a weight")[0]
-    f = eval(f"lambda x: (lambda g: {written})(x.view(groups, -1))",
-             {"F": F, "groups": groups, "eps": eps})  # fmt: skip
-    torch.testing.assert_close(htile.rowwise(f)(x), F.group_norm(x, groups, eps=eps))
+def test_norms_over_channels_of_a_row():
+    """What the message says to write is torch's norm of a batch of one."""
+    x, groups, mean = torch.randn(4, 12), 3, torch.randn(12)
+    var = mean.square()
+    message = refused(ShapeError, lambda x: F.group_norm(x, 3), x)
+    f = eval(f"lambda x: {message.partition(' write ')[2]}", {"F": F, "groups": groups})
+    torch.testing.assert_close(htile.rowwise(f)(x), F.group_norm(x, groups))
+    message = refused(ShapeError, lambda x, mean, var: F.batch_norm(x, mean, var), x, mean, var)
+    f = eval(f"lambda x, mean, var: {message.partition(' write ')[2]}", {"F": F})
+    torch.testing.assert_close(htile.rowwise(f)(x, mean, var), F.batch_norm(x, mean, var))
+    message = refused(ShapeError, lambda x: F.instance_norm(x), x)
+    f = eval(f"lambda x: {message.partition(' write ')[2]}", {"F": F})
+    torch.testing.assert_close(htile.rowwise(f)(x), F.instance_norm(x[:, None])[:, 0])
 
 
 def test_the_mean_of_a_batch_of_divergences():
