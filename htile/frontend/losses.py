@@ -40,7 +40,7 @@ def nll_loss(
     DtypeError for other arguments, and TraceError for `size_average` and `reduce`.
     """
     _check(reduction, size_average, reduce, ignore_index, "nll_loss")
-    if _is_batch(input, target):
+    if is_batch(input, target):
         return _of_batch(nll_loss, input, target, weight, ignore_index, reduction)
     x, y = scores_of(input, "nll_loss"), class_of(target, "nll_loss")
     w = weight_of(x, weight, y, "nll_loss")
@@ -64,7 +64,7 @@ def cross_entropy(
     if not isinstance(label_smoothing, (float, int)) or not 0.0 <= label_smoothing <= 1.0:
         fail(TraceError, f"label_smoothing={label_smoothing!r}: expected a Python number from 0.0 "
              "to 1.0; a static argument is one (htile.Static)")  # fmt: skip
-    if _is_batch(input, target):
+    if is_batch(input, target):
         more = {"label_smoothing": label_smoothing}
         return _of_batch(cross_entropy, input, target, weight, ignore_index, reduction, **more)
     x = scores_of(input, "cross_entropy")
@@ -105,7 +105,7 @@ def _of_shares(x, near, total, target, weight, ignore_index, label_smoothing) ->
     return _total(shares) * (total + near) - _total(shares * x)
 
 
-def _is_batch(x: object, y: object) -> bool:
+def is_batch(x: object, y: object) -> bool:
     """Whether rows and their targets are those of a batch: `x[None]` and `y[None]`, or a few."""
     if not isinstance(x, Tensor) or x.ndim != 2 or not isinstance(y, Tensor):
         return False

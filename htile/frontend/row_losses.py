@@ -18,7 +18,8 @@ from .composites import ALWAYS, NAN, clamp, where
 from .factories import index
 from .functions import chosen, minimum
 from .indices import element
-from .losses import class_of, scores_of, weight_of
+from .joins import stack
+from .losses import class_of, is_batch, scores_of, weight_of
 from .promotion import floating
 from .reductions import sum
 from .shapes import unsqueeze
@@ -162,6 +163,15 @@ def multi_margin_loss(input, target, p=1, margin=1.0, weight=None):
     name = "multi_margin_loss"
     if p not in (1, 2):
         fail(TraceError, f"{name}(p={p!r}): expected 1 or 2")
+    if is_batch(input, target) and target.ndim == 1:
+        rows = zip(input.unbind(0), target.unbind(0), strict=True)
+        return stack([_margin_of_classes(x, y, p, margin, weight, name) for x, y in rows])
+    return _margin_of_classes(input, target, p, margin, weight, name)
+
+
+def _margin_of_classes(
+    input: object, target: object, p: int, margin: float, weight: object, name: str
+) -> Tensor:
     x, y = scores_of(input, name), class_of(target, name)
     rest = margin - element(x, y) + x
     is_other = (index(x._builder, x._sizes[-1]) != y) & (rest > 0)

@@ -56,6 +56,10 @@ LOSSES = {
         lambda x, c, **r: F.multi_margin_loss(x, c, p=2, margin=0.3, **r), "xc"),
     "multi_margin_loss, weight": (
         lambda x, c, w, **r: F.multi_margin_loss(x, c, weight=w, **r), "xcw"),
+    "multi_margin_loss, a batch of one": (
+        lambda x, c, **r: F.multi_margin_loss(x[None], c[None], **r), "xc"),
+    "multi_margin_loss, a few rows": (lambda x, c, w, **r: F.multi_margin_loss(
+        x[:36].view(3, 12), torch.stack((c % 12, c % 5, c % 7)), p=2, weight=w[:12], **r), "xcw"),
     "multilabel_soft_margin_loss": (
         lambda x, t, **r: F.multilabel_soft_margin_loss(x, (t + 1) / 2, **r), "xt"),
     "multilabel_soft_margin_loss, weight": (
