@@ -87,8 +87,7 @@ GROUPS = {
     "triangles": "Diagonals and triangles of small matrices",
     "ranks": "The largest and the smallest element",
     "order_statistics": "Sorted elements, and single ones by their rank",
-    "products": "Products of rows and small matrices",
-    "matrices": "Products with matrices",
+    "products": "Products of rows and matrices",
     "tables": "Rows of a table",
     "shapes": "Dtypes, constants and shapes",
     "parts": "Parts of an axis",
@@ -129,6 +128,10 @@ ARGUMENTS = {
     "group_norm": lambda x, at: (x[None], 2),
     "instance_norm": lambda x, at: (x.view(1, 2, 4),),
     "batch_norm": lambda x, at: (x[None], x, x),
+    "bmm": lambda x, at: (x.view(2, 2, 2), x.view(2, 2, 2)),
+    "baddbmm": lambda x, at: (x.view(2, 2, 2),) * 3,
+    "addmm": lambda x, at: (x[:4].view(2, 2),) * 3,
+    "addmv": lambda x, at: (x[:2], x[:4].view(2, 2), x[:2]),
     **dict.fromkeys(("cross", "linalg_cross"), lambda x, at: (x[:3], x[:3])),
     **dict.fromkeys(("tril", "triu", "diagonal", "trace"), lambda x, at: (x.view(2, 4),)),
 }
@@ -299,7 +302,8 @@ def _sample(function: Callable, dtype: torch.dtype, is_row: bool) -> tuple[list,
     """Arguments for a function: symbolic tensors where it needs nothing else."""
     builder = Builder("sample", N)
 
-    is_of_matrices = bool({"mat2", "vec"} & set(inspect.signature(function).parameters))
+    takes = set(inspect.signature(function).parameters)
+    is_of_matrices = bool({"mat2", "vec"} & takes) and function.__name__ not in ARGUMENTS
 
     def tensor(name: str, dtype: torch.dtype) -> Tensor:
         inner = (N, N) if is_of_matrices and name != "vec" else (N,) if is_row else ()
@@ -312,7 +316,7 @@ def _sample(function: Callable, dtype: torch.dtype, is_row: bool) -> tuple[list,
         value = Value(inner, Varies.ROW, torch.int64)
         return Tensor(builder, builder.add_input("y", Role.PER_ROW, torch.int64, value))
 
-    if function.__module__.endswith(".matrices"):
+    if function.__name__ == "linear":
         value = Value((N, N), Varies.SHARED, torch.float32)
         weight = Tensor(builder, builder.add_input("W", Role.MATRIX, torch.bfloat16, value))
         value = Value((N,), Varies.ROW, torch.float32, spread=True)

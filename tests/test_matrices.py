@@ -271,6 +271,10 @@ def unannotated(x, W):
     return F.linear(x, W)
 
 
+def shared(x, W: htile.Shared):
+    return F.linear(x, W)
+
+
 def plain(x, W: htile.Matrix):
     return F.linear(x, W)
 
@@ -285,6 +289,8 @@ REFUSED = [
     (of(read, X, W), UnsupportedError, "it is only multiplied by rows"),
     (of(twice, X, W), UnsupportedError, "round it, x.to(torch.bfloat16)"),
     (of(unannotated, X, X), UnsupportedError, "annotate the weight, `weight: htile.Matrix`"),
+    (of(shared, torch.ones(4, 66, dtype=BF16), torch.ones(65, 66)), UnsupportedError,
+     "no matrix argument of shape (65, 66): annotate the weight"),
     (of(plain, X.float(), W.float()), DtypeError, "convert it with .to(torch.bfloat16)"),
     (of(plain, X.half(), W), DtypeError, "x.to(torch.bfloat16), or pass W in torch.float16"),
     (of(other_way, X, W), ShapeError, "F.linear takes a matrix (N, K), and x @ W one of (K, N)"),

@@ -59,7 +59,8 @@ HINTS = {
     name: hint
     for names, hint in {
         "mode unique": _RANKS,
-        "bmm addmm addmv baddbmm tensordot": _PRODUCT,
+        "addbmm tensordot": _PRODUCT,
+        "addr": "write input + a[:, None] * b",
         "fliplr flipud": "write x.flip(dim)",
         "conv_transpose1d": _WINDOWS,
         "dstack block_diag": _PARTS,

@@ -17,7 +17,7 @@ from ..errors import DtypeError, ShapeError, UnsupportedError
 from .dtypes import HALVES, dtype_name
 from .graph import Builder, Graph, Input, Node, Role
 from .ops import MOVEMENTS, Op, Varies
-from .tensor import FUNCTIONS, Tensor, fail, node
+from .tensor import Tensor, fail, node
 
 
 class Found(NamedTuple):
@@ -173,13 +173,7 @@ def _users(graph: Graph, id: int) -> list[Node]:
     return found
 
 
-def linear(input, weight, bias=None):
-    """The products of a row (K,) with the rows of a matrix (N, K), plus a bias."""
-    if not isinstance(weight, Tensor) or not is_matrix(weight):
-        fail(UnsupportedError, "F.linear by what is no matrix argument: annotate the weight, "
-             "`weight: htile.Matrix`")  # fmt: skip
+def linear_of_a_matrix(input, weight, bias=None):
+    """F.linear by a matrix argument: the products of a row with the rows of the matrix."""
     product = multiplied(input, weight.T, "F.linear")
     return product if bias is None else product + bias
-
-
-FUNCTIONS[torch.nn.functional.linear] = "F.linear", linear

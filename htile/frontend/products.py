@@ -7,26 +7,28 @@ htile.Matrix (htile.frontend.matrices).
 
 from __future__ import annotations
 
+import string
 from collections.abc import Callable
 
 import torch
 
 from ..errors import ShapeError, TraceError, UnsupportedError
 from .functions import formulas, implements
-from .matrices import is_matrix, multiplied, refuse_left
+from .matrices import is_matrix, linear_of_a_matrix, multiplied, refuse_left
 from .ops import AxisOfRow, Op
 from .parts import MOST_PARTS
 from .promotion import alike, floating
 from .reductions import sum
-from .shapes import axis_of, permute, unsqueeze
+from .shapes import axis_of, permute, squeeze, unsqueeze
 from .tensor import FUNCTIONS, Tensor, fail, node
 
 SIZES = {
-    "matmul": ((1, 2), (1, 2)), "mm": ((2,), (2,)), "mv": ((2,), (1,)),
+    "matmul": ((1, 2, 3), (1, 2, 3)), "mm": ((2,), (2,)), "mv": ((2,), (1,)), "bmm": ((3,), (3,)),
+    "F.linear": ((1, 2), (2,)),
     **dict.fromkeys(("dot", "inner", "vdot"), ((1,), (1,))),
 }  # fmt: skip
 
-KINDS = {1: "a row", 2: "a small matrix"}
+KINDS = {1: "a row", 2: "a small matrix", 3: "a few small matrices"}
 
 
 def product(a: object, b: object, what: str) -> Tensor:
@@ -41,9 +43,11 @@ def product(a: object, b: object, what: str) -> Tensor:
             each = " or ".join(KINDS[count] for count in counts)
             fail(ShapeError, f"{told}: expected {each}; a batch is leading dimensions, or one "
                  "matrix after the other in x.unbind()")  # fmt: skip
-    if a._sizes[-1] != b._sizes[0]:
+    if a._sizes[-1] != b._sizes[-2:][0]:
         fail(ShapeError, f"{told}: the last axis of the first must be as long as the first "
-             "axis of the second")  # fmt: skip
+             "axis of the second" + ", behind that of the matrices" * (b.ndim > 2))  # fmt: skip
+    if max(a.ndim, b.ndim) > 2:
+        return _of_each(a, b, told)
     *written, _ = sorted((*a._sizes, *b._sizes[1:]))
     if max(written, default=1) > MOST_PARTS:
         fail(UnsupportedError, f"{told}: all axes but the longest are written out, at most "
@@ -58,6 +62,19 @@ def product(a: object, b: object, what: str) -> Tensor:
     return sum(unsqueeze(a, -1) * b, -2)
 
 
+def _of_each(a: Tensor, b: Tensor, told: str) -> Tensor:
+    """The products of a few matrices, each with its own matrix or row, or all with one."""
+    counts = {x._sizes[0] for x in (a, b) if x.ndim > 2} - {1}
+    if len(counts) > 1:
+        fail(ShapeError, f"{told}: the first axes count the matrices, and are equally long")
+    is_one = [x.ndim > 2 and x._sizes[0] == 1 and len(counts) == 1 for x in (a, b)]
+    a, b = (squeeze(x, 0) if one else x for x, one in zip((a, b), is_one, strict=True))
+    first = {1: "k", 2: "ik", 3: "zik"}[a.ndim]
+    second = {1: "k", 2: "kj", 3: "zkj"}[b.ndim]
+    left = "z" + "i" * (a.ndim > 1) + "j" * (b.ndim > 1)
+    return _summed([first, second], left, (a, b), told, "torch.matmul")
+
+
 @implements("matmul")
 def matmul(input, other):
     """input @ other, of rows and small matrices of floats."""
@@ -68,6 +85,12 @@ def matmul(input, other):
 def mm(input, mat2):
     """The product of two small matrices of floats."""
     return product(input, mat2, "mm")
+
+
+@implements("bmm")
+def bmm(input, mat2):
+    """The products of a few small matrices of floats, one after the other."""
+    return product(input, mat2, "bmm")
 
 
 @implements("mv")
@@ -99,19 +122,71 @@ def outer(input, vec2):
     return unsqueeze(input, -1) * vec2
 
 
+def linear(input, weight, bias=None):
+    """The products of a row (K,) with the rows of a matrix (N, K), plus a bias."""
+    if isinstance(weight, Tensor) and is_matrix(weight):
+        return linear_of_a_matrix(input, weight, bias)
+    sizes = tuple(weight._sizes) if isinstance(weight, Tensor) else ()
+    if len(sizes) != 2 or min(sizes) > MOST_PARTS:  # a row is a matrix without an annotation
+        told = f" of shape {sizes}" if len(sizes) == 2 else ""
+        fail(UnsupportedError, f"F.linear by what is no matrix argument{told}: annotate the "
+             "weight, `weight: htile.Matrix`")  # fmt: skip
+    made = product(input, weight.mT, "F.linear")
+    return made if bias is None else made + bias
+
+
+def _plus(input: Tensor, made: Tensor, beta: object, alpha: object, what: str) -> Tensor:
+    """beta * input + alpha * made; torch does not read the input if beta is 0, whatever it is."""
+    made = made if _is_number(alpha, 1) else alpha * made
+    if _is_number(beta, 0):
+        return made
+    return (input if _is_number(beta, 1) else beta * floating(input, what)) + made
+
+
+@implements("addmm")
+def addmm(input, mat1, mat2, *, beta=1, alpha=1):
+    """beta * input + alpha * (mat1 @ mat2), of small matrices."""
+    return _plus(input, product(mat1, mat2, "mm"), beta, alpha, "addmm")
+
+
+@implements("addmv")
+def addmv(input, mat, vec, *, beta=1, alpha=1):
+    """beta * input + alpha * (mat @ vec), of a small matrix."""
+    return _plus(input, product(mat, vec, "mv"), beta, alpha, "addmv")
+
+
+@implements("baddbmm")
+def baddbmm(input, batch1, batch2, *, beta=1, alpha=1):
+    """beta * input + alpha * (batch1 @ batch2), of a few small matrices."""
+    return _plus(input, product(batch1, batch2, "bmm"), beta, alpha, "baddbmm")
+
+
+def _is_number(given: object, number: int) -> bool:
+    return type(given) in (int, float) and given == number
+
+
 def einsum(equation, *operands):
     """The sums of products that the letters of the axes say, as in "k,kn->n"; of floats."""
     terms, letters, told = _terms(equation, operands)
+    return _summed(terms, letters, operands, told, "torch.einsum")
+
+
+def _summed(terms: list[str], letters: str, operands: tuple, told: str, outside: str) -> Tensor:
+    """The sums of products of operands, whose axes have the letters of `terms`.
+
+    outside: the function of torch that does it outside of a row-wise function.
+    """
     sizes: dict[str, int] = {}
+    name = outside.removeprefix("torch.")
     for term, x in zip(terms, operands, strict=True):
-        for letter, size in zip(term, floating(x, "einsum")._sizes, strict=True):
+        for letter, size in zip(term, floating(x, name)._sizes, strict=True):
             if sizes.setdefault(letter, size) != size:
                 fail(ShapeError, f"{told}: {letter} has {sizes[letter]} and {size} elements")
     order = sorted(sizes, key=lambda letter: sizes[letter])  # the longest axis is the last
     if any(sizes[letter] > MOST_PARTS for letter in order[:-1]):
         fail(UnsupportedError, f"{told}: all axes but the longest are written out, at most "
-             f"{MOST_PARTS} elements of each; call torch.einsum outside the function")  # fmt: skip
-    alike("einsum", *operands)
+             f"{MOST_PARTS} elements of each; call {outside} outside the function")  # fmt: skip
+    alike(name, *operands)
     total = None
     for term, x in zip(terms, operands, strict=True):
         x = permute(x, [term.index(letter) for letter in order if letter in term])
@@ -127,8 +202,8 @@ def einsum(equation, *operands):
 def _terms(equation: object, operands: tuple) -> tuple[list[str], str, str]:
     """The letters of each operand, those of the result, and a beginning for messages."""
     told = f"einsum({equation!r})"
-    text = equation.replace(" ", "").replace("...", "") if isinstance(equation, str) else ""
-    left, arrow, right = text.partition("->")
+    text = equation.replace(" ", "") if isinstance(equation, str) else ""
+    left, arrow, right = _without_dots(text, operands).partition("->")
     terms, letters = left.split(","), left.replace(",", "")
     once = "".join(sorted(letter for letter in set(letters) if letters.count(letter) == 1))
     right = right if arrow else once
@@ -145,6 +220,24 @@ def _terms(equation: object, operands: tuple) -> tuple[list[str], str, str]:
     if any(is_matrix(x) for x in operands):
         fail(UnsupportedError, f"{told} of an htile.Matrix: write F.linear(x, W) or x @ W")
     return terms, right, told
+
+
+def _without_dots(text: str, operands: tuple) -> str:
+    """The equation with letters for the axes that `...` stands for, the same from the last on."""
+    left, arrow, right = text.partition("->")
+    terms = left.split(",")
+    counts = [x.ndim - len(term.replace("...", "")) if isinstance(x, Tensor) else 0
+              for term, x in zip(terms, operands, strict=False) if "..." in term]  # fmt: skip
+    most = max([0, *counts])
+    free = "".join([c for c in string.ascii_letters if c not in text][:most])
+    if not free:
+        return text.replace("...", "")
+    found = iter(counts)
+    terms = [t.replace("...", free[most - next(found) :]) if "..." in t else t for t in terms]
+    if arrow:
+        return f"{','.join(terms)}->{right.replace('...', free)}"
+    left = left.replace("...", "").replace(",", "")
+    return f"{','.join(terms)}->{free}{''.join(sorted(c for c in left if left.count(c) == 1))}"
 
 
 @implements("cross")
@@ -167,6 +260,7 @@ def linalg_cross(input, other, *, dim=-1):
 
 
 FUNCTIONS[torch.einsum] = "torch.einsum", einsum
+FUNCTIONS[torch.nn.functional.linear] = "F.linear", linear
 formulas({
     "inner": ("The sum of the products of two rows of floats.", _dot_of_rows("inner")),
     "vdot": ("The sum of the products of two rows of floats.", _dot_of_rows("vdot")),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import htile
 from htile.errors import UnsupportedError
 from htile.testing import assert_close
+from tests.gradients import check, check_tangents
 
 
 @htile.rowwise
@@ -52,6 +54,32 @@ def einsums_of_matrices(a: htile.Inner[2], b: htile.Inner[2]):
         torch.einsum("kj,nk->nj", b, a), torch.einsum("ij,jk->k", a, b), torch.einsum("ij->j", b),
         torch.einsum("ij,jk,lk->il", a, b, b), torch.einsum("j,jk->k", a[0], b),
         torch.einsum("ij,kj->ikj", b, b[:2]), torch.linalg.vecdot(b, b[:1], dim=0),
+    )  # fmt: skip
+
+
+@htile.rowwise
+def of_a_few(a: htile.Inner[3], b: htile.Inner[3]):
+    return (
+        a @ b, torch.bmm(a, b), a.matmul(b[0]), a[0] @ b, a @ b[0, :, 0], a[0, 0] @ b, a[:1] @ b,
+        a @ b[:1], torch.baddbmm(a @ b, a, b), torch.baddbmm(a[:, :, :1], a, b, beta=0.5, alpha=2),
+        torch.einsum("...ij,...jk->...ik", a, b), torch.einsum("...ij,jk->...k", a, b[0]),
+        torch.einsum("z...,z...", a, a), torch.einsum("...ij,...jk", a, b),
+        torch.einsum("...j,kj->...", a, a[0]), torch.einsum("...->", b),
+    )  # fmt: skip
+
+
+@htile.rowwise
+def by_small_weights(x, weight: htile.Inner[2], bias: htile.Inner[1]):
+    y = F.linear(x, weight, bias)
+    return y, F.linear(x, weight), F.linear(x, weight[:1]), F.linear(weight, weight)
+
+
+@htile.rowwise
+def added_products(a: htile.Inner[2], b: htile.Inner[2]):
+    c = a @ b
+    return (
+        torch.addmm(c, a, b), c.addmm(a, b, beta=2, alpha=0.5), torch.addmm(c[0], a, b, alpha=-1),
+        torch.addmm(c, a, b, beta=0), torch.addmv(a[:, 0], a, b[:, 0]),
     )  # fmt: skip
 
 
@@ -100,6 +128,43 @@ def test_einsum(dtype):
         args = random(*first, dtype=dtype), random(*second, dtype=dtype, seed=1)
         assert_close(f, f(*args), *args)
         assert f.inspect(*args).source
+
+
+OTHERS = {
+    "a few matrices": (of_a_few, (5, 4, 3, 6), (5, 4, 6, 2)),
+    "a few long matrices": (of_a_few, (5, 2, 3, 4), (5, 2, 4, 70)),
+    "small weights": (by_small_weights, (5, 16), (5, 3, 16), (5, 3)),
+    "small weights of all rows": (by_small_weights, (5, 100), (4, 100), (4,)),
+    "products that are added": (added_products, (5, 3, 4), (5, 4, 7)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_products(name):
+    f, *shapes = OTHERS[name]
+    for dtype in (torch.float32, torch.bfloat16):
+        args = [random(*shape, dtype=dtype, seed=k) for k, shape in enumerate(shapes)]
+        assert_close(f, f(*args), *args)
+        kernel = f.inspect(*[a.to("meta") for a in args], arch="sm_90a")
+        assert kernel.resources.stack == 0
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_derivatives(name):
+    f, *shapes = OTHERS[name]
+    args = [random(*shape, seed=k) for k, shape in enumerate(shapes)]
+    check(f, *args)
+    check_tangents(f, *args)
+
+
+def test_addmm_without_its_first():
+    """Torch does not read what is multiplied by the number 0, so an infinity does not matter."""
+    @htile.rowwise
+    def f(a: htile.Inner[2]):
+        return torch.addmm(a / 0.0, a, a, beta=0)
+
+    a = random(2, 3, 3)
+    torch.testing.assert_close(f(a), a @ a)
 
 
 @htile.rowwise
