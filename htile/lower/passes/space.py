@@ -68,7 +68,7 @@ def has_pairs(graph: Graph, elements: int) -> bool:
 
 def place(
     graph: Graph, in_groups: bool = True, most: int = MOST_PIECES, by_use: bool = False,
-    apart: bool = False, chosen: bool = False,
+    apart: bool = False, chosen: bool = False, whole: bool = False,
 ) -> Graph:  # fmt: skip
     """The placed graph of a traced one; itself if it is placed.
 
@@ -79,6 +79,7 @@ def place(
     apart: results are cut where parts of them end, and a few elements that an axis has more than
         there are columns are reduced one by one.
     chosen: joined rows are not cut, but their parts chosen by the column; not in groups.
+    whole: the longest axis is not cut into pieces as long as a shorter one, which is written out.
 
     Raises UnsupportedError, with the user's line, where rows are cut into too many pieces.
     """
@@ -86,8 +87,8 @@ def place(
         return graph
     if in_groups and not chosen:  # what is refused in groups too is told by the pass without them
         with suppress(Ungrouped, UnsupportedError):
-            return _Placing(graph, in_groups, most, by_use, apart).result()
-    return _Placing(graph, False, most, by_use, apart, chosen).result()
+            return _Placing(graph, in_groups, most, by_use, apart, whole=whole).result()
+    return _Placing(graph, False, most, by_use, apart, chosen, whole).result()
 
 
 def _is_placed(graph: Graph) -> bool:
@@ -117,10 +118,10 @@ class _Placing(Collectives, Apart, Choosing, Anew):
 
     def __init__(
         self, graph: Graph, in_groups: bool, most: int, by_use: bool, apart: bool,
-        chosen: bool = False,
+        chosen: bool = False, whole: bool = False,
     ):  # fmt: skip
         self.graph, self.in_groups, self.most, self.by_use = graph, in_groups, most, by_use
-        self.apart, self.chosen, self.widened = apart, chosen, {}
+        self.apart, self.chosen, self.whole, self.widened = apart, chosen, whole, {}
         self.groups: Groups | None = None
         # For each axis its factors, the outer ones first: how many elements, and whether they are
         # columns. The others are written out.
@@ -300,7 +301,7 @@ class _Placing(Collectives, Apart, Choosing, Anew):
         sizes = sizes or {axis.size for axis in axes}  # those along memory are written out
         longest = max(sizes)
         n = gcd(*(size for size in sizes if size > self.most or size == longest))
-        for size in sorted(sizes, reverse=True):
+        for size in sorted(() if self.whole else sizes, reverse=True):
             if n % size == 0 and n // size <= self.most and size >= LEAST_COLUMNS:
                 n = size
         for axis in axes:

@@ -24,6 +24,7 @@ from .space import PADDED, has_pairs, place
 # 32764 bytes at most.
 MOST_TENSORS = 400
 MOST_NODES = 1500  # nodes, where parts are chosen by the column: 1300 compile for a minute
+FEW_NODES = 4  # nodes for each traced one, with which a kernel is not cut into many pieces
 SHALLOW = 64  # nodes, of which no chain comes near Python's limit of recursion
 FRAMES_A_NODE = 8  # of Python's stack, that placing takes for each node of a chain
 MORE_READ = 1.25  # Whole rows may take so many times as many elements as their parts.
@@ -68,6 +69,10 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
     ways = [(chosen, False), (graph, False), (reduce_by_column(chosen), False)]
     ways += [(reduce_last(graph), False)]
     ways += [(graph, True)] if _has_reduced_rows(graph) else []
+    whole = _in_whole_rows(graph, in_groups)
+    is_only_cut = all([other is graph for other, _ in ways])
+    if whole is not None and is_only_cut and len(whole) <= FEW_NODES * len(graph):
+        return whole  # before rows are cut into many pieces, which takes long
     for other, by_use in dict.fromkeys(ways):
         try:
             found = place(other, in_groups, by_use=by_use)
@@ -76,6 +81,8 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
             continue
         if best is None or (len(found) < len(best) and _read(found) <= MORE_READ * _read(best)):
             best = found
+    if None not in (best, whole) and len(whole) < len(best):
+        best = whole if _read(whole) <= MORE_READ * _read(best) else best
     if best is not None:
         return best
     for other in dict.fromkeys((graph, chosen)):
@@ -94,6 +101,21 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
                 return found
             refused = UnsupportedError(_too_many(len(found)), refused.loc)
     raise refused
+
+
+def _in_whole_rows(graph: Graph, in_groups: bool) -> Graph | None:
+    """The placed graph in which no axis is cut into pieces that are as long as a shorter one.
+
+    Otherwise a row is cut into pieces of 32 elements where the 32 largest of it are a row, too,
+    which are few enough to be numbers. None where no axis is shorter so, or rows are refused.
+    """
+    lengths = {node.value.inner[-1] for node in graph if node.value.spread and node.value.inner}
+    longest = max(lengths, default=1)
+    if not any([1 < size < longest and longest % size == 0 for size in lengths]):
+        return None
+    with suppress(UnsupportedError):
+        return place(graph, in_groups, whole=True)
+    return None
 
 
 def _too_many(nodes: int) -> str:
