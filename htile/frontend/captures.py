@@ -352,6 +352,12 @@ class _Walk:
             names = (n for s in slots for n in ((s,) if isinstance(s, str) else s))
             parts = {n: getattr(value, n) for n in names if n[:2] != "__" and hasattr(value, n)}
             parts, held = parts | (held or {}), None
+        elif isinstance(value, torch.nn.Module) and library_of(cls) == "torch":
+            inner = {k: v for k, v in held.items() if isinstance(v, (dict, set))}
+            if any(self._holds_any(each) for each in inner.values()):
+                self._refuse_value(name, value, value is not top)
+            self._watch_items(held)
+            parts, held = {k: v for k, v in held.items() if k not in inner}, None
         else:
             return self._other(name, value, top)
         if held is not None:
@@ -364,6 +370,12 @@ class _Walk:
         """Watch these entries of a dict that may be changed in place, and whether it has others."""
         self.watched.append((len, live, len(live)))
         self.watched += [(live.get, k, live[k]) for k in (live if names is None else names)]
+
+    def _holds_any(self, inner: dict | set) -> bool:
+        """Whether a module of torch has parameters, other modules or hooks in this; watched."""
+        self._watch_items(inner if isinstance(inner, dict) else {})
+        self.watched.append((len, inner, len(inner)))
+        return any(v is not None for v in (inner.values() if isinstance(inner, dict) else inner))
 
     def _other(self, name: str, value: object, top: object) -> object:
         """The key of what holds code or attributes: functions, methods, classes, modules."""

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import htile
 from htile.errors import TraceError
 from htile.frontend.captures import Captures, freeze
 from htile.run.rowwise import rowwise
@@ -307,6 +308,52 @@ def test_another_decorated_function():
     assert captures.fingerprint() != first
 
 
+def test_modules_of_torch_without_parameters():
+    """An activation is followed: its settings, a new forward, and hooks, which are refused."""
+    act, norm = torch.nn.Softplus(beta=2.0), torch.nn.LayerNorm(8, elementwise_affine=False)
+
+    @htile.rowwise
+    def f(x):
+        return act(norm(x))
+
+    x = torch.linspace(-3, 3, 32).view(4, 8)
+
+    def assert_right():
+        torch.testing.assert_close(f(x), act(norm(x.double())).float())
+
+    assert_right()
+    first = Captures(f._fn).fingerprint()
+    assert Captures(f._fn).fingerprint() == first
+    act.beta = 0.5
+    assert_right()
+    norm.eps = 3.0
+    assert_right()
+    assert Captures(f._fn).fingerprint() != first
+    handle = act.register_forward_hook(lambda module, args, result: 2 * result)
+    with pytest.raises(TraceError, match="captures 'act', a mutable Softplus"):
+        f(x)
+    handle.remove()
+    assert_right()
+    act.forward = lambda x: 3 * x
+    assert_right()
+    del act.forward
+    assert_right()
+    norm.weight = torch.nn.Parameter(torch.ones(8))
+    with pytest.raises(TraceError, match="captures 'norm', a mutable LayerNorm"):
+        f(x)
+
+
+def test_a_module_as_a_static_argument():
+    @htile.rowwise
+    def f(x, act: htile.Static = torch.nn.GELU()):  # noqa: B008
+        return act(x)
+
+    x = torch.linspace(-3, 3, 32).view(4, 8)
+    for act in torch.nn.GELU(), torch.nn.GELU("tanh"), torch.nn.ReLU(), torch.nn.Hardtanh(-2, 2):
+        torch.testing.assert_close(f(x, act), act(x.double()).float())
+    torch.testing.assert_close(f(x), torch.nn.GELU()(x.double()).float())
+
+
 # ---------------------------------------------------------------------------------- refusals
 
 
@@ -325,6 +372,8 @@ def test_another_decorated_function():
         (np.ones(3), "a mutable ndarray"),
         (Mutable(), "a mutable Mutable.*frozen dataclass"),
         (torch.nn.Linear(2, 2), "a mutable Linear.*parameters as arguments"),
+        (torch.nn.Sequential(torch.nn.SiLU()), "a mutable Sequential.*parameters as arguments"),
+        ((torch.nn.PReLU(),), "which holds a mutable PReLU.*parameters as arguments"),
         ([].append, "mutable"),
         (Mutable().__repr__, "captures 'VALUE.__self__', a mutable Mutable"),
         (functools.partial(math.pow, [1]), "captures 'VALUE', which holds a mutable list"),
