@@ -4,11 +4,16 @@ Where the row is a multiple of as many elements, it could be cut into pieces of 
 numbers instead, and the row stays whole.
 """
 
+import numpy as np
 import pytest
 import torch
 
 import htile
 from htile.frontend.derive import derive
+from htile.lower.passes import ways
+from htile.lower.passes.simplify import drop_slopes
+from htile.lower.passes.space import place
+from tests.generated.movements import interpreted
 from tests.gradients import check, cotangents
 from tests.lower.test_apart import assert_placed
 
@@ -62,3 +67,26 @@ def test_a_kernel():
     kernel = htile.rowwise(softmax_of_the_largest(32)).inspect(x, arch="sm_90a").backward
     assert kernel.graph.n == 1024 and len(kernel.source.splitlines()) < 700
     assert kernel.resources.stack == 0
+
+
+def test_a_way_that_gets_long_is_given_up():
+    """The gradient of a table that every element chooses from was traced in 5 s, and is in 0.8."""
+    def biased(x, place: htile.PerRow, table: htile.Shared):
+        distance = (torch.arange(x.shape[-1]) - place).abs().clamp(max=31)
+        return (x + table[distance]).softmax(-1)
+
+    args = rows(192), torch.tensor([0, 100, 191]), torch.linspace(-1, 1, 32)
+    call = check(htile.rowwise(biased), *args, tolerance=1e-7)
+    joint = derive(call.graph, call.wrt, call.outputs)
+    given = {f"d_{name}": g for name, g in cotangents(call).items()}
+    wide = [args[0].double().requires_grad_(), args[1], args[2].double().requires_grad_()]
+    results = torch.stack([biased(x, at, wide[2]) for x, at in zip(*wide[:2], strict=True)])
+    exact = torch.autograd.grad(results, (wide[0], wide[2]), given["d_out"])
+    with pytest.MonkeyPatch.context() as patch:
+        found = []
+        patch.setattr(ways, "place", lambda *a, **k: found.append(place(*a, **k)) or found[-1])
+        placed = ways.place_well(drop_slopes(joint))
+    assert max(map(len, found)) <= ways.LONGER * len(placed)
+    x, table = interpreted(placed, joint, call.values | given, call.lead)[-2:]
+    np.testing.assert_allclose(x, exact[0], rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(table.sum(0), exact[1], rtol=1e-7, atol=1e-9)

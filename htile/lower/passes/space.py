@@ -25,7 +25,7 @@ import itertools
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
-from math import gcd, prod
+from math import gcd, inf, prod
 from typing import NoReturn
 
 from ...errors import UnsupportedError
@@ -61,6 +61,10 @@ PADDED = (  # what helps where these would be all pairs of elements
 )
 
 
+class TooLong(Exception):
+    """A placed graph would have more nodes than are asked for."""
+
+
 def has_pairs(graph: Graph, elements: int) -> bool:
     """Whether something is computed of all pairs of so many elements."""
     return any([node.value.inner[-2:] == (elements, elements) for node in graph])
@@ -68,7 +72,7 @@ def has_pairs(graph: Graph, elements: int) -> bool:
 
 def place(
     graph: Graph, in_groups: bool = True, most: int = MOST_PIECES, by_use: bool = False,
-    apart: bool = False, chosen: bool = False, whole: bool = False,
+    apart: bool = False, chosen: bool = False, whole: bool = False, nodes: int | None = None,
 ) -> Graph:  # fmt: skip
     """The placed graph of a traced one; itself if it is placed.
 
@@ -80,15 +84,17 @@ def place(
         there are columns are reduced one by one.
     chosen: joined rows are not cut, but their parts chosen by the column; not in groups.
     whole: the longest axis is not cut into pieces as long as a shorter one, which is written out.
+    nodes: how many the placed graph may have.
 
-    Raises UnsupportedError, with the user's line, where rows are cut into too many pieces.
+    Raises UnsupportedError, with the user's line, where rows are cut into too many pieces, and
+    TooLong where there are too many nodes.
     """
     if _is_placed(graph):
         return graph
     if in_groups and not chosen:  # what is refused in groups too is told by the pass without them
         with suppress(Ungrouped, UnsupportedError):
-            return _Placing(graph, in_groups, most, by_use, apart, whole=whole).result()
-    return _Placing(graph, False, most, by_use, apart, chosen, whole).result()
+            return _Placing(graph, in_groups, most, by_use, apart, False, whole, nodes).result()
+    return _Placing(graph, False, most, by_use, apart, chosen, whole, nodes).result()
 
 
 def _is_placed(graph: Graph) -> bool:
@@ -118,10 +124,11 @@ class _Placing(Collectives, Apart, Choosing, Anew):
 
     def __init__(
         self, graph: Graph, in_groups: bool, most: int, by_use: bool, apart: bool,
-        chosen: bool = False, whole: bool = False,
+        chosen: bool = False, whole: bool = False, nodes: int | None = None,
     ):  # fmt: skip
         self.graph, self.in_groups, self.most, self.by_use = graph, in_groups, most, by_use
         self.apart, self.chosen, self.whole, self.widened = apart, chosen, whole, {}
+        self.most_nodes = inf if nodes is None else nodes
         self.groups: Groups | None = None
         # For each axis its factors, the outer ones first: how many elements, and whether they are
         # columns. The others are written out.
@@ -265,6 +272,8 @@ class _Placing(Collectives, Apart, Choosing, Anew):
         if placed.op is Op.CONST:
             key = (*key, placed.of.value.dtype, placed.of.value.stored)
         if key not in self.known:
+            if len(self.nodes) >= self.most_nodes:
+                raise TooLong
             self.known[key] = len(self.nodes)
             self.nodes.append(placed)
         return self.known[key]

@@ -18,13 +18,14 @@ from ...frontend.graph import Builder, Graph, Node, Role
 from ...frontend.ops import REDUCTIONS, Op
 from .by_column import FEW_PIECES, choose_by_column, reduce_by_column
 from .rewrite import rewrite
-from .space import PADDED, has_pairs, place
+from .space import PADDED, TooLong, has_pairs, place
 
 # A kernel takes so many pieces of tensors. Each is a pointer and some strides, and a launch passes
 # 32764 bytes at most.
 MOST_TENSORS = 400
 MOST_NODES = 1500  # nodes, where parts are chosen by the column: 1300 compile for a minute
 FEW_NODES = 4  # nodes for each traced one, with which a kernel is not cut into many pieces
+LONGER = 2  # A way that has so many times the nodes of another is not gone to its end.
 SHALLOW = 64  # nodes, of which no chain comes near Python's limit of recursion
 FRAMES_A_NODE = 8  # of Python's stack, that placing takes for each node of a chain
 MORE_READ = 1.25  # Whole rows may take so many times as many elements as their parts.
@@ -73,14 +74,22 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
     is_only_cut = all([other is graph for other, _ in ways])
     if whole is not None and is_only_cut and len(whole) <= FEW_NODES * len(graph):
         return whole  # before rows are cut into many pieces, which takes long
+    is_left_out = False
     for other, by_use in dict.fromkeys(ways):
+        known = [len(each) for each in (best, whole) if each is not None]
+        most = LONGER * min(known) if known else None
         try:
-            found = place(other, in_groups, by_use=by_use)
+            found = place(other, in_groups, by_use=by_use, nodes=most)
+        except TooLong:
+            is_left_out = True
+            continue
         except UnsupportedError as error:
             refused = refused or error
             continue
         if best is None or (len(found) < len(best) and _read(found) <= MORE_READ * _read(best)):
             best = found
+    if best is None and is_left_out:
+        return whole
     if None not in (best, whole) and len(whole) < len(best):
         best = whole if _read(whole) <= MORE_READ * _read(best) else best
     if best is not None:
