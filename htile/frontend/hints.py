@@ -55,6 +55,18 @@ _WINDOWS = (
     "windows of k neighbours are x[0:m], x[1:m + 1], ..., each with m = n - k + 1 elements; groups "
     "that do not overlap are x.view(-1, k)"
 )
+SIZE = (
+    "a size that a row decides is not known while tracing: the first n of the elements are a mask, "
+    "torch.arange(x.shape[-1]) < n, as in torch.where(torch.arange(x.shape[-1]) < n, x, 0.0)"
+)
+_FREQUENCIES = (
+    "the part of a frequency k is (x * torch.cos(2 * math.pi * k * t / n)).sum(), with sin for the "
+    "other one, and t = torch.arange(n); for all of them call it outside the function"
+)
+_DECOMPOSED = (
+    "matrices are not decomposed in a kernel: write the formula of a small one, as a * d - b * c "
+    "with (a, b), (c, d) = (r.unbind() for r in m.unbind()), or call it outside the function"
+)
 HINTS = {
     name: hint
     for names, hint in {
@@ -86,6 +98,17 @@ HINTS = {
         "arguments in another order",
         "local_response_norm": "of a row of channels write x / (k + alpha * F.avg_pool1d(F.pad(x * "
         "x, (size // 2, (size - 1) // 2))[None], size, 1)[0]) ** beta",
+        "fft ifft rfft irfft hfft ihfft fft2 fftn rfft2 rfftn stft istft": _FREQUENCIES,
+        "det inverse inv solve svd svdvals qr eig eigh eigvals eigvalsh cholesky lu": _DECOMPOSED,
+        "logdet slogdet pinv pinverse lstsq matrix_exp matrix_rank solve_triangular": _DECOMPOSED,
+        "ones zeros full empty arange": SIZE,
+        "real conj": "the numbers of a row are real: leave it out",
+        "element_size itemsize nbytes": "write x.dtype.itemsize",
+        "scaled_dot_product_attention": "of small matrices write "
+        "(q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v",
+        "adaptive_avg_pool1d": "where k divides the row, write x.view(k, -1).mean(-1)",
+        "interpolate upsample": "of the nearest element write x.repeat_interleave(k)",
+        "kron": "write (a[:, None, :, None] * b[None, :, None, :]).flatten(2).flatten(0, 1)",
         "polygamma igamma": _INACCURATE,
         "cdist pdist": "write (a[:, None] - b[None, :]).square().sum(-1).sqrt()",
         "nonzero": "write (x != 0).sum() to count",

@@ -46,6 +46,8 @@ def unsupported(spelling: str) -> NoReturn:
         told = hints.HINTS.get(base, f"write {instead}")
         fail(TraceError, f"{spelling} changes a tensor in place; {told}")
     told = hints.advice(name, known)
+    if told is hints.SIZE:
+        fail(TraceError, f"{spelling}: {told}")
     if name in known and name not in hints.HINTS:  # of a function that is no method
         told = f"write {' or '.join(_spelled(name))}"
     fail(UnsupportedError, f"{spelling} is not supported; {told}")
@@ -270,6 +272,8 @@ class Tensor(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         _refuse_copies()
+        if func is torch.ops.aten._local_scalar_dense.default:  # as torch.arange(n) asks for it
+            fail(TraceError, hints.SIZE)
         fail(TraceError, f"torch computes {func} of a symbolic value by itself, as in torch.vmap "
              f"and torch.func, which belong around the call: {hints.REFERENCE}")  # fmt: skip
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -103,6 +104,83 @@ def test_the_mean_of_a_batch_of_divergences():
     torch.testing.assert_close(total.mean(), F.kl_div(x, y, reduction="batchmean"))
     own = htile.rowwise(lambda x, y: F.kl_div(x, y, reduction="batchmean"))(x, y)
     torch.testing.assert_close(own[0], F.kl_div(x[0], y[0], reduction="batchmean"))
+
+
+# ---- what is not there ---------------------------------------------------------------------------
+
+WRITTEN = {
+    "F.scaled_dot_product_attention(q, k, v)": ("of small matrices write ", {}),
+    "torch.kron(a, b)": ("write ", {}),
+    "F.adaptive_avg_pool1d(x[None], k)[0]": ("where k divides the row, write ", {"k": 3}),
+    "F.interpolate(x[None, None], scale_factor=k)[0, 0]": (
+        "of the nearest element write ", {"k": 2}),
+    "x * x.element_size()": ("write ", {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", WRITTEN)
+def test_what_is_not_there(text):
+    """What the message says to write is what torch gives."""
+    before, names = WRITTEN[text]
+    arguments = [name for name in "xabqkv" if re.search(rf"\b{name}\b", text)]
+    arguments = [name for name in arguments if name not in names]
+    roles = ", ".join(name if name == "x" else f"{name}: htile.Inner[2]" for name in arguments)
+    names = {"torch": torch, "F": F, "htile": htile, **names}
+
+    def function(body):
+        space = dict(names)
+        exec(f"def f({roles}):\n    return {body}\n", space)
+        return space["f"]
+
+    values = [torch.randn(4, *((12,) if name == "x" else (3, 3))) for name in arguments]
+    message = refused(UnsupportedError, function(text), *values)
+    written = message.partition(before)[2].partition(", with")[0]
+    written = f"x * {written}" if text.startswith("x *") else written
+    expected = torch.stack([function(text)(*row) for row in zip(*values, strict=True)])
+    torch.testing.assert_close(htile.rowwise(function(written))(*values), expected)
+
+
+def test_the_formula_of_a_small_matrix():
+    m = torch.randn(4, 2, 2)
+
+    def f(m: htile.Inner[2]):
+        return torch.linalg.det(m)
+
+    assert "a * d - b * c with (a, b), (c, d) = (r.unbind() for r in m.unbind())" in refused(
+        UnsupportedError, f, m)
+
+    @htile.rowwise
+    def written(m: htile.Inner[2]):
+        (a, b), (c, d) = (r.unbind() for r in m.unbind())
+        return a * d - b * c
+
+    torch.testing.assert_close(written(m), torch.linalg.det(m))
+
+
+def test_the_part_of_a_frequency():
+    x, k, n = torch.randn(4, 12), 3, 12
+    message = refused(UnsupportedError, lambda x: torch.fft.rfft(x), x)
+    written = message.partition("frequency k is ")[2].partition(", with sin")[0]
+    space = {"torch": torch, "math": math, "t": torch.arange(n), "n": n, "k": k}
+    part = torch.stack([eval(written, space, {"x": row}) for row in x])
+    torch.testing.assert_close(part, torch.fft.rfft(x)[:, k].real)
+
+
+@pytest.mark.parametrize("made", [
+    lambda x, n: torch.ones(n), lambda x, n: torch.zeros(n, 2), lambda x, n: torch.arange(n),
+    lambda x, n: torch.full((n,), 2.0), lambda x, n: torch.arange(0, n),
+])  # fmt: skip
+def test_a_size_that_a_row_decides(made):
+    def f(x, n: htile.PerRow):
+        return (x.sum() * made(x, n)).sum()
+
+    message = refused(TraceError, f, torch.randn(4, 8), IDS)
+    assert "not supported" not in message and "a size that a row decides" in message
+    space = {"torch": torch, "htile": htile}
+    exec(f"def g(x, n: htile.PerRow):\n    return {message.partition('as in ')[2]}.sum()", space)
+    x = torch.randn(4, 8)
+    expected = torch.stack([row[:n].sum() for row, n in zip(x, IDS, strict=True)])
+    torch.testing.assert_close(htile.rowwise(space["g"])(x, IDS), expected)
 
 
 # ---- movements -----------------------------------------------------------------------------------
