@@ -1,4 +1,4 @@
-"""Windows of neighbours along an axis: `x.unfold(dim, size, step)`, pools, the trapezoidal rule.
+"""Windows of neighbours along an axis: `x.unfold(dim, size, step)`, pools, areas and slopes.
 
 Windows that overlap are parts of the axis that begin one element after each other, put together.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import torch
 
-from ..errors import ShapeError, UnsupportedError
+from ..errors import ShapeError, TraceError, UnsupportedError
 from .factories import index
 from .functions import attach, clamp, implements, minimum
-from .joins import stack
+from .joins import cat, stack
 from .parts import MOST_PARTS, part
 from .promotion import BOOL, floating, refuse
 from .shapes import axis_of, known_axis, reshaped
@@ -132,3 +132,39 @@ def trapezoid(y, x=None, *, dx=1.0, dim=-1):
 def cumulative_trapezoid(y, x=None, *, dx=1.0, dim=-1):
     """The areas under the line through the elements of an axis, from the first to each."""
     return _areas(y, x, dx, dim, "cumulative_trapezoid").cumsum(dim)
+
+
+@implements("gradient")
+def gradient(input, *, spacing=1, dim=None, edge_order=1):
+    """(half the difference of both neighbours of each element) / spacing, for each axis of `dim`.
+
+    spacing: a number, or one for each axis. At the ends of an axis it is the difference of the two
+    elements there, or with edge_order=2 what is exact for parabolas.
+    """
+    x = floating(input, "gradient")
+    dims = tuple(range(x.ndim)) if dim is None else dim
+    dims = tuple(dims) if isinstance(dims, (tuple, list)) else (dims,)
+    steps = spacing if isinstance(spacing, (tuple, list)) else (spacing,) * len(dims)
+    if any(not isinstance(step, (int, float)) for step in steps) or len(steps) != len(dims):
+        fail(UnsupportedError, "torch.gradient takes a number as spacing here, or one for each "
+             "axis: of places write (y[2:] - y[:-2]) / (x[2:] - x[:-2])")  # fmt: skip
+    if edge_order not in (1, 2):
+        fail(TraceError, f"torch.gradient(edge_order={edge_order!r}): expected 1 or 2")
+    return tuple(_slopes(x, axis, step, edge_order) for axis, step in zip(dims, steps, strict=True))
+
+
+def _slopes(x: Tensor, dim: object, step: float, edge_order: int) -> Tensor:
+    axis = known_axis(x, dim, "gradient")
+    n = x._sizes[axis]
+    if n <= edge_order:
+        fail(ShapeError, f"torch.gradient of an axis of {n} elements: expected {edge_order + 1} "
+             f"or more for edge_order={edge_order}")  # fmt: skip
+    near = [part(x, axis, k, 1) for k in range(edge_order + 1)]
+    far = [part(x, axis, n - 1 - k, 1) for k in range(edge_order + 1)]
+    if edge_order == 1:
+        first, last = near[1] - near[0], far[0] - far[1]
+    else:
+        first = 2 * near[1] - 1.5 * near[0] - 0.5 * near[2]
+        last = 1.5 * far[0] - 2 * far[1] + 0.5 * far[2]
+    between = [(part(x, axis, 2, n - 2) - part(x, axis, 0, n - 2)) * 0.5] if n > 2 else []
+    return cat([first, *between, last], axis) / step
