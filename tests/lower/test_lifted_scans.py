@@ -169,6 +169,25 @@ def test_infinities_stay_where_torch_has_them(f, value):
         np.testing.assert_allclose(one, exact.numpy(), rtol=1e-9, atol=1e-9)
 
 
+def rolling_energy(x):
+    sums = x.cumsum(-1)
+    return (sums[16:] - sums[:-16]).square().sum()
+
+
+@pytest.mark.parametrize("n", [256, 1024])
+@pytest.mark.parametrize("f", [rolling, rolling_energy])
+def test_a_window_that_divides_the_row(f, n):
+    """It could cut the row into pieces, of which each has a part of the scan: 64 of 1024."""
+    call = called(htile.rowwise(f), rows(n))
+    wide = rows(n).double().requires_grad_()
+    (result,) = in_torch(f, (wide,))
+    assert len(assert_placed(call.graph, call, {}, (result,))) < 40
+    joint = derive(call.graph, call.wrt, call.outputs)
+    more = {f"d_{name}": g for name, g in cotangents(call).items()}
+    (exact,) = torch.autograd.grad(result, wide, more["d_out"])
+    assert len(assert_placed(joint, call, more, (exact,))) < 60
+
+
 def test_a_scan_is_lifted_only_where_nothing_else_places_it():
     """One that a few pieces have is one scan of each, as it was."""
     call = called(htile.rowwise(lambda x: x.cumsum(-1)[64:] * x[:64]), rows(128))

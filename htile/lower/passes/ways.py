@@ -93,7 +93,7 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
     if None not in (best, whole) and len(whole) < len(best):
         best = whole if _read(whole) <= MORE_READ * _read(best) else best
     if best is not None:
-        return best
+        return _with_lifted_scans(graph, best, in_groups)
     for other in dict.fromkeys((graph, chosen)):
         with suppress(UnsupportedError):
             return place(other, in_groups, apart=True)
@@ -125,6 +125,21 @@ def _in_whole_rows(graph: Graph, in_groups: bool) -> Graph | None:
     with suppress(UnsupportedError):
         return place(graph, in_groups, whole=True)
     return None
+
+
+def _with_lifted_scans(graph: Graph, best: Graph, in_groups: bool) -> Graph:
+    """The placed graph in which parts of scans are moved scans, where that has less nodes.
+
+    A window that divides the row cuts it into pieces, of which each has a part of the scan.
+    """
+    if len(best) <= FEW_PIECES * len(graph):
+        return best
+    moved = choose_by_column(graph, scans=True)
+    for other in dict.fromkeys((moved, reduce_by_column(moved)) if moved is not graph else ()):
+        with suppress(UnsupportedError, TooLong):
+            found = place(other, in_groups, nodes=len(best))
+            best = found if _read(found) <= MORE_READ * _read(best) else best
+    return best
 
 
 def _too_many(nodes: int) -> str:
