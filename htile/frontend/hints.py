@@ -112,6 +112,7 @@ HINTS = {
         "polygamma igamma": _INACCURATE,
         "cdist pdist": "write (a[:, None] - b[None, :]).square().sum(-1).sqrt()",
         "nonzero": "write (x != 0).sum() to count",
+        "short": "int16 is not there; write x.int()",
         "double": "float64 is not supported; write x.float()",
     }.items()
     for name in names.split()

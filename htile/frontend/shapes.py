@@ -63,7 +63,7 @@ def _to(dtype: torch.dtype) -> Callable:
     return lambda input: to(input, dtype)
 
 
-for _name in ("float", "half", "bfloat16", "int", "long", "bool", "double", "short"):
+for _name in ("float", "half", "bfloat16", "int", "long", "bool", "double"):
     attach(_name, _to(getattr(torch, _name)), f"The same as x.to(torch.{_name}).")
 attach("char", _to(torch.int8), "The same as x.to(torch.int8).")
 attach("byte", _to(torch.uint8), "The same as x.to(torch.uint8).")
