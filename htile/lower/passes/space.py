@@ -30,7 +30,8 @@ from typing import NoReturn
 
 from ...errors import UnsupportedError
 from ...frontend.graph import Graph, Node, Output, Role
-from ...frontend.ops import COLLECTIVES, MOVEMENTS, REDUCTIONS, SCANS, Op, Varies
+from ...frontend.ops import COLLECTIVES, MOVEMENTS, REDUCTIONS, SCANS, Op
+from .along import Along
 from .anew import Anew
 from .apart import Apart
 from .axes import (
@@ -50,7 +51,6 @@ from .collectives import MOST_PIECES, Collectives
 from .placed import Placed, built
 
 LEAST_COLUMNS = 8  # A piece of fewer elements takes more than one access for 16 bytes.
-NEAR = 4  # elements of memory between neighbouring columns, at most
 APART = (  # what helps where an axis would be cut into too many pieces
     "pass and return the parts by themselves (x[:, :n] and x[:, n:] are views, of out= too), and "
     "groups as rows (x.unflatten(-1, (groups, -1)))"
@@ -72,7 +72,7 @@ def has_pairs(graph: Graph, elements: int) -> bool:
 
 def place(
     graph: Graph, in_groups: bool = True, most: int = MOST_PIECES, by_use: bool = False,
-    apart: bool = False, chosen: bool = False, whole: bool = False, nodes: int | None = None,
+    apart: bool = False, chosen: bool = False, nodes: int | None = None,
 ) -> Graph:  # fmt: skip
     """The placed graph of a traced one; itself if it is placed.
 
@@ -83,7 +83,6 @@ def place(
     apart: results are cut where parts of them end, and a few elements that an axis has more than
         there are columns are reduced one by one.
     chosen: joined rows are not cut, but their parts chosen by the column; not in groups.
-    whole: the longest axis is not cut into pieces as long as a shorter one, which is written out.
     nodes: how many the placed graph may have.
 
     Raises UnsupportedError, with the user's line, where rows are cut into too many pieces, and
@@ -93,8 +92,24 @@ def place(
         return graph
     if in_groups and not chosen:  # what is refused in groups too is told by the pass without them
         with suppress(Ungrouped, UnsupportedError):
-            return _Placing(graph, in_groups, most, by_use, apart, False, whole, nodes).result()
-    return _Placing(graph, False, most, by_use, apart, chosen, whole, nodes).result()
+            return _Placing(graph, in_groups, most, by_use, apart, nodes=nodes).result()
+    return _Placing(graph, False, most, by_use, apart, chosen, nodes).result()
+
+
+def place_whole(graph: Graph, in_groups: bool) -> tuple[Graph, bool]:
+    """What `place` gives where the longest axis is whole, and whether that changes nothing."""
+    is_same = True
+    for groups in (True, False) if in_groups else (False,):
+        placing = _Placing(graph, groups, MOST_PIECES, False, False, whole=True)
+        try:
+            found = placing.result()
+        except (Ungrouped, UnsupportedError):
+            if not groups:
+                raise
+            is_same = not placing.is_longer
+        else:
+            return found, is_same and not placing.is_longer
+    raise AssertionError("rows without groups are placed or refused")
 
 
 def _is_placed(graph: Graph) -> bool:
@@ -119,16 +134,20 @@ def _is_placed(graph: Graph) -> bool:
     return True
 
 
-class _Placing(Collectives, Apart, Choosing, Anew):
-    """One pass over a graph."""
+class _Placing(Collectives, Apart, Choosing, Along, Anew):
+    """One pass over a graph.
+
+    whole: the longest axis is not cut into pieces as long as a shorter one, which is written out.
+    is_longer: whether the columns are more for that than they would be.
+    """
 
     def __init__(
         self, graph: Graph, in_groups: bool, most: int, by_use: bool, apart: bool,
-        chosen: bool = False, whole: bool = False, nodes: int | None = None,
+        chosen: bool = False, nodes: int | None = None, whole: bool = False,
     ):  # fmt: skip
         self.graph, self.in_groups, self.most, self.by_use = graph, in_groups, most, by_use
         self.apart, self.chosen, self.whole, self.widened = apart, chosen, whole, {}
-        self.most_nodes = inf if nodes is None else nodes
+        self.most_nodes, self.is_longer = inf if nodes is None else nodes, False
         self.groups: Groups | None = None
         # For each axis its factors, the outer ones first: how many elements, and whether they are
         # columns. The others are written out.
@@ -309,10 +328,12 @@ class _Placing(Collectives, Apart, Choosing, Anew):
         sizes = {axis.size for axis in axes if axis in along or axis.size > self.most}
         sizes = sizes or {axis.size for axis in axes}  # those along memory are written out
         longest = max(sizes)
-        n = gcd(*(size for size in sizes if size > self.most or size == longest))
-        for size in sorted(() if self.whole else sizes, reverse=True):
+        n = most = gcd(*(size for size in sizes if size > self.most or size == longest))
+        for size in sorted(sizes, reverse=True):
             if n % size == 0 and n // size <= self.most and size >= LEAST_COLUMNS:
                 n = size
+        if self.whole:
+            self.is_longer, n = self.is_longer or n != most, most
         for axis in axes:
             if axis.size != n:
                 raise Refine(axis, 1) if axis.size % n else self._shorter(axis, n)
@@ -356,44 +377,6 @@ class _Placing(Collectives, Apart, Choosing, Anew):
     def _write_out(self, cut: Axis, stack: tuple[Axis, ...]) -> NoReturn:
         """Raise Refine for one of several axes that would be columns together."""
         raise Refine(cut, 1, columns=prod([axis.size for axis in stack if axis != cut]))
-
-    def _of_no_row(self, stack: tuple[Axis, ...]) -> Axis | None:
-        """Of three axes and more one that is reduced, along which no row lies, if it is short.
-
-        So are the boundaries that elements of groups are compared with. Where these are the
-        columns, the elements themselves are written out.
-        """
-        if len(stack) < 3:
-            return None
-        leaves = [k for k in self.nodes if k.op is Op.INPUT and k.of.value.varies is Varies.ROW]
-        of_rows = {axis for leaf in leaves for axis in axes_of(leaf.view)}
-        fitting = [a for a in stack if a.key[0] == "reduced" and a.size <= self.most]
-        return next((axis for axis in fitting if axis not in of_rows), None)
-
-    def _shorter(self, axis: Axis, size: int) -> Refine:
-        """The request to cut an axis into blocks of `size`.
-
-        The order in which a reduction takes its elements is free. So its blocks lie between each
-        other where the pieces of other axes of this length do: then they are the same pieces.
-        """
-        leaves = [each.view[-1].steps for each in self.nodes if each.op is Op.INPUT and each.view]
-        others = [dict(leaf) for leaf in leaves if leaf and axis not in dict(leaf)]
-        steps = {min(leaf.values()) for leaf in others}
-        is_between = axis.key[0] == "reduced" and steps == {axis.size // size}
-        return Refine(axis, size, lies_between=is_between)
-
-    def _along_memory(self) -> set[Axis]:
-        """The axes that some input varies over along the last axis of its tensor."""
-        return {a for leaf in self._leaves() for a, step in leaf[-1].steps if step <= NEAR}
-
-    def _across_memory(self) -> set[Axis]:
-        """The axes that some input varies over otherwise."""
-        far = {axis for leaf in self._leaves() for index in leaf[:-1] for axis, _ in index.steps}
-        return far | {a for leaf in self._leaves() for a, step in leaf[-1].steps if step > NEAR}
-
-    def _leaves(self) -> list[Wanted]:
-        """What is wanted of each input, and of the numbers of columns."""
-        return [each.view for each in self.nodes if each.op in (Op.INPUT, Op.INDEX) and each.view]
 
     def _refuse_many(self, node: Node, elements: int, size: int, columns: int = 1) -> None:
         """Raise UnsupportedError where an axis would be cut into too many pieces.

@@ -18,7 +18,7 @@ from ...frontend.graph import Builder, Graph, Node, Role
 from ...frontend.ops import REDUCTIONS, Op
 from .by_column import FEW_PIECES, choose_by_column, reduce_by_column
 from .rewrite import rewrite
-from .space import PADDED, TooLong, has_pairs, place
+from .space import PADDED, TooLong, has_pairs, place, place_whole
 
 # A kernel takes so many pieces of tensors. Each is a pointer and some strides, and a launch passes
 # 32764 bytes at most.
@@ -70,7 +70,7 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
     ways = [(chosen, False), (graph, False), (reduce_by_column(chosen), False)]
     ways += [(reduce_last(graph), False)]
     ways += [(graph, True)] if _has_reduced_rows(graph) else []
-    whole = _in_whole_rows(graph, in_groups)
+    whole, is_same = _in_whole_rows(graph, in_groups)
     is_only_cut = all([other is graph for other, _ in ways])
     if whole is not None and is_only_cut and len(whole) <= FEW_NODES * len(graph):
         return whole  # before rows are cut into many pieces, which takes long
@@ -79,7 +79,8 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
         known = [len(each) for each in (best, whole) if each is not None]
         most = LONGER * min(known) if known else None
         try:
-            found = place(other, in_groups, by_use=by_use, nodes=most)
+            is_known = is_same and other is graph and not by_use
+            found = whole if is_known else place(other, in_groups, by_use=by_use, nodes=most)
         except TooLong:
             is_left_out = True
             continue
@@ -112,19 +113,20 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
     raise refused
 
 
-def _in_whole_rows(graph: Graph, in_groups: bool) -> Graph | None:
+def _in_whole_rows(graph: Graph, in_groups: bool) -> tuple[Graph | None, bool]:
     """The placed graph in which no axis is cut into pieces that are as long as a shorter one.
 
     Otherwise a row is cut into pieces of 32 elements where the 32 largest of it are a row, too,
-    which are few enough to be numbers. None where no axis is shorter so, or rows are refused.
+    which are few enough to be numbers. None where no axis is shorter so, or rows are refused. The
+    second result is whether nothing would be cut so in any case.
     """
     lengths = {node.value.inner[-1] for node in graph if node.value.spread and node.value.inner}
     longest = max(lengths, default=1)
     if not any([1 < size < longest and longest % size == 0 for size in lengths]):
-        return None
+        return None, False
     with suppress(UnsupportedError):
-        return place(graph, in_groups, whole=True)
-    return None
+        return place_whole(graph, in_groups)
+    return None, False
 
 
 def _with_lifted_scans(graph: Graph, best: Graph, in_groups: bool) -> Graph:
