@@ -26,7 +26,8 @@ from .reductions import FOLLOWING, SUM, Part, Reduce
 from .schedule import list_steps
 from .shifting import staged_bytes
 from .steps import ChunkLoop, Home, Step
-from .work import Sweeps, Work
+from .sweeps import Sweeps
+from .work import Work
 
 ROWS = (1, 64, 256, 1024)  # From each of these numbers of rows on, placements may differ.
 ONE_KERNEL_N = 2048  # Rows of at most so many elements have one kernel for these numbers of rows.

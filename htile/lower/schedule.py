@@ -9,7 +9,8 @@ from ..frontend.ops import Op
 from .patterns import ancestors
 from .reductions import Reduce
 from .steps import ChunkLoop, Fence, Home, Load, OwnMaxima, Prefetch, Reload, Step, Store
-from .work import Sweep, Sweeps, Work
+from .sweeps import Sweep, Sweeps
+from .work import Work
 
 
 def list_steps(

@@ -20,8 +20,9 @@ from ..ranks import ROWS_TOGETHER
 from ..reductions import MOMENTS, VERY_LONG_N
 from ..shifting import ON_THEIR_WAY, shifting, staged_bytes
 from ..steps import Home
+from ..sweeps import Sweeps
 from ..vectors import WARP, is_shifted, vector_size
-from ..work import Sweeps, Work
+from ..work import Work
 from .cost import is_computing
 
 BLOCKS = (64, 128, 256, 512, 1024)  # threads of a CTA whose rows have 2**k threads each
@@ -173,7 +174,8 @@ class _Enumeration:
         """
         work = self.work
         columns = ("early", "late") if work.columns else ("early",)
-        kinds = (work.held, work.held_joint) if work.joins_held else (work.held,)
+        joins = work.has_pair or work.follows is not None
+        kinds = (work.held, work.held_joint) if joins else (work.held,)
         for cluster in self.clusters:
             counts = self._threads(cluster, 1 if cluster == 1 else 128)
             for threads in counts:
