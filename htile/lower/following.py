@@ -1,8 +1,8 @@
-"""Sums that a loop carries before the row's maximum is known: sum(exp(x - max(x)) * a), and others.
+"""Sums that are taken before the row's maximum is known: sum(exp(x - max(x)) * a), and others.
 
-A softmax waits for its maximum m, and what is summed of its exponentials would need a second loop
-over the row. In one loop, a thread computes with the largest x that it has seen so far. When that
-grows, it moves its sums, and when m is known, it moves them once more.
+A softmax waits for its maximum m, and what is summed of its exponentials would wait for a second
+exchange. So a thread sums with the maximum of its own elements. One exchange brings all maxima and
+sums, and each sum is moved from the maxima that it was taken with to those of the row.
 
 Such a sum has terms P * (s * x + a), where P is a number times a product of exponentials
 exp(x_j - m_j), each of another maximum, and where s * x stands for a sum of exponents x_j - m_j
@@ -45,7 +45,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """What a loop carries: some maxima, and the sums that follow them.
+    """Some maxima, and the sums that follow them.
 
     maxima: the nodes of the maxima.
     references: for each, the node that exponents subtract, as the row has it after its exchange.
@@ -74,13 +74,14 @@ class _Term:
     cut: frozenset[int] = frozenset()
 
 
-def following(graph: Graph, maxima: Sequence[int], sums: Sequence[int]) -> Following | None:
-    """How a loop carries these sums together with these maxima; None if it can not.
+def following(graph: Graph, first: Sequence[int], sums: Sequence[int]) -> Following | None:
+    """How these sums follow maxima; None if they do not, or need more than the maxima.
 
-    maxima: the maxima of one stage; those that no sum needs are left out.
+    first: all reductions of one stage. Maxima that no sum needs are left out.
     sums: all reductions of the next stage.
     """
-    terms = _Terms(graph, maxima)
+    maxima = [id for id in first if graph[id].op is Op.MAX]
+    terms = _Terms(graph, maxima, first)
     found = [terms.of_sum(id) for id in sums]
     if None in found or all(each.is_plain and len(each.powers) == 1 for each in found):
         return None
@@ -108,12 +109,13 @@ class _Terms:
     """Reads the terms of sums.
 
     references: for each maximum that is needed, the nodes that exponents subtract in its place.
+    later: the reductions of the first stage, and all that waits for them.
     """
 
-    def __init__(self, graph: Graph, maxima: Sequence[int]):
+    def __init__(self, graph: Graph, maxima: Sequence[int], first: Sequence[int]):
         self.graph, self.maxima = graph, set(maxima)
         self.references: dict[int, set[int]] = {}
-        self.later: set[int] = set(maxima)
+        self.later: set[int] = set(first)
         for node in graph:
             if not self.later.isdisjoint(node.inputs):
                 self.later.add(node.id)

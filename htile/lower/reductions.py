@@ -308,18 +308,18 @@ def _pair(graph: Graph, first: Reduce, second: Reduce) -> Part | None:
     return replace(part, at_once=True, finite=finite)
 
 
-def in_one_exchange(graph: Graph, reduces: Sequence[Reduce]) -> tuple[Reduce, Reduce] | None:
-    """The first two of these stages, if sums of the second follow maxima of the first.
+def in_one_exchange(graph: Graph, reduces: Sequence[Reduce]) -> list[Reduce] | None:
+    """The same stages, if sums of the second follow maxima of the first.
 
-    Then a thread sums with maxima of its own, and one exchange brings the results of both.
+    Then a thread sums with maxima of its own, and one exchange brings the results of both. It takes
+    fewer places of the buffer, so that later stages have others.
     """
-    first, *later = reduces[:2]
-    maxima = [id for id in first.results if graph[id].op is Op.MAX]
+    first, *later = reduces
     is_plain = all(part.kind in PLAIN for part in first.parts)
     is_narrow = all(graph[id].value.dtype.itemsize <= 4 for id in first.results)
-    if not (later and maxima and is_plain and is_narrow):
+    if not (later and is_plain and is_narrow):
         return None
-    found = following(graph, maxima, later[0].results)
+    found = following(graph, first.results, later[0].results)
     if found is None:
         return None
     results = later[0].results
@@ -327,11 +327,12 @@ def in_one_exchange(graph: Graph, reduces: Sequence[Reduce]) -> tuple[Reduce, Re
     peaks = {id: Part(PEAK, (id,)) for id in found.maxima}
     own = zip(first.results, first.parts, strict=True)
     parts = tuple([peaks.get(id, each) for id, each in own])
-    sums = (part,) * len(results)
-    return (
+    both = (
         replace(first, parts=parts, following=found),
-        replace(later[0], parts=sums, exchanges=False, following=found),
+        replace(later[0], parts=(part,) * len(results), exchanges=False, following=found),
     )
+    saved = later[0].slot + later[0].slots - first.slot - both[0].slots
+    return [*both, *(replace(each, slot=each.slot - saved) for each in later[1:])]
 
 
 def carried_together(graph: Graph, reduces: Sequence[Reduce]) -> tuple[Reduce, ...]:

@@ -148,31 +148,30 @@ class Work:
     @cached_property
     def held_joint(self) -> Sweeps:
         """A row that is held, with maxima and sums of exponentials in one exchange."""
-        return self._hold(self._paired, None if self.has_pair else self.follows)
+        follows = None if self.has_pair else self.follows
+        return self._hold(follows or self._paired, joined=follows is not None)
 
     @cached_property
-    def follows(self) -> tuple[Reduce, Reduce] | None:
-        """The first two stages in one exchange, if they can be and no element needs the maxima."""
+    def follows(self) -> list[Reduce] | None:
+        """All stages, the first two in one exchange, if no later element needs their maxima."""
         if self.stages < 2:
             return None
-        both = in_one_exchange(self.graph, self._by_stage)
-        if both is None:
+        joined = in_one_exchange(self.graph, self._by_stage)
+        if joined is None:
             return None
-        read = ancestors(self.graph, [self.graph[id] for id in both[1].results])
-        later = {*both[1].parts[0].maxima}
+        read = ancestors(self.graph, [self.graph[id] for id in joined[1].results])
+        later = {*joined[1].parts[0].maxima}
         for node in self.graph:
             if not later.isdisjoint(node.inputs) and node.value.spread:
                 if any(id not in read for id in self.graph.readers[node.id]):
                     return None
                 later.add(node.id)
-        return both
+        return joined
 
-    def _hold(
-        self, reduces: Sequence[Reduce], follows: tuple[Reduce, Reduce] | None = None
-    ) -> Sweeps:
+    def _hold(self, reduces: Sequence[Reduce], joined: bool = False) -> Sweeps:
         """A sweep for each exchange, then one for each result, or for elements side by side.
 
-        follows: the first two of them, if one exchange brings their results.
+        joined: whether one exchange brings the results of the first two stages.
         """
         graph = self.graph
         done = {node.id for node in graph if node.op in LEAVES} | {step.id for step in self.before}
@@ -185,8 +184,8 @@ class Work:
             columns = tuple(left.pop(i) for i in sorted(reads & left.keys()))
             sweeps.append(Sweep(computes, columns=columns, stores=stores, then=then))
 
-        if follows is not None:
-            first, second = follows
+        if joined:
+            (first, second), reduces = reduces[:2], reduces[2:]
             sweep(first.operands(graph))
             part = second.parts[0]
             own = {*done, *part.maxima}
@@ -195,7 +194,6 @@ class Work:
             needed = self._needed(part.references, done)
             sweeps.append(Sweep(computes, parts=(part,), then=(first, *needed, second)))
             done |= {*second.results}
-            reduces = reduces[2:]
         for reduce in reduces:
             goals = reduce.operands(graph)
             sweep(goals[:1] if reduce.is_pair else goals, then=(reduce,))
@@ -280,8 +278,9 @@ class Work:
         while waiting:
             first, *further = carried_together(graph, waiting)
             parts = tuple(dict.fromkeys(first.parts))
-            if not further and (both := in_one_exchange(graph, waiting)) is not None:
-                first, *further = both
+            if not further and (joined := in_one_exchange(graph, waiting)) is not None:
+                waiting = joined
+                first, *further = waiting[:2]
                 sweeps.append(self._loop(kept, tuple(dict.fromkeys(first.parts)), ()))
                 parts = further[0].parts[:1]
             del waiting[: 1 + len(further)]

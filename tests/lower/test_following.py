@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import htile
 from htile.frontend.ops import Op
 from htile.lower.following import Move, following
-from htile.lower.reductions import FOLLOWING
+from htile.lower.reductions import FOLLOWING, assign_stages
 from tests.lower.cases import F32, kernel_of
 from tests.lower.test_shares import (
     INF,
@@ -105,9 +105,9 @@ def test_kernels_compute_what_torch_does(plan, name):
 def terms_of(function, *arguments):
     """How the sums of the second stage move, if all do."""
     graph = kernel_of(function, *[torch.empty(8, 1000, device="meta")] * len(arguments)).graph
-    maxima = [node.id for node in graph if node.op is Op.MAX]
-    sums = [node.id for node in graph if node.op is Op.SUM]
-    return following(graph, maxima, sums)
+    stages = assign_stages(graph)
+    reduced = [node.id for node in graph if node.op in (Op.MAX, Op.MIN, Op.SUM)]
+    return following(graph, *([id for id in reduced if stages[id] == k] for k in (1, 2)))
 
 
 def test_how_sums_move():
@@ -141,8 +141,22 @@ def beside_another(x):
     return e.sum(), (e * x).sum(), (x - x.max()).abs().sum()
 
 
+def of_another_sum(x, y):
+    e = (x - x.max()).exp()
+    return e.sum(), (e * (y / y.sum())).sum()
+
+
+def of_a_minimum(x, y):
+    e = (x - x.max()).exp()
+    return e.sum(), (e * (y - y.min())).sum()
+
+
 @pytest.mark.parametrize(
-    "function", [two_terms, of_sum_that_is_not_there, of_elements, beside_another, F.softmax]
+    "function",
+    [
+        two_terms, of_sum_that_is_not_there, of_elements, beside_another, of_another_sum,
+        of_a_minimum, F.softmax,
+    ],
 )
 def test_other_sums_do_not_move(function):
     if function is F.softmax:
@@ -164,3 +178,27 @@ def test_an_element_that_needs_the_maximum_is_held_with_it():
         f.with_plan(**PLANS["held"]).inspect(x, arch="sm_90a")
     kernel = f.with_plan(**PLANS["one block"]).inspect(x, arch="sm_90a")
     assert kernel.plan.sweeps.exchanges == 1
+
+
+@pytest.mark.parametrize("plan", ["shares in shared memory", "held"])
+def test_further_stages_have_places_of_their_own(plan):
+    """The exchange before them takes fewer places of the buffer than two exchanges would."""
+    def of_what_follows(x, y):
+        p = x.softmax(-1)
+        mean = (p * y).sum()
+        shifted = y - mean
+        return mean, (shifted * shifted).sum(), (shifted.softmax(-1) * x).sum()
+
+    rows = [each[:2] for each in given()]
+    kernel = htile.rowwise(of_what_follows).with_plan(**PLANS[plan]).inspect(*rows, arch="sm_90a")
+    places = sorted(
+        (kernel.plan.slot(reduce), reduce.slots)
+        for reduce in kernel.plan.sweeps.reduces if reduce.exchanges
+    )  # fmt: skip
+    ends = [slot + count for slot, count in places]
+    assert [slot for slot, _ in places] == [0, *ends[:-1]] and ends[-1] == kernel.plan.slots
+    found = [torch.zeros(2) for _ in range(3)]
+    launch(kernel, [*rows, *found], 2)
+    expected = by_torch(of_what_follows, *(x.double() for x in rows))
+    for one, exact in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), exact, rtol=1e-5, atol=1e-5)
