@@ -178,10 +178,13 @@ class Work:
         left = {i.id: i for i in self.columns}
         sweeps = []
 
+        def columns_of(computes: tuple[Compute, ...], goals: tuple[int, ...]) -> tuple[Input, ...]:
+            reads = {i for step in computes for i in step.inputs} | set(goals)
+            return tuple(left.pop(i) for i in sorted(reads & left.keys()))
+
         def sweep(goals: tuple[int, ...], then: tuple = (), stores: tuple = ()) -> None:
             computes = self._needed(goals, done)
-            reads = {i for step in computes for i in step.inputs} | set(goals)
-            columns = tuple(left.pop(i) for i in sorted(reads & left.keys()))
+            columns = columns_of(computes, goals)
             sweeps.append(Sweep(computes, columns=columns, stores=stores, then=then))
 
         if joined:
@@ -190,9 +193,11 @@ class Work:
             part = second.parts[0]
             own = {*done, *part.maxima}
             computes = self._needed(second.operands(graph), own)
+            columns = columns_of(computes, second.operands(graph))
             done |= {*first.results}
             needed = self._needed(part.references, done)
-            sweeps.append(Sweep(computes, parts=(part,), then=(first, *needed, second)))
+            then = (first, *needed, second)
+            sweeps.append(Sweep(computes, columns=columns, parts=(part,), then=then))
             done |= {*second.results}
         for reduce in reduces:
             goals = reduce.operands(graph)

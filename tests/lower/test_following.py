@@ -166,6 +166,21 @@ def test_other_sums_do_not_move(function):
         assert terms_of(function, *"xy"[:count]) is None
 
 
+@pytest.mark.parametrize("plan", ["shares in shared memory", "held"])
+def test_a_column_is_loaded_where_sums_need_it(plan):
+    def weighted(x, w: htile.Shared):
+        return (x.softmax(-1) * w).sum()
+
+    x, y = given()
+    rows, column = x[:2], y[0].contiguous()
+    late = {"columns": "late"} if plan == "held" else {}
+    f = htile.rowwise(weighted).with_plan(**PLANS[plan], **late)
+    found = torch.zeros(2)
+    launch(f.inspect(rows, column, arch="sm_90a"), [rows, column, found], 2)
+    expected = (rows.double().softmax(-1) * column.double()).sum(-1)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_an_element_that_needs_the_maximum_is_held_with_it():
     """So a row that is held, and whose shares are returned, takes two exchanges."""
     def both(x):
