@@ -225,8 +225,9 @@ def with_a_slope(x):
 @pytest.mark.parametrize(("n", "most"), [(50257, 64), (40001, 64), (28672, 64)])
 def test_what_depends_on_columns_is_computed_in_each_loop(n, most):
     """The first loop does not keep it for the second one, which would take many registers."""
-    kernel = kernel_of(with_a_slope, torch.empty(512, n, dtype=BF16, device="meta"))
-    assert kernel.plan.numerics.in_loops and kernel.plan.is_unrolled
+    looped = htile.rowwise(with_a_slope).with_plan(form="loops")
+    kernel = looped.inspect(torch.empty(512, n, dtype=BF16, device="meta"), arch="sm_90a")
+    assert kernel.plan.is_unrolled
     assert kernel.source.count("counted_from(zero0)") == 1
     assert kernel.resources.stack == 0 and kernel.resources.registers <= most
 
