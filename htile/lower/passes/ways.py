@@ -25,7 +25,7 @@ from .space import PADDED, TooLong, has_pairs, place, place_whole
 MOST_TENSORS = 400
 MOST_NODES = 1500  # nodes, where parts are chosen by the column: 1300 compile for a minute
 FEW_NODES = 4  # nodes for each traced one, with which a kernel is not cut into many pieces
-LONGER = 2  # A way that has so many times the nodes of another is not gone to its end.
+LONGER = 2  # A way is given up once it has so many times the nodes of another.
 SHALLOW = 64  # nodes, of which no chain comes near Python's limit of recursion
 FRAMES_A_NODE = 8  # of Python's stack, that placing takes for each node of a chain
 MORE_READ = 1.25  # Whole rows may take so many times as many elements as their parts.
@@ -130,7 +130,7 @@ def _in_whole_rows(graph: Graph, in_groups: bool) -> tuple[Graph | None, bool]:
 
 
 def _with_lifted_scans(graph: Graph, best: Graph, in_groups: bool) -> Graph:
-    """The placed graph in which parts of scans are moved scans, where that has less nodes.
+    """The placed graph in which parts of scans are moved scans, where that has fewer nodes.
 
     A window that divides the row cuts it into pieces, of which each has a part of the scan.
     """
