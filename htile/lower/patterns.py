@@ -286,6 +286,43 @@ def subtracted(graph: Graph, node: Node, op: Op, in_groups: bool = False) -> Nod
     return m if is_found and m.inputs == (x.id,) else None
 
 
+def peak_of_total(graph: Graph, node: Node) -> Node | None:
+    """max(x), if the node is the sum of exp(x - max(x)) over the same row or the same groups."""
+    is_grouped = node.op is Op.GROUPED and node.arg[0] is Op.SUM
+    if not is_grouped and node.op is not Op.SUM:
+        return None
+    exponential = graph[node.inputs[0]]
+    if exponential.op is not Op.EXP:
+        return None
+    exponent = graph[exponential.inputs[0]]
+    peak = subtracted(graph, exponent, Op.MAX, in_groups=is_grouped)
+    if peak is None or (peak.op is Op.GROUPED) != is_grouped:
+        return None
+    is_same = peak.arg[1:] == node.arg[1:] if is_grouped else peak.arg == node.arg
+    return peak if is_same else None
+
+
+def total_of(graph: Graph, node: Node, in_groups: bool = False) -> Node | None:
+    """The sum of a softmax's exponentials, if the node is its logarithm.
+
+    log_softmax has NaN in place of it where the maximum is infinite.
+
+    in_groups: whether it may be the softmax of a group of columns.
+    """
+    node, condition = strip(graph, node), None
+    if node.op is Op.WHERE:
+        condition, nan, node = (strip(graph, graph[i]) for i in node.inputs)
+        if nan.op is not Op.CONST or nan.arg == nan.arg:
+            return None
+    if node.op is not Op.LOG:
+        return None
+    total = strip(graph, graph[node.inputs[0]])
+    peak = peak_of_total(graph, total) if in_groups or total.op is Op.SUM else None
+    if peak is None or (condition is not None and not is_infinite(graph, condition, peak)):
+        return None
+    return total
+
+
 def is_infinite(graph: Graph, condition: Node, x: Node) -> bool:
     """Whether the condition is abs(x) == inf."""
     if condition.op is not Op.EQ:

@@ -14,7 +14,7 @@ import torch
 
 from ...frontend.graph import Builder, Graph, Node
 from ...frontend.ops import Op, Value, Varies
-from ..patterns import is_infinite, strip, subtracted
+from ..patterns import peak_of_total, strip, total_of
 from .rewrite import rewrite
 
 
@@ -26,7 +26,7 @@ def share_totals(graph: Graph) -> Graph:
     """
     if Op.WHERE not in [node.op for node in graph]:
         return graph  # at once, because most functions have no logsumexp
-    peaks = {node.id: peak for node in graph if (peak := _peak_of_total(graph, node)) is not None}
+    peaks = {node.id: peak for node in graph if (peak := peak_of_total(graph, node)) is not None}
     exponents = {id: graph[graph[graph[id].inputs[0]].inputs[0]] for id in peaks}
     guarded = {id for id, exponent in exponents.items() if _is_guarded(graph, exponent)}
     plain = {peak.id: exponents[id] for id, peak in peaks.items() if id not in guarded}
@@ -54,8 +54,12 @@ def share_totals(graph: Graph) -> Graph:
             infinite = new.add(Op.EXP, (peak,), loc=node.loc)
             return new.add(Op.WHERE, (at_limit, infinite, total), loc=node.loc)
         if node.op is Op.WHERE and _total_of_log_softmax(graph, node) in guarded:
-            choice = new[new[inputs[2]].inputs[0]]
-            return new.add(Op.LOG, choice.inputs[2:], loc=node.loc)
+            logarithm = strip(new, new[inputs[2]])
+            choice = strip(new, new[logarithm.inputs[0]])
+            found = new.add(Op.LOG, choice.inputs[2:], loc=node.loc)
+            inner = node.value.inner
+            is_so = new[found].value.inner == inner
+            return found if is_so else new.add(Op.RESHAPE, (found,), inner, node.loc)
         if node.op is Op.SUB:
             total = _total_of_log_softmax(graph, graph[node.inputs[1]])
             if total in guarded and node.inputs[0] == exponents[total].id:
@@ -65,21 +69,6 @@ def share_totals(graph: Graph) -> Graph:
 
     return rewrite(graph, share)
 
-def _peak_of_total(graph: Graph, node: Node) -> Node | None:
-    """max(x), if the node is the sum of exp(x - max(x)) over the same elements."""
-    is_grouped = node.op is Op.GROUPED and node.arg[0] is Op.SUM
-    if not is_grouped and node.op is not Op.SUM:
-        return None
-    exponential = graph[node.inputs[0]]
-    if exponential.op is not Op.EXP:
-        return None
-    exponent = graph[exponential.inputs[0]]
-    peak = subtracted(graph, exponent, Op.MAX, in_groups=is_grouped)
-    is_same = peak is not None and (
-        peak.op is node.op and peak.arg[1:] == node.arg[1:] if is_grouped else peak.arg == node.arg
-    )
-    return peak if is_same else None
-
 
 def _is_guarded(graph: Graph, exponent: Node) -> bool:
     """Whether x - max(x) subtracts 0 in place of an infinite maximum."""
@@ -87,16 +76,7 @@ def _is_guarded(graph: Graph, exponent: Node) -> bool:
 
 
 def _total_of_log_softmax(graph: Graph, node: Node) -> int | None:
-    """The sum whose logarithm the node is, with NaN in place of it where the maximum is infinite.
-
-    That is what log_softmax subtracts.
-    """
-    node = strip(graph, node)
-    if node.op is not Op.WHERE:
-        return None
-    condition, nan, logarithm = graph.operands(node)
-    if nan.op is not Op.CONST or nan.arg == nan.arg or logarithm.op is not Op.LOG:
-        return None
-    total = graph[logarithm.inputs[0]]
-    peak = _peak_of_total(graph, total)
-    return total.id if peak is not None and is_infinite(graph, condition, peak) else None
+    """The sum whose logarithm a log_softmax subtracts, with NaN where the maximum is infinite."""
+    is_chosen = strip(graph, node).op is Op.WHERE
+    total = total_of(graph, node, in_groups=True) if is_chosen else None
+    return None if total is None else total.id

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 from ...frontend.graph import Builder, Graph, Node
 from ...frontend.ops import Op, Value, Varies
-from ..patterns import is_part_of_sum, strip
+from ..patterns import is_part_of_sum, strip, total_of
 from ..ranks import FEW_OF_CLUSTER, FEW_RANKS, Chain, chains, least_zero_bits
 from .rewrite import rewrite
-from .shares import is_exponent, is_plain, total_of
+from .shares import is_exponent, is_plain
 
 # A warp has rows of at most so many elements, and looks for any number of ranks alone. Rows of more
 # than LONGEST_OF_BLOCK may be divided over a cluster, which looks for FEW_OF_CLUSTER without that.

@@ -19,7 +19,7 @@ import torch
 
 from ...frontend.graph import Builder, Graph, Node
 from ...frontend.ops import COLLECTIVES, Op, Value, Varies
-from ..patterns import ancestors, is_infinite, is_part_of_sum, strip, subtracted
+from ..patterns import ancestors, is_part_of_sum, strip, subtracted, total_of
 from .rewrite import rewrite
 
 MOST_TIMES = 1e6  # that a term is multiplied by, so that no product of an exponent is infinite
@@ -221,28 +221,6 @@ def _share(graph: Graph, node: Node, exponential: int, total: int) -> _Share:
     later = {total}
     later.update(n.id for n in graph if not later.isdisjoint(n.inputs))
     return _Share(node.id, exponential, total, frozenset(later))
-
-
-def total_of(graph: Graph, node: Node) -> Node | None:
-    """The sum of a softmax's exponentials, if the node is its logarithm.
-
-    log_softmax has NaN in place of it where the maximum is infinite.
-    """
-    node, condition = strip(graph, node), None
-    if node.op is Op.WHERE:
-        condition, nan, node = (strip(graph, graph[i]) for i in node.inputs)
-        if nan.op is not Op.CONST or nan.arg == nan.arg:
-            return None
-    if node.op is not Op.LOG:
-        return None
-    total = strip(graph, graph[node.inputs[0]])
-    if total.op is not Op.SUM or graph[total.inputs[0]].op is not Op.EXP:
-        return None
-    exponent = graph[graph[total.inputs[0]].inputs[0]]
-    if not is_exponent(graph, exponent):
-        return None
-    largest = subtracted(graph, exponent, Op.MAX)
-    return total if condition is None or is_infinite(graph, condition, largest) else None
 
 
 def is_exponent(graph: Graph, node: Node) -> bool:
