@@ -15,6 +15,7 @@ from cutlass import Float32, Int32, Int64, Numeric
 
 from htile.compute.accumulate import Accumulator, Accumulators
 from htile.compute.exchange import exchange, lanes_of_peers, peers, slots_of
+from htile.compute.moves import Move
 from htile.compute.operands import Vector, select
 from htile.compute.powers import exp_bounded
 from htile.compute.products import Product
@@ -23,20 +24,6 @@ from htile.utils import pack64, unpack64
 
 INF = float("inf")
 FARTHEST = -1024.0  # An exponential of less is 0, and so is a sum that has moved by more.
-
-
-@dataclass(frozen=True)
-class Move:
-    """How a sum moves when maxima change.
-
-    powers: the maxima, by their places, of whose exponentials its terms are a product.
-    slopes: for each maximum, how much the sum changes if that falls by 1, in units of another sum.
-    base: the place of that sum.
-    """
-
-    powers: tuple[int, ...]
-    slopes: tuple[float, ...] = ()
-    base: int = 0
 
 
 @dataclass(frozen=True)

@@ -20,27 +20,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ..compute.moves import Move
 from ..frontend.graph import Graph, Node
 from ..frontend.ops import Op
 from .patterns import subtracted
 
 LEAST = -104.0  # the exponent of an exponential that is not 0 in float32
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """How a sum moves from one set of maxima to another.
-
-    powers: the maxima, by their places, of whose exponentials its terms are a product. A place may
-        be there more than once.
-    slopes: for each maximum by its place, a number: how much the sum changes, in units of the sum
-        `base`, if that maximum falls by 1. They are 0 where the terms have no exponents.
-    base: the place of the plain sum of exponentials among all sums; None where all slopes are 0.
-    """
-
-    powers: tuple[int, ...]
-    slopes: tuple[float, ...] = ()
-    base: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

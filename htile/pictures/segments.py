@@ -116,15 +116,15 @@ def _along(part: Part) -> tuple[int, ...]:
     return part.results if part.maxima else part.results[1:]
 
 
-def _references(reduce: Reduce) -> dict[int, int]:
-    """The reference of each result that was carried with a reduction of the stage before."""
+def _references(reduce: Reduce) -> dict[int, tuple[int, ...]]:
+    """The references of each result that was carried with reductions of the stage before."""
     found = {}
     for id, part in zip(reduce.results, reduce.parts, strict=True):
         place = part.results.index(id)
         if part.maxima:
-            found[id] = part.references[0]
+            found[id] = part.references
         elif place and part.chain is None and not reduce.is_pair:
-            found[id] = part.references[place - 1]
+            found[id] = part.references[place - 1 : place]
     return found
 
 
@@ -163,7 +163,8 @@ def kept(plan: Plan, segments: list[Segment]) -> dict[int, tuple[int, int, Home]
         reads = [i for step in segment.computes for i in step.inputs]
         reads += [step.output.id for step in segment.stores]
         for reduce in segment.reduces:
-            reads += list(_references(reduce).values()) or reduce.operands(plan.graph)
+            along = _references(reduce).values()
+            reads += [i for each in along for i in each] or reduce.operands(plan.graph)
         for id in reads:
             if made.get(id, k) < k:
                 have(id, made[id], k)
@@ -254,8 +255,9 @@ class _Story:
             if reduce.is_pair:
                 peak, total = (self.names[id] for id in reduce.results)
                 notes.append(f"carries {peak}, and {total} relative to it")
-            for id, reference in _references(reduce).items():
-                notes.append(f"{self.names[id]} as carried, now about {self._operand(reference)}")
+            for id, references in _references(reduce).items():
+                about = " and ".join(map(self._operand, references))
+                notes.append(f"{self.names[id]} as carried, now about {about}")
         if segment.prefetched:
             notes.append(f"prefetches {', '.join(self.names[i.id] for i in segment.prefetched)}")
         yield from (Text(note, "", Style.FAINT) for note in notes)

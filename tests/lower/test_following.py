@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 
 import htile
+from htile.compute.moves import Move
 from htile.frontend.ops import Op
-from htile.lower.following import Move, following
+from htile.lower.following import following
 from htile.lower.reductions import FOLLOWING, assign_stages
 from tests.lower.cases import F32, kernel_of
 from tests.lower.test_shares import (

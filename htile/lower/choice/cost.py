@@ -29,7 +29,7 @@ from ..reductions import FOLLOWING
 from ..shifting import EACH, ON_THEIR_WAY, shifting
 from ..steps import Home
 from ..vectors import WARP
-from .instructions import OF_ROUND, SCAN_COSTS
+from .instructions import OF_ROUND, SCAN_COSTS, following_costs
 from .registers import allowed, estimated_registers, looked_up
 
 OF_EACH_ROW = frozenset({Role.ROW, Role.TAKEN, Role.PER_ROW})
@@ -41,8 +41,6 @@ LOAD_CODE, STORE_CODE = 1.5, 2
 # Instructions of a thread for the place of its row in a leading dimension beside the first one, and
 # for what each tensor's address takes there.
 DIVISION, STEP = 25, 6
-# Of a thread, for each result of an exchange, and for a maximum and a sum that move.
-EXCHANGED, MOVED = 24, (12, 4)
 # Loops over shifted rows take so many times as long as the parts of their time say. Chosen on the
 # fitting half: the regret of its 115 cells of long odd rows is 1.073 with these, and else 1.083.
 SHIFTED_LOOPS = {Home.SHARED: 1.2, Home.PACKED: 1.1, Home.REREAD: 1.1}
@@ -274,7 +272,8 @@ def _value_costs(plan: Plan) -> int:
     work, target = plan.work, plan.target
     found = plan.sweeps.value_costs + work.value_costs
     if FOLLOWING.name in plan.sweeps.joint:
-        found += _following_costs(plan)
+        warps = ceil(plan.numerics.threads_per_row / WARP) * plan.numerics.cluster_n
+        found += following_costs(plan.sweeps.reduces, warps)
     if target.lead > 1 and not target.flat:
         tensors = [i for i in work.graph.inputs if i.role in OF_EACH_ROW]
         steps = STEP * (len(tensors) + len(work.writes))
@@ -287,21 +286,6 @@ def _value_costs(plan: Plan) -> int:
     row = plan.numerics.threads_per_row, plan.numerics.cluster_n
     elements = plan.elements_per_thread
     return found + sum([chain.rounds(*row, elements) for chain in work.chains])
-
-
-def _following_costs(plan: Plan) -> int:
-    """Instructions of a thread for exchanges of maxima and of sums that follow them.
-
-    Those of an exchange of two results are left out, because every exchange counts as one.
-    """
-    num, found = plan.numerics, 0
-    for reduce in [r for r in plan.sweeps.reduces if r.exchanges and r.following is not None]:
-        maxima, sums = len(reduce.following.maxima), len(reduce.following.moves)
-        warps = ceil(num.threads_per_row / WARP) * num.cluster_n
-        moves = 1 + ceil(warps / WARP)  # to the maxima of the warp, and of warps to the row
-        found += EXCHANGED * (len(reduce.results) + sums - 2)
-        found += moves * (MOVED[0] * maxima + MOVED[1] * sums)
-    return found
 
 
 def _of_tables(plan: Plan) -> tuple[int, int]:

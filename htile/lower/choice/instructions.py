@@ -7,14 +7,16 @@ them. Plans are chosen by them.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import ceil
 
 import torch
 
 from ...frontend.graph import Graph
 from ...frontend.ops import Op
 from ..patterns import Function, number_of_products
-from ..reductions import FOLLOWING, KTHVALUE, MOMENTS, SCANNED, SOFTMAX, Part
+from ..reductions import FOLLOWING, KTHVALUE, MOMENTS, SCANNED, SOFTMAX, Part, Reduce
 from ..steps import Compute
+from ..vectors import WARP
 
 LEAVES = frozenset({Op.INPUT, Op.CONST})
 # For an element, and how many of these are for the special function units (MUFU). A key that names
@@ -53,6 +55,8 @@ TAKEN = 8  # instructions for what is at an index: its address, the load, and wh
 # Instructions of a thread for a row of a table, beside those that load its elements: whether the
 # index is one of the table, the address, and what the elements are if it is not.
 LOOKED_UP = 24
+# Of a thread, for each result of an exchange, and for a maximum and a sum that move.
+EXCHANGED, MOVED = 24, (12, 4)
 STORED = 3  # instructions for a result that a row has once
 # The address of each tensor beside the first FREE_ADDRESSES takes a thread so many instructions.
 ADDRESS, FREE_ADDRESSES = 8, 4
@@ -81,6 +85,21 @@ def sweep_costs(
 def counting_cost(part: Part) -> int:
     """Instructions for an element in the loop over the bits of an element by rank."""
     return COUNTED * (32 - part.zero_bits)
+
+
+def following_costs(reduces: Iterable[Reduce], warps: int) -> int:
+    """Instructions of a thread for exchanges of maxima and of sums that follow them.
+
+    Those of an exchange of two results are left out, because every exchange counts as one.
+
+    warps: how many work on a row.
+    """
+    found, moves = 0, 1 + ceil(warps / WARP)  # to the maxima of the warp, and from warps to the row
+    for reduce in [each for each in reduces if each.exchanges and each.following is not None]:
+        maxima, sums = len(reduce.following.maxima), len(reduce.following.moves)
+        found += EXCHANGED * (len(reduce.results) + sums - 2)
+        found += moves * (MOVED[0] * maxima + MOVED[1] * sums)
+    return found
 
 
 def _step_costs(graph: Graph, step: Compute) -> tuple[int, int]:

@@ -44,7 +44,8 @@ RESERVED = frozenset(
 CHOSEN_FROM = (Role.TAKEN, Role.TABLE)  # What is at an index is read of such an input.
 # What a loop carries for several reductions at once.
 CARRIED = {SOFTMAX: "pair", MOMENTS: "triple", PEAK: "peak", FOLLOWING: "sums"}
-FOLLOWED = (PEAK, FOLLOWING)
+# Their results are named where a thread computes with its own maxima, and where they are reduced.
+NAMED_LATER = (PEAK, FOLLOWING)
 
 
 def kernel_name(graph: Graph) -> str:
@@ -155,7 +156,7 @@ class Names:
             match step:
                 case ChunkLoop():
                     for part in step.parts:
-                        if part.kind not in FOLLOWED:
+                        if part.kind not in NAMED_LATER:
                             self._fresh(part.results[0])
                         if part.kind in CARRIED:
                             self.carried[part] = self._numbered(CARRIED[part.kind])

@@ -105,7 +105,7 @@ def _follow(names: Names, part: Part, peaks: list[str]) -> list[str]:
     """Start to sum relative to the thread's own maxima."""
     args = [tuple_of(peaks)]
     for move in part.following.moves:
-        slopes = [move.slopes, move.base] if move.base is not None else []
+        slopes = [move.slopes, move.base] if move.slopes else []
         args.append(f"Move({', '.join(map(repr, [move.powers, *slopes]))})")
     return wrapped_call(f"    {names.carried[part]} = ctx.following_sums(", args, ")")
 
