@@ -259,6 +259,9 @@ def check_second(f: Rowwise, *args, tolerance: float = 1e-8, **kwargs) -> None:
     exact = {name: exact[name] for name in leaves}
     names = [out.name for out in joint.outputs]
     wanted = [name for name in differentiable(joint, leaves) if name in names]
+    if not wanted:  # the gradients were found to be 0 everywhere
+        assert all(g is None or g.abs().max() <= tolerance for g in exact.values())
+        return
     twice = derive(joint, leaves, wanted)
     tensors = {f"d_{name}": g for name, g in given.items()}
     found = call.evaluated(twice, tensors | {f"d_{name}": more[name] for name in wanted})

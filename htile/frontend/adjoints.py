@@ -132,9 +132,9 @@ def _remainder(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
 
 def _power(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
     x, e = step.operands
-    zero = a.number(0)
-    slope = a.mul(g, a.mul(e, a.node(Op.POW, x, a.sub(e, a.number(1)))))
-    number = a.constant(e)
+    zero, number = a.number(0), a.constant(e)
+    less = a.sub(e, a.number(1)) if number is None else a.number(number - 1)
+    slope = a.mul(g, a.mul(e, _raised(a, x, less)))
     if number is not None:
         is_zero = step.node.arg is Slope.ZERO
         of_base = Masked(slope, a.node(Op.EQ, x, zero), holds=False) if is_zero else slope
@@ -143,6 +143,17 @@ def _power(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
     of_exponent = a.mul(g, a.mul(step.result, a.node(Op.LOG, x)))
     of_base = Masked(slope, a.node(Op.EQ, e, zero), holds=False)
     return of_base, Masked(of_exponent, is_flat, holds=False)
+
+
+def _raised(a: Algebra, x: int, e: int) -> int:
+    """x to the power e, by products and roots where the functions of a trace are made of them."""
+    square, one = a.mul(x, x), a.number(1)
+    by_number = {
+        2.0: lambda: square, 3.0: lambda: a.mul(square, x), 0.5: lambda: a.node(Op.SQRT, x),
+        -0.5: lambda: a.node(Op.RSQRT, x), -1.0: lambda: a.div(one, x),
+        -2.0: lambda: a.div(one, square),
+    }  # fmt: skip
+    return by_number.get(a.constant(e), lambda: a.node(Op.POW, x, e))()
 
 
 def _extreme(less: Op, at_least: Op) -> Rule:
@@ -175,7 +186,7 @@ def _choice(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
     if step.node.arg is Slope.LAST:
         return None, None, g
     if step.node.arg is Slope.NAN:
-        return None, None, a.node(Op.WHERE, mask, a.number(math.nan), g)
+        return None, None, a.node(Op.WHERE, a.of_total(mask), a.number(math.nan), g)
     return None, Masked(g, mask), Masked(g, mask, holds=False)
 
 

@@ -3,14 +3,11 @@
 Every rule is an identity of real numbers, so a graph that is built by them can be differentiated
 again. What is built already is not built again. A value may have fewer axes than what it stands
 for: it is the same along those that it lacks, as in torch's broadcasting.
-
-A reduction costs more than anything else that a kernel does. So a sum is taken apart where its
-parts need fewer reductions before it: factors that a row has once leave it, and the sum of
-`x - mean(x)` is 0.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import torch
@@ -21,7 +18,7 @@ from .ops import COLLECTIVES, COMMUTATIVE, Op, Value, Varies, broadcast_shapes
 from .slopes import Slope
 
 FLOAT = torch.float32
-_SPREAD_OVER = (Op.MUL, Op.DIV, Op.NEG)  # what a factor is found under
+MOST_DEPTH = 4  # of sums and products in each other, in which a term is looked for
 
 
 class Algebra:
@@ -33,10 +30,12 @@ class Algebra:
     def __init__(self, builder: Builder, graph: Graph):
         self.builder, self.loc = builder, None
         self._count = len(graph)  # of the nodes that are those of the graph; derived ones follow
-        self._kept = {out.id for out in graph.outputs}  # which are there anyway: not taken apart
+        self.kept = {out.id for out in graph.outputs}  # which are there anyway: not taken apart
         self._seen: dict[object, int] = {}
         self._always: int | None = None  # the mask that holds everywhere
-        self._stages: list[int] = []  # how many reductions are on the longest way to each node
+        self._arithmetic = {Op.NEG: self.neg, Op.ADD: self.add, Op.SUB: self.sub, Op.MUL: self.mul,
+                            Op.DIV: self.div}  # fmt: skip
+        self.stages: list[int] = []  # how many reductions are on the longest way to each node
         self.same: list[int] = []  # the first node of the graph that computes what each one does
         for node in graph:
             inputs = tuple([self.same[i] for i in node.inputs])
@@ -53,8 +52,8 @@ class Algebra:
         return id >= self._count
 
     def _note(self, node: Node) -> None:
-        before = max([self._stages[i] for i in node.inputs], default=0)
-        self._stages.append(before + (node.op in COLLECTIVES))
+        before = max([self.stages[i] for i in node.inputs], default=0)
+        self.stages.append(before + (node.op in COLLECTIVES))
 
     def node(self, op: Op, *inputs: int, arg: object = None) -> int:
         """An operation as it is, without algebra."""
@@ -64,6 +63,11 @@ class Algebra:
             id = self._seen[key] = self.builder.add(op, inputs, arg, self.loc)
             self._note(self[id])
         return id
+
+    def known(self, op: Op, *inputs: int, arg: object = None) -> int | None:
+        """The node of the graph that is derived which computes this, if it has one."""
+        id = self._seen.get(_key(op, inputs, arg, None))
+        return None if id is None or self.is_derived(id) else id
 
     def copied(self, node: Node, inputs: tuple[int, ...]) -> int:
         """A node of another graph, which is no input, with these operands."""
@@ -164,6 +168,9 @@ class Algebra:
         for x, y in ((a, b), (b, a)):
             if self[y].op is Op.NEG:
                 return self.sub(x, self[y].inputs[0])
+        for x, y in ((a, b), (b, a)):
+            if (found := self._without(x, y, -1)) is not None:
+                return found
         if (divisor := self._divisor(a, b)) is not None:
             return self.div(self.add(self[a].inputs[0], self[b].inputs[0]), divisor)
         found = joined_parts(self, a, b)
@@ -177,15 +184,57 @@ class Algebra:
             return self.neg(b)
         if self[b].op is Op.NEG:
             return self.add(a, self[b].inputs[0])
+        if self[a].op is Op.NEG and self.is_derived(a):
+            return self.neg(self.add(self[a].inputs[0], b))
+        if self.is_derived(a) and (found := self._without(a, b)) is not None:
+            return found
         if (divisor := self._divisor(a, b)) is not None:
             return self.div(self.sub(self[a].inputs[0], self[b].inputs[0]), divisor)
         return self.node(Op.SUB, a, b)
 
+    def _without(self, a: int, b: int, sign: int = 1, depth: int = 0) -> int | None:
+        """a - sign * b, if sign * b is a term of a that is found; else None.
+
+        What a is made of is looked at as far as it is of the derivative, at most `MOST_DEPTH` deep.
+        """
+        if a == b and sign == 1:
+            return self.number(0.0)
+        if not self.is_derived(a) or depth == MOST_DEPTH:
+            return None
+        x, y = self[a], self[b]
+        if x.op is y.op is Op.MUL and x.arg is y.arg is None:
+            for common in {*x.inputs} & {*y.inputs}:
+                (c,), (d,) = (others(node.inputs, common) for node in (x, y))
+                if (rest := self._without(c, d, sign, depth + 1)) is not None:
+                    return self.mul(common, rest)
+        if x.op is Op.NEG:
+            rest = self._without(x.inputs[0], b, -sign, depth + 1)
+            return None if rest is None else self.neg(rest)
+        if x.op in (Op.ADD, Op.SUB):
+            first, second = x.inputs
+            combine, of_second = (self.add, 1) if x.op is Op.ADD else (self.sub, -1)
+            if (rest := self._without(first, b, sign, depth + 1)) is not None:
+                return combine(rest, second)
+            if (rest := self._without(second, b, sign * of_second, depth + 1)) is not None:
+                return combine(first, rest)
+        return None
+
     def _divisor(self, a: int, b: int) -> int | None:
         """What both are divided by, where the quotients are part of the derivative."""
         x, y = self[a], self[b]
-        is_common = x.op is y.op is Op.DIV and x.inputs[1] == y.inputs[1]
-        return x.inputs[1] if is_common and self.is_derived(min(a, b)) else None
+        if x.op is not Op.DIV or y.op is not Op.DIV or not self.is_derived(min(a, b)):
+            return None
+        first, second = x.inputs[1], y.inputs[1]
+        if self.is_number(first) and self.is_number(second):  # in whatever shape
+            is_common = self.unshaped(first) == self.unshaped(second)
+            return max(first, second, key=lambda i: len(self.inner(i))) if is_common else None
+        return first if first == second else None
+
+    def unshaped(self, a: int) -> int:
+        """A value without the reshapes around it."""
+        while self[a].op is Op.RESHAPE:
+            (a,) = self[a].inputs
+        return a
 
     def mul(self, a: int, b: int) -> int:
         """a * b."""
@@ -204,11 +253,14 @@ class Algebra:
         for c, other in ((a, b), (b, a)):
             if self[c].op is Op.NEG:
                 return self.neg(self.mul(self[c].inputs[0], other))
+            parts = self._number_of(c)
+            if parts is not None and (x, y) == (None, None) and self._is_whole(c, other):
+                return self.mul(parts[0], self.mul(parts[1], other))  # numbers meet outside
         for c, other in ((a, b), (b, a)):
             node = self[other]
             if node.op is Op.DIV and self.is_derived(other):  # c * (d / e) is (c / e) * d
-                quotient = self._seen.get((Op.DIV, (c, node.inputs[1]), None))
-                if quotient is not None and not self.is_derived(quotient):
+                quotient = self.known(Op.DIV, c, node.inputs[1])
+                if quotient is not None:
                     return self.mul(quotient, node.inputs[0])
         for c, other in ((a, b), (b, a)):
             node = self[other]
@@ -232,6 +284,19 @@ class Algebra:
                 return self.mul(self.number(number / more), node.inputs[0])
         return None
 
+    def _number_of(self, a: int) -> tuple[int, int] | None:
+        """The number and the rest, if a is their product, which is part of the derivative."""
+        node = self[a]
+        if node.op is not Op.MUL or not self.is_derived(a):
+            return None
+        return next((both for both in (node.inputs, node.inputs[::-1])
+                     if self.constant(both[0]) is not None), None)  # fmt: skip
+
+    def _is_whole(self, a: int, b: int) -> bool:
+        """Whether a has as many elements as its product with b."""
+        shape = broadcast_shapes(self.inner(a), self.inner(b))
+        return prod(shape) == prod(self.inner(a)) > 1
+
     def _is_smaller(self, a: int, b: int, than: int) -> bool:
         shape = broadcast_shapes(self.inner(a), self.inner(b))
         return prod(shape) < prod(self.inner(than))
@@ -245,9 +310,38 @@ class Algebra:
             return self.number(0.0)
         if self.constant(a) is not None and number:
             return self.number(self.constant(a) / number)
-        if self[a].op is Op.NEG:
-            return self.neg(self.div(self[a].inputs[0], b))
+        node = self[a]
+        if node.op is Op.NEG:
+            return self.neg(self.div(node.inputs[0], b))
+        if number and (parts := self._number_of(a)) is not None:
+            return self.mul(self.number(self.constant(parts[0]) / number), parts[1])
+        if node.op is Op.MUL and b in node.inputs and (self._is_total(b) or self._is_share(b)):
+            return node.inputs[0] if b == node.inputs[1] else node.inputs[1]
         return self.node(Op.DIV, a, b)
+
+    def _is_total(self, a: int) -> bool:
+        """Whether it is a sum of exponentials, which is no 0."""
+        node = self[self.unshaped(a)]
+        return node.op is Op.SUM and self[node.inputs[0]].op is Op.EXP
+
+    def _is_share(self, a: int) -> bool:
+        """Whether it is an exponential over a sum of such, which is taken for no 0 either."""
+        node = self[a]
+        is_quotient = node.op is Op.DIV and self[node.inputs[0]].op is Op.EXP
+        return is_quotient and self._is_total(node.inputs[1])
+
+    def of_total(self, mask: int) -> int:
+        """Whether a softmax's total is NaN, if the mask says whether its shares are; or the mask.
+
+        All of them are at once.
+        """
+        node = self[mask]
+        if node.op is Op.NE and node.inputs[0] == node.inputs[1]:
+            share = node.inputs[0]
+            if self._is_share(share):
+                total = self[share].inputs[1]
+                return self.node(Op.NE, total, total)
+        return mask
 
     def select(self, value: int, masks: tuple[tuple[int, bool], ...]) -> int:
         """The value where each mask is what it is said to be, and 0 elsewhere."""
@@ -272,9 +366,29 @@ class Algebra:
         """The same elements in another shape."""
         if self.inner(a) == inner:
             return a
-        if self[a].op is Op.RESHAPE and self.is_derived(a):
-            return self.reshape(self[a].inputs[0], inner)
+        if self[a].op is Op.RESHAPE:
+            (source,) = self[a].inputs
+            if self.is_derived(a) or self.inner(source) == inner:
+                return self.reshape(source, inner)
+        if (found := self._reshaped_operands(a, inner)) is not None:
+            return found
         return self.node(Op.RESHAPE, a, arg=inner)
+
+    def _reshaped_operands(self, a: int, inner: tuple[int, ...]) -> int | None:
+        """The same of reshaped operands, where axes of size 1 come or go; else None.
+
+        So terms of a sum are seen as such whatever axes a reduction has kept.
+        """
+        node, own = self[a], self.inner(a)
+        is_moved = [n for n in own if n > 1] != [n for n in inner if n > 1]
+        if is_moved or not own or not self.is_derived(a):
+            return None
+        is_whole = all([self.inner(i) in ((), own) for i in node.inputs])
+        if node.op not in self._arithmetic or not is_whole:
+            return None
+        operands = [self.reshape(i, inner) if self.inner(i) else i for i in node.inputs]
+        found = self._arithmetic[node.op](*operands)
+        return found if self.inner(found) == inner else None
 
     def widened(self, a: int, inner: tuple[int, ...], spread: bool) -> int:
         """A value with all axes of what it stands for."""
@@ -289,140 +403,11 @@ class Algebra:
         inner = self.inner(a)
         return self.reshape(a, inner[len(inner) - rank :]) if len(inner) > rank else a
 
-    # Sums
 
-    def total(self, a: int, shape: tuple[int, ...], spread: bool, axes: tuple[int, ...]) -> int:
-        """The sum over axes of what `a` stands for, which has this shape; they have size 1 then."""
-        for axis in axes:
-            if shape[axis] > 1 and not self._has_axis(a, axis, shape):
-                return self.mul(
-                    self.total(a, shape, spread, tuple(x for x in axes if x != axis)),
-                    self.count(shape[axis], spread and axis == -1),
-                )
-        own = tuple(axis for axis in axes if self._has_axis(a, axis, shape))
-        return self._sum(a, own) if own else a
-
-    def _has_axis(self, a: int, axis: int, shape: tuple[int, ...]) -> bool:
-        """Whether a value has an axis of what has this shape, and is not the same along it.
-
-        A row of one element has its axis, although that has size 1.
-        """
-        v = self[a].value
-        if len(v.inner) < -axis:
-            return False
-        return v.inner[axis] > 1 or (axis == -1 and v.spread and shape[axis] == 1)
-
-    def _has_any(self, a: int, axes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-        return any(self._has_axis(a, axis, shape) for axis in axes)
-
-    def _sum(self, a: int, axes: tuple[int, ...]) -> int:
-        if self._is_deviation(a, axes):
-            return self.number(0.0)
-        node, shape = self[a], self.inner(a)
-        if a in self._kept:
-            return self._reduced(a, axes)
-        is_sum = node.op in (Op.ADD, Op.SUB)
-        if is_sum and any(self._sums_early(i, axes, shape) for i in node.inputs):
-            v = node.value
-            first, second = (self.total(i, v.inner, v.spread, axes) for i in node.inputs)
-            return self.add(first, second) if node.op is Op.ADD else self.sub(first, second)
-        factors, divisors, rest = self._factors(a, axes, shape)
-        if not factors and not divisors:
-            return self._reduced(a, axes)
-        product = rest[0]
-        for each in rest[1:]:
-            product = self.mul(product, each)
-        if not all(self._has_axis(product, axis, shape) for axis in axes):  # it is a number
-            return self._reduced(a, axes)
-        result = self._sum(product, axes)
-        for each in factors:
-            result = self.mul(result, each)
-        for each in divisors:
-            result = self.div(result, each)
-        return result
-
-    def _factors(
-        self, a: int, axes: tuple[int, ...], shape: tuple[int, ...]
-    ) -> tuple[list[int], list[int], list[int]]:
-        """The factors and divisors of a product that lack all axes, and its other factors.
-
-        shape: that of what is summed.
-        """
-        factors, divisors, rest, todo = [], [], [], [a]
-        while todo:
-            id = todo.pop()
-            node = self[id]
-            if not self._has_any(id, axes, shape):
-                factors.append(id)
-            elif id in self._kept or node.op not in _SPREAD_OVER:
-                rest.append(id)
-            elif node.op is Op.MUL:
-                todo += node.inputs
-            elif node.op is Op.NEG:
-                factors.append(self.number(-1.0))
-                todo += node.inputs
-            elif not self._has_any(node.inputs[1], axes, shape):
-                divisors.append(node.inputs[1])
-                todo.append(node.inputs[0])
-            else:
-                rest.append(id)
-        return sorted(factors), sorted(divisors), sorted(rest)
-
-    def _sums_early(self, a: int, axes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-        """Whether the sum of a term is 0, or can begin before all factors of the term are known."""
-        if not self._has_any(a, axes, shape):
-            return self._stages[a] > 0
-        factors, divisors, rest = self._factors(a, axes, shape)
-        is_zero = len(rest) == 1 and self._is_deviation(rest[0], axes)
-        return is_zero or any(self._stages[i] > 0 for i in (*factors, *divisors))
-
-    def _is_deviation(self, a: int, axes: tuple[int, ...]) -> bool:
-        """Whether it is `x - mean(x)` along these axes, of which the mean has one value each."""
-        node = self[a]
-        if node.op is not Op.SUB or len(axes) != 1:
-            return False
-        x, average = node.inputs
-        shape = self.inner(a)
-        if self._has_axis(average, axes[0], shape) or not self._is_beside(x, average, axes[0]):
-            return False
-        while self[average].op is Op.RESHAPE:
-            (average,) = self[average].inputs
-        average, v = self[average], self[x].value
-        if average.op is Op.DIV and self._has_axis(x, axes[0], shape):
-            if average.inputs[1] != self.count(v.inner[axes[0]], v.spread and axes[0] == -1):
-                return False
-            average = self[average.inputs[0]]
-            return average.op is Op.SUM and average.inputs == (x,) and _axis(average) == axes[0]
-        return average.op is Op.MEAN and average.inputs == (x,) and _axis(average) == axes[0]
-
-    def _is_beside(self, x: int, average: int, axis: int) -> bool:
-        """Whether a mean over an axis of x stands beside the elements that it is the mean of.
-
-        In a square, or in its own axes turned round, it may stand beside others.
-        """
-        kept, own = [*self.inner(x)], [*self.inner(average)]
-        kept[axis] = 1
-        for shape in (kept, own):
-            while shape and shape[0] == 1:
-                del shape[0]
-        return kept == own
-
-    def _reduced(self, a: int, axes: tuple[int, ...]) -> int:
-        inner = self.inner(a)
-        kept = tuple(1 if k - len(inner) in axes else size for k, size in enumerate(inner))
-        if len(axes) > 1 and axes == tuple(range(-len(axes), 0)) and self[a].value.spread:
-            # the last axes as one, as htile.frontend.reductions has it
-            a = self.reshape(a, (*inner[: -len(axes)], prod(inner[-len(axes) :])))
-            axes = (-1,)
-        for axis in axes:  # those before it are gone, and it counts from the last
-            a = self.node(Op.SUM, a, arg=axis if len(self.inner(a)) > 1 else None)
-        while len(kept) > self[a].value.spread and kept[0] == 1:  # but for that of a row of one
-            kept = kept[1:]
-        return self.reshape(a, kept)
-
-
-def _axis(node: Node) -> int:
-    return -1 if node.arg is None else node.arg
+def others(ids: Sequence[int], id: int | None) -> Sequence[int]:
+    """All but one of these."""
+    place = ids.index(id) if id in ids else len(ids)
+    return [*ids[:place], *ids[place + 1 :]]
 
 
 def _key(op: Op, inputs: tuple[int, ...], arg: object, value: object) -> object:

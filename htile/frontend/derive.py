@@ -22,6 +22,7 @@ from .graph import Builder, Graph, Input, Node, Output, Role
 from .ops import Op, Value, Varies, compute_dtype
 from .peaks import independent_peaks
 from .scattered import Chosen
+from .totals import total
 
 BOOL = torch.bool
 Masks = tuple[tuple[int, bool], ...]
@@ -238,7 +239,7 @@ class _Walk:
             if axes or (len(inner) > len(value.inner) and masks):
                 g, masks = algebra.select(g, masks), ()
             if axes:
-                g = algebra.total(g, inner, spread, axes)
+                g = total(algebra, g, inner, spread, axes)
             found.append((algebra.without_leading_ones(g, len(value.inner)), masks))
         return added(algebra, found)
 

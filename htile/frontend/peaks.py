@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from .graph import Graph, Node
 from .ops import MOVEMENTS, Op
+from .slopes import Slope
 
 
 class Change(NamedTuple):
@@ -36,11 +37,20 @@ STILL = Change(False, 0.0)
 def independent_peaks(graph: Graph, outputs: Iterable[int]) -> frozenset[int]:
     """The maxima and minima of floats that none of the outputs depends on, as if they were given.
 
+    Those of two values of a row count, too: max(x).clamp(min=0).
+
     Where a maximum is infinite, the outputs may depend on it.
     """
     outputs = tuple(outputs)
-    peaks = [n.id for n in graph if n.op in (Op.MAX, Op.MIN) and n.value.dtype.is_floating_point]
+    peaks = [n.id for n in graph if _is_extreme(n) and n.value.dtype.is_floating_point]
     return frozenset(id for id in peaks if _is_independent(graph, id, outputs))
+
+
+def _is_extreme(node: Node) -> bool:
+    """Whether it is the largest or smallest of a row, or of two values that a row has once."""
+    return node.op in (Op.MAX, Op.MIN) or (
+        node.op in (Op.MAXIMUM, Op.MINIMUM) and not node.value.spread
+    )
 
 
 def _is_independent(graph: Graph, peak: int, outputs: tuple[int, ...]) -> bool:
@@ -63,9 +73,14 @@ def _change(
     op, inputs = node.op, node.inputs
     if op is Op.EQ and _is_infinite(graph, node, peak):
         return STILL
+    if op in (Op.EQ, Op.NE) and inputs[0] == inputs[1]:  # whether it is NaN
+        return STILL
     if op is Op.WHERE and inputs[0] not in changes:
         if _is_of_infinite(graph, graph[inputs[0]], peak):  # what stands for an infinite maximum
             return changes.get(inputs[2], STILL)
+    if op is Op.WHERE and node.arg is Slope.LAST:
+        last = changes.get(inputs[2], STILL)
+        return None if last is None or last.is_factor else last
     own = [changes.get(i, STILL) for i in inputs]
     if None in own:
         return None
