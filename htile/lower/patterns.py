@@ -11,6 +11,7 @@ from math import inf, isclose, sqrt
 import torch
 
 from ..frontend.graph import Builder, Graph, Node, Output
+from ..frontend.known import Known
 from ..frontend.ops import COLLECTIVES, COMPARISONS, MOVEMENTS, Op
 from .precision import NEAR_OPS, seen_in_16_bits
 
@@ -63,9 +64,9 @@ def choose_function(
         is_shared = _counts_columns(graph, index) and not any(o.value.spread for o in others)
         is_shared = is_shared and not in_tiles
         return Function.FOURS if is_shared else Function.EXACT, node.inputs
-    if _is_exponential(graph, node):
+    if node.op is Op.EXP and (node.arg is Known.SHARE or is_bounded_exponential(graph, node)):
         return Function.BOUNDED, node.inputs
-    if is_part_of_sum(graph, node):
+    if node.op is Op.DIV and (node.arg is Known.SHARE or is_part_of_sum(graph, node)):
         exponential, total = graph.operands(node)
         if in_loops and _is_only_returned_in_16_bits(graph, node):
             return Function.QUOTIENT, (exponential.inputs[0], total.id)
@@ -332,8 +333,20 @@ def is_infinite(graph: Graph, condition: Node, x: Node) -> bool:
     return is_magnitude and limit.op is Op.CONST and limit.arg == inf
 
 
-def _is_exponential(graph: Graph, node: Node) -> bool:
-    """Whether it is exp(x - max(x)), which is at most 1: errors that grow with |x| do not show."""
+def is_bounded_exponential(graph: Graph, node: Node) -> bool:
+    """Whether it is exp(x - max(x)) or exp(log_softmax(x)): errors that grow with |x| do not show.
+    """
+    if is_exponential(graph, node):
+        return True
+    if node.op is not Op.EXP or graph[node.inputs[0]].op is not Op.SUB:
+        return False
+    exponent, logarithm = graph.operands(graph[node.inputs[0]])
+    total = total_of(graph, logarithm, in_groups=True)
+    return total is not None and graph[total.inputs[0]].inputs == (exponent.id,)
+
+
+def is_exponential(graph: Graph, node: Node) -> bool:
+    """Whether it is exp(x - max(x))."""
     if node.op is not Op.EXP:
         return False
     return subtracted(graph, graph[node.inputs[0]], Op.MAX, in_groups=True) is not None
@@ -348,7 +361,7 @@ def is_part_of_sum(graph: Graph, node: Node) -> bool:
         return False
     part, whole = graph.operands(node)
     whole = strip(graph, whole)
-    return whole.op is Op.SUM and whole.inputs == (part.id,) and _is_exponential(graph, part)
+    return whole.op is Op.SUM and whole.inputs == (part.id,) and is_exponential(graph, part)
 
 
 def _is_largest_share(graph: Graph, node: Node) -> bool:
@@ -357,7 +370,7 @@ def _is_largest_share(graph: Graph, node: Node) -> bool:
         return False
     one, whole = graph[node.inputs[0]], strip(graph, graph[node.inputs[1]])
     is_sum = whole.op is Op.SUM and one.op is Op.CONST and one.arg == 1.0
-    return is_sum and _is_exponential(graph, graph[whole.inputs[0]])
+    return is_sum and is_exponential(graph, graph[whole.inputs[0]])
 
 
 # These do not follow from their operands element by element, or not in a thread alone.

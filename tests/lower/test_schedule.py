@@ -247,6 +247,10 @@ FORMS = {
     "torch.softmax": (lambda x: torch.softmax(x, -1), {"exp": [B], "div": [B]}),
     "logsumexp": (lambda x: torch.logsumexp(x, -1), {"exp": [B]}),
     "exp": (lambda x: torch.exp(x), {"exp": [E_]}),
+    "exp of log_softmax": (lambda x: torch.log_softmax(x, -1).exp(), {"exp": [B, B]}),
+    "another's logsumexp": (
+        lambda x: torch.exp(x * 2 - torch.logsumexp(x, -1)), {"exp": [B, E_]}
+    ),
     "exp of a difference": (lambda x: torch.exp(x - 1.0), {"exp": [E_]}),
     "x - min": (lambda x: torch.exp(x - x.min()), {"exp": [E_]}),
     "max - x": (lambda x: torch.exp(x.max() - x), {"exp": [E_]}),

@@ -3,7 +3,8 @@
 softmax sums exp(x - max(x)). logsumexp and log_softmax subtract 0 where the maximum is infinite,
 because logsumexp is infinite there and not NaN. A function that has both would exponentiate twice.
 So the sum of the second kind is taken from the first: with m = max(x) it is exp(m) where m is
-infinite, and the same elsewhere. A log_softmax is NaN where m is infinite, so it needs no choice.
+infinite, and the same elsewhere. Its logarithm is m there. A log_softmax is NaN where m is
+infinite, so it needs no choice.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ import torch
 
 from ...frontend.graph import Builder, Graph, Node
 from ...frontend.ops import Op, Value, Varies
+from ...frontend.slopes import Slope
 from ..patterns import peak_of_total, strip, total_of
 from .rewrite import rewrite
 
 
-def share_totals(graph: Graph) -> Graph:
+def share_totals(graph: Graph, slope: Slope | None = None) -> Graph:
     """Take the sums of exponentials of logsumexp and log_softmax from those of a softmax.
+
+    slope: that of the choice of the logarithm that a logsumexp adds, for a graph that is
+        differentiated later.
 
     A graph that does not have both is returned itself. The nodes of the softmax are added once
     more where they are needed, so common subexpressions have to be merged afterwards.
@@ -43,6 +48,12 @@ def share_totals(graph: Graph) -> Graph:
             peak = new.add(Op.RESHAPE, (peak,), subtracted.arg, subtracted.loc)
         return new.add(Op.SUB, (x, peak), loc=new[exponent].loc)
 
+    def reshaped(new: Builder, id: int, node: Node) -> int:
+        """A value in the shape of a node of the graph."""
+        inner = node.value.inner
+        is_so = new[id].value.inner == inner
+        return id if is_so else new.add(Op.RESHAPE, (id,), inner, node.loc)
+
     def share(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
         if node.id in guarded:
             exponent = unguarded(new, new[inputs[0]].inputs[0], node.id)
@@ -54,12 +65,12 @@ def share_totals(graph: Graph) -> Graph:
             infinite = new.add(Op.EXP, (peak,), loc=node.loc)
             return new.add(Op.WHERE, (at_limit, infinite, total), loc=node.loc)
         if node.op is Op.WHERE and _total_of_log_softmax(graph, node) in guarded:
-            logarithm = strip(new, new[inputs[2]])
-            choice = strip(new, new[logarithm.inputs[0]])
-            found = new.add(Op.LOG, choice.inputs[2:], loc=node.loc)
-            inner = node.value.inner
-            is_so = new[found].value.inner == inner
-            return found if is_so else new.add(Op.RESHAPE, (found,), inner, node.loc)
+            return reshaped(new, strip(new, new[inputs[2]]).inputs[2], node)
+        if node.op is Op.LOG and strip(graph, graph[node.inputs[0]]).id in guarded:
+            at_limit, infinite, total = strip(new, new[inputs[0]]).inputs
+            logarithm = new.add(Op.LOG, (total,), loc=node.loc)
+            operands = at_limit, new[infinite].inputs[0], logarithm
+            return reshaped(new, new.add(Op.WHERE, operands, slope, node.loc), node)
         if node.op is Op.SUB:
             total = _total_of_log_softmax(graph, graph[node.inputs[1]])
             if total in guarded and node.inputs[0] == exponents[total].id:

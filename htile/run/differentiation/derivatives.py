@@ -20,6 +20,7 @@ from ...frontend.derive import derive, differentiable
 from ...frontend.graph import Graph, Role
 from ...frontend.saved import Split, split
 from ...frontend.scattered import Scattered
+from ...lower.passes.derivable import derivable, with_known
 from ...lower.patterns import count_short_functions
 from ...lower.vectors import vector_size
 from ..runner import Runner
@@ -61,7 +62,7 @@ class Derivative:
     """
 
     def __init__(self, of: Runner, wrt: tuple[str, ...], repeated: frozenset[str]):
-        graph = of.graph
+        graph = derivable(of.graph)
         self.of, self.wrt, self.repeated = of, wrt, repeated
         self.results = len(graph.outputs)
         self._split = self._sufficient(graph)
@@ -142,7 +143,7 @@ class Derivative:
 
     def joint(self, graph: Graph, cotangents: tuple[str, ...]) -> Graph:
         """What a graph computes, and the gradients of the arguments for these results."""
-        joint = derive(graph, self.wrt, cotangents)
+        joint = with_known(derive(graph, self.wrt, cotangents))
         in_float32 = {f"d_{name}" for name in (*self.repeated, *(s.table for s in joint.scattered))}
         outputs = tuple(
             replace(o, dtype=torch.float32) if o.name in in_float32 else o for o in joint.outputs
