@@ -59,14 +59,30 @@ def swiglu(gate, up):
     return F.silu(gate) * up
 
 
+def entropy(x):
+    return -(torch.softmax(x, -1) * torch.log_softmax(x, -1)).sum(-1)
+
+
+def divergence(x, target):
+    return F.kl_div(x.log_softmax(-1), target.softmax(-1), reduction="none").sum(-1)
+
+
+def soft_cross_entropy(x, target):
+    return -(target.softmax(-1) * x.log_softmax(-1)).sum(-1)
+
+
 @dataclass(frozen=True)
 class Kernel:
-    """A function of rows, how many of its arguments are vectors, and who else has it."""
+    """A function of rows, how many of its arguments are vectors, and who else has it.
+
+    reduces: whether its result is one value of each row, and not a row.
+    """
 
     function: Callable
     rows: int
     vectors: int
     others: dict[str, str]
+    reduces: bool = False
 
     def arguments(self, m: int, n: int) -> list[torch.Tensor]:
         """Rows (m, n), then vectors (n,)."""
@@ -80,6 +96,9 @@ KERNELS = {
     "swiglu": Kernel(swiglu, 2, 0, {"liger": "LigerSiLUMulFunction"}),
     "rmsnorm": Kernel(rmsnorm, 1, 1, {"quack": "rmsnorm", "liger": "LigerRMSNormFunction"}),
     "layernorm": Kernel(layernorm, 1, 2, {"liger": "LigerLayerNormFunction"}),
+    "entropy": Kernel(entropy, 1, 0, {}, reduces=True),
+    "divergence": Kernel(divergence, 2, 0, {}, reduces=True),
+    "soft_cross_entropy": Kernel(soft_cross_entropy, 2, 0, {}, reduces=True),
 }
 
 
@@ -137,7 +156,8 @@ def shares(name: str, m: int, n: int, contenders: list[str], rounds: int) -> dic
     torch.manual_seed(0)
     kernel = KERNELS[name]
     args = kernel.arguments(m, n)
-    cotangent = torch.randn(m, n, device="cuda", dtype=DTYPE)
+    other = torch.randn(m, n, device="cuda", dtype=DTYPE)
+    cotangent = other[:, 0].contiguous() if kernel.reduces else other
     wide = [arg.double().requires_grad_() for arg in args]
     right = torch.autograd.grad(kernel.function(*wide), wide, cotangent.double())
     graphs = {}
@@ -155,8 +175,8 @@ def shares(name: str, m: int, n: int, contenders: list[str], rounds: int) -> dic
     torch.cuda.empty_cache()
     x, out = args[0], torch.empty_like(args[0])
     runs = {contender: graph.replay for contender, graph in graphs.items()}
-    times = interleave(runs | {"add": lambda: torch.add(x, cotangent, out=out)}, rounds)
-    moved = 2 * kernel.rows + 1  # rows of the addition, which are three, and of the pass
+    times = interleave(runs | {"add": lambda: torch.add(x, other, out=out)}, rounds)
+    moved = 2 * kernel.rows + (not kernel.reduces)  # rows of the pass; the addition moves three
     limit = median(times.pop("add")) * moved / 3
     return {contender: limit / median(found) for contender, found in times.items()}
 

@@ -70,7 +70,7 @@ def step_of(name: str, contender: str, m: int, n: int) -> Callable[[], object]:
     rows = [torch.randn(m, n, device=DEVICE, dtype=DTYPE) for _ in range(kernel.rows)]
     vectors = [torch.rand(n, device=DEVICE, dtype=DTYPE) for _ in range(kernel.vectors)]
     leaves = [each.requires_grad_() for each in rows + vectors]
-    cotangent = torch.randn(m, n, device=DEVICE, dtype=DTYPE)
+    cotangent = torch.randn(m, *[n] * (not kernel.reduces), device=DEVICE, dtype=DTYPE)
     return lambda: torch.autograd.grad(function(*leaves), leaves, cotangent)
 
 
