@@ -756,3 +756,18 @@ def test_results_of_8_bits(dtype):
         weights = torch.ones(3, 8).to(dtype)
         gradients = [torch.autograd.grad(y, x, weights) for y in (found, right)]
         torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("n", (8, 64))
+def test_a_routers_loss(n):
+    """The backward pass reads the keys of the forward pass, whose experts are one-hot."""
+
+    @htile.rowwise
+    def auxiliary(logits):
+        p = logits.softmax(-1)
+        _, experts = p.topk(2)
+        counts = F.one_hot(experts, logits.shape[-1]).float().sum(0)
+        return (counts * p).sum() * logits.shape[-1]
+
+    assert_gradients(auxiliary, row(5, n))
+    assert auxiliary.inspect(row(5, n), arch="sm_90a").backward.source

@@ -157,6 +157,8 @@ def _maximum_of_shares(graph: Graph, node: Node) -> _Share | None:
     """The share, if the node is the largest of a softmax's or the column's number of that."""
     if node.op is Op.KEY_INDEX:
         largest = graph[node.inputs[0]]
+        if largest.op is not Op.MAX:  # a backward pass reads the key of the forward pass
+            return None
         key = graph[largest.inputs[0]]
         is_alone = key.op is Op.KEY and graph.users(key.id) == [largest.id]
         if not is_alone or key.arg or graph[key.inputs[1]].op is not Op.INDEX:
