@@ -30,6 +30,7 @@ from htile.frontend.dtypes import STORAGE
 from htile.frontend.factories import FACTORIES
 from htile.frontend.graph import Builder, Role
 from htile.frontend.ops import Value, Varies, compute_dtype, dtype_name
+from htile.frontend.promotion import BYTES
 from htile.frontend.tensor import FUNCTIONS, Tensor
 from htile.run.kernel import Kernel
 from htile.run.products.kernels import ProductKernels
@@ -180,6 +181,7 @@ def _dtypes() -> str:
         except errors.DtypeError:
             continue
         of = "only converted" if dtype in STORAGE else f"`{dtype_name(computed)}`"
+        of = "`i32`, of which 8 bits are kept" if dtype in BYTES else of
         lines.append(f"| `{dtype}` | `{dtype_name(dtype)}` | {of} |")
     return "\n".join([*lines, "", "Others raise `DtypeError`."])
 

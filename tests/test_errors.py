@@ -295,15 +295,15 @@ SECTIONS = (
     Section(
         "Dtypes",
         "HTile computes in float32, int32, int64 and bool. bfloat16 and float16 are computed in "
-        "float32, and dtypes of 8 bits are converted only.",
+        "float32, and floats of 8 bits are converted only.",
         (
             called("float64", "f(x.double())", "DtypeError"),
             called("16-bit integers", "f(x.to(torch.int16))", "DtypeError"),
-            traced("A sum in 8 bits", "return x + 1", kind="DtypeError",
+            traced("A number beyond 8 bits", "return x.clamp(max=300)", kind="DtypeError",
                    call="f(x.to(torch.int8))"),
             traced("A product in float8", "return x * x", kind="DtypeError",
                    call="f(x.to(torch.float8_e4m3fn))"),
-            traced("A constant in 8 bits", "return torch.zeros_like(x, dtype=torch.int8)",
+            traced("A constant in 8 bits", "return torch.zeros_like(x, dtype=torch.float8_e5m2)",
                    kind="DtypeError"),
             traced("float64 inside", "return x.to(torch.float64)", kind="DtypeError"),
             traced("The bits of a float", "return x & 1", kind="DtypeError"),
@@ -378,7 +378,8 @@ SECTIONS = (
             traced("A reduction that there is not",
                    'return F.cross_entropy(x, y, reduction="max")', **CLASSES),
             traced("The name of a device", 'return x * torch.ones(x.shape[-1], device="cpu")'),
-            traced("A factory in 8 bits", "return x * torch.ones(x.shape[-1], dtype=torch.int8)",
+            traced("A factory in 8 bits",
+                   "return x * torch.ones(x.shape[-1], dtype=torch.float8_e5m2)",
                    kind="DtypeError"),
         ),
     ),

@@ -48,7 +48,7 @@ E8M0 = torch.float8_e8m0fnu  # powers of two and NaN: a byte has the exponent, f
 FLOAT8_BY_INSTRUCTION = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
 FLOAT8 = FLOAT8_BY_INSTRUCTION | {E8M0}
 STORAGE = FLOAT8 | {torch.int8, torch.uint8}
-"""Dtypes of 8 bits: a value of one is loaded, stored and converted, and nothing else."""
+"""Dtypes of 8 bits: a value of one is loaded, stored and converted; integers become int32 first."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:

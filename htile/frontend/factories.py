@@ -22,7 +22,7 @@ from .hints import DRAWS, RANDOM
 from .joins import cat
 from .libraries import internal
 from .ops import Value, Varies
-from .promotion import FLOAT, INT64, as_stored, cast, supported
+from .promotion import BYTES, FLOAT, INT64, as_stored, byte, cast, supported
 from .shapes import as_number, reshaped
 from .tensor import Device, Length, Tensor, copy, fail, location
 
@@ -114,6 +114,9 @@ def _constant(
     if not isinstance(value, (bool, int, float)) or 0 in shape:
         return None
     computed = supported(dtype)
+    if computed in BYTES:
+        held = _constant(builder, byte(value, computed), shape, torch.int32)
+        return cast(held, computed)
     if computed in STORAGE:
         fail(DtypeError, f"a constant of {computed}: write it in float32 and convert the result")
     stored = dtype if computed is FLOAT else None

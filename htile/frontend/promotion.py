@@ -124,6 +124,8 @@ def filled(
     """A constant of the shape and the dtype of `x`, unless others are given."""
     v = x._value
     computed = v.dtype if dtype is None else supported(dtype)
+    if computed in BYTES:
+        return cast(filled(x, byte(value, computed), torch.int32, inner), computed)
     if computed in STORAGE:
         fail(DtypeError, f"a constant of {computed}: write it in float32 and convert the result")
     stored = v.stored if dtype is None else dtype

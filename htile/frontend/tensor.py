@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import torch
 
-from ..errors import HTileError, Location, ShapeError, TraceError, UnsupportedError
+from ..errors import DtypeError, HTileError, Location, ShapeError, TraceError, UnsupportedError
 from . import hints
 from .device import Device
 from .graph import Builder, Role
@@ -29,6 +29,9 @@ FUNCTIONS: dict[Callable, tuple[str, Callable]] = {}
 
 IN_PLACE: dict[Callable, Callable] = {}
 """From an entry to the one that changes its first argument, for those that take `inplace=True`."""
+
+REFUSED: list[Callable] = []
+"""What calls an entry that has refused the dtypes of its operands (htile.frontend.eight_bits)."""
 
 SAME: set[Callable] = set()
 """The entries whose result is the very tensor that they are given, as in torch: `x.detach()`."""
@@ -91,8 +94,11 @@ def call(spelling: str, function: Callable | None, args: tuple, kwargs: dict) ->
             fail(TraceError, f"{spelling}(out=...) inside a traced function; assign the result")
         function = IN_PLACE[function] if kwargs.get("inplace") else function
         kwargs = {_KEYWORDS.get(k, k): v for k, v in kwargs.items() if k not in _IGNORED}
+    refused = None
     try:
         result = function(*args, **kwargs)
+    except DtypeError as error:
+        refused = error
     except TypeError as error:
         own = signature(function)
         try:
@@ -100,6 +106,8 @@ def call(spelling: str, function: Callable | None, args: tuple, kwargs: dict) ->
         except TypeError:
             fail(UnsupportedError, f"arguments that {spelling} does not take here: it is {own}")
         fail(TraceError, f"an argument that {spelling}{own} does not take here: {error}")
+    if refused is not None:
+        result = REFUSED[0](refused, spelling, function, args, kwargs)
     is_given = any(result is value for value in args)
     return copy(result) if is_given and function not in SAME else result
 

@@ -377,7 +377,7 @@ MISTAKES = {
     "double": (lambda x: x.double(), DtypeError, "float64 is not supported"),
     "to float64": (lambda x: x.to(torch.float64), DtypeError, "float64"),
     "sum to float64": (lambda x: x.sum(dtype=torch.float64), DtypeError, "float64"),
-    "ones in int8": (lambda x: torch.ones_like(x, dtype=torch.int8), DtypeError, "int8"),
+    "ones in float8": (lambda x: torch.ones_like(x, dtype=torch.float8_e5m2), DtypeError, "e5m2"),
     "a resize in place": (lambda x: x.resize_(4), TraceError, "write a new value"),
     "random in place": (lambda x: x.uniform_(), TraceError, "write a new value"),
     "a shift": (lambda x: x << 1, DtypeError, "<< of f32"),
