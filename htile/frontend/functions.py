@@ -14,8 +14,9 @@ from collections.abc import Callable
 
 import torch
 
-from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError
+from ..errors import DtypeError, ShapeError, TraceError
 from .bits import bitwise, inverted
+from .integer_powers import integer_power
 from .ops import Op, Varies
 from .promotion import (
     BOOL,
@@ -261,14 +262,14 @@ POWERS = {
 
 @implements("pow")
 def pow(input, exponent):
-    """input ** exponent; an integer power of integers must be a number."""
+    """input ** exponent; of integers one of the two must be a number."""
     x, e = operand(input), operand(exponent)
     dtype = result_dtype(x, e)
     if dtype is BOOL:
         refuse("**", x if isinstance(x, Tensor) else e, "convert it first, x.int() or x.float()")
     if isinstance(e, Tensor):
         if dtype is not FLOAT:
-            fail(UnsupportedError, "an integer power by a tensor is not supported; use x.float()")
+            return integer_power(x, e, dtype)
         if not isinstance(x, Tensor) and x == 2:
             return node(Op.EXP2, convert(e, FLOAT))
         return node(Op.POW, *together(x, e))

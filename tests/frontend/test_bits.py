@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import htile
-from htile.errors import DtypeError
+from htile.errors import DtypeError, UnsupportedError
 from htile.frontend.ops import Op
 from htile.lower.passes.narrow import _range
 from tests.frontend.test_indices import exact, kernels_graph
@@ -102,6 +102,37 @@ def test_in_place():
 
     x, y = integers(I32, 3, N), integers(I32, 3, N, seed=1)
     exact(f(x.clone(), y), (((x & y) | 8) ^ 3) << 2 >> 1)
+
+
+@pytest.mark.parametrize("dtype", (I32, I64, torch.uint8, torch.int8), ids=str)
+@pytest.mark.parametrize("base", (2, 3, 4, 5, 10, 16, 1, 0, -1, -2, -3))
+def test_a_number_to_the_power_of_integers(base, dtype):
+    """Negative exponents, and those that leave nothing of the lower bits, are among them."""
+    if dtype is torch.uint8 and base < 0:
+        return
+    e = torch.arange(-20, 108).to(dtype).repeat(2, 1)
+    e[1, :4] = torch.tensor([100, 63, 31, 32]).to(dtype)
+    f = lambda e: (base**e + 0 * e, torch.pow(base, e) | e)  # noqa: E731
+    for found, of_kernel, expected in zip(
+        htile.rowwise(f)(e), kernels_graph(htile.rowwise(f), (e,), (2,)), f(e), strict=True
+    ):
+        exact(found, expected)
+        exact(of_kernel, expected)
+
+
+def test_numbers_and_bits_of_signs():
+    """The code of a row of signs, as quantizers without a table of codes have it."""
+
+    def f(x):
+        n = x.shape[-1]
+        code = ((x > 0).long() * 2 ** torch.arange(n)).sum(-1, keepdim=True)
+        return code, (code & torch.tensor(2) ** torch.arange(n - 1, -1, -1)) != 0
+
+    x = torch.randn(4, 17)
+    for found, expected in zip(htile.rowwise(f)(x), f(x), strict=True):
+        exact(found, expected)
+    with pytest.raises(UnsupportedError, match="write the base as a Python number"):
+        htile.rowwise(lambda k: k**k)(torch.ones(2, 8, dtype=I64))
 
 
 BYTES = (torch.uint8, torch.int8)
