@@ -79,7 +79,9 @@ HINTS = {
         "index_put": _INDEX,
         "masked_select masked_scatter": "it has no fixed length: write torch.where(mask, x, other)",
         "complex polar view_as_complex view_as_real": _COMPLEX,
-        "histc bincount": "count by comparisons, (x < edge).sum(), one for each edge",
+        "histc": "count by comparisons, (x < edge).sum(), one for each edge",
+        "bincount": "of k bins write F.one_hot(x, k).sum(0), and with weights "
+        "torch.zeros(k).scatter_add(0, x, weights)",
         "linspace": "of symbolic ends write a + (b - a) * torch.arange(n) / (n - 1)",
         "_is_all_true": "of torch.distributions write the formula, as torch.special.ndtr(x) for "
         "Normal(0, 1).cdf(x)",
@@ -106,11 +108,7 @@ HINTS = {
         "element_size itemsize nbytes": "write x.dtype.itemsize",
         "scaled_dot_product_attention": "of small matrices write "
         "(q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v",
-        "adaptive_avg_pool1d": "where k divides the row, write x.view(k, -1).mean(-1)",
-        "interpolate upsample": "of the nearest element write x.repeat_interleave(k)",
-        "kron": "write (a[:, None, :, None] * b[None, :, None, :]).flatten(2).flatten(0, 1)",
         "polygamma igamma": _INACCURATE,
-        "cdist pdist": "write (a[:, None] - b[None, :]).square().sum(-1).sqrt()",
         "nonzero": "write (x != 0).sum() to count",
         "short": "int16 is not there; write x.int()",
         "double": "float64 is not supported; write x.float()",

@@ -5,6 +5,8 @@ Each is a movement: an element of the result is an element of an operand, or a c
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 
 from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError, an
@@ -227,8 +229,14 @@ def roll(input, shifts, dims=None):
     """The elements of an axis moved on; those beyond its end come first.
     Of matrices, scans and rows of tables the axis is cut into pieces of gcd(shifts, size) elements,
     at most 64 of them."""
-    if not isinstance(shifts, int) or (dims is None and input.ndim != 1):
-        fail(UnsupportedError, "torch.roll takes one shift and one axis here: x.roll(1, -1)")
+    several = [list(x) if isinstance(x, (tuple, list)) else [x] for x in (shifts, dims)]
+    if isinstance(shifts, (tuple, list)) or isinstance(dims, (tuple, list)):
+        return _rolled(input, *several)
+    if not isinstance(shifts, int):
+        fail(TraceError, f"torch.roll by {shifts!r}: expected a Python number")
+    if dims is None and input.ndim > 1:  # the elements of all axes, one behind the other
+        row = reshaped(input, (prod(input._sizes),))
+        return reshaped(roll(row, shifts), tuple(input._sizes))
     axis = cut_axis(input, -1 if dims is None else dims, "roll")
     if shifts == 0:
         return copy(input)
@@ -237,6 +245,15 @@ def roll(input, shifts, dims=None):
     if not first:
         return copy(input)
     return cat([part(input, axis, first, size - first), part(input, axis, 0, first)], axis)
+
+
+def _rolled(x: Tensor, shifts: list, dims: list) -> Tensor:
+    """`roll` along several axes, or one that is named as a tuple."""
+    if len(shifts) != len(dims) or not shifts:
+        fail(ShapeError, f"torch.roll by {shifts} along {dims}: expected a shift for each axis")
+    for shift, dim in zip(shifts, dims, strict=True):
+        x = roll(x, shift, dim)
+    return x
 
 
 @implements("glu", check=floating)

@@ -24,7 +24,9 @@ from . import joins as joins
 from . import losses as losses
 from . import matrices as matrices
 from . import order_statistics as order_statistics
+from . import pairs as pairs
 from . import parts as parts
+from . import pools as pools
 from . import products as products
 from . import row_losses as row_losses
 from . import scans as scans

@@ -43,7 +43,7 @@ def unfold(input, dimension, size, step):
 attach("unfold", unfold)  # F.unfold is of images
 
 
-def _windows(
+def windows_of(
     x: Tensor, size: object, stride: object, padding: object, beside: float, what: str
 ) -> Tensor:
     """The windows of a pool along the last axis, with one number behind its ends."""
@@ -78,7 +78,7 @@ def avg_pool1d(
     if ceil_mode:
         fail(UnsupportedError, "avg_pool1d with ceil_mode: leave it out, and write the mean of the "
              "elements that are left, x[k:].mean(), for the last window")  # fmt: skip
-    windows = _windows(input, kernel_size, stride, padding, 0.0, "avg_pool1d")
+    windows = windows_of(input, kernel_size, stride, padding, 0.0, "avg_pool1d")
     size, padding = one_number(kernel_size, "avg_pool1d"), one_number(padding, "avg_pool1d")
     if count_include_pad or not padding:
         return windows.mean(-1)
@@ -95,7 +95,7 @@ def max_pool1d(
     if one_number(dilation, "max_pool1d") != 1 or ceil_mode or return_indices:
         fail(UnsupportedError, "max_pool1d with dilation, ceil_mode or return_indices: leave them "
              "out")  # fmt: skip
-    return _windows(input, kernel_size, stride, padding, -torch.inf, "max_pool1d").max(-1).values
+    return windows_of(input, kernel_size, stride, padding, -torch.inf, "max_pool1d").max(-1).values
 
 
 FUNCTIONS[torch.nn.functional.max_pool1d] = "F.max_pool1d", max_pool1d

@@ -1,0 +1,51 @@
+"""What is computed of all pairs of two small matrices' rows or elements: distances, products."""
+
+from __future__ import annotations
+
+from ..errors import ShapeError
+from .functions import implements
+from .joins import cat
+from .parts import part
+from .promotion import floating
+from .shapes import reshaped, unsqueeze
+from .statistics import norm
+from .tensor import Tensor, fail
+
+
+def _of_rows(x: Tensor, what: str) -> Tensor:
+    if x.ndim < 2:
+        fail(ShapeError, f"{what} of a value of shape {tuple(x._sizes)}: it takes matrices, whose "
+             "rows are points; the distance of two rows is torch.dist(x, y)")  # fmt: skip
+    return floating(x, what)
+
+
+@implements("cdist")
+def cdist(x1, x2, p=2.0, compute_mode=None):
+    """The distances norm(a - b, p) of the rows a of x1 and the rows b of x2."""
+    a, b = _of_rows(x1, "cdist"), _of_rows(x2, "cdist")
+    if a._sizes[-1] != b._sizes[-1]:
+        fail(ShapeError, f"cdist of points of {a._sizes[-1]} and of {b._sizes[-1]} coordinates")
+    return norm(unsqueeze(a, -2) - unsqueeze(b, -3), p, -1)
+
+
+@implements("pdist")
+def pdist(input, p=2.0):
+    """The distances of the rows of a matrix, of each and those behind it."""
+    x = _of_rows(input, "pdist")
+    count = x._sizes[-2]
+    if x.ndim > 2 or count < 2:
+        fail(ShapeError, f"pdist of a value of shape {tuple(x._sizes)}: it takes a matrix of two "
+             "or more rows")  # fmt: skip
+    each = [part(x, -2, k + 1, count - k - 1) - part(x, -2, k, 1) for k in range(count - 1)]
+    return norm(cat(each, -2), p, -1)
+
+
+@implements("kron")
+def kron(input, other):
+    """The products of each element of input with all of other, where that element is."""
+    ndim = max(input.ndim, other.ndim)
+    sizes = [(1,) * (ndim - x.ndim) + tuple(x._sizes) for x in (input, other)]
+    a, b = ([size for n in given for size in ((n, 1) if k == 0 else (1, n))]
+            for k, given in enumerate(sizes))  # fmt: skip
+    product = reshaped(input, tuple(a)) * reshaped(other, tuple(b))
+    return reshaped(product, tuple(m * n for m, n in zip(*sizes, strict=True)))
