@@ -18,7 +18,8 @@ from .factories import index as places_of
 from .functions import implements, masked_fill, maximum, minimum, where
 from .ops import broadcast_shapes
 from .parts import MOST_PARTS, part
-from .promotion import BOOL, FLOAT, INT64, into, operand, refuse
+from .promotion import BOOL, FLOAT, INT64, filled, floating, into, operand, refuse
+from .reductions import amax, amin, prod, sum
 from .shapes import axis_of, broadcast_to, reshaped
 from .tensor import Tensor, fail
 
@@ -27,6 +28,8 @@ COMBINE = {
     "sum": operator.add, "add": operator.add, "prod": operator.mul, "multiply": operator.mul,
     "amax": maximum, "amin": minimum,
 }  # fmt: skip
+OF_MANY = {operator.add: sum, operator.mul: prod, maximum: amax, minimum: amin}
+"""From what combines two elements to what combines all of an axis."""
 
 
 def _put(
@@ -41,7 +44,7 @@ def _put(
     if not isinstance(source, Tensor) and x._value.dtype is not FLOAT:
         source = (bool if x._value.dtype is BOOL else int)(source)  # as torch converts it first
     if index._sizes[axis] > MOST_PARTS:
-        return _sums_of_many(x, index, source)
+        return _of_many(x, index, source, combine)
     size = x._sizes[axis] if x.ndim else 1
     places = reshaped(places_of(x._builder, size), (size, *(1,) * (-1 - axis)))
     for k in range(index._sizes[axis]):
@@ -55,11 +58,24 @@ def _put(
     return x
 
 
-def _sums_of_many(x: Tensor, index: Tensor, source: object) -> Tensor:
-    """A few elements, and to each of them added the elements of a row that have its index."""
+def _of_many(x: Tensor, index: Tensor, source: object, combine: Combine) -> Tensor:
+    """A few elements, each combined with all elements of a row that have its index."""
     places = reshaped(places_of(x._builder, x._sizes[0]), (x._sizes[0], 1))
-    total = where(places == index, source, 0).sum(-1)
-    return x + into(total, x._value)
+    dtype = (source if isinstance(source, Tensor) else x)._value.dtype
+    own = where(places == index, source, neutral(combine, dtype))
+    return combine(x, into(OF_MANY[combine](own, -1), x._value))
+
+
+def neutral(combine: Combine, dtype: torch.dtype) -> bool | int | float:
+    """What changes no number of a dtype that it is combined with."""
+    if combine in (operator.add, operator.mul):
+        return int(combine is operator.mul)
+    lowest, highest = -torch.inf, torch.inf
+    if dtype is BOOL:
+        lowest, highest = False, True
+    elif dtype is not FLOAT:
+        lowest, highest = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    return lowest if combine is maximum else highest
 
 
 def _check(
@@ -70,10 +86,11 @@ def _check(
         refuse(what, x, "convert it first, x.int() or x.float()")
     if index._value.dtype not in (torch.int32, INT64):
         fail(DtypeError, f"{what} by an index of {index._value.dtype}: write index.long()")
-    has_few_sums = combine is operator.add and x.ndim == 1 and x._sizes[0] <= MOST_PARTS
-    if index._sizes[axis] > MOST_PARTS and not has_few_sums:
+    is_of_few = combine is not None and x.ndim == 1 and x._sizes[0] <= MOST_PARTS
+    if index._sizes[axis] > MOST_PARTS and not is_of_few:
         fail(UnsupportedError, f"{what} by {index._sizes[axis]} indices: at most {MOST_PARTS} "
-             f"elements are put; more can only be added, to a row of at most {MOST_PARTS}")
+             f"elements are put; more can only be combined with a row of at most {MOST_PARTS}, as "
+             "by scatter_add and scatter_reduce")  # fmt: skip
     if not isinstance(source, Tensor):
         return
     shape = tuple(index._sizes)
@@ -134,11 +151,21 @@ def scatter_add(input, dim, index, src):
 
 @implements("scatter_reduce")
 def scatter_reduce(input, dim, index, src, reduce, *, include_self=True):
-    """input combined with the elements of src at a few indices: sum, prod, amax or amin."""
-    if reduce not in ("sum", "prod", "amax", "amin") or not include_self:
-        fail(UnsupportedError, f"scatter_reduce({reduce!r}, include_self={include_self}): it is "
-             "sum, prod, amax or amin, with include_self=True")  # fmt: skip
-    return _scattered(input, dim, index, src, "scatter_reduce", COMBINE[reduce])
+    """input combined with the elements of src at a few indices: sum, prod, mean, amax or amin.
+
+    include_self: whether an element that others are combined with is one of them.
+    """
+    what, is_mean = "scatter_reduce", reduce == "mean"
+    if not is_mean and reduce not in ("sum", "prod", "amax", "amin"):
+        fail(UnsupportedError, f"scatter_reduce({reduce!r}): it is sum, prod, mean, amax or amin")
+    combine = operator.add if is_mean else COMBINE[reduce]
+    x = floating(input, "scatter_reduce('mean')") if is_mean else input
+    if not is_mean and include_self:
+        return _scattered(x, dim, index, src, what, combine)
+    count = _scattered(filled(x, 0, torch.int32), dim, index, 1, what, operator.add)
+    own = x if include_self else where(count > 0, neutral(combine, x._value.dtype), x)
+    found = _scattered(own, dim, index, src, what, combine)
+    return where(count > 0, found / (count + include_self), x) if is_mean else found
 
 
 def _along(

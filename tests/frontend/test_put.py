@@ -42,6 +42,13 @@ FUNCTIONS = {
     "products": lambda x, y: x.scatter_reduce(0, torch.tensor([1, 4, 1]), y[:3], "prod"),
     "the larger": lambda x, y: x.scatter_reduce(0, torch.tensor([1, 4]), y[:2], "amax"),
     "the smaller": lambda x, y: x.scatter_reduce(0, torch.tensor([1, 4]), y[:2], reduce="amin"),
+    "means": lambda x, y: x.scatter_reduce(0, torch.tensor([1, 4, 1]), y[:3], "mean"),
+    "means of others": lambda x, y: x.scatter_reduce(
+        0, torch.tensor([1, 4, 1]), y[:3], "mean", include_self=False),
+    "the largest other": lambda x, y: x.scatter_reduce(
+        0, torch.tensor([1, 4, 1]), y[:3], "amax", include_self=False),
+    "the product of others": lambda x, y: x.view(4, 6).scatter_reduce(
+        0, torch.arange(12).view(2, 6) % 3, y[:12].view(2, 6), "prod", include_self=False),
     "filled": lambda x: x.index_fill(0, torch.tensor(PLACES), -1.0),
     "filled from the end": lambda x: x.index_fill(0, torch.tensor([-1, 2]), 0.5),
     "filled columns": lambda x: x.view(4, 6).index_fill(1, torch.tensor([0, 4]), 0.5),
@@ -75,6 +82,59 @@ def test_integers_and_masks_keep_their_dtype():
     expected = torch.zeros(M, N, dtype=torch.int32)
     expected.scatter_(1, x.topk(3).indices, torch.arange(1, 4, dtype=torch.int32).expand(M, 3))
     assert torch.equal(ranks, expected) and torch.equal(mask, expected > 0)
+
+
+REDUCED = ("sum", "prod", "mean", "amax", "amin")
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("reduce", REDUCED)
+def test_many_elements_are_combined_in_a_few(reduce, include_self):
+    """Also where no element has an index, and of integers."""
+
+    def f(x, seg):
+        return torch.zeros(9).scatter_reduce(0, seg, x, reduce, include_self=include_self)
+
+    x, seg = torch.rand(4, 97) + 0.5, torch.randint(0, 8, (4, 97))
+    found = htile.rowwise(f)(x, seg)
+    of_float64 = torch.zeros(4, 9).double()
+    expected = of_float64.scatter_reduce(1, seg, x.double(), reduce, include_self=include_self)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+    wide = x.clone().requires_grad_(), x.double().requires_grad_()
+    weights = torch.linspace(-1, 1, 36).view(4, 9)
+    of_float64.scatter_reduce(1, seg, wide[1], reduce, include_self=include_self).mul(
+        weights).sum().backward()  # fmt: skip
+    htile.rowwise(f)(wide[0], seg).mul(weights).sum().backward()
+    torch.testing.assert_close(wide[0].grad.double(), wide[1].grad, rtol=1e-4, atol=1e-5)
+    if reduce == "mean":
+        return
+
+    def of_integers(c, seg):
+        return c[:9].scatter_reduce(0, seg, c, reduce, include_self=include_self)
+
+    c = torch.randint(-50, 50, (4, 97))
+    expected = c[:, :9].scatter_reduce(1, seg, c, reduce, include_self=include_self)
+    assert torch.equal(htile.rowwise(of_integers)(c, seg), expected)
+
+
+def test_a_softmax_of_segments():
+    """As libraries of graphs write it, in one kernel of as many lines for any row."""
+
+    def f(x, seg):
+        largest = x.detach().new_zeros(8).scatter_reduce_(0, seg, x.detach(), "amax",
+                                                          include_self=False)  # fmt: skip
+        e = (x - largest[seg]).exp()
+        return e / (e.new_zeros(8).scatter_add_(0, seg, e) + 1e-16)[seg]
+
+    x, seg = torch.randn(4, 1000), torch.randint(0, 8, (4, 1000))
+    wide = x.double()
+    expected = torch.zeros_like(wide)
+    for k in range(8):
+        inside = wide.masked_fill(seg != k, -torch.inf).softmax(-1)
+        expected = torch.where(seg == k, inside, expected)
+    torch.testing.assert_close(htile.rowwise(f)(x, seg).double(), expected, rtol=1e-5, atol=1e-7)
+    kernel = htile.rowwise(f).inspect(x.requires_grad_(), seg, arch="sm_90a")
+    assert max(len(k.source.splitlines()) for k in (kernel, kernel.backward)) < 700
 
 
 @pytest.mark.parametrize("n", [64, 65, 300])
@@ -153,8 +213,8 @@ REFUSED = {
                         lambda x: x.scatter(0, torch.arange(3), x[:2])),
     "of floats into integers": (DtypeError, "cannot put torch.float32 into torch.int64",
                                 lambda x: torch.arange(9).scatter(0, torch.arange(3), x[:3])),
-    "by means": (UnsupportedError, "sum, prod, amax or amin",
-                 lambda x: x.scatter_reduce(0, torch.arange(3), x[:3], "mean")),
+    "by medians": (UnsupportedError, "sum, prod, mean, amax or amin",
+                 lambda x: x.scatter_reduce(0, torch.arange(3), x[:3], "median")),
     "of parts that do not fit": (ShapeError, r"take those of shape \(2, 50\)",
                                  lambda x: x.view(2, 50).index_add(0, torch.arange(2), x[:2])),
     "of one value that is several": (ShapeError, "index_fill takes one value",
