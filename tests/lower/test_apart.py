@@ -38,6 +38,16 @@ FORWARD = {
     "a part of the largest": (
         lambda x: torch.where(x > x.max(), x, x.max()).sum() * torch.cat((x[1:-2], x[:1] * 0.5)), 79
     ),
+    "counts of classes beside differences": (
+        lambda x: (F.one_hot(torch.where(x > 1, 2, (x > 0).long()), 3).sum(0), x.diff()), 257
+    ),
+    "sums of columns beside differences": (
+        lambda x: (torch.exp(-x[:, None] * torch.arange(4)).sum(0), x[1:] * x[:-1]), 96
+    ),
+    "sums of columns beside parts of sums": (
+        lambda x: ((x[:, None] > torch.linspace(0, 1, 4)).sum(0),
+                   x.cumsum(-1)[3:] - x.cumsum(-1)[:-3]), 257
+    ),
     "zeros far beyond a row": (lambda x: F.pad(x.softmax(-1), (0, 130)), 257),
 }
 BACKWARD = {
@@ -54,6 +64,9 @@ BACKWARD = {
         lambda x: torch.maximum(torch.maximum(x[:-2], x[1:-1]), x[2:]), 257
     ),
     "beside a shorter row": (lambda x: torch.cat((x[2:], x[:1])) - x.mean(), 257),
+    "sums of columns beside differences": (
+        lambda x: (torch.exp(-x[:, None] * torch.arange(4)).sum(0), x.diff()), 257
+    ),
     "a number behind a row": (lambda x: torch.cat((x, -x.sum(0, keepdim=True))) * 0.5, 257),
 }  # fmt: skip
 

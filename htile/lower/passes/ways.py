@@ -95,11 +95,12 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
         best = whole if _read(whole) <= MORE_READ * _read(best) else best
     if best is not None:
         return _with_lifted_scans(graph, best, in_groups)
-    for other in dict.fromkeys((graph, chosen)):
+    for other in dict.fromkeys((graph, chosen, reduce_last(chosen))):
         with suppress(UnsupportedError):
             return place(other, in_groups, apart=True)
     moved = choose_by_column(graph, scans=True)
     ways = [(moved, False), (reduce_by_column(moved), False), (moved, True)]
+    ways += [(reduce_last(moved), True)]
     for other, apart in dict.fromkeys(ways if moved is not graph else ()):
         with suppress(UnsupportedError):
             return place(other, in_groups, apart=apart)
