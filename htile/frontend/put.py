@@ -24,6 +24,7 @@ from .shapes import axis_of, broadcast_to, reshaped
 from .tensor import Tensor, fail
 
 Combine = Callable[[Tensor, object], Tensor]
+FEW = 8  # of a row of indices, which are put one by one; more are looked for in the whole row
 COMBINE = {
     "sum": operator.add, "add": operator.add, "prod": operator.mul, "multiply": operator.mul,
     "amax": maximum, "amin": minimum,
@@ -43,7 +44,8 @@ def _put(
     _check(x, axis, index, source, what, combine)
     if not isinstance(source, Tensor) and x._value.dtype is not FLOAT:
         source = (bool if x._value.dtype is BOOL else int)(source)  # as torch converts it first
-    if index._sizes[axis] > MOST_PARTS:
+    is_row = combine is not None and x.ndim == 1 and index._value.spread
+    if index._sizes[axis] > (FEW if is_row else MOST_PARTS):
         return _of_many(x, index, source, combine)
     size = x._sizes[axis] if x.ndim else 1
     places = reshaped(places_of(x._builder, size), (size, *(1,) * (-1 - axis)))
@@ -145,7 +147,7 @@ def scatter(input, dim, index, src=None, *, value=None, reduce=None):
 
 @implements("scatter_add")
 def scatter_add(input, dim, index, src):
-    """input with the elements of src added at a few indices along an axis, one after the other."""
+    """input with the elements of src added at a few indices along an axis."""
     return _scattered(input, dim, index, src, "scatter_add", operator.add)
 
 

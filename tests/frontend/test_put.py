@@ -137,6 +137,16 @@ def test_a_softmax_of_segments():
     assert max(len(k.source.splitlines()) for k in (kernel, kernel.backward)) < 700
 
 
+@pytest.mark.parametrize("n", [9, 24, 64])
+def test_a_short_row_of_indices_is_looked_at_as_a_whole(n):
+    """No element is put by itself, so no thread loads all of them."""
+    f = htile.rowwise(lambda x, seg: torch.zeros(8).scatter_add(0, seg, x))
+    x, seg = torch.randn(4, n), torch.randint(0, 8, (4, n))
+    exact = torch.zeros(4, 8).double().scatter_add(1, seg, x.double())
+    torch.testing.assert_close(f(x, seg).double(), exact, rtol=1e-5, atol=1e-6)
+    assert len(f.inspect(x, seg, arch="sm_90a").graph.inputs) == 2
+
+
 @pytest.mark.parametrize("n", [64, 65, 300])
 def test_counts_of_many_elements(n):
     """In a few places, by sums at indices and by classes of one hot."""
