@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from ..errors import ShapeError
+from ..errors import ShapeError, TraceError
 from .functions import implements
 from .joins import cat
 from .parts import part
-from .promotion import floating
+from .promotion import floating, operand
 from .shapes import reshaped, unsqueeze
 from .statistics import norm
 from .tensor import Tensor, fail
 
 
-def _of_rows(x: Tensor, what: str) -> Tensor:
-    if x.ndim < 2:
+def _tensor(x: object, what: str) -> Tensor:
+    if not isinstance(operand(x), Tensor):
+        fail(TraceError, f"{what} of {x!r}: it takes tensors")
+    return x
+
+
+def _of_rows(x: object, what: str) -> Tensor:
+    if _tensor(x, what).ndim < 2:
         fail(ShapeError, f"{what} of a value of shape {tuple(x._sizes)}: it takes matrices, whose "
              "rows are points; the distance of two rows is torch.dist(x, y)")  # fmt: skip
     return floating(x, what)
@@ -43,9 +49,10 @@ def pdist(input, p=2.0):
 @implements("kron")
 def kron(input, other):
     """The products of each element of input with all of other, where that element is."""
-    ndim = max(input.ndim, other.ndim)
-    sizes = [(1,) * (ndim - x.ndim) + tuple(x._sizes) for x in (input, other)]
-    a, b = ([size for n in given for size in ((n, 1) if k == 0 else (1, n))]
-            for k, given in enumerate(sizes))  # fmt: skip
+    given = [_tensor(x, "kron") for x in (input, other)]
+    ndim = max(x.ndim for x in given)
+    sizes = [(1,) * (ndim - x.ndim) + tuple(x._sizes) for x in given]
+    a, b = ([size for n in of for size in ((n, 1) if k == 0 else (1, n))]
+            for k, of in enumerate(sizes))  # fmt: skip
     product = reshaped(input, tuple(a)) * reshaped(other, tuple(b))
     return reshaped(product, tuple(m * n for m, n in zip(*sizes, strict=True)))

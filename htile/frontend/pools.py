@@ -78,8 +78,10 @@ def interpolate(
     input, size=None, scale_factor=None, mode="nearest", align_corners=None,
     recompute_scale_factor=None, antialias=False,
 ):  # fmt: skip
-    """A row of another length, input of shape (1, channels, n): mode is nearest, nearest-exact,
-    linear or area."""
+    """A row of another length, of an input of shape (1, channels, n).
+
+    mode: nearest, nearest-exact, linear or area. The lengths have the ratio of small numbers.
+    """
     if input.ndim != 3:
         fail(ShapeError, f"interpolate of a value of shape {tuple(input._sizes)}: of a row write "
              "F.interpolate(x[None, None], ...)[0, 0]")  # fmt: skip

@@ -179,6 +179,8 @@ REFUSED = {
         x[None, None], scale_factor=2, mode="linear", align_corners=True)),
     "a parabola": (UnsupportedError, "it is 'nearest'", lambda x: F.interpolate(
         x[None, None], scale_factor=2, mode="bicubic")),
+    "the distance of a number": (TraceError, "it takes tensors", lambda x: torch.cdist(x[None], 3)),
+    "a number times all": (TraceError, "it takes tensors", lambda x: x.kron(3)),
     "points without coordinates": (ShapeError, "it takes matrices", lambda x: torch.cdist(x, x)),
     "a shift for no axis": (ShapeError, "a shift for each axis", lambda x: x.roll((1, 2), 0)),
     "much padding": (ShapeError, "at most half", lambda x: F.max_pool1d(x[None], 3, 1, 2)),
