@@ -61,6 +61,12 @@ def softmax_off_by_one(x):
     return e / ((-peak).exp() + e.sum(-1, keepdim=True))
 
 
+def entropy_of_entropies(x):
+    p = x.softmax(-1)
+    q = (p * p.log()).softmax(-1)
+    return -(q * q.log()).sum(-1)
+
+
 def capped(x):
     return (30 * torch.tanh(x / 30)).softmax(-1)
 
@@ -85,6 +91,7 @@ CASES = {  # name: (function, rows that it takes, reductions, instructions for a
     "jensen shannon": (jensen_shannon, 2, 2, 120),
     "by hand": (softmax_by_hand, 1, 1, 6),
     "off by one": (softmax_off_by_one, 1, 1, 6),
+    "entropies": (entropy_of_entropies, 1, 2, 90),
     "capped": (capped, 1, 1, 30),
     "kurtosis": (kurtosis, 1, 1, 10),
     "roots": (roots, 1, 0, 30),
@@ -156,6 +163,49 @@ def test_a_row_of_nan_or_infinities_has_a_gradient_of_nan():
         y = htile.rowwise(function)(row)
         y.backward(torch.ones_like(y))
         assert row.grad.isnan().all(), function
+
+
+def test_an_argument_that_nothing_reads_changes_no_kernel():
+    def with_another(x, y):
+        return entropy(x)
+
+    kernels = [htile.rowwise(f).inspect(*arguments(count), arch="sm_90a")
+               for f, count in ((entropy, 1), (with_another, 2))]  # fmt: skip
+    for of in (lambda k: k.backward, lambda k: k.training.forward):
+        one, other = (str(of(kernel).plan).partition("\n")[2] for kernel in kernels)
+        assert one == other
+
+
+def test_a_total_that_is_infinite_gives_nan_as_in_torch():
+    """Only of a softmax, whose total is finite, is the share over itself 1."""
+
+    def shares(x, y):
+        return torch.xlogy(p := x.exp() / y.exp().sum(-1, keepdim=True), p)
+
+    made = [torch.tensor([[2.0, 0, 1, 2]]), torch.tensor([[300.0, 0, 1, 2]])]
+    for given in (made, made[::-1]):
+        rows = [row.clone().requires_grad_() for row in given]
+        exact = [row.clone().requires_grad_() for row in given]
+        htile.rowwise(shares)(*rows).sum().backward()
+        torch.vmap(shares)(*exact).sum().backward()
+        for row, right in zip(rows, exact, strict=True):
+            assert torch.equal(row.grad.isnan(), right.grad.isnan())
+
+
+def test_only_an_exponential_of_its_own_group_is_taken_for_a_share():
+    """In a square of groups, `g - g.amax(-1)` subtracts what belongs to another row."""
+
+    def functions_of(kernel):
+        return {line.split("= ")[1].split("(")[0]
+                for line in str(kernel.plan).splitlines() if "= exp" in line}  # fmt: skip
+
+    def total(x, keepdim):
+        g = x.view(8, 8)
+        return (g - g.amax(-1, keepdim=keepdim)).exp().sum(-1)
+
+    for keepdim, expected in ((True, {"exp_bounded"}), (False, {"exp"})):
+        f = htile.rowwise(lambda x, keepdim=keepdim: total(x, keepdim))
+        assert functions_of(f.inspect(*arguments(1, n=64)).backward) == expected
 
 
 def test_equal_steps_are_one_and_arguments_stay():

@@ -146,13 +146,15 @@ def _power(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
 
 
 def _raised(a: Algebra, x: int, e: int) -> int:
-    """x to the power e, by products and roots where the functions of a trace are made of them."""
-    square, one = a.mul(x, x), a.number(1)
+    """x to the power e. Common powers are products and roots, as they are in a trace."""
     by_number = {
-        2.0: lambda: square, 3.0: lambda: a.mul(square, x), 0.5: lambda: a.node(Op.SQRT, x),
-        -0.5: lambda: a.node(Op.RSQRT, x), -1.0: lambda: a.div(one, x),
-        -2.0: lambda: a.div(one, square),
-    }  # fmt: skip
+        2.0: lambda: a.mul(x, x),
+        3.0: lambda: a.mul(a.mul(x, x), x),
+        0.5: lambda: a.node(Op.SQRT, x),
+        -0.5: lambda: a.node(Op.RSQRT, x),
+        -1.0: lambda: a.div(a.number(1), x),
+        -2.0: lambda: a.div(a.number(1), a.mul(x, x)),
+    }
     return by_number.get(a.constant(e), lambda: a.node(Op.POW, x, e))()
 
 

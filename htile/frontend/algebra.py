@@ -1,8 +1,9 @@
 """Builds the nodes of a derivative, with the algebra that keeps them few.
 
 Every rule is an identity of real numbers, so a graph that is built by them can be differentiated
-again. What is built already is not built again. A value may have fewer axes than what it stands
-for: it is the same along those that it lacks, as in torch's broadcasting.
+again. Where torch has NaN, because it subtracts infinities or multiplies 0 by one, a rule may give
+the number that the identity has. What is built already is not built again. A value may have fewer
+axes than what it stands for: it is the same along those that it lacks, as in torch's broadcasting.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .ops import COLLECTIVES, COMMUTATIVE, Op, Value, Varies, broadcast_shapes
 from .slopes import Slope
 
 FLOAT = torch.float32
-MOST_DEPTH = 4  # of sums and products in each other, in which a term is looked for
+MOST_DEPTH = 4  # A term is looked for in so many sums and products that are within each other.
 
 
 class Algebra:
@@ -193,9 +194,9 @@ class Algebra:
         return self.node(Op.SUB, a, b)
 
     def _without(self, a: int, b: int, sign: int = 1, depth: int = 0) -> int | None:
-        """a - sign * b, if sign * b is a term of a that is found; else None.
+        """a - sign * b, if sign * b is found among the terms of a. Else it is None.
 
-        What a is made of is looked at as far as it is of the derivative, at most `MOST_DEPTH` deep.
+        Only nodes of the derivative are taken apart, because a kernel has the others anyway.
         """
         if a == b and sign == 1:
             return self.number(0.0)
@@ -254,7 +255,7 @@ class Algebra:
             if self[c].op is Op.NEG:
                 return self.neg(self.mul(self[c].inputs[0], other))
             parts = self._number_of(c)
-            if parts is not None and (x, y) == (None, None) and self._is_whole(c, other):
+            if parts is not None and (x, y) == (None, None) and self._keeps_size(c, other):
                 return self.mul(parts[0], self.mul(parts[1], other))  # numbers meet outside
         for c, other in ((a, b), (b, a)):
             node = self[other]
@@ -292,8 +293,8 @@ class Algebra:
         return next((both for both in (node.inputs, node.inputs[::-1])
                      if self.constant(both[0]) is not None), None)  # fmt: skip
 
-    def _is_whole(self, a: int, b: int) -> bool:
-        """Whether a has as many elements as its product with b."""
+    def _keeps_size(self, a: int, b: int) -> bool:
+        """Whether the product of a and b has as many elements as a, and more than one."""
         shape = broadcast_shapes(self.inner(a), self.inner(b))
         return prod(shape) == prod(self.inner(a)) > 1
 
@@ -320,20 +321,36 @@ class Algebra:
         return self.node(Op.DIV, a, b)
 
     def _is_total(self, a: int) -> bool:
-        """Whether it is a sum of exponentials, which is no 0."""
+        """Whether it is a sum of exp(x - max(x)): from 1 to the number of elements, or NaN."""
         node = self[self.unshaped(a)]
-        return node.op is Op.SUM and self[node.inputs[0]].op is Op.EXP
+        if node.op is not Op.SUM or self[node.inputs[0]].op is not Op.EXP:
+            return False
+        exponent = self[self[node.inputs[0]].inputs[0]]
+        if exponent.op is not Op.SUB:
+            return False
+        x, peak = exponent.inputs[0], self[self.unshaped(exponent.inputs[1])]
+        if peak.op is Op.WHERE:  # 0 stands for an infinite maximum
+            peak = self[self.unshaped(peak.inputs[2])]
+        return peak.op is Op.MAX and peak.inputs == (x,)
 
     def _is_share(self, a: int) -> bool:
-        """Whether it is an exponential over a sum of such, which is taken for no 0 either."""
+        """Whether it is exp(x - max(x)) over the sum of its row, or of its group.
+
+        That is 0 only where it is rounded to 0.
+        """
         node = self[a]
-        is_quotient = node.op is Op.DIV and self[node.inputs[0]].op is Op.EXP
-        return is_quotient and self._is_total(node.inputs[1])
+        if node.op is not Op.DIV or not self._is_total(node.inputs[1]):
+            return False
+        part, total = node.inputs
+        reduction, inner = self[self.unshaped(total)], self.inner(total)
+        axis = -1 if reduction.arg is None else reduction.arg
+        is_beside = prod(inner) == 1 or (len(inner) >= -axis and inner[axis] == 1)
+        return reduction.inputs == (part,) and is_beside
 
     def of_total(self, mask: int) -> int:
-        """Whether a softmax's total is NaN, if the mask says whether its shares are; or the mask.
+        """The mask, or if it says which shares of a softmax are NaN, whether their total is NaN.
 
-        All of them are at once.
+        An element that is NaN makes the total NaN, and that makes all shares NaN.
         """
         node = self[mask]
         if node.op is Op.NE and node.inputs[0] == node.inputs[1]:
@@ -381,10 +398,9 @@ class Algebra:
         """
         node, own = self[a], self.inner(a)
         is_moved = [n for n in own if n > 1] != [n for n in inner if n > 1]
-        if is_moved or not own or not self.is_derived(a):
+        if is_moved or not own or not self.is_derived(a) or node.op not in self._arithmetic:
             return None
-        is_whole = all([self.inner(i) in ((), own) for i in node.inputs])
-        if node.op not in self._arithmetic or not is_whole:
+        if any([self.inner(i) not in ((), own) for i in node.inputs]):
             return None
         operands = [self.reshape(i, inner) if self.inner(i) else i for i in node.inputs]
         found = self._arithmetic[node.op](*operands)
@@ -404,9 +420,9 @@ class Algebra:
         return self.reshape(a, inner[len(inner) - rank :]) if len(inner) > rank else a
 
 
-def others(ids: Sequence[int], id: int | None) -> Sequence[int]:
-    """All but one of these."""
-    place = ids.index(id) if id in ids else len(ids)
+def others(ids: Sequence[int], id: int) -> list[int]:
+    """All but the first of these that is `id`."""
+    place = ids.index(id)
     return [*ids[:place], *ids[place + 1 :]]
 
 

@@ -37,7 +37,7 @@ STILL = Change(False, 0.0)
 def independent_peaks(graph: Graph, outputs: Iterable[int]) -> frozenset[int]:
     """The maxima and minima of floats that none of the outputs depends on, as if they were given.
 
-    Those of two values of a row count, too: max(x).clamp(min=0).
+    The larger or smaller of two values that a row has once is one of them: max(x).clamp(min=0).
 
     Where a maximum is infinite, the outputs may depend on it.
     """

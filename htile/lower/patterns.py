@@ -334,7 +334,9 @@ def is_infinite(graph: Graph, condition: Node, x: Node) -> bool:
 
 
 def is_bounded_exponential(graph: Graph, node: Node) -> bool:
-    """Whether it is exp(x - max(x)) or exp(log_softmax(x)): errors that grow with |x| do not show.
+    """Whether it is exp(x - max(x)) or exp(log_softmax(x)), which are at most 1.
+
+    The short function of these has an error that grows with |x|, where the result is small.
     """
     if is_exponential(graph, node):
         return True

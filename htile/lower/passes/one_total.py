@@ -23,8 +23,8 @@ from .rewrite import rewrite
 def share_totals(graph: Graph, slope: Slope | None = None) -> Graph:
     """Take the sums of exponentials of logsumexp and log_softmax from those of a softmax.
 
-    slope: that of the choice of the logarithm that a logsumexp adds, for a graph that is
-        differentiated later.
+    slope: what the choice between the logarithm of a total and an infinite maximum gets as its
+        `arg`, in a graph that is differentiated later.
 
     A graph that does not have both is returned itself. The nodes of the softmax are added once
     more where they are needed, so common subexpressions have to be merged afterwards.

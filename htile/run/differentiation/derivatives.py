@@ -8,6 +8,7 @@ order is the `Derivative` of that graph.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from ...errors import GradientError, UnsupportedError
 from ...frontend.custom import kept_by
 from ...frontend.derive import derive, differentiable
 from ...frontend.graph import Graph, Role
+from ...frontend.ops import MOVEMENTS
 from ...frontend.saved import Split, split
 from ...frontend.scattered import Scattered
 from ...lower.passes.derivable import derivable, with_known
@@ -62,14 +64,16 @@ class Derivative:
     """
 
     def __init__(self, of: Runner, wrt: tuple[str, ...], repeated: frozenset[str]):
-        graph = derivable(of.graph)
         self.of, self.wrt, self.repeated = of, wrt, repeated
-        self.results = len(graph.outputs)
-        self._split = self._sufficient(graph)
-        self.forward = self._forward()
-        if self.forward is None:
-            joint = self.joint(graph, differentiable(graph, wrt))
-            self._split, self.forward = split(graph, joint, named=frozenset()), of
+        self.results = len(of.graph.outputs)
+        for graph in (derivable(of.graph), of.graph):
+            self._split = self._sufficient(graph)
+            self.forward = self._forward()
+            if self.forward is None:
+                joint = self.joint(graph, differentiable(graph, wrt))
+                self._split, self.forward = split(graph, joint, named=frozenset()), of
+            if self._computes_as_inference():
+                break
         forward = self._split.forward
         names = differentiable(forward, wrt)
         self.has_gradient = tuple(o.name in names for o in forward.outputs)
@@ -113,6 +117,15 @@ class Derivative:
         fits = own.n == usual.n and vector_size(own) == vector_size(usual)
         fits &= count_short_functions(own) == count_short_functions(usual)
         return found if fits else None
+
+    def _computes_as_inference(self) -> bool:
+        """Whether the forward kernel computes the elements of an inference, so has its bits."""
+        kernels = self.forward.specialization.graph, self.of.specialization.graph
+        own, usual = (
+            Counter(node.op for node in graph if node.value.spread and node.op not in MOVEMENTS)
+            for graph in kernels
+        )
+        return own == usual
 
     def _hides_statistics(self, kept: set[str]) -> bool:
         """Whether autograd need not know of the statistics, because those that they depend on are
