@@ -362,9 +362,9 @@ def test_a_state_dict_is_as_before():
     own.load_state_dict(torch.load(held))
     x = row(4, N)
     torch.testing.assert_close(own(x), model(x))
-    model.load_state_dict({k: v + 1 for k, v in own.state_dict().items()})
+    model.load_state_dict({k: 1.5 * v for k, v in own.state_dict().items()})
     own.load_state_dict(model.state_dict())
-    torch.testing.assert_close(own(x), model(x), rtol=1e-5, atol=1e-4)  # the results are large
+    torch.testing.assert_close(own(x), model(x))
 
 
 def test_a_copy_has_its_own_parameters(called):
