@@ -342,10 +342,8 @@ class Algebra:
         if node.op is not Op.DIV or not self._is_total(node.inputs[1]):
             return False
         part, total = node.inputs
-        reduction, inner = self[self.unshaped(total)], self.inner(total)
-        axis = -1 if reduction.arg is None else reduction.arg
-        is_beside = prod(inner) == 1 or (len(inner) >= -axis and inner[axis] == 1)
-        return reduction.inputs == (part,) and is_beside
+        reduction = self[self.unshaped(total)]
+        return reduction.inputs == (part,) and meets_its_own(reduction, self.inner(total))
 
     def of_total(self, mask: int) -> int:
         """The mask, or if it says which shares of a softmax are NaN, whether their total is NaN.
@@ -418,6 +416,15 @@ class Algebra:
         """A value without the axes of size 1 that are before the last `rank`."""
         inner = self.inner(a)
         return self.reshape(a, inner[len(inner) - rank :]) if len(inner) > rank else a
+
+
+def meets_its_own(reduction: Node, inner: tuple[int, ...]) -> bool:
+    """Whether a reduction in this shape is broadcast to the elements that it was taken of.
+
+    In a square of groups the same shape may meet others: `x - x.amax(-1)` subtracts from a column.
+    """
+    axis = -1 if reduction.arg is None else int(reduction.arg)
+    return prod(inner) == 1 or (len(inner) >= -axis and inner[axis] == 1)
 
 
 def others(ids: Sequence[int], id: int) -> list[int]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+from ...frontend.algebra import meets_its_own
 from ...frontend.graph import Builder, Graph, Node, Output
 from ...frontend.known import Known
 from ...frontend.ops import REDUCTIONS, Op
@@ -76,7 +77,7 @@ def with_known(joint: Graph) -> Graph:
 
     def known(node: Node) -> Node:
         is_marked = is_bounded_exponential(joint, node) or is_part_of_sum(joint, node)
-        is_marked = is_marked and all([_stand_beside(joint, i) for i in _subtrahends(joint, node)])
+        is_marked = is_marked and all([_meets_its_own(joint, i) for i in _subtrahends(joint, node)])
         return replace(node, arg=Known.SHARE) if is_marked else node
 
     if Op.EXP not in {node.op for node in joint}:
@@ -95,16 +96,11 @@ def _subtrahends(graph: Graph, node: Node) -> list[int]:
     return found
 
 
-def _stand_beside(graph: Graph, id: int) -> bool:
-    """Whether a value of each row, or of each group, meets the elements that it belongs to.
-
-    In a square of groups the same shape may meet others: `x - x.amax(-1)` subtracts from a column.
-    """
+def _meets_its_own(graph: Graph, id: int) -> bool:
+    """Whether a value of each row, or of each group, meets the elements that it belongs to."""
     inner = graph[id].value.inner
-    reduced = [n for n in _behind(graph, id) if n.op in REDUCTIONS]
-    if prod(inner) == 1 or not reduced:
-        return prod(inner) == 1
-    return all(len(inner) >= -_axis(n) and inner[_axis(n)] == 1 for n in reduced)
+    reduced = [node for node in _behind(graph, id) if node.op in REDUCTIONS]
+    return all([meets_its_own(node, inner) for node in reduced]) if reduced else prod(inner) == 1
 
 
 def _behind(graph: Graph, id: int) -> list[Node]:
@@ -115,7 +111,3 @@ def _behind(graph: Graph, id: int) -> list[Node]:
         found.append(node)
         todo += () if node.op in REDUCTIONS else node.inputs
     return found
-
-
-def _axis(node: Node) -> int:
-    return -1 if node.arg is None else int(node.arg)
