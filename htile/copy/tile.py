@@ -223,6 +223,22 @@ class RowTile(Columns):
         cute.autovec_copy(as_bytes(tXsX), as_bytes(tXrX))
         return tXrX
 
+    def make_row(self, dtype: type[Numeric]) -> cute.Tensor:
+        """Registers for a value of each of this thread's elements, which `put_row` fills."""
+        return cute.make_rmem_tensor(self.vector_shape, dtype)
+
+    def take_row(self, row: cute.Tensor) -> cute.Tensor:
+        """This chunk of registers with a value of each of this thread's elements."""
+        fragment = cute.make_rmem_tensor(self.vector_shape, row.element_type)
+        cute.autovec_copy(as_bytes(row)[(None, 0), 0, self.k], as_bytes(fragment)[(None, 0), 0, 0])
+        return fragment
+
+    def put_row(self, row: cute.Tensor, y: cute.TensorSSA | Numeric | float) -> None:
+        """Put a vector, or a scalar for all of it, to the place of this chunk in `make_row`'s."""
+        vector = cute.make_rmem_tensor(self.vector_shape, row.element_type)
+        vector.store(y if isinstance(y, cute.TensorSSA) else self.full(y))
+        cute.autovec_copy(vector[(None, 0), 0, 0], row[(None, 0), 0, self.k])
+
     # Operands that are no rows
 
     def load_column(

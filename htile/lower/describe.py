@@ -72,6 +72,7 @@ def describe_layout(plan: Plan) -> list[str]:
         "in no cluster" if place.apart else "",
         f"{place.loader} loads, {place.columns} columns, {place.copy_bytes}-byte accesses",
         "shifted rows" if place.shifted else "",
+        "computed a vector at a time" if plan.stretches else "",
         f"{_count(place.unroll, 'chunk')} in a loop's body" if num.in_loops else "",
         f"{_count(place.prefetch, 'chunk')} prefetched" if place.prefetch else "",
     ]

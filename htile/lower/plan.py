@@ -26,6 +26,7 @@ from .reductions import FOLLOWING, SUM, Part, Reduce
 from .schedule import list_steps
 from .shifting import staged_bytes
 from .steps import ChunkLoop, Home, Step
+from .stretches import Stretch, stretches
 from .sweeps import Sweeps
 from .work import Work
 
@@ -272,6 +273,11 @@ class Plan:
             return self.work.homes_in_loops(self.rows_home)
         crossing = self.work.crossing(self.sweeps, self.placement.columns == "late")
         return dict.fromkeys(sorted(set().union(*crossing)), Home.REGISTERS)
+
+    @cached_property
+    def stretches(self) -> tuple[Stretch, ...]:
+        """What a held row is computed in, a vector at a time. None if whole rows are as good."""
+        return stretches(self)
 
     @property
     def names_blocks(self) -> bool:

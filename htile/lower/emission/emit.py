@@ -33,6 +33,7 @@ from .steps import (
     reduce_held,
     store_values,
 )
+from .stretches import print_stretch
 
 
 def emit(plan: Plan) -> str:
@@ -149,6 +150,18 @@ def _kernel(plan: Plan, names: Names) -> list[str]:
     ]
 
 
+def _stretches(plan: Plan, names: Names) -> list[str]:
+    """What follows the first loads of a held row that is computed a vector at a time."""
+    lines: list[str] = []
+    for stage, stretch in enumerate(plan.stretches):
+        lines += ["", _heading(plan, stage), *print_stretch(names, stretch)]
+        stores = [Store(output) for output in stretch.values]
+        for k, step in enumerate(stores):
+            if not (k and _is_beside(names, stores[k - 1], step)):
+                lines += store_values(names, _beside(names, stores[k:]))
+    return lines
+
+
 def _loop_over_rows(plan: Plan, names: Names) -> list[str]:
     """What is loaded once, and the loop over rows, behind which the next kernel may start."""
     looked_up = plan.work.early if _looks_up_early(plan) else ()
@@ -186,8 +199,8 @@ def _loads(plan: Plan, names: Names) -> list[str]:
         lines += [line for step in plan.work.early for line in print_step(names, step)]
     if has_loader:
         lines.append("    loader.finish()")
-    for step in names.opening:
-        if isinstance(step, Load) and step.input.role in (Role.ROW, Role.COLUMN) and not in_loops:
+    for step in names.opening if not (in_loops or plan.stretches) else ():
+        if isinstance(step, Load) and step.input.role in (Role.ROW, Role.COLUMN):
             lines += assign(names, step.input, f"{names.fragments[step.input]}.load()")
     return ["", *lines] if lines else []
 
@@ -200,6 +213,8 @@ def _looks_up_early(plan: Plan) -> bool:
 
 def _steps(plan: Plan, names: Names) -> list[str]:
     """What follows the first loads. A comment names each stage."""
+    if plan.stretches:
+        return _stretches(plan, names)
     lines: list[str] = []
     in_loops, first = plan.numerics.in_loops, len(names.opening)
     early = plan.work.early

@@ -69,7 +69,8 @@ class Names:
     moments, found: of what an exchange brings for later results, by part and by what follows.
     ranks: of all ranks of a chain together, by part.
     stored_ranks: results that are such ranks. unprinted: nodes that no more is made of.
-    kept: of results that loops keep on chip (`Plan.kept`).
+    kept: of results that loops keep on chip (`Plan.kept`), and of shifted ones of stretches.
+    held: of values that a stretch keeps for all elements of a thread.
     prefetched: of the chunks that are on their way to a loop, by the loop's place in the steps.
     zeros: of what loops count columns from that loops before them have counted, by their place.
     once, repeated: what is computed of one chunk, and what of it becomes that of every chunk.
@@ -127,6 +128,14 @@ class Names:
                 self.fragments[i] = self._unique("s" + self.tensors[i][1:])
         self.kept = {o: self._unique("kept" + self.tensors[o][1:]) for o in plan.kept}
         self._name_steps(plan.steps)
+        self.held: dict[int, str] = {}
+        for stretch in plan.stretches:
+            for i in stretch.columns:
+                self.fragments[i] = self._unique("tXr" + self.tensors[i][1:])
+            for id in stretch.kept:
+                self.held[id] = self._unique(f"held_{self.values[id]}")
+            for output in stretch.stores if plan.placement.shifted else ():
+                self.kept[output] = self._unique("kept" + self.tensors[output][1:])
 
     def operand(self, id: int) -> str:
         """The text of a value that is read: its name, or the number itself."""

@@ -1,0 +1,70 @@
+"""Prints the stretches of a held row whose elements are computed a vector at a time."""
+
+from __future__ import annotations
+
+from ..steps import Store
+from ..stretches import Stretch
+from .expressions import CUTLASS_TYPES, INDENT
+from .names import Names
+from .steps import assign, print_step, reduce_held
+
+VECTOR = "chunk"  # the context of a vector, as in loops
+INSIDE = INDENT + INDENT
+
+
+def print_stretch(names: Names, stretch: Stretch) -> list[str]:
+    """What a thread computes until the next exchange, without results of which a row has one."""
+    plan = names.plan
+    lines = [
+        f"{INDENT}{names.fragments[i]} = ctx.load_column({names.whole(i)})"
+        for i in stretch.columns
+    ]
+    for step in stretch.once:
+        lines += print_step(names, step)
+    body = _body(names, stretch)
+    if body:
+        for id in stretch.kept:
+            dtype = CUTLASS_TYPES[plan.graph[id].value.dtype]
+            lines.append(f"{INDENT}{names.held[id]} = ctx.make_row({dtype})")
+        for output in stretch.stores:
+            if output in names.kept:
+                tensor = names.tensors[output]
+                row = f"ctx.make_row({tensor}.element_type)"
+                keep = f"ElementwiseStorer(ctx).keep({tensor}, {row})"
+                lines.append(f"{INDENT}{names.kept[output]} = {keep}")
+        lines.append(f"{INDENT}for k in cutlass.range_constexpr(ctx.num_chunks):")
+        lines.append(f"{INSIDE}{VECTOR} = ctx.chunk(k)")
+        lines += body
+    for output in stretch.stores:
+        if output in names.kept:
+            lines.append(f"{INDENT}{names.kept[output]}.store()")
+    inputs = {i.id: i for i in (*plan.work.rows, *plan.work.columns)}
+    for id in stretch.whole:
+        if id in inputs:
+            lines += assign(names, inputs[id], f"{names.fragments[inputs[id]]}.load()")
+        else:
+            lines.append(f"{INDENT}{names.values[id]} = {names.held[id]}.load()")
+    for step in stretch.factors:
+        lines += print_step(names, step)
+    return lines + (reduce_held(names, stretch.then) if stretch.then else [])
+
+
+def _body(names: Names, stretch: Stretch) -> list[str]:
+    """What is done for each vector."""
+    others = [each for each in names.plan.stretches if each is not stretch]
+    again = {i for each in others for i in each.inputs}
+    lines = []
+    for i in stretch.inputs:
+        # A row that is read again would stay in registers as it was converted, if that were known.
+        verb = "read_row" if i in again else "take_row"
+        lines += assign(names, i, f"{VECTOR}.{verb}({names.fragments[i]}).load()", INSIDE)
+    for id in stretch.read:
+        lines.append(f"{INSIDE}{names.values[id]} = {VECTOR}.take_row({names.held[id]}).load()")
+    for step in stretch.computes:
+        lines += print_step(names, step, VECTOR, INSIDE)
+        if step.id in stretch.kept:
+            args = f"{names.held[step.id]}, {names.values[step.id]}"
+            lines.append(f"{INSIDE}{VECTOR}.put_row({args})")
+    for output in stretch.stores:
+        lines += print_step(names, Store(output), VECTOR, INSIDE)
+    return lines

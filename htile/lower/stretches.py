@@ -1,0 +1,226 @@
+"""What a thread computes of a row that it holds between two exchanges: a stretch.
+
+A statement of the emitted text is about all elements of a thread, and ptxas keeps the order of the
+statements. A value that is read by a later one so takes a register for each element, also where
+nothing reads it after the stretch. Where that is much, a stretch is printed as a loop over the
+thread's vectors: then only values that cross an exchange take registers for all elements. No bit
+depends on it, because sums are made of whole rows as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..build.arch import MAX_REGISTERS
+from ..frontend.graph import Graph, Input, Node, Output, Role
+from ..frontend.ops import Op
+from .patterns import Function
+from .periods import once
+from .reductions import Reduce
+from .steps import Compute, Load, Step, Store
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+# A row is computed by vectors if that saves so many registers for each element, if an element takes
+# so many instructions, and if what then is left is at most FITTING times what registers are spared
+# for. Chosen on 319 held plans of the fitting half, which take .99 of the time in the mean, and at
+# most 1.11 times as long: `docs/traps.md`. Rows of fewer instructions gain nothing.
+LEAST_SAVED, LEAST_INSTRUCTIONS, FITTING = 1.0, 10, 1.5
+OTHER_REGISTERS = 15  # of a thread, beside those for its elements
+WHOLE_WORDS = (torch.float32, torch.int32)  # dtypes of what may be kept for a later stretch
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The steps between two exchanges, and the exchange that follows.
+
+    columns: those that are loaded where the stretch begins.
+    once: what is computed of values of the row, before the elements.
+    computes: what is computed of each vector.
+    inputs: rows and columns that this reads.
+    read: what it reads that stretches before it have kept.
+    kept: what it keeps for later stretches, or for the exchange.
+    whole: rows, columns and kept values of which the exchange needs all elements at once.
+    factors: products that the exchange adds up. They are named after the vectors.
+    stores: results that are stored of each vector. values: results of which a row has one.
+    then: the exchange; None behind the last one.
+    """
+
+    columns: tuple[Input, ...]
+    once: tuple[Compute, ...]
+    computes: tuple[Compute, ...]
+    inputs: tuple[Input, ...]
+    read: tuple[int, ...]
+    kept: tuple[int, ...]
+    whole: tuple[int, ...]
+    factors: tuple[Compute, ...]
+    stores: tuple[Output, ...]
+    values: tuple[Output, ...]
+    then: Reduce | None
+
+
+def stretches(plan: Plan) -> tuple[Stretch, ...]:
+    """The stretches of a plan, if its kernel is faster by vectors, and else none."""
+    if plan.numerics.in_loops or plan.sweeps.costs[0] < LEAST_INSTRUCTIONS or plan.chunks < 2:
+        return ()
+    if not _is_plain(plan):
+        return ()
+    found, graph = _divided(plan), plan.graph
+    kept = [graph[id] for stretch in found for id in stretch.kept]
+    if any(node.value.dtype not in WHOLE_WORDS for node in kept):
+        return ()
+    words = max(_words(plan, found, k) for k in range(len(found)))
+    if _words_of_statements(plan) - words < LEAST_SAVED:
+        return ()
+    threads = plan.placement.num_threads * max(1, plan.placement.blocks)
+    spared = min(MAX_REGISTERS, plan.target.arch.registers // threads)
+    fits = OTHER_REGISTERS + words * plan.elements_per_thread <= FITTING * spared
+    return tuple(found) if fits else ()
+
+
+def _is_plain(plan: Plan) -> bool:
+    """Whether a held row has nothing but elements, and reductions of them in exchanges."""
+    work, graph = plan.work, plan.graph
+    has_more = work.needs_held or work.chains or work.lookups or graph.over_rows
+    has_more = has_more or any(graph[step.id].value.spread for step in work.early)
+    has_more = has_more or plan.numerics.joint or plan.target.aliases or plan.turns > 1
+    has_more = has_more or any(node.op is Op.GROUPED for node in graph) or once(plan)
+    kinds = (Compute, Load, Reduce, Store)
+    if has_more or not all(isinstance(step, kinds) for step in plan.steps):
+        return False
+    return all(o.dtype.itemsize in (2, 4) for o in work.writes)
+
+
+def _source(graph: Graph, id: int) -> Node:
+    """The node whose name a value is printed by."""
+    node = graph[id]
+    while node.op is Op.RESHAPE:
+        node = graph[node.inputs[0]]
+    return node
+
+
+def _of_elements(graph: Graph, ids: Iterable[int]) -> list[int]:
+    """Those of these values of which each element has its own, as they are printed."""
+    nodes = [_source(graph, id) for id in ids]
+    return [n.id for n in nodes if n.value.spread and n.op is not Op.CONST]
+
+
+def _read_by(graph: Graph, step: Step) -> list[int]:
+    """The elements that a step reads."""
+    if isinstance(step, Compute):
+        return _of_elements(graph, step.inputs)
+    if isinstance(step, Store):
+        return _of_elements(graph, [step.output.id])
+    return _of_elements(graph, step.operands(graph)) if isinstance(step, Reduce) else []
+
+
+def _is_whole(step: Step) -> bool:
+    """Whether a step reads all elements of a thread at once."""
+    is_product = isinstance(step, Compute) and step.function is Function.FACTORS
+    return is_product or isinstance(step, Reduce)
+
+
+def _sections(plan: Plan) -> list[list[Step]]:
+    """The steps behind the first loads, divided behind each exchange."""
+    sections: list[list[Step]] = [[]]
+    late = plan.placement.columns == "late"
+    for step in plan.steps:
+        if isinstance(step, Load) and not (late and step.input.role is Role.COLUMN):
+            continue
+        sections[-1].append(step)
+        if isinstance(step, Reduce):
+            sections.append([])
+    return sections if sections[-1] else sections[:-1]
+
+
+def _divided(plan: Plan) -> list[Stretch]:
+    """All stretches of a held row."""
+    graph, sections = plan.graph, _sections(plan)
+    inputs = {i.id: i for i in (*plan.work.rows, *plan.work.columns)}
+    last: dict[int, int] = {}  # section that reads an element for the last time
+    at_once: set[int] = set()  # elements that are read whole
+    for k, section in enumerate(sections):
+        for step in section:
+            read = _read_by(graph, step)
+            last |= dict.fromkeys(read, k)
+            at_once.update(read if _is_whole(step) else ())
+    made: dict[int, int] = {}
+    found = []
+    for k, section in enumerate(sections):
+        computes = [s for s in section if isinstance(s, Compute) and graph[s.id].value.spread]
+        factors = [s for s in computes if s.function is Function.FACTORS]
+        computes = [s for s in computes if s not in factors and graph[s.id].op is not Op.RESHAPE]
+        made |= {s.id: k for s in computes}
+        stores = [s for s in section if isinstance(s, Store) and s.output.is_row]
+        read = dict.fromkeys(i for s in (*computes, *stores) for i in _read_by(graph, s))
+        kept = [s.id for s in computes if last.get(s.id, -1) > k or s.id in at_once]
+        named = {step.id for step in factors}
+        whole = [i for s in section if _is_whole(s) for i in _read_by(graph, s) if i not in named]
+        found.append(
+            Stretch(
+                columns=tuple(s.input for s in section if isinstance(s, Load)),
+                once=_once(graph, section),
+                computes=tuple(computes),
+                inputs=tuple(inputs[id] for id in read if id in inputs),
+                read=tuple(id for id in read if made.get(id, k) < k),
+                kept=tuple(kept),
+                whole=tuple(dict.fromkeys(whole)),
+                factors=tuple(factors),
+                stores=tuple(s.output for s in stores),
+                values=tuple(_values(section)),
+                then=section[-1] if isinstance(section[-1], Reduce) else None,
+            )
+        )
+    return found
+
+
+def _once(graph: Graph, section: Sequence[Step]) -> tuple[Compute, ...]:
+    """What a section computes of values of the row."""
+    return tuple(s for s in section if isinstance(s, Compute) and not graph[s.id].value.spread)
+
+
+def _values(section: Sequence[Step]) -> list[Output]:
+    """The results of a section of which a row has one."""
+    return [s.output for s in section if isinstance(s, Store) and not s.output.is_row]
+
+
+def _packed(inputs: Iterable[Input | Output]) -> float:
+    """Registers for an element of each of these as they are in memory."""
+    return sum([each.dtype.itemsize / 4 for each in inputs])
+
+
+def _words(plan: Plan, found: Sequence[Stretch], k: int) -> float:
+    """Registers for each element while the k-th stretch is computed by vectors.
+
+    What it keeps takes the place of what is read for the last time.
+    """
+    stretch, later = found[k], found[k + 1 :]
+    before = {id for earlier in found[:k] for id in earlier.kept}
+    after = {id for each in later for id in (*each.read, *each.whole)}
+    inputs = (*plan.work.rows, *plan.work.columns)
+    of_later = {i for each in later for i in each.inputs} | {i for i in inputs if i.id in after}
+    at_first = len(before & ({*stretch.read, *stretch.whole} | after))
+    at_first += _packed({*stretch.inputs, *of_later})
+    at_last = len({*stretch.whole} | (before | {*stretch.kept}) & after) + _packed(of_later)
+    at_last += _packed(stretch.stores) if plan.placement.shifted else 0
+    return max(at_first, at_last)
+
+
+def _words_of_statements(plan: Plan) -> int:
+    """Registers for each element at the widest point, if each statement is about all of them."""
+    graph = plan.graph
+    steps = [step for section in _sections(plan) for step in section]
+    last = {id: k for k, step in enumerate(steps) for id in _read_by(graph, step)}
+    live = {i.id for i in (*plan.work.rows, *plan.work.columns)} & last.keys()
+    widest = len(live)
+    for k, step in enumerate(steps):
+        if isinstance(step, Compute):
+            live.update(_of_elements(graph, [step.id]))
+        live = {id for id in live if last.get(id, -1) > k}
+        widest = max(widest, len(live))
+    return widest

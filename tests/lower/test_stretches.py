@@ -1,0 +1,183 @@
+"""Held rows whose elements are computed a vector at a time between exchanges."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import htile
+from htile.build.compile import build
+from htile.frontend.ops import Op
+from htile.lower import enumerate_plans, printed
+from htile.lower.patterns import Function
+from htile.lower.steps import Compute, Reduce, Store
+from htile.lower.stretches import LEAST_INSTRUCTIONS
+
+BF16 = torch.bfloat16
+
+
+def gelu_of_norm(x):
+    return F.gelu(F.rms_norm(x, x.shape[-1:]))
+
+
+def layer_norm_gelu(x, weight, bias):
+    return F.gelu(F.layer_norm(x, x.shape[-1:], weight, bias))
+
+
+def divergence(x, y):
+    return F.kl_div(x.log_softmax(-1), y.softmax(-1), reduction="none").sum(-1)
+
+
+def gated_norm(x, z):
+    return F.rms_norm(x * F.silu(z), x.shape[-1:])
+
+
+def gated(x, z):
+    return x * F.mish(z), F.softplus(x) * torch.tanh(z)
+
+
+def masked(x):
+    column = torch.arange(x.shape[-1], device=x.device)
+    return torch.where(column % 3 == 0, F.gelu(x) * torch.sigmoid(x), torch.log1p(x.abs()))
+
+
+def relative_to_a_label(x, z, label: htile.PerRow):
+    return x * F.mish(z) - x[label]
+
+
+def softmax(x):
+    return x.softmax(-1)
+
+
+def rms_norm(x, weight):
+    return F.rms_norm(x, x.shape[-1:], weight)
+
+
+# Each function with how many rows and columns it takes.
+FUNCTIONS = {
+    f.__name__: (f, rows, columns)
+    for f, rows, columns in (
+        (gelu_of_norm, 1, 0), (layer_norm_gelu, 1, 2), (divergence, 2, 0), (gated_norm, 2, 0),
+        (gated, 2, 0), (masked, 1, 0),
+    )
+}  # fmt: skip
+FORWARD = ("layer_norm_gelu", "divergence", "gated", "masked")
+STRETCHED = [(name, False) for name in FORWARD] + [(name, True) for name in FUNCTIONS]
+
+
+def kernel(function, rows, columns, n, dtype=BF16, trains=False, m=4096):
+    """The kernel of many rows, or the one of their gradients."""
+    xs = [torch.empty(m, n, device="meta", dtype=dtype) for _ in range(rows)]
+    ws = [torch.empty(n, device="meta", dtype=dtype) for _ in range(columns)]
+    found = htile.rowwise(function).inspect(*(x.requires_grad_(trains) for x in xs), *ws)
+    return found.backward if trains else found
+
+
+def held_plans(found):
+    plans = enumerate_plans(found.graph, found.plan.target)
+    return [plan for plan in plans if not plan.numerics.in_loops]
+
+
+def as_statements(plan):
+    """The same plan, of which each statement is about all elements of a thread."""
+    plan = replace(plan)
+    plan.__dict__["stretches"] = ()
+    return plan
+
+
+@pytest.mark.parametrize("n", (3072, 5001, 50257))
+@pytest.mark.parametrize("name, trains", STRETCHED)
+def test_every_step_is_there_once_and_finds_what_it_reads(name, n, trains):
+    found = kernel(*FUNCTIONS[name], n, trains=trains)
+    graph, seen = found.graph, 0
+
+    def spread(ids):
+        nodes = [graph[id] for id in ids]
+        while any(node.op is Op.RESHAPE for node in nodes):
+            nodes = [graph[n.inputs[0]] if n.op is Op.RESHAPE else n for n in nodes]
+        return {node.id for node in nodes if node.value.spread and node.op is not Op.CONST}
+
+    for plan in held_plans(found):
+        kept, found_steps = set(), []
+        steps = [s for s in plan.steps if isinstance(s, Compute | Reduce | Store)]
+        reshaped = [s for s in steps if isinstance(s, Compute) and graph[s.id].op is Op.RESHAPE]
+        wanted = [step for step in steps if step not in reshaped]
+        inputs = {i.id for i in (*plan.work.rows, *plan.work.columns)}
+        for stretch in plan.stretches:
+            assert set(stretch.read) <= kept
+            known = {i.id for i in stretch.inputs} | set(stretch.read)
+            for step in stretch.computes:
+                assert step.function is not Function.FACTORS
+                assert spread(step.inputs) <= known
+                known.add(step.id)
+            assert spread(o.id for o in stretch.stores) <= known
+            assert set(stretch.kept) <= known
+            kept |= set(stretch.kept)
+            assert set(stretch.whole) <= kept | inputs
+            for step in stretch.factors:
+                assert spread(step.inputs) <= set(stretch.whole)
+            if stretch.then:
+                made = {step.id for step in stretch.factors}
+                assert spread(stretch.then.operands(graph)) <= set(stretch.whole) | made
+            found_steps += [*stretch.once, *stretch.computes, *stretch.factors]
+            found_steps += map(Store, (*stretch.stores, *stretch.values))
+            found_steps += [stretch.then] if stretch.then else []
+        if plan.stretches:
+            seen += 1
+            assert len(found_steps) == len(wanted)
+            assert all(step in wanted for step in found_steps)
+    assert seen
+
+
+@pytest.mark.parametrize(
+    "name, trains",
+    (("gelu_of_norm", True), ("layer_norm_gelu", True), ("gated", False), ("gated", True)),
+)
+def test_fewer_registers(name, trains):
+    found = kernel(*FUNCTIONS[name], 5000, trains=trains)
+    plan = next(plan for plan in held_plans(found) if plan.stretches and plan.chunks >= 3)
+    used = []
+    for each in (plan, as_statements(plan)):
+        text = printed(found.lowered.traced, each)
+        used.append(build(text.source, text.function, "sm_90a").resources)
+    stretched, statements = used
+    assert "range_constexpr" in printed(found.lowered.traced, plan).source
+    assert stretched.stack == 0
+    assert stretched.registers < statements.registers
+
+
+def test_what_is_shorter_stays_as_it_is():
+    for function, columns in ((softmax, 0), (rms_norm, 1)):
+        for plan in held_plans(kernel(function, 1, columns, 6144)):
+            assert plan.sweeps.costs[0] < LEAST_INSTRUCTIONS
+            assert not plan.stretches
+
+
+def test_the_plan_says_so():
+    found = kernel(*FUNCTIONS["gated"], 6144)
+    plan = next(plan for plan in held_plans(found) if plan.stretches)
+    assert "computed a vector at a time" in str(plan)
+    assert "computed a vector at a time" not in str(as_statements(plan))
+
+
+@pytest.mark.parametrize("arch", ("sm_80", "sm_100a", "sm_120a"))
+@pytest.mark.parametrize("name", FORWARD)
+def test_compiles_for_every_architecture(name, arch):
+    function, rows, columns = FUNCTIONS[name]
+    xs = [torch.empty(4096, 5001, device="meta", dtype=BF16) for _ in range(rows)]
+    ws = [torch.empty(5001, device="meta", dtype=BF16) for _ in range(columns)]
+    found = htile.rowwise(function).inspect(*xs, *ws, arch=arch)
+    plan = next(plan for plan in held_plans(found) if plan.stretches)
+    text = printed(found.lowered.traced, plan)
+    assert build(text.source, text.function, arch).resources.registers
+
+
+def test_an_element_at_an_index_is_read_before_the_vectors():
+    rows = [torch.empty(4096, 5001, device="meta", dtype=BF16) for _ in range(2)]
+    label = torch.empty(4096, device="meta", dtype=torch.int64)
+    found = htile.rowwise(relative_to_a_label).inspect(*rows, label)
+    plan = next(plan for plan in held_plans(found) if plan.stretches)
+    text = printed(found.lowered.traced, plan)
+    assert text.source.index("ctx.load_element(") < text.source.index("range_constexpr")
+    assert build(text.source, text.function, "sm_90a").resources.stack == 0
