@@ -213,9 +213,9 @@ class _Enumeration:
         return found
 
     def _held_plans(self, numerics: Numerics, sweeps: Sweeps, columns: str) -> Iterator[Plan]:
-        elements = numerics.chunks(self.n) * self.vec
-        held = elements * self.work.held_words(sweeps, columns == "late")
         chunks = numerics.chunks(self.n)
+        elements = chunks * self.vec
+        held = elements * self.work.held_words(sweeps, columns == "late")
         registers = held + max(elements, self.scan_registers * chunks) + self.spare
         if registers > MAX_REGISTERS and elements > self.vec:
             return
