@@ -50,8 +50,22 @@ class OverRows(Accumulator):
         return self.values[0]
 
     def take(self, row: RowTile, value: Vector | Numeric | Product) -> OverRows:
-        """With a row's values. A row that is out of bounds is left out, whatever was loaded."""
+        """With a row's values. A row that is out of bounds is left out, whatever was loaded.
+
+        row: the context of the row, or of a chunk of it, whose values these are.
+        """
         (old,) = self.values
+        if row.is_row or not isinstance(old, cute.TensorSSA):
+            return self._with(self._combined(row, old, value))
+        every = cute.make_rmem_tensor(old.shape, old.dtype)
+        every.store(old)
+        row.put_row(every, self._combined(row, row.take_row(every).load(), value))
+        return self._with(every.load())
+
+    def _combined(
+        self, row: RowTile, old: Vector | Numeric, value: Vector | Numeric | Product
+    ) -> Vector | Numeric:
+        """What the group has of some columns, with a row's values of them."""
         is_vector = isinstance(old, cute.TensorSSA)
         if isinstance(value, Product):
             vectors = value.map(lambda v: v if isinstance(v, cute.TensorSSA) else row.full(v))
@@ -63,10 +77,10 @@ class OverRows(Accumulator):
                 value = row.full(value)
             new = combine(self.op, old, value)
         if const_expr(row.row_in_bounds is True):
-            return self._with(new)
+            return new
         if not is_vector:
-            return self._with(select(row.row_in_bounds, new, old))
-        return self._with(cute.where(row.full(row.row_in_bounds, Boolean), new, old))
+            return select(row.row_in_bounds, new, old)
+        return cute.where(row.full(row.row_in_bounds, Boolean), new, old)
 
 
 class Parts:

@@ -9,15 +9,15 @@ depends on it, because sums are made of whole rows as before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from ..build.arch import MAX_REGISTERS
 from ..frontend.graph import Graph, Input, Node, Output, Role
 from ..frontend.ops import Op
+from .choice.instructions import sweep_costs
 from .patterns import Function
 from .periods import once
 from .reductions import Reduce
@@ -26,12 +26,14 @@ from .steps import Compute, Load, Step, Store
 if TYPE_CHECKING:
     from .plan import Plan
 
-# A row is computed by vectors if that saves so many registers for each element, if an element takes
-# so many instructions, and if what then is left is at most FITTING times what registers are spared
-# for. Chosen on 319 held plans of the fitting half, which take .99 of the time in the mean, and at
-# most 1.11 times as long: `docs/traps.md`. Rows of fewer instructions gain nothing.
-LEAST_SAVED, LEAST_INSTRUCTIONS, FITTING = 1.0, 10, 1.5
-OTHER_REGISTERS = 15  # of a thread, beside those for its elements
+# A row is computed by vectors if that saves so many registers for each element, and if an element
+# takes so many instructions. Chosen on 319 held plans of the fitting half. With both they take .99
+# of the time in the mean, and at most 1.11 times as long (`docs/traps.md`).
+LEAST_SAVED, LEAST_INSTRUCTIONS = 1.0, 10
+# Threads of a loop over rows may have all registers, so that they gain only where elements take so
+# many. Chosen on 28 gradients with weights.
+LEAST_OVER_ROWS = 200
+MOST_AGAIN = 2  # instructions of a value that a later stretch may compute again
 WHOLE_WORDS = (torch.float32, torch.int32)  # dtypes of what may be kept for a later stretch
 
 
@@ -41,13 +43,14 @@ class Stretch:
 
     columns: those that are loaded where the stretch begins.
     once: what is computed of values of the row, before the elements.
-    computes: what is computed of each vector.
+    computes: what is computed of each vector, also what a stretch before has computed already.
     inputs: rows and columns that this reads.
     read: what it reads that stretches before it have kept.
     kept: what it keeps for later stretches, or for the exchange.
     whole: rows, columns and kept values of which the exchange needs all elements at once.
     factors: products that the exchange adds up. They are named after the vectors.
-    stores: results that are stored of each vector. values: results of which a row has one.
+    stores: results that are stored of each vector, or added up over rows.
+    values: results of which a row has one.
     then: the exchange; None behind the last one.
     """
 
@@ -63,30 +66,56 @@ class Stretch:
     values: tuple[Output, ...]
     then: Reduce | None
 
+    def shifted(self, plan: Plan) -> list[Output]:
+        """The results that are stored whole, once all vectors are computed."""
+        return [o for o in self.stores if o.over is None] if plan.placement.shifted else []
+
 
 def stretches(plan: Plan) -> tuple[Stretch, ...]:
     """The stretches of a plan, if its kernel is faster by vectors, and else none."""
-    if plan.numerics.in_loops or plan.sweeps.costs[0] < LEAST_INSTRUCTIONS or plan.chunks < 2:
+    is_short = plan.sweeps.costs[0] < LEAST_INSTRUCTIONS
+    if is_short or plan.chunks < 2 or plan.numerics.in_loops or not _is_plain(plan):
         return ()
-    if not _is_plain(plan):
-        return ()
-    found, graph = _divided(plan), plan.graph
+    words, found = _fewest_words(plan)
+    graph = plan.graph
     kept = [graph[id] for stretch in found for id in stretch.kept]
     if any(node.value.dtype not in WHOLE_WORDS for node in kept):
         return ()
-    words = max(_words(plan, found, k) for k in range(len(found)))
-    if _words_of_statements(plan) - words < LEAST_SAVED:
-        return ()
-    threads = plan.placement.num_threads * max(1, plan.placement.blocks)
-    spared = min(MAX_REGISTERS, plan.target.arch.registers // threads)
-    fits = OTHER_REGISTERS + words * plan.elements_per_thread <= FITTING * spared
-    return tuple(found) if fits else ()
+    whole = _words_of_statements(plan)
+    if graph.over_rows:
+        sums = len([output for output in graph.over_rows if output.is_row])
+        if (whole + sums) * plan.elements_per_thread < LEAST_OVER_ROWS:
+            return ()
+    return tuple(found) if whole - words >= LEAST_SAVED else ()
+
+
+def _fewest_words(plan: Plan) -> tuple[float, list[Stretch]]:
+    """The stretches that keep what they can, or compute some of it again, and their registers."""
+    ways = [_divided(plan, again) for again in ({}, _cheap(plan))]
+    words = [max(_words(plan, found, k) for k in range(len(found))) for found in ways]
+    return min(zip(words, ways, strict=True), key=lambda way: way[0])
+
+
+def _cheap(plan: Plan) -> dict[int, list[Compute]]:
+    """What is computed of rows and columns by few instructions, and the steps that do so."""
+    graph = plan.graph
+    found: dict[int, list[Compute]] = {i.id: [] for i in (*plan.work.rows, *plan.work.columns)}
+    for step in (step for section in _sections(plan) for step in section):
+        if not (isinstance(step, Compute) and graph[step.id].value.spread):
+            continue
+        operands = _of_elements(graph, step.inputs)
+        if not operands or any(id not in found for id in operands):
+            continue
+        steps = list(dict.fromkeys(s for id in operands for s in (*found[id], step)))
+        if sweep_costs(graph, steps, ())[0] <= MOST_AGAIN:
+            found[step.id] = steps
+    return {id: steps for id, steps in found.items() if steps}
 
 
 def _is_plain(plan: Plan) -> bool:
     """Whether a held row has nothing but elements, and reductions of them in exchanges."""
     work, graph = plan.work, plan.graph
-    has_more = work.needs_held or work.chains or work.lookups or graph.over_rows
+    has_more = work.needs_held or work.chains or work.lookups
     has_more = has_more or any(graph[step.id].value.spread for step in work.early)
     has_more = has_more or plan.numerics.joint or plan.target.aliases or plan.turns > 1
     has_more = has_more or any(node.op is Op.GROUPED for node in graph) or once(plan)
@@ -119,10 +148,15 @@ def _read_by(graph: Graph, step: Step) -> list[int]:
     return _of_elements(graph, step.operands(graph)) if isinstance(step, Reduce) else []
 
 
-def _is_whole(step: Step) -> bool:
-    """Whether a step reads all elements of a thread at once."""
-    is_product = isinstance(step, Compute) and step.function is Function.FACTORS
-    return is_product or isinstance(step, Reduce)
+def _whole(graph: Graph, section: Sequence[Step]) -> list[Step]:
+    """The steps of a section that read all elements of a thread at once.
+
+    These are the exchange, and the products that it adds up.
+    """
+    reduces = [step for step in section if isinstance(step, Reduce)]
+    added = {id for reduce in reduces for id in _read_by(graph, reduce)}
+    computes = [step for step in section if isinstance(step, Compute) and step.id in added]
+    return [*(s for s in computes if s.function is Function.FACTORS), *reduces]
 
 
 def _sections(plan: Plan) -> list[list[Step]]:
@@ -130,7 +164,8 @@ def _sections(plan: Plan) -> list[list[Step]]:
     sections: list[list[Step]] = [[]]
     late = plan.placement.columns == "late"
     for step in plan.steps:
-        if isinstance(step, Load) and not (late and step.input.role is Role.COLUMN):
+        is_late = late and isinstance(step, Load) and step.input.role is Role.COLUMN
+        if step in plan.work.ends or (isinstance(step, Load) and not is_late):
             continue
         sections[-1].append(step)
         if isinstance(step, Reduce):
@@ -138,44 +173,51 @@ def _sections(plan: Plan) -> list[list[Step]]:
     return sections if sections[-1] else sections[:-1]
 
 
-def _divided(plan: Plan) -> list[Stretch]:
-    """All stretches of a held row."""
+def _divided(plan: Plan, again: Mapping[int, list[Compute]]) -> list[Stretch]:
+    """All stretches of a held row.
+
+    again: the values that a later stretch computes again, and the steps that do so.
+    """
     graph, sections = plan.graph, _sections(plan)
     inputs = {i.id: i for i in (*plan.work.rows, *plan.work.columns)}
-    last: dict[int, int] = {}  # section that reads an element for the last time
-    at_once: set[int] = set()  # elements that are read whole
-    for k, section in enumerate(sections):
-        for step in section:
-            read = _read_by(graph, step)
-            last |= dict.fromkeys(read, k)
-            at_once.update(read if _is_whole(step) else ())
-    made: dict[int, int] = {}
+    last = {
+        id: k
+        for k, section in enumerate(sections)
+        for step in section
+        for id in _read_by(graph, step)
+    }
+    made: set[int] = set()
     found = []
     for k, section in enumerate(sections):
-        computes = [s for s in section if isinstance(s, Compute) and graph[s.id].value.spread]
-        factors = [s for s in computes if s.function is Function.FACTORS]
-        computes = [s for s in computes if s not in factors and graph[s.id].op is not Op.RESHAPE]
-        made |= {s.id: k for s in computes}
+        whole = _whole(graph, section)
+        factors = [step for step in whole if isinstance(step, Compute)]
+        own = [s for s in section if isinstance(s, Compute) and graph[s.id].value.spread]
+        own = [s for s in own if s not in factors and graph[s.id].op is not Op.RESHAPE]
         stores = [s for s in section if isinstance(s, Store) and s.output.is_row]
-        read = dict.fromkeys(i for s in (*computes, *stores) for i in _read_by(graph, s))
-        kept = [s.id for s in computes if last.get(s.id, -1) > k or s.id in at_once]
         named = {step.id for step in factors}
-        whole = [i for s in section if _is_whole(s) for i in _read_by(graph, s) if i not in named]
+        at_end = [id for s in whole for id in _read_by(graph, s) if id not in named]
+        read = dict.fromkeys(id for s in (*own, *stores) for id in _read_by(graph, s))
+        repeated = [s for id in (*read, *at_end) if id in made for s in again.get(id, ())]
+        computes = list(dict.fromkeys((*repeated, *own)))
+        read = dict.fromkeys(id for s in (*computes, *stores) for id in _read_by(graph, s))
+        here = {step.id for step in computes}
+        kept = [id for id in here if id in at_end or (last.get(id, -1) > k and id not in again)]
         found.append(
             Stretch(
                 columns=tuple(s.input for s in section if isinstance(s, Load)),
                 once=_once(graph, section),
                 computes=tuple(computes),
                 inputs=tuple(inputs[id] for id in read if id in inputs),
-                read=tuple(id for id in read if made.get(id, k) < k),
-                kept=tuple(kept),
-                whole=tuple(dict.fromkeys(whole)),
+                read=tuple(id for id in read if id in made and id not in here),
+                kept=tuple(sorted(kept)),
+                whole=tuple(dict.fromkeys(at_end)),
                 factors=tuple(factors),
                 stores=tuple(s.output for s in stores),
                 values=tuple(_values(section)),
                 then=section[-1] if isinstance(section[-1], Reduce) else None,
             )
         )
+        made |= here
     return found
 
 
@@ -207,19 +249,22 @@ def _words(plan: Plan, found: Sequence[Stretch], k: int) -> float:
     at_first = len(before & ({*stretch.read, *stretch.whole} | after))
     at_first += _packed({*stretch.inputs, *of_later})
     at_last = len({*stretch.whole} | (before | {*stretch.kept}) & after) + _packed(of_later)
-    at_last += _packed(stretch.stores) if plan.placement.shifted else 0
+    at_last += _packed(stretch.shifted(plan))
     return max(at_first, at_last)
 
 
 def _words_of_statements(plan: Plan) -> int:
-    """Registers for each element at the widest point, if each statement is about all of them."""
+    """Registers for each element at the widest point, if each statement is about all of them.
+
+    Those of Booleans are predicates, or are compared again.
+    """
     graph = plan.graph
     steps = [step for section in _sections(plan) for step in section]
     last = {id: k for k, step in enumerate(steps) for id in _read_by(graph, step)}
     live = {i.id for i in (*plan.work.rows, *plan.work.columns)} & last.keys()
     widest = len(live)
     for k, step in enumerate(steps):
-        if isinstance(step, Compute):
+        if isinstance(step, Compute) and graph[step.id].value.dtype is not torch.bool:
             live.update(_of_elements(graph, [step.id]))
         live = {id for id in live if last.get(id, -1) > k}
         widest = max(widest, len(live))

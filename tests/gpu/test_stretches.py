@@ -25,6 +25,9 @@ pytestmark = pytest.mark.gpu
 
 ROWS = 67
 LENGTHS = (1000, 4097, 11008, 50257)
+# In float32 a divergence has one exchange for all, which whole rows take part in.
+VALUES = [(name, BF16) for name in FUNCTIONS]
+VALUES += [(name, F32) for name in FUNCTIONS if name != "divergence"]
 SHAPES = {Role.ROW: (ROWS, "n"), Role.PER_ROW: (ROWS,), Role.COLUMN: ("n",)}
 
 
@@ -55,10 +58,9 @@ def jobs(arch):
         for name, trains in STRETCHED:
             for text in texts(name, trains, n)[1]:
                 yield build, text
-        for name in FUNCTIONS:
-            for dtype in (BF16, F32):
-                f, args = case(name, n, dtype)
-                yield job(f, args, arch)
+        for name, dtype in VALUES:
+            f, args = case(name, n, dtype)
+            yield job(f, args, arch)
         f, args = labelled(n)
         yield job(f, args, arch)
 
@@ -88,9 +90,8 @@ def test_bits(name, trains, n, device):
         assert torch.equal(stretched, statements)
 
 
-@pytest.mark.parametrize("dtype", (BF16, F32), ids=short)
 @pytest.mark.parametrize("n", LENGTHS)
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name, dtype", VALUES, ids=short)
 def test_values_and_gradients(name, n, dtype, device):
     f, args = case(name, n, dtype, device)
     assert_close(f, f(*args), *args)

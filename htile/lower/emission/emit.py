@@ -157,7 +157,9 @@ def _stretches(plan: Plan, names: Names) -> list[str]:
         lines += ["", _heading(plan, stage), *print_stretch(names, stretch)]
         stores = [Store(output) for output in stretch.values]
         for k, step in enumerate(stores):
-            if not (k and _is_beside(names, stores[k - 1], step)):
+            if step.output.over:
+                lines += print_step(names, step)
+            elif not (k and _is_beside(names, stores[k - 1], step)):
                 lines += store_values(names, _beside(names, stores[k:]))
     return lines
 

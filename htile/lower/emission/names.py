@@ -35,7 +35,7 @@ RESERVED = frozenset(
         *("WarpMatmulConfig", "WarpMatmulContext"),
         *("as_row_values", "as_rows", "expand", "lead", "table_of", "view_of"),
         *(f"m{k}" for k in range(64)),
-        *("blocks", "chunk", "cuda", "cute", "cutlass", "fake_arguments", "k", "loader", "m"),
+        *("blocks", "chunk", "cuda", "cute", "cutlass", "fake_arguments", "j", "k", "loader", "m"),
         *("LOGADD", "make_fake_tensor", "math", "MEAN", "pred", "range", "s", "stream"),
         "tiled_copy",
     }
@@ -133,8 +133,10 @@ class Names:
             for i in stretch.columns:
                 self.fragments[i] = self._unique("tXr" + self.tensors[i][1:])
             for id in stretch.kept:
+                if id in self.held:
+                    continue
                 self.held[id] = self._unique(f"held_{self.values[id]}")
-            for output in stretch.stores if plan.placement.shifted else ():
+            for output in stretch.shifted(plan):
                 self.kept[output] = self._unique("kept" + self.tensors[output][1:])
 
     def operand(self, id: int) -> str:

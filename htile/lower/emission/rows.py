@@ -96,7 +96,7 @@ def _loads(plan: Plan, names: Names) -> list[str]:
                 value = f"{names.loop}.value(k, {value})"
             lines += assign(names, step.input, value)
     lines += ["    loader.finish()"] if has_loader else []
-    for step in names.opening:
+    for step in names.opening if not plan.stretches else ():
         if isinstance(step, Load) and step.input.role in (Role.ROW, Role.COLUMN):
             lines += assign(names, step.input, f"{names.fragments[step.input]}.load()")
     return lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..steps import Store
 from ..stretches import Stretch
-from .expressions import CUTLASS_TYPES, INDENT
+from .expressions import CUTLASS_TYPES, INDENT, wrapped_call
 from .names import Names
 from .steps import assign, print_step, reduce_held
 
@@ -26,18 +26,16 @@ def print_stretch(names: Names, stretch: Stretch) -> list[str]:
         for id in stretch.kept:
             dtype = CUTLASS_TYPES[plan.graph[id].value.dtype]
             lines.append(f"{INDENT}{names.held[id]} = ctx.make_row({dtype})")
-        for output in stretch.stores:
-            if output in names.kept:
-                tensor = names.tensors[output]
-                row = f"ctx.make_row({tensor}.element_type)"
-                keep = f"ElementwiseStorer(ctx).keep({tensor}, {row})"
-                lines.append(f"{INDENT}{names.kept[output]} = {keep}")
-        lines.append(f"{INDENT}for k in cutlass.range_constexpr(ctx.num_chunks):")
-        lines.append(f"{INSIDE}{VECTOR} = ctx.chunk(k)")
+        for output in stretch.shifted(plan):
+            tensor = names.tensors[output]
+            keep = [tensor, f"ctx.make_row({tensor}.element_type)"]
+            head = f"{INDENT}{names.kept[output]} = ElementwiseStorer(ctx).keep("
+            lines += wrapped_call(head, keep, ")")
+        lines.append(f"{INDENT}for j in cutlass.range_constexpr(ctx.num_chunks):")
+        lines.append(f"{INSIDE}{VECTOR} = ctx.chunk(j)")
         lines += body
-    for output in stretch.stores:
-        if output in names.kept:
-            lines.append(f"{INDENT}{names.kept[output]}.store()")
+    for output in stretch.shifted(plan):
+        lines.append(f"{INDENT}{names.kept[output]}.store()")
     inputs = {i.id: i for i in (*plan.work.rows, *plan.work.columns)}
     for id in stretch.whole:
         if id in inputs:
@@ -53,6 +51,7 @@ def _body(names: Names, stretch: Stretch) -> list[str]:
     """What is done for each vector."""
     others = [each for each in names.plan.stretches if each is not stretch]
     again = {i for each in others for i in each.inputs}
+    again.update(names.plan.work.columns if names.plan.graph.over_rows else ())  # by other rows
     lines = []
     for i in stretch.inputs:
         # A row that is read again would stay in registers as it was converted, if that were known.
