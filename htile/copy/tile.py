@@ -212,7 +212,10 @@ class RowTile(Columns):
         copy_firsts(tXrO, tXgO, predicate)
 
     def read_row(self, tile: cute.Tensor) -> cute.Tensor:
-        """Read this chunk of a row from where a loader's `keep` has brought it."""
+        """Read this chunk of a row from its tile in shared memory, or from a fragment of all of it.
+
+        A compiler does not know that a fragment is read twice (`copy_hidden`).
+        """
         k = self.share * self.num_chunks + self.k
         if tile.memspace == cute.AddressSpace.rmem:
             fragment = cute.make_rmem_tensor(self.vector_shape, tile.element_type)

@@ -150,9 +150,11 @@ def vector_copy(
 def copy_hidden(src: cute.Tensor, dst: cute.Tensor) -> None:
     """Copy a vector in registers. Of narrow elements a compiler does not know that they are equal.
 
-    It would convert them once, and keep the wider numbers until the last loop reads them.
+    It would convert them once, and keep the wider numbers until they are read for the last time. A
+    vector that is no whole number of 32-bit words is copied openly.
     """
-    if element_bits(src.element_type) > 16:
+    bits = element_bits(src.element_type)
+    if bits > 16 or cute.size(src) * bits % 32:
         cute.autovec_copy(src, dst)
         return
     src, dst = cute.recast_tensor(src, Int32), cute.recast_tensor(dst, Int32)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from .plan import Plan
 
 # A row is computed by vectors if that saves so many registers for each element, and if an element
-# takes so many instructions. Chosen on 319 held plans of the fitting half. With both they take .99
-# of the time in the mean, and at most 1.11 times as long (`docs/traps.md`).
+# takes so many instructions. Both were chosen on 319 held plans of the fitting half: in the mean
+# they take .99 of the time so, and at most 1.11 times as long (`docs/traps.md`).
 LEAST_SAVED, LEAST_INSTRUCTIONS = 1.0, 10
 # Threads of a loop over rows may have all registers, so that they gain only where elements take so
 # many. Chosen on 28 gradients with weights.
@@ -48,9 +48,9 @@ class Stretch:
     read: what it reads that stretches before it have kept.
     kept: what it keeps for later stretches, or for the exchange.
     whole: rows, columns and kept values of which the exchange needs all elements at once.
-    factors: products that the exchange adds up. They are named after the vectors.
-    stores: results that are stored of each vector, or added up over rows.
-    values: results of which a row has one.
+    factors: products that the exchange adds up. They are printed behind the loop over vectors.
+    stores: results that have elements. They are stored of each vector, or added up over rows.
+    values: results of which a row has one, which may be added up over rows too.
     then: the exchange; None behind the last one.
     """
 
@@ -76,24 +76,21 @@ def stretches(plan: Plan) -> tuple[Stretch, ...]:
     is_short = plan.sweeps.costs[0] < LEAST_INSTRUCTIONS
     if is_short or plan.chunks < 2 or plan.numerics.in_loops or not _is_plain(plan):
         return ()
-    words, found = _fewest_words(plan)
-    graph = plan.graph
-    kept = [graph[id] for stretch in found for id in stretch.kept]
-    if any(node.value.dtype not in WHOLE_WORDS for node in kept):
-        return ()
-    whole = _words_of_statements(plan)
-    if graph.over_rows:
-        sums = len([output for output in graph.over_rows if output.is_row])
-        if (whole + sums) * plan.elements_per_thread < LEAST_OVER_ROWS:
+    of_statements = _words_of_statements(plan)
+    if plan.graph.over_rows:
+        sums = len([output for output in plan.graph.over_rows if output.is_row])
+        if (of_statements + sums) * plan.elements_per_thread < LEAST_OVER_ROWS:
             return ()
-    return tuple(found) if whole - words >= LEAST_SAVED else ()
-
-
-def _fewest_words(plan: Plan) -> tuple[float, list[Stretch]]:
-    """The stretches that keep what they can, or compute some of it again, and their registers."""
     ways = [_divided(plan, again) for again in ({}, _cheap(plan))]
-    words = [max(_words(plan, found, k) for k in range(len(found))) for found in ways]
-    return min(zip(words, ways, strict=True), key=lambda way: way[0])
+    ways = [found for found in ways if _can_keep(plan.graph, found)]
+    best = min(ways, key=lambda found: _widest(plan, found), default=[])
+    saves = best and of_statements - _widest(plan, best) >= LEAST_SAVED
+    return tuple(best) if saves else ()
+
+
+def _can_keep(graph: Graph, found: Sequence[Stretch]) -> bool:
+    """Whether what stretches keep has whole registers."""
+    return all(graph[id].value.dtype in WHOLE_WORDS for each in found for id in each.kept)
 
 
 def _cheap(plan: Plan) -> dict[int, list[Compute]]:
@@ -101,14 +98,14 @@ def _cheap(plan: Plan) -> dict[int, list[Compute]]:
     graph = plan.graph
     found: dict[int, list[Compute]] = {i.id: [] for i in (*plan.work.rows, *plan.work.columns)}
     for step in (step for section in _sections(plan) for step in section):
-        if not (isinstance(step, Compute) and graph[step.id].value.spread):
+        is_vector = isinstance(step, Compute) and graph[step.id].value.spread
+        if not is_vector or graph[step.id].op is Op.RESHAPE:
             continue
         operands = _of_elements(graph, step.inputs)
-        if not operands or any(id not in found for id in operands):
-            continue
-        steps = list(dict.fromkeys(s for id in operands for s in (*found[id], step)))
-        if sweep_costs(graph, steps, ())[0] <= MOST_AGAIN:
-            found[step.id] = steps
+        if all(id in found for id in operands):
+            steps = list(dict.fromkeys([*(s for id in operands for s in found[id]), step]))
+            if sweep_costs(graph, steps, ())[0] <= MOST_AGAIN:
+                found[step.id] = steps
     return {id: steps for id, steps in found.items() if steps}
 
 
@@ -148,7 +145,7 @@ def _read_by(graph: Graph, step: Step) -> list[int]:
     return _of_elements(graph, step.operands(graph)) if isinstance(step, Reduce) else []
 
 
-def _whole(graph: Graph, section: Sequence[Step]) -> list[Step]:
+def _at_once(graph: Graph, section: Sequence[Step]) -> list[Step]:
     """The steps of a section that read all elements of a thread at once.
 
     These are the exchange, and the products that it adds up.
@@ -189,13 +186,13 @@ def _divided(plan: Plan, again: Mapping[int, list[Compute]]) -> list[Stretch]:
     made: set[int] = set()
     found = []
     for k, section in enumerate(sections):
-        whole = _whole(graph, section)
-        factors = [step for step in whole if isinstance(step, Compute)]
+        at_once = _at_once(graph, section)
+        factors = [step for step in at_once if isinstance(step, Compute)]
         own = [s for s in section if isinstance(s, Compute) and graph[s.id].value.spread]
         own = [s for s in own if s not in factors and graph[s.id].op is not Op.RESHAPE]
         stores = [s for s in section if isinstance(s, Store) and s.output.is_row]
         named = {step.id for step in factors}
-        at_end = [id for s in whole for id in _read_by(graph, s) if id not in named]
+        at_end = [id for s in at_once for id in _read_by(graph, s) if id not in named]
         read = dict.fromkeys(id for s in (*own, *stores) for id in _read_by(graph, s))
         repeated = [s for id in (*read, *at_end) if id in made for s in again.get(id, ())]
         computes = list(dict.fromkeys((*repeated, *own)))
@@ -205,7 +202,9 @@ def _divided(plan: Plan, again: Mapping[int, list[Compute]]) -> list[Stretch]:
         found.append(
             Stretch(
                 columns=tuple(s.input for s in section if isinstance(s, Load)),
-                once=_once(graph, section),
+                once=tuple(
+                    s for s in section if isinstance(s, Compute) and not graph[s.id].value.spread
+                ),
                 computes=tuple(computes),
                 inputs=tuple(inputs[id] for id in read if id in inputs),
                 read=tuple(id for id in read if id in made and id not in here),
@@ -213,7 +212,9 @@ def _divided(plan: Plan, again: Mapping[int, list[Compute]]) -> list[Stretch]:
                 whole=tuple(dict.fromkeys(at_end)),
                 factors=tuple(factors),
                 stores=tuple(s.output for s in stores),
-                values=tuple(_values(section)),
+                values=tuple(
+                    s.output for s in section if isinstance(s, Store) and not s.output.is_row
+                ),
                 then=section[-1] if isinstance(section[-1], Reduce) else None,
             )
         )
@@ -221,19 +222,14 @@ def _divided(plan: Plan, again: Mapping[int, list[Compute]]) -> list[Stretch]:
     return found
 
 
-def _once(graph: Graph, section: Sequence[Step]) -> tuple[Compute, ...]:
-    """What a section computes of values of the row."""
-    return tuple(s for s in section if isinstance(s, Compute) and not graph[s.id].value.spread)
-
-
-def _values(section: Sequence[Step]) -> list[Output]:
-    """The results of a section of which a row has one."""
-    return [s.output for s in section if isinstance(s, Store) and not s.output.is_row]
-
-
 def _packed(inputs: Iterable[Input | Output]) -> float:
     """Registers for an element of each of these as they are in memory."""
     return sum([each.dtype.itemsize / 4 for each in inputs])
+
+
+def _widest(plan: Plan, found: Sequence[Stretch]) -> float:
+    """Registers for each element at the widest point, if stretches are computed by vectors."""
+    return max(_words(plan, found, k) for k in range(len(found)))
 
 
 def _words(plan: Plan, found: Sequence[Stretch], k: int) -> float:
@@ -256,7 +252,7 @@ def _words(plan: Plan, found: Sequence[Stretch], k: int) -> float:
 def _words_of_statements(plan: Plan) -> int:
     """Registers for each element at the widest point, if each statement is about all of them.
 
-    Those of Booleans are predicates, or are compared again.
+    Booleans take predicates.
     """
     graph = plan.graph
     steps = [step for section in _sections(plan) for step in section]

@@ -13,8 +13,11 @@ from tests.lower.test_stretches import (
     FUNCTIONS,
     STRETCHED,
     as_statements,
+    beside_integers,
     held_plans,
     kernel,
+    masked_twice,
+    of_columns,
     relative_to_a_label,
 )
 from tests.training import assert_gradients
@@ -28,6 +31,12 @@ LENGTHS = (1000, 4097, 11008, 50257)
 # In float32 a divergence has one exchange for all, which whole rows take part in.
 VALUES = [(name, BF16) for name in FUNCTIONS]
 VALUES += [(name, F32) for name in FUNCTIONS if name != "divergence"]
+MIXED = (
+    (masked_twice, (F32, F32, torch.bool), 3074),
+    (beside_integers, (BF16, torch.int64, torch.bool), 3071),
+    (beside_integers, (BF16, torch.int64, torch.bool), 3072),
+    (of_columns, (BF16,), 5001),
+)
 SHAPES = {Role.ROW: (ROWS, "n"), Role.PER_ROW: (ROWS,), Role.COLUMN: ("n",)}
 
 
@@ -47,6 +56,15 @@ def case(name, n, dtype, device="meta"):
     return htile.rowwise(function), args
 
 
+def mixed(function, dtypes, n, device="meta"):
+    """Rows of several dtypes."""
+    seed(function.__name__, n)
+    rows = [torch.randn(ROWS, n, device=device) * 3 for _ in dtypes]
+    rows = [row > 0 if dtype is torch.bool else row.to(dtype)
+            for row, dtype in zip(rows, dtypes, strict=True)]  # fmt: skip
+    return htile.rowwise(function), rows
+
+
 def labelled(n, device="meta"):
     seed("label", n)
     args = [torch.randn(ROWS, n, device=device).to(BF16) for _ in range(2)]
@@ -62,6 +80,9 @@ def jobs(arch):
             f, args = case(name, n, dtype)
             yield job(f, args, arch)
         f, args = labelled(n)
+        yield job(f, args, arch)
+    for case_of in MIXED:
+        f, args = mixed(*case_of)
         yield job(f, args, arch)
 
 
@@ -101,4 +122,10 @@ def test_values_and_gradients(name, n, dtype, device):
 @pytest.mark.parametrize("n", LENGTHS)
 def test_an_element_at_an_index(n, device):
     f, args = labelled(n, device)
+    assert_close(f, f(*args), *args)
+
+
+@pytest.mark.parametrize("function, dtypes, n", MIXED)
+def test_rows_of_several_dtypes(function, dtypes, n, device):
+    f, args = mixed(function, dtypes, n, device)
     assert_close(f, f(*args), *args)

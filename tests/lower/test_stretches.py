@@ -42,6 +42,24 @@ def masked(x):
     return torch.where(column % 3 == 0, F.gelu(x) * torch.sigmoid(x), torch.log1p(x.abs()))
 
 
+def masked_twice(x, z, mask):
+    y = torch.where(mask, F.gelu(x) * F.mish(z), torch.tanh(x) * torch.sin(z))
+    return torch.where(mask, x * F.softplus(z) - y.sum(-1, keepdim=True), z)
+
+
+def beside_integers(x, count, mask):
+    y = F.gelu(x) * torch.tanh(x) * torch.sigmoid(x + 1)
+    z = F.mish(x) * torch.where(mask, count.float(), 1.0)
+    total = (y * z).sum(-1, keepdim=True)
+    return torch.where(mask, y - total, z * count.float() * total) * torch.sin(x * total)
+
+
+def of_columns(x):
+    column = torch.arange(x.shape[-1], device=x.device)
+    y = torch.where(column % 3 == 0, F.gelu(x), x)
+    return y.softmax(-1) * column + column.float() * torch.tanh(y)
+
+
 def relative_to_a_label(x, z, label: htile.PerRow):
     return x * F.mish(z) - x[label]
 
@@ -167,6 +185,26 @@ def test_what_is_shorter_stays_as_it_is():
         for plan in held_plans(kernel(function, 1, columns, 6144)):
             assert plan.sweeps.costs[0] < LEAST_INSTRUCTIONS
             assert not plan.stretches
+
+
+def test_no_instruction_is_lost_beside_narrow_vectors():
+    """A vector of a mask beside integers of 64 bits is less than a register."""
+    dtypes = BF16, torch.int64, torch.bool
+    rows = [torch.empty(4096, 3071, device="meta", dtype=dtype) for dtype in dtypes]
+    found = htile.rowwise(beside_integers).inspect(*rows)
+    plan = next(plan for plan in held_plans(found) if plan.stretches)
+    both = [printed(found.lowered.traced, each) for each in (plan, as_statements(plan))]
+    assert "chunk.read_row(tXrMask)" in both[0].source
+    stretched, whole = [len(build(one.source, one.function, "sm_90a").cubin) for one in both]
+    assert stretched > whole / 2
+
+
+def test_numbers_of_columns_are_counted_again():
+    found = kernel(of_columns, 1, 0, 5001)
+    for plan in held_plans(found):
+        for stretch in plan.stretches:
+            assert not any(found.graph[id].op is Op.INDEX for id in stretch.kept)
+    assert any(plan.stretches for plan in held_plans(found))
 
 
 def test_the_plan_says_so():

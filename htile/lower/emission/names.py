@@ -132,9 +132,7 @@ class Names:
         for stretch in plan.stretches:
             for i in stretch.columns:
                 self.fragments[i] = self._unique("tXr" + self.tensors[i][1:])
-            for id in stretch.kept:
-                if id in self.held:
-                    continue
+            for id in [id for id in stretch.kept if id not in self.held]:
                 self.held[id] = self._unique(f"held_{self.values[id]}")
             for output in stretch.shifted(plan):
                 self.kept[output] = self._unique("kept" + self.tensors[output][1:])

@@ -50,12 +50,12 @@ def print_stretch(names: Names, stretch: Stretch) -> list[str]:
 def _body(names: Names, stretch: Stretch) -> list[str]:
     """What is done for each vector."""
     others = [each for each in names.plan.stretches if each is not stretch]
-    again = {i for each in others for i in each.inputs}
-    again.update(names.plan.work.columns if names.plan.graph.over_rows else ())  # by other rows
+    # Of an input that is read again the compiler would keep converted elements, which are wider.
+    hidden = {i for each in others for i in each.inputs}
+    hidden.update(names.plan.work.columns if names.plan.graph.over_rows else ())  # by other rows
     lines = []
     for i in stretch.inputs:
-        # A row that is read again would stay in registers as it was converted, if that were known.
-        verb = "read_row" if i in again else "take_row"
+        verb = "read_row" if i in hidden else "take_row"
         lines += assign(names, i, f"{VECTOR}.{verb}({names.fragments[i]}).load()", INSIDE)
     for id in stretch.read:
         lines.append(f"{INSIDE}{names.values[id]} = {VECTOR}.take_row({names.held[id]}).load()")
