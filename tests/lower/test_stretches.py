@@ -13,6 +13,7 @@ from htile.lower import enumerate_plans, printed
 from htile.lower.patterns import Function
 from htile.lower.steps import Compute, Reduce, Store
 from htile.lower.stretches import LEAST_INSTRUCTIONS
+from tests.primitives.ptx_device import launch
 
 BF16 = torch.bfloat16
 
@@ -43,7 +44,7 @@ def masked(x):
 
 
 def masked_twice(x, z, mask):
-    y = torch.where(mask, F.gelu(x) * F.mish(z), torch.tanh(x) * torch.sin(z))
+    y = torch.where(mask, F.gelu(x) * F.mish(z), torch.tanh(x) * torch.sigmoid(z))
     return torch.where(mask, x * F.softplus(z) - y.sum(-1, keepdim=True), z)
 
 
@@ -197,6 +198,25 @@ def test_no_instruction_is_lost_beside_narrow_vectors():
     assert "chunk.read_row(tXrMask)" in both[0].source
     stretched, whole = [len(build(one.source, one.function, "sm_90a").cubin) for one in both]
     assert stretched > whole / 2
+
+
+def test_a_mask_of_narrow_vectors():
+    """The kernel's PTX, which runs on numpy, beside the reference."""
+    torch.manual_seed(0)
+    x, z, drawn = (3 * torch.randn(3, 258) for _ in range(3))
+    rows = x, z, drawn > 0
+    f = htile.rowwise(masked_twice)
+    found = f.inspect(*rows)
+    plans = [p for p in held_plans(found) if p.stretches and p.numerics.vec_size == 2]
+    plan = next(plan for plan in plans if plan.numerics.threads_per_row == 32)
+    text = printed(found.lowered.traced, plan)
+    assert "chunk.read_row(tXrMask)" in text.source
+    out = torch.zeros(3, 258)
+    blocks = -(-3 // plan.rows_per_block)
+    launch(build(text.source, text.function, "sm_90a").ptx, (blocks, 1), [*rows, out],
+           is_emitted=True)  # fmt: skip
+    expected = masked_twice(*(t.double() if t.is_floating_point() else t for t in rows))
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-4)
 
 
 def test_numbers_of_columns_are_counted_again():
