@@ -252,7 +252,7 @@ class KeptRow(Static):
 
     def put(self, chunk: RowTile, y: cute.TensorSSA | Numeric | float) -> None:
         """Put a vector, or a scalar for all of it, to the place of a chunk, as its dtype."""
-        k = chunk.share * chunk.num_chunks + chunk.k
+        k = chunk.vector_place
         vector = as_stored(chunk, self.mO, y)[(None, 0), 0, 0]
         if self.fragment is not None:
             cute.autovec_copy(vector, self.fragment[(None, 0), 0, k])

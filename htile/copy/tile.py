@@ -216,12 +216,10 @@ class RowTile(Columns):
 
         A compiler does not know that a fragment is read twice (`copy_hidden`).
         """
-        k = self.share * self.num_chunks + self.k
         if tile.memspace == cute.AddressSpace.rmem:
-            fragment = cute.make_rmem_tensor(self.vector_shape, tile.element_type)
-            copy_hidden(as_bytes(tile)[(None, 0), 0, k], as_bytes(fragment)[(None, 0), 0, 0])
-            return fragment
-        tXsX = self.partition_dest(cute.local_tile(tile, self.tiler_mn, (0, k)))
+            return self.take_row(tile, is_hidden=True)
+        place = (0, self.vector_place)
+        tXsX = self.partition_dest(cute.local_tile(tile, self.tiler_mn, place))
         tXrX = self.make_fragment(tXsX)
         cute.autovec_copy(as_bytes(tXsX), as_bytes(tXrX))
         return tXrX
@@ -230,17 +228,27 @@ class RowTile(Columns):
         """Registers for a value of each of this thread's elements, which `put_row` fills."""
         return cute.make_rmem_tensor(self.vector_shape, dtype)
 
-    def take_row(self, row: cute.Tensor) -> cute.Tensor:
-        """This chunk of registers with a value of each of this thread's elements."""
+    @property
+    def vector_place(self) -> int | Int32:
+        """Which of the thread's vectors this chunk is."""
+        return self.share * self.num_chunks + self.k
+
+    def take_row(self, row: cute.Tensor, is_hidden: bool = False) -> cute.Tensor:
+        """This chunk of registers with a value of each of this thread's elements.
+
+        is_hidden: whether a compiler does not know that it is (`copy_hidden`).
+        """
         fragment = cute.make_rmem_tensor(self.vector_shape, row.element_type)
-        cute.autovec_copy(as_bytes(row)[(None, 0), 0, self.k], as_bytes(fragment)[(None, 0), 0, 0])
+        vector = as_bytes(row)[(None, 0), 0, self.vector_place]
+        copy_one = copy_hidden if is_hidden else cute.autovec_copy
+        copy_one(vector, as_bytes(fragment)[(None, 0), 0, 0])
         return fragment
 
     def put_row(self, row: cute.Tensor, y: cute.TensorSSA | Numeric | float) -> None:
         """Put a vector, or a scalar for all of it, to the place of this chunk in `make_row`'s."""
         vector = cute.make_rmem_tensor(self.vector_shape, row.element_type)
         vector.store(y if isinstance(y, cute.TensorSSA) else self.full(y))
-        cute.autovec_copy(vector[(None, 0), 0, 0], row[(None, 0), 0, self.k])
+        cute.autovec_copy(vector[(None, 0), 0, 0], row[(None, 0), 0, self.vector_place])
 
     # Operands that are no rows
 
