@@ -26,7 +26,7 @@ from .reductions import FOLLOWING, SUM, Part, Reduce
 from .schedule import list_steps
 from .shifting import staged_bytes
 from .steps import ChunkLoop, Home, Step
-from .stretches import Stretch, stretches
+from .stretches import Stretch, homes, stretches
 from .sweeps import Sweeps
 from .work import Work
 
@@ -271,6 +271,8 @@ class Plan:
         """For each value that is computed before an exchange and read after it: where it lives."""
         if self.numerics.in_loops:
             return self.work.homes_in_loops(self.rows_home)
+        if self.stretches:
+            return homes(self)
         crossing = self.work.crossing(self.sweeps, self.placement.columns == "late")
         return dict.fromkeys(sorted(set().union(*crossing)), Home.REGISTERS)
 

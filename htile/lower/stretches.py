@@ -1,10 +1,11 @@
-"""What a thread computes of a row that it holds between two exchanges: a stretch.
+"""Stretches: whether and how a thread computes a row that it holds a vector at a time.
 
-A statement of the emitted text is about all elements of a thread, and ptxas keeps the order of the
-statements. A value that is read by a later one so takes a register for each element, also where
-nothing reads it after the stretch. Where that is much, a stretch is printed as a loop over the
-thread's vectors: then only values that cross an exchange take registers for all elements. No bit
-depends on it, because sums are made of whole rows as before.
+A stretch is what it computes between two exchanges. A statement of the emitted text is about all
+elements of a thread, and ptxas keeps the order of the statements. So a value takes a register for
+each element until the last statement that reads it, even if no other stretch does. Where that is
+much, each stretch is printed as a loop over the thread's vectors. Then only values that cross an
+exchange take registers for all elements. No bit depends on it, because whole rows are still summed
+in the same order.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..frontend.graph import Graph, Input, Node, Output, Role
+from ..frontend.graph import Graph, Input, Output, Role
 from ..frontend.ops import Op
 from .choice.instructions import sweep_costs
-from .patterns import Function
+from .patterns import Function, strip
 from .periods import once
 from .reductions import Reduce
-from .steps import Compute, Load, Step, Store
+from .steps import Compute, Home, Load, Step, Store
 
 if TYPE_CHECKING:
     from .plan import Plan
 
 # A row is computed by vectors if that saves so many registers for each element, and if an element
-# takes so many instructions. Both were chosen on 319 held plans of the fitting half: in the mean
-# they take .99 of the time so, and at most 1.11 times as long (`docs/traps.md`).
+# takes so many instructions. Both were chosen on 319 held plans of the fitting half. With this rule
+# they take .99 of the time in the mean, and at most 1.11 times as long (`docs/traps.md`).
 LEAST_SAVED, LEAST_INSTRUCTIONS = 1.0, 10
-# Threads of a loop over rows may have all registers, so that they gain only where elements take so
-# many. Chosen on 28 gradients with weights.
+# Loops over rows have few threads, which may have all registers. They gain only where elements take
+# so many. This was chosen on 28 gradients with weights.
 LEAST_OVER_ROWS = 200
 MOST_AGAIN = 2  # instructions of a value that a later stretch may compute again
 WHOLE_WORDS = (torch.float32, torch.int32)  # dtypes of what may be kept for a later stretch
@@ -88,6 +89,24 @@ def stretches(plan: Plan) -> tuple[Stretch, ...]:
     return tuple(best) if saves else ()
 
 
+def homes(plan: Plan) -> dict[int, Home]:
+    """Where what later stretches read is while a thread waits: kept, as loaded, or nowhere."""
+    inputs = {i.id for i in (*plan.work.rows, *plan.work.columns)}
+    computed: set[int] = set()
+    kept: set[int] = set()
+    found: dict[int, Home] = {}
+    for k, stretch in enumerate(plan.stretches):
+        here = {step.id for step in stretch.computes}
+        reads = {i.id for i in stretch.inputs} | {*stretch.whole}
+        found |= dict.fromkeys({*stretch.read} | (reads & kept) - here, Home.REGISTERS)
+        again = reads & inputs - {i.id for i in stretch.columns} if k else ()
+        found |= dict.fromkeys(again, Home.PACKED)
+        found |= dict.fromkeys(here & computed, Home.RECOMPUTE)
+        computed |= here
+        kept |= {*stretch.kept}
+    return dict(sorted(found.items()))
+
+
 def _can_keep(graph: Graph, found: Sequence[Stretch]) -> bool:
     """Whether what stretches keep has whole registers."""
     return all(graph[id].value.dtype in WHOLE_WORDS for each in found for id in each.kept)
@@ -122,17 +141,9 @@ def _is_plain(plan: Plan) -> bool:
     return all(o.dtype.itemsize in (2, 4) for o in work.writes)
 
 
-def _source(graph: Graph, id: int) -> Node:
-    """The node whose name a value is printed by."""
-    node = graph[id]
-    while node.op is Op.RESHAPE:
-        node = graph[node.inputs[0]]
-    return node
-
-
 def _of_elements(graph: Graph, ids: Iterable[int]) -> list[int]:
     """Those of these values of which each element has its own, as they are printed."""
-    nodes = [_source(graph, id) for id in ids]
+    nodes = [strip(graph, graph[id]) for id in ids]
     return [n.id for n in nodes if n.value.spread and n.op is not Op.CONST]
 
 

@@ -234,6 +234,15 @@ def test_the_plan_says_so():
     assert "computed a vector at a time" not in str(as_statements(plan))
 
 
+def test_the_plan_says_what_crosses_an_exchange():
+    plans = held_plans(kernel(*FUNCTIONS["divergence"], 5001, trains=True))
+    plan = next(plan for plan in plans if plan.stretches)
+    *_, across = str(plan).partition("across exchanges: ")
+    told = ("x in registers, as in memory", "sub0 computed again", "div0 in registers",
+            "sub4 in registers")  # fmt: skip
+    assert " ".join(across.split()) == ", ".join(told)
+
+
 @pytest.mark.parametrize("arch", ("sm_80", "sm_100a", "sm_120a"))
 @pytest.mark.parametrize("name", FORWARD)
 def test_compiles_for_every_architecture(name, arch):
