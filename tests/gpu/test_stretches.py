@@ -28,9 +28,7 @@ pytestmark = pytest.mark.gpu
 
 ROWS = 67
 LENGTHS = (1000, 4097, 11008, 50257)
-# In float32 a divergence has one exchange for all, which whole rows take part in.
-VALUES = [(name, BF16) for name in FUNCTIONS]
-VALUES += [(name, F32) for name in FUNCTIONS if name != "divergence"]
+VALUES = [(name, dtype) for dtype in (BF16, F32) for name in FUNCTIONS]
 MIXED = (
     (masked_twice, (F32, F32, torch.bool), 3074),
     (beside_integers, (BF16, torch.int64, torch.bool), 3071),

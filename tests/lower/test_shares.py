@@ -255,6 +255,20 @@ def test_logarithms_that_cancel_are_subtracted_in_parts():
     assert error <= of_torch
 
 
+@pytest.mark.parametrize("function", [divergence, difference_of_logarithms])
+@pytest.mark.parametrize("n", [N, 50257])
+def test_totals_of_a_divergence_are_divided_before_their_logarithm(function, n):
+    """log(a) - log(b) would have the errors of two logarithms of about 10."""
+    graph = kernel_of(function, meta(n), meta(n)).graph
+    assert [graph[node.inputs[0]].op for node in graph if node.op is Op.LOG] == [Op.DIV]
+    g = torch.Generator().manual_seed(n)
+    x, y = (torch.randn(32, n, generator=g) for _ in range(2))
+    found = evaluate(graph, {"x": x, "y": y}, (32,), F32)
+    expected = by_torch(function, x.double(), y.double())
+    epsilon = torch.finfo(F32).eps
+    assert (found.double() - expected).abs().max() <= 4 * epsilon, "of a result of about 1"
+
+
 RANKED = {
     "shares": lambda x: x.softmax(-1).topk(4),
     "logarithms": lambda x: x.log_softmax(-1).topk(4),
