@@ -62,8 +62,13 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
             return signature.invoke(full)
 
         device = batched[0].device  # where torch.arange puts its tensor
-        with bodies_as_written(), terms_marked(), _Products(dtype), Bits(), Assignments(), device:
-            return torch.vmap(one_row)(*batched)
+        with bodies_as_written(), terms_marked(), _Products(dtype), Bits(), device:
+            try:
+                with Assignments():
+                    return torch.vmap(one_row)(*batched)
+            except _RowByRow:
+                results = [one_row(*row) for row in zip(*batched, strict=True)]
+        return pytree.tree_map(lambda *each: torch.stack([*map(torch.as_tensor, each)]), *results)
 
     if not rows:  # vmap refuses an empty batch: take the shapes from one row of ones
         # 1 divides everything, but it is no index of a row of one element
@@ -133,10 +138,17 @@ class _Viewed(torch.autograd.Function):
         return _Viewed.apply(x, dtype), in_dims[0]
 
 
+class _RowByRow(Exception):
+    """Rows have tensors of different lengths, which `torch.vmap` cannot batch."""
+
+
 class Assignments(TorchFunctionMode):
     """Assigns to the elements that a mask chooses: `torch.vmap` has no rule for `x[mask] = y`."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
+        is_index = function is torch.Tensor.__getitem__ and _is_mask(args[1])
+        if is_index or function in (torch.masked_select, torch.Tensor.masked_select):
+            raise _RowByRow
         if function is not torch.Tensor.__setitem__ or not _is_mask(args[1]):
             return function(*args, **(kwargs or {}))
         x, mask, value = args

@@ -81,6 +81,7 @@ GROUPS = {
     "losses": "Losses of a class",
     "row_losses": "Losses of margins, distances and variances",
     "indices": "Elements at an index",
+    "selected": "Elements that a mask chooses",
     "put": "Elements that are put at indices",
     "buckets": "Places in a sorted row, and elements of a few",
     "windows": "Windows of neighbours",
@@ -304,7 +305,9 @@ def _results(function: Callable) -> Iterator[str]:
             yield REFUSED
             continue
         first = result[0] if isinstance(result, tuple) else result
-        yield dtype_name(first._value.dtype) if isinstance(first, Tensor) else type(first).__name__
+        is_computed = isinstance(first, Tensor)
+        dtype = first._value.dtype if is_computed else getattr(first, "dtype", None)
+        yield dtype_name(dtype) if dtype else type(first).__name__
 
 
 def _sample(function: Callable, dtype: torch.dtype, is_row: bool) -> tuple[list, dict]:

@@ -41,6 +41,11 @@ ITERATION = (
     "or a reduction (x.sum(), x.max()) for the built-in sum(x) and max(x). x.unbind(-1) gives the "
     "elements of a short row"
 )
+RAGGED = (
+    "it can be reduced, as in x[mask].mean(), or assigned to the same elements, as in "
+    "x[mask] *= 2; for anything else write torch.where(mask, x, other)"
+)
+OTHER_MASK = "write a mask of the shape of x, or torch.where(mask, x, other)"
 NOTHING = "{}: there are none in a row, so leave it out where sizes may be 0"
 STALE = (
     "{} may share memory in torch with the tensor that {} has changed in place (as x and x.float() "
@@ -77,7 +82,7 @@ HINTS = {
         "conv_transpose1d": _WINDOWS,
         "dstack block_diag": _PARTS,
         "index_put": _INDEX,
-        "masked_select masked_scatter": "it has no fixed length: write torch.where(mask, x, other)",
+        "masked_scatter": "it has no fixed length: write torch.where(mask, x, other)",
         "complex polar view_as_complex view_as_real": _COMPLEX,
         "histc": "count by comparisons, (x < edge).sum(), one for each edge",
         "bincount": "of k bins write F.one_hot(x, k).sum(0), and with weights "

@@ -29,6 +29,7 @@ from .joins import cat, stack
 from .ops import Op, Value, Varies, broadcast_shapes
 from .parts import MOST_PARTS, check_slice, part, too_many
 from .promotion import BOOL, FLOAT, filled, into, operand
+from .selected import Selected, with_selected
 from .shapes import broadcast_to, reshaped, squeeze, unsqueeze
 from .slopes import Slope
 from .tensor import FUNCTIONS, IN_PLACE, SAME, Length, Tensor, fail, location, node
@@ -249,9 +250,11 @@ def _with_masked(x: Tensor, mask: Tensor, value: object) -> Tensor:
     if tuple(mask._sizes) != tuple(x._sizes[: mask.ndim]):
         fail(ShapeError, f"x[mask] = value with a mask of shape {tuple(mask._sizes)}, and x of "
              f"shape {tuple(x._sizes)}: a mask has the first axes of x")  # fmt: skip
+    if isinstance(value, Selected):
+        return with_selected(x, mask, value)
     if not _is_one(value):
-        fail(UnsupportedError, "x[mask] = value takes one number: write x = torch.where(mask, "
-             "value, x) for a value of the shape of x")  # fmt: skip
+        fail(UnsupportedError, "x[mask] = value takes one number: of a value of the shape of x "
+             "write x[mask] = value[mask], or x = torch.where(mask, value, x)")  # fmt: skip
     mask = mask.view(*mask._sizes, *(1,) * (x.ndim - mask.ndim)) if mask.ndim < x.ndim else mask
     return masked_fill(x, mask, value.reshape(()) if isinstance(value, Tensor) else value)
 

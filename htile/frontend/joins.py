@@ -23,7 +23,7 @@ from .shapes import (
     reshaped,
     unsqueeze,
 )
-from .tensor import Length, Tensor, copy, fail, is_real, node
+from .tensor import Length, Ragged, Tensor, copy, fail, is_real, node
 
 
 @implements("cat", "concat", "concatenate", method=False)
@@ -67,6 +67,8 @@ def stack(tensors, dim=0):
 
 def _is_nothing(value: object) -> bool:
     """Whether it is a part without elements, or a tensor of none, such as torch.zeros(0)."""
+    if isinstance(value, Ragged):
+        return False
     return isinstance(value, Nothing) or (is_real(value) and not value.numel())
 
 
@@ -74,6 +76,8 @@ def _tensors(tensors: object, what: str) -> tuple[Tensor, ...]:
     """The operands of a join, in the dtype that they have together."""
     tensors = tuple(tensors)
     for each in tensors:
+        if isinstance(each, Ragged):
+            each._refuse(f"torch.{what} of x[mask] is not supported")
         if not isinstance(each, Tensor):
             kind = "a real tensor" if isinstance(each, torch.Tensor) else an(type(each).__name__)
             fail(TraceError, f"torch.{what} of {kind}: pass it as an argument")

@@ -16,6 +16,7 @@ from ..errors import ShapeError, TraceError, UnsupportedError
 from . import hints
 from .functions import implements
 from .ops import Op, Value
+from .selected import selected
 from .shapes import (
     cut_axis,
     known_axis,
@@ -36,6 +37,10 @@ from .tensor import (
 )
 
 MOST_PARTS = 64  # of one axis: each part has its own place in the text of a kernel
+_AN_INDEX = (
+    "an index that is a tensor stands alone: write m[0][y] for m[0, y], and of places that are "
+    "numbers a list, m[[0, 2]]"
+)
 
 
 class Nothing(Deferred):
@@ -91,7 +96,11 @@ def getitem(x: Tensor, index: object) -> Tensor:
     parts = index if isinstance(index, tuple) else (index,)
     for each in parts:
         if isinstance(each, Tensor):
-            fail(UnsupportedError, _masked(each))
+            if len(parts) == 1 and each._value.dtype is torch.bool:
+                return selected(x, each)
+            is_mask = each._value.dtype is torch.bool
+            fail(UnsupportedError, f"a mask beside other indices: {hints.OTHER_MASK}" if is_mask
+                 else _AN_INDEX)  # fmt: skip
         if each is not None and each is not Ellipsis and type(each) not in (int, slice):
             fail(UnsupportedError, f"indexing with {each!r}: write numbers and slices"
                  f"{_as_list(each)}")  # fmt: skip
@@ -167,17 +176,6 @@ def _sliced(x: Tensor, axis: int, each: slice) -> Tensor:
     if places == range(x._sizes[axis]):
         return x
     return part(x, axis, places.start, len(places), places.step)
-
-
-def _masked(index: Tensor) -> str:
-    if index._value.dtype is torch.bool:
-        return ("x[mask] has no fixed length: write torch.where(mask, x, other), as in "
-                "torch.where(mask, x, 0).sum() for x[mask].sum(), and "
-                "x = torch.where(mask, x * 2, x) for x[mask] *= 2")  # fmt: skip
-    return (
-        "an index that is a tensor stands alone: write m[0][y] for m[0, y], and of places that are "
-        "numbers a list, m[[0, 2]]"
-    )
 
 
 # Parts

@@ -10,7 +10,7 @@ from .hints import NOTHING
 from .ops import Varies
 from .over_rows import OverRows
 from .returned import returned_dtype
-from .tensor import Tensor, is_real
+from .tensor import Ragged, Tensor, is_real
 
 
 def names_of(paths: list[tuple]) -> list[str]:
@@ -29,6 +29,8 @@ def names_of(paths: list[tuple]) -> list[str]:
 
 
 def output_of(builder: Builder, loc: Location, name: str, leaf: object) -> Output:
+    if isinstance(leaf, Ragged):
+        leaf._refuse()
     if is_real(leaf):
         if not leaf.numel():
             what = f"a tensor without elements, of shape {tuple(leaf.shape)}"

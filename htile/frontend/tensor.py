@@ -81,6 +81,8 @@ def call(spelling: str, function: Callable | None, args: tuple, kwargs: dict) ->
     function: None for a function of torch that is not in the table.
     """
     for value in filter(is_real, (*args, *kwargs.values())):
+        if isinstance(value, Ragged):
+            return value._answer(spelling, function, args, kwargs)
         if not value.numel():
             what = f"a tensor without elements, of shape {tuple(value.shape)}"
             fail(ShapeError, hints.NOTHING.format(what))
@@ -344,6 +346,19 @@ def _spelling(func: Callable) -> str:
         if getattr(module, name, None) is func:
             return f"{prefix}.{name}"
     return torch.overrides.resolve_name(func) or name
+
+
+class Ragged(torch.Tensor):
+    """Elements whose number is known when the kernel runs, so that they are no value of a graph.
+
+    They answer to torch's functions themselves, as `_answer` of htile.frontend.selected says.
+    """
+
+    def _answer(self, spelling: str, function: Callable | None, args: tuple, kwargs: dict):
+        raise NotImplementedError
+
+    def _refuse(self, what: str = "x[mask]") -> NoReturn:
+        raise NotImplementedError
 
 
 class Deferred(Tensor):

@@ -30,6 +30,7 @@ from . import pools as pools
 from . import products as products
 from . import row_losses as row_losses
 from . import scans as scans
+from . import selected as selected
 from . import tables as tables
 from . import windows as windows
 from .captures import check_static, line_of

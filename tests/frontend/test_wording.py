@@ -380,22 +380,6 @@ def test_prelu_with_a_weight_of_each_channel():
         htile.rowwise(lambda x, w: F.prelu(x, w))(x, w)
 
 
-def test_elements_of_a_mask_say_what_to_write():
-    def total(x):
-        return x[x > 0].sum()
-
-    def doubled(x):
-        x[x > 0] *= 2
-        return x
-
-    for f in (total, doubled):
-        with pytest.raises(UnsupportedError) as caught:
-            htile.rowwise(f)(torch.ones(2, 8))
-        assert "torch.where(mask, x, 0).sum() for x[mask].sum()" in caught.value.message
-        assert "x = torch.where(mask, x * 2, x) for x[mask] *= 2" in caught.value.message
-        assert "x[x > 0]" in caught.value.loc.text
-
-
 def test_prelu_with_a_weight_of_each_row():
     x, w = torch.randn(4, 8), torch.randn(4, 1)
 

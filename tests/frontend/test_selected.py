@@ -1,0 +1,276 @@
+"""The elements that a mask chooses, `x[mask]`: what torch computes of each row by itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import htile
+from htile import ShapeError, UnsupportedError
+from htile.testing import assert_close
+from tests.generated.movements import interpreted
+from tests.lower.cases import F32, kernel_of
+
+INF = torch.inf
+
+
+def mean_of_positive(x):
+    return x[x > 0].mean()
+
+
+def statistics(x):
+    chosen = x[x > -1]
+    return chosen.var(), chosen.std(unbiased=False), *torch.std_mean(chosen)
+
+
+def extremes(x):
+    return x[x > -1].amax(), x[x > -1].min(), torch.max(x[x > -1]), x[x > -1].amin(0, keepdim=True)
+
+
+def counts(x):
+    chosen = x[x.abs() < 1]
+    return chosen.numel(), chosen.shape[0], chosen.size(0), (chosen > 0).sum()
+
+
+def truths(x):
+    chosen = x[x < 1]
+    return (chosen > 0).any(), (chosen < 0.5).all(), (chosen > 0).float().mean()
+
+
+def products_and_norms(x):
+    chosen = x[x.abs() < 1]
+    return chosen.prod(), chosen.norm(), torch.linalg.vector_norm(chosen, 1), chosen.sum(-1, True)
+
+
+def written_twice(x):
+    return (x[x > 0].log() * x[x > 0]).sum()
+
+
+def logarithms(x):
+    """Elements that are not chosen have no logarithm."""
+    return torch.log(x[x > 0]).mean()
+
+
+def beside_numbers_of_the_row(x):
+    return (x[x > 0] / x.abs().amax() - x.std() * x[x > 0].sum()).sum()
+
+
+def difference_to_an_element(x):
+    """x[0] is chosen by no mask, and where it equals an element the logarithm is infinite."""
+    return (x[x > x[0]] - x[0]).log().sum()
+
+
+def entropy_of_chosen(x):
+    p = x[x > -0.5].softmax(-1)
+    return -(p * p.log()).sum(), x[x > -0.5].logsumexp(0)
+
+
+def loss_of_chosen(x, y):
+    mask = y > 0
+    return F.mse_loss(x[mask], y[mask]), F.smooth_l1_loss(x[mask], y[mask], reduction="sum")
+
+
+def changed_in_place(x):
+    chosen = x[x > 0]
+    other = chosen
+    chosen *= 2
+    chosen.clamp_(max=3.0)
+    return other.sum()
+
+
+def doubled(x):
+    x = x.clone()
+    x[x > 0] *= 2
+    return x
+
+
+def standardized_where_chosen(x, y):
+    mask = y > 0
+    x = x.clone()
+    x[mask] = (x[mask] - x[mask].mean()) / (x[mask].std() + 1e-5)
+    return x
+
+
+def sorted_into_zeros(x):
+    y = torch.zeros_like(x)
+    y[x > 0] = x[x > 0].softmax(-1)
+    return y
+
+
+def cumulative(x):
+    y = torch.zeros_like(x)
+    y[x > 0] = x[x > 0].cumsum(0)
+    return y
+
+
+def selected_by_torch(x, y):
+    return torch.masked_select(x, y > 0).sum(), x.masked_select(y > 0).mean()
+
+
+def of_groups(x):
+    groups = x[: x.shape[-1] // 4 * 4].view(4, -1)
+    return groups[groups > 0].mean()
+
+
+def of_some_columns(x):
+    return x[torch.arange(x.shape[-1]) % 2 == 0].sum()
+
+
+def of_integers(x):
+    k = (x * 10).int()
+    return k[k > 0].sum(), k[k > 0].amax(), k[k > -100].min()
+
+
+ONE_ROW = (
+    mean_of_positive, statistics, extremes, counts, truths, products_and_norms, written_twice,
+    logarithms, beside_numbers_of_the_row, difference_to_an_element, entropy_of_chosen,
+    changed_in_place, doubled, sorted_into_zeros, cumulative, of_groups, of_some_columns,
+    of_integers,
+)  # fmt: skip
+TWO_ROWS = (loss_of_chosen, standardized_where_chosen, selected_by_torch)
+FUNCTIONS = {function.__name__: function for function in ONE_ROW + TWO_ROWS}
+LENGTHS = (8, 100, 1000)
+
+
+def rows(name, n):
+    """Rows of which some elements are chosen, and the first is the least."""
+    g = torch.Generator().manual_seed(n)
+    given = [torch.randn(6, n, generator=g) for _ in range(2 if FUNCTIONS[name] in TWO_ROWS else 1)]
+    for row in given:
+        row[:, 1:4] = torch.tensor([0.5, 0.25, 0.75])
+    given[0][:, 0] = 0.0
+    return given
+
+
+def leaves(result):
+    return [torch.as_tensor(each) for each in (result if isinstance(result, tuple) else (result,))]
+
+
+def by_row(function, given):
+    """What torch computes of each row."""
+    results = [leaves(function(*row)) for row in zip(*given, strict=True)]
+    return [torch.stack(each) for each in zip(*results, strict=True)]
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_results_are_those_of_each_row(name, n):
+    given = rows(name, n)
+    f = htile.rowwise(FUNCTIONS[name])
+    assert_close(f, f(*given), *given)
+    expected = by_row(FUNCTIONS[name], [row.double() for row in given])
+    for one, other in zip(leaves(f(*given)), expected, strict=True):
+        torch.testing.assert_close(one.double(), other.double(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_gradients_are_those_of_each_row(name):
+    given = [row.requires_grad_() for row in rows(name, 100)]
+    exact = [row.detach().double().requires_grad_() for row in given]
+    found = leaves(htile.rowwise(FUNCTIONS[name])(*given))
+    expected = by_row(FUNCTIONS[name], exact)
+    pairs = [(a, b) for a, b in zip(found, expected, strict=True) if b.requires_grad]
+    assert [a.requires_grad for a in found] == [b.requires_grad for b in expected]
+    if not pairs:
+        assert name in ("counts", "truths", "of_integers")
+        return
+    told = {"allow_unused": True, "materialize_grads": True}
+    gradients = torch.autograd.grad(sum(a.sin().sum() for a, _ in pairs), given, **told)
+    wanted = torch.autograd.grad(sum(b.sin().sum() for _, b in pairs), exact, **told)
+    for one, other in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=2e-3, atol=2e-4)
+
+
+# The interpreter has no casts to integers.
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "of_integers"])
+def test_the_graph_of_the_kernel_computes_the_same(name):
+    given = rows(name, 1000)
+    metas = [torch.empty(64, 1000, dtype=F32, device="meta") for _ in given]
+    kernel = kernel_of(FUNCTIONS[name], *metas)
+    named = dict(zip([i.name for i in kernel.traced.inputs], given, strict=True))
+    found = interpreted(kernel.graph, kernel.traced, named, (6,))
+    expected = by_row(FUNCTIONS[name], [row.double() for row in given])
+    for one, other in zip(found, expected, strict=True):
+        one = torch.as_tensor(one).double().reshape(other.shape)
+        torch.testing.assert_close(one, other.double(), rtol=1e-7, atol=1e-7)
+
+
+def test_where_nothing_is_chosen():
+    """As in torch; an extreme, of which torch has none, is the one of no number."""
+    def of_none(x):
+        chosen = x[x > 100]
+        return chosen.sum(), chosen.prod(), chosen.mean(), chosen.var(), chosen.norm(), \
+            chosen.logsumexp(0), chosen.numel(), chosen.amax(), chosen.amin()
+
+    found = [each[0].item() for each in htile.rowwise(of_none)(torch.ones(2, 8))]
+    assert str(found) == str([0.0, 1.0, torch.nan, torch.nan, 0.0, -INF, 0, -INF, INF])
+
+
+def test_what_is_not_chosen_reaches_nothing():
+    x = torch.tensor([[1.0, 2.0, torch.nan, INF, -INF, 3.0]])
+    f = htile.rowwise(lambda x: (x[x.abs() < 10].mean(), x[x.abs() < 10].exp().sum()))
+    x.requires_grad_()
+    mean, total = f(x)
+    torch.testing.assert_close(mean.item(), 2.0)
+    (gradient,) = torch.autograd.grad(mean + total, x)
+    assert gradient[0, 2:5].tolist() == [0.0] * 3
+    torch.testing.assert_close(gradient[0, :2], 1 / 3 + x.detach()[0, :2].exp())
+
+
+def test_a_gradient_of_a_number_does_not_see_what_is_not_chosen():
+    """d log(x - c) / dc is infinite at 0, which stands in the place of other elements."""
+    def f(x, c):
+        return (x[x > 1] - c).log().sum()
+
+    x = torch.tensor([[2.0, 0.5, 3.0]])
+    c = torch.zeros(1, requires_grad=True)
+    wrapped = htile.rowwise(f)
+    (gradient,) = torch.autograd.grad(wrapped(x, c[:, None]).sum(), c)
+    torch.testing.assert_close(gradient, torch.tensor([-1 / 2 - 1 / 3]))
+
+
+def test_rows_of_any_length():
+    f = htile.rowwise(dynamic_n=True)(mean_of_positive)
+    for n in (8, 40):
+        x = rows("mean_of_positive", n)[0]
+        assert_close(f, f(x), x)
+
+
+REFUSED = {
+    "returned": (lambda x: x[x > 0], UnsupportedError, "x[mask] has no fixed length"),
+    "beside a row": (lambda x: x[x > 0] + x, ShapeError, "choose its elements too, y[mask]"),
+    "of another mask": (lambda x: x[x > 0] + x[x > 1], ShapeError, "with the same mask"),
+    "sorted": (lambda x: x[x > 0].sort().values, UnsupportedError, "x.sort of x[mask]"),
+    "with indices": (lambda x: x[x > 0].max(-1).values, UnsupportedError, "x[mask].amax(dim)"),
+    "an element": (lambda x: x[x > 0][0], UnsupportedError, "x[mask].__getitem__"),
+    "a neighbour": (lambda x: x[x > 0].diff().sum(), UnsupportedError, "x.diff of x[mask]"),
+    "joined": (lambda x: torch.cat((x[x > 0], x)), UnsupportedError, "torch.cat of x[mask]"),
+    "a length": (lambda x: x * len(x[x > 0]), UnsupportedError, "mask.sum() for len(x[mask])"),
+    "visited": (lambda x: sum(x[x > 0]), UnsupportedError, "iter(x[mask])"),
+    "an attribute": (lambda x: x[x > 0].T, UnsupportedError, "x[mask].T is not supported"),
+    "the least norm": (lambda x: x[x > 0].norm(-1), UnsupportedError, "of order -1 of x[mask]"),
+    "of whole rows": (
+        lambda x: x.view(2, 4)[torch.arange(2) > 0], UnsupportedError, "a mask of the shape of x"),
+    "beside an index": (
+        lambda x: x.view(2, 4)[0, torch.arange(4) > 0], UnsupportedError, "beside other indices"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_needs_their_number_or_order_is_refused(name):
+    function, error, message = REFUSED[name]
+    with pytest.raises(error) as caught:
+        htile.rowwise(function)(torch.ones(2, 8))
+    assert message in caught.value.message
+    assert caught.value.loc is not None
+
+
+def test_elements_are_assigned_to_those_of_the_same_mask():
+    def swapped(x):
+        y = x.clone()
+        y[x > 1] = x[x > 0]
+        return y
+
+    with pytest.raises(ShapeError, match="both have to be the same"):
+        htile.rowwise(swapped)(torch.ones(2, 8))
