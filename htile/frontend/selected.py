@@ -6,26 +6,30 @@ nothing where the mask does not hold, such as 0 in a sum. Anything else raises.
 
 Elements that are not chosen may become NaN or infinite on the way, as in `x[x > 0].log().sum()`.
 They never reach a result, because a reduction chooses before it adds. They never reach a gradient
-either: whatever is computed with, of the row and of its numbers, has been chosen before.
+either, because the row and the numbers of the row are chosen before they are computed with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from inspect import signature
 from math import inf
+from types import FunctionType, MethodType
 from typing import NoReturn
 
 import torch
 
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from . import hints
+from .device import Device
 from .functions import OPERATORS, implements
 from .graph import Builder
 from .ops import COLLECTIVES, MOVEMENTS, Op
 from .promotion import BOOL, FLOAT, INT64, into
 from .shapes import broadcast_to
-from .tensor import Ragged, Shape, Tensor, call, copy, fail, location
+from .slopes import Slope
+from .tensor import KEYWORDS, Ragged, Shape, Tensor, call, copy, fail, location, node
 
 # What changes nothing in the result of a function.
 OF_ALL = {
@@ -40,6 +44,7 @@ OF_EACH = {
 }  # fmt: skip
 """The same for functions that need all elements, and have a result for each of them."""
 
+_MEMBERS = {"dtype", "shape", "ndim", "device"}
 _NOT_OF_ONE = COLLECTIVES | (MOVEMENTS - {Op.RESHAPE, Op.EXPAND})
 _NOT_OF_ONE |= {Op.INDEX, Op.LENGTH, Op.TAKE, Op.LOOKUP, Op.MATMUL, Op.WORD, Op.PHILOX, Op.CUSTOM}
 
@@ -72,6 +77,11 @@ class Selected(Ragged):
         """1, as in torch."""
         return 1
 
+    @property
+    def device(self) -> Device:
+        """That of the arguments."""
+        return self._elements.device
+
     def __repr__(self) -> str:
         return f"{self._elements!r}[mask]"
 
@@ -85,6 +95,13 @@ class Selected(Ragged):
         return Tensor.__torch_function__(func, types, args, kwargs)
 
     __torch_dispatch__ = Tensor.__torch_dispatch__
+
+    def __getattribute__(self, name: str):
+        """Methods are those of `Tensor`, of which a wrong argument is an error of HTile."""
+        method = None if name.startswith("_") or name in _MEMBERS else vars(Tensor).get(name)
+        if isinstance(method, FunctionType):
+            return MethodType(method, self)
+        return super().__getattribute__(name)
 
     def __getattr__(self, name: str):
         if name.startswith("_"):
@@ -103,9 +120,14 @@ class Selected(Ragged):
             return self
         if name.startswith("__"):
             self._refuse(f"x[mask].{name} is not supported")
+        kwargs = {KEYWORDS.get(key, key): value for key, value in kwargs.items()}
         is_first = bool(args) and args[0] is self
         if is_first and name in _OWN:
-            return _OWN[name](self, *args[1:], **kwargs)
+            try:
+                signature(_OWN[name]).bind(*args, **kwargs)
+            except TypeError as error:
+                self._refuse(f"{spelling} with other arguments ({error}) is not supported")
+            return _OWN[name](*args, **kwargs)
         of_two = len(args) > 1 and isinstance(args[1], torch.Tensor)  # torch.max(x, y)
         if is_first and not of_two and name in OF_ALL | OF_EACH:
             return self._together(spelling, name, function, args[1:], kwargs)
@@ -119,7 +141,7 @@ class Selected(Ragged):
 
     def _in_place(self, spelling: str, args: tuple, kwargs: dict) -> Selected:
         """What an in-place method gives, such as `x.mul_(2)`."""
-        method = getattr(torch.Tensor, spelling.rpartition(".")[2].rstrip("_"), None)
+        method = getattr(Tensor, spelling.rpartition(".")[2].rstrip("_"), None)
         if method is None or not args or args[0] is not self:
             self._refuse(f"{spelling} of x[mask] is not supported")
         return method(*args, **kwargs)
@@ -265,20 +287,28 @@ def _var_mean(x: Selected, dim=None, unbiased=True, keepdim=False, *, correction
     return squares / freedom.clamp(min=0.0), average.reshape((1,) if keepdim else ())
 
 
-def _size(x: Selected, dim=None):
-    return x.shape if dim is None else x.shape[dim]
+def _root(x: Tensor) -> Tensor:
+    """The square root, whose slope at 0 is 0, as torch has it in a deviation."""
+    return node(Op.SQRT, x, arg=Slope.ZERO)
+
+
+def _of_variance(made: Callable) -> Callable:
+    """What is made of the variance and the mean, with the arguments of `var_mean`."""
+    @wraps(_var_mean)
+    def function(*args, **kwargs):
+        return made(*_var_mean(*args, **kwargs))
+
+    return function
 
 
 _OWN = {
     "mean": _mean,
     "var_mean": _var_mean,
-    "var": lambda *args, **kwargs: _var_mean(*args, **kwargs)[0],
-    "std": lambda *args, **kwargs: _var_mean(*args, **kwargs)[0].sqrt(),
-    "std_mean": lambda *args, **kwargs: (
-        (both := _var_mean(*args, **kwargs))[0].sqrt(), both[1]),
+    "var": _of_variance(lambda variance, mean: variance),
+    "std": _of_variance(lambda variance, mean: _root(variance)),
+    "std_mean": _of_variance(lambda variance, mean: (_root(variance), mean)),
     "numel": lambda x: x._count(),
     "nelement": lambda x: x._count(),
-    "size": _size,
     "dim": lambda x: 1,
 }  # fmt: skip
 """Methods whose results no neutral element gives."""

@@ -71,7 +71,7 @@ _INSTEAD = {
         ("bernoulli", "cauchy", "dropout", "exponential", "geometric", "log_normal", "normal",
          "random", "uniform"), f"a new value; {hints.RANDOM}"),
 }  # fmt: skip
-_KEYWORDS = {"axis": "dim", "keepdims": "keepdim", "train": "training"}
+KEYWORDS = {"axis": "dim", "keepdims": "keepdim", "train": "training"}
 _IGNORED = frozenset({"_stacklevel", "out", "inplace"})
 
 
@@ -95,7 +95,7 @@ def call(spelling: str, function: Callable | None, args: tuple, kwargs: dict) ->
         if kwargs.get("out") is not None:
             fail(TraceError, f"{spelling}(out=...) inside a traced function; assign the result")
         function = IN_PLACE[function] if kwargs.get("inplace") else function
-        kwargs = {_KEYWORDS.get(k, k): v for k, v in kwargs.items() if k not in _IGNORED}
+        kwargs = {KEYWORDS.get(k, k): v for k, v in kwargs.items() if k not in _IGNORED}
     refused = None
     try:
         result = function(*args, **kwargs)

@@ -21,7 +21,8 @@ def mean_of_positive(x):
 
 def statistics(x):
     chosen = x[x > -1]
-    return chosen.var(), chosen.std(unbiased=False), *torch.std_mean(chosen)
+    same = chosen.mean(axis=0), chosen.var(0, correction=0, keepdims=True)
+    return chosen.var(), chosen.std(unbiased=False), *torch.std_mean(chosen), *same
 
 
 def extremes(x):
@@ -250,6 +251,7 @@ REFUSED = {
     "visited": (lambda x: sum(x[x > 0]), UnsupportedError, "iter(x[mask])"),
     "an attribute": (lambda x: x[x > 0].T, UnsupportedError, "x[mask].T is not supported"),
     "the least norm": (lambda x: x[x > 0].norm(-1), UnsupportedError, "of order -1 of x[mask]"),
+    "other arguments": (lambda x: x[x > 0].mean(1, 2, 3), UnsupportedError, "other arguments"),
     "of whole rows": (
         lambda x: x.view(2, 4)[torch.arange(2) > 0], UnsupportedError, "a mask of the shape of x"),
     "beside an index": (
