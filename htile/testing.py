@@ -7,6 +7,7 @@ evaluation, plus two units in the last place of the row's largest magnitude.
 
 from __future__ import annotations
 
+import functools
 import math
 import types
 from dataclasses import replace
@@ -68,7 +69,8 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
                     return torch.vmap(one_row)(*batched)
             except _RowByRow:
                 results = [one_row(*row) for row in zip(*batched, strict=True)]
-        return pytree.tree_map(lambda *each: torch.stack([*map(torch.as_tensor, each)]), *results)
+        as_tensor = functools.partial(torch.as_tensor, device=device)  # a number of elements
+        return pytree.tree_map(lambda *each: torch.stack([*map(as_tensor, each)]), *results)
 
     if not rows:  # vmap refuses an empty batch: take the shapes from one row of ones
         # 1 divides everything, but it is no index of a row of one element
