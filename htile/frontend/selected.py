@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from inspect import signature
-from math import inf
+from math import inf, nan
 from types import FunctionType, MethodType
 from typing import NoReturn
 
@@ -301,8 +301,27 @@ def _of_variance(made: Callable) -> Callable:
     return function
 
 
+def _rank(x: Selected, function: Callable, *args, **kwargs) -> Tensor:
+    """An element by its rank, found by a function that leaves NaN out; NaN if any is chosen."""
+    if x._elements._value.dtype is not FLOAT:
+        fail(DtypeError, f"elements by rank of x[mask] of {x._elements._value.dtype}: write "
+             "x.float()[mask]")  # fmt: skip
+    others = torch.where(x._mask, x._elements, nan)
+    return torch.where(x.isnan().any(), nan, function(others, *args, **kwargs))
+
+
+def _median(x: Selected) -> Tensor:
+    return _rank(x, torch.nanmedian)
+
+
+def _quantile(x: Selected, q, dim=None, keepdim=False, *, interpolation="linear") -> Tensor:
+    return _rank(x, torch.nanquantile, q, dim, keepdim, interpolation=interpolation)
+
+
 _OWN = {
     "mean": _mean,
+    "median": _median,
+    "quantile": _quantile,
     "var_mean": _var_mean,
     "var": _of_variance(lambda variance, mean: variance),
     "std": _of_variance(lambda variance, mean: _root(variance)),

@@ -34,6 +34,11 @@ def counts(x):
     return chosen.numel(), chosen.shape[0], chosen.size(0), (chosen > 0).sum()
 
 
+def by_rank(x):
+    chosen = x[x > -0.5]
+    return chosen.median(), chosen.quantile(0.9), torch.quantile(x[x < 1], 0.25, keepdim=True)
+
+
 def truths(x):
     chosen = x[x < 1]
     return (chosen > 0).any(), (chosen < 0.5).all(), (chosen > 0).float().mean()
@@ -124,8 +129,8 @@ def of_integers(x):
 
 
 ONE_ROW = (
-    mean_of_positive, statistics, extremes, counts, truths, products_and_norms, written_twice,
-    logarithms, beside_numbers_of_the_row, difference_to_an_element, entropy_of_chosen,
+    mean_of_positive, statistics, extremes, by_rank, counts, truths, products_and_norms,
+    written_twice, logarithms, beside_numbers_of_the_row, difference_to_an_element, entropy_of_chosen,
     changed_in_place, doubled, sorted_into_zeros, cumulative, of_groups, of_some_columns,
     of_integers,
 )  # fmt: skip
@@ -183,8 +188,8 @@ def test_gradients_are_those_of_each_row(name):
         torch.testing.assert_close(one.double(), other, rtol=2e-3, atol=2e-4)
 
 
-# The interpreter has no casts to integers.
-@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "of_integers"])
+# The interpreter has no casts to integers and no elements by rank.
+@pytest.mark.parametrize("name", sorted({*FUNCTIONS} - {"of_integers", "by_rank"}))
 def test_the_graph_of_the_kernel_computes_the_same(name):
     given = rows(name, 1000)
     metas = [torch.empty(64, 1000, dtype=F32, device="meta") for _ in given]
@@ -202,17 +207,20 @@ def test_where_nothing_is_chosen():
     def of_none(x):
         chosen = x[x > 100]
         return chosen.sum(), chosen.prod(), chosen.mean(), chosen.var(), chosen.norm(), \
-            chosen.logsumexp(0), chosen.numel(), chosen.amax(), chosen.amin()
+            chosen.logsumexp(0), chosen.numel(), chosen.amax(), chosen.amin(), chosen.median()
 
     found = [each[0].item() for each in htile.rowwise(of_none)(torch.ones(2, 8))]
-    assert str(found) == str([0.0, 1.0, torch.nan, torch.nan, 0.0, -INF, 0, -INF, INF])
+    assert str(found) == str([0.0, 1.0, torch.nan, torch.nan, 0.0, -INF, 0, -INF, INF, torch.nan])
 
 
 def test_what_is_not_chosen_reaches_nothing():
     x = torch.tensor([[1.0, 2.0, torch.nan, INF, -INF, 3.0]])
-    f = htile.rowwise(lambda x: (x[x.abs() < 10].mean(), x[x.abs() < 10].exp().sum()))
+    f = htile.rowwise(lambda x: (
+        x[x.abs() < 10].mean(), x[x.abs() < 10].exp().sum(), x[x.abs() < 10].median(),
+        x[~(x.abs() < 10)].median()))  # fmt: skip
     x.requires_grad_()
-    mean, total = f(x)
+    mean, total, median, of_others = f(x)
+    assert median.item() == 2.0 and of_others.isnan().all()
     torch.testing.assert_close(mean.item(), 2.0)
     (gradient,) = torch.autograd.grad(mean + total, x)
     assert gradient[0, 2:5].tolist() == [0.0] * 3
@@ -242,6 +250,8 @@ REFUSED = {
     "returned": (lambda x: x[x > 0], UnsupportedError, "x[mask] has no fixed length"),
     "beside a row": (lambda x: x[x > 0] + x, ShapeError, "choose its elements too, y[mask]"),
     "of another mask": (lambda x: x[x > 0] + x[x > 1], ShapeError, "with the same mask"),
+    "a median with its place": (
+        lambda x: x[x > 0].median(-1).values, UnsupportedError, "other arguments"),
     "sorted": (lambda x: x[x > 0].sort().values, UnsupportedError, "x.sort of x[mask]"),
     "with indices": (lambda x: x[x > 0].max(-1).values, UnsupportedError, "x[mask].amax(dim)"),
     "an element": (lambda x: x[x > 0][0], UnsupportedError, "x[mask].__getitem__"),
