@@ -315,6 +315,9 @@ def _median(x: Selected) -> Tensor:
 
 
 def _quantile(x: Selected, q, dim=None, keepdim=False, *, interpolation="linear") -> Tensor:
+    if x.dtype is not FLOAT:
+        name = str(x.dtype).removeprefix("torch.")
+        fail(DtypeError, f"quantile of {name}: it takes float32, write x.float()")
     return _rank(x, torch.nanquantile, q, dim, keepdim, interpolation=interpolation)
 
 

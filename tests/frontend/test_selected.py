@@ -36,7 +36,8 @@ def counts(x):
 
 def by_rank(x):
     chosen = x[x > -0.5]
-    return chosen.median(), chosen.quantile(0.9), torch.quantile(x[x < 1], 0.25, keepdim=True)
+    lowest = torch.quantile(x[x < 1].float(), 0.25, keepdim=True)
+    return chosen.median(), chosen.float().quantile(0.9), lowest
 
 
 def truths(x):
@@ -130,9 +131,9 @@ def of_integers(x):
 
 ONE_ROW = (
     mean_of_positive, statistics, extremes, by_rank, counts, truths, products_and_norms,
-    written_twice, logarithms, beside_numbers_of_the_row, difference_to_an_element, entropy_of_chosen,
-    changed_in_place, doubled, sorted_into_zeros, cumulative, of_groups, of_some_columns,
-    of_integers,
+    written_twice, logarithms, beside_numbers_of_the_row, difference_to_an_element,
+    entropy_of_chosen, changed_in_place, doubled, sorted_into_zeros, cumulative, of_groups,
+    of_some_columns, of_integers,
 )  # fmt: skip
 TWO_ROWS = (loss_of_chosen, standardized_where_chosen, selected_by_torch)
 FUNCTIONS = {function.__name__: function for function in ONE_ROW + TWO_ROWS}
