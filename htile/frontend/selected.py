@@ -31,13 +31,12 @@ from .shapes import broadcast_to
 from .slopes import Slope
 from .tensor import KEYWORDS, Ragged, Shape, Tensor, call, copy, fail, location, node
 
-# What changes nothing in the result of a function.
 OF_ALL = {
     "sum": 0, "nansum": 0, "count_nonzero": 0, "norm": 0, "vector_norm": 0, "any": 0,
     "prod": 1, "all": 1,
     "amax": -inf, "max": -inf, "logsumexp": -inf, "amin": inf, "min": inf,
 }  # fmt: skip
-"""From functions of which the elements have one result to their neutral element."""
+"""From functions that give one result of all elements to what changes nothing in it."""
 OF_EACH = {
     "softmax": -inf, "log_softmax": -inf, "softmin": inf, "cumsum": 0, "cumprod": 1,
     "logcumsumexp": -inf,

@@ -126,7 +126,8 @@ def of_some_columns(x):
 
 def of_integers(x):
     k = (x * 10).int()
-    return k[k > 0].sum(), k[k > 0].amax(), k[k > -100].min()
+    long = k.long()
+    return k[k > 0].sum(), k[k > 0].amax(), k[k > -100].min(), long[k > 0].amin(), long[k > 0].max()
 
 
 ONE_ROW = (
